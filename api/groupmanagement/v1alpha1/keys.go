@@ -1,0 +1,110 @@
+package v1alpha1
+
+// Labels that tie an application to its policies (document 000, "Introduced
+// Labels"). The application carries them; pods carry copies. A value names a
+// policy in the application's own namespace; an empty value counts as absent.
+const (
+	// RequiredPropagationPolicyLabel is written by users on a workload: the
+	// PropagationPolicy that it wants.
+	RequiredPropagationPolicyLabel = "groupmanagement.kubeedge.io/required-propagationpolicy"
+
+	// RequiredOverridePolicyLabel is written by users on a workload: the
+	// OverridePolicy that it wants.
+	RequiredOverridePolicyLabel = "groupmanagement.kubeedge.io/required-overridepolicy"
+
+	// BindingPropagationPolicyLabel is written by atoll-manager only: the
+	// required PropagationPolicy exists and is valid.
+	BindingPropagationPolicyLabel = "groupmanagement.kubeedge.io/binding-propagationpolicy"
+
+	// BindingOverridePolicyLabel is written by atoll-manager only: the
+	// required OverridePolicy exists and is valid.
+	BindingOverridePolicyLabel = "groupmanagement.kubeedge.io/binding-overridepolicy"
+)
+
+// Keys that atoll-manager writes on nodes and pods. What users write under
+// them in a pod template is ignored.
+const (
+	// NodeGroupLabel is put on every member node: the name of the one
+	// NodeGroup that the node belongs to. Put back when changed by hand.
+	// Bound pods carry the same key: the group whose seat they took.
+	NodeGroupLabel = "groupmanagement.kubeedge.io/nodegroup"
+
+	// OriginalImagesAnnotation is put on a pod together with the first image
+	// override: a JSON object from container name to the image before it.
+	// It is the base that every later override starts from, so that applying
+	// rules again changes nothing and a rule taken away gives the old value back.
+	OriginalImagesAnnotation = "groupmanagement.kubeedge.io/original-images"
+
+	// RestartingAnnotation is put on a running pod together with a change of
+	// its images: a JSON object from container name to its restartCount before
+	// the change. The pod counts as disrupted until the counts have moved on.
+	RestartingAnnotation = "groupmanagement.kubeedge.io/restarting"
+
+	// NudgeAnnotation is changed on a waiting pod to make kube-scheduler try
+	// it again after a seat opened; its value means nothing else.
+	NudgeAnnotation = "atoll.dev/nudge"
+
+	// PolicyGate is the scheduling gate that holds a new pod back while a
+	// policy that its application requires is not bound.
+	PolicyGate = "groupmanagement.kubeedge.io/policy"
+
+	// NodeGroupFinalizer keeps a deleted NodeGroup until its label is off
+	// every node.
+	NodeGroupFinalizer = "groupmanagement.kubeedge.io/nodegroup"
+
+	// MissingPolicyAnnotation, written by users on a workload, says what
+	// becomes of new pods while a required policy is missing or not valid:
+	// MissingPolicyIgnore hands them to kube-scheduler as if no policy was
+	// required; anything else, and the default, makes them wait.
+	MissingPolicyAnnotation = "groupmanagement.kubeedge.io/missing-policy"
+
+	// MissingPolicyIgnore is the one meaningful value of MissingPolicyAnnotation.
+	MissingPolicyIgnore = "Ignore"
+)
+
+// Condition types. Every kind of this package has ConditionReady; it sums the
+// others up with the first problem found.
+const (
+	// ConditionReady: the object is valid and in force everywhere.
+	ConditionReady = "Ready"
+)
+
+// Reasons of ConditionReady on a NodeGroup.
+const (
+	// ReasonMembersReady: every member node is Ready and no node is contested.
+	ReasonMembersReady = "MembersReady"
+	// ReasonNoMembers: nothing is selected, or nothing that is selected exists.
+	ReasonNoMembers = "NoMembers"
+	// ReasonMembersNotReady: at least one member node is not Ready. Its share
+	// of pods stays with the group.
+	ReasonMembersNotReady = "MembersNotReady"
+	// ReasonNodesContested: at least one selected node belongs to another
+	// NodeGroup or does not exist. status.nodeStatuses says which.
+	ReasonNodesContested = "NodesNotSelected"
+	// ReasonInvalidSelector: spec.matchLabels or spec.matchExpressions cannot
+	// be used as a label selector. Nodes keep the group that they have.
+	ReasonInvalidSelector = "InvalidSelector"
+)
+
+// Reasons of ConditionReady on policies.
+const (
+	// ReasonSatisfied: every pod is where, and as, the policy wants it.
+	ReasonSatisfied = "Satisfied"
+	// ReasonNotUsed: the policy is valid and no workload requires it.
+	ReasonNotUsed = "NotUsed"
+	// ReasonConverging: pods are being moved, changed or waited for.
+	ReasonConverging = "Converging"
+	// ReasonGroupsMissing: a rule names a NodeGroup that does not exist or has
+	// no node; it is left out and the others share what it would have had.
+	ReasonGroupsMissing = "NodeGroupsMissing"
+	// ReasonPodsWaiting: pods wait for a node of the group whose turn it is.
+	ReasonPodsWaiting = "PodsWaiting"
+	// ReasonBlockedByPDB: an eviction that is due is refused by a PodDisruptionBudget.
+	ReasonBlockedByPDB = "BlockedByPDB"
+	// ReasonNoFeasibleTarget: pods are surplus in one group, and no node of a
+	// group that lacks pods could take them; nothing is evicted.
+	ReasonNoFeasibleTarget = "NoFeasibleTarget"
+	// ReasonInvalid: the spec cannot be used; the message names the field.
+	// Workloads that require the policy are not bound to it.
+	ReasonInvalid = "Invalid"
+)
