@@ -1,0 +1,178 @@
+// Package ownership decides, from the chain of owners above a pod, which of
+// them is the application that a policy is about, and what the labels that it
+// carries say (document 000, "GroupSchedulingExtender").
+//
+// It knows nothing of how the chain was found.
+package ownership
+
+import (
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// MaxHops is the number of owners above a pod that are looked at.
+const MaxHops = 10
+
+// Object is what the decisions need to know of a pod or of one of its owners.
+// Objects are shared and never changed.
+type Object struct {
+	schema.GroupVersionKind
+	Namespace string
+	Name      string
+	UID       types.UID
+
+	// Policies holds the required and binding labels that the object carries.
+	Policies Policies
+	// IgnoreMissing is set when the object's missing-policy annotation says Ignore.
+	IgnoreMissing bool
+	// Replicas is the number of pods that the object wants; nil when its kind
+	// has no such number.
+	Replicas *int32
+	// Deleting is set once the object has a deletionTimestamp.
+	Deleting bool
+	// Generation is metadata.generation.
+	Generation int64
+	// Controller is the object's own controller, if it has one.
+	Controller *Reference
+}
+
+// Reference names the controller of an object.
+type Reference struct {
+	schema.GroupVersionKind
+	Name string
+	UID  types.UID
+}
+
+// Policies are the values of the four labels of document 000. Empty is absent.
+type Policies struct {
+	RequiredPropagation string
+	RequiredOverride    string
+	BindingPropagation  string
+	BindingOverride     string
+}
+
+// PoliciesOf reads the four labels.
+func PoliciesOf(labels map[string]string) Policies {
+	if len(labels) == 0 {
+		return Policies{}
+	}
+	return Policies{
+		RequiredPropagation: labels[gm.RequiredPropagationPolicyLabel],
+		RequiredOverride:    labels[gm.RequiredOverridePolicyLabel],
+		BindingPropagation:  labels[gm.BindingPropagationPolicyLabel],
+		BindingOverride:     labels[gm.BindingOverridePolicyLabel],
+	}
+}
+
+// Labels is the inverse of PoliciesOf: the labels that are not empty.
+func (p Policies) Labels() map[string]string {
+	labels := make(map[string]string, 4)
+	for key, value := range map[string]string{
+		gm.RequiredPropagationPolicyLabel: p.RequiredPropagation,
+		gm.RequiredOverridePolicyLabel:    p.RequiredOverride,
+		gm.BindingPropagationPolicyLabel:  p.BindingPropagation,
+		gm.BindingOverridePolicyLabel:     p.BindingOverride,
+	} {
+		if value != "" {
+			labels[key] = value
+		}
+	}
+	return labels
+}
+
+// Binding is what a required and a binding label of one kind of policy say
+// together: the four situations of document 000. Binding without required is
+// the fourth; the label is stray.
+type Binding int
+
+const (
+	// Unmanaged: no policy is required (situation 4).
+	Unmanaged Binding = iota
+	// Unbound: a policy is required and none is bound (situation 1).
+	Unbound
+	// Mismatched: another policy is bound than is required (situation 2).
+	Mismatched
+	// Bound: the required policy is bound (situation 3).
+	Bound
+)
+
+// BindingOf tells the situation of one pair of labels.
+func BindingOf(required, binding string) Binding {
+	switch {
+	case required == "":
+		return Unmanaged
+	case binding == "":
+		return Unbound
+	case required != binding:
+		return Mismatched
+	default:
+		return Bound
+	}
+}
+
+// Propagation is the situation of the propagation labels.
+func (p Policies) Propagation() Binding {
+	return BindingOf(p.RequiredPropagation, p.BindingPropagation)
+}
+
+// Override is the situation of the override labels.
+func (p Policies) Override() Binding {
+	return BindingOf(p.RequiredOverride, p.BindingOverride)
+}
+
+// Application is what a pod belongs to: for each kind of policy the topmost
+// object of the chain that requires one.
+type Application struct {
+	// Propagation is the object that requires a PropagationPolicy, or nil.
+	Propagation *Object
+	// Override is the object that requires an OverridePolicy, or nil.
+	Override *Object
+}
+
+// Managed tells whether any policy is required.
+func (a Application) Managed() bool { return a.Propagation != nil || a.Override != nil }
+
+// Policies are the labels that a pod of the application carries as copies.
+func (a Application) Policies() Policies {
+	var p Policies
+	if a.Propagation != nil {
+		p.RequiredPropagation = a.Propagation.Policies.RequiredPropagation
+		p.BindingPropagation = a.Propagation.Policies.BindingPropagation
+	}
+	if a.Override != nil {
+		p.RequiredOverride = a.Override.Policies.RequiredOverride
+		p.BindingOverride = a.Override.Policies.BindingOverride
+	}
+	return p
+}
+
+// ApplicationOf picks from a chain that starts with the pod and ends with its
+// topmost owner. A pod's own labels count only when it has no owner: on an
+// owned pod they are copies.
+func ApplicationOf(chain []*Object) Application {
+	var app Application
+	first := 0
+	if len(chain) > 1 {
+		first = 1
+	}
+	for i := len(chain) - 1; i >= first; i-- {
+		if app.Propagation == nil && chain[i].Policies.RequiredPropagation != "" {
+			app.Propagation = chain[i]
+		}
+		if app.Override == nil && chain[i].Policies.RequiredOverride != "" {
+			app.Override = chain[i]
+		}
+	}
+	return app
+}
+
+// Revision is the name under which the pods of one revision of a workload are
+// counted together, beside their direct owner.
+func Revision(labels map[string]string) string {
+	if v := labels["pod-template-hash"]; v != "" {
+		return v
+	}
+	return labels["controller-revision-hash"]
+}

@@ -1,0 +1,85 @@
+package ownership
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+func TestBindingOf(t *testing.T) {
+	tests := map[string]struct {
+		required, binding string
+		want              Binding
+	}{
+		"situation 1: required and not bound":     {"a", "", Unbound},
+		"situation 2: bound to another":           {"a", "b", Mismatched},
+		"situation 3: bound to what is required":  {"a", "a", Bound},
+		"situation 4: neither":                    {"", "", Unmanaged},
+		"binding without required is situation 4": {"", "a", Unmanaged},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := BindingOf(tc.required, tc.binding); got != tc.want {
+				t.Errorf("BindingOf(%q, %q) = %v, want %v", tc.required, tc.binding, got, tc.want)
+			}
+		})
+	}
+}
+
+func TestApplicationOf(t *testing.T) {
+	object := func(name, propagation, override string) *Object {
+		return &Object{Name: name, Policies: Policies{RequiredPropagation: propagation, RequiredOverride: override}}
+	}
+	tests := map[string]struct {
+		chain                     []*Object
+		wantPropagation, wantOver string
+	}{
+		"no chain": {},
+		"nobody requires anything": {
+			chain: []*Object{object("pod", "", ""), object("rs", "", "")},
+		},
+		"the topmost object that requires a policy decides": {
+			chain:           []*Object{object("pod", "x", ""), object("rs", "x", ""), object("deploy", "p", ""), object("top", "", "")},
+			wantPropagation: "deploy",
+		},
+		"each kind of policy has its own application": {
+			chain:           []*Object{object("pod", "", ""), object("rs", "p", ""), object("deploy", "", "o")},
+			wantPropagation: "rs", wantOver: "deploy",
+		},
+		"a bare pod's own label counts": {
+			chain:           []*Object{object("pod", "p", "")},
+			wantPropagation: "pod",
+		},
+		"an owned pod's own label is a copy": {
+			chain: []*Object{object("pod", "p", "o"), object("rs", "", "")},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			app := ApplicationOf(tc.chain)
+			got := [2]string{}
+			if app.Propagation != nil {
+				got[0] = app.Propagation.Name
+			}
+			if app.Override != nil {
+				got[1] = app.Override.Name
+			}
+			if diff := cmp.Diff([2]string{tc.wantPropagation, tc.wantOver}, got); diff != "" {
+				t.Errorf("wrong application (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPoliciesSurviveTheWayThroughLabels(t *testing.T) {
+	want := Policies{RequiredPropagation: "a", BindingPropagation: "b", RequiredOverride: "c"}
+	labels := want.Labels()
+	if diff := cmp.Diff(want, PoliciesOf(labels)); diff != "" {
+		t.Errorf("wrong policies (-want +got):\n%s", diff)
+	}
+	if _, ok := labels[gm.BindingOverridePolicyLabel]; ok {
+		t.Errorf("an empty policy became a label")
+	}
+}

@@ -1,0 +1,31 @@
+// Package conditions sets status conditions in one way: observedGeneration
+// always, the transition time only when the status turns, messages bounded.
+package conditions
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Set writes one condition and reports whether anything changed.
+func Set(conditions *[]metav1.Condition, generation int64, kind string, status metav1.ConditionStatus, reason, message string) bool {
+	return meta.SetStatusCondition(conditions, metav1.Condition{
+		Type: kind, Status: status, ObservedGeneration: generation, Reason: reason, Message: message,
+	})
+}
+
+// List joins sorted names for a message, the first three and how many more.
+func List(names []string) string {
+	const shown = 3
+	quoted := make([]string, 0, shown)
+	for i, name := range names {
+		if i == shown {
+			return fmt.Sprintf("%s and %d more", strings.Join(quoted, ", "), len(names)-shown)
+		}
+		quoted = append(quoted, fmt.Sprintf("%q", name))
+	}
+	return strings.Join(quoted, ", ")
+}

@@ -1,0 +1,67 @@
+// Package phase runs the phases of a reconciler and turns what they report
+// into a result. It knows no kind.
+package phase
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	kerrors "k8s.io/apimachinery/pkg/util/errors"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+// Func is one phase. A failed phase does not hide the ones after it: one that
+// needs what another observed checks it in the scope.
+type Func[S any] func(ctx context.Context, scope S) error
+
+// terminal is a failure that only a person can mend.
+type terminal struct {
+	reason string
+	err    error
+}
+
+func (e *terminal) Error() string { return e.reason + ": " + e.err.Error() }
+func (e *terminal) Unwrap() error { return e.err }
+
+// Terminal marks a failure that trying again cannot mend. It is shown in
+// conditions and not retried until something changes.
+func Terminal(reason string, err error) error { return &terminal{reason, err} }
+
+// wait is no failure: there is something to come back for.
+type wait struct {
+	reason string
+	after  time.Duration
+}
+
+func (e *wait) Error() string { return fmt.Sprintf("waiting: %s", e.reason) }
+
+// Wait asks to be run again after a while.
+func Wait(reason string, after time.Duration) error { return &wait{reason, after} }
+
+// Run runs the phases in order and sums up: plain errors are retried with
+// backoff, conflicts at once and silently, waits after the shortest time that
+// any of them asked for.
+func Run[S any](ctx context.Context, scope S, phases ...Func[S]) (ctrl.Result, error) {
+	var failures []error
+	var result ctrl.Result
+	for _, run := range phases {
+		err := run(ctx, scope)
+		var w *wait
+		var t *terminal
+		switch {
+		case err == nil, errors.As(err, &t):
+		case errors.As(err, &w):
+			if result.RequeueAfter == 0 || w.after < result.RequeueAfter {
+				result.RequeueAfter = w.after
+			}
+		case apierrors.IsConflict(err):
+			result.RequeueAfter = time.Millisecond * 50
+		default:
+			failures = append(failures, err)
+		}
+	}
+	return result, kerrors.NewAggregate(failures)
+}

@@ -1,0 +1,294 @@
+// Package owners walks from a pod up its controllers: Pod, ReplicaSet,
+// Deployment and so on, by UID and never by name alone, at most
+// ownership.MaxHops hops. The walk reads caches of slim objects; an owner that
+// is not in the cache yet is read from the API server once.
+//
+// It answers who owns whom and which workloads require a policy. It decides
+// nothing, and knows nothing of groups or seats.
+package owners
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+)
+
+// ErrOwnerGone: an object of the chain names a controller that does not exist
+// (any more). The garbage collector will remove the object.
+var ErrOwnerGone = errors.New("owner does not exist any more")
+
+// ErrOwnerCycle: the chain of controllers leads back into itself.
+var ErrOwnerCycle = errors.New("owners form a cycle")
+
+// PolicyKind tells the two kinds of policies apart in the index of workloads.
+type PolicyKind int
+
+const (
+	// Propagation stands for PropagationPolicy.
+	Propagation PolicyKind = iota
+	// Override stands for OverridePolicy.
+	Override
+)
+
+type policyKey struct {
+	kind            PolicyKind
+	namespace, name string
+}
+
+type uidSet map[types.UID]struct{}
+
+// Handler is told of every change: old is nil for a new object, new is nil for
+// one that is gone. It must not block.
+type Handler func(old, new *ownership.Object)
+
+// Walker holds the caches that the walk reads. Safe for concurrent use.
+type Walker struct {
+	kinds map[schema.GroupKind]*kind
+
+	mu        sync.RWMutex
+	objects   map[types.UID]*ownership.Object
+	children  map[types.UID]uidSet
+	requiring map[policyKey]uidSet
+
+	handlers []Handler // set before Start
+	feeds    []*feed
+}
+
+// NewWalker makes a walker over the built-in workload kinds. Handlers must be
+// added before Start.
+func NewWalker(client kubernetes.Interface) *Walker {
+	w := &Walker{
+		kinds:     map[schema.GroupKind]*kind{},
+		objects:   map[types.UID]*ownership.Object{},
+		children:  map[types.UID]uidSet{},
+		requiring: map[policyKey]uidSet{},
+	}
+	for _, k := range builtinKinds(client) {
+		w.kinds[k.GroupKind()] = k
+		w.feeds = append(w.feeds, newFeed(w, k))
+	}
+	return w
+}
+
+// OnChange adds a handler. Call before Start.
+func (w *Walker) OnChange(h Handler) { w.handlers = append(w.handlers, h) }
+
+// Chain returns the pod, its controller, that one's controller and so on up to
+// the topmost. Errors: ErrOwnerGone, ErrOwnerCycle, or the API server's. A
+// controller of a kind that the walker does not know ends the chain as an
+// object without labels, so that nothing is concluded from the pod's own.
+func (w *Walker) Chain(ctx context.Context, pod *ownership.Object) ([]*ownership.Object, error) {
+	chain := make([]*ownership.Object, 1, 4)
+	chain[0] = pod
+	for at := pod; at.Controller != nil; at = chain[len(chain)-1] {
+		if len(chain) > ownership.MaxHops {
+			return nil, fmt.Errorf("walking up from %s %s/%s: %w or are deeper than %d", at.Kind, at.Namespace, at.Name, ErrOwnerCycle, ownership.MaxHops)
+		}
+		owner, err := w.owner(ctx, at)
+		if err != nil {
+			return nil, err
+		}
+		chain = append(chain, owner)
+	}
+	return chain, nil
+}
+
+// Application is the chain's decision for one pod.
+func (w *Walker) Application(ctx context.Context, pod *ownership.Object) (ownership.Application, []*ownership.Object, error) {
+	chain, err := w.Chain(ctx, pod)
+	if err != nil {
+		return ownership.Application{}, nil, err
+	}
+	return ownership.ApplicationOf(chain), chain, nil
+}
+
+func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, error) {
+	ref := of.Controller
+	if o := w.Get(ref.UID); o != nil {
+		return o, nil
+	}
+	k, known := w.kinds[ref.GroupKind()]
+	if !known || ref.Group == "" && ref.Kind == "Node" {
+		return &ownership.Object{GroupVersionKind: ref.GroupVersionKind, Namespace: of.Namespace, Name: ref.Name, UID: ref.UID}, nil
+	}
+	obj := k.empty()
+	err := k.client.Get().Namespace(of.Namespace).Resource(k.resource).Name(ref.Name).Do(ctx).Into(obj)
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("reading %s %s/%s: %w", ref.Kind, of.Namespace, ref.Name, ErrOwnerGone)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s %s/%s: %w", ref.Kind, of.Namespace, ref.Name, err)
+	}
+	o, ok := k.slim(obj)
+	if !ok || o.UID != ref.UID {
+		return nil, fmt.Errorf("reading %s %s/%s: found another of that name: %w", ref.Kind, of.Namespace, ref.Name, ErrOwnerGone)
+	}
+	return o, nil
+}
+
+// Get returns an object that the caches hold, or nil.
+func (w *Walker) Get(uid types.UID) *ownership.Object {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return w.objects[uid]
+}
+
+// Requiring returns the objects that require the named policy themselves,
+// except those below another such object: the topmost one decides.
+func (w *Walker) Requiring(kind PolicyKind, namespace, name string) []*ownership.Object {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	uids := w.requiring[policyKey{kind, namespace, name}]
+	out := make([]*ownership.Object, 0, len(uids))
+	for uid := range uids {
+		if o := w.objects[uid]; !w.requiredAboveLocked(kind, o) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// ApplicationOfOwner returns the application of the pods whose direct owner
+// has this UID, as far as the caches know it.
+func (w *Walker) ApplicationOfOwner(uid types.UID) ownership.Application {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	chain := []*ownership.Object{nil}
+	for o := w.objects[uid]; o != nil && len(chain) <= ownership.MaxHops+1; {
+		chain = append(chain, o)
+		if o.Controller == nil {
+			break
+		}
+		o = w.objects[o.Controller.UID]
+	}
+	return ownership.ApplicationOf(chain)
+}
+
+func (w *Walker) requiredAboveLocked(kind PolicyKind, o *ownership.Object) bool {
+	for hops := 0; o.Controller != nil && hops < ownership.MaxHops; hops++ {
+		if o = w.objects[o.Controller.UID]; o == nil {
+			return false
+		}
+		if required(kind, o) != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// Descendants returns the UIDs of the object and of all that it owns, directly
+// or not: the direct owners of its pods are among them.
+func (w *Walker) Descendants(uid types.UID) []types.UID {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	out := []types.UID{uid}
+	seen := uidSet{uid: {}}
+	for i := 0; i < len(out); i++ {
+		for child := range w.children[out[i]] {
+			if _, ok := seen[child]; !ok {
+				seen[child] = struct{}{}
+				out = append(out, child)
+			}
+		}
+	}
+	return out
+}
+
+// Labelled returns every object that carries a required or a binding label.
+func (w *Walker) Labelled() []*ownership.Object {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	var out []*ownership.Object
+	for _, o := range w.objects {
+		if o.Policies != (ownership.Policies{}) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// Put records an object that no feed delivers: a pod without owners.
+func (w *Walker) Put(o *ownership.Object) {
+	w.mu.Lock()
+	old := w.putLocked(o)
+	w.mu.Unlock()
+	w.tell(old, o)
+}
+
+// Drop forgets an object.
+func (w *Walker) Drop(uid types.UID) {
+	w.mu.Lock()
+	old := w.dropLocked(uid)
+	w.mu.Unlock()
+	if old != nil {
+		w.tell(old, nil)
+	}
+}
+
+func (w *Walker) tell(old, new *ownership.Object) {
+	for _, h := range w.handlers {
+		h(old, new)
+	}
+}
+
+func (w *Walker) putLocked(o *ownership.Object) (old *ownership.Object) {
+	old = w.dropLocked(o.UID)
+	w.objects[o.UID] = o
+	if o.Controller != nil {
+		insert(w.children, o.Controller.UID, o.UID)
+	}
+	for _, kind := range []PolicyKind{Propagation, Override} {
+		if name := required(kind, o); name != "" {
+			insert(w.requiring, policyKey{kind, o.Namespace, name}, o.UID)
+		}
+	}
+	return old
+}
+
+func (w *Walker) dropLocked(uid types.UID) *ownership.Object {
+	old := w.objects[uid]
+	if old == nil {
+		return nil
+	}
+	delete(w.objects, uid)
+	if old.Controller != nil {
+		remove(w.children, old.Controller.UID, uid)
+	}
+	for _, kind := range []PolicyKind{Propagation, Override} {
+		if name := required(kind, old); name != "" {
+			remove(w.requiring, policyKey{kind, old.Namespace, name}, uid)
+		}
+	}
+	return old
+}
+
+func required(kind PolicyKind, o *ownership.Object) string {
+	if kind == Propagation {
+		return o.Policies.RequiredPropagation
+	}
+	return o.Policies.RequiredOverride
+}
+
+func insert[K comparable](index map[K]uidSet, key K, uid types.UID) {
+	set := index[key]
+	if set == nil {
+		set = uidSet{}
+		index[key] = set
+	}
+	set[uid] = struct{}{}
+}
+
+func remove[K comparable](index map[K]uidSet, key K, uid types.UID) {
+	delete(index[key], uid)
+	if len(index[key]) == 0 {
+		delete(index, key)
+	}
+}
