@@ -24,10 +24,10 @@ type kind struct {
 	replicas func(obj any) *int32
 }
 
-// builtinKinds are the workload kinds of Kubernetes itself, which are always on.
-//
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=get;list;watch
 // +kubebuilder:rbac:groups=batch,resources=jobs;cronjobs,verbs=get;list;watch
+
+// builtinKinds are the workload kinds of Kubernetes itself, which are always on.
 func builtinKinds(client kubernetes.Interface) []*kind {
 	apps, batch := client.AppsV1().RESTClient(), client.BatchV1().RESTClient()
 	none := func(any) *int32 { return nil }

@@ -28,9 +28,9 @@ const (
 	ClientSecret = "atoll-extender-client"
 	// ClientName is the common name of the extender's client.
 	ClientName = "atoll-kube-scheduler"
-	// MutatingWebhooks and ValidatingWebhooks are the configurations that get
-	// the CA.
-	MutatingWebhooks   = "atoll-pods"
+	// MutatingWebhooks is the configuration of the pod webhook, which gets the CA.
+	MutatingWebhooks = "atoll-pods"
+	// ValidatingWebhooks is the configuration of the policies' webhooks, which gets the CA.
 	ValidatingWebhooks = "atoll-policies"
 
 	caKeyField = "ca.key"
@@ -39,11 +39,11 @@ const (
 	checkInterval = time.Minute
 )
 
-// Keeper keeps certificates in Secrets of one namespace. Every replica runs
-// one: whoever comes first makes what is missing, the others read it.
-//
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=atoll-pods,verbs=get;patch
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=atoll-policies,verbs=get;patch
+
+// Keeper keeps certificates in Secrets of one namespace. Every replica runs
+// one: whoever comes first makes what is missing, the others read it.
 type Keeper struct {
 	Client    kubernetes.Interface
 	Namespace string

@@ -16,7 +16,7 @@ import (
 // +kubebuilder:printcolumn:name="Ready Nodes",type=integer,JSONPath=`.status.ready`,description="Number of member nodes that are Ready."
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1,description="Why the group is Ready or not."
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="a NodeGroup's name becomes a node label's value: at most 63 characters",fieldPath=".metadata.name"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name: a NodeGroup's name becomes a node label's value: at most 63 characters"
 type NodeGroup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -46,7 +46,6 @@ type NodeGroupSpec struct {
 	// map selects none. At most 64.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() <= 317 && self[k].size() <= 63 && self[k].matches('^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$'))",message="keys and values must be valid label keys and values"
 	MatchLabels map[string]string `json:"matchLabels,omitempty"`
 
 	// matchExpressions selects the nodes that satisfy all of these

@@ -17,7 +17,7 @@ import (
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why the policy is Ready or not."
 // +kubebuilder:printcolumn:name="Workloads",type=integer,JSONPath=`.status.workloads`,description="Number of workloads that require the policy."
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="a policy's name becomes a label's value: at most 63 characters",fieldPath=".metadata.name"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name: a policy's name becomes a label's value: at most 63 characters"
 type OverridePolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -174,9 +174,6 @@ type CommandArgsOverrider struct {
 }
 
 // PlaintextOverrider is one JSON patch operation on the pod.
-//
-// +kubebuilder:validation:XValidation:rule="self.operator != 'remove' || !has(self.value)",message="value must be empty when operator is remove",fieldPath=".value"
-// +kubebuilder:validation:XValidation:rule="self.operator == 'remove' || has(self.value)",message="value must be set when operator is add or replace",fieldPath=".value"
 type PlaintextOverrider struct {
 	// path is a JSON pointer into the pod. At most 255 characters.
 	// +required
@@ -188,7 +185,8 @@ type PlaintextOverrider struct {
 	// +required
 	Operator OverriderOperator `json:"operator"`
 
-	// value is any JSON value. Must be unset when operator is remove.
+	// value is any JSON value; must be unset when operator is remove, and set
+	// otherwise.
 	// +optional
 	Value *apiextensionsv1.JSON `json:"value,omitempty"`
 }

@@ -18,7 +18,7 @@ import (
 // +kubebuilder:printcolumn:name="Workloads",type=integer,JSONPath=`.status.workloads`,description="Number of workloads that require the policy."
 // +kubebuilder:printcolumn:name="Strategy",type=string,JSONPath=`.spec.propagationStrategy`,priority=1,description="StaticWeight or NumRange; empty when inferred from the list that is set."
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="a policy's name becomes a label's value: at most 63 characters",fieldPath=".metadata.name"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name: a policy's name becomes a label's value: at most 63 characters"
 type PropagationPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -45,7 +45,7 @@ const (
 
 // PropagationSpec is the desired spread.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.propagationStrategy) && self.propagationStrategy != '') || !(has(self.staticWeightList) && self.staticWeightList.size() > 0 && has(self.numRange) && self.numRange.size() > 0)",message="staticWeightList and numRange are both set: say which is meant with propagationStrategy",fieldPath=".propagationStrategy"
+// +kubebuilder:validation:XValidation:rule="(has(self.propagationStrategy) && self.propagationStrategy.size() > 0) || !(has(self.staticWeightList) && self.staticWeightList.size() > 0 && has(self.numRange) && self.numRange.size() > 0)",message="staticWeightList and numRange are both set: say which is meant with propagationStrategy",fieldPath=".propagationStrategy"
 // +kubebuilder:validation:XValidation:rule="(has(self.staticWeightList) && self.staticWeightList.size() > 0) || (has(self.numRange) && self.numRange.size() > 0)",message="nothing says where pods go: set staticWeightList or numRange"
 // +kubebuilder:validation:XValidation:rule="!has(self.propagationStrategy) || self.propagationStrategy != 'StaticWeight' || (has(self.staticWeightList) && self.staticWeightList.size() > 0)",message="propagationStrategy is StaticWeight: set staticWeightList, or change the strategy",fieldPath=".propagationStrategy"
 // +kubebuilder:validation:XValidation:rule="!has(self.propagationStrategy) || self.propagationStrategy != 'NumRange' || (has(self.numRange) && self.numRange.size() > 0)",message="propagationStrategy is NumRange: set numRange, or change the strategy",fieldPath=".propagationStrategy"
@@ -103,7 +103,7 @@ type StaticNodeGroupWeight struct {
 // NodeGroupNumRange bounds the number of pods in each of the named groups.
 // Document 000 names its type SpreadConstraint and leaves it undefined.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.min) || !has(self.max) || type(self.min) != type(self.max) || (type(self.min) == int ? int(self.min) <= int(self.max) : int(string(self.min).replace('%', '')) <= int(string(self.max).replace('%', '')))",message="min is greater than max: no number of pods is in the range",fieldPath=".min"
+// +kubebuilder:validation:XValidation:rule="!has(self.min) || !has(self.max) || type(self.min) != type(self.max) || (type(self.min) == int ? int(self.min) <= int(self.max) : int(string(self.min).split('%')[0]) <= int(string(self.max).split('%')[0]))",message="min is greater than max: no number of pods is in the range",fieldPath=".min"
 type NodeGroupNumRange struct {
 	// nodeGroupNames are the groups, each of which gets the range. 1 to 100 names.
 	// +required

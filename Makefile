@@ -1,0 +1,124 @@
+# Needs Go, git and make. Everything else is built by Go into bin/, once, from
+# the modules in hack/ that pin its version.
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Every directory here is a module; there is no go.work.
+export GOWORK := off
+MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod devcluster/go.mod test/go.mod hack/chart/go.mod hack/tools/go.mod hack/golangci/go.mod))
+# hack/tools and hack/golangci pin tools and hold no code.
+CODE_MODULES := $(filter-out hack/tools hack/golangci,$(MODULES))
+
+# The race detector needs a C compiler. RACE= turns it off.
+RACE ?= $(shell if [ "$$(go env CGO_ENABLED)" = 1 ] && command -v "$$(go env CC)" >/dev/null; then echo -race; fi)
+# More flags for go test: make test TESTFLAGS='-run TestWalls -v'.
+TESTFLAGS ?=
+# go test caches by what is inside of a module; some tests read the chart or
+# build programs, which are outside of theirs.
+UNCACHED := -count=1
+# What make bench and make demo run, seen from test/; ARGS are its flags.
+BENCH_PKG ?= ./perf
+DEMO_PKG ?= ./demo
+ARGS ?=
+# What builds etcd, kube-apiserver and the other programs of the devcluster,
+# seen from devcluster/.
+DEVCLUSTER_BIN ?= go run ./cmd/devcluster build
+
+# Tools are keyed by their version and Go's: a linter that was built with an
+# older Go cannot read newer code.
+GO_VERSION := $(shell go env GOVERSION)
+version-of = $(shell awk '$$1 == "$(1)" || $$2 == "$(1)" { print ($$1 == "$(1)") ? $$2 : $$3; exit }' $(2))
+CONTROLLER_GEN := bin/controller-gen-$(call version-of,sigs.k8s.io/controller-tools,hack/tools/go.mod)-$(GO_VERSION)
+GOLANGCI_LINT := bin/golangci-lint-$(call version-of,github.com/golangci/golangci-lint/v2,hack/golangci/go.mod)-$(GO_VERSION)
+
+##@ Every day
+
+.PHONY: help
+help: ## Show this list.
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: verify
+verify: check-generated vet fmt lint tidy chart ## Regenerate, then check everything that needs no cluster: what CI asks first.
+	@echo "verify: ok"
+
+.PHONY: test
+test: unit devcluster-test e2e ## Run all tests, on real control planes too (built by Go the first time: some minutes).
+	@echo "test: ok"
+
+.PHONY: bench
+bench: ## Measure: ARGS go to the benchmark program.
+	cd test && go run $(BENCH_PKG) $(ARGS)
+
+.PHONY: demo
+demo: ## Show it on a cluster of simulated nodes: ARGS go to the demo program.
+	cd test && go run $(DEMO_PKG) $(ARGS)
+
+.PHONY: build
+build: ## Build the programs into bin/.
+	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+.PHONY: generate
+generate: $(CONTROLLER_GEN) ## Regenerate deepcopy code, CRDs, the manager's role and docs/metrics.md.
+	hack/generate.sh $(CONTROLLER_GEN)
+
+##@ Parts of verify
+
+.PHONY: check-generated
+check-generated: $(CONTROLLER_GEN) ## Fail if regenerating changes a file (in CI: if the checkout is not clean).
+	hack/check-generated.sh $(CONTROLLER_GEN)
+
+.PHONY: vet
+vet: ## Run go vet on every module.
+	@for module in $(CODE_MODULES); do echo "vet $$module"; (cd $$module && go vet ./...); done
+
+.PHONY: fmt
+fmt: ## Fail if a Go file is not formatted.
+	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go' | while read -r file; do [ ! -e "$$file" ] || echo "$$file"; done)); \
+	if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
+
+.PHONY: lint
+lint: $(GOLANGCI_LINT) ## Run golangci-lint on every module.
+	@for module in $(CODE_MODULES); do \
+		echo "lint $$module"; (cd $$module && $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml); done
+
+.PHONY: tidy
+tidy: ## Fail if a go.mod or go.sum is not tidy.
+	@for module in $(MODULES); do echo "tidy $$module"; (cd $$module && go mod tidy -diff); done
+
+.PHONY: chart
+chart: ## Lint the Helm chart, render it and read what comes out strictly.
+	cd hack/chart && CGO_ENABLED=0 go test $(UNCACHED) $(TESTFLAGS) ./...
+
+##@ Parts of test
+
+.PHONY: unit
+unit: ## Run the tests of the root module.
+	go test $(RACE) -timeout 15m $(TESTFLAGS) ./...
+
+.PHONY: devcluster-bin
+devcluster-bin: ## Build the programs of the devcluster, with progress shown; done once a machine.
+	cd devcluster && $(DEVCLUSTER_BIN)
+
+.PHONY: devcluster-test
+devcluster-test: devcluster-bin ## Run the tests of the devcluster.
+	cd devcluster && go test $(RACE) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./...
+
+.PHONY: e2e
+e2e: devcluster-bin ## Run the end-to-end tests on real control planes.
+	cd test && go test $(UNCACHED) -timeout 60m $(TESTFLAGS) ./e2e/...
+
+##@ Housekeeping
+
+.PHONY: clean
+clean: ## Remove bin/.
+	rm -rf bin
+
+$(CONTROLLER_GEN): hack/tools/go.mod hack/tools/go.sum
+	hack/build-tool.sh hack/tools sigs.k8s.io/controller-tools/cmd/controller-gen $@
+
+$(GOLANGCI_LINT): hack/golangci/go.mod hack/golangci/go.sum
+	hack/build-tool.sh hack/golangci github.com/golangci/golangci-lint/v2/cmd/golangci-lint $@

@@ -1,0 +1,252 @@
+// Package binaries builds the programs that a devcluster runs: etcd, the
+// Kubernetes control plane, kubectl, hollow-kubelet and kwok.
+//
+// They are built from Go modules with the Go toolchain of the machine, once
+// for each set of versions, and kept in the user's cache directory. The module
+// files that pin the versions are embedded here under names that Go does not
+// read as modules, so that nobody who imports devcluster inherits Kubernetes'
+// own dependencies. To move to other versions, change the constants below and run
+//
+//	go run ./binaries/refresh
+//
+// The package knows nothing of clusters.
+package binaries
+
+import (
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/atoll-k8s/atoll/devcluster/internal/filelock"
+)
+
+// Versions of what is built.
+const (
+	KubernetesVersion = "v1.36.3"
+	EtcdVersion       = "v3.6.16"
+	KwokVersion       = "v0.8.0"
+)
+
+// CacheDirEnv names the environment variable that replaces the cache directory
+// "<user cache>/atoll". It must hold an absolute path.
+const CacheDirEnv = "ATOLL_CACHE_DIR"
+
+// completeMark is a file that only a finished set of binaries holds.
+const completeMark = ".complete"
+
+//go:embed kubernetes/*.txt kubernetes/hollow-kubelet/*.txt kwok/*.txt
+var moduleFiles embed.FS
+
+// module is a group of binaries built by one run of go build.
+type module struct {
+	name     string // directory of the module's files
+	packages []string
+	ldflags  []string
+	// rename maps the file name that go build chooses to the one we want.
+	rename map[string]string
+}
+
+const versionPackage = "k8s.io/component-base/version."
+
+// modules is what [Ensure] builds. The version values are constant, so that
+// two builds of the same sources are equal.
+var modules = []module{
+	{
+		name: "kubernetes",
+		packages: []string{
+			"k8s.io/kubernetes/cmd/kube-apiserver",
+			"k8s.io/kubernetes/cmd/kube-controller-manager",
+			"k8s.io/kubernetes/cmd/kube-scheduler",
+			"k8s.io/kubernetes/cmd/kubectl",
+			"go.etcd.io/etcd/server/v3",
+			"./hollow-kubelet",
+		},
+		ldflags: []string{
+			"-X " + versionPackage + "gitVersion=" + KubernetesVersion,
+			"-X " + versionPackage + "gitMajor=1",
+			"-X " + versionPackage + "gitMinor=36",
+			"-X " + versionPackage + "gitCommit=0000000000000000000000000000000000000000",
+			"-X " + versionPackage + "gitTreeState=clean",
+			"-X " + versionPackage + "buildDate=1970-01-01T00:00:00Z",
+		},
+		rename: map[string]string{"server": "etcd", "v3": "etcd"},
+	},
+	{
+		name:     "kwok",
+		packages: []string{"sigs.k8s.io/kwok/cmd/kwok"},
+		ldflags:  []string{"-X sigs.k8s.io/kwok/pkg/consts.Version=" + strings.TrimPrefix(KwokVersion, "v")},
+	},
+}
+
+// Set is a directory that holds all binaries.
+type Set struct{ Dir string }
+
+// Path returns the path of one binary, for example "kube-apiserver".
+func (s Set) Path(name string) string { return filepath.Join(s.Dir, name) }
+
+// CacheDir returns the directory in which devcluster keeps everything:
+// $ATOLL_CACHE_DIR/devcluster, or else atoll/devcluster in the user's cache
+// directory.
+func CacheDir() (string, error) {
+	if dir := os.Getenv(CacheDirEnv); dir != "" {
+		if !filepath.IsAbs(dir) {
+			return "", fmt.Errorf("finding the cache directory: %s=%q is not an absolute path", CacheDirEnv, dir)
+		}
+		return filepath.Join(dir, "devcluster"), nil
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("finding the cache directory (set %s to choose one): %w", CacheDirEnv, err)
+	}
+	return filepath.Join(dir, "atoll", "devcluster"), nil
+}
+
+// Ensure returns the set of binaries for this machine and builds it first if
+// the cache does not hold it: some minutes with an empty Go build cache.
+// Progress is written to log, a line every few seconds. Several processes may
+// call Ensure at once; one of them builds and the others wait.
+func Ensure(ctx context.Context, log io.Writer) (Set, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return Set{}, err
+	}
+	toolchain, err := toolchainVersion(ctx)
+	if err != nil {
+		return Set{}, err
+	}
+	key, err := computeKey(toolchain)
+	if err != nil {
+		return Set{}, err
+	}
+	set := Set{Dir: filepath.Join(cache, "bin", key)}
+	if set.complete() {
+		return set, nil
+	}
+	if err := os.MkdirAll(filepath.Join(cache, "bin"), 0o755); err != nil {
+		return Set{}, fmt.Errorf("making the directory of binaries: %w", err)
+	}
+	unlock, err := filelock.Lock(ctx, set.Dir+".lock", func() {
+		fmt.Fprintln(log, "devcluster: another process builds the binaries, waiting for it")
+	})
+	if err != nil {
+		return Set{}, err
+	}
+	defer unlock()
+	if set.complete() {
+		return set, nil
+	}
+	if err := build(ctx, set, log); err != nil {
+		return Set{}, err
+	}
+	return set, nil
+}
+
+func (s Set) complete() bool {
+	_, err := os.Stat(filepath.Join(s.Dir, completeMark))
+	return err == nil
+}
+
+// build builds every module into a directory beside the set's own and renames
+// it when all is there.
+func build(ctx context.Context, set Set, log io.Writer) error {
+	work := set.Dir + ".partial"
+	if err := os.RemoveAll(work); err != nil {
+		return fmt.Errorf("clearing an unfinished build: %w", err)
+	}
+	bin := filepath.Join(work, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return fmt.Errorf("making the directory of a build: %w", err)
+	}
+	fmt.Fprintf(log, "devcluster: building Kubernetes %s, etcd %s and kwok %s (once, some minutes)\n",
+		KubernetesVersion, EtcdVersion, KwokVersion)
+	for _, m := range modules {
+		if err := m.build(ctx, work, bin, log); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(bin, completeMark), nil, 0o644); err != nil {
+		return fmt.Errorf("marking the build as complete: %w", err)
+	}
+	if err := os.RemoveAll(set.Dir); err != nil {
+		return fmt.Errorf("clearing an incomplete set of binaries: %w", err)
+	}
+	if err := os.Rename(bin, set.Dir); err != nil {
+		return fmt.Errorf("publishing the binaries: %w", err)
+	}
+	if err := os.RemoveAll(work); err != nil {
+		return fmt.Errorf("clearing the build directory: %w", err)
+	}
+	return nil
+}
+
+// files calls visit for each file of the module, in a fixed order, with its
+// path in the module: the embedded one without ".txt".
+func (m module) files(visit func(path string, data []byte) error) error {
+	err := fs.WalkDir(moduleFiles, m.name, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		data, err := moduleFiles.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return visit(strings.TrimSuffix(strings.TrimPrefix(path, m.name+"/"), ".txt"), data)
+	})
+	if err != nil {
+		return fmt.Errorf("reading files of module %s: %w", m.name, err)
+	}
+	return nil
+}
+
+// writeTo writes the module's files to dir.
+func (m module) writeTo(dir string) error {
+	return m.files(func(path string, data []byte) error {
+		target := filepath.Join(dir, filepath.FromSlash(path))
+		if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+			return err
+		}
+		return os.WriteFile(target, data, 0o644)
+	})
+}
+
+// computeKey hashes everything that the binaries depend on.
+func computeKey(toolchain string) (string, error) {
+	hash := sha256.New()
+	fmt.Fprintln(hash, runtime.GOOS, runtime.GOARCH, toolchain)
+	for _, m := range modules {
+		fmt.Fprintln(hash, m.name, m.packages, m.ldflags)
+		err := m.files(func(path string, data []byte) error {
+			fmt.Fprintln(hash, path, len(data))
+			_, err := hash.Write(data)
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	return hex.EncodeToString(hash.Sum(nil))[:16], nil
+}
+
+// toolchainVersion asks the go command, which builds, and not the runtime.
+func toolchainVersion(ctx context.Context) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION")
+	cmd.Dir = os.TempDir()
+	out, err := cmd.Output()
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", fmt.Errorf("finding the Go toolchain (install Go 1.26 or newer and put it on the PATH): %w", err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("asking the Go toolchain for its version: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}

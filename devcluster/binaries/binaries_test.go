@@ -1,0 +1,100 @@
+package binaries
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestModulesAreWrittenUnderTheirRealNames(t *testing.T) {
+	for _, m := range modules {
+		dir := t.TempDir()
+		if err := m.writeTo(dir); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range []string{"go.mod", "go.sum", "tools.go"} {
+			if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
+				t.Errorf("module %s: %v", m.name, err)
+			}
+		}
+		for _, pkg := range m.packages {
+			if local, ok := strings.CutPrefix(pkg, "./"); ok {
+				if _, err := os.Stat(filepath.Join(dir, local, "main.go")); err != nil {
+					t.Errorf("module %s: %v", m.name, err)
+				}
+			}
+		}
+	}
+}
+
+func TestModuleFilesPinTheVersions(t *testing.T) {
+	for file, want := range map[string]string{
+		"kubernetes/go.mod.txt": "k8s.io/kubernetes " + KubernetesVersion,
+		"kwok/go.mod.txt":       "sigs.k8s.io/kwok " + KwokVersion,
+	} {
+		data, err := moduleFiles.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(data), want) {
+			t.Errorf("%s does not require %s; run: go run ./binaries/refresh", file, want)
+		}
+	}
+	data, err := moduleFiles.ReadFile("kubernetes/go.mod.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "go.etcd.io/etcd/server/v3 " + EtcdVersion; !strings.Contains(string(data), want) {
+		t.Errorf("kubernetes/go.mod.txt does not require %s; run: go run ./binaries/refresh", want)
+	}
+}
+
+func TestKeyFollowsTheToolchain(t *testing.T) {
+	keys := map[string]bool{}
+	for _, toolchain := range []string{"go1.26.8", "go1.26.9", "go1.26.8"} {
+		key, err := computeKey(toolchain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys[key] = true
+	}
+	if len(keys) != 2 {
+		t.Errorf("two toolchains make the keys %v", keys)
+	}
+}
+
+func TestCacheDir(t *testing.T) {
+	t.Setenv(CacheDirEnv, "relative")
+	if _, err := CacheDir(); err == nil {
+		t.Error("a relative cache directory is taken")
+	}
+	t.Setenv(CacheDirEnv, "/somewhere")
+	if dir, err := CacheDir(); err != nil || dir != "/somewhere/devcluster" {
+		t.Errorf("cache directory is %q, %v", dir, err)
+	}
+}
+
+func TestProgressTellsDownloadsPackagesAndErrorsApart(t *testing.T) {
+	p := &progress{module: "kubernetes", bin: t.TempDir(), started: time.Now()}
+	p.read(strings.NewReader(strings.Join([]string{
+		"go: downloading k8s.io/kubernetes v1.36.3",
+		"internal/goarch",
+		"k8s.io/kubernetes/cmd/kubectl",
+		"# k8s.io/broken",
+		"x.go:3:1: undefined: y",
+	}, "\n")))
+	if p.downloaded != 1 || p.compiled != 2 || p.last != "k8s.io/kubernetes/cmd/kubectl" {
+		t.Errorf("downloaded %d, compiled %d, last %s", p.downloaded, p.compiled, p.last)
+	}
+	if len(p.other) != 2 {
+		t.Errorf("errors are %q", p.other)
+	}
+	if err := os.WriteFile(filepath.Join(p.bin, "etcd"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if line := p.line(); !strings.Contains(line, "2 packages") || !strings.Contains(line, "finished: etcd") {
+		t.Errorf("line is %q", line)
+	}
+}

@@ -1,0 +1,55 @@
+// Command devcluster runs real Kubernetes clusters on this machine, with
+// simulated nodes in any number and hollow kubelets.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := newRootCommand().ExecuteContext(ctx)
+	if err == nil {
+		return
+	}
+	// kubectl has said itself what is wrong.
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		os.Exit(exit.ExitCode())
+	}
+	fmt.Fprintln(os.Stderr, "devcluster:", err)
+	os.Exit(1)
+}
+
+func newRootCommand() *cobra.Command {
+	var name string
+	root := &cobra.Command{
+		Use:           "devcluster",
+		Short:         "Run real Kubernetes clusters on this machine",
+		Long:          "Run real Kubernetes clusters on this machine: etcd and the control plane as processes on\nloopback, with simulated nodes in any number and hollow kubelets. Needs Go and nothing else;\nthe first start builds the programs, which takes some minutes.",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.PersistentFlags().StringVar(&name, "name", "", "name of the cluster (default: \"dev\" for up, else the only one that runs)")
+	root.AddCommand(
+		newUpCommand(&name),
+		newDownCommand(&name),
+		newStatusCommand(&name),
+		newKubeconfigCommand(&name),
+		newKubectlCommand(&name),
+		newNodesCommand(&name),
+		newBuildCommand(),
+	)
+	for _, verb := range verbs {
+		root.AddCommand(newVerbCommand(&name, verb))
+	}
+	return root
+}

@@ -1,0 +1,19 @@
+// Package devcluster runs real Kubernetes clusters on one machine: etcd, the
+// API server, the controller manager and the scheduler as processes on
+// loopback, with simulated nodes in any number and hollow kubelets.
+//
+// It serves tests and, through the command of the same name, people:
+//
+//	cluster, err := devcluster.Start(ctx, devcluster.Options{Log: os.Stderr})
+//	defer cluster.Stop(context.Background())
+//	err = cluster.AddNodes(ctx, devcluster.NumberedNodes("node-", 1000)...)
+//	client, err := kubernetes.NewForConfig(cluster.AdminConfig())
+//
+// Every process can be killed, paused, resumed and restarted by its name.
+// What a killed run leaves behind is found and cleared by the next one.
+//
+// The package needs the Go toolchain and nothing else: the first start builds
+// the programs (see package binaries). It must not know of Atoll: whatever is
+// installed into a cluster comes through the Kubernetes API or
+// [Cluster.StartProcess].
+package devcluster

@@ -1,0 +1,63 @@
+// Package process starts, signals and recognises operating system processes.
+//
+// A process is recognised by its id together with its start time, so that an
+// id which the system has given to somebody else is never signalled. The
+// package knows nothing of clusters.
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+)
+
+// Identity names one process for good. The zero value names none.
+type Identity struct {
+	// PID is the process id.
+	PID int `json:"pid,omitempty"`
+	// StartTime is when the process started, in a unit of the operating system
+	// (clock ticks since boot on Linux, microseconds since 1970 on macOS).
+	StartTime uint64 `json:"startTime,omitempty"`
+}
+
+// Self returns the identity of the running process.
+func Self() (Identity, error) {
+	return Identify(os.Getpid())
+}
+
+// Identify returns the identity of the process that has the id now.
+// It fails if there is none.
+func Identify(pid int) (Identity, error) {
+	start, _, err := inspect(pid)
+	if err != nil {
+		return Identity{}, fmt.Errorf("identifying process %d: %w", pid, err)
+	}
+	return Identity{PID: pid, StartTime: start}, nil
+}
+
+// Alive reports whether the process still runs. A process that has ended and
+// waits for its parent to collect it counts as gone; a stopped one is alive.
+func (id Identity) Alive() bool {
+	if id.PID <= 0 {
+		return false
+	}
+	start, zombie, err := inspect(id.PID)
+	return err == nil && !zombie && start == id.StartTime
+}
+
+// Signal sends the signal to the process and to its process group, if it leads
+// one. It does nothing if the process is gone.
+func (id Identity) Signal(signal syscall.Signal) error {
+	if !id.Alive() {
+		return nil
+	}
+	target := id.PID
+	if group, err := syscall.Getpgid(id.PID); err == nil && group == id.PID {
+		target = -group
+	}
+	if err := syscall.Kill(target, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("sending %s to process %d: %w", signal, id.PID, err)
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+)
+
+// Command says what to start.
+type Command struct {
+	// Path is the executable, Args its arguments without the executable's name.
+	Path string
+	Args []string
+	// Env is the whole environment, as "KEY=value".
+	Env []string
+	// Dir is the working directory.
+	Dir string
+	// LogPath is the file that standard output and standard error are appended to.
+	LogPath string
+}
+
+// Launcher starts processes from one operating system thread that lives until
+// Close, because Linux ties a child's "die with the parent" to that thread.
+type Launcher struct {
+	dieWithParent bool
+	requests      chan func()
+	stopped       chan struct{}
+	closeOnce     sync.Once
+}
+
+// NewLauncher starts a launcher. With dieWithParent, the children are killed
+// by the kernel when this process ends in whatever way (Linux only).
+func NewLauncher(dieWithParent bool) *Launcher {
+	l := &Launcher{
+		dieWithParent: dieWithParent,
+		requests:      make(chan func()),
+		stopped:       make(chan struct{}),
+	}
+	go l.run()
+	return l
+}
+
+// run never unlocks its thread: when it returns, the thread ends with it.
+func (l *Launcher) run() {
+	runtime.LockOSThread()
+	for {
+		select {
+		case request := <-l.requests:
+			request()
+		case <-l.stopped:
+			return
+		}
+	}
+}
+
+// Start starts the command and returns its identity and a channel that is
+// closed when the process has ended and was collected.
+func (l *Launcher) Start(command Command) (Identity, <-chan struct{}, error) {
+	type result struct {
+		id   Identity
+		done <-chan struct{}
+		err  error
+	}
+	results := make(chan result, 1)
+	request := func() {
+		id, done, err := l.start(command)
+		results <- result{id, done, err}
+	}
+	select {
+	case l.requests <- request:
+	case <-l.stopped:
+		return Identity{}, nil, errors.New("starting a process: the launcher is closed")
+	}
+	r := <-results
+	return r.id, r.done, r.err
+}
+
+func (l *Launcher) start(command Command) (Identity, <-chan struct{}, error) {
+	log, err := os.OpenFile(command.LogPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return Identity{}, nil, fmt.Errorf("opening log of %s: %w", command.Path, err)
+	}
+	defer log.Close()
+	cmd := exec.Command(command.Path, command.Args...)
+	cmd.Env = command.Env
+	cmd.Dir = command.Dir
+	cmd.Stdout = log
+	cmd.Stderr = log
+	cmd.SysProcAttr = attributes(l.dieWithParent)
+	if err := cmd.Start(); err != nil {
+		return Identity{}, nil, fmt.Errorf("starting %s: %w", command.Path, err)
+	}
+	// Not collected yet, so the id still belongs to this child even if it has ended.
+	id, err := Identify(cmd.Process.Pid)
+	if err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return Identity{}, nil, err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = cmd.Wait() // how it ended is in its log
+	}()
+	return id, done, nil
+}
+
+// Close ends the launcher's thread. Kill the children that are to die with
+// their parent first; children of other launchers go on.
+func (l *Launcher) Close() {
+	l.closeOnce.Do(func() { close(l.stopped) })
+}

@@ -1,0 +1,115 @@
+package devcluster
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"github.com/atoll-k8s/atoll/devcluster/binaries"
+)
+
+// Names of the components, as the verbs ([Cluster.Kill] and its siblings) and
+// Options.ComponentArgs take them.
+const (
+	Etcd              = "etcd"
+	APIServer         = "kube-apiserver"
+	ControllerManager = "kube-controller-manager"
+	Scheduler         = "kube-scheduler"
+	Kwok              = "kwok"
+)
+
+// AuditLevel says how much of each writing request the audit log holds.
+type AuditLevel string
+
+// Levels of the audit log.
+const (
+	AuditOff             AuditLevel = ""
+	AuditMetadata        AuditLevel = "Metadata"
+	AuditRequest         AuditLevel = "Request"
+	AuditRequestResponse AuditLevel = "RequestResponse"
+)
+
+// DefaultStartTimeout bounds [Start], without the building of binaries, where
+// the context has no deadline of its own.
+const DefaultStartTimeout = 2 * time.Minute
+
+// Options say what cluster to start. The zero value is useful.
+type Options struct {
+	// Name of the cluster: a DNS label of at most 40 characters. Unset means a
+	// random one. Several clusters run side by side under different names.
+	Name string
+	// Dir is where the cluster keeps its data, certificates and logs. It must
+	// be empty or not exist yet. Unset means a directory in the cache.
+	Dir string
+	// KeepDir keeps Dir when the cluster is stopped, for its logs.
+	KeepDir bool
+	// SchedulerConfig is a KubeSchedulerConfiguration in YAML or JSON; unset
+	// means the scheduler's default. The kubeconfig is always filled in; client
+	// limits and leader election are filled in where it leaves them out.
+	SchedulerConfig []byte
+	// ComponentArgs are further command line arguments for each component, by
+	// its name. They stand last and win over the ones that we set.
+	ComponentArgs map[string][]string
+	// PodStartDelay is how long pods on simulated nodes take from binding to
+	// Ready. Zero means at once.
+	PodStartDelay time.Duration
+	// AuditLog makes the API server log every write to [Cluster.AuditLogPath].
+	AuditLog AuditLevel
+	// Log receives progress, a line at a time. Unset means none is shown.
+	Log io.Writer
+	// Persistent clusters outlive the process that starts them, until somebody
+	// attaches and stops them. All others are leftovers once it has ended.
+	Persistent bool
+
+	// noDeathSignal leaves it to Sweep to clear a killed owner's cluster, as on
+	// systems whose kernel does not do it.
+	noDeathSignal bool
+}
+
+const maxNameLength = 40
+
+var namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+
+// setDefaults fills in what is unset and refuses what cannot work.
+func (o *Options) setDefaults() error {
+	if o.Name == "" {
+		o.Name = fmt.Sprintf("c%08x", rand.Uint32())
+	}
+	if len(o.Name) > maxNameLength || !namePattern.MatchString(o.Name) {
+		return fmt.Errorf("checking the name of the cluster: %q is not a DNS label of at most %d characters", o.Name, maxNameLength)
+	}
+	if o.Log == nil {
+		o.Log = io.Discard
+	}
+	if o.PodStartDelay < 0 {
+		return fmt.Errorf("checking the pod start delay: %s is negative", o.PodStartDelay)
+	}
+	switch o.AuditLog {
+	case AuditOff, AuditMetadata, AuditRequest, AuditRequestResponse:
+	default:
+		return fmt.Errorf("checking the audit level: %q is none of Metadata, Request, RequestResponse", o.AuditLog)
+	}
+	for name := range o.ComponentArgs {
+		switch name {
+		case Etcd, APIServer, ControllerManager, Scheduler, Kwok:
+		default:
+			return fmt.Errorf("checking the arguments of components: there is no component %q", name)
+		}
+	}
+	if o.Dir == "" {
+		cache, err := binaries.CacheDir()
+		if err != nil {
+			return err
+		}
+		o.Dir = filepath.Join(cache, "data", o.Name)
+	}
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return fmt.Errorf("finding the directory of the cluster: %w", err)
+	}
+	o.Dir = dir
+	return nil
+}

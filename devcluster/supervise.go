@@ -1,0 +1,296 @@
+package devcluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/atoll-k8s/atoll/devcluster/internal/process"
+)
+
+const (
+	// goneInterval is the time between two looks at a killed process.
+	goneInterval = 5 * time.Millisecond
+	// readyInterval is the time between two probes of a starting process.
+	readyInterval = 50 * time.Millisecond
+	// startTimeout bounds how long one process may take to become healthy.
+	startTimeout = 90 * time.Second
+	// logTailBytes is how much of a log an error quotes.
+	logTailBytes = 4096
+)
+
+// kind says what a process is to the cluster.
+type kind string
+
+const (
+	kindComponent kind = "component"
+	kindScheduler kind = "scheduler" // a further kube-scheduler
+	kindHollow    kind = "hollow-node"
+	kindExtra     kind = "extra"
+)
+
+// processRecord is all that is needed to start a process again and to find it.
+type processRecord struct {
+	Name   string           `json:"name"`
+	Kind   kind             `json:"kind"`
+	Path   string           `json:"path"`
+	Args   []string         `json:"args"`
+	Env    []string         `json:"env,omitempty"`
+	Dir    string           `json:"dir"`
+	Log    string           `json:"log"`
+	Health *healthCheck     `json:"health,omitempty"`
+	ID     process.Identity `json:"id"`
+	// Paused is true between Pause and Resume.
+	Paused bool `json:"paused,omitempty"`
+}
+
+// ProcessStatus says how one process of a cluster does.
+type ProcessStatus struct {
+	Name string
+	// Kind is component, scheduler, hollow-node or extra.
+	Kind string
+	// PID is the id that the process has or last had.
+	PID int
+	// Running is true if the process exists, Paused if it is stopped on purpose,
+	// Healthy if it runs and its health check, where it has one, passes.
+	Running, Paused, Healthy bool
+	LogPath                  string
+}
+
+// Processes returns how each process of the cluster does, by name.
+func (c *Cluster) Processes(ctx context.Context) ([]ProcessStatus, error) {
+	records, err := readProcesses(c.registryDir)
+	if err != nil {
+		return nil, err
+	}
+	var statuses []ProcessStatus
+	for _, p := range records {
+		status := ProcessStatus{
+			Name: p.Name, Kind: string(p.Kind), PID: p.ID.PID,
+			Running: p.ID.Alive(), Paused: p.Paused, LogPath: p.Log,
+		}
+		if status.Running && !status.Paused {
+			status.Healthy = c.probe(ctx, p) == nil
+		}
+		statuses = append(statuses, status)
+	}
+	return statuses, nil
+}
+
+// readProcess returns the record of one process of the cluster.
+func (c *Cluster) readProcess(name string) (processRecord, error) {
+	var p processRecord
+	err := readJSON(processPath(c.registryDir, name), &p)
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, fmt.Errorf("finding process %q: cluster %q has none of that name; it has %s",
+			name, c.record.Name, strings.Join(c.processNames(), ", "))
+	}
+	if err != nil {
+		return p, fmt.Errorf("reading the record of process %q: %w", name, err)
+	}
+	return p, nil
+}
+
+func (c *Cluster) processNames() []string {
+	records, _ := readProcesses(c.registryDir)
+	var names []string
+	for _, p := range records {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
+// launch starts the process and records it. It does not wait for health.
+func (c *Cluster) launch(p processRecord) (processRecord, <-chan struct{}, error) {
+	p.Paused = false
+	p.ID = process.Identity{}
+	if err := os.MkdirAll(filepath.Dir(p.Log), 0o700); err != nil {
+		return p, nil, fmt.Errorf("making the directory of logs: %w", err)
+	}
+	id, done, err := c.launcher().Start(process.Command{
+		Path: p.Path, Args: p.Args, Env: c.environment(p), Dir: p.Dir, LogPath: p.Log,
+	})
+	if err != nil {
+		return p, nil, fmt.Errorf("starting %s: %w", p.Name, err)
+	}
+	p.ID = id
+	if err := writeJSON(processPath(c.registryDir, p.Name), p); err != nil {
+		return p, done, errors.Join(err, id.Signal(syscall.SIGKILL))
+	}
+	return p, done, nil
+}
+
+// environment gives components little and extra processes all that we have.
+func (c *Cluster) environment(p processRecord) []string {
+	var env []string
+	for _, entry := range os.Environ() {
+		name, _, _ := strings.Cut(entry, "=")
+		keep := p.Kind == kindExtra && name != clusterMark
+		if keep || name == "PATH" || name == "HOME" || name == "TMPDIR" {
+			env = append(env, entry)
+		}
+	}
+	env = append(env, p.Env...)
+	return append(env, clusterMark+"="+c.registryDir)
+}
+
+// startAndWait starts the process and returns when it is healthy.
+func (c *Cluster) startAndWait(ctx context.Context, p processRecord) error {
+	p, done, err := c.launch(p)
+	if err != nil {
+		return err
+	}
+	return c.waitReady(ctx, p, done)
+}
+
+// waitReady returns when the process is healthy, or why it never will be.
+func (c *Cluster) waitReady(ctx context.Context, p processRecord, done <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	ticker := time.NewTicker(readyInterval)
+	defer ticker.Stop()
+	for {
+		err := c.probe(ctx, p)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-done:
+			return fmt.Errorf("starting %s: it ended; its log %s ends with:\n%s", p.Name, p.Log, logTail(p.Log))
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s to become healthy (%w): %w; its log %s ends with:\n%s",
+				p.Name, ctx.Err(), err, p.Log, logTail(p.Log))
+		case <-ticker.C:
+		}
+	}
+}
+
+// probe checks the process's health once. A process without a check is healthy
+// while it runs.
+func (c *Cluster) probe(ctx context.Context, p processRecord) error {
+	if !p.ID.Alive() {
+		return errors.New("the process does not run")
+	}
+	if ready := c.readyFunc(p.Name); ready != nil {
+		return ready(ctx)
+	}
+	if p.Health == nil {
+		return nil
+	}
+	return p.Health.probe(ctx)
+}
+
+func logTail(path string) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	if len(data) > logTailBytes {
+		data = data[len(data)-logTailBytes:]
+	}
+	return string(bytes.TrimSpace(data))
+}
+
+// Kill ends a process with SIGKILL and returns when it is gone. It stays down
+// until [Cluster.Restart]. For a simulated node, see [Cluster.Pause].
+func (c *Cluster) Kill(ctx context.Context, name string) error {
+	if simulated, err := c.isSimulatedNode(ctx, name); err != nil {
+		return err
+	} else if simulated {
+		return c.silenceNode(ctx, name)
+	}
+	c.verbs.Lock()
+	defer c.verbs.Unlock()
+	p, err := c.readProcess(name)
+	if err != nil {
+		return err
+	}
+	return c.killLocked(ctx, p)
+}
+
+func (c *Cluster) killLocked(ctx context.Context, p processRecord) error {
+	if err := killAll(ctx, []process.Identity{p.ID}); err != nil {
+		return fmt.Errorf("killing %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// Pause stops a process with SIGSTOP: it keeps its connections and answers
+// nothing. A simulated node has no process of its own: pausing or killing it
+// makes it stop renewing its Lease and leaves its pods as they are, so that it
+// becomes NotReady after the controller manager's grace period (50 s unless
+// ComponentArgs sets --node-monitor-grace-period).
+func (c *Cluster) Pause(ctx context.Context, name string) error {
+	if simulated, err := c.isSimulatedNode(ctx, name); err != nil {
+		return err
+	} else if simulated {
+		return c.silenceNode(ctx, name)
+	}
+	return c.setPaused(name, true)
+}
+
+// Resume lets a paused process go on. It does not wait for it to be healthy,
+// except that a simulated node is waited for until it is Ready.
+func (c *Cluster) Resume(ctx context.Context, name string) error {
+	if simulated, err := c.isSimulatedNode(ctx, name); err != nil {
+		return err
+	} else if simulated {
+		return c.reviveNode(ctx, name)
+	}
+	return c.setPaused(name, false)
+}
+
+func (c *Cluster) setPaused(name string, paused bool) error {
+	c.verbs.Lock()
+	defer c.verbs.Unlock()
+	p, err := c.readProcess(name)
+	if err != nil {
+		return err
+	}
+	if !p.ID.Alive() {
+		return fmt.Errorf("signalling %s: it does not run; restart it first", name)
+	}
+	signal := syscall.SIGCONT
+	if paused {
+		signal = syscall.SIGSTOP
+	}
+	if err := p.ID.Signal(signal); err != nil {
+		return err
+	}
+	p.Paused = paused
+	return writeJSON(processPath(c.registryDir, name), p)
+}
+
+// Restart kills the process if it runs, starts it again with the same
+// arguments and returns when it is healthy.
+func (c *Cluster) Restart(ctx context.Context, name string) error {
+	if simulated, err := c.isSimulatedNode(ctx, name); err != nil {
+		return err
+	} else if simulated {
+		return c.reviveNode(ctx, name)
+	}
+	c.verbs.Lock()
+	defer c.verbs.Unlock()
+	p, err := c.readProcess(name)
+	if err != nil {
+		return err
+	}
+	return c.restartLocked(ctx, p)
+}
+
+func (c *Cluster) restartLocked(ctx context.Context, p processRecord) error {
+	if err := c.killLocked(ctx, p); err != nil {
+		return err
+	}
+	if p.Name == Kwok {
+		c.releaseLeases(ctx)
+	}
+	return c.startAndWait(ctx, p)
+}

@@ -1,0 +1,369 @@
+package chart
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+	podsecurity "k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
+)
+
+// TestLint runs what `helm lint --strict` runs.
+func TestLint(t *testing.T) {
+	linter := lint.All(chartDir, nil, namespace, true)
+	for _, message := range linter.Messages {
+		// An icon is for charts in a public catalogue.
+		if message.Severity >= support.WarningSev {
+			t.Errorf("%s: %v", message.Path, message.Err)
+		}
+	}
+}
+
+func TestDefaultObjects(t *testing.T) {
+	got := render(t, load(t, withFile("files/rbac/role.yaml", "")), nil)
+	for _, want := range []string{
+		"ServiceAccount/atoll-manager",
+		"Role/atoll-manager-release", "RoleBinding/atoll-manager-release",
+		"ClusterRoleBinding/atoll-manager-auth-delegator", "ClusterRole/atoll-metrics-reader",
+		"ClusterRole/atoll-view", "ClusterRole/atoll-edit",
+		"Deployment/atoll-manager", "PodDisruptionBudget/atoll-manager", "Service/atoll-manager",
+		"MutatingWebhookConfiguration/atoll-pods", "ValidatingWebhookConfiguration/atoll-policies",
+		"ConfigMap/atoll-kube-scheduler",
+		"CustomResourceDefinition/nodegroups.groupmanagement.kubeedge.io",
+		"CustomResourceDefinition/propagationpolicies.groupmanagement.kubeedge.io",
+		"CustomResourceDefinition/overridepolicies.groupmanagement.kubeedge.io",
+	} {
+		if got[want] == nil {
+			t.Errorf("%s is missing; there are %v", want, got.keys())
+		}
+	}
+}
+
+func TestCRDsComeFromFilesAndStay(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(chartDir, "files/crds/*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no CRDs in the chart: %v", err)
+	}
+	count := func(from objects) (n int) {
+		for _, object := range from {
+			crd, ok := object.(*apiextensionsv1.CustomResourceDefinition)
+			if !ok {
+				continue
+			}
+			n++
+			if crd.Annotations["helm.sh/resource-policy"] != "keep" {
+				t.Errorf("CRD %s would be deleted with the release, and every object with it", crd.Name)
+			}
+			if crd.Annotations["controller-gen.kubebuilder.io/version"] == "" {
+				t.Errorf("CRD %s has lost its own annotations", crd.Name)
+			}
+		}
+		return n
+	}
+	if n := count(render(t, load(t), nil)); n != len(files) {
+		t.Errorf("%d CRDs are rendered, %d are in files/crds", n, len(files))
+	}
+	without := map[string]any{"crds": map[string]any{"install": false}}
+	if n := count(render(t, load(t), without)); n != 0 {
+		t.Errorf("crds.install=false renders %d CRDs", n)
+	}
+}
+
+func TestManagerRunsUnderRestrictedPodSecurity(t *testing.T) {
+	got := render(t, load(t), nil)
+	pod := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager").Spec.Template
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restricted := podsecurity.LevelVersion{Level: podsecurity.LevelRestricted, Version: podsecurity.LatestVersion()}
+	result := policy.AggregateCheckResults(evaluator.EvaluatePod(restricted, &pod.ObjectMeta, &pod.Spec))
+	if !result.Allowed {
+		t.Errorf("refused: %s", result.ForbiddenDetail())
+	}
+	for _, container := range pod.Spec.Containers {
+		if s := container.SecurityContext; s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
+			t.Errorf("container %s can write to its image", container.Name)
+		}
+	}
+}
+
+func TestServiceReachesThePodsPorts(t *testing.T) {
+	got := render(t, load(t), nil)
+	deployment := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager")
+	service := get[*corev1.Service](t, got, "Service/atoll-manager")
+
+	for key, value := range service.Spec.Selector {
+		if deployment.Spec.Template.Labels[key] != value {
+			t.Errorf("the Service selects %s=%s, which the pods do not carry", key, value)
+		}
+	}
+	named := map[string]int32{}
+	for _, port := range deployment.Spec.Template.Spec.Containers[0].Ports {
+		named[port.Name] = port.ContainerPort
+	}
+	reached := map[int32]int32{}
+	for _, port := range service.Spec.Ports {
+		reached[port.Port] = named[port.TargetPort.StrVal]
+	}
+	for port, want := range map[int32]int32{443: 9443, 444: 9444, 8080: 8080} {
+		if reached[port] != want {
+			t.Errorf("port %d of the Service leads to %d, want %d", port, reached[port], want)
+		}
+	}
+}
+
+func TestManagerOutsideOfTheCluster(t *testing.T) {
+	got := render(t, load(t), map[string]any{
+		"manager": map[string]any{"deploy": false},
+		"endpoints": map[string]any{
+			"webhook":  "https://localhost:9443",
+			"extender": "https://localhost:9444",
+		},
+	})
+	for _, key := range []string{"Deployment/atoll-manager", "Service/atoll-manager", "PodDisruptionBudget/atoll-manager"} {
+		if got[key] != nil {
+			t.Errorf("%s is rendered, though nothing of it runs in the cluster", key)
+		}
+	}
+	for path, config := range clientConfigs(t, got) {
+		if config.Service != nil || config.URL == nil || *config.URL != "https://localhost:9443"+path {
+			t.Errorf("the API server does not call https://localhost:9443%s: %+v", path, config)
+		}
+	}
+	extender := schedulerConfig(t, got).Extenders[0]
+	if want := "https://localhost:9444/scheduler"; extender.URLPrefix != want {
+		t.Errorf("the extender is at %q, want %q", extender.URLPrefix, want)
+	}
+	if want := "atoll-manager." + namespace + ".svc"; extender.TLSConfig.ServerName != want {
+		t.Errorf("the certificate is checked for %q, want %q whatever the URL", extender.TLSConfig.ServerName, want)
+	}
+}
+
+func TestWebhooksGoThroughTheServiceAndLeaveCABundleAlone(t *testing.T) {
+	for path, config := range clientConfigs(t, render(t, load(t), nil)) {
+		if config.URL != nil || config.Service == nil {
+			t.Fatalf("%s is not reached through a Service: %+v", path, config)
+		}
+		if s := config.Service; s.Name != "atoll-manager" || s.Namespace != namespace || *s.Port != 443 || *s.Path != path {
+			t.Errorf("%s is called at %+v", path, s)
+		}
+		if config.CABundle != nil {
+			t.Errorf("%s: an upgrade would overwrite the caBundle that the manager wrote", path)
+		}
+	}
+}
+
+func clientConfigs(t *testing.T, from objects) map[string]admissionregistrationv1.WebhookClientConfig {
+	t.Helper()
+	return map[string]admissionregistrationv1.WebhookClientConfig{
+		"/mutate-pods": get[*admissionregistrationv1.MutatingWebhookConfiguration](
+			t, from, "MutatingWebhookConfiguration/atoll-pods").Webhooks[0].ClientConfig,
+		"/validate-policies/nodegroup": get[*admissionregistrationv1.ValidatingWebhookConfiguration](
+			t, from, "ValidatingWebhookConfiguration/atoll-policies").Webhooks[0].ClientConfig,
+		"/validate-policies/override": get[*admissionregistrationv1.ValidatingWebhookConfiguration](
+			t, from, "ValidatingWebhookConfiguration/atoll-policies").Webhooks[1].ClientConfig,
+		"/validate-policies/propagation": get[*admissionregistrationv1.ValidatingWebhookConfiguration](
+			t, from, "ValidatingWebhookConfiguration/atoll-policies").Webhooks[2].ClientConfig,
+	}
+}
+
+func TestSchedulerConfiguration(t *testing.T) {
+	config := schedulerConfig(t, render(t, load(t), nil))
+	if p := config.PercentageOfNodesToScore; p == nil || *p != 100 {
+		t.Errorf("percentageOfNodesToScore is %v: kube-scheduler may never show us the group whose turn it is", p)
+	}
+	if len(config.Extenders) != 1 {
+		t.Fatalf("%d extenders, want 1", len(config.Extenders))
+	}
+	extender := config.Extenders[0]
+	if want := "https://atoll-manager." + namespace + ".svc:444/scheduler"; extender.URLPrefix != want {
+		t.Errorf("the extender is at %q, want %q", extender.URLPrefix, want)
+	}
+	verbs := strings.Join([]string{extender.FilterVerb, extender.PrioritizeVerb, extender.PreemptVerb, extender.BindVerb}, ",")
+	if verbs != "filter,,preempt,bind" {
+		t.Errorf("verbs are %s", verbs)
+	}
+	if !extender.NodeCacheCapable || extender.Ignorable || !extender.EnableHTTPS || extender.HTTPTimeout.Seconds() != 5 {
+		t.Errorf("extender is %+v", extender)
+	}
+	if tls := extender.TLSConfig; tls.CAFile != "/etc/atoll/extender/ca.crt" ||
+		tls.CertFile != "/etc/atoll/extender/tls.crt" || tls.KeyFile != "/etc/atoll/extender/tls.key" {
+		t.Errorf("certificates are looked for at %+v", tls)
+	}
+
+	values := map[string]any{"scheduler": map[string]any{"prioritize": true, "tlsDir": "/x", "kubeconfig": ""}}
+	config = schedulerConfig(t, render(t, load(t), values))
+	if config.Extenders[0].PrioritizeVerb != "prioritize" || config.Extenders[0].TLSConfig.CAFile != "/x/ca.crt" || config.ClientConnection.Kubeconfig != "" {
+		t.Errorf("values are not honoured: %+v", config.Extenders[0])
+	}
+}
+
+func schedulerConfig(t *testing.T, from objects) *schedulerv1.KubeSchedulerConfiguration {
+	t.Helper()
+	text := get[*corev1.ConfigMap](t, from, "ConfigMap/atoll-kube-scheduler").Data["config.yaml"]
+	object, _, err := strict.Decode([]byte(text), nil, nil)
+	if err != nil {
+		t.Fatalf("decoding kube-scheduler's configuration: %v\n%s", err, text)
+	}
+	return object.(*schedulerv1.KubeSchedulerConfiguration)
+}
+
+func TestGeneratedRolesAreBoundInTheReleaseNamespace(t *testing.T) {
+	const generated = `---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: atoll-manager
+rules:
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: atoll-manager
+  namespace: atoll-system
+rules:
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: atoll-manager
+  namespace: kube-system
+rules:
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get]
+`
+	got := render(t, load(t, withFile("files/rbac/role.yaml", generated)), nil)
+	if rules := get[*rbacv1.ClusterRole](t, got, "ClusterRole/atoll-manager").Rules; len(rules) != 1 || rules[0].Resources[0] != "nodes" {
+		t.Errorf("rules of the ClusterRole are %v", rules)
+	}
+	subjects := [][]rbacv1.Subject{
+		get[*rbacv1.ClusterRoleBinding](t, got, "ClusterRoleBinding/atoll-manager").Subjects,
+		get[*rbacv1.RoleBinding](t, got, "RoleBinding/atoll-manager").Subjects,
+		get[*rbacv1.RoleBinding](t, got, "RoleBinding/kube-system/atoll-manager").Subjects,
+	}
+	get[*rbacv1.Role](t, got, "Role/atoll-manager")
+	get[*rbacv1.Role](t, got, "Role/kube-system/atoll-manager")
+	for _, s := range subjects {
+		if len(s) != 1 || s[0].Name != "atoll-manager" || s[0].Namespace != namespace {
+			t.Errorf("bound to %v", s)
+		}
+	}
+}
+
+// TestManagerHoldsNoDangerousPermission reads the roles as shipped: what the
+// markers in the code ask for counts too.
+func TestManagerHoldsNoDangerousPermission(t *testing.T) {
+	for key, object := range render(t, load(t), nil) {
+		var rules []rbacv1.PolicyRule
+		clusterWide := false
+		switch role := object.(type) {
+		case *rbacv1.ClusterRole:
+			rules, clusterWide = role.Rules, true
+		case *rbacv1.Role:
+			rules = role.Rules
+		}
+		for _, rule := range rules {
+			for _, word := range append(append([]string{}, rule.Verbs...), append(rule.Resources, rule.APIGroups...)...) {
+				switch word {
+				case "*", "escalate", "bind", "impersonate":
+					t.Errorf("%s grants %q", key, word)
+				}
+			}
+			for _, resource := range rule.Resources {
+				switch {
+				case strings.HasSuffix(resource, "webhookconfigurations") && len(rule.ResourceNames) == 0:
+					t.Errorf("%s opens everybody's %s", key, resource)
+				case resource != "secrets":
+				case clusterWide:
+					t.Errorf("%s opens the secrets of every namespace", key)
+				case len(rule.ResourceNames) == 0 && strings.Join(rule.Verbs, ",") != "create":
+					t.Errorf("%s grants %v on every secret of its namespace", key, rule.Verbs)
+				}
+			}
+		}
+	}
+}
+
+func TestValuesAreChecked(t *testing.T) {
+	tests := map[string]map[string]any{
+		"an unknown key":               {"replicas": 2},
+		"an unknown nested key":        {"manager": map[string]any{"replica": 2}},
+		"a webhook URL without TLS":    {"endpoints": map[string]any{"webhook": "http://localhost:9443"}},
+		"a webhook URL with a slash":   {"endpoints": map[string]any{"webhook": "https://localhost:9443/"}},
+		"a scheduler mode of tomorrow": {"scheduler": map[string]any{"mode": "Isolated"}},
+		"a relative directory":         {"scheduler": map[string]any{"tlsDir": "extender"}},
+		"a namespace in upper case":    {"webhooks": map[string]any{"excludedNamespaces": []any{"Default"}}},
+	}
+	for name, values := range tests {
+		t.Run(name, func(t *testing.T) {
+			if _, err := renderText(load(t), values); err == nil {
+				t.Error("accepted")
+			}
+		})
+	}
+}
+
+func TestOptionalValues(t *testing.T) {
+	got := render(t, load(t), map[string]any{
+		"image": map[string]any{
+			"registry": "registry.example:5000", "digest": "sha256:" + strings.Repeat("a", 64),
+			"pullSecrets": []any{"pull"},
+		},
+		"manager": map[string]any{
+			"replicas": 3, "extraArgs": []any{"-v=2"},
+			"extraEnv":       []any{map[string]any{"name": "A", "value": "b"}},
+			"nodeSelector":   map[string]any{"a": "b"},
+			"tolerations":    []any{map[string]any{"key": "a", "operator": "Exists"}},
+			"affinity":       map[string]any{"nodeAffinity": map[string]any{}},
+			"podAnnotations": map[string]any{"a": "b"}, "podLabels": map[string]any{"a": "b"},
+			"priorityClassName": "",
+		},
+		"serviceAccount": map[string]any{"annotations": map[string]any{"a": "b"}},
+		"webhooks":       map[string]any{"excludedNamespaces": []any{"monitoring", "kube-system"}},
+		"rbac":           map[string]any{"aggregate": false},
+	})
+	deployment := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager")
+	pod := deployment.Spec.Template.Spec
+	if want := "registry.example:5000/atoll-k8s/atoll-manager@sha256:" + strings.Repeat("a", 64); pod.Containers[0].Image != want {
+		t.Errorf("image is %s, want %s", pod.Containers[0].Image, want)
+	}
+	if *deployment.Spec.Replicas != 3 || len(pod.Tolerations) != 1 || pod.Affinity == nil || pod.PriorityClassName != "" ||
+		len(pod.ImagePullSecrets) != 1 || pod.NodeSelector["a"] != "b" || deployment.Spec.Template.Labels["a"] != "b" {
+		t.Errorf("values are not honoured: %+v", deployment.Spec)
+	}
+	if got["ClusterRole/atoll-view"] != nil {
+		t.Error("rbac.aggregate=false renders roles for users")
+	}
+	webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "MutatingWebhookConfiguration/atoll-pods").Webhooks[0]
+	if values := webhook.NamespaceSelector.MatchExpressions[0].Values; strings.Join(values, ",") != "kube-system,kube-node-lease,"+namespace+",monitoring" {
+		t.Errorf("excluded namespaces are %v", values)
+	}
+}
+
+func TestNotesName(t *testing.T) {
+	files, err := renderText(load(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	notes := files["atoll/templates/NOTES.txt"]
+	if !strings.Contains(notes, `{{index .data \"$key\" | base64decode}}`) {
+		t.Errorf("the notes' command for the certificate is broken:\n%s", notes)
+	}
+}

@@ -1,0 +1,83 @@
+package chart
+
+import (
+	"testing"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
+	"k8s.io/apiserver/pkg/cel/environment"
+)
+
+// TestPodsThatReachTheWebhook evaluates the match conditions with the API
+// server's own code: a pod that is none of ours must not cost a call.
+func TestPodsThatReachTheWebhook(t *testing.T) {
+	got := render(t, load(t), nil)
+	webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "MutatingWebhookConfiguration/atoll-pods").Webhooks[0]
+
+	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conditions []cel.ExpressionAccessor
+	for _, condition := range webhook.MatchConditions {
+		accessor := matchconditions.MatchCondition(condition)
+		if compiled := compiler.CompileCELExpression(&accessor, cel.OptionalVariableDeclarations{HasAuthorizer: true}, environment.NewExpressions); compiled.Error != nil {
+			t.Fatalf("match condition %s: %v", condition.Name, compiled.Error)
+		}
+		conditions = append(conditions, &accessor)
+	}
+	// Fail, so that an error in an expression is seen here.
+	fail := admissionregistrationv1.Fail
+	matcher := matchconditions.NewMatcher(
+		compiler.CompileCondition(conditions, cel.OptionalVariableDeclarations{HasAuthorizer: true}, environment.NewExpressions),
+		&fail, "webhook", "admit", webhook.Name)
+
+	owned := func(apiVersion, kind string, controller *bool) metav1.ObjectMeta {
+		return metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{
+			APIVersion: apiVersion, Kind: kind, Name: "owner", UID: "1", Controller: controller,
+		}}}
+	}
+	labelled := func(m metav1.ObjectMeta, key, value string) metav1.ObjectMeta {
+		m.Labels = map[string]string{"app": "web", key: value}
+		return m
+	}
+	const required = "groupmanagement.kubeedge.io/required-propagationpolicy"
+
+	tests := map[string]struct {
+		pod  metav1.ObjectMeta
+		want bool
+	}{
+		"a bare pod does not":                                       {metav1.ObjectMeta{}, false},
+		"a bare pod with other labels does not":                     {labelled(metav1.ObjectMeta{}, "tier", "web"), false},
+		"a bare pod with a required policy does":                    {labelled(metav1.ObjectMeta{}, required, "p"), true},
+		"a bare pod that forges our labels does":                    {labelled(metav1.ObjectMeta{}, "groupmanagement.kubeedge.io/binding-overridepolicy", "p"), true},
+		"a ReplicaSet's pod does":                                   {owned("apps/v1", "ReplicaSet", new(true)), true},
+		"a custom controller's pod does":                            {owned("example.org/v1", "Node", new(true)), true},
+		"a pod with an owner that does not control it does not":     {owned("v1", "ConfigMap", nil), false},
+		"a pod with an owner that says it does not control":         {owned("v1", "ConfigMap", new(false)), false},
+		"a mirror pod does not":                                     {owned("v1", "Node", new(true)), false},
+		"a mirror pod with a required policy does not":              {labelled(owned("v1", "Node", new(true)), required, "p"), false},
+		"a pod with an owner and a required policy of its own does": {labelled(owned("v1", "ConfigMap", nil), required, "p"), true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			test.pod.Name, test.pod.Namespace = "pod", "default"
+			pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: test.pod}
+			kind := corev1.SchemeGroupVersion.WithKind("Pod")
+			attributes := admission.NewAttributesRecord(pod, nil, kind, "default", "pod", gvr("", "v1", "pods"), "",
+				admission.Create, &metav1.CreateOptions{}, false, nil)
+			versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind, VersionedObject: pod}
+			result := matcher.Match(t.Context(), versioned, nil, nil)
+			if result.Error != nil {
+				t.Fatal(result.Error)
+			}
+			if result.Matches != test.want {
+				t.Errorf("calls the webhook: %t, want %t (%s)", result.Matches, test.want, result.FailedConditionName)
+			}
+		})
+	}
+}

@@ -1,0 +1,213 @@
+// Package application reconciles workloads that require policies, of any kind:
+//
+//   - bind: the workload carries binding labels exactly for the policies that
+//     exist and are valid (document 000, "PropagationPolicyController" and
+//     "OverridePolicyController"); a binding label that nobody requires goes.
+//   - release: pods that wait at our scheduling gate are let go when every
+//     policy that the workload requires is bound; pods that kube-scheduler
+//     refused before are woken.
+//
+// It reads the owners' walk and the ledger, and writes labels and gates. It
+// places nothing.
+package application
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// request names a workload by UID: names are used again, UIDs are not.
+type request struct{ uid types.UID }
+
+// Reconciler binds workloads to their policies.
+type Reconciler struct {
+	// Client writes labels on workloads of any kind.
+	Client client.Client
+	// Pods writes gates and nudges.
+	Pods   kubernetes.Interface
+	Walker *owners.Walker
+	Ledger *seats.Ledger
+	Book   *policies.Book
+
+	changed *trigger.Source[request]
+}
+
+// scope is what one pass observed.
+type scope struct {
+	app  *ownership.Object
+	want ownership.Policies
+	// spread makes nudges of one spread equal, and of different ones different.
+	spread string
+}
+
+// +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=patch
+// +kubebuilder:rbac:groups=batch,resources=jobs;cronjobs,verbs=patch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=patch
+// +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies;overridepolicies,verbs=get;list;watch
+
+// SetupWithManager registers the controller. Call before walker and ledger are started.
+func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
+	r.changed = &trigger.Source[request]{All: func() []request {
+		var all []request
+		for _, o := range r.Walker.Labelled() {
+			all = append(all, request{o.UID})
+		}
+		return all
+	}}
+	r.Walker.OnChange(func(old, new *ownership.Object) {
+		if new != nil && concerns(old, new) {
+			r.changed.Add(request{new.UID})
+		}
+	})
+	r.Ledger.OnChange(func(_, new *seats.Pod) {
+		if new == nil || !new.Active || new.Node != "" || !new.Gated && !new.Unschedulable {
+			return
+		}
+		app := r.Walker.ApplicationOfOwner(new.Owner())
+		for _, o := range []*ownership.Object{app.Propagation, app.Override} {
+			if o != nil {
+				r.changed.Add(request{o.UID})
+			}
+		}
+	})
+	return builder.TypedControllerManagedBy[request](mgr).
+		Named("application").
+		WatchesRawSource(r.changed).
+		Watches(&gm.PropagationPolicy{}, r.requiring(owners.Propagation), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&gm.OverridePolicy{}, r.requiring(owners.Override), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: 4}).
+		Complete(reconcile.TypedFunc[request](r.Reconcile))
+}
+
+// concerns tells whether a change of an object can matter to its binding.
+func concerns(old, new *ownership.Object) bool {
+	if old == nil {
+		return new.Policies != (ownership.Policies{})
+	}
+	return old.Policies != new.Policies
+}
+
+func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler[client.Object, request] {
+	return handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, policy client.Object) []request {
+		var out []request
+		for _, o := range r.Walker.Requiring(kind, policy.GetNamespace(), policy.GetName()) {
+			out = append(out, request{o.UID})
+		}
+		return out
+	})
+}
+
+// Reconcile runs the phases for one workload.
+func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
+	app := r.Walker.Get(req.uid)
+	if app == nil || app.Deleting {
+		return ctrl.Result{}, nil
+	}
+	s := &scope{app: app, want: app.Policies}
+	return phase.Run(ctx, s, r.bind, r.release)
+}
+
+// bind makes the binding labels true.
+func (r *Reconciler) bind(ctx context.Context, s *scope) error {
+	propagation, err := r.bindablePropagation(ctx, s)
+	if err != nil {
+		return err
+	}
+	override, err := r.bindableOverride(ctx, s.app)
+	if err != nil {
+		return err
+	}
+	s.want.BindingPropagation, s.want.BindingOverride = propagation, override
+	if s.want == s.app.Policies {
+		return nil
+	}
+	patch, err := labelPatch(s.app.UID, map[string]string{
+		gm.BindingPropagationPolicyLabel: propagation,
+		gm.BindingOverridePolicyLabel:    override,
+	})
+	if err != nil {
+		return err
+	}
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(s.app.GroupVersionKind)
+	object.Namespace, object.Name = s.app.Namespace, s.app.Name
+	if err := r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, client.IgnoreNotFound(err))
+	}
+	log.FromContext(ctx).Info("Workload bound to policies", "kind", s.app.Kind, "workload", s.app.Namespace+"/"+s.app.Name,
+		"propagationPolicy", propagation, "overridePolicy", override)
+	return nil
+}
+
+// labelPatch is a merge patch that writes labels, and drops those that are empty.
+func labelPatch(uid types.UID, labels map[string]string) ([]byte, error) {
+	values := make(map[string]any, len(labels))
+	for key, value := range labels {
+		values[key] = value
+		if value == "" {
+			values[key] = nil
+		}
+	}
+	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid, "labels": values}})
+}
+
+// bindablePropagation is the required policy's name if it exists and is valid.
+func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string, error) {
+	name := s.app.Policies.RequiredPropagation
+	if name == "" {
+		return "", nil
+	}
+	policy, err := r.Book.Propagation(ctx, s.app.Namespace, name)
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	spread, err := r.Book.Spread(policy, s.app.UID)
+	if err != nil {
+		return "", nil // the policy's own condition names the field
+	}
+	s.spread = fmt.Sprintf("%s.%d.%d", policy.UID, policy.Generation, len(spread.Missing()))
+	return name, nil
+}
+
+func (r *Reconciler) bindableOverride(ctx context.Context, app *ownership.Object) (string, error) {
+	name := app.Policies.RequiredOverride
+	if name == "" {
+		return "", nil
+	}
+	policy, err := r.Book.Override(ctx, app.Namespace, name)
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if _, errs := r.Book.Rules(policy); len(errs) > 0 {
+		return "", nil // the policy's own condition names the rule
+	}
+	return name, nil
+}

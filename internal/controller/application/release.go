@@ -1,0 +1,101 @@
+package application
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// release lets pods go that wait for a policy.
+func (r *Reconciler) release(ctx context.Context, s *scope) error {
+	if waits(s.app, s.want) {
+		return nil
+	}
+	var errs []error
+	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
+		for _, pod := range cohort.Pods {
+			if pod.Node == "" && !r.waitsForAnother(pod.Pod, s) {
+				errs = append(errs, r.wake(ctx, s, pod.Pod))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// waits tells whether new pods of a workload have to wait for a policy.
+func waits(app *ownership.Object, p ownership.Policies) bool {
+	for _, binding := range []ownership.Binding{p.Propagation(), p.Override()} {
+		if binding == ownership.Unbound || binding == ownership.Mismatched {
+			return !app.IgnoreMissing
+		}
+	}
+	return false
+}
+
+// waitsForAnother: the two policies may be required by different owners.
+func (r *Reconciler) waitsForAnother(pod *seats.Pod, s *scope) bool {
+	app := r.Walker.ApplicationOfOwner(pod.Owner())
+	for _, o := range []*ownership.Object{app.Propagation, app.Override} {
+		if o != nil && o.UID != s.app.UID && waits(o, o.Policies) {
+			return true
+		}
+	}
+	return false
+}
+
+// wake takes our gate off a pod, or nudges one that kube-scheduler refused
+// before: it looks at a refused pod again when the pod changes, never because
+// a policy did.
+func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod) error {
+	nudge := nudgeValue(s.spread)
+	if !pod.Gated && (!pod.Unschedulable || pod.Nudge == nudge) {
+		return nil
+	}
+	type gate struct {
+		Patch string `json:"$patch"`
+		Name  string `json:"name"`
+	}
+	var patch struct {
+		Metadata struct {
+			UID         types.UID         `json:"uid"`
+			Labels      map[string]string `json:"labels,omitempty"`
+			Annotations map[string]string `json:"annotations,omitempty"`
+		} `json:"metadata"`
+		Spec struct {
+			SchedulingGates []gate `json:"schedulingGates,omitempty"`
+		} `json:"spec"`
+	}
+	patch.Metadata.UID = pod.UID
+	patch.Metadata.Labels = s.want.Labels()
+	if pod.Gated {
+		patch.Spec.SchedulingGates = []gate{{Patch: "delete", Name: gm.PolicyGate}}
+	} else {
+		patch.Metadata.Annotations = map[string]string{gm.NudgeAnnotation: nudge}
+	}
+	raw, err := json.Marshal(patch)
+	if err != nil {
+		return fmt.Errorf("encoding a patch of pod %s: %w", pod.Key(), err)
+	}
+	_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("releasing pod %s: %w", pod.Key(), err)
+	}
+	return nil
+}
+
+func nudgeValue(spread string) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(spread))
+	return strconv.FormatUint(uint64(h.Sum32()), 36)
+}

@@ -1,0 +1,51 @@
+// Package controller is the index of all controllers.
+package controller
+
+import (
+	"fmt"
+
+	"golang.org/x/time/rate"
+	"k8s.io/client-go/kubernetes"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/atoll-k8s/atoll/internal/controller/application"
+	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
+	"github.com/atoll-k8s/atoll/internal/controller/overridepolicy"
+	"github.com/atoll-k8s/atoll/internal/controller/propagationpolicy"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// Deps is what controllers share beside the manager.
+type Deps struct {
+	// Pods writes pods, evictions and gates.
+	Pods   kubernetes.Interface
+	Walker *owners.Walker
+	Ledger *seats.Ledger
+	Book   *policies.Book
+	// Pace bounds evictions.
+	Pace *rate.Limiter
+}
+
+// Setup registers every controller. Call before walker and ledger are started.
+func Setup(mgr ctrl.Manager, d Deps) error {
+	recorder := mgr.GetEventRecorder("atoll-manager")
+	for name, setup := range map[string]func(ctrl.Manager) error{
+		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient()}).SetupWithManager,
+		"application": (&application.Reconciler{
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book,
+		}).SetupWithManager,
+		"propagationpolicy": (&propagationpolicy.Reconciler{
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Recorder: recorder, Pace: d.Pace,
+		}).SetupWithManager,
+		"overridepolicy": (&overridepolicy.Reconciler{
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Recorder: recorder,
+		}).SetupWithManager,
+	} {
+		if err := setup(mgr); err != nil {
+			return fmt.Errorf("registering the %s controller: %w", name, err)
+		}
+	}
+	return nil
+}

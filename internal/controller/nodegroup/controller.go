@@ -1,0 +1,210 @@
+// Package nodegroup reconciles NodeGroups (document 000, "NodeGroupController"):
+//
+//   - observe: which nodes belong to the group, and which that carry its label do not.
+//   - label: member nodes carry the group's name in gm.NodeGroupLabel; nodes
+//     that are no members lose it. Nothing else on a node is touched.
+//   - finalize: a deleted group's label comes off every node, then it goes.
+//   - report: status.
+//
+// The label is the one truth about membership: it keeps a node with the group
+// that has it, the ledger of seats reads it, and kube-scheduler tries refused
+// pods again when it changes.
+package nodegroup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/membership"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+)
+
+// Reconciler keeps nodes labelled with their group.
+type Reconciler struct {
+	Client client.Client
+}
+
+// scope is what one pass observed.
+type scope struct {
+	group    *gm.NodeGroup
+	compiled membership.Group
+	invalid  error
+	nodes    []membership.Node
+	// relabel are the nodes whose label is not as it should be, by name, with
+	// the group that they should name; "" is none.
+	relabel map[string]string
+	labels  map[string]string // the label of every node as it is
+	patched bool
+}
+
+// +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=nodegroups,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=nodegroups/status,verbs=patch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
+
+// SetupWithManager registers the controller. It runs one pass at a time, so
+// that two groups never decide about a node side by side.
+func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(mgr).
+		For(&gm.NodeGroup{}).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.groupsOf)).
+		Complete(r)
+}
+
+// groupsOf names the groups that a change of a node can matter to: those that
+// select it, as it was or as it is, and the one that it is labelled with.
+func (r *Reconciler) groupsOf(ctx context.Context, node client.Object) []ctrl.Request {
+	var list gm.NodeGroupList
+	if err := r.Client.List(ctx, &list); err != nil {
+		return nil // the cache is not started yet: every group is reconciled when it is
+	}
+	var requests []ctrl.Request
+	for i := range list.Items {
+		group, _ := membership.Compile(&list.Items[i])
+		if node.GetLabels()[gm.NodeGroupLabel] == group.Name || group.Selects(node.GetName(), node.GetLabels()) {
+			requests = append(requests, ctrl.Request{NamespacedName: types.NamespacedName{Name: group.Name}})
+		}
+	}
+	return requests
+}
+
+// Reconcile runs the phases for one group.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	group := &gm.NodeGroup{}
+	if err := r.Client.Get(ctx, req.NamespacedName, group); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if group.DeletionTimestamp == nil && !controllerutil.ContainsFinalizer(group, gm.NodeGroupFinalizer) {
+		before := group.DeepCopy()
+		controllerutil.AddFinalizer(group, gm.NodeGroupFinalizer)
+		if err := r.patch(ctx, group, before); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	s := &scope{group: group, relabel: map[string]string{}, labels: map[string]string{}}
+	if err := r.observe(ctx, s); err != nil {
+		return ctrl.Result{}, err
+	}
+	return phase.Run(ctx, s, r.label, r.finalize, r.report)
+}
+
+func (r *Reconciler) patch(ctx context.Context, group, before *gm.NodeGroup) error {
+	// Finalizers are a list that others write too: the resourceVersion guards it.
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	if err := r.Client.Patch(ctx, group, patch); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("writing finalizers of NodeGroup %q: %w", group.Name, err)
+	}
+	return nil
+}
+
+// observe decides about every node that the group selects or is written on.
+func (r *Reconciler) observe(ctx context.Context, s *scope) error {
+	var groups gm.NodeGroupList
+	if err := r.Client.List(ctx, &groups); err != nil {
+		return fmt.Errorf("listing NodeGroups: %w", err)
+	}
+	compiled := make([]membership.Group, 0, len(groups.Items))
+	for i := range groups.Items {
+		g, err := membership.Compile(&groups.Items[i])
+		if g.Name == s.group.Name {
+			s.compiled, s.invalid = g, err
+		}
+		compiled = append(compiled, g)
+	}
+	index := membership.NewGroups(compiled)
+	var nodes corev1.NodeList
+	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("listing nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		has := node.Labels[gm.NodeGroupLabel]
+		want := index.Assign(node.Name, node.Labels)
+		if has != want && (has == s.group.Name || want == s.group.Name) {
+			s.relabel[node.Name] = want
+		}
+		s.labels[node.Name] = has
+		s.nodes = append(s.nodes, membership.Node{Name: node.Name, Labels: node.Labels, Ready: readyStatus(node), Group: want})
+	}
+	return nil
+}
+
+func readyStatus(node *corev1.Node) gm.NodeReadyStatus {
+	for _, c := range node.Status.Conditions {
+		if c.Type != corev1.NodeReady {
+			continue
+		}
+		switch c.Status {
+		case corev1.ConditionTrue:
+			return gm.NodeReady
+		case corev1.ConditionFalse:
+			return gm.NodeNotReady
+		}
+	}
+	return gm.NodeUnknown
+}
+
+// label makes the label true on the nodes where it is not. One bad node does
+// not stop the others.
+func (r *Reconciler) label(ctx context.Context, s *scope) error {
+	var errs []error
+	for name, want := range s.relabel {
+		var value any = want
+		if want == "" {
+			value = nil
+		}
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{gm.NodeGroupLabel: value}}})
+		if err == nil {
+			node := &corev1.Node{}
+			node.Name = name
+			err = client.IgnoreNotFound(r.Client.Patch(ctx, node, client.RawPatch(types.MergePatchType, patch)))
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("labelling node %q: %w", name, err))
+			continue
+		}
+		log.FromContext(ctx).Info("Node changed its NodeGroup", "node", name, "from", s.labels[name], "to", want)
+	}
+	s.patched = len(errs) == 0
+	return errors.Join(errs...)
+}
+
+// finalize lets a deleted group go when no node carries its label any more, as
+// far as is seen: the patches of this pass come back as events.
+func (r *Reconciler) finalize(ctx context.Context, s *scope) error {
+	if s.group.DeletionTimestamp == nil || !s.patched || len(s.relabel) > 0 {
+		return nil
+	}
+	before := s.group.DeepCopy()
+	if !controllerutil.RemoveFinalizer(s.group, gm.NodeGroupFinalizer) {
+		return nil
+	}
+	return r.patch(ctx, s.group, before)
+}
+
+// report writes the status, if it changed.
+func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	if s.group.DeletionTimestamp != nil {
+		return nil
+	}
+	before := s.group.DeepCopy()
+	setStatus(s)
+	if equality.Semantic.DeepEqual(before.Status, s.group.Status) {
+		return nil
+	}
+	if err := r.Client.Status().Patch(ctx, s.group, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("writing status of NodeGroup %q: %w", s.group.Name, err)
+	}
+	return nil
+}

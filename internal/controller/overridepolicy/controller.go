@@ -1,0 +1,257 @@
+// Package overridepolicy reconciles OverridePolicies: for every workload that
+// requires one it compares the images of running pods with what the rules of
+// their groups want,
+//
+//	observe ─► update (images in place, paced) ─► status
+//
+// (document 000, "OverridePolicyController"). New pods get their images before
+// they are bound, from the extender; this is for the pods that ran before, and
+// for rules that change. A container whose image changes restarts in place.
+package overridepolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/override"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+const (
+	// debounce gathers the many changes of a burst into one pass.
+	debounce = 200 * time.Millisecond
+	// maxShown bounds the workloads in a status.
+	maxShown = 50
+)
+
+// Reconciler changes images in place and reports.
+type Reconciler struct {
+	Client   client.Client
+	Pods     kubernetes.Interface
+	Walker   *owners.Walker
+	Ledger   *seats.Ledger
+	Book     *policies.Book
+	Recorder events.EventRecorder
+
+	changed *trigger.Source[ctrl.Request]
+}
+
+// scope is what one pass observed.
+type scope struct {
+	policy *gm.OverridePolicy
+	rules  *override.Rules
+	// invalid is the first reason why the spec cannot be used, or nil.
+	invalid error
+	apps    []*appScope
+}
+
+// appScope is what was observed of one workload.
+type appScope struct {
+	app            *ownership.Object
+	replicas       int
+	maxUnavailable int
+	mode           gm.ReschedulingMode
+	// due are the pods whose images are not as wanted, in the order in which
+	// they are changed.
+	due []duePod
+	// pods in groups, and those among them that are as wanted.
+	pods, updated int
+	// failure names the rule that cannot be applied to a pod.
+	failure error
+}
+
+type duePod struct {
+	*seats.Pod
+	group  string
+	change policies.ImageChange
+}
+
+// +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=overridepolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=overridepolicies/status,verbs=patch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=patch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+// SetupWithManager registers the controller. Call before walker and ledger are started.
+func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
+	r.changed = &trigger.Source[ctrl.Request]{Debounce: debounce}
+	r.Walker.OnChange(func(old, new *ownership.Object) {
+		for _, o := range []*ownership.Object{old, new} {
+			if o != nil && o.Policies.RequiredOverride != "" {
+				r.changed.Add(request(o))
+			}
+		}
+	})
+	r.Ledger.OnChange(func(old, new *seats.Pod) {
+		for _, pod := range []*seats.Pod{old, new} {
+			if pod == nil {
+				continue
+			}
+			if app := r.Walker.ApplicationOfOwner(pod.Owner()).Override; app != nil {
+				r.changed.Add(request(app))
+			}
+		}
+	})
+	return ctrl.NewControllerManagedBy(mgr).
+		For(&gm.OverridePolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&gm.NodeGroup{}, policies.OfEveryKind(mgr.GetClient(), &gm.OverridePolicyList{})).
+		WatchesRawSource(r.changed).
+		Complete(r)
+}
+
+func request(app *ownership.Object) ctrl.Request {
+	return ctrl.Request{NamespacedName: types.NamespacedName{Namespace: app.Namespace, Name: app.Policies.RequiredOverride}}
+}
+
+// Reconcile runs the phases for one policy.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	policy := &gm.OverridePolicy{}
+	if err := r.Client.Get(ctx, req.NamespacedName, policy); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if policy.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil
+	}
+	s := &scope{policy: policy}
+	return phase.Run(ctx, s, r.observe, r.update, r.report)
+}
+
+// observe finds the pods whose images are not as wanted.
+func (r *Reconciler) observe(ctx context.Context, s *scope) error {
+	rules, errs := r.Book.Rules(s.policy)
+	if len(errs) > 0 {
+		s.invalid = errs[0]
+		return nil
+	}
+	s.rules = rules
+	apps := r.Walker.Requiring(owners.Override, s.policy.Namespace, s.policy.Name)
+	sort.Slice(apps, func(i, j int) bool {
+		if apps[i].Kind != apps[j].Kind {
+			return apps[i].Kind < apps[j].Kind
+		}
+		return apps[i].Name < apps[j].Name
+	})
+	for _, app := range apps {
+		a := &appScope{app: app, mode: gm.ReschedulingEvict, maxUnavailable: 1}
+		if err := r.observeApp(ctx, s, a); err != nil {
+			return err
+		}
+		s.apps = append(s.apps, a)
+	}
+	return nil
+}
+
+func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) error {
+	if name := a.app.Policies.RequiredPropagation; name != "" {
+		propagation, err := r.Book.Propagation(ctx, a.app.Namespace, name)
+		if client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		if err == nil {
+			a.mode = propagation.Spec.Rescheduling.Mode
+			a.maxUnavailable = max(1, int(propagation.Spec.Rescheduling.MaxUnavailable))
+		}
+	}
+	if a.app.Replicas != nil {
+		a.replicas = int(*a.app.Replicas)
+	}
+	for _, cohort := range r.Ledger.View(r.Walker.Descendants(a.app.UID)) {
+		if owner := r.Walker.Get(cohort.Owner); a.app.Replicas == nil && owner != nil && owner.Replicas != nil {
+			a.replicas += int(*owner.Replicas)
+		}
+		for _, pod := range cohort.Pods {
+			if pod.Node == "" || pod.Group == "" {
+				continue
+			}
+			a.pods++
+			change, err := policies.Images(s.rules, pod.Group, pod.Pod)
+			switch {
+			case err != nil:
+				a.failure = err
+			case change.Needed():
+				a.due = append(a.due, duePod{pod.Pod, pod.Group, change})
+			default:
+				a.updated++
+			}
+		}
+	}
+	// Pods that do no work lose nothing: they are first.
+	sort.SliceStable(a.due, func(i, j int) bool { return !a.due[i].Available() && a.due[j].Available() })
+	return nil
+}
+
+// update changes the images of as many pods of each workload as may be
+// disturbed now.
+func (r *Reconciler) update(ctx context.Context, s *scope) error {
+	var errs []error
+	for _, a := range s.apps {
+		if a.mode != gm.ReschedulingEvict || a.app.Policies.Override() != ownership.Bound {
+			continue
+		}
+		if err := r.updatePods(ctx, s, a); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) error {
+	below := r.Walker.Descendants(a.app.UID)
+	for _, pod := range a.due {
+		if !r.Ledger.Disrupt(pod.UID, below, a.replicas, a.maxUnavailable) {
+			return nil // pods that change bring us back
+		}
+		app := r.Walker.ApplicationOfOwner(pod.Owner())
+		patch, err := pod.change.Patch(policies.PodLabels(app, pod.group))
+		if err == nil {
+			_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+		}
+		if err != nil {
+			r.Ledger.Spare(pod.UID)
+			if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // gone, or another of that name
+				continue
+			}
+			return fmt.Errorf("overriding images of pod %s: %w", pod.Key(), err)
+		}
+		imageUpdatesTotal.Inc()
+		log.FromContext(ctx).Info("Changed a pod's images in place", "pod", pod.Key(), "nodeGroup", pod.group, "overridePolicy", s.policy.Name)
+		ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+		r.Recorder.Eventf(ref, nil, corev1.EventTypeNormal, "ImagesOverridden", "Override",
+			"Changed images as OverridePolicy %q wants them in NodeGroup %q", s.policy.Name, pod.group)
+	}
+	return nil
+}
+
+// report writes the status, if it changed.
+func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	before := s.policy.DeepCopy()
+	setStatus(s)
+	if equality.Semantic.DeepEqual(before.Status, s.policy.Status) {
+		return nil
+	}
+	if err := r.Client.Status().Patch(ctx, s.policy, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("writing status of OverridePolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
+	}
+	return nil
+}

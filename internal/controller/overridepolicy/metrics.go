@@ -1,0 +1,15 @@
+package overridepolicy
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+var imageUpdatesTotal = prometheus.NewCounter(prometheus.CounterOpts{
+	Namespace: "atoll", Subsystem: "overridepolicy", Name: "image_updates_total",
+	Help: "Running pods whose images were changed in place.",
+})
+
+func init() {
+	metrics.Registry.MustRegister(imageUpdatesTotal)
+}

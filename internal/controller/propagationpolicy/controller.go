@@ -1,0 +1,187 @@
+// Package propagationpolicy reconciles PropagationPolicies: for every workload
+// that requires one it compares where pods are with where they are wanted,
+//
+//	plan ─► evict (surplus pods, through the Eviction API, paced) ─► status
+//
+// (document 000, "PropagationPolicyController"). It is the safety net behind
+// the extender: whatever slipped through is found here and repaired. It never
+// deletes a pod, and places none.
+package propagationpolicy
+
+import (
+	"context"
+	"fmt"
+	"sort"
+	"time"
+
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+const (
+	// debounce gathers the many changes of a burst into one pass.
+	debounce = 200 * time.Millisecond
+	// retryEviction is how long an eviction that a PodDisruptionBudget or the
+	// global pace refused is left alone.
+	retryEviction = 5 * time.Second
+	// maxShown bounds the workloads in a status.
+	maxShown = 50
+)
+
+// Reconciler moves surplus pods and reports.
+type Reconciler struct {
+	Client   client.Client
+	Pods     kubernetes.Interface
+	Walker   *owners.Walker
+	Ledger   *seats.Ledger
+	Book     *policies.Book
+	Recorder events.EventRecorder
+	// Pace bounds the evictions of all workloads together.
+	Pace *rate.Limiter
+
+	changed *trigger.Source[ctrl.Request]
+}
+
+// scope is what one pass observed.
+type scope struct {
+	policy *gm.PropagationPolicy
+	// invalid is why the spec cannot be used, or nil.
+	invalid error
+	apps    []*appScope
+}
+
+type appScope struct {
+	observed
+	plan
+	maxUnavailable int
+}
+
+// +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies/status,verbs=patch
+// +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+// SetupWithManager registers the controller. Call before walker and ledger are started.
+func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
+	r.changed = &trigger.Source[ctrl.Request]{Debounce: debounce}
+	r.Walker.OnChange(func(old, new *ownership.Object) {
+		for _, o := range []*ownership.Object{old, new} {
+			if o != nil && o.Policies.RequiredPropagation != "" {
+				r.changed.Add(request(o))
+			}
+		}
+	})
+	r.Ledger.OnChange(func(old, new *seats.Pod) {
+		for _, pod := range []*seats.Pod{old, new} {
+			if pod == nil {
+				continue
+			}
+			if app := r.Walker.ApplicationOfOwner(pod.Owner()).Propagation; app != nil {
+				r.changed.Add(request(app))
+			}
+		}
+	})
+	return ctrl.NewControllerManagedBy(mgr).
+		For(&gm.PropagationPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&gm.NodeGroup{}, policies.OfEveryKind(mgr.GetClient(), &gm.PropagationPolicyList{})).
+		WatchesRawSource(r.changed).
+		Complete(r)
+}
+
+func request(app *ownership.Object) ctrl.Request {
+	return ctrl.Request{NamespacedName: types.NamespacedName{Namespace: app.Namespace, Name: app.Policies.RequiredPropagation}}
+}
+
+// Reconcile runs the phases for one policy.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	policy := &gm.PropagationPolicy{}
+	if err := r.Client.Get(ctx, req.NamespacedName, policy); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if policy.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil
+	}
+	s := &scope{policy: policy}
+	return phase.Run(ctx, s, r.observe, r.evict, r.report)
+}
+
+// observe gathers what is known of every workload and plans.
+func (r *Reconciler) observe(_ context.Context, s *scope) error {
+	if _, s.invalid = placement.New(s.policy.Spec, r.Ledger.HasMembers, ""); s.invalid != nil {
+		return nil
+	}
+	apps := r.Walker.Requiring(owners.Propagation, s.policy.Namespace, s.policy.Name)
+	sort.Slice(apps, func(i, j int) bool {
+		if apps[i].Kind != apps[j].Kind {
+			return apps[i].Kind < apps[j].Kind
+		}
+		return apps[i].Name < apps[j].Name
+	})
+	for _, app := range apps {
+		spread, err := r.Book.Spread(s.policy, app.UID)
+		if err != nil {
+			return fmt.Errorf("using PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
+		}
+		a := &appScope{maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
+		a.observed = observed{
+			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.Ledger.CanTake,
+			cohorts: r.Ledger.View(r.Walker.Descendants(app.UID)),
+		}
+		if a.mode == "" {
+			a.mode = gm.ReschedulingEvict
+		}
+		a.replicas, a.evictable = r.wants(app, a.cohorts)
+		a.plan = planFor(a.observed)
+		s.apps = append(s.apps, a)
+	}
+	return nil
+}
+
+// wants is the number of pods that a workload wants, and whether an evicted
+// one comes back. The pods of Jobs lose their work, those of DaemonSets come
+// back where they were, and pods without an owner never.
+func (r *Reconciler) wants(app *ownership.Object, cohorts []seats.CohortView) (replicas int, evictable bool) {
+	evictable = app.Kind != "Pod"
+	for _, c := range cohorts {
+		owner := r.Walker.Get(c.Owner)
+		if owner == nil || owner.Kind == "Job" || owner.Kind == "DaemonSet" {
+			evictable = false
+		}
+		if owner != nil && owner.Replicas != nil {
+			replicas += int(*owner.Replicas)
+		}
+	}
+	if app.Replicas != nil {
+		replicas = int(*app.Replicas)
+	}
+	return replicas, evictable
+}
+
+// report writes the status, if it changed.
+func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	before := s.policy.DeepCopy()
+	setStatus(s)
+	if equality.Semantic.DeepEqual(before.Status, s.policy.Status) {
+		return nil
+	}
+	if err := r.Client.Status().Patch(ctx, s.policy, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("writing status of PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package propagationpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// evict executes the plans: as many pods of each workload as may be disturbed now.
+func (r *Reconciler) evict(ctx context.Context, s *scope) error {
+	var errs []error
+	for _, a := range s.apps {
+		if err := r.evictSurplus(ctx, a); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
+	owners := r.Walker.Descendants(a.app.UID)
+	for _, pod := range a.plan.evict {
+		if !r.Ledger.Disrupt(pod.UID, owners, a.replicas, a.maxUnavailable) {
+			return nil // pods that change bring us back
+		}
+		if !r.Pace.Allow() {
+			r.Ledger.Spare(pod.UID)
+			return phase.Wait("the pace of evictions", retryEviction)
+		}
+		err := r.Pods.PolicyV1().Evictions(pod.Namespace).Evict(ctx, &policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+			DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
+		})
+		switch {
+		case err == nil:
+			r.evicted(ctx, a, pod)
+		case apierrors.IsNotFound(err), apierrors.IsConflict(err): // gone, or another of that name
+			r.Ledger.Spare(pod.UID)
+		case apierrors.IsTooManyRequests(err):
+			r.Ledger.Spare(pod.UID)
+			evictionsTotal.WithLabelValues("refused").Inc()
+			a.plan.reason = gm.ReasonBlockedByPDB
+			a.plan.spread.Message = "pods are surplus and stay for now: a PodDisruptionBudget allows no eviction"
+			return phase.Wait("a PodDisruptionBudget", retryEviction)
+		default:
+			r.Ledger.Spare(pod.UID)
+			evictionsTotal.WithLabelValues("error").Inc()
+			return fmt.Errorf("evicting pod %s: %w", pod.Key(), err)
+		}
+	}
+	return nil
+}
+
+func (r *Reconciler) evicted(ctx context.Context, a *appScope, pod *seats.Pod) {
+	evictionsTotal.WithLabelValues("evicted").Inc()
+	group := r.Ledger.NodeGroup(pod.Node)
+	log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", a.app.Namespace+"/"+a.app.Name)
+	workload := &corev1.ObjectReference{
+		APIVersion: a.app.GroupVersion().String(), Kind: a.app.Kind,
+		Namespace: a.app.Namespace, Name: a.app.Name, UID: a.app.UID,
+	}
+	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	r.Recorder.Eventf(workload, related, corev1.EventTypeNormal, "SurplusPodEvicted", "Evict",
+		"Evicted pod %s: NodeGroup %q has more than its share", pod.Name, group)
+}

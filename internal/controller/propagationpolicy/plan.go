@@ -1,0 +1,233 @@
+package propagationpolicy
+
+import (
+	"fmt"
+	"sort"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// observed is what was seen of one workload.
+type observed struct {
+	app    *ownership.Object
+	spread placement.Spread
+	// replicas is the number of pods that the workload wants.
+	replicas int
+	cohorts  []seats.CohortView
+	// evictable: the owner of an evicted pod makes a new one that can go elsewhere.
+	evictable bool
+	mode      gm.ReschedulingMode
+	canTake   func(group string, pod *seats.Pod) bool
+}
+
+// plan is what is to be done about one workload, and what is to be said of it.
+type plan struct {
+	spread gm.AppSpread
+	// evict are pods in the order in which they are to leave; the executor
+	// evicts as many as may be disturbed now.
+	evict []*seats.Pod
+	// reason is gm.ReasonSatisfied, or what keeps the workload from it.
+	reason string
+}
+
+// groupCount gathers the numbers of one group over all cohorts.
+type groupCount struct{ desired, current, ready, surplus int }
+
+// planFor decides for one workload. It is a pure function.
+func planFor(o observed) plan {
+	p := plan{reason: gm.ReasonSatisfied}
+	p.spread.Ref = gm.AppReference{APIVersion: o.app.GroupVersion().String(), Kind: o.app.Kind, Name: o.app.Name}
+	counts := map[string]*groupCount{}
+	count := func(group string) *groupCount {
+		if counts[group] == nil {
+			counts[group] = &groupCount{}
+		}
+		return counts[group]
+	}
+	waiting, surplus := 0, 0
+	for _, c := range o.cohorts {
+		total := len(c.Pods)
+		if len(o.cohorts) == 1 {
+			total = max(total, o.replicas)
+		}
+		for i, n := range o.spread.Divide(total) {
+			count(o.spread.Groups()[i]).desired += n
+		}
+		for _, pod := range c.Pods {
+			if pod.Node == "" {
+				waiting++
+				continue
+			}
+			group := count(pod.Group)
+			group.current++
+			if pod.Ready {
+				group.ready++
+			}
+		}
+	}
+	if len(o.cohorts) == 0 {
+		for i, n := range o.spread.Divide(o.replicas) {
+			count(o.spread.Groups()[i]).desired += n
+		}
+	}
+	if len(o.cohorts) == 1 {
+		moves := movesOf(o, o.cohorts[0])
+		for group, n := range moves.surplus {
+			count(group).surplus = n
+			surplus += n
+		}
+		p.evict, p.reason = moves.evict, moves.reason
+	}
+	for name, c := range counts {
+		p.spread.Groups = append(p.spread.Groups, gm.GroupSpread{
+			Name: name, Desired: int32(c.desired), Current: int32(c.current), Ready: int32(c.ready), Surplus: int32(c.surplus),
+		})
+	}
+	sort.Slice(p.spread.Groups, func(i, j int) bool { return p.spread.Groups[i].Name < p.spread.Groups[j].Name })
+	p.spread.Waiting = int32(waiting)
+	p.explain(o, waiting, surplus)
+	return p
+}
+
+type moves struct {
+	surplus map[string]int
+	evict   []*seats.Pod
+	reason  string
+}
+
+// movesOf finds which pods of a cohort are to leave their groups. A pod leaves
+// only if a group that lacks pods can take it.
+func movesOf(o observed, c seats.CohortView) moves {
+	m := moves{surplus: map[string]int{}, reason: gm.ReasonSatisfied}
+	byGroup := map[string][]*seats.Pod{}
+	current := map[string]int{}
+	for _, pod := range c.Pods {
+		if pod.Seated {
+			current[pod.Group]++
+		}
+		if pod.Node != "" {
+			byGroup[pod.Group] = append(byGroup[pod.Group], pod.Pod)
+		}
+	}
+	var lacking []string
+	desired := map[string]int{}
+	for i, n := range o.spread.Divide(len(c.Pods)) {
+		group := o.spread.Groups()[i]
+		desired[group] = n
+		if current[group] < n {
+			lacking = append(lacking, group)
+		}
+	}
+	groups := make([]string, 0, len(byGroup))
+	for group, pods := range byGroup {
+		if n := min(current[group]-desired[group], len(pods)); n > 0 {
+			m.surplus[group] = n
+			groups = append(groups, group)
+		}
+	}
+	if len(groups) == 0 {
+		return m
+	}
+	m.reason = gm.ReasonConverging
+	sort.Slice(groups, func(i, j int) bool {
+		if a, b := m.surplus[groups[i]], m.surplus[groups[j]]; a != b {
+			return a > b
+		}
+		return groups[i] < groups[j]
+	})
+	for _, group := range groups {
+		for _, pod := range victims(byGroup[group])[:m.surplus[group]] {
+			if canTakeAny(o, lacking, pod) {
+				m.evict = append(m.evict, pod)
+			}
+		}
+	}
+	if len(m.evict) == 0 {
+		m.reason = gm.ReasonNoFeasibleTarget
+	}
+	if !o.evictable || o.mode != gm.ReschedulingEvict {
+		m.evict = nil
+	}
+	return m
+}
+
+func canTakeAny(o observed, groups []string, pod *seats.Pod) bool {
+	for _, group := range groups {
+		if o.canTake(group, pod) {
+			return true
+		}
+	}
+	return false
+}
+
+// victims sorts pods by who is to leave first.
+func victims(pods []*seats.Pod) []*seats.Pod {
+	candidates := make([]placement.Candidate, len(pods))
+	for i, pod := range pods {
+		candidates[i] = placement.Candidate{
+			UID: pod.UID, Node: pod.Node, Bound: true, Ready: pod.Ready,
+			DeletionCost: pod.DeletionCost, Created: pod.Created,
+		}
+	}
+	sorted := make([]*seats.Pod, len(pods))
+	for rank, i := range placement.Victims(candidates) {
+		sorted[rank] = pods[i]
+	}
+	return sorted
+}
+
+// explain sums up, the first problem first. Messages hold no number that moves.
+func (p *plan) explain(o observed, waiting, surplus int) {
+	missing := conditions.List(o.spread.Missing())
+	switch {
+	case len(o.spread.Groups()) == 0 && missing != "":
+		p.reason = gm.ReasonGroupsMissing
+		p.spread.Message = "no NodeGroup of the policy has a node: " + missing
+	case len(o.cohorts) > 1:
+		p.reason = gm.ReasonConverging
+		p.spread.Message = "a rollout is in progress"
+	case waiting > 0:
+		p.reason = gm.ReasonPodsWaiting
+		p.spread.Message = "pods wait for a node: " + lackingGroups(p.spread.Groups)
+	case surplus > 0 && !o.evictable:
+		p.spread.Message = fmt.Sprintf("pods of a %s are not moved", o.app.Kind)
+	case surplus > 0 && o.mode != gm.ReschedulingEvict:
+		p.spread.Message = fmt.Sprintf("pods are surplus and stay: rescheduling.mode is %s", o.mode)
+	case p.reason == gm.ReasonNoFeasibleTarget:
+		p.spread.Message = "pods are surplus and stay: no open node with room in " + lackingGroups(p.spread.Groups)
+	case p.reason == gm.ReasonConverging:
+		p.spread.Message = "surplus pods are being moved"
+	case missing != "":
+		p.reason = gm.ReasonGroupsMissing
+		p.spread.Message = "left out, because they do not exist or have no node: " + missing
+	case unready(p.spread.Groups):
+		p.reason = gm.ReasonConverging
+		p.spread.Message = "pods are not Ready yet"
+	}
+}
+
+func lackingGroups(groups []gm.GroupSpread) string {
+	var names []string
+	for _, g := range groups {
+		if g.Current < g.Desired {
+			names = append(names, g.Name)
+		}
+	}
+	if len(names) == 0 {
+		return "no NodeGroup lacks pods"
+	}
+	return "NodeGroup " + conditions.List(names)
+}
+
+func unready(groups []gm.GroupSpread) bool {
+	for _, g := range groups {
+		if g.Current != g.Desired || g.Ready < g.Current {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,196 @@
+// Package membership decides which node belongs to which NodeGroup (document
+// 000, "NodeGroup API"): the union of names, labels and expressions selects,
+// and of several groups that select a node one gets it.
+//
+// It must not know how nodes and groups are watched, nor how a membership is
+// written down; it reads a node's name and labels and answers.
+package membership
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// Group is a NodeGroup made ready for questions. Immutable once compiled and
+// safe for concurrent use.
+type Group struct {
+	// Name is the NodeGroup's name and the value of its members' label.
+	Name string
+	// Created orders groups that want the same node: the older one wins.
+	Created time.Time
+	// Deleting groups have no members: their nodes go to whom else selects them.
+	Deleting bool
+	// Invalid groups have a selector that cannot be used. They select nothing,
+	// and keep the nodes that carry their label until the spec is repaired: a
+	// typing error must not empty a site.
+	Invalid bool
+
+	nodes       map[string]struct{}
+	byLabels    labels.Selector // nil selects nothing
+	expressions labels.Selector // nil selects nothing
+}
+
+// Compile makes a Group of a NodeGroup. The error names the first field that
+// cannot be used; the Group that comes with it is Invalid and is to be put
+// into the index like any other.
+//
+// A selector on the label that members carry is refused: it would make
+// membership the cause of itself, and no order of events would end it.
+func Compile(g *gm.NodeGroup) (Group, error) {
+	group := Group{
+		Name:     g.Name,
+		Created:  g.CreationTimestamp.Time,
+		Deleting: g.DeletionTimestamp != nil,
+	}
+	byLabels, err := compileLabels(g.Spec.MatchLabels)
+	if err != nil {
+		group.Invalid = true
+		return group, err
+	}
+	expressions, err := compileExpressions(g.Spec.MatchExpressions)
+	if err != nil {
+		group.Invalid = true
+		return group, err
+	}
+	group.byLabels, group.expressions = byLabels, expressions
+	if len(g.Spec.Nodes) > 0 {
+		group.nodes = make(map[string]struct{}, len(g.Spec.Nodes))
+		for _, name := range g.Spec.Nodes {
+			group.nodes[name] = struct{}{}
+		}
+	}
+	return group, nil
+}
+
+func compileLabels(want map[string]string) (labels.Selector, error) {
+	if len(want) == 0 {
+		return nil, nil
+	}
+	selector := labels.NewSelector()
+	for _, key := range slices.Sorted(maps.Keys(want)) { // sorted: the same error every time
+		requirement, err := compileRequirement(key, selection.Equals, []string{want[key]})
+		if err != nil {
+			return nil, fmt.Errorf("spec.matchLabels[%s]: %w", key, err)
+		}
+		selector = selector.Add(*requirement)
+	}
+	return selector, nil
+}
+
+func compileExpressions(want []metav1.LabelSelectorRequirement) (labels.Selector, error) {
+	if len(want) == 0 {
+		return nil, nil
+	}
+	selector := labels.NewSelector()
+	for i, expression := range want {
+		operator, err := operatorOf(expression.Operator)
+		if err != nil {
+			return nil, fmt.Errorf("spec.matchExpressions[%d].operator: %w", i, err)
+		}
+		requirement, err := compileRequirement(expression.Key, operator, expression.Values)
+		if err != nil {
+			return nil, fmt.Errorf("spec.matchExpressions[%d]: %w", i, err)
+		}
+		selector = selector.Add(*requirement)
+	}
+	return selector, nil
+}
+
+func operatorOf(operator metav1.LabelSelectorOperator) (selection.Operator, error) {
+	switch operator {
+	case metav1.LabelSelectorOpIn:
+		return selection.In, nil
+	case metav1.LabelSelectorOpNotIn:
+		return selection.NotIn, nil
+	case metav1.LabelSelectorOpExists:
+		return selection.Exists, nil
+	case metav1.LabelSelectorOpDoesNotExist:
+		return selection.DoesNotExist, nil
+	}
+	return "", fmt.Errorf("%q is not one of In, NotIn, Exists, DoesNotExist", operator)
+}
+
+func compileRequirement(key string, operator selection.Operator, values []string) (*labels.Requirement, error) {
+	if key == gm.NodeGroupLabel {
+		return nil, fmt.Errorf("the label %s is put on nodes because they are members and cannot select them", key)
+	}
+	return labels.NewRequirement(key, operator, values)
+}
+
+// Selects says whether the spec wants the node, whoever has it now.
+func (g Group) Selects(name string, nodeLabels map[string]string) bool {
+	if _, named := g.nodes[name]; named {
+		return true
+	}
+	if g.byLabels != nil && g.byLabels.Matches(labels.Set(nodeLabels)) {
+		return true
+	}
+	return g.expressions != nil && g.expressions.Matches(labels.Set(nodeLabels))
+}
+
+// Groups is an index over all NodeGroups. Immutable and safe for concurrent
+// use. The zero value has no group.
+type Groups struct {
+	byAge  []Group
+	byName map[string]int
+}
+
+// NewGroups indexes the groups; the slice is copied. Names are unique among
+// cluster-scoped objects; of two that are equal the older is found by name.
+func NewGroups(groups []Group) Groups {
+	byAge := slices.Clone(groups)
+	slices.SortStableFunc(byAge, func(a, b Group) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
+	})
+	byName := make(map[string]int, len(byAge))
+	for i := range byAge {
+		if _, taken := byName[byAge[i].Name]; !taken {
+			byName[byAge[i].Name] = i
+		}
+	}
+	return Groups{byAge: byAge, byName: byName}
+}
+
+// Get returns the group of that name.
+func (gs Groups) Get(name string) (Group, bool) {
+	i, found := gs.byName[name]
+	if !found {
+		return Group{}, false
+	}
+	return gs.byAge[i], true
+}
+
+// All returns the groups, oldest first. The slice must not be changed.
+func (gs Groups) All() []Group { return gs.byAge }
+
+// Assign names the one group that the node belongs to, "" if none: the group
+// whose label it carries keeps it while that group selects it, or is Invalid;
+// otherwise it goes to the oldest group that selects it, by creation and then
+// by name. Deleting groups neither keep nor get. The cost is one lookup while
+// the incumbent holds and one question per group when not.
+func (gs Groups) Assign(nodeName string, nodeLabels map[string]string) string {
+	if incumbent := nodeLabels[gm.NodeGroupLabel]; incumbent != "" {
+		if i, found := gs.byName[incumbent]; found {
+			group := &gs.byAge[i]
+			if !group.Deleting && (group.Invalid || group.Selects(nodeName, nodeLabels)) {
+				return incumbent
+			}
+		}
+	}
+	for i := range gs.byAge {
+		group := &gs.byAge[i]
+		if !group.Deleting && group.Selects(nodeName, nodeLabels) {
+			return group.Name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,100 @@
+package membership
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// Reasons for which a selected node is not a member. They hold no time and no
+// counter, so that a status is written only when something changed.
+const (
+	reasonNodeMissing   = "node does not exist"
+	reasonGroupDeleting = "NodeGroup is being deleted"
+)
+
+// Node is what a group's status tells of one existing node.
+type Node struct {
+	Name   string
+	Labels map[string]string
+	// Ready is the node's own Ready condition; empty counts as Unknown.
+	Ready gm.NodeReadyStatus
+	// Group is what Groups.Assign said for the node; "" is no group.
+	Group string
+}
+
+// Status is the observed part of one group.
+type Status struct {
+	// Nodes has an entry for every node that the spec selects or names and for
+	// every member, sorted by name.
+	Nodes []gm.NodeStatus
+	// Contained are the members, sorted.
+	Contained []string
+	// Ready is the number of members whose Ready condition is True.
+	Ready int32
+	// Failed is the number of entries in Nodes that are no members.
+	Failed int32
+}
+
+// Status tells of every node that the group selects whether it is a member
+// and why not. Nodes are all nodes of the cluster in any order, each once.
+func (g Group) Status(nodes []Node) Status {
+	var status Status
+	var seen map[string]struct{}
+	if len(g.nodes) > 0 {
+		seen = make(map[string]struct{}, len(g.nodes))
+	}
+	for i := range nodes {
+		node := &nodes[i]
+		if _, named := g.nodes[node.Name]; named {
+			seen[node.Name] = struct{}{}
+		}
+		member := node.Group == g.Name && g.Name != ""
+		if !member && !g.Selects(node.Name, node.Labels) {
+			continue
+		}
+		entry := gm.NodeStatus{
+			NodeName:        node.Name,
+			ReadyStatus:     cmp.Or(node.Ready, gm.NodeUnknown),
+			SelectionStatus: gm.SelectionSucceeded,
+		}
+		if member {
+			status.Contained = append(status.Contained, node.Name)
+			if node.Ready == gm.NodeReady {
+				status.Ready++
+			}
+		} else {
+			entry.SelectionStatus = gm.SelectionFailed
+			entry.SelectionStatusReason = g.reasonNotMember(node)
+			status.Failed++
+		}
+		status.Nodes = append(status.Nodes, entry)
+	}
+	for name := range g.nodes {
+		if _, exists := seen[name]; exists {
+			continue
+		}
+		status.Failed++
+		status.Nodes = append(status.Nodes, gm.NodeStatus{
+			NodeName:              name,
+			ReadyStatus:           gm.NodeUnknown,
+			SelectionStatus:       gm.SelectionFailed,
+			SelectionStatusReason: reasonNodeMissing,
+		})
+	}
+	slices.SortFunc(status.Nodes, func(a, b gm.NodeStatus) int { return cmp.Compare(a.NodeName, b.NodeName) })
+	slices.Sort(status.Contained)
+	return status
+}
+
+func (g Group) reasonNotMember(node *Node) string {
+	if node.Group == "" && g.Deleting {
+		return reasonGroupDeleting
+	}
+	if node.Group == "" {
+		return fmt.Sprintf("node %q is not assigned yet", node.Name)
+	}
+	return fmt.Sprintf("node %q belongs to NodeGroup %q", node.Name, node.Group)
+}

@@ -1,0 +1,228 @@
+package override
+
+import (
+	_ "crypto/sha512" // images may be pinned by sha384 and sha512 as well
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/distribution/reference"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// maxImageLength bounds an image's name in bytes: the parts of a useful one
+// cannot make up more, and error messages repeat it.
+const maxImageLength = 1024
+
+// imageName is an image's name in parts, [registry/]repository[:tag][@digest].
+// Nothing is implied: no docker.io, no library/, no latest.
+type imageName struct{ registry, repository, tag, digest string }
+
+// parseImage takes a name apart. The first part is a registry if it holds a
+// "." or ":" or is "localhost"; all others belong to the repository. What
+// container runtimes refuse is an error, and so is an upper case first part
+// without "." and ":", of which runtimes think differently.
+func parseImage(image string) (imageName, error) {
+	if len(image) > maxImageLength {
+		return imageName{}, fmt.Errorf("image %.64q… is longer than %d characters", image, maxImageLength)
+	}
+	if _, err := reference.ParseNormalizedNamed(image); err != nil {
+		return imageName{}, fmt.Errorf("image %q: %w", image, err)
+	}
+	var name imageName
+	rest, digest, _ := strings.Cut(image, "@")
+	name.digest = digest
+	if colon := strings.LastIndexByte(rest, ':'); colon > strings.LastIndexByte(rest, '/') {
+		rest, name.tag = rest[:colon], rest[colon+1:]
+	}
+	name.repository = rest
+	if first, others, found := strings.Cut(rest, "/"); found && (strings.ContainsAny(first, ".:") || first == "localhost") {
+		name.registry, name.repository = first, others
+	}
+	if strings.ToLower(name.repository) != name.repository {
+		return imageName{}, fmt.Errorf("image %q: %w", image, reference.ErrNameContainsUppercase)
+	}
+	return name, nil
+}
+
+func (n imageName) String() string {
+	var b strings.Builder
+	if n.registry != "" {
+		b.WriteString(n.registry + "/")
+	}
+	b.WriteString(n.repository)
+	if n.tag != "" {
+		b.WriteString(":" + n.tag)
+	}
+	if n.digest != "" {
+		b.WriteString("@" + n.digest)
+	}
+	return b.String()
+}
+
+// imageChange is one imageOverrider. Exported fields are what Hash is made of.
+type imageChange struct {
+	path      string
+	Component gm.ImageComponent
+	Operator  gm.OverriderOperator
+	Value     string
+	// List is containers or initContainers, or "" for both.
+	List string `json:",omitempty"`
+	// Index is the place in List; everyIndex for all.
+	Index int
+}
+
+const everyIndex = -1
+
+// apply changes one part of an image. The result is taken apart again: a
+// broken name does not come out, nor one that means another registry than was
+// asked for, as when the registry of r.io/b.io/c is removed.
+func (c *imageChange) apply(image string) (string, error) {
+	name, err := parseImage(image)
+	if err != nil {
+		return "", err
+	}
+	switch c.Component {
+	case gm.Registry:
+		name.registry = changePart(c.Operator, name.registry, c.Value)
+	case gm.Repository:
+		name.repository = changePart(c.Operator, name.repository, c.Value)
+	case gm.Tag:
+		c.applyTag(&name)
+	}
+	changed := name.String()
+	again, err := parseImage(changed)
+	if err != nil {
+		return "", fmt.Errorf("image %q would become invalid: %w", image, err)
+	}
+	if again.registry != "" && again.registry != name.registry {
+		return "", fmt.Errorf("image %q would become %q, of which %q reads as the registry", image, changed, again.registry)
+	}
+	return changed, nil
+}
+
+func changePart(operator gm.OverriderOperator, part, value string) string {
+	switch operator {
+	case gm.OverriderOpAdd:
+		return part + value
+	case gm.OverriderOpReplace:
+		return value
+	}
+	return ""
+}
+
+// applyTag changes tag and digest together: a tag that was changed does not
+// name what the old digest pins. Of an image that has a digest only, the tag
+// is empty: add makes value its tag.
+func (c *imageChange) applyTag(name *imageName) {
+	name.digest = ""
+	if digestValue.MatchString(c.Value) && c.Operator == gm.OverriderOpReplace {
+		name.tag, name.digest = "", strings.TrimPrefix(c.Value, "@")
+		return
+	}
+	name.tag = changePart(c.Operator, name.tag, strings.TrimPrefix(c.Value, ":"))
+}
+
+// What a value may look like; the same as in the API's schema.
+var (
+	registryValue   = regexp.MustCompile(`^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
+	registryPart    = regexp.MustCompile(`^[-A-Za-z0-9.:]+$`)
+	repositoryValue = regexp.MustCompile(`^[a-z0-9/_.-]+$`)
+	tagValue        = regexp.MustCompile(`^:?[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}$`)
+	tagPart         = regexp.MustCompile(`^:?[-A-Za-z0-9_.]{1,128}$`)
+	digestValue     = regexp.MustCompile(`^@?sha256:[0-9a-f]{64}$`)
+
+	predicatePath = regexp.MustCompile(`^/?(?:spec/template/)?spec/(containers|initContainers)/([0-9]{1,3}|\*)/image$`)
+)
+
+func (c *compiler) compileImages(overriders []gm.ImageOverrider, path string) []imageChange {
+	changes := make([]imageChange, 0, len(overriders))
+	for i := range overriders {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if change, ok := c.compileImage(&overriders[i], at); ok {
+			changes = append(changes, change)
+		}
+	}
+	return changes
+}
+
+func (c *compiler) compileImage(o *gm.ImageOverrider, at string) (imageChange, bool) {
+	operator, ok := c.operator(o.Operator, at+".operator")
+	change := imageChange{path: at, Component: o.Component, Operator: operator, Value: o.Value, Index: everyIndex}
+	if o.Predicate != nil {
+		match := predicatePath.FindStringSubmatch(o.Predicate.Path)
+		if match == nil {
+			c.refuse(at+".predicate.path", "%.255q does not point to an image: use for example /spec/containers/0/image", o.Predicate.Path)
+			ok = false
+		} else {
+			change.List = match[1]
+			if index, err := strconv.Atoi(match[2]); err == nil {
+				change.Index = index
+			}
+		}
+	}
+	switch o.Component {
+	case gm.Registry, gm.Repository, gm.Tag:
+	default:
+		c.refuse(at+".component", "%.64q is not one of Registry, Repository, Tag", o.Component)
+		ok = false
+	}
+	if !ok {
+		return change, false
+	}
+	if operator == gm.OverriderOpRemove {
+		change.Value = ""
+		if o.Component == gm.Repository {
+			c.refuse(at+".operator", "an image without a repository is no image: use replace")
+			return change, false
+		}
+		return change, true
+	}
+	if err := checkImageValue(o.Component, operator, o.Value); err != nil {
+		c.refuse(at+".value", "%w", err)
+		return change, false
+	}
+	return change, true
+}
+
+// checkImageValue refuses values with which no image would be valid.
+func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator, value string) error {
+	if value == "" {
+		return errors.New("value must not be empty when operator is add or replace")
+	}
+	if len(value) > 255 {
+		return errors.New("must be at most 255 characters")
+	}
+	replace := operator == gm.OverriderOpReplace
+	switch {
+	case component == gm.Registry && replace:
+		if _, err := parseImage(value + "/a"); err != nil || !registryValue.MatchString(value) {
+			return fmt.Errorf("%q must be a host or host:port, without scheme and path, for example hangzhou.registry.io:5000", value)
+		}
+	case component == gm.Registry:
+		if !registryPart.MatchString(value) {
+			return fmt.Errorf("%q must be a part of a host or host:port, without scheme and path", value)
+		}
+	case component == gm.Repository:
+		// A repository ends in a letter or digit, so what can follow one can follow all.
+		trial := "r.io/" + value
+		if !replace {
+			trial = "r.io/a" + value
+		}
+		if _, err := parseImage(trial); err != nil || !repositoryValue.MatchString(value) {
+			return fmt.Errorf("%q must be a part of an image path: lower case letters, digits and / _ . -", value)
+		}
+	case replace:
+		if !tagValue.MatchString(value) && !digestValue.MatchString(value) {
+			return fmt.Errorf("%q must be a tag such as v1.2 or a digest such as sha256:<64 hexadecimal digits>", value)
+		}
+	default:
+		if !tagPart.MatchString(value) {
+			return fmt.Errorf("%q must be a part of a tag: letters, digits and - _ .", value)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,250 @@
+package override
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/json"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// patchStep is one operation of RFC 6902. Exported fields are what Hash is
+// made of.
+type patchStep struct {
+	path     string
+	Pointer  []string // unescaped, at least two
+	Operator gm.OverriderOperator
+	Value    any // as decoded from JSON: whole numbers are int64
+}
+
+// ownPrefixes begin the keys of labels and annotations that users cannot
+// override: they say which policies and which group a pod belongs to.
+var ownPrefixes = []string{"groupmanagement.kubeedge.io/", "atoll.dev/"}
+
+// forbiddenSpec are fields of a pod's spec that a policy must not change.
+var forbiddenSpec = map[string]string{
+	"nodeName":            "the scheduler decides where a pod runs",
+	"serviceAccountName":  "a policy must not change what a pod may do",
+	"serviceAccount":      "a policy must not change what a pod may do",
+	"ephemeralContainers": "ephemeral containers are not overridden",
+}
+
+func (c *compiler) compilePatch(overriders []gm.PlaintextOverrider, path string) []patchStep {
+	steps := make([]patchStep, 0, len(overriders))
+	for i := range overriders {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if step, ok := c.compileStep(&overriders[i], at); ok {
+			steps = append(steps, step)
+		}
+	}
+	return steps
+}
+
+func (c *compiler) compileStep(o *gm.PlaintextOverrider, at string) (patchStep, bool) {
+	operator, ok := c.operator(o.Operator, at+".operator")
+	step := patchStep{path: at, Operator: operator}
+	pointer, err := parsePointer(o.Path)
+	if err == nil {
+		err = checkPointer(pointer)
+	}
+	if err != nil {
+		c.refuse(at+".path", "%.255q: %w", o.Path, err)
+		ok = false
+	}
+	if !ok {
+		return step, false
+	}
+	step.Pointer = pointer
+	hasValue := o.Value != nil && len(o.Value.Raw) > 0
+	if operator == gm.OverriderOpRemove {
+		if hasValue {
+			c.refuse(at+".value", "value must be empty when operator is remove")
+			return step, false
+		}
+		if step.setsImage() {
+			c.refuse(at+".operator", "a container without an image is no container: use replace")
+			return step, false
+		}
+		return step, true
+	}
+	if !hasValue {
+		c.refuse(at+".value", "value must be set when operator is add or replace")
+		return step, false
+	}
+	if err := json.Unmarshal(o.Value.Raw, &step.Value); err != nil {
+		c.refuse(at+".value", "is not JSON: %w", err)
+		return step, false
+	}
+	if step.setsImage() {
+		image, isString := step.Value.(string)
+		if !isString {
+			c.refuse(at+".value", "an image must be a string")
+			return step, false
+		}
+		if _, err := parseImage(image); err != nil {
+			c.refuse(at+".value", "%w", err)
+			return step, false
+		}
+	}
+	return step, true
+}
+
+// parsePointer takes a JSON pointer (RFC 6901) apart.
+func parsePointer(path string) ([]string, error) {
+	if len(path) > 255 {
+		return nil, fmt.Errorf("must be at most 255 characters")
+	}
+	if !strings.HasPrefix(path, "/") {
+		return nil, fmt.Errorf("must be a JSON pointer into the pod, beginning with /")
+	}
+	tokens := strings.Split(path[1:], "/")
+	for i, token := range tokens {
+		for at := 0; at < len(token); at++ {
+			if token[at] == '~' && (at+1 == len(token) || token[at+1] != '0' && token[at+1] != '1') {
+				return nil, fmt.Errorf("must be a JSON pointer: ~ is written ~0, and / within a key ~1")
+			}
+		}
+		tokens[i] = strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")
+	}
+	return tokens, nil
+}
+
+// checkPointer refuses what a policy must not change. What is left reaches
+// single labels and annotations, finalizers, and fields of spec. As there is
+// neither move nor copy, checking where a step writes is enough.
+func checkPointer(pointer []string) error {
+	if len(pointer) < 2 || pointer[1] == "" {
+		return fmt.Errorf("must point into metadata or spec, not to the whole of it")
+	}
+	switch pointer[0] {
+	case "metadata":
+		return checkMetadata(pointer[1:])
+	case "spec":
+		if reason, forbidden := forbiddenSpec[pointer[1]]; forbidden {
+			return fmt.Errorf("must not be overridden: %s", reason)
+		}
+		if pointer[1] == "template" {
+			return fmt.Errorf("must point into the pod: leave out /spec/template")
+		}
+		return nil
+	}
+	return fmt.Errorf("must not be overridden: only metadata and spec can be")
+}
+
+func checkMetadata(pointer []string) error {
+	switch pointer[0] {
+	case "finalizers":
+		return nil
+	case "labels", "annotations":
+		if len(pointer) < 2 {
+			return fmt.Errorf("must point to one key, for others write %s too", pointer[0])
+		}
+		for _, prefix := range ownPrefixes {
+			if strings.HasPrefix(pointer[1], prefix) {
+				return fmt.Errorf("must not be overridden: keys under %s say what the pod belongs to", prefix)
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("must not be overridden: of metadata only labels, annotations and finalizers can be")
+}
+
+// setsImage says whether the step writes the image of one container or init
+// container and nothing else.
+func (s *patchStep) setsImage() bool {
+	return len(s.Pointer) == 4 && s.inContainers() && s.Pointer[3] == "image"
+}
+
+// bearsOnImages says whether the step can change which image a container has:
+// its image, its name, or which containers there are.
+func (s *patchStep) bearsOnImages() bool {
+	return s.inContainers() && (len(s.Pointer) < 4 || len(s.Pointer) == 4 && (s.Pointer[3] == "image" || s.Pointer[3] == "name"))
+}
+
+func (s *patchStep) inContainers() bool {
+	return s.Pointer[0] == "spec" && (s.Pointer[1] == listContainers || s.Pointer[1] == listInitContainers)
+}
+
+// apply changes the tree in place. On an error the tree is of no more use.
+func (s *patchStep) apply(tree map[string]any) error {
+	_, err := s.edit(tree, s.Pointer)
+	return err
+}
+
+// edit returns node as it is after the step, for lists that move as they grow.
+func (s *patchStep) edit(node any, pointer []string) (any, error) {
+	switch node := node.(type) {
+	case map[string]any:
+		return s.editObject(node, pointer)
+	case []any:
+		return s.editList(node, pointer)
+	}
+	return nil, fmt.Errorf("%q is looked for in what is neither an object nor a list", pointer[0])
+}
+
+func (s *patchStep) editObject(node map[string]any, pointer []string) (any, error) {
+	key := pointer[0]
+	child, exists := node[key]
+	if !exists && (len(pointer) > 1 || s.Operator != gm.OverriderOpAdd) {
+		return nil, fmt.Errorf("%q does not exist", key)
+	}
+	if len(pointer) > 1 {
+		changed, err := s.edit(child, pointer[1:])
+		if err != nil {
+			return nil, err
+		}
+		node[key] = changed
+		return node, nil
+	}
+	if s.Operator == gm.OverriderOpRemove {
+		delete(node, key)
+	} else {
+		node[key] = runtime.DeepCopyJSONValue(s.Value)
+	}
+	return node, nil
+}
+
+func (s *patchStep) editList(node []any, pointer []string) (any, error) {
+	last := len(pointer) == 1
+	adding := last && s.Operator == gm.OverriderOpAdd
+	limit := len(node) // what the index must be below
+	if adding {
+		limit++
+	}
+	index, ok := len(node), adding && pointer[0] == "-"
+	if !ok {
+		index, ok = parseIndex(pointer[0])
+	}
+	if !ok || index >= limit {
+		return nil, fmt.Errorf("no element %q in a list of %d", pointer[0], len(node))
+	}
+	if !last {
+		changed, err := s.edit(node[index], pointer[1:])
+		if err != nil {
+			return nil, err
+		}
+		node[index] = changed
+		return node, nil
+	}
+	switch s.Operator {
+	case gm.OverriderOpAdd:
+		return slices.Insert(node, index, runtime.DeepCopyJSONValue(s.Value)), nil
+	case gm.OverriderOpReplace:
+		node[index] = runtime.DeepCopyJSONValue(s.Value)
+		return node, nil
+	}
+	return slices.Delete(node, index, index+1), nil
+}
+
+// parseIndex reads an index as RFC 6901 has it: digits without a leading zero.
+func parseIndex(token string) (int, bool) {
+	if token == "" || len(token) > 9 || len(token) > 1 && token[0] == '0' || strings.Trim(token, "0123456789") != "" {
+		return 0, false
+	}
+	index, err := strconv.Atoi(token)
+	return index, err == nil
+}

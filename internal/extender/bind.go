@@ -1,0 +1,157 @@
+package extender
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// errSeatTaken: since the filter, other pods filled the group. The pod is
+// scheduled again.
+var errSeatTaken = errors.New("the node's NodeGroup got its share of the workload's pods meanwhile")
+
+// +kubebuilder:rbac:groups="",resources=pods,verbs=patch
+// +kubebuilder:rbac:groups="",resources=pods/binding,verbs=create
+
+// bind rechecks the seat, overrides images, and binds; in this order, so that
+// a kubelet never sees the pod without its overrides. Asked twice, it succeeds
+// twice.
+func (h *Handler) bind(w http.ResponseWriter, r *http.Request) {
+	var args bindingArgs
+	if !decode(w, r, &args) {
+		return
+	}
+	if args.PodName == "" || args.PodNamespace == "" || args.Node == "" {
+		http.Error(w, "decoding the request: PodName, PodNamespace or Node is missing", http.StatusBadRequest)
+		return
+	}
+	err := h.bindPod(r.Context(), &args)
+	if err == nil {
+		bindTotal.WithLabelValues("bound").Inc()
+		encode(w, bindingResult{})
+		return
+	}
+	result := "error"
+	if errors.Is(err, errSeatTaken) {
+		result = "refused"
+	}
+	bindTotal.WithLabelValues(result).Inc()
+	h.Log.V(2).Info("Pod was not bound", "pod", args.PodNamespace+"/"+args.PodName, "node", args.Node, "why", err.Error())
+	encode(w, bindingResult{Error: err.Error()})
+}
+
+func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
+	pod := h.Ledger.Pod(args.PodUID)
+	if pod == nil {
+		live, err := h.Client.CoreV1().Pods(args.PodNamespace).Get(ctx, args.PodName, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("reading pod %s/%s: %w", args.PodNamespace, args.PodName, err)
+		}
+		if args.PodUID != "" && live.UID != args.PodUID {
+			return fmt.Errorf("binding pod %s/%s: it was replaced by another of that name", args.PodNamespace, args.PodName)
+		}
+		pod = seats.Slim(live)
+	}
+	if pod.Node == args.Node {
+		return nil
+	}
+	labels, err := h.prepare(ctx, pod, args.Node)
+	if err != nil {
+		return err
+	}
+	if err := h.post(ctx, pod, args.Node, labels); err != nil {
+		h.Ledger.Release(pod.UID)
+		return err
+	}
+	return nil
+}
+
+// prepare confirms the pod's seat and writes its images. It returns the labels
+// that the pod gets together with its node.
+func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (map[string]string, error) {
+	a, err := h.Book.Assignment(ctx, pod.Object(), pod.Revision)
+	app := a.Application
+	if app.Propagation != nil && app.Propagation.IgnoreMissing && (err != nil || app.Propagation.Policies.Propagation() != ownership.Bound) {
+		return policies.PodLabels(app, ""), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !app.Managed() {
+		return nil, nil
+	}
+	group := h.Ledger.NodeGroup(node)
+	if app.Propagation != nil {
+		if app.Propagation.Policies.Propagation() != ownership.Bound {
+			return nil, errors.New(TextNotBound)
+		}
+		request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+		if a.Counted && h.Ledger.Confirm(request, node) != seats.Seated {
+			return nil, errSeatTaken
+		}
+	}
+	labels := policies.PodLabels(app, group)
+	if err := h.overrideImages(ctx, pod, app, group); err != nil {
+		h.Ledger.Release(pod.UID)
+		return nil, err
+	}
+	return labels, nil
+}
+
+func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app ownership.Application, group string) error {
+	if app.Override == nil || group == "" || app.Override.Policies.Override() != ownership.Bound {
+		return nil
+	}
+	policy, err := h.Book.Override(ctx, pod.Namespace, app.Override.Policies.RequiredOverride)
+	if err != nil {
+		return err
+	}
+	rules, errs := h.Book.Rules(policy)
+	if len(errs) > 0 {
+		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, errs[0])
+	}
+	change, err := policies.Images(rules, group, pod)
+	if err != nil {
+		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, err)
+	}
+	if !change.Needed() {
+		return nil
+	}
+	patch, err := change.Patch(nil)
+	if err != nil {
+		return err
+	}
+	_, err = h.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		return fmt.Errorf("overriding images of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return nil
+}
+
+func (h *Handler) post(ctx context.Context, pod *seats.Pod, node string, labels map[string]string) error {
+	binding := &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: labels},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
+	}
+	err := h.Client.CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{})
+	if err == nil {
+		return nil
+	}
+	if apierrors.IsConflict(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) {
+		live, getErr := h.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if getErr == nil && live.UID == pod.UID && live.Spec.NodeName == node {
+			return nil
+		}
+	}
+	return fmt.Errorf("binding pod %s/%s to node %s: %w", pod.Namespace, pod.Name, node, err)
+}

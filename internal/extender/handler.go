@@ -1,0 +1,285 @@
+// Package extender speaks kube-scheduler's extender protocol (document 000,
+// "GroupSchedulingExtender") and hands every question on to the ledger of
+// seats. It decodes, asks, encodes; it decides nothing.
+//
+//	POST /scheduler/filter      narrow the nodes to the group whose turn it is, reserve the seat
+//	POST /scheduler/prioritize  score nodes by group: the one that lacks most first
+//	POST /scheduler/preempt     drop nodes where victims would die for nothing
+//	POST /scheduler/bind        recheck the seat, override images, bind
+//
+// Pods that no policy is about are answered at once and left as they are.
+package extender
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// Texts that kube-scheduler shows to users. They are constants: a text that
+// changes makes kube-scheduler try the pod again at once, for ever.
+const (
+	// TextNotBound refuses every node for a pod whose application requires a
+	// PropagationPolicy that is not bound (document 000, situations 1 and 2).
+	TextNotBound = "the workload requires a PropagationPolicy that is missing, not valid or not bound yet"
+	// TextOutsideGroups refuses a node that is in no group of the policy.
+	TextOutsideGroups = "node is in no NodeGroup of the workload's PropagationPolicy"
+	// TextOtherGroup refuses a node whose group has its share for now.
+	TextOtherGroup = "node's NodeGroup has its share of the workload's pods"
+)
+
+// Handler serves the protocol.
+type Handler struct {
+	// Book joins what is known of a pod.
+	Book *policies.Book
+	// Ledger hands out seats.
+	Ledger *seats.Ledger
+	// Client binds pods and overrides their images.
+	Client kubernetes.Interface
+	// Leading tells whether this replica decides now. One that does not
+	// answers 503, and kube-scheduler tries again.
+	Leading func() bool
+	// Log receives what went wrong.
+	Log logr.Logger
+}
+
+// ServeMux routes the verbs.
+func (h *Handler) ServeMux() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/scheduler/filter", h.serve("filter", h.filter))
+	mux.HandleFunc("/scheduler/prioritize", h.serve("prioritize", h.prioritize))
+	mux.HandleFunc("/scheduler/preempt", h.serve("preempt", h.preempt))
+	mux.HandleFunc("/scheduler/bind", h.serve("bind", h.bind))
+	return mux
+}
+
+func (h *Handler) serve(verb string, serve http.HandlerFunc) http.HandlerFunc {
+	duration := requestSeconds.WithLabelValues(verb)
+	return func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		defer func() { duration.Observe(time.Since(start).Seconds()) }()
+		if !h.Leading() {
+			http.Error(w, "this replica of atoll-manager does not lead yet; try again", http.StatusServiceUnavailable)
+			return
+		}
+		serve(w, r)
+	}
+}
+
+// assign joins what is known of the pod. Anything but managed means that the
+// pod is none of our business.
+func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, managed bool, err error) {
+	object := pod.object()
+	if object.Controller == nil && object.Policies.RequiredPropagation == "" {
+		return a, false, nil
+	}
+	a, err = h.Book.Assignment(r.Context(), object, ownership.Revision(pod.Metadata.Labels))
+	app := a.Application.Propagation
+	if app != nil && app.IgnoreMissing && (err != nil || app.Policies.Propagation() != ownership.Bound) {
+		return a, false, nil
+	}
+	if err != nil && app != nil {
+		// The labels say bound, and the policy cannot be read or used: the pod waits.
+		h.Log.V(2).Info("Pod waits for its policy", "pod", object.Namespace+"/"+object.Name, "why", err.Error())
+		return a, true, nil
+	}
+	return a, app != nil, err
+}
+
+func (h *Handler) filter(w http.ResponseWriter, r *http.Request) {
+	var args filterArgs
+	if !decode(w, r, &args) {
+		return
+	}
+	if args.Pod == nil {
+		http.Error(w, "decoding the request: Pod is missing", http.StatusBadRequest)
+		return
+	}
+	names, full, err := args.names()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	a, managed, err := h.assign(r, args.Pod)
+	switch {
+	case err != nil:
+		filterTotal.WithLabelValues("error").Inc()
+		encode(w, filterResult{Error: err.Error()})
+	case !managed:
+		filterTotal.WithLabelValues("unmanaged").Inc()
+		encode(w, keep(&args, names, full, func(string) bool { return true }))
+	case a.Application.Propagation.Policies.Propagation() != ownership.Bound || len(a.Spread.Groups()) == 0 && len(a.Spread.Missing()) == 0:
+		filterTotal.WithLabelValues("not_bound").Inc()
+		encode(w, refuse(&args, names, func(string) string { return TextNotBound }))
+	case !a.Counted:
+		allowed := groupSet(a.Spread.Groups())
+		encode(w, h.keepGroups(&args, names, full, allowed, allowed))
+	default:
+		h.filterCounted(w, &args, a, names, full)
+	}
+}
+
+func (h *Handler) filterCounted(w http.ResponseWriter, args *filterArgs, a policies.Assignment, names []string, full []json.RawMessage) {
+	group, why := h.Ledger.Reserve(seats.Request{
+		Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
+	})
+	allowed := map[string]bool{}
+	if why == seats.Seated {
+		filterTotal.WithLabelValues("seated").Inc()
+		allowed[group] = true
+	} else {
+		filterTotal.WithLabelValues("no_seat").Inc()
+	}
+	encode(w, h.keepGroups(args, names, full, allowed, groupSet(a.Spread.Groups())))
+}
+
+func groupSet(groups []string) map[string]bool {
+	set := make(map[string]bool, len(groups))
+	for _, g := range groups {
+		set[g] = true
+	}
+	return set
+}
+
+// keepGroups keeps the nodes of the allowed groups. If none is left, each node
+// is refused with the reason that fits; otherwise nobody would read reasons,
+// and they are left out.
+func (h *Handler) keepGroups(args *filterArgs, names []string, full []json.RawMessage, allowed, named map[string]bool) filterResult {
+	groups := h.Ledger.NodeGroups(names)
+	group := make(map[string]string, len(names))
+	any := false
+	for i, name := range names {
+		group[name] = groups[i]
+		any = any || groups[i] != "" && allowed[groups[i]]
+	}
+	if !any {
+		return refuse(args, names, func(name string) string {
+			if g := group[name]; g != "" && named[g] {
+				return TextOtherGroup
+			}
+			return TextOutsideGroups
+		})
+	}
+	return keep(args, names, full, func(name string) bool { g := group[name]; return g != "" && allowed[g] })
+}
+
+// keep answers in the form in which the nodes came.
+func keep(args *filterArgs, names []string, full []json.RawMessage, want func(string) bool) filterResult {
+	if args.Nodes != nil && args.NodeNames == nil {
+		kept := *args.Nodes
+		kept.Items = make([]json.RawMessage, 0, len(full))
+		for i, name := range names {
+			if want(name) {
+				kept.Items = append(kept.Items, full[i])
+			}
+		}
+		return filterResult{Nodes: &kept}
+	}
+	kept := make([]string, 0, len(names))
+	for _, name := range names {
+		if want(name) {
+			kept = append(kept, name)
+		}
+	}
+	return filterResult{NodeNames: &kept}
+}
+
+// refuse refuses every node, as unresolvable: no preemption can help.
+func refuse(args *filterArgs, names []string, text func(string) string) filterResult {
+	result := keep(args, nil, nil, nil)
+	result.FailedAndUnresolvableNodes = make(map[string]string, len(names))
+	for _, name := range names {
+		result.FailedAndUnresolvableNodes[name] = text(name)
+	}
+	return result
+}
+
+func (h *Handler) prioritize(w http.ResponseWriter, r *http.Request) {
+	var args filterArgs
+	if !decode(w, r, &args) {
+		return
+	}
+	names, _, err := args.names()
+	if err != nil || args.Pod == nil {
+		http.Error(w, "decoding the request: Pod or a node is missing", http.StatusBadRequest)
+		return
+	}
+	scores := make([]hostPriority, len(names))
+	for i, name := range names {
+		scores[i].Host = name
+	}
+	a, managed, err := h.assign(r, args.Pod)
+	if err == nil && managed && a.Counted && len(a.Spread.Groups()) > 0 {
+		byGroup := h.Ledger.Scores(seats.Request{
+			Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
+		})
+		for i, group := range h.Ledger.NodeGroups(names) {
+			scores[i].Score = byGroup[group]
+		}
+	}
+	encode(w, scores)
+}
+
+func (h *Handler) preempt(w http.ResponseWriter, r *http.Request) {
+	var args preemptionArgs
+	if !decode(w, r, &args) {
+		return
+	}
+	if args.Pod == nil {
+		http.Error(w, "decoding the request: Pod is missing", http.StatusBadRequest)
+		return
+	}
+	a, managed, err := h.assign(r, args.Pod)
+	result := preemptionResult{NodeNameToMetaVictims: map[string]metaVictims{}}
+	victims := args.victims()
+	names := make([]string, 0, len(victims))
+	for name := range victims {
+		names = append(names, name)
+	}
+	open := map[string]int64{}
+	if err == nil && managed {
+		open = h.Ledger.Scores(seats.Request{
+			Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
+		})
+	}
+	for i, group := range h.Ledger.NodeGroups(names) {
+		v := victims[names[i]]
+		if len(v.Pods) > 0 && (!managed && err == nil || open[group] > 0) {
+			result.NodeNameToMetaVictims[names[i]] = v
+		}
+	}
+	encode(w, result)
+}
+
+// victims reads the request in either of its forms as the form of the answer.
+func (a *preemptionArgs) victims() map[string]metaVictims {
+	if a.NodeNameToMetaVictims != nil {
+		return a.NodeNameToMetaVictims
+	}
+	out := make(map[string]metaVictims, len(a.NodeNameToVictims))
+	for name, raw := range a.NodeNameToVictims {
+		var v struct {
+			Pods             []podMeta
+			NumPDBViolations int64
+		}
+		if json.Unmarshal(raw, &v) != nil {
+			continue
+		}
+		m := metaVictims{NumPDBViolations: v.NumPDBViolations}
+		for i := range v.Pods {
+			uid, err := json.Marshal(map[string]any{"UID": v.Pods[i].Metadata.UID})
+			if err == nil {
+				m.Pods = append(m.Pods, uid)
+			}
+		}
+		out[name] = m
+	}
+	return out
+}

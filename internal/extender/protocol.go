@@ -1,0 +1,158 @@
+package extender
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/owners"
+)
+
+// maxBody bounds a request: full Node objects of a large cluster are the
+// largest thing that kube-scheduler sends (72 MB were measured for 5,000).
+const maxBody = 128 << 20
+
+// The protocol's types (k8s.io/kube-scheduler/extender/v1) decoded to what is
+// needed: of a pod its metadata, of a node its name. The rest is skipped over
+// (or, for nodes, kept as it came).
+type filterArgs struct {
+	Pod       *podMeta
+	Nodes     *nodeList
+	NodeNames *[]string
+}
+
+type podMeta struct {
+	Metadata struct {
+		Name            string                  `json:"name"`
+		Namespace       string                  `json:"namespace"`
+		UID             types.UID               `json:"uid"`
+		Labels          map[string]string       `json:"labels"`
+		OwnerReferences []metav1.OwnerReference `json:"ownerReferences"`
+	} `json:"metadata"`
+}
+
+func (p *podMeta) object() *ownership.Object {
+	return &ownership.Object{
+		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
+		Namespace:        p.Metadata.Namespace, Name: p.Metadata.Name, UID: p.Metadata.UID,
+		Policies:   ownership.PoliciesOf(p.Metadata.Labels),
+		Controller: owners.ControllerOf(p.Metadata.OwnerReferences),
+	}
+}
+
+type nodeList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+	Items           []json.RawMessage `json:"items"`
+}
+
+type nodeMeta struct {
+	Metadata struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+}
+
+type filterResult struct {
+	Nodes                      *nodeList         `json:",omitempty"`
+	NodeNames                  *[]string         `json:",omitempty"`
+	FailedNodes                map[string]string `json:",omitempty"`
+	FailedAndUnresolvableNodes map[string]string `json:",omitempty"`
+	Error                      string            `json:",omitempty"`
+}
+
+type hostPriority struct {
+	Host  string
+	Score int64
+}
+
+type bindingArgs struct {
+	PodName, PodNamespace string
+	PodUID                types.UID
+	Node                  string
+}
+
+type bindingResult struct {
+	Error string
+}
+
+type preemptionArgs struct {
+	Pod                   *podMeta
+	NodeNameToVictims     map[string]json.RawMessage
+	NodeNameToMetaVictims map[string]metaVictims
+}
+
+type metaVictims struct {
+	Pods             []json.RawMessage
+	NumPDBViolations int64
+}
+
+type preemptionResult struct {
+	NodeNameToMetaVictims map[string]metaVictims `json:",omitempty"`
+}
+
+// names returns the names of the request's nodes, in order, and for the form
+// with full nodes the nodes as they came.
+func (a *filterArgs) names() (names []string, full []json.RawMessage, err error) {
+	if a.NodeNames != nil {
+		return *a.NodeNames, nil, nil
+	}
+	if a.Nodes == nil {
+		return nil, nil, nil
+	}
+	names = make([]string, len(a.Nodes.Items))
+	for i, raw := range a.Nodes.Items {
+		var n nodeMeta
+		if err := json.Unmarshal(raw, &n); err != nil {
+			return nil, nil, fmt.Errorf("decoding node %d: %w", i, err)
+		}
+		names[i] = n.Metadata.Name
+	}
+	return names, a.Nodes.Items, nil
+}
+
+// decode reads a request's JSON. It answers the request itself when it
+// returns false.
+func decode(w http.ResponseWriter, r *http.Request, into any) bool {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "the scheduler extender protocol uses POST", http.StatusMethodNotAllowed)
+		return false
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		status := http.StatusBadRequest
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			status = http.StatusRequestEntityTooLarge
+		}
+		http.Error(w, "reading the request: "+err.Error(), status)
+		return false
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		http.Error(w, "decoding the request: "+err.Error(), http.StatusBadRequest)
+		return false
+	}
+	return true
+}
+
+// encode answers with JSON and its length. Without the length a reply above
+// 2 kB is sent in chunks, of which kube-scheduler never reads the last: every
+// call would then be a new TCP connection and TLS handshake.
+func encode(w http.ResponseWriter, reply any) {
+	body, err := json.Marshal(reply)
+	if err != nil {
+		http.Error(w, "encoding the reply: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	// A failed write means that the scheduler has gone away; it will ask again.
+	_, _ = w.Write(body)
+}

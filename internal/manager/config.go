@@ -1,0 +1,68 @@
+// Package manager puts the parts of atoll-manager together: caches, ledger,
+// controllers, webhooks, extender. It holds no decisions.
+package manager
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// Config is what the command line of atoll-manager says.
+type Config struct {
+	// Namespace is where the manager's Secrets and Lease are.
+	Namespace string
+	// WebhookAddress, ExtenderAddress, HealthAddress and MetricsAddress are
+	// host:port to listen on.
+	WebhookAddress, ExtenderAddress, HealthAddress, MetricsAddress string
+	// Names are DNS names and IP addresses, beside those of the Service, under
+	// which the webhooks and the extender are reached.
+	Names []string
+	// LeaderElect makes replicas agree on one that decides.
+	LeaderElect bool
+	// LeaseDuration is how long a leader that is not heard of keeps its place.
+	LeaseDuration time.Duration
+	// EvictionsPerSecond bounds the evictions of all workloads together.
+	EvictionsPerSecond float64
+}
+
+// AddFlags binds the configuration to flags, with defaults.
+func (c *Config) AddFlags(fs *flag.FlagSet) {
+	namespace := os.Getenv("POD_NAMESPACE")
+	if namespace == "" {
+		namespace = "atoll-system"
+	}
+	fs.StringVar(&c.Namespace, "namespace", namespace, "namespace of the manager's Secrets and Lease (default: $POD_NAMESPACE)")
+	fs.StringVar(&c.WebhookAddress, "webhook-address", ":9443", "host:port of the admission webhooks")
+	fs.StringVar(&c.ExtenderAddress, "extender-address", ":9444", "host:port of the scheduler extender")
+	fs.StringVar(&c.HealthAddress, "health-address", ":8081", "host:port of /healthz and /readyz, plain HTTP")
+	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8080", `host:port of /metrics, HTTPS with Kubernetes authentication; "0" is off`)
+	fs.Func("names", "comma-separated DNS names and IP addresses, beside the Service's, under which webhooks and extender are reached", func(s string) error {
+		for name := range strings.SplitSeq(s, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				c.Names = append(c.Names, name)
+			}
+		}
+		return nil
+	})
+	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "agree with other replicas on one that decides")
+	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that is not heard of keeps its place; at least 3s")
+	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
+}
+
+// Validate names what cannot be.
+func (c *Config) Validate() error {
+	if c.EvictionsPerSecond <= 0 {
+		return fmt.Errorf("--evictions-per-second is %v: it must be above 0 (to stop evictions, set spec.rescheduling.mode of the policies)", c.EvictionsPerSecond)
+	}
+	if c.LeaseDuration < 3*time.Second {
+		return fmt.Errorf("--leader-elect-lease-duration is %s: it must be at least 3s", c.LeaseDuration)
+	}
+	if c.Namespace == "" {
+		return errors.New("--namespace is empty: name the namespace of the manager's Secrets and Lease")
+	}
+	return nil
+}

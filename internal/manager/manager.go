@@ -1,0 +1,259 @@
+package manager
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/controller"
+	"github.com/atoll-k8s/atoll/internal/extender"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/pki"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	podwebhook "github.com/atoll-k8s/atoll/internal/webhook/pod"
+	policywebhook "github.com/atoll-k8s/atoll/internal/webhook/policy"
+)
+
+// serviceName is the name of the Service that the chart puts before the manager.
+const serviceName = "atoll-manager"
+
+// Scheme knows the kinds that the manager reads and writes.
+func Scheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
+	utilruntime.Must(gm.AddToScheme(scheme))
+	return scheme
+}
+
+// parts are what Run puts together.
+type parts struct {
+	config Config
+	mgr    ctrl.Manager
+	client kubernetes.Interface
+	keeper *pki.Keeper
+	ledger *seats.Ledger
+	feed   *seats.Feed
+	walker *owners.Walker
+	book   *policies.Book
+	nodes  toolscache.ResourceEventHandlerRegistration
+	// leading is set once this replica decides.
+	leading atomic.Bool
+}
+
+// +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
+// +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
+
+// Run runs the manager until ctx is done.
+func Run(ctx context.Context, config *rest.Config, c Config) error {
+	config = rest.CopyConfig(config)
+	config.QPS = -1 // the API server's priority and fairness is the limit
+	p := &parts{config: c}
+	protobuf := rest.CopyConfig(config)
+	protobuf.ContentType = runtime.ContentTypeProtobuf
+	protobuf.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	var err error
+	if p.client, err = kubernetes.NewForConfig(protobuf); err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	p.keeper = &pki.Keeper{
+		Client: p.client, Namespace: c.Namespace, Names: serverNames(c),
+		Clock: clock.RealClock{}, Log: ctrl.Log.WithName("pki"),
+	}
+	if err := p.keeper.Ensure(ctx); err != nil {
+		return fmt.Errorf("preparing certificates: %w", err)
+	}
+	if p.mgr, err = newManager(config, c, p.keeper); err != nil {
+		return err
+	}
+	p.ledger = seats.NewLedger(clock.RealClock{})
+	p.feed = seats.NewFeed(p.ledger, p.client)
+	p.walker = owners.NewWalker(p.client)
+	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger)
+	for _, setup := range []func(context.Context) error{p.connect, p.addControllers, p.addWebhooks, p.addExtender, p.addHealth} {
+		if err := setup(ctx); err != nil {
+			return err
+		}
+	}
+	return p.mgr.Start(ctx)
+}
+
+func newManager(config *rest.Config, c Config, keeper *pki.Keeper) (ctrl.Manager, error) {
+	host, port, err := splitAddress(c.WebhookAddress)
+	if err != nil {
+		return nil, fmt.Errorf("reading --webhook-address: %w", err)
+	}
+	renew, retry := c.LeaseDuration*2/3, c.LeaseDuration*2/15
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme: Scheme(),
+		Logger: ctrl.Log,
+		Cache: cache.Options{
+			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject:         map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: slimNode}},
+		},
+		WebhookServer: webhook.NewServer(webhook.Options{Host: host, Port: port, TLSOpts: []func(*tls.Config){keeper.ServerTLS}}),
+		Metrics: metricsserver.Options{
+			BindAddress: c.MetricsAddress, SecureServing: true, TLSOpts: []func(*tls.Config){keeper.ServerTLS},
+			FilterProvider: filters.WithAuthenticationAndAuthorization,
+		},
+		HealthProbeBindAddress:        c.HealthAddress,
+		LeaderElection:                c.LeaderElect,
+		LeaderElectionID:              "atoll-manager",
+		LeaderElectionNamespace:       c.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 &c.LeaseDuration,
+		RenewDeadline:                 &renew,
+		RetryPeriod:                   &retry,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("making the manager: %w", err)
+	}
+	return mgr, nil
+}
+
+func splitAddress(address string) (host string, port int, err error) {
+	host, portText, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", 0, err
+	}
+	port, err = strconv.Atoi(portText)
+	return host, port, err
+}
+
+func serverNames(c Config) []string {
+	service := serviceName + "." + c.Namespace + ".svc"
+	return append([]string{service, service + ".cluster.local"}, c.Names...)
+}
+
+// slimNode drops what nothing here reads; images alone are most of a Node.
+func slimNode(obj any) (any, error) {
+	if node, ok := obj.(*corev1.Node); ok {
+		node.ManagedFields, node.Annotations = nil, nil
+		node.Status.Images, node.Status.VolumesInUse, node.Status.VolumesAttached = nil, nil, nil
+	}
+	return obj, nil
+}
+
+// connect feeds the ledger with nodes, and the walk with pods that have no owner.
+func (p *parts) connect(ctx context.Context) error {
+	p.ledger.OnChange(func(old, new *seats.Pod) {
+		switch {
+		case new != nil && new.Controller == nil && new.Active:
+			if old == nil || old.Policies != new.Policies || !old.Active {
+				p.walker.Put(new.Object())
+			}
+		case old != nil && old.Controller == nil:
+			p.walker.Drop(old.UID)
+		}
+	})
+	informer, err := p.mgr.GetCache().GetInformer(ctx, &corev1.Node{})
+	if err != nil {
+		return fmt.Errorf("watching nodes: %w", err)
+	}
+	observe := func(obj any) {
+		if node, ok := obj.(*corev1.Node); ok {
+			p.ledger.ObserveNode(seats.SlimNode(node))
+		}
+	}
+	p.nodes, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    observe,
+		UpdateFunc: func(_, obj any) { observe(obj) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if node, ok := obj.(*corev1.Node); ok {
+				p.ledger.ForgetNode(node.Name)
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watching nodes: %w", err)
+	}
+	return errors.Join(p.mgr.Add(p.walker), p.mgr.Add(p.feed), p.mgr.Add(p.keeper))
+}
+
+func (p *parts) addControllers(context.Context) error {
+	return controller.Setup(p.mgr, controller.Deps{
+		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book,
+		Pace: rate.NewLimiter(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
+	})
+}
+
+func (p *parts) addWebhooks(context.Context) error {
+	if err := (&podwebhook.Webhook{Walker: p.walker}).SetupWithManager(p.mgr); err != nil {
+		return fmt.Errorf("registering the pod webhook: %w", err)
+	}
+	return policywebhook.SetupWithManager(p.mgr)
+}
+
+// addExtender serves the extender on every replica; only the one that leads
+// answers.
+func (p *parts) addExtender(context.Context) error {
+	handler := &extender.Handler{
+		Book: p.book, Ledger: p.ledger, Client: p.client,
+		Leading: p.leading.Load, Log: ctrl.Log.WithName("extender"),
+	}
+	server := &extender.Server{
+		Address: p.config.ExtenderAddress, TLS: p.keeper.MutualTLS(pki.ClientName),
+		Handler: handler.ServeMux(), Log: ctrl.Log.WithName("extender"),
+	}
+	return errors.Join(p.mgr.Add(server), p.mgr.Add(leaderRunnable(p.lead)))
+}
+
+// leaderRunnable runs on the replica that leads.
+type leaderRunnable func(context.Context) error
+
+func (f leaderRunnable) Start(ctx context.Context) error { return f(ctx) }
+func (f leaderRunnable) NeedLeaderElection() bool        { return true }
+
+// lead opens the extender once everything that it reads has been listed.
+func (p *parts) lead(ctx context.Context) error {
+	if !toolscache.WaitForCacheSync(ctx.Done(), p.walker.HasSynced, p.feed.HasSynced, p.nodes.HasSynced) ||
+		!p.mgr.GetCache().WaitForCacheSync(ctx) {
+		return nil
+	}
+	p.leading.Store(true)
+	ctrl.Log.Info("Leading: the extender answers")
+	<-ctx.Done()
+	p.leading.Store(false)
+	return nil
+}
+
+// addHealth: healthy is a process that serves; ready is one that can answer
+// webhooks, which every replica does.
+func (p *parts) addHealth(context.Context) error {
+	return errors.Join(
+		p.mgr.AddHealthzCheck("ping", healthz.Ping),
+		p.mgr.AddReadyzCheck("webhooks", p.mgr.GetWebhookServer().StartedChecker()),
+		p.mgr.AddReadyzCheck("caches", func(*http.Request) error {
+			if !p.walker.HasSynced() || !p.feed.HasSynced() || !p.nodes.HasSynced() {
+				return errors.New("pods, nodes or their owners have not been listed yet")
+			}
+			return nil
+		}),
+	)
+}

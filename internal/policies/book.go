@@ -1,0 +1,176 @@
+// Package policies makes policies ready for decisions: it joins a pod's
+// application, the policies that it is bound to and the groups that have
+// nodes, and keeps what it compiled for as long as none of them changes.
+//
+// It reads caches only and decides nothing.
+package policies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/override"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// maxKept bounds the number of compiled policies that are kept; beyond it all
+// are dropped and compiled again when asked for.
+const maxKept = 20_000
+
+// errLate: what cannot change on a pod that exists would have to be applied
+// before its group is known.
+var errLate = errors.New("commandOverrider, argsOverrider and plaintext are not in force yet: use imageOverrider only")
+
+// Book compiles policies. Safe for concurrent use.
+type Book struct {
+	reader client.Reader // a cache
+	walker *owners.Walker
+	ledger *seats.Ledger
+
+	mu      sync.Mutex
+	spreads map[spreadKey]spreadEntry
+	rules   map[types.UID]rulesEntry
+}
+
+type spreadKey struct{ policy, app types.UID }
+
+type spreadEntry struct {
+	generation int64
+	epoch      uint64
+	spread     placement.Spread
+	err        error
+}
+
+type rulesEntry struct {
+	generation int64
+	rules      *override.Rules
+	errs       []override.RuleError
+}
+
+// NewBook makes a book that reads policies from a cache.
+func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger) *Book {
+	return &Book{
+		reader: reader, walker: walker, ledger: ledger,
+		spreads: map[spreadKey]spreadEntry{},
+		rules:   map[types.UID]rulesEntry{},
+	}
+}
+
+// Propagation reads a PropagationPolicy from the cache.
+func (b *Book) Propagation(ctx context.Context, namespace, name string) (*gm.PropagationPolicy, error) {
+	policy := &gm.PropagationPolicy{}
+	if err := b.reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, policy); err != nil {
+		return nil, fmt.Errorf("reading PropagationPolicy %s/%s: %w", namespace, name, err)
+	}
+	return policy, nil
+}
+
+// Override reads an OverridePolicy from the cache.
+func (b *Book) Override(ctx context.Context, namespace, name string) (*gm.OverridePolicy, error) {
+	policy := &gm.OverridePolicy{}
+	if err := b.reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, policy); err != nil {
+		return nil, fmt.Errorf("reading OverridePolicy %s/%s: %w", namespace, name, err)
+	}
+	return policy, nil
+}
+
+// Spread makes a policy ready for one application. The error names the field
+// that makes the policy unusable.
+func (b *Book) Spread(policy *gm.PropagationPolicy, app types.UID) (placement.Spread, error) {
+	key := spreadKey{policy: policy.UID, app: app}
+	epoch := b.ledger.GroupsEpoch()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e, ok := b.spreads[key]; ok && e.generation == policy.Generation && e.epoch == epoch {
+		return e.spread, e.err
+	}
+	if len(b.spreads) >= maxKept {
+		clear(b.spreads)
+	}
+	e := spreadEntry{generation: policy.Generation, epoch: epoch}
+	e.spread, e.err = placement.New(policy.Spec, b.ledger.HasMembers, app)
+	b.spreads[key] = e
+	return e.spread, e.err
+}
+
+// Rules makes an override policy ready. Each error names the rule and the
+// field that make the policy unusable.
+func (b *Book) Rules(policy *gm.OverridePolicy) (*override.Rules, []override.RuleError) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e, ok := b.rules[policy.UID]; ok && e.generation == policy.Generation {
+		return e.rules, e.errs
+	}
+	if len(b.rules) >= maxKept {
+		clear(b.rules)
+	}
+	e := rulesEntry{generation: policy.Generation}
+	e.rules, e.errs = override.Compile(policy.Spec)
+	if len(e.errs) == 0 && e.rules.TouchesImmutableAnywhere() {
+		e.errs = []override.RuleError{{Overrider: "spec.overrideRules", Err: errLate}}
+	}
+	b.rules[policy.UID] = e
+	return e.rules, e.errs
+}
+
+// Assignment is all that a decision about one pod needs.
+type Assignment struct {
+	// Application says which owners require policies.
+	Application ownership.Application
+	// Cohort is what the pod is counted with.
+	Cohort seats.Cohort
+	// Total is the number of pods that the cohort may come to have.
+	Total int
+	// Counted is false for the pods of a DaemonSet: there is one a node, and
+	// nothing to divide.
+	Counted bool
+	// Spread is set when Application.Propagation is bound.
+	Spread placement.Spread
+}
+
+// Assignment joins what is known of a pod. Its Spread is set only if the
+// propagation labels of the application are bound; the policy behind them may
+// be gone or unusable all the same, which is an error.
+func (b *Book) Assignment(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
+	app, chain, err := b.walker.Application(ctx, pod)
+	if err != nil {
+		return Assignment{}, err
+	}
+	a := Assignment{Application: app, Cohort: seats.Cohort{Owner: pod.UID, Revision: revision}, Counted: true, Total: 1}
+	if len(chain) > 1 {
+		a.Cohort.Owner = chain[1].UID
+		a.Counted = chain[1].Kind != "DaemonSet"
+	}
+	if app.Propagation == nil {
+		return a, nil
+	}
+	for _, o := range chain[1:] {
+		if o.Replicas != nil {
+			a.Total = max(a.Total, int(*o.Replicas))
+		}
+		if o == app.Propagation {
+			break
+		}
+	}
+	if app.Propagation.Policies.Propagation() != ownership.Bound {
+		return a, nil
+	}
+	policy, err := b.Propagation(ctx, pod.Namespace, app.Propagation.Policies.RequiredPropagation)
+	if err != nil {
+		return a, err
+	}
+	a.Spread, err = b.Spread(policy, app.Propagation.UID)
+	if err != nil {
+		return a, fmt.Errorf("using PropagationPolicy %s/%s: %w", policy.Namespace, policy.Name, err)
+	}
+	return a, nil
+}

@@ -1,0 +1,118 @@
+package policies
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/override"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// ImageChange is what would make a pod's images as the rules of its group
+// want them.
+type ImageChange struct {
+	pod     *seats.Pod
+	images  []override.Image
+	base    map[string]string
+	changed map[string]bool
+}
+
+// Images compares a pod with what the rules want of it in a group. The images
+// that the pod had before its first override are the base, so that nothing is
+// ever applied twice. The error names the rule that cannot be applied.
+func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, error) {
+	c := ImageChange{pod: pod, base: make(map[string]string, len(pod.Containers)), changed: map[string]bool{}}
+	base := make([]override.Image, len(pod.Containers))
+	for i, container := range pod.Containers {
+		image := container.Image
+		if original, ok := pod.Originals[container.Name]; ok {
+			image = original
+		}
+		base[i] = override.Image{Container: container.Name, Init: container.Init, Image: image}
+		c.base[container.Name] = image
+	}
+	var err error
+	if c.images, err = rules.Images(group, base); err != nil {
+		return c, err
+	}
+	for i := range c.images {
+		if c.images[i].Image != pod.Containers[i].Image {
+			c.changed[c.images[i].Container] = true
+		}
+	}
+	return c, nil
+}
+
+// Needed tells whether an image is not as wanted.
+func (c ImageChange) Needed() bool { return len(c.changed) > 0 }
+
+// Patch is a strategic merge patch for the pod; it fails on another pod of the
+// same name. The labels are written with it.
+func (c ImageChange) Patch(labels map[string]string) ([]byte, error) {
+	type container struct {
+		Name  string `json:"name"`
+		Image string `json:"image"`
+	}
+	var patch struct {
+		Metadata struct {
+			UID         types.UID          `json:"uid"`
+			Labels      map[string]string  `json:"labels,omitempty"`
+			Annotations map[string]*string `json:"annotations"`
+		} `json:"metadata"`
+		Spec struct {
+			Containers     []container `json:"containers,omitempty"`
+			InitContainers []container `json:"initContainers,omitempty"`
+		} `json:"spec"`
+	}
+	patch.Metadata.UID, patch.Metadata.Labels = c.pod.UID, labels
+	restarts, original := map[string]int32{}, true
+	for i, image := range c.images {
+		original = original && image.Image == c.base[image.Container]
+		if !c.changed[image.Container] {
+			continue
+		}
+		if image.Init {
+			patch.Spec.InitContainers = append(patch.Spec.InitContainers, container{image.Container, image.Image})
+			continue
+		}
+		patch.Spec.Containers = append(patch.Spec.Containers, container{image.Container, image.Image})
+		if c.pod.Containers[i].Running {
+			restarts[image.Container] = c.pod.Containers[i].Restarts
+		}
+	}
+	patch.Metadata.Annotations = map[string]*string{gm.OriginalImagesAnnotation: nil, gm.RestartingAnnotation: nil}
+	var err error
+	if !original {
+		err = setJSON(patch.Metadata.Annotations, gm.OriginalImagesAnnotation, c.base)
+	}
+	if len(restarts) > 0 && err == nil {
+		err = setJSON(patch.Metadata.Annotations, gm.RestartingAnnotation, restarts)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(patch)
+}
+
+func setJSON(annotations map[string]*string, key string, value any) error {
+	raw, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("encoding annotation %s: %w", key, err)
+	}
+	s := string(raw)
+	annotations[key] = &s
+	return nil
+}
+
+// PodLabels are the labels that a pod in a group carries for its application.
+func PodLabels(app ownership.Application, group string) map[string]string {
+	labels := app.Policies().Labels()
+	if group != "" {
+		labels[gm.NodeGroupLabel] = group
+	}
+	return labels
+}

@@ -1,0 +1,105 @@
+package seats
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
+
+// Feed keeps a ledger up to date with the API server's pods. It is the store
+// behind a reflector: every pod is slimmed and handed on, none is kept.
+type Feed struct {
+	ledger *Ledger
+	client kubernetes.Interface
+	synced atomic.Bool
+
+	mu    sync.Mutex
+	known map[types.UID]struct{}
+}
+
+// NewFeed makes a feed; Start runs it.
+func NewFeed(ledger *Ledger, client kubernetes.Interface) *Feed {
+	return &Feed{ledger: ledger, client: client, known: map[types.UID]struct{}{}}
+}
+
+// Start watches pods until ctx is done.
+func (f *Feed) Start(ctx context.Context) error {
+	go wait.UntilWithContext(ctx, func(context.Context) { f.ledger.Lapse() }, ReservationTTL)
+	lw := cache.NewListWatchFromClient(f.client.CoreV1().RESTClient(), "pods", "", fields.Everything())
+	cache.NewReflectorWithOptions(lw, &corev1.Pod{}, f, cache.ReflectorOptions{Name: "seats/pods"}).RunWithContext(ctx)
+	return nil
+}
+
+// NeedLeaderElection is false: every replica keeps a warm ledger.
+func (f *Feed) NeedLeaderElection() bool { return false }
+
+// HasSynced tells whether all pods have been listed once.
+func (f *Feed) HasSynced() bool { return f.synced.Load() }
+
+// Add implements cache.ReflectorStore.
+func (f *Feed) Add(obj any) error { return f.Update(obj) }
+
+// Update implements cache.ReflectorStore.
+func (f *Feed) Update(obj any) error {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return fmt.Errorf("storing a pod: unexpected type %T", obj)
+	}
+	f.mu.Lock()
+	f.known[pod.UID] = struct{}{}
+	f.mu.Unlock()
+	f.ledger.Observe(Slim(pod))
+	return nil
+}
+
+// Delete implements cache.ReflectorStore.
+func (f *Feed) Delete(obj any) error {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return fmt.Errorf("forgetting a pod: unexpected type %T", obj)
+	}
+	f.mu.Lock()
+	delete(f.known, pod.UID)
+	f.mu.Unlock()
+	f.ledger.Forget(pod.UID)
+	return nil
+}
+
+// Replace implements cache.ReflectorStore: what the new list does not hold is gone.
+func (f *Feed) Replace(list []any, _ string) error {
+	present := make(map[types.UID]struct{}, len(list))
+	for _, obj := range list {
+		if pod, ok := obj.(*corev1.Pod); ok {
+			present[pod.UID] = struct{}{}
+		}
+	}
+	f.mu.Lock()
+	gone := f.known
+	f.known = present
+	f.mu.Unlock()
+	for uid := range gone {
+		if _, ok := present[uid]; !ok {
+			f.ledger.Forget(uid)
+		}
+	}
+	for _, obj := range list {
+		if pod, ok := obj.(*corev1.Pod); ok {
+			f.ledger.Observe(Slim(pod))
+		}
+	}
+	f.synced.Store(true)
+	return nil
+}
+
+// Resync implements cache.ReflectorStore.
+func (f *Feed) Resync() error { return nil }

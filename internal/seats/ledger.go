@@ -1,0 +1,269 @@
+// Package seats is the ledger of who sits where: the one shared state of all
+// decisions that put a pod somewhere.
+//
+// A seat belongs to a cohort, the pods of one revision of one owner, and is in
+// one group. It is reserved when a decision hands it out, and observed when
+// the pod is seen on a node of the group:
+//
+//	          Reserve                 pod seen on a node
+//	no seat ───────────► reserved ──────────────────────► observed
+//	   ▲                    │                                 │
+//	   └────────────────────┴─────────────────────────────────┘
+//	     deleted, finished, terminating; reservations also: asked again, lapsed
+//
+// The ledger is derived: it is a function of the pods and of reservations that
+// live for seconds, so a restart lists pods and is right. It asks placement
+// whose turn it is and knows neither policies nor HTTP nor the API server's
+// clients (the feed that fills it does).
+package seats
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+)
+
+// ReservationTTL is how long a seat is kept for a pod that was sent to a group
+// and has not been bound. A pod that comes to be bound later is seated anew.
+const ReservationTTL = 30 * time.Second
+
+// Cohort is what is divided as one: the pods of one revision of one owner.
+type Cohort struct {
+	// Owner is the UID of the pods' direct owner, or of the pod itself.
+	Owner types.UID
+	// Revision is ownership.Revision of the pods.
+	Revision string
+}
+
+// Handler is told of every change of a pod that the ledger has seen: old is
+// nil for a new pod, new is nil for one that is gone. It must not block.
+type Handler func(old, new *Pod)
+
+// Ledger holds all pods and seats. Safe for concurrent use; every operation
+// but View takes time that does not grow with the number of pods.
+type Ledger struct {
+	clock    clock.PassiveClock
+	handlers []Handler
+
+	mu      sync.Mutex
+	seats   map[types.UID]*seat
+	cohorts map[Cohort]*cohort
+	owners  map[types.UID]map[Cohort]*cohort
+	nodes   map[string]*node
+	// members are the nodes of each group, by name; epoch moves when a group gets its
+	// first node or loses its last.
+	members map[string]map[string]*node
+	epoch   uint64
+	// disrupted are pods that we are about to evict or restart, until that is seen.
+	disrupted map[types.UID]time.Time
+}
+
+// seat is a pod's entry: with a group it holds a seat there.
+type seat struct {
+	uid    types.UID
+	pod    *Pod // nil while only the scheduler has told us of the pod
+	cohort *cohort
+	// seated: the pod counts in group. A bound pod on a node of no group is
+	// seated in "".
+	seated   bool
+	group    string
+	reserved bool
+	lapses   time.Time // when a reservation does
+	active   bool      // counts in its cohort's active
+}
+
+type cohort struct {
+	key    Cohort
+	counts map[string]int // seats by group, reserved ones included
+	seats  map[types.UID]*seat
+	active int // seats of pods that are active, or not seen yet
+	// reservations of the cohort, to drop those that lapsed.
+	reservations map[types.UID]*seat
+	// The last division: most calls of a burst ask for the same one.
+	divided      placement.Spread
+	dividedTotal int
+	desired      []int
+	current      []int  // scratch
+	feasible     []bool // scratch
+}
+
+type node struct {
+	Node
+	pods map[types.UID]*seat
+}
+
+// NewLedger makes an empty ledger.
+func NewLedger(clock clock.PassiveClock) *Ledger {
+	return &Ledger{
+		clock:     clock,
+		seats:     map[types.UID]*seat{},
+		cohorts:   map[Cohort]*cohort{},
+		owners:    map[types.UID]map[Cohort]*cohort{},
+		nodes:     map[string]*node{},
+		members:   map[string]map[string]*node{},
+		disrupted: map[types.UID]time.Time{},
+	}
+}
+
+// OnChange adds a handler. Call before the ledger is fed.
+func (l *Ledger) OnChange(h Handler) { l.handlers = append(l.handlers, h) }
+
+// Observe records what a pod is now.
+func (l *Ledger) Observe(pod *Pod) {
+	l.mu.Lock()
+	old := l.observeLocked(pod)
+	l.mu.Unlock()
+	l.tell(old, pod)
+}
+
+// Forget records that a pod is gone.
+func (l *Ledger) Forget(uid types.UID) {
+	l.mu.Lock()
+	s := l.seats[uid]
+	var old *Pod
+	if s != nil {
+		old = s.pod
+		l.dropLocked(s)
+	}
+	delete(l.disrupted, uid)
+	l.mu.Unlock()
+	if old != nil {
+		l.tell(old, nil)
+	}
+}
+
+func (l *Ledger) tell(old, new *Pod) {
+	for _, h := range l.handlers {
+		h(old, new)
+	}
+}
+
+func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
+	key := Cohort{Owner: pod.Owner(), Revision: pod.Revision}
+	s := l.seats[pod.UID]
+	if s != nil && s.cohort.key != key { // adopted by another owner
+		old = s.pod
+		l.dropLocked(s)
+		s = nil
+	}
+	if s == nil {
+		s = l.enterLocked(pod.UID, key)
+	}
+	if s.pod != nil {
+		old = s.pod
+		if s.pod.Node != "" && s.pod.Node != pod.Node {
+			delete(l.nodeLocked(s.pod.Node).pods, pod.UID)
+		}
+	}
+	s.pod = pod
+	s.setActive(pod.Active)
+	switch {
+	case !pod.Active:
+		l.unseatLocked(s)
+	case pod.Node != "":
+		l.seatLocked(s, l.nodeLocked(pod.Node).Group)
+		l.settleLocked(s)
+	}
+	if pod.Node != "" {
+		l.nodeLocked(pod.Node).pods[pod.UID] = s
+	}
+	if !pod.Active || pod.Restarting() {
+		delete(l.disrupted, pod.UID) // the effect is seen on the pod itself from here on
+	}
+	return old
+}
+
+// Pod returns what was last seen of a pod, or nil.
+func (l *Ledger) Pod(uid types.UID) *Pod {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.seats[uid]; s != nil {
+		return s.pod
+	}
+	return nil
+}
+
+func (l *Ledger) nodeLocked(name string) *node {
+	n := l.nodes[name]
+	if n == nil {
+		n = &node{Node: Node{Name: name}, pods: map[types.UID]*seat{}}
+		l.nodes[name] = n
+	}
+	return n
+}
+
+func (l *Ledger) enterLocked(uid types.UID, key Cohort) *seat {
+	c := l.cohorts[key]
+	if c == nil {
+		c = &cohort{key: key, counts: map[string]int{}, seats: map[types.UID]*seat{}, reservations: map[types.UID]*seat{}}
+		l.cohorts[key] = c
+		if l.owners[key.Owner] == nil {
+			l.owners[key.Owner] = map[Cohort]*cohort{}
+		}
+		l.owners[key.Owner][key] = c
+	}
+	s := &seat{uid: uid, cohort: c}
+	l.seats[uid] = s
+	c.seats[uid] = s
+	s.setActive(true)
+	return s
+}
+
+func (l *Ledger) dropLocked(s *seat) {
+	l.unseatLocked(s)
+	if s.pod != nil && s.pod.Node != "" {
+		delete(l.nodeLocked(s.pod.Node).pods, s.uid)
+	}
+	s.setActive(false)
+	delete(l.seats, s.uid)
+	delete(s.cohort.seats, s.uid)
+	if len(s.cohort.seats) == 0 {
+		key := s.cohort.key
+		delete(l.cohorts, key)
+		delete(l.owners[key.Owner], key)
+		if len(l.owners[key.Owner]) == 0 {
+			delete(l.owners, key.Owner)
+		}
+	}
+}
+
+func (l *Ledger) seatLocked(s *seat, group string) {
+	if s.seated {
+		if s.group == group {
+			return
+		}
+		l.unseatLocked(s)
+	}
+	s.seated, s.group = true, group
+	s.cohort.counts[group]++
+}
+
+func (l *Ledger) unseatLocked(s *seat) {
+	if s.seated {
+		s.cohort.counts[s.group]--
+		if s.cohort.counts[s.group] == 0 {
+			delete(s.cohort.counts, s.group)
+		}
+	}
+	s.seated, s.group = false, ""
+	l.settleLocked(s)
+}
+
+func (s *seat) setActive(active bool) {
+	if active && !s.active {
+		s.cohort.active++
+	} else if !active && s.active {
+		s.cohort.active--
+	}
+	s.active = active
+}
+
+// settleLocked ends a reservation without touching the seat.
+func (l *Ledger) settleLocked(s *seat) {
+	s.reserved = false
+	delete(s.cohort.reservations, s.uid)
+}

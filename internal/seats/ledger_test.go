@@ -1,0 +1,339 @@
+package seats
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+	"pgregory.net/rapid"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+)
+
+var cohortOne = Cohort{Owner: "rs", Revision: "r1"}
+
+func newTestLedger(groups ...string) (*Ledger, *testingclock.FakeClock) {
+	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+	l := NewLedger(clock)
+	for _, g := range groups {
+		l.ObserveNode(Node{Name: "node-" + g, Group: g, Open: true, MilliCPU: 1000, Memory: 1 << 30, Pods: 10})
+	}
+	return l, clock
+}
+
+func weights(pairs ...any) placement.Spread {
+	var rules []gm.StaticNodeGroupWeight
+	for i := 0; i < len(pairs); i += 2 {
+		rules = append(rules, gm.StaticNodeGroupWeight{NodeGroupNames: []string{pairs[i].(string)}, Weight: int64(pairs[i+1].(int))})
+	}
+	return placement.StaticWeight(rules, nil, "app")
+}
+
+func request(pod string, total int, spread placement.Spread, nodes ...string) Request {
+	return Request{Pod: types.UID(pod), Cohort: cohortOne, Total: total, Spread: spread, Nodes: nodes}
+}
+
+func podIn(uid, node string) *Pod {
+	return &Pod{
+		UID: types.UID(uid), Namespace: "ns", Name: uid, Node: node, Active: true, Ready: node != "", Revision: "r1",
+		Controller: &ownership.Reference{GroupVersionKind: schema.GroupVersionKind{Kind: "ReplicaSet"}, Name: "rs", UID: "rs"},
+	}
+}
+
+func counts(l *Ledger, c Cohort) map[string]int {
+	out := map[string]int{}
+	for _, v := range l.View([]types.UID{c.Owner}) {
+		for _, p := range v.Pods {
+			if v.Cohort == c && p.Seated {
+				out[p.Group]++
+			}
+		}
+	}
+	return out
+}
+
+func TestReserveFollowsTheDivision(t *testing.T) {
+	l, _ := newTestLedger("hz", "bj")
+	spread := weights("hz", 3, "bj", 2)
+	got := map[string]int{}
+	for i := range 50 {
+		group, why := l.Reserve(request(fmt.Sprint("p", i), 50, spread, "node-hz", "node-bj"))
+		if why != Seated {
+			t.Fatalf("pod %d got no seat: %s", i, why)
+		}
+		got[group]++
+	}
+	if got["hz"] != 30 || got["bj"] != 20 {
+		t.Errorf("50 pods at 3:2 were seated %v, want hz 30, bj 20", got)
+	}
+	if _, why := l.Reserve(request("one-more", 0, weights("none", 1), "node-hz")); why != NoNodeInOpenGroup {
+		t.Errorf("a pod whose group has no node among those offered got %q, want %q", why, NoNodeInOpenGroup)
+	}
+}
+
+func TestConcurrentReservationsNeverOverfillAGroup(t *testing.T) {
+	l, _ := newTestLedger("a", "b", "c")
+	spread := weights("a", 5, "b", 3, "c", 2)
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			uid := fmt.Sprint("p", i)
+			group, why := l.Reserve(request(uid, 200, spread, "node-a", "node-b", "node-c"))
+			if why != Seated {
+				t.Errorf("pod %d got no seat: %s", i, why)
+				return
+			}
+			l.Observe(podIn(uid, "node-"+group))
+		})
+	}
+	wg.Wait()
+	got := counts(l, cohortOne)
+	if got["a"] != 100 || got["b"] != 60 || got["c"] != 40 {
+		t.Errorf("200 pods at 5:3:2 sit %v, want a 100, b 60, c 40", got)
+	}
+}
+
+func TestAskingAgainGivesTheSeatBackFirst(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	spread := weights("a", 1, "b", 1)
+	first, _ := l.Reserve(request("p", 2, spread, "node-a", "node-b"))
+	for range 10 {
+		if again, _ := l.Reserve(request("p", 2, spread, "node-a", "node-b")); again != first {
+			t.Fatalf("the same pod was sent to %q, then to %q: its own reservation counted against it", first, again)
+		}
+	}
+}
+
+func TestAReservationLapsesAndItsSeatIsHandedOutAgain(t *testing.T) {
+	l, clock := newTestLedger("a")
+	spread := weights("a", 1)
+	l.Observe(podIn("p", ""))
+	l.Reserve(request("p", 1, spread, "node-a"))
+	clock.Step(ReservationTTL)
+	l.Lapse()
+	if got := counts(l, cohortOne); got["a"] != 0 {
+		t.Errorf("a reservation outlived its time: %v", got)
+	}
+	if why := l.Confirm(request("p", 1, spread), "node-a"); why != Seated {
+		t.Errorf("binding after the reservation lapsed was refused although the seat is free: %s", why)
+	}
+}
+
+func TestReservationsOfPodsNeverSeenLeaveNothingBehind(t *testing.T) {
+	l, clock := newTestLedger("a")
+	for i := range 100 {
+		r := request(fmt.Sprint("p", i), 1, weights("a", 1), "node-a")
+		r.Cohort = Cohort{Owner: types.UID(fmt.Sprint("rs", i))}
+		l.Reserve(r)
+	}
+	clock.Step(ReservationTTL)
+	l.Lapse()
+	if len(l.seats)+len(l.cohorts)+len(l.owners) != 0 {
+		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.seats), len(l.cohorts), len(l.owners))
+	}
+}
+
+func TestConfirmRefusesAGroupThatFilledUpMeanwhile(t *testing.T) {
+	l, clock := newTestLedger("a", "b")
+	spread := weights("a", 1, "b", 1)
+	l.Observe(podIn("late", ""))
+	l.Observe(podIn("other", ""))
+	group, _ := l.Reserve(request("late", 2, spread, "node-a", "node-b"))
+	clock.Step(ReservationTTL)
+	if taken, _ := l.Reserve(request("other", 2, spread, "node-"+group)); taken != group {
+		t.Fatalf("the lapsed seat was not handed out again: got %q, want %q", taken, group)
+	}
+	if why := l.Confirm(request("late", 2, spread), "node-"+group); why != NoSeatOpen {
+		t.Errorf("binding to a group that filled up answered %q, want %q", why, NoSeatOpen)
+	}
+}
+
+func TestOnlyActivePodsHoldSeats(t *testing.T) {
+	l, _ := newTestLedger("a")
+	pod := podIn("p", "node-a")
+	l.Observe(pod)
+	terminating := *pod
+	terminating.Active = false
+	l.Observe(&terminating)
+	if got := counts(l, cohortOne); got["a"] != 0 {
+		t.Errorf("a terminating pod holds a seat: %v", got)
+	}
+	l.Forget("p")
+	if len(l.cohorts) != 0 || len(l.seats) != 0 {
+		t.Errorf("a deleted pod left %d cohorts, %d seats", len(l.cohorts), len(l.seats))
+	}
+}
+
+func TestPodsMoveWithTheirNode(t *testing.T) {
+	l, _ := newTestLedger("a")
+	l.Observe(podIn("p", "node-a"))
+	epoch := l.GroupsEpoch()
+	l.ObserveNode(Node{Name: "node-a", Group: "b"})
+	if got := counts(l, cohortOne); got["a"] != 0 || got["b"] != 1 {
+		t.Errorf("the node went from a to b, the seats are %v", got)
+	}
+	if l.HasMembers("a") || !l.HasMembers("b") || l.GroupsEpoch() == epoch {
+		t.Errorf("members: a %v, b %v, epoch moved: %v", l.HasMembers("a"), l.HasMembers("b"), l.GroupsEpoch() != epoch)
+	}
+}
+
+func TestPodsSeenBeforeTheirNodeCountOnceItIsKnown(t *testing.T) {
+	l, _ := newTestLedger()
+	l.Observe(podIn("p", "later"))
+	l.ObserveNode(Node{Name: "later", Group: "g"})
+	if got := counts(l, cohortOne); got["g"] != 1 {
+		t.Errorf("seats are %v, want one in g", got)
+	}
+}
+
+func TestDisruptGivesTheLastPermissionOnce(t *testing.T) {
+	l, clock := newTestLedger("a")
+	for i := range 5 {
+		l.Observe(podIn(fmt.Sprint("p", i), "node-a"))
+	}
+	owners := []types.UID{"rs"}
+	var granted []string
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range 5 {
+		wg.Go(func() {
+			uid := fmt.Sprint("p", i)
+			if l.Disrupt(types.UID(uid), owners, 5, 1) {
+				mu.Lock()
+				defer mu.Unlock()
+				granted = append(granted, uid)
+			}
+		})
+	}
+	wg.Wait()
+	if len(granted) != 1 {
+		t.Fatalf("of five askers at once %v were allowed, want one", granted)
+	}
+	l.Spare(types.UID(granted[0]))
+	if !l.Disrupt("p0", owners, 5, 1) {
+		t.Error("a permission that was given back is not handed out again")
+	}
+	clock.Step(2 * disruptionTTL)
+	if !l.Disrupt("p1", owners, 5, 1) {
+		t.Error("a disruption whose effect was never seen blocks for ever")
+	}
+}
+
+func TestDisruptWaitsForPodsThatAreMissingOrRestarting(t *testing.T) {
+	l, _ := newTestLedger("a")
+	l.Observe(podIn("p0", "node-a"))
+	l.Observe(podIn("p1", "node-a"))
+	owners := []types.UID{"rs"}
+	if l.Disrupt("p0", owners, 3, 1) {
+		t.Error("allowed although one of three pods is missing")
+	}
+	restarting := podIn("p1", "node-a")
+	restarting.Containers = []Container{{Name: "c", Restarting: true}}
+	l.Observe(restarting)
+	if l.Disrupt("p0", owners, 2, 1) {
+		t.Error("allowed although the other pod is restarting")
+	}
+	if !l.Disrupt("p1", owners, 2, 1) {
+		t.Error("a pod that does no work may be disturbed: nothing is lost")
+	}
+}
+
+func TestCanTakeLooksAtRoom(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	full := podIn("full", "node-a")
+	full.MilliCPU = 900
+	l.Observe(full)
+	pod := podIn("p", "node-b")
+	pod.MilliCPU = 200
+	if l.CanTake("a", pod) {
+		t.Error("900m of 1000m are taken, 200m fit")
+	}
+	if !l.CanTake("b", pod) || l.CanTake("nowhere", pod) {
+		t.Error("an idle node has room; a group without nodes has none")
+	}
+	l.ObserveNode(Node{Name: "node-b", Group: "b", Open: false, MilliCPU: 1000, Memory: 1 << 30, Pods: 10})
+	if l.CanTake("b", pod) {
+		t.Error("a cordoned node takes pods")
+	}
+}
+
+func TestScoresPutTheGroupThatLacksMostFirst(t *testing.T) {
+	l, _ := newTestLedger("a", "b", "c")
+	for i := range 3 {
+		l.Observe(podIn(fmt.Sprint("b", i), "node-b"))
+	}
+	l.Observe(podIn("a0", "node-a"))
+	scores := l.Scores(request("new", 9, weights("a", 1, "b", 1, "c", 1), "node-a", "node-b", "node-c"))
+	if scores["c"] != 10 || scores["a"] >= scores["c"] || scores["a"] <= 0 {
+		t.Errorf("c lacks 3 and a lacks 2: scores are %v", scores)
+	}
+	if _, full := scores["b"]; full {
+		t.Errorf("b has its share and is scored: %v", scores)
+	}
+}
+
+// TestLedgerIsAFunctionOfThePods drives a ledger through random events and
+// compares it with one that is made from the surviving pods alone.
+func TestLedgerIsAFunctionOfThePods(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l, clock := newTestLedger("a", "b", "c")
+		spread := weights("a", 3, "b", 2, "c", 1)
+		pods := map[string]*Pod{}
+		nodes := []string{"node-a", "node-b", "node-c"}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			uid := fmt.Sprint("p", rapid.IntRange(0, 12).Draw(t, "pod"))
+			switch rapid.IntRange(0, 5).Draw(t, "event") {
+			case 0:
+				if pods[uid] == nil {
+					pods[uid] = podIn(uid, "")
+					l.Observe(pods[uid])
+				}
+			case 1:
+				if p := pods[uid]; p != nil && p.Node == "" && p.Active {
+					l.Reserve(request(uid, 8, spread, nodes...))
+				}
+			case 2:
+				if p := pods[uid]; p != nil && p.Node == "" && p.Active {
+					node := rapid.SampledFrom(nodes).Draw(t, "node")
+					if l.Confirm(request(uid, 8, spread), node) == Seated {
+						bound := *p
+						bound.Node = node
+						pods[uid] = &bound
+						l.Observe(&bound)
+					}
+				}
+			case 3:
+				if p := pods[uid]; p != nil {
+					done := *p
+					done.Active = false
+					pods[uid] = &done
+					l.Observe(&done)
+				}
+			case 4:
+				delete(pods, uid)
+				l.Forget(types.UID(uid))
+			case 5:
+				clock.Step(ReservationTTL / 2)
+			}
+		}
+		clock.Step(2 * ReservationTTL)
+		l.Lapse()
+		fresh, _ := newTestLedger("a", "b", "c")
+		for _, p := range pods {
+			fresh.Observe(p)
+		}
+		got, want := fmt.Sprint(counts(l, cohortOne)), fmt.Sprint(counts(fresh, cohortOne))
+		if got != want {
+			t.Fatalf("seats are %s, a ledger made anew has %s", got, want)
+		}
+		if len(l.seats) != len(pods) {
+			t.Fatalf("%d seats are kept for %d pods", len(l.seats), len(pods))
+		}
+	})
+}

@@ -1,0 +1,157 @@
+package seats
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// Node is what the decisions need to know of a node.
+type Node struct {
+	Name string
+	// Group is the node's NodeGroup, as its label says; "" is none.
+	Group string
+	// Open: Ready and not cordoned.
+	Open bool
+	// MilliCPU, Memory (bytes) and Pods are what the node can hold in all.
+	MilliCPU, Memory, Pods int64
+}
+
+// SlimNode keeps of a node what the decisions need.
+func SlimNode(n *corev1.Node) Node {
+	node := Node{
+		Name: n.Name, Group: n.Labels[gm.NodeGroupLabel],
+		MilliCPU: n.Status.Allocatable.Cpu().MilliValue(),
+		Memory:   n.Status.Allocatable.Memory().Value(),
+		Pods:     n.Status.Allocatable.Pods().Value(),
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			node.Open = c.Status == corev1.ConditionTrue && !n.Spec.Unschedulable && n.DeletionTimestamp == nil
+		}
+	}
+	return node
+}
+
+// ObserveNode records what a node is now.
+func (l *Ledger) ObserveNode(node Node) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.nodeLocked(node.Name)
+	l.moveLocked(n, node.Group)
+	n.Node = node
+}
+
+// ForgetNode records that a node is gone. Its pods count in no group.
+func (l *Ledger) ForgetNode(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.nodes[name]
+	if n == nil {
+		return
+	}
+	l.moveLocked(n, "")
+	n.Node = Node{Name: name}
+	if len(n.pods) == 0 {
+		delete(l.nodes, name)
+	}
+}
+
+// moveLocked moves a node, and the seats of its pods, to another group.
+func (l *Ledger) moveLocked(n *node, group string) {
+	if n.Group == group {
+		return
+	}
+	l.countMemberLocked(n, n.Group, false)
+	l.countMemberLocked(n, group, true)
+	n.Group = group
+	for _, s := range n.pods {
+		if s.seated {
+			l.seatLocked(s, group)
+		}
+	}
+}
+
+func (l *Ledger) countMemberLocked(n *node, group string, joins bool) {
+	if group == "" {
+		return
+	}
+	members := l.members[group]
+	if joins {
+		if members == nil {
+			members = map[string]*node{}
+			l.members[group] = members
+			l.epoch++
+		}
+		members[n.Name] = n
+		return
+	}
+	delete(members, n.Name)
+	if len(members) == 0 {
+		delete(l.members, group)
+		l.epoch++
+	}
+}
+
+// HasMembers tells whether a group has a node.
+func (l *Ledger) HasMembers(group string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.members[group]) > 0
+}
+
+// GroupsEpoch changes whenever HasMembers changes its answer for some group.
+func (l *Ledger) GroupsEpoch() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.epoch
+}
+
+// NodeGroup returns the group of a node; "" is none.
+func (l *Ledger) NodeGroup(name string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := l.nodes[name]; n != nil {
+		return n.Group
+	}
+	return ""
+}
+
+// NodeGroups returns the groups of the named nodes, in their order.
+func (l *Ledger) NodeGroups(names []string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	groups := make([]string, len(names))
+	for i, name := range names {
+		if n := l.nodes[name]; n != nil {
+			groups[i] = n.Group
+		}
+	}
+	return groups
+}
+
+// CanTake tells whether some open node of a group has room for the pod's
+// requests. It looks at CPU, memory and the number of pods; kube-scheduler
+// looks at more.
+func (l *Ledger) CanTake(group string, pod *Pod) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range l.members[group] {
+		if n.Open && n.roomLocked(pod) {
+			return true
+		}
+	}
+	return false
+}
+
+func (n *node) roomLocked(pod *Pod) bool {
+	cpu, memory, pods := pod.MilliCPU, pod.Memory, int64(1)
+	for _, s := range n.pods {
+		if s.pod.Active {
+			cpu += s.pod.MilliCPU
+			memory += s.pod.Memory
+			pods++
+		}
+	}
+	return cpu <= n.MilliCPU && memory <= n.Memory && pods <= n.Pods
+}

@@ -1,0 +1,173 @@
+package seats
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/owners"
+)
+
+// Pod is what the decisions need to know of a pod: a twentieth of the object.
+// Pods are shared and never changed.
+type Pod struct {
+	UID       types.UID
+	Namespace string
+	Name      string
+
+	// Controller is the direct owner, or nil.
+	Controller *ownership.Reference
+	// Revision tells the revisions of one owner's template apart.
+	Revision string
+	// Policies are the labels that the pod itself carries.
+	Policies ownership.Policies
+	// GroupStamp is the NodeGroup whose seat the pod took when it was bound.
+	GroupStamp string
+
+	// Node is empty until the pod is bound.
+	Node string
+	// Active: neither finished nor terminating. Only active pods count.
+	Active bool
+	// Ready is the pod's Ready condition.
+	Ready bool
+	// Gated: a scheduling gate of ours holds the pod back.
+	Gated bool
+	// Unschedulable: kube-scheduler has looked at the pod and found no node.
+	Unschedulable bool
+	// Nudge is the value of the nudge annotation.
+	Nudge string
+
+	Created time.Time
+	// DeletionCost is controller.kubernetes.io/pod-deletion-cost; 0 when unset.
+	DeletionCost int32
+	// MilliCPU and Memory (bytes) are the sums of the containers' requests.
+	MilliCPU, Memory int64
+
+	// Containers are the init containers and the containers, in this order.
+	Containers []Container
+	// Originals are the images before the first override, by container name.
+	Originals map[string]string
+}
+
+// Container is one container of a Pod.
+type Container struct {
+	Name  string
+	Init  bool
+	Image string
+	// Running: the kubelet reports it as running.
+	Running bool
+	// Restarts is its restartCount.
+	Restarts int32
+	// Restarting: its image was changed in place, and it has not restarted since.
+	Restarting bool
+}
+
+// Owner is the UID under which the pod is counted: its controller's, or its
+// own when it has none.
+func (p *Pod) Owner() types.UID {
+	if p.Controller != nil {
+		return p.Controller.UID
+	}
+	return p.UID
+}
+
+// Key names the pod.
+func (p *Pod) Key() types.NamespacedName {
+	return types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
+}
+
+// Restarting tells whether a container's image was changed in place and the
+// kubelet has not restarted it yet.
+func (p *Pod) Restarting() bool {
+	for i := range p.Containers {
+		if p.Containers[i].Restarting {
+			return true
+		}
+	}
+	return false
+}
+
+// Available tells whether the pod does its work now.
+func (p *Pod) Available() bool { return p.Active && p.Ready && p.Node != "" && !p.Restarting() }
+
+// Object is the pod as the start of a walk up its owners.
+func (p *Pod) Object() *ownership.Object {
+	return &ownership.Object{
+		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
+		Namespace:        p.Namespace, Name: p.Name, UID: p.UID,
+		Policies: p.Policies, Controller: p.Controller, Deleting: !p.Active,
+	}
+}
+
+// Slim keeps of a pod what the decisions need.
+func Slim(pod *corev1.Pod) *Pod {
+	p := &Pod{
+		UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name,
+		Controller: owners.ControllerOf(pod.OwnerReferences),
+		Revision:   ownership.Revision(pod.Labels),
+		Policies:   ownership.PoliciesOf(pod.Labels),
+		GroupStamp: pod.Labels[gm.NodeGroupLabel],
+		Node:       pod.Spec.NodeName,
+		Active: pod.DeletionTimestamp == nil &&
+			pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed,
+		Nudge:   pod.Annotations[gm.NudgeAnnotation],
+		Created: pod.CreationTimestamp.Time,
+	}
+	for _, c := range pod.Status.Conditions {
+		switch c.Type {
+		case corev1.PodReady:
+			p.Ready = c.Status == corev1.ConditionTrue
+		case corev1.PodScheduled:
+			p.Unschedulable = c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+		}
+	}
+	for _, g := range pod.Spec.SchedulingGates {
+		p.Gated = p.Gated || g.Name == gm.PolicyGate
+	}
+	if v, err := strconv.ParseInt(pod.Annotations[corev1.PodDeletionCost], 10, 32); err == nil {
+		p.DeletionCost = int32(v)
+	}
+	p.setContainers(pod)
+	return p
+}
+
+func (p *Pod) setContainers(pod *corev1.Pod) {
+	if v := pod.Annotations[gm.OriginalImagesAnnotation]; v != "" {
+		// A value that does not parse is as good as none: the images that the
+		// pod has now are the base then.
+		_ = json.Unmarshal([]byte(v), &p.Originals)
+	}
+	var before map[string]int32
+	if v := pod.Annotations[gm.RestartingAnnotation]; v != "" {
+		_ = json.Unmarshal([]byte(v), &before)
+	}
+	statuses := make(map[string]*corev1.ContainerStatus, len(pod.Spec.InitContainers)+len(pod.Spec.Containers))
+	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for i := range list {
+			statuses[list[i].Name] = &list[i]
+		}
+	}
+	p.Containers = make([]Container, 0, len(pod.Spec.InitContainers)+len(pod.Spec.Containers))
+	add := func(c *corev1.Container, init bool) {
+		seen := Container{Name: c.Name, Init: init, Image: c.Image}
+		if status := statuses[c.Name]; status != nil {
+			seen.Restarts, seen.Running = status.RestartCount, status.State.Running != nil
+		}
+		was, changed := before[c.Name]
+		seen.Restarting = changed && seen.Restarts <= was
+		p.Containers = append(p.Containers, seen)
+		p.MilliCPU += c.Resources.Requests.Cpu().MilliValue()
+		p.Memory += c.Resources.Requests.Memory().Value()
+	}
+	for i := range pod.Spec.InitContainers {
+		add(&pod.Spec.InitContainers[i], true)
+	}
+	for i := range pod.Spec.Containers {
+		add(&pod.Spec.Containers[i], false)
+	}
+}

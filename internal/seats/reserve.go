@@ -1,0 +1,214 @@
+package seats
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+)
+
+// Reason says why a pod got no seat. The values are shown to users by
+// kube-scheduler, and must stay constant: a changing text makes it try again
+// at once, for ever.
+type Reason string
+
+const (
+	// Seated: the pod has its seat.
+	Seated Reason = ""
+	// NoGroup: no group of the policy has a node.
+	NoGroup Reason = "no NodeGroup of the PropagationPolicy has a node"
+	// NoSeatOpen: every group has its share of the pods.
+	NoSeatOpen Reason = "every NodeGroup has its share of the workload's pods"
+	// NoNodeInOpenGroup: of the groups that lack pods, no node can take this one.
+	NoNodeInOpenGroup Reason = "no node that fits belongs to a NodeGroup that lacks pods of the workload"
+)
+
+// Request asks for a seat for a pod.
+type Request struct {
+	Pod    types.UID
+	Cohort Cohort
+	// Total is the number of pods that the cohort may come to have, as far as
+	// its owners say; the ledger raises it to the number it knows of.
+	Total int
+	// Spread says how they divide.
+	Spread placement.Spread
+	// Nodes are the names of the nodes that could take the pod.
+	Nodes []string
+}
+
+// Reserve hands out the seat whose turn it is, among the groups that have one
+// of the request's nodes, and returns its group. A reservation that the pod
+// had before is given back first. Nothing is reserved unless the Reason is Seated.
+func (l *Ledger) Reserve(r Request) (group string, why Reason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.seats[r.Pod]
+	if s == nil || s.cohort.key != r.Cohort {
+		if s != nil {
+			l.dropLocked(s)
+		}
+		s = l.enterLocked(r.Pod, r.Cohort)
+	} else if s.pod != nil && s.pod.Node != "" && s.seated {
+		return s.group, Seated // bound already; the scheduler does not know yet
+	} else {
+		l.unseatLocked(s)
+	}
+	group, why = l.chooseLocked(s, r)
+	if why != Seated {
+		if s.pod == nil {
+			l.dropLocked(s)
+		}
+		return "", why
+	}
+	l.seatLocked(s, group)
+	l.reserveLocked(s)
+	return group, Seated
+}
+
+func (l *Ledger) reserveLocked(s *seat) {
+	s.reserved = true
+	s.lapses = l.clock.Now().Add(ReservationTTL)
+	s.cohort.reservations[s.uid] = s
+}
+
+func (l *Ledger) chooseLocked(s *seat, r Request) (string, Reason) {
+	groups := r.Spread.Groups()
+	if len(groups) == 0 {
+		return "", NoGroup
+	}
+	c := s.cohort
+	l.lapseLocked(c)
+	desired := c.divide(r.Spread, max(r.Total, c.active))
+	for i, g := range groups {
+		c.current[i] = c.counts[g]
+		c.feasible[i] = false
+	}
+	l.markFeasibleLocked(c, groups, r.Nodes)
+	if i := r.Spread.Next(desired, c.current, c.feasible); i >= 0 {
+		return groups[i], Seated
+	}
+	for i := range groups {
+		if c.current[i] < desired[i] {
+			return "", NoNodeInOpenGroup
+		}
+	}
+	return "", NoSeatOpen
+}
+
+// markFeasibleLocked marks the groups of the nodes. Nodes of one group tend to
+// come one after another, and most calls find every group soon.
+func (l *Ledger) markFeasibleLocked(c *cohort, groups []string, nodes []string) {
+	left, last := len(groups), ""
+	for _, name := range nodes {
+		n := l.nodes[name]
+		if n == nil || n.Group == "" || n.Group == last {
+			continue
+		}
+		last = n.Group
+		for i, g := range groups {
+			if g == last && !c.feasible[i] {
+				c.feasible[i] = true
+				left--
+			}
+		}
+		if left == 0 {
+			return
+		}
+	}
+}
+
+// lapseLocked drops the cohort's reservations whose time is over.
+func (l *Ledger) lapseLocked(c *cohort) {
+	if len(c.reservations) == 0 {
+		return
+	}
+	now := l.clock.Now()
+	for _, s := range c.reservations {
+		if now.Before(s.lapses) {
+			continue
+		}
+		if s.pod == nil {
+			l.dropLocked(s)
+		} else {
+			l.unseatLocked(s)
+		}
+	}
+}
+
+// Lapse drops every reservation whose time is over: those of cohorts that
+// nobody asks about any more would stay otherwise.
+func (l *Ledger) Lapse() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.cohorts {
+		l.lapseLocked(c)
+	}
+}
+
+func (c *cohort) divide(spread placement.Spread, total int) []int {
+	if c.desired == nil || c.dividedTotal != total || !c.divided.Equal(spread) {
+		c.divided, c.dividedTotal = spread, total
+		c.desired = spread.Divide(total)
+		c.current = make([]int, len(c.desired))
+		c.feasible = make([]bool, len(c.desired))
+	}
+	return c.desired
+}
+
+// Confirm checks, before a pod is bound to a node, that it still holds a seat
+// in the node's group, and keeps the seat until the pod is seen there. A pod
+// whose reservation lapsed takes the seat if the group still lacks pods.
+func (l *Ledger) Confirm(r Request, nodeName string) Reason {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.seats[r.Pod]
+	if s == nil || s.cohort.key != r.Cohort {
+		if s != nil {
+			l.dropLocked(s)
+		}
+		s = l.enterLocked(r.Pod, r.Cohort)
+	}
+	group := ""
+	if n := l.nodes[nodeName]; n != nil {
+		group = n.Group
+	}
+	if s.seated && s.group == group {
+		if s.reserved {
+			l.reserveLocked(s)
+		}
+		return Seated
+	}
+	l.unseatLocked(s)
+	why := l.openLocked(s.cohort, r, group)
+	if why == Seated {
+		l.seatLocked(s, group)
+		l.reserveLocked(s)
+	}
+	return why
+}
+
+func (l *Ledger) openLocked(c *cohort, r Request, group string) Reason {
+	l.lapseLocked(c)
+	desired := c.divide(r.Spread, max(r.Total, c.active))
+	for i, g := range r.Spread.Groups() {
+		if g == group && group != "" {
+			if c.counts[g] < desired[i] {
+				return Seated
+			}
+			return NoSeatOpen
+		}
+	}
+	return NoNodeInOpenGroup
+}
+
+// Release gives a reservation back. Seats of bound pods stay.
+func (l *Ledger) Release(uid types.UID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.seats[uid]; s != nil && s.reserved {
+		if s.pod == nil {
+			l.dropLocked(s)
+			return
+		}
+		l.unseatLocked(s)
+	}
+}

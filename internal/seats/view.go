@@ -1,0 +1,172 @@
+package seats
+
+import (
+	"sort"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// disruptionTTL is how long an announced disruption counts when its effect is
+// never seen, as after a lost answer.
+const disruptionTTL = time.Minute
+
+// CohortView is a cohort as it was at one moment.
+type CohortView struct {
+	Cohort
+	// Pods are the active pods, sorted by creation, then UID.
+	Pods []SeatView
+}
+
+// SeatView is a pod and its seat.
+type SeatView struct {
+	*Pod
+	// Seated: the pod has a seat in Group, reserved or observed.
+	Seated bool
+	// Group is the NodeGroup of the seat; "" on a node of no group.
+	Group string
+}
+
+// View returns the cohorts with active pods of these owners, sorted by owner
+// and revision.
+func (l *Ledger) View(owners []types.UID) []CohortView {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []CohortView
+	for _, owner := range owners {
+		for _, c := range l.owners[owner] {
+			l.lapseLocked(c)
+			v := CohortView{Cohort: c.key}
+			for _, s := range c.seats {
+				if s.pod != nil && s.pod.Active {
+					v.Pods = append(v.Pods, SeatView{Pod: s.pod, Seated: s.seated, Group: s.group})
+				}
+			}
+			if len(v.Pods) == 0 {
+				continue
+			}
+			sort.Slice(v.Pods, func(i, j int) bool {
+				a, b := v.Pods[i], v.Pods[j]
+				if !a.Created.Equal(b.Created) {
+					return a.Created.Before(b.Created)
+				}
+				return a.UID < b.UID
+			})
+			out = append(out, v)
+		}
+	}
+	sort.Slice(out, func(i, j int) bool {
+		if out[i].Owner != out[j].Owner {
+			return out[i].Owner < out[j].Owner
+		}
+		return out[i].Revision < out[j].Revision
+	})
+	return out
+}
+
+// PodsOnNode returns the pods that are bound to a node, finished ones included.
+func (l *Ledger) PodsOnNode(name string) []*Pod {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.nodes[name]
+	if n == nil {
+		return nil
+	}
+	pods := make([]*Pod, 0, len(n.pods))
+	for _, s := range n.pods {
+		pods = append(pods, s.pod)
+	}
+	return pods
+}
+
+// Disrupt announces that a pod is about to be evicted or restarted, unless
+// that would leave more than maxUnavailable of the wanted pods of these owners
+// missing or not available. Exactly one of two callers that ask at the same
+// time gets the last permission. A refused caller asks again when pods change.
+func (l *Ledger) Disrupt(uid types.UID, owners []types.UID, wanted, maxUnavailable int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	target := l.seats[uid]
+	if target == nil || target.pod == nil || l.disruptedLocked(uid) {
+		return false
+	}
+	available := 0
+	for _, owner := range owners {
+		for _, c := range l.owners[owner] {
+			for _, s := range c.seats {
+				if s.pod != nil && s.pod.Available() && !l.disruptedLocked(s.uid) {
+					available++
+				}
+			}
+		}
+	}
+	// A pod that is not available anyway costs nothing more.
+	if target.pod.Available() {
+		available--
+	}
+	if wanted-available > maxUnavailable {
+		return false
+	}
+	l.disrupted[uid] = l.clock.Now().Add(disruptionTTL)
+	return true
+}
+
+// Spare takes an announcement back: the disruption was refused.
+func (l *Ledger) Spare(uid types.UID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.disrupted, uid)
+}
+
+func (l *Ledger) disruptedLocked(uid types.UID) bool {
+	until, ok := l.disrupted[uid]
+	if ok && l.clock.Now().After(until) {
+		delete(l.disrupted, uid)
+		return false
+	}
+	return ok
+}
+
+// Scores rates the groups that lack pods of the request's cohort, from 10 for
+// the one that lacks most down to 1; others are not in the result. A seat that
+// the pod holds itself is looked past.
+func (l *Ledger) Scores(r Request) map[string]int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	groups := r.Spread.Groups()
+	counts := make([]int, len(groups))
+	active := 1
+	if c := l.cohorts[r.Cohort]; c != nil {
+		l.lapseLocked(c)
+		active = c.active
+		own := l.seats[r.Pod]
+		if own == nil || own.cohort != c {
+			active++
+			own = &seat{}
+		}
+		for i, g := range groups {
+			counts[i] = c.counts[g]
+			if own.seated && own.group == g {
+				counts[i]--
+			}
+		}
+	}
+	desired := r.Spread.Divide(max(r.Total, active))
+	open := make([]int, 0, len(groups))
+	for i := range groups {
+		if counts[i] < desired[i] {
+			open = append(open, i)
+		}
+	}
+	lack := func(i int) int { return desired[open[i]] - counts[open[i]] }
+	sort.SliceStable(open, func(i, j int) bool { return lack(i) > lack(j) })
+	scores := make(map[string]int64, len(open))
+	for rank, i := range open {
+		score := int64(max(10-rank, 1))
+		if rank > 0 && lack(rank) == lack(rank-1) {
+			score = scores[groups[open[rank-1]]]
+		}
+		scores[groups[i]] = score
+	}
+	return scores
+}

@@ -1,0 +1,119 @@
+// Package pod admits new pods: it copies the policy labels of the pod's
+// application to the pod, holds the pod back with a scheduling gate while a
+// policy that the application requires is not bound, and drops what a template
+// wrote under keys that only atoll-manager may write.
+//
+// It is a thin adapter: it asks the owners' walk and decides nothing. It never
+// refuses a pod; what it cannot find out is left to the extender and the
+// controllers.
+package pod
+
+import (
+	"context"
+	"errors"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/owners"
+)
+
+// Path is where the webhook is served.
+const Path = "/mutate-pods"
+
+// Webhook admits pods.
+type Webhook struct {
+	Walker *owners.Walker
+}
+
+// SetupWithManager registers the webhook.
+func (w *Webhook) SetupWithManager(mgr ctrl.Manager) error {
+	return ctrl.NewWebhookManagedBy(mgr, &corev1.Pod{}).
+		WithDefaulter(w).
+		WithDefaulterCustomPath(Path).
+		Complete()
+}
+
+// Default implements admission.Defaulter.
+func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
+	dropStamps(pod)
+	app, err := w.application(ctx, pod)
+	if err != nil {
+		log.FromContext(ctx).V(2).Info("Pod admitted without looking at policies", "why", err.Error())
+		return nil
+	}
+	setPolicyLabels(pod, app.Policies())
+	if pod.Spec.NodeName == "" && (waits(app.Propagation) || waits(app.Override)) {
+		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
+	}
+	return nil
+}
+
+func (w *Webhook) application(ctx context.Context, pod *corev1.Pod) (ownership.Application, error) {
+	request, err := admission.RequestFromContext(ctx)
+	if err != nil {
+		return ownership.Application{}, err
+	}
+	if !w.Walker.HasSynced() {
+		return ownership.Application{}, errors.New("owners are not listed yet")
+	}
+	object := &ownership.Object{
+		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
+		Namespace:        request.Namespace, Name: pod.Name,
+		Policies:   ownership.PoliciesOf(pod.Labels),
+		Controller: owners.ControllerOf(pod.OwnerReferences),
+	}
+	app, _, err := w.Walker.Application(ctx, object)
+	return app, err
+}
+
+// dropStamps takes away what only atoll-manager may write. An update of the
+// same pod never comes here.
+func dropStamps(pod *corev1.Pod) {
+	delete(pod.Labels, gm.NodeGroupLabel)
+	for _, key := range []string{gm.OriginalImagesAnnotation, gm.RestartingAnnotation, gm.NudgeAnnotation} {
+		delete(pod.Annotations, key)
+	}
+	gates := pod.Spec.SchedulingGates[:0]
+	for _, gate := range pod.Spec.SchedulingGates {
+		if gate.Name != gm.PolicyGate {
+			gates = append(gates, gate)
+		}
+	}
+	pod.Spec.SchedulingGates = gates
+}
+
+// setPolicyLabels makes the pod's four labels those of its application.
+func setPolicyLabels(pod *corev1.Pod, want ownership.Policies) {
+	if ownership.PoliciesOf(pod.Labels) == want {
+		return
+	}
+	for _, key := range []string{
+		gm.RequiredPropagationPolicyLabel, gm.RequiredOverridePolicyLabel,
+		gm.BindingPropagationPolicyLabel, gm.BindingOverridePolicyLabel,
+	} {
+		delete(pod.Labels, key)
+	}
+	if pod.Labels == nil {
+		pod.Labels = map[string]string{}
+	}
+	maps.Copy(pod.Labels, want.Labels())
+}
+
+// waits tells whether the policies that an owner requires are not bound.
+func waits(o *ownership.Object) bool {
+	if o == nil || o.IgnoreMissing {
+		return false
+	}
+	for _, binding := range []ownership.Binding{o.Policies.Propagation(), o.Policies.Override()} {
+		if binding == ownership.Unbound || binding == ownership.Mismatched {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,355 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+)
+
+// patience bounds how long anything may take that is not said to be quicker.
+const patience = 60 * time.Second
+
+// fixture is one test's corner of the cluster.
+type fixture struct {
+	*testing.T
+	ctx context.Context
+	ns  string
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	t.Cleanup(cancel)
+	f := &fixture{T: t, ctx: ctx}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}
+	f.create(ns)
+	f.ns = ns.Name
+	f.Cleanup(func() {
+		policy := metav1.DeletePropagationBackground
+		err := env.kube.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{PropagationPolicy: &policy})
+		if err != nil {
+			t.Error(err)
+		}
+		f.ctx = context.Background()
+		f.eventually(patience, "the namespace goes", func() error {
+			_, err := env.kube.CoreV1().Namespaces().Get(f.ctx, ns.Name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return fmt.Errorf("still there: %w", err)
+		})
+	})
+	return f
+}
+
+// eventually polls until check returns nil.
+func (f *fixture) eventually(within time.Duration, what string, check func() error) {
+	f.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(f.ctx, 50*time.Millisecond, within, true, func(context.Context) (bool, error) {
+		last = check()
+		return last == nil, nil
+	})
+	if err != nil {
+		f.Fatalf("%s: not within %s: %v", what, within, last)
+	}
+}
+
+// always polls for as long as it is told and fails when check does.
+func (f *fixture) always(during time.Duration, what string, check func() error) {
+	f.Helper()
+	_ = wait.PollUntilContextTimeout(f.ctx, 50*time.Millisecond, during, true, func(context.Context) (bool, error) {
+		if err := check(); err != nil {
+			f.Fatalf("%s: %v", what, err)
+		}
+		return false, nil
+	})
+}
+
+// create creates an object that goes with the test.
+func (f *fixture) create(objects ...client.Object) {
+	f.Helper()
+	for _, o := range objects {
+		if o.GetNamespace() == "" && f.ns != "" && !clusterScoped(o) {
+			o.SetNamespace(f.ns)
+		}
+		if err := env.client.Create(f.ctx, o); err != nil {
+			f.Fatalf("creating %T %s: %v", o, o.GetName(), err)
+		}
+	}
+}
+
+func clusterScoped(o client.Object) bool {
+	switch o.(type) {
+	case *corev1.Namespace, *gm.NodeGroup, *corev1.Node:
+		return true
+	}
+	return false
+}
+
+// nodes adds simulated nodes that go with the test.
+func (f *fixture) nodes(labels map[string]string, names ...string) {
+	f.Helper()
+	specs := make([]devcluster.NodeSpec, len(names))
+	for i, name := range names {
+		specs[i] = devcluster.NodeSpec{Name: name, Labels: labels}
+	}
+	if err := env.cluster.AddNodes(f.ctx, specs...); err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() {
+		for _, name := range names {
+			err := env.kube.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				f.Error(err)
+			}
+		}
+	})
+}
+
+// group makes a NodeGroup of n new simulated nodes, named after it.
+func (f *fixture) group(name string, n int) {
+	f.Helper()
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s-%d", name, i)
+	}
+	f.nodes(map[string]string{"test-group": name}, names...)
+	f.nodeGroup(&gm.NodeGroup{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       gm.NodeGroupSpec{MatchLabels: map[string]string{"test-group": name}},
+	})
+	f.eventually(patience, "the NodeGroup has its nodes", func() error {
+		return f.contains(name, names...)
+	})
+}
+
+// nodeGroup creates a NodeGroup that goes with the test.
+func (f *fixture) nodeGroup(group *gm.NodeGroup) {
+	f.Helper()
+	f.create(group)
+	f.Cleanup(func() {
+		f.ctx = context.Background()
+		f.deleteNodeGroup(group.Name)
+	})
+}
+
+func (f *fixture) deleteNodeGroup(name string) {
+	f.Helper()
+	err := env.client.Delete(f.ctx, &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	if client.IgnoreNotFound(err) != nil {
+		f.Fatal(err)
+	}
+	f.eventually(patience, "the NodeGroup goes", func() error {
+		err := env.client.Get(f.ctx, types.NamespacedName{Name: name}, &gm.NodeGroup{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("NodeGroup %q is still there: %w", name, err)
+	})
+}
+
+func (f *fixture) contains(group string, want ...string) error {
+	var g gm.NodeGroup
+	if err := env.client.Get(f.ctx, types.NamespacedName{Name: group}, &g); err != nil {
+		return err
+	}
+	if got := strings.Join(g.Status.ContainedNodes, " "); got != strings.Join(want, " ") {
+		return fmt.Errorf("NodeGroup %q contains [%s], want %v", group, got, want)
+	}
+	return nil
+}
+
+// weights makes a PropagationPolicy from pairs of group and weight.
+func weights(name string, pairs ...any) *gm.PropagationPolicy {
+	p := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Spec.PropagationStrategy = gm.StaticWeightPropagationStrategy
+	for i := 0; i < len(pairs); i += 2 {
+		p.Spec.StaticWeight = append(p.Spec.StaticWeight, gm.StaticNodeGroupWeight{
+			NodeGroupNames: []string{pairs[i].(string)}, Weight: int64(pairs[i+1].(int)),
+		})
+	}
+	return p
+}
+
+// deployment makes a Deployment that requires a policy, or none if it is "".
+func deployment(name string, replicas int32, policy string, modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
+	labels := map[string]string{"app": name}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					TerminationGracePeriodSeconds: new(int64),
+					Containers:                    []corev1.Container{{Name: "app", Image: "nginx:1.27"}},
+				},
+			},
+		},
+	}
+	if policy != "" {
+		d.Labels[gm.RequiredPropagationPolicyLabel] = policy
+	}
+	for _, m := range modify {
+		m(d)
+	}
+	return d
+}
+
+// pods lists the active pods of an app.
+func (f *fixture) pods(app string) []corev1.Pod {
+	f.Helper()
+	list, err := env.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	if err != nil {
+		f.Fatal(err)
+	}
+	active := list.Items[:0]
+	for _, pod := range list.Items {
+		if pod.DeletionTimestamp == nil {
+			active = append(active, pod)
+		}
+	}
+	return active
+}
+
+// spread counts an app's bound pods by the group of their node.
+func (f *fixture) spread(app string) map[string]int {
+	f.Helper()
+	nodes, err := env.kube.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	group := map[string]string{}
+	for _, n := range nodes.Items {
+		group[n.Name] = n.Labels[gm.NodeGroupLabel]
+	}
+	counts := map[string]int{}
+	for _, pod := range f.pods(app) {
+		if pod.Spec.NodeName != "" {
+			counts[group[pod.Spec.NodeName]]++
+		}
+	}
+	return counts
+}
+
+// spreadIs tells whether an app's bound pods are spread exactly so.
+func (f *fixture) spreadIs(app string, want map[string]int) error {
+	if got := f.spread(app); fmt.Sprint(got) != fmt.Sprint(want) {
+		return fmt.Errorf("%s is spread %v, want %v", app, got, want)
+	}
+	return nil
+}
+
+// allReady tells whether an app has n active pods, all of them Ready.
+func (f *fixture) allReady(app string, n int) error {
+	ready := 0
+	pods := f.pods(app)
+	for i := range pods {
+		if podReady(&pods[i]) {
+			ready++
+		}
+	}
+	if len(pods) != n || ready != n {
+		return fmt.Errorf("%s has %d pods, %d Ready, want %d", app, len(pods), ready, n)
+	}
+	return nil
+}
+
+func podReady(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// scale sets an app's replicas.
+func (f *fixture) scale(app string, replicas int) {
+	f.Helper()
+	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: app, Namespace: f.ns}}, map[string]any{"spec": map[string]any{"replicas": replicas}})
+}
+
+// label sets labels of an object; nil values take them off.
+func (f *fixture) label(o client.Object, labels map[string]any) {
+	f.Helper()
+	f.patch(o, map[string]any{"metadata": map[string]any{"labels": labels}})
+}
+
+func (f *fixture) patch(o client.Object, patch any) {
+	f.Helper()
+	raw, err := json.Marshal(patch)
+	if err != nil {
+		f.Fatal(err)
+	}
+	if err := env.client.Patch(f.ctx, o, client.RawPatch(types.MergePatchType, raw)); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// cordon makes nodes unschedulable, or schedulable again.
+func (f *fixture) cordon(unschedulable bool, names ...string) {
+	f.Helper()
+	for _, name := range names {
+		f.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, map[string]any{"spec": map[string]any{"unschedulable": unschedulable}})
+	}
+}
+
+// remove deletes an object and waits for its pods to go.
+func (f *fixture) remove(d *appsv1.Deployment) {
+	f.Helper()
+	if err := env.client.Delete(f.ctx, d, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
+		f.Fatal(err)
+	}
+	f.eventually(patience, "the Deployment and its pods go", func() error {
+		list, err := env.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=" + d.Name})
+		if err == nil && len(list.Items) > 0 {
+			return fmt.Errorf("%d pods are left", len(list.Items))
+		}
+		return err
+	})
+}
+
+// watchDeletions counts an app's pods that are deleted or start to terminate
+// from now on, until the returned function is called.
+func (f *fixture) watchDeletions(app string) func() int {
+	f.Helper()
+	ctx, cancel := context.WithCancel(f.ctx)
+	w, err := env.kube.CoreV1().Pods(f.ns).Watch(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	if err != nil {
+		f.Fatal(err)
+	}
+	gone := map[types.UID]bool{}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range w.ResultChan() {
+			pod, ok := event.Object.(*corev1.Pod)
+			if ok && (event.Type == "DELETED" || pod.DeletionTimestamp != nil) {
+				gone[pod.UID] = true
+			}
+		}
+	}()
+	return func() int {
+		cancel()
+		w.Stop()
+		<-done
+		return len(gone)
+	}
+}
