@@ -291,3 +291,35 @@ func TestNamesAreClaimedOnce(t *testing.T) {
 		t.Error("a name is claimed twice")
 	}
 }
+
+func TestSweepRemovesOldKeptDirectories(t *testing.T) {
+	r, _ := fakeCluster(t, func(*record, *processRecord) {})
+	cache, err := binaries.CacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := time.Now().Add(-2 * keptLifetime)
+	for name, changed := range map[string]time.Time{"old": long, "new": time.Now(), r.Name: long} {
+		dir := filepath.Join(cache, "data", name)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(dir, changed, changed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(filepath.Join(cache, "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	for _, entry := range entries {
+		left = append(left, entry.Name())
+	}
+	if want := []string{r.Name, "new"}; !slices.Equal(left, want) {
+		t.Errorf("left are %v, want the running cluster's and the new one: %v", left, want)
+	}
+}

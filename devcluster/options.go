@@ -44,7 +44,8 @@ type Options struct {
 	// Dir is where the cluster keeps its data, certificates and logs. It must
 	// be empty or not exist yet. Unset means a directory in the cache.
 	Dir string
-	// KeepDir keeps Dir when the cluster is stopped, for its logs.
+	// KeepDir keeps Dir when the cluster is stopped, for its logs. In the cache
+	// it is kept for a week.
 	KeepDir bool
 	// SchedulerConfig is a KubeSchedulerConfiguration in YAML or JSON; unset
 	// means the scheduler's default. The kubeconfig is always filled in; client

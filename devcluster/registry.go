@@ -27,6 +27,10 @@ import (
 // known even if its record was never written.
 const clusterMark = "ATOLL_DEVCLUSTER"
 
+// keptLifetime is how long the directory of a stopped cluster is kept in the
+// cache where it is kept at all.
+const keptLifetime = 7 * 24 * time.Hour
+
 // record describes one cluster. It does not change once written.
 type record struct {
 	Name       string           `json:"name"`
@@ -182,7 +186,32 @@ func Sweep(ctx context.Context) ([]string, error) {
 		}
 		swept = append(swept, name)
 	}
+	failures = append(failures, removeKept(registry))
 	return swept, errors.Join(failures...)
+}
+
+// removeKept removes what failed starts and Options.KeepDir have left in the
+// cache long ago.
+func removeKept(registry string) error {
+	data := filepath.Join(filepath.Dir(registry), "data")
+	entries, err := os.ReadDir(data)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("listing kept directories: %w", err)
+	}
+	var failures []error
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err != nil || time.Since(info.ModTime()) < keptLifetime {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(registry, entry.Name())); errors.Is(err, fs.ErrNotExist) {
+			failures = append(failures, os.RemoveAll(filepath.Join(data, entry.Name())))
+		}
+	}
+	return errors.Join(failures...)
 }
 
 // Remove stops the cluster of that name, whoever has started it and whatever

@@ -52,6 +52,8 @@ type Installation struct {
 	ExtenderURL, TLSDir string
 	// HealthURL is the base of /healthz and /readyz.
 	HealthURL string
+	// MetricsURL is /metrics, over HTTPS to holders of a token that may read it.
+	MetricsURL string
 }
 
 // Install builds atoll-manager, installs the chart, starts the manager and
@@ -69,7 +71,7 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 	if err != nil {
 		return nil, err
 	}
-	ports := make([]int, 3)
+	ports := make([]int, 4)
 	for i := range ports {
 		if ports[i], err = devcluster.FreePort(); err != nil {
 			return nil, err
@@ -78,6 +80,7 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 	in := &Installation{
 		ExtenderURL: fmt.Sprintf("https://localhost:%d", ports[1]),
 		HealthURL:   fmt.Sprintf("http://127.0.0.1:%d", ports[2]),
+		MetricsURL:  fmt.Sprintf("https://localhost:%d/metrics", ports[3]),
 		TLSDir:      filepath.Join(c.Dir(), "extender"),
 	}
 	fmt.Fprintln(o.Log, "installing the chart")
@@ -132,7 +135,7 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, in *Ins
 			fmt.Sprintf("--webhook-address=127.0.0.1:%d", ports[0]),
 			fmt.Sprintf("--extender-address=127.0.0.1:%d", ports[1]),
 			fmt.Sprintf("--health-address=127.0.0.1:%d", ports[2]),
-			"--metrics-address=0", "--names=localhost",
+			fmt.Sprintf("--metrics-address=127.0.0.1:%d", ports[3]), "--names=localhost",
 			"--leader-elect-lease-duration=5s",
 		}, o.ManagerArgs...),
 		HealthURL: in.HealthURL + "/readyz",

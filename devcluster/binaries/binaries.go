@@ -26,6 +26,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/atoll-k8s/atoll/devcluster/internal/filelock"
 )
@@ -41,8 +42,13 @@ const (
 // "<user cache>/atoll". It must hold an absolute path.
 const CacheDirEnv = "ATOLL_CACHE_DIR"
 
-// completeMark is a file that only a finished set of binaries holds.
-const completeMark = ".complete"
+const (
+	// completeMark is a file that only a finished set of binaries holds. Its
+	// time is when the set was last asked for.
+	completeMark = ".complete"
+	// unusedLifetime is how long a set is kept that nobody asks for.
+	unusedLifetime = 30 * 24 * time.Hour
+)
 
 //go:embed kubernetes/*.txt kubernetes/hollow-kubelet/*.txt kwok/*.txt
 var moduleFiles embed.FS
@@ -130,6 +136,7 @@ func Ensure(ctx context.Context, log io.Writer) (Set, error) {
 	}
 	set := Set{Dir: filepath.Join(cache, "bin", key)}
 	if set.complete() {
+		set.markUsed()
 		return set, nil
 	}
 	if err := os.MkdirAll(filepath.Join(cache, "bin"), 0o755); err != nil {
@@ -148,7 +155,29 @@ func Ensure(ctx context.Context, log io.Writer) (Set, error) {
 	if err := build(ctx, set, log); err != nil {
 		return Set{}, err
 	}
+	removeUnused(filepath.Dir(set.Dir))
 	return set, nil
+}
+
+// markUsed notes the time, for removeUnused. It may fail: the cache of a build
+// machine can be read-only.
+func (s Set) markUsed() {
+	now := time.Now()
+	_ = os.Chtimes(filepath.Join(s.Dir, completeMark), now, now)
+}
+
+// removeUnused removes the sets, about half a gigabyte each, that nobody has
+// asked for in a long time. What cannot be removed stays until the next build.
+func removeUnused(bin string) {
+	marks, err := filepath.Glob(filepath.Join(bin, "*", completeMark))
+	if err != nil {
+		return
+	}
+	for _, mark := range marks {
+		if info, err := os.Stat(mark); err == nil && time.Since(info.ModTime()) > unusedLifetime {
+			_ = os.RemoveAll(filepath.Dir(mark))
+		}
+	}
 }
 
 func (s Set) complete() bool {

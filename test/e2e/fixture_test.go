@@ -319,10 +319,14 @@ func (f *fixture) remove(d *appsv1.Deployment) {
 	}
 	f.eventually(patience, "the Deployment and its pods go", func() error {
 		list, err := env.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=" + d.Name})
-		if err == nil && len(list.Items) > 0 {
-			return fmt.Errorf("%d pods are left", len(list.Items))
+		if err != nil || len(list.Items) > 0 {
+			return fmt.Errorf("%d pods are left: %w", len(list.Items), err)
 		}
-		return err
+		err = env.client.Get(f.ctx, client.ObjectKeyFromObject(d), &appsv1.Deployment{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("the Deployment is left: %w", err)
 	})
 }
 

@@ -61,9 +61,13 @@ type RuleWithNodeGroup struct {
 	// +optional
 	Overriders *Overriders `json:"overriders,omitempty"`
 
-	// Inline is the form without nesting.
-	Inline Overriders `json:",inline"`
+	// InlineOverriders is the form without nesting.
+	InlineOverriders `json:",inline"`
 }
+
+// InlineOverriders are Overriders that stand directly in a rule. Go's JSON
+// flattens only what is embedded, and two embedded Overriders would clash.
+type InlineOverriders Overriders
 
 // Overriders are applied in the order image, command, args, plaintext.
 type Overriders struct {

@@ -103,7 +103,7 @@ type StaticNodeGroupWeight struct {
 // NodeGroupNumRange bounds the number of pods in each of the named groups.
 // Document 000 names its type SpreadConstraint and leaves it undefined.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.min) || !has(self.max) || type(self.min) != type(self.max) || (type(self.min) == int ? int(self.min) <= int(self.max) : int(string(self.min).split('%')[0]) <= int(string(self.max).split('%')[0]))",message="min is greater than max: no number of pods is in the range",fieldPath=".min"
+// +kubebuilder:validation:XValidation:rule="!has(self.min) || !has(self.max) || type(self.min) != int || type(self.max) != int || int(self.min) <= int(self.max)",message="min is greater than max: no number of pods is in the range",fieldPath=".min"
 type NodeGroupNumRange struct {
 	// nodeGroupNames are the groups, each of which gets the range. 1 to 100 names.
 	// +required
@@ -120,6 +120,7 @@ type NodeGroupNumRange struct {
 	// from 0% to 100%, rounded up. Unset: 0.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=7
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? (int(self) >= 0 && int(self) <= 1000000) : string(self).matches('^(100|[1-9]?[0-9])%$')",message="must be a number from 0 to 1000000 or a percentage from 0% to 100%"
 	Min *intstr.IntOrString `json:"min,omitempty"`
 
@@ -127,6 +128,7 @@ type NodeGroupNumRange struct {
 	// Unset: no limit.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=7
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? (int(self) >= 0 && int(self) <= 1000000) : string(self).matches('^(100|[1-9]?[0-9])%$')",message="must be a number from 0 to 1000000 or a percentage from 0% to 100%"
 	Max *intstr.IntOrString `json:"max,omitempty"`
 }

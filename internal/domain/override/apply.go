@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
-	strictjson "sigs.k8s.io/json"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
@@ -207,12 +207,19 @@ func (r *rule) applyPatch(pod *corev1.Pod, imagesOnly bool) (*corev1.Pod, error)
 	// No step reaches these; a detour through JSON need not change them either.
 	changed.TypeMeta, changed.Status = pod.TypeMeta, pod.Status
 	meta := pod.ObjectMeta
-	meta.Labels, meta.Annotations, meta.Finalizers = changed.Labels, changed.Annotations, changed.Finalizers
+	meta.Labels, meta.Annotations, meta.Finalizers = nilIfEmpty(changed.Labels), nilIfEmpty(changed.Annotations), changed.Finalizers
 	changed.ObjectMeta = meta
 	if err := checkChangedImages(pod, changed); err != nil {
 		return nil, r.failed(r.path+".plaintext", err)
 	}
 	return changed, nil
+}
+
+func nilIfEmpty(keys map[string]string) map[string]string {
+	if len(keys) == 0 {
+		return nil
+	}
+	return keys
 }
 
 // treeOf is the pod as JSON has it. Labels and annotations are there even when
@@ -239,18 +246,19 @@ func treeOf(pod *corev1.Pod) (map[string]any, error) {
 	return tree, nil
 }
 
+// podOf decodes the tree. Names of fields are compared exactly and numbers
+// must fit; a second look finds fields that pods do not have.
 func podOf(tree map[string]any) (*corev1.Pod, error) {
 	text, err := json.Marshal(tree)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the result: %w", err)
 	}
 	pod := &corev1.Pod{}
-	unknown, err := strictjson.UnmarshalStrict(text, pod)
-	if err != nil {
+	if err := utiljson.Unmarshal(text, pod); err != nil {
 		return nil, fmt.Errorf("the result is no pod: %w", err)
 	}
-	if len(unknown) > 0 {
-		return nil, fmt.Errorf("the result is no pod: %w", unknown[0])
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(tree, &corev1.Pod{}, true); err != nil {
+		return nil, fmt.Errorf("the result is no pod: %w", err)
 	}
 	return pod, nil
 }

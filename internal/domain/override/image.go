@@ -213,7 +213,7 @@ func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator,
 			trial = "r.io/a" + value
 		}
 		if _, err := parseImage(trial); err != nil || !repositoryValue.MatchString(value) {
-			return fmt.Errorf("%q must be a part of an image path: lower case letters, digits and / _ . -", value)
+			return fmt.Errorf("%q must be a part of an image path, of lower case letters, digits, and the signs / _ . - only", value)
 		}
 	case replace:
 		if !tagValue.MatchString(value) && !digestValue.MatchString(value) {
@@ -221,7 +221,7 @@ func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator,
 		}
 	default:
 		if !tagPart.MatchString(value) {
-			return fmt.Errorf("%q must be a part of a tag: letters, digits and - _ .", value)
+			return fmt.Errorf("%q must be a part of a tag, of letters, digits, and the signs - _ . only", value)
 		}
 	}
 	return nil

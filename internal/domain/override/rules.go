@@ -118,9 +118,9 @@ func (c *compiler) compileRule(index int, spec *gm.RuleWithNodeGroup) {
 		out.targets[lower] = struct{}{}
 		c.rules.groups = append(c.rules.groups, lower)
 	}
-	overriders := &spec.Inline
+	overriders := inlineOf(spec)
 	if spec.Overriders != nil {
-		if hasAny(&spec.Inline) {
+		if hasAny(overriders) {
 			c.refuse(out.path+".overriders", "overriders stand both under overriders and directly in the rule: move them all to one place")
 			return
 		}
@@ -133,6 +133,9 @@ func (c *compiler) compileRule(index int, spec *gm.RuleWithNodeGroup) {
 	out.patch = c.compilePatch(overriders.Plaintext, out.path+".plaintext")
 	c.rules.rules = append(c.rules.rules, out)
 }
+
+// inlineOf are the overriders that stand directly in the rule.
+func inlineOf(spec *gm.RuleWithNodeGroup) *gm.Overriders { return (*gm.Overriders)(&spec.InlineOverriders) }
 
 func hasAny(o *gm.Overriders) bool {
 	return o.Plaintext != nil || o.ImageOverrider != nil || o.CommandOverrider != nil || o.ArgsOverrider != nil

@@ -1,0 +1,270 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// ANSI control sequences.
+const (
+	ansiEnter   = "\x1b[?1049h\x1b[?25l" // another screen, no cursor
+	ansiLeave   = "\x1b[?25h\x1b[?1049l"
+	ansiHome    = "\x1b[H"
+	ansiEndLine = "\x1b[K\r\n"
+	ansiClear   = "\x1b[J"
+	ansiReset   = "\x1b[0m"
+)
+
+// style of a whole line.
+type style string
+
+const (
+	plain style = ""
+	title style = "\x1b[1m"
+	good  style = "\x1b[32m"
+	busy  style = "\x1b[33m"
+	bad   style = "\x1b[31m"
+	faint style = "\x1b[2m"
+)
+
+type line struct {
+	text  string
+	style style
+}
+
+const (
+	redrawAtMostEvery  = 100 * time.Millisecond
+	redrawAtLeastEvery = time.Second
+)
+
+// display draws the stage on a terminal again and again.
+type display struct {
+	out   io.Writer
+	stage *stage
+	color bool
+
+	done    chan struct{}
+	drawn   sync.WaitGroup
+	leaving sync.Once
+}
+
+func startDisplay(out *os.File, s *stage, color bool) *display {
+	d := &display{out: out, stage: s, color: color, done: make(chan struct{})}
+	fmt.Fprint(d.out, ansiEnter)
+	d.drawn.Go(func() { d.loop(out) })
+	return d
+}
+
+// close gives the terminal back as it was.
+func (d *display) close() {
+	d.leaving.Do(func() {
+		close(d.done)
+		d.drawn.Wait()
+		fmt.Fprint(d.out, ansiLeave)
+	})
+}
+
+func (d *display) loop(out *os.File) {
+	tick := time.NewTicker(redrawAtMostEvery)
+	defer tick.Stop()
+	for {
+		width, height, err := term.GetSize(int(out.Fd()))
+		if err != nil || width <= 0 || height <= 0 {
+			width, height = 80, 24
+		}
+		p, changed := d.stage.state.next()
+		lines := frame(p, d.stage.journal.all(), d.stage.hints(), d.stage.outcome(), d.stage.journal.elapsed(), height)
+		fmt.Fprint(d.out, encode(lines, width, d.color))
+		quiet := time.NewTimer(redrawAtLeastEvery)
+		select {
+		case <-d.done:
+			quiet.Stop()
+			return
+		case <-changed:
+		case <-quiet.C:
+		}
+		quiet.Stop()
+		select {
+		case <-d.done:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// encode overwrites the screen in one piece, so that nothing flickers. Lines
+// are cut to the width.
+func encode(lines []line, width int, color bool) string {
+	var out strings.Builder
+	out.WriteString(ansiHome)
+	for i, l := range lines {
+		if i > 0 {
+			out.WriteString(ansiEndLine)
+		}
+		text := cut(l.text, width)
+		if color && l.style != plain {
+			text = string(l.style) + text + ansiReset
+		}
+		out.WriteString(text)
+	}
+	out.WriteString("\x1b[K" + ansiClear)
+	return out.String()
+}
+
+func cut(text string, width int) string {
+	if utf8.RuneCountInString(text) <= width {
+		return text
+	}
+	runes := []rune(text)
+	return string(runes[:max(0, width-1)]) + "…"
+}
+
+// frame is the whole screen: the picture, what it came to, and of what
+// happened as much as there is room for.
+func frame(p *picture, log []entry, hints []string, end *outcome, elapsed time.Duration, height int) []line {
+	lines := []line{{fmt.Sprintf("Atoll: the example of document 000, live   %.0f s", elapsed.Seconds()), title}, {}}
+	lines = append(lines, drawGroups(p)...)
+	lines = append(lines, line{})
+	lines = append(lines, drawStatus(p, end)...)
+	for i, hint := range hints {
+		if i == 0 {
+			lines = append(lines, line{})
+		}
+		lines = append(lines, line{text: hint})
+	}
+	lines = append(lines, line{}, line{"What happened ($ command, ! event)", title})
+	var shown []line
+	for _, e := range log {
+		if e.kind != change {
+			shown = append(shown, line{e.line(), styleOf(e.kind)})
+		}
+	}
+	room := max(0, height-len(lines))
+	lines = append(lines, shown[max(0, len(shown)-room):]...)
+	return lines[:min(len(lines), height)]
+}
+
+func styleOf(k kind) style {
+	switch k {
+	case command:
+		return title
+	case note, output:
+		return faint
+	default:
+		return plain
+	}
+}
+
+// drawGroups lists the nodes group by group, each with its pods.
+func drawGroups(p *picture) []line {
+	var text strings.Builder
+	var styles []style
+	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	row := func(s style, format string, args ...any) {
+		fmt.Fprintf(table, format+"\n", args...)
+		styles = append(styles, s)
+	}
+	row(faint, "  NODE\tPOD\tIMAGE\tSTATE\tRESTARTS")
+	for i := range p.groups {
+		group := &p.groups[i]
+		heading, s := headingOf(group)
+		// No tab: a heading takes no part in the columns.
+		row(s, "%s", heading)
+		for _, node := range group.nodes {
+			name := node.name + " " + stateOfNode(node)
+			if group.name == "" {
+				name += "(" + location + "=" + node.location + ") "
+			}
+			if len(node.pods) == 0 {
+				row(faint, "  %s\t·\t\t\t", name)
+			}
+			for _, pod := range node.pods {
+				row(styleOfPod(pod), "  %s\t%s\t%s\t%s\t%d", name, pod.name, pod.images, pod.condition, pod.restarts)
+				name = ""
+			}
+		}
+	}
+	if len(p.waiting) > 0 {
+		row(title, "waiting")
+		for _, pod := range p.waiting {
+			row(busy, "  \t%s\t%s\t%s\t", pod.name, pod.images, pod.condition)
+		}
+	}
+	_ = table.Flush() // strings.Builder takes everything
+	var lines []line
+	for i, l := range strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n") {
+		lines = append(lines, line{strings.TrimRight(l, " "), styles[i]})
+	}
+	return lines
+}
+
+func headingOf(group *groupView) (string, style) {
+	pods := group.pods()
+	if group.name == "" {
+		return fmt.Sprintf("in no NodeGroup: has %d, ready %d", len(pods), countReady(pods)), title
+	}
+	s := title
+	if group.wanted >= 0 {
+		s = busy
+		if group.wanted == len(pods) && countReady(pods) == len(pods) {
+			s = good
+		}
+	}
+	return fmt.Sprintf("%s: wanted %s, has %d, ready %d", group.name, number(group.wanted), len(pods), countReady(pods)), s
+}
+
+func stateOfNode(node nodeView) string {
+	switch {
+	case !node.ready:
+		return "not Ready "
+	case node.cordoned:
+		return "cordoned "
+	default:
+		return ""
+	}
+}
+
+func styleOfPod(pod podView) style {
+	if pod.ready {
+		return plain
+	}
+	return busy
+}
+
+// drawStatus is what the policies say, and how many pods are away.
+func drawStatus(p *picture, end *outcome) []line {
+	var lines []line
+	for _, policy := range p.policies {
+		s := busy
+		if policy.status == "True" {
+			s = good
+		}
+		lines = append(lines, line{policy.text(), s})
+	}
+	if a := p.availability; a != nil && end == nil {
+		s := good
+		if a.worst > maxUnavailable {
+			s = bad
+		}
+		lines = append(lines, line{fmt.Sprintf("unavailable pods: %d now, %d at most so far (allowed: %d)", a.missing, a.worst, maxUnavailable), s})
+	}
+	if end == nil {
+		return lines
+	}
+	if len(end.failures) == 0 {
+		lines = append(lines, line{fmt.Sprintf("As document 000 promises, %.1f s after the labels; never more than %d of %d pods unavailable at a time.",
+			end.converged.Seconds(), end.picture.availability.worst, end.picture.availability.wanted), good})
+	}
+	for _, failure := range end.failures {
+		lines = append(lines, line{"NOT as document 000 promises: " + failure, bad})
+	}
+	return lines
+}

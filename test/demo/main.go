@@ -1,0 +1,89 @@
+// Command demo shows the example of document 000 on a cluster of hollow
+// kubelets: nginx runs with 2 pods in Hangzhou and 3 in Beijing, the document's
+// NodeGroups and policies are applied byte for byte, and the pods move and
+// change until they are as the policies say.
+//
+//	make demo                 # live on a terminal, until Ctrl-C
+//	make demo DEMO_EXIT=1     # plain lines, ends by itself
+//
+// Without a terminal or with DEMO_EXIT set it prints a line for everything that
+// happens, ends with a table, and exits 0 only if the table is what the
+// document promises. Whatever it shows it has read from the API server.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/term"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+const (
+	// wantedWithin bounds the time from the applying of the policies to the
+	// document's promise.
+	wantedWithin = 3 * time.Minute
+	// setupWithin bounds everything before that, without the building of programs.
+	setupWithin = 5 * time.Minute
+	// stopWithin bounds the stopping of the cluster.
+	stopWithin = 30 * time.Second
+
+	exitFailed      = 1
+	exitInterrupted = 130
+)
+
+func main() {
+	// What client libraries log would tear the picture apart.
+	klog.SetLogger(logr.Discard())
+	ctrl.SetLogger(logr.Discard())
+	os.Exit(run())
+}
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	// A second signal ends us at once; the kernel ends the cluster with us.
+	context.AfterFunc(ctx, stop)
+
+	live := term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("DEMO_EXIT") == ""
+	j := newJournal(time.Now())
+	s := &stage{journal: j, state: newState(j)}
+	var d *display
+	if live {
+		d = startDisplay(os.Stdout, s, os.Getenv("NO_COLOR") == "")
+	} else {
+		j.follow(func(e entry) { fmt.Println(e.line()) })
+	}
+	end, err := s.perform(ctx)
+	if err == nil && live {
+		<-ctx.Done()
+	}
+	if d != nil {
+		d.close()
+	}
+	// A live demo that was interrupted after its end has ended well.
+	interrupted := ctx.Err() != nil && end == nil
+	stopErr := s.strike()
+	if end != nil {
+		fmt.Print(closing(end))
+	}
+	switch {
+	case interrupted:
+		fmt.Fprintln(os.Stderr, "demo: interrupted")
+		return exitInterrupted
+	case errors.Join(err, stopErr) != nil:
+		fmt.Fprintln(os.Stderr, "demo:", errors.Join(err, stopErr))
+		return exitFailed
+	case len(end.failures) > 0:
+		return exitFailed
+	default:
+		return 0
+	}
+}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+const (
+	namespace   = "default"
+	application = "nginx"
+	image       = "nginx:1.27"
+	location    = "location"
+
+	propagationPolicy = "nginx-propagationpolicy"
+	overridePolicy    = "nginx-overridepolicy"
+)
+
+// places are the nodes of the document's example, in lower case as names of
+// nodes are, and the number of pods that each place has before the policies.
+var places = []struct {
+	name  string
+	nodes []string
+	pods  int
+}{
+	{"hangzhou", []string{"nodea", "nodeb"}, 2},
+	{"beijing", []string{"nodec", "noded", "nodee"}, 3},
+}
+
+// stage is where the demo is performed: the cluster, and what is seen of it.
+type stage struct {
+	journal *journal
+	state   *state
+
+	mu         sync.Mutex // guards what is below
+	cluster    *devcluster.Cluster
+	kubeconfig string
+	// end is what the demo came to, once it has.
+	end *outcome
+}
+
+// perform runs the demo. The outcome is nil unless the last scene was played.
+func (s *stage) perform(ctx context.Context) (*outcome, error) {
+	doc, err := findDocument(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.start(ctx); err != nil {
+		return nil, err
+	}
+	setup, cancel := context.WithTimeout(ctx, setupWithin)
+	defer cancel()
+	if err := s.build(setup); err != nil {
+		return nil, err
+	}
+	if err := s.runNginx(setup); err != nil {
+		return nil, err
+	}
+	first := s.journal.elapsed()
+	s.journal.add(note, "first picture after %.1f s: %s", first.Seconds(), s.state.picture().summary())
+	s.state.watchAvailability(wantedPods())
+	if err := s.applyDocument(setup, doc); err != nil {
+		return nil, err
+	}
+	end, err := s.awaitPromise(ctx)
+	if err != nil {
+		return nil, err
+	}
+	end.first, end.total = first, s.journal.elapsed()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end = end
+	return end, nil
+}
+
+func wantedPods() int {
+	n := 0
+	for _, place := range places {
+		n += place.pods
+	}
+	return n
+}
+
+// start starts the control plane; the first time on a machine this builds it.
+func (s *stage) start(ctx context.Context) error {
+	s.journal.add(note, "starting a cluster")
+	cluster, err := devcluster.Start(ctx, devcluster.Options{Log: s.journal})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.cluster, s.kubeconfig = cluster, cluster.KubeconfigPath()
+	s.mu.Unlock()
+	return s.state.watchCore(ctx, cluster.AdminConfig())
+}
+
+// strike stops the cluster, whatever became of the demo.
+func (s *stage) strike() error {
+	s.mu.Lock()
+	cluster := s.cluster
+	s.mu.Unlock()
+	if cluster == nil {
+		return nil
+	}
+	s.state.stop()
+	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
+	defer cancel()
+	if err := cluster.Stop(ctx); err != nil {
+		return fmt.Errorf("stopping the cluster: %w", err)
+	}
+	return nil
+}
+
+// build adds the nodes and installs Atoll, both at a time.
+func (s *stage) build(ctx context.Context) error {
+	var nodes []devcluster.NodeSpec
+	for _, place := range places {
+		for _, name := range place.nodes {
+			nodes = append(nodes, devcluster.NodeSpec{Name: name, Labels: map[string]string{location: place.name}})
+		}
+	}
+	s.journal.add(note, "adding %d nodes: hollow kubelets", len(nodes))
+	joined := make(chan error, 1)
+	go func() { joined <- s.cluster.AddHollowNodes(ctx, nodes...) }()
+	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Log: s.journal})
+	if err := errors.Join(err, <-joined); err != nil {
+		return err
+	}
+	return s.state.watchAtoll(ctx)
+}
+
+// runNginx makes the document's starting point. Cordons steer the pods, so
+// that nothing in the Deployment does.
+func (s *stage) runNginx(ctx context.Context) error {
+	total := 0
+	for i, place := range places {
+		var others []string
+		for j := range places {
+			if j != i {
+				others = append(others, places[j].nodes...)
+			}
+		}
+		total += place.pods
+		if err := s.kubectl(ctx, append([]string{"cordon"}, others...)...); err != nil {
+			return err
+		}
+		grow := []string{"scale", "deployment", application, fmt.Sprintf("--replicas=%d", total)}
+		if i == 0 {
+			grow = []string{"create", "deployment", application, "--image=" + image, fmt.Sprintf("--replicas=%d", total)}
+		}
+		if err := s.kubectl(ctx, grow...); err != nil {
+			return err
+		}
+		if err := s.state.await(ctx, func(p *picture) bool { return p.ready() == total && p.pods() == total }); err != nil {
+			return fmt.Errorf("waiting for %d pods of %s to be Ready (%s): %w", total, application, s.state.picture().summary(), err)
+		}
+		if err := s.kubectl(ctx, append([]string{"uncordon"}, others...)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// applyDocument applies the document's YAML and labels the Deployment.
+func (s *stage) applyDocument(ctx context.Context, doc *document) error {
+	for _, file := range append(append([]string{}, doc.groups...), doc.policies...) {
+		if err := s.kubectlIn(ctx, doc.dir, "apply", "-f", file); err != nil {
+			return err
+		}
+	}
+	return s.kubectl(ctx, "label", "deployment", application,
+		gm.RequiredPropagationPolicyLabel+"="+propagationPolicy,
+		gm.RequiredOverridePolicyLabel+"="+overridePolicy)
+}
+
+// awaitPromise waits until the document's promise is kept, or for as long as
+// that may take, and returns what came of it.
+func (s *stage) awaitPromise(ctx context.Context) (*outcome, error) {
+	began := time.Now()
+	bounded, cancel := context.WithTimeout(ctx, wantedWithin)
+	defer cancel()
+	err := s.state.await(bounded, func(p *picture) bool { return len(judge(p, promised)) == 0 })
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	p := s.state.picture()
+	end := &outcome{picture: p, converged: time.Since(began), failures: judge(p, promised)}
+	if err != nil && len(end.failures) > 0 {
+		end.failures = append(end.failures, fmt.Sprintf("not as wanted within %s", wantedWithin))
+	}
+	// Seen to the end of the last change, and frozen: what a person does to the
+	// cluster afterwards is no part of the demo.
+	end.failures = append(end.failures, judgeAvailability(p)...)
+	return end, nil
+}
+
+// kubectl runs what a person would type.
+func (s *stage) kubectl(ctx context.Context, args ...string) error {
+	return s.kubectlIn(ctx, "", args...)
+}
+
+func (s *stage) kubectlIn(ctx context.Context, dir string, args ...string) error {
+	s.journal.add(command, "kubectl %s", strings.Join(args, " "))
+	cache := "--cache-dir=" + filepath.Join(s.cluster.Dir(), "kubectl-cache")
+	cmd := exec.CommandContext(ctx, s.cluster.BinaryPath("kubectl"), append([]string{"--kubeconfig", s.kubeconfig, cache}, args...)...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	s.journal.add(output, "%s", out.String())
+	if err != nil {
+		return fmt.Errorf("running kubectl %s: %w: %s", args[0], err, strings.TrimSpace(out.String()))
+	}
+	return nil
+}
+
+// hints are lines for people who want to try more themselves.
+func (s *stage) hints() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.end == nil {
+		return nil
+	}
+	kubectl := "kubectl"
+	if _, err := exec.LookPath(kubectl); err != nil {
+		kubectl = s.cluster.BinaryPath(kubectl)
+	}
+	return []string{
+		"Try it, in another terminal (Ctrl-C here ends the demo):",
+		"  export KUBECONFIG=" + s.kubeconfig,
+		"  " + kubectl + " scale deployment " + application + " --replicas=10",
+		"  " + kubectl + " get nodegroups,propagationpolicies,overridepolicies",
+	}
+}
+
+// outcome returns what the demo came to, or nil.
+func (s *stage) outcome() *outcome {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.end
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// promise is what document 000 says will be in one group.
+type promise struct {
+	group  string
+	pods   int
+	images string
+}
+
+// promised is the document's words, "we want 3 pods to run in Hangzhou and 2
+// pods to run in Beijing" and "use their local image registry", as numbers and
+// names. It is what the demo is judged by, never what it shows.
+var promised = []promise{
+	{"hangzhou", 3, "hangzhou.registry.io/nginx:1.27"},
+	{"beijing", 2, "beijing.registry.io/nginx:1.27"},
+}
+
+// maxUnavailable is the policy's default for rescheduling.maxUnavailable.
+const maxUnavailable = 1
+
+// outcome is what a demo came to.
+type outcome struct {
+	picture *picture
+	// first is when the starting point was reached, converged how long it took
+	// from the last command, total is the time from the start of the program.
+	first, converged, total time.Duration
+	// failures are what is not as promised.
+	failures []string
+}
+
+// judge returns what is not as promised.
+func judge(p *picture, promises []promise) []string {
+	var failures []string
+	fail := func(format string, args ...any) { failures = append(failures, fmt.Sprintf(format, args...)) }
+	found := map[string]*groupView{}
+	for i := range p.groups {
+		found[p.groups[i].name] = &p.groups[i]
+	}
+	total := 0
+	for _, want := range promises {
+		total += want.pods
+		group := found[want.group]
+		if group == nil {
+			fail("NodeGroup %s does not exist", want.group)
+			continue
+		}
+		if group.wanted != want.pods {
+			fail("%s: the PropagationPolicy wants %s pods, the document %d", want.group, number(group.wanted), want.pods)
+		}
+		pods := group.pods()
+		if len(pods) != want.pods {
+			fail("%s: %d pods, wanted %d", want.group, len(pods), want.pods)
+		}
+		if n := countReady(pods); n != len(pods) {
+			fail("%s: %d of %d pods are Ready", want.group, n, len(pods))
+		}
+		if images := strings.Join(group.images(), ", "); images != want.images {
+			fail("%s: images %s, wanted %s", want.group, images, want.images)
+		}
+	}
+	if n := p.pods(); n != total {
+		fail("%d pods in all, wanted %d", n, total)
+	}
+	if len(p.policies) != 2 {
+		fail("%d policies, wanted 2", len(p.policies))
+	}
+	for _, policy := range p.policies {
+		if policy.status != "True" {
+			fail("%s", policy.text())
+		}
+	}
+	return failures
+}
+
+// judgeAvailability returns what kept pods from their work more than allowed.
+func judgeAvailability(p *picture) []string {
+	switch a := p.availability; {
+	case a == nil:
+		return []string{"nobody counted available pods"}
+	case a.worst > maxUnavailable:
+		return []string{fmt.Sprintf("%d pods were unavailable at a time, allowed is %d", a.worst, maxUnavailable)}
+	case a.gaps > 0:
+		return []string{fmt.Sprintf("watches were interrupted %d times: nobody knows how many pods were available then", a.gaps)}
+	default:
+		return nil
+	}
+}
+
+// number writes -1, which stands for nothing, as a dash.
+func number(n int) string {
+	if n < 0 {
+		return "–"
+	}
+	return strconv.Itoa(n)
+}
+
+// closing is the last thing shown.
+func closing(o *outcome) string {
+	var out strings.Builder
+	fmt.Fprintln(&out)
+	table := tabwriter.NewWriter(&out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(table, "GROUP\tWANTED\tIS\tREADY\tIMAGES")
+	for i := range o.picture.groups {
+		group := &o.picture.groups[i]
+		name := group.name
+		if name == "" {
+			name = "(none)"
+		}
+		pods := group.pods()
+		fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\n", name, number(group.wanted), len(pods), countReady(pods), strings.Join(group.images(), ", "))
+	}
+	_ = table.Flush() // strings.Builder takes everything
+	fmt.Fprintln(&out)
+	for _, policy := range o.picture.policies {
+		fmt.Fprintln(&out, policy.text())
+	}
+	if a := o.picture.availability; a != nil {
+		fmt.Fprintf(&out, "Unavailable pods, counted after each change of any pod: never more than %d of %d at a time.\n", a.worst, a.wanted)
+	}
+	fmt.Fprintf(&out, "First picture after %.1f s; as it is now %.1f s after the labels, %.1f s in total.\n",
+		o.first.Seconds(), o.converged.Seconds(), o.total.Seconds())
+	if len(o.failures) == 0 {
+		fmt.Fprintln(&out, "As document 000 promises.")
+		return out.String()
+	}
+	fmt.Fprintln(&out, "NOT as document 000 promises:")
+	for _, failure := range o.failures {
+		fmt.Fprintln(&out, "  - "+failure)
+	}
+	return out.String()
+}

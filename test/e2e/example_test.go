@@ -1,0 +1,212 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+const exampleDir = "../../examples/document-000"
+
+// TestExampleInAnyOrder is scenario 1: the example of document 000, byte for
+// byte, in three orders of application. Five pods that run 2 in Hangzhou and 3
+// in Beijing become 3 and 2, each with its group's registry; one pod is
+// evicted, and never are two missing at a time.
+func TestExampleInAnyOrder(t *testing.T) {
+	groups := func(f *fixture) { f.apply("01-nodegroups.yaml") }
+	policies := func(f *fixture) { f.apply("02-policies.yaml") }
+	labels := func(f *fixture) {
+		f.label(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "nginx", Namespace: f.ns}}, map[string]any{
+			gm.RequiredPropagationPolicyLabel: "nginx-propagationpolicy",
+			gm.RequiredOverridePolicyLabel:    "nginx-overridepolicy",
+		})
+	}
+	for name, order := range map[string][]func(*fixture){
+		"groups, policies, labels": {groups, policies, labels},
+		"labels, policies, groups": {labels, policies, groups},
+		"policies, labels, groups": {policies, labels, groups},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.nodes(map[string]string{"location": "hangzhou"}, "nodea", "nodeb")
+			f.nodes(map[string]string{"location": "beijing"}, "nodec", "noded", "nodee")
+			f.runNginxTwoAndThree()
+			f.Cleanup(func() {
+				f.ctx = context.Background()
+				f.deleteNodeGroup("hangzhou")
+				f.deleteNodeGroup("beijing")
+			})
+			watch := f.watchAvailability("nginx", 5)
+			for _, step := range order {
+				step(f)
+			}
+			f.eventually(45*time.Second, "the example's end", f.exampleReached)
+			f.always(2*time.Second, "the end is no end", f.exampleReached)
+			worst, deleted := watch()
+			if worst < 4 {
+				t.Errorf("at one moment only %d of 5 pods were available", worst)
+			}
+			if deleted != 1 {
+				t.Errorf("%d pods were evicted, one had to move", deleted)
+			}
+			f.eventually(patience, "the policies are Ready", func() error {
+				return f.policiesReady("nginx-propagationpolicy", "nginx-overridepolicy")
+			})
+		})
+	}
+}
+
+// apply creates the objects of an example's file.
+func (f *fixture) apply(file string) {
+	f.Helper()
+	raw, err := os.ReadFile(filepath.Join(exampleDir, file))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, doc := range bytes.Split(raw, []byte("\n---\n")) {
+		o := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal(doc, &o.Object); err != nil {
+			f.Fatalf("decoding %s: %v", file, err)
+		}
+		if o.GetKind() != "NodeGroup" {
+			o.SetNamespace(f.ns)
+		}
+		if err := env.client.Create(f.ctx, o); err != nil {
+			f.Fatalf("applying %s: %v", file, err)
+		}
+	}
+}
+
+// runNginxTwoAndThree brings the example to its start.
+func (f *fixture) runNginxTwoAndThree() {
+	f.Helper()
+	beijing := []string{"nodec", "noded", "nodee"}
+	hangzhou := []string{"nodea", "nodeb"}
+	f.cordon(true, beijing...)
+	raw, err := os.ReadFile(filepath.Join(exampleDir, "deployment.yaml"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	var d appsv1.Deployment
+	if err := yaml.UnmarshalStrict(raw, &d); err != nil {
+		f.Fatal(err)
+	}
+	two := int32(2)
+	d.Namespace, d.Spec.Replicas = f.ns, &two
+	d.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64)
+	f.create(&d)
+	f.eventually(patience, "two pods in Hangzhou", func() error { return f.allReady("nginx", 2) })
+	f.cordon(false, beijing...)
+	f.cordon(true, hangzhou...)
+	f.scale("nginx", 5)
+	f.eventually(patience, "three pods in Beijing", func() error { return f.allReady("nginx", 5) })
+	f.cordon(false, hangzhou...)
+}
+
+// exampleReached tells whether pods, images and readiness are as the document
+// says they become.
+func (f *fixture) exampleReached() error {
+	if err := f.allReady("nginx", 5); err != nil {
+		return err
+	}
+	got := map[string]int{}
+	for _, pod := range f.pods("nginx") {
+		if seats.Slim(&pod).Restarting() {
+			return fmt.Errorf("pod %s has not restarted with its new image", pod.Name)
+		}
+		got[pod.Spec.NodeName+" "+pod.Spec.Containers[0].Image]++
+	}
+	count := map[string]int{}
+	for key, n := range got {
+		node, image, _ := strings.Cut(key, " ")
+		location := "beijing"
+		if node == "nodea" || node == "nodeb" {
+			location = "hangzhou"
+		}
+		count[location+" "+image] += n
+	}
+	want := map[string]int{"hangzhou hangzhou.registry.io/nginx:1.27": 3, "beijing beijing.registry.io/nginx:1.27": 2}
+	if fmt.Sprint(count) != fmt.Sprint(want) {
+		return fmt.Errorf("pods are %v, want %v", count, want)
+	}
+	return nil
+}
+
+func (f *fixture) policiesReady(propagation, override string) error {
+	var p gm.PropagationPolicy
+	if err := env.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: propagation}, &p); err != nil {
+		return err
+	}
+	var o gm.OverridePolicy
+	if err := env.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: override}, &o); err != nil {
+		return err
+	}
+	for _, conditions := range [][]metav1.Condition{p.Status.Conditions, o.Status.Conditions} {
+		if len(conditions) != 1 || conditions[0].Status != metav1.ConditionTrue {
+			return fmt.Errorf("conditions are %+v", conditions)
+		}
+	}
+	return nil
+}
+
+// watchAvailability follows an app's pods until the returned function is
+// called, which says how few were available at the worst moment and how many
+// were deleted.
+func (f *fixture) watchAvailability(app string, replicas int) func() (worst, deleted int) {
+	f.Helper()
+	w, err := env.kube.CoreV1().Pods(f.ns).Watch(f.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	if err != nil {
+		f.Fatal(err)
+	}
+	var mu sync.Mutex
+	available, gone := map[types.UID]bool{}, map[types.UID]bool{}
+	worst, complete := replicas, false
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range w.ResultChan() {
+			pod, ok := event.Object.(*corev1.Pod)
+			if !ok {
+				continue
+			}
+			mu.Lock()
+			leaving := event.Type == "DELETED" || pod.DeletionTimestamp != nil
+			if leaving {
+				gone[pod.UID] = true
+			}
+			available[pod.UID] = !leaving && podReady(pod)
+			n := 0
+			for _, is := range available {
+				if is {
+					n++
+				}
+			}
+			complete = complete || n == replicas
+			if complete {
+				worst = min(worst, n)
+			}
+			mu.Unlock()
+		}
+	}()
+	return func() (int, int) {
+		w.Stop()
+		<-done
+		return worst, len(gone)
+	}
+}

@@ -1,0 +1,457 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// caller speaks to the extender as kube-scheduler does.
+type caller struct {
+	*fixture
+	client *http.Client
+}
+
+func newCaller(f *fixture) *caller {
+	f.Helper()
+	dir := env.atoll.TLSDir
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	cert, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13}}
+	f.Cleanup(transport.CloseIdleConnections)
+	return &caller{fixture: f, client: &http.Client{Transport: transport, Timeout: 10 * time.Second}}
+}
+
+func (c *caller) post(verb string, args, reply any) {
+	c.Helper()
+	body, err := json.Marshal(args)
+	if err != nil {
+		c.Fatal(err)
+	}
+	response, err := c.client.Post(env.atoll.ExtenderURL+"/scheduler/"+verb, "application/json", bytes.NewReader(body))
+	if err != nil {
+		c.Fatal(err)
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	if err != nil {
+		c.Fatal(err)
+	}
+	if response.StatusCode != http.StatusOK {
+		c.Fatalf("%s answered %s: %s", verb, response.Status, raw)
+	}
+	if response.ContentLength < 0 {
+		c.Errorf("%s answered without Content-Length: kube-scheduler would open a connection for every call", verb)
+	}
+	if err := json.Unmarshal(raw, reply); err != nil {
+		c.Fatalf("%s answered %s: %v", verb, raw, err)
+	}
+}
+
+func (c *caller) filter(pod *corev1.Pod, nodes ...string) extenderv1.ExtenderFilterResult {
+	c.Helper()
+	var result extenderv1.ExtenderFilterResult
+	c.post("filter", extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes}, &result)
+	if result.Error != "" {
+		c.Fatalf("filter answered an error: %s", result.Error)
+	}
+	return result
+}
+
+// podOf makes a pod that the app's ReplicaSet could have made. It is never created.
+func (c *caller) podOf(app string) *corev1.Pod {
+	c.Helper()
+	var rs appsv1.ReplicaSet
+	c.eventually(patience, "the app has a ReplicaSet", func() error {
+		list, err := env.kube.AppsV1().ReplicaSets(c.ns).List(c.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+		if err != nil || len(list.Items) != 1 {
+			return fmt.Errorf("%d ReplicaSets: %w", len(list.Items), err)
+		}
+		rs = list.Items[0]
+		return nil
+	})
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: c.ns, Name: "asked-for", UID: uuid.NewUUID(), Labels: rs.Spec.Template.Labels,
+		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(&rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))},
+	}}
+}
+
+// waitBound waits until the app's binding label is there, and the extender has seen it.
+func (c *caller) waitBound(app, policy string, node string) {
+	c.Helper()
+	c.eventually(patience, "the Deployment is bound to its policy", func() error {
+		d, err := env.kube.AppsV1().Deployments(c.ns).Get(c.ctx, app, metav1.GetOptions{})
+		if err != nil || d.Labels[gm.BindingPropagationPolicyLabel] != policy {
+			return fmt.Errorf("labels are %v: %w", d.Labels, err)
+		}
+		if r := c.filter(c.podOf(app), node); len(*r.NodeNames) == 0 {
+			return fmt.Errorf("the extender refuses: %v", r.FailedAndUnresolvableNodes)
+		}
+		return nil
+	})
+}
+
+// pausedApp makes an app without pods that are scheduled: they name a
+// scheduler that does not exist.
+func (c *caller) pausedApp(name string, replicas int32, policy string) {
+	c.Helper()
+	c.create(deployment(name, replicas, policy, func(d *appsv1.Deployment) { d.Spec.Template.Spec.SchedulerName = "nobody" }))
+}
+
+func texts(m extenderv1.FailedNodesMap) []string {
+	var all []string
+	for node, text := range m {
+		all = append(all, node+": "+text)
+	}
+	sort.Strings(all)
+	return all
+}
+
+// TestLabelSituations is scenario 5: the four situations of document 000, and
+// a stray binding label.
+func TestLabelSituations(t *testing.T) {
+	f := newFixture(t)
+	c := newCaller(f)
+	f.group("situations-in", 1)
+	f.nodes(nil, "situations-out")
+	nodes := []string{"situations-in-0", "situations-out"}
+	f.create(weights("policy", "situations-in", 1))
+
+	t.Run("neither label: all nodes pass and the pod is left alone", func(t *testing.T) {
+		c.pausedApp("neither", 1, "")
+		result := c.filter(c.podOf("neither"), nodes...)
+		if got := strings.Join(*result.NodeNames, " "); got != strings.Join(nodes, " ") || len(result.FailedAndUnresolvableNodes) != 0 {
+			t.Errorf("kept [%s], refused %v", got, result.FailedAndUnresolvableNodes)
+		}
+		f.eventually(patience, "its pod exists", func() error {
+			for _, pod := range f.pods("neither") {
+				if len(pod.Spec.SchedulingGates) != 0 || pod.Labels[gm.BindingPropagationPolicyLabel] != "" {
+					t.Errorf("the pod was changed: %v %v", pod.Spec.SchedulingGates, pod.Labels)
+				}
+				return nil
+			}
+			return fmt.Errorf("no pod")
+		})
+	})
+
+	t.Run("required and no such policy: pods are held back, and the extender refuses every node", func(t *testing.T) {
+		c.create(deployment("unbound", 2, "no-such-policy"))
+		result := c.filter(c.podOf("unbound"), nodes...)
+		if len(*result.NodeNames) != 0 || len(result.FailedAndUnresolvableNodes) != 2 || len(result.FailedNodes) != 0 {
+			t.Errorf("kept %v, refused %v", *result.NodeNames, texts(result.FailedAndUnresolvableNodes))
+		}
+		f.eventually(patience, "its pods wait at the gate", func() error {
+			pods := f.pods("unbound")
+			for _, pod := range pods {
+				if len(pod.Spec.SchedulingGates) != 1 || pod.Spec.SchedulingGates[0].Name != gm.PolicyGate {
+					return fmt.Errorf("gates are %v", pod.Spec.SchedulingGates)
+				}
+			}
+			if len(pods) != 2 {
+				return fmt.Errorf("%d pods", len(pods))
+			}
+			return nil
+		})
+	})
+
+	t.Run("the policy appears: its pods are scheduled within two seconds", func(t *testing.T) {
+		f.create(weights("no-such-policy", "situations-in", 1))
+		start := time.Now()
+		f.eventually(2*time.Second, "the pods that waited are bound", func() error {
+			return f.spreadIs("unbound", map[string]int{"situations-in": 2})
+		})
+		t.Logf("bound %s after the policy came", time.Since(start))
+	})
+
+	t.Run("required and bound are equal: by policy", func(t *testing.T) {
+		c.pausedApp("bound", 0, "policy")
+		c.waitBound("bound", "policy", nodes[0])
+		if result := c.filter(c.podOf("bound"), nodes...); strings.Join(*result.NodeNames, " ") != nodes[0] {
+			t.Errorf("kept %v, want %s", *result.NodeNames, nodes[0])
+		}
+	})
+
+	t.Run("binding without required: as neither, and the label is stripped", func(t *testing.T) {
+		d := deployment("stray", 0, "")
+		d.Labels[gm.BindingPropagationPolicyLabel] = "policy"
+		f.create(d)
+		if result := c.filter(c.podOf("stray"), nodes...); len(*result.NodeNames) != 2 {
+			t.Errorf("kept %v, want both", *result.NodeNames)
+		}
+		f.eventually(patience, "the stray label goes", func() error {
+			d, err := env.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "stray", metav1.GetOptions{})
+			if err == nil && d.Labels[gm.BindingPropagationPolicyLabel] != "" {
+				err = fmt.Errorf("labels are %v", d.Labels)
+			}
+			return err
+		})
+	})
+
+	t.Run("the policy is deleted: running pods stay, the binding label goes, new pods wait", func(t *testing.T) {
+		if err := env.client.Delete(f.ctx, &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "no-such-policy"}}); err != nil {
+			t.Fatal(err)
+		}
+		f.eventually(patience, "the binding label goes", func() error {
+			d, err := env.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "unbound", metav1.GetOptions{})
+			if err == nil && d.Labels[gm.BindingPropagationPolicyLabel] != "" {
+				err = fmt.Errorf("labels are %v", d.Labels)
+			}
+			return err
+		})
+		f.scale("unbound", 3)
+		f.eventually(patience, "the new pod waits", func() error {
+			if pods := f.pods("unbound"); len(pods) != 3 {
+				return fmt.Errorf("%d pods", len(pods))
+			}
+			return nil
+		})
+		f.always(time.Second, "running pods stay, new ones wait", func() error {
+			return f.spreadIs("unbound", map[string]int{"situations-in": 2})
+		})
+	})
+}
+
+// TestFilterKeepsAndRefuses is scenario 7: nodes in no target group and nodes
+// of a full group are refused with texts that tell them apart and never
+// change; the rest is kept.
+func TestFilterKeepsAndRefuses(t *testing.T) {
+	f := newFixture(t)
+	c := newCaller(f)
+	f.group("filter-a", 2)
+	f.group("filter-b", 2)
+	f.group("filter-other", 1)
+	f.nodes(nil, "filter-none")
+	f.create(weights("policy", "filter-a", 1, "filter-b", 1))
+	c.pausedApp("app", 0, "policy")
+	c.waitBound("app", "policy", "filter-a-0")
+
+	all := []string{"filter-a-0", "filter-a-1", "filter-b-0", "filter-b-1", "filter-other-0", "filter-none"}
+	first := c.filter(c.podOf("app"), all...)
+	kept := *first.NodeNames
+	if len(kept) != 2 || kept[0][:8] != kept[1][:8] || !strings.HasPrefix(kept[0], "filter-") {
+		t.Fatalf("kept %v, want both nodes of one group", kept)
+	}
+	// The other group is next; a third pod finds nodes only of a full group,
+	// of another group, and of none.
+	second := c.filter(c.podOf("app"), all...)
+	if (*second.NodeNames)[0][:8] == kept[0][:8] {
+		t.Errorf("two pods at 1:1 were both sent to %v", kept)
+	}
+	third := c.podOf("app")
+	full := []string{kept[0], "filter-other-0", "filter-none"}
+	c.filter(c.podOf("app"), kept...) // kept's group is one ahead now
+	refused := c.filter(third, full...)
+	if len(*refused.NodeNames) != 0 || len(refused.FailedNodes) != 0 || len(refused.FailedAndUnresolvableNodes) != 3 {
+		t.Fatalf("kept %v, failed %v, unresolvable %v", *refused.NodeNames, refused.FailedNodes, refused.FailedAndUnresolvableNodes)
+	}
+	if refused.FailedAndUnresolvableNodes[kept[0]] == refused.FailedAndUnresolvableNodes["filter-none"] {
+		t.Errorf("a full group and no group are told in the same words: %q", refused.FailedAndUnresolvableNodes["filter-none"])
+	}
+	for range 3 {
+		again := c.filter(third, full...)
+		if fmt.Sprint(texts(again.FailedAndUnresolvableNodes)) != fmt.Sprint(texts(refused.FailedAndUnresolvableNodes)) {
+			t.Errorf("the texts changed:\n%v\n%v", texts(refused.FailedAndUnresolvableNodes), texts(again.FailedAndUnresolvableNodes))
+		}
+	}
+}
+
+// TestPrioritizeScoresGroups is scenario 8: equal scores within a group, more
+// for more lack, 0 to 10, and 0 for nodes of no group.
+func TestPrioritizeScoresGroups(t *testing.T) {
+	f := newFixture(t)
+	c := newCaller(f)
+	for _, g := range []string{"score-a", "score-b", "score-c"} {
+		f.group(g, 2)
+	}
+	f.nodes(nil, "score-none")
+	f.create(weights("policy", "score-a", 5, "score-b", 3, "score-c", 1))
+	c.pausedApp("app", 9, "policy")
+	c.waitBound("app", "policy", "score-a-0")
+	nodes := []string{"score-a-0", "score-a-1", "score-b-0", "score-b-1", "score-c-0", "score-c-1", "score-none"}
+	var scores extenderv1.HostPriorityList
+	c.post("prioritize", extenderv1.ExtenderArgs{Pod: c.podOf("app"), NodeNames: &nodes}, &scores)
+	by := map[string]int64{}
+	for _, s := range scores {
+		by[s.Host] = s.Score
+		if s.Score < extenderv1.MinExtenderPriority || s.Score > extenderv1.MaxExtenderPriority {
+			t.Errorf("%s scores %d", s.Host, s.Score)
+		}
+	}
+	if len(by) != len(nodes) {
+		t.Errorf("%d of %d nodes are scored", len(by), len(nodes))
+	}
+	for _, g := range []string{"score-a", "score-b", "score-c"} {
+		if by[g+"-0"] != by[g+"-1"] {
+			t.Errorf("nodes of %s score %d and %d", g, by[g+"-0"], by[g+"-1"])
+		}
+	}
+	if by["score-a-0"] != 10 || by["score-a-0"] < by["score-b-0"] || by["score-b-0"] < by["score-c-0"] || by["score-none"] != 0 {
+		t.Errorf("a lacks 5, b 3, c 1, none is in no group: %v", by)
+	}
+}
+
+// TestBothNodeForms is scenario 9: names and full nodes are both answered in
+// the form in which they came, with nothing that was not asked about.
+func TestBothNodeForms(t *testing.T) {
+	f := newFixture(t)
+	c := newCaller(f)
+	f.group("forms", 1)
+	f.nodes(nil, "forms-none")
+	f.create(weights("policy", "forms", 1))
+	c.pausedApp("app", 0, "policy")
+	c.pausedApp("unmanaged", 0, "")
+	c.waitBound("app", "policy", "forms-0")
+	full := &corev1.NodeList{}
+	for _, name := range []string{"forms-none", "forms-0"} {
+		node, err := env.kube.CoreV1().Nodes().Get(f.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		full.Items = append(full.Items, *node)
+	}
+	for name, tc := range map[string]struct {
+		app  string
+		want []string
+	}{
+		"managed":   {"app", []string{"forms-0"}},
+		"unmanaged": {"unmanaged", []string{"forms-none", "forms-0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := c.podOf(tc.app)
+			byName := c.filter(pod, "forms-none", "forms-0")
+			if byName.Nodes != nil || strings.Join(*byName.NodeNames, " ") != strings.Join(tc.want, " ") {
+				t.Errorf("names: got %v, nodes %v, want %v", *byName.NodeNames, byName.Nodes, tc.want)
+			}
+			var result extenderv1.ExtenderFilterResult
+			c.post("filter", extenderv1.ExtenderArgs{Pod: pod, Nodes: full}, &result)
+			var got []string
+			for _, n := range result.Nodes.Items {
+				got = append(got, n.Name)
+				if n.Status.Allocatable.Cpu().IsZero() || n.UID == "" {
+					t.Errorf("node %s did not come back whole", n.Name)
+				}
+			}
+			if result.NodeNames != nil || strings.Join(got, " ") != strings.Join(tc.want, " ") {
+				t.Errorf("full nodes: got %v, want %v", got, tc.want)
+			}
+			empty := c.filter(pod)
+			if empty.NodeNames == nil || len(*empty.NodeNames) != 0 || len(empty.FailedAndUnresolvableNodes) != 0 {
+				t.Errorf("no nodes: got %+v", empty)
+			}
+		})
+	}
+}
+
+// TestOnlyKubeSchedulerMayAsk: the extender answers holders of its own client
+// certificate and nobody else.
+func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
+	f := newFixture(t)
+	c := newCaller(f)
+	ok := c.client.Transport.(*http.Transport).TLSClientConfig
+	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ok.RootCAs, MinVersion: tls.VersionTLS13}}, Timeout: 5 * time.Second}
+	if response, err := anonymous.Post(env.atoll.ExtenderURL+"/scheduler/filter", "application/json", strings.NewReader("{}")); err == nil {
+		response.Body.Close()
+		t.Errorf("a caller without a certificate got %s", response.Status)
+	}
+	for name, tc := range map[string]struct {
+		method, path, body string
+		want               int
+	}{
+		"wrong method":    {http.MethodGet, "filter", "", http.StatusMethodNotAllowed},
+		"no JSON":         {http.MethodPost, "filter", "no json", http.StatusBadRequest},
+		"no pod":          {http.MethodPost, "filter", "{}", http.StatusBadRequest},
+		"no pod, preempt": {http.MethodPost, "preempt", "{}", http.StatusBadRequest},
+		"no pod, bind":    {http.MethodPost, "bind", "{}", http.StatusBadRequest},
+		"no such verb":    {http.MethodPost, "guess", "{}", http.StatusNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			request, err := http.NewRequestWithContext(f.ctx, tc.method, env.atoll.ExtenderURL+"/scheduler/"+tc.path, strings.NewReader(tc.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := c.client.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			if response.StatusCode != tc.want {
+				t.Errorf("got %s, want %d", response.Status, tc.want)
+			}
+		})
+	}
+}
+
+// TestRefusalsAreConstant: a pod that waits because the group whose turn it is
+// has no node that fits costs at most two filter calls in a minute.
+func TestRefusalsAreConstant(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a minute")
+	}
+	f := newFixture(t)
+	f.group("constant-a", 1)
+	f.group("constant-b", 1)
+	f.create(weights("policy", "constant-a", 1, "constant-b", 1))
+	f.create(deployment("app", 1, "policy"))
+	f.eventually(patience, "the first pod is bound", func() error { return f.allReady("app", 1) })
+	full := "constant-a-0"
+	if f.spread("app")["constant-a"] == 1 {
+		full = "constant-b-0"
+	}
+	f.cordon(true, full)
+	f.scale("app", 2)
+	var waiting types.NamespacedName
+	f.eventually(patience, "the second pod is refused", func() error {
+		for _, pod := range f.pods("app") {
+			for _, cond := range pod.Status.Conditions {
+				if cond.Type == corev1.PodScheduled && cond.Status == corev1.ConditionFalse && cond.Reason == corev1.PodReasonUnschedulable {
+					waiting = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+					t.Logf("users see: %s", cond.Message)
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("no pod is unschedulable")
+	})
+	before := f.filterCalls()
+	f.always(time.Minute, "the pod goes on waiting", func() error {
+		pod, err := env.kube.CoreV1().Pods(waiting.Namespace).Get(f.ctx, waiting.Name, metav1.GetOptions{})
+		if err == nil && pod.Spec.NodeName != "" {
+			err = fmt.Errorf("it was bound to %s", pod.Spec.NodeName)
+		}
+		return err
+	})
+	if calls := f.filterCalls() - before; calls > 2 {
+		t.Errorf("one waiting pod caused %v filter calls in a minute, want at most 2", calls)
+	}
+	f.cordon(false, full)
+	f.eventually(5*time.Second, "the pod is bound when the node is back", func() error {
+		return f.spreadIs("app", map[string]int{"constant-a": 1, "constant-b": 1})
+	})
+}

@@ -1,0 +1,91 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// scraper is a ServiceAccount that may read metrics through the role that the
+// chart has for that.
+var scraper = sync.OnceValues(func() (string, error) {
+	ctx := context.Background()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: atoll.Namespace, Name: "scraper"}}
+	if err := env.client.Create(ctx, account); err != nil {
+		return "", err
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "scraper"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "atoll-metrics-reader"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: atoll.Namespace, Name: "scraper"}},
+	}
+	if err := env.client.Create(ctx, binding); err != nil {
+		return "", err
+	}
+	token, err := env.kube.CoreV1().ServiceAccounts(atoll.Namespace).CreateToken(ctx, "scraper", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	return token.Status.Token, nil
+})
+
+// filterCalls is how often kube-scheduler has called filter so far.
+func (f *fixture) filterCalls() float64 {
+	f.Helper()
+	return f.metric("atoll_extender_request_seconds_count", `verb="filter"`)
+}
+
+// metric reads one of atoll-manager's metrics.
+func (f *fixture) metric(name, labels string) float64 {
+	f.Helper()
+	token, err := scraper()
+	if err != nil {
+		f.Fatal(err)
+	}
+	ca, err := os.ReadFile(filepath.Join(env.atoll.TLSDir, "ca.crt"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(f.ctx, http.MethodGet, env.atoll.MetricsURL, nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		f.Fatalf("reading metrics: %s", response.Status)
+	}
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		line := lines.Text()
+		if strings.HasPrefix(line, name+"{"+labels+"}") || labels == "" && strings.HasPrefix(line, name+" ") {
+			value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+			if err != nil {
+				f.Fatal(err)
+			}
+			return value
+		}
+	}
+	return 0
+}

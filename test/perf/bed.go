@@ -1,0 +1,293 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+const (
+	namespace = "perf"
+	// poolLabel is on every node: which group it belongs to.
+	poolLabel = "pool"
+	poll      = 250 * time.Millisecond
+	// stepWithin bounds each thing that is waited for.
+	stepWithin = 5 * time.Minute
+	stopWithin = 30 * time.Second
+
+	// idleShare is how much of one core the cluster may use when it is idle.
+	idleShare  = 0.25
+	idleWithin = 30 * time.Second
+)
+
+// bed is a cluster with simulated nodes and Atoll, where rounds are run.
+type bed struct {
+	options   options
+	cluster   *devcluster.Cluster
+	client    kubernetes.Interface
+	installed *atoll.Installation
+	// pool is the group of each node.
+	pool map[string]string
+}
+
+// makeBed starts the cluster.
+func makeBed(ctx context.Context, o options, log io.Writer) (b *bed, err error) {
+	cluster, err := devcluster.Start(ctx, devcluster.Options{Log: log, KeepDir: o.keep, ComponentArgs: map[string][]string{
+		// Nobody renews the Leases of the nodes while kwok is stopped.
+		devcluster.ControllerManager: {"--node-monitor-grace-period=24h"},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	b = &bed{options: o, cluster: cluster, pool: map[string]string{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.close())
+		}
+	}()
+	config := cluster.AdminConfig()
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	if b.client, err = kubernetes.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("making a client: %w", err)
+	}
+	// The scheduler is ours to start: its configuration changes from side to side.
+	if b.installed, err = atoll.Install(ctx, cluster, atoll.Options{KeepScheduler: true, Log: log}); err != nil {
+		return nil, err
+	}
+	if err = b.addNodes(ctx, log); err != nil {
+		return nil, err
+	}
+	namespaced := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if _, err = b.client.CoreV1().Namespaces().Create(ctx, namespaced, metav1.CreateOptions{}); err != nil {
+		return nil, fmt.Errorf("creating namespace %q: %w", namespace, err)
+	}
+	return b, nil
+}
+
+func (b *bed) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
+	defer cancel()
+	if err := b.cluster.Stop(ctx); err != nil {
+		return fmt.Errorf("stopping the cluster: %w", err)
+	}
+	return nil
+}
+
+// addNodes adds the simulated nodes. Unless pods are to run, kwok is stopped
+// afterwards: it would spend the measured time on Leases and the status of pods.
+func (b *bed) addNodes(ctx context.Context, log io.Writer) error {
+	specs := devcluster.NumberedNodes("node-", b.options.nodes, func(i int, spec *devcluster.NodeSpec) {
+		// One group after the other, not in turns: as sites come.
+		group := b.groupName(i * b.options.groups / b.options.nodes)
+		spec.Labels = map[string]string{poolLabel: group}
+		b.pool[spec.Name] = group
+	})
+	fmt.Fprintf(log, "adding %d simulated nodes\n", len(specs))
+	if err := b.cluster.AddNodes(ctx, specs...); err != nil {
+		return err
+	}
+	if b.options.runPods {
+		return nil
+	}
+	return b.cluster.Kill(ctx, devcluster.Kwok)
+}
+
+func (b *bed) groupName(i int) string { return "pool-" + strconv.Itoa(i) }
+
+// workload says what the pods of a round ask for.
+type workload struct {
+	// policy names the PropagationPolicy that they require, if any.
+	policy string
+	// spread makes them ask for Kubernetes' own hard spread over the groups.
+	spread bool
+}
+
+const loadName = "load"
+
+func (b *bed) deployment(w workload) *appsv1.Deployment {
+	labels := map[string]string{"app": loadName}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: loadName, Namespace: namespace},
+		Spec: appsv1.DeploymentSpec{
+			// Pods are created once the policy is bound, and all at a time.
+			Replicas: new(int32(0)),
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					Containers: []corev1.Container{{Name: "main", Image: "nginx:1.27"}},
+				},
+			},
+		},
+	}
+	if w.policy != "" {
+		d.Labels = map[string]string{gm.RequiredPropagationPolicyLabel: w.policy}
+	}
+	if w.spread {
+		d.Spec.Template.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
+			MaxSkew: 1, TopologyKey: poolLabel, WhenUnsatisfiable: corev1.DoNotSchedule,
+			LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
+		}}
+	}
+	return d
+}
+
+// createPods creates the pods of a round and returns once all exist and
+// nothing is busy with them any more. No scheduler may run.
+func (b *bed) createPods(ctx context.Context, w workload) error {
+	deployments := b.client.AppsV1().Deployments(namespace)
+	if _, err := deployments.Create(ctx, b.deployment(w), metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("creating Deployment %q: %w", loadName, err)
+	}
+	if w.policy != "" {
+		err := b.eventually(ctx, "the policy to be bound", func(ctx context.Context) (bool, error) {
+			d, err := deployments.Get(ctx, loadName, metav1.GetOptions{})
+			return err == nil && d.Labels[gm.BindingPropagationPolicyLabel] == w.policy, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, b.options.pods)
+	if _, err := deployments.Patch(ctx, loadName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("scaling Deployment %q: %w", loadName, err)
+	}
+	err := b.eventually(ctx, "the pods to be created", func(ctx context.Context) (bool, error) {
+		n, err := b.countPods(ctx)
+		return n == b.options.pods, err
+	})
+	if err != nil {
+		return err
+	}
+	return b.waitIdle(ctx)
+}
+
+// countPods asks for one pod and how many more there are.
+func (b *bed) countPods(ctx context.Context) (int, error) {
+	pods, err := b.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return 0, fmt.Errorf("counting pods: %w", err)
+	}
+	n := len(pods.Items)
+	if pods.RemainingItemCount != nil {
+		n += int(*pods.RemainingItemCount)
+	}
+	return n, nil
+}
+
+// uids returns every pod's node by its UID, from a LIST.
+func (b *bed) uids(ctx context.Context) (map[types.UID]string, error) {
+	pods, err := b.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("listing pods: %w", err)
+	}
+	nodes := make(map[types.UID]string, len(pods.Items))
+	for i := range pods.Items {
+		nodes[pods.Items[i].UID] = pods.Items[i].Spec.NodeName
+	}
+	return nodes, nil
+}
+
+// deletePods deletes what createPods made, and returns once nothing is busy
+// with that any more. Pods go at once: their kubelets are simulated, or not even that.
+func (b *bed) deletePods(ctx context.Context) error {
+	background := metav1.DeletePropagationBackground
+	options := metav1.DeleteOptions{PropagationPolicy: &background}
+	err := b.client.AppsV1().Deployments(namespace).Delete(ctx, loadName, options)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting Deployment %q: %w", loadName, err)
+	}
+	if err := b.client.AppsV1().ReplicaSets(namespace).DeleteCollection(ctx, options, metav1.ListOptions{}); err != nil {
+		return fmt.Errorf("deleting ReplicaSets: %w", err)
+	}
+	now := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
+	err = b.eventually(ctx, "the pods to be gone", func(ctx context.Context) (bool, error) {
+		if err := b.client.CoreV1().Pods(namespace).DeleteCollection(ctx, now, metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return false, fmt.Errorf("deleting pods: %w", err)
+		}
+		n, err := b.countPods(ctx)
+		return n == 0, err
+	})
+	if err != nil {
+		return err
+	}
+	return b.waitIdle(ctx)
+}
+
+// waitIdle returns when the processes of the cluster have nothing to do. One
+// that never rests only costs accuracy, on both sides alike.
+func (b *bed) waitIdle(ctx context.Context) error {
+	before, err := usageOf(ctx, b.cluster)
+	if err != nil {
+		return err
+	}
+	deadline := time.Now().Add(idleWithin)
+	for time.Now().Before(deadline) {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+		now, err := usageOf(ctx, b.cluster)
+		if err != nil {
+			return err
+		}
+		if used := now.since(before); used.cluster() < idleShare*now.at.Sub(before.at).Seconds() {
+			return nil
+		}
+		before = now
+	}
+	return nil
+}
+
+// alive returns an error if a process has ended that should run: nobody
+// restarts it, and a round would wait for it in vain.
+func (b *bed) alive(ctx context.Context, names ...string) error {
+	processes, err := b.cluster.Processes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range processes {
+		if !p.Running && slices.Contains(names, p.Name) {
+			return fmt.Errorf("%s has ended; its log ends with:\n%s", p.Name, tail(p.LogPath))
+		}
+	}
+	return nil
+}
+
+// tail returns the end of a log.
+func tail(path string) string {
+	const most = 2000
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data[max(0, len(data)-most):])
+}
+
+func (b *bed) eventually(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
+	err := wait.PollUntilContextTimeout(ctx, poll, stepWithin, true, is)
+	if err != nil {
+		return fmt.Errorf("waiting for %s: %w", what, err)
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	toolscache "k8s.io/client-go/tools/cache"
+)
+
+// warmUp is the part of the pods that is bound before the clock starts: a
+// scheduler that has just started compiles, connects and fills caches first.
+const warmUp = 0.05
+
+// stuckAfter is how long no pod is bound before a round is given up: longer
+// than the pause before kube-scheduler tries a refused pod again.
+const stuckAfter = 60 * time.Second
+
+// counter notes when pods of a namespace are seen bound.
+type counter struct {
+	want int
+	stop context.CancelFunc
+	full chan struct{} // closed when as many as wanted are bound
+
+	mu    sync.Mutex // guards times
+	times []time.Time
+}
+
+// startCounter watches the pods that have a node. It returns once the watch
+// runs; call close when done.
+func startCounter(ctx context.Context, client kubernetes.Interface, namespace string, want int) (*counter, error) {
+	c := &counter{want: want, full: make(chan struct{})}
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
+		// A pod enters the selection once, when it is bound.
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "spec.nodeName!=" }),
+		// What is not kept costs this process, which runs beside what it measures, no memory.
+		informers.WithTransform(func(o any) (any, error) {
+			if pod, ok := o.(*corev1.Pod); ok {
+				return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+					Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+				}}, nil
+			}
+			return o, nil
+		}))
+	informer := factory.Core().V1().Pods().Informer()
+	registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(any) { c.bound(time.Now()) }})
+	if err != nil {
+		return nil, fmt.Errorf("watching bound pods: %w", err)
+	}
+	running, cancel := context.WithCancel(ctx)
+	c.stop = func() {
+		cancel()
+		factory.Shutdown()
+	}
+	factory.Start(running.Done())
+	if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+		c.stop()
+		return nil, fmt.Errorf("watching bound pods: %w", ctx.Err())
+	}
+	return c, nil
+}
+
+func (c *counter) bound(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.times = append(c.times, at)
+	if len(c.times) == c.want {
+		close(c.full)
+	}
+}
+
+// count is how many are bound by now.
+func (c *counter) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.times)
+}
+
+// rate waits until all pods are bound and returns how many were each second
+// after the warm-up. It gives up when none is bound for some time, or when
+// what binds them is found not to be alive.
+func (c *counter) rate(ctx context.Context, alive func(context.Context) error) (float64, error) {
+	stuck := time.NewTicker(stuckAfter)
+	defer stuck.Stop()
+	for last, full := 0, false; !full; {
+		select {
+		case <-c.full:
+			full = true
+		case <-ctx.Done():
+			return 0, fmt.Errorf("waiting for pods to be bound: %d of %d are: %w", c.count(), c.want, ctx.Err())
+		case <-stuck.C:
+			n := c.count()
+			if err := alive(ctx); err != nil {
+				return 0, fmt.Errorf("waiting for pods to be bound: %d of %d are: %w", n, c.want, err)
+			}
+			if n == last {
+				return 0, fmt.Errorf("waiting for pods to be bound: %d of %d are, and no more in %s", n, c.want, stuckAfter)
+			}
+			last = n
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return rateOf(c.times[:c.want], warmUp), nil
+}
+
+// rateOf is the number of times after the warm-up, by the time that they took.
+func rateOf(times []time.Time, warmUp float64) float64 {
+	first := int(float64(len(times)) * warmUp)
+	n := len(times) - 1 - first
+	if n <= 0 {
+		return 0
+	}
+	took := times[len(times)-1].Sub(times[first])
+	return float64(n) / took.Seconds()
+}

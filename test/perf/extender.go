@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// extender compares the pods that kube-scheduler binds a second with and
+// without the extender.
+var extender = benchmark{
+	name: "extender",
+	about: `Pods that kube-scheduler binds a second when it asks Atoll's extender (filter and bind over mutual TLS)
+÷ pods that the same kube-scheduler binds a second without it.
+
+- One Deployment of 2,000 pods, 1,000 simulated nodes in 10 NodeGroups of 100. Managed pods require a PropagationPolicy that gives
+  all groups the same weight; the peer's pods are those of the same Deployment without the label.
+- The pods are created first, without a scheduler. Then a fresh kube-scheduler starts, and pods are counted from 5 % to 100 % bound.
+- Both sides have percentageOfNodesToScore 100, as the chart sets it, and clientConnection qps and burst 5,000, but for variant
+  ` + "`stock`" + `, whose peer scores as many nodes as kube-scheduler does by itself (42 % here).
+- atoll-manager runs during the rounds of both sides. kwok does not: pods are bound and do not start, and no Lease is renewed.
+- *Off by* is Σ over all groups of |pods placed − pods wanted|, the worst of A's rounds, and no pod may have been replaced meanwhile.`,
+	variants: []variant{
+		{
+			name: "managed", ideal: "1.0",
+			a: "managed pods, with the extender", b: "the same pods without a policy, without the extender",
+		}, {
+			name: "unmanaged", ideal: "1.0",
+			a: "pods without a policy, with the extender", b: "the same pods, without the extender",
+		}, {
+			name: "spread", ideal: "≥ 1.0",
+			a: "managed pods, with the extender", b: "pods with hard topology spread over the groups, without the extender",
+		}, {
+			name: "stock", ideal: "1.0",
+			a: "managed pods, with the extender", b: "pods without a policy, default kube-scheduler configuration",
+		},
+	},
+	open: openExtender,
+}
+
+// evenPolicy gives every group the same weight.
+const evenPolicy = "even"
+
+type extenderBench struct{ *bed }
+
+func openExtender(ctx context.Context, o options, log io.Writer) (bench, error) {
+	b, err := makeBed(ctx, o, log)
+	if err != nil {
+		return nil, err
+	}
+	e := extenderBench{b}
+	if err := e.createGroups(ctx); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	if err := e.cluster.Kill(ctx, devcluster.Scheduler); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	return e, nil
+}
+
+// createGroups creates the NodeGroups and the policy, and waits for them.
+func (e extenderBench) createGroups(ctx context.Context) error {
+	scheme := runtime.NewScheme()
+	if err := gm.AddToScheme(scheme); err != nil {
+		return fmt.Errorf("making a scheme: %w", err)
+	}
+	c, err := client.New(e.cluster.AdminConfig(), client.Options{Scheme: scheme})
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	policy := &gm.PropagationPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: evenPolicy, Namespace: namespace},
+		Spec: gm.PropagationSpec{
+			PropagationStrategy: gm.StaticWeightPropagationStrategy,
+			StaticWeight:        []gm.StaticNodeGroupWeight{{Weight: 1}},
+		},
+	}
+	for i := range e.options.groups {
+		group := &gm.NodeGroup{
+			ObjectMeta: metav1.ObjectMeta{Name: e.groupName(i)},
+			Spec:       gm.NodeGroupSpec{MatchLabels: map[string]string{poolLabel: e.groupName(i)}},
+		}
+		if err := c.Create(ctx, group); err != nil {
+			return fmt.Errorf("creating NodeGroup %q: %w", group.Name, err)
+		}
+		policy.Spec.StaticWeight[0].NodeGroupNames = append(policy.Spec.StaticWeight[0].NodeGroupNames, group.Name)
+	}
+	if err := c.Create(ctx, policy); err != nil {
+		return fmt.Errorf("creating PropagationPolicy %q: %w", policy.Name, err)
+	}
+	return e.eventually(ctx, "the NodeGroups to have their nodes", func(ctx context.Context) (bool, error) {
+		var groups gm.NodeGroupList
+		if err := c.List(ctx, &groups); err != nil {
+			return false, fmt.Errorf("listing NodeGroups: %w", err)
+		}
+		for i := range groups.Items {
+			status := &groups.Items[i].Status
+			if int(status.Total) != e.options.nodes/e.options.groups || !apimeta.IsStatusConditionTrue(status.Conditions, gm.ConditionReady) {
+				return false, nil
+			}
+		}
+		return len(groups.Items) == e.options.groups, nil
+	})
+}
+
+// sides returns what a variant compares.
+func (e extenderBench) sides(_ context.Context, variant string) (a, b side, err error) {
+	with := e.installed.SchedulerConfig
+	without, err := withoutKeys(with, "extenders")
+	if err != nil {
+		return a, b, err
+	}
+	managed, plain := workload{policy: evenPolicy}, workload{}
+	switch variant {
+	case "managed":
+		return e.side("managed", managed, with), e.side("peer", plain, without), nil
+	case "unmanaged":
+		return e.side("unmanaged", plain, with), e.side("peer", plain, without), nil
+	case "spread":
+		return e.side("managed", managed, with), e.side("spread", workload{spread: true}, without), nil
+	case "stock":
+		stock, err := withoutKeys(without, "percentageOfNodesToScore")
+		return e.side("managed", managed, with), e.side("stock", plain, stock), err
+	default:
+		return a, b, fmt.Errorf("choosing sides: there is no variant %q", variant)
+	}
+}
+
+// withoutKeys drops keys of a configuration.
+func withoutKeys(config []byte, keys ...string) ([]byte, error) {
+	fields := map[string]any{}
+	if err := yaml.Unmarshal(config, &fields); err != nil {
+		return nil, fmt.Errorf("decoding the scheduler's configuration: %w", err)
+	}
+	for _, key := range keys {
+		if _, ok := fields[key]; !ok {
+			return nil, fmt.Errorf("changing the scheduler's configuration: it has no %s to drop", key)
+		}
+		delete(fields, key)
+	}
+	out, err := yaml.Marshal(fields)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the scheduler's configuration: %w", err)
+	}
+	return out, nil
+}
+
+func (e extenderBench) side(name string, w workload, config []byte) side {
+	return side{name: name, measure: func(ctx context.Context, _ int) (sample, error) { return e.round(ctx, w, config) }}
+}
+
+// round creates the pods, lets a fresh scheduler loose on them, and takes all
+// away again.
+func (e extenderBench) round(ctx context.Context, w workload, config []byte) (s sample, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
+	defer cancel()
+	if err := e.createPods(ctx, w); err != nil {
+		return s, err
+	}
+	created, err := e.uids(ctx)
+	if err != nil {
+		return s, err
+	}
+	counter, err := startCounter(ctx, e.client, namespace, e.options.pods)
+	if err != nil {
+		return s, err
+	}
+	defer counter.stop()
+	before, err := usageOf(ctx, e.cluster)
+	if err != nil {
+		return s, err
+	}
+	if err := e.cluster.RestartScheduler(ctx, config); err != nil {
+		return s, err
+	}
+	if s.rate, err = counter.rate(ctx, e.scheduling); err != nil {
+		return s, err
+	}
+	after, err := usageOf(ctx, e.cluster)
+	if err != nil {
+		return s, err
+	}
+	if err := e.cluster.Kill(ctx, devcluster.Scheduler); err != nil {
+		return s, err
+	}
+	placed, err := e.uids(ctx)
+	if err != nil {
+		return s, err
+	}
+	used := after.since(before)
+	s.off = -1
+	found := check(created, placed, e.pool, e.options.groups)
+	s.facts = fmt.Sprintf("%s; %.1f s with its start, %s", found, after.at.Sub(before.at).Seconds(), used)
+	if w.policy != "" {
+		s.off = found.off
+	}
+	if found.unbound+found.replaced > 0 {
+		return s, fmt.Errorf("checking where pods are: %s", found)
+	}
+	return s, e.deletePods(ctx)
+}
+
+// scheduling returns an error if pods cannot be bound because somebody is gone.
+func (e extenderBench) scheduling(ctx context.Context) error {
+	return e.alive(ctx, devcluster.APIServer, devcluster.Etcd, devcluster.Scheduler, atoll.Manager)
+}
+
+// found is where pods are in the end.
+type found struct{ off, unbound, replaced int }
+
+func (f found) String() string {
+	text := fmt.Sprintf("Σ|placed−wanted| %d", f.off)
+	if f.unbound+f.replaced > 0 {
+		text += fmt.Sprintf(" (%d pods not bound, %d replaced)", f.unbound, f.replaced)
+	}
+	return text
+}
+
+// check compares the pods that were created with those that a LIST found, and
+// the groups of their nodes with equal shares.
+func check(created, placed map[types.UID]string, pool map[string]string, groups int) found {
+	var f found
+	count := map[string]int{}
+	for uid, node := range placed {
+		if _, ok := created[uid]; !ok {
+			f.replaced++
+		}
+		if node == "" {
+			f.unbound++
+			continue
+		}
+		count[pool[node]]++
+	}
+	share := len(created) / groups
+	for _, n := range count {
+		f.off += max(n-share, share-n)
+	}
+	f.off += share * (groups - len(count)) // groups without a pod
+	return f
+}
