@@ -136,7 +136,6 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, in *Ins
 			fmt.Sprintf("--extender-address=127.0.0.1:%d", ports[1]),
 			fmt.Sprintf("--health-address=127.0.0.1:%d", ports[2]),
 			fmt.Sprintf("--metrics-address=127.0.0.1:%d", ports[3]), "--names=localhost",
-			"--leader-elect-lease-duration=5s",
 		}, o.ManagerArgs...),
 		HealthURL: in.HealthURL + "/readyz",
 	})

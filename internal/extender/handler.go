@@ -119,7 +119,7 @@ func (h *Handler) filter(w http.ResponseWriter, r *http.Request) {
 		filterTotal.WithLabelValues("not_bound").Inc()
 		encode(w, refuse(&args, names, func(string) string { return TextNotBound }))
 	case !a.Counted:
-		allowed := groupSet(a.Spread.Groups())
+		allowed := groupSet(a.Spread.Taking())
 		encode(w, h.keepGroups(&args, names, full, allowed, allowed))
 	default:
 		h.filterCounted(w, &args, a, names, full)

@@ -35,6 +35,7 @@ type podMeta struct {
 		Namespace       string                  `json:"namespace"`
 		UID             types.UID               `json:"uid"`
 		Labels          map[string]string       `json:"labels"`
+		Annotations     map[string]string       `json:"annotations"`
 		OwnerReferences []metav1.OwnerReference `json:"ownerReferences"`
 	} `json:"metadata"`
 }
@@ -43,8 +44,9 @@ func (p *podMeta) object() *ownership.Object {
 	return &ownership.Object{
 		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
 		Namespace:        p.Metadata.Namespace, Name: p.Metadata.Name, UID: p.Metadata.UID,
-		Policies:   ownership.PoliciesOf(p.Metadata.Labels),
-		Controller: owners.ControllerOf(p.Metadata.OwnerReferences),
+		Policies:      ownership.PoliciesOf(p.Metadata.Labels),
+		IgnoreMissing: ownership.IgnoresMissing(p.Metadata.Annotations),
+		Controller:    owners.ControllerOf(p.Metadata.OwnerReferences),
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
@@ -76,7 +75,7 @@ func (k *kind) slim(obj any) (*ownership.Object, bool) {
 		Name:             m.GetName(),
 		UID:              m.GetUID(),
 		Policies:         ownership.PoliciesOf(m.GetLabels()),
-		IgnoreMissing:    m.GetAnnotations()[gm.MissingPolicyAnnotation] == gm.MissingPolicyIgnore,
+		IgnoreMissing:    ownership.IgnoresMissing(m.GetAnnotations()),
 		Replicas:         k.replicas(obj),
 		Deleting:         m.GetDeletionTimestamp() != nil,
 		Generation:       m.GetGeneration(),

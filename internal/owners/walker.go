@@ -161,15 +161,15 @@ func (w *Walker) Requiring(kind PolicyKind, namespace, name string) []*ownership
 func (w *Walker) ApplicationOfOwner(uid types.UID) ownership.Application {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	chain := []*ownership.Object{nil}
-	for o := w.objects[uid]; o != nil && len(chain) <= ownership.MaxHops+1; {
+	var chain []*ownership.Object
+	for o := w.objects[uid]; o != nil && len(chain) < ownership.MaxHops; {
 		chain = append(chain, o)
 		if o.Controller == nil {
 			break
 		}
 		o = w.objects[o.Controller.UID]
 	}
-	return ownership.ApplicationOf(chain)
+	return ownership.ApplicationOfOwners(chain)
 }
 
 func (w *Walker) requiredAboveLocked(kind PolicyKind, o *ownership.Object) bool {

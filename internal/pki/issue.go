@@ -26,8 +26,11 @@ const (
 	// CALifetime is how long a CA certificate is valid. kube-scheduler reads
 	// its CA file only once, so the CA outlives any scheduler process.
 	CALifetime = 10 * 365 * 24 * time.Hour
-	// LeafLifetime is how long every other certificate is valid.
-	LeafLifetime = 90 * 24 * time.Hour
+	// ServerLifetime is how long a server certificate is valid.
+	ServerLifetime = 90 * 24 * time.Hour
+	// ClientLifetime is how long a client certificate is valid. In some clusters
+	// people copy kube-scheduler's by hand.
+	ClientLifetime = 365 * 24 * time.Hour
 	// backdate makes certificates valid on machines whose clocks are behind.
 	backdate = 10 * time.Minute
 )
@@ -72,12 +75,13 @@ func Issue(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: leaf.CommonName},
 		NotBefore:   now.Add(-backdate),
-		NotAfter:    now.Add(LeafLifetime),
+		NotAfter:    now.Add(ClientLifetime),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	if len(leaf.Names) > 0 {
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+		template.NotAfter = now.Add(ServerLifetime)
 	}
 	for _, name := range leaf.Names {
 		if ip := net.ParseIP(name); ip != nil {

@@ -26,6 +26,8 @@ type Pod struct {
 	Revision string
 	// Policies are the labels that the pod itself carries.
 	Policies ownership.Policies
+	// IgnoreMissing: the pod's own missing-policy annotation says Ignore.
+	IgnoreMissing bool
 	// GroupStamp is the NodeGroup whose seat the pod took when it was bound.
 	GroupStamp string
 
@@ -100,7 +102,7 @@ func (p *Pod) Object() *ownership.Object {
 	return &ownership.Object{
 		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
 		Namespace:        p.Namespace, Name: p.Name, UID: p.UID,
-		Policies: p.Policies, Controller: p.Controller, Deleting: !p.Active,
+		Policies: p.Policies, IgnoreMissing: p.IgnoreMissing, Controller: p.Controller, Deleting: !p.Active,
 	}
 }
 
@@ -108,11 +110,12 @@ func (p *Pod) Object() *ownership.Object {
 func Slim(pod *corev1.Pod) *Pod {
 	p := &Pod{
 		UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name,
-		Controller: owners.ControllerOf(pod.OwnerReferences),
-		Revision:   ownership.Revision(pod.Labels),
-		Policies:   ownership.PoliciesOf(pod.Labels),
-		GroupStamp: pod.Labels[gm.NodeGroupLabel],
-		Node:       pod.Spec.NodeName,
+		Controller:    owners.ControllerOf(pod.OwnerReferences),
+		Revision:      ownership.Revision(pod.Labels),
+		Policies:      ownership.PoliciesOf(pod.Labels),
+		IgnoreMissing: ownership.IgnoresMissing(pod.Annotations),
+		GroupStamp:    pod.Labels[gm.NodeGroupLabel],
+		Node:          pod.Spec.NodeName,
 		Active: pod.DeletionTimestamp == nil &&
 			pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed,
 		Nudge:   pod.Annotations[gm.NudgeAnnotation],

@@ -6,9 +6,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
-// Reason says why a pod got no seat. The values are shown to users by
-// kube-scheduler, and must stay constant: a changing text makes it try again
-// at once, for ever.
+// Reason says why a pod got no seat.
 type Reason string
 
 const (

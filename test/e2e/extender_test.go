@@ -103,19 +103,22 @@ func (c *caller) podOf(app string) *corev1.Pod {
 	}}
 }
 
-// waitBound waits until the app's binding label is there, and the extender has seen it.
-func (c *caller) waitBound(app, policy string, node string) {
+// waitBound waits until the app's binding label is there and the extender has
+// seen it: it keeps some of the nodes for the pod that is returned.
+func (c *caller) waitBound(app, policy string, nodes ...string) *corev1.Pod {
 	c.Helper()
+	pod := c.podOf(app)
 	c.eventually(patience, "the Deployment is bound to its policy", func() error {
 		d, err := env.kube.AppsV1().Deployments(c.ns).Get(c.ctx, app, metav1.GetOptions{})
 		if err != nil || d.Labels[gm.BindingPropagationPolicyLabel] != policy {
 			return fmt.Errorf("labels are %v: %w", d.Labels, err)
 		}
-		if r := c.filter(c.podOf(app), node); len(*r.NodeNames) == 0 {
+		if r := c.filter(pod, nodes...); len(*r.NodeNames) == 0 {
 			return fmt.Errorf("the extender refuses: %v", r.FailedAndUnresolvableNodes)
 		}
 		return nil
 	})
+	return pod
 }
 
 // pausedApp makes an app without pods that are scheduled: they name a
@@ -250,10 +253,8 @@ func TestFilterKeepsAndRefuses(t *testing.T) {
 	f.nodes(nil, "filter-none")
 	f.create(weights("policy", "filter-a", 1, "filter-b", 1))
 	c.pausedApp("app", 0, "policy")
-	c.waitBound("app", "policy", "filter-a-0")
-
 	all := []string{"filter-a-0", "filter-a-1", "filter-b-0", "filter-b-1", "filter-other-0", "filter-none"}
-	first := c.filter(c.podOf("app"), all...)
+	first := c.filter(c.waitBound("app", "policy", all...), all...)
 	kept := *first.NodeNames
 	if len(kept) != 2 || kept[0][:8] != kept[1][:8] || !strings.HasPrefix(kept[0], "filter-") {
 		t.Fatalf("kept %v, want both nodes of one group", kept)
@@ -293,10 +294,10 @@ func TestPrioritizeScoresGroups(t *testing.T) {
 	f.nodes(nil, "score-none")
 	f.create(weights("policy", "score-a", 5, "score-b", 3, "score-c", 1))
 	c.pausedApp("app", 9, "policy")
-	c.waitBound("app", "policy", "score-a-0")
 	nodes := []string{"score-a-0", "score-a-1", "score-b-0", "score-b-1", "score-c-0", "score-c-1", "score-none"}
+	pod := c.waitBound("app", "policy", nodes...)
 	var scores extenderv1.HostPriorityList
-	c.post("prioritize", extenderv1.ExtenderArgs{Pod: c.podOf("app"), NodeNames: &nodes}, &scores)
+	c.post("prioritize", extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes}, &scores)
 	by := map[string]int64{}
 	for _, s := range scores {
 		by[s.Host] = s.Score

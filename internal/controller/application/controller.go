@@ -106,7 +106,7 @@ func concerns(old, new *ownership.Object) bool {
 	if old == nil {
 		return new.Policies != (ownership.Policies{})
 	}
-	return old.Policies != new.Policies
+	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing
 }
 
 func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler[client.Object, request] {
@@ -190,7 +190,7 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	if err != nil {
 		return "", nil // the policy's own condition names the field
 	}
-	s.spread = fmt.Sprintf("%s.%d.%d", policy.UID, policy.Generation, len(spread.Missing()))
+	s.spread = fmt.Sprint(policy.UID, policy.Generation, spread.Missing())
 	return name, nil
 }
 

@@ -68,16 +68,16 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod) error {
 	}
 	var patch struct {
 		Metadata struct {
-			UID         types.UID         `json:"uid"`
-			Labels      map[string]string `json:"labels,omitempty"`
-			Annotations map[string]string `json:"annotations,omitempty"`
+			UID         types.UID          `json:"uid"`
+			Labels      map[string]*string `json:"labels,omitempty"`
+			Annotations map[string]string  `json:"annotations,omitempty"`
 		} `json:"metadata"`
 		Spec struct {
 			SchedulingGates []gate `json:"schedulingGates,omitempty"`
 		} `json:"spec"`
 	}
 	patch.Metadata.UID = pod.UID
-	patch.Metadata.Labels = s.want.Labels()
+	patch.Metadata.Labels = copies(r.Walker.ApplicationOfOwner(pod.Owner()), s)
 	if pod.Gated {
 		patch.Spec.SchedulingGates = []gate{{Patch: "delete", Name: gm.PolicyGate}}
 	} else {
@@ -92,6 +92,27 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod) error {
 		return fmt.Errorf("releasing pod %s: %w", pod.Key(), err)
 	}
 	return nil
+}
+
+// copies are the policy labels of a pod: those of its application, with what
+// this pass found about the one workload. nil takes a label off.
+func copies(app ownership.Application, s *scope) map[string]*string {
+	current := *s.app
+	current.Policies = s.want
+	for _, o := range []**ownership.Object{&app.Propagation, &app.Override} {
+		if *o != nil && (*o).UID == s.app.UID {
+			*o = &current
+		}
+	}
+	want := app.Policies().Labels()
+	labels := make(map[string]*string, len(ownership.LabelKeys))
+	for _, key := range ownership.LabelKeys {
+		labels[key] = nil
+		if value, ok := want[key]; ok {
+			labels[key] = &value
+		}
+	}
+	return labels
 }
 
 func nudgeValue(spread string) string {

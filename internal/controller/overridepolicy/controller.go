@@ -177,11 +177,21 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 		a.replicas = int(*a.app.Replicas)
 	}
 	for _, cohort := range r.Ledger.View(r.Walker.Descendants(a.app.UID)) {
-		if owner := r.Walker.Get(cohort.Owner); a.app.Replicas == nil && owner != nil && owner.Replicas != nil {
+		owner := r.Walker.Get(cohort.Owner)
+		if a.app.Replicas == nil && owner != nil && owner.Replicas != nil {
 			a.replicas += int(*owner.Replicas)
 		}
+		if a.app.Replicas == nil && (owner == nil || owner.Replicas == nil) {
+			a.replicas += len(cohort.Pods)
+		}
 		for _, pod := range cohort.Pods {
-			if pod.Node == "" || pod.Group == "" {
+			if pod.Node == "" {
+				if err := bindable(s.rules, pod.Pod); err != nil {
+					a.failure = err
+				}
+				continue
+			}
+			if pod.Group == "" {
 				continue
 			}
 			a.pods++
@@ -198,6 +208,17 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 	}
 	// Pods that do no work lose nothing: they are first.
 	sort.SliceStable(a.due, func(i, j int) bool { return !a.due[i].Available() && a.due[j].Available() })
+	return nil
+}
+
+// bindable tells why a pod that waits could not be bound: a rule of a group
+// that it may be sent to cannot be applied to it.
+func bindable(rules *override.Rules, pod *seats.Pod) error {
+	for _, group := range rules.Groups() {
+		if _, err := policies.Images(rules, group, pod); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

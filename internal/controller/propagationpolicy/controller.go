@@ -40,6 +40,9 @@ const (
 	// retryEviction is how long an eviction that a PodDisruptionBudget or the
 	// global pace refused is left alone.
 	retryEviction = 5 * time.Second
+	// retryFeasible is how soon is looked again whether a group that lacks pods
+	// has room by now: room comes from anywhere in the cluster.
+	retryFeasible = 5 * time.Second
 	// maxShown bounds the workloads in a status.
 	maxShown = 50
 )
@@ -146,31 +149,34 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 		if a.mode == "" {
 			a.mode = gm.ReschedulingEvict
 		}
-		a.replicas, a.evictable = r.wants(app, a.cohorts)
+		r.setKind(&a.observed)
 		a.plan = planFor(a.observed)
 		s.apps = append(s.apps, a)
 	}
 	return nil
 }
 
-// wants is the number of pods that a workload wants, and whether an evicted
-// one comes back. The pods of Jobs lose their work, those of DaemonSets come
-// back where they were, and pods without an owner never.
-func (r *Reconciler) wants(app *ownership.Object, cohorts []seats.CohortView) (replicas int, evictable bool) {
-	evictable = app.Kind != "Pod"
-	for _, c := range cohorts {
+// setKind sets what follows from the kinds of the workload and of its pods'
+// owners. The pods of Jobs would lose their work, those of DaemonSets come back
+// where they were, and pods without an owner never.
+func (r *Reconciler) setKind(o *observed) {
+	o.evictable, o.divided = o.app.Kind != "Pod", true
+	for _, c := range o.cohorts {
 		owner := r.Walker.Get(c.Owner)
-		if owner == nil || owner.Kind == "Job" || owner.Kind == "DaemonSet" {
-			evictable = false
+		if owner == nil {
+			o.evictable = false
+			continue
 		}
-		if owner != nil && owner.Replicas != nil {
-			replicas += int(*owner.Replicas)
+		o.evictable = o.evictable && owner.Kind != "Job" && owner.Kind != "DaemonSet"
+		o.divided = o.divided && owner.Kind != "DaemonSet"
+		if owner.Replicas != nil {
+			o.replicas += int(*owner.Replicas)
 		}
 	}
-	if app.Replicas != nil {
-		replicas = int(*app.Replicas)
+	o.divided = o.divided && o.app.Kind != "DaemonSet"
+	if o.app.Replicas != nil {
+		o.replicas = int(*o.app.Replicas)
 	}
-	return replicas, evictable
 }
 
 // report writes the status, if it changed.

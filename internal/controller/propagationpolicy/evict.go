@@ -20,6 +20,9 @@ import (
 func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	var errs []error
 	for _, a := range s.apps {
+		if a.reason == gm.ReasonNoFeasibleTarget {
+			errs = append(errs, phase.Wait("room in a NodeGroup that lacks pods", retryFeasible))
+		}
 		if err := r.evictSurplus(ctx, a); err != nil {
 			errs = append(errs, err)
 		}

@@ -20,8 +20,10 @@ type observed struct {
 	cohorts  []seats.CohortView
 	// evictable: the owner of an evicted pod makes a new one that can go elsewhere.
 	evictable bool
-	mode      gm.ReschedulingMode
-	canTake   func(group string, pod *seats.Pod) bool
+	// divided is false for a DaemonSet: one pod a node, nothing to divide.
+	divided bool
+	mode    gm.ReschedulingMode
+	canTake func(group string, pod *seats.Pod) bool
 }
 
 // plan is what is to be done about one workload, and what is to be said of it.
@@ -49,14 +51,10 @@ func planFor(o observed) plan {
 		return counts[group]
 	}
 	waiting, surplus := 0, 0
+	for i, n := range o.desired() {
+		count(o.spread.Groups()[i]).desired = n
+	}
 	for _, c := range o.cohorts {
-		total := len(c.Pods)
-		if len(o.cohorts) == 1 {
-			total = max(total, o.replicas)
-		}
-		for i, n := range o.spread.Divide(total) {
-			count(o.spread.Groups()[i]).desired += n
-		}
 		for _, pod := range c.Pods {
 			if pod.Node == "" {
 				waiting++
@@ -69,12 +67,7 @@ func planFor(o observed) plan {
 			}
 		}
 	}
-	if len(o.cohorts) == 0 {
-		for i, n := range o.spread.Divide(o.replicas) {
-			count(o.spread.Groups()[i]).desired += n
-		}
-	}
-	if len(o.cohorts) == 1 {
+	if len(o.cohorts) == 1 && o.divided {
 		moves := movesOf(o, o.cohorts[0])
 		for group, n := range moves.surplus {
 			count(group).surplus = n
@@ -83,6 +76,9 @@ func planFor(o observed) plan {
 		p.evict, p.reason = moves.evict, moves.reason
 	}
 	for name, c := range counts {
+		if !o.divided {
+			c.desired = c.current
+		}
 		p.spread.Groups = append(p.spread.Groups, gm.GroupSpread{
 			Name: name, Desired: int32(c.desired), Current: int32(c.current), Ready: int32(c.ready), Surplus: int32(c.surplus),
 		})
@@ -91,6 +87,25 @@ func planFor(o observed) plan {
 	p.spread.Waiting = int32(waiting)
 	p.explain(o, waiting, surplus)
 	return p
+}
+
+// desired is the number of pods that each group is to have: of every revision
+// its own division.
+func (o *observed) desired() []int {
+	if len(o.cohorts) == 0 {
+		return o.spread.Divide(o.replicas)
+	}
+	desired := make([]int, len(o.spread.Groups()))
+	for _, c := range o.cohorts {
+		total := len(c.Pods)
+		if len(o.cohorts) == 1 {
+			total = max(total, o.replicas)
+		}
+		for i, n := range o.spread.Divide(total) {
+			desired[i] += n
+		}
+	}
+	return desired
 }
 
 type moves struct {
@@ -187,6 +202,8 @@ func (p *plan) explain(o observed, waiting, surplus int) {
 	case len(o.spread.Groups()) == 0 && missing != "":
 		p.reason = gm.ReasonGroupsMissing
 		p.spread.Message = "no NodeGroup of the policy has a node: " + missing
+	case !o.divided:
+		p.spread.Message = "one pod a node: pods are kept to the policy's NodeGroups and wait on all other nodes"
 	case len(o.cohorts) > 1:
 		p.reason = gm.ReasonConverging
 		p.spread.Message = "a rollout is in progress"

@@ -135,7 +135,9 @@ func (c *compiler) compileRule(index int, spec *gm.RuleWithNodeGroup) {
 }
 
 // inlineOf are the overriders that stand directly in the rule.
-func inlineOf(spec *gm.RuleWithNodeGroup) *gm.Overriders { return (*gm.Overriders)(&spec.InlineOverriders) }
+func inlineOf(spec *gm.RuleWithNodeGroup) *gm.Overriders {
+	return (*gm.Overriders)(&spec.InlineOverriders)
+}
 
 func hasAny(o *gm.Overriders) bool {
 	return o.Plaintext != nil || o.ImageOverrider != nil || o.CommandOverrider != nil || o.ArgsOverrider != nil

@@ -6,6 +6,8 @@
 package ownership
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -53,6 +55,12 @@ type Policies struct {
 	BindingOverride     string
 }
 
+// LabelKeys are the keys of the four labels.
+var LabelKeys = [...]string{
+	gm.RequiredPropagationPolicyLabel, gm.RequiredOverridePolicyLabel,
+	gm.BindingPropagationPolicyLabel, gm.BindingOverridePolicyLabel,
+}
+
 // PoliciesOf reads the four labels.
 func PoliciesOf(labels map[string]string) Policies {
 	if len(labels) == 0 {
@@ -64,6 +72,11 @@ func PoliciesOf(labels map[string]string) Policies {
 		BindingPropagation:  labels[gm.BindingPropagationPolicyLabel],
 		BindingOverride:     labels[gm.BindingOverridePolicyLabel],
 	}
+}
+
+// IgnoresMissing reads the missing-policy annotation.
+func IgnoresMissing(annotations map[string]string) bool {
+	return annotations[gm.MissingPolicyAnnotation] == gm.MissingPolicyIgnore
 }
 
 // Labels is the inverse of PoliciesOf: the labels that are not empty.
@@ -152,17 +165,21 @@ func (a Application) Policies() Policies {
 // topmost owner. A pod's own labels count only when it has no owner: on an
 // owned pod they are copies.
 func ApplicationOf(chain []*Object) Application {
-	var app Application
-	first := 0
 	if len(chain) > 1 {
-		first = 1
+		chain = chain[1:]
 	}
-	for i := len(chain) - 1; i >= first; i-- {
-		if app.Propagation == nil && chain[i].Policies.RequiredPropagation != "" {
-			app.Propagation = chain[i]
+	return ApplicationOfOwners(chain)
+}
+
+// ApplicationOfOwners picks from a chain without the pod.
+func ApplicationOfOwners(owners []*Object) Application {
+	var app Application
+	for _, o := range slices.Backward(owners) {
+		if app.Propagation == nil && o.Policies.RequiredPropagation != "" {
+			app.Propagation = o
 		}
-		if app.Override == nil && chain[i].Policies.RequiredOverride != "" {
-			app.Override = chain[i]
+		if app.Override == nil && o.Policies.RequiredOverride != "" {
+			app.Override = o
 		}
 	}
 	return app

@@ -166,6 +166,18 @@ func (s Spread) For(uid types.UID) Spread {
 // 0 are among them and get nothing. The slice must not be changed.
 func (s Spread) Groups() []string { return s.names }
 
+// Taking are the groups that get a pod once there are enough: those of weight
+// 0, or of a range that ends at 0, never do.
+func (s Spread) Taking() []string {
+	var taking []string
+	for i, n := range s.Divide(maxReplicas) {
+		if n > 0 {
+			taking = append(taking, s.names[i])
+		}
+	}
+	return taking
+}
+
 // Missing are the groups that the policy names and that do not exist or have
 // no node, sorted. The slice must not be changed.
 func (s Spread) Missing() []string { return s.missing }

@@ -47,8 +47,11 @@ func Wait(reason string, after time.Duration) error { return &wait{reason, after
 func Run[S any](ctx context.Context, scope S, phases ...Func[S]) (ctrl.Result, error) {
 	var failures []error
 	var result ctrl.Result
+	var reports []error
 	for _, run := range phases {
-		err := run(ctx, scope)
+		reports = append(reports, split(run(ctx, scope))...)
+	}
+	for _, err := range reports {
 		var w *wait
 		var t *terminal
 		switch {
@@ -64,4 +67,17 @@ func Run[S any](ctx context.Context, scope S, phases ...Func[S]) (ctrl.Result, e
 		}
 	}
 	return result, kerrors.NewAggregate(failures)
+}
+
+// split takes errors apart that errors.Join put together: each means its own.
+func split(err error) []error {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // one that is wrapped is one error
+	if !ok {
+		return []error{err}
+	}
+	var parts []error
+	for _, part := range joined.Unwrap() {
+		parts = append(parts, split(part)...)
+	}
+	return parts
 }

@@ -65,8 +65,9 @@ func (w *Webhook) application(ctx context.Context, pod *corev1.Pod) (ownership.A
 	object := &ownership.Object{
 		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
 		Namespace:        request.Namespace, Name: pod.Name,
-		Policies:   ownership.PoliciesOf(pod.Labels),
-		Controller: owners.ControllerOf(pod.OwnerReferences),
+		Policies:      ownership.PoliciesOf(pod.Labels),
+		Controller:    owners.ControllerOf(pod.OwnerReferences),
+		IgnoreMissing: ownership.IgnoresMissing(pod.Annotations),
 	}
 	app, _, err := w.Walker.Application(ctx, object)
 	return app, err
@@ -93,10 +94,7 @@ func setPolicyLabels(pod *corev1.Pod, want ownership.Policies) {
 	if ownership.PoliciesOf(pod.Labels) == want {
 		return
 	}
-	for _, key := range []string{
-		gm.RequiredPropagationPolicyLabel, gm.RequiredOverridePolicyLabel,
-		gm.BindingPropagationPolicyLabel, gm.BindingOverridePolicyLabel,
-	} {
+	for _, key := range ownership.LabelKeys {
 		delete(pod.Labels, key)
 	}
 	if pod.Labels == nil {
