@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/time/rate"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/atoll-k8s/atoll/internal/controller/application"
@@ -37,10 +38,10 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book,
 		}).SetupWithManager,
 		"propagationpolicy": (&propagationpolicy.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Recorder: recorder, Pace: d.Pace,
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Recorder: recorder, Pace: d.Pace, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"overridepolicy": (&overridepolicy.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Recorder: recorder,
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Recorder: recorder, Clock: clock.RealClock{},
 		}).SetupWithManager,
 	} {
 		if err := setup(mgr); err != nil {

@@ -92,7 +92,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	p.ledger = seats.NewLedger(clock.RealClock{})
 	p.feed = seats.NewFeed(p.ledger, p.client)
 	p.walker = owners.NewWalker(p.client)
-	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger)
+	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{})
 	for _, setup := range []func(context.Context) error{p.connect, p.addControllers, p.addWebhooks, p.addExtender, p.addHealth} {
 		if err := setup(ctx); err != nil {
 			return err

@@ -10,8 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -35,6 +37,7 @@ type Book struct {
 	reader client.Reader // a cache
 	walker *owners.Walker
 	ledger *seats.Ledger
+	clock  clock.PassiveClock
 
 	mu      sync.Mutex
 	spreads map[spreadKey]spreadEntry
@@ -48,6 +51,7 @@ type spreadEntry struct {
 	epoch      uint64
 	spread     placement.Spread
 	err        error
+	since      time.Time // when the spread came to divide as it does
 }
 
 type rulesEntry struct {
@@ -57,9 +61,9 @@ type rulesEntry struct {
 }
 
 // NewBook makes a book that reads policies from a cache.
-func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger) *Book {
+func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, clock clock.PassiveClock) *Book {
 	return &Book{
-		reader: reader, walker: walker, ledger: ledger,
+		reader: reader, walker: walker, ledger: ledger, clock: clock,
 		spreads: map[spreadKey]spreadEntry{},
 		rules:   map[types.UID]rulesEntry{},
 	}
@@ -96,10 +100,31 @@ func (b *Book) Spread(policy *gm.PropagationPolicy, app types.UID) (placement.Sp
 	if len(b.spreads) >= maxKept {
 		clear(b.spreads)
 	}
-	e := spreadEntry{generation: policy.Generation, epoch: epoch}
+	e := spreadEntry{generation: policy.Generation, epoch: epoch, since: b.clock.Now()}
 	e.spread, e.err = placement.New(policy.Spec, b.ledger.HasMembers, app)
+	if last, ok := b.spreads[key]; ok && last.spread.Equal(e.spread) {
+		e.since = last.since
+	}
 	b.spreads[key] = e
 	return e.spread, e.err
+}
+
+// SettlesAt is when a policy will have been as it is, with the members that its
+// groups have, for the stabilization time that it asks for.
+func (b *Book) SettlesAt(policy *gm.PropagationPolicy, app types.UID) time.Time {
+	spread, err := b.Spread(policy, app)
+	if err != nil {
+		return time.Time{}
+	}
+	b.mu.Lock()
+	last := b.spreads[spreadKey{policy: policy.UID, app: app}].since
+	b.mu.Unlock()
+	for _, groups := range [][]string{spread.Groups(), spread.Missing()} {
+		if moved := b.ledger.MovedAt(groups...); moved.After(last) {
+			last = moved
+		}
+	}
+	return last.Add(policy.Spec.Rescheduling.Stabilization())
 }
 
 // Rules makes an override policy ready. Each error names the rule and the

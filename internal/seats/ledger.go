@@ -57,7 +57,9 @@ type Ledger struct {
 	// members are the nodes of each group, by name; epoch moves when a group gets its
 	// first node or loses its last.
 	members map[string]map[string]*node
-	epoch   uint64
+	// moved is when a node joined or left the group last.
+	moved map[string]time.Time
+	epoch uint64
 	// disrupted are pods that we are about to evict or restart, until that is seen.
 	disrupted map[types.UID]time.Time
 }
@@ -105,6 +107,7 @@ func NewLedger(clock clock.PassiveClock) *Ledger {
 		owners:    map[types.UID]map[Cohort]*cohort{},
 		nodes:     map[string]*node{},
 		members:   map[string]map[string]*node{},
+		moved:     map[string]time.Time{},
 		disrupted: map[types.UID]time.Time{},
 	}
 }

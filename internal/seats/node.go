@@ -1,6 +1,8 @@
 package seats
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -76,6 +78,7 @@ func (l *Ledger) countMemberLocked(n *node, group string, joins bool) {
 	if group == "" {
 		return
 	}
+	l.moved[group] = l.clock.Now()
 	members := l.members[group]
 	if joins {
 		if members == nil {
@@ -91,6 +94,20 @@ func (l *Ledger) countMemberLocked(n *node, group string, joins bool) {
 		delete(l.members, group)
 		l.epoch++
 	}
+}
+
+// MovedAt is when a node joined or left one of the groups last, as far as this
+// ledger has seen; the zero time if never.
+func (l *Ledger) MovedAt(groups ...string) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var last time.Time
+	for _, group := range groups {
+		if at := l.moved[group]; at.After(last) {
+			last = at
+		}
+	}
+	return last
 }
 
 // HasMembers tells whether a group has a node.

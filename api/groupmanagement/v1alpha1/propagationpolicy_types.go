@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
@@ -161,6 +163,27 @@ type Rescheduling struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxUnavailable int32 `json:"maxUnavailable,omitempty"`
+
+	// stabilizationSeconds is how long the policy and the membership of its
+	// NodeGroups must have been as they are before a running pod is disturbed
+	// because of them: NodeGroups that are created one after the other, or a
+	// label that flips, move nothing twice. 0 to 3600. Default 5.
+	// +optional
+	// +kubebuilder:default=5
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=3600
+	StabilizationSeconds *int32 `json:"stabilizationSeconds,omitempty"`
+}
+
+// DefaultStabilization is the meaning of an unset stabilizationSeconds.
+const DefaultStabilization = 5 * time.Second
+
+// Stabilization is stabilizationSeconds, or its default.
+func (r Rescheduling) Stabilization() time.Duration {
+	if r.StabilizationSeconds == nil {
+		return DefaultStabilization
+	}
+	return time.Duration(*r.StabilizationSeconds) * time.Second
 }
 
 // PropagationStatus is what atoll-manager saw last.

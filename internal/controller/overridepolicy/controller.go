@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -54,6 +55,7 @@ type Reconciler struct {
 	Ledger   *seats.Ledger
 	Book     *policies.Book
 	Recorder events.EventRecorder
+	Clock    clock.PassiveClock
 
 	changed *trigger.Source[ctrl.Request]
 }
@@ -73,6 +75,7 @@ type appScope struct {
 	replicas       int
 	maxUnavailable int
 	mode           gm.ReschedulingMode
+	stabilization  time.Duration
 	// due are the pods whose images are not as wanted, in the order in which
 	// they are changed.
 	due []duePod
@@ -153,7 +156,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		return apps[i].Name < apps[j].Name
 	})
 	for _, app := range apps {
-		a := &appScope{app: app, mode: gm.ReschedulingEvict, maxUnavailable: 1}
+		a := &appScope{app: app, mode: gm.ReschedulingEvict, maxUnavailable: 1, stabilization: gm.DefaultStabilization}
 		if err := r.observeApp(ctx, s, a); err != nil {
 			return err
 		}
@@ -171,6 +174,7 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 		if err == nil {
 			a.mode = propagation.Spec.Rescheduling.Mode
 			a.maxUnavailable = max(1, int(propagation.Spec.Rescheduling.MaxUnavailable))
+			a.stabilization = propagation.Spec.Rescheduling.Stabilization()
 		}
 	}
 	if a.app.Replicas != nil {
@@ -240,6 +244,10 @@ func (r *Reconciler) update(ctx context.Context, s *scope) error {
 func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) error {
 	below := r.Walker.Descendants(a.app.UID)
 	for _, pod := range a.due {
+		settlesAt := r.Ledger.MovedAt(pod.group).Add(a.stabilization)
+		if left := settlesAt.Sub(r.Clock.Now()); left > 0 {
+			return phase.Wait("the NodeGroup to stay as it is", left)
+		}
 		if !r.Ledger.Disrupt(pod.UID, below, a.replicas, a.maxUnavailable) {
 			return nil // pods that change bring us back
 		}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,7 +57,8 @@ type Reconciler struct {
 	Book     *policies.Book
 	Recorder events.EventRecorder
 	// Pace bounds the evictions of all workloads together.
-	Pace *rate.Limiter
+	Pace  *rate.Limiter
+	Clock clock.PassiveClock
 
 	changed *trigger.Source[ctrl.Request]
 }
@@ -73,6 +75,8 @@ type appScope struct {
 	observed
 	plan
 	maxUnavailable int
+	// settlesAt is when the policy will have been as it is for long enough.
+	settlesAt time.Time
 }
 
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies,verbs=get;list;watch
@@ -149,6 +153,7 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 		if a.mode == "" {
 			a.mode = gm.ReschedulingEvict
 		}
+		a.settlesAt = r.Book.SettlesAt(s.policy, app.UID)
 		r.setKind(&a.observed)
 		a.plan = planFor(a.observed)
 		s.apps = append(s.apps, a)

@@ -31,6 +31,12 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 }
 
 func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
+	if len(a.plan.evict) == 0 {
+		return nil
+	}
+	if left := a.settlesAt.Sub(r.Clock.Now()); left > 0 {
+		return phase.Wait("the policy and its NodeGroups to stay as they are", left)
+	}
 	owners := r.Walker.Descendants(a.app.UID)
 	for _, pod := range a.plan.evict {
 		if !r.Ledger.Disrupt(pod.UID, owners, a.replicas, a.maxUnavailable) {
