@@ -82,7 +82,7 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (map
 	a, err := h.Book.Assignment(ctx, pod.Object(), pod.Revision)
 	app := a.Application
 	if app.Propagation != nil && app.Propagation.IgnoreMissing && (err != nil || app.Propagation.Policies.Propagation() != ownership.Bound) {
-		return policies.PodLabels(app, ""), nil
+		return policies.PodLabels(app, ""), nil //nolint:nilerr // the application says that a missing policy is none
 	}
 	if err != nil {
 		return nil, err

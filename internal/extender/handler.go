@@ -83,7 +83,7 @@ func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, 
 	a, err = h.Book.Assignment(r.Context(), object, ownership.Revision(pod.Metadata.Labels))
 	app := a.Application.Propagation
 	if app != nil && app.IgnoreMissing && (err != nil || app.Policies.Propagation() != ownership.Bound) {
-		return a, false, nil
+		return a, false, nil //nolint:nilerr // the application says that a missing policy is none
 	}
 	if err != nil && app != nil {
 		// The labels say bound, and the policy cannot be read or used: the pod waits.

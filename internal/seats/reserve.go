@@ -39,17 +39,11 @@ type Request struct {
 func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.seats[r.Pod]
-	if s == nil || s.cohort.key != r.Cohort {
-		if s != nil {
-			l.dropLocked(s)
-		}
-		s = l.enterLocked(r.Pod, r.Cohort)
-	} else if s.pod != nil && s.pod.Node != "" && s.seated {
+	s := l.entryLocked(r)
+	if s.pod != nil && s.pod.Node != "" && s.seated {
 		return s.group, Seated // bound already; the scheduler does not know yet
-	} else {
-		l.unseatLocked(s)
 	}
+	l.unseatLocked(s)
 	group, why = l.chooseLocked(s, r)
 	if why != Seated {
 		if s.pod == nil {
@@ -60,6 +54,19 @@ func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 	l.seatLocked(s, group)
 	l.reserveLocked(s)
 	return group, Seated
+}
+
+// entryLocked is the entry of the request's pod, in the request's cohort.
+func (l *Ledger) entryLocked(r Request) *seat {
+	s := l.seats[r.Pod]
+	if s != nil && s.cohort.key != r.Cohort {
+		l.dropLocked(s)
+		s = nil
+	}
+	if s == nil {
+		s = l.enterLocked(r.Pod, r.Cohort)
+	}
+	return s
 }
 
 func (l *Ledger) reserveLocked(s *seat) {
@@ -158,13 +165,7 @@ func (c *cohort) divide(spread placement.Spread, total int) []int {
 func (l *Ledger) Confirm(r Request, nodeName string) Reason {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.seats[r.Pod]
-	if s == nil || s.cohort.key != r.Cohort {
-		if s != nil {
-			l.dropLocked(s)
-		}
-		s = l.enterLocked(r.Pod, r.Cohort)
-	}
+	s := l.entryLocked(r)
 	group := ""
 	if n := l.nodes[nodeName]; n != nil {
 		group = n.Group

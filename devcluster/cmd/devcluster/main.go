@@ -15,18 +15,23 @@ import (
 )
 
 func main() {
+	os.Exit(run())
+}
+
+// run returns the exit code.
+func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err := newRootCommand().ExecuteContext(ctx)
 	if err == nil {
-		return
+		return 0
 	}
 	// kubectl has said itself what is wrong.
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		os.Exit(exit.ExitCode())
+		return exit.ExitCode()
 	}
 	fmt.Fprintln(os.Stderr, "devcluster:", err)
-	os.Exit(1)
+	return 1
 }
 
 func newRootCommand() *cobra.Command {

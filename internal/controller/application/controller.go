@@ -188,7 +188,7 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	}
 	spread, err := r.Book.Spread(policy, s.app.UID)
 	if err != nil {
-		return "", nil // the policy's own condition names the field
+		return "", nil //nolint:nilerr // the policy's own condition names the field
 	}
 	s.spread = fmt.Sprint(policy.UID, policy.Generation, spread.Missing())
 	return name, nil

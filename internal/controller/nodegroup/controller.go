@@ -18,7 +18,6 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,6 +27,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
@@ -88,7 +88,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if group.DeletionTimestamp == nil && !controllerutil.ContainsFinalizer(group, gm.NodeGroupFinalizer) {
 		before := group.DeepCopy()
 		controllerutil.AddFinalizer(group, gm.NodeGroupFinalizer)
-		if err := r.patch(ctx, group, before); err != nil {
+		if err := r.patchFinalizers(ctx, group, before); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -99,10 +99,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return phase.Run(ctx, s, r.label, r.finalize, r.report)
 }
 
-func (r *Reconciler) patch(ctx context.Context, group, before *gm.NodeGroup) error {
+func (r *Reconciler) patchFinalizers(ctx context.Context, group, before *gm.NodeGroup) error {
 	// Finalizers are a list that others write too: the resourceVersion guards it.
-	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-	if err := r.Client.Patch(ctx, group, patch); client.IgnoreNotFound(err) != nil {
+	err := r.Client.Patch(ctx, group, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("writing finalizers of NodeGroup %q: %w", group.Name, err)
 	}
 	return nil
@@ -164,11 +164,11 @@ func (r *Reconciler) label(ctx context.Context, s *scope) error {
 		if want == "" {
 			value = nil
 		}
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{gm.NodeGroupLabel: value}}})
+		raw, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{gm.NodeGroupLabel: value}}})
 		if err == nil {
 			node := &corev1.Node{}
 			node.Name = name
-			err = client.IgnoreNotFound(r.Client.Patch(ctx, node, client.RawPatch(types.MergePatchType, patch)))
+			err = client.IgnoreNotFound(r.Client.Patch(ctx, node, client.RawPatch(types.MergePatchType, raw)))
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("labelling node %q: %w", name, err))
@@ -190,7 +190,7 @@ func (r *Reconciler) finalize(ctx context.Context, s *scope) error {
 	if !controllerutil.RemoveFinalizer(s.group, gm.NodeGroupFinalizer) {
 		return nil
 	}
-	return r.patch(ctx, s.group, before)
+	return r.patchFinalizers(ctx, s.group, before)
 }
 
 // report writes the status, if it changed.
@@ -200,11 +200,5 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	}
 	before := s.group.DeepCopy()
 	setStatus(s)
-	if equality.Semantic.DeepEqual(before.Status, s.group.Status) {
-		return nil
-	}
-	if err := r.Client.Status().Patch(ctx, s.group, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("writing status of NodeGroup %q: %w", s.group.Name, err)
-	}
-	return nil
+	return patch.Status(ctx, r.Client, s.group, before)
 }

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,6 +32,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -252,9 +252,9 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) erro
 			return nil // pods that change bring us back
 		}
 		app := r.Walker.ApplicationOfOwner(pod.Owner())
-		patch, err := pod.change.Patch(policies.PodLabels(app, pod.group))
+		raw, err := pod.change.Patch(policies.PodLabels(app, pod.group))
 		if err == nil {
-			_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+			_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})
 		}
 		if err != nil {
 			r.Ledger.Spare(pod.UID)
@@ -276,11 +276,5 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) erro
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	before := s.policy.DeepCopy()
 	setStatus(s)
-	if equality.Semantic.DeepEqual(before.Status, s.policy.Status) {
-		return nil
-	}
-	if err := r.Client.Status().Patch(ctx, s.policy, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("writing status of OverridePolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
-	}
-	return nil
+	return patch.Status(ctx, r.Client, s.policy, before)
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
@@ -28,6 +27,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -131,7 +131,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // observe gathers what is known of every workload and plans.
 func (r *Reconciler) observe(_ context.Context, s *scope) error {
 	if _, s.invalid = placement.New(s.policy.Spec, r.Ledger.HasMembers, ""); s.invalid != nil {
-		return nil
+		return nil //nolint:nilerr // report puts it into the condition
 	}
 	apps := r.Walker.Requiring(owners.Propagation, s.policy.Namespace, s.policy.Name)
 	sort.Slice(apps, func(i, j int) bool {
@@ -188,11 +188,5 @@ func (r *Reconciler) setKind(o *observed) {
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	before := s.policy.DeepCopy()
 	setStatus(s)
-	if equality.Semantic.DeepEqual(before.Status, s.policy.Status) {
-		return nil
-	}
-	if err := r.Client.Status().Patch(ctx, s.policy, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("writing status of PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
-	}
-	return nil
+	return patch.Status(ctx, r.Client, s.policy, before)
 }

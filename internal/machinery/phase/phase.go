@@ -71,7 +71,7 @@ func Run[S any](ctx context.Context, scope S, phases ...Func[S]) (ctrl.Result, e
 
 // split takes errors apart that errors.Join put together: each means its own.
 func split(err error) []error {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // one that is wrapped is one error
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return []error{err}
 	}

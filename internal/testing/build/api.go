@@ -1,0 +1,233 @@
+package build
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// API is an API server that holds a few objects: it answers reads, lists and
+// watches of workloads, for clients that go through HTTP as a reflector does.
+type API struct {
+	t      testing.TB
+	server *httptest.Server
+
+	mu       sync.Mutex
+	version  int
+	objects  map[string]map[string]json.RawMessage // by resource, then namespace/name
+	watchers map[string]map[chan event]struct{}    // by resource
+	reads    int
+	failure  int
+}
+
+type event struct {
+	Type   string          `json:"type"`
+	Object json.RawMessage `json:"object"`
+}
+
+// NewAPI serves the objects until the test ends.
+func NewAPI(t testing.TB, objects ...Object) *API {
+	t.Helper()
+	a := &API{t: t, objects: map[string]map[string]json.RawMessage{}, watchers: map[string]map[chan event]struct{}{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /apis/{group}/v1/{resource}", a.list)
+	mux.HandleFunc("GET /apis/{group}/v1/namespaces/{namespace}/{resource}/{name}", a.read)
+	a.server = httptest.NewServer(mux)
+	t.Cleanup(func() {
+		a.server.CloseClientConnections()
+		a.server.Close()
+	})
+	for _, o := range objects {
+		a.Put(o)
+	}
+	return a
+}
+
+// Client speaks to the server without a limit of its own.
+func (a *API) Client() kubernetes.Interface {
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: a.server.URL, QPS: -1, Timeout: time.Minute})
+	utilruntime.Must(err)
+	return client
+}
+
+// Put creates or updates an object.
+func (a *API) Put(o Object) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	resource, key := resourceOf(o), o.GetNamespace()+"/"+o.GetName()
+	kind := "MODIFIED"
+	if _, exists := a.objects[resource][key]; !exists {
+		kind = "ADDED"
+	}
+	if a.objects[resource] == nil {
+		a.objects[resource] = map[string]json.RawMessage{}
+	}
+	a.objects[resource][key] = a.encodeLocked(o)
+	a.tellLocked(resource, event{kind, a.objects[resource][key]})
+}
+
+// Delete removes an object.
+func (a *API) Delete(o Object) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	resource := resourceOf(o)
+	delete(a.objects[resource], o.GetNamespace()+"/"+o.GetName())
+	a.tellLocked(resource, event{"DELETED", a.encodeLocked(o)})
+}
+
+// Fail makes every read of a single object fail with an HTTP status; 0 ends it.
+func (a *API) Fail(status int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.failure = status
+}
+
+// Reads is the number of reads of single objects so far.
+func (a *API) Reads() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.reads
+}
+
+func resourceOf(o Object) string {
+	plural, _ := meta.UnsafeGuessKindToResource(kindOf(o))
+	return plural.Resource
+}
+
+func (a *API) encodeLocked(o Object) json.RawMessage {
+	a.version++
+	o = o.DeepCopyObject().(Object)
+	o.SetResourceVersion(strconv.Itoa(a.version))
+	o.GetObjectKind().SetGroupVersionKind(kindOf(o))
+	raw, err := json.Marshal(o)
+	utilruntime.Must(err)
+	return raw
+}
+
+func (a *API) tellLocked(resource string, e event) {
+	for w := range a.watchers[resource] {
+		w <- e // roomy: a test makes a handful of changes
+	}
+}
+
+func (a *API) read(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reads++
+	raw, found := a.objects[r.PathValue("resource")][r.PathValue("namespace")+"/"+r.PathValue("name")]
+	switch {
+	case a.failure != 0:
+		fail(w, a.failure, metav1.StatusReasonInternalError)
+	case !found:
+		fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+	default:
+		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+		_, _ = w.Write(raw)
+	}
+}
+
+func fail(w http.ResponseWriter, code int, reason metav1.StatusReason) {
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure, Reason: reason, Code: int32(code),
+	})
+}
+
+// list answers lists, and watches of both kinds: those that begin with what is
+// there, and those that go on from a list. As nothing happens between a list
+// and its watch here, a watch begins with what happens next.
+func (a *API) list(w http.ResponseWriter, r *http.Request) {
+	group, resource := r.PathValue("group"), r.PathValue("resource")
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	if r.FormValue("watch") == "" {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		_ = json.NewEncoder(w).Encode(map[string]any{
+			"apiVersion": group + "/v1", "kind": "List",
+			"metadata": map[string]any{"resourceVersion": strconv.Itoa(a.version)}, "items": a.itemsLocked(resource),
+		})
+		return
+	}
+	events := make(chan event, 100)
+	a.mu.Lock()
+	if r.FormValue("sendInitialEvents") == "true" {
+		for _, raw := range a.itemsLocked(resource) {
+			events <- event{"ADDED", raw}
+		}
+		events <- event{"BOOKMARK", a.bookmarkLocked(group, resource)}
+	}
+	if a.watchers[resource] == nil {
+		a.watchers[resource] = map[chan event]struct{}{}
+	}
+	a.watchers[resource][events] = struct{}{}
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.watchers[resource], events)
+	}()
+	for {
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-r.Context().Done():
+			return
+		case e := <-events:
+			if json.NewEncoder(w).Encode(e) != nil {
+				return
+			}
+		}
+	}
+}
+
+func (a *API) itemsLocked(resource string) []json.RawMessage {
+	items := []json.RawMessage{}
+	for _, raw := range a.objects[resource] {
+		items = append(items, raw)
+	}
+	return items
+}
+
+func (a *API) bookmarkLocked(group, resource string) json.RawMessage {
+	kind := map[string]string{
+		"deployments": "Deployment", "replicasets": "ReplicaSet", "statefulsets": "StatefulSet",
+		"daemonsets": "DaemonSet", "jobs": "Job", "cronjobs": "CronJob",
+	}[resource]
+	raw, err := json.Marshal(map[string]any{
+		"apiVersion": group + "/v1", "kind": kind,
+		"metadata": map[string]any{
+			"resourceVersion": strconv.Itoa(a.version),
+			"annotations":     map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		},
+	})
+	utilruntime.Must(err)
+	return raw
+}
+
+// Eventually waits until what it is told holds, looking often.
+func Eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(20 * time.Second)
+	defer deadline.Stop()
+	look := time.NewTicker(2 * time.Millisecond)
+	defer look.Stop()
+	for !holds() {
+		select {
+		case <-deadline.C:
+			t.Fatalf("gave up waiting: %s", what)
+		case <-look.C:
+		}
+	}
+}

@@ -1,0 +1,318 @@
+// Package build makes objects for tests: small, valid, and with the defaults
+// that the API server would give. What a test is about stands in the options;
+// everything else is the same everywhere: namespace "ns", and the name as UID.
+//
+// It knows what an object looks like and must not know what anybody concludes
+// from it. Options panic on kinds that do not have what they set.
+package build
+
+import (
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+)
+
+// Namespace is where everything namespaced is.
+const Namespace = "ns"
+
+// Object is any API object.
+type Object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// Option changes an object that is being built.
+type Option func(Object)
+
+// Scheme knows every kind that tests read or write.
+func Scheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
+	utilruntime.Must(gm.AddToScheme(scheme))
+	return scheme
+}
+
+var kinds = Scheme()
+
+func kindOf(o Object) schema.GroupVersionKind {
+	gvks, _, err := kinds.ObjectKinds(o)
+	utilruntime.Must(err)
+	return gvks[0]
+}
+
+func made[T Object](o T, namespace, name string, options []Option) T {
+	o.SetNamespace(namespace)
+	o.SetName(name)
+	o.SetUID(types.UID(name))
+	o.SetGeneration(1)
+	for _, option := range options {
+		option(o)
+	}
+	return o
+}
+
+// Deployment wants one pod.
+func Deployment(name string, options ...Option) *appsv1.Deployment {
+	return made(&appsv1.Deployment{Spec: appsv1.DeploymentSpec{Replicas: new(int32(1))}}, Namespace, name, options)
+}
+
+// ReplicaSet wants one pod.
+func ReplicaSet(name string, options ...Option) *appsv1.ReplicaSet {
+	return made(&appsv1.ReplicaSet{Spec: appsv1.ReplicaSetSpec{Replicas: new(int32(1))}}, Namespace, name, options)
+}
+
+// StatefulSet wants one pod.
+func StatefulSet(name string, options ...Option) *appsv1.StatefulSet {
+	return made(&appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}}, Namespace, name, options)
+}
+
+// DaemonSet wants a pod a node.
+func DaemonSet(name string, options ...Option) *appsv1.DaemonSet {
+	return made(&appsv1.DaemonSet{}, Namespace, name, options)
+}
+
+// Job wants one pod at a time.
+func Job(name string, options ...Option) *batchv1.Job {
+	return made(&batchv1.Job{Spec: batchv1.JobSpec{Parallelism: new(int32(1))}}, Namespace, name, options)
+}
+
+// Pod waits for a node, without containers.
+func Pod(name string, options ...Option) *corev1.Pod {
+	return made(&corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodPending}}, Namespace, name, options)
+}
+
+// Node is Ready, open, and has room.
+func Node(name string, options ...Option) *corev1.Node {
+	return made(&corev1.Node{Status: corev1.NodeStatus{
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		Allocatable: corev1.ResourceList{
+			corev1.ResourceCPU:    resource.MustParse("8"),
+			corev1.ResourceMemory: resource.MustParse("32Gi"),
+			corev1.ResourcePods:   resource.MustParse("110"),
+		},
+	}}, "", name, options)
+}
+
+// NodeGroup selects nothing.
+func NodeGroup(name string, options ...Option) *gm.NodeGroup {
+	return made(&gm.NodeGroup{}, "", name, options)
+}
+
+// PropagationPolicy has the defaults of its schema, and no rule.
+func PropagationPolicy(name string, options ...Option) *gm.PropagationPolicy {
+	return made(&gm.PropagationPolicy{Spec: gm.PropagationSpec{
+		Rescheduling: gm.Rescheduling{Mode: gm.ReschedulingEvict, MaxUnavailable: 1},
+	}}, Namespace, name, options)
+}
+
+// OverridePolicy has no rule.
+func OverridePolicy(name string, options ...Option) *gm.OverridePolicy {
+	return made(&gm.OverridePolicy{}, Namespace, name, options)
+}
+
+// With changes what only one kind has.
+func With[T Object](change func(T)) Option {
+	return func(o Object) { change(o.(T)) }
+}
+
+// Label puts a label on.
+func Label(key, value string) Option {
+	return func(o Object) {
+		labels := o.GetLabels()
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		labels[key] = value
+		o.SetLabels(labels)
+	}
+}
+
+// Annotation puts an annotation on.
+func Annotation(key, value string) Option {
+	return func(o Object) {
+		annotations := o.GetAnnotations()
+		if annotations == nil {
+			annotations = map[string]string{}
+		}
+		annotations[key] = value
+		o.SetAnnotations(annotations)
+	}
+}
+
+// Requires puts the required labels on; "" is none.
+func Requires(propagation, override string) Option {
+	return policies(ownership.Policies{RequiredPropagation: propagation, RequiredOverride: override})
+}
+
+// Bound puts the required and the binding labels on; "" is none.
+func Bound(propagation, override string) Option {
+	return policies(ownership.Policies{
+		RequiredPropagation: propagation, BindingPropagation: propagation,
+		RequiredOverride: override, BindingOverride: override,
+	})
+}
+
+func policies(p ownership.Policies) Option {
+	return func(o Object) {
+		for key, value := range p.Labels() {
+			Label(key, value)(o)
+		}
+	}
+}
+
+// OwnedBy makes an object the controller.
+func OwnedBy(owner Object) Option {
+	return func(o Object) {
+		o.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(owner, kindOf(owner))})
+	}
+}
+
+// UID gives another UID than the name.
+func UID(uid string) Option {
+	return func(o Object) { o.SetUID(types.UID(uid)) }
+}
+
+// Created says when the object was created.
+func Created(at time.Time) Option {
+	return func(o Object) { o.SetCreationTimestamp(metav1.NewTime(at)) }
+}
+
+// Deleting puts a deletionTimestamp on, and a finalizer that holds the object.
+func Deleting(finalizer string) Option {
+	return func(o Object) {
+		at := metav1.NewTime(time.Unix(2_000_000, 0))
+		o.SetDeletionTimestamp(&at)
+		o.SetFinalizers([]string{finalizer})
+	}
+}
+
+// Replicas says how many pods a workload wants.
+func Replicas(n int32) Option {
+	return func(o Object) {
+		switch o := o.(type) {
+		case *appsv1.Deployment:
+			o.Spec.Replicas = &n
+		case *appsv1.ReplicaSet:
+			o.Spec.Replicas = &n
+		case *appsv1.StatefulSet:
+			o.Spec.Replicas = &n
+		case *batchv1.Job:
+			o.Spec.Parallelism = &n
+		default:
+			panic(fmt.Sprintf("a %T has no replicas", o))
+		}
+	}
+}
+
+// Container adds a container.
+func Container(name, image string) Option {
+	return With(func(pod *corev1.Pod) {
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: name, Image: image})
+	})
+}
+
+// InitContainer adds an init container.
+func InitContainer(name, image string) Option {
+	return With(func(pod *corev1.Pod) {
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, corev1.Container{Name: name, Image: image})
+	})
+}
+
+// On binds a pod to a node.
+func On(node string) Option {
+	return With(func(pod *corev1.Pod) { pod.Spec.NodeName = node })
+}
+
+// Running makes every container run, after a number of restarts, and the pod Ready.
+func Running(restarts int32) Option {
+	return With(func(pod *corev1.Pod) {
+		pod.Status.Phase = corev1.PodRunning
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
+		for _, c := range pod.Spec.Containers {
+			pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, corev1.ContainerStatus{
+				Name: c.Name, RestartCount: restarts, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
+			})
+		}
+	})
+}
+
+// Gated holds a pod back with our scheduling gate.
+func Gated() Option {
+	return With(func(pod *corev1.Pod) {
+		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
+	})
+}
+
+// Unschedulable says that kube-scheduler has found no node for a pod.
+func Unschedulable() Option {
+	return With(func(pod *corev1.Pod) {
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+		})
+	})
+}
+
+// InGroup puts the label of a NodeGroup on a node.
+func InGroup(group string) Option { return Label(gm.NodeGroupLabel, group) }
+
+// Selects names nodes that a NodeGroup selects.
+func Selects(nodes ...string) Option {
+	return With(func(g *gm.NodeGroup) { g.Spec.Nodes = append(g.Spec.Nodes, nodes...) })
+}
+
+// Weight gives groups a weight.
+func Weight(weight int64, groups ...string) Option {
+	return With(func(p *gm.PropagationPolicy) {
+		p.Spec.StaticWeight = append(p.Spec.StaticWeight, gm.StaticNodeGroupWeight{NodeGroupNames: groups, Weight: weight})
+	})
+}
+
+// Registry replaces the registry of every image in a group.
+func Registry(group, registry string) Option {
+	return With(func(p *gm.OverridePolicy) {
+		p.Spec.OverrideRules = append(p.Spec.OverrideRules, gm.RuleWithNodeGroup{
+			TargetNodeGroup: []string{group},
+			Overriders: &gm.Overriders{ImageOverrider: []gm.ImageOverrider{
+				{Component: gm.Registry, Operator: gm.OverriderOpReplace, Value: registry},
+			}},
+		})
+	})
+}
+
+// Owner is an object as the decisions see it.
+func Owner(o Object) *ownership.Object {
+	out := &ownership.Object{
+		GroupVersionKind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(),
+		Policies: ownership.PoliciesOf(o.GetLabels()), IgnoreMissing: ownership.IgnoresMissing(o.GetAnnotations()),
+		Deleting: o.GetDeletionTimestamp() != nil, Generation: o.GetGeneration(),
+	}
+	if ref := metav1.GetControllerOf(o); ref != nil {
+		out.Controller = &ownership.Reference{
+			GroupVersionKind: schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind), Name: ref.Name, UID: ref.UID,
+		}
+	}
+	switch o := o.(type) {
+	case *appsv1.Deployment:
+		out.Replicas = o.Spec.Replicas
+	case *appsv1.ReplicaSet:
+		out.Replicas = o.Spec.Replicas
+	case *appsv1.StatefulSet:
+		out.Replicas = o.Spec.Replicas
+	case *batchv1.Job:
+		out.Replicas = o.Spec.Parallelism
+	}
+	return out
+}
