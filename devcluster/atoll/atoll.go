@@ -33,6 +33,10 @@ const (
 
 // Options say how to install. The zero value is useful.
 type Options struct {
+	// Replicas of atoll-manager. Unset means 1. The first is named Manager, the
+	// others ManagerReplica(1) and so on; the API server and kube-scheduler reach
+	// them through a balancer that lives as long as Install's context.
+	Replicas int
 	// ManagerArgs are further arguments of atoll-manager.
 	ManagerArgs []string
 	// Values are further values of the chart.
@@ -50,9 +54,11 @@ type Installation struct {
 	// ExtenderURL is where atoll-manager serves kube-scheduler, and TLSDir
 	// holds ca.crt, tls.crt and tls.key for it.
 	ExtenderURL, TLSDir string
-	// HealthURL is the base of /healthz and /readyz.
+	// Extenders are the host:port of each replica's extender.
+	Extenders []string
+	// HealthURL is the base of /healthz and /readyz of the first replica.
 	HealthURL string
-	// MetricsURL is /metrics, over HTTPS to holders of a token that may read it.
+	// MetricsURL is /metrics of the first replica, over HTTPS to holders of a token that may read it.
 	MetricsURL string
 }
 
@@ -71,20 +77,25 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 	if err != nil {
 		return nil, err
 	}
-	ports := make([]int, 4)
-	for i := range ports {
-		if ports[i], err = devcluster.FreePort(); err != nil {
-			return nil, err
-		}
+	replicas, err := makeReplicas(max(1, o.Replicas))
+	if err != nil {
+		return nil, err
+	}
+	webhook, extender, err := addresses(ctx, replicas)
+	if err != nil {
+		return nil, err
 	}
 	in := &Installation{
-		ExtenderURL: fmt.Sprintf("https://localhost:%d", ports[1]),
-		HealthURL:   fmt.Sprintf("http://127.0.0.1:%d", ports[2]),
-		MetricsURL:  fmt.Sprintf("https://localhost:%d/metrics", ports[3]),
+		ExtenderURL: "https://" + extender,
+		HealthURL:   fmt.Sprintf("http://127.0.0.1:%d", replicas[0].health),
+		MetricsURL:  fmt.Sprintf("https://localhost:%d/metrics", replicas[0].metrics),
 		TLSDir:      filepath.Join(c.Dir(), "extender"),
 	}
+	for _, r := range replicas {
+		in.Extenders = append(in.Extenders, fmt.Sprintf("localhost:%d", r.extender))
+	}
 	fmt.Fprintln(o.Log, "installing the chart")
-	objects, err := render(filepath.Join(source, "charts", "atoll"), values(o, in, fmt.Sprintf("https://localhost:%d", ports[0])))
+	objects, err := render(filepath.Join(source, "charts", "atoll"), values(o, in, "https://"+webhook))
 	if err != nil {
 		return nil, err
 	}
@@ -94,8 +105,10 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 	if err := apply(ctx, c.AdminConfig(), objects); err != nil {
 		return nil, err
 	}
-	if err := startManager(ctx, c, o, in, binary, ports); err != nil {
-		return nil, err
+	for _, r := range replicas {
+		if err := startManager(ctx, c, o, binary, r); err != nil {
+			return nil, err
+		}
 	}
 	if o.KeepScheduler {
 		return in, in.writeClientFiles(ctx, c)
@@ -122,25 +135,73 @@ func values(o Options, in *Installation, webhookURL string) map[string]any {
 	return v
 }
 
-func startManager(ctx context.Context, c *devcluster.Cluster, o Options, in *Installation, binary string, ports []int) error {
-	fmt.Fprintln(o.Log, "starting atoll-manager under its ServiceAccount")
+// replica is one process of atoll-manager and the ports that it listens on.
+type replica struct {
+	name                               string
+	webhook, extender, health, metrics int
+}
+
+// ManagerReplica is the name of the i-th replica's process, counted from 0.
+func ManagerReplica(i int) string {
+	if i == 0 {
+		return Manager
+	}
+	return fmt.Sprintf("%s-%d", Manager, i)
+}
+
+func makeReplicas(n int) ([]replica, error) {
+	replicas := make([]replica, n)
+	for i := range replicas {
+		r := &replicas[i]
+		r.name = ManagerReplica(i)
+		for _, port := range []*int{&r.webhook, &r.extender, &r.health, &r.metrics} {
+			var err error
+			if *port, err = devcluster.FreePort(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return replicas, nil
+}
+
+// addresses are where the API server reaches the webhooks and kube-scheduler
+// the extender: the only replica, or a balancer before several.
+func addresses(ctx context.Context, replicas []replica) (webhook, extender string, err error) {
+	if len(replicas) == 1 {
+		return fmt.Sprintf("localhost:%d", replicas[0].webhook), fmt.Sprintf("localhost:%d", replicas[0].extender), nil
+	}
+	var webhooks, extenders []string
+	for _, r := range replicas {
+		webhooks = append(webhooks, fmt.Sprintf("127.0.0.1:%d", r.webhook))
+		extenders = append(extenders, fmt.Sprintf("127.0.0.1:%d", r.extender))
+	}
+	if webhook, err = balance(ctx, webhooks); err != nil {
+		return "", "", err
+	}
+	extender, err = balance(ctx, extenders)
+	return webhook, extender, err
+}
+
+func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary string, r replica) error {
+	fmt.Fprintf(o.Log, "starting %s under its ServiceAccount\n", r.name)
 	kubeconfig, err := c.ServiceAccountKubeconfig(ctx, Namespace, Manager)
 	if err != nil {
 		return err
 	}
 	err = c.StartProcess(ctx, devcluster.ProcessSpec{
-		Name: Manager, Path: binary,
+		Name: r.name, Path: binary,
 		Env: []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + Namespace},
 		Args: append([]string{
-			fmt.Sprintf("--webhook-address=127.0.0.1:%d", ports[0]),
-			fmt.Sprintf("--extender-address=127.0.0.1:%d", ports[1]),
-			fmt.Sprintf("--health-address=127.0.0.1:%d", ports[2]),
-			fmt.Sprintf("--metrics-address=127.0.0.1:%d", ports[3]), "--names=localhost",
+			fmt.Sprintf("--webhook-address=127.0.0.1:%d", r.webhook),
+			fmt.Sprintf("--extender-address=127.0.0.1:%d", r.extender),
+			fmt.Sprintf("--health-address=127.0.0.1:%d", r.health),
+			fmt.Sprintf("--metrics-address=127.0.0.1:%d", r.metrics),
+			"--names=localhost,127.0.0.1",
 		}, o.ManagerArgs...),
-		HealthURL: in.HealthURL + "/readyz",
+		HealthURL: fmt.Sprintf("http://127.0.0.1:%d/readyz", r.health),
 	})
 	if err != nil {
-		return fmt.Errorf("starting atoll-manager (its log is %s): %w", c.LogPath(Manager), err)
+		return fmt.Errorf("starting %s (its log is %s): %w", r.name, c.LogPath(r.name), err)
 	}
 	return nil
 }

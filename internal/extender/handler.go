@@ -44,8 +44,11 @@ type Handler struct {
 	// Client binds pods and overrides their images.
 	Client kubernetes.Interface
 	// Leading tells whether this replica decides now. One that does not
-	// answers 503, and kube-scheduler tries again.
+	// forwards to the one that does.
 	Leading func() bool
+	// Forwarder reaches the leader; without one, or without a leader, the
+	// answer is 503 and kube-scheduler tries again.
+	Forwarder *Forwarder
 	// Log receives what went wrong.
 	Log logr.Logger
 }
@@ -66,7 +69,7 @@ func (h *Handler) serve(verb string, serve http.HandlerFunc) http.HandlerFunc {
 		start := time.Now()
 		defer func() { duration.Observe(time.Since(start).Seconds()) }()
 		if !h.Leading() {
-			http.Error(w, "this replica of atoll-manager does not lead yet; try again", http.StatusServiceUnavailable)
+			h.Forwarder.forward(w, r)
 			return
 		}
 		serve(w, r)

@@ -21,6 +21,9 @@ type Config struct {
 	// Names are DNS names and IP addresses, beside those of the Service, under
 	// which the webhooks and the extender are reached.
 	Names []string
+	// AdvertiseAddress is the host under which other replicas reach this one's
+	// extender.
+	AdvertiseAddress string
 	// LeaderElect makes replicas agree on one that decides.
 	LeaderElect bool
 	// LeaseDuration is how long a leader that is not heard of keeps its place.
@@ -48,6 +51,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 		}
 		return nil
 	})
+	fs.StringVar(&c.AdvertiseAddress, "advertise-address", os.Getenv("POD_IP"), "IP address or host name under which other replicas reach this one (default: $POD_IP, else 127.0.0.1)")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "agree with other replicas on one that decides")
 	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that is not heard of keeps its place; at least 3s")
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
@@ -60,6 +64,9 @@ func (c *Config) Validate() error {
 	}
 	if c.LeaseDuration < 3*time.Second {
 		return fmt.Errorf("--leader-elect-lease-duration is %s: it must be at least 3s", c.LeaseDuration)
+	}
+	if c.AdvertiseAddress == "" {
+		c.AdvertiseAddress = "127.0.0.1"
 	}
 	if c.Namespace == "" {
 		return errors.New("--namespace is empty: name the namespace of the manager's Secrets and Lease")

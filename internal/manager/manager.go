@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
@@ -60,6 +61,8 @@ type parts struct {
 	walker *owners.Walker
 	book   *policies.Book
 	nodes  toolscache.ResourceEventHandlerRegistration
+	// leader knows which replica leads.
+	leader leaderWatch
 	// leading is set once this replica decides.
 	leading atomic.Bool
 }
@@ -86,7 +89,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	if err := p.keeper.Ensure(ctx); err != nil {
 		return fmt.Errorf("preparing certificates: %w", err)
 	}
-	if p.mgr, err = newManager(config, c, p.keeper); err != nil {
+	if p.mgr, err = p.newManager(config); err != nil {
 		return err
 	}
 	p.ledger = seats.NewLedger(clock.RealClock{})
@@ -101,10 +104,15 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	return p.mgr.Start(ctx)
 }
 
-func newManager(config *rest.Config, c Config, keeper *pki.Keeper) (ctrl.Manager, error) {
+func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
+	c, keeper := p.config, p.keeper
 	host, port, err := splitAddress(c.WebhookAddress)
 	if err != nil {
 		return nil, fmt.Errorf("reading --webhook-address: %w", err)
+	}
+	lock, err := p.leaderLock()
+	if err != nil {
+		return nil, err
 	}
 	renew, retry := c.LeaseDuration*2/3, c.LeaseDuration*2/15
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
@@ -119,14 +127,13 @@ func newManager(config *rest.Config, c Config, keeper *pki.Keeper) (ctrl.Manager
 			BindAddress: c.MetricsAddress, SecureServing: true, TLSOpts: []func(*tls.Config){keeper.ServerTLS},
 			FilterProvider: filters.WithAuthenticationAndAuthorization,
 		},
-		HealthProbeBindAddress:        c.HealthAddress,
-		LeaderElection:                c.LeaderElect,
-		LeaderElectionID:              "atoll-manager",
-		LeaderElectionNamespace:       c.Namespace,
-		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 &c.LeaseDuration,
-		RenewDeadline:                 &renew,
-		RetryPeriod:                   &retry,
+		HealthProbeBindAddress:              c.HealthAddress,
+		LeaderElection:                      c.LeaderElect,
+		LeaderElectionResourceLockInterface: lock,
+		LeaderElectionReleaseOnCancel:       true,
+		LeaseDuration:                       &c.LeaseDuration,
+		RenewDeadline:                       &renew,
+		RetryPeriod:                         &retry,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the manager: %w", err)
@@ -216,12 +223,16 @@ func (p *parts) addExtender(context.Context) error {
 	handler := &extender.Handler{
 		Book: p.book, Ledger: p.ledger, Client: p.client,
 		Leading: p.leading.Load, Log: ctrl.Log.WithName("extender"),
+		Forwarder: &extender.Forwarder{
+			Leader:    p.leader.address,
+			Transport: &http.Transport{TLSClientConfig: p.keeper.PeerTLS(), MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute},
+		},
 	}
 	server := &extender.Server{
 		Address: p.config.ExtenderAddress, TLS: p.keeper.MutualTLS(pki.ClientName),
 		Handler: handler.ServeMux(), Log: ctrl.Log.WithName("extender"),
 	}
-	return errors.Join(p.mgr.Add(server), p.mgr.Add(leaderRunnable(p.lead)))
+	return errors.Join(p.mgr.Add(server), p.mgr.Add(leaderRunnable(p.lead)), p.mgr.Add(&p.leader))
 }
 
 // leaderRunnable runs on the replica that leads.

@@ -59,6 +59,7 @@ type bundle struct {
 	caPEM  []byte
 	roots  *x509.CertPool
 	server *tls.Certificate
+	client *tls.Certificate
 }
 
 // Ensure makes or renews what is missing or due, and reads the rest.
@@ -98,10 +99,11 @@ func (k *Keeper) ensure(ctx context.Context) error {
 		}
 		k.Log.Info("Made certificates", "secret", ServerSecret)
 	}
-	if err := k.ensureClient(ctx, ca, now); err != nil {
+	client, err := k.ensureClient(ctx, ca, now)
+	if err != nil {
 		return err
 	}
-	return k.use(ca, server)
+	return k.use(ca, server, client)
 }
 
 // renew keeps the CA while it can sign. A new CA's certificate stands before
@@ -129,10 +131,10 @@ func firstOf(p Pair) Pair {
 	return p
 }
 
-func (k *Keeper) ensureClient(ctx context.Context, ca Pair, now time.Time) error {
+func (k *Keeper) ensureClient(ctx context.Context, ca Pair, now time.Time) (Pair, error) {
 	secret, err := k.Client.CoreV1().Secrets(k.Namespace).Get(ctx, ClientSecret, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("reading Secret %s/%s: %w", k.Namespace, ClientSecret, err)
+		return Pair{}, fmt.Errorf("reading Secret %s/%s: %w", k.Namespace, ClientSecret, err)
 	}
 	exists := err == nil
 	if !exists {
@@ -141,15 +143,15 @@ func (k *Keeper) ensureClient(ctx context.Context, ca Pair, now time.Time) error
 	client := Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
 	leaf := Leaf{CommonName: ClientName}
 	if Fresh(client, firstOf(ca), leaf, now) && bytes.Equal(secret.Data[caField], ca.Cert) {
-		return nil
+		return client, nil
 	}
 	if client, err = Issue(ca, leaf, now); err != nil {
-		return err
+		return Pair{}, err
 	}
 	secret.Data = map[string][]byte{
 		caField: ca.Cert, corev1.TLSCertKey: client.Cert, corev1.TLSPrivateKeyKey: client.Key,
 	}
-	return k.write(ctx, secret, exists)
+	return client, k.write(ctx, secret, exists)
 }
 
 func newSecret(namespace, name string) *corev1.Secret {
@@ -171,19 +173,24 @@ func (k *Keeper) write(ctx context.Context, secret *corev1.Secret, exists bool) 
 	return nil
 }
 
-func (k *Keeper) use(ca, server Pair) error {
-	if b := k.current.Load(); b != nil && bytes.Equal(b.caPEM, ca.Cert) && bytes.Equal(b.server.Certificate[0], der(server.Cert)) {
+func (k *Keeper) use(ca, server, client Pair) error {
+	if b := k.current.Load(); b != nil && bytes.Equal(b.caPEM, ca.Cert) &&
+		bytes.Equal(b.server.Certificate[0], der(server.Cert)) && bytes.Equal(b.client.Certificate[0], der(client.Cert)) {
 		return nil
 	}
-	cert, err := tls.X509KeyPair(server.Cert, server.Key)
+	serverCert, err := tls.X509KeyPair(server.Cert, server.Key)
 	if err != nil {
 		return fmt.Errorf("using the server certificate: %w", err)
+	}
+	clientCert, err := tls.X509KeyPair(client.Cert, client.Key)
+	if err != nil {
+		return fmt.Errorf("using the client certificate: %w", err)
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(ca.Cert) {
 		return errors.New("using the CA: it holds no certificate")
 	}
-	k.current.Store(&bundle{caPEM: ca.Cert, roots: roots, server: &cert})
+	k.current.Store(&bundle{caPEM: ca.Cert, roots: roots, server: &serverCert, client: &clientCert})
 	return nil
 }
 
@@ -285,6 +292,38 @@ func (k *Keeper) ServerTLS(c *tls.Config) {
 			return b.server, nil
 		}
 		return nil, errors.New("no certificate yet")
+	}
+}
+
+// PeerTLS is for calls to another replica, as kube-scheduler makes them: the
+// server is held to the CA and to one of the names that every replica has.
+func (k *Keeper) PeerTLS() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ServerName: k.Names[0],
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if b := k.current.Load(); b != nil {
+				return b.client, nil
+			}
+			return nil, errors.New("no certificate yet")
+		},
+		// The pool may change while the process runs, which RootCAs cannot:
+		// the same verification is done here, with the pool as it is.
+		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies
+		VerifyConnection: func(s tls.ConnectionState) error {
+			b := k.current.Load()
+			if b == nil || len(s.PeerCertificates) == 0 {
+				return errors.New("no CA yet, or no certificate from the server")
+			}
+			intermediates := x509.NewCertPool()
+			for _, cert := range s.PeerCertificates[1:] {
+				intermediates.AddCert(cert)
+			}
+			_, err := s.PeerCertificates[0].Verify(x509.VerifyOptions{
+				DNSName: k.Names[0], Roots: b.roots, Intermediates: intermediates,
+			})
+			return err
+		},
 	}
 }
 

@@ -87,7 +87,7 @@ func (f *fixture) apply(file string) {
 		if o.GetKind() != "NodeGroup" {
 			o.SetNamespace(f.ns)
 		}
-		if err := env.client.Create(f.ctx, o); err != nil {
+		if err := f.client.Create(f.ctx, o); err != nil {
 			f.Fatalf("applying %s: %v", file, err)
 		}
 	}
@@ -150,11 +150,11 @@ func (f *fixture) exampleReached() error {
 
 func (f *fixture) policiesReady(propagation, override string) error {
 	var p gm.PropagationPolicy
-	if err := env.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: propagation}, &p); err != nil {
+	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: propagation}, &p); err != nil {
 		return err
 	}
 	var o gm.OverridePolicy
-	if err := env.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: override}, &o); err != nil {
+	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: override}, &o); err != nil {
 		return err
 	}
 	for _, conditions := range [][]metav1.Condition{p.Status.Conditions, o.Status.Conditions} {
@@ -170,7 +170,7 @@ func (f *fixture) policiesReady(propagation, override string) error {
 // were deleted.
 func (f *fixture) watchAvailability(app string, replicas int) func() (worst, deleted int) {
 	f.Helper()
-	w, err := env.kube.CoreV1().Pods(f.ns).Watch(f.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	w, err := f.kube.CoreV1().Pods(f.ns).Watch(f.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
 		f.Fatal(err)
 	}

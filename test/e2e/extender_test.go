@@ -28,12 +28,13 @@ import (
 // caller speaks to the extender as kube-scheduler does.
 type caller struct {
 	*fixture
-	client *http.Client
+	http *http.Client
+	url  string // of the extender
 }
 
 func newCaller(f *fixture) *caller {
 	f.Helper()
-	dir := env.atoll.TLSDir
+	dir := f.atoll.TLSDir
 	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
 	if err != nil {
 		f.Fatal(err)
@@ -46,7 +47,7 @@ func newCaller(f *fixture) *caller {
 	roots.AppendCertsFromPEM(ca)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13}}
 	f.Cleanup(transport.CloseIdleConnections)
-	return &caller{fixture: f, client: &http.Client{Transport: transport, Timeout: 10 * time.Second}}
+	return &caller{fixture: f, url: f.atoll.ExtenderURL, http: &http.Client{Transport: transport, Timeout: 10 * time.Second}}
 }
 
 func (c *caller) post(verb string, args, reply any) {
@@ -55,7 +56,7 @@ func (c *caller) post(verb string, args, reply any) {
 	if err != nil {
 		c.Fatal(err)
 	}
-	response, err := c.client.Post(env.atoll.ExtenderURL+"/scheduler/"+verb, "application/json", bytes.NewReader(body))
+	response, err := c.http.Post(c.url+"/scheduler/"+verb, "application/json", bytes.NewReader(body))
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func (c *caller) podOf(app string) *corev1.Pod {
 	c.Helper()
 	var rs appsv1.ReplicaSet
 	c.eventually(patience, "the app has a ReplicaSet", func() error {
-		list, err := env.kube.AppsV1().ReplicaSets(c.ns).List(c.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+		list, err := c.kube.AppsV1().ReplicaSets(c.ns).List(c.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 		if err != nil || len(list.Items) != 1 {
 			return fmt.Errorf("%d ReplicaSets: %w", len(list.Items), err)
 		}
@@ -109,7 +110,7 @@ func (c *caller) waitBound(app, policy string, nodes ...string) *corev1.Pod {
 	c.Helper()
 	pod := c.podOf(app)
 	c.eventually(patience, "the Deployment is bound to its policy", func() error {
-		d, err := env.kube.AppsV1().Deployments(c.ns).Get(c.ctx, app, metav1.GetOptions{})
+		d, err := c.kube.AppsV1().Deployments(c.ns).Get(c.ctx, app, metav1.GetOptions{})
 		if err != nil || d.Labels[gm.BindingPropagationPolicyLabel] != policy {
 			return fmt.Errorf("labels are %v: %w", d.Labels, err)
 		}
@@ -209,7 +210,7 @@ func TestLabelSituations(t *testing.T) {
 			t.Errorf("kept %v, want both", *result.NodeNames)
 		}
 		f.eventually(patience, "the stray label goes", func() error {
-			d, err := env.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "stray", metav1.GetOptions{})
+			d, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "stray", metav1.GetOptions{})
 			if err == nil && d.Labels[gm.BindingPropagationPolicyLabel] != "" {
 				err = fmt.Errorf("labels are %v", d.Labels)
 			}
@@ -218,11 +219,11 @@ func TestLabelSituations(t *testing.T) {
 	})
 
 	t.Run("the policy is deleted: running pods stay, the binding label goes, new pods wait", func(t *testing.T) {
-		if err := env.client.Delete(f.ctx, &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "no-such-policy"}}); err != nil {
+		if err := f.client.Delete(f.ctx, &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "no-such-policy"}}); err != nil {
 			t.Fatal(err)
 		}
 		f.eventually(patience, "the binding label goes", func() error {
-			d, err := env.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "unbound", metav1.GetOptions{})
+			d, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "unbound", metav1.GetOptions{})
 			if err == nil && d.Labels[gm.BindingPropagationPolicyLabel] != "" {
 				err = fmt.Errorf("labels are %v", d.Labels)
 			}
@@ -331,7 +332,7 @@ func TestBothNodeForms(t *testing.T) {
 	c.waitBound("app", "policy", "forms-0")
 	full := &corev1.NodeList{}
 	for _, name := range []string{"forms-none", "forms-0"} {
-		node, err := env.kube.CoreV1().Nodes().Get(f.ctx, name, metav1.GetOptions{})
+		node, err := f.kube.CoreV1().Nodes().Get(f.ctx, name, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -375,9 +376,9 @@ func TestBothNodeForms(t *testing.T) {
 func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
 	f := newFixture(t)
 	c := newCaller(f)
-	ok := c.client.Transport.(*http.Transport).TLSClientConfig
+	ok := c.http.Transport.(*http.Transport).TLSClientConfig
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ok.RootCAs, MinVersion: tls.VersionTLS13}}, Timeout: 5 * time.Second}
-	if response, err := anonymous.Post(env.atoll.ExtenderURL+"/scheduler/filter", "application/json", strings.NewReader("{}")); err == nil {
+	if response, err := anonymous.Post(f.atoll.ExtenderURL+"/scheduler/filter", "application/json", strings.NewReader("{}")); err == nil {
 		response.Body.Close()
 		t.Errorf("a caller without a certificate got %s", response.Status)
 	}
@@ -393,11 +394,11 @@ func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
 		"no such verb":    {http.MethodPost, "guess", "{}", http.StatusNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			request, err := http.NewRequestWithContext(f.ctx, tc.method, env.atoll.ExtenderURL+"/scheduler/"+tc.path, strings.NewReader(tc.body))
+			request, err := http.NewRequestWithContext(f.ctx, tc.method, f.atoll.ExtenderURL+"/scheduler/"+tc.path, strings.NewReader(tc.body))
 			if err != nil {
 				t.Fatal(err)
 			}
-			response, err := c.client.Do(request)
+			response, err := c.http.Do(request)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -442,7 +443,7 @@ func TestRefusalsAreConstant(t *testing.T) {
 	})
 	before := f.filterCalls()
 	f.always(time.Minute, "the pod goes on waiting", func() error {
-		pod, err := env.kube.CoreV1().Pods(waiting.Namespace).Get(f.ctx, waiting.Name, metav1.GetOptions{})
+		pod, err := f.kube.CoreV1().Pods(waiting.Namespace).Get(f.ctx, waiting.Name, metav1.GetOptions{})
 		if err == nil && pod.Spec.NodeName != "" {
 			err = fmt.Errorf("it was bound to %s", pod.Spec.NodeName)
 		}

@@ -18,6 +18,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
 // patience bounds how long anything may take that is not said to be quicker.
@@ -28,25 +29,46 @@ type fixture struct {
 	*testing.T
 	ctx context.Context
 	ns  string
+	environment
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
+	return newFixtureIn(t, env)
+}
+
+// newFixtureOfItsOwn is a fixture in a cluster of its own.
+func newFixtureOfItsOwn(t *testing.T, o atoll.Options) *fixture {
+	t.Helper()
+	own, done, err := newEnvironment(t.Context(), o)
+	t.Cleanup(func() {
+		if err := done(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newFixtureIn(t, own)
+}
+
+func newFixtureIn(t *testing.T, e environment) *fixture {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
-	f := &fixture{T: t, ctx: ctx}
+	f := &fixture{T: t, ctx: ctx, environment: e}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}
 	f.create(ns)
 	f.ns = ns.Name
 	f.Cleanup(func() {
 		policy := metav1.DeletePropagationBackground
-		err := env.kube.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{PropagationPolicy: &policy})
+		err := f.kube.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{PropagationPolicy: &policy})
 		if err != nil {
 			t.Error(err)
 		}
 		f.ctx = context.Background()
 		f.eventually(patience, "the namespace goes", func() error {
-			_, err := env.kube.CoreV1().Namespaces().Get(f.ctx, ns.Name, metav1.GetOptions{})
+			_, err := f.kube.CoreV1().Namespaces().Get(f.ctx, ns.Name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				return nil
 			}
@@ -87,7 +109,7 @@ func (f *fixture) create(objects ...client.Object) {
 		if o.GetNamespace() == "" && f.ns != "" && !clusterScoped(o) {
 			o.SetNamespace(f.ns)
 		}
-		if err := env.client.Create(f.ctx, o); err != nil {
+		if err := f.client.Create(f.ctx, o); err != nil {
 			f.Fatalf("creating %T %s: %v", o, o.GetName(), err)
 		}
 	}
@@ -108,12 +130,12 @@ func (f *fixture) nodes(labels map[string]string, names ...string) {
 	for i, name := range names {
 		specs[i] = devcluster.NodeSpec{Name: name, Labels: labels}
 	}
-	if err := env.cluster.AddNodes(f.ctx, specs...); err != nil {
+	if err := f.cluster.AddNodes(f.ctx, specs...); err != nil {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() {
 		for _, name := range names {
-			err := env.kube.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{})
+			err := f.kube.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{})
 			if err != nil && !apierrors.IsNotFound(err) {
 				f.Error(err)
 			}
@@ -150,12 +172,12 @@ func (f *fixture) nodeGroup(group *gm.NodeGroup) {
 
 func (f *fixture) deleteNodeGroup(name string) {
 	f.Helper()
-	err := env.client.Delete(f.ctx, &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	err := f.client.Delete(f.ctx, &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	if client.IgnoreNotFound(err) != nil {
 		f.Fatal(err)
 	}
 	f.eventually(patience, "the NodeGroup goes", func() error {
-		err := env.client.Get(f.ctx, types.NamespacedName{Name: name}, &gm.NodeGroup{})
+		err := f.client.Get(f.ctx, types.NamespacedName{Name: name}, &gm.NodeGroup{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -165,7 +187,7 @@ func (f *fixture) deleteNodeGroup(name string) {
 
 func (f *fixture) contains(group string, want ...string) error {
 	var g gm.NodeGroup
-	if err := env.client.Get(f.ctx, types.NamespacedName{Name: group}, &g); err != nil {
+	if err := f.client.Get(f.ctx, types.NamespacedName{Name: group}, &g); err != nil {
 		return err
 	}
 	if got := strings.Join(g.Status.ContainedNodes, " "); got != strings.Join(want, " ") {
@@ -215,7 +237,7 @@ func deployment(name string, replicas int32, policy string, modify ...func(*apps
 // pods lists the active pods of an app.
 func (f *fixture) pods(app string) []corev1.Pod {
 	f.Helper()
-	list, err := env.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -231,7 +253,7 @@ func (f *fixture) pods(app string) []corev1.Pod {
 // spread counts an app's bound pods by the group of their node.
 func (f *fixture) spread(app string) map[string]int {
 	f.Helper()
-	nodes, err := env.kube.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{})
+	nodes, err := f.kube.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -298,7 +320,7 @@ func (f *fixture) patch(o client.Object, patch any) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if err := env.client.Patch(f.ctx, o, client.RawPatch(types.MergePatchType, raw)); err != nil {
+	if err := f.client.Patch(f.ctx, o, client.RawPatch(types.MergePatchType, raw)); err != nil {
 		f.Fatal(err)
 	}
 }
@@ -314,15 +336,15 @@ func (f *fixture) cordon(unschedulable bool, names ...string) {
 // remove deletes an object and waits for its pods to go.
 func (f *fixture) remove(d *appsv1.Deployment) {
 	f.Helper()
-	if err := env.client.Delete(f.ctx, d, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
+	if err := f.client.Delete(f.ctx, d, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		f.Fatal(err)
 	}
 	f.eventually(patience, "the Deployment and its pods go", func() error {
-		list, err := env.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=" + d.Name})
+		list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=" + d.Name})
 		if err != nil || len(list.Items) > 0 {
 			return fmt.Errorf("%d pods are left: %w", len(list.Items), err)
 		}
-		err = env.client.Get(f.ctx, client.ObjectKeyFromObject(d), &appsv1.Deployment{})
+		err = f.client.Get(f.ctx, client.ObjectKeyFromObject(d), &appsv1.Deployment{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -335,7 +357,7 @@ func (f *fixture) remove(d *appsv1.Deployment) {
 func (f *fixture) watchDeletions(app string) func() int {
 	f.Helper()
 	ctx, cancel := context.WithCancel(f.ctx)
-	w, err := env.kube.CoreV1().Pods(f.ns).Watch(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	w, err := f.kube.CoreV1().Pods(f.ns).Watch(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -26,13 +26,16 @@ import (
 	"github.com/atoll-k8s/atoll/internal/manager"
 )
 
-// env is what all tests share.
-var env struct {
+// environment is a cluster with Atoll in it.
+type environment struct {
 	cluster *devcluster.Cluster
 	atoll   *atoll.Installation
 	client  client.WithWatch
 	kube    kubernetes.Interface
 }
+
+// env is what all tests share that do not ask for one of their own.
+var env environment
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -43,31 +46,37 @@ func TestMain(m *testing.M) {
 func run(m *testing.M) (code int) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	cluster, err := devcluster.Start(ctx, devcluster.Options{PodStartDelay: 300 * time.Millisecond, KeepDir: os.Getenv("KEEP") != "", Log: os.Stderr})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
+	var err error
+	var done func() error
+	env, done, err = newEnvironment(ctx, atoll.Options{})
 	defer func() {
-		if err := cluster.Stop(context.Background()); err != nil {
+		if err := done(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
 	}()
-	env.cluster = cluster
-	env.atoll, err = atoll.Install(ctx, cluster, atoll.Options{
-		Log: os.Stderr, ManagerArgs: []string{"--zap-log-level=2", "--evictions-per-second=100"},
-	})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if env.client, err = client.NewWithWatch(cluster.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err == nil {
-		env.kube, err = kubernetes.NewForConfig(cluster.AdminConfig())
-	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
+}
+
+// newEnvironment starts a cluster and installs Atoll. The returned function
+// ends both, and is there on errors too.
+func newEnvironment(ctx context.Context, o atoll.Options) (e environment, done func() error, err error) {
+	done = func() error { return nil }
+	e.cluster, err = devcluster.Start(ctx, devcluster.Options{PodStartDelay: 300 * time.Millisecond, KeepDir: os.Getenv("KEEP") != "", Log: os.Stderr})
+	if err != nil {
+		return e, done, err
+	}
+	done = func() error { return e.cluster.Stop(context.Background()) }
+	o.Log, o.ManagerArgs = os.Stderr, append([]string{"--zap-log-level=2", "--evictions-per-second=100"}, o.ManagerArgs...)
+	if e.atoll, err = atoll.Install(ctx, e.cluster, o); err != nil {
+		return e, done, err
+	}
+	if e.client, err = client.NewWithWatch(e.cluster.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err == nil {
+		e.kube, err = kubernetes.NewForConfig(e.cluster.AdminConfig())
+	}
+	return e, done, err
 }

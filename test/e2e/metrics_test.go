@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"net/http"
@@ -10,38 +9,38 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// scraper is a ServiceAccount that may read metrics through the role that the
-// chart has for that.
-var scraper = sync.OnceValues(func() (string, error) {
-	ctx := context.Background()
+// scraper is the token of a ServiceAccount that may read metrics through the
+// role that the chart has for that.
+func (f *fixture) scraper() string {
+	f.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: atoll.Namespace, Name: "scraper"}}
-	if err := env.client.Create(ctx, account); err != nil {
-		return "", err
-	}
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "scraper"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "atoll-metrics-reader"},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: atoll.Namespace, Name: "scraper"}},
 	}
-	if err := env.client.Create(ctx, binding); err != nil {
-		return "", err
+	for _, o := range []client.Object{account, binding} {
+		if err := f.client.Create(f.ctx, o); err != nil && !apierrors.IsAlreadyExists(err) {
+			f.Fatal(err)
+		}
 	}
-	token, err := env.kube.CoreV1().ServiceAccounts(atoll.Namespace).CreateToken(ctx, "scraper", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := f.kube.CoreV1().ServiceAccounts(atoll.Namespace).CreateToken(f.ctx, "scraper", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
-		return "", err
+		f.Fatal(err)
 	}
-	return token.Status.Token, nil
-})
+	return token.Status.Token
+}
 
 // filterCalls is how often kube-scheduler has called filter so far.
 func (f *fixture) filterCalls() float64 {
@@ -52,11 +51,8 @@ func (f *fixture) filterCalls() float64 {
 // metric reads one of atoll-manager's metrics.
 func (f *fixture) metric(name, labels string) float64 {
 	f.Helper()
-	token, err := scraper()
-	if err != nil {
-		f.Fatal(err)
-	}
-	ca, err := os.ReadFile(filepath.Join(env.atoll.TLSDir, "ca.crt"))
+	token := f.scraper()
+	ca, err := os.ReadFile(filepath.Join(f.atoll.TLSDir, "ca.crt"))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -64,7 +60,7 @@ func (f *fixture) metric(name, labels string) float64 {
 	roots.AppendCertsFromPEM(ca)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(f.ctx, http.MethodGet, env.atoll.MetricsURL, nil)
+	request, err := http.NewRequestWithContext(f.ctx, http.MethodGet, f.atoll.MetricsURL, nil)
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -36,11 +36,11 @@ func TestNodeGroupUnion(t *testing.T) {
 		"labels that nobody has": {gm.NodeGroupSpec{MatchLabels: map[string]string{"site": "elsewhere"}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &fixture{T: t, ctx: f.ctx}
+			f := &fixture{T: t, ctx: f.ctx, environment: f.environment}
 			f.nodeGroup(groupOf("union", tc.spec))
 			f.eventually(patience, "the group has its members", func() error {
 				var g gm.NodeGroup
-				if err := env.client.Get(f.ctx, types.NamespacedName{Name: "union"}, &g); err != nil {
+				if err := f.client.Get(f.ctx, types.NamespacedName{Name: "union"}, &g); err != nil {
 					return err
 				}
 				if g.Status.ObservedGeneration != g.Generation || g.Status.Total != int32(len(tc.want)) {
@@ -67,7 +67,7 @@ func TestNodeGroupUnion(t *testing.T) {
 
 func (f *fixture) groupLabel(node string) string {
 	f.Helper()
-	n, err := env.kube.CoreV1().Nodes().Get(f.ctx, node, metav1.GetOptions{})
+	n, err := f.kube.CoreV1().Nodes().Get(f.ctx, node, metav1.GetOptions{})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestNodeGroupFollowsNodes(t *testing.T) {
 		}
 		return f.contains("follow", "follow-b")
 	})
-	n, err := env.kube.CoreV1().Nodes().Get(f.ctx, "follow-a", metav1.GetOptions{})
+	n, err := f.kube.CoreV1().Nodes().Get(f.ctx, "follow-a", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

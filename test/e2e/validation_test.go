@@ -29,7 +29,7 @@ func (f *fixture) dryRun(doc []byte) error {
 		o.SetNamespace(f.ns)
 	}
 	strict := client.FieldValidation(metav1.FieldValidationStrict)
-	return env.client.Create(f.ctx, o, client.DryRunAll, strict)
+	return f.client.Create(f.ctx, o, client.DryRunAll, strict)
 }
 
 // TestExamplesAreAccepted: every example applies as it is.
@@ -159,7 +159,7 @@ func TestManagerMayDoNoMoreThanItNeeds(t *testing.T) {
 			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 				User: manager, Groups: []string{"system:serviceaccounts", "system:authenticated"}, ResourceAttributes: &tc.attributes,
 			}}
-			if err := env.client.Create(f.ctx, review); err != nil {
+			if err := f.client.Create(f.ctx, review); err != nil {
 				t.Fatal(err)
 			}
 			if review.Status.Allowed != tc.want {
@@ -167,7 +167,7 @@ func TestManagerMayDoNoMoreThanItNeeds(t *testing.T) {
 			}
 		})
 	}
-	lease, err := env.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Manager, metav1.GetOptions{})
+	lease, err := f.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Manager, metav1.GetOptions{})
 	if err != nil || lease.Spec.HolderIdentity == nil {
 		t.Errorf("no replica of atoll-manager leads: %v", err)
 	}

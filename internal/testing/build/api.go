@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// API is an API server that holds a few objects: it answers reads, lists and
-// watches of workloads, for clients that go through HTTP as a reflector does.
+// API is an API server that holds a few objects: it answers reads and watches
+// of workloads, for clients that go through HTTP as a reflector does.
 type API struct {
 	t      testing.TB
 	server *httptest.Server
@@ -41,7 +41,7 @@ func NewAPI(t testing.TB, objects ...Object) *API {
 	t.Helper()
 	a := &API{t: t, objects: map[string]map[string]json.RawMessage{}, watchers: map[string]map[chan event]struct{}{}}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /apis/{group}/v1/{resource}", a.list)
+	mux.HandleFunc("GET /apis/{group}/v1/{resource}", a.watch)
 	mux.HandleFunc("GET /apis/{group}/v1/namespaces/{namespace}/{resource}/{name}", a.read)
 	a.server = httptest.NewServer(mux)
 	t.Cleanup(func() {
@@ -146,29 +146,21 @@ func fail(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	})
 }
 
-// list answers lists, and watches of both kinds: those that begin with what is
-// there, and those that go on from a list. As nothing happens between a list
-// and its watch here, a watch begins with what happens next.
-func (a *API) list(w http.ResponseWriter, r *http.Request) {
+// watch answers watches that begin with what is there, which is how a
+// reflector lists.
+func (a *API) watch(w http.ResponseWriter, r *http.Request) {
 	group, resource := r.PathValue("group"), r.PathValue("resource")
-	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-	if r.FormValue("watch") == "" {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		_ = json.NewEncoder(w).Encode(map[string]any{
-			"apiVersion": group + "/v1", "kind": "List",
-			"metadata": map[string]any{"resourceVersion": strconv.Itoa(a.version)}, "items": a.itemsLocked(resource),
-		})
+	if r.FormValue("sendInitialEvents") != "true" {
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
 		return
 	}
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	events := make(chan event, 100)
 	a.mu.Lock()
-	if r.FormValue("sendInitialEvents") == "true" {
-		for _, raw := range a.itemsLocked(resource) {
-			events <- event{"ADDED", raw}
-		}
-		events <- event{"BOOKMARK", a.bookmarkLocked(group, resource)}
+	for _, raw := range a.objects[resource] {
+		events <- event{"ADDED", raw}
 	}
+	events <- event{"BOOKMARK", a.bookmarkLocked(group, resource)}
 	if a.watchers[resource] == nil {
 		a.watchers[resource] = map[chan event]struct{}{}
 	}
@@ -190,14 +182,6 @@ func (a *API) list(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	}
-}
-
-func (a *API) itemsLocked(resource string) []json.RawMessage {
-	items := []json.RawMessage{}
-	for _, raw := range a.objects[resource] {
-		items = append(items, raw)
-	}
-	return items
 }
 
 func (a *API) bookmarkLocked(group, resource string) json.RawMessage {

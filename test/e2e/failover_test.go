@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// leader is the name of the process that leads.
+func (f *fixture) leader() string {
+	f.Helper()
+	var name string
+	f.eventually(patience, "a replica leads", func() error {
+		lease, err := f.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Manager, metav1.GetOptions{})
+		if err != nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+			return fmt.Errorf("nobody holds the Lease: %w", err)
+		}
+		address, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
+		for i, replica := range f.atoll.Extenders {
+			if strings.HasSuffix(address, replica[strings.LastIndexByte(replica, ':'):]) {
+				name = atoll.ManagerReplica(i)
+				return nil
+			}
+		}
+		return fmt.Errorf("holder %s is none of %v", *lease.Spec.HolderIdentity, f.atoll.Extenders)
+	})
+	return name
+}
+
+// TestLeaderKilledMidBurst is scenarios 10 and 11: with two replicas, the one
+// that leads is killed in the middle of 500 pods. The other takes over; the
+// spread is exact, no pod went past the policy, none is lost, none was moved.
+func TestLeaderKilledMidBurst(t *testing.T) {
+	f := newFixtureOfItsOwn(t, atoll.Options{Replicas: 2})
+	f.group("kill-a", 5)
+	f.group("kill-b", 5)
+	f.nodes(nil, "kill-none-0", "kill-none-1")
+	f.create(weights("policy", "kill-a", 3, "kill-b", 2))
+	deleted := f.watchDeletions("burst")
+	f.create(deployment("burst", 500, "policy"))
+	f.eventually(patience, "a part of the pods is bound", func() error {
+		if n := f.bound("burst"); n < 50 {
+			return fmt.Errorf("%d pods are bound", n)
+		}
+		return nil
+	})
+	killed := f.leader()
+	if err := f.cluster.Kill(f.ctx, killed); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("killed %s when %d pods were bound", killed, f.bound("burst"))
+	f.eventually(2*time.Minute, "all 500 pods are bound", func() error {
+		return f.spreadIs("burst", map[string]int{"kill-a": 300, "kill-b": 200})
+	})
+	if now := f.leader(); now == killed {
+		t.Errorf("%s still leads", now)
+	}
+	if n := deleted(); n != 0 {
+		t.Errorf("%d pods were deleted on the way", n)
+	}
+}
+
+// TestAnyReplicaAnswers: a replica that does not lead forwards.
+func TestAnyReplicaAnswers(t *testing.T) {
+	f := newFixtureOfItsOwn(t, atoll.Options{Replicas: 2})
+	c := newCaller(f)
+	f.group("any", 1)
+	f.nodes(nil, "any-none")
+	f.create(weights("policy", "any", 1))
+	c.pausedApp("app", 0, "policy")
+	pod := c.waitBound("app", "policy", "any-0")
+	for _, replica := range f.atoll.Extenders {
+		c.http.CloseIdleConnections()
+		c.url = "https://" + replica
+		f.eventually(patience, "the replica answers", func() error {
+			response, err := c.http.Post(c.url+"/scheduler/filter", "application/json", strings.NewReader("{}"))
+			if err != nil {
+				return err
+			}
+			_ = response.Body.Close()
+			if response.StatusCode != http.StatusBadRequest {
+				return fmt.Errorf("an empty request got %s", response.Status)
+			}
+			return nil
+		})
+		if result := c.filter(pod, "any-0", "any-none"); strings.Join(*result.NodeNames, " ") != "any-0" {
+			t.Errorf("%s kept %v", replica, *result.NodeNames)
+		}
+	}
+}
+
+// bound counts an app's pods that have a node.
+func (f *fixture) bound(app string) int {
+	n := 0
+	for _, count := range f.spread(app) {
+		n += count
+	}
+	return n
+}
