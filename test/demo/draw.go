@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 	"unicode/utf8"
 
@@ -81,7 +81,7 @@ func (d *display) loop(out *os.File) {
 			width, height = 80, 24
 		}
 		p, changed := d.stage.state.next()
-		lines := frame(p, d.stage.journal.all(), d.stage.hints(), d.stage.outcome(), d.stage.journal.elapsed(), height)
+		lines := frame(p, d.stage.journal.all(), d.stage.hints(), d.stage.outcome(), d.stage.journal.elapsed(), width, height)
 		fmt.Fprint(d.out, encode(lines, width, d.color))
 		quiet := time.NewTimer(redrawAtLeastEvery)
 		select {
@@ -127,13 +127,40 @@ func cut(text string, width int) string {
 	return string(runes[:max(0, width-1)]) + "…"
 }
 
+// wrap breaks a text at spaces, so that its lines fit; all but the first are
+// indented. A word that is too long stays whole.
+func wrap(text string, width int) []string {
+	const indent = "          "
+	if utf8.RuneCountInString(text) <= width || width < 2*len(indent) {
+		return []string{text}
+	}
+	var lines []string
+	rest := []rune(text)
+	for len(rest) > width {
+		at := width
+		for at > len(indent) && rest[at] != ' ' {
+			at--
+		}
+		if at == len(indent) {
+			break
+		}
+		lines = append(lines, string(rest[:at]))
+		rest = append([]rune(indent), rest[at+1:]...)
+	}
+	return append(lines, string(rest))
+}
+
 // frame is the whole screen: the picture, what it came to, and of what
 // happened as much as there is room for.
-func frame(p *picture, log []entry, hints []string, end *outcome, elapsed time.Duration, height int) []line {
+func frame(p *picture, log []entry, hints []string, end *outcome, elapsed time.Duration, width, height int) []line {
 	lines := []line{{fmt.Sprintf("Atoll: the example of document 000, live   %.0f s", elapsed.Seconds()), title}, {}}
 	lines = append(lines, drawGroups(p)...)
 	lines = append(lines, line{})
-	lines = append(lines, drawStatus(p, end)...)
+	for _, status := range drawStatus(p, end) {
+		for _, text := range wrap(status.text, width) {
+			lines = append(lines, line{text, status.style})
+		}
+	}
 	for i, hint := range hints {
 		if i == 0 {
 			lines = append(lines, line{})
@@ -144,7 +171,9 @@ func frame(p *picture, log []entry, hints []string, end *outcome, elapsed time.D
 	var shown []line
 	for _, e := range log {
 		if e.kind != change {
-			shown = append(shown, line{e.line(), styleOf(e.kind)})
+			for _, text := range wrap(e.line(), width) {
+				shown = append(shown, line{text, styleOf(e.kind)})
+			}
 		}
 	}
 	room := max(0, height-len(lines))
@@ -163,45 +192,78 @@ func styleOf(k kind) style {
 	}
 }
 
+// row is a line of the table of pods: cells, or a heading that takes no part
+// in the columns.
+type row struct {
+	cells   []string
+	heading string
+	style   style
+}
+
 // drawGroups lists the nodes group by group, each with its pods.
 func drawGroups(p *picture) []line {
-	var text strings.Builder
-	var styles []style
-	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	row := func(s style, format string, args ...any) {
-		fmt.Fprintf(table, format+"\n", args...)
-		styles = append(styles, s)
-	}
-	row(faint, "  NODE\tPOD\tIMAGE\tSTATE\tRESTARTS")
+	rows := []row{{cells: []string{"  NODE", "POD", "IMAGE", "STATE", "RESTARTS"}, style: faint}}
 	for i := range p.groups {
 		group := &p.groups[i]
 		heading, s := headingOf(group)
-		// No tab: a heading takes no part in the columns.
-		row(s, "%s", heading)
+		rows = append(rows, row{heading: heading, style: s})
 		for _, node := range group.nodes {
-			name := node.name + " " + stateOfNode(node)
-			if group.name == "" {
-				name += "(" + location + "=" + node.location + ") "
-			}
-			if len(node.pods) == 0 {
-				row(faint, "  %s\t·\t\t\t", name)
-			}
-			for _, pod := range node.pods {
-				row(styleOfPod(pod), "  %s\t%s\t%s\t%s\t%d", name, pod.name, pod.images, pod.condition, pod.restarts)
-				name = ""
-			}
+			rows = append(rows, rowsOf(node, group.name == "")...)
 		}
 	}
 	if len(p.waiting) > 0 {
-		row(title, "waiting")
-		for _, pod := range p.waiting {
-			row(busy, "  \t%s\t%s\t%s\t", pod.name, pod.images, pod.condition)
+		rows = append(rows, row{heading: "waiting", style: title})
+	}
+	for _, pod := range p.waiting {
+		rows = append(rows, rowOf("", pod))
+	}
+	return align(rows)
+}
+
+// rowsOf is a node and its pods. The location says where a node of no group is.
+func rowsOf(node nodeView, withLocation bool) []row {
+	name := "  " + node.name + stateOfNode(node)
+	if withLocation {
+		name += " (" + location + "=" + node.location + ")"
+	}
+	if len(node.pods) == 0 {
+		return []row{{cells: []string{name, "·"}, style: faint}}
+	}
+	var rows []row
+	for _, pod := range node.pods {
+		rows = append(rows, rowOf(name, pod))
+		name = ""
+	}
+	return rows
+}
+
+func rowOf(node string, pod podView) row {
+	s := busy
+	if pod.ready {
+		s = plain
+	}
+	return row{cells: []string{node, pod.name, pod.images, pod.condition, strconv.Itoa(pod.restarts)}, style: s}
+}
+
+// align pads cells to the width of their columns.
+func align(rows []row) []line {
+	var widths []int
+	for _, r := range rows {
+		for i, cell := range r.cells {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
-	_ = table.Flush() // strings.Builder takes everything
 	var lines []line
-	for i, l := range strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n") {
-		lines = append(lines, line{strings.TrimRight(l, " "), styles[i]})
+	for _, r := range rows {
+		var text strings.Builder
+		text.WriteString(r.heading)
+		for i, cell := range r.cells {
+			text.WriteString(cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
+		}
+		lines = append(lines, line{strings.TrimRight(text.String(), " "), r.style})
 	}
 	return lines
 }
@@ -224,19 +286,12 @@ func headingOf(group *groupView) (string, style) {
 func stateOfNode(node nodeView) string {
 	switch {
 	case !node.ready:
-		return "not Ready "
+		return " not Ready"
 	case node.cordoned:
-		return "cordoned "
+		return " cordoned"
 	default:
 		return ""
 	}
-}
-
-func styleOfPod(pod podView) style {
-	if pod.ready {
-		return plain
-	}
-	return busy
 }
 
 // drawStatus is what the policies say, and how many pods are away.

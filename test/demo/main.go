@@ -32,6 +32,9 @@ const (
 	wantedWithin = 3 * time.Minute
 	// setupWithin bounds everything before that, without the building of programs.
 	setupWithin = 5 * time.Minute
+	// curtain is how long people on a terminal see the starting point: what
+	// follows takes two seconds.
+	curtain = 3 * time.Second
 	// stopWithin bounds the stopping of the cluster.
 	stopWithin = 30 * time.Second
 
@@ -57,6 +60,7 @@ func run() int {
 	s := &stage{journal: j, state: newState(j)}
 	var d *display
 	if live {
+		s.curtain = curtain
 		d = startDisplay(os.Stdout, s, os.Getenv("NO_COLOR") == "")
 	} else {
 		j.follow(func(e entry) { fmt.Println(e.line()) })

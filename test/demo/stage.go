@@ -48,6 +48,8 @@ type stage struct {
 	kubeconfig string
 	// end is what the demo came to, once it has.
 	end *outcome
+	// curtain is how long the starting point stands, for people to see it.
+	curtain time.Duration
 }
 
 // perform runs the demo. The outcome is nil unless the last scene was played.
@@ -69,6 +71,11 @@ func (s *stage) perform(ctx context.Context) (*outcome, error) {
 	}
 	first := s.journal.elapsed()
 	s.journal.add(note, "first picture after %.1f s: %s", first.Seconds(), s.state.picture().summary())
+	select {
+	case <-time.After(s.curtain):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	s.state.watchAvailability(wantedPods())
 	if err := s.applyDocument(setup, doc); err != nil {
 		return nil, err
@@ -162,8 +169,9 @@ func (s *stage) runNginx(ctx context.Context) error {
 		if err := s.kubectl(ctx, grow...); err != nil {
 			return err
 		}
-		if err := s.state.await(ctx, func(p *picture) bool { return p.ready() == total && p.pods() == total }); err != nil {
-			return fmt.Errorf("waiting for %d pods of %s to be Ready (%s): %w", total, application, s.state.picture().summary(), err)
+		p, err := s.state.await(ctx, func(p *picture) bool { return p.ready() == total && p.pods() == total })
+		if err != nil {
+			return fmt.Errorf("waiting for %d pods of %s to be Ready (%s): %w", total, application, p.summary(), err)
 		}
 		if err := s.kubectl(ctx, append([]string{"uncordon"}, others...)...); err != nil {
 			return err
@@ -190,17 +198,15 @@ func (s *stage) awaitPromise(ctx context.Context) (*outcome, error) {
 	began := time.Now()
 	bounded, cancel := context.WithTimeout(ctx, wantedWithin)
 	defer cancel()
-	err := s.state.await(bounded, func(p *picture) bool { return len(judge(p, promised)) == 0 })
+	p, err := s.state.await(bounded, func(p *picture) bool { return len(judge(p, promised)) == 0 })
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	p := s.state.picture()
 	end := &outcome{picture: p, converged: time.Since(began), failures: judge(p, promised)}
-	if err != nil && len(end.failures) > 0 {
+	if err != nil {
 		end.failures = append(end.failures, fmt.Sprintf("not as wanted within %s", wantedWithin))
 	}
-	// Seen to the end of the last change, and frozen: what a person does to the
-	// cluster afterwards is no part of the demo.
+	// What a person does to the cluster afterwards is no part of the demo.
 	end.failures = append(end.failures, judgeAvailability(p)...)
 	return end, nil
 }

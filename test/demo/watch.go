@@ -239,16 +239,17 @@ func (s *state) next() (*picture, <-chan struct{}) {
 	return s.last, s.changed
 }
 
-// await returns when a picture is as asked for.
-func (s *state) await(ctx context.Context, is func(*picture) bool) error {
+// await returns the first picture that is as asked for, or the last one and
+// an error.
+func (s *state) await(ctx context.Context, is func(*picture) bool) (*picture, error) {
 	for {
 		p, changed := s.next()
 		if is(p) {
-			return nil
+			return p, nil
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return p, ctx.Err()
 		case <-changed:
 		}
 	}

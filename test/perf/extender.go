@@ -158,7 +158,7 @@ func withoutKeys(config []byte, keys ...string) ([]byte, error) {
 }
 
 func (e extenderBench) side(name string, w workload, config []byte) side {
-	return side{name: name, measure: func(ctx context.Context, _ int) (sample, error) { return e.round(ctx, w, config) }}
+	return side{name: name, measure: func(ctx context.Context) (sample, error) { return e.round(ctx, w, config) }}
 }
 
 // round creates the pods, lets a fresh scheduler loose on them, and takes all
@@ -200,7 +200,7 @@ func (e extenderBench) round(ctx context.Context, w workload, config []byte) (s 
 		return s, err
 	}
 	used := after.since(before)
-	s.off = -1
+	s.off, s.strangers = -1, used.others()/max(used.all, 0.01)
 	found := check(created, placed, e.pool, e.options.groups)
 	s.facts = fmt.Sprintf("%s; %.1f s with its start, %s", found, after.at.Sub(before.at).Seconds(), used)
 	if w.policy != "" {
@@ -233,10 +233,12 @@ func (f found) String() string {
 func check(created, placed map[types.UID]string, pool map[string]string, groups int) found {
 	var f found
 	count := map[string]int{}
-	for uid, node := range placed {
-		if _, ok := created[uid]; !ok {
+	for uid := range created {
+		if _, ok := placed[uid]; !ok {
 			f.replaced++
 		}
+	}
+	for _, node := range placed {
 		if node == "" {
 			f.unbound++
 			continue

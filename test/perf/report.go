@@ -27,12 +27,13 @@ const tableHead = `| variant | A pods/s: median (lowest–highest) | B pods/s | 
 func render(rows []row) string {
 	var out strings.Builder
 	for _, r := range rows {
+		a, b := r.result.rates()
 		off := "–"
 		if n := r.result.off(); n >= 0 {
 			off = fmt.Sprint(n)
 		}
 		fmt.Fprintf(&out, "| %s | %s | %s | **%.2f** | %s | %s | %s | %s | %s |\n", r.variant.name,
-			spread(rates(r.result.a), "%.0f"), spread(rates(r.result.b), "%.0f"), r.result.ratio(),
+			spread(a, "%.0f"), spread(b, "%.0f"), r.result.ratio(),
 			spread(r.result.pairs(), "%.2f"), r.variant.ideal, off, r.variant.a, r.variant.b)
 	}
 	return out.String()

@@ -12,7 +12,7 @@ import (
 type side struct {
 	name string
 	// measure runs one round.
-	measure func(ctx context.Context, round int) (sample, error)
+	measure func(ctx context.Context) (sample, error)
 }
 
 // sample is what a round found.
@@ -22,39 +22,83 @@ type sample struct {
 	// off is by how much the result of the work was not as wanted; -1 where
 	// nothing was wanted of it.
 	off int
+	// strangers is the share of the CPU time that went to processes that have
+	// nothing to do with the benchmark, from 0 to 1.
+	strangers float64
 	// facts are shown beside the figure.
 	facts string
 }
 
-// comparison is what all rounds found, in order.
-type comparison struct{ a, b []sample }
+// pair is one round of A and the round of B right after it.
+type pair struct{ a, b sample }
 
-// interleave measures A and B in turns.
+// strangers is that of the worse round.
+func (p pair) strangers() float64 { return max(p.a.strangers, p.b.strangers) }
+
+// comparison is the pairs that count, in order.
+type comparison []pair
+
+const (
+	// calm is the share of strangers up to which a pair counts.
+	calm = 0.05
+	// patience is how many pairs are measured at most for each that is to count.
+	patience = 2
+)
+
+// interleave measures A and B in turns. Pairs that strangers disturbed are
+// measured again, for as long as patience lasts.
 func interleave(ctx context.Context, rounds int, a, b side, out io.Writer) (comparison, error) {
-	var c comparison
-	for round := range rounds {
+	var all []pair
+	for calmPairs := 0; calmPairs < rounds && len(all) < patience*rounds; {
+		var p pair
 		for _, turn := range []struct {
-			mark    string
-			side    side
-			samples *[]sample
-		}{{"A", a, &c.a}, {"B", b, &c.b}} {
-			s, err := turn.side.measure(ctx, round)
+			mark string
+			side side
+			into *sample
+		}{{"A", a, &p.a}, {"B", b, &p.b}} {
+			s, err := turn.side.measure(ctx)
 			if err != nil {
-				return c, fmt.Errorf("round %d of %s: %w", round+1, turn.side.name, err)
+				return nil, fmt.Errorf("round %d of %s: %w", len(all)+1, turn.side.name, err)
 			}
-			*turn.samples = append(*turn.samples, s)
-			fmt.Fprintf(out, "  round %d %s  %7.1f pods/s  %s\n", round+1, turn.mark, s.rate, s.facts)
+			*turn.into = s
+			fmt.Fprintf(out, "  round %d %s  %7.1f pods/s  %s\n", len(all)+1, turn.mark, s.rate, s.facts)
+		}
+		all = append(all, p)
+		if p.strangers() <= calm {
+			calmPairs++
+		} else {
+			fmt.Fprintf(out, "  round %d was disturbed: strangers took %.0f %% of the CPU time\n", len(all), 100*p.strangers())
 		}
 	}
-	return c, nil
+	return calmest(all, rounds), nil
 }
 
-func rates(samples []sample) []float64 {
-	out := make([]float64, len(samples))
-	for i, s := range samples {
-		out[i] = s.rate
+// calmest picks the n pairs that strangers disturbed least, in order. How fast
+// they were has no say.
+func calmest(all []pair, n int) comparison {
+	if len(all) <= n {
+		return all
 	}
-	return out
+	shares := make([]float64, len(all))
+	for i, p := range all {
+		shares[i] = p.strangers()
+	}
+	slices.Sort(shares)
+	var picked comparison
+	for _, p := range all {
+		if p.strangers() <= shares[n-1] && len(picked) < n {
+			picked = append(picked, p)
+		}
+	}
+	return picked
+}
+
+// rates returns the figures of A and of B.
+func (c comparison) rates() (a, b []float64) {
+	for _, p := range c {
+		a, b = append(a, p.a.rate), append(b, p.b.rate)
+	}
+	return a, b
 }
 
 // median of at least one value.
@@ -68,13 +112,16 @@ func median(values []float64) float64 {
 }
 
 // ratio of the medians.
-func (c comparison) ratio() float64 { return median(rates(c.a)) / median(rates(c.b)) }
+func (c comparison) ratio() float64 {
+	a, b := c.rates()
+	return median(a) / median(b)
+}
 
 // pairs are the ratios round by round.
 func (c comparison) pairs() []float64 {
-	out := make([]float64, min(len(c.a), len(c.b)))
-	for i := range out {
-		out[i] = c.a[i].rate / c.b[i].rate
+	var out []float64
+	for _, p := range c {
+		out = append(out, p.a.rate/p.b.rate)
 	}
 	return out
 }
@@ -82,8 +129,17 @@ func (c comparison) pairs() []float64 {
 // off is the worst that A's rounds were off by; -1 if nothing was wanted.
 func (c comparison) off() int {
 	worst := -1
-	for _, s := range c.a {
-		worst = max(worst, s.off)
+	for _, p := range c {
+		worst = max(worst, p.a.off)
+	}
+	return worst
+}
+
+// strangers is the share of the most disturbed round that counts.
+func (c comparison) strangers() float64 {
+	worst := 0.0
+	for _, p := range c {
+		worst = max(worst, p.strangers())
 	}
 	return worst
 }
@@ -98,6 +154,7 @@ func (c comparison) summary() string {
 	for _, p := range c.pairs() {
 		pairs = append(pairs, fmt.Sprintf("%.2f", p))
 	}
-	return fmt.Sprintf("  A %s pods/s, B %s pods/s: ratio of medians %.2f, pair by pair %s",
-		spread(rates(c.a), "%.0f"), spread(rates(c.b), "%.0f"), c.ratio(), strings.Join(pairs, " "))
+	a, b := c.rates()
+	return fmt.Sprintf("  A %s pods/s, B %s pods/s: ratio of medians %.2f, pair by pair %s; strangers took at most %.0f %%",
+		spread(a, "%.0f"), spread(b, "%.0f"), c.ratio(), strings.Join(pairs, " "), 100*c.strangers())
 }

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestCommandLineIsChecked(t *testing.T) {
+	tests := map[string]struct {
+		args    []string
+		wantErr bool
+	}{
+		"nothing":                      {},
+		"quick":                        {args: []string{"-quick"}},
+		"figures that divide":          {args: []string{"-nodes", "30", "-groups", "3", "-pods", "60"}},
+		"pods that do not divide":      {args: []string{"-pods", "2001"}, wantErr: true},
+		"nodes that do not divide":     {args: []string{"-nodes", "1001"}, wantErr: true},
+		"no rounds":                    {args: []string{"-rounds", "0"}, wantErr: true},
+		"a word":                       {args: []string{"managed"}, wantErr: true},
+		"figures that mean nothing":    {args: []string{"-quick", "-write"}, wantErr: true},
+		"an unknown flag, as it seems": {args: []string{"-x"}, wantErr: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if _, err := parse(test.args); (err != nil) != test.wantErr {
+				t.Errorf("error %v, want one = %t", err, test.wantErr)
+			}
+		})
+	}
+}
+
+func TestChoose(t *testing.T) {
+	tests := map[string]struct {
+		bench, variant string
+		want           string
+		wantErr        bool
+	}{
+		"all variants": {"extender", "all", "managed,unmanaged,spread,stock", false},
+		"some":         {"extender", "stock,managed", "stock,managed", false},
+		"a stranger":   {"extender", "managed,x", "", true},
+		"no benchmark": {"x", "all", "", true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, variants, err := choose(options{bench: test.bench, variant: test.variant})
+			got := strings.Join(names(variants, func(v variant) string { return v.name }), ",")
+			if (err != nil) != test.wantErr || !test.wantErr && got != test.want {
+				t.Errorf("got %q, error %v, want %q", got, err, test.want)
+			}
+		})
+	}
+}
+
+func testRow(name string, a float64) row {
+	return row{variant: variant{name: name, a: "ours", b: "theirs", ideal: "1.0"}, result: comparison(buildPairs([3]float64{a, 100, 0}))}
+}
+
+func TestDocsAreWritten(t *testing.T) {
+	b := benchmark{name: "x", about: "What it is.", variants: []variant{{name: "one"}, {name: "two"}}}
+	path := filepath.Join(t.TempDir(), "benchmarks.md")
+	write := func(rows ...row) string {
+		t.Helper()
+		if err := writeDocs(path, b, rows, "make bench"); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	first := write(testRow("two", 50))
+	two := "| two | 50 (50–50) | 100 (100–100) | **0.50** | 0.50 (0.50–0.50) | 1.0 | 0 | ours | theirs |\n"
+	for _, part := range []string{"# Benchmarks\n", "\n## x\nWhat it is.\n\n<!-- bench:x -->\n    make bench\n\n", tableHead + "\n" + two + "<!-- /bench:x -->\n"} {
+		if !strings.Contains(first, part) {
+			t.Errorf("%q is missing in\n%s", part, first)
+		}
+	}
+	one := strings.ReplaceAll(strings.ReplaceAll(two, "two", "one"), "50", "70")
+	second := write(testRow("one", 70))
+	if want := tableHead + "\n" + one + two + "<!-- /bench:x -->\n"; !strings.Contains(second, want) {
+		t.Errorf("the row of the other variant is not kept, or not behind the new one:\n%s", second)
+	}
+	if strings.Count(second, "## x") != 1 {
+		t.Errorf("the section is there twice:\n%s", second)
+	}
+	if third := write(testRow("one", 70)); third != second {
+		t.Errorf("writing the same again changes the file:\n%s", third)
+	}
+}
+
+func TestASectionWithoutAnEndIsRefused(t *testing.T) {
+	b := benchmark{name: "x"}
+	if _, err := replaceSection("<!-- bench:x -->\n", b, nil, ""); err == nil {
+		t.Error("the rest of the file would have been lost")
+	}
+}
