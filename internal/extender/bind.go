@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -65,47 +67,58 @@ func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 	if pod.Node == args.Node {
 		return nil
 	}
-	labels, err := h.prepare(ctx, pod, args.Node)
+	stamps, err := h.prepare(ctx, pod, args.Node)
 	if err != nil {
 		return err
 	}
-	if err := h.post(ctx, pod, args.Node, labels); err != nil {
+	if err := h.post(ctx, pod, args.Node, stamps); err != nil {
 		h.Ledger.Release(pod.UID)
 		return err
 	}
 	return nil
 }
 
-// prepare confirms the pod's seat and writes its images. It returns the labels
-// that the pod gets together with its node.
-func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (map[string]string, error) {
+// stamps are what a pod gets together with its node.
+type stamps struct{ labels, annotations map[string]string }
+
+// prepare confirms the pod's seat and writes its images.
+func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (stamps, error) {
 	a, err := h.Book.Assignment(ctx, pod.Object(), pod.Revision)
 	app := a.Application
 	if app.Propagation != nil && app.Propagation.IgnoreMissing && (err != nil || app.Propagation.Policies.Propagation() != ownership.Bound) {
-		return policies.PodLabels(app, ""), nil //nolint:nilerr // the application says that a missing policy is none
+		return stamps{labels: policies.PodLabels(app, "")}, nil //nolint:nilerr // the application says that a missing policy is none
 	}
 	if err != nil {
-		return nil, err
+		return stamps{}, err
 	}
 	if !app.Managed() {
-		return nil, nil
+		return stamps{}, nil
 	}
 	group := h.Ledger.NodeGroup(node)
 	if app.Propagation != nil {
 		if app.Propagation.Policies.Propagation() != ownership.Bound {
-			return nil, errors.New(TextNotBound)
+			return stamps{}, errors.New(TextNotBound)
 		}
 		request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
 		if a.Counted && h.Ledger.Confirm(request, node) != seats.Seated {
-			return nil, errSeatTaken
+			return stamps{}, errSeatTaken
 		}
 	}
-	labels := policies.PodLabels(app, group)
 	if err := h.overrideImages(ctx, pod, app, group); err != nil {
 		h.Ledger.Release(pod.UID)
-		return nil, err
+		return stamps{}, err
 	}
-	return labels, nil
+	return stamps{labels: policies.PodLabels(app, group), annotations: h.deletionCost(pod, a, group)}, nil
+}
+
+// deletionCost is what a pod of a ReplicaSet costs in its seat, so that no
+// write of its own is needed later.
+func (h *Handler) deletionCost(pod *seats.Pod, a policies.Assignment, group string) map[string]string {
+	if len(a.Spread.Groups()) == 0 || !a.Counted || pod.Controller == nil || pod.Controller.Kind != "ReplicaSet" || pod.UserCost() {
+		return nil
+	}
+	cost := strconv.Itoa(int(a.Spread.SeatCost(group, h.Ledger.SeatNumber(pod.UID), a.Total)))
+	return map[string]string{corev1.PodDeletionCost: cost, gm.DeletionCostAnnotation: cost}
 }
 
 func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app ownership.Application, group string) error {
@@ -138,9 +151,9 @@ func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app owners
 	return nil
 }
 
-func (h *Handler) post(ctx context.Context, pod *seats.Pod, node string, labels map[string]string) error {
+func (h *Handler) post(ctx context.Context, pod *seats.Pod, node string, s stamps) error {
 	binding := &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: labels},
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: s.labels, Annotations: s.annotations},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
 	}
 	err := h.Client.CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{})

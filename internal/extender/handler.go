@@ -117,10 +117,10 @@ func (h *Handler) filter(w http.ResponseWriter, r *http.Request) {
 		encode(w, filterResult{Error: err.Error()})
 	case !managed:
 		filterTotal.WithLabelValues("unmanaged").Inc()
-		encode(w, keep(&args, names, full, func(string) bool { return true }))
+		encode(w, keep(&args, names, full, func(int) bool { return true }))
 	case a.Application.Propagation.Policies.Propagation() != ownership.Bound || len(a.Spread.Groups()) == 0 && len(a.Spread.Missing()) == 0:
 		filterTotal.WithLabelValues("not_bound").Inc()
-		encode(w, refuse(&args, names, func(string) string { return TextNotBound }))
+		encode(w, refuse(&args, names, func(int) string { return TextNotBound }))
 	case !a.Counted:
 		allowed := groupSet(a.Spread.Taking())
 		encode(w, h.keepGroups(&args, names, full, allowed, allowed))
@@ -156,38 +156,34 @@ func groupSet(groups []string) map[string]bool {
 // and they are left out.
 func (h *Handler) keepGroups(args *filterArgs, names []string, full []json.RawMessage, allowed, named map[string]bool) filterResult {
 	groups := h.Ledger.NodeGroups(names)
-	group := make(map[string]string, len(names))
-	any := false
-	for i, name := range names {
-		group[name] = groups[i]
-		any = any || groups[i] != "" && allowed[groups[i]]
+	for _, group := range groups {
+		if group != "" && allowed[group] {
+			return keep(args, names, full, func(i int) bool { return groups[i] != "" && allowed[groups[i]] })
+		}
 	}
-	if !any {
-		return refuse(args, names, func(name string) string {
-			if g := group[name]; g != "" && named[g] {
-				return TextOtherGroup
-			}
-			return TextOutsideGroups
-		})
-	}
-	return keep(args, names, full, func(name string) bool { g := group[name]; return g != "" && allowed[g] })
+	return refuse(args, names, func(i int) string {
+		if groups[i] != "" && named[groups[i]] {
+			return TextOtherGroup
+		}
+		return TextOutsideGroups
+	})
 }
 
 // keep answers in the form in which the nodes came.
-func keep(args *filterArgs, names []string, full []json.RawMessage, want func(string) bool) filterResult {
+func keep(args *filterArgs, names []string, full []json.RawMessage, want func(i int) bool) filterResult {
 	if args.Nodes != nil && args.NodeNames == nil {
 		kept := *args.Nodes
 		kept.Items = make([]json.RawMessage, 0, len(full))
-		for i, name := range names {
-			if want(name) {
+		for i := range names {
+			if want(i) {
 				kept.Items = append(kept.Items, full[i])
 			}
 		}
 		return filterResult{Nodes: &kept}
 	}
 	kept := make([]string, 0, len(names))
-	for _, name := range names {
-		if want(name) {
+	for i, name := range names {
+		if want(i) {
 			kept = append(kept, name)
 		}
 	}
@@ -195,11 +191,11 @@ func keep(args *filterArgs, names []string, full []json.RawMessage, want func(st
 }
 
 // refuse refuses every node, as unresolvable: no preemption can help.
-func refuse(args *filterArgs, names []string, text func(string) string) filterResult {
+func refuse(args *filterArgs, names []string, text func(i int) string) filterResult {
 	result := keep(args, nil, nil, nil)
 	result.FailedAndUnresolvableNodes = make(map[string]string, len(names))
-	for _, name := range names {
-		result.FailedAndUnresolvableNodes[name] = text(name)
+	for i, name := range names {
+		result.FailedAndUnresolvableNodes[name] = text(i)
 	}
 	return result
 }

@@ -74,6 +74,7 @@ type seat struct {
 	seated   bool
 	group    string
 	reserved bool
+	number   int       // the group's seats when this one was taken, itself included
 	lapses   time.Time // when a reservation does
 	active   bool      // counts in its cohort's active
 }
@@ -243,6 +244,7 @@ func (l *Ledger) seatLocked(s *seat, group string) {
 	}
 	s.seated, s.group = true, group
 	s.cohort.counts[group]++
+	s.number = s.cohort.counts[group]
 }
 
 func (l *Ledger) unseatLocked(s *seat) {

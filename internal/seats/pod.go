@@ -47,6 +47,8 @@ type Pod struct {
 	Created time.Time
 	// DeletionCost is controller.kubernetes.io/pod-deletion-cost; 0 when unset.
 	DeletionCost int32
+	// HasCost: the annotation is set; OwnCost: by atoll-manager.
+	HasCost, OwnCost bool
 	// MilliCPU and Memory (bytes) are the sums of the containers' requests.
 	MilliCPU, Memory int64
 
@@ -77,6 +79,9 @@ func (p *Pod) Owner() types.UID {
 	}
 	return p.UID
 }
+
+// UserCost tells whether the pod's deletion cost is not ours to write.
+func (p *Pod) UserCost() bool { return p.HasCost && !p.OwnCost }
 
 // Key names the pod.
 func (p *Pod) Key() types.NamespacedName {
@@ -133,7 +138,8 @@ func Slim(pod *corev1.Pod) *Pod {
 		p.Gated = p.Gated || g.Name == gm.PolicyGate
 	}
 	if v, err := strconv.ParseInt(pod.Annotations[corev1.PodDeletionCost], 10, 32); err == nil {
-		p.DeletionCost = int32(v)
+		p.DeletionCost, p.HasCost = int32(v), true
+		p.OwnCost = pod.Annotations[gm.DeletionCostAnnotation] == pod.Annotations[corev1.PodDeletionCost]
 	}
 	p.setContainers(pod)
 	return p

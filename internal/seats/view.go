@@ -64,6 +64,18 @@ func (l *Ledger) View(owners []types.UID) []CohortView {
 	return out
 }
 
+// SeatNumber is the number of seats that a pod's group had when the pod took
+// its own, itself included; 0 if it has none. Of pods that come in a burst each
+// has another.
+func (l *Ledger) SeatNumber(uid types.UID) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.seats[uid]; s != nil && s.seated {
+		return s.number
+	}
+	return 0
+}
+
 // PodsOnNode returns the pods that are bound to a node, finished ones included.
 func (l *Ledger) PodsOnNode(name string) []*Pod {
 	l.mu.Lock()

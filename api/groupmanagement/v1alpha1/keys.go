@@ -40,6 +40,11 @@ const (
 	// the change. The pod counts as disrupted until the counts have moved on.
 	RestartingAnnotation = "groupmanagement.kubeedge.io/restarting"
 
+	// DeletionCostAnnotation repeats the value of
+	// controller.kubernetes.io/pod-deletion-cost where atoll-manager wrote it. A
+	// cost without it, or with another value, is a user's and stays.
+	DeletionCostAnnotation = "atoll.dev/deletion-cost"
+
 	// NudgeAnnotation is changed on a waiting pod to make kube-scheduler try
 	// it again after a seat opened; its value means nothing else.
 	NudgeAnnotation = "atoll.dev/nudge"

@@ -1,7 +1,7 @@
 // Package propagationpolicy reconciles PropagationPolicies: for every workload
 // that requires one it compares where pods are with where they are wanted,
 //
-//	plan ─► evict (surplus pods, through the Eviction API, paced) ─► status
+//	plan ─► evict (surplus pods, through the Eviction API, paced) ─► deletion costs ─► status
 //
 // (document 000, "PropagationPolicyController"). It is the safety net behind
 // the extender: whatever slipped through is found here and repaired. It never
@@ -125,7 +125,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	s := &scope{policy: policy}
-	return phase.Run(ctx, s, r.observe, r.evict, r.report)
+	return phase.Run(ctx, s, r.observe, r.evict, r.cost, r.report)
 }
 
 // observe gathers what is known of every workload and plans.

@@ -77,7 +77,7 @@ func (w *Webhook) application(ctx context.Context, pod *corev1.Pod) (ownership.A
 // same pod never comes here.
 func dropStamps(pod *corev1.Pod) {
 	delete(pod.Labels, gm.NodeGroupLabel)
-	for _, key := range []string{gm.OriginalImagesAnnotation, gm.RestartingAnnotation, gm.NudgeAnnotation} {
+	for _, key := range []string{gm.OriginalImagesAnnotation, gm.RestartingAnnotation, gm.NudgeAnnotation, gm.DeletionCostAnnotation} {
 		delete(pod.Annotations, key)
 	}
 	gates := pod.Spec.SchedulingGates[:0]
