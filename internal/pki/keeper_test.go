@@ -258,48 +258,46 @@ func TestANewCAKeepsTheOldOneTrustedWhileItIsValid(t *testing.T) {
 }
 
 func TestAnotherReplicaWroteFirst(t *testing.T) {
-	resource := schema.GroupResource{Resource: "secrets"}
-	t.Run("it created the Secret: its certificates are read", func(t *testing.T) {
-		client, winner := fake.NewSimpleClientset(), newReplica(t, fake.NewSimpleClientset())
-		winner.ensure()
-		loser, raced := newReplica(t, client), false
-		client.PrependReactor("create", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+	secrets := corev1.SchemeGroupVersion.WithResource("secrets")
+	resource := secrets.GroupResource()
+	// race lets the winner write just before the loser does, and answers the
+	// loser with the error.
+	race := func(t *testing.T, loser, winner *replica, verb string, answer error) {
+		raced := false
+		loser.client.PrependReactor(verb, "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
 			if raced {
 				return false, nil, nil
 			}
 			raced = true
 			for _, name := range []string{ServerSecret, ClientSecret} {
-				if err := client.Tracker().Add(winner.secret(name)); err != nil {
+				// A reactor runs under the lock of the clientset: it writes behind it.
+				_ = loser.client.Tracker().Delete(secrets, namespace, name) // there is none yet, or an older one
+				if err := loser.client.Tracker().Create(secrets, winner.secret(name), namespace); err != nil {
 					t.Error(err)
 				}
 			}
-			return true, nil, apierrors.NewAlreadyExists(resource, ServerSecret)
+			return true, nil, answer
 		})
 		loser.ensure()
-		if !bytes.Equal(loser.current.Load().caPEM, winner.current.Load().caPEM) {
+		if !raced || !bytes.Equal(loser.current.Load().caPEM, winner.current.Load().caPEM) ||
+			!bytes.Equal(loser.current.Load().server.Certificate[0], winner.current.Load().server.Certificate[0]) {
 			t.Error("the loser uses certificates of its own")
 		}
+	}
+	t.Run("it created the Secret: its certificates are read", func(t *testing.T) {
+		winner := newReplica(t, fake.NewSimpleClientset())
+		winner.ensure()
+		race(t, newReplica(t, fake.NewSimpleClientset()), winner, "create", apierrors.NewAlreadyExists(resource, ServerSecret))
 	})
 	t.Run("it renewed the Secret: its certificates are read", func(t *testing.T) {
-		client := fake.NewSimpleClientset()
-		winner, loser := newReplica(t, client), newReplica(t, client)
+		winner := newReplica(t, fake.NewSimpleClientset())
 		winner.ensure()
+		loser := newReplica(t, fake.NewSimpleClientset(winner.secret(ServerSecret), winner.secret(ClientSecret)))
 		loser.ensure()
 		winner.clock.Step(ServerLifetime * 2 / 3)
+		winner.ensure()
 		loser.clock.Step(ServerLifetime * 2 / 3)
-		raced := false
-		client.PrependReactor("update", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
-			if raced {
-				return false, nil, nil
-			}
-			raced = true
-			winner.ensure()
-			return true, nil, apierrors.NewConflict(resource, ServerSecret, errors.New("changed meanwhile"))
-		})
-		loser.ensure()
-		if !bytes.Equal(loser.current.Load().server.Certificate[0], winner.current.Load().server.Certificate[0]) {
-			t.Error("the loser uses a certificate of its own")
-		}
+		race(t, loser, winner, "update", apierrors.NewConflict(resource, ServerSecret, errors.New("changed meanwhile")))
 	})
 	t.Run("it always is: giving up ends, with the conflict", func(t *testing.T) {
 		client, tries := fake.NewSimpleClientset(), 0
@@ -358,23 +356,34 @@ func TestIssue(t *testing.T) {
 	}
 }
 
-// handshake connects a client to a server over memory and returns what the
-// server made of it.
+// handshake connects a client to a server and returns what failed on either side.
 func handshake(t *testing.T, server *tls.Config, client *tls.Config) error {
 	t.Helper()
-	here, there := net.Pipe()
-	defer here.Close()
-	defer there.Close()
-	go func() {
-		conn := tls.Client(there, client)
-		if conn.Handshake() == nil {
-			_, _ = conn.Read(make([]byte, 1)) // the server's verdict comes after the client's part is over
-		}
-	}()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	conn := tls.Server(here, server)
-	err := conn.HandshakeContext(ctx)
+	clientSaid := make(chan error, 1)
+	go func() {
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			clientSaid <- err
+			return
+		}
+		defer conn.Close()
+		clientSaid <- tls.Client(conn, client).HandshakeContext(ctx)
+	}()
+	conn, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	serverSaid := tls.Server(conn, server).HandshakeContext(ctx)
+	conn.Close()
+	err = errors.Join(serverSaid, <-clientSaid)
 	if errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal("the handshake hangs")
 	}
@@ -434,9 +443,53 @@ func TestMutualTLS(t *testing.T) {
 				return &tc.certificates[0], nil // even if the server did not ask for its kind
 			}
 			if err := handshake(t, server, config); (err == nil) != tc.want {
-				t.Errorf("the server said %v, want accepted: %t", err, tc.want)
+				t.Errorf("the handshake ended with %v, want success: %t", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestPeersAreHeldToTheCAAndToTheNameThatReplicasHave(t *testing.T) {
+	client := fake.NewSimpleClientset()
+	here, there := newReplica(t, client), newReplica(t, client)
+	here.ensure()
+	there.ensure()
+	secret := here.secret(ServerSecret)
+	ca := Pair{Cert: secret.Data[caField], Key: secret.Data[caKeyField]}
+	stranger, err := NewCA(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving := func(by Pair, leaf Leaf) *tls.Config {
+		pair, err := Issue(by, leaf, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequestClientCert}
+	}
+	tests := map[string]struct {
+		server *tls.Config
+		want   bool
+	}{
+		"another replica": {there.MutualTLS(ClientName), true},
+		"a server of the name with a certificate of another CA": {serving(stranger, Leaf{CommonName: "atoll-manager", Names: here.Names}), false},
+		"a server of another name":                              {serving(ca, Leaf{CommonName: "atoll-manager", Names: []string{"b.example.com"}}), false},
+		"a client certificate that serves":                      {serving(ca, Leaf{CommonName: ClientName}), false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if err := handshake(t, tc.server, here.PeerTLS()); (err == nil) != tc.want {
+				t.Errorf("the handshake ended with %v, want success: %t", err, tc.want)
+			}
+		})
+	}
+	none := newReplica(t, client)
+	if handshake(t, there.MutualTLS(ClientName), none.PeerTLS()) == nil {
+		t.Error("a replica without certificates reached another")
 	}
 }
 
@@ -617,7 +670,7 @@ func TestNoKeyIsEverLogged(t *testing.T) {
 	_, err := Issue(Pair{Cert: r.secret(ServerSecret).Data[caKeyField], Key: r.secret(ServerSecret).Data[caKeyField]}, Leaf{}, r.clock.Now())
 	keep(err)
 
-	if len(secrets) != 12 || r.log.Len() == 0 || len(said) != 2 {
+	if len(secrets) != 18 || r.log.Len() == 0 || len(said) != 2 {
 		t.Fatalf("%d secrets, %d bytes logged, %d errors: the test looks for nothing", len(secrets), r.log.Len(), len(said))
 	}
 	for _, secret := range secrets {

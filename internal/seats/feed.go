@@ -3,10 +3,13 @@ package seats
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -22,6 +25,7 @@ type Feed struct {
 	ledger *Ledger
 	client kubernetes.Interface
 	synced atomic.Bool
+	seen   atomic.Uint64 // the highest resourceVersion that came in
 
 	mu    sync.Mutex
 	known map[types.UID]struct{}
@@ -59,6 +63,7 @@ func (f *Feed) Update(obj any) error {
 	f.known[pod.UID] = struct{}{}
 	f.mu.Unlock()
 	f.ledger.Observe(Slim(pod))
+	f.note(pod.ResourceVersion)
 	return nil
 }
 
@@ -72,11 +77,12 @@ func (f *Feed) Delete(obj any) error {
 	delete(f.known, pod.UID)
 	f.mu.Unlock()
 	f.ledger.Forget(pod.UID)
+	f.note(pod.ResourceVersion)
 	return nil
 }
 
 // Replace implements cache.ReflectorStore: what the new list does not hold is gone.
-func (f *Feed) Replace(list []any, _ string) error {
+func (f *Feed) Replace(list []any, version string) error {
 	present := make(map[types.UID]struct{}, len(list))
 	for _, obj := range list {
 		if pod, ok := obj.(*corev1.Pod); ok {
@@ -97,8 +103,42 @@ func (f *Feed) Replace(list []any, _ string) error {
 			f.ledger.Observe(Slim(pod))
 		}
 	}
+	f.note(version)
 	f.synced.Store(true)
 	return nil
+}
+
+// note records that everything up to a resourceVersion has come in: the API
+// server sends changes in their order.
+func (f *Feed) note(version string) {
+	if v, err := strconv.ParseUint(version, 10, 64); err == nil && v > f.seen.Load() {
+		f.seen.Store(v)
+	}
+}
+
+// CatchUp returns once the ledger knows all that the API server knows now. A
+// replica that comes to lead waits for it: what the last leader bound a moment
+// ago must not be counted as free.
+func (f *Feed) CatchUp(ctx context.Context) error {
+	var newest uint64
+	options := metav1.ListOptions{Limit: 500} // without a resourceVersion: nothing older than now
+	for {
+		pods, err := f.client.CoreV1().Pods("").List(ctx, options)
+		if err != nil {
+			return fmt.Errorf("listing pods: %w", err)
+		}
+		for i := range pods.Items {
+			if v, err := strconv.ParseUint(pods.Items[i].ResourceVersion, 10, 64); err == nil {
+				newest = max(newest, v)
+			}
+		}
+		if options.Continue = pods.Continue; options.Continue == "" {
+			break
+		}
+	}
+	return wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) {
+		return f.seen.Load() >= newest, nil
+	})
 }
 
 // Resync implements cache.ReflectorStore.

@@ -1,0 +1,443 @@
+package propagationpolicy
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/build/world"
+)
+
+// site is a reconciler and the world that it sees.
+type site struct {
+	*Reconciler
+	*world.World
+	t      *testing.T
+	events *events.FakeRecorder
+	// answers are what evictions are answered with, one after the other; then nil.
+	answers []error
+	evicted []string
+}
+
+func newSite(t *testing.T, objects ...build.Object) *site {
+	t.Helper()
+	s := &site{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
+	s.World.Pods.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		eviction, ok := action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
+		if !ok || action.GetSubresource() != "eviction" {
+			return false, nil, nil
+		}
+		if p := eviction.DeleteOptions.Preconditions; p == nil || p.UID == nil || string(*p.UID) != eviction.Name {
+			t.Errorf("eviction of %s has preconditions %v: another pod of that name would go", eviction.Name, p)
+		}
+		s.evicted = append(s.evicted, eviction.Name)
+		if len(s.answers) > 0 {
+			answer := s.answers[0]
+			s.answers = s.answers[1:]
+			return true, nil, answer
+		}
+		return true, nil, nil
+	})
+	s.Reconciler = &Reconciler{
+		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book,
+		Recorder: s.events, Pace: rate.NewLimiter(rate.Inf, 0), Clock: s.World.Clock,
+	}
+	return s
+}
+
+// pass runs one pass.
+func (s *site) pass() (ctrl.Result, error) {
+	s.evicted = nil
+	return s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: "p"}})
+}
+
+// reconcile runs one pass that must not fail, with everything settled.
+func (s *site) reconcile() ctrl.Result {
+	s.t.Helper()
+	s.Settle(s.t)
+	result, err := s.pass()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, a := range s.World.Pods.Actions() {
+		if strings.HasPrefix(a.GetVerb(), "delete") {
+			s.t.Errorf("%s %s/%s: pods leave by eviction only", a.GetVerb(), a.GetResource().Resource, a.GetSubresource())
+		}
+	}
+	return result
+}
+
+func (s *site) policy() *gm.PropagationPolicy {
+	s.t.Helper()
+	policy := &gm.PropagationPolicy{}
+	if err := s.World.Client.Get(s.t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "p"}, policy); err != nil {
+		s.t.Fatal(err)
+	}
+	return policy
+}
+
+func (s *site) reason() string {
+	s.t.Helper()
+	c := meta.FindStatusCondition(s.policy().Status.Conditions, gm.ConditionReady)
+	if c == nil {
+		return ""
+	}
+	return c.Reason
+}
+
+// web is a Deployment of which pods run in the groups, one after the other.
+func web(groups ...string) []build.Object {
+	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(int32(len(groups))))
+	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(int32(len(groups))))
+	objects := []build.Object{deployment, replicaSet}
+	for i, group := range groups {
+		objects = append(objects, runningPod(fmt.Sprint("web-1-", i), group, i, build.OwnedBy(replicaSet)))
+	}
+	return objects
+}
+
+func runningPod(name, group string, age int, options ...build.Option) *corev1.Pod {
+	options = append([]build.Option{build.On("node-" + group), build.Running(0), build.Created(time.Unix(int64(age), 0))}, options...)
+	return build.Pod(name, options...)
+}
+
+// ground is two groups of one node each, a node of no group, and the policy.
+func ground(options ...build.Option) []build.Object {
+	options = append([]build.Option{build.Weight(3, "hz"), build.Weight(2, "bj")}, options...)
+	return []build.Object{
+		build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")), build.Node("node-"),
+		build.PropagationPolicy("p", options...),
+	}
+}
+
+func maxUnavailable(n int32) build.Option {
+	return build.With(func(p *gm.PropagationPolicy) { p.Spec.Rescheduling.MaxUnavailable = n })
+}
+
+func both(a, b []build.Object) []build.Object { return append(a, b...) }
+
+func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
+	job := build.Job("batch", build.Bound("p", ""), build.Replicas(2))
+	daemons := build.DaemonSet("agent", build.Bound("p", ""))
+	tests := map[string]struct {
+		objects []build.Object
+		evicted []string
+		reason  string
+	}{
+		"the pods are where they are wanted": {
+			objects: both(ground(), web("hz", "hz", "hz", "bj", "bj")), reason: gm.ReasonSatisfied,
+		},
+		"one is not": {
+			objects: both(ground(), web("hz", "hz", "bj", "bj", "bj")), evicted: []string{"web-1-4"}, reason: gm.ReasonConverging,
+		},
+		"one at a time": {
+			objects: both(ground(), web("bj", "bj", "bj", "bj", "bj")), evicted: []string{"web-1-4"}, reason: gm.ReasonConverging,
+		},
+		"as many at a time as the policy allows": {
+			objects: both(ground(maxUnavailable(2)), web("bj", "bj", "bj", "bj", "bj")), evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
+		},
+		"nobody requires the policy": {
+			objects: ground(), reason: gm.ReasonNotUsed,
+		},
+		"the pods of a Job would lose their work": {
+			objects: both(ground(), []build.Object{job, runningPod("batch-0", "bj", 0, build.OwnedBy(job)), runningPod("batch-1", "bj", 1, build.OwnedBy(job))}),
+			reason:  gm.ReasonConverging,
+		},
+		"the pods of a DaemonSet come back where they were": {
+			objects: both(ground(), []build.Object{daemons, runningPod("agent-0", "", 0, build.OwnedBy(daemons)), runningPod("agent-1", "bj", 1, build.OwnedBy(daemons))}),
+			reason:  gm.ReasonSatisfied,
+		},
+		"a pod without an owner does not come back": {
+			objects: both(ground(), []build.Object{runningPod("bare", "", 0, build.Bound("p", ""))}),
+			reason:  gm.ReasonConverging,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, tc.objects...)
+			s.reconcile()
+			if diff := cmp.Diff(tc.evicted, s.evicted); diff != "" {
+				t.Errorf("wrong evictions (-want +got):\n%s", diff)
+			}
+			if got := s.reason(); got != tc.reason {
+				t.Errorf("reason is %s, want %s", got, tc.reason)
+			}
+			if len(s.events.Events) != len(tc.evicted) {
+				t.Errorf("%d events for %d evictions", len(s.events.Events), len(tc.evicted))
+			}
+		})
+	}
+}
+
+func TestNothingIsEvictedBeforeTheGroupsHaveSettled(t *testing.T) {
+	s := newSite(t, both(ground(), web("hz", "hz", "bj", "bj", "bj"))...)
+	result, err := s.pass()
+	if err != nil || result.RequeueAfter != gm.DefaultStabilization || len(s.evicted) != 0 {
+		t.Errorf("evicted %v, comes back after %s (error %v); want nothing, and back after %s", s.evicted, result.RequeueAfter, err, gm.DefaultStabilization)
+	}
+}
+
+func TestAnswersToAnEviction(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	tests := map[string]struct {
+		answer error
+		// evicted are the evictions that are asked for in one pass of two that may be.
+		evicted []string
+		reason  string
+		requeue time.Duration
+		// spared: the pod counts as not disturbed.
+		spared bool
+	}{
+		"done": {
+			evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
+		},
+		"a PodDisruptionBudget refuses: the rest waits too": {
+			answer:  apierrors.NewTooManyRequests("budget", 0),
+			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: retryEviction, spared: true,
+		},
+		"the pod is gone: the next one's turn": {
+			answer:  apierrors.NewNotFound(pods, "web-1-4"),
+			evicted: []string{"web-1-4", "web-1-3", "web-1-2"}, reason: gm.ReasonConverging, spared: true,
+		},
+		"another pod of that name: the next one's turn": {
+			answer:  apierrors.NewConflict(pods, "web-1-4", errors.New("uid")),
+			evicted: []string{"web-1-4", "web-1-3", "web-1-2"}, reason: gm.ReasonConverging, spared: true,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, both(ground(maxUnavailable(2)), web("bj", "bj", "bj", "bj", "bj"))...)
+			s.answers = []error{tc.answer}
+			result := s.reconcile()
+			if diff := cmp.Diff(tc.evicted, s.evicted); diff != "" {
+				t.Errorf("wrong evictions (-want +got):\n%s", diff)
+			}
+			if got := s.reason(); got != tc.reason {
+				t.Errorf("reason is %s, want %s", got, tc.reason)
+			}
+			if result.RequeueAfter != tc.requeue {
+				t.Errorf("comes back after %s, want %s", result.RequeueAfter, tc.requeue)
+			}
+			if got := s.World.Ledger.Disrupt("web-1-4", s.World.Walker.Descendants("web"), 5, 5); got != tc.spared {
+				t.Errorf("the pod may be disturbed again: %t, want %t", got, tc.spared)
+			}
+		})
+	}
+	t.Run("the API server fails: the error is returned, and the pod spared", func(t *testing.T) {
+		s := newSite(t, both(ground(), web("bj", "bj", "bj", "bj", "bj"))...)
+		s.Settle(s.t)
+		broken := errors.New("broken")
+		s.answers = []error{broken}
+		if _, err := s.pass(); !errors.Is(err, broken) {
+			t.Errorf("error is %v", err)
+		}
+		if !s.World.Ledger.Disrupt("web-1-4", s.World.Walker.Descendants("web"), 5, 1) {
+			t.Error("the pod counts as disturbed")
+		}
+		if got := s.reason(); got != gm.ReasonConverging {
+			t.Errorf("reason is %s: a failed phase hides the report", got)
+		}
+	})
+}
+
+func TestThePaceBoundsAllWorkloadsTogether(t *testing.T) {
+	other := build.Deployment("other", build.Bound("p", ""), build.Replicas(1))
+	otherSet := build.ReplicaSet("other-1", build.OwnedBy(other))
+	s := newSite(t, append(both(ground(), web("bj", "bj", "bj", "bj", "bj")), other, otherSet, runningPod("other-1-0", "", 9, build.OwnedBy(otherSet)))...)
+	s.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
+	result := s.reconcile()
+	if len(s.evicted) != 1 {
+		t.Errorf("evicted %v at a pace of one", s.evicted)
+	}
+	if result.RequeueAfter != retryEviction {
+		t.Errorf("comes back after %s, want %s", result.RequeueAfter, retryEviction)
+	}
+	left, owner := "web-1-4", "web"
+	if s.evicted[0] == "web-1-4" {
+		left, owner = "other-1-0", "other"
+	}
+	if !s.World.Ledger.Disrupt(build.Pod(left).UID, s.World.Walker.Descendants(build.Pod(owner).UID), 1, 5) {
+		t.Errorf("%s waits for the pace and counts as disturbed", left)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	t.Run("a spec that cannot be used is a condition, and nothing else happens", func(t *testing.T) {
+		s := newSite(t, both([]build.Object{build.PropagationPolicy("p"), build.Node("node-bj", build.InGroup("bj"))}, web("bj"))...)
+		s.reconcile()
+		c := meta.FindStatusCondition(s.policy().Status.Conditions, gm.ConditionReady)
+		if c == nil || c.Reason != gm.ReasonInvalid || c.Status != metav1.ConditionFalse || c.ObservedGeneration != 1 || len(s.evicted) != 0 {
+			t.Errorf("condition %+v, evicted %v", c, s.evicted)
+		}
+	})
+	t.Run("workloads are sorted, the worst first, and at most so many shown", func(t *testing.T) {
+		objects := ground()
+		for i := range maxShown + 5 {
+			name := fmt.Sprintf("app-%02d", i)
+			deployment := build.Deployment(name, build.Bound("p", ""))
+			replicaSet := build.ReplicaSet(name+"-1", build.OwnedBy(deployment))
+			group := "hz"
+			if i == maxShown+1 {
+				group = "" // on no group's node: surplus
+			}
+			objects = append(objects, deployment, replicaSet, runningPod(name+"-1-0", group, 0, build.OwnedBy(replicaSet)))
+		}
+		s := newSite(t, objects...)
+		s.reconcile()
+		status := s.policy().Status
+		if len(status.Apps) != maxShown || status.Workloads != maxShown+5 {
+			t.Errorf("%d of %d workloads shown, want %d of %d", len(status.Apps), status.Workloads, maxShown, maxShown+5)
+		}
+		if status.Apps[0].Ref.Name != "app-51" {
+			t.Errorf("%s comes first, and app-51 is what is wrong", status.Apps[0].Ref.Name)
+		}
+		for i := 2; i < len(status.Apps); i++ {
+			if status.Apps[i-1].Ref.Name > status.Apps[i].Ref.Name {
+				t.Errorf("%s stands before %s", status.Apps[i-1].Ref.Name, status.Apps[i].Ref.Name)
+			}
+		}
+	})
+	t.Run("at rest nothing is written", func(t *testing.T) {
+		s := newSite(t, both(ground(), web("hz", "hz", "hz", "bj", "bj"))...)
+		s.reconcile()
+		before := s.policy().ResourceVersion
+		s.reconcile()
+		if after := s.policy().ResourceVersion; after != before {
+			t.Errorf("the status was written at rest: version %s became %s", before, after)
+		}
+		if len(s.evicted) != 0 {
+			t.Errorf("evicted %v at rest", s.evicted)
+		}
+	})
+	t.Run("a policy that is gone or on its way out is left alone", func(t *testing.T) {
+		for name, s := range map[string]*site{
+			"gone":    newSite(t, web("bj", "bj")...),
+			"leaving": newSite(t, both(ground(build.Deleting("example.com/f")), web("bj", "bj", "bj", "bj", "bj"))...),
+		} {
+			s.reconcile()
+			if len(s.evicted) != 0 {
+				t.Errorf("%s: evicted %v", name, s.evicted)
+			}
+		}
+	})
+}
+
+// TestReconcilingEndsAtTheDivision plays the ReplicaSet and the scheduler: what
+// is evicted comes back where the ledger wants it.
+func TestReconcilingEndsAtTheDivision(t *testing.T) {
+	s := newSite(t, both(ground(), web("bj", "bj", "bj", "bj", ""))...)
+	replicaSet := build.ReplicaSet("web-1")
+	spread, err := s.World.Book.Spread(s.policy(), "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pass := 0; s.reason() != gm.ReasonSatisfied; pass++ {
+		if pass > 10 {
+			t.Fatalf("after %d passes the policy is %s", pass, s.reason())
+		}
+		s.reconcile()
+		for _, name := range s.evicted {
+			s.World.Ledger.Forget(build.Pod(name).UID)
+			next := build.Pod(fmt.Sprintf("web-1-next-%d", pass), build.OwnedBy(replicaSet))
+			group, why := s.World.Ledger.Reserve(seats.Request{
+				Pod: next.UID, Cohort: seats.Cohort{Owner: "web-1"}, Total: 5, Spread: spread, Nodes: []string{"node-hz", "node-bj", "node-"},
+			})
+			if why != seats.Seated {
+				t.Fatalf("no seat: %s", why)
+			}
+			s.World.Ledger.Observe(seats.Slim(runningPod(next.Name, group, 100+pass, build.OwnedBy(replicaSet))))
+		}
+	}
+	var got []string
+	for _, g := range s.policy().Status.Apps[0].Groups {
+		got = append(got, fmt.Sprintf("%s %d of %d", g.Name, g.Current, g.Desired))
+	}
+	if diff := cmp.Diff([]string{"bj 2 of 2", "hz 3 of 3"}, got); diff != "" {
+		t.Errorf("ended elsewhere (-want +got):\n%s", diff)
+	}
+}
+
+func TestDeletionCosts(t *testing.T) {
+	costs := func(s *site) map[string]string {
+		out := map[string]string{}
+		for _, a := range s.World.Pods.Actions() {
+			patch, ok := a.(clienttesting.PatchAction)
+			if !ok {
+				continue
+			}
+			var p metav1.PartialObjectMetadata
+			if err := json.Unmarshal(patch.GetPatch(), &p); err != nil {
+				t.Fatal(err)
+			}
+			if string(p.UID) != patch.GetName() || p.Annotations[corev1.PodDeletionCost] != p.Annotations[gm.DeletionCostAnnotation] {
+				t.Errorf("patch of %s is %s: it must carry the UID, and say who wrote the cost", patch.GetName(), patch.GetPatch())
+			}
+			out[patch.GetName()] = p.Annotations[corev1.PodDeletionCost]
+		}
+		return out
+	}
+	owned := func(cost string) build.Option {
+		return func(o build.Object) {
+			build.Annotation(corev1.PodDeletionCost, cost)(o)
+			build.Annotation(gm.DeletionCostAnnotation, cost)(o)
+		}
+	}
+	t.Run("every bound pod of a ReplicaSet gets one of its own, once", func(t *testing.T) {
+		s := newSite(t, both(ground(), web("hz", "hz", "hz", "bj", "bj"))...)
+		s.reconcile()
+		got, distinct := costs(s), map[string]bool{}
+		for _, cost := range got {
+			distinct[cost] = true
+		}
+		if len(got) != 5 || len(distinct) != 5 {
+			t.Errorf("costs are %v, want five that differ", got)
+		}
+		for name, cost := range got { // the API server's answer is seen
+			pod := runningPod(name, s.World.Ledger.NodeGroup(s.World.Ledger.Pod(build.Pod(name).UID).Node), 0, build.OwnedBy(build.ReplicaSet("web-1")), owned(cost))
+			s.World.Ledger.Observe(seats.Slim(pod))
+		}
+		s.World.Pods.ClearActions()
+		s.reconcile()
+		if again := costs(s); len(again) != 0 {
+			t.Errorf("written again: %v", again)
+		}
+	})
+	t.Run("a user's own stays", func(t *testing.T) {
+		objects := both(ground(), web("hz"))
+		build.Annotation(corev1.PodDeletionCost, "7")(objects[len(objects)-1])
+		s := newSite(t, objects...)
+		s.reconcile()
+		if got := costs(s); len(got) != 0 {
+			t.Errorf("written over a user's: %v", got)
+		}
+	})
+	t.Run("only ReplicaSets look at them", func(t *testing.T) {
+		set := build.StatefulSet("db", build.Bound("p", ""))
+		s := newSite(t, append(ground(), set, runningPod("db-0", "hz", 0, build.OwnedBy(set)))...)
+		s.reconcile()
+		if got := costs(s); len(got) != 0 {
+			t.Errorf("written for nobody: %v", got)
+		}
+	})
+}

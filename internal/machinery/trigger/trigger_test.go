@@ -1,0 +1,143 @@
+package trigger
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/util/workqueue"
+	testingclock "k8s.io/utils/clock/testing"
+)
+
+// queue is a controller's queue whose time stands still until it is stepped.
+type queue struct {
+	workqueue.TypedRateLimitingInterface[string]
+	clock *testingclock.FakeClock
+}
+
+func newQueue(t *testing.T) *queue {
+	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+	q := &queue{clock: clock, TypedRateLimitingInterface: workqueue.NewTypedRateLimitingQueueWithConfig(
+		workqueue.DefaultTypedControllerRateLimiter[string](), workqueue.TypedRateLimitingQueueConfig[string]{Clock: clock},
+	)}
+	t.Cleanup(func() {
+		q.ShutDown()
+		synctest.Wait()
+		clock.Step(time.Hour) // what still waits for its time sees that the queue is shut down
+	})
+	return q
+}
+
+// step moves time and waits until the queue has done what was due.
+func (q *queue) step(d time.Duration) {
+	synctest.Wait()
+	q.clock.Step(d)
+	synctest.Wait()
+}
+
+// take empties the queue.
+func (q *queue) take() []string {
+	synctest.Wait()
+	var out []string
+	for q.Len() > 0 {
+		r, _ := q.Get()
+		q.Done(r)
+		out = append(out, r)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestNothingBlocksBeforeTheStartAndAllComesWithIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newQueue(t)
+		s := &Source[string]{All: func() []string { return []string{"a", "b"} }}
+		s.Add("early") // returns, though nobody takes it
+		if err := s.Start(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"a", "b"}, q.take()); diff != "" {
+			t.Errorf("wrong requests at the start (-want +got):\n%s", diff)
+		}
+		s.Add("c")
+		if diff := cmp.Diff([]string{"c"}, q.take()); diff != "" {
+			t.Errorf("wrong requests after the start (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestDebounceGathersABurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const debounce = 200 * time.Millisecond
+		q, s := newQueue(t), &Source[string]{Debounce: debounce}
+		if err := s.Start(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			s.Add("a", "b")
+			s.Add("a")
+			q.step(debounce / 20)
+		}
+		if got := q.take(); len(got) != 0 {
+			t.Errorf("%v came before their time", got)
+		}
+		q.step(debounce)
+		if diff := cmp.Diff([]string{"a", "b"}, q.take()); diff != "" {
+			t.Errorf("wrong requests of a burst (-want +got):\n%s", diff)
+		}
+		q.step(10 * debounce)
+		if got := q.take(); len(got) != 0 {
+			t.Errorf("%v came once more", got)
+		}
+		s.Add("a")
+		q.step(debounce)
+		if diff := cmp.Diff([]string{"a"}, q.take()); diff != "" {
+			t.Errorf("the next change was lost (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestARequestDoesNotWaitLongerThanTheDebounceHoweverManyFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const debounce = 200 * time.Millisecond
+		q, s := newQueue(t), &Source[string]{Debounce: debounce}
+		if err := s.Start(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			s.Add("a")
+			q.step(debounce / 4)
+		}
+		if diff := cmp.Diff([]string{"a"}, q.take()); diff != "" {
+			t.Errorf("a stream of changes holds the request back (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestManyAddWhileTheControllerStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, s := newQueue(t), &Source[string]{}
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				for range 100 {
+					s.Add(fmt.Sprint(i))
+				}
+			})
+		}
+		wg.Go(func() {
+			if err := s.Start(t.Context(), q); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Wait()
+		s.Add("last")
+		if got := q.take(); !slices.Contains(got, "last") || len(got) > 9 {
+			t.Errorf("the queue holds %v", got)
+		}
+	})
+}

@@ -1,0 +1,120 @@
+// Package world puts objects where the parts of atoll-manager look for them:
+// workloads into the owners' walk, nodes and pods into the ledger, policies
+// into the cache. Tests of adapters stand on it.
+package world
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	testingclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// World is what has been observed of a cluster, without anything that goes on
+// observing it.
+type World struct {
+	// Clock stands still until it is stepped.
+	Clock *testingclock.FakeClock
+	// API is asked for owners that Walker does not hold: it has none.
+	API    *build.API
+	Walker *owners.Walker
+	Ledger *seats.Ledger
+	Book   *policies.Book
+	// Client holds policies and workloads.
+	Client client.WithWatch
+	// Pods holds pods.
+	Pods *fake.Clientset
+}
+
+// New makes a world of the objects.
+func New(t testing.TB, objects ...build.Object) *World {
+	t.Helper()
+	var stored []client.Object
+	for _, o := range objects {
+		if isStored(o) {
+			stored = append(stored, o.DeepCopyObject().(client.Object))
+		}
+	}
+	w := &World{
+		Clock:  testingclock.NewFakeClock(time.Unix(1_000_000, 0)),
+		API:    build.NewAPI(t),
+		Client: build.Client(interceptor.Funcs{}, stored...),
+		Pods:   fake.NewSimpleClientset(),
+	}
+	w.Walker, w.Ledger = owners.NewWalker(w.API.Client()), seats.NewLedger(w.Clock)
+	w.Book = policies.NewBook(w.Client, w.Walker, w.Ledger, w.Clock)
+	for _, o := range objects {
+		w.see(o)
+	}
+	return w
+}
+
+// isStored: Client holds the object.
+func isStored(o build.Object) bool {
+	switch o.(type) {
+	case *corev1.Node, *corev1.Pod:
+		return false
+	}
+	return true
+}
+
+// Add creates an object, and lets everybody see it.
+func (w *World) Add(t testing.TB, o build.Object) {
+	t.Helper()
+	if isStored(o) {
+		if err := w.Client.Create(t.Context(), o.DeepCopyObject().(client.Object)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.see(o)
+}
+
+func (w *World) see(o build.Object) {
+	switch o := o.(type) {
+	case *corev1.Node:
+		w.Ledger.ObserveNode(seats.SlimNode(o))
+	case *corev1.Pod:
+		utilruntime.Must(w.Pods.Tracker().Add(o))
+		w.See(o)
+	case *gm.PropagationPolicy, *gm.OverridePolicy, *gm.NodeGroup:
+	default:
+		w.Walker.Put(build.Owner(o))
+	}
+}
+
+// See lets the ledger, and for a pod without an owner the walk, see a pod as it
+// is now.
+func (w *World) See(pod *corev1.Pod) {
+	slim := seats.Slim(pod)
+	if slim.Controller == nil {
+		w.Walker.Put(slim.Object())
+	}
+	w.Ledger.Observe(slim)
+}
+
+// Settle lets policies and groups have been as they are for long enough that
+// pods may be moved because of them.
+func (w *World) Settle(t testing.TB) {
+	t.Helper()
+	var list gm.PropagationPolicyList
+	if err := w.Client.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		for _, app := range w.Walker.Requiring(owners.Propagation, build.Namespace, list.Items[i].Name) {
+			w.Book.SettlesAt(&list.Items[i], app.UID)
+		}
+	}
+	w.Clock.Step(gm.DefaultStabilization)
+}
