@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/atoll-k8s/atoll/devcluster/internal/process"
 )
 
@@ -264,8 +266,20 @@ func (c *Cluster) setPaused(name string, paused bool) error {
 	if err := p.ID.Signal(signal); err != nil {
 		return err
 	}
+	if paused {
+		if err := waitStopped(p.ID); err != nil {
+			return fmt.Errorf("pausing %s: %w", name, err)
+		}
+	}
 	p.Paused = paused
 	return writeJSON(processPath(c.registryDir, name), p)
+}
+
+// waitStopped returns when the process does nothing any more.
+func waitStopped(id process.Identity) error {
+	return wait.PollUntilContextTimeout(context.Background(), time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
+		return id.Stopped(), nil
+	})
 }
 
 // Restart kills the process if it runs, starts it again with the same

@@ -27,3 +27,6 @@ func WithEnv(string) []Identity { return nil }
 func attributes(bool) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true}
 }
+
+// Stopped is true: here a process is stopped as a whole.
+func (id Identity) Stopped() bool { return true }

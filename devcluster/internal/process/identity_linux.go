@@ -80,3 +80,23 @@ func attributes(dieWithParent bool) *syscall.SysProcAttr {
 	}
 	return &syscall.SysProcAttr{Setsid: true}
 }
+
+// Stopped tells whether every thread of the process stands still: a signal to
+// stop reaches them one after the other, and those that run go on until then.
+func (id Identity) Stopped() bool {
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", id.PID))
+	if err != nil {
+		return false
+	}
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue // the thread has ended
+		}
+		end := bytes.LastIndexByte(data, ')')
+		if end < 0 || end+2 >= len(data) || !strings.ContainsRune("TtZX", rune(data[end+2])) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,412 @@
+package application
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/build/world"
+)
+
+// site is a reconciler and the world that it sees.
+type site struct {
+	*Reconciler
+	*world.World
+	t *testing.T
+	// labelled are the patches of workloads, woken those of pods.
+	labelled, woken []string
+}
+
+func newSite(t *testing.T, objects ...build.Object) *site {
+	t.Helper()
+	s := &site{World: world.New(t, objects...), t: t}
+	recording := interceptor.NewClient(s.World.Client, interceptor.Funcs{
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			raw, err := patch.Data(o)
+			if err != nil {
+				return err
+			}
+			s.labelled = append(s.labelled, string(raw))
+			return c.Patch(ctx, o, patch, opts...)
+		},
+	})
+	s.Reconciler = &Reconciler{Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book}
+	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		patch := action.(clienttesting.PatchAction)
+		if patch.GetPatchType() != types.StrategicMergePatchType {
+			t.Errorf("pod %s is patched by %s: a gate of somebody else would go too", patch.GetName(), patch.GetPatchType())
+		}
+		s.woken = append(s.woken, patch.GetName())
+		return false, nil, nil
+	})
+	return s
+}
+
+// reconcile runs one pass for a workload, which must not fail.
+func (s *site) reconcile(uid types.UID) {
+	s.t.Helper()
+	s.labelled, s.woken = nil, nil
+	if result, err := s.Reconcile(s.t.Context(), request{uid}); err != nil || result.RequeueAfter != 0 {
+		s.t.Fatalf("comes back after %s, error %v", result.RequeueAfter, err)
+	}
+}
+
+// deployment is the Deployment as the API server has it.
+func (s *site) deployment(name string) *appsv1.Deployment {
+	s.t.Helper()
+	d := &appsv1.Deployment{}
+	if err := s.World.Client.Get(s.t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: name}, d); err != nil {
+		s.t.Fatal(err)
+	}
+	return d
+}
+
+// see lets the walk see the Deployment as it is.
+func (s *site) see(name string) {
+	s.t.Helper()
+	d := s.deployment(name)
+	s.World.Walker.Put(build.Owner(d))
+}
+
+func (s *site) pod(name string) *corev1.Pod {
+	s.t.Helper()
+	o, err := s.World.Pods.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), build.Namespace, name)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return o.(*corev1.Pod)
+}
+
+var (
+	policy   = build.PropagationPolicy("p", build.Weight(1, "hz"))
+	override = build.OverridePolicy("o", build.Registry("hz", "hz.io"))
+	ignore   = build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+)
+
+func bindingLabels(propagation, override string) build.Option {
+	return func(o build.Object) {
+		if propagation != "" {
+			build.Label(gm.BindingPropagationPolicyLabel, propagation)(o)
+		}
+		if override != "" {
+			build.Label(gm.BindingOverridePolicyLabel, override)(o)
+		}
+	}
+}
+
+func TestBind(t *testing.T) {
+	tests := map[string]struct {
+		workload build.Object
+		policies []build.Object
+		want     ownership.Policies
+		writes   int
+	}{
+		"both policies are there: both are bound, in one write": {
+			workload: build.Deployment("web", build.Requires("p", "o")), policies: []build.Object{policy, override},
+			want:   ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
+			writes: 1,
+		},
+		"what is bound already is not written": {
+			workload: build.Deployment("web", build.Bound("p", "o")), policies: []build.Object{policy, override},
+			want: ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
+		},
+		"a policy that does not exist is not bound": {
+			workload: build.Deployment("web", build.Requires("p", "o")), policies: []build.Object{override},
+			want:   ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
+			writes: 1,
+		},
+		"a policy of another namespace is not the workload's": {
+			workload: build.Deployment("web", build.Requires("p", "")),
+			policies: []build.Object{build.PropagationPolicy("p", build.Weight(1, "hz"), func(o build.Object) { o.SetNamespace("elsewhere") })},
+			want:     ownership.Policies{RequiredPropagation: "p"},
+		},
+		"a policy that cannot be used is not bound": {
+			workload: build.Deployment("web", build.Requires("p", "o")),
+			policies: []build.Object{build.PropagationPolicy("p"), build.OverridePolicy("o", build.Registry("hz", "no registry"))},
+			want:     ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o"},
+		},
+		"a policy that was deleted is unbound": {
+			workload: build.Deployment("web", build.Bound("p", "o")),
+			want:     ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o"}, writes: 1,
+		},
+		"a binding that nobody requires is stripped": {
+			workload: build.Deployment("web", bindingLabels("p", "o")), policies: []build.Object{policy, override}, writes: 1,
+		},
+		"a binding to another policy is put right": {
+			workload: build.Deployment("web", build.Requires("p", ""), bindingLabels("q", "")), policies: []build.Object{policy},
+			want: ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p"}, writes: 1,
+		},
+		"a workload that is being deleted is left alone": {
+			workload: build.Deployment("web", build.Requires("p", ""), build.Deleting("foregroundDeletion")), policies: []build.Object{policy},
+			want: ownership.Policies{RequiredPropagation: "p"},
+		},
+		"a workload that requires nothing is left alone": {
+			workload: build.Deployment("web"), policies: []build.Object{policy},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			build.Label("app", "web")(tc.workload)
+			s := newSite(t, append(tc.policies, tc.workload)...)
+			s.reconcile("web")
+			got := s.deployment("web").Labels
+			if diff := cmp.Diff(tc.want, ownership.PoliciesOf(got)); diff != "" {
+				t.Errorf("wrong labels (-want +got):\n%s", diff)
+			}
+			if got["app"] != "web" {
+				t.Error("a label of somebody else is gone")
+			}
+			if len(s.labelled) != tc.writes {
+				t.Errorf("%d writes, want %d: %s", len(s.labelled), tc.writes, s.labelled)
+			}
+			for _, patch := range s.labelled {
+				if !strings.Contains(patch, `"uid":"web"`) {
+					t.Errorf("patch %s would change another workload of that name", patch)
+				}
+			}
+			s.see("web")
+			if s.reconcile("web"); len(s.labelled) != 0 {
+				t.Errorf("at rest there is written: %s", s.labelled)
+			}
+		})
+	}
+}
+
+func TestAnErrorOfTheCacheUnbindsNothing(t *testing.T) {
+	s := newSite(t, build.Deployment("web", build.Bound("p", "")))
+	broken := errors.New("broken")
+	s.Reconciler.Book = policies.NewBook(build.Client(interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			return broken
+		},
+	}), s.World.Walker, s.World.Ledger, s.World.Clock)
+	if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, broken) {
+		t.Errorf("error is %v", err)
+	}
+	if len(s.labelled) != 0 {
+		t.Errorf("written: %s", s.labelled)
+	}
+}
+
+// waiting is a pod of the Deployment web.
+func waiting(name string, options ...build.Option) *corev1.Pod {
+	return build.Pod(name, append([]build.Option{build.OwnedBy(build.ReplicaSet("web-1"))}, options...)...)
+}
+
+// web is a Deployment with its ReplicaSet.
+func web(options ...build.Option) []build.Object {
+	deployment := build.Deployment("web", options...)
+	return []build.Object{deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment))}
+}
+
+func TestRelease(t *testing.T) {
+	foreign := build.With(func(p *corev1.Pod) {
+		p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "example.com/gate"})
+	})
+	tests := map[string]struct {
+		objects []build.Object
+		pods    []*corev1.Pod
+		want    []string
+	}{
+		"a gated pod goes when the policies are bound": {
+			objects: append(web(build.Requires("p", "o")), policy, override), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
+		},
+		"a gated pod stays while one of two policies is missing": {
+			objects: append(web(build.Requires("p", "o")), policy), pods: []*corev1.Pod{waiting("a", build.Gated())},
+		},
+		"a gated pod goes when a missing policy is none": {
+			objects: web(build.Requires("p", ""), ignore), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
+		},
+		"a gated pod goes when nothing is required any more": {
+			objects: web(bindingLabels("p", "")), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
+		},
+		"a pod that kube-scheduler refused is woken": {
+			objects: append(web(build.Bound("p", "")), policy), pods: []*corev1.Pod{waiting("a", build.Unschedulable())}, want: []string{"a"},
+		},
+		"pods that kube-scheduler has not looked at, that run or are over are left alone": {
+			objects: append(web(build.Bound("p", "")), policy),
+			pods: []*corev1.Pod{
+				waiting("new"), waiting("running", build.On("node-hz"), build.Running(0)), waiting("leaving", build.Gated(), build.Deleting("example.com/f")),
+			},
+		},
+		"a pod stays that waits for a policy of another owner": {
+			objects: []build.Object{
+				policy, build.Deployment("web", build.Bound("p", "")),
+				build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Requires("", "missing")),
+			},
+			pods: []*corev1.Pod{waiting("a", build.Gated())},
+		},
+		"a gate of somebody else stays": {
+			objects: append(web(build.Bound("p", "")), policy), pods: []*corev1.Pod{waiting("a", foreign, build.Gated())}, want: []string{"a"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, tc.objects...)
+			for _, pod := range tc.pods {
+				s.World.Add(t, pod)
+			}
+			s.reconcile("web")
+			if diff := cmp.Diff(tc.want, s.woken); diff != "" {
+				t.Errorf("wrong pods were woken (-want +got):\n%s", diff)
+			}
+			for _, name := range s.woken {
+				before, after := seats.Slim(tc.pods[0]), s.pod(name)
+				for _, gate := range after.Spec.SchedulingGates {
+					if gate.Name == gm.PolicyGate {
+						t.Errorf("%s is still gated", name)
+					}
+				}
+				if want := len(tc.pods[0].Spec.SchedulingGates); before.Gated && len(after.Spec.SchedulingGates) != want-1 {
+					t.Errorf("of %d gates %v are left", want, after.Spec.SchedulingGates)
+				}
+				if !before.Gated && seats.Slim(after).Nudge == "" {
+					t.Errorf("%s was changed in no way that kube-scheduler would see", name)
+				}
+			}
+		})
+	}
+}
+
+func TestAReleasedPodCarriesTheLabelsOfItsApplication(t *testing.T) {
+	s := newSite(t, append(web(build.Requires("p", "")), policy)...)
+	s.World.Add(t, waiting("a", build.Gated(), build.Requires("p", "old"), bindingLabels("older", "old"), build.Label("app", "web")))
+	s.reconcile("web")
+	want := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", "app": "web"}
+	if diff := cmp.Diff(want, s.pod("a").Labels); diff != "" {
+		t.Errorf("wrong labels (-want +got):\n%s", diff)
+	}
+}
+
+// TestThePatchThatTakesOurGateOffIsAStrategicOne applies it as the API server
+// does: gates are merged by name.
+func TestThePatchThatTakesOurGateOffIsAStrategicOne(t *testing.T) {
+	s := newSite(t, append(web(build.Bound("p", "")), policy)...)
+	pod := waiting("a", build.Gated())
+	s.World.Add(t, pod)
+	s.reconcile("web")
+	for _, a := range s.World.Pods.Actions() {
+		patch, ok := a.(clienttesting.PatchAction)
+		if !ok {
+			continue
+		}
+		before, err := json.Marshal(waiting("a", build.With(func(p *corev1.Pod) {
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "one"}, {Name: gm.PolicyGate}, {Name: "two"}}
+		})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := strategicpatch.StrategicMergePatch(before, patch.GetPatch(), corev1.Pod{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var after corev1.Pod
+		if err := json.Unmarshal(raw, &after); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]corev1.PodSchedulingGate{{Name: "one"}, {Name: "two"}}, after.Spec.SchedulingGates); diff != "" || after.UID != "a" {
+			t.Errorf("wrong gates, UID %q (-want +got):\n%s", after.UID, diff)
+		}
+		return
+	}
+	t.Error("nothing was patched")
+}
+
+func TestAPodIsNudgedOncePerSpread(t *testing.T) {
+	s := newSite(t, append(web(build.Bound("p", "")), policy, build.Node("node-hz", build.InGroup("hz")))...)
+	s.World.Add(t, waiting("a", build.Unschedulable()))
+	expect := func(when string, want int) {
+		t.Helper()
+		s.reconcile("web")
+		if len(s.woken) != want {
+			t.Errorf("%s: woken %v, want %d", when, s.woken, want)
+		}
+		s.World.See(s.pod("a"))
+	}
+	expect("at first", 1)
+	expect("and again", 0)
+	s.World.Ledger.ForgetNode("node-hz")
+	expect("a group lost its last node", 1)
+	expect("and again", 0)
+	stored := &gm.PropagationPolicy{}
+	if err := s.World.Client.Get(t.Context(), client.ObjectKeyFromObject(policy), stored); err != nil {
+		t.Fatal(err)
+	}
+	stored.Generation++
+	if err := s.World.Client.Update(t.Context(), stored); err != nil {
+		t.Fatal(err)
+	}
+	expect("the policy was edited", 1)
+	expect("and again", 0)
+}
+
+func TestAnswersToAPatchOfAPod(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	broken := errors.New("broken")
+	tests := map[string]struct{ answer, want error }{
+		"the pod is gone":       {apierrors.NewNotFound(pods, "a"), nil},
+		"the pod changed":       {apierrors.NewConflict(pods, "a", broken), nil},
+		"the API server failed": {broken, broken},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(build.Bound("p", "")), policy)...)
+			s.World.Add(t, waiting("a", build.Gated()))
+			s.World.Add(t, waiting("b", build.Gated()))
+			s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				return action.(clienttesting.PatchAction).GetName() == "a", nil, tc.answer
+			})
+			if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, tc.want) {
+				t.Errorf("error is %v, want %v", err, tc.want)
+			}
+			if diff := cmp.Diff([]string{"b"}, s.woken); diff != "" {
+				t.Errorf("one pod stands in the way of the next (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestConcerns(t *testing.T) {
+	plain, wants := build.Owner(build.Deployment("d")), build.Owner(build.Deployment("d", build.Requires("p", "")))
+	lenient := build.Owner(build.Deployment("d", build.Requires("p", ""), ignore))
+	scaled := build.Owner(build.Deployment("d", build.Requires("p", ""), build.Replicas(7)))
+	tests := map[string]struct {
+		old, new *ownership.Object
+		want     bool
+	}{
+		"a new object without a label":    {nil, plain, false},
+		"a new object with one":           {nil, wants, true},
+		"a label was put on":              {plain, wants, true},
+		"a label was taken off":           {wants, plain, true},
+		"what a missing policy means":     {wants, lenient, true},
+		"the number of replicas":          {wants, scaled, false},
+		"nothing that has to do with us":  {plain, plain, false},
+		"a stray binding on a new object": {nil, build.Owner(build.Deployment("d", bindingLabels("p", ""))), true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := concerns(tc.old, tc.new); got != tc.want {
+				t.Errorf("concerns: %t, want %t", got, tc.want)
+			}
+		})
+	}
+}

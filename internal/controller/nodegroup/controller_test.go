@@ -1,0 +1,308 @@
+package nodegroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// site is a reconciler over objects in memory.
+type site struct {
+	*Reconciler
+	t *testing.T
+	// writes are the objects that were patched since they were looked at last.
+	writes []string
+	// refuse says which node may not be patched.
+	refuse string
+	answer error
+}
+
+func newSite(t *testing.T, objects ...client.Object) *site {
+	s := &site{t: t}
+	s.Reconciler = &Reconciler{Client: build.Client(interceptor.Funcs{
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if o.GetName() == s.refuse {
+				return s.answer
+			}
+			s.writes = append(s.writes, o.GetName())
+			return c.Patch(ctx, o, patch, opts...)
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, name string, o client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			s.writes = append(s.writes, o.GetName()+"/"+name)
+			return c.SubResource(name).Patch(ctx, o, patch, opts...)
+		},
+	}, objects...)}
+	return s
+}
+
+func (s *site) pass(group string) (ctrl.Result, error) {
+	return s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Name: group}})
+}
+
+// reconcile runs one pass for each group, none of which may fail.
+func (s *site) reconcile(groups ...string) {
+	s.t.Helper()
+	for _, group := range groups {
+		if result, err := s.pass(group); err != nil || result.RequeueAfter != 0 {
+			s.t.Fatalf("group %s comes back after %s, error %v", group, result.RequeueAfter, err)
+		}
+	}
+}
+
+func (s *site) node(name string) *corev1.Node {
+	s.t.Helper()
+	node := &corev1.Node{}
+	if err := s.Client.Get(s.t.Context(), client.ObjectKey{Name: name}, node); err != nil {
+		s.t.Fatal(err)
+	}
+	return node
+}
+
+// labels are the groups that nodes are labelled with.
+func (s *site) labels() map[string]string {
+	s.t.Helper()
+	var list corev1.NodeList
+	if err := s.Client.List(s.t.Context(), &list); err != nil {
+		s.t.Fatal(err)
+	}
+	out := map[string]string{}
+	for i := range list.Items {
+		if group, ok := list.Items[i].Labels[gm.NodeGroupLabel]; ok {
+			out[list.Items[i].Name] = group
+		}
+	}
+	return out
+}
+
+func (s *site) group(name string) *gm.NodeGroup {
+	s.t.Helper()
+	group := &gm.NodeGroup{}
+	if err := s.Client.Get(s.t.Context(), client.ObjectKey{Name: name}, group); err != nil {
+		s.t.Fatal(err)
+	}
+	return group
+}
+
+func (s *site) ready(name string) metav1.Condition {
+	s.t.Helper()
+	c := meta.FindStatusCondition(s.group(name).Status.Conditions, gm.ConditionReady)
+	if c == nil {
+		s.t.Fatalf("group %s has no condition", name)
+	}
+	return *c
+}
+
+func created(second int64) build.Option { return build.Created(time.Unix(second, 0)) }
+
+func selects(labels map[string]string) build.Option {
+	return build.With(func(g *gm.NodeGroup) { g.Spec.MatchLabels = labels })
+}
+
+func TestReconcileLabelsMembersOnly(t *testing.T) {
+	zone := build.Label("topology.kubernetes.io/zone", "z1")
+	tests := map[string]struct {
+		objects []client.Object
+		groups  []string
+		want    map[string]string
+		reason  map[string]string
+	}{
+		"nodes by name and by label": {
+			objects: []client.Object{
+				build.NodeGroup("g", build.Selects("by-name"), selects(map[string]string{"site": "x"})),
+				build.Node("by-name"), build.Node("by-label", build.Label("site", "x")), build.Node("neither"),
+			},
+			groups: []string{"g"},
+			want:   map[string]string{"by-name": "g", "by-label": "g"},
+			reason: map[string]string{"g": gm.ReasonMembersReady},
+		},
+		"of two groups that want a free node the older gets it, whoever comes first": {
+			objects: []client.Object{build.NodeGroup("young", created(2), build.Selects("n")), build.NodeGroup("old", created(1), build.Selects("n")), build.Node("n")},
+			groups:  []string{"young", "old"},
+			want:    map[string]string{"n": "old"},
+			reason:  map[string]string{"old": gm.ReasonMembersReady, "young": gm.ReasonNodesContested},
+		},
+		"a group keeps the node that it has": {
+			objects: []client.Object{build.NodeGroup("young", created(2), build.Selects("n")), build.NodeGroup("old", created(1), build.Selects("n")), build.Node("n", build.InGroup("young"))},
+			groups:  []string{"old", "young"},
+			want:    map[string]string{"n": "young"},
+			reason:  map[string]string{"old": gm.ReasonNodesContested, "young": gm.ReasonMembersReady},
+		},
+		"a node that is selected no more loses its label, or goes to who selects it": {
+			objects: []client.Object{build.NodeGroup("g"), build.NodeGroup("h", build.Selects("b")), build.Node("a", build.InGroup("g")), build.Node("b", build.InGroup("g"))},
+			groups:  []string{"g", "h"},
+			want:    map[string]string{"b": "h"},
+			reason:  map[string]string{"g": gm.ReasonNoMembers, "h": gm.ReasonMembersReady},
+		},
+		"a label that was changed by hand is put back": {
+			objects: []client.Object{build.NodeGroup("g", build.Selects("n")), build.Node("n", build.InGroup("nobody"))},
+			groups:  []string{"g"},
+			want:    map[string]string{"n": "g"},
+			reason:  map[string]string{"g": gm.ReasonMembersReady},
+		},
+		"a selector that cannot be used empties no group": {
+			objects: []client.Object{build.NodeGroup("g", selects(map[string]string{"not a key": "x"})), build.Node("n", build.InGroup("g"))},
+			groups:  []string{"g"},
+			want:    map[string]string{"n": "g"},
+			reason:  map[string]string{"g": gm.ReasonInvalidSelector},
+		},
+		"a node that does not exist is missed": {
+			objects: []client.Object{build.NodeGroup("g", build.Selects("missing", "n")), build.Node("n")},
+			groups:  []string{"g"},
+			want:    map[string]string{"n": "g"},
+			reason:  map[string]string{"g": gm.ReasonNodesContested},
+		},
+		"a member that is not Ready stays a member": {
+			objects: []client.Object{build.NodeGroup("g", build.Selects("n")), build.Node("n", build.With(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }))},
+			groups:  []string{"g"},
+			want:    map[string]string{"n": "g"},
+			reason:  map[string]string{"g": gm.ReasonMembersNotReady},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			for _, o := range tc.objects {
+				if _, isNode := o.(*corev1.Node); isNode {
+					zone(o)
+				}
+			}
+			s := newSite(t, tc.objects...)
+			s.reconcile(tc.groups...)
+			s.reconcile(tc.groups...) // the status tells of labels as they were seen
+			if diff := cmp.Diff(tc.want, s.labels()); diff != "" {
+				t.Errorf("wrong labels (-want +got):\n%s", diff)
+			}
+			for group, reason := range tc.reason {
+				c := s.ready(group)
+				if c.Reason != reason || (c.Status == metav1.ConditionTrue) != (reason == gm.ReasonMembersReady) || c.ObservedGeneration != 1 {
+					t.Errorf("group %s is %s, %s: %s; want %s", group, c.Status, c.Reason, c.Message, reason)
+				}
+				var members []string
+				for node, g := range s.labels() {
+					if g == group {
+						members = append(members, node)
+					}
+				}
+				slices.Sort(members)
+				if got := s.group(group).Status; !slices.Equal(members, got.ContainedNodes) || int(got.Total) != len(members) {
+					t.Errorf("group %s says that it contains %v, %d; its label is on %v", group, got.ContainedNodes, got.Total, members)
+				}
+			}
+			for _, o := range tc.objects {
+				if _, isNode := o.(*corev1.Node); isNode && s.node(o.GetName()).Labels["topology.kubernetes.io/zone"] != "z1" {
+					t.Errorf("the zone of %s changed", o.GetName())
+				}
+			}
+			s.writes = nil
+			if s.reconcile(tc.groups...); len(s.writes) != 0 {
+				t.Errorf("at rest there was written: %v", s.writes)
+			}
+		})
+	}
+}
+
+func TestAGroupIsHeldUntilItsLabelIsOffEveryNode(t *testing.T) {
+	s := newSite(t, build.NodeGroup("g", build.Selects("a", "b")), build.NodeGroup("heir", build.Selects("b"), created(9)), build.Node("a"), build.Node("b"))
+	s.reconcile("g", "heir")
+	if !slices.Contains(s.group("g").Finalizers, gm.NodeGroupFinalizer) {
+		t.Fatal("the group has no finalizer")
+	}
+	if err := s.Client.Delete(t.Context(), s.group("g")); err != nil {
+		t.Fatal(err)
+	}
+	s.refuse, s.answer = "a", errors.New("no")
+	if _, err := s.pass("g"); err == nil {
+		t.Error("a node that could not be written is no error")
+	}
+	if diff := cmp.Diff(map[string]string{"a": "g", "b": "heir"}, s.labels()); diff != "" {
+		t.Errorf("one bad node stops the others (-want +got):\n%s", diff)
+	}
+	s.group("g") // is still there
+	s.refuse = ""
+	s.reconcile("g")
+	if diff := cmp.Diff(map[string]string{"b": "heir"}, s.labels()); diff != "" {
+		t.Errorf("wrong labels (-want +got):\n%s", diff)
+	}
+	s.reconcile("g") // sees that no node carries the label
+	if err := s.Client.Get(t.Context(), client.ObjectKey{Name: "g"}, &gm.NodeGroup{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the group is still there: %v", err)
+	}
+	s.reconcile("g") // a group that is gone is no error
+}
+
+func TestFinalizersOfOthersStay(t *testing.T) {
+	s := newSite(t, build.NodeGroup("g", build.Deleting("example.com/f"), build.With(func(g *gm.NodeGroup) {
+		g.Finalizers = append(g.Finalizers, gm.NodeGroupFinalizer)
+	})))
+	s.reconcile("g")
+	if diff := cmp.Diff([]string{"example.com/f"}, s.group("g").Finalizers); diff != "" {
+		t.Errorf("wrong finalizers (-want +got):\n%s", diff)
+	}
+	if got := s.group("g").Status.Conditions; len(got) != 0 {
+		t.Errorf("a group on its way out reports %v", got)
+	}
+}
+
+func TestANodeThatVanishesMeanwhileIsNoError(t *testing.T) {
+	s := newSite(t, build.NodeGroup("g", build.Selects("a")), build.Node("a"))
+	s.refuse, s.answer = "a", apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, "a")
+	s.reconcile("g")
+}
+
+func TestGroupsOf(t *testing.T) {
+	s := newSite(t,
+		build.NodeGroup("by-name", build.Selects("n")), build.NodeGroup("by-label", selects(map[string]string{"site": "x"})),
+		build.NodeGroup("labelled"), build.NodeGroup("none-of-it", build.Selects("m")), build.NodeGroup("leaving", build.Deleting("example.com/f")),
+	)
+	tests := map[string]struct {
+		node *corev1.Node
+		want []string
+	}{
+		"a group that names it":        {build.Node("n"), []string{"by-name"}},
+		"a group that selects it":      {build.Node("x", build.Label("site", "x")), []string{"by-label"}},
+		"the group whose label it has": {build.Node("x", build.InGroup("labelled")), []string{"labelled"}},
+		"the group that is leaving":    {build.Node("x", build.InGroup("leaving")), []string{"leaving"}},
+		"all of them":                  {build.Node("n", build.Label("site", "x"), build.InGroup("labelled")), []string{"by-label", "by-name", "labelled"}},
+		"none":                         {build.Node("x"), nil},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, r := range s.groupsOf(t.Context(), tc.node) {
+				got = append(got, r.Name)
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("wrong groups (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestMessagesAreBounded(t *testing.T) {
+	var missing []string
+	for i := range 1000 {
+		missing = append(missing, fmt.Sprint("missing-", i))
+	}
+	s := newSite(t, build.NodeGroup("g", build.Selects(missing...)))
+	s.reconcile("g")
+	if c := s.ready("g"); len(c.Message) > 200 {
+		t.Errorf("the message takes %d characters: %s", len(c.Message), c.Message)
+	}
+}

@@ -1,0 +1,333 @@
+package overridepolicy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/build/world"
+)
+
+// site is a reconciler and the world that it sees.
+type site struct {
+	*Reconciler
+	*world.World
+	t      *testing.T
+	events *events.FakeRecorder
+	// patched are the pods that were patched in the last pass.
+	patched []string
+}
+
+func newSite(t *testing.T, objects ...build.Object) *site {
+	t.Helper()
+	s := &site{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
+	s.Reconciler = &Reconciler{
+		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book,
+		Recorder: s.events, Clock: s.World.Clock,
+	}
+	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		s.patched = append(s.patched, action.(clienttesting.PatchAction).GetName())
+		return false, nil, nil
+	})
+	s.World.Settle(t)
+	return s
+}
+
+func (s *site) pass() (ctrl.Result, error) {
+	s.patched = nil
+	return s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: "o"}})
+}
+
+func (s *site) reconcile() ctrl.Result {
+	s.t.Helper()
+	result, err := s.pass()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return result
+}
+
+func (s *site) pod(name string) *corev1.Pod {
+	s.t.Helper()
+	o, err := s.World.Pods.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), build.Namespace, name)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return o.(*corev1.Pod)
+}
+
+func (s *site) status() gm.OverrideStatus {
+	s.t.Helper()
+	policy := &gm.OverridePolicy{}
+	if err := s.World.Client.Get(s.t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); err != nil {
+		s.t.Fatal(err)
+	}
+	return policy.Status
+}
+
+func (s *site) reason() string {
+	s.t.Helper()
+	c := meta.FindStatusCondition(s.status().Conditions, gm.ConditionReady)
+	if c == nil {
+		return ""
+	}
+	return c.Reason
+}
+
+// ground is a Deployment of n pods, a group, and policies; it runs no pod yet.
+func ground(n int32, options ...build.Option) []build.Object {
+	deployment := build.Deployment("web", append([]build.Option{build.Bound("p", "o"), build.Replicas(n)}, options...)...)
+	return []build.Object{
+		deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(n)),
+		build.PropagationPolicy("p", build.Weight(1, "hz")), build.OverridePolicy("o", build.Registry("hz", "hz.io")),
+		build.Node("node-hz", build.InGroup("hz")), build.Node("node-out"),
+	}
+}
+
+// running is the i-th pod of the Deployment, Ready on a node of the group.
+func running(i int, options ...build.Option) *corev1.Pod {
+	options = append([]build.Option{
+		build.OwnedBy(build.ReplicaSet("web-1")), build.Container("c", "nginx:1"), build.On("node-hz"),
+		build.Running(3), build.Created(time.Unix(int64(i), 0)),
+	}, options...)
+	return build.Pod(fmt.Sprint("web-1-", i), options...)
+}
+
+func mode(m gm.ReschedulingMode) build.Option {
+	return build.With(func(p *gm.PropagationPolicy) { p.Spec.Rescheduling.Mode = m })
+}
+
+func TestReconcile(t *testing.T) {
+	replace := func(objects []build.Object, with build.Object) []build.Object {
+		for i := range objects {
+			if objects[i].GetName() == with.GetName() {
+				objects[i] = with
+			}
+		}
+		return objects
+	}
+	notReady := build.With(func(p *corev1.Pod) { p.Status.Conditions = nil })
+	as := func(image string) build.Option {
+		return build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = image })
+	}
+	tests := map[string]struct {
+		objects []build.Object
+		patched []string
+		reason  string
+		// pods and updated are what the status says of the first workload.
+		pods, updated int32
+	}{
+		"nobody requires the policy": {
+			objects: []build.Object{build.OverridePolicy("o", build.Registry("hz", "hz.io"))}, reason: gm.ReasonNotUsed,
+		},
+		"pods that ran before are changed one at a time": {
+			objects: append(ground(2), running(0), running(1)), patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 2,
+		},
+		"a pod that does no work is first": {
+			objects: append(ground(2), running(0), running(1, notReady)), patched: []string{"web-1-1"}, reason: gm.ReasonConverging, pods: 2,
+		},
+		"nothing is to change": {
+			objects: append(ground(1), running(0, as("hz.io/nginx:1"))), reason: gm.ReasonSatisfied, pods: 1, updated: 1,
+		},
+		"pods on nodes of no group, pods that wait and pods that are over are not changed": {
+			objects: append(ground(3), running(0, build.On("node-out")), running(1, build.On("")), running(2, build.Deleting("example.com/f"))),
+			reason:  gm.ReasonSatisfied,
+		},
+		"a workload with a pod missing is not disturbed further": {
+			objects: append(ground(2), running(0)), reason: gm.ReasonConverging, pods: 1,
+		},
+		"a workload that is not bound is not changed": {
+			objects: append(ground(1, build.Label(gm.BindingOverridePolicyLabel, "")), running(0)), reason: gm.ReasonConverging, pods: 1,
+		},
+		"mode Never leaves running pods alone": {
+			objects: append(replace(ground(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingNever))), running(0)),
+			reason:  gm.ReasonConverging, pods: 1,
+		},
+		"without a PropagationPolicy pods are changed as by default": {
+			objects: append(replace(ground(1), build.Deployment("web", build.Bound("", "o"), build.Replicas(1))), running(0)),
+			patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 1,
+		},
+		"the pods of a DaemonSet are changed as well": {
+			objects: append(ground(0)[2:], build.DaemonSet("web", build.Bound("", "o")),
+				build.Pod("web-1-0", build.OwnedBy(build.DaemonSet("web")), build.Container("c", "nginx:1"), build.On("node-hz"), build.Running(0))),
+			patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 1,
+		},
+		"a pod without an owner is changed as well": {
+			objects: append(ground(0)[2:], build.Pod("bare", build.Bound("", "o"), build.Container("c", "nginx:1"), build.On("node-hz"), build.Running(0))),
+			patched: []string{"bare"}, reason: gm.ReasonConverging, pods: 1,
+		},
+		"a rule that cannot be applied to one pod is named, and others go on": {
+			objects: append(ground(2), running(0, as("NO IMAGE")), running(1)), patched: []string{"web-1-1"}, reason: gm.ReasonInvalid, pods: 2,
+		},
+		"a rule that cannot be applied to a pod that waits is named": {
+			objects: append(ground(1), running(0, as("NO IMAGE"), build.On(""))), reason: gm.ReasonInvalid,
+		},
+		"a policy that cannot be used": {
+			objects: append(replace(ground(1), build.OverridePolicy("o", build.Registry("hz", "no registry"))), running(0)), reason: gm.ReasonInvalid,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, tc.objects...)
+			s.reconcile()
+			if diff := cmp.Diff(tc.patched, s.patched); diff != "" {
+				t.Errorf("wrong pods were changed (-want +got):\n%s", diff)
+			}
+			if got := s.reason(); got != tc.reason {
+				t.Errorf("reason is %s, want %s", got, tc.reason)
+			}
+			if apps := s.status().Apps; len(apps) > 0 && (apps[0].Pods != tc.pods || apps[0].Updated != tc.updated) {
+				t.Errorf("%d of %d pods are updated, want %d of %d", apps[0].Updated, apps[0].Pods, tc.updated, tc.pods)
+			}
+			if len(s.events.Events) != len(tc.patched) {
+				t.Errorf("%d events for %d changes", len(s.events.Events), len(tc.patched))
+			}
+		})
+	}
+}
+
+func TestTheNextPodIsChangedOnceTheLastHasRestarted(t *testing.T) {
+	s := newSite(t, append(ground(3), running(0), running(1), running(2))...)
+	for i := range 3 {
+		name := fmt.Sprint("web-1-", i)
+		s.reconcile()
+		if diff := cmp.Diff([]string{name}, s.patched); diff != "" {
+			t.Fatalf("wrong pods were changed (-want +got):\n%s", diff)
+		}
+		pod := s.pod(name)
+		if got := pod.Spec.Containers[0].Image; got != "hz.io/nginx:1" {
+			t.Errorf("the image of %s is %s", name, got)
+		}
+		if got := pod.Labels[gm.NodeGroupLabel]; got != "hz" {
+			t.Errorf("the group's label on %s is %q", name, got)
+		}
+		s.World.See(pod)
+		if s.reconcile(); len(s.patched) != 0 {
+			t.Errorf("%v changed while %s restarts", s.patched, name)
+		}
+		pod.Status.ContainerStatuses[0].RestartCount++
+		s.World.See(pod)
+	}
+	s.reconcile()
+	if got := s.reason(); got != gm.ReasonSatisfied || len(s.patched) != 0 {
+		t.Errorf("at the end the policy is %s, changed %v", got, s.patched)
+	}
+}
+
+func TestARuleTakenAwayGivesTheImageBack(t *testing.T) {
+	s := newSite(t, append(ground(1), running(0))...)
+	s.reconcile()
+	pod := s.pod("web-1-0")
+	s.World.See(pod)
+	pod.Status.ContainerStatuses[0].RestartCount++
+	s.World.See(pod)
+	policy := &gm.OverridePolicy{}
+	if err := s.World.Client.Get(t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); err != nil {
+		t.Fatal(err)
+	}
+	policy.Spec.OverrideRules, policy.Generation = nil, 2
+	if err := s.World.Client.Update(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+	s.reconcile()
+	pod = s.pod("web-1-0")
+	if got := pod.Spec.Containers[0].Image; got != "nginx:1" || pod.Annotations[gm.OriginalImagesAnnotation] != "" {
+		t.Errorf("the image is %s, remembered %q", got, pod.Annotations[gm.OriginalImagesAnnotation])
+	}
+}
+
+func TestPodsStayAsTheyAreUntilTheGroupHasSettled(t *testing.T) {
+	s := newSite(t, append(ground(1), running(0))...)
+	s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("another", build.InGroup("hz"))))
+	result := s.reconcile()
+	if len(s.patched) != 0 || result.RequeueAfter != gm.DefaultStabilization {
+		t.Errorf("changed %v, comes back after %s", s.patched, result.RequeueAfter)
+	}
+}
+
+func TestAnswersToAPatch(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	broken := errors.New("broken")
+	tests := map[string]struct {
+		answer error
+		want   error
+		next   bool // the next pod has its turn in the same pass
+	}{
+		"the pod is gone":       {apierrors.NewNotFound(pods, "web-1-0"), nil, true},
+		"the pod changed":       {apierrors.NewConflict(pods, "web-1-0", broken), nil, true},
+		"the API server failed": {broken, broken, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(ground(2), running(0), running(1))...)
+			s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				return action.(clienttesting.PatchAction).GetName() == "web-1-0", nil, tc.answer
+			})
+			if _, err := s.pass(); !errors.Is(err, tc.want) {
+				t.Errorf("error is %v, want %v", err, tc.want)
+			}
+			if got := len(s.patched) == 1; got != tc.next {
+				t.Errorf("changed %v; the next had its turn: %t, want %t", s.patched, got, tc.next)
+			}
+			if !tc.next && !s.World.Ledger.Disrupt("web-1-0", s.World.Walker.Descendants("web"), 2, 1) {
+				t.Error("the pod counts as disturbed")
+			}
+			if len(s.events.Events) != len(s.patched) {
+				t.Errorf("%d events for %d changes", len(s.events.Events), len(s.patched))
+			}
+		})
+	}
+}
+
+func TestStatusNamesTheRuleAndWritesNothingAtRest(t *testing.T) {
+	s := newSite(t, append(ground(1), running(0, build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "NO IMAGE" })))...)
+	s.reconcile()
+	c := meta.FindStatusCondition(s.status().Conditions, gm.ConditionReady)
+	if c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "spec.overrideRules[0]") || c.ObservedGeneration != 1 {
+		t.Errorf("the condition is %+v: it must name the rule", c)
+	}
+	version := func() string {
+		policy := &gm.OverridePolicy{}
+		if err := s.World.Client.Get(t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); err != nil {
+			t.Fatal(err)
+		}
+		return policy.ResourceVersion
+	}
+	before := version()
+	s.reconcile()
+	if after := version(); after != before {
+		t.Errorf("the status was written at rest: version %s became %s", before, after)
+	}
+}
+
+func TestAPolicyThatIsGoneOrOnItsWayOutIsLeftAlone(t *testing.T) {
+	leaving := ground(1)
+	build.Deleting("example.com/f")(leaving[3])
+	for name, objects := range map[string][]build.Object{
+		"gone":    {build.Deployment("web", build.Bound("", "o"))},
+		"leaving": append(leaving, running(0)),
+	} {
+		s := newSite(t, objects...)
+		if s.reconcile(); len(s.patched) != 0 {
+			t.Errorf("%s: changed %v", name, s.patched)
+		}
+	}
+}

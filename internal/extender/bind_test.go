@@ -1,0 +1,238 @@
+package extender
+
+import (
+	"encoding/json"
+	"errors"
+	"strconv"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+var podResource = schema.GroupResource{Resource: "pods"}
+
+func TestBindOrdersImagesBeforeTheBindingAndLabelsWithIt(t *testing.T) {
+	objects := append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Registry("hz", "hz.io")), webPod(0))
+	d := newDesk(t, objects...)
+	d.filter(webPod(0), allNodes...)
+	if err := d.bind(webPod(0), "node-hz"); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"patch", "bind"}, d.writes); diff != "" {
+		t.Errorf("wrong writes (-want +got):\n%s", diff)
+	}
+	pod, err := d.Pods.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), build.Namespace, "web-1-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := pod.(*corev1.Pod).Spec.Containers[0].Image; got != "hz.io/nginx:1" {
+		t.Errorf("the image is %s", got)
+	}
+	b := d.bindings[0]
+	if b.Name != "web-1-0" || b.UID != "web-1-0" || b.Target.Kind != "Node" || b.Target.Name != "node-hz" {
+		t.Errorf("the binding is %+v", b)
+	}
+	want := map[string]string{
+		gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p",
+		gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz",
+	}
+	if diff := cmp.Diff(want, b.Labels); diff != "" {
+		t.Errorf("wrong labels on the binding (-want +got):\n%s", diff)
+	}
+	cost := b.Annotations[corev1.PodDeletionCost]
+	if _, err := strconv.ParseInt(cost, 10, 32); err != nil || cost != b.Annotations[gm.DeletionCostAnnotation] {
+		t.Errorf("wrong deletion cost: %v", b.Annotations)
+	}
+}
+
+func TestBind(t *testing.T) {
+	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	notBound := build.Label(gm.BindingPropagationPolicyLabel, "")
+	rule := build.OverridePolicy("o", build.Registry("hz", "hz.io"))
+	fullGroup := []build.Object{webPod(5, build.On("node-hz")), webPod(6, build.On("node-hz")), webPod(7, build.On("node-hz"))}
+	daemons := build.DaemonSet("agent", build.Bound("p", "o"))
+	type labels map[string]string
+	managed := labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.NodeGroupLabel: "hz"}
+	tests := map[string]struct {
+		objects []build.Object
+		pod     *corev1.Pod
+		node    string
+		// uid is what the scheduler says, the pod's own if empty.
+		uid    types.UID
+		writes []string
+		labels labels
+		fails  bool
+	}{
+		"a pod that nobody has asked about before takes its seat now": {
+			objects: append(ground(), webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"bind"}, labels: managed,
+		},
+		"a pod that the ledger has not seen yet is read": {
+			objects: ground(), pod: webPod(0), node: "node-hz", writes: []string{"bind"}, labels: managed,
+		},
+		"an unmanaged pod is bound as it is": {
+			objects: append(ground(), build.Pod("bare")), pod: build.Pod("bare"), node: "node-out", writes: []string{"bind"},
+		},
+		"a group that filled up meanwhile": {
+			objects: append(append(ground(), webPod(0)), fullGroup...), pod: webPod(0), node: "node-hz", fails: true,
+		},
+		"a node of no group": {
+			objects: append(ground(), webPod(0)), pod: webPod(0), node: "node-out", fails: true,
+		},
+		"a policy that is not bound any more": {
+			objects: append(ground(notBound), webPod(0)), pod: webPod(0), node: "node-hz", fails: true,
+		},
+		"a policy that is not bound any more, and a missing one is none": {
+			objects: append(ground(notBound, ignore), webPod(0)), pod: webPod(0), node: "node-out", writes: []string{"bind"},
+			labels: labels{gm.RequiredPropagationPolicyLabel: "p"},
+		},
+		"a pod that is on the node already is bound": {
+			objects: append(ground(), webPod(0, build.On("node-hz"))), pod: webPod(0), node: "node-hz",
+		},
+		"a pod that was replaced by another of its name": {
+			objects: ground(), pod: webPod(0), uid: "older", node: "node-hz", fails: true,
+		},
+		"a pod that is gone": {
+			objects: ground(), pod: build.Pod("gone"), node: "node-hz", fails: true,
+		},
+		"an owner that is gone": {
+			objects: append(ground(), build.Pod("x", build.OwnedBy(build.ReplicaSet("gone")))), pod: build.Pod("x"), node: "node-hz", fails: true,
+		},
+		"images as they should be are not written": {
+			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "hz.io/nginx:1" }))),
+			pod:     webPod(0), node: "node-hz", writes: []string{"bind"},
+			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
+		},
+		"an override policy that is gone": {
+			objects: append(ground(build.Bound("", "o")), webPod(0)), pod: webPod(0), node: "node-hz", fails: true,
+		},
+		"a rule that cannot be applied": {
+			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.Container("odd", "NO IMAGE"))), pod: webPod(0), node: "node-hz", fails: true,
+		},
+		"the pods of a DaemonSet need no seat, and get their images": {
+			objects: append(ground(), rule, daemons, build.Pod("agent-x", build.OwnedBy(daemons), build.Container("c", "agent:1"))),
+			pod:     build.Pod("agent-x"), node: "node-hz", writes: []string{"patch", "bind"},
+			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			d := newDesk(t, tc.objects...)
+			if d.World.Ledger.Pod(tc.pod.UID) == nil && tc.pod.Name != "gone" {
+				if err := d.Pods.Tracker().Add(tc.pod); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tc.uid != "" {
+				tc.pod.UID = tc.uid
+			}
+			if err := d.bind(tc.pod, tc.node); (err != nil) != tc.fails {
+				t.Fatalf("error is %v, want one: %t", err, tc.fails)
+			}
+			if diff := cmp.Diff(tc.writes, d.writes); diff != "" {
+				t.Errorf("wrong writes (-want +got):\n%s", diff)
+			}
+			if len(d.bindings) == 1 {
+				if diff := cmp.Diff(map[string]string(tc.labels), d.bindings[0].Labels); diff != "" {
+					t.Errorf("wrong labels on the binding (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestBindAskedTwiceSucceedsTwice(t *testing.T) {
+	d := newDesk(t, append(ground(), webPod(0))...)
+	if err := d.bind(webPod(0), "node-hz"); err != nil {
+		t.Fatal(err)
+	}
+	d.World.Ledger.Observe(seats.Slim(webPod(0, build.On("node-hz"))))
+	if err := d.bind(webPod(0), "node-hz"); err != nil {
+		t.Errorf("the second time it fails: %v", err)
+	}
+	if diff := cmp.Diff([]string{"bind"}, d.writes); diff != "" {
+		t.Errorf("wrong writes (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]int{"hz": 1}, d.seated()); diff != "" {
+		t.Errorf("wrong seats (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnswersToABinding(t *testing.T) {
+	conflict := apierrors.NewConflict(podResource, "web-1-0", errors.New("already assigned"))
+	tests := map[string]struct {
+		answer error
+		// live is the pod as it is by then.
+		live  *corev1.Pod
+		fails bool
+	}{
+		"it is on this node already":               {conflict, webPod(0, build.On("node-hz")), false},
+		"it is on this node after a timeout":       {apierrors.NewTimeoutError("slow", 1), webPod(0, build.On("node-hz")), false},
+		"it is on this node after another timeout": {apierrors.NewServerTimeout(podResource, "create", 1), webPod(0, build.On("node-hz")), false},
+		"it is on another node":                    {conflict, webPod(0, build.On("node-bj")), true},
+		"it is on no node":                         {conflict, webPod(0), true},
+		"another pod of its name is on this node":  {conflict, webPod(0, build.On("node-hz"), build.UID("younger")), true},
+		"it may not be bound":                      {apierrors.NewForbidden(podResource, "web-1-0", nil), webPod(0), true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			d := newDesk(t, append(ground(), webPod(0))...)
+			d.bindError = tc.answer
+			d.filter(webPod(0), allNodes...)
+			if err := d.Pods.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), tc.live, build.Namespace); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.bind(webPod(0), "node-hz"); (err != nil) != tc.fails {
+				t.Fatalf("error is %v, want one: %t", err, tc.fails)
+			}
+			want := map[string]int{"hz": 1}
+			if tc.fails {
+				want = map[string]int{}
+			}
+			if diff := cmp.Diff(want, d.seated()); diff != "" {
+				t.Errorf("wrong seats (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestASeatIsGivenBackWhenImagesCannotBeWritten(t *testing.T) {
+	d := newDesk(t, append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Registry("hz", "hz.io")), webPod(0))...)
+	d.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewInternalError(errors.New("broken"))
+	})
+	d.filter(webPod(0), allNodes...)
+	if err := d.bind(webPod(0), "node-hz"); err == nil {
+		t.Error("bound without its images")
+	}
+	if len(d.bindings) != 0 {
+		t.Error("the binding was posted all the same")
+	}
+	if diff := cmp.Diff(map[string]int{}, d.seated()); diff != "" {
+		t.Errorf("wrong seats (-want +got):\n%s", diff)
+	}
+}
+
+func TestBindNeedsNames(t *testing.T) {
+	d := newDesk(t)
+	for name, args := range map[string]bindingArgs{
+		"no name": {PodNamespace: "ns", Node: "n"}, "no namespace": {PodName: "p", Node: "n"}, "no node": {PodName: "p", PodNamespace: "ns"},
+	} {
+		body, err := json.Marshal(args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w := d.send("bind", body); w.Code != 400 {
+			t.Errorf("%s: answered %d: %s", name, w.Code, w.Body)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package extender
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// replicas answers calls between replicas by their host.
+type replicas map[string]http.Handler
+
+func (r replicas) RoundTrip(request *http.Request) (*http.Response, error) {
+	if request.URL.Scheme != "https" {
+		return nil, errors.New("not encrypted")
+	}
+	handler, ok := r[request.URL.Host]
+	if !ok {
+		return nil, errors.New("nobody is there")
+	}
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, request)
+	return w.Result(), nil
+}
+
+func TestAReplicaThatDoesNotLead(t *testing.T) {
+	leader := newDesk(t, ground()...)
+	calls := 0
+	leads := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		leader.mux.ServeHTTP(w, r)
+	})
+	lost := newDesk(t)
+	lost.Leading = func() bool { return false }
+	network := replicas{"leader:9444": leads, "lost:9444": lost.mux}
+	lost.Forwarder = &Forwarder{Leader: func() string { return "leader:9444" }, Transport: network}
+
+	const request = `{"Pod":{"metadata":{"name":"bare"}},"NodeNames":["a","b"]}`
+	tests := map[string]struct {
+		forwarder *Forwarder
+		forwarded bool
+		body      string
+		want      int
+		calls     int
+	}{
+		"without a way to the leader: try again":         {want: http.StatusServiceUnavailable, body: request},
+		"nobody leads: try again":                        {forwarder: &Forwarder{Leader: func() string { return "" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
+		"the leader answers":                             {forwarder: lost.Forwarder, want: http.StatusOK, body: request, calls: 1},
+		"the leader refuses a bad request":               {forwarder: lost.Forwarder, want: http.StatusBadRequest, body: "{", calls: 1},
+		"the leader is gone: try again":                  {forwarder: &Forwarder{Leader: func() string { return "gone:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
+		"the one that seems to lead does not: try again": {forwarder: &Forwarder{Leader: func() string { return "lost:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
+		"what was handed on once is not handed on again": {forwarder: lost.Forwarder, forwarded: true, want: http.StatusServiceUnavailable, body: request},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			calls = 0
+			d := newDesk(t)
+			d.Leading, d.Forwarder = func() bool { return false }, tc.forwarder
+			r := httptest.NewRequest(http.MethodPost, "/scheduler/filter", strings.NewReader(tc.body))
+			if tc.forwarded {
+				r.Header.Set(forwardedHeader, "1")
+			}
+			w := httptest.NewRecorder()
+			d.mux.ServeHTTP(w, r)
+			if w.Code != tc.want || calls != tc.calls {
+				t.Errorf("answered %d after %d calls of the leader, want %d after %d: %s", w.Code, calls, tc.want, tc.calls, w.Body)
+			}
+			if tc.want != http.StatusOK {
+				return
+			}
+			direct := leader.send("filter", []byte(tc.body))
+			if w.Body.String() != direct.Body.String() || w.Header().Get("Content-Length") != direct.Header().Get("Content-Length") {
+				t.Errorf("answered %s, the leader itself says %s", w.Body, direct.Body)
+			}
+		})
+	}
+}

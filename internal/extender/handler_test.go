@@ -1,0 +1,427 @@
+package extender
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+func TestFilter(t *testing.T) {
+	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	without := func(name string, objects []build.Object) []build.Object {
+		return slices.DeleteFunc(objects, func(o build.Object) bool { return o.GetName() == name })
+	}
+	everywhere := func(text string) map[string]string {
+		return map[string]string{"node-hz": text, "node-bj": text, "node-out": text}
+	}
+	daemons := build.DaemonSet("agent", build.Bound("p", ""))
+	full := append(ground(), webPod(0, build.On("node-hz")), webPod(1, build.On("node-hz")), webPod(2, build.On("node-hz")),
+		webPod(3, build.On("node-bj")))
+	tests := map[string]struct {
+		objects []build.Object
+		pod     *corev1.Pod
+		nodes   []string
+		kept    []string
+		refused map[string]string
+		failed  bool
+	}{
+		"a pod without an owner and without a label passes": {
+			objects: ground(), pod: build.Pod("bare"), nodes: allNodes, kept: allNodes,
+		},
+		"a pod without an owner that requires only overrides passes": {
+			objects: ground(), pod: build.Pod("bare", build.Bound("", "o")), nodes: allNodes, kept: allNodes,
+		},
+		"a pod of a workload that requires nothing passes": {
+			objects: []build.Object{build.ReplicaSet("free")}, pod: build.Pod("x", build.OwnedBy(build.ReplicaSet("free"))), nodes: allNodes, kept: allNodes,
+		},
+		"labels that an owned pod carries itself mean nothing": {
+			objects: append(ground(), build.ReplicaSet("free")), pod: build.Pod("x", build.OwnedBy(build.ReplicaSet("free")), build.Bound("p", "")),
+			nodes: allNodes, kept: allNodes,
+		},
+		"a bound pod is sent to the group that lacks most": {
+			objects: ground(), pod: webPod(0), nodes: allNodes, kept: []string{"node-hz"},
+		},
+		"and to the next when that one is not offered": {
+			objects: ground(), pod: webPod(0), nodes: []string{"node-bj", "node-out"}, kept: []string{"node-bj"},
+		},
+		"the last seat of all is in bj": {
+			objects: full, pod: webPod(4), nodes: allNodes, kept: []string{"node-bj"},
+		},
+		"the group whose turn it is has no node that fits: the others are full": {
+			objects: full, pod: webPod(4), nodes: []string{"node-hz", "node-out"},
+			refused: map[string]string{"node-hz": TextOtherGroup, "node-out": TextOutsideGroups},
+		},
+		"nodes outside of the groups and nodes that nobody knows are refused": {
+			objects: ground(), pod: webPod(0), nodes: []string{"node-out", "node-unknown"},
+			refused: map[string]string{"node-out": TextOutsideGroups, "node-unknown": TextOutsideGroups},
+		},
+		"a bare pod that requires a policy is a workload of one": {
+			objects: ground(), pod: build.Pod("bare", build.Bound("p", "")), nodes: allNodes, kept: []string{"node-hz"},
+		},
+		"no node is offered": {
+			objects: ground(), pod: webPod(0), nodes: []string{}, kept: nil, refused: nil,
+		},
+		"situation 1: required and not bound": {
+			objects: ground(build.Label(gm.BindingPropagationPolicyLabel, "")), pod: webPod(0), nodes: allNodes, refused: everywhere(TextNotBound),
+		},
+		"situation 2: bound to another": {
+			objects: ground(build.Label(gm.BindingPropagationPolicyLabel, "q")), pod: webPod(0), nodes: allNodes, refused: everywhere(TextNotBound),
+		},
+		"bound, and the policy is gone": {
+			objects: without("p", ground()), pod: webPod(0), nodes: allNodes, refused: everywhere(TextNotBound),
+		},
+		"bound, and the policy cannot be used": {
+			objects: append(without("p", ground()), build.PropagationPolicy("p")), pod: webPod(0), nodes: allNodes, refused: everywhere(TextNotBound),
+		},
+		"bound, and no group of the policy has a node": {
+			objects: without("node-hz", without("node-bj", ground())), pod: webPod(0), nodes: allNodes, refused: everywhere(TextOutsideGroups),
+		},
+		"not bound, and a missing policy is none": {
+			objects: ground(ignore, build.Label(gm.BindingPropagationPolicyLabel, "")), pod: webPod(0), nodes: allNodes, kept: allNodes,
+		},
+		"the policy is gone, and a missing policy is none": {
+			objects: without("p", ground(ignore)), pod: webPod(0), nodes: allNodes, kept: allNodes,
+		},
+		"the policy is there, and a missing one would be none": {
+			objects: ground(ignore), pod: webPod(0), nodes: allNodes, kept: []string{"node-hz"},
+		},
+		"the pods of a DaemonSet are kept to the groups, all of them": {
+			objects: append(ground(), daemons), pod: build.Pod("agent-x", build.OwnedBy(daemons)), nodes: allNodes, kept: []string{"node-hz", "node-bj"},
+		},
+		"a DaemonSet's pod that belongs to a node of no group": {
+			objects: append(ground(), daemons), pod: build.Pod("agent-x", build.OwnedBy(daemons)), nodes: []string{"node-out"},
+			refused: map[string]string{"node-out": TextOutsideGroups},
+		},
+		"a pod whose owner is gone is an error, which kube-scheduler shows": {
+			objects: ground(), pod: build.Pod("x", build.OwnedBy(build.ReplicaSet("gone"))), nodes: allNodes, failed: true,
+		},
+	}
+	for name, tc := range tests {
+		for _, form := range []string{"names", "nodes"} {
+			t.Run(name+", asked with "+form, func(t *testing.T) {
+				d := newDesk(t, tc.objects...)
+				var result extenderFilterResult
+				var kept []string
+				if form == "names" {
+					result = d.filter(tc.pod, tc.nodes...)
+					if result.NodeNames != nil {
+						kept = *result.NodeNames
+					}
+				} else {
+					list := &corev1.NodeList{}
+					for _, name := range tc.nodes {
+						list.Items = append(list.Items, *build.Node(name))
+					}
+					result = ask[extenderFilterResult](d, "filter", extenderArgs{Pod: tc.pod, Nodes: list})
+					if result.Nodes != nil {
+						for _, node := range result.Nodes.Items {
+							kept = append(kept, node.Name)
+							if diff := cmp.Diff(build.Node(node.Name), &node); diff != "" {
+								t.Errorf("node %s did not come back as it was sent:\n%s", node.Name, diff)
+							}
+						}
+					}
+				}
+				if (result.Error != "") != tc.failed {
+					t.Fatalf("error is %q, want one: %t", result.Error, tc.failed)
+				}
+				if len(kept)+len(tc.kept) > 0 {
+					if diff := cmp.Diff(tc.kept, kept); diff != "" {
+						t.Errorf("wrong nodes are kept (-want +got):\n%s", diff)
+					}
+				}
+				if len(result.FailedAndUnresolvableNodes)+len(tc.refused) > 0 {
+					if diff := cmp.Diff(tc.refused, result.FailedAndUnresolvableNodes); diff != "" {
+						t.Errorf("wrong nodes are refused (-want +got):\n%s", diff)
+					}
+				}
+				if len(result.FailedNodes) != 0 {
+					t.Errorf("%v are refused so that preemption is tried, which cannot help", result.FailedNodes)
+				}
+				if (form == "names") != (result.NodeNames != nil) && !tc.failed {
+					t.Error("the answer is in the other form than the request")
+				}
+			})
+		}
+	}
+}
+
+func TestUnmanagedPodsTouchNothing(t *testing.T) {
+	d := newDesk(t, append(ground(), build.ReplicaSet("free"))...)
+	for _, pod := range []*corev1.Pod{build.Pod("bare"), build.Pod("owned", build.OwnedBy(build.ReplicaSet("free")))} {
+		d.filter(pod, allNodes...)
+		ask[[]hostPriority](d, "prioritize", extenderArgs{Pod: pod, NodeNames: &allNodes})
+		ask[preemptionResult](d, "preempt", map[string]any{"Pod": pod, "NodeNameToMetaVictims": map[string]any{}})
+		if d.World.Ledger.Pod(pod.UID) != nil || d.World.Ledger.SeatNumber(pod.UID) != 0 {
+			t.Errorf("%s has an entry in the ledger", pod.Name)
+		}
+	}
+	if n := d.API.Reads(); n != 0 || len(d.Pods.Actions()) != 0 {
+		t.Errorf("%d reads of owners, calls %v", n, d.Pods.Actions())
+	}
+}
+
+func TestFilterHandsOutSeatsAsThePolicyDivides(t *testing.T) {
+	d := newDesk(t, ground()...)
+	got := map[string]int{}
+	for i := range 5 {
+		kept := *d.filter(webPod(i), allNodes...).NodeNames
+		if len(kept) != 1 {
+			t.Fatalf("pod %d may go to %v", i, kept)
+		}
+		got[kept[0]]++
+	}
+	if diff := cmp.Diff(map[string]int{"node-hz": 3, "node-bj": 2}, got); diff != "" {
+		t.Errorf("wrong division (-want +got):\n%s", diff)
+	}
+	first := *d.filter(webPod(0), allNodes...).NodeNames
+	if again := *d.filter(webPod(0), allNodes...).NodeNames; !slices.Equal(first, again) {
+		t.Errorf("asked again, the pod is sent to %v instead of %v", again, first)
+	}
+}
+
+func TestPrioritize(t *testing.T) {
+	pinned := build.DaemonSet("agent", build.Bound("p", ""))
+	tests := map[string]struct {
+		objects []build.Object
+		pod     *corev1.Pod
+		want    map[string]int64
+	}{
+		"an unmanaged pod: all alike":               {ground(), build.Pod("bare"), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
+		"the group that lacks most first":           {ground(), webPod(0), map[string]int64{"node-hz": 10, "node-bj": 9, "node-out": 0}},
+		"a full group last":                         {append(ground(), webPod(8, build.On("node-bj")), webPod(9, build.On("node-bj"))), webPod(0), map[string]int64{"node-hz": 10, "node-bj": 0, "node-out": 0}},
+		"a pod that is not bound: all alike":        {ground(build.Label(gm.BindingPropagationPolicyLabel, "")), webPod(0), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
+		"the pods of a DaemonSet: all alike":        {append(ground(), pinned), build.Pod("x", build.OwnedBy(pinned)), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
+		"an owner that is gone: all alike, as well": {ground(), build.Pod("x", build.OwnedBy(build.ReplicaSet("gone"))), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := map[string]int64{}
+			for _, p := range ask[[]hostPriority](newDesk(t, tc.objects...), "prioritize", extenderArgs{Pod: tc.pod, NodeNames: &allNodes}) {
+				got[p.Host] = p.Score
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("wrong scores (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPreemptDropsNodesWhereVictimsWouldDieForNothing(t *testing.T) {
+	full := append(ground(), webPod(0, build.On("node-hz")), webPod(1, build.On("node-hz")), webPod(2, build.On("node-hz")))
+	tests := map[string]struct {
+		objects []build.Object
+		pod     *corev1.Pod
+		victims map[string][]string // by node
+		want    []string
+	}{
+		"an unmanaged pod: every node with victims": {
+			objects: ground(), pod: build.Pod("bare"),
+			victims: map[string][]string{"node-hz": {"v1"}, "node-bj": {"v2", "v3"}, "node-out": {}}, want: []string{"node-bj", "node-hz"},
+		},
+		"groups that are full and nodes of no group are dropped": {
+			objects: full, pod: webPod(9),
+			victims: map[string][]string{"node-hz": {"v1"}, "node-bj": {"v2", "v3"}, "node-out": {"v4"}}, want: []string{"node-bj"},
+		},
+		"nodes without a victim are dropped": {
+			objects: full, pod: webPod(9), victims: map[string][]string{"node-bj": {}},
+		},
+		"a pod that is not bound displaces nobody": {
+			objects: ground(build.Label(gm.BindingPropagationPolicyLabel, "")), pod: webPod(9),
+			victims: map[string][]string{"node-hz": {"v1"}},
+		},
+		"a pod whose owner is gone displaces nobody": {
+			objects: ground(), pod: build.Pod("x", build.OwnedBy(build.ReplicaSet("gone"))),
+			victims: map[string][]string{"node-hz": {"v1"}},
+		},
+	}
+	for name, tc := range tests {
+		for _, form := range []string{"UIDs", "pods"} {
+			t.Run(name+", asked with "+form, func(t *testing.T) {
+				type metaPod struct{ UID string }
+				type meta struct {
+					Pods             []metaPod
+					NumPDBViolations int64
+				}
+				byUID, byPod := map[string]any{}, map[string]any{}
+				for node, victims := range tc.victims {
+					var uids []metaPod
+					var pods []*corev1.Pod
+					for _, v := range victims {
+						uids, pods = append(uids, metaPod{v}), append(pods, build.Pod(v))
+					}
+					byUID[node] = meta{uids, 2}
+					byPod[node] = map[string]any{"Pods": pods, "NumPDBViolations": 2}
+				}
+				request := map[string]any{"Pod": tc.pod, "NodeNameToMetaVictims": byUID}
+				if form == "pods" {
+					request = map[string]any{"Pod": tc.pod, "NodeNameToVictims": byPod}
+				}
+				result := ask[struct{ NodeNameToMetaVictims map[string]meta }](newDesk(t, tc.objects...), "preempt", request)
+				var nodes []string
+				for node, left := range result.NodeNameToMetaVictims {
+					nodes = append(nodes, node)
+					var uids []string
+					for _, pod := range left.Pods {
+						uids = append(uids, pod.UID)
+					}
+					if diff := cmp.Diff(tc.victims[node], uids); diff != "" || left.NumPDBViolations != 2 {
+						t.Errorf("victims on %s changed, violations %d (-want +got):\n%s", node, left.NumPDBViolations, diff)
+					}
+				}
+				slices.Sort(nodes)
+				if diff := cmp.Diff(tc.want, nodes); diff != "" {
+					t.Errorf("wrong nodes (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+var verbs = []string{"filter", "prioritize", "preempt", "bind"}
+
+func TestRequestsThatAreNone(t *testing.T) {
+	d := newDesk(t, ground()...)
+	tests := map[string]struct {
+		method string
+		body   string
+		want   int
+	}{
+		"not a POST":              {method: http.MethodGet, want: http.StatusMethodNotAllowed},
+		"an empty body":           {method: http.MethodPost, want: http.StatusBadRequest},
+		"no JSON":                 {method: http.MethodPost, body: "{", want: http.StatusBadRequest},
+		"a list":                  {method: http.MethodPost, body: "[]", want: http.StatusBadRequest},
+		"nothing in it":           {method: http.MethodPost, body: "{}", want: http.StatusBadRequest},
+		"null":                    {method: http.MethodPost, body: "null", want: http.StatusBadRequest},
+		"no pod in it":            {method: http.MethodPost, body: `{"NodeNames":["a"]}`, want: http.StatusBadRequest},
+		"a pod that is a number":  {method: http.MethodPost, body: `{"Pod":1,"PodName":1}`, want: http.StatusBadRequest},
+		"labels that are numbers": {method: http.MethodPost, body: `{"Pod":{"metadata":{"labels":{"a":1}}},"Node":1}`, want: http.StatusBadRequest},
+	}
+	for name, tc := range tests {
+		for _, verb := range verbs {
+			t.Run(name+", "+verb, func(t *testing.T) {
+				w := httptest.NewRecorder()
+				d.mux.ServeHTTP(w, httptest.NewRequest(tc.method, "/scheduler/"+verb, strings.NewReader(tc.body)))
+				if w.Code != tc.want {
+					t.Errorf("answered %d: %s", w.Code, w.Body)
+				}
+			})
+		}
+	}
+	t.Run("a node that is no object", func(t *testing.T) {
+		if w := d.send("filter", []byte(`{"Pod":{},"Nodes":{"items":[1]}}`)); w.Code != http.StatusBadRequest {
+			t.Errorf("answered %d: %s", w.Code, w.Body)
+		}
+	})
+	t.Run("a path that is none", func(t *testing.T) {
+		if w := d.send("unknown", []byte(`{}`)); w.Code != http.StatusNotFound {
+			t.Errorf("answered %d: %s", w.Code, w.Body)
+		}
+	})
+}
+
+// TestABodyBeyondTheLimitIsTooLarge: the limit itself is too large to be
+// reached in a unit test, so the body ends at one of its own.
+func TestABodyBeyondTheLimitIsTooLarge(t *testing.T) {
+	d := newDesk(t)
+	for _, verb := range verbs {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, http.MaxBytesReader(nil, io.NopCloser(strings.NewReader(`{"Pod":{}}`)), 5))
+		d.mux.ServeHTTP(w, r)
+		if w.Code != http.StatusRequestEntityTooLarge {
+			t.Errorf("%s answered %d", verb, w.Code)
+		}
+	}
+}
+
+// TestRepliesAreNotChunked asks through HTTP: a reply above 2 kB without a
+// length would go out in chunks.
+func TestRepliesAreNotChunked(t *testing.T) {
+	d := newDesk(t, ground()...)
+	server := httptest.NewServer(d.mux)
+	defer server.Close()
+	var nodes []string
+	for i := range 500 {
+		nodes = append(nodes, fmt.Sprint("node-", i))
+	}
+	for verb, request := range map[string]any{
+		"filter":     extenderArgs{Pod: webPod(0), NodeNames: &nodes},
+		"prioritize": extenderArgs{Pod: webPod(0), NodeNames: &nodes},
+		"preempt":    map[string]any{"Pod": build.Pod("bare"), "NodeNameToMetaVictims": map[string]any{}},
+		"bind":       bindingArgs{PodName: "x", PodNamespace: "ns", Node: "n"},
+	} {
+		body, err := json.Marshal(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.Post(server.URL+"/scheduler/"+verb, "application/json", strings.NewReader(string(body)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		reply, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.ContentLength != int64(len(reply)) || len(response.TransferEncoding) != 0 || response.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s answered %d bytes with length %d, encoding %v, type %q", verb, len(reply), response.ContentLength, response.TransferEncoding, response.Header.Get("Content-Type"))
+		}
+	}
+}
+
+// TestTextsNeverChange: kube-scheduler tries a pod again at once when a refusal
+// reads otherwise than the last time.
+func TestTextsNeverChange(t *testing.T) {
+	d := newDesk(t, ground()...)
+	var last map[string]string
+	for i := range 8 {
+		refused := d.filter(webPod(100), "node-out").FailedAndUnresolvableNodes
+		if last != nil {
+			if diff := cmp.Diff(last, refused); diff != "" {
+				t.Fatalf("the refusal changed (-before +now):\n%s", diff)
+			}
+		}
+		last = refused
+		d.World.Ledger.Observe(seats.Slim(webPod(i, build.On([]string{"node-hz", "node-bj"}[i%2]))))
+	}
+}
+
+func FuzzFilterDecode(f *testing.F) {
+	for _, seed := range []string{
+		``, `null`, `{}`, `[]`, `{"Pod":null}`, `{"Pod":{}}`, `{"Pod":{"metadata":{"uid":1}}}`,
+		`{"Pod":{"metadata":{"name":"a","namespace":"ns","labels":{"groupmanagement.kubeedge.io/required-propagationpolicy":"p","groupmanagement.kubeedge.io/binding-propagationpolicy":"p"}}},"NodeNames":["node-hz",""]}`,
+		`{"Pod":{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"web-1","uid":"web-1","controller":true}]}},"NodeNames":["node-hz","node-hz"]}`,
+		`{"Pod":{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"../x?y#z","uid":"none","controller":true}]}},"NodeNames":null}`,
+		`{"Pod":{"metadata":{"ownerReferences":[{"apiVersion":"///","kind":"","controller":true}]}},"Nodes":{"metadata":null,"items":[{},null,{"metadata":{"name":"node-bj"}}]}}`,
+		`{"Pod":{"metadata":{}},"NodeNameToVictims":{"a":{"Pods":[{}]},"b":1,"c":null}}`,
+		`{"Pod":{"metadata":{}},"NodeNameToMetaVictims":{"a":{"Pods":[null,{}]},"b":null}}`,
+		`{"PodName":"a","PodNamespace":"ns","PodUID":"","Node":"node-hz"}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	d := newDesk(f, ground()...)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		for _, verb := range verbs {
+			w := httptest.NewRecorder()
+			d.mux.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, strings.NewReader(string(body))))
+			if w.Code != http.StatusOK && (w.Code < 400 || w.Code > 499) {
+				t.Errorf("%s answered %d to %q", verb, w.Code, body)
+			}
+			if w.Code == http.StatusOK && !json.Valid(w.Body.Bytes()) {
+				t.Errorf("%s answered %q to %q: that is no JSON", verb, w.Body, body)
+			}
+		}
+	})
+}

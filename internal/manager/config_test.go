@@ -1,0 +1,127 @@
+package manager
+
+import (
+	"flag"
+	"io"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// parse reads a command line.
+func parse(t *testing.T, args ...string) Config {
+	t.Helper()
+	var c Config
+	fs := flag.NewFlagSet("atoll-manager", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	c.AddFlags(fs)
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestFlags(t *testing.T) {
+	defaults := Config{
+		Namespace: "atoll-system", WebhookAddress: ":9443", ExtenderAddress: ":9444", HealthAddress: ":8081", MetricsAddress: ":8080",
+		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1,
+	}
+	changed := func(change func(*Config)) Config {
+		c := defaults
+		change(&c)
+		return c
+	}
+	tests := map[string]struct {
+		env  map[string]string
+		args []string
+		want Config
+	}{
+		"nothing said": {want: defaults},
+		"in a pod": {
+			env:  map[string]string{"POD_NAMESPACE": "mine", "POD_IP": "10.0.0.1"},
+			want: changed(func(c *Config) { c.Namespace, c.AdvertiseAddress = "mine", "10.0.0.1" }),
+		},
+		"a flag counts more than the environment": {
+			env: map[string]string{"POD_NAMESPACE": "mine"}, args: []string{"--namespace=other"},
+			want: changed(func(c *Config) { c.Namespace = "other" }),
+		},
+		"names are split, gathered and trimmed": {
+			args: []string{"--names=a.example.com, 10.0.0.1 ,", "--names=b.example.com"},
+			want: changed(func(c *Config) { c.Names = []string{"a.example.com", "10.0.0.1", "b.example.com"} }),
+		},
+		"numbers": {
+			args: []string{"--leader-elect=false", "--leader-elect-lease-duration=4s", "--evictions-per-second=0.5"},
+			want: changed(func(c *Config) { c.LeaderElect, c.LeaseDuration, c.EvictionsPerSecond = false, 4*time.Second, 0.5 }),
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			for _, key := range []string{"POD_NAMESPACE", "POD_IP"} {
+				t.Setenv(key, tc.env[key])
+			}
+			if diff := cmp.Diff(tc.want, parse(t, tc.args...)); diff != "" {
+				t.Errorf("wrong configuration (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestValidate(t *testing.T) {
+	tests := map[string]struct {
+		change func(*Config)
+		valid  bool
+	}{
+		"as it is by default": {func(*Config) {}, true},
+		"slow evictions":      {func(c *Config) { c.EvictionsPerSecond = 0.01 }, true},
+		"no evictions":        {func(c *Config) { c.EvictionsPerSecond = 0 }, false},
+		"fewer than none":     {func(c *Config) { c.EvictionsPerSecond = math.Inf(-1) }, false},
+		"a lease of 3s":       {func(c *Config) { c.LeaseDuration = 3 * time.Second }, true},
+		"a shorter lease":     {func(c *Config) { c.LeaseDuration = 3*time.Second - 1 }, false},
+		"no namespace":        {func(c *Config) { c.Namespace = "" }, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("POD_NAMESPACE", "")
+			t.Setenv("POD_IP", "")
+			c := parse(t)
+			tc.change(&c)
+			if err := c.Validate(); (err == nil) != tc.valid {
+				t.Errorf("error is %v, want none: %t", err, tc.valid)
+			}
+			if tc.valid && c.AdvertiseAddress == "" {
+				t.Error("other replicas are told no address")
+			}
+		})
+	}
+}
+
+func TestSplitAddress(t *testing.T) {
+	tests := map[string]struct {
+		address, host string
+		port          int
+		valid         bool
+	}{
+		"a port":                {":9443", "", 9443, true},
+		"a host and a port":     {"127.0.0.1:9443", "127.0.0.1", 9443, true},
+		"an IPv6 address":       {"[::1]:9443", "::1", 9443, true},
+		"no port":               {"127.0.0.1", "", 0, false},
+		"a port that is a word": {":https", "", 0, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			host, port, err := splitAddress(tc.address)
+			if (err == nil) != tc.valid || host != tc.host || port != tc.port {
+				t.Errorf("got %q, %d, %v", host, port, err)
+			}
+		})
+	}
+}
+
+func TestServerNames(t *testing.T) {
+	want := []string{"atoll-manager.mine.svc", "atoll-manager.mine.svc.cluster.local", "10.0.0.1"}
+	if diff := cmp.Diff(want, serverNames(Config{Namespace: "mine", Names: []string{"10.0.0.1"}})); diff != "" {
+		t.Errorf("wrong names (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,245 @@
+package pod
+
+import (
+	"context"
+	"net/http"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// newWebhook makes a webhook whose walk has listed the objects.
+func newWebhook(t *testing.T, objects ...build.Object) (*Webhook, *build.API) {
+	t.Helper()
+	api := build.NewAPI(t, objects...)
+	w := &Webhook{Walker: owners.NewWalker(api.Client())}
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		_ = w.Walker.Start(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-stopped
+	})
+	build.Eventually(t, "owners are listed", w.Walker.HasSynced)
+	return w, api
+}
+
+// admit is the pod as it is created.
+func admit(t *testing.T, w *Webhook, pod *corev1.Pod, dryRun bool) *corev1.Pod {
+	t.Helper()
+	request := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Namespace: build.Namespace, DryRun: &dryRun}}
+	pod = pod.DeepCopy()
+	pod.Namespace, pod.UID = "", "" // the API server fills them in later
+	if err := w.Default(admission.NewContextWithRequest(t.Context(), request), pod); err != nil {
+		t.Fatalf("the pod is refused: %v", err)
+	}
+	return pod
+}
+
+func gates(pod *corev1.Pod) []string {
+	var out []string
+	for _, gate := range pod.Spec.SchedulingGates {
+		out = append(out, gate.Name)
+	}
+	return out
+}
+
+func gatedBy(names ...string) build.Option {
+	return build.With(func(p *corev1.Pod) {
+		for _, name := range names {
+			p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
+		}
+	})
+}
+
+func bindings(propagation, override string) build.Option {
+	return func(o build.Object) {
+		build.Label(gm.BindingPropagationPolicyLabel, propagation)(o)
+		build.Label(gm.BindingOverridePolicyLabel, override)(o)
+	}
+}
+
+func TestDefault(t *testing.T) {
+	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web")))
+	owned := func(options ...build.Option) *corev1.Pod {
+		return build.Pod("", append([]build.Option{build.OwnedBy(replicaSet)}, options...)...)
+	}
+	deployment := func(options ...build.Option) []build.Object {
+		return []build.Object{build.Deployment("web", options...), replicaSet}
+	}
+	bound := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p"}
+	required := map[string]string{gm.RequiredPropagationPolicyLabel: "p"}
+	tests := map[string]struct {
+		objects []build.Object
+		pod     *corev1.Pod
+		labels  map[string]string
+		gates   []string
+	}{
+		"a pod of a workload that requires nothing is as it was": {
+			objects: deployment(), pod: owned(build.Label("app", "web"), gatedBy("example.com/gate")),
+			labels: map[string]string{"app": "web"}, gates: []string{"example.com/gate"},
+		},
+		"labels are copied from the application": {
+			objects: deployment(build.Bound("p", "")), pod: owned(), labels: bound,
+		},
+		"a policy that is not bound holds the pod back": {
+			objects: deployment(build.Requires("p", "")), pod: owned(), labels: required, gates: []string{gm.PolicyGate},
+		},
+		"and so does one that is bound otherwise": {
+			objects: deployment(build.Requires("p", ""), bindings("q", "")), pod: owned(),
+			labels: map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "q"}, gates: []string{gm.PolicyGate},
+		},
+		"and so does an override policy that is not bound": {
+			objects: deployment(build.Bound("p", ""), build.Requires("", "o")), pod: owned(),
+			labels: map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"},
+			gates:  []string{gm.PolicyGate},
+		},
+		"a missing policy is none, if the workload says so": {
+			objects: deployment(build.Requires("p", ""), ignore), pod: owned(), labels: required,
+		},
+		"the pod's own word about missing policies does not count when it is owned": {
+			objects: deployment(build.Requires("p", "")), pod: owned(ignore), labels: required, gates: []string{gm.PolicyGate},
+		},
+		"a template that forges a binding is corrected": {
+			objects: deployment(build.Requires("p", "")), pod: owned(build.Bound("p", "o")), labels: required, gates: []string{gm.PolicyGate},
+		},
+		"a template that requires what its workload does not is corrected": {
+			objects: deployment(), pod: owned(build.Bound("p", "o"), build.Label("app", "web")), labels: map[string]string{"app": "web"},
+		},
+		"our gate in a template is dropped when there is nothing to wait for": {
+			objects: deployment(build.Bound("p", "")), pod: owned(gatedBy("example.com/a", gm.PolicyGate, "example.com/b")),
+			labels: bound, gates: []string{"example.com/a", "example.com/b"},
+		},
+		"and stands once when there is": {
+			objects: deployment(build.Requires("p", "")), pod: owned(gatedBy(gm.PolicyGate)), labels: required, gates: []string{gm.PolicyGate},
+		},
+		"a pod that names its node is not held back: it could never be let go": {
+			objects: deployment(build.Requires("p", "")), pod: owned(build.On("node")), labels: required,
+		},
+		"a pod without an owner speaks for itself": {
+			pod: build.Pod("bare", build.Requires("p", "")), labels: required, gates: []string{gm.PolicyGate},
+		},
+		"a pod without an owner that wants no policy to be waited for": {
+			pod: build.Pod("bare", build.Requires("p", ""), ignore), labels: required,
+		},
+		"a pod of an unknown kind of owner carries no policy": {
+			pod: build.Pod("adrift", build.Requires("p", ""), func(o build.Object) {
+				yes := true
+				o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Sail", Name: "s", UID: "s", Controller: &yes}})
+			}),
+			labels: map[string]string{},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, tc.objects...)
+			got := admit(t, w, tc.pod, false)
+			if diff := cmp.Diff(tc.labels, got.Labels, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("wrong labels (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.gates, gates(got)); diff != "" {
+				t.Errorf("wrong gates (-want +got):\n%s", diff)
+			}
+			again := admit(t, w, got, false)
+			if diff := cmp.Diff(got, again, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("looked at again, the pod changes:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWhatOnlyWeMayWriteIsDroppedWhateverHappens(t *testing.T) {
+	forged := build.Pod("", build.Label(gm.NodeGroupLabel, "hz"), build.Label("app", "web"),
+		build.Annotation(gm.OriginalImagesAnnotation, "{}"), build.Annotation(gm.RestartingAnnotation, "{}"),
+		build.Annotation(gm.NudgeAnnotation, "x"), build.Annotation(gm.DeletionCostAnnotation, "1"),
+		build.Annotation(corev1.PodDeletionCost, "1"), build.Annotation("example.com/note", "x"), gatedBy(gm.PolicyGate))
+	free := build.ReplicaSet("free")
+	for name, owner := range map[string]build.Object{"with an owner": free, "with an owner that nobody knows": build.ReplicaSet("gone")} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, free)
+			pod := forged.DeepCopy()
+			build.OwnedBy(owner)(pod)
+			got := admit(t, w, pod, false)
+			if diff := cmp.Diff(map[string]string{"app": "web"}, got.Labels); diff != "" {
+				t.Errorf("wrong labels (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(map[string]string{"example.com/note": "x", corev1.PodDeletionCost: "1"}, got.Annotations); diff != "" {
+				t.Errorf("wrong annotations (-want +got):\n%s", diff)
+			}
+			if len(got.Spec.SchedulingGates) != 0 {
+				t.Errorf("gates are %v", gates(got))
+			}
+		})
+	}
+}
+
+func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
+	pod := build.Pod("", build.OwnedBy(build.ReplicaSet("rs")), build.Label("app", "web"), gatedBy("example.com/gate"))
+	want := pod.DeepCopy()
+	want.Namespace, want.UID = "", ""
+	check := func(t *testing.T, w *Webhook) {
+		t.Helper()
+		if diff := cmp.Diff(want, admit(t, w, pod, false)); diff != "" {
+			t.Errorf("the pod changed (-want +got):\n%s", diff)
+		}
+	}
+	t.Run("the owner is gone", func(t *testing.T) {
+		w, _ := newWebhook(t)
+		check(t, w)
+	})
+	t.Run("the API server fails", func(t *testing.T) {
+		w, api := newWebhook(t)
+		api.Fail(http.StatusInternalServerError)
+		check(t, w)
+	})
+	t.Run("owners are not listed yet", func(t *testing.T) {
+		check(t, &Webhook{Walker: owners.NewWalker(build.NewAPI(t, build.ReplicaSet("rs", build.Requires("p", ""))).Client())})
+	})
+	t.Run("nobody said for which namespace", func(t *testing.T) {
+		w, _ := newWebhook(t)
+		got := want.DeepCopy()
+		if err := w.Default(t.Context(), got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("the pod changed (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAnOwnerThatIsNotListedYetIsFound(t *testing.T) {
+	w, api := newWebhook(t)
+	late := build.ReplicaSet("late", build.Requires("p", ""))
+	api.Put(late)
+	got := admit(t, w, build.Pod("", build.OwnedBy(late)), false)
+	if diff := cmp.Diff([]string{gm.PolicyGate}, gates(got)); diff != "" {
+		t.Errorf("wrong gates (-want +got):\n%s", diff)
+	}
+}
+
+func TestADryRunGetsTheSameAnswerAndLeavesNothingBehind(t *testing.T) {
+	w, _ := newWebhook(t, build.Deployment("web", build.Requires("p", "")))
+	for _, pod := range []*corev1.Pod{build.Pod("bare", build.Requires("p", "")), build.Pod("", build.OwnedBy(build.Deployment("web")))} {
+		before := len(w.Walker.Labelled())
+		dry := admit(t, w, pod, true)
+		if after := len(w.Walker.Labelled()); after != before {
+			t.Errorf("%d objects were known, now %d", before, after)
+		}
+		if diff := cmp.Diff(admit(t, w, pod, false), dry); diff != "" {
+			t.Errorf("a dry run gets another answer (-real +dry):\n%s", diff)
+		}
+	}
+}
