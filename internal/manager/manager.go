@@ -248,11 +248,7 @@ func (p *parts) lead(ctx context.Context) error {
 		!p.mgr.GetCache().WaitForCacheSync(ctx) {
 		return nil
 	}
-	err := p.feed.CatchUp(ctx)
-	switch {
-	case ctx.Err() != nil:
-		return nil
-	case err != nil:
+	if err := p.feed.CatchUp(ctx); err != nil {
 		return fmt.Errorf("catching up before leading: %w", err)
 	}
 	p.leading.Store(true)

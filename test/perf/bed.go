@@ -35,8 +35,10 @@ const (
 
 	// idleShare is how much of one core the cluster, and strangers, may use
 	// when the machine is idle.
-	idleShare  = 0.25
+	idleShare = 0.25
+	// idleWithin bounds the wait for the cluster, calmWithin that for strangers too.
 	idleWithin = time.Minute
+	calmWithin = 90 * time.Second
 )
 
 // bed is a cluster with simulated nodes and Atoll, where rounds are run.
@@ -49,8 +51,8 @@ type bed struct {
 	pool map[string]string
 }
 
-// makeBed starts the cluster.
-func makeBed(ctx context.Context, o options, log io.Writer) (b *bed, err error) {
+// makeBed starts the cluster and fills it.
+func makeBed(ctx context.Context, o options, log io.Writer) (*bed, error) {
 	cluster, err := devcluster.Start(ctx, devcluster.Options{Log: log, KeepDir: o.keep, ComponentArgs: map[string][]string{
 		// Nobody renews the Leases of the nodes while kwok is stopped.
 		devcluster.ControllerManager: {"--node-monitor-grace-period=24h"},
@@ -58,34 +60,39 @@ func makeBed(ctx context.Context, o options, log io.Writer) (b *bed, err error) 
 	if err != nil {
 		return nil, err
 	}
-	b = &bed{options: o, cluster: cluster, pool: map[string]string{}}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, b.close())
-		}
-	}()
-	config := cluster.AdminConfig()
+	b := &bed{options: o, cluster: cluster, pool: map[string]string{}}
+	if err := b.fill(ctx, log); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	return b, nil
+}
+
+// fill installs Atoll and adds the nodes and the namespace.
+func (b *bed) fill(ctx context.Context, log io.Writer) error {
+	config := b.cluster.AdminConfig()
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	var err error
 	if b.client, err = kubernetes.NewForConfig(config); err != nil {
-		return nil, fmt.Errorf("making a client: %w", err)
+		return fmt.Errorf("making a client: %w", err)
 	}
-	// The scheduler is ours to start: its configuration changes from side to side.
-	if b.installed, err = atoll.Install(ctx, cluster, atoll.Options{
+	b.installed, err = atoll.Install(ctx, b.cluster, atoll.Options{
+		// The scheduler is ours to start: its configuration changes from side to side.
 		KeepScheduler: true, Log: log,
 		// As in production: a busy machine is not to cost the manager its lead.
 		ManagerArgs: []string{"--leader-elect-lease-duration=15s"},
-	}); err != nil {
-		return nil, err
+	})
+	if err != nil {
+		return err
 	}
-	if err = b.addNodes(ctx, log); err != nil {
-		return nil, err
+	if err := b.addNodes(ctx, log); err != nil {
+		return err
 	}
 	namespaced := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-	if _, err = b.client.CoreV1().Namespaces().Create(ctx, namespaced, metav1.CreateOptions{}); err != nil {
-		return nil, fmt.Errorf("creating namespace %q: %w", namespace, err)
+	if _, err := b.client.CoreV1().Namespaces().Create(ctx, namespaced, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("creating namespace %q: %w", namespace, err)
 	}
-	return b, nil
+	return nil
 }
 
 func (b *bed) close() error {
@@ -239,14 +246,14 @@ func (b *bed) deletePods(ctx context.Context) error {
 }
 
 // waitIdle returns when neither the processes of the cluster nor strangers have
-// much to do, or after a minute: that costs accuracy, on both sides alike.
+// much to do, or when that has taken too long: it costs accuracy, on both
+// sides alike.
 func (b *bed) waitIdle(ctx context.Context) error {
 	before, err := usageOf(ctx, b.cluster)
 	if err != nil {
 		return err
 	}
-	deadline := time.Now().Add(idleWithin)
-	for time.Now().Before(deadline) {
+	for began := time.Now(); time.Since(began) < calmWithin; {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -257,7 +264,8 @@ func (b *bed) waitIdle(ctx context.Context) error {
 			return err
 		}
 		used, limit := now.since(before), idleShare*now.at.Sub(before.at).Seconds()
-		if used.cluster() < limit && used.others() < limit {
+		idle := used.cluster() < limit || time.Since(began) > idleWithin
+		if idle && used.others() < limit {
 			return nil
 		}
 		before = now

@@ -31,6 +31,7 @@ var extender = benchmark{
 - Both sides have percentageOfNodesToScore 100, as the chart sets it, and clientConnection qps and burst 5,000, but for variant
   ` + "`stock`" + `, whose peer scores as many nodes as kube-scheduler does by itself (42 % here).
 - atoll-manager runs during the rounds of both sides. kwok does not: pods are bound and do not start, and no Lease is renewed.
+- *CPU per pod* is what all processes of the cluster, atoll-manager among them, used for one pod; it hardly depends on what else runs.
 - *Off by* is Σ over all groups of |pods placed − pods wanted|, the worst of A's rounds, and no pod may have been replaced meanwhile.`,
 	variants: []variant{
 		{
@@ -201,6 +202,7 @@ func (e extenderBench) round(ctx context.Context, w workload, config []byte) (s 
 	}
 	used := after.since(before)
 	s.off, s.strangers = -1, used.others()/max(used.all, 0.01)
+	s.cpu = 1000 * used.cluster() / float64(e.options.pods)
 	found := check(created, placed, e.pool, e.options.groups)
 	s.facts = fmt.Sprintf("%s; %.1f s with its start, %s", found, after.at.Sub(before.at).Seconds(), used)
 	if w.policy != "" {

@@ -71,20 +71,21 @@ func main() {
 	// What client libraries log is not about figures.
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err == nil {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-		defer stop()
-		context.AfterFunc(ctx, stop) // a second signal ends us at once
-		err = run(ctx, o, os.Stdout)
-	}
-	if err != nil {
+	if err := start(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "perf:", err)
 		os.Exit(1)
 	}
+}
+
+func start(args []string) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends us at once
+	return run(ctx, o, os.Stdout)
 }
 
 // parse reads the command line.

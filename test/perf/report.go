@@ -21,20 +21,21 @@ type row struct {
 	result  comparison
 }
 
-const tableHead = `| variant | A pods/s: median (lowest–highest) | B pods/s | A ÷ B | pair by pair | ideal | off by | A | B |
-|---|---|---|---|---|---|---|---|---|`
+const tableHead = `| variant | A pods/s: median (lowest–highest) | B pods/s | A ÷ B | pair by pair | ideal | CPU per pod, A and B | off by | A | B |
+|---|---|---|---|---|---|---|---|---|---|`
 
 func render(rows []row) string {
 	var out strings.Builder
 	for _, r := range rows {
 		a, b := r.result.rates()
+		cpuA, cpuB := r.result.cpu()
 		off := "–"
 		if n := r.result.off(); n >= 0 {
 			off = fmt.Sprint(n)
 		}
-		fmt.Fprintf(&out, "| %s | %s | %s | **%.2f** | %s | %s | %s | %s | %s |\n", r.variant.name,
+		fmt.Fprintf(&out, "| %s | %s | %s | **%.2f** | %s | %s | %.1f and %.1f ms | %s | %s | %s |\n", r.variant.name,
 			spread(a, "%.0f"), spread(b, "%.0f"), r.result.ratio(),
-			spread(r.result.pairs(), "%.2f"), r.variant.ideal, off, r.variant.a, r.variant.b)
+			spread(r.result.pairs(), "%.2f"), r.variant.ideal, median(cpuA), median(cpuB), off, r.variant.a, r.variant.b)
 	}
 	return out.String()
 }

@@ -72,7 +72,7 @@ func TestDocsAreWritten(t *testing.T) {
 		return string(data)
 	}
 	first := write(testRow("two", 50))
-	two := "| two | 50 (50–50) | 100 (100–100) | **0.50** | 0.50 (0.50–0.50) | 1.0 | 0 | ours | theirs |\n"
+	two := "| two | 50 (50–50) | 100 (100–100) | **0.50** | 0.50 (0.50–0.50) | 1.0 | 9.0 and 0.0 ms | 0 | ours | theirs |\n"
 	for _, part := range []string{"# Benchmarks\n", "\n## x\nWhat it is.\n\n<!-- bench:x -->\n    make bench\n\n", tableHead + "\n" + two + "<!-- /bench:x -->\n"} {
 		if !strings.Contains(first, part) {
 			t.Errorf("%q is missing in\n%s", part, first)

@@ -25,6 +25,9 @@ type sample struct {
 	// strangers is the share of the CPU time that went to processes that have
 	// nothing to do with the benchmark, from 0 to 1.
 	strangers float64
+	// cpu is what the cluster used for one unit of the work, in milliseconds:
+	// the figure that strangers change least.
+	cpu float64
 	// facts are shown beside the figure.
 	facts string
 }
@@ -101,6 +104,14 @@ func (c comparison) rates() (a, b []float64) {
 	return a, b
 }
 
+// cpu returns what A and B used of the CPU.
+func (c comparison) cpu() (a, b []float64) {
+	for _, p := range c {
+		a, b = append(a, p.a.cpu), append(b, p.b.cpu)
+	}
+	return a, b
+}
+
 // median of at least one value.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
@@ -155,6 +166,7 @@ func (c comparison) summary() string {
 		pairs = append(pairs, fmt.Sprintf("%.2f", p))
 	}
 	a, b := c.rates()
-	return fmt.Sprintf("  A %s pods/s, B %s pods/s: ratio of medians %.2f, pair by pair %s; strangers took at most %.0f %%",
-		spread(a, "%.0f"), spread(b, "%.0f"), c.ratio(), strings.Join(pairs, " "), 100*c.strangers())
+	cpuA, cpuB := c.cpu()
+	return fmt.Sprintf("  A %s pods/s, B %s pods/s: ratio of medians %.2f, pair by pair %s\n  CPU per pod: A %.1f ms, B %.1f ms; strangers took at most %.0f %%",
+		spread(a, "%.0f"), spread(b, "%.0f"), c.ratio(), strings.Join(pairs, " "), median(cpuA), median(cpuB), 100*c.strangers())
 }

@@ -17,7 +17,7 @@ import (
 func buildPairs(values ...[3]float64) []pair {
 	var out []pair
 	for _, v := range values {
-		out = append(out, pair{a: sample{rate: v[0], strangers: v[2]}, b: sample{rate: v[1], off: -1}})
+		out = append(out, pair{a: sample{rate: v[0], strangers: v[2], cpu: 9}, b: sample{rate: v[1], off: -1}})
 	}
 	return out
 }
@@ -34,7 +34,7 @@ func TestComparison(t *testing.T) {
 	if c.off() != 3 || c.strangers() != 0.02 {
 		t.Errorf("off by %d, strangers %v, want 3 and 0.02", c.off(), c.strangers())
 	}
-	want := "  A 95 (90–120) pods/s, B 100 (50–100) pods/s: ratio of medians 0.95, pair by pair 0.90 1.20 1.90; strangers took at most 2 %"
+	want := "  A 95 (90–120) pods/s, B 100 (50–100) pods/s: ratio of medians 0.95, pair by pair 0.90 1.20 1.90\n  CPU per pod: A 9.0 ms, B 0.0 ms; strangers took at most 2 %"
 	if got := c.summary(); got != want {
 		t.Errorf("summary %q, want %q", got, want)
 	}
