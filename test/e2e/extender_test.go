@@ -155,13 +155,14 @@ func TestLabelSituations(t *testing.T) {
 			t.Errorf("kept [%s], refused %v", got, result.FailedAndUnresolvableNodes)
 		}
 		f.eventually(patience, "its pod exists", func() error {
-			for _, pod := range f.pods("neither") {
-				if len(pod.Spec.SchedulingGates) != 0 || pod.Labels[gm.BindingPropagationPolicyLabel] != "" {
-					t.Errorf("the pod was changed: %v %v", pod.Spec.SchedulingGates, pod.Labels)
-				}
-				return nil
+			pods := f.pods("neither")
+			if len(pods) != 1 {
+				return fmt.Errorf("%d pods", len(pods))
 			}
-			return fmt.Errorf("no pod")
+			if pod := pods[0]; len(pod.Spec.SchedulingGates) != 0 || pod.Labels[gm.BindingPropagationPolicyLabel] != "" {
+				t.Errorf("the pod was changed: %v %v", pod.Spec.SchedulingGates, pod.Labels)
+			}
+			return nil
 		})
 	})
 
