@@ -50,7 +50,7 @@ func main() {
 }
 
 func run() int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
 	defer stop()
 	// A second signal ends us at once; the kernel ends the cluster with us.
 	context.AfterFunc(ctx, stop)
@@ -90,4 +90,14 @@ func run() int {
 	default:
 		return 0
 	}
+}
+
+// ends are the signals that end the program in good order. Under nohup, the
+// terminal may go.
+func ends() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
 }

@@ -82,7 +82,7 @@ func start(args []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends us at once
 	return run(ctx, o, os.Stdout)
@@ -188,4 +188,14 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		return nil
 	}
 	return writeDocs(docs, b, rows, commandLine(o))
+}
+
+// ends are the signals that end the program in good order. Under nohup, the
+// terminal may go.
+func ends() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
 }
