@@ -37,15 +37,13 @@ type Object interface {
 // Option changes an object that is being built.
 type Option func(Object)
 
-// Scheme knows every kind that tests read or write.
-func Scheme() *runtime.Scheme {
+// kinds knows every kind that tests read or write.
+var kinds = func() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
 	utilruntime.Must(gm.AddToScheme(scheme))
 	return scheme
-}
-
-var kinds = Scheme()
+}()
 
 func kindOf(o Object) schema.GroupVersionKind {
 	gvks, _, err := kinds.ObjectKinds(o)

@@ -11,7 +11,7 @@ import (
 // Client is a client over objects in memory. Status is a subresource, as in
 // the CRDs; funcs sees the calls first.
 func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch {
-	return fake.NewClientBuilder().WithScheme(Scheme()).
+	return fake.NewClientBuilder().WithScheme(kinds).
 		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}).
 		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
 }
