@@ -25,6 +25,8 @@ type Deps struct {
 	Walker *owners.Walker
 	Ledger *seats.Ledger
 	Book   *policies.Book
+	// Synced tells whether walk and ledger know everything, and this replica leads.
+	Synced func() bool
 	// Pace bounds evictions.
 	Pace *rate.Limiter
 }
@@ -35,13 +37,13 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 	for name, setup := range map[string]func(ctrl.Manager) error{
 		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient()}).SetupWithManager,
 		"application": (&application.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book,
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced,
 		}).SetupWithManager,
 		"propagationpolicy": (&propagationpolicy.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Recorder: recorder, Pace: d.Pace, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Pace: d.Pace, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"overridepolicy": (&overridepolicy.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Recorder: recorder, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Clock: clock.RealClock{},
 		}).SetupWithManager,
 	} {
 		if err := setup(mgr); err != nil {

@@ -67,6 +67,9 @@ func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 	if pod.Node == args.Node {
 		return nil
 	}
+	if pod.Node != "" {
+		return fmt.Errorf("binding pod %s/%s to node %s: it is bound to node %s", pod.Namespace, pod.Name, args.Node, pod.Node)
+	}
 	stamps, err := h.prepare(ctx, pod, args.Node)
 	if err != nil {
 		return err
@@ -85,17 +88,18 @@ type stamps struct{ labels, annotations map[string]string }
 func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (stamps, error) {
 	a, err := h.Book.Assignment(ctx, pod.Object(), pod.Revision)
 	app := a.Application
-	if app.Propagation != nil && app.Propagation.IgnoreMissing && (err != nil || app.Propagation.Policies.Propagation() != ownership.Bound) {
-		return stamps{labels: policies.PodLabels(app, "")}, nil //nolint:nilerr // the application says that a missing policy is none
-	}
-	if err != nil {
+	unplaced := app.Propagation == nil || ignoresPropagation(app, err)
+	if err != nil && app.Propagation == nil || err != nil && !unplaced {
 		return stamps{}, err
 	}
 	if !app.Managed() {
 		return stamps{}, nil
 	}
+	if waitsForOverride(app) {
+		return stamps{}, errors.New(TextOverrideNotBound)
+	}
 	group := h.Ledger.NodeGroup(node)
-	if app.Propagation != nil {
+	if !unplaced {
 		if app.Propagation.Policies.Propagation() != ownership.Bound {
 			return stamps{}, errors.New(TextNotBound)
 		}

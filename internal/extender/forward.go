@@ -30,9 +30,18 @@ var errNoLeader = errors.New("no replica of atoll-manager leads at the moment")
 // forward answers a call with what the leader says to it, or with 503. A call
 // is handed on once: if the leader may have taken it, it is not repeated.
 func (f *Forwarder) forward(w http.ResponseWriter, r *http.Request) {
-	reply, status, err := f.ask(w, r)
+	if f == nil || r.Header.Get(forwardedHeader) != "" || f.Leader() == "" {
+		unavailable(w, errNoLeader)
+		return
+	}
+	body, status, err := readBody(w, r)
 	if err != nil {
-		http.Error(w, err.Error()+"; try again", http.StatusServiceUnavailable)
+		http.Error(w, err.Error(), status)
+		return
+	}
+	reply, status, err := f.ask(r, f.Leader(), body)
+	if err != nil {
+		unavailable(w, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -41,18 +50,11 @@ func (f *Forwarder) forward(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(reply) // a failed write means that the scheduler has gone away
 }
 
-func (f *Forwarder) ask(w http.ResponseWriter, r *http.Request) (reply []byte, status int, err error) {
-	if f == nil || r.Header.Get(forwardedHeader) != "" {
-		return nil, 0, errNoLeader
-	}
-	leader := f.Leader()
-	if leader == "" {
-		return nil, 0, errNoLeader
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		return nil, 0, fmt.Errorf("reading the request: %w", err)
-	}
+func unavailable(w http.ResponseWriter, err error) {
+	http.Error(w, err.Error()+"; try again", http.StatusServiceUnavailable)
+}
+
+func (f *Forwarder) ask(r *http.Request, leader string, body []byte) (reply []byte, status int, err error) {
 	request, err := http.NewRequestWithContext(r.Context(), r.Method, "https://"+leader+r.URL.Path, bytes.NewReader(body))
 	if err != nil {
 		return nil, 0, fmt.Errorf("asking the leader: %w", err)

@@ -29,6 +29,9 @@ const (
 	// TextNotBound refuses every node for a pod whose application requires a
 	// PropagationPolicy that is not bound (document 000, situations 1 and 2).
 	TextNotBound = "the workload requires a PropagationPolicy that is missing, not valid or not bound yet"
+	// TextOverrideNotBound refuses every node for a pod whose application
+	// requires an OverridePolicy that is not bound: it must not start without.
+	TextOverrideNotBound = "the workload requires an OverridePolicy that is missing, not valid or not bound yet"
 	// TextOutsideGroups refuses a node that is in no group of the policy.
 	TextOutsideGroups = "node is in no NodeGroup of the workload's PropagationPolicy"
 	// TextOtherGroup refuses a node whose group has its share for now.
@@ -80,20 +83,34 @@ func (h *Handler) serve(verb string, serve http.HandlerFunc) http.HandlerFunc {
 // pod is none of our business.
 func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, managed bool, err error) {
 	object := pod.object()
-	if object.Controller == nil && object.Policies.RequiredPropagation == "" {
+	if object.Controller == nil && object.Policies.RequiredPropagation == "" && object.Policies.RequiredOverride == "" {
 		return a, false, nil
 	}
 	a, err = h.Book.Assignment(r.Context(), object, ownership.Revision(pod.Metadata.Labels))
-	app := a.Application.Propagation
-	if app != nil && app.IgnoreMissing && (err != nil || app.Policies.Propagation() != ownership.Bound) {
+	if ignoresPropagation(a.Application, err) {
 		return a, false, nil //nolint:nilerr // the application says that a missing policy is none
 	}
+	app := a.Application.Propagation
 	if err != nil && app != nil {
 		// The labels say bound, and the policy cannot be read or used: the pod waits.
 		h.Log.V(2).Info("Pod waits for its policy", "pod", object.Namespace+"/"+object.Name, "why", err.Error())
 		return a, true, nil
 	}
 	return a, app != nil, err
+}
+
+// ignoresPropagation: the PropagationPolicy that an application requires cannot
+// be used, and the application says that it wants none then. err is that of
+// asking for its Assignment.
+func ignoresPropagation(app ownership.Application, err error) bool {
+	o := app.Propagation
+	return o != nil && o.IgnoreMissing && (err != nil || o.Policies.Propagation() != ownership.Bound)
+}
+
+// waitsForOverride: the OverridePolicy that an application requires is not bound.
+func waitsForOverride(app ownership.Application) bool {
+	o := app.Override
+	return o != nil && !o.IgnoreMissing && o.Policies.Override() != ownership.Bound
 }
 
 func (h *Handler) filter(w http.ResponseWriter, r *http.Request) {
@@ -115,6 +132,9 @@ func (h *Handler) filter(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		filterTotal.WithLabelValues("error").Inc()
 		encode(w, filterResult{Error: err.Error()})
+	case waitsForOverride(a.Application):
+		filterTotal.WithLabelValues("not_bound").Inc()
+		encode(w, refuse(&args, names, func(int) string { return TextOverrideNotBound }))
 	case !managed:
 		filterTotal.WithLabelValues("unmanaged").Inc()
 		encode(w, keep(&args, names, full, func(int) bool { return true }))
@@ -243,7 +263,13 @@ func (h *Handler) preempt(w http.ResponseWriter, r *http.Request) {
 		names = append(names, name)
 	}
 	open := map[string]int64{}
-	if err == nil && managed {
+	switch {
+	case err != nil || !managed:
+	case !a.Counted:
+		for _, group := range a.Spread.Taking() {
+			open[group] = 1
+		}
+	default:
 		open = h.Ledger.Scores(seats.Request{
 			Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
 		})

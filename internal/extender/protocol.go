@@ -128,13 +128,9 @@ func decode(w http.ResponseWriter, r *http.Request, into any) bool {
 		http.Error(w, "the scheduler extender protocol uses POST", http.StatusMethodNotAllowed)
 		return false
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	body, status, err := readBody(w, r)
 	if err != nil {
-		status := http.StatusBadRequest
-		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-			status = http.StatusRequestEntityTooLarge
-		}
-		http.Error(w, "reading the request: "+err.Error(), status)
+		http.Error(w, err.Error(), status)
 		return false
 	}
 	if err := json.Unmarshal(body, into); err != nil {
@@ -142,6 +138,23 @@ func decode(w http.ResponseWriter, r *http.Request, into any) bool {
 		return false
 	}
 	return true
+}
+
+// readBody reads a request's body, or says with which status it is refused.
+func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, err error) {
+	if r.ContentLength > maxBody {
+		w.Header().Set("Connection", "close") // what it sends is not read
+		return nil, http.StatusRequestEntityTooLarge, fmt.Errorf("reading the request: %d bytes are more than %d", r.ContentLength, maxBody)
+	}
+	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		status = http.StatusBadRequest
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			status = http.StatusRequestEntityTooLarge
+		}
+		return nil, status, fmt.Errorf("reading the request: %w", err)
+	}
+	return body, http.StatusOK, nil
 }
 
 // encode answers with JSON and its length. Without the length a reply above

@@ -39,6 +39,9 @@ import (
 	policywebhook "github.com/atoll-k8s/atoll/internal/webhook/policy"
 )
 
+// dialTimeout bounds how long a replica tries to reach the leader's.
+const dialTimeout = 3 * time.Second
+
 // serviceName is the name of the Service that the chart puts before the manager.
 const serviceName = "atoll-manager"
 
@@ -169,7 +172,7 @@ func (p *parts) connect(ctx context.Context) error {
 	p.ledger.OnChange(func(old, new *seats.Pod) {
 		switch {
 		case new != nil && new.Controller == nil && new.Active:
-			if old == nil || old.Policies != new.Policies || !old.Active {
+			if old == nil || old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing || !old.Active || old.Controller != nil {
 				p.walker.Put(new.Object())
 			}
 		case old != nil && old.Controller == nil:
@@ -205,7 +208,7 @@ func (p *parts) connect(ctx context.Context) error {
 
 func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
-		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book,
+		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
 		Pace: rate.NewLimiter(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
 	})
 }
@@ -224,8 +227,11 @@ func (p *parts) addExtender(context.Context) error {
 		Book: p.book, Ledger: p.ledger, Client: p.client,
 		Leading: p.leading.Load, Log: ctrl.Log.WithName("extender"),
 		Forwarder: &extender.Forwarder{
-			Leader:    p.leader.address,
-			Transport: &http.Transport{TLSClientConfig: p.keeper.PeerTLS(), MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute},
+			Leader: p.leader.address,
+			Transport: &http.Transport{
+				TLSClientConfig: p.keeper.PeerTLS(), MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute,
+				DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSHandshakeTimeout: dialTimeout,
+			},
 		},
 	}
 	server := &extender.Server{

@@ -112,7 +112,7 @@ func (w *Walker) Application(ctx context.Context, pod *ownership.Object) (owners
 
 func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, error) {
 	ref := of.Controller
-	if o := w.Get(ref.UID); o != nil {
+	if o := w.Get(ref.UID); o != nil && (o.Namespace == of.Namespace || o.Namespace == "") {
 		return o, nil
 	}
 	k, known := w.kinds[ref.GroupKind()]

@@ -50,6 +50,19 @@ func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, e
 // Needed tells whether an image is not as wanted.
 func (c ImageChange) Needed() bool { return len(c.changed) > 0 }
 
+// Restarts tells whether the change restarts a container that runs now. The
+// kubelet takes a container that does not run, or an init container that is
+// done, as it finds it.
+func (c ImageChange) Restarts() bool {
+	for i := range c.pod.Containers {
+		container := &c.pod.Containers[i]
+		if !container.Init && container.Running && c.changed[container.Name] {
+			return true
+		}
+	}
+	return false
+}
+
 // Patch is a strategic merge patch for the pod; it fails on another pod of the
 // same name. The labels are written with it.
 func (c ImageChange) Patch(labels map[string]string) ([]byte, error) {

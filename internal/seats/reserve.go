@@ -176,11 +176,17 @@ func (l *Ledger) Confirm(r Request, nodeName string) Reason {
 		}
 		return Seated
 	}
+	if s.pod != nil && s.pod.Node != "" {
+		return NoSeatOpen // it sits elsewhere
+	}
 	l.unseatLocked(s)
 	why := l.openLocked(s.cohort, r, group)
-	if why == Seated {
+	switch {
+	case why == Seated:
 		l.seatLocked(s, group)
 		l.reserveLocked(s)
+	case s.pod == nil:
+		l.dropLocked(s)
 	}
 	return why
 }

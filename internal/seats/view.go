@@ -92,8 +92,8 @@ func (l *Ledger) PodsOnNode(name string) []*Pod {
 }
 
 // Disrupt announces that a pod is about to be evicted or restarted, unless
-// that would leave more than maxUnavailable of the wanted pods of these owners
-// missing or not available. Exactly one of two callers that ask at the same
+// it is available and that would leave more than maxUnavailable of the wanted
+// pods of these owners missing or not available. Exactly one of two callers that ask at the same
 // time gets the last permission. A refused caller asks again when pods change.
 func (l *Ledger) Disrupt(uid types.UID, owners []types.UID, wanted, maxUnavailable int) bool {
 	l.mu.Lock()
@@ -112,11 +112,8 @@ func (l *Ledger) Disrupt(uid types.UID, owners []types.UID, wanted, maxUnavailab
 			}
 		}
 	}
-	// A pod that is not available anyway costs nothing more.
-	if target.pod.Available() {
-		available--
-	}
-	if wanted-available > maxUnavailable {
+	// A pod that is not available anyway costs nothing more, however many are missing.
+	if target.pod.Available() && wanted-(available-1) > maxUnavailable {
 		return false
 	}
 	l.disrupted[uid] = l.clock.Now().Add(disruptionTTL)

@@ -31,6 +31,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -50,6 +51,8 @@ type Reconciler struct {
 	Walker *owners.Walker
 	Ledger *seats.Ledger
 	Book   *policies.Book
+	// Synced tells whether walk and ledger know everything.
+	Synced func() bool
 
 	changed *trigger.Source[request]
 }
@@ -69,7 +72,7 @@ type scope struct {
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.changed = &trigger.Source[request]{All: func() []request {
+	r.changed = &trigger.Source[request]{Synced: r.Synced, All: func() []request {
 		var all []request
 		for _, o := range r.Walker.Labelled() {
 			all = append(all, request{o.UID})
@@ -143,7 +146,7 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	if s.want == s.app.Policies {
 		return nil
 	}
-	patch, err := labelPatch(s.app.UID, map[string]string{
+	raw, err := labelPatch(s.app.UID, map[string]string{
 		gm.BindingPropagationPolicyLabel: propagation,
 		gm.BindingOverridePolicyLabel:    override,
 	})
@@ -153,8 +156,12 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	object := &metav1.PartialObjectMetadata{}
 	object.SetGroupVersionKind(s.app.GroupVersionKind)
 	object.Namespace, object.Name = s.app.Namespace, s.app.Name
-	if err := r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch)); err != nil {
-		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, client.IgnoreNotFound(err))
+	err = r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, raw))
+	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, err)
 	}
 	log.FromContext(ctx).Info("Workload bound to policies", "kind", s.app.Kind, "workload", s.app.Namespace+"/"+s.app.Name,
 		"propagationPolicy", propagation, "overridePolicy", override)

@@ -14,6 +14,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
@@ -58,7 +59,7 @@ func (r *Reconciler) waitsForAnother(pod *seats.Pod, s *scope) bool {
 // before: it looks at a refused pod again when the pod changes, never because
 // a policy did.
 func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod) error {
-	nudge := nudgeValue(s.spread)
+	nudge := nudgeValue(fmt.Sprint(s.spread, s.want.BindingOverride))
 	if !pod.Gated && (!pod.Unschedulable || pod.Nudge == nudge) {
 		return nil
 	}
@@ -66,7 +67,7 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod) error {
 		Patch string `json:"$patch"`
 		Name  string `json:"name"`
 	}
-	var patch struct {
+	var change struct {
 		Metadata struct {
 			UID         types.UID          `json:"uid"`
 			Labels      map[string]*string `json:"labels,omitempty"`
@@ -76,19 +77,19 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod) error {
 			SchedulingGates []gate `json:"schedulingGates,omitempty"`
 		} `json:"spec"`
 	}
-	patch.Metadata.UID = pod.UID
-	patch.Metadata.Labels = copies(r.Walker.ApplicationOfOwner(pod.Owner()), s)
+	change.Metadata.UID = pod.UID
+	change.Metadata.Labels = copies(r.Walker.ApplicationOfOwner(pod.Owner()), s)
 	if pod.Gated {
-		patch.Spec.SchedulingGates = []gate{{Patch: "delete", Name: gm.PolicyGate}}
+		change.Spec.SchedulingGates = []gate{{Patch: "delete", Name: gm.PolicyGate}}
 	} else {
-		patch.Metadata.Annotations = map[string]string{gm.NudgeAnnotation: nudge}
+		change.Metadata.Annotations = map[string]string{gm.NudgeAnnotation: nudge}
 	}
-	raw, err := json.Marshal(patch)
+	raw, err := json.Marshal(change)
 	if err != nil {
 		return fmt.Errorf("encoding a patch of pod %s: %w", pod.Key(), err)
 	}
 	_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	if err != nil && !apierrors.IsNotFound(err) && !patch.AnotherOfThatName(err) {
 		return fmt.Errorf("releasing pod %s: %w", pod.Key(), err)
 	}
 	return nil

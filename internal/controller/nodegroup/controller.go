@@ -2,7 +2,8 @@
 //
 //   - observe: which nodes belong to the group, and which that carry its label do not.
 //   - label: member nodes carry the group's name in gm.NodeGroupLabel; nodes
-//     that are no members lose it. Nothing else on a node is touched.
+//     that are no members lose it, whether that group exists or not. Nothing
+//     else on a node is touched.
 //   - finalize: a deleted group's label comes off every node, then it goes.
 //   - report: status.
 //
@@ -16,6 +17,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -46,6 +48,8 @@ type scope struct {
 	// the group that they should name; "" is none.
 	relabel map[string]string
 	labels  map[string]string // the label of every node as it is
+	// adopted: the group has its finalizer, or is on its way out.
+	adopted bool
 	patched bool
 }
 
@@ -69,10 +73,13 @@ func (r *Reconciler) groupsOf(ctx context.Context, node client.Object) []ctrl.Re
 	if err := r.Client.List(ctx, &list); err != nil {
 		return nil // the cache is not started yet: every group is reconciled when it is
 	}
+	has := node.GetLabels()[gm.NodeGroupLabel]
+	exists := has == "" || slices.ContainsFunc(list.Items, func(g gm.NodeGroup) bool { return g.Name == has })
 	var requests []ctrl.Request
 	for i := range list.Items {
 		group, _ := membership.Compile(&list.Items[i])
-		if node.GetLabels()[gm.NodeGroupLabel] == group.Name || group.Selects(node.GetName(), node.GetLabels()) {
+		stray := i == 0 && !exists // any group's pass takes it off
+		if has == group.Name || stray || group.Selects(node.GetName(), node.GetLabels()) {
 			requests = append(requests, ctrl.Request{NamespacedName: types.NamespacedName{Name: group.Name}})
 		}
 	}
@@ -85,18 +92,23 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Client.Get(ctx, req.NamespacedName, group); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if group.DeletionTimestamp == nil && !controllerutil.ContainsFinalizer(group, gm.NodeGroupFinalizer) {
-		before := group.DeepCopy()
-		controllerutil.AddFinalizer(group, gm.NodeGroupFinalizer)
-		if err := r.patchFinalizers(ctx, group, before); err != nil {
-			return ctrl.Result{}, err
-		}
-	}
 	s := &scope{group: group, relabel: map[string]string{}, labels: map[string]string{}}
 	if err := r.observe(ctx, s); err != nil {
 		return ctrl.Result{}, err
 	}
-	return phase.Run(ctx, s, r.label, r.finalize, r.report)
+	return phase.Run(ctx, s, r.adopt, r.label, r.finalize, r.report)
+}
+
+// adopt puts the finalizer on before any node is labelled.
+func (r *Reconciler) adopt(ctx context.Context, s *scope) error {
+	before := s.group.DeepCopy()
+	s.adopted = s.group.DeletionTimestamp != nil || !controllerutil.AddFinalizer(s.group, gm.NodeGroupFinalizer)
+	if s.adopted {
+		return nil
+	}
+	err := r.patchFinalizers(ctx, s.group, before)
+	s.adopted = err == nil
+	return err
 }
 
 func (r *Reconciler) patchFinalizers(ctx context.Context, group, before *gm.NodeGroup) error {
@@ -131,7 +143,8 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		node := &nodes.Items[i]
 		has := node.Labels[gm.NodeGroupLabel]
 		want := index.Assign(node.Name, node.Labels)
-		if has != want && (has == s.group.Name || want == s.group.Name) {
+		_, exists := index.Get(has)
+		if has != want && (has == s.group.Name || want == s.group.Name || !exists) {
 			s.relabel[node.Name] = want
 		}
 		s.labels[node.Name] = has
@@ -158,6 +171,9 @@ func readyStatus(node *corev1.Node) gm.NodeReadyStatus {
 // label makes the label true on the nodes where it is not. One bad node does
 // not stop the others.
 func (r *Reconciler) label(ctx context.Context, s *scope) error {
+	if !s.adopted {
+		return nil
+	}
 	var errs []error
 	for name, want := range s.relabel {
 		var value any = want

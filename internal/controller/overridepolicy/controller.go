@@ -43,6 +43,8 @@ import (
 const (
 	// debounce gathers the many changes of a burst into one pass.
 	debounce = 200 * time.Millisecond
+	// retryDisruption is how soon is asked again whether a pod may restart.
+	retryDisruption = 5 * time.Second
 	// maxShown bounds the workloads in a status.
 	maxShown = 50
 )
@@ -56,6 +58,8 @@ type Reconciler struct {
 	Book     *policies.Book
 	Recorder events.EventRecorder
 	Clock    clock.PassiveClock
+	// Synced tells whether walk and ledger know everything.
+	Synced func() bool
 
 	changed *trigger.Source[ctrl.Request]
 }
@@ -98,7 +102,7 @@ type duePod struct {
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.changed = &trigger.Source[ctrl.Request]{Debounce: debounce}
+	r.changed = &trigger.Source[ctrl.Request]{Synced: r.Synced, Debounce: debounce}
 	r.Walker.OnChange(func(old, new *ownership.Object) {
 		for _, o := range []*ownership.Object{old, new} {
 			if o != nil && o.Policies.RequiredOverride != "" {
@@ -172,7 +176,9 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 			return err
 		}
 		if err == nil {
-			a.mode = propagation.Spec.Rescheduling.Mode
+			if mode := propagation.Spec.Rescheduling.Mode; mode != "" {
+				a.mode = mode
+			}
 			a.maxUnavailable = max(1, int(propagation.Spec.Rescheduling.MaxUnavailable))
 			a.stabilization = propagation.Spec.Rescheduling.Stabilization()
 		}
@@ -248,8 +254,10 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) erro
 		if left := settlesAt.Sub(r.Clock.Now()); left > 0 {
 			return phase.Wait("the NodeGroup to stay as it is", left)
 		}
-		if !r.Ledger.Disrupt(pod.UID, below, a.replicas, a.maxUnavailable) {
-			return nil // pods that change bring us back
+		// A pod that does no work, or whose containers go on, loses nothing.
+		costs := pod.Available() && pod.change.Restarts()
+		if costs && !r.Ledger.Disrupt(pod.UID, below, a.replicas, a.maxUnavailable) {
+			return phase.Wait("other pods of the workload to be available", retryDisruption)
 		}
 		app := r.Walker.ApplicationOfOwner(pod.Owner())
 		raw, err := pod.change.Patch(policies.PodLabels(app, pod.group))
@@ -258,7 +266,7 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) erro
 		}
 		if err != nil {
 			r.Ledger.Spare(pod.UID)
-			if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // gone, or another of that name
+			if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
 				continue
 			}
 			return fmt.Errorf("overriding images of pod %s: %w", pod.Key(), err)

@@ -15,6 +15,7 @@ func setStatus(s *scope) {
 	status := &s.policy.Status
 	status.ObservedGeneration = s.policy.Generation
 	if s.invalid != nil {
+		status.Workloads, status.Apps = 0, nil // what they were says nothing about this spec
 		conditions.Set(&status.Conditions, s.policy.Generation, gm.ConditionReady, metav1.ConditionFalse, gm.ReasonInvalid, s.invalid.Error())
 		return
 	}

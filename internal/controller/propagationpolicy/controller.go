@@ -59,6 +59,8 @@ type Reconciler struct {
 	// Pace bounds the evictions of all workloads together.
 	Pace  *rate.Limiter
 	Clock clock.PassiveClock
+	// Synced tells whether walk and ledger know everything.
+	Synced func() bool
 
 	changed *trigger.Source[ctrl.Request]
 }
@@ -86,7 +88,7 @@ type appScope struct {
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.changed = &trigger.Source[ctrl.Request]{Debounce: debounce}
+	r.changed = &trigger.Source[ctrl.Request]{Synced: r.Synced, Debounce: debounce}
 	r.Walker.OnChange(func(old, new *ownership.Object) {
 		for _, o := range []*ownership.Object{old, new} {
 			if o != nil && o.Policies.RequiredPropagation != "" {
@@ -163,7 +165,8 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 
 // setKind sets what follows from the kinds of the workload and of its pods'
 // owners. The pods of Jobs would lose their work, those of DaemonSets come back
-// where they were, and pods without an owner never.
+// where they were, and pods without an owner never. A Job wants the pods that
+// it has: when it is done, none.
 func (r *Reconciler) setKind(o *observed) {
 	o.evictable, o.divided = o.app.Kind != "Pod", true
 	for _, c := range o.cohorts {
@@ -174,12 +177,12 @@ func (r *Reconciler) setKind(o *observed) {
 		}
 		o.evictable = o.evictable && owner.Kind != "Job" && owner.Kind != "DaemonSet"
 		o.divided = o.divided && owner.Kind != "DaemonSet"
-		if owner.Replicas != nil {
+		if owner.Replicas != nil && owner.Kind != "Job" {
 			o.replicas += int(*owner.Replicas)
 		}
 	}
 	o.divided = o.divided && o.app.Kind != "DaemonSet"
-	if o.app.Replicas != nil {
+	if o.app.Replicas != nil && o.app.Kind != "Job" {
 		o.replicas = int(*o.app.Replicas)
 	}
 }

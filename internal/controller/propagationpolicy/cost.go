@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -89,7 +90,7 @@ func (r *Reconciler) writeCost(ctx context.Context, c dueCost) error {
 	if err == nil {
 		_, err = r.Pods.CoreV1().Pods(c.pod.Namespace).Patch(ctx, c.pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
 	}
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	if err != nil && !apierrors.IsNotFound(err) && !patch.AnotherOfThatName(err) {
 		return fmt.Errorf("writing the deletion cost of pod %s: %w", c.pod.Key(), err)
 	}
 	return nil

@@ -46,16 +46,13 @@ func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
 			r.Ledger.Spare(pod.UID)
 			return phase.Wait("the pace of evictions", retryEviction)
 		}
-		err := r.Pods.PolicyV1().Evictions(pod.Namespace).Evict(ctx, &policyv1.Eviction{
-			ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
-			DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
-		})
+		err := r.evictPod(ctx, pod)
 		switch {
 		case err == nil:
 			r.evicted(ctx, a, pod)
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err): // gone, or another of that name
 			r.Ledger.Spare(pod.UID)
-		case apierrors.IsTooManyRequests(err):
+		case apierrors.IsTooManyRequests(err), errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 			r.Ledger.Spare(pod.UID)
 			evictionsTotal.WithLabelValues("refused").Inc()
 			a.plan.reason = gm.ReasonBlockedByPDB
@@ -68,6 +65,17 @@ func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
 		}
 	}
 	return nil
+}
+
+// evictPod asks for one eviction. The client would repeat one that the API
+// server wants to see later for minutes; other workloads wait meanwhile.
+func (r *Reconciler) evictPod(ctx context.Context, pod *seats.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, retryEviction)
+	defer cancel()
+	return r.Pods.PolicyV1().Evictions(pod.Namespace).Evict(ctx, &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
+	})
 }
 
 func (r *Reconciler) evicted(ctx context.Context, a *appScope, pod *seats.Pod) {

@@ -115,7 +115,8 @@ type moves struct {
 }
 
 // movesOf finds which pods of a cohort are to leave their groups. A pod leaves
-// only if a group that lacks pods can take it.
+// only if a group that lacks pods can take it, and only as many leave as other
+// groups lack beyond the pods that have no seat yet.
 func movesOf(o observed, c seats.CohortView) moves {
 	m := moves{surplus: map[string]int{}, reason: gm.ReasonSatisfied}
 	byGroup := map[string][]*seats.Pod{}
@@ -130,11 +131,17 @@ func movesOf(o observed, c seats.CohortView) moves {
 	}
 	var lacking []string
 	desired := map[string]int{}
-	for i, n := range o.spread.Divide(len(c.Pods)) {
+	total := max(len(c.Pods), o.replicas)
+	open := -total // seats that nobody is there to take
+	for _, n := range current {
+		open += n
+	}
+	for i, n := range o.spread.Divide(total) {
 		group := o.spread.Groups()[i]
 		desired[group] = n
-		if current[group] < n {
+		if lacks := n - current[group]; lacks > 0 {
 			lacking = append(lacking, group)
+			open += lacks
 		}
 	}
 	groups := make([]string, 0, len(byGroup))
@@ -156,7 +163,7 @@ func movesOf(o observed, c seats.CohortView) moves {
 	})
 	for _, group := range groups {
 		for _, pod := range victims(byGroup[group])[:m.surplus[group]] {
-			if canTakeAny(o, lacking, pod) {
+			if len(m.evict) < open && canTakeAny(o, lacking, pod) {
 				m.evict = append(m.evict, pod)
 			}
 		}
@@ -207,6 +214,9 @@ func (p *plan) explain(o observed, waiting, surplus int) {
 	case len(o.cohorts) > 1:
 		p.reason = gm.ReasonConverging
 		p.spread.Message = "a rollout is in progress"
+		if waiting > 0 {
+			p.spread.Message += ", and pods wait for a node: " + lackingGroups(p.spread.Groups)
+		}
 	case waiting > 0:
 		p.reason = gm.ReasonPodsWaiting
 		p.spread.Message = "pods wait for a node: " + lackingGroups(p.spread.Groups)
@@ -235,7 +245,7 @@ func lackingGroups(groups []gm.GroupSpread) string {
 		}
 	}
 	if len(names) == 0 {
-		return "no NodeGroup lacks pods"
+		return "every NodeGroup has its share, and the policy gives none of them more"
 	}
 	return "NodeGroup " + conditions.List(names)
 }

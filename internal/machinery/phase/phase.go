@@ -38,8 +38,10 @@ type wait struct {
 
 func (e *wait) Error() string { return fmt.Sprintf("waiting: %s", e.reason) }
 
-// Wait asks to be run again after a while.
-func Wait(reason string, after time.Duration) error { return &wait{reason, after} }
+// Wait asks to be run again after a while, at least a millisecond.
+func Wait(reason string, after time.Duration) error {
+	return &wait{reason, max(after, time.Millisecond)}
+}
 
 // Run runs the phases in order and sums up: plain errors are retried with
 // backoff, conflicts at once and silently, waits after the shortest time that
@@ -66,7 +68,10 @@ func Run[S any](ctx context.Context, scope S, phases ...Func[S]) (ctrl.Result, e
 			failures = append(failures, err)
 		}
 	}
-	return result, kerrors.NewAggregate(failures)
+	if len(failures) > 0 {
+		return ctrl.Result{}, kerrors.NewAggregate(failures) // the backoff decides when
+	}
+	return result, nil
 }
 
 // split takes errors apart that errors.Join put together: each means its own.

@@ -76,8 +76,12 @@ func (Propagation) ValidateCreate(_ context.Context, policy *gm.PropagationPolic
 	return foldWarnings(spread.Folded()), err
 }
 
-// ValidateUpdate implements admission.Validator.
+// ValidateUpdate implements admission.Validator. A policy that is on its way
+// out is left alone.
 func (p Propagation) ValidateUpdate(ctx context.Context, _, policy *gm.PropagationPolicy) (admission.Warnings, error) {
+	if policy.DeletionTimestamp != nil {
+		return nil, nil
+	}
 	return p.ValidateCreate(ctx, policy)
 }
 
@@ -106,8 +110,12 @@ func (Override) ValidateCreate(_ context.Context, policy *gm.OverridePolicy) (ad
 	return warnings, nil
 }
 
-// ValidateUpdate implements admission.Validator.
+// ValidateUpdate implements admission.Validator. A policy that is on its way
+// out is left alone.
 func (o Override) ValidateUpdate(ctx context.Context, _, policy *gm.OverridePolicy) (admission.Warnings, error) {
+	if policy.DeletionTimestamp != nil {
+		return nil, nil
+	}
 	return o.ValidateCreate(ctx, policy)
 }
 
