@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -72,6 +73,7 @@ func TestBind(t *testing.T) {
 		writes []string
 		labels labels
 		fails  bool
+		says   string
 	}{
 		"a pod that nobody has asked about before takes its seat now": {
 			objects: append(ground(), webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"bind"}, labels: managed,
@@ -95,8 +97,26 @@ func TestBind(t *testing.T) {
 			objects: append(ground(notBound, ignore), webPod(0)), pod: webPod(0), node: "node-out", writes: []string{"bind"},
 			labels: labels{gm.RequiredPropagationPolicyLabel: "p"},
 		},
+		"a missing policy is none, and images are overridden all the same": {
+			objects: append(ground(notBound, ignore, build.Bound("", "o")), rule, webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"patch", "bind"},
+			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
+		},
+		"a policy that is gone is none, and images are overridden all the same": {
+			objects: append(ground(build.Bound("gone", "o"), ignore), rule, webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"patch", "bind"},
+			labels: labels{gm.RequiredPropagationPolicyLabel: "gone", gm.BindingPropagationPolicyLabel: "gone", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
+		},
+		"overrides that are not bound": {
+			objects: append(ground(build.Requires("", "o")), rule, webPod(0)), pod: webPod(0), node: "node-hz", fails: true, says: TextOverrideNotBound,
+		},
+		"overrides that are not bound, and missing ones are none": {
+			objects: append(ground(ignore, build.Requires("", "o")), webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"bind"},
+			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
+		},
 		"a pod that is on the node already is bound": {
 			objects: append(ground(), webPod(0, build.On("node-hz"))), pod: webPod(0), node: "node-hz",
+		},
+		"a pod that is on another node is not bound again, though no policy is about it": {
+			objects: append(ground(), build.Pod("bare", build.On("node-bj"))), pod: build.Pod("bare"), node: "node-hz", fails: true, says: "node-bj",
 		},
 		"a pod that was replaced by another of its name": {
 			objects: ground(), pod: webPod(0), uid: "older", node: "node-hz", fails: true,
@@ -135,8 +155,12 @@ func TestBind(t *testing.T) {
 			if tc.uid != "" {
 				tc.pod.UID = tc.uid
 			}
-			if err := d.bind(tc.pod, tc.node); (err != nil) != tc.fails {
+			err := d.bind(tc.pod, tc.node)
+			if (err != nil) != tc.fails {
 				t.Fatalf("error is %v, want one: %t", err, tc.fails)
+			}
+			if err != nil && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("error is %q and does not say %q", err, tc.says)
 			}
 			if diff := cmp.Diff(tc.writes, d.writes); diff != "" {
 				t.Errorf("wrong writes (-want +got):\n%s", diff)
@@ -163,6 +187,19 @@ func TestBindAskedTwiceSucceedsTwice(t *testing.T) {
 		t.Errorf("wrong writes (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(map[string]int{"hz": 1}, d.seated()); diff != "" {
+		t.Errorf("wrong seats (-want +got):\n%s", diff)
+	}
+}
+
+func TestAPodOnAnotherNodeIsRefusedAndKeepsItsSeat(t *testing.T) {
+	d := newDesk(t, append(ground(), webPod(0, build.On("node-bj")))...)
+	if err := d.bind(webPod(0), "node-hz"); err == nil {
+		t.Error("bound a second time, elsewhere")
+	}
+	if len(d.writes) != 0 {
+		t.Errorf("written all the same: %v", d.writes)
+	}
+	if diff := cmp.Diff(map[string]int{"bj": 1}, d.seated()); diff != "" {
 		t.Errorf("wrong seats (-want +got):\n%s", diff)
 	}
 }

@@ -2,6 +2,7 @@ package extender
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -40,7 +42,7 @@ func TestFilter(t *testing.T) {
 		"a pod without an owner and without a label passes": {
 			objects: ground(), pod: build.Pod("bare"), nodes: allNodes, kept: allNodes,
 		},
-		"a pod without an owner that requires only overrides passes": {
+		"a pod without an owner that requires only overrides, which are bound, passes": {
 			objects: ground(), pod: build.Pod("bare", build.Bound("", "o")), nodes: allNodes, kept: allNodes,
 		},
 		"a pod of a workload that requires nothing passes": {
@@ -96,6 +98,19 @@ func TestFilter(t *testing.T) {
 		},
 		"the policy is there, and a missing one would be none": {
 			objects: ground(ignore), pod: webPod(0), nodes: allNodes, kept: []string{"node-hz"},
+		},
+		"bound, and overrides are required and not bound": {
+			objects: ground(build.Requires("", "o")), pod: webPod(0), nodes: allNodes, refused: everywhere(TextOverrideNotBound),
+		},
+		"bound, overrides are not, and missing ones are none": {
+			objects: ground(ignore, build.Requires("", "o")), pod: webPod(0), nodes: allNodes, kept: []string{"node-hz"},
+		},
+		"only overrides are required, and not bound": {
+			objects: []build.Object{build.ReplicaSet("free", build.Requires("", "o"))}, pod: build.Pod("x", build.OwnedBy(build.ReplicaSet("free"))),
+			nodes: allNodes, refused: everywhere(TextOverrideNotBound),
+		},
+		"a pod without an owner that requires only overrides, not bound": {
+			objects: ground(), pod: build.Pod("bare", build.Requires("", "o")), nodes: allNodes, refused: everywhere(TextOverrideNotBound),
 		},
 		"the pods of a DaemonSet are kept to the groups, all of them": {
 			objects: append(ground(), daemons), pod: build.Pod("agent-x", build.OwnedBy(daemons)), nodes: allNodes, kept: []string{"node-hz", "node-bj"},
@@ -221,6 +236,7 @@ func TestPrioritize(t *testing.T) {
 
 func TestPreemptDropsNodesWhereVictimsWouldDieForNothing(t *testing.T) {
 	full := append(ground(), webPod(0, build.On("node-hz")), webPod(1, build.On("node-hz")), webPod(2, build.On("node-hz")))
+	daemons := build.DaemonSet("agent", build.Bound("q", ""))
 	tests := map[string]struct {
 		objects []build.Object
 		pod     *corev1.Pod
@@ -237,6 +253,11 @@ func TestPreemptDropsNodesWhereVictimsWouldDieForNothing(t *testing.T) {
 		},
 		"nodes without a victim are dropped": {
 			objects: full, pod: webPod(9), victims: map[string][]string{"node-bj": {}},
+		},
+		"the pods of a DaemonSet may displace in every group that the policy gives pods": {
+			objects: append(full, build.PropagationPolicy("q", build.Weight(1, "hz", "bj"), build.Weight(0, "sh")), build.Node("node-sh", build.InGroup("sh")), daemons),
+			pod:     build.Pod("agent-x", build.OwnedBy(daemons)),
+			victims: map[string][]string{"node-hz": {"v1"}, "node-bj": {"v2"}, "node-sh": {"v3"}, "node-out": {"v4"}}, want: []string{"node-bj", "node-hz"},
 		},
 		"a pod that is not bound displaces nobody": {
 			objects: ground(build.Label(gm.BindingPropagationPolicyLabel, "")), pod: webPod(9),
@@ -333,15 +354,23 @@ func TestRequestsThatAreNone(t *testing.T) {
 }
 
 // TestABodyBeyondTheLimitIsTooLarge: the limit itself is too large to be
-// reached in a unit test, so the body ends at one of its own.
+// reached in a unit test, so one body ends at a limit of its own. The other
+// says how long it is, and cannot be read.
 func TestABodyBeyondTheLimitIsTooLarge(t *testing.T) {
-	d := newDesk(t)
-	for _, verb := range verbs {
-		w := httptest.NewRecorder()
-		r := httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, http.MaxBytesReader(nil, io.NopCloser(strings.NewReader(`{"Pod":{}}`)), 5))
-		d.mux.ServeHTTP(w, r)
-		if w.Code != http.StatusRequestEntityTooLarge {
-			t.Errorf("%s answered %d", verb, w.Code)
+	leads, follows := newDesk(t), newDesk(t)
+	follows.Leading, follows.Forwarder = func() bool { return false }, &Forwarder{Leader: func() string { return "leader:9444" }, Transport: replicas{}}
+	for who, d := range map[string]*desk{"the leader": leads, "another replica": follows} {
+		for _, verb := range verbs {
+			long := httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, http.MaxBytesReader(nil, io.NopCloser(strings.NewReader(`{"Pod":{}}`)), 5))
+			announced := httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, iotest.ErrReader(errors.New("it was read")))
+			announced.ContentLength = maxBody + 1
+			for what, r := range map[string]*http.Request{"a long body": long, "a body announced as long": announced} {
+				w := httptest.NewRecorder()
+				d.mux.ServeHTTP(w, r)
+				if w.Code != http.StatusRequestEntityTooLarge {
+					t.Errorf("%s answered %d to %s of %s: %s", who, w.Code, what, verb, w.Body)
+				}
+			}
 		}
 	}
 }

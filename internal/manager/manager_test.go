@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -59,7 +60,7 @@ func TestConnectLetsTheWalkKnowPodsWithoutOwners(t *testing.T) {
 	}
 	known := func() string {
 		if o := p.walker.Get("pod"); o != nil {
-			return o.Kind + " " + o.Policies.RequiredPropagation + o.Policies.BindingPropagation
+			return fmt.Sprint(o.Kind, " ", o.Policies.RequiredPropagation, o.Policies.BindingPropagation, map[bool]string{true: " or none"}[o.IgnoreMissing])
 		}
 		return ""
 	}
@@ -75,12 +76,15 @@ func TestConnectLetsTheWalkKnowPodsWithoutOwners(t *testing.T) {
 	expect("of a label that was put on", "Pod p")
 	see(build.Bound("p", ""))
 	expect("of a binding", "Pod pp")
+	see(build.Bound("p", ""), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore))
+	expect("of what a missing policy means", "Pod pp or none")
 	see(build.Bound("p", ""), build.Deleting("example.com/f"))
 	expect("of a pod that is on its way out", "")
 	see(build.Bound("p", ""))
 	see(build.Bound("p", ""), build.OwnedBy(build.ReplicaSet("rs")))
 	expect("of a pod that was adopted", "")
 	see(build.Bound("p", ""))
+	expect("of a pod that was let go", "Pod pp")
 	p.ledger.Forget("pod")
 	expect("of a pod that is gone", "")
 	p.ledger.Observe(seats.Slim(build.Pod("pod", build.OwnedBy(build.ReplicaSet("rs")))))

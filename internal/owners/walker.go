@@ -112,7 +112,7 @@ func (w *Walker) Application(ctx context.Context, pod *ownership.Object) (owners
 
 func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, error) {
 	ref := of.Controller
-	if o := w.Get(ref.UID); o != nil && (o.Namespace == of.Namespace || o.Namespace == "") {
+	if o := w.Get(ref.UID); mayOwn(o, of) {
 		return o, nil
 	}
 	k, known := w.kinds[ref.GroupKind()]
@@ -132,6 +132,12 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 		return nil, fmt.Errorf("reading %s %s/%s: found another of that name: %w", ref.Kind, of.Namespace, ref.Name, ErrOwnerGone)
 	}
 	return o, nil
+}
+
+// mayOwn: an owner is of the namespace of what it owns, or of none. References
+// to other namespaces mean nothing; the garbage collector treats them so.
+func mayOwn(owner, of *ownership.Object) bool {
+	return owner != nil && (owner.Namespace == of.Namespace || owner.Namespace == "")
 }
 
 // Get returns an object that the caches hold, or nil.
@@ -167,16 +173,22 @@ func (w *Walker) ApplicationOfOwner(uid types.UID) ownership.Application {
 		if o.Controller == nil {
 			break
 		}
-		o = w.objects[o.Controller.UID]
+		owner := w.objects[o.Controller.UID]
+		if !mayOwn(owner, o) {
+			break
+		}
+		o = owner
 	}
 	return ownership.ApplicationOfOwners(chain)
 }
 
 func (w *Walker) requiredAboveLocked(kind PolicyKind, o *ownership.Object) bool {
 	for hops := 0; o.Controller != nil && hops < ownership.MaxHops; hops++ {
-		if o = w.objects[o.Controller.UID]; o == nil {
+		owner := w.objects[o.Controller.UID]
+		if !mayOwn(owner, o) {
 			return false
 		}
+		o = owner
 		if required(kind, o) != "" {
 			return true
 		}
@@ -192,7 +204,11 @@ func (w *Walker) Descendants(uid types.UID) []types.UID {
 	out := []types.UID{uid}
 	seen := uidSet{uid: {}}
 	for i := 0; i < len(out); i++ {
+		parent := w.objects[out[i]]
 		for child := range w.children[out[i]] {
+			if parent != nil && !mayOwn(parent, w.objects[child]) {
+				continue
+			}
 			if _, ok := seen[child]; !ok {
 				seen[child] = struct{}{}
 				out = append(out, child)

@@ -96,6 +96,12 @@ func TestChain(t *testing.T) {
 			wantErr:   ErrOwnerGone,
 			wantReads: 1,
 		},
+		"an owner in another namespace is not the owner": {
+			cached:    []build.Object{build.ReplicaSet("web-1", func(o build.Object) { o.SetNamespace("elsewhere") })},
+			from:      pod,
+			wantErr:   ErrOwnerGone,
+			wantReads: 1,
+		},
 		"an owner higher up that does not exist is gone": {
 			cached:    []build.Object{replicaSet},
 			from:      pod,

@@ -50,13 +50,13 @@ func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, e
 // Needed tells whether an image is not as wanted.
 func (c ImageChange) Needed() bool { return len(c.changed) > 0 }
 
-// Restarts tells whether the change restarts a container that runs now. The
-// kubelet takes a container that does not run, or an init container that is
-// done, as it finds it.
+// Restarts tells whether the change restarts a container that runs now, be it a
+// sidecar among the init containers. The kubelet takes a container that does not
+// run as it finds it.
 func (c ImageChange) Restarts() bool {
 	for i := range c.pod.Containers {
 		container := &c.pod.Containers[i]
-		if !container.Init && container.Running && c.changed[container.Name] {
+		if container.Running && c.changed[container.Name] {
 			return true
 		}
 	}
@@ -88,11 +88,11 @@ func (c ImageChange) Patch(labels map[string]string) ([]byte, error) {
 		if !c.changed[image.Container] {
 			continue
 		}
+		list := &patch.Spec.Containers
 		if image.Init {
-			patch.Spec.InitContainers = append(patch.Spec.InitContainers, container{image.Container, image.Image})
-			continue
+			list = &patch.Spec.InitContainers
 		}
-		patch.Spec.Containers = append(patch.Spec.Containers, container{image.Container, image.Image})
+		*list = append(*list, container{image.Container, image.Image})
 		if c.pod.Containers[i].Running {
 			restarts[image.Container] = c.pod.Containers[i].Restarts
 		}

@@ -187,6 +187,32 @@ func TestImagesNamesTheRuleThatCannotBeApplied(t *testing.T) {
 	}
 }
 
+func TestRestarts(t *testing.T) {
+	web, done, setup := build.Container("web", "nginx:1"), build.Container("done", "bj.io/done:1"), build.InitContainer("setup", "setup:1")
+	tests := map[string]struct {
+		pod  *corev1.Pod
+		want bool
+	}{
+		"a container that runs changes":                        {build.Pod("p", web, build.Running(0)), true},
+		"a container that does not run changes":                {build.Pod("p", web), false},
+		"one changes that does not run, another runs":          {build.Pod("p", done, build.Running(0), web), false},
+		"an init container changes alone":                      {build.Pod("p", setup, done, build.Running(0)), false},
+		"an init container changes with a container that runs": {build.Pod("p", setup, web, build.Running(0)), true},
+		"nothing changes":                                      {build.Pod("p", done, build.Running(0)), false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			change, err := Images(rulesOf(t, build.Registry("bj", "bj.io")), "bj", seats.Slim(tc.pod))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := change.Restarts(); got != tc.want {
+				t.Errorf("a container restarts: %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestPatchesFailOnAnotherPodOfTheSameName(t *testing.T) {
 	change, err := Images(rulesOf(t, build.Registry("bj", "bj.io")), "bj", seats.Slim(build.Pod("p", build.UID("the-one"), build.Container("web", "nginx"))))
 	if err != nil {

@@ -154,6 +154,27 @@ func TestConfirmRefusesAGroupThatFilledUpMeanwhile(t *testing.T) {
 	}
 }
 
+func TestConfirmKeepsTheSeatOfAPodThatSitsElsewhere(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	l.Observe(podIn("p", "node-a"))
+	if why := l.Confirm(request("p", 2, weights("a", 1, "b", 1)), "node-b"); why != NoSeatOpen {
+		t.Errorf("binding a pod a second time, elsewhere, answered %q, want %q", why, NoSeatOpen)
+	}
+	if got := counts(l, cohortOne); got["a"] != 1 || got["b"] != 0 {
+		t.Errorf("seats are %v, want one in a", got)
+	}
+}
+
+func TestConfirmRefusedForAPodNeverSeenLeavesNothingBehind(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	if why := l.Confirm(request("p", 1, weights("a", 1)), "node-b"); why != NoNodeInOpenGroup {
+		t.Errorf("binding to a group that takes no part answered %q, want %q", why, NoNodeInOpenGroup)
+	}
+	if len(l.seats)+len(l.cohorts)+len(l.owners) != 0 {
+		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.seats), len(l.cohorts), len(l.owners))
+	}
+}
+
 func TestOnlyActivePodsHoldSeats(t *testing.T) {
 	l, _ := newTestLedger("a")
 	pod := podIn("p", "node-a")
@@ -241,6 +262,24 @@ func TestDisruptWaitsForPodsThatAreMissingOrRestarting(t *testing.T) {
 	}
 	if !l.Disrupt("p1", owners, 2, 1) {
 		t.Error("a pod that does no work may be disturbed: nothing is lost")
+	}
+}
+
+func TestDisruptLetsPodsGoThatDoNoWorkHoweverManyAreMissing(t *testing.T) {
+	l, _ := newTestLedger("a")
+	for _, uid := range []string{"p0", "p1", "p2"} {
+		pod := podIn(uid, "node-a")
+		pod.Ready = uid == "p0"
+		l.Observe(pod)
+	}
+	owners := []types.UID{"rs"}
+	for _, uid := range []types.UID{"p1", "p2"} {
+		if !l.Disrupt(uid, owners, 9, 1) {
+			t.Errorf("%s does no work and is held: nothing would be lost", uid)
+		}
+	}
+	if l.Disrupt("p0", owners, 9, 1) {
+		t.Error("allowed although the pod is the only one that works")
 	}
 }
 

@@ -61,8 +61,9 @@ type Reconciler struct {
 type scope struct {
 	app  *ownership.Object
 	want ownership.Policies
-	// spread makes nudges of one spread equal, and of different ones different.
-	spread string
+	// spread and override make nudges of the same policies equal, and of
+	// different ones different.
+	spread, override string
 }
 
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=patch
@@ -138,7 +139,7 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	override, err := r.bindableOverride(ctx, s.app)
+	override, err := r.bindableOverride(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -201,12 +202,12 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	return name, nil
 }
 
-func (r *Reconciler) bindableOverride(ctx context.Context, app *ownership.Object) (string, error) {
-	name := app.Policies.RequiredOverride
+func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (string, error) {
+	name := s.app.Policies.RequiredOverride
 	if name == "" {
 		return "", nil
 	}
-	policy, err := r.Book.Override(ctx, app.Namespace, name)
+	policy, err := r.Book.Override(ctx, s.app.Namespace, name)
 	if apierrors.IsNotFound(err) {
 		return "", nil
 	}
@@ -216,5 +217,6 @@ func (r *Reconciler) bindableOverride(ctx context.Context, app *ownership.Object
 	if _, errs := r.Book.Rules(policy); len(errs) > 0 {
 		return "", nil // the policy's own condition names the rule
 	}
+	s.override = fmt.Sprint(policy.UID, policy.Generation)
 	return name, nil
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -357,15 +358,48 @@ func TestAPodIsNudgedOncePerSpread(t *testing.T) {
 	}
 	expect("the policy was edited", 1)
 	expect("and again", 0)
+	s.World.Add(t, override)
+	s.World.Walker.Put(build.Owner(build.Deployment("web", build.Bound("p", "o"))))
+	expect("overrides are required and bound", 1)
+	expect("and again", 0)
+}
+
+// replaced is the answer to a patch of an object that is another by now.
+func replaced(kind, name string) error {
+	return apierrors.NewInvalid(schema.GroupKind{Kind: kind}, name, field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), "", "")})
+}
+
+func TestAnswersToAPatchOfAWorkload(t *testing.T) {
+	workloads := schema.GroupResource{Group: "apps", Resource: "deployments"}
+	broken := errors.New("broken")
+	tests := map[string]struct{ answer, want error }{
+		"the workload is gone":          {apierrors.NewNotFound(workloads, "web"), nil},
+		"another workload of that name": {replaced("Deployment", "web"), nil},
+		"the API server failed":         {broken, broken},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(build.Requires("p", "")), policy)...)
+			s.Reconciler.Client = interceptor.NewClient(s.World.Client, interceptor.Funcs{
+				Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+					return tc.answer
+				},
+			})
+			if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, tc.want) {
+				t.Errorf("error is %v, want %v", err, tc.want)
+			}
+		})
+	}
 }
 
 func TestAnswersToAPatchOfAPod(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	broken := errors.New("broken")
 	tests := map[string]struct{ answer, want error }{
-		"the pod is gone":       {apierrors.NewNotFound(pods, "a"), nil},
-		"the pod changed":       {apierrors.NewConflict(pods, "a", broken), nil},
-		"the API server failed": {broken, broken},
+		"the pod is gone":          {apierrors.NewNotFound(pods, "a"), nil},
+		"the pod changed":          {apierrors.NewConflict(pods, "a", broken), nil},
+		"another pod of that name": {replaced("Pod", "a"), nil},
+		"the API server failed":    {broken, broken},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

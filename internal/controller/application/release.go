@@ -59,7 +59,7 @@ func (r *Reconciler) waitsForAnother(pod *seats.Pod, s *scope) bool {
 // before: it looks at a refused pod again when the pod changes, never because
 // a policy did.
 func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod) error {
-	nudge := nudgeValue(fmt.Sprint(s.spread, s.want.BindingOverride))
+	nudge := nudgeValue(s.spread + s.override)
 	if !pod.Gated && (!pod.Unschedulable || pod.Nudge == nudge) {
 		return nil
 	}

@@ -51,6 +51,8 @@ type scope struct {
 	// adopted: the group has its finalizer, or is on its way out.
 	adopted bool
 	patched bool
+	// held: some node carries the group's label.
+	held bool
 }
 
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=nodegroups,verbs=get;list;watch;patch
@@ -108,13 +110,13 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope) error {
 	}
 	err := r.patchFinalizers(ctx, s.group, before)
 	s.adopted = err == nil
-	return err
+	return client.IgnoreNotFound(err)
 }
 
 func (r *Reconciler) patchFinalizers(ctx context.Context, group, before *gm.NodeGroup) error {
 	// Finalizers are a list that others write too: the resourceVersion guards it.
 	err := r.Client.Patch(ctx, group, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	if client.IgnoreNotFound(err) != nil {
+	if err != nil {
 		return fmt.Errorf("writing finalizers of NodeGroup %q: %w", group.Name, err)
 	}
 	return nil
@@ -144,9 +146,10 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		has := node.Labels[gm.NodeGroupLabel]
 		want := index.Assign(node.Name, node.Labels)
 		_, exists := index.Get(has)
-		if has != want && (has == s.group.Name || want == s.group.Name || !exists) {
+		if has != want && (has == s.group.Name || want == s.group.Name || has != "" && !exists) {
 			s.relabel[node.Name] = want
 		}
+		s.held = s.held || has == s.group.Name
 		s.labels[node.Name] = has
 		s.nodes = append(s.nodes, membership.Node{Name: node.Name, Labels: node.Labels, Ready: readyStatus(node), Group: want})
 	}
@@ -199,14 +202,14 @@ func (r *Reconciler) label(ctx context.Context, s *scope) error {
 // finalize lets a deleted group go when no node carries its label any more, as
 // far as is seen: the patches of this pass come back as events.
 func (r *Reconciler) finalize(ctx context.Context, s *scope) error {
-	if s.group.DeletionTimestamp == nil || !s.patched || len(s.relabel) > 0 {
+	if s.group.DeletionTimestamp == nil || !s.patched || s.held {
 		return nil
 	}
 	before := s.group.DeepCopy()
 	if !controllerutil.RemoveFinalizer(s.group, gm.NodeGroupFinalizer) {
 		return nil
 	}
-	return r.patchFinalizers(ctx, s.group, before)
+	return client.IgnoreNotFound(r.patchFinalizers(ctx, s.group, before))
 }
 
 // report writes the status, if it changed.

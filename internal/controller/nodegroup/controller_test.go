@@ -29,7 +29,7 @@ type site struct {
 	t *testing.T
 	// writes are the objects that were patched since they were looked at last.
 	writes []string
-	// refuse says which node may not be patched.
+	// refuse says which object may not be patched.
 	refuse string
 	answer error
 }
@@ -156,6 +156,12 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			want:    map[string]string{"n": "g"},
 			reason:  map[string]string{"g": gm.ReasonMembersReady},
 		},
+		"a label that names no group is taken off by any": {
+			objects: []client.Object{build.NodeGroup("g"), build.Node("n", build.InGroup("nobody"))},
+			groups:  []string{"g"},
+			want:    map[string]string{},
+			reason:  map[string]string{"g": gm.ReasonNoMembers},
+		},
 		"a selector that cannot be used empties no group": {
 			objects: []client.Object{build.NodeGroup("g", selects(map[string]string{"not a key": "x"})), build.Node("n", build.InGroup("g"))},
 			groups:  []string{"g"},
@@ -246,6 +252,22 @@ func TestAGroupIsHeldUntilItsLabelIsOffEveryNode(t *testing.T) {
 	s.reconcile("g") // a group that is gone is no error
 }
 
+func TestNoNodeIsLabelledBeforeTheGroupIsHeld(t *testing.T) {
+	s := newSite(t, build.NodeGroup("g", build.Selects("a")), build.Node("a"))
+	s.refuse, s.answer = "g", apierrors.NewConflict(schema.GroupResource{Resource: "nodegroups"}, "g", errors.New("changed"))
+	if result, err := s.pass("g"); err != nil || result.RequeueAfter == 0 {
+		t.Errorf("a conflict is tried again quietly; comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	if got := s.labels(); len(got) != 0 {
+		t.Errorf("labelled %v for a group that may go without a word", got)
+	}
+	s.refuse = ""
+	s.reconcile("g")
+	if diff := cmp.Diff(map[string]string{"a": "g"}, s.labels()); diff != "" || !slices.Contains(s.group("g").Finalizers, gm.NodeGroupFinalizer) {
+		t.Errorf("finalizers are %v, wrong labels (-want +got):\n%s", s.group("g").Finalizers, diff)
+	}
+}
+
 func TestFinalizersOfOthersStay(t *testing.T) {
 	s := newSite(t, build.NodeGroup("g", build.Deleting("example.com/f"), build.With(func(g *gm.NodeGroup) {
 		g.Finalizers = append(g.Finalizers, gm.NodeGroupFinalizer)
@@ -293,6 +315,11 @@ func TestGroupsOf(t *testing.T) {
 			}
 		})
 	}
+	t.Run("any one group, for a label that names none", func(t *testing.T) {
+		if got := s.groupsOf(t.Context(), build.Node("x", build.InGroup("nobody"))); len(got) != 1 {
+			t.Errorf("asks for %v, want one", got)
+		}
+	})
 }
 
 func TestMessagesAreBounded(t *testing.T) {

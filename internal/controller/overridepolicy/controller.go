@@ -183,15 +183,17 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 			a.stabilization = propagation.Spec.Rescheduling.Stabilization()
 		}
 	}
-	if a.app.Replicas != nil {
+	sized := a.app.Replicas != nil && a.app.Kind != "Job"
+	if sized {
 		a.replicas = int(*a.app.Replicas)
 	}
 	for _, cohort := range r.Ledger.View(r.Walker.Descendants(a.app.UID)) {
 		owner := r.Walker.Get(cohort.Owner)
-		if a.app.Replicas == nil && owner != nil && owner.Replicas != nil {
+		switch {
+		case sized:
+		case owner != nil && owner.Replicas != nil && owner.Kind != "Job":
 			a.replicas += int(*owner.Replicas)
-		}
-		if a.app.Replicas == nil && (owner == nil || owner.Replicas == nil) {
+		default: // a Job wants the pods that it has
 			a.replicas += len(cohort.Pods)
 		}
 		for _, pod := range cohort.Pods {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -128,6 +129,12 @@ func TestReconcile(t *testing.T) {
 	as := func(image string) build.Option {
 		return build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = image })
 	}
+	// stuck pulls an image that a rule before this one asked for.
+	stuck := build.With(func(p *corev1.Pod) {
+		p.Status.Conditions, p.Status.ContainerStatuses = nil, nil
+		as("wrong.io/nginx:1")(p)
+		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1"}`)(p)
+	})
 	tests := map[string]struct {
 		objects []build.Object
 		patched []string
@@ -143,6 +150,14 @@ func TestReconcile(t *testing.T) {
 		},
 		"a pod that does no work is first": {
 			objects: append(ground(2), running(0), running(1, notReady)), patched: []string{"web-1-1"}, reason: gm.ReasonConverging, pods: 2,
+		},
+		"pods none of which does any work are changed all at once": {
+			objects: append(ground(3), running(0, stuck), running(1, stuck), running(2, stuck)),
+			patched: []string{"web-1-0", "web-1-1", "web-1-2"}, reason: gm.ReasonConverging, pods: 3,
+		},
+		"pods whose containers go on are changed all at once": {
+			objects: append(ground(2), running(0, as("hz.io/nginx:1"), build.InitContainer("setup", "setup:1")), running(1, as("hz.io/nginx:1"), build.InitContainer("setup", "setup:1"))),
+			patched: []string{"web-1-0", "web-1-1"}, reason: gm.ReasonConverging, pods: 2,
 		},
 		"nothing is to change": {
 			objects: append(ground(1), running(0, as("hz.io/nginx:1"))), reason: gm.ReasonSatisfied, pods: 1, updated: 1,
@@ -160,6 +175,10 @@ func TestReconcile(t *testing.T) {
 		"mode Never leaves running pods alone": {
 			objects: append(replace(ground(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingNever))), running(0)),
 			reason:  gm.ReasonConverging, pods: 1,
+		},
+		"a PropagationPolicy without a mode changes pods as by default": {
+			objects: append(replace(ground(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(""))), running(0)),
+			patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 1,
 		},
 		"without a PropagationPolicy pods are changed as by default": {
 			objects: append(replace(ground(1), build.Deployment("web", build.Bound("", "o"), build.Replicas(1))), running(0)),
@@ -220,8 +239,12 @@ func TestTheNextPodIsChangedOnceTheLastHasRestarted(t *testing.T) {
 			t.Errorf("the group's label on %s is %q", name, got)
 		}
 		s.World.See(pod)
-		if s.reconcile(); len(s.patched) != 0 {
+		result := s.reconcile()
+		if len(s.patched) != 0 {
 			t.Errorf("%v changed while %s restarts", s.patched, name)
+		}
+		if i < 2 && result.RequeueAfter != retryDisruption { // a permission may come free without any pod changing
+			t.Errorf("with pods left to change it comes back after %s, want %s", result.RequeueAfter, retryDisruption)
 		}
 		pod.Status.ContainerStatuses[0].RestartCount++
 		s.World.See(pod)
@@ -266,14 +289,20 @@ func TestPodsStayAsTheyAreUntilTheGroupHasSettled(t *testing.T) {
 func TestAnswersToAPatch(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	broken := errors.New("broken")
+	invalid := func(path ...string) error {
+		return apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web-1-0", field.ErrorList{field.Invalid(field.NewPath(path[0], path[1:]...), "", "")})
+	}
+	notPossible := invalid("spec", "containers")
 	tests := map[string]struct {
 		answer error
 		want   error
 		next   bool // the next pod has its turn in the same pass
 	}{
-		"the pod is gone":       {apierrors.NewNotFound(pods, "web-1-0"), nil, true},
-		"the pod changed":       {apierrors.NewConflict(pods, "web-1-0", broken), nil, true},
-		"the API server failed": {broken, broken, false},
+		"the pod is gone":          {apierrors.NewNotFound(pods, "web-1-0"), nil, true},
+		"the pod changed":          {apierrors.NewConflict(pods, "web-1-0", broken), nil, true},
+		"another pod of that name": {invalid("metadata", "uid"), nil, true},
+		"the image cannot be":      {notPossible, notPossible, false},
+		"the API server failed":    {broken, broken, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -315,6 +344,24 @@ func TestStatusNamesTheRuleAndWritesNothingAtRest(t *testing.T) {
 	s.reconcile()
 	if after := version(); after != before {
 		t.Errorf("the status was written at rest: version %s became %s", before, after)
+	}
+}
+
+func TestAPolicyThatCannotBeUsedAnyMoreSaysNothingOfWorkloads(t *testing.T) {
+	s := newSite(t, append(ground(1), running(0))...)
+	s.reconcile()
+	policy := &gm.OverridePolicy{}
+	if err := s.World.Client.Get(t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); err != nil {
+		t.Fatal(err)
+	}
+	build.Registry("hz", "no registry")(policy)
+	policy.Generation = 2
+	if err := s.World.Client.Update(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+	s.reconcile()
+	if got := s.status(); s.reason() != gm.ReasonInvalid || len(got.Apps) != 0 || got.Workloads != 0 {
+		t.Errorf("the policy is %s, and shows %v of %d workloads", s.reason(), got.Apps, got.Workloads)
 	}
 }
 

@@ -1,6 +1,7 @@
 package propagationpolicy
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -164,6 +166,10 @@ func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
 			objects: both(ground(), []build.Object{job, runningPod("batch-0", "bj", 0, build.OwnedBy(job)), runningPod("batch-1", "bj", 1, build.OwnedBy(job))}),
 			reason:  gm.ReasonConverging,
 		},
+		"a Job that is done wants no pod any more": {
+			objects: both(ground(), []build.Object{job, runningPod("batch-0", "bj", 0, build.OwnedBy(job), build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))}),
+			reason:  gm.ReasonSatisfied,
+		},
 		"the pods of a DaemonSet come back where they were": {
 			objects: both(ground(), []build.Object{daemons, runningPod("agent-0", "", 0, build.OwnedBy(daemons)), runningPod("agent-1", "bj", 1, build.OwnedBy(daemons))}),
 			reason:  gm.ReasonSatisfied,
@@ -214,6 +220,10 @@ func TestAnswersToAnEviction(t *testing.T) {
 		},
 		"a PodDisruptionBudget refuses: the rest waits too": {
 			answer:  apierrors.NewTooManyRequests("budget", 0),
+			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: retryEviction, spared: true,
+		},
+		"the API server does not answer in time: the rest waits too": {
+			answer:  fmt.Errorf("asking: %w", context.DeadlineExceeded),
 			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: retryEviction, spared: true,
 		},
 		"the pod is gone: the next one's turn": {
@@ -289,6 +299,19 @@ func TestStatus(t *testing.T) {
 		c := meta.FindStatusCondition(s.policy().Status.Conditions, gm.ConditionReady)
 		if c == nil || c.Reason != gm.ReasonInvalid || c.Status != metav1.ConditionFalse || c.ObservedGeneration != 1 || len(s.evicted) != 0 {
 			t.Errorf("condition %+v, evicted %v", c, s.evicted)
+		}
+	})
+	t.Run("a spec that cannot be used any more says nothing of workloads", func(t *testing.T) {
+		s := newSite(t, both(ground(), web("hz"))...)
+		s.reconcile()
+		policy := s.policy()
+		policy.Spec.StaticWeight, policy.Generation = nil, 2
+		if err := s.World.Client.Update(t.Context(), policy); err != nil {
+			t.Fatal(err)
+		}
+		s.reconcile()
+		if got := s.policy().Status; s.reason() != gm.ReasonInvalid || len(got.Apps) != 0 || got.Workloads != 0 {
+			t.Errorf("the policy is %s, and shows %v of %d workloads", s.reason(), got.Apps, got.Workloads)
 		}
 	})
 	t.Run("workloads are sorted, the worst first, and at most so many shown", func(t *testing.T) {
@@ -440,4 +463,26 @@ func TestDeletionCosts(t *testing.T) {
 			t.Errorf("written for nobody: %v", got)
 		}
 	})
+}
+
+func TestAnswersToAPatchOfAPod(t *testing.T) {
+	broken := errors.New("broken")
+	tests := map[string]struct{ answer, want error }{
+		"the pod is gone": {apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "web-1-0"), nil},
+		"another pod of that name": {
+			apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web-1-0", field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), "", "")}), nil,
+		},
+		"the API server failed": {broken, broken},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, both(ground(), web("hz"))...)
+			s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, nil, tc.answer
+			})
+			if _, err := s.pass(); !errors.Is(err, tc.want) {
+				t.Errorf("error is %v, want %v", err, tc.want)
+			}
+		})
+	}
 }

@@ -168,7 +168,8 @@ func movesOf(o observed, c seats.CohortView) moves {
 			}
 		}
 	}
-	if len(m.evict) == 0 {
+	// With seats that other pods are about to take, there is something to wait for.
+	if len(m.evict) == 0 && (open > 0 || len(lacking) == 0) {
 		m.reason = gm.ReasonNoFeasibleTarget
 	}
 	if !o.evictable || o.mode != gm.ReschedulingEvict {
@@ -225,7 +226,7 @@ func (p *plan) explain(o observed, waiting, surplus int) {
 	case surplus > 0 && o.mode != gm.ReschedulingEvict:
 		p.spread.Message = fmt.Sprintf("pods are surplus and stay: rescheduling.mode is %s", o.mode)
 	case p.reason == gm.ReasonNoFeasibleTarget:
-		p.spread.Message = "pods are surplus and stay: no open node with room in " + lackingGroups(p.spread.Groups)
+		p.spread.Message = "pods are surplus and stay: no NodeGroup that may have more has an open node with room"
 	case p.reason == gm.ReasonConverging:
 		p.spread.Message = "surplus pods are being moved"
 	case missing != "":

@@ -53,6 +53,13 @@ func cohort(revision string, groups ...string) seats.CohortView {
 	return c
 }
 
+// atMost bounds the pods of a group.
+func atMost(group string, n int) build.Option {
+	return build.With(func(p *gm.PropagationPolicy) {
+		p.Spec.NumRange = append(p.Spec.NumRange, gm.NodeGroupNumRange{NodeGroupNames: []string{group}, Max: new(intstr.FromInt(n))})
+	})
+}
+
 func times(n int, group string) []string { return slices.Repeat([]string{group}, n) }
 
 // seen is a Deployment of five pods that may be moved anywhere.
@@ -94,13 +101,8 @@ func TestPlanFor(t *testing.T) {
 			o.canTake = func(group string, _ *seats.Pod) bool { return slices.Contains(groups, group) }
 		}
 	}
-	ranges := func(rules ...gm.NodeGroupNumRange) func(*observed) {
-		return func(o *observed) {
-			o.spread = spreadOf(build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) { p.Spec.NumRange = rules })))
-		}
-	}
-	atMost := func(group string, n int) gm.NodeGroupNumRange {
-		return gm.NodeGroupNumRange{NodeGroupNames: []string{group}, Max: new(intstr.FromInt(n))}
+	ranges := func(replicas int, rules ...build.Option) func(*observed) {
+		return func(o *observed) { o.spread, o.replicas = spreadOf(build.PropagationPolicy("p", rules...)), replicas }
 	}
 	exact := append(times(3, "hz"), times(2, "bj")...)
 	twoAndThree := append(times(2, "hz"), times(3, "bj")...)
@@ -111,6 +113,7 @@ func TestPlanFor(t *testing.T) {
 		reason   string
 		waiting  int32
 		silent   bool // no message is wanted
+		says     string
 		groups   []gm.GroupSpread
 	}{
 		"exact": {
@@ -175,6 +178,11 @@ func TestPlanFor(t *testing.T) {
 			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj"))), reason: gm.ReasonConverging,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 5, Ready: 5}, {Name: "hz", Desired: 3}},
 		},
+		"two revisions at once, and pods that wait": {
+			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "-"))), reason: gm.ReasonConverging, waiting: 1,
+			says:   `pods wait for a node: NodeGroup "hz"`,
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 4, Ready: 4}, {Name: "hz", Desired: 3}},
+		},
 		"waiting pods fill what is lacking: nothing leaves for them": {
 			observed: seen(pods(cohort("r", "hz", "bj", "bj", "-", "-"))), reason: gm.ReasonPodsWaiting, waiting: 2,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 1, Ready: 1}},
@@ -193,6 +201,10 @@ func TestPlanFor(t *testing.T) {
 		"pods that are not there yet count as wanted": {
 			observed: seen(pods(cohort("r", "hz", "hz", "bj"))), reason: gm.ReasonConverging,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 1, Ready: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
+		},
+		"pods that are not there yet take seats as well: only what is beyond them leaves": {
+			observed: seen(pods(cohort("r", times(3, "bj")...))), reason: gm.ReasonConverging, evict: []string{"r-2"},
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3}},
 		},
 		"no pod at all": {
 			observed: seen(), reason: gm.ReasonConverging,
@@ -217,9 +229,24 @@ func TestPlanFor(t *testing.T) {
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 3, Ready: 2}},
 		},
 		"more pods than all ranges hold wait": {
-			observed: seen(pods(cohort("r", "hz", "bj", "-")), ranges(atMost("hz", 1), atMost("bj", 1)), func(o *observed) { o.replicas = 3 }),
-			reason:   gm.ReasonPodsWaiting, waiting: 1,
+			observed: seen(pods(cohort("r", "hz", "bj", "-")), ranges(3, atMost("hz", 1), atMost("bj", 1))),
+			reason:   gm.ReasonPodsWaiting, waiting: 1, says: "the policy gives none of them more",
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 1, Current: 1, Ready: 1}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}},
+		},
+		"a pod that waits takes the only open seat: nothing leaves for it": {
+			observed: seen(pods(cohort("r", "bj", "bj", "-")), ranges(3, atMost("hz", 1), atMost("bj", 1))),
+			reason:   gm.ReasonPodsWaiting, waiting: 1,
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 1, Current: 2, Ready: 2, Surplus: 1}, {Name: "hz", Desired: 1}},
+		},
+		"a pod that is not there yet takes the only open seat: nothing leaves for it": {
+			observed: seen(pods(cohort("r", "bj", "bj")), ranges(3, atMost("hz", 1), atMost("bj", 1))),
+			reason:   gm.ReasonConverging,
+			groups:   []gm.GroupSpread{{Name: "bj", Desired: 1, Current: 2, Ready: 2, Surplus: 1}, {Name: "hz", Desired: 1}},
+		},
+		"of two open seats a pod that waits takes one: one leaves for the other": {
+			observed: seen(pods(cohort("r", "bj", "bj", "bj", "-")), ranges(4, atMost("hz", 2), atMost("bj", 1))),
+			reason:   gm.ReasonPodsWaiting, waiting: 1, evict: []string{"r-2"},
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 1, Current: 3, Ready: 3, Surplus: 2}, {Name: "hz", Desired: 2}},
 		},
 	}
 	for name, tc := range tests {
@@ -237,7 +264,7 @@ func TestPlanFor(t *testing.T) {
 			if p.spread.Waiting != tc.waiting {
 				t.Errorf("%d wait, want %d", p.spread.Waiting, tc.waiting)
 			}
-			if (p.spread.Message == "") != tc.silent {
+			if (p.spread.Message == "") != tc.silent || !strings.Contains(p.spread.Message, tc.says) {
 				t.Errorf("message is %q", p.spread.Message)
 			}
 			if want := (gm.AppReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}); p.spread.Ref != want {
@@ -250,17 +277,40 @@ func TestPlanFor(t *testing.T) {
 // numbers finds digits that do not count the names that a list leaves out.
 var numbers = regexp.MustCompile(`(^|[^0-9])[0-9]`)
 
+// openSeats are the seats of the only revision that groups lack, beyond the
+// pods that have none yet.
+func openSeats(o observed) int {
+	total, seated := max(len(o.cohorts[0].Pods), o.replicas), map[string]int{}
+	open := -total
+	for _, pod := range o.cohorts[0].Pods {
+		if pod.Seated {
+			seated[pod.Group]++
+			open++
+		}
+	}
+	for i, n := range o.spread.Divide(total) {
+		open += max(n-seated[o.spread.Groups()[i]], 0)
+	}
+	return open
+}
+
 // TestPlansAreSound looks at any situation of one workload.
 func TestPlansAreSound(t *testing.T) {
 	known := []string{"a", "b", "c", "d"}
 	rapid.Check(t, func(t *rapid.T) {
-		var weights []build.Option
+		var rules []build.Option
+		byWeights := rapid.Bool().Draw(t, "by weights")
 		for _, group := range known {
-			weights = append(weights, build.Weight(rapid.Int64Range(0, 5).Draw(t, "weight"), group))
+			n := rapid.IntRange(0, 5).Draw(t, "weight or bound")
+			if byWeights {
+				rules = append(rules, build.Weight(int64(n), group))
+			} else {
+				rules = append(rules, atMost(group, n))
+			}
 		}
 		full := rapid.SliceOfDistinct(rapid.SampledFrom(known), rapid.ID).Draw(t, "full groups")
 		o := seen(func(o *observed) {
-			o.spread = spreadOf(build.PropagationPolicy("p", weights...), rapid.SliceOfDistinct(rapid.SampledFrom(known), rapid.ID).Draw(t, "missing groups")...)
+			o.spread = spreadOf(build.PropagationPolicy("p", rules...), rapid.SliceOfDistinct(rapid.SampledFrom(known), rapid.ID).Draw(t, "missing groups")...)
 			o.replicas = rapid.IntRange(0, 20).Draw(t, "replicas")
 			o.evictable = rapid.IntRange(0, 4).Draw(t, "evictable") > 0
 			o.divided = rapid.IntRange(0, 4).Draw(t, "divided") > 0
@@ -283,6 +333,11 @@ func TestPlansAreSound(t *testing.T) {
 		if len(p.evict) > 0 && (!o.evictable || !o.divided || o.mode != gm.ReschedulingEvict || len(o.cohorts) != 1) {
 			t.Fatalf("%v leave and may not", names(p.evict))
 		}
+		if len(p.evict) > 0 {
+			if open := openSeats(o); len(p.evict) > open {
+				t.Fatalf("%d pods leave for %d seats that nobody is there to take", len(p.evict), open)
+			}
+		}
 		twice := map[types.UID]bool{}
 		for _, pod := range p.evict {
 			group := ""
@@ -293,7 +348,7 @@ func TestPlansAreSound(t *testing.T) {
 			}
 			share := int32(0)
 			if i := o.spread.Index(group); i >= 0 {
-				share = int32(o.spread.Divide(len(o.cohorts[0].Pods))[i])
+				share = int32(o.spread.Divide(max(len(o.cohorts[0].Pods), o.replicas))[i])
 			}
 			if current[group]--; current[group] < share {
 				t.Fatalf("a pod leaves %q, which has no more than its share of %d", group, share)

@@ -4,6 +4,7 @@ package trigger
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -52,11 +53,15 @@ func (s *Source[R]) Start(_ context.Context, queue workqueue.TypedRateLimitingIn
 	return nil
 }
 
-// WaitForSync implements source.TypedSyncingSource.
+// WaitForSync implements source.TypedSyncingSource. A program that stops while
+// it waits is no error.
 func (s *Source[R]) WaitForSync(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, syncInterval, true, func(context.Context) (bool, error) {
 		return s.Synced == nil || s.Synced(), nil
 	})
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("waiting for what reconciles read: %w", err)
 	}

@@ -1,9 +1,12 @@
 package trigger
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -57,7 +60,7 @@ func TestNothingBlocksBeforeTheStartAndAllComesWithIt(t *testing.T) {
 		q := newQueue(t)
 		s := &Source[string]{All: func() []string { return []string{"a", "b"} }}
 		s.Add("early") // returns, though nobody takes it
-		if err := s.Start(t.Context(), q); err != nil {
+		if err := errors.Join(s.Start(t.Context(), q), s.WaitForSync(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff([]string{"a", "b"}, q.take()); diff != "" {
@@ -66,6 +69,54 @@ func TestNothingBlocksBeforeTheStartAndAllComesWithIt(t *testing.T) {
 		s.Add("c")
 		if diff := cmp.Diff([]string{"c"}, q.take()); diff != "" {
 			t.Errorf("wrong requests after the start (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAllComesOnceAllIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var known atomic.Bool
+		q := newQueue(t)
+		s := &Source[string]{Synced: known.Load, All: func() []string {
+			if !known.Load() {
+				t.Error("asked for all before all is known")
+			}
+			return []string{"a", "b"}
+		}}
+		if err := s.Start(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- s.WaitForSync(t.Context()) }()
+		s.Add("meanwhile")
+		synctest.Wait()
+		if len(ended) != 0 {
+			t.Error("the controller runs before all is known")
+		}
+		known.Store(true)
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"a", "b", "meanwhile"}, q.take()); diff != "" {
+			t.Errorf("wrong requests (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAControllerThatStopsWaitsNoLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newQueue(t)
+		s := &Source[string]{Synced: func() bool { return false }, All: func() []string { return []string{"a"} }}
+		if err := s.Start(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- s.WaitForSync(ctx) }()
+		cancel()
+		<-ended
+		if got := q.take(); len(got) != 0 {
+			t.Errorf("%v came, and nothing is known", got)
 		}
 	})
 }

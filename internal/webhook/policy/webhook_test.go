@@ -113,12 +113,20 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func TestAGroupOnItsWayOutMayLoseItsFinalizerWhateverItSelects(t *testing.T) {
+func TestWhatIsOnItsWayOutMayLoseItsFinalizerWhateverItSays(t *testing.T) {
 	group := build.NodeGroup("g", build.Deleting(gm.NodeGroupFinalizer), build.With(func(g *gm.NodeGroup) {
 		g.Spec.MatchLabels = map[string]string{"not a key": "x"}
 	}))
-	if _, err := (NodeGroup{}).ValidateUpdate(t.Context(), group, group); err != nil {
-		t.Errorf("it is held for ever: %v", err)
+	propagation := build.PropagationPolicy("p", build.Deleting("example.com/f"))
+	override := build.OverridePolicy("o", build.Deleting("example.com/f"), build.Registry("hz", "no registry"))
+	for _, err := range []error{
+		second(NodeGroup{}.ValidateUpdate(t.Context(), group, group)),
+		second(Propagation{}.ValidateUpdate(t.Context(), propagation, propagation)),
+		second(Override{}.ValidateUpdate(t.Context(), override, override)),
+	} {
+		if err != nil {
+			t.Errorf("it is held for ever: %v", err)
+		}
 	}
 }
 

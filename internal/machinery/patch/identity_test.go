@@ -1,0 +1,41 @@
+package patch
+
+import (
+	"errors"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+func TestAnotherOfThatName(t *testing.T) {
+	things := schema.GroupResource{Resource: "things"}
+	invalid := func(causes ...*field.Error) error {
+		return apierrors.NewInvalid(schema.GroupKind{Kind: "Thing"}, "a", causes)
+	}
+	uid, spec := field.NewPath("metadata", "uid"), field.NewPath("spec")
+	bare := apierrors.NewInvalid(schema.GroupKind{Kind: "Thing"}, "a", nil)
+	bare.ErrStatus.Details = nil
+	tests := map[string]struct {
+		err  error
+		want bool
+	}{
+		"the UID was a precondition":         {apierrors.NewConflict(things, "a", errors.New("uid")), true},
+		"the UID cannot be changed":          {invalid(field.Invalid(uid, "b", "field is immutable")), true},
+		"nor can another field":              {invalid(field.Invalid(spec, "b", "field is immutable"), field.Invalid(uid, "b", "field is immutable")), true},
+		"another field alone cannot be":      {invalid(field.Invalid(spec, "b", "field is immutable")), false},
+		"the UID is refused in another way":  {invalid(field.Forbidden(uid, "no")), false},
+		"a refusal that does not say what":   {bare, false},
+		"the object is gone":                 {apierrors.NewNotFound(things, "a"), false},
+		"an error that is not of the server": {errors.New("broken"), false},
+		"no error":                           {nil, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := AnotherOfThatName(tc.err); got != tc.want {
+				t.Errorf("another of that name: %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
