@@ -9,6 +9,9 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Config is what the command line of atoll-manager says.
@@ -30,6 +33,9 @@ type Config struct {
 	LeaseDuration time.Duration
 	// EvictionsPerSecond bounds the evictions of all workloads together.
 	EvictionsPerSecond float64
+	// SchedulerName is the scheduler that managed pods are given where the
+	// cluster's own does not ask the extender. Unset leaves them to theirs.
+	SchedulerName string
 }
 
 // AddFlags binds the configuration to flags, with defaults.
@@ -55,6 +61,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "agree with other replicas on one that decides")
 	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that is not heard of keeps its place; at least 3s")
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
+	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
 }
 
 // Validate names what cannot be.
@@ -70,6 +77,12 @@ func (c *Config) Validate() error {
 	}
 	if c.Namespace == "" {
 		return errors.New("--namespace is empty: name the namespace of the manager's Secrets and Lease")
+	}
+	if c.SchedulerName == corev1.DefaultSchedulerName {
+		return fmt.Errorf("--scheduler-name is %s: leave it unset where that scheduler asks the extender", c.SchedulerName)
+	}
+	if problems := validation.IsDNS1123Subdomain(c.SchedulerName); c.SchedulerName != "" && len(problems) > 0 {
+		return fmt.Errorf("--scheduler-name is %q: %s", c.SchedulerName, problems[0])
 	}
 	return nil
 }

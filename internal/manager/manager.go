@@ -214,7 +214,7 @@ func (p *parts) addControllers(context.Context) error {
 }
 
 func (p *parts) addWebhooks(context.Context) error {
-	if err := (&podwebhook.Webhook{Walker: p.walker}).SetupWithManager(p.mgr); err != nil {
+	if err := (&podwebhook.Webhook{Walker: p.walker, SchedulerName: p.config.SchedulerName}).SetupWithManager(p.mgr); err != nil {
 		return fmt.Errorf("registering the pod webhook: %w", err)
 	}
 	return policywebhook.SetupWithManager(p.mgr)
