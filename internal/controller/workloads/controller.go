@@ -1,16 +1,17 @@
 // Package workloads reconciles the ConfigMap groupmanagement-config: the kinds
 // of workloads beside those of Kubernetes itself (document 000).
 //
-//	read ─► parse ─► resolve (served? namespaced? allowed?) ─► owners.Walker.SetKinds ─► events
+//	resolve (read? served? namespaced? allowed?) ─► force: owners.Walker.SetKinds ─► remember ─► tell
 //
 // A text that is not right as a whole changes nothing: the kinds in force stay,
 // and an event names the entry and the way out. Kinds that are not served, or
 // not allowed, are asked about again. It runs on every replica, since each has
-// caches of its own; the one that leads tells.
+// caches of its own; the one that leads writes and tells.
 package workloads
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -29,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/workloads"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -77,7 +79,12 @@ type Reconciler struct {
 // scope is what one pass observed.
 type scope struct {
 	config *corev1.ConfigMap // nil if there is none
-	good   []owners.Kind
+	reading
+}
+
+// reading is what a text stands for.
+type reading struct {
+	good []owners.Kind
 	// bad are the entries that cannot be used, and badKinds the kinds of those
 	// that the API server refuses; retry: another try may do.
 	bad      []error
@@ -87,7 +94,7 @@ type scope struct {
 	unsure bool
 }
 
-// +kubebuilder:rbac:groups="",namespace=atoll-system,resources=configmaps,resourceNames=groupmanagement-config,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",namespace=atoll-system,resources=configmaps,resourceNames=groupmanagement-config,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=selfsubjectaccessreviews,verbs=create
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
@@ -129,38 +136,42 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	} else if err != nil {
 		return ctrl.Result{}, fmt.Errorf("reading ConfigMap %s: %w", req.NamespacedName, err)
 	}
-	return phase.Run(ctx, s, r.resolve, r.force, r.tell)
+	return phase.Run(ctx, s, r.resolve, r.force, r.remember, r.tell)
 }
 
 // resolve finds out which kinds the text stands for.
 func (r *Reconciler) resolve(ctx context.Context, s *scope) error {
-	if s.config == nil {
-		return nil
-	}
-	entries, errs := workloads.Parse(s.config.Data[workloads.Key])
-	for _, err := range errs {
-		s.bad = append(s.bad, err)
-	}
-	s.badKinds = map[schema.GroupKind]bool{}
-	for _, e := range entries {
-		kind, err := r.kind(ctx, e)
-		if err == nil {
-			s.good = append(s.good, kind)
-			continue
-		}
-		s.bad = append(s.bad, fmt.Errorf("%s (%s): %w", workloads.Key, e.GroupKind(), err))
-		s.badKinds[e.GroupKind()] = true
-		var no refusal
-		refused := errors.As(err, &no)
-		s.retry = s.retry || !refused || no.passes
-		s.unsure = s.unsure || !refused
+	if s.config != nil {
+		s.reading = r.read(ctx, s.config.Data[workloads.Key])
 	}
 	return nil
 }
 
-// force makes the walk know the kinds, if all of the text is right. A replica
-// that has just started has nothing that could stay in force: it begins with
-// the entries that are right.
+func (r *Reconciler) read(ctx context.Context, text string) reading {
+	out := reading{badKinds: map[schema.GroupKind]bool{}}
+	entries, errs := workloads.Parse(text)
+	for _, err := range errs {
+		out.bad = append(out.bad, err)
+	}
+	for _, e := range entries {
+		kind, err := r.kind(ctx, e)
+		if err == nil {
+			out.good = append(out.good, kind)
+			continue
+		}
+		out.bad = append(out.bad, fmt.Errorf("%s (%s): %w", workloads.Key, e.GroupKind(), err))
+		out.badKinds[e.GroupKind()] = true
+		var no refusal
+		refused := errors.As(err, &no)
+		out.retry = out.retry || !refused || no.passes
+		out.unsure = out.unsure || !refused
+	}
+	return out
+}
+
+// force makes the walk know the kinds, if all of the text is right; else those
+// that it knows stay. A replica that has just started begins with the last text
+// that was right, or with the entries that are.
 func (r *Reconciler) force(ctx context.Context, s *scope) error {
 	if s.retry {
 		r.failures++
@@ -168,19 +179,49 @@ func (r *Reconciler) force(ctx context.Context, s *scope) error {
 		r.failures = 0
 	}
 	ask := phase.Wait("the API server to serve and allow every kind", backoff(r.failures))
+	kinds := s.good
 	switch {
-	case len(s.bad) > 0 && r.settled:
+	case len(s.bad) == 0:
+	case r.settled:
+		kinds = r.inForce
 	case s.unsure && r.failures < startTries:
 		return ask
 	default:
-		r.Walker.SetKinds(s.good)
-		if before, now := namesOf(r.inForce), namesOf(s.good); before != now {
-			log.FromContext(ctx).Info("Kinds of workloads beside the built-in ones", "kinds", now, "before", before)
+		if last, ok := s.config.Annotations[gm.LastGoodWorkloadsAnnotation]; ok {
+			kinds = r.read(ctx, last).good
 		}
-		r.inForce, r.settled = s.good, true
 	}
+	r.Walker.SetKinds(kinds)
+	if before, now := namesOf(r.inForce), namesOf(kinds); before != now {
+		log.FromContext(ctx).Info("Kinds of workloads beside the built-in ones", "kinds", now, "before", before)
+	}
+	r.inForce, r.settled = kinds, true
 	if s.retry {
 		return ask
+	}
+	return nil
+}
+
+// remember keeps a text that is right where a replica that starts later finds
+// it, whatever the text has become by then.
+func (r *Reconciler) remember(ctx context.Context, s *scope) error {
+	if s.config == nil || len(s.bad) > 0 || !r.Leads() {
+		return nil
+	}
+	text := s.config.Data[workloads.Key]
+	if last, ok := s.config.Annotations[gm.LastGoodWorkloadsAnnotation]; ok && last == text {
+		return nil
+	}
+	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": s.config.UID, "resourceVersion": s.config.ResourceVersion,
+		"annotations": map[string]string{gm.LastGoodWorkloadsAnnotation: text},
+	}})
+	if err != nil {
+		return fmt.Errorf("encoding a patch of a ConfigMap: %w", err)
+	}
+	err = r.Client.Patch(ctx, s.config.DeepCopy(), client.RawPatch(types.MergePatchType, raw))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("writing the last good text to ConfigMap %s/%s: %w", s.config.Namespace, s.config.Name, err)
 	}
 	return nil
 }
