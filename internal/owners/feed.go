@@ -27,7 +27,8 @@ func (w *Walker) Start(ctx context.Context) error {
 	}
 	w.lifecycle.Unlock()
 	<-ctx.Done()
-	w.lifecycle.Lock() // whoever comes now finds ctx done and launches nothing
+	w.lifecycle.Lock()
+	w.ended = true
 	w.lifecycle.Unlock()
 	w.running.Wait()
 	return nil
@@ -35,7 +36,7 @@ func (w *Walker) Start(ctx context.Context) error {
 
 // launchLocked runs a feed if the walker runs.
 func (w *Walker) launchLocked(f *feed) {
-	if w.ctx == nil || w.ctx.Err() != nil {
+	if w.ctx == nil || w.ended {
 		return
 	}
 	ctx, cancel := context.WithCancel(w.ctx)

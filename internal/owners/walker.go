@@ -77,6 +77,7 @@ type Walker struct {
 	// lifecycle guards what follows, and that kinds come and go one after the other.
 	lifecycle sync.Mutex
 	ctx       context.Context // of Start; nil before
+	ended     bool            // nothing is started any more
 	further   map[schema.GroupKind]*furtherFeed
 }
 
