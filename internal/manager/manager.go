@@ -13,10 +13,14 @@ import (
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -30,6 +34,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/controller"
+	"github.com/atoll-k8s/atoll/internal/controller/workloads"
 	"github.com/atoll-k8s/atoll/internal/extender"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/pki"
@@ -96,8 +101,11 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		return err
 	}
 	p.ledger = seats.NewLedger(clock.RealClock{})
-	p.feed = seats.NewFeed(p.ledger, p.client)
-	p.walker = owners.NewWalker(p.client)
+	if p.walker, err = newWalker(config, p.client); err != nil {
+		return err
+	}
+	p.feed = seats.NewFeed(p.ledger, p.client, p.walker.Revision)
+	p.walker.OnRevisions(p.feed.Relist)
 	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{})
 	for _, setup := range []func(context.Context) error{p.connect, p.addControllers, p.addWebhooks, p.addExtender, p.addHealth} {
 		if err := setup(ctx); err != nil {
@@ -105,6 +113,21 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		}
 	}
 	return p.mgr.Start(ctx)
+}
+
+// newWalker makes a walk that can be told of further kinds.
+func newWalker(config *rest.Config, client kubernetes.Interface) (*owners.Walker, error) {
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("making a client of any kind: %w", err)
+	}
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("making a client of metadata: %w", err)
+	}
+	walker := owners.NewWalker(client)
+	walker.Extend(objects, meta)
+	return walker, nil
 }
 
 func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
@@ -123,7 +146,14 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 		Logger: ctrl.Log,
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject:         map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: slimNode}},
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Node{}: {Transform: slimNode},
+				// The manager may read no other.
+				&corev1.ConfigMap{}: {
+					Namespaces: map[string]cache.Config{c.Namespace: {}},
+					Field:      fields.OneTermEqualSelector(metav1.ObjectNameField, workloads.ConfigMapName),
+				},
+			},
 		},
 		WebhookServer: webhook.NewServer(webhook.Options{Host: host, Port: port, TLSOpts: []func(*tls.Config){keeper.ServerTLS}}),
 		Metrics: metricsserver.Options{
@@ -208,7 +238,8 @@ func (p *parts) connect(ctx context.Context) error {
 
 func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
-		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
+		Namespace: p.config.Namespace,
+		Pods:      p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
 		Pace: rate.NewLimiter(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
 	})
 }

@@ -111,12 +111,23 @@ func (p *Pod) Object() *ownership.Object {
 	}
 }
 
-// Slim keeps of a pod what the decisions need.
+// RevisionOf tells the revision of a pod that has a controller and labels. The
+// owners' walk knows; see owners.Walker.
+type RevisionOf func(controller *ownership.Reference, labels map[string]string) string
+
+// Slim keeps of a pod what the decisions need. Its revision is that of the pods
+// of a built-in kind; see SlimBy for those of others.
 func Slim(pod *corev1.Pod) *Pod {
+	return SlimBy(func(_ *ownership.Reference, labels map[string]string) string { return ownership.Revision(labels, "") }, pod)
+}
+
+// SlimBy keeps of a pod what the decisions need.
+func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
+	controller := owners.ControllerOf(pod.OwnerReferences)
 	p := &Pod{
 		UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name,
-		Controller:    owners.ControllerOf(pod.OwnerReferences),
-		Revision:      ownership.Revision(pod.Labels),
+		Controller:    controller,
+		Revision:      revision(controller, pod.Labels),
 		Policies:      ownership.PoliciesOf(pod.Labels),
 		IgnoreMissing: ownership.IgnoresMissing(pod.Annotations),
 		GroupStamp:    pod.Labels[gm.NodeGroupLabel],

@@ -137,3 +137,18 @@ service:
   port: 443
 {{- end -}}
 {{- end }}
+
+{{/*
+The plural of a kind as most are: Kubernetes' own guess. A kind that is served
+under another needs the field resource.
+*/}}
+{{- define "atoll.plural" -}}
+{{- $singular := lower . -}}
+{{- if hasSuffix "s" $singular -}}
+{{ $singular }}es
+{{- else if hasSuffix "y" $singular -}}
+{{ trimSuffix "y" $singular }}ies
+{{- else -}}
+{{ $singular }}s
+{{- end -}}
+{{- end }}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -35,6 +36,7 @@ type site struct {
 	t *testing.T
 	// labelled are the patches of workloads, woken those of pods.
 	labelled, woken []string
+	events          *events.FakeRecorder
 }
 
 func newSite(t *testing.T, objects ...build.Object) *site {
@@ -50,7 +52,10 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 			return c.Patch(ctx, o, patch, opts...)
 		},
 	})
-	s.Reconciler = &Reconciler{Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book}
+	s.events = events.NewFakeRecorder(10)
+	s.Reconciler = &Reconciler{
+		Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book, Recorder: s.events,
+	}
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		patch := action.(clienttesting.PatchAction)
 		if patch.GetPatchType() != types.StrategicMergePatchType {

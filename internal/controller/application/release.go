@@ -15,6 +15,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
@@ -27,6 +28,29 @@ func (r *Reconciler) release(ctx context.Context, s *scope) error {
 	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
 		for _, pod := range cohort.Pods {
 			if pod.Node == "" && !r.waitsForAnother(pod.Pod, s) {
+				errs = append(errs, r.wake(ctx, s, pod.Pod))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// releaseLeft lets pods go whose owner the walk does not know any more, because
+// its kind is no workload any more: nobody else would. Pods whose owner is gone
+// are left to the garbage collector.
+func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
+	var errs []error
+	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
+		for _, pod := range cohort.Pods {
+			if pod.Node != "" || !pod.Gated && !pod.Unschedulable {
+				continue
+			}
+			app, _, err := r.Walker.Application(ctx, pod.Object())
+			switch {
+			case errors.Is(err, owners.ErrOwnerGone):
+			case err != nil:
+				errs = append(errs, err)
+			case !app.Managed():
 				errs = append(errs, r.wake(ctx, s, pod.Pod))
 			}
 		}
