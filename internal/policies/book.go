@@ -7,7 +7,6 @@ package policies
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -27,10 +26,6 @@ import (
 // maxKept bounds the number of compiled policies that are kept; beyond it all
 // are dropped and compiled again when asked for.
 const maxKept = 20_000
-
-// errLate: what cannot change on a pod that exists would have to be applied
-// before its group is known.
-var errLate = errors.New("commandOverrider, argsOverrider and plaintext are not in force yet: use imageOverrider only")
 
 // Book compiles policies. Safe for concurrent use.
 type Book struct {
@@ -140,9 +135,6 @@ func (b *Book) Rules(policy *gm.OverridePolicy) (*override.Rules, []override.Rul
 	}
 	e := rulesEntry{generation: policy.Generation}
 	e.rules, e.errs = override.Compile(policy.Spec)
-	if len(e.errs) == 0 && e.rules.TouchesImmutableAnywhere() {
-		e.errs = []override.RuleError{{Overrider: "spec.overrideRules", Err: errLate}}
-	}
 	b.rules[policy.UID] = e
 	return e.rules, e.errs
 }

@@ -7,9 +7,12 @@
 //
 //	          Reserve                 pod seen on a node
 //	no seat ───────────► reserved ──────────────────────► observed
-//	   ▲                    │                                 │
-//	   └────────────────────┴─────────────────────────────────┘
-//	     deleted, finished, terminating; reservations also: asked again, lapsed
+//	   │ ▲                  │                                 │ ▲
+//	   │ └──────────────────┴─────────────────────────────────┘ │
+//	   │   deleted, finished, terminating; reservations also:   │
+//	   │   asked again, lapsed                                  │
+//	   └── Take, for a pod that is not created yet ─────────────┘
+//	                                pod seen with the seat's token
 //
 // The ledger is derived: it is a function of the pods and of reservations that
 // live for seconds, so a restart lists pods and is right. It asks placement
@@ -60,6 +63,8 @@ type Ledger struct {
 	// moved is when a node joined or left the group last.
 	moved map[string]time.Time
 	epoch uint64
+	// avoided are groups that the pods of an owner do not get at creation, until when.
+	avoided map[avoidance]time.Time
 	// disrupted are pods that we are about to evict or restart, until that is seen.
 	disrupted map[types.UID]time.Time
 }
@@ -109,6 +114,7 @@ func NewLedger(clock clock.PassiveClock) *Ledger {
 		nodes:     map[string]*node{},
 		members:   map[string]map[string]*node{},
 		moved:     map[string]time.Time{},
+		avoided:   map[avoidance]time.Time{},
 		disrupted: map[types.UID]time.Time{},
 	}
 }
@@ -148,6 +154,9 @@ func (l *Ledger) tell(old, new *Pod) {
 
 func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 	key := Cohort{Owner: pod.Owner(), Revision: pod.Revision}
+	if taken := l.seats[pod.Seat]; taken != nil && taken.pod == nil {
+		l.dropLocked(taken) // the pod holds it under its UID from here on
+	}
 	s := l.seats[pod.UID]
 	if s != nil && s.cohort.key != key { // adopted by another owner
 		old = s.pod
@@ -170,6 +179,9 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 		l.unseatLocked(s)
 	case pod.Node != "":
 		l.seatLocked(s, l.nodeLocked(pod.Node).Group)
+		l.settleLocked(s)
+	case pod.Pinned():
+		l.seatLocked(s, pod.GroupStamp)
 		l.settleLocked(s)
 	}
 	if pod.Node != "" {

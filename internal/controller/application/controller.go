@@ -4,8 +4,8 @@
 //     exist and are valid (document 000, "PropagationPolicyController" and
 //     "OverridePolicyController"); a binding label that nobody requires goes.
 //   - release: pods that wait at our scheduling gate are let go when every
-//     policy that the workload requires is bound; pods that kube-scheduler
-//     refused before are woken.
+//     policy that the workload requires is bound, or replaced if they must be as
+//     wanted from their creation; pods that kube-scheduler refused before are woken.
 //
 // It reads the owners' walk and the ledger, and writes labels and gates. It
 // places nothing.
@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,6 +32,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -52,7 +54,9 @@ type Reconciler struct {
 	Ledger *seats.Ledger
 	Book   *policies.Book
 	// Synced tells whether walk and ledger know everything.
-	Synced func() bool
+	Synced  func() bool
+	Evictor *eviction.Evictor
+	Clock   clock.PassiveClock
 
 	changed *trigger.Source[request]
 }
@@ -214,8 +218,9 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (string, er
 	if err != nil {
 		return "", err
 	}
-	if _, errs := r.Book.Rules(policy); len(errs) > 0 {
-		return "", nil // the policy's own condition names the rule
+	rules, errs := r.Book.Rules(policy)
+	if len(errs) > 0 || r.Book.Usable(ctx, app, rules) != nil {
+		return "", nil // the policy's own status says why
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)
 	return name, nil

@@ -26,9 +26,17 @@ func (r *Reconciler) release(ctx context.Context, s *scope) error {
 	var errs []error
 	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
 		for _, pod := range cohort.Pods {
-			if pod.Node == "" && !r.waitsForAnother(pod.Pod, s) {
-				errs = append(errs, r.wake(ctx, s, pod.Pod))
+			if pod.Node != "" || r.waitsForAnother(pod.Pod, s) {
+				continue
 			}
+			replaced, err := false, error(nil)
+			if pod.Gated {
+				replaced, err = r.replace(ctx, pod.Pod)
+			}
+			if !replaced && err == nil {
+				err = r.wake(ctx, s, pod.Pod)
+			}
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
