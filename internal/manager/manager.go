@@ -241,7 +241,7 @@ func (p *parts) addExtender(context.Context) error {
 		Book: p.book, Ledger: p.ledger, Client: p.client,
 		Leading: p.leading.Load, Log: ctrl.Log.WithName("extender"),
 		Forwarder: &extender.Forwarder{
-			Leader: p.leader.address,
+			Leader:    p.leader.address,
 			Transport: p.desk.Transport,
 		},
 	}

@@ -219,7 +219,7 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (string, er
 		return "", err
 	}
 	rules, errs := r.Book.Rules(policy)
-	if len(errs) > 0 || r.Book.Usable(ctx, app, rules) != nil {
+	if len(errs) > 0 || r.Book.Usable(ctx, s.app, rules) != nil {
 		return "", nil // the policy's own status says why
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)
