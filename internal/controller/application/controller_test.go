@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,6 +23,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -50,7 +52,10 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 			return c.Patch(ctx, o, patch, opts...)
 		},
 	})
-	s.Reconciler = &Reconciler{Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book}
+	s.Reconciler = &Reconciler{
+		Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book,
+		Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
+	}
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		patch := action.(clienttesting.PatchAction)
 		if patch.GetPatchType() != types.StrategicMergePatchType {
