@@ -118,7 +118,7 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	}
 	pod := *ask.Pod
 	pod.UID = ask.Token
-	a, err := d.Book.Assignment(ctx, &pod, ask.Revision)
+	a, err := d.Book.Prospect(ctx, &pod, ask.Revision)
 	if err != nil {
 		return Answer{}, err
 	}

@@ -158,6 +158,16 @@ type Assignment struct {
 // propagation labels of the application are bound; the policy behind them may
 // be gone or unusable all the same, which is an error.
 func (b *Book) Assignment(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
+	return b.assignment(ctx, pod, revision, false)
+}
+
+// Prospect is the Assignment that a pod will have once its application carries
+// the binding labels: a policy that is required counts as bound.
+func (b *Book) Prospect(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
+	return b.assignment(ctx, pod, revision, true)
+}
+
+func (b *Book) assignment(ctx context.Context, pod *ownership.Object, revision string, prospect bool) (Assignment, error) {
 	app, chain, err := b.walker.Application(ctx, pod)
 	if err != nil {
 		return Assignment{}, err
@@ -178,7 +188,7 @@ func (b *Book) Assignment(ctx context.Context, pod *ownership.Object, revision s
 			break
 		}
 	}
-	if app.Propagation.Policies.Propagation() != ownership.Bound {
+	if !prospect && app.Propagation.Policies.Propagation() != ownership.Bound {
 		return a, nil
 	}
 	policy, err := b.Propagation(ctx, pod.Namespace, app.Propagation.Policies.RequiredPropagation)

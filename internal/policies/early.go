@@ -66,24 +66,15 @@ func Version(policy *gm.OverridePolicy) string {
 }
 
 // Creation reads what the pods of an application are to be from their creation
-// on. Policies that are not bound count as none.
+// on, as it will be once the application carries the binding labels. A policy
+// that is missing counts as none; one that cannot be used is an error.
 func (b *Book) Creation(ctx context.Context, a Assignment) (Creation, error) {
 	var c Creation
-	if o := a.Application.Override; o != nil && o.Policies.Override() == ownership.Bound {
-		policy, err := b.Override(ctx, o.Namespace, o.Policies.RequiredOverride)
-		if client.IgnoreNotFound(err) != nil {
-			return c, err
-		}
-		if err == nil {
-			rules, errs := b.Rules(policy)
-			if len(errs) > 0 {
-				return c, fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, errs[0])
-			}
-			c.Policy, c.Rules, c.Fixed = policy, rules, rules.TouchesImmutableAnywhere()
-		}
+	if err := b.creationRules(ctx, a.Application.Override, &c); err != nil && !a.Application.Override.IgnoreMissing {
+		return c, err
 	}
 	o := a.Application.Propagation
-	if o == nil || o.Policies.Propagation() != ownership.Bound || !a.Counted {
+	if o == nil || !a.Counted {
 		return c, nil
 	}
 	policy, err := b.Propagation(ctx, o.Namespace, o.Policies.RequiredPropagation)
@@ -98,4 +89,23 @@ func (b *Book) Creation(ctx context.Context, a Assignment) (Creation, error) {
 		c.Early = c.Fixed
 	}
 	return c, nil
+}
+
+func (b *Book) creationRules(ctx context.Context, o *ownership.Object, c *Creation) error {
+	if o == nil {
+		return nil
+	}
+	policy, err := b.Override(ctx, o.Namespace, o.Policies.RequiredOverride)
+	if err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	rules, errs := b.Rules(policy)
+	if len(errs) > 0 {
+		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, errs[0])
+	}
+	if err := b.Usable(ctx, o, rules); err != nil {
+		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, err)
+	}
+	c.Policy, c.Rules, c.Fixed = policy, rules, rules.TouchesImmutableAnywhere()
+	return nil
 }

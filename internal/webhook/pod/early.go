@@ -32,17 +32,16 @@ func (w *Webhook) seenBefore(ctx context.Context, pod *corev1.Pod) bool {
 }
 
 // assign gives the pod its seat and its overrides if it needs them from the
-// start. A pod that cannot have them now waits at the gate, and is replaced
-// when it can.
-func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, dryRun bool) {
-	a, err := w.Book.Assignment(ctx, object, ownership.Revision(pod.Labels))
+// start. It returns false if the pod needs them and cannot have them now: it is
+// to wait at the gate, and is replaced when it can.
+func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, dryRun bool) bool {
+	a, err := w.Book.Prospect(ctx, object, ownership.Revision(pod.Labels))
 	if err != nil {
-		return // the extender makes the pod wait, or lets it pass
+		return true // the extender makes the pod wait, or lets it pass
 	}
 	creation, err := w.Book.Creation(ctx, a)
 	if err != nil {
-		gate(pod)
-		return
+		return false
 	}
 	ask := assign.Ask{
 		Pod: object, Revision: ownership.Revision(pod.Labels), Token: uuid.NewUUID(), DryRun: dryRun,
@@ -50,32 +49,31 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	switch {
 	case !a.Counted:
 		if ask.Node = nodeOf(pod); ask.Node == "" || !creation.Fixed {
-			return
+			return true
 		}
 	case !creation.Early:
-		return
+		return true
 	}
 	answer, err := w.Desk.Assign(ctx, ask)
 	if err != nil {
 		if !errors.Is(err, assign.ErrNoSeat) {
 			log.FromContext(ctx).Info("Pod waits for a replica that can seat it", "namespace", object.Namespace, "why", err.Error())
 		}
-		gate(pod)
-		return
+		return false
 	}
 	if answer.Group == "" {
-		return // a DaemonSet's pod on a node of no group
+		return true // a DaemonSet's pod on a node of no group
 	}
 	if err := apply(pod, creation, answer.Group); err != nil {
 		setAnnotation(&pod.ObjectMeta, gm.UnassignedAnnotation, creation.Version()+" "+err.Error())
-		gate(pod)
-		return
+		return false
 	}
 	setAnnotation(&pod.ObjectMeta, gm.SeatAnnotation, string(ask.Token))
 	if a.Counted {
 		placement.Pin(&pod.Spec, gm.NodeGroupLabel, answer.Group)
 		pod.Labels[gm.NodeGroupLabel] = answer.Group
 	}
+	return true
 }
 
 // apply makes the pod as the rules want it in the group, and stamps what it was.

@@ -70,11 +70,11 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	if pod.Spec.NodeName != "" || !app.Managed() {
 		return nil
 	}
-	if waits(app.Propagation) || waits(app.Override) {
-		gate(pod)
-		return nil
+	// A pod that gets its seat now has it when its policies are bound.
+	seated := w.assign(ctx, pod, object, request.DryRun != nil && *request.DryRun)
+	if !seated || waits(app.Propagation) || waits(app.Override) {
+		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
 	}
-	w.assign(ctx, pod, object, request.DryRun != nil && *request.DryRun)
 	return nil
 }
 
@@ -95,10 +95,6 @@ func objectOf(pod *corev1.Pod, namespace string) *ownership.Object {
 		Controller:    owners.ControllerOf(pod.OwnerReferences),
 		IgnoreMissing: ownership.IgnoresMissing(pod.Annotations),
 	}
-}
-
-func gate(pod *corev1.Pod) {
-	pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
 }
 
 // dropStamps takes away what only atoll-manager may write. An update of the
