@@ -11,6 +11,12 @@ import (
 	"time"
 )
 
+// Values of --filter.
+const (
+	FilterNarrow = "Narrow"
+	FilterWide   = "Wide"
+)
+
 // Config is what the command line of atoll-manager says.
 type Config struct {
 	// Namespace is where the manager's Secrets and Lease are.
@@ -28,6 +34,9 @@ type Config struct {
 	LeaderElect bool
 	// LeaseDuration is how long a leader that is not heard of keeps its place.
 	LeaseDuration time.Duration
+	// Filter is Narrow or Wide: whether the extender's filter keeps one group or
+	// every group that lacks pods.
+	Filter string
 	// EvictionsPerSecond bounds the evictions of all workloads together.
 	EvictionsPerSecond float64
 }
@@ -54,6 +63,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.AdvertiseAddress, "advertise-address", os.Getenv("POD_IP"), "IP address or host name under which other replicas reach this one (default: $POD_IP, else 127.0.0.1)")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "agree with other replicas on one that decides")
 	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that is not heard of keeps its place; at least 3s")
+	fs.StringVar(&c.Filter, "filter", FilterNarrow, "what the extender's filter keeps: Narrow is the group whose turn it is, and reserves the seat; Wide is every group that lacks pods: needs prioritizeVerb in kube-scheduler's configuration, and tries pods again that come too late")
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
 }
 
@@ -64,6 +74,9 @@ func (c *Config) Validate() error {
 	}
 	if c.LeaseDuration < 3*time.Second {
 		return fmt.Errorf("--leader-elect-lease-duration is %s: it must be at least 3s", c.LeaseDuration)
+	}
+	if c.Filter != FilterNarrow && c.Filter != FilterWide {
+		return fmt.Errorf("--filter is %q: it must be %s or %s", c.Filter, FilterNarrow, FilterWide)
 	}
 	if c.AdvertiseAddress == "" {
 		c.AdvertiseAddress = "127.0.0.1"

@@ -238,7 +238,7 @@ func (p *parts) addWebhooks(context.Context) error {
 // answers.
 func (p *parts) addExtender(context.Context) error {
 	handler := &extender.Handler{
-		Book: p.book, Ledger: p.ledger, Client: p.client,
+		Book: p.book, Ledger: p.ledger, Client: p.client, Wide: p.config.Filter == FilterWide,
 		Leading: p.leading.Load, Log: ctrl.Log.WithName("extender"),
 		Forwarder: &extender.Forwarder{
 			Leader:    p.leader.address,

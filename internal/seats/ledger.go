@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -51,6 +52,9 @@ type Handler func(old, new *Pod)
 type Ledger struct {
 	clock    clock.PassiveClock
 	handlers []Handler
+	// held counts seats: under true those that are reserved, under false those
+	// that are observed.
+	held map[bool]prometheus.Gauge
 
 	mu      sync.Mutex
 	seats   map[types.UID]*seat
@@ -107,6 +111,7 @@ type node struct {
 // NewLedger makes an empty ledger.
 func NewLedger(clock clock.PassiveClock) *Ledger {
 	return &Ledger{
+		held:      map[bool]prometheus.Gauge{true: seatsGauge.WithLabelValues("reserved"), false: seatsGauge.WithLabelValues("observed")},
 		clock:     clock,
 		seats:     map[types.UID]*seat{},
 		cohorts:   map[Cohort]*cohort{},
@@ -255,19 +260,21 @@ func (l *Ledger) seatLocked(s *seat, group string) {
 		l.unseatLocked(s)
 	}
 	s.seated, s.group = true, group
+	l.held[s.reserved].Inc()
 	s.cohort.counts[group]++
 	s.number = s.cohort.counts[group]
 }
 
 func (l *Ledger) unseatLocked(s *seat) {
 	if s.seated {
+		l.held[s.reserved].Dec()
 		s.cohort.counts[s.group]--
 		if s.cohort.counts[s.group] == 0 {
 			delete(s.cohort.counts, s.group)
 		}
 	}
-	s.seated, s.group = false, ""
-	l.settleLocked(s)
+	s.seated, s.group, s.reserved = false, "", false
+	delete(s.cohort.reservations, s.uid)
 }
 
 func (s *seat) setActive(active bool) {
@@ -281,6 +288,10 @@ func (s *seat) setActive(active bool) {
 
 // settleLocked ends a reservation without touching the seat.
 func (l *Ledger) settleLocked(s *seat) {
+	if s.seated && s.reserved {
+		l.held[true].Dec()
+		l.held[false].Inc()
+	}
 	s.reserved = false
 	delete(s.cohort.reservations, s.uid)
 }

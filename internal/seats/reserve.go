@@ -72,6 +72,10 @@ func (l *Ledger) entryLocked(r Request) *seat {
 }
 
 func (l *Ledger) reserveLocked(s *seat, ttl time.Duration) {
+	if s.seated && !s.reserved {
+		l.held[false].Dec()
+		l.held[true].Inc()
+	}
 	s.reserved = true
 	s.lapses = l.clock.Now().Add(ttl)
 	s.cohort.reservations[s.uid] = s

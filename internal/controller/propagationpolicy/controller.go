@@ -60,6 +60,7 @@ type Reconciler struct {
 	Synced func() bool
 
 	changed *trigger.Source[ctrl.Request]
+	tallies tallies
 }
 
 // scope is what one pass observed.
@@ -117,9 +118,11 @@ func request(app *ownership.Object) ctrl.Request {
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	policy := &gm.PropagationPolicy{}
 	if err := r.Client.Get(ctx, req.NamespacedName, policy); err != nil {
+		r.tallies.set(req.NamespacedName, tally{})
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if policy.DeletionTimestamp != nil {
+		r.tallies.set(req.NamespacedName, tally{})
 		return ctrl.Result{}, nil
 	}
 	s := &scope{policy: policy}
@@ -185,6 +188,7 @@ func (r *Reconciler) setKind(o *observed) {
 
 // report writes the status, if it changed.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	r.tallies.set(client.ObjectKeyFromObject(s.policy), tallyOf(s))
 	before := s.policy.DeepCopy()
 	setStatus(s)
 	return patch.Status(ctx, r.Client, s.policy, before)
