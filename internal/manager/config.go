@@ -24,6 +24,8 @@ type Config struct {
 	// WebhookAddress, ExtenderAddress, HealthAddress and MetricsAddress are
 	// host:port to listen on.
 	WebhookAddress, ExtenderAddress, HealthAddress, MetricsAddress string
+	// ProfileAddress is host:port of net/http/pprof; "" is off.
+	ProfileAddress string
 	// Names are DNS names and IP addresses, beside those of the Service, under
 	// which the webhooks and the extender are reached.
 	Names []string
@@ -52,6 +54,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ExtenderAddress, "extender-address", ":9444", "host:port of the scheduler extender")
 	fs.StringVar(&c.HealthAddress, "health-address", ":8081", "host:port of /healthz and /readyz, plain HTTP")
 	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8080", `host:port of /metrics, HTTPS with Kubernetes authentication; "0" is off`)
+	fs.StringVar(&c.ProfileAddress, "profile-address", "", "host:port of /debug/pprof, plain HTTP without authentication: use a loopback address; empty is off")
 	fs.Func("names", "comma-separated DNS names and IP addresses, beside the Service's, under which webhooks and extender are reached", func(s string) error {
 		for name := range strings.SplitSeq(s, ",") {
 			if name = strings.TrimSpace(name); name != "" {

@@ -141,6 +141,7 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 			BindAddress: c.MetricsAddress, SecureServing: true, TLSOpts: []func(*tls.Config){keeper.ServerTLS},
 			FilterProvider: filters.WithAuthenticationAndAuthorization,
 		},
+		PprofBindAddress:                    c.ProfileAddress,
 		HealthProbeBindAddress:              c.HealthAddress,
 		LeaderElection:                      c.LeaderElect,
 		LeaderElectionResourceLockInterface: lock,
