@@ -57,11 +57,10 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	}
 	dropStamps(pod)
 	request, err := admission.RequestFromContext(ctx)
-	if err != nil {
-		return err
+	object, app := objectOf(pod, request.Namespace), ownership.Application{}
+	if err == nil {
+		app, err = w.application(ctx, object)
 	}
-	object := objectOf(pod, request.Namespace)
-	app, err := w.application(ctx, object)
 	if err != nil {
 		log.FromContext(ctx).V(2).Info("Pod admitted without looking at policies", "why", err.Error())
 		return nil
