@@ -150,6 +150,20 @@ func TestBind(t *testing.T) {
 			policies: []build.Object{build.PropagationPolicy("p"), build.OverridePolicy("o", build.Registry("hz", "no registry"))},
 			want:     ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o"},
 		},
+		"an OverridePolicy that changes what cannot change later is bound with a PropagationPolicy": {
+			workload: build.Deployment("web", build.Requires("p", "o")), policies: []build.Object{policy, args},
+			want:   ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
+			writes: 1,
+		},
+		"and not without one": {
+			workload: build.Deployment("web", build.Requires("", "o")), policies: []build.Object{args},
+			want: ownership.Policies{RequiredOverride: "o"},
+		},
+		"and not when assignment is Late": {
+			workload: build.Deployment("web", build.Requires("p", "o")),
+			policies: []build.Object{build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate)), args},
+			want:     ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o"}, writes: 1,
+		},
 		"a policy that was deleted is unbound": {
 			workload: build.Deployment("web", build.Bound("p", "o")),
 			want:     ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o"}, writes: 1,

@@ -53,7 +53,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 			nudges = r.openSeats(ctx, pod.Pod)
 		}
 		if nudges == 0 {
-			break
+			continue // gated pods come after
 		}
 		nudges--
 		if pod.Nudge != nudge {
