@@ -24,6 +24,9 @@ IMAGE ?= atoll-k8s/atoll-manager:$(shell awk '$$1 == "appVersion:" { gsub(/"/, "
 BENCH_PKG ?= ./perf
 DEMO_PKG ?= ./demo
 ARGS ?=
+# What make demo shows beside the document's example: rollout, scale or early.
+SCENE ?=
+export SCENE
 # What builds etcd, kube-apiserver and the other programs of the devcluster,
 # seen from devcluster/.
 DEVCLUSTER_BIN ?= go run ./cmd/devcluster build
@@ -56,7 +59,7 @@ bench: ## Measure: ARGS go to the benchmark program.
 	cd test && go run $(BENCH_PKG) $(ARGS)
 
 .PHONY: demo
-demo: ## Show it on a cluster of simulated nodes: ARGS go to the demo program.
+demo: ## Show it on a cluster of simulated nodes: SCENE=rollout|scale|early shows one thing more.
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: build

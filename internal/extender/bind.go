@@ -22,6 +22,10 @@ import (
 // scheduled again.
 var errSeatTaken = errors.New("the node's NodeGroup got its share of the workload's pods meanwhile")
 
+// errNotAsWanted: the pod was created without what cannot change later. The
+// OverridePolicy's controller replaces it.
+var errNotAsWanted = errors.New("the pod was created without what the OverridePolicy wants in the node's NodeGroup, and is to be replaced")
+
 // +kubebuilder:rbac:groups="",resources=pods,verbs=patch
 // +kubebuilder:rbac:groups="",resources=pods/binding,verbs=create
 
@@ -108,7 +112,7 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (sta
 			return stamps{}, errSeatTaken
 		}
 	}
-	if err := h.overrideImages(ctx, pod, app, group); err != nil {
+	if err := h.overrideImages(ctx, pod, app, group, !unplaced || !a.Counted); err != nil {
 		h.Ledger.Release(pod.UID)
 		return stamps{}, err
 	}
@@ -125,7 +129,9 @@ func (h *Handler) deletionCost(pod *seats.Pod, a policies.Assignment, group stri
 	return map[string]string{corev1.PodDeletionCost: cost, gm.DeletionCostAnnotation: cost}
 }
 
-func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app ownership.Application, group string) error {
+// overrideImages writes the images that the rules want in the group. fixed also
+// demands that the pod was created as they want it.
+func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app ownership.Application, group string, fixed bool) error {
 	if app.Override == nil || group == "" || app.Override.Policies.Override() != ownership.Bound {
 		return nil
 	}
@@ -136,6 +142,9 @@ func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app owners
 	rules, errs := h.Book.Rules(policy)
 	if len(errs) > 0 {
 		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, errs[0])
+	}
+	if fixed && rules.FixedHash(group) != pod.Overrides {
+		return errNotAsWanted
 	}
 	change, err := policies.Images(rules, group, pod)
 	if err != nil {

@@ -46,6 +46,11 @@ type Handler struct {
 	Ledger *seats.Ledger
 	// Client binds pods and overrides their images.
 	Client kubernetes.Interface
+	// Wide lets the filter keep the nodes of every group that lacks pods, and
+	// reserve nothing (document 000's literal way); prioritize ranks them, and
+	// bind refuses pods that come too late. Default: the filter keeps one group
+	// and reserves the seat.
+	Wide bool
 	// Leading tells whether this replica decides now. One that does not
 	// forwards to the one that does.
 	Leading func() bool
@@ -150,16 +155,20 @@ func (h *Handler) filter(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *Handler) filterCounted(w http.ResponseWriter, args *filterArgs, a policies.Assignment, names []string, full []json.RawMessage) {
-	group, why := h.Ledger.Reserve(seats.Request{
-		Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
-	})
+	request := seats.Request{Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names}
 	allowed := map[string]bool{}
-	if why == seats.Seated {
-		filterTotal.WithLabelValues("seated").Inc()
+	if h.Wide {
+		for group := range h.Ledger.Scores(request) {
+			allowed[group] = true
+		}
+	} else if group, why := h.Ledger.Reserve(request); why == seats.Seated {
 		allowed[group] = true
-	} else {
-		filterTotal.WithLabelValues("no_seat").Inc()
 	}
+	result := "no_seat"
+	if len(allowed) > 0 {
+		result = "seated"
+	}
+	filterTotal.WithLabelValues(result).Inc()
 	encode(w, h.keepGroups(args, names, full, allowed, groupSet(a.Spread.Groups())))
 }
 

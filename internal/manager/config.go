@@ -14,6 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
+// Values of --filter.
+const (
+	FilterNarrow = "Narrow"
+	FilterWide   = "Wide"
+)
+
 // Config is what the command line of atoll-manager says.
 type Config struct {
 	// Namespace is where the manager's Secrets and Lease are.
@@ -21,6 +27,8 @@ type Config struct {
 	// WebhookAddress, ExtenderAddress, HealthAddress and MetricsAddress are
 	// host:port to listen on.
 	WebhookAddress, ExtenderAddress, HealthAddress, MetricsAddress string
+	// ProfileAddress is host:port of net/http/pprof; "" is off.
+	ProfileAddress string
 	// Names are DNS names and IP addresses, beside those of the Service, under
 	// which the webhooks and the extender are reached.
 	Names []string
@@ -31,6 +39,9 @@ type Config struct {
 	LeaderElect bool
 	// LeaseDuration is how long a leader that is not heard of keeps its place.
 	LeaseDuration time.Duration
+	// Filter is Narrow or Wide: whether the extender's filter keeps one group or
+	// every group that lacks pods.
+	Filter string
 	// EvictionsPerSecond bounds the evictions of all workloads together.
 	EvictionsPerSecond float64
 	// SchedulerName is the scheduler that managed pods are given where the
@@ -49,6 +60,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ExtenderAddress, "extender-address", ":9444", "host:port of the scheduler extender")
 	fs.StringVar(&c.HealthAddress, "health-address", ":8081", "host:port of /healthz and /readyz, plain HTTP")
 	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8080", `host:port of /metrics, HTTPS with Kubernetes authentication; "0" is off`)
+	fs.StringVar(&c.ProfileAddress, "profile-address", "", "host:port of /debug/pprof, plain HTTP without authentication: use a loopback address; empty is off")
 	fs.Func("names", "comma-separated DNS names and IP addresses, beside the Service's, under which webhooks and extender are reached", func(s string) error {
 		for name := range strings.SplitSeq(s, ",") {
 			if name = strings.TrimSpace(name); name != "" {
@@ -60,6 +72,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.AdvertiseAddress, "advertise-address", os.Getenv("POD_IP"), "IP address or host name under which other replicas reach this one (default: $POD_IP, else 127.0.0.1)")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "agree with other replicas on one that decides")
 	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that is not heard of keeps its place; at least 3s")
+	fs.StringVar(&c.Filter, "filter", FilterNarrow, "what the extender's filter keeps: Narrow is the group whose turn it is, and reserves the seat; Wide is every group that lacks pods: needs prioritizeVerb in kube-scheduler's configuration, and tries pods again that come too late")
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
 	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
 }
@@ -71,6 +84,9 @@ func (c *Config) Validate() error {
 	}
 	if c.LeaseDuration < 3*time.Second {
 		return fmt.Errorf("--leader-elect-lease-duration is %s: it must be at least 3s", c.LeaseDuration)
+	}
+	if c.Filter != FilterNarrow && c.Filter != FilterWide {
+		return fmt.Errorf("--filter is %q: it must be %s or %s", c.Filter, FilterNarrow, FilterWide)
 	}
 	if c.AdvertiseAddress == "" {
 		c.AdvertiseAddress = "127.0.0.1"

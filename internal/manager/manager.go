@@ -33,9 +33,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/controller"
 	"github.com/atoll-k8s/atoll/internal/controller/workloads"
 	"github.com/atoll-k8s/atoll/internal/extender"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/pki"
 	"github.com/atoll-k8s/atoll/internal/policies"
@@ -69,6 +71,8 @@ type parts struct {
 	walker *owners.Walker
 	book   *policies.Book
 	nodes  toolscache.ResourceEventHandlerRegistration
+	// desk hands out seats at creation.
+	desk *assign.Desk
 	// leader knows which replica leads.
 	leader leaderWatch
 	// leading is set once this replica decides.
@@ -107,6 +111,13 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	p.feed = seats.NewFeed(p.ledger, p.client, p.walker.Revision)
 	p.walker.OnRevisions(p.feed.Relist)
 	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{})
+	p.desk = &assign.Desk{
+		Book: p.book, Ledger: p.ledger, Clock: clock.RealClock{}, Leading: p.leading.Load, Leader: p.leader.address,
+		Transport: &http.Transport{
+			TLSClientConfig: p.keeper.PeerTLS(), MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute,
+			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSHandshakeTimeout: dialTimeout,
+		},
+	}
 	for _, setup := range []func(context.Context) error{p.connect, p.addControllers, p.addWebhooks, p.addExtender, p.addHealth} {
 		if err := setup(ctx); err != nil {
 			return err
@@ -160,6 +171,7 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 			BindAddress: c.MetricsAddress, SecureServing: true, TLSOpts: []func(*tls.Config){keeper.ServerTLS},
 			FilterProvider: filters.WithAuthenticationAndAuthorization,
 		},
+		PprofBindAddress:                    c.ProfileAddress,
 		HealthProbeBindAddress:              c.HealthAddress,
 		LeaderElection:                      c.LeaderElect,
 		LeaderElectionResourceLockInterface: lock,
@@ -240,12 +252,16 @@ func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
 		Namespace: p.config.Namespace,
 		Pods:      p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
-		Pace: rate.NewLimiter(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
+		Evictor: &eviction.Evictor{
+			Client: p.client,
+			Pace:   rate.NewLimiter(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
+		},
 	})
 }
 
 func (p *parts) addWebhooks(context.Context) error {
-	if err := (&podwebhook.Webhook{Walker: p.walker, SchedulerName: p.config.SchedulerName}).SetupWithManager(p.mgr); err != nil {
+	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, SchedulerName: p.config.SchedulerName}
+	if err := webhook.SetupWithManager(p.mgr); err != nil {
 		return fmt.Errorf("registering the pod webhook: %w", err)
 	}
 	return policywebhook.SetupWithManager(p.mgr)
@@ -255,19 +271,18 @@ func (p *parts) addWebhooks(context.Context) error {
 // answers.
 func (p *parts) addExtender(context.Context) error {
 	handler := &extender.Handler{
-		Book: p.book, Ledger: p.ledger, Client: p.client,
+		Book: p.book, Ledger: p.ledger, Client: p.client, Wide: p.config.Filter == FilterWide,
 		Leading: p.leading.Load, Log: ctrl.Log.WithName("extender"),
 		Forwarder: &extender.Forwarder{
-			Leader: p.leader.address,
-			Transport: &http.Transport{
-				TLSClientConfig: p.keeper.PeerTLS(), MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute,
-				DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSHandshakeTimeout: dialTimeout,
-			},
+			Leader:    p.leader.address,
+			Transport: p.desk.Transport,
 		},
 	}
+	mux := handler.ServeMux()
+	mux.Handle(assign.Path, p.desk)
 	server := &extender.Server{
 		Address: p.config.ExtenderAddress, TLS: p.keeper.MutualTLS(pki.ClientName),
-		Handler: handler.ServeMux(), Log: ctrl.Log.WithName("extender"),
+		Handler: mux, Log: ctrl.Log.WithName("extender"),
 	}
 	return errors.Join(p.mgr.Add(server), p.mgr.Add(leaderRunnable(p.lead)), p.mgr.Add(&p.leader))
 }

@@ -7,7 +7,6 @@ package policies
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -27,10 +26,6 @@ import (
 // maxKept bounds the number of compiled policies that are kept; beyond it all
 // are dropped and compiled again when asked for.
 const maxKept = 20_000
-
-// errLate: what cannot change on a pod that exists would have to be applied
-// before its group is known.
-var errLate = errors.New("commandOverrider, argsOverrider and plaintext are not in force yet: use imageOverrider only")
 
 // Book compiles policies. Safe for concurrent use.
 type Book struct {
@@ -140,9 +135,6 @@ func (b *Book) Rules(policy *gm.OverridePolicy) (*override.Rules, []override.Rul
 	}
 	e := rulesEntry{generation: policy.Generation}
 	e.rules, e.errs = override.Compile(policy.Spec)
-	if len(e.errs) == 0 && e.rules.TouchesImmutableAnywhere() {
-		e.errs = []override.RuleError{{Overrider: "spec.overrideRules", Err: errLate}}
-	}
 	b.rules[policy.UID] = e
 	return e.rules, e.errs
 }
@@ -171,6 +163,16 @@ func (b *Book) Revision(controller *ownership.Reference, labels map[string]strin
 // propagation labels of the application are bound; the policy behind them may
 // be gone or unusable all the same, which is an error.
 func (b *Book) Assignment(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
+	return b.assignment(ctx, pod, revision, false)
+}
+
+// Prospect is the Assignment that a pod will have once its application carries
+// the binding labels: a policy that is required counts as bound.
+func (b *Book) Prospect(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
+	return b.assignment(ctx, pod, revision, true)
+}
+
+func (b *Book) assignment(ctx context.Context, pod *ownership.Object, revision string, prospect bool) (Assignment, error) {
 	app, chain, err := b.walker.Application(ctx, pod)
 	if err != nil {
 		return Assignment{}, err
@@ -191,7 +193,7 @@ func (b *Book) Assignment(ctx context.Context, pod *ownership.Object, revision s
 			break
 		}
 	}
-	if app.Propagation.Policies.Propagation() != ownership.Bound {
+	if !prospect && app.Propagation.Policies.Propagation() != ownership.Bound {
 		return a, nil
 	}
 	policy, err := b.Propagation(ctx, pod.Namespace, app.Propagation.Policies.RequiredPropagation)

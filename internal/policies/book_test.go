@@ -203,18 +203,6 @@ func TestRulesAreKeptUntilThePolicyChanges(t *testing.T) {
 	}
 }
 
-func TestRulesThatCannotBeInForceOnLivePodsAreRefused(t *testing.T) {
-	l := newLibrary(t)
-	_, errs := l.Rules(build.OverridePolicy("o", build.With(func(o *gm.OverridePolicy) {
-		o.Spec.OverrideRules = []gm.RuleWithNodeGroup{{Overriders: &gm.Overriders{
-			ArgsOverrider: []gm.CommandArgsOverrider{{ContainerName: "c", Operator: gm.OverriderOpAdd, Value: []string{"-v"}}},
-		}}}
-	})))
-	if len(errs) != 1 || !errors.Is(errs[0], errLate) {
-		t.Errorf("errors are %v, want one that says what is not in force", errs)
-	}
-}
-
 func TestSettlesAt(t *testing.T) {
 	zero, minute := int32(0), int32(60)
 	stabilization := func(seconds *int32) build.Option {

@@ -15,8 +15,10 @@ import (
 // ImageChange is what would make a pod's images as the rules of its group
 // want them.
 type ImageChange struct {
-	pod     *seats.Pod
+	pod *seats.Pod
+	// images are as wanted, and at is where each container is in the pod.
 	images  []override.Image
+	at      []int
 	base    map[string]string
 	changed map[string]bool
 }
@@ -26,13 +28,17 @@ type ImageChange struct {
 // ever applied twice. The error names the rule that cannot be applied.
 func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, error) {
 	c := ImageChange{pod: pod, base: make(map[string]string, len(pod.Containers)), changed: map[string]bool{}}
-	base := make([]override.Image, len(pod.Containers))
+	base := make([]override.Image, 0, len(pod.Containers))
 	for i, container := range pod.Containers {
 		image := container.Image
-		if original, ok := pod.Originals[container.Name]; ok {
+		original, ok := pod.Originals[container.Name]
+		if ok {
 			image = original
+		} else if pod.Overrides != "" {
+			continue // the rules added it themselves
 		}
-		base[i] = override.Image{Container: container.Name, Init: container.Init, Image: image}
+		base = append(base, override.Image{Container: container.Name, Init: container.Init, Image: image})
+		c.at = append(c.at, i)
 		c.base[container.Name] = image
 	}
 	var err error
@@ -40,7 +46,7 @@ func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, e
 		return c, err
 	}
 	for i := range c.images {
-		if c.images[i].Image != pod.Containers[i].Image {
+		if c.images[i].Image != pod.Containers[c.at[i]].Image {
 			c.changed[c.images[i].Container] = true
 		}
 	}
@@ -93,13 +99,13 @@ func (c ImageChange) Patch(labels map[string]string) ([]byte, error) {
 			list = &patch.Spec.InitContainers
 		}
 		*list = append(*list, container{image.Container, image.Image})
-		if c.pod.Containers[i].Running {
-			restarts[image.Container] = c.pod.Containers[i].Restarts
+		if seen := &c.pod.Containers[c.at[i]]; seen.Running {
+			restarts[image.Container] = seen.Restarts
 		}
 	}
 	patch.Metadata.Annotations = map[string]*string{gm.OriginalImagesAnnotation: nil, gm.RestartingAnnotation: nil}
 	var err error
-	if !original {
+	if !original || c.pod.Overrides != "" {
 		err = setJSON(patch.Metadata.Annotations, gm.OriginalImagesAnnotation, c.base)
 	}
 	if len(restarts) > 0 && err == nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"pgregory.net/rapid"
 
@@ -184,6 +185,106 @@ func TestImagesNamesTheRuleThatCannotBeApplied(t *testing.T) {
 	_, err := Images(rules, "bj", seats.Slim(build.Pod("p", build.Container("web", "NO IMAGE"))))
 	if found, ok := override.AsRuleError(err); !ok || found.Rule != 0 {
 		t.Errorf("error is %v: it must name the rule", err)
+	}
+}
+
+// TestImagesOfAPodThatWasOverriddenAtCreation applies all rules to a template,
+// as the webhook does, and looks at the images afterwards.
+func TestImagesOfAPodThatWasOverriddenAtCreation(t *testing.T) {
+	plain := func(operator gm.OverriderOperator, path, value string) gm.PlaintextOverrider {
+		o := gm.PlaintextOverrider{Operator: operator, Path: path}
+		if value != "" {
+			o.Value = &apiextensionsv1.JSON{Raw: []byte(value)}
+		}
+		return o
+	}
+	rule := func(steps ...gm.PlaintextOverrider) build.Option {
+		return build.Overrides("bj", gm.Overriders{Plaintext: steps})
+	}
+	at := func(path, tag string) build.Option {
+		return build.Overrides("bj", gm.Overriders{ImageOverrider: []gm.ImageOverrider{{
+			Component: gm.Tag, Operator: gm.OverriderOpReplace, Value: tag, Predicate: &gm.ImagePredicate{Path: path},
+		}}})
+	}
+	args := build.Args("bj", "web", "-v")
+	sidecar := `{"name":"agent","image":"agent:1"}`
+	tests := map[string]struct {
+		rules []build.Option
+		// want are the images at creation; later ones have no reason to differ.
+		want map[string]string
+		// then are other rules that change the same in what cannot change; after
+		// are the images by these.
+		then  []build.Option
+		after map[string]string
+	}{
+		"images beside args": {
+			rules: []build.Option{args, build.Registry("bj", "bj.io")},
+			want:  map[string]string{"setup": "bj.io/setup:3", "web": "bj.io/nginx:1", "side": "bj.io/side:2"},
+			then:  []build.Option{args, build.Registry("bj", "new.io")},
+			after: map[string]string{"setup": "new.io/setup:3", "web": "new.io/nginx:1", "side": "new.io/side:2"},
+		},
+		"a container that a rule adds at the end keeps its image": {
+			rules: []build.Option{build.Registry("bj", "bj.io"), rule(plain("add", "/spec/containers/-", sidecar))},
+			want:  map[string]string{"setup": "bj.io/setup:3", "web": "bj.io/nginx:1", "side": "bj.io/side:2", "agent": "agent:1"},
+			then:  []build.Option{build.Registry("bj", "new.io"), rule(plain("add", "/spec/containers/-", sidecar))},
+			after: map[string]string{"setup": "new.io/setup:3", "web": "new.io/nginx:1", "side": "new.io/side:2", "agent": "agent:1"},
+		},
+		"a place means the same container as at creation, though a rule added one before it": {
+			rules: []build.Option{at("/spec/containers/1/image", "x"), rule(plain("add", "/spec/containers/0", sidecar))},
+			want:  map[string]string{"setup": "setup:3", "web": "nginx:1", "side": "side:x", "agent": "agent:1"},
+			then:  []build.Option{at("/spec/containers/0/image", "y"), rule(plain("add", "/spec/containers/0", sidecar))},
+			after: map[string]string{"setup": "setup:3", "web": "nginx:y", "side": "side:2", "agent": "agent:1"},
+		},
+		"and among init containers": {
+			rules: []build.Option{rule(plain("add", "/spec/initContainers/0", sidecar)), at("/spec/initContainers/1/image", "x")},
+			want:  map[string]string{"setup": "setup:x", "web": "nginx:1", "side": "side:2", "agent": "agent:1"},
+		},
+		"a rule replaces a whole container": {
+			rules: []build.Option{build.Registry("bj", "bj.io"), rule(plain("replace", "/spec/containers/0", `{"name":"web","image":"own:7"}`))},
+			want:  map[string]string{"setup": "bj.io/setup:3", "web": "own:7", "side": "bj.io/side:2"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			pod := build.Pod("p", build.InitContainer("setup", "setup:3"), build.Container("web", "nginx:1"), build.Container("side", "side:2"))
+			raw, err := json.Marshal(imagesOf(pod))
+			if err != nil {
+				t.Fatal(err)
+			}
+			rules := rulesOf(t, tc.rules...)
+			if err := rules.Apply("bj", pod); err != nil {
+				t.Fatal(err)
+			}
+			build.Annotation(gm.OriginalImagesAnnotation, string(raw))(pod)
+			build.Annotation(gm.OverridesAnnotation, rules.FixedHash("bj"))(pod)
+			if diff := cmp.Diff(tc.want, imagesOf(pod)); diff != "" {
+				t.Errorf("wrong images at creation (-want +got):\n%s", diff)
+			}
+			if later := patched(t, rules, "bj", pod); later != nil {
+				t.Errorf("the same rules make of the images %v", imagesOf(later))
+			}
+			if tc.then == nil {
+				return
+			}
+			next := rulesOf(t, tc.then...)
+			after := patched(t, next, "bj", pod)
+			if after == nil {
+				t.Fatal("other rules change nothing")
+			}
+			if diff := cmp.Diff(tc.after, imagesOf(after)); diff != "" {
+				t.Errorf("wrong images by other rules (-want +got):\n%s", diff)
+			}
+			if again := patched(t, next, "bj", after); again != nil {
+				t.Errorf("applied again, images become %v", imagesOf(again))
+			}
+			back := patched(t, rules, "bj", after)
+			if back == nil {
+				t.Fatal("the first rules again change nothing")
+			}
+			if diff := cmp.Diff(tc.want, imagesOf(back)); diff != "" {
+				t.Errorf("the first rules again give other images (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -7,9 +7,12 @@
 //
 //	          Reserve                 pod seen on a node
 //	no seat ───────────► reserved ──────────────────────► observed
-//	   ▲                    │                                 │
-//	   └────────────────────┴─────────────────────────────────┘
-//	     deleted, finished, terminating; reservations also: asked again, lapsed
+//	   │ ▲                  │                                 │ ▲
+//	   │ └──────────────────┴─────────────────────────────────┘ │
+//	   │   deleted, finished, terminating; reservations also:   │
+//	   │   asked again, lapsed                                  │
+//	   └── Take, for a pod that is not created yet ─────────────┘
+//	                                pod seen with the seat's token
 //
 // The ledger is derived: it is a function of the pods and of reservations that
 // live for seconds, so a restart lists pods and is right. It asks placement
@@ -21,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -48,6 +52,9 @@ type Handler func(old, new *Pod)
 type Ledger struct {
 	clock    clock.PassiveClock
 	handlers []Handler
+	// held counts seats: under true those that are reserved, under false those
+	// that are observed.
+	held map[bool]prometheus.Gauge
 
 	mu      sync.Mutex
 	seats   map[types.UID]*seat
@@ -60,6 +67,8 @@ type Ledger struct {
 	// moved is when a node joined or left the group last.
 	moved map[string]time.Time
 	epoch uint64
+	// avoided are groups that the pods of an owner do not get at creation, until when.
+	avoided map[avoidance]time.Time
 	// disrupted are pods that we are about to evict or restart, until that is seen.
 	disrupted map[types.UID]time.Time
 }
@@ -102,6 +111,7 @@ type node struct {
 // NewLedger makes an empty ledger.
 func NewLedger(clock clock.PassiveClock) *Ledger {
 	return &Ledger{
+		held:      map[bool]prometheus.Gauge{true: seatsGauge.WithLabelValues("reserved"), false: seatsGauge.WithLabelValues("observed")},
 		clock:     clock,
 		seats:     map[types.UID]*seat{},
 		cohorts:   map[Cohort]*cohort{},
@@ -109,6 +119,7 @@ func NewLedger(clock clock.PassiveClock) *Ledger {
 		nodes:     map[string]*node{},
 		members:   map[string]map[string]*node{},
 		moved:     map[string]time.Time{},
+		avoided:   map[avoidance]time.Time{},
 		disrupted: map[types.UID]time.Time{},
 	}
 }
@@ -148,6 +159,9 @@ func (l *Ledger) tell(old, new *Pod) {
 
 func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 	key := Cohort{Owner: pod.Owner(), Revision: pod.Revision}
+	if taken := l.seats[pod.Seat]; taken != nil && taken.pod == nil {
+		l.dropLocked(taken) // the pod holds it under its UID from here on
+	}
 	s := l.seats[pod.UID]
 	if s != nil && s.cohort.key != key { // adopted by another owner
 		old = s.pod
@@ -170,6 +184,9 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 		l.unseatLocked(s)
 	case pod.Node != "":
 		l.seatLocked(s, l.nodeLocked(pod.Node).Group)
+		l.settleLocked(s)
+	case pod.Pinned():
+		l.seatLocked(s, pod.GroupStamp)
 		l.settleLocked(s)
 	}
 	if pod.Node != "" {
@@ -243,19 +260,21 @@ func (l *Ledger) seatLocked(s *seat, group string) {
 		l.unseatLocked(s)
 	}
 	s.seated, s.group = true, group
+	l.held[s.reserved].Inc()
 	s.cohort.counts[group]++
 	s.number = s.cohort.counts[group]
 }
 
 func (l *Ledger) unseatLocked(s *seat) {
 	if s.seated {
+		l.held[s.reserved].Dec()
 		s.cohort.counts[s.group]--
 		if s.cohort.counts[s.group] == 0 {
 			delete(s.cohort.counts, s.group)
 		}
 	}
-	s.seated, s.group = false, ""
-	l.settleLocked(s)
+	s.seated, s.group, s.reserved = false, "", false
+	delete(s.cohort.reservations, s.uid)
 }
 
 func (s *seat) setActive(active bool) {
@@ -269,6 +288,10 @@ func (s *seat) setActive(active bool) {
 
 // settleLocked ends a reservation without touching the seat.
 func (l *Ledger) settleLocked(s *seat) {
+	if s.seated && s.reserved {
+		l.held[true].Dec()
+		l.held[false].Inc()
+	}
 	s.reserved = false
 	delete(s.cohort.reservations, s.uid)
 }

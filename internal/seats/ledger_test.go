@@ -325,9 +325,9 @@ func TestLedgerIsAFunctionOfThePods(t *testing.T) {
 		spread := weights("a", 3, "b", 2, "c", 1)
 		pods := map[string]*Pod{}
 		nodes := []string{"node-a", "node-b", "node-c"}
-		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+		for step := range rapid.IntRange(1, 60).Draw(t, "steps") {
 			uid := fmt.Sprint("p", rapid.IntRange(0, 12).Draw(t, "pod"))
-			switch rapid.IntRange(0, 5).Draw(t, "event") {
+			switch rapid.IntRange(0, 6).Draw(t, "event") {
 			case 0:
 				if pods[uid] == nil {
 					pods[uid] = podIn(uid, "")
@@ -359,6 +359,13 @@ func TestLedgerIsAFunctionOfThePods(t *testing.T) {
 				l.Forget(types.UID(uid))
 			case 5:
 				clock.Step(ReservationTTL / 2)
+			case 6:
+				token := fmt.Sprint("t", step)
+				group, why := l.Take(request(token, 8, spread), rapid.Bool().Draw(t, "dry run"))
+				if created := rapid.Bool().Draw(t, "created"); why == Seated && created && pods[uid] == nil {
+					pods[uid] = pinned(uid, token, group, "")
+					l.Observe(pods[uid])
+				}
 			}
 		}
 		clock.Step(2 * ReservationTTL)

@@ -28,8 +28,15 @@ type Pod struct {
 	Policies ownership.Policies
 	// IgnoreMissing: the pod's own missing-policy annotation says Ignore.
 	IgnoreMissing bool
-	// GroupStamp is the NodeGroup whose seat the pod took when it was bound.
+	// GroupStamp is the NodeGroup whose seat the pod took.
 	GroupStamp string
+	// Seat is the token under which the pod got its seat at creation; "" if it
+	// did not.
+	Seat types.UID
+	// Overrides stands for what was overridden at creation and cannot change.
+	Overrides string
+	// Unassigned says why the pod could not be created as wanted.
+	Unassigned string
 
 	// Node is empty until the pod is bound.
 	Node string
@@ -41,6 +48,8 @@ type Pod struct {
 	Gated bool
 	// Unschedulable: kube-scheduler has looked at the pod and found no node.
 	Unschedulable bool
+	// UnschedulableSince is when that began.
+	UnschedulableSince time.Time
 	// Nudge is the value of the nudge annotation.
 	Nudge string
 
@@ -79,6 +88,10 @@ func (p *Pod) Owner() types.UID {
 	}
 	return p.UID
 }
+
+// Pinned tells whether the pod got its seat at creation: it can go to no group
+// but GroupStamp.
+func (p *Pod) Pinned() bool { return p.Seat != "" && p.GroupStamp != "" }
 
 // UserCost tells whether the pod's deletion cost is not ours to write.
 func (p *Pod) UserCost() bool { return p.HasCost && !p.OwnCost }
@@ -131,6 +144,9 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		Policies:      ownership.PoliciesOf(pod.Labels),
 		IgnoreMissing: ownership.IgnoresMissing(pod.Annotations),
 		GroupStamp:    pod.Labels[gm.NodeGroupLabel],
+		Seat:          types.UID(pod.Annotations[gm.SeatAnnotation]),
+		Overrides:     pod.Annotations[gm.OverridesAnnotation],
+		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
 		Node:          pod.Spec.NodeName,
 		Active: pod.DeletionTimestamp == nil &&
 			pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed,
@@ -143,6 +159,9 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 			p.Ready = c.Status == corev1.ConditionTrue
 		case corev1.PodScheduled:
 			p.Unschedulable = c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+			if p.Unschedulable {
+				p.UnschedulableSince = c.LastTransitionTime.Time
+			}
 		}
 	}
 	for _, g := range pod.Spec.SchedulingGates {

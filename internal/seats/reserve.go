@@ -1,6 +1,8 @@
 package seats
 
 import (
+	"time"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
@@ -40,8 +42,8 @@ func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.entryLocked(r)
-	if s.pod != nil && s.pod.Node != "" && s.seated {
-		return s.group, Seated // bound already; the scheduler does not know yet
+	if s.pod != nil && s.seated && (s.pod.Node != "" || s.pod.Pinned()) {
+		return s.group, Seated // bound already and the scheduler does not know yet, or seated at creation
 	}
 	l.unseatLocked(s)
 	group, why = l.chooseLocked(s, r)
@@ -52,7 +54,7 @@ func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 		return "", why
 	}
 	l.seatLocked(s, group)
-	l.reserveLocked(s)
+	l.reserveLocked(s, ReservationTTL)
 	return group, Seated
 }
 
@@ -69,9 +71,13 @@ func (l *Ledger) entryLocked(r Request) *seat {
 	return s
 }
 
-func (l *Ledger) reserveLocked(s *seat) {
+func (l *Ledger) reserveLocked(s *seat, ttl time.Duration) {
+	if s.seated && !s.reserved {
+		l.held[false].Dec()
+		l.held[true].Inc()
+	}
 	s.reserved = true
-	s.lapses = l.clock.Now().Add(ReservationTTL)
+	s.lapses = l.clock.Now().Add(ttl)
 	s.cohort.reservations[s.uid] = s
 }
 
@@ -147,6 +153,12 @@ func (l *Ledger) Lapse() {
 	for _, c := range l.cohorts {
 		l.lapseLocked(c)
 	}
+	now := l.clock.Now()
+	for key, until := range l.avoided {
+		if now.After(until) {
+			delete(l.avoided, key)
+		}
+	}
 }
 
 func (c *cohort) divide(spread placement.Spread, total int) []int {
@@ -172,11 +184,11 @@ func (l *Ledger) Confirm(r Request, nodeName string) Reason {
 	}
 	if s.seated && s.group == group {
 		if s.reserved {
-			l.reserveLocked(s)
+			l.reserveLocked(s, ReservationTTL)
 		}
 		return Seated
 	}
-	if s.pod != nil && s.pod.Node != "" {
+	if s.pod != nil && (s.pod.Node != "" || s.pod.Pinned()) {
 		return NoSeatOpen // it sits elsewhere
 	}
 	l.unseatLocked(s)
@@ -184,7 +196,7 @@ func (l *Ledger) Confirm(r Request, nodeName string) Reason {
 	switch {
 	case why == Seated:
 		l.seatLocked(s, group)
-		l.reserveLocked(s)
+		l.reserveLocked(s, ReservationTTL)
 	case s.pod == nil:
 		l.dropLocked(s)
 	}

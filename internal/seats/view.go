@@ -149,6 +149,23 @@ func (l *Ledger) disruptedLocked(uid types.UID) bool {
 	return ok
 }
 
+// Open is the number of seats of the request's cohort that no pod holds.
+func (l *Ledger) Open(r Request) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.cohorts[r.Cohort]
+	if c == nil {
+		return r.Total
+	}
+	l.lapseLocked(c)
+	desired := c.divide(r.Spread, max(r.Total, c.active))
+	open := 0
+	for i, g := range r.Spread.Groups() {
+		open += max(0, desired[i]-c.counts[g])
+	}
+	return open
+}
+
 // Scores rates the groups that lack pods of the request's cohort, from 10 for
 // the one that lacks most down to 1; others are not in the result. A seat that
 // the pod holds itself is looked past.

@@ -53,7 +53,7 @@ type nodeView struct {
 
 type podView struct {
 	name, node, group string
-	images            string
+	images, args      string
 	condition         string
 	ready             bool
 	restarts          int
@@ -165,11 +165,11 @@ func viewPod(pod *corev1.Pod, groupOf map[string]string) podView {
 		name: pod.Name, node: pod.Spec.NodeName, group: groupOf[pod.Spec.NodeName],
 		ready: serves(pod),
 	}
-	var images []string
+	var images, args []string
 	for _, c := range pod.Spec.Containers {
-		images = append(images, c.Image)
+		images, args = append(images, c.Image), append(args, c.Args...)
 	}
-	v.images = strings.Join(images, " ")
+	v.images, v.args = strings.Join(images, " "), strings.Join(args, " ")
 	for _, c := range pod.Status.ContainerStatuses {
 		v.restarts += int(c.RestartCount)
 	}
@@ -259,12 +259,26 @@ func (g *groupView) pods() []podView {
 
 // images of the group's pods, each once, sorted.
 func (g *groupView) images() []string {
-	var images []string
+	return g.each(func(pod podView) string { return pod.images })
+}
+
+// hasArgs tells whether some pod has arguments.
+func (p *picture) hasArgs() bool {
+	return slices.ContainsFunc(p.allPods(), func(pod podView) bool { return pod.args != "" })
+}
+
+// args of the group's pods, each once, sorted.
+func (g *groupView) args() []string {
+	return g.each(func(pod podView) string { return pod.args })
+}
+
+func (g *groupView) each(what func(podView) string) []string {
+	var all []string
 	for _, pod := range g.pods() {
-		images = append(images, pod.images)
+		all = append(all, what(pod))
 	}
-	slices.Sort(images)
-	return slices.Compact(images)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // summary says in one line where pods are, by the location of their nodes.
@@ -325,7 +339,7 @@ func changeOfPod(was, pod podView, known bool) string {
 	var parts []string
 	switch {
 	case !known:
-		parts = append(parts, "created", pod.images)
+		parts = append(parts, "created", strings.TrimSpace(pod.images+" "+pod.args))
 	case was.images != pod.images:
 		parts = append(parts, fmt.Sprintf("image %s → %s", was.images, pod.images))
 	}

@@ -54,6 +54,10 @@ type stage struct {
 
 // perform runs the demo. The outcome is nil unless the last scene was played.
 func (s *stage) perform(ctx context.Context) (*outcome, error) {
+	sc, err := chosenScene()
+	if err != nil {
+		return nil, err
+	}
 	doc, err := findDocument(ctx)
 	if err != nil {
 		return nil, err
@@ -80,7 +84,10 @@ func (s *stage) perform(ctx context.Context) (*outcome, error) {
 	if err := s.applyDocument(setup, doc); err != nil {
 		return nil, err
 	}
-	end, err := s.awaitPromise(ctx)
+	end, err := s.awaitPromise(ctx, promised, maxUnavailable, wantedWithin)
+	if err == nil {
+		err = s.play(ctx, doc, sc, end)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -192,22 +199,22 @@ func (s *stage) applyDocument(ctx context.Context, doc *document) error {
 		gm.RequiredOverridePolicyLabel+"="+overridePolicy)
 }
 
-// awaitPromise waits until the document's promise is kept, or for as long as
-// that may take, and returns what came of it.
-func (s *stage) awaitPromise(ctx context.Context) (*outcome, error) {
+// awaitPromise waits until the promises are kept, or for as long as that may
+// take, and returns what came of it.
+func (s *stage) awaitPromise(ctx context.Context, promises []promise, unavailable int, within time.Duration) (*outcome, error) {
 	began := time.Now()
-	bounded, cancel := context.WithTimeout(ctx, wantedWithin)
+	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	p, err := s.state.await(bounded, func(p *picture) bool { return len(judge(p, promised)) == 0 })
+	p, err := s.state.await(bounded, func(p *picture) bool { return len(judge(p, promises)) == 0 })
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	end := &outcome{picture: p, converged: time.Since(began), failures: judge(p, promised)}
+	end := &outcome{picture: p, converged: time.Since(began), failures: judge(p, promises)}
 	if err != nil {
-		end.failures = append(end.failures, fmt.Sprintf("not as wanted within %s", wantedWithin))
+		end.failures = append(end.failures, fmt.Sprintf("not as wanted within %s", within))
 	}
 	// What a person does to the cluster afterwards is no part of the demo.
-	end.failures = append(end.failures, judgeAvailability(p)...)
+	end.failures = append(end.failures, judgeAvailability(p, unavailable)...)
 	return end, nil
 }
 

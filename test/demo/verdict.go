@@ -13,14 +13,16 @@ type promise struct {
 	group  string
 	pods   int
 	images string
+	// args are the arguments of the pods' containers; "" is none.
+	args string
 }
 
 // promised is the document's words, "we want 3 pods to run in Hangzhou and 2
 // pods to run in Beijing" and "use their local image registry", as numbers and
 // names. It is what the demo is judged by, never what it shows.
 var promised = []promise{
-	{"hangzhou", 3, "hangzhou.registry.io/nginx:1.27"},
-	{"beijing", 2, "beijing.registry.io/nginx:1.27"},
+	{group: "hangzhou", pods: 3, images: "hangzhou.registry.io/nginx:1.27"},
+	{group: "beijing", pods: 2, images: "beijing.registry.io/nginx:1.27"},
 }
 
 // maxUnavailable is the policy's default for rescheduling.maxUnavailable.
@@ -34,6 +36,8 @@ type outcome struct {
 	first, converged, total time.Duration
 	// failures are what is not as promised.
 	failures []string
+	// scene are lines about the acts of the scene that was played after it.
+	scene []string
 }
 
 // judge returns what is not as promised.
@@ -53,7 +57,7 @@ func judge(p *picture, promises []promise) []string {
 			continue
 		}
 		if group.wanted != want.pods {
-			fail("%s: the PropagationPolicy wants %s pods, the document %d", want.group, number(group.wanted), want.pods)
+			fail("%s: the PropagationPolicy wants %s pods, not %d", want.group, number(group.wanted), want.pods)
 		}
 		pods := group.pods()
 		if len(pods) != want.pods {
@@ -64,6 +68,9 @@ func judge(p *picture, promises []promise) []string {
 		}
 		if images := strings.Join(group.images(), ", "); images != want.images {
 			fail("%s: images %s, wanted %s", want.group, images, want.images)
+		}
+		if args := strings.Join(group.args(), ", "); args != want.args {
+			fail("%s: arguments %q, wanted %q", want.group, args, want.args)
 		}
 	}
 	if n := p.pods(); n != total {
@@ -81,12 +88,12 @@ func judge(p *picture, promises []promise) []string {
 }
 
 // judgeAvailability returns what kept pods from their work more than allowed.
-func judgeAvailability(p *picture) []string {
+func judgeAvailability(p *picture, allowed int) []string {
 	switch a := p.availability; {
 	case a == nil:
 		return []string{"nobody counted available pods"}
-	case a.worst > maxUnavailable:
-		return []string{fmt.Sprintf("%d pods were unavailable at a time, allowed is %d", a.worst, maxUnavailable)}
+	case a.worst > allowed:
+		return []string{fmt.Sprintf("%d pods were unavailable at a time, allowed is %d", a.worst, allowed)}
 	case a.gaps > 0:
 		return []string{fmt.Sprintf("watches were interrupted %d times: nobody knows how many pods were available then", a.gaps)}
 	default:
@@ -107,7 +114,11 @@ func closing(o *outcome) string {
 	var out strings.Builder
 	fmt.Fprintln(&out)
 	table := tabwriter.NewWriter(&out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "GROUP\tWANTED\tIS\tREADY\tIMAGES")
+	header, hasArgs := "GROUP\tWANTED\tIS\tREADY\tIMAGES", o.picture.hasArgs()
+	if hasArgs {
+		header += "\tARGS"
+	}
+	fmt.Fprintln(table, header)
 	for i := range o.picture.groups {
 		group := &o.picture.groups[i]
 		name := group.name
@@ -115,7 +126,11 @@ func closing(o *outcome) string {
 			name = "(none)"
 		}
 		pods := group.pods()
-		fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\n", name, number(group.wanted), len(pods), countReady(pods), strings.Join(group.images(), ", "))
+		fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s", name, number(group.wanted), len(pods), countReady(pods), strings.Join(group.images(), ", "))
+		if hasArgs {
+			fmt.Fprintf(table, "\t%s", strings.Join(group.args(), ", "))
+		}
+		fmt.Fprintln(table)
 	}
 	_ = table.Flush() // strings.Builder takes everything
 	fmt.Fprintln(&out)
@@ -127,6 +142,13 @@ func closing(o *outcome) string {
 	}
 	fmt.Fprintf(&out, "First picture after %.1f s; as it is now %.1f s after the labels, %.1f s in total.\n",
 		o.first.Seconds(), o.converged.Seconds(), o.total.Seconds())
+	for _, line := range o.scene {
+		fmt.Fprintln(&out, line+".")
+	}
+	if len(o.failures) == 0 && len(o.scene) > 0 {
+		fmt.Fprintln(&out, "As document 000 promises, and so was the scene.")
+		return out.String()
+	}
 	if len(o.failures) == 0 {
 		fmt.Fprintln(&out, "As document 000 promises.")
 		return out.String()

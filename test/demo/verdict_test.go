@@ -43,7 +43,7 @@ func TestJudge(t *testing.T) {
 		},
 		"a policy that wants something else": {
 			func(o *objects) { o.propagation[0].Status.Apps[0].Groups[1].Desired = 4 },
-			[]string{"hangzhou: the PropagationPolicy wants 4 pods, the document 3"},
+			[]string{"hangzhou: the PropagationPolicy wants 4 pods, not 3"},
 		},
 		"nothing at all": {
 			func(o *objects) { *o = objects{} },
@@ -79,7 +79,7 @@ func TestJudgeAvailability(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := judgeAvailability(&picture{availability: test.availability}); (len(got) > 0) != test.fails {
+			if got := judgeAvailability(&picture{availability: test.availability}, 1); (len(got) > 0) != test.fails {
 				t.Errorf("failures %q, want some = %t", got, test.fails)
 			}
 		})

@@ -2,8 +2,11 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -117,4 +120,141 @@ func TestNodeGroupFollowsNodes(t *testing.T) {
 	if n.Labels["topology.kubernetes.io/zone"] != "cloud-zone" {
 		t.Errorf("the cloud's zone label is %q", n.Labels["topology.kubernetes.io/zone"])
 	}
+}
+
+// TestNamedNodeComesLater is scenario 27.
+func TestNamedNodeComesLater(t *testing.T) {
+	f := newFixture(t)
+	f.nodeGroup(groupOf("named", gm.NodeGroupSpec{Nodes: []string{"named-0"}}))
+	f.eventually(patience, "the group says that the node does not exist", func() error {
+		var g gm.NodeGroup
+		if err := f.client.Get(f.ctx, types.NamespacedName{Name: "named"}, &g); err != nil {
+			return err
+		}
+		if len(g.Status.NodeStatuses) != 1 || g.Status.NodeStatuses[0].SelectionStatus != gm.SelectionFailed {
+			return fmt.Errorf("status is %+v", g.Status)
+		}
+		return nil
+	})
+	f.nodes(nil, "named-0")
+	f.eventually(patience, "it joins", func() error { return f.contains("named", "named-0") })
+}
+
+// TestNewNodesFindTheirGroup is scenario 30: a group that names its nodes is
+// there too, and a new node that matches another group joins that one at once.
+func TestNewNodesFindTheirGroup(t *testing.T) {
+	f := newFixture(t)
+	f.nodeGroup(groupOf("finds-names", gm.NodeGroupSpec{Nodes: []string{"elsewhere"}}))
+	f.nodeGroup(groupOf("finds-labels", gm.NodeGroupSpec{MatchLabels: map[string]string{"site": "finds"}}))
+	f.nodes(map[string]string{"site": "finds"}, "finds-0")
+	f.eventually(5*time.Second, "the node joins", func() error { return f.contains("finds-labels", "finds-0") })
+}
+
+// TestZoneLabelsAreNotOurs is scenario 31: the cloud's labels survive joining,
+// leaving and the end of the group.
+func TestZoneLabelsAreNotOurs(t *testing.T) {
+	f := newFixture(t)
+	zone := map[string]string{"topology.kubernetes.io/zone": "z1", "topology.kubernetes.io/region": "r1"}
+	f.nodes(zone, "zone-0")
+	kept := func() error {
+		node, err := f.kube.CoreV1().Nodes().Get(f.ctx, "zone-0", metav1.GetOptions{})
+		for key, value := range zone {
+			if err == nil && node.Labels[key] != value {
+				err = fmt.Errorf("%s is %q", key, node.Labels[key])
+			}
+		}
+		return err
+	}
+	f.nodeGroup(groupOf("zone", gm.NodeGroupSpec{MatchLabels: map[string]string{"topology.kubernetes.io/zone": "z1"}}))
+	f.eventually(patience, "it joins", func() error { return f.contains("zone", "zone-0") })
+	if err := kept(); err != nil {
+		t.Errorf("after joining: %v", err)
+	}
+	f.deleteNodeGroup("zone")
+	if got := f.groupLabel("zone-0"); got != "" {
+		t.Errorf("after the group's end the node carries %q", got)
+	}
+	if err := kept(); err != nil {
+		t.Errorf("after the group's end: %v", err)
+	}
+}
+
+// TestDeletedGroupLetsPodsGoGently is scenario 32: the nodes of a deleted group
+// lose its label, and its pods move one by one to where there is room.
+func TestDeletedGroupLetsPodsGoGently(t *testing.T) {
+	f := newFixture(t)
+	f.group("end-a", 1)
+	f.group("end-b", 1)
+	f.create(weights("policy", "end-a", 1, "end-b", 1))
+	f.create(deployment("app", 4, "policy"))
+	f.eventually(patience, "2:2", func() error {
+		if err := f.allReady("app", 4); err != nil {
+			return err
+		}
+		return f.spreadIs("app", map[string]int{"end-a": 2, "end-b": 2})
+	})
+	f.cordon(true, "end-a-0")
+	f.deleteNodeGroup("end-b")
+	f.eventually(patience, "the policy says that there is no room", func() error { return f.reason("policy", gm.ReasonNoFeasibleTarget) })
+	f.always(2*time.Second, "nothing moves", func() error { return f.spreadIs("app", map[string]int{"end-a": 2, "": 2}) })
+	watch := f.watchAvailability("app", 4)
+	f.cordon(false, "end-a-0")
+	f.eventually(patience, "all are in the group that is left", func() error {
+		if err := f.allReady("app", 4); err != nil {
+			return err
+		}
+		return f.spreadIs("app", map[string]int{"end-a": 4})
+	})
+	if worst, gone := watch(); worst < 3 || gone != 2 {
+		t.Errorf("at the worst moment %d of 4 were available, %d were evicted, want 3 and 2", worst, gone)
+	}
+}
+
+// TestPodsFromBeforeThePolicyCount is scenario 40: pods that ran before are
+// counted where they are; nothing is restarted or moved that is right already.
+func TestPodsFromBeforeThePolicyCount(t *testing.T) {
+	f := newFixture(t)
+	f.group("old-a", 1)
+	f.group("old-b", 1)
+	f.cordon(true, "old-b-0")
+	others := f.cordonAllBut("old-a-0", "old-b-0")
+	defer f.cordon(false, others...)
+	f.create(deployment("app", 3, ""))
+	f.eventually(patience, "three in a", func() error { return f.spreadIs("app", map[string]int{"old-a": 3}) })
+	f.cordon(true, "old-a-0")
+	f.cordon(false, "old-b-0")
+	f.scale("app", 5)
+	f.eventually(patience, "two in b", func() error {
+		if err := f.allReady("app", 5); err != nil {
+			return err
+		}
+		return f.spreadIs("app", map[string]int{"old-a": 3, "old-b": 2})
+	})
+	f.cordon(false, "old-a-0")
+	deleted := f.watchDeletions("app")
+	f.create(weights("policy", "old-a", 3, "old-b", 2))
+	f.label(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "app"}}, map[string]any{gm.RequiredPropagationPolicyLabel: "policy"})
+	f.eventually(patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
+	f.scale("app", 10)
+	f.eventually(patience, "6:4", func() error { return f.spreadIs("app", map[string]int{"old-a": 6, "old-b": 4}) })
+	if n := deleted(); n != 0 {
+		t.Errorf("%d pods were deleted", n)
+	}
+}
+
+// cordonAllBut cordons every open node but some, and returns their names.
+func (f *fixture) cordonAllBut(keep ...string) []string {
+	f.Helper()
+	list, err := f.kube.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	var names []string
+	for _, node := range list.Items {
+		if !node.Spec.Unschedulable && !slices.Contains(keep, node.Name) {
+			names = append(names, node.Name)
+		}
+	}
+	f.cordon(true, names...)
+	return names
 }

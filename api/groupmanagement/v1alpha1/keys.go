@@ -26,7 +26,7 @@ const (
 const (
 	// NodeGroupLabel is put on every member node: the name of the one
 	// NodeGroup that the node belongs to. Put back when changed by hand.
-	// Bound pods carry the same key: the group whose seat they took.
+	// Pods carry the same key once they have a seat: the group of the seat.
 	NodeGroupLabel = "groupmanagement.kubeedge.io/nodegroup"
 
 	// OriginalImagesAnnotation is put on a pod together with the first image
@@ -44,6 +44,22 @@ const (
 	// controller.kubernetes.io/pod-deletion-cost where atoll-manager wrote it. A
 	// cost without it, or with another value, is a user's and stays.
 	DeletionCostAnnotation = "atoll.dev/deletion-cost"
+
+	// SeatAnnotation is put on a pod that got its seat at creation (early
+	// assignment): a token, by which the ledger knows the pod before it has a
+	// UID. NodeGroupLabel names the group; the pod can go to no other.
+	SeatAnnotation = "atoll.dev/seat"
+
+	// OverridesAnnotation is put on a pod at creation: a hash of what the
+	// OverridePolicy changed in fields that cannot change later. A pod whose
+	// hash is not what the rules say now is replaced.
+	OverridesAnnotation = "atoll.dev/overrides"
+
+	// UnassignedAnnotation is put on a pod that was created without what its
+	// OverridePolicy wants, because a rule cannot be applied to it: the policy's
+	// UID and generation, a space, and the error. The pod waits at PolicyGate
+	// and is replaced when the policy has changed.
+	UnassignedAnnotation = "atoll.dev/unassigned"
 
 	// NudgeAnnotation is changed on a waiting pod to make kube-scheduler try
 	// it again after a seat opened; its value means nothing else.

@@ -73,11 +73,52 @@ type PropagationSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	NumRange []NodeGroupNumRange `json:"numRange,omitempty"`
 
+	// assignment says when a pod gets its NodeGroup. Auto, the default, is
+	// Early where the workload's OverridePolicy changes a field that cannot
+	// change once a pod exists (command, args, most plaintext), else Late.
+	// +optional
+	// +kubebuilder:default=Auto
+	Assignment Assignment `json:"assignment,omitempty"`
+
+	// rescheduleAfterSeconds is how long a pod that got its group at creation
+	// may be unschedulable there: then it is replaced, and its workload avoids
+	// the group for five minutes. 0 to 86400; 0 is never. Default 60.
+	// +optional
+	// +kubebuilder:default=60
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=86400
+	RescheduleAfterSeconds *int32 `json:"rescheduleAfterSeconds,omitempty"`
+
 	// rescheduling says what becomes of running pods that are not where the
 	// policy wants them.
 	// +optional
 	// +kubebuilder:default={}
 	Rescheduling Rescheduling `json:"rescheduling,omitempty"`
+}
+
+// Assignment says when a pod gets its NodeGroup.
+// +kubebuilder:validation:Enum=Auto;Early;Late
+type Assignment string
+
+const (
+	// AssignmentAuto is Early where a rule of the OverridePolicy demands it.
+	AssignmentAuto Assignment = "Auto"
+	// AssignmentEarly: at creation. The pod is pinned to its group, and carries
+	// every override from the start.
+	AssignmentEarly Assignment = "Early"
+	// AssignmentLate: when kube-scheduler places the pod.
+	AssignmentLate Assignment = "Late"
+)
+
+// DefaultRescheduleAfter is the meaning of an unset rescheduleAfterSeconds.
+const DefaultRescheduleAfter = time.Minute
+
+// RescheduleAfter is rescheduleAfterSeconds, or its default; 0 is never.
+func (s *PropagationSpec) RescheduleAfter() time.Duration {
+	if s.RescheduleAfterSeconds == nil {
+		return DefaultRescheduleAfter
+	}
+	return time.Duration(*s.RescheduleAfterSeconds) * time.Second
 }
 
 // StaticNodeGroupWeight gives each of the named groups one weight.

@@ -593,6 +593,11 @@ func (in *PropagationSpec) DeepCopyInto(out *PropagationSpec) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.RescheduleAfterSeconds != nil {
+		in, out := &in.RescheduleAfterSeconds, &out.RescheduleAfterSeconds
+		*out = new(int32)
+		**out = **in
+	}
 	in.Rescheduling.DeepCopyInto(&out.Rescheduling)
 }
 

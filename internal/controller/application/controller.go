@@ -4,8 +4,8 @@
 //     exist and are valid (document 000, "PropagationPolicyController" and
 //     "OverridePolicyController"); a binding label that nobody requires goes.
 //   - release: pods that wait at our scheduling gate are let go when every
-//     policy that the workload requires is bound; pods that kube-scheduler
-//     refused before are woken.
+//     policy that the workload requires is bound, or replaced if they must be as
+//     wanted from their creation; pods that kube-scheduler refused before are woken.
 //
 // It reads the owners' walk and the ledger, and writes labels and gates. It
 // places nothing.
@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,6 +33,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -55,6 +57,8 @@ type Reconciler struct {
 	// Synced tells whether walk and ledger know everything.
 	Synced   func() bool
 	Recorder events.EventRecorder
+	Evictor  *eviction.Evictor
+	Clock    clock.PassiveClock
 
 	changed *trigger.Source[request]
 }
@@ -232,8 +236,9 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (string, er
 	if err != nil {
 		return "", err
 	}
-	if _, errs := r.Book.Rules(policy); len(errs) > 0 {
-		return "", nil // the policy's own condition names the rule
+	rules, errs := r.Book.Rules(policy)
+	if len(errs) > 0 || r.Book.Usable(ctx, s.app, rules) != nil {
+		return "", nil // the policy's own status says why
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)
 	return name, nil

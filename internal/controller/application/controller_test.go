@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,6 +24,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -55,6 +57,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	s.events = events.NewFakeRecorder(10)
 	s.Reconciler = &Reconciler{
 		Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book, Recorder: s.events,
+		Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
 	}
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		patch := action.(clienttesting.PatchAction)
@@ -149,6 +152,20 @@ func TestBind(t *testing.T) {
 			workload: build.Deployment("web", build.Requires("p", "o")),
 			policies: []build.Object{build.PropagationPolicy("p"), build.OverridePolicy("o", build.Registry("hz", "no registry"))},
 			want:     ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o"},
+		},
+		"an OverridePolicy that changes what cannot change later is bound with a PropagationPolicy": {
+			workload: build.Deployment("web", build.Requires("p", "o")), policies: []build.Object{policy, args},
+			want:   ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
+			writes: 1,
+		},
+		"and not without one": {
+			workload: build.Deployment("web", build.Requires("", "o")), policies: []build.Object{args},
+			want: ownership.Policies{RequiredOverride: "o"},
+		},
+		"and not when assignment is Late": {
+			workload: build.Deployment("web", build.Requires("p", "o")),
+			policies: []build.Object{build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate)), args},
+			want:     ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o"}, writes: 1,
 		},
 		"a policy that was deleted is unbound": {
 			workload: build.Deployment("web", build.Bound("p", "o")),

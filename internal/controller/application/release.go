@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,10 +27,38 @@ func (r *Reconciler) release(ctx context.Context, s *scope) error {
 	}
 	var errs []error
 	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
-		for _, pod := range cohort.Pods {
-			if pod.Node == "" && !r.waitsForAnother(pod.Pod, s) {
-				errs = append(errs, r.wake(ctx, s, pod.Pod))
+		errs = append(errs, r.releaseCohort(ctx, s, cohort))
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.CohortView) error {
+	var errs []error
+	nudge, nudges := nudgeValue(s.spread+s.override), -1
+	for _, pod := range cohort.Pods {
+		if pod.Node != "" || r.waitsForAnother(pod.Pod, s) {
+			continue
+		}
+		if pod.Gated {
+			stays, err := r.replace(ctx, pod.Pod)
+			if !stays && err == nil {
+				err = r.wake(ctx, s, pod.Pod, nudge)
 			}
+			errs = append(errs, err)
+			continue
+		}
+		if !pod.Unschedulable {
+			continue
+		}
+		if nudges < 0 { // asked for once a cohort, and only if a pod may need one
+			nudges = r.openSeats(ctx, pod.Pod)
+		}
+		if nudges == 0 {
+			continue // gated pods come after
+		}
+		nudges--
+		if pod.Nudge != nudge {
+			errs = append(errs, r.wake(ctx, s, pod.Pod, nudge))
 		}
 	}
 	return errors.Join(errs...)
@@ -40,6 +69,7 @@ func (r *Reconciler) release(ctx context.Context, s *scope) error {
 // are left to the garbage collector.
 func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 	var errs []error
+	nudge := nudgeValue("")
 	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
 		for _, pod := range cohort.Pods {
 			if pod.Node != "" || !pod.Gated && !pod.Unschedulable {
@@ -50,12 +80,22 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 			case errors.Is(err, owners.ErrOwnerGone):
 			case err != nil:
 				errs = append(errs, err)
-			case !app.Managed():
-				errs = append(errs, r.wake(ctx, s, pod.Pod))
+			case !app.Managed() && (pod.Gated || pod.Nudge != nudge):
+				errs = append(errs, r.wake(ctx, s, pod.Pod, nudge))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// openSeats is the number of pods of a cohort that kube-scheduler could place
+// now: no more are nudged, for the others would be refused again.
+func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) int {
+	a, err := r.Book.Assignment(ctx, pod.Object(), pod.Revision)
+	if err != nil || !a.Counted || len(a.Spread.Groups()) == 0 {
+		return math.MaxInt // nothing is divided: every pod may find its node
+	}
+	return r.Ledger.Open(seats.Request{Cohort: a.Cohort, Total: a.Total, Spread: a.Spread})
 }
 
 // waits tells whether new pods of a workload have to wait for a policy.
@@ -82,11 +122,7 @@ func (r *Reconciler) waitsForAnother(pod *seats.Pod, s *scope) bool {
 // wake takes our gate off a pod, or nudges one that kube-scheduler refused
 // before: it looks at a refused pod again when the pod changes, never because
 // a policy did.
-func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod) error {
-	nudge := nudgeValue(s.spread + s.override)
-	if !pod.Gated && (!pod.Unschedulable || pod.Nudge == nudge) {
-		return nil
-	}
+func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod, nudge string) error {
 	type gate struct {
 		Patch string `json:"$patch"`
 		Name  string `json:"name"`

@@ -2,11 +2,13 @@
 // requires one it compares the images of running pods with what the rules of
 // their groups want,
 //
-//	observe ─► update (images in place, paced) ─► status
+//	observe ─► update (images in place, paced)
+//	        ─► replace (pods that differ in what cannot change, paced) ─► status
 //
 // (document 000, "OverridePolicyController"). New pods get their images before
-// they are bound, from the extender; this is for the pods that ran before, and
-// for rules that change. A container whose image changes restarts in place.
+// they are bound, from the extender, or every override at creation, from the
+// pod webhook; this is for the pods that ran before, and for rules that change.
+// A container whose image changes restarts in place.
 package overridepolicy
 
 import (
@@ -14,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"sort"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +35,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -57,6 +61,7 @@ type Reconciler struct {
 	Ledger   *seats.Ledger
 	Book     *policies.Book
 	Recorder events.EventRecorder
+	Evictor  *eviction.Evictor
 	Clock    clock.PassiveClock
 	// Synced tells whether walk and ledger know everything.
 	Synced func() bool
@@ -83,6 +88,11 @@ type appScope struct {
 	// due are the pods whose images are not as wanted, in the order in which
 	// they are changed.
 	due []duePod
+	// stale are the pods that were not created as wanted, in the order in which
+	// they are replaced.
+	stale []seats.SeatView
+	// blocked is what keeps pods from being replaced for now.
+	blocked error
 	// pods in groups, and those among them that are as wanted.
 	pods, updated int
 	// failure names the rule that cannot be applied to a pod.
@@ -141,7 +151,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	s := &scope{policy: policy}
-	return phase.Run(ctx, s, r.observe, r.update, r.report)
+	return phase.Run(ctx, s, r.observe, r.update, r.replace, r.report)
 }
 
 // observe finds the pods whose images are not as wanted.
@@ -183,6 +193,7 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 			a.stabilization = propagation.Spec.Rescheduling.Stabilization()
 		}
 	}
+	a.failure = r.Book.Usable(ctx, a.app, s.rules)
 	sized := a.app.Replicas != nil && a.app.Kind != "Job"
 	if sized {
 		a.replicas = int(*a.app.Replicas)
@@ -198,9 +209,7 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 		}
 		for _, pod := range cohort.Pods {
 			if pod.Node == "" {
-				if err := bindable(s.rules, pod.Pod); err != nil {
-					a.failure = err
-				}
+				a.observeWaiting(s, pod)
 				continue
 			}
 			if pod.Group == "" {
@@ -209,6 +218,8 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 			a.pods++
 			change, err := policies.Images(s.rules, pod.Group, pod.Pod)
 			switch {
+			case s.rules.FixedHash(pod.Group) != pod.Overrides:
+				a.stale = append(a.stale, pod)
 			case err != nil:
 				a.failure = err
 			case change.Needed():
@@ -220,7 +231,31 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 	}
 	// Pods that do no work lose nothing: they are first.
 	sort.SliceStable(a.due, func(i, j int) bool { return !a.due[i].Available() && a.due[j].Available() })
+	sort.SliceStable(a.stale, func(i, j int) bool { return !a.stale[i].Available() && a.stale[j].Available() })
 	return nil
+}
+
+// observeWaiting looks at a pod that has no node.
+func (a *appScope) observeWaiting(s *scope, pod seats.SeatView) {
+	switch {
+	case pod.Unassigned != "":
+		version, why, _ := strings.Cut(pod.Unassigned, " ")
+		if version == policies.Version(s.policy) {
+			a.failure = errors.New(why)
+		}
+	case pod.Pinned():
+		if s.rules.FixedHash(pod.Group) != pod.Overrides {
+			a.stale = append(a.stale, pod)
+		}
+	case pod.Gated:
+	default:
+		if err := bindable(s.rules, pod.Pod); err != nil {
+			a.failure = err
+		}
+		if s.rules.TouchesImmutableAnywhere() || pod.Overrides != "" {
+			a.stale = append(a.stale, pod) // the webhook did not see it
+		}
+	}
 }
 
 // bindable tells why a pod that waits could not be bound: a rule of a group

@@ -10,6 +10,11 @@ var imageUpdatesTotal = prometheus.NewCounter(prometheus.CounterOpts{
 	Help: "Running pods whose images were changed in place.",
 })
 
+var replacementsTotal = prometheus.NewCounter(prometheus.CounterOpts{
+	Namespace: "atoll", Subsystem: "overridepolicy", Name: "replacements_total",
+	Help: "Pods replaced because what cannot change on a pod that exists was not as wanted.",
+})
+
 func init() {
-	metrics.Registry.MustRegister(imageUpdatesTotal)
+	metrics.Registry.MustRegister(imageUpdatesTotal, replacementsTotal)
 }

@@ -62,10 +62,12 @@ func (a *appScope) message() string {
 		return a.failure.Error()
 	case a.updated == a.pods:
 		return ""
+	case a.blocked != nil:
+		return "pods are to be replaced and stay for now: " + a.blocked.Error()
 	case a.mode != gm.ReschedulingEvict:
 		return fmt.Sprintf("running pods keep their images: rescheduling.mode of the PropagationPolicy is %s", a.mode)
 	default:
-		return "images are being changed"
+		return "pods are being changed or replaced"
 	}
 }
 

@@ -1,7 +1,8 @@
 // Package propagationpolicy reconciles PropagationPolicies: for every workload
 // that requires one it compares where pods are with where they are wanted,
 //
-//	plan ─► evict (surplus pods, through the Eviction API, paced) ─► deletion costs ─► status
+//	plan ─► reassign (pods that find no node in the group that they got at creation)
+//	     ─► evict (surplus pods, through the Eviction API, paced) ─► deletion costs ─► status
 //
 // (document 000, "PropagationPolicyController"). It is the safety net behind
 // the extender: whatever slipped through is found here and repaired. It never
@@ -14,7 +15,6 @@ import (
 	"sort"
 	"time"
 
-	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
@@ -27,6 +27,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -38,9 +39,6 @@ import (
 const (
 	// debounce gathers the many changes of a burst into one pass.
 	debounce = 200 * time.Millisecond
-	// retryEviction is how long an eviction that a PodDisruptionBudget or the
-	// global pace refused is left alone.
-	retryEviction = 5 * time.Second
 	// retryFeasible is how soon is looked again whether a group that lacks pods
 	// has room by now: room comes from anywhere in the cluster.
 	retryFeasible = 5 * time.Second
@@ -56,13 +54,13 @@ type Reconciler struct {
 	Ledger   *seats.Ledger
 	Book     *policies.Book
 	Recorder events.EventRecorder
-	// Pace bounds the evictions of all workloads together.
-	Pace  *rate.Limiter
-	Clock clock.PassiveClock
+	Evictor  *eviction.Evictor
+	Clock    clock.PassiveClock
 	// Synced tells whether walk and ledger know everything.
 	Synced func() bool
 
 	changed *trigger.Source[ctrl.Request]
+	tallies tallies
 }
 
 // scope is what one pass observed.
@@ -83,7 +81,6 @@ type appScope struct {
 
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies,verbs=get;list;watch
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies/status,verbs=patch
-// +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
@@ -121,13 +118,15 @@ func request(app *ownership.Object) ctrl.Request {
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	policy := &gm.PropagationPolicy{}
 	if err := r.Client.Get(ctx, req.NamespacedName, policy); err != nil {
+		r.tallies.set(req.NamespacedName, tally{})
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if policy.DeletionTimestamp != nil {
+		r.tallies.set(req.NamespacedName, tally{})
 		return ctrl.Result{}, nil
 	}
 	s := &scope{policy: policy}
-	return phase.Run(ctx, s, r.observe, r.evict, r.cost, r.report)
+	return phase.Run(ctx, s, r.observe, r.reassign, r.evict, r.cost, r.report)
 }
 
 // observe gathers what is known of every workload and plans.
@@ -189,6 +188,7 @@ func (r *Reconciler) setKind(o *observed) {
 
 // report writes the status, if it changed.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	r.tallies.set(client.ObjectKeyFromObject(s.policy), tallyOf(s))
 	before := s.policy.DeepCopy()
 	setStatus(s)
 	return patch.Status(ctx, r.Client, s.policy, before)

@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
@@ -37,40 +37,21 @@ type site struct {
 	*world.World
 	t      *testing.T
 	events *events.FakeRecorder
-	// answers are what evictions are answered with, one after the other; then nil.
-	answers []error
-	evicted []string
 }
 
 func newSite(t *testing.T, objects ...build.Object) *site {
 	t.Helper()
 	s := &site{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
-	s.World.Pods.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		eviction, ok := action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
-		if !ok || action.GetSubresource() != "eviction" {
-			return false, nil, nil
-		}
-		if p := eviction.DeleteOptions.Preconditions; p == nil || p.UID == nil || string(*p.UID) != eviction.Name {
-			t.Errorf("eviction of %s has preconditions %v: another pod of that name would go", eviction.Name, p)
-		}
-		s.evicted = append(s.evicted, eviction.Name)
-		if len(s.answers) > 0 {
-			answer := s.answers[0]
-			s.answers = s.answers[1:]
-			return true, nil, answer
-		}
-		return true, nil, nil
-	})
 	s.Reconciler = &Reconciler{
 		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book,
-		Recorder: s.events, Pace: rate.NewLimiter(rate.Inf, 0), Clock: s.World.Clock,
+		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
 	}
 	return s
 }
 
 // pass runs one pass.
 func (s *site) pass() (ctrl.Result, error) {
-	s.evicted = nil
+	s.Evicted = nil
 	return s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: "p"}})
 }
 
@@ -183,7 +164,7 @@ func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, tc.objects...)
 			s.reconcile()
-			if diff := cmp.Diff(tc.evicted, s.evicted); diff != "" {
+			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
 				t.Errorf("wrong evictions (-want +got):\n%s", diff)
 			}
 			if got := s.reason(); got != tc.reason {
@@ -199,8 +180,8 @@ func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
 func TestNothingIsEvictedBeforeTheGroupsHaveSettled(t *testing.T) {
 	s := newSite(t, both(ground(), web("hz", "hz", "bj", "bj", "bj"))...)
 	result, err := s.pass()
-	if err != nil || result.RequeueAfter != gm.DefaultStabilization || len(s.evicted) != 0 {
-		t.Errorf("evicted %v, comes back after %s (error %v); want nothing, and back after %s", s.evicted, result.RequeueAfter, err, gm.DefaultStabilization)
+	if err != nil || result.RequeueAfter != gm.DefaultStabilization || len(s.Evicted) != 0 {
+		t.Errorf("evicted %v, comes back after %s (error %v); want nothing, and back after %s", s.Evicted, result.RequeueAfter, err, gm.DefaultStabilization)
 	}
 }
 
@@ -220,11 +201,11 @@ func TestAnswersToAnEviction(t *testing.T) {
 		},
 		"a PodDisruptionBudget refuses: the rest waits too": {
 			answer:  apierrors.NewTooManyRequests("budget", 0),
-			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: retryEviction, spared: true,
+			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: eviction.Retry, spared: true,
 		},
 		"the API server does not answer in time: the rest waits too": {
 			answer:  fmt.Errorf("asking: %w", context.DeadlineExceeded),
-			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: retryEviction, spared: true,
+			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: eviction.Retry, spared: true,
 		},
 		"the pod is gone: the next one's turn": {
 			answer:  apierrors.NewNotFound(pods, "web-1-4"),
@@ -238,9 +219,9 @@ func TestAnswersToAnEviction(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, both(ground(maxUnavailable(2)), web("bj", "bj", "bj", "bj", "bj"))...)
-			s.answers = []error{tc.answer}
+			s.Answers = []error{tc.answer}
 			result := s.reconcile()
-			if diff := cmp.Diff(tc.evicted, s.evicted); diff != "" {
+			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
 				t.Errorf("wrong evictions (-want +got):\n%s", diff)
 			}
 			if got := s.reason(); got != tc.reason {
@@ -258,7 +239,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 		s := newSite(t, both(ground(), web("bj", "bj", "bj", "bj", "bj"))...)
 		s.Settle(s.t)
 		broken := errors.New("broken")
-		s.answers = []error{broken}
+		s.Answers = []error{broken}
 		if _, err := s.pass(); !errors.Is(err, broken) {
 			t.Errorf("error is %v", err)
 		}
@@ -275,16 +256,16 @@ func TestThePaceBoundsAllWorkloadsTogether(t *testing.T) {
 	other := build.Deployment("other", build.Bound("p", ""), build.Replicas(1))
 	otherSet := build.ReplicaSet("other-1", build.OwnedBy(other))
 	s := newSite(t, append(both(ground(), web("bj", "bj", "bj", "bj", "bj")), other, otherSet, runningPod("other-1-0", "", 9, build.OwnedBy(otherSet)))...)
-	s.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
+	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
 	result := s.reconcile()
-	if len(s.evicted) != 1 {
-		t.Errorf("evicted %v at a pace of one", s.evicted)
+	if len(s.Evicted) != 1 {
+		t.Errorf("evicted %v at a pace of one", s.Evicted)
 	}
-	if result.RequeueAfter != retryEviction {
-		t.Errorf("comes back after %s, want %s", result.RequeueAfter, retryEviction)
+	if result.RequeueAfter != eviction.Retry {
+		t.Errorf("comes back after %s, want %s", result.RequeueAfter, eviction.Retry)
 	}
 	left, owner := "web-1-4", "web"
-	if s.evicted[0] == "web-1-4" {
+	if s.Evicted[0] == "web-1-4" {
 		left, owner = "other-1-0", "other"
 	}
 	if !s.World.Ledger.Disrupt(build.Pod(left).UID, s.World.Walker.Descendants(build.Pod(owner).UID), 1, 5) {
@@ -297,8 +278,8 @@ func TestStatus(t *testing.T) {
 		s := newSite(t, both([]build.Object{build.PropagationPolicy("p"), build.Node("node-bj", build.InGroup("bj"))}, web("bj"))...)
 		s.reconcile()
 		c := meta.FindStatusCondition(s.policy().Status.Conditions, gm.ConditionReady)
-		if c == nil || c.Reason != gm.ReasonInvalid || c.Status != metav1.ConditionFalse || c.ObservedGeneration != 1 || len(s.evicted) != 0 {
-			t.Errorf("condition %+v, evicted %v", c, s.evicted)
+		if c == nil || c.Reason != gm.ReasonInvalid || c.Status != metav1.ConditionFalse || c.ObservedGeneration != 1 || len(s.Evicted) != 0 {
+			t.Errorf("condition %+v, evicted %v", c, s.Evicted)
 		}
 	})
 	t.Run("a spec that cannot be used any more says nothing of workloads", func(t *testing.T) {
@@ -349,8 +330,8 @@ func TestStatus(t *testing.T) {
 		if after := s.policy().ResourceVersion; after != before {
 			t.Errorf("the status was written at rest: version %s became %s", before, after)
 		}
-		if len(s.evicted) != 0 {
-			t.Errorf("evicted %v at rest", s.evicted)
+		if len(s.Evicted) != 0 {
+			t.Errorf("evicted %v at rest", s.Evicted)
 		}
 	})
 	t.Run("a policy that is gone or on its way out is left alone", func(t *testing.T) {
@@ -359,8 +340,8 @@ func TestStatus(t *testing.T) {
 			"leaving": newSite(t, both(ground(build.Deleting("example.com/f")), web("bj", "bj", "bj", "bj", "bj"))...),
 		} {
 			s.reconcile()
-			if len(s.evicted) != 0 {
-				t.Errorf("%s: evicted %v", name, s.evicted)
+			if len(s.Evicted) != 0 {
+				t.Errorf("%s: evicted %v", name, s.Evicted)
 			}
 		}
 	})
@@ -380,7 +361,7 @@ func TestReconcilingEndsAtTheDivision(t *testing.T) {
 			t.Fatalf("after %d passes the policy is %s", pass, s.reason())
 		}
 		s.reconcile()
-		for _, name := range s.evicted {
+		for _, name := range s.Evicted {
 			s.World.Ledger.Forget(build.Pod(name).UID)
 			next := build.Pod(fmt.Sprintf("web-1-next-%d", pass), build.OwnedBy(replicaSet))
 			group, why := s.World.Ledger.Reserve(seats.Request{

@@ -3,15 +3,12 @@ package propagationpolicy
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -42,40 +39,31 @@ func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
 		if !r.Ledger.Disrupt(pod.UID, owners, a.replicas, a.maxUnavailable) {
 			return nil // pods that change bring us back
 		}
-		if !r.Pace.Allow() {
-			r.Ledger.Spare(pod.UID)
-			return phase.Wait("the pace of evictions", retryEviction)
+		evict := r.Evictor.Evict
+		if pod.Node == "" {
+			evict = r.Evictor.Discard
 		}
-		err := r.evictPod(ctx, pod)
+		err := evict(ctx, pod.Key(), pod.UID)
+		if err != nil {
+			r.Ledger.Spare(pod.UID)
+		}
 		switch {
 		case err == nil:
 			r.evicted(ctx, a, pod)
-		case apierrors.IsNotFound(err), apierrors.IsConflict(err): // gone, or another of that name
-			r.Ledger.Spare(pod.UID)
-		case apierrors.IsTooManyRequests(err), errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-			r.Ledger.Spare(pod.UID)
+		case errors.Is(err, eviction.ErrGone):
+		case errors.Is(err, eviction.ErrPace):
+			return phase.Wait(err.Error(), eviction.Retry)
+		case errors.Is(err, eviction.ErrRefused):
 			evictionsTotal.WithLabelValues("refused").Inc()
 			a.plan.reason = gm.ReasonBlockedByPDB
 			a.plan.spread.Message = "pods are surplus and stay for now: a PodDisruptionBudget allows no eviction"
-			return phase.Wait("a PodDisruptionBudget", retryEviction)
+			return phase.Wait(err.Error(), eviction.Retry)
 		default:
-			r.Ledger.Spare(pod.UID)
 			evictionsTotal.WithLabelValues("error").Inc()
-			return fmt.Errorf("evicting pod %s: %w", pod.Key(), err)
+			return err
 		}
 	}
 	return nil
-}
-
-// evictPod asks for one eviction. The client would repeat one that the API
-// server wants to see later for minutes; other workloads wait meanwhile.
-func (r *Reconciler) evictPod(ctx context.Context, pod *seats.Pod) error {
-	ctx, cancel := context.WithTimeout(ctx, retryEviction)
-	defer cancel()
-	return r.Pods.PolicyV1().Evictions(pod.Namespace).Evict(ctx, &policyv1.Eviction{
-		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
-	})
 }
 
 func (r *Reconciler) evicted(ctx context.Context, a *appScope, pod *seats.Pod) {

@@ -125,7 +125,7 @@ func movesOf(o observed, c seats.CohortView) moves {
 		if pod.Seated {
 			current[pod.Group]++
 		}
-		if pod.Node != "" {
+		if pod.Node != "" || pod.Pinned() {
 			byGroup[pod.Group] = append(byGroup[pod.Group], pod.Pod)
 		}
 	}
@@ -192,7 +192,7 @@ func victims(pods []*seats.Pod) []*seats.Pod {
 	candidates := make([]placement.Candidate, len(pods))
 	for i, pod := range pods {
 		candidates[i] = placement.Candidate{
-			UID: pod.UID, Node: pod.Node, Bound: true, Ready: pod.Ready,
+			UID: pod.UID, Node: pod.Node, Bound: pod.Node != "", Ready: pod.Ready,
 			DeletionCost: pod.DeletionCost, Created: pod.Created,
 		}
 	}

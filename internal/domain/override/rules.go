@@ -254,15 +254,32 @@ func (r *Rules) Aliases() []string {
 // the same for specs that do the same in the same words, whatever they do in
 // other groups and however their JSON is spaced. "" if nothing is in force.
 func (r *Rules) Hash(group string) string {
-	type effect struct {
-		Images         []imageChange
-		Commands, Args []listChange
-		Patch          []patchStep
-	}
+	return r.hash(group, func(rule) bool { return true }, func(x rule) effect {
+		return effect{x.images, x.commands, x.args, x.patch}
+	})
+}
+
+// FixedHash is Hash of what is in force in the group and cannot be changed on
+// a pod that exists: a pod that was created under another one must be replaced.
+func (r *Rules) FixedHash(group string) string {
+	return r.hash(group, func(x rule) bool { return x.touchesImmutable() }, func(x rule) effect {
+		fixed := slices.DeleteFunc(slices.Clone(x.patch), func(s patchStep) bool { return s.setsImage() })
+		return effect{Commands: x.commands, Args: x.args, Patch: fixed}
+	})
+}
+
+// effect is what a rule does, in the words of its spec.
+type effect struct {
+	Images         []imageChange
+	Commands, Args []listChange
+	Patch          []patchStep
+}
+
+func (r *Rules) hash(group string, counts func(rule) bool, effectOf func(rule) effect) string {
 	var effects []effect
 	for _, x := range r.all() {
-		if x.applies(group) && len(x.images)+len(x.commands)+len(x.args)+len(x.patch) > 0 {
-			effects = append(effects, effect{x.images, x.commands, x.args, x.patch})
+		if x.applies(group) && counts(x) && len(x.images)+len(x.commands)+len(x.args)+len(x.patch) > 0 {
+			effects = append(effects, effectOf(x))
 		}
 	}
 	if len(effects) == 0 {

@@ -251,3 +251,61 @@ func TestHash(t *testing.T) {
 		t.Errorf("where nothing is in force the hash is %q", got)
 	}
 }
+
+func TestFixedHash(t *testing.T) {
+	args := gm.Overriders{ArgsOverrider: []gm.CommandArgsOverrider{{ContainerName: "c", Operator: "add", Value: []string{"-v"}}}}
+	command := gm.Overriders{CommandOverrider: []gm.CommandArgsOverrider{{ContainerName: "c", Operator: "add", Value: []string{"-v"}}}}
+	tag := func(value string) gm.Overriders {
+		return gm.Overriders{ImageOverrider: []gm.ImageOverrider{{Component: "Tag", Operator: "replace", Value: value}}}
+	}
+	setsImage := gm.Overriders{Plaintext: []gm.PlaintextOverrider{plain("replace", "/spec/containers/0/image", `"a"`)}}
+	env := plain("replace", "/spec/containers/0/env", `[]`)
+	with := func(o gm.Overriders, image gm.Overriders) gm.Overriders {
+		o.ImageOverrider, o.Plaintext = image.ImageOverrider, append(o.Plaintext, image.Plaintext...)
+		return o
+	}
+	hash := func(group string, rules ...gm.RuleWithNodeGroup) string {
+		t.Helper()
+		return mustCompile(t, gm.OverrideSpec{OverrideRules: rules}).FixedHash(group)
+	}
+	base := hash("edge", forGroups(args, "edge"))
+	if len(base) != 16 {
+		t.Fatalf("hash %q", base)
+	}
+	tests := map[string]struct {
+		rules []gm.RuleWithNodeGroup
+		// want is base, "" or "another".
+		want string
+	}{
+		"no rule":                             {nil, ""},
+		"images only":                         {[]gm.RuleWithNodeGroup{forGroups(tag("1"), "edge")}, ""},
+		"plaintext that sets an image":        {[]gm.RuleWithNodeGroup{forGroups(setsImage, "edge")}, ""},
+		"another group":                       {[]gm.RuleWithNodeGroup{forGroups(args, "other")}, ""},
+		"every group":                         {[]gm.RuleWithNodeGroup{forGroups(args)}, base},
+		"images beside it":                    {[]gm.RuleWithNodeGroup{forGroups(with(args, tag("1")), "edge")}, base},
+		"other images beside it":              {[]gm.RuleWithNodeGroup{forGroups(with(args, tag("2")), "edge"), forGroups(setsImage, "edge")}, base},
+		"an image set by plaintext beside it": {[]gm.RuleWithNodeGroup{forGroups(with(args, setsImage), "edge")}, base},
+		"rules of other groups before it":     {[]gm.RuleWithNodeGroup{forGroups(command, "other"), forGroups(args, "edge")}, base},
+		"the same for the command":            {[]gm.RuleWithNodeGroup{forGroups(command, "edge")}, "another"},
+		"plaintext beside it":                 {[]gm.RuleWithNodeGroup{forGroups(gm.Overriders{ArgsOverrider: args.ArgsOverrider, Plaintext: []gm.PlaintextOverrider{env}}, "edge")}, "another"},
+		"the same twice":                      {[]gm.RuleWithNodeGroup{forGroups(args, "edge"), forGroups(args, "edge")}, "another"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := hash("edge", tc.rules...)
+			if tc.want == "another" && (got == "" || got == base) || tc.want != "another" && got != tc.want {
+				t.Errorf("hash %q, want %q; the base has %q", got, tc.want, base)
+			}
+			if again := hash("edge", tc.rules...); again != got {
+				t.Errorf("the same rules have hash %q, then %q", got, again)
+			}
+		})
+	}
+	two := []gm.RuleWithNodeGroup{forGroups(args, "edge"), forGroups(command, "other")}
+	if hash("edge", two...) == hash("other", two...) {
+		t.Error("two groups with different rules have one hash")
+	}
+	if got := hash("", forGroups(args)) + (*Rules)(nil).FixedHash("edge"); got != "" {
+		t.Errorf("where nothing is in force the hash is %q", got)
+	}
+}

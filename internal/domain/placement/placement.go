@@ -166,6 +166,10 @@ func (s Spread) For(uid types.UID) Spread {
 // 0 are among them and get nothing. The slice must not be changed.
 func (s Spread) Groups() []string { return s.names }
 
+// Bounded tells whether groups have a number of pods that they must not
+// exceed: that of a range. By weights there is none, only a share.
+func (s Spread) Bounded() bool { return s.ranges != nil }
+
 // Taking are the groups that get a pod once there are enough: those of weight
 // 0, or of a range that ends at 0, never do.
 func (s Spread) Taking() []string {

@@ -290,6 +290,33 @@ func Registry(group, registry string) Option {
 	})
 }
 
+// Args adds arguments to a container in a group.
+func Args(group, container string, args ...string) Option {
+	return Overrides(group, gm.Overriders{ArgsOverrider: []gm.CommandArgsOverrider{
+		{ContainerName: container, Operator: gm.OverriderOpAdd, Value: args},
+	}})
+}
+
+// Overrides adds a rule for a group.
+func Overrides(group string, overriders gm.Overriders) Option {
+	return With(func(p *gm.OverridePolicy) {
+		p.Spec.OverrideRules = append(p.Spec.OverrideRules, gm.RuleWithNodeGroup{TargetNodeGroup: []string{group}, Overriders: &overriders})
+	})
+}
+
+// Assigns says when pods get their group.
+func Assigns(when gm.Assignment) Option {
+	return With(func(p *gm.PropagationPolicy) { p.Spec.Assignment = when })
+}
+
+// Seated gives a pod its seat at creation.
+func Seated(group string) Option {
+	return func(o Object) {
+		Label(gm.NodeGroupLabel, group)(o)
+		Annotation(gm.SeatAnnotation, "token-"+o.GetName())(o)
+	}
+}
+
 // Owner is an object as the decisions see it.
 func Owner(o Object) *ownership.Object {
 	out := &ownership.Object{

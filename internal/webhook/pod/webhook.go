@@ -1,12 +1,13 @@
 // Package pod admits new pods: it copies the policy labels of the pod's
-// application to the pod, holds the pod back with a scheduling gate while a
-// policy that the application requires is not bound, names the scheduler that
-// asks the extender where that is not the cluster's own, and drops what a
-// template wrote under keys that only atoll-manager may write.
+// application to the pod, gives pods that need it their seat and their overrides
+// (early assignment), holds the pod back with a scheduling gate while a policy
+// that the application requires is not bound or no seat is to be had, names the
+// scheduler that asks the extender where that is not the cluster's own, and
+// drops what a template wrote under keys that only atoll-manager may write.
 //
-// It is a thin adapter: it asks the owners' walk and decides nothing. It never
-// refuses a pod; what it cannot find out is left to the extender and the
-// controllers.
+// It is a thin adapter: it asks the owners' walk and the desk that hands out
+// seats, and decides nothing. It never refuses a pod; what it cannot find out is
+// left to the extender and the controllers.
 package pod
 
 import (
@@ -20,8 +21,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
 // Path is where the webhook is served.
@@ -34,6 +37,14 @@ type Webhook struct {
 	// policy. Pods that name one of their own keep it. Unset leaves every pod to
 	// the scheduler that it came with.
 	SchedulerName string
+	Book          *policies.Book
+	// Desk hands out seats at creation.
+	Desk Desk
+}
+
+// Desk hands out seats (assign.Desk).
+type Desk interface {
+	Assign(ctx context.Context, ask assign.Ask) (assign.Answer, error)
 }
 
 // SetupWithManager registers the webhook.
@@ -46,8 +57,15 @@ func (w *Webhook) SetupWithManager(mgr ctrl.Manager) error {
 
 // Default implements admission.Defaulter.
 func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
+	if w.seenBefore(ctx, pod) {
+		return nil
+	}
 	dropStamps(pod)
-	app, err := w.application(ctx, pod)
+	request, err := admission.RequestFromContext(ctx)
+	object, app := objectOf(pod, request.Namespace), ownership.Application{}
+	if err == nil {
+		app, err = w.application(ctx, object)
+	}
 	if err != nil {
 		log.FromContext(ctx).V(2).Info("Pod admitted without looking at policies", "why", err.Error())
 		return nil
@@ -56,36 +74,44 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	if managed(app) {
 		w.setScheduler(pod)
 	}
-	if pod.Spec.NodeName == "" && (waits(app.Propagation) || waits(app.Override)) {
+	if pod.Spec.NodeName != "" || !app.Managed() {
+		return nil
+	}
+	// A pod that gets its seat now has it when its policies are bound.
+	seated := w.assign(ctx, pod, object, request.DryRun != nil && *request.DryRun)
+	if !seated || waits(app.Propagation) || waits(app.Override) {
 		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
 	}
 	return nil
 }
 
-func (w *Webhook) application(ctx context.Context, pod *corev1.Pod) (ownership.Application, error) {
-	request, err := admission.RequestFromContext(ctx)
-	if err != nil {
-		return ownership.Application{}, err
-	}
+func (w *Webhook) application(ctx context.Context, object *ownership.Object) (ownership.Application, error) {
 	if !w.Walker.HasSynced() {
 		return ownership.Application{}, errors.New("owners are not listed yet")
 	}
-	object := &ownership.Object{
+	app, _, err := w.Walker.Application(ctx, object)
+	return app, err
+}
+
+// objectOf is the pod as the start of a walk up its owners.
+func objectOf(pod *corev1.Pod, namespace string) *ownership.Object {
+	return &ownership.Object{
 		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
-		Namespace:        request.Namespace, Name: pod.Name,
+		Namespace:        namespace, Name: pod.Name,
 		Policies:      ownership.PoliciesOf(pod.Labels),
 		Controller:    owners.ControllerOf(pod.OwnerReferences),
 		IgnoreMissing: ownership.IgnoresMissing(pod.Annotations),
 	}
-	app, _, err := w.Walker.Application(ctx, object)
-	return app, err
 }
 
 // dropStamps takes away what only atoll-manager may write. An update of the
 // same pod never comes here.
 func dropStamps(pod *corev1.Pod) {
 	delete(pod.Labels, gm.NodeGroupLabel)
-	for _, key := range []string{gm.OriginalImagesAnnotation, gm.RestartingAnnotation, gm.NudgeAnnotation, gm.DeletionCostAnnotation} {
+	for _, key := range []string{
+		gm.OriginalImagesAnnotation, gm.RestartingAnnotation, gm.NudgeAnnotation, gm.DeletionCostAnnotation,
+		gm.SeatAnnotation, gm.OverridesAnnotation, gm.UnassignedAnnotation,
+	} {
 		delete(pod.Annotations, key)
 	}
 	gates := pod.Spec.SchedulingGates[:0]

@@ -13,15 +13,33 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// newWebhook makes a webhook whose walk has listed the objects.
+// newWebhook makes a webhook of a replica that leads: its walk has listed the
+// workloads among the objects, its book and its ledger have seen the others.
 func newWebhook(t *testing.T, objects ...build.Object) (*Webhook, *build.API) {
 	t.Helper()
-	api := build.NewAPI(t, objects...)
+	var listed, seen []build.Object
+	for _, o := range objects {
+		switch o.(type) {
+		case *gm.PropagationPolicy, *gm.OverridePolicy, *corev1.Node:
+			seen = append(seen, o)
+		default:
+			listed = append(listed, o)
+		}
+	}
+	api, rest := build.NewAPI(t, listed...), world.New(t, seen...)
 	w := &Webhook{Walker: owners.NewWalker(api.Client())}
+	w.Book = policies.NewBook(rest.Client, w.Walker, rest.Ledger, rest.Clock)
+	w.Desk = &assign.Desk{
+		Book: w.Book, Ledger: rest.Ledger, Clock: rest.Clock,
+		Leading: func() bool { return true }, Leader: func() string { return "" },
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped := make(chan struct{})
 	go func() {
@@ -219,6 +237,7 @@ func TestWhatOnlyWeMayWriteIsDroppedWhateverHappens(t *testing.T) {
 	forged := build.Pod("", build.Label(gm.NodeGroupLabel, "hz"), build.Label("app", "web"),
 		build.Annotation(gm.OriginalImagesAnnotation, "{}"), build.Annotation(gm.RestartingAnnotation, "{}"),
 		build.Annotation(gm.NudgeAnnotation, "x"), build.Annotation(gm.DeletionCostAnnotation, "1"),
+		build.Annotation(gm.SeatAnnotation, "t"), build.Annotation(gm.OverridesAnnotation, "x"), build.Annotation(gm.UnassignedAnnotation, "x/1 y"),
 		build.Annotation(corev1.PodDeletionCost, "1"), build.Annotation("example.com/note", "x"), gatedBy(gm.PolicyGate))
 	free := build.ReplicaSet("free")
 	for name, owner := range map[string]build.Object{"with an owner": free, "with an owner that nobody knows": build.ReplicaSet("gone")} {

@@ -8,8 +8,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -35,6 +38,10 @@ type World struct {
 	Client client.WithWatch
 	// Pods holds pods.
 	Pods *fake.Clientset
+	// Evicted are the pods whose eviction was asked for, in that order; no pod
+	// goes by it. Answers are what is answered, one after the other; then nil.
+	Evicted []string
+	Answers []error
 }
 
 // New makes a world of the objects.
@@ -57,7 +64,26 @@ func New(t testing.TB, objects ...build.Object) *World {
 	for _, o := range objects {
 		w.see(o)
 	}
+	w.Pods.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		eviction, ok := action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
+		if !ok {
+			return false, nil, nil
+		}
+		return true, nil, w.evict(t, eviction)
+	})
 	return w
+}
+
+func (w *World) evict(t testing.TB, eviction *policyv1.Eviction) (answer error) {
+	t.Helper()
+	if p := eviction.DeleteOptions.Preconditions; p == nil || p.UID == nil || string(*p.UID) != eviction.Name {
+		t.Errorf("eviction of %s has preconditions %v: another pod of that name would go", eviction.Name, p)
+	}
+	w.Evicted = append(w.Evicted, eviction.Name)
+	if len(w.Answers) > 0 {
+		answer, w.Answers = w.Answers[0], w.Answers[1:]
+	}
+	return answer
 }
 
 // isStored: Client holds the object.

@@ -1,0 +1,221 @@
+// Package assign hands out seats at creation (document 000, early assignment):
+// the pod webhook asks for a seat for a pod that does not exist yet. The replica
+// that leads asks its ledger; any other asks the one that leads, and without
+// one nobody gets a seat.
+//
+// It is a thin adapter: it joins what is known of the pod, asks, and answers.
+package assign
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+const (
+	// Path is where a leader answers other replicas, over mutual TLS.
+	Path = "/assign"
+	// maxBody bounds a question: names, labels and one owner.
+	maxBody = 1 << 20
+	// askTimeout bounds the way to the leader and back; the API server waits
+	// for the webhook as long as its configuration says.
+	askTimeout = 3 * time.Second
+	// issuedTTL is how long a token is known after it was given out: as long as
+	// an admission can take.
+	issuedTTL = 30 * time.Second
+)
+
+var (
+	// ErrNoLeader: nobody decides at the moment.
+	ErrNoLeader = errors.New("no replica of atoll-manager leads at the moment")
+	// ErrNoSeat: the policy gives no group another pod now.
+	ErrNoSeat = errors.New("no NodeGroup has a seat for the pod now")
+)
+
+// Ask is a question for a seat.
+type Ask struct {
+	// Pod is the start of the walk up the owners.
+	Pod *ownership.Object `json:"pod,omitempty"`
+	// Revision is ownership.Revision of the pod.
+	Revision string `json:"revision,omitempty"`
+	// Token is what the pod will be known by, once it is created.
+	Token types.UID `json:"token"`
+	// Issued asks only whether the token was given out a moment ago.
+	Issued bool `json:"issued,omitempty"`
+	// Node is the one node that the pod is for, as DaemonSets say; the pod then
+	// takes no seat.
+	Node string `json:"node,omitempty"`
+	// DryRun takes no seat.
+	DryRun bool `json:"dryRun,omitempty"`
+}
+
+// Answer is what the leader says.
+type Answer struct {
+	// Group is the NodeGroup of the seat.
+	Group string `json:"group,omitempty"`
+	// Issued: the token was given out a moment ago.
+	Issued bool `json:"issued,omitempty"`
+	// NoSeat: there is no seat for the pod now.
+	NoSeat bool `json:"noSeat,omitempty"`
+}
+
+// Desk answers questions for seats. Safe for concurrent use.
+type Desk struct {
+	Book   *policies.Book
+	Ledger *seats.Ledger
+	Clock  clock.PassiveClock
+	// Leading tells whether this replica decides now.
+	Leading func() bool
+	// Leader is the host:port of the one that does; "" while none is known.
+	Leader func() string
+	// Transport speaks mutual TLS to other replicas.
+	Transport http.RoundTripper
+
+	mu     sync.Mutex
+	issued map[types.UID]time.Time
+	prune  time.Time // when those that are too old are dropped again
+}
+
+// Assign asks for a seat, here or at the replica that leads. Errors: ErrNoSeat,
+// ErrNoLeader, or what kept the leader from answering.
+func (d *Desk) Assign(ctx context.Context, ask Ask) (Answer, error) {
+	var answer Answer
+	var err error
+	if d.Leading() {
+		answer, err = d.answer(ctx, ask)
+	} else {
+		answer, err = d.askLeader(ctx, ask)
+	}
+	if err == nil && answer.NoSeat {
+		err = ErrNoSeat
+	}
+	return answer, err
+}
+
+func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
+	if ask.Issued {
+		return Answer{Issued: d.wasIssued(ask.Token)}, nil
+	}
+	if ask.Pod == nil || ask.Token == "" {
+		return Answer{}, errors.New("asking for a seat: pod or token is missing")
+	}
+	if ask.Node != "" {
+		d.issue(ask)
+		return Answer{Group: d.Ledger.NodeGroup(ask.Node)}, nil
+	}
+	pod := *ask.Pod
+	pod.UID = ask.Token
+	a, err := d.Book.Prospect(ctx, &pod, ask.Revision)
+	if err != nil {
+		return Answer{}, err
+	}
+	if len(a.Spread.Groups()) == 0 {
+		return Answer{NoSeat: true}, nil
+	}
+	group, why := d.Ledger.Take(seats.Request{Pod: ask.Token, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}, ask.DryRun)
+	if why != seats.Seated {
+		return Answer{NoSeat: true}, nil
+	}
+	d.issue(ask)
+	return Answer{Group: group}, nil
+}
+
+// issue remembers a token, so that a second look at the same pod finds it.
+func (d *Desk) issue(ask Ask) {
+	now := d.Clock.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.issued == nil {
+		d.issued = map[types.UID]time.Time{}
+	}
+	if now.After(d.prune) {
+		for token, until := range d.issued {
+			if now.After(until) {
+				delete(d.issued, token)
+			}
+		}
+		d.prune = now.Add(issuedTTL)
+	}
+	d.issued[ask.Token] = now.Add(issuedTTL)
+}
+
+func (d *Desk) wasIssued(token types.UID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	until, ok := d.issued[token]
+	return ok && !d.Clock.Now().After(until)
+}
+
+func (d *Desk) askLeader(ctx context.Context, ask Ask) (Answer, error) {
+	leader := d.Leader()
+	if leader == "" {
+		return Answer{}, ErrNoLeader
+	}
+	body, err := json.Marshal(ask)
+	if err != nil {
+		return Answer{}, fmt.Errorf("encoding a question for a seat: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+leader+Path, bytes.NewReader(body))
+	if err != nil {
+		return Answer{}, fmt.Errorf("asking the leader for a seat: %w", err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := (&http.Client{Transport: d.Transport}).Do(request)
+	if err != nil {
+		return Answer{}, fmt.Errorf("asking the leader for a seat: %w", err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	reply, err := io.ReadAll(io.LimitReader(response.Body, maxBody))
+	if err != nil {
+		return Answer{}, fmt.Errorf("asking the leader for a seat: %w", err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return Answer{}, fmt.Errorf("asking the leader for a seat: %s: %.200s", response.Status, reply)
+	}
+	var answer Answer
+	if err := json.Unmarshal(reply, &answer); err != nil {
+		return Answer{}, fmt.Errorf("decoding the leader's answer: %w", err)
+	}
+	return answer, nil
+}
+
+// ServeHTTP answers other replicas. One that does not lead (any more) says so:
+// a question is never handed on twice.
+func (d *Desk) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "seats are asked for with POST", http.StatusMethodNotAllowed)
+		return
+	}
+	var ask Ask
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&ask); err != nil {
+		http.Error(w, "decoding the question: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	if !d.Leading() {
+		http.Error(w, ErrNoLeader.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	answer, err := d.answer(r.Context(), ask)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(answer) // a failed write means that the asker has gone away
+}

@@ -1,0 +1,267 @@
+package assign
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/build/world"
+)
+
+// replica is a desk, the world that it sees, and its server.
+type replica struct {
+	*Desk
+	*world.World
+	server *httptest.Server
+	asked  int // over HTTP
+}
+
+func newReplica(t *testing.T, leads bool, objects ...build.Object) *replica {
+	t.Helper()
+	r := &replica{World: world.New(t, objects...)}
+	r.Desk = &Desk{
+		Book: r.World.Book, Ledger: r.World.Ledger, Clock: r.World.Clock,
+		Leading: func() bool { return leads }, Leader: func() string { return "" },
+	}
+	mux := http.NewServeMux()
+	mux.Handle(Path, http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		r.asked++
+		r.ServeHTTP(w, request)
+	}))
+	r.server = httptest.NewTLSServer(mux)
+	t.Cleanup(r.server.Close)
+	return r
+}
+
+// follow makes a replica ask another as the one that leads.
+func (r *replica) follow(leader *replica) {
+	r.Leader = func() string { return strings.TrimPrefix(leader.server.URL, "https://") }
+	r.Transport = leader.server.Client().Transport
+}
+
+// ground is a Deployment of two pods, of which group hz takes one and bj none.
+func ground() []build.Object {
+	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(2))
+	return []build.Object{
+		deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)), build.ReplicaSet("free"),
+		build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
+			p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(1))}}
+		})),
+		build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")), build.Node("node-out"),
+	}
+}
+
+// pod is one that is about to be created.
+func pod(owner build.Object) *ownership.Object {
+	o := build.Owner(build.Pod("", build.OwnedBy(owner)))
+	o.UID = ""
+	return o
+}
+
+func askFor(token string) Ask {
+	return Ask{Pod: pod(build.ReplicaSet("web-1")), Token: types.UID(token)}
+}
+
+func TestTheOneThatLeadsHandsOutSeats(t *testing.T) {
+	type want struct {
+		Answer Answer
+		Err    error
+	}
+	onNode := func(node string) Ask {
+		ask := askFor("t")
+		ask.Node = node
+		return ask
+	}
+	tests := map[string]struct {
+		ask  Ask
+		want want
+	}{
+		"a seat":                          {askFor("t"), want{Answer: Answer{Group: "hz"}}},
+		"a workload that spreads nowhere": {Ask{Pod: pod(build.ReplicaSet("free")), Token: "t"}, want{Answer{NoSeat: true}, ErrNoSeat}},
+		"a node tells its group":          {onNode("node-bj"), want{Answer: Answer{Group: "bj"}}},
+		"a node of no group":              {onNode("node-out"), want{}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			for how, ask := range map[string]func(*replica) *replica{
+				"itself": func(r *replica) *replica { return r },
+				"asked by another": func(r *replica) *replica {
+					other := newReplica(t, false)
+					other.follow(r)
+					return other
+				},
+			} {
+				leader := newReplica(t, true, ground()...)
+				answer, err := ask(leader).Assign(t.Context(), tc.ask)
+				if diff := cmp.Diff(tc.want.Answer, answer); diff != "" || !errors.Is(err, tc.want.Err) {
+					t.Errorf("%s: error %v, want %v; wrong answer (-want +got):\n%s", how, err, tc.want.Err, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestASeatIsHandedOutOnceThoughManyAsk(t *testing.T) {
+	leader, other := newReplica(t, true, ground()...), newReplica(t, false)
+	other.follow(leader)
+	dry := askFor("dry")
+	dry.DryRun = true
+	for range 2 {
+		if answer, err := other.Assign(t.Context(), dry); err != nil || answer.Group != "hz" {
+			t.Errorf("a dry run is answered %+v, %v", answer, err)
+		}
+	}
+	if _, err := other.Assign(t.Context(), askFor("first")); err != nil {
+		t.Fatal(err)
+	}
+	for name, r := range map[string]*replica{"the leader": leader, "another": other} {
+		if answer, err := r.Assign(t.Context(), askFor("second")); !errors.Is(err, ErrNoSeat) {
+			t.Errorf("%s hands out a seat that is taken: %+v, %v", name, answer, err)
+		}
+	}
+	created := build.Pod("web-1-0", build.OwnedBy(build.ReplicaSet("web-1")), build.Label(gm.NodeGroupLabel, "hz"), build.Annotation(gm.SeatAnnotation, "first"))
+	leader.See(created)
+	if got := leader.World.Ledger.Pod("web-1-0"); !got.Pinned() {
+		t.Errorf("the pod is %+v", got)
+	}
+	leader.World.Ledger.Forget("web-1-0")
+	if _, err := other.Assign(t.Context(), askFor("third")); err != nil {
+		t.Errorf("the pod is gone and its seat is not handed out: %v", err)
+	}
+}
+
+func TestAQuestionThatCannotBeAnsweredIsAnError(t *testing.T) {
+	gone := Ask{Pod: pod(build.ReplicaSet("gone")), Token: "t"}
+	for name, ask := range map[string]Ask{"no token": {Pod: askFor("").Pod}, "no pod": {Token: "t"}, "an owner that is gone": gone} {
+		t.Run(name, func(t *testing.T) {
+			leader, other := newReplica(t, true, ground()...), newReplica(t, false)
+			other.follow(leader)
+			for _, r := range []*replica{leader, other} {
+				if answer, err := r.Assign(t.Context(), ask); err == nil || errors.Is(err, ErrNoSeat) || errors.Is(err, ErrNoLeader) {
+					t.Errorf("answer %+v, error %v", answer, err)
+				}
+			}
+		})
+	}
+}
+
+func TestWithoutALeaderNobodyGetsASeat(t *testing.T) {
+	t.Run("none is known", func(t *testing.T) {
+		if _, err := newReplica(t, false).Assign(t.Context(), askFor("t")); !errors.Is(err, ErrNoLeader) {
+			t.Errorf("error is %v", err)
+		}
+	})
+	t.Run("the one that seems to lead does not, and hands nothing on", func(t *testing.T) {
+		leader, lost, other := newReplica(t, true, ground()...), newReplica(t, false), newReplica(t, false)
+		lost.follow(leader)
+		other.follow(lost)
+		if answer, err := other.Assign(t.Context(), askFor("t")); err == nil || !strings.Contains(err.Error(), "503") {
+			t.Errorf("answer %+v, error %v", answer, err)
+		}
+		if lost.asked != 1 || leader.asked != 0 {
+			t.Errorf("asked %d times, and on from there %d times", lost.asked, leader.asked)
+		}
+	})
+	t.Run("it is gone", func(t *testing.T) {
+		leader, other := newReplica(t, true), newReplica(t, false)
+		other.follow(leader)
+		leader.server.Close()
+		if answer, err := other.Assign(t.Context(), askFor("t")); err == nil {
+			t.Errorf("answer %+v", answer)
+		}
+	})
+	t.Run("it answers what nobody understands", func(t *testing.T) {
+		odd := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }))
+		t.Cleanup(odd.Close)
+		other := newReplica(t, false)
+		other.follow(&replica{server: odd})
+		if answer, err := other.Assign(t.Context(), askFor("t")); err == nil {
+			t.Errorf("answer %+v", answer)
+		}
+	})
+}
+
+func TestServeHTTP(t *testing.T) {
+	good, err := json.Marshal(askFor("t"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]struct {
+		method  string
+		body    []byte
+		follows bool
+		want    int
+	}{
+		"a question":              {http.MethodPost, good, false, http.StatusOK},
+		"a read":                  {http.MethodGet, nil, false, http.StatusMethodNotAllowed},
+		"no body":                 {http.MethodPost, nil, false, http.StatusBadRequest},
+		"half a body":             {http.MethodPost, good[:len(good)/2], false, http.StatusBadRequest},
+		"a body without end":      {http.MethodPost, append([]byte(`"`), bytes.Repeat([]byte("a"), maxBody)...), false, http.StatusBadRequest},
+		"one that does not lead":  {http.MethodPost, good, true, http.StatusServiceUnavailable},
+		"a question about no pod": {http.MethodPost, []byte("{}"), false, http.StatusInternalServerError},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			r, w := newReplica(t, !tc.follows, ground()...), httptest.NewRecorder()
+			r.ServeHTTP(w, httptest.NewRequest(tc.method, Path, bytes.NewReader(tc.body)))
+			if w.Code != tc.want {
+				t.Errorf("answered %d, want %d: %s", w.Code, tc.want, w.Body)
+			}
+			if got := w.Header().Get("Allow"); (got == http.MethodPost) != (tc.want == http.StatusMethodNotAllowed) {
+				t.Errorf("allows %q", got)
+			}
+		})
+	}
+}
+
+func TestATokenIsKnownForAWhileAfterItWasGivenOut(t *testing.T) {
+	leader, other := newReplica(t, true, ground()...), newReplica(t, false)
+	other.follow(leader)
+	dry, daemons := askFor("dry"), askFor("daemons")
+	dry.DryRun, daemons.Node = true, "node-hz"
+	for _, ask := range []Ask{dry, askFor("real"), daemons} {
+		if _, err := leader.Assign(t.Context(), ask); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := leader.Assign(t.Context(), askFor("refused")); !errors.Is(err, ErrNoSeat) {
+		t.Fatal(err)
+	}
+	expect := func(when string, want ...types.UID) {
+		t.Helper()
+		for _, r := range []*replica{leader, other} {
+			var known []types.UID
+			for _, token := range []types.UID{"daemons", "dry", "forged", "real", "refused", ""} {
+				answer, err := r.Assign(t.Context(), Ask{Token: token, Issued: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if answer.Issued {
+					known = append(known, token)
+				}
+			}
+			if diff := cmp.Diff(want, known); diff != "" {
+				t.Errorf("%s: wrong tokens are known (-want +got):\n%s", when, diff)
+			}
+		}
+	}
+	expect("at once", "daemons", "dry", "real")
+	leader.World.Clock.Step(issuedTTL)
+	expect("as long as an admission can take", "daemons", "dry", "real")
+	leader.World.Clock.Step(1)
+	expect("later")
+	if _, err := leader.Assign(t.Context(), daemons); err != nil || len(leader.issued) != 1 {
+		t.Errorf("%d tokens are kept, want 1 (error %v)", len(leader.issued), err)
+	}
+}

@@ -1,0 +1,59 @@
+package application
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+const (
+	// gateTime is how long a pod stays at the gate at least before it is
+	// replaced: what keeps the webhook from seating pods may last.
+	gateTime = 2 * time.Second
+	// retrySeat is how soon is looked again whether a group lacks a pod.
+	retrySeat = 5 * time.Second
+)
+
+// replace lets the owner of a gated pod make a new one, if the pod had to be as
+// its OverridePolicy wants it from its creation and is not. It reports whether
+// the pod is to stay at the gate.
+func (r *Reconciler) replace(ctx context.Context, pod *seats.Pod) (stays bool, err error) {
+	if pod.Controller == nil || pod.Pinned() {
+		return false, nil
+	}
+	a, err := r.Book.Assignment(ctx, pod.Object(), pod.Revision)
+	if err != nil {
+		return true, nil //nolint:nilerr // the policy's own condition says why
+	}
+	creation, err := r.Book.Creation(ctx, a)
+	if err != nil || !creation.Fixed || a.Counted && !creation.Early {
+		return false, err // a new one would be no other
+	}
+	if strings.HasPrefix(pod.Unassigned, creation.Version()+" ") {
+		return true, nil // a rule cannot be applied; the OverridePolicy says so
+	}
+	if left := pod.Created.Add(gateTime).Sub(r.Clock.Now()); left > 0 {
+		return true, phase.Wait("a replica that seats new pods", left)
+	}
+	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	if a.Counted && len(r.Ledger.Scores(request)) == 0 {
+		return true, phase.Wait("a seat for the pod", retrySeat)
+	}
+	err = r.Evictor.Discard(ctx, pod.Key(), pod.UID)
+	switch {
+	case err == nil:
+		log.FromContext(ctx).Info("Replaced a pod that waited to be created as its OverridePolicy wants it", "pod", pod.Key())
+	case errors.Is(err, eviction.ErrGone):
+		err = nil
+	case errors.Is(err, eviction.ErrRefused):
+		err = phase.Wait(err.Error(), eviction.Retry)
+	}
+	return true, err
+}

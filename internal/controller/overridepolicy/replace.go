@@ -1,0 +1,87 @@
+package overridepolicy
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// missedTime is how long a pod that no webhook saw waits before it is replaced:
+// the next one may be missed as well.
+const missedTime = 10 * time.Second
+
+// replace lets the owners of pods that were not created as the rules want them
+// make new ones, as many at a time as may be disturbed.
+func (r *Reconciler) replace(ctx context.Context, s *scope) error {
+	var errs []error
+	for _, a := range s.apps {
+		if a.mode != gm.ReschedulingEvict || a.app.Policies.Override() != ownership.Bound {
+			continue
+		}
+		errs = append(errs, r.replacePods(ctx, s, a))
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope) error {
+	below := r.Walker.Descendants(a.app.UID)
+	var errs []error
+	for _, pod := range a.stale {
+		owner := r.Walker.Get(pod.Owner())
+		if pod.Controller == nil || owner == nil || owner.Kind == "Job" {
+			continue // nobody makes a new one, or its work would be lost
+		}
+		if left := r.settlesIn(a, pod); left > 0 {
+			errs = append(errs, phase.Wait("policy and NodeGroup to stay as they are", left))
+			continue
+		}
+		if !r.Ledger.Disrupt(pod.UID, below, a.replicas, a.maxUnavailable) {
+			errs = append(errs, phase.Wait("other pods of the workload to be available", retryDisruption))
+			break
+		}
+		evict := r.Evictor.Evict
+		if pod.Node == "" {
+			evict = r.Evictor.Discard
+		}
+		err := evict(ctx, pod.Key(), pod.UID)
+		if err != nil {
+			r.Ledger.Spare(pod.UID)
+		}
+		switch {
+		case err == nil:
+			r.replaced(ctx, s, pod)
+		case errors.Is(err, eviction.ErrGone):
+		case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrRefused):
+			a.blocked = err
+			return errors.Join(append(errs, phase.Wait(err.Error(), eviction.Retry))...)
+		default:
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// settlesIn is how long a pod is still left alone.
+func (r *Reconciler) settlesIn(a *appScope, pod seats.SeatView) time.Duration {
+	if pod.Node == "" && !pod.Pinned() {
+		return pod.Created.Add(missedTime).Sub(r.Clock.Now())
+	}
+	return r.Ledger.MovedAt(pod.Group).Add(a.stabilization).Sub(r.Clock.Now())
+}
+
+func (r *Reconciler) replaced(ctx context.Context, s *scope, pod seats.SeatView) {
+	replacementsTotal.Inc()
+	log.FromContext(ctx).Info("Replaced a pod to override what cannot change", "pod", pod.Key(), "nodeGroup", pod.Group, "overridePolicy", s.policy.Name)
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	r.Recorder.Eventf(ref, nil, corev1.EventTypeNormal, "PodReplaced", "Override",
+		"OverridePolicy %q changes fields that cannot change on a pod that exists", s.policy.Name)
+}

@@ -1,0 +1,137 @@
+package placement
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"pgregory.net/rapid"
+)
+
+func in(key string, values ...string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}
+}
+
+// demanding is a pod that demands a node of one of the terms; of none, if nil.
+func demanding(terms []corev1.NodeSelectorTerm) *corev1.PodSpec {
+	spec := &corev1.PodSpec{}
+	if terms != nil {
+		spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
+		}}
+	}
+	return spec
+}
+
+func TestPin(t *testing.T) {
+	terms := func(terms ...corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm { return terms }
+	all := func(r ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: r}
+	}
+	byName := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{in(metav1.ObjectNameField, "n")}}
+	disk, pinned := in("disk", "ssd"), in("group", "hz")
+	tests := map[string]struct{ before, want []corev1.NodeSelectorTerm }{
+		"a pod that demands nothing gets a term":      {nil, terms(all(pinned))},
+		"each of several terms gets the demand":       {terms(all(disk), all(in("disk", "nvme"))), terms(all(disk, pinned), all(in("disk", "nvme"), pinned))},
+		"a term that matches no node stays like that": {terms(all(), all(disk)), terms(all(), all(disk, pinned))},
+		"a term of fields alone gets the demand too": {
+			terms(byName), terms(corev1.NodeSelectorTerm{MatchFields: byName.MatchFields, MatchExpressions: []corev1.NodeSelectorRequirement{pinned}}),
+		},
+		"the same demand is not doubled":                   {terms(all(pinned, disk)), terms(all(pinned, disk))},
+		"another demand on the same label stays beside it": {terms(all(in("group", "hz", "bj"))), terms(all(in("group", "hz", "bj"), pinned))},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			spec := demanding(tc.before)
+			Pin(spec, "group", "hz")
+			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
+				t.Errorf("wrong demand (-want +got):\n%s", diff)
+			}
+			Pin(spec, "group", "hz")
+			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
+				t.Errorf("pinned again, the pod changes:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPinKeepsWhatAPodPrefers(t *testing.T) {
+	prefers := []corev1.PreferredSchedulingTerm{{Weight: 1, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd")}}}}
+	spec := &corev1.PodSpec{Affinity: &corev1.Affinity{
+		NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: prefers}, PodAntiAffinity: &corev1.PodAntiAffinity{},
+	}}
+	Pin(spec, "group", "hz")
+	if diff := cmp.Diff(prefers, spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution); diff != "" || spec.Affinity.PodAntiAffinity == nil {
+		t.Errorf("what it prefers changed (-want +got):\n%s", diff)
+	}
+}
+
+// matches is how kube-scheduler reads required node affinity.
+func matches(t *rapid.T, spec *corev1.PodSpec, node string, has labels.Set) bool {
+	if spec.Affinity == nil {
+		return true
+	}
+	return slices.ContainsFunc(spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
+		for _, r := range term.MatchExpressions {
+			requirement, err := labels.NewRequirement(r.Key, operators[r.Operator], r.Values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !requirement.Matches(has) {
+				return false
+			}
+		}
+		for _, r := range term.MatchFields {
+			if !slices.Contains(r.Values, node) {
+				return false
+			}
+		}
+		return len(term.MatchExpressions)+len(term.MatchFields) > 0
+	})
+}
+
+var operators = map[corev1.NodeSelectorOperator]selection.Operator{
+	corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
+	corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
+}
+
+// TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel: no node more, none less.
+func TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel(t *testing.T) {
+	key, value := rapid.SampledFrom([]string{"group", "disk", "zone"}), rapid.SampledFrom([]string{"a", "b", "c"})
+	operator := rapid.SampledFrom([]corev1.NodeSelectorOperator{
+		corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn, corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist,
+	})
+	expression := rapid.Custom(func(t *rapid.T) corev1.NodeSelectorRequirement {
+		r := corev1.NodeSelectorRequirement{Key: key.Draw(t, "key"), Operator: operator.Draw(t, "operator")}
+		if r.Operator == corev1.NodeSelectorOpIn || r.Operator == corev1.NodeSelectorOpNotIn {
+			r.Values = rapid.SliceOfN(value, 1, 2).Draw(t, "values")
+		}
+		return r
+	})
+	term := rapid.Custom(func(t *rapid.T) corev1.NodeSelectorTerm {
+		term := corev1.NodeSelectorTerm{MatchExpressions: rapid.SliceOfN(expression, 0, 3).Draw(t, "expressions")}
+		if rapid.Bool().Draw(t, "by name") {
+			term.MatchFields = []corev1.NodeSelectorRequirement{in(metav1.ObjectNameField, rapid.SampledFrom([]string{"m", "n"}).Draw(t, "node"))}
+		}
+		return term
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		var terms []corev1.NodeSelectorTerm
+		if rapid.Bool().Draw(t, "demands something") {
+			terms = rapid.SliceOfN(term, 1, 3).Draw(t, "terms")
+		}
+		before := demanding(terms)
+		after := before.DeepCopy()
+		group := value.Draw(t, "group")
+		Pin(after, "group", group)
+		has := labels.Set(rapid.MapOf(key, value).Draw(t, "labels"))
+		want := matches(t, before, "n", has) && has["group"] == group
+		if got := matches(t, after, "n", has); got != want {
+			t.Fatalf("a node with %v fits: %t, want %t", has, got, want)
+		}
+	})
+}

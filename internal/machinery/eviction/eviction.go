@@ -1,0 +1,70 @@
+// Package eviction asks for evictions, one pod at a time and at a pace that all
+// workloads share. It knows no policy: whether a pod may go is decided before.
+package eviction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/time/rate"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Retry is how long an eviction that was refused is left alone.
+const Retry = 5 * time.Second
+
+var (
+	// ErrPace: all workloads together have had their evictions for now.
+	ErrPace = errors.New("the pace of evictions")
+	// ErrRefused: a PodDisruptionBudget allows no eviction now.
+	ErrRefused = errors.New("a PodDisruptionBudget allows no eviction")
+	// ErrGone: the pod is gone, or another of that name.
+	ErrGone = errors.New("the pod is gone")
+)
+
+// +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
+
+// Evictor evicts pods. Safe for concurrent use.
+type Evictor struct {
+	Client kubernetes.Interface
+	// Pace bounds the evictions of all workloads together.
+	Pace *rate.Limiter
+}
+
+// Evict evicts a pod that does its work or may come to: it takes its turn in
+// the pace. Errors: ErrPace, ErrRefused, ErrGone, or the API server's.
+func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+	if !e.Pace.Allow() {
+		return ErrPace
+	}
+	return e.Discard(ctx, pod, uid)
+}
+
+// Discard evicts a pod that has no node yet, which disturbs nothing and takes
+// no turn. Errors as Evict's.
+func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+	// The client would repeat an eviction that the API server wants to see
+	// later for minutes; other workloads wait meanwhile.
+	bounded, cancel := context.WithTimeout(ctx, Retry)
+	defer cancel()
+	err := e.Client.PolicyV1().Evictions(pod.Namespace).Evict(bounded, &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))},
+	})
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return ErrGone
+	case apierrors.IsTooManyRequests(err), errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return ErrRefused
+	default:
+		return fmt.Errorf("evicting pod %s: %w", pod, err)
+	}
+}

@@ -1,0 +1,88 @@
+package eviction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+var pod = types.NamespacedName{Namespace: "ns", Name: "pod"}
+
+// newEvictor answers evictions; asked are those that came.
+func newEvictor(answer error) (e *Evictor, asked *[]*policyv1.Eviction) {
+	client := fake.NewClientset()
+	asked = &[]*policyv1.Eviction{}
+	client.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		*asked = append(*asked, action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction))
+		return true, nil, answer
+	})
+	return &Evictor{Client: client, Pace: rate.NewLimiter(rate.Inf, 0)}, asked
+}
+
+func TestAnswersToAnEviction(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	broken := errors.New("broken")
+	tests := map[string]struct{ answer, want error }{
+		"done":                          {nil, nil},
+		"a PodDisruptionBudget says no": {apierrors.NewTooManyRequests("budget", 0), ErrRefused},
+		"nobody answered in time":       {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrRefused},
+		"the pod is gone":               {apierrors.NewNotFound(pods, "pod"), ErrGone},
+		"another pod of that name":      {apierrors.NewConflict(pods, "pod", broken), ErrGone},
+		"the API server failed":         {broken, broken},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			e, asked := newEvictor(tc.answer)
+			for _, evict := range []func(context.Context, types.NamespacedName, types.UID) error{e.Evict, e.Discard} {
+				if err := evict(t.Context(), pod, "uid"); !errors.Is(err, tc.want) {
+					t.Errorf("error is %v, want %v", err, tc.want)
+				}
+			}
+			if len(*asked) != 2 {
+				t.Fatalf("asked %d times", len(*asked))
+			}
+			for _, eviction := range *asked {
+				p := eviction.DeleteOptions.Preconditions
+				if eviction.Namespace != "ns" || eviction.Name != "pod" || p == nil || p.UID == nil || *p.UID != "uid" {
+					t.Errorf("the eviction is %+v: another pod of that name would go", eviction)
+				}
+			}
+		})
+	}
+}
+
+func TestACallerThatIsToldToStopIsNotRefused(t *testing.T) {
+	ctx, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
+	defer cancel()
+	e, _ := newEvictor(context.DeadlineExceeded)
+	if err := e.Discard(ctx, pod, "uid"); errors.Is(err, ErrRefused) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error is %v: no PodDisruptionBudget said no", err)
+	}
+}
+
+func TestPodsWithoutANodeTakeNoTurnInThePace(t *testing.T) {
+	e, asked := newEvictor(nil)
+	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
+	for range 3 {
+		if err := e.Discard(t.Context(), pod, "uid"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := e.Evict(t.Context(), pod, "uid"); err != nil {
+		t.Errorf("the first turn is spent: %v", err)
+	}
+	if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrPace) || len(*asked) != 4 {
+		t.Errorf("error is %v after %d evictions, want %v after 4", err, len(*asked), ErrPace)
+	}
+}

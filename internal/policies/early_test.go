@@ -1,0 +1,112 @@
+package policies
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+func assigns(when gm.Assignment) *gm.PropagationPolicy {
+	return build.PropagationPolicy("p", build.Weight(1, "a"), build.Assigns(when))
+}
+
+func TestUsable(t *testing.T) {
+	args, images := build.Args("a", "c", "-v"), build.Registry("a", "a.io")
+	tests := map[string]struct {
+		app   build.Object
+		rule  build.Option
+		when  *gm.PropagationPolicy
+		other []build.Object
+		want  error
+	}{
+		"images only need nothing":              {app: build.Deployment("web", build.Requires("", "o")), rule: images},
+		"images only, at any time":              {app: build.Deployment("web", build.Requires("p", "o")), rule: images, when: assigns(gm.AssignmentLate)},
+		"what cannot change needs to be placed": {app: build.Deployment("web", build.Requires("", "o")), rule: args, want: errNeedsPropagation},
+		"and placed early":                      {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentLate), want: errIsLate},
+		"as by default":                         {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns("")},
+		"as with Auto":                          {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentAuto)},
+		"as with Early":                         {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentEarly)},
+		"a PropagationPolicy that is missing keeps pods waiting by itself": {app: build.Deployment("web", build.Requires("p", "o")), rule: args},
+		"an owner may place the workload": {
+			app: build.ReplicaSet("rs", build.OwnedBy(build.Deployment("d")), build.Requires("", "o")), rule: args, when: assigns(gm.AssignmentAuto),
+			other: []build.Object{build.Deployment("d", build.Requires("p", ""))},
+		},
+		"the pods of a DaemonSet have their node": {app: build.DaemonSet("ds", build.Requires("", "o")), rule: args},
+		"a pod without an owner exists already":   {app: build.Pod("bare", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentAuto), want: errIsPod},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			objects := append(tc.other, tc.app)
+			if tc.when != nil {
+				objects = append(objects, tc.when)
+			}
+			l := newLibrary(t, objects...)
+			if err := l.Usable(t.Context(), build.Owner(tc.app), rulesOf(t, tc.rule)); !errors.Is(err, tc.want) {
+				t.Errorf("error is %v, want %v", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestCreation(t *testing.T) {
+	type want struct {
+		Version      string
+		Early, Fixed bool
+		Err          bool
+	}
+	args := build.OverridePolicy("o", build.Args("a", "c", "-v"))
+	images := build.OverridePolicy("o", build.Registry("a", "a.io"))
+	both, ignore := build.Requires("p", "o"), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	invalid := build.OverridePolicy("o", build.Registry("a", "no registry"))
+	deployment := func(options ...build.Option) build.Object { return build.Deployment("web", options...) }
+	tests := map[string]struct {
+		app     build.Object
+		objects []build.Object
+		want    want
+	}{
+		"Auto is early for what cannot change":            {deployment(both), []build.Object{assigns(gm.AssignmentAuto), args}, want{"o/1", true, true, false}},
+		"and late for images":                             {deployment(both), []build.Object{assigns(gm.AssignmentAuto), images}, want{"o/1", false, false, false}},
+		"Early is early for images":                       {deployment(both), []build.Object{assigns(gm.AssignmentEarly), images}, want{"o/1", true, false, false}},
+		"and without overrides":                           {deployment(build.Requires("p", "")), []build.Object{assigns(gm.AssignmentEarly)}, want{Early: true}},
+		"Late is late for images":                         {deployment(both), []build.Object{assigns(gm.AssignmentLate), images}, want{"o/1", false, false, false}},
+		"and cannot be for what cannot change":            {deployment(both), []build.Object{assigns(gm.AssignmentLate), args}, want{Err: true}},
+		"and then counts as none where missing ones do":   {deployment(both, ignore), []build.Object{assigns(gm.AssignmentLate), args}, want{}},
+		"an OverridePolicy that is missing is none":       {deployment(both), []build.Object{assigns(gm.AssignmentAuto)}, want{}},
+		"an OverridePolicy that cannot be used":           {deployment(both), []build.Object{assigns(gm.AssignmentAuto), invalid}, want{Err: true}},
+		"a PropagationPolicy that is missing is none":     {deployment(both), []build.Object{args}, want{"o/1", false, true, false}},
+		"the pods of a DaemonSet get no seat":             {build.DaemonSet("ds", both), []build.Object{assigns(gm.AssignmentEarly), args}, want{"o/1", false, true, false}},
+		"the pods of a workload that nobody wants placed": {deployment(), []build.Object{args, assigns(gm.AssignmentEarly)}, want{}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			l := newLibrary(t, append(tc.objects, tc.app, build.Node("n", build.InGroup("a")))...)
+			pod := seats.Slim(build.Pod("", build.OwnedBy(tc.app)))
+			a, err := l.Prospect(t.Context(), pod.Object(), "r1")
+			if err != nil && a.Application.Propagation == nil {
+				t.Fatal(err)
+			}
+			c, err := l.Creation(t.Context(), a)
+			got := want{Version: c.Version(), Early: c.Early, Fixed: c.Fixed, Err: err != nil}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("error %v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+func TestProspectCountsARequiredPolicyAsBound(t *testing.T) {
+	l := newLibrary(t, build.Deployment("web", build.Requires("p", "")), assigns(gm.AssignmentAuto), build.Node("n", build.InGroup("a")))
+	pod := seats.Slim(build.Pod("", build.OwnedBy(build.Deployment("web")))).Object()
+	a, err := l.Prospect(t.Context(), pod, "r1")
+	if diff := cmp.Diff([]string{"a"}, a.Spread.Groups()); diff != "" || err != nil {
+		t.Errorf("error %v, wrong groups (-want +got):\n%s", err, diff)
+	}
+	if a, err := l.Assignment(t.Context(), pod, "r1"); len(a.Spread.Groups()) != 0 || err != nil {
+		t.Errorf("before it is bound, groups are %v, error %v", a.Spread.Groups(), err)
+	}
+}

@@ -1,0 +1,86 @@
+package seats
+
+import (
+	"math"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// takeTTL is how long a seat is kept for a pod that is being created: one
+	// that others refuse, as for a quota, gives it back after that.
+	takeTTL = 10 * time.Second
+	// AvoidTime is how long an owner's new pods avoid a group in which one of
+	// them found no node.
+	AvoidTime = 5 * time.Minute
+)
+
+// avoidance is a group that the pods of an owner do not get at creation.
+type avoidance struct {
+	owner types.UID
+	group string
+}
+
+// Take hands out the seat whose turn it is to a pod that is being created, and
+// returns its group. The pod is to carry the token, which stands for it in
+// Request.Pod, and is known by it once it is seen. Request.Nodes is not looked
+// at: groups that the owner avoids get the pod only if no other can. A dry run
+// answers the same and takes nothing.
+func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	groups := r.Spread.Groups()
+	if len(groups) == 0 {
+		return "", NoGroup
+	}
+	s := l.entryLocked(r)
+	i := l.turnLocked(s.cohort, r, groups)
+	if i < 0 || dryRun {
+		l.dropLocked(s)
+	}
+	if i < 0 {
+		return "", NoSeatOpen
+	}
+	if !dryRun {
+		l.seatLocked(s, groups[i])
+		l.reserveLocked(s, takeTTL)
+	}
+	return groups[i], Seated
+}
+
+// turnLocked is the index of the group whose turn it is, -1 if there is none.
+func (l *Ledger) turnLocked(c *cohort, r Request, groups []string) int {
+	l.lapseLocked(c)
+	desired := c.divide(r.Spread, max(r.Total, c.active))
+	avoids := false
+	for i, g := range groups {
+		c.current[i] = c.counts[g]
+		c.feasible[i] = !l.avoidsLocked(c.key.Owner, g)
+		avoids = avoids || !c.feasible[i]
+	}
+	if i := r.Spread.Next(desired, c.current, c.feasible); i >= 0 {
+		return i
+	}
+	if avoids && !r.Spread.Bounded() {
+		unbounded := make([]int, len(groups))
+		for _, g := range r.Spread.Taking() {
+			unbounded[r.Spread.Index(g)] = math.MaxInt32
+		}
+		if i := r.Spread.Next(unbounded, c.current, c.feasible); i >= 0 {
+			return i
+		}
+	}
+	return r.Spread.Next(desired, c.current, nil)
+}
+
+// Avoid makes new pods of an owner avoid a group for AvoidTime.
+func (l *Ledger) Avoid(owner types.UID, group string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.avoided[avoidance{owner, group}] = l.clock.Now().Add(AvoidTime)
+}
+
+func (l *Ledger) avoidsLocked(owner types.UID, group string) bool {
+	return l.clock.Now().Before(l.avoided[avoidance{owner, group}])
+}

@@ -1,0 +1,143 @@
+package pod
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/policies"
+)
+
+// seenBefore: the API server shows a pod again that another webhook changed
+// after us. It has its seat and its overrides; a template that carries a token
+// was never given it.
+func (w *Webhook) seenBefore(ctx context.Context, pod *corev1.Pod) bool {
+	token := types.UID(pod.Annotations[gm.SeatAnnotation])
+	if token == "" {
+		return false
+	}
+	answer, err := w.Desk.Assign(ctx, assign.Ask{Token: token, Issued: true})
+	return err == nil && answer.Issued
+}
+
+// assign gives the pod its seat and its overrides if it needs them from the
+// start. It returns false if the pod needs them and cannot have them now: it is
+// to wait at the gate, and is replaced when it can.
+func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, dryRun bool) bool {
+	a, err := w.Book.Prospect(ctx, object, w.Walker.Revision(object.Controller, pod.Labels))
+	if err != nil {
+		return true // the extender makes the pod wait, or lets it pass
+	}
+	creation, err := w.Book.Creation(ctx, a)
+	if err != nil {
+		return false
+	}
+	ask := assign.Ask{
+		Pod: object, Revision: w.Walker.Revision(object.Controller, pod.Labels), Token: uuid.NewUUID(), DryRun: dryRun,
+	}
+	switch {
+	case !a.Counted:
+		if ask.Node = nodeOf(pod); ask.Node == "" || !creation.Fixed {
+			return true
+		}
+	case !creation.Early:
+		return true
+	}
+	answer, err := w.Desk.Assign(ctx, ask)
+	if err != nil {
+		if !errors.Is(err, assign.ErrNoSeat) {
+			log.FromContext(ctx).Info("Pod waits for a replica that can seat it", "namespace", object.Namespace, "why", err.Error())
+		}
+		return false
+	}
+	if answer.Group == "" {
+		return true // a DaemonSet's pod on a node of no group
+	}
+	if err := apply(pod, creation, answer.Group); err != nil {
+		setAnnotation(&pod.ObjectMeta, gm.UnassignedAnnotation, creation.Version()+" "+err.Error())
+		return false
+	}
+	setAnnotation(&pod.ObjectMeta, gm.SeatAnnotation, string(ask.Token))
+	if a.Counted {
+		placement.Pin(&pod.Spec, gm.NodeGroupLabel, answer.Group)
+		pod.Labels[gm.NodeGroupLabel] = answer.Group
+	}
+	return true
+}
+
+// apply makes the pod as the rules want it in the group, and stamps what it was.
+func apply(pod *corev1.Pod, creation policies.Creation, group string) error {
+	if creation.Rules == nil {
+		return nil
+	}
+	originals := map[string]string{}
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			originals[list[i].Name] = list[i].Image
+		}
+	}
+	raw, err := json.Marshal(originals)
+	if err != nil {
+		return fmt.Errorf("encoding images: %w", err)
+	}
+	if err := creation.Rules.Apply(group, pod); err != nil {
+		return err
+	}
+	fixed := creation.Rules.FixedHash(group)
+	if fixed != "" {
+		setAnnotation(&pod.ObjectMeta, gm.OverridesAnnotation, fixed)
+	}
+	if fixed != "" || imagesChanged(pod, originals) {
+		setAnnotation(&pod.ObjectMeta, gm.OriginalImagesAnnotation, string(raw))
+	}
+	return nil
+}
+
+func imagesChanged(pod *corev1.Pod, originals map[string]string) bool {
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if original, ok := originals[list[i].Name]; ok && original != list[i].Image {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func setAnnotation(meta *metav1.ObjectMeta, key, value string) {
+	if meta.Annotations == nil {
+		meta.Annotations = map[string]string{}
+	}
+	meta.Annotations[key] = value
+}
+
+// nodeOf is the one node that a DaemonSet's pod is for: its controller demands
+// it by name.
+func nodeOf(pod *corev1.Pod) string {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
+		return ""
+	}
+	required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if required == nil {
+		return ""
+	}
+	for _, term := range required.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == metav1.ObjectNameField && field.Operator == corev1.NodeSelectorOpIn && len(field.Values) == 1 {
+				return field.Values[0]
+			}
+		}
+	}
+	return ""
+}

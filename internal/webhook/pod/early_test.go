@@ -1,0 +1,304 @@
+package pod
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/override"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+var (
+	replicaSet = build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
+	toHz       = build.PropagationPolicy("p", build.Weight(1, "hz"))
+	args       = build.OverridePolicy("o", build.Args("hz", "c", "--hz"), build.Registry("hz", "hz.io"))
+	images     = build.OverridePolicy("o", build.Registry("hz", "hz.io"))
+	daemons    = build.DaemonSet("agent", build.Bound("", "o"))
+)
+
+// ground is a Deployment, a node in group hz, one in none, and the objects.
+func ground(bound build.Option, objects ...build.Object) []build.Object {
+	return append([]build.Object{
+		build.Deployment("web", bound), replicaSet, daemons, build.Node("node-hz", build.InGroup("hz")), build.Node("node-out"),
+	}, objects...)
+}
+
+// webPod is a pod of the Deployment that is being created.
+func webPod(options ...build.Option) *corev1.Pod {
+	return build.Pod("", append([]build.Option{build.OwnedBy(replicaSet), build.Container("c", "nginx:1")}, options...)...)
+}
+
+// daemon is a pod that a DaemonSet makes for a node.
+func daemon(node string) *corev1.Pod {
+	return build.Pod("", build.OwnedBy(daemons), build.Container("c", "nginx:1"), build.With(func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+			}}},
+		}}}
+	}))
+}
+
+func atMost(n int) *gm.PropagationPolicy {
+	return build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
+		p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(n))}}
+	}))
+}
+
+// fixed is the hash that pods of a group carry.
+func fixed(t *testing.T, policy *gm.OverridePolicy, group string) string {
+	t.Helper()
+	rules, errs := override.Compile(policy.Spec)
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	return rules.FixedHash(group)
+}
+
+// reserved are the seats that are held for pods of the Deployment.
+func reserved(w *Webhook) int {
+	spread := placement.StaticWeight([]gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"hz"}, Weight: 1}}, nil, "web")
+	const many = 100
+	return many - w.Desk.(*assign.Desk).Ledger.Open(seats.Request{Cohort: seats.Cohort{Owner: "web-1"}, Total: many, Spread: spread})
+}
+
+func TestAnEarlyPodIsAsWantedFromItsCreation(t *testing.T) {
+	policy := build.OverridePolicy("o", build.Registry("hz", "hz.io"), build.Overrides("hz", gm.Overriders{
+		CommandOverrider: []gm.CommandArgsOverrider{{ContainerName: "c", Operator: gm.OverriderOpReplace, Value: []string{"/hz"}}},
+		ArgsOverrider:    []gm.CommandArgsOverrider{{ContainerName: "c", Operator: gm.OverriderOpAdd, Value: []string{"--hz"}}},
+		Plaintext: []gm.PlaintextOverrider{{
+			Operator: gm.OverriderOpAdd, Path: "/spec/containers/0/env", Value: &apiextensionsv1.JSON{Raw: []byte(`[{"name":"AT","value":"hz"}]`)},
+		}},
+	}), build.Args("bj", "c", "--bj"))
+	w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, policy)...)
+	disk := corev1.NodeSelectorRequirement{Key: "disk", Operator: corev1.NodeSelectorOpExists}
+	demand := func(r ...corev1.NodeSelectorRequirement) build.Option {
+		return build.With(func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: r}},
+			}}}
+		})
+	}
+	got := admit(t, w, webPod(build.InitContainer("setup", "setup:2"), demand(disk), build.With(func(p *corev1.Pod) {
+		p.Spec.Containers[0].Args = []string{"-v"}
+	})), false)
+	token := got.Annotations[gm.SeatAnnotation]
+	if token == "" {
+		t.Error("the pod carries no token")
+	}
+	want := webPod(
+		build.InitContainer("setup", "hz.io/setup:2"), build.Bound("p", "o"), build.Label(gm.NodeGroupLabel, "hz"),
+		build.Annotation(gm.SeatAnnotation, token), build.Annotation(gm.OverridesAnnotation, fixed(t, policy, "hz")),
+		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1","setup":"setup:2"}`),
+		demand(disk, corev1.NodeSelectorRequirement{Key: gm.NodeGroupLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"hz"}}),
+		build.With(func(p *corev1.Pod) {
+			p.Spec.Containers[0] = corev1.Container{
+				Name: "c", Image: "hz.io/nginx:1", Command: []string{"/hz"}, Args: []string{"-v", "--hz"}, Env: []corev1.EnvVar{{Name: "AT", Value: "hz"}},
+			}
+		}))
+	want.Namespace, want.UID = "", ""
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("wrong pod (-want +got):\n%s", diff)
+	}
+	if n := reserved(w); n != 1 {
+		t.Errorf("%d seats are held for one pod", n)
+	}
+}
+
+func TestAssign(t *testing.T) {
+	// what became of the pod
+	type pod struct {
+		Gated, Token, Pinned bool
+		Group                string
+		Fixed                bool // carries the hash of args
+		Args                 []string
+		Image                string
+		Originals            string
+		Unassigned           string
+	}
+	asItWas := pod{Image: "nginx:1"}
+	gated := pod{Gated: true, Image: "nginx:1"}
+	early := pod{
+		Token: true, Pinned: true, Group: "hz", Fixed: true, Args: []string{"--hz"}, Image: "hz.io/nginx:1", Originals: `{"c":"nginx:1"}`,
+	}
+	both, ignore := build.Bound("p", "o"), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	when := func(a gm.Assignment) build.Object {
+		return build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(a))
+	}
+	requires := func(o build.Object) {
+		build.Requires("p", "o")(o)
+		ignore(o)
+	}
+	forged := webPod(build.Seated("bj"), build.Annotation(gm.OverridesAnnotation, "x"),
+		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"evil:1"}`), build.Annotation(gm.UnassignedAnnotation, "o/1 no"))
+	tests := map[string]struct {
+		objects    []build.Object
+		pod        *corev1.Pod // nil is webPod()
+		leaderless bool
+		want       pod
+		seats      int
+	}{
+		"a rule changes what cannot change later": {
+			objects: ground(both, toHz, args), want: early, seats: 1,
+		},
+		"and the policies are about to be bound: the pod waits, and has it all": {
+			objects: ground(build.Requires("p", "o"), toHz, args), want: func() pod { p := early; p.Gated = true; return p }(), seats: 1,
+		},
+		"rules change images only: that is for the extender": {
+			objects: ground(both, toHz, images), want: asItWas,
+		},
+		"a workload with a PropagationPolicy only": {
+			objects: ground(build.Bound("p", ""), toHz), want: asItWas,
+		},
+		"a workload with an OverridePolicy of images only": {
+			objects: ground(build.Bound("", "o"), images), want: asItWas,
+		},
+		"assignment is Early and rules change images only": {
+			objects: ground(both, when(gm.AssignmentEarly), images), seats: 1,
+			want: pod{Token: true, Pinned: true, Group: "hz", Image: "hz.io/nginx:1", Originals: `{"c":"nginx:1"}`},
+		},
+		"assignment is Early and images are as they should be": {
+			objects: ground(both, when(gm.AssignmentEarly), build.OverridePolicy("o", build.Registry("bj", "bj.io"))), seats: 1,
+			want: pod{Token: true, Pinned: true, Group: "hz", Image: "nginx:1"},
+		},
+		"assignment is Early without an OverridePolicy": {
+			objects: ground(build.Bound("p", ""), when(gm.AssignmentEarly)), seats: 1,
+			want: pod{Token: true, Pinned: true, Group: "hz", Image: "nginx:1"},
+		},
+		"assignment is Late and rules change images only": {
+			objects: ground(both, when(gm.AssignmentLate), images), want: asItWas,
+		},
+		"assignment is Late and a rule could not be applied": {
+			objects: ground(both, when(gm.AssignmentLate), args), want: gated,
+		},
+		"the group is known to nobody at creation": {
+			objects: ground(build.Bound("", "o"), args), want: gated,
+		},
+		"nobody leads": {
+			objects: ground(both, toHz, args), leaderless: true, want: gated,
+		},
+		"nobody leads, and nobody has to": {
+			objects: ground(both, toHz, images), leaderless: true, want: asItWas,
+		},
+		"no seat is open": {
+			objects: ground(both, atMost(0), args), want: gated,
+		},
+		"no group of the policy has a node": {
+			objects: ground(both, build.PropagationPolicy("p", build.Weight(1, "bj")), args), want: gated,
+		},
+		"a rule cannot be applied": {
+			objects: ground(both, toHz, build.OverridePolicy("o", build.Args("hz", "gone", "--hz"))), seats: 1, // lapses
+			want: pod{Gated: true, Image: "nginx:1", Unassigned: `o/1 spec.overrideRules[0].overriders.argsOverrider[0]: no container or init container "gone"`},
+		},
+		"a rule of another group cannot be applied": {
+			objects: ground(both, toHz, build.OverridePolicy("o", build.Args("bj", "gone", "--bj"))), seats: 1,
+			want: pod{Token: true, Pinned: true, Group: "hz", Image: "nginx:1"},
+		},
+		"an OverridePolicy that cannot be used": {
+			objects: ground(both, toHz, build.OverridePolicy("o", build.Registry("hz", "no registry"))), want: gated,
+		},
+		"a PropagationPolicy that is gone": {
+			objects: ground(both, args), want: asItWas,
+		},
+		"a PropagationPolicy that is missing, and is none": {
+			objects: ground(requires, args), want: asItWas,
+		},
+		"a template that forges what only we may write": {
+			objects: ground(both, toHz, args), pod: forged, want: early, seats: 1,
+		},
+		"a template that forges it and needs none of it": {
+			objects: ground(both, toHz, images), pod: forged, want: asItWas,
+		},
+		"the pod of a DaemonSet has a node already": {
+			objects: ground(both, args), pod: daemon("node-hz"),
+			want: pod{Token: true, Fixed: true, Args: []string{"--hz"}, Image: "hz.io/nginx:1", Originals: `{"c":"nginx:1"}`},
+		},
+		"the pod of a DaemonSet, and rules change images only": {
+			objects: ground(both, images), pod: daemon("node-hz"), want: asItWas,
+		},
+		"the pod of a DaemonSet on a node of no group": {
+			objects: ground(both, args), pod: daemon("node-out"), want: asItWas,
+		},
+		"the pod of a DaemonSet, and nobody leads": {
+			objects: ground(both, args), pod: daemon("node-hz"), leaderless: true, want: gated,
+		},
+		"a pod of a DaemonSet that says not for which node": {
+			objects: ground(both, args), pod: build.Pod("", build.OwnedBy(daemons), build.Container("c", "nginx:1")), want: asItWas,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, tc.objects...)
+			w.Desk.(*assign.Desk).Leading = func() bool { return !tc.leaderless }
+			if tc.pod == nil {
+				tc.pod = webPod()
+			}
+			after := admit(t, w, tc.pod, false)
+			got := pod{
+				Gated: len(gates(after)) > 0, Token: after.Annotations[gm.SeatAnnotation] != "", Group: after.Labels[gm.NodeGroupLabel],
+				Pinned: strings.Contains(after.Spec.Affinity.String(), gm.NodeGroupLabel),
+				Fixed:  after.Annotations[gm.OverridesAnnotation] == fixed(t, args, "hz"),
+				Args:   after.Spec.Containers[0].Args, Image: after.Spec.Containers[0].Image,
+				Originals: after.Annotations[gm.OriginalImagesAnnotation], Unassigned: after.Annotations[gm.UnassignedAnnotation],
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("wrong pod (-want +got):\n%s", diff)
+			}
+			if n := reserved(w); n != tc.seats {
+				t.Errorf("%d seats are held, want %d", n, tc.seats)
+			}
+			if diff := cmp.Diff(after, admit(t, w, after, false), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("looked at again, the pod changes:\n%s", diff)
+			}
+			if n := reserved(w); tc.want.Token && n != tc.seats {
+				t.Errorf("looked at again, %d seats are held, want %d", n, tc.seats)
+			}
+		})
+	}
+}
+
+func TestAPodThatARuleCannotBeAppliedToIsOtherwiseAsItWas(t *testing.T) {
+	// The first rule could be applied, the second cannot.
+	policy := build.OverridePolicy("o", build.Registry("hz", "hz.io"), build.Args("hz", "c", "--hz"), build.Args("hz", "gone", "--hz"))
+	w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, policy)...)
+	got := admit(t, w, webPod(), false)
+	why := got.Annotations[gm.UnassignedAnnotation]
+	if !strings.HasPrefix(why, "o/1 spec.overrideRules[2]") {
+		t.Errorf("the pod says %q: it must name the policy's version and the rule", why)
+	}
+	want := webPod(build.Bound("p", "o"), build.Gated(), build.Annotation(gm.UnassignedAnnotation, why))
+	want.Namespace, want.UID = "", ""
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("wrong pod (-want +got):\n%s", diff)
+	}
+}
+
+func TestADryRunTakesNoSeat(t *testing.T) {
+	w, _ := newWebhook(t, ground(build.Bound("p", "o"), atMost(1), args)...)
+	for range 2 {
+		dry := admit(t, w, webPod(), true)
+		if dry.Labels[gm.NodeGroupLabel] != "hz" {
+			t.Fatal("a dry run is not answered as the real one")
+		}
+		if diff := cmp.Diff(dry, admit(t, w, dry, true)); diff != "" {
+			t.Errorf("looked at again, the pod changes:\n%s", diff)
+		}
+	}
+	if got := admit(t, w, webPod(), false); len(gates(got)) > 0 {
+		t.Error("the one seat was taken by a dry run")
+	}
+	if got := admit(t, w, webPod(), false); len(gates(got)) == 0 {
+		t.Error("the one seat was handed out twice")
+	}
+}

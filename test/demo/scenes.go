@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// scene is what the demo shows after the document's example.
+type scene struct {
+	name, about string
+	acts        []act
+}
+
+// act is a few commands and what is to come of them.
+type act struct {
+	// commands are arguments of kubectl, run in the root of the source.
+	commands [][]string
+	// promises are what is to be in the groups afterwards.
+	promises []promise
+	// available is how many pods are to serve all the time, and unavailable how
+	// many of them may be missing at a time; 0 available is not counted.
+	available, unavailable int
+}
+
+// scenes are played with SCENE=name.
+var scenes = []scene{{
+	name: "rollout", about: "a rolling update with maxSurge 1 and maxUnavailable 0 completes, and ends as divided as it began",
+	acts: []act{{
+		commands: [][]string{
+			{"patch", "deployment", application, "-p", `{"spec":{"strategy":{"rollingUpdate":{"maxSurge":1,"maxUnavailable":0}}}}`},
+			{"set", "image", "deployment/" + application, "nginx=nginx:1.28"},
+		},
+		promises: []promise{
+			{group: "hangzhou", pods: 3, images: "hangzhou.registry.io/nginx:1.28"},
+			{group: "beijing", pods: 2, images: "beijing.registry.io/nginx:1.28"},
+		},
+		available: 5, unavailable: 0,
+	}},
+}, {
+	name: "scale", about: "from 5 pods to 50 and down to 7, exact each time; growth takes no pod from a group",
+	acts: []act{{
+		commands: [][]string{{"scale", "deployment", application, "--replicas=50"}},
+		promises: []promise{
+			{group: "hangzhou", pods: 30, images: promised[0].images},
+			{group: "beijing", pods: 20, images: promised[1].images},
+		},
+		available: 5, unavailable: 0,
+	}, {
+		commands: [][]string{{"scale", "deployment", application, "--replicas=7"}},
+		promises: []promise{
+			{group: "hangzhou", pods: 4, images: promised[0].images},
+			{group: "beijing", pods: 3, images: promised[1].images},
+		},
+		available: 7, unavailable: 0,
+	}},
+}, {
+	name: "early", about: "arguments that differ by group: pods get their group and their arguments at creation",
+	acts: []act{{
+		commands: [][]string{{"apply", "-f", "examples/override-args-per-group.yaml"}},
+		promises: []promise{
+			{group: "hangzhou", pods: 3, images: promised[0].images, args: "--site=hangzhou"},
+			{group: "beijing", pods: 2, images: promised[1].images, args: "--site=beijing"},
+		},
+		available: 5, unavailable: maxUnavailable,
+	}},
+}}
+
+// sceneWithin bounds one act.
+const sceneWithin = 3 * time.Minute
+
+// chosenScene is the scene that SCENE names; nil without one.
+func chosenScene() (*scene, error) {
+	name := os.Getenv("SCENE")
+	if name == "" {
+		return nil, nil
+	}
+	i := slices.IndexFunc(scenes, func(s scene) bool { return s.name == name })
+	if i < 0 {
+		var names []string
+		for _, s := range scenes {
+			names = append(names, s.name)
+		}
+		return nil, fmt.Errorf("SCENE is %q: there are %s", name, strings.Join(names, ", "))
+	}
+	return &scenes[i], nil
+}
+
+// play plays a scene after the document's example and adds what came of it.
+func (s *stage) play(ctx context.Context, doc *document, sc *scene, end *outcome) error {
+	if sc == nil || len(end.failures) > 0 {
+		return nil
+	}
+	s.journal.add(note, "scene %s: %s", sc.name, sc.about)
+	for _, a := range sc.acts {
+		if a.available > 0 {
+			s.state.watchAvailability(a.available)
+		}
+		for _, command := range a.commands {
+			if err := s.kubectlIn(ctx, doc.dir, command...); err != nil {
+				return err
+			}
+		}
+		next, err := s.awaitPromise(ctx, a.promises, a.unavailable, sceneWithin)
+		if err != nil {
+			return err
+		}
+		end.picture, end.failures = next.picture, append(end.failures, next.failures...)
+		end.scene = append(end.scene, fmt.Sprintf("kubectl %s: as wanted after %.1f s; never more than %d of %d unavailable at a time",
+			strings.Join(a.commands[len(a.commands)-1], " "), next.converged.Seconds(), next.picture.availability.worst, a.available))
+		if len(next.failures) > 0 {
+			return nil
+		}
+	}
+	return nil
+}
