@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -38,6 +39,8 @@ type Pod struct {
 	// Unassigned says why the pod could not be created as wanted.
 	Unassigned string
 
+	// For is the one node that the pod is for, as DaemonSets say, or "".
+	For string
 	// Node is empty until the pod is bound.
 	Node string
 	// Active: neither finished nor terminating. Only active pods count.
@@ -147,6 +150,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		Seat:          types.UID(pod.Annotations[gm.SeatAnnotation]),
 		Overrides:     pod.Annotations[gm.OverridesAnnotation],
 		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
+		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,
 		Active: pod.DeletionTimestamp == nil &&
 			pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed,
@@ -209,4 +213,24 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 	for i := range pod.Spec.Containers {
 		add(&pod.Spec.Containers[i], false)
 	}
+}
+
+// NodeOf is the one node that a DaemonSet's pod is for: its controller demands
+// it by name. "" for other pods.
+func NodeOf(pod *corev1.Pod) string {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
+		return ""
+	}
+	required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if required == nil {
+		return ""
+	}
+	for _, term := range required.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == metav1.ObjectNameField && field.Operator == corev1.NodeSelectorOpIn && len(field.Values) == 1 {
+				return field.Values[0]
+			}
+		}
+	}
+	return ""
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
 // seenBefore: the API server shows a pod again that another webhook changed
@@ -48,7 +49,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	}
 	switch {
 	case !a.Counted:
-		if ask.Node = nodeOf(pod); ask.Node == "" || !creation.Fixed {
+		if ask.Node = seats.NodeOf(pod); ask.Node == "" || !creation.Fixed {
 			return true
 		}
 	case !creation.Early:
@@ -120,24 +121,4 @@ func setAnnotation(meta *metav1.ObjectMeta, key, value string) {
 		meta.Annotations = map[string]string{}
 	}
 	meta.Annotations[key] = value
-}
-
-// nodeOf is the one node that a DaemonSet's pod is for: its controller demands
-// it by name.
-func nodeOf(pod *corev1.Pod) string {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
-		return ""
-	}
-	required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-	if required == nil {
-		return ""
-	}
-	for _, term := range required.NodeSelectorTerms {
-		for _, field := range term.MatchFields {
-			if field.Key == metav1.ObjectNameField && field.Operator == corev1.NodeSelectorOpIn && len(field.Values) == 1 {
-				return field.Values[0]
-			}
-		}
-	}
-	return ""
 }
