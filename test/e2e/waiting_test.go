@@ -287,7 +287,7 @@ func TestAPolicyOfAnotherNamespaceIsNotUsed(t *testing.T) {
 // kept and ranked, is corrected at the bind.
 func TestWideFilterIsExactInTheEnd(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--filter=Wide"}, Values: map[string]any{
-		"scheduler": map[string]any{"prioritize": true},
+		"scheduler": map[string]any{"filter": "Wide"},
 	}})
 	f.group("wide-a", 3)
 	f.group("wide-b", 3)
