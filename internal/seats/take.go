@@ -1,6 +1,7 @@
 package seats
 
 import (
+	"maps"
 	"math"
 	"time"
 
@@ -74,11 +75,17 @@ func (l *Ledger) turnLocked(c *cohort, r Request, groups []string) int {
 	return r.Spread.Next(desired, c.current, nil)
 }
 
-// Avoid makes new pods of an owner avoid a group for AvoidTime.
+// Avoid makes new pods of an owner avoid a group for AvoidTime, or until one of
+// its nodes has room that it had not.
 func (l *Ledger) Avoid(owner types.UID, group string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.avoided[avoidance{owner, group}] = l.clock.Now().Add(AvoidTime)
+}
+
+// welcomeLocked ends that anybody avoids a group.
+func (l *Ledger) welcomeLocked(group string) {
+	maps.DeleteFunc(l.avoided, func(a avoidance, _ time.Time) bool { return a.group == group })
 }
 
 func (l *Ledger) avoidsLocked(owner types.UID, group string) bool {

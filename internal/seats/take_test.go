@@ -217,6 +217,40 @@ func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {
 	}
 }
 
+func TestAGroupIsAvoidedUntilItHasRoomThatItHadNot(t *testing.T) {
+	cordoned := func(n *Node) { n.Open = false }
+	tests := map[string]struct {
+		before, after func(*Node)
+		want          string
+	}{
+		"nothing changed":           {func(*Node) {}, func(*Node) {}, "b"},
+		"a node closed":             {func(*Node) {}, cordoned, "b"},
+		"a node stays closed":       {cordoned, cordoned, "b"},
+		"a node shrank":             {func(*Node) {}, func(n *Node) { n.Pods-- }, "b"},
+		"a node opened":             {cordoned, func(*Node) {}, "a"},
+		"a node came from no group": {func(n *Node) { n.Group = "" }, func(*Node) {}, "a"},
+		"a node grew":               {func(*Node) {}, func(n *Node) { n.MilliCPU++ }, "a"},
+		"one of another group opened": {
+			func(n *Node) { n.Group, n.Open = "b", false }, func(n *Node) { n.Group = "b" }, "b",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			l, _ := newTestLedger("a", "b")
+			n := Node{Name: "new", Group: "a", Open: true, MilliCPU: 1000, Memory: 1 << 30, Pods: 10}
+			before, after := n, n
+			tc.before(&before)
+			tc.after(&after)
+			l.ObserveNode(before)
+			l.Avoid("rs", "a")
+			l.ObserveNode(after)
+			if got := take(t, l, request("t", 10, weights("a", 9, "b", 1))); got != tc.want {
+				t.Errorf("the next pod goes to %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestAnAvoidedGroupGetsThePodWhenNoOtherMay(t *testing.T) {
 	for name, spread := range map[string]placement.Spread{
 		"it is the only one":              weights("a", 1),
