@@ -22,11 +22,6 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// unschedulable counts an app's pods that kube-scheduler has refused.
-func (f *fixture) unschedulable(app string) int {
-	return f.unscheduled(app, corev1.PodReasonUnschedulable)
-}
-
 // atTheGate counts an app's pods that kube-scheduler does not look at yet.
 func (f *fixture) atTheGate(app string) int {
 	return f.unscheduled(app, corev1.PodReasonSchedulingGated)
@@ -37,7 +32,7 @@ func (f *fixture) unscheduled(app, reason string) int {
 	n := 0
 	for _, pod := range f.pods(app) {
 		for _, c := range pod.Status.Conditions {
-			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == reason {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonSchedulingGated {
 				n++
 			}
 		}
