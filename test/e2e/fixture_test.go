@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -134,12 +136,18 @@ func (f *fixture) nodes(labels map[string]string, names ...string) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() {
-		for _, name := range names {
-			err := f.kube.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{})
-			if err != nil && !apierrors.IsNotFound(err) {
-				f.Error(err)
-			}
+		var workers sync.WaitGroup
+		for part := range slices.Chunk(names, max(1, len(names)/16)) {
+			workers.Go(func() {
+				for _, name := range part {
+					err := f.kube.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{})
+					if err != nil && !apierrors.IsNotFound(err) {
+						f.Error(err)
+					}
+				}
+			})
 		}
+		workers.Wait()
 	})
 }
 

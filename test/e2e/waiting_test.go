@@ -24,10 +24,6 @@ import (
 
 // atTheGate counts an app's pods that kube-scheduler does not look at yet.
 func (f *fixture) atTheGate(app string) int {
-	return f.unscheduled(app, corev1.PodReasonSchedulingGated)
-}
-
-func (f *fixture) unscheduled(app, reason string) int {
 	f.Helper()
 	n := 0
 	for _, pod := range f.pods(app) {
