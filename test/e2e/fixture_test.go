@@ -288,8 +288,11 @@ func (f *fixture) spreadIs(app string, want map[string]int) error {
 
 // allReady tells whether an app has n active pods, all of them Ready.
 func (f *fixture) allReady(app string, n int) error {
+	return readyOf(app, f.pods(app), n)
+}
+
+func readyOf(app string, pods []corev1.Pod, n int) error {
 	ready := 0
-	pods := f.pods(app)
 	for i := range pods {
 		if podReady(&pods[i]) {
 			ready++
