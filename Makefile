@@ -18,6 +18,8 @@ TESTFLAGS ?=
 # go test caches by what is inside of a module; some tests read the chart or
 # build programs, which are outside of theirs.
 UNCACHED := -count=1
+# What make image builds and make manifest installs.
+IMAGE ?= atoll-k8s/atoll-manager:$(shell awk '$$1 == "appVersion:" { gsub(/"/, "", $$2); print $$2 }' charts/atoll/Chart.yaml)
 # What make bench and make demo run, seen from test/; ARGS are its flags.
 BENCH_PKG ?= ./perf
 DEMO_PKG ?= ./demo
@@ -64,6 +66,14 @@ demo: ## Show it on a cluster of simulated nodes: SCENE=rollout|scale|early show
 build: ## Build the programs into bin/.
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
 
+.PHONY: image
+image: ## Build the image of atoll-manager with docker buildx: IMAGE names it, ARGS go to buildx.
+	hack/image.sh $(IMAGE) $(ARGS)
+
+.PHONY: manifest
+manifest: ## Render the chart into dist/install.yaml: IMAGE is atoll-manager's, ARGS may hold -set key=value.
+	cd hack/chart && go run ./cmd/manifest -o $(CURDIR)/dist/install.yaml -image '$(IMAGE)' $(ARGS)
+
 .PHONY: generate
 generate: $(CONTROLLER_GEN) ## Regenerate deepcopy code, CRDs, the manager's role and docs/metrics.md.
 	hack/generate.sh $(CONTROLLER_GEN)
@@ -96,6 +106,10 @@ tidy: ## Fail if a go.mod or go.sum is not tidy.
 chart: ## Lint the Helm chart, render it and read what comes out strictly.
 	cd hack/chart && CGO_ENABLED=0 go test $(UNCACHED) $(TESTFLAGS) ./...
 
+.PHONY: image-check
+image-check: ## Run atoll-manager, built as for its image, where there is nothing else (Linux).
+	hack/image-check.sh
+
 ##@ Parts of test
 
 .PHONY: unit
@@ -117,8 +131,8 @@ e2e: devcluster-bin ## Run the end-to-end tests on real control planes.
 ##@ Housekeeping
 
 .PHONY: clean
-clean: ## Remove bin/.
-	rm -rf bin
+clean: ## Remove bin/ and dist/.
+	rm -rf bin dist
 
 $(CONTROLLER_GEN): hack/tools/go.mod hack/tools/go.sum
 	hack/build-tool.sh hack/tools sigs.k8s.io/controller-tools/cmd/controller-gen $@

@@ -127,7 +127,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	scheduler, err := c.schedulerProcess(Scheduler, c.options.SchedulerConfig)
+	scheduler, err := c.schedulerProcess(Scheduler, c.kubeconfigPath("system:"+Scheduler), c.options.SchedulerConfig)
 	if err != nil {
 		return err
 	}

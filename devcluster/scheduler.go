@@ -11,9 +11,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// schedulerProcess describes a kube-scheduler process that runs under the name.
-func (c *Cluster) schedulerProcess(name string, config []byte) (processRecord, error) {
-	kubeconfig := c.kubeconfigPath("system:" + Scheduler)
+// schedulerProcess describes a kube-scheduler process that runs under the name
+// as the user of the kubeconfig.
+func (c *Cluster) schedulerProcess(name, kubeconfig string, config []byte) (processRecord, error) {
 	data, err := completeSchedulerConfig(config, kubeconfig)
 	if err != nil {
 		return processRecord{}, err
@@ -111,13 +111,20 @@ func (c *Cluster) RestartScheduler(ctx context.Context, config []byte) error {
 // schedulerName is the name; a configuration of the caller's must name its
 // profiles itself, and not as another running scheduler does.
 func (c *Cluster) StartScheduler(ctx context.Context, name string, config []byte) error {
+	return c.StartSchedulerAs(ctx, name, c.kubeconfigPath("system:"+Scheduler), config)
+}
+
+// StartSchedulerAs is StartScheduler for a scheduler that is not to be the
+// user system:kube-scheduler: it runs as the user of the kubeconfig, for example
+// one that [Cluster.ServiceAccountKubeconfig] returned.
+func (c *Cluster) StartSchedulerAs(ctx context.Context, name, kubeconfig string, config []byte) error {
 	if err := c.checkNewProcess(name); err != nil {
 		return err
 	}
 	if len(config) == 0 {
 		config = []byte("profiles: [{schedulerName: " + name + "}]")
 	}
-	p, err := c.schedulerProcess(name, config)
+	p, err := c.schedulerProcess(name, kubeconfig, config)
 	if err != nil {
 		return err
 	}

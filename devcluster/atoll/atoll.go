@@ -26,9 +26,13 @@ const (
 	Namespace = "atoll-system"
 	// Manager is the name of the manager's process, for the cluster's verbs.
 	Manager = "atoll-manager"
+	// Scheduler is the name of the second kube-scheduler's process and of its
+	// ServiceAccount, Lease and profile, if there is one.
+	Scheduler = "atoll-scheduler"
 
-	extenderSecret  = "atoll-extender-client"
-	schedulerConfig = "atoll-kube-scheduler"
+	extenderSecret = "atoll-extender-client"
+	// plainConfig is the ConfigMap for the cluster's own kube-scheduler.
+	plainConfig = "atoll-kube-scheduler"
 )
 
 // Options say how to install. The zero value is useful.
@@ -41,7 +45,12 @@ type Options struct {
 	ManagerArgs []string
 	// Values are further values of the chart.
 	Values map[string]any
-	// KeepScheduler leaves the cluster's kube-scheduler without the extender.
+	// Isolated leaves the cluster's own kube-scheduler alone and starts a second
+	// one, Scheduler, for the pods that a policy has a say in. Unset, the
+	// cluster's own gets the extender.
+	Isolated bool
+	// KeepScheduler leaves the cluster's kube-scheduler without the extender in
+	// the other form too.
 	KeepScheduler bool
 	// Log receives progress. Unset means none is shown.
 	Log io.Writer
@@ -49,7 +58,8 @@ type Options struct {
 
 // Installation is Atoll in a cluster.
 type Installation struct {
-	// SchedulerConfig is the KubeSchedulerConfiguration that the chart renders.
+	// SchedulerConfig is the KubeSchedulerConfiguration that the chart renders,
+	// for the cluster's own kube-scheduler or for the second one.
 	SchedulerConfig []byte
 	// ExtenderURL is where atoll-manager serves kube-scheduler, and TLSDir
 	// holds ca.crt, tls.crt and tls.key for it.
@@ -62,9 +72,9 @@ type Installation struct {
 	MetricsURL string
 }
 
-// Install builds atoll-manager, installs the chart, starts the manager and
-// gives the cluster's kube-scheduler the extender. It returns when all of them
-// are ready.
+// Install builds atoll-manager, installs the chart, starts the manager, and
+// gives the cluster's kube-scheduler the extender or starts a second one that
+// has it. It returns when all of them are ready.
 func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installation, error) {
 	if o.Log == nil {
 		o.Log = io.Discard
@@ -99,7 +109,7 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 	if err != nil {
 		return nil, err
 	}
-	if in.SchedulerConfig, err = schedulerConfigOf(objects); err != nil {
+	if in.SchedulerConfig, err = schedulerConfigOf(objects, o); err != nil {
 		return nil, err
 	}
 	if err := apply(ctx, c.AdminConfig(), objects); err != nil {
@@ -110,29 +120,52 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 			return nil, err
 		}
 	}
-	if o.KeepScheduler {
-		return in, in.writeClientFiles(ctx, c)
-	}
-	fmt.Fprintln(o.Log, "giving kube-scheduler the extender")
 	if err := in.writeClientFiles(ctx, c); err != nil {
 		return nil, err
 	}
-	if err := c.RestartScheduler(ctx, in.SchedulerConfig); err != nil {
-		return nil, fmt.Errorf("restarting kube-scheduler with the extender: %w", err)
+	return in, in.letSchedulerAsk(ctx, c, o)
+}
+
+// letSchedulerAsk gives the extender to the kube-scheduler that is to ask it.
+func (in *Installation) letSchedulerAsk(ctx context.Context, c *devcluster.Cluster, o Options) error {
+	switch {
+	case o.Isolated:
+		fmt.Fprintf(o.Log, "starting %s under its ServiceAccount\n", Scheduler)
+		kubeconfig, err := c.ServiceAccountKubeconfig(ctx, Namespace, Scheduler)
+		if err != nil {
+			return err
+		}
+		if err := c.StartSchedulerAs(ctx, Scheduler, kubeconfig, in.SchedulerConfig); err != nil {
+			return fmt.Errorf("starting the second kube-scheduler (its log is %s): %w", c.LogPath(Scheduler), err)
+		}
+	case !o.KeepScheduler:
+		fmt.Fprintln(o.Log, "giving kube-scheduler the extender")
+		if err := c.RestartScheduler(ctx, in.SchedulerConfig); err != nil {
+			return fmt.Errorf("restarting kube-scheduler with the extender: %w", err)
+		}
 	}
-	return in, nil
+	return nil
 }
 
 func values(o Options, in *Installation, webhookURL string) map[string]any {
 	v := map[string]any{
 		"manager":   map[string]any{"deploy": false},
 		"endpoints": map[string]any{"webhook": webhookURL, "extender": in.ExtenderURL},
-		"scheduler": map[string]any{"tlsDir": in.TLSDir, "kubeconfig": ""},
+		// Whatever runs, runs beside the cluster and not in it.
+		"scheduler": map[string]any{"mode": mode(o), "tlsDir": in.TLSDir, "kubeconfig": "", "deploy": false},
 	}
 	for key, value := range o.Values {
 		v[key] = value
 	}
 	return v
+}
+
+// mode is the chart's word for the form of the installation.
+func mode(o Options) string {
+	if o.Isolated {
+		return "Isolated"
+	}
+	return "Plain"
 }
 
 // replica is one process of atoll-manager and the ports that it listens on.
@@ -188,16 +221,20 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 	if err != nil {
 		return err
 	}
+	args := []string{
+		fmt.Sprintf("--webhook-address=127.0.0.1:%d", r.webhook),
+		fmt.Sprintf("--extender-address=127.0.0.1:%d", r.extender),
+		fmt.Sprintf("--health-address=127.0.0.1:%d", r.health),
+		fmt.Sprintf("--metrics-address=127.0.0.1:%d", r.metrics),
+		"--names=localhost,127.0.0.1",
+	}
+	if o.Isolated {
+		args = append(args, "--scheduler-name="+Scheduler)
+	}
 	err = c.StartProcess(ctx, devcluster.ProcessSpec{
 		Name: r.name, Path: binary,
-		Env: []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + Namespace},
-		Args: append([]string{
-			fmt.Sprintf("--webhook-address=127.0.0.1:%d", r.webhook),
-			fmt.Sprintf("--extender-address=127.0.0.1:%d", r.extender),
-			fmt.Sprintf("--health-address=127.0.0.1:%d", r.health),
-			fmt.Sprintf("--metrics-address=127.0.0.1:%d", r.metrics),
-			"--names=localhost,127.0.0.1",
-		}, o.ManagerArgs...),
+		Env:       []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + Namespace},
+		Args:      append(args, o.ManagerArgs...),
 		HealthURL: fmt.Sprintf("http://127.0.0.1:%d/readyz", r.health),
 	})
 	if err != nil {

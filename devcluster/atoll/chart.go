@@ -78,12 +78,18 @@ func rank(o *unstructured.Unstructured) int {
 	}
 }
 
-func schedulerConfigOf(objects []*unstructured.Unstructured) ([]byte, error) {
+// schedulerConfigOf finds the configuration of the kube-scheduler that is to
+// ask the extender.
+func schedulerConfigOf(objects []*unstructured.Unstructured, options Options) ([]byte, error) {
+	name := plainConfig
+	if options.Isolated {
+		name = Scheduler
+	}
 	for _, o := range objects {
-		if o.GetKind() == "ConfigMap" && o.GetName() == schedulerConfig {
+		if o.GetKind() == "ConfigMap" && o.GetName() == name {
 			config, _, err := unstructured.NestedString(o.Object, "data", "config.yaml")
 			if err != nil {
-				return nil, fmt.Errorf("reading ConfigMap %s: %w", schedulerConfig, err)
+				return nil, fmt.Errorf("reading ConfigMap %s: %w", name, err)
 			}
 			return []byte(config), nil
 		}

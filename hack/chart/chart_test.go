@@ -10,9 +10,11 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	podsecurity "k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
 )
@@ -37,7 +39,8 @@ func TestDefaultObjects(t *testing.T) {
 		"ClusterRole/atoll-view", "ClusterRole/atoll-edit",
 		"Deployment/atoll-manager", "PodDisruptionBudget/atoll-manager", "Service/atoll-manager",
 		"MutatingWebhookConfiguration/atoll-pods", "ValidatingWebhookConfiguration/atoll-policies",
-		"ConfigMap/atoll-kube-scheduler",
+		"ServiceAccount/atoll-scheduler", "Role/atoll-scheduler", "RoleBinding/atoll-scheduler",
+		"ConfigMap/atoll-scheduler", "Deployment/atoll-scheduler", "PodDisruptionBudget/atoll-scheduler",
 		"CustomResourceDefinition/nodegroups.groupmanagement.kubeedge.io",
 		"CustomResourceDefinition/propagationpolicies.groupmanagement.kubeedge.io",
 		"CustomResourceDefinition/overridepolicies.groupmanagement.kubeedge.io",
@@ -78,21 +81,50 @@ func TestCRDsComeFromFilesAndStay(t *testing.T) {
 	}
 }
 
-func TestManagerRunsUnderRestrictedPodSecurity(t *testing.T) {
-	got := render(t, load(t), nil)
-	pod := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager").Spec.Template
+func TestPodsRunUnderRestrictedPodSecurity(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	restricted := podsecurity.LevelVersion{Level: podsecurity.LevelRestricted, Version: podsecurity.LatestVersion()}
-	result := policy.AggregateCheckResults(evaluator.EvaluatePod(restricted, &pod.ObjectMeta, &pod.Spec))
-	if !result.Allowed {
-		t.Errorf("refused: %s", result.ForbiddenDetail())
+	got := render(t, load(t), nil)
+	for _, key := range []string{"Deployment/atoll-manager", "Deployment/atoll-scheduler"} {
+		pod := get[*appsv1.Deployment](t, got, key).Spec.Template
+		result := policy.AggregateCheckResults(evaluator.EvaluatePod(restricted, &pod.ObjectMeta, &pod.Spec))
+		if !result.Allowed {
+			t.Errorf("%s is refused: %s", key, result.ForbiddenDetail())
+		}
+		for _, container := range pod.Spec.Containers {
+			if s := container.SecurityContext; s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
+				t.Errorf("container %s can write to its image", container.Name)
+			}
+		}
 	}
-	for _, container := range pod.Spec.Containers {
-		if s := container.SecurityContext; s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
-			t.Errorf("container %s can write to its image", container.Name)
+}
+
+// TestDrainsTakeOneReplicaAtATime: each Deployment has a budget that selects
+// its pods, and keeps them apart.
+func TestDrainsTakeOneReplicaAtATime(t *testing.T) {
+	got := render(t, load(t), nil)
+	for _, name := range []string{"atoll-manager", "atoll-scheduler"} {
+		deployment := get[*appsv1.Deployment](t, got, "Deployment/"+name)
+		budget := get[*policyv1.PodDisruptionBudget](t, got, "PodDisruptionBudget/"+name)
+		pod := labels.Set(deployment.Spec.Template.Labels)
+		selectors := map[string]*metav1.LabelSelector{"the Deployment": deployment.Spec.Selector, "the budget": budget.Spec.Selector}
+		for _, spread := range deployment.Spec.Template.Spec.TopologySpreadConstraints {
+			selectors["the spread over "+spread.TopologyKey] = spread.LabelSelector
+		}
+		if len(selectors) != 4 {
+			t.Errorf("%s: pods spread over %d things, want hosts and zones", name, len(selectors)-2)
+		}
+		for what, s := range selectors {
+			selector, err := metav1.LabelSelectorAsSelector(s)
+			if err != nil || selector.Empty() || !selector.Matches(pod) {
+				t.Errorf("%s: %s selects %v (%v), the pods carry %v", name, what, s, err, pod)
+			}
+		}
+		if *deployment.Spec.Replicas != 2 || budget.Spec.MaxUnavailable.IntValue() != 1 {
+			t.Errorf("%s: %d replicas, %s may be away", name, *deployment.Spec.Replicas, budget.Spec.MaxUnavailable)
 		}
 	}
 }
@@ -175,47 +207,6 @@ func clientConfigs(t *testing.T, from objects) map[string]admissionregistrationv
 		"/validate-policies/propagation": get[*admissionregistrationv1.ValidatingWebhookConfiguration](
 			t, from, "ValidatingWebhookConfiguration/atoll-policies").Webhooks[2].ClientConfig,
 	}
-}
-
-func TestSchedulerConfiguration(t *testing.T) {
-	config := schedulerConfig(t, render(t, load(t), nil))
-	if p := config.PercentageOfNodesToScore; p == nil || *p != 100 {
-		t.Errorf("percentageOfNodesToScore is %v: kube-scheduler may never show us the group whose turn it is", p)
-	}
-	if len(config.Extenders) != 1 {
-		t.Fatalf("%d extenders, want 1", len(config.Extenders))
-	}
-	extender := config.Extenders[0]
-	if want := "https://atoll-manager." + namespace + ".svc:444/scheduler"; extender.URLPrefix != want {
-		t.Errorf("the extender is at %q, want %q", extender.URLPrefix, want)
-	}
-	verbs := strings.Join([]string{extender.FilterVerb, extender.PrioritizeVerb, extender.PreemptVerb, extender.BindVerb}, ",")
-	if verbs != "filter,,preempt,bind" {
-		t.Errorf("verbs are %s", verbs)
-	}
-	if !extender.NodeCacheCapable || extender.Ignorable || !extender.EnableHTTPS || extender.HTTPTimeout.Seconds() != 5 {
-		t.Errorf("extender is %+v", extender)
-	}
-	if tls := extender.TLSConfig; tls.CAFile != "/etc/atoll/extender/ca.crt" ||
-		tls.CertFile != "/etc/atoll/extender/tls.crt" || tls.KeyFile != "/etc/atoll/extender/tls.key" {
-		t.Errorf("certificates are looked for at %+v", tls)
-	}
-
-	values := map[string]any{"scheduler": map[string]any{"prioritize": true, "tlsDir": "/x", "kubeconfig": ""}}
-	config = schedulerConfig(t, render(t, load(t), values))
-	if config.Extenders[0].PrioritizeVerb != "prioritize" || config.Extenders[0].TLSConfig.CAFile != "/x/ca.crt" || config.ClientConnection.Kubeconfig != "" {
-		t.Errorf("values are not honoured: %+v", config.Extenders[0])
-	}
-}
-
-func schedulerConfig(t *testing.T, from objects) *schedulerv1.KubeSchedulerConfiguration {
-	t.Helper()
-	text := get[*corev1.ConfigMap](t, from, "ConfigMap/atoll-kube-scheduler").Data["config.yaml"]
-	object, _, err := strict.Decode([]byte(text), nil, nil)
-	if err != nil {
-		t.Fatalf("decoding kube-scheduler's configuration: %v\n%s", err, text)
-	}
-	return object.(*schedulerv1.KubeSchedulerConfiguration)
 }
 
 func TestGeneratedRolesAreBoundInTheReleaseNamespace(t *testing.T) {
@@ -301,25 +292,6 @@ func TestManagerHoldsNoDangerousPermission(t *testing.T) {
 	}
 }
 
-func TestValuesAreChecked(t *testing.T) {
-	tests := map[string]map[string]any{
-		"an unknown key":               {"replicas": 2},
-		"an unknown nested key":        {"manager": map[string]any{"replica": 2}},
-		"a webhook URL without TLS":    {"endpoints": map[string]any{"webhook": "http://localhost:9443"}},
-		"a webhook URL with a slash":   {"endpoints": map[string]any{"webhook": "https://localhost:9443/"}},
-		"a scheduler mode of tomorrow": {"scheduler": map[string]any{"mode": "Isolated"}},
-		"a relative directory":         {"scheduler": map[string]any{"tlsDir": "extender"}},
-		"a namespace in upper case":    {"webhooks": map[string]any{"excludedNamespaces": []any{"Default"}}},
-	}
-	for name, values := range tests {
-		t.Run(name, func(t *testing.T) {
-			if _, err := renderText(load(t), values); err == nil {
-				t.Error("accepted")
-			}
-		})
-	}
-}
-
 func TestOptionalValues(t *testing.T) {
 	got := render(t, load(t), map[string]any{
 		"image": map[string]any{
@@ -354,16 +326,5 @@ func TestOptionalValues(t *testing.T) {
 	webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "MutatingWebhookConfiguration/atoll-pods").Webhooks[0]
 	if values := webhook.NamespaceSelector.MatchExpressions[0].Values; strings.Join(values, ",") != "kube-system,kube-node-lease,"+namespace+",monitoring" {
 		t.Errorf("excluded namespaces are %v", values)
-	}
-}
-
-func TestNotesName(t *testing.T) {
-	files, err := renderText(load(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	notes := files["atoll/templates/NOTES.txt"]
-	if !strings.Contains(notes, `{{index .data \"$key\" | base64decode}}`) {
-		t.Errorf("the notes' command for the certificate is broken:\n%s", notes)
 	}
 }

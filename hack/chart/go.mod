@@ -3,6 +3,7 @@ module github.com/atoll-k8s/atoll/hack/chart
 go 1.26.0
 
 require (
+	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.91.0
 	helm.sh/helm/v3 v3.21.4
 	k8s.io/api v0.36.3
 	k8s.io/apiextensions-apiserver v0.36.3
@@ -11,6 +12,7 @@ require (
 	k8s.io/client-go v0.36.3
 	k8s.io/kube-scheduler v0.36.3
 	k8s.io/pod-security-admission v0.36.3
+	sigs.k8s.io/yaml v1.6.0
 )
 
 require (
@@ -84,5 +86,4 @@ require (
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.3.3 // indirect
-	sigs.k8s.io/yaml v1.6.0 // indirect
 )

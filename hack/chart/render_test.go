@@ -1,16 +1,14 @@
 package chart
 
 import (
-	"fmt"
 	"path"
 	"sort"
-	"strings"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	helmchart "helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
-	"helm.sh/helm/v3/pkg/engine"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -31,7 +29,7 @@ var strict = newStrictDecoder()
 func newStrictDecoder() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme, schedulerv1.AddToScheme,
+		clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme, schedulerv1.AddToScheme, monitoringv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			panic(err)
@@ -70,12 +68,7 @@ func withFile(name, data string) func(*helmchart.Chart) {
 func renderText(c *helmchart.Chart, values map[string]any) (map[string]string, error) {
 	capabilities := chartutil.DefaultCapabilities.Copy()
 	capabilities.KubeVersion = chartutil.KubeVersion{Version: "v1.36.3", Major: "1", Minor: "36"}
-	release := chartutil.ReleaseOptions{Name: "atoll", Namespace: namespace, Revision: 1, IsInstall: true}
-	scope, err := chartutil.ToRenderValues(c, values, release, capabilities)
-	if err != nil {
-		return nil, fmt.Errorf("checking values: %w", err)
-	}
-	return engine.Render(c, scope)
+	return renderFiles(c, namespace, values, capabilities)
 }
 
 // objects are what a rendered chart contains, by "Kind/name" or, in another
@@ -93,10 +86,7 @@ func render(t *testing.T, c *helmchart.Chart, values map[string]any) objects {
 		if path.Ext(name) != ".yaml" {
 			continue
 		}
-		for _, document := range strings.Split(text, "\n---") {
-			if isBlank(document) {
-				continue
-			}
+		for _, document := range documents(text) {
 			object, _, err := strict.Decode([]byte(document), nil, nil)
 			if err != nil {
 				t.Fatalf("decoding a document of %s: %v\n%s", name, err, document)
@@ -122,17 +112,6 @@ func keyOf(t *testing.T, object runtime.Object) string {
 		return kind + "/" + ns + "/" + accessor.GetName()
 	}
 	return kind + "/" + accessor.GetName()
-}
-
-// isBlank says whether a document holds nothing but comments and white space.
-func isBlank(document string) bool {
-	for line := range strings.SplitSeq(document, "\n") {
-		line = strings.TrimSpace(line)
-		if line != "" && line != "---" && !strings.HasPrefix(line, "#") {
-			return false
-		}
-	}
-	return true
 }
 
 // get returns the object of a key as its type.

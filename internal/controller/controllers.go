@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
 	"github.com/atoll-k8s/atoll/internal/controller/overridepolicy"
 	"github.com/atoll-k8s/atoll/internal/controller/propagationpolicy"
+	"github.com/atoll-k8s/atoll/internal/controller/workloads"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
@@ -20,6 +21,8 @@ import (
 
 // Deps is what controllers share beside the manager.
 type Deps struct {
+	// Namespace is the manager's.
+	Namespace string
 	// Pods writes pods, evictions and gates.
 	Pods   kubernetes.Interface
 	Walker *owners.Walker
@@ -37,13 +40,16 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 	for name, setup := range map[string]func(ctrl.Manager) error{
 		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient()}).SetupWithManager,
 		"application": (&application.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Evictor: d.Evictor, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"propagationpolicy": (&propagationpolicy.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"overridepolicy": (&overridepolicy.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
+		}).SetupWithManager,
+		"workloads": (&workloads.Reconciler{
+			Client: mgr.GetClient(), API: d.Pods, Walker: d.Walker, Recorder: recorder, Namespace: d.Namespace,
 		}).SetupWithManager,
 	} {
 		if err := setup(mgr); err != nil {

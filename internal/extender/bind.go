@@ -66,7 +66,7 @@ func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 		if args.PodUID != "" && live.UID != args.PodUID {
 			return fmt.Errorf("binding pod %s/%s: it was replaced by another of that name", args.PodNamespace, args.PodName)
 		}
-		pod = seats.Slim(live)
+		pod = seats.SlimBy(h.Book.Revision, live)
 	}
 	if pod.Node == args.Node {
 		return nil

@@ -16,6 +16,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -56,12 +57,24 @@ func TestBindOrdersImagesBeforeTheBindingAndLabelsWithIt(t *testing.T) {
 	}
 }
 
+// fixedHash puts on the hash that pods of a group carry.
+func fixedHash(t *testing.T, policy *gm.OverridePolicy, group string) build.Option {
+	t.Helper()
+	rules, errs := override.Compile(policy.Spec)
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	return build.Annotation(gm.OverridesAnnotation, rules.FixedHash(group))
+}
+
 func TestBind(t *testing.T) {
 	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
 	notBound := build.Label(gm.BindingPropagationPolicyLabel, "")
 	rule := build.OverridePolicy("o", build.Registry("hz", "hz.io"))
 	fullGroup := []build.Object{webPod(5, build.On("node-hz")), webPod(6, build.On("node-hz")), webPod(7, build.On("node-hz"))}
 	daemons := build.DaemonSet("agent", build.Bound("p", "o"))
+	args := build.OverridePolicy("o", build.Args("hz", "c", "--hz"))
+	asWanted := fixedHash(t, args, "hz")
 	type labels map[string]string
 	managed := labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.NodeGroupLabel: "hz"}
 	tests := map[string]struct {
@@ -137,6 +150,39 @@ func TestBind(t *testing.T) {
 		},
 		"a rule that cannot be applied": {
 			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.Container("odd", "NO IMAGE"))), pod: webPod(0), node: "node-hz", fails: true,
+		},
+		"a pod that was created without what cannot change later": {
+			objects: append(ground(build.Bound("", "o")), args, webPod(0)), pod: webPod(0), node: "node-hz", fails: true, says: "is to be replaced",
+		},
+		"a pod that was created by other rules": {
+			objects: append(ground(build.Bound("", "o")), args, webPod(0, build.Seated("hz"), build.Annotation(gm.OverridesAnnotation, "other"))),
+			pod:     webPod(0), node: "node-hz", fails: true, says: "is to be replaced",
+		},
+		"a pod that was created by rules that are gone": {
+			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.Seated("hz"), asWanted)), pod: webPod(0), node: "node-hz", fails: true, says: "is to be replaced",
+		},
+		"a pod that was created as wanted": {
+			objects: append(ground(build.Bound("", "o")), args, webPod(0, build.Seated("hz"), asWanted)), pod: webPod(0), node: "node-hz", writes: []string{"bind"},
+			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
+		},
+		"a pod that has its seat goes to no other group": {
+			objects: append(ground(), webPod(0, build.Seated("hz"))), pod: webPod(0), node: "node-bj", fails: true,
+		},
+		"a pod that has its seat keeps it in a group that filled up meanwhile": {
+			objects: append(append(ground(), webPod(0, build.Seated("hz"))), fullGroup...), pod: webPod(0), node: "node-hz", writes: []string{"bind"}, labels: managed,
+		},
+		"a missing policy is none, and nobody could create the pod as wanted": {
+			objects: append(ground(notBound, ignore, build.Bound("", "o")), args, webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"bind"},
+			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
+		},
+		"the pods of a DaemonSet that were created without what cannot change later": {
+			objects: append(ground(), args, daemons, build.Pod("agent-x", build.OwnedBy(daemons), build.Container("c", "agent:1"))),
+			pod:     build.Pod("agent-x"), node: "node-hz", fails: true, says: "is to be replaced",
+		},
+		"the pods of a DaemonSet that were created as wanted": {
+			objects: append(ground(), args, daemons, build.Pod("agent-x", build.OwnedBy(daemons), build.Container("c", "agent:1"), asWanted)),
+			pod:     build.Pod("agent-x"), node: "node-hz", writes: []string{"bind"},
+			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
 		},
 		"the pods of a DaemonSet need no seat, and get their images": {
 			objects: append(ground(), rule, daemons, build.Pod("agent-x", build.OwnedBy(daemons), build.Container("c", "agent:1"))),
@@ -271,5 +317,17 @@ func TestBindNeedsNames(t *testing.T) {
 		if w := d.send("bind", body); w.Code != 400 {
 			t.Errorf("%s: answered %d: %s", name, w.Code, w.Body)
 		}
+	}
+}
+
+func TestAPodThatIsRefusedKeepsTheSeatThatItGotAtCreation(t *testing.T) {
+	d := newDesk(t, append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Args("hz", "c", "--hz")), webPod(0, build.Seated("hz")), webPod(1))...)
+	for i := range 2 {
+		if err := d.bind(webPod(i), "node-hz"); err == nil {
+			t.Errorf("pod %d was bound", i)
+		}
+	}
+	if diff := cmp.Diff(map[string]int{"hz": 1}, d.seated()); diff != "" {
+		t.Errorf("wrong seats (-want +got):\n%s", diff)
 	}
 }

@@ -91,7 +91,7 @@ func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, 
 	if object.Controller == nil && object.Policies.RequiredPropagation == "" && object.Policies.RequiredOverride == "" {
 		return a, false, nil
 	}
-	a, err = h.Book.Assignment(r.Context(), object, ownership.Revision(pod.Metadata.Labels))
+	a, err = h.Book.Assignment(r.Context(), object, h.Book.Revision(object.Controller, pod.Metadata.Labels))
 	if ignoresPropagation(a.Application, err) {
 		return a, false, nil //nolint:nilerr // the application says that a missing policy is none
 	}

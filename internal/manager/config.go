@@ -9,6 +9,9 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Values of --filter.
@@ -41,6 +44,9 @@ type Config struct {
 	Filter string
 	// EvictionsPerSecond bounds the evictions of all workloads together.
 	EvictionsPerSecond float64
+	// SchedulerName is the scheduler that managed pods are given where the
+	// cluster's own does not ask the extender. Unset leaves them to theirs.
+	SchedulerName string
 }
 
 // AddFlags binds the configuration to flags, with defaults.
@@ -68,6 +74,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that is not heard of keeps its place; at least 3s")
 	fs.StringVar(&c.Filter, "filter", FilterNarrow, "what the extender's filter keeps: Narrow is the group whose turn it is, and reserves the seat; Wide is every group that lacks pods: needs prioritizeVerb in kube-scheduler's configuration, and tries pods again that come too late")
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
+	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
 }
 
 // Validate names what cannot be.
@@ -86,6 +93,12 @@ func (c *Config) Validate() error {
 	}
 	if c.Namespace == "" {
 		return errors.New("--namespace is empty: name the namespace of the manager's Secrets and Lease")
+	}
+	if c.SchedulerName == corev1.DefaultSchedulerName {
+		return fmt.Errorf("--scheduler-name is %s: leave it unset where that scheduler asks the extender", c.SchedulerName)
+	}
+	if problems := validation.IsDNS1123Subdomain(c.SchedulerName); c.SchedulerName != "" && len(problems) > 0 {
+		return fmt.Errorf("--scheduler-name is %q: %s", c.SchedulerName, problems[0])
 	}
 	return nil
 }

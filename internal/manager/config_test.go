@@ -51,6 +51,10 @@ func TestFlags(t *testing.T) {
 			args: []string{"--names=a.example.com, 10.0.0.1 ,", "--names=b.example.com"},
 			want: changed(func(c *Config) { c.Names = []string{"a.example.com", "10.0.0.1", "b.example.com"} }),
 		},
+		"another scheduler": {
+			args: []string{"--scheduler-name=atoll-scheduler"},
+			want: changed(func(c *Config) { c.SchedulerName = "atoll-scheduler" }),
+		},
 		"numbers": {
 			args: []string{"--leader-elect=false", "--leader-elect-lease-duration=4s", "--evictions-per-second=0.5"},
 			want: changed(func(c *Config) { c.LeaderElect, c.LeaseDuration, c.EvictionsPerSecond = false, 4*time.Second, 0.5 }),
@@ -80,6 +84,9 @@ func TestValidate(t *testing.T) {
 		"a lease of 3s":       {func(c *Config) { c.LeaseDuration = 3 * time.Second }, true},
 		"a shorter lease":     {func(c *Config) { c.LeaseDuration = 3*time.Second - 1 }, false},
 		"no namespace":        {func(c *Config) { c.Namespace = "" }, false},
+		"another scheduler":   {func(c *Config) { c.SchedulerName = "atoll-scheduler" }, true},
+		"the default one, which would be another only by name": {func(c *Config) { c.SchedulerName = "default-scheduler" }, false},
+		"a scheduler that no pod can name":                     {func(c *Config) { c.SchedulerName = "Atoll Scheduler" }, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -13,10 +13,14 @@ import (
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -31,6 +35,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/controller"
+	"github.com/atoll-k8s/atoll/internal/controller/workloads"
 	"github.com/atoll-k8s/atoll/internal/extender"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -100,8 +105,11 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		return err
 	}
 	p.ledger = seats.NewLedger(clock.RealClock{})
-	p.feed = seats.NewFeed(p.ledger, p.client)
-	p.walker = owners.NewWalker(p.client)
+	if p.walker, err = newWalker(config, p.client); err != nil {
+		return err
+	}
+	p.feed = seats.NewFeed(p.ledger, p.client, p.walker.Revision)
+	p.walker.OnRevisions(p.feed.Relist)
 	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{})
 	p.desk = &assign.Desk{
 		Book: p.book, Ledger: p.ledger, Clock: clock.RealClock{}, Leading: p.leading.Load, Leader: p.leader.address,
@@ -116,6 +124,21 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		}
 	}
 	return p.mgr.Start(ctx)
+}
+
+// newWalker makes a walk that can be told of further kinds.
+func newWalker(config *rest.Config, client kubernetes.Interface) (*owners.Walker, error) {
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("making a client of any kind: %w", err)
+	}
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("making a client of metadata: %w", err)
+	}
+	walker := owners.NewWalker(client)
+	walker.Extend(objects, meta)
+	return walker, nil
 }
 
 func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
@@ -134,7 +157,14 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 		Logger: ctrl.Log,
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject:         map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: slimNode}},
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Node{}: {Transform: slimNode},
+				// The manager may read no other.
+				&corev1.ConfigMap{}: {
+					Namespaces: map[string]cache.Config{c.Namespace: {}},
+					Field:      fields.OneTermEqualSelector(metav1.ObjectNameField, workloads.ConfigMapName),
+				},
+			},
 		},
 		WebhookServer: webhook.NewServer(webhook.Options{Host: host, Port: port, TLSOpts: []func(*tls.Config){keeper.ServerTLS}}),
 		Metrics: metricsserver.Options{
@@ -220,7 +250,8 @@ func (p *parts) connect(ctx context.Context) error {
 
 func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
-		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
+		Namespace: p.config.Namespace,
+		Pods:      p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
 		Evictor: &eviction.Evictor{
 			Client: p.client,
 			Pace:   rate.NewLimiter(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
@@ -229,7 +260,8 @@ func (p *parts) addControllers(context.Context) error {
 }
 
 func (p *parts) addWebhooks(context.Context) error {
-	if err := (&podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk}).SetupWithManager(p.mgr); err != nil {
+	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, SchedulerName: p.config.SchedulerName}
+	if err := webhook.SetupWithManager(p.mgr); err != nil {
 		return fmt.Errorf("registering the pod webhook: %w", err)
 	}
 	return policywebhook.SetupWithManager(p.mgr)

@@ -46,7 +46,7 @@ func connected(t *testing.T) (*parts, *stage) {
 	client := build.NewAPI(t).Client()
 	p := &parts{mgr: s, client: client, keeper: &pki.Keeper{}, walker: owners.NewWalker(client)}
 	p.ledger = seats.NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
-	p.feed = seats.NewFeed(p.ledger, client)
+	p.feed = seats.NewFeed(p.ledger, client, p.walker.Revision)
 	if err := p.connect(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -2,12 +2,13 @@ package owners
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 
-	"k8s.io/apimachinery/pkg/fields"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
@@ -16,25 +17,49 @@ import (
 // Start watches every kind until ctx is done, and returns when all watches
 // have ended.
 func (w *Walker) Start(ctx context.Context) error {
-	var running sync.WaitGroup
+	w.lifecycle.Lock()
+	w.ctx = ctx
 	for _, f := range w.feeds {
-		running.Go(func() { f.run(ctx) })
+		w.launchLocked(f)
 	}
-	running.Wait()
+	for _, f := range w.further {
+		w.launchLocked(f.feed)
+	}
+	w.lifecycle.Unlock()
+	<-ctx.Done()
+	w.lifecycle.Lock()
+	w.ended = true
+	w.lifecycle.Unlock()
+	w.running.Wait()
 	return nil
+}
+
+// launchLocked runs a feed if the walker runs.
+func (w *Walker) launchLocked(f *feed) {
+	if w.ctx == nil || w.ended {
+		return
+	}
+	ctx, cancel := context.WithCancel(w.ctx)
+	f.cancel, f.done = cancel, make(chan struct{})
+	w.running.Go(func() {
+		defer close(f.done)
+		defer cancel()
+		f.run(ctx)
+	})
 }
 
 // NeedLeaderElection is false: every replica keeps warm caches.
 func (w *Walker) NeedLeaderElection() bool { return false }
 
-// HasSynced tells whether every kind has been listed once.
+// HasSynced tells whether every kind has been listed once. A kind beside the
+// built-in ones that cannot be listed for now does not hold up the others.
 func (w *Walker) HasSynced() bool {
 	for _, f := range w.feeds {
 		if !f.synced.Load() {
 			return false
 		}
 	}
-	return true
+	return w.furtherSynced()
 }
 
 // feed is the store behind one kind's reflector: it slims what it is given and
@@ -44,25 +69,45 @@ type feed struct {
 	kind   *kind
 	synced atomic.Bool
 
+	// cancel ends the feed, and done tells that it has ended; nil until it runs.
+	// Both are guarded by the walker's lifecycle.
+	cancel context.CancelFunc
+	done   chan struct{}
+
 	mu    sync.Mutex
 	known uidSet // UIDs of this kind, to find what a new list does not hold any more
+	// failures are those of the last list and of the last watch, by verb, and
+	// the first object that does not say how many pods it wants.
+	failures map[string]error
 }
 
 func newFeed(w *Walker, k *kind) *feed {
-	return &feed{walker: w, kind: k, known: uidSet{}}
+	return &feed{walker: w, kind: k, known: uidSet{}, failures: map[string]error{}}
 }
 
 func (f *feed) run(ctx context.Context) {
-	lw := cache.NewListWatchFromClient(f.kind.client, f.kind.resource, "", fields.Everything())
-	cache.NewReflectorWithOptions(lw, f.kind.empty(), f, cache.ReflectorOptions{Name: "owners/" + f.kind.resource}).RunWithContext(ctx)
+	source := f.kind.listWatch
+	lw := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list, err := source.ListWithContext(ctx, options)
+			f.note(ctx, verbList, err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := source.WatchWithContext(ctx, options)
+			f.note(ctx, verbWatch, err)
+			return events, err
+		},
+	}, f.kind.client)
+	cache.NewReflectorWithOptions(lw, f.kind.expected, f, cache.ReflectorOptions{Name: "owners/" + f.kind.resource}).RunWithContext(ctx)
 }
 
 func (f *feed) Add(obj any) error { return f.Update(obj) }
 
 func (f *feed) Update(obj any) error {
-	o, ok := f.kind.slim(obj)
-	if !ok {
-		return fmt.Errorf("storing a %s: unexpected type %T", f.kind.Kind, obj)
+	o, err := f.slim(obj)
+	if o == nil {
+		return err
 	}
 	f.mu.Lock()
 	f.known[o.UID] = struct{}{}
@@ -72,9 +117,9 @@ func (f *feed) Update(obj any) error {
 }
 
 func (f *feed) Delete(obj any) error {
-	o, ok := f.kind.slim(obj)
-	if !ok {
-		return fmt.Errorf("forgetting a %s: unexpected type %T", f.kind.Kind, obj)
+	o, err := f.kind.slim(obj)
+	if o == nil {
+		return err
 	}
 	f.forget(o.UID)
 	return nil
@@ -84,7 +129,7 @@ func (f *feed) Replace(list []any, _ string) error {
 	present := uidSet{}
 	objects := make([]*ownership.Object, 0, len(list))
 	for _, obj := range list {
-		if o, ok := f.kind.slim(obj); ok {
+		if o, _ := f.slim(obj); o != nil {
 			present[o.UID] = struct{}{}
 			objects = append(objects, o)
 		}
@@ -105,6 +150,7 @@ func (f *feed) Replace(list []any, _ string) error {
 		f.walker.Put(o)
 	}
 	f.synced.Store(true)
+	f.note(context.Background(), verbList, nil)
 	return nil
 }
 

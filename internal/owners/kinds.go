@@ -1,13 +1,19 @@
 package owners
 
 import (
+	"context"
+	"errors"
+	"fmt"
+
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
@@ -16,11 +22,16 @@ import (
 type kind struct {
 	schema.GroupVersionKind
 	resource string
-	client   rest.Interface
-	// empty makes an empty object of the kind, for decoding.
-	empty func() runtime.Object
-	// replicas reads the number of pods that an object wants, or nil.
-	replicas func(obj any) *int32
+	// listWatch is where the kind's objects come from, through client.
+	listWatch *cache.ListWatch
+	client    any
+	// get reads one object.
+	get func(ctx context.Context, namespace, name string) (any, error)
+	// expected is an object of the type that listWatch gives, or nil for any.
+	expected runtime.Object
+	// replicas reads the number of pods that an object wants, or nil. An error
+	// says why there is none where one should be.
+	replicas func(obj any) (*int32, error)
 }
 
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=get;list;watch
@@ -28,47 +39,52 @@ type kind struct {
 
 // builtinKinds are the workload kinds of Kubernetes itself, which are always on.
 func builtinKinds(client kubernetes.Interface) []*kind {
-	apps, batch := client.AppsV1().RESTClient(), client.BatchV1().RESTClient()
+	apps, batch := appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion
+	rest := map[schema.GroupVersion]rest.Interface{apps: client.AppsV1().RESTClient(), batch: client.BatchV1().RESTClient()}
+	of := func(gv schema.GroupVersion, name, resource string, empty func() runtime.Object, replicas func(obj any) *int32) *kind {
+		return &kind{
+			GroupVersionKind: gv.WithKind(name), resource: resource, expected: empty(), client: rest[gv],
+			listWatch: cache.NewListWatchFromClient(rest[gv], resource, "", fields.Everything()),
+			get: func(ctx context.Context, namespace, name string) (any, error) {
+				obj := empty()
+				return obj, rest[gv].Get().Namespace(namespace).Resource(resource).Name(name).Do(ctx).Into(obj)
+			},
+			replicas: func(obj any) (*int32, error) { return replicas(obj), nil },
+		}
+	}
 	none := func(any) *int32 { return nil }
-	return []*kind{{
-		GroupVersionKind: appsv1.SchemeGroupVersion.WithKind("Deployment"), resource: "deployments", client: apps,
-		empty:    func() runtime.Object { return &appsv1.Deployment{} },
-		replicas: func(obj any) *int32 { return orOne(obj.(*appsv1.Deployment).Spec.Replicas) },
-	}, {
-		GroupVersionKind: appsv1.SchemeGroupVersion.WithKind("ReplicaSet"), resource: "replicasets", client: apps,
-		empty:    func() runtime.Object { return &appsv1.ReplicaSet{} },
-		replicas: func(obj any) *int32 { return orOne(obj.(*appsv1.ReplicaSet).Spec.Replicas) },
-	}, {
-		GroupVersionKind: appsv1.SchemeGroupVersion.WithKind("StatefulSet"), resource: "statefulsets", client: apps,
-		empty:    func() runtime.Object { return &appsv1.StatefulSet{} },
-		replicas: func(obj any) *int32 { return orOne(obj.(*appsv1.StatefulSet).Spec.Replicas) },
-	}, {
-		GroupVersionKind: appsv1.SchemeGroupVersion.WithKind("DaemonSet"), resource: "daemonsets", client: apps,
-		empty: func() runtime.Object { return &appsv1.DaemonSet{} }, replicas: none,
-	}, {
-		GroupVersionKind: batchv1.SchemeGroupVersion.WithKind("Job"), resource: "jobs", client: batch,
-		empty:    func() runtime.Object { return &batchv1.Job{} },
-		replicas: func(obj any) *int32 { return orOne(obj.(*batchv1.Job).Spec.Parallelism) },
-	}, {
-		GroupVersionKind: batchv1.SchemeGroupVersion.WithKind("CronJob"), resource: "cronjobs", client: batch,
-		empty: func() runtime.Object { return &batchv1.CronJob{} }, replicas: none,
-	}}
+	return []*kind{
+		of(apps, "Deployment", "deployments", func() runtime.Object { return &appsv1.Deployment{} },
+			func(obj any) *int32 { return orOne(obj.(*appsv1.Deployment).Spec.Replicas) }),
+		of(apps, "ReplicaSet", "replicasets", func() runtime.Object { return &appsv1.ReplicaSet{} },
+			func(obj any) *int32 { return orOne(obj.(*appsv1.ReplicaSet).Spec.Replicas) }),
+		of(apps, "StatefulSet", "statefulsets", func() runtime.Object { return &appsv1.StatefulSet{} },
+			func(obj any) *int32 { return orOne(obj.(*appsv1.StatefulSet).Spec.Replicas) }),
+		of(apps, "DaemonSet", "daemonsets", func() runtime.Object { return &appsv1.DaemonSet{} }, none),
+		of(batch, "Job", "jobs", func() runtime.Object { return &batchv1.Job{} },
+			func(obj any) *int32 { return orOne(obj.(*batchv1.Job).Spec.Parallelism) }),
+		of(batch, "CronJob", "cronjobs", func() runtime.Object { return &batchv1.CronJob{} }, none),
+	}
 }
 
 func orOne(n *int32) *int32 {
 	if n == nil {
-		one := int32(1)
-		return &one
+		return new(int32(1))
 	}
-	return n
+	return new(*n)
 }
 
-// slim keeps of an object what the decisions need.
-func (k *kind) slim(obj any) (*ownership.Object, bool) {
+// errNoObject: what came is no object at all.
+var errNoObject = errors.New("unexpected type")
+
+// slim keeps of an object what the decisions need. An object comes with an
+// error too, where it does not say how many pods it wants and should.
+func (k *kind) slim(obj any) (*ownership.Object, error) {
 	m, ok := obj.(metav1.Object)
 	if !ok {
-		return nil, false
+		return nil, fmt.Errorf("reading a %s: %w %T", k.Kind, errNoObject, obj)
 	}
+	replicas, err := k.replicas(obj)
 	o := &ownership.Object{
 		GroupVersionKind: k.GroupVersionKind,
 		Namespace:        m.GetNamespace(),
@@ -76,16 +92,12 @@ func (k *kind) slim(obj any) (*ownership.Object, bool) {
 		UID:              m.GetUID(),
 		Policies:         ownership.PoliciesOf(m.GetLabels()),
 		IgnoreMissing:    ownership.IgnoresMissing(m.GetAnnotations()),
-		Replicas:         k.replicas(obj),
+		Replicas:         replicas,
 		Deleting:         m.GetDeletionTimestamp() != nil,
 		Generation:       m.GetGeneration(),
 		Controller:       ControllerOf(m.GetOwnerReferences()),
 	}
-	if o.Replicas != nil {
-		n := *o.Replicas
-		o.Replicas = &n
-	}
-	return o, true
+	return o, err
 }
 
 // ControllerOf picks the controller among an object's owners, or nil.

@@ -12,11 +12,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
@@ -51,15 +54,31 @@ type Handler func(old, new *ownership.Object)
 
 // Walker holds the caches that the walk reads. Safe for concurrent use.
 type Walker struct {
-	kinds map[schema.GroupKind]*kind
-
 	mu        sync.RWMutex
+	kinds     map[schema.GroupKind]*kind
 	objects   map[types.UID]*ownership.Object
 	children  map[types.UID]uidSet
 	requiring map[policyKey]uidSet
 
 	handlers []Handler // set before Start
-	feeds    []*feed
+	feeds    []*feed   // of the built-in kinds
+
+	// dynamic and metadata read the kinds beside the built-in ones; set before Start.
+	dynamic  dynamic.Interface
+	metadata metadata.Interface
+	// onProblem and onRevisions are told of what their setters say; set before Start.
+	onProblem, onRevisions []func()
+	// revisions are the revision labels by kind of owner, of those that name one.
+	revisions atomic.Pointer[map[schema.GroupKind]string]
+	// configured: SetKinds was called.
+	configured atomic.Bool
+	running    sync.WaitGroup
+
+	// lifecycle guards what follows, and that kinds come and go one after the other.
+	lifecycle sync.Mutex
+	ctx       context.Context // of Start; nil before
+	ended     bool            // nothing is started any more
+	further   map[schema.GroupKind]*furtherFeed
 }
 
 // NewWalker makes a walker over the built-in workload kinds. Handlers must be
@@ -70,7 +89,9 @@ func NewWalker(client kubernetes.Interface) *Walker {
 		objects:   map[types.UID]*ownership.Object{},
 		children:  map[types.UID]uidSet{},
 		requiring: map[policyKey]uidSet{},
+		further:   map[schema.GroupKind]*furtherFeed{},
 	}
+	w.revisions.Store(&map[schema.GroupKind]string{})
 	for _, k := range builtinKinds(client) {
 		w.kinds[k.GroupKind()] = k
 		w.feeds = append(w.feeds, newFeed(w, k))
@@ -115,20 +136,19 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 	if o := w.Get(ref.UID); mayOwn(o, of) {
 		return o, nil
 	}
-	k, known := w.kinds[ref.GroupKind()]
-	if !known || ref.Group == "" && ref.Kind == "Node" {
+	k := w.kindOf(ref.GroupKind())
+	if k == nil {
 		return &ownership.Object{GroupVersionKind: ref.GroupVersionKind, Namespace: of.Namespace, Name: ref.Name, UID: ref.UID}, nil
 	}
-	obj := k.empty()
-	err := k.client.Get().Namespace(of.Namespace).Resource(k.resource).Name(ref.Name).Do(ctx).Into(obj)
+	obj, err := k.get(ctx, of.Namespace, ref.Name)
 	if apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("reading %s %s/%s: %w", ref.Kind, of.Namespace, ref.Name, ErrOwnerGone)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading %s %s/%s: %w", ref.Kind, of.Namespace, ref.Name, err)
 	}
-	o, ok := k.slim(obj)
-	if !ok || o.UID != ref.UID {
+	o, _ := k.slim(obj) // an object that does not say how many pods it wants is one
+	if o == nil || o.UID != ref.UID {
 		return nil, fmt.Errorf("reading %s %s/%s: found another of that name: %w", ref.Kind, of.Namespace, ref.Name, ErrOwnerGone)
 	}
 	return o, nil
@@ -138,6 +158,12 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 // to other namespaces mean nothing; the garbage collector treats them so.
 func mayOwn(owner, of *ownership.Object) bool {
 	return owner != nil && (owner.Namespace == of.Namespace || owner.Namespace == "")
+}
+
+func (w *Walker) kindOf(gk schema.GroupKind) *kind {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return w.kinds[gk]
 }
 
 // Get returns an object that the caches hold, or nil.

@@ -154,6 +154,11 @@ type Assignment struct {
 	Spread placement.Spread
 }
 
+// Revision is the revision of a pod with this controller and these labels.
+func (b *Book) Revision(controller *ownership.Reference, labels map[string]string) string {
+	return b.walker.Revision(controller, labels)
+}
+
 // Assignment joins what is known of a pod. Its Spread is set only if the
 // propagation labels of the application are bound; the policy behind them may
 // be gone or unusable all the same, which is an error.

@@ -22,26 +22,53 @@ import (
 // Feed keeps a ledger up to date with the API server's pods. It is the store
 // behind a reflector: every pod is slimmed and handed on, none is kept.
 type Feed struct {
-	ledger *Ledger
-	client kubernetes.Interface
-	synced atomic.Bool
-	seen   atomic.Uint64 // the highest resourceVersion that came in
+	ledger   *Ledger
+	client   kubernetes.Interface
+	revision RevisionOf
+	synced   atomic.Bool
+	seen     atomic.Uint64 // the highest resourceVersion that came in
 
 	mu    sync.Mutex
 	known map[types.UID]struct{}
+	// relist ends the watch that runs, so that the next begins with a list; nil
+	// until one runs.
+	relist context.CancelFunc
+	// asked counts the calls of Relist, and run those that came before the watch
+	// that runs began.
+	asked, run int
 }
 
-// NewFeed makes a feed; Start runs it.
-func NewFeed(ledger *Ledger, client kubernetes.Interface) *Feed {
-	return &Feed{ledger: ledger, client: client, known: map[types.UID]struct{}{}}
+// NewFeed makes a feed; Start runs it. revision is asked once for each state of
+// a pod: call Relist when it comes to answer otherwise.
+func NewFeed(ledger *Ledger, client kubernetes.Interface, revision RevisionOf) *Feed {
+	return &Feed{ledger: ledger, client: client, revision: revision, known: map[types.UID]struct{}{}}
 }
 
 // Start watches pods until ctx is done.
 func (f *Feed) Start(ctx context.Context) error {
 	go wait.UntilWithContext(ctx, func(context.Context) { f.ledger.Lapse() }, ReservationTTL)
 	lw := cache.NewListWatchFromClient(f.client.CoreV1().RESTClient(), "pods", "", fields.Everything())
-	cache.NewReflectorWithOptions(lw, &corev1.Pod{}, f, cache.ReflectorOptions{Name: "seats/pods"}).RunWithContext(ctx)
+	for ctx.Err() == nil {
+		run, cancel := context.WithCancel(ctx)
+		f.mu.Lock()
+		f.relist, f.run = cancel, f.asked
+		f.mu.Unlock()
+		cache.NewReflectorWithOptions(lw, &corev1.Pod{}, f, cache.ReflectorOptions{Name: "seats/pods"}).RunWithContext(run)
+		cancel()
+	}
 	return nil
+}
+
+// Relist lists all pods anew: those that are known have other revisions now.
+// The feed has not synced until that is done.
+func (f *Feed) Relist() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked++
+	f.synced.Store(false)
+	if f.relist != nil {
+		f.relist()
+	}
 }
 
 // NeedLeaderElection is false: every replica keeps a warm ledger.
@@ -62,7 +89,7 @@ func (f *Feed) Update(obj any) error {
 	f.mu.Lock()
 	f.known[pod.UID] = struct{}{}
 	f.mu.Unlock()
-	f.ledger.Observe(Slim(pod))
+	f.ledger.Observe(SlimBy(f.revision, pod))
 	f.note(pod.ResourceVersion)
 	return nil
 }
@@ -100,11 +127,13 @@ func (f *Feed) Replace(list []any, version string) error {
 	}
 	for _, obj := range list {
 		if pod, ok := obj.(*corev1.Pod); ok {
-			f.ledger.Observe(Slim(pod))
+			f.ledger.Observe(SlimBy(f.revision, pod))
 		}
 	}
 	f.note(version)
-	f.synced.Store(true)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.synced.Store(f.run == f.asked)
 	return nil
 }
 

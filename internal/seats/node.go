@@ -149,10 +149,14 @@ func (l *Ledger) NodeGroups(names []string) []string {
 
 // CanTake tells whether some open node of a group has room for the pod's
 // requests. It looks at CPU, memory and the number of pods; kube-scheduler
-// looks at more.
+// looks at more. A group that the pod's owner avoids cannot: the pod would not
+// come there.
 func (l *Ledger) CanTake(group string, pod *Pod) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.avoidsLocked(pod.Owner(), group) {
+		return false
+	}
 	for _, n := range l.members[group] {
 		if n.Open && n.roomLocked(pod) {
 			return true

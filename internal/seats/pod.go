@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -38,6 +39,8 @@ type Pod struct {
 	// Unassigned says why the pod could not be created as wanted.
 	Unassigned string
 
+	// For is the one node that the pod is for, as DaemonSets say, or "".
+	For string
 	// Node is empty until the pod is bound.
 	Node string
 	// Active: neither finished nor terminating. Only active pods count.
@@ -124,18 +127,30 @@ func (p *Pod) Object() *ownership.Object {
 	}
 }
 
-// Slim keeps of a pod what the decisions need.
+// RevisionOf tells the revision of a pod that has a controller and labels. The
+// owners' walk knows; see owners.Walker.
+type RevisionOf func(controller *ownership.Reference, labels map[string]string) string
+
+// Slim keeps of a pod what the decisions need. Its revision is that of the pods
+// of a built-in kind; see SlimBy for those of others.
 func Slim(pod *corev1.Pod) *Pod {
+	return SlimBy(func(_ *ownership.Reference, labels map[string]string) string { return ownership.Revision(labels, "") }, pod)
+}
+
+// SlimBy keeps of a pod what the decisions need.
+func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
+	controller := owners.ControllerOf(pod.OwnerReferences)
 	p := &Pod{
 		UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name,
-		Controller:    owners.ControllerOf(pod.OwnerReferences),
-		Revision:      ownership.Revision(pod.Labels),
+		Controller:    controller,
+		Revision:      revision(controller, pod.Labels),
 		Policies:      ownership.PoliciesOf(pod.Labels),
 		IgnoreMissing: ownership.IgnoresMissing(pod.Annotations),
 		GroupStamp:    pod.Labels[gm.NodeGroupLabel],
 		Seat:          types.UID(pod.Annotations[gm.SeatAnnotation]),
 		Overrides:     pod.Annotations[gm.OverridesAnnotation],
 		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
+		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,
 		Active: pod.DeletionTimestamp == nil &&
 			pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed,
@@ -198,4 +213,24 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 	for i := range pod.Spec.Containers {
 		add(&pod.Spec.Containers[i], false)
 	}
+}
+
+// NodeOf is the one node that a DaemonSet's pod is for: its controller demands
+// it by name. "" for other pods.
+func NodeOf(pod *corev1.Pod) string {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
+		return ""
+	}
+	required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if required == nil {
+		return ""
+	}
+	for _, term := range required.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == metav1.ObjectNameField && field.Operator == corev1.NodeSelectorOpIn && len(field.Values) == 1 {
+				return field.Values[0]
+			}
+		}
+	}
+	return ""
 }

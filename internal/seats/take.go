@@ -54,10 +54,9 @@ func (l *Ledger) turnLocked(c *cohort, r Request, groups []string) int {
 	l.lapseLocked(c)
 	desired := c.divide(r.Spread, max(r.Total, c.active))
 	avoids := false
-	now := l.clock.Now()
 	for i, g := range groups {
 		c.current[i] = c.counts[g]
-		c.feasible[i] = !now.Before(l.avoided[avoidance{c.key.Owner, g}])
+		c.feasible[i] = !l.avoidsLocked(c.key.Owner, g)
 		avoids = avoids || !c.feasible[i]
 	}
 	if i := r.Spread.Next(desired, c.current, c.feasible); i >= 0 {
@@ -80,4 +79,8 @@ func (l *Ledger) Avoid(owner types.UID, group string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.avoided[avoidance{owner, group}] = l.clock.Now().Add(AvoidTime)
+}
+
+func (l *Ledger) avoidsLocked(owner types.UID, group string) bool {
+	return l.clock.Now().Before(l.avoided[avoidance{owner, group}])
 }

@@ -203,6 +203,9 @@ func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {
 	if got := take(t, l, other); got != "a" {
 		t.Errorf("another owner's pod went to %q: it avoids nothing", got)
 	}
+	if l.CanTake("a", podIn("p", "node-b")) || !l.CanTake("b", podIn("p", "node-a")) {
+		t.Error("a pod is moved to where the next one of its owner would not come")
+	}
 	clock.Step(AvoidTime)
 	if got := take(t, l, request("later", 10, spread)); got != "a" {
 		t.Errorf("after %s the group still is avoided: got %q", AvoidTime, got)

@@ -64,6 +64,19 @@ func (l *Ledger) View(owners []types.UID) []CohortView {
 	return out
 }
 
+// Gated returns the pods that a scheduling gate of ours holds back.
+func (l *Ledger) Gated() []*Pod {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []*Pod
+	for _, s := range l.seats {
+		if s.pod != nil && s.pod.Active && s.pod.Gated {
+			out = append(out, s.pod)
+		}
+	}
+	return out
+}
+
 // SeatNumber is the number of seats that a pod's group had when the pod took
 // its own, itself included; 0 if it has none. Of pods that come in a burst each
 // has another.

@@ -51,8 +51,9 @@ type bed struct {
 	pool map[string]string
 }
 
-// makeBed starts the cluster and fills it.
-func makeBed(ctx context.Context, o options, log io.Writer) (*bed, error) {
+// makeBed starts the cluster and fills it. With a second kube-scheduler, that
+// one asks the extender, and the cluster's own does not.
+func makeBed(ctx context.Context, o options, second bool, log io.Writer) (*bed, error) {
 	cluster, err := devcluster.Start(ctx, devcluster.Options{Log: log, KeepDir: o.keep, ComponentArgs: map[string][]string{
 		// Nobody renews the Leases of the nodes while kwok is stopped.
 		devcluster.ControllerManager: {"--node-monitor-grace-period=24h"},
@@ -61,14 +62,14 @@ func makeBed(ctx context.Context, o options, log io.Writer) (*bed, error) {
 		return nil, err
 	}
 	b := &bed{options: o, cluster: cluster, pool: map[string]string{}}
-	if err := b.fill(ctx, log); err != nil {
+	if err := b.fill(ctx, second, log); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	return b, nil
 }
 
 // fill installs Atoll and adds the nodes and the namespace.
-func (b *bed) fill(ctx context.Context, log io.Writer) error {
+func (b *bed) fill(ctx context.Context, second bool, log io.Writer) error {
 	config := b.cluster.AdminConfig()
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -78,7 +79,7 @@ func (b *bed) fill(ctx context.Context, log io.Writer) error {
 	}
 	b.installed, err = atoll.Install(ctx, b.cluster, atoll.Options{
 		// The scheduler is ours to start: its configuration changes from side to side.
-		KeepScheduler: true, Log: log,
+		KeepScheduler: true, Isolated: second, Log: log,
 		// As in production: a busy machine is not to cost the manager its lead.
 		ManagerArgs: []string{"--leader-elect-lease-duration=15s"},
 	})

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 
@@ -31,6 +30,8 @@ var extender = benchmark{
 - Both sides have percentageOfNodesToScore 100, as the chart sets it, and clientConnection qps and burst 5,000, but for variant
   ` + "`stock`" + `, whose peer scores as many nodes as kube-scheduler does by itself (42 % here).
 - atoll-manager runs during the rounds of both sides. kwok does not: pods are bound and do not start, and no Lease is renewed.
+- Variant ` + "`isolated`" + ` is the form in which a second kube-scheduler asks the extender. Both sides' pods are bound by the cluster's own, which has
+  no extender; beside it A has the second one running and leading, B has not.
 - *CPU per pod* is what all processes of the cluster, atoll-manager among them, used for one pod; it hardly depends on what else runs.
 - *Off by* is Σ over all groups of |pods placed − pods wanted|, the worst of A's rounds, and no pod may have been replaced meanwhile.`,
 	variants: []variant{
@@ -46,6 +47,9 @@ var extender = benchmark{
 		}, {
 			name: "stock", ideal: "1.0",
 			a: "managed pods, with the extender", b: "pods without a policy, default kube-scheduler configuration",
+		}, {
+			name: isolated, ideal: "1.0",
+			a: "pods without a policy, beside a second kube-scheduler with the extender", b: "the same pods, without a second kube-scheduler",
 		},
 	},
 	open: openExtender,
@@ -54,25 +58,50 @@ var extender = benchmark{
 // evenPolicy gives every group the same weight.
 const evenPolicy = "even"
 
-type extenderBench struct{ *bed }
+// extenderBench has a bed of one form at a time: the last variant's.
+type extenderBench struct {
+	*bed
+	second bool // the bed has a second kube-scheduler
+	wanted options
+	log    io.Writer
+}
 
-func openExtender(ctx context.Context, o options, log io.Writer) (bench, error) {
-	b, err := makeBed(ctx, o, log)
+// openExtender leaves the bed to the first variant: it knows the form.
+func openExtender(_ context.Context, o options, log io.Writer) (bench, error) {
+	return &extenderBench{wanted: o, log: log}, nil
+}
+
+// lay makes a bed of a form, unless that is what there is.
+func (e *extenderBench) lay(ctx context.Context, second bool) error {
+	if e.bed != nil && e.second == second {
+		return nil
+	}
+	if err := e.close(); err != nil {
+		return err
+	}
+	b, err := makeBed(ctx, e.wanted, second, e.log)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	e := extenderBench{b}
+	e.bed, e.second = b, second
 	if err := e.createGroups(ctx); err != nil {
-		return nil, errors.Join(err, b.close())
+		return err
 	}
-	if err := e.cluster.Kill(ctx, devcluster.Scheduler); err != nil {
-		return nil, errors.Join(err, b.close())
+	return e.cluster.Kill(ctx, devcluster.Scheduler)
+}
+
+// close takes the bed away, if there is one.
+func (e *extenderBench) close() error {
+	b := e.bed
+	if b == nil {
+		return nil
 	}
-	return e, nil
+	e.bed = nil
+	return b.close()
 }
 
 // createGroups creates the NodeGroups and the policy, and waits for them.
-func (e extenderBench) createGroups(ctx context.Context) error {
+func (e *extenderBench) createGroups(ctx context.Context) error {
 	scheme := runtime.NewScheme()
 	if err := gm.AddToScheme(scheme); err != nil {
 		return fmt.Errorf("making a scheme: %w", err)
@@ -117,7 +146,13 @@ func (e extenderBench) createGroups(ctx context.Context) error {
 }
 
 // sides returns what a variant compares.
-func (e extenderBench) sides(_ context.Context, variant string) (a, b side, err error) {
+func (e *extenderBench) sides(ctx context.Context, variant string) (a, b side, err error) {
+	if err := e.lay(ctx, variant == isolated); err != nil {
+		return a, b, err
+	}
+	if variant == isolated {
+		return e.isolatedSides()
+	}
 	with := e.installed.SchedulerConfig
 	without, err := withoutKeys(with, "extenders")
 	if err != nil {
@@ -158,15 +193,17 @@ func withoutKeys(config []byte, keys ...string) ([]byte, error) {
 	return out, nil
 }
 
-func (e extenderBench) side(name string, w workload, config []byte) side {
-	return side{name: name, measure: func(ctx context.Context) (sample, error) { return e.round(ctx, w, config) }}
+func (e *extenderBench) side(name string, w workload, config []byte) side {
+	return side{name: name, measure: func(ctx context.Context) (sample, error) {
+		ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
+		defer cancel()
+		return e.round(ctx, w, config)
+	}}
 }
 
 // round creates the pods, lets a fresh scheduler loose on them, and takes all
 // away again.
-func (e extenderBench) round(ctx context.Context, w workload, config []byte) (s sample, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
-	defer cancel()
+func (e *extenderBench) round(ctx context.Context, w workload, config []byte) (s sample, err error) {
 	if err := e.createPods(ctx, w); err != nil {
 		return s, err
 	}
@@ -215,7 +252,7 @@ func (e extenderBench) round(ctx context.Context, w workload, config []byte) (s 
 }
 
 // scheduling returns an error if pods cannot be bound because somebody is gone.
-func (e extenderBench) scheduling(ctx context.Context) error {
+func (e *extenderBench) scheduling(ctx context.Context) error {
 	return e.alive(ctx, devcluster.APIServer, devcluster.Etcd, devcluster.Scheduler, atoll.Manager)
 }
 

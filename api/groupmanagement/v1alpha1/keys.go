@@ -65,6 +65,11 @@ const (
 	// it again after a seat opened; its value means nothing else.
 	NudgeAnnotation = "atoll.dev/nudge"
 
+	// LastGoodWorkloadsAnnotation keeps, on the ConfigMap groupmanagement-config,
+	// the last list of workload kinds that was right as a whole: atoll-manager
+	// starts with it where the list that is there now is not.
+	LastGoodWorkloadsAnnotation = "atoll.dev/last-good-workloads"
+
 	// PolicyGate is the scheduling gate that holds a new pod back while a
 	// policy that its application requires is not bound.
 	PolicyGate = "groupmanagement.kubeedge.io/policy"

@@ -1,9 +1,21 @@
 {{/*
-Labels of every object of the chart.
+Labels of every object of the chart, but for those of the second scheduler.
 */}}
 {{- define "atoll.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{ include "atoll.managerLabels" . }}
+{{ include "atoll.releaseLabels" . }}
+{{- end }}
+
+{{/*
+Labels of every object of the second scheduler.
+*/}}
+{{- define "atoll.labelsOfScheduler" -}}
+{{ include "atoll.schedulerLabels" . }}
+{{ include "atoll.releaseLabels" . }}
+{{- end }}
+
+{{- define "atoll.releaseLabels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: atoll
@@ -18,13 +30,34 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{/*
-The manager's image: a digest wins over a tag.
+What selects the second scheduler's pods. Never changes either.
+*/}}
+{{- define "atoll.schedulerLabels" -}}
+app.kubernetes.io/name: atoll-scheduler
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/*
+An image: a digest wins over a tag. Takes a dict of image and defaultTag.
 */}}
 {{- define "atoll.image" -}}
-{{- with .Values.image -}}
-{{- if .registry }}{{ .registry }}/{{ end }}{{ .repository }}
-{{- if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
-{{- end -}}
+{{- if .image.registry }}{{ .image.registry }}/{{ end }}{{ .image.repository }}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .defaultTag }}{{ end }}
+{{- end }}
+
+{{/*
+Keeps the pods of a Deployment apart; takes a dict of root and the name of the
+template of their labels.
+*/}}
+{{- define "atoll.spread" -}}
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- topologyKey: {{ . }}
+  maxSkew: 1
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- include $.labels $.root | nindent 6 }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -42,6 +75,54 @@ Where kube-scheduler finds the extender.
 {{- end }}
 
 {{/*
+The configuration of the kube-scheduler that asks the extender: the cluster's
+own, or the second one.
+*/}}
+{{- define "atoll.schedulerConfig" -}}
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+{{- if eq .Values.scheduler.mode "Isolated" }}
+# It serves the pods that name it, and no others.
+profiles:
+  - schedulerName: atoll-scheduler
+leaderElection:
+  leaderElect: true
+  resourceLock: leases
+  resourceName: atoll-scheduler
+  resourceNamespace: {{ .Release.Namespace }}
+{{- else }}
+{{- with .Values.scheduler.kubeconfig }}
+clientConnection:
+  kubeconfig: {{ . | quote }}
+{{- end }}
+{{- end }}
+# kube-scheduler would otherwise stop at the first nodes that fit, which
+# need not be of the group whose turn it is.
+percentageOfNodesToScore: 100
+extenders:
+  - urlPrefix: {{ include "atoll.extenderURL" . }}/scheduler
+    filterVerb: filter
+    preemptVerb: preempt
+    {{- if .Values.scheduler.prioritize }}
+    prioritizeVerb: prioritize
+    {{- end }}
+    bindVerb: bind
+    weight: 1
+    enableHTTPS: true
+    tlsConfig:
+      # Whatever address the URL has, the certificate is made out for this.
+      serverName: {{ include "atoll.serverName" . }}
+      caFile: {{ .Values.scheduler.tlsDir }}/ca.crt
+      certFile: {{ .Values.scheduler.tlsDir }}/tls.crt
+      keyFile: {{ .Values.scheduler.tlsDir }}/tls.key
+    httpTimeout: 5s
+    # Node names in, node names out.
+    nodeCacheCapable: true
+    # A pod that is placed without us would sit in no seat.
+    ignorable: false
+{{- end }}
+
+{{/*
 clientConfig of a webhook; takes a dict of root and path. There is no caBundle:
 atoll-manager writes it, and an upgrade must leave it alone.
 */}}
@@ -54,5 +135,20 @@ service:
   namespace: {{ .root.Release.Namespace }}
   path: {{ .path }}
   port: 443
+{{- end -}}
+{{- end }}
+
+{{/*
+The plural of a kind as most are: Kubernetes' own guess. A kind that is served
+under another needs the field resource.
+*/}}
+{{- define "atoll.plural" -}}
+{{- $singular := lower . -}}
+{{- if hasSuffix "s" $singular -}}
+{{ $singular }}es
+{{- else if hasSuffix "y" $singular -}}
+{{ trimSuffix "y" $singular }}ies
+{{- else -}}
+{{ $singular }}s
 {{- end -}}
 {{- end }}

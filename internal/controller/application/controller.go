@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -54,9 +55,10 @@ type Reconciler struct {
 	Ledger *seats.Ledger
 	Book   *policies.Book
 	// Synced tells whether walk and ledger know everything.
-	Synced  func() bool
-	Evictor *eviction.Evictor
-	Clock   clock.PassiveClock
+	Synced   func() bool
+	Recorder events.EventRecorder
+	Evictor  *eviction.Evictor
+	Clock    clock.PassiveClock
 
 	changed *trigger.Source[request]
 }
@@ -73,6 +75,7 @@ type scope struct {
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=patch
 // +kubebuilder:rbac:groups=batch,resources=jobs;cronjobs,verbs=patch
 // +kubebuilder:rbac:groups="",resources=pods,verbs=patch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies;overridepolicies,verbs=get;list;watch
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
@@ -82,10 +85,16 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		for _, o := range r.Walker.Labelled() {
 			all = append(all, request{o.UID})
 		}
+		for _, pod := range r.Ledger.Gated() {
+			all = append(all, request{pod.Owner()})
+		}
 		return all
 	}}
 	r.Walker.OnChange(func(old, new *ownership.Object) {
-		if new != nil && concerns(old, new) {
+		switch {
+		case new == nil && old.Policies != (ownership.Policies{}):
+			r.changed.Add(request{old.UID})
+		case new != nil && concerns(old, new):
 			r.changed.Add(request{new.UID})
 		}
 	})
@@ -94,6 +103,9 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			return
 		}
 		app := r.Walker.ApplicationOfOwner(new.Owner())
+		if !app.Managed() && new.Gated {
+			r.changed.Add(request{new.Owner()})
+		}
 		for _, o := range []*ownership.Object{app.Propagation, app.Override} {
 			if o != nil {
 				r.changed.Add(request{o.UID})
@@ -130,7 +142,10 @@ func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
 	app := r.Walker.Get(req.uid)
-	if app == nil || app.Deleting {
+	if app == nil {
+		return phase.Run(ctx, &scope{app: &ownership.Object{UID: req.uid}}, r.releaseLeft)
+	}
+	if app.Deleting {
 		return ctrl.Result{}, nil
 	}
 	s := &scope{app: app, want: app.Policies}
@@ -164,6 +179,9 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	err = r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, raw))
 	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
 		return nil
+	}
+	if apierrors.IsForbidden(err) {
+		r.bindingForbidden(s.app, err)
 	}
 	if err != nil {
 		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, err)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -37,6 +38,7 @@ type site struct {
 	t *testing.T
 	// labelled are the patches of workloads, woken those of pods.
 	labelled, woken []string
+	events          *events.FakeRecorder
 }
 
 func newSite(t *testing.T, objects ...build.Object) *site {
@@ -52,8 +54,9 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 			return c.Patch(ctx, o, patch, opts...)
 		},
 	})
+	s.events = events.NewFakeRecorder(10)
 	s.Reconciler = &Reconciler{
-		Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book,
+		Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book, Recorder: s.events,
 		Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
 	}
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -149,6 +152,20 @@ func TestBind(t *testing.T) {
 			workload: build.Deployment("web", build.Requires("p", "o")),
 			policies: []build.Object{build.PropagationPolicy("p"), build.OverridePolicy("o", build.Registry("hz", "no registry"))},
 			want:     ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o"},
+		},
+		"an OverridePolicy that changes what cannot change later is bound with a PropagationPolicy": {
+			workload: build.Deployment("web", build.Requires("p", "o")), policies: []build.Object{policy, args},
+			want:   ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
+			writes: 1,
+		},
+		"and not without one": {
+			workload: build.Deployment("web", build.Requires("", "o")), policies: []build.Object{args},
+			want: ownership.Policies{RequiredOverride: "o"},
+		},
+		"and not when assignment is Late": {
+			workload: build.Deployment("web", build.Requires("p", "o")),
+			policies: []build.Object{build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate)), args},
+			want:     ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o"}, writes: 1,
 		},
 		"a policy that was deleted is unbound": {
 			workload: build.Deployment("web", build.Bound("p", "o")),

@@ -16,6 +16,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
@@ -53,11 +54,35 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 			nudges = r.openSeats(ctx, pod.Pod)
 		}
 		if nudges == 0 {
-			break
+			continue // gated pods come after
 		}
 		nudges--
 		if pod.Nudge != nudge {
 			errs = append(errs, r.wake(ctx, s, pod.Pod, nudge))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// releaseLeft lets pods go whose owner the walk does not know any more, because
+// its kind is no workload any more: nobody else would. Pods whose owner is gone
+// are left to the garbage collector.
+func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
+	var errs []error
+	nudge := nudgeValue("")
+	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
+		for _, pod := range cohort.Pods {
+			if pod.Node != "" || !pod.Gated && !pod.Unschedulable {
+				continue
+			}
+			app, _, err := r.Walker.Application(ctx, pod.Object())
+			switch {
+			case errors.Is(err, owners.ErrOwnerGone):
+			case err != nil:
+				errs = append(errs, err)
+			case !app.Managed() && (pod.Gated || pod.Nudge != nudge):
+				errs = append(errs, r.wake(ctx, s, pod.Pod, nudge))
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -33,8 +33,8 @@ func (r *Reconciler) replace(ctx context.Context, pod *seats.Pod) (stays bool, e
 		return true, nil //nolint:nilerr // the policy's own condition says why
 	}
 	creation, err := r.Book.Creation(ctx, a)
-	if err != nil || !creation.Fixed {
-		return false, err
+	if err != nil || !creation.Fixed || a.Counted && !creation.Early {
+		return false, err // a new one would be no other
 	}
 	if strings.HasPrefix(pod.Unassigned, creation.Version()+" ") {
 		return true, nil // a rule cannot be applied; the OverridePolicy says so

@@ -209,7 +209,7 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 		}
 		for _, pod := range cohort.Pods {
 			if pod.Node == "" {
-				a.observeWaiting(s, pod)
+				r.observeWaiting(s, a, pod)
 				continue
 			}
 			if pod.Group == "" {
@@ -236,7 +236,7 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 }
 
 // observeWaiting looks at a pod that has no node.
-func (a *appScope) observeWaiting(s *scope, pod seats.SeatView) {
+func (r *Reconciler) observeWaiting(s *scope, a *appScope, pod seats.SeatView) {
 	switch {
 	case pod.Unassigned != "":
 		version, why, _ := strings.Cut(pod.Unassigned, " ")
@@ -252,7 +252,11 @@ func (a *appScope) observeWaiting(s *scope, pod seats.SeatView) {
 		if err := bindable(s.rules, pod.Pod); err != nil {
 			a.failure = err
 		}
-		if s.rules.TouchesImmutableAnywhere() || pod.Overrides != "" {
+		missed := s.rules.TouchesImmutableAnywhere() || pod.Overrides != ""
+		if pod.For != "" { // of a DaemonSet: its group is known, and it has no seat
+			missed = s.rules.FixedHash(r.Ledger.NodeGroup(pod.For)) != pod.Overrides
+		}
+		if missed {
 			a.stale = append(a.stale, pod) // the webhook did not see it
 		}
 	}

@@ -19,6 +19,9 @@ import (
 // the next one may be missed as well.
 const missedTime = 10 * time.Second
 
+// errNotPlaced: new pods would be no other, or wait.
+var errNotPlaced = errors.New("the workload is not bound to its PropagationPolicy")
+
 // replace lets the owners of pods that were not created as the rules want them
 // make new ones, as many at a time as may be disturbed.
 func (r *Reconciler) replace(ctx context.Context, s *scope) error {
@@ -27,9 +30,23 @@ func (r *Reconciler) replace(ctx context.Context, s *scope) error {
 		if a.mode != gm.ReschedulingEvict || a.app.Policies.Override() != ownership.Bound {
 			continue
 		}
+		if len(a.stale) > 0 && !r.seatsNewPods(s, a) {
+			a.blocked = errNotPlaced
+			continue
+		}
 		errs = append(errs, r.replacePods(ctx, s, a))
 	}
 	return errors.Join(errs...)
+}
+
+// seatsNewPods tells whether a new pod would be as the rules want it: its
+// NodeGroup must be known at creation.
+func (r *Reconciler) seatsNewPods(s *scope, a *appScope) bool {
+	if !s.rules.TouchesImmutableAnywhere() || a.app.Kind == "DaemonSet" {
+		return true
+	}
+	placed := r.Walker.ApplicationOfOwner(a.app.UID).Propagation
+	return placed != nil && placed.Policies.Propagation() == ownership.Bound
 }
 
 func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope) error {

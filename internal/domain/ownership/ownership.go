@@ -186,8 +186,13 @@ func ApplicationOfOwners(owners []*Object) Application {
 }
 
 // Revision is the name under which the pods of one revision of a workload are
-// counted together, beside their direct owner.
-func Revision(labels map[string]string) string {
+// counted together, beside their direct owner. label is the key of the pod
+// label that tells revisions apart; empty stands for those that the kinds of
+// Kubernetes itself use.
+func Revision(labels map[string]string, label string) string {
+	if label != "" {
+		return labels[label]
+	}
 	if v := labels["pod-template-hash"]; v != "" {
 		return v
 	}

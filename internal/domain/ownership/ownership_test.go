@@ -83,3 +83,27 @@ func TestPoliciesSurviveTheWayThroughLabels(t *testing.T) {
 		t.Errorf("an empty policy became a label")
 	}
 }
+
+func TestRevision(t *testing.T) {
+	both := map[string]string{"pod-template-hash": "hash", "controller-revision-hash": "revision", "cut": "deep"}
+	tests := map[string]struct {
+		labels map[string]string
+		label  string
+		want   string
+	}{
+		"a ReplicaSet's":                     {map[string]string{"pod-template-hash": "hash"}, "", "hash"},
+		"a StatefulSet's":                    {map[string]string{"controller-revision-hash": "revision"}, "", "revision"},
+		"both":                               {both, "", "hash"},
+		"none":                               {nil, "", ""},
+		"a label of its own counts alone":    {both, "cut", "deep"},
+		"without its own label it has none":  {map[string]string{"pod-template-hash": "hash"}, "cut", ""},
+		"its own label may be one of theirs": {both, "controller-revision-hash", "revision"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Revision(tc.labels, tc.label); got != tc.want {
+				t.Errorf("revision is %q, want %q", got, tc.want)
+			}
+		})
+	}
+}

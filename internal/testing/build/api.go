@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -42,6 +43,7 @@ func NewAPI(t testing.TB, objects ...Object) *API {
 	a := &API{t: t, objects: map[string]map[string]json.RawMessage{}, watchers: map[string]map[chan event]struct{}{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /apis/{group}/v1/{resource}", a.watch)
+	mux.HandleFunc("GET /api/v1/{resource}", a.watch)
 	mux.HandleFunc("GET /apis/{group}/v1/namespaces/{namespace}/{resource}/{name}", a.read)
 	a.server = httptest.NewServer(mux)
 	t.Cleanup(func() {
@@ -187,10 +189,10 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request) {
 func (a *API) bookmarkLocked(group, resource string) json.RawMessage {
 	kind := map[string]string{
 		"deployments": "Deployment", "replicasets": "ReplicaSet", "statefulsets": "StatefulSet",
-		"daemonsets": "DaemonSet", "jobs": "Job", "cronjobs": "CronJob",
+		"daemonsets": "DaemonSet", "jobs": "Job", "cronjobs": "CronJob", "pods": "Pod",
 	}[resource]
 	raw, err := json.Marshal(map[string]any{
-		"apiVersion": group + "/v1", "kind": kind,
+		"apiVersion": strings.TrimPrefix(group+"/v1", "/"), "kind": kind,
 		"metadata": map[string]any{
 			"resourceVersion": strconv.Itoa(a.version),
 			"annotations":     map[string]string{metav1.InitialEventsAnnotationKey: "true"},

@@ -234,6 +234,17 @@ func On(node string) Option {
 	return With(func(pod *corev1.Pod) { pod.Spec.NodeName = node })
 }
 
+// ForNode demands a node by name, as DaemonSets do.
+func ForNode(node string) Option {
+	return With(func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+			}}},
+		}}}
+	})
+}
+
 // Running makes every container run, after a number of restarts, and the pod Ready.
 func Running(restarts int32) Option {
 	return With(func(pod *corev1.Pod) {

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
 // seenBefore: the API server shows a pod again that another webhook changed
@@ -35,7 +36,7 @@ func (w *Webhook) seenBefore(ctx context.Context, pod *corev1.Pod) bool {
 // start. It returns false if the pod needs them and cannot have them now: it is
 // to wait at the gate, and is replaced when it can.
 func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, dryRun bool) bool {
-	a, err := w.Book.Prospect(ctx, object, ownership.Revision(pod.Labels))
+	a, err := w.Book.Prospect(ctx, object, w.Walker.Revision(object.Controller, pod.Labels))
 	if err != nil {
 		return true // the extender makes the pod wait, or lets it pass
 	}
@@ -44,11 +45,11 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		return false
 	}
 	ask := assign.Ask{
-		Pod: object, Revision: ownership.Revision(pod.Labels), Token: uuid.NewUUID(), DryRun: dryRun,
+		Pod: object, Revision: w.Walker.Revision(object.Controller, pod.Labels), Token: uuid.NewUUID(), DryRun: dryRun,
 	}
 	switch {
 	case !a.Counted:
-		if ask.Node = nodeOf(pod); ask.Node == "" || !creation.Fixed {
+		if ask.Node = seats.NodeOf(pod); ask.Node == "" || !creation.Fixed {
 			return true
 		}
 	case !creation.Early:
@@ -120,24 +121,4 @@ func setAnnotation(meta *metav1.ObjectMeta, key, value string) {
 		meta.Annotations = map[string]string{}
 	}
 	meta.Annotations[key] = value
-}
-
-// nodeOf is the one node that a DaemonSet's pod is for: its controller demands
-// it by name.
-func nodeOf(pod *corev1.Pod) string {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
-		return ""
-	}
-	required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-	if required == nil {
-		return ""
-	}
-	for _, term := range required.NodeSelectorTerms {
-		for _, field := range term.MatchFields {
-			if field.Key == metav1.ObjectNameField && field.Operator == corev1.NodeSelectorOpIn && len(field.Values) == 1 {
-				return field.Values[0]
-			}
-		}
-	}
-	return ""
 }

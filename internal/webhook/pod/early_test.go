@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -41,13 +40,7 @@ func webPod(options ...build.Option) *corev1.Pod {
 
 // daemon is a pod that a DaemonSet makes for a node.
 func daemon(node string) *corev1.Pod {
-	return build.Pod("", build.OwnedBy(daemons), build.Container("c", "nginx:1"), build.With(func(p *corev1.Pod) {
-		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
-				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
-			}}},
-		}}}
-	}))
+	return build.Pod("", build.OwnedBy(daemons), build.Container("c", "nginx:1"), build.ForNode(node))
 }
 
 func atMost(n int) *gm.PropagationPolicy {

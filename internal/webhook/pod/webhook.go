@@ -1,8 +1,9 @@
 // Package pod admits new pods: it copies the policy labels of the pod's
 // application to the pod, gives pods that need it their seat and their overrides
 // (early assignment), holds the pod back with a scheduling gate while a policy
-// that the application requires is not bound or no seat is to be had, and drops
-// what a template wrote under keys that only atoll-manager may write.
+// that the application requires is not bound or no seat is to be had, names the
+// scheduler that asks the extender where that is not the cluster's own, and
+// drops what a template wrote under keys that only atoll-manager may write.
 //
 // It is a thin adapter: it asks the owners' walk and the desk that hands out
 // seats, and decides nothing. It never refuses a pod; what it cannot find out is
@@ -32,7 +33,11 @@ const Path = "/mutate-pods"
 // Webhook admits pods.
 type Webhook struct {
 	Walker *owners.Walker
-	Book   *policies.Book
+	// SchedulerName is the scheduler of pods whose application requires a
+	// policy. Pods that name one of their own keep it. Unset leaves every pod to
+	// the scheduler that it came with.
+	SchedulerName string
+	Book          *policies.Book
 	// Desk hands out seats at creation.
 	Desk Desk
 }
@@ -66,6 +71,9 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 		return nil
 	}
 	setPolicyLabels(pod, app.Policies())
+	if managed(app) {
+		w.setScheduler(pod)
+	}
 	if pod.Spec.NodeName != "" || !app.Managed() {
 		return nil
 	}
@@ -127,6 +135,25 @@ func setPolicyLabels(pod *corev1.Pod, want ownership.Policies) {
 		pod.Labels = map[string]string{}
 	}
 	maps.Copy(pod.Labels, want.Labels())
+}
+
+// setScheduler hands the pod to the scheduler that asks the extender, unless
+// whoever wrote the pod chose another. The API server fills in the default
+// scheduler's name before we are asked.
+func (w *Webhook) setScheduler(pod *corev1.Pod) {
+	free := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
+	if w.SchedulerName != "" && free && pod.Spec.NodeName == "" {
+		pod.Spec.SchedulerName = w.SchedulerName
+	}
+}
+
+// managed tells whether a policy has a say in the pod: any that the application
+// requires, but for one that is missing and may be.
+func managed(app ownership.Application) bool {
+	says := func(o *ownership.Object, binding func(ownership.Policies) ownership.Binding) bool {
+		return o != nil && (!o.IgnoreMissing || binding(o.Policies) == ownership.Bound)
+	}
+	return says(app.Propagation, ownership.Policies.Propagation) || says(app.Override, ownership.Policies.Override)
 }
 
 // waits tells whether the policies that an owner requires are not bound.

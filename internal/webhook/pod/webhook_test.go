@@ -179,6 +179,60 @@ func TestDefault(t *testing.T) {
 	}
 }
 
+func TestManagedPodsAreGivenToOurScheduler(t *testing.T) {
+	const ours = "atoll-scheduler"
+	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web")))
+	on := func(scheduler string, options ...build.Option) *corev1.Pod {
+		return build.Pod("", append([]build.Option{build.OwnedBy(replicaSet), build.With(func(p *corev1.Pod) {
+			p.Spec.SchedulerName = scheduler
+		})}, options...)...)
+	}
+	tests := map[string]struct {
+		workload []build.Option
+		pod      *corev1.Pod
+		off      bool
+		want     string
+	}{
+		"a pod that names the default scheduler":                         {[]build.Option{build.Bound("p", "")}, on(corev1.DefaultSchedulerName), false, ours},
+		"a pod that names none":                                          {[]build.Option{build.Bound("p", "")}, on(""), false, ours},
+		"a pod that waits for its policy":                                {[]build.Option{build.Requires("p", "")}, on(corev1.DefaultSchedulerName), false, ours},
+		"a pod with overrides only: its images are written at binding":   {[]build.Option{build.Bound("", "o")}, on(corev1.DefaultSchedulerName), false, ours},
+		"a pod that names another scheduler keeps it":                    {[]build.Option{build.Bound("p", "o")}, on("volcano"), false, "volcano"},
+		"a pod of a workload that requires nothing":                      {nil, on(corev1.DefaultSchedulerName), false, corev1.DefaultSchedulerName},
+		"a pod that chose ours itself and requires nothing keeps it":     {nil, on(ours), false, ours},
+		"a policy that is missing, and may be":                           {[]build.Option{build.Requires("p", ""), ignore}, on(corev1.DefaultSchedulerName), false, corev1.DefaultSchedulerName},
+		"a policy that may be missing, and is not":                       {[]build.Option{build.Bound("p", ""), ignore}, on(corev1.DefaultSchedulerName), false, ours},
+		"one policy that is there and one that may be missing":           {[]build.Option{build.Requires("p", "o"), bindings("p", ""), ignore}, on(corev1.DefaultSchedulerName), false, ours},
+		"a pod that names its node passes no scheduler":                  {[]build.Option{build.Bound("p", "")}, on(corev1.DefaultSchedulerName, build.On("node")), false, corev1.DefaultSchedulerName},
+		"the cluster's own scheduler asks the extender: nothing changes": {[]build.Option{build.Bound("p", "")}, on(corev1.DefaultSchedulerName), true, corev1.DefaultSchedulerName},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, build.Deployment("web", tc.workload...), replicaSet)
+			if !tc.off {
+				w.SchedulerName = ours
+			}
+			got := admit(t, w, tc.pod, false)
+			if got.Spec.SchedulerName != tc.want {
+				t.Errorf("scheduler is %q, want %q", got.Spec.SchedulerName, tc.want)
+			}
+			if again := admit(t, w, got, false); again.Spec.SchedulerName != tc.want {
+				t.Errorf("looked at again, the scheduler is %q", again.Spec.SchedulerName)
+			}
+		})
+	}
+}
+
+func TestAPodWhoseOwnersCannotBeFoundKeepsItsScheduler(t *testing.T) {
+	w, _ := newWebhook(t)
+	w.SchedulerName = "atoll-scheduler"
+	pod := build.Pod("", build.OwnedBy(build.ReplicaSet("gone")), build.With(func(p *corev1.Pod) { p.Spec.SchedulerName = corev1.DefaultSchedulerName }))
+	if got := admit(t, w, pod, false); got.Spec.SchedulerName != corev1.DefaultSchedulerName {
+		t.Errorf("scheduler is %q", got.Spec.SchedulerName)
+	}
+}
+
 func TestWhatOnlyWeMayWriteIsDroppedWhateverHappens(t *testing.T) {
 	forged := build.Pod("", build.Label(gm.NodeGroupLabel, "hz"), build.Label("app", "web"),
 		build.Annotation(gm.OriginalImagesAnnotation, "{}"), build.Annotation(gm.RestartingAnnotation, "{}"),

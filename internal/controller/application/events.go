@@ -1,0 +1,21 @@
+package application
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+)
+
+// ReasonBindingForbidden: the manager may not write binding labels on the
+// workload.
+const ReasonBindingForbidden = "BindingForbidden"
+
+// bindingForbidden tells that the workload cannot be bound to its policies.
+// The API server's text names the permission, or what else refused.
+func (r *Reconciler) bindingForbidden(app *ownership.Object, err error) {
+	workload := &corev1.ObjectReference{
+		APIVersion: app.GroupVersion().String(), Kind: app.Kind, Namespace: app.Namespace, Name: app.Name, UID: app.UID,
+	}
+	r.Recorder.Eventf(workload, nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
+		"Its pods wait, because binding labels cannot be written: %.900s", err)
+}

@@ -1,0 +1,89 @@
+package application
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// ofASail makes a controller of a kind that is no workload (any more).
+func ofASail(o build.Object) {
+	yes := true
+	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Sail", Name: "sail", UID: "sail", Controller: &yes}})
+}
+
+func TestPodsOfAKindThatIsNoWorkloadAnyMoreAreLetGo(t *testing.T) {
+	s := newSite(t, policy, build.ReplicaSet("below", ofASail))
+	s.World.Add(t, build.Pod("direct", ofASail, build.Gated(), build.Requires("p", ""), build.Label("app", "web")))
+	s.World.Add(t, build.Pod("indirect", build.OwnedBy(build.ReplicaSet("below")), build.Unschedulable(), build.Bound("p", "")))
+	s.World.Add(t, build.Pod("running", ofASail, build.On("node-hz"), build.Running(0)))
+	s.World.Add(t, build.Pod("new", ofASail))
+	for _, uid := range []string{"sail", "sail"} {
+		s.reconcile(types.UID(uid))
+		for _, name := range s.woken {
+			s.World.See(s.pod(name))
+		}
+	}
+	if len(s.woken) != 0 {
+		t.Errorf("pods were woken twice: %v", s.woken)
+	}
+	if pod := s.pod("direct"); len(pod.Spec.SchedulingGates) != 0 || !cmp.Equal(pod.Labels, map[string]string{"app": "web"}) {
+		t.Errorf("the gated pod is %v, labels %v", pod.Spec.SchedulingGates, pod.Labels)
+	}
+	if pod := s.pod("indirect"); len(pod.Annotations) == 0 || len(pod.Labels) != 0 {
+		t.Errorf("the refused pod has annotations %v, labels %v", pod.Annotations, pod.Labels)
+	}
+}
+
+// TestPodsWhoseOwnerIsGoneAreLeftAlone: the garbage collector takes them.
+func TestPodsWhoseOwnerIsGoneAreLeftAlone(t *testing.T) {
+	s := newSite(t, policy)
+	s.World.Add(t, build.Pod("a", build.OwnedBy(build.ReplicaSet("gone")), build.Gated()))
+	s.reconcile("gone")
+	if len(s.woken) != 0 {
+		t.Errorf("woken: %v", s.woken)
+	}
+}
+
+// TestPodsOfAnOwnerThatIsNotCachedYetStay: the owner is read, and says.
+func TestPodsOfAnOwnerThatIsNotCachedYetStay(t *testing.T) {
+	s := newSite(t, policy)
+	s.World.API.Put(build.ReplicaSet("late", build.Requires("p", "")))
+	s.World.Add(t, build.Pod("a", build.OwnedBy(build.ReplicaSet("late")), build.Gated()))
+	s.reconcile("late")
+	if len(s.woken) != 0 {
+		t.Errorf("woken: %v", s.woken)
+	}
+}
+
+func TestAMissingPermissionToBindIsAnEventOnTheWorkload(t *testing.T) {
+	s := newSite(t, policy, build.Deployment("web", build.Requires("p", "")))
+	denied := apierrors.NewForbidden(schema.GroupResource{Group: "apps", Resource: "deployments"}, "web", errors.New(`User "atoll" cannot patch resource "deployments"`))
+	s.Reconciler.Client = interceptor.NewClient(s.World.Client, interceptor.Funcs{
+		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+			return denied
+		},
+	})
+	if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, denied) {
+		t.Errorf("error is %v", err)
+	}
+	select {
+	case event := <-s.events.Events:
+		if !strings.HasPrefix(event, "Warning BindingForbidden ") || !strings.Contains(event, `cannot patch resource "deployments"`) {
+			t.Errorf("the event is %q", event)
+		}
+	default:
+		t.Error("no event says why the workload is not bound")
+	}
+}

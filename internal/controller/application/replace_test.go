@@ -1,0 +1,141 @@
+package application
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+var (
+	node = build.Node("node-hz", build.InGroup("hz"))
+	args = build.OverridePolicy("o", build.Args("hz", "c", "--hz"))
+)
+
+// gated is a pod that waits at the gate since a while before now.
+func gated(name string, age time.Duration, options ...build.Option) *corev1.Pod {
+	return waiting(name, append([]build.Option{build.Gated(), build.Created(time.Unix(1_000_000, 0).Add(-age))}, options...)...)
+}
+
+func TestGatedPods(t *testing.T) {
+	both := build.Bound("p", "o")
+	refused := func(version string) build.Option {
+		return build.Annotation(gm.UnassignedAnnotation, version+" spec.overrideRules[0]: no such container")
+	}
+	full := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
+		p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(0))}}
+	}))
+	tests := map[string]struct {
+		objects []build.Object
+		pod     *corev1.Pod
+		evicted []string
+		woken   []string
+		requeue time.Duration
+	}{
+		"a pod that must be created anew is replaced": {
+			objects: append(web(both), policy, args, node), pod: gated("a", gateTime), evicted: []string{"a"},
+		},
+		"not at once: what keeps the webhook from seating pods may last": {
+			objects: append(web(both), policy, args, node), pod: gated("a", time.Second/2), requeue: gateTime - time.Second/2,
+		},
+		"not while no seat is open: the next one would wait as well": {
+			objects: append(web(both), full, args, node), pod: gated("a", time.Hour), requeue: retrySeat,
+		},
+		"not while a rule cannot be applied to it": {
+			objects: append(web(both), policy, args, node), pod: gated("a", time.Hour, refused("o/1")),
+		},
+		"but when the policy was edited since": {
+			objects: append(web(both), policy, args, node), pod: gated("a", time.Hour, refused("o/0")), evicted: []string{"a"},
+		},
+		"or made anew": {
+			objects: append(web(both), policy, args, node), pod: gated("a", time.Hour, refused("older/1")), evicted: []string{"a"},
+		},
+		"a generation that begins alike is another": {
+			objects: append(web(both), policy, args, node), pod: gated("a", time.Hour, refused("o/10")), evicted: []string{"a"},
+		},
+		"a pod that is as wanted is let go": {
+			objects: append(web(both), policy, args, node), pod: gated("a", 0, build.Seated("hz")), woken: []string{"a"},
+		},
+		"images can change later: the pod is let go": {
+			objects: append(web(both), policy, override, node), pod: gated("a", 0), woken: []string{"a"},
+		},
+		"and so is one that could have got them early": {
+			objects: append(web(both), build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentEarly)), override, node),
+			pod:     gated("a", 0), woken: []string{"a"},
+		},
+		"where a missing PropagationPolicy is none, a new pod would be no other": {
+			objects: append(web(build.Requires("gone", "o"), ignore), args, node), pod: gated("a", time.Hour), woken: []string{"a"},
+		},
+		"the pod of a DaemonSet needs no seat": {
+			objects: []build.Object{build.DaemonSet("web", build.Bound("", "o")), args, node},
+			pod:     build.Pod("a", build.OwnedBy(build.DaemonSet("web")), build.Gated(), build.Created(time.Unix(0, 0))), evicted: []string{"a"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, tc.objects...)
+			s.World.Add(t, tc.pod)
+			result, err := s.Reconcile(t.Context(), request{"web"})
+			if err != nil || result.RequeueAfter != tc.requeue {
+				t.Errorf("comes back after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)
+			}
+			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
+				t.Errorf("wrong evictions (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.woken, s.woken); diff != "" {
+				t.Errorf("wrong pods were let go (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAnswersToAnEvictionOfAGatedPod(t *testing.T) {
+	broken := errors.New("broken")
+	tests := map[string]struct {
+		answer, want error
+		requeue      time.Duration
+	}{
+		"done":                          {},
+		"the pod is gone":               {answer: apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "a")},
+		"a PodDisruptionBudget says no": {answer: apierrors.NewTooManyRequests("budget", 0), requeue: eviction.Retry},
+		"the API server failed":         {answer: broken, want: broken},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(build.Bound("p", "o")), policy, args, node)...)
+			s.World.Add(t, gated("a", time.Hour))
+			s.Answers = []error{tc.answer}
+			result, err := s.Reconcile(t.Context(), request{"web"})
+			if !errors.Is(err, tc.want) || result.RequeueAfter != tc.requeue {
+				t.Errorf("comes back after %s, want %s; error %v, want %v", result.RequeueAfter, tc.requeue, err, tc.want)
+			}
+			if len(s.woken) != 0 {
+				t.Errorf("the gate of %v came off", s.woken)
+			}
+		})
+	}
+}
+
+// TestAPodThatNobodyCouldPlaceHidesNoGatedOne: the share of hz is taken by the
+// running pod.
+func TestAPodThatNobodyCouldPlaceHidesNoGatedOne(t *testing.T) {
+	s := newSite(t, append(web(build.Bound("p", ""), build.Replicas(1)), build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
+		p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(1))}}
+	})), node)...)
+	s.World.Add(t, waiting("running", build.On("node-hz"), build.Running(0), build.Created(time.Unix(1, 0))))
+	s.World.Add(t, waiting("refused", build.Unschedulable(), build.Created(time.Unix(2, 0))))
+	s.World.Add(t, waiting("gated", build.Gated(), build.Created(time.Unix(3, 0))))
+	s.reconcile("web")
+	if diff := cmp.Diff([]string{"gated"}, s.woken); diff != "" {
+		t.Errorf("wrong pods were woken (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,270 @@
+package overridepolicy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/override"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+var args = build.OverridePolicy("o", build.Args("hz", "c", "--hz"))
+
+// early is ground with a rule that changes what cannot change later.
+func early(n int32, options ...build.Option) []build.Object {
+	return append(ground(n, options...)[:3:3], args, build.Node("node-hz", build.InGroup("hz")), build.Node("node-out"))
+}
+
+// current was created as the rules want it in the group; old by other rules.
+func current(group string) build.Option {
+	rules, _ := override.Compile(args.Spec)
+	return build.Annotation(gm.OverridesAnnotation, rules.FixedHash(group))
+}
+
+var old = build.Annotation(gm.OverridesAnnotation, "0123456789abcdef")
+
+// waitsSince is a pod that has had no node for a while.
+func waitsSince(i int, age time.Duration, options ...build.Option) *corev1.Pod {
+	return build.Pod(fmt.Sprint("web-1-", i), append([]build.Option{
+		build.OwnedBy(build.ReplicaSet("web-1")), build.Container("c", "nginx:1"), build.Created(time.Unix(1_000_000, 0).Add(gm.DefaultStabilization - age)),
+	}, options...)...)
+}
+
+func TestReplace(t *testing.T) {
+	const replacing = "pods are being changed or replaced"
+	with := func(objects []build.Object, policy build.Object) []build.Object {
+		objects[2] = policy
+		return objects
+	}
+	notReady := build.With(func(p *corev1.Pod) { p.Status.Conditions = nil })
+	job := build.Job("web", build.Bound("p", "o"))
+	jobs := append([]build.Object{job}, early(1)[2:]...)
+	daemons := append([]build.Object{build.DaemonSet("web", build.Bound("", "o"))}, early(1)[3:]...)
+	daemon := func(options ...build.Option) *corev1.Pod {
+		return running(0, append([]build.Option{build.OwnedBy(build.DaemonSet("web"))}, options...)...)
+	}
+	daemonWaits := func(node string, options ...build.Option) *corev1.Pod {
+		return build.Pod("agent", append([]build.Option{build.OwnedBy(build.DaemonSet("web")), build.Container("c", "nginx:1"), build.ForNode(node), build.Created(time.Unix(0, 0))}, options...)...)
+	}
+	tests := map[string]struct {
+		objects []build.Object
+		evicted []string
+		requeue time.Duration
+		reason  string
+		says    string
+	}{
+		"pods that are as wanted stay": {
+			objects: append(early(2), running(0, current("hz")), running(1, current("hz"))), reason: gm.ReasonSatisfied,
+		},
+		"pods created by other rules are replaced one at a time": {
+			objects: append(early(2), running(0, old), running(1, old)), evicted: []string{"web-1-0"}, requeue: retryDisruption,
+			reason: gm.ReasonConverging, says: replacing,
+		},
+		"and so are those created before there was a rule": {
+			objects: append(early(1), running(0)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+		},
+		"and those created by a rule that is gone": {
+			objects: append(ground(1), running(0, old, build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1"}`))),
+			evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+		},
+		"a pod that does no work is first, and costs nothing": {
+			objects: append(early(2), running(0, old), running(1, old, notReady)), evicted: []string{"web-1-1"}, requeue: retryDisruption,
+			reason: gm.ReasonConverging, says: replacing,
+		},
+		"a workload with a pod missing is not disturbed further": {
+			objects: append(early(2), running(0, old)), requeue: retryDisruption, reason: gm.ReasonConverging, says: replacing,
+		},
+		"pods on nodes of no group are nobody's business": {
+			objects: append(early(1), running(0, old, build.On("node-out"))), reason: gm.ReasonSatisfied,
+		},
+		"a Job's pods are never evicted": {
+			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, says: replacing,
+		},
+		"a pod without an owner would not come back": {
+			objects: append(ground(0)[2:], running(0, build.With(func(p *corev1.Pod) { p.OwnerReferences = nil }), build.Bound("p", "o"), old)),
+			reason:  gm.ReasonConverging, says: replacing,
+		},
+		"mode Never leaves running pods alone": {
+			objects: append(with(early(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingNever))), running(0, old)),
+			reason:  gm.ReasonConverging, says: "rescheduling.mode of the PropagationPolicy is Never",
+		},
+		"a workload that is not bound is left alone": {
+			objects: append(early(1, build.Label(gm.BindingOverridePolicyLabel, "")), running(0, old)), reason: gm.ReasonConverging, says: replacing,
+		},
+		"a workload that cannot be bound is told why": {
+			objects: append(with(early(1), build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))), running(0, current("hz"))),
+			reason:  gm.ReasonInvalid, says: "spec.assignment of the PropagationPolicy is Late",
+		},
+		"where a missing PropagationPolicy is none, a new pod would be no other": {
+			objects: append(with(early(1, build.Requires("gone", "o"), build.Label(gm.BindingPropagationPolicyLabel, ""),
+				build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)), build.NodeGroup("p")), running(0), waitsSince(1, time.Hour)),
+			reason: gm.ReasonConverging, says: "pods are to be replaced and stay for now: the workload is not bound to its PropagationPolicy",
+		},
+
+		"a pod that no webhook saw is replaced": {
+			objects: append(early(1), waitsSince(0, missedTime)), evicted: []string{"web-1-0"}, reason: gm.ReasonSatisfied,
+		},
+		"not at once: the next one may be missed as well": {
+			objects: append(early(1), waitsSince(0, missedTime-3*time.Second)), requeue: 3 * time.Second, reason: gm.ReasonSatisfied,
+		},
+		"not while it is gated: it is replaced from there": {
+			objects: append(early(1), waitsSince(0, time.Hour, build.Gated())), reason: gm.ReasonSatisfied,
+		},
+		"not for images, which come before it is bound": {
+			objects: append(ground(1), waitsSince(0, time.Hour)), reason: gm.ReasonSatisfied,
+		},
+		"a pod that waits for a node in its group is as wanted": {
+			objects: append(early(1), waitsSince(0, time.Hour, build.Seated("hz"), current("hz"))), reason: gm.ReasonSatisfied,
+		},
+		"or is not, and is replaced": {
+			objects: append(early(1), waitsSince(0, 0, build.Seated("hz"), old)), evicted: []string{"web-1-0"}, reason: gm.ReasonSatisfied,
+		},
+		"a rule that cannot be applied to a pod at the gate is told": {
+			objects: append(early(1), waitsSince(0, time.Hour, build.Gated(), build.Annotation(gm.UnassignedAnnotation, "o/1 spec.overrideRules[0]: no such container"))),
+			reason:  gm.ReasonInvalid, says: "spec.overrideRules[0]: no such container",
+		},
+		"one of an older policy is not": {
+			objects: append(early(1), waitsSince(0, time.Hour, build.Gated(), build.Annotation(gm.UnassignedAnnotation, "o/0 spec.overrideRules[0]: no such container"))),
+			reason:  gm.ReasonSatisfied,
+		},
+
+		"the pod of a DaemonSet that waits for its node as wanted": {
+			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-hz", build.Annotation(gm.SeatAnnotation, "token"), current("hz"))), reason: gm.ReasonSatisfied,
+		},
+		"or not as wanted": {
+			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-hz")), evicted: []string{"agent"}, reason: gm.ReasonSatisfied,
+		},
+		"or for a node of no group": {
+			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-out")), reason: gm.ReasonSatisfied,
+		},
+		"the pods of a DaemonSet are replaced as well": {
+			objects: append(daemons[:len(daemons):len(daemons)], daemon(old)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, tc.objects...)
+			result := s.reconcile()
+			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
+				t.Errorf("wrong pods were replaced (-want +got):\n%s", diff)
+			}
+			if len(s.patched) != 0 {
+				t.Errorf("changed in place: %v", s.patched)
+			}
+			if result.RequeueAfter != tc.requeue {
+				t.Errorf("comes back after %s, want %s", result.RequeueAfter, tc.requeue)
+			}
+			if got := s.reason(); got != tc.reason {
+				t.Errorf("reason is %s, want %s", got, tc.reason)
+			}
+			if got := s.status().Apps[0].Message; !strings.Contains(got, tc.says) || tc.says == "" && got != "" {
+				t.Errorf("the status says %q, want %q", got, tc.says)
+			}
+			if len(s.events.Events) != len(tc.evicted) {
+				t.Errorf("%d events for %d evictions", len(s.events.Events), len(tc.evicted))
+			}
+		})
+	}
+}
+
+func TestAnswersToAnEviction(t *testing.T) {
+	broken := errors.New("broken")
+	tests := map[string]struct {
+		answer, want error
+		evicted      []string
+		requeue      time.Duration
+		says         string
+		spared       bool
+	}{
+		"done": {evicted: []string{"web-1-0"}, requeue: retryDisruption},
+		"a PodDisruptionBudget says no: the rest waits too, and the status says so": {
+			answer: apierrors.NewTooManyRequests("budget", 0), evicted: []string{"web-1-0"}, requeue: eviction.Retry, spared: true,
+			says: "pods are to be replaced and stay for now: a PodDisruptionBudget allows no eviction",
+		},
+		"the pod is gone: the next one's turn": {
+			answer: apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "web-1-0"), evicted: []string{"web-1-0", "web-1-1"}, spared: true,
+		},
+		"the API server failed": {answer: broken, want: broken, evicted: []string{"web-1-0", "web-1-1"}, spared: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(early(2), running(0, old), running(1, old))...)
+			s.Answers = []error{tc.answer}
+			result, err := s.pass()
+			if !errors.Is(err, tc.want) || result.RequeueAfter != tc.requeue {
+				t.Errorf("comes back after %s, want %s; error %v, want %v", result.RequeueAfter, tc.requeue, err, tc.want)
+			}
+			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
+				t.Errorf("wrong evictions (-want +got):\n%s", diff)
+			}
+			if got := s.status().Apps[0].Message; !strings.Contains(got, tc.says) {
+				t.Errorf("the status says %q, want %q", got, tc.says)
+			}
+			if got := s.World.Ledger.Disrupt("web-1-0", s.World.Walker.Descendants("web"), 2, 2); got != tc.spared {
+				t.Errorf("the pod may be disturbed again: %t, want %t", got, tc.spared)
+			}
+		})
+	}
+}
+
+func TestReplacementsKeepThePaceOfAllWorkloads(t *testing.T) {
+	s := newSite(t, append(early(2), running(0, old), waitsSince(1, missedTime))...)
+	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0)
+	s.reconcile()
+	if diff := cmp.Diff([]string{"web-1-1"}, s.Evicted); diff != "" {
+		t.Errorf("only a pod without a node takes no turn (-want +got):\n%s", diff)
+	}
+	s.World.Ledger.Forget("web-1-1")
+	s.World.See(running(2, current("hz")))
+	result := s.reconcile()
+	if len(s.Evicted) != 0 || result.RequeueAfter != eviction.Retry {
+		t.Errorf("evicted %v at a pace of none, comes back after %s", s.Evicted, result.RequeueAfter)
+	}
+	if got, want := s.status().Apps[0].Message, "pods are to be replaced and stay for now: the pace of evictions"; got != want {
+		t.Errorf("the status says %q, want %q", got, want)
+	}
+}
+
+func TestNothingIsReplacedUntilTheGroupHasSettled(t *testing.T) {
+	s := newSite(t, append(early(1), running(0, old))...)
+	s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("another", build.InGroup("hz"))))
+	if result := s.reconcile(); len(s.Evicted) != 0 || result.RequeueAfter != gm.DefaultStabilization {
+		t.Errorf("evicted %v, comes back after %s", s.Evicted, result.RequeueAfter)
+	}
+}
+
+// TestTheNextPodIsReplacedOnceTheLastOnesSuccessorIsReady plays the ReplicaSet.
+func TestTheNextPodIsReplacedOnceTheLastOnesSuccessorIsReady(t *testing.T) {
+	s := newSite(t, append(early(2), running(0, old), running(1, old))...)
+	for i := range 2 {
+		name := fmt.Sprint("web-1-", i)
+		s.reconcile()
+		if diff := cmp.Diff([]string{name}, s.Evicted); diff != "" {
+			t.Fatalf("wrong pods were replaced (-want +got):\n%s", diff)
+		}
+		s.World.Ledger.Forget(build.Pod(name).UID)
+		next := running(i+2, current("hz"), build.Seated("hz"))
+		pending := next.DeepCopy()
+		pending.Spec.NodeName, pending.Status = "", corev1.PodStatus{}
+		s.World.See(pending)
+		if s.reconcile(); len(s.Evicted) != 0 {
+			t.Errorf("%v went while the last one's successor is not Ready", s.Evicted)
+		}
+		s.World.See(next)
+	}
+	if s.reconcile(); len(s.Evicted) != 0 || s.reason() != gm.ReasonSatisfied {
+		t.Errorf("at the end the policy is %s, evicted %v", s.reason(), s.Evicted)
+	}
+}

@@ -1,0 +1,165 @@
+package propagationpolicy
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// start is what the clock of a new site says.
+var start = time.Unix(1_000_000, 0)
+
+// stuck is a pod that got its seat at creation and has had no node for a while.
+func stuck(name, group string, age time.Duration, owner build.Object, options ...build.Option) *corev1.Pod {
+	return build.Pod(name, append([]build.Option{
+		build.OwnedBy(owner), build.Seated(group), build.Created(start.Add(-age)), build.Unschedulable(),
+		build.With(func(p *corev1.Pod) { p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(-age)) }),
+	}, options...)...)
+}
+
+func after(seconds int32) build.Option {
+	return build.With(func(p *gm.PropagationPolicy) { p.Spec.RescheduleAfterSeconds = &seconds })
+}
+
+// nextGroup is the group that the owner's next pod gets at creation.
+func (s *site) nextGroup(owner types.UID) string {
+	s.t.Helper()
+	spread, err := s.World.Book.Spread(s.policy(), "web")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	group, why := s.World.Ledger.Take(seats.Request{Pod: "next", Cohort: seats.Cohort{Owner: owner}, Total: 1, Spread: spread}, true)
+	if why != seats.Seated {
+		s.t.Fatal(why)
+	}
+	return group
+}
+
+func TestPodsThatFindNoNodeInTheGroupThatTheyGotAtCreation(t *testing.T) {
+	deployment := build.Deployment("web", build.Bound("p", ""))
+	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment))
+	job := build.Job("batch", build.Bound("p", ""))
+	on := func(pod *corev1.Pod, options ...build.Option) []build.Object {
+		return append(ground(options...), deployment, replicaSet, job, pod)
+	}
+	off := func(what func(*corev1.Pod)) build.Option { return build.With(what) }
+	tests := map[string]struct {
+		objects []build.Object
+		evicted []string
+		requeue time.Duration
+	}{
+		"a minute is enough by default":  {objects: on(stuck("a", "hz", time.Minute, replicaSet)), evicted: []string{"a"}},
+		"and less is not":                {objects: on(stuck("a", "hz", time.Minute-3*time.Second, replicaSet)), requeue: 3 * time.Second},
+		"as long as the policy says":     {objects: on(stuck("a", "hz", 5*time.Second, replicaSet), after(5)), evicted: []string{"a"}},
+		"and not before":                 {objects: on(stuck("a", "hz", time.Hour, replicaSet), after(3600+7)), requeue: 7 * time.Second},
+		"never, if the policy says so":   {objects: on(stuck("a", "hz", time.Hour, replicaSet), after(0))},
+		"a Job's pods are never evicted": {objects: on(stuck("a", "hz", time.Hour, job))},
+		"a pod without an owner would not come back": {
+			objects: on(stuck("a", "hz", time.Hour, replicaSet, build.Bound("p", ""), off(func(p *corev1.Pod) { p.OwnerReferences = nil }))),
+		},
+		"a pod that kube-scheduler has not looked at": {objects: on(stuck("a", "hz", time.Hour, replicaSet, off(func(p *corev1.Pod) { p.Status.Conditions = nil })))},
+		"a pod that has its node":                     {objects: on(stuck("a", "hz", time.Hour, replicaSet, build.On("node-hz")))},
+		"a pod that may go to any group": {
+			objects: on(stuck("a", "hz", time.Hour, replicaSet, off(func(p *corev1.Pod) { p.Labels, p.Annotations = nil, nil }))),
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, tc.objects...)
+			s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0) // nothing works that would be disturbed
+			result, err := s.pass()
+			if err != nil || result.RequeueAfter != tc.requeue {
+				t.Errorf("comes back after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)
+			}
+			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
+				t.Errorf("wrong evictions (-want +got):\n%s", diff)
+			}
+			s.World.Ledger.Forget("a")
+			want := map[bool]string{true: "bj", false: "hz"}[tc.evicted != nil]
+			if got := s.nextGroup("web-1"); got != want {
+				t.Errorf("the next pod goes to %s, want %s", got, want)
+			}
+			if len(s.events.Events) != len(tc.evicted) {
+				t.Errorf("%d events for %d evictions", len(s.events.Events), len(tc.evicted))
+			}
+		})
+	}
+}
+
+func TestAnswersToAReassignment(t *testing.T) {
+	broken := errors.New("broken")
+	tests := map[string]struct {
+		answer, want error
+		requeue      time.Duration
+	}{
+		"the pod is gone":               {answer: apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "a")},
+		"a PodDisruptionBudget says no": {answer: apierrors.NewTooManyRequests("budget", 0), requeue: eviction.Retry},
+		"the API server failed":         {answer: broken, want: broken},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
+			s := newSite(t, append(ground(), build.Deployment("web", build.Bound("p", "")), replicaSet,
+				stuck("a", "hz", time.Hour, replicaSet), stuck("b", "bj", time.Hour, replicaSet))...)
+			s.Answers = []error{tc.answer}
+			result, err := s.pass()
+			if !errors.Is(err, tc.want) || result.RequeueAfter != tc.requeue {
+				t.Errorf("comes back after %s, want %s; error %v, want %v", result.RequeueAfter, tc.requeue, err, tc.want)
+			}
+			if diff := cmp.Diff([]string{"a", "b"}, s.Evicted); diff != "" {
+				t.Errorf("one pod stands in the way of the next (-want +got):\n%s", diff)
+			}
+			if len(s.events.Events) != 1 {
+				t.Errorf("%d events for one pod that went", len(s.events.Events))
+			}
+		})
+	}
+}
+
+// TestSurplusPodsWithoutANodeLeaveFirstAndSpendNoPace: by now hz is to have
+// three pods of five and bj two; four are in bj, and one more is sent there.
+func TestSurplusPodsWithoutANodeLeaveFirstAndSpendNoPace(t *testing.T) {
+	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
+	pending := build.Pod("web-1-4", build.OwnedBy(replicaSet), build.Seated("bj"), build.Created(time.Unix(0, 0)))
+	objects := append(ground(maxUnavailable(2)), build.Deployment("web", build.Bound("p", ""), build.Replicas(5)), replicaSet, pending)
+	for i := range 4 {
+		objects = append(objects, runningPod(fmt.Sprint("web-1-", i), "bj", i+1, build.OwnedBy(replicaSet)))
+	}
+	s := newSite(t, objects...)
+	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
+	s.reconcile()
+	if diff := cmp.Diff([]string{"web-1-4", "web-1-3"}, s.Evicted); diff != "" {
+		t.Errorf("wrong evictions (-want +got):\n%s", diff)
+	}
+}
+
+// TestPodsAreNotMovedToAGroupThatTheirOwnerAvoids: the one that comes back
+// would get its old group again, and be moved again.
+func TestPodsAreNotMovedToAGroupThatTheirOwnerAvoids(t *testing.T) {
+	s := newSite(t, both(ground(), web("hz", "hz", "bj", "bj", "bj"))...)
+	s.Settle(t)
+	s.World.Ledger.Avoid("web-1", "hz")
+	s.reconcile()
+	if len(s.Evicted) != 0 || s.reason() != gm.ReasonNoFeasibleTarget {
+		t.Errorf("evicted %v, reason %s", s.Evicted, s.reason())
+	}
+	s.World.Clock.Step(seats.AvoidTime)
+	s.reconcile()
+	if diff := cmp.Diff([]string{"web-1-4"}, s.Evicted); diff != "" {
+		t.Errorf("wrong evictions, later (-want +got):\n%s", diff)
+	}
+}

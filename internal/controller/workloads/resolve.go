@@ -1,0 +1,98 @@
+package workloads
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/internal/domain/workloads"
+	"github.com/atoll-k8s/atoll/internal/owners"
+)
+
+// verbs are what the manager does with objects of a kind: it watches them,
+// reads one that it has not seen yet, and writes binding labels.
+var verbs = []string{"get", "list", "watch", "patch"}
+
+// refusal is why a kind cannot be used, and the way out.
+type refusal struct {
+	text string
+	// passes: it may be otherwise later, without another edit.
+	passes bool
+}
+
+func (r refusal) Error() string { return r.text }
+
+// kind finds the kind that an entry stands for. An error that is no refusal is
+// the API server's, and says nothing about the kind.
+func (r *Reconciler) kind(ctx context.Context, e workloads.Entry) (owners.Kind, error) {
+	resource, err := r.served(e)
+	if err != nil {
+		return owners.Kind{}, err
+	}
+	kind := owners.Kind{
+		GroupVersionKind: e.GroupVersionKind, Resource: resource.Name,
+		ReplicasPath: e.ReplicasPath, RevisionLabel: e.RevisionLabel,
+	}
+	switch {
+	case e.Resource != "" && e.Resource != resource.Name:
+		return kind, refusal{text: fmt.Sprintf("resource is %q and the API server serves the kind as %q: write that, or leave it out", e.Resource, resource.Name)}
+	case !resource.Namespaced:
+		return kind, refusal{text: "the kind is cluster-scoped: a policy is for workloads of its own namespace. List the kinds that it owns instead"}
+	}
+	for _, verb := range verbs {
+		if !slices.Contains(resource.Verbs, verb) {
+			return kind, refusal{text: fmt.Sprintf("the API server serves the kind without the verb %s: it cannot be a workload", verb)}
+		}
+	}
+	return kind, r.allowed(ctx, kind)
+}
+
+// served asks the API server for the resource of a kind.
+func (r *Reconciler) served(e workloads.Entry) (metav1.APIResource, error) {
+	list, err := r.API.Discovery().ServerResourcesForGroupVersion(e.GroupVersion().String())
+	if err != nil && !apierrors.IsNotFound(err) {
+		return metav1.APIResource{}, fmt.Errorf("asking for the kinds of %s: %w", e.GroupVersion(), err)
+	}
+	if err == nil {
+		for _, resource := range list.APIResources {
+			if resource.Kind == e.Kind && !strings.Contains(resource.Name, "/") {
+				return resource, nil
+			}
+		}
+	}
+	return metav1.APIResource{}, refusal{passes: true, text: fmt.Sprintf(
+		"the API server does not serve %s, kind %s: install its CustomResourceDefinition, or correct group, version and kind", e.GroupVersion(), e.Kind)}
+}
+
+// allowed asks whether the manager may do all that it has to.
+func (r *Reconciler) allowed(ctx context.Context, kind owners.Kind) error {
+	var denied []string
+	for _, verb := range verbs {
+		review, err := r.API.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Verb: verb, Group: kind.Group, Version: kind.Version, Resource: kind.Resource,
+			}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("asking whether it is allowed to %s %s: %w", verb, kind.Resource, err)
+		}
+		if !review.Status.Allowed {
+			denied = append(denied, verb)
+		}
+	}
+	if len(denied) > 0 {
+		return refusal{passes: true, text: forbidden(kind, denied...)}
+	}
+	return nil
+}
+
+// forbidden names the permissions that are missing, and who can give them.
+func forbidden(kind owners.Kind, denied ...string) string {
+	return fmt.Sprintf("atoll-manager may not %s %s in every namespace: list the kind in the chart's value workloads, with resource: %s, or grant it a ClusterRole",
+		strings.Join(denied, ", "), kind.GroupVersion().WithResource(kind.Resource).GroupResource(), kind.Resource)
+}

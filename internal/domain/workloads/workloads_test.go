@@ -1,0 +1,154 @@
+package workloads
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+var sail = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}
+
+func TestParse(t *testing.T) {
+	tests := map[string]struct {
+		text string
+		want []Entry
+	}{
+		"nothing":              {"", nil},
+		"comments only":        {"# none yet\n", nil},
+		"an empty list":        {"[]", nil},
+		"a document's marker":  {"--- # kinds\n[]\n", nil},
+		"what an entry needs":  {"- {group: example.com, version: v1, kind: Sail}", []Entry{{GroupVersionKind: sail}}},
+		"an entry of JSON":     {`[{"group":"example.com","version":"v1","kind":"Sail"}]`, []Entry{{GroupVersionKind: sail}}},
+		"a kind of the core":   {"- {version: v1, kind: ReplicationController}", []Entry{{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "ReplicationController"}}}},
+		"null is not said":     {"- {group: example.com, version: v1, kind: Sail, replicasPath: null}", []Entry{{GroupVersionKind: sail}}},
+		"a path without a dot": {"- {group: example.com, version: v1, kind: Sail, replicasPath: spec.crew}", []Entry{{GroupVersionKind: sail, ReplicasPath: Path{"spec", "crew"}}}},
+		"everything": {
+			`
+- group: example.com
+  version: v1
+  kind: Sail
+  resource: sails
+  replicasPath: .spec.replicas
+  podTemplatePath: .spec.template
+  revisionLabel: example.com/revision
+# the next
+- group: argoproj.io
+  version: v1alpha1
+  kind: Rollout
+`,
+			[]Entry{{
+				GroupVersionKind: sail, Resource: "sails",
+				ReplicasPath: Path{"spec", "replicas"}, PodTemplatePath: Path{"spec", "template"}, RevisionLabel: "example.com/revision",
+			}, {GroupVersionKind: schema.GroupVersionKind{Group: "argoproj.io", Version: "v1alpha1", Kind: "Rollout"}}},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, errs := Parse(tc.text)
+			if len(errs) > 0 {
+				t.Fatalf("refused: %v", errs)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("wrong entries (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	entry := func(more string) string { return "- {group: example.com, version: v1, kind: Sail" + more + "}" }
+	tests := map[string]struct{ text, want string }{
+		"no YAML":                    {"- {group: example.com", "workloads.yaml: the text is no YAML: "},
+		"a key twice":                {"- {kind: A, kind: B, version: v1}", "workloads.yaml: the text is no YAML: "},
+		"no list":                    {"group: example.com", `workloads.yaml: the text is not a list: begin each entry with "- "`},
+		"a second document":          {"- {version: v1, kind: A}\n---\n- {version: v1, kind: B}", "workloads.yaml: the text has more than one YAML document: write one list"},
+		"a text without end":         {strings.Repeat("#", MaxText+1), "workloads.yaml: the text has 65537 bytes: at most 65536 are read"},
+		"a list without end":         {strings.Repeat("- {}\n", MaxEntries+1), "workloads.yaml: the list has 51 entries: at most 50 are read"},
+		"an entry that is a word":    {"- Sail", "workloads.yaml[0]: is no object: the fields are group, version, kind, resource, replicasPath, podTemplatePath, revisionLabel"},
+		"an unknown field":           {entry(", replicaPath: .spec.replicas"), `workloads.yaml[0] (Sail.example.com): unknown field "replicaPath": the fields are group, version, kind, resource, replicasPath, podTemplatePath, revisionLabel`},
+		"a field in another case":    {"- {version: v1, Kind: Sail}", `workloads.yaml[0]: unknown field "Kind": the fields are`},
+		"a number":                   {"- {group: example.com, version: 1, kind: Sail}", "workloads.yaml[0] (Sail.example.com): version is not a string: put it in quotes"},
+		"no kind":                    {"- {group: example.com, version: v1}", "workloads.yaml[0]: kind is missing"},
+		"a plural for a kind":        {"- {version: v1, kind: sails}", `workloads.yaml[0]: kind "sails" is no name of a kind, such as CloneSet`},
+		"no version":                 {"- {group: example.com, kind: Sail}", "workloads.yaml[0] (Sail.example.com): version is missing, such as v1alpha1"},
+		"an apiVersion as version":   {"- {version: example.com/v1, kind: Sail}", `workloads.yaml[0] (Sail): version "example.com/v1" is no version, such as v1alpha1: the group has a field of its own`},
+		"a group in upper case":      {"- {group: Example, version: v1, kind: Sail}", `workloads.yaml[0]: group "Example" is no name of an API group`},
+		"every group":                {"- {group: '*', version: v1, kind: Sail}", `workloads.yaml[0]: group "*" is no name of an API group`},
+		"a built-in kind":            {"- {group: apps, version: v1beta1, kind: Deployment}", "workloads.yaml[0] (Deployment.apps): the kind is always on: take the entry out"},
+		"pods":                       {"- {version: v1, kind: Pod}", "workloads.yaml[0] (Pod): the kind is always on: take the entry out"},
+		"a kind twice":               {entry("") + "\n- {group: example.com, version: v2, kind: Sail}", "workloads.yaml[1] (Sail.example.com): entry 0 is about the same kind: keep one of them"},
+		"every resource":             {entry(", resource: '*'"), `workloads.yaml[0] (Sail.example.com): resource "*" is no plural, such as clonesets`},
+		"a label that is none":       {entry(", revisionLabel: a b"), `workloads.yaml[0] (Sail.example.com): revisionLabel "a b" is no key of a label, such as pod-template-hash`},
+		"a path into a list":         {entry(", replicasPath: '.spec.sets[0].replicas'"), `workloads.yaml[0] (Sail.example.com): replicasPath ".spec.sets[0].replicas" leads into a list`},
+		"a JSONPath":                 {entry(", replicasPath: '{.spec.replicas}'"), `workloads.yaml[0] (Sail.example.com): replicasPath "{.spec.replicas}" leads into a list`},
+		"a JSON pointer":             {entry(", replicasPath: /spec/replicas"), `workloads.yaml[0] (Sail.example.com): replicasPath "/spec/replicas" is no path: write names of fields with dots between them, such as .spec.replicas`},
+		"a dot":                      {entry(", replicasPath: ."), `workloads.yaml[0] (Sail.example.com): replicasPath "." is no path`},
+		"a dot at the end":           {entry(", podTemplatePath: .spec."), `workloads.yaml[0] (Sail.example.com): podTemplatePath ".spec." is no path`},
+		"a path into metadata":       {entry(", replicasPath: .metadata.generation"), `workloads.yaml[0] (Sail.example.com): replicasPath ".metadata.generation" leads into metadata: no object keeps it there`},
+		"a path without end":         {entry(", replicasPath: " + strings.Repeat(".a", 200)), "workloads.yaml[0] (Sail.example.com): replicasPath has 400 characters: at most 253 are read"},
+		"an alias that never ends":   {"&a [*a]", "workloads.yaml: the text is no YAML: "},
+		"one bad entry among others": {"- {version: v1, kind: A}\n- {version: v1}\n- {version: v1, kind: B}", "workloads.yaml[1]: kind is missing"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			entries, errs := Parse(tc.text)
+			if len(errs) != 1 {
+				t.Fatalf("got %v and %v, want one error", entries, errs)
+			}
+			if got := errs[0].Error(); !strings.HasPrefix(got, tc.want) {
+				t.Errorf("refused with\n%s, want\n%s", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestGoodEntriesAreReadBesideBadOnes(t *testing.T) {
+	got, errs := Parse("- {version: v1, kind: A}\n- {version: v1, kind: b}\n- {version: v1, kind: C}\n- 5\n")
+	if len(errs) != 2 || errs[0].Index != 1 || errs[1].Index != 3 {
+		t.Errorf("errors are %v", errs)
+	}
+	if len(got) != 2 || got[0].Kind != "A" || got[1].Kind != "C" {
+		t.Errorf("entries are %v", got)
+	}
+}
+
+// FuzzParse: no text makes it panic, the same text reads the same, and what is
+// read can be written again.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{
+		"", "[]", "- {group: example.com, version: v1, kind: Sail, replicasPath: .spec.replicas}", "- &a {kind: *a}",
+		"a: b", "- - -", "\xff", "--- a\n--- b", "- {kind: Sail, version: v1, revisionLabel: a/b}", "- !!binary aGk=", "- 1e400",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		entries, errs := Parse(text)
+		again, errsAgain := Parse(text)
+		if diff := cmp.Diff(entries, again); diff != "" {
+			t.Errorf("read twice it says otherwise:\n%s", diff)
+		}
+		if len(errs) != len(errsAgain) {
+			t.Fatalf("read twice it has other errors: %v, %v", errs, errsAgain)
+		}
+		for i, err := range errs {
+			if err.Error() == "" || err.Error() != errsAgain[i].Error() {
+				t.Errorf("error is %q, then %q", err, errsAgain[i])
+			}
+		}
+		if len(entries)+len(errs) > MaxEntries+1 {
+			t.Errorf("%d entries and %d errors", len(entries), len(errs))
+		}
+		for _, e := range entries {
+			if e.Kind == "" || e.Version == "" || builtin[e.GroupKind()] {
+				t.Errorf("accepted %+v", e)
+			}
+			for _, path := range []Path{e.ReplicasPath, e.PodTemplatePath} {
+				if back, err := parsePath(path.String()); err != nil || !cmp.Equal(back, path) {
+					t.Errorf("path %q became %v, %v", path, back, err)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,334 @@
+package owners
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+)
+
+// Kind is a kind of workload beside the built-in ones. It is namespaced.
+type Kind struct {
+	schema.GroupVersionKind
+	// Resource is the plural under which the API server serves the kind.
+	Resource string
+	// ReplicasPath leads to the number of pods that an object wants. Empty: no
+	// more than the metadata of objects is read.
+	ReplicasPath []string
+	// RevisionLabel is the pod label that tells the revisions of an object's
+	// pods apart. Empty: those of ownership.Revision.
+	RevisionLabel string
+}
+
+// sameWatch tells whether a watch for the one serves the other.
+func (k Kind) sameWatch(o Kind) bool {
+	return k.GroupVersionKind == o.GroupVersionKind && k.Resource == o.Resource && slices.Equal(k.ReplicasPath, o.ReplicasPath)
+}
+
+// Problem is why a kind beside the built-in ones is not known as it should be.
+type Problem struct {
+	Kind Kind
+	// Verb is list or watch for what the API server did not allow, or does not
+	// serve any more, and empty for an object that cannot be read.
+	Verb string
+	Err  error
+}
+
+const (
+	verbList  = "list"
+	verbWatch = "watch"
+	// verbNone is the key of the first object that cannot be read.
+	verbNone = ""
+)
+
+// furtherFeed is the feed of a kind beside the built-in ones.
+type furtherFeed struct {
+	*feed
+	of Kind
+}
+
+// Extend lets the walk know kinds beside the built-in ones, which SetKinds
+// names. Until it has done so once the walker is not synced. Call before Start.
+func (w *Walker) Extend(dynamic dynamic.Interface, metadata metadata.Interface) {
+	w.dynamic, w.metadata = dynamic, metadata
+}
+
+// OnProblem adds a handler that is told when Problems changes. It must not
+// block, nor ask the walker. Call before Start.
+func (w *Walker) OnProblem(h func()) { w.onProblem = append(w.onProblem, h) }
+
+// OnRevisions adds a handler that is told when Revision answers otherwise for
+// the same pods. It must not block, nor ask the walker. Call before Start.
+func (w *Walker) OnRevisions(h func()) { w.onRevisions = append(w.onRevisions, h) }
+
+// SetKinds makes the walk know exactly these kinds beside the built-in ones. A
+// kind that is new is watched from here on; one that is not there any more is
+// forgotten, with its objects, and its watch has ended when SetKinds returns.
+// What a kind has in common with before goes on undisturbed.
+func (w *Walker) SetKinds(kinds []Kind) {
+	w.lifecycle.Lock()
+	defer w.lifecycle.Unlock()
+	wanted := make(map[schema.GroupKind]Kind, len(kinds))
+	for _, k := range kinds {
+		wanted[k.GroupKind()] = k
+	}
+	for gk, old := range w.further {
+		if k, stays := wanted[gk]; !stays || !k.sameWatch(old.of) {
+			w.endLocked(old, stays)
+		}
+	}
+	for gk, k := range wanted {
+		if old := w.further[gk]; old == nil || !k.sameWatch(old.of) {
+			w.beginLocked(k, old)
+		} else {
+			old.of = k
+		}
+	}
+	if w.setRevisionsLocked() {
+		for _, h := range w.onRevisions {
+			h()
+		}
+	}
+	w.configured.Store(true)
+}
+
+// endLocked ends a watch. If the kind stays, in another form, its objects do
+// too, until the next list.
+func (w *Walker) endLocked(f *furtherFeed, stays bool) {
+	if f.cancel != nil {
+		f.cancel()
+		<-f.done
+	}
+	if stays {
+		return
+	}
+	delete(w.further, f.of.GroupKind())
+	w.mu.Lock()
+	delete(w.kinds, f.of.GroupKind())
+	w.mu.Unlock()
+	f.mu.Lock()
+	gone := f.known
+	f.known = uidSet{}
+	f.mu.Unlock()
+	for uid := range gone {
+		w.Drop(uid)
+	}
+}
+
+func (w *Walker) beginLocked(k Kind, old *furtherFeed) {
+	f := &furtherFeed{feed: newFeed(w, w.furtherKind(k)), of: k}
+	if old != nil {
+		f.known = old.known // its feed has ended
+	}
+	w.further[k.GroupKind()] = f
+	w.mu.Lock()
+	w.kinds[k.GroupKind()] = f.kind
+	w.mu.Unlock()
+	w.launchLocked(f.feed)
+}
+
+func (w *Walker) setRevisionsLocked() (changed bool) {
+	revisions := map[schema.GroupKind]string{}
+	for gk, f := range w.further {
+		if f.of.RevisionLabel != "" {
+			revisions[gk] = f.of.RevisionLabel
+		}
+	}
+	old := *w.revisions.Swap(&revisions)
+	if len(old) != len(revisions) {
+		return true
+	}
+	for gk, label := range revisions {
+		if old[gk] != label {
+			return true
+		}
+	}
+	return false
+}
+
+// Revision is the name under which the pods of one revision of a workload are
+// counted together, beside their direct owner: of a pod with this controller
+// and these labels.
+func (w *Walker) Revision(controller *ownership.Reference, labels map[string]string) string {
+	label := ""
+	if controller != nil {
+		label = (*w.revisions.Load())[controller.GroupKind()]
+	}
+	return ownership.Revision(labels, label)
+}
+
+// furtherSynced tells whether what SetKinds named has been listed once, or
+// cannot be for now.
+func (w *Walker) furtherSynced() bool {
+	if w.dynamic == nil {
+		return true
+	}
+	if !w.configured.Load() {
+		return false
+	}
+	w.lifecycle.Lock()
+	defer w.lifecycle.Unlock()
+	for _, f := range w.further {
+		if !f.synced.Load() && len(f.problems()) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Problems returns what is wrong with kinds beside the built-in ones, sorted.
+func (w *Walker) Problems() []Problem {
+	w.lifecycle.Lock()
+	defer w.lifecycle.Unlock()
+	var out []Problem
+	for _, f := range w.further {
+		for verb, err := range f.problems() {
+			out = append(out, Problem{Kind: f.of, Verb: verb, Err: err})
+		}
+	}
+	slices.SortFunc(out, func(a, b Problem) int {
+		return strings.Compare(a.Kind.GroupKind().String()+" "+a.Verb, b.Kind.GroupKind().String()+" "+b.Verb)
+	})
+	return out
+}
+
+// problems are the failures that do not pass by themselves.
+func (f *feed) problems() map[string]error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[string]error{}
+	for verb, err := range f.failures {
+		if verb == verbNone || lasts(err) {
+			out[verb] = err
+		}
+	}
+	return out
+}
+
+// lasts tells whether somebody has to do something about an error.
+func lasts(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
+
+// note records how a list or a watch ended.
+func (f *feed) note(ctx context.Context, verb string, err error) {
+	if err != nil && ctx.Err() != nil {
+		return // the feed is being ended
+	}
+	f.mu.Lock()
+	was := f.failures[verb]
+	if err == nil {
+		delete(f.failures, verb)
+	} else {
+		f.failures[verb] = err
+	}
+	f.mu.Unlock()
+	if lasts(err) != lasts(was) {
+		f.tell()
+	}
+}
+
+func (f *feed) tell() {
+	for _, h := range f.walker.onProblem {
+		h()
+	}
+}
+
+// slim slims an object, and keeps the first that does not say what it should.
+func (f *feed) slim(obj any) (*ownership.Object, error) {
+	o, err := f.kind.slim(obj)
+	if o == nil || err == nil {
+		return o, err
+	}
+	f.mu.Lock()
+	first := f.failures[verbNone] == nil
+	if first {
+		f.failures[verbNone] = fmt.Errorf("reading %s %s/%s: %w", o.Kind, o.Namespace, o.Name, err)
+	}
+	f.mu.Unlock()
+	if first {
+		f.tell()
+	}
+	return o, nil
+}
+
+// furtherKind reads metadata only, unless something else is asked for.
+func (w *Walker) furtherKind(k Kind) *kind {
+	resource := k.GroupVersion().WithResource(k.Resource)
+	out := &kind{GroupVersionKind: k.GroupVersionKind, resource: resource.GroupResource().String()}
+	if len(k.ReplicasPath) == 0 {
+		client := w.metadata.Resource(resource)
+		out.client, out.listWatch = w.metadata, listWatchOf(client.List, client.Watch)
+		out.get = func(ctx context.Context, namespace, name string) (any, error) {
+			return client.Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+		}
+		out.replicas = func(any) (*int32, error) { return nil, nil }
+		return out
+	}
+	client := w.dynamic.Resource(resource)
+	out.client, out.listWatch = w.dynamic, listWatchOf(client.List, client.Watch)
+	out.get = func(ctx context.Context, namespace, name string) (any, error) {
+		return client.Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	}
+	out.replicas = func(obj any) (*int32, error) {
+		u, ok := obj.(*unstructured.Unstructured)
+		if !ok {
+			return nil, fmt.Errorf("%w %T", errNoObject, obj)
+		}
+		return replicasAt(u.Object, k.ReplicasPath)
+	}
+	return out
+}
+
+func listWatchOf[L runtime.Object](
+	list func(context.Context, metav1.ListOptions) (L, error), events func(context.Context, metav1.ListOptions) (watch.Interface, error),
+) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return list(ctx, options)
+		},
+		WatchFuncWithContext: events,
+	}
+}
+
+var errNoReplicas = errors.New("is no number of pods")
+
+// replicasAt reads the number of pods that an object wants. An object that
+// leaves the field out wants none that it says.
+func replicasAt(object map[string]any, path []string) (*int32, error) {
+	value, found, err := unstructured.NestedFieldNoCopy(object, path...)
+	if err != nil {
+		return nil, fmt.Errorf(".%s %w: a field on the way to it is no object", strings.Join(path, "."), errNoReplicas)
+	}
+	if !found || value == nil {
+		return nil, nil
+	}
+	var n int64
+	switch value := value.(type) {
+	case int64:
+		n = value
+	case float64:
+		n = int64(value)
+		if float64(n) != value {
+			n = -1
+		}
+	default:
+		n = -1
+	}
+	if n < 0 || n > math.MaxInt32 {
+		return nil, fmt.Errorf(".%s %w: it must be an integer from 0 to %d", strings.Join(path, "."), errNoReplicas, math.MaxInt32)
+	}
+	return new(int32(n)), nil
+}

@@ -1,0 +1,134 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay: in the isolated form a
+// second kube-scheduler places managed pods exactly, under its ServiceAccount.
+// Pods without a policy never meet Atoll and are bound whatever of it is away.
+func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
+	f := newFixtureOfItsOwn(t, atoll.Options{Isolated: true})
+	f.group("isolated-a", 2)
+	f.group("isolated-b", 2)
+	f.create(weights("policy", "isolated-a", 3, "isolated-b", 2))
+	f.create(deployment("app", 5, "policy"), deployment("free", 10, ""))
+
+	f.eventually(patience, "managed pods are spread exactly", func() error {
+		return f.spreadIs("app", map[string]int{"isolated-a": 3, "isolated-b": 2})
+	})
+	f.eventually(patience, "pods without a policy are bound", func() error { return f.boundAre("free", 10) })
+	f.scheduledBy("app", atoll.Scheduler)
+	f.scheduledBy("free", corev1.DefaultSchedulerName)
+	f.askedOnlyForManagedPods()
+	if calls := f.filterCalls(); calls == 0 {
+		t.Error("no filter request at all: the managed pods went past the extender")
+	}
+	lease, err := f.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Scheduler, metav1.GetOptions{})
+	if err != nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+		t.Errorf("nobody holds the second scheduler's Lease: %v", err)
+	}
+
+	t.Run("the second scheduler is away: managed pods wait, all others are bound", func(t *testing.T) {
+		f.kill(atoll.Scheduler)
+		f.scale("app", 7)
+		f.scale("free", 20)
+		f.eventually(10*time.Second, "pods without a policy are bound", func() error { return f.boundAre("free", 20) })
+		f.eventually(patience, "managed pods are created", func() error {
+			if n := len(f.pods("app")); n != 7 {
+				return fmt.Errorf("%d pods", n)
+			}
+			return nil
+		})
+		f.always(2*time.Second, "managed pods wait", func() error { return f.boundAre("app", 5) })
+		f.restart(atoll.Scheduler)
+		f.eventually(patience, "the pods that waited are placed exactly", func() error {
+			return f.spreadIs("app", map[string]int{"isolated-a": 4, "isolated-b": 3})
+		})
+		f.scheduledBy("app", atoll.Scheduler)
+	})
+
+	t.Run("the manager is away: pods without a policy are bound", func(t *testing.T) {
+		f.askedOnlyForManagedPods()
+		f.kill(atoll.Manager)
+		f.scale("free", 40)
+		f.eventually(10*time.Second, "pods without a policy are bound", func() error { return f.boundAre("free", 40) })
+		f.scheduledBy("free", corev1.DefaultSchedulerName)
+	})
+
+	t.Run("managed pods of that time are put right when it is back", func(t *testing.T) {
+		f.scale("app", 15)
+		f.eventually(patience, "the webhook is passed by", func() error { return f.boundAre("app", 15) })
+		t.Logf("without the manager: %v", f.spread("app"))
+		f.restart(atoll.Manager)
+		f.eventually(2*patience, "managed pods are spread exactly", func() error {
+			if err := f.spreadIs("app", map[string]int{"isolated-a": 9, "isolated-b": 6}); err != nil {
+				return err
+			}
+			return f.allReady("app", 15)
+		})
+		f.askedOnlyForManagedPods()
+	})
+}
+
+// boundAre tells whether an app has exactly n bound pods.
+func (f *fixture) boundAre(app string, n int) error {
+	if got := f.bound(app); got != n {
+		return fmt.Errorf("%d pods of %s are bound, want %d", got, app, n)
+	}
+	return nil
+}
+
+// scheduledBy fails unless every pod of an app names the scheduler and was
+// bound by it.
+func (f *fixture) scheduledBy(app, scheduler string) {
+	f.Helper()
+	f.eventually(patience, "events say who bound the pods of "+app, func() error {
+		events, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		by := map[string]string{}
+		for _, e := range events.Items {
+			if e.Reason == "Scheduled" {
+				by[string(e.Regarding.UID)] = e.ReportingController
+			}
+		}
+		for _, pod := range f.pods(app) {
+			if pod.Spec.SchedulerName != scheduler || by[string(pod.UID)] != scheduler {
+				return fmt.Errorf("pod %s names %q and was bound by %q, want %q", pod.Name, pod.Spec.SchedulerName, by[string(pod.UID)], scheduler)
+			}
+		}
+		return nil
+	})
+}
+
+// askedOnlyForManagedPods fails if the extender has answered a filter request
+// for a pod without a policy.
+func (f *fixture) askedOnlyForManagedPods() {
+	f.Helper()
+	if n := f.metric("atoll_extender_filter_total", `result="unmanaged"`); n != 0 {
+		f.Errorf("%v filter requests were about pods without a policy, want none", n)
+	}
+}
+
+func (f *fixture) kill(process string) {
+	f.Helper()
+	if err := f.cluster.Kill(f.ctx, process); err != nil {
+		f.Fatal(err)
+	}
+}
+
+func (f *fixture) restart(process string) {
+	f.Helper()
+	if err := f.cluster.Restart(f.ctx, process); err != nil {
+		f.Fatal(err)
+	}
+}

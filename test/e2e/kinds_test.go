@@ -1,0 +1,414 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/controller/workloads"
+)
+
+// part runs a part of a test. Those that come after it go on where it ended.
+func (f *fixture) part(name string, run func(f *fixture)) {
+	f.Helper()
+	ok := f.Run(name, func(t *testing.T) {
+		part := *f
+		part.T = t
+		run(&part)
+	})
+	if !ok {
+		f.FailNow()
+	}
+}
+
+// template makes the template of pods of an app that stay Pending once they
+// are bound: those of Jobs would complete within moments.
+func template(app string) corev1.PodTemplateSpec {
+	return corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}, Annotations: map[string]string{devcluster.StartDelayAnnotation: "1h"}},
+		Spec: corev1.PodSpec{
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: new(int64),
+			Containers:                    []corev1.Container{{Name: "app", Image: "nginx:1.27"}},
+		},
+	}
+}
+
+// restarted makes the template one of pods that go on, as all but Jobs want them.
+func restarted(t corev1.PodTemplateSpec) corev1.PodTemplateSpec {
+	t.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	t.Annotations = nil
+	return t
+}
+
+// requiring names an object that requires the policy "policy".
+func requiring(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: name, Labels: map[string]string{gm.RequiredPropagationPolicyLabel: "policy"}}
+}
+
+func selecting(app string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
+}
+
+func job(completions, parallelism int32, pods corev1.PodTemplateSpec) batchv1.JobSpec {
+	return batchv1.JobSpec{Completions: &completions, Parallelism: &parallelism, Template: pods}
+}
+
+// TestEveryBuiltInKind is scenario 41 for the kinds that are always on: each is
+// divided exactly, or, where there is nothing to divide, kept to the groups.
+func TestEveryBuiltInKind(t *testing.T) {
+	f := newFixture(t)
+	f.group("kinds-a", 2)
+	f.group("kinds-b", 2)
+	f.nodes(nil, "kinds-out")
+	f.create(weights("policy", "kinds-a", 3, "kinds-b", 2))
+	threeTwo := map[string]int{"kinds-a": 3, "kinds-b": 2}
+	f.create(&batchv1.CronJob{ObjectMeta: requiring("cron"), Spec: batchv1.CronJobSpec{
+		Schedule: "* * * * *", ConcurrencyPolicy: batchv1.ForbidConcurrent, JobTemplate: batchv1.JobTemplateSpec{Spec: job(50, 5, template("cron"))},
+	}})
+	for app, o := range map[string]client.Object{
+		"stateful": &appsv1.StatefulSet{ObjectMeta: requiring("stateful"), Spec: appsv1.StatefulSetSpec{
+			Replicas: new(int32(5)), Selector: selecting("stateful"), Template: restarted(template("stateful")),
+		}},
+		"replicas": &appsv1.ReplicaSet{ObjectMeta: requiring("replicas"), Spec: appsv1.ReplicaSetSpec{
+			Replicas: new(int32(5)), Selector: selecting("replicas"), Template: restarted(template("replicas")),
+		}},
+		// The total is the parallelism: of 50 pods 5 are to be there at a time.
+		"job": &batchv1.Job{ObjectMeta: requiring("job"), Spec: job(50, 5, template("job"))},
+	} {
+		f.part(app, func(f *fixture) {
+			f.create(o)
+			f.eventually(patience, "3:2", func() error { return f.spreadIs(app, threeTwo) })
+		})
+	}
+	f.part("a DaemonSet has a pod on each node of the groups and on no other", func(f *fixture) {
+		f.create(&appsv1.DaemonSet{ObjectMeta: requiring("daemon"), Spec: appsv1.DaemonSetSpec{
+			Selector: selecting("daemon"), Template: restarted(template("daemon")),
+		}})
+		f.eventually(patience, "one pod a node", func() error {
+			if err := f.spreadIs("daemon", map[string]int{"kinds-a": 2, "kinds-b": 2}); err != nil {
+				return err
+			}
+			if n := len(f.pods("daemon")); n != 5 {
+				return fmt.Errorf("%d pods, want one for each of 5 nodes", n)
+			}
+			return nil
+		})
+		f.always(2*time.Second, "the fifth pod waits", func() error {
+			return f.spreadIs("daemon", map[string]int{"kinds-a": 2, "kinds-b": 2})
+		})
+	})
+	f.part("a pod without an owner is a workload of one", func(f *fixture) {
+		pods := restarted(template("bare"))
+		for i := range 3 {
+			pod := &corev1.Pod{ObjectMeta: requiring(fmt.Sprint("bare-", i)), Spec: pods.Spec}
+			pod.Labels["app"] = "bare"
+			f.create(pod)
+		}
+		f.eventually(patience, "each goes where the first of many would", func() error {
+			return f.spreadIs("bare", map[string]int{"kinds-a": 3})
+		})
+	})
+	f.part("the Job of a CronJob", func(f *fixture) {
+		f.eventually(2*time.Minute, "3:2", func() error { return f.spreadIs("cron", threeTwo) })
+	})
+	f.always(2*time.Second, "everything stays", func() error {
+		for _, app := range []string{"stateful", "replicas", "job"} {
+			if err := f.spreadIs(app, threeTwo); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// TestPodsThatAreOverHoldNoSeat is scenario 43.
+func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
+	f := newFixture(t)
+	f.group("over-a", 2)
+	f.group("over-b", 1)
+	f.create(weights("policy", "over-a", 1, "over-b", 1))
+	f.part("completed pods of a Job", func(f *fixture) {
+		pods := template("job")
+		delete(pods.Annotations, devcluster.StartDelayAnnotation)
+		f.create(&batchv1.Job{ObjectMeta: requiring("job"), Spec: job(8, 2, pods)})
+		f.eventually(patience, "all 8 pods complete, one of each group at a time", func() error {
+			running := map[string]int{}
+			list := f.pods("job")
+			for _, pod := range list {
+				if pod.Spec.NodeName != "" && pod.Status.Phase != corev1.PodSucceeded {
+					running[pod.Spec.NodeName[:len("over-a")]]++
+				}
+			}
+			for group, n := range running {
+				if n > 1 {
+					f.Fatalf("%d pods are in %s, want no more than one", n, group)
+				}
+			}
+			var j batchv1.Job
+			if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "job"}, &j); err != nil {
+				return err
+			}
+			if j.Status.Succeeded != 8 {
+				return fmt.Errorf("%d pods have completed", j.Status.Succeeded)
+			}
+			return nil
+		})
+	})
+	f.part("terminating pods on a node that is offline", func(f *fixture) {
+		f.create(deployment("app", 4, "policy", func(d *appsv1.Deployment) {
+			d.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(600))
+		}))
+		even := map[string]int{"over-a": 2, "over-b": 2}
+		f.eventually(patience, "2:2", func() error {
+			if err := f.allReady("app", 4); err != nil {
+				return err
+			}
+			return f.spreadIs("app", even)
+		})
+		var offline string
+		for _, pod := range f.pods("app") {
+			if strings.HasPrefix(pod.Spec.NodeName, "over-a") {
+				offline = pod.Spec.NodeName
+			}
+		}
+		if err := f.cluster.Kill(f.ctx, offline); err != nil {
+			f.Fatal(err)
+		}
+		f.eventually(2*time.Minute, "the node is not Ready", func() error {
+			var g gm.NodeGroup
+			if err := f.client.Get(f.ctx, types.NamespacedName{Name: "over-a"}, &g); err != nil || g.Status.Ready != 1 {
+				return fmt.Errorf("%d nodes of the group are Ready: %w", g.Status.Ready, err)
+			}
+			return nil
+		})
+		deleted := 0
+		for _, pod := range f.pods("app") {
+			if pod.Spec.NodeName == offline {
+				deleted++
+				if err := f.kube.CoreV1().Pods(f.ns).Delete(f.ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
+					f.Fatal(err)
+				}
+			}
+		}
+		f.eventually(patience, "others take the seats on the group's other node", func() error {
+			if err := f.allReady("app", 4); err != nil {
+				return err
+			}
+			return f.spreadIs("app", even)
+		})
+		list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=app"})
+		if err != nil || len(list.Items) != 4+deleted {
+			f.Errorf("%d pods are there, error %v: those on %s were to terminate for long", len(list.Items), err, offline)
+		}
+		if err := f.cluster.Restart(f.ctx, offline); err != nil {
+			f.Fatal(err)
+		}
+	})
+}
+
+// The kind of the tests: nobody serves it until a CustomResourceDefinition comes.
+var sailKind = schema.GroupVersionKind{Group: "e2e.example.com", Version: "v1", Kind: "Sail"}
+
+const sailEntry = "- {group: e2e.example.com, version: v1, kind: Sail, replicasPath: .spec.crew, podTemplatePath: .spec.template, revisionLabel: e2e.example.com/cut}\n"
+
+func sailDefinition() *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": "sails.e2e.example.com"},
+		"spec": map[string]any{
+			"group": "e2e.example.com", "scope": "Namespaced",
+			"names": map[string]any{"kind": "Sail", "plural": "sails", "singular": "sail", "listKind": "SailList"},
+			"versions": []any{map[string]any{
+				"name": "v1", "served": true, "storage": true,
+				"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+			}},
+		},
+	}}
+}
+
+// sail creates a Sail that requires a policy.
+func (f *fixture) sail(name string, crew int, policy string) *unstructured.Unstructured {
+	f.Helper()
+	s := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"crew": int64(crew)}}}
+	s.SetGroupVersionKind(sailKind)
+	s.SetName(name)
+	s.SetLabels(map[string]string{gm.RequiredPropagationPolicyLabel: policy})
+	f.create(s)
+	return s
+}
+
+// man creates n pods of a Sail, as its controller would.
+func (f *fixture) man(s *unstructured.Unstructured, cut string, n int) {
+	f.Helper()
+	pods := restarted(template(s.GetName()))
+	for i := range n {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%s-%d", s.GetName(), cut, i), Labels: map[string]string{"app": s.GetName(), "e2e.example.com/cut": cut, "cut-" + cut: "yes"},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(s, sailKind)},
+		}, Spec: pods.Spec}
+		f.create(pod)
+	}
+}
+
+// boundTo tells whether a Sail carries the binding label of a policy.
+func (f *fixture) boundTo(s *unstructured.Unstructured, policy string) error {
+	now := s.DeepCopy()
+	if err := f.client.Get(f.ctx, client.ObjectKeyFromObject(s), now); err != nil {
+		return err
+	}
+	if got := now.GetLabels()[gm.BindingPropagationPolicyLabel]; got != policy {
+		return fmt.Errorf("Sail %s is bound to %q, want %q", s.GetName(), got, policy)
+	}
+	return nil
+}
+
+// configure writes the list of kinds.
+func (f *fixture) configure(text string) {
+	f.Helper()
+	f.patch(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: atoll.Namespace, Name: workloads.ConfigMapName}},
+		map[string]any{"data": map[string]any{"workloads.yaml": text}})
+}
+
+// told waits for an event on the ConfigMap.
+func (f *fixture) told(reason, text string) {
+	f.Helper()
+	f.eventually(patience, "the event "+reason, func() error {
+		list, err := f.kube.EventsV1().Events(atoll.Namespace).List(f.ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var notes []string
+		for _, e := range list.Items {
+			if e.Regarding.Kind == "ConfigMap" && e.Regarding.Name == workloads.ConfigMapName {
+				notes = append(notes, e.Reason+": "+e.Note)
+			}
+		}
+		if !slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, reason+": ") && strings.Contains(n, text) }) {
+			return fmt.Errorf("none says %q; there are %q", text, notes)
+		}
+		return nil
+	})
+}
+
+// TestKindsOfTheConfigMap is scenarios 41 and 42 for a kind that is
+// configured, and permitted, by the chart's value: it comes with its
+// definition, and goes with its entry, while atoll-manager runs.
+func TestKindsOfTheConfigMap(t *testing.T) {
+	f := newFixtureOfItsOwn(t, atoll.Options{Values: map[string]any{"workloads": []any{map[string]any{
+		"group": "e2e.example.com", "version": "v1", "kind": "Sail",
+		"replicasPath": ".spec.crew", "podTemplatePath": ".spec.template", "revisionLabel": "e2e.example.com/cut",
+	}}}})
+	f.told(workloads.ReasonRejected, "workloads.yaml (Sail.e2e.example.com): the API server does not serve e2e.example.com/v1, kind Sail: install its CustomResourceDefinition")
+	if err := f.client.Create(f.ctx, sailDefinition()); err != nil {
+		t.Fatal(err)
+	}
+	f.told(workloads.ReasonInForce, "Sail.e2e.example.com")
+
+	f.group("sea-a", 2)
+	f.group("sea-b", 2)
+	f.create(weights("policy", "sea-a", 3, "sea-b", 2))
+	threeTwo := map[string]int{"sea-a": 3, "sea-b": 2}
+	main := f.sail("main", 5, "policy")
+	f.eventually(patience, "the Sail is bound", func() error { return f.boundTo(main, "policy") })
+	f.man(main, "one", 5)
+	f.eventually(patience, "3:2", func() error { return f.spreadIs("main", threeTwo) })
+	f.eventually(patience, "the policy says so", func() error { return f.reason("policy", gm.ReasonSatisfied) })
+
+	f.part("each revision by the label that the entry names is divided on its own", func(f *fixture) {
+		for _, pod := range f.pods("main") {
+			// 1:2 is left. Five more, counted together with them, would be 4:1.
+			if strings.HasPrefix(pod.Spec.NodeName, "sea-a") && len(f.pods("main")) > 3 {
+				if err := f.client.Delete(f.ctx, &pod); err != nil {
+					f.Fatal(err)
+				}
+			}
+		}
+		f.eventually(patience, "1:2 of the old revision", func() error { return f.spreadIs("main", map[string]int{"sea-a": 1, "sea-b": 2}) })
+		f.man(main, "two", 5)
+		f.eventually(patience, "3:2 of the new", func() error { return f.spreadIs("main", map[string]int{"sea-a": 4, "sea-b": 4}) })
+	})
+	f.part("the Sail is found above a ReplicaSet", func(f *fixture) {
+		fleet := f.sail("fleet", 5, "policy")
+		f.eventually(patience, "the Sail is bound", func() error { return f.boundTo(fleet, "policy") })
+		f.create(&appsv1.ReplicaSet{
+			ObjectMeta: metav1.ObjectMeta{Name: "fleet", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(fleet, sailKind)}},
+			Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32(5)), Selector: selecting("fleet"), Template: restarted(template("fleet"))},
+		})
+		f.eventually(patience, "3:2", func() error { return f.spreadIs("fleet", threeTwo) })
+	})
+	works := func(f *fixture, name string) {
+		f.Helper()
+		s := f.sail(name, 5, "policy")
+		f.eventually(patience, "a new Sail is bound", func() error { return f.boundTo(s, "policy") })
+		f.man(s, "one", 5)
+		f.eventually(patience, "3:2", func() error { return f.spreadIs(name, threeTwo) })
+	}
+	f.part("a kind without a permission is named, and what was in force stays", func(f *fixture) {
+		f.configure("- {version: v1, kind: ReplicationController}\n")
+		f.told(workloads.ReasonRejected, "workloads.yaml (ReplicationController): atoll-manager may not get, list, watch, patch replicationcontrollers in every namespace: ")
+		works(f, "permitted")
+	})
+	f.part("a bad text is named, and what was in force stays", func(f *fixture) {
+		f.configure(sailEntry + "- {kind")
+		f.told(workloads.ReasonRejected, "workloads.yaml: the text is no YAML: ")
+		works(f, "written")
+		if err := f.cluster.Restart(f.ctx, atoll.Manager); err != nil {
+			f.Fatal(err)
+		}
+		works(f, "started")
+	})
+	f.part("an entry that goes ends it, and lets pods go that wait for it", func(f *fixture) {
+		waits := f.sail("waits", 1, "missing")
+		f.man(waits, "one", 1)
+		f.eventually(patience, "the pod is gated", func() error {
+			if gates := f.pods("waits")[0].Spec.SchedulingGates; len(gates) != 1 {
+				return fmt.Errorf("gates are %v", gates)
+			}
+			return nil
+		})
+		f.configure("[]")
+		f.told(workloads.ReasonInForce, "Workloads beside the built-in kinds: none")
+		f.eventually(patience, "the pod that waited is bound", func() error { return f.bindings("waits", 1) })
+		late := f.sail("late", 5, "policy")
+		f.man(late, "one", 5)
+		f.eventually(patience, "pods are kube-scheduler's", func() error { return f.bindings("late", 5) })
+		for _, pod := range f.pods("late") {
+			if _, stamped := pod.Labels[gm.NodeGroupLabel]; stamped || len(pod.Labels) != 3 {
+				f.Errorf("pod %s was placed by a policy: labels %v", pod.Name, pod.Labels)
+			}
+		}
+		f.always(2*time.Second, "the Sail is not bound", func() error { return f.boundTo(late, "") })
+	})
+	f.part("an entry that comes back finds what is there", func(f *fixture) {
+		f.configure(sailEntry)
+		late := &unstructured.Unstructured{}
+		late.SetGroupVersionKind(sailKind)
+		late.SetNamespace(f.ns)
+		late.SetName("late")
+		f.eventually(patience, "the Sail is bound", func() error { return f.boundTo(late, "policy") })
+		works(f, "back")
+	})
+}
+
+// bindings tells whether n pods of an app are bound, wherever.
+func (f *fixture) bindings(app string, n int) error {
+	if got := f.bound(app); got != n {
+		return fmt.Errorf("%d pods of %s are bound, want %d", got, app, n)
+	}
+	return nil
+}
