@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -23,13 +24,17 @@ type Request struct {
 	Received, Answered time.Time
 }
 
-func (r Request) pod() types.NamespacedName {
+func (r Request) object() types.NamespacedName {
 	return types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
 }
 
-// deletesPods: the request is to delete pods, whatever came of it.
-func (r Request) deletesPods() bool {
-	return r.Resource == "pods" && r.Subresource == "" && (r.Verb == "delete" || r.Verb == "deletecollection")
+// deletes: the request is to delete pods or what owns them, whatever came of it.
+func (r Request) deletes() bool {
+	if r.Subresource != "" || r.Verb != "delete" && r.Verb != "deletecollection" {
+		return false
+	}
+	_, owner := kinds()[r.Resource]
+	return owner && r.Resource != "nodes" && !strings.HasSuffix(r.Resource, "policies")
 }
 
 // evicted: the request evicted a pod.

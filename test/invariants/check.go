@@ -2,6 +2,7 @@ package invariants
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,6 +21,21 @@ type Limits struct {
 	Lag time.Duration
 	// EvictionsPerMinute bounds the evictions of pods that have a node. 0 is no bound.
 	EvictionsPerMinute int
+	// Exceptions are what a run breaks on purpose.
+	Exceptions []Exception
+}
+
+// Exception lets an invariant be broken, in one namespace and for a time.
+type Exception struct {
+	Invariant, Namespace string
+	// From and To bound it; a zero To is the end of the run.
+	From, To time.Time
+	// Why says who breaks it and what for.
+	Why string
+}
+
+func (e Exception) covers(v Violation) bool {
+	return e.Invariant == v.Invariant && e.Namespace == v.Namespace && !v.At.Before(e.From) && (e.To.IsZero() || !v.At.After(e.To))
 }
 
 // Violation is something that must never happen.
@@ -30,15 +46,20 @@ type Violation struct {
 	RV uint64
 	// At is when it was seen.
 	At time.Time
-	// Object names what it happened to.
-	Object string
+	// Namespace and Pod name what it happened to.
+	Namespace, Pod string
 	// Why says what is wrong.
 	Why string
+	// Around is the history of the pod, its node and its policies up to then, a
+	// line a version.
+	Around []string
 }
 
 func (v Violation) String() string {
-	return fmt.Sprintf("%s at resourceVersion %d (%s): %s: %s", v.Invariant, v.RV, v.At.UTC().Format("15:04:05.000"), v.Object, v.Why)
+	return fmt.Sprintf("%s at resourceVersion %d (%s): pod %s/%s %s", v.Invariant, v.RV, clockOf(v.At), v.Namespace, v.Pod, v.Why)
 }
+
+func clockOf(t time.Time) string { return t.UTC().Format("15:04:05.000") }
 
 // Report is what a Check found.
 type Report struct {
@@ -46,22 +67,26 @@ type Report struct {
 	Violations []Violation
 	// Binds and Evictions are how many were judged, Unjudged how many could not be.
 	Binds, Evictions, Unjudged int
+	// Excepted are the violations that were on purpose.
+	Excepted int
 	Gaps                       []Gap
 	First, Last                uint64
 }
 
 // Summary is one line about the run.
 func (r Report) Summary() string {
-	return fmt.Sprintf("resourceVersions %d to %d: %d bindings and %d evictions judged, %d could not be, %d gaps, %d violations",
-		r.First, r.Last, r.Binds, r.Evictions, r.Unjudged, len(r.Gaps), len(r.Violations))
+	return fmt.Sprintf("resourceVersions %d to %d: %d bindings and %d evictions judged, %d could not be, %d gaps, %d violations, %d more on purpose",
+		r.First, r.Last, r.Binds, r.Evictions, r.Unjudged, len(r.Gaps), len(r.Violations), r.Excepted)
 }
 
-// Err lists the violations, or is nil.
+// shown bounds the violations that are printed.
+const shown = 30
+
+// Err lists the violations and the history around them, or is nil.
 func (r Report) Err() error {
 	if len(r.Violations) == 0 {
 		return nil
 	}
-	const shown = 30
 	var b strings.Builder
 	fmt.Fprintf(&b, "checking invariants over %s", r.Summary())
 	for i, v := range r.Violations {
@@ -70,8 +95,11 @@ func (r Report) Err() error {
 			break
 		}
 		fmt.Fprintf(&b, "\n  %s", v)
+		for _, line := range v.Around {
+			fmt.Fprintf(&b, "\n      %s", line)
+		}
 	}
-	return fmt.Errorf("%s", b.String())
+	return errors.New(b.String())
 }
 
 // Check replays a history, and what atoll-manager asked the API server to do.
@@ -104,17 +132,27 @@ type seat struct {
 	group string
 }
 
-func (c *checker) violate(invariant string, rv uint64, at time.Time, object, why string, args ...any) {
-	c.report.Violations = append(c.report.Violations, Violation{invariant, rv, at, object, fmt.Sprintf(why, args...)})
+func (c *checker) violate(invariant string, s Stamp, pod types.NamespacedName, around []any, why string, args ...any) {
+	v := Violation{Invariant: invariant, RV: s.RV, At: s.Seen, Namespace: pod.Namespace, Pod: pod.Name, Why: fmt.Sprintf(why, args...)}
+	if slices.ContainsFunc(c.Exceptions, func(e Exception) bool { return e.covers(v) }) {
+		c.report.Excepted++
+		return
+	}
+	if len(c.report.Violations) < shown { // the others are not printed
+		v.Around = c.around(s.RV, around)
+	}
+	c.report.Violations = append(c.report.Violations, v)
 }
 
-func (p Pod) String() string { return "pod " + p.Namespace + "/" + p.Name }
+func (p Pod) name() types.NamespacedName {
+	return types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
+}
 
 // checkDeletions is I2.
 func (c *checker) checkDeletions(requests []Request) {
 	for _, r := range requests {
-		if r.deletesPods() {
-			c.violate("I2", 0, r.Received, "pod "+r.pod().String(), "%s by %s, answered %d: pods leave by eviction only", r.Verb, r.User, r.Code)
+		if r.deletes() {
+			c.violate("I2", Stamp{Seen: r.Received}, r.object(), nil, "%s of %s by %s, answered %d: pods leave by eviction only", r.Verb, r.Resource, r.User, r.Code)
 		}
 	}
 }
@@ -161,21 +199,21 @@ func (c *checker) checkBind(pod Pod, s Stamp) {
 	}
 	required := apps[0].propagation.Policies.RequiredPropagation
 	if !bound {
-		c.violate("I5", s.RV, s.Seen, pod.String(), "got node %q while PropagationPolicy %q, which %s %q requires, was not bound",
+		c.violate("I5", s, pod.name(), c.near(pod, apps), "got node %q while PropagationPolicy %q, which %s %q requires, was not bound",
 			pod.Node, required, apps[0].propagation.Kind, apps[0].propagation.Name)
 		return
 	}
 	if !anyAllows(policies, groups) {
-		c.violate("I5", s.RV, s.Seen, pod.String(), "got node %q of NodeGroup %q, which PropagationPolicy %q gives nothing", pod.Node, groups[0], required)
+		c.violate("I5", s, pod.name(), c.near(pod, apps), "got node %q of NodeGroup %q, which PropagationPolicy %q gives nothing", pod.Node, groups[0], required)
 		return
 	}
 	if pod.OwnerKind != "DaemonSet" { // one a node: nothing is divided
-		c.checkMax(pod, s, policies, total)
+		c.checkMax(pod, s, apps, policies, total)
 	}
 }
 
 // checkMax finds a range that a binding filled beyond its max.
-func (c *checker) checkMax(pod Pod, s Stamp, policies []PropagationPolicy, total int) {
+func (c *checker) checkMax(pod Pod, s Stamp, apps []application, policies []PropagationPolicy, total int) {
 	from := s.Seen.Add(-c.Lag)
 	group := c.groupOf(pod.Node, s.RV)
 	active, sitting := 0, 0
@@ -194,7 +232,7 @@ func (c *checker) checkMax(pod Pod, s Stamp, policies []PropagationPolicy, total
 		most = max(most, maxOf(p.Spec, group, max(total, active)))
 	}
 	if sitting > most {
-		c.violate("I5", s.RV, s.Seen, pod.String(), "is pod %d of its cohort in NodeGroup %q, which may have %d", sitting, group, most)
+		c.violate("I5", s, pod.name(), c.near(pod, apps), "is pod %d of its cohort in NodeGroup %q, which may have %d", sitting, group, most)
 	}
 }
 

@@ -25,6 +25,9 @@ func (e eviction) pod() Pod {
 	return pod
 }
 
+// stamp says when the pod began to leave, by the answer to the request.
+func (e eviction) stamp() Stamp { return Stamp{RV: e.left.RV, Seen: e.Answered} }
+
 // checkEvictions is I10.
 func (c *checker) checkEvictions(requests []Request) {
 	var evictions []eviction
@@ -44,7 +47,7 @@ func (c *checker) checkEvictions(requests []Request) {
 	for _, e := range evictions {
 		pod := e.pod()
 		if seen[pod.UID] {
-			c.violate("I10", e.left.RV, e.Answered, pod.String(), "was evicted twice")
+			c.violate("I10", e.stamp(), pod.name(), []any{pod.key()}, "was evicted twice")
 			continue
 		}
 		seen[pod.UID] = true
@@ -60,7 +63,7 @@ func (c *checker) checkEvictions(requests []Request) {
 // left nearest to the answer.
 func (c *checker) match(r Request) (eviction, bool) {
 	best, found := eviction{Request: r}, false
-	for _, key := range c.byName[r.pod()] {
+	for _, key := range c.byName[r.object()] {
 		t := c.timelines[key]
 		left, ok := leaves(t)
 		if ok && (!found || distance(left.Seen, r.Answered) < distance(best.left.Seen, r.Answered)) {
@@ -113,7 +116,7 @@ func (c *checker) checkEviction(e eviction, pod Pod) {
 	if len(groups) == 0 {
 		groups = []string{""}
 	}
-	c.violate("I10", e.left.RV, e.Answered, pod.String(),
+	c.violate("I10", e.stamp(), pod.name(), c.near(pod, apps),
 		"was evicted from node %q of NodeGroup %q without a reason: it was neither surplus there, nor other than its OverridePolicy wants it, nor without a node that could take it",
 		pod.Node, groups[0])
 }
@@ -250,7 +253,7 @@ func (c *checker) checkPace(running []eviction) {
 			first++
 		}
 		if n := i - first + 1; n > c.EvictionsPerMinute {
-			c.violate("I10", e.left.RV, e.Answered, e.pod().String(), "was the %dth running pod to be evicted within a minute, %d are allowed", n, c.EvictionsPerMinute)
+			c.violate("I10", e.stamp(), e.object(), nil, "was the %dth running pod to be evicted within a minute, %d are allowed", n, c.EvictionsPerMinute)
 			return
 		}
 	}

@@ -139,12 +139,16 @@ func slim(o runtime.Object) Object {
 		return workload("DaemonSet", o, new(int32(-1)))
 	case *batchv1.Job:
 		return workload("Job", o, o.Spec.Parallelism)
+	case *batchv1.CronJob:
+		return workload("CronJob", o, nil)
 	}
 	return nil
 }
 
 // watchedKinds are the kinds of owners that a History knows.
-var watchedKinds = map[string]bool{"Deployment": true, "ReplicaSet": true, "StatefulSet": true, "DaemonSet": true, "Job": true}
+var watchedKinds = map[string]bool{
+	"Deployment": true, "ReplicaSet": true, "StatefulSet": true, "DaemonSet": true, "Job": true, "CronJob": true,
+}
 
 func nameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
@@ -166,7 +170,7 @@ func workload(kind string, o metav1.Object, replicas *int32) Workload {
 
 func slimPod(o *corev1.Pod) Pod {
 	p := Pod{
-		UID: o.UID, Namespace: o.Namespace, Name: o.Name, Revision: ownership.Revision(o.Labels),
+		UID: o.UID, Namespace: o.Namespace, Name: o.Name, Revision: ownership.Revision(o.Labels, ""),
 		Policies: ownership.PoliciesOf(o.Labels), IgnoreMissing: ownership.IgnoresMissing(o.Annotations),
 		Node: o.Spec.NodeName, Group: o.Labels[gm.NodeGroupLabel], Overrides: o.Annotations[gm.OverridesAnnotation],
 		Active: o.DeletionTimestamp == nil && o.Status.Phase != corev1.PodSucceeded && o.Status.Phase != corev1.PodFailed,
