@@ -60,6 +60,7 @@ func newFixtureIn(t *testing.T, e environment) *fixture {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}
 	f.create(ns)
 	f.ns = ns.Name
+	f.watch.owns(t.Name(), f.ns)
 	f.Cleanup(func() {
 		policy := metav1.DeletePropagationBackground
 		err := f.kube.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{PropagationPolicy: &policy})

@@ -4,11 +4,14 @@
 // ServiceAccount.
 //
 // All tests share one cluster, one after the other: each has nodes, NodeGroups
-// and a namespace of its own and leaves none behind.
+// and a namespace of its own and leaves none behind. What every cluster writes
+// is watched from start to end (package invariants), and a run that breaks an
+// invariant fails.
 package e2e
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -32,6 +35,7 @@ type environment struct {
 	atoll   *atoll.Installation
 	client  client.WithWatch
 	kube    kubernetes.Interface
+	watch   *watcher
 }
 
 // env is what all tests share that do not ask for one of their own.
@@ -62,21 +66,36 @@ func run(m *testing.M) (code int) {
 	return m.Run()
 }
 
+// evictionsPerSecond is atoll-manager's pace in the tests: it bounds nothing.
+const evictionsPerSecond = 100
+
 // newEnvironment starts a cluster and installs Atoll. The returned function
-// ends both, and is there on errors too.
+// ends both, and is there on errors too. It tells what of the invariants was
+// broken in the meantime.
 func newEnvironment(ctx context.Context, o atoll.Options) (e environment, done func() error, err error) {
 	done = func() error { return nil }
-	e.cluster, err = devcluster.Start(ctx, devcluster.Options{PodStartDelay: 300 * time.Millisecond, KeepDir: os.Getenv("KEEP") != "", Log: os.Stderr})
+	e.cluster, err = devcluster.Start(ctx, devcluster.Options{
+		PodStartDelay: 300 * time.Millisecond, AuditLog: devcluster.AuditMetadata,
+		KeepDir: os.Getenv("KEEP") != "", Log: os.Stderr,
+	})
 	if err != nil {
 		return e, done, err
 	}
 	done = func() error { return e.cluster.Stop(context.Background()) }
-	o.Log, o.ManagerArgs = os.Stderr, append([]string{"--zap-log-level=2", "--evictions-per-second=100"}, o.ManagerArgs...)
+	o.Log = os.Stderr
+	o.ManagerArgs = append([]string{"--zap-log-level=2", fmt.Sprintf("--evictions-per-second=%d", evictionsPerSecond)}, o.ManagerArgs...)
 	if e.atoll, err = atoll.Install(ctx, e.cluster, o); err != nil {
 		return e, done, err
 	}
-	if e.client, err = client.NewWithWatch(e.cluster.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err == nil {
-		e.kube, err = kubernetes.NewForConfig(e.cluster.AdminConfig())
+	if e.client, err = client.NewWithWatch(e.cluster.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err != nil {
+		return e, done, err
 	}
-	return e, done, err
+	if e.kube, err = kubernetes.NewForConfig(e.cluster.AdminConfig()); err != nil {
+		return e, done, err
+	}
+	if e.watch, err = watchOver(e); err != nil {
+		return e, done, err
+	}
+	done = func() error { return errors.Join(e.watch.end(), e.cluster.Stop(context.Background())) }
+	return e, done, nil
 }

@@ -68,9 +68,9 @@ type Report struct {
 	// Binds and Evictions are how many were judged, Unjudged how many could not be.
 	Binds, Evictions, Unjudged int
 	// Excepted are the violations that were on purpose.
-	Excepted int
-	Gaps                       []Gap
-	First, Last                uint64
+	Excepted    int
+	Gaps        []Gap
+	First, Last uint64
 }
 
 // Summary is one line about the run.
