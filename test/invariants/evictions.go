@@ -204,7 +204,7 @@ func (c *checker) surplus(pod Pod, apps []application, from time.Time, to uint64
 		}
 		for _, policy := range policies {
 			if current-c.divide(policy, app.propagation.UID, total, rv)[group] > since {
-				c.moved[at] = append(c.moved[at], to)
+				c.moved[at] = append(c.moved[at], to+1) // when the pod left
 				return groups, true
 			}
 		}
