@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/atoll-k8s/atoll/devcluster"
 )
@@ -52,6 +53,9 @@ type Options struct {
 	// KeepScheduler leaves the cluster's kube-scheduler without the extender in
 	// the other form too.
 	KeepScheduler bool
+	// APIServer is the base URL under which atoll-manager reaches the API server,
+	// for whoever stands in between. Unset means that of the cluster.
+	APIServer string
 	// Log receives progress. Unset means none is shown.
 	Log io.Writer
 }
@@ -221,6 +225,11 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 	if err != nil {
 		return err
 	}
+	if o.APIServer != "" {
+		if kubeconfig, err = redirected(kubeconfig, o.APIServer); err != nil {
+			return err
+		}
+	}
 	args := []string{
 		fmt.Sprintf("--webhook-address=127.0.0.1:%d", r.webhook),
 		fmt.Sprintf("--extender-address=127.0.0.1:%d", r.extender),
@@ -241,6 +250,22 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 		return fmt.Errorf("starting %s (its log is %s): %w", r.name, c.LogPath(r.name), err)
 	}
 	return nil
+}
+
+// redirected writes a kubeconfig like another that leads elsewhere.
+func redirected(kubeconfig, server string) (string, error) {
+	config, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil {
+		return "", fmt.Errorf("reading the kubeconfig of atoll-manager: %w", err)
+	}
+	for _, cluster := range config.Clusters {
+		cluster.Server = server
+	}
+	path := kubeconfig + "-redirected"
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		return "", fmt.Errorf("writing the kubeconfig of atoll-manager: %w", err)
+	}
+	return path, nil
 }
 
 // writeClientFiles waits for the manager's certificates for kube-scheduler and

@@ -40,7 +40,7 @@ func newFixture(t *testing.T) *fixture {
 // newFixtureOfItsOwn is a fixture in a cluster of its own.
 func newFixtureOfItsOwn(t *testing.T, o atoll.Options) *fixture {
 	t.Helper()
-	own, done, err := newEnvironment(t.Context(), o)
+	own, done, err := newEnvironment(t.Context(), o, false)
 	t.Cleanup(func() {
 		if err := done(); err != nil {
 			t.Error(err)

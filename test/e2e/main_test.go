@@ -36,6 +36,10 @@ type environment struct {
 	client  client.WithWatch
 	kube    kubernetes.Interface
 	watch   *watcher
+	// api and extender stand between atoll-manager and the API server, and
+	// between the second kube-scheduler and atoll-manager, in the cluster of
+	// faults; nil in others.
+	api, extender *relay
 }
 
 // env is what all tests share that do not ask for one of their own.
@@ -52,7 +56,7 @@ func run(m *testing.M) (code int) {
 	defer stop()
 	var err error
 	var done func() error
-	env, done, err = newEnvironment(ctx, atoll.Options{})
+	env, done, err = newEnvironment(ctx, atoll.Options{}, false)
 	defer func() {
 		if err := done(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -63,6 +67,12 @@ func run(m *testing.M) (code int) {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	defer func() {
+		if err := faults.end(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}()
 	return m.Run()
 }
 
@@ -71,8 +81,8 @@ const evictionsPerSecond = 100
 
 // newEnvironment starts a cluster and installs Atoll. The returned function
 // ends both, and is there on errors too. It tells what of the invariants was
-// broken in the meantime.
-func newEnvironment(ctx context.Context, o atoll.Options) (e environment, done func() error, err error) {
+// broken in the meantime. relayed puts relays before and behind atoll-manager.
+func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e environment, done func() error, err error) {
 	done = func() error { return nil }
 	e.cluster, err = devcluster.Start(ctx, devcluster.Options{
 		PodStartDelay: 300 * time.Millisecond, AuditLog: devcluster.AuditMetadata,
@@ -84,8 +94,19 @@ func newEnvironment(ctx context.Context, o atoll.Options) (e environment, done f
 	done = func() error { return e.cluster.Stop(context.Background()) }
 	o.Log = os.Stderr
 	o.ManagerArgs = append([]string{"--zap-log-level=2", fmt.Sprintf("--evictions-per-second=%d", evictionsPerSecond)}, o.ManagerArgs...)
+	if relayed {
+		if e.api, err = relayAPI(e.cluster); err != nil {
+			return e, done, err
+		}
+		o.APIServer = e.api.URL
+	}
 	if e.atoll, err = atoll.Install(ctx, e.cluster, o); err != nil {
 		return e, done, err
+	}
+	if relayed {
+		if e.extender, err = relayExtender(ctx, e); err != nil {
+			return e, done, err
+		}
 	}
 	if e.client, err = client.NewWithWatch(e.cluster.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err != nil {
 		return e, done, err
