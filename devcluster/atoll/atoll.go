@@ -54,8 +54,10 @@ type Options struct {
 	// the other form too.
 	KeepScheduler bool
 	// APIServer is the base URL under which atoll-manager reaches the API server,
-	// for whoever stands in between. Unset means that of the cluster.
-	APIServer string
+	// for whoever stands in between, and APIServerCA the authority, in PEM, that
+	// vouches for it. Unset means those of the cluster.
+	APIServer   string
+	APIServerCA []byte
 	// Log receives progress. Unset means none is shown.
 	Log io.Writer
 }
@@ -226,7 +228,7 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 		return err
 	}
 	if o.APIServer != "" {
-		if kubeconfig, err = redirected(kubeconfig, o.APIServer); err != nil {
+		if kubeconfig, err = redirected(kubeconfig, o); err != nil {
 			return err
 		}
 	}
@@ -253,13 +255,13 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 }
 
 // redirected writes a kubeconfig like another that leads elsewhere.
-func redirected(kubeconfig, server string) (string, error) {
+func redirected(kubeconfig string, o Options) (string, error) {
 	config, err := clientcmd.LoadFromFile(kubeconfig)
 	if err != nil {
 		return "", fmt.Errorf("reading the kubeconfig of atoll-manager: %w", err)
 	}
 	for _, cluster := range config.Clusters {
-		cluster.Server = server
+		cluster.Server, cluster.CertificateAuthorityData = o.APIServer, o.APIServerCA
 	}
 	path := kubeconfig + "-redirected"
 	if err := clientcmd.WriteToFile(*config, path); err != nil {

@@ -98,7 +98,7 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 		if e.api, err = relayAPI(e.cluster); err != nil {
 			return e, done, err
 		}
-		o.APIServer = e.api.URL
+		o.APIServer, o.APIServerCA = e.api.URL, e.api.authority()
 	}
 	if e.atoll, err = atoll.Install(ctx, e.cluster, o); err != nil {
 		return e, done, err

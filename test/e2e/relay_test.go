@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"crypto/tls"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"log"
@@ -22,8 +23,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// relay stands between two programs, on loopback and without TLS on the near
-// side, and does to requests what a test says.
+// relay stands between two programs, on loopback, and does to requests what a
+// test says.
 type relay struct {
 	// URL is its base URL.
 	URL    string
@@ -35,8 +36,7 @@ type relay struct {
 // side, to whom it is told.
 type fault func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc)
 
-func newRelay(target string, to *tls.Config) (*relay, error) {
-	to = to.Clone()
+func newRelay(target string, to *tls.Config, secure bool) (*relay, error) {
 	parsed, err := url.Parse(target)
 	if err != nil {
 		return nil, fmt.Errorf("relaying to %s: %w", target, err)
@@ -48,7 +48,7 @@ func newRelay(target string, to *tls.Config) (*relay, error) {
 		ErrorLog:      log.New(io.Discard, "", 0),
 	}
 	l := &relay{}
-	l.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	l.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if f := l.fault.Load(); f != nil {
 			(*f)(w, r, proxy.ServeHTTP)
 			return
@@ -56,8 +56,18 @@ func newRelay(target string, to *tls.Config) (*relay, error) {
 		proxy.ServeHTTP(w, r)
 	}))
 	l.server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	if secure {
+		l.server.StartTLS()
+	} else {
+		l.server.Start()
+	}
 	l.URL = l.server.URL
 	return l, nil
+}
+
+// authority vouches for a relay that is reached over TLS.
+func (l *relay) authority() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: l.server.Certificate().Raw})
 }
 
 // does makes the relay do so to requests that come from now on; nil is nothing.
@@ -75,7 +85,7 @@ func relayAPI(c *devcluster.Cluster) (*relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("relaying to the API server: %w", err)
 	}
-	return newRelay(config.Host, to)
+	return newRelay(config.Host, to, true) // clients give no token away without TLS
 }
 
 // relayExtender starts the second kube-scheduler again, so that it asks the
@@ -88,7 +98,7 @@ func relayExtender(ctx context.Context, e environment) (*relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("relaying to the extender: %w", err)
 	}
-	l, err := newRelay(e.atoll.ExtenderURL, to)
+	l, err := newRelay(e.atoll.ExtenderURL, to, false)
 	if err != nil {
 		return nil, err
 	}
