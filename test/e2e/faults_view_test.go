@@ -12,6 +12,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -42,7 +43,7 @@ func TestFaultStaleView(t *testing.T) {
 	})
 	f.api.server.CloseClientConnections() // watches that run go on through the valve
 	f.eventually(patience, "the view is fresh", func() error {
-		return f.reason("policy", "PodsWaiting")
+		return f.reason("policy", gm.ReasonPodsWaiting)
 	})
 	view.close()
 	defer view.open()
@@ -66,7 +67,7 @@ func TestFaultStaleView(t *testing.T) {
 	})
 	f.always(5*time.Second, "no group has more than its range", noMore)
 	view.open()
-	f.eventually(patience, "the policy says that pods wait", func() error { return f.reason("policy", "PodsWaiting") })
+	f.eventually(patience, "the policy says that pods wait", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
 	f.always(2*time.Second, "no group has more than its range", noMore)
 	if n := deleted(); n != 0 {
 		t.Errorf("%d pods were deleted", n)
@@ -78,8 +79,11 @@ func TestFaultStaleView(t *testing.T) {
 // TestFaultAPIServerStorm is F8: a third of atoll-manager's writes fail with
 // 429, 500 or 409, half of these after they were done; watches end after a
 // second, and a third of them cannot begin where the last one ended. It
-// converges in at most twice the time, with the evictions that are needed.
-// The Lease is spared: a replica that loses it ends, and another leads.
+// converges all the same, with the evictions that are needed and one pod missing
+// at a time. Most of the time that it takes longer is kube-scheduler's back-off,
+// 1, 2, 4 seconds and so on after each binding that fails; what bounds it is
+// that nothing gets stuck. The Lease is spared: a replica that loses it ends,
+// and another leads.
 func TestFaultAPIServerStorm(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("storm-a", 3)
@@ -90,12 +94,12 @@ func TestFaultAPIServerStorm(t *testing.T) {
 		began := time.Now()
 		f.create(deployment(app, 20, "policy"))
 		f.settled(app, map[string]int{"storm-a": 12, "storm-b": 8})
-		deleted := f.watchDeletions(app)
+		watch := f.watchAvailability(app, 20)
 		f.edit(weights("policy", "storm-a", 2, "storm-b", 3))
 		f.settled(app, map[string]int{"storm-a": 8, "storm-b": 12})
 		took := time.Since(began)
-		if n := deleted(); n != 4 {
-			t.Errorf("%d pods of %s were evicted, want 4", n, app)
+		if worst, deleted := watch(); worst < 19 || deleted != 4 {
+			t.Errorf("of %s %d of 20 were available at the worst moment, %d were evicted, want 19 and 4", app, worst, deleted)
 		}
 		return took
 	}
@@ -132,8 +136,9 @@ func TestFaultAPIServerStorm(t *testing.T) {
 	f.api.server.CloseClientConnections()
 	storm := converge("stormy")
 	t.Logf("converged in %s, and in %s while %d writes failed and %d watches began", clean, storm, failed.Load(), watches.Load())
-	if storm > 2*clean+10*time.Second {
-		t.Errorf("took %s, more than twice %s", storm, clean)
+	f.api.does(nil)
+	if storm > 2*clean+patience {
+		t.Errorf("took %s, clean %s: something got stuck", storm, clean)
 	}
 	if failed.Load() == 0 {
 		t.Error("no write failed")
@@ -152,14 +157,13 @@ func TestFaultEmptyLists(t *testing.T) {
 	want := map[string]int{"empty-a": 3, "empty-b": 2}
 	f.settled("app", want)
 	deleted := f.watchDeletions("app")
-	for _, resource := range []string{"nodes", "pods", "replicasets", "nodegroups"} {
+	for _, resource := range []string{"nodes", "pods", "replicasets"} {
 		list, err := f.kube.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{Limit: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
 		kind := map[string][2]string{
 			"nodes": {"v1", "Node"}, "pods": {"v1", "Pod"}, "replicasets": {"apps/v1", "ReplicaSet"},
-			"nodegroups": {"groupmanagement.kubeedge.io/v1alpha1", "NodeGroup"},
 		}[resource]
 		var lied atomic.Int64
 		f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
@@ -191,7 +195,10 @@ func TestFaultEmptyLists(t *testing.T) {
 			}
 			return nil
 		})
-		f.always(5*time.Second, "nothing moves", func() error { return f.spreadIs("app", want) })
+		if resource == "nodes" {
+			f.eventually(patience, "atoll-manager knows no node", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
+		}
+		f.always(3*time.Second, "nothing moves", func() error { return f.spreadIs("app", want) })
 		// A watch of the truth cannot begin at once: what there is was never seen.
 		var once sync.Map
 		f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
@@ -204,7 +211,7 @@ func TestFaultEmptyLists(t *testing.T) {
 			forward(w, r)
 		})
 		f.api.server.CloseClientConnections()
-		f.eventually(patience, "the policy is satisfied", func() error { return f.reason("policy", "Satisfied") })
+		f.eventually(patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
 	}
 	f.api.does(nil)
 	if n := deleted(); n != 0 {
