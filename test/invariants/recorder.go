@@ -81,8 +81,8 @@ func Record(ctx context.Context, c client.WithWatch) (*Recorder, error) {
 	return r, nil
 }
 
-// Stop waits until everything that has been written is recorded, ends the
-// recording, and returns the history.
+// Stop waits until everything that is there is recorded, ends the recording, and
+// returns the history. What came and went in the last moments may be missing.
 func (r *Recorder) Stop(ctx context.Context) (*History, error) {
 	err := r.settled(ctx)
 	r.cancel()

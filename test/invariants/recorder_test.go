@@ -122,6 +122,7 @@ func TestARecorderMissesNothing(t *testing.T) {
 	s.cut()
 	s.write(watch.Modified, "second", "node")
 	s.write(watch.Deleted, "second", "node")
+	s.write(watch.Added, "third", "")
 	s.open(false)
 	h, err := r.Stop(t.Context())
 	if err != nil {
@@ -131,12 +132,12 @@ func TestARecorderMissesNothing(t *testing.T) {
 	var got []string
 	for _, v := range h.timelines[podKey("second")] {
 		pod, _ := v.object.(Pod)
-		got = append(got, fmt.Sprint(v.RV, v.object == nil, pod.Node, v.Gap))
+		got = append(got, fmt.Sprintf("%d gone=%t node=%q gap=%t", v.RV, v.object == nil, pod.Node, v.Gap))
 	}
-	if want := []string{"2 false  false", "3 false node false", "4 true  false"}; !slices.Equal(got, want) {
+	if want := []string{`2 gone=false node="" gap=false`, `3 gone=false node="node" gap=false`, `4 gone=true node="" gap=false`}; !slices.Equal(got, want) {
 		t.Errorf("versions are %q, want %q", got, want)
 	}
-	if len(h.Gaps) != 0 || h.First != 1 || h.Last != 4 {
+	if len(h.Gaps) != 0 || h.First != 1 || h.Last != 5 {
 		t.Errorf("versions %d to %d with gaps %v", h.First, h.Last, h.Gaps)
 	}
 	s.mu.Lock()
