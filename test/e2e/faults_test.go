@@ -86,35 +86,16 @@ func (f *fixture) settled(app string, want map[string]int) {
 }
 
 // forwarded has a request answered and keeps the answer back.
-func forwarded(r *http.Request, forward http.HandlerFunc) *answer {
-	a := &answer{header: http.Header{}, code: http.StatusOK}
-	forward(a, r)
-	return a
-}
+func forwarded(r *http.Request, forward http.HandlerFunc) { forward(unheard{http.Header{}}, r) }
 
-// answer is one that has not been given.
-type answer struct {
-	header http.Header
-	code   int
-	body   []byte
-}
+// unheard is an answer that nobody gets.
+type unheard struct{ header http.Header }
 
-func (a *answer) Header() http.Header { return a.header }
+func (u unheard) Header() http.Header { return u.header }
 
-func (a *answer) WriteHeader(code int) { a.code = code }
+func (unheard) WriteHeader(int) {}
 
-func (a *answer) Write(p []byte) (int, error) {
-	a.body = append(a.body, p...)
-	return len(p), nil
-}
-
-func (a *answer) give(w http.ResponseWriter) {
-	for key, values := range a.header {
-		w.Header()[key] = values
-	}
-	w.WriteHeader(a.code)
-	_, _ = w.Write(a.body)
-}
+func (unheard) Write(p []byte) (int, error) { return len(p), nil }
 
 // rangesOf makes a PropagationPolicy from pairs of group and max.
 func rangesOf(name string, pairs ...any) *gm.PropagationPolicy {

@@ -61,14 +61,15 @@ type Workload struct {
 	OwnerKind string
 }
 
-// PropagationPolicy and OverridePolicy change with their generation only.
 type (
+	// PropagationPolicy is what is judged of one; it changes with its generation only.
 	PropagationPolicy struct {
 		types.NamespacedName
 		UID        types.UID
 		Generation int64
 		Spec       *gm.PropagationSpec
 	}
+	// OverridePolicy is the same of the other kind.
 	OverridePolicy struct {
 		types.NamespacedName
 		UID        types.UID
