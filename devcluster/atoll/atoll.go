@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/atoll-k8s/atoll/devcluster"
 )
@@ -54,6 +55,11 @@ type Options struct {
 	// KeepScheduler leaves the cluster's kube-scheduler without the extender in
 	// the other form too.
 	KeepScheduler bool
+	// APIServer is the base URL under which atoll-manager reaches the API server,
+	// for whoever stands in between, and APIServerCA the authority, in PEM, that
+	// vouches for it. Unset means those of the cluster.
+	APIServer   string
+	APIServerCA []byte
 	// Log receives progress. Unset means none is shown.
 	Log io.Writer
 }
@@ -220,6 +226,11 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 	if err != nil {
 		return err
 	}
+	if o.APIServer != "" {
+		if kubeconfig, err = redirected(kubeconfig, o); err != nil {
+			return err
+		}
+	}
 	args := []string{
 		fmt.Sprintf("--webhook-address=127.0.0.1:%d", r.webhook),
 		fmt.Sprintf("--extender-address=127.0.0.1:%d", r.extender),
@@ -240,6 +251,22 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 		return fmt.Errorf("starting %s (its log is %s): %w", r.name, c.LogPath(r.name), err)
 	}
 	return nil
+}
+
+// redirected writes a kubeconfig like another that leads elsewhere.
+func redirected(kubeconfig string, o Options) (string, error) {
+	config, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil {
+		return "", fmt.Errorf("reading the kubeconfig of atoll-manager: %w", err)
+	}
+	for _, cluster := range config.Clusters {
+		cluster.Server, cluster.CertificateAuthorityData = o.APIServer, o.APIServerCA
+	}
+	path := kubeconfig + "-redirected"
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		return "", fmt.Errorf("writing the kubeconfig of atoll-manager: %w", err)
+	}
+	return path, nil
 }
 
 // writeClientFiles waits for the manager's certificates for kube-scheduler and

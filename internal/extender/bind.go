@@ -79,10 +79,19 @@ func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 		return err
 	}
 	if err := h.post(ctx, pod, args.Node, stamps); err != nil {
-		h.Ledger.Release(pod.UID)
+		if refused(err) { // else it may be done all the same: the seat lapses if it is not
+			h.Ledger.Release(pod.UID)
+		}
 		return err
 	}
+	h.Ledger.Keep(pod.UID)
 	return nil
+}
+
+// refused tells whether the API server has looked at a request and not done it.
+func refused(err error) bool {
+	status := apierrors.APIStatus(nil)
+	return errors.As(err, &status) && status.Status().Code >= http.StatusBadRequest && status.Status().Code < http.StatusInternalServerError
 }
 
 // stamps are what a pod gets together with its node.

@@ -38,6 +38,11 @@ import (
 // and has not been bound. A pod that comes to be bound later is seated anew.
 const ReservationTTL = 30 * time.Second
 
+// boundTTL is how long a seat is kept for a pod that was bound and has not been
+// seen on its node. A watch that brings nothing begins anew within ten minutes;
+// what came and went in the meantime is never seen.
+const boundTTL = 15 * time.Minute
+
 // Cohort is what is divided as one: the pods of one revision of one owner.
 type Cohort struct {
 	// Owner is the UID of the pods' direct owner, or of the pod itself.

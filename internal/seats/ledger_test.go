@@ -125,6 +125,34 @@ func TestAReservationLapsesAndItsSeatIsHandedOutAgain(t *testing.T) {
 	}
 }
 
+// TestTheSeatOfABoundPodOutlivesAStaleView: until a pod that was bound is seen
+// on its node, nobody else gets its seat, however late that is.
+func TestTheSeatOfABoundPodOutlivesAStaleView(t *testing.T) {
+	l, clock := newTestLedger("a")
+	spread := weights("a", 1)
+	for _, pod := range []string{"seen", "unseen"} {
+		if pod == "seen" {
+			l.Observe(podIn(pod, ""))
+		}
+		l.Reserve(request(pod, 2, spread, "node-a"))
+		if why := l.Confirm(request(pod, 2, spread), "node-a"); why != Seated {
+			t.Fatal(why)
+		}
+		l.Keep(types.UID(pod))
+	}
+	clock.Step(10 * time.Minute)
+	l.Lapse()
+	if got := l.cohorts[cohortOne].counts["a"]; got != 2 {
+		t.Errorf("%d seats are taken, want those of both bound pods", got)
+	}
+	l.Observe(podIn("seen", "node-a"))
+	clock.Step(boundTTL)
+	l.Lapse()
+	if got := l.cohorts[cohortOne].counts["a"]; got != 1 {
+		t.Errorf("%d seats, want that of the pod that is there: nobody tells of the end of one that was never seen", got)
+	}
+}
+
 func TestReservationsOfPodsNeverSeenLeaveNothingBehind(t *testing.T) {
 	l, clock := newTestLedger("a")
 	for i := range 100 {

@@ -42,7 +42,7 @@ func newFixture(t *testing.T) *fixture {
 // newFixtureOfItsOwn is a fixture in a cluster of its own.
 func newFixtureOfItsOwn(t *testing.T, o atoll.Options) *fixture {
 	t.Helper()
-	own, done, err := newEnvironment(t.Context(), o)
+	own, done, err := newEnvironment(t.Context(), o, false)
 	t.Cleanup(func() {
 		if err := done(); err != nil {
 			t.Error(err)
@@ -62,6 +62,7 @@ func newFixtureIn(t *testing.T, e environment) *fixture {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}
 	f.create(ns)
 	f.ns = ns.Name
+	f.watch.owns(t.Name(), f.ns)
 	f.Cleanup(func() {
 		policy := metav1.DeletePropagationBackground
 		err := f.kube.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{PropagationPolicy: &policy})

@@ -64,8 +64,10 @@ func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 	})
 
 	t.Run("managed pods of that time are put right when it is back", func(t *testing.T) {
+		kept := f.breaks("I5", "the cluster's own kube-scheduler places pods that no webhook saw")
 		f.scale("app", 15)
 		f.eventually(patience, "the webhook is passed by", func() error { return f.boundAre("app", 15) })
+		kept()
 		t.Logf("without the manager: %v", f.spread("app"))
 		f.restart(atoll.Manager)
 		f.eventually(2*patience, "managed pods are spread exactly", func() error {

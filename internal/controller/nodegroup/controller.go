@@ -18,8 +18,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,6 +38,43 @@ import (
 // Reconciler keeps nodes labelled with their group.
 type Reconciler struct {
 	Client client.Client
+
+	mu sync.Mutex // guards what is below
+	// compiled are the groups as they were last, by name: every change of every
+	// node asks for all of them.
+	compiled map[string]compiled
+}
+
+// compiled is a group made ready, and of what.
+type compiled struct {
+	uid        types.UID
+	generation int64
+	deleting   bool
+	group      membership.Group
+	invalid    error
+}
+
+// compile makes a group ready for questions. Safe for concurrent use.
+func (r *Reconciler) compile(g *gm.NodeGroup) (membership.Group, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c, known := r.compiled[g.Name]
+	if known && c.uid == g.UID && c.generation == g.Generation && c.deleting == (g.DeletionTimestamp != nil) {
+		return c.group, c.invalid
+	}
+	c = compiled{uid: g.UID, generation: g.Generation, deleting: g.DeletionTimestamp != nil}
+	c.group, c.invalid = membership.Compile(g)
+	if r.compiled == nil {
+		r.compiled = map[string]compiled{}
+	}
+	r.compiled[g.Name] = c
+	return c.group, c.invalid
+}
+
+func (r *Reconciler) forget(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.compiled, name)
 }
 
 // scope is what one pass observed.
@@ -43,11 +82,12 @@ type scope struct {
 	group    *gm.NodeGroup
 	compiled membership.Group
 	invalid  error
-	nodes    []membership.Node
+	// nodes are those that the group selects or is written on, and strays.
+	nodes []membership.Node
 	// relabel are the nodes whose label is not as it should be, by name, with
 	// the group that they should name; "" is none.
 	relabel map[string]string
-	labels  map[string]string // the label of every node as it is
+	labels  map[string]string // their labels as they are
 	// adopted: the group has its finalizer, or is on its way out.
 	adopted bool
 	patched bool
@@ -72,14 +112,14 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 // select it, as it was or as it is, and the one that it is labelled with.
 func (r *Reconciler) groupsOf(ctx context.Context, node client.Object) []ctrl.Request {
 	var list gm.NodeGroupList
-	if err := r.Client.List(ctx, &list); err != nil {
+	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil // the cache is not started yet: every group is reconciled when it is
 	}
 	has := node.GetLabels()[gm.NodeGroupLabel]
 	exists := has == "" || slices.ContainsFunc(list.Items, func(g gm.NodeGroup) bool { return g.Name == has })
 	var requests []ctrl.Request
 	for i := range list.Items {
-		group, _ := membership.Compile(&list.Items[i])
+		group, _ := r.compile(&list.Items[i])
 		stray := i == 0 && !exists // any group's pass takes it off
 		if has == group.Name || stray || group.Selects(node.GetName(), node.GetLabels()) {
 			requests = append(requests, ctrl.Request{NamespacedName: types.NamespacedName{Name: group.Name}})
@@ -92,6 +132,9 @@ func (r *Reconciler) groupsOf(ctx context.Context, node client.Object) []ctrl.Re
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	group := &gm.NodeGroup{}
 	if err := r.Client.Get(ctx, req.NamespacedName, group); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.forget(req.Name)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	s := &scope{group: group, relabel: map[string]string{}, labels: map[string]string{}}
@@ -125,18 +168,18 @@ func (r *Reconciler) patchFinalizers(ctx context.Context, group, before *gm.Node
 // observe decides about every node that the group selects or is written on.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	var groups gm.NodeGroupList
-	if err := r.Client.List(ctx, &groups); err != nil {
+	if err := r.Client.List(ctx, &groups, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("listing NodeGroups: %w", err)
 	}
-	compiled := make([]membership.Group, 0, len(groups.Items))
+	all := make([]membership.Group, 0, len(groups.Items))
 	for i := range groups.Items {
-		g, err := membership.Compile(&groups.Items[i])
+		g, err := r.compile(&groups.Items[i])
 		if g.Name == s.group.Name {
 			s.compiled, s.invalid = g, err
 		}
-		compiled = append(compiled, g)
+		all = append(all, g)
 	}
-	index := membership.NewGroups(compiled)
+	index := membership.NewGroups(all)
 	var nodes corev1.NodeList
 	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
@@ -144,8 +187,11 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		has := node.Labels[gm.NodeGroupLabel]
-		want := index.Assign(node.Name, node.Labels)
 		_, exists := index.Get(has)
+		if has != s.group.Name && (has == "" || exists) && !s.compiled.Selects(node.Name, node.Labels) {
+			continue // nothing to this group: to ask all groups about all nodes takes too long
+		}
+		want := index.Assign(node.Name, node.Labels)
 		if has != want && (has == s.group.Name || want == s.group.Name || has != "" && !exists) {
 			s.relabel[node.Name] = want
 		}

@@ -70,7 +70,7 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope) err
 			evict = r.Evictor.Discard
 		}
 		err := evict(ctx, pod.Key(), pod.UID)
-		if err != nil {
+		if err != nil && !errors.Is(err, eviction.ErrGone) {
 			r.Ledger.Spare(pod.UID)
 		}
 		switch {

@@ -193,8 +193,9 @@ func TestAnswersToAnEviction(t *testing.T) {
 			answer: apierrors.NewTooManyRequests("budget", 0), evicted: []string{"web-1-0"}, requeue: eviction.Retry, spared: true,
 			says: "pods are to be replaced and stay for now: a PodDisruptionBudget allows no eviction",
 		},
-		"the pod is gone: the next one's turn": {
-			answer: apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "web-1-0"), evicted: []string{"web-1-0", "web-1-1"}, spared: true,
+		"the pod is gone: it is missed until that is seen": {
+			answer:  apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "web-1-0"),
+			evicted: []string{"web-1-0"}, requeue: retryDisruption,
 		},
 		"the API server failed": {answer: broken, want: broken, evicted: []string{"web-1-0", "web-1-1"}, spared: true},
 	}

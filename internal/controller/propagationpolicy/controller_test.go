@@ -207,13 +207,13 @@ func TestAnswersToAnEviction(t *testing.T) {
 			answer:  fmt.Errorf("asking: %w", context.DeadlineExceeded),
 			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: eviction.Retry, spared: true,
 		},
-		"the pod is gone: the next one's turn": {
+		"the pod is gone: it is missed, and one more may go": {
 			answer:  apierrors.NewNotFound(pods, "web-1-4"),
-			evicted: []string{"web-1-4", "web-1-3", "web-1-2"}, reason: gm.ReasonConverging, spared: true,
+			evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
 		},
-		"another pod of that name: the next one's turn": {
-			answer:  apierrors.NewConflict(pods, "web-1-4", errors.New("uid")),
-			evicted: []string{"web-1-4", "web-1-3", "web-1-2"}, reason: gm.ReasonConverging, spared: true,
+		"somebody wrote the pod in between: tried again at once": {
+			answer:  apierrors.NewConflict(pods, "web-1-4", errors.New("version")),
+			evicted: []string{"web-1-4"}, reason: gm.ReasonConverging, requeue: 50 * time.Millisecond, spared: true,
 		},
 	}
 	for name, tc := range tests {

@@ -44,13 +44,13 @@ func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
 			evict = r.Evictor.Discard
 		}
 		err := evict(ctx, pod.Key(), pod.UID)
-		if err != nil {
+		if err != nil && !errors.Is(err, eviction.ErrGone) {
 			r.Ledger.Spare(pod.UID)
 		}
 		switch {
 		case err == nil:
 			r.evicted(ctx, a, pod)
-		case errors.Is(err, eviction.ErrGone):
+		case errors.Is(err, eviction.ErrGone): // and is missed until we see it
 		case errors.Is(err, eviction.ErrPace):
 			return phase.Wait(err.Error(), eviction.Retry)
 		case errors.Is(err, eviction.ErrRefused):

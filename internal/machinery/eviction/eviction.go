@@ -24,7 +24,7 @@ var (
 	ErrPace = errors.New("the pace of evictions")
 	// ErrRefused: a PodDisruptionBudget allows no eviction now.
 	ErrRefused = errors.New("a PodDisruptionBudget allows no eviction")
-	// ErrGone: the pod is gone, or another of that name.
+	// ErrGone: the pod is gone, about to go, or another of that name.
 	ErrGone = errors.New("the pod is gone")
 )
 
@@ -60,11 +60,24 @@ func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid typ
 	switch {
 	case err == nil:
 		return nil
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+	case apierrors.IsNotFound(err):
 		return ErrGone
 	case apierrors.IsTooManyRequests(err), errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		return ErrRefused
+	case ctx.Err() == nil && e.leaves(ctx, pod, uid): // the answer was lost, or somebody was quicker
+		return ErrGone
 	default:
 		return fmt.Errorf("evicting pod %s: %w", pod, err)
 	}
+}
+
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get
+
+// leaves tells whether the API server knows the pod as gone or terminating.
+func (e *Evictor) leaves(ctx context.Context, pod types.NamespacedName, uid types.UID) bool {
+	live, err := e.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if err != nil {
+		return apierrors.IsNotFound(err)
+	}
+	return live.UID != uid || live.DeletionTimestamp != nil
 }

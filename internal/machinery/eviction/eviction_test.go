@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,17 +35,37 @@ func newEvictor(answer error) (e *Evictor, asked *[]*policyv1.Eviction) {
 func TestAnswersToAnEviction(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	broken := errors.New("broken")
-	tests := map[string]struct{ answer, want error }{
-		"done":                          {nil, nil},
-		"a PodDisruptionBudget says no": {apierrors.NewTooManyRequests("budget", 0), ErrRefused},
-		"nobody answered in time":       {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrRefused},
-		"the pod is gone":               {apierrors.NewNotFound(pods, "pod"), ErrGone},
-		"another pod of that name":      {apierrors.NewConflict(pods, "pod", broken), ErrGone},
-		"the API server failed":         {broken, broken},
+	there := func(modify ...func(*corev1.Pod)) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: "uid"}}
+		for _, m := range modify {
+			m(p)
+		}
+		return p
+	}
+	conflict := apierrors.NewConflict(pods, "pod", broken)
+	tests := map[string]struct {
+		answer, want error
+		// live is the pod as it is by then, or nil.
+		live *corev1.Pod
+	}{
+		"done":                                   {nil, nil, nil},
+		"a PodDisruptionBudget says no":          {apierrors.NewTooManyRequests("budget", 0), ErrRefused, there()},
+		"nobody answered in time":                {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrRefused, there()},
+		"the pod is gone":                        {apierrors.NewNotFound(pods, "pod"), ErrGone, nil},
+		"another pod of that name":               {conflict, ErrGone, there(func(p *corev1.Pod) { p.UID = "younger" })},
+		"somebody wrote the pod in between":      {conflict, conflict, there()},
+		"the API server failed":                  {broken, broken, there()},
+		"the API server failed when it was done": {broken, ErrGone, nil},
+		"it failed, and the pod is terminating":  {broken, ErrGone, there(func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) })},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			e, asked := newEvictor(tc.answer)
+			if tc.live != nil {
+				if err := e.Client.(*fake.Clientset).Tracker().Add(tc.live); err != nil {
+					t.Fatal(err)
+				}
+			}
 			for _, evict := range []func(context.Context, types.NamespacedName, types.UID) error{e.Evict, e.Discard} {
 				if err := evict(t.Context(), pod, "uid"); !errors.Is(err, tc.want) {
 					t.Errorf("error is %v, want %v", err, tc.want)

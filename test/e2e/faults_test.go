@@ -1,0 +1,110 @@
+package e2e
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// The tests of faults share a cluster in the chart's default form, with relays
+// through which a test disturbs what atoll-manager reads and answers. Leaders
+// are replaced within seconds, so that processes can be killed often.
+
+// faults is that cluster, once a test has asked for it.
+var faults faultyCluster
+
+type faultyCluster struct {
+	mu   sync.Mutex // guards what is below
+	env  environment
+	done func() error
+	err  error
+}
+
+func (c *faultyCluster) start() (environment, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done == nil {
+		o := atoll.Options{Isolated: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}
+		c.env, c.done, c.err = newEnvironment(context.Background(), o, true)
+	}
+	return c.env, c.err
+}
+
+// end ends the cluster, if there is one, and tells what was broken in it.
+func (c *faultyCluster) end() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done == nil {
+		return nil
+	}
+	return c.done()
+}
+
+// newFaultyFixture is a fixture in the cluster of faults, which has none at its
+// start and, but for what the test kills, none at its end.
+func newFaultyFixture(t *testing.T) *fixture {
+	t.Helper()
+	e, err := faults.start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	heal := func() {
+		e.api.does(nil)
+		e.extender.does(nil)
+	}
+	f := newFixtureIn(t, e)
+	t.Cleanup(heal)
+	return f
+}
+
+// restless is a policy that moves pods as soon as they are surplus.
+func restless(p *gm.PropagationPolicy) *gm.PropagationPolicy {
+	p.Spec.Rescheduling.StabilizationSeconds = new(int32)
+	return p
+}
+
+// settled waits until an app is spread so and every pod of it is Ready.
+func (f *fixture) settled(app string, want map[string]int) {
+	f.Helper()
+	total := 0
+	for _, n := range want {
+		total += n
+	}
+	f.eventually(2*patience, app+" is spread exactly and Ready", func() error {
+		if err := f.spreadIs(app, want); err != nil {
+			return err
+		}
+		return f.allReady(app, total)
+	})
+}
+
+// forwarded has a request answered and keeps the answer back.
+func forwarded(r *http.Request, forward http.HandlerFunc) { forward(unheard{http.Header{}}, r) }
+
+// unheard is an answer that nobody gets.
+type unheard struct{ header http.Header }
+
+func (u unheard) Header() http.Header { return u.header }
+
+func (unheard) WriteHeader(int) {}
+
+func (unheard) Write(p []byte) (int, error) { return len(p), nil }
+
+// rangesOf makes a PropagationPolicy from pairs of group and max.
+func rangesOf(name string, pairs ...any) *gm.PropagationPolicy {
+	p := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Spec.PropagationStrategy = gm.NumRangePropagationStrategy
+	for i := 0; i < len(pairs); i += 2 {
+		p.Spec.NumRange = append(p.Spec.NumRange, gm.NodeGroupNumRange{
+			NodeGroupNames: []string{pairs[i].(string)}, Max: new(intstr.FromInt32(int32(pairs[i+1].(int)))),
+		})
+	}
+	return p
+}

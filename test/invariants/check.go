@@ -1,0 +1,389 @@
+package invariants
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/override"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+)
+
+// Limits are what a Check holds a run to.
+type Limits struct {
+	// Lag is how old what a decision was made of may be: caches lag.
+	Lag time.Duration
+	// EvictionsPerMinute bounds the evictions of pods that have a node. 0 is no bound.
+	EvictionsPerMinute int
+	// Exceptions are what a run breaks on purpose.
+	Exceptions []Exception
+}
+
+// Exception lets an invariant be broken, in one namespace and for a time.
+type Exception struct {
+	Invariant, Namespace string
+	// From and To bound it; a zero To is the end of the run.
+	From, To time.Time
+	// Why says who breaks it and what for.
+	Why string
+}
+
+func (e Exception) covers(v Violation) bool {
+	return e.Invariant == v.Invariant && e.Namespace == v.Namespace && !v.At.Before(e.From) && (e.To.IsZero() || !v.At.After(e.To))
+}
+
+// Violation is something that must never happen.
+type Violation struct {
+	// Invariant is its name: I2, I5 or I10.
+	Invariant string
+	// RV is the resourceVersion at which it happened; 0 when it wrote nothing.
+	RV uint64
+	// At is when it was seen.
+	At time.Time
+	// Namespace and Pod name what it happened to.
+	Namespace, Pod string
+	// Why says what is wrong.
+	Why string
+	// Around is the history of the pod, its node and its policies up to then, a
+	// line a version.
+	Around []string
+}
+
+func (v Violation) String() string {
+	return fmt.Sprintf("%s at resourceVersion %d (%s): pod %s/%s %s", v.Invariant, v.RV, clockOf(v.At), v.Namespace, v.Pod, v.Why)
+}
+
+func clockOf(t time.Time) string { return t.UTC().Format("15:04:05.000") }
+
+// Report is what a Check found.
+type Report struct {
+	// Violations are in the order in which they happened.
+	Violations []Violation
+	// Binds and Evictions are how many were judged, Unjudged how many could not be.
+	Binds, Evictions, Unjudged int
+	// Excepted are the violations that were on purpose.
+	Excepted    int
+	Gaps        []Gap
+	First, Last uint64
+}
+
+// Summary is one line about the run.
+func (r Report) Summary() string {
+	return fmt.Sprintf("resourceVersions %d to %d: %d bindings and %d evictions judged, %d could not be, %d gaps, %d violations, %d more on purpose",
+		r.First, r.Last, r.Binds, r.Evictions, r.Unjudged, len(r.Gaps), len(r.Violations), r.Excepted)
+}
+
+// shown bounds the violations that are printed.
+const shown = 30
+
+// Err lists the violations and the history around them, or is nil.
+func (r Report) Err() error {
+	if len(r.Violations) == 0 {
+		return nil
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "checking invariants over %s", r.Summary())
+	for i, v := range r.Violations {
+		if i == shown {
+			fmt.Fprintf(&b, "\n  and %d more", len(r.Violations)-shown)
+			break
+		}
+		fmt.Fprintf(&b, "\n  %s", v)
+		for _, line := range v.Around {
+			fmt.Fprintf(&b, "\n      %s", line)
+		}
+	}
+	return errors.New(b.String())
+}
+
+// Check replays a history, and what atoll-manager asked the API server to do.
+func Check(h *History, requests []Request, limits Limits) Report {
+	h.sort()
+	c := &checker{History: h, Limits: limits, rules: map[types.UID]map[int64]*override.Rules{}, moved: map[seat][]uint64{}}
+	c.report.Gaps, c.report.First, c.report.Last = h.Gaps, min(h.First, h.Last), h.Last
+	c.checkDeletions(requests)
+	for _, key := range h.pods {
+		c.checkBinds(h.timelines[key])
+	}
+	c.checkEvictions(requests)
+	slices.SortStableFunc(c.report.Violations, func(a, b Violation) int { return cmp.Compare(a.RV, b.RV) })
+	return c.report
+}
+
+type checker struct {
+	*History
+	Limits
+	report Report
+	// rules are compiled once a generation.
+	rules map[types.UID]map[int64]*override.Rules
+	// moved are the evictions of surplus pods that had a reason.
+	moved map[seat][]uint64
+}
+
+// seat is a group of one cohort.
+type seat struct {
+	cohort
+	group string
+}
+
+func (c *checker) violate(invariant string, s Stamp, pod types.NamespacedName, around []any, why string, args ...any) {
+	v := Violation{Invariant: invariant, RV: s.RV, At: s.Seen, Namespace: pod.Namespace, Pod: pod.Name, Why: fmt.Sprintf(why, args...)}
+	if slices.ContainsFunc(c.Exceptions, func(e Exception) bool { return e.covers(v) }) {
+		c.report.Excepted++
+		return
+	}
+	if len(c.report.Violations) < shown { // the others are not printed
+		v.Around = c.around(s.RV, around)
+	}
+	c.report.Violations = append(c.report.Violations, v)
+}
+
+func (p Pod) name() types.NamespacedName {
+	return types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
+}
+
+// checkDeletions is I2.
+func (c *checker) checkDeletions(requests []Request) {
+	for _, r := range requests {
+		if r.deletes() {
+			c.violate("I2", Stamp{Seen: r.Received}, r.object(), nil, "%s of %s by %s, answered %d: pods leave by eviction only", r.Verb, r.Resource, r.User, r.Code)
+		}
+	}
+}
+
+// checkBinds is I5 for one pod.
+func (c *checker) checkBinds(t timeline) {
+	for i := 1; i < len(t); i++ {
+		before, unbound := t[i-1].object.(Pod)
+		pod, ok := t[i].object.(Pod)
+		if !ok || !unbound || before.Node != "" || pod.Node == "" {
+			continue
+		}
+		if t[i].Gap {
+			c.report.Unjudged++ // at which version is not known
+			continue
+		}
+		c.checkBind(pod, t[i].Stamp)
+	}
+}
+
+func (c *checker) checkBind(pod Pod, s Stamp) {
+	from := s.Seen.Add(-c.Lag)
+	apps, ok := c.applications(pod, from, s.RV)
+	if !ok {
+		c.report.Unjudged++
+		return
+	}
+	c.report.Binds++
+	groups := c.groupsOf(pod.Node, from, s.RV)
+	var policies []PropagationPolicy
+	bound, total := false, 0
+	for _, app := range apps {
+		o := app.propagation
+		if o == nil || o.IgnoreMissing && o.Policies.BindingPropagation != o.Policies.RequiredPropagation {
+			return // nothing is required
+		}
+		bound = bound || o.Policies.BindingPropagation == o.Policies.RequiredPropagation
+		versions := c.propagationPolicies(types.NamespacedName{Namespace: pod.Namespace, Name: o.Policies.RequiredPropagation}, from, s.RV)
+		if o.IgnoreMissing && len(versions) == 0 {
+			return
+		}
+		policies = append(policies, versions...)
+		total = max(total, app.replicas())
+	}
+	required := apps[0].propagation.Policies.RequiredPropagation
+	if !bound {
+		c.violate("I5", s, pod.name(), c.near(pod, apps), "got node %q while PropagationPolicy %q, which %s %q requires, was not bound",
+			pod.Node, required, apps[0].propagation.Kind, apps[0].propagation.Name)
+		return
+	}
+	if !anyAllows(policies, groups) {
+		c.violate("I5", s, pod.name(), c.near(pod, apps), "got node %q of NodeGroup %q, which PropagationPolicy %q gives nothing", pod.Node, groups[0], required)
+		return
+	}
+	if pod.OwnerKind != "DaemonSet" { // one a node: nothing is divided
+		c.checkMax(pod, s, apps, policies, total)
+	}
+}
+
+// checkMax finds a range that a binding filled beyond its max.
+func (c *checker) checkMax(pod Pod, s Stamp, apps []application, policies []PropagationPolicy, total int) {
+	from := s.Seen.Add(-c.Lag)
+	group := c.groupOf(pod.Node, s.RV)
+	active, sitting := 0, 0
+	for _, key := range c.cohorts[pod.cohort()] {
+		other, ok := get[Pod](c.History, key, s.RV)
+		if !ok || !other.Active {
+			continue
+		}
+		active++
+		if other.UID == pod.UID || other.Node != "" && c.stays(other.Node, group, from, s.RV) {
+			sitting++
+		}
+	}
+	most := 0
+	for _, p := range policies {
+		most = max(most, maxOf(p.Spec, group, max(total, active)))
+	}
+	if sitting > most {
+		c.violate("I5", s, pod.name(), c.near(pod, apps), "is pod %d of its cohort in NodeGroup %q, which may have %d", sitting, group, most)
+	}
+}
+
+// stays tells whether a node was in a group all the time.
+func (c *checker) stays(node, group string, from time.Time, to uint64) bool {
+	groups := c.groupsOf(node, from, to)
+	return len(groups) == 1 && groups[0] == group
+}
+
+// groupsOf are the groups that a node had since a time; the newest first, and
+// at least one, which may be "".
+func (c *checker) groupsOf(node string, from time.Time, to uint64) []string {
+	var groups []string
+	for _, v := range slices.Backward(c.timelines[nodeKey(node)].within(from, to)) {
+		n, _ := v.object.(Node)
+		if !slices.Contains(groups, n.Group) {
+			groups = append(groups, n.Group)
+		}
+	}
+	if groups == nil {
+		return []string{""}
+	}
+	return groups
+}
+
+// applications are what a pod's application was since a time, the newest first.
+func (c *checker) applications(pod Pod, from time.Time, to uint64) ([]application, bool) {
+	now, ok := c.applicationAt(pod, to)
+	if !ok {
+		return nil, false
+	}
+	keys := []any{podKey(pod.UID)}
+	for _, o := range now.chain {
+		keys = append(keys, workloadKey(o.UID))
+	}
+	apps := []application{now}
+	for _, rv := range c.moments(from, to, keys...)[1:] {
+		then, _ := get[Pod](c.History, podKey(pod.UID), rv)
+		if then.Owner == "" {
+			then = pod // before the pod was
+		}
+		if app, ok := c.applicationAt(then, rv); ok {
+			apps = append(apps, app)
+		}
+	}
+	return apps, true
+}
+
+// replicas is the most pods that an owner up to the application wants.
+func (a application) replicas() int {
+	most := 1
+	for i := range a.chain {
+		most = max(most, a.chain[i].Replicas)
+		if &a.chain[i] == a.propagation {
+			break
+		}
+	}
+	return most
+}
+
+// propagationPolicies are the versions of a policy since a time.
+func (c *checker) propagationPolicies(name types.NamespacedName, from time.Time, to uint64) []PropagationPolicy {
+	var policies []PropagationPolicy
+	for _, v := range c.timelines[propagationKey(name)].within(from, to) {
+		if p, ok := v.object.(PropagationPolicy); ok {
+			policies = append(policies, p)
+		}
+	}
+	return policies
+}
+
+func anyAllows(policies []PropagationPolicy, groups []string) bool {
+	return slices.ContainsFunc(policies, func(p PropagationPolicy) bool {
+		return slices.ContainsFunc(groups, func(group string) bool { return allows(p.Spec, group) })
+	})
+}
+
+// allows tells whether a policy ever gives a group a pod. It is written down
+// here again, for this is what atoll-manager is measured by.
+func allows(spec *gm.PropagationSpec, group string) bool {
+	if group == "" {
+		return false
+	}
+	if len(spec.NumRange) > 0 && spec.PropagationStrategy != gm.StaticWeightPropagationStrategy {
+		return maxOf(spec, group, unlimited) > 0
+	}
+	named, weight, any := false, int64(0), false
+	for i := range spec.StaticWeight {
+		rule := &spec.StaticWeight[i]
+		any = any || rule.Weight > 0
+		if names(rule.NodeGroupNames, group) {
+			named, weight = true, max(weight, rule.Weight)
+		}
+	}
+	return named && (weight > 0 || !any) // all zero is all equal
+}
+
+// unlimited is more pods than anybody has.
+const unlimited = 1 << 30
+
+// maxOf is how many of a number of pods a group may have. Of several ranges
+// that name it the first counts.
+func maxOf(spec *gm.PropagationSpec, group string, total int) int {
+	if len(spec.NumRange) == 0 || spec.PropagationStrategy == gm.StaticWeightPropagationStrategy {
+		return unlimited
+	}
+	for i := range spec.NumRange {
+		rule := &spec.NumRange[i]
+		if !names(rule.NodeGroupNames, group) {
+			continue
+		}
+		if rule.Max == nil {
+			return unlimited
+		}
+		var percent int
+		if n, _ := fmt.Sscanf(rule.Max.StrVal, "%d%%", &percent); n == 1 {
+			return (total*percent + 99) / 100
+		}
+		return int(rule.Max.IntVal)
+	}
+	return 0
+}
+
+func names(groups []string, group string) bool {
+	return slices.ContainsFunc(groups, func(g string) bool { return strings.EqualFold(g, group) })
+}
+
+// divide is how many pods of a cohort each group is to have.
+func (c *checker) divide(p PropagationPolicy, app types.UID, total int, rv uint64) map[string]int {
+	spread, err := placement.New(*p.Spec, func(group string) bool { return c.hasMembers(group, rv) }, app)
+	if err != nil {
+		return nil
+	}
+	desired := map[string]int{}
+	for i, n := range spread.Divide(total) {
+		desired[spread.Groups()[i]] = n
+	}
+	return desired
+}
+
+// compiled are the rules of an OverridePolicy; nil if they cannot be used.
+func (c *checker) compiled(p OverridePolicy) *override.Rules {
+	byGeneration := c.rules[p.UID]
+	if byGeneration == nil {
+		byGeneration = map[int64]*override.Rules{}
+		c.rules[p.UID] = byGeneration
+	}
+	rules, known := byGeneration[p.Generation]
+	if !known {
+		rules, _ = override.Compile(*p.Spec)
+		byGeneration[p.Generation] = rules
+	}
+	return rules
+}

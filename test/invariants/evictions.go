@@ -1,0 +1,260 @@
+package invariants
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// eviction is a request to evict and what it did.
+type eviction struct {
+	Request
+	timeline timeline
+	// left is when the pod began to leave.
+	left Stamp
+}
+
+// pod is what was evicted, as it was just before.
+func (e eviction) pod() Pod {
+	if pod, ok := e.timeline.at(e.left.RV - 1).(Pod); ok {
+		return pod
+	}
+	pod, _ := e.timeline.last().(Pod)
+	return pod
+}
+
+// stamp says when the pod began to leave, by the answer to the request.
+func (e eviction) stamp() Stamp { return Stamp{RV: e.left.RV, Seen: e.Answered} }
+
+// checkEvictions is I10.
+func (c *checker) checkEvictions(requests []Request) {
+	var evictions []eviction
+	for _, r := range requests {
+		if !r.evicted() {
+			continue
+		}
+		if e, ok := c.match(r); ok {
+			evictions = append(evictions, e)
+		} else {
+			c.report.Unjudged++
+		}
+	}
+	slices.SortStableFunc(evictions, func(a, b eviction) int { return cmp.Compare(a.left.RV, b.left.RV) })
+	seen := map[types.UID]bool{}
+	var running []eviction
+	for _, e := range evictions {
+		pod := e.pod()
+		if seen[pod.UID] {
+			c.violate("I10", e.stamp(), pod.name(), []any{pod.key()}, "was evicted twice")
+			continue
+		}
+		seen[pod.UID] = true
+		if pod.Node != "" {
+			running = append(running, e)
+		}
+		c.checkEviction(e, pod)
+	}
+	c.checkPace(running)
+}
+
+// match finds the pod that a request evicted: of those of its name the one that
+// left nearest to the answer.
+func (c *checker) match(r Request) (eviction, bool) {
+	best, found := eviction{Request: r}, false
+	for _, key := range c.byName[r.object()] {
+		t := c.timelines[key]
+		left, ok := leaves(t)
+		if ok && (!found || distance(left.Seen, r.Answered) < distance(best.left.Seen, r.Answered)) {
+			best.timeline, best.left, found = t, left, true
+		}
+	}
+	return best, found
+}
+
+func distance(a, b time.Time) time.Duration { return a.Sub(b).Abs() }
+
+// leaves is when a pod was evicted, began to terminate, or was gone.
+func leaves(t timeline) (Stamp, bool) {
+	var active bool
+	for _, v := range t {
+		pod, ok := v.object.(Pod)
+		if !ok || pod.Evicted || active && !pod.Active {
+			return v.Stamp, true
+		}
+		active = pod.Active
+	}
+	return Stamp{}, false
+}
+
+// checkEviction finds the reason of an eviction in what was the case since its
+// decision may have been made.
+func (c *checker) checkEviction(e eviction, pod Pod) {
+	to := e.left.RV - 1
+	from := e.left.Seen
+	if e.Received.Before(from) {
+		from = e.Received
+	}
+	from = from.Add(-c.Lag)
+	apps, ok := c.applications(pod, from, to)
+	if !ok {
+		c.report.Unjudged++
+		return
+	}
+	c.report.Evictions++
+	for _, rv := range c.moments(from, to, podKey(pod.UID)) {
+		then, ok := get[Pod](c.History, podKey(pod.UID), rv)
+		if ok && (stuck(then) || c.stale(then, apps, from, to)) {
+			return
+		}
+	}
+	groups, surplus := c.surplus(pod, apps, from, to)
+	if surplus {
+		return
+	}
+	if len(groups) == 0 {
+		groups = []string{""}
+	}
+	c.violate("I10", e.stamp(), pod.name(), c.near(pod, apps),
+		"was evicted from node %q of NodeGroup %q without a reason: it was neither surplus there, nor other than its OverridePolicy wants it, nor without a node that could take it",
+		pod.Node, groups[0])
+}
+
+// stuck: the pod found no node in the group that it got at creation.
+func stuck(pod Pod) bool { return pod.Node == "" && pod.Pinned && pod.Unschedulable }
+
+// stale: the pod was not created as its OverridePolicy wants it.
+func (c *checker) stale(pod Pod, apps []application, from time.Time, to uint64) bool {
+	groups := []string{pod.Group}
+	if pod.Node != "" {
+		groups = c.groupsOf(pod.Node, from, to)
+	}
+	for _, app := range apps {
+		if app.override == nil {
+			continue
+		}
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: app.override.Policies.RequiredOverride}
+		for _, v := range c.timelines[overrideKey(name)].within(from, to) {
+			policy, ok := v.object.(OverridePolicy)
+			if !ok {
+				continue
+			}
+			rules := c.compiled(policy)
+			if pod.Node == "" && !pod.Pinned { // at the gate, or never seen by the webhook
+				if rules.TouchesImmutableAnywhere() || pod.Overrides != "" && !pod.Gated {
+					return true
+				}
+				continue
+			}
+			if slices.ContainsFunc(groups, func(group string) bool { return group != "" && rules.FixedHash(group) != pod.Overrides }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// surplus tells whether a pod's group had more pods of its cohort than it
+// should, at some moment since a time; as many more as were evicted since that
+// moment, for each surplus pod is a reason once. groups are those of the pod.
+func (c *checker) surplus(pod Pod, apps []application, from time.Time, to uint64) (groups []string, surplus bool) {
+	keys := slices.Clone(c.cohorts[pod.cohort()])
+	for _, key := range c.cohorts[pod.cohort()] {
+		for _, v := range c.timelines[key].within(from, to) {
+			if p, ok := v.object.(Pod); ok && p.Node != "" {
+				keys = append(keys, nodeKey(p.Node))
+			}
+		}
+	}
+	var policies []PropagationPolicy
+	for _, app := range apps {
+		for _, o := range app.chain {
+			keys = append(keys, workloadKey(o.UID))
+		}
+		if app.propagation == nil {
+			continue
+		}
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: app.propagation.Policies.RequiredPropagation}
+		keys = append(keys, propagationKey(name))
+		policies = append(policies, c.propagationPolicies(name, from, to)...)
+	}
+	for _, rv := range c.moments(from, to, keys...) {
+		app, ok := c.applicationAt(pod, rv)
+		if !ok || app.propagation == nil {
+			continue
+		}
+		group, sits := c.seatOf(pod, rv)
+		if !sits {
+			continue
+		}
+		if !slices.Contains(groups, group) {
+			groups = append(groups, group)
+		}
+		total, current := c.count(pod.cohort(), group, rv)
+		if app.propagation.Kind != "Job" {
+			total = max(total, app.replicas())
+		}
+		at := seat{pod.cohort(), group}
+		since := 0
+		for _, moved := range c.moved[at] {
+			if moved > rv {
+				since++
+			}
+		}
+		for _, policy := range policies {
+			if current-c.divide(policy, app.propagation.UID, total, rv)[group] > since {
+				c.moved[at] = append(c.moved[at], to+1) // when the pod left
+				return groups, true
+			}
+		}
+	}
+	return groups, false
+}
+
+// seatOf is the group in which a pod was counted.
+func (c *checker) seatOf(pod Pod, rv uint64) (group string, sits bool) {
+	then, ok := get[Pod](c.History, podKey(pod.UID), rv)
+	switch {
+	case !ok || !then.Active:
+		return "", false
+	case then.Node != "":
+		return c.groupOf(then.Node, rv), true
+	default:
+		return then.Group, then.Pinned
+	}
+}
+
+// count counts a cohort's pods, and those in a group.
+func (c *checker) count(of cohort, group string, rv uint64) (total, in int) {
+	for _, key := range c.cohorts[of] {
+		pod, ok := get[Pod](c.History, key, rv)
+		if !ok || !pod.Active {
+			continue
+		}
+		total++
+		if at, sits := c.seatOf(pod, rv); sits && at == group {
+			in++
+		}
+	}
+	return total, in
+}
+
+// checkPace finds the minutes in which more running pods were evicted than
+// atoll-manager was told.
+func (c *checker) checkPace(running []eviction) {
+	if c.EvictionsPerMinute == 0 {
+		return
+	}
+	slices.SortStableFunc(running, func(a, b eviction) int { return a.Answered.Compare(b.Answered) })
+	first := 0
+	for i, e := range running {
+		for e.Answered.Sub(running[first].Answered) >= time.Minute {
+			first++
+		}
+		if n := i - first + 1; n > c.EvictionsPerMinute {
+			c.violate("I10", e.stamp(), e.object(), nil, "was the %dth running pod to be evicted within a minute, %d are allowed", n, c.EvictionsPerMinute)
+			return
+		}
+	}
+}

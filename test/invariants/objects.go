@@ -1,0 +1,195 @@
+package invariants
+
+import (
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+)
+
+// evictedReason is the reason of the condition that the API server writes on a
+// pod which it evicts.
+const evictedReason = "EvictionByEvictionAPI"
+
+// Object is what a History keeps of an object: one of the types of this file.
+type Object interface{ key() any }
+
+// Pod is what is judged of a pod.
+type Pod struct {
+	UID             types.UID
+	Namespace, Name string
+	// Owner is the UID of the controller, and OwnerKind its kind; both are empty
+	// without one.
+	Owner     types.UID
+	OwnerKind string
+	// Revision tells the revisions of one owner's template apart.
+	Revision string
+	// Policies and IgnoreMissing are what the pod says itself.
+	Policies      ownership.Policies
+	IgnoreMissing bool
+	Node          string
+	// Group is the seat's stamp; Pinned pods got it at creation.
+	Group  string
+	Pinned bool
+	// Overrides is the value of gm.OverridesAnnotation.
+	Overrides string
+	// Active pods have neither finished nor begun to terminate.
+	Active               bool
+	Gated, Unschedulable bool
+	// Evicted: the API server says so.
+	Evicted bool
+}
+
+// Node is what is judged of a node.
+type Node struct{ Name, Group string }
+
+// Workload is an owner of pods, or of owners of pods.
+type Workload struct {
+	UID                   types.UID
+	Kind, Namespace, Name string
+	Policies              ownership.Policies
+	IgnoreMissing         bool
+	// Replicas is the number of pods wanted; -1 for kinds that have none.
+	Replicas int
+	// Owner and OwnerKind are as a Pod's.
+	Owner     types.UID
+	OwnerKind string
+}
+
+type (
+	// PropagationPolicy is what is judged of one; it changes with its generation only.
+	PropagationPolicy struct {
+		types.NamespacedName
+		UID        types.UID
+		Generation int64
+		Spec       *gm.PropagationSpec
+	}
+	// OverridePolicy is the same of the other kind.
+	OverridePolicy struct {
+		types.NamespacedName
+		UID        types.UID
+		Generation int64
+		Spec       *gm.OverrideSpec
+	}
+)
+
+type (
+	podKey         types.UID
+	nodeKey        string
+	workloadKey    types.UID
+	propagationKey types.NamespacedName
+	overrideKey    types.NamespacedName
+)
+
+func (p Pod) key() any               { return podKey(p.UID) }
+func (n Node) key() any              { return nodeKey(n.Name) }
+func (w Workload) key() any          { return workloadKey(w.UID) }
+func (p PropagationPolicy) key() any { return propagationKey(p.NamespacedName) }
+func (p OverridePolicy) key() any    { return overrideKey(p.NamespacedName) }
+
+// equal tells whether a version of an object says nothing that the last one
+// did not.
+func equal(a, b Object) bool {
+	switch a := a.(type) {
+	case PropagationPolicy:
+		b, ok := b.(PropagationPolicy)
+		return ok && a.UID == b.UID && a.Generation == b.Generation
+	case OverridePolicy:
+		b, ok := b.(OverridePolicy)
+		return ok && a.UID == b.UID && a.Generation == b.Generation
+	}
+	return a == b
+}
+
+// cohort is what is divided as one.
+type cohort struct {
+	owner    types.UID
+	revision string
+}
+
+func (p Pod) cohort() cohort {
+	if p.Owner == "" {
+		return cohort{owner: p.UID, revision: p.Revision}
+	}
+	return cohort{owner: p.Owner, revision: p.Revision}
+}
+
+// slim keeps of an object what is judged; nil for what is of no interest.
+func slim(o runtime.Object) Object {
+	switch o := o.(type) {
+	case *corev1.Pod:
+		return slimPod(o)
+	case *corev1.Node:
+		return Node{Name: o.Name, Group: o.Labels[gm.NodeGroupLabel]}
+	case *gm.PropagationPolicy:
+		return PropagationPolicy{nameOf(o), o.UID, o.Generation, &o.Spec}
+	case *gm.OverridePolicy:
+		return OverridePolicy{nameOf(o), o.UID, o.Generation, &o.Spec}
+	case *appsv1.Deployment:
+		return workload("Deployment", o, o.Spec.Replicas)
+	case *appsv1.ReplicaSet:
+		return workload("ReplicaSet", o, o.Spec.Replicas)
+	case *appsv1.StatefulSet:
+		return workload("StatefulSet", o, o.Spec.Replicas)
+	case *appsv1.DaemonSet:
+		return workload("DaemonSet", o, new(int32(-1)))
+	case *batchv1.Job:
+		return workload("Job", o, o.Spec.Parallelism)
+	case *batchv1.CronJob:
+		return workload("CronJob", o, nil)
+	}
+	return nil
+}
+
+// watchedKinds are the kinds of owners that a History knows.
+var watchedKinds = map[string]bool{
+	"Deployment": true, "ReplicaSet": true, "StatefulSet": true, "DaemonSet": true, "Job": true, "CronJob": true,
+}
+
+func nameOf(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+func workload(kind string, o metav1.Object, replicas *int32) Workload {
+	w := Workload{
+		UID: o.GetUID(), Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName(), Replicas: 1,
+		Policies: ownership.PoliciesOf(o.GetLabels()), IgnoreMissing: ownership.IgnoresMissing(o.GetAnnotations()),
+	}
+	if replicas != nil {
+		w.Replicas = int(*replicas)
+	}
+	if c := metav1.GetControllerOfNoCopy(o); c != nil {
+		w.Owner, w.OwnerKind = c.UID, c.Kind
+	}
+	return w
+}
+
+func slimPod(o *corev1.Pod) Pod {
+	p := Pod{
+		UID: o.UID, Namespace: o.Namespace, Name: o.Name, Revision: ownership.Revision(o.Labels, ""),
+		Policies: ownership.PoliciesOf(o.Labels), IgnoreMissing: ownership.IgnoresMissing(o.Annotations),
+		Node: o.Spec.NodeName, Group: o.Labels[gm.NodeGroupLabel], Overrides: o.Annotations[gm.OverridesAnnotation],
+		Active: o.DeletionTimestamp == nil && o.Status.Phase != corev1.PodSucceeded && o.Status.Phase != corev1.PodFailed,
+	}
+	p.Pinned = p.Group != "" && o.Annotations[gm.SeatAnnotation] != ""
+	if c := metav1.GetControllerOfNoCopy(o); c != nil {
+		p.Owner, p.OwnerKind = c.UID, c.Kind
+	}
+	for _, gate := range o.Spec.SchedulingGates {
+		p.Gated = p.Gated || gate.Name == gm.PolicyGate
+	}
+	for _, c := range o.Status.Conditions {
+		switch c.Type {
+		case corev1.PodScheduled:
+			p.Unschedulable = c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+		case corev1.DisruptionTarget:
+			p.Evicted = c.Status == corev1.ConditionTrue && c.Reason == evictedReason
+		}
+	}
+	return p
+}
