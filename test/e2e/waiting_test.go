@@ -22,13 +22,25 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
+// unschedulable counts an app's pods that kube-scheduler has refused.
+func (f *fixture) unschedulable(app string) int {
+	f.Helper()
+	return f.unscheduled(app, corev1.PodReasonUnschedulable)
+}
+
 // atTheGate counts an app's pods that kube-scheduler does not look at yet.
 func (f *fixture) atTheGate(app string) int {
+	f.Helper()
+	return f.unscheduled(app, corev1.PodReasonSchedulingGated)
+}
+
+// unscheduled counts an app's pods that have no node for a reason.
+func (f *fixture) unscheduled(app, reason string) int {
 	f.Helper()
 	n := 0
 	for _, pod := range f.pods(app) {
 		for _, c := range pod.Status.Conditions {
-			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonSchedulingGated {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == reason {
 				n++
 			}
 		}
