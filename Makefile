@@ -126,7 +126,7 @@ devcluster-test: devcluster-bin ## Run the tests of the devcluster.
 
 .PHONY: e2e
 e2e: devcluster-bin ## Run the end-to-end tests on real control planes.
-	cd test && go test $(UNCACHED) -timeout 60m $(TESTFLAGS) ./...
+	hack/e2e.sh $(UNCACHED) -timeout 60m $(TESTFLAGS)
 
 ##@ Housekeeping
 
