@@ -17,7 +17,9 @@ var (
 )
 
 // kinds are an object and a list of every kind.
-var kinds = []runtime.Object{}
+var kinds = []runtime.Object{
+	&NodePool{}, &NodePoolList{},
+}
 
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion, kinds...)
