@@ -59,20 +59,20 @@ const (
 	ReasonNodesContested = "NodesContested"
 )
 
-// Reasons of events about pools, on nodes and on pools.
+// Reasons of events about pools. They stand on the node.
 const (
-	// ReasonJoined, on a node and its pool: the node got the pool's attributes.
+	// ReasonJoined: the node got the pool's attributes.
 	ReasonJoined = "JoinedNodePool"
-	// ReasonMoved, on a node and both pools: the node got another pool's.
+	// ReasonMoved: the node got another pool's attributes.
 	ReasonMoved = "MovedNodePool"
-	// ReasonLeft, on a node and the pool that it was in: the node has its own back.
+	// ReasonLeft: the node has its own attributes back.
 	ReasonLeft = "LeftNodePool"
-	// ReasonRepaired, on a node: what somebody had changed was put back.
+	// ReasonRepaired: what somebody had changed was put back.
 	ReasonRepaired = "NodePoolAttributesRepaired"
-	// ReasonPoolMissing, on a node: its label names a NodePool that does not
-	// exist or is being deleted. The node is in no pool.
+	// ReasonPoolMissing: the node's label names a NodePool that does not exist
+	// or is being deleted. The node is in no pool.
 	ReasonPoolMissing = "NodePoolMissing"
-	// ReasonRecordLost, on a node: what the node had before its pool could not be
-	// read and was made anew from what the node carries.
+	// ReasonRecordLost: what the node had before its pool could not be read and
+	// was made anew from what the node carries.
 	ReasonRecordLost = "NodePoolRecordLost"
 )
