@@ -17,6 +17,17 @@ const (
 	Cloud NodePoolType = "Cloud"
 )
 
+// LabelValue is a value that a label or a taint can have: at most 63 letters,
+// digits, - _ and . between them, or nothing.
+// +kubebuilder:validation:MaxLength=63
+// +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
+type LabelValue string
+
+// AnnotationValue is a value that a pool can give to an annotation: at most
+// 1024 characters.
+// +kubebuilder:validation:MaxLength=1024
+type AnnotationValue string
+
 // NodePool is a group of nodes with the same attributes (document 001,
 // "NodePool API"): its labels, annotations and taints are on every node of the
 // pool, and what a node had before comes back when it leaves. A node is in one
@@ -69,19 +80,17 @@ type NodePoolSpec struct {
 	// most 64.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",messageExpression="'these are no label keys: ' + self.filter(k, !(k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))).join(', ')",message="a key is no label key"
-	// +kubebuilder:validation:XValidation:rule="self.all(k, self[k].size() <= 63 && self[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$'))",messageExpression="'the values of these keys are no label values: ' + self.filter(k, !(self[k].size() <= 63 && self[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$'))).join(', ')",message="a value is no label value"
-	// +kubebuilder:validation:XValidation:rule="!self.exists(k, k.startsWith('atoll.dev/') || k in ['kubernetes.io/hostname', 'kubernetes.io/os', 'kubernetes.io/arch', 'beta.kubernetes.io/os', 'beta.kubernetes.io/arch', 'apps.openyurt.io/nodepool', 'groupmanagement.kubeedge.io/nodegroup'])",messageExpression="'these labels are not a pool\\'s to give: ' + self.filter(k, k.startsWith('atoll.dev/') || k in ['kubernetes.io/hostname', 'kubernetes.io/os', 'kubernetes.io/arch', 'beta.kubernetes.io/os', 'beta.kubernetes.io/arch', 'apps.openyurt.io/nodepool', 'groupmanagement.kubeedge.io/nodegroup']).join(', ')",message="a label is not a pool's to give"
-	Labels map[string]string `json:"labels,omitempty"`
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="a key is no label key: at most 63 letters, digits, - _ and . after an optional DNS name and a slash"
+	// +kubebuilder:validation:XValidation:rule="!self.exists(k, k.startsWith('atoll.dev/') || k in ['kubernetes.io/hostname', 'kubernetes.io/os', 'kubernetes.io/arch', 'beta.kubernetes.io/os', 'beta.kubernetes.io/arch', 'apps.openyurt.io/nodepool', 'groupmanagement.kubeedge.io/nodegroup'])",message="a pool cannot give the labels kubernetes.io/hostname, os and arch, which the kubelet writes, apps.openyurt.io/nodepool and groupmanagement.kubeedge.io/nodegroup, which name what the node belongs to, and those under atoll.dev/"
+	Labels map[string]LabelValue `json:"labels,omitempty"`
 
 	// annotations are on every node of the pool, in the same way as labels. At
 	// most 64, each value at most 1024 characters.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?([.][A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",messageExpression="'these are no annotation keys: ' + self.filter(k, !(k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?([.][A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))).join(', ')",message="a key is no annotation key"
-	// +kubebuilder:validation:XValidation:rule="self.all(k, self[k].size() <= 1024)",messageExpression="'the values of these keys are longer than 1024 characters: ' + self.filter(k, self[k].size() > 1024).join(', ')",message="a value is longer than 1024 characters"
-	// +kubebuilder:validation:XValidation:rule="!self.exists(k, k.startsWith('atoll.dev/') || k in ['kubectl.kubernetes.io/last-applied-configuration', 'node.alpha.kubernetes.io/ttl', 'volumes.kubernetes.io/controller-managed-attach-detach', 'csi.volume.kubernetes.io/nodeid'])",messageExpression="'these annotations are not a pool\\'s to give: ' + self.filter(k, k.startsWith('atoll.dev/') || k in ['kubectl.kubernetes.io/last-applied-configuration', 'node.alpha.kubernetes.io/ttl', 'volumes.kubernetes.io/controller-managed-attach-detach', 'csi.volume.kubernetes.io/nodeid']).join(', ')",message="an annotation is not a pool's to give"
-	Annotations map[string]string `json:"annotations,omitempty"`
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?([.][A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="a key is no annotation key: at most 63 letters, digits, - _ and . after an optional DNS name and a slash"
+	// +kubebuilder:validation:XValidation:rule="!self.exists(k, k.startsWith('atoll.dev/') || k in ['kubectl.kubernetes.io/last-applied-configuration', 'node.alpha.kubernetes.io/ttl', 'volumes.kubernetes.io/controller-managed-attach-detach', 'csi.volume.kubernetes.io/nodeid'])",message="a pool cannot give annotations that Kubernetes or kubectl write themselves, and those under atoll.dev/"
+	Annotations map[string]AnnotationValue `json:"annotations,omitempty"`
 
 	// taints are on every node of the pool. A taint of the same key and effect
 	// that a node had comes back when this one goes from here or the node
@@ -98,13 +107,13 @@ type NodePoolSpec struct {
 // matchExpressions hold. It is written like any label selector.
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.matchLabels) && self.matchLabels.size() > 0) || (has(self.matchExpressions) && self.matchExpressions.size() > 0)",message="an empty selector would take every node of the cluster: name a label or an expression, or leave selector out"
+// +kubebuilder:validation:XValidation:rule="!(has(self.matchLabels) && 'groupmanagement.kubeedge.io/nodegroup' in self.matchLabels) && !(has(self.matchExpressions) && self.matchExpressions.exists(e, e.key == 'groupmanagement.kubeedge.io/nodegroup'))",message="a NodeGroup may select the nodes of a pool, so a pool cannot select those of a NodeGroup: the label groupmanagement.kubeedge.io/nodegroup cannot be used here"
 type NodeSelector struct {
 	// matchLabels are labels that a node has to carry. At most 64.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="a key is no label key"
-	// +kubebuilder:validation:XValidation:rule="self.all(k, self[k].size() <= 63 && self[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$'))",message="a value is no label value"
-	MatchLabels map[string]string `json:"matchLabels,omitempty"`
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="a key is no label key: at most 63 letters, digits, - _ and . after an optional DNS name and a slash"
+	MatchLabels map[string]LabelValue `json:"matchLabels,omitempty"`
 
 	// matchExpressions are expressions that have to hold. At most 64.
 	// +optional
@@ -134,9 +143,7 @@ type NodeSelectorRequirement struct {
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=256
-	// +kubebuilder:validation:items:MaxLength=63
-	// +kubebuilder:validation:items:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
-	Values []string `json:"values,omitempty"`
+	Values []LabelValue `json:"values,omitempty"`
 }
 
 // NodePoolTaint is a taint of Kubernetes.
@@ -152,9 +159,7 @@ type NodePoolTaint struct {
 
 	// value is the taint's value, written like a label's. Unset: empty.
 	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
-	Value string `json:"value,omitempty"`
+	Value LabelValue `json:"value,omitempty"`
 
 	// effect is what happens to pods that do not tolerate the taint:
 	// NoSchedule, PreferNoSchedule or NoExecute.

@@ -42,26 +42,17 @@ type Pool struct {
 // Of reads a NodePool.
 func Of(p *apps.NodePool) Pool {
 	pool := Pool{Name: p.Name}
-	keep := func(from map[string]string, field string, reserved func(string) bool) map[string]string {
-		kept := make(map[string]string, len(from))
-		for key, value := range from {
-			if reserved(key) {
-				pool.Ignored = append(pool.Ignored, field+key)
-				continue
-			}
-			kept[key] = value
-		}
-		return kept
-	}
-	pool.Labels = keep(p.Spec.Labels, "spec.labels: ", reservedLabel)
-	pool.Annotations = keep(p.Spec.Annotations, "spec.annotations: ", reservedAnnotation)
+	var ignored [2][]string
+	pool.Labels, ignored[0] = keep(p.Spec.Labels, "spec.labels: ", reservedLabel)
+	pool.Annotations, ignored[1] = keep(p.Spec.Annotations, "spec.annotations: ", reservedAnnotation)
+	pool.Ignored = slices.Concat(ignored[:]...)
 	for i := range p.Spec.Taints {
 		t := &p.Spec.Taints[i]
 		if reservedTaint(t.Key) {
 			pool.Ignored = append(pool.Ignored, "spec.taints: "+t.Key)
 			continue
 		}
-		pool.Taints = append(pool.Taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect, TimeAdded: t.TimeAdded})
+		pool.Taints = append(pool.Taints, corev1.Taint{Key: t.Key, Value: string(t.Value), Effect: t.Effect, TimeAdded: t.TimeAdded})
 	}
 	slices.Sort(pool.Ignored)
 	raw, _ := json.Marshal(pool.Set) // strings and times always encode; maps are sorted
@@ -69,6 +60,19 @@ func Of(p *apps.NodePool) Pool {
 	_, _ = sum.Write(raw)
 	pool.hash = strconv.FormatUint(sum.Sum64(), 36)
 	return pool
+}
+
+// keep leaves out what is reserved, and names it.
+func keep[V ~string](from map[string]V, field string, reserved func(string) bool) (kept map[string]string, ignored []string) {
+	kept = make(map[string]string, len(from))
+	for key, value := range from {
+		if reserved(key) {
+			ignored = append(ignored, field+key)
+			continue
+		}
+		kept[key] = string(value)
+	}
+	return kept, ignored
 }
 
 // ours is the prefix of the keys that only atoll-manager writes.

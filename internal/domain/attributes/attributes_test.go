@@ -28,9 +28,17 @@ func nodeWith(labels, annotations map[string]string, taints ...corev1.Taint) *co
 }
 
 func poolWith(name string, labels, annotations map[string]string, taints ...corev1.Taint) *apps.NodePool {
-	p := &apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: apps.NodePoolSpec{Labels: labels, Annotations: annotations}}
+	p := &apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: apps.NodePoolSpec{
+		Labels: map[string]apps.LabelValue{}, Annotations: map[string]apps.AnnotationValue{},
+	}}
+	for key, value := range labels {
+		p.Spec.Labels[key] = apps.LabelValue(value)
+	}
+	for key, value := range annotations {
+		p.Spec.Annotations[key] = apps.AnnotationValue(value)
+	}
 	for _, t := range taints {
-		p.Spec.Taints = append(p.Spec.Taints, apps.NodePoolTaint{Key: t.Key, Value: t.Value, Effect: t.Effect, TimeAdded: t.TimeAdded})
+		p.Spec.Taints = append(p.Spec.Taints, apps.NodePoolTaint{Key: t.Key, Value: apps.LabelValue(t.Value), Effect: t.Effect, TimeAdded: t.TimeAdded})
 	}
 	return p
 }
@@ -359,7 +367,7 @@ func TestAnySequenceGivesBack(t *testing.T) {
 		settle(t, n, in, in != nil)
 		if in != nil {
 			for key, value := range in.Spec.Labels {
-				if n.Labels[key] != value {
+				if n.Labels[key] != string(value) {
 					t.Fatalf("label %s is %q, the pool gives %q", key, n.Labels[key], value)
 				}
 			}

@@ -51,7 +51,7 @@ func CompilePool(p *apps.NodePool) (Pool, error) {
 func compileSelector(s *apps.NodeSelector) ([]labels.Requirement, error) {
 	var all []labels.Requirement
 	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
-		requirement, err := compileRequirement(key, selection.Equals, []string{s.MatchLabels[key]})
+		requirement, err := compileRequirement(key, selection.Equals, []string{string(s.MatchLabels[key])})
 		if err != nil {
 			return nil, fmt.Errorf("spec.selector.matchLabels[%s]: %w", key, err)
 		}
@@ -62,7 +62,11 @@ func compileSelector(s *apps.NodeSelector) ([]labels.Requirement, error) {
 		if err != nil {
 			return nil, fmt.Errorf("spec.selector.matchExpressions[%d].operator: %w", i, err)
 		}
-		requirement, err := compileRequirement(expression.Key, operator, expression.Values)
+		values := make([]string, len(expression.Values))
+		for j, value := range expression.Values {
+			values[j] = string(value)
+		}
+		requirement, err := compileRequirement(expression.Key, operator, values)
 		if err != nil {
 			return nil, fmt.Errorf("spec.selector.matchExpressions[%d]: %w", i, err)
 		}
