@@ -205,7 +205,7 @@ func serverNames(c Config) []string {
 // slimNode drops what nothing here reads; images alone are most of a Node.
 func slimNode(obj any) (any, error) {
 	if node, ok := obj.(*corev1.Node); ok {
-		node.ManagedFields, node.Annotations = nil, nil
+		node.ManagedFields = nil
 		node.Status.Images, node.Status.VolumesInUse, node.Status.VolumesAttached = nil, nil, nil
 	}
 	return obj, nil

@@ -17,7 +17,10 @@ var (
 )
 
 // kinds are an object and a list of every kind.
-var kinds = []runtime.Object{}
+var kinds = []runtime.Object{
+	&NodePool{}, &NodePoolList{},
+	&UnitedDeployment{}, &UnitedDeploymentList{},
+}
 
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion, kinds...)

@@ -8,8 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-func init() { kinds = append(kinds, &UnitedDeployment{}, &UnitedDeploymentList{}) }
-
 // UnitedDeployment runs one workload a pool of nodes, all from one template
 // (document 001, "UnitedDeployment API"). Each is a Deployment, a StatefulSet
 // or a DaemonSet of its own, named <name>-<pool>.
@@ -445,10 +443,14 @@ type PoolStatus struct {
 	// +optional
 	LastProgressTime *metav1.Time `json:"lastProgressTime,omitempty"`
 
-	// completed is the annotation atoll.dev/pool-revision of the workload when
-	// all of its pods were updated and available last.
+	// settled: all of the workload's pods have been updated and available at
+	// once since it was updated last.
 	// +optional
-	Completed string `json:"completed,omitempty"`
+	Settled bool `json:"settled,omitempty"`
+
+	// established: they ever were, in this pool.
+	// +optional
+	Established bool `json:"established,omitempty"`
 
 	// written is a hash of the workload as the API server took it last. One
 	// that is other by now was edited by hand, and is put back.

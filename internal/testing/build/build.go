@@ -111,6 +111,15 @@ func NodeGroup(name string, options ...Option) *gm.NodeGroup {
 	return made(&gm.NodeGroup{}, "", name, options)
 }
 
+// NodePool selects nothing and gives nothing. Its finalizer is on.
+func NodePool(name string, options ...Option) *apps.NodePool {
+	p := made(&apps.NodePool{}, "", name, options)
+	if len(p.Finalizers) == 0 {
+		p.Finalizers = []string{apps.NodePoolFinalizer}
+	}
+	return p
+}
+
 // PropagationPolicy has the defaults of its schema, and no rule.
 func PropagationPolicy(name string, options ...Option) *gm.PropagationPolicy {
 	return made(&gm.PropagationPolicy{Spec: gm.PropagationSpec{
