@@ -12,10 +12,13 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -161,6 +164,11 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Node{}: {Transform: slimNode},
+				// Of workloads and revisions, those of UnitedDeployments.
+				&appsv1.Deployment{}:         {Label: hasLabel(apps.PoolNameLabel)},
+				&appsv1.StatefulSet{}:        {Label: hasLabel(apps.PoolNameLabel)},
+				&appsv1.DaemonSet{}:          {Label: hasLabel(apps.PoolNameLabel)},
+				&appsv1.ControllerRevision{}: {Label: hasLabel(apps.UnitedDeploymentLabel)},
 				// The manager may read no other.
 				&corev1.ConfigMap{}: {
 					Namespaces: map[string]cache.Config{c.Namespace: {}},
@@ -186,6 +194,12 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 		return nil, fmt.Errorf("making the manager: %w", err)
 	}
 	return mgr, nil
+}
+
+func hasLabel(key string) labels.Selector {
+	exists, err := labels.NewRequirement(key, selection.Exists, nil)
+	utilruntime.Must(err)
+	return labels.NewSelector().Add(*exists)
 }
 
 func splitAddress(address string) (host string, port int, err error) {

@@ -49,9 +49,9 @@ type Pool struct {
 	Name string
 	// Replicas and Partition are as they are to be.
 	Replicas, Partition int32
-	// Target is the PoolRevision at the update revision, Own the one at the
-	// revision that the pool's workload is at; "" if that is not known any more.
-	Target, Own string
+	// Contents are the PoolRevisions that the pool's workload has at each
+	// revision, of those that it can be made at.
+	Contents map[string]string
 	// Refused: it cannot be made, or a write of it was refused just now.
 	Refused bool
 }
@@ -247,10 +247,10 @@ func (r *rollout) isHeld(i int) bool { return i >= len(r.Pools)-r.Strategy.Parti
 // wanted is what a pool is to be made of. A pool that is held by the partition
 // follows its patch and its NodePool at the revision that it has.
 func (r *rollout) wanted(i int) (revision, content string) {
-	if c := r.kept[i]; r.isHeld(i) && c != nil && r.Pools[i].Own != "" {
-		return c.Revision, r.Pools[i].Own
+	if c := r.kept[i]; r.isHeld(i) && c != nil && r.Pools[i].Contents[c.Revision] != "" {
+		return c.Revision, r.Pools[i].Contents[c.Revision]
 	}
-	return r.Update, r.Pools[i].Target
+	return r.Update, r.Pools[i].Contents[r.Update]
 }
 
 // isAsWanted tells whether a pool's workload is made of what it is to be.
@@ -353,7 +353,7 @@ func (r *rollout) keepUp(i int) {
 	p, c := r.Pools[i], r.kept[i]
 	switch {
 	case p.Refused:
-	case c.Edited && p.Own != "":
+	case c.Edited && p.Contents[c.Revision] != "":
 		r.act(Action{Restore, p.Name, c.Name, c.Revision, "it was edited by hand"})
 	case r.Sized && (c.Replicas != p.Replicas || c.Partition != p.Partition):
 		r.act(Action{Scale, p.Name, c.Name, "", fmt.Sprintf("%s, not %s", size(p.Replicas, p.Partition), size(c.Replicas, c.Partition))})
@@ -385,7 +385,7 @@ func (r *rollout) act(a Action) { r.plan.Actions = append(r.plan.Actions, a) }
 func (r *rollout) isComplete() bool {
 	for i := range r.Pools {
 		c := r.kept[i]
-		if c == nil || c.Owner != Ours || c.Deleting || c.Edited || c.Revision != r.Update || c.PoolRevision != r.Pools[i].Target ||
+		if c == nil || c.Owner != Ours || c.Deleting || c.Edited || c.Revision != r.Update || c.PoolRevision != r.Pools[i].Contents[r.Update] ||
 			!c.Rolled || !c.Up || c.Partition > 0 && c.Replicas > 0 ||
 			r.Sized && (c.Replicas != r.Pools[i].Replicas || c.Partition != r.Pools[i].Partition) {
 			return false

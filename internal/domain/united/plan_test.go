@@ -155,7 +155,7 @@ func TestPlanOfOneStep(t *testing.T) {
 			pool: Pool{Replicas: 2}, strategy: Strategy{Partition: 1}, children: []Child{at("r0")}, phase: apps.PoolHeld,
 		},
 		"held whole, its patch goes on": {
-			pool: Pool{Replicas: 2, Own: "r0/a-patched"}, strategy: Strategy{Partition: 1}, children: []Child{at("r0")}, phase: apps.PoolUpdating,
+			pool: Pool{Replicas: 2, Contents: map[string]string{"r0": "r0/a-patched"}}, strategy: Strategy{Partition: 1}, children: []Child{at("r0")}, phase: apps.PoolUpdating,
 			want: []string{"update a (web-a) at r0: its turn, 1 of at most 1"},
 		},
 		"being deleted, its name is waited for": {
@@ -169,9 +169,9 @@ func TestPlanOfOneStep(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tc.pool.Name, tc.pool.Target = "a", "r1/a"
-			if tc.pool.Own == "" && len(tc.children) > 0 {
-				tc.pool.Own = tc.children[0].Revision + "/a"
+			tc.pool.Name = "a"
+			if tc.pool.Contents == nil {
+				tc.pool.Contents = map[string]string{"r0": "r0/a", "r1": "r1/a"}
 			}
 			tc.strategy.MaxUpdating = 1
 			s := State{Pools: []Pool{tc.pool}, Children: tc.children, Strategy: tc.strategy, Update: "r1", Current: "r1", Base: "r1", Sized: true}

@@ -74,9 +74,9 @@ func (w *world) observe() {
 	}
 	for i := range w.state.Pools {
 		p := &w.state.Pools[i]
-		p.Refused, p.Target, p.Own = false, content(w.state.Update, p.Name), ""
+		p.Refused, p.Contents = false, map[string]string{w.state.Update: content(w.state.Update, p.Name)}
 		if c := w.children["web-"+p.Name]; c != nil {
-			p.Own = content(c.Revision, p.Name)
+			p.Contents[c.Revision] = content(c.Revision, p.Name)
 		}
 	}
 	w.state.Base = w.state.Current
