@@ -112,7 +112,7 @@ func (s *scope) long(short string) string {
 
 // createRevision makes a revision under a name that no other has.
 func (r *Reconciler) createRevision(ctx context.Context, s *scope, number int64) error {
-	raw, err := json.Marshal(&s.ud.Spec.WorkloadTemplate)
+	raw, err := canonical(&s.ud.Spec.WorkloadTemplate)
 	if err != nil {
 		return err
 	}
@@ -164,6 +164,33 @@ func (r *Reconciler) sameRevision(ctx context.Context, s *scope, want *appsv1.Co
 		return nil, nil
 	}
 	return there, nil
+}
+
+// canonical is the JSON of a template with sorted keys and without nulls. A
+// ControllerRevision's data cannot change, and whoever patches its metadata,
+// as the garbage collector does, writes the data back in this form.
+func canonical(template *apps.WorkloadTemplate) ([]byte, error) {
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(withoutNulls(object))
+}
+
+func withoutNulls(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		for key, below := range v {
+			if v[key] = withoutNulls(below); v[key] == nil {
+				delete(v, key)
+			}
+		}
+	case []any:
+		for i := range v {
+			v[i] = withoutNulls(v[i])
+		}
+	}
+	return value
 }
 
 func revisionHash(raw []byte, collisionCount int32) string {
