@@ -72,6 +72,9 @@ func (r *Reconciler) tell(s *scope) {
 // setPools writes what each pool is like, and returns how long it is until one
 // of them may have failed; 0 is never.
 func (r *Reconciler) setPools(s *scope) (next time.Duration) {
+	for i := range s.state.Pools { // a write that came too late is no failure
+		_, s.state.Pools[i].Refused = s.failures[s.state.Pools[i].Name]
+	}
 	s.plan = s.state.Plan() // as it is after what was done
 	status := &s.ud.Status
 	status.Replicas, status.ReadyReplicas, status.UpdatedReplicas = 0, 0, 0
@@ -125,11 +128,8 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 			}
 		}
 	}
-	if p.Phase == apps.PoolFailed || s.failures[pool.Name].reason != "" {
-		p.Phase, p.Reason, p.Message = apps.PoolFailed, f.reason, bounded(f.message)
-		if p.Reason == "" {
-			p.Reason = apps.ReasonRefused
-		}
+	if p.Phase == apps.PoolFailed {
+		p.Reason, p.Message = f.reason, bounded(f.message)
 	}
 	return p
 }

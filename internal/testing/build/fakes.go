@@ -13,6 +13,6 @@ import (
 // the CRDs; funcs sees the calls first.
 func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch {
 	return fake.NewClientBuilder().WithScheme(kinds).
-		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}).
+		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}).
 		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
 }
