@@ -6,8 +6,10 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
@@ -81,9 +83,10 @@ func TestUnitedRevisionNameIsTaken(t *testing.T) {
 	if err := f.client.Delete(f.ctx, f.ud("web"), client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually(patience, "its revisions go", func() error {
-		if n := len(f.revisions("web")); n > 0 {
-			return fmt.Errorf("%d are left", n)
+	f.eventually(patience, "it goes with its revisions", func() error {
+		err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "web"}, &apps.UnitedDeployment{})
+		if n := len(f.revisions("web")); n > 0 || !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%d are left: %w", n, err)
 		}
 		return nil
 	})

@@ -1,7 +1,7 @@
 // Package uniteddeployment reconciles UnitedDeployments (document 001): one
 // Deployment, StatefulSet or DaemonSet a pool, from one template.
 //
-//	roll back? ─► revise: ControllerRevisions ─► observe: workloads, NodePools ─► execute: what domain/united plans ─► trim ─► report
+//	roll back? ─► revise: ControllerRevisions ─► observe: workloads, NodePools ─► execute: what domain/united plans ─► report ─► trim
 //
 // A pass begins with the UnitedDeployment as the API server has it: what it
 // remembers of its pools decides whether the next may be updated. Of workloads
@@ -74,6 +74,8 @@ type scope struct {
 	// failures are of pools, by name; failure is of all of them.
 	failures map[string]failure
 	failure  failure
+	// reported: the status is as it is to be.
+	reported bool
 	// replaced: the spec was written; the next pass goes on from there.
 	replaced bool
 }
@@ -152,7 +154,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	for i := range ud.Status.Pools {
 		s.remembered[ud.Status.Pools[i].Name] = ud.Status.Pools[i].DeepCopy()
 	}
-	return phase.Run(ctx, s, r.revise, r.rollBack, r.observe, r.execute, r.trim, r.report)
+	return phase.Run(ctx, s, r.revise, r.rollBack, r.observe, r.execute, r.report, r.trim)
 }
 
 // fail remembers a failure of everything, for the condition.

@@ -423,7 +423,7 @@ func TestHistory(t *testing.T) {
 		}
 		return names, numbers
 	}
-	before, numbers := names()
+	before, numbers := names() // nothing happens after the pass in which the last became current
 	if len(before) != 3 || numbers[s.ud().Status.CurrentRevision] != 6 {
 		t.Fatalf("revisions are %v, current is %s", numbers, s.ud().Status.CurrentRevision)
 	}

@@ -255,9 +255,10 @@ func (s *scope) find(to string) *appsv1.ControllerRevision {
 }
 
 // trim deletes revisions beyond the limit, the oldest first, and none that a
-// pool is at or is to get to.
+// pool is at or is to get to. It comes after the status, which says what is
+// current.
 func (r *Reconciler) trim(ctx context.Context, s *scope) error {
-	if !s.observed || s.replaced {
+	if !s.observed || !s.reported {
 		return nil
 	}
 	limit := apps.DefaultRevisionHistoryLimit

@@ -50,6 +50,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 		}
 		r.tell(s)
 	}
+	s.reported = true
 	if next > 0 {
 		return phase.Wait("a pool's progress deadline", next)
 	}
