@@ -222,17 +222,25 @@ func TestUnitedNewPoolWaitsItsTurn(t *testing.T) {
 // again and again while pools are created, updated, scaled, added and removed.
 // It ends as it does without, with one workload a pool.
 func TestUnitedManagerKilledInARollout(t *testing.T) {
-	f := newFixture(t)
+	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--leader-elect-lease-duration=3s"}})
 	f.sites("kill-p0", "kill-p1", "kill-p2", "kill-p3")
 	ud := united("web", pool("kill-p0", 2), pool("kill-p1", 2), pool("kill-p2", 2))
-	f.create(ud)
 	chance := rand.New(rand.NewPCG(1, 2))
+	holder := f.holder()
 	kill := func() {
-		f.always(time.Duration(chance.IntN(400))*time.Millisecond, "some time passes", func() error { return nil })
+		f.always(time.Duration(chance.IntN(1000))*time.Millisecond, "some time passes", func() error { return nil })
 		if err := f.cluster.Restart(f.ctx, atoll.Manager); err != nil {
 			t.Fatal(err)
 		}
+		f.eventually(patience, "the next one leads", func() error {
+			if now := f.holder(); now == holder || now == "" {
+				return fmt.Errorf("the Lease is %q's", now)
+			}
+			return nil
+		})
+		holder = f.holder()
 	}
+	f.create(ud)
 	kill()
 	for i := range 3 {
 		f.change("web", func(ud *apps.UnitedDeployment) {
@@ -270,6 +278,16 @@ func TestUnitedManagerKilledInARollout(t *testing.T) {
 	if now := f.writes(); asJSON(touchless(now)) != asJSON(touchless(last)) {
 		t.Errorf("at rest, writes went from %v to %v", last, now)
 	}
+}
+
+// holder is who leads.
+func (f *fixture) holder() string {
+	f.Helper()
+	lease, err := f.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Manager, metav1.GetOptions{})
+	if err != nil || lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
 }
 
 // touch makes n reconciles and waits until each has been.

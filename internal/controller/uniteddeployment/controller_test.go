@@ -423,14 +423,26 @@ func TestHistory(t *testing.T) {
 		}
 		return names, numbers
 	}
-	before, numbers := names() // nothing happens after the pass in which the last became current
+	before, numbers := names()
 	if len(before) != 3 || numbers[s.ud().Status.CurrentRevision] != 6 {
 		t.Fatalf("revisions are %v, current is %s", numbers, s.ud().Status.CurrentRevision)
 	}
-	s.change(release("3"))
+	s.change(release("5"))
+	for s.ud().Status.CurrentRevision != s.ud().Status.UpdateRevision || s.images()["web-b"] != "5" {
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+		s.roll()
+	}
+	// Nothing need happen after the pass in which it became current.
+	if left, _ := names(); len(left) != 3 {
+		t.Errorf("%v are left", left)
+	}
+	before, _ = names()
+	s.change(release("4"))
 	s.rest()
 	after, numbers := names()
-	if !slices.Equal(slices.Sorted(slices.Values(before)), slices.Sorted(slices.Values(after))) || numbers[s.ud().Status.CurrentRevision] != 7 {
+	if !slices.Equal(slices.Sorted(slices.Values(before)), slices.Sorted(slices.Values(after))) || numbers[s.ud().Status.CurrentRevision] != 8 {
 		t.Errorf("revisions were %v and are %v", before, numbers)
 	}
 	s.change(func(ud *apps.UnitedDeployment) {
@@ -441,6 +453,58 @@ func TestHistory(t *testing.T) {
 	s.rest()
 	if left, _ := names(); len(left) != 2 {
 		t.Errorf("with pools at an old one, %v are left", left)
+	}
+}
+
+// TestOrphansThatRunAreUpdatedInTurn: what was taken over is up, so another
+// template goes through it pool by pool.
+func TestOrphansThatRunAreUpdatedInTurn(t *testing.T) {
+	first := newUnited(t, "a", "b", "c")
+	first.rest()
+	objects := nodePools("a", "b", "c")
+	for _, d := range first.deployments() {
+		d.OwnerReferences, d.ResourceVersion = nil, ""
+		objects = append(objects, &d)
+	}
+	ud := web("a", "b", "c")
+	ud.UID = "another"
+	release("nginx:2")(ud)
+	s := newSite(t, append(objects, ud)...)
+	updating := 0
+	for range 20 {
+		s.writes = nil
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+		changed := 0
+		for _, d := range s.deployments() {
+			if d.Spec.Template.Spec.Containers[0].Image == "nginx:2" && d.Status.ObservedGeneration != d.Generation {
+				changed++
+			}
+		}
+		updating = max(updating, changed)
+		s.roll()
+	}
+	if want := map[string]string{"web-a": "nginx:2", "web-b": "nginx:2", "web-c": "nginx:2"}; updating != 1 || !maps.Equal(s.images(), want) {
+		t.Errorf("%d pools were updated at once, images are %v", updating, s.images())
+	}
+}
+
+// TestAPartitionThatCannotBe: a StatefulSet whose pods are replaced by hand has
+// no partition, and none is written again and again.
+func TestAPartitionThatCannotBe(t *testing.T) {
+	ud := web("a")
+	template := ud.Spec.WorkloadTemplate.DeploymentTemplate.Spec.Template
+	ud.Spec.WorkloadTemplate = apps.WorkloadTemplate{StatefulSetTemplate: &apps.StatefulSetTemplateSpec{Spec: appsv1.StatefulSetSpec{
+		Template: template, UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType},
+	}}}
+	ud.Spec.Topology.Pools[0].Partition = new(int32(2))
+	s := newSite(t, append(nodePools("a"), ud)...)
+	s.rest()
+	for range 3 {
+		if _, err := s.pass(); err != nil || len(s.writes) > 0 {
+			t.Fatalf("it wrote %v, error %v", s.writes, err)
+		}
 	}
 }
 

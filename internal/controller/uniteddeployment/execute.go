@@ -186,6 +186,11 @@ func (r *Reconciler) remember(s *scope, a united.Action, w united.Workload) erro
 		m = &apps.PoolStatus{Name: a.Pool, Workload: w.GetName()}
 		s.remembered[a.Pool] = m
 	}
+	for i := range s.state.Children { // what was seen of it before the write
+		if c := &s.state.Children[i]; c.Name == w.GetName() {
+			m.Settled, m.Established = c.Settled, c.Established
+		}
+	}
 	if a.Verb == united.Adopt {
 		delete(s.live, a.Child) // what it is made of is looked at next
 		m.Written = ""

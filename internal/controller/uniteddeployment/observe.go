@@ -123,12 +123,14 @@ func (r *Reconciler) admit(s *scope, w united.Workload) error {
 		}
 		child.Edited = written != m.Written
 		child.Settled, child.Established = m.Settled, m.Established
-		if child.Rolled && child.Up && !child.Edited {
-			child.Settled, child.Established = true, true
+		if child.Rolled && child.Up {
+			child.Established = true
+			child.Settled = child.Settled || !child.Edited || m.Written == ""
 		}
 		child.Failure = r.failureOf(s, w, &child, m).message
 	} else {
 		child.Edited = true // what it was like when it was written is not known
+		child.Settled, child.Established = child.Rolled && child.Up, child.Rolled && child.Up
 	}
 	s.live[w.GetName()] = w
 	for i := range s.state.Children {
@@ -233,6 +235,7 @@ func (s *scope) makePool(i int) {
 		s.failures[pool.Name] = failure{reason, err.Error()}
 		return
 	}
+	pool.Partition = united.ChildOf(target).Partition // none where pods are updated by hand
 	pool.Contents = map[string]string{s.state.Update: target.GetAnnotations()[apps.PoolRevisionAnnotation]}
 	for j := range s.state.Children {
 		c := &s.state.Children[j]
