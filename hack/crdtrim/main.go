@@ -6,7 +6,9 @@
 //     megabytes, more than an object may be large; they go, and ours stay.
 //   - A rule that compares labels is refused by the API server unless their
 //     number and length have a bound.
-//   - What a field of Kubernetes requires may be optional in ours.
+//   - What a field of Kubernetes requires may be optional in ours, and what it
+//     allows in a pod and in no template is not in ours: the definition has to
+//     fit into the annotation that kubectl apply writes, too.
 //
 // Usage: go run ./hack/crdtrim <file>, which is written in place.
 package main
@@ -119,6 +121,11 @@ func trim(raw []byte) ([]byte, error) {
 				return nil, err
 			}
 			at["required"] = []any{"template"}
+			pods, err := find(schema, templates+w+".spec.template.spec")
+			if err != nil {
+				return nil, err
+			}
+			delete(pods["properties"].(node), "ephemeralContainers")
 		}
 		for path, keywords := range bounds() {
 			at, err := find(schema, path)
