@@ -143,7 +143,8 @@ func trim(raw []byte) ([]byte, error) {
 
 // find walks from a schema along a path.
 func find(schema node, path string) (node, error) {
-	at, err := schema, error(nil)
+	var err error
+	at := schema
 	for _, field := range strings.Split(path, ".") {
 		name := strings.TrimRight(field, "[]{}")
 		if at, err = child(at, "properties"); err == nil {

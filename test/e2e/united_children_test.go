@@ -362,11 +362,11 @@ func TestUnitedPatches(t *testing.T) {
 		t.Errorf("there are %d revisions", n)
 	}
 	f.change("web", func(ud *apps.UnitedDeployment) {
-		patchedBy(`{"spec":{"template":{"spec":{"contianers":[]}}}}`)(&ud.Spec.Topology.Pools[1])
+		patchedBy(`{"spec":{"template":{"spec":{"nodeSelektor":{}}}}}`)(&ud.Spec.Topology.Pools[1])
 		ud.Spec.Topology.Pools[0].Replicas.IntVal = 2
 	})
 	message := f.condition("web", apps.PoolFailure, metav1.ConditionTrue, apps.ReasonPatchInvalid)
-	if !strings.Contains(message, "topology.pools[patch-b].patch") || !strings.Contains(message, "contianers") {
+	if !strings.Contains(message, "topology.pools[patch-b].patch") || !strings.Contains(message, "nodeSelektor") {
 		t.Errorf("the message is %q", message)
 	}
 	f.eventually(patience, "the other pool is scaled", func() error {

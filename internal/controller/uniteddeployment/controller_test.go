@@ -275,7 +275,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 		s.change(func(ud *apps.UnitedDeployment) {
 			release("nginx:2")(ud)
 			pools := ud.Spec.Topology.Pools
-			ud.Spec.Topology.Pools = append(pools[:1:1], pools[2], apps.Pool{Name: "e", Replicas: pools[1].Replicas})
+			ud.Spec.Topology.Pools = []apps.Pool{pools[0], pools[2], {Name: "e", Replicas: pools[1].Replicas}}
 		})
 		died := errors.New("killed")
 		dead := false

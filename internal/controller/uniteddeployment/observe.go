@@ -123,14 +123,14 @@ func (r *Reconciler) admit(s *scope, w united.Workload) error {
 		}
 		child.Edited = written != m.Written
 		child.Settled, child.Established = m.Settled, m.Established
-		if child.Rolled && child.Up {
+		if child.Whole() {
 			child.Established = true
 			child.Settled = child.Settled || !child.Edited || m.Written == ""
 		}
 		child.Failure = r.failureOf(s, w, &child, m).message
 	} else {
 		child.Edited = true // what it was like when it was written is not known
-		child.Settled, child.Established = child.Rolled && child.Up, child.Rolled && child.Up
+		child.Settled, child.Established = child.Whole(), child.Whole()
 	}
 	s.live[w.GetName()] = w
 	for i := range s.state.Children {
@@ -156,7 +156,7 @@ func (s *scope) poolNamed(workload string) string {
 
 // failureOf says why a workload that is not as it is to be makes no progress.
 func (r *Reconciler) failureOf(s *scope, w united.Workload, c *united.Child, m *apps.PoolStatus) failure {
-	if c.Rolled && c.Up {
+	if c.Whole() {
 		return failure{}
 	}
 	if reason, message := united.FailureOf(w); reason != "" {

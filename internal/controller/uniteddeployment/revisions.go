@@ -90,10 +90,18 @@ func (r *Reconciler) listRevisions(ctx context.Context, s *scope) error {
 // keep adds a revision and what it holds. What cannot be read holds nothing.
 func (s *scope) keep(revision *appsv1.ControllerRevision) {
 	s.revisions = append(s.revisions, revision)
-	template := &apps.WorkloadTemplate{}
-	if json.Unmarshal(revision.Data.Raw, template) == nil {
+	if template := templateIn(revision); template != nil {
 		s.templates[s.short(revision.Name)] = template
 	}
+}
+
+// templateIn is what a revision holds; nil if that is no template.
+func templateIn(revision *appsv1.ControllerRevision) *apps.WorkloadTemplate {
+	template := &apps.WorkloadTemplate{}
+	if json.Unmarshal(revision.Data.Raw, template) != nil {
+		return nil
+	}
+	return template
 }
 
 // short is the name of a revision without the UnitedDeployment's before it, as
@@ -158,12 +166,10 @@ func (r *Reconciler) sameRevision(ctx context.Context, s *scope, want *appsv1.Co
 	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(want), there); err != nil {
 		return nil, err
 	}
-	template := &apps.WorkloadTemplate{}
-	if !metav1.IsControlledBy(there, s.ud) || json.Unmarshal(there.Data.Raw, template) != nil ||
-		!equality.Semantic.DeepEqual(template, &s.ud.Spec.WorkloadTemplate) {
-		return nil, nil
+	if metav1.IsControlledBy(there, s.ud) && equality.Semantic.DeepEqual(templateIn(there), &s.ud.Spec.WorkloadTemplate) {
+		return there, nil
 	}
-	return there, nil
+	return nil, nil
 }
 
 // canonical is the JSON of a template with sorted keys and without nulls. A

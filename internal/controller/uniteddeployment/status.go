@@ -92,7 +92,7 @@ func (r *Reconciler) setPools(s *scope) (next time.Duration) {
 		if p.Revision == status.UpdateRevision {
 			status.UpdatedReplicas += p.UpdatedReplicas
 		}
-		if c := out.Child; c != nil && !(c.Rolled && c.Up) && p.Phase != apps.PoolFailed && (out.Busy || !c.Established) && p.LastProgressTime != nil {
+		if c := out.Child; c != nil && !c.Whole() && p.Phase != apps.PoolFailed && (out.Busy || !c.Established) && p.LastProgressTime != nil {
 			if left := max(r.untilDeadline(s, &p), time.Second); next == 0 || left < next {
 				next = left
 			}
@@ -121,7 +121,7 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 		if m := s.remembered[pool.Name]; m != nil && m.Workload == c.Name {
 			p.Written, p.LastProgressTime = m.Written, m.LastProgressTime
 			// Whatever was seen before the write is no progress after it.
-			if progressed(m, pods) && !(c.Rolled && c.Up) {
+			if progressed(m, pods) && !c.Whole() {
 				p.LastProgressTime = new(r.now())
 			}
 			if f.reason == "" {

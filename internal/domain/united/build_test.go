@@ -162,7 +162,7 @@ func TestBuildPatches(t *testing.T) {
 		"replicas":           {`{"spec":{"replicas":9}}`, "spec.replicas: set replicas of the pool"},
 		"a selector":         {`{"spec":{"selector":{}}}`, "spec.selector"},
 		"a partition":        {`{"spec":{"updateStrategy":{"rollingUpdate":{"partition":1}}}}`, "partition"},
-		"no field":           {`{"spec":{"template":{"spec":{"contianers":[]}}}}`, "contianers"},
+		"no field":           {`{"spec":{"template":{"spec":{"nodeSelektor":{}}}}}`, "nodeSelektor"},
 		"a wrong type":       {`{"spec":{"minReadySeconds":"x"}}`, "minReadySeconds"},
 		"a list without key": {`{"spec":{"template":{"spec":{"containers":[{"image":"x"}]}}}}`, "name"},
 	} {

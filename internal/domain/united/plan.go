@@ -44,6 +44,9 @@ type Child struct {
 	Failure string
 }
 
+// Whole: nothing is missing and nothing is of another template.
+func (c *Child) Whole() bool { return c.Rolled && c.Up }
+
 // Pool is one pool of the spec.
 type Pool struct {
 	Name string
@@ -238,7 +241,7 @@ func prefer(a, b *Child) int {
 // isBusy tells whether a workload is between two states: what was done to it
 // took pods away that have not come back.
 func (r *rollout) isBusy(c *Child) bool {
-	return c != nil && c.Established && !(c.Rolled && c.Up) && (c.Revision != r.Current || !c.Settled)
+	return c != nil && c.Established && !c.Whole() && (c.Revision != r.Current || !c.Settled)
 }
 
 // isHeld tells whether a pool keeps the revision that it has.
@@ -325,7 +328,7 @@ func (r *rollout) tend(i int) apps.PoolPhase {
 	case !c.Established && c.Revision != r.Current:
 		r.act(Action{Update, p.Name, c.Name, revision, "the pool was never up"})
 		return apps.PoolUpdating
-	case r.stopped && !(r.isBusy(c) && r.updating == 0):
+	case r.stopped && (!r.isBusy(c) || r.updating > 0):
 		r.plan.Stopped = true
 		phase = apps.PoolHeld
 	case r.mayBegin(c):
@@ -369,7 +372,7 @@ func size(replicas, partition int32) string {
 
 func phaseOf(c *Child, busy bool) apps.PoolPhase {
 	switch {
-	case c.Rolled && c.Up:
+	case c.Whole():
 		return apps.PoolReady
 	case c.Failure != "" && (busy || !c.Established):
 		return apps.PoolFailed
@@ -386,7 +389,7 @@ func (r *rollout) isComplete() bool {
 	for i := range r.Pools {
 		c := r.kept[i]
 		if c == nil || c.Owner != Ours || c.Deleting || c.Edited || c.Revision != r.Update || c.PoolRevision != r.Pools[i].Contents[r.Update] ||
-			!c.Rolled || !c.Up || c.Partition > 0 && c.Replicas > 0 ||
+			!c.Whole() || c.Partition > 0 && c.Replicas > 0 ||
 			r.Sized && (c.Replicas != r.Pools[i].Replicas || c.Partition != r.Pools[i].Partition) {
 			return false
 		}

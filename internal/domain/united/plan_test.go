@@ -15,7 +15,7 @@ import (
 func (w *world) away() int {
 	n := 0
 	for _, p := range w.state.Pools {
-		if c := w.children["web-"+p.Name]; c != nil && c.Established && !c.Settled && !(w.state.Strategy.Continue && c.Failure != "") {
+		if c := w.children["web-"+p.Name]; c != nil && c.Established && !c.Settled && (!w.state.Strategy.Continue || c.Failure == "") {
 			n++
 		}
 	}
@@ -88,7 +88,7 @@ func (w *world) check(t *rapid.T) {
 	away, taken := w.away(), 0
 	up := map[string]bool{}
 	for name, c := range w.children {
-		up[name] = c.Rolled && c.Up
+		up[name] = c.Whole()
 	}
 	touched := map[string]bool{}
 	for _, a := range w.step().Actions {
