@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -324,6 +325,40 @@ func TestKilledAtEveryWrite(t *testing.T) {
 			if diff := cmp.Diff(want, got); diff != "" || n != revisions {
 				t.Errorf("killed at write %d (after it: %t): %d revisions, (-want +got):\n%s", at, after, n, diff)
 			}
+		}
+	}
+}
+
+// TestStormsOfErrorsPass is F8: of the writes of a rollout a half fails, in one
+// way or another. It takes longer, and ends the same.
+func TestStormsOfErrorsPass(t *testing.T) {
+	for seed := range uint64(5) {
+		s := newUnited(t, "a", "b", "c")
+		chance := rand.New(rand.NewPCG(seed, 0))
+		answers := []error{
+			apierrors.NewConflict(deployments, "x", errors.New("changed")), apierrors.NewTooManyRequests("slow down", 1),
+			apierrors.NewInternalError(errors.New("etcd")), apierrors.NewTimeoutError("slow", 1), errors.New("connection reset"),
+		}
+		s.refuse = func(string) error {
+			if chance.IntN(2) == 0 {
+				return answers[chance.IntN(len(answers))]
+			}
+			return nil
+		}
+		for i := range 4 {
+			s.change(release(fmt.Sprint(i)))
+			for range 40 {
+				_, _ = s.pass() // what fails is retried
+				s.roll()
+			}
+		}
+		s.refuse = nil
+		s.rest()
+		if want := map[string]string{"web-a": "3", "web-b": "3", "web-c": "3"}; !maps.Equal(s.images(), want) || s.condition(apps.PoolUpdated) != "True, Updated" {
+			t.Errorf("seed %d: images are %v, PoolUpdated is %s", seed, s.images(), s.condition(apps.PoolUpdated))
+		}
+		if got := s.condition(apps.PoolFailure); got != "False, NoFailure" {
+			t.Errorf("seed %d: PoolFailure is %s", seed, got)
 		}
 	}
 }
