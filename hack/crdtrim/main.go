@@ -6,6 +6,7 @@
 //     megabytes, more than an object may be large; they go, and ours stay.
 //   - A rule that compares labels is refused by the API server unless their
 //     number and length have a bound.
+//   - A rule sees of an object of any form only the fields that are declared.
 //   - What a field of Kubernetes requires may be optional in ours, and what it
 //     allows in a pod and in no template is not in ours: the definition has to
 //     fit into the annotation that kubectl apply writes, too.
@@ -63,11 +64,24 @@ func bounds() map[string]node {
 		b[at+"[].values"] = node{"maxItems": int64(64)}
 		b[at+"[].values[]"] = node{"maxLength": int64(253)}
 	}
+	b[pools+"patch"] = node{"properties": node{
+		"metadata": open(node{"name": node{"type": "string", "nullable": true}}),
+		"spec":     open(node{"replicas": node{"type": "integer", "nullable": true}, "selector": open(nil)}),
+	}}
 	for _, w := range workloads {
 		b[templates+w+".spec.template.metadata.labels"] = node{"maxProperties": int64(64)}
 		b[templates+w+".spec.template.metadata.labels{}"] = label
 	}
 	return b
+}
+
+// open is an object that may have any field, of which some are declared.
+func open(properties node) node {
+	o := node{"type": "object", "nullable": true, "x-kubernetes-preserve-unknown-fields": true}
+	if properties != nil {
+		o["properties"] = properties
+	}
+	return o
 }
 
 func main() {

@@ -259,6 +259,9 @@ type Pool struct {
 	// +optional
 	// +kubebuilder:validation:Type=object
 	// +kubebuilder:pruning:PreserveUnknownFields
+	// +kubebuilder:validation:XValidation:rule="!has(self.spec) || !has(self.spec.replicas)",message="set replicas of the pool",fieldPath=".spec.replicas",reason=FieldValueForbidden
+	// +kubebuilder:validation:XValidation:rule="!has(self.spec) || !has(self.spec.selector)",message="the selector is spec.selector and the pool's name",fieldPath=".spec.selector",reason=FieldValueForbidden
+	// +kubebuilder:validation:XValidation:rule="!has(self.metadata) || !has(self.metadata.name)",message="the workload's name is <name>-<pool>",fieldPath=".metadata.name",reason=FieldValueForbidden
 	Patch *runtime.RawExtension `json:"patch,omitempty"`
 }
 

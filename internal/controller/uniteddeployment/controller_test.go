@@ -179,6 +179,33 @@ func TestAHandEditIsPutBack(t *testing.T) {
 	}
 }
 
+// TestPodsThatAreRefusedAreAFailure: of a pool that is scaled and not updated too.
+func TestPodsThatAreRefusedAreAFailure(t *testing.T) {
+	s := newUnited(t, "a", "b")
+	s.rest()
+	s.change(func(ud *apps.UnitedDeployment) { ud.Spec.Topology.Pools[0].Replicas.IntVal = 5 })
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	d := s.deployment("web-a")
+	d.Status.ObservedGeneration = d.Generation
+	d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: "exceeded quota: pods"}}
+	if err := s.all.Status().Update(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.condition(apps.PoolFailure); got != "True, PodsRefused" || s.phases() != "[Failed Ready]" {
+		t.Errorf("PoolFailure is %s, phases %s", got, s.phases())
+	}
+	s.roll()
+	s.rest()
+	if got := s.condition(apps.PoolFailure); got != "False, NoFailure" {
+		t.Errorf("PoolFailure is %s", got)
+	}
+}
+
 func TestConflictsAreNoFailures(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.rest()
@@ -293,7 +320,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 			}
 			return nil
 		}
-		for range 60 {
+		for range 30 {
 			_, err := s.pass()
 			if dead {
 				dead = false // the next one starts

@@ -100,10 +100,14 @@ func (r *Reconciler) do(ctx context.Context, s *scope, a united.Action) error {
 	case err != nil:
 		return err
 	}
+	if after == nil && a.Verb == united.Create {
+		return nil // it was there, and is looked at next
+	}
 	actionsTotal.WithLabelValues(string(a.Verb), resultOf(nil)).Inc()
 	log.FromContext(ctx).Info("Pool changed", "pool", a.Pool, "action", string(a.Verb), "workload", a.Child, "revision", a.Revision)
 	if after == nil {
-		return r.gone(s, a, live)
+		r.gone(s, a, live)
+		return nil
 	}
 	r.did(s, a, after)
 	return r.remember(s, a, after)
@@ -166,17 +170,13 @@ func (r *Reconciler) admitLate(s *scope, pool string, w united.Workload) error {
 }
 
 // gone forgets a workload that is deleted, or is on its way.
-func (r *Reconciler) gone(s *scope, a united.Action, live united.Workload) error {
-	if a.Verb != united.Delete {
-		return nil
-	}
+func (r *Reconciler) gone(s *scope, a united.Action, live united.Workload) {
 	r.deleted(s.ud, live, a.Pool)
 	for i := range s.state.Children {
 		if s.state.Children[i].Name == a.Child {
 			s.state.Children[i].Deleting = true
 		}
 	}
-	return nil
 }
 
 // remember writes down what a pool's workload is like after a write.

@@ -374,7 +374,7 @@ func phaseOf(c *Child, busy bool) apps.PoolPhase {
 	switch {
 	case c.Whole():
 		return apps.PoolReady
-	case c.Failure != "" && (busy || !c.Established):
+	case c.Failure != "":
 		return apps.PoolFailed
 	case busy || !c.Established || !c.Rolled:
 		return apps.PoolUpdating
