@@ -49,6 +49,8 @@ type Reconciler struct {
 	Live     client.Reader
 	Recorder events.EventRecorder
 	Clock    clock.PassiveClock
+
+	pace pace
 }
 
 // scope is what one pass observed.

@@ -31,10 +31,10 @@ var deployments = schema.GroupResource{Group: "apps", Resource: "deployments"}
 func TestFiftyPassesAtRestWriteNothing(t *testing.T) {
 	s := newSite(t, web("f", "e", "d", "c", "b", "a")) // no NodePool at all
 	s.rest()
-	restarted := *s.Reconciler
+	restarted := &Reconciler{Client: s.Client, Live: s.Live, Recorder: s.Recorder, Clock: s.Clock}
 	for i := range 50 {
 		if i == 25 {
-			s.Reconciler = &restarted
+			s.Reconciler = restarted
 		}
 		if result, err := s.pass(); err != nil || result.RequeueAfter != 0 {
 			t.Fatalf("it comes back after %s, error %v", result.RequeueAfter, err)
@@ -324,8 +324,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 			_, err := s.pass()
 			if dead {
 				dead = false // the next one starts
-				r := *s.Reconciler
-				s.Reconciler = &r
+				s.Reconciler = &Reconciler{Client: s.Client, Live: s.Live, Recorder: s.Recorder, Clock: s.Clock}
 				continue
 			}
 			if err != nil {

@@ -52,6 +52,9 @@ func (r *Reconciler) refused(s *scope, a united.Action, err error) error {
 			s.state.Pools[i].Refused = true
 		}
 	}
+	if early := (*pacedError)(nil); errors.As(err, &early) {
+		return phase.Wait(err.Error(), early.after)
+	}
 	actionsTotal.WithLabelValues(string(a.Verb), resultOf(err)).Inc()
 	switch {
 	case apierrors.IsConflict(err):
@@ -76,6 +79,11 @@ func (r *Reconciler) do(ctx context.Context, s *scope, a united.Action) error {
 	case united.Create:
 		after, err = r.create(ctx, s, a)
 	case united.Update, united.Restore:
+		if a.Verb == united.Restore {
+			if err := r.pace.take(live.GetUID(), r.Clock.Now()); err != nil {
+				return err
+			}
+		}
 		var want united.Workload
 		if want, err = s.build(s.index(a.Pool), a.Revision); err == nil {
 			after = united.Overlay(live, want)
