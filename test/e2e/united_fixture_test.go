@@ -242,8 +242,9 @@ func (f *fixture) writes() map[string]int {
 			key, value, _ := strings.Cut(pair, "=")
 			l[key] = strings.Trim(value, `"`)
 		}
+		read := slices.Contains([]string{"GET", "LIST", "WATCH"}, l["verb"])
 		workload := slices.Contains([]string{"deployments", "statefulsets", "daemonsets", "controllerrevisions"}, l["resource"])
-		if l["verb"] == "GET" || l["verb"] == "LIST" || l["verb"] == "WATCH" || !(workload && l["subresource"] == "" || l["resource"] == "uniteddeployments") {
+		if ours := l["resource"] == "uniteddeployments" || workload && l["subresource"] == ""; read || !ours {
 			continue
 		}
 		n := 0

@@ -44,7 +44,7 @@ type Child struct {
 	Failure string
 }
 
-// Whole: nothing is missing and nothing is of another template.
+// Whole tells whether nothing is missing and nothing is of another template.
 func (c *Child) Whole() bool { return c.Rolled && c.Up }
 
 // Pool is one pool of the spec.
