@@ -80,7 +80,7 @@ func (r *Reconciler) do(ctx context.Context, s *scope, a united.Action) error {
 		after, err = r.create(ctx, s, a)
 	case united.Update, united.Restore:
 		if a.Verb == united.Restore {
-			if err := r.pace.take(live.GetUID(), r.Clock.Now()); err != nil {
+			if err := r.pace.early(live.GetUID(), r.Clock.Now()); err != nil {
 				return err
 			}
 		}
@@ -116,6 +116,9 @@ func (r *Reconciler) do(ctx context.Context, s *scope, a united.Action) error {
 	if after == nil {
 		r.gone(s, a, live)
 		return nil
+	}
+	if a.Verb == united.Restore {
+		r.pace.restored(live.GetUID(), r.Clock.Now())
 	}
 	r.did(s, a, after)
 	return r.remember(s, a, after)

@@ -40,13 +40,10 @@ func (e *pacedError) Error() string {
 	return fmt.Sprintf("it is changed again and again, and is put back in %s", e.after)
 }
 
-// take takes one repair, or says that it is too early.
-func (p *pace) take(workload types.UID, now time.Time) error {
+// early is an error while it is too early to put a workload back.
+func (p *pace) early(workload types.UID, now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.restores == nil {
-		p.restores = map[types.UID]restores{}
-	}
 	for uid, r := range p.restores {
 		if now.Sub(r.last) > restoreForgotten {
 			delete(p.restores, uid)
@@ -59,6 +56,15 @@ func (p *pace) take(workload types.UID, now time.Time) error {
 			return &pacedError{left}
 		}
 	}
-	p.restores[workload] = restores{r.count + 1, now}
 	return nil
+}
+
+// restored counts a repair that was written.
+func (p *pace) restored(workload types.UID, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.restores == nil {
+		p.restores = map[types.UID]restores{}
+	}
+	p.restores[workload] = restores{p.restores[workload].count + 1, now}
 }

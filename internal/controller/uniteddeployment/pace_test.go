@@ -45,24 +45,26 @@ func TestPace(t *testing.T) {
 	p, now := &pace{}, time.Unix(0, 0)
 	var waited []time.Duration
 	for range freeRestores + 14 {
-		err := p.take("u", now)
+		err := p.early("u", now)
 		var early *pacedError
 		if errors.As(err, &early) {
 			waited = append(waited, early.after)
 			now = now.Add(early.after)
-			err = p.take("u", now)
+			err = p.early("u", now)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		p.restored("u", now)
 	}
 	if len(waited) != 14 || waited[0] != restoreFirst || waited[1] != 2*restoreFirst || waited[13] != restoreLast {
 		t.Errorf("it waited %v", waited)
 	}
 	now = now.Add(restoreForgotten + 1)
 	for range freeRestores {
-		if err := p.take("u", now); err != nil {
+		if err := p.early("u", now); err != nil {
 			t.Errorf("long after: %v", err)
 		}
+		p.restored("u", now)
 	}
 }
