@@ -53,11 +53,10 @@ func TestUnitedStatefulSets(t *testing.T) {
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
-			// Bound by hand: nobody provisions volumes here.
-			StorageClassName: new(""), VolumeName: "",
+			StorageClassName: new(""),
 		},
 	}}
-	// Claims that nobody binds keep pods waiting: names first, then without claims.
+	// Nobody provisions volumes here, so these pods wait; the next have no claims.
 	f.create(ud)
 	f.eventually(patience, "the claims are there", func() error {
 		list, err := f.kube.CoreV1().PersistentVolumeClaims(f.ns).List(f.ctx, metav1.ListOptions{})
