@@ -27,8 +27,9 @@ sync() {
 # Deep copies, beside the types.
 "$controller_gen" object paths=./api/...
 
-# CustomResourceDefinitions.
-"$controller_gen" crd paths=./api/... output:crd:dir="$new/crds"
+# CustomResourceDefinitions. Templates keep their metadata.
+"$controller_gen" crd:generateEmbeddedObjectMeta=true paths=./api/... output:crd:dir="$new/crds"
+go run ./hack/crdtrim "$new/crds/apps.openyurt.io_uniteddeployments.yaml"
 sync "$new/crds" charts/atoll/files/crds
 
 # The manager's role, from the markers beside the code that needs it. A marker

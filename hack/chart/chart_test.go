@@ -44,6 +44,8 @@ func TestDefaultObjects(t *testing.T) {
 		"CustomResourceDefinition/nodegroups.groupmanagement.kubeedge.io",
 		"CustomResourceDefinition/propagationpolicies.groupmanagement.kubeedge.io",
 		"CustomResourceDefinition/overridepolicies.groupmanagement.kubeedge.io",
+		"CustomResourceDefinition/nodepools.apps.openyurt.io",
+		"CustomResourceDefinition/uniteddeployments.apps.openyurt.io",
 	} {
 		if got[want] == nil {
 			t.Errorf("%s is missing; there are %v", want, got.keys())

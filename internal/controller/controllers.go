@@ -10,8 +10,10 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/controller/application"
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
+	"github.com/atoll-k8s/atoll/internal/controller/nodepool"
 	"github.com/atoll-k8s/atoll/internal/controller/overridepolicy"
 	"github.com/atoll-k8s/atoll/internal/controller/propagationpolicy"
+	"github.com/atoll-k8s/atoll/internal/controller/uniteddeployment"
 	"github.com/atoll-k8s/atoll/internal/controller/workloads"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -39,6 +41,9 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 	recorder := mgr.GetEventRecorder("atoll-manager")
 	for name, setup := range map[string]func(ctrl.Manager) error{
 		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient()}).SetupWithManager,
+		"nodepool": (&nodepool.Reconciler{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{},
+		}).SetupWithManager,
 		"application": (&application.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
@@ -47,6 +52,9 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		}).SetupWithManager,
 		"overridepolicy": (&overridepolicy.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
+		}).SetupWithManager,
+		"uniteddeployment": (&uniteddeployment.Reconciler{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"workloads": (&workloads.Reconciler{
 			Client: mgr.GetClient(), API: d.Pods, Walker: d.Walker, Recorder: recorder, Namespace: d.Namespace,

@@ -12,10 +12,13 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -32,6 +35,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/controller"
@@ -57,6 +61,7 @@ func Scheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
 	utilruntime.Must(gm.AddToScheme(scheme))
+	utilruntime.Must(apps.AddToScheme(scheme))
 	return scheme
 }
 
@@ -159,6 +164,11 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Node{}: {Transform: slimNode},
+				// Of workloads and revisions, those of UnitedDeployments.
+				&appsv1.Deployment{}:         {Label: hasLabel(apps.PoolNameLabel)},
+				&appsv1.StatefulSet{}:        {Label: hasLabel(apps.PoolNameLabel)},
+				&appsv1.DaemonSet{}:          {Label: hasLabel(apps.PoolNameLabel)},
+				&appsv1.ControllerRevision{}: {Label: hasLabel(apps.UnitedDeploymentLabel)},
 				// The manager may read no other.
 				&corev1.ConfigMap{}: {
 					Namespaces: map[string]cache.Config{c.Namespace: {}},
@@ -186,6 +196,12 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 	return mgr, nil
 }
 
+func hasLabel(key string) labels.Selector {
+	exists, err := labels.NewRequirement(key, selection.Exists, nil)
+	utilruntime.Must(err)
+	return labels.NewSelector().Add(*exists)
+}
+
 func splitAddress(address string) (host string, port int, err error) {
 	host, portText, err := net.SplitHostPort(address)
 	if err != nil {
@@ -203,7 +219,7 @@ func serverNames(c Config) []string {
 // slimNode drops what nothing here reads; images alone are most of a Node.
 func slimNode(obj any) (any, error) {
 	if node, ok := obj.(*corev1.Node); ok {
-		node.ManagedFields, node.Annotations = nil, nil
+		node.ManagedFields = nil
 		node.Status.Images, node.Status.VolumesInUse, node.Status.VolumesAttached = nil, nil, nil
 	}
 	return obj, nil

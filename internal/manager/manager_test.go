@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/pki"
@@ -144,8 +145,11 @@ func TestSlimNodeKeepsWhatTheLedgerAndGroupsRead(t *testing.T) {
 	if diff := cmp.Diff(want, seats.SlimNode(slim)); diff != "" {
 		t.Errorf("the ledger reads otherwise (-want +got):\n%s", diff)
 	}
-	if len(slim.Status.Images)+len(slim.ManagedFields)+len(slim.Annotations) != 0 {
+	if len(slim.Status.Images)+len(slim.ManagedFields) != 0 {
 		t.Errorf("kept what nobody reads: %+v", slim)
+	}
+	if slim.Annotations["a"] != "b" {
+		t.Error("lost the annotations, which a NodePool repairs")
 	}
 	tombstone := toolscache.DeletedFinalStateUnknown{Key: "n"}
 	if other, err := slimNode(tombstone); err != nil || other != any(tombstone) {
@@ -154,7 +158,7 @@ func TestSlimNodeKeepsWhatTheLedgerAndGroupsRead(t *testing.T) {
 }
 
 func TestSchemeKnowsOurKinds(t *testing.T) {
-	for _, o := range []build.Object{&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &corev1.Pod{}} {
+	for _, o := range []build.Object{&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &corev1.Pod{}} {
 		if _, _, err := Scheme().ObjectKinds(o); err != nil {
 			t.Error(err)
 		}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
@@ -120,7 +121,7 @@ func (f *fixture) create(objects ...client.Object) {
 
 func clusterScoped(o client.Object) bool {
 	switch o.(type) {
-	case *corev1.Namespace, *gm.NodeGroup, *corev1.Node:
+	case *corev1.Namespace, *gm.NodeGroup, *apps.NodePool, *corev1.Node:
 		return true
 	}
 	return false

@@ -25,7 +25,7 @@ func (f *fixture) dryRun(doc []byte) error {
 	if err := yaml.UnmarshalStrict(doc, &o.Object); err != nil {
 		return err
 	}
-	if o.GetKind() != "NodeGroup" {
+	if o.GetKind() != "NodeGroup" && o.GetKind() != "NodePool" {
 		o.SetNamespace(f.ns)
 	}
 	strict := client.FieldValidation(metav1.FieldValidationStrict)

@@ -1,9 +1,10 @@
 // Package membership decides which node belongs to which NodeGroup (document
-// 000, "NodeGroup API"): the union of names, labels and expressions selects,
-// and of several groups that select a node one gets it.
+// 000, "NodeGroup API") and to which NodePool (document 001, "NodePool API"):
+// of several that want a node one gets it, the one that has it before the
+// oldest.
 //
-// It must not know how nodes and groups are watched, nor how a membership is
-// written down; it reads a node's name and labels and answers.
+// It must not know how nodes, groups and pools are watched, nor how a
+// membership is written down; it reads a node's name and labels and answers.
 package membership
 
 import (

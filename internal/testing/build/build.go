@@ -21,6 +21,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
@@ -42,6 +43,7 @@ var kinds = func() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
 	utilruntime.Must(gm.AddToScheme(scheme))
+	utilruntime.Must(apps.AddToScheme(scheme))
 	return scheme
 }()
 
@@ -107,6 +109,15 @@ func Node(name string, options ...Option) *corev1.Node {
 // NodeGroup selects nothing.
 func NodeGroup(name string, options ...Option) *gm.NodeGroup {
 	return made(&gm.NodeGroup{}, "", name, options)
+}
+
+// NodePool selects nothing and gives nothing. Its finalizer is on.
+func NodePool(name string, options ...Option) *apps.NodePool {
+	p := made(&apps.NodePool{}, "", name, options)
+	if len(p.Finalizers) == 0 {
+		p.Finalizers = []string{apps.NodePoolFinalizer}
+	}
+	return p
 }
 
 // PropagationPolicy has the defaults of its schema, and no rule.

@@ -1,0 +1,78 @@
+package v1alpha1
+
+// Keys on nodes.
+const (
+	// NodePoolLabel names, on a node, the NodePool that the node belongs to.
+	// Users write it to choose a pool for a node; atoll-manager writes it on
+	// nodes that a pool's selector has brought into the pool, and puts it back there.
+	NodePoolLabel = "apps.openyurt.io/nodepool"
+
+	// NodePoolAnnotation is written by atoll-manager on every node in a pool:
+	// the pool, and what the node had itself under the keys that the pool gave
+	// it. It comes and goes together with what the pool gives, in one write.
+	NodePoolAnnotation = "atoll.dev/nodepool"
+)
+
+// NodePoolFinalizer keeps a deleted NodePool until no node is in it and every
+// node has back what was its own.
+const NodePoolFinalizer = "apps.openyurt.io/nodepool"
+
+// Condition types of a NodePool.
+const (
+	// ConditionReady: the pool has nodes, and none of them has a problem. It
+	// sums the others up with the first problem found.
+	ConditionReady = "Ready"
+	// ConditionAttributesSynced: every node in the pool carries the pool's
+	// labels, annotations and taints, and every node that left has its own back.
+	ConditionAttributesSynced = "AttributesSynced"
+	// ConditionUncontested: no node that spec.selector matches is in another pool.
+	ConditionUncontested = "Uncontested"
+)
+
+// Reasons of conditions of a NodePool.
+const (
+	// ReasonNodesReady: every node in the pool is Ready and as the pool wants it.
+	ReasonNodesReady = "NodesReady"
+	// ReasonNoNodes: no node names the pool and the selector matches none.
+	ReasonNoNodes = "NoNodes"
+	// ReasonNodesNotReady: at least one node in the pool is not Ready.
+	ReasonNodesNotReady = "NodesNotReady"
+	// ReasonDeletionWaits: the pool is deleted and has nodes yet. It takes no
+	// more; those that it has go to whom else selects them, or stay until they
+	// are moved.
+	ReasonDeletionWaits = "NodesLeft"
+	// ReasonInvalid: spec holds what cannot be used; the message names the
+	// field. Nodes keep what they have.
+	ReasonInvalid = "Invalid"
+
+	// ReasonSynced: all nodes are as the pool wants them.
+	ReasonSynced = "Synced"
+	// ReasonSyncing: nodes are being written, or wait for it.
+	ReasonSyncing = "Syncing"
+	// ReasonSyncFailed: at least one node cannot be written. The others are.
+	ReasonSyncFailed = "SyncFailed"
+
+	// ReasonUncontested: no other pool has a node that the selector matches.
+	ReasonUncontested = "Uncontested"
+	// ReasonNodesContested: another pool has at least one node that the
+	// selector matches; it keeps it.
+	ReasonNodesContested = "NodesContested"
+)
+
+// Reasons of events about pools. They stand on the node.
+const (
+	// ReasonJoined: the node got the pool's attributes.
+	ReasonJoined = "JoinedNodePool"
+	// ReasonMoved: the node got another pool's attributes.
+	ReasonMoved = "MovedNodePool"
+	// ReasonLeft: the node has its own attributes back.
+	ReasonLeft = "LeftNodePool"
+	// ReasonRepaired: what somebody had changed was put back.
+	ReasonRepaired = "NodePoolAttributesRepaired"
+	// ReasonPoolMissing: the node's label names a NodePool that does not exist
+	// or is being deleted. The node is in no pool.
+	ReasonPoolMissing = "NodePoolMissing"
+	// ReasonRecordLost: what the node had before its pool could not be read and
+	// was made anew from what the node carries.
+	ReasonRecordLost = "NodePoolRecordLost"
+)

@@ -1,0 +1,472 @@
+package v1alpha1
+
+import (
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// UnitedDeployment runs one workload a pool of nodes, all from one template
+// (document 001, "UnitedDeployment API"). Each is a Deployment, a StatefulSet
+// or a DaemonSet of its own, named <name>-<pool>.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas,selectorpath=.status.labelSelector
+// +kubebuilder:resource:shortName=ud,categories=all
+// +kubebuilder:printcolumn:name="READY",type=integer,JSONPath=`.status.readyReplicas`,description="The number of pods ready."
+// +kubebuilder:printcolumn:name="REPLICAS",type=integer,JSONPath=`.status.replicas`,description="The number of pods."
+// +kubebuilder:printcolumn:name="UPDATED",type=integer,JSONPath=`.status.updatedReplicas`,description="The number of pods that are of the update revision."
+// +kubebuilder:printcolumn:name="TemplateType",type=string,JSONPath=`.status.templateType`,description="The WorkloadTemplate Type."
+// +kubebuilder:printcolumn:name="Failure",type=string,JSONPath=`.status.conditions[?(@.type=="PoolFailure")].status`,priority=1,description="Whether a pool has a failure."
+// +kubebuilder:printcolumn:name="Revision",type=string,JSONPath=`.status.currentRevision`,priority=1,description="The revision that every pool has reached."
+// +kubebuilder:printcolumn:name="AGE",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name: a UnitedDeployment's name becomes a label's value: at most 63 characters"
+type UnitedDeployment struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec says which pools there are and what runs in each.
+	// +required
+	Spec UnitedDeploymentSpec `json:"spec"`
+
+	// status says what does. Written by atoll-manager.
+	// +optional
+	Status UnitedDeploymentStatus `json:"status,omitempty"`
+}
+
+// TemplateType names the kind of a UnitedDeployment's workloads.
+type TemplateType string
+
+const (
+	// StatefulSetTemplateType: each pool has a StatefulSet.
+	StatefulSetTemplateType TemplateType = "StatefulSet"
+	// DeploymentTemplateType: each pool has a Deployment.
+	DeploymentTemplateType TemplateType = "Deployment"
+	// DaemonSetTemplateType: each pool has a DaemonSet.
+	DaemonSetTemplateType TemplateType = "DaemonSet"
+)
+
+// UnitedDeploymentSpec is the desired state.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.workloadTemplate)",message="set one of deploymentTemplate, statefulSetTemplate and daemonSetTemplate",fieldPath=".workloadTemplate",reason=FieldValueRequired
+// +kubebuilder:validation:XValidation:rule="has(self.replicas) || (has(self.workloadTemplate) && has(self.workloadTemplate.daemonSetTemplate)) || !has(self.topology) || !has(self.topology.pools) || self.topology.pools.all(p, has(p.replicas) && type(p.replicas) == int)",message="without spec.replicas every pool needs a number of replicas",fieldPath=".topology.pools"
+// +kubebuilder:validation:XValidation:rule="!has(self.replicas) || !has(self.topology) || !has(self.topology.pools) || self.topology.pools.exists(p, !has(p.replicas)) || self.topology.pools.exists(p, type(p.replicas) == string) || self.topology.pools.map(p, int(p.replicas)).sum() == self.replicas",message="every pool has a number of replicas, and their sum is another: leave replicas out here, or in the pool that takes the rest",fieldPath=".replicas"
+// +kubebuilder:validation:XValidation:rule="!has(self.replicas) || !has(self.topology) || !has(self.topology.pools) || self.topology.pools.map(p, has(p.replicas) && type(p.replicas) == string ? int(string(p.replicas).split('%')[0]) : 0).sum() <= 100",message="the percentages of the pools are more than 100% together",fieldPath=".topology.pools"
+// +kubebuilder:validation:XValidation:rule="!has(self.replicas) || !has(self.topology) || !has(self.topology.pools) || self.topology.pools.exists(p, !has(p.replicas)) || self.topology.pools.all(p, type(p.replicas) == int) || (self.topology.pools.all(p, type(p.replicas) == string) && self.topology.pools.map(p, int(string(p.replicas).split('%')[0])).sum() == 100)",message="nothing says who gets the rest: percentages have to be 100% together, or one pool without replicas takes what is left",fieldPath=".topology.pools"
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.daemonSetTemplate) || !has(self.replicas)",message="a DaemonSet runs one pod a node: leave replicas out",fieldPath=".replicas",reason=FieldValueForbidden
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.daemonSetTemplate) || !has(self.topology) || !has(self.topology.pools) || self.topology.pools.all(p, !has(p.replicas))",message="a DaemonSet runs one pod a node: leave the pools' replicas out",fieldPath=".topology.pools",reason=FieldValueForbidden
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || has(self.workloadTemplate.statefulSetTemplate) || !has(self.topology) || !has(self.topology.pools) || self.topology.pools.all(p, !has(p.partition))",message="only a StatefulSet can be updated in part: use updateStrategy.partition to hold whole pools",fieldPath=".topology.pools",reason=FieldValueForbidden
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.deploymentTemplate) || !has(self.workloadTemplate.deploymentTemplate.spec.selector) || dyn(self.workloadTemplate.deploymentTemplate.spec.selector) == dyn(self.selector)",message="leave it out: a pool's selector is spec.selector and the pool's name",fieldPath=".workloadTemplate.deploymentTemplate.spec.selector"
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.statefulSetTemplate) || !has(self.workloadTemplate.statefulSetTemplate.spec.selector) || dyn(self.workloadTemplate.statefulSetTemplate.spec.selector) == dyn(self.selector)",message="leave it out: a pool's selector is spec.selector and the pool's name",fieldPath=".workloadTemplate.statefulSetTemplate.spec.selector"
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.daemonSetTemplate) || !has(self.workloadTemplate.daemonSetTemplate.spec.selector) || dyn(self.workloadTemplate.daemonSetTemplate.spec.selector) == dyn(self.selector)",message="leave it out: a pool's selector is spec.selector and the pool's name",fieldPath=".workloadTemplate.daemonSetTemplate.spec.selector"
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.deploymentTemplate) || (has(self.workloadTemplate.deploymentTemplate.spec.template.metadata) && has(self.workloadTemplate.deploymentTemplate.spec.template.metadata.labels) && (!has(self.selector.matchLabels) || self.selector.matchLabels.all(k, k in self.workloadTemplate.deploymentTemplate.spec.template.metadata.labels && self.workloadTemplate.deploymentTemplate.spec.template.metadata.labels[k] == self.selector.matchLabels[k])) && (!has(self.selector.matchExpressions) || self.selector.matchExpressions.all(e, e.operator == 'In' ? e.key in self.workloadTemplate.deploymentTemplate.spec.template.metadata.labels && self.workloadTemplate.deploymentTemplate.spec.template.metadata.labels[e.key] in e.values : e.operator == 'NotIn' ? !(e.key in self.workloadTemplate.deploymentTemplate.spec.template.metadata.labels) || !(self.workloadTemplate.deploymentTemplate.spec.template.metadata.labels[e.key] in e.values) : e.operator == 'Exists' ? e.key in self.workloadTemplate.deploymentTemplate.spec.template.metadata.labels : !(e.key in self.workloadTemplate.deploymentTemplate.spec.template.metadata.labels))))",message="spec.selector does not match the labels of the template's pods",fieldPath=".workloadTemplate.deploymentTemplate.spec.template.metadata.labels"
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.statefulSetTemplate) || (has(self.workloadTemplate.statefulSetTemplate.spec.template.metadata) && has(self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels) && (!has(self.selector.matchLabels) || self.selector.matchLabels.all(k, k in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels && self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels[k] == self.selector.matchLabels[k])) && (!has(self.selector.matchExpressions) || self.selector.matchExpressions.all(e, e.operator == 'In' ? e.key in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels && self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels[e.key] in e.values : e.operator == 'NotIn' ? !(e.key in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels) || !(self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels[e.key] in e.values) : e.operator == 'Exists' ? e.key in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels : !(e.key in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels))))",message="spec.selector does not match the labels of the template's pods",fieldPath=".workloadTemplate.statefulSetTemplate.spec.template.metadata.labels"
+// +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.daemonSetTemplate) || (has(self.workloadTemplate.daemonSetTemplate.spec.template.metadata) && has(self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels) && (!has(self.selector.matchLabels) || self.selector.matchLabels.all(k, k in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels && self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels[k] == self.selector.matchLabels[k])) && (!has(self.selector.matchExpressions) || self.selector.matchExpressions.all(e, e.operator == 'In' ? e.key in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels && self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels[e.key] in e.values : e.operator == 'NotIn' ? !(e.key in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels) || !(self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels[e.key] in e.values) : e.operator == 'Exists' ? e.key in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels : !(e.key in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels))))",message="spec.selector does not match the labels of the template's pods",fieldPath=".workloadTemplate.daemonSetTemplate.spec.template.metadata.labels"
+type UnitedDeploymentSpec struct {
+	// selector is a label query over pods that should match the replica count.
+	// It must match the pod template's labels and cannot change. Each pool's
+	// workload selects by it and by the label apps.openyurt.io/pool-name. At
+	// most 32 labels and 32 expressions.
+	// +required
+	// +kubebuilder:validation:XValidation:rule="(has(self.matchLabels) && self.matchLabels.size() > 0) || (has(self.matchExpressions) && self.matchExpressions.size() > 0)",message="an empty selector would select every pod"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="cannot change: workloads keep the selector that they were made with"
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && e.values.size() > 0 : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || e.values.size() == 0))",message="operator is In or NotIn, with values, or Exists or DoesNotExist, without",fieldPath=".matchExpressions"
+	// +kubebuilder:validation:XValidation:rule="!(has(self.matchLabels) && 'apps.openyurt.io/pool-name' in self.matchLabels) && !(has(self.matchExpressions) && self.matchExpressions.exists(e, e.key == 'apps.openyurt.io/pool-name'))",message="apps.openyurt.io/pool-name is added to the selector of each pool: leave it out"
+	Selector *metav1.LabelSelector `json:"selector"`
+
+	// workloadTemplate describes the workload that every pool gets. Exactly one
+	// of its members is set.
+	// +optional
+	WorkloadTemplate WorkloadTemplate `json:"workloadTemplate,omitempty"`
+
+	// replicas is the number of pods of all pools together. Unset, each pool
+	// says its own number. 0 to 1,000,000. The scale subresource writes it.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000
+	Replicas *int32 `json:"replicas,omitempty"`
+
+	// topology describes the pods distribution detail between each of pools.
+	// +optional
+	Topology Topology `json:"topology,omitempty"`
+
+	// updateStrategy says how a change of what pods are made of goes from pool
+	// to pool.
+	// +optional
+	// +kubebuilder:default={}
+	UpdateStrategy UnitedDeploymentUpdateStrategy `json:"updateStrategy,omitempty"`
+
+	// revisionHistoryLimit indicates the number of histories to be conserved,
+	// beside those that some pool is at. 0 to 1000. If unspecified, defaults to 10.
+	// +optional
+	// +kubebuilder:default=10
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	RevisionHistoryLimit *int32 `json:"revisionHistoryLimit,omitempty"`
+}
+
+// DefaultRevisionHistoryLimit is the meaning of an unset revisionHistoryLimit.
+const DefaultRevisionHistoryLimit int32 = 10
+
+// WorkloadTemplate defines the template of the workloads. A UnitedDeployment
+// provisions every pool from it. Which member is set cannot change.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.deploymentTemplate) ? 1 : 0) + (has(self.statefulSetTemplate) ? 1 : 0) + (has(self.daemonSetTemplate) ? 1 : 0) == 1",message="set exactly one of deploymentTemplate, statefulSetTemplate and daemonSetTemplate"
+// +kubebuilder:validation:XValidation:rule="has(self.deploymentTemplate) == has(oldSelf.deploymentTemplate) && has(self.statefulSetTemplate) == has(oldSelf.statefulSetTemplate) && has(self.daemonSetTemplate) == has(oldSelf.daemonSetTemplate)",message="the kind of the workloads cannot change: make another UnitedDeployment"
+type WorkloadTemplate struct {
+	// statefulSetTemplate makes a StatefulSet of each pool.
+	// +optional
+	StatefulSetTemplate *StatefulSetTemplateSpec `json:"statefulSetTemplate,omitempty"`
+
+	// deploymentTemplate makes a Deployment of each pool.
+	// +optional
+	DeploymentTemplate *DeploymentTemplateSpec `json:"deploymentTemplate,omitempty"`
+
+	// daemonSetTemplate makes a DaemonSet of each pool. Document 001 names it in
+	// its text and not in its types.
+	// +optional
+	DaemonSetTemplate *DaemonSetTemplateSpec `json:"daemonSetTemplate,omitempty"`
+}
+
+// Type is the kind of the workloads; "" if no template is set.
+func (t *WorkloadTemplate) Type() TemplateType {
+	switch {
+	case t.DeploymentTemplate != nil:
+		return DeploymentTemplateType
+	case t.StatefulSetTemplate != nil:
+		return StatefulSetTemplateType
+	case t.DaemonSetTemplate != nil:
+		return DaemonSetTemplateType
+	}
+	return ""
+}
+
+// StatefulSetTemplateSpec defines the template of a pool's StatefulSet.
+type StatefulSetTemplateSpec struct {
+	// metadata: the labels and annotations of the StatefulSet.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is the StatefulSet's, without replicas, selector and partition,
+	// which the pools have. What a StatefulSet cannot change cannot change here.
+	// +required
+	// +kubebuilder:validation:XValidation:rule="!has(self.replicas)",message="the pools have the replicas: set them there, or spec.replicas",fieldPath=".replicas",reason=FieldValueForbidden
+	// +kubebuilder:validation:XValidation:rule="!has(self.updateStrategy) || !has(self.updateStrategy.rollingUpdate) || !has(self.updateStrategy.rollingUpdate.partition)",message="set partition in the pool",fieldPath=".updateStrategy.rollingUpdate.partition",reason=FieldValueForbidden
+	// +kubebuilder:validation:XValidation:rule="(has(self.serviceName) && self.serviceName.size() > 0) == (has(oldSelf.serviceName) && oldSelf.serviceName.size() > 0) && (!has(self.serviceName) || !has(oldSelf.serviceName) || self.serviceName == oldSelf.serviceName)",message="cannot change: a StatefulSet keeps its serviceName",fieldPath=".serviceName"
+	// +kubebuilder:validation:XValidation:rule="(has(self.podManagementPolicy) ? self.podManagementPolicy : 'OrderedReady') == (has(oldSelf.podManagementPolicy) ? oldSelf.podManagementPolicy : 'OrderedReady')",message="cannot change: a StatefulSet keeps its podManagementPolicy",fieldPath=".podManagementPolicy"
+	// +kubebuilder:validation:XValidation:rule="(has(self.volumeClaimTemplates) && self.volumeClaimTemplates.size() > 0) == (has(oldSelf.volumeClaimTemplates) && oldSelf.volumeClaimTemplates.size() > 0) && (!has(self.volumeClaimTemplates) || !has(oldSelf.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",message="cannot change: a StatefulSet keeps its volumeClaimTemplates",fieldPath=".volumeClaimTemplates"
+	Spec appsv1.StatefulSetSpec `json:"spec"`
+}
+
+// DeploymentTemplateSpec defines the template of a pool's Deployment.
+type DeploymentTemplateSpec struct {
+	// metadata: the labels and annotations of the Deployment.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is the Deployment's, without replicas and selector, which the pools have.
+	// +required
+	// +kubebuilder:validation:XValidation:rule="!has(self.replicas)",message="the pools have the replicas: set them there, or spec.replicas",fieldPath=".replicas",reason=FieldValueForbidden
+	Spec appsv1.DeploymentSpec `json:"spec"`
+}
+
+// DaemonSetTemplateSpec defines the template of a pool's DaemonSet.
+type DaemonSetTemplateSpec struct {
+	// metadata: the labels and annotations of the DaemonSet.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is the DaemonSet's, without selector, which the pools have.
+	// +required
+	Spec appsv1.DaemonSetSpec `json:"spec"`
+}
+
+// Topology defines the spread detail of each pool under UnitedDeployment. A
+// UnitedDeployment manages multiple homogeneous workloads which are called pool.
+type Topology struct {
+	// pools contains the details of each pool, in the order in which they are
+	// updated. Each element represents one pool which will be provisioned and
+	// managed by the UnitedDeployment. At most 200.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=200
+	Pools []Pool `json:"pools,omitempty"`
+}
+
+// Pool defines the detail of a pool.
+//
+// +kubebuilder:validation:XValidation:rule="self.nodeSelectorTerm == oldSelf.nodeSelectorTerm",message="cannot change: remove the pool and add it again",fieldPath=".nodeSelectorTerm"
+// +kubebuilder:validation:XValidation:rule="(has(self.tolerations) && self.tolerations.size() > 0) == (has(oldSelf.tolerations) && oldSelf.tolerations.size() > 0) && (!has(self.tolerations) || !has(oldSelf.tolerations) || self.tolerations == oldSelf.tolerations)",message="cannot change: remove the pool and add it again",fieldPath=".tolerations"
+type Pool struct {
+	// name indicates the pool's name as a DNS_LABEL, which is also the name of
+	// the NodePool. The pool's workload is named <name of the UnitedDeployment>-<name>,
+	// shortened with a hash beyond 52 characters. Unique between the pools of
+	// one UnitedDeployment.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Name string `json:"name"`
+
+	// nodeSelectorTerm indicates the node selector to form the pool. Depending
+	// on it, pods provisioned could be distributed across multiple groups of
+	// nodes. Every required term of the template's node affinity gets it in
+	// addition. Empty: the nodes that carry apps.openyurt.io/nodepool=<name>.
+	// It cannot change. At most 16 expressions and 16 fields.
+	// +optional
+	// +kubebuilder:default={}
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && e.values.size() > 0 : e.operator in ['Exists', 'DoesNotExist'] ? !has(e.values) || e.values.size() == 0 : e.operator in ['Gt', 'Lt'] && has(e.values) && e.values.size() == 1 && e.values[0].matches('^-?[0-9]{1,18}$'))",message="operator is In or NotIn with values, Exists or DoesNotExist without, Gt or Lt with one number",fieldPath=".matchExpressions"
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchFields) || self.matchFields.all(e, e.key == 'metadata.name' && e.operator in ['In', 'NotIn'] && has(e.values) && e.values.size() == 1)",message="the one field is metadata.name, the operator In or NotIn, with one value",fieldPath=".matchFields"
+	NodeSelectorTerm corev1.NodeSelectorTerm `json:"nodeSelectorTerm,omitempty"`
+
+	// tolerations indicates the tolerations the pods under this pool have,
+	// beside those of the template and of the taints of the NodePool. They
+	// cannot change. At most 32.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:XValidation:rule="!has(self.operator) || self.operator in ['', 'Exists', 'Equal']",message="operator is Exists or Equal",fieldPath=".operator"
+	// +kubebuilder:validation:items:XValidation:rule="!has(self.operator) || self.operator != 'Exists' || !has(self.value) || self.value.size() == 0",message="with operator Exists there is no value",fieldPath=".value"
+	// +kubebuilder:validation:items:XValidation:rule="(has(self.key) && self.key.size() > 0) || (has(self.operator) && self.operator == 'Exists')",message="without a key, operator must be Exists",fieldPath=".operator"
+	// +kubebuilder:validation:items:XValidation:rule="!has(self.effect) || self.effect in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute']",message="effect is NoSchedule, PreferNoSchedule or NoExecute",fieldPath=".effect"
+	// +kubebuilder:validation:items:XValidation:rule="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",message="tolerationSeconds needs the effect NoExecute",fieldPath=".effect"
+	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
+
+	// replicas indicates the number of the pods to be created under this pool: a
+	// number from 0 to 1,000,000, or a percentage of spec.replicas from 0% to
+	// 100%. Unset: an even share of what the other pools leave of spec.replicas.
+	// +optional
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=7
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? (int(self) >= 0 && int(self) <= 1000000) : string(self).matches('^(100|[1-9]?[0-9])%$')",message="must be a number from 0 to 1000000 or a percentage from 0% to 100%"
+	Replicas *intstr.IntOrString `json:"replicas,omitempty"`
+
+	// partition is how many pods of this pool's StatefulSet stay at the
+	// revision that they have: those with ordinals below it. 0 to 1,000,000,
+	// default 0.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000
+	Partition *int32 `json:"partition,omitempty"`
+
+	// patch is a strategic merge patch of this pool's Deployment, StatefulSet
+	// or DaemonSet: {spec: {template: {spec: …}}}. Names, selectors, owners and
+	// replicas cannot be patched. It changes this pool alone.
+	// +optional
+	// +kubebuilder:validation:Type=object
+	// +kubebuilder:pruning:PreserveUnknownFields
+	// +kubebuilder:validation:XValidation:rule="!has(self.spec) || !has(self.spec.replicas)",message="set replicas of the pool",fieldPath=".spec.replicas",reason=FieldValueForbidden
+	// +kubebuilder:validation:XValidation:rule="!has(self.spec) || !has(self.spec.selector)",message="the selector is spec.selector and the pool's name",fieldPath=".spec.selector",reason=FieldValueForbidden
+	// +kubebuilder:validation:XValidation:rule="!has(self.metadata) || !has(self.metadata.name)",message="the workload's name is <name>-<pool>",fieldPath=".metadata.name",reason=FieldValueForbidden
+	Patch *runtime.RawExtension `json:"patch,omitempty"`
+}
+
+// FailurePolicy says what a failed pool means for the pools after it.
+// +kubebuilder:validation:Enum=Stop;Continue
+type FailurePolicy string
+
+const (
+	// FailureStop: no further pool is updated until the failure is gone.
+	FailureStop FailurePolicy = "Stop"
+	// FailureContinue: the next pool is updated.
+	FailureContinue FailurePolicy = "Continue"
+)
+
+// UnitedDeploymentUpdateStrategy says how a change of what pods are made of
+// (the template, a patch, the taints of a NodePool) goes from pool to pool.
+// Replicas are not among it: they change at once.
+type UnitedDeploymentUpdateStrategy struct {
+	// paused keeps pools that have not begun to be updated as they are.
+	// +optional
+	Paused bool `json:"paused,omitempty"`
+
+	// partition is how many pools, counted from the end of the list, stay at
+	// the revision that they have. 0 to 200, default 0.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=200
+	Partition *int32 `json:"partition,omitempty"`
+
+	// maxUpdatingPools is how many pools may be in the middle of an update at
+	// once. 1 to 200, default 1: one after the other, in the order of the list.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=200
+	MaxUpdatingPools *int32 `json:"maxUpdatingPools,omitempty"`
+
+	// onFailure says whether the pools after one whose update failed are
+	// updated. Default Stop.
+	// +optional
+	// +kubebuilder:default=Stop
+	OnFailure FailurePolicy `json:"onFailure,omitempty"`
+
+	// progressDeadlineSeconds is how long a pool may make no progress in an
+	// update before it counts as failed. 1 to 604800, default 600.
+	// +optional
+	// +kubebuilder:default=600
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=604800
+	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
+}
+
+// DefaultProgressDeadlineSeconds is the meaning of an unset progressDeadlineSeconds.
+const DefaultProgressDeadlineSeconds int32 = 600
+
+// UnitedDeploymentStatus is what atoll-manager saw last.
+type UnitedDeploymentStatus struct {
+	// observedGeneration is the most recent generation observed for this
+	// UnitedDeployment.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// collisionCount is the count of hash collisions: it makes the name of the
+	// newest ControllerRevision unique.
+	// +optional
+	CollisionCount *int32 `json:"collisionCount,omitempty"`
+
+	// currentRevision, if not empty, names the newest ControllerRevision that
+	// every pool has been at completely: all pods updated and available.
+	// +optional
+	CurrentRevision string `json:"currentRevision"`
+
+	// updateRevision names the ControllerRevision that the pools are to get to.
+	// +optional
+	UpdateRevision string `json:"updateRevision,omitempty"`
+
+	// conditions: PoolProvisioned, PoolUpdated, PoolFailure.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// poolReplicas records the number of pods of each pool that there are.
+	// +optional
+	PoolReplicas map[string]int32 `json:"poolReplicas,omitempty"`
+
+	// pools says how each pool is, in the order of spec.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Pools []PoolStatus `json:"pools,omitempty"`
+
+	// readyReplicas is the number of ready replicas.
+	// +optional
+	ReadyReplicas int32 `json:"readyReplicas"`
+
+	// replicas is the most recently observed number of replicas.
+	// +optional
+	Replicas int32 `json:"replicas"`
+
+	// updatedReplicas is the number of replicas that are of the update revision.
+	// +optional
+	UpdatedReplicas int32 `json:"updatedReplicas"`
+
+	// labelSelector selects the pods of all pools, for the scale subresource.
+	// +optional
+	LabelSelector string `json:"labelSelector,omitempty"`
+
+	// templateType indicates the type of the template.
+	// +optional
+	TemplateType TemplateType `json:"templateType"`
+}
+
+// PoolPhase says in one word how a pool is.
+type PoolPhase string
+
+const (
+	// PoolPending: the pool has no workload yet.
+	PoolPending PoolPhase = "Pending"
+	// PoolWaiting: the pool is to be updated when its turn has come.
+	PoolWaiting PoolPhase = "Waiting"
+	// PoolHeld: the pool is to be updated, and a partition, a pause or a failed
+	// pool before it holds it.
+	PoolHeld PoolPhase = "Held"
+	// PoolUpdating: the pool's pods are being made or replaced.
+	PoolUpdating PoolPhase = "Updating"
+	// PoolFailed: the pool cannot be written, or made no progress in time.
+	PoolFailed PoolPhase = "Failed"
+	// PoolUnavailable: the pool is as it is to be, and not all pods are available.
+	PoolUnavailable PoolPhase = "Unavailable"
+	// PoolReady: the pool is as it is to be, and all pods are available.
+	PoolReady PoolPhase = "Ready"
+)
+
+// PoolStatus is the state of one pool.
+type PoolStatus struct {
+	// name is the pool's.
+	// +required
+	Name string `json:"name"`
+
+	// workload is the name of the pool's Deployment, StatefulSet or DaemonSet.
+	// +optional
+	Workload string `json:"workload,omitempty"`
+
+	// revision names the ControllerRevision that the workload's template is from.
+	// +optional
+	Revision string `json:"revision,omitempty"`
+
+	// phase is one of Pending, Waiting, Held, Updating, Failed, Unavailable, Ready.
+	// +optional
+	Phase PoolPhase `json:"phase,omitempty"`
+
+	// reason says why the phase is Failed, in one word.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+
+	// message says why the phase is Failed.
+	// +optional
+	Message string `json:"message,omitempty"`
+
+	// desiredReplicas is the number of pods that the pool is to have.
+	// +optional
+	DesiredReplicas int32 `json:"desiredReplicas"`
+
+	// replicas is the number of pods that there are.
+	// +optional
+	Replicas int32 `json:"replicas"`
+
+	// readyReplicas is the number of pods that are ready.
+	// +optional
+	ReadyReplicas int32 `json:"readyReplicas"`
+
+	// updatedReplicas is the number of pods that the workload's template has made.
+	// +optional
+	UpdatedReplicas int32 `json:"updatedReplicas"`
+
+	// availableReplicas is the number of pods that are ready for long enough.
+	// +optional
+	AvailableReplicas int32 `json:"availableReplicas"`
+
+	// lastProgressTime is when the pool last made progress in an update.
+	// +optional
+	LastProgressTime *metav1.Time `json:"lastProgressTime,omitempty"`
+
+	// settled: all of the workload's pods have been updated and available at
+	// once since it was updated last.
+	// +optional
+	Settled bool `json:"settled,omitempty"`
+
+	// established: they ever were, in this pool.
+	// +optional
+	Established bool `json:"established,omitempty"`
+
+	// written is a hash of the workload as the API server took it last. One
+	// that is other by now was edited by hand, and is put back.
+	// +optional
+	Written string `json:"written,omitempty"`
+}
+
+// UnitedDeploymentList is a list of UnitedDeployments.
+//
+// +kubebuilder:object:root=true
+type UnitedDeploymentList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []UnitedDeployment `json:"items"`
+}

@@ -1,0 +1,213 @@
+package nodepool
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/attributes"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+)
+
+// visit is what one pass over a node observed.
+type visit struct {
+	node   *corev1.Node
+	pools  *pools
+	read   *attributes.Node
+	change attributes.Change
+	// holdOff: what there is to change has to wait.
+	holdOff bool
+}
+
+// reconcileNode runs the phases for one node.
+func (r *Reconciler) reconcileNode(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	node := &corev1.Node{}
+	if err := r.Client.Get(ctx, req.NamespacedName, node); err != nil {
+		if client.IgnoreNotFound(err) == nil {
+			r.forgetNode(req.Name)
+		}
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	pools, err := r.index.pools(ctx, r.Client)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	v := &visit{node: node, pools: pools, read: r.index.read(node)}
+	return phase.Run(ctx, v, r.decide, r.write)
+}
+
+// decide plans the change, and holds it off where it would be too early.
+func (r *Reconciler) decide(ctx context.Context, v *visit) error {
+	v.holdOff = true
+	claim, in, change, err := v.pools.plan(v.read)
+	if err != nil {
+		return fmt.Errorf("planning node %q: %w", v.node.Name, err)
+	}
+	v.change = change
+	if change.Empty() {
+		r.cleared(v.node.Name)
+	}
+	missing := claim.Chosen
+	if in != nil {
+		missing = ""
+	}
+	r.missing(v.node, missing)
+	if in != nil && !in.adopted {
+		return nil // the finalizer comes first; the pool's change brings the node back
+	}
+	if _, known := v.pools.Get(claim.Incumbent); claim.Incumbent != "" && !known {
+		// Taking a pool's attributes off because it is gone is for good only if
+		// it is gone, and not if a cache has not seen it yet.
+		err := r.Live.Get(ctx, types.NamespacedName{Name: claim.Incumbent}, &apps.NodePool{})
+		if err == nil {
+			return phase.Wait("the cache does not know a NodePool yet", gather)
+		}
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("looking for NodePool %q of node %q: %w", claim.Incumbent, v.node.Name, err)
+		}
+	}
+	v.holdOff = change.Empty()
+	return nil
+}
+
+// write makes the node as planned, in one patch.
+func (r *Reconciler) write(ctx context.Context, v *visit) error {
+	if v.holdOff {
+		return nil
+	}
+	raw, err := patchOf(v.node, &v.change)
+	if err == nil {
+		node := &corev1.Node{}
+		node.Name = v.node.Name
+		err = r.Client.Patch(ctx, node, client.RawPatch(types.MergePatchType, raw))
+	}
+	switch {
+	case err == nil:
+		patchesTotal.WithLabelValues(kindOf(&v.change)).Inc()
+		r.cleared(v.node.Name)
+		r.told(ctx, v)
+		return nil
+	case apierrors.IsNotFound(err):
+		return nil
+	case apierrors.IsConflict(err):
+		patchesTotal.WithLabelValues("conflict").Inc()
+		return err
+	default:
+		patchesTotal.WithLabelValues("error").Inc()
+		is := trouble{why: reasonOf(err), from: v.change.From, to: v.change.To}
+		if r.troubles.set(v.node.Name, is) {
+			r.wake(is.from, is.to)
+		}
+		return fmt.Errorf("writing attributes of node %q: %w", v.node.Name, err)
+	}
+}
+
+// forgetNode drops what is remembered of a node that is gone.
+func (r *Reconciler) forgetNode(name string) {
+	r.index.drop(name)
+	r.cleared(name)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.toldMissing, name)
+}
+
+// cleared forgets that a node could not be written, and lets its pools say so.
+func (r *Reconciler) cleared(node string) {
+	if was, had := r.troubles.clear(node); had {
+		r.wake(was.from, was.to)
+	}
+}
+
+// wake asks for a pass over pools; "" is none.
+func (r *Reconciler) wake(names ...string) {
+	for _, name := range names {
+		if name != "" {
+			r.woken.Add(ctrl.Request{NamespacedName: types.NamespacedName{Name: name}})
+		}
+	}
+}
+
+// reasonOf is what an API server's refusal says, without what changes from one
+// try to the next.
+func reasonOf(err error) string {
+	const shown = 200
+	text := err.Error()
+	if reason := apierrors.ReasonForError(err); reason != "" && len(text) > shown {
+		return string(reason) + ": " + text[:shown] + "…"
+	}
+	if len(text) > shown {
+		return text[:shown] + "…"
+	}
+	return text
+}
+
+// patchOf writes a change as a merge patch. Taints are a list, and what is
+// remembered has to be what is overwritten: the resourceVersion guards both.
+func patchOf(node *corev1.Node, c *attributes.Change) ([]byte, error) {
+	metadata := map[string]any{"resourceVersion": node.ResourceVersion}
+	if len(c.Labels) > 0 {
+		metadata["labels"] = c.Labels
+	}
+	if len(c.Annotations) > 0 {
+		metadata["annotations"] = c.Annotations
+	}
+	patch := map[string]any{"metadata": metadata}
+	if c.TaintsChanged {
+		patch["spec"] = map[string]any{"taints": c.Taints}
+	}
+	raw, err := json.Marshal(patch)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the patch of node %q: %w", node.Name, err)
+	}
+	return raw, nil
+}
+
+// Kinds of changes, as the metric and the log tell them.
+const (
+	joined   = "joined"
+	moved    = "moved"
+	left     = "left"
+	updated  = "updated"
+	repaired = "repaired"
+)
+
+func kindOf(c *attributes.Change) string {
+	switch {
+	case c.From == "" && c.To != "":
+		return joined
+	case c.From != "" && c.To == "":
+		return left
+	case c.From != c.To:
+		return moved
+	case c.Repair:
+		return repaired
+	}
+	return updated
+}
+
+// told makes events and a log line of a change.
+func (r *Reconciler) told(ctx context.Context, v *visit) {
+	c := &v.change
+	log.FromContext(ctx).Info("Node changed by its NodePool", "node", v.node.Name, "change", kindOf(c), "from", c.From, "to", c.To)
+	if v.read.Lost() != nil {
+		r.recordLost(v.node)
+	}
+	switch kindOf(c) {
+	case joined:
+		r.joined(v.node, v.pools.reference(c.To))
+	case moved:
+		r.moved(v.node, c.From, v.pools.reference(c.To))
+	case left:
+		r.left(v.node, v.pools.reference(c.From))
+	case repaired:
+		r.repaired(v.node, v.pools.reference(c.To), c)
+	}
+}

@@ -1,0 +1,144 @@
+package nodepool
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/membership"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+)
+
+// observe reads every node that has to do with the pool.
+func (r *Reconciler) observe(ctx context.Context, s *scope) error {
+	pools, err := r.index.pools(ctx, r.Client)
+	if err != nil {
+		return err
+	}
+	self, listed := pools.Get(s.pool.Name)
+	e := pools.byName[s.pool.Name]
+	if !listed || e.generation != s.pool.Generation || e.deleting != (s.pool.DeletionTimestamp != nil) {
+		return phase.Wait("the pools were listed before this one changed", gather)
+	}
+	s.invalid, s.ignored = e.invalid, e.gives.Ignored
+	var nodes corev1.NodeList
+	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("listing nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		if err := r.observeNode(s, pools, self, &nodes.Items[i]); err != nil {
+			return err
+		}
+	}
+	slices.SortFunc(s.nodes, func(a, b member) int { return strings.Compare(a.name, b.name) })
+	slices.Sort(s.leaving)
+	slices.Sort(s.contested)
+	slices.Sort(s.behind)
+	s.failed = r.troubles.of(s.pool.Name)
+	s.observed = true
+	return nil
+}
+
+func (r *Reconciler) observeNode(s *scope, pools *pools, self *membership.Pool, node *corev1.Node) error {
+	read := r.index.read(node)
+	has, selects := read.Incumbent() == self.Name, self.Selects(read.OwnLabels())
+	if !has && !selects && read.Label() != self.Name {
+		return nil
+	}
+	claim, in, change, err := pools.plan(read)
+	if err != nil {
+		return fmt.Errorf("planning node %q: %w", node.Name, err)
+	}
+	switch {
+	case in != nil && in.gives.Name == self.Name:
+		s.nodes = append(s.nodes, member{node.Name, isReady(node)})
+		if !change.Empty() {
+			s.behind = append(s.behind, node.Name)
+		}
+	case has:
+		s.leaving = append(s.leaving, node.Name)
+	}
+	if selects && in != nil && in.gives.Name != self.Name && claim.Chosen == "" && !self.Deleting {
+		s.contested = append(s.contested, node.Name)
+	}
+	return nil
+}
+
+// statusDiffers tells whether there is something to write.
+func statusDiffers(before, after *apps.NodePool) bool {
+	return !equality.Semantic.DeepEqual(before.Status, after.Status)
+}
+
+// setStatus writes what was observed into the pool's status.
+func setStatus(s *scope) {
+	status := &s.pool.Status
+	status.ObservedGeneration = s.pool.Generation
+	status.Nodes, status.ReadyNode, status.NotReadyNode = nil, 0, 0
+	var notReady, names []string
+	for _, node := range s.nodes {
+		names = append(names, node.name)
+		if node.ready {
+			status.ReadyNode++
+			continue
+		}
+		status.NotReadyNode++
+		notReady = append(notReady, node.name)
+	}
+	status.Nodes = names
+	set := func(kind string, is metav1.ConditionStatus, reason, message string) {
+		conditions.Set(&status.Conditions, s.pool.Generation, kind, is, reason, message)
+	}
+
+	synced, syncReason, syncMessage := metav1.ConditionTrue, apps.ReasonSynced, "every node carries what the pool gives"
+	switch behind := slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(s.behind), s.leaving...)))); {
+	case len(s.failed) > 0:
+		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncFailed, failures(s.failed)
+	case len(behind) > 0:
+		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncing, "nodes that are being written: "+conditions.List(behind)
+	}
+	set(apps.ConditionAttributesSynced, synced, syncReason, syncMessage)
+
+	alone, aloneReason, aloneMessage := metav1.ConditionTrue, apps.ReasonUncontested, "no node that spec.selector matches is in another pool"
+	if len(s.contested) > 0 {
+		alone, aloneReason, aloneMessage = metav1.ConditionFalse, apps.ReasonNodesContested, "nodes that spec.selector matches and another pool has: "+conditions.List(s.contested)
+	}
+	set(apps.ConditionUncontested, alone, aloneReason, aloneMessage)
+
+	ready, reason, message := metav1.ConditionTrue, apps.ReasonNodesReady, "every node in the pool is Ready"
+	no := metav1.ConditionFalse
+	switch {
+	case s.pool.DeletionTimestamp != nil && len(names) > 0:
+		ready, reason, message = no, apps.ReasonDeletionWaits, "the pool is deleted and waits for its nodes: take the label "+apps.NodePoolLabel+
+			" off them or change it, and take spec.selector away: "+conditions.List(names)
+	case s.invalid != nil:
+		ready, reason, message = no, apps.ReasonInvalid, s.invalid.Error()
+	case len(s.ignored) > 0:
+		ready, reason, message = no, apps.ReasonInvalid, "not a pool's to give and left out: "+conditions.List(s.ignored)
+	case synced != metav1.ConditionTrue:
+		ready, reason, message = no, syncReason, syncMessage
+	case alone != metav1.ConditionTrue:
+		ready, reason, message = no, aloneReason, aloneMessage
+	case len(names) == 0:
+		ready, reason, message = no, apps.ReasonNoNodes, "no node carries the label "+apps.NodePoolLabel+" with the pool's name, and spec.selector matches none"
+	case len(notReady) > 0:
+		ready, reason, message = no, apps.ReasonNodesNotReady, "nodes that are not Ready: "+conditions.List(notReady)
+	}
+	set(apps.ConditionReady, ready, reason, message)
+}
+
+// failures names nodes that could not be written, and why the first could not.
+func failures(all []failure) string {
+	names := make([]string, len(all))
+	for i := range all {
+		names[i] = all[i].node
+	}
+	return fmt.Sprintf("nodes that cannot be written: %s: %s", conditions.List(names), all[0].why)
+}

@@ -1,0 +1,589 @@
+package uniteddeployment
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+var deployments = schema.GroupResource{Group: "apps", Resource: "deployments"}
+
+// TestFiftyPassesAtRestWriteNothing is scenario 43 and A2: six pools, messages
+// that list several of them, and a manager that has just started.
+func TestFiftyPassesAtRestWriteNothing(t *testing.T) {
+	s := newSite(t, web("f", "e", "d", "c", "b", "a")) // no NodePool at all
+	s.rest()
+	restarted := &Reconciler{Client: s.Client, Live: s.Live, Recorder: s.Recorder, Clock: s.Clock}
+	for i := range 50 {
+		if i == 25 {
+			s.Reconciler = restarted
+		}
+		if result, err := s.pass(); err != nil || result.RequeueAfter != 0 {
+			t.Fatalf("it comes back after %s, error %v", result.RequeueAfter, err)
+		}
+	}
+	if len(s.writes) > 0 {
+		t.Errorf("it wrote %v", s.writes)
+	}
+	if got := s.condition(apps.PoolProvisioned); got != "False, NodePoolMissing" {
+		t.Errorf("PoolProvisioned is %s", got)
+	}
+}
+
+// TestARefusedPoolIsTold is scenario 44 and A3: the status is written whatever
+// fails, names the pool, and forgets it when it works.
+func TestARefusedPoolIsTold(t *testing.T) {
+	s := newUnited(t, "a", "b", "c")
+	s.refuse = func(write string) error {
+		if write == "create *v1.Deployment web-b" {
+			return apierrors.NewForbidden(deployments, "web-b", errors.New("exceeded quota"))
+		}
+		return nil
+	}
+	if _, err := s.pass(); err == nil {
+		t.Error("the failure is not retried with backoff")
+	}
+	if names := slices.Sorted(maps.Keys(s.images())); !slices.Equal(names, []string{"web-a", "web-c"}) {
+		t.Errorf("there are %v", names)
+	}
+	if got := s.condition(apps.PoolFailure); got != "True, Refused" || s.ud().Status.ObservedGeneration != 1 {
+		t.Errorf("PoolFailure is %s, status %+v", got, s.ud().Status)
+	}
+	if got := s.phases(); got != "[Updating Failed Updating]" {
+		t.Errorf("phases are %s", got)
+	}
+	s.writes = nil
+	if _, err := s.pass(); err == nil || len(s.writes) > 0 {
+		t.Errorf("failing again, it wrote %v (error %v)", s.writes, err)
+	}
+	s.refuse = nil
+	s.rest()
+	if got := s.condition(apps.PoolFailure); got != "False, NoFailure" {
+		t.Errorf("PoolFailure is %s", got)
+	}
+	warnings := 0
+	for range len(s.events.Events) {
+		if e := <-s.events.Events; strings.HasPrefix(e, "Warning") {
+			warnings++
+		}
+	}
+	if warnings != 1 {
+		t.Errorf("there were %d warnings", warnings)
+	}
+}
+
+// TestScalingWritesOneWorkload is A1.
+func TestScalingWritesOneWorkload(t *testing.T) {
+	s := newUnited(t, "a", "b", "c")
+	s.rest()
+	s.change(func(ud *apps.UnitedDeployment) { ud.Spec.Topology.Pools[1].Replicas.IntVal = 3 })
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"update *v1.Deployment web-b", "patch status *v1alpha1.UnitedDeployment web"}, s.writes); diff != "" {
+		t.Errorf("wrong writes (-want +got):\n%s", diff)
+	}
+}
+
+// TestACacheThatIsBehindMakesNoSecondWorkload is A4 and F9: what the cache does
+// not show is found under its name.
+func TestACacheThatIsBehindMakesNoSecondWorkload(t *testing.T) {
+	s := newUnited(t, "a", "b")
+	s.rest()
+	s.hidden = []string{"web-a", "web-b"}
+	for range 3 {
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(s.deployments()); n != 2 {
+		t.Errorf("there are %d Deployments", n)
+	}
+	for _, write := range s.writes {
+		if strings.HasPrefix(write, "update") || strings.HasPrefix(write, "delete") {
+			t.Errorf("it wrote %v", s.writes)
+		}
+	}
+}
+
+// TestATaintOfTheNodePoolIsTolerated is A5's kind: what is decided by a NodePool
+// follows it, without a new revision, from pool to pool; gone, it changes nothing.
+func TestATaintOfTheNodePoolIsTolerated(t *testing.T) {
+	s := newUnited(t, "a", "b")
+	s.rest()
+	pool := &apps.NodePool{}
+	if err := s.all.Get(t.Context(), client.ObjectKey{Name: "a"}, pool); err != nil {
+		t.Fatal(err)
+	}
+	pool.Spec.Taints = []apps.NodePoolTaint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}}
+	if err := s.all.Update(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.poolsOf(t.Context(), pool); len(got) != 1 || got[0].Name != "web" {
+		t.Errorf("it matters to %v", got)
+	}
+	s.rest()
+	if a, b := s.deployment("web-a").Spec.Template.Spec.Tolerations, s.deployment("web-b").Spec.Template.Spec.Tolerations; len(a) != 1 || len(b) != 0 {
+		t.Errorf("tolerations are %v and %v", a, b)
+	}
+	if err := s.all.Delete(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	s.writes = nil
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"patch status *v1alpha1.UnitedDeployment web"}, s.writes); diff != "" {
+		t.Errorf("wrong writes (-want +got):\n%s", diff)
+	}
+	var list appsv1.ControllerRevisionList
+	if err := s.all.List(t.Context(), &list); err != nil || len(list.Items) != 1 {
+		t.Errorf("there are %d revisions (error %v)", len(list.Items), err)
+	}
+}
+
+// TestAHandEditIsPutBack is A9, of a pool that waits for its turn too.
+func TestAHandEditIsPutBack(t *testing.T) {
+	s := newUnited(t, "a", "b")
+	s.rest()
+	s.change(func(ud *apps.UnitedDeployment) { ud.Spec.UpdateStrategy.Paused = true; release("nginx:2")(ud) })
+	s.rest()
+	want := s.deployment("web-b")
+	d := want.DeepCopy()
+	d.Spec.Template.Spec.Containers[0].Image = "by-hand"
+	d.Spec.Replicas = new(int32(77))
+	if err := s.all.Update(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	s.rest()
+	if diff := cmp.Diff(want.Spec, s.deployment("web-b").Spec); diff != "" {
+		t.Errorf("it is not as before (-want +got):\n%s", diff)
+	}
+}
+
+// TestPodsThatAreRefusedAreAFailure: of a pool that is scaled and not updated too.
+func TestPodsThatAreRefusedAreAFailure(t *testing.T) {
+	s := newUnited(t, "a", "b")
+	s.rest()
+	s.change(func(ud *apps.UnitedDeployment) { ud.Spec.Topology.Pools[0].Replicas.IntVal = 5 })
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	d := s.deployment("web-a")
+	d.Status.ObservedGeneration = d.Generation
+	d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: "exceeded quota: pods"}}
+	if err := s.all.Status().Update(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.condition(apps.PoolFailure); got != "True, PodsRefused" || s.phases() != "[Failed Ready]" {
+		t.Errorf("PoolFailure is %s, phases %s", got, s.phases())
+	}
+	s.roll()
+	s.rest()
+	if got := s.condition(apps.PoolFailure); got != "False, NoFailure" {
+		t.Errorf("PoolFailure is %s", got)
+	}
+}
+
+func TestConflictsAreNoFailures(t *testing.T) {
+	s := newUnited(t, "a", "b")
+	s.rest()
+	s.change(release("nginx:2"))
+	s.refuse = func(write string) error {
+		if strings.HasPrefix(write, "update *v1.Deployment") {
+			return apierrors.NewConflict(deployments, "web-a", errors.New("changed"))
+		}
+		return nil
+	}
+	result, err := s.pass()
+	if err != nil || result.RequeueAfter == 0 || result.RequeueAfter > time.Second {
+		t.Errorf("it comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	if got := s.condition(apps.PoolFailure); got != "False, NoFailure" {
+		t.Errorf("PoolFailure is %s", got)
+	}
+}
+
+// TestStatusIsNotWrittenOverANewerOne: what it remembers decides whose turn it
+// is, so that a pass over an old one comes again instead.
+func TestStatusIsNotWrittenOverANewerOne(t *testing.T) {
+	s := newUnited(t, "a")
+	s.rest()
+	s.change(release("nginx:2"))
+	s.refuse = func(write string) error {
+		if write == "update *v1.Deployment web-a" { // in the middle of the pass
+			s.change(func(ud *apps.UnitedDeployment) { ud.Labels = map[string]string{"a": "b"} })
+		}
+		return nil
+	}
+	result, err := s.pass()
+	if err != nil || result.RequeueAfter == 0 {
+		t.Errorf("it comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	s.refuse = nil
+	s.rest()
+	if got := s.condition(apps.PoolUpdated); got != "True, Updated" {
+		t.Errorf("PoolUpdated is %s", got)
+	}
+}
+
+// TestNoProgressInTimeIsAFailure: with the clock, and not before.
+func TestNoProgressInTimeIsAFailure(t *testing.T) {
+	s := newUnited(t, "a", "b")
+	s.rest()
+	first := s.ud().Status.CurrentRevision
+	s.change(func(ud *apps.UnitedDeployment) {
+		release("broken")(ud)
+		ud.Spec.UpdateStrategy.ProgressDeadlineSeconds = new(int32(60))
+	})
+	for range 3 {
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+		s.roll("web-a")
+	}
+	s.clock.Step(59 * time.Second)
+	result, err := s.pass()
+	if err != nil || result.RequeueAfter != time.Second || s.phases() != "[Updating Waiting]" {
+		t.Errorf("it comes back after %s, error %v, phases %s", result.RequeueAfter, err, s.phases())
+	}
+	s.clock.Step(time.Second)
+	if _, err := s.pass(); err != nil || s.phases() != "[Failed Held]" {
+		t.Errorf("phases are %s, error %v", s.phases(), err)
+	}
+	if got := s.condition(apps.PoolFailure); got != "True, ProgressDeadlineExceeded" {
+		t.Errorf("PoolFailure is %s", got)
+	}
+	if got := s.condition(apps.PoolUpdated); got != "False, Stopped" {
+		t.Errorf("PoolUpdated is %s", got)
+	}
+	if diff := cmp.Diff(map[string]string{"web-a": "broken", "web-b": "nginx:1"}, s.images()); diff != "" {
+		t.Errorf("wrong images (-want +got):\n%s", diff)
+	}
+	s.change(func(ud *apps.UnitedDeployment) {
+		ud.Annotations = map[string]string{apps.RollbackToAnnotation: apps.RollbackToPrevious}
+	})
+	s.rest()
+	if ud := s.ud(); ud.Status.CurrentRevision != first || len(ud.Annotations) > 0 {
+		t.Errorf("it is at %s, annotations %v", ud.Status.CurrentRevision, ud.Annotations)
+	}
+	if diff := cmp.Diff(map[string]string{"web-a": "nginx:1", "web-b": "nginx:1"}, s.images()); diff != "" {
+		t.Errorf("wrong images (-want +got):\n%s", diff)
+	}
+}
+
+// TestKilledAtEveryWrite is F7: the manager dies before, or right after, each
+// write of a rollout with a pool that comes and one that goes. What the next
+// one makes of it is what it would have been.
+func TestKilledAtEveryWrite(t *testing.T) {
+	play := func(t *testing.T, killAt int, after bool) (images map[string]string, total int, revisions int) {
+		s := newUnited(t, "a", "b", "c", "d")
+		s.rest()
+		s.change(func(ud *apps.UnitedDeployment) {
+			release("nginx:2")(ud)
+			pools := ud.Spec.Topology.Pools
+			ud.Spec.Topology.Pools = []apps.Pool{pools[0], pools[2], {Name: "e", Replicas: pools[1].Replicas}}
+		})
+		died := errors.New("killed")
+		dead := false
+		s.refuse = func(string) error {
+			if dead {
+				return died
+			}
+			total++
+			if total == killAt {
+				dead = true
+				if !after {
+					return died
+				}
+			}
+			return nil
+		}
+		for range 30 {
+			s.writes = nil
+			_, err := s.pass()
+			if dead {
+				dead = false // the next one starts
+				s.Reconciler = &Reconciler{Client: s.Client, Live: s.Live, Recorder: s.Recorder, Clock: s.Clock}
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !s.roll() && len(s.writes) == 0 {
+				break
+			}
+		}
+		var list appsv1.ControllerRevisionList
+		if err := s.all.List(t.Context(), &list); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.condition(apps.PoolUpdated) + s.condition(apps.PoolProvisioned); got != "True, UpdatedFalse, NodePoolMissing" {
+			t.Errorf("killed at write %d (after it: %t), conditions are %s", killAt, after, got)
+		}
+		return s.images(), total, len(list.Items)
+	}
+	want, total, revisions := play(t, 0, false)
+	if diff := cmp.Diff(map[string]string{"web-a": "nginx:2", "web-c": "nginx:2", "web-e": "nginx:2"}, want); diff != "" || total < 8 || revisions != 2 {
+		t.Fatalf("without, %d writes made %d revisions and (-want +got):\n%s", total, revisions, diff)
+	}
+	for at := 1; at <= total; at++ {
+		for _, after := range []bool{false, true} {
+			got, _, n := play(t, at, after)
+			if diff := cmp.Diff(want, got); diff != "" || n != revisions {
+				t.Errorf("killed at write %d (after it: %t): %d revisions, (-want +got):\n%s", at, after, n, diff)
+			}
+		}
+	}
+}
+
+// TestStormsOfErrorsPass is F8: of the writes of a rollout a half fails, in one
+// way or another. It takes longer, and ends the same.
+func TestStormsOfErrorsPass(t *testing.T) {
+	for seed := range uint64(3) {
+		s := newUnited(t, "a", "b", "c")
+		chance := rand.New(rand.NewPCG(seed, 0))
+		answers := []error{
+			apierrors.NewConflict(deployments, "x", errors.New("changed")), apierrors.NewTooManyRequests("slow down", 1),
+			apierrors.NewInternalError(errors.New("etcd")), apierrors.NewTimeoutError("slow", 1), errors.New("connection reset"),
+		}
+		s.refuse = func(string) error {
+			if chance.IntN(2) == 0 {
+				return answers[chance.IntN(len(answers))]
+			}
+			return nil
+		}
+		for i := range 4 {
+			s.change(release(fmt.Sprint(i)))
+			for range 25 {
+				_, _ = s.pass() // what fails is retried
+				s.roll()
+			}
+		}
+		s.refuse = nil
+		s.rest()
+		if want := map[string]string{"web-a": "3", "web-b": "3", "web-c": "3"}; !maps.Equal(s.images(), want) || s.condition(apps.PoolUpdated) != "True, Updated" {
+			t.Errorf("seed %d: images are %v, PoolUpdated is %s", seed, s.images(), s.condition(apps.PoolUpdated))
+		}
+		if got := s.condition(apps.PoolFailure); got != "False, NoFailure" {
+			t.Errorf("seed %d: PoolFailure is %s", seed, got)
+		}
+	}
+}
+
+// TestBeingDeletedItWritesNothing: orphans are left to be orphans.
+func TestBeingDeletedItWritesNothing(t *testing.T) {
+	ud := web("a")
+	build.Deleting("orphan")(ud)
+	s := newSite(t, ud)
+	if _, err := s.pass(); err != nil || len(s.writes) > 0 {
+		t.Errorf("it wrote %v, error %v", s.writes, err)
+	}
+}
+
+// TestOthersWorkloadsAreLeftAlone: neither one that has another owner, nor one
+// whose selector is another.
+func TestOthersWorkloadsAreLeftAlone(t *testing.T) {
+	labels := map[string]string{"app": "web", apps.PoolNameLabel: "a"}
+	owned := build.Deployment("web-a", build.OwnedBy(build.Deployment("other")))
+	owned.Labels, owned.Spec.Selector = labels, &metav1.LabelSelector{MatchLabels: labels}
+	alike := build.Deployment("web-b", build.Label(apps.PoolNameLabel, "b"), build.Label("app", "web"))
+	alike.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
+	s := newSite(t, append(nodePools("a", "b"), web("a", "b"), owned, alike)...)
+	s.rest()
+	if got := len(s.deployments()); got != 4 {
+		t.Errorf("there are %d Deployments", got)
+	}
+	for _, o := range []*appsv1.Deployment{owned, alike} {
+		if got := s.deployment(o.Name); len(got.OwnerReferences) != len(o.OwnerReferences) || len(got.Spec.Template.Spec.Containers) > 0 {
+			t.Errorf("%s was touched: %+v", o.Name, got)
+		}
+	}
+	for _, p := range s.ud().Status.Pools {
+		if !strings.HasPrefix(p.Workload, "web-"+p.Name+"-") {
+			t.Errorf("pool %s has %s", p.Name, p.Workload)
+		}
+	}
+}
+
+// TestBothNamesAreTaken: it says so, and takes nobody's.
+func TestBothNamesAreTaken(t *testing.T) {
+	fresh := newUnited(t, "a")
+	fresh.refuse = func(write string) error {
+		name, ok := strings.CutPrefix(write, "create *v1.Deployment ")
+		if !ok {
+			return nil
+		}
+		err := fresh.all.Create(t.Context(), build.Deployment(name, build.UID("other")))
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		return nil
+	}
+	if _, err := fresh.pass(); err == nil {
+		t.Error("it is not retried")
+	}
+	if got := fresh.condition(apps.PoolFailure); got != "True, NameTaken" {
+		t.Errorf("PoolFailure is %s", got)
+	}
+}
+
+// TestHashCollision is scenario 56: the name is another's, and is left to it.
+func TestHashCollision(t *testing.T) {
+	first := newUnited(t, "a")
+	first.rest()
+	name := first.ud().Status.UpdateRevision
+	other := &appsv1.ControllerRevision{
+		ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: name}, Data: runtime.RawExtension{Raw: []byte(`{"a":"b"}`)},
+	}
+	s := newSite(t, append(nodePools("a"), web("a"), other)...)
+	s.rest()
+	status := s.ud().Status
+	if status.CollisionCount == nil || *status.CollisionCount != 1 || status.CurrentRevision == name {
+		t.Errorf("status is %+v", status)
+	}
+}
+
+// TestHistory is scenarios 54 and 55: old revisions go, those that a pool is at
+// do not, and an old template gets its old revision with a new number.
+func TestHistory(t *testing.T) {
+	s := newUnited(t, "a", "b")
+	s.change(func(ud *apps.UnitedDeployment) { ud.Spec.RevisionHistoryLimit = new(int32(2)) })
+	s.rest()
+	for i := range 5 {
+		s.change(release(fmt.Sprint(i)))
+		s.rest()
+	}
+	names := func() (names []string, numbers map[string]int64) {
+		var list appsv1.ControllerRevisionList
+		if err := s.all.List(t.Context(), &list); err != nil {
+			t.Fatal(err)
+		}
+		numbers = map[string]int64{}
+		for _, r := range list.Items {
+			names = append(names, r.Name)
+			numbers[r.Name] = r.Revision
+		}
+		return names, numbers
+	}
+	before, numbers := names()
+	if len(before) != 3 || numbers[s.ud().Status.CurrentRevision] != 6 {
+		t.Fatalf("revisions are %v, current is %s", numbers, s.ud().Status.CurrentRevision)
+	}
+	s.change(release("5"))
+	for s.ud().Status.CurrentRevision != s.ud().Status.UpdateRevision || s.images()["web-b"] != "5" {
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+		s.roll()
+	}
+	// Nothing need happen after the pass in which it became current.
+	if left, _ := names(); len(left) != 3 {
+		t.Errorf("%v are left", left)
+	}
+	before, _ = names()
+	s.change(release("4"))
+	s.rest()
+	after, numbers := names()
+	if !slices.Equal(slices.Sorted(slices.Values(before)), slices.Sorted(slices.Values(after))) || numbers[s.ud().Status.CurrentRevision] != 8 {
+		t.Errorf("revisions were %v and are %v", before, numbers)
+	}
+	s.change(func(ud *apps.UnitedDeployment) {
+		ud.Spec.RevisionHistoryLimit = new(int32(0))
+		ud.Spec.UpdateStrategy.Paused = true
+		release("6")(ud)
+	})
+	s.rest()
+	if left, _ := names(); len(left) != 2 {
+		t.Errorf("with pools at an old one, %v are left", left)
+	}
+}
+
+// TestOrphansThatRunAreUpdatedInTurn: what was taken over is up, so another
+// template goes through it pool by pool.
+func TestOrphansThatRunAreUpdatedInTurn(t *testing.T) {
+	first := newUnited(t, "a", "b", "c")
+	first.rest()
+	objects := nodePools("a", "b", "c")
+	for _, d := range first.deployments() {
+		d.OwnerReferences, d.ResourceVersion = nil, ""
+		objects = append(objects, &d)
+	}
+	ud := web("a", "b", "c")
+	ud.UID = "another"
+	release("nginx:2")(ud)
+	s := newSite(t, append(objects, ud)...)
+	updating := 0
+	for range 20 {
+		s.writes = nil
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+		changed := 0
+		for _, d := range s.deployments() {
+			if d.Spec.Template.Spec.Containers[0].Image == "nginx:2" && d.Status.ObservedGeneration != d.Generation {
+				changed++
+			}
+		}
+		updating = max(updating, changed)
+		s.roll()
+	}
+	if want := map[string]string{"web-a": "nginx:2", "web-b": "nginx:2", "web-c": "nginx:2"}; updating != 1 || !maps.Equal(s.images(), want) {
+		t.Errorf("%d pools were updated at once, images are %v", updating, s.images())
+	}
+}
+
+// TestAPartitionThatCannotBe: a StatefulSet whose pods are replaced by hand has
+// no partition, and none is written again and again.
+func TestAPartitionThatCannotBe(t *testing.T) {
+	ud := web("a")
+	template := ud.Spec.WorkloadTemplate.DeploymentTemplate.Spec.Template
+	ud.Spec.WorkloadTemplate = apps.WorkloadTemplate{StatefulSetTemplate: &apps.StatefulSetTemplateSpec{Spec: appsv1.StatefulSetSpec{
+		Template: template, UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType},
+	}}}
+	ud.Spec.Topology.Pools[0].Partition = new(int32(2))
+	s := newSite(t, append(nodePools("a"), ud)...)
+	s.rest()
+	for range 3 {
+		if _, err := s.pass(); err != nil || len(s.writes) > 0 {
+			t.Fatalf("it wrote %v, error %v", s.writes, err)
+		}
+	}
+}
+
+func TestOwnerOf(t *testing.T) {
+	ud := web("a")
+	d := build.Deployment("d", build.Label(apps.UnitedDeploymentLabel, "was"))
+	if got := ownerOf(t.Context(), d); len(got) != 1 || got[0].Name != "was" {
+		t.Errorf("an orphan is %v", got)
+	}
+	d.OwnerReferences = []metav1.OwnerReference{*controllerRef(ud)}
+	if got := ownerOf(t.Context(), d); len(got) != 1 || got[0].NamespacedName != (types.NamespacedName{Namespace: build.Namespace, Name: "web"}) {
+		t.Errorf("one of ours is %v", got)
+	}
+	build.OwnedBy(build.Deployment("other"))(d)
+	if got := ownerOf(t.Context(), d); len(got) != 0 {
+		t.Errorf("another's is %v", got)
+	}
+}

@@ -1,0 +1,281 @@
+package uniteddeployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/united"
+)
+
+// observe makes the planner's state of what there is.
+func (r *Reconciler) observe(ctx context.Context, s *scope) error {
+	if s.update == nil || s.replaced {
+		return nil
+	}
+	if err := r.observeNodePools(ctx, s); err != nil {
+		return s.fail(apps.ReasonObservationFailed, "reading NodePools", err)
+	}
+	workloads, err := r.listWorkloads(ctx, s)
+	if err != nil {
+		return s.fail(apps.ReasonObservationFailed, "listing the workloads of pools", err)
+	}
+	s.live = map[string]united.Workload{}
+	s.state = united.State{
+		Strategy: strategyOf(&s.ud.Spec.UpdateStrategy), Update: s.short(s.update.Name), Current: s.short(s.ud.Status.CurrentRevision),
+		Sized: s.ud.Spec.WorkloadTemplate.Type() != apps.DaemonSetTemplateType,
+	}
+	if s.templates[s.state.Current] != nil {
+		s.state.Base = s.state.Current
+	}
+	for _, w := range workloads {
+		if err := r.admit(s, w); err != nil {
+			return s.fail(apps.ReasonObservationFailed, "reading the workloads of pools", err)
+		}
+	}
+	s.makePools()
+	s.observed = true
+	return nil
+}
+
+func (r *Reconciler) observeNodePools(ctx context.Context, s *scope) error {
+	s.nodePools = map[string]*apps.NodePool{}
+	for i := range s.ud.Spec.Topology.Pools {
+		name := s.ud.Spec.Topology.Pools[i].Name
+		pool := &apps.NodePool{}
+		err := r.Client.Get(ctx, client.ObjectKey{Name: name}, pool)
+		switch {
+		case err == nil:
+			s.nodePools[name] = pool
+		case !apierrors.IsNotFound(err):
+			return err
+		}
+	}
+	return nil
+}
+
+// listWorkloads lists the workloads of any pool in the namespace. They come from
+// the cache as they are and must not be changed.
+func (r *Reconciler) listWorkloads(ctx context.Context, s *scope) ([]united.Workload, error) {
+	var out []united.Workload
+	options := []client.ListOption{client.InNamespace(s.ud.Namespace), client.HasLabels{apps.PoolNameLabel}, client.UnsafeDisableDeepCopy}
+	switch s.ud.Spec.WorkloadTemplate.Type() {
+	case apps.DeploymentTemplateType:
+		var list appsv1.DeploymentList
+		if err := r.Client.List(ctx, &list, options...); err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			out = append(out, &list.Items[i])
+		}
+	case apps.StatefulSetTemplateType:
+		var list appsv1.StatefulSetList
+		if err := r.Client.List(ctx, &list, options...); err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			out = append(out, &list.Items[i])
+		}
+	case apps.DaemonSetTemplateType:
+		var list appsv1.DaemonSetList
+		if err := r.Client.List(ctx, &list, options...); err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			out = append(out, &list.Items[i])
+		}
+	}
+	return out, nil
+}
+
+// concerns tells whether a workload is ours, or nobody's and as if it were.
+func (s *scope) concerns(w united.Workload) (united.Owner, bool) {
+	if owner := metav1.GetControllerOfNoCopy(w); owner != nil {
+		return united.Ours, owner.UID == s.ud.UID
+	}
+	return united.Nobodys, w.GetDeletionTimestamp() == nil && united.IsOfPool(w, s.ud.Spec.Selector)
+}
+
+// admit adds a workload to what there is, if it concerns us.
+func (r *Reconciler) admit(s *scope, w united.Workload) error {
+	owner, ours := s.concerns(w)
+	if !ours {
+		return nil
+	}
+	child := united.ChildOf(w)
+	child.Owner = owner
+	if child.Pool == "" { // its label was taken off: the name says it
+		child.Pool = s.poolNamed(w.GetName())
+	}
+	if m := s.remembered[child.Pool]; m != nil && m.Workload == child.Name {
+		written, err := united.Written(w)
+		if err != nil {
+			return fmt.Errorf("hashing %q: %w", w.GetName(), err)
+		}
+		child.Edited = written != m.Written
+		child.Settled, child.Established = m.Settled, m.Established
+		if child.Whole() {
+			child.Established = true
+			child.Settled = child.Settled || !child.Edited || m.Written == ""
+		}
+		child.Failure = r.failureOf(s, w, &child, m).message
+	} else {
+		child.Edited = true // what it was like when it was written is not known
+		child.Settled, child.Established = child.Whole(), child.Whole()
+	}
+	s.live[w.GetName()] = w
+	for i := range s.state.Children {
+		if s.state.Children[i].Name == child.Name {
+			s.state.Children[i] = child
+			return nil
+		}
+	}
+	s.state.Children = append(s.state.Children, child)
+	return nil
+}
+
+// poolNamed is the pool whose workload has a name; "" if that is none.
+func (s *scope) poolNamed(workload string) string {
+	for i := range s.ud.Spec.Topology.Pools {
+		pool := s.ud.Spec.Topology.Pools[i].Name
+		if plain, hashed := united.Names(s.ud.Name, pool); workload == plain || workload == hashed {
+			return pool
+		}
+	}
+	return ""
+}
+
+// failureOf says why a workload that is not as it is to be makes no progress.
+func (r *Reconciler) failureOf(s *scope, w united.Workload, c *united.Child, m *apps.PoolStatus) failure {
+	if c.Whole() {
+		return failure{}
+	}
+	if reason, message := united.FailureOf(w); reason != "" {
+		return failure{reason, message}
+	}
+	if left := r.untilDeadline(s, m); (!c.Settled || c.Revision != s.state.Current) && m.LastProgressTime != nil && left <= 0 && !progressed(m, united.CountPods(w)) {
+		return failure{apps.ReasonProgressDeadlineExceeded, fmt.Sprintf("%s %q made no progress for %s", s.ud.Spec.WorkloadTemplate.Type(), w.GetName(), s.deadline())}
+	}
+	return failure{}
+}
+
+func (s *scope) deadline() time.Duration {
+	seconds := apps.DefaultProgressDeadlineSeconds
+	if n := s.ud.Spec.UpdateStrategy.ProgressDeadlineSeconds; n != nil {
+		seconds = *n
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// untilDeadline is how long a pool may still make no progress.
+func (r *Reconciler) untilDeadline(s *scope, m *apps.PoolStatus) time.Duration {
+	if m.LastProgressTime == nil {
+		return s.deadline()
+	}
+	return s.deadline() - r.Clock.Since(m.LastProgressTime.Time)
+}
+
+// progressed tells whether pods are otherwise than when we looked last.
+func progressed(m *apps.PoolStatus, pods united.Pods) bool {
+	return m.Replicas != pods.Total || m.UpdatedReplicas != pods.Updated || m.AvailableReplicas != pods.Available
+}
+
+func strategyOf(u *apps.UnitedDeploymentUpdateStrategy) united.Strategy {
+	s := united.Strategy{Paused: u.Paused, MaxUpdating: 1, Continue: u.OnFailure == apps.FailureContinue}
+	if u.Partition != nil {
+		s.Partition = int(*u.Partition)
+	}
+	if u.MaxUpdatingPools != nil {
+		s.MaxUpdating = max(1, int(*u.MaxUpdatingPools))
+	}
+	return s
+}
+
+// makePools says what each pool is to be.
+func (s *scope) makePools() {
+	spec := &s.ud.Spec
+	shares := make([]*intstr.IntOrString, len(spec.Topology.Pools))
+	for i := range spec.Topology.Pools {
+		shares[i] = spec.Topology.Pools[i].Replicas
+	}
+	replicas := united.Divide(spec.Replicas, shares)
+	for i := range spec.Topology.Pools {
+		p := &spec.Topology.Pools[i]
+		pool := united.Pool{Name: p.Name}
+		if s.state.Sized {
+			pool.Replicas = replicas[i]
+		}
+		if p.Partition != nil && spec.WorkloadTemplate.Type() == apps.StatefulSetTemplateType {
+			pool.Partition = *p.Partition
+		}
+		s.state.Pools = append(s.state.Pools, pool)
+		s.makePool(i)
+	}
+}
+
+// makePool computes what the i-th pool is made of.
+func (s *scope) makePool(i int) {
+	pool := &s.state.Pools[i]
+	target, err := s.build(i, s.state.Update)
+	if err != nil {
+		pool.Refused = true
+		reason := apps.ReasonRefused
+		if s.ud.Spec.Topology.Pools[i].Patch != nil {
+			reason = apps.ReasonPatchInvalid
+		}
+		s.failures[pool.Name] = failure{reason, err.Error()}
+		return
+	}
+	pool.Partition = united.ChildOf(target).Partition // none where pods are updated by hand
+	pool.Contents = map[string]string{s.state.Update: target.GetAnnotations()[apps.PoolRevisionAnnotation]}
+	for j := range s.state.Children {
+		c := &s.state.Children[j]
+		if c.Pool != pool.Name || pool.Contents[c.Revision] != "" {
+			continue
+		}
+		if at, err := s.build(i, c.Revision); err == nil {
+			pool.Contents[c.Revision] = at.GetAnnotations()[apps.PoolRevisionAnnotation]
+		}
+	}
+}
+
+var errNoRevision = errors.New("its ControllerRevision is gone")
+
+// build makes the workload of the i-th pool at a revision.
+func (s *scope) build(i int, revision string) (united.Workload, error) {
+	template := s.templates[revision]
+	if template == nil {
+		return nil, errNoRevision
+	}
+	pool := &s.ud.Spec.Topology.Pools[i]
+	return united.Build(united.Recipe{
+		Namespace: s.ud.Namespace, Owner: s.ud.Name, Template: template, Revision: revision, Selector: s.ud.Spec.Selector,
+		Pool: pool, Taints: s.taints(pool.Name), Replicas: s.state.Pools[i].Replicas, Partition: s.state.Pools[i].Partition,
+	})
+}
+
+// taints are those of a NodePool, or those that it had when it was there.
+func (s *scope) taints(pool string) []corev1.Taint {
+	if np := s.nodePools[pool]; np != nil {
+		var taints []corev1.Taint
+		for _, t := range np.Spec.Taints {
+			taints = append(taints, corev1.Taint{Key: t.Key, Value: string(t.Value), Effect: t.Effect})
+		}
+		return taints
+	}
+	for _, w := range s.live {
+		if w.GetLabels()[apps.PoolNameLabel] == pool {
+			return united.TaintsOf(w)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,256 @@
+package uniteddeployment
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/united"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+)
+
+// maxMessage bounds what is told of one failure, in bytes.
+const maxMessage = 800
+
+// report writes the status, if it changed, and only over the one that was read:
+// the next pool's turn depends on it.
+func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	if s.replaced {
+		return nil
+	}
+	status := &s.ud.Status
+	status.ObservedGeneration = s.ud.Generation
+	status.TemplateType = s.ud.Spec.WorkloadTemplate.Type()
+	if selector, err := metav1.LabelSelectorAsSelector(s.ud.Spec.Selector); err == nil {
+		status.LabelSelector = selector.String()
+	}
+	if s.update != nil {
+		status.UpdateRevision = s.update.Name
+	}
+	var next time.Duration
+	if s.observed {
+		next = r.setPools(s)
+		if s.plan.Complete {
+			status.CurrentRevision = s.update.Name
+		}
+	}
+	setConditions(s)
+	if !equality.Semantic.DeepEqual(s.before.Status, *status) {
+		err := r.Client.Status().Patch(ctx, s.ud, client.MergeFromWithOptions(s.before, client.MergeFromWithOptimisticLock{}))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("writing status of UnitedDeployment %q: %w", s.ud.Name, err)
+		}
+		r.tell(s)
+	}
+	s.reported = true
+	if next > 0 {
+		return phase.Wait("a pool's progress deadline", next)
+	}
+	return nil
+}
+
+// tell emits an event for each failure that is new.
+func (r *Reconciler) tell(s *scope) {
+	for i := range s.ud.Status.Pools {
+		p := &s.ud.Status.Pools[i]
+		if p.Reason == "" || slices.ContainsFunc(s.before.Status.Pools, func(b apps.PoolStatus) bool {
+			return b.Name == p.Name && b.Reason == p.Reason && b.Message == p.Message
+		}) {
+			continue
+		}
+		r.failed(s.ud, p.Name, failure{p.Reason, p.Message})
+	}
+}
+
+// setPools writes what each pool is like, and returns how long it is until one
+// of them may have failed; 0 is never.
+func (r *Reconciler) setPools(s *scope) (next time.Duration) {
+	for i := range s.state.Pools { // a write that came too late is no failure
+		_, s.state.Pools[i].Refused = s.failures[s.state.Pools[i].Name]
+	}
+	s.plan = s.state.Plan() // as it is after what was done
+	status := &s.ud.Status
+	status.Replicas, status.ReadyReplicas, status.UpdatedReplicas = 0, 0, 0
+	status.Pools, status.PoolReplicas = nil, nil
+	for i, out := range s.plan.Pools {
+		p := r.poolStatus(s, i, out)
+		status.Pools = append(status.Pools, p)
+		if status.PoolReplicas == nil {
+			status.PoolReplicas = map[string]int32{}
+		}
+		status.PoolReplicas[p.Name] = p.Replicas
+		status.Replicas += p.Replicas
+		status.ReadyReplicas += p.ReadyReplicas
+		if p.Revision == status.UpdateRevision {
+			status.UpdatedReplicas += p.UpdatedReplicas
+		}
+		if c := out.Child; c != nil && !c.Whole() && p.Phase != apps.PoolFailed && (out.Busy || !c.Established) && p.LastProgressTime != nil {
+			if left := max(r.untilDeadline(s, &p), time.Second); next == 0 || left < next {
+				next = left
+			}
+		}
+	}
+	return next
+}
+
+// poolStatus is the status of the i-th pool.
+func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolStatus {
+	pool := s.state.Pools[i]
+	p := apps.PoolStatus{Name: pool.Name, Phase: out.Phase, DesiredReplicas: pool.Replicas}
+	f := s.failures[pool.Name]
+	if c := out.Child; c != nil && c.Owner == united.Ours {
+		w := s.live[c.Name]
+		pods := united.CountPods(w)
+		p.Workload, p.Revision = c.Name, s.long(c.Revision)
+		p.Replicas, p.ReadyReplicas, p.AvailableReplicas = pods.Total, pods.Ready, pods.Available
+		if pods.Current {
+			p.UpdatedReplicas = pods.Updated
+		}
+		if !s.state.Sized {
+			p.DesiredReplicas = pods.Desired
+		}
+		p.Settled, p.Established = c.Settled, c.Established
+		if m := s.remembered[pool.Name]; m != nil && m.Workload == c.Name {
+			p.Written, p.LastProgressTime = m.Written, m.LastProgressTime
+			// Whatever was seen before the write is no progress after it.
+			if progressed(m, pods) && !c.Whole() {
+				p.LastProgressTime = new(r.now())
+			}
+			if f.reason == "" {
+				f = r.failureOf(s, w, c, m)
+			}
+		}
+	}
+	if p.Phase == apps.PoolFailed {
+		p.Reason, p.Message = f.reason, bounded(f.message)
+	}
+	return p
+}
+
+func bounded(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	return message[:maxMessage] + "…"
+}
+
+// setConditions sums up.
+func setConditions(s *scope) {
+	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		conditions.Set(&s.ud.Status.Conditions, s.ud.Generation, kind, status, reason, bounded(message))
+	}
+	if !s.observed {
+		set(apps.PoolProvisioned, metav1.ConditionUnknown, s.failure.reason, s.failure.message)
+		set(apps.PoolUpdated, metav1.ConditionUnknown, s.failure.reason, s.failure.message)
+		set(apps.PoolFailure, metav1.ConditionTrue, s.failure.reason, s.failure.message)
+		return
+	}
+	status, reason, message := provisioned(s)
+	set(apps.PoolProvisioned, status, reason, message)
+	status, reason, message = updated(s)
+	set(apps.PoolUpdated, status, reason, message)
+
+	var failed []string
+	first := failure{apps.ReasonNoFailure, "no pool has a failure"}
+	for i := range s.ud.Status.Pools {
+		if p := &s.ud.Status.Pools[i]; p.Reason != "" {
+			if len(failed) == 0 {
+				first = failure{p.Reason, p.Message}
+			}
+			failed = append(failed, p.Name)
+		}
+	}
+	for _, pool := range slices.Sorted(maps.Keys(s.failures)) {
+		if s.index(pool) >= 0 {
+			continue
+		}
+		if f := s.failures[pool]; len(failed) == 0 { // of a pool that is to go
+			first = f
+		}
+		failed = append(failed, pool)
+	}
+	switch len(failed) {
+	case 0:
+		set(apps.PoolFailure, metav1.ConditionFalse, first.reason, first.message)
+	case 1:
+		set(apps.PoolFailure, metav1.ConditionTrue, first.reason, fmt.Sprintf("pool %q: %s", failed[0], first.message))
+	default:
+		set(apps.PoolFailure, metav1.ConditionTrue, first.reason, fmt.Sprintf("pools %s; the first of them: %s", conditions.List(failed), first.message))
+	}
+}
+
+func provisioned(s *scope) (metav1.ConditionStatus, string, string) {
+	var pending, orphaned, left []string
+	for i, out := range s.plan.Pools {
+		name := s.state.Pools[i].Name
+		if c := out.Child; c == nil || c.Owner != united.Ours || c.Deleting {
+			pending = append(pending, name)
+		}
+		if s.nodePools[name] == nil {
+			orphaned = append(orphaned, name)
+		}
+	}
+	kept := map[string]bool{}
+	for _, out := range s.plan.Pools {
+		if out.Child != nil {
+			kept[out.Child.Name] = true
+		}
+	}
+	for i := range s.state.Children {
+		if c := &s.state.Children[i]; c.Owner == united.Ours && !kept[c.Name] {
+			left = append(left, c.Name)
+		}
+	}
+	slices.Sort(left)
+	switch {
+	case len(pending) > 0:
+		return metav1.ConditionFalse, apps.ReasonProvisioning, "pools without a workload: " + conditions.List(pending)
+	case len(left) > 0:
+		return metav1.ConditionFalse, apps.ReasonProvisioning, "workloads that are being deleted: " + conditions.List(left)
+	case len(orphaned) > 0:
+		return metav1.ConditionFalse, apps.ReasonNodePoolMissing, "there is no NodePool named " + conditions.List(orphaned) + "; their workloads stay"
+	}
+	return metav1.ConditionTrue, apps.ReasonProvisioned, "every pool has its workload"
+}
+
+func updated(s *scope) (metav1.ConditionStatus, string, string) {
+	var behind []string
+	for i, out := range s.plan.Pools {
+		c, pool := out.Child, s.state.Pools[i]
+		if c == nil || c.Owner != united.Ours || c.Revision != s.state.Update || c.PoolRevision != pool.Contents[s.state.Update] || !c.Rolled || c.Partition > 0 && c.Replicas > 0 {
+			behind = append(behind, pool.Name)
+		}
+	}
+	message := "pools that are not updated in full: " + conditions.List(behind)
+	switch {
+	case len(behind) == 0:
+		return metav1.ConditionTrue, apps.ReasonUpdated, "every pool is updated"
+	case s.plan.Stopped:
+		return metav1.ConditionFalse, apps.ReasonStopped, message + "; a pool failed, see PoolFailure"
+	case s.plan.Paused:
+		return metav1.ConditionFalse, apps.ReasonPaused, message
+	case s.plan.Partitioned, s.onlyPartitions():
+		return metav1.ConditionFalse, apps.ReasonPartitioned, message
+	}
+	return metav1.ConditionFalse, apps.ReasonUpdating, message
+}
+
+// onlyPartitions tells whether partitions of StatefulSets are all that keeps
+// pools from being updated in full.
+func (s *scope) onlyPartitions() bool {
+	for i, out := range s.plan.Pools {
+		c := out.Child
+		if c == nil || !c.Rolled || c.Revision != s.state.Update || c.PoolRevision != s.state.Pools[i].Contents[s.state.Update] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,409 @@
+package attributes
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+)
+
+func taint(key, value string, effect corev1.TaintEffect) corev1.Taint {
+	return corev1.Taint{Key: key, Value: value, Effect: effect}
+}
+
+func nodeWith(labels, annotations map[string]string, taints ...corev1.Taint) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: labels, Annotations: annotations},
+		Spec:       corev1.NodeSpec{Taints: taints},
+	}
+}
+
+func poolWith(name string, labels, annotations map[string]string, taints ...corev1.Taint) *apps.NodePool {
+	p := &apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: apps.NodePoolSpec{
+		Labels: map[string]apps.LabelValue{}, Annotations: map[string]apps.AnnotationValue{},
+	}}
+	for key, value := range labels {
+		p.Spec.Labels[key] = apps.LabelValue(value)
+	}
+	for key, value := range annotations {
+		p.Spec.Annotations[key] = apps.AnnotationValue(value)
+	}
+	for _, t := range taints {
+		p.Spec.Taints = append(p.Spec.Taints, apps.NodePoolTaint{Key: t.Key, Value: apps.LabelValue(t.Value), Effect: t.Effect, TimeAdded: t.TimeAdded})
+	}
+	return p
+}
+
+// apply does to the node what the API server does with a merge patch.
+func apply(n *corev1.Node, c Change) {
+	merge := func(into map[string]string, changes map[string]*string) map[string]string {
+		out := maps.Clone(into)
+		for key, value := range changes {
+			if value == nil {
+				delete(out, key)
+				continue
+			}
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[key] = *value
+		}
+		return out
+	}
+	n.Labels, n.Annotations = merge(n.Labels, c.Labels), merge(n.Annotations, c.Annotations)
+	if c.TaintsChanged {
+		n.Spec.Taints = c.Taints
+	}
+}
+
+// settle makes the node as it ought to be, and fails if that is not the end of it.
+func settle(t interface {
+	Helper()
+	Fatalf(string, ...any)
+}, n *corev1.Node, p *apps.NodePool, selected bool) Change {
+	t.Helper()
+	var pool *Pool
+	if p != nil {
+		of := Of(p)
+		pool = &of
+	}
+	change, err := Read(n).Plan(pool, selected)
+	if err != nil {
+		t.Fatalf("planning: %v", err)
+	}
+	apply(n, change)
+	again, err := Read(n).Plan(pool, selected && p != nil)
+	if err != nil || !again.Empty() {
+		t.Fatalf("a second application changes %+v (%v)", again, err)
+	}
+	return change
+}
+
+var (
+	byKey   = cmpopts.SortSlices(func(a, b corev1.Taint) bool { return a.Key+string(a.Effect) < b.Key+string(b.Effect) })
+	empties = cmpopts.EquateEmpty()
+)
+
+func expect(t testing.TB, what string, n, want *corev1.Node) {
+	t.Helper()
+	got := n.DeepCopy()
+	delete(got.Annotations, apps.NodePoolAnnotation)
+	if d := cmp.Diff(want, got, byKey, empties); d != "" {
+		t.Errorf("%s, the node is not as wanted (-want +got):\n%s", what, d)
+	}
+}
+
+func TestJoinEditLeave(t *testing.T) {
+	label := func(m map[string]string) map[string]string {
+		m[apps.NodePoolLabel] = "p"
+		return m
+	}
+	tests := map[string]struct {
+		node   *corev1.Node
+		pool   *apps.NodePool
+		joined *corev1.Node
+		// edited is the pool's spec later; nil is as before.
+		edited    *apps.NodePool
+		afterEdit *corev1.Node
+	}{
+		"a pool gives all three": {
+			node:   nodeWith(nil, nil),
+			pool:   poolWith("p", map[string]string{"region": "x"}, map[string]string{"note": "y"}, taint("edge", "", corev1.TaintEffectNoSchedule)),
+			joined: nodeWith(label(map[string]string{"region": "x"}), map[string]string{"note": "y"}, taint("edge", "", corev1.TaintEffectNoSchedule)),
+		},
+		"what the node had comes back when the pool drops the key": {
+			node:      nodeWith(map[string]string{"region": "mine", "own": "o"}, map[string]string{"note": "mine"}, taint("edge", "mine", corev1.TaintEffectNoSchedule)),
+			pool:      poolWith("p", map[string]string{"region": "x"}, map[string]string{"note": "y"}, taint("edge", "pool", corev1.TaintEffectNoSchedule)),
+			joined:    nodeWith(label(map[string]string{"region": "x", "own": "o"}), map[string]string{"note": "y"}, taint("edge", "pool", corev1.TaintEffectNoSchedule)),
+			edited:    poolWith("p", nil, nil),
+			afterEdit: nodeWith(label(map[string]string{"region": "mine", "own": "o"}), map[string]string{"note": "mine"}, taint("edge", "mine", corev1.TaintEffectNoSchedule)),
+		},
+		"the same key with another effect is another taint": {
+			node:   nodeWith(nil, nil, taint("edge", "mine", corev1.TaintEffectNoExecute)),
+			pool:   poolWith("p", nil, nil, taint("edge", "pool", corev1.TaintEffectNoSchedule)),
+			joined: nodeWith(label(map[string]string{}), nil, taint("edge", "mine", corev1.TaintEffectNoExecute), taint("edge", "pool", corev1.TaintEffectNoSchedule)),
+		},
+		"a value that the node has already is the node's own": {
+			node:      nodeWith(map[string]string{"region": "x"}, nil),
+			pool:      poolWith("p", map[string]string{"region": "x"}, nil),
+			joined:    nodeWith(label(map[string]string{"region": "x"}), nil),
+			edited:    poolWith("p", nil, nil),
+			afterEdit: nodeWith(label(map[string]string{"region": "x"}), nil),
+		},
+		"an empty value is a value": {
+			node:      nodeWith(map[string]string{"region": ""}, nil),
+			pool:      poolWith("p", map[string]string{"region": "x", "role": ""}, nil),
+			joined:    nodeWith(label(map[string]string{"region": "x", "role": ""}), nil),
+			edited:    poolWith("p", nil, nil),
+			afterEdit: nodeWith(label(map[string]string{"region": ""}), nil),
+		},
+		"keys that are not a pool's to give are left out": {
+			node: nodeWith(map[string]string{corev1.LabelHostname: "n"}, nil),
+			pool: poolWith("p", map[string]string{corev1.LabelHostname: "x", "atoll.dev/x": "x", apps.NodePoolLabel: "q"},
+				map[string]string{apps.NodePoolAnnotation: "{}"}, taint(corev1.TaintNodeNotReady, "", corev1.TaintEffectNoSchedule)),
+			joined: nodeWith(label(map[string]string{corev1.LabelHostname: "n"}), nil),
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			before := tc.node.DeepCopy()
+			n := tc.node
+			if c := settle(t, n, tc.pool, true); c.From != "" || c.To != "p" || c.Repair {
+				t.Errorf("joining is told as %+v", c)
+			}
+			expect(t, "joined", n, tc.joined)
+			if tc.edited != nil {
+				if c := settle(t, n, tc.edited, true); c.From != "p" || c.To != "p" || c.Repair {
+					t.Errorf("an edit of the pool is told as %+v", c)
+				}
+				expect(t, "edited", n, tc.afterEdit)
+			}
+			settle(t, n, nil, false)
+			if d := cmp.Diff(before, n, byKey, empties); d != "" {
+				t.Errorf("after leaving, the node is not as before (-before +after):\n%s", d)
+			}
+		})
+	}
+}
+
+// TestMoveIsOneStep: the second pool's original is the node's own value, not
+// the first pool's.
+func TestMoveIsOneStep(t *testing.T) {
+	n := nodeWith(map[string]string{"region": "mine"}, nil, taint("k", "mine", corev1.TaintEffectNoSchedule))
+	before := n.DeepCopy()
+	settle(t, n, poolWith("a", map[string]string{"region": "a", "only-a": "1"}, nil, taint("k", "a", corev1.TaintEffectNoSchedule)), true)
+	c := settle(t, n, poolWith("b", map[string]string{"region": "b", "only-b": "1"}, nil, taint("k", "b", corev1.TaintEffectNoSchedule)), true)
+	if c.From != "a" || c.To != "b" {
+		t.Errorf("the move is told as %q to %q", c.From, c.To)
+	}
+	expect(t, "moved", n, nodeWith(map[string]string{"region": "b", "only-b": "1", apps.NodePoolLabel: "b"}, nil, taint("k", "b", corev1.TaintEffectNoSchedule)))
+	settle(t, n, nil, false)
+	if d := cmp.Diff(before, n, byKey, empties); d != "" {
+		t.Errorf("after leaving (-before +after):\n%s", d)
+	}
+}
+
+func TestHandEditsAreRepaired(t *testing.T) {
+	pool := poolWith("p", map[string]string{"region": "x"}, map[string]string{"note": "y"}, taint("k", "p", corev1.TaintEffectNoSchedule))
+	for name, edit := range map[string]func(*corev1.Node){
+		"a label is taken off":        func(n *corev1.Node) { delete(n.Labels, "region") },
+		"a label is changed":          func(n *corev1.Node) { n.Labels["region"] = "other" },
+		"an annotation is changed":    func(n *corev1.Node) { n.Annotations["note"] = "other" },
+		"a taint is taken off":        func(n *corev1.Node) { n.Spec.Taints = nil },
+		"a taint's value is changed":  func(n *corev1.Node) { n.Spec.Taints[0].Value = "other" },
+		"the pool's label is removed": func(n *corev1.Node) { delete(n.Labels, apps.NodePoolLabel) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := nodeWith(nil, nil)
+			settle(t, n, pool, true)
+			synced := n.DeepCopy()
+			edit(n)
+			if c := settle(t, n, pool, true); !c.Repair || c.Empty() {
+				t.Errorf("the repair is told as %+v", c)
+			}
+			if d := cmp.Diff(synced, n, byKey, empties); d != "" {
+				t.Errorf("not repaired (-before +after):\n%s", d)
+			}
+		})
+	}
+}
+
+// TestOthersTaintsAreNoDrift: taints that come and go beside the pool's, in any
+// order, and a time that somebody adds, ask for no write.
+func TestOthersTaintsAreNoDrift(t *testing.T) {
+	pool := Of(poolWith("p", nil, nil, taint("k", "p", corev1.TaintEffectNoExecute)))
+	n := nodeWith(nil, nil, taint("own", "", corev1.TaintEffectNoSchedule))
+	settle(t, n, poolWith("p", nil, nil, taint("k", "p", corev1.TaintEffectNoExecute)), true)
+	at := metav1.NewTime(time.Unix(5, 0))
+	n.Spec.Taints = append([]corev1.Taint{taint(corev1.TaintNodeUnreachable, "", corev1.TaintEffectNoExecute)}, n.Spec.Taints...)
+	slices.Reverse(n.Spec.Taints)
+	n.Spec.Taints[0].TimeAdded = &at
+	change, err := Read(n).Plan(&pool, true)
+	if err != nil || !change.Empty() {
+		t.Errorf("changes %+v (%v)", change, err)
+	}
+}
+
+// TestLabelOfTheOwnerStays: a node that chose its pool keeps its label when the
+// pool is gone; a label that a selector brought goes.
+func TestLabelOfTheOwnerStays(t *testing.T) {
+	for name, tc := range map[string]struct {
+		labels   map[string]string
+		selected bool
+		want     string
+	}{
+		"chosen":   {map[string]string{apps.NodePoolLabel: "p"}, false, "p"},
+		"selected": {nil, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := nodeWith(tc.labels, nil)
+			settle(t, n, poolWith("p", map[string]string{"a": "b"}, nil), tc.selected)
+			if got := Read(n).Chosen(); got != tc.want {
+				t.Errorf("in the pool, chosen is %q", got)
+			}
+			if got := Read(n).OwnLabels()[apps.NodePoolLabel]; got != tc.want {
+				t.Errorf("in the pool, the own label is %q", got)
+			}
+			settle(t, n, nil, false)
+			if got := n.Labels[apps.NodePoolLabel]; got != tc.want {
+				t.Errorf("after it, the label is %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestLostRecordHeals: what is just as the pool gives it counts as given.
+func TestLostRecordHeals(t *testing.T) {
+	pool := poolWith("p", map[string]string{"region": "x"}, map[string]string{"note": "y"}, taint("k", "p", corev1.TaintEffectNoSchedule))
+	for name, raw := range map[string]string{"no JSON": "{", "no pool": "{}", "empty": "", "another type": `{"pool":3}`} {
+		t.Run(name, func(t *testing.T) {
+			n := nodeWith(map[string]string{"own": "o"}, nil)
+			settle(t, n, pool, true)
+			synced := n.DeepCopy()
+			n.Annotations[apps.NodePoolAnnotation] = raw
+			read := Read(n)
+			if read.Lost() == nil || read.Incumbent() != "p" {
+				t.Errorf("lost: %v, incumbent %q", read.Lost(), read.Incumbent())
+			}
+			settle(t, n, pool, true)
+			if d := cmp.Diff(synced, n, byKey, empties); d != "" {
+				t.Errorf("not healed (-before +after):\n%s", d)
+			}
+			settle(t, n, nil, false)
+			expect(t, "left", n, nodeWith(map[string]string{"own": "o"}, nil))
+		})
+	}
+	t.Run("in no pool", func(t *testing.T) {
+		n := nodeWith(map[string]string{"own": "o"}, map[string]string{apps.NodePoolAnnotation: "?"})
+		settle(t, n, nil, false)
+		if _, left := n.Annotations[apps.NodePoolAnnotation]; left {
+			t.Error("the annotation is left")
+		}
+	})
+}
+
+// TestAnySequenceGivesBack: whatever order pools, edits of pools and edits of
+// the node come in, the node carries its own attributes under those of its
+// pool, and its own alone at the end.
+func TestAnySequenceGivesBack(t *testing.T) {
+	keys := []string{"a", "b", "c"}
+	values := rapid.SampledFrom([]string{"", "1", "2"})
+	effects := rapid.SampledFrom([]corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute})
+	drawSet := func(t *rapid.T, what string) Set {
+		s := Set{Labels: map[string]string{}, Annotations: map[string]string{}}
+		for _, key := range keys {
+			if rapid.Bool().Draw(t, what+" label") {
+				s.Labels[key] = values.Draw(t, "value")
+			}
+			if rapid.Bool().Draw(t, what+" annotation") {
+				s.Annotations[key] = values.Draw(t, "value")
+			}
+			if rapid.Bool().Draw(t, what+" taint") {
+				s.Taints = append(s.Taints, taint(key, values.Draw(t, "value"), effects.Draw(t, "effect")))
+			}
+		}
+		return s
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		own := drawSet(t, "own")
+		n := nodeWith(maps.Clone(own.Labels), maps.Clone(own.Annotations), slices.Clone(own.Taints)...)
+		pools := make([]*apps.NodePool, 3)
+		for i := range pools {
+			s := drawSet(t, "pool")
+			pools[i] = poolWith(fmt.Sprintf("p%d", i), s.Labels, s.Annotations, s.Taints...)
+		}
+		var in *apps.NodePool
+		for range rapid.IntRange(1, 12).Draw(t, "steps") {
+			covered := Read(n).record
+			if covered == nil {
+				covered = &Record{}
+			}
+			key, value := rapid.SampledFrom(keys).Draw(t, "key"), values.Draw(t, "value")
+			switch rapid.SampledFrom([]string{"move", "leave", "edit pool", "edit label", "edit annotation", "add taint", "take taint"}).Draw(t, "step") {
+			case "move":
+				in = rapid.SampledFrom(pools).Draw(t, "to")
+				settle(t, n, in, true)
+			case "leave":
+				in = nil
+				settle(t, n, nil, false)
+			case "edit pool":
+				if in != nil {
+					s := drawSet(t, "edited")
+					in.Spec = poolWith("", s.Labels, s.Annotations, s.Taints...).Spec
+				}
+			case "edit label":
+				editMap(n.Labels, own.Labels, covered.Labels, key, value)
+			case "edit annotation":
+				if n.Annotations == nil {
+					n.Annotations = map[string]string{}
+				}
+				editMap(n.Annotations, own.Annotations, covered.Annotations, key, value)
+			case "add taint":
+				added := taint(key, value, effects.Draw(t, "effect"))
+				n.Spec.Taints = replaceTaint(n.Spec.Taints, added, true)
+				if !covers(covered, added) {
+					own.Taints = replaceTaint(own.Taints, added, true)
+				}
+			case "take taint":
+				taken := taint(key, "", effects.Draw(t, "effect"))
+				n.Spec.Taints = replaceTaint(n.Spec.Taints, taken, false)
+				if !covers(covered, taken) {
+					own.Taints = replaceTaint(own.Taints, taken, false)
+				}
+			}
+			if rapid.Bool().Draw(t, "reconciled") {
+				settle(t, n, in, true)
+			}
+		}
+		settle(t, n, in, in != nil)
+		if in != nil {
+			for key, value := range in.Spec.Labels {
+				if n.Labels[key] != string(value) {
+					t.Fatalf("label %s is %q, the pool gives %q", key, n.Labels[key], value)
+				}
+			}
+		}
+		settle(t, n, nil, false)
+		want := nodeWith(own.Labels, own.Annotations, own.Taints...)
+		if d := cmp.Diff(want, n, byKey, empties); d != "" {
+			t.Fatalf("the node's own is not back (-want +got):\n%s", d)
+		}
+	})
+}
+
+// editMap writes a value by hand, or takes the key off if it is "2". It is the
+// node's own unless a pool has the key.
+func editMap(now, own map[string]string, covered map[string]*string, key, value string) {
+	_, pools := covered[key]
+	for _, m := range []map[string]string{now, own} {
+		if value == "2" {
+			delete(m, key)
+		} else {
+			m[key] = value
+		}
+		if pools {
+			return
+		}
+	}
+}
+
+func covers(r *Record, t corev1.Taint) bool {
+	return slices.ContainsFunc(r.Taints, func(c Covered) bool { return c.Key == t.Key && c.Effect == t.Effect })
+}
+
+func replaceTaint(taints []corev1.Taint, t corev1.Taint, add bool) []corev1.Taint {
+	out := slices.DeleteFunc(slices.Clone(taints), func(o corev1.Taint) bool { return slotOf(&o) == slotOf(&t) })
+	if add {
+		out = append(out, t)
+	}
+	return out
+}

@@ -1,0 +1,7 @@
+// Package united decides about the workloads of a UnitedDeployment (document
+// 001): how many pods each pool has, what each workload is made of, and which
+// of them is created, updated, scaled, adopted or deleted now.
+//
+// Everything here is a function of what was observed. It must not know how
+// workloads are read or written, nor what time it is.
+package united

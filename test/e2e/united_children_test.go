@@ -1,0 +1,392 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+)
+
+// TestUnitedOnePoolIsRefused is scenario 44 and A3: a quota takes no workload
+// of pool b. The others are made, the status tells of b, and b is made once
+// there is room.
+func TestUnitedOnePoolIsRefused(t *testing.T) {
+	f := newFixture(t)
+	f.sites("quota-a", "quota-b", "quota-c")
+	quota := &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Name: "two"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/deployments.apps": resource.MustParse("2")}},
+	}
+	f.create(quota)
+	f.eventually(patience, "the quota counts", func() error {
+		q, err := f.kube.CoreV1().ResourceQuotas(f.ns).Get(f.ctx, "two", metav1.GetOptions{})
+		if err != nil || len(q.Status.Hard) == 0 {
+			return fmt.Errorf("it does not yet: %w", err)
+		}
+		return nil
+	})
+	f.create(united("web", pool("quota-a", 1), pool("quota-b", 1), pool("quota-c", 1)))
+	message := f.condition("web", apps.PoolFailure, metav1.ConditionTrue, apps.ReasonRefused)
+	if !strings.Contains(message, "exceeded quota") {
+		t.Errorf("the message is %q", message)
+	}
+	f.eventually(patience, "two pools are ready", func() error { return f.allReady("web", 2) })
+	s := f.ud("web").Status
+	if s.ObservedGeneration != f.ud("web").Generation || len(s.Pools) != 3 || s.CurrentRevision != "" {
+		t.Errorf("status is %s", asJSON(s))
+	}
+	if err := f.client.Delete(f.ctx, quota); err != nil {
+		t.Fatal(err)
+	}
+	f.done("web")
+}
+
+// TestUnitedDuplicateGoes is scenario 45 and A4: of two workloads of a pool the
+// one that was there first stays.
+func TestUnitedDuplicateGoes(t *testing.T) {
+	f := newFixture(t)
+	f.sites("dup-a")
+	f.create(united("web", pool("dup-a", 2)))
+	f.done("web")
+	before := f.uidsByPool("web")
+	second := f.deploymentOf("web-dup-a")
+	second.ObjectMeta = metav1.ObjectMeta{
+		Name: "web-dup-a-again", Labels: second.Labels, Annotations: second.Annotations, OwnerReferences: second.OwnerReferences,
+	}
+	f.create(second)
+	f.eventually(patience, "the second goes", func() error {
+		err := f.client.Get(f.ctx, client.ObjectKeyFromObject(second), &appsv1.Deployment{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("still there: %w", err)
+	})
+	f.done("web")
+	if after := f.uidsByPool("web"); !slices.Equal(after["dup-a"], before["dup-a"]) {
+		t.Errorf("the pods were %v and are %v", before, after)
+	}
+}
+
+// TestUnitedHandEditsArePutBack is scenario 46 and A9: replicas, image, labels,
+// a toleration more, the selector's label on the pods, our own annotations.
+func TestUnitedHandEditsArePutBack(t *testing.T) {
+	f := newFixture(t)
+	f.sites("edit-a")
+	ud := united("web", pool("edit-a", 1))
+	ud.Spec.WorkloadTemplate.DeploymentTemplate.Labels = map[string]string{"tier": "front"}
+	f.create(ud)
+	f.done("web")
+	want := f.deploymentOf("web-edit-a")
+	for name, edit := range map[string]func(*appsv1.Deployment){
+		"replicas":  func(d *appsv1.Deployment) { d.Spec.Replicas = new(int32(77)) },
+		"the image": func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = "other:1" },
+		"a container more": func(d *appsv1.Deployment) {
+			d.Spec.Template.Spec.Containers = append(d.Spec.Template.Spec.Containers, corev1.Container{Name: "more", Image: "more:1"})
+		},
+		"where pods may run": func(d *appsv1.Deployment) { d.Spec.Template.Spec.Affinity = nil },
+		"a toleration": func(d *appsv1.Deployment) {
+			d.Spec.Template.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		},
+		"a label of the template": func(d *appsv1.Deployment) { d.Labels["tier"] = "back" },
+		"the pool's label":        func(d *appsv1.Deployment) { delete(d.Labels, apps.PoolNameLabel) },
+		"the revision's label":    func(d *appsv1.Deployment) { d.Labels[apps.RevisionLabel] = "none" },
+		"our annotations":         func(d *appsv1.Deployment) { d.Annotations = nil },
+		"the owner":               func(d *appsv1.Deployment) { d.OwnerReferences = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fixture{T: t, ctx: f.ctx, ns: f.ns, environment: f.environment}
+			f.eventually(patience, "the edit is taken", func() error {
+				d := f.deploymentOf(want.Name)
+				edit(d)
+				return f.client.Update(f.ctx, d)
+			})
+			f.eventually(patience, "it is put back", func() error {
+				got := f.deploymentOf(want.Name)
+				if asJSON(got.Spec) != asJSON(want.Spec) || !maps.Equal(got.Labels, want.Labels) || asJSON(got.OwnerReferences) != asJSON(want.OwnerReferences) ||
+					got.Annotations[apps.PoolRevisionAnnotation] != want.Annotations[apps.PoolRevisionAnnotation] {
+					return fmt.Errorf("it is %s, was %s", asJSON(got), asJSON(want))
+				}
+				return nil
+			})
+		})
+	}
+	f.label(want, map[string]any{"somebody-elses": "stays"})
+	f.setImage("web", "nginx:1.28")
+	f.done("web")
+	if got := f.deploymentOf(want.Name).Labels["somebody-elses"]; got != "stays" {
+		t.Error("a label that is none of ours went")
+	}
+}
+
+// TestUnitedTemplateLabelGoes is scenario 47 and A10: what leaves the template
+// leaves the workloads.
+func TestUnitedTemplateLabelGoes(t *testing.T) {
+	f := newFixture(t)
+	f.sites("label-a", "label-b")
+	ud := united("web", pool("label-a", 1), pool("label-b", 1))
+	ud.Spec.WorkloadTemplate.DeploymentTemplate.Labels = map[string]string{"tier": "front"}
+	ud.Spec.WorkloadTemplate.DeploymentTemplate.Annotations = map[string]string{"note": "x"}
+	f.create(ud)
+	f.done("web")
+	before := f.uidsByPool("web")
+	f.change("web", func(ud *apps.UnitedDeployment) {
+		ud.Spec.WorkloadTemplate.DeploymentTemplate.ObjectMeta = metav1.ObjectMeta{}
+	})
+	f.done("web")
+	for _, name := range []string{"web-label-a", "web-label-b"} {
+		d := f.deploymentOf(name)
+		if _, has := d.Labels["tier"]; has || d.Annotations["note"] != "" {
+			t.Errorf("%s has labels %v and annotations %v", name, d.Labels, d.Annotations)
+		}
+	}
+	if after := f.uidsByPool("web"); asJSON(after) != asJSON(before) {
+		t.Errorf("pods restarted: they were %v and are %v", before, after)
+	}
+}
+
+// TestUnitedPoolsComeAndGo is scenarios 48 and 49, and A13 in part: a pool that
+// leaves takes its workload along and no other; a new one is at the revision
+// that counts. Another may be added under its name, otherwise than before.
+func TestUnitedPoolsComeAndGo(t *testing.T) {
+	f := newFixture(t)
+	f.sites("come-a", "come-b", "come-c")
+	f.create(united("web", pool("come-a", 1), pool("come-b", 1)))
+	f.done("web")
+	before := f.uidsByPool("web")
+	f.change("web", func(ud *apps.UnitedDeployment) {
+		ud.Spec.Topology.Pools = []apps.Pool{pool("come-a", 1), pool("come-c", 2)}
+	})
+	f.done("web")
+	f.eventually(patience, "the pods are those of a and c", func() error {
+		if got := f.podsByPool("web"); !maps.Equal(got, map[string]int{"come-a": 1, "come-c": 2}) {
+			return fmt.Errorf("they are %v", got)
+		}
+		return nil
+	})
+	if after := f.uidsByPool("web"); !slices.Equal(after["come-a"], before["come-a"]) {
+		t.Errorf("pods of a were %v and are %v", before, after)
+	}
+	if got := f.ud("web").Status.PoolReplicas; !maps.Equal(got, map[string]int32{"come-a": 1, "come-c": 2}) {
+		t.Errorf("poolReplicas are %v", got)
+	}
+	f.change("web", func(ud *apps.UnitedDeployment) {
+		ud.Spec.Topology.Pools = append(ud.Spec.Topology.Pools, pool("come-b", 1, func(p *apps.Pool) {
+			p.NodeSelectorTerm.MatchFields = []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"come-b-1"}}}
+		}))
+	})
+	f.done("web")
+	for _, pod := range f.pods("web") {
+		if pod.Labels[apps.PoolNameLabel] == "come-b" && pod.Spec.NodeName != "come-b-1" {
+			t.Errorf("the pod of b is on %s", pod.Spec.NodeName)
+		}
+	}
+}
+
+// TestUnitedToleratesThePool is scenario 49: the NodePool's taints are
+// tolerated, and stay so when the NodePool is gone, which the status says.
+// Nothing happens to the pods then (A13).
+func TestUnitedToleratesThePool(t *testing.T) {
+	f := newFixture(t)
+	f.nodeSpecs(devcluster.NodeSpec{Name: "taint-a-0", Labels: map[string]string{apps.NodePoolLabel: "taint-a"}})
+	f.pools(poolOf("taint-a", apps.NodePoolSpec{Taints: []apps.NodePoolTaint{
+		{Key: "site", Value: "a", Effect: corev1.TaintEffectNoSchedule}, {Key: "offline", Effect: corev1.TaintEffectNoExecute},
+	}}))
+	f.eventually(patience, "the node is tainted", func() error {
+		n, err := f.kube.CoreV1().Nodes().Get(f.ctx, "taint-a-0", metav1.GetOptions{})
+		if err != nil || len(n.Spec.Taints) != 2 {
+			return fmt.Errorf("it is not: %w", err)
+		}
+		return nil
+	})
+	f.create(united("web", pool("taint-a", 2)))
+	f.done("web")
+	before := f.uidsByPool("web")
+	f.emptyPool("taint-a")
+	f.deletePool("taint-a")
+	f.poolGoes("taint-a")
+	message := f.condition("web", apps.PoolProvisioned, metav1.ConditionFalse, apps.ReasonNodePoolMissing)
+	if !strings.Contains(message, `"taint-a"`) {
+		t.Errorf("the message is %q", message)
+	}
+	if after := f.uidsByPool("web"); asJSON(after) != asJSON(before) {
+		t.Errorf("pods were %v and are %v", before, after)
+	}
+	if n := len(f.deploymentOf("web-taint-a").Spec.Template.Spec.Tolerations); n != 2 {
+		t.Errorf("it has %d tolerations", n)
+	}
+	f.pools(poolOf("taint-a", apps.NodePoolSpec{}))
+	f.eventually(patience, "what the new NodePool has not is not tolerated", func() error {
+		if n := len(f.deploymentOf("web-taint-a").Spec.Template.Spec.Tolerations); n != 0 {
+			return fmt.Errorf("it has %d tolerations", n)
+		}
+		return nil
+	})
+}
+
+// TestUnitedAffinityOfTheTemplate is scenario 51: the pool's term is added to
+// each of the template's.
+func TestUnitedAffinityOfTheTemplate(t *testing.T) {
+	f := newFixture(t)
+	f.sites("aff-a", "aff-b")
+	ud := united("web", pool("aff-a", 2), pool("aff-b", 2))
+	in := func(name string) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{name}}}}
+	}
+	podsOfTemplate(ud).Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{in("aff-a-1"), in("aff-b-0")}},
+	}}
+	f.create(ud)
+	f.done("web")
+	for _, pod := range f.pods("web") {
+		if want := map[string]string{"aff-a": "aff-a-1", "aff-b": "aff-b-0"}[pod.Labels[apps.PoolNameLabel]]; pod.Spec.NodeName != want {
+			t.Errorf("pod %s is on %s, want %s", pod.Name, pod.Spec.NodeName, want)
+		}
+	}
+}
+
+// TestUnitedOrphansAreAdopted is scenario 57: what a UnitedDeployment leaves
+// behind, one of the same name takes over without touching a pod; what has
+// another owner it leaves alone.
+func TestUnitedOrphansAreAdopted(t *testing.T) {
+	f := newFixture(t)
+	f.sites("orphan-a", "orphan-b")
+	f.create(united("web", pool("orphan-a", 2), pool("orphan-b", 1)))
+	f.done("web")
+	before := f.uidsByPool("web")
+	f.orphaning(f.ud("web"))
+	f.eventually(patience, "it goes and leaves its workloads", func() error {
+		err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "web"}, &apps.UnitedDeployment{})
+		if !apierrors.IsNotFound(err) || len(f.deploymentOf("web-orphan-a").OwnerReferences) > 0 {
+			return fmt.Errorf("not yet: %w", err)
+		}
+		return nil
+	})
+	// Somebody has the other one by now.
+	owner := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}
+	f.create(owner)
+	b := f.deploymentOf("web-orphan-b")
+	b.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, corev1.SchemeGroupVersion.WithKind("ConfigMap"))}
+	if err := f.client.Update(f.ctx, b); err != nil {
+		t.Fatal(err)
+	}
+	f.create(united("web", pool("orphan-a", 2), pool("orphan-b", 1)))
+	f.eventually(patience, "both pools have a workload", func() error {
+		s := f.ud("web").Status
+		if len(s.Pools) != 2 || s.Pools[0].Workload != "web-orphan-a" || !strings.HasPrefix(s.Pools[1].Workload, "web-orphan-b-") {
+			return fmt.Errorf("they are %s", asJSON(s))
+		}
+		return nil
+	})
+	if !metav1.IsControlledBy(f.deploymentOf("web-orphan-b"), owner) {
+		t.Error("it stole another owner's workload")
+	}
+	after := f.uidsByPool("web")
+	if !slices.Equal(after["orphan-a"], before["orphan-a"]) {
+		t.Errorf("the pods of a were %v and are %v", before, after)
+	}
+	if err := f.client.Delete(f.ctx, f.ud("web"), client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually(patience, "all of ours goes", func() error {
+		list, err := f.kube.AppsV1().Deployments(f.ns).List(f.ctx, metav1.ListOptions{})
+		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "web-orphan-b" {
+			return fmt.Errorf("there are %d: %w", len(list.Items), err)
+		}
+		return nil
+	})
+}
+
+// TestUnitedEmptyPool is scenario 58 and A8: a pool of no pods is ready.
+func TestUnitedEmptyPool(t *testing.T) {
+	f := newFixture(t)
+	f.sites("empty-a", "empty-b")
+	f.create(united("web", pool("empty-a", 0), pool("empty-b", 1)))
+	f.done("web")
+	f.setImage("web", "nginx:1.28")
+	f.done("web")
+}
+
+// TestUnitedLongNames is scenario 61: names stay valid and apart, and two
+// UnitedDeployments whose workloads would have one name have two.
+func TestUnitedLongNames(t *testing.T) {
+	f := newFixture(t)
+	long := strings.Repeat("p", 63)
+	f.nodes(map[string]string{apps.NodePoolLabel: long}, "long-0")
+	f.pools(poolOf(long, apps.NodePoolSpec{}))
+	f.sites("b-c", "c")
+	name := strings.Repeat("u", 63)
+	ud := united(name, pool(long, 1))
+	f.create(ud)
+	f.eventually(patience, "it is done", func() error { return f.isDone(name) })
+	f.create(united("a", pool("b-c", 1)), united("a-b", pool("c", 1)))
+	f.done("a")
+	f.done("a-b")
+	one, two := f.ud("a").Status.Pools[0].Workload, f.ud("a-b").Status.Pools[0].Workload
+	if one == two || !slices.Contains([]string{one, two}, "a-b-c") {
+		t.Errorf("their workloads are %q and %q", one, two)
+	}
+}
+
+// TestUnitedPatches: a patch changes its pool and no other, and makes no
+// revision. One that cannot be applied changes nothing and is told of.
+func TestUnitedPatches(t *testing.T) {
+	f := newFixture(t)
+	f.sites("patch-a", "patch-b")
+	f.create(united("web", pool("patch-a", 1), pool("patch-b", 1)))
+	f.done("web")
+	before := f.uidsByPool("web")
+	f.change("web", func(ud *apps.UnitedDeployment) {
+		patchedBy(`{"spec":{"template":{"spec":{"containers":[{"name":"app","env":[{"name":"SITE","value":"b"}]}]}}}}`)(&ud.Spec.Topology.Pools[1])
+	})
+	f.done("web")
+	c := f.deploymentOf("web-patch-b").Spec.Template.Spec.Containers[0]
+	if len(c.Env) != 1 || c.Env[0].Value != "b" || c.Image != "nginx:1.27" {
+		t.Errorf("the container is %s", asJSON(c))
+	}
+	if after := f.uidsByPool("web"); !slices.Equal(after["patch-a"], before["patch-a"]) || slices.Equal(after["patch-b"], before["patch-b"]) {
+		t.Errorf("pods were %v and are %v", before, after)
+	}
+	if n := len(f.revisions("web")); n != 1 {
+		t.Errorf("there are %d revisions", n)
+	}
+	f.change("web", func(ud *apps.UnitedDeployment) {
+		patchedBy(`{"spec":{"template":{"spec":{"nodeSelektor":{}}}}}`)(&ud.Spec.Topology.Pools[1])
+		ud.Spec.Topology.Pools[0].Replicas.IntVal = 2
+	})
+	message := f.condition("web", apps.PoolFailure, metav1.ConditionTrue, apps.ReasonPatchInvalid)
+	if !strings.Contains(message, "topology.pools[patch-b].patch") || !strings.Contains(message, "nodeSelektor") {
+		t.Errorf("the message is %q", message)
+	}
+	f.eventually(patience, "the other pool is scaled", func() error {
+		if got := f.podsByPool("web"); !maps.Equal(got, map[string]int{"patch-a": 2, "patch-b": 1}) {
+			return fmt.Errorf("the pods are %v", got)
+		}
+		return nil
+	})
+	f.eventually(patience, "an event tells", func() error {
+		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.Reason == apps.ReasonPatchInvalid && e.Regarding.Name == "web" {
+				return nil
+			}
+		}
+		return fmt.Errorf("none of %d does", len(list.Items))
+	})
+	f.change("web", func(ud *apps.UnitedDeployment) { ud.Spec.Topology.Pools[1].Patch = nil })
+	f.done("web")
+}
