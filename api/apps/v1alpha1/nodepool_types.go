@@ -177,10 +177,12 @@ type NodePoolTaint struct {
 type NodePoolStatus struct {
 	// readyNode is the number of nodes in the pool whose Ready condition is True.
 	// +optional
+	// +kubebuilder:default=0
 	ReadyNode int32 `json:"readyNode"`
 
 	// notReadyNode is the number of the other nodes in the pool.
 	// +optional
+	// +kubebuilder:default=0
 	NotReadyNode int32 `json:"notReadyNode"`
 
 	// nodes are the names of the nodes in the pool, sorted.
