@@ -246,10 +246,10 @@ func (f *fixture) leads(since time.Time) {
 // with a mixture, and all end as they would have without it.
 func TestManagerIsKilledAnywhere(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--leader-elect=false"}})
-	const n = 60
+	const n = 150
 	names := make([]string, n)
 	for i := range names {
-		names[i] = fmt.Sprintf("kill-%02d", i)
+		names[i] = fmt.Sprintf("kill-%03d", i)
 	}
 	f.nodes(map[string]string{"t.io/l": "mine", "t.io/site": "kill"}, names...)
 	own := carries{labels: map[string]string{"t.io/l": "mine", "t.io/site": "kill"}}
@@ -278,7 +278,7 @@ func TestManagerIsKilledAnywhere(t *testing.T) {
 			case <-f.ctx.Done():
 			}
 			f.kill(atoll.Manager)
-			f.noMixture(names, "a", "b")
+			f.Logf("killed with the nodes carrying %v", f.noMixture(names, "a", "b"))
 		}
 		f.restart(atoll.Manager)
 	}
@@ -301,9 +301,11 @@ func TestManagerIsKilledAnywhere(t *testing.T) {
 	f.poolGoes("kill-b")
 }
 
-// noMixture fails if a node carries the things of two pools, or a part of one's.
-func (f *fixture) noMixture(names []string, values ...string) {
+// noMixture fails if a node carries the things of two pools, or a part of one's,
+// and counts the nodes by what they carry.
+func (f *fixture) noMixture(names []string, values ...string) map[string]int {
 	f.Helper()
+	counts := map[string]int{}
 	whole := map[string]bool{"mine": true}
 	for _, value := range values {
 		whole[value+value+value] = true
@@ -317,5 +319,7 @@ func (f *fixture) noMixture(names []string, values ...string) {
 		if !whole[got] {
 			f.Errorf("node %s carries a mixture: %v", name, c)
 		}
+		counts[got]++
 	}
+	return counts
 }

@@ -408,6 +408,38 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 	}
 }
 
+// TestRepairsHaveAPace: somebody who changes a node as often as it is repaired
+// is not raced, and does not keep a pool from giving something else.
+func TestRepairsHaveAPace(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
+	s.nodes("n")
+	s.writes = nil
+	var last ctrl.Result
+	for range 100 {
+		n := s.node("n")
+		n.Labels["a"] = "theirs"
+		if err := s.Client.Update(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if last, err = s.reconcileNode(t.Context(), request("n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.writes) != repairBurst || last.RequeueAfter == 0 || last.RequeueAfter > repairEvery {
+		t.Errorf("100 repairs at once made %d writes, want %d; the rest comes back after %s", len(s.writes), repairBurst, last.RequeueAfter)
+	}
+	p := s.pool("p")
+	p.Spec.Labels["a"] = "c"
+	if err := s.Client.Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes("n")
+	if got := s.node("n").Labels["a"]; got != "c" {
+		t.Errorf("the label is %q", got)
+	}
+}
+
 // queued is a queue that only remembers.
 type queued struct {
 	workqueue.TypedRateLimitingInterface[ctrl.Request]
