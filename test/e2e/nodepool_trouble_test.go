@@ -11,11 +11,13 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
@@ -299,6 +301,95 @@ func TestManagerIsKilledAnywhere(t *testing.T) {
 	})
 	all("", own)
 	f.poolGoes("kill-b")
+}
+
+// TestAPIServerComesAndGoes is fault F8: the API server is killed while nodes
+// join and while they move. Nothing is taken off a node because a list was empty
+// or a watch broke, and all end as they would have without it.
+func TestAPIServerComesAndGoes(t *testing.T) {
+	f := newFixtureOfItsOwn(t, atoll.Options{})
+	var names []string
+	for i := range 100 {
+		names = append(names, fmt.Sprintf("api-%03d", i))
+	}
+	f.nodes(map[string]string{"t.io/l": "mine", "t.io/site": "api"}, names...)
+	f.create(poolOf("api-a", chosenBy(selects("t.io/site", "api"), given("a"))), poolOf("api-b", given("b")))
+	all := func(pool string, want carries) {
+		f.Helper()
+		want.labels["t.io/site"] = "api"
+		for _, name := range names {
+			f.becomes(name, pool, want)
+		}
+	}
+	some := func(value string) {
+		f.Helper()
+		f.eventually(patience, "some nodes carry "+value, func() error {
+			if f.noMixture(names, "a", "b")[value+value+value] == 0 {
+				return fmt.Errorf("none does")
+			}
+			return nil
+		})
+	}
+	some("a")
+	f.restart(devcluster.APIServer)
+	all("api-a", carrying("a"))
+	f.editPool("api-b", map[string]any{"selector": selects("t.io/site", "api")})
+	f.deletePool("api-a")
+	some("b")
+	f.restart(devcluster.APIServer)
+	all("api-b", carrying("b"))
+	f.poolGoes("api-a")
+	f.restart(devcluster.APIServer)
+	f.always(5*time.Second, "nothing moves", func() error {
+		if counts := f.noMixture(names[:20], "a", "b"); counts["bbb"] != 20 {
+			return fmt.Errorf("nodes carry %v", counts)
+		}
+		return nil
+	})
+	f.eventually(patience, "the status tells", func() error { return f.has("api-b", names...) })
+}
+
+// TestManyPools is fault F24 for pools: 200 pools and 400 nodes settle in bounded
+// time, and after that one node's change is answered as if there were few.
+func TestManyPools(t *testing.T) {
+	f := newFixtureOfItsOwn(t, atoll.Options{})
+	const pools, each = 200, 2
+	var specs []devcluster.NodeSpec
+	for i := range pools * each {
+		specs = append(specs, devcluster.NodeSpec{Name: fmt.Sprintf("many-%03d", i), Labels: map[string]string{"t.io/cloud": "x", "t.io/site": fmt.Sprintf("s%d", i/each)}})
+	}
+	f.nodeSpecs(specs...)
+	begin := time.Now()
+	for i := range pools {
+		selector := &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{"t.io/cloud": "x", "t.io/site": apps.LabelValue(fmt.Sprintf("s%d", i))}}
+		f.create(poolOf(fmt.Sprintf("many-%03d", i), chosenBy(selector, given(fmt.Sprint(i)))))
+	}
+	f.eventually(2*time.Minute, "all pools have their nodes", func() error {
+		var list apps.NodePoolList
+		if err := f.client.List(f.ctx, &list); err != nil {
+			return err
+		}
+		for i := range list.Items {
+			if p := &list.Items[i]; p.Status.ReadyNode != each || !meta.IsStatusConditionTrue(p.Status.Conditions, apps.ConditionReady) {
+				return fmt.Errorf("pool %s has %+v", p.Name, p.Status)
+			}
+		}
+		return nil
+	})
+	t.Logf("%d pools and %d nodes settled in %s", pools, pools*each, time.Since(begin).Round(10*time.Millisecond))
+	begin = time.Now()
+	for i := range 20 {
+		name, to := specs[i].Name, fmt.Sprint(pools-1-i)
+		f.label(f.node(name), map[string]any{"t.io/site": "s" + to})
+		want := carrying(to)
+		want.labels["t.io/site"], want.labels["t.io/cloud"] = "s"+to, "x"
+		f.becomes(name, fmt.Sprintf("many-%03s", to), want)
+	}
+	took := time.Since(begin) / 20
+	t.Logf("a node moved in %s", took.Round(time.Millisecond))
+	if took > 2*time.Second {
+		t.Errorf("a node moved in %s", took)
+	}
 }
 
 // noMixture fails if a node carries the things of two pools, or a part of one's,

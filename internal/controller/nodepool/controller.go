@@ -40,8 +40,8 @@ import (
 )
 
 const (
-	// nodesAtOnce is how many nodes are written side by side.
-	nodesAtOnce = 8
+	// nodesAtOnce and poolsAtOnce are how many are written side by side.
+	nodesAtOnce, poolsAtOnce = 8, 4
 	// gather is how long a pool waits for more of its nodes to change.
 	gather = 100 * time.Millisecond
 	// retryFirst and retryLast bound how long a node waits that cannot be
@@ -106,6 +106,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	err := ctrl.NewControllerManagedBy(mgr).
 		For(&apps.NodePool{}).
 		WatchesRawSource(&r.woken).
+		WithOptions(controller.Options{MaxConcurrentReconciles: poolsAtOnce}).
 		Complete(r)
 	if err != nil {
 		return err

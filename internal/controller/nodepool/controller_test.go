@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ type site struct {
 	t     testing.TB
 	clock *clocktesting.FakePassiveClock
 	told  *events.FakeRecorder
+	mu    sync.Mutex
 	// writes are the patches since they were looked at last.
 	writes []string
 	// refuse says which object may not be patched, and how that is answered.
@@ -51,11 +53,15 @@ func newSite(t testing.TB, objects ...client.Object) *site {
 			if err != nil {
 				return err
 			}
+			s.mu.Lock()
 			s.writes = append(s.writes, o.GetName()+" "+string(raw))
+			s.mu.Unlock()
 			return c.Patch(ctx, o, patch, opts...)
 		},
 		SubResourcePatch: func(ctx context.Context, c client.Client, name string, o client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			s.mu.Lock()
 			s.writes = append(s.writes, o.GetName()+"/"+name)
+			s.mu.Unlock()
 			return c.SubResource(name).Patch(ctx, o, patch, opts...)
 		},
 	}, objects...)
@@ -296,6 +302,51 @@ func TestBadNodesAreNamed(t *testing.T) {
 	s.pools("p")
 	if c := s.condition("p", apps.ConditionReady); c.Status != metav1.ConditionTrue {
 		t.Errorf("the condition is %+v", c)
+	}
+}
+
+// TestPassesRunSideBySide: nodes and pools, while a pool changes again and again;
+// they end as they would have one after the other.
+func TestPassesRunSideBySide(t *testing.T) {
+	objects := []client.Object{build.NodePool("p", gives("a", "0"), selects("site", "x")), build.NodePool("q", selects("site", "x"))}
+	var all []string
+	for i := range 20 {
+		all = append(all, fmt.Sprintf("n%d", i))
+		objects = append(objects, build.Node(all[i], build.Label("site", "x")))
+	}
+	s := newSite(t, objects...)
+	var wg sync.WaitGroup
+	for worker := range 4 {
+		wg.Go(func() {
+			for i := range 40 {
+				if _, err := s.reconcileNode(t.Context(), request(all[(i*7+worker)%len(all)])); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Go(func() {
+		for i := range 10 {
+			p := &apps.NodePool{}
+			p.Name = "p"
+			patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"labels":{"a":"%d"}}}`, i))
+			if err := s.Client.Patch(t.Context(), p, patch); err != nil {
+				t.Error(err)
+			}
+			s.index.invalidate()
+			for _, pool := range []string{"p", "q"} {
+				if _, err := s.Reconcile(t.Context(), request(pool)); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	wg.Wait()
+	s.nodes(all...)
+	for _, name := range all {
+		if n := s.node(name); n.Labels["a"] != "9" || n.Labels[apps.NodePoolLabel] != "p" {
+			t.Errorf("node %s carries %v", name, n.Labels)
+		}
 	}
 }
 
