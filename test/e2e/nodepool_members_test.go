@@ -295,10 +295,10 @@ func TestPoolsTypeStaysAndIsShown(t *testing.T) {
 	f.nodes(map[string]string{apps.NodePoolLabel: "typed"}, "typed-0")
 	f.pools(poolOf("typed", apps.NodePoolSpec{}))
 	f.editPool("typed", map[string]any{"type": "Edge"})
-	for _, other := range []any{"Cloud", nil} {
-		err := f.mergeInto(poolOf("typed", apps.NodePoolSpec{}), map[string]any{"spec": map[string]any{"type": other}})
+	for _, other := range []any{map[string]any{"type": "Cloud"}, map[string]any{"type": nil}, nil} {
+		err := f.mergeInto(poolOf("typed", apps.NodePoolSpec{}), map[string]any{"spec": other})
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.type") {
-			t.Errorf("a change to %v was answered with %v", other, err)
+			t.Errorf("a change of spec to %v was answered with %v", other, err)
 		}
 	}
 	f.eventually(patience, "the node is counted", func() error { return f.has("typed", "typed-0") })
