@@ -148,6 +148,23 @@ func TestPoolsAskFewAndMissNone(t *testing.T) {
 	})
 }
 
+// TestANodeAsksFewPools: of a thousand pools that all ask for one label, and each
+// for another of its own, a node asks the one that its own label leads to.
+func TestANodeAsksFewPools(t *testing.T) {
+	var pools []*apps.NodePool
+	for i := range 1000 {
+		pools = append(pools, nodePool(fmt.Sprintf("site-%d", i), 1, selecting("cloud", "edge", "site", fmt.Sprintf("site-%d", i))))
+	}
+	index := compiledPools(pools...)
+	asked := len(index.unanchored)
+	for key, value := range map[string]string{"cloud": "edge", "site": "site-7", "other": "x"} {
+		asked += len(index.byAnchor[anchor{key: key, value: value}]) + len(index.byAnchor[anchor{key: key, any: true}])
+	}
+	if asked != 1 {
+		t.Errorf("the node asks %d pools", asked)
+	}
+}
+
 // BenchmarkPoolOfANode: what a change of one node costs must not grow with the
 // number of pools.
 //
