@@ -1,9 +1,16 @@
 package e2e
 
 import (
+	"context"
+	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
@@ -58,4 +65,214 @@ func TestPoolGivesAttributes(t *testing.T) {
 	if err := f.isIn("gives-1", "", carries{}); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestHandEditsOnPoolsNodesArePutBack is scenario 28: what the pool gives is
+// put back, whoever changes it, and an event says what. (Defect E1: what was
+// applied was compared with the spec, never with the node.)
+func TestHandEditsOnPoolsNodesArePutBack(t *testing.T) {
+	f := newFixture(t)
+	f.nodes(nil, "drift-0")
+	f.pools(poolOf("drift", given("x")))
+	f.join("drift-0", "drift")
+	f.becomes("drift-0", "drift", carrying("x"))
+	metadata := func(kind string, value any) map[string]any {
+		return map[string]any{"metadata": map[string]any{kind: map[string]any{"t.io/" + kind[:1]: value}}}
+	}
+	for what, patch := range map[string]map[string]any{
+		"the label goes":            metadata("labels", nil),
+		"the label changes":         metadata("labels", "other"),
+		"the annotation goes":       metadata("annotations", nil),
+		"the annotation changes":    metadata("annotations", "other"),
+		"all taints go":             {"spec": map[string]any{"taints": nil}},
+		"the taint's value changes": {"spec": map[string]any{"taints": []corev1.Taint{{Key: "t.io/t", Value: "other", Effect: corev1.TaintEffectPreferNoSchedule}}}},
+	} {
+		f.part(what, func(f *fixture) {
+			f.patch(f.node("drift-0"), patch)
+			f.becomes("drift-0", "drift", carrying("x"))
+		})
+	}
+	f.eventually(patience, "an event tells", func() error { return f.nodeTold("drift-0", apps.ReasonRepaired) })
+}
+
+// TestWhatTheNodeHadComesBack is scenario 29: a node's own value under a key of
+// the pool comes back when the pool drops the key, when the node leaves, and
+// when it comes and goes again. (Defects E3: the value was lost; E2: a second
+// join applied nothing.)
+func TestWhatTheNodeHadComesBack(t *testing.T) {
+	f := newFixture(t)
+	f.nodeSpecs(owning("back-0"))
+	f.pools(poolOf("back", given("x")))
+	for range 2 {
+		f.join("back-0", "back")
+		f.becomes("back-0", "back", carrying("x"))
+		f.editPool("back", map[string]any{"labels": nil, "annotations": nil, "taints": nil})
+		f.becomes("back-0", "back", carrying("mine"))
+		spec := given("y")
+		f.editPool("back", map[string]any{"labels": spec.Labels, "annotations": spec.Annotations, "taints": spec.Taints})
+		f.becomes("back-0", "back", carrying("y"))
+		f.join("back-0", "")
+		f.becomes("back-0", "", carrying("mine"))
+		f.editPool("back", map[string]any{"labels": map[string]string{"t.io/l": "x"}, "annotations": map[string]string{"t.io/a": "x"}, "taints": given("x").Taints})
+	}
+	f.eventually(patience, "an event tells", func() error { return f.nodeTold("back-0", apps.ReasonLeft) })
+}
+
+// TestLeftNodeKeepsNothing is scenario 30: all that the pool gave, and the
+// record, go with the label; what is the node's own, also what it got in the
+// meantime, stays. (Defect E2: all of it stayed for ever.)
+func TestLeftNodeKeepsNothing(t *testing.T) {
+	f := newFixture(t)
+	f.nodes(map[string]string{"t.io/own": "1"}, "leave-0")
+	f.pools(poolOf("leave", given("x")))
+	f.join("leave-0", "leave")
+	f.eventually(patience, "it joins", func() error { return f.has("leave", "leave-0") })
+	f.label(f.node("leave-0"), map[string]any{"t.io/later": "2"})
+	f.join("leave-0", "")
+	f.becomes("leave-0", "", carries{labels: map[string]string{"t.io/own": "1", "t.io/later": "2"}, annotations: map[string]string{}})
+	f.eventually(patience, "the status tells", func() error { return f.has("leave") })
+}
+
+// TestNodeMovesInOneStep is scenario 31: a node that is moved has the old pool's
+// things or the new one's and never a mixture, both statuses follow, and what
+// comes back at the end is the node's own. (Defect E5: relabelling a node told
+// neither pool.)
+func TestNodeMovesInOneStep(t *testing.T) {
+	f := newFixture(t)
+	f.nodeSpecs(owning("move-0"))
+	only := func(spec apps.NodePoolSpec, key string) apps.NodePoolSpec {
+		spec.Labels[key] = "1"
+		return spec
+	}
+	f.pools(poolOf("move-a", only(given("a"), "t.io/only-a")), poolOf("move-b", only(given("b"), "t.io/only-b")))
+	in := func(pool string) carries {
+		c := carrying(pool)
+		c.labels["t.io/only-"+pool] = "1"
+		return c
+	}
+	f.join("move-0", "move-a")
+	f.becomes("move-0", "move-a", in("a"))
+	seen := f.watchNode("move-0")
+	f.join("move-0", "move-b")
+	f.becomes("move-0", "move-b", in("b"))
+	for _, n := range seen() {
+		got := n.Labels["t.io/l"] + n.Labels["t.io/only-a"] + n.Labels["t.io/only-b"] + n.Annotations["t.io/a"]
+		if got != "a1a" && got != "b1b" {
+			t.Errorf("on the way, the node carried %v, %v", n.Labels, n.Annotations)
+		}
+	}
+	f.eventually(patience, "both statuses tell", func() error {
+		if err := f.has("move-a"); err != nil {
+			return err
+		}
+		return f.has("move-b", "move-0")
+	})
+	f.eventually(patience, "an event tells", func() error { return f.nodeTold("move-0", apps.ReasonMoved) })
+	f.join("move-0", "")
+	f.becomes("move-0", "", carrying("mine"))
+}
+
+// watchNode collects a node's versions until the returned function is called.
+func (f *fixture) watchNode(name string) func() []*corev1.Node {
+	f.Helper()
+	ctx, cancel := context.WithCancel(f.ctx)
+	w, err := f.kube.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name, ResourceVersion: f.node(name).ResourceVersion})
+	if err != nil {
+		f.Fatal(err)
+	}
+	var seen []*corev1.Node
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range w.ResultChan() {
+			if n, ok := event.Object.(*corev1.Node); ok {
+				seen = append(seen, n)
+			}
+		}
+	}()
+	return func() []*corev1.Node {
+		cancel()
+		w.Stop()
+		<-done
+		return seen
+	}
+}
+
+// TestLostRecordHealsItself is scenario 33: a record that somebody spoilt is made
+// anew, with an event; the pool's other nodes and its status never notice.
+// (Defect E8: one such node stopped the whole pool.)
+func TestLostRecordHealsItself(t *testing.T) {
+	f := newFixture(t)
+	f.nodes(map[string]string{"t.io/own": "1"}, "record-0", "record-1")
+	f.pools(poolOf("record", given("x")))
+	f.join("record-0", "record")
+	f.join("record-1", "record")
+	f.eventually(patience, "both join", func() error { return f.poolCondition("record", apps.ConditionReady, apps.ReasonNodesReady) })
+	f.patch(f.node("record-0"), map[string]any{"metadata": map[string]any{"annotations": map[string]any{apps.NodePoolAnnotation: "{"}}})
+	f.editPool("record", map[string]any{"labels": map[string]any{"t.io/more": "1"}})
+	more := carrying("x")
+	more.labels["t.io/more"], more.labels["t.io/own"] = "1", "1"
+	f.becomes("record-1", "record", more)
+	f.becomes("record-0", "record", more)
+	f.eventually(patience, "an event tells", func() error { return f.nodeTold("record-0", apps.ReasonRecordLost) })
+	f.join("record-0", "")
+	f.becomes("record-0", "", carries{labels: map[string]string{"t.io/own": "1"}, annotations: map[string]string{}})
+	f.eventually(patience, "the status tells", func() error { return f.has("record", "record-1") })
+}
+
+// TestPoolsTaintWins is scenario 35: of two taints with the same key and effect
+// the pool's wins, another effect is another taint, and the node's comes back.
+// (Defect E4: the node's won without a word, and went with the pool's.)
+func TestPoolsTaintWins(t *testing.T) {
+	f := newFixture(t)
+	prefer, no := corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoSchedule
+	mine := []corev1.Taint{{Key: "t.io/t", Value: "mine", Effect: no}, {Key: "t.io/t", Value: "mine", Effect: prefer}}
+	f.nodeSpecs(devcluster.NodeSpec{Name: "taint-0", Taints: mine})
+	f.pools(poolOf("taint", apps.NodePoolSpec{Taints: given("pool").Taints}))
+	f.join("taint-0", "taint")
+	none := map[string]string{}
+	f.becomes("taint-0", "taint", carries{none, none, []corev1.Taint{mine[0], {Key: "t.io/t", Value: "pool", Effect: prefer}}})
+	f.editPool("taint", map[string]any{"taints": nil})
+	f.becomes("taint-0", "taint", carries{none, none, mine})
+	f.editPool("taint", map[string]any{"taints": given("pool").Taints})
+	f.becomes("taint-0", "taint", carries{none, none, []corev1.Taint{mine[0], {Key: "t.io/t", Value: "pool", Effect: prefer}}})
+	f.join("taint-0", "")
+	f.becomes("taint-0", "", carries{none, none, mine})
+}
+
+// TestOthersWriteNodesToo: while a pool is edited again and again, somebody else
+// writes the node's labels, annotations and taints all the time. Nothing of
+// either is lost. (Defect E9: a whole Node from a cache was written back.)
+func TestOthersWriteNodesToo(t *testing.T) {
+	f := newFixture(t)
+	f.nodes(nil, "others-0")
+	f.pools(poolOf("others", given("0")))
+	f.join("others-0", "others")
+	const rounds = 60
+	last := fmt.Sprint(rounds)
+	for i := 1; i <= rounds; i++ {
+		if i%3 == 0 {
+			f.editPool("others", map[string]any{"labels": map[string]string{"t.io/l": fmt.Sprint(i)}, "annotations": map[string]string{"t.io/a": fmt.Sprint(i)}})
+		}
+		err := retry.RetryOnConflict(wait.Backoff{Steps: 50, Duration: time.Millisecond}, func() error {
+			n := f.node("others-0")
+			n.Labels["t.io/theirs"] = fmt.Sprint(i)
+			n.Annotations["t.io/theirs"] = fmt.Sprint(i)
+			n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "t.io/theirs" })
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "t.io/theirs", Value: fmt.Sprint(i), Effect: corev1.TaintEffectPreferNoSchedule})
+			_, err := f.kube.CoreV1().Nodes().Update(f.ctx, n, metav1.UpdateOptions{})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	theirs := corev1.Taint{Key: "t.io/theirs", Value: last, Effect: corev1.TaintEffectPreferNoSchedule}
+	f.becomes("others-0", "others", carries{
+		labels:      map[string]string{"t.io/l": last, "t.io/theirs": last},
+		annotations: map[string]string{"t.io/a": last, "t.io/theirs": last},
+		taints:      []corev1.Taint{{Key: "t.io/t", Value: "0", Effect: corev1.TaintEffectPreferNoSchedule}, theirs},
+	})
+	f.join("others-0", "")
+	f.becomes("others-0", "", carries{map[string]string{"t.io/theirs": last}, map[string]string{"t.io/theirs": last}, []corev1.Taint{theirs}})
 }

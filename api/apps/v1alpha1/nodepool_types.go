@@ -49,8 +49,11 @@ type NodePool struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec says which nodes are in the pool and what they get from it.
+	// spec says which nodes are in the pool and what they get from it. Unset:
+	// the nodes that name the pool, and nothing. It is never without a value,
+	// or a type could be changed by way of no spec at all.
 	// +optional
+	// +kubebuilder:default={}
 	Spec NodePoolSpec `json:"spec,omitempty"`
 
 	// status says which nodes are. Written by atoll-manager.
@@ -177,10 +180,12 @@ type NodePoolTaint struct {
 type NodePoolStatus struct {
 	// readyNode is the number of nodes in the pool whose Ready condition is True.
 	// +optional
+	// +kubebuilder:default=0
 	ReadyNode int32 `json:"readyNode"`
 
 	// notReadyNode is the number of the other nodes in the pool.
 	// +optional
+	// +kubebuilder:default=0
 	NotReadyNode int32 `json:"notReadyNode"`
 
 	// nodes are the names of the nodes in the pool, sorted.

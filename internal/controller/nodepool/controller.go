@@ -22,7 +22,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -41,14 +40,10 @@ import (
 )
 
 const (
-	// nodesAtOnce is how many nodes are written side by side.
-	nodesAtOnce = 8
+	// nodesAtOnce and poolsAtOnce are how many are written side by side.
+	nodesAtOnce, poolsAtOnce = 8, 4
 	// gather is how long a pool waits for more of its nodes to change.
 	gather = 100 * time.Millisecond
-	// A pool's status is written statusBurst times without delay and then once
-	// every statusEvery, however often its nodes turn.
-	statusBurst = 5
-	statusEvery = 5 * time.Second
 	// retryFirst and retryLast bound how long a node waits that cannot be
 	// written: whoever refuses it may let it pass any time.
 	retryFirst, retryLast = 100 * time.Millisecond, time.Minute
@@ -68,9 +63,10 @@ type Reconciler struct {
 	// troubles are the nodes that could not be written.
 	troubles troubles
 
+	// statuses are paced by pool, repairs by node.
+	statuses, repairs pace
+
 	mu sync.Mutex
-	// pace is of status writes, by pool.
-	pace map[string]*rate.Limiter
 	// toldMissing is the pool that a node was told to be missing, by node.
 	toldMissing map[string]string
 }
@@ -110,6 +106,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	err := ctrl.NewControllerManagedBy(mgr).
 		For(&apps.NodePool{}).
 		WatchesRawSource(&r.woken).
+		WithOptions(controller.Options{MaxConcurrentReconciles: poolsAtOnce}).
 		Complete(r)
 	if err != nil {
 		return err
@@ -130,7 +127,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	pool := &apps.NodePool{}
 	if err := r.Client.Get(ctx, req.NamespacedName, pool); err != nil {
 		if client.IgnoreNotFound(err) == nil {
-			r.forget(req.Name)
+			r.statuses.forget(req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -179,37 +176,8 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if !statusDiffers(before, s.pool) {
 		return nil
 	}
-	if delay := r.delay(s.pool.Name); delay > 0 {
+	if delay := r.statuses.delay(s.pool.Name, r.Clock.Now(), statusEvery, statusBurst); delay > 0 {
 		return phase.Wait("the pace of status writes", delay)
 	}
 	return patch.Status(ctx, r.Client, s.pool, before)
-}
-
-// delay is how long the pool's next status write has to wait; if it has not,
-// the write is counted.
-func (r *Reconciler) delay(pool string) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	pace, known := r.pace[pool]
-	if !known {
-		pace = rate.NewLimiter(rate.Every(statusEvery), statusBurst)
-		if r.pace == nil {
-			r.pace = map[string]*rate.Limiter{}
-		}
-		r.pace[pool] = pace
-	}
-	now := r.Clock.Now()
-	reservation := pace.ReserveN(now, 1)
-	delay := reservation.DelayFrom(now)
-	if delay > 0 {
-		reservation.CancelAt(now)
-	}
-	return delay
-}
-
-// forget drops what is remembered of a pool that is gone.
-func (r *Reconciler) forget(pool string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.pace, pool)
 }

@@ -45,7 +45,7 @@ func (r *Reconciler) recordLost(node *corev1.Node) {
 // lets it tell again.
 func (r *Reconciler) missing(node *corev1.Node, pool string) {
 	r.mu.Lock()
-	told := r.toldMissing[node.Name] == pool
+	told := pool == "" || r.toldMissing[node.Name] == pool
 	if r.toldMissing == nil {
 		r.toldMissing = map[string]string{}
 	}

@@ -83,6 +83,11 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 	if v.holdOff {
 		return nil
 	}
+	if v.change.Repair {
+		if delay := r.repairs.delay(v.node.Name, r.Clock.Now(), repairEvery, repairBurst); delay > 0 {
+			return phase.Wait("the pace of repairs", delay)
+		}
+	}
 	raw, err := patchOf(v.node, &v.change)
 	if err == nil {
 		node := &corev1.Node{}
@@ -113,6 +118,7 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 // forgetNode drops what is remembered of a node that is gone.
 func (r *Reconciler) forgetNode(name string) {
 	r.index.drop(name)
+	r.repairs.forget(name)
 	r.cleared(name)
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,0 +1,603 @@
+package nodepool
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	clocktesting "k8s.io/utils/clock/testing"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// site is a reconciler over objects in memory.
+type site struct {
+	*Reconciler
+	t     testing.TB
+	clock *clocktesting.FakePassiveClock
+	told  *events.FakeRecorder
+	mu    sync.Mutex
+	// writes are the patches since they were looked at last.
+	writes []string
+	// refuse says which object may not be patched, and how that is answered.
+	refuse map[string]error
+}
+
+func newSite(t testing.TB, objects ...client.Object) *site {
+	s := &site{t: t, refuse: map[string]error{}, told: events.NewFakeRecorder(1000), clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0))}
+	c := build.Client(interceptor.Funcs{
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if err := s.refuse[o.GetName()]; err != nil {
+				return err
+			}
+			raw, err := patch.Data(o)
+			if err != nil {
+				return err
+			}
+			s.mu.Lock()
+			s.writes = append(s.writes, o.GetName()+" "+string(raw))
+			s.mu.Unlock()
+			return c.Patch(ctx, o, patch, opts...)
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, name string, o client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			s.mu.Lock()
+			s.writes = append(s.writes, o.GetName()+"/"+name)
+			s.mu.Unlock()
+			return c.SubResource(name).Patch(ctx, o, patch, opts...)
+		},
+	}, objects...)
+	s.Reconciler = &Reconciler{Client: c, Live: c, Recorder: s.told, Clock: s.clock}
+	return s
+}
+
+func request(name string) ctrl.Request {
+	return ctrl.Request{NamespacedName: types.NamespacedName{Name: name}}
+}
+
+// nodes runs one pass for each node, none of which may fail.
+func (s *site) nodes(names ...string) {
+	s.t.Helper()
+	s.index.invalidate()
+	for _, name := range names {
+		if result, err := s.reconcileNode(s.t.Context(), request(name)); err != nil || result.RequeueAfter != 0 {
+			s.t.Fatalf("node %s comes back after %s, error %v", name, result.RequeueAfter, err)
+		}
+	}
+}
+
+// pools runs one pass for each pool, none of which may fail.
+func (s *site) pools(names ...string) {
+	s.t.Helper()
+	s.index.invalidate()
+	for _, name := range names {
+		if result, err := s.Reconcile(s.t.Context(), request(name)); err != nil || result.RequeueAfter != 0 {
+			s.t.Fatalf("pool %s comes back after %s, error %v", name, result.RequeueAfter, err)
+		}
+	}
+}
+
+func (s *site) pool(name string) *apps.NodePool {
+	s.t.Helper()
+	pool := &apps.NodePool{}
+	if err := s.Client.Get(s.t.Context(), client.ObjectKey{Name: name}, pool); err != nil {
+		s.t.Fatal(err)
+	}
+	return pool
+}
+
+func (s *site) node(name string) *corev1.Node {
+	s.t.Helper()
+	node := &corev1.Node{}
+	if err := s.Client.Get(s.t.Context(), client.ObjectKey{Name: name}, node); err != nil {
+		s.t.Fatal(err)
+	}
+	return node
+}
+
+// events are the reasons of the events since they were looked at last.
+func (s *site) events() []string {
+	var reasons []string
+	for {
+		select {
+		case e := <-s.told.Events:
+			reasons = append(reasons, strings.Fields(e)[1])
+		default:
+			return reasons
+		}
+	}
+}
+
+func (s *site) condition(pool, kind string) metav1.Condition {
+	s.t.Helper()
+	c := meta.FindStatusCondition(s.pool(pool).Status.Conditions, kind)
+	if c == nil {
+		s.t.Fatalf("pool %s has no condition %s", pool, kind)
+	}
+	return *c
+}
+
+func gives(key string, value apps.LabelValue) build.Option {
+	return build.With(func(p *apps.NodePool) { p.Spec.Labels = map[string]apps.LabelValue{key: value} })
+}
+
+func selects(key string, value apps.LabelValue) build.Option {
+	return build.With(func(p *apps.NodePool) {
+		p.Spec.Selector = &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{key: value}}
+	})
+}
+
+func names(pool string) build.Option { return build.Label(apps.NodePoolLabel, pool) }
+
+func forbidden(name string) error {
+	return apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, name, errors.New("policy says no"))
+}
+
+// TestFinalizerComesFirst: no node joins a pool that could go without giving
+// back.
+func TestFinalizerComesFirst(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x")))
+	p := s.pool("p")
+	p.Finalizers = nil
+	if err := s.Client.Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes("n")
+	if len(s.writes) > 0 {
+		t.Errorf("written: %v", s.writes)
+	}
+	s.pools("p")
+	s.nodes("n")
+	if n := s.node("n"); n.Labels["a"] != "b" || n.Labels[apps.NodePoolLabel] != "p" {
+		t.Errorf("labels are %v", n.Labels)
+	}
+	if got := s.pool("p").Finalizers; len(got) != 1 || got[0] != apps.NodePoolFinalizer {
+		t.Errorf("finalizers are %v", got)
+	}
+	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonJoined+"]" {
+		t.Errorf("events are %v", got)
+	}
+}
+
+// TestPatchHoldsOnlyWhatChanges: and the version that it is about.
+func TestPatchHoldsOnlyWhatChanges(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p"), build.Label("own", "o"), build.Annotation("own", "o")))
+	version := s.node("n").ResourceVersion
+	s.nodes("n")
+	var patch map[string]any
+	if len(s.writes) != 1 {
+		t.Fatalf("written: %v", s.writes)
+	}
+	if err := json.Unmarshal([]byte(strings.TrimPrefix(s.writes[0], "n ")), &patch); err != nil {
+		t.Fatal(err)
+	}
+	metadata := patch["metadata"].(map[string]any)
+	annotations := metadata["annotations"].(map[string]any)
+	if len(patch) != 1 || len(metadata) != 3 || metadata["resourceVersion"] != version ||
+		fmt.Sprint(metadata["labels"]) != "map[a:b]" || len(annotations) != 1 || annotations[apps.NodePoolAnnotation] == nil {
+		t.Errorf("the patch is %v", patch)
+	}
+	s.nodes("n")
+	if len(s.writes) != 1 {
+		t.Errorf("a second pass wrote %v", s.writes[1:])
+	}
+}
+
+// TestConflictIsTriedAgainSilently: with what the node is by then.
+func TestConflictIsTriedAgainSilently(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
+	s.refuse["n"] = apierrors.NewConflict(schema.GroupResource{Resource: "nodes"}, "n", errors.New("changed"))
+	result, err := s.reconcileNode(t.Context(), request("n"))
+	if err != nil || result.RequeueAfter == 0 {
+		t.Errorf("it comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	s.pools("p")
+	if c := s.condition("p", apps.ConditionAttributesSynced); c.Reason != apps.ReasonSyncing || !strings.Contains(c.Message, `"n"`) {
+		t.Errorf("the condition is %+v", c)
+	}
+	delete(s.refuse, "n")
+	s.nodes("n")
+	s.pools("p")
+	if c := s.condition("p", apps.ConditionReady); c.Status != metav1.ConditionTrue {
+		t.Errorf("the condition is %+v", c)
+	}
+}
+
+// TestOnlyTheAPIServerSaysThatAPoolIsGone: a cache that does not know the pool
+// of a node yet takes nothing off it.
+func TestOnlyTheAPIServerSaysThatAPoolIsGone(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x")))
+	s.nodes("n")
+	s.writes = nil
+	behind := newSite(t, s.node("n"))
+	behind.Live = s.Client
+	result, err := behind.reconcileNode(t.Context(), request("n"))
+	if err != nil || result.RequeueAfter == 0 || len(behind.writes) > 0 {
+		t.Errorf("it comes back after %s, error %v, written: %v", result.RequeueAfter, err, behind.writes)
+	}
+	behind.Live = behind.Client
+	behind.nodes("n")
+	if n := behind.node("n"); n.Labels["a"] != "" || n.Labels[apps.NodePoolLabel] != "" || n.Annotations[apps.NodePoolAnnotation] != "" {
+		t.Errorf("the node of a pool that is gone carries %v, %v", n.Labels, n.Annotations)
+	}
+}
+
+// TestMissingPoolIsToldOnce: and again when the pool has been there meanwhile.
+func TestMissingPoolIsToldOnce(t *testing.T) {
+	s := newSite(t, build.Node("n", names("p")))
+	s.nodes("n", "n", "n")
+	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonPoolMissing+"]" {
+		t.Errorf("events are %v", got)
+	}
+	if err := s.Client.Create(t.Context(), build.NodePool("p")); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes("n")
+	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonJoined+"]" {
+		t.Errorf("events are %v", got)
+	}
+	p := s.pool("p")
+	p.Finalizers = nil
+	if err := errors.Join(s.Client.Update(t.Context(), p), s.Client.Delete(t.Context(), p)); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes("n", "n")
+	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonPoolMissing+" "+apps.ReasonLeft+"]" {
+		t.Errorf("events are %v", got)
+	}
+}
+
+// TestBadNodesAreNamed: with why, bounded, and the rest of the status is right.
+func TestBadNodesAreNamed(t *testing.T) {
+	objects := []client.Object{build.NodePool("p", gives("a", "b"), selects("site", "x"))}
+	for i := range 6 {
+		objects = append(objects, build.Node(fmt.Sprintf("n%d", i), build.Label("site", "x")))
+	}
+	s := newSite(t, objects...)
+	for i := range 6 {
+		name := fmt.Sprintf("n%d", i)
+		if i > 0 {
+			s.refuse[name] = forbidden(name)
+		}
+		if _, err := s.reconcileNode(t.Context(), request(name)); (err != nil) != (i > 0) {
+			t.Errorf("node %s: error %v", name, err)
+		}
+	}
+	s.pools("p")
+	c := s.condition("p", apps.ConditionAttributesSynced)
+	if c.Reason != apps.ReasonSyncFailed || !strings.Contains(c.Message, `"n1", "n2", "n3" and 2 more`) || !strings.Contains(c.Message, "policy says no") {
+		t.Errorf("the condition is %+v", c)
+	}
+	if status := s.pool("p").Status; status.ReadyNode != 6 || len(status.Nodes) != 6 {
+		t.Errorf("the status is %+v", status)
+	}
+	before := len(s.writes)
+	if _, err := s.reconcileNode(t.Context(), request("n1")); err == nil {
+		t.Error("no error")
+	}
+	s.pools("p")
+	if len(s.writes) != before {
+		t.Errorf("the same failure again wrote %v", s.writes[before:])
+	}
+	clear(s.refuse)
+	s.nodes("n1", "n2", "n3", "n4", "n5")
+	s.pools("p")
+	if c := s.condition("p", apps.ConditionReady); c.Status != metav1.ConditionTrue {
+		t.Errorf("the condition is %+v", c)
+	}
+}
+
+// TestPassesRunSideBySide: nodes and pools, while a pool changes again and again;
+// they end as they would have one after the other.
+func TestPassesRunSideBySide(t *testing.T) {
+	objects := []client.Object{build.NodePool("p", gives("a", "0"), selects("site", "x")), build.NodePool("q", selects("site", "x"))}
+	var all []string
+	for i := range 20 {
+		all = append(all, fmt.Sprintf("n%d", i))
+		objects = append(objects, build.Node(all[i], build.Label("site", "x")))
+	}
+	s := newSite(t, objects...)
+	var wg sync.WaitGroup
+	for worker := range 4 {
+		wg.Go(func() {
+			for i := range 40 {
+				if _, err := s.reconcileNode(t.Context(), request(all[(i*7+worker)%len(all)])); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Go(func() {
+		for i := range 10 {
+			p := &apps.NodePool{}
+			p.Name = "p"
+			patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"labels":{"a":"%d"}}}`, i))
+			if err := s.Client.Patch(t.Context(), p, patch); err != nil {
+				t.Error(err)
+			}
+			s.index.invalidate()
+			for _, pool := range []string{"p", "q"} {
+				if _, err := s.Reconcile(t.Context(), request(pool)); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	wg.Wait()
+	s.nodes(all...)
+	for _, name := range all {
+		if n := s.node(name); n.Labels["a"] != "9" || n.Labels[apps.NodePoolLabel] != "p" {
+			t.Errorf("node %s carries %v", name, n.Labels)
+		}
+	}
+}
+
+// TestBadNodeThatGoesIsForgotten: its pool does not speak of it for ever.
+func TestBadNodeThatGoesIsForgotten(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
+	s.refuse["n"] = forbidden("n")
+	if _, err := s.reconcileNode(t.Context(), request("n")); err == nil {
+		t.Error("no error")
+	}
+	if err := s.Client.Delete(t.Context(), s.node("n")); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes("n")
+	s.pools("p")
+	if c := s.condition("p", apps.ConditionReady); c.Reason != apps.ReasonNoNodes {
+		t.Errorf("the condition is %+v", c)
+	}
+}
+
+// TestDeletedPoolGoesLast: after every node has its own back.
+func TestDeletedPoolGoesLast(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x"), build.Label("a", "mine")))
+	s.nodes("n")
+	if err := s.Client.Delete(t.Context(), s.pool("p")); err != nil {
+		t.Fatal(err)
+	}
+	s.pools("p")
+	s.nodes("n")
+	if c := s.condition("p", apps.ConditionReady); c.Reason != apps.ReasonDeletionWaits || s.node("n").Labels["a"] != "b" {
+		t.Errorf("the condition is %+v, the node carries %v", c, s.node("n").Labels)
+	}
+	n := s.node("n")
+	delete(n.Labels, "site")
+	if err := s.Client.Update(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	s.refuse["n"] = forbidden("n")
+	if _, err := s.reconcileNode(t.Context(), request("n")); err == nil {
+		t.Error("no error")
+	}
+	s.pools("p")
+	if c := s.condition("p", apps.ConditionReady); c.Reason != apps.ReasonSyncFailed {
+		t.Errorf("the condition is %+v", c)
+	}
+	clear(s.refuse)
+	s.nodes("n")
+	if s.node("n").Labels["a"] != "mine" {
+		t.Errorf("the node carries %v", s.node("n").Labels)
+	}
+	s.pools("p")
+	if err := s.Client.Get(t.Context(), client.ObjectKey{Name: "p"}, &apps.NodePool{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the pool is still there: %v", err)
+	}
+}
+
+// TestWhatTheSchemaWouldRefuse: what was stored without it is left out and told.
+func TestWhatTheSchemaWouldRefuse(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("kubernetes.io/hostname", "x")), build.NodePool("q", selects("not a key", "x")), build.Node("n", names("p")))
+	s.nodes("n")
+	s.pools("p", "q")
+	if c := s.condition("p", apps.ConditionReady); c.Reason != apps.ReasonInvalid || !strings.Contains(c.Message, "spec.labels: kubernetes.io/hostname") {
+		t.Errorf("the condition is %+v", c)
+	}
+	if c := s.condition("q", apps.ConditionReady); c.Reason != apps.ReasonInvalid || !strings.Contains(c.Message, "spec.selector.matchLabels[not a key]") {
+		t.Errorf("the condition is %+v", c)
+	}
+}
+
+// TestStatusIsWrittenAtAPace: some writes at once, then one every statusEvery,
+// and the last one is never lost.
+func TestStatusIsWrittenAtAPace(t *testing.T) {
+	s := newSite(t, build.NodePool("p"), build.Node("n", names("p")))
+	s.nodes("n")
+	s.writes = nil
+	turn := func() ctrl.Result {
+		n := s.node("n")
+		is := &n.Status.Conditions[0].Status
+		*is = map[corev1.ConditionStatus]corev1.ConditionStatus{corev1.ConditionTrue: corev1.ConditionFalse, corev1.ConditionFalse: corev1.ConditionTrue}[*is]
+		if err := s.Client.Status().Update(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		result, err := s.Reconcile(t.Context(), request("p"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return result
+	}
+	const turns = 100
+	for range turns {
+		turn()
+		s.clock.SetTime(s.clock.Now().Add(time.Minute / turns))
+	}
+	if most := statusBurst + int(time.Minute/statusEvery); len(s.writes) > most {
+		t.Errorf("%d turns in a minute made %d writes, want %d at most", turns, len(s.writes), most)
+	}
+	last := turn()
+	for range 4 { // at the same moment, so that one has to wait
+		if last.RequeueAfter == 0 {
+			last = turn()
+		}
+	}
+	if last.RequeueAfter == 0 || last.RequeueAfter > statusEvery {
+		t.Errorf("what is left to write comes back after %s", last.RequeueAfter)
+	}
+	s.clock.SetTime(s.clock.Now().Add(last.RequeueAfter))
+	s.pools("p")
+	if status := s.pool("p").Status; status.ReadyNode+status.NotReadyNode != 1 || (status.ReadyNode == 1) != isReady(s.node("n")) {
+		t.Errorf("the status is %+v", status)
+	}
+}
+
+// TestRepairsHaveAPace: somebody who changes a node as often as it is repaired
+// is not raced, and does not keep a pool from giving something else.
+func TestRepairsHaveAPace(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
+	s.nodes("n")
+	s.writes = nil
+	var last ctrl.Result
+	for range 100 {
+		n := s.node("n")
+		n.Labels["a"] = "theirs"
+		if err := s.Client.Update(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if last, err = s.reconcileNode(t.Context(), request("n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.writes) != repairBurst || last.RequeueAfter == 0 || last.RequeueAfter > repairEvery {
+		t.Errorf("100 repairs at once made %d writes, want %d; the rest comes back after %s", len(s.writes), repairBurst, last.RequeueAfter)
+	}
+	p := s.pool("p")
+	p.Spec.Labels["a"] = "c"
+	if err := s.Client.Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes("n")
+	if got := s.node("n").Labels["a"]; got != "c" {
+		t.Errorf("the label is %q", got)
+	}
+}
+
+// queued is a queue that only remembers.
+type queued struct {
+	workqueue.TypedRateLimitingInterface[ctrl.Request]
+	names []string
+}
+
+func (q *queued) Add(r ctrl.Request) { q.names = append(q.names, r.Name) }
+
+func (q *queued) AddAfter(r ctrl.Request, _ time.Duration) { q.Add(r) }
+
+func (q *queued) take() string {
+	slices.Sort(q.names)
+	got := strings.Join(slices.Compact(q.names), " ")
+	q.names = nil
+	return got
+}
+
+// TestNodeEventsReachWhomTheyConcern: nodes come back when they carry something
+// else, pools when they have, had, select or selected a node that changed.
+func TestNodeEventsReachWhomTheyConcern(t *testing.T) {
+	s := newSite(t, build.NodePool("x", selects("site", "x")), build.NodePool("y", selects("site", "y")), build.NodePool("chosen"), build.NodePool("other"))
+	nodes, pools := &queued{}, &queued{}
+	if err := s.woken.Start(t.Context(), pools); err != nil {
+		t.Fatal(err)
+	}
+	notReady := build.With(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse })
+	tests := map[string]struct {
+		old, new         *corev1.Node
+		nodes, concerned string
+	}{
+		"nothing that matters": {build.Node("n", build.Label("site", "x")), build.Node("n", build.Label("site", "x"),
+			build.With(func(n *corev1.Node) { n.Status.Conditions[0].Reason = "KubeletReady" })), "", ""},
+		"a node turns":           {build.Node("n", build.Label("site", "x")), build.Node("n", build.Label("site", "x"), notReady), "", "x"},
+		"a node matches another": {build.Node("n", build.Label("site", "x")), build.Node("n", build.Label("site", "y")), "n", "x y"},
+		"a node names another":   {build.Node("n", names("other")), build.Node("n", names("chosen"), build.Label("site", "x")), "n", "chosen other x"},
+		"a taint": {build.Node("n", names("other")), build.Node("n", names("other"),
+			build.With(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "k"}} })), "n", "other"},
+		"an annotation": {build.Node("n"), build.Node("n", build.Annotation("a", "b")), "n", ""},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: tc.old, ObjectNew: tc.new}, nodes)
+			if got := nodes.take(); got != tc.nodes {
+				t.Errorf("nodes %q come back, want %q", got, tc.nodes)
+			}
+			if got := pools.take(); got != tc.concerned {
+				t.Errorf("pools %q come back, want %q", got, tc.concerned)
+			}
+		})
+	}
+}
+
+// TestPoolEventsReachTheirNodes: those that the pool has, that name it and that
+// it selects; a status that was written reaches none.
+func TestPoolEventsReachTheirNodes(t *testing.T) {
+	s := newSite(t, build.NodePool("p", selects("site", "x")), build.Node("selected", build.Label("site", "x")), build.Node("naming", names("p")),
+		build.Node("had", build.Annotation(apps.NodePoolAnnotation, `{"pool":"p"}`)), build.Node("other", names("q"), build.Label("site", "y")))
+	q := &queued{}
+	before, after := s.pool("p"), s.pool("p")
+	after.Status.ReadyNode = 3
+	s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
+	if got := q.take(); got != "" {
+		t.Errorf("a status brought back %q", got)
+	}
+	for what, change := range map[string]func(){
+		"its spec": func() { after.Generation++ },
+		"its finalizer": func() {
+			before.Finalizers = nil
+		},
+		"its end": func() { after.DeletionTimestamp = &metav1.Time{} },
+	} {
+		before, after = s.pool("p"), s.pool("p")
+		change()
+		s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
+		if got := q.take(); got != "had naming selected" {
+			t.Errorf("%s brought back %q", what, got)
+		}
+	}
+	s.poolEvents().Create(t.Context(), event.CreateEvent{Object: before}, q)
+	if got := q.take(); got != "had naming selected" {
+		t.Errorf("its creation brought back %q", got)
+	}
+}
+
+// BenchmarkNodeEvent: what a node's change costs the controller must not grow
+// with the number of pools.
+//
+//	go test ./internal/controller/nodepool -run '^$' -bench NodeEvent -benchmem
+func BenchmarkNodeEvent(b *testing.B) {
+	for _, n := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprintf("pools=%d", n), func(b *testing.B) {
+			objects := []client.Object{}
+			for i := range n {
+				objects = append(objects, build.NodePool(fmt.Sprintf("p%d", i), selects("site", apps.LabelValue(fmt.Sprintf("s%d", i))), gives("a", "b")))
+			}
+			before := build.Node("n", build.Label("site", "s5"))
+			s := newSite(b, append(objects, before)...)
+			s.nodes("n")
+			after := s.node("n")
+			q, events := &queued{}, s.nodeEvents()
+			for b.Loop() {
+				events.Update(b.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
+				if _, err := s.reconcileNode(b.Context(), request("n")); err != nil {
+					b.Fatal(err)
+				}
+				q.names = nil
+			}
+		})
+	}
+}
