@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
 
+	"helm.sh/helm/v3/pkg/chartutil"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -154,10 +156,7 @@ func values(o Options, in *Installation, webhookURL string) map[string]any {
 		// Whatever runs, runs beside the cluster and not in it.
 		"scheduler": map[string]any{"mode": mode(o), "tlsDir": in.TLSDir, "kubeconfig": "", "deploy": false},
 	}
-	for key, value := range o.Values {
-		v[key] = value
-	}
-	return v
+	return chartutil.CoalesceTables(maps.Clone(o.Values), v) // what o says counts more, key by key
 }
 
 // mode is the chart's word for the form of the installation.

@@ -66,7 +66,7 @@ func TestBothFormsAskTheExtenderAlike(t *testing.T) {
 }
 
 func TestPlainForm(t *testing.T) {
-	got := render(t, load(t), plain("prioritize", true, "tlsDir", "/x", "kubeconfig", ""))
+	got := render(t, load(t), plain("filter", "Wide", "tlsDir", "/x", "kubeconfig", ""))
 	config := schedulerConfig(t, got)
 	if config.Extenders[0].PrioritizeVerb != "prioritize" || config.Extenders[0].TLSConfig.CAFile != "/x/ca.crt" || config.ClientConnection.Kubeconfig != "" {
 		t.Errorf("values are not honoured: %+v", config.Extenders[0])
@@ -76,10 +76,17 @@ func TestPlainForm(t *testing.T) {
 			t.Errorf("%s is rendered, though there is no second scheduler", key)
 		}
 	}
-	if args := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager").Spec.Template.Spec.Containers[0].Args; len(args) != 0 {
-		t.Errorf("atoll-manager is started with %v: pods would be given to a scheduler that is not there", args)
+	args := func(r objects) []string {
+		return get[*appsv1.Deployment](t, r, "Deployment/atoll-manager").Spec.Template.Spec.Containers[0].Args
 	}
-	config = schedulerConfig(t, render(t, load(t), plain()))
+	if !slices.Equal(args(got), []string{"--filter=Wide"}) {
+		t.Errorf("atoll-manager is started with %v, its scheduler asks for scores", args(got))
+	}
+	got = render(t, load(t), plain())
+	if len(args(got)) != 0 {
+		t.Errorf("atoll-manager is started with %v: pods would be given to a scheduler that is not there", args(got))
+	}
+	config = schedulerConfig(t, got)
 	if config.ClientConnection.Kubeconfig != "/etc/kubernetes/scheduler.conf" || len(config.Profiles) != 0 || config.LeaderElection.LeaderElect != nil {
 		t.Errorf("more is said than the cluster's own kube-scheduler needs: %+v", config)
 	}
@@ -185,7 +192,7 @@ func TestANewConfigurationRestartsTheSecondScheduler(t *testing.T) {
 	if before == "" || before != template(map[string]any{"manager": map[string]any{"replicas": 3}})[key] {
 		t.Errorf("the hash %q is none of the configuration alone", before)
 	}
-	if before == template(map[string]any{"scheduler": map[string]any{"prioritize": true}})[key] {
+	if before == template(map[string]any{"scheduler": map[string]any{"filter": "Wide"}})[key] {
 		t.Error("another configuration leaves the pods as they are")
 	}
 }

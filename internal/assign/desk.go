@@ -58,6 +58,9 @@ type Ask struct {
 	// Node is the one node that the pod is for, as DaemonSets say; the pod then
 	// takes no seat.
 	Node string `json:"node,omitempty"`
+	// Late asks only whether a seat is open: the pod gets it while it is
+	// scheduled.
+	Late bool `json:"late,omitempty"`
 	// DryRun takes no seat.
 	DryRun bool `json:"dryRun,omitempty"`
 }
@@ -125,7 +128,15 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	if len(a.Spread.Groups()) == 0 {
 		return Answer{NoSeat: true}, nil
 	}
-	group, why := d.Ledger.Take(seats.Request{Pod: ask.Token, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}, ask.DryRun)
+	request := seats.Request{Pod: ask.Token, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	if ask.Late {
+		if !d.Ledger.Admit(request, ask.DryRun) {
+			return Answer{NoSeat: true}, nil
+		}
+		d.issue(ask)
+		return Answer{}, nil
+	}
+	group, why := d.Ledger.Take(request, ask.DryRun)
 	if why != seats.Seated {
 		return Answer{NoSeat: true}, nil
 	}

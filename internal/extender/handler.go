@@ -93,7 +93,7 @@ func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, 
 	}
 	a, err = h.Book.Assignment(r.Context(), object, h.Book.Revision(object.Controller, pod.Metadata.Labels))
 	if ignoresPropagation(a.Application, err) {
-		return a, false, nil //nolint:nilerr // the application says that a missing policy is none
+		return a, false, nil // the application says that a missing policy is none
 	}
 	app := a.Application.Propagation
 	if err != nil && app != nil {

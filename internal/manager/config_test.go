@@ -26,7 +26,7 @@ func parse(t *testing.T, args ...string) Config {
 func TestFlags(t *testing.T) {
 	defaults := Config{
 		Namespace: "atoll-system", WebhookAddress: ":9443", ExtenderAddress: ":9444", HealthAddress: ":8081", MetricsAddress: ":8080",
-		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1,
+		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Filter: FilterNarrow,
 	}
 	changed := func(change func(*Config)) Config {
 		c := defaults
@@ -85,6 +85,8 @@ func TestValidate(t *testing.T) {
 		"a shorter lease":     {func(c *Config) { c.LeaseDuration = 3*time.Second - 1 }, false},
 		"no namespace":        {func(c *Config) { c.Namespace = "" }, false},
 		"another scheduler":   {func(c *Config) { c.SchedulerName = "atoll-scheduler" }, true},
+		"a wide filter":       {func(c *Config) { c.Filter = FilterWide }, true},
+		"another filter":      {func(c *Config) { c.Filter = "Open" }, false},
 		"the default one, which would be another only by name": {func(c *Config) { c.SchedulerName = "default-scheduler" }, false},
 		"a scheduler that no pod can name":                     {func(c *Config) { c.SchedulerName = "Atoll Scheduler" }, false},
 	}

@@ -37,7 +37,7 @@ func (b *Book) Usable(ctx context.Context, app *ownership.Object, rules *overrid
 	if err == nil && policy.Spec.Assignment == gm.AssignmentLate {
 		return errIsLate
 	}
-	return nil //nolint:nilerr // a PropagationPolicy that is missing keeps pods waiting by itself
+	return nil // a PropagationPolicy that is missing keeps pods waiting by itself
 }
 
 // Creation is what the pods of an application are to be from their creation on.

@@ -2,6 +2,7 @@ package policies
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -41,7 +42,7 @@ func TestUsable(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			objects := append(tc.other, tc.app)
+			objects := slices.Concat(tc.other, []build.Object{tc.app})
 			if tc.when != nil {
 				objects = append(objects, tc.when)
 			}

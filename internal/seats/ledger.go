@@ -14,6 +14,9 @@
 //	   └── Take, for a pod that is not created yet ─────────────┘
 //	                                pod seen with the seat's token
 //
+// Where a policy bounds how many pods there are, Admit keeps those beyond it
+// from the scheduler.
+//
 // The ledger is derived: it is a function of the pods and of reservations that
 // live for seconds, so a restart lists pods and is right. It asks placement
 // whose turn it is and knows neither policies nor HTTP nor the API server's
@@ -86,13 +89,16 @@ type seat struct {
 	number   int       // the group's seats when this one was taken, itself included
 	lapses   time.Time // when a reservation does
 	active   bool      // counts in its cohort's active
+	gated    bool      // counts in its cohort's gated
 }
 
 type cohort struct {
 	key    Cohort
 	counts map[string]int // seats by group, reserved ones included
 	seats  map[types.UID]*seat
-	active int // seats of pods that are active, or not seen yet
+	active int // entries of pods that are active, or not seen yet
+	seated int // entries with a seat
+	gated  int // entries of pods that wait at our gate for a seat
 	// reservations of the cohort, to drop those that lapsed.
 	reservations map[types.UID]*seat
 	// The last division: most calls of a burst ask for the same one.
@@ -159,8 +165,10 @@ func (l *Ledger) tell(old, new *Pod) {
 
 func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 	key := Cohort{Owner: pod.Owner(), Revision: pod.Revision}
-	if taken := l.seats[pod.Seat]; taken != nil && taken.pod == nil {
-		l.dropLocked(taken) // the pod holds it under its UID from here on
+	for _, token := range []types.UID{pod.Seat, pod.Admission} {
+		if taken := l.seats[token]; token != "" && taken != nil && taken.pod == nil {
+			l.dropLocked(taken) // the pod counts under its UID from here on
+		}
 	}
 	s := l.seats[pod.UID]
 	if s != nil && s.cohort.key != key { // adopted by another owner
@@ -179,6 +187,7 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 	}
 	s.pod = pod
 	s.setActive(pod.Active)
+	s.setGated(pod.Active && pod.Gated && !pod.Pinned())
 	switch {
 	case !pod.Active:
 		l.unseatLocked(s)
@@ -240,6 +249,7 @@ func (l *Ledger) dropLocked(s *seat) {
 		delete(l.nodeLocked(s.pod.Node).pods, s.uid)
 	}
 	s.setActive(false)
+	s.setGated(false)
 	delete(l.seats, s.uid)
 	delete(s.cohort.seats, s.uid)
 	if len(s.cohort.seats) == 0 {
@@ -261,6 +271,7 @@ func (l *Ledger) seatLocked(s *seat, group string) {
 	}
 	s.seated, s.group = true, group
 	l.held[s.reserved].Inc()
+	s.cohort.seated++
 	s.cohort.counts[group]++
 	s.number = s.cohort.counts[group]
 }
@@ -268,6 +279,7 @@ func (l *Ledger) seatLocked(s *seat, group string) {
 func (l *Ledger) unseatLocked(s *seat) {
 	if s.seated {
 		l.held[s.reserved].Dec()
+		s.cohort.seated--
 		s.cohort.counts[s.group]--
 		if s.cohort.counts[s.group] == 0 {
 			delete(s.cohort.counts, s.group)
@@ -284,6 +296,15 @@ func (s *seat) setActive(active bool) {
 		s.cohort.active--
 	}
 	s.active = active
+}
+
+func (s *seat) setGated(gated bool) {
+	if gated && !s.gated {
+		s.cohort.gated++
+	} else if !gated && s.gated {
+		s.cohort.gated--
+	}
+	s.gated = gated
 }
 
 // settleLocked ends a reservation without touching the seat.

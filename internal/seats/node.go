@@ -35,13 +35,24 @@ func SlimNode(n *corev1.Node) Node {
 	return node
 }
 
+// roomier tells whether a pod may find room in the node's group now that it
+// did not find before.
+func (n Node) roomier(before Node) bool {
+	return n.Open && (!before.Open || n.Group != before.Group ||
+		n.MilliCPU > before.MilliCPU || n.Memory > before.Memory || n.Pods > before.Pods)
+}
+
 // ObserveNode records what a node is now.
 func (l *Ledger) ObserveNode(node Node) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodeLocked(node.Name)
+	before := n.Node
 	l.moveLocked(n, node.Group)
 	n.Node = node
+	if node.roomier(before) {
+		l.welcomeLocked(node.Group)
+	}
 }
 
 // ForgetNode records that a node is gone. Its pods count in no group.

@@ -34,6 +34,9 @@ type Pod struct {
 	// Seat is the token under which the pod got its seat at creation; "" if it
 	// did not.
 	Seat types.UID
+	// Admission is the token under which the pod was let to the scheduler
+	// without a seat; "" if nothing bounds how many go there.
+	Admission types.UID
 	// Overrides stands for what was overridden at creation and cannot change.
 	Overrides string
 	// Unassigned says why the pod could not be created as wanted.
@@ -148,6 +151,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		IgnoreMissing: ownership.IgnoresMissing(pod.Annotations),
 		GroupStamp:    pod.Labels[gm.NodeGroupLabel],
 		Seat:          types.UID(pod.Annotations[gm.SeatAnnotation]),
+		Admission:     types.UID(pod.Annotations[gm.AdmissionAnnotation]),
 		Overrides:     pod.Annotations[gm.OverridesAnnotation],
 		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
 		For:           NodeOf(pod),

@@ -1,6 +1,7 @@
 package seats
 
 import (
+	"maps"
 	"math"
 	"time"
 
@@ -49,6 +50,25 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	return groups[i], Seated
 }
 
+// Admit tells whether a seat is open for a pod that is being created and gets
+// it while it is scheduled: of a spread that bounds how many pods there are, no
+// more pods go to the scheduler than find a seat. The pod is to carry the token,
+// which stands for it in Request.Pod: it counts until the pod is seen, or for
+// some seconds. A dry run answers the same and counts nothing.
+func (l *Ledger) Admit(r Request, dryRun bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.entryLocked(r)
+	c := s.cohort
+	open := l.openSeatsLocked(c, r) >= c.active-c.seated-c.gated // the pod itself is among them
+	if !open || dryRun {
+		l.dropLocked(s)
+		return open
+	}
+	l.reserveLocked(s, takeTTL)
+	return true
+}
+
 // turnLocked is the index of the group whose turn it is, -1 if there is none.
 func (l *Ledger) turnLocked(c *cohort, r Request, groups []string) int {
 	l.lapseLocked(c)
@@ -74,11 +94,17 @@ func (l *Ledger) turnLocked(c *cohort, r Request, groups []string) int {
 	return r.Spread.Next(desired, c.current, nil)
 }
 
-// Avoid makes new pods of an owner avoid a group for AvoidTime.
+// Avoid makes new pods of an owner avoid a group for AvoidTime, or until one of
+// its nodes has room that it had not.
 func (l *Ledger) Avoid(owner types.UID, group string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.avoided[avoidance{owner, group}] = l.clock.Now().Add(AvoidTime)
+}
+
+// welcomeLocked ends that anybody avoids a group.
+func (l *Ledger) welcomeLocked(group string) {
+	maps.DeleteFunc(l.avoided, func(a avoidance, _ time.Time) bool { return a.group == group })
 }
 
 func (l *Ledger) avoidsLocked(owner types.UID, group string) bool {

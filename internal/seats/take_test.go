@@ -3,6 +3,7 @@ package seats
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -217,6 +218,40 @@ func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {
 	}
 }
 
+func TestAGroupIsAvoidedUntilItHasRoomThatItHadNot(t *testing.T) {
+	cordoned := func(n *Node) { n.Open = false }
+	tests := map[string]struct {
+		before, after func(*Node)
+		want          string
+	}{
+		"nothing changed":           {func(*Node) {}, func(*Node) {}, "b"},
+		"a node closed":             {func(*Node) {}, cordoned, "b"},
+		"a node stays closed":       {cordoned, cordoned, "b"},
+		"a node shrank":             {func(*Node) {}, func(n *Node) { n.Pods-- }, "b"},
+		"a node opened":             {cordoned, func(*Node) {}, "a"},
+		"a node came from no group": {func(n *Node) { n.Group = "" }, func(*Node) {}, "a"},
+		"a node grew":               {func(*Node) {}, func(n *Node) { n.MilliCPU++ }, "a"},
+		"one of another group opened": {
+			func(n *Node) { n.Group, n.Open = "b", false }, func(n *Node) { n.Group = "b" }, "b",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			l, _ := newTestLedger("a", "b")
+			n := Node{Name: "new", Group: "a", Open: true, MilliCPU: 1000, Memory: 1 << 30, Pods: 10}
+			before, after := n, n
+			tc.before(&before)
+			tc.after(&after)
+			l.ObserveNode(before)
+			l.Avoid("rs", "a")
+			l.ObserveNode(after)
+			if got := take(t, l, request("t", 10, weights("a", 9, "b", 1))); got != tc.want {
+				t.Errorf("the next pod goes to %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestAnAvoidedGroupGetsThePodWhenNoOtherMay(t *testing.T) {
 	for name, spread := range map[string]placement.Spread{
 		"it is the only one":              weights("a", 1),
@@ -231,5 +266,96 @@ func TestAnAvoidedGroupGetsThePodWhenNoOtherMay(t *testing.T) {
 				t.Errorf("went to %q", got)
 			}
 		})
+	}
+}
+
+// TestNoMorePodsAreAdmittedThanSeatsAreOpen: whatever state the pods are in that
+// came before.
+func TestNoMorePodsAreAdmittedThanSeatsAreOpen(t *testing.T) {
+	waits := func(uid string) *Pod { return podIn(uid, "") }
+	atTheGate := func(uid string) *Pod {
+		p := waits(uid)
+		p.Gated = true
+		return p
+	}
+	tests := map[string]struct {
+		pods []*Pod
+		want int // of ten that ask
+	}{
+		"nobody is there":                   {nil, 4},
+		"two sit":                           {[]*Pod{podIn("1", "node-a"), podIn("2", "node-b")}, 2},
+		"one sits, two are on their way":    {[]*Pod{podIn("1", "node-a"), waits("2"), waits("3")}, 1},
+		"those at the gate take none":       {[]*Pod{podIn("1", "node-a"), atTheGate("2"), atTheGate("3")}, 3},
+		"more sit than may":                 {[]*Pod{podIn("1", "node-a"), podIn("2", "node-a"), podIn("3", "node-a"), podIn("4", "node-a")}, 2},
+		"one on a node of no group is none": {[]*Pod{podIn("1", "node-out")}, 4},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			l, _ := newTestLedger("a", "b")
+			for _, p := range tc.pods {
+				l.Observe(p)
+			}
+			admitted := 0
+			for i := range 10 {
+				r := request(fmt.Sprint("token", i), 50, atMost(t, 2, "a", "b"))
+				if dry := l.Admit(r, true); l.Admit(r, false) != dry {
+					t.Error("a dry run is answered otherwise")
+				} else if dry {
+					admitted++
+				}
+			}
+			if admitted != tc.want {
+				t.Errorf("%d pods were admitted, want %d", admitted, tc.want)
+			}
+		})
+	}
+}
+
+func TestAnAdmissionCountsUntilThePodIsSeenOrLapses(t *testing.T) {
+	l, clock := newTestLedger("a")
+	one := atMost(t, 1, "a")
+	if !l.Admit(request("first", 9, one), false) || l.Admit(request("second", 9, one), false) {
+		t.Fatal("one seat, and not one pod is admitted")
+	}
+	clock.Step(takeTTL)
+	if !l.Admit(request("third", 9, one), false) {
+		t.Fatal("a pod that never came keeps others away for ever")
+	}
+	seen := podIn("uid", "")
+	seen.Admission = "third"
+	l.Observe(seen)
+	if l.Admit(request("fourth", 9, one), false) {
+		t.Error("the pod that was admitted is forgotten once it is seen")
+	}
+	r := request("uid", 9, one)
+	r.Nodes = []string{"node-a"}
+	if group, why := l.Reserve(r); group != "a" || why != Seated {
+		t.Errorf("the pod that was admitted gets %q: %s", group, why)
+	}
+	l.Forget("uid")
+	if !l.Admit(request("fifth", 9, one), false) {
+		t.Error("the seat of a pod that is gone stays closed")
+	}
+	l.Release("fifth")
+	if len(l.seats)+len(l.cohorts) != 0 {
+		t.Errorf("%d pods and %d cohorts are left behind", len(l.seats), len(l.cohorts))
+	}
+}
+
+func TestConcurrentAdmissionsNeverExceedTheSeats(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	spread := atMost(t, 10, "a", "b")
+	var admitted atomic.Int32
+	var all sync.WaitGroup
+	for i := range 100 {
+		all.Go(func() {
+			if l.Admit(request(fmt.Sprint("t", i), 100, spread), false) {
+				admitted.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	if admitted.Load() != 20 {
+		t.Errorf("%d pods were admitted to 20 seats", admitted.Load())
 	}
 }

@@ -157,6 +157,10 @@ func (l *Ledger) Open(r Request) int {
 	if c == nil {
 		return r.Total
 	}
+	return l.openSeatsLocked(c, r)
+}
+
+func (l *Ledger) openSeatsLocked(c *cohort, r Request) int {
 	l.lapseLocked(c)
 	desired := c.divide(r.Spread, max(r.Total, c.active))
 	open := 0

@@ -122,11 +122,12 @@ func (f *fixture) runNginxTwoAndThree() {
 // exampleReached tells whether pods, images and readiness are as the document
 // says they become.
 func (f *fixture) exampleReached() error {
-	if err := f.allReady("nginx", 5); err != nil {
+	pods := f.pods("nginx") // once: what is looked at twice may have changed in between
+	if err := readyOf("nginx", pods, 5); err != nil {
 		return err
 	}
 	got := map[string]int{}
-	for _, pod := range f.pods("nginx") {
+	for _, pod := range pods {
 		if seats.Slim(&pod).Restarting() {
 			return fmt.Errorf("pod %s has not restarted with its new image", pod.Name)
 		}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -135,12 +137,18 @@ func (f *fixture) nodes(labels map[string]string, names ...string) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() {
-		for _, name := range names {
-			err := f.kube.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{})
-			if err != nil && !apierrors.IsNotFound(err) {
-				f.Error(err)
-			}
+		var workers sync.WaitGroup
+		for part := range slices.Chunk(names, max(1, len(names)/16)) {
+			workers.Go(func() {
+				for _, name := range part {
+					err := f.kube.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{})
+					if err != nil && !apierrors.IsNotFound(err) {
+						f.Error(err)
+					}
+				}
+			})
 		}
+		workers.Wait()
 	})
 }
 
@@ -281,8 +289,11 @@ func (f *fixture) spreadIs(app string, want map[string]int) error {
 
 // allReady tells whether an app has n active pods, all of them Ready.
 func (f *fixture) allReady(app string, n int) error {
+	return readyOf(app, f.pods(app), n)
+}
+
+func readyOf(app string, pods []corev1.Pod, n int) error {
 	ready := 0
-	pods := f.pods(app)
 	for i := range pods {
 		if podReady(&pods[i]) {
 			ready++

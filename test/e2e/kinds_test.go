@@ -218,6 +218,21 @@ func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
 		if err := f.cluster.Restart(f.ctx, offline); err != nil {
 			f.Fatal(err)
 		}
+		// Ten minutes of grace are more than the test has.
+		if err := f.client.Delete(f.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "app"}}); err != nil {
+			f.Fatal(err)
+		}
+		f.eventually(patience, "the pods go", func() error {
+			all := metav1.ListOptions{LabelSelector: "app=app"}
+			if err := f.kube.CoreV1().Pods(f.ns).DeleteCollection(f.ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, all); err != nil {
+				return err
+			}
+			list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, all)
+			if err != nil || len(list.Items) > 0 {
+				return fmt.Errorf("%d are left: %w", len(list.Items), err)
+			}
+			return nil
+		})
 	})
 }
 

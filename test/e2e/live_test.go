@@ -19,7 +19,7 @@ import (
 func (f *fixture) edit(policy *gm.PropagationPolicy) {
 	f.Helper()
 	f.patch(&gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: policy.Name}},
-		map[string]any{"spec": map[string]any{"staticWeightList": policy.Spec.StaticWeight}})
+		map[string]any{"spec": map[string]any{"staticWeightList": policy.Spec.StaticWeight, "numRange": policy.Spec.NumRange}})
 }
 
 // reason tells whether a policy's Ready condition has a reason.

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -21,12 +22,13 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// unschedulable counts an app's pods that kube-scheduler has refused.
-func (f *fixture) unschedulable(app string) int {
+// atTheGate counts an app's pods that kube-scheduler does not look at yet.
+func (f *fixture) atTheGate(app string) int {
+	f.Helper()
 	n := 0
 	for _, pod := range f.pods(app) {
 		for _, c := range pod.Status.Conditions {
-			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonSchedulingGated {
 				n++
 			}
 		}
@@ -123,8 +125,8 @@ func TestOnlyTheRightGroupIsPreempted(t *testing.T) {
 	}
 }
 
-// TestManyWaitingPodsCostLittle is scenario 24: fifty refused pods while another
-// pod changes twenty times a second.
+// TestManyWaitingPodsCostLittle is scenario 24: fifty pods that no seat is open
+// for while another pod changes twenty times a second.
 func TestManyWaitingPodsCostLittle(t *testing.T) {
 	f := newFixture(t)
 	f.group("wait-a", 1)
@@ -134,9 +136,9 @@ func TestManyWaitingPodsCostLittle(t *testing.T) {
 	policy.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"wait-a"}, Max: &one}}
 	f.create(policy)
 	f.create(deployment("other", 1, ""), deployment("app", 51, "policy"))
-	f.eventually(patience, "one pod is placed, fifty are refused", func() error {
-		if n := f.unschedulable("app"); n != 50 {
-			return fmt.Errorf("%d are refused", n)
+	f.eventually(patience, "one pod is placed, fifty wait at the gate", func() error {
+		if n := f.atTheGate("app"); n != 50 {
+			return fmt.Errorf("%d wait there", n)
 		}
 		return f.spreadIs("app", map[string]int{"wait-a": 1})
 	})
@@ -187,23 +189,34 @@ func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
 		if err := f.spreadIs("most", map[string]int{"range-a": 2, "range-b": 2}); err != nil {
 			return err
 		}
-		if n := f.unschedulable("most"); n != 4 {
-			return fmt.Errorf("%d are refused", n)
+		if n := f.atTheGate("most"); n != 4 {
+			return fmt.Errorf("%d wait", n)
 		}
 		return f.reason("tight", gm.ReasonPodsWaiting)
 	})
 	tight.Spec.NumRange[0] = bounds("range-a", 1, 4)
 	f.edit(tight)
 	f.eventually(patience, "two more are placed", func() error { return f.spreadIs("most", map[string]int{"range-a": 4, "range-b": 2}) })
-	nudged := 0
-	for _, pod := range f.pods("most") {
-		if pod.Annotations[gm.NudgeAnnotation] != "" {
-			nudged++
+	if n := f.atTheGate("most"); n != 2 {
+		t.Errorf("2 seats opened, and %d pods of 4 still wait", n)
+	}
+	f.eventually(patience, "a seat that a pod leaves is another's", func() error {
+		for _, pod := range f.pods("most") {
+			if pod.Spec.NodeName == "range-b-0" && f.atTheGate("most") == 2 {
+				if err := f.client.Delete(f.ctx, &pod); err != nil {
+					return err
+				}
+				return f.spreadIs("most", map[string]int{"range-a": 4, "range-b": 1})
+			}
 		}
-	}
-	if nudged != 2 {
-		t.Errorf("%d pods were woken for 2 seats", nudged)
-	}
+		return errors.New("no pod is to be deleted")
+	})
+	f.eventually(patience, "six are placed, two wait", func() error {
+		if n := f.atTheGate("most"); n != 2 {
+			return fmt.Errorf("%d wait", n)
+		}
+		return f.spreadIs("most", map[string]int{"range-a": 4, "range-b": 2})
+	})
 }
 
 // TestReservationsLeaveNothingBehind is scenario 44: seats of pods that are
@@ -287,7 +300,7 @@ func TestAPolicyOfAnotherNamespaceIsNotUsed(t *testing.T) {
 // kept and ranked, is corrected at the bind.
 func TestWideFilterIsExactInTheEnd(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--filter=Wide"}, Values: map[string]any{
-		"scheduler": map[string]any{"prioritize": true},
+		"scheduler": map[string]any{"filter": "Wide"},
 	}})
 	f.group("wide-a", 3)
 	f.group("wide-b", 3)

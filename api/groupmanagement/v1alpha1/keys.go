@@ -50,6 +50,11 @@ const (
 	// UID. NodeGroupLabel names the group; the pod can go to no other.
 	SeatAnnotation = "atoll.dev/seat"
 
+	// AdmissionAnnotation is put on a pod that was let to kube-scheduler because
+	// a seat was open then, of a policy that bounds how many pods there are: a
+	// token, by which the ledger knows the pod before it has a UID.
+	AdmissionAnnotation = "atoll.dev/admission"
+
 	// OverridesAnnotation is put on a pod at creation: a hash of what the
 	// OverridePolicy changed in fields that cannot change later. A pod whose
 	// hash is not what the rules say now is replaced.

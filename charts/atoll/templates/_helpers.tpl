@@ -103,7 +103,7 @@ extenders:
   - urlPrefix: {{ include "atoll.extenderURL" . }}/scheduler
     filterVerb: filter
     preemptVerb: preempt
-    {{- if .Values.scheduler.prioritize }}
+    {{- if eq .Values.scheduler.filter "Wide" }}
     prioritizeVerb: prioritize
     {{- end }}
     bindVerb: bind

@@ -238,7 +238,7 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (string, er
 	}
 	rules, errs := r.Book.Rules(policy)
 	if len(errs) > 0 || r.Book.Usable(ctx, s.app, rules) != nil {
-		return "", nil // the policy's own status says why
+		return "", nil //nolint:nilerr // the policy's own status says why
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)
 	return name, nil

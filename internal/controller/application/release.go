@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"slices"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,32 +35,41 @@ func (r *Reconciler) release(ctx context.Context, s *scope) error {
 
 func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.CohortView) error {
 	var errs []error
-	nudge, nudges := nudgeValue(s.spread+s.override), -1
+	var fresh int
+	var refused, gated []*seats.Pod
 	for _, pod := range cohort.Pods {
-		if pod.Node != "" || r.waitsForAnother(pod.Pod, s) {
-			continue
+		switch {
+		case pod.Node != "" || r.waitsForAnother(pod.Pod, s):
+		case pod.Gated:
+			gated = append(gated, pod.Pod)
+		case pod.Unschedulable:
+			refused = append(refused, pod.Pod)
+		case !pod.Seated:
+			fresh++
 		}
-		if pod.Gated {
-			stays, err := r.replace(ctx, pod.Pod)
-			if !stays && err == nil {
-				err = r.wake(ctx, s, pod.Pod, nudge)
-			}
-			errs = append(errs, err)
-			continue
-		}
-		if !pod.Unschedulable {
-			continue
-		}
-		if nudges < 0 { // asked for once a cohort, and only if a pod may need one
-			nudges = r.openSeats(ctx, pod.Pod)
-		}
-		if nudges == 0 {
-			continue // gated pods come after
-		}
-		nudges--
+	}
+	if len(refused)+len(gated) == 0 {
+		return nil
+	}
+	nudge := nudgeValue(s.spread + s.override)
+	open, bounded := r.openSeats(ctx, slices.Concat(refused, gated)[0])
+	for _, pod := range refused[:min(open, len(refused))] {
+		open--
 		if pod.Nudge != nudge {
-			errs = append(errs, r.wake(ctx, s, pod.Pod, nudge))
+			errs = append(errs, r.wake(ctx, s, pod, nudge))
 		}
+	}
+	open -= fresh // kube-scheduler comes to them by itself
+	for _, pod := range gated {
+		stays, err := r.replace(ctx, pod)
+		late := bounded && !pod.Pinned()
+		if !stays && err == nil && (!late || open > 0) {
+			if late {
+				open--
+			}
+			err = r.wake(ctx, s, pod, nudge)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -89,13 +99,14 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 }
 
 // openSeats is the number of pods of a cohort that kube-scheduler could place
-// now: no more are nudged, for the others would be refused again.
-func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) int {
+// now: no more are nudged, for the others would be refused again. It also tells
+// whether the policy bounds how many there are.
+func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) (open int, bounded bool) {
 	a, err := r.Book.Assignment(ctx, pod.Object(), pod.Revision)
 	if err != nil || !a.Counted || len(a.Spread.Groups()) == 0 {
-		return math.MaxInt // nothing is divided: every pod may find its node
+		return math.MaxInt, false // nothing is divided: every pod may find its node
 	}
-	return r.Ledger.Open(seats.Request{Cohort: a.Cohort, Total: a.Total, Spread: a.Spread})
+	return r.Ledger.Open(seats.Request{Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}), a.Spread.Bounded()
 }
 
 // waits tells whether new pods of a workload have to wait for a policy.

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -125,17 +126,40 @@ func TestAnswersToAnEvictionOfAGatedPod(t *testing.T) {
 	}
 }
 
-// TestAPodThatNobodyCouldPlaceHidesNoGatedOne: the share of hz is taken by the
-// running pod.
-func TestAPodThatNobodyCouldPlaceHidesNoGatedOne(t *testing.T) {
-	s := newSite(t, append(web(build.Bound("p", ""), build.Replicas(1)), build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
-		p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(1))}}
-	})), node)...)
-	s.World.Add(t, waiting("running", build.On("node-hz"), build.Running(0), build.Created(time.Unix(1, 0))))
-	s.World.Add(t, waiting("refused", build.Unschedulable(), build.Created(time.Unix(2, 0))))
-	s.World.Add(t, waiting("gated", build.Gated(), build.Created(time.Unix(3, 0))))
-	s.reconcile("web")
-	if diff := cmp.Diff([]string{"gated"}, s.woken); diff != "" {
-		t.Errorf("wrong pods were woken (-want +got):\n%s", diff)
+// TestNoMorePodsThanSeatsLeaveTheGate: those that kube-scheduler has already
+// count first; where nothing bounds the pods, all go.
+func TestNoMorePodsThanSeatsLeaveTheGate(t *testing.T) {
+	upTo := func(n int) build.Object {
+		return build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
+			p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(n))}}
+		}))
+	}
+	tests := map[string]struct {
+		policy build.Object
+		want   []string
+	}{
+		"full":                             {upTo(1), nil},
+		"one seat is the refused pod's":    {upTo(2), []string{"refused"}},
+		"the next is of one on its way":    {upTo(3), []string{"refused"}},
+		"then they go as they came":        {upTo(4), []string{"refused", "gated-1"}},
+		"all of them":                      {upTo(9), []string{"refused", "gated-1", "gated-2"}},
+		"weights keep nobody at the gate":  {build.PropagationPolicy("p", build.Weight(1, "hz")), []string{"refused", "gated-1", "gated-2"}},
+		"nor does a policy without a node": {build.PropagationPolicy("p", build.Weight(1, "bj")), []string{"refused", "gated-1", "gated-2"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(build.Bound("p", ""), build.Replicas(5)), tc.policy, node)...)
+			for i, pod := range []*corev1.Pod{
+				waiting("running", build.On("node-hz"), build.Running(0)), waiting("refused", build.Unschedulable()), waiting("fresh"),
+				waiting("gated-1", build.Gated()), waiting("gated-2", build.Gated()),
+			} {
+				pod.CreationTimestamp = metav1.Unix(int64(i), 0)
+				s.World.Add(t, pod)
+			}
+			s.reconcile("web")
+			if diff := cmp.Diff(tc.want, s.woken); diff != "" {
+				t.Errorf("wrong pods were woken (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

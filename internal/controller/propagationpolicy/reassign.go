@@ -40,7 +40,7 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 					log.FromContext(ctx).Info("Replaced a pod that found no node in its NodeGroup", "pod", pod.Key(), "nodeGroup", pod.Group)
 					ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 					r.Recorder.Eventf(ref, nil, corev1.EventTypeNormal, "PodReassigned", "Reassign",
-						"No node of NodeGroup %q could take the pod: the next one avoids the group for %s", pod.Group, seats.AvoidTime)
+						"No node of NodeGroup %q could take the pod: the next one avoids the group for %s, or until it has room", pod.Group, seats.AvoidTime)
 				case errors.Is(err, eviction.ErrGone):
 				case errors.Is(err, eviction.ErrRefused):
 					errs = append(errs, phase.Wait(err.Error(), eviction.Retry))

@@ -56,7 +56,6 @@ func TestPodsThatFindNoNodeInTheGroupThatTheyGotAtCreation(t *testing.T) {
 	on := func(pod *corev1.Pod, options ...build.Option) []build.Object {
 		return append(ground(options...), deployment, replicaSet, job, pod)
 	}
-	off := func(what func(*corev1.Pod)) build.Option { return build.With(what) }
 	tests := map[string]struct {
 		objects []build.Object
 		evicted []string
@@ -69,12 +68,12 @@ func TestPodsThatFindNoNodeInTheGroupThatTheyGotAtCreation(t *testing.T) {
 		"never, if the policy says so":   {objects: on(stuck("a", "hz", time.Hour, replicaSet), after(0))},
 		"a Job's pods are never evicted": {objects: on(stuck("a", "hz", time.Hour, job))},
 		"a pod without an owner would not come back": {
-			objects: on(stuck("a", "hz", time.Hour, replicaSet, build.Bound("p", ""), off(func(p *corev1.Pod) { p.OwnerReferences = nil }))),
+			objects: on(stuck("a", "hz", time.Hour, replicaSet, build.Bound("p", ""), build.With(func(p *corev1.Pod) { p.OwnerReferences = nil }))),
 		},
-		"a pod that kube-scheduler has not looked at": {objects: on(stuck("a", "hz", time.Hour, replicaSet, off(func(p *corev1.Pod) { p.Status.Conditions = nil })))},
+		"a pod that kube-scheduler has not looked at": {objects: on(stuck("a", "hz", time.Hour, replicaSet, build.With(func(p *corev1.Pod) { p.Status.Conditions = nil })))},
 		"a pod that has its node":                     {objects: on(stuck("a", "hz", time.Hour, replicaSet, build.On("node-hz")))},
 		"a pod that may go to any group": {
-			objects: on(stuck("a", "hz", time.Hour, replicaSet, off(func(p *corev1.Pod) { p.Labels, p.Annotations = nil, nil }))),
+			objects: on(stuck("a", "hz", time.Hour, replicaSet, build.With(func(p *corev1.Pod) { p.Labels, p.Annotations = nil, nil }))),
 		},
 	}
 	for name, tc := range tests {

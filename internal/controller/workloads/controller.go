@@ -115,8 +115,16 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	again := func() { r.changed.Add(only) }
 	r.Walker.OnProblem(again)
 	// A runnable that says nothing of leaders runs on the one that leads: it
-	// tells what it has found before.
-	if err := mgr.Add(manager.RunnableFunc(func(context.Context) error { again(); return nil })); err != nil {
+	// tells what it has found before. It is started before Elected says so.
+	leads := func(ctx context.Context) error {
+		select {
+		case <-mgr.Elected():
+			again()
+		case <-ctx.Done():
+		}
+		return nil
+	}
+	if err := mgr.Add(manager.RunnableFunc(leads)); err != nil {
 		return fmt.Errorf("waiting to lead: %w", err)
 	}
 	isOurs := predicate.NewPredicateFuncs(func(o client.Object) bool { return client.ObjectKeyFromObject(o) == only.NamespacedName })

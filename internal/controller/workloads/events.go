@@ -41,7 +41,7 @@ func (r *Reconciler) tell(ctx context.Context, s *scope) error {
 	}
 	if len(s.bad) > 0 {
 		r.say(ctx, s, corev1.EventTypeWarning, ReasonRejected, fmt.Sprintf("%s. In force: %s", several(s.bad), namesOf(r.inForce)))
-		if r.told[ReasonInForce] != "" {
+		if r.told != nil && (r.told[ReasonInForce] != "" || len(r.inForce) > 0) {
 			r.told[ReasonInForce] = "something else since" // so that the end of this is told
 		}
 	} else {

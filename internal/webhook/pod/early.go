@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,7 +25,7 @@ import (
 // after us. It has its seat and its overrides; a template that carries a token
 // was never given it.
 func (w *Webhook) seenBefore(ctx context.Context, pod *corev1.Pod) bool {
-	token := types.UID(pod.Annotations[gm.SeatAnnotation])
+	token := types.UID(cmp.Or(pod.Annotations[gm.SeatAnnotation], pod.Annotations[gm.AdmissionAnnotation]))
 	if token == "" {
 		return false
 	}
@@ -53,7 +54,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 			return true
 		}
 	case !creation.Early:
-		return true
+		return w.admit(ctx, pod, a, ask)
 	}
 	answer, err := w.Desk.Assign(ctx, ask)
 	if err != nil {
@@ -75,6 +76,21 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		pod.Labels[gm.NodeGroupLabel] = answer.Group
 	}
 	return true
+}
+
+// admit tells whether a pod that gets its seat while it is scheduled is let to
+// the scheduler now. Beyond what its policy bounds it is to wait at the gate: the
+// scheduler would look at it again whenever any pod changes.
+func (w *Webhook) admit(ctx context.Context, pod *corev1.Pod, a policies.Assignment, ask assign.Ask) bool {
+	if !a.Spread.Bounded() {
+		return true
+	}
+	ask.Late = true
+	_, err := w.Desk.Assign(ctx, ask)
+	if err == nil {
+		setAnnotation(&pod.ObjectMeta, gm.AdmissionAnnotation, string(ask.Token))
+	}
+	return !errors.Is(err, assign.ErrNoSeat) // the extender decides when nobody else can
 }
 
 // apply makes the pod as the rules want it in the group, and stamps what it was.

@@ -295,3 +295,27 @@ func TestADryRunTakesNoSeat(t *testing.T) {
 		t.Error("the one seat was handed out twice")
 	}
 }
+
+// TestPodsBeyondTheRangesWaitAtTheGate: they get their seat while they are
+// scheduled, and no more of them go there than there are seats.
+func TestPodsBeyondTheRangesWaitAtTheGate(t *testing.T) {
+	w, _ := newWebhook(t, ground(build.Bound("p", "o"), atMost(2), build.OverridePolicy("o", build.Registry("hz", "hz.io")))...)
+	for i, want := range []bool{false, false, true} {
+		for _, dry := range []bool{true, false} {
+			got := admit(t, w, webPod(), dry)
+			if held := len(gates(got)) > 0; held != want {
+				t.Errorf("pod %d, dry run %t: at the gate %t, want %t", i, dry, held, want)
+			}
+			if (got.Annotations[gm.AdmissionAnnotation] == "") != want || got.Labels[gm.NodeGroupLabel] != "" || got.Annotations[gm.SeatAnnotation] != "" {
+				t.Errorf("pod %d is stamped %v", i, got.Annotations)
+			}
+			if diff := cmp.Diff(got, admit(t, w, got, dry), cmpopts.EquateEmpty()); !dry && diff != "" {
+				t.Errorf("looked at again, pod %d changes:\n%s", i, diff)
+			}
+		}
+	}
+	w.Desk.(*assign.Desk).Leading = func() bool { return false }
+	if got := admit(t, w, webPod(), false); len(gates(got)) > 0 {
+		t.Error("nobody leads: the extender is to decide, when one does")
+	}
+}
