@@ -5,7 +5,7 @@
 //
 //	make demo                 # live on a terminal, until Ctrl-C
 //	make demo DEMO_EXIT=1     # plain lines, ends by itself
-//	make demo SCENE=scale     # one thing more: rollout, scale or early
+//	make demo SCENE=scale     # one thing more: rollout, scale, early or pools
 //
 // Without a terminal or with DEMO_EXIT set it prints a line for everything that
 // happens, ends with a table, and exits 0 only if the table is what the

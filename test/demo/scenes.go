@@ -12,7 +12,9 @@ import (
 // scene is what the demo shows after the document's example.
 type scene struct {
 	name, about string
-	acts        []act
+	// begin, if it is there, comes before the acts.
+	begin func(*stage, context.Context) error
+	acts  []act
 }
 
 // act is a few commands and what is to come of them.
@@ -24,6 +26,10 @@ type act struct {
 	// available is how many pods are to serve all the time, and unavailable how
 	// many of them may be missing at a time; 0 available is not counted.
 	available, unavailable int
+	// answers are what kubectl is to print afterwards.
+	answers []answer
+	// verdict, if it is there, says how it went, and what was wrong with that.
+	verdict func(*stage) (string, []string)
 }
 
 // scenes are played with SCENE=name.
@@ -67,7 +73,7 @@ var scenes = []scene{{
 		},
 		available: 5, unavailable: maxUnavailable,
 	}},
-}}
+}, pools}
 
 // sceneWithin bounds one act.
 const sceneWithin = 3 * time.Minute
@@ -95,25 +101,50 @@ func (s *stage) play(ctx context.Context, doc *document, sc *scene, end *outcome
 		return nil
 	}
 	s.journal.add(note, "scene %s: %s", sc.name, sc.about)
+	if sc.begin != nil {
+		if err := sc.begin(s, ctx); err != nil {
+			return err
+		}
+	}
 	for _, a := range sc.acts {
-		if a.available > 0 {
-			s.state.watchAvailability(a.available)
+		if err := s.playAct(ctx, doc, &a, end); err != nil || len(end.failures) > 0 {
+			return err
 		}
-		for _, command := range a.commands {
-			if err := s.kubectlIn(ctx, doc.dir, command...); err != nil {
-				return err
-			}
+	}
+	return nil
+}
+
+func (s *stage) playAct(ctx context.Context, doc *document, a *act, end *outcome) error {
+	if a.available > 0 {
+		s.state.watchAvailability(a.available)
+	}
+	for _, command := range a.commands {
+		if err := s.kubectlIn(ctx, doc.dir, command...); err != nil {
+			return err
 		}
+	}
+	began := time.Now()
+	failures, err := s.awaitAnswers(ctx, a.answers, sceneWithin)
+	if err != nil {
+		return err
+	}
+	end.failures = append(end.failures, failures...)
+	how := []string{fmt.Sprintf("as wanted after %.1f s", time.Since(began).Seconds())}
+	if len(a.promises) > 0 {
 		next, err := s.awaitPromise(ctx, a.promises, a.unavailable, sceneWithin)
 		if err != nil {
 			return err
 		}
 		end.picture, end.failures = next.picture, append(end.failures, next.failures...)
-		end.scene = append(end.scene, fmt.Sprintf("kubectl %s: as wanted after %.1f s; never more than %d of %d unavailable at a time",
-			strings.Join(a.commands[len(a.commands)-1], " "), next.converged.Seconds(), next.picture.availability.worst, a.available))
-		if len(next.failures) > 0 {
-			return nil
+		how = []string{
+			fmt.Sprintf("as wanted after %.1f s", next.converged.Seconds()),
+			fmt.Sprintf("never more than %d of %d unavailable at a time", next.picture.availability.worst, a.available),
 		}
 	}
+	if a.verdict != nil {
+		text, failures := a.verdict(s)
+		how, end.failures = append(how, text), append(end.failures, failures...)
+	}
+	end.scene = append(end.scene, fmt.Sprintf("kubectl %s: %s", strings.Join(a.commands[len(a.commands)-1], " "), strings.Join(how, "; ")))
 	return nil
 }

@@ -48,6 +48,8 @@ type stage struct {
 	kubeconfig string
 	// end is what the demo came to, once it has.
 	end *outcome
+	// rollouts are of the scene of pools.
+	rollouts *rollouts
 	// curtain is how long the starting point stands, for people to see it.
 	curtain time.Duration
 }
@@ -225,18 +227,28 @@ func (s *stage) kubectl(ctx context.Context, args ...string) error {
 
 func (s *stage) kubectlIn(ctx context.Context, dir string, args ...string) error {
 	s.journal.add(command, "kubectl %s", strings.Join(args, " "))
+	out, err := s.run(ctx, dir, args...)
+	s.journal.add(output, "%s", out)
+	return err
+}
+
+// ask runs kubectl without a word, and returns what it printed.
+func (s *stage) ask(ctx context.Context, args ...string) (string, error) {
+	out, err := s.run(ctx, "", args...)
+	return strings.TrimSpace(out), err
+}
+
+func (s *stage) run(ctx context.Context, dir string, args ...string) (string, error) {
 	cache := "--cache-dir=" + filepath.Join(s.cluster.Dir(), "kubectl-cache")
 	cmd := exec.CommandContext(ctx, s.cluster.BinaryPath("kubectl"), append([]string{"--kubeconfig", s.kubeconfig, cache}, args...)...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	err := cmd.Run()
-	s.journal.add(output, "%s", out.String())
-	if err != nil {
-		return fmt.Errorf("running kubectl %s: %w: %s", args[0], err, strings.TrimSpace(out.String()))
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("running kubectl %s: %w: %s", args[0], err, strings.TrimSpace(out.String()))
 	}
-	return nil
+	return out.String(), nil
 }
 
 // hints are lines for people who want to try more themselves.

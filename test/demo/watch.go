@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
@@ -52,7 +53,7 @@ func (s *state) stop() { s.cancel() }
 // watchCore watches Kubernetes' own kinds until stop.
 func (s *state) watchCore(ctx context.Context, config *rest.Config) error {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, gm.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, gm.AddToScheme, apps.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return fmt.Errorf("making a scheme: %w", err)
 		}

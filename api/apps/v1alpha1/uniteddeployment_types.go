@@ -189,11 +189,11 @@ type DaemonSetTemplateSpec struct {
 type Topology struct {
 	// pools contains the details of each pool, in the order in which they are
 	// updated. Each element represents one pool which will be provisioned and
-	// managed by the UnitedDeployment. At most 200.
+	// managed by the UnitedDeployment. At most 1000.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=200
+	// +kubebuilder:validation:MaxItems=1000
 	Pools []Pool `json:"pools,omitempty"`
 }
 
@@ -285,18 +285,18 @@ type UnitedDeploymentUpdateStrategy struct {
 	Paused bool `json:"paused,omitempty"`
 
 	// partition is how many pools, counted from the end of the list, stay at
-	// the revision that they have. 0 to 200, default 0.
+	// the revision that they have. 0 to 1000, default 0.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=200
+	// +kubebuilder:validation:Maximum=1000
 	Partition *int32 `json:"partition,omitempty"`
 
 	// maxUpdatingPools is how many pools may be in the middle of an update at
-	// once. 1 to 200, default 1: one after the other, in the order of the list.
+	// once. 1 to 1000, default 1: one after the other, in the order of the list.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
-	// +kubebuilder:validation:Maximum=200
+	// +kubebuilder:validation:Maximum=1000
 	MaxUpdatingPools *int32 `json:"maxUpdatingPools,omitempty"`
 
 	// onFailure says whether the pools after one whose update failed are

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	toolscache "k8s.io/client-go/tools/cache"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+)
+
+// store is where the scene of pools has its UnitedDeployment.
+const store = "store"
+
+// askEvery is how often kubectl is asked for what is to become so.
+const askEvery = 250 * time.Millisecond
+
+// answer is what kubectl is to print.
+type answer struct {
+	about string
+	args  []string
+	want  string
+}
+
+// pools is the scene of document 001.
+var pools = scene{
+	name: "pools", about: "nodes get what their pool gives; one template runs in both pools and is rolled out pool by pool; a node that leaves gets its own taint back",
+	begin: (*stage).watchPools,
+	acts: []act{{
+		commands: [][]string{
+			{"taint", "node", "nodee", "site=workshop:PreferNoSchedule"},
+			{"apply", "-f", "examples/pools/01-nodepools.yaml"},
+			{"label", "node", "nodea", "nodeb", apps.NodePoolLabel + "=hangzhou"},
+			{"label", "node", "nodec", "noded", "nodee", apps.NodePoolLabel + "=beijing"},
+		},
+		answers: []answer{
+			nodesOf("hangzhou", "nodea", "nodeb"),
+			nodesOf("beijing", "nodec", "noded", "nodee"),
+			{"the pools' label", []string{"get", "nodes", "-o", `jsonpath={.items[*].metadata.labels.example\.com/site}`}, "hangzhou hangzhou beijing beijing beijing"},
+			taintOf("nodee", "beijing"),
+		},
+	}, {
+		commands: [][]string{
+			{"create", "namespace", store},
+			{"apply", "-n", store, "-f", "examples/pools/02-uniteddeployment.yaml"},
+		},
+		answers: rolledOut("store:1"),
+	}, {
+		commands: [][]string{
+			{"patch", "-n", store, "uniteddeployment", store, "--type=merge", "-p", `{"spec":{"workloadTemplate":{"deploymentTemplate":{"spec":{"template":{"spec":{"containers":[{"name":"store","image":"store:2"}]}}}}}}}`},
+		},
+		answers: rolledOut("store:2"),
+		verdict: (*stage).judgeRollout,
+	}, {
+		commands: [][]string{{"label", "node", "nodee", apps.NodePoolLabel + "-"}},
+		answers: []answer{
+			nodesOf("beijing", "nodec", "noded"),
+			taintOf("nodee", "workshop"),
+			{"the pools' label", []string{"get", "nodes", "-o", `jsonpath={.items[*].metadata.labels.example\.com/site}`}, "hangzhou hangzhou beijing beijing"},
+		},
+	}},
+}
+
+func nodesOf(pool string, nodes ...string) answer {
+	return answer{"nodes of NodePool " + pool, []string{"get", "nodepool", pool, "-o", "jsonpath={.status.nodes[*]}"}, strings.Join(nodes, " ")}
+}
+
+func taintOf(node, value string) answer {
+	return answer{"taint site of node " + node, []string{"get", "node", node, "-o", `jsonpath={.spec.taints[?(@.key=="site")].value}`}, value}
+}
+
+// rolledOut are the answers when every pool runs the image.
+func rolledOut(image string) []answer {
+	ud := []string{"get", "-n", store, "uniteddeployment", store, "-o"}
+	return []answer{
+		{"phases of the pools", append(slices.Clone(ud), "jsonpath={.status.pools[*].phase}"), "Ready Ready"},
+		{"updated pods of the pools", append(slices.Clone(ud), "jsonpath={.status.pools[*].updatedReplicas}"), "3 2"},
+		{"images of pods that are Ready", []string{
+			"get", "-n", store, "deployments", "-l", "app=" + store, "-o",
+			`jsonpath={range .items[*]}{.metadata.name} {.spec.template.spec.containers[0].image} {.status.readyReplicas} {end}`,
+		}, fmt.Sprintf("%[1]s-beijing %[2]s 2 %[1]s-hangzhou %[2]s 3", store, image)},
+	}
+}
+
+// rollouts are the pools of the UnitedDeployment that were being updated, by
+// revision, in the order in which they were first.
+type rollouts struct {
+	order map[string][]string
+	// atOnce is how many were at a time.
+	atOnce map[string]int
+	// revision is the last one.
+	revision string
+	// last is what was told of something last.
+	last map[string]string
+}
+
+// watchPools tells of the pools and of the UnitedDeployment from now on.
+func (s *stage) watchPools(ctx context.Context) error {
+	seen := &rollouts{order: map[string][]string{}, atOnce: map[string]int{}, last: map[string]string{}}
+	s.mu.Lock()
+	s.rollouts = seen
+	s.mu.Unlock()
+	handler := func(see func(any)) toolscache.ResourceEventHandler {
+		return toolscache.ResourceEventHandlerFuncs{AddFunc: see, UpdateFunc: func(_, o any) { see(o) }}
+	}
+	if err := s.state.watch(ctx, &apps.NodePool{}, handler(s.seePool)); err != nil {
+		return err
+	}
+	return s.state.watch(ctx, &apps.UnitedDeployment{}, handler(s.seeUnited))
+}
+
+func (s *stage) seePool(o any) {
+	pool, ok := o.(*apps.NodePool)
+	if !ok || pool.Status.ObservedGeneration == 0 {
+		return
+	}
+	s.tell("NodePool "+pool.Name, fmt.Sprintf("%d of %d nodes Ready: %s", pool.Status.ReadyNode,
+		pool.Status.ReadyNode+pool.Status.NotReadyNode, strings.Join(pool.Status.Nodes, ", ")))
+}
+
+func (s *stage) seeUnited(o any) {
+	ud, ok := o.(*apps.UnitedDeployment)
+	if !ok {
+		return
+	}
+	for _, pool := range ud.Status.Pools {
+		s.tell(fmt.Sprintf("UnitedDeployment %s, pool %s", ud.Name, pool.Name),
+			fmt.Sprintf("%s, %d of %d pods updated, %d Ready", pool.Phase, pool.UpdatedReplicas, pool.DesiredReplicas, pool.ReadyReplicas))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, revision, updating := s.rollouts, ud.Status.UpdateRevision, 0
+	for _, pool := range ud.Status.Pools {
+		if pool.Phase == apps.PoolUpdating {
+			updating++
+			if !slices.Contains(r.order[revision], pool.Name) {
+				r.order[revision] = append(r.order[revision], pool.Name)
+			}
+		}
+	}
+	r.atOnce[revision], r.revision = max(r.atOnce[revision], updating), revision
+}
+
+// tell adds a line about something, if it says something new.
+func (s *stage) tell(about, text string) {
+	s.mu.Lock()
+	known := s.rollouts.last[about] == text
+	s.rollouts.last[about] = text
+	s.mu.Unlock()
+	if !known {
+		s.journal.add(change, "%s: %s", about, text)
+	}
+}
+
+// judgeRollout returns what was not as it should be while the last revision was
+// rolled out, and says how it was.
+func (s *stage) judgeRollout() (text string, failures []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.rollouts
+	order, atOnce := r.order[r.revision], r.atOnce[r.revision]
+	if !slices.Equal(order, []string{"hangzhou", "beijing"}) {
+		failures = append(failures, fmt.Sprintf("pools were updated in the order %v, wanted hangzhou before beijing", order))
+	}
+	if atOnce != 1 {
+		failures = append(failures, fmt.Sprintf("%d pools were updated at once, wanted 1", atOnce))
+	}
+	return fmt.Sprintf("updated %s, %d pool at a time", strings.Join(order, ", then "), atOnce), failures
+}
+
+// awaitAnswers asks kubectl until it answers as wanted, and returns what it did
+// not say within the time.
+func (s *stage) awaitAnswers(ctx context.Context, answers []answer, within time.Duration) ([]string, error) {
+	deadline := time.After(within)
+	for {
+		var failures []string
+		for _, a := range answers {
+			got, err := s.ask(ctx, a.args...)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if err != nil || got != a.want {
+				failures = append(failures, fmt.Sprintf("%s: %q, wanted %q", a.about, got, a.want))
+			}
+		}
+		if len(failures) == 0 {
+			return nil, nil
+		}
+		select {
+		case <-time.After(askEvery):
+		case <-deadline:
+			return append(failures, fmt.Sprintf("not as wanted within %s", within)), nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
