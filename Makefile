@@ -59,7 +59,7 @@ bench: ## Measure: ARGS go to the benchmark program.
 	cd test && go run $(BENCH_PKG) $(ARGS)
 
 .PHONY: demo
-demo: ## Show it on a cluster of simulated nodes: SCENE=rollout|scale|early shows one thing more.
+demo: ## Show it on a cluster of simulated nodes: SCENE=rollout|scale|early|pools shows one thing more.
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: build
