@@ -55,4 +55,3 @@ var managedFields = func() []byte {
 	}
 	return raw
 }()
-
