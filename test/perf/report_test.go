@@ -37,8 +37,8 @@ func TestChoose(t *testing.T) {
 		want           string
 		wantErr        bool
 	}{
-		"all of one":               {"extender", "all", "extender: managed,unmanaged,spread,stock,isolated", false},
-		"some of one":              {"extender", "stock,managed", "extender: stock,managed", false},
+		"all of one":               {"extender", "all", "extender: managed,unmanaged,spread,passed by,isolated", false},
+		"some of one":              {"extender", "passed by,managed", "extender: passed by,managed", false},
 		"two benchmarks":           {"start,memory", "all", "start: cold; memory: heap,resident", false},
 		"a stranger":               {"extender", "managed,x", "", true},
 		"no benchmark":             {"x", "all", "", true},
