@@ -48,7 +48,7 @@ func (n *nodeNames) UnmarshalJSON(raw []byte) error {
 		// commas and spaces stand between those.
 		between, after, opened := strings.Cut(rest, `"`)
 		name, next, _ := strings.Cut(after, `"`)
-		if strings.Trim(between, ", \t\r\n") != "" {
+		if between != "," && strings.Trim(between, ", \t\r\n") != "" {
 			return json.Unmarshal(raw, (*[]string)(n)) // its error says what is wrong
 		}
 		if opened {
