@@ -52,6 +52,9 @@ type Options struct {
 	// one, Scheduler, for the pods that a policy has a say in. Unset, the
 	// cluster's own gets the extender.
 	Isolated bool
+	// Managed lets the cluster's own kube-scheduler ask about the pods only that
+	// a policy has a say in. Unset, it asks about every pod.
+	Managed bool
 	// KeepScheduler leaves the cluster's kube-scheduler without the extender in
 	// the other form too.
 	KeepScheduler bool
@@ -160,7 +163,7 @@ func values(o Options, in *Installation, webhookURL string) map[string]any {
 		"manager":   map[string]any{"deploy": false},
 		"endpoints": map[string]any{"webhook": webhookURL, "extender": in.ExtenderURL},
 		// Whatever runs, runs beside the cluster and not in it.
-		"scheduler": map[string]any{"mode": mode(o), "tlsDir": in.TLSDir, "kubeconfig": "", "deploy": false},
+		"scheduler": map[string]any{"mode": mode(o), "asks": asks(o), "tlsDir": in.TLSDir, "kubeconfig": "", "deploy": false},
 	}
 	return chartutil.CoalesceTables(maps.Clone(o.Values), v) // what o says counts more, key by key
 }
@@ -172,6 +175,17 @@ func mode(o Options) string {
 	}
 	return "Plain"
 }
+
+// asks is the chart's word for the pods that the cluster's own kube-scheduler asks about.
+func asks(o Options) string {
+	if o.Managed {
+		return "Managed"
+	}
+	return "All"
+}
+
+// markResource is what the chart lets atoll-manager mark managed pods with.
+const markResource = "atoll.dev/managed"
 
 // replica is one process of atoll-manager and the ports that it listens on.
 type replica struct {
@@ -240,6 +254,8 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 	}
 	if o.Isolated {
 		args = append(args, "--scheduler-name="+Scheduler)
+	} else if o.Managed {
+		args = append(args, "--mark-resource="+markResource)
 	}
 	err = c.StartProcess(ctx, devcluster.ProcessSpec{
 		Name: r.name, Path: binary,

@@ -92,6 +92,29 @@ func TestPlainForm(t *testing.T) {
 	}
 }
 
+func TestPlainFormMayAskAboutManagedPodsOnly(t *testing.T) {
+	const mark = "atoll.dev/managed"
+	args := func(r objects) string {
+		return strings.Join(get[*appsv1.Deployment](t, r, "Deployment/atoll-manager").Spec.Template.Spec.Containers[0].Args, " ")
+	}
+	got := render(t, load(t), plain("asks", "Managed"))
+	managed := schedulerConfig(t, got).Extenders[0].ManagedResources
+	if len(managed) != 1 || managed[0].Name != mark || !managed[0].IgnoredByScheduler {
+		t.Errorf("the extender manages %+v", managed)
+	}
+	if want := "--mark-resource=" + mark; args(got) != want {
+		t.Errorf("atoll-manager is started with %q, want %q: no pod would be asked about", args(got), want)
+	}
+	for name, values := range map[string]map[string]any{
+		"all pods are asked about": plain(), "the second kube-scheduler has its own pods": {"scheduler": map[string]any{"asks": "Managed"}},
+	} {
+		got := render(t, load(t), values)
+		if managed := schedulerConfig(t, got).Extenders[0].ManagedResources; len(managed) != 0 || strings.Contains(args(got), "mark") {
+			t.Errorf("%s: the extender manages %+v, and atoll-manager is started with %q", name, managed, args(got))
+		}
+	}
+}
+
 func TestSecondScheduler(t *testing.T) {
 	got := render(t, load(t), map[string]any{"manager": map[string]any{"extraArgs": []any{"-v=2"}}})
 	args := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager").Spec.Template.Spec.Containers[0].Args

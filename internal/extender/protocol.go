@@ -1,12 +1,13 @@
 package extender
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,13 +21,43 @@ import (
 // largest thing that kube-scheduler sends (72 MB were measured for 5,000).
 const maxBody = 128 << 20
 
+// firstRead bounds the memory that a request gets for what it says its length is.
+const firstRead = 1 << 20
+
 // The protocol's types (k8s.io/kube-scheduler/extender/v1) decoded to what is
 // needed: of a pod its metadata, of a node its name. The rest is skipped over
 // (or, for nodes, kept as it came).
 type filterArgs struct {
 	Pod       *podMeta
 	Nodes     *nodeList
-	NodeNames *[]string
+	NodeNames *nodeNames
+}
+
+// nodeNames are a few bytes each and as many as the cluster has nodes: they are
+// most of a request. They share one string.
+type nodeNames []string
+
+// UnmarshalJSON reads a list of strings, of which names of nodes are the plain kind.
+func (n *nodeNames) UnmarshalJSON(raw []byte) error {
+	if len(raw) == 0 || raw[0] != '[' || bytes.IndexByte(raw, '\\') >= 0 {
+		return json.Unmarshal(raw, (*[]string)(n)) // null, an escape, or nothing that we want
+	}
+	names := make([]string, 0, bytes.Count(raw, []byte{','})+1)
+	for rest := string(raw[1 : len(raw)-1]); rest != ""; {
+		// It is valid JSON: what stands between quotes is a string, if only
+		// commas and spaces stand between those.
+		between, after, opened := strings.Cut(rest, `"`)
+		name, next, _ := strings.Cut(after, `"`)
+		if between != "," && strings.Trim(between, ", \t\r\n") != "" {
+			return json.Unmarshal(raw, (*[]string)(n)) // its error says what is wrong
+		}
+		if opened {
+			names = append(names, name)
+		}
+		rest = next
+	}
+	*n = names
+	return nil
 }
 
 type podMeta struct {
@@ -146,15 +177,16 @@ func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, 
 		w.Header().Set("Connection", "close") // what it sends is not read
 		return nil, http.StatusRequestEntityTooLarge, fmt.Errorf("reading the request: %d bytes are more than %d", r.ContentLength, maxBody)
 	}
-	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
+	var buffer bytes.Buffer
+	buffer.Grow(int(min(max(r.ContentLength, 0), firstRead)) + bytes.MinRead)
+	if _, err = buffer.ReadFrom(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
 		status = http.StatusBadRequest
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 			status = http.StatusRequestEntityTooLarge
 		}
 		return nil, status, fmt.Errorf("reading the request: %w", err)
 	}
-	return body, http.StatusOK, nil
+	return buffer.Bytes(), http.StatusOK, nil
 }
 
 // encode answers with JSON and its length. Without the length a reply above

@@ -47,6 +47,9 @@ type Config struct {
 	// SchedulerName is the scheduler that managed pods are given where the
 	// cluster's own does not ask the extender. Unset leaves them to theirs.
 	SchedulerName string
+	// MarkResource is the extended resource by which a kube-scheduler that asks
+	// the extender only about managed pods knows them. Unset marks no pod.
+	MarkResource string
 }
 
 // AddFlags binds the configuration to flags, with defaults.
@@ -75,6 +78,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Filter, "filter", FilterNarrow, "what the extender's filter keeps: Narrow is the group whose turn it is, and reserves the seat; Wide is every group that lacks pods: needs prioritizeVerb in kube-scheduler's configuration, and tries pods again that come too late")
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
 	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
+	fs.StringVar(&c.MarkResource, "mark-resource", "", "extended resource of which the pods whose workload requires a policy ask for none, for a kube-scheduler whose extender manages it; unset marks no pod")
 }
 
 // Validate names what cannot be.
@@ -99,6 +103,9 @@ func (c *Config) Validate() error {
 	}
 	if problems := validation.IsDNS1123Subdomain(c.SchedulerName); c.SchedulerName != "" && len(problems) > 0 {
 		return fmt.Errorf("--scheduler-name is %q: %s", c.SchedulerName, problems[0])
+	}
+	if c.MarkResource != "" && (len(validation.IsQualifiedName(c.MarkResource)) > 0 || !strings.Contains(c.MarkResource, "/") || strings.Contains(c.MarkResource, "kubernetes.io/")) {
+		return fmt.Errorf("--mark-resource is %q: it must be the name of an extended resource, such as example.com/managed", c.MarkResource)
 	}
 	return nil
 }

@@ -276,7 +276,7 @@ func (p *parts) addControllers(context.Context) error {
 }
 
 func (p *parts) addWebhooks(context.Context) error {
-	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, SchedulerName: p.config.SchedulerName}
+	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource)}
 	if err := webhook.SetupWithManager(p.mgr); err != nil {
 		return fmt.Errorf("registering the pod webhook: %w", err)
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
@@ -41,35 +42,46 @@ const (
 	calmWithin = 90 * time.Second
 )
 
+// settings say what bed to make.
+type settings struct {
+	options
+	// second: a second kube-scheduler asks the extender, and the cluster's own does not.
+	second bool
+	// managerArgs are further arguments of atoll-manager.
+	managerArgs []string
+	log         io.Writer
+}
+
 // bed is a cluster with simulated nodes and Atoll, where rounds are run.
 type bed struct {
 	options   options
+	log       io.Writer
 	cluster   *devcluster.Cluster
 	client    kubernetes.Interface
+	atoll     client.Client // of Atoll's own kinds
 	installed *atoll.Installation
 	// pool is the group of each node.
 	pool map[string]string
 }
 
-// makeBed starts the cluster and fills it. With a second kube-scheduler, that
-// one asks the extender, and the cluster's own does not.
-func makeBed(ctx context.Context, o options, second bool, log io.Writer) (*bed, error) {
-	cluster, err := devcluster.Start(ctx, devcluster.Options{Log: log, KeepDir: o.keep, ComponentArgs: map[string][]string{
+// makeBed starts the cluster and fills it.
+func makeBed(ctx context.Context, s settings) (*bed, error) {
+	cluster, err := devcluster.Start(ctx, devcluster.Options{Log: s.log, KeepDir: s.keep, ComponentArgs: map[string][]string{
 		// Nobody renews the Leases of the nodes while kwok is stopped.
 		devcluster.ControllerManager: {"--node-monitor-grace-period=24h"},
 	}})
 	if err != nil {
 		return nil, err
 	}
-	b := &bed{options: o, cluster: cluster, pool: map[string]string{}}
-	if err := b.fill(ctx, second, log); err != nil {
+	b := &bed{options: s.options, log: s.log, cluster: cluster, pool: map[string]string{}}
+	if err := b.fill(ctx, s); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	return b, nil
 }
 
 // fill installs Atoll and adds the nodes and the namespace.
-func (b *bed) fill(ctx context.Context, second bool, log io.Writer) error {
+func (b *bed) fill(ctx context.Context, s settings) error {
 	config := b.cluster.AdminConfig()
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -77,16 +89,23 @@ func (b *bed) fill(ctx context.Context, second bool, log io.Writer) error {
 	if b.client, err = kubernetes.NewForConfig(config); err != nil {
 		return fmt.Errorf("making a client: %w", err)
 	}
+	scheme := runtime.NewScheme()
+	if err := gm.AddToScheme(scheme); err != nil {
+		return fmt.Errorf("making a scheme: %w", err)
+	}
+	if b.atoll, err = client.New(b.cluster.AdminConfig(), client.Options{Scheme: scheme}); err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
 	b.installed, err = atoll.Install(ctx, b.cluster, atoll.Options{
 		// The scheduler is ours to start: its configuration changes from side to side.
-		KeepScheduler: true, Isolated: second, Log: log,
+		KeepScheduler: true, Isolated: s.second, Managed: !s.second, Log: s.log,
 		// As in production: a busy machine is not to cost the manager its lead.
-		ManagerArgs: []string{"--leader-elect-lease-duration=15s"},
+		ManagerArgs: append([]string{"--leader-elect-lease-duration=15s", "--profile-address=" + s.profile}, s.managerArgs...),
 	})
 	if err != nil {
 		return err
 	}
-	if err := b.addNodes(ctx, log); err != nil {
+	if err := b.addNodes(ctx); err != nil {
 		return err
 	}
 	namespaced := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
@@ -107,14 +126,14 @@ func (b *bed) close() error {
 
 // addNodes adds the simulated nodes. Unless pods are to run, kwok is stopped
 // afterwards: it would spend the measured time on Leases and the status of pods.
-func (b *bed) addNodes(ctx context.Context, log io.Writer) error {
-	specs := devcluster.NumberedNodes("node-", b.options.nodes, func(i int, spec *devcluster.NodeSpec) {
+func (b *bed) addNodes(ctx context.Context) error {
+	specs := devcluster.NumberedNodes(nodePrefix, b.options.nodes, func(i int, spec *devcluster.NodeSpec) {
 		// One group after the other, not in turns: as sites come.
 		group := b.groupName(i * b.options.groups / b.options.nodes)
 		spec.Labels = map[string]string{poolLabel: group}
 		b.pool[spec.Name] = group
 	})
-	fmt.Fprintf(log, "adding %d simulated nodes\n", len(specs))
+	fmt.Fprintf(b.log, "adding %d simulated nodes\n", len(specs))
 	if err := b.cluster.AddNodes(ctx, specs...); err != nil {
 		return err
 	}
@@ -124,6 +143,11 @@ func (b *bed) addNodes(ctx context.Context, log io.Writer) error {
 	return b.cluster.Kill(ctx, devcluster.Kwok)
 }
 
+// nodePrefix stands before the number of a node.
+const nodePrefix = "node-"
+
+func nodeName(i int) string { return nodePrefix + strconv.Itoa(i) }
+
 func (b *bed) groupName(i int) string { return "pool-" + strconv.Itoa(i) }
 
 // workload says what the pods of a round ask for.
@@ -132,6 +156,8 @@ type workload struct {
 	policy string
 	// spread makes them ask for Kubernetes' own hard spread over the groups.
 	spread bool
+	// atOnce makes them go without a grace period when they are evicted.
+	atOnce bool
 }
 
 const loadName = "load"
@@ -155,6 +181,9 @@ func (b *bed) deployment(w workload) *appsv1.Deployment {
 	if w.policy != "" {
 		d.Labels = map[string]string{gm.RequiredPropagationPolicyLabel: w.policy}
 	}
+	if w.atOnce {
+		d.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(0))
+	}
 	if w.spread {
 		d.Spec.Template.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
 			MaxSkew: 1, TopologyKey: poolLabel, WhenUnsatisfiable: corev1.DoNotSchedule,
@@ -171,27 +200,25 @@ func (b *bed) createPods(ctx context.Context, w workload) error {
 	if _, err := deployments.Create(ctx, b.deployment(w), metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("creating Deployment %q: %w", loadName, err)
 	}
-	if w.policy != "" {
-		err := b.eventually(ctx, "the policy to be bound", func(ctx context.Context) (bool, error) {
-			d, err := deployments.Get(ctx, loadName, metav1.GetOptions{})
-			return err == nil && d.Labels[gm.BindingPropagationPolicyLabel] == w.policy, err
-		})
-		if err != nil {
-			return err
-		}
+	if err := b.waitBound(ctx, loadName, w); err != nil {
+		return err
 	}
-	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, b.options.pods)
-	if _, err := deployments.Patch(ctx, loadName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("scaling Deployment %q: %w", loadName, err)
-	}
-	err := b.eventually(ctx, "the pods to be created", func(ctx context.Context) (bool, error) {
-		n, err := b.countPods(ctx)
-		return n == b.options.pods, err
-	})
-	if err != nil {
+	if err := b.scale(ctx, b.options.pods); err != nil {
 		return err
 	}
 	return b.waitIdle(ctx)
+}
+
+// scale gives the Deployment so many pods, and returns once they exist.
+func (b *bed) scale(ctx context.Context, pods int) error {
+	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, pods)
+	if _, err := b.client.AppsV1().Deployments(namespace).Patch(ctx, loadName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("scaling Deployment %q: %w", loadName, err)
+	}
+	return b.eventually(ctx, "the pods to be created", func(ctx context.Context) (bool, error) {
+		n, err := b.countPods(ctx)
+		return n == pods, err
+	})
 }
 
 // countPods asks for one pod and how many more there are.

@@ -1,17 +1,17 @@
 // Command perf measures ratios on a real control plane: how much of a peer's
 // rate, or of a limit, Atoll reaches in the same run on the same machine.
 //
-//	make bench                                    # every variant of extender
-//	make bench ARGS='-variant managed -rounds 9'
+//	make bench                                    # every benchmark
+//	make bench ARGS='-bench extender -variant managed -rounds 9'
 //	make bench ARGS='-quick'                      # does it run? Figures mean nothing
 //	make bench ARGS='-write'                      # into docs/benchmarks.md
 //
-// A benchmark has two sides, A and B, which take turns: A B A B …, so that a
-// machine that gets slower or busier does so for both. What is reported is the
-// ratio of the medians, the lowest and highest figure of each side, and the
-// ratios pair by pair.
+// A variant of a benchmark has two sides, A and B, which take turns: A B A B …,
+// so that a machine that gets slower or busier does so for both. What is
+// reported is the ratio of the medians, the lowest and highest figure of each
+// side, and the ratios pair by pair.
 //
-// To add a benchmark, write a file like extender.go and name it in benchmarks.
+// To add a benchmark, write a file like start.go and name it in benchmarks.
 package main
 
 import (
@@ -37,6 +37,10 @@ type options struct {
 	bench, variant              string
 	rounds, nodes, groups, pods int
 	quick, write, runPods, keep bool
+	// profile is where atoll-manager serves its profiles; "" is nowhere.
+	profile string
+	// informers is the kubeconfig with which this process is a peer, and no benchmark.
+	informers string
 }
 
 // benchmark measures one or more ratios on one cluster.
@@ -45,6 +49,13 @@ type benchmark struct {
 	name string
 	// about explains the benchmark there, in Markdown.
 	about string
+	// unit is that of the figures.
+	unit string
+	// places: the figures are of pods that are placed, so that CPU per pod and
+	// how far off they are is told too.
+	places bool
+	// nodes and pods are how many there are unless the command line says otherwise.
+	nodes, pods int
 	// variants are the rows of the table.
 	variants []variant
 	// open prepares what the sides of all variants share.
@@ -54,7 +65,10 @@ type benchmark struct {
 // variant is one ratio of a benchmark.
 type variant struct {
 	name string
-	// a and b say what is compared, ideal what ratio there is to be had.
+	// stage is what the variant's sides need to stand on. Variants that follow
+	// each other on the same stage are measured in turns, all together.
+	stage string
+	// a and b say what is compared, ideal what ratio is wanted.
 	a, b, ideal string
 }
 
@@ -65,19 +79,22 @@ type bench interface {
 }
 
 // benchmarks are all that there are.
-var benchmarks = []benchmark{extender}
+var benchmarks = []benchmark{extender, filter, memory, start, rebalance}
+
+// all stands for every benchmark, or every variant of one.
+const all = "all"
 
 func main() {
 	// What client libraries log is not about figures.
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
-	if err := start(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
+	if err := launch(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "perf:", err)
 		os.Exit(1)
 	}
 }
 
-func start(args []string) error {
+func launch(args []string) error {
 	o, err := parse(args)
 	if err != nil {
 		return err
@@ -85,6 +102,9 @@ func start(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends us at once
+	if o.informers != "" {
+		return serveInformers(ctx, o)
+	}
 	return run(ctx, o, os.Stdout)
 }
 
@@ -92,16 +112,18 @@ func start(args []string) error {
 func parse(args []string) (options, error) {
 	var o options
 	fs := flag.NewFlagSet("perf", flag.ContinueOnError)
-	fs.StringVar(&o.bench, "bench", extender.name, "benchmark: "+strings.Join(names(benchmarks, func(b benchmark) string { return b.name }), ", "))
-	fs.StringVar(&o.variant, "variant", "all", "one or more variants of the benchmark, with commas between, or all")
-	fs.IntVar(&o.rounds, "rounds", 5, "how often each side is measured")
-	fs.IntVar(&o.nodes, "nodes", 1000, "simulated nodes")
+	fs.StringVar(&o.bench, "bench", all, "one or more benchmarks, with commas between, or all: "+strings.Join(benchmarkNames(), ", "))
+	fs.StringVar(&o.variant, "variant", all, "one or more variants of the benchmark, with commas between, or all")
+	fs.IntVar(&o.rounds, "rounds", 3, "how often each side is measured")
+	fs.IntVar(&o.nodes, "nodes", 0, "simulated nodes; 0 is as many as the benchmark is about")
 	fs.IntVar(&o.groups, "groups", 10, "NodeGroups that the nodes divide into evenly")
-	fs.IntVar(&o.pods, "pods", 2000, "pods to schedule in a round; a multiple of groups")
+	fs.IntVar(&o.pods, "pods", 0, "pods; 0 is as many as the benchmark is about, else a multiple of groups")
 	fs.BoolVar(&o.quick, "quick", false, "1 round, 100 nodes, 200 pods: to see that it works")
 	fs.BoolVar(&o.write, "write", false, "write the figures into docs/benchmarks.md")
 	fs.BoolVar(&o.runPods, "run-pods", false, "let kwok run the bound pods and renew the nodes' Leases while measuring")
 	fs.BoolVar(&o.keep, "keep", false, "keep the cluster's directory, for its logs")
+	fs.StringVar(&o.profile, "profile-address", "", "host:port where atoll-manager serves net/http/pprof meanwhile")
+	fs.StringVar(&o.informers, "informers", "", "be the peer of memory instead, with this kubeconfig; the benchmark starts it so")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
@@ -111,14 +133,41 @@ func parse(args []string) (options, error) {
 	switch {
 	case fs.NArg() > 0:
 		return o, fmt.Errorf("reading the command line: %q is not a flag", fs.Arg(0))
-	case o.rounds < 1 || o.groups < 1 || o.nodes < o.groups || o.pods < 20:
-		return o, errors.New("reading the command line: at least 1 round, 1 group, 1 node a group and 20 pods are needed")
-	case o.pods%o.groups != 0 || o.nodes%o.groups != 0:
-		return o, fmt.Errorf("reading the command line: %d nodes and %d pods do not divide into %d groups", o.nodes, o.pods, o.groups)
 	case o.quick && o.write:
 		return o, errors.New("reading the command line: the figures of -quick mean nothing and are not written")
 	}
+	chosen, err := choose(o)
+	if err != nil {
+		return o, err
+	}
+	for _, b := range chosen {
+		if err := b.fill(o).check(); err != nil {
+			return o, err
+		}
+	}
 	return o, nil
+}
+
+// fill returns the options with what the benchmark is about where they leave it open.
+func (b benchmark) fill(o options) options {
+	if o.nodes == 0 {
+		o.nodes = b.nodes
+	}
+	if o.pods == 0 {
+		o.pods = b.pods
+	}
+	return o
+}
+
+// check names what cannot be.
+func (o options) check() error {
+	switch {
+	case o.rounds < 1 || o.groups < 2 || o.nodes < o.groups || o.pods < 20:
+		return errors.New("reading the command line: at least 1 round, 2 groups, 1 node a group and 20 pods are needed")
+	case o.pods%o.groups != 0 || o.nodes%o.groups != 0:
+		return fmt.Errorf("reading the command line: %d nodes and %d pods do not divide into %d groups", o.nodes, o.pods, o.groups)
+	}
+	return nil
 }
 
 func names[T any](items []T, name func(T) string) []string {
@@ -129,30 +178,43 @@ func names[T any](items []T, name func(T) string) []string {
 	return out
 }
 
-// choose returns the benchmark and the variants that the options name.
-func choose(o options) (benchmark, []variant, error) {
-	i := slices.IndexFunc(benchmarks, func(b benchmark) bool { return b.name == o.bench })
-	if i < 0 {
-		return benchmark{}, nil, fmt.Errorf("choosing a benchmark: there is no %q", o.bench)
-	}
-	b := benchmarks[i]
-	if o.variant == "all" {
-		return b, b.variants, nil
-	}
-	var chosen []variant
-	for name := range strings.SplitSeq(o.variant, ",") {
-		j := slices.IndexFunc(b.variants, func(v variant) bool { return v.name == name })
-		if j < 0 {
-			return b, nil, fmt.Errorf("choosing a variant of %s: there is no %q; it has %s", b.name, name,
-				strings.Join(names(b.variants, func(v variant) string { return v.name }), ", "))
-		}
-		chosen = append(chosen, b.variants[j])
-	}
-	return b, chosen, nil
+func benchmarkNames() []string {
+	return names(benchmarks, func(b benchmark) string { return b.name })
 }
 
-func run(ctx context.Context, o options, out io.Writer) (err error) {
-	b, variants, err := choose(o)
+// choose returns the benchmarks that the options name, each with the variants
+// that they name. Variants are those of one benchmark, unless all are meant.
+func choose(o options) ([]benchmark, error) {
+	chosen, err := pick("benchmark", benchmarks, o.bench, func(b benchmark) string { return b.name })
+	if err != nil || o.variant == all {
+		return chosen, err
+	}
+	if len(chosen) > 1 {
+		return nil, errors.New("choosing variants: -variant needs one benchmark, by -bench")
+	}
+	b := chosen[0]
+	b.variants, err = pick("variant", b.variants, o.variant, func(v variant) string { return v.name })
+	return []benchmark{b}, err
+}
+
+// pick returns the items that a comma-separated list names, in its order.
+func pick[T any](kind string, items []T, list string, name func(T) string) ([]T, error) {
+	if list == all {
+		return items, nil
+	}
+	var chosen []T
+	for want := range strings.SplitSeq(list, ",") {
+		i := slices.IndexFunc(items, func(item T) bool { return name(item) == want })
+		if i < 0 {
+			return nil, fmt.Errorf("choosing a %s: there is no %q, there are %s", kind, want, strings.Join(names(items, name), ", "))
+		}
+		chosen = append(chosen, items[i])
+	}
+	return chosen, nil
+}
+
+func run(ctx context.Context, o options, out io.Writer) error {
+	chosen, err := choose(o)
 	if err != nil {
 		return err
 	}
@@ -164,30 +226,61 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		}
 	}
 	began := time.Now()
-	opened, err := b.open(ctx, o, out)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, opened.close()) }()
-	var rows []row
-	for _, v := range variants {
-		fmt.Fprintf(out, "\n%s %s\n  A: %s\n  B: %s\n", b.name, v.name, v.a, v.b)
-		sideA, sideB, err := opened.sides(ctx, v.name)
+	for _, b := range chosen {
+		filled := b.fill(o)
+		rows, err := measure(ctx, b, filled, out)
 		if err != nil {
+			return fmt.Errorf("measuring %s: %w", b.name, err)
+		}
+		fmt.Fprintf(out, "\nAfter %s in all, on %s with:\n\n    %s\n\n%s\n%s\n", time.Since(began).Round(time.Second), machine(),
+			commandLine(b, filled), tableHead(b), render(b, rows))
+		if !o.write {
+			continue
+		}
+		if err := writeDocs(docs, whole(b), rows, commandLine(b, filled)); err != nil {
 			return err
 		}
-		result, err := interleave(ctx, o.rounds, sideA, sideB, out)
-		if err != nil {
-			return fmt.Errorf("measuring %s %s: %w", b.name, v.name, err)
+	}
+	return nil
+}
+
+// whole is a benchmark with all its variants, of which some were chosen.
+func whole(b benchmark) benchmark {
+	return benchmarks[slices.IndexFunc(benchmarks, func(other benchmark) bool { return other.name == b.name })]
+}
+
+// measure measures the variants of one benchmark, stage by stage.
+func measure(ctx context.Context, b benchmark, o options, out io.Writer) (rows []row, err error) {
+	opened, err := b.open(ctx, o, out)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, opened.close()) }()
+	for rest := b.variants; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n].stage == rest[0].stage {
+			n++
 		}
-		fmt.Fprintln(out, result.summary())
-		rows = append(rows, row{variant: v, result: result})
+		stage := rest[:n]
+		rest = rest[n:]
+		duels := make([]duel, len(stage))
+		for i, v := range stage {
+			duels[i].variant = v
+			if duels[i].a, duels[i].b, err = opened.sides(ctx, v.name); err != nil {
+				return nil, err
+			}
+			fmt.Fprintf(out, "\n%s %s\n  A, %s: %s\n  B, %s: %s\n", b.name, v.name, duels[i].a.name, v.a, duels[i].b.name, v.b)
+		}
+		results, err := interleave(ctx, o.rounds, b.unit, duels, out)
+		if err != nil {
+			return nil, err
+		}
+		for i, v := range stage {
+			fmt.Fprintf(out, "  %s: %s\n", v.name, results[i].summary(b.unit))
+			rows = append(rows, row{variant: v, result: results[i]})
+		}
 	}
-	fmt.Fprintf(out, "\nMeasured in %s on %s with:\n\n    %s\n\n%s\n%s", time.Since(began).Round(time.Second), machine(), commandLine(o), tableHead, render(rows))
-	if !o.write {
-		return nil
-	}
-	return writeDocs(docs, b, rows, commandLine(o))
+	return rows, nil
 }
 
 // ends are the signals that end the program in good order. Under nohup, the

@@ -21,21 +21,30 @@ type row struct {
 	result  comparison
 }
 
-const tableHead = `| variant | A pods/s: median (lowest–highest) | B pods/s | A ÷ B | pair by pair | ideal | CPU per pod, A and B | off by | A | B |
-|---|---|---|---|---|---|---|---|---|---|`
+// tableHead is that of a benchmark's table.
+func tableHead(b benchmark) string {
+	head, line := fmt.Sprintf("| variant | A, %s: median (lowest–highest) | B, %s | A ÷ B | pair by pair | wanted |", b.unit, b.unit), "|---|---|---|---|---|---|"
+	if b.places {
+		head, line = head+" CPU per pod, A and B | off by |", line+"---|---|"
+	}
+	return head + " A | B |\n" + line + "---|---|"
+}
 
-func render(rows []row) string {
+func render(bench benchmark, rows []row) string {
 	var out strings.Builder
 	for _, r := range rows {
 		a, b := r.result.rates()
-		cpuA, cpuB := r.result.cpu()
-		off := "–"
-		if n := r.result.off(); n >= 0 {
-			off = fmt.Sprint(n)
+		fmt.Fprintf(&out, "| %s | %s | %s | **%.2f** | %s | %s |", r.variant.name,
+			spread(a, digits(a)), spread(b, digits(b)), r.result.ratio(), spread(r.result.pairs(), "%.2f"), r.variant.ideal)
+		if bench.places {
+			cpuA, cpuB := r.result.cpu()
+			off := "–"
+			if n := r.result.off(); n >= 0 {
+				off = fmt.Sprint(n)
+			}
+			fmt.Fprintf(&out, " %.1f and %.1f ms | %s |", median(cpuA), median(cpuB), off)
 		}
-		fmt.Fprintf(&out, "| %s | %s | %s | **%.2f** | %s | %s | %.1f and %.1f ms | %s | %s | %s |\n", r.variant.name,
-			spread(a, "%.0f"), spread(b, "%.0f"), r.result.ratio(),
-			spread(r.result.pairs(), "%.2f"), r.variant.ideal, median(cpuA), median(cpuB), off, r.variant.a, r.variant.b)
+		fmt.Fprintf(&out, " %s | %s |\n", r.variant.a, r.variant.b)
 	}
 	return out.String()
 }
@@ -46,8 +55,8 @@ func machine() string {
 }
 
 // commandLine is what measures the same again.
-func commandLine(o options) string {
-	args := fmt.Sprintf("-bench %s -variant %s -rounds %d -nodes %d -groups %d -pods %d", o.bench, o.variant, o.rounds, o.nodes, o.groups, o.pods)
+func commandLine(b benchmark, o options) string {
+	args := fmt.Sprintf("-bench %s -variant %s -rounds %d -nodes %d -groups %d -pods %d", b.name, o.variant, o.rounds, o.nodes, o.groups, o.pods)
 	if o.runPods {
 		args += " -run-pods"
 	}
@@ -101,7 +110,7 @@ func replaceSection(text string, b benchmark, rows []row, command string) (strin
 	if !ok {
 		return "", fmt.Errorf("the marker %q has no %q behind it", strings.TrimSpace(begin), strings.TrimSpace(end))
 	}
-	section := fmt.Sprintf("    %s\n\n%s:\n\n%s\n%s", command, machine(), tableHead, mergeRows(old, b, rows))
+	section := fmt.Sprintf("    %s\n\n%s:\n\n%s\n%s", command, machine(), tableHead(b), mergeRows(old, b, rows))
 	return before + begin + section + end + after, nil
 }
 
@@ -115,7 +124,7 @@ func mergeRows(old string, b benchmark, rows []row) string {
 		}
 	}
 	for _, r := range rows {
-		lines[r.variant.name] = render([]row{r})
+		lines[r.variant.name] = render(b, []row{r})
 	}
 	var out strings.Builder
 	for _, v := range b.variants {

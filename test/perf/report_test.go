@@ -37,19 +37,32 @@ func TestChoose(t *testing.T) {
 		want           string
 		wantErr        bool
 	}{
-		"all variants": {"extender", "all", "managed,unmanaged,spread,stock", false},
-		"some":         {"extender", "stock,managed", "stock,managed", false},
-		"a stranger":   {"extender", "managed,x", "", true},
-		"no benchmark": {"x", "all", "", true},
+		"all of one":               {"extender", "all", "extender: managed,unmanaged,spread,passed by,isolated", false},
+		"some of one":              {"extender", "passed by,managed", "extender: passed by,managed", false},
+		"two benchmarks":           {"start,memory", "all", "start: cold; memory: heap,resident", false},
+		"a stranger":               {"extender", "managed,x", "", true},
+		"no benchmark":             {"x", "all", "", true},
+		"whose variant is unclear": {"all", "managed", "", true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			_, variants, err := choose(options{bench: test.bench, variant: test.variant})
-			got := strings.Join(names(variants, func(v variant) string { return v.name }), ",")
-			if (err != nil) != test.wantErr || !test.wantErr && got != test.want {
+			chosen, err := choose(options{bench: test.bench, variant: test.variant})
+			var parts []string
+			for _, b := range chosen {
+				parts = append(parts, b.name+": "+strings.Join(names(b.variants, func(v variant) string { return v.name }), ","))
+			}
+			if got := strings.Join(parts, "; "); (err != nil) != test.wantErr || !test.wantErr && got != test.want {
 				t.Errorf("got %q, error %v, want %q", got, err, test.want)
 			}
 		})
+	}
+}
+
+func TestEveryBenchmarkSaysWhatItIsAbout(t *testing.T) {
+	for _, b := range benchmarks {
+		if err := b.fill(options{rounds: 1, groups: 10}).check(); err != nil || b.unit == "" || b.about == "" {
+			t.Errorf("%s measures %q and is about %q: %v", b.name, b.unit, b.about, err)
+		}
 	}
 }
 
@@ -58,7 +71,7 @@ func testRow(name string, a float64) row {
 }
 
 func TestDocsAreWritten(t *testing.T) {
-	b := benchmark{name: "x", about: "What it is.", variants: []variant{{name: "one"}, {name: "two"}}}
+	b := benchmark{name: "x", about: "What it is.", unit: "pods/s", places: true, variants: []variant{{name: "one"}, {name: "two"}}}
 	path := filepath.Join(t.TempDir(), "benchmarks.md")
 	write := func(rows ...row) string {
 		t.Helper()
@@ -72,15 +85,15 @@ func TestDocsAreWritten(t *testing.T) {
 		return string(data)
 	}
 	first := write(testRow("two", 50))
-	two := "| two | 50 (50–50) | 100 (100–100) | **0.50** | 0.50 (0.50–0.50) | 1.0 | 9.0 and 0.0 ms | 0 | ours | theirs |\n"
-	for _, part := range []string{"# Benchmarks\n", "\n## x\nWhat it is.\n\n<!-- bench:x -->\n    make bench\n\n", tableHead + "\n" + two + "<!-- /bench:x -->\n"} {
+	two := "| two | 50.0 (50.0–50.0) | 100 (100–100) | **0.50** | 0.50 (0.50–0.50) | 1.0 | 9.0 and 0.0 ms | 0 | ours | theirs |\n"
+	for _, part := range []string{"# Benchmarks\n", "\n## x\nWhat it is.\n\n<!-- bench:x -->\n    make bench\n\n", tableHead(b) + "\n" + two + "<!-- /bench:x -->\n"} {
 		if !strings.Contains(first, part) {
 			t.Errorf("%q is missing in\n%s", part, first)
 		}
 	}
 	one := strings.ReplaceAll(strings.ReplaceAll(two, "two", "one"), "50", "70")
 	second := write(testRow("one", 70))
-	if want := tableHead + "\n" + one + two + "<!-- /bench:x -->\n"; !strings.Contains(second, want) {
+	if want := tableHead(b) + "\n" + one + two + "<!-- /bench:x -->\n"; !strings.Contains(second, want) {
 		t.Errorf("the row of the other variant is not kept, or not behind the new one:\n%s", second)
 	}
 	if strings.Count(second, "## x") != 1 {

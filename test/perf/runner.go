@@ -17,7 +17,7 @@ type side struct {
 
 // sample is what a round found.
 type sample struct {
-	// rate is the figure that is compared; more is better.
+	// rate is the figure that is compared, in the benchmark's unit.
 	rate float64
 	// off is by how much the result of the work was not as wanted; -1 where
 	// nothing was wanted of it.
@@ -48,32 +48,45 @@ const (
 	patience = 2
 )
 
-// interleave measures A and B in turns. Pairs that strangers disturbed are
-// measured again, for as long as patience lasts.
-func interleave(ctx context.Context, rounds int, a, b side, out io.Writer) (comparison, error) {
-	var all []pair
-	for calmPairs := 0; calmPairs < rounds && len(all) < patience*rounds; {
-		var p pair
-		for _, turn := range []struct {
-			mark string
-			side side
-			into *sample
-		}{{"A", a, &p.a}, {"B", b, &p.b}} {
-			s, err := turn.side.measure(ctx)
-			if err != nil {
-				return nil, fmt.Errorf("round %d of %s: %w", len(all)+1, turn.side.name, err)
+// duel is a variant of a benchmark that is ready to be measured.
+type duel struct {
+	variant
+	a, b side
+}
+
+// interleave measures the sides of duels in turns, those that several duels
+// share once a turn, and returns a comparison for each duel. Turns that
+// strangers disturbed are taken again, for as long as patience lasts.
+func interleave(ctx context.Context, rounds int, unit string, duels []duel, out io.Writer) ([]comparison, error) {
+	all, calmPairs := make([][]pair, len(duels)), make([]int, len(duels))
+	for turn := 1; turn <= patience*rounds && slices.Min(calmPairs) < rounds; turn++ {
+		found := map[string]sample{}
+		for i, d := range duels {
+			for _, side := range []side{d.a, d.b} {
+				if _, ok := found[side.name]; ok {
+					continue
+				}
+				s, err := side.measure(ctx)
+				if err != nil {
+					return nil, fmt.Errorf("round %d of %s: %w", turn, side.name, err)
+				}
+				found[side.name] = s
+				fmt.Fprintf(out, "  round %d  %-18s %9.2f %s  %s\n", turn, side.name, s.rate, unit, s.facts)
 			}
-			*turn.into = s
-			fmt.Fprintf(out, "  round %d %s  %7.1f pods/s  %s\n", len(all)+1, turn.mark, s.rate, s.facts)
-		}
-		all = append(all, p)
-		if p.strangers() <= calm {
-			calmPairs++
-		} else {
-			fmt.Fprintf(out, "  round %d was disturbed: strangers took %.0f %% of the CPU time\n", len(all), 100*p.strangers())
+			p := pair{a: found[d.a.name], b: found[d.b.name]}
+			all[i] = append(all[i], p)
+			if p.strangers() <= calm {
+				calmPairs[i]++
+			} else {
+				fmt.Fprintf(out, "  round %d of %s was disturbed: strangers took %.0f %% of the CPU time\n", turn, d.name, 100*p.strangers())
+			}
 		}
 	}
-	return calmest(all, rounds), nil
+	comparisons := make([]comparison, len(duels))
+	for i := range duels {
+		comparisons[i] = calmest(all[i], rounds)
+	}
+	return comparisons, nil
 }
 
 // calmest picks the n pairs that strangers disturbed least, in order. How fast
@@ -160,13 +173,29 @@ func spread(values []float64, format string) string {
 	return fmt.Sprintf(format+" ("+format+"–"+format+")", median(values), slices.Min(values), slices.Max(values))
 }
 
-func (c comparison) summary() string {
+// summary says what a comparison found, in figures of a unit.
+func (c comparison) summary(unit string) string {
 	var pairs []string
 	for _, p := range c.pairs() {
 		pairs = append(pairs, fmt.Sprintf("%.2f", p))
 	}
 	a, b := c.rates()
-	cpuA, cpuB := c.cpu()
-	return fmt.Sprintf("  A %s pods/s, B %s pods/s: ratio of medians %.2f, pair by pair %s\n  CPU per pod: A %.1f ms, B %.1f ms; strangers took at most %.0f %%",
-		spread(a, "%.0f"), spread(b, "%.0f"), c.ratio(), strings.Join(pairs, " "), median(cpuA), median(cpuB), 100*c.strangers())
+	text := fmt.Sprintf("A %s %s, B %s %s: ratio of medians %.2f, pair by pair %s; strangers took at most %.0f %%",
+		spread(a, digits(a)), unit, spread(b, digits(b)), unit, c.ratio(), strings.Join(pairs, " "), 100*c.strangers())
+	if cpuA, cpuB := c.cpu(); median(cpuA) > 0 {
+		text += fmt.Sprintf("\n    CPU per pod: A %.1f ms, B %.1f ms", median(cpuA), median(cpuB))
+	}
+	return text
+}
+
+// digits is how a figure is written: with about three digits that mean something.
+func digits(values []float64) string {
+	switch m := median(values); {
+	case m >= 100:
+		return "%.0f"
+	case m >= 10:
+		return "%.1f"
+	default:
+		return "%.2f"
+	}
 }

@@ -34,8 +34,8 @@ func TestComparison(t *testing.T) {
 	if c.off() != 3 || c.strangers() != 0.02 {
 		t.Errorf("off by %d, strangers %v, want 3 and 0.02", c.off(), c.strangers())
 	}
-	want := "  A 95 (90–120) pods/s, B 100 (50–100) pods/s: ratio of medians 0.95, pair by pair 0.90 1.20 1.90\n  CPU per pod: A 9.0 ms, B 0.0 ms; strangers took at most 2 %"
-	if got := c.summary(); got != want {
+	want := "A 95.0 (90.0–120.0) pods/s, B 100 (50–100) pods/s: ratio of medians 0.95, pair by pair 0.90 1.20 1.90; strangers took at most 2 %\n    CPU per pod: A 9.0 ms, B 0.0 ms"
+	if got := c.summary("pods/s"); got != want {
 		t.Errorf("summary %q, want %q", got, want)
 	}
 }
@@ -79,30 +79,44 @@ func TestCalmestPairsCount(t *testing.T) {
 	}
 }
 
+// fakeSide is measured at rates that grow with every turn of any side, and was
+// disturbed in the rounds that are named.
+func fakeSide(name string, turns *[]string, disturbed ...int) side {
+	rounds := 0
+	return side{name, func(context.Context) (sample, error) {
+		rounds++
+		*turns = append(*turns, name)
+		s := sample{rate: float64(len(*turns))}
+		if slices.Contains(disturbed, rounds) {
+			s.strangers = 0.3
+		}
+		return s, nil
+	}}
+}
+
 func TestInterleave(t *testing.T) {
 	var turns []string
-	strangers := []float64{0, 0.3, 0, 0} // of A
-	a := side{"a", func(context.Context) (sample, error) {
-		turns = append(turns, "A")
-		return sample{rate: float64(len(turns)), strangers: strangers[len(turns)/2]}, nil
-	}}
-	b := side{"b", func(context.Context) (sample, error) {
-		turns = append(turns, "B")
-		return sample{rate: 1}, nil
-	}}
+	peer := fakeSide("C", &turns)
+	duels := []duel{
+		{variant{name: "one"}, fakeSide("A", &turns, 2), peer},
+		{variant{name: "two"}, fakeSide("B", &turns), peer},
+	}
 	var out bytes.Buffer
-	c, err := interleave(t.Context(), 2, a, b, &out)
+	c, err := interleave(t.Context(), 2, "pods/s", duels, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := strings.Join(turns, ""), "ABABAB"; got != want {
-		t.Errorf("turns %s, want %s: the second pair was disturbed", got, want)
+	if got, want := strings.Join(turns, ""), "ACBACBACB"; got != want {
+		t.Errorf("turns %s, want %s: the second round of A was disturbed, and C is shared", got, want)
 	}
-	if got, _ := c.rates(); !slices.Equal(got, []float64{1, 5}) {
-		t.Errorf("rates of A %v, want those of the first and the third pair", got)
+	if got, _ := c[0].rates(); !slices.Equal(got, []float64{1, 7}) {
+		t.Errorf("rates of A %v, want those of the first and the third round", got)
 	}
-	if !strings.Contains(out.String(), "round 2 was disturbed") {
-		t.Errorf("nothing is said of the disturbed round in\n%s", out.String())
+	if a, b := c[1].rates(); !slices.Equal(a, []float64{3, 6}) || !slices.Equal(b, []float64{2, 5}) {
+		t.Errorf("rates of B %v and of its peer %v, want those of the first two rounds", a, b)
+	}
+	if !strings.Contains(out.String(), "round 2 of one was disturbed") || strings.Contains(out.String(), "of two was disturbed") {
+		t.Errorf("wrong is what is said of disturbed rounds in\n%s", out.String())
 	}
 }
 
@@ -112,13 +126,57 @@ func TestInterleaveEnds(t *testing.T) {
 		rounds++
 		return sample{rate: 1, strangers: 0.9}, nil
 	}}
-	c, err := interleave(t.Context(), 3, busy, busy, &bytes.Buffer{})
-	if err != nil || len(c) != 3 || rounds != 2*patience*3 {
-		t.Errorf("%d pairs after %d rounds, error %v, want 3 after %d", len(c), rounds, err, 2*patience*3)
+	c, err := interleave(t.Context(), 3, "pods/s", []duel{{a: busy, b: busy}}, &bytes.Buffer{})
+	if err != nil || len(c[0]) != 3 || rounds != patience*3 {
+		t.Errorf("%d pairs after %d rounds, error %v, want 3 after %d", len(c[0]), rounds, err, patience*3)
 	}
 	broken := side{"broken", func(context.Context) (sample, error) { return sample{}, errors.New("no") }}
-	if _, err := interleave(t.Context(), 3, busy, broken, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "broken") {
+	if _, err := interleave(t.Context(), 3, "pods/s", []duel{{a: busy, b: broken}}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "broken") {
 		t.Errorf("error %v, want one that names the side", err)
+	}
+}
+
+func TestPercentile(t *testing.T) {
+	var hundred []time.Duration
+	for i := range 100 {
+		hundred = append(hundred, time.Duration(100-i))
+	}
+	tests := map[string]struct {
+		values []time.Duration
+		p      float64
+		want   time.Duration
+	}{
+		"one value":               {[]time.Duration{7}, 0.99, 7},
+		"the second of a hundred": {hundred, 0.99, 99},
+		"the middle":              {hundred, 0.5, 50},
+		"the first of a few":      {hundred[:10], 0.99, 100},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := percentile(test.values, test.p); got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+func TestInParallel(t *testing.T) {
+	items := []int{0, 1, 2, 3, 4, 5, 6, 7}
+	done := make([]bool, len(items))
+	if err := inParallel(t.Context(), 3, items, func(_ context.Context, i int) error {
+		done[i] = true
+		return nil
+	}); err != nil || slices.Contains(done, false) {
+		t.Errorf("done are %v, error %v", done, err)
+	}
+	no := errors.New("no")
+	if err := inParallel(t.Context(), 3, items, func(_ context.Context, i int) error {
+		if i == 4 {
+			return no
+		}
+		return nil
+	}); !errors.Is(err, no) {
+		t.Errorf("error %v, want the one that came", err)
 	}
 }
 

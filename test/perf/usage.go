@@ -129,3 +129,6 @@ func (u usage) String() string {
 	}
 	return fmt.Sprintf("CPU s: %s; strangers %.1f", strings.Join(parts, ", "), u.others())
 }
+
+// strangers is the share of the CPU time that went to others.
+func (u usage) strangers() float64 { return u.others() / max(u.all, 0.01) }

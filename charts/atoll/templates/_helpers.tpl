@@ -75,6 +75,20 @@ Where kube-scheduler finds the extender.
 {{- end }}
 
 {{/*
+The extended resource that marks the pods that a policy has a say in.
+*/}}
+{{- define "atoll.markResource" -}}
+atoll.dev/managed
+{{- end }}
+
+{{/*
+Not empty if kube-scheduler knows by a mark which pods to ask about.
+*/}}
+{{- define "atoll.marks" -}}
+{{- if and (eq .Values.scheduler.mode "Plain") (eq .Values.scheduler.asks "Managed") }}true{{ end }}
+{{- end }}
+
+{{/*
 The configuration of the kube-scheduler that asks the extender: the cluster's
 own, or the second one.
 */}}
@@ -118,6 +132,13 @@ extenders:
     httpTimeout: 5s
     # Node names in, node names out.
     nodeCacheCapable: true
+    {{- if include "atoll.marks" . }}
+    # Ask only about pods that name this resource: the webhook lets those that a
+    # policy has a say in ask for none of it.
+    managedResources:
+      - name: {{ include "atoll.markResource" . }}
+        ignoredByScheduler: true
+    {{- end }}
     # A pod that is placed without us would sit in no seat.
     ignorable: false
 {{- end }}

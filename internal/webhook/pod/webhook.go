@@ -16,6 +16,7 @@ import (
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -37,7 +38,11 @@ type Webhook struct {
 	// policy. Pods that name one of their own keep it. Unset leaves every pod to
 	// the scheduler that it came with.
 	SchedulerName string
-	Book          *policies.Book
+	// Mark is the extended resource of which managed pods ask for none at all:
+	// a kube-scheduler that asks the extender only about pods that name it knows
+	// them by that. Unset marks no pod.
+	Mark corev1.ResourceName
+	Book *policies.Book
 	// Desk hands out seats at creation.
 	Desk Desk
 }
@@ -76,6 +81,9 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	}
 	if pod.Spec.NodeName != "" || !app.Managed() {
 		return nil
+	}
+	if managed(app) {
+		defer w.mark(pod) // an override may write resources
 	}
 	// A pod that gets its seat now has it when its policies are bound.
 	seated := w.assign(ctx, pod, object, request.DryRun != nil && *request.DryRun)
@@ -144,6 +152,21 @@ func (w *Webhook) setScheduler(pod *corev1.Pod) {
 	free := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
 	if w.SchedulerName != "" && free && pod.Spec.NodeName == "" {
 		pod.Spec.SchedulerName = w.SchedulerName
+	}
+}
+
+// mark names the resource in the first container. None of it fits every node,
+// whoever counts, and no quota.
+func (w *Webhook) mark(pod *corev1.Pod) {
+	if w.Mark == "" || len(pod.Spec.Containers) == 0 {
+		return
+	}
+	resources := &pod.Spec.Containers[0].Resources
+	for _, list := range []*corev1.ResourceList{&resources.Requests, &resources.Limits} {
+		if *list == nil {
+			*list = corev1.ResourceList{}
+		}
+		(*list)[w.Mark] = resource.Quantity{Format: resource.DecimalSI}
 	}
 }
 

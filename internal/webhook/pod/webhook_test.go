@@ -224,6 +224,45 @@ func TestManagedPodsAreGivenToOurScheduler(t *testing.T) {
 	}
 }
 
+func TestManagedPodsAreMarked(t *testing.T) {
+	const mark corev1.ResourceName = "atoll.dev/managed"
+	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web")))
+	of := func(options ...build.Option) *corev1.Pod {
+		return build.Pod("", append([]build.Option{build.OwnedBy(replicaSet), build.Container("c", "nginx"), build.Container("d", "nginx")}, options...)...)
+	}
+	tests := map[string]struct {
+		workload []build.Option
+		pod      *corev1.Pod
+		mark     corev1.ResourceName
+		want     bool
+	}{
+		"a policy that is bound":                      {[]build.Option{build.Bound("p", "")}, of(), mark, true},
+		"a policy that the pod waits for":             {[]build.Option{build.Requires("p", "")}, of(), mark, true},
+		"overrides only: they are written at binding": {[]build.Option{build.Bound("", "o")}, of(), mark, true},
+		"no policy":                                    {nil, of(), mark, false},
+		"a policy that is missing, and may be":         {[]build.Option{build.Requires("p", ""), ignore}, of(), mark, false},
+		"a pod that names its node":                    {[]build.Option{build.Bound("p", "")}, of(build.On("node")), mark, false},
+		"kube-scheduler asks about every pod":          {[]build.Option{build.Bound("p", "")}, of(), "", false},
+		"a pod without containers is left to be wrong": {[]build.Option{build.Bound("p", "")}, build.Pod("", build.OwnedBy(replicaSet)), mark, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, build.Deployment("web", tc.workload...), replicaSet)
+			w.Mark = tc.mark
+			got := admit(t, w, tc.pod, false)
+			for i, c := range got.Spec.Containers {
+				for kind, list := range map[string]corev1.ResourceList{"requests": c.Resources.Requests, "limits": c.Resources.Limits} {
+					quantity, marked := list[mark]
+					if marked != (tc.want && i == 0) || !quantity.IsZero() {
+						t.Errorf("container %q %s %v, want the mark: %t", c.Name, kind, list, tc.want && i == 0)
+					}
+				}
+			}
+		})
+	}
+}
+
 func TestAPodWhoseOwnersCannotBeFoundKeepsItsScheduler(t *testing.T) {
 	w, _ := newWebhook(t)
 	w.SchedulerName = "atoll-scheduler"

@@ -1,0 +1,50 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// TestMarkedPodsAreTheOnlyOnesAskedAbout: in the plain form kube-scheduler may
+// be told to ask about managed pods only. It knows them by a resource of which
+// they ask for none, and all others are bound whatever of Atoll is away.
+func TestMarkedPodsAreTheOnlyOnesAskedAbout(t *testing.T) {
+	f := newFixtureOfItsOwn(t, atoll.Options{Managed: true})
+	f.group("marked-a", 2)
+	f.group("marked-b", 2)
+	f.create(weights("policy", "marked-a", 3, "marked-b", 2))
+	f.create(deployment("app", 5, "policy"), deployment("free", 10, ""))
+	f.eventually(patience, "managed pods are spread exactly", func() error {
+		if err := f.spreadIs("app", map[string]int{"marked-a": 3, "marked-b": 2}); err != nil {
+			return err
+		}
+		return f.allReady("app", 5) // no node offers the resource, and none need to
+	})
+	f.eventually(patience, "pods without a policy are bound", func() error { return f.boundAre("free", 10) })
+	f.askedOnlyForManagedPods()
+	if f.filterCalls() == 0 {
+		t.Error("no filter request at all: the managed pods went past the extender")
+	}
+
+	f.kill(atoll.Manager)
+	f.scale("free", 20)
+	f.eventually(10*time.Second, "pods without a policy are bound without the manager", func() error { return f.boundAre("free", 20) })
+	f.scale("app", 10)
+	f.eventually(patience, "the webhook is passed by", func() error {
+		if n := len(f.pods("app")); n != 10 {
+			return fmt.Errorf("%d pods", n)
+		}
+		return f.boundAre("app", 10)
+	})
+	f.restart(atoll.Manager)
+	f.eventually(2*patience, "managed pods of that time are put right", func() error {
+		if err := f.spreadIs("app", map[string]int{"marked-a": 6, "marked-b": 4}); err != nil {
+			return err
+		}
+		return f.allReady("app", 10)
+	})
+	f.askedOnlyForManagedPods()
+}

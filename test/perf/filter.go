@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/pki"
+)
+
+const (
+	// calls is how many questions make a round, after those that warm up.
+	calls, warmUpCalls = 1000, 50
+	// part is how much smaller the small cluster is, and share the part of the
+	// large one's nodes that are candidates where not all are.
+	part, share = 5, 10
+)
+
+// filter measures how long one answer of the filter takes.
+var filter = benchmark{
+	name: "filter", unit: "ms at p99", nodes: 5000, pods: 10000,
+	about: `The time that 99 of 100 filter requests do not exceed, asked one after the other over mutual TLS as kube-scheduler does.
+
+- 5,000 simulated nodes in 10 NodeGroups and 10,000 pods of one Deployment, all bound but the one that is asked about. Each answer
+  keeps the nodes of the one group that lacks a pod.
+- The limit for variants ` + "`managed`" + ` and ` + "`unmanaged`" + ` is 5 ms. Their peer is a server that reads the same request over mutual TLS and sends
+  an answer of the same length without looking at anything: what is left of the time is the transport's.
+- Variant ` + "`candidates`" + ` asks about a tenth of the nodes and about all of them: time is to grow with the candidates.
+- Variant ` + "`cluster`" + ` asks about the same number of candidates in the cluster and in one that is five times smaller: time is not to grow with it.`,
+	variants: []variant{
+		{name: "managed", ideal: "A ≤ 5 ms", a: "all nodes are candidates", b: "a server that only reads and answers"},
+		{name: "unmanaged", ideal: "A ≤ 5 ms", a: "a pod without a policy, all nodes are candidates", b: "a server that only reads and answers"},
+		{name: "candidates", ideal: "≤ 0.2", a: "a tenth of the nodes are candidates", b: "all nodes are candidates"},
+		{name: "cluster", ideal: "≤ 1.1", a: "so many candidates in the cluster", b: "as many in a cluster a fifth as large"},
+	},
+	open: openFilter,
+}
+
+type filterBench struct {
+	large, small *fleet
+	bare         *bareServer
+}
+
+func openFilter(ctx context.Context, o options, log io.Writer) (_ bench, err error) {
+	f := &filterBench{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.close())
+		}
+	}()
+	if f.large, err = makeFleet(ctx, settings{options: o, log: log}); err != nil {
+		return nil, err
+	}
+	fewer := o
+	fewer.nodes, fewer.pods = o.nodes/part, o.pods/part
+	if err = fewer.check(); err != nil {
+		return nil, fmt.Errorf("making a cluster a fifth as large: %w", err)
+	}
+	if f.small, err = makeFleet(ctx, settings{options: fewer, log: log}); err != nil {
+		return nil, err
+	}
+	f.bare, err = startBare(ctx)
+	return f, err
+}
+
+func (f *filterBench) close() error {
+	var errs []error
+	for _, fleet := range []*fleet{f.large, f.small} {
+		if fleet != nil {
+			errs = append(errs, fleet.close())
+		}
+	}
+	if f.bare != nil {
+		errs = append(errs, f.bare.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (f *filterBench) sides(ctx context.Context, variant string) (a, b side, err error) {
+	whole, few := f.large.options.nodes, f.large.options.nodes/share
+	managed := f.side("managed", f.large, f.large.waiting, whole)
+	tenth := f.side("tenth", f.large, f.large.waiting, few)
+	switch variant {
+	case "managed":
+		b, err = f.bareSide(ctx, "bare", f.large.waiting, whole)
+		return managed, b, err
+	case "unmanaged":
+		b, err = f.bareSide(ctx, "bare unmanaged", f.large.plain, whole)
+		return f.side("unmanaged", f.large, f.large.plain, whole), b, err
+	case "candidates":
+		return tenth, managed, nil
+	case "cluster":
+		return tenth, f.side("small cluster", f.small, f.small.waiting, few), nil
+	default:
+		return a, b, fmt.Errorf("choosing sides: there is no variant %q", variant)
+	}
+}
+
+// side asks the fleet's manager about a pod and n candidates, evenly of all groups.
+func (f *filterBench) side(name string, fleet *fleet, pod *corev1.Pod, n int) side {
+	return side{name: name, measure: func(ctx context.Context) (sample, error) {
+		body, err := question(pod, fleet.candidates(n))
+		if err != nil {
+			return sample{}, err
+		}
+		a, err := newAsker(fleet.installed.ExtenderURL, fleet.installed.TLSDir)
+		if err != nil {
+			return sample{}, err
+		}
+		kept, err := a.kept(ctx, body)
+		if err != nil {
+			return sample{}, err
+		}
+		want := n / fleet.options.groups
+		if pod == fleet.plain {
+			want = n
+		}
+		if len(kept) != want {
+			return sample{}, fmt.Errorf("asking about pod %q and %d nodes: the filter keeps %d, want %d", pod.Name, n, len(kept), want)
+		}
+		return timeCalls(ctx, f.large.cluster, a, body)
+	}}
+}
+
+// bareSide asks the bare server the same, for an answer of the same length.
+func (f *filterBench) bareSide(ctx context.Context, name string, pod *corev1.Pod, n int) (side, error) {
+	body, err := question(pod, f.large.candidates(n))
+	if err != nil {
+		return side{}, err
+	}
+	a, err := newAsker(f.large.installed.ExtenderURL, f.large.installed.TLSDir)
+	if err != nil {
+		return side{}, err
+	}
+	reply, _, err := a.ask(ctx, body)
+	if err != nil {
+		return side{}, err
+	}
+	return side{name: name, measure: func(ctx context.Context) (sample, error) {
+		f.bare.reply = reply
+		return timeCalls(ctx, f.large.cluster, askerOf(f.bare.url, f.bare.client), body)
+	}}, nil
+}
+
+// candidates are n nodes, as many of each group.
+func (f *fleet) candidates(n int) []string {
+	groups := f.options.groups
+	size := f.options.nodes / groups
+	names := make([]string, 0, n)
+	for g := range groups {
+		for i := range n / groups {
+			names = append(names, nodeName(g*size+i))
+		}
+	}
+	return names
+}
+
+// timeCalls asks the same question many times.
+func timeCalls(ctx context.Context, cluster *devcluster.Cluster, a *asker, body []byte) (s sample, err error) {
+	took := make([]time.Duration, 0, calls)
+	for range warmUpCalls {
+		if _, _, err := a.ask(ctx, body); err != nil {
+			return s, err
+		}
+	}
+	before, err := usageOf(ctx, cluster)
+	if err != nil {
+		return s, err
+	}
+	for range calls {
+		_, one, err := a.ask(ctx, body)
+		if err != nil {
+			return s, err
+		}
+		took = append(took, one)
+	}
+	after, err := usageOf(ctx, cluster)
+	if err != nil {
+		return s, err
+	}
+	used := after.since(before)
+	s.off, s.strangers = -1, used.strangers()
+	s.rate = milliseconds(percentile(took, 0.99))
+	s.facts = fmt.Sprintf("p50 %.2f ms, request of %d kB, %s", milliseconds(percentile(took, 0.5)), len(body)/1000, used)
+	return s, nil
+}
+
+// bareServer answers every request with the same, over mutual TLS.
+type bareServer struct {
+	*http.Server
+	url    string
+	client *tls.Config
+	// reply is the answer; it is set between requests.
+	reply []byte
+}
+
+func startBare(ctx context.Context) (*bareServer, error) {
+	now := time.Now()
+	ca, err := pki.NewCA(now)
+	if err != nil {
+		return nil, err
+	}
+	issue := func(leaf pki.Leaf) (tls.Certificate, error) {
+		pair, err := pki.Issue(ca, leaf, now)
+		if err != nil {
+			return tls.Certificate{}, err
+		}
+		return tls.X509KeyPair(pair.Cert, pair.Key)
+	}
+	server, err := issue(pki.Leaf{CommonName: "bare", Names: []string{"127.0.0.1"}})
+	if err != nil {
+		return nil, err
+	}
+	client, err := issue(pki.Leaf{CommonName: pki.ClientName})
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca.Cert)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("listening: %w", err)
+	}
+	b := &bareServer{
+		url:    "https://" + listener.Addr().String(),
+		client: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{client}},
+	}
+	b.Server = &http.Server{
+		ReadHeaderTimeout: time.Minute,
+		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert},
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				return // the asker sees it
+			}
+			w.Header().Set("Content-Length", strconv.Itoa(len(b.reply)))
+			_, _ = w.Write(b.reply)
+		}),
+	}
+	go func() { _ = b.ServeTLS(listener, "", "") }() // ends with Close
+	return b, nil
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+const (
+	// writers is how many requests are under way at a time where many objects are written.
+	writers = 16
+	// lonely is the workload of the pod that no policy is about.
+	lonely = "lonely"
+)
+
+// fleet is a bed where all pods but one are bound and nothing moves.
+type fleet struct {
+	*bed
+	// waiting has no node yet; its seat is in the first group, which lacks one pod.
+	waiting *corev1.Pod
+	// plain has no node yet, and its Deployment no policy.
+	plain *corev1.Pod
+}
+
+// makeFleet makes a cluster with nodes and pods, as even as the policy wants them.
+func makeFleet(ctx context.Context, s settings) (*fleet, error) {
+	b, err := makeBed(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	f := &fleet{bed: b}
+	if err := f.populate(ctx); err != nil {
+		return nil, errors.Join(err, f.close())
+	}
+	return f, nil
+}
+
+func (f *fleet) populate(ctx context.Context) error {
+	if err := f.createGroups(ctx); err != nil {
+		return err
+	}
+	// Whoever makes pods wants this one first.
+	err := f.eventually(ctx, "the ServiceAccount of the namespace", func(ctx context.Context) (bool, error) {
+		accounts, err := f.client.CoreV1().ServiceAccounts(namespace).List(ctx, metav1.ListOptions{})
+		return err == nil && len(accounts.Items) > 0, err
+	})
+	if err != nil {
+		return err
+	}
+	// Nobody is to make, bind or delete pods but we.
+	for _, name := range []string{devcluster.ControllerManager, devcluster.Scheduler} {
+		if err := f.cluster.Kill(ctx, name); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(f.log, "adding %d bound pods\n", f.options.pods-1)
+	set, err := f.createOwners(ctx, loadName, workload{policy: evenPolicy}, f.options.pods)
+	if err != nil {
+		return err
+	}
+	pods := make([]*corev1.Pod, f.options.pods)
+	for i := range pods {
+		pods[i] = podOf(set, i)
+		if i > 0 {
+			pods[i].Spec.NodeName = f.nodeFor(i)
+		}
+	}
+	err = inParallel(ctx, writers, pods, func(ctx context.Context, pod *corev1.Pod) error {
+		created, err := f.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("creating pod %q: %w", pod.Name, err)
+		}
+		if pod == pods[0] {
+			f.waiting = created
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if set, err = f.createOwners(ctx, lonely, workload{}, 1); err != nil {
+		return err
+	}
+	if f.plain, err = f.client.CoreV1().Pods(namespace).Create(ctx, podOf(set, 0), metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("creating a pod without a policy: %w", err)
+	}
+	return f.waitIdle(ctx)
+}
+
+// nodeFor deals pods out to the groups in turns, and in each to its nodes.
+func (f *fleet) nodeFor(i int) string {
+	group, size := i%f.options.groups, f.options.nodes/f.options.groups
+	return nodeName(group*size + i/f.options.groups%size)
+}
+
+// createOwners creates a Deployment and its ReplicaSet, as the controller
+// manager would, and waits until the Deployment is bound to its policy.
+func (b *bed) createOwners(ctx context.Context, name string, w workload, replicas int) (*appsv1.ReplicaSet, error) {
+	d := b.deployment(w)
+	d.Name, d.Spec.Replicas = name, new(int32(replicas))
+	d, err := b.client.AppsV1().Deployments(namespace).Create(ctx, d, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("creating Deployment %q: %w", name, err)
+	}
+	if err := b.waitBound(ctx, name, w); err != nil {
+		return nil, err
+	}
+	set := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name + "-1", Namespace: namespace, Labels: d.Labels,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))},
+		},
+		Spec: appsv1.ReplicaSetSpec{Replicas: d.Spec.Replicas, Selector: d.Spec.Selector.DeepCopy(), Template: *d.Spec.Template.DeepCopy()},
+	}
+	// A ReplicaSet's own label would make it an application beside the Deployment.
+	set.Labels = map[string]string{appsv1.DefaultDeploymentUniqueLabelKey: "1"}
+	set.Spec.Selector.MatchLabels[appsv1.DefaultDeploymentUniqueLabelKey] = "1"
+	set.Spec.Template.Labels[appsv1.DefaultDeploymentUniqueLabelKey] = "1"
+	if set, err = b.client.AppsV1().ReplicaSets(namespace).Create(ctx, set, metav1.CreateOptions{}); err != nil {
+		return nil, fmt.Errorf("creating ReplicaSet %q: %w", name, err)
+	}
+	return set, nil
+}
+
+// waitBound waits until a Deployment is bound to the policy that it requires, if any.
+func (b *bed) waitBound(ctx context.Context, name string, w workload) error {
+	if w.policy == "" {
+		return nil
+	}
+	return b.eventually(ctx, "the policy to be bound", func(ctx context.Context) (bool, error) {
+		d, err := b.client.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
+		return err == nil && d.Labels[gm.BindingPropagationPolicyLabel] == w.policy, err
+	})
+}
+
+// podOf is the i-th pod of a ReplicaSet.
+func podOf(set *appsv1.ReplicaSet, i int) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%05d", set.Name, i), Namespace: set.Namespace, Labels: set.Spec.Template.Labels,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))},
+		},
+		Spec: *set.Spec.Template.Spec.DeepCopy(),
+	}
+}
+
+// restartManager kills atoll-manager and removes the Lease that it leaves
+// behind: no other replica is there that could hold it. The manager runs when
+// start is called.
+func (b *bed) restartManager(ctx context.Context) (start func(context.Context) error, err error) {
+	if err := b.cluster.Kill(ctx, atoll.Manager); err != nil {
+		return nil, err
+	}
+	if err := b.client.CoordinationV1().Leases(atoll.Namespace).Delete(ctx, atoll.Manager, metav1.DeleteOptions{}); err != nil {
+		return nil, fmt.Errorf("deleting the manager's Lease: %w", err)
+	}
+	return func(ctx context.Context) error { return b.cluster.Restart(ctx, atoll.Manager) }, nil
+}
+
+// inParallel does something for every item, some at a time, and returns the first error.
+func inParallel[T any](ctx context.Context, workers int, items []T, do func(context.Context, T) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var next atomic.Int64
+	done := make(chan struct{})
+	for range workers {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			for i := int(next.Add(1)) - 1; i < len(items) && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
+				if err := do(ctx, items[i]); err != nil {
+					cancel(err)
+				}
+			}
+		}()
+	}
+	for range workers {
+		<-done
+	}
+	return context.Cause(ctx)
+}
