@@ -3,6 +3,7 @@ package atoll
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"os"
@@ -32,7 +33,8 @@ func buildManager(ctx context.Context, source string, log io.Writer) (string, er
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(cache, "atoll")
+	// Each source has its own: a replica that is started again is to be the same.
+	dir := filepath.Join(cache, "atoll", fmt.Sprintf("%x", sha256.Sum256([]byte(source)))[:16])
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}

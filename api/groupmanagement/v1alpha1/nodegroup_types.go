@@ -76,10 +76,12 @@ type NodeGroupStatus struct {
 
 	// total is the number of member nodes.
 	// +optional
+	// +kubebuilder:default=0
 	Total int32 `json:"total"`
 
 	// ready is the number of member nodes whose Ready condition is True.
 	// +optional
+	// +kubebuilder:default=0
 	Ready int32 `json:"ready"`
 
 	// conditions: Ready.
