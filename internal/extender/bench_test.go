@@ -27,7 +27,7 @@ func BenchmarkFilter(b *testing.B) {
 			}
 			d := newDesk(b, objects...)
 			pod := webPod(0)
-			pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: &metav1.FieldsV1{Raw: managedFields}}}
+			pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(string(managedFields))}}
 			body, err := json.Marshal(extenderArgs{Pod: pod, NodeNames: &names})
 			if err != nil {
 				b.Fatal(err)
