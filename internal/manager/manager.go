@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -264,6 +265,21 @@ func (p *parts) connect(ctx context.Context) error {
 	return errors.Join(p.mgr.Add(p.walker), p.mgr.Add(p.feed), p.mgr.Add(p.keeper))
 }
 
+// trim gives memory back once everything has been listed: of what was decoded
+// a tenth is kept, and Go returns the rest to the system only slowly.
+func (p *parts) trim(ctx context.Context) error {
+	if toolscache.WaitForCacheSync(ctx.Done(), p.walker.HasSynced, p.feed.HasSynced, p.nodes.HasSynced) {
+		debug.FreeOSMemory()
+	}
+	return nil
+}
+
+// replicaRunnable runs on every replica.
+type replicaRunnable func(context.Context) error
+
+func (f replicaRunnable) Start(ctx context.Context) error { return f(ctx) }
+func (f replicaRunnable) NeedLeaderElection() bool        { return false }
+
 func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
 		Namespace: p.config.Namespace,
@@ -300,7 +316,7 @@ func (p *parts) addExtender(context.Context) error {
 		Address: p.config.ExtenderAddress, TLS: p.keeper.MutualTLS(pki.ClientName),
 		Handler: mux, Log: ctrl.Log.WithName("extender"),
 	}
-	return errors.Join(p.mgr.Add(server), p.mgr.Add(leaderRunnable(p.lead)), p.mgr.Add(&p.leader))
+	return errors.Join(p.mgr.Add(server), p.mgr.Add(leaderRunnable(p.lead)), p.mgr.Add(replicaRunnable(p.trim)), p.mgr.Add(&p.leader))
 }
 
 // leaderRunnable runs on the replica that leads.

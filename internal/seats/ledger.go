@@ -101,9 +101,10 @@ type cohort struct {
 	key    Cohort
 	counts map[string]int // seats by group, reserved ones included
 	seats  map[types.UID]*seat
-	active int // entries of pods that are active, or not seen yet
-	seated int // entries with a seat
-	gated  int // entries of pods that wait at our gate for a seat
+	like   *Pod // the pod seen last, for the next to share with
+	active int  // entries of pods that are active, or not seen yet
+	seated int  // entries with a seat
+	gated  int  // entries of pods that wait at our gate for a seat
 	// reservations of the cohort, to drop those that lapsed.
 	reservations map[types.UID]*seat
 	// The last division: most calls of a burst ask for the same one.
@@ -138,7 +139,7 @@ func NewLedger(clock clock.PassiveClock) *Ledger {
 // OnChange adds a handler. Call before the ledger is fed.
 func (l *Ledger) OnChange(h Handler) { l.handlers = append(l.handlers, h) }
 
-// Observe records what a pod is now.
+// Observe records what a pod is now. The pod is the ledger's from here on.
 func (l *Ledger) Observe(pod *Pod) {
 	l.mu.Lock()
 	old := l.observeLocked(pod)
@@ -190,6 +191,7 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 			delete(l.nodeLocked(s.pod.Node).pods, pod.UID)
 		}
 	}
+	l.shareLocked(pod, s.cohort)
 	s.pod = pod
 	s.setActive(pod.Active)
 	s.setGated(pod.Active && pod.Gated && !pod.Pinned())

@@ -8,7 +8,9 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
@@ -107,6 +109,7 @@ func (f *fleet) nodeFor(i int) string {
 func (b *bed) createOwners(ctx context.Context, name string, w workload, replicas int) (*appsv1.ReplicaSet, error) {
 	d := b.deployment(w)
 	d.Name, d.Spec.Replicas = name, new(int32(replicas))
+	furnish(&d.Spec.Template.Spec.Containers[0])
 	d, err := b.client.AppsV1().Deployments(namespace).Create(ctx, d, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("creating Deployment %q: %w", name, err)
@@ -129,6 +132,17 @@ func (b *bed) createOwners(ctx context.Context, name string, w workload, replica
 		return nil, fmt.Errorf("creating ReplicaSet %q: %w", name, err)
 	}
 	return set, nil
+}
+
+// furnish gives a container what those of most workloads have.
+func furnish(c *corev1.Container) {
+	for _, name := range []string{"LOG_LEVEL", "DATABASE_HOST", "DATABASE_NAME", "CACHE_ADDRESS", "REGION", "FEATURES"} {
+		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: "value-of-" + name})
+	}
+	c.Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}
+	c.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi")}
+	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromString("http")}}}
+	c.LivenessProbe, c.ReadinessProbe = probe, probe
 }
 
 // waitBound waits until a Deployment is bound to the policy that it requires, if any.

@@ -118,7 +118,7 @@ func parse(args []string) (options, error) {
 	fs.IntVar(&o.nodes, "nodes", 0, "simulated nodes; 0 is as many as the benchmark is about")
 	fs.IntVar(&o.groups, "groups", 10, "NodeGroups that the nodes divide into evenly")
 	fs.IntVar(&o.pods, "pods", 0, "pods; 0 is as many as the benchmark is about, else a multiple of groups")
-	fs.BoolVar(&o.quick, "quick", false, "1 round, 100 nodes, 200 pods: to see that it works")
+	fs.BoolVar(&o.quick, "quick", false, "1 round, whoever disturbs it; 100 nodes and 200 pods unless others are given: to see that it works")
 	fs.BoolVar(&o.write, "write", false, "write the figures into docs/benchmarks.md")
 	fs.BoolVar(&o.runPods, "run-pods", false, "let kwok run the bound pods and renew the nodes' Leases while measuring")
 	fs.BoolVar(&o.keep, "keep", false, "keep the cluster's directory, for its logs")
@@ -128,7 +128,7 @@ func parse(args []string) (options, error) {
 		return o, err
 	}
 	if o.quick {
-		o.rounds, o.nodes, o.pods = 1, 100, 200
+		o.rounds = 1
 	}
 	switch {
 	case fs.NArg() > 0:
@@ -150,6 +150,12 @@ func parse(args []string) (options, error) {
 
 // fill returns the options with what the benchmark is about where they leave it open.
 func (b benchmark) fill(o options) options {
+	if o.quick && o.nodes == 0 {
+		o.nodes = 100
+	}
+	if o.quick && o.pods == 0 {
+		o.pods = 200
+	}
 	if o.nodes == 0 {
 		o.nodes = b.nodes
 	}
@@ -271,7 +277,7 @@ func measure(ctx context.Context, b benchmark, o options, out io.Writer) (rows [
 			}
 			fmt.Fprintf(out, "\n%s %s\n  A, %s: %s\n  B, %s: %s\n", b.name, v.name, duels[i].a.name, v.a, duels[i].b.name, v.b)
 		}
-		results, err := interleave(ctx, o.rounds, b.unit, duels, out)
+		results, err := interleave(ctx, o, b.unit, duels, out)
 		if err != nil {
 			return nil, err
 		}

@@ -57,9 +57,13 @@ type duel struct {
 // interleave measures the sides of duels in turns, those that several duels
 // share once a turn, and returns a comparison for each duel. Turns that
 // strangers disturbed are taken again, for as long as patience lasts.
-func interleave(ctx context.Context, rounds int, unit string, duels []duel, out io.Writer) ([]comparison, error) {
+func interleave(ctx context.Context, o options, unit string, duels []duel, out io.Writer) ([]comparison, error) {
+	rounds, most := o.rounds, patience*o.rounds
+	if o.quick {
+		most = rounds
+	}
 	all, calmPairs := make([][]pair, len(duels)), make([]int, len(duels))
-	for turn := 1; turn <= patience*rounds && slices.Min(calmPairs) < rounds; turn++ {
+	for turn := 1; turn <= most && slices.Min(calmPairs) < rounds; turn++ {
 		found := map[string]sample{}
 		for i, d := range duels {
 			for _, side := range []side{d.a, d.b} {

@@ -102,7 +102,7 @@ func TestInterleave(t *testing.T) {
 		{variant{name: "two"}, fakeSide("B", &turns), peer},
 	}
 	var out bytes.Buffer
-	c, err := interleave(t.Context(), 2, "pods/s", duels, &out)
+	c, err := interleave(t.Context(), options{rounds: 2}, "pods/s", duels, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,12 +126,12 @@ func TestInterleaveEnds(t *testing.T) {
 		rounds++
 		return sample{rate: 1, strangers: 0.9}, nil
 	}}
-	c, err := interleave(t.Context(), 3, "pods/s", []duel{{a: busy, b: busy}}, &bytes.Buffer{})
+	c, err := interleave(t.Context(), options{rounds: 3}, "pods/s", []duel{{a: busy, b: busy}}, &bytes.Buffer{})
 	if err != nil || len(c[0]) != 3 || rounds != patience*3 {
 		t.Errorf("%d pairs after %d rounds, error %v, want 3 after %d", len(c[0]), rounds, err, patience*3)
 	}
 	broken := side{"broken", func(context.Context) (sample, error) { return sample{}, errors.New("no") }}
-	if _, err := interleave(t.Context(), 3, "pods/s", []duel{{a: busy, b: broken}}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "broken") {
+	if _, err := interleave(t.Context(), options{rounds: 3}, "pods/s", []duel{{a: busy, b: broken}}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "broken") {
 		t.Errorf("error %v, want one that names the side", err)
 	}
 }

@@ -75,6 +75,8 @@ type appScope struct {
 	observed
 	plan
 	maxUnavailable int
+	// evictions are those of this pass.
+	evictions int
 	// settlesAt is when the policy will have been as it is for long enough.
 	settlesAt time.Time
 }

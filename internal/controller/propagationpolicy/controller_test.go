@@ -436,6 +436,21 @@ func TestDeletionCosts(t *testing.T) {
 			t.Errorf("written over a user's: %v", got)
 		}
 	})
+	t.Run("while a pod is on its way they wait", func(t *testing.T) {
+		coming := func(options ...build.Option) *corev1.Pod {
+			return build.Pod("coming", append(options, build.OwnedBy(build.ReplicaSet("web-1")))...)
+		}
+		s := newSite(t, append(both(ground(), web("hz", "hz", "bj")), coming())...)
+		s.reconcile()
+		if got := costs(s); len(got) != 0 {
+			t.Errorf("written while pods move: %v", got)
+		}
+		s.World.Ledger.Observe(seats.Slim(coming(build.Unschedulable())))
+		s.reconcile()
+		if got := costs(s); len(got) != 3 {
+			t.Errorf("costs are %v: a pod that finds no node keeps the others from theirs", got)
+		}
+	})
 	t.Run("only ReplicaSets look at them", func(t *testing.T) {
 		set := build.StatefulSet("db", build.Bound("p", ""))
 		s := newSite(t, append(ground(), set, runningPod("db-0", "hz", 0, build.OwnedBy(set)))...)

@@ -24,11 +24,16 @@ const maxCostsAPass = 200
 
 // cost keeps deletion costs true, so that a ReplicaSet that shrinks takes the
 // pods away that the policy can spare. Pods get theirs with their binding; this
-// is for pods that ran before, and for seats that came free in between.
+// is for pods that ran before, and for seats that came free in between. While
+// pods move it waits: they are about to change what the others cost, and the
+// writes would slow them down.
 func (r *Reconciler) cost(ctx context.Context, s *scope) error {
 	written := 0
 	var errs []error
 	for _, a := range s.apps {
+		if a.moves() {
+			continue // pods that arrive bring us back
+		}
 		for _, c := range costsDue(a.observed, r.isReplicaSet) {
 			if written == maxCostsAPass {
 				return errors.Join(append(errs, phase.Wait("more deletion costs to write", time.Millisecond))...)
@@ -38,6 +43,22 @@ func (r *Reconciler) cost(ctx context.Context, s *scope) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// moves tells whether pods were evicted in this pass, or are on their way to a
+// node. One that kube-scheduler has found none for may stay so.
+func (a *appScope) moves() bool {
+	if a.evictions > 0 {
+		return true
+	}
+	for _, c := range a.cohorts {
+		for _, pod := range c.Pods {
+			if pod.Node == "" && !pod.Gated && !pod.Unschedulable {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (r *Reconciler) isReplicaSet(owner types.UID) bool {

@@ -68,6 +68,7 @@ func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
 
 func (r *Reconciler) evicted(ctx context.Context, a *appScope, pod *seats.Pod) {
 	evictionsTotal.WithLabelValues("evicted").Inc()
+	a.evictions++
 	group := r.Ledger.NodeGroup(pod.Node)
 	log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", a.app.Namespace+"/"+a.app.Name)
 	workload := &corev1.ObjectReference{
