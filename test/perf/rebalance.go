@@ -140,16 +140,16 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 		return s, err
 	}
 	var placed map[types.UID]string
-	var found found
+	var seen found
 	err = r.eventually(ctx, "every group to have its share", func(ctx context.Context) (bool, error) {
 		if placed, err = r.uids(ctx); err != nil {
 			return false, err
 		}
-		found = check(settled, placed, r.pool, r.options.groups)
-		return len(placed) == len(settled) && found.off+found.unbound == 0, nil
+		seen = check(settled, placed, r.pool, r.options.groups)
+		return len(placed) == len(settled) && seen.off+seen.unbound == 0, nil
 	})
 	if err != nil {
-		return s, fmt.Errorf("%w: %s", err, found)
+		return s, fmt.Errorf("%w: %s", err, seen)
 	}
 	after, err := usageOf(ctx, r.cluster)
 	if err != nil {
@@ -157,8 +157,8 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 	}
 	took := counter.last().Sub(before.at)
 	used := after.since(before)
-	s.rate, s.off, s.strangers = float64(r.moves())/took.Seconds(), found.off, used.strangers()
-	s.facts = fmt.Sprintf("%.1f s, %d pods replaced; %s", took.Seconds(), found.replaced, used)
+	s.rate, s.off, s.strangers = float64(r.moves())/took.Seconds(), seen.off, used.strangers()
+	s.facts = fmt.Sprintf("%.1f s, %d pods replaced; %s", took.Seconds(), seen.replaced, used)
 	if err := r.cluster.Kill(ctx, devcluster.Scheduler); err != nil {
 		return s, err
 	}
