@@ -32,7 +32,7 @@ var rebalance = benchmark{
 		{name: "slowest", ideal: "≥ 0.5", a: "half of the pods move", b: "the slowest of evicting, creating and binding as many"},
 		{name: "sum", ideal: "≥ 0.5", a: "half of the pods move", b: "evicting, creating and binding as many, one after the other"},
 	},
-	open:     openRebalance,
+	open: openRebalance,
 }
 
 // movePolicy gives every group that it names the same weight.
