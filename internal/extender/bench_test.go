@@ -27,7 +27,7 @@ func BenchmarkFilter(b *testing.B) {
 			}
 			d := newDesk(b, objects...)
 			pod := webPod(0)
-			pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(string(managedFields))}}
+			pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(managedFields)}}
 			body, err := json.Marshal(extenderArgs{Pod: pod, NodeNames: &names})
 			if err != nil {
 				b.Fatal(err)
@@ -44,7 +44,7 @@ func BenchmarkFilter(b *testing.B) {
 }
 
 // managedFields are about as long as those of a pod with one container.
-var managedFields = func() []byte {
+var managedFields = func() string {
 	fields := map[string]any{}
 	for i := range 40 {
 		fields[fmt.Sprint("f:field-", i)] = map[string]any{".": map[string]any{}, "f:name": map[string]any{}}
@@ -53,5 +53,5 @@ var managedFields = func() []byte {
 	if err != nil {
 		panic(err)
 	}
-	return raw
+	return string(raw)
 }()

@@ -25,6 +25,12 @@ type Server struct {
 // shutdownGrace is how long calls under way may take when the server stops.
 const shutdownGrace = 5 * time.Second
 
+// callsAtOnce is how many calls share a connection of HTTP/2. A replica whose
+// host is lost answers none, and kube-scheduler notices that of the connection
+// only after some 45 seconds; so few calls that time out use it up, and the
+// next call dials anew.
+const callsAtOnce = 4
+
 // Start serves until ctx is done.
 func (s *Server) Start(ctx context.Context) error {
 	listener, err := net.Listen("tcp", s.Address)
@@ -35,6 +41,7 @@ func (s *Server) Start(ctx context.Context) error {
 		Handler: s.Handler, TLSConfig: s.TLS,
 		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 5 * time.Minute,
 		MaxHeaderBytes: 64 << 10,
+		HTTP2:          &http.HTTP2Config{MaxConcurrentStreams: callsAtOnce},
 		ErrorLog:       log.New(errorLog{s.Log}, "", 0),
 		BaseContext:    func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 	}

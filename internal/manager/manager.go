@@ -337,6 +337,7 @@ func (p *parts) lead(ctx context.Context) error {
 	}
 	p.leading.Store(true)
 	ctrl.Log.Info("Leading: the extender answers")
+	debug.FreeOSMemory() // as trim does, after one more list
 	<-ctx.Done()
 	p.leading.Store(false)
 	return nil

@@ -1,0 +1,154 @@
+package extender
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"github.com/atoll-k8s/atoll/internal/pki"
+)
+
+// lossyHost stands before a server: connections that were made before lose
+// whatever is sent once it is cut, without an end, as when the host is gone.
+type lossyHost struct {
+	mu    sync.Mutex
+	conns []*lossyConn
+}
+
+type lossyConn struct {
+	net.Conn
+	cut atomic.Bool
+}
+
+func (c *lossyConn) Write(p []byte) (int, error) {
+	if c.cut.Load() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+func (h *lossyHost) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.conns = append(h.conns, &lossyConn{Conn: conn})
+	return h.conns[len(h.conns)-1], nil
+}
+
+func (h *lossyHost) cut() (connections int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.conns {
+		c.cut.Store(true)
+	}
+	return len(h.conns)
+}
+
+// serve runs a server on a free port and returns its address and what trusts it.
+func serve(t *testing.T, handler http.Handler) (address string, client *tls.Config) {
+	t.Helper()
+	now := time.Now()
+	ca, err := pki.NewCA(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issue := func(leaf pki.Leaf) tls.Certificate {
+		pair, err := pki.Issue(ca, leaf, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cert
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca.Cert)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address = free.Addr().String()
+	_ = free.Close()
+	server := &Server{
+		Address: address, Handler: handler, Log: logr.Discard(),
+		TLS: &tls.Config{Certificates: []tls.Certificate{issue(pki.Leaf{CommonName: "s", Names: []string{"127.0.0.1"}})}, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return address, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{issue(pki.Leaf{CommonName: pki.ClientName})}}
+}
+
+// kube-scheduler's client is asked as kube-scheduler makes it.
+func TestALostHostIsLeftAfterAFewCalls(t *testing.T) {
+	address, trust := serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	host := &lossyHost{}
+	transport := utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: trust, DialContext: host.dial})
+	t.Cleanup(transport.CloseIdleConnections)
+	client := &http.Client{Transport: transport, Timeout: 5 * time.Second}
+	call := func() error {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+address, strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, response.Body)
+		if response.ProtoMajor != 2 {
+			t.Errorf("the server speaks %s", response.Proto)
+		}
+		_ = response.Body.Close()
+		return err
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for err := call(); err != nil; err = call() { // the server may not listen yet
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	for range 20 {
+		if err := call(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := host.cut(); n > 2 {
+		t.Errorf("%d connections for calls that came one after the other", n)
+	}
+	client.Timeout = 100 * time.Millisecond
+	lost := 0
+	for ; lost < 2*callsAtOnce; lost++ {
+		if lost == callsAtOnce {
+			client.Timeout = 5 * time.Second // as long as a new handshake may take
+		}
+		if call() == nil {
+			break
+		}
+	}
+	if lost > callsAtOnce {
+		t.Errorf("%d calls timed out on a connection that is lost, want at most %d", lost, callsAtOnce)
+	}
+}
