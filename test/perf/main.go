@@ -79,7 +79,7 @@ type bench interface {
 }
 
 // benchmarks are all that there are.
-var benchmarks = []benchmark{extender, filter, memory, start, rebalance}
+var benchmarks = []benchmark{extender, filter, memory, start, rebalance, pools, united}
 
 // all stands for every benchmark, or every variant of one.
 const all = "all"

@@ -1,0 +1,304 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+)
+
+// pools measures how fast many NodePools take their nodes in.
+var pools = benchmark{
+	name: "pools", unit: "nodes/s", nodes: 5000, pods: 200,
+	about: `Nodes taken in a second by NodePools that are created all at once ÷ the same writes by plain clients, as fast as the API server takes them.
+
+- 1,000 NodePools of 5 of 5,000 nodes each, by selector, each with a label, an annotation and a taint. The clock runs from the first pool
+  created to the last status that names all five.
+- The floor is what has to be written at least: a patch of each node, and of each pool one for its finalizer and one for its status, by 16 clients.
+- atoll-manager has no limit of its own on requests a second: the API server's priority and fairness is the limit.`,
+	variants: []variant{{name: "join", ideal: "≥ 0.5", a: "NodePools take in all nodes", b: "the writes alone"}},
+	open:     openPools,
+}
+
+// united measures how fast a UnitedDeployment makes its workloads.
+var united = benchmark{
+	name: "united", unit: "workloads/s", nodes: 5000, pods: 200,
+	about: `Workloads created a second for one UnitedDeployment of 1,000 pools ÷ the same Deployments created by plain clients.
+
+- The clock runs from the creation of the UnitedDeployment to the last Deployment that there is. They have no replicas, and the controller manager is stopped.
+- The floor is 1,000 creations by one client after the other, as a controller makes the workloads of one object.`,
+	variants: []variant{{name: "create", ideal: "≥ 0.5", a: "one UnitedDeployment is created", b: "its Deployments are created, one after the other"}},
+	open:     openPools,
+}
+
+const (
+	// nodesOfPool is how many nodes a pool has.
+	nodesOfPool = 5
+	// siteLabel is on every node: which pool selects it.
+	siteLabel = "site"
+	// manyPools names the UnitedDeployment.
+	manyPools = "many"
+)
+
+type poolsBench struct {
+	*bed
+	apps client.Client
+	// sites are the names of the pools.
+	sites []string
+}
+
+func openPools(ctx context.Context, o options, log io.Writer) (bench, error) {
+	b, err := makeBed(ctx, settings{options: o, log: log})
+	if err != nil {
+		return nil, err
+	}
+	p := &poolsBench{bed: b}
+	if err := p.prepare(ctx); err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	return p, nil
+}
+
+func (p *poolsBench) prepare(ctx context.Context) error {
+	scheme := p.atoll.Scheme()
+	if err := apps.AddToScheme(scheme); err != nil {
+		return fmt.Errorf("making a scheme: %w", err)
+	}
+	var err error
+	if p.apps, err = client.New(p.cluster.AdminConfig(), client.Options{Scheme: scheme}); err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	for i := range p.options.nodes / nodesOfPool {
+		p.sites = append(p.sites, fmt.Sprint("site-", i))
+	}
+	if err := p.cluster.Kill(ctx, devcluster.ControllerManager); err != nil {
+		return err
+	}
+	return p.patchNodes(ctx, func(i int) string {
+		return fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, siteLabel, p.sites[i/nodesOfPool])
+	})
+}
+
+// patchNodes patches every node, many at a time.
+func (p *poolsBench) patchNodes(ctx context.Context, patch func(i int) string) error {
+	numbers := make([]int, p.options.nodes)
+	for i := range numbers {
+		numbers[i] = i
+	}
+	return inParallel(ctx, writers, numbers, func(ctx context.Context, i int) error {
+		_, err := p.client.CoreV1().Nodes().Patch(ctx, nodeName(i), types.MergePatchType, []byte(patch(i)), metav1.PatchOptions{})
+		if err != nil {
+			return fmt.Errorf("patching node %q: %w", nodeName(i), err)
+		}
+		return nil
+	})
+}
+
+func (p *poolsBench) sides(_ context.Context, variant string) (a, b side, err error) {
+	if variant == "create" {
+		return side{"UnitedDeployment", p.rated(len(p.sites), p.unite)}, side{"plain", p.rated(len(p.sites), p.createDeployments)}, nil
+	}
+	return side{"NodePools", p.rated(p.options.nodes, p.join)}, side{"plain", p.rated(p.options.nodes, p.write)}, nil
+}
+
+// rated makes a rate of how long n things took; do returns what clears up after it.
+func (p *poolsBench) rated(n int, do func(context.Context) (clear func(context.Context) error, err error)) func(context.Context) (sample, error) {
+	return func(ctx context.Context) (sample, error) {
+		ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
+		defer cancel()
+		var clear func(context.Context) error
+		s, err := p.timed(ctx, func(ctx context.Context) (facts string, err error) {
+			clear, err = do(ctx)
+			return fmt.Sprintf("%d in all", n), err
+		})
+		if err != nil {
+			return s, err
+		}
+		s.rate = float64(n) / s.rate
+		return s, clear(ctx)
+	}
+}
+
+func (p *poolsBench) pool(site string, selects bool) *apps.NodePool {
+	pool := &apps.NodePool{
+		ObjectMeta: metav1.ObjectMeta{Name: site},
+		Spec: apps.NodePoolSpec{
+			Labels:      map[string]apps.LabelValue{"example.com/given": apps.LabelValue(site)},
+			Annotations: map[string]apps.AnnotationValue{"example.com/given": apps.AnnotationValue(site)},
+			Taints:      []apps.NodePoolTaint{{Key: "given", Value: apps.LabelValue(site), Effect: corev1.TaintEffectPreferNoSchedule}},
+		},
+	}
+	if selects {
+		pool.Spec.Selector = &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{siteLabel: apps.LabelValue(site)}}
+	}
+	return pool
+}
+
+func (p *poolsBench) createPools(ctx context.Context, selects bool) error {
+	return inParallel(ctx, writers, p.sites, func(ctx context.Context, site string) error {
+		if err := p.apps.Create(ctx, p.pool(site, selects)); err != nil {
+			return fmt.Errorf("creating NodePool %q: %w", site, err)
+		}
+		return nil
+	})
+}
+
+// join creates the pools and waits until each has its nodes.
+func (p *poolsBench) join(ctx context.Context) (func(context.Context) error, error) {
+	if err := p.createPools(ctx, true); err != nil {
+		return nil, err
+	}
+	return p.leave, p.awaitPools(ctx, "the NodePools to have their nodes", nodesOfPool)
+}
+
+// awaitPools waits until every pool says that it has so many nodes.
+func (p *poolsBench) awaitPools(ctx context.Context, what string, nodes int) error {
+	return p.eventually(ctx, what, func(ctx context.Context) (bool, error) {
+		var list apps.NodePoolList
+		if err := p.apps.List(ctx, &list); err != nil {
+			return false, fmt.Errorf("listing NodePools: %w", err)
+		}
+		for i := range list.Items {
+			if len(list.Items[i].Status.Nodes) != nodes {
+				return false, nil
+			}
+		}
+		return len(list.Items) == len(p.sites), nil
+	})
+}
+
+// leave lets all nodes go and deletes the pools.
+func (p *poolsBench) leave(ctx context.Context) error {
+	err := inParallel(ctx, writers, p.sites, func(ctx context.Context, site string) error {
+		pool := p.pool(site, false)
+		if err := p.apps.Patch(ctx, pool, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"selector":null}}`))); err != nil {
+			return fmt.Errorf("emptying NodePool %q: %w", site, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.deletePools(ctx)
+}
+
+func (p *poolsBench) deletePools(ctx context.Context) error {
+	if err := p.awaitPools(ctx, "the NodePools to be empty", 0); err != nil {
+		return err
+	}
+	if err := p.apps.DeleteAllOf(ctx, &apps.NodePool{}); err != nil {
+		return fmt.Errorf("deleting the NodePools: %w", err)
+	}
+	return p.eventually(ctx, "the NodePools to go", func(ctx context.Context) (bool, error) {
+		var list apps.NodePoolList
+		err := p.apps.List(ctx, &list)
+		return err == nil && len(list.Items) == 0, err
+	})
+}
+
+// write makes the pools, without nodes, and writes as much as it takes to have some.
+func (p *poolsBench) write(ctx context.Context) (func(context.Context) error, error) {
+	if err := p.createPools(ctx, false); err != nil {
+		return nil, err
+	}
+	err := p.patchNodes(ctx, func(i int) string {
+		site := p.sites[i/nodesOfPool]
+		return fmt.Sprintf(`{"metadata":{"labels":{"example.com/written":%[1]q},"annotations":{"example.com/written":%[1]q}},"spec":{"taints":[{"key":"written","value":%[1]q,"effect":"PreferNoSchedule"}]}}`, site)
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = inParallel(ctx, writers, p.sites, func(ctx context.Context, site string) error {
+		pool := p.pool(site, false)
+		if err := p.apps.Patch(ctx, pool, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"example.com/written":"yes"}}}`))); err != nil {
+			return fmt.Errorf("patching NodePool %q: %w", site, err)
+		}
+		status := fmt.Appendf(nil, `{"status":{"observedGeneration":1,"conditions":[{"type":"Written","status":"True","reason":"Written","message":%q,"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, site)
+		if err := p.apps.Status().Patch(ctx, pool, client.RawPatch(types.MergePatchType, status)); err != nil {
+			return fmt.Errorf("patching the status of NodePool %q: %w", site, err)
+		}
+		return nil
+	})
+	return func(ctx context.Context) error {
+		err := p.patchNodes(ctx, func(int) string {
+			return `{"metadata":{"labels":{"example.com/written":null},"annotations":{"example.com/written":null}},"spec":{"taints":null}}`
+		})
+		return errors.Join(err, p.deletePools(ctx))
+	}, err
+}
+
+// unite creates a UnitedDeployment and waits for its workloads.
+func (p *poolsBench) unite(ctx context.Context) (func(context.Context) error, error) {
+	labels := map[string]string{"app": manyPools}
+	ud := &apps.UnitedDeployment{
+		ObjectMeta: metav1.ObjectMeta{Name: manyPools, Namespace: namespace},
+		Spec: apps.UnitedDeploymentSpec{
+			Selector:         &metav1.LabelSelector{MatchLabels: labels},
+			WorkloadTemplate: apps.WorkloadTemplate{DeploymentTemplate: &apps.DeploymentTemplateSpec{Spec: p.deployment(workload{}).Spec}},
+		},
+	}
+	template := &ud.Spec.WorkloadTemplate.DeploymentTemplate.Spec
+	template.Replicas, template.Selector, template.Template.Labels = nil, nil, labels
+	for _, site := range p.sites {
+		ud.Spec.Topology.Pools = append(ud.Spec.Topology.Pools, apps.Pool{Name: site, Replicas: new(intstr.FromInt32(0))})
+	}
+	if err := p.apps.Create(ctx, ud); err != nil {
+		return nil, fmt.Errorf("creating UnitedDeployment %q: %w", ud.Name, err)
+	}
+	return func(ctx context.Context) error {
+			if err := p.apps.Delete(ctx, ud); err != nil {
+				return fmt.Errorf("deleting UnitedDeployment %q: %w", ud.Name, err)
+			}
+			return p.deleteDeployments(ctx) // nobody collects garbage
+		}, p.eventually(ctx, "a Deployment a pool", func(ctx context.Context) (bool, error) {
+			n, err := p.countDeployments(ctx)
+			return n == len(p.sites), err
+		})
+}
+
+// createDeployments creates as many by hand.
+func (p *poolsBench) createDeployments(ctx context.Context) (func(context.Context) error, error) {
+	for _, site := range p.sites {
+		d := p.deployment(workload{})
+		d.Name = manyPools + "-" + site
+		if _, err := p.client.AppsV1().Deployments(namespace).Create(ctx, d, metav1.CreateOptions{}); err != nil {
+			return nil, fmt.Errorf("creating Deployment %q: %w", d.Name, err)
+		}
+	}
+	return p.deleteDeployments, nil
+}
+
+func (p *poolsBench) deleteDeployments(ctx context.Context) error {
+	all := metav1.ListOptions{}
+	if err := p.client.AppsV1().Deployments(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all); err != nil {
+		return fmt.Errorf("deleting Deployments: %w", err)
+	}
+	return p.eventually(ctx, "the Deployments to go", func(ctx context.Context) (bool, error) {
+		n, err := p.countDeployments(ctx)
+		return n == 0, err
+	})
+}
+
+// countDeployments asks for one and how many more there are.
+func (p *poolsBench) countDeployments(ctx context.Context) (int, error) {
+	var list *appsv1.DeploymentList
+	list, err := p.client.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return 0, fmt.Errorf("counting Deployments: %w", err)
+	}
+	n := len(list.Items)
+	if list.RemainingItemCount != nil {
+		n += int(*list.RemainingItemCount)
+	}
+	return n, nil
+}
