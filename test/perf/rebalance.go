@@ -162,16 +162,16 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 		return s, err
 	}
 	var placed map[types.UID]string
-	var found found
+	var where found
 	err = r.eventually(ctx, "every group to have its share", func(ctx context.Context) (bool, error) {
 		if placed, err = r.uids(ctx); err != nil {
 			return false, err
 		}
-		found = check(settled, placed, r.pool, r.options.groups)
-		return len(placed) == len(settled) && found.off+found.unbound == 0, nil
+		where = check(settled, placed, r.pool, r.options.groups)
+		return len(placed) == len(settled) && where.off+where.unbound == 0, nil
 	})
 	if err != nil {
-		return s, fmt.Errorf("%w: %s", err, found)
+		return s, fmt.Errorf("%w: %s", err, where)
 	}
 	after, err := usageOf(ctx, r.cluster)
 	if err != nil {
@@ -179,8 +179,8 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 	}
 	took := counter.last().Sub(before.at)
 	used := after.since(before)
-	s.rate, s.off, s.strangers = float64(r.moves())/took.Seconds(), found.off, used.strangers()
-	s.facts = fmt.Sprintf("%.1f s, %d pods replaced; %s", took.Seconds(), found.replaced, used)
+	s.rate, s.off, s.strangers = float64(r.moves())/took.Seconds(), where.off, used.strangers()
+	s.facts = fmt.Sprintf("%.1f s, %d pods replaced; %s", took.Seconds(), where.replaced, used)
 	if err := r.cluster.Kill(ctx, devcluster.Scheduler); err != nil {
 		return s, err
 	}

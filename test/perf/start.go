@@ -113,7 +113,7 @@ func (f *fleet) waitCorrect(ctx context.Context, a *asker) (wrong int, err error
 	err = wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, stepWithin, true, func(ctx context.Context) (bool, error) {
 		var kept []string
 		if kept, last = a.kept(ctx, body); last != nil {
-			return false, nil
+			return false, nil //nolint:nilerr // nobody leads yet
 		}
 		if !slices.Equal(kept, want) {
 			wrong++
