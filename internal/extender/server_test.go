@@ -85,7 +85,6 @@ func serve(t *testing.T, handler http.Handler) (address string, client *tls.Conf
 	})
 	return address, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
 }
-}
 
 // kube-scheduler's client is asked as kube-scheduler makes it.
 func TestALostHostIsLeftAfterAFewCalls(t *testing.T) {
