@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,8 +16,6 @@ import (
 
 	"github.com/go-logr/logr"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-
-	"github.com/atoll-k8s/atoll/internal/pki"
 )
 
 // lossyHost stands before a server: connections that were made before lose
@@ -61,24 +60,10 @@ func (h *lossyHost) cut() (connections int) {
 // serve runs a server on a free port and returns its address and what trusts it.
 func serve(t *testing.T, handler http.Handler) (address string, client *tls.Config) {
 	t.Helper()
-	now := time.Now()
-	ca, err := pki.NewCA(now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	issue := func(leaf pki.Leaf) tls.Certificate {
-		pair, err := pki.Issue(ca, leaf, now)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cert
-	}
+	certified := httptest.NewTLSServer(nil)
+	certified.Close() // its certificate is all that is wanted
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca.Cert)
+	roots.AddCert(certified.Certificate())
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +72,7 @@ func serve(t *testing.T, handler http.Handler) (address string, client *tls.Conf
 	_ = free.Close()
 	server := &Server{
 		Address: address, Handler: handler, Log: logr.Discard(),
-		TLS: &tls.Config{Certificates: []tls.Certificate{issue(pki.Leaf{CommonName: "s", Names: []string{"127.0.0.1"}})}, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert},
+		TLS: &tls.Config{Certificates: certified.TLS.Certificates, MinVersion: tls.VersionTLS13},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -98,7 +83,7 @@ func serve(t *testing.T, handler http.Handler) (address string, client *tls.Conf
 			t.Error(err)
 		}
 	})
-	return address, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{issue(pki.Leaf{CommonName: pki.ClientName})}}
+	return address, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
 }
 
 // kube-scheduler's client is asked as kube-scheduler makes it.
