@@ -162,28 +162,16 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 		return s, err
 	}
 	var placed map[types.UID]string
-<<<<<<< HEAD
-	var seen found
-=======
 	var where found
->>>>>>> bench
 	err = r.eventually(ctx, "every group to have its share", func(ctx context.Context) (bool, error) {
 		if placed, err = r.uids(ctx); err != nil {
 			return false, err
 		}
-<<<<<<< HEAD
-		seen = check(settled, placed, r.pool, r.options.groups)
-		return len(placed) == len(settled) && seen.off+seen.unbound == 0, nil
-	})
-	if err != nil {
-		return s, fmt.Errorf("%w: %s", err, seen)
-=======
 		where = check(settled, placed, r.pool, r.options.groups)
 		return len(placed) == len(settled) && where.off+where.unbound == 0, nil
 	})
 	if err != nil {
 		return s, fmt.Errorf("%w: %s", err, where)
->>>>>>> bench
 	}
 	after, err := usageOf(ctx, r.cluster)
 	if err != nil {
@@ -191,13 +179,8 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 	}
 	took := counter.last().Sub(before.at)
 	used := after.since(before)
-<<<<<<< HEAD
-	s.rate, s.off, s.strangers = float64(r.moves())/took.Seconds(), seen.off, used.strangers()
-	s.facts = fmt.Sprintf("%.1f s, %d pods replaced; %s", took.Seconds(), seen.replaced, used)
-=======
 	s.rate, s.off, s.strangers = float64(r.moves())/took.Seconds(), where.off, used.strangers()
 	s.facts = fmt.Sprintf("%.1f s, %d pods replaced; %s", took.Seconds(), where.replaced, used)
->>>>>>> bench
 	if err := r.cluster.Kill(ctx, devcluster.Scheduler); err != nil {
 		return s, err
 	}

@@ -113,11 +113,7 @@ func (f *fleet) waitCorrect(ctx context.Context, a *asker) (wrong int, err error
 	err = wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, stepWithin, true, func(ctx context.Context) (bool, error) {
 		var kept []string
 		if kept, last = a.kept(ctx, body); last != nil {
-<<<<<<< HEAD
-			return false, nil //nolint:nilerr // it is asked again
-=======
 			return false, nil //nolint:nilerr // nobody leads yet
->>>>>>> bench
 		}
 		if !slices.Equal(kept, want) {
 			wrong++
