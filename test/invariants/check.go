@@ -40,7 +40,7 @@ func (e Exception) covers(v Violation) bool {
 
 // Violation is something that must never happen.
 type Violation struct {
-	// Invariant is its name: I2, I5 or I10.
+	// Invariant is its name: I2, I5, I10 or I12.
 	Invariant string
 	// RV is the resourceVersion at which it happened; 0 when it wrote nothing.
 	RV uint64
@@ -148,13 +148,61 @@ func (p Pod) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 }
 
-// checkDeletions is I2.
+// checkDeletions is I2, and of I12 what is about deletions.
 func (c *checker) checkDeletions(requests []Request) {
 	for _, r := range requests {
-		if r.deletes() {
+		if !r.deletes() {
+			continue
+		}
+		switch of, spare := c.unitedWorkload(r); {
+		case spare:
+		case of != "":
+			c.violate("I12", Stamp{Seen: r.Received}, r.object(), nil, "%s of %s by %s, answered %d: UnitedDeployment %q has the pool, and no other workload for it",
+				r.Verb, r.Resource, r.User, r.Code, of)
+		default:
 			c.violate("I2", Stamp{Seen: r.Received}, r.object(), nil, "%s of %s by %s, answered %d: pods leave by eviction only", r.Verb, r.Resource, r.User, r.Code)
 		}
 	}
+}
+
+// unitedWorkload names the UnitedDeployment that a request deletes a workload
+// of, and tells whether that one could spare it: it was of no pool of the spec,
+// or not the only one of its pool.
+func (c *checker) unitedWorkload(r Request) (of string, spare bool) {
+	from, to := r.Received.Add(-c.Lag), r.Answered.Add(c.Lag)
+	for _, w := range c.workloads(from, to) {
+		if w.Namespace != r.Namespace || w.Name != r.Name || strings.ToLower(w.Kind)+"s" != r.Resource || w.United == "" ||
+			w.Owner != "" && w.OwnerKind != "UnitedDeployment" {
+			continue
+		}
+		of = w.United
+		for _, other := range c.workloads(from, to) {
+			switch {
+			case other.Namespace != w.Namespace || other.UID == w.UID:
+			case other.Kind == "UnitedDeployment" && other.Name == w.United && !strings.Contains(other.Pools, "/"+w.Pool+"/"),
+				other.United == w.United && other.Pool == w.Pool:
+				return of, true
+			}
+		}
+	}
+	return of, false
+}
+
+// workloads are all versions of workloads that were in force between two times.
+func (c *checker) workloads(from, to time.Time) []Workload {
+	var found []Workload
+	for key, t := range c.timelines {
+		if _, ok := key.(workloadKey); !ok {
+			continue
+		}
+		for i, v := range t {
+			w, ok := v.object.(Workload)
+			if ok && !v.Seen.After(to) && (i == len(t)-1 || !t[i+1].Seen.Before(from)) {
+				found = append(found, w)
+			}
+		}
+	}
+	return found
 }
 
 // checkBinds is I5 for one pod.

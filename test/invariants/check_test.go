@@ -87,6 +87,28 @@ func (r *run) evict(name string) {
 	r.h.Gone(s, pod)
 }
 
+// united has a UnitedDeployment of first the one and then the other pools, and
+// workloads of the pools a and b.
+func (r *run) united(before, after string) {
+	for _, pools := range []string{before, after} {
+		r.put(Workload{UID: "ud-uid", Kind: "UnitedDeployment", Namespace: "ns", Name: "ud", Pools: pools})
+	}
+	for _, pool := range []string{"a", "b"} {
+		r.put(Workload{
+			UID: types.UID(pool), Kind: "Deployment", Namespace: "ns", Name: "ud-" + pool, United: "ud", Pool: pool,
+			Owner: "ud-uid", OwnerKind: "UnitedDeployment",
+		})
+	}
+	r.tick(time.Minute)
+}
+
+// deleteOf deletes the workload of a pool.
+func (r *run) deleteOf(pool string) {
+	r.requests = append(r.requests, Request{
+		User: "manager", Verb: "delete", Resource: "deployments", Namespace: "ns", Name: "ud-" + pool, Code: 200, Received: r.at, Answered: r.at,
+	})
+}
+
 func ranges(pairs ...any) gm.PropagationSpec {
 	spec := gm.PropagationSpec{PropagationStrategy: gm.NumRangePropagationStrategy}
 	for i := 0; i < len(pairs); i += 2 {
@@ -117,6 +139,29 @@ func TestCheckBites(t *testing.T) {
 		}, "I2: by eviction only"},
 		"an owner of pods is deleted": {func(r *run) {
 			r.requests = append(r.requests, Request{User: "manager", Verb: "delete", Resource: "replicasets", Namespace: "ns", Name: "app", Code: 200, Received: r.at})
+		}, "I2: by eviction only"},
+		"the workload of a pool that is gone is deleted": {func(r *run) {
+			r.united("/a/", "/a/")
+			r.deleteOf("b")
+		}, ""},
+		"the workload of a pool is deleted": {func(r *run) {
+			r.united("/a/", "/a//b/")
+			r.deleteOf("b")
+		}, "I12: has the pool"},
+		"the workload of a pool goes that has another": {func(r *run) {
+			r.united("/a//b/", "/a//b/")
+			r.put(Workload{UID: "twin", Kind: "Deployment", Namespace: "ns", Name: "twin", United: "ud", Pool: "b", Owner: "ud-uid", OwnerKind: "UnitedDeployment"})
+			r.deleteOf("b")
+		}, ""},
+		"the pool was in the spec until a moment ago": {func(r *run) {
+			r.united("/a//b/", "/a//b/")
+			r.h.Put(r.tick(time.Second), Workload{UID: "ud-uid", Kind: "UnitedDeployment", Namespace: "ns", Name: "ud", Pools: "/a/"})
+			r.deleteOf("b")
+		}, ""},
+		"a workload that is another's is deleted": {func(r *run) {
+			r.united("/a/", "/a/")
+			r.put(Workload{UID: "theirs", Kind: "Deployment", Namespace: "ns", Name: "ud-c", United: "ud", Pool: "c", Owner: "other", OwnerKind: "Rollout"})
+			r.deleteOf("c")
 		}, "I2: by eviction only"},
 		"an event is deleted": {func(r *run) {
 			r.requests = append(r.requests, Request{User: "manager", Verb: "delete", Resource: "events", Namespace: "ns", Code: 200, Received: r.at})

@@ -5,6 +5,10 @@
 // or not. It asks for evictions, which a PodDisruptionBudget may refuse. Every
 // request of its identity to delete one is a breach.
 //
+// I12, as far as it is about deletions: what a UnitedDeployment does without, it
+// may delete. That is a workload of a pool that its spec does not have, or one
+// of several for a pool.
+//
 // I5: a pod whose application requires a PropagationPolicy gets a node only
 //   - while that policy is bound to the application, and
 //   - of a NodeGroup that the policy gives pods: that a range or a weight above

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
@@ -59,6 +60,11 @@ type Workload struct {
 	// Owner and OwnerKind are as a Pod's.
 	Owner     types.UID
 	OwnerKind string
+	// United and Pool are the UnitedDeployment, by name, and the pool that it
+	// says it is of.
+	United, Pool string
+	// Pools are those of a UnitedDeployment, each between slashes.
+	Pools string
 }
 
 type (
@@ -138,6 +144,12 @@ func slim(o runtime.Object) Object {
 		return workload("StatefulSet", o, o.Spec.Replicas)
 	case *appsv1.DaemonSet:
 		return workload("DaemonSet", o, new(int32(-1)))
+	case *apps.UnitedDeployment:
+		w := workload("UnitedDeployment", o, o.Spec.Replicas)
+		for i := range o.Spec.Topology.Pools {
+			w.Pools += "/" + o.Spec.Topology.Pools[i].Name + "/"
+		}
+		return w
 	case *batchv1.Job:
 		return workload("Job", o, o.Spec.Parallelism)
 	case *batchv1.CronJob:
@@ -149,6 +161,7 @@ func slim(o runtime.Object) Object {
 // watchedKinds are the kinds of owners that a History knows.
 var watchedKinds = map[string]bool{
 	"Deployment": true, "ReplicaSet": true, "StatefulSet": true, "DaemonSet": true, "Job": true, "CronJob": true,
+	"UnitedDeployment": true,
 }
 
 func nameOf(o metav1.Object) types.NamespacedName {
@@ -159,6 +172,7 @@ func workload(kind string, o metav1.Object, replicas *int32) Workload {
 	w := Workload{
 		UID: o.GetUID(), Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName(), Replicas: 1,
 		Policies: ownership.PoliciesOf(o.GetLabels()), IgnoreMissing: ownership.IgnoresMissing(o.GetAnnotations()),
+		United: o.GetLabels()[apps.UnitedDeploymentLabel], Pool: o.GetLabels()[apps.PoolNameLabel],
 	}
 	if replicas != nil {
 		w.Replicas = int(*replicas)

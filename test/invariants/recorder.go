@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
@@ -61,6 +62,7 @@ func kinds() map[string]client.ObjectList {
 		"daemonsets":          &appsv1.DaemonSetList{},
 		"jobs":                &batchv1.JobList{},
 		"cronjobs":            &batchv1.CronJobList{},
+		"uniteddeployments":   &apps.UnitedDeploymentList{},
 	}
 }
 
