@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -177,6 +178,7 @@ func (f *fixture) watchAvailability(app string, replicas int) func() (worst, del
 	}
 	var mu sync.Mutex
 	available, gone := map[types.UID]bool{}, map[types.UID]bool{}
+	var seen atomic.Uint64
 	worst, complete := replicas, false
 	done := make(chan struct{})
 	go func() {
@@ -203,9 +205,11 @@ func (f *fixture) watchAvailability(app string, replicas int) func() (worst, del
 				worst = min(worst, n)
 			}
 			mu.Unlock()
+			noteVersion(&seen, pod)
 		}
 	}()
 	return func() (int, int) {
+		f.awaitVersion(app, &seen)
 		w.Stop()
 		<-done
 		return worst, len(gone)

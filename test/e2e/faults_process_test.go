@@ -176,6 +176,8 @@ func TestFaultManagerKilledBetweenTwoWrites(t *testing.T) {
 	f.create(restless(weights("policy", "killed-a", 3, "killed-b", 2)))
 	f.create(overrideOfImages("images"))
 	labelled := deployment("app", 5, "policy")
+	// Pods that are made while nobody answers wait for the scheduler that asks.
+	labelled.Spec.Template.Spec.SchedulerName = atoll.Scheduler
 	labelled.Labels[gm.RequiredOverridePolicyLabel] = "images"
 	f.create(labelled)
 	turns := []map[string]int{{"killed-a": 1, "killed-b": 4}, {"killed-a": 3, "killed-b": 2}}

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -375,6 +377,7 @@ func (f *fixture) watchDeletions(app string) func() int {
 		f.Fatal(err)
 	}
 	gone := map[types.UID]bool{}
+	var seen atomic.Uint64
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -383,12 +386,45 @@ func (f *fixture) watchDeletions(app string) func() int {
 			if ok && (event.Type == "DELETED" || pod.DeletionTimestamp != nil) {
 				gone[pod.UID] = true
 			}
+			if ok {
+				noteVersion(&seen, pod)
+			}
 		}
 	}()
 	return func() int {
+		f.awaitVersion(app, &seen)
 		cancel()
 		w.Stop()
 		<-done
 		return len(gone)
 	}
+}
+
+// noteVersion remembers the newest version that a watch has told of.
+func noteVersion(seen *atomic.Uint64, pod *corev1.Pod) {
+	if v, err := strconv.ParseUint(pod.ResourceVersion, 10, 64); err == nil {
+		seen.Store(max(seen.Load(), v))
+	}
+}
+
+// awaitVersion waits until a watch of an app's pods has told of all that was
+// written so far: it writes one more thing, and waits for that.
+func (f *fixture) awaitVersion(app string, seen *atomic.Uint64) {
+	f.Helper()
+	pods := f.pods(app)
+	if len(pods) == 0 {
+		return
+	}
+	pod := &pods[0]
+	f.patch(pod, map[string]any{"metadata": map[string]any{"annotations": map[string]any{"e2e/mark": pod.ResourceVersion}}})
+	written, err := strconv.ParseUint(pod.ResourceVersion, 10, 64)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.eventually(patience, "the watch is up to date", func() error {
+		if now := seen.Load(); now < written {
+			return fmt.Errorf("it is at version %d of %d", now, written)
+		}
+		return nil
+	})
 }
