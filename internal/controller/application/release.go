@@ -17,6 +17,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -63,7 +64,11 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 	for _, pod := range gated {
 		stays, err := r.replace(ctx, pod)
 		late := bounded && !pod.Pinned()
-		if !stays && err == nil && (!late || open > 0) {
+		switch {
+		case stays || err != nil:
+		case late && open <= 0: // a reservation that lapses tells nobody
+			err = phase.Wait("a seat for a pod at the gate", seats.ReservationTTL)
+		default:
 			if late {
 				open--
 			}

@@ -156,10 +156,18 @@ func TestNoMorePodsThanSeatsLeaveTheGate(t *testing.T) {
 				pod.CreationTimestamp = metav1.Unix(int64(i), 0)
 				s.World.Add(t, pod)
 			}
-			s.reconcile("web")
+			result, err := s.Reconcile(t.Context(), request{"web"})
+			if stay := bounded(tc.policy) && len(tc.want) < 3; err != nil || (result.RequeueAfter != 0) != stay {
+				t.Errorf("comes back after %s, some pods stay: %t; error %v", result.RequeueAfter, stay, err)
+			}
 			if diff := cmp.Diff(tc.want, s.woken); diff != "" {
 				t.Errorf("wrong pods were woken (-want +got):\n%s", diff)
 			}
 		})
 	}
+}
+
+func bounded(policy build.Object) bool {
+	p, ok := policy.(*gm.PropagationPolicy)
+	return ok && p.Spec.NumRange != nil
 }
