@@ -214,7 +214,7 @@ func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
 	}
 	f.eventually(patience, "a seat that a pod leaves is another's", func() error {
 		for _, pod := range f.pods("most") {
-			if pod.Spec.NodeName == "range-b-0" && (f.atTheGate("most") + f.unschedulable("most")) == 2 {
+			if pod.Spec.NodeName == "range-b-0" && (f.atTheGate("most")+f.unschedulable("most")) == 2 {
 				if err := f.client.Delete(f.ctx, &pod); err != nil {
 					return err
 				}
