@@ -59,14 +59,36 @@ func (l *Ledger) Admit(r Request, dryRun bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.entryLocked(r)
-	c := s.cohort
-	open := l.openSeatsLocked(c, r) >= c.active-c.seated-c.gated // the pod itself is among them
+	open := l.admitsLocked(s.cohort, r)
 	if !open || dryRun {
 		l.dropLocked(s)
 		return open
 	}
 	l.reserveLocked(s, takeTTL)
 	return true
+}
+
+// LetGo tells whether a pod that waits at our gate may go to the scheduler: what
+// Admit tells of one that is being created. It counts as gone from then on, so
+// that neither another at the gate nor a new one gets the same seat. A caller
+// that fails to take the gate off asks again, and gets the same answer.
+func (l *Ledger) LetGo(r Request) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.seats[r.Pod]
+	if s == nil || !s.gated {
+		return true
+	}
+	s.setGated(false)
+	open := l.admitsLocked(s.cohort, r)
+	s.setGated(!open)
+	return open
+}
+
+// admitsLocked tells whether each of the cohort's pods that go to the scheduler,
+// or are on their way there, finds a seat open.
+func (l *Ledger) admitsLocked(c *cohort, r Request) bool {
+	return l.openSeatsLocked(c, r) >= c.active-c.seated-c.gated
 }
 
 // turnLocked is the index of the group whose turn it is, -1 if there is none.

@@ -345,11 +345,21 @@ func TestAnAdmissionCountsUntilThePodIsSeenOrLapses(t *testing.T) {
 func TestConcurrentAdmissionsNeverExceedTheSeats(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := atMost(t, 10, "a", "b")
+	for i := range 100 {
+		gated := podIn(fmt.Sprint("g", i), "")
+		gated.Gated = true
+		l.Observe(gated)
+	}
 	var admitted atomic.Int32
 	var all sync.WaitGroup
 	for i := range 100 {
 		all.Go(func() {
-			if l.Admit(request(fmt.Sprint("t", i), 100, spread), false) {
+			if l.Admit(request(fmt.Sprint("t", i), 200, spread), false) {
+				admitted.Add(1)
+			}
+		})
+		all.Go(func() {
+			if l.LetGo(request(fmt.Sprint("g", i), 200, spread)) {
 				admitted.Add(1)
 			}
 		})
@@ -357,5 +367,28 @@ func TestConcurrentAdmissionsNeverExceedTheSeats(t *testing.T) {
 	all.Wait()
 	if admitted.Load() != 20 {
 		t.Errorf("%d pods were admitted to 20 seats", admitted.Load())
+	}
+}
+
+func TestAPodThatIsLetGoIsLetGoAgainUntilItIsSeen(t *testing.T) {
+	l, _ := newTestLedger("a")
+	one := atMost(t, 1, "a")
+	gated := func(uid string, still bool) {
+		p := podIn(uid, "")
+		p.Gated = still
+		l.Observe(p)
+	}
+	gated("1", true)
+	gated("2", true)
+	if !l.LetGo(request("1", 2, one)) || !l.LetGo(request("1", 2, one)) || l.LetGo(request("2", 2, one)) {
+		t.Fatal("one seat: the first pod may go however often it asks, the second may not")
+	}
+	gated("1", false)
+	if l.LetGo(request("2", 2, one)) {
+		t.Error("the pod that was let go is forgotten once it is seen")
+	}
+	l.Forget("1")
+	if !l.LetGo(request("2", 2, one)) {
+		t.Error("the seat of a pod that is gone stays closed")
 	}
 }

@@ -36,7 +36,6 @@ func (r *Reconciler) release(ctx context.Context, s *scope) error {
 
 func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.CohortView) error {
 	var errs []error
-	var fresh int
 	var refused, gated []*seats.Pod
 	for _, pod := range cohort.Pods {
 		switch {
@@ -45,33 +44,26 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 			gated = append(gated, pod.Pod)
 		case pod.Unschedulable:
 			refused = append(refused, pod.Pod)
-		case !pod.Seated:
-			fresh++
 		}
 	}
 	if len(refused)+len(gated) == 0 {
 		return nil
 	}
 	nudge := nudgeValue(s.spread + s.override)
-	open, bounded := r.openSeats(ctx, slices.Concat(refused, gated)[0])
+	open, request := r.openSeats(ctx, slices.Concat(refused, gated)[0])
 	for _, pod := range refused[:min(open, len(refused))] {
-		open--
 		if pod.Nudge != nudge {
 			errs = append(errs, r.wake(ctx, s, pod, nudge))
 		}
 	}
-	open -= fresh // kube-scheduler comes to them by itself
 	for _, pod := range gated {
+		request.Pod = pod.UID
 		stays, err := r.replace(ctx, pod)
-		late := bounded && !pod.Pinned()
 		switch {
 		case stays || err != nil:
-		case late && open <= 0: // a reservation that lapses tells nobody
+		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.LetGo(request): // a reservation that lapses tells nobody
 			err = phase.Wait("a seat for a pod at the gate", seats.ReservationTTL)
 		default:
-			if late {
-				open--
-			}
 			err = r.wake(ctx, s, pod, nudge)
 		}
 		errs = append(errs, err)
@@ -104,14 +96,15 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 }
 
 // openSeats is the number of pods of a cohort that kube-scheduler could place
-// now: no more are nudged, for the others would be refused again. It also tells
-// whether the policy bounds how many there are.
-func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) (open int, bounded bool) {
+// now: no more are nudged, for the others would be refused again. The request
+// is what one of them asks for; its spread is empty where nothing is divided.
+func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) (int, seats.Request) {
 	a, err := r.Book.Assignment(ctx, pod.Object(), pod.Revision)
 	if err != nil || !a.Counted || len(a.Spread.Groups()) == 0 {
-		return math.MaxInt, false // nothing is divided: every pod may find its node
+		return math.MaxInt, seats.Request{} // every pod may find its node
 	}
-	return r.Ledger.Open(seats.Request{Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}), a.Spread.Bounded()
+	request := seats.Request{Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	return r.Ledger.Open(request), request
 }
 
 // waits tells whether new pods of a workload have to wait for a policy.
