@@ -328,12 +328,12 @@ func (f leaderRunnable) NeedLeaderElection() bool        { return true }
 // lead opens the extender once everything that it reads has been listed, and
 // the ledger knows what the last leader did.
 func (p *parts) lead(ctx context.Context) error {
+	if err := p.feed.CatchUp(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("catching up before leading: %w", err)
+	}
 	if !toolscache.WaitForCacheSync(ctx.Done(), p.walker.HasSynced, p.feed.HasSynced, p.nodes.HasSynced) ||
 		!p.mgr.GetCache().WaitForCacheSync(ctx) {
 		return nil
-	}
-	if err := p.feed.CatchUp(ctx); err != nil {
-		return fmt.Errorf("catching up before leading: %w", err)
 	}
 	p.leading.Store(true)
 	ctrl.Log.Info("Leading: the extender answers")

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -48,6 +49,13 @@ func NewFeed(ledger *Ledger, client kubernetes.Interface, revision RevisionOf) *
 func (f *Feed) Start(ctx context.Context) error {
 	go wait.UntilWithContext(ctx, func(context.Context) { f.ledger.Lapse() }, ReservationTTL)
 	lw := cache.NewListWatchFromClient(f.client.CoreV1().RESTClient(), "pods", "", fields.Everything())
+	list := lw.ListWithContextFunc
+	lw.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		if options.ResourceVersion == "0" {
+			options.ResourceVersion = "" // nothing older than now, as where the API server streams lists: CatchUp stands on it
+		}
+		return list(ctx, options)
+	}
 	for ctx.Err() == nil {
 		run, cancel := context.WithCancel(ctx)
 		f.mu.Lock()
@@ -64,6 +72,21 @@ func (f *Feed) Start(ctx context.Context) error {
 func (f *Feed) Relist() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.beginAnewLocked()
+}
+
+// beginAnew begins the list anew unless it is done, and tells whether it did.
+func (f *Feed) beginAnew() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.synced.Load() {
+		return false
+	}
+	f.beginAnewLocked()
+	return true
+}
+
+func (f *Feed) beginAnewLocked() {
 	f.asked++
 	f.synced.Store(false)
 	if f.relist != nil {
@@ -147,8 +170,12 @@ func (f *Feed) note(version string) {
 
 // CatchUp returns once the ledger knows all that the API server knows now. A
 // replica that comes to lead waits for it: what the last leader bound a moment
-// ago must not be counted as free.
+// ago must not be counted as free. The list of a feed that has not synced may
+// have begun before now: it begins anew, and no other is needed.
 func (f *Feed) CatchUp(ctx context.Context) error {
+	if f.beginAnew() {
+		return f.until(ctx, f.HasSynced)
+	}
 	var newest uint64
 	options := metav1.ListOptions{Limit: 500} // without a resourceVersion: nothing older than now
 	for {
@@ -165,9 +192,11 @@ func (f *Feed) CatchUp(ctx context.Context) error {
 			break
 		}
 	}
-	return wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) {
-		return f.seen.Load() >= newest, nil
-	})
+	return f.until(ctx, func() bool { return f.seen.Load() >= newest })
+}
+
+func (f *Feed) until(ctx context.Context, done func() bool) error {
+	return wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) { return done(), nil })
 }
 
 // Resync implements cache.ReflectorStore.

@@ -2,6 +2,7 @@ package seats
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -47,6 +48,45 @@ func TestRelistCountsPodsByTheirNewRevisions(t *testing.T) {
 		feed.Relist()
 	}
 	expect("asked often", "deep", 3)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore, and lists pods once
+// more, not twice.
+func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
+	api := build.NewAPI(t, build.Pod("a", build.OwnedBy(build.ReplicaSet("rs")), build.On("node-hz")))
+	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
+	ledger.ObserveNode(Node{Name: "node-hz", Group: "hz"})
+	listed, leads := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	feed := NewFeed(ledger, api.Client(), func(*ownership.Reference, map[string]string) string {
+		once.Do(func() {
+			close(listed)
+			<-leads
+		})
+		return ""
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- feed.Start(ctx) }()
+	<-listed
+	caught := make(chan error)
+	go func() { caught <- feed.CatchUp(ctx) }()
+	build.Eventually(t, "it is asked to begin anew", func() bool {
+		feed.mu.Lock()
+		defer feed.mu.Unlock()
+		return feed.asked > 0
+	})
+	close(leads)
+	if err := <-caught; err != nil || !feed.HasSynced() || counts(ledger, Cohort{Owner: "rs"})["hz"] != 1 {
+		t.Errorf("caught up with %v, error %v", counts(ledger, Cohort{Owner: "rs"}), err)
+	}
+	if n := api.Lists(); n != 2 {
+		t.Errorf("%d lists, want the one that was under way and one more", n)
+	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

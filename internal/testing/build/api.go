@@ -29,6 +29,7 @@ type API struct {
 	objects  map[string]map[string]json.RawMessage // by resource, then namespace/name
 	watchers map[string]map[chan event]struct{}    // by resource
 	reads    int
+	lists    int
 	failure  int
 }
 
@@ -102,6 +103,13 @@ func (a *API) Reads() int {
 	return a.reads
 }
 
+// Lists is the number of lists that were begun so far.
+func (a *API) Lists() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.lists
+}
+
 func resourceOf(o Object) string {
 	plural, _ := meta.UnsafeGuessKindToResource(kindOf(o))
 	return plural.Resource
@@ -159,6 +167,7 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	events := make(chan event, 100)
 	a.mu.Lock()
+	a.lists++
 	for _, raw := range a.objects[resource] {
 		events <- event{"ADDED", raw}
 	}
