@@ -7,13 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -165,53 +162,4 @@ func (f *fixture) policiesReady(propagation, override string) error {
 		}
 	}
 	return nil
-}
-
-// watchAvailability follows an app's pods until the returned function is
-// called, which says how few were available at the worst moment and how many
-// were deleted.
-func (f *fixture) watchAvailability(app string, replicas int) func() (worst, deleted int) {
-	f.Helper()
-	w, err := f.kube.CoreV1().Pods(f.ns).Watch(f.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
-	if err != nil {
-		f.Fatal(err)
-	}
-	var mu sync.Mutex
-	available, gone := map[types.UID]bool{}, map[types.UID]bool{}
-	var seen atomic.Uint64
-	worst, complete := replicas, false
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for event := range w.ResultChan() {
-			pod, ok := event.Object.(*corev1.Pod)
-			if !ok {
-				continue
-			}
-			mu.Lock()
-			leaving := event.Type == "DELETED" || pod.DeletionTimestamp != nil
-			if leaving {
-				gone[pod.UID] = true
-			}
-			available[pod.UID] = !leaving && podReady(pod)
-			n := 0
-			for _, is := range available {
-				if is {
-					n++
-				}
-			}
-			complete = complete || n == replicas
-			if complete {
-				worst = min(worst, n)
-			}
-			mu.Unlock()
-			noteVersion(&seen, pod)
-		}
-	}()
-	return func() (int, int) {
-		f.awaitVersion(app, &seen)
-		w.Stop()
-		<-done
-		return worst, len(gone)
-	}
 }

@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -364,67 +362,5 @@ func (f *fixture) remove(d *appsv1.Deployment) {
 			return nil
 		}
 		return fmt.Errorf("the Deployment is left: %w", err)
-	})
-}
-
-// watchDeletions counts an app's pods that are deleted or start to terminate
-// from now on, until the returned function is called.
-func (f *fixture) watchDeletions(app string) func() int {
-	f.Helper()
-	ctx, cancel := context.WithCancel(f.ctx)
-	w, err := f.kube.CoreV1().Pods(f.ns).Watch(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
-	if err != nil {
-		f.Fatal(err)
-	}
-	gone := map[types.UID]bool{}
-	var seen atomic.Uint64
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for event := range w.ResultChan() {
-			pod, ok := event.Object.(*corev1.Pod)
-			if ok && (event.Type == "DELETED" || pod.DeletionTimestamp != nil) {
-				gone[pod.UID] = true
-			}
-			if ok {
-				noteVersion(&seen, pod)
-			}
-		}
-	}()
-	return func() int {
-		f.awaitVersion(app, &seen)
-		cancel()
-		w.Stop()
-		<-done
-		return len(gone)
-	}
-}
-
-// noteVersion remembers the newest version that a watch has told of.
-func noteVersion(seen *atomic.Uint64, pod *corev1.Pod) {
-	if v, err := strconv.ParseUint(pod.ResourceVersion, 10, 64); err == nil {
-		seen.Store(max(seen.Load(), v))
-	}
-}
-
-// awaitVersion waits until a watch of an app's pods has told of all that was
-// written so far: it writes one more thing, and waits for that.
-func (f *fixture) awaitVersion(app string, seen *atomic.Uint64) {
-	f.Helper()
-	pods := f.pods(app)
-	if len(pods) == 0 {
-		return
-	}
-	pod := &pods[0]
-	f.patch(pod, map[string]any{"metadata": map[string]any{"annotations": map[string]any{"e2e/mark": pod.ResourceVersion}}})
-	written, err := strconv.ParseUint(pod.ResourceVersion, 10, 64)
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.eventually(patience, "the watch is up to date", func() error {
-		if now := seen.Load(); now < written {
-			return fmt.Errorf("it is at version %d of %d", now, written)
-		}
-		return nil
 	})
 }

@@ -1,15 +1,14 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
@@ -33,28 +32,16 @@ func TestPodsStartWithTheImagesOfTheirGroup(t *testing.T) {
 	f.create(rules)
 	f.eventually(patience, "the rules are read", func() error { return f.overridesReady("rules") })
 
-	ctx, cancel := context.WithCancel(f.ctx)
-	w, err := f.kube.CoreV1().Pods(f.ns).Watch(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName!="})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var kubelet sync.WaitGroup
 	bound := 0
-	kubelet.Go(func() {
-		for event := range w.ResultChan() {
-			pod, ok := event.Object.(*corev1.Pod)
-			if !ok {
-				continue
-			}
-			bound++
-			want := pod.Spec.NodeName[:len("start-a")] + ".io/nginx:1.27"
-			if got := pod.Spec.Containers[0].Image; got != want {
-				t.Errorf("a kubelet sees pod %s with image %s, want %s", pod.Name, got, want)
-			}
-			for _, status := range pod.Status.ContainerStatuses {
-				if status.RestartCount != 0 {
-					t.Errorf("pod %s was restarted", pod.Name)
-				}
+	kubelet := f.watchPods(metav1.ListOptions{FieldSelector: "spec.nodeName!="}, func(_ watch.EventType, pod *corev1.Pod) {
+		bound++
+		want := pod.Spec.NodeName[:len("start-a")] + ".io/nginx:1.27"
+		if got := pod.Spec.Containers[0].Image; got != want {
+			t.Errorf("a kubelet sees pod %s with image %s, want %s", pod.Name, got, want)
+		}
+		for _, status := range pod.Status.ContainerStatuses {
+			if status.RestartCount != 0 {
+				t.Errorf("pod %s was restarted", pod.Name)
 			}
 		}
 	})
@@ -65,9 +52,7 @@ func TestPodsStartWithTheImagesOfTheirGroup(t *testing.T) {
 		}
 		return f.spreadIs("app", map[string]int{"start-a": 12, "start-b": 8})
 	})
-	cancel()
-	w.Stop()
-	kubelet.Wait()
+	kubelet.stopAfter("app")
 	if bound < 20 {
 		t.Errorf("the watch told of %d pods", bound)
 	}

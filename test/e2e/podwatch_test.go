@@ -1,0 +1,141 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	toolswatch "k8s.io/client-go/tools/watch"
+)
+
+// podWatch tells of pods until it is stopped. It misses none: the API server
+// ends watches, busy ones above all, and this one goes on where it was.
+type podWatch struct {
+	*fixture
+	seen   atomic.Uint64 // the newest version that it has told of
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// watchPods tells of the pods that are there, and then of all that becomes of
+// any; one call after the other.
+func (f *fixture) watchPods(options metav1.ListOptions, tell func(kind watch.EventType, pod *corev1.Pod)) *podWatch {
+	f.Helper()
+	pods := f.kube.CoreV1().Pods(f.ns)
+	list, err := pods.List(f.ctx, options)
+	if err != nil {
+		f.Fatal(err)
+	}
+	w := &podWatch{fixture: f, done: make(chan struct{})}
+	var ctx context.Context
+	ctx, w.cancel = context.WithCancel(f.ctx)
+	events, err := toolswatch.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector, o.FieldSelector = options.LabelSelector, options.FieldSelector
+			return pods.Watch(ctx, o)
+		},
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	go func() {
+		defer close(w.done)
+		for i := range list.Items {
+			tell(watch.Added, &list.Items[i])
+		}
+		for event := range events.ResultChan() {
+			if pod, ok := event.Object.(*corev1.Pod); ok {
+				tell(event.Type, pod)
+				w.note(pod)
+			}
+		}
+	}()
+	return w
+}
+
+func (w *podWatch) note(pod *corev1.Pod) {
+	if v, err := strconv.ParseUint(pod.ResourceVersion, 10, 64); err == nil {
+		w.seen.Store(max(w.seen.Load(), v))
+	}
+}
+
+// stop ends the watch.
+func (w *podWatch) stop() {
+	w.cancel()
+	<-w.done
+}
+
+// stopAfter ends the watch once it has told of all that was written of an app's
+// pods so far: it writes one more thing, and waits for that.
+func (w *podWatch) stopAfter(app string) {
+	w.Helper()
+	defer w.stop()
+	pods := w.pods(app)
+	if len(pods) == 0 {
+		return
+	}
+	pod := &pods[0]
+	w.patch(pod, map[string]any{"metadata": map[string]any{"annotations": map[string]any{"e2e/mark": pod.ResourceVersion}}})
+	written, err := strconv.ParseUint(pod.ResourceVersion, 10, 64)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.eventually(patience, "the watch is up to date", func() error {
+		if now := w.seen.Load(); now < written {
+			return fmt.Errorf("it is at version %d of %d", now, written)
+		}
+		return nil
+	})
+}
+
+// watchDeletions counts an app's pods that are deleted or start to terminate
+// from now on, until the returned function is called.
+func (f *fixture) watchDeletions(app string) func() int {
+	f.Helper()
+	gone := map[types.UID]bool{}
+	w := f.watchPods(metav1.ListOptions{LabelSelector: "app=" + app}, func(kind watch.EventType, pod *corev1.Pod) {
+		if kind == watch.Deleted || pod.DeletionTimestamp != nil {
+			gone[pod.UID] = true
+		}
+	})
+	return func() int {
+		w.stopAfter(app)
+		return len(gone)
+	}
+}
+
+// watchAvailability follows an app's pods until the returned function is
+// called, which says how few were available at the worst moment and how many
+// were deleted.
+func (f *fixture) watchAvailability(app string, replicas int) func() (worst, deleted int) {
+	f.Helper()
+	available, gone := map[types.UID]bool{}, map[types.UID]bool{}
+	worst, complete := replicas, false
+	w := f.watchPods(metav1.ListOptions{LabelSelector: "app=" + app}, func(kind watch.EventType, pod *corev1.Pod) {
+		leaving := kind == watch.Deleted || pod.DeletionTimestamp != nil
+		if leaving {
+			gone[pod.UID] = true
+		}
+		available[pod.UID] = !leaving && podReady(pod)
+		n := 0
+		for _, is := range available {
+			if is {
+				n++
+			}
+		}
+		complete = complete || n == replicas
+		if complete {
+			worst = min(worst, n)
+		}
+	})
+	return func() (int, int) {
+		w.stopAfter(app)
+		return worst, len(gone)
+	}
+}
