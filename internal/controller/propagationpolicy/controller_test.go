@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -172,6 +173,36 @@ func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
 			}
 			if len(s.events.Events) != len(tc.evicted) {
 				t.Errorf("%d events for %d evictions", len(s.events.Events), len(tc.evicted))
+			}
+		})
+	}
+}
+
+// TestManyEvictionsAreAskedForSideBySide, and told of in few events; but one
+// after the other where a PodDisruptionBudget is.
+func TestManyEvictionsAreAskedForSideBySide(t *testing.T) {
+	groups := make([]string, 50)
+	for i := range groups {
+		groups[i] = "bj"
+	}
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "budget"}}
+	for name, tc := range map[string]struct {
+		budgets []runtime.Object
+		events  int
+	}{
+		"1, 2, 4, 8 and the last 15 of 30": {events: 5},
+		"one by one":                       {budgets: []runtime.Object{budget}, events: 30},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, both(ground(maxUnavailable(50)), web(groups...))...)
+			for _, o := range tc.budgets {
+				if err := s.World.Pods.Tracker().Add(o); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.reconcile()
+			if len(s.Evicted) != 30 || len(s.events.Events) != tc.events {
+				t.Errorf("%d pods were evicted and %d events tell of it, want 30 and %d", len(s.Evicted), len(s.events.Events), tc.events)
 			}
 		})
 	}

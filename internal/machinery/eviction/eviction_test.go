@@ -108,3 +108,20 @@ func TestPodsWithoutANodeTakeNoTurnInThePace(t *testing.T) {
 		t.Errorf("error is %v after %d evictions, want %v after 4", err, len(*asked), ErrPace)
 	}
 }
+
+func TestEvictionsThatWriteOneBudgetAreNotAskedForSideBySide(t *testing.T) {
+	e, _ := newEvictor(nil)
+	if !e.SideBySide(t.Context(), pod.Namespace) {
+		t.Error("without a PodDisruptionBudget they wait for each other")
+	}
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: "budget"}}
+	if err := e.Client.(*fake.Clientset).Tracker().Add(budget); err != nil {
+		t.Fatal(err)
+	}
+	if e.SideBySide(t.Context(), pod.Namespace) {
+		t.Error("with one they do not")
+	}
+	if !e.SideBySide(t.Context(), "another") {
+		t.Error("the budget of another namespace counts")
+	}
+}
