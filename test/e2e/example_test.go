@@ -54,7 +54,7 @@ func TestExampleInAnyOrder(t *testing.T) {
 			for _, step := range order {
 				step(f)
 			}
-			f.eventually(45*time.Second, "the example's end", f.exampleReached)
+			f.eventually(patience, "the example's end", f.exampleReached)
 			f.always(2*time.Second, "the end is no end", f.exampleReached)
 			worst, deleted := watch()
 			if worst < 4 {

@@ -65,14 +65,14 @@ func TestFaultExtenderAnswersWrongly(t *testing.T) {
 			n += 2
 			f.scale("app", n)
 			f.scale("free", n)
-			f.eventually(10*time.Second, "pods without a policy are bound", func() error { return f.boundAre("free", n) })
+			f.eventually(patience, "pods without a policy are bound", func() error { return f.boundAre("free", n) })
 			f.eventually(patience, "an event says why the managed pod waits", func() error { return f.waitWithAnEvent("app", 2) })
 			if err := f.boundAre("app", n-2); err != nil {
 				t.Error(err)
 			}
 			f.extender.does(nil)
 			// kube-scheduler tries again within 10 seconds.
-			f.eventually(15*time.Second, "all are placed exactly", func() error {
+			f.eventually(patience, "all are placed exactly", func() error {
 				return f.spreadIs("app", map[string]int{"wrong-a": n / 2, "wrong-b": n / 2})
 			})
 		})

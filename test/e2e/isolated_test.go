@@ -40,7 +40,7 @@ func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 		f.kill(atoll.Scheduler)
 		f.scale("app", 7)
 		f.scale("free", 20)
-		f.eventually(10*time.Second, "pods without a policy are bound", func() error { return f.boundAre("free", 20) })
+		f.eventually(patience, "pods without a policy are bound", func() error { return f.boundAre("free", 20) })
 		f.eventually(patience, "managed pods are created", func() error {
 			if n := len(f.pods("app")); n != 7 {
 				return fmt.Errorf("%d pods", n)
@@ -59,7 +59,7 @@ func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 		f.askedOnlyForManagedPods()
 		f.kill(atoll.Manager)
 		f.scale("free", 40)
-		f.eventually(10*time.Second, "pods without a policy are bound", func() error { return f.boundAre("free", 40) })
+		f.eventually(patience, "pods without a policy are bound", func() error { return f.boundAre("free", 40) })
 		f.scheduledBy("free", corev1.DefaultSchedulerName)
 	})
 

@@ -233,7 +233,7 @@ func TestNodeGroupTakesOver(t *testing.T) {
 		return nil
 	})
 	f.deleteNodeGroup("contest-one")
-	f.eventually(5*time.Second, "the second group takes the node", func() error { return f.contains("contest-two", "contest-a") })
+	f.eventually(patience, "the second group takes the node", func() error { return f.contains("contest-two", "contest-a") })
 }
 
 // TestUnreadyNodesKeepTheirShare is scenario 33: a group whose node falls

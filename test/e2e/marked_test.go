@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
@@ -31,7 +30,7 @@ func TestMarkedPodsAreTheOnlyOnesAskedAbout(t *testing.T) {
 
 	f.kill(atoll.Manager)
 	f.scale("free", 20)
-	f.eventually(10*time.Second, "pods without a policy are bound without the manager", func() error { return f.boundAre("free", 20) })
+	f.eventually(patience, "pods without a policy are bound without the manager", func() error { return f.boundAre("free", 20) })
 	f.scale("app", 10)
 	f.eventually(patience, "the webhook is passed by", func() error {
 		if n := len(f.pods("app")); n != 10 {

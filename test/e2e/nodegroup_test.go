@@ -147,7 +147,7 @@ func TestNewNodesFindTheirGroup(t *testing.T) {
 	f.nodeGroup(groupOf("finds-names", gm.NodeGroupSpec{Nodes: []string{"elsewhere"}}))
 	f.nodeGroup(groupOf("finds-labels", gm.NodeGroupSpec{MatchLabels: map[string]string{"site": "finds"}}))
 	f.nodes(map[string]string{"site": "finds"}, "finds-0")
-	f.eventually(5*time.Second, "the node joins", func() error { return f.contains("finds-labels", "finds-0") })
+	f.eventually(patience, "the node joins", func() error { return f.contains("finds-labels", "finds-0") })
 }
 
 // TestZoneLabelsAreNotOurs is scenario 31: the cloud's labels survive joining,

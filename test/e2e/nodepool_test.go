@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/util/retry"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
@@ -176,15 +177,15 @@ func TestNodeMovesInOneStep(t *testing.T) {
 func (f *fixture) watchNode(name string) func() []*corev1.Node {
 	f.Helper()
 	ctx, cancel := context.WithCancel(f.ctx)
-	w, err := f.kube.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name, ResourceVersion: f.node(name).ResourceVersion})
-	if err != nil {
-		f.Fatal(err)
-	}
+	events := f.follow(ctx, f.node(name).ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		o.FieldSelector = "metadata.name=" + name
+		return f.kube.CoreV1().Nodes().Watch(ctx, o)
+	})
 	var seen []*corev1.Node
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for event := range w.ResultChan() {
+		for event := range events {
 			if n, ok := event.Object.(*corev1.Node); ok {
 				seen = append(seen, n)
 			}
@@ -192,7 +193,6 @@ func (f *fixture) watchNode(name string) func() []*corev1.Node {
 	}()
 	return func() []*corev1.Node {
 		cancel()
-		w.Stop()
 		<-done
 		return seen
 	}

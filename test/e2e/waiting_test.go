@@ -73,7 +73,7 @@ func TestPodsWaitForAPolicyAndNotLonger(t *testing.T) {
 		t.Errorf("pods at the gate caused %v filter calls", calls)
 	}
 	f.create(weights("comes-later", "late-a", 1))
-	f.eventually(5*time.Second, "all are placed", func() error { return f.spreadIs("app", map[string]int{"late-a": 3}) })
+	f.eventually(patience, "all are placed", func() error { return f.spreadIs("app", map[string]int{"late-a": 3}) })
 }
 
 // TestOnlyTheRightGroupIsPreempted is scenario 22: a pod of high priority whose

@@ -55,28 +55,28 @@ type duel struct {
 }
 
 // interleave measures the sides of duels in turns, those that several duels
-// share once a turn, and returns a comparison for each duel. Turns that
-// strangers disturbed are taken again, for as long as patience lasts.
+// share once a turn, and returns a comparison for each duel. Every other turn
+// begins with the last side: whoever is first pays for what grows cold or old.
+// Turns that strangers disturbed are taken again, for as long as patience lasts.
 func interleave(ctx context.Context, o options, unit string, duels []duel, out io.Writer) ([]comparison, error) {
 	rounds, most := o.rounds, patience*o.rounds
 	if o.quick {
 		most = rounds
 	}
+	order := sidesOf(duels)
 	all, calmPairs := make([][]pair, len(duels)), make([]int, len(duels))
 	for turn := 1; turn <= most && slices.Min(calmPairs) < rounds; turn++ {
 		found := map[string]sample{}
-		for i, d := range duels {
-			for _, side := range []side{d.a, d.b} {
-				if _, ok := found[side.name]; ok {
-					continue
-				}
-				s, err := side.measure(ctx)
-				if err != nil {
-					return nil, fmt.Errorf("round %d of %s: %w", turn, side.name, err)
-				}
-				found[side.name] = s
-				fmt.Fprintf(out, "  round %d  %-18s %9.2f %s  %s\n", turn, side.name, s.rate, unit, s.facts)
+		for _, side := range order {
+			s, err := side.measure(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("round %d of %s: %w", turn, side.name, err)
 			}
+			found[side.name] = s
+			fmt.Fprintf(out, "  round %d  %-18s %9.2f %s  %s\n", turn, side.name, s.rate, unit, s.facts)
+		}
+		slices.Reverse(order)
+		for i, d := range duels {
 			p := pair{a: found[d.a.name], b: found[d.b.name]}
 			all[i] = append(all[i], p)
 			if p.strangers() <= calm {
@@ -91,6 +91,18 @@ func interleave(ctx context.Context, o options, unit string, duels []duel, out i
 		comparisons[i] = calmest(all[i], rounds)
 	}
 	return comparisons, nil
+}
+
+// sidesOf are the sides of duels, each once.
+func sidesOf(duels []duel) (sides []side) {
+	for _, d := range duels {
+		for _, s := range []side{d.a, d.b} {
+			if !slices.ContainsFunc(sides, func(other side) bool { return other.name == s.name }) {
+				sides = append(sides, s)
+			}
+		}
+	}
+	return sides
 }
 
 // calmest picks the n pairs that strangers disturbed least, in order. How fast

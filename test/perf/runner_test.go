@@ -106,13 +106,13 @@ func TestInterleave(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := strings.Join(turns, ""), "ACBACBACB"; got != want {
-		t.Errorf("turns %s, want %s: the second round of A was disturbed, and C is shared", got, want)
+	if got, want := strings.Join(turns, ""), "ACBBCAACB"; got != want {
+		t.Errorf("turns %s, want %s: to and fro, the second round of A was disturbed, and C is shared", got, want)
 	}
 	if got, _ := c[0].rates(); !slices.Equal(got, []float64{1, 7}) {
 		t.Errorf("rates of A %v, want those of the first and the third round", got)
 	}
-	if a, b := c[1].rates(); !slices.Equal(a, []float64{3, 6}) || !slices.Equal(b, []float64{2, 5}) {
+	if a, b := c[1].rates(); !slices.Equal(a, []float64{3, 4}) || !slices.Equal(b, []float64{2, 5}) {
 		t.Errorf("rates of B %v and of its peer %v, want those of the first two rounds", a, b)
 	}
 	if !strings.Contains(out.String(), "round 2 of one was disturbed") || strings.Contains(out.String(), "of two was disturbed") {

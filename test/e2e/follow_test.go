@@ -14,8 +14,18 @@ import (
 	toolswatch "k8s.io/client-go/tools/watch"
 )
 
-// podWatch tells of pods until it is stopped. It misses none: the API server
-// ends watches, busy ones above all, and this one goes on where it was.
+// follow watches from a version on, until ctx is done. It misses nothing: the
+// API server ends watches, busy ones above all, and this one goes on where it was.
+func (f *fixture) follow(ctx context.Context, version string, begin func(context.Context, metav1.ListOptions) (watch.Interface, error)) <-chan watch.Event {
+	f.Helper()
+	w, err := toolswatch.NewRetryWatcherWithContext(ctx, version, &cache.ListWatch{WatchFuncWithContext: begin})
+	if err != nil {
+		f.Fatal(err)
+	}
+	return w.ResultChan()
+}
+
+// podWatch tells of pods until it is stopped.
 type podWatch struct {
 	*fixture
 	seen   atomic.Uint64 // the newest version that it has told of
@@ -35,21 +45,16 @@ func (f *fixture) watchPods(options metav1.ListOptions, tell func(kind watch.Eve
 	w := &podWatch{fixture: f, done: make(chan struct{})}
 	var ctx context.Context
 	ctx, w.cancel = context.WithCancel(f.ctx)
-	events, err := toolswatch.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector, o.FieldSelector = options.LabelSelector, options.FieldSelector
-			return pods.Watch(ctx, o)
-		},
+	events := f.follow(ctx, list.ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		o.LabelSelector, o.FieldSelector = options.LabelSelector, options.FieldSelector
+		return pods.Watch(ctx, o)
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
 	go func() {
 		defer close(w.done)
 		for i := range list.Items {
 			tell(watch.Added, &list.Items[i])
 		}
-		for event := range events.ResultChan() {
+		for event := range events {
 			if pod, ok := event.Object.(*corev1.Pod); ok {
 				tell(event.Type, pod)
 				w.note(pod)
