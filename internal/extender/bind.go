@@ -32,9 +32,9 @@ var errNotAsWanted = errors.New("the pod was created without what the OverridePo
 // bind rechecks the seat, overrides images, and binds; in this order, so that
 // a kubelet never sees the pod without its overrides. Asked twice, it succeeds
 // twice.
-func (h *Handler) bind(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) bind(b *room, w http.ResponseWriter, r *http.Request) {
 	var args bindingArgs
-	if !decode(w, r, &args) {
+	if !b.decode(w, r, &args) {
 		return
 	}
 	if args.PodName == "" || args.PodNamespace == "" || args.Node == "" {
@@ -44,7 +44,7 @@ func (h *Handler) bind(w http.ResponseWriter, r *http.Request) {
 	err := h.bindPod(r.Context(), &args)
 	if err == nil {
 		bindTotal.WithLabelValues("bound").Inc()
-		encode(w, bindingResult{})
+		b.encode(w, bindingResult{})
 		return
 	}
 	result := "error"
@@ -53,7 +53,7 @@ func (h *Handler) bind(w http.ResponseWriter, r *http.Request) {
 	}
 	bindTotal.WithLabelValues(result).Inc()
 	h.Log.V(2).Info("Pod was not bound", "pod", args.PodNamespace+"/"+args.PodName, "node", args.Node, "why", err.Error())
-	encode(w, bindingResult{Error: err.Error()})
+	b.encode(w, bindingResult{Error: err.Error()})
 }
 
 func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {

@@ -34,12 +34,12 @@ func (f *Forwarder) forward(w http.ResponseWriter, r *http.Request) {
 		unavailable(w, errNoLeader)
 		return
 	}
-	body, status, err := readBody(w, r)
-	if err != nil {
+	var body bytes.Buffer // of its own: it may be sent for longer than the answer takes
+	if status, err := readBody(w, r, &body); err != nil {
 		http.Error(w, err.Error(), status)
 		return
 	}
-	reply, status, err := f.ask(r, f.Leader(), body)
+	reply, status, err := f.ask(r, f.Leader(), body.Bytes())
 	if err != nil {
 		unavailable(w, err)
 		return

@@ -71,7 +71,7 @@ func (h *Handler) ServeMux() *http.ServeMux {
 	return mux
 }
 
-func (h *Handler) serve(verb string, serve http.HandlerFunc) http.HandlerFunc {
+func (h *Handler) serve(verb string, serve func(*room, http.ResponseWriter, *http.Request)) http.HandlerFunc {
 	duration := requestSeconds.WithLabelValues(verb)
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -80,7 +80,9 @@ func (h *Handler) serve(verb string, serve http.HandlerFunc) http.HandlerFunc {
 			h.Forwarder.forward(w, r)
 			return
 		}
-		serve(w, r)
+		b := rooms.Get().(*room)
+		defer b.leave()
+		serve(b, w, r)
 	}
 }
 
@@ -118,9 +120,9 @@ func waitsForOverride(app ownership.Application) bool {
 	return o != nil && !o.IgnoreMissing && o.Policies.Override() != ownership.Bound
 }
 
-func (h *Handler) filter(w http.ResponseWriter, r *http.Request) {
-	var args filterArgs
-	if !decode(w, r, &args) {
+func (h *Handler) filter(b *room, w http.ResponseWriter, r *http.Request) {
+	args, ok := b.decodeFilter(w, r)
+	if !ok {
 		return
 	}
 	if args.Pod == nil {
@@ -136,25 +138,25 @@ func (h *Handler) filter(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err != nil:
 		filterTotal.WithLabelValues("error").Inc()
-		encode(w, filterResult{Error: err.Error()})
+		b.encode(w, filterResult{Error: err.Error()})
 	case waitsForOverride(a.Application):
 		filterTotal.WithLabelValues("not_bound").Inc()
-		encode(w, refuse(&args, names, func(int) string { return TextOverrideNotBound }))
+		b.encode(w, refuse(&args, names, func(int) string { return TextOverrideNotBound }))
 	case !managed:
 		filterTotal.WithLabelValues("unmanaged").Inc()
-		encode(w, keep(&args, names, full, func(int) bool { return true }))
+		b.encode(w, keep(&args, names, full, nil))
 	case a.Application.Propagation.Policies.Propagation() != ownership.Bound || len(a.Spread.Groups()) == 0 && len(a.Spread.Missing()) == 0:
 		filterTotal.WithLabelValues("not_bound").Inc()
-		encode(w, refuse(&args, names, func(int) string { return TextNotBound }))
+		b.encode(w, refuse(&args, names, func(int) string { return TextNotBound }))
 	case !a.Counted:
 		allowed := groupSet(a.Spread.Taking())
-		encode(w, h.keepGroups(&args, names, full, allowed, allowed))
+		b.encode(w, h.keepGroups(b, &args, names, full, allowed, allowed))
 	default:
-		h.filterCounted(w, &args, a, names, full)
+		h.filterCounted(b, w, &args, a, names, full)
 	}
 }
 
-func (h *Handler) filterCounted(w http.ResponseWriter, args *filterArgs, a policies.Assignment, names []string, full []json.RawMessage) {
+func (h *Handler) filterCounted(b *room, w http.ResponseWriter, args *filterArgs, a policies.Assignment, names []string, full []json.RawMessage) {
 	request := seats.Request{Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names}
 	allowed := map[string]bool{}
 	if h.Wide {
@@ -169,7 +171,7 @@ func (h *Handler) filterCounted(w http.ResponseWriter, args *filterArgs, a polic
 		result = "seated"
 	}
 	filterTotal.WithLabelValues(result).Inc()
-	encode(w, h.keepGroups(args, names, full, allowed, groupSet(a.Spread.Groups())))
+	b.encode(w, h.keepGroups(b, args, names, full, allowed, groupSet(a.Spread.Groups())))
 }
 
 func groupSet(groups []string) map[string]bool {
@@ -183,8 +185,9 @@ func groupSet(groups []string) map[string]bool {
 // keepGroups keeps the nodes of the allowed groups. If none is left, each node
 // is refused with the reason that fits; otherwise nobody would read reasons,
 // and they are left out.
-func (h *Handler) keepGroups(args *filterArgs, names []string, full []json.RawMessage, allowed, named map[string]bool) filterResult {
-	groups := h.Ledger.NodeGroups(names)
+func (h *Handler) keepGroups(b *room, args *filterArgs, names []string, full []json.RawMessage, allowed, named map[string]bool) filterResult {
+	b.groups = h.Ledger.NodeGroups(b.groups, names)
+	groups := b.groups
 	for _, group := range groups {
 		if group != "" && allowed[group] {
 			return keep(args, names, full, func(i int) bool { return groups[i] != "" && allowed[groups[i]] })
@@ -198,30 +201,35 @@ func (h *Handler) keepGroups(args *filterArgs, names []string, full []json.RawMe
 	})
 }
 
-// keep answers in the form in which the nodes came.
+// keep answers in the form in which the nodes came, with those that are wanted;
+// nil is all. What it is given is not to be used any more.
 func keep(args *filterArgs, names []string, full []json.RawMessage, want func(i int) bool) filterResult {
-	if args.Nodes != nil && args.NodeNames == nil {
+	if args.Nodes != nil && !args.NodeNames.given {
 		kept := *args.Nodes
-		kept.Items = make([]json.RawMessage, 0, len(full))
-		for i := range names {
-			if want(i) {
-				kept.Items = append(kept.Items, full[i])
-			}
-		}
+		kept.Items = pick(full, want)
 		return filterResult{Nodes: &kept}
 	}
-	kept := make([]string, 0, len(names))
-	for i, name := range names {
+	kept := pick(names, want)
+	return filterResult{NodeNames: &kept}
+}
+
+// pick moves the wanted ones to the front.
+func pick[T any](all []T, want func(i int) bool) []T {
+	if want == nil {
+		return all
+	}
+	kept := all[:0]
+	for i := range all {
 		if want(i) {
-			kept = append(kept, name)
+			kept = append(kept, all[i])
 		}
 	}
-	return filterResult{NodeNames: &kept}
+	return kept
 }
 
 // refuse refuses every node, as unresolvable: no preemption can help.
 func refuse(args *filterArgs, names []string, text func(i int) string) filterResult {
-	result := keep(args, nil, nil, nil)
+	result := keep(args, []string{}, []json.RawMessage{}, nil)
 	result.FailedAndUnresolvableNodes = make(map[string]string, len(names))
 	for i, name := range names {
 		result.FailedAndUnresolvableNodes[name] = text(i)
@@ -229,9 +237,9 @@ func refuse(args *filterArgs, names []string, text func(i int) string) filterRes
 	return result
 }
 
-func (h *Handler) prioritize(w http.ResponseWriter, r *http.Request) {
-	var args filterArgs
-	if !decode(w, r, &args) {
+func (h *Handler) prioritize(b *room, w http.ResponseWriter, r *http.Request) {
+	args, ok := b.decodeFilter(w, r)
+	if !ok {
 		return
 	}
 	names, _, err := args.names()
@@ -248,16 +256,16 @@ func (h *Handler) prioritize(w http.ResponseWriter, r *http.Request) {
 		byGroup := h.Ledger.Scores(seats.Request{
 			Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
 		})
-		for i, group := range h.Ledger.NodeGroups(names) {
+		for i, group := range h.Ledger.NodeGroups(nil, names) {
 			scores[i].Score = byGroup[group]
 		}
 	}
-	encode(w, scores)
+	b.encode(w, scores)
 }
 
-func (h *Handler) preempt(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) preempt(b *room, w http.ResponseWriter, r *http.Request) {
 	var args preemptionArgs
-	if !decode(w, r, &args) {
+	if !b.decode(w, r, &args) {
 		return
 	}
 	if args.Pod == nil {
@@ -283,13 +291,13 @@ func (h *Handler) preempt(w http.ResponseWriter, r *http.Request) {
 			Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
 		})
 	}
-	for i, group := range h.Ledger.NodeGroups(names) {
+	for i, group := range h.Ledger.NodeGroups(nil, names) {
 		v := victims[names[i]]
 		if len(v.Pods) > 0 && (!managed && err == nil || open[group] > 0) {
 			result.NodeNameToMetaVictims[names[i]] = v
 		}
 	}
-	encode(w, result)
+	b.encode(w, result)
 }
 
 // victims reads the request in either of its forms as the form of the answer.

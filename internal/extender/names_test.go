@@ -26,7 +26,7 @@ func FuzzNodeNames(f *testing.F) {
 		if (gotErr == nil) != (wantErr == nil) {
 			t.Fatalf("decoding %s: error %v, want %v", raw, gotErr, wantErr)
 		}
-		if diff := cmp.Diff(want, []string(got)); gotErr == nil && diff != "" {
+		if diff := cmp.Diff(want, got.list); gotErr == nil && diff != "" {
 			t.Errorf("decoding %s (-want +got):\n%s", raw, diff)
 		}
 	})

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,33 +32,38 @@ const firstRead = 1 << 20
 type filterArgs struct {
 	Pod       *podMeta
 	Nodes     *nodeList
-	NodeNames *nodeNames
+	NodeNames nodeNames
 }
 
 // nodeNames are a few bytes each and as many as the cluster has nodes: they are
-// most of a request. They share one string.
-type nodeNames []string
+// most of a request. They share one string, and the room of the request before.
+type nodeNames struct {
+	list []string
+	// given: the request is in the form with names.
+	given bool
+}
 
 // UnmarshalJSON reads a list of strings, of which names of nodes are the plain kind.
 func (n *nodeNames) UnmarshalJSON(raw []byte) error {
+	n.given = string(raw) != "null"
 	if len(raw) == 0 || raw[0] != '[' || bytes.IndexByte(raw, '\\') >= 0 {
-		return json.Unmarshal(raw, (*[]string)(n)) // null, an escape, or nothing that we want
+		return json.Unmarshal(raw, &n.list) // null, an escape, or nothing that we want
 	}
-	names := make([]string, 0, bytes.Count(raw, []byte{','})+1)
+	names := slices.Grow(n.list[:0], bytes.Count(raw, []byte{','})+1)
 	for rest := string(raw[1 : len(raw)-1]); rest != ""; {
 		// It is valid JSON: what stands between quotes is a string, if only
 		// commas and spaces stand between those.
 		between, after, opened := strings.Cut(rest, `"`)
 		name, next, _ := strings.Cut(after, `"`)
 		if between != "," && strings.Trim(between, ", \t\r\n") != "" {
-			return json.Unmarshal(raw, (*[]string)(n)) // its error says what is wrong
+			return json.Unmarshal(raw, &n.list) // its error says what is wrong
 		}
 		if opened {
 			names = append(names, name)
 		}
 		rest = next
 	}
-	*n = names
+	n.list = names
 	return nil
 }
 
@@ -134,8 +141,8 @@ type preemptionResult struct {
 // names returns the names of the request's nodes, in order, and for the form
 // with full nodes the nodes as they came.
 func (a *filterArgs) names() (names []string, full []json.RawMessage, err error) {
-	if a.NodeNames != nil {
-		return *a.NodeNames, nil, nil
+	if a.NodeNames.given {
+		return a.NodeNames.list, nil, nil
 	}
 	if a.Nodes == nil {
 		return nil, nil, nil
@@ -151,55 +158,82 @@ func (a *filterArgs) names() (names []string, full []json.RawMessage, err error)
 	return names, a.Nodes.Items, nil
 }
 
+// room is what a request needs for as long as it is answered. It is used again:
+// a new one for each would be most of what there is to collect as garbage.
+type room struct {
+	buffer        bytes.Buffer
+	names, groups []string
+}
+
+var rooms = sync.Pool{New: func() any { return new(room) }}
+
+// leave gives the room to the next request, unless it became too large to keep.
+func (b *room) leave() {
+	if b.buffer.Cap() > 2*firstRead || cap(b.names) > firstRead/16 {
+		return
+	}
+	clear(b.names[:cap(b.names)])
+	clear(b.groups[:cap(b.groups)])
+	b.names, b.groups = b.names[:0], b.groups[:0]
+	rooms.Put(b)
+}
+
 // decode reads a request's JSON. It answers the request itself when it
 // returns false.
-func decode(w http.ResponseWriter, r *http.Request, into any) bool {
+func (b *room) decode(w http.ResponseWriter, r *http.Request, into any) bool {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "the scheduler extender protocol uses POST", http.StatusMethodNotAllowed)
 		return false
 	}
-	body, status, err := readBody(w, r)
-	if err != nil {
+	if status, err := readBody(w, r, &b.buffer); err != nil {
 		http.Error(w, err.Error(), status)
 		return false
 	}
-	if err := json.Unmarshal(body, into); err != nil {
+	if err := json.Unmarshal(b.buffer.Bytes(), into); err != nil {
 		http.Error(w, "decoding the request: "+err.Error(), http.StatusBadRequest)
 		return false
 	}
 	return true
 }
 
+// decodeFilter is decode for a request about nodes.
+func (b *room) decodeFilter(w http.ResponseWriter, r *http.Request) (args filterArgs, ok bool) {
+	args.NodeNames.list = b.names
+	ok = b.decode(w, r, &args)
+	b.names = args.NodeNames.list
+	return args, ok
+}
+
 // readBody reads a request's body, or says with which status it is refused.
-func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, err error) {
+func readBody(w http.ResponseWriter, r *http.Request, into *bytes.Buffer) (status int, err error) {
 	if r.ContentLength > maxBody {
 		w.Header().Set("Connection", "close") // what it sends is not read
-		return nil, http.StatusRequestEntityTooLarge, fmt.Errorf("reading the request: %d bytes are more than %d", r.ContentLength, maxBody)
+		return http.StatusRequestEntityTooLarge, fmt.Errorf("reading the request: %d bytes are more than %d", r.ContentLength, maxBody)
 	}
-	var buffer bytes.Buffer
-	buffer.Grow(int(min(max(r.ContentLength, 0), firstRead)) + bytes.MinRead)
-	if _, err = buffer.ReadFrom(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
+	into.Reset()
+	into.Grow(int(min(max(r.ContentLength, 0), firstRead)) + bytes.MinRead)
+	if _, err = into.ReadFrom(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
 		status = http.StatusBadRequest
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 			status = http.StatusRequestEntityTooLarge
 		}
-		return nil, status, fmt.Errorf("reading the request: %w", err)
+		return status, fmt.Errorf("reading the request: %w", err)
 	}
-	return buffer.Bytes(), http.StatusOK, nil
+	return http.StatusOK, nil
 }
 
 // encode answers with JSON and its length. Without the length a reply above
 // 2 kB is sent in chunks, of which kube-scheduler never reads the last: every
 // call would then be a new TCP connection and TLS handshake.
-func encode(w http.ResponseWriter, reply any) {
-	body, err := json.Marshal(reply)
-	if err != nil {
+func (b *room) encode(w http.ResponseWriter, reply any) {
+	b.buffer.Reset()
+	if err := json.NewEncoder(&b.buffer).Encode(reply); err != nil {
 		http.Error(w, "encoding the reply: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.Header().Set("Content-Length", strconv.Itoa(b.buffer.Len()))
 	// A failed write means that the scheduler has gone away; it will ask again.
-	_, _ = w.Write(body)
+	_, _ = w.Write(b.buffer.Bytes())
 }

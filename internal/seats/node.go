@@ -1,6 +1,7 @@
 package seats
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -145,15 +146,18 @@ func (l *Ledger) NodeGroup(name string) string {
 	return ""
 }
 
-// NodeGroups returns the groups of the named nodes, in their order.
-func (l *Ledger) NodeGroups(names []string) []string {
+// NodeGroups returns the groups of the named nodes, in their order, in the room
+// that into has.
+func (l *Ledger) NodeGroups(into, names []string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	groups := make([]string, len(names))
-	for i, name := range names {
+	groups := slices.Grow(into[:0], len(names))
+	for _, name := range names {
+		group := ""
 		if n := l.nodes[name]; n != nil {
-			groups[i] = n.Group
+			group = n.Group
 		}
+		groups = append(groups, group)
 	}
 	return groups
 }
