@@ -128,7 +128,7 @@ func (f *filterBench) side(name string, fleet *fleet, pod *corev1.Pod, n int) si
 		if len(kept) != want {
 			return sample{}, fmt.Errorf("asking about pod %q and %d nodes: the filter keeps %d, want %d", pod.Name, n, len(kept), want)
 		}
-		return timeCalls(ctx, f.large.cluster, a, body)
+		return timeCalls(ctx, fleet.cluster, a, body)
 	}}
 }
 
