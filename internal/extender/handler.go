@@ -213,9 +213,13 @@ func keep(args *filterArgs, names []string, full []json.RawMessage, want func(i 
 	return filterResult{NodeNames: &kept}
 }
 
-// pick moves the wanted ones to the front.
+// pick moves the wanted ones to the front. None are an empty list, not null,
+// which kube-scheduler takes for no answer.
 func pick[T any](all []T, want func(i int) bool) []T {
-	if want == nil {
+	switch {
+	case all == nil:
+		return []T{}
+	case want == nil:
 		return all
 	}
 	kept := all[:0]
@@ -229,7 +233,7 @@ func pick[T any](all []T, want func(i int) bool) []T {
 
 // refuse refuses every node, as unresolvable: no preemption can help.
 func refuse(args *filterArgs, names []string, text func(i int) string) filterResult {
-	result := keep(args, []string{}, []json.RawMessage{}, nil)
+	result := keep(args, nil, nil, nil)
 	result.FailedAndUnresolvableNodes = make(map[string]string, len(names))
 	for i, name := range names {
 		result.FailedAndUnresolvableNodes[name] = text(i)

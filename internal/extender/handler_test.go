@@ -188,6 +188,23 @@ func TestUnmanagedPodsTouchNothing(t *testing.T) {
 	}
 }
 
+// TestNoNodesAreAnEmptyList: kube-scheduler takes null for an answer in the
+// other form. A room that a request leaves holds nothing of it.
+func TestNoNodesAreAnEmptyList(t *testing.T) {
+	d := newDesk(t, ground()...)
+	for _, pod := range []*corev1.Pod{build.Pod("bare"), webPod(0)} {
+		d.filter(webPod(1), allNodes...)
+		for name, nodes := range map[string][]string{"null": nil, "[]": {}} {
+			if got := d.filter(pod, nodes...); got.NodeNames == nil || len(*got.NodeNames)+len(got.FailedAndUnresolvableNodes) != 0 {
+				t.Errorf("%s of %s is answered with %+v", name, pod.Name, got)
+			}
+		}
+		if got := ask[extenderFilterResult](d, "filter", extenderArgs{Pod: pod, Nodes: &corev1.NodeList{}}); got.NodeNames != nil || got.Nodes == nil || len(got.Nodes.Items) != 0 {
+			t.Errorf("no whole nodes of %s are answered with %+v", pod.Name, got)
+		}
+	}
+}
+
 func TestFilterHandsOutSeatsAsThePolicyDivides(t *testing.T) {
 	d := newDesk(t, ground()...)
 	got := map[string]int{}
