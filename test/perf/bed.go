@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,7 +131,9 @@ func (b *bed) addNodes(ctx context.Context) error {
 	specs := devcluster.NumberedNodes(nodePrefix, b.options.nodes, func(i int, spec *devcluster.NodeSpec) {
 		// One group after the other, not in turns: as sites come.
 		group := b.groupName(i * b.options.groups / b.options.nodes)
-		spec.Labels = map[string]string{poolLabel: group}
+		// A group is a zone: as kube-scheduler spreads pods over zones unless
+		// told otherwise, it is to find some.
+		spec.Labels = map[string]string{poolLabel: group, corev1.LabelTopologyZone: group}
 		b.pool[spec.Name] = group
 	})
 	fmt.Fprintf(b.log, "adding %d simulated nodes\n", len(specs))
@@ -152,6 +155,9 @@ func (b *bed) groupName(i int) string { return "pool-" + strconv.Itoa(i) }
 
 // workload says what the pods of a round ask for.
 type workload struct {
+	// name is that of its Deployment and, if it is not the usual one, of the
+	// kube-scheduler that binds its pods.
+	name string
 	// policy names the PropagationPolicy that they require, if any.
 	policy string
 	// spread makes them ask for Kubernetes' own hard spread over the groups.
@@ -162,10 +168,16 @@ type workload struct {
 
 const loadName = "load"
 
+// deployed is the name of the workload's Deployment.
+func (w workload) deployed() string { return cmp.Or(w.name, loadName) }
+
+// labels are on the workload's pods.
+func (w workload) labels() map[string]string { return map[string]string{"app": w.deployed()} }
+
 func (b *bed) deployment(w workload) *appsv1.Deployment {
-	labels := map[string]string{"app": loadName}
+	labels := w.labels()
 	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: loadName, Namespace: namespace},
+		ObjectMeta: metav1.ObjectMeta{Name: w.deployed(), Namespace: namespace},
 		Spec: appsv1.DeploymentSpec{
 			// Pods are created once the policy is bound, and all at a time.
 			Replicas: new(int32(0)),
@@ -173,7 +185,8 @@ func (b *bed) deployment(w workload) *appsv1.Deployment {
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
-					Containers: []corev1.Container{{Name: "main", Image: "nginx:1.27"}},
+					SchedulerName: w.name,
+					Containers:    []corev1.Container{{Name: "main", Image: "nginx:1.27"}},
 				},
 			},
 		},
@@ -186,7 +199,7 @@ func (b *bed) deployment(w workload) *appsv1.Deployment {
 	}
 	if w.spread {
 		d.Spec.Template.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
-			MaxSkew: 1, TopologyKey: poolLabel, WhenUnsatisfiable: corev1.DoNotSchedule,
+			MaxSkew: 1, TopologyKey: corev1.LabelTopologyZone, WhenUnsatisfiable: corev1.DoNotSchedule,
 			LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
 		}}
 	}
@@ -198,26 +211,30 @@ func (b *bed) deployment(w workload) *appsv1.Deployment {
 func (b *bed) createPods(ctx context.Context, w workload) error {
 	deployments := b.client.AppsV1().Deployments(namespace)
 	if _, err := deployments.Create(ctx, b.deployment(w), metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("creating Deployment %q: %w", loadName, err)
+		return fmt.Errorf("creating Deployment %q: %w", w.deployed(), err)
 	}
-	if err := b.waitBound(ctx, loadName, w); err != nil {
+	if err := b.waitBound(ctx, w.deployed(), w); err != nil {
 		return err
 	}
-	if err := b.scale(ctx, b.options.pods); err != nil {
+	if err := b.scale(ctx, w, b.options.pods); err != nil {
 		return err
 	}
 	return b.waitIdle(ctx)
 }
 
-// scale gives the Deployment so many pods, and returns once they exist.
-func (b *bed) scale(ctx context.Context, pods int) error {
+// scale gives a Deployment without pods so many, and returns once they exist.
+func (b *bed) scale(ctx context.Context, w workload, pods int) error {
+	others, err := b.countPods(ctx)
+	if err != nil {
+		return err
+	}
 	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, pods)
-	if _, err := b.client.AppsV1().Deployments(namespace).Patch(ctx, loadName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("scaling Deployment %q: %w", loadName, err)
+	if _, err := b.client.AppsV1().Deployments(namespace).Patch(ctx, w.deployed(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("scaling Deployment %q: %w", w.deployed(), err)
 	}
 	return b.eventually(ctx, "the pods to be created", func(ctx context.Context) (bool, error) {
 		n, err := b.countPods(ctx)
-		return n == pods, err
+		return n == others+pods, err
 	})
 }
 
@@ -234,9 +251,14 @@ func (b *bed) countPods(ctx context.Context) (int, error) {
 	return n, nil
 }
 
-// uids returns every pod's node by its UID, from a LIST.
-func (b *bed) uids(ctx context.Context) (map[types.UID]string, error) {
-	pods, err := b.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+// selecting selects the pods of a workload.
+func selecting(w workload) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: w.labels()})}
+}
+
+// uids returns the node of each pod of a workload by its UID, from a LIST.
+func (b *bed) uids(ctx context.Context, w workload) (map[types.UID]string, error) {
+	pods, err := b.client.CoreV1().Pods(namespace).List(ctx, selecting(w))
 	if err != nil {
 		return nil, fmt.Errorf("listing pods: %w", err)
 	}
@@ -249,18 +271,20 @@ func (b *bed) uids(ctx context.Context) (map[types.UID]string, error) {
 
 // deletePods deletes what createPods made, and returns once nothing is busy
 // with that any more. Pods go at once: their kubelets are simulated, or not even that.
-func (b *bed) deletePods(ctx context.Context) error {
+func (b *bed) deletePods(ctx context.Context, workloads ...workload) error {
 	background := metav1.DeletePropagationBackground
 	options := metav1.DeleteOptions{PropagationPolicy: &background}
-	err := b.client.AppsV1().Deployments(namespace).Delete(ctx, loadName, options)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("deleting Deployment %q: %w", loadName, err)
+	for _, w := range workloads {
+		err := b.client.AppsV1().Deployments(namespace).Delete(ctx, w.deployed(), options)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("deleting Deployment %q: %w", w.deployed(), err)
+		}
 	}
 	if err := b.client.AppsV1().ReplicaSets(namespace).DeleteCollection(ctx, options, metav1.ListOptions{}); err != nil {
 		return fmt.Errorf("deleting ReplicaSets: %w", err)
 	}
 	now := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
-	err = b.eventually(ctx, "the pods to be gone", func(ctx context.Context) (bool, error) {
+	err := b.eventually(ctx, "the pods to be gone", func(ctx context.Context) (bool, error) {
 		if err := b.client.CoreV1().Pods(namespace).DeleteCollection(ctx, now, metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return false, fmt.Errorf("deleting pods: %w", err)
 		}

@@ -21,7 +21,7 @@ const warmUp = 0.05
 // than the pause before kube-scheduler tries a refused pod again.
 const stuckAfter = 60 * time.Second
 
-// counter notes when pods of a namespace are seen bound.
+// counter notes when pods of a workload are seen bound.
 type counter struct {
 	want int
 	stop context.CancelFunc
@@ -33,11 +33,13 @@ type counter struct {
 
 // startCounter watches the pods that have a node. It returns once the watch
 // runs; call close when done.
-func startCounter(ctx context.Context, client kubernetes.Interface, namespace string, want int) (*counter, error) {
+func startCounter(ctx context.Context, client kubernetes.Interface, namespace string, w workload, want int) (*counter, error) {
 	c := &counter{want: want, full: make(chan struct{})}
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
 		// A pod enters the selection once, when it is bound.
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "spec.nodeName!=" }),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.LabelSelector, o.FieldSelector = selecting(w).LabelSelector, "spec.nodeName!="
+		}),
 		// What is not kept costs this process, which runs beside what it measures, no memory.
 		informers.WithTransform(func(o any) (any, error) {
 			if pod, ok := o.(*corev1.Pod); ok {
@@ -80,6 +82,9 @@ func (c *counter) count() int {
 	defer c.mu.Unlock()
 	return len(c.times)
 }
+
+// share is the part of the pods that is bound by now.
+func (c *counter) share() float64 { return float64(c.count()) / float64(c.want) }
 
 // rate waits until all pods are bound and returns how many were each second
 // after the warm-up. It gives up when none is bound for some time, or when

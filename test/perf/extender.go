@@ -23,7 +23,8 @@ var extender = benchmark{
   all groups the same weight; the peer's pods are those of the same Deployment without the label.
 - The pods are created first, without a scheduler. Then a fresh kube-scheduler starts, and pods are counted from 5 % to 100 % bound.
 - Both sides have percentageOfNodesToScore 100, as the chart sets it, and clientConnection qps and burst 5,000.
-- atoll-manager runs during the rounds of both sides. kwok does not: pods are bound and do not start, and no Lease is renewed.
+- atoll-manager runs during the rounds of both sides. kwok and kube-controller-manager do not: pods are bound and do not start, no Lease
+  is renewed, and nobody counts the pods of the ReplicaSet again for each that is bound.
 - In variants ` + "`managed`, `unmanaged` and `spread`" + ` kube-scheduler asks about every pod (` + "`scheduler.asks: All`" + `), in ` + "`passed by`" + ` about those only that
   atoll-manager has marked (` + "`scheduler.asks: Managed`" + `).
 - Variant ` + "`isolated`" + ` is the form in which a second kube-scheduler asks the extender. Both sides' pods are bound by the cluster's own, which has
@@ -55,6 +56,7 @@ var extender = benchmark{
 type extenderBench struct {
 	*bed
 	second  bool // the bed has a second kube-scheduler
+	races   int  // so far
 	wanted  options
 	outside io.Writer // where progress is shown
 }
@@ -93,36 +95,48 @@ func (e *extenderBench) close() error {
 	return b.close()
 }
 
-// sides returns what a variant compares.
-func (e *extenderBench) sides(ctx context.Context, variant string) (a, b side, err error) {
-	if err := e.lay(ctx, variant == isolated); err != nil {
+// sides returns what a variant compares that is no race.
+func (e *extenderBench) sides(ctx context.Context, _ string) (a, b side, err error) {
+	if err := e.lay(ctx, true); err != nil {
 		return a, b, err
 	}
+	return e.isolatedSides()
+}
+
+// racing returns what a variant compares, but for the one whose sides differ in
+// what runs beside.
+func (e *extenderBench) racing(ctx context.Context, variant string) (*race, error) {
 	if variant == isolated {
-		return e.isolatedSides()
+		return nil, nil
+	}
+	if err := e.lay(ctx, false); err != nil {
+		return nil, err
 	}
 	managedOnly := e.installed.SchedulerConfig
 	with, err := askingAll(managedOnly)
 	if err != nil {
-		return a, b, err
+		return nil, err
 	}
 	without, err := withoutKeys(with, "extenders")
 	if err != nil {
-		return a, b, err
+		return nil, err
 	}
+	var a, b contender
 	managed, plain := workload{policy: evenPolicy}, workload{}
+	peer := contender{"peer", plain, without}
 	switch variant {
 	case "managed":
-		return e.side("managed", managed, with), e.side("peer", plain, without), nil
+		a, b = contender{variant, managed, with}, peer
 	case "unmanaged":
-		return e.side("unmanaged", plain, with), e.side("peer", plain, without), nil
+		a, b = contender{variant, plain, with}, peer
 	case "spread":
-		return e.side("managed", managed, with), e.side("spread", workload{spread: true}, without), nil
+		a, b = contender{"managed", managed, with}, contender{variant, workload{spread: true}, without}
 	case "passed by":
-		return e.side("passed by", plain, managedOnly), e.side("peer", plain, without), nil
+		a, b = contender{variant, plain, managedOnly}, peer
 	default:
-		return a, b, fmt.Errorf("choosing sides: there is no variant %q", variant)
+		return nil, fmt.Errorf("choosing sides: there is no variant %q", variant)
 	}
+	return &race{a: a.name, b: b.name, run: func(ctx context.Context) (pair, error) { return e.race(ctx, a, b) }}, nil
 }
 
 // askingAll makes the extender of a configuration be asked about every pod.
@@ -163,29 +177,26 @@ func withoutKeys(config []byte, keys ...string) ([]byte, error) {
 	return out, nil
 }
 
-func (e *extenderBench) side(name string, w workload, config []byte) side {
-	return side{name: name, measure: func(ctx context.Context) (sample, error) {
-		ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
-		defer cancel()
-		return e.round(ctx, w, config)
-	}}
-}
-
 // round creates the pods, lets a fresh scheduler loose on them, and takes all
 // away again.
 func (e *extenderBench) round(ctx context.Context, w workload, config []byte) (s sample, err error) {
 	if err := e.createPods(ctx, w); err != nil {
 		return s, err
 	}
-	created, err := e.uids(ctx)
+	created, err := e.uids(ctx, w)
 	if err != nil {
 		return s, err
 	}
-	counter, err := startCounter(ctx, e.client, namespace, e.options.pods)
+	counter, err := startCounter(ctx, e.client, namespace, w, e.options.pods)
 	if err != nil {
 		return s, err
 	}
 	defer counter.stop()
+	// It would look at all pods of the ReplicaSet for each that is bound, and
+	// take a sixth of two cores for that.
+	if err := e.cluster.Kill(ctx, devcluster.ControllerManager); err != nil {
+		return s, err
+	}
 	before, err := usageOf(ctx, e.cluster)
 	if err != nil {
 		return s, err
@@ -203,7 +214,7 @@ func (e *extenderBench) round(ctx context.Context, w workload, config []byte) (s
 	if err := e.cluster.Kill(ctx, devcluster.Scheduler); err != nil {
 		return s, err
 	}
-	placed, err := e.uids(ctx)
+	placed, err := e.uids(ctx, w)
 	if err != nil {
 		return s, err
 	}
@@ -218,7 +229,10 @@ func (e *extenderBench) round(ctx context.Context, w workload, config []byte) (s
 	if found.unbound+found.replaced > 0 {
 		return s, fmt.Errorf("checking where pods are: %s", found)
 	}
-	return s, e.deletePods(ctx)
+	if err := e.cluster.Restart(ctx, devcluster.ControllerManager); err != nil {
+		return s, err
+	}
+	return s, e.deletePods(ctx, w)
 }
 
 // scheduling returns an error if pods cannot be bound because somebody is gone.

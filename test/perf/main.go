@@ -78,6 +78,12 @@ type bench interface {
 	close() error
 }
 
+// racer is a bench that measures both sides of some variants in one go.
+type racer interface {
+	// racing returns nil for a variant that is no race.
+	racing(ctx context.Context, variant string) (*race, error)
+}
+
 // benchmarks are all that there are.
 var benchmarks = []benchmark{extender, filter, memory, start, rebalance, pools, united}
 
@@ -271,11 +277,11 @@ func measure(ctx context.Context, b benchmark, o options, out io.Writer) (rows [
 		rest = rest[n:]
 		duels := make([]duel, len(stage))
 		for i, v := range stage {
-			duels[i].variant = v
-			if duels[i].a, duels[i].b, err = opened.sides(ctx, v.name); err != nil {
+			if duels[i], err = ready(ctx, opened, v); err != nil {
 				return nil, err
 			}
-			fmt.Fprintf(out, "\n%s %s\n  A, %s: %s\n  B, %s: %s\n", b.name, v.name, duels[i].a.name, v.a, duels[i].b.name, v.b)
+			nameA, nameB := duels[i].names()
+			fmt.Fprintf(out, "\n%s %s\n  A, %s: %s\n  B, %s: %s\n", b.name, v.name, nameA, v.a, nameB, v.b)
 		}
 		results, err := interleave(ctx, o, b.unit, duels, out)
 		if err != nil {
@@ -287,6 +293,18 @@ func measure(ctx context.Context, b benchmark, o options, out io.Writer) (rows [
 		}
 	}
 	return rows, nil
+}
+
+// ready makes a variant ready to be measured.
+func ready(ctx context.Context, opened bench, v variant) (d duel, err error) {
+	d.variant = v
+	if r, ok := opened.(racer); ok {
+		if d.race, err = r.racing(ctx, v.name); err != nil || d.race != nil {
+			return d, err
+		}
+	}
+	d.a, d.b, err = opened.sides(ctx, v.name)
+	return d, err
 }
 
 // ends are the signals that end the program in good order. Under nohup, the

@@ -141,12 +141,12 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 	if err := r.waitIdle(ctx); err != nil {
 		return s, err
 	}
-	settled, err := r.uids(ctx)
+	settled, err := r.uids(ctx, workload{})
 	if err != nil {
 		return s, err
 	}
 	// It counts those that are bound already too.
-	counter, err := startCounter(ctx, r.client, namespace, r.options.pods+r.moves())
+	counter, err := startCounter(ctx, r.client, namespace, workload{}, r.options.pods+r.moves())
 	if err != nil {
 		return s, err
 	}
@@ -164,7 +164,7 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 	var placed map[types.UID]string
 	var where found
 	err = r.eventually(ctx, "every group to have its share", func(ctx context.Context) (bool, error) {
-		if placed, err = r.uids(ctx); err != nil {
+		if placed, err = r.uids(ctx, workload{}); err != nil {
 			return false, err
 		}
 		where = check(settled, placed, r.pool, r.options.groups)
@@ -184,12 +184,12 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 	if err := r.cluster.Kill(ctx, devcluster.Scheduler); err != nil {
 		return s, err
 	}
-	return s, r.deletePods(ctx)
+	return s, r.deletePods(ctx, workload{})
 }
 
 // schedule starts kube-scheduler and waits until so many pods are bound.
 func (r *rebalanceBench) schedule(ctx context.Context, config []byte, pods int) error {
-	counter, err := startCounter(ctx, r.client, namespace, pods)
+	counter, err := startCounter(ctx, r.client, namespace, workload{}, pods)
 	if err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func (r *rebalanceBench) floor(ctx context.Context) (s sample, err error) {
 	s.rate = min(created.rate, bound.rate, evicted.rate)
 	r.sum = sample{off: -1, strangers: s.strangers, rate: 1 / (1/created.rate + 1/bound.rate + 1/evicted.rate)}
 	s.facts = fmt.Sprintf("created %.0f, bound %.0f, evicted %.0f pods/s", created.rate, bound.rate, evicted.rate)
-	return s, r.deletePods(ctx)
+	return s, r.deletePods(ctx, workload{})
 }
 
 // perSecond makes a rate of the time that all pods that move took.
@@ -233,7 +233,7 @@ func (r *rebalanceBench) creating(ctx context.Context) (sample, error) {
 	if _, err := r.client.AppsV1().Deployments(namespace).Create(ctx, d, metav1.CreateOptions{}); err != nil {
 		return sample{}, fmt.Errorf("creating Deployment %q: %w", loadName, err)
 	}
-	return r.perSecond(r.timed(ctx, func(ctx context.Context) (string, error) { return "", r.scale(ctx, r.moves()) }))
+	return r.perSecond(r.timed(ctx, func(ctx context.Context) (string, error) { return "", r.scale(ctx, workload{}, r.moves()) }))
 }
 
 func (r *rebalanceBench) binding(ctx context.Context) (s sample, err error) {
@@ -244,7 +244,7 @@ func (r *rebalanceBench) binding(ctx context.Context) (s sample, err error) {
 	if err := r.waitIdle(ctx); err != nil {
 		return s, err
 	}
-	counter, err := startCounter(ctx, r.client, namespace, r.moves())
+	counter, err := startCounter(ctx, r.client, namespace, workload{}, r.moves())
 	if err != nil {
 		return s, err
 	}

@@ -48,10 +48,26 @@ const (
 	patience = 2
 )
 
+// race is a comparison whose sides are measured in one go, and their names.
+type race struct {
+	a, b string
+	run  func(ctx context.Context) (pair, error)
+}
+
 // duel is a variant of a benchmark that is ready to be measured.
 type duel struct {
 	variant
 	a, b side
+	// race is there instead of the sides, or nil.
+	race *race
+}
+
+// names are those of the sides.
+func (d duel) names() (a, b string) {
+	if d.race != nil {
+		return d.race.a, d.race.b
+	}
+	return d.a.name, d.b.name
 }
 
 // interleave measures the sides of duels in turns, those that several duels
@@ -64,6 +80,9 @@ func interleave(ctx context.Context, o options, unit string, duels []duel, out i
 		most = rounds
 	}
 	order := sidesOf(duels)
+	show := func(turn int, name string, s sample) {
+		fmt.Fprintf(out, "  round %d  %-18s %9.2f %s  %s\n", turn, name, s.rate, unit, s.facts)
+	}
 	all, calmPairs := make([][]pair, len(duels)), make([]int, len(duels))
 	for turn := 1; turn <= most && slices.Min(calmPairs) < rounds; turn++ {
 		found := map[string]sample{}
@@ -73,11 +92,19 @@ func interleave(ctx context.Context, o options, unit string, duels []duel, out i
 				return nil, fmt.Errorf("round %d of %s: %w", turn, side.name, err)
 			}
 			found[side.name] = s
-			fmt.Fprintf(out, "  round %d  %-18s %9.2f %s  %s\n", turn, side.name, s.rate, unit, s.facts)
+			show(turn, side.name, s)
 		}
 		slices.Reverse(order)
 		for i, d := range duels {
 			p := pair{a: found[d.a.name], b: found[d.b.name]}
+			if d.race != nil {
+				var err error
+				if p, err = d.race.run(ctx); err != nil {
+					return nil, fmt.Errorf("round %d of %s: %w", turn, d.name, err)
+				}
+				show(turn, d.race.a, p.a)
+				show(turn, d.race.b, p.b)
+			}
 			all[i] = append(all[i], p)
 			if p.strangers() <= calm {
 				calmPairs[i]++
@@ -93,11 +120,11 @@ func interleave(ctx context.Context, o options, unit string, duels []duel, out i
 	return comparisons, nil
 }
 
-// sidesOf are the sides of duels, each once.
+// sidesOf are the sides of duels that are no races, each once.
 func sidesOf(duels []duel) (sides []side) {
 	for _, d := range duels {
 		for _, s := range []side{d.a, d.b} {
-			if !slices.ContainsFunc(sides, func(other side) bool { return other.name == s.name }) {
+			if s.measure != nil && !slices.ContainsFunc(sides, func(other side) bool { return other.name == s.name }) {
 				sides = append(sides, s)
 			}
 		}

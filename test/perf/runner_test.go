@@ -98,8 +98,8 @@ func TestInterleave(t *testing.T) {
 	var turns []string
 	peer := fakeSide("C", &turns)
 	duels := []duel{
-		{variant{name: "one"}, fakeSide("A", &turns, 2), peer},
-		{variant{name: "two"}, fakeSide("B", &turns), peer},
+		{variant: variant{name: "one"}, a: fakeSide("A", &turns, 2), b: peer},
+		{variant: variant{name: "two"}, a: fakeSide("B", &turns), b: peer},
 	}
 	var out bytes.Buffer
 	c, err := interleave(t.Context(), options{rounds: 2}, "pods/s", duels, &out)
@@ -117,6 +117,25 @@ func TestInterleave(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "round 2 of one was disturbed") || strings.Contains(out.String(), "of two was disturbed") {
 		t.Errorf("wrong is what is said of disturbed rounds in\n%s", out.String())
+	}
+}
+
+func TestRacesAreMeasuredInOneGo(t *testing.T) {
+	n := 0.0
+	d := duel{race: &race{a: "A", b: "B", run: func(context.Context) (pair, error) {
+		n++
+		return pair{a: sample{rate: n}, b: sample{rate: 10 * n}}, nil
+	}}}
+	var out bytes.Buffer
+	c, err := interleave(t.Context(), options{rounds: 2}, "pods/s", []duel{d}, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := c[0].rates(); !slices.Equal(a, []float64{1, 2}) || !slices.Equal(b, []float64{10, 20}) {
+		t.Errorf("rates of A %v and of B %v, want those of two races", a, b)
+	}
+	if !strings.Contains(out.String(), "round 2  A ") || !strings.Contains(out.String(), "round 2  B ") {
+		t.Errorf("not both sides are shown in\n%s", out.String())
 	}
 }
 

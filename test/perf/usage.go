@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -89,6 +90,15 @@ func (u usage) since(before usage) usage {
 		d.by[name] = max(0, seconds-before.by[name])
 	}
 	return d
+}
+
+// plus is the sum of what was used in two spans of time.
+func (u usage) plus(other usage) usage {
+	sum := usage{at: other.at, by: maps.Clone(other.by), all: u.all + other.all}
+	for name, seconds := range u.by {
+		sum.by[name] += seconds
+	}
+	return sum
 }
 
 // cluster is what the cluster's own processes used.
