@@ -13,27 +13,6 @@ import (
 // extender and the cluster's own does not.
 const isolated = "isolated"
 
-// isolatedSides bind pods without a policy by the cluster's own kube-scheduler,
-// with and without the second one beside it.
-func (e *extenderBench) isolatedSides() (a, b side, err error) {
-	// All that the two forms have in common but the extender.
-	config, err := withoutKeys(e.installed.SchedulerConfig, "extenders", "profiles", "leaderElection")
-	if err != nil {
-		return a, b, err
-	}
-	beside := func(name string, prepare func(context.Context) error) side {
-		return side{name: name, measure: func(ctx context.Context) (sample, error) {
-			ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
-			defer cancel()
-			if err := prepare(ctx); err != nil {
-				return sample{}, err
-			}
-			return e.round(ctx, workload{}, config)
-		}}
-	}
-	return beside("isolated", e.startSecond), beside("peer", e.killSecond), nil
-}
-
 // startSecond starts the second kube-scheduler and returns once it leads: one
 // that waits for its turn has less to do.
 func (e *extenderBench) startSecond(ctx context.Context) error {
@@ -48,10 +27,6 @@ func (e *extenderBench) startSecond(ctx context.Context) error {
 		now, err := e.leaderOfSecond(ctx)
 		return now != "" && now != before, err
 	})
-}
-
-func (e *extenderBench) killSecond(ctx context.Context) error {
-	return e.cluster.Kill(ctx, atoll.Scheduler)
 }
 
 // leaderOfSecond is the holder of the second kube-scheduler's Lease.

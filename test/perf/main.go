@@ -72,15 +72,18 @@ type variant struct {
 	a, b, ideal string
 }
 
-// bench is a benchmark that is ready to measure.
+// bench is a benchmark that is ready to measure: a sider or a racer.
 type bench interface {
-	sides(ctx context.Context, variant string) (a, b side, err error)
 	close() error
 }
 
-// racer is a bench that measures both sides of some variants in one go.
+// sider is a bench that measures one side after the other.
+type sider interface {
+	sides(ctx context.Context, variant string) (a, b side, err error)
+}
+
+// racer is a bench that measures both sides in one go.
 type racer interface {
-	// racing returns nil for a variant that is no race.
 	racing(ctx context.Context, variant string) (*race, error)
 }
 
@@ -298,12 +301,12 @@ func measure(ctx context.Context, b benchmark, o options, out io.Writer) (rows [
 // ready makes a variant ready to be measured.
 func ready(ctx context.Context, opened bench, v variant) (d duel, err error) {
 	d.variant = v
-	if r, ok := opened.(racer); ok {
-		if d.race, err = r.racing(ctx, v.name); err != nil || d.race != nil {
-			return d, err
-		}
+	switch opened := opened.(type) {
+	case racer:
+		d.race, err = opened.racing(ctx, v.name)
+	case sider:
+		d.a, d.b, err = opened.sides(ctx, v.name)
 	}
-	d.a, d.b, err = opened.sides(ctx, v.name)
 	return d, err
 }
 

@@ -20,6 +20,9 @@ const (
 	slice = 1500 * time.Millisecond
 	// finish is how long what a stopped side has asked for may take to be done.
 	finish = 50 * time.Millisecond
+	// catchUp is how long what runs beside a side gets to see what happened
+	// while it was stopped.
+	catchUp = 400 * time.Millisecond
 	// spare is the part of the pods that is left to bind when the turns end:
 	// more than a turn takes, so that neither side runs dry.
 	spare = 0.2
@@ -33,6 +36,8 @@ type contender struct {
 	name     string
 	workload workload
 	config   []byte
+	// beside is a process that runs when this side has its turn, if any.
+	beside string
 }
 
 // lane is a contender on its way. Its kube-scheduler's process, that one's
@@ -112,7 +117,7 @@ func (e *extenderBench) takeTurns(ctx context.Context, lanes []*lane) (err error
 		if err != nil {
 			return err
 		}
-		if err := e.cluster.Pause(ctx, l.process); err != nil {
+		if err := e.stop(ctx, l); err != nil {
 			return err
 		}
 	}
@@ -124,7 +129,7 @@ func (e *extenderBench) takeTurns(ctx context.Context, lanes []*lane) (err error
 		}
 	}
 	for _, l := range lanes {
-		if err := e.cluster.Resume(ctx, l.process); err != nil {
+		if err := e.goOn(ctx, l); err != nil {
 			return err
 		}
 	}
@@ -144,18 +149,41 @@ func (e *extenderBench) start(ctx context.Context, l *lane) error {
 	return e.cluster.StartScheduler(ctx, l.process, l.config)
 }
 
+// stop stops a side, and goOn lets it go on, with what runs beside it.
+func (e *extenderBench) stop(ctx context.Context, l *lane) error {
+	return e.both(ctx, l, e.cluster.Pause)
+}
+
+func (e *extenderBench) goOn(ctx context.Context, l *lane) error {
+	return e.both(ctx, l, e.cluster.Resume)
+}
+
+func (e *extenderBench) both(ctx context.Context, l *lane, do func(context.Context, string) error) error {
+	if err := do(ctx, l.process); err != nil || l.beside == "" {
+		return err
+	}
+	return do(ctx, l.beside)
+}
+
 // turn lets one side run for a slice of time.
 func (e *extenderBench) turn(ctx context.Context, l *lane) error {
+	if l.beside != "" {
+		// What happened in the other side's turn is not to be seen at this one's cost.
+		if err := e.cluster.Resume(ctx, l.beside); err != nil {
+			return err
+		}
+		time.Sleep(catchUp)
+	}
 	before, err := usageOf(ctx, e.cluster)
 	if err != nil {
 		return err
 	}
 	bound, began := l.counter.count(), time.Now()
-	if err := e.cluster.Resume(ctx, l.process); err != nil {
+	if err := e.goOn(ctx, l); err != nil {
 		return err
 	}
 	time.Sleep(slice)
-	if err := e.cluster.Pause(ctx, l.process); err != nil {
+	if err := e.stop(ctx, l); err != nil {
 		return err
 	}
 	l.took += time.Since(began)
@@ -189,12 +217,13 @@ func (e *extenderBench) sampleOf(ctx context.Context, l *lane, created map[types
 }
 
 // serving makes a configuration that of a kube-scheduler of a name, which pods
-// choose it by.
+// choose it by and which leads without being elected.
 func serving(config []byte, name string) ([]byte, error) {
 	fields := map[string]any{}
 	if err := yaml.Unmarshal(config, &fields); err != nil {
 		return nil, fmt.Errorf("decoding the scheduler's configuration: %w", err)
 	}
+	delete(fields, "leaderElection")
 	fields["profiles"] = []any{map[string]any{"schedulerName": name}}
 	out, err := yaml.Marshal(fields)
 	if err != nil {
