@@ -221,9 +221,33 @@ func serverNames(c Config) []string {
 func slimNode(obj any) (any, error) {
 	if node, ok := obj.(*corev1.Node); ok {
 		node.ManagedFields = nil
-		node.Status.Images, node.Status.VolumesInUse, node.Status.VolumesAttached = nil, nil, nil
+		node.Status = corev1.NodeStatus{
+			Allocatable: keepKeys(node.Status.Allocatable, corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods),
+			Conditions:  readyCondition(node.Status.Conditions),
+		}
 	}
 	return obj, nil
+}
+
+// keepKeys copies what some resources are of, without holding on to the rest.
+func keepKeys(all corev1.ResourceList, keys ...corev1.ResourceName) corev1.ResourceList {
+	kept := make(corev1.ResourceList, len(keys))
+	for _, key := range keys {
+		if q, ok := all[key]; ok {
+			kept[key] = q
+		}
+	}
+	return kept
+}
+
+// readyCondition copies the condition Ready, of which there is at most one.
+func readyCondition(all []corev1.NodeCondition) []corev1.NodeCondition {
+	for _, c := range all {
+		if c.Type == corev1.NodeReady {
+			return []corev1.NodeCondition{c}
+		}
+	}
+	return nil
 }
 
 // connect feeds the ledger with nodes, and the walk with pods that have no owner.

@@ -135,6 +135,8 @@ func TestSlimNodeKeepsWhatTheLedgerAndGroupsRead(t *testing.T) {
 	node := build.Node("n", build.InGroup("a"), build.Annotation("a", "b"))
 	want := seats.SlimNode(node)
 	fat := node.DeepCopy()
+	fat.Status.Conditions = append([]corev1.NodeCondition{{Type: corev1.NodeMemoryPressure}}, fat.Status.Conditions...)
+	fat.Status.Capacity, fat.Status.NodeInfo.KernelVersion = fat.Status.Allocatable, "6"
 	fat.Status.Images = []corev1.ContainerImage{{Names: []string{"image"}}}
 	fat.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "m"}}
 	got, err := slimNode(fat)
@@ -145,7 +147,7 @@ func TestSlimNodeKeepsWhatTheLedgerAndGroupsRead(t *testing.T) {
 	if diff := cmp.Diff(want, seats.SlimNode(slim)); diff != "" {
 		t.Errorf("the ledger reads otherwise (-want +got):\n%s", diff)
 	}
-	if len(slim.Status.Images)+len(slim.ManagedFields) != 0 {
+	if len(slim.Status.Images)+len(slim.ManagedFields)+len(slim.Status.Capacity)+len(slim.Status.NodeInfo.KernelVersion) != 0 || len(slim.Status.Conditions) != 1 {
 		t.Errorf("kept what nobody reads: %+v", slim)
 	}
 	if slim.Annotations["a"] != "b" {

@@ -340,6 +340,11 @@ func (b *bed) alive(ctx context.Context, names ...string) error {
 	return nil
 }
 
+// scheduling returns an error if pods cannot be bound because somebody is gone.
+func (b *bed) scheduling(ctx context.Context) error {
+	return b.alive(ctx, devcluster.APIServer, devcluster.Etcd, devcluster.Scheduler, atoll.Manager)
+}
+
 // tail returns the end of a log.
 func tail(path string) string {
 	const most = 2000

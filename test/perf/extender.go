@@ -172,11 +172,6 @@ func withoutKeys(config []byte, keys ...string) ([]byte, error) {
 	return out, nil
 }
 
-// scheduling returns an error if pods cannot be bound because somebody is gone.
-func (e *extenderBench) scheduling(ctx context.Context) error {
-	return e.alive(ctx, devcluster.APIServer, devcluster.Etcd, devcluster.Scheduler, atoll.Manager)
-}
-
 // found is where pods are in the end.
 type found struct{ off, unbound, replaced int }
 

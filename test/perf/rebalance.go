@@ -42,7 +42,7 @@ const movePolicy = "move"
 const evictors = 8
 
 type rebalanceBench struct {
-	*extenderBench
+	*bed
 	// sum is that of the floor that was measured last.
 	sum sample
 }
@@ -52,7 +52,7 @@ func openRebalance(ctx context.Context, o options, log io.Writer) (bench, error)
 	if err != nil {
 		return nil, err
 	}
-	r := &rebalanceBench{extenderBench: &extenderBench{bed: b, wanted: o, outside: log}}
+	r := &rebalanceBench{bed: b}
 	if err := r.prepare(ctx); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
