@@ -184,8 +184,17 @@ func (h *Handler) post(ctx context.Context, pod *seats.Pod, node string, s stamp
 	}
 	if apierrors.IsConflict(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) {
 		live, getErr := h.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-		if getErr == nil && live.UID == pod.UID && live.Spec.NodeName == node {
+		switch {
+		case getErr == nil && live.UID == pod.UID && live.Spec.NodeName == node:
 			return nil
+		case getErr == nil && live.UID == pod.UID && live.Spec.NodeName != "":
+			// Another kube-scheduler was quicker. We may not have seen that yet:
+			// a seat given back now would be given to another pod.
+			return fmt.Errorf("binding pod %s/%s to node %s: it is bound to node %s", pod.Namespace, pod.Name, node, live.Spec.NodeName)
+		case getErr != nil && !apierrors.IsNotFound(getErr):
+			// Nor do we know now whether it is bound. What the API server says of
+			// reading is not its answer to the binding, and not to be taken for that.
+			return fmt.Errorf("binding pod %s/%s to node %s: %s; reading where it is: %s", pod.Namespace, pod.Name, node, err.Error(), getErr.Error())
 		}
 	}
 	return fmt.Errorf("binding pod %s/%s to node %s: %w", pod.Namespace, pod.Name, node, err)

@@ -263,7 +263,7 @@ func TestAnswersToABinding(t *testing.T) {
 		"it is on this node already":               {conflict, webPod(0, build.On("node-hz")), false, false},
 		"it is on this node after a timeout":       {apierrors.NewTimeoutError("slow", 1), webPod(0, build.On("node-hz")), false, false},
 		"it is on this node after another timeout": {apierrors.NewServerTimeout(podResource, "create", 1), webPod(0, build.On("node-hz")), false, false},
-		"it is on another node":                    {conflict, webPod(0, build.On("node-bj")), true, false},
+		"it is on another node":                    {conflict, webPod(0, build.On("node-bj")), true, true},
 		"it is on no node":                         {conflict, webPod(0), true, false},
 		"another pod of its name is on this node":  {conflict, webPod(0, build.On("node-hz"), build.UID("younger")), true, false},
 		"the API server fails":                     {apierrors.NewInternalError(errors.New("broken")), webPod(0), true, true},
@@ -289,6 +289,21 @@ func TestAnswersToABinding(t *testing.T) {
 				t.Errorf("wrong seats (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestABindingThatMayBeDoneKeepsTheSeat(t *testing.T) {
+	d := newDesk(t, append(ground(), webPod(0))...)
+	d.bindError = apierrors.NewConflict(podResource, "web-1-0", errors.New("already assigned"))
+	d.filter(webPod(0), allNodes...)
+	d.Pods.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(podResource, "web-1-0", nil)
+	})
+	if err := d.bind(webPod(0), "node-hz"); err == nil {
+		t.Error("bound")
+	}
+	if diff := cmp.Diff(map[string]int{"hz": 1}, d.seated()); diff != "" {
+		t.Errorf("another pod would get the seat (-want +got):\n%s", diff)
 	}
 }
 

@@ -162,6 +162,8 @@ type workload struct {
 	policy string
 	// spread makes them ask for Kubernetes' own hard spread over the groups.
 	spread bool
+	// zone is the only one that they may go to, if any.
+	zone string
 	// atOnce makes them go without a grace period when they are evicted.
 	atOnce bool
 }
@@ -193,6 +195,9 @@ func (b *bed) deployment(w workload) *appsv1.Deployment {
 	}
 	if w.policy != "" {
 		d.Labels = map[string]string{gm.RequiredPropagationPolicyLabel: w.policy}
+	}
+	if w.zone != "" {
+		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelTopologyZone: w.zone}
 	}
 	if w.atOnce {
 		d.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(0))

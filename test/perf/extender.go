@@ -30,6 +30,8 @@ var extender = benchmark{
   nobody counts the pods of a ReplicaSet again for each that is bound.
 - In variants ` + "`managed`, `unmanaged` and `spread`" + ` kube-scheduler asks about every pod (` + "`scheduler.asks: All`" + `), in ` + "`passed by`" + ` about those only that
   atoll-manager has marked (` + "`scheduler.asks: Managed`" + `).
+- Variant ` + "`limit`" + ` is what an extender could reach against a hard topology spread if asking it cost nothing: kube-scheduler has the
+  nodes of one group left after its filters, as after the extender's, scores those, and binds the pod itself.
 - Variant ` + "`isolated`" + ` is the form in which a second kube-scheduler asks the extender. Both sides' pods are bound by schedulers without an
   extender; the second one, leading, runs in A's turns only.
 - *CPU per pod* is what all processes of the cluster, atoll-manager among them, used in a side's turns for each pod that it bound.
@@ -44,6 +46,9 @@ var extender = benchmark{
 		}, {
 			name: "spread", ideal: "≥ 1.2",
 			a: "managed pods, with the extender", b: "pods with hard topology spread over the groups, without the extender",
+		}, {
+			name: "limit", ideal: "–",
+			a: "pods that a node selector keeps to one group, without the extender", b: "pods with hard topology spread over the groups, without the extender",
 		}, {
 			name: "passed by", ideal: "≥ 0.97",
 			a: "pods without a policy, with an extender that is asked about managed pods only", b: "the same pods, without the extender",
@@ -115,14 +120,16 @@ func (e *extenderBench) racing(ctx context.Context, variant string) (*race, erro
 	var a, b contender
 	managed, plain := workload{policy: evenPolicy}, workload{}
 	peer := contender{name: "peer", workload: plain, config: without}
+	spread := contender{name: "spread", workload: workload{spread: true}, config: without}
 	switch variant {
 	case "managed":
 		a, b = contender{name: variant, workload: managed, config: with}, peer
 	case "unmanaged":
 		a, b = contender{name: variant, workload: plain, config: with}, peer
 	case "spread":
-		a = contender{name: "managed", workload: managed, config: with}
-		b = contender{name: variant, workload: workload{spread: true}, config: without}
+		a, b = contender{name: "managed", workload: managed, config: with}, spread
+	case "limit":
+		a, b = contender{name: variant, workload: workload{zone: e.groupName(0)}, config: without}, spread
 	case "passed by":
 		a, b = contender{name: variant, workload: plain, config: managedOnly}, peer
 	case isolated:

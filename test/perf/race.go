@@ -105,19 +105,15 @@ func (e *extenderBench) race(ctx context.Context, a, b contender) (p pair, err e
 // takeTurns lets each side warm up, then run in turns until one has few pods
 // left, and then both to the end.
 func (e *extenderBench) takeTurns(ctx context.Context, lanes []*lane) (err error) {
+	defer func() {
+		for _, l := range lanes {
+			if l.counter != nil {
+				l.counter.stop()
+			}
+		}
+	}()
 	for _, l := range lanes {
-		if l.counter, err = startCounter(ctx, e.client, namespace, l.workload, e.options.pods); err != nil {
-			return err
-		}
-		defer l.counter.stop()
-		if err := e.start(ctx, l); err != nil {
-			return err
-		}
-		err = e.eventually(ctx, "the first pods to be bound", func(context.Context) (bool, error) { return l.counter.share() >= warmUp, nil })
-		if err != nil {
-			return err
-		}
-		if err := e.stop(ctx, l); err != nil {
+		if err := e.warmUp(ctx, l); err != nil {
 			return err
 		}
 	}
@@ -141,12 +137,24 @@ func (e *extenderBench) takeTurns(ctx context.Context, lanes []*lane) (err error
 	return nil
 }
 
-// start starts a side's kube-scheduler.
-func (e *extenderBench) start(ctx context.Context, l *lane) error {
-	if l.process == devcluster.Scheduler {
-		return e.cluster.RestartScheduler(ctx, l.config)
+// warmUp starts a side's kube-scheduler and stops it when it has bound some pods.
+func (e *extenderBench) warmUp(ctx context.Context, l *lane) (err error) {
+	if l.counter, err = startCounter(ctx, e.client, namespace, l.workload, e.options.pods); err != nil {
+		return err
 	}
-	return e.cluster.StartScheduler(ctx, l.process, l.config)
+	if l.process == devcluster.Scheduler {
+		err = e.cluster.RestartScheduler(ctx, l.config)
+	} else {
+		err = e.cluster.StartScheduler(ctx, l.process, l.config)
+	}
+	if err != nil {
+		return err
+	}
+	err = e.eventually(ctx, "the first pods to be bound", func(context.Context) (bool, error) { return l.counter.share() >= warmUp, nil })
+	if err != nil {
+		return err
+	}
+	return e.stop(ctx, l)
 }
 
 // stop stops a side, and goOn lets it go on, with what runs beside it.
@@ -204,15 +212,15 @@ func (e *extenderBench) sampleOf(ctx context.Context, l *lane, created map[types
 	if err != nil {
 		return s, err
 	}
-	found := check(created, placed, e.pool, e.options.groups)
-	if found.unbound+found.replaced > 0 {
-		return s, fmt.Errorf("checking where pods are: %s", found)
+	where := check(created, placed, e.pool, e.options.groups)
+	if where.unbound+where.replaced > 0 {
+		return s, fmt.Errorf("checking where pods are: %s", where)
 	}
 	s = sample{rate: float64(l.pods) / l.took.Seconds(), off: -1, strangers: l.used.strangers(), cpu: 1000 * l.used.cluster() / float64(l.pods)}
 	if l.workload.policy != "" {
-		s.off = found.off
+		s.off = where.off
 	}
-	s.facts = fmt.Sprintf("%s; %d pods in %.1f s, %s", found, l.pods, l.took.Seconds(), l.used)
+	s.facts = fmt.Sprintf("%s; %d pods in %.1f s, %s", where, l.pods, l.took.Seconds(), l.used)
 	return s, nil
 }
 
