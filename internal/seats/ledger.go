@@ -91,6 +91,7 @@ type seat struct {
 	seated   bool
 	group    string
 	reserved bool
+	binding  bool      // reserved, and being bound to a node of group: see Confirm
 	number   int       // the group's seats when this one was taken, itself included
 	lapses   time.Time // when a reservation does
 	active   bool      // counts in its cohort's active
@@ -292,7 +293,7 @@ func (l *Ledger) unseatLocked(s *seat) {
 			delete(s.cohort.counts, s.group)
 		}
 	}
-	s.seated, s.group, s.reserved = false, "", false
+	s.seated, s.group, s.reserved, s.binding = false, "", false, false
 	delete(s.cohort.reservations, s.uid)
 }
 
@@ -320,6 +321,6 @@ func (l *Ledger) settleLocked(s *seat) {
 		l.held[true].Dec()
 		l.held[false].Inc()
 	}
-	s.reserved = false
+	s.reserved, s.binding = false, false
 	delete(s.cohort.reservations, s.uid)
 }

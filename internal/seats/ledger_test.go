@@ -182,6 +182,45 @@ func TestConfirmRefusesAGroupThatFilledUpMeanwhile(t *testing.T) {
 	}
 }
 
+// TestAPodThatIsBeingBoundGetsNoOtherSeat: two kube-schedulers may have the
+// same pod. What the first did is not seen yet when the second asks.
+func TestAPodThatIsBeingBoundGetsNoOtherSeat(t *testing.T) {
+	spread := weights("a", 1, "b", 1)
+	for name, seen := range map[string]bool{"a pod that was seen": true, "a pod that was not": false} {
+		t.Run(name, func(t *testing.T) {
+			l, clock := newTestLedger("a", "b")
+			if seen {
+				l.Observe(podIn("p", ""))
+			}
+			l.Reserve(request("p", 2, spread, "node-a"))
+			if group, _ := l.Reserve(request("p", 2, spread, "node-b")); group != "b" {
+				t.Errorf("before it is bound, the seat is in %q, want b, where its nodes are now", group)
+			}
+			if why := l.Confirm(request("p", 2, spread), "node-a"); why != Seated {
+				t.Fatal(why)
+			}
+			if group, why := l.Reserve(request("p", 2, spread, "node-b")); group != "a" || why != Seated {
+				t.Errorf("asked again, the seat is in %q (%s), want a, where it is being bound", group, why)
+			}
+			if why := l.Confirm(request("p", 2, spread), "node-b"); why != NoSeatOpen {
+				t.Errorf("binding it elsewhere answered %q, want %q", why, NoSeatOpen)
+			}
+			if got := l.cohorts[cohortOne].counts; got["a"] != 1 || got["b"] != 0 {
+				t.Errorf("seats are %v, want one in a", got)
+			}
+			clock.Step(ReservationTTL)
+			if group, _ := l.Reserve(request("p", 2, spread, "node-b")); group != "b" {
+				t.Errorf("after its time, the seat is in %q, want b", group)
+			}
+			l.Confirm(request("p", 2, spread), "node-b")
+			l.Release("p")
+			if group, _ := l.Reserve(request("p", 2, spread, "node-a")); group != "a" {
+				t.Errorf("after it was given back, the seat is in %q, want a", group)
+			}
+		})
+	}
+}
+
 func TestConfirmKeepsTheSeatOfAPodThatSitsElsewhere(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	l.Observe(podIn("p", "node-a"))

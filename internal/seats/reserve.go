@@ -42,7 +42,7 @@ func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.entryLocked(r)
-	if s.pod != nil && s.seated && (s.pod.Node != "" || s.pod.Pinned()) {
+	if s.seated && l.fixedLocked(s) {
 		return s.group, Seated // bound already and the scheduler does not know yet, or seated at creation
 	}
 	l.unseatLocked(s)
@@ -56,6 +56,13 @@ func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 	l.seatLocked(s, group)
 	l.reserveLocked(s, ReservationTTL)
 	return group, Seated
+}
+
+// fixedLocked: the pod goes to no other group now. It is bound, or was seated at
+// creation, or is being bound: what came of that may not have been seen yet,
+// and another kube-scheduler may ask about the pod meanwhile.
+func (l *Ledger) fixedLocked(s *seat) bool {
+	return s.pod != nil && (s.pod.Node != "" || s.pod.Pinned()) || s.binding && l.clock.Now().Before(s.lapses)
 }
 
 // entryLocked is the entry of the request's pod, in the request's cohort.
@@ -172,8 +179,9 @@ func (c *cohort) divide(spread placement.Spread, total int) []int {
 }
 
 // Confirm checks, before a pod is bound to a node, that it still holds a seat
-// in the node's group, and keeps the seat until the pod is seen there. A pod
-// whose reservation lapsed takes the seat if the group still lacks pods.
+// in the node's group, and keeps the seat until the pod is seen there: until
+// then, until Release or until it lapses, the pod gets no other. A pod whose
+// reservation lapsed takes the seat if the group still lacks pods.
 func (l *Ledger) Confirm(r Request, nodeName string) Reason {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,10 +193,11 @@ func (l *Ledger) Confirm(r Request, nodeName string) Reason {
 	if s.seated && s.group == group {
 		if s.reserved {
 			l.reserveLocked(s, ReservationTTL)
+			s.binding = true
 		}
 		return Seated
 	}
-	if s.pod != nil && (s.pod.Node != "" || s.pod.Pinned()) {
+	if l.fixedLocked(s) {
 		return NoSeatOpen // it sits elsewhere
 	}
 	l.unseatLocked(s)
@@ -197,6 +206,7 @@ func (l *Ledger) Confirm(r Request, nodeName string) Reason {
 	case why == Seated:
 		l.seatLocked(s, group)
 		l.reserveLocked(s, ReservationTTL)
+		s.binding = true
 	case s.pod == nil:
 		l.dropLocked(s)
 	}
