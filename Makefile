@@ -20,6 +20,8 @@ TESTFLAGS ?=
 UNCACHED := -count=1
 # What make image builds and make manifest installs.
 IMAGE ?= atoll-k8s/atoll-manager:$(shell awk '$$1 == "appVersion:" { gsub(/"/, "", $$2); print $$2 }' charts/atoll/Chart.yaml)
+# The package that make mutate changes; unset, all pure ones.
+PKG ?=
 # What make bench and make demo run, seen from test/; ARGS are its flags.
 BENCH_PKG ?= ./perf
 DEMO_PKG ?= ./demo
@@ -34,8 +36,12 @@ DEVCLUSTER_BIN ?= go run ./cmd/devcluster build
 # Tools are keyed by their version and Go's: a linter that was built with an
 # older Go cannot read newer code.
 GO_VERSION := $(shell go env GOVERSION)
-version-of = $(shell awk '$$1 == "$(1)" || $$2 == "$(1)" { print ($$1 == "$(1)") ? $$2 : $$3; exit }' $(2))
+version-of = $(shell awk '$$1 == "$(1)" && $$2 ~ /^v/ { print $$2; exit } $$2 == "$(1)" && $$3 ~ /^v/ { print $$3; exit }' $(2))
 CONTROLLER_GEN := bin/controller-gen-$(call version-of,sigs.k8s.io/controller-tools,hack/tools/go.mod)-$(GO_VERSION)
+GOTESTSUM := bin/gotestsum-$(call version-of,gotest.tools/gotestsum,hack/tools/go.mod)-$(GO_VERSION)
+GREMLINS := bin/gremlins-$(call version-of,github.com/go-gremlins/gremlins,hack/tools/go.mod)-$(GO_VERSION)
+# gotestsum runs go test and keeps its events for make test-times.
+gotest = $(CURDIR)/$(GOTESTSUM) --format pkgname --jsonfile $(CURDIR)/dist/test/$(1).json --
 GOLANGCI_LINT := bin/golangci-lint-$(call version-of,github.com/golangci/golangci-lint/v2,hack/golangci/go.mod)-$(GO_VERSION)
 
 ##@ Every day
@@ -51,8 +57,17 @@ verify: check-generated vet fmt lint tidy chart ## Regenerate, then check everyt
 	@echo "verify: ok"
 
 .PHONY: test
-test: unit devcluster-test e2e ## Run all tests, on real control planes too (built by Go the first time: some minutes).
+test: $(GOTESTSUM) ## Run all tests, on real control planes too (built by Go the first time: some minutes).
+	@MAKE='$(MAKE)' hack/test.sh unit devcluster-test e2e
 	@echo "test: ok"
+
+.PHONY: test-times
+test-times: $(GOTESTSUM) ## Say where the minutes of the last make test went.
+	@hack/test-times.sh $(CURDIR)/$(GOTESTSUM)
+
+.PHONY: mutate
+mutate: $(GREMLINS) ## Change the pure packages in small ways and count which changes no test notices (an hour): PKG names one package.
+	@hack/mutate.sh $(CURDIR)/$(GREMLINS) $(PKG)
 
 .PHONY: bench
 bench: ## Measure: ARGS go to the benchmark program.
@@ -113,20 +128,22 @@ image-check: ## Run atoll-manager, built as for its image, where there is nothin
 ##@ Parts of test
 
 .PHONY: unit
-unit: ## Run the tests of the root module.
-	go test $(RACE) -timeout 15m $(TESTFLAGS) ./...
+unit: $(GOTESTSUM) ## Run the tests of the root module.
+	@mkdir -p dist/test
+	$(call gotest,unit) $(RACE) -timeout 15m $(TESTFLAGS) ./...
 
 .PHONY: devcluster-bin
 devcluster-bin: ## Build the programs of the devcluster, with progress shown; done once a machine.
 	cd devcluster && $(DEVCLUSTER_BIN)
 
 .PHONY: devcluster-test
-devcluster-test: devcluster-bin ## Run the tests of the devcluster.
-	cd devcluster && go test $(RACE) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./...
+devcluster-test: devcluster-bin $(GOTESTSUM) ## Run the tests of the devcluster.
+	@mkdir -p dist/test
+	cd devcluster && $(call gotest,devcluster) $(RACE) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./...
 
 .PHONY: e2e
-e2e: devcluster-bin ## Run the end-to-end tests on real control planes.
-	hack/e2e.sh $(UNCACHED) -timeout 60m $(TESTFLAGS)
+e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control planes.
+	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(UNCACHED) -timeout 60m $(TESTFLAGS)
 
 ##@ Housekeeping
 
@@ -136,6 +153,12 @@ clean: ## Remove bin/ and dist/.
 
 $(CONTROLLER_GEN): hack/tools/go.mod hack/tools/go.sum
 	hack/build-tool.sh hack/tools sigs.k8s.io/controller-tools/cmd/controller-gen $@
+
+$(GOTESTSUM): hack/tools/go.mod hack/tools/go.sum
+	hack/build-tool.sh hack/tools gotest.tools/gotestsum $@
+
+$(GREMLINS): hack/tools/go.mod hack/tools/go.sum
+	hack/build-tool.sh hack/tools github.com/go-gremlins/gremlins/cmd/gremlins $@
 
 $(GOLANGCI_LINT): hack/golangci/go.mod hack/golangci/go.sum
 	hack/build-tool.sh hack/golangci github.com/golangci/golangci-lint/v2/cmd/golangci-lint $@

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs the given targets of make one after the other, each whether or not those
+# before it passed. Says at the end how each ended and how long it took, and
+# fails if one of them failed.
+#
+#   hack/test.sh <target>...
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+rm -rf dist/test
+mkdir -p dist/test
+failed=0
+for target in "$@"; do
+	echo "=== make $target"
+	start=$SECONDS
+	if "${MAKE:-make}" --no-print-directory "$target"; then
+		result=passed
+	else
+		result=FAILED failed=1
+	fi
+	printf '%-16s %s after %d s\n' "$target" "$result" "$((SECONDS - start))" >>dist/test/parts
+done
+
+# count <action> counts the tests that ended so, without their subtests.
+count() {
+	cat dist/test/*.json 2>/dev/null | grep -cE "\"Action\":\"$1\".*\"Test\":\"[^/\"]+\"" || true
+}
+echo "=== parts of make test"
+cat dist/test/parts
+echo "$(count pass) passed, $(count fail) failed, $(count skip) skipped"
+exit "$failed"
