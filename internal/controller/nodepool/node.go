@@ -210,7 +210,7 @@ func (r *Reconciler) told(ctx context.Context, v *visit) {
 	case joined:
 		r.joined(v.node, v.pools.reference(c.To))
 	case moved:
-		r.moved(v.node, c.From, v.pools.reference(c.To))
+		r.movedPool(v.node, c.From, v.pools.reference(c.To))
 	case left:
 		r.left(v.node, v.pools.reference(c.From))
 	case repaired:

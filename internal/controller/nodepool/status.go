@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -17,7 +17,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
-// observe reads every node that has to do with the pool.
+// observe reads every node that concerns the pool; s.nodes and the others get
+// sorted by name.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	pools, err := r.index.pools(ctx, r.Client)
 	if err != nil {
@@ -29,19 +30,22 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		return phase.Wait("the pools were listed before this one changed", gather)
 	}
 	s.invalid, s.ignored = e.invalid, e.gives.Ignored
-	var nodes corev1.NodeList
-	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("listing nodes: %w", err)
+	names, err := pools.nodesOf(ctx, r.Client, s.pool.Name, r.index.read)
+	if err != nil {
+		return err
 	}
-	for i := range nodes.Items {
-		if err := r.observeNode(s, pools, self, &nodes.Items[i]); err != nil {
+	for _, name := range names {
+		node := &corev1.Node{}
+		switch err := r.Client.Get(ctx, client.ObjectKey{Name: name}, node, client.UnsafeDisableDeepCopy); {
+		case apierrors.IsNotFound(err):
+			continue // its event is on the way, and wakes this pool
+		case err != nil:
+			return fmt.Errorf("reading node %q: %w", name, err)
+		}
+		if err := r.observeNode(s, pools, self, node); err != nil {
 			return err
 		}
 	}
-	slices.SortFunc(s.nodes, func(a, b member) int { return strings.Compare(a.name, b.name) })
-	slices.Sort(s.leaving)
-	slices.Sort(s.contested)
-	slices.Sort(s.behind)
 	s.failed = r.troubles.of(s.pool.Name)
 	s.observed = true
 	return nil
