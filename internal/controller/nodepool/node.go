@@ -51,6 +51,21 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 	if err != nil {
 		return fmt.Errorf("planning node %q: %w", v.node.Name, err)
 	}
+	var waits error
+	if in != nil {
+		lacking, until, err := r.lacking(ctx, in.gives.Name, in.gives.Evicting(v.read))
+		if err != nil {
+			return err
+		}
+		if len(lacking) > 0 {
+			_, selected := v.pools.Assign(claim)
+			gives := in.gives.WithoutEvicting(v.read)
+			if change, err = v.read.Plan(&gives, selected); err != nil {
+				return fmt.Errorf("planning node %q: %w", v.node.Name, err)
+			}
+			waits = phase.Wait("pods that do not tolerate a taint", min(holdEvery, until.Sub(r.Clock.Now())))
+		}
+	}
 	v.change = change
 	if change.Empty() {
 		r.cleared(v.node.Name)
@@ -75,7 +90,7 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 		}
 	}
 	v.holdOff = change.Empty()
-	return nil
+	return waits
 }
 
 // write makes the node as planned, in one patch.

@@ -46,6 +46,14 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			return err
 		}
 	}
+	if s.pool.DeletionTimestamp == nil && len(s.evicting) > 0 {
+		if s.untolerating, s.waitUntil, err = r.lacking(ctx, s.pool.Name, s.evicting); err != nil {
+			return err
+		}
+	}
+	if len(s.evicting) == 0 {
+		r.holds.released(s.pool.Name)
+	}
 	s.failed = r.troubles.of(s.pool.Name)
 	s.observed = true
 	return nil
@@ -66,6 +74,11 @@ func (r *Reconciler) observeNode(s *scope, pools *pools, self *membership.Pool, 
 		s.nodes = append(s.nodes, member{node.Name, isReady(node)})
 		if !change.Empty() {
 			s.behind = append(s.behind, node.Name)
+		}
+		for _, t := range in.gives.Evicting(read) {
+			if !slices.ContainsFunc(s.evicting, func(has corev1.Taint) bool { return sameTaint(has, t) }) {
+				s.evicting = append(s.evicting, t)
+			}
 		}
 	case has:
 		s.leaving = append(s.leaving, node.Name)
@@ -105,14 +118,28 @@ func setStatus(s *scope) {
 	switch behind := slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(s.behind), s.leaving...)))); {
 	case len(s.failed) > 0:
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncFailed, failures(s.failed)
+	case len(behind) > 0 && len(s.untolerating) > 0:
+		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(s.untolerating)
 	case len(behind) > 0:
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncing, "nodes that are being written: "+conditions.List(behind)
 	}
 	set(apps.ConditionAttributesSynced, synced, syncReason, syncMessage)
 
+	tolerated, toleratedReason, toleratedMessage := metav1.ConditionTrue, apps.ReasonTolerated, "no NoExecute taint of the pool waits for tolerations"
+	if len(s.untolerating) > 0 {
+		tolerated, toleratedReason, toleratedMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(s.untolerating)
+	}
+	set(apps.ConditionTaintsTolerated, tolerated, toleratedReason, toleratedMessage)
+
 	alone, aloneReason, aloneMessage := metav1.ConditionTrue, apps.ReasonUncontested, "no node that spec.selector matches is in another pool"
 	if len(s.contested) > 0 {
-		alone, aloneReason, aloneMessage = metav1.ConditionFalse, apps.ReasonNodesContested, "nodes that spec.selector matches and another pool has: "+conditions.List(s.contested)
+		tolerated, toleratedReason, toleratedMessage := metav1.ConditionTrue, apps.ReasonTolerated, "no NoExecute taint of the pool waits for tolerations"
+	if len(s.untolerating) > 0 {
+		tolerated, toleratedReason, toleratedMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(s.untolerating)
+	}
+	set(apps.ConditionTaintsTolerated, tolerated, toleratedReason, toleratedMessage)
+
+	alone, aloneReason, aloneMessage = metav1.ConditionFalse, apps.ReasonNodesContested, "nodes that spec.selector matches and another pool has: "+conditions.List(s.contested)
 	}
 	set(apps.ConditionUncontested, alone, aloneReason, aloneMessage)
 
@@ -136,6 +163,11 @@ func setStatus(s *scope) {
 		ready, reason, message = no, apps.ReasonNodesNotReady, "nodes that are not Ready: "+conditions.List(notReady)
 	}
 	set(apps.ConditionReady, ready, reason, message)
+}
+
+// waitsFor says what a taint waits for.
+func waitsFor(workloads []string) string {
+	return "NoExecute taints wait, 5 minutes at most, until they are tolerated by the pods of " + conditions.List(workloads)
 }
 
 // failures names nodes that could not be written, and why the first could not.
