@@ -213,3 +213,55 @@ func TestUnitedRemovedPoolsOfOtherKinds(t *testing.T) {
 		return nil
 	})
 }
+
+// TestUnitedPodsAreNotEvictedByTheirPoolsTaint: a NodePool that gets a NoExecute
+// taint keeps it from its nodes until the pods of its UnitedDeployments tolerate
+// it, and these are replaced by their rollout and not evicted. Pods that do not
+// tolerate it are waited for no longer than five minutes: see the unit tests.
+func TestUnitedPodsAreNotEvictedByTheirPoolsTaint(t *testing.T) {
+	f := newFixture(t)
+	f.sites("ne-a", "ne-b")
+	ud := united("web", pool("ne-a", 2), pool("ne-b", 1))
+	f.create(ud)
+	f.done("web")
+	f.change("web", func(ud *apps.UnitedDeployment) { ud.Spec.UpdateStrategy.Paused = true })
+	before := f.uidsByPool("web")
+	tainted := func(node string) bool {
+		return slices.ContainsFunc(f.node(node).Spec.Taints, func(t corev1.Taint) bool { return t.Key == "offline" })
+	}
+	f.editPool("ne-a", map[string]any{
+		"labels": map[string]any{"t.io/l": "a"}, "taints": []any{map[string]any{"key": "offline", "effect": "NoExecute"}},
+	})
+	f.eventually(patience, "the taint waits, and nothing else does", func() error {
+		if l := f.node("ne-a-0").Labels["t.io/l"] + f.node("ne-a-1").Labels["t.io/l"]; l != "aa" {
+			return fmt.Errorf("the nodes have the label %q", l)
+		}
+		if err := f.poolCondition("ne-a", apps.ConditionAttributesSynced, apps.ReasonTaintsWait); err != nil {
+			return err
+		}
+		return f.poolCondition("ne-a", apps.ConditionTaintsTolerated, apps.ReasonTaintsWait, f.ns+"/web-ne-a")
+	})
+	if tainted("ne-a-0") || tainted("ne-a-1") {
+		t.Error("the taint is on a node")
+	}
+	if now := f.uidsByPool("web"); asJSON(now) != asJSON(before) {
+		t.Errorf("pods were %v and are %v", before, now)
+	}
+	ends := f.watchDeployment("web-ne-a")
+	f.change("web", func(ud *apps.UnitedDeployment) { ud.Spec.UpdateStrategy.Paused = false })
+	f.eventually(patience, "the taint comes", func() error {
+		if !tainted("ne-a-0") || !tainted("ne-a-1") {
+			return fmt.Errorf("not yet")
+		}
+		return f.poolCondition("ne-a", apps.ConditionReady, apps.ReasonNodesReady)
+	})
+	f.done("web")
+	for _, d := range ends() { // a surge of one and none unavailable, as the default strategy has it for two
+		if d.Status.Replicas > 0 && d.Status.AvailableReplicas < 2 {
+			t.Errorf("there were %d available pods: %s", d.Status.AvailableReplicas, asJSON(d.Status))
+		}
+	}
+	if now := f.uidsByPool("web"); !slices.Equal(now["ne-b"], before["ne-b"]) {
+		t.Errorf("pods of the other pool were %v and are %v", before, now)
+	}
+}

@@ -29,7 +29,8 @@ const (
 
 // hold is what is known of a pool whose NoExecute taints may have to wait.
 type hold struct {
-	// since is when the first taint began to wait.
+	mu sync.Mutex
+	// since is when the first taint began to wait; zero if none does.
 	since time.Time
 	// looked is when lacking was found out, and taints what it is about.
 	looked  time.Time
@@ -37,11 +38,30 @@ type hold struct {
 	lacking []string
 }
 
-// holds remembers what was found out, so that the nodes of a pool ask once and
-// not each of them. Safe for concurrent use.
+// holds remembers by pool what was found out, so that the nodes of a pool ask
+// once and not each of them. Safe for concurrent use.
 type holds struct {
 	mu     sync.Mutex
 	byPool map[string]*hold
+}
+
+func (h *holds) of(pool string) *hold {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.byPool == nil {
+		h.byPool = map[string]*hold{}
+	}
+	if h.byPool[pool] == nil {
+		h.byPool[pool] = &hold{}
+	}
+	return h.byPool[pool]
+}
+
+// released forgets a pool of which no taint waits.
+func (h *holds) released(pool string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.byPool, pool)
 }
 
 // lacking names the workloads whose pods would be evicted by NoExecute taints
@@ -51,39 +71,27 @@ func (r *Reconciler) lacking(ctx context.Context, pool string, taints []corev1.T
 	if len(taints) == 0 {
 		return nil, until, nil
 	}
-	r.holds.mu.Lock()
-	defer r.holds.mu.Unlock()
+	h := r.holds.of(pool)
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	now := r.Clock.Now()
-	h := r.holds.byPool[pool]
-	if h == nil || now.Sub(h.looked) >= holdEvery/2 || !slices.EqualFunc(h.taints, taints, sameTaint) {
+	if now.Sub(h.looked) >= holdEvery/2 || !slices.EqualFunc(h.taints, taints, sameTaint) {
 		lacking, err := r.lack(ctx, pool, taints)
-		switch {
-		case err != nil:
+		if err != nil {
 			return nil, until, fmt.Errorf("looking whether pods tolerate the taints of NodePool %q: %w", pool, err)
-		case len(lacking) == 0:
-			delete(r.holds.byPool, pool)
-			return nil, until, nil
-		}
-		if h == nil {
-			h = &hold{since: r.waitsSince(ctx, pool, now)}
 		}
 		h.looked, h.taints, h.lacking = now, taints, lacking
-		if r.holds.byPool == nil {
-			r.holds.byPool = map[string]*hold{}
-		}
-		r.holds.byPool[pool] = h
+	}
+	if len(h.lacking) == 0 {
+		return nil, until, nil
+	}
+	if h.since.IsZero() {
+		h.since = r.waitsSince(ctx, pool, now)
 	}
 	if until = h.since.Add(holdMost); !until.After(now) {
 		return nil, until, nil
 	}
 	return h.lacking, until, nil
-}
-
-// released forgets a pool of which no taint waits.
-func (h *holds) released(pool string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.byPool, pool)
 }
 
 func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }

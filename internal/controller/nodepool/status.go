@@ -134,12 +134,12 @@ func setStatus(s *scope) {
 	alone, aloneReason, aloneMessage := metav1.ConditionTrue, apps.ReasonUncontested, "no node that spec.selector matches is in another pool"
 	if len(s.contested) > 0 {
 		tolerated, toleratedReason, toleratedMessage := metav1.ConditionTrue, apps.ReasonTolerated, "no NoExecute taint of the pool waits for tolerations"
-	if len(s.untolerating) > 0 {
-		tolerated, toleratedReason, toleratedMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(s.untolerating)
-	}
-	set(apps.ConditionTaintsTolerated, tolerated, toleratedReason, toleratedMessage)
+		if len(s.untolerating) > 0 {
+			tolerated, toleratedReason, toleratedMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(s.untolerating)
+		}
+		set(apps.ConditionTaintsTolerated, tolerated, toleratedReason, toleratedMessage)
 
-	alone, aloneReason, aloneMessage = metav1.ConditionFalse, apps.ReasonNodesContested, "nodes that spec.selector matches and another pool has: "+conditions.List(s.contested)
+		alone, aloneReason, aloneMessage = metav1.ConditionFalse, apps.ReasonNodesContested, "nodes that spec.selector matches and another pool has: "+conditions.List(s.contested)
 	}
 	set(apps.ConditionUncontested, alone, aloneReason, aloneMessage)
 
