@@ -87,10 +87,9 @@ type scope struct {
 	behind []string
 	failed []failure
 	// evicting are the NoExecute taints that nodes of the pool do not carry
-	// yet. They wait for the pods of untolerating, the latest until waitUntil.
-	evicting     []corev1.Taint
-	untolerating []string
-	waitUntil    time.Time
+	// yet; delay is why they wait.
+	evicting []corev1.Taint
+	delay    delay
 	// invalid is what is wrong with spec.
 	invalid error
 	ignored []string
@@ -183,10 +182,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	}
 	before := s.pool.DeepCopy()
 	setStatus(s)
-	var waits error
-	if len(s.untolerating) > 0 {
-		waits = phase.Wait("pods that do not tolerate a taint", min(holdEvery, s.waitUntil.Sub(r.Clock.Now())))
-	}
+	waits := s.delay.comeBack(r.Clock.Now())
 	if !statusDiffers(before, s.pool) {
 		return waits
 	}

@@ -2,7 +2,6 @@ package nodepool
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -15,6 +14,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/united"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
 const (
@@ -32,10 +32,10 @@ type hold struct {
 	mu sync.Mutex
 	// since is when the first taint began to wait; zero if none does.
 	since time.Time
-	// looked is when lacking was found out, and taints what it is about.
-	looked  time.Time
-	taints  []corev1.Taint
-	lacking []string
+	// looked is when delay was found out, and taints what it is about.
+	looked time.Time
+	taints []corev1.Taint
+	delay  delay
 }
 
 // holds remembers by pool what was found out, so that the nodes of a pool ask
@@ -64,34 +64,52 @@ func (h *holds) released(pool string) {
 	delete(h.byPool, pool)
 }
 
-// lacking names the workloads whose pods would be evicted by NoExecute taints
-// that are about to be put on nodes of a pool, and says until when that is
-// waited for. None where nothing is lacking, or it was waited for long enough.
-func (r *Reconciler) lacking(ctx context.Context, pool string, taints []corev1.Taint) (workloads []string, until time.Time, err error) {
+// delay says that taints of a pool wait; the zero value is that they do not.
+type delay struct {
+	// until is when they come at the latest.
+	until time.Time
+	// workloads have pods that do not tolerate them; failed is why that could
+	// not be looked at.
+	workloads []string
+	failed    error
+}
+
+func (d *delay) waits() bool { return len(d.workloads) > 0 || d.failed != nil }
+
+// comeBack asks for a pass when it may be over.
+func (d *delay) comeBack(now time.Time) error {
+	if !d.waits() {
+		return nil
+	}
+	return phase.Wait("pods that do not tolerate a taint", min(holdEvery, d.until.Sub(now)))
+}
+
+// delayOf says whether NoExecute taints that are about to be put on nodes of a
+// pool wait, because they would evict pods of UnitedDeployments. Where that
+// cannot be looked at they wait too, and nothing else that a pool gives does.
+func (r *Reconciler) delayOf(ctx context.Context, pool string, taints []corev1.Taint) delay {
 	if len(taints) == 0 {
-		return nil, until, nil
+		return delay{}
 	}
 	h := r.holds.of(pool)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := r.Clock.Now()
 	if now.Sub(h.looked) >= holdEvery/2 || !slices.EqualFunc(h.taints, taints, sameTaint) {
-		lacking, err := r.lack(ctx, pool, taints)
-		if err != nil {
-			return nil, until, fmt.Errorf("looking whether pods tolerate the taints of NodePool %q: %w", pool, err)
-		}
-		h.looked, h.taints, h.lacking = now, taints, lacking
+		h.delay = delay{}
+		h.delay.workloads, h.delay.failed = r.lack(ctx, pool, taints)
+		h.looked, h.taints = now, taints
 	}
-	if len(h.lacking) == 0 {
-		return nil, until, nil
+	if !h.delay.waits() {
+		return delay{}
 	}
 	if h.since.IsZero() {
 		h.since = r.waitsSince(ctx, pool, now)
 	}
-	if until = h.since.Add(holdMost); !until.After(now) {
-		return nil, until, nil
+	if h.delay.until = h.since.Add(holdMost); !h.delay.until.After(now) {
+		return delay{}
 	}
-	return h.lacking, until, nil
+	return h.delay
 }
 
 func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
@@ -104,7 +122,7 @@ func (r *Reconciler) waitsSince(ctx context.Context, pool string, now time.Time)
 		return now
 	}
 	c := meta.FindStatusCondition(p.Status.Conditions, apps.ConditionTaintsTolerated)
-	if c == nil || c.Status != metav1.ConditionFalse || c.LastTransitionTime.After(now) {
+	if c == nil || c.Status == metav1.ConditionTrue || c.LastTransitionTime.After(now) {
 		return now
 	}
 	return c.LastTransitionTime.Time

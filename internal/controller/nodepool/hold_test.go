@@ -1,6 +1,8 @@
 package nodepool
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -147,6 +149,33 @@ func TestATaintsOldValueStaysWhileTheNewOneWaits(t *testing.T) {
 	s.visit("n", "p")
 	if len(s.writes) > 0 {
 		t.Errorf("waiting, it wrote %v", s.writes)
+	}
+}
+
+// unreadable answers no list of pods.
+type unreadable struct{ client.Reader }
+
+func (unreadable) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("no pods today")
+}
+
+// TestPodsThatCannotBeRead keep the taint away, and nothing else.
+func TestPodsThatCannotBeRead(t *testing.T) {
+	tolerant := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	s := newSite(t, append(unitedIn("p", tolerant, tolerant), build.NodePool("p", offline("")), build.Node("n", names("p")))...)
+	live := s.Live
+	s.Live = unreadable{live}
+	if !s.visit("n", "p") || s.taints("n") != "" || s.node("n").Labels["a"] != "b" {
+		t.Errorf("taints are %q, labels %v", s.taints("n"), s.node("n").Labels)
+	}
+	c := s.condition("p", apps.ConditionTaintsTolerated)
+	if c.Status != metav1.ConditionUnknown || c.Reason != apps.ReasonObservationFailed || !strings.Contains(c.Message, "no pods today") {
+		t.Errorf("the condition is %+v", c)
+	}
+	s.Live = live
+	s.clock.SetTime(s.clock.Now().Add(holdEvery))
+	if s.visit("n", "p") || s.taints("n") != "offline=" {
+		t.Errorf("taints are %q", s.taints("n"))
 	}
 }
 

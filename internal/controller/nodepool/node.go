@@ -53,17 +53,13 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 	}
 	var waits error
 	if in != nil {
-		lacking, until, err := r.lacking(ctx, in.gives.Name, in.gives.Evicting(v.read))
-		if err != nil {
-			return err
-		}
-		if len(lacking) > 0 {
+		if delay := r.delayOf(ctx, in.gives.Name, in.gives.Evicting(v.read)); delay.waits() {
 			_, selected := v.pools.Assign(claim)
 			gives := in.gives.WithoutEvicting(v.read)
 			if change, err = v.read.Plan(&gives, selected); err != nil {
 				return fmt.Errorf("planning node %q: %w", v.node.Name, err)
 			}
-			waits = phase.Wait("pods that do not tolerate a taint", min(holdEvery, until.Sub(r.Clock.Now())))
+			waits = delay.comeBack(r.Clock.Now())
 		}
 	}
 	v.change = change

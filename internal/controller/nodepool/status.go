@@ -46,12 +46,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			return err
 		}
 	}
-	if s.pool.DeletionTimestamp == nil && len(s.evicting) > 0 {
-		if s.untolerating, s.waitUntil, err = r.lacking(ctx, s.pool.Name, s.evicting); err != nil {
-			return err
-		}
-	}
-	if len(s.evicting) == 0 {
+	if s.delay = r.delayOf(ctx, s.pool.Name, s.evicting); len(s.evicting) == 0 {
 		r.holds.released(s.pool.Name)
 	}
 	s.failed = r.troubles.of(s.pool.Name)
@@ -118,27 +113,24 @@ func setStatus(s *scope) {
 	switch behind := slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(s.behind), s.leaving...)))); {
 	case len(s.failed) > 0:
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncFailed, failures(s.failed)
-	case len(behind) > 0 && len(s.untolerating) > 0:
-		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(s.untolerating)
+	case len(behind) > 0 && s.delay.waits():
+		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(&s.delay)
 	case len(behind) > 0:
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncing, "nodes that are being written: "+conditions.List(behind)
 	}
 	set(apps.ConditionAttributesSynced, synced, syncReason, syncMessage)
 
 	tolerated, toleratedReason, toleratedMessage := metav1.ConditionTrue, apps.ReasonTolerated, "no NoExecute taint of the pool waits for tolerations"
-	if len(s.untolerating) > 0 {
-		tolerated, toleratedReason, toleratedMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(s.untolerating)
+	switch {
+	case s.delay.failed != nil:
+		tolerated, toleratedReason, toleratedMessage = metav1.ConditionUnknown, apps.ReasonObservationFailed, waitsFor(&s.delay)
+	case s.delay.waits():
+		tolerated, toleratedReason, toleratedMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(&s.delay)
 	}
 	set(apps.ConditionTaintsTolerated, tolerated, toleratedReason, toleratedMessage)
 
 	alone, aloneReason, aloneMessage := metav1.ConditionTrue, apps.ReasonUncontested, "no node that spec.selector matches is in another pool"
 	if len(s.contested) > 0 {
-		tolerated, toleratedReason, toleratedMessage := metav1.ConditionTrue, apps.ReasonTolerated, "no NoExecute taint of the pool waits for tolerations"
-		if len(s.untolerating) > 0 {
-			tolerated, toleratedReason, toleratedMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(s.untolerating)
-		}
-		set(apps.ConditionTaintsTolerated, tolerated, toleratedReason, toleratedMessage)
-
 		alone, aloneReason, aloneMessage = metav1.ConditionFalse, apps.ReasonNodesContested, "nodes that spec.selector matches and another pool has: "+conditions.List(s.contested)
 	}
 	set(apps.ConditionUncontested, alone, aloneReason, aloneMessage)
@@ -166,8 +158,11 @@ func setStatus(s *scope) {
 }
 
 // waitsFor says what a taint waits for.
-func waitsFor(workloads []string) string {
-	return "NoExecute taints wait, 5 minutes at most, until they are tolerated by the pods of " + conditions.List(workloads)
+func waitsFor(d *delay) string {
+	if d.failed != nil {
+		return "NoExecute taints wait, 5 minutes at most: the pods that are to tolerate them cannot be read: " + reasonOf(d.failed)
+	}
+	return "NoExecute taints wait, 5 minutes at most, until they are tolerated by the pods of " + conditions.List(d.workloads)
 }
 
 // failures names nodes that could not be written, and why the first could not.
