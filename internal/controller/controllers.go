@@ -25,6 +25,8 @@ import (
 type Deps struct {
 	// Namespace is the manager's.
 	Namespace string
+	// Pools: NodePools and UnitedDeployments are reconciled.
+	Pools bool
 	// Pods writes pods, evictions and gates.
 	Pods   kubernetes.Interface
 	Walker *owners.Walker
@@ -39,11 +41,8 @@ type Deps struct {
 // Setup registers every controller. Call before walker and ledger are started.
 func Setup(mgr ctrl.Manager, d Deps) error {
 	recorder := mgr.GetEventRecorder("atoll-manager")
-	for name, setup := range map[string]func(ctrl.Manager) error{
+	setups := map[string]func(ctrl.Manager) error{
 		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient()}).SetupWithManager,
-		"nodepool": (&nodepool.Reconciler{
-			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{},
-		}).SetupWithManager,
 		"application": (&application.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
@@ -53,13 +52,19 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		"overridepolicy": (&overridepolicy.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
-		"uniteddeployment": (&uniteddeployment.Reconciler{
-			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{},
-		}).SetupWithManager,
 		"workloads": (&workloads.Reconciler{
 			Client: mgr.GetClient(), API: d.Pods, Walker: d.Walker, Recorder: recorder, Namespace: d.Namespace,
 		}).SetupWithManager,
-	} {
+	}
+	if d.Pools {
+		setups["nodepool"] = (&nodepool.Reconciler{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{},
+		}).SetupWithManager
+		setups["uniteddeployment"] = (&uniteddeployment.Reconciler{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{}, Evictor: d.Evictor,
+		}).SetupWithManager
+	}
+	for name, setup := range setups {
 		if err := setup(mgr); err != nil {
 			return fmt.Errorf("registering the %s controller: %w", name, err)
 		}

@@ -50,6 +50,9 @@ type Config struct {
 	// MarkResource is the extended resource by which a kube-scheduler that asks
 	// the extender only about managed pods knows them. Unset marks no pod.
 	MarkResource string
+	// Pools: NodePools and UnitedDeployments are reconciled. Without, their kinds
+	// need not exist, or are another program's.
+	Pools bool
 }
 
 // AddFlags binds the configuration to flags, with defaults.
@@ -79,6 +82,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
 	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
 	fs.StringVar(&c.MarkResource, "mark-resource", "", "extended resource of which the pods whose workload requires a policy ask for none, for a kube-scheduler whose extender manages it; unset marks no pod")
+	fs.BoolVar(&c.Pools, "pools", true, "reconcile NodePools and UnitedDeployments; false where another program does, such as OpenYurt's")
 }
 
 // Validate names what cannot be.

@@ -26,7 +26,7 @@ func parse(t *testing.T, args ...string) Config {
 func TestFlags(t *testing.T) {
 	defaults := Config{
 		Namespace: "atoll-system", WebhookAddress: ":9443", ExtenderAddress: ":9444", HealthAddress: ":8081", MetricsAddress: ":8080",
-		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Filter: FilterNarrow,
+		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Filter: FilterNarrow, Pools: true,
 	}
 	changed := func(change func(*Config)) Config {
 		c := defaults
@@ -54,6 +54,10 @@ func TestFlags(t *testing.T) {
 		"another scheduler": {
 			args: []string{"--scheduler-name=atoll-scheduler"},
 			want: changed(func(c *Config) { c.SchedulerName = "atoll-scheduler" }),
+		},
+		"beside another program's pools": {
+			args: []string{"--pools=false"},
+			want: changed(func(c *Config) { c.Pools = false }),
 		},
 		"numbers": {
 			args: []string{"--leader-elect=false", "--leader-elect-lease-duration=4s", "--evictions-per-second=0.5"},

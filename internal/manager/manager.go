@@ -306,8 +306,8 @@ func (f replicaRunnable) NeedLeaderElection() bool        { return false }
 
 func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
-		Namespace: p.config.Namespace,
-		Pods:      p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
+		Namespace: p.config.Namespace, Pools: p.config.Pools,
+		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
 		Evictor: &eviction.Evictor{
 			Client: p.client,
 			Pace:   rate.NewLimiter(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),

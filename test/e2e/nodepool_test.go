@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -156,11 +158,29 @@ func TestNodeMovesInOneStep(t *testing.T) {
 	seen := f.watchNode("move-0")
 	f.join("move-0", "move-b")
 	f.becomes("move-0", "move-b", in("b"))
+	moved := false
 	for _, n := range seen() {
 		got := n.Labels["t.io/l"] + n.Labels["t.io/only-a"] + n.Labels["t.io/only-b"] + n.Annotations["t.io/a"]
-		if got != "a1a" && got != "b1b" {
-			t.Errorf("on the way, the node carried %v, %v", n.Labels, n.Annotations)
+		taints := 0
+		for _, taint := range n.Spec.Taints {
+			if strings.HasPrefix(taint.Key, "t.io/") {
+				got += taint.Value
+				taints++
+			}
 		}
+		record := struct{ Pool string }{}
+		if err := json.Unmarshal([]byte(n.Annotations[apps.NodePoolAnnotation]), &record); err != nil {
+			t.Fatalf("on the way, the record was %q: %v", n.Annotations[apps.NodePoolAnnotation], err)
+		}
+		got += " " + record.Pool
+		// The label is what was written by hand, from the first version on.
+		if n.Labels[apps.NodePoolLabel] != "move-b" || taints != 1 || got != "a1aa move-a" && got != "b1bb move-b" || moved && got != "b1bb move-b" {
+			t.Errorf("on the way, the node carried %v, %v, %v", n.Labels, n.Annotations, n.Spec.Taints)
+		}
+		moved = moved || got == "b1bb move-b"
+	}
+	if !moved {
+		t.Error("nothing was seen of the move")
 	}
 	f.eventually(patience, "both statuses tell", func() error {
 		if err := f.has("move-a"); err != nil {

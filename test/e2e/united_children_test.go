@@ -1,16 +1,18 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,37 +21,89 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// TestUnitedOnePoolIsRefused is scenario 44 and A3: a quota takes no workload
-// of pool b. The others are made, the status tells of b, and b is made once
-// there is room.
-func TestUnitedOnePoolIsRefused(t *testing.T) {
-	f := newFixture(t)
-	f.sites("quota-a", "quota-b", "quota-c")
-	quota := &corev1.ResourceQuota{
-		ObjectMeta: metav1.ObjectMeta{Name: "two"},
-		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/deployments.apps": resource.MustParse("2")}},
+// refuseWorkload lets nobody create a Deployment of a name until the returned
+// function is called.
+func (f *fixture) refuseWorkload(name string) (allow func()) {
+	f.Helper()
+	policy := &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "refuse-" + name},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
+				RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.Create},
+					Rule:       admissionv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"}, Resources: []string{"deployments"}},
+				},
+			}}},
+			Validations: []admissionv1.Validation{{Expression: "object.metadata.name != '" + name + "'", Message: "there is no room for it"}},
+		},
 	}
-	f.create(quota)
-	f.eventually(patience, "the quota counts", func() error {
-		q, err := f.kube.CoreV1().ResourceQuotas(f.ns).Get(f.ctx, "two", metav1.GetOptions{})
-		if err != nil || len(q.Status.Hard) == 0 {
-			return fmt.Errorf("it does not yet: %w", err)
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: policy.Name},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: policy.Name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+		},
+	}
+	f.create(policy, binding)
+	allow = func() {
+		for _, o := range []client.Object{binding, policy} {
+			if err := client.IgnoreNotFound(f.client.Delete(context.Background(), o)); err != nil {
+				f.Error(err)
+			}
+		}
+	}
+	f.Cleanup(allow)
+	f.eventually(patience, "the refusal is in force", func() error {
+		template := podTemplate(name)
+		d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: name}, Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template,
+		}}
+		if err := f.client.Create(f.ctx, d, client.DryRunAll); err == nil {
+			return fmt.Errorf("it is let pass")
 		}
 		return nil
 	})
+	return allow
+}
+
+// TestUnitedOnePoolIsRefused is scenario 44 and A3: a workload of pool b cannot
+// be made. Those before and after it are, the status names b and nothing else,
+// it is tried again less and less often, and is made once it may be.
+func TestUnitedOnePoolIsRefused(t *testing.T) {
+	f := newFixture(t)
+	f.sites("quota-a", "quota-b", "quota-c")
+	allow := f.refuseWorkload("web-quota-b")
+	before := f.writes()
 	f.create(united("web", pool("quota-a", 1), pool("quota-b", 1), pool("quota-c", 1)))
 	message := f.condition("web", apps.PoolFailure, metav1.ConditionTrue, apps.ReasonRefused)
-	if !strings.Contains(message, "exceeded quota") {
+	if !strings.HasPrefix(message, `pool "quota-b": `) || !strings.Contains(message, "there is no room for it") {
 		t.Errorf("the message is %q", message)
 	}
-	f.eventually(patience, "two pools are ready", func() error { return f.allReady("web", 2) })
+	f.phasesAre("web", map[string]apps.PoolPhase{"quota-a": apps.PoolReady, "quota-b": apps.PoolFailed, "quota-c": apps.PoolReady})
 	s := f.ud("web").Status
-	if s.ObservedGeneration != f.ud("web").Generation || len(s.Pools) != 3 || s.CurrentRevision != "" {
+	if s.ObservedGeneration != f.ud("web").Generation || len(s.Pools) != 3 || s.CurrentRevision != "" || s.Pools[1].Reason != apps.ReasonRefused ||
+		s.Pools[0].Reason+s.Pools[2].Reason != "" {
 		t.Errorf("status is %s", asJSON(s))
 	}
-	if err := f.client.Delete(f.ctx, quota); err != nil {
-		t.Fatal(err)
+	// Whatever woke it so far: from the first try on, each wait is twice the one
+	// before. A try every 100 ms would be fifty in the time of five doublings.
+	tries := func() int { return f.writes()["POST deployments/"] - before["POST deployments/"] - 2 }
+	f.eventually(patience, "it is tried five times", func() error {
+		if n := tries(); n < 5 {
+			return fmt.Errorf("%d times so far", n)
+		}
+		return nil
+	})
+	first := tries()
+	f.always(2*time.Second, "it is tried seldom by now", func() error {
+		if n := tries() - first; n > 2 {
+			return fmt.Errorf("%d times more", n)
+		}
+		return nil
+	})
+	if now := f.writes()["PATCH uniteddeployments/status"]; now-before["PATCH uniteddeployments/status"] > 10 {
+		t.Errorf("the status was written %d times", now-before["PATCH uniteddeployments/status"])
 	}
+	allow()
 	f.done("web")
 }
 

@@ -155,7 +155,7 @@ func TestUnitedTotalAndScale(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.done("web")
-	if got := f.podsByPool("web"); !maps.Equal(got, map[string]int{"total-a": 5, "total-b": 2, "total-c": 3}) {
+	if got := f.podsByPool("web"); !maps.Equal(got, map[string]int{"total-a": 5, "total-b": 3, "total-c": 2}) {
 		t.Errorf("the pods are %v", got)
 	}
 	if n := len(f.revisions("web")); n != 1 {

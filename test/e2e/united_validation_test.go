@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -101,6 +102,16 @@ func TestUnitedBadInputIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tells(t, f.dryRun(fmt.Appendf(nil, unitedDoc, "ud", tc.spec, tc.template)), tc.want)
+		})
+	}
+	for _, replicas := range []string{"bad%", "%", "150%", "half"} {
+		t.Run("replicas: "+replicas, func(t *testing.T) {
+			err := f.dryRun(fmt.Appendf(nil, unitedDoc, "ud", totalSpec(4, "{name: a, replicas: '"+replicas+"'}, {name: b, replicas: 50%}"), deployOK))
+			tells(t, err, "must be a number from 0 to 1000000 or a percentage from 0% to 100%")
+			var status apierrors.APIStatus
+			if !errors.As(err, &status) || len(status.Status().Details.Causes) != 1 {
+				t.Errorf("it says more than what is wrong: %v", err)
+			}
 		})
 	}
 	t.Run("a name of 64 characters", func(t *testing.T) {

@@ -108,6 +108,7 @@ func Check(h *History, requests []Request, limits Limits) Report {
 	c := &checker{History: h, Limits: limits, rules: map[types.UID]map[int64]*override.Rules{}, moved: map[seat][]uint64{}}
 	c.report.Gaps, c.report.First, c.report.Last = h.Gaps, min(h.First, h.Last), h.Last
 	c.checkDeletions(requests)
+	c.checkSums()
 	for _, key := range h.pods {
 		c.checkBinds(h.timelines[key])
 	}

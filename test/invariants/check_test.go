@@ -102,6 +102,16 @@ func (r *run) united(before, after string) {
 	r.tick(time.Minute)
 }
 
+func (r *run) child(pool string, replicas int) Workload {
+	return Workload{
+		UID: types.UID(pool), Kind: "Deployment", Namespace: "ns", Name: "ud-" + pool, United: "ud", Pool: pool,
+		Owner: "ud-uid", OwnerKind: "UnitedDeployment", Replicas: replicas,
+	}
+}
+
+// sized scales the workload of a pool.
+func (r *run) sized(pool string, replicas int) { r.put(r.child(pool, replicas)) }
+
 // deleteOf deletes the workload of a pool.
 func (r *run) deleteOf(pool string) {
 	r.requests = append(r.requests, Request{
@@ -163,6 +173,43 @@ func TestCheckBites(t *testing.T) {
 			r.put(Workload{UID: "theirs", Kind: "Deployment", Namespace: "ns", Name: "ud-c", United: "ud", Pool: "c", Owner: "other", OwnerKind: "Rollout"})
 			r.deleteOf("c")
 		}, "I2: by eviction only"},
+		"pools have together what they are to have": {func(r *run) {
+			r.united("/a//b/", "/a//b/")
+			r.sized("a", 2)
+			r.sized("b", 3)
+			r.put(Workload{UID: "ud-uid", Kind: "UnitedDeployment", Namespace: "ns", Name: "ud", Pools: "/a//b/", Total: 5, Done: true})
+		}, ""},
+		"a removed pool does not count": {func(r *run) {
+			r.united("/a/", "/a/")
+			r.sized("a", 2)
+			r.sized("b", 3)
+			r.put(Workload{UID: "ud-uid", Kind: "UnitedDeployment", Namespace: "ns", Name: "ud", Pools: "/a/", Total: 2, Done: true})
+		}, ""},
+		"pools have together more than they are to have": {func(r *run) {
+			r.united("/a//b/", "/a//b/")
+			r.sized("a", 3)
+			r.sized("b", 3)
+			r.put(Workload{UID: "ud-uid", Kind: "UnitedDeployment", Namespace: "ns", Name: "ud", Pools: "/a//b/", Total: 5, Done: true})
+		}, "I12: 6 replicas together, and its spec says 5"},
+		"the sum changed a moment ago": {func(r *run) {
+			r.united("/a//b/", "/a//b/")
+			r.sized("a", 3)
+			r.sized("b", 3)
+			r.h.Put(r.tick(time.Second), r.child("b", 77))
+			r.h.Put(r.tick(time.Second), Workload{UID: "ud-uid", Kind: "UnitedDeployment", Namespace: "ns", Name: "ud", Pools: "/a//b/", Total: 6, Done: true})
+		}, ""},
+		"a pod of a removed pool is evicted": {func(r *run) {
+			r.united("/a//b/", "/a/")
+			r.put(Workload{UID: "rs", Kind: "ReplicaSet", Namespace: "ns", Name: "ud-b-1", Replicas: 1, Owner: "b", OwnerKind: "Deployment"})
+			r.set("1", func(p *Pod) { p.Owner, p.Node = "rs", "node-a" })
+			r.evict("1")
+		}, ""},
+		"a pod of a pool is evicted": {func(r *run) {
+			r.united("/a//b/", "/a/")
+			r.put(Workload{UID: "rs", Kind: "ReplicaSet", Namespace: "ns", Name: "ud-a-1", Replicas: 1, Owner: "a", OwnerKind: "Deployment"})
+			r.set("1", func(p *Pod) { p.Owner, p.Node = "rs", "node-a" })
+			r.evict("1")
+		}, "I10: without a reason"},
 		"an event is deleted": {func(r *run) {
 			r.requests = append(r.requests, Request{User: "manager", Verb: "delete", Resource: "events", Namespace: "ns", Code: 200, Received: r.at})
 		}, ""},

@@ -7,7 +7,9 @@
 //
 // I12, as far as it is about deletions: what a UnitedDeployment does without, it
 // may delete. That is a workload of a pool that its spec does not have, or one
-// of several for a pool.
+// of several for a pool. And as far as it is about replicas: when its status
+// says that every pool has its workload and none a failure, the workloads have,
+// together, as many replicas as its spec says.
 //
 // I5: a pod whose application requires a PropagationPolicy gets a node only
 //   - while that policy is bound to the application, and
@@ -26,7 +28,8 @@
 //     division gives it; one surplus pod is a reason for one eviction, so that
 //     what moves there and back is found; or
 //   - stuck: without a node, in the NodeGroup that it got at creation; or
-//   - stale: created otherwise than its OverridePolicy wants it.
+//   - stale: created otherwise than its OverridePolicy wants it; or
+//   - leaving: its workload is of a pool that its UnitedDeployment does not have.
 //
 // No pod is evicted twice, and no more pods that have a node within any minute
 // than the pace that atoll-manager was told.

@@ -109,6 +109,9 @@ func (c *checker) checkEviction(e eviction, pod Pod) {
 			return
 		}
 	}
+	if c.poolRemoved(apps, from, e.Answered) {
+		return
+	}
 	groups, surplus := c.surplus(pod, apps, from, to)
 	if surplus {
 		return
@@ -117,7 +120,7 @@ func (c *checker) checkEviction(e eviction, pod Pod) {
 		groups = []string{""}
 	}
 	c.violate("I10", e.stamp(), pod.name(), c.near(pod, apps),
-		"was evicted from node %q of NodeGroup %q without a reason: it was neither surplus there, nor other than its OverridePolicy wants it, nor without a node that could take it",
+		"was evicted from node %q of NodeGroup %q without a reason: it was neither surplus there, nor other than its OverridePolicy wants it, nor without a node that could take it, nor of a removed pool",
 		pod.Node, groups[0])
 }
 

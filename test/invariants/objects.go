@@ -63,8 +63,16 @@ type Workload struct {
 	// United and Pool are the UnitedDeployment, by name, and the pool that it
 	// says it is of.
 	United, Pool string
-	// Pools are those of a UnitedDeployment, each between slashes.
+	// Pools are those of a UnitedDeployment, each between slashes. Total is the
+	// number of pods that its spec wants of them together, -1 for DaemonSets.
+	// Done: its status says that every pool is as its spec has it.
 	Pools string
+	Total int
+	Done  bool
+}
+
+func (w Workload) name() types.NamespacedName {
+	return types.NamespacedName{Namespace: w.Namespace, Name: w.Name}
 }
 
 type (
@@ -145,11 +153,7 @@ func slim(o runtime.Object) Object {
 	case *appsv1.DaemonSet:
 		return workload("DaemonSet", o, new(int32(-1)))
 	case *apps.UnitedDeployment:
-		w := workload("UnitedDeployment", o, o.Spec.Replicas)
-		for i := range o.Spec.Topology.Pools {
-			w.Pools += "/" + o.Spec.Topology.Pools[i].Name + "/"
-		}
-		return w
+		return unitedWorkload(o)
 	case *batchv1.Job:
 		return workload("Job", o, o.Spec.Parallelism)
 	case *batchv1.CronJob:

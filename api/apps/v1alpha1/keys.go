@@ -27,6 +27,9 @@ const (
 	ConditionAttributesSynced = "AttributesSynced"
 	// ConditionUncontested: no node that spec.selector matches is in another pool.
 	ConditionUncontested = "Uncontested"
+	// ConditionTaintsTolerated: no NoExecute taint of the pool is kept from its
+	// nodes until pods of UnitedDeployments tolerate it.
+	ConditionTaintsTolerated = "TaintsTolerated"
 )
 
 // Reasons of conditions of a NodePool.
@@ -51,6 +54,12 @@ const (
 	ReasonSyncing = "Syncing"
 	// ReasonSyncFailed: at least one node cannot be written. The others are.
 	ReasonSyncFailed = "SyncFailed"
+
+	// ReasonTolerated: no NoExecute taint of the pool waits.
+	ReasonTolerated = "Tolerated"
+	// ReasonTaintsWait: a NoExecute taint would evict pods of a UnitedDeployment
+	// that are to tolerate it, and waits for them, 5 minutes at most.
+	ReasonTaintsWait = "TaintsWait"
 
 	// ReasonUncontested: no other pool has a node that the selector matches.
 	ReasonUncontested = "Uncontested"

@@ -95,7 +95,9 @@ type NodePoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!self.exists(k, k.startsWith('atoll.dev/') || k in ['kubectl.kubernetes.io/last-applied-configuration', 'node.alpha.kubernetes.io/ttl', 'volumes.kubernetes.io/controller-managed-attach-detach', 'csi.volume.kubernetes.io/nodeid'])",message="a pool cannot give annotations that Kubernetes or kubectl write themselves, and those under atoll.dev/"
 	Annotations map[string]AnnotationValue `json:"annotations,omitempty"`
 
-	// taints are on every node of the pool. A taint of the same key and effect
+	// taints are on every node of the pool. One with effect NoExecute waits until
+	// the pods of UnitedDeployments in the pool tolerate it, 5 minutes at most;
+	// the condition TaintsTolerated says so. A taint of the same key and effect
 	// that a node had comes back when this one goes from here or the node
 	// leaves. At most 32, no two of the same key and effect.
 	// +optional
@@ -197,7 +199,7 @@ type NodePoolStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// conditions: Ready, AttributesSynced, Uncontested.
+	// conditions: Ready, AttributesSynced, TaintsTolerated, Uncontested.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

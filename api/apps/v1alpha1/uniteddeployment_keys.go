@@ -28,6 +28,11 @@ const (
 	// annotations that are from the template, so that they go with it.
 	TemplateKeysAnnotation = "atoll.dev/template-keys"
 
+	// PoolRemovedGate is the scheduling gate of the pods that the DaemonSet of a
+	// removed pool makes in place of evicted ones. Nobody takes it off: they go
+	// with the DaemonSet.
+	PoolRemovedGate = "atoll.dev/pool-removed"
+
 	// RollbackToAnnotation is written by users on a UnitedDeployment: the
 	// revision whose template comes back, by the number or the name of its
 	// ControllerRevision, or RollbackToPrevious. atoll-manager takes it off.
@@ -59,6 +64,9 @@ const (
 	ReasonNodePoolMissing = "NodePoolMissing"
 	// ReasonProvisioning: workloads are being made or deleted.
 	ReasonProvisioning = "Provisioning"
+	// ReasonDraining: pods of removed pools are being evicted; their workloads
+	// are deleted afterwards.
+	ReasonDraining = "Draining"
 )
 
 // Reasons of PoolUpdated.

@@ -173,3 +173,30 @@ under another needs the field resource.
 {{ $singular }}s
 {{- end -}}
 {{- end }}
+
+{{/*
+The CustomResourceDefinitions that are installed: name and file.
+*/}}
+{{- define "atoll.crds" -}}
+{{- range $path, $_ := .Files.Glob "files/crds/*.yaml" }}
+{{- $crd := $.Files.Get $path | fromYaml }}
+{{- if or $.Values.pools.enabled (ne $crd.spec.group "apps.openyurt.io") }}
+{{ $crd.metadata.name }}: {{ $path }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Definitions of others that share a word of kubectl's with one of Atoll's, and
+that the cluster has: the word and both names.
+*/}}
+{{- define "atoll.sharedWords" -}}
+{{- range $other, $ours := dict
+    "nodegroups.apps.kubeedge.io" "nodegroups.groupmanagement.kubeedge.io"
+    "propagationpolicies.policy.karmada.io" "propagationpolicies.groupmanagement.kubeedge.io"
+    "overridepolicies.policy.karmada.io" "overridepolicies.groupmanagement.kubeedge.io" }}
+{{- if lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $other }}
+  kubectl get {{ $ours }}    # not {{ $other }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -18,6 +18,7 @@ package nodepool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -63,6 +64,9 @@ type Reconciler struct {
 	// troubles are the nodes that could not be written.
 	troubles troubles
 
+	// holds are the pools whose NoExecute taints wait.
+	holds holds
+
 	// statuses are paced by pool, repairs by node.
 	statuses, repairs pace
 
@@ -82,6 +86,10 @@ type scope struct {
 	// behind are not as they ought to be; failed could not be written, with why.
 	behind []string
 	failed []failure
+	// evicting are the NoExecute taints that nodes of the pool do not carry
+	// yet; delay is why they wait.
+	evicting []corev1.Taint
+	delay    delay
 	// invalid is what is wrong with spec.
 	invalid error
 	ignored []string
@@ -128,6 +136,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Client.Get(ctx, req.NamespacedName, pool); err != nil {
 		if client.IgnoreNotFound(err) == nil {
 			r.statuses.forget(req.Name)
+			r.holds.released(req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -173,11 +182,12 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	}
 	before := s.pool.DeepCopy()
 	setStatus(s)
+	waits := s.delay.comeBack(r.Clock.Now())
 	if !statusDiffers(before, s.pool) {
-		return nil
+		return waits
 	}
 	if delay := r.statuses.delay(s.pool.Name, r.Clock.Now(), statusEvery, statusBurst); delay > 0 {
 		return phase.Wait("the pace of status writes", delay)
 	}
-	return patch.Status(ctx, r.Client, s.pool, before)
+	return errors.Join(waits, patch.Status(ctx, r.Client, s.pool, before))
 }

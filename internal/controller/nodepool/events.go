@@ -14,8 +14,8 @@ func (r *Reconciler) joined(node *corev1.Node, pool *corev1.ObjectReference) {
 	r.Recorder.Eventf(node, pool, corev1.EventTypeNormal, apps.ReasonJoined, "Join", "Joined NodePool %q", pool.Name)
 }
 
-// moved tells that the node got another pool's attributes.
-func (r *Reconciler) moved(node *corev1.Node, from string, to *corev1.ObjectReference) {
+// movedPool tells that the node got another pool's attributes.
+func (r *Reconciler) movedPool(node *corev1.Node, from string, to *corev1.ObjectReference) {
 	r.Recorder.Eventf(node, to, corev1.EventTypeNormal, apps.ReasonMoved, "Move", "Moved from NodePool %q to %q", from, to.Name)
 }
 

@@ -18,10 +18,76 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 )
 
-// pools are all NodePools made ready for questions. Immutable.
+// pools are all NodePools made ready for questions. Immutable, nodes excepted.
 type pools struct {
 	membership.Pools
 	byName map[string]entry
+
+	mu sync.Mutex
+	// nodes are the names of the nodes that concern a pool, by pool; nil until
+	// somebody asks. A pool's pass reads these nodes and no other.
+	nodes map[string]map[string]bool
+}
+
+// concerned names the pools that the node is in, that it names or carries, and
+// that select it. It asks few pools of many.
+func (ps *pools) concerned(n *attributes.Node) []string {
+	names := []string{n.Incumbent(), n.Label()}
+	for _, pool := range ps.Selecting(n.OwnLabels()) {
+		names = append(names, pool.Name)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if names[0] == "" {
+		names = names[1:]
+	}
+	return names
+}
+
+// nodesOf names the nodes that concern a pool, sorted. The first to ask lists
+// all nodes; from then on move keeps the answer true.
+//
+// The lock is held while nodes are listed: an event that is not in the list
+// comes after it, and finds the answer there.
+func (ps *pools) nodesOf(ctx context.Context, c client.Reader, pool string, read func(*corev1.Node) *attributes.Node) ([]string, error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.nodes == nil {
+		var list corev1.NodeList
+		if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, fmt.Errorf("listing nodes: %w", err)
+		}
+		ps.nodes = map[string]map[string]bool{}
+		for i := range list.Items {
+			ps.addLocked(list.Items[i].Name, ps.concerned(read(&list.Items[i])))
+		}
+	}
+	return slices.Sorted(maps.Keys(ps.nodes[pool])), nil
+}
+
+// move notes that a node concerns other pools than before. Events of one node
+// have to come in their order.
+func (ps *pools) move(node string, before, after []string) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.nodes == nil {
+		return
+	}
+	for _, pool := range before {
+		if delete(ps.nodes[pool], node); len(ps.nodes[pool]) == 0 {
+			delete(ps.nodes, pool)
+		}
+	}
+	ps.addLocked(node, after)
+}
+
+func (ps *pools) addLocked(node string, to []string) {
+	for _, pool := range to {
+		if ps.nodes[pool] == nil {
+			ps.nodes[pool] = map[string]bool{}
+		}
+		ps.nodes[pool][node] = true
+	}
 }
 
 // entry is one NodePool.

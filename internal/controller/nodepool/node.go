@@ -51,6 +51,17 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 	if err != nil {
 		return fmt.Errorf("planning node %q: %w", v.node.Name, err)
 	}
+	var waits error
+	if in != nil {
+		if delay := r.delayOf(ctx, in.gives.Name, in.gives.Evicting(v.read)); delay.waits() {
+			_, selected := v.pools.Assign(claim)
+			gives := in.gives.WithoutEvicting(v.read)
+			if change, err = v.read.Plan(&gives, selected); err != nil {
+				return fmt.Errorf("planning node %q: %w", v.node.Name, err)
+			}
+			waits = delay.comeBack(r.Clock.Now())
+		}
+	}
 	v.change = change
 	if change.Empty() {
 		r.cleared(v.node.Name)
@@ -75,7 +86,7 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 		}
 	}
 	v.holdOff = change.Empty()
-	return nil
+	return waits
 }
 
 // write makes the node as planned, in one patch.
@@ -210,7 +221,7 @@ func (r *Reconciler) told(ctx context.Context, v *visit) {
 	case joined:
 		r.joined(v.node, v.pools.reference(c.To))
 	case moved:
-		r.moved(v.node, c.From, v.pools.reference(c.To))
+		r.movedPool(v.node, c.From, v.pools.reference(c.To))
 	case left:
 		r.left(v.node, v.pools.reference(c.From))
 	case repaired:

@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -17,7 +17,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
-// observe reads every node that has to do with the pool.
+// observe reads every node that concerns the pool; s.nodes and the others get
+// sorted by name.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	pools, err := r.index.pools(ctx, r.Client)
 	if err != nil {
@@ -29,19 +30,25 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		return phase.Wait("the pools were listed before this one changed", gather)
 	}
 	s.invalid, s.ignored = e.invalid, e.gives.Ignored
-	var nodes corev1.NodeList
-	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("listing nodes: %w", err)
+	names, err := pools.nodesOf(ctx, r.Client, s.pool.Name, r.index.read)
+	if err != nil {
+		return err
 	}
-	for i := range nodes.Items {
-		if err := r.observeNode(s, pools, self, &nodes.Items[i]); err != nil {
+	for _, name := range names {
+		node := &corev1.Node{}
+		switch err := r.Client.Get(ctx, client.ObjectKey{Name: name}, node, client.UnsafeDisableDeepCopy); {
+		case apierrors.IsNotFound(err):
+			continue // its event is on the way, and wakes this pool
+		case err != nil:
+			return fmt.Errorf("reading node %q: %w", name, err)
+		}
+		if err := r.observeNode(s, pools, self, node); err != nil {
 			return err
 		}
 	}
-	slices.SortFunc(s.nodes, func(a, b member) int { return strings.Compare(a.name, b.name) })
-	slices.Sort(s.leaving)
-	slices.Sort(s.contested)
-	slices.Sort(s.behind)
+	if s.delay = r.delayOf(ctx, s.pool.Name, s.evicting); len(s.evicting) == 0 {
+		r.holds.released(s.pool.Name)
+	}
 	s.failed = r.troubles.of(s.pool.Name)
 	s.observed = true
 	return nil
@@ -62,6 +69,11 @@ func (r *Reconciler) observeNode(s *scope, pools *pools, self *membership.Pool, 
 		s.nodes = append(s.nodes, member{node.Name, isReady(node)})
 		if !change.Empty() {
 			s.behind = append(s.behind, node.Name)
+		}
+		for _, t := range in.gives.Evicting(read) {
+			if !slices.ContainsFunc(s.evicting, func(has corev1.Taint) bool { return sameTaint(has, t) }) {
+				s.evicting = append(s.evicting, t)
+			}
 		}
 	case has:
 		s.leaving = append(s.leaving, node.Name)
@@ -101,10 +113,21 @@ func setStatus(s *scope) {
 	switch behind := slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(s.behind), s.leaving...)))); {
 	case len(s.failed) > 0:
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncFailed, failures(s.failed)
+	case len(behind) > 0 && s.delay.waits():
+		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(&s.delay)
 	case len(behind) > 0:
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncing, "nodes that are being written: "+conditions.List(behind)
 	}
 	set(apps.ConditionAttributesSynced, synced, syncReason, syncMessage)
+
+	tolerated, toleratedReason, toleratedMessage := metav1.ConditionTrue, apps.ReasonTolerated, "no NoExecute taint of the pool waits for tolerations"
+	switch {
+	case s.delay.failed != nil:
+		tolerated, toleratedReason, toleratedMessage = metav1.ConditionUnknown, apps.ReasonObservationFailed, waitsFor(&s.delay)
+	case s.delay.waits():
+		tolerated, toleratedReason, toleratedMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(&s.delay)
+	}
+	set(apps.ConditionTaintsTolerated, tolerated, toleratedReason, toleratedMessage)
 
 	alone, aloneReason, aloneMessage := metav1.ConditionTrue, apps.ReasonUncontested, "no node that spec.selector matches is in another pool"
 	if len(s.contested) > 0 {
@@ -132,6 +155,14 @@ func setStatus(s *scope) {
 		ready, reason, message = no, apps.ReasonNodesNotReady, "nodes that are not Ready: "+conditions.List(notReady)
 	}
 	set(apps.ConditionReady, ready, reason, message)
+}
+
+// waitsFor says what a taint waits for.
+func waitsFor(d *delay) string {
+	if d.failed != nil {
+		return "NoExecute taints wait, 5 minutes at most: the pods that are to tolerate them cannot be read: " + reasonOf(d.failed)
+	}
+	return "NoExecute taints wait, 5 minutes at most, until they are tolerated by the pods of " + conditions.List(d.workloads)
 }
 
 // failures names nodes that could not be written, and why the first could not.

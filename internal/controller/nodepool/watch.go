@@ -26,7 +26,7 @@ func (r *Reconciler) nodeEvents() handler.EventHandler {
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
 			if node, ok := e.Object.(*corev1.Node); ok {
 				q.Add(requestFor(node))
-				r.wake(r.concerned(ctx, node)...)
+				r.wake(r.moved(ctx, nil, node)...)
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
@@ -38,15 +38,15 @@ func (r *Reconciler) nodeEvents() handler.EventHandler {
 			switch {
 			case carriesOther(before, node):
 				q.Add(requestFor(node))
-				r.wake(append(r.concerned(ctx, before), r.concerned(ctx, node)...)...)
+				r.wake(r.moved(ctx, before, node)...)
 			case isReady(before) != isReady(node):
-				r.wake(r.concerned(ctx, node)...)
+				r.wake(r.moved(ctx, node, node)...)
 			}
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
 			if node, ok := e.Object.(*corev1.Node); ok {
 				q.Add(requestFor(node))
-				r.wake(r.concerned(ctx, node)...)
+				r.wake(r.moved(ctx, node, nil)...)
 			}
 		},
 	}
@@ -100,19 +100,27 @@ func isReady(n *corev1.Node) bool {
 	return false
 }
 
-// concerned names the pools that the node is in, that it names or carries, and
-// that select it. It asks few pools of many.
-func (r *Reconciler) concerned(ctx context.Context, n *corev1.Node) []string {
+// moved notes whom a node concerned and whom it does now, and names all of
+// them. The node is nil before it was created and after it was deleted.
+func (r *Reconciler) moved(ctx context.Context, before, after *corev1.Node) []string {
 	pools, err := r.index.pools(ctx, r.Client)
 	if err != nil {
 		return nil // the cache is not started yet: every pool is reconciled when it is
 	}
-	read := attributes.Read(n) // not the index: this may be an old version
-	names := []string{read.Incumbent(), read.Label()}
-	for _, pool := range pools.Selecting(read.OwnLabels()) {
-		names = append(names, pool.Name)
+	var name string
+	var sides [2][]string
+	for i, node := range []*corev1.Node{before, after} {
+		if node == nil {
+			continue
+		}
+		name = node.Name
+		sides[i] = pools.concerned(attributes.Read(node)) // not the index: this may be an old version
+		if before == after {
+			return sides[i]
+		}
 	}
-	return names
+	pools.move(name, sides[0], sides[1])
+	return slices.Concat(sides[0], sides[1])
 }
 
 // enqueueNodes brings all nodes back that the pool has, had or selects.

@@ -30,6 +30,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/united"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
@@ -49,6 +50,8 @@ type Reconciler struct {
 	Live     client.Reader
 	Recorder events.EventRecorder
 	Clock    clock.PassiveClock
+	// Evictor evicts the pods of removed pools.
+	Evictor *eviction.Evictor
 
 	pace pace
 }
@@ -73,6 +76,10 @@ type scope struct {
 	remembered map[string]*apps.PoolStatus
 	state      united.State
 	plan       united.Plan
+	// leaving are the pods of workloads whose pool is removed, by workload, and
+	// waits is why they do not go now.
+	leaving map[string][]united.LeavingPod
+	waits   map[string]string
 	// failures are of pools, by name; failure is of all of them.
 	failures map[string]failure
 	failure  failure

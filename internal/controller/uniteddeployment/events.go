@@ -44,6 +44,14 @@ func (r *Reconciler) did(s *scope, a united.Action, w united.Workload) {
 	}
 }
 
+func (r *Reconciler) drained(ud *apps.UnitedDeployment, w united.Workload, pool string) {
+	if united.Gated(w) {
+		r.note(ud, w, ReasonScaled, "Drain", "Let %q of the removed pool %q start no pod any more", w.GetName(), pool)
+		return
+	}
+	r.note(ud, w, ReasonScaled, "Drain", "Scaled %q of the removed pool %q to %d replicas", w.GetName(), pool, united.CountPods(w).Desired)
+}
+
 func (r *Reconciler) deleted(ud *apps.UnitedDeployment, w united.Workload, pool string) {
 	r.note(ud, w, ReasonDeleted, "Delete", "Deleted %q of pool %q", w.GetName(), pool)
 }

@@ -36,6 +36,10 @@ func (r *Reconciler) execute(ctx context.Context, s *scope) error {
 				continue
 			}
 			done[a], again = true, true
+			if a.Verb == united.Drain {
+				errs = append(errs, r.drain(ctx, s, a))
+				continue
+			}
 			if err := r.do(ctx, s, a); err != nil {
 				errs = append(errs, r.refused(s, a, err))
 			}

@@ -8,7 +8,7 @@ import (
 
 var actionsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Namespace: "atoll", Subsystem: "uniteddeployment", Name: "actions_total",
-	Help: "Writes to workloads of pools by action (create, update, restore, scale, adopt, delete) and result: success, conflict, error.",
+	Help: "Writes to workloads of pools by action (create, update, restore, scale, adopt, drain, delete) and result: success, conflict, error.",
 }, []string{"action", "result"})
 
 func init() { metrics.Registry.MustRegister(actionsTotal) }

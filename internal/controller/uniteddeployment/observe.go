@@ -43,6 +43,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		}
 	}
 	s.makePools()
+	r.observeLeaving(ctx, s)
 	s.observed = true
 	return nil
 }

@@ -188,7 +188,7 @@ func setConditions(s *scope) {
 }
 
 func provisioned(s *scope) (metav1.ConditionStatus, string, string) {
-	var pending, orphaned, left []string
+	var pending, orphaned, left, draining []string
 	for i, out := range s.plan.Pools {
 		name := s.state.Pools[i].Name
 		if c := out.Child; c == nil || c.Owner != united.Ours || c.Deleting {
@@ -209,10 +209,23 @@ func provisioned(s *scope) (metav1.ConditionStatus, string, string) {
 			left = append(left, c.Name)
 		}
 	}
+	for _, c := range s.state.Leaving() {
+		draining = append(draining, c.Name)
+		left = slices.DeleteFunc(left, func(name string) bool { return name == c.Name })
+	}
 	slices.Sort(left)
+	slices.Sort(draining)
 	switch {
 	case len(pending) > 0:
 		return metav1.ConditionFalse, apps.ReasonProvisioning, "pools without a workload: " + conditions.List(pending)
+	case len(draining) > 0:
+		message := "workloads of removed pools whose pods are evicted before they are deleted: " + conditions.List(draining)
+		for _, name := range draining {
+			if why := s.waits[name]; why != "" {
+				return metav1.ConditionFalse, apps.ReasonDraining, fmt.Sprintf("%s; %q: %s", message, name, why)
+			}
+		}
+		return metav1.ConditionFalse, apps.ReasonDraining, message
 	case len(left) > 0:
 		return metav1.ConditionFalse, apps.ReasonProvisioning, "workloads that are being deleted: " + conditions.List(left)
 	case len(orphaned) > 0:

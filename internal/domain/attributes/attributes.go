@@ -55,11 +55,48 @@ func Of(p *apps.NodePool) Pool {
 		pool.Taints = append(pool.Taints, corev1.Taint{Key: t.Key, Value: string(t.Value), Effect: t.Effect, TimeAdded: t.TimeAdded})
 	}
 	slices.Sort(pool.Ignored)
-	raw, _ := json.Marshal(pool.Set) // strings and times always encode; maps are sorted
+	pool.hash = pool.sum()
+	return pool
+}
+
+func (s *Set) sum() string {
+	raw, _ := json.Marshal(s) // strings and times always encode; maps are sorted
 	sum := fnv.New64a()
 	_, _ = sum.Write(raw)
-	pool.hash = strconv.FormatUint(sum.Sum64(), 36)
-	return pool
+	return strconv.FormatUint(sum.Sum64(), 36)
+}
+
+// Evicting are the NoExecute taints of the pool that the node does not carry.
+func (p *Pool) Evicting(n *Node) []corev1.Taint {
+	var out []corev1.Taint
+	for i := range p.Taints {
+		t := &p.Taints[i]
+		if t.Effect == corev1.TaintEffectNoExecute && !slices.ContainsFunc(n.now.Taints, func(has corev1.Taint) bool { return slotOf(&has) == slotOf(t) && has.Value == t.Value }) {
+			out = append(out, *t)
+		}
+	}
+	return out
+}
+
+// WithoutEvicting is the pool as long as it does not give these taints to the
+// node. Where it gave the node another value of one before, that stays.
+func (p *Pool) WithoutEvicting(n *Node) Pool {
+	out := *p
+	out.Taints = nil
+	wait := p.Evicting(n)
+	for i := range p.Taints {
+		t := p.Taints[i]
+		if slices.ContainsFunc(wait, func(w corev1.Taint) bool { return slotOf(&w) == slotOf(&t) }) {
+			before, had := n.given(p.Name, slotOf(&t))
+			if !had {
+				continue
+			}
+			t = before
+		}
+		out.Taints = append(out.Taints, t)
+	}
+	out.hash = out.sum()
+	return out
 }
 
 // keep leaves out what is reserved, and names it.

@@ -118,6 +118,18 @@ func (n *Node) Incumbent() string {
 	return ""
 }
 
+// given is the taint that the node carries in a slot, if the pool gave it.
+func (n *Node) given(pool string, s slot) (corev1.Taint, bool) {
+	if n.record == nil || n.record.Pool != pool || !slices.ContainsFunc(n.record.Taints, func(c Covered) bool { return slot{c.Key, c.Effect} == s }) {
+		return corev1.Taint{}, false
+	}
+	i := slices.IndexFunc(n.now.Taints, func(t corev1.Taint) bool { return slotOf(&t) == s })
+	if i < 0 {
+		return corev1.Taint{}, false
+	}
+	return n.now.Taints[i], true
+}
+
 // Label is the node's label as it stands, whoever wrote it.
 func (n *Node) Label() string { return n.label }
 

@@ -118,6 +118,12 @@ func podsOf(w Workload) (*corev1.PodTemplateSpec, **metav1.LabelSelector) {
 	panic(fmt.Sprintf("a %T is no workload of a pool", w))
 }
 
+// PodsOf are the pod template and the selector of a workload.
+func PodsOf(w Workload) (*corev1.PodTemplateSpec, *metav1.LabelSelector) {
+	template, selector := podsOf(w)
+	return template, *selector
+}
+
 // selectorOf is the selector of the UnitedDeployment and the pool's name.
 func selectorOf(r Recipe) *metav1.LabelSelector {
 	selector := &metav1.LabelSelector{}
@@ -274,6 +280,30 @@ func restricted(terms []corev1.NodeSelectorTerm, by *corev1.NodeSelectorTerm) []
 		t.MatchFields = append(t.MatchFields, by.DeepCopy().MatchFields...)
 	}
 	return terms
+}
+
+// Tolerates tells whether pods with these tolerations run on under all of these
+// taints, for as long as they are there.
+func Tolerates(list []corev1.Toleration, taints []corev1.Taint) bool {
+	for i := range taints {
+		if !slices.ContainsFunc(list, func(t corev1.Toleration) bool { return t.TolerationSeconds == nil && tolerates(&t, &taints[i]) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func tolerates(t *corev1.Toleration, taint *corev1.Taint) bool {
+	if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
+		return false
+	}
+	switch t.Operator {
+	case "", corev1.TolerationOpEqual:
+		return t.Key != "" && t.Value == taint.Value
+	case corev1.TolerationOpExists:
+		return true
+	}
+	return false
 }
 
 func tolerating(list []corev1.Toleration, one corev1.Toleration) []corev1.Toleration {

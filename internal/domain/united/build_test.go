@@ -311,3 +311,28 @@ func TestResizeOfAStatefulSet(t *testing.T) {
 		t.Error("a StatefulSet that is updated by hand got a partition")
 	}
 }
+
+func TestTolerates(t *testing.T) {
+	evicting := corev1.Taint{Key: "k", Value: "v", Effect: corev1.TaintEffectNoExecute}
+	for name, tc := range map[string]struct {
+		toleration corev1.Toleration
+		want       bool
+	}{
+		"everything":       {corev1.Toleration{Operator: corev1.TolerationOpExists}, true},
+		"the key":          {corev1.Toleration{Key: "k", Operator: corev1.TolerationOpExists}, true},
+		"the value":        {corev1.Toleration{Key: "k", Value: "v"}, true},
+		"the effect":       {corev1.Toleration{Key: "k", Operator: corev1.TolerationOpEqual, Value: "v", Effect: corev1.TaintEffectNoExecute}, true},
+		"another value":    {corev1.Toleration{Key: "k", Value: "w"}, false},
+		"another key":      {corev1.Toleration{Key: "l", Operator: corev1.TolerationOpExists}, false},
+		"another effect":   {corev1.Toleration{Key: "k", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}, false},
+		"for a while":      {corev1.Toleration{Operator: corev1.TolerationOpExists, TolerationSeconds: new(int64(9))}, false},
+		"a number compare": {corev1.Toleration{Key: "k", Operator: "Lt", Value: "9"}, false},
+	} {
+		if got := Tolerates([]corev1.Toleration{tc.toleration}, []corev1.Taint{evicting}); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	if !Tolerates(nil, nil) || Tolerates(nil, []corev1.Taint{evicting}) {
+		t.Error("no toleration tolerates no taint")
+	}
+}

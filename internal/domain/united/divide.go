@@ -1,6 +1,7 @@
 package united
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,10 +12,16 @@ import (
 //
 // Without a total every pool has its number; one that says none has one pod,
 // as any workload. With a total the sum is the total: numbers come first, in
-// order and as far as the total reaches; percentages are of the total; pools
-// that say nothing share evenly what is left, the first of them one more. Where
-// no pool says nothing, the rest goes to the percentages in proportion, and to
-// the last pool where there are none. Growth takes no pod from a percentage.
+// order and as far as the total reaches. Percentages are of the total, and the
+// pools that say nothing have, together, what is left of 100. Each percentage
+// gets its share, rounded down or up, as far as the numbers leave pods. The
+// pools that say nothing share evenly, the first of them one more.
+//
+// What the schema refuses is divided too: a percentage counts as far as 100
+// reaches; where no pool says nothing, the rest goes to the percentages in
+// proportion, and to the last pool where there are none.
+//
+// Growth takes no pod from any pool.
 func Divide(total *int32, shares []*intstr.IntOrString) []int32 {
 	out := make([]int32, len(shares))
 	if total == nil {
@@ -29,8 +36,8 @@ func Divide(total *int32, shares []*intstr.IntOrString) []int32 {
 		return out
 	}
 	left := max(0, *total)
-	percents := make([]int64, len(shares))
-	var sum int64
+	weights := make([]int, len(shares))
+	hundred := 100
 	var open []int
 	for i, share := range shares {
 		switch {
@@ -40,18 +47,16 @@ func Divide(total *int32, shares []*intstr.IntOrString) []int32 {
 			out[i] = min(left, max(0, share.IntVal))
 			left -= out[i]
 		default:
-			percents[i] = percent(share.StrVal)
-			sum += percents[i]
+			weights[i] = min(hundred, percent(share.StrVal))
+			hundred -= weights[i]
 		}
 	}
-	if sum > 0 {
-		given := left
-		if len(open) > 0 {
-			given = min(left, int32(min(int64(*total)*sum/100, int64(*total))))
-		}
-		apportion(percents, given, out)
-		left -= given
+	rest := -1 // the weight of the pools that say nothing
+	if len(open) > 0 {
+		rest = open[0]
+		weights[rest] = hundred
 	}
+	left -= apportion(weights, rest, max(0, int(*total)), left, out)
 	for n, i := range open {
 		share := left / int32(len(open)-n)
 		if left%int32(len(open)-n) > 0 {
@@ -67,38 +72,108 @@ func Divide(total *int32, shares []*intstr.IntOrString) []int32 {
 }
 
 // percent reads "30%"; what is none is 0.
-func percent(s string) int64 {
-	n, err := strconv.ParseInt(strings.TrimSuffix(s, "%"), 10, 64)
+func percent(s string) int {
+	n, err := strconv.Atoi(strings.TrimSuffix(s, "%"))
 	if err != nil {
 		return 0
 	}
 	return min(max(0, n), 100)
 }
 
-// apportion adds n to out in proportion to weights, by Webster's method: the
-// next goes to the largest weight/(2·has+1), of equals to the first. Most are
-// given at once; a pool never ends below its share by more than there are pools.
-func apportion(weights []int64, n int32, out []int32) {
-	var sum int64
-	for _, w := range weights {
-		sum += w
+// apportion adds to out what each weight but the rest's gets of a total, and at
+// most limit of them together. It returns how many those are. Without a rest
+// (-1) the limit is divided.
+//
+// Pods are handed out in one order, whatever the total: so growth takes no pod
+// from a weight, and neither does a limit that grows.
+func apportion(weights []int, rest, total int, limit int32, out []int32) (given int32) {
+	turns := order(weights)
+	if len(turns) == 0 {
+		return 0
 	}
-	got := make([]int64, len(weights))
-	left := int64(n)
-	for i, w := range weights {
-		got[i] = max(0, w*int64(n)/sum-int64(len(weights)))
-		left -= got[i]
+	if rest < 0 {
+		total = int(limit)
 	}
-	for ; left > 0; left-- {
-		best := -1
-		for i, w := range weights {
-			if w > 0 && (best < 0 || w*(2*got[best]+1) > weights[best]*(2*got[i]+1)) {
-				best = i
-			}
+	got := make([]int, len(weights))
+	add := func(i, n int) {
+		if i != rest && n > 0 {
+			n = min(n, int(limit-given))
+			got[i] += n
+			given += int32(n)
 		}
-		got[best]++
+	}
+	// The order begins anew each time it is through. What is cut off by the
+	// limit is cut off at its end.
+	ours := len(turns)
+	if rest >= 0 {
+		ours -= weights[rest]
+	}
+	rounds, more := total/len(turns), total%len(turns)
+	if ours > 0 && rounds > int(limit)/ours {
+		rounds, more = int(limit)/ours, len(turns)
+	}
+	for i, w := range weights {
+		add(i, rounds*w)
+	}
+	for _, i := range turns[:more] {
+		add(i, 1)
 	}
 	for i := range got {
 		out[i] += int32(got[i])
 	}
+	return given
+}
+
+// order says whose turn it is to get a pod, once for each of the sum of the
+// weights. After any number of turns every weight has had its share of them,
+// rounded down or up.
+//
+// Of those that may have the next, it is the turn of the largest weight/(2·has+1),
+// of equals of the first: Webster's method. A weight may have no more than its
+// share rounded up; and none may have one that leaves too few turns for what
+// others have to have by some later turn. (J. W. Still, A Class of New Methods
+// for Congressional Apportionment, 1979, shows that one always may.)
+func order(weights []int) []int {
+	sum := 0
+	for _, w := range weights {
+		sum += w
+	}
+	// owed is how many turns there have to have been by each turn: of every
+	// weight what it has had, or its share rounded down if that is more.
+	owed := make([]int, sum+1)
+	for turn := range owed {
+		for _, w := range weights {
+			if w > 0 {
+				owed[turn] += turn * w / sum
+			}
+		}
+	}
+	turns := make([]int, 0, sum)
+	had := make([]int, len(weights))
+	for turn := 1; turn <= sum; turn++ {
+		// Up to the first turn by which all are owed, only what is owed by then.
+		full := turn
+		for owed[full] < full {
+			full++
+		}
+		next, due := -1, 0
+		for i, w := range weights {
+			if had[i]*sum >= turn*w {
+				continue
+			}
+			by := ((had[i]+1)*sum + w - 1) / w // the turn by which it is owed one more
+			if by <= full && (next < 0 || w*(2*had[next]+1) > weights[next]*(2*had[i]+1)) {
+				next, due = i, by
+			}
+		}
+		if next < 0 {
+			break // cannot be
+		}
+		for t := turn; t < due; t++ {
+			owed[t]++
+		}
+		had[next]++
+		turns = append(turns, next)
+	}
+	return slices.Clip(turns)
 }

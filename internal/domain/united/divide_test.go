@@ -2,6 +2,7 @@ package united
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,6 +46,14 @@ func TestDivide(t *testing.T) {
 		"a rest that nobody takes is the last": {total(7), "2 3", []int32{2, 5}},
 		"a rest goes to percentages":           {total(10), "2 10% 10%", []int32{2, 4, 4}},
 		"no pool":                              {total(7), "", []int32{}},
+		"a rest is 90%":                        {total(9), "10% -", []int32{1, 8}},
+		"as if it were written":                {total(9), "10% 90%", []int32{1, 8}},
+		"a rest of 1%":                         {total(10), "99% -", []int32{10, 0}},
+		"two share a rest of 1%":               {total(100), "99% - -", []int32{99, 1, 0}},
+		"nothing is left for a rest":           {total(10), "50% 50% -", []int32{5, 5, 0}},
+		"many small ones":                      {total(14), "60% 5% 5% 5% 5% 5% 5% 5% 5%", []int32{8, 1, 1, 1, 1, 1, 1, 0, 0}},
+		"more than 100%":                       {total(10), "60% 60% -", []int32{6, 4, 0}},
+		"numbers that leave too few":           {total(10), "7 40% 20% -", []int32{7, 2, 1, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tc.want, Divide(tc.total, shares(tc.shares))); diff != "" {
@@ -83,20 +92,101 @@ func TestTheSumIsTheTotal(t *testing.T) {
 	})
 }
 
-// TestGrowthTakesNoPod: percentages that are all grow with the total, and stay
-// within one pool's rounding of it.
-func TestGrowthTakesNoPod(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		left, text := 100, []string{}
-		for left > 0 {
-			p := rapid.IntRange(1, left).Draw(t, "percent")
+// drawShares draws percentages that are at most 100 together, with pools that
+// say nothing and, if asked for, numbers between them.
+func drawShares(t *rapid.T, numbers bool) []string {
+	left, text := 100, []string{}
+	for range rapid.IntRange(1, 30).Draw(t, "pools") {
+		switch kind := rapid.IntRange(0, 4).Draw(t, "kind"); {
+		case kind == 0:
+			text = append(text, "-")
+		case kind == 1 && numbers:
+			text = append(text, fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "number")))
+		default:
+			p := rapid.IntRange(0, min(left, 60)).Draw(t, "percent")
 			text = append(text, fmt.Sprintf("%d%%", p))
 			left -= p
 		}
+	}
+	if !slices.Contains(text, "-") { // as the schema wants it
+		if left > 0 && !numbers && rapid.Bool().Draw(t, "whole") {
+			return append(text, fmt.Sprintf("%d%%", left))
+		}
+		return append(text, "-")
+	}
+	return text
+}
+
+// TestAPercentageGetsItsShare: rounded down or up, beside a rest and without
+// one, of every total; numbers are given first and may leave too few.
+func TestAPercentageGetsItsShare(t *testing.T) {
+	check := func(t interface{ Fatalf(string, ...any) }, total int32, text []string) {
+		fixed, percents := int32(0), int32(0)
+		got := Divide(&total, shares(strings.Join(text, " ")))
+		for _, share := range shares(strings.Join(text, " ")) {
+			if share != nil && share.Type == intstr.Int {
+				fixed += share.IntVal
+			} else if share != nil {
+				percents += (total*int32(percent(share.StrVal)) + 99) / 100
+			}
+		}
+		if fixed > 0 && fixed+percents > total {
+			return // what is left is divided in proportion
+		}
+		for i, share := range shares(strings.Join(text, " ")) {
+			if share == nil || share.Type == intstr.Int {
+				continue
+			}
+			p := int32(percent(share.StrVal))
+			if down, up := total*p/100, (total*p+99)/100; got[i] < down || got[i] > up {
+				t.Fatalf("of %d, %v are %v: pool %d has %d, and its share is between %d and %d", total, text, got, i, got[i], down, up)
+			}
+		}
+	}
+	t.Run("one percentage and a rest", func(t *testing.T) {
+		for p := range 101 {
+			for total := range int32(1000) {
+				check(t, total, []string{fmt.Sprintf("%d%%", p), "-"})
+				check(t, total, []string{"-", fmt.Sprintf("%d%%", p), "-"})
+			}
+		}
+	})
+	t.Run("any", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			check(t, rapid.Int32Range(0, 100_000).Draw(t, "total"), drawShares(t, rapid.Bool().Draw(t, "numbers")))
+		})
+	})
+}
+
+// TestARestIsWhatIsLeftOf100: a pool that says nothing is as if it said what the
+// others leave of 100.
+func TestARestIsWhatIsLeftOf100(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		left, text := 100, []string{}
+		for range rapid.IntRange(0, 12).Draw(t, "pools") {
+			p := rapid.IntRange(0, left).Draw(t, "percent")
+			text = append(text, fmt.Sprintf("%d%%", p))
+			left -= p
+		}
+		at := rapid.IntRange(0, len(text)).Draw(t, "at")
+		total := rapid.Int32Range(0, 5000).Draw(t, "total")
+		said := Divide(&total, shares(strings.Join(slices.Insert(slices.Clone(text), at, fmt.Sprintf("%d%%", left)), " ")))
+		unsaid := Divide(&total, shares(strings.Join(slices.Insert(slices.Clone(text), at, "-"), " ")))
+		if !slices.Equal(said, unsaid) {
+			t.Fatalf("of %d, %v with the rest at %d are %v, and %v where it is written", total, text, at, unsaid, said)
+		}
+	})
+}
+
+// TestGrowthTakesNoPod: a larger total takes no pod from any pool, whatever the
+// pools say.
+func TestGrowthTakesNoPod(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		text := drawShares(t, rapid.Bool().Draw(t, "numbers"))
 		pools := shares(strings.Join(text, " "))
 		from := rapid.Int32Range(0, 500).Draw(t, "from")
 		last := Divide(&from, pools)
-		for total := from + 1; total < from+20; total++ {
+		for total := from + 1; total < from+120; total++ {
 			next := Divide(&total, pools)
 			for i := range next {
 				if next[i] < last[i] {

@@ -75,6 +75,19 @@ func TestRollouts(t *testing.T) {
 			w.run(80)
 			return w
 		},
+		"a-removed-pool-comes-back": func(t *testing.T) *world {
+			w := newWorld(t, 12, stop, "a", "b")
+			w.release("r1")
+			w.run(50)
+			w.say("-- b is removed")
+			b := w.state.Pools[1]
+			w.state.Pools = w.state.Pools[:1]
+			w.step()
+			w.say("-- b is added back")
+			w.state.Pools = append(w.state.Pools, b)
+			w.run(50)
+			return w
+		},
 		"partition-then-pause-then-on": func(t *testing.T) *world {
 			w := newWorld(t, 7, Strategy{MaxUpdating: 1, Partition: 2}, "a", "b", "c")
 			w.release("r1")

@@ -42,6 +42,9 @@ type Child struct {
 	Settled, Established bool
 	// Failure says why it makes no progress; "" is that it may yet.
 	Failure string
+	// Drained: no pod of it is left that deleting it would take away. Known of
+	// workloads whose pool is removed.
+	Drained bool
 }
 
 // Whole tells whether nothing is missing and nothing is of another template.
@@ -97,6 +100,8 @@ const (
 	Scale Verb = "scale"
 	// Adopt makes it ours and changes nothing else.
 	Adopt Verb = "adopt"
+	// Drain lets the pods of a removed pool go, as far as they may now.
+	Drain Verb = "drain"
 	// Delete deletes it.
 	Delete Verb = "delete"
 )
@@ -107,7 +112,7 @@ type Action struct {
 	Pool string
 	// Child is the name of the workload; "" for Create.
 	Child string
-	// Revision is the shared revision; "" for Scale, Adopt and Delete.
+	// Revision is the shared revision; "" for Scale, Adopt, Drain and Delete.
 	Revision string
 	// Why is for people.
 	Why string
@@ -213,13 +218,29 @@ func (r *rollout) sortOut() (leave []Action) {
 	}
 	for _, children := range byPool {
 		for _, c := range children {
-			if c.Owner == Ours && !c.Deleting {
-				leave = append(leave, Action{Delete, c.Pool, c.Name, "", "there is no such pool any more"})
+			switch {
+			case c.Owner != Ours || c.Deleting:
+			case c.Drained:
+				leave = append(leave, Action{Delete, c.Pool, c.Name, "", "there is no such pool any more, and no pod of it"})
+			default:
+				leave = append(leave, Action{Drain, c.Pool, c.Name, "", "there is no such pool any more"})
 			}
 		}
 	}
 	slices.SortFunc(leave, func(a, b Action) int { return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Child, b.Child)) })
 	return leave
+}
+
+// Leaving are the workloads of ours whose pool is removed.
+func (s State) Leaving() []*Child {
+	var out []*Child
+	for i := range s.Children {
+		c := &s.Children[i]
+		if c.Owner == Ours && !c.Deleting && !slices.ContainsFunc(s.Pools, func(p Pool) bool { return p.Name == c.Pool }) {
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // prefer puts the workload that is kept first: one that stays, ours, that is up

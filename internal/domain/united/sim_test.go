@@ -67,6 +67,7 @@ func (w *world) observe() {
 		if !ok && w.tick >= c.due+5 {
 			c.Failure = "no progress"
 		}
+		c.Drained = c.Replicas == 0
 		if c.Rolled && c.Up {
 			c.Settled, c.Established = true, true
 		}
@@ -139,6 +140,8 @@ func (w *world) execute(a Action) {
 		c.Replicas, c.Partition = w.state.Pools[pool].Replicas, w.state.Pools[pool].Partition
 	case Scale:
 		c.Replicas, c.Partition = w.state.Pools[pool].Replicas, w.state.Pools[pool].Partition
+	case Drain:
+		c.Replicas--
 	case Adopt:
 		c.Owner = Ours
 	case Delete:

@@ -1,0 +1,195 @@
+package nodepool
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/united"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+)
+
+const (
+	// holdMost is how long a NoExecute taint waits for tolerations.
+	holdMost = 5 * time.Minute
+	// holdEvery is how often is looked whether it still has to.
+	holdEvery = 2 * time.Second
+)
+
+// +kubebuilder:rbac:groups=apps,resources=deployments;statefulsets;daemonsets,verbs=list;watch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=list
+
+// hold is what is known of a pool whose NoExecute taints may have to wait.
+type hold struct {
+	mu sync.Mutex
+	// since is when the first taint began to wait; zero if none does.
+	since time.Time
+	// looked is when delay was found out, and taints what it is about.
+	looked time.Time
+	taints []corev1.Taint
+	delay  delay
+}
+
+// holds remembers by pool what was found out, so that the nodes of a pool ask
+// once and not each of them. Safe for concurrent use.
+type holds struct {
+	mu     sync.Mutex
+	byPool map[string]*hold
+}
+
+func (h *holds) of(pool string) *hold {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.byPool == nil {
+		h.byPool = map[string]*hold{}
+	}
+	if h.byPool[pool] == nil {
+		h.byPool[pool] = &hold{}
+	}
+	return h.byPool[pool]
+}
+
+// released forgets a pool of which no taint waits.
+func (h *holds) released(pool string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.byPool, pool)
+}
+
+// delay says that taints of a pool wait; the zero value is that they do not.
+type delay struct {
+	// until is when they come at the latest.
+	until time.Time
+	// workloads have pods that do not tolerate them; failed is why that could
+	// not be looked at.
+	workloads []string
+	failed    error
+}
+
+func (d *delay) waits() bool { return len(d.workloads) > 0 || d.failed != nil }
+
+// comeBack asks for a pass when it may be over.
+func (d *delay) comeBack(now time.Time) error {
+	if !d.waits() {
+		return nil
+	}
+	return phase.Wait("pods that do not tolerate a taint", min(holdEvery, d.until.Sub(now)))
+}
+
+// delayOf says whether NoExecute taints that are about to be put on nodes of a
+// pool wait, because they would evict pods of UnitedDeployments. Where that
+// cannot be looked at they wait too, and nothing else that a pool gives does.
+func (r *Reconciler) delayOf(ctx context.Context, pool string, taints []corev1.Taint) delay {
+	if len(taints) == 0 {
+		return delay{}
+	}
+	h := r.holds.of(pool)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := r.Clock.Now()
+	if now.Sub(h.looked) >= holdEvery/2 || !slices.EqualFunc(h.taints, taints, sameTaint) {
+		h.delay = delay{}
+		h.delay.workloads, h.delay.failed = r.lack(ctx, pool, taints)
+		h.looked, h.taints = now, taints
+	}
+	if !h.delay.waits() {
+		return delay{}
+	}
+	if h.since.IsZero() {
+		h.since = r.waitsSince(ctx, pool, now)
+	}
+	if h.delay.until = h.since.Add(holdMost); !h.delay.until.After(now) {
+		return delay{}
+	}
+	return h.delay
+}
+
+func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
+
+// waitsSince is when taints of a pool began to wait, by its status: another
+// process may have begun.
+func (r *Reconciler) waitsSince(ctx context.Context, pool string, now time.Time) time.Time {
+	p := &apps.NodePool{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Name: pool}, p); err != nil {
+		return now
+	}
+	c := meta.FindStatusCondition(p.Status.Conditions, apps.ConditionTaintsTolerated)
+	if c == nil || c.Status == metav1.ConditionTrue || c.LastTransitionTime.After(now) {
+		return now
+	}
+	return c.LastTransitionTime.Time
+}
+
+// lack names the workloads of UnitedDeployments in a pool that make pods which
+// do not tolerate all of the taints or, where none does, one that still has such.
+func (r *Reconciler) lack(ctx context.Context, pool string, taints []corev1.Taint) ([]string, error) {
+	workloads, err := r.workloadsOf(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	var lacking []string
+	for _, w := range workloads {
+		if template, _ := united.PodsOf(w); !united.Tolerates(template.Spec.Tolerations, taints) {
+			lacking = append(lacking, w.GetNamespace()+"/"+w.GetName())
+		}
+	}
+	if len(lacking) > 0 {
+		slices.Sort(lacking)
+		return lacking, nil
+	}
+	for _, w := range workloads {
+		_, of := united.PodsOf(w)
+		selector, err := metav1.LabelSelectorAsSelector(of)
+		if err != nil {
+			return nil, err
+		}
+		var pods corev1.PodList
+		if err := r.Live.List(ctx, &pods, client.InNamespace(w.GetNamespace()), client.MatchingLabelsSelector{Selector: selector}); err != nil {
+			return nil, err
+		}
+		for i := range pods.Items {
+			if pod := &pods.Items[i]; pod.DeletionTimestamp == nil && !united.Tolerates(pod.Spec.Tolerations, taints) {
+				return []string{w.GetNamespace() + "/" + w.GetName()}, nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+// workloadsOf lists the workloads that UnitedDeployments have in a pool, as
+// they are in the cache.
+func (r *Reconciler) workloadsOf(ctx context.Context, pool string) ([]united.Workload, error) {
+	options := []client.ListOption{client.MatchingLabels{apps.PoolNameLabel: pool}, client.UnsafeDisableDeepCopy}
+	var deployments appsv1.DeploymentList
+	var statefulSets appsv1.StatefulSetList
+	var daemonSets appsv1.DaemonSetList
+	for _, list := range []client.ObjectList{&deployments, &statefulSets, &daemonSets} {
+		if err := r.Client.List(ctx, list, options...); err != nil {
+			return nil, err
+		}
+	}
+	var out []united.Workload
+	add := func(w united.Workload) {
+		if owner := metav1.GetControllerOfNoCopy(w); owner != nil && owner.Kind == "UnitedDeployment" && owner.APIVersion == apps.GroupVersion.String() {
+			out = append(out, w)
+		}
+	}
+	for i := range deployments.Items {
+		add(&deployments.Items[i])
+	}
+	for i := range statefulSets.Items {
+		add(&statefulSets.Items[i])
+	}
+	for i := range daemonSets.Items {
+		add(&daemonSets.Items[i])
+	}
+	return out, nil
+}
