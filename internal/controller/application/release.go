@@ -22,9 +22,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// release lets pods go that wait for a policy.
+// release lets pods go that wait for a policy, once the API server has the
+// binding labels.
 func (r *Reconciler) release(ctx context.Context, s *scope) error {
-	if waits(s.app, s.want) {
+	if !s.bound || waits(s.app, s.want) {
 		return nil
 	}
 	var errs []error
