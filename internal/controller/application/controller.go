@@ -122,7 +122,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&gm.PropagationPolicy{}, r.requiring(owners.Propagation), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.OverridePolicy{}, r.requiring(owners.Override), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: 4}).
-		Complete(reconcile.TypedFunc[request](r.Reconcile))
+		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
 }
 
 // concerns tells whether a change of an object can matter to its binding.

@@ -482,7 +482,9 @@ func TestPodsStayAtTheGateUntilTheBindingIsWritten(t *testing.T) {
 			s.World.Add(t, waiting("a", build.Gated()))
 			written := s.Reconciler.Client
 			s.Reconciler.Client = interceptor.NewClient(s.World.Client, interceptor.Funcs{
-				Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error { return refusal },
+				Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+					return refusal
+				},
 			})
 			_, _ = s.Reconcile(t.Context(), request{"web"})
 			if len(s.woken) != 0 {

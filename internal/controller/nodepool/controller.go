@@ -107,7 +107,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		For(&apps.NodePool{}).
 		WatchesRawSource(&r.woken).
 		WithOptions(controller.Options{MaxConcurrentReconciles: poolsAtOnce}).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			MaxConcurrentReconciles: nodesAtOnce,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
 		}).
-		Complete(reconcile.Func(r.reconcileNode))
+		Complete(phase.Backoff[ctrl.Request](reconcile.Func(r.reconcileNode)))
 }
 
 // Reconcile runs the phases for one pool.

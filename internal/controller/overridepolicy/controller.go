@@ -134,7 +134,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		For(&gm.OverridePolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.NodeGroup{}, policies.OfEveryKind(mgr.GetClient(), &gm.OverridePolicyList{})).
 		WatchesRawSource(r.changed).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 }
 
 func request(app *ownership.Object) ctrl.Request {

@@ -107,7 +107,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			MaxConcurrentReconciles: concurrency,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
 		}).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 }
 
 // ownerOf names the UnitedDeployment that a workload or a revision is of, or

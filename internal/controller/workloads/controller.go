@@ -133,7 +133,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		For(&corev1.ConfigMap{}, builder.WithPredicates(isOurs)).
 		WatchesRawSource(r.changed).
 		WithOptions(controller.Options{NeedLeaderElection: new(false)}).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 }
 
 // Reconcile runs the phases.
