@@ -22,7 +22,9 @@ func (w *Walker) Start(ctx context.Context) error {
 		w.launchLocked(f)
 	}
 	for _, f := range w.further {
-		w.launchLocked(f.feed)
+		if f.of.Resource != "" {
+			w.launchLocked(f.feed)
+		}
 	}
 	w.lifecycle.Unlock()
 	<-ctx.Done()

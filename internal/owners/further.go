@@ -25,7 +25,8 @@ import (
 // Kind is a kind of workload beside the built-in ones. It is namespaced.
 type Kind struct {
 	schema.GroupVersionKind
-	// Resource is the plural under which the API server serves the kind.
+	// Resource is the plural under which the API server serves the kind. Empty:
+	// it could not say. Then nothing is watched, and its pods wait.
 	Resource string
 	// ReplicasPath leads to the number of pods that an object wants. Empty: no
 	// more than the metadata of objects is read.
@@ -63,6 +64,9 @@ const (
 	// may fail, until that is a problem: the API server may be restarting.
 	problemTime = 10 * time.Second
 )
+
+// errNoResource: the API server could not say how it serves a kind.
+var errNoResource = errors.New("the API server does not say how it serves the kind")
 
 // errSlow: the first list has neither come nor failed.
 var errSlow = errors.New("the API server has not answered yet")
@@ -153,7 +157,9 @@ func (w *Walker) beginLocked(k Kind, old *furtherFeed) {
 	w.kinds[k.GroupKind()] = f.kind
 	w.mu.Unlock()
 	syncedGauge.WithLabelValues(k.GroupKind().String()).Set(0)
-	w.launchLocked(f.feed)
+	if k.Resource != "" {
+		w.launchLocked(f.feed)
+	}
 }
 
 func (w *Walker) setRevisionsLocked() (changed bool) {
@@ -302,6 +308,11 @@ func (f *feed) slim(obj any) (*ownership.Object, error) {
 func (w *Walker) furtherKind(k Kind) *kind {
 	resource := k.GroupVersion().WithResource(k.Resource)
 	out := &kind{GroupVersionKind: k.GroupVersionKind, resource: resource.GroupResource().String(), further: true}
+	if k.Resource == "" {
+		out.get = func(context.Context, string, string) (any, error) { return nil, errNoResource }
+		out.replicas = func(any) (*int32, error) { return nil, nil }
+		return out
+	}
 	if len(k.ReplicasPath) == 0 {
 		client := w.metadata.Resource(resource)
 		out.client, out.listWatch = w.metadata, listWatchOf(client.List, client.Watch)

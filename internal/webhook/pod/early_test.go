@@ -92,7 +92,7 @@ func TestAnEarlyPodIsAsWantedFromItsCreation(t *testing.T) {
 	}
 	want := webPod(
 		build.InitContainer("setup", "hz.io/setup:2"), build.Bound("p", "o"), build.Label(gm.NodeGroupLabel, "hz"),
-		build.Annotation(gm.SeatAnnotation, token), build.Annotation(gm.OverridesAnnotation, fixed(t, policy, "hz")),
+		build.Annotation(gm.SeatAnnotation, token), admitted, build.Annotation(gm.OverridesAnnotation, fixed(t, policy, "hz")),
 		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1","setup":"setup:2"}`),
 		demand(disk, corev1.NodeSelectorRequirement{Key: gm.NodeGroupLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"hz"}}),
 		build.With(func(p *corev1.Pod) {
@@ -270,7 +270,7 @@ func TestAPodThatARuleCannotBeAppliedToIsOtherwiseAsItWas(t *testing.T) {
 	if !strings.HasPrefix(why, "o/1 spec.overrideRules[2]") {
 		t.Errorf("the pod says %q: it must name the policy's version and the rule", why)
 	}
-	want := webPod(build.Bound("p", "o"), build.Gated(), build.Annotation(gm.UnassignedAnnotation, why))
+	want := webPod(build.Bound("p", "o"), build.Gated(), admitted, build.Annotation(gm.UnassignedAnnotation, why))
 	want.Namespace, want.UID = "", ""
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("wrong pod (-want +got):\n%s", diff)
