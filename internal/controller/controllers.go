@@ -40,7 +40,7 @@ type Deps struct {
 func Setup(mgr ctrl.Manager, d Deps) error {
 	recorder := mgr.GetEventRecorder("atoll-manager")
 	for name, setup := range map[string]func(ctrl.Manager) error{
-		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient()}).SetupWithManager,
+		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient(), Clock: clock.RealClock{}}).SetupWithManager,
 		"nodepool": (&nodepool.Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{},
 		}).SetupWithManager,
