@@ -18,7 +18,7 @@ for package in "${packages[@]}"; do
 	package=${package#./}
 	log=dist/mutate/${package//\//-}.log
 	# A change that makes a loop endless ends by the timeout, and counts as noticed.
-	"$gremlins" unleash --workers 2 --test-cpu 1 --timeout-coefficient 20 \
+	"$gremlins" unleash --workers 1 --test-cpu 1 --timeout-coefficient 20 \
 		--invert-bitwise --invert-logical --invert-loopctrl --remove-self-assignments \
 		"./$package" >"$log" 2>&1 || { tail -n 5 "$log" >&2; exit 1; }
 	awk -v package="$package" '

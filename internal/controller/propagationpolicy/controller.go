@@ -105,11 +105,15 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			}
 		}
 	})
+	if err := policies.IndexGroups(mgr.GetFieldIndexer(), &gm.PropagationPolicy{}); err != nil {
+		return err
+	}
+	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.PropagationPolicyList{}, r.changed))
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.PropagationPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&gm.NodeGroup{}, policies.OfEveryKind(mgr.GetClient(), &gm.PropagationPolicyList{})).
+		Watches(&gm.PropagationPolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
 		WatchesRawSource(r.changed).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 }
 
 func request(app *ownership.Object) ctrl.Request {
