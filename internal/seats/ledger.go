@@ -72,11 +72,16 @@ type Ledger struct {
 	// members are the nodes of each group, by name; epoch moves when a group gets its
 	// first node or loses its last.
 	members map[string]map[string]*node
-	// moved is when a node joined or left the group last.
+	// moved is when a node joined or left the group, or came to be open, last.
 	moved map[string]time.Time
 	epoch uint64
-	// avoided are groups that the pods of an owner do not get at creation, until when.
-	avoided map[avoidance]time.Time
+	// ready counts the Ready nodes of each group.
+	ready map[string]int
+	// avoided are groups that the pods of an owner do not get at creation.
+	avoided map[avoidance]penalty
+	// refused is until when new pods of an owner get their group at creation,
+	// and remade when its waiting pods were made anew last: see waiting.go.
+	refused, remade map[types.UID]time.Time
 	// disrupted are pods that we are about to evict or restart, until that is seen.
 	disrupted map[types.UID]time.Time
 }
@@ -132,7 +137,10 @@ func NewLedger(clock clock.PassiveClock) *Ledger {
 		nodes:     map[string]*node{},
 		members:   map[string]map[string]*node{},
 		moved:     map[string]time.Time{},
-		avoided:   map[avoidance]time.Time{},
+		ready:     map[string]int{},
+		avoided:   map[avoidance]penalty{},
+		refused:   map[types.UID]time.Time{},
+		remade:    map[types.UID]time.Time{},
 		disrupted: map[types.UID]time.Time{},
 	}
 }
@@ -193,6 +201,7 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 		}
 	}
 	l.shareLocked(pod, s.cohort)
+	l.noteRefusalLocked(pod)
 	s.pod = pod
 	s.setActive(pod.Active)
 	s.setGated(pod.Active && pod.Gated && !pod.Pinned())

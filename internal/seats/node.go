@@ -16,6 +16,11 @@ type Node struct {
 	Group string
 	// Open: Ready and not cordoned.
 	Open bool
+	// Ready: cordoned or not.
+	Ready bool
+	// NotReadySince is when it was Ready last, as far as is known; the zero time
+	// while it is.
+	NotReadySince time.Time
 	// MilliCPU, Memory (bytes) and Pods are what the node can hold in all.
 	MilliCPU, Memory, Pods int64
 }
@@ -31,6 +36,9 @@ func SlimNode(n *corev1.Node) Node {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			node.Open = c.Status == corev1.ConditionTrue && !n.Spec.Unschedulable && n.DeletionTimestamp == nil
+			if node.Ready = c.Status == corev1.ConditionTrue; !node.Ready {
+				node.NotReadySince = c.LastTransitionTime.Time
+			}
 		}
 	}
 	return node
@@ -49,8 +57,10 @@ func (l *Ledger) ObserveNode(node Node) {
 	defer l.mu.Unlock()
 	n := l.nodeLocked(node.Name)
 	before := n.Node
+	l.rememberNotReadyLocked(&node, before)
 	l.moveLocked(n, node.Group)
 	n.Node = node
+	l.countReadyLocked(before, node)
 	if node.roomier(before) {
 		l.welcomeLocked(node.Group)
 	}
@@ -64,8 +74,10 @@ func (l *Ledger) ForgetNode(name string) {
 	if n == nil {
 		return
 	}
+	before := n.Node
 	l.moveLocked(n, "")
 	n.Node = Node{Name: name}
+	l.countReadyLocked(before, n.Node)
 	if len(n.pods) == 0 {
 		delete(l.nodes, name)
 	}
@@ -129,7 +141,8 @@ func (l *Ledger) HasMembers(group string) bool {
 	return len(l.members[group]) > 0
 }
 
-// GroupsEpoch changes whenever HasMembers changes its answer for some group.
+// GroupsEpoch changes whenever HasMembers or NotReadySince changes its answer
+// for some group.
 func (l *Ledger) GroupsEpoch() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -2,7 +2,9 @@ package seats
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -56,6 +58,10 @@ type Pod struct {
 	Unschedulable bool
 	// UnschedulableSince is when that began.
 	UnschedulableSince time.Time
+	// Refused: the extender refused nodes that kube-scheduler found.
+	Refused bool
+	// Claims: the pod has volumes of its own, which may tie it to nodes.
+	Claims bool
 	// Nudge is the value of the nudge annotation.
 	Nudge string
 
@@ -169,6 +175,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 			p.Unschedulable = c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
 			if p.Unschedulable {
 				p.UnschedulableSince = c.LastTransitionTime.Time
+				p.Refused = strings.Contains(c.Message, TextOtherGroup) || strings.Contains(c.Message, TextOutsideGroups)
 			}
 		}
 	}
@@ -179,8 +186,16 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		p.DeletionCost, p.HasCost = int32(v), true
 		p.OwnCost = pod.Annotations[gm.DeletionCostAnnotation] == pod.Annotations[corev1.PodDeletionCost]
 	}
+	p.Claims = HasClaims(&pod.Spec)
 	p.setContainers(pod)
 	return p
+}
+
+// HasClaims tells whether a pod has volumes of its own.
+func HasClaims(spec *corev1.PodSpec) bool {
+	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil
+	})
 }
 
 func (p *Pod) setContainers(pod *corev1.Pod) {

@@ -160,12 +160,7 @@ func (l *Ledger) Lapse() {
 	for _, c := range l.cohorts {
 		l.lapseLocked(c)
 	}
-	now := l.clock.Now()
-	for key, until := range l.avoided {
-		if now.After(until) {
-			delete(l.avoided, key)
-		}
-	}
+	l.forgetWaitingLocked()
 }
 
 func (c *cohort) divide(spread placement.Spread, total int) []int {

@@ -125,6 +125,9 @@ const (
 	ReasonNotUsed = "NotUsed"
 	// ReasonConverging: pods are being moved, changed or waited for.
 	ReasonConverging = "Converging"
+	// ReasonGroupsAway: none of a NodeGroup's nodes has been Ready for as long as
+	// spec.failover says; the others have its share.
+	ReasonGroupsAway = "NodeGroupsAway"
 	// ReasonGroupsMissing: a rule names a NodeGroup that does not exist or has
 	// no node; it is left out and the others share what it would have had.
 	ReasonGroupsMissing = "NodeGroupsMissing"

@@ -15,6 +15,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -70,6 +71,9 @@ type scope struct {
 	// spread and override make nudges of the same policies equal, and of
 	// different ones different.
 	spread, override string
+	// changesAt is when a group of the PropagationPolicy comes to be away; the
+	// zero time is never.
+	changesAt time.Time
 }
 
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=patch
@@ -221,6 +225,10 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 		return "", nil //nolint:nilerr // the policy's own condition names the field
 	}
 	s.spread = fmt.Sprint(policy.UID, policy.Generation, spread.Missing())
+	if away := spread.Away(); len(away) > 0 {
+		s.spread += fmt.Sprint(away)
+	}
+	s.changesAt = r.Book.ChangesAt(policy, s.app.UID)
 	return name, nil
 }
 

@@ -130,6 +130,8 @@ func (r *Reconciler) evicted(ctx context.Context, a *appScope, group string, pod
 	names := make([]string, len(pods))
 	for i, pod := range pods {
 		names[i] = pod.Name
+		cohort := seats.Cohort{Owner: pod.Owner(), Revision: pod.Revision}
+		r.rollouts.moved(a.app.UID, cohort, a.plan.surplus[cohort])
 		log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", a.app.Namespace+"/"+a.app.Name)
 	}
 	workload := &corev1.ObjectReference{

@@ -2,6 +2,7 @@ package propagationpolicy
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -22,6 +23,13 @@ type observed struct {
 	evictable bool
 	// divided is false for a DaemonSet: one pod a node, nothing to divide.
 	divided bool
+	// complete: every owner has as many pods as it wants.
+	complete bool
+	// balanced: there is one revision, or the rollout stands still.
+	balanced bool
+	// sticky: a pod that is evicted from a node that is away has no successor
+	// until the node is back, as those of a StatefulSet.
+	sticky  bool
 	mode    gm.ReschedulingMode
 	canTake func(group string, pod *seats.Pod) bool
 }
@@ -32,12 +40,14 @@ type plan struct {
 	// evict are pods in the order in which they are to leave; the executor
 	// evicts as many as may be disturbed now.
 	evict []*seats.Pod
+	// surplus is, by cohort, how many pods are to leave their groups.
+	surplus map[seats.Cohort]int
 	// reason is gm.ReasonSatisfied, or what keeps the workload from it.
 	reason string
 }
 
 // groupCount gathers the numbers of one group over all cohorts.
-type groupCount struct{ desired, current, ready, surplus int }
+type groupCount struct{ desired, current, ready, surplus, onLoan int }
 
 // planFor decides for one workload. It is a pure function.
 func planFor(o observed) plan {
@@ -50,7 +60,7 @@ func planFor(o observed) plan {
 		}
 		return counts[group]
 	}
-	waiting, surplus := 0, 0
+	waiting, surplus, onLoan := 0, 0, 0
 	for i, n := range o.desired() {
 		count(o.spread.Groups()[i]).desired = n
 	}
@@ -67,13 +77,24 @@ func planFor(o observed) plan {
 			}
 		}
 	}
-	if len(o.cohorts) == 1 && o.divided {
-		moves := movesOf(o, o.cohorts[0])
-		for group, n := range moves.surplus {
-			count(group).surplus = n
-			surplus += n
+	if o.balanced && o.divided {
+		p.surplus = map[seats.Cohort]int{}
+		for _, c := range o.cohorts {
+			moves := movesOf(o, c)
+			for group, n := range moves.surplus {
+				count(group).surplus += n
+				p.surplus[c.Cohort] += n
+				surplus += n
+			}
+			for group, n := range moves.onLoan {
+				count(group).onLoan += n
+				onLoan += n
+			}
+			p.evict = append(p.evict, moves.evict...)
+			if severity[moves.reason] > severity[p.reason] {
+				p.reason = moves.reason
+			}
 		}
-		p.evict, p.reason = moves.evict, moves.reason
 	}
 	for name, c := range counts {
 		if !o.divided {
@@ -81,11 +102,12 @@ func planFor(o observed) plan {
 		}
 		p.spread.Groups = append(p.spread.Groups, gm.GroupSpread{
 			Name: name, Desired: int32(c.desired), Current: int32(c.current), Ready: int32(c.ready), Surplus: int32(c.surplus),
+			OnLoan: int32(c.onLoan),
 		})
 	}
 	sort.Slice(p.spread.Groups, func(i, j int) bool { return p.spread.Groups[i].Name < p.spread.Groups[j].Name })
 	p.spread.Waiting = int32(waiting)
-	p.explain(o, waiting, surplus)
+	p.explain(o, waiting, surplus, onLoan)
 	return p
 }
 
@@ -97,28 +119,36 @@ func (o *observed) desired() []int {
 	}
 	desired := make([]int, len(o.spread.Groups()))
 	for _, c := range o.cohorts {
-		total := len(c.Pods)
-		if len(o.cohorts) == 1 {
-			total = max(total, o.replicas)
-		}
-		for i, n := range o.spread.Divide(total) {
+		for i, n := range o.spread.Divide(o.totalOf(c)) {
 			desired[i] += n
 		}
 	}
 	return desired
 }
 
+// totalOf is the number of pods of a cohort that are divided. Of several
+// revisions each has what its own ReplicaSet wants: in a rollout that stands
+// still these are the pods that there are.
+func (o *observed) totalOf(c seats.CohortView) int {
+	if len(o.cohorts) == 1 {
+		return max(len(c.Pods), o.replicas)
+	}
+	return len(c.Pods)
+}
+
 type moves struct {
 	surplus map[string]int
-	evict   []*seats.Pod
-	reason  string
+	// onLoan are those of surplus that no group that lacks pods has room for.
+	onLoan map[string]int
+	evict  []*seats.Pod
+	reason string
 }
 
 // movesOf finds which pods of a cohort are to leave their groups. A pod leaves
 // only if a group that lacks pods can take it, and only as many leave as other
 // groups lack beyond the pods that have no seat yet.
 func movesOf(o observed, c seats.CohortView) moves {
-	m := moves{surplus: map[string]int{}, reason: gm.ReasonSatisfied}
+	m := moves{surplus: map[string]int{}, onLoan: map[string]int{}, reason: gm.ReasonSatisfied}
 	byGroup := map[string][]*seats.Pod{}
 	current := map[string]int{}
 	for _, pod := range c.Pods {
@@ -131,7 +161,7 @@ func movesOf(o observed, c seats.CohortView) moves {
 	}
 	var lacking []string
 	desired := map[string]int{}
-	total := max(len(c.Pods), o.replicas)
+	total := o.totalOf(c)
 	open := -total // seats that nobody is there to take
 	for _, n := range current {
 		open += n
@@ -163,7 +193,13 @@ func movesOf(o observed, c seats.CohortView) moves {
 	})
 	for _, group := range groups {
 		for _, pod := range victims(byGroup[group])[:m.surplus[group]] {
-			if len(m.evict) < open && canTakeAny(o, lacking, pod) {
+			switch {
+			case o.sticky && slices.Contains(o.spread.Away(), group):
+			case !canTakeAny(o, lacking, pod):
+				if pod.Node != "" && len(lacking) > 0 && o.spread.Index(group) >= 0 {
+					m.onLoan[group]++
+				}
+			case len(m.evict) < open:
 				m.evict = append(m.evict, pod)
 			}
 		}
@@ -173,7 +209,7 @@ func movesOf(o observed, c seats.CohortView) moves {
 		m.reason = gm.ReasonNoFeasibleTarget
 	}
 	if !o.evictable || o.mode != gm.ReschedulingEvict {
-		m.evict = nil
+		m.evict, m.onLoan = nil, map[string]int{}
 	}
 	return m
 }
@@ -204,7 +240,7 @@ func victims(pods []*seats.Pod) []*seats.Pod {
 }
 
 // explain sums up, the first problem first. Messages hold no number that moves.
-func (p *plan) explain(o observed, waiting, surplus int) {
+func (p *plan) explain(o observed, waiting, surplus, onLoan int) {
 	missing := conditions.List(o.spread.Missing())
 	switch {
 	case len(o.spread.Groups()) == 0 && missing != "":
@@ -212,7 +248,7 @@ func (p *plan) explain(o observed, waiting, surplus int) {
 		p.spread.Message = "no NodeGroup of the policy has a node: " + missing
 	case !o.divided:
 		p.spread.Message = "one pod a node: pods are kept to the policy's NodeGroups and wait on all other nodes"
-	case len(o.cohorts) > 1:
+	case !o.balanced:
 		p.reason = gm.ReasonConverging
 		p.spread.Message = "a rollout is in progress"
 		if waiting > 0 {
@@ -225,6 +261,8 @@ func (p *plan) explain(o observed, waiting, surplus int) {
 		p.spread.Message = fmt.Sprintf("pods of a %s are not moved", o.app.Kind)
 	case surplus > 0 && o.mode != gm.ReschedulingEvict:
 		p.spread.Message = fmt.Sprintf("pods are surplus and stay: rescheduling.mode is %s", o.mode)
+	case p.reason == gm.ReasonNoFeasibleTarget && onLoan == surplus:
+		p.spread.Message = "pods are on loan, because there is no room for them where they belong: " + lackingGroups(p.spread.Groups)
 	case p.reason == gm.ReasonNoFeasibleTarget:
 		p.spread.Message = "pods are surplus and stay: no NodeGroup that may have more has an open node with room"
 	case p.reason == gm.ReasonConverging:
@@ -232,6 +270,9 @@ func (p *plan) explain(o observed, waiting, surplus int) {
 	case missing != "":
 		p.reason = gm.ReasonGroupsMissing
 		p.spread.Message = "left out, because they do not exist or have no node: " + missing
+	case len(o.spread.Away()) > 0:
+		p.reason = gm.ReasonGroupsAway
+		p.spread.Message = "the others have the share of NodeGroups that have had no Ready node for failover.afterSeconds: " + conditions.List(o.spread.Away())
 	case unready(p.spread.Groups):
 		p.reason = gm.ReasonConverging
 		p.spread.Message = "pods are not Ready yet"

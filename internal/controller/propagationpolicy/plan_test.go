@@ -66,7 +66,7 @@ func times(n int, group string) []string { return slices.Repeat([]string{group},
 func seen(change ...func(*observed)) observed {
 	o := observed{
 		app: build.Owner(build.Deployment("web", build.Replicas(5))), replicas: 5, spread: threeToTwo(),
-		evictable: true, divided: true, mode: gm.ReschedulingEvict,
+		evictable: true, divided: true, balanced: true, mode: gm.ReschedulingEvict,
 		canTake: func(string, *seats.Pod) bool { return true },
 	}
 	for _, c := range change {
@@ -103,6 +103,12 @@ func TestPlanFor(t *testing.T) {
 	}
 	ranges := func(replicas int, rules ...build.Option) func(*observed) {
 		return func(o *observed) { o.spread, o.replicas = spreadOf(build.PropagationPolicy("p", rules...)), replicas }
+	}
+	moving := func(o *observed) { o.balanced = false }
+	away := func(groups ...string) func(*observed) {
+		return func(o *observed) {
+			o.spread = o.spread.WithoutAway(func(group string) bool { return slices.Contains(groups, group) })
+		}
 	}
 	exact := append(times(3, "hz"), times(2, "bj")...)
 	twoAndThree := append(times(2, "hz"), times(3, "bj")...)
@@ -149,7 +155,8 @@ func TestPlanFor(t *testing.T) {
 		},
 		"nothing leaves while no group that lacks pods has room": {
 			observed: seen(pods(cohort("r", twoAndThree...)), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
-			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
+			says:   `on loan, because there is no room for them where they belong: NodeGroup "hz"`,
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1, OnLoan: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"of all surplus groups the one with most comes first": {
 			observed: seen(pods(cohort("r", "", "", "sh", "hz", "bj"))), reason: gm.ReasonConverging, evict: []string{"r-1", "r-0", "r-2"},
@@ -174,12 +181,46 @@ func TestPlanFor(t *testing.T) {
 			observed: seen(pods(cohort("r", "hz", "sh")), func(o *observed) { o.divided = false }), reason: gm.ReasonSatisfied,
 			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}, {Name: "sh", Desired: 1, Current: 1, Ready: 1}},
 		},
+		"a pod outside of all groups is not on loan, though nobody has room for it": {
+			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "")), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
+			says: "no NodeGroup that may have more has an open node with room",
+			groups: []gm.GroupSpread{
+				{Name: "", Current: 1, Ready: 1, Surplus: 1},
+				{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 2, Ready: 2},
+			},
+		},
+		"a rollout that stands still: each revision is balanced on its own": {
+			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj"))),
+			reason:   gm.ReasonConverging, evict: []string{"old-2", "old-1", "new-1"}, says: "surplus pods are being moved",
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 5, Ready: 5, Surplus: 3}, {Name: "hz", Desired: 3}},
+		},
+		"a rollout that stands still, and is exact": {
+			observed: seen(pods(cohort("old", "hz", "hz", "bj"), cohort("new", "hz", "bj"))), reason: gm.ReasonSatisfied, silent: true,
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 3, Ready: 3}},
+		},
+		"a group that is away gives its share to the others: its pods leave": {
+			observed: seen(pods(cohort("r", exact...)), notReady(3, 4), away("bj")), reason: gm.ReasonConverging, evict: []string{"r-4", "r-3"},
+			groups: []gm.GroupSpread{{Name: "bj", Current: 2, Surplus: 2}, {Name: "hz", Desired: 5, Current: 3, Ready: 3}},
+		},
+		"pods that have no successor before the node is back stay in a group that is away": {
+			observed: seen(pods(cohort("r", exact...)), notReady(3, 4), away("bj"), func(o *observed) { o.sticky = true }),
+			reason:   gm.ReasonNoFeasibleTarget,
+			groups:   []gm.GroupSpread{{Name: "bj", Current: 2, Surplus: 2}, {Name: "hz", Desired: 5, Current: 3, Ready: 3}},
+		},
+		"a group that is away is named once its share is divided": {
+			observed: seen(pods(cohort("r", times(5, "hz")...)), away("bj")), reason: gm.ReasonGroupsAway, says: `"bj"`,
+			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 5, Current: 5, Ready: 5}},
+		},
+		"a group that is back gets its share back": {
+			observed: seen(pods(cohort("r", times(5, "hz")...))), reason: gm.ReasonConverging, evict: []string{"r-4", "r-3"},
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2}, {Name: "hz", Desired: 3, Current: 5, Ready: 5, Surplus: 2}},
+		},
 		"two revisions at once: nothing leaves": {
-			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj"))), reason: gm.ReasonConverging,
+			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj")), moving), reason: gm.ReasonConverging,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 5, Ready: 5}, {Name: "hz", Desired: 3}},
 		},
 		"two revisions at once, and pods that wait": {
-			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "-"))), reason: gm.ReasonConverging, waiting: 1,
+			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "-")), moving), reason: gm.ReasonConverging, waiting: 1,
 			says:   `pods wait for a node: NodeGroup "hz"`,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 4, Ready: 4}, {Name: "hz", Desired: 3}},
 		},
@@ -317,6 +358,7 @@ func TestPlansAreSound(t *testing.T) {
 			o.mode = rapid.SampledFrom([]gm.ReschedulingMode{gm.ReschedulingEvict, gm.ReschedulingEvict, gm.ReschedulingNever}).Draw(t, "mode")
 			o.canTake = func(group string, _ *seats.Pod) bool { return !slices.Contains(full, group) }
 			for i := range rapid.IntRange(0, 2).Draw(t, "revisions") {
+				o.balanced = i == 0 || rapid.Bool().Draw(t, "stands still")
 				o.cohorts = append(o.cohorts, cohort(fmt.Sprint("r", i), rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "d", "", "-"}), 1, 20).Draw(t, "pods")...))
 			}
 		})
@@ -330,25 +372,28 @@ func TestPlansAreSound(t *testing.T) {
 		if int32(len(p.evict)) > surplus {
 			t.Fatalf("%d pods leave, %d are surplus", len(p.evict), surplus)
 		}
-		if len(p.evict) > 0 && (!o.evictable || !o.divided || o.mode != gm.ReschedulingEvict || len(o.cohorts) != 1) {
+		if len(p.evict) > 0 && (!o.evictable || !o.divided || o.mode != gm.ReschedulingEvict || !o.balanced) {
 			t.Fatalf("%v leave and may not", names(p.evict))
 		}
-		if len(p.evict) > 0 {
+		if len(p.evict) > 0 && len(o.cohorts) == 1 {
 			if open := openSeats(o); len(p.evict) > open {
 				t.Fatalf("%d pods leave for %d seats that nobody is there to take", len(p.evict), open)
 			}
 		}
 		twice := map[types.UID]bool{}
 		for _, pod := range p.evict {
-			group := ""
-			for _, view := range o.cohorts[0].Pods {
-				if view.UID == pod.UID {
-					group = view.Group
+			group, share := "", int32(0)
+			for _, c := range o.cohorts {
+				for _, view := range c.Pods {
+					if view.UID == pod.UID {
+						group = view.Group
+					}
 				}
 			}
-			share := int32(0)
-			if i := o.spread.Index(group); i >= 0 {
-				share = int32(o.spread.Divide(max(len(o.cohorts[0].Pods), o.replicas))[i])
+			for _, c := range o.cohorts {
+				if i := o.spread.Index(group); i >= 0 {
+					share += int32(o.spread.Divide(o.totalOf(c))[i])
+				}
 			}
 			if current[group]--; current[group] < share {
 				t.Fatalf("a pod leaves %q, which has no more than its share of %d", group, share)

@@ -112,8 +112,8 @@ func TestAnswersToAReassignment(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
-			s := newSite(t, append(ground(), build.Deployment("web", build.Bound("p", "")), replicaSet,
-				stuck("a", "hz", time.Hour, replicaSet), stuck("b", "bj", time.Hour, replicaSet))...)
+			s := newSite(t, append(ground(), build.Deployment("web", build.Bound("p", ""), build.Replicas(4)), replicaSet,
+				stuck("a", "hz", time.Hour, replicaSet), stuck("b", "hz", time.Hour, replicaSet))...)
 			s.Answers = []error{tc.answer}
 			result, err := s.pass()
 			if !errors.Is(err, tc.want) || result.RequeueAfter != tc.requeue {

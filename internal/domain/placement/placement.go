@@ -37,6 +37,10 @@ type Spread struct {
 	names   []string // sorted ascending
 	missing []string
 	folded  []string
+	// away are the groups that WithoutAway gave a share of nothing, and home is
+	// the spread before; nil if there are none.
+	away []string
+	home *Spread
 
 	// Division by weights, 0 to maxCount, by index. nil when by ranges.
 	weights    []int64
