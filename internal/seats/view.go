@@ -172,7 +172,8 @@ func (l *Ledger) openSeatsLocked(c *cohort, r Request) int {
 
 // Scores rates the groups that lack pods of the request's cohort, from 10 for
 // the one that lacks most down to 1; others are not in the result. A seat that
-// the pod holds itself is looked past.
+// the pod holds itself is looked past, but for one that it got at creation: it
+// goes to no other group.
 func (l *Ledger) Scores(r Request) map[string]int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,6 +184,9 @@ func (l *Ledger) Scores(r Request) map[string]int64 {
 		l.lapseLocked(c)
 		active = c.active
 		own := l.seats[r.Pod]
+		if own != nil && own.cohort == c && own.seated && l.fixedLocked(own) {
+			return map[string]int64{own.group: 10} // on loan the group does not lack it
+		}
 		if own == nil || own.cohort != c {
 			active++
 			own = &seat{}

@@ -137,3 +137,16 @@ func TestAPodIsMadeAnewOnceARound(t *testing.T) {
 		t.Errorf("kept for ever: %v", l.remade)
 	}
 }
+
+// TestAPodOnLoanScoresInItsGroupAlone: the group has its share without it.
+func TestAPodOnLoanScoresInItsGroupAlone(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	for i := range 2 {
+		l.Observe(podIn(fmt.Sprint("p", i), "node-b"))
+	}
+	l.Observe(pinned("loan", "token", "b", ""))
+	scores := l.Scores(request("loan", 3, weights("a", 2, "b", 1)))
+	if len(scores) != 1 || scores["b"] != 10 {
+		t.Errorf("scores are %v, want 10 for b: the pod can go nowhere else", scores)
+	}
+}

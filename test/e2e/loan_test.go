@@ -228,11 +228,11 @@ func TestAPausedRolloutIsBalanced(t *testing.T) {
 	f.create(deployment("app", 8, "policy"))
 	f.eventually(patience, "all are in a", func() error { return f.allReady("app", 8) })
 	app := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: f.ns}}
-	// A second revision that surges by four and takes no pod of the first: four
-	// pods of it wait, and the Deployment is paused before they are Ready.
+	// The second revision surges by four, and no pod of it counts before the
+	// Deployment is paused.
 	f.patch(app, map[string]any{"spec": map[string]any{
 		"strategy":        map[string]any{"rollingUpdate": map[string]any{"maxSurge": 4, "maxUnavailable": 0}},
-		"minReadySeconds": 3600,
+		"minReadySeconds": 500,
 		"template":        map[string]any{"metadata": map[string]any{"annotations": map[string]string{"rollout": "2"}}},
 	}})
 	f.eventually(patience, "there are two revisions", func() error { return f.allReady("app", 12) })

@@ -364,10 +364,15 @@ func TestPlansAreSound(t *testing.T) {
 		})
 		p := planFor(o)
 
-		surplus, current, desired := int32(0), map[string]int32{}, map[string]int32{}
+		surplus := int32(0)
 		for _, g := range p.spread.Groups {
 			surplus += g.Surplus
-			current[g.Name], desired[g.Name] = g.Current, g.Desired
+			if g.OnLoan > g.Surplus || g.OnLoan > g.Current {
+				t.Fatalf("%d pods are on loan in %q, of %d that are surplus and %d that run there", g.OnLoan, g.Name, g.Surplus, g.Current)
+			}
+			if g.OnLoan > 0 && (!o.evictable || !o.balanced || o.mode != gm.ReschedulingEvict || o.spread.Index(g.Name) < 0) {
+				t.Fatalf("pods are on loan in %q, and nobody would move them", g.Name)
+			}
 		}
 		if int32(len(p.evict)) > surplus {
 			t.Fatalf("%d pods leave, %d are surplus", len(p.evict), surplus)
@@ -380,22 +385,30 @@ func TestPlansAreSound(t *testing.T) {
 				t.Fatalf("%d pods leave for %d seats that nobody is there to take", len(p.evict), open)
 			}
 		}
-		twice := map[types.UID]bool{}
+		twice, left := map[types.UID]bool{}, []map[string]int{{}, {}}
+		in := func(c seats.CohortView, group string) (n int) {
+			for _, view := range c.Pods {
+				if view.Seated && view.Group == group {
+					n++
+				}
+			}
+			return n
+		}
 		for _, pod := range p.evict {
-			group, share := "", int32(0)
-			for _, c := range o.cohorts {
+			group, share, of := "", 0, 0
+			for i, c := range o.cohorts {
 				for _, view := range c.Pods {
 					if view.UID == pod.UID {
-						group = view.Group
+						group, of = view.Group, i
 					}
 				}
 			}
-			for _, c := range o.cohorts {
-				if i := o.spread.Index(group); i >= 0 {
-					share += int32(o.spread.Divide(o.totalOf(c))[i])
-				}
+			c := o.cohorts[of]
+			if i := o.spread.Index(group); i >= 0 {
+				share = o.spread.Divide(o.totalOf(c))[i]
 			}
-			if current[group]--; current[group] < share {
+			left[of][group]++
+			if in(c, group)-left[of][group] < share {
 				t.Fatalf("a pod leaves %q, which has no more than its share of %d", group, share)
 			}
 			if pod.Node == "" || twice[pod.UID] {

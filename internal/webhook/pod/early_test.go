@@ -347,16 +347,15 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 		"whatever the policy says":                  {late, refused(replicaSet), webPod(), true, false},
 		"a range":                                   {atMost(5), refused(replicaSet), webPod(), true, false},
 		"a pod of a Job may not be made anew":       {toHz, refused(job), build.Pod("", build.OwnedBy(job), build.Container("c", "nginx:1")), false, false},
-		"a pod whose volumes may be in other group": {toHz, refused(replicaSet), webPod(claim), false, false},
+		"a pod whose volumes may be elsewhere":      {toHz, refused(replicaSet), webPod(claim), false, false},
 		"no group has a node: it waits at the gate": {build.PropagationPolicy("p", build.Weight(1, "nowhere")), refused(replicaSet), webPod(), false, true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			objects := ground(build.Bound("p", ""), tc.policy, job)
+			w, _ := newWebhook(t, ground(build.Bound("p", ""), tc.policy, job)...)
 			if tc.waits != nil {
-				objects = append(objects, tc.waits)
+				w.Desk.(*assign.Desk).Ledger.Observe(seats.Slim(tc.waits))
 			}
-			w, _ := newWebhook(t, objects...)
 			got := admit(t, w, tc.pod, false)
 			pinned := got.Annotations[gm.SeatAnnotation] != "" && got.Labels[gm.NodeGroupLabel] == "hz" && got.Spec.Affinity != nil
 			if pinned != tc.pinned {
