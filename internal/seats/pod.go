@@ -60,6 +60,8 @@ type Pod struct {
 	UnschedulableSince time.Time
 	// Refused: the extender refused nodes that kube-scheduler found.
 	Refused bool
+	// Nominated: kube-scheduler preempts others for the pod.
+	Nominated bool
 	// Claims: the pod has volumes of its own, which may tie it to nodes.
 	Claims bool
 	// Nudge is the value of the nudge annotation.
@@ -186,7 +188,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		p.DeletionCost, p.HasCost = int32(v), true
 		p.OwnCost = pod.Annotations[gm.DeletionCostAnnotation] == pod.Annotations[corev1.PodDeletionCost]
 	}
-	p.Claims = HasClaims(&pod.Spec)
+	p.Claims, p.Nominated = HasClaims(&pod.Spec), pod.Status.NominatedNodeName != ""
 	p.setContainers(pod)
 	return p
 }

@@ -137,14 +137,13 @@ func (c *checker) deserted(pod Pod, policies []PropagationPolicy, group string, 
 	})
 }
 
-// totals are the numbers of pods of a cohort that may be divided: what the
-// workload wants, and in a rollout that may stand still what the revision has.
-func (c *checker) totals(pod Pod, app application, active int, rv uint64) []int {
+// total is the number of pods that is divided. partial tells whether there may be
+// pods of another revision, so that this one may have its part of them only.
+func (c *checker) total(pod Pod, app application, active int, rv uint64) (all int, partial bool) {
 	if app.propagation.Kind == "Job" {
-		return []int{active}
+		return active, false
 	}
-	all := max(active, app.replicas())
-	partial := len(app.chain) > 0 && app.chain[0].Kind == "ReplicaSet" && app.chain[0].Replicas < app.replicas()
+	partial = len(app.chain) > 0 && app.chain[0].Kind == "ReplicaSet" && app.chain[0].Replicas < app.replicas()
 	for of, keys := range c.cohorts {
 		if pod.OwnerKind != "StatefulSet" || of.owner != pod.Owner || of == pod.cohort() {
 			continue
@@ -154,10 +153,7 @@ func (c *checker) totals(pod Pod, app application, active int, rv uint64) []int 
 			return ok && other.Active
 		})
 	}
-	if partial {
-		return []int{all, active}
-	}
-	return []int{all}
+	return max(active, app.replicas()), partial
 }
 
 // stale: the pod was not created as its OverridePolicy wants it.
@@ -239,8 +235,9 @@ func (c *checker) surplus(pod Pod, apps []application, from time.Time, to uint64
 			}
 		}
 		for _, policy := range policies {
-			for _, total := range c.totals(pod, app, active, rv) {
-				if current-c.divide(policy, app.propagation.UID, total, rv)[group] > since {
+			all, partial := c.total(pod, app, active, rv)
+			for _, first := range []int{all, active} {
+				if (first == all || partial) && current-c.divide(policy, app.propagation.UID, first, all, rv)[group] > since {
 					c.moved[at] = append(c.moved[at], to+1) // when the pod left
 					return groups, true
 				}

@@ -119,21 +119,23 @@ func (o *observed) desired() []int {
 	}
 	desired := make([]int, len(o.spread.Groups()))
 	for _, c := range o.cohorts {
-		for i, n := range o.spread.Divide(o.totalOf(c)) {
+		_, division := o.divide(c)
+		for i, n := range division {
 			desired[i] += n
 		}
 	}
 	return desired
 }
 
-// totalOf is the number of pods of a cohort that are divided. Of several
+// divide is the number of pods of a cohort, and how they divide. Of several
 // revisions each has what its own ReplicaSet wants: in a rollout that stands
 // still these are the pods that there are.
-func (o *observed) totalOf(c seats.CohortView) int {
+func (o *observed) divide(c seats.CohortView) (total int, division []int) {
+	total = max(len(c.Pods), o.replicas)
 	if len(o.cohorts) == 1 {
-		return max(len(c.Pods), o.replicas)
+		return total, o.spread.Divide(total)
 	}
-	return len(c.Pods)
+	return len(c.Pods), o.spread.First(len(c.Pods), total)
 }
 
 type moves struct {
@@ -161,12 +163,12 @@ func movesOf(o observed, c seats.CohortView) moves {
 	}
 	var lacking []string
 	desired := map[string]int{}
-	total := o.totalOf(c)
+	total, division := o.divide(c)
 	open := -total // seats that nobody is there to take
 	for _, n := range current {
 		open += n
 	}
-	for i, n := range o.spread.Divide(total) {
+	for i, n := range division {
 		group := o.spread.Groups()[i]
 		desired[group] = n
 		if lacks := n - current[group]; lacks > 0 {

@@ -405,7 +405,8 @@ func TestPlansAreSound(t *testing.T) {
 			}
 			c := o.cohorts[of]
 			if i := o.spread.Index(group); i >= 0 {
-				share = o.spread.Divide(o.totalOf(c))[i]
+				_, division := o.divide(c)
+				share = division[i]
 			}
 			left[of][group]++
 			if in(c, group)-left[of][group] < share {

@@ -51,7 +51,7 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 func (r *Reconciler) pin(ctx context.Context, c seats.CohortView) error {
 	var errs []error
 	for _, pod := range c.Pods {
-		if pod.Node != "" || !pod.Refused || pod.Pinned() || pod.Gated || pod.Claims {
+		if pod.Node != "" || !pod.Refused || pod.Pinned() || pod.Gated || pod.Claims || pod.Nominated {
 			continue
 		}
 		if left := r.left(pod.UnschedulableSince, lateTime); left > 0 {
@@ -84,7 +84,7 @@ func (r *Reconciler) lend(ctx context.Context, a *appScope, c seats.CohortView, 
 		}
 	}
 	for _, pod := range c.Pods {
-		if pod.Node != "" || !pod.Pinned() || !pod.Unschedulable {
+		if pod.Node != "" || !pod.Pinned() || !pod.Unschedulable || pod.Nominated {
 			continue
 		}
 		if left := r.left(pod.UnschedulableSince, after); left > 0 {

@@ -142,7 +142,8 @@ func (r *Reconciler) learn(a *appScope) (learned bool) {
 		for _, pod := range c.Pods {
 			current[pod.Group]++
 		}
-		for i, n := range a.observed.spread.Divide(a.totalOf(c)) {
+		_, division := a.divide(c)
+		for i, n := range division {
 			if group := a.observed.spread.Groups()[i]; current[group] < n {
 				r.Ledger.Avoid(c.Owner, group)
 				learned = true

@@ -50,6 +50,7 @@ func TestPodsThatWaitWithoutAGroupAreMadeAnew(t *testing.T) {
 		"though pods go nowhere else":             {objects: on(refused("a", lateTime, replicaSet), after(0)), evicted: []string{"a"}},
 		"kube-scheduler alone finds no node":      {objects: on(refused("a", time.Hour, replicaSet, text("2 Insufficient cpu.")))},
 		"a pod that has its node":                 {objects: on(refused("a", time.Hour, replicaSet, build.On("node-hz")))},
+		"kube-scheduler preempts others for it":   {objects: on(refused("a", time.Hour, replicaSet, build.With(func(p *corev1.Pod) { p.Status.NominatedNodeName = "node-hz" })))},
 		"a pod at the gate":                       {objects: on(refused("a", time.Hour, replicaSet, build.Gated()))},
 		"a pod whose volumes may be elsewhere":    {objects: on(refused("a", time.Hour, replicaSet, claim()))},
 		"a pod of a Job is never made anew":       {objects: on(refused("a", time.Hour, job))},
@@ -209,5 +210,31 @@ func TestARolloutThatStandsStillIsBalanced(t *testing.T) {
 	again()
 	if s.reason() != gm.ReasonNoFeasibleTarget {
 		t.Errorf("reason is %s", s.reason())
+	}
+}
+
+// TestAPartialRolloutOfAStatefulSetIsBalanced: the pods of two revisions have one
+// owner, and between them as many as it wants.
+func TestAPartialRolloutOfAStatefulSetIsBalanced(t *testing.T) {
+	db := build.StatefulSet("db", build.Bound("p", ""), build.Replicas(4))
+	objects := append(ground(), db)
+	for i, at := range []string{"bj", "bj", "bj", "hz"} {
+		hash := build.Label("controller-revision-hash", fmt.Sprint(i/3))
+		objects = append(objects, runningPod(fmt.Sprint("db-", i), at, i, build.OwnedBy(db), hash))
+	}
+	s := newSite(t, objects...)
+	s.Settle(t)
+	if _, err := s.pass(); len(s.Evicted) != 0 || err != nil {
+		t.Fatalf("evicted %v at first sight (error %v)", s.Evicted, err)
+	}
+	s.World.Clock.Step(gm.DefaultStabilization)
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"db-2"}, s.Evicted); diff != "" {
+		t.Errorf("wrong evictions (-want +got):\n%s", diff)
+	}
+	if got := s.policy().Status.Apps[0].Groups; got[0].Desired+got[1].Desired != 4 {
+		t.Errorf("of four pods %d and %d are desired", got[0].Desired, got[1].Desired)
 	}
 }

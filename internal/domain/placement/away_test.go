@@ -93,6 +93,39 @@ func TestAwayGroupsGetNothingAndTheOthersLoseNothing(t *testing.T) {
 	})
 }
 
+// TestFirstIsWhereSeatsGoOneByOne over random weights and ranges.
+func TestFirstIsWhereSeatsGoOneByOne(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := genSpread(t)
+		if rapid.Bool().Draw(t, "ranges") {
+			var rules []gm.NodeGroupNumRange
+			bound := rapid.SampledFrom([]string{"", "0", "1", "2", "5", "10%", "34%", "50%", "100%"})
+			for _, name := range []string{"a", "b", "c"} {
+				rules = append(rules, between(bound.Draw(t, "min"), bound.Draw(t, "max"), name))
+			}
+			s = NumRange(rules, nil, ascendingUID)
+		}
+		n := rapid.IntRange(0, 40).Draw(t, "n")
+		desired := s.Divide(n)
+		sum := 0
+		for _, seats := range desired {
+			sum += seats
+		}
+		if s.ranges != nil && sum < n {
+			return // some wait, and the order no longer changes where pods end
+		}
+		current := make([]int, len(desired))
+		for k := range n + 1 {
+			if diff := cmp.Diff(current, s.First(k, n)); diff != "" {
+				t.Fatalf("the first %d of %d (-one by one +First):\n%s", k, n, diff)
+			}
+			if i := s.Next(desired, current, nil); i >= 0 {
+				current[i]++
+			}
+		}
+	})
+}
+
 // TestCeilingsAreNeverBelowTheShare: what a group may hold on loan includes
 // what is its own.
 func TestCeilingsAreNeverBelowTheShare(t *testing.T) {
