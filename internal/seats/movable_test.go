@@ -1,14 +1,20 @@
 package seats
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
+	"pgregory.net/rapid"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -171,5 +177,96 @@ func TestALedgerForgetsWhatIsGone(t *testing.T) {
 	l.Lapse()
 	if n := len(l.moved); n != 0 {
 		t.Errorf("of %d groups is kept when they changed, an hour later", n)
+	}
+}
+
+// TestSumsAreWhatTheyStandFor: whatever happens, what owners and nodes sum up is
+// what a look at every pod says.
+func TestSumsAreWhatTheyStandFor(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+		l := NewLedger(clock)
+		uid := rapid.SampledFrom([]types.UID{"p0", "p1", "p2", "p3"})
+		node := rapid.SampledFrom([]string{"", "n0", "n1"})
+		t.Repeat(map[string]func(*rapid.T){
+			"observe": func(t *rapid.T) {
+				p := podIn(string(uid.Draw(t, "pod")), node.Draw(t, "node"))
+				p.Controller = &ownership.Reference{UID: rapid.SampledFrom([]types.UID{"rs", "other"}).Draw(t, "owner")}
+				p.Ready = rapid.Bool().Draw(t, "ready")
+				p.Finished = rapid.Bool().Draw(t, "finished")
+				p.Active = !p.Finished && rapid.Bool().Draw(t, "active")
+				p.Demand = needing(rapid.Int64Range(0, 2).Draw(t, "cpu"))
+				p.Demand.Ports = []fit.Port{{Protocol: "TCP", Number: rapid.Int32Range(1, 2).Draw(t, "port")}}
+				p.Containers = []Container{{Name: "c", Restarting: rapid.Bool().Draw(t, "restarting")}}
+				l.Observe(p)
+			},
+			"forget":  func(t *rapid.T) { l.Forget(uid.Draw(t, "pod")) },
+			"disrupt": func(t *rapid.T) { l.Disrupt(uid.Draw(t, "pod"), []types.UID{"rs", "other"}, 4, 4) },
+			"spare":   func(t *rapid.T) { l.Spare(uid.Draw(t, "pod")) },
+			"time": func(t *rapid.T) {
+				clock.Step(rapid.SampledFrom([]time.Duration{time.Second, disruptionTTL}).Draw(t, "step"))
+			},
+			"node": func(t *rapid.T) {
+				l.ObserveNode(openNode(node.Filter(func(n string) bool { return n != "" }).Draw(t, "node"), "a"))
+			},
+			"node is gone": func(t *rapid.T) { l.ForgetNode(node.Draw(t, "node")) },
+			"": func(t *rapid.T) {
+				l.Lapse()
+				available, used, bound := map[types.UID]int{}, map[string]*fit.Use{}, map[string]int{}
+				for _, s := range l.seats {
+					p := s.pod
+					if until, ok := l.disrupted[s.uid]; p.Available() && (!ok || clock.Now().After(until)) {
+						available[p.Owner()]++
+					}
+					if p.Node == "" {
+						continue
+					}
+					bound[p.Node]++
+					if used[p.Node] == nil {
+						used[p.Node] = &fit.Use{}
+					}
+					if !p.Finished {
+						used[p.Node].Add(p.Demand)
+					}
+				}
+				for owner, o := range l.owners {
+					if o.available != available[owner] {
+						t.Fatalf("owner %s has %d available pods, counted %d", owner, available[owner], o.available)
+					}
+				}
+				for name, n := range l.nodes {
+					if len(n.pods) != bound[name] || !n.exists && len(n.pods) == 0 {
+						t.Fatalf("node %s has %d pods, counted %d, exists %t", name, bound[name], len(n.pods), n.exists)
+					}
+					want := used[name]
+					if want == nil {
+						want = &fit.Use{}
+					}
+					if !want.Equal(&n.used) {
+						t.Fatalf("node %s holds %v, counted %v", name, want, n.used)
+					}
+				}
+			},
+		})
+	})
+}
+
+// TestWhatIsFoundForOnePodIsNotThereForTheNext: pods that leave together do not
+// go for one place.
+func TestWhatIsFoundForOnePodIsNotThereForTheNext(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	for i := range 3 {
+		p := podIn(fmt.Sprint("p", i), "node-a")
+		p.Demand = needing(400)
+		l.Observe(p)
+	}
+	places := l.Places()
+	var got []fit.Reason
+	for i := range 3 {
+		_, why := places.Take("b", l.Pod(types.UID(fmt.Sprint("p", i))), nil)
+		got = append(got, why)
+	}
+	if diff := cmp.Diff([]fit.Reason{fit.Fits, fit.Fits, fit.NoRoom}, got); diff != "" {
+		t.Errorf("a CPU has room for two pods of 400m (-want +got):\n%s", diff)
 	}
 }

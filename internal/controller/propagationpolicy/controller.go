@@ -61,6 +61,7 @@ type Reconciler struct {
 
 	changed *trigger.Source[ctrl.Request]
 	tallies tallies
+	volumes volumes
 }
 
 // scope is what one pass observed.
@@ -77,6 +78,8 @@ type appScope struct {
 	maxUnavailable int
 	// evictions are those of this pass.
 	evictions int
+	// unread is why it is not known where volumes of its pods are, or nil.
+	unread error
 	// settlesAt is when the policy will have been as it is for long enough.
 	settlesAt time.Time
 }
@@ -132,7 +135,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 // observe gathers what is known of every workload and plans.
-func (r *Reconciler) observe(_ context.Context, s *scope) error {
+func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	if _, s.invalid = placement.New(s.policy.Spec, r.Ledger.HasMembers, ""); s.invalid != nil {
 		return nil //nolint:nilerr // report puts it into the condition
 	}
@@ -150,7 +153,7 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 		}
 		a := &appScope{maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
 		a.observed = observed{
-			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.Ledger.CanTake,
+			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.canTake(ctx, a),
 			cohorts: r.Ledger.View(r.Walker.Descendants(app.UID)),
 		}
 		if a.mode == "" {
@@ -163,6 +166,9 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 	}
 	return nil
 }
+
+// moved tells whether pods of the workload that are surplus are moved.
+func (o *observed) moved() bool { return o.evictable && o.mode == gm.ReschedulingEvict }
 
 // setKind sets what follows from the kinds of the workload and of its pods'
 // owners. The pods of Jobs would lose their work, those of DaemonSets come back

@@ -1,10 +1,15 @@
 package propagationpolicy
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"sort"
+	"strings"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
@@ -23,7 +28,9 @@ type observed struct {
 	// divided is false for a DaemonSet: one pod a node, nothing to divide.
 	divided bool
 	mode    gm.ReschedulingMode
-	canTake func(group string, pod *seats.Pod) bool
+	// canTake tells whether a group could run the successor of a pod, and else
+	// why not. The place that it finds for one pod is not there for the next.
+	canTake func(group string, pod *seats.Pod) (bool, fit.Reason)
 }
 
 // plan is what is to be done about one workload, and what is to be said of it.
@@ -50,7 +57,7 @@ func planFor(o observed) plan {
 		}
 		return counts[group]
 	}
-	waiting, surplus := 0, 0
+	waiting, surplus, stay := 0, 0, ""
 	for i, n := range o.desired() {
 		count(o.spread.Groups()[i]).desired = n
 	}
@@ -73,7 +80,7 @@ func planFor(o observed) plan {
 			count(group).surplus = n
 			surplus += n
 		}
-		p.evict, p.reason = moves.evict, moves.reason
+		p.evict, p.reason, stay = moves.evict, moves.reason, moves.stay()
 	}
 	for name, c := range counts {
 		if !o.divided {
@@ -85,7 +92,7 @@ func planFor(o observed) plan {
 	}
 	sort.Slice(p.spread.Groups, func(i, j int) bool { return p.spread.Groups[i].Name < p.spread.Groups[j].Name })
 	p.spread.Waiting = int32(waiting)
-	p.explain(o, waiting, surplus)
+	p.explain(o, waiting, surplus, stay)
 	return p
 }
 
@@ -112,13 +119,53 @@ type moves struct {
 	surplus map[string]int
 	evict   []*seats.Pod
 	reason  string
+	// closed is why groups that lack pods could not take one.
+	closed map[string]fit.Reason
+	// tied are the pods, by group, whose volumes no group that lacks pods reaches.
+	tied map[string][]string
+}
+
+// find tells whether a group that lacks pods can take one from another group.
+func (m *moves) find(o observed, lacking []string, from string, pod *seats.Pod) bool {
+	tied := false
+	for _, group := range lacking {
+		can, why := o.canTake(group, pod)
+		if can {
+			return true
+		}
+		tied = tied || why == fit.OutOfReach
+		m.closed[group] = fit.Further(why, m.closed[group])
+	}
+	if tied {
+		m.tied[from] = append(m.tied[from], pod.Name)
+	}
+	return false
+}
+
+// stay says why surplus pods stay, "" if none had to.
+func (m *moves) stay() string {
+	var parts []string
+	for _, group := range slices.Sorted(maps.Keys(m.closed)) {
+		if why := m.closed[group]; why != fit.OutOfReach {
+			parts = append(parts, fmt.Sprintf("NodeGroup %q can take none: %s", group, why))
+		}
+	}
+	for _, group := range slices.Sorted(maps.Keys(m.tied)) {
+		slices.Sort(m.tied[group])
+		parts = append(parts, fmt.Sprintf("pods %s are tied to NodeGroup %q by their volumes", conditions.List(m.tied[group]), group))
+	}
+	const shown = 4
+	if len(parts) > shown {
+		parts = append(parts[:shown], "and more")
+	}
+	return strings.Join(parts, "; ")
 }
 
 // movesOf finds which pods of a cohort are to leave their groups. A pod leaves
 // only if a group that lacks pods can take it, and only as many leave as other
 // groups lack beyond the pods that have no seat yet.
 func movesOf(o observed, c seats.CohortView) moves {
-	m := moves{surplus: map[string]int{}, reason: gm.ReasonSatisfied}
+	m := moves{surplus: map[string]int{}, reason: gm.ReasonSatisfied, closed: map[string]fit.Reason{}, tied: map[string][]string{}}
 	byGroup := map[string][]*seats.Pod{}
 	current := map[string]int{}
 	for _, pod := range c.Pods {
@@ -161,10 +208,24 @@ func movesOf(o observed, c seats.CohortView) moves {
 		}
 		return groups[i] < groups[j]
 	})
+	for _, pod := range c.Pods { // those on their way take their places first
+		switch {
+		case pod.Node != "":
+		case !pod.Seated:
+			_ = slices.ContainsFunc(lacking, func(group string) bool { can, _ := o.canTake(group, pod.Pod); return can })
+		case slices.Contains(lacking, pod.Group):
+			o.canTake(pod.Group, pod.Pod)
+		}
+	}
 	for _, group := range groups {
-		for _, pod := range victims(byGroup[group])[:m.surplus[group]] {
-			if len(m.evict) < open && canTakeAny(o, lacking, pod) {
+		left := m.surplus[group]
+		for _, pod := range victims(byGroup[group]) {
+			if left == 0 || len(m.evict) >= open {
+				break
+			}
+			if m.find(o, lacking, group, pod) {
 				m.evict = append(m.evict, pod)
+				left--
 			}
 		}
 	}
@@ -172,19 +233,10 @@ func movesOf(o observed, c seats.CohortView) moves {
 	if len(m.evict) == 0 && (open > 0 || len(lacking) == 0) {
 		m.reason = gm.ReasonNoFeasibleTarget
 	}
-	if !o.evictable || o.mode != gm.ReschedulingEvict {
+	if !o.moved() {
 		m.evict = nil
 	}
 	return m
-}
-
-func canTakeAny(o observed, groups []string, pod *seats.Pod) bool {
-	for _, group := range groups {
-		if o.canTake(group, pod) {
-			return true
-		}
-	}
-	return false
 }
 
 // victims sorts pods by who is to leave first.
@@ -204,7 +256,7 @@ func victims(pods []*seats.Pod) []*seats.Pod {
 }
 
 // explain sums up, the first problem first. Messages hold no number that moves.
-func (p *plan) explain(o observed, waiting, surplus int) {
+func (p *plan) explain(o observed, waiting, surplus int, stay string) {
 	missing := conditions.List(o.spread.Missing())
 	switch {
 	case len(o.spread.Groups()) == 0 && missing != "":
@@ -226,9 +278,12 @@ func (p *plan) explain(o observed, waiting, surplus int) {
 	case surplus > 0 && o.mode != gm.ReschedulingEvict:
 		p.spread.Message = fmt.Sprintf("pods are surplus and stay: rescheduling.mode is %s", o.mode)
 	case p.reason == gm.ReasonNoFeasibleTarget:
-		p.spread.Message = "pods are surplus and stay: no NodeGroup that may have more has an open node with room"
+		p.spread.Message = "pods are surplus and stay: " + cmp.Or(stay, "no NodeGroup may have more")
 	case p.reason == gm.ReasonConverging:
 		p.spread.Message = "surplus pods are being moved"
+		if stay != "" {
+			p.spread.Message += ", but for some: " + stay
+		}
 	case missing != "":
 		p.reason = gm.ReasonGroupsMissing
 		p.spread.Message = "left out, because they do not exist or have no node: " + missing

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/resource"
 	scheduling "k8s.io/component-helpers/scheduling/corev1"
@@ -32,6 +31,8 @@ const (
 	NoMatch Reason = "no open node matches the pods' node selector and affinity"
 	// OutOfReach: node affinity of PersistentVolumes.
 	OutOfReach Reason = "no open node reaches the pods' volumes"
+	// Unread: it is not known where PersistentVolumes can be used.
+	Unread Reason = "where the pods' volumes can be used is not known yet"
 	// Tainted: a taint NoSchedule or NoExecute.
 	Tainted Reason = "its open nodes have taints that the pods do not tolerate"
 	// PortTaken: a host port.
@@ -42,7 +43,7 @@ const (
 
 // order is that of the checks: of several nodes, the reason of the one that
 // came furthest tells most.
-var order = []Reason{NoOpenNode, NoMatch, OutOfReach, Tainted, PortTaken, NoRoom}
+var order = []Reason{NoOpenNode, NoMatch, Unread, OutOfReach, Tainted, PortTaken, NoRoom}
 
 // Further returns the reason of the two whose check comes later.
 func Further(a, b Reason) Reason {
@@ -102,7 +103,9 @@ func (a Amounts) plus(b Amounts, sign int64) Amounts {
 		if !found {
 			a = slices.Insert(a, i, Amount{Name: amount.Name})
 		}
-		a[i].Value += sign * amount.Value
+		if a[i].Value += sign * amount.Value; a[i].Value == 0 {
+			a = slices.Delete(a, i, i+1)
+		}
 	}
 	return a
 }
@@ -226,6 +229,11 @@ func add(counts map[Port]int, port Port, n int) {
 
 func (p Port) anywhere() Port { return Port{Protocol: p.Protocol, Number: p.Number} }
 
+// Equal tells whether two sums are the same.
+func (u *Use) Equal(o *Use) bool {
+	return !u.amounts.Exceeds(o.amounts) && !o.amounts.Exceeds(u.amounts) && maps.Equal(u.ports, o.ports)
+}
+
 // takes tells whether a port is taken.
 func (u *Use) takes(port Port) bool {
 	if port.IP == "" {
@@ -263,7 +271,7 @@ func (c *Check) Of(n *Node, used ...*Use) Reason {
 			return OutOfReach
 		}
 	}
-	if _, tainted := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), n.Taints, c.demand.Tolerations, closes, true); tainted {
+	if untolerated(n.Taints, c.demand.Tolerations, closes) {
 		return Tainted
 	}
 	for _, port := range c.demand.Ports {
@@ -283,6 +291,21 @@ func (c *Check) Of(n *Node, used ...*Use) Reason {
 		}
 	}
 	return Fits
+}
+
+// untolerated tells whether there is a taint that no toleration tolerates.
+var untolerated = withoutLogger(scheduling.FindMatchingUntoleratedTaint)
+
+// withoutLogger calls with the zero logger, which drops everything: component-helpers
+// want one for tolerations that cannot be read, and domain has none.
+func withoutLogger[Logger, Filter any](
+	find func(Logger, []corev1.Taint, []corev1.Toleration, Filter, bool) (corev1.Taint, bool),
+) func([]corev1.Taint, []corev1.Toleration, Filter) bool {
+	return func(taints []corev1.Taint, tolerations []corev1.Toleration, filter Filter) bool {
+		var none Logger
+		_, found := find(none, taints, tolerations, filter, true)
+		return found
+	}
 }
 
 // closes tells whether kube-scheduler keeps pods from a node that has the taint.
