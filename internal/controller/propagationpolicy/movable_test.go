@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -190,5 +192,27 @@ func TestAPlaceIsForOnePod(t *testing.T) {
 	})
 	if p := planFor(o); len(p.evict) != 1 {
 		t.Errorf("%v leave for one place", names(p.evict))
+	}
+}
+
+// TestBlockedWorkloadsDoNotStarveTheOthers: five of six have a
+// PodDisruptionBudget that allows nothing, and one turn is left.
+func TestBlockedWorkloadsDoNotStarveTheOthers(t *testing.T) {
+	objects := ground()
+	for i := range 6 {
+		name := fmt.Sprint("app-", i)
+		deployment := build.Deployment(name, build.Bound("p", ""))
+		replicaSet := build.ReplicaSet(name+"-1", build.OwnedBy(deployment))
+		objects = append(objects, deployment, replicaSet, runningPod(name+"-1-0", "bj", i, build.OwnedBy(replicaSet)))
+	}
+	s := newSite(t, objects...)
+	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
+	for range 5 {
+		s.Answers = append(s.Answers, apierrors.NewTooManyRequests("budget", 0))
+	}
+	s.reconcile()
+	want := []string{"app-0-1-0", "app-1-1-0", "app-2-1-0", "app-3-1-0", "app-4-1-0", "app-5-1-0"}
+	if diff := cmp.Diff(want, s.Evicted); diff != "" {
+		t.Errorf("wrong evictions were asked for (-want +got):\n%s", diff)
 	}
 }
