@@ -58,7 +58,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 	}
 	for _, pod := range gated {
 		request.Pod = pod.UID
-		stays, err := r.replace(ctx, pod)
+		stays, err := r.replace(ctx, s, pod)
 		switch {
 		case stays || err != nil:
 		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.LetGo(request): // a reservation that lapses tells nobody

@@ -28,6 +28,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -55,6 +56,7 @@ type Reconciler struct {
 	Book     *policies.Book
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
+	Jobs     *jobs.Restarter
 	Clock    clock.PassiveClock
 	// Synced tells whether walk and ledger know everything.
 	Synced func() bool
@@ -182,7 +184,8 @@ func (r *Reconciler) setKind(o *observed) {
 			o.evictable = false
 			continue
 		}
-		o.evictable = o.evictable && owner.Kind != "Job" && owner.Kind != "DaemonSet"
+		ofJob := owner.Kind == "Job" || r.Walker.OfJob(owner.Controller)
+		o.evictable = o.evictable && !ofJob && owner.Kind != "DaemonSet"
 		o.divided = o.divided && owner.Kind != "DaemonSet"
 		if owner.Replicas != nil && owner.Kind != "Job" {
 			o.replicas += int(*owner.Replicas)

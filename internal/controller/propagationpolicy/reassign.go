@@ -13,7 +13,8 @@ import (
 )
 
 // reassign replaces pods that kube-scheduler finds no node for in the group
-// that they got at creation; their owner avoids the group for a while.
+// that they got at creation; their owner avoids the group for a while. Those of
+// a Job are made anew by suspending it, if it has not started.
 func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 	after := s.policy.Spec.RescheduleAfter()
 	if after == 0 {
@@ -21,11 +22,14 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 	}
 	var errs []error
 	for _, a := range s.apps {
-		if !a.evictable {
-			continue
-		}
 		for _, c := range a.cohorts {
+			if job := r.Walker.Get(c.Owner); job != nil && job.Kind == "Job" {
+				errs = append(errs, r.restartJob(ctx, job, c, after))
+			}
 			for _, pod := range c.Pods {
+				if !a.evictable {
+					break
+				}
 				if pod.Node != "" || !pod.Pinned() || !pod.Unschedulable {
 					continue
 				}
