@@ -8,6 +8,7 @@ package policies
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -186,6 +187,9 @@ type Assignment struct {
 	// Counted is false for the pods of a DaemonSet: there is one a node, and
 	// nothing to divide.
 	Counted bool
+	// Job: the pod is a Job's, directly or not. It is never made anew by evicting
+	// it, so it may start as it is.
+	Job bool
 	// Spread is set when Application.Propagation is bound.
 	Spread placement.Spread
 }
@@ -218,6 +222,7 @@ func (b *Book) assignment(ctx context.Context, pod *ownership.Object, revision s
 		a.Cohort.Owner = chain[1].UID
 		a.Counted = chain[1].Kind != "DaemonSet"
 	}
+	a.Job = slices.ContainsFunc(chain[1:], func(o *ownership.Object) bool { return o.Kind == "Job" })
 	if app.Propagation == nil {
 		return a, nil
 	}

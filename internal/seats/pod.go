@@ -12,7 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -50,6 +52,9 @@ type Pod struct {
 	Node string
 	// Active: neither finished nor terminating. Only active pods count.
 	Active bool
+	// Finished: succeeded or failed. It holds nothing on its node any more; a
+	// pod that terminates does.
+	Finished bool
 	// Ready is the pod's Ready condition.
 	Ready bool
 	// Gated: a scheduling gate of ours holds the pod back.
@@ -72,8 +77,9 @@ type Pod struct {
 	DeletionCost int32
 	// HasCost: the annotation is set; OwnCost: by atoll-manager.
 	HasCost, OwnCost bool
-	// MilliCPU and Memory (bytes) are the sums of the containers' requests.
-	MilliCPU, Memory int64
+	// Demand is what the pod, and its successor, demands of a node. Pods of a
+	// cohort share theirs.
+	Demand *fit.Demand
 
 	// Containers are the init containers and the containers, in this order.
 	Containers []Container
@@ -164,11 +170,12 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
 		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,
-		Active: pod.DeletionTimestamp == nil &&
-			pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed,
-		Nudge:   pod.Annotations[gm.NudgeAnnotation],
-		Created: pod.CreationTimestamp.Time,
+		Finished:      pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+		Nudge:         pod.Annotations[gm.NudgeAnnotation],
+		Created:       pod.CreationTimestamp.Time,
 	}
+	p.Active = pod.DeletionTimestamp == nil && !p.Finished
+	p.Demand = fit.DemandOf(pod, p.affinity(pod))
 	for _, c := range pod.Status.Conditions {
 		switch c.Type {
 		case corev1.PodReady:
@@ -225,8 +232,6 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 		was, changed := before[c.Name]
 		seen.Restarting = changed && seen.Restarts <= was
 		p.Containers = append(p.Containers, seen)
-		p.MilliCPU += c.Resources.Requests.Cpu().MilliValue()
-		p.Memory += c.Resources.Requests.Memory().Value()
 	}
 	for i := range pod.Spec.InitContainers {
 		add(&pod.Spec.InitContainers[i], true)
@@ -236,13 +241,42 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 	}
 }
 
+// affinity is the required node affinity of the pod and its successor: a pod
+// that got its seat at creation is pinned to a group, and the next one to
+// another. That of a DaemonSet's pod, which names one node, is of no use.
+func (p *Pod) affinity(pod *corev1.Pod) *corev1.NodeSelector {
+	required := requiredAffinity(pod)
+	switch {
+	case p.For != "":
+		return nil
+	case p.Pinned():
+		return placement.Unpin(required, gm.NodeGroupLabel, p.GroupStamp)
+	default:
+		return required
+	}
+}
+
+// demand is Demand, of a pod that demands nothing too.
+func (p *Pod) demand() *fit.Demand {
+	if p.Demand == nil {
+		return nothing
+	}
+	return p.Demand
+}
+
+var nothing = &fit.Demand{Requests: fit.Amounts{{Name: corev1.ResourcePods, Value: 1}}}
+
+func requiredAffinity(pod *corev1.Pod) *corev1.NodeSelector {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
+		return nil
+	}
+	return pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+}
+
 // NodeOf is the one node that a DaemonSet's pod is for: its controller demands
 // it by name. "" for other pods.
 func NodeOf(pod *corev1.Pod) string {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
-		return ""
-	}
-	required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	required := requiredAffinity(pod)
 	if required == nil {
 		return ""
 	}

@@ -152,8 +152,8 @@ func (l *Ledger) lapseLocked(c *cohort) {
 	}
 }
 
-// Lapse drops every reservation whose time is over: those of cohorts that
-// nobody asks about any more would stay otherwise.
+// Lapse drops every reservation whose time is over, and what else is not true
+// any more: that of cohorts and groups that nobody asks about would stay otherwise.
 func (l *Ledger) Lapse() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,6 +161,13 @@ func (l *Ledger) Lapse() {
 		l.lapseLocked(c)
 	}
 	l.forgetWaitingLocked()
+	now := l.clock.Now()
+	for group, at := range l.moved {
+		if now.Sub(at) > movedTTL {
+			delete(l.moved, group)
+		}
+	}
+	l.calmLocked()
 }
 
 func (c *cohort) divide(spread placement.Spread, total int) []int {

@@ -32,7 +32,7 @@ func TestAGroupThatStaysClosedIsAvoidedForLonger(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
 	pod := podIn("p", "node-b")
 	avoided := func() (d time.Duration) {
-		for !l.CanTake("a", pod) {
+		for can, _ := l.CanTake("a", pod); !can; can, _ = l.CanTake("a", pod) {
 			clock.Step(time.Minute)
 			d += time.Minute
 		}

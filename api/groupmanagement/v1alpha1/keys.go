@@ -66,6 +66,12 @@ const (
 	// and is replaced when the policy has changed.
 	UnassignedAnnotation = "atoll.dev/unassigned"
 
+	// JobRestartAnnotation is put on a Job together with spec.suspend, where pods
+	// have to be made anew before the Job has started: "suspended" and, once the
+	// Job is resumed, "resumed", then the Job's UID and why. A Job that somebody
+	// else suspended does not carry the first, and is never resumed by atoll-manager.
+	JobRestartAnnotation = "atoll.dev/restart"
+
 	// NudgeAnnotation is changed on a waiting pod to make kube-scheduler try
 	// it again after a seat opened; its value means nothing else.
 	NudgeAnnotation = "atoll.dev/nudge"

@@ -59,7 +59,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 	}
 	for _, pod := range gated {
 		request.Pod = pod.UID
-		stays, err := r.replace(ctx, pod)
+		stays, err := r.replace(ctx, s, pod)
 		switch {
 		case stays || err != nil:
 		case placeless && !pod.Pinned() && r.Ledger.HoldRefused(cohort.Owner):

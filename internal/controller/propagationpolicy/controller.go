@@ -31,6 +31,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -58,6 +59,7 @@ type Reconciler struct {
 	Book     *policies.Book
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
+	Jobs     *jobs.Restarter
 	Clock    clock.PassiveClock
 	// Synced tells whether walk and ledger know everything.
 	Synced func() bool
@@ -65,6 +67,7 @@ type Reconciler struct {
 	changed  *trigger.Source[ctrl.Request]
 	tallies  tallies
 	rollouts rollouts
+	volumes  volumes
 }
 
 // scope is what one pass observed.
@@ -81,6 +84,8 @@ type appScope struct {
 	maxUnavailable int
 	// evictions are those of this pass.
 	evictions int
+	// unread is why it is not known where volumes of its pods are, or nil.
+	unread error
 	// settlesAt is when the policy will have been as it is for long enough.
 	settlesAt time.Time
 }
@@ -141,7 +146,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 // observe gathers what is known of every workload and plans.
-func (r *Reconciler) observe(_ context.Context, s *scope) error {
+func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	var waits []error
 	if _, s.invalid = placement.New(s.policy.Spec, r.Ledger.HasMembers, ""); s.invalid != nil {
 		return nil //nolint:nilerr // report puts it into the condition
@@ -160,7 +165,7 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 		}
 		a := &appScope{maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
 		a.observed = observed{
-			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.Ledger.CanTake,
+			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.canTake(ctx, a),
 			cohorts: r.Ledger.View(r.Walker.Descendants(app.UID)),
 		}
 		if a.mode == "" {
@@ -174,12 +179,16 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 		waits = append(waits, r.standStill(a, s.policy))
 		a.plan = planFor(a.observed)
 		if r.learn(a) {
+			a.canTake = r.canTake(ctx, a)
 			a.plan = planFor(a.observed)
 		}
 		s.apps = append(s.apps, a)
 	}
 	return errors.Join(waits...)
 }
+
+// moved tells whether pods of the workload that are surplus are moved.
+func (o *observed) moved() bool { return o.evictable && o.mode == gm.ReschedulingEvict }
 
 // setKind sets what follows from the kinds of the workload and of its pods'
 // owners. The pods of Jobs would lose their work, those of DaemonSets come back
@@ -199,7 +208,8 @@ func (r *Reconciler) setKind(o *observed) {
 			o.evictable, o.complete = false, false
 			continue
 		}
-		o.evictable = o.evictable && owner.Kind != "Job" && owner.Kind != "DaemonSet"
+		ofJob := owner.Kind == "Job" || r.Walker.OfJob(owner.Controller)
+		o.evictable = o.evictable && !ofJob && owner.Kind != "DaemonSet"
 		o.divided = o.divided && owner.Kind != "DaemonSet"
 		o.sticky = o.sticky || owner.Kind == "StatefulSet"
 		o.complete = o.complete && owner.Replicas != nil && int(*owner.Replicas) == n

@@ -26,6 +26,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		if a.reason == gm.ReasonNoFeasibleTarget {
 			errs = append(errs, phase.Wait("room in a NodeGroup that lacks pods", retryFeasible))
 		}
+		errs = append(errs, a.waitForVolumes())
 		if err := r.evictSurplus(ctx, a); err != nil {
 			errs = append(errs, err)
 		}

@@ -1,11 +1,15 @@
 package propagationpolicy
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
+	"strings"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
@@ -29,9 +33,11 @@ type observed struct {
 	balanced bool
 	// sticky: a pod that is evicted from a node that is away has no successor
 	// until the node is back, as those of a StatefulSet.
-	sticky  bool
-	mode    gm.ReschedulingMode
-	canTake func(group string, pod *seats.Pod) bool
+	sticky bool
+	mode   gm.ReschedulingMode
+	// canTake tells whether a group could run the successor of a pod, and else
+	// why not. The place that it finds for one pod is not there for the next.
+	canTake func(group string, pod *seats.Pod) (bool, fit.Reason)
 }
 
 // plan is what is to be done about one workload, and what is to be said of it.
@@ -61,6 +67,7 @@ func planFor(o observed) plan {
 		return counts[group]
 	}
 	waiting, surplus, onLoan := 0, 0, 0
+	var stays moves
 	for i, n := range o.desired() {
 		count(o.spread.Groups()[i]).desired = n
 	}
@@ -90,6 +97,7 @@ func planFor(o observed) plan {
 				count(group).onLoan += n
 				onLoan += n
 			}
+			stays.merge(moves)
 			p.evict = append(p.evict, moves.evict...)
 			if severity[moves.reason] > severity[p.reason] {
 				p.reason = moves.reason
@@ -107,7 +115,7 @@ func planFor(o observed) plan {
 	}
 	sort.Slice(p.spread.Groups, func(i, j int) bool { return p.spread.Groups[i].Name < p.spread.Groups[j].Name })
 	p.spread.Waiting = int32(waiting)
-	p.explain(o, waiting, surplus, onLoan)
+	p.explain(o, waiting, surplus, onLoan, stays.stay())
 	return p
 }
 
@@ -144,13 +152,70 @@ type moves struct {
 	onLoan map[string]int
 	evict  []*seats.Pod
 	reason string
+	// closed is why groups that lack pods could not take one.
+	closed map[string]fit.Reason
+	// tied are the pods, by group, whose volumes no group that lacks pods reaches.
+	tied map[string][]string
+}
+
+// find tells whether a group that lacks pods can take one from another group,
+// and else whether it may later: a pod whose volumes are elsewhere never can.
+func (m *moves) find(o observed, lacking []string, from string, pod *seats.Pod) (can, later bool) {
+	tied, unread := false, false
+	for _, group := range lacking {
+		can, why := o.canTake(group, pod)
+		if can {
+			return true, true
+		}
+		tied, unread = tied || why == fit.OutOfReach, unread || why == fit.Unread
+		m.closed[group] = fit.Further(why, m.closed[group])
+	}
+	if tied {
+		m.tied[from] = append(m.tied[from], pod.Name)
+	}
+	return false, !tied && !unread
+}
+
+// merge adds why pods of another cohort stay.
+func (m *moves) merge(other moves) {
+	if m.closed == nil {
+		m.closed, m.tied = map[string]fit.Reason{}, map[string][]string{}
+	}
+	for group, why := range other.closed {
+		m.closed[group] = fit.Further(why, m.closed[group])
+	}
+	for group, names := range other.tied {
+		m.tied[group] = append(m.tied[group], names...)
+	}
+}
+
+// stay says why surplus pods stay, "" if none had to.
+func (m *moves) stay() string {
+	var parts []string
+	for _, group := range slices.Sorted(maps.Keys(m.closed)) {
+		if why := m.closed[group]; why != fit.OutOfReach {
+			parts = append(parts, fmt.Sprintf("NodeGroup %q can take none: %s", group, why))
+		}
+	}
+	for _, group := range slices.Sorted(maps.Keys(m.tied)) {
+		slices.Sort(m.tied[group])
+		parts = append(parts, fmt.Sprintf("pods %s are tied to NodeGroup %q by their volumes", conditions.List(m.tied[group]), group))
+	}
+	const shown = 4
+	if len(parts) > shown {
+		parts = append(parts[:shown], "and more")
+	}
+	return strings.Join(parts, "; ")
 }
 
 // movesOf finds which pods of a cohort are to leave their groups. A pod leaves
 // only if a group that lacks pods can take it, and only as many leave as other
 // groups lack beyond the pods that have no seat yet.
 func movesOf(o observed, c seats.CohortView) moves {
-	m := moves{surplus: map[string]int{}, onLoan: map[string]int{}, reason: gm.ReasonSatisfied}
+	m := moves{
+		surplus: map[string]int{}, onLoan: map[string]int{}, reason: gm.ReasonSatisfied,
+		closed: map[string]fit.Reason{}, tied: map[string][]string{},
+	}
 	byGroup := map[string][]*seats.Pod{}
 	current := map[string]int{}
 	for _, pod := range c.Pods {
@@ -193,36 +258,46 @@ func movesOf(o observed, c seats.CohortView) moves {
 		}
 		return groups[i] < groups[j]
 	})
+	for _, pod := range c.Pods { // those on their way take their places first
+		switch {
+		case pod.Node != "":
+		case !pod.Seated:
+			_ = slices.ContainsFunc(lacking, func(group string) bool { can, _ := o.canTake(group, pod.Pod); return can })
+		case slices.Contains(lacking, pod.Group):
+			o.canTake(pod.Group, pod.Pod)
+		}
+	}
 	for _, group := range groups {
-		for _, pod := range victims(byGroup[group])[:m.surplus[group]] {
-			switch {
-			case o.sticky && slices.Contains(o.spread.Away(), group):
-			case !canTakeAny(o, lacking, pod):
-				if pod.Node != "" && len(lacking) > 0 && o.spread.Index(group) >= 0 {
-					m.onLoan[group]++
-				}
-			case len(m.evict) < open:
-				m.evict = append(m.evict, pod)
+		if o.sticky && slices.Contains(o.spread.Away(), group) {
+			continue
+		}
+		left, stay := m.surplus[group], 0
+		for _, pod := range victims(byGroup[group]) {
+			if left == 0 || len(m.evict) >= open {
+				break
 			}
+			can, later := m.find(o, lacking, group, pod)
+			if !can {
+				if later && pod.Node != "" {
+					stay++
+				}
+				continue
+			}
+			m.evict = append(m.evict, pod)
+			left--
+		}
+		if len(lacking) > 0 && o.spread.Index(group) >= 0 {
+			m.onLoan[group] = min(stay, left)
 		}
 	}
 	// With seats that other pods are about to take, there is something to wait for.
 	if len(m.evict) == 0 && (open > 0 || len(lacking) == 0) {
 		m.reason = gm.ReasonNoFeasibleTarget
 	}
-	if !o.evictable || o.mode != gm.ReschedulingEvict {
+	if !o.moved() {
 		m.evict, m.onLoan = nil, map[string]int{}
 	}
 	return m
-}
-
-func canTakeAny(o observed, groups []string, pod *seats.Pod) bool {
-	for _, group := range groups {
-		if o.canTake(group, pod) {
-			return true
-		}
-	}
-	return false
 }
 
 // victims sorts pods by who is to leave first.
@@ -242,7 +317,7 @@ func victims(pods []*seats.Pod) []*seats.Pod {
 }
 
 // explain sums up, the first problem first. Messages hold no number that moves.
-func (p *plan) explain(o observed, waiting, surplus, onLoan int) {
+func (p *plan) explain(o observed, waiting, surplus, onLoan int, stay string) {
 	missing := conditions.List(o.spread.Missing())
 	switch {
 	case len(o.spread.Groups()) == 0 && missing != "":
@@ -264,11 +339,14 @@ func (p *plan) explain(o observed, waiting, surplus, onLoan int) {
 	case surplus > 0 && o.mode != gm.ReschedulingEvict:
 		p.spread.Message = fmt.Sprintf("pods are surplus and stay: rescheduling.mode is %s", o.mode)
 	case p.reason == gm.ReasonNoFeasibleTarget && onLoan == surplus:
-		p.spread.Message = "pods are on loan, because there is no room for them where they belong: " + lackingGroups(p.spread.Groups)
+		p.spread.Message = "pods are on loan: " + stay
 	case p.reason == gm.ReasonNoFeasibleTarget:
-		p.spread.Message = "pods are surplus and stay: no NodeGroup that may have more has an open node with room"
+		p.spread.Message = "pods are surplus and stay: " + cmp.Or(stay, "no NodeGroup may have more")
 	case p.reason == gm.ReasonConverging:
 		p.spread.Message = "surplus pods are being moved"
+		if stay != "" {
+			p.spread.Message += ", but for some: " + stay
+		}
 	case missing != "":
 		p.reason = gm.ReasonGroupsMissing
 		p.spread.Message = "left out, because they do not exist or have no node: " + missing

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -67,7 +68,7 @@ func seen(change ...func(*observed)) observed {
 	o := observed{
 		app: build.Owner(build.Deployment("web", build.Replicas(5))), replicas: 5, spread: threeToTwo(),
 		evictable: true, divided: true, balanced: true, mode: gm.ReschedulingEvict,
-		canTake: func(string, *seats.Pod) bool { return true },
+		canTake: func(string, *seats.Pod) (bool, fit.Reason) { return true, fit.Fits },
 	}
 	for _, c := range change {
 		c(&o)
@@ -98,7 +99,7 @@ func names(pods []*seats.Pod) []string {
 func TestPlanFor(t *testing.T) {
 	roomIn := func(groups ...string) func(*observed) {
 		return func(o *observed) {
-			o.canTake = func(group string, _ *seats.Pod) bool { return slices.Contains(groups, group) }
+			o.canTake = func(group string, _ *seats.Pod) (bool, fit.Reason) { return slices.Contains(groups, group), fit.NoRoom }
 		}
 	}
 	ranges := func(replicas int, rules ...build.Option) func(*observed) {
@@ -155,7 +156,7 @@ func TestPlanFor(t *testing.T) {
 		},
 		"nothing leaves while no group that lacks pods has room": {
 			observed: seen(pods(cohort("r", twoAndThree...)), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
-			says:   `on loan, because there is no room for them where they belong: NodeGroup "hz"`,
+			says:   `on loan: NodeGroup "hz" can take none`,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1, OnLoan: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"of all surplus groups the one with most comes first": {
@@ -183,7 +184,7 @@ func TestPlanFor(t *testing.T) {
 		},
 		"a pod outside of all groups is not on loan, though nobody has room for it": {
 			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "")), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
-			says: "no NodeGroup that may have more has an open node with room",
+			says: `surplus and stay: NodeGroup "hz" can take none`,
 			groups: []gm.GroupSpread{
 				{Name: "", Current: 1, Ready: 1, Surplus: 1},
 				{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 2, Ready: 2},
@@ -356,7 +357,7 @@ func TestPlansAreSound(t *testing.T) {
 			o.evictable = rapid.IntRange(0, 4).Draw(t, "evictable") > 0
 			o.divided = rapid.IntRange(0, 4).Draw(t, "divided") > 0
 			o.mode = rapid.SampledFrom([]gm.ReschedulingMode{gm.ReschedulingEvict, gm.ReschedulingEvict, gm.ReschedulingNever}).Draw(t, "mode")
-			o.canTake = func(group string, _ *seats.Pod) bool { return !slices.Contains(full, group) }
+			o.canTake = func(group string, _ *seats.Pod) (bool, fit.Reason) { return !slices.Contains(full, group), fit.Tainted }
 			for i := range rapid.IntRange(0, 2).Draw(t, "revisions") {
 				o.balanced = i == 0 || rapid.Bool().Draw(t, "stands still")
 				o.cohorts = append(o.cohorts, cohort(fmt.Sprint("r", i), rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "d", "", "-"}), 1, 20).Draw(t, "pods")...))

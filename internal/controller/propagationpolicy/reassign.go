@@ -27,15 +27,19 @@ const (
 //	refused, no group ──lateTime──► made anew: its group is known, and it waits for a node there
 //	waits in a group ──rescheduleAfterSeconds, and another group has room──► made anew: on loan there
 //
-// Only where their owner makes new ones.
+// Only where their owner makes new ones: those of a Job are made anew by
+// suspending it, if it has not started.
 func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 	after := s.policy.Spec.RescheduleAfter()
 	var errs []error
 	for _, a := range s.apps {
-		if !a.evictable || !a.divided {
-			continue
-		}
 		for _, c := range a.cohorts {
+			if job := r.Walker.Get(c.Owner); job != nil && job.Kind == "Job" && after > 0 {
+				errs = append(errs, r.restartJob(ctx, job, c, after))
+			}
+			if !a.evictable || !a.divided {
+				continue
+			}
 			errs = append(errs, r.pin(ctx, c))
 			if after > 0 {
 				errs = append(errs, r.lend(ctx, a, c, after))
@@ -78,6 +82,7 @@ func (r *Reconciler) pin(ctx context.Context, c seats.CohortView) error {
 func (r *Reconciler) lend(ctx context.Context, a *appScope, c seats.CohortView, after time.Duration) error {
 	var errs []error
 	lent := 0
+	a.canTake = r.canTake(ctx, a) // the plan took places for pods that stay for now
 	for _, pod := range c.Pods {
 		if pod.Node == "" && !pod.Gated && !pod.Unschedulable && r.left(pod.Created, seats.ReservationTTL) > 0 {
 			return phase.Wait("a pod on its way to a node", r.left(pod.Created, seats.ReservationTTL)) // it may take the place
@@ -119,7 +124,10 @@ func canBorrow(o observed, c seats.CohortView, pod seats.SeatView) bool {
 	}
 	for i, most := range o.spread.Ceilings(max(len(c.Pods), o.replicas)) {
 		group := o.spread.Groups()[i]
-		if group != pod.Group && current[group] < most && o.canTake(group, pod.Pod) {
+		if group == pod.Group || current[group] >= most {
+			continue
+		}
+		if can, _ := o.canTake(group, pod.Pod); can {
 			return true
 		}
 	}
