@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
@@ -79,5 +80,23 @@ func TestPodsThatReachTheWebhook(t *testing.T) {
 				t.Errorf("calls the webhook: %t, want %t (%s)", result.Matches, test.want, result.FailedConditionName)
 			}
 		})
+	}
+}
+
+// TestAReplicaThatHangsCostsLittle: whoever creates a pod waits for it until the
+// webhook's time is over, and for as long as it is in the Service.
+func TestAReplicaThatHangsCostsLittle(t *testing.T) {
+	got := render(t, load(t), nil)
+	for _, webhook := range get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "MutatingWebhookConfiguration/atoll-pods").Webhooks {
+		if webhook.TimeoutSeconds == nil || *webhook.TimeoutSeconds > 2 {
+			t.Errorf("webhook %s is waited for %v seconds, want at most 2", webhook.Name, webhook.TimeoutSeconds)
+		}
+		if webhook.FailurePolicy == nil || *webhook.FailurePolicy != admissionregistrationv1.Ignore {
+			t.Errorf("webhook %s refuses pods when it does not answer", webhook.Name)
+		}
+	}
+	probe := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager").Spec.Template.Spec.Containers[0].ReadinessProbe
+	if out := probe.PeriodSeconds*probe.FailureThreshold + probe.TimeoutSeconds; probe.PeriodSeconds == 0 || probe.FailureThreshold == 0 || out > 10 {
+		t.Errorf("a replica that hangs is out of the Service after %d seconds, want at most 10: %v", out, probe)
 	}
 }

@@ -30,9 +30,10 @@ const (
 	Path = "/assign"
 	// maxBody bounds a question: names, labels and one owner.
 	maxBody = 1 << 20
-	// askTimeout bounds the way to the leader and back; the API server waits
-	// for the webhook as long as its configuration says.
-	askTimeout = 3 * time.Second
+	// askTimeout bounds the way to the leader and back. It is well below the
+	// timeoutSeconds of the webhook: a pod whose leader hangs waits at the gate
+	// and does not go past.
+	askTimeout = time.Second
 	// issuedTTL is how long a token is known after it was given out: as long as
 	// an admission can take.
 	issuedTTL = 30 * time.Second

@@ -2,12 +2,14 @@ package assign
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
@@ -263,5 +265,26 @@ func TestATokenIsKnownForAWhileAfterItWasGivenOut(t *testing.T) {
 	expect("later")
 	if _, err := leader.Assign(t.Context(), daemons); err != nil || len(leader.issued) != 1 {
 		t.Errorf("%d tokens are kept, want 1 (error %v)", len(leader.issued), err)
+	}
+}
+
+// transport is an http.RoundTripper.
+type transport func(*http.Request) (*http.Response, error)
+
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
+
+// TestALeaderThatHangsIsAskedForASecondAtMost: the API server waits two for the
+// webhook, and then creates the pod as if there was no policy.
+func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
+	r := newReplica(t, false)
+	r.Leader = func() string { return "leader:9444" }
+	r.Transport = transport(func(request *http.Request) (*http.Response, error) {
+		if deadline, bounded := request.Context().Deadline(); !bounded || time.Until(deadline) > time.Second {
+			t.Errorf("the leader is asked until %s, bounded: %t", deadline, bounded)
+		}
+		return nil, context.DeadlineExceeded
+	})
+	if answer, err := r.Assign(context.Background(), askFor("t")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("answer %+v, error %v", answer, err)
 	}
 }

@@ -43,7 +43,7 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 	recorder := mgr.GetEventRecorder("atoll-manager")
 	restarter := &jobs.Restarter{Client: d.Pods, Annotation: gm.JobRestartAnnotation}
 	for name, setup := range map[string]func(ctrl.Manager) error{
-		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient()}).SetupWithManager,
+		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient(), Clock: clock.RealClock{}}).SetupWithManager,
 		"nodepool": (&nodepool.Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{},
 		}).SetupWithManager,

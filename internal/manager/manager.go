@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,6 +55,10 @@ import (
 // dialTimeout bounds how long a replica tries to reach the leader's.
 const dialTimeout = 3 * time.Second
 
+// lockTimeout bounds how long a replica that is Ready takes to look into its
+// ledger and its walk: one of which a lock is held for good answers nobody.
+const lockTimeout = time.Second
+
 // serviceName is the name of the Service that the chart puts before the manager.
 const serviceName = "atoll-manager"
 
@@ -83,6 +88,9 @@ type parts struct {
 	leader leaderWatch
 	// leading is set once this replica decides.
 	leading atomic.Bool
+	// listedOnce is set once all caches have been filled.
+	listedOnce atomic.Bool
+	look       look
 }
 
 // +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
@@ -116,6 +124,14 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	}
 	p.feed = seats.NewFeed(p.ledger, p.client, p.walker.Revision)
 	p.walker.OnRevisions(p.feed.Relist)
+	bypassed := &bypasses{
+		clock: clock.RealClock{}, since: lastAlive(ctx, p.client, c.Namespace, time.Now()),
+		application: p.walker.ApplicationOfOwner, count: bypassesTotal.Inc,
+	}
+	p.ledger.OnChange(bypassed.observe)
+	if err := p.mgr.Add(bypassed); err != nil {
+		return fmt.Errorf("counting pods that went past the webhook: %w", err)
+	}
 	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{})
 	p.desk = &assign.Desk{
 		Book: p.book, Ledger: p.ledger, Clock: clock.RealClock{}, Leading: p.leading.Load, Leader: p.leader.address,
@@ -369,16 +385,66 @@ func (p *parts) lead(ctx context.Context) error {
 }
 
 // addHealth: healthy is a process that serves; ready is one that can answer
-// webhooks, which every replica does.
+// webhooks, which every replica does. Neither depends on kinds that somebody
+// named: see owners.Walker.HasSynced.
 func (p *parts) addHealth(context.Context) error {
 	return errors.Join(
 		p.mgr.AddHealthzCheck("ping", healthz.Ping),
 		p.mgr.AddReadyzCheck("webhooks", p.mgr.GetWebhookServer().StartedChecker()),
-		p.mgr.AddReadyzCheck("caches", func(*http.Request) error {
-			if !p.walker.HasSynced() || !p.feed.HasSynced() || !p.nodes.HasSynced() {
-				return errors.New("pods, nodes or their owners have not been listed yet")
-			}
-			return nil
-		}),
+		p.mgr.AddReadyzCheck("caches", p.listed),
+		p.mgr.AddReadyzCheck("locks", p.responsive),
 	)
+}
+
+// listed is an error until everything has been listed once. A list that begins
+// anew, because somebody named another kind, leaves what is known in place.
+func (p *parts) listed(*http.Request) error {
+	if p.listedOnce.Load() {
+		return nil
+	}
+	if !p.walker.HasSynced() || !p.feed.HasSynced() || !p.nodes.HasSynced() {
+		return errors.New("pods, nodes or their owners have not been listed yet")
+	}
+	p.listedOnce.Store(true)
+	return nil
+}
+
+// look is a look into the ledger and the walk, of which one at most goes on.
+type look struct {
+	mu sync.Mutex
+	// answered is closed when it is over; nil while none goes on.
+	answered chan struct{}
+}
+
+// begin begins a look, or joins the one that goes on.
+func (l *look) begin(at func()) <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.answered != nil {
+		return l.answered
+	}
+	answered := make(chan struct{})
+	l.answered = answered
+	go func() { // ends with the locks that it waits for, or with the process
+		at()
+		l.mu.Lock()
+		l.answered = nil
+		l.mu.Unlock()
+		close(answered)
+	}()
+	return answered
+}
+
+// responsive is an error while the ledger or the walk does not answer.
+func (p *parts) responsive(*http.Request) error {
+	answered := p.look.begin(func() {
+		p.ledger.GroupsEpoch()
+		p.walker.Get("")
+	})
+	select {
+	case <-answered:
+		return nil
+	case <-time.After(lockTimeout):
+		return fmt.Errorf("the ledger or the owners' walk does not answer within %s", lockTimeout)
+	}
 }

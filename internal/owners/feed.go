@@ -7,7 +7,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
@@ -23,7 +22,9 @@ func (w *Walker) Start(ctx context.Context) error {
 		w.launchLocked(f)
 	}
 	for _, f := range w.further {
-		w.launchLocked(f.feed)
+		if f.of.Resource != "" {
+			w.launchLocked(f.feed)
+		}
 	}
 	w.lifecycle.Unlock()
 	<-ctx.Done()
@@ -41,6 +42,9 @@ func (w *Walker) launchLocked(f *feed) {
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	f.cancel, f.done = cancel, make(chan struct{})
+	if f.kind.further {
+		f.watchSlowness()
+	}
 	w.running.Go(func() {
 		defer close(f.done)
 		defer cancel()
@@ -51,15 +55,16 @@ func (w *Walker) launchLocked(f *feed) {
 // NeedLeaderElection is false: every replica keeps warm caches.
 func (w *Walker) NeedLeaderElection() bool { return false }
 
-// HasSynced tells whether every kind has been listed once. A kind beside the
-// built-in ones that cannot be listed for now does not hold up the others.
+// HasSynced tells whether every built-in kind has been listed once, and whether
+// SetKinds has said which others there are. One of the others that has not been
+// listed holds up its own pods and nobody else: see ErrOwnerUnread.
 func (w *Walker) HasSynced() bool {
 	for _, f := range w.feeds {
 		if !f.synced.Load() {
 			return false
 		}
 	}
-	return w.furtherSynced()
+	return w.dynamic == nil || w.configured.Load()
 }
 
 // feed is the store behind one kind's reflector: it slims what it is given and
@@ -74,15 +79,26 @@ type feed struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	mu    sync.Mutex
-	known uidSet // UIDs of this kind, to find what a new list does not hold any more
+	mu sync.Mutex
+	// closed: the kind is no workload any more, or another feed has taken over.
+	// Whatever still comes in is dropped.
+	closed bool
+	known  uidSet // UIDs of this kind, to find what a new list does not hold any more
 	// failures are those of the last list and of the last watch, by verb, and
 	// the first object that does not say how many pods it wants.
-	failures map[string]error
+	failures map[string]failure
+	// slow: the first list takes long.
+	slow bool
+}
+
+// failure is what is wrong, and whether it is for so long that it is told.
+type failure struct {
+	err  error
+	told bool
 }
 
 func newFeed(w *Walker, k *kind) *feed {
-	return &feed{walker: w, kind: k, known: uidSet{}, failures: map[string]error{}}
+	return &feed{walker: w, kind: k, known: uidSet{}, failures: map[string]failure{}}
 }
 
 func (f *feed) run(ctx context.Context) {
@@ -110,8 +126,11 @@ func (f *feed) Update(obj any) error {
 		return err
 	}
 	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
 	f.known[o.UID] = struct{}{}
-	f.mu.Unlock()
 	f.walker.Put(o)
 	return nil
 }
@@ -121,7 +140,13 @@ func (f *feed) Delete(obj any) error {
 	if o == nil {
 		return err
 	}
-	f.forget(o.UID)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
+	delete(f.known, o.UID)
+	f.walker.Drop(o.UID)
 	return nil
 }
 
@@ -146,31 +171,55 @@ func (f *feed) Replace(list []any, _ string) error {
 			objects = append(objects, o)
 		}
 	}
+	if f.replace(objects, present) {
+		f.kind.unreadUntil.Store(0)
+		f.setSynced()
+		f.note(context.Background(), verbList, nil)
+	}
+	return nil
+}
+
+// replace puts the listed objects in the place of those that are known, and
+// reports whether the feed is still in use.
+func (f *feed) replace(objects []*ownership.Object, present uidSet) bool {
 	f.mu.Lock()
-	var gone []types.UID
+	defer f.mu.Unlock()
+	if f.closed {
+		return false
+	}
 	for uid := range f.known {
 		if _, ok := present[uid]; !ok {
-			gone = append(gone, uid)
+			f.walker.Drop(uid)
 		}
 	}
 	f.known = present
-	f.mu.Unlock()
-	for _, uid := range gone {
-		f.walker.Drop(uid)
-	}
 	for _, o := range objects {
 		f.walker.Put(o)
 	}
+	return true
+}
+
+func (f *feed) setSynced() {
+	f.mu.Lock()
 	f.synced.Store(true)
-	f.note(context.Background(), verbList, nil)
-	return nil
+	was := f.slow
+	f.slow = false
+	f.mu.Unlock()
+	if f.kind.further {
+		syncedGauge.WithLabelValues(f.kind.GroupKind().String()).Set(1)
+	}
+	if was {
+		f.tell()
+	}
 }
 
 func (f *feed) Resync() error { return nil }
 
-func (f *feed) forget(uid types.UID) {
+// close makes the feed drop whatever still comes in, and returns what it knows.
+func (f *feed) close() uidSet {
 	f.mu.Lock()
-	delete(f.known, uid)
-	f.mu.Unlock()
-	f.walker.Drop(uid)
+	defer f.mu.Unlock()
+	known := f.known
+	f.closed, f.known = true, uidSet{}
+	return known
 }

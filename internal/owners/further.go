@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +25,8 @@ import (
 // Kind is a kind of workload beside the built-in ones. It is namespaced.
 type Kind struct {
 	schema.GroupVersionKind
-	// Resource is the plural under which the API server serves the kind.
+	// Resource is the plural under which the API server serves the kind. Empty:
+	// it could not say. Then nothing is watched, and its pods wait.
 	Resource string
 	// ReplicasPath leads to the number of pods that an object wants. Empty: no
 	// more than the metadata of objects is read.
@@ -42,8 +44,8 @@ func (k Kind) sameWatch(o Kind) bool {
 // Problem is why a kind beside the built-in ones is not known as it should be.
 type Problem struct {
 	Kind Kind
-	// Verb is list or watch for what the API server did not allow, or does not
-	// serve any more, and empty for an object that cannot be read.
+	// Verb is list or watch for what the API server does not answer as it
+	// should, and empty for an object that cannot be read.
 	Verb string
 	Err  error
 }
@@ -54,6 +56,20 @@ const (
 	// verbNone is the key of the first object that cannot be read.
 	verbNone = ""
 )
+
+const (
+	// endTimeout is how long SetKinds waits for a watch to end.
+	endTimeout = time.Second
+	// problemTime is how long a list may take, or a kind that was listed before
+	// may fail, until that is a problem: the API server may be restarting.
+	problemTime = 10 * time.Second
+)
+
+// errNoResource: the API server could not say how it serves a kind.
+var errNoResource = errors.New("the API server does not say how it serves the kind")
+
+// errSlow: the first list has neither come nor failed.
+var errSlow = errors.New("the API server has not answered yet")
 
 // furtherFeed is the feed of a kind beside the built-in ones.
 type furtherFeed struct {
@@ -77,8 +93,8 @@ func (w *Walker) OnRevisions(h func()) { w.onRevisions = append(w.onRevisions, h
 
 // SetKinds makes the walk know exactly these kinds beside the built-in ones. A
 // kind that is new is watched from here on; one that is not there any more is
-// forgotten, with its objects, and its watch has ended when SetKinds returns.
-// What a kind has in common with before goes on undisturbed.
+// forgotten, with its objects, and its watch has ended when SetKinds returns,
+// unless it hangs. What a kind has in common with before goes on undisturbed.
 func (w *Walker) SetKinds(kinds []Kind) {
 	w.lifecycle.Lock()
 	defer w.lifecycle.Unlock()
@@ -109,21 +125,23 @@ func (w *Walker) SetKinds(kinds []Kind) {
 // endLocked ends a watch. If the kind stays, in another form, its objects do
 // too, until the next list.
 func (w *Walker) endLocked(f *furtherFeed, stays bool) {
+	gone := f.close()
 	if f.cancel != nil {
 		f.cancel()
-		<-f.done
+		select {
+		case <-f.done:
+		case <-time.After(endTimeout): // it hangs, and what it still brings is dropped
+		}
 	}
 	if stays {
+		f.known = gone // nothing reads them but beginLocked
 		return
 	}
 	delete(w.further, f.of.GroupKind())
 	w.mu.Lock()
 	delete(w.kinds, f.of.GroupKind())
 	w.mu.Unlock()
-	f.mu.Lock()
-	gone := f.known
-	f.known = uidSet{}
-	f.mu.Unlock()
+	syncedGauge.DeleteLabelValues(f.of.GroupKind().String())
 	for uid := range gone {
 		w.Drop(uid)
 	}
@@ -132,13 +150,16 @@ func (w *Walker) endLocked(f *furtherFeed, stays bool) {
 func (w *Walker) beginLocked(k Kind, old *furtherFeed) {
 	f := &furtherFeed{feed: newFeed(w, w.furtherKind(k)), of: k}
 	if old != nil {
-		f.known = old.known // its feed has ended
+		f.known = old.known // its feed is closed
 	}
 	w.further[k.GroupKind()] = f
 	w.mu.Lock()
 	w.kinds[k.GroupKind()] = f.kind
 	w.mu.Unlock()
-	w.launchLocked(f.feed)
+	syncedGauge.WithLabelValues(k.GroupKind().String()).Set(0)
+	if k.Resource != "" {
+		w.launchLocked(f.feed)
+	}
 }
 
 func (w *Walker) setRevisionsLocked() (changed bool) {
@@ -171,25 +192,6 @@ func (w *Walker) Revision(controller *ownership.Reference, labels map[string]str
 	return ownership.Revision(labels, label)
 }
 
-// furtherSynced tells whether what SetKinds named has been listed once, or
-// cannot be for now.
-func (w *Walker) furtherSynced() bool {
-	if w.dynamic == nil {
-		return true
-	}
-	if !w.configured.Load() {
-		return false
-	}
-	w.lifecycle.Lock()
-	defer w.lifecycle.Unlock()
-	for _, f := range w.further {
-		if !f.synced.Load() && len(f.problems()) == 0 {
-			return false
-		}
-	}
-	return true
-}
-
 // Problems returns what is wrong with kinds beside the built-in ones, sorted.
 func (w *Walker) Problems() []Problem {
 	w.lifecycle.Lock()
@@ -206,15 +208,19 @@ func (w *Walker) Problems() []Problem {
 	return out
 }
 
-// problems are the failures that do not pass by themselves.
+// problems are the failures that do not pass by themselves, and those of a kind
+// that has not been listed yet.
 func (f *feed) problems() map[string]error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := map[string]error{}
-	for verb, err := range f.failures {
-		if verb == verbNone || lasts(err) {
-			out[verb] = err
+	for verb, is := range f.failures {
+		if is.told {
+			out[verb] = is.err
 		}
+	}
+	if f.slow && len(out) == 0 {
+		out[verbList] = errSlow
 	}
 	return out
 }
@@ -229,15 +235,48 @@ func (f *feed) note(ctx context.Context, verb string, err error) {
 	}
 	f.mu.Lock()
 	was := f.failures[verb]
+	is := failure{err, lasts(err) || err != nil && (was.told && was.err != nil || !f.synced.Load())}
 	if err == nil {
 		delete(f.failures, verb)
 	} else {
-		f.failures[verb] = err
+		f.failures[verb] = is
 	}
 	f.mu.Unlock()
-	if lasts(err) != lasts(was) {
+	switch {
+	case is.told != was.told:
 		f.tell()
+	case err != nil && was.err == nil:
+		f.after(f.walker.problemTime, func() bool {
+			still, failed := f.failures[verb]
+			if !failed || still.told {
+				return false
+			}
+			still.told = true
+			f.failures[verb] = still
+			return true
+		})
 	}
+}
+
+// after tells of a problem if it is still there after a while; settle, which
+// has mu, says so.
+func (f *feed) after(d time.Duration, settle func() bool) {
+	time.AfterFunc(d, func() {
+		f.mu.Lock()
+		is := !f.closed && settle()
+		f.mu.Unlock()
+		if is {
+			f.tell()
+		}
+	})
+}
+
+// watchSlowness makes it a problem if the first list takes long.
+func (f *feed) watchSlowness() {
+	f.after(f.walker.problemTime, func() bool {
+		f.slow = !f.synced.Load()
+		return f.slow
+	})
 }
 
 func (f *feed) tell() {
@@ -256,9 +295,10 @@ func (f *feed) slim(obj any) (*ownership.Object, error) {
 		return o, err
 	}
 	f.mu.Lock()
-	first := f.failures[verbNone] == nil
+	_, told := f.failures[verbNone]
+	first := !told
 	if first {
-		f.failures[verbNone] = fmt.Errorf("reading %s %s/%s: %w", o.Kind, o.Namespace, o.Name, err)
+		f.failures[verbNone] = failure{fmt.Errorf("reading %s %s/%s: %w", o.Kind, o.Namespace, o.Name, err), true}
 	}
 	f.mu.Unlock()
 	if first {
@@ -270,7 +310,12 @@ func (f *feed) slim(obj any) (*ownership.Object, error) {
 // furtherKind reads metadata only, unless something else is asked for.
 func (w *Walker) furtherKind(k Kind) *kind {
 	resource := k.GroupVersion().WithResource(k.Resource)
-	out := &kind{GroupVersionKind: k.GroupVersionKind, resource: resource.GroupResource().String()}
+	out := &kind{GroupVersionKind: k.GroupVersionKind, resource: resource.GroupResource().String(), further: true}
+	if k.Resource == "" {
+		out.get = func(context.Context, string, string) (any, error) { return nil, errNoResource }
+		out.replicas = func(any) (*int32, error) { return nil, nil }
+		return out
+	}
 	if len(k.ReplicasPath) == 0 {
 		client := w.metadata.Resource(resource)
 		out.client, out.listWatch = w.metadata, listWatchOf(client.List, client.Watch)

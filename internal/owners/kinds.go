@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -34,7 +36,16 @@ type kind struct {
 	// replicas reads the number of pods that an object wants, or nil. An error
 	// says why there is none where one should be.
 	replicas func(obj any) (*int32, error)
+	// further: the kind is none of the built-in ones.
+	further bool
+	// unreadUntil is until when no object is read, in nanoseconds since 1970:
+	// the last read failed. Only of a further kind.
+	unreadUntil atomic.Int64
 }
+
+func (k *kind) unread(now time.Time) bool { return now.UnixNano() < k.unreadUntil.Load() }
+
+func (k *kind) setUnread(until time.Time) { k.unreadUntil.Store(until.UnixNano()) }
 
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=get;list;watch
 // +kubebuilder:rbac:groups=batch,resources=jobs;cronjobs,verbs=get;list;watch

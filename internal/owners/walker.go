@@ -1,7 +1,8 @@
 // Package owners walks from a pod up its controllers: Pod, ReplicaSet,
 // Deployment and so on, by UID and never by name alone, at most
 // ownership.MaxHops hops. The walk reads caches of slim objects; an owner that
-// is not in the cache yet is read from the API server once.
+// is not in the cache yet is read from the API server, once and for a second at
+// most.
 //
 // It answers who owns whom and which workloads require a policy. It decides
 // nothing, and knows nothing of groups or seats.
@@ -11,8 +12,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,6 +23,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	"k8s.io/utils/clock"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
@@ -30,6 +34,22 @@ var ErrOwnerGone = errors.New("owner does not exist any more")
 
 // ErrOwnerCycle: the chain of controllers leads back into itself.
 var ErrOwnerCycle = errors.New("owners form a cycle")
+
+// ErrOwnerUnread: the controller is of a kind beside the built-in ones, which
+// somebody named as a workload, and it cannot be read for now. Whoever asks has
+// to wait: whether the controller requires policies is not known.
+var ErrOwnerUnread = errors.New("owner cannot be read for now")
+
+const (
+	// readTimeout bounds one read of an owner from the API server: pods that are
+	// being created and kube-scheduler wait for it.
+	readTimeout = time.Second
+	// unreadTime is how long no owner of a kind is read after a read failed.
+	unreadTime = 30 * time.Second
+	// goneTime is how long it is remembered that an owner does not exist, and
+	// maxGone how many of them are.
+	goneTime, maxGone = 30 * time.Second, 10_000
+)
 
 // PolicyKind tells the two kinds of policies apart in the index of workloads.
 type PolicyKind int
@@ -59,9 +79,14 @@ type Walker struct {
 	objects   map[types.UID]*ownership.Object
 	children  map[types.UID]uidSet
 	requiring map[policyKey]uidSet
+	// gone are owners that the API server does not have, until when that is
+	// believed. One that comes in all the same is gone no more.
+	gone map[types.UID]time.Time
 
-	handlers []Handler // set before Start
-	feeds    []*feed   // of the built-in kinds
+	clock       clock.PassiveClock
+	problemTime time.Duration // problemTime, but in tests
+	handlers    []Handler     // set before Start
+	feeds       []*feed       // of the built-in kinds
 
 	// dynamic and metadata read the kinds beside the built-in ones; set before Start.
 	dynamic  dynamic.Interface
@@ -90,6 +115,8 @@ func NewWalker(client kubernetes.Interface) *Walker {
 		children:  map[types.UID]uidSet{},
 		requiring: map[policyKey]uidSet{},
 		further:   map[schema.GroupKind]*furtherFeed{},
+		gone:      map[types.UID]time.Time{},
+		clock:     clock.RealClock{}, problemTime: problemTime,
 	}
 	w.revisions.Store(&map[schema.GroupKind]string{})
 	for _, k := range builtinKinds(client) {
@@ -103,7 +130,8 @@ func NewWalker(client kubernetes.Interface) *Walker {
 func (w *Walker) OnChange(h Handler) { w.handlers = append(w.handlers, h) }
 
 // Chain returns the pod, its controller, that one's controller and so on up to
-// the topmost. Errors: ErrOwnerGone, ErrOwnerCycle, or the API server's. A
+// the topmost. Errors: ErrOwnerGone, ErrOwnerCycle, ErrOwnerUnread, or the API
+// server's. A
 // controller of a kind that the walker does not know ends the chain as an
 // object without labels, so that nothing is concluded from the pod's own.
 func (w *Walker) Chain(ctx context.Context, pod *ownership.Object) ([]*ownership.Object, error) {
@@ -140,18 +168,66 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 	if k == nil {
 		return &ownership.Object{GroupVersionKind: ref.GroupVersionKind, Namespace: of.Namespace, Name: ref.Name, UID: ref.UID}, nil
 	}
-	obj, err := k.get(ctx, of.Namespace, ref.Name)
-	if apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("reading %s %s/%s: %w", ref.Kind, of.Namespace, ref.Name, ErrOwnerGone)
+	return w.read(ctx, k, of, ref)
+}
+
+// read reads an owner that the caches do not hold.
+func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *ownership.Reference) (*ownership.Object, error) {
+	failed := func(err error) error {
+		return fmt.Errorf("reading %s %s/%s: %w", ref.Kind, of.Namespace, ref.Name, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("reading %s %s/%s: %w", ref.Kind, of.Namespace, ref.Name, err)
+	if w.isGone(ref.UID) {
+		return nil, failed(ErrOwnerGone)
+	}
+	if k.unread(w.clock.Now()) {
+		return nil, failed(ErrOwnerUnread)
+	}
+	bounded, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	obj, err := k.get(bounded, of.Namespace, ref.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		w.setGone(ref.UID)
+		return nil, failed(ErrOwnerGone)
+	case err != nil && k.further:
+		if ctx.Err() == nil { // else it was the caller who had no time
+			k.setUnread(w.clock.Now().Add(unreadTime))
+		}
+		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
+	case err != nil:
+		return nil, failed(err)
 	}
 	o, _ := k.slim(obj) // an object that does not say how many pods it wants is one
 	if o == nil || o.UID != ref.UID {
-		return nil, fmt.Errorf("reading %s %s/%s: found another of that name: %w", ref.Kind, of.Namespace, ref.Name, ErrOwnerGone)
+		w.setGone(ref.UID)
+		return nil, failed(fmt.Errorf("found another of that name: %w", ErrOwnerGone))
 	}
 	return o, nil
+}
+
+func (w *Walker) isGone(uid types.UID) bool {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	until, known := w.gone[uid]
+	return known && w.clock.Now().Before(until)
+}
+
+// setGone remembers that an owner does not exist. The UIDs of those that are
+// created later are others.
+func (w *Walker) setGone(uid types.UID) {
+	now := w.clock.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.objects[uid] != nil {
+		return // it came in while it was read
+	}
+	if len(w.gone) >= maxGone {
+		maps.DeleteFunc(w.gone, func(_ types.UID, until time.Time) bool { return !now.Before(until) })
+	}
+	if len(w.gone) >= maxGone {
+		clear(w.gone)
+	}
+	w.gone[uid] = now.Add(goneTime)
 }
 
 // mayOwn: an owner is of the namespace of what it owns, or of none. References
@@ -303,6 +379,7 @@ func (w *Walker) tell(old, new *ownership.Object) {
 func (w *Walker) putLocked(o *ownership.Object) (old *ownership.Object) {
 	old = w.dropLocked(o.UID)
 	w.objects[o.UID] = o
+	delete(w.gone, o.UID)
 	if o.Controller != nil {
 		insert(w.children, o.Controller.UID, o.UID)
 	}

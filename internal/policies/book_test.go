@@ -1,8 +1,6 @@
 package policies
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -13,12 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	testingclock "k8s.io/utils/clock/testing"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -275,33 +270,4 @@ func TestABookMayBeReadByMany(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-func TestOfEveryKindAsksForEveryObjectOfTheKind(t *testing.T) {
-	failing := false
-	reader := build.Client(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-		if failing {
-			return errors.New("the cache is not started")
-		}
-		return c.List(ctx, list, opts...)
-	}}, build.PropagationPolicy("a"), build.PropagationPolicy("b"), build.OverridePolicy("o"))
-	asked := func() []string {
-		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
-		defer queue.ShutDown()
-		OfEveryKind(reader, &gm.PropagationPolicyList{}).Create(t.Context(), event.CreateEvent{Object: build.NodeGroup("g")}, queue)
-		var out []string
-		for queue.Len() > 0 {
-			r, _ := queue.Get()
-			out = append(out, r.String())
-		}
-		slices.Sort(out)
-		return out
-	}
-	if diff := cmp.Diff([]string{"ns/a", "ns/b"}, asked()); diff != "" {
-		t.Errorf("wrong requests (-want +got):\n%s", diff)
-	}
-	failing = true
-	if got := asked(); len(got) != 0 {
-		t.Errorf("before the cache is started there was asked for %v", got)
-	}
 }

@@ -2,27 +2,99 @@ package policies
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// OfEveryKind asks for a reconcile of every object of a kind when the watched
-// object changes: a NodeGroup can be named by any policy.
-func OfEveryKind(reader client.Reader, kind client.ObjectList) handler.EventHandler {
-	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []ctrl.Request {
-		list := kind.DeepCopyObject().(client.ObjectList)
-		if reader.List(ctx, list) != nil {
-			return nil // the cache is not started yet: everything is reconciled when it is
+const (
+	// groupsField is the index of policies by the groups that they name.
+	groupsField = "spec.nodeGroups"
+	// everyGroup stands in it for a rule that is about every group. No group has
+	// that name.
+	everyGroup = "*"
+)
+
+// IndexGroups lets OfGroups find the policies of a kind. Call before the cache
+// is started.
+func IndexGroups(indexer client.FieldIndexer, kind client.Object) error {
+	if err := indexer.IndexField(context.Background(), kind, groupsField, groupsOf); err != nil {
+		return fmt.Errorf("indexing policies by NodeGroup: %w", err)
+	}
+	return nil
+}
+
+// groupsOf are the groups that a policy names, in lower case as their own names
+// are, whether the policy can be used or not.
+func groupsOf(o client.Object) []string {
+	var names []string
+	switch policy := o.(type) {
+	case *gm.PropagationPolicy:
+		for i := range policy.Spec.StaticWeight {
+			names = append(names, policy.Spec.StaticWeight[i].NodeGroupNames...)
 		}
-		var requests []ctrl.Request
-		_ = meta.EachListItem(list, func(o runtime.Object) error {
-			requests = append(requests, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))})
+		for i := range policy.Spec.NumRange {
+			names = append(names, policy.Spec.NumRange[i].NodeGroupNames...)
+		}
+	case *gm.OverridePolicy:
+		for i := range policy.Spec.OverrideRules {
+			rule := &policy.Spec.OverrideRules[i]
+			names = append(names, rule.TargetNodeGroup...)
+			if len(rule.TargetNodeGroup) == 0 {
+				names = append(names, everyGroup)
+			}
+		}
+	}
+	for i, name := range names {
+		names[i] = strings.ToLower(name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// OfGroups names the policies that are about one of the groups. list is an empty
+// list of their kind.
+func OfGroups(ctx context.Context, reader client.Reader, list client.ObjectList, groups ...string) ([]ctrl.Request, error) {
+	var requests []ctrl.Request
+	for _, group := range append(slices.Clone(groups), everyGroup) {
+		found := list.DeepCopyObject().(client.ObjectList)
+		if err := reader.List(ctx, found, client.MatchingFields{groupsField: group}, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, fmt.Errorf("listing policies of NodeGroup %q: %w", group, err)
+		}
+		_ = meta.EachListItem(found, func(o runtime.Object) error {
+			request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))}
+			if !slices.Contains(requests, request) {
+				requests = append(requests, request)
+			}
 			return nil
 		})
-		return requests
-	})
+	}
+	return requests, nil
+}
+
+// WakeOfGroups makes a handler of the ledger that asks for a reconcile of the
+// policies that are about a group which changed. Before the source runs nobody
+// has to be woken: it begins with all of them.
+func WakeOfGroups(reader client.Reader, list client.ObjectList, source *trigger.Source[ctrl.Request]) seats.GroupsHandler {
+	return func(groups ...string) {
+		if !source.Running() {
+			return
+		}
+		requests, err := OfGroups(context.Background(), reader, list, groups...)
+		if err != nil {
+			log.Log.Error(err, "Policies are not told of their NodeGroups", "nodeGroups", groups)
+			return
+		}
+		source.Add(requests...)
+	}
 }

@@ -61,6 +61,8 @@ type Handler func(old, new *Pod)
 type Ledger struct {
 	clock    clock.PassiveClock
 	handlers []Handler
+	// groupsHandlers are told of groups.
+	groupsHandlers []GroupsHandler
 	// held counts seats: under true those that are reserved, under false those
 	// that are observed.
 	held map[bool]prometheus.Gauge

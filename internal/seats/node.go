@@ -52,10 +52,14 @@ func (n Node) roomier(before Node) bool {
 
 // ObserveNode records what a node is now.
 func (l *Ledger) ObserveNode(node Node) {
+	l.tellGroups(l.observeNode(node), node)
+}
+
+func (l *Ledger) observeNode(node Node) (before Node) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodeLocked(node.Name)
-	before := n.Node
+	before = n.Node
 	l.rememberNotReadyLocked(&node, before)
 	l.moveLocked(n, node.Group)
 	n.Node, n.exists = node, true
@@ -63,21 +67,27 @@ func (l *Ledger) ObserveNode(node Node) {
 	if node.roomier(before) {
 		l.welcomeLocked(node.Group)
 	}
+	return before
 }
 
 // ForgetNode records that a node is gone. Its pods count in no group.
 func (l *Ledger) ForgetNode(name string) {
+	l.tellGroups(l.forgetNode(name), Node{Name: name})
+}
+
+func (l *Ledger) forgetNode(name string) (before Node) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodes[name]
 	if n == nil {
-		return
+		return Node{Name: name}
 	}
-	before := n.Node
+	before = n.Node
 	l.moveLocked(n, "")
 	n.Node, n.exists = Node{Name: name}, false
 	l.countReadyLocked(before, n.Node)
 	l.leaveLocked(n)
+	return before
 }
 
 // leaveLocked forgets a node that is gone, with its last pod.

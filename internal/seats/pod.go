@@ -41,6 +41,9 @@ type Pod struct {
 	// Admission is the token under which the pod was let to the scheduler
 	// without a seat; "" if nothing bounds how many go there.
 	Admission types.UID
+	// Admitted: the pod passed the pod webhook, and its workload required a policy
+	// or might have.
+	Admitted bool
 	// Overrides stands for what was overridden at creation and cannot change.
 	Overrides string
 	// Unassigned says why the pod could not be created as wanted.
@@ -166,6 +169,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		GroupStamp:    pod.Labels[gm.NodeGroupLabel],
 		Seat:          types.UID(pod.Annotations[gm.SeatAnnotation]),
 		Admission:     types.UID(pod.Annotations[gm.AdmissionAnnotation]),
+		Admitted:      pod.Annotations[gm.AdmittedAnnotation] != "",
 		Overrides:     pod.Annotations[gm.OverridesAnnotation],
 		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
 		For:           NodeOf(pod),

@@ -55,6 +55,11 @@ const (
 	// token, by which the ledger knows the pod before it has a UID.
 	AdmissionAnnotation = "atoll.dev/admission"
 
+	// AdmittedAnnotation is put on a pod that passed the pod webhook and whose
+	// workload requires a policy, or may do so; its value is "true". A pod of such
+	// a workload without it was created past the webhook and is counted.
+	AdmittedAnnotation = "atoll.dev/admitted"
+
 	// OverridesAnnotation is put on a pod at creation: a hash of what the
 	// OverridePolicy changed in fields that cannot change later. A pod whose
 	// hash is not what the rules say now is replaced.

@@ -15,6 +15,7 @@ package application
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -69,8 +70,11 @@ type Reconciler struct {
 
 // scope is what one pass observed.
 type scope struct {
-	app  *ownership.Object
-	want ownership.Policies
+	app *ownership.Object
+	// want are the labels that the workload carries, once bound is set: the API
+	// server has them, written by this pass or before.
+	want  ownership.Policies
+	bound bool
 	// spread and override make nudges of the same policies equal, and of
 	// different ones different.
 	spread, override string
@@ -127,7 +131,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&gm.PropagationPolicy{}, r.requiring(owners.Propagation), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.OverridePolicy{}, r.requiring(owners.Override), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: 4}).
-		Complete(reconcile.TypedFunc[request](r.Reconcile))
+		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
 }
 
 // concerns tells whether a change of an object can matter to its binding.
@@ -171,8 +175,10 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	s.want.BindingPropagation, s.want.BindingOverride = propagation, override
-	if s.want == s.app.Policies {
+	want := s.app.Policies
+	want.BindingPropagation, want.BindingOverride = propagation, override
+	if want == s.app.Policies {
+		s.bound = true
 		return nil
 	}
 	raw, err := labelPatch(s.app.UID, map[string]string{
@@ -186,7 +192,7 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	object.SetGroupVersionKind(s.app.GroupVersionKind)
 	object.Namespace, object.Name = s.app.Namespace, s.app.Name
 	err = r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, raw))
-	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
+	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) && !apierrors.IsConflict(err) {
 		return nil
 	}
 	if apierrors.IsForbidden(err) {
@@ -195,10 +201,18 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	if err != nil {
 		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, err)
 	}
+	if written := ownership.PoliciesOf(object.Labels); written != want {
+		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, errNotKept)
+	}
+	s.want, s.bound = want, true
 	log.FromContext(ctx).Info("Workload bound to policies", "kind", s.app.Kind, "workload", s.app.Namespace+"/"+s.app.Name,
 		"propagationPolicy", propagation, "overridePolicy", override)
 	return nil
 }
+
+// errNotKept: the API server took the binding labels and has others, for somebody
+// changes them on the way or the required labels changed meanwhile.
+var errNotKept = errors.New("the workload carries other policy labels than were written")
 
 // labelPatch is a merge patch that writes labels, and drops those that are empty.
 func labelPatch(uid types.UID, labels map[string]string) ([]byte, error) {

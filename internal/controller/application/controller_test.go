@@ -468,3 +468,53 @@ func TestConcerns(t *testing.T) {
 		})
 	}
 }
+
+// TestPodsStayAtTheGateUntilTheBindingIsWritten: they would be placed by a
+// policy that their workload is not bound to.
+func TestPodsStayAtTheGateUntilTheBindingIsWritten(t *testing.T) {
+	deployments := schema.GroupResource{Group: "apps", Resource: "deployments"}
+	for name, refusal := range map[string]error{
+		"a failure of the API server": errors.New("broken"),
+		"a missing permission":        apierrors.NewForbidden(deployments, "web", errors.New("no")),
+		"a conflict":                  apierrors.NewConflict(deployments, "web", errors.New("changed")),
+		"a workload that is gone":     apierrors.NewNotFound(deployments, "web"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(build.Requires("p", "")), policy)...)
+			s.World.Add(t, waiting("a", build.Gated()))
+			written := s.Reconciler.Client
+			s.Reconciler.Client = interceptor.NewClient(s.World.Client, interceptor.Funcs{
+				Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+					return refusal
+				},
+			})
+			_, _ = s.Reconcile(t.Context(), request{"web"})
+			if len(s.woken) != 0 {
+				t.Fatalf("let go although the workload is not bound: %s", s.woken)
+			}
+			s.Reconciler.Client = written
+			s.reconcile("web")
+			if diff := cmp.Diff([]string{"a"}, s.woken); diff != "" {
+				t.Errorf("once the binding is written (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestPodsStayAtTheGateWhileABindingIsNotKept: somebody changes what we write.
+func TestPodsStayAtTheGateWhileABindingIsNotKept(t *testing.T) {
+	s := newSite(t, append(web(build.Requires("p", "")), policy)...)
+	s.World.Add(t, waiting("a", build.Gated()))
+	s.Reconciler.Client = interceptor.NewClient(s.World.Client, interceptor.Funcs{
+		Patch: func(_ context.Context, _ client.WithWatch, o client.Object, _ client.Patch, _ ...client.PatchOption) error {
+			o.SetLabels(map[string]string{gm.RequiredPropagationPolicyLabel: "p"})
+			return nil
+		},
+	})
+	if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, errNotKept) {
+		t.Errorf("error is %v", err)
+	}
+	if len(s.woken) != 0 {
+		t.Errorf("let go: %s", s.woken)
+	}
+}

@@ -9,11 +9,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -85,5 +89,29 @@ func TestAMissingPermissionToBindIsAnEventOnTheWorkload(t *testing.T) {
 		}
 	default:
 		t.Error("no event says why the workload is not bound")
+	}
+}
+
+// TestPodsOfAnOwnerThatCannotBeReadStay: whether it requires a policy is not
+// known, directly above the pod or further up, and they are looked at again.
+func TestPodsOfAnOwnerThatCannotBeReadStay(t *testing.T) {
+	s := newSite(t, build.ReplicaSet("below", ofASail))
+	s.World.Walker.Extend(dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()))
+	sails := owners.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}} // not served: cannot be read
+	s.World.Walker.SetKinds([]owners.Kind{sails})
+	s.World.Add(t, build.Pod("direct", ofASail, build.Gated()))
+	s.World.Add(t, build.Pod("indirect", build.OwnedBy(build.ReplicaSet("below")), build.Gated()))
+	for _, uid := range []types.UID{"sail", "below"} {
+		result, err := s.Reconcile(t.Context(), request{uid})
+		if err != nil || result.RequeueAfter != retryUnread || len(s.woken) != 0 {
+			t.Errorf("%s: comes back after %s, error %v, let go: %v", uid, result.RequeueAfter, err, s.woken)
+		}
+	}
+	s.World.Walker.SetKinds(nil)
+	for _, uid := range []types.UID{"sail", "below"} {
+		s.reconcile(uid)
+		if len(s.woken) == 0 {
+			t.Errorf("%s: the kind is no workload any more, and its pods still wait", uid)
+		}
 	}
 }

@@ -23,9 +23,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// release lets pods go that wait for a policy.
+// retryUnread is how soon is looked again whether the owner of a pod at the gate
+// can be read.
+const retryUnread = 2 * time.Second
+
+// release lets pods go that wait for a policy, once the API server has the
+// binding labels.
 func (r *Reconciler) release(ctx context.Context, s *scope) error {
-	if waits(s.app, s.want) {
+	if !s.bound || waits(s.app, s.want) {
 		return nil
 	}
 	errs := []error{s.changes(r.Clock.Now())}
@@ -58,6 +63,10 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 		}
 	}
 	for _, pod := range gated {
+		if err := r.known(ctx, pod); err != nil {
+			errs = append(errs, err)
+			continue
+		}
 		request.Pod = pod.UID
 		stays, err := r.replace(ctx, s, pod)
 		switch {
@@ -74,6 +83,19 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 	return errors.Join(errs...)
 }
 
+// known is an error while it is not known whether something above the pod's owner
+// requires policies. The walk's caches answer for nearly every pod.
+func (r *Reconciler) known(ctx context.Context, pod *seats.Pod) error {
+	app, _, err := r.Walker.Application(ctx, pod.Object())
+	switch {
+	case errors.Is(err, owners.ErrOwnerUnread):
+		return phase.Wait(err.Error(), retryUnread)
+	case err == nil && app.Managed() && !r.Walker.ApplicationOfOwner(pod.Owner()).Managed():
+		return phase.Wait("the watch to bring the pod's owners", retryUnread)
+	}
+	return nil
+}
+
 // releaseLeft lets pods go whose owner the walk does not know any more, because
 // its kind is no workload any more: nobody else would. Pods whose owner is gone
 // are left to the garbage collector.
@@ -87,6 +109,8 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 			}
 			app, _, err := r.Walker.Application(ctx, pod.Object())
 			switch {
+			case errors.Is(err, owners.ErrOwnerUnread):
+				errs = append(errs, phase.Wait(err.Error(), retryUnread))
 			case errors.Is(err, owners.ErrOwnerGone):
 			case err != nil:
 				errs = append(errs, err)

@@ -5,7 +5,7 @@
 //     that are no members lose it, whether that group exists or not. Nothing
 //     else on a node is touched.
 //   - finalize: a deleted group's label comes off every node, then it goes.
-//   - report: status.
+//   - report: status, at a bounded pace.
 //
 // The label is the one truth about membership: it keeps a node with the group
 // that has it, the ledger of seats reads it, and kube-scheduler tries refused
@@ -17,21 +17,28 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
+	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
@@ -43,6 +50,10 @@ const workers = 4
 // Reconciler keeps nodes labelled with their group.
 type Reconciler struct {
 	Client client.Client
+	Clock  clock.PassiveClock
+
+	// statuses are paced by group.
+	statuses pace.ByName
 
 	mu sync.Mutex // guards what is below
 	// compiled are the groups as they were last, by name: every change of every
@@ -92,7 +103,8 @@ type scope struct {
 	// relabel are the nodes whose label is not as it should be, by name, with
 	// the group that they should name; "" is none.
 	relabel map[string]string
-	labels  map[string]string // their labels as they are
+	// seen are the nodes of nodes as they were seen, by name.
+	seen map[string]*corev1.Node
 	// adopted: the group has its finalizer, or is on its way out.
 	adopted bool
 	patched bool
@@ -109,10 +121,17 @@ type scope struct {
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.NodeGroup{}).
-		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.groupsOf)).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.groupsOf), builder.WithPredicates(nodeChanged)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 }
+
+// nodeChanged is true for changes of a node that can matter to a group.
+var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	before, beforeOK := e.ObjectOld.(*corev1.Node)
+	after, ok := e.ObjectNew.(*corev1.Node)
+	return !ok || !beforeOK || before.UID != after.UID || !maps.Equal(before.Labels, after.Labels) || readyStatus(before) != readyStatus(after)
+}}
 
 // groupsOf names the groups that a change of a node can matter to: those that
 // select it, as it was or as it is, and the one that it is labelled with.
@@ -140,10 +159,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Client.Get(ctx, req.NamespacedName, group); err != nil {
 		if apierrors.IsNotFound(err) {
 			r.forget(req.Name)
+			r.statuses.Forget(req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	s := &scope{group: group, relabel: map[string]string{}, labels: map[string]string{}}
+	s := &scope{group: group, relabel: map[string]string{}, seen: map[string]*corev1.Node{}}
 	if err := r.observe(ctx, s); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -202,7 +222,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			s.relabel[node.Name] = want
 		}
 		s.held = s.held || has == s.group.Name
-		s.labels[node.Name] = has
+		s.seen[node.Name] = node
 		s.nodes = append(s.nodes, membership.Node{Name: node.Name, Labels: node.Labels, Ready: readyStatus(node), Group: want})
 	}
 	return nil
@@ -224,7 +244,8 @@ func readyStatus(node *corev1.Node) gm.NodeReadyStatus {
 }
 
 // label makes the label true on the nodes where it is not. One bad node does
-// not stop the others.
+// not stop the others. A node that has changed since it was seen is decided about
+// again: it may be another group's by now.
 func (r *Reconciler) label(ctx context.Context, s *scope) error {
 	if !s.adopted {
 		return nil
@@ -235,7 +256,11 @@ func (r *Reconciler) label(ctx context.Context, s *scope) error {
 		if want == "" {
 			value = nil
 		}
-		raw, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{gm.NodeGroupLabel: value}}})
+		seen := s.seen[name]
+		raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"uid": seen.UID, "resourceVersion": seen.ResourceVersion,
+			"labels": map[string]any{gm.NodeGroupLabel: value},
+		}})
 		if err == nil {
 			node := &corev1.Node{}
 			node.Name = name
@@ -245,7 +270,7 @@ func (r *Reconciler) label(ctx context.Context, s *scope) error {
 			errs = append(errs, fmt.Errorf("labelling node %q: %w", name, err))
 			continue
 		}
-		log.FromContext(ctx).Info("Node changed its NodeGroup", "node", name, "from", s.labels[name], "to", want)
+		log.FromContext(ctx).Info("Node changed its NodeGroup", "node", name, "from", seen.Labels[gm.NodeGroupLabel], "to", want)
 	}
 	s.patched = len(errs) == 0
 	return errors.Join(errs...)
@@ -264,12 +289,18 @@ func (r *Reconciler) finalize(ctx context.Context, s *scope) error {
 	return client.IgnoreNotFound(r.patchFinalizers(ctx, s.group, before))
 }
 
-// report writes the status, if it changed.
+// report writes the status, if it changed and the pace allows it.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if s.group.DeletionTimestamp != nil {
 		return nil
 	}
 	before := s.group.DeepCopy()
 	setStatus(s)
+	if equality.Semantic.DeepEqual(before.Status, s.group.Status) {
+		return nil
+	}
+	if delay := r.statuses.Delay(s.group.Name, r.Clock.Now(), pace.StatusEvery, pace.StatusBurst); delay > 0 {
+		return phase.Wait("the pace of status writes", delay)
+	}
 	return patch.Status(ctx, r.Client, s.group, before)
 }

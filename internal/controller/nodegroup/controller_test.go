@@ -15,11 +15,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -32,10 +35,11 @@ type site struct {
 	// refuse says which object may not be patched.
 	refuse string
 	answer error
+	clock  *testingclock.FakeClock
 }
 
 func newSite(t *testing.T, objects ...client.Object) *site {
-	s := &site{t: t}
+	s := &site{t: t, clock: testingclock.NewFakeClock(time.Unix(1_000_000, 0))}
 	s.Reconciler = &Reconciler{Client: build.Client(interceptor.Funcs{
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			if o.GetName() == s.refuse {
@@ -48,7 +52,7 @@ func newSite(t *testing.T, objects ...client.Object) *site {
 			s.writes = append(s.writes, o.GetName()+"/"+name)
 			return c.SubResource(name).Patch(ctx, o, patch, opts...)
 		},
-	}, objects...)}
+	}, objects...), Clock: s.clock}
 	return s
 }
 
@@ -331,5 +335,115 @@ func TestMessagesAreBounded(t *testing.T) {
 	s.reconcile("g")
 	if c := s.ready("g"); len(c.Message) > 200 {
 		t.Errorf("the message takes %d characters: %s", len(c.Message), c.Message)
+	}
+}
+
+func TestWhichChangesOfANodeMatter(t *testing.T) {
+	ready := func(is corev1.ConditionStatus) build.Option {
+		return build.With(func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: is}}
+		})
+	}
+	node := func(options ...build.Option) *corev1.Node {
+		return build.Node("n", append([]build.Option{build.Label("zone", "a"), ready(corev1.ConditionTrue)}, options...)...)
+	}
+	for name, tc := range map[string]struct {
+		after *corev1.Node
+		want  bool
+	}{
+		"a label":                    {node(build.Label("zone", "b")), true},
+		"a label that is new":        {node(build.Label("rack", "1")), true},
+		"its readiness":              {node(ready(corev1.ConditionFalse)), true},
+		"nobody knows its readiness": {node(ready(corev1.ConditionUnknown)), true},
+		"another node of that name":  {node(build.UID("younger")), true},
+		"nothing":                    {node(), false},
+		"an annotation":              {node(build.Annotation("a", "b")), false},
+		"a heartbeat":                {node(build.With(func(n *corev1.Node) { n.Status.Conditions[0].LastHeartbeatTime = metav1.Now() })), false},
+		"a taint":                    {node(build.With(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "k"}} })), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := nodeChanged.Update(event.UpdateEvent{ObjectOld: node(), ObjectNew: tc.after}); got != tc.want {
+				t.Errorf("matters: %t, want %t", got, tc.want)
+			}
+		})
+	}
+	if !nodeChanged.Create(event.CreateEvent{Object: node()}) || !nodeChanged.Delete(event.DeleteEvent{Object: node()}) {
+		t.Error("a node that comes or goes does not matter")
+	}
+}
+
+// TestStatusIsWrittenAtAPace: a node that flaps must not make a write each time.
+func TestStatusIsWrittenAtAPace(t *testing.T) {
+	n := build.Node("n", build.Label("zone", "a"))
+	s := newSite(t, build.NodeGroup("g", selects(map[string]string{"zone": "a"})), n)
+	for range 3 {
+		_, _ = s.pass("g")
+	}
+	s.writes = nil
+	var wait time.Duration
+	statuses := func() (count int) {
+		for _, write := range s.writes {
+			if write == "g/status" {
+				count++
+			}
+		}
+		return count
+	}
+	turn := func(i int) {
+		node := s.node("n")
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: []corev1.ConditionStatus{corev1.ConditionFalse, corev1.ConditionTrue}[i%2]}}
+		if err := s.Client.Status().Update(t.Context(), node); err != nil {
+			t.Fatal(err)
+		}
+		result, err := s.pass("g")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wait = result.RequeueAfter
+	}
+	for i := range 51 {
+		turn(i)
+	}
+	if got := statuses(); got > pace.StatusBurst {
+		t.Errorf("%d writes without delay, want at most %d", got, pace.StatusBurst)
+	}
+	if wait <= 0 || wait > pace.StatusEvery {
+		t.Errorf("comes back after %s", wait)
+	}
+	before := statuses()
+	s.clock.Step(wait)
+	turn(0)
+	if got := statuses() - before; got != 1 {
+		t.Errorf("%d writes once the time has come, want 1", got)
+	}
+	if got := s.group("g").Status.Ready; got != 0 {
+		t.Errorf("status says that %d nodes are Ready", got)
+	}
+}
+
+// TestANodeThatChangedMeanwhileIsNotLabelled: it is decided about again.
+func TestANodeThatChangedMeanwhileIsNotLabelled(t *testing.T) {
+	s := newSite(t, build.NodeGroup("g", selects(map[string]string{"zone": "a"})), build.Node("n", build.Label("zone", "a")))
+	stale := s.node("n")
+	changed := s.node("n")
+	changed.Labels["zone"] = "b"
+	if err := s.Client.Update(t.Context(), changed); err != nil {
+		t.Fatal(err)
+	}
+	s.Reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if nodes, ok := list.(*corev1.NodeList); ok { // as a cache that is behind
+				nodes.Items = []corev1.Node{*stale}
+				return nil
+			}
+			return c.List(ctx, list, opts...)
+		},
+	})
+	result, err := s.pass("g")
+	if err != nil || result.RequeueAfter == 0 {
+		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	if got := s.node("n").Labels[gm.NodeGroupLabel]; got != "" {
+		t.Errorf("a node that the group does not select any more is labelled with %q", got)
 	}
 }

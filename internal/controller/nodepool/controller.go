@@ -34,6 +34,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -42,6 +43,10 @@ import (
 const (
 	// nodesAtOnce and poolsAtOnce are how many are written side by side.
 	nodesAtOnce, poolsAtOnce = 8, 4
+	// A node is repaired repairBurst times without delay and then once every
+	// repairEvery: whoever insists on another value is not raced.
+	repairBurst = 10
+	repairEvery = 5 * time.Second
 	// gather is how long a pool waits for more of its nodes to change.
 	gather = 100 * time.Millisecond
 	// retryFirst and retryLast bound how long a node waits that cannot be
@@ -64,7 +69,7 @@ type Reconciler struct {
 	troubles troubles
 
 	// statuses are paced by pool, repairs by node.
-	statuses, repairs pace
+	statuses, repairs pace.ByName
 
 	mu sync.Mutex
 	// toldMissing is the pool that a node was told to be missing, by node.
@@ -107,7 +112,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		For(&apps.NodePool{}).
 		WatchesRawSource(&r.woken).
 		WithOptions(controller.Options{MaxConcurrentReconciles: poolsAtOnce}).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 	if err != nil {
 		return err
 	}
@@ -119,7 +124,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			MaxConcurrentReconciles: nodesAtOnce,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
 		}).
-		Complete(reconcile.Func(r.reconcileNode))
+		Complete(phase.Backoff[ctrl.Request](reconcile.Func(r.reconcileNode)))
 }
 
 // Reconcile runs the phases for one pool.
@@ -127,7 +132,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	pool := &apps.NodePool{}
 	if err := r.Client.Get(ctx, req.NamespacedName, pool); err != nil {
 		if client.IgnoreNotFound(err) == nil {
-			r.statuses.forget(req.Name)
+			r.statuses.Forget(req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -176,7 +181,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if !statusDiffers(before, s.pool) {
 		return nil
 	}
-	if delay := r.statuses.delay(s.pool.Name, r.Clock.Now(), statusEvery, statusBurst); delay > 0 {
+	if delay := r.statuses.Delay(s.pool.Name, r.Clock.Now(), pace.StatusEvery, pace.StatusBurst); delay > 0 {
 		return phase.Wait("the pace of status writes", delay)
 	}
 	return patch.Status(ctx, r.Client, s.pool, before)

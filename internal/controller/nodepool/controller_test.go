@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -416,7 +417,7 @@ func TestWhatTheSchemaWouldRefuse(t *testing.T) {
 	}
 }
 
-// TestStatusIsWrittenAtAPace: some writes at once, then one every statusEvery,
+// TestStatusIsWrittenAtAPace: some writes at once, then one every pace.StatusEvery,
 // and the last one is never lost.
 func TestStatusIsWrittenAtAPace(t *testing.T) {
 	s := newSite(t, build.NodePool("p"), build.Node("n", names("p")))
@@ -440,7 +441,7 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 		turn()
 		s.clock.SetTime(s.clock.Now().Add(time.Minute / turns))
 	}
-	if most := statusBurst + int(time.Minute/statusEvery); len(s.writes) > most {
+	if most := pace.StatusBurst + int(time.Minute/pace.StatusEvery); len(s.writes) > most {
 		t.Errorf("%d turns in a minute made %d writes, want %d at most", turns, len(s.writes), most)
 	}
 	last := turn()
@@ -449,7 +450,7 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 			last = turn()
 		}
 	}
-	if last.RequeueAfter == 0 || last.RequeueAfter > statusEvery {
+	if last.RequeueAfter == 0 || last.RequeueAfter > pace.StatusEvery {
 		t.Errorf("what is left to write comes back after %s", last.RequeueAfter)
 	}
 	s.clock.SetTime(s.clock.Now().Add(last.RequeueAfter))

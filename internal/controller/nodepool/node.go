@@ -84,7 +84,7 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 		return nil
 	}
 	if v.change.Repair {
-		if delay := r.repairs.delay(v.node.Name, r.Clock.Now(), repairEvery, repairBurst); delay > 0 {
+		if delay := r.repairs.Delay(v.node.Name, r.Clock.Now(), repairEvery, repairBurst); delay > 0 {
 			return phase.Wait("the pace of repairs", delay)
 		}
 	}
@@ -118,7 +118,7 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 // forgetNode drops what is remembered of a node that is gone.
 func (r *Reconciler) forgetNode(name string) {
 	r.index.drop(name)
-	r.repairs.forget(name)
+	r.repairs.Forget(name)
 	r.cleared(name)
 	r.mu.Lock()
 	defer r.mu.Unlock()

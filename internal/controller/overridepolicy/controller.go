@@ -130,11 +130,15 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			}
 		}
 	})
+	if err := policies.IndexGroups(mgr.GetFieldIndexer(), &gm.OverridePolicy{}); err != nil {
+		return err
+	}
+	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.OverridePolicyList{}, r.changed))
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.OverridePolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&gm.NodeGroup{}, policies.OfEveryKind(mgr.GetClient(), &gm.OverridePolicyList{})).
+		Watches(&gm.OverridePolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
 		WatchesRawSource(r.changed).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 }
 
 func request(app *ownership.Object) ctrl.Request {

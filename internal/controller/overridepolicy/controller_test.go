@@ -380,3 +380,37 @@ func TestAPolicyThatIsGoneOrOnItsWayOutIsLeftAlone(t *testing.T) {
 		}
 	}
 }
+
+// TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight: a status that
+// turns twice before the first turn is seen looks right, and is not.
+func TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight(t *testing.T) {
+	s := newSite(t, build.OverridePolicy("o", build.Registry("hz", "hz.io")))
+	s.reconcile()
+	policy := func() *gm.OverridePolicy {
+		o := &gm.OverridePolicy{}
+		if err := s.World.Client.Get(t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, o); err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	seen := policy()
+	written := seen.DeepCopy()
+	written.Status.Workloads = 7 // what the pass before wrote, of which the cache did not know
+	if err := s.World.Client.Status().Update(t.Context(), written); err != nil {
+		t.Fatal(err)
+	}
+	stage := world.NewStage(s.World.Client)
+	s.Reconciler.Synced = func() bool { return true }
+	if err := s.Reconciler.SetupWithManager(stage); err != nil {
+		t.Fatal(err)
+	}
+	stage.Run(t)
+	informer, err := stage.Informers.FakeInformerFor(t.Context(), &gm.OverridePolicy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	build.Eventually(t, "the status is put right when it is seen", func() bool {
+		informer.Update(seen, policy())
+		return policy().Status.Workloads == 0
+	})
+}

@@ -16,7 +16,6 @@ import (
 	"sort"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
@@ -24,7 +23,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -92,7 +90,6 @@ type appScope struct {
 
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies,verbs=get;list;watch
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies/status,verbs=patch
-// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
@@ -118,12 +115,15 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			}
 		}
 	})
+	if err := policies.IndexGroups(mgr.GetFieldIndexer(), &gm.PropagationPolicy{}); err != nil {
+		return err
+	}
+	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.PropagationPolicyList{}, r.changed))
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.PropagationPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&gm.NodeGroup{}, policies.OfEveryKind(mgr.GetClient(), &gm.PropagationPolicyList{})).
-		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.failingOver), builder.WithPredicates(readinessChanged)).
+		Watches(&gm.PropagationPolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
 		WatchesRawSource(r.changed).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 }
 
 func request(app *ownership.Object) ctrl.Request {

@@ -31,6 +31,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/united"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 )
 
 const (
@@ -96,8 +97,8 @@ type failure struct{ reason, message string }
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	owner := handler.EnqueueRequestsFromMapFunc(ownerOf)
 	return ctrl.NewControllerManagedBy(mgr).
-		// Our own status is no news.
-		For(&apps.UnitedDeployment{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
+		For(&apps.UnitedDeployment{}, builder.WithPredicates(predicate.Or(
+			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, trigger.StatusWritten))).
 		Watches(&appsv1.Deployment{}, owner).
 		Watches(&appsv1.StatefulSet{}, owner).
 		Watches(&appsv1.DaemonSet{}, owner).
@@ -107,7 +108,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			MaxConcurrentReconciles: concurrency,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
 		}).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 }
 
 // ownerOf names the UnitedDeployment that a workload or a revision is of, or

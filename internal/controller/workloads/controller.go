@@ -14,6 +14,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,9 +46,9 @@ const (
 	// minRetry and maxRetry bound how long is waited before the API server is
 	// asked again about kinds that it does not serve or allow.
 	minRetry, maxRetry = time.Second, 30 * time.Second
-	// startTries is how often a replica that has just started asks an API server
-	// that fails before it goes on without the kinds in question.
-	startTries = 3
+	// askTime bounds the questions about one kind: an API server behind the API
+	// server may hang.
+	askTime = 3 * time.Second
 )
 
 // Reconciler makes the owners' walk know the kinds that the ConfigMap names.
@@ -90,8 +92,8 @@ type reading struct {
 	bad      []error
 	badKinds map[schema.GroupKind]bool
 	retry    bool
-	// unsure: the API server could not say.
-	unsure bool
+	// unsure are the kinds of which the API server could not say anything.
+	unsure []owners.Kind
 }
 
 // +kubebuilder:rbac:groups="",namespace=atoll-system,resources=configmaps,resourceNames=groupmanagement-config,verbs=get;list;watch;patch
@@ -133,7 +135,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		For(&corev1.ConfigMap{}, builder.WithPredicates(isOurs)).
 		WatchesRawSource(r.changed).
 		WithOptions(controller.Options{NeedLeaderElection: new(false)}).
-		Complete(r)
+		Complete(phase.Backoff[ctrl.Request](r))
 }
 
 // Reconcile runs the phases.
@@ -161,8 +163,9 @@ func (r *Reconciler) read(ctx context.Context, text string) reading {
 	for _, err := range errs {
 		out.bad = append(out.bad, err)
 	}
-	for _, e := range entries {
-		kind, err := r.kind(ctx, e)
+	kinds, refusals := r.ask(ctx, entries)
+	for i, e := range entries {
+		kind, err := kinds[i], refusals[i]
 		if err == nil {
 			out.good = append(out.good, kind)
 			continue
@@ -172,14 +175,34 @@ func (r *Reconciler) read(ctx context.Context, text string) reading {
 		var no refusal
 		refused := errors.As(err, &no)
 		out.retry = out.retry || !refused || no.passes
-		out.unsure = out.unsure || !refused
+		if !refused {
+			kind.Resource = "" // its pods wait until the API server says what it is
+			out.unsure = append(out.unsure, kind)
+		}
 	}
 	return out
 }
 
+// ask finds the kinds that entries stand for, side by side: one about which the
+// API server does not answer takes no time from the others.
+func (r *Reconciler) ask(ctx context.Context, entries []workloads.Entry) ([]owners.Kind, []error) {
+	kinds, errs := make([]owners.Kind, len(entries)), make([]error, len(entries))
+	var asking sync.WaitGroup
+	for i, e := range entries {
+		asking.Go(func() {
+			bounded, cancel := context.WithTimeout(ctx, askTime)
+			defer cancel()
+			kinds[i], errs[i] = r.kind(bounded, e)
+		})
+	}
+	asking.Wait()
+	return kinds, errs
+}
+
 // force makes the walk know the kinds, if all of the text is right; else those
 // that it knows stay. A replica that has just started begins with the last text
-// that was right, or with the entries that are.
+// that was right, or with the entries that are; pods of kinds about which the API
+// server could not say anything wait.
 func (r *Reconciler) force(ctx context.Context, s *scope) error {
 	if s.retry {
 		r.failures++
@@ -192,12 +215,12 @@ func (r *Reconciler) force(ctx context.Context, s *scope) error {
 	case len(s.bad) == 0:
 	case r.settled:
 		kinds = r.inForce
-	case s.unsure && r.failures < startTries:
-		return ask
 	default:
-		if last, ok := s.config.Annotations[gm.LastGoodWorkloadsAnnotation]; ok {
-			kinds = r.read(ctx, last).good
+		start := s.reading
+		if last, ok := s.config.Annotations[gm.LastGoodWorkloadsAnnotation]; ok && last != s.config.Data[workloads.Key] {
+			start = r.read(ctx, last)
 		}
+		kinds = slices.Concat(start.good, start.unsure)
 	}
 	r.Walker.SetKinds(kinds)
 	if before, now := namesOf(r.inForce), namesOf(kinds); before != now {

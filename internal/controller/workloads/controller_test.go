@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/workloads"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -302,18 +303,20 @@ func TestAReplicaThatStartsWithABadText(t *testing.T) {
 	s.expect("then mended", "Oar.example.com", "Normal WorkloadsInForce ")
 }
 
-func TestAnAPIServerThatFailsIsAskedAgainBeforeAnythingIsDecided(t *testing.T) {
+// TestAnAPIServerThatFailsHoldsUpTheKindsInQuestionOnly: a replica that has just
+// started is ready, and pods of the kinds wait.
+func TestAnAPIServerThatFailsHoldsUpTheKindsInQuestionOnly(t *testing.T) {
 	s := newSite(t, config(sail))
 	s.broken = apierrors.NewInternalError(errors.New("later"))
-	for try := 1; try < startTries; try++ {
-		if s.reconcile() == 0 || s.settled {
-			t.Fatalf("try %d settled it: %t", try, s.settled)
-		}
-	}
 	if s.reconcile() == 0 || !s.settled {
-		t.Error("it waits for ever, and all pods with it")
+		t.Error("it waits for an answer, and all pods with it")
 	}
-	s.expect("without an answer", "none", "Warning WorkloadsRejected workloads.yaml (Sail.example.com): asking for the kinds of example.com/v1: ")
+	s.expect("without an answer", "Sail.example.com", "Warning WorkloadsRejected workloads.yaml (Sail.example.com): asking for the kinds of example.com/v1: ")
+	pod := build.Owner(build.Pod("pod"))
+	pod.Controller = &ownership.Reference{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}, Name: "main", UID: "main"}
+	if _, _, err := s.Walker.Application(t.Context(), pod); !errors.Is(err, owners.ErrOwnerUnread) {
+		t.Errorf("a pod of the kind in question: error %v, want that it waits", err)
+	}
 	s.broken = nil
 	s.reconcile()
 	s.expect("with one", "Sail.example.com", "Normal WorkloadsInForce ")

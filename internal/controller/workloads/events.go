@@ -20,7 +20,7 @@ const (
 	ReasonInForce = "WorkloadsInForce"
 	// ReasonRejected: the text is not right; what was in force stays so.
 	ReasonRejected = "WorkloadsRejected"
-	// ReasonProblem: a kind that is in force cannot be watched, or an object of it not be read.
+	// ReasonProblem: a kind that is in force cannot be listed or watched, or an object of it not be read.
 	ReasonProblem = "WorkloadProblem"
 )
 
@@ -93,6 +93,8 @@ func explain(p owners.Problem) error {
 		return fmt.Errorf("%s: %s", name, forbidden(p.Kind, p.Verb))
 	case apierrors.IsNotFound(p.Err):
 		return fmt.Errorf("%s: the API server does not serve %s any more: install its CustomResourceDefinition, or take the entry out", name, p.Kind.GroupVersion())
+	case p.Verb != "":
+		return fmt.Errorf("%s: the API server cannot %s it: %w: mend that, or take the entry out; until then new pods of the kind wait", name, p.Verb, p.Err)
 	default:
 		return fmt.Errorf("%s: %w: correct replicasPath, or the object; until then its pods are counted as they come", name, p.Err)
 	}

@@ -30,14 +30,12 @@ func (r refusal) Error() string { return r.text }
 // kind finds the kind that an entry stands for. An error that is no refusal is
 // the API server's, and says nothing about the kind.
 func (r *Reconciler) kind(ctx context.Context, e workloads.Entry) (owners.Kind, error) {
-	resource, err := r.served(e)
+	kind := owners.Kind{GroupVersionKind: e.GroupVersionKind, ReplicasPath: e.ReplicasPath, RevisionLabel: e.RevisionLabel}
+	resource, err := r.served(ctx, e)
 	if err != nil {
-		return owners.Kind{}, err
+		return kind, err
 	}
-	kind := owners.Kind{
-		GroupVersionKind: e.GroupVersionKind, Resource: resource.Name,
-		ReplicasPath: e.ReplicasPath, RevisionLabel: e.RevisionLabel,
-	}
+	kind.Resource = resource.Name
 	switch {
 	case e.Resource != "" && e.Resource != resource.Name:
 		return kind, refusal{text: fmt.Sprintf("resource is %q and the API server serves the kind as %q: write that, or leave it out", e.Resource, resource.Name)}
@@ -53,8 +51,8 @@ func (r *Reconciler) kind(ctx context.Context, e workloads.Entry) (owners.Kind, 
 }
 
 // served asks the API server for the resource of a kind.
-func (r *Reconciler) served(e workloads.Entry) (metav1.APIResource, error) {
-	list, err := r.API.Discovery().ServerResourcesForGroupVersion(e.GroupVersion().String())
+func (r *Reconciler) served(ctx context.Context, e workloads.Entry) (metav1.APIResource, error) {
+	list, err := r.resourcesOf(ctx, e.GroupVersion().String())
 	if err != nil && !apierrors.IsNotFound(err) {
 		return metav1.APIResource{}, fmt.Errorf("asking for the kinds of %s: %w", e.GroupVersion(), err)
 	}
@@ -67,6 +65,25 @@ func (r *Reconciler) served(e workloads.Entry) (metav1.APIResource, error) {
 	}
 	return metav1.APIResource{}, refusal{passes: true, text: fmt.Sprintf(
 		"the API server does not serve %s, kind %s: install its CustomResourceDefinition, or correct group, version and kind", e.GroupVersion(), e.Kind)}
+}
+
+// resourcesOf asks for as long as ctx allows: the client takes no context.
+func (r *Reconciler) resourcesOf(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error) {
+	type answer struct {
+		list *metav1.APIResourceList
+		err  error
+	}
+	answers := make(chan answer, 1)
+	go func() { // ends with the client's own timeout at the latest
+		list, err := r.API.Discovery().ServerResourcesForGroupVersion(groupVersion)
+		answers <- answer{list, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.list, a.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // allowed asks whether the manager may do all that it has to.

@@ -44,8 +44,8 @@ func Wait(reason string, after time.Duration) error {
 }
 
 // Run runs the phases in order and sums up: plain errors are retried with
-// backoff, conflicts at once and silently, waits after the shortest time that
-// any of them asked for.
+// backoff, conflicts soon and silently (see Backoff), waits after the shortest
+// time that any of them asked for.
 func Run[S any](ctx context.Context, scope S, phases ...Func[S]) (ctrl.Result, error) {
 	var failures []error
 	var result ctrl.Result
@@ -63,7 +63,9 @@ func Run[S any](ctx context.Context, scope S, phases ...Func[S]) (ctrl.Result, e
 				result.RequeueAfter = w.after
 			}
 		case apierrors.IsConflict(err):
-			result.RequeueAfter = time.Millisecond * 50
+			if after := conflicted(ctx); result.RequeueAfter == 0 || after < result.RequeueAfter {
+				result.RequeueAfter = after
+			}
 		default:
 			failures = append(failures, err)
 		}

@@ -11,6 +11,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 // syncInterval is how often is looked whether a source is synced.
@@ -30,6 +35,16 @@ type Source[R comparable] struct {
 
 	mu    sync.Mutex
 	queue workqueue.TypedRateLimitingInterface[R]
+	// running: all that a reconcile reads is known, and All has come.
+	running bool
+}
+
+// Running tells whether the controller runs, or is about to with all there is:
+// what changes from here on has to be added.
+func (s *Source[R]) Running() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.running
 }
 
 // Add asks for a reconcile. It never blocks.
@@ -53,6 +68,25 @@ func (s *Source[R]) Start(_ context.Context, queue workqueue.TypedRateLimitingIn
 	return nil
 }
 
+// Handler adds the watched object to the source, where it waits for more of its kind.
+func Handler(s *Source[reconcile.Request]) handler.EventHandler {
+	return handler.Funcs{UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+		s.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(e.ObjectNew)})
+	}}
+}
+
+// StatusWritten is true for updates that change nothing but the status or the
+// metadata of an object. Whoever writes a status hears of it, for it may have
+// been written from a cache that did not know the one before.
+var StatusWritten = predicate.Funcs{
+	CreateFunc:  func(event.CreateEvent) bool { return false },
+	DeleteFunc:  func(event.DeleteEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		return e.ObjectOld.GetGeneration() == e.ObjectNew.GetGeneration() && e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion()
+	},
+}
+
 // WaitForSync implements source.TypedSyncingSource. A program that stops while
 // it waits is no error.
 func (s *Source[R]) WaitForSync(ctx context.Context) error {
@@ -65,6 +99,9 @@ func (s *Source[R]) WaitForSync(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("waiting for what reconciles read: %w", err)
 	}
+	s.mu.Lock()
+	s.running = true
+	s.mu.Unlock()
 	if s.All != nil {
 		for _, r := range s.All() {
 			s.queue.Add(r)

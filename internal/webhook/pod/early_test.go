@@ -1,8 +1,10 @@
 package pod
 
 import (
+	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -92,7 +94,7 @@ func TestAnEarlyPodIsAsWantedFromItsCreation(t *testing.T) {
 	}
 	want := webPod(
 		build.InitContainer("setup", "hz.io/setup:2"), build.Bound("p", "o"), build.Label(gm.NodeGroupLabel, "hz"),
-		build.Annotation(gm.SeatAnnotation, token), build.Annotation(gm.OverridesAnnotation, fixed(t, policy, "hz")),
+		build.Annotation(gm.SeatAnnotation, token), admitted, build.Annotation(gm.OverridesAnnotation, fixed(t, policy, "hz")),
 		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1","setup":"setup:2"}`),
 		demand(disk, corev1.NodeSelectorRequirement{Key: gm.NodeGroupLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"hz"}}),
 		build.With(func(p *corev1.Pod) {
@@ -270,7 +272,7 @@ func TestAPodThatARuleCannotBeAppliedToIsOtherwiseAsItWas(t *testing.T) {
 	if !strings.HasPrefix(why, "o/1 spec.overrideRules[2]") {
 		t.Errorf("the pod says %q: it must name the policy's version and the rule", why)
 	}
-	want := webPod(build.Bound("p", "o"), build.Gated(), build.Annotation(gm.UnassignedAnnotation, why))
+	want := webPod(build.Bound("p", "o"), build.Gated(), admitted, build.Annotation(gm.UnassignedAnnotation, why))
 	want.Namespace, want.UID = "", ""
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("wrong pod (-want +got):\n%s", diff)
@@ -365,5 +367,29 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 				t.Errorf("gated: %t, want %t", gated, tc.gated)
 			}
 		})
+	}
+}
+
+// hangingDesk is a leader that does not answer in time.
+type hangingDesk struct{ t *testing.T }
+
+func (d hangingDesk) Assign(ctx context.Context, _ assign.Ask) (assign.Answer, error) {
+	if deadline, bounded := ctx.Deadline(); !bounded || time.Until(deadline) > patience {
+		d.t.Errorf("the desk is asked until %s, bounded: %t", deadline, bounded)
+	}
+	return assign.Answer{}, context.DeadlineExceeded
+}
+
+// TestAPodWhoseLeaderHangsWaitsAtTheGate: what it needs from its creation it
+// would lack for good.
+func TestAPodWhoseLeaderHangsWaitsAtTheGate(t *testing.T) {
+	if patience >= 2*time.Second {
+		t.Errorf("an admission takes up to %s, and the API server waits for 2s", patience)
+	}
+	w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, args)...)
+	w.Desk = hangingDesk{t}
+	got := admit(t, w, webPod(), false)
+	if diff := cmp.Diff([]string{gm.PolicyGate}, gates(got)); diff != "" {
+		t.Errorf("wrong gates (-want +got):\n%s", diff)
 	}
 }

@@ -1,7 +1,8 @@
 // Package pod admits new pods: it copies the policy labels of the pod's
 // application to the pod, gives pods that need it their seat and their overrides
 // (early assignment), holds the pod back with a scheduling gate while a policy
-// that the application requires is not bound or no seat is to be had, names the
+// that the application requires is not bound, no seat is to be had or its owner
+// cannot be read for now, names the
 // scheduler that asks the extender where that is not the cluster's own, and
 // drops what a template wrote under keys that only atoll-manager may write.
 //
@@ -14,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -30,6 +32,10 @@ import (
 
 // Path is where the webhook is served.
 const Path = "/mutate-pods"
+
+// patience bounds one admission: below timeoutSeconds of the webhook, so that a
+// pod that cannot be decided about in time waits at the gate and does not go past.
+const patience = 1500 * time.Millisecond
 
 // Webhook admits pods.
 type Webhook struct {
@@ -62,6 +68,8 @@ func (w *Webhook) SetupWithManager(mgr ctrl.Manager) error {
 
 // Default implements admission.Defaulter.
 func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	if w.seenBefore(ctx, pod) {
 		return nil
 	}
@@ -71,11 +79,18 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	if err == nil {
 		app, err = w.application(ctx, object)
 	}
+	if errors.Is(err, owners.ErrOwnerUnread) {
+		w.hold(ctx, pod, err)
+		return nil
+	}
 	if err != nil {
 		log.FromContext(ctx).V(2).Info("Pod admitted without looking at policies", "why", err.Error())
 		return nil
 	}
 	setPolicyLabels(pod, app.Policies())
+	if app.Managed() {
+		setAnnotation(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
+	}
 	if managed(app) {
 		w.setScheduler(pod)
 	}
@@ -88,9 +103,27 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	// A pod that gets its seat now has it when its policies are bound.
 	seated := w.assign(ctx, pod, object, request.DryRun != nil && *request.DryRun)
 	if !seated || waits(app.Propagation) || waits(app.Override) {
-		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
+		setGate(pod)
 	}
 	return nil
+}
+
+func setGate(pod *corev1.Pod) {
+	pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
+}
+
+// hold makes a pod wait whose owner cannot be read for now: nobody knows whether
+// it requires policies. It is made ready for the case that it does, which
+// cannot be done later; without policies it is scheduled just as well.
+func (w *Webhook) hold(ctx context.Context, pod *corev1.Pod, why error) {
+	setAnnotation(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
+	if pod.Spec.NodeName != "" {
+		return
+	}
+	log.FromContext(ctx).Info("Pod waits for its owner to be read", "why", why.Error())
+	w.setScheduler(pod)
+	w.mark(pod)
+	setGate(pod)
 }
 
 func (w *Webhook) application(ctx context.Context, object *ownership.Object) (ownership.Application, error) {
@@ -118,7 +151,7 @@ func dropStamps(pod *corev1.Pod) {
 	delete(pod.Labels, gm.NodeGroupLabel)
 	for _, key := range []string{
 		gm.OriginalImagesAnnotation, gm.RestartingAnnotation, gm.NudgeAnnotation, gm.DeletionCostAnnotation,
-		gm.SeatAnnotation, gm.AdmissionAnnotation, gm.OverridesAnnotation, gm.UnassignedAnnotation,
+		gm.SeatAnnotation, gm.AdmissionAnnotation, gm.AdmittedAnnotation, gm.OverridesAnnotation, gm.UnassignedAnnotation,
 	} {
 		delete(pod.Annotations, key)
 	}

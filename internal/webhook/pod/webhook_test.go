@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"testing"
 
@@ -9,7 +10,13 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -272,6 +279,53 @@ func TestAPodWhoseOwnersCannotBeFoundKeepsItsScheduler(t *testing.T) {
 	}
 }
 
+// sails is a kind that an operator named as a workload and the API server cannot
+// convert.
+var sails = owners.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}, Resource: "sails"}
+
+// TestAPodWhoseOwnerCannotBeReadWaitsAtTheGate: its kind is a workload, and
+// nobody knows whether it requires a policy.
+func TestAPodWhoseOwnerCannotBeReadWaitsAtTheGate(t *testing.T) {
+	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web", build.Bound("p", ""))))
+	w, _ := newWebhook(t, build.Deployment("web", build.Bound("p", "")), replicaSet)
+	w.SchedulerName, w.Mark = "atoll-scheduler", "atoll.dev/managed"
+	broken := metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme())
+	broken.PrependReactor("*", "sails", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewInternalError(errors.New("conversion webhook failed"))
+	})
+	w.Walker = owners.NewWalker(build.NewAPI(t, build.Deployment("web", build.Bound("p", "")), replicaSet).Client())
+	w.Walker.Extend(dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), broken)
+	w.Walker.SetKinds([]owners.Kind{sails})
+	go func() { _ = w.Walker.Start(t.Context()) }()
+	build.Eventually(t, "the built-in kinds are listed", w.Walker.HasSynced)
+	ofSail := func(options ...build.Option) *corev1.Pod {
+		return build.Pod("", append([]build.Option{build.Container("c", "nginx"), func(o build.Object) {
+			yes := true
+			o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Sail", Name: "s", UID: "s", Controller: &yes}})
+		}}, options...)...)
+	}
+	got := admit(t, w, ofSail(), false)
+	if diff := cmp.Diff([]string{gm.PolicyGate}, gates(got)); diff != "" {
+		t.Errorf("wrong gates (-want +got):\n%s", diff)
+	}
+	if _, marked := got.Spec.Containers[0].Resources.Requests[w.Mark]; got.Spec.SchedulerName != w.SchedulerName || !marked {
+		t.Errorf("scheduler is %q, marked %t: neither can be set later", got.Spec.SchedulerName, marked)
+	}
+	if again := admit(t, w, got, false); len(again.Spec.SchedulingGates) != 1 {
+		t.Errorf("looked at again, gates are %v", gates(again))
+	}
+	if got := admit(t, w, ofSail(build.On("node")), false); len(got.Spec.SchedulingGates) != 0 {
+		t.Errorf("a pod that names its node is held by %v", gates(got))
+	}
+	if got := admit(t, w, build.Pod("", build.OwnedBy(replicaSet)), false); len(got.Spec.SchedulingGates) != 0 || got.Labels[gm.BindingPropagationPolicyLabel] != "p" {
+		t.Errorf("a pod of a Deployment has gates %v and labels %v", gates(got), got.Labels)
+	}
+	w.Walker.SetKinds(nil)
+	if got := admit(t, w, ofSail(), false); len(got.Spec.SchedulingGates) != 0 {
+		t.Errorf("a pod of a kind that is no workload any more is held by %v", gates(got))
+	}
+}
+
 func TestWhatOnlyWeMayWriteIsDroppedWhateverHappens(t *testing.T) {
 	forged := build.Pod("", build.Label(gm.NodeGroupLabel, "hz"), build.Label("app", "web"),
 		build.Annotation(gm.OriginalImagesAnnotation, "{}"), build.Annotation(gm.RestartingAnnotation, "{}"),
@@ -353,5 +407,35 @@ func TestADryRunGetsTheSameAnswerAndLeavesNothingBehind(t *testing.T) {
 		if diff := cmp.Diff(admit(t, w, pod, false), dry); diff != "" {
 			t.Errorf("a dry run gets another answer (-real +dry):\n%s", diff)
 		}
+	}
+}
+
+// admitted is what the webhook leaves on pods whose workload requires a policy.
+var admitted = build.Annotation(gm.AdmittedAnnotation, "true")
+
+// TestPodsThatPassedAreMarked: pods without the mark went past.
+func TestPodsThatPassedAreMarked(t *testing.T) {
+	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web")))
+	for name, tc := range map[string]struct {
+		workload []build.Option
+		pod      []build.Option
+		want     string
+	}{
+		"a policy that is bound":              {workload: []build.Option{build.Bound("p", "")}, want: "true"},
+		"a policy that is not":                {workload: []build.Option{build.Requires("", "o")}, want: "true"},
+		"a policy that may be missing":        {workload: []build.Option{build.Requires("p", ""), ignore}, want: "true"},
+		"a pod that names its node":           {workload: []build.Option{build.Bound("p", "")}, pod: []build.Option{build.On("node")}, want: "true"},
+		"no policy":                           {},
+		"no policy, and a template that lies": {pod: []build.Option{admitted}},
+		"a template that has its own opinion": {workload: []build.Option{build.Bound("p", "")}, pod: []build.Option{build.Annotation(gm.AdmittedAnnotation, "x")}, want: "true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, build.Deployment("web", tc.workload...), replicaSet)
+			got := admit(t, w, build.Pod("", append([]build.Option{build.OwnedBy(replicaSet)}, tc.pod...)...), false)
+			if got.Annotations[gm.AdmittedAnnotation] != tc.want {
+				t.Errorf("marked %q, want %q", got.Annotations[gm.AdmittedAnnotation], tc.want)
+			}
+		})
 	}
 }

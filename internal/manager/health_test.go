@@ -1,0 +1,55 @@
+package manager
+
+import (
+	"testing"
+
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// TestAReplicaWhoseLockIsHeldIsNotReady: whoever is told to look in there waits.
+func TestAReplicaWhoseLockIsHeldIsNotReady(t *testing.T) {
+	p, _ := connected(t)
+	for range 3 {
+		if err := p.responsive(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release, held := make(chan struct{}), make(chan struct{})
+	stuck := p.look.begin(func() {
+		close(held)
+		<-release
+	})
+	<-held
+	for range 2 { // a second probe begins no second look
+		if err := p.responsive(nil); err == nil {
+			t.Error("Ready, and does not answer")
+		}
+	}
+	close(release)
+	<-stuck
+	if err := p.responsive(nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAListThatBeginsAnewLeavesAReplicaReady: a ConfigMap that somebody edits
+// would make all replicas not Ready at once.
+func TestAListThatBeginsAnewLeavesAReplicaReady(t *testing.T) {
+	p, s := connected(t)
+	if p.listed(nil) == nil {
+		t.Fatal("Ready, and nothing was listed")
+	}
+	api := build.NewAPI(t)
+	p.walker = owners.NewWalker(api.Client())
+	p.feed = seats.NewFeed(p.ledger, api.Client(), p.walker.Revision)
+	go func() { _ = p.walker.Start(t.Context()) }()
+	go func() { _ = p.feed.Start(t.Context()) }()
+	go func() { _ = s.informers.Start(t.Context()) }()
+	build.Eventually(t, "everything is listed", func() bool { return p.listed(nil) == nil })
+	p.feed.Relist()
+	if err := p.listed(nil); err != nil {
+		t.Error(err)
+	}
+}
