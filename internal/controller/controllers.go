@@ -8,6 +8,7 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/controller/application"
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
 	"github.com/atoll-k8s/atoll/internal/controller/nodepool"
@@ -16,6 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/uniteddeployment"
 	"github.com/atoll-k8s/atoll/internal/controller/workloads"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -41,13 +43,14 @@ type Deps struct {
 // Setup registers every controller. Call before walker and ledger are started.
 func Setup(mgr ctrl.Manager, d Deps) error {
 	recorder := mgr.GetEventRecorder("atoll-manager")
+	restarter := &jobs.Restarter{Client: d.Pods, Annotation: gm.JobRestartAnnotation}
 	setups := map[string]func(ctrl.Manager) error{
 		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient(), Clock: clock.RealClock{}}).SetupWithManager,
 		"application": (&application.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"propagationpolicy": (&propagationpolicy.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"overridepolicy": (&overridepolicy.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},

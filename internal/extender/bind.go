@@ -121,7 +121,7 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (sta
 			return stamps{}, errSeatTaken
 		}
 	}
-	if err := h.overrideImages(ctx, pod, app, group, !unplaced || !a.Counted); err != nil {
+	if err := h.overrideImages(ctx, pod, app, group, (!unplaced || !a.Counted) && !a.Job); err != nil {
 		h.Ledger.Release(pod.UID)
 		return stamps{}, err
 	}

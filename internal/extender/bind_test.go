@@ -350,3 +350,22 @@ func TestAPodThatIsRefusedKeepsTheSeatThatItGotAtCreation(t *testing.T) {
 		t.Errorf("wrong seats (-want +got):\n%s", diff)
 	}
 }
+
+// TestAJobsPodStartsAsItIs: it is not evicted, so nobody would make it anew; a
+// pod of a Deployment is not bound.
+func TestAJobsPodStartsAsItIs(t *testing.T) {
+	job := build.Job("batch", build.Bound("p", "o"))
+	pod := build.Pod("batch-0", build.OwnedBy(job), build.Container("c", "nginx:1"))
+	d := newDesk(t, append(ground(build.Bound("", "o")), job, pod, webPod(0),
+		build.OverridePolicy("o", build.Args("hz", "c", "--hz"), build.Registry("hz", "hz.io")))...)
+	d.filter(pod, allNodes...)
+	if err := d.bind(pod, "node-hz"); err != nil {
+		t.Errorf("the pod waits for ever: %v", err)
+	}
+	if diff := cmp.Diff([]string{"patch", "bind"}, d.writes); diff != "" {
+		t.Errorf("images can change all the same (-want +got):\n%s", diff)
+	}
+	if err := d.bind(webPod(0), "node-hz"); err == nil {
+		t.Error("the pod of a Deployment is bound, and was created without its arguments")
+	}
+}

@@ -33,9 +33,9 @@ const (
 	// requires an OverridePolicy that is not bound: it must not start without.
 	TextOverrideNotBound = "the workload requires an OverridePolicy that is missing, not valid or not bound yet"
 	// TextOutsideGroups refuses a node that is in no group of the policy.
-	TextOutsideGroups = "node is in no NodeGroup of the workload's PropagationPolicy"
+	TextOutsideGroups = seats.TextOutsideGroups
 	// TextOtherGroup refuses a node whose group has its share for now.
-	TextOtherGroup = "node's NodeGroup has its share of the workload's pods"
+	TextOtherGroup = seats.TextOtherGroup
 )
 
 // Handler serves the protocol.

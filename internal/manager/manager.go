@@ -238,18 +238,19 @@ func slimNode(obj any) (any, error) {
 	if node, ok := obj.(*corev1.Node); ok {
 		node.ManagedFields = nil
 		node.Status = corev1.NodeStatus{
-			Allocatable: keepKeys(node.Status.Allocatable, corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods),
+			Allocatable: keepSome(node.Status.Allocatable),
 			Conditions:  readyCondition(node.Status.Conditions),
 		}
 	}
 	return obj, nil
 }
 
-// keepKeys copies what some resources are of, without holding on to the rest.
-func keepKeys(all corev1.ResourceList, keys ...corev1.ResourceName) corev1.ResourceList {
-	kept := make(corev1.ResourceList, len(keys))
-	for _, key := range keys {
-		if q, ok := all[key]; ok {
+// keepSome copies the resources of which there is some: a node that has no huge
+// pages names each size of them.
+func keepSome(all corev1.ResourceList) corev1.ResourceList {
+	kept := make(corev1.ResourceList, len(all))
+	for key, q := range all {
+		if !q.IsZero() {
 			kept[key] = q
 		}
 	}

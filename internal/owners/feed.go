@@ -150,6 +150,18 @@ func (f *feed) Delete(obj any) error {
 	return nil
 }
 
+// Transformer implements cache.TransformingStore: of the objects that a list
+// streams, the reflector gathers what is kept of them, and not the whole.
+func (f *feed) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) {
+		o, err := f.slim(obj)
+		if o == nil {
+			return nil, err
+		}
+		return o, nil
+	}
+}
+
 func (f *feed) Replace(list []any, _ string) error {
 	present := uidSet{}
 	objects := make([]*ownership.Object, 0, len(list))

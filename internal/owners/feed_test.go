@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
@@ -166,5 +167,53 @@ func TestControllerOf(t *testing.T) {
 				t.Errorf("controller is %q, want %q", got, tc.want)
 			}
 		})
+	}
+}
+
+// TestAListOfOwnersIsGatheredSlim: what the reflector holds until a list is
+// complete is what is kept.
+func TestAListOfOwnersIsGatheredSlim(t *testing.T) {
+	w := NewWalker(build.NewAPI(t).Client())
+	var store cache.ReflectorStore = feedOf(w, "Deployment")
+	transforming, ok := store.(cache.TransformingStore)
+	if !ok {
+		t.Fatal("whole objects are gathered")
+	}
+	slim, err := transforming.Transformer()(build.Deployment("slim", build.Requires("p", "")))
+	if _, is := slim.(*ownership.Object); !is || err != nil {
+		t.Fatalf("gathered is %T, error %v", slim, err)
+	}
+	if err := store.Replace([]any{slim, build.Deployment("whole", build.Requires("p", ""))}, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.Requiring(Propagation, build.Namespace, "p"); len(got) != 2 {
+		t.Errorf("%v require the policy, want both", names(got))
+	}
+	if o, err := transforming.Transformer()("no object"); o != nil || err == nil {
+		t.Errorf("what is no object became %v, error %v", o, err)
+	}
+}
+
+func TestOfJob(t *testing.T) {
+	w := NewWalker(build.NewAPI(t).Client())
+	job, deployment := build.Job("job"), build.Deployment("d")
+	below, beside := build.ReplicaSet("below", build.OwnedBy(job)), build.ReplicaSet("beside", build.OwnedBy(deployment))
+	for _, o := range []build.Object{job, deployment, below, beside} {
+		w.Put(build.Owner(o))
+	}
+	for name, tc := range map[string]struct {
+		pod  build.Object
+		want bool
+	}{
+		"of a Job":            {build.Pod("p", build.OwnedBy(job)), true},
+		"of what a Job owns":  {build.Pod("p", build.OwnedBy(below)), true},
+		"of a Deployment":     {build.Pod("p", build.OwnedBy(beside)), false},
+		"of nothing":          {build.Pod("p"), false},
+		"of a Job not seen":   {build.Pod("p", build.OwnedBy(build.Job("unknown"))), true},
+		"of something unseen": {build.Pod("p", build.OwnedBy(build.ReplicaSet("unknown"))), false},
+	} {
+		if got := w.OfJob(build.Owner(tc.pod).Controller); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
 	}
 }

@@ -287,6 +287,9 @@ func (f *feed) tell() {
 
 // slim slims an object, and keeps the first that does not say what it should.
 func (f *feed) slim(obj any) (*ownership.Object, error) {
+	if o, ok := obj.(*ownership.Object); ok {
+		return o, nil // Transformer was here
+	}
 	o, err := f.kind.slim(obj)
 	if o == nil || err == nil {
 		return o, err

@@ -17,7 +17,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 )
 
 // kind is one kind of owner that the walk can pass through.
@@ -105,6 +107,7 @@ func (k *kind) slim(obj any) (*ownership.Object, error) {
 		IgnoreMissing:    ownership.IgnoresMissing(m.GetAnnotations()),
 		Replicas:         replicas,
 		Deleting:         m.GetDeletionTimestamp() != nil,
+		Restarting:       k.Kind == "Job" && jobs.Suspended(m.GetAnnotations()[gm.JobRestartAnnotation], m.GetUID()),
 		Generation:       m.GetGeneration(),
 		Controller:       ControllerOf(m.GetOwnerReferences()),
 	}

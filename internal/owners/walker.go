@@ -320,13 +320,32 @@ func (w *Walker) Descendants(uid types.UID) []types.UID {
 	return out
 }
 
-// Labelled returns every object that carries a required or a binding label.
+// OfJob tells whether pods with this controller are those of a Job, directly or
+// further up, as far as the caches know.
+func (w *Walker) OfJob(controller *ownership.Reference) bool {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for hops := 0; controller != nil && hops < ownership.MaxHops; hops++ {
+		if controller.Kind == "Job" {
+			return true
+		}
+		owner := w.objects[controller.UID]
+		if owner == nil {
+			return false
+		}
+		controller = owner.Controller
+	}
+	return false
+}
+
+// Labelled returns every object that carries a required or a binding label, and
+// every Job that is to be resumed.
 func (w *Walker) Labelled() []*ownership.Object {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	var out []*ownership.Object
 	for _, o := range w.objects {
-		if o.Policies != (ownership.Policies{}) {
+		if o.Policies != (ownership.Policies{}) || o.Restarting {
 			out = append(out, o)
 		}
 	}

@@ -8,6 +8,7 @@ package policies
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,6 +48,7 @@ type spreadEntry struct {
 	spread     placement.Spread
 	err        error
 	since      time.Time // when the spread came to divide as it does
+	until      time.Time // when a group comes to be away, if nothing changes; the zero time if none does
 }
 
 type rulesEntry struct {
@@ -82,26 +84,61 @@ func (b *Book) Override(ctx context.Context, namespace, name string) (*gm.Overri
 	return policy, nil
 }
 
-// Spread makes a policy ready for one application. The error names the field
-// that makes the policy unusable.
+// Spread makes a policy ready for one application, with the groups that are
+// away by now. The error names the field that makes the policy unusable.
 func (b *Book) Spread(policy *gm.PropagationPolicy, app types.UID) (placement.Spread, error) {
-	key := spreadKey{policy: policy.UID, app: app}
-	epoch := b.ledger.GroupsEpoch()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e, ok := b.spreads[key]; ok && e.generation == policy.Generation && e.epoch == epoch {
-		return e.spread, e.err
+	e := b.spreadLocked(policy, app)
+	return e.spread, e.err
+}
+
+func (b *Book) spreadLocked(policy *gm.PropagationPolicy, app types.UID) spreadEntry {
+	key := spreadKey{policy: policy.UID, app: app}
+	epoch, now := b.ledger.GroupsEpoch(), b.clock.Now()
+	if e, ok := b.spreads[key]; ok && e.generation == policy.Generation && e.epoch == epoch && (e.until.IsZero() || now.Before(e.until)) {
+		return e
 	}
 	if len(b.spreads) >= maxKept {
 		clear(b.spreads)
 	}
-	e := spreadEntry{generation: policy.Generation, epoch: epoch, since: b.clock.Now()}
-	e.spread, e.err = placement.New(policy.Spec, b.ledger.HasMembers, app)
+	e := spreadEntry{generation: policy.Generation, epoch: epoch, since: now}
+	if e.spread, e.err = placement.New(policy.Spec, b.ledger.HasMembers, app); e.err == nil && policy.Spec.Failover != nil {
+		e.spread, e.until = b.withoutAway(e.spread, policy.Spec.Failover.After(), now)
+	}
 	if last, ok := b.spreads[key]; ok && last.spread.Equal(e.spread) {
 		e.since = last.since
 	}
 	b.spreads[key] = e
-	return e.spread, e.err
+	return e
+}
+
+// withoutAway leaves groups out of which no node has been Ready for a time, and
+// tells when the next one will have to be; the zero time is never.
+func (b *Book) withoutAway(spread placement.Spread, after time.Duration, now time.Time) (rest placement.Spread, until time.Time) {
+	rest = spread.WithoutAway(func(group string) bool {
+		since, lost := b.ledger.NotReadySince(group)
+		if !lost {
+			return false
+		}
+		at := since.Add(after)
+		if !now.Before(at) {
+			return true
+		}
+		if until.IsZero() || at.Before(until) {
+			until = at
+		}
+		return false
+	})
+	return rest, until
+}
+
+// ChangesAt is when a group of a policy comes to be away if its nodes stay as
+// they are: nothing else tells of it. The zero time is never.
+func (b *Book) ChangesAt(policy *gm.PropagationPolicy, app types.UID) time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.spreadLocked(policy, app).until
 }
 
 // SettlesAt is when a policy will have been as it is, with the members that its
@@ -150,6 +187,9 @@ type Assignment struct {
 	// Counted is false for the pods of a DaemonSet: there is one a node, and
 	// nothing to divide.
 	Counted bool
+	// Job: the pod is a Job's, directly or not. It is never made anew by evicting
+	// it, so it may start as it is.
+	Job bool
 	// Spread is set when Application.Propagation is bound.
 	Spread placement.Spread
 }
@@ -182,6 +222,7 @@ func (b *Book) assignment(ctx context.Context, pod *ownership.Object, revision s
 		a.Cohort.Owner = chain[1].UID
 		a.Counted = chain[1].Kind != "DaemonSet"
 	}
+	a.Job = slices.ContainsFunc(chain[1:], func(o *ownership.Object) bool { return o.Kind == "Job" })
 	if app.Propagation == nil {
 		return a, nil
 	}
@@ -201,6 +242,9 @@ func (b *Book) assignment(ctx context.Context, pod *ownership.Object, revision s
 		return a, err
 	}
 	a.Spread, err = b.Spread(policy, app.Propagation.UID)
+	if !a.Counted {
+		a.Spread = a.Spread.Home() // one pod a node, and nothing to divide
+	}
 	if err != nil {
 		return a, fmt.Errorf("using PropagationPolicy %s/%s: %w", policy.Namespace, policy.Name, err)
 	}

@@ -50,6 +50,10 @@ type Creation struct {
 	Early bool
 	// Fixed: some rule changes what cannot change later.
 	Fixed bool
+	// Waiting: kube-scheduler was refused nodes for other pods of the owner a
+	// while ago, so that new ones get their seat at creation, too. Not so where
+	// nobody makes a pod anew that waits there for too long.
+	Waiting bool
 }
 
 // Version tells policies, and the generations of one, apart.
@@ -87,6 +91,9 @@ func (b *Book) Creation(ctx context.Context, a Assignment) (Creation, error) {
 	case gm.AssignmentLate:
 	default:
 		c.Early = c.Fixed
+	}
+	if owner := b.walker.Get(a.Cohort.Owner); owner != nil && owner.Kind != "Job" && owner.Kind != "Pod" {
+		c.Waiting = b.ledger.Refused(a.Cohort.Owner)
 	}
 	return c, nil
 }

@@ -131,11 +131,29 @@ func (f *Feed) Delete(obj any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore: what the new list does not hold is gone.
+// Transformer implements cache.TransformingStore: of the pods that a list streams,
+// the reflector gathers what is kept of them, and not the whole.
+func (f *Feed) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) {
+		if pod, ok := obj.(*corev1.Pod); ok {
+			return SlimBy(f.revision, pod), nil
+		}
+		return obj, nil
+	}
+}
+
+// Replace implements cache.ReflectorStore: what the new list does not hold is
+// gone. Pods come as Transformer left them, or whole where nothing is streamed.
 func (f *Feed) Replace(list []any, version string) error {
+	pods := make([]*Pod, 0, len(list))
 	present := make(map[types.UID]struct{}, len(list))
 	for _, obj := range list {
-		if pod, ok := obj.(*corev1.Pod); ok {
+		pod, ok := obj.(*Pod)
+		if whole, is := obj.(*corev1.Pod); is {
+			pod, ok = SlimBy(f.revision, whole), true
+		}
+		if ok {
+			pods = append(pods, pod)
 			present[pod.UID] = struct{}{}
 		}
 	}
@@ -148,10 +166,8 @@ func (f *Feed) Replace(list []any, version string) error {
 			f.ledger.Forget(uid)
 		}
 	}
-	for _, obj := range list {
-		if pod, ok := obj.(*corev1.Pod); ok {
-			f.ledger.Observe(SlimBy(f.revision, pod))
-		}
+	for _, pod := range pods {
+		f.ledger.Observe(pod)
 	}
 	f.note(version)
 	f.mu.Lock()

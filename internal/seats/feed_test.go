@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
@@ -90,5 +93,31 @@ func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAListIsGatheredSlim: what the reflector holds until a list is complete is
+// what is kept, and the ledger comes to the same from it as from whole pods.
+func TestAListIsGatheredSlim(t *testing.T) {
+	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
+	var store cache.ReflectorStore = NewFeed(ledger, nil, func(*ownership.Reference, map[string]string) string { return "r" })
+	transforming, ok := store.(cache.TransformingStore)
+	if !ok {
+		t.Fatal("whole pods are gathered")
+	}
+	slim, err := transforming.Transformer()(build.Pod("slim", build.On("node")))
+	if _, whole := slim.(*corev1.Pod); whole || err != nil {
+		t.Errorf("gathered is %T, error %v", slim, err)
+	}
+	if err := store.Replace([]any{slim, build.Pod("whole", build.On("node"))}, "1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"slim", "whole"} {
+		if pod := ledger.Pod(types.UID(name)); pod == nil || pod.Node != "node" || pod.Revision != "r" {
+			t.Errorf("%s pod is %+v", name, pod)
+		}
+	}
+	if err := store.Replace(nil, "2"); err != nil || ledger.Pod("slim") != nil || ledger.Pod("whole") != nil {
+		t.Errorf("what a list does not hold stays, error %v", err)
 	}
 }

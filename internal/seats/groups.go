@@ -1,7 +1,7 @@
 package seats
 
 // GroupsHandler is told which groups changed: a node joined or left them, or
-// came to take pods or stopped to. It must not block.
+// came to take pods, or to be Ready, or stopped to. It must not block.
 type GroupsHandler func(groups ...string)
 
 // OnGroups adds a handler. Call before the ledger is fed.
@@ -17,7 +17,7 @@ func (l *Ledger) tellGroups(before, after Node) {
 				groups = append(groups, group)
 			}
 		}
-	case before.Open != after.Open && after.Group != "":
+	case (before.Open != after.Open || before.Ready != after.Ready) && after.Group != "":
 		groups = []string{after.Group}
 	}
 	if len(groups) == 0 {

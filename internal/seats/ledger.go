@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
@@ -56,7 +57,7 @@ type Cohort struct {
 type Handler func(old, new *Pod)
 
 // Ledger holds all pods and seats. Safe for concurrent use; every operation
-// but View takes time that does not grow with the number of pods.
+// but View and Gated takes time that does not grow with the number of pods.
 type Ledger struct {
 	clock    clock.PassiveClock
 	handlers []Handler
@@ -69,18 +70,25 @@ type Ledger struct {
 	mu      sync.Mutex
 	seats   map[types.UID]*seat
 	cohorts map[Cohort]*cohort
-	owners  map[types.UID]map[Cohort]*cohort
+	owners  map[types.UID]*owner
 	nodes   map[string]*node
 	// members are the nodes of each group, by name; epoch moves when a group gets its
 	// first node or loses its last.
 	members map[string]map[string]*node
-	// moved is when a node joined or left the group last.
+	// moved is when a node joined or left the group, or came to be open, last.
 	moved map[string]time.Time
 	epoch uint64
-	// avoided are groups that the pods of an owner do not get at creation, until when.
-	avoided map[avoidance]time.Time
-	// disrupted are pods that we are about to evict or restart, until that is seen.
+	// ready counts the Ready nodes of each group.
+	ready map[string]int
+	// avoided are groups that the pods of an owner do not get at creation.
+	avoided map[avoidance]penalty
+	// refused is until when new pods of an owner get their group at creation,
+	// and remade when its waiting pods were made anew last: see waiting.go.
+	refused, remade map[types.UID]time.Time
+	// disrupted are pods that we are about to evict or restart, until that is
+	// seen. announced are the same, oldest first, and some that are not any more.
 	disrupted map[types.UID]time.Time
+	announced []announcement
 }
 
 // seat is a pod's entry: with a group it holds a seat there.
@@ -90,18 +98,28 @@ type seat struct {
 	cohort *cohort
 	// seated: the pod counts in group. A bound pod on a node of no group is
 	// seated in "".
-	seated   bool
-	group    string
-	reserved bool
-	binding  bool      // reserved, and being bound to a node of group: see Confirm
-	number   int       // the group's seats when this one was taken, itself included
-	lapses   time.Time // when a reservation does
-	active   bool      // counts in its cohort's active
-	gated    bool      // counts in its cohort's gated
+	seated    bool
+	group     string
+	reserved  bool
+	binding   bool      // reserved, and being bound to a node of group: see Confirm
+	number    int       // the group's seats when this one was taken, itself included
+	lapses    time.Time // when a reservation does
+	active    bool      // counts in its cohort's active
+	gated     bool      // counts in its cohort's gated
+	available bool      // counts in its owner's available
+}
+
+// owner is the direct owner of pods.
+type owner struct {
+	cohorts map[Cohort]*cohort
+	// available is the number of its pods that do their work and are not about
+	// to be evicted or restarted.
+	available int
 }
 
 type cohort struct {
 	key    Cohort
+	owner  *owner
 	counts map[string]int // seats by group, reserved ones included
 	seats  map[types.UID]*seat
 	like   *Pod // the pod seen last, for the next to share with
@@ -120,7 +138,11 @@ type cohort struct {
 
 type node struct {
 	Node
-	pods map[types.UID]*seat
+	// exists is false for a node that is gone, or not seen yet, and has pods.
+	exists bool
+	pods   map[types.UID]*seat
+	// used is the sum of what those pods hold.
+	used fit.Use
 }
 
 // NewLedger makes an empty ledger.
@@ -130,11 +152,14 @@ func NewLedger(clock clock.PassiveClock) *Ledger {
 		clock:     clock,
 		seats:     map[types.UID]*seat{},
 		cohorts:   map[Cohort]*cohort{},
-		owners:    map[types.UID]map[Cohort]*cohort{},
+		owners:    map[types.UID]*owner{},
 		nodes:     map[string]*node{},
 		members:   map[string]map[string]*node{},
 		moved:     map[string]time.Time{},
-		avoided:   map[avoidance]time.Time{},
+		ready:     map[string]int{},
+		avoided:   map[avoidance]penalty{},
+		refused:   map[types.UID]time.Time{},
+		remade:    map[types.UID]time.Time{},
 		disrupted: map[types.UID]time.Time{},
 	}
 }
@@ -188,14 +213,12 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 	if s == nil {
 		s = l.enterLocked(pod.UID, key)
 	}
+	l.shareLocked(pod, s.cohort)
 	if s.pod != nil {
 		old = s.pod
-		if s.pod.Node != "" && s.pod.Node != pod.Node {
-			delete(l.nodeLocked(s.pod.Node).pods, pod.UID)
-		}
 	}
-	l.shareLocked(pod, s.cohort)
-	s.pod = pod
+	l.noteRefusalLocked(pod)
+	l.placeLocked(s, pod)
 	s.setActive(pod.Active)
 	s.setGated(pod.Active && pod.Gated && !pod.Pinned())
 	switch {
@@ -208,13 +231,38 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 		l.seatLocked(s, pod.GroupStamp)
 		l.settleLocked(s)
 	}
-	if pod.Node != "" {
-		l.nodeLocked(pod.Node).pods[pod.UID] = s
-	}
 	if !pod.Active || pod.Restarting() {
 		delete(l.disrupted, pod.UID) // the effect is seen on the pod itself from here on
 	}
+	l.countAvailableLocked(s)
 	return old
+}
+
+// placeLocked makes pod what is known of a seat's pod, nil for one that is gone,
+// and keeps the books of the nodes where it was and where it is.
+func (l *Ledger) placeLocked(s *seat, pod *Pod) {
+	before := s.pod
+	s.pod = pod
+	if before != nil && pod != nil && before.Node == pod.Node && before.Finished == pod.Finished && before.demand() == pod.demand() {
+		return
+	}
+	if before != nil && before.Node != "" {
+		n := l.nodeLocked(before.Node)
+		delete(n.pods, s.uid)
+		if !before.Finished {
+			n.used.Remove(before.demand())
+		}
+		if pod == nil || pod.Node != before.Node {
+			l.leaveLocked(n)
+		}
+	}
+	if pod != nil && pod.Node != "" {
+		n := l.nodeLocked(pod.Node)
+		n.pods[s.uid] = s
+		if !pod.Finished {
+			n.used.Add(pod.demand())
+		}
+	}
 }
 
 // Pod returns what was last seen of a pod, or nil.
@@ -239,12 +287,13 @@ func (l *Ledger) nodeLocked(name string) *node {
 func (l *Ledger) enterLocked(uid types.UID, key Cohort) *seat {
 	c := l.cohorts[key]
 	if c == nil {
-		c = &cohort{key: key, counts: map[string]int{}, seats: map[types.UID]*seat{}, reservations: map[types.UID]*seat{}}
-		l.cohorts[key] = c
-		if l.owners[key.Owner] == nil {
-			l.owners[key.Owner] = map[Cohort]*cohort{}
+		o := l.owners[key.Owner]
+		if o == nil {
+			o = &owner{cohorts: map[Cohort]*cohort{}}
+			l.owners[key.Owner] = o
 		}
-		l.owners[key.Owner][key] = c
+		c = &cohort{key: key, owner: o, counts: map[string]int{}, seats: map[types.UID]*seat{}, reservations: map[types.UID]*seat{}}
+		l.cohorts[key], o.cohorts[key] = c, c
 	}
 	s := &seat{uid: uid, cohort: c}
 	l.seats[uid] = s
@@ -255,9 +304,8 @@ func (l *Ledger) enterLocked(uid types.UID, key Cohort) *seat {
 
 func (l *Ledger) dropLocked(s *seat) {
 	l.unseatLocked(s)
-	if s.pod != nil && s.pod.Node != "" {
-		delete(l.nodeLocked(s.pod.Node).pods, s.uid)
-	}
+	l.placeLocked(s, nil)
+	l.countAvailableLocked(s)
 	s.setActive(false)
 	s.setGated(false)
 	delete(l.seats, s.uid)
@@ -265,8 +313,8 @@ func (l *Ledger) dropLocked(s *seat) {
 	if len(s.cohort.seats) == 0 {
 		key := s.cohort.key
 		delete(l.cohorts, key)
-		delete(l.owners[key.Owner], key)
-		if len(l.owners[key.Owner]) == 0 {
+		delete(s.cohort.owner.cohorts, key)
+		if len(s.cohort.owner.cohorts) == 0 {
 			delete(l.owners, key.Owner)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
@@ -22,9 +23,21 @@ func newTestLedger(groups ...string) (*Ledger, *testingclock.FakeClock) {
 	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
 	l := NewLedger(clock)
 	for _, g := range groups {
-		l.ObserveNode(Node{Name: "node-" + g, Group: g, Open: true, MilliCPU: 1000, Memory: 1 << 30, Pods: 10})
+		l.ObserveNode(openNode("node-"+g, g))
 	}
 	return l, clock
+}
+
+// openNode has room for a CPU and 10 pods.
+func openNode(name, group string) Node {
+	return Node{Name: name, Group: group, Open: true, Offer: fit.Node{
+		Name: name, Allocatable: fit.Amounts{{Name: "cpu", Value: 1000}, {Name: "memory", Value: 1 << 30}, {Name: "pods", Value: 10}},
+	}}
+}
+
+// needing is what a pod demands that asks for CPU.
+func needing(milliCPU int64) *fit.Demand {
+	return &fit.Demand{Requests: fit.Amounts{{Name: "cpu", Value: milliCPU}, {Name: "pods", Value: 1}}}
 }
 
 func weights(pairs ...any) placement.Spread {
@@ -353,18 +366,20 @@ func TestDisruptLetsPodsGoThatDoNoWorkHoweverManyAreMissing(t *testing.T) {
 func TestCanTakeLooksAtRoom(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	full := podIn("full", "node-a")
-	full.MilliCPU = 900
+	full.Demand = needing(900)
 	l.Observe(full)
 	pod := podIn("p", "node-b")
-	pod.MilliCPU = 200
-	if l.CanTake("a", pod) {
+	pod.Demand = needing(200)
+	if canTake(l, "a", pod) {
 		t.Error("900m of 1000m are taken, 200m fit")
 	}
-	if !l.CanTake("b", pod) || l.CanTake("nowhere", pod) {
+	if !canTake(l, "b", pod) || canTake(l, "nowhere", pod) {
 		t.Error("an idle node has room; a group without nodes has none")
 	}
-	l.ObserveNode(Node{Name: "node-b", Group: "b", Open: false, MilliCPU: 1000, Memory: 1 << 30, Pods: 10})
-	if l.CanTake("b", pod) {
+	closed := openNode("node-b", "b")
+	closed.Open = false
+	l.ObserveNode(closed)
+	if canTake(l, "b", pod) {
 		t.Error("a cordoned node takes pods")
 	}
 }

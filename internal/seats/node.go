@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
 // Node is what the decisions need to know of a node.
@@ -16,21 +17,28 @@ type Node struct {
 	Group string
 	// Open: Ready and not cordoned.
 	Open bool
-	// MilliCPU, Memory (bytes) and Pods are what the node can hold in all.
-	MilliCPU, Memory, Pods int64
+	// Ready: cordoned or not.
+	Ready bool
+	// NotReadySince is when it was Ready last, as far as is known; the zero time
+	// while it is.
+	NotReadySince time.Time
+	// Offer is what pods find there. Its labels and taints are the cached
+	// object's: they are read only.
+	Offer fit.Node
 }
 
 // SlimNode keeps of a node what the decisions need.
 func SlimNode(n *corev1.Node) Node {
 	node := Node{
 		Name: n.Name, Group: n.Labels[gm.NodeGroupLabel],
-		MilliCPU: n.Status.Allocatable.Cpu().MilliValue(),
-		Memory:   n.Status.Allocatable.Memory().Value(),
-		Pods:     n.Status.Allocatable.Pods().Value(),
+		Offer: fit.Node{Name: n.Name, Labels: n.Labels, Taints: n.Spec.Taints, Allocatable: fit.AmountsOf(n.Status.Allocatable)},
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			node.Open = c.Status == corev1.ConditionTrue && !n.Spec.Unschedulable && n.DeletionTimestamp == nil
+			if node.Ready = c.Status == corev1.ConditionTrue; !node.Ready {
+				node.NotReadySince = c.LastTransitionTime.Time
+			}
 		}
 	}
 	return node
@@ -39,8 +47,7 @@ func SlimNode(n *corev1.Node) Node {
 // roomier tells whether a pod may find room in the node's group now that it
 // did not find before.
 func (n Node) roomier(before Node) bool {
-	return n.Open && (!before.Open || n.Group != before.Group ||
-		n.MilliCPU > before.MilliCPU || n.Memory > before.Memory || n.Pods > before.Pods)
+	return n.Open && (!before.Open || n.Group != before.Group || n.Offer.Roomier(&before.Offer))
 }
 
 // ObserveNode records what a node is now.
@@ -53,8 +60,10 @@ func (l *Ledger) observeNode(node Node) (before Node) {
 	defer l.mu.Unlock()
 	n := l.nodeLocked(node.Name)
 	before = n.Node
+	l.rememberNotReadyLocked(&node, before)
 	l.moveLocked(n, node.Group)
-	n.Node = node
+	n.Node, n.exists = node, true
+	l.countReadyLocked(before, node)
 	if node.roomier(before) {
 		l.welcomeLocked(node.Group)
 	}
@@ -75,11 +84,17 @@ func (l *Ledger) forgetNode(name string) (before Node) {
 	}
 	before = n.Node
 	l.moveLocked(n, "")
-	n.Node = Node{Name: name}
-	if len(n.pods) == 0 {
-		delete(l.nodes, name)
-	}
+	n.Node, n.exists = Node{Name: name}, false
+	l.countReadyLocked(before, n.Node)
+	l.leaveLocked(n)
 	return before
+}
+
+// leaveLocked forgets a node that is gone, with its last pod.
+func (l *Ledger) leaveLocked(n *node) {
+	if !n.exists && len(n.pods) == 0 {
+		delete(l.nodes, n.Name)
+	}
 }
 
 // moveLocked moves a node, and the seats of its pods, to another group.
@@ -119,8 +134,12 @@ func (l *Ledger) countMemberLocked(n *node, group string, joins bool) {
 	}
 }
 
+// movedTTL is how long is kept when a group changed. Nobody stabilizes for longer
+// (stabilizationSeconds of a PropagationPolicy is 3600 at most).
+const movedTTL = time.Hour
+
 // MovedAt is when a node joined or left one of the groups last, as far as this
-// ledger has seen; the zero time if never.
+// ledger has seen; the zero time if never, or more than movedTTL ago.
 func (l *Ledger) MovedAt(groups ...string) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -140,7 +159,8 @@ func (l *Ledger) HasMembers(group string) bool {
 	return len(l.members[group]) > 0
 }
 
-// GroupsEpoch changes whenever HasMembers changes its answer for some group.
+// GroupsEpoch changes whenever HasMembers or NotReadySince changes its answer
+// for some group.
 func (l *Ledger) GroupsEpoch() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -171,34 +191,4 @@ func (l *Ledger) NodeGroups(into, names []string) []string {
 		groups = append(groups, group)
 	}
 	return groups
-}
-
-// CanTake tells whether some open node of a group has room for the pod's
-// requests. It looks at CPU, memory and the number of pods; kube-scheduler
-// looks at more. A group that the pod's owner avoids cannot: the pod would not
-// come there.
-func (l *Ledger) CanTake(group string, pod *Pod) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.avoidsLocked(pod.Owner(), group) {
-		return false
-	}
-	for _, n := range l.members[group] {
-		if n.Open && n.roomLocked(pod) {
-			return true
-		}
-	}
-	return false
-}
-
-func (n *node) roomLocked(pod *Pod) bool {
-	cpu, memory, pods := pod.MilliCPU, pod.Memory, int64(1)
-	for _, s := range n.pods {
-		if s.pod.Active {
-			cpu += s.pod.MilliCPU
-			memory += s.pod.Memory
-			pods++
-		}
-	}
-	return cpu <= n.MilliCPU && memory <= n.Memory && pods <= n.Pods
 }

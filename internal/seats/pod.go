@@ -2,7 +2,9 @@ package seats
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,7 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -51,6 +55,9 @@ type Pod struct {
 	Node string
 	// Active: neither finished nor terminating. Only active pods count.
 	Active bool
+	// Finished: succeeded or failed. It holds nothing on its node any more; a
+	// pod that terminates does.
+	Finished bool
 	// Ready is the pod's Ready condition.
 	Ready bool
 	// Gated: a scheduling gate of ours holds the pod back.
@@ -59,6 +66,12 @@ type Pod struct {
 	Unschedulable bool
 	// UnschedulableSince is when that began.
 	UnschedulableSince time.Time
+	// Refused: the extender refused nodes that kube-scheduler found.
+	Refused bool
+	// Nominated: kube-scheduler preempts others for the pod.
+	Nominated bool
+	// Claims: the pod has volumes of its own, which may tie it to nodes.
+	Claims bool
 	// Nudge is the value of the nudge annotation.
 	Nudge string
 
@@ -67,8 +80,9 @@ type Pod struct {
 	DeletionCost int32
 	// HasCost: the annotation is set; OwnCost: by atoll-manager.
 	HasCost, OwnCost bool
-	// MilliCPU and Memory (bytes) are the sums of the containers' requests.
-	MilliCPU, Memory int64
+	// Demand is what the pod, and its successor, demands of a node. Pods of a
+	// cohort share theirs.
+	Demand *fit.Demand
 
 	// Containers are the init containers and the containers, in this order.
 	Containers []Container
@@ -160,11 +174,12 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
 		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,
-		Active: pod.DeletionTimestamp == nil &&
-			pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed,
-		Nudge:   pod.Annotations[gm.NudgeAnnotation],
-		Created: pod.CreationTimestamp.Time,
+		Finished:      pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+		Nudge:         pod.Annotations[gm.NudgeAnnotation],
+		Created:       pod.CreationTimestamp.Time,
 	}
+	p.Active = pod.DeletionTimestamp == nil && !p.Finished
+	p.Demand = fit.DemandOf(pod, p.affinity(pod))
 	for _, c := range pod.Status.Conditions {
 		switch c.Type {
 		case corev1.PodReady:
@@ -173,6 +188,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 			p.Unschedulable = c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
 			if p.Unschedulable {
 				p.UnschedulableSince = c.LastTransitionTime.Time
+				p.Refused = strings.Contains(c.Message, TextOtherGroup) || strings.Contains(c.Message, TextOutsideGroups)
 			}
 		}
 	}
@@ -183,8 +199,16 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		p.DeletionCost, p.HasCost = int32(v), true
 		p.OwnCost = pod.Annotations[gm.DeletionCostAnnotation] == pod.Annotations[corev1.PodDeletionCost]
 	}
+	p.Claims, p.Nominated = HasClaims(&pod.Spec), pod.Status.NominatedNodeName != ""
 	p.setContainers(pod)
 	return p
+}
+
+// HasClaims tells whether a pod has volumes of its own.
+func HasClaims(spec *corev1.PodSpec) bool {
+	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil
+	})
 }
 
 func (p *Pod) setContainers(pod *corev1.Pod) {
@@ -212,8 +236,6 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 		was, changed := before[c.Name]
 		seen.Restarting = changed && seen.Restarts <= was
 		p.Containers = append(p.Containers, seen)
-		p.MilliCPU += c.Resources.Requests.Cpu().MilliValue()
-		p.Memory += c.Resources.Requests.Memory().Value()
 	}
 	for i := range pod.Spec.InitContainers {
 		add(&pod.Spec.InitContainers[i], true)
@@ -223,13 +245,42 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 	}
 }
 
+// affinity is the required node affinity of the pod and its successor: a pod
+// that got its seat at creation is pinned to a group, and the next one to
+// another. That of a DaemonSet's pod, which names one node, is of no use.
+func (p *Pod) affinity(pod *corev1.Pod) *corev1.NodeSelector {
+	required := requiredAffinity(pod)
+	switch {
+	case p.For != "":
+		return nil
+	case p.Pinned():
+		return placement.Unpin(required, gm.NodeGroupLabel, p.GroupStamp)
+	default:
+		return required
+	}
+}
+
+// demand is Demand, of a pod that demands nothing too.
+func (p *Pod) demand() *fit.Demand {
+	if p.Demand == nil {
+		return nothing
+	}
+	return p.Demand
+}
+
+var nothing = &fit.Demand{Requests: fit.Amounts{{Name: corev1.ResourcePods, Value: 1}}}
+
+func requiredAffinity(pod *corev1.Pod) *corev1.NodeSelector {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
+		return nil
+	}
+	return pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+}
+
 // NodeOf is the one node that a DaemonSet's pod is for: its controller demands
 // it by name. "" for other pods.
 func NodeOf(pod *corev1.Pod) string {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
-		return ""
-	}
-	required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	required := requiredAffinity(pod)
 	if required == nil {
 		return ""
 	}

@@ -152,20 +152,22 @@ func (l *Ledger) lapseLocked(c *cohort) {
 	}
 }
 
-// Lapse drops every reservation whose time is over: those of cohorts that
-// nobody asks about any more would stay otherwise.
+// Lapse drops every reservation whose time is over, and what else is not true
+// any more: that of cohorts and groups that nobody asks about would stay otherwise.
 func (l *Ledger) Lapse() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, c := range l.cohorts {
 		l.lapseLocked(c)
 	}
+	l.forgetWaitingLocked()
 	now := l.clock.Now()
-	for key, until := range l.avoided {
-		if now.After(until) {
-			delete(l.avoided, key)
+	for group, at := range l.moved {
+		if now.Sub(at) > movedTTL {
+			delete(l.moved, group)
 		}
 	}
+	l.calmLocked()
 }
 
 func (c *cohort) divide(spread placement.Spread, total int) []int {

@@ -21,6 +21,9 @@ func (l *Ledger) shareLocked(pod *Pod, c *cohort) {
 	if pod.Policies == like.Policies {
 		pod.Policies = like.Policies
 	}
+	if pod.Demand.Equal(like.Demand) {
+		pod.Demand = like.Demand
+	}
 	pod.Revision = c.key.Revision
 	if slices.Equal(pod.Containers, like.Containers) {
 		pod.Containers = like.Containers

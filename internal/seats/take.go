@@ -1,27 +1,10 @@
 package seats
 
-import (
-	"maps"
-	"math"
-	"time"
+import "time"
 
-	"k8s.io/apimachinery/pkg/types"
-)
-
-const (
-	// takeTTL is how long a seat is kept for a pod that is being created: one
-	// that others refuse, as for a quota, gives it back after that.
-	takeTTL = 10 * time.Second
-	// AvoidTime is how long an owner's new pods avoid a group in which one of
-	// them found no node.
-	AvoidTime = 5 * time.Minute
-)
-
-// avoidance is a group that the pods of an owner do not get at creation.
-type avoidance struct {
-	owner types.UID
-	group string
-}
+// takeTTL is how long a seat is kept for a pod that is being created: one that
+// others refuse, as for a quota, gives it back after that.
+const takeTTL = 10 * time.Second
 
 // Take hands out the seat whose turn it is to a pod that is being created, and
 // returns its group. The pod is to carry the token, which stands for it in
@@ -104,31 +87,10 @@ func (l *Ledger) turnLocked(c *cohort, r Request, groups []string) int {
 	if i := r.Spread.Next(desired, c.current, c.feasible); i >= 0 {
 		return i
 	}
-	if avoids && !r.Spread.Bounded() {
-		unbounded := make([]int, len(groups))
-		for _, g := range r.Spread.Taking() {
-			unbounded[r.Spread.Index(g)] = math.MaxInt32
-		}
-		if i := r.Spread.Next(unbounded, c.current, c.feasible); i >= 0 {
-			return i
+	if avoids {
+		if i := r.Spread.Next(r.Spread.Ceilings(max(r.Total, c.active)), c.current, c.feasible); i >= 0 {
+			return i // on loan
 		}
 	}
 	return r.Spread.Next(desired, c.current, nil)
-}
-
-// Avoid makes new pods of an owner avoid a group for AvoidTime, or until one of
-// its nodes has room that it had not.
-func (l *Ledger) Avoid(owner types.UID, group string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.avoided[avoidance{owner, group}] = l.clock.Now().Add(AvoidTime)
-}
-
-// welcomeLocked ends that anybody avoids a group.
-func (l *Ledger) welcomeLocked(group string) {
-	maps.DeleteFunc(l.avoided, func(a avoidance, _ time.Time) bool { return a.group == group })
-}
-
-func (l *Ledger) avoidsLocked(owner types.UID, group string) bool {
-	return l.clock.Now().Before(l.avoided[avoidance{owner, group}])
 }

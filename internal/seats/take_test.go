@@ -6,10 +6,12 @@ import (
 	"sync/atomic"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
@@ -204,14 +206,14 @@ func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {
 	if got := take(t, l, other); got != "a" {
 		t.Errorf("another owner's pod went to %q: it avoids nothing", got)
 	}
-	if l.CanTake("a", podIn("p", "node-b")) || !l.CanTake("b", podIn("p", "node-a")) {
+	if canTake(l, "a", podIn("p", "node-b")) || !canTake(l, "b", podIn("p", "node-a")) {
 		t.Error("a pod is moved to where the next one of its owner would not come")
 	}
 	clock.Step(AvoidTime)
 	if got := take(t, l, request("later", 10, spread)); got != "a" {
 		t.Errorf("after %s the group still is avoided: got %q", AvoidTime, got)
 	}
-	clock.Step(1)
+	clock.Step(AvoidTime + 1) // for as long it would count double
 	l.Lapse()
 	if len(l.avoided) != 0 {
 		t.Errorf("kept for ever: %v", l.avoided)
@@ -227,10 +229,13 @@ func TestAGroupIsAvoidedUntilItHasRoomThatItHadNot(t *testing.T) {
 		"nothing changed":           {func(*Node) {}, func(*Node) {}, "b"},
 		"a node closed":             {func(*Node) {}, cordoned, "b"},
 		"a node stays closed":       {cordoned, cordoned, "b"},
-		"a node shrank":             {func(*Node) {}, func(n *Node) { n.Pods-- }, "b"},
+		"a node shrank":             {func(*Node) {}, func(n *Node) { n.Offer.Allocatable = fit.Amounts{{Name: "cpu", Value: 500}, {Name: "pods", Value: 10}} }, "b"},
 		"a node opened":             {cordoned, func(*Node) {}, "a"},
 		"a node came from no group": {func(n *Node) { n.Group = "" }, func(*Node) {}, "a"},
-		"a node grew":               {func(*Node) {}, func(n *Node) { n.MilliCPU++ }, "a"},
+		"a node grew":               {func(*Node) {}, func(n *Node) { n.Offer.Allocatable = fit.Amounts{{Name: "cpu", Value: 2000}} }, "a"},
+		"a node lost a taint":       {func(n *Node) { n.Offer.Taints = []corev1.Taint{{Key: "site", Effect: corev1.TaintEffectNoSchedule}} }, func(*Node) {}, "a"},
+		"a node got a taint":        {func(*Node) {}, func(n *Node) { n.Offer.Taints = []corev1.Taint{{Key: "site", Effect: corev1.TaintEffectNoSchedule}} }, "b"},
+		"a node got a label":        {func(*Node) {}, func(n *Node) { n.Offer.Labels = map[string]string{"disk": "ssd"} }, "a"},
 		"one of another group opened": {
 			func(n *Node) { n.Group, n.Open = "b", false }, func(n *Node) { n.Group = "b" }, "b",
 		},
@@ -238,7 +243,7 @@ func TestAGroupIsAvoidedUntilItHasRoomThatItHadNot(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			l, _ := newTestLedger("a", "b")
-			n := Node{Name: "new", Group: "a", Open: true, MilliCPU: 1000, Memory: 1 << 30, Pods: 10}
+			n := openNode("new", "a")
 			before, after := n, n
 			tc.before(&before)
 			tc.after(&after)

@@ -34,7 +34,11 @@ func (l *Ledger) View(owners []types.UID) []CohortView {
 	defer l.mu.Unlock()
 	var out []CohortView
 	for _, owner := range owners {
-		for _, c := range l.owners[owner] {
+		o := l.owners[owner]
+		if o == nil {
+			continue
+		}
+		for _, c := range o.cohorts {
 			l.lapseLocked(c)
 			v := CohortView{Cohort: c.key}
 			for _, s := range c.seats {
@@ -111,25 +115,25 @@ func (l *Ledger) PodsOnNode(name string) []*Pod {
 func (l *Ledger) Disrupt(uid types.UID, owners []types.UID, wanted, maxUnavailable int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.calmLocked()
 	target := l.seats[uid]
 	if target == nil || target.pod == nil || l.disruptedLocked(uid) {
 		return false
 	}
 	available := 0
-	for _, owner := range owners {
-		for _, c := range l.owners[owner] {
-			for _, s := range c.seats {
-				if s.pod != nil && s.pod.Available() && !l.disruptedLocked(s.uid) {
-					available++
-				}
-			}
+	for _, uid := range owners {
+		if o := l.owners[uid]; o != nil {
+			available += o.available
 		}
 	}
 	// A pod that is not available anyway costs nothing more, however many are missing.
 	if target.pod.Available() && wanted-(available-1) > maxUnavailable {
 		return false
 	}
-	l.disrupted[uid] = l.clock.Now().Add(disruptionTTL)
+	until := l.clock.Now().Add(disruptionTTL)
+	l.disrupted[uid] = until
+	l.announced = append(l.announced, announcement{uid, until})
+	l.countAvailableLocked(target)
 	return true
 }
 
@@ -138,15 +142,56 @@ func (l *Ledger) Spare(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.disrupted, uid)
+	if s := l.seats[uid]; s != nil {
+		l.countAvailableLocked(s)
+	}
+}
+
+// announcement is that a pod is about to be disrupted, and until when that counts.
+type announcement struct {
+	pod   types.UID
+	until time.Time
+}
+
+// calmLocked ends announcements whose time is over. All count for as long, so
+// the oldest end first; one that was taken back meanwhile, or made again, is
+// another.
+func (l *Ledger) calmLocked() {
+	now, ended := l.clock.Now(), 0
+	for _, a := range l.announced {
+		if !now.After(a.until) {
+			break
+		}
+		ended++
+		if !l.disrupted[a.pod].Equal(a.until) {
+			continue
+		}
+		delete(l.disrupted, a.pod)
+		if s := l.seats[a.pod]; s != nil {
+			l.countAvailableLocked(s)
+		}
+	}
+	l.announced = l.announced[ended:]
+	if len(l.announced) == 0 {
+		l.announced = nil // let the array go
+	}
 }
 
 func (l *Ledger) disruptedLocked(uid types.UID) bool {
-	until, ok := l.disrupted[uid]
-	if ok && l.clock.Now().After(until) {
-		delete(l.disrupted, uid)
-		return false
-	}
+	_, ok := l.disrupted[uid]
 	return ok
+}
+
+// countAvailableLocked keeps the sum of a pod's owner. It belongs after every
+// change of the pod, or of whether it is about to be disrupted.
+func (l *Ledger) countAvailableLocked(s *seat) {
+	available := s.pod != nil && s.pod.Available() && !l.disruptedLocked(s.uid)
+	if available && !s.available {
+		s.cohort.owner.available++
+	} else if !available && s.available {
+		s.cohort.owner.available--
+	}
+	s.available = available
 }
 
 // Open is the number of seats of the request's cohort that no pod holds.
@@ -172,7 +217,8 @@ func (l *Ledger) openSeatsLocked(c *cohort, r Request) int {
 
 // Scores rates the groups that lack pods of the request's cohort, from 10 for
 // the one that lacks most down to 1; others are not in the result. A seat that
-// the pod holds itself is looked past.
+// the pod holds itself is looked past, but for one that it got at creation: it
+// goes to no other group.
 func (l *Ledger) Scores(r Request) map[string]int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,6 +229,9 @@ func (l *Ledger) Scores(r Request) map[string]int64 {
 		l.lapseLocked(c)
 		active = c.active
 		own := l.seats[r.Pod]
+		if own != nil && own.cohort == c && own.seated && l.fixedLocked(own) {
+			return map[string]int64{own.group: 10} // on loan the group does not lack it
+		}
 		if own == nil || own.cohort != c {
 			active++
 			own = &seat{}

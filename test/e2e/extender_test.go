@@ -18,7 +18,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
@@ -420,7 +419,9 @@ func TestRefusalsAreConstant(t *testing.T) {
 	f := newFixture(t)
 	f.group("constant-a", 1)
 	f.group("constant-b", 1)
-	f.create(weights("policy", "constant-a", 1, "constant-b", 1))
+	policy := weights("policy", "constant-a", 1, "constant-b", 1)
+	policy.Spec.RescheduleAfterSeconds = new(int32) // it goes nowhere else
+	f.create(policy)
 	f.create(deployment("app", 1, "policy"))
 	f.eventually(patience, "the first pod is bound", func() error { return f.allReady("app", 1) })
 	full := "constant-a-0"
@@ -429,12 +430,10 @@ func TestRefusalsAreConstant(t *testing.T) {
 	}
 	f.cordon(true, full)
 	f.scale("app", 2)
-	var waiting types.NamespacedName
 	f.eventually(patience, "the second pod is refused", func() error {
 		for _, pod := range f.pods("app") {
 			for _, cond := range pod.Status.Conditions {
 				if cond.Type == corev1.PodScheduled && cond.Status == corev1.ConditionFalse && cond.Reason == corev1.PodReasonUnschedulable {
-					waiting = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 					t.Logf("users see: %s", cond.Message)
 					return nil
 				}
@@ -443,12 +442,17 @@ func TestRefusalsAreConstant(t *testing.T) {
 		return fmt.Errorf("no pod is unschedulable")
 	})
 	before := f.filterCalls()
-	f.always(time.Minute, "the pod goes on waiting", func() error {
-		pod, err := f.kube.CoreV1().Pods(waiting.Namespace).Get(f.ctx, waiting.Name, metav1.GetOptions{})
-		if err == nil && pod.Spec.NodeName != "" {
-			err = fmt.Errorf("it was bound to %s", pod.Spec.NodeName)
+	f.eventually(patience, "it is made anew, with its group", func() error {
+		if n := f.pinnedAndRefused("app"); n != 1 {
+			return fmt.Errorf("%d pods are", n)
 		}
-		return err
+		return nil
+	})
+	f.always(time.Minute, "the next pod goes on waiting", func() error {
+		if n := f.pinnedAndRefused("app"); n != 1 {
+			return fmt.Errorf("%d pods wait", n)
+		}
+		return nil
 	})
 	if calls := f.filterCalls() - before; calls > 2 {
 		t.Errorf("one waiting pod caused %v filter calls in a minute, want at most 2", calls)

@@ -409,14 +409,14 @@ func names(groups []string, group string) bool {
 	return slices.ContainsFunc(groups, func(g string) bool { return strings.EqualFold(g, group) })
 }
 
-// divide is how many pods of a cohort each group is to have.
-func (c *checker) divide(p PropagationPolicy, app types.UID, total int, rv uint64) map[string]int {
+// divide is how many of the first pods of a cohort each group is to have.
+func (c *checker) divide(p PropagationPolicy, app types.UID, first, total int, rv uint64) map[string]int {
 	spread, err := placement.New(*p.Spec, func(group string) bool { return c.hasMembers(group, rv) }, app)
 	if err != nil {
 		return nil
 	}
 	desired := map[string]int{}
-	for i, n := range spread.Divide(total) {
+	for i, n := range spread.First(first, total) {
 		desired[spread.Groups()[i]] = n
 	}
 	return desired

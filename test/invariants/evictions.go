@@ -124,8 +124,40 @@ func (c *checker) checkEviction(e eviction, pod Pod) {
 		pod.Node, groups[0])
 }
 
-// stuck: the pod found no node in the group that it got at creation.
-func stuck(pod Pod) bool { return pod.Node == "" && pod.Pinned && pod.Unschedulable }
+// stuck: the pod found no node in the group that it got at creation, or was
+// refused all others and did not get its group.
+func stuck(pod Pod) bool { return pod.Node == "" && pod.Unschedulable && (pod.Pinned || pod.Refused) }
+
+// deserted tells whether a pod is in a group without a Ready node whose share
+// the others may have.
+func (c *checker) deserted(pod Pod, policies []PropagationPolicy, group string, rv uint64) bool {
+	if pod.OwnerKind == "StatefulSet" || !slices.ContainsFunc(policies, func(p PropagationPolicy) bool { return p.Spec.Failover != nil }) {
+		return false
+	}
+	return !slices.ContainsFunc(c.nodes, func(key any) bool {
+		n, ok := get[Node](c.History, key, rv)
+		return ok && n.Group == group && n.Ready
+	})
+}
+
+// total is the number of pods that is divided. partial tells whether there may be
+// pods of another revision, so that this one may have its part of them only.
+func (c *checker) total(pod Pod, app application, active int, rv uint64) (all int, partial bool) {
+	if app.propagation.Kind == "Job" {
+		return active, false
+	}
+	partial = len(app.chain) > 0 && app.chain[0].Kind == "ReplicaSet" && app.chain[0].Replicas < app.replicas()
+	for of, keys := range c.cohorts {
+		if pod.OwnerKind != "StatefulSet" || of.owner != pod.Owner || of == pod.cohort() {
+			continue
+		}
+		partial = partial || slices.ContainsFunc(keys, func(key any) bool {
+			other, ok := get[Pod](c.History, key, rv)
+			return ok && other.Active
+		})
+	}
+	return max(active, app.replicas()), partial
+}
 
 // stale: the pod was not created as its OverridePolicy wants it.
 func (c *checker) stale(pod Pod, apps []application, from time.Time, to uint64) bool {
@@ -194,10 +226,10 @@ func (c *checker) surplus(pod Pod, apps []application, from time.Time, to uint64
 		if !slices.Contains(groups, group) {
 			groups = append(groups, group)
 		}
-		total, current := c.count(pod.cohort(), group, rv)
-		if app.propagation.Kind != "Job" {
-			total = max(total, app.replicas())
+		if c.deserted(pod, policies, group, rv) {
+			return groups, true
 		}
+		active, current := c.count(pod.cohort(), group, rv)
 		at := seat{pod.cohort(), group}
 		since := 0
 		for _, moved := range c.moved[at] {
@@ -206,9 +238,12 @@ func (c *checker) surplus(pod Pod, apps []application, from time.Time, to uint64
 			}
 		}
 		for _, policy := range policies {
-			if current-c.divide(policy, app.propagation.UID, total, rv)[group] > since {
-				c.moved[at] = append(c.moved[at], to+1) // when the pod left
-				return groups, true
+			all, partial := c.total(pod, app, active, rv)
+			for _, first := range []int{all, active} {
+				if (first == all || partial) && current-c.divide(policy, app.propagation.UID, first, all, rv)[group] > since {
+					c.moved[at] = append(c.moved[at], to+1) // when the pod left
+					return groups, true
+				}
 			}
 		}
 	}

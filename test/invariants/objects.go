@@ -1,6 +1,9 @@
 package invariants
 
 import (
+	"slices"
+	"strings"
+
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -42,12 +45,20 @@ type Pod struct {
 	// Active pods have neither finished nor begun to terminate.
 	Active               bool
 	Gated, Unschedulable bool
+	// Refused: kube-scheduler was told that nodes are of other groups.
+	Refused bool
 	// Evicted: the API server says so.
 	Evicted bool
 }
 
 // Node is what is judged of a node.
-type Node struct{ Name, Group string }
+type Node struct {
+	Name, Group string
+	Ready       bool
+}
+
+// refusals are parts of what users read about a pod that waits for its group.
+var refusals = []string{"node is in no NodeGroup of the workload's", "node's NodeGroup has its share of the workload's"}
 
 // Workload is an owner of pods, or of owners of pods.
 type Workload struct {
@@ -139,7 +150,7 @@ func slim(o runtime.Object) Object {
 	case *corev1.Pod:
 		return slimPod(o)
 	case *corev1.Node:
-		return Node{Name: o.Name, Group: o.Labels[gm.NodeGroupLabel]}
+		return slimNode(o)
 	case *gm.PropagationPolicy:
 		return PropagationPolicy{nameOf(o), o.UID, o.Generation, &o.Spec}
 	case *gm.OverridePolicy:
@@ -187,6 +198,14 @@ func workload(kind string, o metav1.Object, replicas *int32) Workload {
 	return w
 }
 
+func slimNode(o *corev1.Node) Node {
+	n := Node{Name: o.Name, Group: o.Labels[gm.NodeGroupLabel]}
+	for _, c := range o.Status.Conditions {
+		n.Ready = n.Ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	}
+	return n
+}
+
 func slimPod(o *corev1.Pod) Pod {
 	p := Pod{
 		UID: o.UID, Namespace: o.Namespace, Name: o.Name, Revision: ownership.Revision(o.Labels, ""),
@@ -205,6 +224,7 @@ func slimPod(o *corev1.Pod) Pod {
 		switch c.Type {
 		case corev1.PodScheduled:
 			p.Unschedulable = c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+			p.Refused = p.Unschedulable && slices.ContainsFunc(refusals, func(text string) bool { return strings.Contains(c.Message, text) })
 		case corev1.DisruptionTarget:
 			p.Evicted = c.Status == corev1.ConditionTrue && c.Reason == evictedReason
 		}

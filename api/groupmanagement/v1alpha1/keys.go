@@ -71,6 +71,12 @@ const (
 	// and is replaced when the policy has changed.
 	UnassignedAnnotation = "atoll.dev/unassigned"
 
+	// JobRestartAnnotation is put on a Job together with spec.suspend, where pods
+	// have to be made anew before the Job has started: "suspended" and, once the
+	// Job is resumed, "resumed", then the Job's UID and why. A Job that somebody
+	// else suspended does not carry the first, and is never resumed by atoll-manager.
+	JobRestartAnnotation = "atoll.dev/restart"
+
 	// NudgeAnnotation is changed on a waiting pod to make kube-scheduler try
 	// it again after a seat opened; its value means nothing else.
 	NudgeAnnotation = "atoll.dev/nudge"
@@ -130,6 +136,9 @@ const (
 	ReasonNotUsed = "NotUsed"
 	// ReasonConverging: pods are being moved, changed or waited for.
 	ReasonConverging = "Converging"
+	// ReasonGroupsAway: none of a NodeGroup's nodes has been Ready for as long as
+	// spec.failover says; the others have its share.
+	ReasonGroupsAway = "NodeGroupsAway"
 	// ReasonGroupsMissing: a rule names a NodeGroup that does not exist or has
 	// no node; it is left out and the others share what it would have had.
 	ReasonGroupsMissing = "NodeGroupsMissing"

@@ -80,9 +80,11 @@ type PropagationSpec struct {
 	// +kubebuilder:default=Auto
 	Assignment Assignment `json:"assignment,omitempty"`
 
-	// rescheduleAfterSeconds is how long a pod that got its group at creation
-	// may be unschedulable there: then it is replaced, and its workload avoids
-	// the group for five minutes. 0 to 86400; 0 is never. Default 60.
+	// rescheduleAfterSeconds is how long a pod may wait for a node in the group
+	// whose turn it is. Then it is replaced, if another group has room for it:
+	// its workload avoids the group for five minutes or longer, and new pods go
+	// on loan to groups that have their share already. A group never gets more
+	// than its max for that. 0 to 86400; 0 is never. Default 60.
 	// +optional
 	// +kubebuilder:default=60
 	// +kubebuilder:validation:Minimum=0
@@ -94,7 +96,29 @@ type PropagationSpec struct {
 	// +optional
 	// +kubebuilder:default={}
 	Rescheduling Rescheduling `json:"rescheduling,omitempty"`
+
+	// failover says when a group whose nodes are all not Ready leaves its share
+	// to the others. Unset: never.
+	// +optional
+	Failover *Failover `json:"failover,omitempty"`
 }
+
+// Failover divides the share of groups that are away among the others. A group
+// that returns gets its share back: new pods go there at once, running ones are
+// moved as rescheduling says. If every group that could get a pod is away, all
+// keep their share.
+type Failover struct {
+	// afterSeconds is how long none of a group's nodes must have been Ready
+	// before the group counts as away. 1 to 604800 (a week).
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=604800
+	AfterSeconds int32 `json:"afterSeconds"`
+}
+
+// After is how long none of a group's nodes must have been Ready before it
+// counts as away.
+func (f *Failover) After() time.Duration { return time.Duration(f.AfterSeconds) * time.Second }
 
 // Assignment says when a pod gets its NodeGroup.
 // +kubebuilder:validation:Enum=Auto;Early;Late
@@ -167,8 +191,9 @@ type NodeGroupNumRange struct {
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? (int(self) >= 0 && int(self) <= 1000000) : string(self).matches('^(100|[1-9]?[0-9])%$')",message="must be a number from 0 to 1000000 or a percentage from 0% to 100%"
 	Min *intstr.IntOrString `json:"min,omitempty"`
 
-	// max is the number of pods that no group exceeds, in the units of min.
-	// Unset: no limit.
+	// max is the number of pods of one revision that each of the groups does not
+	// exceed, in the units of min. While a rollout runs, old and new pods are
+	// counted apart: a group may hold as many of each. Unset: no limit.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=7
@@ -185,13 +210,17 @@ const (
 	ReschedulingEvict ReschedulingMode = "Evict"
 	// ReschedulingOnRollout leaves running pods alone; the next rollout places anew.
 	ReschedulingOnRollout ReschedulingMode = "OnRollout"
-	// ReschedulingNever leaves running pods alone.
+	// ReschedulingNever is another name of ReschedulingOnRollout, kept for the
+	// policies that have it.
 	ReschedulingNever ReschedulingMode = "Never"
 )
 
 // Rescheduling bounds what is done to running pods.
 type Rescheduling struct {
-	// mode says when running pods are moved or restarted. Default Evict.
+	// mode says when running pods are moved or restarted. Evict: as soon as the
+	// policy wants them elsewhere or otherwise, one after the other. OnRollout:
+	// not at all; pods that a rollout, scaling or a failure makes new go where
+	// they should. Never is deprecated and means OnRollout. Default Evict.
 	// +optional
 	// +kubebuilder:default=Evict
 	Mode ReschedulingMode `json:"mode,omitempty"`
@@ -304,6 +333,10 @@ type GroupSpread struct {
 	// surplus is the number of pods that are to leave the group.
 	// +optional
 	Surplus int32 `json:"surplus,omitempty"`
+	// onLoan is the number of surplus pods that stay for now, because no group
+	// that lacks pods has room for them.
+	// +optional
+	OnLoan int32 `json:"onLoan,omitempty"`
 }
 
 // PropagationPolicyList is a list of PropagationPolicies.

@@ -3,6 +3,7 @@
 //   - bind: the workload carries binding labels exactly for the policies that
 //     exist and are valid (document 000, "PropagationPolicyController" and
 //     "OverridePolicyController"); a binding label that nobody requires goes.
+//   - resume: a Job that release suspended is resumed when its pods are gone.
 //   - release: pods that wait at our scheduling gate are let go when every
 //     policy that the workload requires is bound, or replaced if they must be as
 //     wanted from their creation; pods that kube-scheduler refused before are woken.
@@ -16,6 +17,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,6 +37,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -59,6 +62,7 @@ type Reconciler struct {
 	Synced   func() bool
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
+	Jobs     *jobs.Restarter
 	Clock    clock.PassiveClock
 
 	changed *trigger.Source[request]
@@ -74,6 +78,11 @@ type scope struct {
 	// spread and override make nudges of the same policies equal, and of
 	// different ones different.
 	spread, override string
+	// changesAt is when a group of the PropagationPolicy comes to be away; the
+	// zero time is never.
+	changesAt time.Time
+	// restarts are the answers of Jobs that were asked to make their pods anew.
+	restarts map[types.UID]error
 }
 
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=patch
@@ -128,9 +137,9 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 // concerns tells whether a change of an object can matter to its binding.
 func concerns(old, new *ownership.Object) bool {
 	if old == nil {
-		return new.Policies != (ownership.Policies{})
+		return new.Policies != (ownership.Policies{}) || new.Restarting
 	}
-	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing
+	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing || new.Restarting && !old.Restarting
 }
 
 func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler[client.Object, request] {
@@ -153,7 +162,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 		return ctrl.Result{}, nil
 	}
 	s := &scope{app: app, want: app.Policies}
-	return phase.Run(ctx, s, r.bind, r.release)
+	return phase.Run(ctx, s, r.resume, r.bind, r.release)
 }
 
 // bind makes the binding labels true.
@@ -235,6 +244,10 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 		return "", nil //nolint:nilerr // the policy's own condition names the field
 	}
 	s.spread = fmt.Sprint(policy.UID, policy.Generation, spread.Missing())
+	if away := spread.Away(); len(away) > 0 {
+		s.spread += fmt.Sprint(away)
+	}
+	s.changesAt = r.Book.ChangesAt(policy, s.app.UID)
 	return name, nil
 }
 

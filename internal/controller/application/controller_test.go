@@ -25,6 +25,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -58,6 +59,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	s.Reconciler = &Reconciler{
 		Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book, Recorder: s.events,
 		Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
+		Jobs: &jobs.Restarter{Client: s.World.Pods, Annotation: gm.JobRestartAnnotation},
 	}
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		patch := action.(clienttesting.PatchAction)

@@ -33,7 +33,7 @@ func (r *Reconciler) release(ctx context.Context, s *scope) error {
 	if !s.bound || waits(s.app, s.want) {
 		return nil
 	}
-	var errs []error
+	errs := []error{s.changes(r.Clock.Now())}
 	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
 		errs = append(errs, r.releaseCohort(ctx, s, cohort))
 	}
@@ -56,7 +56,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 		return nil
 	}
 	nudge := nudgeValue(s.spread + s.override)
-	open, request := r.openSeats(ctx, slices.Concat(refused, gated)[0])
+	open, placeless, request := r.openSeats(ctx, slices.Concat(refused, gated)[0])
 	for _, pod := range refused[:min(open, len(refused))] {
 		if pod.Nudge != nudge {
 			errs = append(errs, r.wake(ctx, s, pod, nudge))
@@ -68,9 +68,11 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 			continue
 		}
 		request.Pod = pod.UID
-		stays, err := r.replace(ctx, pod)
+		stays, err := r.replace(ctx, s, pod)
 		switch {
 		case stays || err != nil:
+		case placeless && !pod.Pinned() && r.Ledger.HoldRefused(cohort.Owner):
+			err = phase.Wait("a NodeGroup with a node", retrySeat)
 		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.LetGo(request): // a reservation that lapses tells nobody
 			err = phase.Wait("a seat for a pod at the gate", seats.ReservationTTL)
 		default:
@@ -121,15 +123,28 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 }
 
 // openSeats is the number of pods of a cohort that kube-scheduler could place
-// now: no more are nudged, for the others would be refused again. The request
-// is what one of them asks for; its spread is empty where nothing is divided.
-func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) (int, seats.Request) {
+// now: no more are nudged, for the others would be refused again. placeless is
+// set when no group of the policy has a node. The request
+// is what one of the pods asks for; its spread is empty where nothing is divided.
+func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) (open int, placeless bool, request seats.Request) {
 	a, err := r.Book.Assignment(ctx, pod.Object(), pod.Revision)
-	if err != nil || !a.Counted || len(a.Spread.Groups()) == 0 {
-		return math.MaxInt, seats.Request{} // every pod may find its node
+	if err == nil && a.Counted && len(a.Spread.Groups()) == 0 && len(a.Spread.Missing()) > 0 {
+		return math.MaxInt, true, seats.Request{}
 	}
-	request := seats.Request{Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
-	return r.Ledger.Open(request), request
+	if err != nil || !a.Counted || len(a.Spread.Groups()) == 0 {
+		return math.MaxInt, false, seats.Request{} // every pod may find its node
+	}
+	request = seats.Request{Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	return r.Ledger.Open(request), false, request
+}
+
+// changes comes back when a group of the policy comes to be away: pods that
+// wait may go elsewhere then, and nothing else tells.
+func (s *scope) changes(now time.Time) error {
+	if s.changesAt.IsZero() {
+		return nil
+	}
+	return phase.Wait("a NodeGroup to be away", s.changesAt.Sub(now))
 }
 
 // waits tells whether new pods of a workload have to wait for a policy.

@@ -23,8 +23,9 @@ const (
 
 // replace lets the owner of a gated pod make a new one, if the pod had to be as
 // its OverridePolicy wants it from its creation and is not. It reports whether
-// the pod is to stay at the gate.
-func (r *Reconciler) replace(ctx context.Context, pod *seats.Pod) (stays bool, err error) {
+// the pod is to stay at the gate. A Job's pod is not evicted: the Job is
+// suspended and resumed, or the pod starts as it is.
+func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (stays bool, err error) {
 	if pod.Controller == nil || pod.Pinned() {
 		return false, nil
 	}
@@ -45,6 +46,9 @@ func (r *Reconciler) replace(ctx context.Context, pod *seats.Pod) (stays bool, e
 	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
 	if a.Counted && len(r.Ledger.Scores(request)) == 0 {
 		return true, phase.Wait("a seat for the pod", retrySeat)
+	}
+	if a.Job {
+		return r.restartJob(ctx, s, pod, creation)
 	}
 	err = r.Evictor.Discard(ctx, pod.Key(), pod.UID)
 	switch {

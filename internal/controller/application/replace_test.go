@@ -14,6 +14,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -170,4 +171,44 @@ func TestNoMorePodsThanSeatsLeaveTheGate(t *testing.T) {
 func bounded(policy build.Object) bool {
 	p, ok := policy.(*gm.PropagationPolicy)
 	return ok && p.Spec.NumRange != nil
+}
+
+// TestPodsOfAnOwnerThatWasRefusedStayAtTheGateWhileNoGroupHasANode: without it
+// kube-scheduler would ask about each of them whenever any pod changes.
+func TestPodsOfAnOwnerThatWasRefusedStayAtTheGateWhileNoGroupHasANode(t *testing.T) {
+	s := newSite(t, append(web(build.Bound("p", "")), policy)...)
+	s.World.Add(t, gated("new", time.Hour))
+	refused := waiting("old", build.Unschedulable(), build.With(func(p *corev1.Pod) { p.Status.Conditions[0].Message = seats.TextOutsideGroups }))
+	s.World.Add(t, refused)
+	s.World.Ledger.Forget(refused.UID) // made anew
+	result, err := s.Reconcile(t.Context(), request{"web"})
+	if len(s.woken) != 0 || result.RequeueAfter != retrySeat || err != nil {
+		t.Errorf("woken %v, comes back after %s (error %v)", s.woken, result.RequeueAfter, err)
+	}
+	s.World.Add(t, node)
+	if s.reconcile("web"); len(s.woken) != 1 {
+		t.Errorf("the group has a node, and woken are %v", s.woken)
+	}
+}
+
+// TestWaitingPodsAreNudgedWhenAGroupComesToBeAway: nothing but the clock changes.
+func TestWaitingPodsAreNudgedWhenAGroupComesToBeAway(t *testing.T) {
+	silent := build.Node("node-bj", build.InGroup("bj"), build.With(func(n *corev1.Node) {
+		n.Status.Conditions[0].Status, n.Status.Conditions[0].LastTransitionTime = corev1.ConditionUnknown, metav1.Unix(1_000_000, 0)
+	}))
+	fails := build.PropagationPolicy("p", build.Weight(1, "hz", "bj"), build.With(func(p *gm.PropagationPolicy) {
+		p.Spec.Failover = &gm.Failover{AfterSeconds: 60}
+	}))
+	s := newSite(t, append(web(build.Bound("p", ""), build.Replicas(2)), fails, node, silent)...)
+	s.World.Add(t, waiting("runs", build.On("node-hz"), build.Running(0)))
+	s.World.Add(t, waiting("refused", build.Unschedulable()))
+	result, err := s.Reconcile(t.Context(), request{"web"})
+	if len(s.woken) != 1 || result.RequeueAfter != time.Minute || err != nil {
+		t.Errorf("woken %v, comes back after %s (error %v)", s.woken, result.RequeueAfter, err)
+	}
+	s.World.See(s.pod("refused"))
+	s.World.Clock.Step(time.Minute)
+	if s.reconcile("web"); len(s.woken) != 1 {
+		t.Errorf("its share is the others' now, and woken are %v", s.woken)
+	}
 }

@@ -53,8 +53,7 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope) err
 	below := r.Walker.Descendants(a.app.UID)
 	var errs []error
 	for _, pod := range a.stale {
-		owner := r.Walker.Get(pod.Owner())
-		if pod.Controller == nil || owner == nil || owner.Kind == "Job" {
+		if pod.Controller == nil || r.Walker.Get(pod.Owner()) == nil || r.Walker.OfJob(pod.Controller) {
 			continue // nobody makes a new one, or its work would be lost
 		}
 		if left := r.settlesIn(a, pod); left > 0 {

@@ -11,6 +11,7 @@ package propagationpolicy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sort"
 	"time"
@@ -28,6 +29,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -55,12 +57,15 @@ type Reconciler struct {
 	Book     *policies.Book
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
+	Jobs     *jobs.Restarter
 	Clock    clock.PassiveClock
 	// Synced tells whether walk and ledger know everything.
 	Synced func() bool
 
-	changed *trigger.Source[ctrl.Request]
-	tallies tallies
+	changed  *trigger.Source[ctrl.Request]
+	tallies  tallies
+	rollouts rollouts
+	volumes  volumes
 }
 
 // scope is what one pass observed.
@@ -77,6 +82,8 @@ type appScope struct {
 	maxUnavailable int
 	// evictions are those of this pass.
 	evictions int
+	// unread is why it is not known where volumes of its pods are, or nil.
+	unread error
 	// settlesAt is when the policy will have been as it is for long enough.
 	settlesAt time.Time
 }
@@ -89,6 +96,9 @@ type appScope struct {
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.changed = &trigger.Source[ctrl.Request]{Synced: r.Synced, Debounce: debounce}
 	r.Walker.OnChange(func(old, new *ownership.Object) {
+		if new == nil {
+			r.rollouts.forget(old.UID)
+		}
 		for _, o := range []*ownership.Object{old, new} {
 			if o != nil && o.Policies.RequiredPropagation != "" {
 				r.changed.Add(request(o))
@@ -136,7 +146,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 // observe gathers what is known of every workload and plans.
-func (r *Reconciler) observe(_ context.Context, s *scope) error {
+func (r *Reconciler) observe(ctx context.Context, s *scope) error {
+	var waits []error
 	if _, s.invalid = placement.New(s.policy.Spec, r.Ledger.HasMembers, ""); s.invalid != nil {
 		return nil //nolint:nilerr // report puts it into the condition
 	}
@@ -154,34 +165,54 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 		}
 		a := &appScope{maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
 		a.observed = observed{
-			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.Ledger.CanTake,
+			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.canTake(ctx, a),
 			cohorts: r.Ledger.View(r.Walker.Descendants(app.UID)),
 		}
 		if a.mode == "" {
 			a.mode = gm.ReschedulingEvict
 		}
 		a.settlesAt = r.Book.SettlesAt(s.policy, app.UID)
+		if at := r.Book.ChangesAt(s.policy, app.UID); !at.IsZero() {
+			waits = append(waits, phase.Wait("a NodeGroup to be away", at.Sub(r.Clock.Now())))
+		}
 		r.setKind(&a.observed)
+		waits = append(waits, r.standStill(a, s.policy))
 		a.plan = planFor(a.observed)
+		if r.learn(a) {
+			a.canTake = r.canTake(ctx, a)
+			a.plan = planFor(a.observed)
+		}
 		s.apps = append(s.apps, a)
 	}
-	return nil
+	return errors.Join(waits...)
 }
+
+// moved tells whether pods of the workload that are surplus are moved.
+func (o *observed) moved() bool { return o.evictable && o.mode == gm.ReschedulingEvict }
 
 // setKind sets what follows from the kinds of the workload and of its pods'
 // owners. The pods of Jobs would lose their work, those of DaemonSets come back
 // where they were, and pods without an owner never. A Job wants the pods that
 // it has: when it is done, none.
 func (r *Reconciler) setKind(o *observed) {
-	o.evictable, o.divided = o.app.Kind != "Pod", true
+	o.evictable, o.divided, o.complete = o.app.Kind != "Pod", true, true
+	pods := map[types.UID]int{} // one owner may have pods of several revisions
+	all := 0
 	for _, c := range o.cohorts {
-		owner := r.Walker.Get(c.Owner)
+		pods[c.Owner] += len(c.Pods)
+		all += len(c.Pods)
+	}
+	for uid, n := range pods {
+		owner := r.Walker.Get(uid)
 		if owner == nil {
-			o.evictable = false
+			o.evictable, o.complete = false, false
 			continue
 		}
-		o.evictable = o.evictable && owner.Kind != "Job" && owner.Kind != "DaemonSet"
+		ofJob := owner.Kind == "Job" || r.Walker.OfJob(owner.Controller)
+		o.evictable = o.evictable && !ofJob && owner.Kind != "DaemonSet"
 		o.divided = o.divided && owner.Kind != "DaemonSet"
+		o.sticky = o.sticky || owner.Kind == "StatefulSet"
+		o.complete = o.complete && owner.Replicas != nil && int(*owner.Replicas) == n
 		if owner.Replicas != nil && owner.Kind != "Job" {
 			o.replicas += int(*owner.Replicas)
 		}
@@ -190,6 +221,7 @@ func (r *Reconciler) setKind(o *observed) {
 	if o.app.Replicas != nil && o.app.Kind != "Job" {
 		o.replicas = int(*o.app.Replicas)
 	}
+	o.complete = o.complete && all >= o.replicas
 }
 
 // report writes the status, if it changed.

@@ -27,6 +27,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
@@ -46,6 +47,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	s.Reconciler = &Reconciler{
 		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book,
 		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
+		Jobs: &jobs.Restarter{Client: s.World.Pods, Annotation: gm.JobRestartAnnotation},
 	}
 	return s
 }

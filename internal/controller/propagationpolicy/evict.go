@@ -26,6 +26,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		if a.reason == gm.ReasonNoFeasibleTarget {
 			errs = append(errs, phase.Wait("room in a NodeGroup that lacks pods", retryFeasible))
 		}
+		errs = append(errs, a.waitForVolumes())
 		if err := r.evictSurplus(ctx, a); err != nil {
 			errs = append(errs, err)
 		}
@@ -130,6 +131,8 @@ func (r *Reconciler) evicted(ctx context.Context, a *appScope, group string, pod
 	names := make([]string, len(pods))
 	for i, pod := range pods {
 		names[i] = pod.Name
+		cohort := seats.Cohort{Owner: pod.Owner(), Revision: pod.Revision}
+		r.rollouts.moved(a.app.UID, cohort, a.plan.surplus[cohort])
 		log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", a.app.Namespace+"/"+a.app.Name)
 	}
 	workload := &corev1.ObjectReference{

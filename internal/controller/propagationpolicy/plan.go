@@ -1,10 +1,15 @@
 package propagationpolicy
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"sort"
+	"strings"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
@@ -22,8 +27,17 @@ type observed struct {
 	evictable bool
 	// divided is false for a DaemonSet: one pod a node, nothing to divide.
 	divided bool
-	mode    gm.ReschedulingMode
-	canTake func(group string, pod *seats.Pod) bool
+	// complete: every owner has as many pods as it wants.
+	complete bool
+	// balanced: there is one revision, or the rollout stands still.
+	balanced bool
+	// sticky: a pod that is evicted from a node that is away has no successor
+	// until the node is back, as those of a StatefulSet.
+	sticky bool
+	mode   gm.ReschedulingMode
+	// canTake tells whether a group could run the successor of a pod, and else
+	// why not. The place that it finds for one pod is not there for the next.
+	canTake func(group string, pod *seats.Pod) (bool, fit.Reason)
 }
 
 // plan is what is to be done about one workload, and what is to be said of it.
@@ -32,12 +46,14 @@ type plan struct {
 	// evict are pods in the order in which they are to leave; the executor
 	// evicts as many as may be disturbed now.
 	evict []*seats.Pod
+	// surplus is, by cohort, how many pods are to leave their groups.
+	surplus map[seats.Cohort]int
 	// reason is gm.ReasonSatisfied, or what keeps the workload from it.
 	reason string
 }
 
 // groupCount gathers the numbers of one group over all cohorts.
-type groupCount struct{ desired, current, ready, surplus int }
+type groupCount struct{ desired, current, ready, surplus, onLoan int }
 
 // planFor decides for one workload. It is a pure function.
 func planFor(o observed) plan {
@@ -50,7 +66,8 @@ func planFor(o observed) plan {
 		}
 		return counts[group]
 	}
-	waiting, surplus := 0, 0
+	waiting, surplus, onLoan := 0, 0, 0
+	var stays moves
 	for i, n := range o.desired() {
 		count(o.spread.Groups()[i]).desired = n
 	}
@@ -67,13 +84,25 @@ func planFor(o observed) plan {
 			}
 		}
 	}
-	if len(o.cohorts) == 1 && o.divided {
-		moves := movesOf(o, o.cohorts[0])
-		for group, n := range moves.surplus {
-			count(group).surplus = n
-			surplus += n
+	if o.balanced && o.divided {
+		p.surplus = map[seats.Cohort]int{}
+		for _, c := range o.cohorts {
+			moves := movesOf(o, c)
+			for group, n := range moves.surplus {
+				count(group).surplus += n
+				p.surplus[c.Cohort] += n
+				surplus += n
+			}
+			for group, n := range moves.onLoan {
+				count(group).onLoan += n
+				onLoan += n
+			}
+			stays.merge(moves)
+			p.evict = append(p.evict, moves.evict...)
+			if severity[moves.reason] > severity[p.reason] {
+				p.reason = moves.reason
+			}
 		}
-		p.evict, p.reason = moves.evict, moves.reason
 	}
 	for name, c := range counts {
 		if !o.divided {
@@ -81,11 +110,12 @@ func planFor(o observed) plan {
 		}
 		p.spread.Groups = append(p.spread.Groups, gm.GroupSpread{
 			Name: name, Desired: int32(c.desired), Current: int32(c.current), Ready: int32(c.ready), Surplus: int32(c.surplus),
+			OnLoan: int32(c.onLoan),
 		})
 	}
 	sort.Slice(p.spread.Groups, func(i, j int) bool { return p.spread.Groups[i].Name < p.spread.Groups[j].Name })
 	p.spread.Waiting = int32(waiting)
-	p.explain(o, waiting, surplus)
+	p.explain(o, waiting, surplus, onLoan, stays.stay())
 	return p
 }
 
@@ -97,28 +127,95 @@ func (o *observed) desired() []int {
 	}
 	desired := make([]int, len(o.spread.Groups()))
 	for _, c := range o.cohorts {
-		total := len(c.Pods)
-		if len(o.cohorts) == 1 {
-			total = max(total, o.replicas)
-		}
-		for i, n := range o.spread.Divide(total) {
+		_, division := o.divide(c)
+		for i, n := range division {
 			desired[i] += n
 		}
 	}
 	return desired
 }
 
+// divide is the number of pods of a cohort, and how they divide. Of several
+// revisions each has what its own ReplicaSet wants: in a rollout that stands
+// still these are the pods that there are.
+func (o *observed) divide(c seats.CohortView) (total int, division []int) {
+	total = max(len(c.Pods), o.replicas)
+	if len(o.cohorts) == 1 {
+		return total, o.spread.Divide(total)
+	}
+	return len(c.Pods), o.spread.First(len(c.Pods), total)
+}
+
 type moves struct {
 	surplus map[string]int
-	evict   []*seats.Pod
-	reason  string
+	// onLoan are those of surplus that no group that lacks pods has room for.
+	onLoan map[string]int
+	evict  []*seats.Pod
+	reason string
+	// closed is why groups that lack pods could not take one.
+	closed map[string]fit.Reason
+	// tied are the pods, by group, whose volumes no group that lacks pods reaches.
+	tied map[string][]string
+}
+
+// find tells whether a group that lacks pods can take one from another group,
+// and else whether it may later: a pod whose volumes are elsewhere never can.
+func (m *moves) find(o observed, lacking []string, from string, pod *seats.Pod) (can, later bool) {
+	tied, unread := false, false
+	for _, group := range lacking {
+		can, why := o.canTake(group, pod)
+		if can {
+			return true, true
+		}
+		tied, unread = tied || why == fit.OutOfReach, unread || why == fit.Unread
+		m.closed[group] = fit.Further(why, m.closed[group])
+	}
+	if tied {
+		m.tied[from] = append(m.tied[from], pod.Name)
+	}
+	return false, !tied && !unread
+}
+
+// merge adds why pods of another cohort stay.
+func (m *moves) merge(other moves) {
+	if m.closed == nil {
+		m.closed, m.tied = map[string]fit.Reason{}, map[string][]string{}
+	}
+	for group, why := range other.closed {
+		m.closed[group] = fit.Further(why, m.closed[group])
+	}
+	for group, names := range other.tied {
+		m.tied[group] = append(m.tied[group], names...)
+	}
+}
+
+// stay says why surplus pods stay, "" if none had to.
+func (m *moves) stay() string {
+	var parts []string
+	for _, group := range slices.Sorted(maps.Keys(m.closed)) {
+		if why := m.closed[group]; why != fit.OutOfReach {
+			parts = append(parts, fmt.Sprintf("NodeGroup %q can take none: %s", group, why))
+		}
+	}
+	for _, group := range slices.Sorted(maps.Keys(m.tied)) {
+		slices.Sort(m.tied[group])
+		parts = append(parts, fmt.Sprintf("pods %s are tied to NodeGroup %q by their volumes", conditions.List(m.tied[group]), group))
+	}
+	const shown = 4
+	if len(parts) > shown {
+		parts = append(parts[:shown], "and more")
+	}
+	return strings.Join(parts, "; ")
 }
 
 // movesOf finds which pods of a cohort are to leave their groups. A pod leaves
 // only if a group that lacks pods can take it, and only as many leave as other
 // groups lack beyond the pods that have no seat yet.
 func movesOf(o observed, c seats.CohortView) moves {
-	m := moves{surplus: map[string]int{}, reason: gm.ReasonSatisfied}
+	m := moves{
+		surplus: map[string]int{}, onLoan: map[string]int{}, reason: gm.ReasonSatisfied,
+		closed: map[string]fit.Reason{}, tied: map[string][]string{},
+	}
 	byGroup := map[string][]*seats.Pod{}
 	current := map[string]int{}
 	for _, pod := range c.Pods {
@@ -131,12 +228,12 @@ func movesOf(o observed, c seats.CohortView) moves {
 	}
 	var lacking []string
 	desired := map[string]int{}
-	total := max(len(c.Pods), o.replicas)
+	total, division := o.divide(c)
 	open := -total // seats that nobody is there to take
 	for _, n := range current {
 		open += n
 	}
-	for i, n := range o.spread.Divide(total) {
+	for i, n := range division {
 		group := o.spread.Groups()[i]
 		desired[group] = n
 		if lacks := n - current[group]; lacks > 0 {
@@ -161,30 +258,46 @@ func movesOf(o observed, c seats.CohortView) moves {
 		}
 		return groups[i] < groups[j]
 	})
+	for _, pod := range c.Pods { // those on their way take their places first
+		switch {
+		case pod.Node != "":
+		case !pod.Seated:
+			_ = slices.ContainsFunc(lacking, func(group string) bool { can, _ := o.canTake(group, pod.Pod); return can })
+		case slices.Contains(lacking, pod.Group):
+			o.canTake(pod.Group, pod.Pod)
+		}
+	}
 	for _, group := range groups {
-		for _, pod := range victims(byGroup[group])[:m.surplus[group]] {
-			if len(m.evict) < open && canTakeAny(o, lacking, pod) {
-				m.evict = append(m.evict, pod)
+		if o.sticky && slices.Contains(o.spread.Away(), group) {
+			continue
+		}
+		left, stay := m.surplus[group], 0
+		for _, pod := range victims(byGroup[group]) {
+			if left == 0 || len(m.evict) >= open {
+				break
 			}
+			can, later := m.find(o, lacking, group, pod)
+			if !can {
+				if later && pod.Node != "" {
+					stay++
+				}
+				continue
+			}
+			m.evict = append(m.evict, pod)
+			left--
+		}
+		if len(lacking) > 0 && o.spread.Index(group) >= 0 {
+			m.onLoan[group] = min(stay, left)
 		}
 	}
 	// With seats that other pods are about to take, there is something to wait for.
 	if len(m.evict) == 0 && (open > 0 || len(lacking) == 0) {
 		m.reason = gm.ReasonNoFeasibleTarget
 	}
-	if !o.evictable || o.mode != gm.ReschedulingEvict {
-		m.evict = nil
+	if !o.moved() {
+		m.evict, m.onLoan = nil, map[string]int{}
 	}
 	return m
-}
-
-func canTakeAny(o observed, groups []string, pod *seats.Pod) bool {
-	for _, group := range groups {
-		if o.canTake(group, pod) {
-			return true
-		}
-	}
-	return false
 }
 
 // victims sorts pods by who is to leave first.
@@ -204,7 +317,7 @@ func victims(pods []*seats.Pod) []*seats.Pod {
 }
 
 // explain sums up, the first problem first. Messages hold no number that moves.
-func (p *plan) explain(o observed, waiting, surplus int) {
+func (p *plan) explain(o observed, waiting, surplus, onLoan int, stay string) {
 	missing := conditions.List(o.spread.Missing())
 	switch {
 	case len(o.spread.Groups()) == 0 && missing != "":
@@ -212,7 +325,7 @@ func (p *plan) explain(o observed, waiting, surplus int) {
 		p.spread.Message = "no NodeGroup of the policy has a node: " + missing
 	case !o.divided:
 		p.spread.Message = "one pod a node: pods are kept to the policy's NodeGroups and wait on all other nodes"
-	case len(o.cohorts) > 1:
+	case !o.balanced:
 		p.reason = gm.ReasonConverging
 		p.spread.Message = "a rollout is in progress"
 		if waiting > 0 {
@@ -225,13 +338,21 @@ func (p *plan) explain(o observed, waiting, surplus int) {
 		p.spread.Message = fmt.Sprintf("pods of a %s are not moved", o.app.Kind)
 	case surplus > 0 && o.mode != gm.ReschedulingEvict:
 		p.spread.Message = fmt.Sprintf("pods are surplus and stay: rescheduling.mode is %s", o.mode)
+	case p.reason == gm.ReasonNoFeasibleTarget && onLoan == surplus:
+		p.spread.Message = "pods are on loan: " + stay
 	case p.reason == gm.ReasonNoFeasibleTarget:
-		p.spread.Message = "pods are surplus and stay: no NodeGroup that may have more has an open node with room"
+		p.spread.Message = "pods are surplus and stay: " + cmp.Or(stay, "no NodeGroup may have more")
 	case p.reason == gm.ReasonConverging:
 		p.spread.Message = "surplus pods are being moved"
+		if stay != "" {
+			p.spread.Message += ", but for some: " + stay
+		}
 	case missing != "":
 		p.reason = gm.ReasonGroupsMissing
 		p.spread.Message = "left out, because they do not exist or have no node: " + missing
+	case len(o.spread.Away()) > 0:
+		p.reason = gm.ReasonGroupsAway
+		p.spread.Message = "the others have the share of NodeGroups that have had no Ready node for failover.afterSeconds: " + conditions.List(o.spread.Away())
 	case unready(p.spread.Groups):
 		p.reason = gm.ReasonConverging
 		p.spread.Message = "pods are not Ready yet"

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -66,8 +67,8 @@ func times(n int, group string) []string { return slices.Repeat([]string{group},
 func seen(change ...func(*observed)) observed {
 	o := observed{
 		app: build.Owner(build.Deployment("web", build.Replicas(5))), replicas: 5, spread: threeToTwo(),
-		evictable: true, divided: true, mode: gm.ReschedulingEvict,
-		canTake: func(string, *seats.Pod) bool { return true },
+		evictable: true, divided: true, balanced: true, mode: gm.ReschedulingEvict,
+		canTake: func(string, *seats.Pod) (bool, fit.Reason) { return true, fit.Fits },
 	}
 	for _, c := range change {
 		c(&o)
@@ -98,11 +99,17 @@ func names(pods []*seats.Pod) []string {
 func TestPlanFor(t *testing.T) {
 	roomIn := func(groups ...string) func(*observed) {
 		return func(o *observed) {
-			o.canTake = func(group string, _ *seats.Pod) bool { return slices.Contains(groups, group) }
+			o.canTake = func(group string, _ *seats.Pod) (bool, fit.Reason) { return slices.Contains(groups, group), fit.NoRoom }
 		}
 	}
 	ranges := func(replicas int, rules ...build.Option) func(*observed) {
 		return func(o *observed) { o.spread, o.replicas = spreadOf(build.PropagationPolicy("p", rules...)), replicas }
+	}
+	moving := func(o *observed) { o.balanced = false }
+	away := func(groups ...string) func(*observed) {
+		return func(o *observed) {
+			o.spread = o.spread.WithoutAway(func(group string) bool { return slices.Contains(groups, group) })
+		}
 	}
 	exact := append(times(3, "hz"), times(2, "bj")...)
 	twoAndThree := append(times(2, "hz"), times(3, "bj")...)
@@ -149,7 +156,8 @@ func TestPlanFor(t *testing.T) {
 		},
 		"nothing leaves while no group that lacks pods has room": {
 			observed: seen(pods(cohort("r", twoAndThree...)), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
-			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
+			says:   `on loan: NodeGroup "hz" can take none`,
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1, OnLoan: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"of all surplus groups the one with most comes first": {
 			observed: seen(pods(cohort("r", "", "", "sh", "hz", "bj"))), reason: gm.ReasonConverging, evict: []string{"r-1", "r-0", "r-2"},
@@ -174,12 +182,46 @@ func TestPlanFor(t *testing.T) {
 			observed: seen(pods(cohort("r", "hz", "sh")), func(o *observed) { o.divided = false }), reason: gm.ReasonSatisfied,
 			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}, {Name: "sh", Desired: 1, Current: 1, Ready: 1}},
 		},
+		"a pod outside of all groups is not on loan, though nobody has room for it": {
+			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "")), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
+			says: `surplus and stay: NodeGroup "hz" can take none`,
+			groups: []gm.GroupSpread{
+				{Name: "", Current: 1, Ready: 1, Surplus: 1},
+				{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 2, Ready: 2},
+			},
+		},
+		"a rollout that stands still: each revision is balanced on its own": {
+			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj"))),
+			reason:   gm.ReasonConverging, evict: []string{"old-2", "old-1", "new-1"}, says: "surplus pods are being moved",
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 5, Ready: 5, Surplus: 3}, {Name: "hz", Desired: 3}},
+		},
+		"a rollout that stands still, and is exact": {
+			observed: seen(pods(cohort("old", "hz", "hz", "bj"), cohort("new", "hz", "bj"))), reason: gm.ReasonSatisfied, silent: true,
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 3, Ready: 3}},
+		},
+		"a group that is away gives its share to the others: its pods leave": {
+			observed: seen(pods(cohort("r", exact...)), notReady(3, 4), away("bj")), reason: gm.ReasonConverging, evict: []string{"r-4", "r-3"},
+			groups: []gm.GroupSpread{{Name: "bj", Current: 2, Surplus: 2}, {Name: "hz", Desired: 5, Current: 3, Ready: 3}},
+		},
+		"pods that have no successor before the node is back stay in a group that is away": {
+			observed: seen(pods(cohort("r", exact...)), notReady(3, 4), away("bj"), func(o *observed) { o.sticky = true }),
+			reason:   gm.ReasonNoFeasibleTarget,
+			groups:   []gm.GroupSpread{{Name: "bj", Current: 2, Surplus: 2}, {Name: "hz", Desired: 5, Current: 3, Ready: 3}},
+		},
+		"a group that is away is named once its share is divided": {
+			observed: seen(pods(cohort("r", times(5, "hz")...)), away("bj")), reason: gm.ReasonGroupsAway, says: `"bj"`,
+			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 5, Current: 5, Ready: 5}},
+		},
+		"a group that is back gets its share back": {
+			observed: seen(pods(cohort("r", times(5, "hz")...))), reason: gm.ReasonConverging, evict: []string{"r-4", "r-3"},
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2}, {Name: "hz", Desired: 3, Current: 5, Ready: 5, Surplus: 2}},
+		},
 		"two revisions at once: nothing leaves": {
-			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj"))), reason: gm.ReasonConverging,
+			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj")), moving), reason: gm.ReasonConverging,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 5, Ready: 5}, {Name: "hz", Desired: 3}},
 		},
 		"two revisions at once, and pods that wait": {
-			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "-"))), reason: gm.ReasonConverging, waiting: 1,
+			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "-")), moving), reason: gm.ReasonConverging, waiting: 1,
 			says:   `pods wait for a node: NodeGroup "hz"`,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 4, Ready: 4}, {Name: "hz", Desired: 3}},
 		},
@@ -315,42 +357,60 @@ func TestPlansAreSound(t *testing.T) {
 			o.evictable = rapid.IntRange(0, 4).Draw(t, "evictable") > 0
 			o.divided = rapid.IntRange(0, 4).Draw(t, "divided") > 0
 			o.mode = rapid.SampledFrom([]gm.ReschedulingMode{gm.ReschedulingEvict, gm.ReschedulingEvict, gm.ReschedulingNever}).Draw(t, "mode")
-			o.canTake = func(group string, _ *seats.Pod) bool { return !slices.Contains(full, group) }
+			o.canTake = func(group string, _ *seats.Pod) (bool, fit.Reason) { return !slices.Contains(full, group), fit.Tainted }
 			for i := range rapid.IntRange(0, 2).Draw(t, "revisions") {
+				o.balanced = i == 0 || rapid.Bool().Draw(t, "stands still")
 				o.cohorts = append(o.cohorts, cohort(fmt.Sprint("r", i), rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "d", "", "-"}), 1, 20).Draw(t, "pods")...))
 			}
 		})
 		p := planFor(o)
 
-		surplus, current, desired := int32(0), map[string]int32{}, map[string]int32{}
+		surplus := int32(0)
 		for _, g := range p.spread.Groups {
 			surplus += g.Surplus
-			current[g.Name], desired[g.Name] = g.Current, g.Desired
+			if g.OnLoan > g.Surplus || g.OnLoan > g.Current {
+				t.Fatalf("%d pods are on loan in %q, of %d that are surplus and %d that run there", g.OnLoan, g.Name, g.Surplus, g.Current)
+			}
+			if g.OnLoan > 0 && (!o.evictable || !o.balanced || o.mode != gm.ReschedulingEvict || o.spread.Index(g.Name) < 0) {
+				t.Fatalf("pods are on loan in %q, and nobody would move them", g.Name)
+			}
 		}
 		if int32(len(p.evict)) > surplus {
 			t.Fatalf("%d pods leave, %d are surplus", len(p.evict), surplus)
 		}
-		if len(p.evict) > 0 && (!o.evictable || !o.divided || o.mode != gm.ReschedulingEvict || len(o.cohorts) != 1) {
+		if len(p.evict) > 0 && (!o.evictable || !o.divided || o.mode != gm.ReschedulingEvict || !o.balanced) {
 			t.Fatalf("%v leave and may not", names(p.evict))
 		}
-		if len(p.evict) > 0 {
+		if len(p.evict) > 0 && len(o.cohorts) == 1 {
 			if open := openSeats(o); len(p.evict) > open {
 				t.Fatalf("%d pods leave for %d seats that nobody is there to take", len(p.evict), open)
 			}
 		}
-		twice := map[types.UID]bool{}
-		for _, pod := range p.evict {
-			group := ""
-			for _, view := range o.cohorts[0].Pods {
-				if view.UID == pod.UID {
-					group = view.Group
+		twice, left := map[types.UID]bool{}, []map[string]int{{}, {}}
+		in := func(c seats.CohortView, group string) (n int) {
+			for _, view := range c.Pods {
+				if view.Seated && view.Group == group {
+					n++
 				}
 			}
-			share := int32(0)
-			if i := o.spread.Index(group); i >= 0 {
-				share = int32(o.spread.Divide(max(len(o.cohorts[0].Pods), o.replicas))[i])
+			return n
+		}
+		for _, pod := range p.evict {
+			group, share, of := "", 0, 0
+			for i, c := range o.cohorts {
+				for _, view := range c.Pods {
+					if view.UID == pod.UID {
+						group, of = view.Group, i
+					}
+				}
 			}
-			if current[group]--; current[group] < share {
+			c := o.cohorts[of]
+			if i := o.spread.Index(group); i >= 0 {
+				_, division := o.divide(c)
+				share = division[i]
+			}
+			left[of][group]++
+			if in(c, group)-left[of][group] < share {
 				t.Fatalf("a pod leaves %q, which has no more than its share of %d", group, share)
 			}
 			if pod.Node == "" || twice[pod.UID] {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -112,8 +113,8 @@ func TestAnswersToAReassignment(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
-			s := newSite(t, append(ground(), build.Deployment("web", build.Bound("p", "")), replicaSet,
-				stuck("a", "hz", time.Hour, replicaSet), stuck("b", "bj", time.Hour, replicaSet))...)
+			s := newSite(t, append(ground(), build.Deployment("web", build.Bound("p", ""), build.Replicas(4)), replicaSet,
+				stuck("a", "hz", time.Hour, replicaSet), stuck("b", "hz", time.Hour, replicaSet))...)
 			s.Answers = []error{tc.answer}
 			result, err := s.pass()
 			if !errors.Is(err, tc.want) || result.RequeueAfter != tc.requeue {
@@ -124,6 +125,59 @@ func TestAnswersToAReassignment(t *testing.T) {
 			}
 			if len(s.events.Events) != 1 {
 				t.Errorf("%d events for one pod that went", len(s.events.Events))
+			}
+		})
+	}
+}
+
+// TestPodsOfAJobThatFindNoNode: none is evicted. A Job that has not started
+// makes its pods anew, and they avoid the group.
+func TestPodsOfAJobThatFindNoNode(t *testing.T) {
+	job := build.Job("batch", build.Bound("p", ""), build.Replicas(2), build.With(func(j *batchv1.Job) {
+		j.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"job": "batch"}}
+	}))
+	of := func(pod *corev1.Pod) *corev1.Pod {
+		pod.Labels["job"] = "batch"
+		return pod
+	}
+	tests := map[string]struct {
+		pods      []build.Object
+		suspended bool
+		next      string
+		requeue   time.Duration
+	}{
+		"it has not started": {
+			pods: []build.Object{of(stuck("a", "hz", time.Minute, job)), of(stuck("b", "bj", time.Second, job))}, suspended: true, next: "bj", requeue: time.Minute - time.Second,
+		},
+		"not for long enough": {pods: []build.Object{of(stuck("a", "hz", time.Minute-time.Second, job))}, next: "hz", requeue: time.Second},
+		"it has started": {
+			pods: []build.Object{of(stuck("a", "hz", time.Minute, job)), of(stuck("b", "bj", time.Minute, job, build.On("node-bj")))}, next: "hz",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(append(ground(), job), tc.pods...)...)
+			if err := s.World.Pods.Tracker().Add(job.DeepCopy()); err != nil {
+				t.Fatal(err)
+			}
+			result, err := s.pass()
+			if err != nil || result.RequeueAfter != tc.requeue {
+				t.Errorf("comes back after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)
+			}
+			if len(s.Evicted) != 0 {
+				t.Errorf("evicted %v", s.Evicted)
+			}
+			live, err := s.World.Pods.BatchV1().Jobs(build.Namespace).Get(t.Context(), "batch", metav1.GetOptions{})
+			if err != nil || (live.Spec.Suspend != nil && *live.Spec.Suspend) != tc.suspended {
+				t.Errorf("suspended %v, want %t; error %v", live.Spec.Suspend, tc.suspended, err)
+			}
+			if told := len(s.events.Events) == 1; told != tc.suspended {
+				t.Errorf("an event: %t", told)
+			}
+			s.World.Ledger.Forget("a")
+			s.World.Ledger.Forget("b")
+			if got := s.nextGroup("batch"); got != tc.next {
+				t.Errorf("the next pod goes to %s, want %s", got, tc.next)
 			}
 		})
 	}

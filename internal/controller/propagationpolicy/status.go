@@ -13,7 +13,7 @@ import (
 // severity orders the reasons: the worst is the policy's.
 var severity = map[string]int{
 	gm.ReasonSatisfied: 0, gm.ReasonConverging: 1, gm.ReasonPodsWaiting: 2,
-	gm.ReasonNoFeasibleTarget: 3, gm.ReasonBlockedByPDB: 4, gm.ReasonGroupsMissing: 5,
+	gm.ReasonNoFeasibleTarget: 3, gm.ReasonBlockedByPDB: 4, gm.ReasonGroupsAway: 5, gm.ReasonGroupsMissing: 6,
 }
 
 // setStatus writes what was observed and planned into the policy's status.

@@ -34,6 +34,8 @@ type Object struct {
 	Replicas *int32
 	// Deleting is set once the object has a deletionTimestamp.
 	Deleting bool
+	// Restarting: atoll-manager has suspended the object, a Job, and is to resume it.
+	Restarting bool
 	// Generation is metadata.generation.
 	Generation int64
 	// Controller is the object's own controller, if it has one.

@@ -6,6 +6,7 @@ import "slices"
 func (s Spread) Equal(o Spread) bool {
 	return s.descending == o.descending &&
 		slices.Equal(s.names, o.names) &&
+		slices.Equal(s.away, o.away) &&
 		slices.Equal(s.weights, o.weights) &&
 		slices.Equal(s.ranges, o.ranges) &&
 		slices.Equal(s.order, o.order)

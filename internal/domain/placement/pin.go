@@ -34,11 +34,35 @@ func Pin(spec *corev1.PodSpec, key string, values ...string) {
 		if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
 			continue
 		}
-		same := func(r corev1.NodeSelectorRequirement) bool {
-			return r.Key == key && r.Operator == corev1.NodeSelectorOpIn && slices.Equal(r.Values, values)
-		}
-		if !slices.ContainsFunc(term.MatchExpressions, same) {
+		if !slices.ContainsFunc(term.MatchExpressions, same(demand)) {
 			term.MatchExpressions = append(slices.Clip(term.MatchExpressions), demand)
 		}
 	}
+}
+
+func same(demand corev1.NodeSelectorRequirement) func(corev1.NodeSelectorRequirement) bool {
+	return func(r corev1.NodeSelectorRequirement) bool {
+		return r.Key == demand.Key && r.Operator == demand.Operator && slices.Equal(r.Values, demand.Values)
+	}
+}
+
+// Unpin returns the required node affinity that a pod had before Pin, nil for
+// none. What it is given stays as it is. A pod that demanded the same by itself
+// is not told apart.
+func Unpin(required *corev1.NodeSelector, key string, values ...string) *corev1.NodeSelector {
+	if required == nil {
+		return nil
+	}
+	ours := same(corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values})
+	out := &corev1.NodeSelector{}
+	for _, term := range required.NodeSelectorTerms {
+		if slices.ContainsFunc(term.MatchExpressions, ours) {
+			term.MatchExpressions = slices.DeleteFunc(slices.Clone(term.MatchExpressions), ours)
+			if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
+				return nil // the term that Pin gives a pod without terms
+			}
+		}
+		out.NodeSelectorTerms = append(out.NodeSelectorTerms, term)
+	}
+	return out
 }

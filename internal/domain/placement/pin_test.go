@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -27,6 +28,13 @@ func demanding(terms []corev1.NodeSelectorTerm) *corev1.PodSpec {
 	return spec
 }
 
+func required(spec *corev1.PodSpec) *corev1.NodeSelector {
+	if spec.Affinity == nil {
+		return nil
+	}
+	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+}
+
 func TestPin(t *testing.T) {
 	terms := func(terms ...corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm { return terms }
 	all := func(r ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
@@ -47,6 +55,7 @@ func TestPin(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			spec := demanding(tc.before)
+			before := required(spec).DeepCopy()
 			Pin(spec, "group", "hz")
 			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
 				t.Errorf("wrong demand (-want +got):\n%s", diff)
@@ -54,6 +63,16 @@ func TestPin(t *testing.T) {
 			Pin(spec, "group", "hz")
 			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
 				t.Errorf("pinned again, the pod changes:\n%s", diff)
+			}
+			got := Unpin(required(spec), "group", "hz")
+			if name == "the same demand is not doubled" {
+				before = required(demanding(terms(all(disk)))) // whose it was is not known
+			}
+			if diff := cmp.Diff(before, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("unpinned, it demands (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
+				t.Errorf("Unpin changed the pod:\n%s", diff)
 			}
 		})
 	}

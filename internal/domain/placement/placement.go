@@ -37,6 +37,10 @@ type Spread struct {
 	names   []string // sorted ascending
 	missing []string
 	folded  []string
+	// away are the groups that WithoutAway gave a share of nothing, and home is
+	// the spread before; nil if there are none.
+	away []string
+	home *Spread
 
 	// Division by weights, 0 to maxCount, by index. nil when by ranges.
 	weights    []int64
@@ -205,10 +209,24 @@ func (s Spread) Divide(n int) []int {
 	seats := make([]int, len(s.names))
 	n = min(max(n, 0), maxReplicas)
 	if s.ranges != nil {
-		s.fill(seats, n)
+		s.fill(seats, n, n)
 	} else {
 		s.apportion(seats, int64(n))
 	}
+	return seats
+}
+
+// First says where the first k of n replicas are, when they come one by one: what
+// one revision of several has. By weights that is Divide(k); by ranges,
+// percentages are of n.
+func (s Spread) First(k, n int) []int {
+	n = min(max(n, 0), maxReplicas)
+	k = min(max(k, 0), n)
+	if s.ranges == nil {
+		return s.Divide(k)
+	}
+	seats := make([]int, len(s.names))
+	s.fill(seats, k, n)
 	return seats
 }
 

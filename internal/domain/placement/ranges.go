@@ -65,9 +65,9 @@ func parseBound(value *intstr.IntOrString) (b bound, ok bool) {
 	return bound{value: int64(percent), percent: true}, err == nil && percent <= 100
 }
 
-// fill puts up to n seats into seats, which is all zero.
-func (s Spread) fill(seats []int, n int) {
-	left, total := int64(n), int64(n)
+// fill puts up to k of n seats into seats, which is all zero.
+func (s Spread) fill(seats []int, k, n int) {
+	left, total := int64(k), int64(n)
 	for _, i := range s.order {
 		low, _ := s.ranges[i].of(total)
 		given := min(low, left)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -33,17 +34,43 @@ var (
 // Evictor evicts pods. Safe for concurrent use.
 type Evictor struct {
 	Client kubernetes.Interface
-	// Pace bounds the evictions of all workloads together.
+	// Pace bounds the evictions of all workloads together. Those that are refused
+	// do not count: workloads that nobody may disturb hold up no other.
 	Pace *rate.Limiter
+
+	mu       sync.Mutex
+	underWay int // evictions that hold a turn until they are answered
 }
 
 // Evict evicts a pod that does its work or may come to: it takes its turn in
 // the pace. Errors: ErrPace, ErrRefused, ErrGone, or the API server's.
 func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
-	if !e.Pace.Allow() {
+	if !e.begin() {
 		return ErrPace
 	}
-	return e.Discard(ctx, pod, uid)
+	err := e.Discard(ctx, pod, uid)
+	e.end(err == nil || errors.Is(err, ErrGone)) // the answer may have been lost
+	return err
+}
+
+// begin tells whether a turn is left beside those of the evictions under way.
+func (e *Evictor) begin() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.Pace.Limit() != rate.Inf && e.Pace.Tokens() < float64(e.underWay+1) {
+		return false
+	}
+	e.underWay++
+	return true
+}
+
+func (e *Evictor) end(granted bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.underWay--
+	if granted {
+		e.Pace.Allow()
+	}
 }
 
 // Discard evicts a pod that has no node yet, which disturbs nothing and takes

@@ -109,6 +109,62 @@ func TestPodsWithoutANodeTakeNoTurnInThePace(t *testing.T) {
 	}
 }
 
+// TestRefusedEvictionsTakeNoTurnInThePace: five workloads whose
+// PodDisruptionBudgets allow nothing do not starve a sixth.
+func TestRefusedEvictionsTakeNoTurnInThePace(t *testing.T) {
+	e, asked := newEvictor(nil)
+	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 2)
+	refused := true
+	e.Client.(*fake.Clientset).PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return refused, nil, apierrors.NewTooManyRequests("budget", 0)
+	})
+	for range 5 {
+		if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrRefused) {
+			t.Fatalf("error is %v, want %v", err, ErrRefused)
+		}
+	}
+	refused = false
+	for range 2 {
+		if err := e.Evict(t.Context(), pod, "uid"); err != nil {
+			t.Errorf("the evictions that were refused took its turn: %v", err)
+		}
+	}
+	if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrPace) || len(*asked) != 2 {
+		t.Errorf("error is %v after %d evictions, want %v after 2", err, len(*asked), ErrPace)
+	}
+}
+
+// TestEvictionsUnderWayHoldTheirTurn: how many are asked for at a time is
+// bounded by the pace too, whatever is answered.
+func TestEvictionsUnderWayHoldTheirTurn(t *testing.T) {
+	e, _ := newEvictor(nil)
+	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 3)
+	came, answer := make(chan struct{}, 10), make(chan struct{})
+	e.Client.(*fake.Clientset).PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		came <- struct{}{}
+		<-answer
+		return true, nil, nil
+	})
+	errs := make(chan error, 10)
+	for range 10 {
+		go func() { errs <- e.Evict(t.Context(), pod, "uid") }()
+	}
+	for range 7 {
+		if err := <-errs; !errors.Is(err, ErrPace) {
+			t.Errorf("error is %v, want %v", err, ErrPace)
+		}
+	}
+	close(answer)
+	for range 3 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if len(came) != 3 {
+		t.Errorf("%d were asked for, want 3", len(came))
+	}
+}
+
 func TestEvictionsThatWriteOneBudgetAreNotAskedForSideBySide(t *testing.T) {
 	e, _ := newEvictor(nil)
 	if !e.SideBySide(t.Context(), pod.Namespace) {

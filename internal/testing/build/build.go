@@ -24,6 +24,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 )
 
 // Namespace is where everything namespaced is.
@@ -360,6 +361,7 @@ func Owner(o Object) *ownership.Object {
 		out.Replicas = o.Spec.Replicas
 	case *batchv1.Job:
 		out.Replicas = o.Spec.Parallelism
+		out.Restarting = jobs.Suspended(o.Annotations[gm.JobRestartAnnotation], o.UID)
 	}
 	return out
 }

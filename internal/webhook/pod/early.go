@@ -53,7 +53,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		if ask.Node = seats.NodeOf(pod); ask.Node == "" || !creation.Fixed {
 			return true
 		}
-	case !creation.Early:
+	case !creation.Early && (!creation.Waiting || seats.HasClaims(&pod.Spec)):
 		return w.admit(ctx, pod, a, ask)
 	}
 	answer, err := w.Desk.Assign(ctx, ask)

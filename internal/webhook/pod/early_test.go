@@ -322,6 +322,54 @@ func TestPodsBeyondTheRangesWaitAtTheGate(t *testing.T) {
 	}
 }
 
+// TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup though their policy is Late:
+// another pod of the owner was refused every node that has room.
+func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
+	refused := func(owner build.Object) *corev1.Pod {
+		return build.Pod("waits", build.OwnedBy(owner), build.With(func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "1 " + seats.TextOtherGroup + ".",
+			}}
+		}))
+	}
+	late := build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))
+	job := build.Job("batch", build.Bound("p", ""))
+	claim := build.With(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	})
+	tests := map[string]struct {
+		policy build.Object
+		waits  *corev1.Pod
+		pod    *corev1.Pod
+		pinned bool
+		gated  bool
+	}{
+		"nobody waits":                              {toHz, nil, webPod(), false, false},
+		"another one waits":                         {toHz, refused(replicaSet), webPod(), true, false},
+		"whatever the policy says":                  {late, refused(replicaSet), webPod(), true, false},
+		"a range":                                   {atMost(5), refused(replicaSet), webPod(), true, false},
+		"a pod of a Job may not be made anew":       {toHz, refused(job), build.Pod("", build.OwnedBy(job), build.Container("c", "nginx:1")), false, false},
+		"a pod whose volumes may be elsewhere":      {toHz, refused(replicaSet), webPod(claim), false, false},
+		"no group has a node: it waits at the gate": {build.PropagationPolicy("p", build.Weight(1, "nowhere")), refused(replicaSet), webPod(), false, true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, ground(build.Bound("p", ""), tc.policy, job)...)
+			if tc.waits != nil {
+				w.Desk.(*assign.Desk).Ledger.Observe(seats.Slim(tc.waits))
+			}
+			got := admit(t, w, tc.pod, false)
+			pinned := got.Annotations[gm.SeatAnnotation] != "" && got.Labels[gm.NodeGroupLabel] == "hz" && got.Spec.Affinity != nil
+			if pinned != tc.pinned {
+				t.Errorf("pinned: %t, want %t", pinned, tc.pinned)
+			}
+			if gated := len(got.Spec.SchedulingGates) > 0; gated != tc.gated {
+				t.Errorf("gated: %t, want %t", gated, tc.gated)
+			}
+		})
+	}
+}
+
 // hangingDesk is a leader that does not answer in time.
 type hangingDesk struct{ t *testing.T }
 

@@ -73,7 +73,11 @@ type Propagation struct{}
 // ValidateCreate implements admission.Validator.
 func (Propagation) ValidateCreate(_ context.Context, policy *gm.PropagationPolicy) (admission.Warnings, error) {
 	spread, err := placement.New(policy.Spec, func(string) bool { return true }, "")
-	return foldWarnings(spread.Folded()), err
+	warnings := foldWarnings(spread.Folded())
+	if policy.Spec.Rescheduling.Mode == gm.ReschedulingNever {
+		warnings = append(warnings, "spec.rescheduling.mode: Never is deprecated and means OnRollout")
+	}
+	return warnings, err
 }
 
 // ValidateUpdate implements admission.Validator. A policy that is on its way

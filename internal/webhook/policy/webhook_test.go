@@ -62,7 +62,11 @@ func TestValidate(t *testing.T) {
 		"weights":                     {object: build.PropagationPolicy("p", build.Weight(3, "hz"), build.Weight(2, "bj"))},
 		"groups that nobody has made": {object: build.PropagationPolicy("p", build.Weight(3, "nowhere"))},
 		"groups in upper case":        {object: build.PropagationPolicy("p", build.Weight(3, "Hangzhou", "beijing", "BEIJING")), warned: []string{`"BEIJING" is read as "beijing"`, `"Hangzhou" is read as "hangzhou"`}},
-		"no rule":                     {object: build.PropagationPolicy("p"), refused: []string{"staticWeightList", "numRange"}},
+		"a mode that is another's name": {
+			object: build.PropagationPolicy("p", build.Weight(3, "hz"), build.With(func(p *gm.PropagationPolicy) { p.Spec.Rescheduling.Mode = gm.ReschedulingNever })),
+			warned: []string{"spec.rescheduling.mode: Never is deprecated and means OnRollout"},
+		},
+		"no rule": {object: build.PropagationPolicy("p"), refused: []string{"staticWeightList", "numRange"}},
 		"two kinds of rules": {
 			object: build.PropagationPolicy("p", build.Weight(1, "hz"), build.With(func(p *gm.PropagationPolicy) {
 				p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}}}

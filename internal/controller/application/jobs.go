@@ -1,0 +1,79 @@
+package application
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// retryResume is how soon is looked again whether the pods of a suspended Job
+// are gone.
+const retryResume = 500 * time.Millisecond
+
+// restartJob lets the Job of a gated pod make its pods anew, if it has not
+// started. It reports whether the pod is to stay at the gate: one that cannot be
+// made anew starts as it is, for a Job that fails is worse.
+func (r *Reconciler) restartJob(ctx context.Context, s *scope, pod *seats.Pod, creation policies.Creation) (stays bool, err error) {
+	answer, asked := s.restarts[pod.Owner()]
+	if !asked {
+		answer = r.suspend(ctx, pod.Owner(), creation)
+		if s.restarts == nil {
+			s.restarts = map[types.UID]error{}
+		}
+		s.restarts[pod.Owner()] = answer
+	}
+	switch {
+	case answer == nil:
+		return true, phase.Wait("the pods of the suspended Job to go", retryResume)
+	case errors.Is(answer, jobs.ErrGone):
+		return true, nil
+	case jobs.Refused(answer):
+		r.startsAsItIs(pod, creation, answer, !asked)
+		return false, nil
+	default:
+		return true, answer
+	}
+}
+
+// suspend suspends the Job with this UID, if it is one.
+func (r *Reconciler) suspend(ctx context.Context, uid types.UID, creation policies.Creation) error {
+	job := r.Walker.Get(uid)
+	if job == nil || job.Kind != "Job" || job.Group != batchv1.GroupName {
+		return jobs.ErrManaged // the Job is further up, or no Job of Kubernetes
+	}
+	err := r.Jobs.Suspend(ctx, keyOf(job), job.UID, creation.Version())
+	if err == nil && !job.Restarting {
+		log.FromContext(ctx).Info("Suspended a Job, so that it makes its pods as its OverridePolicy wants them", "job", keyOf(job))
+	}
+	return err
+}
+
+// resume resumes a Job that was suspended so that it makes its pods anew, by
+// this replica or another.
+func (r *Reconciler) resume(ctx context.Context, s *scope) error {
+	if !s.app.Restarting {
+		return nil
+	}
+	done, err := r.Jobs.Resume(ctx, keyOf(s.app), s.app.UID)
+	if err == nil && !done {
+		return phase.Wait("the pods of the suspended Job to go", retryResume)
+	}
+	if err == nil {
+		log.FromContext(ctx).Info("Resumed a Job", "job", keyOf(s.app))
+	}
+	return err
+}
+
+func keyOf(o *ownership.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
+}

@@ -1,0 +1,151 @@
+package propagationpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+const (
+	// volumesTTL is how long is kept where a pod's volumes are. A pod that runs
+	// keeps the volumes that it has.
+	volumesTTL = 10 * time.Minute
+	// maxVolumeReads bounds the pods whose volumes are read for one workload in
+	// one pass; the next pass goes on.
+	maxVolumeReads = 20
+)
+
+// errManyVolumes: the volumes of other pods were read in this pass.
+var errManyVolumes = errors.New("volumes of more pods are to be read")
+
+// volumes knows on which nodes the PersistentVolumes of pods can be used. It
+// reads them from the API server, for the few pods that are to leave their group:
+// no cache of all claims is worth that.
+type volumes struct {
+	mu   sync.Mutex
+	kept map[types.UID]keptVolumes // by pod
+}
+
+type keptVolumes struct {
+	affinity []*nodeaffinity.NodeSelector
+	until    time.Time
+}
+
+// canTake makes the question that the plan of one workload asks. What keeps it
+// from an answer is the workload's unread.
+func (r *Reconciler) canTake(ctx context.Context, a *appScope) func(string, *seats.Pod) (bool, fit.Reason) {
+	places, reads := r.Ledger.Places(), 0
+	return func(group string, pod *seats.Pod) (bool, fit.Reason) {
+		var affinity []*nodeaffinity.NodeSelector
+		if pod.Node != "" && pod.Demand != nil && pod.Demand.Claims && a.moved() {
+			var err error
+			if affinity, err = r.volumes.of(ctx, r.Pods, r.Clock.Now(), pod, &reads); err != nil {
+				a.unread = err
+				return false, fit.Unread
+			}
+		}
+		return places.Take(group, pod, affinity)
+	}
+}
+
+// waitForVolumes is what an unread volume means for the pass: the pod stays for
+// now, and is looked at again.
+func (a *appScope) waitForVolumes() error {
+	switch {
+	case a.unread == nil:
+		return nil
+	case errors.Is(a.unread, errManyVolumes):
+		return phase.Wait(a.unread.Error(), time.Millisecond)
+	case apierrors.IsNotFound(a.unread):
+		return phase.Wait(a.unread.Error(), retryFeasible)
+	default:
+		return a.unread
+	}
+}
+
+// of returns the node affinities of a pod's bound volumes. reads counts the
+// pods that were read.
+func (v *volumes) of(ctx context.Context, client kubernetes.Interface, now time.Time, pod *seats.Pod, reads *int) ([]*nodeaffinity.NodeSelector, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if kept, ok := v.kept[pod.UID]; ok && now.Before(kept.until) {
+		return kept.affinity, nil
+	}
+	if *reads == maxVolumeReads {
+		return nil, errManyVolumes
+	}
+	*reads++
+	affinity, err := readVolumes(ctx, client, pod)
+	if err != nil {
+		return nil, fmt.Errorf("reading the volumes of pod %s: %w", pod.Key(), err)
+	}
+	for uid, kept := range v.kept {
+		if !now.Before(kept.until) {
+			delete(v.kept, uid)
+		}
+	}
+	if v.kept == nil {
+		v.kept = map[types.UID]keptVolumes{}
+	}
+	v.kept[pod.UID] = keptVolumes{affinity, now.Add(volumesTTL)}
+	return affinity, nil
+}
+
+// +kubebuilder:rbac:groups="",resources=pods;persistentvolumeclaims;persistentvolumes,verbs=get
+
+// readVolumes reads the node affinity of each volume that a pod mounts through
+// a claim which outlives it. A claim of a generic ephemeral volume goes with the
+// pod, and its successor gets another.
+func readVolumes(ctx context.Context, client kubernetes.Interface, pod *seats.Pod) ([]*nodeaffinity.NodeSelector, error) {
+	live, err := client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var affinity []*nodeaffinity.NodeSelector
+	for i := range live.Spec.Volumes {
+		source := live.Spec.Volumes[i].PersistentVolumeClaim
+		if source == nil {
+			continue
+		}
+		selector, err := readVolume(ctx, client, pod.Namespace, source.ClaimName)
+		if err != nil {
+			return nil, err
+		}
+		if selector != nil {
+			affinity = append(affinity, selector)
+		}
+	}
+	return affinity, nil
+}
+
+func readVolume(ctx context.Context, client kubernetes.Interface, namespace, name string) (*nodeaffinity.NodeSelector, error) {
+	claim, err := client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil || claim.Spec.VolumeName == "" {
+		return nil, err
+	}
+	volume, err := client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return requiredBy(volume)
+}
+
+func requiredBy(volume *corev1.PersistentVolume) (*nodeaffinity.NodeSelector, error) {
+	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
+		return nil, nil
+	}
+	return nodeaffinity.NewNodeSelector(volume.Spec.NodeAffinity.Required)
+}

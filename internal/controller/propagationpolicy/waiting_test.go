@@ -1,0 +1,240 @@
+package propagationpolicy
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// refused is a pod without a group that was refused every node with room, a
+// while ago.
+func refused(name string, age time.Duration, owner build.Object, options ...build.Option) *corev1.Pod {
+	return build.Pod(name, append([]build.Option{
+		build.OwnedBy(owner), build.Created(start.Add(-age - time.Second)),
+		build.With(func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+				Message: "1 " + seats.TextOtherGroup + ".", LastTransitionTime: metav1.NewTime(start.Add(-age)),
+			}}
+		}),
+	}, options...)...)
+}
+
+func TestPodsThatWaitWithoutAGroupAreMadeAnew(t *testing.T) {
+	deployment := build.Deployment("web", build.Bound("p", ""))
+	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment))
+	job := build.Job("batch", build.Bound("p", ""))
+	text := func(message string) build.Option {
+		return build.With(func(p *corev1.Pod) { p.Status.Conditions[0].Message = message })
+	}
+	on := func(pod *corev1.Pod, options ...build.Option) []build.Object {
+		return append(ground(options...), deployment, replicaSet, job, pod)
+	}
+	tests := map[string]struct {
+		objects []build.Object
+		evicted []string
+		requeue time.Duration
+	}{
+		"after five seconds":                      {objects: on(refused("a", lateTime, replicaSet)), evicted: []string{"a"}},
+		"and not before":                          {objects: on(refused("a", 3*time.Second, replicaSet)), requeue: 2 * time.Second},
+		"though pods go nowhere else":             {objects: on(refused("a", lateTime, replicaSet), after(0)), evicted: []string{"a"}},
+		"kube-scheduler alone finds no node":      {objects: on(refused("a", time.Hour, replicaSet, text("2 Insufficient cpu.")))},
+		"a pod that has its node":                 {objects: on(refused("a", time.Hour, replicaSet, build.On("node-hz")))},
+		"kube-scheduler preempts others for it":   {objects: on(refused("a", time.Hour, replicaSet, build.With(func(p *corev1.Pod) { p.Status.NominatedNodeName = "node-hz" })))},
+		"a pod at the gate":                       {objects: on(refused("a", time.Hour, replicaSet, build.Gated()))},
+		"a pod whose volumes may be elsewhere":    {objects: on(refused("a", time.Hour, replicaSet, claim()))},
+		"a pod of a Job is never made anew":       {objects: on(refused("a", time.Hour, job))},
+		"nor one without an owner":                {objects: on(refused("a", time.Hour, replicaSet, build.Bound("p", ""), build.With(func(p *corev1.Pod) { p.OwnerReferences = nil })))},
+		"nor one of a DaemonSet beside a Service": {objects: append(on(refused("a", time.Hour, build.DaemonSet("agent"))), build.DaemonSet("agent", build.Bound("p", "")))},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, tc.objects...)
+			s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0) // nothing works that would be disturbed
+			result, err := s.pass()
+			if err != nil || result.RequeueAfter != tc.requeue {
+				t.Errorf("comes back after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)
+			}
+			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
+				t.Errorf("wrong evictions (-want +got):\n%s", diff)
+			}
+			if len(s.events.Events) != len(tc.evicted) {
+				t.Errorf("%d events for %d evictions", len(s.events.Events), len(tc.evicted))
+			}
+		})
+	}
+}
+
+func claim() build.Option {
+	return build.With(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}
+	})
+}
+
+// TestNoPodIsMadeAnewAgainAndAgain: fifty pods wait for an hour; what comes for
+// them waits in the same way, with its group or, where no webhook is, without.
+func TestNoPodIsMadeAnewAgainAndAgain(t *testing.T) {
+	for name, withGroup := range map[string]bool{"with their group": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(50))
+			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(50))
+			s := newSite(t, append(ground(), deployment, replicaSet)...)
+			full := func(group string) {
+				s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("node-"+group, build.InGroup(group), build.With(func(n *corev1.Node) {
+					n.Status.Allocatable[corev1.ResourcePods] = resource.MustParse("0")
+				}))))
+			}
+			full("hz")
+			full("bj")
+			waiting := map[string]*corev1.Pod{}
+			n, discards := 0, 0
+			create := func(options ...build.Option) {
+				n++
+				name := fmt.Sprint("web-1-", n)
+				now := s.World.Clock.Now()
+				pod := refused(name, 0, replicaSet, append([]build.Option{build.Created(now)}, options...)...)
+				pod.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now)
+				waiting[name] = pod
+				s.World.See(pod)
+			}
+			for range 50 {
+				create()
+			}
+			for range 720 { // an hour
+				s.World.Clock.Step(5 * time.Second)
+				if _, err := s.pass(); err != nil {
+					t.Fatal(err)
+				}
+				for _, name := range s.Evicted {
+					discards++
+					s.World.Ledger.Forget(waiting[name].UID)
+					delete(waiting, name)
+					if withGroup {
+						create(build.Seated([]string{"hz", "bj"}[n%2]))
+					} else {
+						create()
+					}
+				}
+				for len(s.events.Events) > 0 {
+					<-s.events.Events
+				}
+			}
+			most := 50
+			if !withGroup {
+				most = 13 * 50 // once in five minutes
+			}
+			if discards < 50 || discards > most {
+				t.Errorf("fifty pods were made anew %d times in an hour, want 50 to %d", discards, most)
+			}
+		})
+	}
+}
+
+// TestPodsGoOnLoanOnlyWhereThereIsRoom and not more at a time than may find it.
+func TestPodsGoOnLoanOnlyWhereThereIsRoom(t *testing.T) {
+	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(50))
+	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(50))
+	closed := func(group string) *corev1.Node {
+		return build.Node("node-"+group, build.InGroup(group), build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true }))
+	}
+	objects := append(ground(), deployment, replicaSet)
+	for i := range 20 {
+		objects = append(objects, stuck(fmt.Sprint("web-1-", i), "hz", time.Hour, replicaSet))
+	}
+	s := newSite(t, objects...)
+	s.World.Ledger.ObserveNode(seats.SlimNode(closed("hz")))
+	s.World.Ledger.ObserveNode(seats.SlimNode(closed("bj")))
+	result, err := s.pass()
+	if len(s.Evicted) > 0 || result.RequeueAfter != retryFeasible || err != nil {
+		t.Errorf("no group has room: %v are made anew; comes back after %s (error %v)", s.Evicted, result.RequeueAfter, err)
+	}
+	s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("node-bj", build.InGroup("bj"))))
+	if _, err := s.pass(); len(s.Evicted) != lendWidth || err != nil {
+		t.Errorf("%v are made anew, want %d (error %v)", s.Evicted, lendWidth, err)
+	}
+	s.World.See(build.Pod("web-1-20", build.OwnedBy(replicaSet), build.Seated("bj"), build.Created(s.World.Clock.Now())))
+	if _, err := s.pass(); len(s.Evicted) != 0 || err != nil {
+		t.Errorf("one is on its way there, and %v are made anew (error %v)", s.Evicted, err)
+	}
+}
+
+// TestARolloutThatStandsStillIsBalanced once nothing has come or gone for the
+// stabilization time, and not while it moves.
+func TestARolloutThatStandsStillIsBalanced(t *testing.T) {
+	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(5))
+	first := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(3))
+	second := build.ReplicaSet("web-2", build.OwnedBy(deployment), build.Replicas(2))
+	revision := func(hash string) build.Option { return build.Label("pod-template-hash", hash) }
+	objects := append(ground(), deployment, first, second)
+	for i := range 3 {
+		objects = append(objects, runningPod(fmt.Sprint("web-1-", i), "bj", i, build.OwnedBy(first), revision("1")))
+	}
+	for i := range 2 {
+		objects = append(objects, runningPod(fmt.Sprint("web-2-", i), []string{"hz", "bj"}[i], i, build.OwnedBy(second), revision("2")))
+	}
+	s := newSite(t, objects...)
+	s.Settle(t)
+	result, err := s.pass()
+	if len(s.Evicted) > 0 || result.RequeueAfter != gm.DefaultStabilization || err != nil || s.reason() != gm.ReasonConverging {
+		t.Fatalf("at first sight %v are evicted; comes back after %s, reason %s (error %v)", s.Evicted, result.RequeueAfter, s.reason(), err)
+	}
+	s.World.Clock.Step(gm.DefaultStabilization)
+	if _, err := s.pass(); len(s.Evicted) != 1 || s.Evicted[0] != "web-1-2" || err != nil {
+		t.Fatalf("evicted %v, want web-1-2 (error %v)", s.Evicted, err)
+	}
+	// The pod that comes for it does not find a place in hz after all.
+	s.World.Ledger.Forget("web-1-2")
+	again := func() {
+		t.Helper()
+		s.World.Clock.Step(gm.DefaultStabilization)
+		if _, err := s.pass(); len(s.Evicted) != 0 || err != nil {
+			t.Fatalf("evicted %v (error %v)", s.Evicted, err)
+		}
+	}
+	again() // a pod is missing: the rollout moves
+	s.World.See(runningPod("web-1-3", "bj", 3, build.OwnedBy(first), revision("1")))
+	again() // one has come
+	again() // and went where the other had been: nobody else is moved for nothing
+	again()
+	if s.reason() != gm.ReasonNoFeasibleTarget {
+		t.Errorf("reason is %s", s.reason())
+	}
+}
+
+// TestAPartialRolloutOfAStatefulSetIsBalanced: the pods of two revisions have one
+// owner, and between them as many as it wants.
+func TestAPartialRolloutOfAStatefulSetIsBalanced(t *testing.T) {
+	db := build.StatefulSet("db", build.Bound("p", ""), build.Replicas(4))
+	objects := append(ground(), db)
+	for i, at := range []string{"bj", "bj", "bj", "hz"} {
+		hash := build.Label("controller-revision-hash", fmt.Sprint(i/3))
+		objects = append(objects, runningPod(fmt.Sprint("db-", i), at, i, build.OwnedBy(db), hash))
+	}
+	s := newSite(t, objects...)
+	s.Settle(t)
+	if _, err := s.pass(); len(s.Evicted) != 0 || err != nil {
+		t.Fatalf("evicted %v at first sight (error %v)", s.Evicted, err)
+	}
+	s.World.Clock.Step(gm.DefaultStabilization)
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"db-2"}, s.Evicted); diff != "" {
+		t.Errorf("wrong evictions (-want +got):\n%s", diff)
+	}
+	if got := s.policy().Status.Apps[0].Groups; got[0].Desired+got[1].Desired != 4 {
+		t.Errorf("of four pods %d and %d are desired", got[0].Desired, got[1].Desired)
+	}
+}

@@ -1,0 +1,197 @@
+// Package jobs lets a Job make its pods anew. An evicted pod counts as failed
+// to the Job controller; the pods that it deletes because the Job is suspended
+// do not. So a Job that has not started is suspended and, when its pods are gone,
+// resumed.
+//
+// An annotation of ours is written together with the suspension: whoever finds
+// it resumes the Job, after a restart too, and a Job that somebody else suspended
+// is never resumed. It knows no policy: whether pods are to be made anew is
+// decided before.
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Why a Job is not suspended. Errors that wrap none of them say nothing about the Job.
+var (
+	// ErrStarted: a pod of the Job has had a node, or has ended.
+	ErrStarted = errors.New("the Job has started")
+	// ErrManaged: whether the Job is suspended is somebody else's to say.
+	ErrManaged = errors.New("somebody else suspends and resumes the Job")
+	// ErrAgain: the Job was suspended and resumed for the same reason before.
+	ErrAgain = errors.New("the Job's pods were made anew already, to no avail")
+	// ErrGone: the Job is gone, about to go, or another of that name.
+	ErrGone = errors.New("the Job is gone")
+)
+
+// Refused tells whether an error of Suspend says that the Job's pods are to stay
+// as they are.
+func Refused(err error) bool {
+	return errors.Is(err, ErrStarted) || errors.Is(err, ErrManaged) || errors.Is(err, ErrAgain)
+}
+
+// queueLabel is Kueue's: it suspends and resumes the Jobs that carry it.
+const queueLabel = "kueue.x-k8s.io/queue-name"
+
+// Restarter suspends and resumes Jobs. Safe for concurrent use.
+type Restarter struct {
+	Client kubernetes.Interface
+	// Annotation is the key of our annotation.
+	Annotation string
+}
+
+// A value of the annotation is one of these words, the Job's UID (a copied
+// annotation means nothing) and the reason.
+const (
+	suspended = "suspended"
+	resumed   = "resumed"
+)
+
+// Suspended tells whether a value of the annotation on the Job with this UID says
+// that we suspended it and have not resumed it.
+func Suspended(value string, uid types.UID) bool {
+	return strings.HasPrefix(value, suspended+" "+string(uid)+" ")
+}
+
+// +kubebuilder:rbac:groups=batch,resources=jobs,verbs=get;patch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=list
+
+// Suspend suspends a Job that has not started, once for each reason. Asked again
+// before the Job is resumed, it succeeds and changes nothing.
+func (r *Restarter) Suspend(ctx context.Context, name types.NamespacedName, uid types.UID, why string) error {
+	job, err := r.read(ctx, name, uid)
+	if err != nil {
+		return err
+	}
+	note := job.Annotations[r.Annotation]
+	switch {
+	case isSuspended(job) && Suspended(note, uid):
+		return nil
+	case isSuspended(job) || !ours(job):
+		return ErrManaged
+	case started(job):
+		return ErrStarted
+	case note == strings.Join([]string{resumed, string(uid), why}, " "):
+		return ErrAgain
+	}
+	pods, err := r.pods(ctx, job)
+	if err != nil {
+		return err
+	}
+	for i := range pods {
+		if pods[i].Spec.NodeName != "" || pods[i].Status.Phase != corev1.PodPending {
+			return ErrStarted
+		}
+	}
+	return r.patch(ctx, job, true, strings.Join([]string{suspended, string(uid), why}, " "))
+}
+
+// Resume resumes a Job that Suspend suspended, once its pods are gone. It
+// reports whether nothing is left to be done.
+func (r *Restarter) Resume(ctx context.Context, name types.NamespacedName, uid types.UID) (done bool, err error) {
+	job, err := r.read(ctx, name, uid)
+	if errors.Is(err, ErrGone) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	note := job.Annotations[r.Annotation]
+	if !Suspended(note, uid) {
+		return true, nil
+	}
+	if isSuspended(job) {
+		seen := false
+		for _, c := range job.Status.Conditions {
+			seen = seen || c.Type == batchv1.JobSuspended && c.Status == corev1.ConditionTrue
+		}
+		pods, err := r.pods(ctx, job)
+		if err != nil || !seen || slices.ContainsFunc(pods, isActive) {
+			return false, err
+		}
+	}
+	return true, r.patch(ctx, job, false, resumed+strings.TrimPrefix(note, suspended))
+}
+
+func (r *Restarter) read(ctx context.Context, name types.NamespacedName, uid types.UID) (*batchv1.Job, error) {
+	job, err := r.Client.BatchV1().Jobs(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && (job.UID != uid || job.DeletionTimestamp != nil):
+		return nil, ErrGone
+	case err != nil:
+		return nil, fmt.Errorf("reading Job %s: %w", name, err)
+	}
+	return job, nil
+}
+
+// pods are those of the Job, whatever their state.
+func (r *Restarter) pods(ctx context.Context, job *batchv1.Job) ([]corev1.Pod, error) {
+	selector, err := metav1.LabelSelectorAsSelector(job.Spec.Selector)
+	if err != nil {
+		return nil, fmt.Errorf("reading the selector of Job %s/%s: %w", job.Namespace, job.Name, err)
+	}
+	list, err := r.Client.CoreV1().Pods(job.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector.String()})
+	if err != nil {
+		return nil, fmt.Errorf("listing pods of Job %s/%s: %w", job.Namespace, job.Name, err)
+	}
+	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return !metav1.IsControlledBy(&pod, job) }), nil
+}
+
+func isActive(pod corev1.Pod) bool {
+	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+}
+
+// patch writes spec.suspend and our annotation in one, for the Job as it was read.
+func (r *Restarter) patch(ctx context.Context, job *batchv1.Job, suspend bool, note string) error {
+	raw, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{
+			"uid": job.UID, "resourceVersion": job.ResourceVersion, "annotations": map[string]string{r.Annotation: note},
+		},
+		"spec": map[string]any{"suspend": suspend},
+	})
+	if err == nil {
+		_, err = r.Client.BatchV1().Jobs(job.Namespace).Patch(ctx, job.Name, types.MergePatchType, raw, metav1.PatchOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("suspending or resuming Job %s/%s: %w", job.Namespace, job.Name, err)
+	}
+	return nil
+}
+
+func isSuspended(job *batchv1.Job) bool { return job.Spec.Suspend != nil && *job.Spec.Suspend }
+
+// ours: Kubernetes' own Job controller runs the Job, and no queue admits it.
+func ours(job *batchv1.Job) bool {
+	_, queued := job.Labels[queueLabel]
+	return !queued && (job.Spec.ManagedBy == nil || *job.Spec.ManagedBy == batchv1.JobControllerName)
+}
+
+// started tells whether a pod of the Job ever ran, as its status says.
+func started(job *batchv1.Job) bool {
+	s := &job.Status
+	if s.Succeeded > 0 || s.Failed > 0 || s.Ready != nil && *s.Ready > 0 || s.CompletionTime != nil {
+		return true
+	}
+	if u := s.UncountedTerminatedPods; u != nil && len(u.Succeeded)+len(u.Failed) > 0 {
+		return true
+	}
+	for _, c := range s.Conditions {
+		if c.Type != batchv1.JobSuspended && c.Status == corev1.ConditionTrue {
+			return true // complete, failed, or about to be
+		}
+	}
+	return false
+}

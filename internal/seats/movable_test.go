@@ -1,0 +1,272 @@
+package seats
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+	"pgregory.net/rapid"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+func pod(change func(*corev1.Pod)) build.Option { return build.With(change) }
+
+func requests(amounts map[corev1.ResourceName]string) corev1.ResourceRequirements {
+	out := corev1.ResourceRequirements{Requests: corev1.ResourceList{}}
+	for name, amount := range amounts {
+		out.Requests[name] = resource.MustParse(amount)
+	}
+	return out
+}
+
+// needs adds a container with requests.
+func needs(amounts map[corev1.ResourceName]string) build.Option {
+	return pod(func(p *corev1.Pod) {
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "c", Resources: requests(amounts)})
+	})
+}
+
+func needsFirst(restart *corev1.ContainerRestartPolicy, amounts map[corev1.ResourceName]string) build.Option {
+	return pod(func(p *corev1.Pod) {
+		p.Spec.InitContainers = append(p.Spec.InitContainers, corev1.Container{Name: "i", RestartPolicy: restart, Resources: requests(amounts)})
+	})
+}
+
+func taint(effect corev1.TaintEffect) build.Option {
+	return build.With(func(n *corev1.Node) {
+		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "site", Value: "closed", Effect: effect})
+	})
+}
+
+func has(name corev1.ResourceName, amount string) build.Option {
+	return build.With(func(n *corev1.Node) { n.Status.Allocatable[name] = resource.MustParse(amount) })
+}
+
+func demands(r ...corev1.NodeSelectorRequirement) build.Option {
+	return pod(func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: r}},
+		}}}
+	})
+}
+
+func listens(ip string, port int32) build.Option {
+	return pod(func(p *corev1.Pod) {
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "p", Ports: []corev1.ContainerPort{
+			{ContainerPort: port, HostPort: port, HostIP: ip, Protocol: corev1.ProtocolTCP},
+		}})
+	})
+}
+
+func pinnedTo(group string) build.Option {
+	return func(o build.Object) {
+		build.Seated(group)(o)
+		placement.Pin(&o.(*corev1.Pod).Spec, gm.NodeGroupLabel, group)
+	}
+}
+
+// TestAPodCanBeTakenWhereKubeSchedulerWouldPlaceItsSuccessor: the pod runs in
+// group a, and group b has one node, of 8 CPUs and 32Gi.
+func TestAPodCanBeTakenWhereKubeSchedulerWouldPlaceItsSuccessor(t *testing.T) {
+	type cpu = map[corev1.ResourceName]string
+	sidecar := new(corev1.ContainerRestartPolicyAlways)
+	tests := map[string]struct {
+		node   []build.Option
+		others [][]build.Option // pods on the node of b
+		pod    []build.Option
+		want   bool
+	}{
+		"nothing is in the way":                   {want: true},
+		"a taint NoSchedule":                      {node: []build.Option{taint(corev1.TaintEffectNoSchedule)}},
+		"a taint NoExecute":                       {node: []build.Option{taint(corev1.TaintEffectNoExecute)}},
+		"a taint PreferNoSchedule closes no node": {node: []build.Option{taint(corev1.TaintEffectPreferNoSchedule)}, want: true},
+		"a taint that the pod tolerates": {node: []build.Option{taint(corev1.TaintEffectNoSchedule)}, pod: []build.Option{pod(func(p *corev1.Pod) {
+			p.Spec.Tolerations = []corev1.Toleration{{Key: "site", Operator: corev1.TolerationOpExists}}
+		})}, want: true},
+		"a node selector that no node matches":       {pod: []build.Option{pod(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} })}},
+		"a node selector that the node matches":      {node: []build.Option{build.Label("disk", "ssd")}, pod: []build.Option{pod(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} })}, want: true},
+		"a node affinity that no node matches":       {pod: []build.Option{demands(corev1.NodeSelectorRequirement{Key: "disk", Operator: corev1.NodeSelectorOpExists})}},
+		"pinned to its group by us: the next is not": {pod: []build.Option{pinnedTo("a")}, want: true},
+		"pinned by us, and a demand of its own": {
+			pod: []build.Option{demands(corev1.NodeSelectorRequirement{Key: "disk", Operator: corev1.NodeSelectorOpExists}), pinnedTo("a")},
+		},
+		"init containers count by their maximum": {
+			pod:  []build.Option{needsFirst(nil, cpu{"cpu": "5"}), needsFirst(nil, cpu{"cpu": "5"}), needs(cpu{"cpu": "5"})},
+			want: true,
+		},
+		"an init container that needs more than there is": {pod: []build.Option{needsFirst(nil, cpu{"cpu": "9"}), needs(cpu{"cpu": "1"})}},
+		"a sidecar runs beside the containers":            {pod: []build.Option{needsFirst(sidecar, cpu{"cpu": "5"}), needs(cpu{"cpu": "5"})}},
+		"overhead of the runtime class": {
+			pod: []build.Option{needs(cpu{"cpu": "8"}), pod(func(p *corev1.Pod) { p.Spec.Overhead = corev1.ResourceList{"cpu": resource.MustParse("100m")} })},
+		},
+		"requests of the pod as a whole": {
+			pod: []build.Option{needs(cpu{"cpu": "1"}), pod(func(p *corev1.Pod) { p.Spec.Resources = new(requests(cpu{"cpu": "9"})) })},
+		},
+		"a resource that the node does not have": {pod: []build.Option{needs(cpu{"example.com/gpu": "1"})}},
+		"a resource that the node has":           {node: []build.Option{has("example.com/gpu", "1")}, pod: []build.Option{needs(cpu{"example.com/gpu": "1"})}, want: true},
+		"a resource that another pod holds": {
+			node:   []build.Option{has("example.com/gpu", "1")},
+			others: [][]build.Option{{needs(cpu{"example.com/gpu": "1"})}}, pod: []build.Option{needs(cpu{"example.com/gpu": "1"})},
+		},
+		"none of a resource is on every node": {pod: []build.Option{needs(cpu{"example.com/mark": "0"})}, want: true},
+		"ephemeral storage":                   {node: []build.Option{has("ephemeral-storage", "1Gi")}, pod: []build.Option{needs(cpu{"ephemeral-storage": "2Gi"})}},
+		"a pod that terminates holds its room until it is gone": {
+			others: [][]build.Option{{needs(cpu{"cpu": "8"}), build.Deleting("x")}}, pod: []build.Option{needs(cpu{"cpu": "1"})},
+		},
+		"a pod that has finished holds none": {
+			others: [][]build.Option{{needs(cpu{"cpu": "8"}), pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}}, pod: []build.Option{needs(cpu{"cpu": "1"})},
+			want: true,
+		},
+		"a node that is full takes a pod that asks for nothing": {others: [][]build.Option{{needs(cpu{"cpu": "9"})}}, want: true},
+		"as many pods as the node may have":                     {node: []build.Option{has("pods", "1")}, others: [][]build.Option{{}}},
+		"a host port that is taken":                             {others: [][]build.Option{{listens("", 80)}}, pod: []build.Option{listens("10.0.0.1", 80)}},
+		"a host port that is taken at another address":          {others: [][]build.Option{{listens("10.0.0.2", 80)}}, pod: []build.Option{listens("10.0.0.1", 80)}, want: true},
+		"another host port":                                     {others: [][]build.Option{{listens("", 81)}}, pod: []build.Option{listens("", 80)}, want: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			l := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
+			l.ObserveNode(SlimNode(build.Node("node-a", build.InGroup("a"))))
+			l.ObserveNode(SlimNode(build.Node("node-b", append(tc.node, build.InGroup("b"))...)))
+			rs := build.ReplicaSet("rs")
+			for i, options := range tc.others {
+				l.Observe(Slim(build.Pod(string(rune('0'+i)), append(options, build.On("node-b"))...)))
+			}
+			l.Observe(Slim(build.Pod("moves", append(tc.pod, build.OwnedBy(rs), build.On("node-a"))...)))
+			if got := canTake(l, "b", l.Pod("moves")); got != tc.want {
+				t.Errorf("group b can take the pod: %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
+func canTake(l *Ledger, group string, pod *Pod) bool {
+	can, _ := l.CanTake(group, pod)
+	return can
+}
+
+// TestALedgerForgetsWhatIsGone: nodes and groups come and go for years.
+func TestALedgerForgetsWhatIsGone(t *testing.T) {
+	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+	l := NewLedger(clock)
+	for _, name := range []string{"n1", "n2"} {
+		l.ObserveNode(SlimNode(build.Node(name, build.InGroup("g-"+name))))
+		l.Observe(Slim(build.Pod("on-"+name, build.On(name))))
+	}
+	l.ForgetNode("n1")
+	l.Forget("on-n1")
+	l.Forget("on-n2")
+	l.ForgetNode("n2")
+	l.Observe(Slim(build.Pod("unknown", build.On("n3"))))
+	l.Observe(Slim(build.Pod("unknown", build.On("n3"), build.Deleting("x"))))
+	l.Forget("unknown")
+	if n := len(l.nodes); n != 0 {
+		t.Errorf("%d nodes are kept that are gone", n)
+	}
+	clock.Step(time.Hour + time.Second)
+	l.Lapse()
+	if n := len(l.moved); n != 0 {
+		t.Errorf("of %d groups is kept when they changed, an hour later", n)
+	}
+}
+
+// TestSumsAreWhatTheyStandFor: whatever happens, what owners and nodes sum up is
+// what a look at every pod says.
+func TestSumsAreWhatTheyStandFor(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+		l := NewLedger(clock)
+		uid := rapid.SampledFrom([]types.UID{"p0", "p1", "p2", "p3"})
+		node := rapid.SampledFrom([]string{"", "n0", "n1"})
+		t.Repeat(map[string]func(*rapid.T){
+			"observe": func(t *rapid.T) {
+				p := podIn(string(uid.Draw(t, "pod")), node.Draw(t, "node"))
+				p.Controller = &ownership.Reference{UID: rapid.SampledFrom([]types.UID{"rs", "other"}).Draw(t, "owner")}
+				p.Ready = rapid.Bool().Draw(t, "ready")
+				p.Finished = rapid.Bool().Draw(t, "finished")
+				p.Active = !p.Finished && rapid.Bool().Draw(t, "active")
+				p.Demand = needing(rapid.Int64Range(0, 2).Draw(t, "cpu"))
+				p.Demand.Ports = []fit.Port{{Protocol: "TCP", Number: rapid.Int32Range(1, 2).Draw(t, "port")}}
+				p.Containers = []Container{{Name: "c", Restarting: rapid.Bool().Draw(t, "restarting")}}
+				l.Observe(p)
+			},
+			"forget":  func(t *rapid.T) { l.Forget(uid.Draw(t, "pod")) },
+			"disrupt": func(t *rapid.T) { l.Disrupt(uid.Draw(t, "pod"), []types.UID{"rs", "other"}, 4, 4) },
+			"spare":   func(t *rapid.T) { l.Spare(uid.Draw(t, "pod")) },
+			"time": func(t *rapid.T) {
+				clock.Step(rapid.SampledFrom([]time.Duration{time.Second, disruptionTTL}).Draw(t, "step"))
+			},
+			"node": func(t *rapid.T) {
+				l.ObserveNode(openNode(node.Filter(func(n string) bool { return n != "" }).Draw(t, "node"), "a"))
+			},
+			"node is gone": func(t *rapid.T) { l.ForgetNode(node.Draw(t, "node")) },
+			"": func(t *rapid.T) {
+				l.Lapse()
+				available, used, bound := map[types.UID]int{}, map[string]*fit.Use{}, map[string]int{}
+				for _, s := range l.seats {
+					p := s.pod
+					if until, ok := l.disrupted[s.uid]; p.Available() && (!ok || clock.Now().After(until)) {
+						available[p.Owner()]++
+					}
+					if p.Node == "" {
+						continue
+					}
+					bound[p.Node]++
+					if used[p.Node] == nil {
+						used[p.Node] = &fit.Use{}
+					}
+					if !p.Finished {
+						used[p.Node].Add(p.Demand)
+					}
+				}
+				for owner, o := range l.owners {
+					if o.available != available[owner] {
+						t.Fatalf("owner %s has %d available pods, counted %d", owner, available[owner], o.available)
+					}
+				}
+				for name, n := range l.nodes {
+					if len(n.pods) != bound[name] || !n.exists && len(n.pods) == 0 {
+						t.Fatalf("node %s has %d pods, counted %d, exists %t", name, bound[name], len(n.pods), n.exists)
+					}
+					want := used[name]
+					if want == nil {
+						want = &fit.Use{}
+					}
+					if !want.Equal(&n.used) {
+						t.Fatalf("node %s holds %v, counted %v", name, want, n.used)
+					}
+				}
+			},
+		})
+	})
+}
+
+// TestWhatIsFoundForOnePodIsNotThereForTheNext: pods that leave together do not
+// go for one place.
+func TestWhatIsFoundForOnePodIsNotThereForTheNext(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	for i := range 3 {
+		p := podIn(fmt.Sprint("p", i), "node-a")
+		p.Demand = needing(400)
+		l.Observe(p)
+	}
+	places := l.Places()
+	var got []fit.Reason
+	for i := range 3 {
+		_, why := places.Take("b", l.Pod(types.UID(fmt.Sprint("p", i))), nil)
+		got = append(got, why)
+	}
+	if diff := cmp.Diff([]fit.Reason{fit.Fits, fit.Fits, fit.NoRoom}, got); diff != "" {
+		t.Errorf("a CPU has room for two pods of 400m (-want +got):\n%s", diff)
+	}
+}
