@@ -90,7 +90,11 @@ func TestReplace(t *testing.T) {
 			objects: append(early(1), running(0, old, build.On("node-out"))), reason: gm.ReasonSatisfied,
 		},
 		"a Job's pods are never evicted": {
-			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, says: replacing,
+			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, says: "pods of a Job stay as they started",
+		},
+		"nor are those of what a Job owns": {
+			objects: append(jobs[:len(jobs):len(jobs)], build.ReplicaSet("below", build.OwnedBy(job)), running(0, build.OwnedBy(build.ReplicaSet("below")), old)),
+			reason:  gm.ReasonConverging, says: "pods of a Job stay as they started",
 		},
 		"a pod without an owner would not come back": {
 			objects: append(ground(0)[2:], running(0, build.With(func(p *corev1.Pod) { p.OwnerReferences = nil }), build.Bound("p", "o"), old)),
