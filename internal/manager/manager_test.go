@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -132,7 +133,11 @@ func TestLeadingEndsBeforeItBeginsWhenNothingIsListed(t *testing.T) {
 }
 
 func TestSlimNodeKeepsWhatTheLedgerAndGroupsRead(t *testing.T) {
-	node := build.Node("n", build.InGroup("a"), build.Annotation("a", "b"))
+	node := build.Node("n", build.InGroup("a"), build.Annotation("a", "b"), build.With(func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: "site", Effect: corev1.TaintEffectNoSchedule}}
+		n.Status.Allocatable["example.com/gpu"] = resource.MustParse("1")
+		n.Status.Allocatable["hugepages-1Gi"] = resource.Quantity{}
+	}))
 	want := seats.SlimNode(node)
 	fat := node.DeepCopy()
 	fat.Status.Conditions = append([]corev1.NodeCondition{{Type: corev1.NodeMemoryPressure}}, fat.Status.Conditions...)
@@ -149,6 +154,9 @@ func TestSlimNodeKeepsWhatTheLedgerAndGroupsRead(t *testing.T) {
 	}
 	if len(slim.Status.Images)+len(slim.ManagedFields)+len(slim.Status.Capacity)+len(slim.Status.NodeInfo.KernelVersion) != 0 || len(slim.Status.Conditions) != 1 {
 		t.Errorf("kept what nobody reads: %+v", slim)
+	}
+	if _, kept := slim.Status.Allocatable["hugepages-1Gi"]; kept || len(slim.Status.Allocatable) != 4 {
+		t.Errorf("kept what there is none of, or lost the rest: %v", slim.Status.Allocatable)
 	}
 	if slim.Annotations["a"] != "b" {
 		t.Error("lost the annotations, which a NodePool repairs")

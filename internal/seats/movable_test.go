@@ -270,3 +270,37 @@ func TestWhatIsFoundForOnePodIsNotThereForTheNext(t *testing.T) {
 		t.Errorf("a CPU has room for two pods of 400m (-want +got):\n%s", diff)
 	}
 }
+
+// TestCanReturn: the successor of a pod finds at least the room that the pod leaves.
+func TestCanReturn(t *testing.T) {
+	big := needs(map[corev1.ResourceName]string{"cpu": "8"})
+	volume := pod(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	})
+	cordoned := build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true })
+	tests := map[string]struct {
+		node, pod, beside []build.Option // beside is the other node of the group; nil is none
+		why               fit.Reason
+	}{
+		"it takes all of the node, and a port": {pod: []build.Option{big, listens("", 80)}},
+		"the node was cordoned":                {node: []build.Option{cordoned}, why: fit.NoOpenNode},
+		"and another of the group has room":    {node: []build.Option{cordoned}, pod: []build.Option{big}, beside: []build.Option{}},
+		"but does not reach its volume":        {node: []build.Option{cordoned}, pod: []build.Option{volume}, beside: []build.Option{}, why: fit.NoOpenNode},
+		"and another is closed to it":          {node: []build.Option{cordoned}, beside: []build.Option{taint(corev1.TaintEffectNoSchedule)}, why: fit.Tainted},
+		"its volume is where it runs":          {pod: []build.Option{volume}},
+		"the node got a taint":                 {node: []build.Option{taint(corev1.TaintEffectNoSchedule)}, why: fit.Tainted},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			l := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
+			l.ObserveNode(SlimNode(build.Node("n", append(tc.node, build.InGroup("a"))...)))
+			if tc.beside != nil {
+				l.ObserveNode(SlimNode(build.Node("beside", append(tc.beside, build.InGroup("a"))...)))
+			}
+			l.Observe(Slim(build.Pod("p", append(tc.pod, build.On("n"))...)))
+			if can, why := l.CanReturn(l.Pod("p")); can != (tc.why == fit.Fits) || why != tc.why {
+				t.Errorf("can return: %t, %q; want %q", can, why, tc.why)
+			}
+		})
+	}
+}

@@ -39,6 +39,38 @@ func (l *Ledger) CanTake(group string, pod *Pod) (bool, fit.Reason) {
 	return l.Places().Take(group, pod, nil)
 }
 
+// CanReturn tells whether the successor of a pod that runs could run in the same
+// group, where the pod leaves its room, and else why not. A pod with volumes is
+// to return to its node, which reaches them.
+func (l *Ledger) CanReturn(pod *Pod) (bool, fit.Reason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	own := l.nodes[pod.Node]
+	if own == nil {
+		return false, fit.NoOpenNode
+	}
+	check, why := fit.NewCheck(pod.demand(), nil), fit.NoOpenNode
+	left := &fit.Use{}
+	left.Remove(pod.demand())
+	if own.Open {
+		why = check.Of(&own.Offer, &own.used, left)
+	}
+	if why == fit.Fits || pod.demand().Claims {
+		return why == fit.Fits, why
+	}
+	for _, n := range l.members[own.Group] {
+		if n == own || !n.Open {
+			continue
+		}
+		reason := check.Of(&n.Offer, &n.used)
+		if reason == fit.Fits {
+			return true, fit.Fits
+		}
+		why = fit.Further(why, reason)
+	}
+	return false, why
+}
+
 // Take is CanTake, and takes the room. volumes are the node affinities of the
 // pod's PersistentVolumes.
 func (p *Places) Take(group string, pod *Pod, volumes []*nodeaffinity.NodeSelector) (bool, fit.Reason) {

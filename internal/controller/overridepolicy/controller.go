@@ -93,8 +93,9 @@ type appScope struct {
 	stale []seats.SeatView
 	// blocked is what keeps pods from being replaced for now.
 	blocked error
-	// pods in groups, and those among them that are as wanted.
-	pods, updated int
+	// pods in groups, and those among them that are as wanted, and those of Jobs,
+	// which stay as they started.
+	pods, updated, kept int
 	// failure names the rule that cannot be applied to a pod.
 	failure error
 }
@@ -221,8 +222,10 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 			}
 			a.pods++
 			change, err := policies.Images(s.rules, pod.Group, pod.Pod)
-			switch {
-			case s.rules.FixedHash(pod.Group) != pod.Overrides:
+			switch stale := s.rules.FixedHash(pod.Group) != pod.Overrides; {
+			case stale && r.Walker.OfJob(pod.Controller):
+				a.kept++
+			case stale:
 				a.stale = append(a.stale, pod)
 			case err != nil:
 				a.failure = err

@@ -3,6 +3,7 @@ package overridepolicy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -60,6 +61,11 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope) err
 			errs = append(errs, phase.Wait("policy and NodeGroup to stay as they are", left))
 			continue
 		}
+		if err := r.canReturn(pod); err != nil {
+			a.blocked = err
+			errs = append(errs, phase.Wait(err.Error(), retryDisruption))
+			continue
+		}
 		if !r.Ledger.Disrupt(pod.UID, below, a.replicas, a.maxUnavailable) {
 			errs = append(errs, phase.Wait("other pods of the workload to be available", retryDisruption))
 			break
@@ -84,6 +90,18 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope) err
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// canReturn tells why the successor of a pod that works could not run where the
+// pod does. That of a DaemonSet comes back to its node whatever is there.
+func (r *Reconciler) canReturn(pod seats.SeatView) error {
+	if !pod.Available() || pod.For != "" {
+		return nil
+	}
+	if can, why := r.Ledger.CanReturn(pod.Pod); !can {
+		return fmt.Errorf("NodeGroup %q can take none: %s", pod.Group, why)
+	}
+	return nil
 }
 
 // settlesIn is how long a pod is still left alone.

@@ -49,6 +49,9 @@ func TestReplace(t *testing.T) {
 		return objects
 	}
 	notReady := build.With(func(p *corev1.Pod) { p.Status.Conditions = nil })
+	closed := build.Node("node-hz", build.InGroup("hz"), build.With(func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: "site", Effect: corev1.TaintEffectNoSchedule}}
+	}))
 	job := build.Job("web", build.Bound("p", "o"))
 	jobs := append([]build.Object{job}, early(1)[2:]...)
 	daemons := append([]build.Object{build.DaemonSet("web", build.Bound("", "o"))}, early(1)[3:]...)
@@ -86,11 +89,22 @@ func TestReplace(t *testing.T) {
 		"a workload with a pod missing is not disturbed further": {
 			objects: append(early(2), running(0, old)), requeue: retryDisruption, reason: gm.ReasonConverging, says: replacing,
 		},
+		"a pod whose successor would find no node stays": {
+			objects: append(early(1), running(0, old), closed), requeue: retryDisruption, reason: gm.ReasonConverging,
+			says: `pods are to be replaced and stay for now: NodeGroup "hz" can take none: its open nodes have taints that the pods do not tolerate`,
+		},
+		"one that does no work goes": {
+			objects: append(early(1), running(0, old, notReady), closed), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+		},
 		"pods on nodes of no group are nobody's business": {
 			objects: append(early(1), running(0, old, build.On("node-out"))), reason: gm.ReasonSatisfied,
 		},
 		"a Job's pods are never evicted": {
-			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, says: replacing,
+			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, says: "pods of a Job stay as they started",
+		},
+		"nor are those of what a Job owns": {
+			objects: append(jobs[:len(jobs):len(jobs)], build.ReplicaSet("below", build.OwnedBy(job)), running(0, build.OwnedBy(build.ReplicaSet("below")), old)),
+			reason:  gm.ReasonConverging, says: "pods of a Job stay as they started",
 		},
 		"a pod without an owner would not come back": {
 			objects: append(ground(0)[2:], running(0, build.With(func(p *corev1.Pod) { p.OwnerReferences = nil }), build.Bound("p", "o"), old)),

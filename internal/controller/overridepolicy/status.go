@@ -66,6 +66,8 @@ func (a *appScope) message() string {
 		return "pods are to be replaced and stay for now: " + a.blocked.Error()
 	case a.mode != gm.ReschedulingEvict:
 		return fmt.Sprintf("running pods keep their images: rescheduling.mode of the PropagationPolicy is %s", a.mode)
+	case a.kept == a.pods-a.updated:
+		return "pods of a Job stay as they started"
 	default:
 		return "pods are being changed or replaced"
 	}

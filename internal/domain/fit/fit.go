@@ -234,12 +234,12 @@ func (u *Use) Equal(o *Use) bool {
 	return !u.amounts.Exceeds(o.amounts) && !o.amounts.Exceeds(u.amounts) && maps.Equal(u.ports, o.ports)
 }
 
-// takes tells whether a port is taken.
-func (u *Use) takes(port Port) bool {
+// holders counts the pods that hold a port.
+func (u *Use) holders(port Port) int {
 	if port.IP == "" {
-		return u.numbers[port] > 0
+		return u.numbers[port]
 	}
-	return u.ports[port]+u.ports[port.anywhere()] > 0
+	return u.ports[port] + u.ports[port.anywhere()]
 }
 
 // Check compares nodes with what one pod demands.
@@ -260,7 +260,8 @@ func NewCheck(d *Demand, volumes []*nodeaffinity.NodeSelector) *Check {
 }
 
 // Of returns Fits, or the first reason why an open node cannot take the pod
-// beside what is used there.
+// beside what is used there: the sum of used, of which one may be less than
+// nothing, for what leaves.
 func (c *Check) Of(n *Node, used ...*Use) Reason {
 	c.node.Name, c.node.Labels = n.Name, n.Labels
 	if matches, err := c.affinity.Match(&c.node); err != nil || !matches {
@@ -275,10 +276,12 @@ func (c *Check) Of(n *Node, used ...*Use) Reason {
 		return Tainted
 	}
 	for _, port := range c.demand.Ports {
+		holders := 0
 		for _, u := range used {
-			if u.takes(port) {
-				return PortTaken
-			}
+			holders += u.holders(port)
+		}
+		if holders > 0 {
+			return PortTaken
 		}
 	}
 	for _, want := range c.demand.Requests {

@@ -99,8 +99,8 @@ func TestSuspend(t *testing.T) {
 		"another of that name":   {objects: []runtime.Object{job(func(j *batchv1.Job) { j.UID = "younger" })}, want: ErrGone},
 		"the Job is about to go": {objects: []runtime.Object{job(func(j *batchv1.Job) { j.DeletionTimestamp = new(metav1.Now()); j.Finalizers = []string{"x"} })}, want: ErrGone},
 	}
-	for name_, tc := range tests {
-		t.Run(name_, func(t *testing.T) {
+	for title, tc := range tests {
+		t.Run(title, func(t *testing.T) {
 			r, client := newRestarter(tc.objects...)
 			if err := r.Suspend(t.Context(), name, "uid", "why"); !errors.Is(err, tc.want) {
 				t.Errorf("error is %v, want %v", err, tc.want)
@@ -149,8 +149,8 @@ func TestResume(t *testing.T) {
 		"a user has, after we resumed it":   {objects: []runtime.Object{job(suspend, noted("resumed uid why"), condition(batchv1.JobSuspended))}, done: true, suspended: true, note: "resumed uid why"},
 		"a copy of a Job that we suspended": {objects: []runtime.Object{job(suspend, noted("suspended other why"), condition(batchv1.JobSuspended))}, done: true, suspended: true, note: "suspended other why"},
 	}
-	for name_, tc := range tests {
-		t.Run(name_, func(t *testing.T) {
+	for title, tc := range tests {
+		t.Run(title, func(t *testing.T) {
 			r, client := newRestarter(tc.objects...)
 			done, err := r.Resume(t.Context(), name, "uid")
 			if err != nil || done != tc.done {
