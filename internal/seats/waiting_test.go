@@ -38,10 +38,10 @@ func TestAGroupThatStaysClosedIsAvoidedForLonger(t *testing.T) {
 		}
 		return d
 	}
-	for i, want := range []time.Duration{5, 10, 20, 40, 60, 60} {
+	for i, want := range []int{5, 10, 20, 40, 60, 60} {
 		l.Avoid("rs", "a")
 		l.Avoid("rs", "a") // for another of its pods
-		if got := avoided(); got != want*time.Minute {
+		if got := avoided(); got != time.Duration(want)*time.Minute {
 			t.Errorf("time %d: avoided for %s, want %d minutes", i+1, got, want)
 		}
 	}

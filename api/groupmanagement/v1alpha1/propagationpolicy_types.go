@@ -210,9 +210,8 @@ const (
 	ReschedulingEvict ReschedulingMode = "Evict"
 	// ReschedulingOnRollout leaves running pods alone; the next rollout places anew.
 	ReschedulingOnRollout ReschedulingMode = "OnRollout"
-	// ReschedulingNever is ReschedulingOnRollout.
-	//
-	// Deprecated: use ReschedulingOnRollout.
+	// ReschedulingNever is another name of ReschedulingOnRollout, kept for the
+	// policies that have it.
 	ReschedulingNever ReschedulingMode = "Never"
 )
 
