@@ -15,7 +15,7 @@ import (
 // second kube-scheduler places managed pods exactly, under its ServiceAccount.
 // Pods without a policy never meet Atoll and are bound whatever of it is away.
 func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
-	f := newFixtureOfItsOwn(t, atoll.Options{Isolated: true})
+	f := newFixtureOfItsOwn(t, atoll.Options{})
 	f.group("isolated-a", 2)
 	f.group("isolated-b", 2)
 	f.create(weights("policy", "isolated-a", 3, "isolated-b", 2))
