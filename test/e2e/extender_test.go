@@ -393,7 +393,7 @@ func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
 		"no JSON":             {http.MethodPost, "filter", "no json", http.StatusBadRequest, "decoding the request: invalid character 'o' in literal null (expecting 'u')\n"},
 		"no pod":              {http.MethodPost, "filter", "{}", http.StatusBadRequest, "decoding the request: Pod is missing\n"},
 		"no pod, preempt":     {http.MethodPost, "preempt", "{}", http.StatusBadRequest, "decoding the request: Pod is missing\n"},
-		"no pod, prioritize":  {http.MethodPost, "prioritize", "{}", http.StatusBadRequest, "decoding the request: Pod is missing\n"},
+		"no pod, prioritize":  {http.MethodPost, "prioritize", "{}", http.StatusBadRequest, "decoding the request: Pod or a node is missing\n"},
 		"no pod, bind":        {http.MethodPost, "bind", "{}", http.StatusBadRequest, "decoding the request: PodName, PodNamespace or Node is missing\n"},
 		"a node without JSON": {http.MethodPost, "filter", `{"Pod":{},"Nodes":{"items":[1]}}`, http.StatusBadRequest, "decoding node 0: "},
 		"no such verb":        {http.MethodPost, "guess", "{}", http.StatusNotFound, "404 page not found\n"},

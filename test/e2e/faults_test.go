@@ -25,6 +25,7 @@ func newFaultyFixture(t *testing.T) *fixture {
 	t.Cleanup(func() {
 		f.api.does(nil)
 		f.extender.does(nil)
+		f.webhooks.heal()
 	})
 	return f
 }

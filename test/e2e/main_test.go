@@ -44,9 +44,10 @@ type environment struct {
 	// pace is how many pods atoll-manager may evict in a second.
 	pace float64
 	// api and extender stand between atoll-manager and the API server, and
-	// between the second kube-scheduler and atoll-manager, in the cluster of
-	// faults; nil in others.
+	// between the second kube-scheduler and atoll-manager, and webhooks between
+	// the API server and atoll-manager, in the cluster of faults; nil in others.
 	api, extender *relay
+	webhooks      *pipe
 }
 
 // env is what all tests share that do not ask for one of their own.
@@ -173,6 +174,11 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 	}
 	if e.kube, err = kubernetes.NewForConfig(e.cluster.AdminConfig()); err != nil {
 		return e, done, err
+	}
+	if relayed {
+		if e.webhooks, err = relayWebhooks(ctx, e); err != nil {
+			return e, done, err
+		}
 	}
 	if e.watch, err = watchOver(e); err != nil {
 		return e, done, err
