@@ -379,7 +379,7 @@ func TestSameNameNewWorkload(t *testing.T) {
 	f := newFixture(t)
 	f.group("again-a", 1)
 	f.group("again-b", 1)
-	f.create(weights("policy", "again-a", 3, "again-b", 2))
+	f.create(weights("policy", "again-a", 1, "again-b", 1))
 	all := func() []corev1.Pod {
 		list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=app"})
 		if err != nil {
@@ -393,15 +393,18 @@ func TestSameNameNewWorkload(t *testing.T) {
 		}
 	}()
 	old := 0
-	// Fewer, and as many: seats of the last pods would be too many each time.
-	for _, n := range []int{10, 5, 5} {
+	// The shares change each time, so that seats of the last pods would show.
+	for _, next := range []struct{ a, b int }{{2, 8}, {3, 2}, {1, 4}} {
+		f.edit(weights("policy", "again-a", next.a, "again-b", next.b))
+		f.eventually(patience, "the weights are in force", func() error { return f.reason("policy", gm.ReasonNotUsed) })
+		n := next.a + next.b
 		d := deployment("app", int32(n), "policy", func(d *appsv1.Deployment) { d.Spec.Template.Finalizers = []string{stays} })
 		f.create(d)
-		f.eventually(patience, "3:2", func() error {
+		f.eventually(patience, "as many as the weights are", func() error {
 			if err := f.allReady("app", n); err != nil {
 				return err
 			}
-			return f.spreadIs("app", map[string]int{"again-a": n * 3 / 5, "again-b": n * 2 / 5})
+			return f.spreadIs("app", map[string]int{"again-a": next.a, "again-b": next.b})
 		})
 		if got := len(all()) - n; got != old {
 			t.Fatalf("%d pods of the last Deployment are still there, want %d", got, old)
