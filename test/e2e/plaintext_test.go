@@ -11,7 +11,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -26,13 +25,17 @@ func patches(groups []string, overriders ...gm.PlaintextOverrider) gm.RuleWithNo
 
 // patchOf is one plaintext overrider; value is nil for a remove.
 func patchOf(operator gm.OverriderOperator, path string, value any) gm.PlaintextOverrider {
-	o := gm.PlaintextOverrider{Operator: operator, Path: path}
+	fields := map[string]any{"operator": operator, "path": path}
 	if value != nil {
-		raw, err := json.Marshal(value)
-		if err != nil {
-			panic(err)
-		}
-		o.Value = &apiextensionsv1.JSON{Raw: raw}
+		fields["value"] = value
+	}
+	var o gm.PlaintextOverrider
+	raw, err := json.Marshal(fields)
+	if err == nil {
+		err = json.Unmarshal(raw, &o)
+	}
+	if err != nil {
+		panic(err) // the test is wrong
 	}
 	return o
 }
