@@ -436,16 +436,17 @@ func TestErrorsAreToldOnThePod(t *testing.T) {
 	f.patch(bottom, map[string]any{"spec": map[string]any{"replicas": 1, "template": map[string]any{"spec": map[string]any{"schedulerName": atoll.Scheduler}}}})
 	const says = "owners form a cycle"
 	f.eventually(patience, "the pod says what is wrong", func() error {
-		for _, pod := range f.pods("told-0") {
-			for _, c := range pod.Status.Conditions {
-				if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonSchedulerError && strings.Contains(c.Message, says) {
-					t.Logf("users see: %s", c.Message)
-					return nil
-				}
-			}
-			return fmt.Errorf("conditions are %+v", pod.Status.Conditions)
+		pods := f.pods("told-0")
+		if len(pods) != 1 {
+			return fmt.Errorf("%d pods", len(pods))
 		}
-		return fmt.Errorf("no pod")
+		for _, c := range pods[0].Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonSchedulerError && strings.Contains(c.Message, says) {
+				t.Logf("users see: %s", c.Message)
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions are %+v", pods[0].Status.Conditions)
 	})
 	f.eventually(patience, "an event says it too", func() error { return f.eventOn("told-0", "FailedScheduling", says) })
 	f.create(deployment("app", 2, "policy"))
