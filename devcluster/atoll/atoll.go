@@ -48,12 +48,12 @@ type Options struct {
 	ManagerArgs []string
 	// Values are further values of the chart.
 	Values map[string]any
-	// Isolated leaves the cluster's own kube-scheduler alone and starts a second
-	// one, Scheduler, for the pods that a policy has a say in. Unset, the
-	// cluster's own gets the extender.
-	Isolated bool
-	// Managed lets the cluster's own kube-scheduler ask about the pods only that
-	// a policy has a say in. Unset, it asks about every pod.
+	// Plain gives the extender to the cluster's own kube-scheduler, as in document
+	// 000. Unset is the chart's default: that one is left alone, and a second one,
+	// Scheduler, is started for the pods that a policy has a say in.
+	Plain bool
+	// Managed lets the cluster's own kube-scheduler, in the plain form, ask about
+	// the pods only that a policy has a say in. Unset, it asks about every pod.
 	Managed bool
 	// KeepScheduler leaves the cluster's kube-scheduler without the extender in
 	// the other form too.
@@ -140,7 +140,7 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 // letSchedulerAsk gives the extender to the kube-scheduler that is to ask it.
 func (in *Installation) letSchedulerAsk(ctx context.Context, c *devcluster.Cluster, o Options) error {
 	switch {
-	case o.Isolated:
+	case !o.Plain:
 		fmt.Fprintf(o.Log, "starting %s under its ServiceAccount\n", Scheduler)
 		kubeconfig, err := c.ServiceAccountKubeconfig(ctx, Namespace, Scheduler)
 		if err != nil {
@@ -163,17 +163,12 @@ func values(o Options, in *Installation, webhookURL string) map[string]any {
 		"manager":   map[string]any{"deploy": false},
 		"endpoints": map[string]any{"webhook": webhookURL, "extender": in.ExtenderURL},
 		// Whatever runs, runs beside the cluster and not in it.
-		"scheduler": map[string]any{"mode": mode(o), "asks": asks(o), "tlsDir": in.TLSDir, "kubeconfig": "", "deploy": false},
+		"scheduler": map[string]any{"asks": asks(o), "tlsDir": in.TLSDir, "kubeconfig": "", "deploy": false},
+	}
+	if o.Plain { // the other one is the default of the chart, and is left to it
+		v["scheduler"].(map[string]any)["mode"] = "Plain"
 	}
 	return chartutil.CoalesceTables(maps.Clone(o.Values), v) // what o says counts more, key by key
-}
-
-// mode is the chart's word for the form of the installation.
-func mode(o Options) string {
-	if o.Isolated {
-		return "Isolated"
-	}
-	return "Plain"
 }
 
 // asks is the chart's word for the pods that the cluster's own kube-scheduler asks about.
@@ -252,7 +247,7 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 		fmt.Sprintf("--metrics-address=127.0.0.1:%d", r.metrics),
 		"--names=localhost,127.0.0.1",
 	}
-	if o.Isolated {
+	if !o.Plain {
 		args = append(args, "--scheduler-name="+Scheduler)
 	} else if o.Managed {
 		args = append(args, "--mark-resource="+markResource)

@@ -21,7 +21,7 @@ var foreign = []*regexp.Regexp{
 	regexp.MustCompile(`^should (match|be (greater|less) than or equal to|have at least)|in body should be`),
 	regexp.MustCompile(`^(admission webhook .* denied the request|The \w+ .* is invalid)`),
 	regexp.MustCompile(`^(failed filter with extender|0/\d+ nodes are available|tls|x509)`),
-	regexp.MustCompile(`^\S* ?\{|^\[\{|=.* |^weight / |^https://|^(kubectl|helm|make|go|git|curl|docker) `),
+	regexp.MustCompile(`^\S* ?\{|^\[\{|=.* |^weight / |^https://|^node\(s\) didn't match|^(kubectl|helm|make|go|git|curl|docker) `),
 	regexp.MustCompile(`not found$`),
 }
 
@@ -105,6 +105,10 @@ func isWritten(piece string, written []text) bool {
 			return true
 		}
 	}
+	// A text may be put together where it has a comma.
+	if first, rest, ok := strings.Cut(piece, ", "); ok && isWritten(first, written) && isWritten(rest, written) {
+		return true
+	}
 	// What a document leaves out may be anywhere in it.
 	parts := changing.Split(piece, -1)
 	for i := range parts {
@@ -151,6 +155,7 @@ func messagesOf(t *testing.T, root string) []text {
 	add := func(literal string) {
 		for _, piece := range pieceEnd.Split(literal, -1) {
 			piece = strings.TrimSpace(piece)
+			piece = strings.TrimPrefix(piece, ", ")
 			if len(strings.Fields(verb.ReplaceAllString(piece, ""))) < 2 || seen[piece] {
 				continue
 			}

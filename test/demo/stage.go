@@ -149,7 +149,7 @@ func (s *stage) build(ctx context.Context) error {
 	s.journal.add(note, "adding %d nodes: hollow kubelets", len(nodes))
 	joined := make(chan error, 1)
 	go func() { joined <- s.cluster.AddHollowNodes(ctx, nodes...) }()
-	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Log: s.journal})
+	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Plain: true, Log: s.journal})
 	if err := errors.Join(err, <-joined); err != nil {
 		return err
 	}

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
 // argsRule adds an argument to the container "app" in one group.
@@ -236,7 +235,7 @@ func TestDaemonSetsAreOverriddenByTheirNode(t *testing.T) {
 // TestEarlyPodsWaitForALeader: pods that are created while nobody leads wait at
 // the gate, and are made anew, exact and as wanted, by the next leader.
 func TestEarlyPodsWaitForALeader(t *testing.T) {
-	f := newFixtureOfItsOwn(t, atoll.Options{Replicas: 2})
+	f := pair.fixture(t)
 	f.group("lead-a", 2)
 	f.group("lead-b", 2)
 	f.create(weights("policy", "lead-a", 3, "lead-b", 2))
@@ -249,9 +248,7 @@ func TestEarlyPodsWaitForALeader(t *testing.T) {
 		}
 		return f.argsAre("app", args)
 	})
-	if err := f.cluster.Kill(f.ctx, f.leader()); err != nil {
-		t.Fatal(err)
-	}
+	f.killForNow(f.leader())
 	f.scale("app", 40)
 	f.eventually(2*time.Minute, "24:16, each with the arguments of its group", func() error {
 		if err := f.allReady("app", 40); err != nil {

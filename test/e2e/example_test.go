@@ -11,6 +11,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,51 +24,64 @@ import (
 const exampleDir = "../../examples/document-000"
 
 // TestExampleInAnyOrder is scenario 1: the example of document 000, byte for
-// byte, in three orders of application. Five pods that run 2 in Hangzhou and 3
-// in Beijing become 3 and 2, each with its group's registry; one pod is
-// evicted, and never are two missing at a time.
+// byte, in three orders of application.
 func TestExampleInAnyOrder(t *testing.T) {
-	groups := func(f *fixture) { f.apply("01-nodegroups.yaml") }
-	policies := func(f *fixture) { f.apply("02-policies.yaml") }
-	labels := func(f *fixture) {
-		f.label(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "nginx", Namespace: f.ns}}, map[string]any{
-			gm.RequiredPropagationPolicyLabel: "nginx-propagationpolicy",
-			gm.RequiredOverridePolicyLabel:    "nginx-overridepolicy",
-		})
-	}
 	for name, order := range map[string][]func(*fixture){
-		"groups, policies, labels": {groups, policies, labels},
-		"labels, policies, groups": {labels, policies, groups},
-		"policies, labels, groups": {policies, labels, groups},
+		"groups, policies, labels": {exampleGroups, examplePolicies, exampleLabels},
+		"labels, policies, groups": {exampleLabels, examplePolicies, exampleGroups},
+		"policies, labels, groups": {examplePolicies, exampleLabels, exampleGroups},
 	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t)
-			f.nodes(map[string]string{"location": "hangzhou"}, "nodea", "nodeb")
-			f.nodes(map[string]string{"location": "beijing"}, "nodec", "noded", "nodee")
-			f.runNginxTwoAndThree()
-			f.Cleanup(func() {
-				f.ctx = context.Background()
-				f.deleteNodeGroup("hangzhou")
-				f.deleteNodeGroup("beijing")
-			})
-			watch := f.watchAvailability("nginx", 5)
-			for _, step := range order {
-				step(f)
-			}
-			f.eventually(patience, "the example's end", f.exampleReached)
-			f.always(2*time.Second, "the end is no end", f.exampleReached)
-			worst, deleted := watch()
-			if worst < 4 {
-				t.Errorf("at one moment only %d of 5 pods were available", worst)
-			}
-			if deleted != 1 {
-				t.Errorf("%d pods were evicted, one had to move", deleted)
-			}
-			f.eventually(patience, "the policies are Ready", func() error {
-				return f.policiesReady("nginx-propagationpolicy", "nginx-overridepolicy")
-			})
-		})
+		t.Run(name, func(t *testing.T) { newFixture(t).example(order...) })
 	}
+}
+
+// TestPlainExample is scenario 1 in the form that document 000 has in mind.
+func TestPlainExample(t *testing.T) {
+	f := plain.fixture(t)
+	f.example(exampleGroups, examplePolicies, exampleLabels)
+	f.scheduledBy("nginx", corev1.DefaultSchedulerName)
+}
+
+func exampleGroups(f *fixture) { f.apply("01-nodegroups.yaml") }
+
+func examplePolicies(f *fixture) { f.apply("02-policies.yaml") }
+
+func exampleLabels(f *fixture) {
+	f.label(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "nginx", Namespace: f.ns}}, map[string]any{
+		gm.RequiredPropagationPolicyLabel: "nginx-propagationpolicy",
+		gm.RequiredOverridePolicyLabel:    "nginx-overridepolicy",
+	})
+}
+
+// example takes the example's steps. Five pods that run 2 in Hangzhou and 3 in
+// Beijing become 3 and 2, each with its group's registry; one pod is evicted,
+// and never are two missing at a time.
+func (f *fixture) example(order ...func(*fixture)) {
+	f.Helper()
+	f.nodes(map[string]string{"location": "hangzhou"}, "nodea", "nodeb")
+	f.nodes(map[string]string{"location": "beijing"}, "nodec", "noded", "nodee")
+	f.runNginxTwoAndThree()
+	f.Cleanup(func() {
+		f.ctx = context.Background()
+		f.deleteNodeGroup("hangzhou")
+		f.deleteNodeGroup("beijing")
+	})
+	watch := f.watchAvailability("nginx", 5)
+	for _, step := range order {
+		step(f)
+	}
+	f.eventually(patience, "the example's end", f.exampleReached)
+	f.always(2*time.Second, "the end is no end", f.exampleReached)
+	worst, deleted := watch()
+	if worst < 4 {
+		f.Errorf("at one moment only %d of 5 pods were available", worst)
+	}
+	if deleted != 1 {
+		f.Errorf("%d pods were evicted, one had to move", deleted)
+	}
+	f.eventually(patience, "the policies are Ready", func() error {
+		return f.policiesReady("nginx-propagationpolicy", "nginx-overridepolicy")
+	})
 }
 
 // apply creates the objects of an example's file.

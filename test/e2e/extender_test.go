@@ -18,10 +18,12 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
 // caller speaks to the extender as kube-scheduler does.
@@ -385,13 +387,16 @@ func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
 	for name, tc := range map[string]struct {
 		method, path, body string
 		want               int
+		says               string
 	}{
-		"wrong method":    {http.MethodGet, "filter", "", http.StatusMethodNotAllowed},
-		"no JSON":         {http.MethodPost, "filter", "no json", http.StatusBadRequest},
-		"no pod":          {http.MethodPost, "filter", "{}", http.StatusBadRequest},
-		"no pod, preempt": {http.MethodPost, "preempt", "{}", http.StatusBadRequest},
-		"no pod, bind":    {http.MethodPost, "bind", "{}", http.StatusBadRequest},
-		"no such verb":    {http.MethodPost, "guess", "{}", http.StatusNotFound},
+		"wrong method":        {http.MethodGet, "filter", "", http.StatusMethodNotAllowed, "the scheduler extender protocol uses POST\n"},
+		"no JSON":             {http.MethodPost, "filter", "no json", http.StatusBadRequest, "decoding the request: invalid character 'o' in literal null (expecting 'u')\n"},
+		"no pod":              {http.MethodPost, "filter", "{}", http.StatusBadRequest, "decoding the request: Pod is missing\n"},
+		"no pod, preempt":     {http.MethodPost, "preempt", "{}", http.StatusBadRequest, "decoding the request: Pod is missing\n"},
+		"no pod, prioritize":  {http.MethodPost, "prioritize", "{}", http.StatusBadRequest, "decoding the request: Pod or a node is missing\n"},
+		"no pod, bind":        {http.MethodPost, "bind", "{}", http.StatusBadRequest, "decoding the request: PodName, PodNamespace or Node is missing\n"},
+		"a node without JSON": {http.MethodPost, "filter", `{"Pod":{},"Nodes":{"items":[1]}}`, http.StatusBadRequest, "decoding node 0: "},
+		"no such verb":        {http.MethodPost, "guess", "{}", http.StatusNotFound, "404 page not found\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			request, err := http.NewRequestWithContext(f.ctx, tc.method, f.atoll.ExtenderURL+"/scheduler/"+tc.path, strings.NewReader(tc.body))
@@ -402,12 +407,71 @@ func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			response.Body.Close()
-			if response.StatusCode != tc.want {
-				t.Errorf("got %s, want %d", response.Status, tc.want)
+			defer response.Body.Close()
+			body, err := io.ReadAll(response.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if response.StatusCode != tc.want || !strings.HasPrefix(string(body), tc.says) {
+				t.Errorf("got %s: %q, want %d: %q", response.Status, body, tc.want, tc.says)
 			}
 		})
 	}
+}
+
+// TestErrorsAreToldOnThePod is scenario 50: what the extender cannot decide is
+// an error of the scheduler on the pod, with the extender's own text, and not a
+// refusal of nodes. Nothing else is held up by it, and the pod is bound once the
+// cause is gone.
+func TestErrorsAreToldOnThePod(t *testing.T) {
+	f := newFixture(t)
+	f.group("told", 1)
+	f.create(weights("policy", "told", 1))
+	top := f.chain("told", 2)
+	bottom := &appsv1.ReplicaSet{}
+	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "told-0"}, bottom); err != nil {
+		t.Fatal(err)
+	}
+	f.patch(top, map[string]any{"metadata": map[string]any{"ownerReferences": []any{controllerOf(bottom)}}})
+	f.patch(bottom, map[string]any{"spec": map[string]any{"replicas": 1, "template": map[string]any{"spec": map[string]any{"schedulerName": atoll.Scheduler}}}})
+	const says = "owners form a cycle"
+	f.eventually(patience, "the pod says what is wrong", func() error {
+		pods := f.pods("told-0")
+		if len(pods) != 1 {
+			return fmt.Errorf("%d pods", len(pods))
+		}
+		for _, c := range pods[0].Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonSchedulerError && strings.Contains(c.Message, says) {
+				t.Logf("users see: %s", c.Message)
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions are %+v", pods[0].Status.Conditions)
+	})
+	f.eventually(patience, "an event says it too", func() error { return f.eventOn("told-0", "FailedScheduling", says) })
+	f.create(deployment("app", 2, "policy"))
+	f.eventually(patience, "other pods are bound", func() error { return f.spreadIs("app", map[string]int{"told": 2}) })
+	f.patch(top, map[string]any{"metadata": map[string]any{"ownerReferences": nil}})
+	f.eventually(patience, "the pod is bound when its owners are in order", func() error { return f.boundAre("told-0", 1) })
+}
+
+// eventOn tells whether an app's pods have an event for a reason that says so.
+func (f *fixture) eventOn(app, reason, text string) error {
+	events, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	var notes []string
+	for _, e := range events.Items {
+		if e.Regarding.Kind != "Pod" || e.Reason != reason || !strings.HasPrefix(e.Regarding.Name, app) {
+			continue
+		}
+		if strings.Contains(e.Note, text) {
+			return nil
+		}
+		notes = append(notes, e.Note)
+	}
+	return fmt.Errorf("no event %s of %s says %q; there are %q", reason, app, text, notes)
 }
 
 // TestRefusalsAreConstant: a pod that waits because the group whose turn it is

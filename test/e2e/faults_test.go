@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"context"
 	"net/http"
-	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,50 +15,18 @@ import (
 // through which a test disturbs what atoll-manager reads and answers. Leaders
 // are replaced within seconds, so that processes can be killed often.
 
-// faults is that cluster, once a test has asked for it.
-var faults faultyCluster
-
-type faultyCluster struct {
-	mu   sync.Mutex // guards what is below
-	env  environment
-	done func() error
-	err  error
-}
-
-func (c *faultyCluster) start() (environment, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.done == nil {
-		o := atoll.Options{Isolated: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}
-		c.env, c.done, c.err = newEnvironment(context.Background(), o, true)
-	}
-	return c.env, c.err
-}
-
-// end ends the cluster, if there is one, and tells what was broken in it.
-func (c *faultyCluster) end() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.done == nil {
-		return nil
-	}
-	return c.done()
-}
+var faults = lateCluster{options: atoll.Options{ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true}
 
 // newFaultyFixture is a fixture in the cluster of faults, which has none at its
 // start and, but for what the test kills, none at its end.
 func newFaultyFixture(t *testing.T) *fixture {
 	t.Helper()
-	e, err := faults.start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	heal := func() {
-		e.api.does(nil)
-		e.extender.does(nil)
-	}
-	f := newFixtureIn(t, e)
-	t.Cleanup(heal)
+	f := faults.fixture(t)
+	t.Cleanup(func() {
+		f.api.does(nil)
+		f.extender.does(nil)
+		f.webhooks.heal()
+	})
 	return f
 }
 

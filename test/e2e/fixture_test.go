@@ -260,8 +260,8 @@ func (f *fixture) pods(app string) []corev1.Pod {
 	return active
 }
 
-// spread counts an app's bound pods by the group of their node.
-func (f *fixture) spread(app string) map[string]int {
+// groupsOfNodes are the NodeGroups of all nodes, by their labels.
+func (f *fixture) groupsOfNodes() map[string]string {
 	f.Helper()
 	nodes, err := f.kube.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{})
 	if err != nil {
@@ -271,6 +271,13 @@ func (f *fixture) spread(app string) map[string]int {
 	for _, n := range nodes.Items {
 		group[n.Name] = n.Labels[gm.NodeGroupLabel]
 	}
+	return group
+}
+
+// spread counts an app's bound pods by the group of their node.
+func (f *fixture) spread(app string) map[string]int {
+	f.Helper()
+	group := f.groupsOfNodes()
 	counts := map[string]int{}
 	for _, pod := range f.pods(app) {
 		if pod.Spec.NodeName != "" {

@@ -144,3 +144,48 @@ func (f *fixture) watchAvailability(app string, replicas int) func() (worst, del
 		return worst, len(gone)
 	}
 }
+
+// watchEvictions counts an app's pods that are evicted from now on, by whomever,
+// until the returned function is called.
+func (f *fixture) watchEvictions(app string) func() int {
+	f.Helper()
+	evicted := map[types.UID]bool{}
+	w := f.watchPods(metav1.ListOptions{LabelSelector: "app=" + app}, func(_ watch.EventType, pod *corev1.Pod) {
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.DisruptionTarget && c.Reason == "EvictionByEvictionAPI" {
+				evicted[pod.UID] = true
+			}
+		}
+	})
+	return func() int {
+		w.stopAfter(app)
+		return len(evicted)
+	}
+}
+
+// watchGroups follows an app's bound pods until the returned function is
+// called, which says how many were in each NodeGroup at most. Nodes of no
+// NodeGroup count as those of "".
+func (f *fixture) watchGroups(app string) func() map[string]int {
+	f.Helper()
+	groups := f.groupsOfNodes()
+	in, most := map[types.UID]string{}, map[string]int{}
+	w := f.watchPods(metav1.ListOptions{LabelSelector: "app=" + app}, func(kind watch.EventType, pod *corev1.Pod) {
+		delete(in, pod.UID)
+		if kind == watch.Deleted || pod.DeletionTimestamp != nil || pod.Spec.NodeName == "" {
+			return
+		}
+		in[pod.UID] = groups[pod.Spec.NodeName]
+		n := 0
+		for _, group := range in {
+			if group == groups[pod.Spec.NodeName] {
+				n++
+			}
+		}
+		most[groups[pod.Spec.NodeName]] = max(most[groups[pod.Spec.NodeName]], n)
+	})
+	return func() map[string]int {
+		w.stopAfter(app)
+		return most
+	}
+}

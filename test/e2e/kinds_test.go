@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,9 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -70,6 +74,7 @@ func job(completions, parallelism int32, pods corev1.PodTemplateSpec) batchv1.Jo
 
 // TestEveryBuiltInKind is scenario 41 for the kinds that are always on: each is
 // divided exactly, or, where there is nothing to divide, kept to the groups.
+// StatefulSets come back to their claims, and pods of Jobs are never moved.
 func TestEveryBuiltInKind(t *testing.T) {
 	f := newFixture(t)
 	f.group("kinds-a", 2)
@@ -87,30 +92,104 @@ func TestEveryBuiltInKind(t *testing.T) {
 		"replicas": &appsv1.ReplicaSet{ObjectMeta: requiring("replicas"), Spec: appsv1.ReplicaSetSpec{
 			Replicas: new(int32(5)), Selector: selecting("replicas"), Template: restarted(template("replicas")),
 		}},
-		// The total is the parallelism: of 50 pods 5 are to be there at a time.
-		"job": &batchv1.Job{ObjectMeta: requiring("job"), Spec: job(50, 5, template("job"))},
 	} {
 		f.part(app, func(f *fixture) {
 			f.create(o)
-			f.eventually(patience, "3:2", func() error { return f.spreadIs(app, threeTwo) })
+			f.eventually(patience, "3:2", func() error {
+				if err := f.allReady(app, 5); err != nil {
+					return err
+				}
+				return f.spreadIs(app, threeTwo)
+			})
 		})
 	}
+	f.part("a StatefulSet with claims", func(f *fixture) {
+		f.localVolumes("claims", "kinds-a-0", "kinds-a-1", "kinds-a-1", "kinds-b-0", "kinds-b-1")
+		set := &appsv1.StatefulSet{ObjectMeta: requiring("claims"), Spec: appsv1.StatefulSetSpec{
+			Replicas: new(int32(5)), Selector: selecting("claims"), Template: restarted(template("claims")),
+			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
+				StorageClassName: new(f.ns), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+				Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{"storage": resource.MustParse("1Gi")}},
+			}}},
+		}}
+		f.create(set)
+		where := func() map[string]string {
+			nodes := map[string]string{}
+			for _, pod := range f.pods("claims") {
+				nodes[pod.Name] = pod.Spec.NodeName
+			}
+			return nodes
+		}
+		exact := func() error {
+			if err := f.allReady("claims", 5); err != nil {
+				return err
+			}
+			return f.spreadIs("claims", threeTwo)
+		}
+		f.eventually(patience, "3:2", exact)
+		before := where()
+		evicted := f.watchEvictions("claims")
+		for range 3 {
+			err := f.kube.CoreV1().Pods(f.ns).DeleteCollection(f.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=claims"})
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.eventually(patience, "3:2 again", exact)
+			if now := where(); fmt.Sprint(now) != fmt.Sprint(before) {
+				f.Errorf("the pods are on %v, their claims on %v", now, before)
+			}
+		}
+		if n := evicted(); n != 0 {
+			f.Errorf("%d pods were evicted", n)
+		}
+		if err := f.client.Delete(f.ctx, set); err != nil {
+			f.Fatal(err)
+		}
+	})
+	f.part("a Job: the total is its parallelism", func(f *fixture) {
+		f.create(&batchv1.Job{ObjectMeta: requiring("job"), Spec: job(50, 5, template("job"))})
+		counts := func(n int, want map[string]int) {
+			f.Helper()
+			f.eventually(patience, fmt.Sprint(want), func() error {
+				if now := len(f.pods("job")); now != n {
+					return fmt.Errorf("%d pods, want %d", now, n)
+				}
+				return f.spreadIs("job", want)
+			})
+		}
+		set := func(spec map[string]any) {
+			f.patch(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "job"}}, map[string]any{"spec": spec})
+		}
+		deleted := f.watchDeletions("job")
+		counts(5, threeTwo)
+		set(map[string]any{"parallelism": 10})
+		counts(10, map[string]int{"kinds-a": 6, "kinds-b": 4})
+		if n := deleted(); n != 0 {
+			f.Errorf("%d pods were deleted while the Job grew", n)
+		}
+		set(map[string]any{"suspend": true})
+		counts(0, map[string]int{})
+		set(map[string]any{"suspend": false, "parallelism": 5})
+		counts(5, threeTwo)
+	})
+	f.part("a Job with fewer completions than its parallelism", func(f *fixture) {
+		indexed := job(3, 5, template("few"))
+		indexed.CompletionMode = new(batchv1.IndexedCompletion)
+		f.create(&batchv1.Job{ObjectMeta: requiring("few"), Spec: indexed})
+		f.eventually(patience, "2:1", func() error { return f.spreadIs("few", map[string]int{"kinds-a": 2, "kinds-b": 1}) })
+	})
 	f.part("a DaemonSet has a pod on each node of the groups and on no other", func(f *fixture) {
 		f.create(&appsv1.DaemonSet{ObjectMeta: requiring("daemon"), Spec: appsv1.DaemonSetSpec{
 			Selector: selecting("daemon"), Template: restarted(template("daemon")),
 		}})
-		f.eventually(patience, "one pod a node", func() error {
-			if err := f.spreadIs("daemon", map[string]int{"kinds-a": 2, "kinds-b": 2}); err != nil {
-				return err
+		waits := func() error {
+			if n := f.unschedulable("daemon"); n != 1 {
+				return fmt.Errorf("%d pods are refused, want that of the node of no group", n)
 			}
-			if n := len(f.pods("daemon")); n != 5 {
-				return fmt.Errorf("%d pods, want one for each of 5 nodes", n)
-			}
-			return nil
-		})
-		f.always(2*time.Second, "the fifth pod waits", func() error {
 			return f.spreadIs("daemon", map[string]int{"kinds-a": 2, "kinds-b": 2})
-		})
+		}
+		f.eventually(patience, "one pod a node, the fifth is refused", waits)
+		f.always(time.Second, "the fifth pod waits", waits)
 	})
 	f.part("a pod without an owner is a workload of one", func(f *fixture) {
 		pods := restarted(template("bare"))
@@ -126,14 +205,73 @@ func TestEveryBuiltInKind(t *testing.T) {
 	f.part("the Job of a CronJob", func(f *fixture) {
 		f.eventually(2*time.Minute, "3:2", func() error { return f.spreadIs("cron", threeTwo) })
 	})
-	f.always(2*time.Second, "everything stays", func() error {
-		for _, app := range []string{"stateful", "replicas", "job"} {
-			if err := f.spreadIs(app, threeTwo); err != nil {
-				return err
+	f.part("a policy that changes moves all but pods of Jobs and pods without an owner", func(f *fixture) {
+		still := map[string]func() int{}
+		for _, app := range []string{"job", "few", "cron", "bare", "daemon"} {
+			still[app] = f.watchDeletions(app)
+		}
+		f.edit(weights("policy", "kinds-a", 2, "kinds-b", 3))
+		for _, app := range []string{"stateful", "replicas"} {
+			f.settled(app, map[string]int{"kinds-a": 2, "kinds-b": 3})
+		}
+		for app, deleted := range still {
+			if n := deleted(); n != 0 {
+				f.Errorf("%d pods of %s were deleted", n, app)
 			}
 		}
-		return nil
+		jobs, err := f.kube.BatchV1().Jobs(f.ns).List(f.ctx, metav1.ListOptions{})
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, j := range jobs.Items {
+			if j.Status.Failed != 0 {
+				f.Errorf("Job %s counts %d failed pods", j.Name, j.Status.Failed)
+			}
+		}
+		if len(jobs.Items) != 3 {
+			f.Errorf("there are %d Jobs, want 3", len(jobs.Items))
+		}
+		f.patch(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "job"}}, map[string]any{"spec": map[string]any{"parallelism": 10}})
+		f.eventually(patience, "a Job grows as the policy is now", func() error {
+			return f.spreadIs("job", map[string]int{"kinds-a": 4, "kinds-b": 6})
+		})
 	})
+}
+
+// localVolumes makes a volume on each of the nodes that pods of one
+// StorageClass, named after the namespace, may claim. They go with the test.
+func (f *fixture) localVolumes(name string, nodes ...string) {
+	f.Helper()
+	class := &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: f.ns}, Provisioner: "kubernetes.io/no-provisioner",
+		VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
+	}
+	if _, err := f.kube.StorageV1().StorageClasses().Create(f.ctx, class, metav1.CreateOptions{}); err != nil {
+		f.Fatal(err)
+	}
+	volumes := f.kube.CoreV1().PersistentVolumes()
+	remove := func(err error) {
+		if err != nil && !apierrors.IsNotFound(err) {
+			f.Error(err)
+		}
+	}
+	f.Cleanup(func() {
+		remove(f.kube.StorageV1().StorageClasses().Delete(context.Background(), class.Name, metav1.DeleteOptions{}))
+	})
+	for i, node := range nodes {
+		volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%d", f.ns, name, i)}, Spec: corev1.PersistentVolumeSpec{
+			Capacity: corev1.ResourceList{"storage": resource.MustParse("1Gi")}, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			StorageClassName: class.Name, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: "/" + name}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+			}}}},
+		}}
+		if _, err := volumes.Create(f.ctx, volume, metav1.CreateOptions{}); err != nil {
+			f.Fatal(err)
+		}
+		f.Cleanup(func() { remove(volumes.Delete(context.Background(), volume.Name, metav1.DeleteOptions{})) })
+	}
 }
 
 // TestPodsThatAreOverHoldNoSeat is scenario 43.

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/util/retry"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
@@ -36,6 +37,26 @@ func (f *fixture) reason(policy, want string) error {
 	return fmt.Errorf("conditions are %+v", p.Status.Conditions)
 }
 
+// budget makes a PodDisruptionBudget of an app, and waits until as many pods as
+// it has are counted.
+func (f *fixture) budget(name, app, minAvailable string, healthy int32) *policyv1.PodDisruptionBudget {
+	f.Helper()
+	least := intstr.Parse(minAvailable)
+	pdb := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: &least, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}},
+	}
+	f.create(pdb)
+	f.eventually(patience, "the budget is counted", func() error {
+		got, err := f.kube.PolicyV1().PodDisruptionBudgets(f.ns).Get(f.ctx, name, metav1.GetOptions{})
+		if err == nil && (got.Status.ObservedGeneration != got.Generation || got.Status.CurrentHealthy != healthy) {
+			err = fmt.Errorf("%d are healthy", got.Status.CurrentHealthy)
+		}
+		return err
+	})
+	return pdb
+}
+
 // TestPolicyEditConverges is scenario 6: an edit from 3:2 to 1:4 moves pods one
 // at a time; a PodDisruptionBudget that allows none stops it, and the policy
 // says so.
@@ -51,19 +72,7 @@ func TestPolicyEditConverges(t *testing.T) {
 		}
 		return f.spreadIs("app", map[string]int{"edit-a": 3, "edit-b": 2})
 	})
-	all := intstr.FromString("100%")
-	pdb := &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: "none"},
-		Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: &all, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "app"}}},
-	}
-	f.create(pdb)
-	f.eventually(patience, "the budget is counted", func() error {
-		got, err := f.kube.PolicyV1().PodDisruptionBudgets(f.ns).Get(f.ctx, pdb.Name, metav1.GetOptions{})
-		if err == nil && got.Status.CurrentHealthy != 5 {
-			err = fmt.Errorf("%d are healthy", got.Status.CurrentHealthy)
-		}
-		return err
-	})
+	pdb := f.budget("none", "app", "100%", 5)
 	watch := f.watchAvailability("app", 5)
 	f.edit(weights("policy", "edit-a", 1, "edit-b", 4))
 	f.eventually(patience, "the policy says that the budget is in the way", func() error { return f.reason("policy", gm.ReasonBlockedByPDB) })
@@ -84,57 +93,123 @@ func TestPolicyEditConverges(t *testing.T) {
 	}
 }
 
-// TestScalingTakesNoPodFromAGrowingGroup is scenario 12: 5 → 50 → 7 at
-// 170:110:60.
+// TestScalingTakesNoPodFromAGrowingGroup is scenario 12: an autoscaler takes an
+// app from 5 to 50 and down to 7 at 170:110:60, in many steps, through the scale
+// subresource. While the app grows it does not wait for the last step, and no
+// group loses a pod; when it shrinks, each step ends as Webster's method divides,
+// without an eviction.
 func TestScalingTakesNoPodFromAGrowingGroup(t *testing.T) {
 	f := newFixture(t)
-	for _, g := range []string{"scale-a", "scale-b", "scale-c"} {
+	weight := map[string]int{"scale-a": 170, "scale-b": 110, "scale-c": 60}
+	for g := range weight {
 		f.group(g, 2)
 	}
 	f.create(weights("policy", "scale-a", 170, "scale-b", 110, "scale-c", 60))
 	f.create(deployment("app", 5, "policy"))
-	spreads := func(what string, a, b, c int) {
-		f.eventually(patience, what, func() error {
-			return f.spreadIs("app", map[string]int{"scale-a": a, "scale-b": b, "scale-c": c})
+	is := func(n int) func() error {
+		return func() error {
+			if err := f.allReady("app", n); err != nil {
+				return err
+			}
+			return f.spreadIs("app", webster(n, weight))
+		}
+	}
+	f.eventually(patience, "five", is(5))
+	deleted, evicted := f.watchDeletions("app"), f.watchEvictions("app")
+	for _, n := range []int{6, 8, 11, 13, 17, 22, 27, 33, 34, 41, 46, 50} {
+		f.autoscale("app", n)
+		f.eventually(patience, "the pods of the step are created", func() error {
+			if now := len(f.pods("app")); now != n {
+				return fmt.Errorf("%d pods, want %d", now, n)
+			}
+			return nil
 		})
 	}
-	spreads("five", 2, 2, 1)
-	deleted := f.watchDeletions("app")
-	f.scale("app", 50)
-	spreads("fifty", 25, 16, 9)
+	f.eventually(patience, "fifty", is(50))
 	if n := deleted(); n != 0 {
 		t.Errorf("%d pods were deleted while the app grew", n)
 	}
-	evicted := f.evictions()
-	f.scale("app", 7)
-	spreads("seven", 4, 2, 1)
-	if n := f.evictions() - evicted; n != 0 {
-		t.Errorf("%v pods were evicted while the app shrank", n)
+	for _, n := range []int{47, 40, 39, 31, 24, 19, 14, 10, 7} {
+		f.autoscale("app", n)
+		f.eventually(patience, fmt.Sprintf("%d, exactly divided", n), is(n))
+	}
+	if n := evicted(); n != 0 {
+		t.Errorf("%d pods were evicted while the app grew and shrank", n)
+	}
+	if got, want := f.spread("app"), map[string]int{"scale-a": 4, "scale-b": 2, "scale-c": 1}; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("seven are spread %v, want %v", got, want)
 	}
 }
 
+// autoscale sets an app's replicas as a HorizontalPodAutoscaler does.
+func (f *fixture) autoscale(app string, replicas int) {
+	f.Helper()
+	deployments := f.kube.AppsV1().Deployments(f.ns)
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error { // as it does, a moment later
+		scale, err := deployments.GetScale(f.ctx, app, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		scale.Spec.Replicas = int32(replicas)
+		_, err = deployments.UpdateScale(f.ctx, app, scale, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+// webster divides n pods by hand: each goes to the group with the largest
+// weight ÷ (2 · pods + 1). Groups must not tie.
+func webster(n int, weight map[string]int) map[string]int {
+	pods := map[string]int{}
+	for range n {
+		next := ""
+		for g := range weight {
+			if next == "" || weight[g]*(2*pods[next]+1) > weight[next]*(2*pods[g]+1) {
+				next = g
+			}
+		}
+		pods[next]++
+	}
+	return pods
+}
+
 // TestFastDeletionStaysExact is scenario 39: all pods deleted at once, again
-// and again.
+// and again. Each time as many as there were come back, exactly divided and
+// Ready, and never had one to be evicted for it.
 func TestFastDeletionStaysExact(t *testing.T) {
 	f := newFixture(t)
 	f.group("fast-a", 2)
 	f.group("fast-b", 2)
 	f.create(weights("policy", "fast-a", 3, "fast-b", 2))
 	f.create(deployment("app", 20, "policy"))
+	share := map[string]int{"fast-a": 12, "fast-b": 8}
+	exact := func() error {
+		if err := f.allReady("app", 20); err != nil {
+			return err
+		}
+		return f.spreadIs("app", share)
+	}
+	f.eventually(patience, "12:8", exact)
+	evicted, deleted, most := f.watchEvictions("app"), f.watchDeletions("app"), f.watchGroups("app")
 	for range 20 {
-		f.eventually(patience, "12:8", func() error {
-			return f.spreadIs("app", map[string]int{"fast-a": 12, "fast-b": 8})
-		})
 		err := f.kube.CoreV1().Pods(f.ns).DeleteCollection(f.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=app"})
 		if err != nil {
 			t.Fatal(err)
 		}
+		f.eventually(patience, "12:8", exact)
 	}
-	f.eventually(patience, "12:8 in the end", func() error {
-		return f.spreadIs("app", map[string]int{"fast-a": 12, "fast-b": 8})
-	})
-	if n := f.evictions(); n != 0 {
-		t.Logf("%v evictions so far in the whole run", n)
+	if n := evicted(); n != 0 {
+		t.Errorf("%d pods were evicted", n)
+	}
+	if n := deleted(); n != 20*20 {
+		t.Errorf("%d pods were deleted, the test deletes 400", n)
+	}
+	for group, n := range most() {
+		if n > share[group] {
+			t.Errorf("at one moment %d pods were in NodeGroup %q, whose share is %d", n, group, share[group])
+		}
 	}
 }
 
@@ -237,15 +312,25 @@ func TestNodeGroupTakesOver(t *testing.T) {
 }
 
 // TestUnreadyNodesKeepTheirShare is scenario 33: a group whose node falls
-// silent keeps its share; nothing is evicted for it.
+// silent keeps its share. New pods are divided as before: the other group gets
+// its own share and no more, and the silent group's next pod waits for its node.
+// No pod is evicted, although the policy lets more be unavailable than are, and
+// for longer than the time after which surplus pods are.
 func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 	f := newFixture(t)
 	f.group("silent-a", 1)
 	f.group("silent-b", 1)
-	f.create(weights("policy", "silent-a", 1, "silent-b", 1))
-	f.create(deployment("app", 2, "policy"))
-	f.eventually(patience, "one and one", func() error { return f.allReady("app", 2) })
-	evicted := f.evictions()
+	policy := weights("policy", "silent-a", 1, "silent-b", 1)
+	policy.Spec.Rescheduling.MaxUnavailable = 100 // pods that are not Ready are in nobody's way
+	f.create(policy)
+	f.create(deployment("app", 4, "policy"))
+	f.eventually(patience, "two and two", func() error {
+		if err := f.allReady("app", 4); err != nil {
+			return err
+		}
+		return f.spreadIs("app", map[string]int{"silent-a": 2, "silent-b": 2})
+	})
+	evicted, deleted := f.watchEvictions("app"), f.watchDeletions("app")
 	if err := f.cluster.Kill(f.ctx, "silent-a-0"); err != nil {
 		t.Fatal(err)
 	}
@@ -259,38 +344,79 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 		}
 		return nil
 	})
-	f.always(2*time.Second, "the spread stays", func() error {
-		return f.spreadIs("app", map[string]int{"silent-a": 1, "silent-b": 1})
-	})
-	if n := f.evictions() - evicted; n != 0 {
-		t.Errorf("%v pods were evicted", n)
+	f.scale("app", 6)
+	waits := func() error {
+		if err := f.spreadIs("app", map[string]int{"silent-a": 2, "silent-b": 3}); err != nil {
+			return err
+		}
+		if n := len(f.pods("app")); n != 6 {
+			return fmt.Errorf("%d pods, want 6", n)
+		}
+		return nil
 	}
+	f.eventually(patience, "one more in the other group, one waits", waits)
+	f.eventually(patience, "the policy says so", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
+	f.always(gm.DefaultStabilization+3*time.Second, "the division stays", waits)
 	if err := f.cluster.Restart(f.ctx, "silent-a-0"); err != nil {
 		t.Fatal(err)
+	}
+	f.eventually(patience, "the pod that waited has its node", func() error {
+		if err := f.allReady("app", 6); err != nil {
+			return err
+		}
+		return f.spreadIs("app", map[string]int{"silent-a": 3, "silent-b": 3})
+	})
+	if e, d := evicted(), deleted(); e != 0 || d != 0 {
+		t.Errorf("%d pods were evicted and %d deleted", e, d)
 	}
 }
 
 // TestSameNameNewWorkload is scenario 53: a Deployment that is made again under
-// its name starts from nothing.
+// its name starts from nothing, while pods of the last one are still there: they
+// terminate, and hold no seat.
 func TestSameNameNewWorkload(t *testing.T) {
+	const stays = "e2e.example.com/stays"
 	f := newFixture(t)
 	f.group("again-a", 1)
 	f.group("again-b", 1)
-	f.create(weights("policy", "again-a", 3, "again-b", 2))
-	for range 3 {
-		d := deployment("app", 5, "policy")
+	f.create(weights("policy", "again-a", 1, "again-b", 1))
+	all := func() []corev1.Pod {
+		list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=app"})
+		if err != nil {
+			f.Fatal(err)
+		}
+		return list.Items
+	}
+	defer func() {
+		for _, pod := range all() {
+			f.patch(&pod, map[string]any{"metadata": map[string]any{"finalizers": nil}})
+		}
+	}()
+	old := 0
+	// The shares change each time, so that seats of the last pods would show.
+	for _, next := range []struct{ a, b int }{{2, 8}, {3, 2}, {1, 4}} {
+		f.edit(weights("policy", "again-a", next.a, "again-b", next.b))
+		f.eventually(patience, "the weights are in force", func() error { return f.reason("policy", gm.ReasonNotUsed) })
+		n := next.a + next.b
+		d := deployment("app", int32(n), "policy", func(d *appsv1.Deployment) { d.Spec.Template.Finalizers = []string{stays} })
 		f.create(d)
-		f.eventually(patience, "3:2", func() error {
-			return f.spreadIs("app", map[string]int{"again-a": 3, "again-b": 2})
+		f.eventually(patience, "as many as the weights are", func() error {
+			if err := f.allReady("app", n); err != nil {
+				return err
+			}
+			return f.spreadIs("app", map[string]int{"again-a": next.a, "again-b": next.b})
 		})
+		if got := len(all()) - n; got != old {
+			t.Fatalf("%d pods of the last Deployment are still there, want %d", got, old)
+		}
 		if err := f.client.Delete(f.ctx, d); err != nil { // in the background: pods outlive it
 			t.Fatal(err)
 		}
-		f.eventually(patience, "the name is free", func() error {
-			pods := f.pods("app")
+		old += n
+		f.eventually(patience, "the name is free, and the pods terminate", func() error {
 			_, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "app", metav1.GetOptions{})
-			if err == nil || len(pods) > 0 {
-				return fmt.Errorf("%d pods are left: %w", len(pods), err)
+			if active := len(f.pods("app")); err == nil || active > 0 {
+				return fmt.Errorf("%d pods are active, the Deployment: %w", active, err)
 			}
 			return nil
 		})

@@ -3,10 +3,12 @@
 // hollow. Atoll is installed from its chart and runs under its own
 // ServiceAccount.
 //
-// All tests share one cluster, one after the other: each has nodes, NodeGroups
-// and a namespace of its own and leaves none behind. What every cluster writes
-// is watched from start to end (package invariants), and a run that breaks an
-// invariant fails.
+// Tests share clusters, one after the other: each has nodes, NodeGroups and a
+// namespace of its own and leaves none behind. Most run in one that is as the
+// chart installs it: in its default form, and with the default pace of
+// evictions. The plain form has a cluster of its own, faults have one, and so
+// has what needs two replicas. What every cluster writes is watched from start
+// to end (package invariants), and a run that breaks an invariant fails.
 package e2e
 
 import (
@@ -16,6 +18,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,10 +41,13 @@ type environment struct {
 	client  client.WithWatch
 	kube    kubernetes.Interface
 	watch   *watcher
+	// pace is how many pods atoll-manager may evict in a second.
+	pace float64
 	// api and extender stand between atoll-manager and the API server, and
-	// between the second kube-scheduler and atoll-manager, in the cluster of
-	// faults; nil in others.
+	// between the second kube-scheduler and atoll-manager, and webhooks between
+	// the API server and atoll-manager, in the cluster of faults; nil in others.
 	api, extender *relay
+	webhooks      *pipe
 }
 
 // env is what all tests share that do not ask for one of their own.
@@ -68,7 +76,7 @@ func run(m *testing.M) (code int) {
 		return 1
 	}
 	defer func() {
-		if err := faults.end(); err != nil {
+		if err := errors.Join(faults.end(), plain.end(), pair.end()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -76,8 +84,60 @@ func run(m *testing.M) (code int) {
 	return m.Run()
 }
 
-// evictionsPerSecond is atoll-manager's pace in the tests: it bounds nothing.
-const evictionsPerSecond = 100
+// lateCluster is a cluster that is there once a test has asked for it, for all
+// tests that do.
+type lateCluster struct {
+	options atoll.Options
+	relayed bool
+
+	mu   sync.Mutex // guards what is below
+	env  environment
+	done func() error
+	err  error
+}
+
+func (c *lateCluster) start() (environment, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done == nil {
+		c.env, c.done, c.err = newEnvironment(context.Background(), c.options, c.relayed)
+	}
+	return c.env, c.err
+}
+
+// end ends the cluster, if there is one, and tells what was broken in it.
+func (c *lateCluster) end() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done == nil {
+		return nil
+	}
+	return c.done()
+}
+
+// fixture is a fixture in the cluster.
+func (c *lateCluster) fixture(t *testing.T) *fixture {
+	t.Helper()
+	e, err := c.start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newFixtureIn(t, e)
+}
+
+// pair is a cluster with two replicas of atoll-manager.
+var pair = lateCluster{options: atoll.Options{Replicas: 2}}
+
+// paceOf is how many pods atoll-manager may evict in a second by its arguments.
+func paceOf(args []string) float64 {
+	pace := 1.0 // its default
+	for _, arg := range args {
+		if value, ok := strings.CutPrefix(arg, "--evictions-per-second="); ok {
+			pace, _ = strconv.ParseFloat(value, 64)
+		}
+	}
+	return pace
+}
 
 // newEnvironment starts a cluster and installs Atoll. The returned function
 // ends both, and is there on errors too. It tells what of the invariants was
@@ -93,7 +153,8 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 	}
 	done = func() error { return e.cluster.Stop(context.Background()) }
 	o.Log = os.Stderr
-	o.ManagerArgs = append([]string{"--zap-log-level=2", fmt.Sprintf("--evictions-per-second=%d", evictionsPerSecond)}, o.ManagerArgs...)
+	o.ManagerArgs = append([]string{"--zap-log-level=2"}, o.ManagerArgs...)
+	e.pace = paceOf(o.ManagerArgs)
 	if relayed {
 		if e.api, err = relayAPI(e.cluster); err != nil {
 			return e, done, err
@@ -113,6 +174,11 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 	}
 	if e.kube, err = kubernetes.NewForConfig(e.cluster.AdminConfig()); err != nil {
 		return e, done, err
+	}
+	if relayed {
+		if e.webhooks, err = relayWebhooks(ctx, e); err != nil {
+			return e, done, err
+		}
 	}
 	if e.watch, err = watchOver(e); err != nil {
 		return e, done, err

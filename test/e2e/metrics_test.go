@@ -51,6 +51,12 @@ func (f *fixture) filterCalls() float64 {
 // metric reads one of atoll-manager's metrics.
 func (f *fixture) metric(name, labels string) float64 {
 	f.Helper()
+	return f.metrics()[name+"{"+labels+"}"]
+}
+
+// metrics reads all of atoll-manager's metrics, by name{labels}.
+func (f *fixture) metrics() map[string]float64 {
+	f.Helper()
 	token := f.scraper()
 	ca, err := os.ReadFile(filepath.Join(f.atoll.TLSDir, "ca.crt"))
 	if err != nil {
@@ -73,15 +79,22 @@ func (f *fixture) metric(name, labels string) float64 {
 	if response.StatusCode != http.StatusOK {
 		f.Fatalf("reading metrics: %s", response.Status)
 	}
+	values := map[string]float64{}
 	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
 		line := lines.Text()
-		if strings.HasPrefix(line, name+"{"+labels+"}") || labels == "" && strings.HasPrefix(line, name+" ") {
-			value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
-			if err != nil {
-				f.Fatal(err)
-			}
-			return value
+		space := strings.LastIndexByte(line, ' ')
+		if space < 0 || line[0] == '#' {
+			continue
 		}
+		value, err := strconv.ParseFloat(line[space+1:], 64)
+		if err != nil {
+			f.Fatal(err)
+		}
+		key := line[:space]
+		if !strings.HasSuffix(key, "}") {
+			key += "{}"
+		}
+		values[key] = value
 	}
-	return 0
+	return values
 }

@@ -10,38 +10,15 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
-
-// budget lets so many pods of an app be available at least, and waits until the
-// API server knows how many those are.
-func (f *fixture) budget(app string, atLeast, pods int) *policyv1.PodDisruptionBudget {
-	f.Helper()
-	pdb := &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: app},
-		Spec: policyv1.PodDisruptionBudgetSpec{
-			MinAvailable: new(intstr.FromInt(atLeast)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
-		},
-	}
-	f.create(pdb)
-	f.eventually(patience, "the budget counts", func() error {
-		got, err := f.kube.PolicyV1().PodDisruptionBudgets(f.ns).Get(f.ctx, app, metav1.GetOptions{})
-		if err != nil || got.Status.ObservedGeneration != got.Generation || int(got.Status.CurrentHealthy) != pods {
-			return fmt.Errorf("it does not: %w", err)
-		}
-		return nil
-	})
-	return pdb
-}
 
 // without removes a pool.
 func without(name string) func(*apps.UnitedDeployment) {
@@ -71,7 +48,7 @@ func TestUnitedRemovedPoolIsEmptied(t *testing.T) {
 	f.create(united("web", pool("leave-a", 1), pool("leave-b", 3)))
 	f.done("web")
 	before := f.uidsByPool("web")
-	pdb := f.budget("web", 4, 4)
+	pdb := f.budget("web", "web", "4", 4)
 
 	f.change("web", without("leave-b"))
 	f.drains("web", "a PodDisruptionBudget allows no eviction")
@@ -168,7 +145,7 @@ func TestUnitedRemovedPoolsOfOtherKinds(t *testing.T) {
 	f.create(statefulUnited("kv", pool("kinds-a", 1), pool("kinds-b", 3)), daemonUnited("agent", "kinds-a", "kinds-b"))
 	f.done("kv")
 	f.done("agent")
-	kv, agent := f.budget("kv", 3, 4), f.budget("agent", 3, 4)
+	kv, agent := f.budget("kv", "kv", "3", 4), f.budget("agent", "agent", "3", 4)
 	f.change("kv", without("kinds-b"))
 	f.change("agent", without("kinds-b"))
 	for _, name := range []string{"kv", "agent"} {

@@ -36,7 +36,7 @@ func watchOver(e environment) (*watcher, error) {
 	}
 	return &watcher{
 		environment: e, recorder: recorder, tests: map[string]string{},
-		limits: invariants.Limits{Lag: lag, EvictionsPerMinute: (60 + 10) * evictionsPerSecond}, // 10 s may be saved up
+		limits: invariants.Limits{Lag: lag, EvictionsPerMinute: int((60 + 10) * e.pace)}, // 10 s may be saved up
 	}, nil
 }
 

@@ -99,7 +99,7 @@ func (b *bed) fill(ctx context.Context, s settings) error {
 	}
 	b.installed, err = atoll.Install(ctx, b.cluster, atoll.Options{
 		// The scheduler is ours to start: its configuration changes from side to side.
-		KeepScheduler: true, Isolated: s.second, Managed: !s.second, Log: s.log,
+		KeepScheduler: true, Plain: !s.second, Managed: !s.second, Log: s.log,
 		// As in production: a busy machine is not to cost the manager its lead.
 		ManagerArgs: append([]string{"--leader-elect-lease-duration=15s", "--profile-address=" + s.profile}, s.managerArgs...),
 	})

@@ -1,0 +1,158 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// reservedSeats are the seats of pods that are not seen there yet.
+func (f *fixture) reservedSeats() float64 {
+	f.Helper()
+	return f.metric("atoll_seats_held", `state="reserved"`)
+}
+
+// TestFaultPodThatIsNeverBound is scenario 44: a pod has its seat in a group,
+// and three times it is not bound there: its images cannot be written, the API
+// server refuses the binding, or fails over it. kube-scheduler is told so, in
+// our words, and tries again. Once the group's node takes no pods the pod goes
+// to the other group that lacks pods, the next pod gets the seat that it gave
+// back, and no seat stays reserved.
+func TestFaultPodThatIsNeverBound(t *testing.T) {
+	f := newFaultyFixture(t)
+	f.group("never-a", 1)
+	f.group("never-b", 1)
+	f.create(weights("policy", "never-a", 3, "never-b", 2))
+	rules := overrides("images")
+	for _, group := range []string{"never-a", "never-b"} {
+		rules.Spec.OverrideRules = append(rules.Spec.OverrideRules, gm.RuleWithNodeGroup{
+			TargetNodeGroup: []string{group}, Overriders: &gm.Overriders{ImageOverrider: []gm.ImageOverrider{
+				{Component: gm.Registry, Operator: gm.OverriderOpReplace, Value: group + ".io"},
+			}},
+		})
+	}
+	f.create(rules)
+	// The second pod is created when the first one is Ready: the first one has
+	// the choice of two groups that lack a pod each.
+	app := &appsv1.StatefulSet{ObjectMeta: requiring("app"), Spec: appsv1.StatefulSetSpec{
+		Replicas: new(int32), Selector: selecting("app"), Template: restarted(template("app")),
+	}}
+	app.Labels[gm.RequiredOverridePolicyLabel] = "images"
+	f.create(app)
+	f.eventually(patience, "the workload is bound to its policies", func() error {
+		var now appsv1.StatefulSet
+		if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "app"}, &now); err != nil {
+			return err
+		}
+		if now.Labels[gm.BindingPropagationPolicyLabel] == "" || now.Labels[gm.BindingOverridePolicyLabel] == "" {
+			return fmt.Errorf("labels are %v", now.Labels)
+		}
+		return nil
+	})
+	replicas := func(n int) { f.patch(app, map[string]any{"spec": map[string]any{"replicas": n}}) }
+
+	const attempts = 3
+	for _, tc := range []struct {
+		name, method, resource string
+		code                   int
+		says                   string
+		skip                   string
+	}{
+		{"its images cannot be written", http.MethodPatch, "pods", http.StatusForbidden, "overriding images of pod %s/app-0: ", ""},
+		{"the binding is refused", http.MethodPost, "pods/binding", http.StatusForbidden, "binding pod %s/app-0 to node never-a-0: ", ""},
+		{"the binding fails", http.MethodPost, "pods/binding", http.StatusInternalServerError, "binding pod %s/app-0 to node never-a-0: ",
+			"the seat of a binding that may have been done is kept for half a minute, and nobody wakes the pod when it lapses"},
+	} {
+		f.part(tc.name, func(f *fixture) {
+			if tc.skip != "" {
+				f.Skip(tc.skip)
+			}
+			deleted := f.watchDeletions("app")
+			var failed, written atomic.Int32
+			f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+				if r.Method != tc.method || resourceOf(r) != tc.resource || !strings.Contains(r.URL.Path, "/"+f.ns+"/") {
+					forward(w, r)
+					return
+				}
+				body, err := io.ReadAll(r.Body)
+				if err != nil {
+					hangUp()
+				}
+				r.Body = io.NopCloser(bytes.NewReader(body))
+				// What says where: the binding's node, or the registry of its group.
+				switch {
+				case bytes.Contains(body, []byte("never-a")):
+					failed.Add(1)
+					refuse(w, tc.code, "Forbidden")
+				default:
+					written.Add(1)
+					forward(w, r)
+				}
+			})
+			replicas(2)
+			f.eventually(2*patience, "the pod was not bound three times", func() error {
+				if n := failed.Load(); n < attempts {
+					return fmt.Errorf("%d times so far; %v", n, f.spread("app"))
+				}
+				return nil
+			})
+			if n := written.Load(); n != 0 || f.bound("app") != 0 {
+				f.Errorf("the pod was tried in another group than the one whose turn it was")
+			}
+			f.eventually(patience, "the pod says why, in our words", func() error {
+				pods := f.pods("app")
+				if len(pods) != 1 {
+					return fmt.Errorf("%d pods", len(pods))
+				}
+				for _, c := range pods[0].Status.Conditions {
+					if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonSchedulerError && strings.Contains(c.Message, fmt.Sprintf(tc.says, f.ns)) {
+						return nil
+					}
+				}
+				return fmt.Errorf("conditions are %+v", pods[0].Status.Conditions)
+			})
+			f.cordon(true, "never-a-0")
+			f.eventually(patience, "the pod is in the other group, the next one waits", func() error {
+				if n := len(f.pods("app")); n != 2 {
+					return fmt.Errorf("%d pods", n)
+				}
+				if n := f.unschedulable("app"); n != 1 {
+					return fmt.Errorf("%d pods are refused", n)
+				}
+				return f.spreadIs("app", map[string]int{"never-b": 1})
+			})
+			f.api.does(nil)
+			f.eventually(patience, "no seat is reserved", func() error {
+				if n := f.reservedSeats(); n != 0 {
+					return fmt.Errorf("%v are", n)
+				}
+				return nil
+			})
+			f.cordon(false, "never-a-0")
+			f.settled("app", map[string]int{"never-a": 1, "never-b": 1})
+			if n := deleted(); n != 0 {
+				f.Errorf("%d pods were deleted", n)
+			}
+			if n := f.reservedSeats(); n != 0 {
+				f.Errorf("%v seats are reserved", n)
+			}
+			replicas(0)
+			f.eventually(patience, "the pods go", func() error {
+				if n := len(f.pods("app")); n != 0 {
+					return fmt.Errorf("%d are left", n)
+				}
+				return nil
+			})
+		})
+	}
+}
