@@ -71,6 +71,16 @@ func builtinKinds(client kubernetes.Interface) []*kind {
 	}
 }
 
+// podTemplates are where the built-in kinds keep the template of their pods.
+var podTemplates = map[schema.GroupKind][]string{
+	{Group: appsv1.GroupName, Kind: "Deployment"}:  {"spec", "template"},
+	{Group: appsv1.GroupName, Kind: "ReplicaSet"}:  {"spec", "template"},
+	{Group: appsv1.GroupName, Kind: "StatefulSet"}: {"spec", "template"},
+	{Group: appsv1.GroupName, Kind: "DaemonSet"}:   {"spec", "template"},
+	{Group: batchv1.GroupName, Kind: "Job"}:        {"spec", "template"},
+	{Group: batchv1.GroupName, Kind: "CronJob"}:    {"spec", "jobTemplate", "spec", "template"},
+}
+
 func orOne(n *int32) *int32 {
 	if n == nil {
 		return new(int32(1))

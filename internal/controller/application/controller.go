@@ -14,6 +14,7 @@ package application
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -126,7 +127,8 @@ func concerns(old, new *ownership.Object) bool {
 	if old == nil {
 		return new.Policies != (ownership.Policies{})
 	}
-	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing
+	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing || old.OverridesStopped != new.OverridesStopped ||
+		old.Generation != new.Generation && new.Policies.RequiredOverride != ""
 }
 
 func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler[client.Object, request] {
@@ -134,15 +136,34 @@ func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler
 		var out []request
 		for _, o := range r.Walker.Requiring(kind, policy.GetNamespace(), policy.GetName()) {
 			out = append(out, request{o.UID})
+			if kind == owners.Propagation { // overrides are tried in its groups
+				out = append(out, r.overriddenWith(o)...)
+			}
 		}
 		return out
 	})
+}
+
+// overriddenWith are the owners that require the overrides of the pods that the
+// workload places, other than the workload itself.
+func (r *Reconciler) overriddenWith(o *ownership.Object) []request {
+	var out []request
+	if above := r.Walker.ApplicationOfOwner(o.UID).Override; above != nil && above.UID != o.UID {
+		out = append(out, request{above.UID})
+	}
+	for _, uid := range r.Walker.Descendants(o.UID)[1:] {
+		if below := r.Walker.Get(uid); below != nil && below.Policies.RequiredOverride != "" {
+			out = append(out, request{uid})
+		}
+	}
+	return out
 }
 
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
 	app := r.Walker.Get(req.uid)
 	if app == nil {
+		r.Book.DropTrial(req.uid)
 		return phase.Run(ctx, &scope{app: &ownership.Object{UID: req.uid}}, r.releaseLeft)
 	}
 	if app.Deleting {
@@ -158,10 +179,15 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	override, err := r.bindableOverride(ctx, s)
+	override, untried, err := r.bindableOverride(ctx, s)
 	if err != nil {
 		return err
 	}
+	return errors.Join(untried, r.write(ctx, s, propagation, override))
+}
+
+// write writes the binding labels.
+func (r *Reconciler) write(ctx context.Context, s *scope, propagation, override string) error {
 	s.want.BindingPropagation, s.want.BindingOverride = propagation, override
 	if s.want == s.app.Policies {
 		return nil
@@ -224,22 +250,29 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	return name, nil
 }
 
-func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (string, error) {
+// bindableOverride is the required policy's name if it exists and is valid, and
+// if the API server takes what it makes of the workload's pods. untried says
+// that this could not be found out, and asks to come back.
+func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable string, untried, err error) {
 	name := s.app.Policies.RequiredOverride
 	if name == "" {
-		return "", nil
+		return "", nil, nil
 	}
 	policy, err := r.Book.Override(ctx, s.app.Namespace, name)
 	if apierrors.IsNotFound(err) {
-		return "", nil
+		return "", nil, nil
 	}
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	rules, errs := r.Book.Rules(policy)
-	if len(errs) > 0 || r.Book.Usable(ctx, s.app, rules) != nil {
-		return "", nil //nolint:nilerr // the policy's own status says why
+	if len(errs) > 0 {
+		return "", nil, nil // the policy's own status says why
+	}
+	untried = r.try(ctx, s.app, policy, rules)
+	if r.Book.Usable(ctx, s.app, rules) != nil {
+		return "", untried, nil
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)
-	return name, nil
+	return name, untried, nil
 }

@@ -36,7 +36,7 @@ func (r *Reconciler) kind(ctx context.Context, e workloads.Entry) (owners.Kind, 
 	}
 	kind := owners.Kind{
 		GroupVersionKind: e.GroupVersionKind, Resource: resource.Name,
-		ReplicasPath: e.ReplicasPath, RevisionLabel: e.RevisionLabel,
+		ReplicasPath: e.ReplicasPath, RevisionLabel: e.RevisionLabel, PodTemplatePath: e.PodTemplatePath,
 	}
 	switch {
 	case e.Resource != "" && e.Resource != resource.Name:
