@@ -1,5 +1,7 @@
 // Package application reconciles workloads that require policies, of any kind:
 //
+//   - stop: a workload that gives up overridden pods, and makes others without
+//     end, gets no more overrides.
 //   - bind: the workload carries binding labels exactly for the policies that
 //     exist and are valid (document 000, "PropagationPolicyController" and
 //     "OverridePolicyController"); a binding label that nobody requires goes.
@@ -62,6 +64,7 @@ type Reconciler struct {
 	Clock    clock.PassiveClock
 
 	changed *trigger.Source[request]
+	givenUp givenUp
 }
 
 // scope is what one pass observed.
@@ -99,6 +102,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			r.changed.Add(request{new.UID})
 		}
 	})
+	r.Ledger.OnChange(r.countGivenUp)
 	r.Ledger.OnChange(func(_, new *seats.Pod) {
 		if new == nil || !new.Active || new.Node != "" || !new.Gated && !new.Unschedulable {
 			return
@@ -170,7 +174,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 		return ctrl.Result{}, nil
 	}
 	s := &scope{app: app, want: app.Policies}
-	return phase.Run(ctx, s, r.bind, r.release)
+	return phase.Run(ctx, s, r.stop, r.bind, r.release)
 }
 
 // bind makes the binding labels true.

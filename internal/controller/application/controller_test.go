@@ -96,7 +96,9 @@ func (s *site) see(name string) {
 	s.World.Walker.Put(build.Owner(d))
 }
 
-func keyOf(name string) client.ObjectKey { return client.ObjectKey{Namespace: build.Namespace, Name: name} }
+func keyOf(name string) client.ObjectKey {
+	return client.ObjectKey{Namespace: build.Namespace, Name: name}
+}
 
 func (s *site) pod(name string) *corev1.Pod {
 	s.t.Helper()
