@@ -14,6 +14,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
+// Refusal is what the API server said against the pods that a rule makes.
+type Refusal struct{ override.RuleError }
+
+// Unwrap returns the RuleError.
+func (r Refusal) Unwrap() error { return r.RuleError }
+
 // Trial is what the API server said of the pods that an OverridePolicy makes of
 // a workload's template.
 type Trial struct {
@@ -21,7 +27,7 @@ type Trial struct {
 	Key string
 	// Rules and Template stand for the rules and the template that were tried.
 	Rules, Template string
-	// Refused is the API server's refusal, an override.RuleError; nil if it
+	// Refused is the API server's answer, a Refusal; nil if it
 	// takes the pods.
 	Refused error
 	// Untried is what kept it from being asked; nil if it answered.

@@ -175,7 +175,9 @@ func (r *Reconciler) culprit(
 	if group == policies.AnyOtherGroup {
 		where = "in NodeGroups that no rule names"
 	}
-	return overrides.RuleError{Rule: n - 1, Overrider: rules.Path(n), Err: fmt.Errorf("the API server refuses the pod that it makes %s: %w", where, refusal)}, nil
+	return policies.Refusal{RuleError: overrides.RuleError{
+		Rule: n - 1, Overrider: rules.Path(n), Err: fmt.Errorf("the API server refuses the pod that it makes %s: %w", where, refusal),
+	}}, nil
 }
 
 // tryRules tries what the rules make of the template in one group.

@@ -68,7 +68,10 @@ type scope struct {
 	policy *gm.PropagationPolicy
 	// invalid is why the spec cannot be used, or nil.
 	invalid error
-	apps    []*appScope
+	// unseen is what kept the pass from looking at workloads and pods, or nil.
+	// There is nothing else to report then.
+	unseen error
+	apps   []*appScope
 }
 
 type appScope struct {
@@ -128,7 +131,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	s := &scope{policy: policy}
-	return phase.Run(ctx, s, r.observe, r.reassign, r.evict, r.cost, r.report)
+	observe := func(ctx context.Context, s *scope) error {
+		s.unseen = r.observe(ctx, s)
+		return s.unseen
+	}
+	return phase.Run(ctx, s, observe, r.reassign, r.evict, r.cost, r.report)
 }
 
 // observe gathers what is known of every workload and plans.
@@ -146,6 +153,7 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 	for _, app := range apps {
 		spread, err := r.Book.Spread(s.policy, app.UID)
 		if err != nil {
+			s.apps = nil // half of the workloads are no ground to act on
 			return fmt.Errorf("using PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
 		}
 		a := &appScope{maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
@@ -190,7 +198,9 @@ func (r *Reconciler) setKind(o *observed) {
 
 // report writes the status, if it changed.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
-	r.tallies.set(client.ObjectKeyFromObject(s.policy), tallyOf(s))
+	if s.unseen == nil {
+		r.tallies.set(client.ObjectKeyFromObject(s.policy), tallyOf(s))
+	}
 	before := s.policy.DeepCopy()
 	setStatus(s)
 	return patch.Status(ctx, r.Client, s.policy, before)
