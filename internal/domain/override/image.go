@@ -127,10 +127,24 @@ func (c *imageChange) applyTag(name *imageName) {
 }
 
 // What a value may look like; the same as in the API's schema.
+const (
+	hostPart   = `[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?`
+	port       = `:[0-9]{1,5}`
+	ipv6       = `\[[0-9A-Fa-f]*:[0-9A-Fa-f:]*\](` + port + `)?`
+	pathJoined = `(([._]|__|-+)[a-z0-9]+)*`
+	pathPart   = `[a-z0-9]+` + pathJoined
+)
+
 var (
-	registryValue   = regexp.MustCompile(`^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
-	registryPart    = regexp.MustCompile(`^[-A-Za-z0-9.:]+$`)
-	repositoryValue = regexp.MustCompile(`^[a-z0-9/_.-]+$`)
+	// A host without a dot and without a port is read as a part of the
+	// repository, which has no upper case.
+	registryValue = regexp.MustCompile(`^([a-z0-9]([-a-z0-9]*[a-z0-9])?|` + hostPart + `((\.` + hostPart + `)+(` + port + `)?|` + port + `)|` + ipv6 + `)$`)
+	// What is added follows a host or stands alone.
+	registryPart    = regexp.MustCompile(`^(([-A-Za-z0-9]*[A-Za-z0-9])?(\.` + hostPart + `)*(` + port + `)?|` + ipv6 + `)$`)
+	repositoryValue = regexp.MustCompile(`^` + pathPart + `(/` + pathPart + `)*$`)
+	// What is added follows a letter or a digit.
+	repositoryPart  = regexp.MustCompile(`^[a-z0-9]*` + pathJoined + `(/` + pathPart + `)*$`)
+	repositoryChars = regexp.MustCompile(`^[a-z0-9/_.-]+$`)
 	tagValue        = regexp.MustCompile(`^:?[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}$`)
 	tagPart         = regexp.MustCompile(`^:?[-A-Za-z0-9_.]{1,128}$`)
 	digestValue     = regexp.MustCompile(`^@?sha256:[0-9a-f]{64}$`)
@@ -207,14 +221,7 @@ func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator,
 			return fmt.Errorf("%q must be a part of a host or host:port, without scheme and path", value)
 		}
 	case component == gm.Repository:
-		// A repository ends in a letter or digit, so what can follow one can follow all.
-		trial := "r.io/" + value
-		if !replace {
-			trial = "r.io/a" + value
-		}
-		if _, err := parseImage(trial); err != nil || !repositoryValue.MatchString(value) {
-			return fmt.Errorf("%q must be a part of an image path, of lower case letters, digits, and the signs / _ . - only", value)
-		}
+		return checkRepository(value, replace)
 	case replace:
 		if !tagValue.MatchString(value) && !digestValue.MatchString(value) {
 			return fmt.Errorf("%q must be a tag such as v1.2 or a digest such as sha256:<64 hexadecimal digits>", value)
@@ -223,6 +230,30 @@ func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator,
 		if !tagPart.MatchString(value) {
 			return fmt.Errorf("%q must be a part of a tag, of letters, digits, and the signs - _ . only", value)
 		}
+	}
+	return nil
+}
+
+// checkRepository says what is wrong with the shape of a part of an image path.
+func checkRepository(value string, whole bool) error {
+	part, shape := "a part of an image path", repositoryPart
+	if whole {
+		part, shape = "an image path", repositoryValue
+	}
+	switch {
+	case !repositoryChars.MatchString(value):
+		return fmt.Errorf("%q must be %s, of lower case letters, digits, and the signs / _ . - only", value, part)
+	case whole && strings.HasPrefix(value, "/"):
+		return fmt.Errorf("%q must be %s: it must not begin with /", value, part)
+	case strings.HasSuffix(value, "/"):
+		return fmt.Errorf("%q must be %s: it must not end with /", value, part)
+	case strings.Contains(value, "//"):
+		return fmt.Errorf("%q must be %s: there is nothing between two /", value, part)
+	case !shape.MatchString(value):
+		return fmt.Errorf("%q must be %s: between two / it must begin and end with a letter or a digit, and join those with one of . _ __ or with dashes", value, part)
+	}
+	if _, err := parseImage("r.io/" + value); err != nil && whole {
+		return fmt.Errorf("%q must be %s: %w", value, part, err)
 	}
 	return nil
 }
