@@ -126,25 +126,18 @@ func (c *imageChange) applyTag(name *imageName) {
 	name.tag = changePart(c.Operator, name.tag, strings.TrimPrefix(c.Value, ":"))
 }
 
-// What a value may look like; the same as in the API's schema.
-const (
-	hostPart   = `[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?`
-	port       = `:[0-9]{1,5}`
-	ipv6       = `\[[0-9A-Fa-f]*:[0-9A-Fa-f:]*\](` + port + `)?`
-	pathJoined = `(([._]|__|-+)[a-z0-9]+)*`
-	pathPart   = `[a-z0-9]+` + pathJoined
-)
-
+// What a value may look like; the same as in the API's schema, whose cost grows
+// with the length of the patterns.
 var (
-	// A host without a dot and without a port is read as a part of the
-	// repository, which has no upper case.
-	registryValue = regexp.MustCompile(`^([a-z0-9]([-a-z0-9]*[a-z0-9])?|` + hostPart + `((\.` + hostPart + `)+(` + port + `)?|` + port + `)|` + ipv6 + `)$`)
-	// What is added follows a host or stands alone.
-	registryPart    = regexp.MustCompile(`^(([-A-Za-z0-9]*[A-Za-z0-9])?(\.` + hostPart + `)*(` + port + `)?|` + ipv6 + `)$`)
-	repositoryValue = regexp.MustCompile(`^` + pathPart + `(/` + pathPart + `)*$`)
-	// What is added follows a letter or a digit.
-	repositoryPart  = regexp.MustCompile(`^[a-z0-9]*` + pathJoined + `(/` + pathPart + `)*$`)
-	repositoryChars = regexp.MustCompile(`^[a-z0-9/_.-]+$`)
+	registryValue = regexp.MustCompile(`^([A-Za-z\d]+((-+|\.)[A-Za-z\d]+)*|\[[a-fA-F\d]*:[a-fA-F\d:]*\])(:\d{1,5})?$`)
+	// A host without dot and port is read as a part of the repository, which has
+	// no upper case.
+	registryUpper = regexp.MustCompile(`^[^.:]*[A-Z][^.:]*$`)
+	// What is added follows a letter or a digit, or stands alone.
+	registryPart    = regexp.MustCompile(`^([A-Za-z\d]*((-+|\.)[A-Za-z\d]+)*|\[[a-fA-F\d]*:[a-fA-F\d:]*\])(:\d{1,5})?$`)
+	repositoryValue = regexp.MustCompile(`^[a-z\d]+(([._/]|__|-+)[a-z\d]+)*$`)
+	repositoryPart  = regexp.MustCompile(`^[a-z\d]*(([._/]|__|-+)[a-z\d]+)*$`)
+	repositoryChars = regexp.MustCompile(`^[a-z\d/_.-]+$`)
 	tagValue        = regexp.MustCompile(`^:?[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}$`)
 	tagPart         = regexp.MustCompile(`^:?[-A-Za-z0-9_.]{1,128}$`)
 	digestValue     = regexp.MustCompile(`^@?sha256:[0-9a-f]{64}$`)
@@ -213,7 +206,7 @@ func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator,
 	replace := operator == gm.OverriderOpReplace
 	switch {
 	case component == gm.Registry && replace:
-		if _, err := parseImage(value + "/a"); err != nil || !registryValue.MatchString(value) {
+		if _, err := parseImage(value + "/a"); err != nil || !registryValue.MatchString(value) || registryUpper.MatchString(value) {
 			return fmt.Errorf("%q must be a host or host:port, without scheme and path, for example hangzhou.registry.io:5000", value)
 		}
 	case component == gm.Registry:

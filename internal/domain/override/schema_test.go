@@ -17,11 +17,13 @@ type schemaRule struct {
 	component string
 	operators string
 	patterns  []*regexp.Regexp
+	// not is what the value must not match, or nil.
+	not *regexp.Regexp
 }
 
 var (
 	ruleForm    = regexp.MustCompile(`^!\(self\.component == '(\w+)' && (.*) && has\(self\.value\)\) \|\| (.*)$`)
-	patternForm = regexp.MustCompile(`self\.value\.matches\('([^']*)'\)`)
+	patternForm = regexp.MustCompile(`(!?)self\.value\.matches\('([^']*)'\)`)
 )
 
 // schemaRules reads the rules about image values from the generated CRD.
@@ -44,7 +46,12 @@ func schemaRules(t *testing.T) []schemaRule {
 		}
 		r := schemaRule{component: match[1], operators: match[2]}
 		for _, pattern := range patternForm.FindAllStringSubmatch(match[3], -1) {
-			r.patterns = append(r.patterns, regexp.MustCompile(strings.ReplaceAll(pattern[1], `\\`, `\`)))
+			compiled := regexp.MustCompile(strings.ReplaceAll(pattern[2], `\\`, `\`))
+			if pattern[1] != "" {
+				r.not = compiled
+			} else {
+				r.patterns = append(r.patterns, compiled)
+			}
 		}
 		rules = append(rules, r)
 	}
@@ -63,7 +70,7 @@ func schemaAccepts(rules []schemaRule, component gm.ImageComponent, operator gm.
 		for _, pattern := range r.patterns {
 			matched = matched || pattern.MatchString(value)
 		}
-		if !matched {
+		if !matched || r.not != nil && r.not.MatchString(value) {
 			return false
 		}
 	}
