@@ -173,7 +173,7 @@ func podsRefused(obj any) string {
 			}
 		}
 	}
-	return strings.Clone(message[:min(len(message), maxRefusal)])
+	return strings.Clone(strings.ToValidUTF8(message[:min(len(message), maxRefusal)], ""))
 }
 
 // ControllerOf picks the controller among an object's owners, or nil.

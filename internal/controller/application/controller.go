@@ -18,6 +18,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,6 +46,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
+// workers is the number of workloads that are looked at side by side.
+const workers = 4
+
 // request names a workload by UID: names are used again, UIDs are not.
 type request struct{ uid types.UID }
 
@@ -65,6 +69,8 @@ type Reconciler struct {
 
 	changed *trigger.Source[request]
 	givenUp givenUp
+	// trying is the number of workers that ask the API server about an override.
+	trying atomic.Int32
 }
 
 // scope is what one pass observed.
@@ -122,7 +128,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		WatchesRawSource(r.changed).
 		Watches(&gm.PropagationPolicy{}, r.requiring(owners.Propagation), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.OverridePolicy{}, r.requiring(owners.Override), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: 4}).
+		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
 		Complete(reconcile.TypedFunc[request](r.Reconcile))
 }
 
@@ -273,8 +279,8 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable s
 	if len(errs) > 0 {
 		return "", nil, nil // the policy's own status says why
 	}
-	untried = r.try(ctx, s.app, policy, rules)
-	if r.Book.Usable(ctx, s.app, rules) != nil {
+	turn, untried := r.try(ctx, s.app, policy, rules)
+	if r.Book.Usable(ctx, s.app, rules) != nil || !turn && s.app.Policies.BindingOverride != name {
 		return "", untried, nil
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)

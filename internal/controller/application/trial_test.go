@@ -296,3 +296,27 @@ func TestATemplateThatIsRefusedItselfUnbindsNothing(t *testing.T) {
 		t.Errorf("written: %s, trial %+v", s.labelled, trial)
 	}
 }
+
+// TestTrialsLeaveWorkersFree: while others ask, a workload stays as it is, bound
+// or not, and comes back soon.
+func TestTrialsLeaveWorkersFree(t *testing.T) {
+	for name, labels := range map[string]build.Option{"bound": build.Bound("p", "o"), "not bound": both} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, build.Deployment("web", labels, withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "more")))
+			j := newJudge(s)
+			s.trying.Store(maxTrying)
+			before := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]
+			result, err := s.Reconcile(t.Context(), request{"web"})
+			if err != nil || result.RequeueAfter != retryTurn || len(j.takeAsked()) > 0 {
+				t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+			}
+			if after := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]; after != before {
+				t.Errorf("binding was %q and is %q", before, after)
+			}
+			s.trying.Store(0)
+			if s.reconcile("web"); len(j.takeAsked()) != 1 || s.trying.Load() != 0 {
+				t.Errorf("it is not tried in its turn, or keeps it")
+			}
+		})
+	}
+}
