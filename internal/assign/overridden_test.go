@@ -13,7 +13,8 @@ import (
 // the API server; any other asks the one that leads.
 func TestNoReplicaOverridesWhatTheAPIServerRefuses(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", "o"), build.Replicas(2))
-	objects := append(ground()[3:], deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)),
+	objects := ground()[3:]
+	objects = append(objects, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)),
 		build.OverridePolicy("o", build.Args("hz", "c", "--hz")))
 	for name, onNode := range map[string]string{"a pod with a seat": "", "a pod of a DaemonSet": "node-hz"} {
 		t.Run(name, func(t *testing.T) {

@@ -195,7 +195,7 @@ func (r *Reconciler) tryRules(
 ) (refused, err error) {
 	pod := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
 	if rules.Apply(group, pod) != nil {
-		return nil, nil // the pod that is created shows it: there may be more to it than its template
+		return nil, nil //nolint:nilerr // the pod that is created shows it: there may be more to it than its template
 	}
 	_, err = r.Pods.CoreV1().PodTemplates(app.Namespace).Create(ctx, &corev1.PodTemplate{
 		ObjectMeta: metav1.ObjectMeta{Name: trialName},
