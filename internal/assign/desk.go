@@ -62,6 +62,9 @@ type Ask struct {
 	// Late asks only whether a seat is open: the pod gets it while it is
 	// scheduled.
 	Late bool `json:"late,omitempty"`
+	// Overridden: the pod will be created with overrides that the API server can
+	// refuse. The replica that leads is the one that knows whether it does.
+	Overridden bool `json:"overridden,omitempty"`
 	// DryRun takes no seat.
 	DryRun bool `json:"dryRun,omitempty"`
 }
@@ -116,13 +119,18 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	if ask.Pod == nil || ask.Token == "" {
 		return Answer{}, errors.New("asking for a seat: pod or token is missing")
 	}
+	pod := *ask.Pod
+	pod.UID = ask.Token
+	a, err := d.Book.Prospect(ctx, &pod, ask.Revision)
+	if o := a.Application.Override; ask.Overridden && o != nil {
+		if trial, found := d.Book.Trial(o.UID); found && trial.Refused != nil {
+			return Answer{}, fmt.Errorf("overriding a pod of %s %s/%s: %w", o.Kind, o.Namespace, o.Name, trial.Refused)
+		}
+	}
 	if ask.Node != "" {
 		d.issue(ask)
 		return Answer{Group: d.Ledger.NodeGroup(ask.Node)}, nil
 	}
-	pod := *ask.Pod
-	pod.UID = ask.Token
-	a, err := d.Book.Prospect(ctx, &pod, ask.Revision)
 	if err != nil {
 		return Answer{}, err
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -43,9 +44,13 @@ func TestFeedsKeepTheCacheLikeTheAPIServer(t *testing.T) {
 		build.Deployment("d", build.Bound("p", "o"), build.Replicas(7), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)),
 		build.ReplicaSet("rs", build.OwnedBy(owner), build.Replicas(0)),
 		build.StatefulSet("sts", build.Requires("p", "")),
-		build.DaemonSet("ds"),
+		build.DaemonSet("ds", build.SelectsBy("app", "example.com/tier")),
 		build.Job("job", build.OwnedBy(cron), build.Replicas(3)),
 		cron,
+		build.ReplicaSet("failing", build.SelectsBy("app"), build.With(func(rs *appsv1.ReplicaSet) {
+			rs.Status.Conditions = []appsv1.ReplicaSetCondition{{Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Message: "no"}}
+		})),
+		build.Deployment("stopped", build.Annotation(gm.OverridesStoppedAnnotation, "3 pods")),
 		build.Deployment("leaving", build.Deleting("foregroundDeletion")),
 	}
 	api := build.NewAPI(t, objects...)

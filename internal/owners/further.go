@@ -34,6 +34,9 @@ type Kind struct {
 	// RevisionLabel is the pod label that tells the revisions of an object's
 	// pods apart. Empty: those of ownership.Revision.
 	RevisionLabel string
+	// PodTemplatePath leads to the template of an object's pods. Empty: it is
+	// not known.
+	PodTemplatePath []string
 }
 
 // sameWatch tells whether a watch for the one serves the other.
@@ -163,12 +166,14 @@ func (w *Walker) beginLocked(k Kind, old *furtherFeed) {
 }
 
 func (w *Walker) setRevisionsLocked() (changed bool) {
-	revisions := map[schema.GroupKind]string{}
+	revisions, templates := map[schema.GroupKind]string{}, map[schema.GroupKind][]string{}
 	for gk, f := range w.further {
+		templates[gk] = f.of.PodTemplatePath
 		if f.of.RevisionLabel != "" {
 			revisions[gk] = f.of.RevisionLabel
 		}
 	}
+	w.templates.Store(&templates)
 	old := *w.revisions.Swap(&revisions)
 	if len(old) != len(revisions) {
 		return true
@@ -190,6 +195,15 @@ func (w *Walker) Revision(controller *ownership.Reference, labels map[string]str
 		label = (*w.revisions.Load())[controller.GroupKind()]
 	}
 	return ownership.Revision(labels, label)
+}
+
+// PodTemplatePath leads to the template of the pods of objects of a kind; nil if
+// that is not known.
+func (w *Walker) PodTemplatePath(gk schema.GroupKind) []string {
+	if path, found := podTemplates[gk]; found {
+		return path
+	}
+	return (*w.templates.Load())[gk]
 }
 
 // Problems returns what is wrong with kinds beside the built-in ones, sorted.

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -80,6 +83,16 @@ func builtinKinds(client kubernetes.Interface) []*kind {
 	}
 }
 
+// podTemplates are where the built-in kinds keep the template of their pods.
+var podTemplates = map[schema.GroupKind][]string{
+	{Group: appsv1.GroupName, Kind: "Deployment"}:  {"spec", "template"},
+	{Group: appsv1.GroupName, Kind: "ReplicaSet"}:  {"spec", "template"},
+	{Group: appsv1.GroupName, Kind: "StatefulSet"}: {"spec", "template"},
+	{Group: appsv1.GroupName, Kind: "DaemonSet"}:   {"spec", "template"},
+	{Group: batchv1.GroupName, Kind: "Job"}:        {"spec", "template"},
+	{Group: batchv1.GroupName, Kind: "CronJob"}:    {"spec", "jobTemplate", "spec", "template"},
+}
+
 func orOne(n *int32) *int32 {
 	if n == nil {
 		return new(int32(1))
@@ -109,9 +122,71 @@ func (k *kind) slim(obj any) (*ownership.Object, error) {
 		Deleting:         m.GetDeletionTimestamp() != nil,
 		Restarting:       k.Kind == "Job" && jobs.Suspended(m.GetAnnotations()[gm.JobRestartAnnotation], m.GetUID()),
 		Generation:       m.GetGeneration(),
+		Selector:         selectorOf(obj),
+		OverridesStopped: m.GetAnnotations()[gm.OverridesStoppedAnnotation] != "",
+		PodsRefused:      podsRefused(obj),
 		Controller:       ControllerOf(m.GetOwnerReferences()),
 	}
 	return o, err
+}
+
+// selectorOf reads by which labels an object finds its pods. Of an object of
+// which only metadata is read that is not known.
+func selectorOf(obj any) ownership.Selector {
+	switch o := obj.(type) {
+	case *appsv1.Deployment:
+		return ownership.SelectorOf(o.Spec.Selector)
+	case *appsv1.ReplicaSet:
+		return ownership.SelectorOf(o.Spec.Selector)
+	case *appsv1.StatefulSet:
+		return ownership.SelectorOf(o.Spec.Selector)
+	case *appsv1.DaemonSet:
+		return ownership.SelectorOf(o.Spec.Selector)
+	case *batchv1.Job:
+		return ownership.SelectorOf(o.Spec.Selector)
+	case *batchv1.CronJob:
+		return ownership.SelectorByKeys() // it finds its Jobs by their owner
+	case *unstructured.Unstructured:
+		return selectorIn(o.Object)
+	}
+	return ownership.Selector{}
+}
+
+// selectorIn reads spec.selector of an object of any kind, where that is a
+// label selector.
+func selectorIn(object map[string]any) ownership.Selector {
+	fields, found, err := unstructured.NestedMap(object, "spec", "selector")
+	if err != nil || !found || fields["matchLabels"] == nil && fields["matchExpressions"] == nil {
+		return ownership.Selector{}
+	}
+	selector := &metav1.LabelSelector{}
+	if runtime.DefaultUnstructuredConverter.FromUnstructured(fields, selector) != nil {
+		return ownership.Selector{}
+	}
+	return ownership.SelectorOf(selector)
+}
+
+// maxRefusal bounds what is kept of an API server's message, in bytes.
+const maxRefusal = 1000
+
+// podsRefused reads why an object's pods cannot be created.
+func podsRefused(obj any) string {
+	message := ""
+	switch o := obj.(type) {
+	case *appsv1.ReplicaSet:
+		for _, c := range o.Status.Conditions {
+			if c.Type == appsv1.ReplicaSetReplicaFailure && c.Status == corev1.ConditionTrue {
+				message = c.Message
+			}
+		}
+	case *appsv1.Deployment:
+		for _, c := range o.Status.Conditions {
+			if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
+				message = c.Message
+			}
+		}
+	}
+	return strings.Clone(strings.ToValidUTF8(message[:min(len(message), maxRefusal)], ""))
 }
 
 // ControllerOf picks the controller among an object's owners, or nil.

@@ -95,6 +95,8 @@ type Walker struct {
 	onProblem, onRevisions []func()
 	// revisions are the revision labels by kind of owner, of those that name one.
 	revisions atomic.Pointer[map[schema.GroupKind]string]
+	// templates are where further kinds keep the template of their pods.
+	templates atomic.Pointer[map[schema.GroupKind][]string]
 	// configured: SetKinds was called.
 	configured atomic.Bool
 	running    sync.WaitGroup
@@ -119,6 +121,7 @@ func NewWalker(client kubernetes.Interface) *Walker {
 		clock:     clock.RealClock{}, problemTime: problemTime,
 	}
 	w.revisions.Store(&map[schema.GroupKind]string{})
+	w.templates.Store(&map[schema.GroupKind][]string{})
 	for _, k := range builtinKinds(client) {
 		w.kinds[k.GroupKind()] = k
 		w.feeds = append(w.feeds, newFeed(w, k))

@@ -38,6 +38,9 @@ type Book struct {
 	mu      sync.Mutex
 	spreads map[spreadKey]spreadEntry
 	rules   map[types.UID]rulesEntry
+	trials  map[types.UID]Trial
+
+	onTrial []func(app types.UID) // set before anything runs
 }
 
 type spreadKey struct{ policy, app types.UID }
@@ -63,6 +66,7 @@ func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, 
 		reader: reader, walker: walker, ledger: ledger, clock: clock,
 		spreads: map[spreadKey]spreadEntry{},
 		rules:   map[types.UID]rulesEntry{},
+		trials:  map[types.UID]Trial{},
 	}
 }
 
@@ -192,6 +196,8 @@ type Assignment struct {
 	Job bool
 	// Spread is set when Application.Propagation is bound.
 	Spread placement.Spread
+	// Owners are those above the pod, its direct owner first.
+	Owners []*ownership.Object
 }
 
 // Revision is the revision of a pod with this controller and these labels.
@@ -218,6 +224,7 @@ func (b *Book) assignment(ctx context.Context, pod *ownership.Object, revision s
 		return Assignment{}, err
 	}
 	a := Assignment{Application: app, Cohort: seats.Cohort{Owner: pod.UID, Revision: revision}, Counted: true, Total: 1}
+	a.Owners = chain[1:]
 	if len(chain) > 1 {
 		a.Cohort.Owner = chain[1].UID
 		a.Counted = chain[1].Kind != "DaemonSet"

@@ -1,9 +1,12 @@
 package policies
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -20,14 +23,31 @@ var (
 	errIsPod            = errors.New("it changes fields that cannot change once a pod exists, and a pod without an owner exists already: let a workload own the pod")
 )
 
+// ErrStopped: the workload gave up pods that had been overridden, and a person
+// has to look at it.
+var ErrStopped = errors.New("overrides are stopped, because the workload gave up overridden pods and went on making others: mend the policy, delete those pods, then take the annotation " +
+	gm.OverridesStoppedAnnotation + " off the workload")
+
 // Usable tells why a workload cannot be bound to the OverridePolicy that it
 // requires although its rules are valid, or nil.
 func (b *Book) Usable(ctx context.Context, app *ownership.Object, rules *override.Rules) error {
-	if !rules.TouchesImmutableAnywhere() || app.Kind == "DaemonSet" {
+	if app.OverridesStopped {
+		return ErrStopped
+	}
+	if !rules.TouchesImmutableAnywhere() {
 		return nil
 	}
 	if app.Kind == "Pod" {
 		return errIsPod
+	}
+	if err := b.keepsPods(app, rules); err != nil {
+		return err
+	}
+	if t, found := b.Trial(app.UID); found && t.Refused != nil {
+		return t.Refused
+	}
+	if app.Kind == "DaemonSet" {
+		return nil
 	}
 	placed := b.walker.ApplicationOfOwner(app.UID).Propagation
 	if placed == nil {
@@ -38,6 +58,48 @@ func (b *Book) Usable(ctx context.Context, app *ownership.Object, rules *overrid
 		return errIsLate
 	}
 	return nil // a PropagationPolicy that is missing keeps pods waiting by itself
+}
+
+// keepsPods refuses rules with which owners would lose their pods and make
+// others without end: a label changes by which an owner finds its pods, or pods
+// come to an end that their owner wants to run.
+func (b *Book) keepsPods(app *ownership.Object, rules *override.Rules) error {
+	labels, ends := rules.Labels(), rules.ChangesLifetime()
+	if len(labels) == 0 && ends == "" {
+		return nil
+	}
+	var below []*ownership.Object
+	for _, uid := range b.walker.Descendants(app.UID) {
+		if o := b.walker.Get(uid); o != nil && uid != app.UID {
+			below = append(below, o)
+		}
+	}
+	slices.SortFunc(below, func(a, b *ownership.Object) int { // the message names the same one each time
+		return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Name, b.Name))
+	})
+	for _, o := range append([]*ownership.Object{app}, below...) {
+		for _, change := range labels {
+			if slices.Contains(o.Selector.Keys(), change.Key) {
+				return override.RuleError{Rule: change.Rule, Overrider: change.Path, Err: fmt.Errorf(
+					"must not change the label %s: %s %q finds its pods by %s", change.Key, o.Kind, o.Name, o.Selector)}
+			}
+		}
+		if ends != "" && o.Kind != "Job" && o.Kind != "CronJob" {
+			return fmt.Errorf("%s: must not change when a pod ends: %s %q makes a new pod for each that does", ends, o.Kind, o.Name)
+		}
+	}
+	return nil
+}
+
+// selected are the labels by which the owners of a pod find it. Those above the
+// direct one find their own objects by others, so only its selector has to be known.
+func selected(owners []*ownership.Object) override.Selected {
+	var s override.Selected
+	for i, o := range owners {
+		s.Keys = append(s.Keys, o.Selector.Keys()...)
+		s.Unknown = s.Unknown || i == 0 && !o.Selector.Known()
+	}
+	return s
 }
 
 // Creation is what the pods of an application are to be from their creation on.
@@ -54,6 +116,8 @@ type Creation struct {
 	// while ago, so that new ones get their seat at creation, too. Not so where
 	// nobody makes a pod anew that waits there for too long.
 	Waiting bool
+	// Selected are the labels by which the owners find the pod.
+	Selected override.Selected
 }
 
 // Version tells policies, and the generations of one, apart.
@@ -77,6 +141,7 @@ func (b *Book) Creation(ctx context.Context, a Assignment) (Creation, error) {
 	if err := b.creationRules(ctx, a.Application.Override, &c); err != nil && !a.Application.Override.IgnoreMissing {
 		return c, err
 	}
+	c.Selected = selected(a.Owners)
 	o := a.Application.Propagation
 	if o == nil || !a.Counted {
 		return c, nil

@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -49,6 +51,65 @@ func TestUsable(t *testing.T) {
 			l := newLibrary(t, objects...)
 			if err := l.Usable(t.Context(), build.Owner(tc.app), rulesOf(t, tc.rule)); !errors.Is(err, tc.want) {
 				t.Errorf("error is %v, want %v", err, tc.want)
+			}
+		})
+	}
+}
+
+// TestUsableKeepsPodsWithTheirOwners: no rule makes an owner lose its pods, or
+// make new ones for those that end.
+func TestUsableKeepsPodsWithTheirOwners(t *testing.T) {
+	label := func(key string) build.Option {
+		return build.Overrides("a", gm.Overriders{Plaintext: []gm.PlaintextOverrider{{
+			Operator: gm.OverriderOpReplace, Path: "/metadata/labels/" + key, Value: &apiextensionsv1.JSON{Raw: []byte(`"y"`)},
+		}}})
+	}
+	ends := build.Overrides("a", gm.Overriders{Plaintext: []gm.PlaintextOverrider{{
+		Operator: gm.OverriderOpAdd, Path: "/spec/activeDeadlineSeconds", Value: &apiextensionsv1.JSON{Raw: []byte(`1`)},
+	}}})
+	both := build.Requires("p", "o")
+	web := build.Deployment("web", both, build.SelectsBy("app", "tier"))
+	tests := map[string]struct {
+		app, below build.Object
+		rule       build.Option
+		want       string
+	}{
+		"a label beside": {app: web, rule: label("zone")},
+		"a label of the workload's selector": {
+			app: web, rule: label("app"),
+			want: `spec.overrideRules[0].overriders.plaintext[0]: must not change the label app: Deployment "web" finds its pods by app, tier`,
+		},
+		"a label of the selector of one that it owns": {
+			app: build.Deployment("web", both), below: build.ReplicaSet("web-1", build.SelectsBy("hash", "app"), build.OwnedBy(build.Deployment("web"))), rule: label("hash"),
+			want: `spec.overrideRules[0].overriders.plaintext[0]: must not change the label hash: ReplicaSet "web-1" finds its pods by app, hash`,
+		},
+		"a selector that is not known": {app: build.Deployment("web", both), rule: label("app")},
+		"a DaemonSet too": {
+			app: build.DaemonSet("web", build.Requires("", "o"), build.SelectsBy("app")), rule: label("app"),
+			want: `spec.overrideRules[0].overriders.plaintext[0]: must not change the label app: DaemonSet "web" finds its pods by app`,
+		},
+		"pods that end": {
+			app: web, rule: ends,
+			want: `spec.overrideRules[0].overriders.plaintext[0]: must not change when a pod ends: Deployment "web" makes a new pod for each that does`,
+		},
+		"pods of a Job end": {app: build.Job("web", both), rule: ends},
+		"a workload that is stopped": {
+			app: build.Deployment("web", both, build.Annotation(gm.OverridesStoppedAnnotation, "many")), rule: build.Registry("a", "a.io"), want: ErrStopped.Error(),
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			objects := []build.Object{tc.app, assigns(gm.AssignmentAuto)}
+			if tc.below != nil {
+				objects = append(objects, tc.below)
+			}
+			l := newLibrary(t, objects...)
+			got := ""
+			if err := l.Usable(t.Context(), build.Owner(tc.app), rulesOf(t, tc.rule)); err != nil {
+				got = err.Error()
+			}
+			if got != tc.want {
+				t.Errorf("error is\n%s, want\n%s", got, tc.want)
 			}
 		})
 	}

@@ -46,6 +46,9 @@ type Pod struct {
 	Admitted bool
 	// Overrides stands for what was overridden at creation and cannot change.
 	Overrides string
+	// CreatedFor is the UID of the direct owner that the pod had when it was
+	// created with overrides, or "".
+	CreatedFor types.UID
 	// Unassigned says why the pod could not be created as wanted.
 	Unassigned string
 
@@ -116,6 +119,12 @@ func (p *Pod) Owner() types.UID {
 // but GroupStamp.
 func (p *Pod) Pinned() bool { return p.Seat != "" && p.GroupStamp != "" }
 
+// GivenUp tells whether the pod was overridden when it was created and is not
+// its owner's any more: it lacks a label by which its owner finds its pods.
+func (p *Pod) GivenUp() bool {
+	return p.Active && p.CreatedFor != "" && (p.Controller == nil || p.Controller.UID != p.CreatedFor)
+}
+
 // UserCost tells whether the pod's deletion cost is not ours to write.
 func (p *Pod) UserCost() bool { return p.HasCost && !p.OwnCost }
 
@@ -171,6 +180,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		Admission:     types.UID(pod.Annotations[gm.AdmissionAnnotation]),
 		Admitted:      pod.Annotations[gm.AdmittedAnnotation] != "",
 		Overrides:     pod.Annotations[gm.OverridesAnnotation],
+		CreatedFor:    types.UID(pod.Annotations[gm.CreatedForAnnotation]),
 		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
 		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,

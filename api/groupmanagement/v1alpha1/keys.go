@@ -65,6 +65,12 @@ const (
 	// hash is not what the rules say now is replaced.
 	OverridesAnnotation = "atoll.dev/overrides"
 
+	// CreatedForAnnotation is put on a pod that was overridden at creation: the
+	// UID of its direct owner. An owner that does not find the pod any more, by
+	// its labels, gives it up and makes another one: the annotation tells whose
+	// such pods were.
+	CreatedForAnnotation = "atoll.dev/created-for"
+
 	// UnassignedAnnotation is put on a pod that was created without what its
 	// OverridePolicy wants, because a rule cannot be applied to it: the policy's
 	// UID and generation, a space, and the error. The pod waits at PolicyGate
@@ -99,6 +105,12 @@ const (
 	// MissingPolicyIgnore hands them to kube-scheduler as if no policy was
 	// required; anything else, and the default, makes them wait.
 	MissingPolicyAnnotation = "groupmanagement.kubeedge.io/missing-policy"
+
+	// OverridesStoppedAnnotation is put on a workload that gave up more pods, of
+	// those that were overridden when they were created, than it wants to have:
+	// its pods get no overrides until a person has looked and takes it off. Its
+	// value says what was seen.
+	OverridesStoppedAnnotation = "atoll.dev/overrides-stopped"
 
 	// MissingPolicyIgnore is the one meaningful value of MissingPolicyAnnotation.
 	MissingPolicyIgnore = "Ignore"
@@ -149,6 +161,22 @@ const (
 	// ReasonNoFeasibleTarget: pods are surplus in one group, and no node of a
 	// group that lacks pods could take them; nothing is evicted.
 	ReasonNoFeasibleTarget = "NoFeasibleTarget"
+	// ReasonNoPods: workloads require the policy, and none of them has a pod on
+	// a node yet: nothing can be said about any.
+	ReasonNoPods = "NoPods"
+	// ReasonPodsRefused: the API server creates no pod of a workload.
+	ReasonPodsRefused = "PodsRefused"
+	// ReasonRefused: the API server refuses the pods that the rules make of a
+	// workload's template. The workload is not bound to the policy.
+	ReasonRefused = "OverrideRefused"
+	// ReasonStopped: a workload gave up pods that had been overridden, and made
+	// others without end. It gets no overrides until a person has looked.
+	ReasonStopped = "OverridesStopped"
+	// ReasonNotTried: it could not be found out whether the API server takes
+	// the pods that the rules make. The workload stays as it is.
+	ReasonNotTried = "OverrideNotTried"
+	// ReasonObservationFailed: what a policy is about could not be looked at.
+	ReasonObservationFailed = "ObservationFailed"
 	// ReasonInvalid: the spec cannot be used; the message names the field.
 	// Workloads that require the policy are not bound to it.
 	ReasonInvalid = "Invalid"

@@ -1,5 +1,7 @@
 // Package application reconciles workloads that require policies, of any kind:
 //
+//   - stop: a workload that gives up overridden pods, and makes others without
+//     end, gets no more overrides.
 //   - bind: the workload carries binding labels exactly for the policies that
 //     exist and are valid (document 000, "PropagationPolicyController" and
 //     "OverridePolicyController"); a binding label that nobody requires goes.
@@ -17,6 +19,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -46,6 +49,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
+// workers is the number of workloads that are looked at side by side.
+const workers = 4
+
 // request names a workload by UID: names are used again, UIDs are not.
 type request struct{ uid types.UID }
 
@@ -66,6 +72,9 @@ type Reconciler struct {
 	Clock    clock.PassiveClock
 
 	changed *trigger.Source[request]
+	givenUp givenUp
+	// trying is the number of workers that ask the API server about an override.
+	trying atomic.Int32
 }
 
 // scope is what one pass observed.
@@ -111,6 +120,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			r.changed.Add(request{new.UID})
 		}
 	})
+	r.Ledger.OnChange(r.countGivenUp)
 	r.Ledger.OnChange(func(_, new *seats.Pod) {
 		if new == nil || !new.Active || new.Node != "" || !new.Gated && !new.Unschedulable {
 			return
@@ -130,7 +140,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		WatchesRawSource(r.changed).
 		Watches(&gm.PropagationPolicy{}, r.requiring(owners.Propagation), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.OverridePolicy{}, r.requiring(owners.Override), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: 4}).
+		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
 }
 
@@ -139,7 +149,8 @@ func concerns(old, new *ownership.Object) bool {
 	if old == nil {
 		return new.Policies != (ownership.Policies{}) || new.Restarting
 	}
-	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing || new.Restarting && !old.Restarting
+	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing || old.OverridesStopped != new.OverridesStopped ||
+		old.Generation != new.Generation && new.Policies.RequiredOverride != "" || new.Restarting && !old.Restarting
 }
 
 func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler[client.Object, request] {
@@ -147,22 +158,41 @@ func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler
 		var out []request
 		for _, o := range r.Walker.Requiring(kind, policy.GetNamespace(), policy.GetName()) {
 			out = append(out, request{o.UID})
+			if kind == owners.Propagation { // overrides are tried in its groups
+				out = append(out, r.overriddenWith(o)...)
+			}
 		}
 		return out
 	})
+}
+
+// overriddenWith are the owners that require the overrides of the pods that the
+// workload places, other than the workload itself.
+func (r *Reconciler) overriddenWith(o *ownership.Object) []request {
+	var out []request
+	if above := r.Walker.ApplicationOfOwner(o.UID).Override; above != nil && above.UID != o.UID {
+		out = append(out, request{above.UID})
+	}
+	for _, uid := range r.Walker.Descendants(o.UID)[1:] {
+		if below := r.Walker.Get(uid); below != nil && below.Policies.RequiredOverride != "" {
+			out = append(out, request{uid})
+		}
+	}
+	return out
 }
 
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
 	app := r.Walker.Get(req.uid)
 	if app == nil {
+		r.Book.DropTrial(req.uid)
 		return phase.Run(ctx, &scope{app: &ownership.Object{UID: req.uid}}, r.releaseLeft)
 	}
 	if app.Deleting {
 		return ctrl.Result{}, nil
 	}
 	s := &scope{app: app, want: app.Policies}
-	return phase.Run(ctx, s, r.resume, r.bind, r.release)
+	return phase.Run(ctx, s, r.stop, r.resume, r.bind, r.release)
 }
 
 // bind makes the binding labels true.
@@ -171,10 +201,15 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	override, err := r.bindableOverride(ctx, s)
+	override, untried, err := r.bindableOverride(ctx, s)
 	if err != nil {
 		return err
 	}
+	return errors.Join(untried, r.write(ctx, s, propagation, override))
+}
+
+// write writes the binding labels.
+func (r *Reconciler) write(ctx context.Context, s *scope, propagation, override string) error {
 	want := s.app.Policies
 	want.BindingPropagation, want.BindingOverride = propagation, override
 	if want == s.app.Policies {
@@ -251,22 +286,29 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	return name, nil
 }
 
-func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (string, error) {
+// bindableOverride is the required policy's name if it exists and is valid, and
+// if the API server takes what it makes of the workload's pods. untried says
+// that this could not be found out, and asks to come back.
+func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable string, untried, err error) {
 	name := s.app.Policies.RequiredOverride
 	if name == "" {
-		return "", nil
+		return "", nil, nil
 	}
 	policy, err := r.Book.Override(ctx, s.app.Namespace, name)
 	if apierrors.IsNotFound(err) {
-		return "", nil
+		return "", nil, nil
 	}
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	rules, errs := r.Book.Rules(policy)
-	if len(errs) > 0 || r.Book.Usable(ctx, s.app, rules) != nil {
-		return "", nil //nolint:nilerr // the policy's own status says why
+	if len(errs) > 0 {
+		return "", nil, nil // the policy's own status says why
+	}
+	turn, untried := r.try(ctx, s.app, policy, rules)
+	if r.Book.Usable(ctx, s.app, rules) != nil || !turn && s.app.Policies.BindingOverride != name {
+		return "", untried, nil
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)
-	return name, nil
+	return name, untried, nil
 }

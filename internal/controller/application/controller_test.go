@@ -98,6 +98,10 @@ func (s *site) see(name string) {
 	s.World.Walker.Put(build.Owner(d))
 }
 
+func named(name string) client.ObjectKey {
+	return client.ObjectKey{Namespace: build.Namespace, Name: name}
+}
+
 func (s *site) pod(name string) *corev1.Pod {
 	s.t.Helper()
 	o, err := s.World.Pods.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), build.Namespace, name)

@@ -28,12 +28,24 @@ func (r *Reconciler) startsAsItIs(pod *seats.Pod, creation policies.Creation, wh
 	}
 }
 
+// ReasonOverridesStopped: the workload gave up pods that had been overridden.
+const ReasonOverridesStopped = "OverridesStopped"
+
+// overridesStopped tells that a workload gets no more overrides.
+func (r *Reconciler) overridesStopped(app *ownership.Object, seen string) {
+	r.Recorder.Eventf(reference(app), nil, corev1.EventTypeWarning, ReasonOverridesStopped, "Override",
+		"Its pods get no more overrides: %s", seen)
+}
+
 // bindingForbidden tells that the workload cannot be bound to its policies.
 // The API server's text names the permission, or what else refused.
 func (r *Reconciler) bindingForbidden(app *ownership.Object, err error) {
-	workload := &corev1.ObjectReference{
+	r.Recorder.Eventf(reference(app), nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
+		"Its pods wait, because binding labels cannot be written: %.900s", err)
+}
+
+func reference(app *ownership.Object) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
 		APIVersion: app.GroupVersion().String(), Kind: app.Kind, Namespace: app.Namespace, Name: app.Name, UID: app.UID,
 	}
-	r.Recorder.Eventf(workload, nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
-		"Its pods wait, because binding labels cannot be written: %.900s", err)
 }

@@ -75,7 +75,10 @@ type scope struct {
 	rules  *override.Rules
 	// invalid is the first reason why the spec cannot be used, or nil.
 	invalid error
-	apps    []*appScope
+	// unseen is what kept the pass from looking at workloads and pods, or nil.
+	// There is nothing else to report then.
+	unseen error
+	apps   []*appScope
 }
 
 // appScope is what was observed of one workload.
@@ -91,6 +94,14 @@ type appScope struct {
 	// stale are the pods that were not created as wanted, in the order in which
 	// they are replaced.
 	stale []seats.SeatView
+	// unusable: the workload is not to be bound to the policy, and will not be for long.
+	unusable bool
+	// untried: it is not known yet whether the API server takes the pods that the
+	// rules make; why tells what keeps it from being found out, if anything does.
+	untried bool
+	why     error
+	// refused is why the API server creates no pod of the workload, or "".
+	refused string
 	// blocked is what keeps pods from being replaced for now.
 	blocked error
 	// pods in groups, and those among them that are as wanted, and those of Jobs,
@@ -135,6 +146,11 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		return err
 	}
 	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.OverridePolicyList{}, r.changed))
+	r.Book.OnTrial(func(app types.UID) {
+		if o := r.Walker.Get(app); o != nil && o.Policies.RequiredOverride != "" {
+			r.changed.Add(request(o))
+		}
+	})
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.OverridePolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.OverridePolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
@@ -156,7 +172,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	s := &scope{policy: policy}
-	return phase.Run(ctx, s, r.observe, r.update, r.replace, r.report)
+	observe := func(ctx context.Context, s *scope) error {
+		s.unseen = r.observe(ctx, s)
+		return s.unseen
+	}
+	return phase.Run(ctx, s, observe, r.update, r.replace, r.report)
 }
 
 // observe finds the pods whose images are not as wanted.
@@ -177,6 +197,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	for _, app := range apps {
 		a := &appScope{app: app, mode: gm.ReschedulingEvict, maxUnavailable: 1, stabilization: gm.DefaultStabilization}
 		if err := r.observeApp(ctx, s, a); err != nil {
+			s.apps = nil // half of the workloads are no ground to act on
 			return err
 		}
 		s.apps = append(s.apps, a)
@@ -199,11 +220,22 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 		}
 	}
 	a.failure = r.Book.Usable(ctx, a.app, s.rules)
+	a.unusable = a.failure != nil
+	if plan := r.Book.TrialPlan(ctx, a.app, s.policy, s.rules); len(plan.Groups) > 0 {
+		trial, _ := r.Book.Trial(a.app.UID)
+		a.untried, a.why = trial.Key != plan.Key || trial.Untried != nil, trial.Untried
+	}
 	sized := a.app.Replicas != nil && a.app.Kind != "Job"
 	if sized {
 		a.replicas = int(*a.app.Replicas)
 	}
-	for _, cohort := range r.Ledger.View(r.Walker.Descendants(a.app.UID)) {
+	below := r.Walker.Descendants(a.app.UID)
+	for _, uid := range below {
+		if o := r.Walker.Get(uid); o != nil && o.PodsRefused > a.refused {
+			a.refused = o.PodsRefused
+		}
+	}
+	for _, cohort := range r.Ledger.View(below) {
 		owner := r.Walker.Get(cohort.Owner)
 		switch {
 		case sized:
@@ -285,7 +317,7 @@ func bindable(rules *override.Rules, pod *seats.Pod) error {
 func (r *Reconciler) update(ctx context.Context, s *scope) error {
 	var errs []error
 	for _, a := range s.apps {
-		if a.mode != gm.ReschedulingEvict || a.app.Policies.Override() != ownership.Bound {
+		if a.mode != gm.ReschedulingEvict || a.unusable || a.app.Policies.Override() != ownership.Bound {
 			continue
 		}
 		if err := r.updatePods(ctx, s, a); err != nil {

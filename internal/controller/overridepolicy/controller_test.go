@@ -1,6 +1,7 @@
 package overridepolicy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -21,9 +23,13 @@ import (
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
@@ -37,6 +43,8 @@ type site struct {
 	events *events.FakeRecorder
 	// patched are the pods that were patched in the last pass.
 	patched []string
+	// untried: nobody asks the API server before a pass what it takes.
+	untried bool
 }
 
 func newSite(t *testing.T, objects ...build.Object) *site {
@@ -56,7 +64,23 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 
 func (s *site) pass() (ctrl.Result, error) {
 	s.patched, s.Evicted = nil, nil
+	if !s.untried {
+		s.accept()
+	}
 	return s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: "o"}})
+}
+
+// accept lets the API server take what the rules make of every workload's pods.
+func (s *site) accept() {
+	s.t.Helper()
+	policy := &gm.OverridePolicy{}
+	if err := s.World.Client.Get(s.t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); client.IgnoreNotFound(err) != nil {
+		s.t.Fatal(err)
+	}
+	rules, _ := s.World.Book.Rules(policy)
+	for _, app := range s.World.Walker.Requiring(owners.Override, build.Namespace, "o") {
+		s.World.Book.SetTrial(app.UID, policies.Trial{Key: s.World.Book.TrialPlan(s.t.Context(), app, policy, rules).Key})
+	}
 }
 
 func (s *site) reconcile() ctrl.Result {
@@ -166,7 +190,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"pods on nodes of no group, pods that wait and pods that are over are not changed": {
 			objects: append(ground(3), running(0, build.On("node-out")), running(1, build.On("")), running(2, build.Deleting("example.com/f"))),
-			reason:  gm.ReasonSatisfied,
+			reason:  gm.ReasonNoPods,
 		},
 		"a workload with a pod missing is not disturbed further": {
 			objects: append(ground(2), running(0)), reason: gm.ReasonConverging, pods: 1,
@@ -413,4 +437,124 @@ func TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight(t *testing.T) {
 		informer.Update(seen, policy())
 		return policy().Status.Workloads == 0
 	})
+}
+
+// ready is the condition Ready.
+func (s *site) ready() metav1.Condition {
+	s.t.Helper()
+	if c := meta.FindStatusCondition(s.status().Conditions, gm.ConditionReady); c != nil {
+		return *c
+	}
+	return metav1.Condition{}
+}
+
+// TestAPassThatDidNotSeeReportsNothingElse: what was seen last stays, and the
+// condition is Unknown with the cause.
+func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
+	s := newSite(t, append(ground(1), running(0, build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "hz.io/nginx:1" }),
+		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1"}`)))...)
+	s.reconcile()
+	if got := s.ready(); got.Status != metav1.ConditionTrue {
+		t.Fatalf("before, Ready is %+v", got)
+	}
+	before := s.status()
+	broken := errors.New("the cache is gone")
+	s.Reconciler.Book = policies.NewBook(build.Client(interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			return broken
+		},
+	}), s.World.Walker, s.World.Ledger, s.World.Clock)
+	if _, err := s.pass(); !errors.Is(err, broken) {
+		t.Errorf("error is %v", err)
+	}
+	got := s.ready()
+	if got.Status != metav1.ConditionUnknown || got.Reason != gm.ReasonObservationFailed || !strings.Contains(got.Message, broken.Error()) {
+		t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
+	}
+	after := s.status()
+	before.Conditions, after.Conditions = nil, nil
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("what was seen last is gone (-before +after):\n%s", diff)
+	}
+}
+
+// TestAPolicyWithoutPodsIsNotSatisfied: there is nothing of which it could be.
+func TestAPolicyWithoutPodsIsNotSatisfied(t *testing.T) {
+	s := newSite(t, ground(2)...)
+	s.reconcile()
+	if got := s.ready(); got.Status != metav1.ConditionUnknown || got.Reason != gm.ReasonNoPods {
+		t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
+	}
+}
+
+// TestWhyNoPodIsCreatedIsSaid: the owner of pods that the API server refuses
+// says so, and so does the policy.
+func TestWhyNoPodIsCreatedIsSaid(t *testing.T) {
+	objects := ground(2)
+	objects[1] = build.ReplicaSet("web-1", build.OwnedBy(objects[0]), build.Replicas(2), build.With(func(rs *appsv1.ReplicaSet) {
+		rs.Status.Conditions = []appsv1.ReplicaSetCondition{{Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Message: "exceeded quota"}}
+	}))
+	s := newSite(t, objects...)
+	s.reconcile()
+	if got := s.ready(); got.Reason != gm.ReasonPodsRefused || got.Message != `Deployment "web": the API server creates no pods: exceeded quota` {
+		t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
+	}
+}
+
+// TestWhatComesOfATrialIsSaid: the rule and the API server's words, or what kept
+// it from being asked.
+func TestWhatComesOfATrialIsSaid(t *testing.T) {
+	fixed := build.OverridePolicy("o", build.Args("hz", "c", "--hz"))
+	refusal := policies.Refusal{RuleError: override.RuleError{Overrider: "spec.overrideRules[0].overriders", Err: errors.New(`Duplicate value: "data"`)}}
+	tests := map[string]struct {
+		trial   func(key string) policies.Trial
+		ready   metav1.ConditionStatus
+		reason  string
+		says    string
+		evicted []string
+	}{
+		"taken": {
+			func(key string) policies.Trial { return policies.Trial{Key: key} },
+			metav1.ConditionFalse, gm.ReasonConverging, "pods are being changed or replaced", []string{"web-1-0"},
+		},
+		"refused: running pods stay": {
+			func(key string) policies.Trial { return policies.Trial{Key: key, Refused: refusal} },
+			metav1.ConditionFalse, gm.ReasonRefused, `Deployment "web": spec.overrideRules[0].overriders: Duplicate value: "data"`, nil,
+		},
+		"not tried: running pods stay": {
+			func(key string) policies.Trial { return policies.Trial{Key: key, Untried: errors.New("timeout")} },
+			metav1.ConditionUnknown, gm.ReasonNotTried, "it could not be found out whether the API server takes the pods that the rules make: timeout", nil,
+		},
+		"tried with another template: running pods stay": {
+			func(string) policies.Trial { return policies.Trial{Key: "older"} },
+			metav1.ConditionFalse, gm.ReasonConverging, "pods are to be replaced and stay for now: it is not known yet", nil,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			objects := append(ground(1), running(0))
+			objects[3] = fixed
+			s := newSite(t, objects...)
+			s.untried = true
+			rules, _ := s.World.Book.Rules(fixed)
+			app := s.World.Walker.Get("web")
+			s.World.Book.SetTrial("web", tc.trial(s.World.Book.TrialPlan(t.Context(), app, fixed, rules).Key))
+			s.reconcile()
+			if got := s.ready(); got.Status != tc.ready || got.Reason != tc.reason || !strings.Contains(got.Message, tc.says) {
+				t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
+			}
+			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
+				t.Errorf("wrong pods were replaced (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAStoppedWorkloadIsSaid: what a person has to look at is in the condition.
+func TestAStoppedWorkloadIsSaid(t *testing.T) {
+	s := newSite(t, ground(2, build.Annotation(gm.OverridesStoppedAnnotation, "12 pods"))...)
+	s.reconcile()
+	if got := s.ready(); got.Reason != gm.ReasonStopped || !strings.Contains(got.Message, "take the annotation "+gm.OverridesStoppedAnnotation+" off") {
+		t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
+	}
 }

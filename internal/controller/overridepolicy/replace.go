@@ -23,16 +23,23 @@ const missedTime = 10 * time.Second
 // errNotPlaced: new pods would be no other, or wait.
 var errNotPlaced = errors.New("the workload is not bound to its PropagationPolicy")
 
+// errUntried: new pods could be refused, and running ones would be lost for it.
+var errUntried = errors.New("it is not known yet whether the API server takes the pods that the rules make")
+
 // replace lets the owners of pods that were not created as the rules want them
 // make new ones, as many at a time as may be disturbed.
 func (r *Reconciler) replace(ctx context.Context, s *scope) error {
 	var errs []error
 	for _, a := range s.apps {
-		if a.mode != gm.ReschedulingEvict || a.app.Policies.Override() != ownership.Bound {
+		if a.mode != gm.ReschedulingEvict || a.unusable || a.app.Policies.Override() != ownership.Bound {
 			continue
 		}
 		if len(a.stale) > 0 && !r.seatsNewPods(s, a) {
 			a.blocked = errNotPlaced
+			continue
+		}
+		if len(a.stale) > 0 && a.untried {
+			a.blocked = errUntried // its trial comes back here
 			continue
 		}
 		errs = append(errs, r.replacePods(ctx, s, a))

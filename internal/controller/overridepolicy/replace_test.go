@@ -97,7 +97,7 @@ func TestReplace(t *testing.T) {
 			objects: append(early(1), running(0, old, notReady), closed), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
 		},
 		"pods on nodes of no group are nobody's business": {
-			objects: append(early(1), running(0, old, build.On("node-out"))), reason: gm.ReasonSatisfied,
+			objects: append(early(1), running(0, old, build.On("node-out"))), reason: gm.ReasonNoPods,
 		},
 		"a Job's pods are never evicted": {
 			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, says: "pods of a Job stay as they started",
@@ -128,22 +128,22 @@ func TestReplace(t *testing.T) {
 		},
 
 		"a pod that no webhook saw is replaced": {
-			objects: append(early(1), waitsSince(0, missedTime)), evicted: []string{"web-1-0"}, reason: gm.ReasonSatisfied,
+			objects: append(early(1), waitsSince(0, missedTime)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
 		},
 		"not at once: the next one may be missed as well": {
-			objects: append(early(1), waitsSince(0, missedTime-3*time.Second)), requeue: 3 * time.Second, reason: gm.ReasonSatisfied,
+			objects: append(early(1), waitsSince(0, missedTime-3*time.Second)), requeue: 3 * time.Second, reason: gm.ReasonConverging, says: replacing,
 		},
 		"not while it is gated: it is replaced from there": {
-			objects: append(early(1), waitsSince(0, time.Hour, build.Gated())), reason: gm.ReasonSatisfied,
+			objects: append(early(1), waitsSince(0, time.Hour, build.Gated())), reason: gm.ReasonNoPods,
 		},
 		"not for images, which come before it is bound": {
-			objects: append(ground(1), waitsSince(0, time.Hour)), reason: gm.ReasonSatisfied,
+			objects: append(ground(1), waitsSince(0, time.Hour)), reason: gm.ReasonNoPods,
 		},
 		"a pod that waits for a node in its group is as wanted": {
-			objects: append(early(1), waitsSince(0, time.Hour, build.Seated("hz"), current("hz"))), reason: gm.ReasonSatisfied,
+			objects: append(early(1), waitsSince(0, time.Hour, build.Seated("hz"), current("hz"))), reason: gm.ReasonNoPods,
 		},
 		"or is not, and is replaced": {
-			objects: append(early(1), waitsSince(0, 0, build.Seated("hz"), old)), evicted: []string{"web-1-0"}, reason: gm.ReasonSatisfied,
+			objects: append(early(1), waitsSince(0, 0, build.Seated("hz"), old)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
 		},
 		"a rule that cannot be applied to a pod at the gate is told": {
 			objects: append(early(1), waitsSince(0, time.Hour, build.Gated(), build.Annotation(gm.UnassignedAnnotation, "o/1 spec.overrideRules[0]: no such container"))),
@@ -151,17 +151,17 @@ func TestReplace(t *testing.T) {
 		},
 		"one of an older policy is not": {
 			objects: append(early(1), waitsSince(0, time.Hour, build.Gated(), build.Annotation(gm.UnassignedAnnotation, "o/0 spec.overrideRules[0]: no such container"))),
-			reason:  gm.ReasonSatisfied,
+			reason:  gm.ReasonNoPods,
 		},
 
 		"the pod of a DaemonSet that waits for its node as wanted": {
-			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-hz", build.Annotation(gm.SeatAnnotation, "token"), current("hz"))), reason: gm.ReasonSatisfied,
+			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-hz", build.Annotation(gm.SeatAnnotation, "token"), current("hz"))), reason: gm.ReasonNoPods,
 		},
 		"or not as wanted": {
-			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-hz")), evicted: []string{"agent"}, reason: gm.ReasonSatisfied,
+			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-hz")), evicted: []string{"agent"}, reason: gm.ReasonConverging, says: replacing,
 		},
 		"or for a node of no group": {
-			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-out")), reason: gm.ReasonSatisfied,
+			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-out")), reason: gm.ReasonNoPods,
 		},
 		"the pods of a DaemonSet are replaced as well": {
 			objects: append(daemons[:len(daemons):len(daemons)], daemon(old)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,

@@ -73,7 +73,12 @@ type scope struct {
 	policy *gm.PropagationPolicy
 	// invalid is why the spec cannot be used, or nil.
 	invalid error
-	apps    []*appScope
+	// unseen is what kept the pass from looking at workloads and pods, or nil.
+	// There is nothing else to report then.
+	unseen error
+	apps   []*appScope
+	// waits bring the policy back when time alone changes what is planned.
+	waits []error
 }
 
 type appScope struct {
@@ -142,12 +147,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	s := &scope{policy: policy}
-	return phase.Run(ctx, s, r.observe, r.reassign, r.evict, r.cost, r.report)
+	observe := func(ctx context.Context, s *scope) error {
+		s.unseen = r.observe(ctx, s)
+		return errors.Join(append(s.waits, s.unseen)...)
+	}
+	return phase.Run(ctx, s, observe, r.reassign, r.evict, r.cost, r.report)
 }
 
 // observe gathers what is known of every workload and plans.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
-	var waits []error
 	if _, s.invalid = placement.New(s.policy.Spec, r.Ledger.HasMembers, ""); s.invalid != nil {
 		return nil //nolint:nilerr // report puts it into the condition
 	}
@@ -161,6 +169,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	for _, app := range apps {
 		spread, err := r.Book.Spread(s.policy, app.UID)
 		if err != nil {
+			s.apps = nil // half of the workloads are no ground to act on
 			return fmt.Errorf("using PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
 		}
 		a := &appScope{maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
@@ -173,10 +182,10 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		}
 		a.settlesAt = r.Book.SettlesAt(s.policy, app.UID)
 		if at := r.Book.ChangesAt(s.policy, app.UID); !at.IsZero() {
-			waits = append(waits, phase.Wait("a NodeGroup to be away", at.Sub(r.Clock.Now())))
+			s.waits = append(s.waits, phase.Wait("a NodeGroup to be away", at.Sub(r.Clock.Now())))
 		}
 		r.setKind(&a.observed)
-		waits = append(waits, r.standStill(a, s.policy))
+		s.waits = append(s.waits, r.standStill(a, s.policy))
 		a.plan = planFor(a.observed)
 		if r.learn(a) {
 			a.canTake = r.canTake(ctx, a)
@@ -184,7 +193,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		}
 		s.apps = append(s.apps, a)
 	}
-	return errors.Join(waits...)
+	return nil
 }
 
 // moved tells whether pods of the workload that are surplus are moved.
@@ -226,7 +235,9 @@ func (r *Reconciler) setKind(o *observed) {
 
 // report writes the status, if it changed.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
-	r.tallies.set(client.ObjectKeyFromObject(s.policy), tallyOf(s))
+	if s.unseen == nil {
+		r.tallies.set(client.ObjectKeyFromObject(s.policy), tallyOf(s))
+	}
 	before := s.policy.DeepCopy()
 	setStatus(s)
 	return patch.Status(ctx, r.Client, s.policy, before)

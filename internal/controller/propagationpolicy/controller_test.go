@@ -152,7 +152,7 @@ func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
 		},
 		"a Job that is done wants no pod any more": {
 			objects: both(ground(), []build.Object{job, runningPod("batch-0", "bj", 0, build.OwnedBy(job), build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))}),
-			reason:  gm.ReasonSatisfied,
+			reason:  gm.ReasonNoPods,
 		},
 		"the pods of a DaemonSet come back where they were": {
 			objects: both(ground(), []build.Object{daemons, runningPod("agent-0", "", 0, build.OwnedBy(daemons)), runningPod("agent-1", "bj", 1, build.OwnedBy(daemons))}),
@@ -303,6 +303,35 @@ func TestThePaceBoundsAllWorkloadsTogether(t *testing.T) {
 	}
 	if !s.World.Ledger.Disrupt(build.Pod(left).UID, s.World.Walker.Descendants(build.Pod(owner).UID), 1, 5) {
 		t.Errorf("%s waits for the pace and counts as disturbed", left)
+	}
+}
+
+// TestAPassThatDidNotSeeReportsNothingElse: what was seen last stays, and the
+// condition is Unknown with the cause.
+func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
+	s := newSite(t, both(ground(), web("hz", "hz", "hz", "bj", "bj"))...)
+	s.reconcile()
+	policy := s.policy()
+	before := policy.DeepCopy()
+	policy.Generation = 2
+	setStatus(&scope{policy: policy, unseen: errors.New("the cache is gone")})
+	c := meta.FindStatusCondition(policy.Status.Conditions, gm.ConditionReady)
+	if c == nil || c.Status != metav1.ConditionUnknown || c.Reason != gm.ReasonObservationFailed || c.Message != "the cache is gone" {
+		t.Errorf("Ready is %+v", c)
+	}
+	before.Status.Conditions, policy.Status.Conditions = nil, nil
+	if diff := cmp.Diff(before.Status, policy.Status); diff != "" {
+		t.Errorf("what was seen last is gone (-before +after):\n%s", diff)
+	}
+}
+
+// TestAPolicyWithoutPodsIsNotSatisfied: there is nothing of which it could be.
+func TestAPolicyWithoutPodsIsNotSatisfied(t *testing.T) {
+	s := newSite(t, both(ground(), []build.Object{build.Deployment("web", build.Bound("p", ""), build.Replicas(0))})...)
+	s.reconcile()
+	c := meta.FindStatusCondition(s.policy().Status.Conditions, gm.ConditionReady)
+	if c == nil || c.Status != metav1.ConditionUnknown || c.Reason != gm.ReasonNoPods {
+		t.Errorf("Ready is %+v", c)
 	}
 }
 

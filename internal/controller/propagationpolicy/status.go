@@ -19,6 +19,10 @@ var severity = map[string]int{
 // setStatus writes what was observed and planned into the policy's status.
 func setStatus(s *scope) {
 	status := &s.policy.Status
+	if s.unseen != nil { // what was seen last stays
+		conditions.Set(&status.Conditions, s.policy.Generation, gm.ConditionReady, metav1.ConditionUnknown, gm.ReasonObservationFailed, conditions.Bounded(s.unseen.Error()))
+		return
+	}
 	status.ObservedGeneration = s.policy.Generation
 	if s.invalid != nil {
 		status.Workloads, status.Apps = 0, nil // what they were says nothing about this spec
@@ -28,11 +32,14 @@ func setStatus(s *scope) {
 	status.Workloads = int32(len(s.apps))
 	sort.SliceStable(s.apps, func(i, j int) bool { return severity[s.apps[i].reason] > severity[s.apps[j].reason] })
 	status.Apps = nil
+	pods := int32(0)
 	for i, a := range s.apps {
-		if i == maxShown {
-			break
+		for _, group := range a.plan.spread.Groups {
+			pods += group.Current
 		}
-		status.Apps = append(status.Apps, a.plan.spread)
+		if i < maxShown {
+			status.Apps = append(status.Apps, a.plan.spread)
+		}
 	}
 	ready, reason, message := metav1.ConditionTrue, gm.ReasonSatisfied, "every pod is in its NodeGroup"
 	switch {
@@ -42,6 +49,8 @@ func setStatus(s *scope) {
 		worst := s.apps[0]
 		ready, reason = metav1.ConditionFalse, worst.reason
 		message = fmt.Sprintf("%s %q: %s", worst.app.Kind, worst.app.Name, worst.plan.spread.Message)
+	case pods == 0:
+		ready, reason, message = metav1.ConditionUnknown, gm.ReasonNoPods, "no workload that requires the policy has a pod on a node of a NodeGroup"
 	}
 	conditions.Set(&status.Conditions, s.policy.Generation, gm.ConditionReady, ready, reason, message)
 }

@@ -30,7 +30,10 @@ func (r refusal) Error() string { return r.text }
 // kind finds the kind that an entry stands for. An error that is no refusal is
 // the API server's, and says nothing about the kind.
 func (r *Reconciler) kind(ctx context.Context, e workloads.Entry) (owners.Kind, error) {
-	kind := owners.Kind{GroupVersionKind: e.GroupVersionKind, ReplicasPath: e.ReplicasPath, RevisionLabel: e.RevisionLabel}
+	kind := owners.Kind{
+		GroupVersionKind: e.GroupVersionKind,
+		ReplicasPath:     e.ReplicasPath, RevisionLabel: e.RevisionLabel, PodTemplatePath: e.PodTemplatePath,
+	}
 	resource, err := r.served(ctx, e)
 	if err != nil {
 		return kind, err

@@ -126,11 +126,18 @@ func (c *imageChange) applyTag(name *imageName) {
 	name.tag = changePart(c.Operator, name.tag, strings.TrimPrefix(c.Value, ":"))
 }
 
-// What a value may look like; the same as in the API's schema.
+// What a value may look like; the same as in the API's schema, whose cost grows
+// with the length of the patterns.
 var (
-	registryValue   = regexp.MustCompile(`^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
-	registryPart    = regexp.MustCompile(`^[-A-Za-z0-9.:]+$`)
-	repositoryValue = regexp.MustCompile(`^[a-z0-9/_.-]+$`)
+	registryValue = regexp.MustCompile(`^([A-Za-z\d]+((-+|\.)[A-Za-z\d]+)*|\[[a-fA-F\d]*:[a-fA-F\d:]*\])(:\d{1,5})?$`)
+	// A host without dot and port is read as a part of the repository, which has
+	// no upper case.
+	registryUpper = regexp.MustCompile(`^[^.:]*[A-Z][^.:]*$`)
+	// What is added follows a letter or a digit, or stands alone.
+	registryPart    = regexp.MustCompile(`^([A-Za-z\d]*((-+|\.)[A-Za-z\d]+)*|\[[a-fA-F\d]*:[a-fA-F\d:]*\])(:\d{1,5})?$`)
+	repositoryValue = regexp.MustCompile(`^[a-z\d]+(([._/]|__|-+)[a-z\d]+)*$`)
+	repositoryPart  = regexp.MustCompile(`^[a-z\d]*(([._/]|__|-+)[a-z\d]+)*$`)
+	repositoryChars = regexp.MustCompile(`^[a-z\d/_.-]+$`)
 	tagValue        = regexp.MustCompile(`^:?[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}$`)
 	tagPart         = regexp.MustCompile(`^:?[-A-Za-z0-9_.]{1,128}$`)
 	digestValue     = regexp.MustCompile(`^@?sha256:[0-9a-f]{64}$`)
@@ -199,7 +206,7 @@ func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator,
 	replace := operator == gm.OverriderOpReplace
 	switch {
 	case component == gm.Registry && replace:
-		if _, err := parseImage(value + "/a"); err != nil || !registryValue.MatchString(value) {
+		if _, err := parseImage(value + "/a"); err != nil || !registryValue.MatchString(value) || registryUpper.MatchString(value) {
 			return fmt.Errorf("%q must be a host or host:port, without scheme and path, for example hangzhou.registry.io:5000", value)
 		}
 	case component == gm.Registry:
@@ -207,14 +214,7 @@ func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator,
 			return fmt.Errorf("%q must be a part of a host or host:port, without scheme and path", value)
 		}
 	case component == gm.Repository:
-		// A repository ends in a letter or digit, so what can follow one can follow all.
-		trial := "r.io/" + value
-		if !replace {
-			trial = "r.io/a" + value
-		}
-		if _, err := parseImage(trial); err != nil || !repositoryValue.MatchString(value) {
-			return fmt.Errorf("%q must be a part of an image path, of lower case letters, digits, and the signs / _ . - only", value)
-		}
+		return checkRepository(value, replace)
 	case replace:
 		if !tagValue.MatchString(value) && !digestValue.MatchString(value) {
 			return fmt.Errorf("%q must be a tag such as v1.2 or a digest such as sha256:<64 hexadecimal digits>", value)
@@ -223,6 +223,30 @@ func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator,
 		if !tagPart.MatchString(value) {
 			return fmt.Errorf("%q must be a part of a tag, of letters, digits, and the signs - _ . only", value)
 		}
+	}
+	return nil
+}
+
+// checkRepository says what is wrong with the shape of a part of an image path.
+func checkRepository(value string, whole bool) error {
+	part, shape := "a part of an image path", repositoryPart
+	if whole {
+		part, shape = "an image path", repositoryValue
+	}
+	switch {
+	case !repositoryChars.MatchString(value):
+		return fmt.Errorf("%q must be %s, of lower case letters, digits, and the signs / _ . - only", value, part)
+	case whole && strings.HasPrefix(value, "/"):
+		return fmt.Errorf("%q must be %s: it must not begin with /", value, part)
+	case strings.HasSuffix(value, "/"):
+		return fmt.Errorf("%q must be %s: it must not end with /", value, part)
+	case strings.Contains(value, "//"):
+		return fmt.Errorf("%q must be %s: there is nothing between two /", value, part)
+	case !shape.MatchString(value):
+		return fmt.Errorf("%q must be %s: between two / it must begin and end with a letter or a digit, and join those with one of . _ __ or with dashes", value, part)
+	}
+	if _, err := parseImage("r.io/" + value); err != nil && whole {
+		return fmt.Errorf("%q must be %s: %w", value, part, err)
 	}
 	return nil
 }

@@ -21,10 +21,6 @@ type patchStep struct {
 	Value    any // as decoded from JSON: whole numbers are int64
 }
 
-// ownPrefixes begin the keys of labels and annotations that users cannot
-// override: they say which policies and which group a pod belongs to.
-var ownPrefixes = []string{"groupmanagement.kubeedge.io/", "atoll.dev/"}
-
 // forbiddenSpec are fields of a pod's spec that a policy must not change.
 var forbiddenSpec = map[string]string{
 	"nodeName":            "the scheduler decides where a pod runs",
@@ -77,6 +73,10 @@ func (c *compiler) compileStep(o *gm.PlaintextOverrider, at string) (patchStep, 
 	}
 	if err := json.Unmarshal(o.Value.Raw, &step.Value); err != nil {
 		c.refuse(at+".value", "is not JSON: %w", err)
+		return step, false
+	}
+	if err := step.checkMetadataValue(); err != nil {
+		c.refuse(at+".value", "%w", err)
 		return step, false
 	}
 	if step.setsImage() {
@@ -137,18 +137,13 @@ func checkPointer(pointer []string) error {
 
 func checkMetadata(pointer []string) error {
 	switch pointer[0] {
-	case "finalizers":
+	case fieldFinalizers:
 		return nil
-	case "labels", "annotations":
-		if len(pointer) < 2 {
-			return fmt.Errorf("must point to one key, for others write %s too", pointer[0])
+	case fieldLabels, fieldAnnotations:
+		if len(pointer) != 2 {
+			return fmt.Errorf("must point to one key, for others write %s too; / within a key is ~1", pointer[0])
 		}
-		for _, prefix := range ownPrefixes {
-			if strings.HasPrefix(pointer[1], prefix) {
-				return fmt.Errorf("must not be overridden: keys under %s say what the pod belongs to", prefix)
-			}
-		}
-		return nil
+		return checkKey(pointer[0], pointer[1])
 	}
 	return fmt.Errorf("must not be overridden: of metadata only labels, annotations and finalizers can be")
 }

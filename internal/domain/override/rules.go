@@ -223,6 +223,22 @@ func (r *Rules) TouchesImmutableAnywhere() bool {
 	return slices.ContainsFunc(r.all(), func(x rule) bool { return x.touchesImmutable() })
 }
 
+// Len is the number of rules.
+func (r *Rules) Len() int { return len(r.all()) }
+
+// First are the first n rules. A rule is what n and n-1 differ in.
+func (r *Rules) First(n int) *Rules {
+	if r == nil {
+		return nil
+	}
+	first := *r
+	first.rules = r.rules[:n]
+	return &first
+}
+
+// Path is where the overriders of the n-th rule stand in the spec, from 1.
+func (r *Rules) Path(n int) string { return r.all()[n-1].path }
+
 // Groups are the groups that some rule names, in lower case, sorted. Rules
 // that name none are in force in all others too.
 func (r *Rules) Groups() []string {

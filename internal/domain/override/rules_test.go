@@ -110,7 +110,7 @@ func TestCompileRefuses(t *testing.T) {
 		"all annotations":                 {plainRule(plain("add", "/metadata/annotations", "{}")), plainPath},
 		"a label of ours":                 {plainRule(plain("remove", "/metadata/labels/groupmanagement.kubeedge.io~1nodegroup", "")), plainPath},
 		"an annotation of ours":           {plainRule(plain("add", "/metadata/annotations/atoll.dev~1nudge", `"1"`)), plainPath},
-		"an unescaped label of ours":      {plainRule(plain("add", "/metadata/labels/atoll.dev/x", `"1"`)), ""},
+		"an unescaped label of ours":      {plainRule(plain("add", "/metadata/labels/atoll.dev/x", `"1"`)), plainPath},
 		"a path without its slash":        {plainRule(plain("add", "spec/hostname", `"a"`)), plainPath},
 		"a path into a template":          {plainRule(plain("add", "/spec/template/spec/hostname", `"a"`)), plainPath},
 		"a bad escape":                    {plainRule(plain("add", "/spec/a~2", "1")), plainPath},

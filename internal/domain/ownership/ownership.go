@@ -38,6 +38,14 @@ type Object struct {
 	Restarting bool
 	// Generation is metadata.generation.
 	Generation int64
+	// Selector holds the labels by which the object finds its pods.
+	Selector Selector
+	// OverridesStopped: the object's pods get no overrides until a person has
+	// looked at it.
+	OverridesStopped bool
+	// PodsRefused is why pods of the object cannot be created, in the words of
+	// the API server; "" if they can, or if its kind does not say.
+	PodsRefused string
 	// Controller is the object's own controller, if it has one.
 	Controller *Reference
 }

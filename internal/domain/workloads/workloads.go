@@ -44,9 +44,8 @@ type Entry struct {
 	// ReplicasPath leads to the number of pods that an object wants. Empty: it
 	// has no such number.
 	ReplicasPath Path
-	// PodTemplatePath leads to the template of the object's pods. It is checked
-	// and kept; nothing reads it before pods are given a group when they are
-	// created.
+	// PodTemplatePath leads to the template of the object's pods. What an
+	// OverridePolicy makes of them is tried on it. Empty: nothing is tried.
 	PodTemplatePath Path
 	// RevisionLabel is the key of the pod label that tells the revisions of an
 	// object's pods apart. Empty: the labels that Kubernetes' own kinds use.

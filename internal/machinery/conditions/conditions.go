@@ -17,6 +17,18 @@ func Set(conditions *[]metav1.Condition, generation int64, kind string, status m
 	})
 }
 
+// maxMessage bounds messages that repeat what somebody else said, in bytes. The
+// API allows 32768 characters.
+const maxMessage = 2000
+
+// Bounded shortens a message that repeats what somebody else said.
+func Bounded(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxMessage], "") + "…"
+}
+
 // List joins sorted names for a message, the first three and how many more.
 func List(names []string) string {
 	const shown = 3

@@ -332,6 +332,29 @@ func Assigns(when gm.Assignment) Option {
 	return With(func(p *gm.PropagationPolicy) { p.Spec.Assignment = when })
 }
 
+// SelectsBy makes a workload find its pods by these labels, each with the value
+// "x".
+func SelectsBy(keys ...string) Option {
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{}}
+	for _, key := range keys {
+		selector.MatchLabels[key] = "x"
+	}
+	return func(o Object) {
+		switch o := o.(type) {
+		case *appsv1.Deployment:
+			o.Spec.Selector = selector
+		case *appsv1.ReplicaSet:
+			o.Spec.Selector = selector
+		case *appsv1.StatefulSet:
+			o.Spec.Selector = selector
+		case *appsv1.DaemonSet:
+			o.Spec.Selector = selector
+		case *batchv1.Job:
+			o.Spec.Selector = selector
+		}
+	}
+}
+
 // Seated gives a pod its seat at creation.
 func Seated(group string) Option {
 	return func(o Object) {
@@ -346,6 +369,7 @@ func Owner(o Object) *ownership.Object {
 		GroupVersionKind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(),
 		Policies: ownership.PoliciesOf(o.GetLabels()), IgnoreMissing: ownership.IgnoresMissing(o.GetAnnotations()),
 		Deleting: o.GetDeletionTimestamp() != nil, Generation: o.GetGeneration(),
+		OverridesStopped: o.GetAnnotations()[gm.OverridesStoppedAnnotation] != "",
 	}
 	if ref := metav1.GetControllerOf(o); ref != nil {
 		out.Controller = &ownership.Reference{
@@ -354,14 +378,23 @@ func Owner(o Object) *ownership.Object {
 	}
 	switch o := o.(type) {
 	case *appsv1.Deployment:
-		out.Replicas = o.Spec.Replicas
+		out.Replicas, out.Selector = o.Spec.Replicas, ownership.SelectorOf(o.Spec.Selector)
 	case *appsv1.ReplicaSet:
-		out.Replicas = o.Spec.Replicas
+		out.Replicas, out.Selector = o.Spec.Replicas, ownership.SelectorOf(o.Spec.Selector)
+		for _, c := range o.Status.Conditions {
+			if c.Type == appsv1.ReplicaSetReplicaFailure {
+				out.PodsRefused = c.Message
+			}
+		}
 	case *appsv1.StatefulSet:
-		out.Replicas = o.Spec.Replicas
+		out.Replicas, out.Selector = o.Spec.Replicas, ownership.SelectorOf(o.Spec.Selector)
+	case *appsv1.DaemonSet:
+		out.Selector = ownership.SelectorOf(o.Spec.Selector)
 	case *batchv1.Job:
-		out.Replicas = o.Spec.Parallelism
+		out.Replicas, out.Selector = o.Spec.Parallelism, ownership.SelectorOf(o.Spec.Selector)
 		out.Restarting = jobs.Suspended(o.Annotations[gm.JobRestartAnnotation], o.UID)
+	case *batchv1.CronJob:
+		out.Selector = ownership.SelectorByKeys()
 	}
 	return out
 }

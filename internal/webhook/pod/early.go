@@ -46,7 +46,8 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		return false
 	}
 	ask := assign.Ask{
-		Pod: object, Revision: w.Walker.Revision(object.Controller, pod.Labels), Token: uuid.NewUUID(), DryRun: dryRun,
+		Pod: object, Revision: w.Walker.Revision(object.Controller, pod.Labels), Token: uuid.NewUUID(),
+		Overridden: creation.Fixed, DryRun: dryRun,
 	}
 	switch {
 	case !a.Counted:
@@ -66,7 +67,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	if answer.Group == "" {
 		return true // a DaemonSet's pod on a node of no group
 	}
-	if err := apply(pod, creation, answer.Group); err != nil {
+	if err := apply(pod, object, creation, answer.Group); err != nil {
 		setAnnotation(&pod.ObjectMeta, gm.UnassignedAnnotation, creation.Version()+" "+err.Error())
 		return false
 	}
@@ -93,8 +94,9 @@ func (w *Webhook) admit(ctx context.Context, pod *corev1.Pod, a policies.Assignm
 	return !errors.Is(err, assign.ErrNoSeat) // the extender decides when nobody else can
 }
 
-// apply makes the pod as the rules want it in the group, and stamps what it was.
-func apply(pod *corev1.Pod, creation policies.Creation, group string) error {
+// apply makes the pod as the rules want it in the group, and stamps what it was
+// and whose.
+func apply(pod *corev1.Pod, object *ownership.Object, creation policies.Creation, group string) error {
 	if creation.Rules == nil {
 		return nil
 	}
@@ -108,12 +110,15 @@ func apply(pod *corev1.Pod, creation policies.Creation, group string) error {
 	if err != nil {
 		return fmt.Errorf("encoding images: %w", err)
 	}
-	if err := creation.Rules.Apply(group, pod); err != nil {
+	if err := creation.Rules.ApplyTo(group, pod, creation.Selected); err != nil {
 		return err
 	}
 	fixed := creation.Rules.FixedHash(group)
 	if fixed != "" {
 		setAnnotation(&pod.ObjectMeta, gm.OverridesAnnotation, fixed)
+		if object.Controller != nil {
+			setAnnotation(&pod.ObjectMeta, gm.CreatedForAnnotation, string(object.Controller.UID))
+		}
 	}
 	if fixed != "" || imagesChanged(pod, originals) {
 		setAnnotation(&pod.ObjectMeta, gm.OriginalImagesAnnotation, string(raw))

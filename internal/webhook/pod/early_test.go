@@ -95,6 +95,7 @@ func TestAnEarlyPodIsAsWantedFromItsCreation(t *testing.T) {
 	want := webPod(
 		build.InitContainer("setup", "hz.io/setup:2"), build.Bound("p", "o"), build.Label(gm.NodeGroupLabel, "hz"),
 		build.Annotation(gm.SeatAnnotation, token), admitted, build.Annotation(gm.OverridesAnnotation, fixed(t, policy, "hz")),
+		build.Annotation(gm.CreatedForAnnotation, "web-1"),
 		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1","setup":"setup:2"}`),
 		demand(disk, corev1.NodeSelectorRequirement{Key: gm.NodeGroupLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"hz"}}),
 		build.With(func(p *corev1.Pod) {
@@ -276,6 +277,49 @@ func TestAPodThatARuleCannotBeAppliedToIsOtherwiseAsItWas(t *testing.T) {
 	want.Namespace, want.UID = "", ""
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("wrong pod (-want +got):\n%s", diff)
+	}
+}
+
+// TestLabelsThatOwnersSelectByStay: a rule that changes one is not applied, and
+// the pod waits at the gate as it was. Of an owner whose selector is not known,
+// no label of the template changes.
+func TestLabelsThatOwnersSelectByStay(t *testing.T) {
+	label := func(operator gm.OverriderOperator, key string) *gm.OverridePolicy {
+		overrider := gm.PlaintextOverrider{Operator: operator, Path: "/metadata/labels/" + key}
+		if operator != gm.OverriderOpRemove {
+			overrider.Value = &apiextensionsv1.JSON{Raw: []byte(`"y"`)}
+		}
+		return build.OverridePolicy("o", build.Overrides("hz", gm.Overriders{Plaintext: []gm.PlaintextOverrider{overrider}}))
+	}
+	tests := map[string]struct {
+		selector build.Option
+		policy   *gm.OverridePolicy
+		gated    bool
+		says     string
+	}{
+		"a label beside":               {build.SelectsBy("app"), label("replace", "tier"), false, ""},
+		"a new label":                  {build.SelectsBy("app"), label("add", "zone"), false, ""},
+		"the label itself":             {build.SelectsBy("app"), label("replace", "app"), true, ""},
+		"the label itself, taken away": {build.SelectsBy("app"), label("remove", "app"), true, ""},
+		"any label of the template, for all one knows": {func(build.Object) {}, label("replace", "tier"), true, "spec.overrideRules[0].overriders.plaintext[0]: must not change the label tier of the template"},
+		"a new label, whoever selects":                 {func(build.Object) {}, label("add", "zone"), false, ""},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			objects := ground(build.Bound("p", "o"), toHz, tc.policy)
+			objects[1] = build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), tc.selector)
+			w, _ := newWebhook(t, objects...)
+			got := admit(t, w, webPod(build.Label("app", "x"), build.Label("tier", "x")), false)
+			if gated := len(got.Spec.SchedulingGates) > 0; gated != tc.gated {
+				t.Errorf("gated: %v, want %v", gated, tc.gated)
+			}
+			if tc.gated && (got.Labels["app"] != "x" || got.Labels["tier"] != "x" || got.Annotations[gm.OverridesAnnotation] != "") {
+				t.Errorf("the pod is changed: %v %v", got.Labels, got.Annotations)
+			}
+			if !strings.Contains(got.Annotations[gm.UnassignedAnnotation], tc.says) {
+				t.Errorf("the pod says %q, want %q", got.Annotations[gm.UnassignedAnnotation], tc.says)
+			}
+		})
 	}
 }
 

@@ -151,7 +151,7 @@ func dropStamps(pod *corev1.Pod) {
 	delete(pod.Labels, gm.NodeGroupLabel)
 	for _, key := range []string{
 		gm.OriginalImagesAnnotation, gm.RestartingAnnotation, gm.NudgeAnnotation, gm.DeletionCostAnnotation,
-		gm.SeatAnnotation, gm.AdmissionAnnotation, gm.AdmittedAnnotation, gm.OverridesAnnotation, gm.UnassignedAnnotation,
+		gm.SeatAnnotation, gm.AdmissionAnnotation, gm.AdmittedAnnotation, gm.OverridesAnnotation, gm.CreatedForAnnotation, gm.UnassignedAnnotation,
 	} {
 		delete(pod.Annotations, key)
 	}

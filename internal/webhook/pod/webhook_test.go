@@ -330,7 +330,7 @@ func TestWhatOnlyWeMayWriteIsDroppedWhateverHappens(t *testing.T) {
 	forged := build.Pod("", build.Label(gm.NodeGroupLabel, "hz"), build.Label("app", "web"),
 		build.Annotation(gm.OriginalImagesAnnotation, "{}"), build.Annotation(gm.RestartingAnnotation, "{}"),
 		build.Annotation(gm.NudgeAnnotation, "x"), build.Annotation(gm.DeletionCostAnnotation, "1"),
-		build.Annotation(gm.SeatAnnotation, "t"), build.Annotation(gm.OverridesAnnotation, "x"), build.Annotation(gm.UnassignedAnnotation, "x/1 y"),
+		build.Annotation(gm.SeatAnnotation, "t"), build.Annotation(gm.OverridesAnnotation, "x"), build.Annotation(gm.CreatedForAnnotation, "x"), build.Annotation(gm.UnassignedAnnotation, "x/1 y"),
 		build.Annotation(corev1.PodDeletionCost, "1"), build.Annotation("example.com/note", "x"), gatedBy(gm.PolicyGate))
 	free := build.ReplicaSet("free")
 	for name, owner := range map[string]build.Object{"with an owner": free, "with an owner that nobody knows": build.ReplicaSet("gone")} {

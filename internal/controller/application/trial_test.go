@@ -1,0 +1,322 @@
+package application
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	clienttesting "k8s.io/client-go/testing"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// judge answers trials as the API server would: two volumes of one name are
+// refused. broken is answered instead, if not nil.
+type judge struct {
+	t      *testing.T
+	asked  []string // the names of volumes of each trial
+	broken error
+}
+
+func newJudge(s *site) *judge {
+	j := &judge{t: s.t}
+	s.World.Pods.PrependReactor("create", "podtemplates", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create := action.(clienttesting.CreateActionImpl)
+		if diff := cmp.Diff([]string{metav1.DryRunAll}, create.CreateOptions.DryRun); diff != "" {
+			j.t.Errorf("a trial is stored (-want +got):\n%s", diff)
+		}
+		template := create.GetObject().(*corev1.PodTemplate)
+		var names []string
+		for _, volume := range template.Template.Spec.Volumes {
+			names = append(names, volume.Name)
+		}
+		j.asked = append(j.asked, strings.Join(names, ","))
+		if j.broken != nil {
+			return true, nil, j.broken
+		}
+		for i := range names {
+			for k := range names[:i] {
+				if names[i] == names[k] {
+					return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "PodTemplate"}, template.Name, field.ErrorList{
+						field.Duplicate(field.NewPath("template", "spec", "volumes").Index(i).Child("name"), names[i]),
+					})
+				}
+			}
+		}
+		return true, template, nil
+	})
+	return j
+}
+
+// takeAsked are the trials since the last call.
+func (j *judge) takeAsked() []string {
+	asked := j.asked
+	j.asked = nil
+	return asked
+}
+
+// addVolume is a rule that adds a volume in a group; "" is every group.
+func addVolume(group, name string) build.Option {
+	return build.With(func(p *gm.OverridePolicy) {
+		rule := gm.RuleWithNodeGroup{Overriders: &gm.Overriders{Plaintext: []gm.PlaintextOverrider{{
+			Path: "/spec/volumes/-", Operator: gm.OverriderOpAdd, Value: &apiextensionsv1.JSON{Raw: []byte(fmt.Sprintf(`{"name":%q,"emptyDir":{}}`, name))},
+		}}}}
+		if group != "" {
+			rule.TargetNodeGroup = []string{group}
+		}
+		p.Spec.OverrideRules = append(p.Spec.OverrideRules, rule)
+	})
+}
+
+func hasVolumes(names ...string) func(*corev1.PodTemplateSpec) {
+	return func(t *corev1.PodTemplateSpec) {
+		for _, name := range names {
+			t.Spec.Volumes = append(t.Spec.Volumes, corev1.Volume{Name: name})
+		}
+	}
+}
+
+func withTemplate(change func(*corev1.PodTemplateSpec)) build.Option {
+	return build.With(func(d *appsv1.Deployment) { change(&d.Spec.Template) })
+}
+
+var (
+	twoGroups = build.PropagationPolicy("p", build.Weight(1, "hz", "bj"))
+	both      = build.Requires("p", "o")
+)
+
+// TestARefusedOverrideIsNotBound: what the API server refuses makes the policy
+// not bound to the workload, with the rule and the API server's own words; all
+// others go on.
+func TestARefusedOverrideIsNotBound(t *testing.T) {
+	volumes := withTemplate(hasVolumes("data"))
+	tests := map[string]struct {
+		workload build.Object
+		policies []build.Object
+		bound    bool
+		asked    []string
+		refused  string
+	}{
+		"what is taken is bound": {
+			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "more"))},
+			true, []string{"data,more"}, "",
+		},
+		"groups in which rules do the same are tried once": {
+			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("", "more"))},
+			true, []string{"data,more"}, "",
+		},
+		"a volume of a name that is taken": {
+			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "data"))},
+			false, []string{"data,data", "data"},
+			`spec.overrideRules[0].overriders: the API server refuses the pod that it makes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
+		},
+		"the rule with which it begins is named": {
+			build.Deployment("web", both, volumes),
+			[]build.Object{twoGroups, build.OverridePolicy("o", addVolume("", "a"), addVolume("elsewhere", "data"), addVolume("bj", "data"), addVolume("", "b"))},
+			false, []string{"data,a,data,b", "data", "data,a", "data,a,data"},
+			`spec.overrideRules[2].overriders: the API server refuses the pod that it makes in NodeGroup "bj": spec.volumes[2].name: Duplicate value: "data"`,
+		},
+		"a group that the workload does not get is not tried": {
+			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("elsewhere", "data"))},
+			true, nil, "",
+		},
+		"images alone are not tried": {
+			build.Deployment("web", both, volumes), []build.Object{twoGroups, override}, true, nil, "",
+		},
+		"a rule that cannot be applied to the template is shown by the pods": {
+			build.Deployment("web", both), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "a"))}, true, nil, "",
+		},
+		"the pods of a DaemonSet may be in any group": {
+			build.DaemonSet("web", build.Requires("", "o"), build.With(func(d *appsv1.DaemonSet) { hasVolumes("data")(&d.Spec.Template) })),
+			[]build.Object{build.OverridePolicy("o", addVolume("hz", "a"), addVolume("", "data"))},
+			false, []string{"data,a,data", "data", "data,a"},
+			`spec.overrideRules[1].overriders: the API server refuses the pod that it makes in NodeGroup "hz": spec.volumes[2].name: Duplicate value: "data"`,
+		},
+		"be it one that no rule names": {
+			build.DaemonSet("web", build.Requires("", "o"), build.With(func(d *appsv1.DaemonSet) { hasVolumes("data")(&d.Spec.Template) })),
+			[]build.Object{build.OverridePolicy("o", addVolume("", "data"))},
+			false, []string{"data,data", "data"},
+			`spec.overrideRules[0].overriders: the API server refuses the pod that it makes in NodeGroups that no rule names: spec.volumes[1].name: Duplicate value: "data"`,
+		},
+		"a Job made by a CronJob": {
+			build.Job("web", both, build.With(func(j *batchv1.Job) { hasVolumes("data")(&j.Spec.Template) })),
+			[]build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "data"))},
+			false, []string{"data,data", "data"},
+			`spec.overrideRules[0].overriders: the API server refuses the pod that it makes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(tc.policies, tc.workload)...)
+			j := newJudge(s)
+			s.reconcile("web")
+			want := map[bool]string{true: "o"}[tc.bound]
+			labels := strings.Join(s.labelled, "")
+			if got := strings.Contains(labels, `"groupmanagement.kubeedge.io/binding-overridepolicy":"o"`); got != tc.bound {
+				t.Errorf("binding is %q, want %q: written was %s", labels, want, labels)
+			}
+			// The groups that are told apart come in any order of their hashes.
+			if diff := cmp.Diff(tc.asked, j.takeAsked()); diff != "" {
+				t.Errorf("wrong trials (-want +got):\n%s", diff)
+			}
+			trial, _ := s.World.Book.Trial("web")
+			switch {
+			case tc.refused == "" && trial.Refused != nil:
+				t.Errorf("refused: %v", trial.Refused)
+			case tc.refused != "" && (trial.Refused == nil || trial.Refused.Error() != tc.refused):
+				t.Errorf("refused is\n%v, want\n%s", trial.Refused, tc.refused)
+			}
+			s.reconcile("web")
+			if asked := j.takeAsked(); asked != nil {
+				t.Errorf("at rest there is tried again: %s", asked)
+			}
+		})
+	}
+}
+
+// generation lets the walk and the API server see the Deployment at another generation.
+func (s *site) generation(n int64, change func(*appsv1.Deployment)) {
+	s.t.Helper()
+	d := s.deployment("web")
+	d.Generation = n
+	change(d)
+	if err := s.World.Client.Update(s.t.Context(), d); err != nil {
+		s.t.Fatal(err)
+	}
+	s.see("web")
+}
+
+// TestAnOverrideIsTriedAgainWhenSomethingChanges: template, policy and groups;
+// not when the workload is scaled.
+func TestAnOverrideIsTriedAgainWhenSomethingChanges(t *testing.T) {
+	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups.DeepCopy(),
+		build.OverridePolicy("o", addVolume("hz", "more"), addVolume("sh", "data")))
+	j := newJudge(s)
+	s.reconcile("web")
+	s.see("web")
+	expect := func(what string, bound bool, asked ...string) {
+		t.Helper()
+		s.reconcile("web")
+		s.see("web")
+		if diff := cmp.Diff(asked, j.takeAsked()); diff != "" {
+			t.Errorf("%s: wrong trials (-want +got):\n%s", what, diff)
+		}
+		if got := ownership.PoliciesOf(s.deployment("web").Labels).BindingOverride == "o"; got != bound {
+			t.Errorf("%s: bound is %v, want %v", what, got, bound)
+		}
+	}
+	j.takeAsked()
+	s.generation(2, func(d *appsv1.Deployment) { *d.Spec.Replicas = 9 })
+	expect("scaled", true)
+	s.generation(3, func(d *appsv1.Deployment) { hasVolumes("more")(&d.Spec.Template) })
+	expect("the template has the volume itself", false, "data,more,more", "data,more")
+	s.generation(4, func(d *appsv1.Deployment) { *d.Spec.Replicas = 3 })
+	expect("scaled while refused", false)
+	s.generation(5, func(d *appsv1.Deployment) { d.Spec.Template.Spec.Volumes = d.Spec.Template.Spec.Volumes[:1] })
+	expect("the template is mended", true, "data,more")
+	var placed gm.PropagationPolicy
+	if err := s.World.Client.Get(t.Context(), named("p"), &placed); err != nil {
+		t.Fatal(err)
+	}
+	build.Weight(1, "sh")(&placed)
+	placed.Generation = 2
+	if err := s.World.Client.Update(t.Context(), &placed); err != nil {
+		t.Fatal(err)
+	}
+	expect("a group more", false, "data,more", "data,data", "data")
+	var policy gm.OverridePolicy
+	if err := s.World.Client.Get(t.Context(), named("o"), &policy); err != nil {
+		t.Fatal(err)
+	}
+	policy.Spec.OverrideRules, policy.Generation = policy.Spec.OverrideRules[:1], 2
+	if err := s.World.Client.Update(t.Context(), &policy); err != nil {
+		t.Fatal(err)
+	}
+	expect("the policy is mended", true, "data,more")
+}
+
+// TestATrialThatCannotBeMadeUnbindsNothing: it is made again, after longer and
+// longer, and says what kept it.
+func TestATrialThatCannotBeMadeUnbindsNothing(t *testing.T) {
+	for name, broken := range map[string]error{
+		"a timeout":      apierrors.NewTimeoutError("slow", 1),
+		"an error":       apierrors.NewInternalError(errors.New("etcd is away")),
+		"no permission":  apierrors.NewForbidden(schema.GroupResource{Resource: "podtemplates"}, trialName, errors.New("who are you")),
+		"another's hook": apierrors.NewBadRequest("admission webhook does not support dry run"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, build.Deployment("web", build.Bound("p", "o"), withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "data")))
+			j := newJudge(s)
+			j.broken = broken
+			for _, want := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second} {
+				result, err := s.Reconcile(t.Context(), request{"web"})
+				if err != nil || result.RequeueAfter != want {
+					t.Errorf("comes back after %s, want %s; error %v", result.RequeueAfter, want, err)
+				}
+				s.Reconciler.Clock = s.World.Clock
+				s.World.Clock.Step(want)
+			}
+			trial, _ := s.World.Book.Trial("web")
+			if len(s.labelled) > 0 || trial.Untried == nil || !strings.Contains(trial.Untried.Error(), broken.Error()) {
+				t.Errorf("written: %s, untried because %v", s.labelled, trial.Untried)
+			}
+			j.broken = nil
+			s.reconcile("web")
+			if trial, _ := s.World.Book.Trial("web"); trial.Refused == nil || trial.Untried != nil {
+				t.Errorf("once it can be tried, the trial is %+v", trial)
+			}
+		})
+	}
+}
+
+// TestATemplateThatIsRefusedItselfUnbindsNothing: it is not the policy that has
+// to be mended.
+func TestATemplateThatIsRefusedItselfUnbindsNothing(t *testing.T) {
+	s := newSite(t, build.Deployment("web", build.Bound("p", "o"), withTemplate(hasVolumes("data", "data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "more")))
+	newJudge(s)
+	if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil {
+		t.Fatal(err)
+	}
+	trial, _ := s.World.Book.Trial("web")
+	if len(s.labelled) > 0 || !errors.Is(trial.Untried, errBase) || trial.Refused != nil {
+		t.Errorf("written: %s, trial %+v", s.labelled, trial)
+	}
+}
+
+// TestTrialsLeaveWorkersFree: while others ask, a workload stays as it is, bound
+// or not, and comes back soon.
+func TestTrialsLeaveWorkersFree(t *testing.T) {
+	for name, labels := range map[string]build.Option{"bound": build.Bound("p", "o"), "not bound": both} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, build.Deployment("web", labels, withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "more")))
+			j := newJudge(s)
+			s.trying.Store(maxTrying)
+			before := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]
+			result, err := s.Reconcile(t.Context(), request{"web"})
+			if err != nil || result.RequeueAfter != retryTurn || len(j.takeAsked()) > 0 {
+				t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+			}
+			if after := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]; after != before {
+				t.Errorf("binding was %q and is %q", before, after)
+			}
+			s.trying.Store(0)
+			if s.reconcile("web"); len(j.takeAsked()) != 1 || s.trying.Load() != 0 {
+				t.Errorf("it is not tried in its turn, or keeps it")
+			}
+		})
+	}
+}
