@@ -53,13 +53,13 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 	}
 	var waits error
 	if in != nil {
-		if delay := r.delayOf(ctx, in.gives.Name, in.gives.Evicting(v.read)); delay.waits() {
+		if hold := r.delayOf(ctx, in.gives.Name, in.gives.Evicting(v.read)); hold.waits() {
 			_, selected := v.pools.Assign(claim)
 			gives := in.gives.WithoutEvicting(v.read)
 			if change, err = v.read.Plan(&gives, selected); err != nil {
 				return fmt.Errorf("planning node %q: %w", v.node.Name, err)
 			}
-			waits = delay.comeBack(r.Clock.Now())
+			waits = hold.comeBack(r.Clock.Now())
 		}
 	}
 	v.change = change

@@ -87,20 +87,20 @@ func planFor(o observed) plan {
 	if o.balanced && o.divided {
 		p.surplus = map[seats.Cohort]int{}
 		for _, c := range o.cohorts {
-			moves := movesOf(o, c)
-			for group, n := range moves.surplus {
+			of := movesOf(o, c)
+			for group, n := range of.surplus {
 				count(group).surplus += n
 				p.surplus[c.Cohort] += n
 				surplus += n
 			}
-			for group, n := range moves.onLoan {
+			for group, n := range of.onLoan {
 				count(group).onLoan += n
 				onLoan += n
 			}
-			stays.merge(moves)
-			p.evict = append(p.evict, moves.evict...)
-			if severity[moves.reason] > severity[p.reason] {
-				p.reason = moves.reason
+			stays.merge(of)
+			p.evict = append(p.evict, of.evict...)
+			if severity[of.reason] > severity[p.reason] {
+				p.reason = of.reason
 			}
 		}
 	}

@@ -28,8 +28,8 @@ func TestConflictsInARowWaitLongerAndLonger(t *testing.T) {
 			t.Errorf("%s comes back after %s with error %v, want %s and none", request, result.RequeueAfter, err, want)
 		}
 	}
-	for _, ms := range []time.Duration{50, 100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000} {
-		expect("a", conflict, ms*time.Millisecond)
+	for _, ms := range []int{50, 100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000} {
+		expect("a", conflict, time.Duration(ms)*time.Millisecond)
 	}
 	expect("b", conflict, 50*time.Millisecond)
 	expect("a", nil, 0)
