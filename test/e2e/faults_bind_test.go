@@ -34,7 +34,8 @@ func TestFaultPodThatIsNeverBound(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("never-a", 1)
 	f.group("never-b", 1)
-	f.create(weights("policy", "never-a", 3, "never-b", 2))
+	policy := weights("policy", "never-a", 3, "never-b", 2)
+	f.create(policy)
 	rules := overrides("images")
 	for _, group := range []string{"never-a", "never-b"} {
 		rules.Spec.OverrideRules = append(rules.Spec.OverrideRules, gm.RuleWithNodeGroup{
@@ -82,6 +83,9 @@ func TestFaultPodThatIsNeverBound(t *testing.T) {
 	} {
 		f.part(tc.name, func(f *fixture) {
 			replicas := fresh(f)
+			if tc.kept {
+				f.patch(policy, map[string]any{"spec": map[string]any{"rescheduleAfterSeconds": 10}})
+			}
 			var failed, written atomic.Int32
 			f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
 				if r.Method != tc.method || resourceOf(r) != tc.resource || !strings.Contains(r.URL.Path, "/"+f.ns+"/") {

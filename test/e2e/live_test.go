@@ -355,7 +355,14 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 		}
 		return nil
 	}
-	f.eventually(patience, "one more in the other group, one waits", waits)
+	f.eventually(patience, "one more in the other group, one waits and knows its group", func() error {
+		for _, pod := range f.pods("app") {
+			if pod.Spec.NodeName == "" && pod.Annotations[gm.SeatAnnotation] == "" {
+				return fmt.Errorf("pod %s has not been made anew yet", pod.Name)
+			}
+		}
+		return waits()
+	})
 	f.eventually(patience, "the policy says so", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
 	f.always(gm.DefaultStabilization+3*time.Second, "the division stays", waits)
 	if err := f.cluster.Restart(f.ctx, "silent-a-0"); err != nil {
