@@ -116,8 +116,9 @@ type scope struct {
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=nodegroups/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
 
-// SetupWithManager registers the controller. It runs one pass at a time, so
-// that two groups never decide about a node side by side.
+// SetupWithManager registers the controller. Groups are reconciled side by side;
+// the resourceVersion in each label patch keeps two of them from deciding about
+// the same version of a node.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.NodeGroup{}).
