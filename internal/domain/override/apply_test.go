@@ -197,7 +197,7 @@ func TestApply(t *testing.T) {
 		"a field that pods do not have":        {overriders: patch(plain("add", "/spec/hostNam", `"a"`)), wantErr: `unknown field "spec.hostNam"`},
 		"a field in the wrong case":            {overriders: patch(plain("add", "/spec/NodeName", `"a"`)), wantErr: `unknown field "spec.NodeName"`},
 		"a value of the wrong type":            {overriders: patch(plain("add", "/spec/hostname", `{}`)), wantErr: "the result is no pod"},
-		"a number that does not fit":           {overriders: patch(plain("add", "/spec/priority", "4294967296")), wantErr: "the result is no pod"},
+		"a number that does not fit":           {overriders: patch(plain("add", "/spec/activeDeadlineSeconds", `"many"`)), wantErr: "the result is no pod"},
 		"a container with an invalid image":    {overriders: patch(plain("add", "/spec/containers/-", `{"name":"x","image":"r.io/Foo"}`)), wantErr: `container "x": image "r.io/Foo"`},
 		"a container without an image":         {overriders: patch(plain("remove", "/spec/containers/0", ""), plain("add", "/spec/containers/0", `{"name":"x"}`)), wantErr: `container "x": image ""`},
 	}

@@ -54,6 +54,9 @@ func checkKey(field, key string) error {
 	if field == fieldLabels && isOwned(key) {
 		return fmt.Errorf("must not be overridden: a controller finds its pods by the label %s", key)
 	}
+	if field == fieldAnnotations && slices.ContainsFunc(ownedPrefixes, func(prefix string) bool { return strings.HasPrefix(key, prefix) }) {
+		return fmt.Errorf("must not be overridden: a controller counts its pods by the annotation %s", key)
+	}
 	return nil
 }
 
@@ -161,12 +164,12 @@ type Selected struct {
 }
 
 // ApplyTo is Apply for a pod that has owners. It is an error for a pod to come
-// out with other labels than its owners select by: the pod is then as it was.
+// out without what its owners know it by: the pod is then as it was.
 func (r *Rules) ApplyTo(group string, pod *corev1.Pod, selected Selected) error {
-	changes := r.Labels()
-	if len(changes) == 0 {
+	if !slices.ContainsFunc(r.all(), func(x rule) bool { return len(x.patch) > 0 }) {
 		return r.Apply(group, pod)
 	}
+	changes := r.Labels()
 	changed := pod.DeepCopy()
 	if err := r.Apply(group, changed); err != nil {
 		return err
@@ -181,8 +184,69 @@ func (r *Rules) ApplyTo(group string, pod *corev1.Pod, selected Selected) error 
 			return RuleError{Rule: change.Rule, Overrider: change.Path, Err: why}
 		}
 	}
+	if err := r.keepsIdentity(pod, changed); err != nil {
+		return err
+	}
 	*pod = *changed
 	return nil
+}
+
+// keepsIdentity tells what a controller of Kubernetes knows a pod by, beside its
+// labels, and the rules took away; or nil. Finalizers that the pod had come back
+// without an error.
+func (r *Rules) keepsIdentity(pod, changed *corev1.Pod) error {
+	for i, name := range pod.Finalizers {
+		if !slices.Contains(changed.Finalizers, name) {
+			changed.Finalizers = slices.Insert(changed.Finalizers, min(i, len(changed.Finalizers)), name)
+		}
+	}
+	if node := nodeNameOf(pod); node != "" && nodeNameOf(changed) != node {
+		return r.blame("affinity", "must leave the node affinity of a DaemonSet's pod as it is: the DaemonSet knows by it for which node the pod is")
+	}
+	for i := range pod.Spec.Volumes {
+		claim := claimOf(pod, &pod.Spec.Volumes[i])
+		if claim != "" && !slices.ContainsFunc(changed.Spec.Volumes, func(v corev1.Volume) bool { return claimOf(pod, &v) == claim }) {
+			return r.blame("volumes", fmt.Sprintf("must leave the volume %q as it is: a StatefulSet knows its pod by the claim of it", pod.Spec.Volumes[i].Name))
+		}
+	}
+	return nil
+}
+
+// blame names the first overrider that changes a field of spec.
+func (r *Rules) blame(field, why string) error {
+	for _, x := range r.all() {
+		for _, s := range x.patch {
+			if s.Pointer[0] == "spec" && s.Pointer[1] == field {
+				return RuleError{Rule: x.index, Overrider: s.path, Err: errors.New(why)}
+			}
+		}
+	}
+	return errors.New(why)
+}
+
+// nodeNameOf is the node that a DaemonSet's pod is for; "" for other pods.
+func nodeNameOf(pod *corev1.Pod) string {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil ||
+		pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return ""
+	}
+	for _, term := range pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == "metadata.name" && field.Operator == corev1.NodeSelectorOpIn && len(field.Values) == 1 {
+				return field.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+// claimOf is the claim of a volume that a StatefulSet gave to the pod; "" for
+// other volumes.
+func claimOf(pod *corev1.Pod, v *corev1.Volume) string {
+	if pod.Name == "" || v.PersistentVolumeClaim == nil || v.PersistentVolumeClaim.ClaimName != v.Name+"-"+pod.Name {
+		return ""
+	}
+	return v.PersistentVolumeClaim.ClaimName
 }
 
 // keeps tells why the label must stay as it is, or nil. had: the pod has it.

@@ -23,6 +23,8 @@ type patchStep struct {
 
 // forbiddenSpec are fields of a pod's spec that a policy must not change.
 var forbiddenSpec = map[string]string{
+	"priority":            "the API server sets it from the priority class",
+	"priorityClassName":   "the API server has set the pod's priority by the class of the template before, and refuses another class",
 	"nodeName":            "the scheduler decides where a pod runs",
 	"serviceAccountName":  "a policy must not change what a pod may do",
 	"serviceAccount":      "a policy must not change what a pod may do",
@@ -56,6 +58,10 @@ func (c *compiler) compileStep(o *gm.PlaintextOverrider, at string) (patchStep, 
 	}
 	step.Pointer = pointer
 	hasValue := o.Value != nil && len(o.Value.Raw) > 0
+	if pointer[0] == "metadata" && pointer[1] == fieldFinalizers && operator != gm.OverriderOpAdd {
+		c.refuse(at+".operator", "finalizers can only be added: a Job counts its pods by one of theirs")
+		return step, false
+	}
 	if operator == gm.OverriderOpRemove {
 		if hasValue {
 			c.refuse(at+".value", "value must be empty when operator is remove")

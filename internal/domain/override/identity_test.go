@@ -1,0 +1,93 @@
+package override
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// TestWhatControllersKnowPodsByIsRefused: a Job counts its pods by a finalizer
+// and an annotation; a pod that loses them is made again, without end.
+func TestWhatControllersKnowPodsByIsRefused(t *testing.T) {
+	for name, o := range map[string]gm.PlaintextOverrider{
+		"finalizers are replaced": plain("replace", "/metadata/finalizers", `[]`),
+		"finalizers are removed":  plain("remove", "/metadata/finalizers", ""),
+		"a finalizer is removed":  plain("remove", "/metadata/finalizers/0", ""),
+		"a Job's annotation":      plain("replace", "/metadata/annotations/batch.kubernetes.io~1job-completion-index", `"0"`),
+		"the priority class":      plain("add", "/spec/priorityClassName", `"high"`),
+	} {
+		if _, problems := Compile(plainRule(o)); len(problems) != 1 {
+			t.Errorf("%s: accepted, %v", name, problems)
+		}
+	}
+}
+
+// TestAPodStaysWhatItsOwnerKnowsItBy: rules that take away by what a controller
+// knows its pod cannot be applied to it; finalizers come back.
+func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
+	onNode := func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n"}}}}},
+		}}}
+	}
+	claim := func(name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+			}})
+		}
+	}
+	empty := `[{"name": "data", "emptyDir": {}}]`
+	tests := map[string]struct {
+		pod  func(*corev1.Pod)
+		rule gm.PlaintextOverrider
+		want string // of the error; "" is none
+	}{
+		"a DaemonSet's pod loses its node":         {onNode, plain("remove", "/spec/affinity", ""), "must leave the node affinity"},
+		"a DaemonSet's pod keeps it":               {onNode, plain("add", "/spec/affinity/podAntiAffinity", `{}`), ""},
+		"another pod's affinity goes":              {func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{} }, plain("remove", "/spec/affinity", ""), ""},
+		"a StatefulSet's pod loses its claim":      {claim("data-web-0"), plain("replace", "/spec/volumes", empty), `must leave the volume "data"`},
+		"a claim that any pod may do without goes": {claim("shared"), plain("replace", "/spec/volumes", empty), ""},
+		"finalizers are added as a list": {
+			func(p *corev1.Pod) { p.Finalizers = []string{"batch.kubernetes.io/job-tracking"} },
+			plain("add", "/metadata/finalizers", `["example.com/a"]`), "",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			rules, problems := Compile(plainRule(tc.rule))
+			if len(problems) > 0 {
+				t.Fatal(problems)
+			}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-0"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "nginx:1"}}}}
+			tc.pod(pod)
+			was := pod.DeepCopy()
+			err := rules.ApplyTo("hz", pod, Selected{})
+			if tc.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, finalizer := range was.Finalizers {
+					if !strings.Contains(strings.Join(pod.Finalizers, " "), finalizer) {
+						t.Errorf("finalizers are %v, without %s", pod.Finalizers, finalizer)
+					}
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error is %v, want %q", err, tc.want)
+			}
+			if problem, ok := AsRuleError(err); !ok || !strings.Contains(problem.Overrider, "plaintext[0]") {
+				t.Errorf("error %v does not name the overrider", err)
+			}
+			if diff := cmp.Diff(was, pod); diff != "" {
+				t.Errorf("what cannot be applied changed the pod (-was +is):\n%s", diff)
+			}
+		})
+	}
+}
