@@ -60,14 +60,18 @@ func TestPodsWhoseOwnerIsGoneAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestPodsOfAnOwnerThatIsNotCachedYetStay: the owner is read, and says.
+// TestPodsOfAnOwnerThatIsNotCachedYetStay: the owner is read, and says. The pod is
+// looked at again: when the owner comes its own event may bring nobody back.
 func TestPodsOfAnOwnerThatIsNotCachedYetStay(t *testing.T) {
 	s := newSite(t, policy)
 	s.World.API.Put(build.ReplicaSet("late", build.Requires("p", "")))
 	s.World.Add(t, build.Pod("a", build.OwnedBy(build.ReplicaSet("late")), build.Gated()))
-	s.reconcile("late")
-	if len(s.woken) != 0 {
-		t.Errorf("woken: %v", s.woken)
+	result, err := s.Reconcile(t.Context(), request{"late"})
+	if err != nil || len(s.woken) != 0 {
+		t.Errorf("woken: %v, error %v", s.woken, err)
+	}
+	if result.RequeueAfter != retryUnread {
+		t.Errorf("comes back after %s, want %s: the pod would stay at the gate for ever", result.RequeueAfter, retryUnread)
 	}
 }
 

@@ -116,6 +116,8 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 				errs = append(errs, err)
 			case !app.Managed() && (pod.Gated || pod.Nudge != nudge):
 				errs = append(errs, r.wake(ctx, s, pod.Pod, nudge))
+			case pod.Gated: // seen before its owner, whose own event brings nobody back
+				errs = append(errs, phase.Wait("the watch to bring the pod's owners", retryUnread))
 			}
 		}
 	}
