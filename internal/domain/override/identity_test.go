@@ -1,6 +1,7 @@
 package override
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,6 +54,12 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 		"another pod's affinity goes":              {func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{} }, plain("remove", "/spec/affinity", ""), ""},
 		"a StatefulSet's pod loses its claim":      {claim("data-web-0"), plain("replace", "/spec/volumes", empty), `must leave the volume "data"`},
 		"a claim that any pod may do without goes": {claim("shared"), plain("replace", "/spec/volumes", empty), ""},
+		"the token's volume comes back": {
+			func(p *corev1.Pod) {
+				p.Spec.Volumes = []corev1.Volume{{Name: "kube-api-access-abcde", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}}
+			},
+			plain("replace", "/spec/volumes", empty), "",
+		},
 		"finalizers are added as a list": {
 			func(p *corev1.Pod) { p.Finalizers = []string{"batch.kubernetes.io/job-tracking"} },
 			plain("add", "/metadata/finalizers", `["example.com/a"]`), "",
@@ -71,6 +78,11 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 			if tc.want == "" {
 				if err != nil {
 					t.Fatal(err)
+				}
+				for _, volume := range was.Spec.Volumes {
+					if volume.Projected != nil && !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volume.Name }) {
+						t.Errorf("volumes are %v, without %s: the API server refuses such a pod", pod.Spec.Volumes, volume.Name)
+					}
 				}
 				for _, finalizer := range was.Finalizers {
 					if !strings.Contains(strings.Join(pod.Finalizers, " "), finalizer) {

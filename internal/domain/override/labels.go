@@ -192,12 +192,18 @@ func (r *Rules) ApplyTo(group string, pod *corev1.Pod, selected Selected) error 
 }
 
 // keepsIdentity tells what a controller of Kubernetes knows a pod by, beside its
-// labels, and the rules took away; or nil. Finalizers that the pod had come back
-// without an error.
+// labels, and the rules took away; or nil. Finalizers that the pod had, and the
+// volume of its service account's token, come back without an error: the template
+// does not have them, and who wrote the rules does not see them.
 func (r *Rules) keepsIdentity(pod, changed *corev1.Pod) error {
 	for i, name := range pod.Finalizers {
 		if !slices.Contains(changed.Finalizers, name) {
 			changed.Finalizers = slices.Insert(changed.Finalizers, min(i, len(changed.Finalizers)), name)
+		}
+	}
+	for _, v := range pod.Spec.Volumes {
+		if isTokenVolume(&v) && !slices.ContainsFunc(changed.Spec.Volumes, func(other corev1.Volume) bool { return other.Name == v.Name }) {
+			changed.Spec.Volumes = append(changed.Spec.Volumes, v)
 		}
 	}
 	if node := nodeNameOf(pod); node != "" && nodeNameOf(changed) != node {
@@ -238,6 +244,12 @@ func nodeNameOf(pod *corev1.Pod) string {
 		}
 	}
 	return ""
+}
+
+// isTokenVolume tells whether the API server's admission has put the volume into
+// the pod and into its containers' mounts.
+func isTokenVolume(v *corev1.Volume) bool {
+	return v.Projected != nil && strings.HasPrefix(v.Name, "kube-api-access-")
 }
 
 // claimOf is the claim of a volume that a StatefulSet gave to the pod; "" for
