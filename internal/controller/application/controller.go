@@ -186,6 +186,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 	app := r.Walker.Get(req.uid)
 	if app == nil {
 		r.Book.DropTrial(req.uid)
+		r.givenUp.drop(req.uid)
 		return phase.Run(ctx, &scope{app: &ownership.Object{UID: req.uid}}, r.releaseLeft)
 	}
 	if app.Deleting {
