@@ -228,7 +228,7 @@ func (r *Reconciler) write(ctx context.Context, s *scope, propagation, override 
 	object.SetGroupVersionKind(s.app.GroupVersionKind)
 	object.Namespace, object.Name = s.app.Namespace, s.app.Name
 	err = r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, raw))
-	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) && !apierrors.IsConflict(err) {
+	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
 		return nil
 	}
 	if apierrors.IsForbidden(err) {

@@ -438,8 +438,12 @@ func TestAnswersToAPatchOfAPod(t *testing.T) {
 			s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 				return action.(clienttesting.PatchAction).GetName() == "a", nil, tc.answer
 			})
-			if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, tc.want) {
+			result, err := s.Reconcile(t.Context(), request{"web"})
+			if !errors.Is(err, tc.want) {
 				t.Errorf("error is %v, want %v", err, tc.want)
+			}
+			if again := result.RequeueAfter > 0; again != apierrors.IsConflict(tc.answer) {
+				t.Errorf("comes back after %s", result.RequeueAfter)
 			}
 			if diff := cmp.Diff([]string{"b"}, s.woken); diff != "" {
 				t.Errorf("one pod stands in the way of the next (-want +got):\n%s", diff)
