@@ -123,8 +123,13 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	pod.UID = ask.Token
 	a, err := d.Book.Prospect(ctx, &pod, ask.Revision)
 	if o := a.Application.Override; ask.Overridden && o != nil {
-		if trial, found := d.Book.Trial(o.UID); found && trial.Refused != nil {
-			return Answer{}, fmt.Errorf("overriding a pod of %s %s/%s: %w", o.Kind, o.Namespace, o.Name, trial.Refused)
+		trial, _ := d.Book.Trial(o.UID)
+		why := trial.Refused
+		if why == nil && o.Policies.Override() != ownership.Bound {
+			why = trial.Untried // another replica may have found that it is refused
+		}
+		if why != nil {
+			return Answer{}, fmt.Errorf("overriding a pod of %s %s/%s: %w", o.Kind, o.Namespace, o.Name, why)
 		}
 	}
 	if ask.Node != "" {

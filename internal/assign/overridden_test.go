@@ -37,3 +37,26 @@ func TestNoReplicaOverridesWhatTheAPIServerRefuses(t *testing.T) {
 		})
 	}
 }
+
+// TestWhatCouldNotBeTriedOverridesPodsOfBoundWorkloadsOnly: of one that is not
+// bound, another replica may have found that the API server refuses the pods.
+func TestWhatCouldNotBeTriedOverridesPodsOfBoundWorkloadsOnly(t *testing.T) {
+	for name, tc := range map[string]struct {
+		labels build.Option
+		takes  bool
+	}{"bound": {build.Bound("p", "o"), true}, "not bound": {build.Requires("p", "o"), false}} {
+		t.Run(name, func(t *testing.T) {
+			deployment := build.Deployment("web", tc.labels, build.Replicas(2))
+			leader := newReplica(t, true, append(ground()[3:], deployment,
+				build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)), build.OverridePolicy("o", build.Args("hz", "c", "--hz")))...)
+			untried := errors.New("timeout")
+			leader.World.Book.SetTrial("web", policies.Trial{Untried: untried})
+			ask := askFor("t")
+			ask.Overridden = true
+			answer, err := leader.Assign(t.Context(), ask)
+			if taken := err == nil && answer.Group == "hz"; taken != tc.takes || !tc.takes && !errors.Is(err, untried) {
+				t.Errorf("the answer is %+v, error %v", answer, err)
+			}
+		})
+	}
+}

@@ -85,6 +85,8 @@ type Ledger struct {
 	// refused is until when new pods of an owner get their group at creation,
 	// and remade when its waiting pods were made anew last: see waiting.go.
 	refused, remade map[types.UID]time.Time
+	// rounds are when pods of an owner at our gate were made anew: see renew.go.
+	rounds map[types.UID]round
 	// disrupted are pods that we are about to evict or restart, until that is
 	// seen. announced are the same, oldest first, and some that are not any more.
 	disrupted map[types.UID]time.Time
@@ -126,6 +128,8 @@ type cohort struct {
 	active int  // entries of pods that are active, or not seen yet
 	seated int  // entries with a seat
 	gated  int  // entries of pods that wait at our gate for a seat
+	// coming are until when the successors of pods at our gate are on their way.
+	coming []time.Time
 	// reservations of the cohort, to drop those that lapsed.
 	reservations map[types.UID]*seat
 	// The last division: most calls of a burst ask for the same one.
@@ -160,6 +164,7 @@ func NewLedger(clock clock.PassiveClock) *Ledger {
 		avoided:   map[avoidance]penalty{},
 		refused:   map[types.UID]time.Time{},
 		remade:    map[types.UID]time.Time{},
+		rounds:    map[types.UID]round{},
 		disrupted: map[types.UID]time.Time{},
 	}
 }
@@ -218,6 +223,10 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 		old = s.pod
 	}
 	l.noteRefusalLocked(pod)
+	l.seatedAnewLocked(pod)
+	if s.pod == nil && pod.Gated && !pod.Pinned() {
+		s.cohort.arrived()
+	}
 	l.placeLocked(s, pod)
 	s.setActive(pod.Active)
 	s.setGated(pod.Active && pod.Gated && !pod.Pinned())

@@ -27,6 +27,7 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 		return "", NoSeatOpen
 	}
 	if !dryRun {
+		s.cohort.arrived()
 		l.seatLocked(s, groups[i])
 		l.reserveLocked(s, takeTTL)
 	}

@@ -119,4 +119,5 @@ func (l *Ledger) forgetWaitingLocked() {
 	maps.DeleteFunc(l.avoided, func(_ avoidance, p penalty) bool { return now.After(p.until.Add(p.span)) })
 	maps.DeleteFunc(l.refused, func(_ types.UID, until time.Time) bool { return now.After(until) })
 	maps.DeleteFunc(l.remade, func(_ types.UID, began time.Time) bool { return now.After(began.Add(refusedTime)) })
+	l.forgetRoundsLocked()
 }

@@ -150,3 +150,19 @@ func TestAPodOnLoanScoresInItsGroupAlone(t *testing.T) {
 		t.Errorf("scores are %v, want 10 for b: the pod can go nowhere else", scores)
 	}
 }
+
+// TestRoundsEnd: nothing is kept of an owner whose pods wait at the gate no more.
+func TestRoundsEnd(t *testing.T) {
+	l, clock := newTestLedger("a")
+	if may, _ := l.Renew(Request{Cohort: cohortOne}, clock.Now().Add(-firstRound)); !may || len(l.rounds) != 1 {
+		t.Fatalf("may %t, kept %v", may, l.rounds)
+	}
+	clock.Step(firstRound + maxRound)
+	if l.Lapse(); len(l.rounds) != 1 {
+		t.Error("the next round would be as soon as the first")
+	}
+	clock.Step(time.Second)
+	if l.Lapse(); len(l.rounds) != 0 {
+		t.Errorf("kept for ever: %v", l.rounds)
+	}
+}

@@ -186,6 +186,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 	app := r.Walker.Get(req.uid)
 	if app == nil {
 		r.Book.DropTrial(req.uid)
+		r.givenUp.drop(req.uid)
 		return phase.Run(ctx, &scope{app: &ownership.Object{UID: req.uid}}, r.releaseLeft)
 	}
 	if app.Deleting {
@@ -227,7 +228,7 @@ func (r *Reconciler) write(ctx context.Context, s *scope, propagation, override 
 	object.SetGroupVersionKind(s.app.GroupVersionKind)
 	object.Namespace, object.Name = s.app.Namespace, s.app.Name
 	err = r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, raw))
-	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) && !apierrors.IsConflict(err) {
+	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
 		return nil
 	}
 	if apierrors.IsForbidden(err) {
@@ -288,7 +289,9 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 
 // bindableOverride is the required policy's name if it exists and is valid, and
 // if the API server takes what it makes of the workload's pods. untried says
-// that this could not be found out, and asks to come back.
+// that this could not be found out, and asks to come back: a workload that is
+// bound stays so, and one that is not may be unbound because of an answer that
+// another replica got.
 func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable string, untried, err error) {
 	name := s.app.Policies.RequiredOverride
 	if name == "" {
@@ -305,8 +308,8 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable s
 	if len(errs) > 0 {
 		return "", nil, nil // the policy's own status says why
 	}
-	turn, untried := r.try(ctx, s.app, policy, rules)
-	if r.Book.Usable(ctx, s.app, rules) != nil || !turn && s.app.Policies.BindingOverride != name {
+	untried = r.try(ctx, s.app, policy, rules)
+	if r.Book.Usable(ctx, s.app, rules) != nil || untried != nil && s.app.Policies.BindingOverride != name {
 		return "", untried, nil
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
@@ -437,8 +438,12 @@ func TestAnswersToAPatchOfAPod(t *testing.T) {
 			s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 				return action.(clienttesting.PatchAction).GetName() == "a", nil, tc.answer
 			})
-			if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, tc.want) {
+			result, err := s.Reconcile(t.Context(), request{"web"})
+			if !errors.Is(err, tc.want) {
 				t.Errorf("error is %v, want %v", err, tc.want)
+			}
+			if again := result.RequeueAfter > 0; again != apierrors.IsConflict(tc.answer) {
+				t.Errorf("comes back after %s", result.RequeueAfter)
 			}
 			if diff := cmp.Diff([]string{"b"}, s.woken); diff != "" {
 				t.Errorf("one pod stands in the way of the next (-want +got):\n%s", diff)
@@ -500,6 +505,44 @@ func TestPodsStayAtTheGateUntilTheBindingIsWritten(t *testing.T) {
 			s.reconcile("web")
 			if diff := cmp.Diff([]string{"a"}, s.woken); diff != "" {
 				t.Errorf("once the binding is written (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestPodsStayAtTheGateUntilTheUnbindingIsWritten: the workload is bound, and its
+// policy is gone or refused by now. It would look as if nothing were missing.
+func TestPodsStayAtTheGateUntilTheUnbindingIsWritten(t *testing.T) {
+	refused := build.OverridePolicy("o", addVolume("hz", "data"))
+	for name, tc := range map[string]struct {
+		labels   build.Option
+		policies []build.Object
+	}{
+		"the PropagationPolicy is gone":     {build.Bound("p", ""), nil},
+		"the OverridePolicy is gone":        {build.Bound("p", "o"), []build.Object{policy}},
+		"the OverridePolicy cannot be used": {build.Bound("p", "o"), []build.Object{policy, build.OverridePolicy("o", build.Registry("hz", "no registry"))}},
+		"the API server refuses the pods":   {build.Bound("p", "o"), []build.Object{policy, refused}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(tc.labels, withTemplate(hasVolumes("data"))), append(tc.policies, node)...)...)
+			newJudge(s)
+			s.World.Add(t, gated("a", time.Hour))
+			broken := errors.New("broken")
+			written := s.Reconciler.Client
+			s.Reconciler.Client = interceptor.NewClient(s.World.Client, interceptor.Funcs{
+				Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+					return broken
+				},
+			})
+			if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, broken) {
+				t.Fatalf("error is %v: the workload is not unbound", err)
+			}
+			if len(s.woken)+len(s.Evicted) != 0 {
+				t.Errorf("before it is unbound: let go %s, made anew %s", s.woken, s.Evicted)
+			}
+			s.Reconciler.Client = written
+			if s.reconcile("web"); len(s.woken)+len(s.Evicted) != 0 {
+				t.Errorf("once it is unbound: let go %s, made anew %s", s.woken, s.Evicted)
 			}
 		})
 	}

@@ -43,14 +43,23 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if left := pod.Created.Add(gateTime).Sub(r.Clock.Now()); left > 0 {
 		return true, phase.Wait("a replica that seats new pods", left)
 	}
-	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
-	if a.Counted && len(r.Ledger.Scores(request)) == 0 {
-		return true, phase.Wait("a seat for the pod", retrySeat)
+	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort}
+	if a.Counted {
+		request.Total, request.Spread = a.Total, a.Spread
+		if len(r.Ledger.Scores(request)) == 0 {
+			return true, phase.Wait("a seat for the pod", retrySeat)
+		}
 	}
 	if a.Job {
 		return r.restartJob(ctx, s, pod, creation)
 	}
+	if may, after := r.Ledger.Renew(request, pod.Created); !may {
+		return true, phase.Wait("a seat for the next pod", after)
+	}
 	err = r.Evictor.Discard(ctx, pod.Key(), pod.UID)
+	if err != nil && !errors.Is(err, eviction.ErrGone) {
+		r.Ledger.Stay(request)
+	}
 	switch {
 	case err == nil:
 		log.FromContext(ctx).Info("Replaced a pod that waited to be created as its OverridePolicy wants it", "pod", pod.Key())

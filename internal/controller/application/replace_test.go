@@ -2,15 +2,20 @@ package application
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	clienttesting "k8s.io/client-go/testing"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
@@ -122,6 +127,114 @@ func TestAnswersToAnEvictionOfAGatedPod(t *testing.T) {
 			}
 			if len(s.woken) != 0 {
 				t.Errorf("the gate of %v came off", s.woken)
+			}
+		})
+	}
+}
+
+// goneAndBack lets the pods that were evicted go and others come in their place.
+func (s *site) goneAndBack(successor func() *corev1.Pod) (gone int) {
+	s.t.Helper()
+	for _, name := range s.Evicted {
+		s.World.Ledger.Forget(build.Pod(name).UID)
+		s.World.See(successor())
+	}
+	gone, s.Evicted = len(s.Evicted), nil
+	return gone
+}
+
+// TestAPodAtTheGateIsMadeAnewLaterAndLater: its successors come to the gate as
+// well, because the replica that serves the webhook cannot ask the one that leads.
+func TestAPodAtTheGateIsMadeAnewLaterAndLater(t *testing.T) {
+	s := newSite(t, append(web(build.Bound("p", "o"), build.Replicas(2)), policy, args, node)...)
+	s.World.Add(t, gated("g", gateTime))
+	made, serial := 0, 0
+	successor := func(options ...build.Option) func() *corev1.Pod {
+		return func() *corev1.Pod {
+			serial++
+			return waiting(fmt.Sprint("g", serial), append(options, build.Created(s.World.Clock.Now()))...)
+		}
+	}
+	for second := range 3600 {
+		result, err := s.Reconcile(t.Context(), request{"web"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if second == 0 && len(s.Evicted) != 1 {
+			t.Fatalf("the first is not made anew at once: comes back after %s", result.RequeueAfter)
+		}
+		made += s.goneAndBack(successor(build.Gated()))
+		s.World.Clock.Step(time.Second)
+	}
+	if made < 10 || made > 25 {
+		t.Errorf("one pod was made anew %d times in an hour, want fewer and fewer times and then once in five minutes", made)
+	}
+	s.World.See(successor(build.Seated("hz"))()) // the leader answers again
+	last := successor(build.Gated())()
+	s.World.See(last)
+	s.World.Clock.Step(gateTime)
+	if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil || !slices.Contains(s.Evicted, last.Name) {
+		t.Errorf("a pod got its seat, and the next one is not made anew at once: %v (error %v)", s.Evicted, err)
+	}
+}
+
+// TestNoMorePodsAreMadeAnewThanSeatsAreOpen: 50 pods wait for few seats, and
+// those that were made anew are on their way to theirs.
+func TestNoMorePodsAreMadeAnewThanSeatsAreOpen(t *testing.T) {
+	for _, open := range []int{1, 7, 50, 60} {
+		t.Run(fmt.Sprint(open), func(t *testing.T) {
+			p := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
+				p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(open))}}
+			}))
+			s := newSite(t, append(web(build.Bound("p", "o"), build.Replicas(50)), p, args, node)...)
+			for i := range 50 {
+				s.World.Add(t, gated(fmt.Sprint("g", i), time.Hour))
+			}
+			pass := func(want int) {
+				t.Helper()
+				s.woken = nil
+				if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil || len(s.Evicted) != want || len(s.woken) != 0 {
+					t.Fatalf("%d pods are made anew, want %d; %d are let go (error %v)", len(s.Evicted), want, len(s.woken), err)
+				}
+			}
+			s.Answers = []error{apierrors.NewTooManyRequests("budget", 0)} // takes no seat
+			pass(min(open+1, 50))
+			s.Evicted = s.Evicted[1:]
+			for _, name := range s.Evicted {
+				s.World.Ledger.Forget(build.Pod(name).UID)
+			}
+			if s.Evicted = nil; open < 50 {
+				pass(0) // their successors are on their way
+			}
+			for i := range min(open, 49) {
+				s.World.See(waiting(fmt.Sprint("next", i), build.Seated("hz"), build.Created(s.World.Clock.Now())))
+			}
+			s.World.Clock.Step(time.Minute)
+			pass(map[bool]int{true: 1}[open >= 50]) // the one that was refused, if it has a seat
+			if open < 50 {
+				s.World.Ledger.Forget(build.Pod("next0").UID)
+				pass(1) // its seat is open
+			}
+		})
+	}
+}
+
+// TestManyPodsAtTheGateAreMadeAnewAtOnce: weights keep nobody there.
+func TestManyPodsAtTheGateAreMadeAnewAtOnce(t *testing.T) {
+	for name, options := range map[string]build.Option{"as many as it wants": build.Replicas(50), "fewer than there are": build.Replicas(10)} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(build.Bound("p", "o"), options), policy, args, node)...)
+			for i := range 50 {
+				s.World.Add(t, gated(fmt.Sprint("g", i), gateTime))
+			}
+			s.World.Pods.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				eviction := action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
+				s.Evicted = append(s.Evicted, eviction.Name)
+				s.World.Ledger.Forget(build.Pod(eviction.Name).UID) // is seen before the next is evicted
+				return true, nil, nil
+			})
+			if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil || len(s.Evicted) != 50 {
+				t.Errorf("%d of 50 pods are made anew in the first pass (error %v)", len(s.Evicted), err)
 			}
 		})
 	}

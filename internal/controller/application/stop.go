@@ -77,6 +77,13 @@ func (g *givenUp) count(app types.UID, owners []types.UID, wantsNow func() int) 
 	return pods, g.wants[app]
 }
 
+// drop forgets a workload that is gone.
+func (g *givenUp) drop(app types.UID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.wants, app)
+}
+
 // stop marks a workload that gives up overridden pods and makes others in their
 // place, without end. Nothing that is known lets an override do that: this is
 // the net below.

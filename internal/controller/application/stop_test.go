@@ -85,6 +85,20 @@ func TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides(t *testing.T) {
 	}
 }
 
+// TestNothingIsKeptOfAWorkloadThatIsGone: its pods may outlive it.
+func TestNothingIsKeptOfAWorkloadThatIsGone(t *testing.T) {
+	s := newWatchedSite(t, append(web(build.Bound("p", "o"), build.Replicas(2)), policy, override)...)
+	s.World.Add(t, overridden("lost"))
+	s.pass()
+	if len(s.givenUp.wants) != 1 {
+		t.Fatalf("kept is %v", s.givenUp.wants)
+	}
+	s.World.Walker.Drop("web")
+	if s.pass(); len(s.givenUp.wants) != 0 {
+		t.Errorf("kept for ever: %v", s.givenUp.wants)
+	}
+}
+
 // TestWhatWorkloadsDoByThemselvesStopsNoOverrides: rollouts, steps up and down,
 // crashes, pods that end, a person who takes all pods out by their labels once,
 // an owner that is deleted and leaves its pods behind.

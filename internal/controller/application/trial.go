@@ -51,26 +51,26 @@ const (
 
 // try asks the API server whether it takes the pods that the rules make of the
 // workload's template, if it was not asked about the same before. What comes of
-// it is kept in the Book. The error asks to come back. turn is false if too many
-// others ask now: the workload is to stay as it is.
-func (r *Reconciler) try(ctx context.Context, app *ownership.Object, policy *gm.OverridePolicy, rules *overrides.Rules) (turn bool, err error) {
+// it is kept in the Book. The error asks to come back: the API server did not
+// answer, or too many others ask now. The workload is to stay as it is.
+func (r *Reconciler) try(ctx context.Context, app *ownership.Object, policy *gm.OverridePolicy, rules *overrides.Rules) error {
 	plan := r.Book.TrialPlan(ctx, app, policy, rules)
 	if len(plan.Groups) == 0 {
 		r.Book.DropTrial(app.UID)
-		return true, nil
+		return nil
 	}
 	last, tried := r.Book.Trial(app.UID)
 	if tried && last.Key == plan.Key {
 		if last.Untried == nil {
-			return true, nil
+			return nil
 		}
 		if left := last.Again.Sub(r.Clock.Now()); left > 0 {
-			return true, phase.Wait("the API server to try an override", left)
+			return phase.Wait("the API server to try an override", left)
 		}
 	}
 	defer r.trying.Add(-1)
 	if r.trying.Add(1) > maxTrying {
-		return false, phase.Wait("other overrides to be tried", retryTurn)
+		return phase.Wait("other overrides to be tried", retryTurn)
 	}
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
@@ -80,12 +80,12 @@ func (r *Reconciler) try(ctx context.Context, app *ownership.Object, policy *gm.
 		next.Template = hashOf(template)
 		if tried && last.Untried == nil && last.Rules == plan.Rules && last.Template == next.Template {
 			r.Book.SetTrial(app.UID, next) // only the number of pods has changed
-			return true, nil
+			return nil
 		}
 		next.Refused, err = r.tryGroups(ctx, app, template, rules, plan.Groups)
 	}
 	if apierrors.IsNotFound(err) {
-		return true, nil // the workload is gone
+		return nil // the workload is gone
 	}
 	if err != nil {
 		next.Untried, next.Refused = err, last.Refused
@@ -93,10 +93,10 @@ func (r *Reconciler) try(ctx context.Context, app *ownership.Object, policy *gm.
 		next.Again = r.Clock.Now().Add(next.Wait)
 		r.Book.SetTrial(app.UID, next)
 		log.FromContext(ctx).Info("An override could not be tried", "kind", app.Kind, "workload", app.Namespace+"/"+app.Name, "why", err.Error())
-		return true, phase.Wait("the API server to try an override", next.Wait)
+		return phase.Wait("the API server to try an override", next.Wait)
 	}
 	r.Book.SetTrial(app.UID, next)
-	return true, nil
+	return nil
 }
 
 // template reads the template of a workload's pods as it is now.

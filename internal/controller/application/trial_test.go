@@ -283,6 +283,34 @@ func TestATrialThatCannotBeMadeUnbindsNothing(t *testing.T) {
 	}
 }
 
+// TestATrialThatCannotBeMadeBindsNothing: the replica that led before may have
+// found that the API server refuses the pods.
+func TestATrialThatCannotBeMadeBindsNothing(t *testing.T) {
+	s := newSite(t, append(web(both, withTemplate(hasVolumes("data"))), twoGroups, node, build.OverridePolicy("o", addVolume("hz", "more")))...)
+	s.World.Add(t, gated("a", time.Hour))
+	j := newJudge(s)
+	j.broken = apierrors.NewTimeoutError("slow", 1)
+	for _, want := range []time.Duration{time.Second, 2 * time.Second} {
+		result, err := s.Reconcile(t.Context(), request{"web"})
+		if err != nil || result.RequeueAfter != want {
+			t.Errorf("comes back after %s, want %s; error %v", result.RequeueAfter, want, err)
+		}
+		s.see("web")
+		if is := ownership.PoliciesOf(s.deployment("web").Labels); is.BindingOverride != "" || is.BindingPropagation != "p" {
+			t.Errorf("it is bound to %+v", is)
+		}
+		s.World.Clock.Step(want)
+	}
+	if len(s.Evicted)+len(s.woken) > 0 {
+		t.Errorf("pods leave the gate: %s, %s", s.Evicted, s.woken)
+	}
+	j.broken = nil
+	s.reconcile("web")
+	if is := ownership.PoliciesOf(s.deployment("web").Labels); is.BindingOverride != "o" || len(s.Evicted) != 1 {
+		t.Errorf("once there is an answer it is bound to %+v, and pods are made anew: %s", is, s.Evicted)
+	}
+}
+
 // TestATemplateThatIsRefusedItselfUnbindsNothing: it is not the policy that has
 // to be mended.
 func TestATemplateThatIsRefusedItselfUnbindsNothing(t *testing.T) {

@@ -329,6 +329,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope) error {
 
 func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) error {
 	below := r.Walker.Descendants(a.app.UID)
+	var conflicts []error // stand in no other pod's way
 	for _, pod := range a.due {
 		settlesAt := r.Ledger.MovedAt(pod.group).Add(a.stabilization)
 		if left := settlesAt.Sub(r.Clock.Now()); left > 0 {
@@ -349,7 +350,12 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) erro
 			if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
 				continue
 			}
-			return fmt.Errorf("overriding images of pod %s: %w", pod.Key(), err)
+			err = fmt.Errorf("overriding images of pod %s: %w", pod.Key(), err)
+			if apierrors.IsConflict(err) {
+				conflicts = append(conflicts, err)
+				continue
+			}
+			return err
 		}
 		imageUpdatesTotal.Inc()
 		log.FromContext(ctx).Info("Changed a pod's images in place", "pod", pod.Key(), "nodeGroup", pod.group, "overridePolicy", s.policy.Name)
@@ -357,7 +363,7 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) erro
 		r.Recorder.Eventf(ref, nil, corev1.EventTypeNormal, "ImagesOverridden", "Override",
 			"Changed images as OverridePolicy %q wants them in NodeGroup %q", s.policy.Name, pod.group)
 	}
-	return nil
+	return errors.Join(conflicts...)
 }
 
 // report writes the status, if it changed.

@@ -336,8 +336,12 @@ func TestAnswersToAPatch(t *testing.T) {
 			s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 				return action.(clienttesting.PatchAction).GetName() == "web-1-0", nil, tc.answer
 			})
-			if _, err := s.pass(); !errors.Is(err, tc.want) {
+			result, err := s.pass()
+			if !errors.Is(err, tc.want) {
 				t.Errorf("error is %v, want %v", err, tc.want)
+			}
+			if again := result.RequeueAfter > 0 && result.RequeueAfter < time.Second; again != apierrors.IsConflict(tc.answer) {
+				t.Errorf("comes back after %s", result.RequeueAfter)
 			}
 			if got := len(s.patched) == 1; got != tc.next {
 				t.Errorf("changed %v; the next had its turn: %t, want %t", s.patched, got, tc.next)

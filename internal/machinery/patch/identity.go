@@ -2,6 +2,7 @@ package patch
 
 import (
 	"errors"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,10 +11,12 @@ import (
 // AnotherOfThatName tells whether a patch that carried a UID was refused
 // because the object of that name is another one by now. The API server calls
 // it a change of an immutable field (422), or a conflict where the UID was a
-// precondition (409).
+// precondition (409). A conflict about anything else is to be tried again: the
+// API server gives up a patch of an object that others write all the time.
 func AnotherOfThatName(err error) bool {
 	if apierrors.IsConflict(err) {
-		return true
+		// Nothing but the text tells the two apart.
+		return strings.Contains(err.Error(), "UID in precondition") || strings.Contains(err.Error(), "UID in the precondition")
 	}
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || !apierrors.IsInvalid(err) || status.Status().Details == nil {

@@ -21,7 +21,10 @@ func TestAnotherOfThatName(t *testing.T) {
 		err  error
 		want bool
 	}{
-		"the UID was a precondition":         {apierrors.NewConflict(things, "a", errors.New("uid")), true},
+		"the UID was a precondition":         {apierrors.NewConflict(things, "a", errors.New("Precondition failed: UID in precondition: b, UID in object meta: c")), true},
+		"of a deletion":                      {apierrors.NewConflict(things, "a", errors.New("the UID in the precondition (b) does not match the UID in record (c). The object might have been deleted and then recreated")), true},
+		"the object was changed":             {apierrors.NewConflict(things, "a", errors.New("the object has been modified; please apply your changes to the latest version and try again")), false},
+		"the version was a precondition":     {apierrors.NewConflict(things, "a", errors.New("Precondition failed: ResourceVersion in precondition: 1, ResourceVersion in object meta: 2")), false},
 		"the UID cannot be changed":          {invalid(field.Invalid(uid, "b", "field is immutable")), true},
 		"nor can another field":              {invalid(field.Invalid(spec, "b", "field is immutable"), field.Invalid(uid, "b", "field is immutable")), true},
 		"another field alone cannot be":      {invalid(field.Invalid(spec, "b", "field is immutable")), false},
