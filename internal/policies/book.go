@@ -103,15 +103,16 @@ func (b *Book) spreadLocked(policy *gm.PropagationPolicy, app types.UID) spreadE
 	if e, ok := b.spreads[key]; ok && e.generation == policy.Generation && e.epoch == epoch && (e.until.IsZero() || now.Before(e.until)) {
 		return e
 	}
-	if len(b.spreads) >= maxKept {
-		clear(b.spreads)
-	}
 	e := spreadEntry{generation: policy.Generation, epoch: epoch, since: now}
 	if e.spread, e.err = placement.New(policy.Spec, b.ledger.HasMembers, app); e.err == nil && policy.Spec.Failover != nil {
 		e.spread, e.until = b.withoutAway(e.spread, policy.Spec.Failover.After(), now)
 	}
-	if last, ok := b.spreads[key]; ok && last.spread.Equal(e.spread) {
+	last, known := b.spreads[key]
+	if known && last.spread.Equal(e.spread) {
 		e.since = last.since
+	}
+	if !known && len(b.spreads) >= maxKept {
+		clear(b.spreads)
 	}
 	b.spreads[key] = e
 	return e
@@ -171,7 +172,7 @@ func (b *Book) Rules(policy *gm.OverridePolicy) (*override.Rules, []override.Rul
 	if e, ok := b.rules[policy.UID]; ok && e.generation == policy.Generation {
 		return e.rules, e.errs
 	}
-	if len(b.rules) >= maxKept {
+	if _, known := b.rules[policy.UID]; !known && len(b.rules) >= maxKept {
 		clear(b.rules)
 	}
 	e := rulesEntry{generation: policy.Generation}

@@ -105,7 +105,7 @@ func (b *Book) OnTrial(h func(app types.UID)) { b.onTrial = append(b.onTrial, h)
 // SetTrial records what came of a trial.
 func (b *Book) SetTrial(app types.UID, t Trial) {
 	b.mu.Lock()
-	if len(b.trials) >= maxKept {
+	if _, known := b.trials[app]; !known && len(b.trials) >= maxKept {
 		clear(b.trials)
 	}
 	b.trials[app] = t

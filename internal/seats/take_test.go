@@ -213,7 +213,7 @@ func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {
 	if got := take(t, l, request("later", 10, spread)); got != "a" {
 		t.Errorf("after %s the group still is avoided: got %q", AvoidTime, got)
 	}
-	clock.Step(AvoidTime + 1) // for as long it would count double
+	clock.Step(maxAvoidTime + 1) // for as long it would count double
 	l.Lapse()
 	if len(l.avoided) != 0 {
 		t.Errorf("kept for ever: %v", l.avoided)

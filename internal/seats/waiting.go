@@ -33,15 +33,15 @@ type avoidance struct {
 	group string
 }
 
-// penalty is until when a group is avoided, and for how long that was.
+// penalty is until when a group is avoided, and for how long that was at first.
 type penalty struct {
 	until time.Time
 	span  time.Duration
 }
 
 // Avoid makes new pods of an owner avoid a group for AvoidTime, or until one of
-// its nodes has room that it had not. If the group was avoided until a short
-// while ago it is for twice as long as then.
+// its nodes has room that it had not. If the group was avoided until less than
+// maxAvoidTime ago it is for twice as long as then.
 func (l *Ledger) Avoid(owner types.UID, group string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -51,15 +51,22 @@ func (l *Ledger) Avoid(owner types.UID, group string) {
 	switch {
 	case known && now.Before(last.until):
 		span = last.span
-	case known && now.Before(last.until.Add(last.span)):
+	case known && now.Before(last.until.Add(maxAvoidTime)):
 		span = min(2*last.span, maxAvoidTime)
 	}
 	l.avoided[key] = penalty{until: now.Add(span), span: span}
 }
 
-// welcomeLocked ends that anybody avoids a group.
+// welcomeLocked ends that anybody avoids a group. For how long it was is kept:
+// the room may not be for the pod that found none.
 func (l *Ledger) welcomeLocked(group string) {
-	maps.DeleteFunc(l.avoided, func(a avoidance, _ penalty) bool { return a.group == group })
+	now := l.clock.Now()
+	for a, p := range l.avoided {
+		if a.group == group && now.Before(p.until) {
+			p.until = now
+			l.avoided[a] = p
+		}
+	}
 }
 
 func (l *Ledger) avoidsLocked(owner types.UID, group string) bool {
@@ -116,7 +123,7 @@ func (l *Ledger) Remake(owner types.UID, created time.Time) (may bool, after tim
 // forgetWaitingLocked drops what is over.
 func (l *Ledger) forgetWaitingLocked() {
 	now := l.clock.Now()
-	maps.DeleteFunc(l.avoided, func(_ avoidance, p penalty) bool { return now.After(p.until.Add(p.span)) })
+	maps.DeleteFunc(l.avoided, func(_ avoidance, p penalty) bool { return now.After(p.until.Add(maxAvoidTime)) })
 	maps.DeleteFunc(l.refused, func(_ types.UID, until time.Time) bool { return now.After(until) })
 	maps.DeleteFunc(l.remade, func(_ types.UID, began time.Time) bool { return now.After(began.Add(refusedTime)) })
 	l.forgetRoundsLocked()

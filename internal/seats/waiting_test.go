@@ -52,6 +52,35 @@ func TestAGroupThatStaysClosedIsAvoidedForLonger(t *testing.T) {
 	}
 }
 
+// TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom: the pod finds a node in
+// neither. A node of the other group turns up in between, and is soon full.
+func TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom(t *testing.T) {
+	for name, welcome := range map[string]bool{"groups stay as they are": false, "a group was welcome once": true} {
+		t.Run(name, func(t *testing.T) {
+			l, clock := newTestLedger("a", "b")
+			pod := podIn("p", "")
+			here, other, swings := "a", "b", 0
+			for began := clock.Now(); clock.Since(began) < 6*time.Hour; {
+				clock.Step(time.Minute) // it waits where it is
+				for can, _ := l.CanTake(other, pod); !can; can, _ = l.CanTake(other, pod) {
+					clock.Step(5 * time.Second)
+					l.Lapse()
+				}
+				l.Avoid("rs", here)
+				here, other = other, here
+				if swings++; welcome && swings == 6 {
+					l.mu.Lock()
+					l.welcomeLocked(other)
+					l.mu.Unlock()
+				}
+			}
+			if swings > 20 {
+				t.Errorf("the pod was made anew %d times in six hours, want 20 at most", swings)
+			}
+		})
+	}
+}
+
 // refusedPod is one that kube-scheduler writes about as it does.
 func refusedPod(name, message string, options ...build.Option) *corev1.Pod {
 	options = append([]build.Option{build.OwnedBy(build.ReplicaSet("rs")), build.With(func(p *corev1.Pod) {

@@ -65,6 +65,7 @@ type Reconciler struct {
 	changed  *trigger.Source[ctrl.Request]
 	tallies  tallies
 	rollouts rollouts
+	returns  returns
 	volumes  volumes
 }
 
@@ -103,6 +104,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.Walker.OnChange(func(old, new *ownership.Object) {
 		if new == nil {
 			r.rollouts.forget(old.UID)
+			r.returns.forget(old.UID)
 		}
 		for _, o := range []*ownership.Object{old, new} {
 			if o != nil && o.Policies.RequiredPropagation != "" {
@@ -186,6 +188,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		}
 		r.setKind(&a.observed)
 		s.waits = append(s.waits, r.standStill(a, s.policy))
+		r.returns.see(&a.observed, r.Clock.Now())
 		a.plan = planFor(a.observed)
 		if r.learn(a) {
 			a.canTake = r.canTake(ctx, a)

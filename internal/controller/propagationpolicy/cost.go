@@ -3,7 +3,6 @@ package propagationpolicy
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -22,6 +21,9 @@ import (
 // maxCostsAPass bounds the annotations written in one pass; the rest follows.
 const maxCostsAPass = 200
 
+// costTimeout bounds one write: costs are no reason to keep other work waiting.
+const costTimeout = 2 * time.Second
+
 // cost keeps deletion costs true, so that a ReplicaSet that shrinks takes the
 // pods away that the policy can spare. Pods get theirs with their binding; this
 // is for pods that ran before, and for seats that came free in between. While
@@ -29,20 +31,21 @@ const maxCostsAPass = 200
 // writes would slow them down.
 func (r *Reconciler) cost(ctx context.Context, s *scope) error {
 	written := 0
-	var errs []error
 	for _, a := range s.apps {
 		if a.moves() {
 			continue // pods that arrive bring us back
 		}
 		for _, c := range costsDue(a.observed, r.isReplicaSet) {
 			if written == maxCostsAPass {
-				return errors.Join(append(errs, phase.Wait("more deletion costs to write", time.Millisecond))...)
+				return phase.Wait("more deletion costs to write", time.Millisecond)
 			}
 			written++
-			errs = append(errs, r.writeCost(ctx, c))
+			if err := r.writeCost(ctx, c); err != nil {
+				return err // the next may fail in the same way, and as late
+			}
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // moves tells whether pods were evicted in this pass, or are on their way to a
@@ -103,6 +106,8 @@ func costsDue(o observed, isReplicaSet func(types.UID) bool) []dueCost {
 }
 
 func (r *Reconciler) writeCost(ctx context.Context, c dueCost) error {
+	ctx, cancel := context.WithTimeout(ctx, costTimeout)
+	defer cancel()
 	value := strconv.Itoa(int(c.cost))
 	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid":         c.pod.UID,

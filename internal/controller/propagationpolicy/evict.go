@@ -41,7 +41,11 @@ func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
 	if left := a.settlesAt.Sub(r.Clock.Now()); left > 0 {
 		return phase.Wait("the policy and its NodeGroups to stay as they are", left)
 	}
-	pods, width, widest := a.plan.evict, 1, 0 // one first: it may be refused
+	pods, err := r.mayMove(a)
+	if err != nil {
+		return err
+	}
+	width, widest := 1, 0 // one first: it may be refused
 	for len(pods) > 0 {
 		batch := pods[:min(width, len(pods))]
 		evicted, err := r.evictBatch(ctx, a, batch)
@@ -133,6 +137,7 @@ func (r *Reconciler) evicted(ctx context.Context, a *appScope, group string, pod
 		names[i] = pod.Name
 		cohort := seats.Cohort{Owner: pod.Owner(), Revision: pod.Revision}
 		r.rollouts.moved(a.app.UID, cohort, a.plan.surplus[cohort])
+		r.returns.moved(&a.observed, pod)
 		log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", a.app.Namespace+"/"+a.app.Name)
 	}
 	workload := &corev1.ObjectReference{

@@ -35,7 +35,7 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 	for _, a := range s.apps {
 		for _, c := range a.cohorts {
 			if job := r.Walker.Get(c.Owner); job != nil && job.Kind == "Job" && after > 0 {
-				errs = append(errs, r.restartJob(ctx, job, c, after))
+				errs = append(errs, r.restartJob(ctx, a, job, c, after))
 			}
 			if !a.evictable || !a.divided {
 				continue

@@ -23,6 +23,8 @@ const (
 	// volumesTTL is how long is kept where a pod's volumes are. A pod that runs
 	// keeps the volumes that it has.
 	volumesTTL = 10 * time.Minute
+	// unboundTTL is the same for a pod of which a claim has no volume yet.
+	unboundTTL = 5 * time.Second
 	// maxVolumeReads bounds the pods whose volumes are read for one workload in
 	// one pass; the next pass goes on.
 	maxVolumeReads = 20
@@ -32,8 +34,8 @@ const (
 var errManyVolumes = errors.New("volumes of more pods are to be read")
 
 // volumes knows on which nodes the PersistentVolumes of pods can be used. It
-// reads them from the API server, for the few pods that are to leave their group:
-// no cache of all claims is worth that.
+// reads them from the API server, for the few pods that are to leave their group,
+// running or not: no cache of all claims is worth that.
 type volumes struct {
 	mu   sync.Mutex
 	kept map[types.UID]keptVolumes // by pod
@@ -50,7 +52,12 @@ func (r *Reconciler) canTake(ctx context.Context, a *appScope) func(string, *sea
 	places, reads := r.Ledger.Places(), 0
 	return func(group string, pod *seats.Pod) (bool, fit.Reason) {
 		var affinity []*nodeaffinity.NodeSelector
-		if pod.Node != "" && pod.Demand != nil && pod.Demand.Claims && a.moved() {
+		if pod.Demand != nil && pod.Demand.Claims && (pod.Pinned() && pod.Node == "" || pod.Node != "" && a.moved()) {
+			if pod.Node == "" { // there may be many: read only where there is room
+				if can, why := r.Ledger.CanTake(group, pod); !can {
+					return false, why
+				}
+			}
 			var err error
 			if affinity, err = r.volumes.of(ctx, r.Pods, r.Clock.Now(), pod, &reads); err != nil {
 				a.unread = err
@@ -80,18 +87,25 @@ func (a *appScope) waitForVolumes() error {
 // pods that were read.
 func (v *volumes) of(ctx context.Context, client kubernetes.Interface, now time.Time, pod *seats.Pod, reads *int) ([]*nodeaffinity.NodeSelector, error) {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	if kept, ok := v.kept[pod.UID]; ok && now.Before(kept.until) {
+	kept, ok := v.kept[pod.UID]
+	v.mu.Unlock()
+	if ok && now.Before(kept.until) {
 		return kept.affinity, nil
 	}
 	if *reads == maxVolumeReads {
 		return nil, errManyVolumes
 	}
 	*reads++
-	affinity, err := readVolumes(ctx, client, pod)
+	affinity, bound, err := readVolumes(ctx, client, pod)
 	if err != nil {
 		return nil, fmt.Errorf("reading the volumes of pod %s: %w", pod.Key(), err)
 	}
+	ttl := volumesTTL
+	if !bound {
+		ttl = unboundTTL
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	for uid, kept := range v.kept {
 		if !now.Before(kept.until) {
 			delete(v.kept, uid)
@@ -100,7 +114,7 @@ func (v *volumes) of(ctx context.Context, client kubernetes.Interface, now time.
 	if v.kept == nil {
 		v.kept = map[types.UID]keptVolumes{}
 	}
-	v.kept[pod.UID] = keptVolumes{affinity, now.Add(volumesTTL)}
+	v.kept[pod.UID] = keptVolumes{affinity, now.Add(ttl)}
 	return affinity, nil
 }
 
@@ -108,39 +122,42 @@ func (v *volumes) of(ctx context.Context, client kubernetes.Interface, now time.
 
 // readVolumes reads the node affinity of each volume that a pod mounts through
 // a claim which outlives it. A claim of a generic ephemeral volume goes with the
-// pod, and its successor gets another.
-func readVolumes(ctx context.Context, client kubernetes.Interface, pod *seats.Pod) ([]*nodeaffinity.NodeSelector, error) {
+// pod, and its successor gets another. bound tells whether each claim has its
+// volume.
+func readVolumes(ctx context.Context, client kubernetes.Interface, pod *seats.Pod) (affinity []*nodeaffinity.NodeSelector, bound bool, err error) {
 	live, err := client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	var affinity []*nodeaffinity.NodeSelector
+	bound = true
 	for i := range live.Spec.Volumes {
 		source := live.Spec.Volumes[i].PersistentVolumeClaim
 		if source == nil {
 			continue
 		}
-		selector, err := readVolume(ctx, client, pod.Namespace, source.ClaimName)
+		selector, has, err := readVolume(ctx, client, pod.Namespace, source.ClaimName)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
+		bound = bound && has
 		if selector != nil {
 			affinity = append(affinity, selector)
 		}
 	}
-	return affinity, nil
+	return affinity, bound, nil
 }
 
-func readVolume(ctx context.Context, client kubernetes.Interface, namespace, name string) (*nodeaffinity.NodeSelector, error) {
+func readVolume(ctx context.Context, client kubernetes.Interface, namespace, name string) (selector *nodeaffinity.NodeSelector, bound bool, err error) {
 	claim, err := client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil || claim.Spec.VolumeName == "" {
-		return nil, err
+		return nil, false, err
 	}
 	volume, err := client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return requiredBy(volume)
+	selector, err = requiredBy(volume)
+	return selector, true, err
 }
 
 func requiredBy(volume *corev1.PersistentVolume) (*nodeaffinity.NodeSelector, error) {

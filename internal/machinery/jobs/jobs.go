@@ -54,11 +54,14 @@ type Restarter struct {
 }
 
 // A value of the annotation is one of these words, the Job's UID (a copied
-// annotation means nothing) and the reason.
+// annotation means nothing) and the reasons so far, the last one last.
 const (
 	suspended = "suspended"
 	resumed   = "resumed"
 )
+
+// maxReasons bounds the reasons that are kept.
+const maxReasons = 50
 
 // Suspended tells whether a value of the annotation on the Job with this UID says
 // that we suspended it and have not resumed it.
@@ -77,6 +80,7 @@ func (r *Restarter) Suspend(ctx context.Context, name types.NamespacedName, uid 
 		return err
 	}
 	note := job.Annotations[r.Annotation]
+	reasons := reasonsOf(note, uid)
 	switch {
 	case isSuspended(job) && Suspended(note, uid):
 		return nil
@@ -84,7 +88,7 @@ func (r *Restarter) Suspend(ctx context.Context, name types.NamespacedName, uid 
 		return ErrManaged
 	case started(job):
 		return ErrStarted
-	case note == strings.Join([]string{resumed, string(uid), why}, " "):
+	case slices.Contains(reasons, why):
 		return ErrAgain
 	}
 	pods, err := r.pods(ctx, job)
@@ -96,7 +100,18 @@ func (r *Restarter) Suspend(ctx context.Context, name types.NamespacedName, uid 
 			return ErrStarted
 		}
 	}
-	return r.patch(ctx, job, true, strings.Join([]string{suspended, string(uid), why}, " "))
+	reasons = append(reasons, why)
+	reasons = reasons[max(0, len(reasons)-maxReasons):]
+	return r.patch(ctx, job, true, strings.Join(append([]string{suspended, string(uid)}, reasons...), " "))
+}
+
+// reasonsOf are the reasons for which a Job was resumed after a suspension of ours.
+func reasonsOf(note string, uid types.UID) []string {
+	words := strings.Fields(note)
+	if len(words) < 2 || words[0] != resumed || words[1] != string(uid) {
+		return nil
+	}
+	return words[2:]
 }
 
 // Resume resumes a Job that Suspend suspended, once its pods are gone. It

@@ -92,7 +92,8 @@ func TestSuspend(t *testing.T) {
 		"another controller runs it":          {objects: []runtime.Object{job(func(j *batchv1.Job) { j.Spec.ManagedBy = new("kueue.x-k8s.io/multikueue") })}, want: ErrManaged},
 		"the built-in controller runs it":     {objects: []runtime.Object{job(func(j *batchv1.Job) { j.Spec.ManagedBy = new(batchv1.JobControllerName) })}, suspended: true, note: "suspended uid why"},
 		"for this reason it was done before":  {objects: []runtime.Object{job(noted("resumed uid why"))}, want: ErrAgain, note: "resumed uid why"},
-		"for another reason it was done":      {objects: []runtime.Object{job(noted("resumed uid other"))}, suspended: true, note: "suspended uid why"},
+		"for another reason it was done":      {objects: []runtime.Object{job(noted("resumed uid other"))}, suspended: true, note: "suspended uid other why"},
+		"for several it was done before":      {objects: []runtime.Object{job(noted("resumed uid why other"))}, want: ErrAgain, note: "resumed uid why other"},
 		"it was resumed before: no obstacle": {objects: []runtime.Object{job(func(j *batchv1.Job) {
 			j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobSuspended, Status: corev1.ConditionFalse}}
 		})}, suspended: true, note: "suspended uid why"},

@@ -1,0 +1,108 @@
+package propagationpolicy
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// playReturns plays an hour, five seconds a pass. A pod that is evicted is seen
+// for one more pass, its successor has no node for as many passes as are given,
+// and then comes to the group that is asked for. It returns the evictions.
+func playReturns(t *testing.T, s *site, passes int, group func() string) (evicted int) {
+	t.Helper()
+	replicaSet := build.ReplicaSet("web-1")
+	type successor struct{ left int }
+	n, coming := 0, map[string]*successor{}
+	var leaving []string
+	for range 720 {
+		s.World.Clock.Step(5 * time.Second)
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+		evicted += len(s.Evicted)
+		for name, c := range coming {
+			if c.left--; c.left <= 0 {
+				delete(coming, name)
+				s.World.Ledger.Observe(seats.Slim(runningPod(name, group(), 100+n, build.OwnedBy(replicaSet))))
+			}
+		}
+		for _, name := range leaving {
+			s.World.Ledger.Forget(types.UID(name))
+			n++
+			next := build.Pod(fmt.Sprint("next-", n, "-", s.World.Clock.Now().Unix()), build.OwnedBy(replicaSet), build.Created(s.World.Clock.Now()))
+			s.World.Ledger.Observe(seats.Slim(next))
+			coming[next.Name] = &successor{passes}
+		}
+		leaving = s.Evicted
+		for len(s.events.Events) > 0 {
+			<-s.events.Events
+		}
+	}
+	return evicted
+}
+
+// TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom: no webhook is
+// asked, and the cluster's scheduler puts each successor where the other was.
+func TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom(t *testing.T) {
+	for _, unavailable := range []int32{1, 3} {
+		for _, passes := range []int{0, 1, 7} {
+			t.Run(fmt.Sprintf("maxUnavailable %d, a node after %d passes", unavailable, passes), func(t *testing.T) {
+				s := newSite(t, both(ground(maxUnavailable(unavailable)), web("bj", "bj", "bj", "bj", "bj"))...)
+				s.Settle(t)
+				evicted := playReturns(t, s, passes, func() string { return "bj" })
+				if most := 7 + int(unavailable); evicted < 4 || evicted > most {
+					t.Errorf("%d running pods were evicted in an hour, want 4 to %d", evicted, most)
+				}
+				if got := s.message(); got != `Deployment "web": `+returnedMessage {
+					t.Errorf("message is %q", got)
+				}
+				// The webhook is asked again: pods go where they are wanted.
+				next := []string{"hz", "hz", "hz"}
+				again := playReturns(t, s, passes, func() string { group := next[0]; next = next[1:]; return group })
+				if again != 3 || len(s.returns.by) != 0 {
+					t.Errorf("%d pods moved then, want 3; remembered: %v", again, s.returns.by)
+				}
+			})
+		}
+	}
+}
+
+// TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause, however late they get
+// their nodes, and if one of many came back.
+func TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause(t *testing.T) {
+	for _, unavailable := range []int32{1, 2, 7, 30} {
+		for _, passes := range []int{0, 1, 5} {
+			t.Run(fmt.Sprintf("maxUnavailable %d, a node after %d passes", unavailable, passes), func(t *testing.T) {
+				groups := make([]string, 50)
+				for i := range groups {
+					groups[i] = "bj"
+				}
+				s := newSite(t, both(ground(maxUnavailable(unavailable)), web(groups...))...)
+				s.Settle(t)
+				moved := playReturns(t, s, passes, func() string {
+					if wait := s.returns.by["web"].wait; wait != 0 {
+						t.Fatalf("paused for %s", wait)
+					}
+					return "hz"
+				})
+				if moved != 30 || len(s.returns.by) != 0 {
+					t.Errorf("%d pods were moved, want 30; remembered: %v", moved, s.returns.by)
+				}
+			})
+		}
+	}
+	t.Run("one of many came back", func(t *testing.T) {
+		s := newSite(t, both(ground(maxUnavailable(3)), web("bj", "bj", "bj", "bj", "bj"))...)
+		s.Settle(t)
+		next := []string{"bj", "hz", "hz", "hz"}
+		if moved := playReturns(t, s, 0, func() string { group := next[0]; next = next[1:]; return group }); moved != 4 {
+			t.Errorf("%d pods were moved, want 4", moved)
+		}
+	})
+}
