@@ -29,6 +29,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
@@ -51,6 +52,8 @@ const (
 	retryDisruption = 5 * time.Second
 	// maxShown bounds the workloads in a status.
 	maxShown = 50
+	// workers bounds the policies that are reconciled at a time.
+	workers = 4
 )
 
 // Reconciler changes images in place and reports.
@@ -168,6 +171,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		For(&gm.OverridePolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.OverridePolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
 		WatchesRawSource(r.changed).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[ctrl.Request](r))
 }
 
