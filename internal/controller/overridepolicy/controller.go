@@ -29,6 +29,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
@@ -51,6 +52,8 @@ const (
 	retryDisruption = 5 * time.Second
 	// maxShown bounds the workloads in a status.
 	maxShown = 50
+	// workers bounds the policies that are reconciled at a time.
+	workers = 4
 )
 
 // Reconciler changes images in place and reports.
@@ -66,7 +69,8 @@ type Reconciler struct {
 	// Synced tells whether walk and ledger know everything.
 	Synced func() bool
 
-	changed *trigger.Source[ctrl.Request]
+	changed  *trigger.Source[ctrl.Request]
+	bypasses bypasses
 }
 
 // scope is what one pass observed.
@@ -94,6 +98,15 @@ type appScope struct {
 	// stale are the pods that were not created as wanted, in the order in which
 	// they are replaced.
 	stale []seats.SeatView
+	// missedAt and admittedAt are when the newest pods were created that did not
+	// pass the pod webhook, and that did.
+	missedAt, admittedAt time.Time
+	// onlyOne: new pods bypass the webhook, so no more than one pod is replaced,
+	// and none for the time bypassedFor.
+	onlyOne     bool
+	bypassedFor time.Duration
+	// missing is how many pods the workload has too few.
+	missing int
 	// unusable: the workload is not to be bound to the policy, and will not be for long.
 	unusable bool
 	// untried: it is not known yet whether the API server takes the pods that the
@@ -126,6 +139,9 @@ type duePod struct {
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.changed = &trigger.Source[ctrl.Request]{Synced: r.Synced, Debounce: debounce}
 	r.Walker.OnChange(func(old, new *ownership.Object) {
+		if new == nil {
+			r.bypasses.forget(old.UID)
+		}
 		for _, o := range []*ownership.Object{old, new} {
 			if o != nil && o.Policies.RequiredOverride != "" {
 				r.changed.Add(request(o))
@@ -155,6 +171,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		For(&gm.OverridePolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.OverridePolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
 		WatchesRawSource(r.changed).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[ctrl.Request](r))
 }
 
@@ -235,16 +252,28 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 			a.refused = o.PodsRefused
 		}
 	}
+	active, counted := 0, map[types.UID]bool{} // one owner may have pods of several revisions
 	for _, cohort := range r.Ledger.View(below) {
 		owner := r.Walker.Get(cohort.Owner)
 		switch {
 		case sized:
 		case owner != nil && owner.Replicas != nil && owner.Kind != "Job":
-			a.replicas += int(*owner.Replicas)
+			if !counted[owner.UID] {
+				a.replicas += int(*owner.Replicas)
+			}
+			counted[owner.UID] = true
 		default: // a Job wants the pods that it has
 			a.replicas += len(cohort.Pods)
 		}
+		active += len(cohort.Pods)
 		for _, pod := range cohort.Pods {
+			newest := &a.missedAt
+			if pod.Admitted {
+				newest = &a.admittedAt
+			}
+			if pod.Created.After(*newest) {
+				*newest = pod.Created
+			}
 			if pod.Node == "" {
 				r.observeWaiting(s, a, pod)
 				continue
@@ -268,10 +297,25 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 			}
 		}
 	}
+	a.onlyOne, a.bypassedFor = r.bypasses.check(a.app.UID, a.missedAt, a.admittedAt, r.Clock.Now())
+	if !a.app.Deleting && !r.ofJobs(below) {
+		a.missing = max(0, a.replicas-active)
+	}
 	// Pods that do no work lose nothing: they are first.
 	sort.SliceStable(a.due, func(i, j int) bool { return !a.due[i].Available() && a.due[j].Available() })
 	sort.SliceStable(a.stale, func(i, j int) bool { return !a.stale[i].Available() && a.stale[j].Available() })
 	return nil
+}
+
+// ofJobs tells whether a Job is among the owners: its pods end, and then none of
+// them is missing.
+func (r *Reconciler) ofJobs(owners []types.UID) bool {
+	for _, uid := range owners {
+		if o := r.Walker.Get(uid); o != nil && o.Kind == "Job" {
+			return true
+		}
+	}
+	return false
 }
 
 // observeWaiting looks at a pod that has no node.
@@ -337,6 +381,10 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) erro
 		}
 		// A pod that does no work, or whose containers go on, loses nothing.
 		costs := pod.Available() && pod.change.Restarts()
+		if costs && a.refused != "" {
+			a.blocked = errRefused
+			continue
+		}
 		if costs && !r.Ledger.Disrupt(pod.UID, below, a.replicas, a.maxUnavailable) {
 			return phase.Wait("other pods of the workload to be available", retryDisruption)
 		}

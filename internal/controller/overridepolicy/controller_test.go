@@ -45,6 +45,8 @@ type site struct {
 	patched []string
 	// untried: nobody asks the API server before a pass what it takes.
 	untried bool
+	// made is the number of the last pod that was made for another.
+	made int
 }
 
 func newSite(t *testing.T, objects ...build.Object) *site {
@@ -194,6 +196,39 @@ func TestReconcile(t *testing.T) {
 		},
 		"a workload with a pod missing is not disturbed further": {
 			objects: append(ground(2), running(0)), reason: gm.ReasonConverging, pods: 1,
+		},
+		"running pods are not restarted while the API server creates none": {
+			objects: append(refused(ground(2)), running(0), running(1)), reason: gm.ReasonPodsRefused, pods: 2,
+		},
+		"one that does no work is changed": {
+			objects: append(refused(ground(2)), running(0, notReady), running(1)), patched: []string{"web-1-0"}, reason: gm.ReasonPodsRefused, pods: 2,
+		},
+		"a workload with fewer pods than it wants is not as wanted": {
+			objects: append(ground(3), running(0, as("hz.io/nginx:1")), running(1, build.On(""))), reason: gm.ReasonConverging, pods: 1, updated: 1,
+		},
+		"so is a StatefulSet, which does not say that the API server refuses its pods": {
+			objects: append(ground(0)[2:], build.StatefulSet("web", build.Bound("p", "o"), build.Replicas(3)),
+				running(0, build.OwnedBy(build.StatefulSet("web")), as("hz.io/nginx:1"))),
+			reason: gm.ReasonConverging, pods: 1, updated: 1,
+		},
+		"a pod that has no node yet is not missing": {
+			objects: append(ground(2), running(0, as("hz.io/nginx:1")), running(1, build.On(""))), reason: gm.ReasonSatisfied, pods: 1, updated: 1,
+		},
+		"one workload without pods that wants none, one as wanted": {
+			objects: append(ground(1), running(0, as("hz.io/nginx:1")), build.Deployment("zero", build.Bound("p", "o"), build.Replicas(0))),
+			reason:  gm.ReasonSatisfied, pods: 1, updated: 1,
+		},
+		"one workload without pods that wants some, one as wanted": {
+			objects: append(ground(1), running(0, as("hz.io/nginx:1")), build.Deployment("some", build.Bound("p", "o"), build.Replicas(1))),
+			reason:  gm.ReasonConverging,
+		},
+		"pods of a Job that ended are not missing": {
+			objects: append(ground(1), running(0, as("hz.io/nginx:1")), build.Job("done", build.Bound("p", "o"))),
+			reason:  gm.ReasonSatisfied, pods: 1, updated: 1,
+		},
+		"a kind that says no number of pods misses none": {
+			objects: append(ground(1), running(0, as("hz.io/nginx:1")), build.DaemonSet("agent", build.Bound("p", "o"))),
+			reason:  gm.ReasonSatisfied,
 		},
 		"a workload that is not bound is not changed": {
 			objects: append(ground(1, build.Label(gm.BindingOverridePolicyLabel, "")), running(0)), reason: gm.ReasonConverging, pods: 1,

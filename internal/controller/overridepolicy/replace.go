@@ -26,25 +26,45 @@ var errNotPlaced = errors.New("the workload is not bound to its PropagationPolic
 // errUntried: new pods could be refused, and running ones would be lost for it.
 var errUntried = errors.New("it is not known yet whether the API server takes the pods that the rules make")
 
+// errRefused: a pod that goes would be missing.
+var errRefused = errors.New("the API server creates no pods")
+
 // replace lets the owners of pods that were not created as the rules want them
 // make new ones, as many at a time as may be disturbed.
 func (r *Reconciler) replace(ctx context.Context, s *scope) error {
 	var errs []error
 	for _, a := range s.apps {
-		if a.mode != gm.ReschedulingEvict || a.unusable || a.app.Policies.Override() != ownership.Bound {
+		pods := a.replaceable()
+		if len(pods) == 0 || a.unusable || a.app.Policies.Override() != ownership.Bound {
 			continue
 		}
-		if len(a.stale) > 0 && !r.seatsNewPods(s, a) {
+		switch {
+		case a.refused != "":
+			a.blocked = errRefused // the owner that says so comes back here when it changes
+		case !r.seatsNewPods(s, a):
 			a.blocked = errNotPlaced
-			continue
-		}
-		if len(a.stale) > 0 && a.untried {
+		case a.untried:
 			a.blocked = errUntried // its trial comes back here
-			continue
+		default:
+			errs = append(errs, r.replacePods(ctx, s, a, pods))
 		}
-		errs = append(errs, r.replacePods(ctx, s, a))
 	}
 	return errors.Join(errs...)
+}
+
+// replaceable are the stale pods that the mode lets go: without Evict, those
+// without a node only. They do no work, and the extender never binds them.
+func (a *appScope) replaceable() []seats.SeatView {
+	if a.mode == gm.ReschedulingEvict {
+		return a.stale
+	}
+	var waiting []seats.SeatView
+	for _, pod := range a.stale {
+		if pod.Node == "" {
+			waiting = append(waiting, pod)
+		}
+	}
+	return waiting
 }
 
 // seatsNewPods tells whether a new pod would be as the rules want it: its
@@ -57,10 +77,14 @@ func (r *Reconciler) seatsNewPods(s *scope, a *appScope) bool {
 	return placed != nil && placed.Policies.Propagation() == ownership.Bound
 }
 
-func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope) error {
+func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope, pods []seats.SeatView) error {
+	if a.bypassedFor > 0 {
+		a.blocked = errBypassed
+		return phase.Wait(errBypassed.Error(), a.bypassedFor)
+	}
 	below := r.Walker.Descendants(a.app.UID)
 	var errs []error
-	for _, pod := range a.stale {
+	for _, pod := range pods {
 		if pod.Controller == nil || r.Walker.Get(pod.Owner()) == nil || r.Walker.OfJob(pod.Controller) {
 			continue // nobody makes a new one, or its work would be lost
 		}
@@ -88,6 +112,11 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope) err
 		switch {
 		case err == nil:
 			r.replaced(ctx, s, pod)
+			r.bypasses.replaced(a.app.UID, a.missedAt, a.admittedAt, r.Clock.Now())
+			if a.onlyOne {
+				a.blocked = errBypassed
+				return errors.Join(append(errs, phase.Wait(errBypassed.Error(), tryTime))...)
+			}
 		case errors.Is(err, eviction.ErrGone):
 		case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrRefused):
 			a.blocked = err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -30,10 +31,24 @@ func early(n int32, options ...build.Option) []build.Object {
 // current was created as the rules want it in the group; old by other rules.
 func current(group string) build.Option {
 	rules, _ := override.Compile(args.Spec)
-	return build.Annotation(gm.OverridesAnnotation, rules.FixedHash(group))
+	return build.With(func(p *corev1.Pod) {
+		build.Annotation(gm.OverridesAnnotation, rules.FixedHash(group))(p)
+		admitted(p)
+	})
 }
 
+// admitted is a pod that passed the pod webhook.
+var admitted = build.Annotation(gm.AdmittedAnnotation, "true")
+
 var old = build.Annotation(gm.OverridesAnnotation, "0123456789abcdef")
+
+// refused are objects of ground or early where the API server creates no pod.
+func refused(objects []build.Object) []build.Object {
+	objects[1].(*appsv1.ReplicaSet).Status.Conditions = []appsv1.ReplicaSetCondition{
+		{Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Message: "exceeded quota"},
+	}
+	return objects
+}
 
 // waitsSince is a pod that has had no node for a while.
 func waitsSince(i int, age time.Duration, options ...build.Option) *corev1.Pod {
@@ -113,6 +128,16 @@ func TestReplace(t *testing.T) {
 		"mode Never leaves running pods alone": {
 			objects: append(with(early(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingNever))), running(0, old)),
 			reason:  gm.ReasonConverging, says: "rescheduling.mode of the PropagationPolicy is Never",
+		},
+		"and replaces those that the webhook did not see: the extender never binds them": {
+			objects: append(with(early(2), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingOnRollout))), running(0, current("hz")), waitsSince(1, missedTime)),
+			evicted: []string{"web-1-1"}, reason: gm.ReasonConverging, says: replacing,
+		},
+		"nothing is replaced while the API server creates no pods": {
+			objects: append(refused(early(2)), running(0, old), running(1, old)), reason: gm.ReasonPodsRefused, says: "the API server creates no pods: exceeded quota",
+		},
+		"nor is a pod that waits": {
+			objects: append(refused(early(2)), running(0, current("hz")), waitsSince(1, time.Hour)), reason: gm.ReasonPodsRefused, says: "exceeded quota",
 		},
 		"a workload that is not bound is left alone": {
 			objects: append(early(1, build.Label(gm.BindingOverridePolicyLabel, "")), running(0, old)), reason: gm.ReasonConverging, says: replacing,
@@ -281,5 +306,96 @@ func TestTheNextPodIsReplacedOnceTheLastOnesSuccessorIsReady(t *testing.T) {
 	}
 	if s.reconcile(); len(s.Evicted) != 0 || s.reason() != gm.ReasonSatisfied {
 		t.Errorf("at the end the policy is %s, evicted %v", s.reason(), s.Evicted)
+	}
+}
+
+// play lets the ReplicaSet make a new pod for each that is replaced, for a time,
+// and returns how many were.
+func (s *site) play(t *testing.T, d time.Duration, next func(i int) *corev1.Pod) (replaced int) {
+	t.Helper()
+	const step = 10 * time.Second
+	for range d / step {
+		s.World.Clock.Step(step)
+		s.reconcile()
+		for _, name := range s.Evicted {
+			s.World.Ledger.Forget(build.Pod(name).UID)
+			s.made++
+			s.World.See(next(s.made))
+			replaced++
+		}
+		for len(s.events.Events) > 0 {
+			<-s.events.Events
+		}
+	}
+	return replaced
+}
+
+// TestPodsAreNotReplacedWhileNewOnesBypassTheWebhook: a new pod would be as
+// wrong as the old one. One is tried now and then, and all of them as soon as a
+// new one has passed the webhook.
+func TestPodsAreNotReplacedWhileNewOnesBypassTheWebhook(t *testing.T) {
+	tests := map[string]func(s *site, i int) *corev1.Pod{
+		"running": func(s *site, i int) *corev1.Pod {
+			return running(i, build.Created(s.World.Clock.Now().Truncate(time.Second)))
+		},
+		"waiting": func(s *site, i int) *corev1.Pod {
+			return waitsSince(i, 0, build.Created(s.World.Clock.Now().Truncate(time.Second)))
+		},
+		"running, and the API server's clock is behind": func(s *site, i int) *corev1.Pod {
+			return running(i, build.Created(s.World.Clock.Now().Add(-time.Hour).Truncate(time.Second)))
+		},
+	}
+	for name, missed := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, early(4)...)
+			s.made = 3
+			for i := range 4 {
+				s.World.See(missed(s, i))
+			}
+			atFirst := s.play(t, 20*time.Second, func(i int) *corev1.Pod { return missed(s, i) })
+			if atFirst == 0 || atFirst > 4 {
+				t.Errorf("%d pods of 4 were replaced before a new one was seen", atFirst)
+			}
+			if n := s.play(t, time.Hour, func(i int) *corev1.Pod { return missed(s, i) }); n < 11 || n > 12 {
+				t.Errorf("%d pods of 4 were replaced in an hour without the webhook, want one in 5 minutes", n)
+			}
+			if got := s.status().Apps[0].Message; s.reason() != gm.ReasonConverging || !strings.Contains(got, errBypassed.Error()) {
+				t.Errorf("%s: the status says %q", s.reason(), got)
+			}
+			passes := func(i int) *corev1.Pod {
+				return running(i, current("hz"), build.Seated("hz"), build.Created(s.World.Clock.Now().Truncate(time.Second)))
+			}
+			if n := s.play(t, tryTime+2*time.Minute, passes); n != 4 || s.reason() != gm.ReasonSatisfied {
+				t.Errorf("%d pods of 4 were replaced after the webhook was back: %s", n, s.reason())
+			}
+		})
+	}
+}
+
+// TestPodsFromBeforeTheWebhookAreReplacedAtFullPace: that they did not pass it
+// says nothing about new ones.
+func TestPodsFromBeforeTheWebhookAreReplacedAtFullPace(t *testing.T) {
+	s := newSite(t, append(early(3), running(0), running(1), running(2))...)
+	s.made = 2
+	passes := func(i int) *corev1.Pod {
+		return running(i, current("hz"), build.Seated("hz"), build.Created(s.World.Clock.Now().Truncate(time.Second)))
+	}
+	if n := s.play(t, 40*time.Second, passes); n != 3 || s.reason() != gm.ReasonSatisfied {
+		t.Errorf("%d pods of 3 were replaced in 4 passes: %s", n, s.reason())
+	}
+}
+
+// TestAPodThatOnceBypassedTheWebhookIsReplacedAtOnce: the replacements before it
+// came as wanted.
+func TestAPodThatOnceBypassedTheWebhookIsReplacedAtOnce(t *testing.T) {
+	s := newSite(t, append(early(2), running(0), running(1))...)
+	s.made = 1
+	now := func() build.Option { return build.Created(s.World.Clock.Now().Truncate(time.Second)) }
+	passes := func(i int) *corev1.Pod { return running(i, current("hz"), build.Seated("hz"), now()) }
+	s.play(t, 40*time.Second, passes)
+	s.World.Ledger.Forget("web-1-3")
+	s.World.See(waitsSince(9, 0, now()))
+	if n := s.play(t, missedTime, passes); n != 1 {
+		t.Errorf("%d pods were replaced %s after one came without the webhook", n, missedTime)
 	}
 }

@@ -46,7 +46,7 @@ func setStatus(s *scope) {
 	switch {
 	case len(s.apps) == 0:
 		set(metav1.ConditionTrue, gm.ReasonNotUsed, "no workload of the namespace requires the policy with the label "+gm.RequiredOverridePolicyLabel)
-	case s.apps[0].severity() > 0:
+	case s.apps[0].severity() > missing || s.apps[0].severity() == missing && pods > 0:
 		worst := verdicts[s.apps[0].severity()]
 		set(worst.ready, s.apps[0].reason(), s.apps[0].describe())
 	case pods == 0:
@@ -65,6 +65,7 @@ type verdict struct {
 // The states of a workload, the worst last.
 const (
 	satisfied = iota
+	missing
 	converging
 	untried
 	podsRefused
@@ -73,6 +74,7 @@ const (
 
 var verdicts = [...]verdict{
 	satisfied:   {metav1.ConditionTrue, gm.ReasonSatisfied},
+	missing:     {metav1.ConditionFalse, gm.ReasonConverging},
 	converging:  {metav1.ConditionFalse, gm.ReasonConverging},
 	untried:     {metav1.ConditionUnknown, gm.ReasonNotTried},
 	podsRefused: {metav1.ConditionFalse, gm.ReasonPodsRefused},
@@ -90,6 +92,8 @@ func (a *appScope) severity() int {
 		return untried
 	case a.converging():
 		return converging
+	case a.missing > 0:
+		return missing
 	default:
 		return satisfied
 	}
@@ -120,11 +124,13 @@ func (a *appScope) message() string {
 		return conditions.Bounded("the API server creates no pods: " + a.refused)
 	case a.why != nil:
 		return conditions.Bounded("it could not be found out whether the API server takes the pods that the rules make: " + a.why.Error())
+	case !a.converging() && a.missing > 0:
+		return fmt.Sprintf("pods are missing: %d of %d", a.missing, a.replicas)
 	case !a.converging():
 		return ""
 	case a.blocked != nil:
 		return "pods are to be replaced and stay for now: " + a.blocked.Error()
-	case a.mode != gm.ReschedulingEvict:
+	case a.mode != gm.ReschedulingEvict && a.updated < a.pods:
 		return fmt.Sprintf("running pods keep their images: rescheduling.mode of the PropagationPolicy is %s", a.mode)
 	case a.kept > 0 && a.kept == a.pods-a.updated && len(a.stale) == 0:
 		return "pods of a Job stay as they started"

@@ -23,6 +23,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -46,6 +47,8 @@ const (
 	retryFeasible = 5 * time.Second
 	// maxShown bounds the workloads in a status.
 	maxShown = 50
+	// workers bounds the policies that are reconciled at a time.
+	workers = 4
 )
 
 // Reconciler moves surplus pods and reports.
@@ -130,6 +133,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		For(&gm.PropagationPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.PropagationPolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
 		WatchesRawSource(r.changed).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[ctrl.Request](r))
 }
 
