@@ -3,10 +3,12 @@ package world
 import (
 	"context"
 	"net/http"
+	"sync"
 	"testing"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime"
+	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
@@ -20,17 +22,46 @@ import (
 type Stage struct {
 	ctrl.Manager
 	Informers *informertest.FakeInformers
+	cache     lockedCache
 	client    client.Client
 	runnables []manager.Runnable
 }
 
 // NewStage makes a stage for controllers that use the client.
 func NewStage(c client.Client) *Stage {
-	return &Stage{Informers: &informertest.FakeInformers{Scheme: c.Scheme()}, client: c}
+	informers := &informertest.FakeInformers{Scheme: c.Scheme()}
+	return &Stage{Informers: informers, cache: lockedCache{FakeInformers: informers}, client: c}
 }
 
 // GetCache is the informers.
-func (s *Stage) GetCache() cache.Cache { return s.Informers }
+func (s *Stage) GetCache() cache.Cache { return &s.cache }
+
+// lockedCache lets a controller watch one kind twice: it adds its handlers side by
+// side, and fake informers are not made for that.
+type lockedCache struct {
+	*informertest.FakeInformers
+	mu sync.Mutex
+}
+
+// GetInformer implements cache.Cache.
+func (c *lockedCache) GetInformer(ctx context.Context, o client.Object, opts ...cache.InformerGetOption) (cache.Informer, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	informer, err := c.FakeInformers.GetInformer(ctx, o, opts...)
+	return &lockedInformer{Informer: informer, mu: &c.mu}, err
+}
+
+type lockedInformer struct {
+	cache.Informer
+	mu *sync.Mutex
+}
+
+// AddEventHandlerWithOptions implements cache.Informer.
+func (i *lockedInformer) AddEventHandlerWithOptions(h toolscache.ResourceEventHandler, o toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.Informer.AddEventHandlerWithOptions(h, o)
+}
 
 // GetClient is the client of the controllers.
 func (s *Stage) GetClient() client.Client { return s.client }
