@@ -194,13 +194,14 @@ func TestKindsAreWatchedWhileTheyAreNamed(t *testing.T) {
 func TestAKindInAnotherFormKeepsItsObjectsUntilTheyAreListed(t *testing.T) {
 	h := newHarbour(t, custom(sails, "main", crew(int64(5)), build.Requires("p", "")))
 	h.SetKinds([]Kind{sails})
-	start(t, h.Walker)
 	var missing atomic.Bool
 	h.OnChange(func(_, new *ownership.Object) {
 		if new == nil {
 			missing.Store(true)
 		}
 	})
+	start(t, h.Walker)
+	build.Eventually(t, "the Sail is known", func() bool { return h.Get("main") != nil })
 	other := sails
 	other.ReplicasPath = []string{"spec", "sailors"}
 	h.SetKinds([]Kind{other})
