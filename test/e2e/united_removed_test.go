@@ -70,8 +70,14 @@ func TestUnitedRemovedPoolIsEmptied(t *testing.T) {
 		return nil
 	})
 	f.drains("web", "a PodDisruptionBudget allows no eviction")
-	left := f.uidsByPool("web")["leave-b"]
-	if len(left) != 2 || slices.ContainsFunc(left, func(uid types.UID) bool { return !slices.Contains(before["leave-b"], uid) }) {
+	var left []types.UID
+	f.eventually(patience, "the pod that came for it goes as well", func() error {
+		if left = f.uidsByPool("web")["leave-b"]; len(left) != 2 {
+			return fmt.Errorf("there are %d pods", len(left))
+		}
+		return nil
+	})
+	if slices.ContainsFunc(left, func(uid types.UID) bool { return !slices.Contains(before["leave-b"], uid) }) {
 		t.Errorf("of the pods %v there are %v", before["leave-b"], left)
 	}
 
