@@ -124,7 +124,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"an operator that is none":            {image("{component: Tag, operator: set, value: x}"), "operator"},
 		"a predicate":                         {image("{predicate: {path: spec/template/spec/containers/0/image}, component: Tag, operator: remove}"), ""},
 		"a predicate that points elsewhere":   {image("{predicate: {path: /metadata/name}, component: Tag, operator: remove}"), "path"},
-		"a plaintext remove with a value":     {fmt.Sprintf(override, "{plaintext: [{path: /spec/priority, operator: remove, value: 1}]}"), "value"},
+		"a plaintext remove with a value":     {fmt.Sprintf(override, "{plaintext: [{path: /spec/hostname, operator: remove, value: 1}]}"), "value"},
 		"a plaintext of the node's name":      {fmt.Sprintf(override, "{plaintext: [{path: /spec/nodeName, operator: replace, value: n}]}"), "nodeName"},
 		"a plaintext of the service account":  {fmt.Sprintf(override, "{plaintext: [{path: /spec/serviceAccountName, operator: replace, value: n}]}"), "serviceAccountName"},
 		"a group":                             {fmt.Sprintf(nodeGroup, "g", "{nodes: [a], matchLabels: {a: b}}"), ""},
