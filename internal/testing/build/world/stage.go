@@ -36,6 +36,20 @@ func NewStage(c client.Client) *Stage {
 // GetCache is the informers.
 func (s *Stage) GetCache() cache.Cache { return &s.cache }
 
+// Update brings the change of an object to the handlers that controllers have
+// added by now. Call it again until its effect is seen: a controller that has just
+// been started may not have added its handlers.
+func (s *Stage) Update(t testing.TB, before, after client.Object) {
+	t.Helper()
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	informer, err := s.Informers.FakeInformerFor(context.Background(), after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	informer.Update(before, after)
+}
+
 // lockedCache lets a controller watch one kind twice: it adds its handlers side by
 // side, and fake informers are not made for that.
 type lockedCache struct {
