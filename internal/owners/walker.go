@@ -323,6 +323,21 @@ func (w *Walker) Descendants(uid types.UID) []types.UID {
 	return out
 }
 
+// PodsRefused is why pods of one of the objects cannot be created, in the words
+// of the API server; "" if they can, or if no kind of them says. Of several it is
+// always the same.
+func (w *Walker) PodsRefused(uids []types.UID) string {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	why := ""
+	for _, uid := range uids {
+		if o := w.objects[uid]; o != nil {
+			why = max(why, o.PodsRefused)
+		}
+	}
+	return why
+}
+
 // OfJob tells whether pods with this controller are those of a Job, directly or
 // further up, as far as the caches know.
 func (w *Walker) OfJob(controller *ownership.Reference) bool {

@@ -30,7 +30,13 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 		}
 	}
 	t.Cleanup(restart)
-	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(2 * time.Second))) // pods are as old as the second that they are created in
+	killed := time.Now()
+	f.eventually(patience, "a pod that is created now is younger than the last that passed", func() error {
+		if now := time.Now(); now.Unix() <= killed.Unix()+1 { // ages are whole seconds
+			return fmt.Errorf("it is %s, and atoll-manager went at %s", now, killed)
+		}
+		return nil
+	})
 	f.scale("app", 5)
 	f.scale("free", 5)
 	f.eventually(patience, "pods are created without us", func() error {

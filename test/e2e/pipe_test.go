@@ -71,7 +71,11 @@ func (p *pipe) carry(client net.Conn) {
 	for {
 		n, err := server.Read(buffer)
 		if n > 0 {
-			time.Sleep(time.Duration(p.delay.Load()))
+			select {
+			case <-time.After(time.Duration(p.delay.Load())):
+			case <-p.ctx.Done():
+				return
+			}
 			p.valve.pass(p.ctx)
 			if _, err := client.Write(buffer[:n]); err != nil {
 				return

@@ -247,11 +247,7 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 		a.replicas = int(*a.app.Replicas)
 	}
 	below := r.Walker.Descendants(a.app.UID)
-	for _, uid := range below {
-		if o := r.Walker.Get(uid); o != nil && o.PodsRefused > a.refused {
-			a.refused = o.PodsRefused
-		}
-	}
+	a.refused = r.Walker.PodsRefused(below)
 	active, counted := 0, map[types.UID]bool{} // one owner may have pods of several revisions
 	for _, cohort := range r.Ledger.View(below) {
 		owner := r.Walker.Get(cohort.Owner)

@@ -89,6 +89,8 @@ type appScope struct {
 	observed
 	plan
 	maxUnavailable int
+	// anew is how many waiting pods of each cohort may still be made anew in this pass.
+	anew map[seats.Cohort]int
 	// evictions are those of this pass.
 	evictions int
 	// unread is why it is not known where volumes of its pods are, or nil.
@@ -179,9 +181,10 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			return fmt.Errorf("using PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
 		}
 		a := &appScope{maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
+		below := r.Walker.Descendants(app.UID)
 		a.observed = observed{
 			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.canTake(ctx, a),
-			cohorts: r.Ledger.View(r.Walker.Descendants(app.UID)),
+			cohorts: r.Ledger.View(below), refused: r.Walker.PodsRefused(below),
 		}
 		if a.mode == "" {
 			a.mode = gm.ReschedulingEvict
@@ -191,6 +194,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			s.waits = append(s.waits, phase.Wait("a NodeGroup to be away", at.Sub(r.Clock.Now())))
 		}
 		r.setKind(&a.observed)
+		a.anew = r.mayMakeAnew(&a.observed)
 		s.waits = append(s.waits, r.standStill(a, s.policy))
 		r.returns.see(&a.observed, r.Clock.Now())
 		a.plan = planFor(a.observed)
@@ -212,6 +216,7 @@ func (o *observed) moved() bool { return o.evictable && o.mode == gm.Reschedulin
 // it has: when it is done, none.
 func (r *Reconciler) setKind(o *observed) {
 	o.evictable, o.divided, o.complete = o.app.Kind != "Pod", true, true
+	o.short = map[types.UID]bool{}
 	pods := map[types.UID]int{} // one owner may have pods of several revisions
 	all := 0
 	for _, c := range o.cohorts {
@@ -229,6 +234,7 @@ func (r *Reconciler) setKind(o *observed) {
 		o.divided = o.divided && owner.Kind != "DaemonSet"
 		o.sticky = o.sticky || owner.Kind == "StatefulSet"
 		o.complete = o.complete && owner.Replicas != nil && int(*owner.Replicas) == n
+		o.short[uid] = owner.Replicas != nil && n < int(*owner.Replicas)
 		if owner.Replicas != nil && owner.Kind != "Job" {
 			o.replicas += int(*owner.Replicas)
 		}

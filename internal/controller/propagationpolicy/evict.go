@@ -45,12 +45,13 @@ func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
 	if err != nil {
 		return err
 	}
+	pods, wait := a.succeeded(pods)
 	width, widest := 1, 0 // one first: it may be refused
 	for len(pods) > 0 {
 		batch := pods[:min(width, len(pods))]
 		evicted, err := r.evictBatch(ctx, a, batch)
 		if err != nil || evicted < len(batch) {
-			return err // pods that change bring us back
+			return errors.Join(wait, err) // pods that change bring us back
 		}
 		pods = pods[len(batch):]
 		if widest == 0 && len(pods) > 0 {
@@ -58,7 +59,29 @@ func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
 		}
 		width = min(2*width, widest)
 	}
-	return nil
+	return wait
+}
+
+// succeeded leaves out the pods that are to stay for now, because their owner
+// may not be able to create successors; if there are any, it says when to come
+// back. A running pod stays once the API server has refused one.
+func (a *appScope) succeeded(pods []*seats.Pod) (may []*seats.Pod, wait error) {
+	for _, pod := range pods {
+		cohort := seats.Cohort{Owner: pod.Owner(), Revision: pod.Revision}
+		ok := a.refused == "" || !a.short[cohort.Owner]
+		if pod.Node == "" {
+			ok = a.anew[cohort] > 0
+		}
+		if !ok {
+			wait = waitForOwner()
+			continue
+		}
+		if pod.Node == "" {
+			a.anew[cohort]--
+		}
+		may = append(may, pod)
+	}
+	return may, wait
 }
 
 // widest is how many evictions of a workload may be under way at a time.

@@ -8,6 +8,8 @@ import (
 	"sort"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
@@ -27,8 +29,11 @@ type observed struct {
 	evictable bool
 	// divided is false for a DaemonSet: one pod a node, nothing to divide.
 	divided bool
-	// complete: every owner has as many pods as it wants.
+	// complete: every owner has as many pods as it wants. short are those that
+	// have fewer, and refused is why the API server creates no more, if it says so.
 	complete bool
+	short    map[types.UID]bool
+	refused  string
 	// balanced: there is one revision, or the rollout stands still.
 	balanced bool
 	// sticky: a pod that is evicted from a node that is away has no successor
@@ -325,6 +330,9 @@ func (p *plan) explain(o observed, waiting, surplus, onLoan int, stay string) {
 		p.spread.Message = "no NodeGroup of the policy has a node: " + missing
 	case !o.divided:
 		p.spread.Message = "one pod a node: pods are kept to the policy's NodeGroups and wait on all other nodes"
+	case o.refused != "" && !o.complete:
+		p.reason = gm.ReasonPodsRefused
+		p.spread.Message = conditions.Bounded("the API server creates no pods: " + o.refused)
 	case !o.balanced:
 		p.reason = gm.ReasonConverging
 		p.spread.Message = "a rollout is in progress"

@@ -20,6 +20,9 @@ const (
 	// lendWidth bounds the pods of one revision that go on loan at a time: the
 	// others may find no place there, either.
 	lendWidth = 8
+	// newTime is how long a pod that was created shows that its owner can create
+	// more, and comeTime how soon is looked again whether the next one has come.
+	newTime, comeTime = 10 * time.Second, time.Second
 )
 
 // reassign makes waiting pods anew:
@@ -40,7 +43,7 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 			if !a.evictable || !a.divided {
 				continue
 			}
-			errs = append(errs, r.pin(ctx, c))
+			errs = append(errs, r.pin(ctx, a, c))
 			if after > 0 {
 				errs = append(errs, r.lend(ctx, a, c, after))
 			}
@@ -49,10 +52,33 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 	return errors.Join(errs...)
 }
 
+// mayMakeAnew is how many waiting pods of each cohort may be made anew in a pass:
+// one, and more once the owner is seen to create pods. None while it has fewer
+// than it wants: what keeps it from creating them, a quota perhaps, would keep
+// it from creating their successors.
+func (r *Reconciler) mayMakeAnew(o *observed) map[seats.Cohort]int {
+	most := map[seats.Cohort]int{}
+	for _, c := range o.cohorts {
+		if o.short[c.Owner] {
+			continue
+		}
+		most[c.Cohort] = 1
+		for _, pod := range c.Pods {
+			if r.left(pod.Created, newTime) > 0 {
+				most[c.Cohort] += 2
+			}
+		}
+	}
+	return most
+}
+
+// waitForOwner comes back when an owner may have created the pods that it lacks.
+func waitForOwner() error { return phase.Wait("the pods that their owner is to create", comeTime) }
+
 // pin makes pods anew that were refused every node that has room for them: the
 // next ones get their group at creation. Pods with volumes of their own are left
 // alone, for these may tie them to another group.
-func (r *Reconciler) pin(ctx context.Context, c seats.CohortView) error {
+func (r *Reconciler) pin(ctx context.Context, a *appScope, c seats.CohortView) error {
 	var errs []error
 	for _, pod := range c.Pods {
 		if pod.Node != "" || !pod.Refused || pod.Pinned() || pod.Gated || pod.Claims || pod.Nominated {
@@ -61,6 +87,9 @@ func (r *Reconciler) pin(ctx context.Context, c seats.CohortView) error {
 		if left := r.left(pod.UnschedulableSince, lateTime); left > 0 {
 			errs = append(errs, phase.Wait("a seat for the pod", left))
 			continue
+		}
+		if a.anew[c.Cohort] == 0 {
+			return errors.Join(append(errs, waitForOwner())...)
 		}
 		if may, next := r.Ledger.Remake(c.Owner, pod.Created); !may {
 			errs = append(errs, phase.Wait("the pods that were made anew", next))
@@ -71,6 +100,7 @@ func (r *Reconciler) pin(ctx context.Context, c seats.CohortView) error {
 			log.FromContext(ctx).Info("Replaced a pod that waited without a NodeGroup", "pod", pod.Key())
 			r.Recorder.Eventf(reference(pod.Pod), nil, corev1.EventTypeNormal, "PodAssigned", "Assign",
 				"Every NodeGroup with room for the pod has its share: the next one is created with the NodeGroup that lacks pods, and waits for a node there")
+			a.anew[c.Cohort]--
 		}
 		errs = append(errs, err)
 	}
@@ -96,6 +126,9 @@ func (r *Reconciler) lend(ctx context.Context, a *appScope, c seats.CohortView, 
 			errs = append(errs, phase.Wait("a node in the pod's NodeGroup", left))
 			continue
 		}
+		if a.anew[c.Cohort] == 0 {
+			return errors.Join(append(errs, waitForOwner())...)
+		}
 		if lent == lendWidth || !canBorrow(a.observed, c, pod) {
 			errs = append(errs, phase.Wait("room in another NodeGroup", retryFeasible))
 			continue
@@ -104,6 +137,7 @@ func (r *Reconciler) lend(ctx context.Context, a *appScope, c seats.CohortView, 
 		gone, err := r.discard(ctx, pod.Pod)
 		if gone {
 			lent++
+			a.anew[c.Cohort]--
 			log.FromContext(ctx).Info("Replaced a pod that found no node in its NodeGroup", "pod", pod.Key(), "nodeGroup", pod.Group)
 			r.Recorder.Eventf(reference(pod.Pod), nil, corev1.EventTypeNormal, "PodReassigned", "Reassign",
 				"No node of NodeGroup %q could take the pod: the next one avoids the group for %s or longer, or until it has room", pod.Group, seats.AvoidTime)

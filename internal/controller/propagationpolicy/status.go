@@ -14,6 +14,7 @@ import (
 var severity = map[string]int{
 	gm.ReasonSatisfied: 0, gm.ReasonConverging: 1, gm.ReasonPodsWaiting: 2,
 	gm.ReasonNoFeasibleTarget: 3, gm.ReasonBlockedByPDB: 4, gm.ReasonGroupsAway: 5, gm.ReasonGroupsMissing: 6,
+	gm.ReasonPodsRefused: 7,
 }
 
 // setStatus writes what was observed and planned into the policy's status.

@@ -2,14 +2,17 @@ package propagationpolicy
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -142,10 +145,60 @@ func TestNoPodIsMadeAnewAgainAndAgain(t *testing.T) {
 	}
 }
 
+// TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas: with a quota that has no
+// room for successors, one waiting pod is lost, and no more.
+func TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas(t *testing.T) {
+	const quota = `pods "web-1-" is forbidden: exceeded quota: few`
+	for name, waits := range map[string]func(name string, owner build.Object) *corev1.Pod{
+		"pods without a group": func(name string, owner build.Object) *corev1.Pod { return refused(name, time.Hour, owner) },
+		"pods of a full group": func(name string, owner build.Object) *corev1.Pod { return stuck(name, "hz", time.Hour, owner) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(20))
+			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(20))
+			objects := append(ground(), deployment, replicaSet)
+			for i := range 20 {
+				objects = append(objects, waits(fmt.Sprint("web-1-", i), replicaSet))
+			}
+			s := newSite(t, objects...)
+			pass := func() []string {
+				t.Helper()
+				if _, err := s.pass(); err != nil {
+					t.Fatal(err)
+				}
+				for _, gone := range s.Evicted {
+					s.World.Ledger.Forget(types.UID(gone))
+				}
+				return s.Evicted
+			}
+			if first := pass(); len(first) != 1 {
+				t.Fatalf("%v are made anew before it is known that their owner can create pods, want one", first)
+			}
+			s.World.Walker.Put(build.Owner(build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(20), build.With(func(rs *appsv1.ReplicaSet) {
+				rs.Status.Conditions = []appsv1.ReplicaSetCondition{{Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Message: quota}}
+			}))))
+			for range 20 {
+				s.World.Clock.Step(time.Minute)
+				if more := pass(); len(more) > 0 {
+					t.Fatalf("%v are made anew though their owner cannot create pods", more)
+				}
+			}
+			if s.reason() != gm.ReasonPodsRefused || !strings.Contains(s.message(), quota) {
+				t.Errorf("the condition is %s: %s", s.reason(), s.message())
+			}
+			s.World.Walker.Put(build.Owner(build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(20))))
+			s.World.See(build.Pod("web-1-20", build.OwnedBy(replicaSet), build.Seated("hz"), build.Created(s.World.Clock.Now()), build.On("node-hz")))
+			if more := pass(); len(more) != 3 {
+				t.Errorf("a successor came, and %v are made anew, want 3", more)
+			}
+		})
+	}
+}
+
 // TestPodsGoOnLoanOnlyWhereThereIsRoom and not more at a time than may find it.
 func TestPodsGoOnLoanOnlyWhereThereIsRoom(t *testing.T) {
-	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(50))
-	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(50))
+	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(20))
+	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(20))
 	closed := func(group string) *corev1.Node {
 		return build.Node("node-"+group, build.InGroup(group), build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true }))
 	}
@@ -161,8 +214,14 @@ func TestPodsGoOnLoanOnlyWhereThereIsRoom(t *testing.T) {
 		t.Errorf("no group has room: %v are made anew; comes back after %s (error %v)", s.Evicted, result.RequeueAfter, err)
 	}
 	s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("node-bj", build.InGroup("bj"))))
-	if _, err := s.pass(); len(s.Evicted) != lendWidth || err != nil {
-		t.Errorf("%v are made anew, want %d (error %v)", s.Evicted, lendWidth, err)
+	for pass, want := range []int{1, 3, lendWidth, lendWidth} { // one first: its owner may not be able to create the next
+		if _, err := s.pass(); len(s.Evicted) != want || err != nil {
+			t.Errorf("pass %d: %v are made anew, want %d (error %v)", pass, s.Evicted, want, err)
+		}
+		for i, gone := range s.Evicted {
+			s.World.Ledger.Forget(types.UID(gone))
+			s.World.See(build.Pod(fmt.Sprintf("web-1-%d-%d", pass, i), build.OwnedBy(replicaSet), build.Created(s.World.Clock.Now()), build.On("node-bj")))
+		}
 	}
 	s.World.See(build.Pod("web-1-20", build.OwnedBy(replicaSet), build.Seated("bj"), build.Created(s.World.Clock.Now())))
 	if _, err := s.pass(); len(s.Evicted) != 0 || err != nil {
