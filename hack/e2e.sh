@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of test/ with the given flags of go test. Those of e2e run in
-# two parts side by side, each on clusters of its own: most of their time they
-# wait. Which test is in which part does not matter, so long as both take about
+# three parts side by side, each on clusters of its own: most of their time they
+# wait. Which test is in which part does not matter, so long as all take about
 # as long.
 #
 #   hack/e2e.sh <gotestsum> <flag of go test>...
@@ -26,15 +26,25 @@ case " $* " in
 	;;
 esac
 
-second='Fault|United|Pool|Isolated|Kind'
+# A test is in the first part whose pattern its name matches, else in the last.
+# Tests that share a cluster beside the common one (of faults, of the plain form,
+# of two replicas) are in one part, so that it is started once.
+parts=('Fault|Kind|Isolated|Plain|Marked' 'United|Pool|Node|Manager|Leader|Override')
 others=$(go list ./... | grep -v '/e2e$')
 failed=0
 # shellcheck disable=SC2086 # one argument for each package
 run e2e-others "$@" $others || failed=1
-run e2e-second "$@" -run "$second" ./e2e &
-part=$!
-trap 'kill "$part" 2>/dev/null || true' EXIT
-run e2e-first "$@" -skip "$second" ./e2e || failed=1
-wait "$part" || failed=1
+running=()
+trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
+before='^$'
+for i in "${!parts[@]}"; do
+	run "e2e-$((i + 1))" "$@" -run "${parts[i]}" -skip "$before" ./e2e &
+	running+=($!)
+	before+="|${parts[i]}"
+done
+run "e2e-$((${#parts[@]} + 1))" "$@" -skip "$before" ./e2e || failed=1
+for part in "${running[@]}"; do
+	wait "$part" || failed=1
+done
 trap - EXIT
 exit "$failed"

@@ -144,7 +144,7 @@ func (r *Reconciler) tryGroups(
 		if err != nil {
 			return nil, err
 		}
-		if base, err := r.tryRules(ctx, app, template, rules.First(0), group); err != nil || base != nil {
+		if base, err := r.tryFewer(ctx, app, template, rules.First(0), group); err != nil || base != nil {
 			return nil, errors.Join(err, asUntried(base))
 		}
 		return r.culprit(ctx, app, template, rules, group, refusal)
@@ -171,7 +171,7 @@ func (r *Reconciler) culprit(
 	}
 	n := acting[len(acting)-1]
 	for _, i := range acting[:len(acting)-1] {
-		early, err := r.tryRules(ctx, app, template, rules.First(i), group)
+		early, err := r.tryFewer(ctx, app, template, rules.First(i), group)
 		if err != nil {
 			return nil, err
 		}
@@ -187,6 +187,19 @@ func (r *Reconciler) culprit(
 	return policies.Refusal{RuleError: overrides.RuleError{
 		Rule: n - 1, Overrider: rules.Path(n), Err: fmt.Errorf("the API server refuses the pod that it makes %s: %w", where, refusal),
 	}}, nil
+}
+
+// tryFewer tries some of the rules after all of them were refused. What is
+// forbidden to them is not what made the others invalid: the API server looks
+// at quotas once an object is valid.
+func (r *Reconciler) tryFewer(
+	ctx context.Context, app *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string,
+) (refused, err error) {
+	refused, err = r.tryRules(ctx, app, template, rules, group)
+	if apierrors.IsForbidden(err) {
+		return nil, nil
+	}
+	return refused, err
 }
 
 // tryRules tries what the rules make of the template in one group.

@@ -25,11 +25,11 @@ import (
 )
 
 // judge answers trials as the API server would: two volumes of one name are
-// refused. broken is answered instead, if not nil.
+// refused. broken is answered instead, if not nil, and quota to what is valid.
 type judge struct {
-	t      *testing.T
-	asked  []string // the names of volumes of each trial
-	broken error
+	t             *testing.T
+	asked         []string // the names of volumes of each trial
+	broken, quota error
 }
 
 func newJudge(s *site) *judge {
@@ -57,7 +57,7 @@ func newJudge(s *site) *judge {
 				}
 			}
 		}
-		return true, template, nil
+		return true, template, j.quota
 	})
 	return j
 }
@@ -322,6 +322,18 @@ func TestATemplateThatIsRefusedItselfUnbindsNothing(t *testing.T) {
 	trial, _ := s.World.Book.Trial("web")
 	if len(s.labelled) > 0 || !errors.Is(trial.Untried, errBase) || trial.Refused != nil {
 		t.Errorf("written: %s, trial %+v", s.labelled, trial)
+	}
+}
+
+// TestAQuotaHidesNoRefusal: what is valid meets a quota of PodTemplates, and what
+// is not never gets that far.
+func TestAQuotaHidesNoRefusal(t *testing.T) {
+	s := newSite(t, build.Deployment("web", build.Bound("p", "o"), withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "data")))
+	newJudge(s).quota = apierrors.NewForbidden(schema.GroupResource{Resource: "podtemplates"}, "trial", errors.New("exceeded quota"))
+	s.reconcile("web")
+	trial, _ := s.World.Book.Trial("web")
+	if trial.Refused == nil || trial.Untried != nil || s.deployment("web").Labels[gm.BindingOverridePolicyLabel] != "" {
+		t.Errorf("the trial is %+v, and written was %s", trial, s.labelled)
 	}
 }
 
