@@ -16,8 +16,10 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -157,7 +159,10 @@ func (h *Handler) filter(b *room, w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *Handler) filterCounted(b *room, w http.ResponseWriter, args *filterArgs, a policies.Assignment, names []string, full []json.RawMessage) {
-	request := seats.Request{Pod: args.Pod.Metadata.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names}
+	request := seats.Request{
+		Pod: args.Pod.Metadata.UID, Token: types.UID(args.Pod.Metadata.Annotations[gm.SeatAnnotation]),
+		Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
+	}
 	allowed := map[string]bool{}
 	if h.Wide {
 		for group := range h.Ledger.Scores(request) {

@@ -26,6 +26,8 @@ const (
 type Request struct {
 	Pod    types.UID
 	Cohort Cohort
+	// Token is what a seat that the pod got at creation is known by; "" if none.
+	Token types.UID
 	// Total is the number of pods that the cohort may come to have, as far as
 	// its owners say; the ledger raises it to the number it knows of.
 	Total int
@@ -42,6 +44,9 @@ func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.entryLocked(r)
+	if group, ok := l.claimLocked(s, r.Token); ok {
+		return group, Seated
+	}
 	if s.seated && l.fixedLocked(s) {
 		return s.group, Seated // bound already and the scheduler does not know yet, or seated at creation
 	}
@@ -56,6 +61,21 @@ func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 	l.seatLocked(s, group)
 	l.reserveLocked(s, ReservationTTL)
 	return group, Seated
+}
+
+// claimLocked gives a pod that was not seen yet the seat that was taken for it at
+// its creation: kube-scheduler may see a pod before we do.
+func (l *Ledger) claimLocked(s *seat, token types.UID) (group string, ok bool) {
+	taken := l.seats[token]
+	if token == "" || s.pod != nil || taken == nil || taken.pod != nil || !taken.seated || taken.cohort != s.cohort {
+		return "", false
+	}
+	group = taken.group
+	l.dropLocked(taken)
+	l.unseatLocked(s)
+	l.seatLocked(s, group)
+	l.reserveLocked(s, ReservationTTL)
+	return group, true
 }
 
 // fixedLocked: the pod goes to no other group now. It is bound, or was seated at

@@ -121,6 +121,34 @@ func TestATakenSeatIsThePodsOnceItIsSeen(t *testing.T) {
 	}
 }
 
+// TestASchedulerMaySeeAPodBeforeWeDo: it is asked about with the group that it got
+// at its creation as the only one that is left, and gets that seat.
+func TestASchedulerMaySeeAPodBeforeWeDo(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	spread := atMost(t, 1, "a", "b")
+	group := take(t, l, request("token", 2, spread))
+	take(t, l, request("other", 2, spread)) // every group has its share
+	asked := request("p", 2, spread, "node-"+group)
+	if _, why := l.Reserve(asked); why != NoSeatOpen {
+		t.Errorf("without its token it is answered %q, want %q", why, NoSeatOpen)
+	}
+	asked.Token = "token"
+	for range 2 {
+		if got, why := l.Reserve(asked); got != group || why != Seated {
+			t.Errorf("it is sent to %q (%s), want %q", got, why, group)
+		}
+	}
+	l.Observe(pinned("p", "token", group, ""))
+	if got := taken(l); got["a"] != 1 || got["b"] != 1 {
+		t.Errorf("two pods were created, and the seats are %v", got)
+	}
+	again := request("q", 2, spread, "node-"+group)
+	again.Token = "token"
+	if _, why := l.Reserve(again); why != NoSeatOpen {
+		t.Errorf("a pod with the token of another is answered %q, want %q", why, NoSeatOpen)
+	}
+}
+
 func TestATakenSeatLapsesWhenThePodIsNeverSeen(t *testing.T) {
 	l, clock := newTestLedger("a")
 	spread := atMost(t, 1, "a")
