@@ -44,8 +44,8 @@ func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.entryLocked(r)
-	if group, ok := l.claimLocked(s, r.Token); ok {
-		return group, Seated
+	if l.claimLocked(s, r.Token) {
+		return s.group, Seated
 	}
 	if s.seated && l.fixedLocked(s) {
 		return s.group, Seated // bound already and the scheduler does not know yet, or seated at creation
@@ -65,17 +65,17 @@ func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 
 // claimLocked gives a pod that was not seen yet the seat that was taken for it at
 // its creation: kube-scheduler may see a pod before we do.
-func (l *Ledger) claimLocked(s *seat, token types.UID) (group string, ok bool) {
+func (l *Ledger) claimLocked(s *seat, token types.UID) bool {
 	taken := l.seats[token]
 	if token == "" || s.pod != nil || taken == nil || taken.pod != nil || !taken.seated || taken.cohort != s.cohort {
-		return "", false
+		return false
 	}
-	group = taken.group
+	group := taken.group
 	l.dropLocked(taken)
 	l.unseatLocked(s)
 	l.seatLocked(s, group)
 	l.reserveLocked(s, ReservationTTL)
-	return group, true
+	return true
 }
 
 // fixedLocked: the pod goes to no other group now. It is bound, or was seated at
