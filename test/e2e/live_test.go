@@ -356,10 +356,14 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 		return nil
 	}
 	f.eventually(patience, "one more in the other group, one waits and knows its group", func() error {
+		know := 0
 		for _, pod := range f.pods("app") {
-			if pod.Spec.NodeName == "" && pod.Annotations[gm.SeatAnnotation] == "" {
-				return fmt.Errorf("pod %s has not been made anew yet", pod.Name)
+			if pod.Spec.NodeName == "" && pod.Annotations[gm.SeatAnnotation] != "" {
+				know++
 			}
+		}
+		if know != 1 {
+			return fmt.Errorf("%d pods wait and know their group", know)
 		}
 		return waits()
 	})
