@@ -11,7 +11,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,13 +32,6 @@ func TestExampleInAnyOrder(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { newFixture(t).example(order...) })
 	}
-}
-
-// TestPlainExample is scenario 1 in the form that document 000 has in mind.
-func TestPlainExample(t *testing.T) {
-	f := plain.fixture(t)
-	f.example(exampleGroups, examplePolicies, exampleLabels)
-	f.scheduledBy("nginx", corev1.DefaultSchedulerName)
 }
 
 func exampleGroups(f *fixture) { f.apply("01-nodegroups.yaml") }

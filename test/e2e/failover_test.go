@@ -117,3 +117,32 @@ func (f *fixture) bound(app string) int {
 	}
 	return n
 }
+
+// TestEarlyPodsWaitForALeader: pods that are created while nobody leads wait at
+// the gate, and are made anew, exact and as wanted, by the next leader.
+func TestEarlyPodsWaitForALeader(t *testing.T) {
+	f := pair.fixture(t)
+	f.group("lead-a", 2)
+	f.group("lead-b", 2)
+	f.create(weights("policy", "lead-a", 3, "lead-b", 2))
+	f.create(overrides("rules", argsRule("lead-a", "--site=a"), argsRule("lead-b", "--site=b")))
+	f.create(deployment("app", 5, "policy", requiresOverride("rules")))
+	args := map[string]string{"lead-a": "--site=a", "lead-b": "--site=b"}
+	f.eventually(patience, "3:2", func() error {
+		if err := f.spreadIs("app", map[string]int{"lead-a": 3, "lead-b": 2}); err != nil {
+			return err
+		}
+		return f.argsAre("app", args)
+	})
+	f.killForNow(f.leader())
+	f.scale("app", 40)
+	f.eventually(2*time.Minute, "24:16, each with the arguments of its group", func() error {
+		if err := f.allReady("app", 40); err != nil {
+			return err
+		}
+		if err := f.spreadIs("app", map[string]int{"lead-a": 24, "lead-b": 16}); err != nil {
+			return err
+		}
+		return f.argsAre("app", args)
+	})
+}

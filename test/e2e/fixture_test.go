@@ -25,7 +25,7 @@ import (
 )
 
 // patience bounds how long anything may take that is not said to be quicker.
-const patience = 60 * time.Second
+const patience = 2 * time.Minute
 
 // fixture is one test's corner of the cluster.
 type fixture struct {

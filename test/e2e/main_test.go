@@ -85,15 +85,21 @@ func run(m *testing.M) (code int) {
 }
 
 // lateCluster is a cluster that is there once a test has asked for it, for all
-// tests that do.
+// tests that do. They stand together in files, so that it can end with the last
+// of them: a cluster that nobody uses costs a tenth of two cores.
 type lateCluster struct {
 	options atoll.Options
 	relayed bool
+	// users is how many tests there are. With another number the cluster ends
+	// later, or is made once more.
+	users int
 
-	mu   sync.Mutex // guards what is below
-	env  environment
-	done func() error
-	err  error
+	mu     sync.Mutex // guards what is below
+	env    environment
+	done   func() error
+	err    error
+	used   int
+	broken error // what was found broken when it ended
 }
 
 func (c *lateCluster) start() (environment, error) {
@@ -109,10 +115,15 @@ func (c *lateCluster) start() (environment, error) {
 func (c *lateCluster) end() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.done == nil {
-		return nil
+	c.endLocked()
+	return c.broken
+}
+
+func (c *lateCluster) endLocked() {
+	if c.done != nil {
+		c.broken = errors.Join(c.broken, c.done())
+		c.done = nil
 	}
-	return c.done()
 }
 
 // fixture is a fixture in the cluster.
@@ -122,11 +133,18 @@ func (c *lateCluster) fixture(t *testing.T) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // after what the fixture cleans up
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.used++; c.used == c.users {
+			c.endLocked()
+		}
+	})
 	return newFixtureIn(t, e)
 }
 
 // pair is a cluster with two replicas of atoll-manager.
-var pair = lateCluster{options: atoll.Options{Replicas: 2}}
+var pair = lateCluster{options: atoll.Options{Replicas: 2}, users: 3}
 
 // paceOf is how many pods atoll-manager may evict in a second by its arguments.
 func paceOf(args []string) float64 {

@@ -15,7 +15,14 @@ import (
 // default, and what matters most in either.
 
 // plain is their cluster. A manager that is started again leads within seconds.
-var plain = lateCluster{options: atoll.Options{Plain: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}}
+var plain = lateCluster{options: atoll.Options{Plain: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, users: 3}
+
+// TestPlainExample is scenario 1 in the form that document 000 has in mind.
+func TestPlainExample(t *testing.T) {
+	f := plain.fixture(t)
+	f.example(exampleGroups, examplePolicies, exampleLabels)
+	f.scheduledBy("nginx", corev1.DefaultSchedulerName)
+}
 
 // TestPlainSchedulerAsksAboutEveryPod: the cluster's own kube-scheduler places
 // managed pods exactly; it asks about all others too, and they go anywhere.
