@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +28,9 @@ import (
 
 // patience bounds how long anything may take that is not said to be quicker.
 const patience = 2 * time.Minute
+
+// namespacePrefix begins the names of the tests' namespaces.
+const namespacePrefix = "e2e-"
 
 // fixture is one test's corner of the cluster.
 type fixture struct {
@@ -60,45 +65,90 @@ func newFixtureIn(t *testing.T, e environment) *fixture {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
 	f := &fixture{T: t, ctx: ctx, environment: e}
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: namespacePrefix}}
 	f.create(ns)
 	f.ns = ns.Name
 	f.watch.owns(t.Name(), f.ns)
 	f.Cleanup(func() {
-		policy := metav1.DeletePropagationBackground
-		err := f.kube.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{PropagationPolicy: &policy})
-		if err != nil {
+		f.ctx = context.Background()
+		f.clear()
+		if err := f.kube.CoreV1().Namespaces().Delete(f.ctx, ns.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
-		f.ctx = context.Background()
-		f.eventually(patience, "the namespace goes", func() error {
-			_, err := f.kube.CoreV1().Namespaces().Get(f.ctx, ns.Name, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			return fmt.Errorf("still there: %w", err)
-		})
 	})
 	return f
 }
 
-// eventually polls until check returns nil.
-func (f *fixture) eventually(within time.Duration, what string, check func() error) {
+// clear deletes the workloads and pods of the namespace, so that they are in
+// nobody's way while the namespace goes: Kubernetes takes 5 s before it begins.
+func (f *fixture) clear() {
 	f.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(f.ctx, 50*time.Millisecond, within, true, func(context.Context) (bool, error) {
-		last = check()
-		return last == nil, nil
+	for _, kind := range []client.Object{
+		&apps.UnitedDeployment{}, &appsv1.Deployment{}, &appsv1.StatefulSet{}, &appsv1.DaemonSet{}, &appsv1.ReplicaSet{}, &batchv1.CronJob{}, &batchv1.Job{},
+	} {
+		if err := f.client.DeleteAllOf(f.ctx, kind, client.InNamespace(f.ns), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+			f.Errorf("deleting every %T: %v", kind, err)
+		}
+	}
+	f.eventually(patience, "the pods go", func() error {
+		if err := f.client.DeleteAllOf(f.ctx, &corev1.Pod{}, client.InNamespace(f.ns), client.GracePeriodSeconds(0)); err != nil {
+			return err
+		}
+		var pods corev1.PodList
+		if err := f.client.List(f.ctx, &pods, client.InNamespace(f.ns), client.Limit(1)); err != nil || len(pods.Items) > 0 {
+			return fmt.Errorf("there are some: %w", err)
+		}
+		return nil
+	})
+}
+
+// namespacesGo tells which namespaces of tests do not go: nothing of ours may
+// keep one.
+func (e environment) namespacesGo(ctx context.Context) error {
+	var left []string
+	err := wait.PollUntilContextTimeout(ctx, time.Second, patience, true, func(ctx context.Context) (bool, error) {
+		list, err := e.kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, nil //nolint:nilerr // it is asked again
+		}
+		left = nil
+		for i := range list.Items {
+			if strings.HasPrefix(list.Items[i].Name, namespacePrefix) {
+				left = append(left, list.Items[i].Name)
+			}
+		}
+		return len(left) == 0, nil
 	})
 	if err != nil {
-		f.Fatalf("%s: not within %s: %v", what, within, last)
+		return fmt.Errorf("namespaces do not go: %v: %w", left, err)
+	}
+	return nil
+}
+
+// eventually polls until check returns nil, less and less often: most checks list
+// pods, and the clusters share few cores.
+func (f *fixture) eventually(within time.Duration, what string, check func() error) {
+	f.Helper()
+	ctx, cancel := context.WithTimeout(f.ctx, within)
+	defer cancel()
+	pause := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.2, Cap: 300 * time.Millisecond, Steps: math.MaxInt}
+	for {
+		last := check()
+		if last == nil {
+			return
+		}
+		select {
+		case <-time.After(pause.Step()):
+		case <-ctx.Done():
+			f.Fatalf("%s: not within %s: %v", what, within, last)
+		}
 	}
 }
 
 // always polls for as long as it is told and fails when check does.
 func (f *fixture) always(during time.Duration, what string, check func() error) {
 	f.Helper()
-	_ = wait.PollUntilContextTimeout(f.ctx, 50*time.Millisecond, during, true, func(context.Context) (bool, error) {
+	_ = wait.PollUntilContextTimeout(f.ctx, 100*time.Millisecond, during, true, func(context.Context) (bool, error) {
 		if err := check(); err != nil {
 			f.Fatalf("%s: %v", what, err)
 		}

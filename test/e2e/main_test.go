@@ -201,6 +201,8 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 	if e.watch, err = watchOver(e); err != nil {
 		return e, done, err
 	}
-	done = func() error { return errors.Join(e.watch.end(), e.cluster.Stop(context.Background())) }
+	done = func() error {
+		return errors.Join(e.namespacesGo(context.Background()), e.watch.end(), e.cluster.Stop(context.Background()))
+	}
 	return e, done, nil
 }
