@@ -65,6 +65,8 @@ type Ask struct {
 	// Overridden: the pod will be created with overrides that the API server can
 	// refuse. The replica that leads is the one that knows whether it does.
 	Overridden bool `json:"overridden,omitempty"`
+	// Demands tell which groups the pod may go to; nil is any.
+	Demands *Demands `json:"demands,omitempty"`
 	// DryRun takes no seat.
 	DryRun bool `json:"dryRun,omitempty"`
 }
@@ -149,6 +151,9 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 		}
 		d.issue(ask)
 		return Answer{}, nil
+	}
+	if request.Check, err = ask.Demands.Check(); err != nil {
+		return Answer{}, err
 	}
 	group, why := d.Ledger.Take(request, ask.DryRun)
 	if why != seats.Seated {

@@ -2,10 +2,14 @@ package extender
 
 import (
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // FuzzNodeNames holds the reading of names to what encoding/json says.
@@ -28,6 +32,36 @@ func FuzzNodeNames(f *testing.F) {
 		}
 		if diff := cmp.Diff(want, got.list); gotErr == nil && diff != "" {
 			t.Errorf("decoding %s (-want +got):\n%s", raw, diff)
+		}
+	})
+}
+
+// FuzzDecodeFilter holds the reading of requests to what encoding/json says.
+func FuzzDecodeFilter(f *testing.F) {
+	for _, seed := range []string{
+		`{"Pod":{"metadata":{"name":"p"}},"Nodes":null,"NodeNames":["a","b"]}`, `{"Pod":null,"NodeNames":[]}`, `{"NodeNames":["a"]}`,
+		`{"Pod":{"metadata":{"annotations":{"x":",\"NodeNames\":[\"a\"]}"}}},"NodeNames":["b"]}`, `{"Pod":{"a":1,"NodeNames":["a"]}}`,
+		`{"Pod":{},"NodeNames":["a",]}`, `{"Pod":{},"NodeNames":["a" "b"]}`, `{"Pod":{},"NodeNames":["a\u0062"]}`, `{"Pod":{},"NodeNames":[1]}`,
+		"{\"Pod\":{},\"NodeNames\":[\"a\"]}\n", `{"Pod":{},"NodeNames":["a"]}}`, `{"Pod":{},"NodeNames":["a"],"NodeNames":["b"]}`, `[,"NodeNames":[]}`,
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		if !utf8.ValidString(raw) {
+			return // encoding/json mends it; a name that is none is in no group either way
+		}
+		var want filterArgs
+		wantErr := json.Unmarshal([]byte(raw), &want)
+		answer := httptest.NewRecorder()
+		got, ok := new(room).decodeFilter(answer, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(raw)))
+		if strings.ContainsFunc(raw, func(r rune) bool { return r < ' ' && r != '\n' }) {
+			return // in a string it is none: names that have it are in no group either way
+		}
+		if ok != (wantErr == nil) {
+			t.Fatalf("decoding %q: %t (%s), want error %v", raw, ok, answer.Body, wantErr)
+		}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(nodeNames{}), cmpopts.EquateEmpty()); ok && diff != "" {
+			t.Errorf("decoding %q (-want +got):\n%s", raw, diff)
 		}
 	})
 }

@@ -181,6 +181,11 @@ func (b *room) leave() {
 // decode reads a request's JSON. It answers the request itself when it
 // returns false.
 func (b *room) decode(w http.ResponseWriter, r *http.Request, into any) bool {
+	return b.read(w, r) && b.understand(w, b.buffer.Bytes(), into)
+}
+
+// read reads a request's body into the buffer, or answers the request.
+func (b *room) read(w http.ResponseWriter, r *http.Request) bool {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "the scheduler extender protocol uses POST", http.StatusMethodNotAllowed)
@@ -190,19 +195,74 @@ func (b *room) decode(w http.ResponseWriter, r *http.Request, into any) bool {
 		http.Error(w, err.Error(), status)
 		return false
 	}
-	if err := json.Unmarshal(b.buffer.Bytes(), into); err != nil {
+	return true
+}
+
+func (b *room) understand(w http.ResponseWriter, raw []byte, into any) bool {
+	if err := json.Unmarshal(raw, into); err != nil {
 		http.Error(w, "decoding the request: "+err.Error(), http.StatusBadRequest)
 		return false
 	}
 	return true
 }
 
-// decodeFilter is decode for a request about nodes.
+// decodeFilter is decode for a request about nodes. Their names are most of it,
+// and encoding/json would go over them three times.
 func (b *room) decodeFilter(w http.ResponseWriter, r *http.Request) (args filterArgs, ok bool) {
-	args.NodeNames.list = b.names
-	ok = b.decode(w, r, &args)
+	if !b.read(w, r) {
+		return args, false
+	}
+	head, names := splitNames(b.buffer.Bytes())
+	if names != nil && json.Unmarshal(head, &args) == nil && args.NodeNames.read(names, b.names) {
+		b.names = args.NodeNames.list
+		return args, true
+	}
+	args = filterArgs{NodeNames: nodeNames{list: b.names}}
+	ok = b.understand(w, b.buffer.Bytes(), &args)
 	b.names = args.NodeNames.list
 	return args, ok
+}
+
+var lastField = []byte(`,"NodeNames":[`)
+
+// splitNames cuts a request in two: an object without the names, and the list of
+// names. kube-scheduler writes them last, without spaces; names is nil for a
+// request that looks otherwise. What looks like the beginning of the list is that:
+// in a string there would be a backslash before each quote, and if it were within
+// another object, the first part would be none.
+func splitNames(raw []byte) (head, names []byte) {
+	raw = bytes.TrimRight(raw, "\n")
+	i := bytes.LastIndex(raw, lastField)
+	if i < 0 || !bytes.HasSuffix(raw, []byte("]}")) {
+		return nil, nil
+	}
+	head = append(make([]byte, 0, i+1), raw[:i]...)
+	return append(head, '}'), raw[i+len(lastField)-1 : len(raw)-1]
+}
+
+// read reads a list of strings without spaces and escapes, into the room of
+// another list. It returns false for any other.
+func (n *nodeNames) read(raw []byte, room []string) bool {
+	if bytes.IndexByte(raw, '\\') >= 0 {
+		return false
+	}
+	names := room[:0]
+	for rest := string(raw[1 : len(raw)-1]); rest != ""; {
+		if rest[0] != '"' {
+			return false
+		}
+		name, after, closed := strings.Cut(rest[1:], `"`)
+		if !closed || after != "" && (after[0] != ',' || len(after) == 1) {
+			return false
+		}
+		names = append(names, name)
+		if after == "" {
+			break
+		}
+		rest = after[1:]
+	}
+	n.list, n.given = names, true
+	return true
 }
 
 // readBody reads a request's body, or says with which status it is refused.

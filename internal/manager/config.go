@@ -20,6 +20,12 @@ const (
 	FilterWide   = "Wide"
 )
 
+// Values of --assignment.
+const (
+	AssignmentPolicy = "Policy"
+	AssignmentEarly  = "Early"
+)
+
 // Config is what the command line of atoll-manager says.
 type Config struct {
 	// Namespace is where the manager's Secrets and Lease are.
@@ -39,6 +45,9 @@ type Config struct {
 	LeaderElect bool
 	// LeaseDuration is how long a leader that is not heard of keeps its place.
 	LeaseDuration time.Duration
+	// Assignment is Early or Policy: whether every pod gets its seat at creation,
+	// because nobody asks the extender, or as its PropagationPolicy says.
+	Assignment string
 	// Filter is Narrow or Wide: whether the extender's filter keeps one group or
 	// every group that lacks pods.
 	Filter string
@@ -78,6 +87,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.AdvertiseAddress, "advertise-address", os.Getenv("POD_IP"), "IP address or host name under which other replicas reach this one (default: $POD_IP, else 127.0.0.1)")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "agree with other replicas on one that decides")
 	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that is not heard of keeps its place; at least 3s")
+	fs.StringVar(&c.Assignment, "assignment", AssignmentPolicy, "when pods get their NodeGroup: Policy is as spec.assignment of their PropagationPolicy says, and needs a kube-scheduler that asks the extender; Early is at creation, all of them, and needs none")
 	fs.StringVar(&c.Filter, "filter", FilterNarrow, "what the extender's filter keeps: Narrow is the group whose turn it is, and reserves the seat; Wide is every group that lacks pods: needs prioritizeVerb in kube-scheduler's configuration, and tries pods again that come too late")
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
 	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
@@ -92,6 +102,12 @@ func (c *Config) Validate() error {
 	}
 	if c.LeaseDuration < 3*time.Second {
 		return fmt.Errorf("--leader-elect-lease-duration is %s: it must be at least 3s", c.LeaseDuration)
+	}
+	if c.Assignment != AssignmentPolicy && c.Assignment != AssignmentEarly {
+		return fmt.Errorf("--assignment is %q: it must be %s or %s", c.Assignment, AssignmentPolicy, AssignmentEarly)
+	}
+	if c.Assignment == AssignmentEarly && (c.SchedulerName != "" || c.MarkResource != "" || c.Filter != FilterNarrow) {
+		return errors.New("--assignment is Early, so nobody asks the extender: --scheduler-name, --mark-resource and --filter must be unset")
 	}
 	if c.Filter != FilterNarrow && c.Filter != FilterWide {
 		return fmt.Errorf("--filter is %q: it must be %s or %s", c.Filter, FilterNarrow, FilterWide)
@@ -113,3 +129,6 @@ func (c *Config) Validate() error {
 	}
 	return nil
 }
+
+// asked tells whether some kube-scheduler asks the extender.
+func (c *Config) asked() bool { return c.Assignment != AssignmentEarly }

@@ -132,7 +132,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	if err := p.mgr.Add(bypassed); err != nil {
 		return fmt.Errorf("counting pods that went past the webhook: %w", err)
 	}
-	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{})
+	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.asked())
 	p.desk = &assign.Desk{
 		Book: p.book, Ledger: p.ledger, Clock: clock.RealClock{}, Leading: p.leading.Load, Leader: p.leader.address,
 		Transport: &http.Transport{
@@ -333,15 +333,15 @@ func (p *parts) addControllers(context.Context) error {
 }
 
 func (p *parts) addWebhooks(context.Context) error {
-	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource)}
+	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, API: p.client, SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource)}
 	if err := webhook.SetupWithManager(p.mgr); err != nil {
 		return fmt.Errorf("registering the pod webhook: %w", err)
 	}
-	return policywebhook.SetupWithManager(p.mgr)
+	return policywebhook.SetupWithManager(p.mgr, p.config.asked())
 }
 
-// addExtender serves the extender on every replica; only the one that leads
-// answers.
+// addExtender serves the extender on every replica, where somebody asks it, and
+// answers to other replicas; only the one that leads gives any.
 func (p *parts) addExtender(context.Context) error {
 	handler := &extender.Handler{
 		Book: p.book, Ledger: p.ledger, Client: p.client, Wide: p.config.Filter == FilterWide,
@@ -351,7 +351,10 @@ func (p *parts) addExtender(context.Context) error {
 			Transport: p.desk.Transport,
 		},
 	}
-	mux := handler.ServeMux()
+	mux := http.NewServeMux()
+	if p.config.asked() {
+		mux = handler.ServeMux()
+	}
 	mux.Handle(assign.Path, p.desk)
 	server := &extender.Server{
 		Address: p.config.ExtenderAddress, TLS: p.keeper.MutualTLS(pki.ClientName),

@@ -12,11 +12,13 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
@@ -34,6 +36,9 @@ type Book struct {
 	walker *owners.Walker
 	ledger *seats.Ledger
 	clock  clock.PassiveClock
+	// asked: some kube-scheduler asks the extender, which gives pods their seat and
+	// their images while they are scheduled.
+	asked bool
 
 	mu      sync.Mutex
 	spreads map[spreadKey]spreadEntry
@@ -60,15 +65,20 @@ type rulesEntry struct {
 	errs       []override.RuleError
 }
 
-// NewBook makes a book that reads policies from a cache.
-func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, clock clock.PassiveClock) *Book {
+// NewBook makes a book that reads policies from a cache. asked tells whether
+// some kube-scheduler asks the extender.
+func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, clock clock.PassiveClock, asked bool) *Book {
 	return &Book{
-		reader: reader, walker: walker, ledger: ledger, clock: clock,
+		reader: reader, walker: walker, ledger: ledger, clock: clock, asked: asked,
 		spreads: map[spreadKey]spreadEntry{},
 		rules:   map[types.UID]rulesEntry{},
 		trials:  map[types.UID]Trial{},
 	}
 }
+
+// Asked tells whether some kube-scheduler asks the extender. Where none does,
+// pods get all that they need at their creation, or wait at the gate for it.
+func (b *Book) Asked() bool { return b.asked }
 
 // Propagation reads a PropagationPolicy from the cache.
 func (b *Book) Propagation(ctx context.Context, namespace, name string) (*gm.PropagationPolicy, error) {
@@ -77,6 +87,16 @@ func (b *Book) Propagation(ctx context.Context, namespace, name string) (*gm.Pro
 		return nil, fmt.Errorf("reading PropagationPolicy %s/%s: %w", namespace, name, err)
 	}
 	return policy, nil
+}
+
+// Newcomers are what a node needs to become a member of a NodeGroup; see
+// membership.Newcomers. A group that is not in the cache has none.
+func (b *Book) Newcomers(ctx context.Context, group string) [][]corev1.NodeSelectorRequirement {
+	g := &gm.NodeGroup{}
+	if err := b.reader.Get(ctx, types.NamespacedName{Name: group}, g); err != nil {
+		return nil
+	}
+	return membership.Newcomers(g)
 }
 
 // Override reads an OverridePolicy from the cache.
@@ -199,6 +219,15 @@ type Assignment struct {
 	Spread placement.Spread
 	// Owners are those above the pod, its direct owner first.
 	Owners []*ownership.Object
+}
+
+// Divided tells whether the pod gets a seat: it is one of those that a
+// PropagationPolicy divides.
+func (a *Assignment) Divided() bool { return a.Counted && a.Application.Propagation != nil }
+
+// Takes tells whether a pod that is not divided may be on a node of the group.
+func (a *Assignment) Takes(group string) bool {
+	return a.Application.Propagation == nil || slices.Contains(a.Spread.Taking(), group)
 }
 
 // Revision is the revision of a pod with this controller and these labels.

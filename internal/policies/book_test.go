@@ -45,7 +45,7 @@ func newLibrary(t *testing.T, objects ...build.Object) *library {
 		}
 	}
 	reader := build.Client(interceptor.Funcs{}, cached...)
-	return &library{Book: NewBook(reader, walker, ledger, clock), clock: clock}
+	return &library{Book: NewBook(reader, walker, ledger, clock, true), clock: clock}
 }
 
 func TestAssignment(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 // cannot change once a pod exists.
 var (
 	errNeedsPropagation = errors.New("it changes fields that cannot change once a pod exists, so the NodeGroup must be known at creation: let the workload require a PropagationPolicy too")
+	errNeedsGroup       = errors.New("nobody changes images while a pod is scheduled in the form Pinned, so the NodeGroup must be known at creation: let the workload require a PropagationPolicy too")
 	errIsLate           = errors.New("it changes fields that cannot change once a pod exists, and spec.assignment of the PropagationPolicy is Late: set it to Auto")
 	errIsPod            = errors.New("it changes fields that cannot change once a pod exists, and a pod without an owner exists already: let a workload own the pod")
 )
@@ -34,9 +35,37 @@ func (b *Book) Usable(ctx context.Context, app *ownership.Object, rules *overrid
 	if app.OverridesStopped {
 		return ErrStopped
 	}
-	if !rules.TouchesImmutableAnywhere() {
+	fixed := rules.TouchesImmutableAnywhere()
+	if !fixed && b.asked {
 		return nil
 	}
+	if fixed {
+		if err := b.usableFixed(app, rules); err != nil {
+			return err
+		}
+	}
+	if app.Kind == "DaemonSet" {
+		return nil
+	}
+	placed := b.walker.ApplicationOfOwner(app.UID).Propagation
+	switch {
+	case placed == nil && fixed:
+		return errNeedsPropagation
+	case placed == nil:
+		return errNeedsGroup
+	case !fixed:
+		return nil
+	}
+	policy, err := b.Propagation(ctx, placed.Namespace, placed.Policies.RequiredPropagation)
+	if err == nil && !b.early(policy) {
+		return errIsLate
+	}
+	return nil // a PropagationPolicy that is missing keeps pods waiting by itself
+}
+
+// usableFixed tells why rules that change what cannot change later cannot be
+// used for a workload, wherever its pods go.
+func (b *Book) usableFixed(app *ownership.Object, rules *override.Rules) error {
 	if app.Kind == "Pod" {
 		return errIsPod
 	}
@@ -46,18 +75,7 @@ func (b *Book) Usable(ctx context.Context, app *ownership.Object, rules *overrid
 	if t, found := b.Trial(app.UID); found && t.Refused != nil {
 		return t.Refused
 	}
-	if app.Kind == "DaemonSet" {
-		return nil
-	}
-	placed := b.walker.ApplicationOfOwner(app.UID).Propagation
-	if placed == nil {
-		return errNeedsPropagation
-	}
-	policy, err := b.Propagation(ctx, placed.Namespace, placed.Policies.RequiredPropagation)
-	if err == nil && policy.Spec.Assignment == gm.AssignmentLate {
-		return errIsLate
-	}
-	return nil // a PropagationPolicy that is missing keeps pods waiting by itself
+	return nil
 }
 
 // keepsPods refuses rules with which owners would lose their pods and make
@@ -102,6 +120,12 @@ func selected(owners []*ownership.Object) override.Selected {
 	return s
 }
 
+// early tells whether pods get their seat at creation: always where nobody asks
+// the extender.
+func (b *Book) early(policy *gm.PropagationPolicy) bool {
+	return !b.asked || policy.Spec.Assignment != gm.AssignmentLate
+}
+
 // Creation is what the pods of an application are to be from their creation on.
 type Creation struct {
 	// Policy is the OverridePolicy whose Rules are in force; both are nil
@@ -116,6 +140,9 @@ type Creation struct {
 	// while ago, so that new ones get their seat at creation, too. Not so where
 	// nobody makes a pod anew that waits there for too long.
 	Waiting bool
+	// AtOnce: the pod is to have its overrides from its creation on, or is kept to
+	// its groups from then on: nobody could do that while it is scheduled.
+	AtOnce bool
 	// Selected are the labels by which the owners find the pod.
 	Selected override.Selected
 }
@@ -137,7 +164,7 @@ func Version(policy *gm.OverridePolicy) string {
 // on, as it will be once the application carries the binding labels. A policy
 // that is missing counts as none; one that cannot be used is an error.
 func (b *Book) Creation(ctx context.Context, a Assignment) (Creation, error) {
-	var c Creation
+	c := Creation{AtOnce: !b.asked && a.Application.Propagation != nil}
 	if err := b.creationRules(ctx, a.Application.Override, &c); err != nil && !a.Application.Override.IgnoreMissing {
 		return c, err
 	}
@@ -150,13 +177,7 @@ func (b *Book) Creation(ctx context.Context, a Assignment) (Creation, error) {
 	if err != nil {
 		return c, client.IgnoreNotFound(err)
 	}
-	switch policy.Spec.Assignment {
-	case gm.AssignmentEarly:
-		c.Early = true
-	case gm.AssignmentLate:
-	default:
-		c.Early = c.Fixed
-	}
+	c.Early = b.early(policy)
 	if owner := b.walker.Get(a.Cohort.Owner); owner != nil && owner.Kind != "Job" && owner.Kind != "Pod" {
 		c.Waiting = b.ledger.Refused(a.Cohort.Owner)
 	}
@@ -179,5 +200,6 @@ func (b *Book) creationRules(ctx context.Context, o *ownership.Object, c *Creati
 		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, err)
 	}
 	c.Policy, c.Rules, c.Fixed = policy, rules, rules.TouchesImmutableAnywhere()
+	c.AtOnce = c.Fixed || !b.asked
 	return nil
 }

@@ -132,13 +132,13 @@ func TestCreation(t *testing.T) {
 		want    want
 	}{
 		"Auto is early for what cannot change":            {deployment(both), []build.Object{assigns(gm.AssignmentAuto), args}, want{"o/1", true, true, false}},
-		"and late for images":                             {deployment(both), []build.Object{assigns(gm.AssignmentAuto), images}, want{"o/1", false, false, false}},
+		"and for images":                                  {deployment(both), []build.Object{assigns(gm.AssignmentAuto), images}, want{"o/1", true, false, false}},
 		"Early is early for images":                       {deployment(both), []build.Object{assigns(gm.AssignmentEarly), images}, want{"o/1", true, false, false}},
 		"and without overrides":                           {deployment(build.Requires("p", "")), []build.Object{assigns(gm.AssignmentEarly)}, want{Early: true}},
 		"Late is late for images":                         {deployment(both), []build.Object{assigns(gm.AssignmentLate), images}, want{"o/1", false, false, false}},
 		"and cannot be for what cannot change":            {deployment(both), []build.Object{assigns(gm.AssignmentLate), args}, want{Err: true}},
 		"and then counts as none where missing ones do":   {deployment(both, ignore), []build.Object{assigns(gm.AssignmentLate), args}, want{}},
-		"an OverridePolicy that is missing is none":       {deployment(both), []build.Object{assigns(gm.AssignmentAuto)}, want{}},
+		"an OverridePolicy that is missing is none":       {deployment(both), []build.Object{assigns(gm.AssignmentAuto)}, want{Early: true}},
 		"an OverridePolicy that cannot be used":           {deployment(both), []build.Object{assigns(gm.AssignmentAuto), invalid}, want{Err: true}},
 		"a PropagationPolicy that is missing is none":     {deployment(both), []build.Object{args}, want{"o/1", false, true, false}},
 		"the pods of a DaemonSet get no seat":             {build.DaemonSet("ds", both), []build.Object{assigns(gm.AssignmentEarly), args}, want{"o/1", false, true, false}},

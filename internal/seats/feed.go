@@ -47,7 +47,7 @@ func NewFeed(ledger *Ledger, client kubernetes.Interface, revision RevisionOf) *
 
 // Start watches pods until ctx is done.
 func (f *Feed) Start(ctx context.Context) error {
-	go wait.UntilWithContext(ctx, func(context.Context) { f.ledger.Lapse() }, ReservationTTL)
+	go wait.UntilWithContext(ctx, func(context.Context) { f.ledger.Lapse() }, takeTTL)
 	lw := cache.NewListWatchFromClient(f.client.CoreV1().RESTClient(), "pods", "", fields.Everything())
 	list := lw.ListWithContextFunc
 	lw.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {

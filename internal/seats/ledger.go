@@ -107,6 +107,7 @@ type seat struct {
 	number    int       // the group's seats when this one was taken, itself included
 	lapses    time.Time // when a reservation does
 	active    bool      // counts in its cohort's active
+	token     bool      // counts in its cohort's unseen
 	gated     bool      // counts in its cohort's gated
 	available bool      // counts in its owner's available
 }
@@ -128,6 +129,7 @@ type cohort struct {
 	active int  // entries of pods that are active, or not seen yet
 	seated int  // entries with a seat
 	gated  int  // entries of pods that wait at our gate for a seat
+	unseen int  // seats that were taken for pods which nobody has seen yet
 	// coming are until when the successors of pods at our gate are on their way.
 	coming []time.Time
 	// reservations of the cohort, to drop those that lapsed.
@@ -233,6 +235,9 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 	switch {
 	case !pod.Active:
 		l.unseatLocked(s)
+	case pod.Node != "" && l.newcomerLocked(pod, l.nodeLocked(pod.Node)):
+		l.seatLocked(s, pod.GroupStamp)
+		l.reserveLocked(s, newcomerTTL) // until the node is labelled
 	case pod.Node != "":
 		l.seatLocked(s, l.nodeLocked(pod.Node).Group)
 		l.settleLocked(s)
@@ -317,6 +322,10 @@ func (l *Ledger) dropLocked(s *seat) {
 	l.countAvailableLocked(s)
 	s.setActive(false)
 	s.setGated(false)
+	if s.token {
+		s.token = false
+		s.cohort.unseen--
+	}
 	delete(l.seats, s.uid)
 	delete(s.cohort.seats, s.uid)
 	if len(s.cohort.seats) == 0 {

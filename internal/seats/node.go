@@ -15,6 +15,8 @@ type Node struct {
 	Name string
 	// Group is the node's NodeGroup, as its label says; "" is none.
 	Group string
+	// Created is when the node joined the cluster.
+	Created time.Time
 	// Open: Ready and not cordoned.
 	Open bool
 	// Ready: cordoned or not.
@@ -30,7 +32,7 @@ type Node struct {
 // SlimNode keeps of a node what the decisions need.
 func SlimNode(n *corev1.Node) Node {
 	node := Node{
-		Name: n.Name, Group: n.Labels[gm.NodeGroupLabel],
+		Name: n.Name, Group: n.Labels[gm.NodeGroupLabel], Created: n.CreationTimestamp.Time,
 		Offer: fit.Node{Name: n.Name, Labels: n.Labels, Taints: n.Spec.Taints, Allocatable: fit.AmountsOf(n.Status.Allocatable)},
 	}
 	for _, c := range n.Status.Conditions {
@@ -108,8 +110,19 @@ func (l *Ledger) moveLocked(n *node, group string) {
 	for _, s := range n.pods {
 		if s.seated {
 			l.seatLocked(s, group)
+			l.settleLocked(s)
 		}
 	}
+}
+
+// newcomerTTL is how long after a node has joined the cluster its label may
+// come at the latest, for pods that are pinned to its group and come before it.
+const newcomerTTL = time.Minute
+
+// newcomerLocked tells whether the pod may be on a node of its group that is not
+// labelled yet.
+func (l *Ledger) newcomerLocked(pod *Pod, n *node) bool {
+	return pod.Pinned() && n.Group == "" && (!n.exists || l.clock.Now().Before(n.Created.Add(newcomerTTL)))
 }
 
 func (l *Ledger) countMemberLocked(n *node, group string, joins bool) {

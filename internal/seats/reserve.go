@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
@@ -33,8 +34,12 @@ type Request struct {
 	Total int
 	// Spread says how they divide.
 	Spread placement.Spread
-	// Nodes are the names of the nodes that could take the pod.
+	// Nodes are the names of the nodes that could take the pod, where somebody
+	// has found out.
 	Nodes []string
+	// Check, if not nil, tells which nodes the pod may go to at all. It is used
+	// under the ledger's lock and by nobody else meanwhile.
+	Check *fit.Check
 }
 
 // Reserve hands out the seat whose turn it is, among the groups that have one
@@ -164,9 +169,13 @@ func (l *Ledger) lapseLocked(c *cohort) {
 		if now.Before(s.lapses) {
 			continue
 		}
-		if s.pod == nil {
+		switch {
+		case s.pod == nil:
 			l.dropLocked(s)
-		} else {
+		case s.pod.Node != "": // the node did not join the group that the pod is pinned to
+			l.seatLocked(s, l.nodeLocked(s.pod.Node).Group)
+			l.settleLocked(s)
+		default:
 			l.unseatLocked(s)
 		}
 	}

@@ -1,15 +1,25 @@
 package seats
 
-import "time"
+import (
+	"time"
+
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
+)
 
 // takeTTL is how long a seat is kept for a pod that is being created: one that
 // others refuse, as for a quota, gives it back after that.
 const takeTTL = 10 * time.Second
 
+// maxUnseen bounds the seats of one cohort that are kept for pods which nobody has
+// seen yet, beyond those that its owner says are to come. The API server shows a
+// pod within moments of its creation; what asks for more is not creating any.
+const maxUnseen = 20
+
 // Take hands out the seat whose turn it is to a pod that is being created, and
 // returns its group. The pod is to carry the token, which stands for it in
 // Request.Pod, and is known by it once it is seen. Request.Nodes is not looked
-// at: groups that the owner avoids get the pod only if no other can. A dry run
+// at: groups that the owner avoids, or of which the pod may go to no node, get it
+// only if no other can. A dry run
 // answers the same and takes nothing.
 func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	l.mu.Lock()
@@ -20,6 +30,9 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	}
 	s := l.entryLocked(r)
 	i := l.turnLocked(s.cohort, r, groups)
+	if s.cohort.unseen >= maxUnseen+max(0, r.Total-(s.cohort.active-1-s.cohort.unseen)) {
+		i = -1
+	}
 	if i < 0 || dryRun {
 		l.dropLocked(s)
 	}
@@ -27,6 +40,8 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 		return "", NoSeatOpen
 	}
 	if !dryRun {
+		s.token = true
+		s.cohort.unseen++
 		s.cohort.arrived()
 		l.seatLocked(s, groups[i])
 		l.reserveLocked(s, takeTTL)
@@ -75,23 +90,64 @@ func (l *Ledger) admitsLocked(c *cohort, r Request) bool {
 	return l.openSeatsLocked(c, r) >= c.active-c.seated-c.gated
 }
 
-// turnLocked is the index of the group whose turn it is, -1 if there is none.
+// turnLocked is the index of the group whose turn it is, -1 if there is none. A
+// group that the owner avoids, or of which the pod may go to no node, comes after
+// those that have their share: the pod is on loan there.
 func (l *Ledger) turnLocked(c *cohort, r Request, groups []string) int {
 	l.lapseLocked(c)
 	desired := c.divide(r.Spread, max(r.Total, c.active))
-	avoids := false
+	closed := false
 	for i, g := range groups {
 		c.current[i] = c.counts[g]
-		c.feasible[i] = !l.avoidsLocked(c.key.Owner, g)
-		avoids = avoids || !c.feasible[i]
+		c.feasible[i] = !l.avoidsLocked(c.key.Owner, g) && l.reachesLocked(g, r.Check)
+		closed = closed || !c.feasible[i]
 	}
 	if i := r.Spread.Next(desired, c.current, c.feasible); i >= 0 {
 		return i
 	}
-	if avoids {
+	if closed {
 		if i := r.Spread.Next(r.Spread.Ceilings(max(r.Total, c.active)), c.current, c.feasible); i >= 0 {
 			return i // on loan
 		}
 	}
 	return r.Spread.Next(desired, c.current, nil)
+}
+
+func (l *Ledger) reachesLocked(group string, check *fit.Check) bool {
+	if check == nil {
+		return true
+	}
+	for _, n := range l.members[group] {
+		if check.Reaches(&n.Offer) {
+			return true
+		}
+	}
+	return false
+}
+
+// Place gives a pod that waits at our gate the seat whose turn it is, for as long
+// as it takes to pin the pod there. A caller that fails to do that asks again,
+// and gets the same answer.
+func (l *Ledger) Place(r Request) (group string, why Reason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.seats[r.Pod]
+	groups := r.Spread.Groups()
+	switch {
+	case len(groups) == 0:
+		return "", NoGroup
+	case s == nil || s.pod == nil || s.cohort.key != r.Cohort:
+		return "", NoSeatOpen // it went, or is another's
+	}
+	l.lapseLocked(s.cohort)
+	if s.seated {
+		return s.group, Seated
+	}
+	i := l.turnLocked(s.cohort, r, groups)
+	if i < 0 {
+		return "", NoSeatOpen
+	}
+	l.seatLocked(s, groups[i])
+	l.reserveLocked(s, takeTTL)
+	return groups[i], Seated
 }

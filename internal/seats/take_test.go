@@ -5,7 +5,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -149,6 +151,39 @@ func TestASchedulerMaySeeAPodBeforeWeDo(t *testing.T) {
 	}
 }
 
+// TestSeatsOfPodsThatNobodyCreatesAreBounded: anybody who reaches the webhook can
+// ask for them.
+func TestSeatsOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
+	l, clock := newTestLedger("a", "b")
+	spread := weights("a", 1, "b", 1)
+	for i := range 2 {
+		name := fmt.Sprint("p", i)
+		l.Observe(pinned(name, "token-"+name, take(t, l, request("token-"+name, 2, spread)), ""))
+	}
+	forge := func() (n int) {
+		for i := range 200 {
+			if _, why := l.Take(request(fmt.Sprint("forged", i), 2, spread), false); why == Seated {
+				n++
+			}
+		}
+		return n
+	}
+	if n := forge(); n != maxUnseen {
+		t.Errorf("200 forged requests got %d seats, want %d", n, maxUnseen)
+	}
+	if _, why := l.Take(request("real", 40, spread), false); why != Seated {
+		t.Errorf("a pod of a workload that grows gets no seat: %s", why)
+	}
+	clock.Step(takeTTL)
+	l.Lapse()
+	if got := counts(l, cohortOne); got["a"] != 1 || got["b"] != 1 || len(l.seats) != 2 {
+		t.Errorf("the seats are %v, and %d entries are left", got, len(l.seats))
+	}
+	if n := forge(); n != maxUnseen {
+		t.Errorf("afterwards %d are handed out, want %d", n, maxUnseen)
+	}
+}
+
 func TestATakenSeatLapsesWhenThePodIsNeverSeen(t *testing.T) {
 	l, clock := newTestLedger("a")
 	spread := atMost(t, 1, "a")
@@ -218,6 +253,52 @@ func TestAPinnedPodKeepsItsSeatWhateverIsAsked(t *testing.T) {
 	asked("Confirm")
 	l.Release("p")
 	asked("Release")
+}
+
+// TestAPodOnANewcomerCountsInItsGroup: kube-scheduler may bind it before we have
+// labelled the node. A node that turns out to be none of the group's does not count.
+func TestAPodOnANewcomerCountsInItsGroup(t *testing.T) {
+	for name, tc := range map[string]struct {
+		known bool          // the node is seen before the pod
+		age   time.Duration // of the node
+		joins bool
+		want  map[string]int // at first, and in the end
+		end   map[string]int
+	}{
+		"it joins":                         {known: true, joins: true, want: map[string]int{"a": 1}, end: map[string]int{"a": 1}},
+		"it joins, and is seen afterwards": {joins: true, want: map[string]int{"a": 1}, end: map[string]int{"a": 1}},
+		"it does not":                      {known: true, want: map[string]int{"a": 1}, end: map[string]int{"": 1}},
+		"it is an old node of no group":    {known: true, age: time.Hour, want: map[string]int{"": 1}, end: map[string]int{"": 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, clock := newTestLedger("a", "b")
+			node := Node{Name: "new", Open: true, Created: clock.Now().Add(-tc.age)}
+			if tc.known {
+				l.ObserveNode(node)
+			}
+			l.Observe(pinned("p", "token", "a", "new"))
+			if diff := cmp.Diff(tc.want, taken(l)); diff != "" {
+				t.Errorf("at first (-want +got):\n%s", diff)
+			}
+			if tc.joins {
+				node.Group = "a"
+			}
+			l.ObserveNode(node)
+			clock.Step(newcomerTTL)
+			l.Lapse()
+			if diff := cmp.Diff(tc.end, taken(l)); diff != "" {
+				t.Errorf("in the end (-want +got):\n%s", diff)
+			}
+			l.Observe(pinned("p", "token", "a", "new"))
+			if diff := cmp.Diff(tc.end, taken(l)); diff != "" {
+				t.Errorf("seen again (-want +got):\n%s", diff)
+			}
+			l.Forget("p")
+			if len(taken(l)) > 0 {
+				t.Errorf("a deleted pod left %v", taken(l))
+			}
+		})
+	}
 }
 
 func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {

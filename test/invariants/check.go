@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -251,6 +252,9 @@ func (c *checker) checkBind(pod Pod, s Stamp) {
 		c.violate("I5", s, pod.name(), c.near(pod, apps), "got node %q while PropagationPolicy %q, which %s %q requires, was not bound",
 			pod.Node, required, apps[0].propagation.Kind, apps[0].propagation.Name)
 		return
+	}
+	if pod.Pinned && slices.Equal(groups, []string{""}) && slices.Contains(c.groupsOf(pod.Node, s.Seen, math.MaxUint64), pod.Group) {
+		groups = []string{pod.Group} // a newcomer, which was labelled afterwards
 	}
 	if !anyAllows(policies, groups) {
 		c.violate("I5", s, pod.name(), c.near(pod, apps), "got node %q of NodeGroup %q, which PropagationPolicy %q gives nothing", pod.Node, groups[0], required)

@@ -219,6 +219,18 @@ func TestCheckBites(t *testing.T) {
 		"a pod gets a node without a group": {func(r *run) {
 			r.bind("1", "node-x")
 		}, "I5: gives nothing"},
+		"a pinned pod gets a node that joins its group afterwards": {func(r *run) {
+			r.set("1", func(p *Pod) { p.Group, p.Pinned = "a", true })
+			r.node("node-new", "")
+			r.bind("1", "node-new")
+			r.node("node-new", "a")
+		}, ""},
+		"a pinned pod gets a node that joins another group": {func(r *run) {
+			r.set("1", func(p *Pod) { p.Group, p.Pinned = "a", true })
+			r.node("node-new", "")
+			r.bind("1", "node-new")
+			r.node("node-new", "c")
+		}, "I5: gives nothing"},
 		"a pod gets a node of a group of weight 0": {func(r *run) {
 			r.policy(2, gm.PropagationSpec{StaticWeight: []gm.StaticNodeGroupWeight{
 				{NodeGroupNames: []string{"a"}, Weight: 0}, {NodeGroupNames: []string{"b"}, Weight: 1},

@@ -73,9 +73,10 @@ type PropagationSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	NumRange []NodeGroupNumRange `json:"numRange,omitempty"`
 
-	// assignment says when a pod gets its NodeGroup. Auto, the default, is
-	// Early where the workload's OverridePolicy changes a field that cannot
-	// change once a pod exists (command, args, most plaintext), else Late.
+	// assignment says when a pod gets its NodeGroup: Early is when it is created,
+	// Late when it is scheduled, by a kube-scheduler that asks Atoll's extender.
+	// Auto, the default, is Early. Where no kube-scheduler asks (the chart's
+	// form Pinned) Late is Early too.
 	// +optional
 	// +kubebuilder:default=Auto
 	Assignment Assignment `json:"assignment,omitempty"`
@@ -125,12 +126,13 @@ func (f *Failover) After() time.Duration { return time.Duration(f.AfterSeconds) 
 type Assignment string
 
 const (
-	// AssignmentAuto is Early where a rule of the OverridePolicy demands it.
+	// AssignmentAuto is Early.
 	AssignmentAuto Assignment = "Auto"
 	// AssignmentEarly: at creation. The pod is pinned to its group, and carries
 	// every override from the start.
 	AssignmentEarly Assignment = "Early"
-	// AssignmentLate: when kube-scheduler places the pod.
+	// AssignmentLate: when a kube-scheduler that asks the extender places the pod,
+	// with its view of where there is room.
 	AssignmentLate Assignment = "Late"
 )
 

@@ -113,7 +113,9 @@ func (s *site) pod(name string) *corev1.Pod {
 }
 
 var (
-	policy   = build.PropagationPolicy("p", build.Weight(1, "hz"))
+	policy = build.PropagationPolicy("p", build.Weight(1, "hz"))
+	// late leaves seats to the extender; how others leave the gate is in settle_test.go.
+	late     = build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))
 	override = build.OverridePolicy("o", build.Registry("hz", "hz.io"))
 	ignore   = build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
 )
@@ -228,7 +230,7 @@ func TestAnErrorOfTheCacheUnbindsNothing(t *testing.T) {
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
 			return broken
 		},
-	}), s.World.Walker, s.World.Ledger, s.World.Clock)
+	}), s.World.Walker, s.World.Ledger, s.World.Clock, true)
 	if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, broken) {
 		t.Errorf("error is %v", err)
 	}
@@ -258,10 +260,10 @@ func TestRelease(t *testing.T) {
 		want    []string
 	}{
 		"a gated pod goes when the policies are bound": {
-			objects: append(web(build.Requires("p", "o")), policy, override), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
+			objects: append(web(build.Requires("p", "o")), late, override), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
 		},
 		"a gated pod stays while one of two policies is missing": {
-			objects: append(web(build.Requires("p", "o")), policy), pods: []*corev1.Pod{waiting("a", build.Gated())},
+			objects: append(web(build.Requires("p", "o")), late), pods: []*corev1.Pod{waiting("a", build.Gated())},
 		},
 		"a gated pod goes when a missing policy is none": {
 			objects: web(build.Requires("p", ""), ignore), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
@@ -270,23 +272,23 @@ func TestRelease(t *testing.T) {
 			objects: web(bindingLabels("p", "")), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
 		},
 		"a pod that kube-scheduler refused is woken": {
-			objects: append(web(build.Bound("p", "")), policy), pods: []*corev1.Pod{waiting("a", build.Unschedulable())}, want: []string{"a"},
+			objects: append(web(build.Bound("p", "")), late), pods: []*corev1.Pod{waiting("a", build.Unschedulable())}, want: []string{"a"},
 		},
 		"pods that kube-scheduler has not looked at, that run or are over are left alone": {
-			objects: append(web(build.Bound("p", "")), policy),
+			objects: append(web(build.Bound("p", "")), late),
 			pods: []*corev1.Pod{
 				waiting("new"), waiting("running", build.On("node-hz"), build.Running(0)), waiting("leaving", build.Gated(), build.Deleting("example.com/f")),
 			},
 		},
 		"a pod stays that waits for a policy of another owner": {
 			objects: []build.Object{
-				policy, build.Deployment("web", build.Bound("p", "")),
+				late, build.Deployment("web", build.Bound("p", "")),
 				build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Requires("", "missing")),
 			},
 			pods: []*corev1.Pod{waiting("a", build.Gated())},
 		},
 		"a gate of somebody else stays": {
-			objects: append(web(build.Bound("p", "")), policy), pods: []*corev1.Pod{waiting("a", foreign, build.Gated())}, want: []string{"a"},
+			objects: append(web(build.Bound("p", "")), late), pods: []*corev1.Pod{waiting("a", foreign, build.Gated())}, want: []string{"a"},
 		},
 	}
 	for name, tc := range tests {
@@ -318,7 +320,7 @@ func TestRelease(t *testing.T) {
 }
 
 func TestAReleasedPodCarriesTheLabelsOfItsApplication(t *testing.T) {
-	s := newSite(t, append(web(build.Requires("p", "")), policy)...)
+	s := newSite(t, append(web(build.Requires("p", "")), late)...)
 	s.World.Add(t, waiting("a", build.Gated(), build.Requires("p", "old"), bindingLabels("older", "old"), build.Label("app", "web")))
 	s.reconcile("web")
 	want := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", "app": "web"}
@@ -330,7 +332,7 @@ func TestAReleasedPodCarriesTheLabelsOfItsApplication(t *testing.T) {
 // TestThePatchThatTakesOurGateOffIsAStrategicOne applies it as the API server
 // does: gates are merged by name.
 func TestThePatchThatTakesOurGateOffIsAStrategicOne(t *testing.T) {
-	s := newSite(t, append(web(build.Bound("p", "")), policy)...)
+	s := newSite(t, append(web(build.Bound("p", "")), late)...)
 	pod := waiting("a", build.Gated())
 	s.World.Add(t, pod)
 	s.reconcile("web")
@@ -432,7 +434,7 @@ func TestAnswersToAPatchOfAPod(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, append(web(build.Bound("p", "")), policy)...)
+			s := newSite(t, append(web(build.Bound("p", "")), late)...)
 			s.World.Add(t, waiting("a", build.Gated()))
 			s.World.Add(t, waiting("b", build.Gated()))
 			s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -489,7 +491,7 @@ func TestPodsStayAtTheGateUntilTheBindingIsWritten(t *testing.T) {
 		"a workload that is gone":     apierrors.NewNotFound(deployments, "web"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, append(web(build.Requires("p", "")), policy)...)
+			s := newSite(t, append(web(build.Requires("p", "")), late)...)
 			s.World.Add(t, waiting("a", build.Gated()))
 			written := s.Reconciler.Client
 			s.Reconciler.Client = interceptor.NewClient(s.World.Client, interceptor.Funcs{

@@ -26,16 +26,22 @@ const (
 // the pod is to stay at the gate. A Job's pod is not evicted: the Job is
 // suspended and resumed, or the pod starts as it is.
 func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (stays bool, err error) {
-	if pod.Controller == nil || pod.Pinned() {
+	if pod.Pinned() {
 		return false, nil
 	}
 	a, err := r.Book.Assignment(ctx, pod.Object(), pod.Revision)
 	if err != nil {
-		return true, nil //nolint:nilerr // the policy's own condition says why
+		return pod.Controller != nil || !r.Book.Asked(), nil // the policy says why
 	}
 	creation, err := r.Book.Creation(ctx, a)
-	if err != nil || !creation.Fixed || a.Counted && !creation.Early {
-		return false, err // a new one would be no other
+	if err != nil {
+		return false, err
+	}
+	if !creation.Fixed && (a.Divided() && creation.Early || !a.Divided() && creation.AtOnce) {
+		return true, r.settle(ctx, s, pod, a, creation)
+	}
+	if pod.Controller == nil || !creation.Fixed || a.Counted && !creation.Early {
+		return false, nil // a new one would be no other
 	}
 	if strings.HasPrefix(pod.Unassigned, creation.Version()+" ") {
 		return true, nil // a rule cannot be applied; the OverridePolicy says so

@@ -244,7 +244,7 @@ func TestManyPodsAtTheGateAreMadeAnewAtOnce(t *testing.T) {
 // count first; where nothing bounds the pods, all go.
 func TestNoMorePodsThanSeatsLeaveTheGate(t *testing.T) {
 	upTo := func(n int) build.Object {
-		return build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
+		return build.PropagationPolicy("p", build.Assigns(gm.AssignmentLate), build.With(func(p *gm.PropagationPolicy) {
 			p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(n))}}
 		}))
 	}
@@ -257,8 +257,8 @@ func TestNoMorePodsThanSeatsLeaveTheGate(t *testing.T) {
 		"the next is of one on its way":    {upTo(3), []string{"refused"}},
 		"then they go as they came":        {upTo(4), []string{"refused", "gated-1"}},
 		"all of them":                      {upTo(9), []string{"refused", "gated-1", "gated-2"}},
-		"weights keep nobody at the gate":  {build.PropagationPolicy("p", build.Weight(1, "hz")), []string{"refused", "gated-1", "gated-2"}},
-		"nor does a policy without a node": {build.PropagationPolicy("p", build.Weight(1, "bj")), []string{"refused", "gated-1", "gated-2"}},
+		"weights keep nobody at the gate":  {build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate)), []string{"refused", "gated-1", "gated-2"}},
+		"nor does a policy without a node": {build.PropagationPolicy("p", build.Weight(1, "bj"), build.Assigns(gm.AssignmentLate)), []string{"refused", "gated-1", "gated-2"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

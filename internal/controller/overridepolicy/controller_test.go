@@ -498,7 +498,7 @@ func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
 			return broken
 		},
-	}), s.World.Walker, s.World.Ledger, s.World.Clock)
+	}), s.World.Walker, s.World.Ledger, s.World.Clock, true)
 	if _, err := s.pass(); !errors.Is(err, broken) {
 		t.Errorf("error is %v", err)
 	}

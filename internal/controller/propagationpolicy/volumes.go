@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	pvs "github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
@@ -118,51 +118,18 @@ func (v *volumes) of(ctx context.Context, client kubernetes.Interface, now time.
 	return affinity, nil
 }
 
-// +kubebuilder:rbac:groups="",resources=pods;persistentvolumeclaims;persistentvolumes,verbs=get
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get
 
-// readVolumes reads the node affinity of each volume that a pod mounts through
-// a claim which outlives it. A claim of a generic ephemeral volume goes with the
-// pod, and its successor gets another. bound tells whether each claim has its
-// volume.
+// readVolumes reads where the volumes of a pod can be used; see volumes.Of.
 func readVolumes(ctx context.Context, client kubernetes.Interface, pod *seats.Pod) (affinity []*nodeaffinity.NodeSelector, bound bool, err error) {
 	live, err := client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, false, err
 	}
-	bound = true
-	for i := range live.Spec.Volumes {
-		source := live.Spec.Volumes[i].PersistentVolumeClaim
-		if source == nil {
-			continue
-		}
-		selector, has, err := readVolume(ctx, client, pod.Namespace, source.ClaimName)
-		if err != nil {
-			return nil, false, err
-		}
-		bound = bound && has
-		if selector != nil {
-			affinity = append(affinity, selector)
-		}
-	}
-	return affinity, bound, nil
-}
-
-func readVolume(ctx context.Context, client kubernetes.Interface, namespace, name string) (selector *nodeaffinity.NodeSelector, bound bool, err error) {
-	claim, err := client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil || claim.Spec.VolumeName == "" {
-		return nil, false, err
-	}
-	volume, err := client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	required, bound, err := pvs.Of(ctx, client, pod.Namespace, &live.Spec)
 	if err != nil {
 		return nil, false, err
 	}
-	selector, err = requiredBy(volume)
-	return selector, true, err
-}
-
-func requiredBy(volume *corev1.PersistentVolume) (*nodeaffinity.NodeSelector, error) {
-	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
-		return nil, nil
-	}
-	return nodeaffinity.NewNodeSelector(volume.Spec.NodeAffinity.Required)
+	affinity, err = pvs.Selectors(required)
+	return affinity, bound, err
 }

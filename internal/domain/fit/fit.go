@@ -296,6 +296,28 @@ func (c *Check) Of(n *Node, used ...*Use) Reason {
 	return Fits
 }
 
+// Reaches tells whether a node is one that the pod may go to at all, whatever
+// runs there now and whether or not it is open: what it demands of labels, where
+// its volumes are, and the taints that people write.
+func (c *Check) Reaches(n *Node) bool {
+	c.node.Name, c.node.Labels = n.Name, n.Labels
+	if matches, err := c.affinity.Match(&c.node); err != nil || !matches {
+		return false
+	}
+	for _, volume := range c.volumes {
+		if !volume.Match(&c.node) {
+			return false
+		}
+	}
+	return !untolerated(n.Taints, c.demand.Tolerations, lasting)
+}
+
+// lasting taints are there for good: those that Kubernetes writes come and go
+// with the state of a node.
+func lasting(t *corev1.Taint) bool {
+	return closes(t) && !strings.HasPrefix(t.Key, "node.kubernetes.io/") && !strings.HasPrefix(t.Key, "node.cloudprovider.kubernetes.io/")
+}
+
 // untolerated tells whether there is a taint that no toleration tolerates.
 var untolerated = withoutLogger(scheduling.FindMatchingUntoleratedTaint)
 

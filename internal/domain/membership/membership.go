@@ -14,6 +14,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
@@ -194,4 +195,32 @@ func (gs Groups) Assign(nodeName string, nodeLabels map[string]string) string {
 		}
 	}
 	return ""
+}
+
+// Newcomers are what a node that is in no group yet has to have so that the
+// NodeGroup takes it in by its labels: one list for each way, all of it to be
+// met. A group of names alone has none: only its members' label tells. Of
+// several groups that want a node the oldest gets it, which this does not tell.
+func Newcomers(g *gm.NodeGroup) (ways [][]corev1.NodeSelectorRequirement) {
+	if g.DeletionTimestamp != nil {
+		return nil
+	}
+	if _, err := Compile(g); err != nil {
+		return nil // it takes nobody in until it is repaired
+	}
+	if len(g.Spec.MatchLabels) > 0 {
+		var way []corev1.NodeSelectorRequirement
+		for _, key := range slices.Sorted(maps.Keys(g.Spec.MatchLabels)) {
+			way = append(way, corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{g.Spec.MatchLabels[key]}})
+		}
+		ways = append(ways, way)
+	}
+	if len(g.Spec.MatchExpressions) > 0 {
+		var way []corev1.NodeSelectorRequirement
+		for _, e := range g.Spec.MatchExpressions {
+			way = append(way, corev1.NodeSelectorRequirement{Key: e.Key, Operator: corev1.NodeSelectorOperator(e.Operator), Values: e.Values})
+		}
+		ways = append(ways, way)
+	}
+	return ways
 }

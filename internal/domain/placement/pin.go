@@ -6,13 +6,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Pin lets a pod run only on nodes whose label key has one of the values, on
-// top of what it demands already. Required node selector terms are ORed, so the
-// demand goes to the end of each; a term without expressions and fields matches
-// no node and stays as it is. A pod without terms gets one. A term that demands
-// the same already is left alone.
-func Pin(spec *corev1.PodSpec, key string, values ...string) {
-	demand := corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}
+// Pin lets a pod run only on nodes whose label key has the value, on top of what
+// it demands already, and on newcomers: nodes without that label that meet one
+// of the lists of demands. Required node selector terms are ORed, so each term
+// is there once for each way to be such a node; a term without expressions and
+// fields matches no node and stays as it is. A pod without terms gets them. A
+// term that demands the label already is left alone. With newcomers it is to be
+// called once for a pod.
+func Pin(spec *corev1.PodSpec, key, value string, newcomers ...[]corev1.NodeSelectorRequirement) {
+	member := memberOf(key, value)
+	ways := make([][]corev1.NodeSelectorRequirement, 0, len(newcomers)+1)
+	for _, demands := range newcomers {
+		ways = append(ways, append(slices.Clip(demands), stranger(key)))
+	}
+	ways = append(ways, []corev1.NodeSelectorRequirement{member})
+
 	if spec.Affinity == nil {
 		spec.Affinity = &corev1.Affinity{}
 	}
@@ -26,17 +34,62 @@ func Pin(spec *corev1.PodSpec, key string, values ...string) {
 		affinity.RequiredDuringSchedulingIgnoredDuringExecution = required
 	}
 	if len(required.NodeSelectorTerms) == 0 {
-		required.NodeSelectorTerms = []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{demand}}}
+		for _, way := range ways {
+			required.NodeSelectorTerms = append(required.NodeSelectorTerms, corev1.NodeSelectorTerm{MatchExpressions: way})
+		}
 		return
 	}
-	for i := range required.NodeSelectorTerms {
-		term := &required.NodeSelectorTerms[i]
-		if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
+	terms := make([]corev1.NodeSelectorTerm, 0, len(required.NodeSelectorTerms)*len(ways))
+	for _, term := range required.NodeSelectorTerms {
+		if len(term.MatchExpressions)+len(term.MatchFields) == 0 || demands(member)(term) {
+			terms = append(terms, term)
 			continue
 		}
-		if !slices.ContainsFunc(term.MatchExpressions, same(demand)) {
-			term.MatchExpressions = append(slices.Clip(term.MatchExpressions), demand)
+		for _, way := range ways {
+			terms = append(terms, corev1.NodeSelectorTerm{
+				MatchExpressions: slices.Concat(term.MatchExpressions, way), MatchFields: term.MatchFields,
+			})
 		}
+	}
+	required.NodeSelectorTerms = terms
+}
+
+// Unpin returns the required node affinity that a pod had before Pin, nil for
+// none. What it is given stays as it is. A pod that demanded the same by itself
+// is not told apart.
+func Unpin(required *corev1.NodeSelector, key, value string) *corev1.NodeSelector {
+	if required == nil {
+		return nil
+	}
+	member := memberOf(key, value)
+	out := &corev1.NodeSelector{}
+	for _, term := range required.NodeSelectorTerms {
+		switch {
+		case demands(member)(term):
+			term.MatchExpressions = slices.DeleteFunc(slices.Clone(term.MatchExpressions), same(member))
+			if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
+				return nil // the term that Pin gives a pod without terms
+			}
+		case demands(stranger(key))(term):
+			continue // the same term is there for members
+		}
+		out.NodeSelectorTerms = append(out.NodeSelectorTerms, term)
+	}
+	return out
+}
+
+func memberOf(key, value string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
+}
+
+// stranger demands a node that does not carry the label yet.
+func stranger(key string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpDoesNotExist}
+}
+
+func demands(demand corev1.NodeSelectorRequirement) func(corev1.NodeSelectorTerm) bool {
+	return func(term corev1.NodeSelectorTerm) bool {
+		return slices.ContainsFunc(term.MatchExpressions, same(demand))
 	}
 }
 
@@ -44,25 +97,4 @@ func same(demand corev1.NodeSelectorRequirement) func(corev1.NodeSelectorRequire
 	return func(r corev1.NodeSelectorRequirement) bool {
 		return r.Key == demand.Key && r.Operator == demand.Operator && slices.Equal(r.Values, demand.Values)
 	}
-}
-
-// Unpin returns the required node affinity that a pod had before Pin, nil for
-// none. What it is given stays as it is. A pod that demanded the same by itself
-// is not told apart.
-func Unpin(required *corev1.NodeSelector, key string, values ...string) *corev1.NodeSelector {
-	if required == nil {
-		return nil
-	}
-	ours := same(corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values})
-	out := &corev1.NodeSelector{}
-	for _, term := range required.NodeSelectorTerms {
-		if slices.ContainsFunc(term.MatchExpressions, ours) {
-			term.MatchExpressions = slices.DeleteFunc(slices.Clone(term.MatchExpressions), ours)
-			if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
-				return nil // the term that Pin gives a pod without terms
-			}
-		}
-		out.NodeSelectorTerms = append(out.NodeSelectorTerms, term)
-	}
-	return out
 }

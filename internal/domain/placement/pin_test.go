@@ -78,6 +78,38 @@ func TestPin(t *testing.T) {
 	}
 }
 
+func TestPinForNewcomers(t *testing.T) {
+	all := func(r ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: r}
+	}
+	zone, disk, pinned := in("zone", "hz"), in("disk", "ssd"), in("group", "hz")
+	fresh := corev1.NodeSelectorRequirement{Key: "group", Operator: corev1.NodeSelectorOpDoesNotExist}
+	tests := map[string]struct{ before, want []corev1.NodeSelectorTerm }{
+		"a pod that demands nothing":    {nil, []corev1.NodeSelectorTerm{all(zone, fresh), all(pinned)}},
+		"each term is there twice":      {[]corev1.NodeSelectorTerm{all(disk), all()}, []corev1.NodeSelectorTerm{all(disk, zone, fresh), all(disk, pinned), all()}},
+		"it demands the group already":  {[]corev1.NodeSelectorTerm{all(pinned, disk)}, []corev1.NodeSelectorTerm{all(pinned, disk)}},
+		"it demands a node of no group": {[]corev1.NodeSelectorTerm{all(fresh)}, []corev1.NodeSelectorTerm{all(fresh, zone, fresh), all(fresh, pinned)}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			spec := demanding(tc.before)
+			before := required(spec).DeepCopy()
+			demands := make([]corev1.NodeSelectorRequirement, 1, 8) // what is appended must not be shared
+			demands[0] = zone
+			Pin(spec, "group", "hz", demands)
+			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
+				t.Errorf("wrong demand (-want +got):\n%s", diff)
+			}
+			if name == "it demands the group already" {
+				return // whose demand it was is not known
+			}
+			if diff := cmp.Diff(before, Unpin(required(spec), "group", "hz"), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("unpinned, it demands (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestPinKeepsWhatAPodPrefers(t *testing.T) {
 	prefers := []corev1.PreferredSchedulingTerm{{Weight: 1, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd")}}}}
 	spec := &corev1.PodSpec{Affinity: &corev1.Affinity{
@@ -118,7 +150,8 @@ var operators = map[corev1.NodeSelectorOperator]selection.Operator{
 	corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
 }
 
-// TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel: no node more, none less.
+// TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel, and those without the
+// label that meet what newcomers have to: no node more, none less.
 func TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel(t *testing.T) {
 	key, value := rapid.SampledFrom([]string{"group", "disk", "zone"}), rapid.SampledFrom([]string{"a", "b", "c"})
 	operator := rapid.SampledFrom([]corev1.NodeSelectorOperator{
@@ -146,9 +179,13 @@ func TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel(t *testing.T) {
 		before := demanding(terms)
 		after := before.DeepCopy()
 		group := value.Draw(t, "group")
-		Pin(after, "group", group)
+		newcomers := rapid.SliceOfN(rapid.SliceOfN(expression, 1, 2), 0, 2).Draw(t, "newcomers")
+		Pin(after, "group", group, newcomers...)
 		has := labels.Set(rapid.MapOf(key, value).Draw(t, "labels"))
-		want := matches(t, before, "n", has) && has["group"] == group
+		comes := func(demands []corev1.NodeSelectorRequirement) bool {
+			return !has.Has("group") && matches(t, demanding([]corev1.NodeSelectorTerm{{MatchExpressions: demands}}), "n", has)
+		}
+		want := matches(t, before, "n", has) && (has["group"] == group || slices.ContainsFunc(newcomers, comes))
 		if got := matches(t, after, "n", has); got != want {
 			t.Fatalf("a node with %v fits: %t, want %t", has, got, want)
 		}

@@ -128,6 +128,8 @@ func TestAssign(t *testing.T) {
 	early := pod{
 		Token: true, Pinned: true, Group: "hz", Fixed: true, Args: []string{"--hz"}, Image: "hz.io/nginx:1", Originals: `{"c":"nginx:1"}`,
 	}
+	seated := pod{Token: true, Pinned: true, Group: "hz", Image: "nginx:1"}
+	images1 := pod{Token: true, Pinned: true, Group: "hz", Image: "hz.io/nginx:1", Originals: `{"c":"nginx:1"}`}
 	both, ignore := build.Bound("p", "o"), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
 	when := func(a gm.Assignment) build.Object {
 		return build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(a))
@@ -151,26 +153,28 @@ func TestAssign(t *testing.T) {
 		"and the policies are about to be bound: the pod waits, and has it all": {
 			objects: ground(build.Requires("p", "o"), toHz, args), want: func() pod { p := early; p.Gated = true; return p }(), seats: 1,
 		},
-		"rules change images only: that is for the extender": {
-			objects: ground(both, toHz, images), want: asItWas,
+		"rules change images only": {
+			objects: ground(both, toHz, images), want: images1, seats: 1,
 		},
 		"a workload with a PropagationPolicy only": {
-			objects: ground(build.Bound("p", ""), toHz), want: asItWas,
+			objects: ground(build.Bound("p", ""), toHz), want: seated, seats: 1,
+		},
+		"assignment is Late: that is for the extender": {
+			objects: ground(build.Bound("p", ""), when(gm.AssignmentLate)), want: asItWas,
 		},
 		"a workload with an OverridePolicy of images only": {
 			objects: ground(build.Bound("", "o"), images), want: asItWas,
 		},
 		"assignment is Early and rules change images only": {
-			objects: ground(both, when(gm.AssignmentEarly), images), seats: 1,
-			want: pod{Token: true, Pinned: true, Group: "hz", Image: "hz.io/nginx:1", Originals: `{"c":"nginx:1"}`},
+			objects: ground(both, when(gm.AssignmentEarly), images), seats: 1, want: images1,
 		},
 		"assignment is Early and images are as they should be": {
 			objects: ground(both, when(gm.AssignmentEarly), build.OverridePolicy("o", build.Registry("bj", "bj.io"))), seats: 1,
-			want: pod{Token: true, Pinned: true, Group: "hz", Image: "nginx:1"},
+			want: seated,
 		},
 		"assignment is Early without an OverridePolicy": {
 			objects: ground(build.Bound("p", ""), when(gm.AssignmentEarly)), seats: 1,
-			want: pod{Token: true, Pinned: true, Group: "hz", Image: "nginx:1"},
+			want: seated,
 		},
 		"assignment is Late and rules change images only": {
 			objects: ground(both, when(gm.AssignmentLate), images), want: asItWas,
@@ -185,7 +189,7 @@ func TestAssign(t *testing.T) {
 			objects: ground(both, toHz, args), leaderless: true, want: gated,
 		},
 		"nobody leads, and nobody has to": {
-			objects: ground(both, toHz, images), leaderless: true, want: asItWas,
+			objects: ground(both, when(gm.AssignmentLate), images), leaderless: true, want: asItWas,
 		},
 		"no seat is open": {
 			objects: ground(both, atMost(0), args), want: gated,
@@ -199,7 +203,7 @@ func TestAssign(t *testing.T) {
 		},
 		"a rule of another group cannot be applied": {
 			objects: ground(both, toHz, build.OverridePolicy("o", build.Args("bj", "gone", "--bj"))), seats: 1,
-			want: pod{Token: true, Pinned: true, Group: "hz", Image: "nginx:1"},
+			want: seated,
 		},
 		"an OverridePolicy that cannot be used": {
 			objects: ground(both, toHz, build.OverridePolicy("o", build.Registry("hz", "no registry"))), want: gated,
@@ -214,7 +218,7 @@ func TestAssign(t *testing.T) {
 			objects: ground(both, toHz, args), pod: forged, want: early, seats: 1,
 		},
 		"a template that forges it and needs none of it": {
-			objects: ground(both, toHz, images), pod: forged, want: asItWas,
+			objects: ground(both, when(gm.AssignmentLate), images), pod: forged, want: asItWas,
 		},
 		"the pod of a DaemonSet has a node already": {
 			objects: ground(both, args), pod: daemon("node-hz"),
@@ -345,7 +349,9 @@ func TestADryRunTakesNoSeat(t *testing.T) {
 // TestPodsBeyondTheRangesWaitAtTheGate: they get their seat while they are
 // scheduled, and no more of them go there than there are seats.
 func TestPodsBeyondTheRangesWaitAtTheGate(t *testing.T) {
-	w, _ := newWebhook(t, ground(build.Bound("p", "o"), atMost(2), build.OverridePolicy("o", build.Registry("hz", "hz.io")))...)
+	policy := atMost(2)
+	build.Assigns(gm.AssignmentLate)(policy)
+	w, _ := newWebhook(t, ground(build.Bound("p", "o"), policy, build.OverridePolicy("o", build.Registry("hz", "hz.io")))...)
 	for i, want := range []bool{false, false, true} {
 		for _, dry := range []bool{true, false} {
 			got := admit(t, w, webPod(), dry)
@@ -381,6 +387,9 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 	claim := build.With(func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
 	})
+	range5 := atMost(5)
+	build.Assigns(gm.AssignmentLate)(range5)
+	nowhere := build.PropagationPolicy("p", build.Weight(1, "nowhere"), build.Assigns(gm.AssignmentLate))
 	tests := map[string]struct {
 		policy build.Object
 		waits  *corev1.Pod
@@ -388,13 +397,12 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 		pinned bool
 		gated  bool
 	}{
-		"nobody waits":                              {toHz, nil, webPod(), false, false},
-		"another one waits":                         {toHz, refused(replicaSet), webPod(), true, false},
-		"whatever the policy says":                  {late, refused(replicaSet), webPod(), true, false},
-		"a range":                                   {atMost(5), refused(replicaSet), webPod(), true, false},
-		"a pod of a Job may not be made anew":       {toHz, refused(job), build.Pod("", build.OwnedBy(job), build.Container("c", "nginx:1")), false, false},
-		"a pod whose volumes may be elsewhere":      {toHz, refused(replicaSet), webPod(claim), false, false},
-		"no group has a node: it waits at the gate": {build.PropagationPolicy("p", build.Weight(1, "nowhere")), refused(replicaSet), webPod(), false, true},
+		"nobody waits":                              {late, nil, webPod(), false, false},
+		"another one waits":                         {late, refused(replicaSet), webPod(), true, false},
+		"a range":                                   {range5, refused(replicaSet), webPod(), true, false},
+		"a pod of a Job may not be made anew":       {late, refused(job), build.Pod("", build.OwnedBy(job), build.Container("c", "nginx:1")), false, false},
+		"a pod whose volumes may be elsewhere":      {late, refused(replicaSet), webPod(claim), false, false},
+		"no group has a node: it waits at the gate": {nowhere, refused(replicaSet), webPod(), false, true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

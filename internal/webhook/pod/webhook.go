@@ -19,6 +19,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/client-go/kubernetes"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -51,6 +52,8 @@ type Webhook struct {
 	Book *policies.Book
 	// Desk hands out seats at creation.
 	Desk Desk
+	// API is asked about the volumes of pods that have any.
+	API kubernetes.Interface
 }
 
 // Desk hands out seats (assign.Desk).
@@ -89,20 +92,18 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	}
 	setPolicyLabels(pod, app.Policies())
 	if app.Managed() {
-		setAnnotation(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
-	}
-	if managed(app) {
-		w.setScheduler(pod)
+		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	}
 	if pod.Spec.NodeName != "" || !app.Managed() {
 		return nil
 	}
-	if managed(app) {
-		defer w.mark(pod) // an override may write resources
-	}
 	// A pod that gets its seat now has it when its policies are bound.
-	seated := w.assign(ctx, pod, object, request.DryRun != nil && *request.DryRun)
-	if !seated || waits(app.Propagation) || waits(app.Override) {
+	standing := w.assign(ctx, pod, object, request.DryRun != nil && *request.DryRun)
+	if managed(app) && standing != settled {
+		w.setScheduler(pod)
+		w.mark(pod)
+	}
+	if standing == waiting || waits(app.Propagation) || waits(app.Override) {
 		setGate(pod)
 	}
 	return nil
@@ -116,7 +117,7 @@ func setGate(pod *corev1.Pod) {
 // it requires policies. It is made ready for the case that it does, which
 // cannot be done later; without policies it is scheduled just as well.
 func (w *Webhook) hold(ctx context.Context, pod *corev1.Pod, why error) {
-	setAnnotation(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
+	assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	if pod.Spec.NodeName != "" {
 		return
 	}

@@ -41,8 +41,8 @@ func newWebhook(t *testing.T, objects ...build.Object) (*Webhook, *build.API) {
 		}
 	}
 	api, rest := build.NewAPI(t, listed...), world.New(t, seen...)
-	w := &Webhook{Walker: owners.NewWalker(api.Client())}
-	w.Book = policies.NewBook(rest.Client, w.Walker, rest.Ledger, rest.Clock)
+	w := &Webhook{Walker: owners.NewWalker(api.Client()), API: rest.Pods}
+	w.Book = policies.NewBook(rest.Client, w.Walker, rest.Ledger, rest.Clock, true)
 	w.Desk = &assign.Desk{
 		Book: w.Book, Ledger: rest.Ledger, Clock: rest.Clock,
 		Leading: func() bool { return true }, Leader: func() string { return "" },

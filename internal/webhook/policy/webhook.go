@@ -24,15 +24,16 @@ const (
 	OverridePath    = "/validate-policies/override"
 )
 
-// SetupWithManager registers the webhook of each kind.
-func SetupWithManager(mgr ctrl.Manager) error {
+// SetupWithManager registers the webhook of each kind. asked tells whether some
+// kube-scheduler asks the extender.
+func SetupWithManager(mgr ctrl.Manager, asked bool) error {
 	err := ctrl.NewWebhookManagedBy(mgr, &gm.NodeGroup{}).
 		WithValidator(NodeGroup{}).WithValidatorCustomPath(NodeGroupPath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of NodeGroups: %w", err)
 	}
 	err = ctrl.NewWebhookManagedBy(mgr, &gm.PropagationPolicy{}).
-		WithValidator(Propagation{}).WithValidatorCustomPath(PropagationPath).Complete()
+		WithValidator(Propagation{Asked: asked}).WithValidatorCustomPath(PropagationPath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of PropagationPolicies: %w", err)
 	}
@@ -68,14 +69,20 @@ func (NodeGroup) ValidateDelete(context.Context, *gm.NodeGroup) (admission.Warni
 }
 
 // Propagation looks at PropagationPolicies.
-type Propagation struct{}
+type Propagation struct {
+	// Asked: some kube-scheduler asks the extender.
+	Asked bool
+}
 
 // ValidateCreate implements admission.Validator.
-func (Propagation) ValidateCreate(_ context.Context, policy *gm.PropagationPolicy) (admission.Warnings, error) {
+func (p Propagation) ValidateCreate(_ context.Context, policy *gm.PropagationPolicy) (admission.Warnings, error) {
 	spread, err := placement.New(policy.Spec, func(string) bool { return true }, "")
 	warnings := foldWarnings(spread.Folded())
 	if policy.Spec.Rescheduling.Mode == gm.ReschedulingNever {
 		warnings = append(warnings, "spec.rescheduling.mode: Never is deprecated and means OnRollout")
+	}
+	if policy.Spec.Assignment == gm.AssignmentLate && !p.Asked {
+		warnings = append(warnings, "spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler asks the extender")
 	}
 	return warnings, err
 }

@@ -66,6 +66,10 @@ func TestValidate(t *testing.T) {
 			object: build.PropagationPolicy("p", build.Weight(3, "hz"), build.With(func(p *gm.PropagationPolicy) { p.Spec.Rescheduling.Mode = gm.ReschedulingNever })),
 			warned: []string{"spec.rescheduling.mode: Never is deprecated and means OnRollout"},
 		},
+		"a seat that nobody would ask for": {
+			object: build.PropagationPolicy("p", build.Weight(1, "a"), build.Assigns(gm.AssignmentLate)),
+			warned: []string{"spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler asks the extender"},
+		},
 		"no rule": {object: build.PropagationPolicy("p"), refused: []string{"staticWeightList", "numRange"}},
 		"two kinds of rules": {
 			object: build.PropagationPolicy("p", build.Weight(1, "hz"), build.With(func(p *gm.PropagationPolicy) {

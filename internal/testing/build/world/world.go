@@ -60,7 +60,7 @@ func New(t testing.TB, objects ...build.Object) *World {
 		Pods:   fake.NewSimpleClientset(),
 	}
 	w.Walker, w.Ledger = owners.NewWalker(w.API.Client()), seats.NewLedger(w.Clock)
-	w.Book = policies.NewBook(w.Client, w.Walker, w.Ledger, w.Clock)
+	w.Book = policies.NewBook(w.Client, w.Walker, w.Ledger, w.Clock, true)
 	for _, o := range objects {
 		w.see(o)
 	}

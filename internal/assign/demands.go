@@ -1,0 +1,48 @@
+package assign
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
+)
+
+// Demands is what tells which nodes a pod may go to at all, of all that it is.
+type Demands struct {
+	NodeSelector map[string]string    `json:"nodeSelector,omitempty"`
+	Affinity     *corev1.NodeSelector `json:"affinity,omitempty"`
+	Tolerations  []corev1.Toleration  `json:"tolerations,omitempty"`
+	// Volumes are the node affinities of the PersistentVolumes that the pod has
+	// already.
+	Volumes []*corev1.NodeSelector `json:"volumes,omitempty"`
+}
+
+// DemandsOf reads what a pod demands before it is pinned. Only where the pod
+// mounts PersistentVolumeClaims the API server is asked, for these and their volumes.
+func DemandsOf(ctx context.Context, client kubernetes.Interface, namespace string, pod *corev1.Pod) (*Demands, error) {
+	d := &Demands{NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations}
+	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
+		d.Affinity = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	}
+	var err error
+	if d.Volumes, _, err = volumes.Of(ctx, client, namespace, &pod.Spec); apierrors.IsNotFound(err) {
+		return d, nil // a claim that comes after the pod has no volume yet
+	}
+	return d, err
+}
+
+// Check makes the demands ready for questions about nodes.
+func (d *Demands) Check() (*fit.Check, error) {
+	if d == nil {
+		return nil, nil
+	}
+	reach, err := volumes.Selectors(d.Volumes)
+	if err != nil {
+		return nil, err
+	}
+	return fit.NewCheck(&fit.Demand{NodeSelector: d.NodeSelector, Affinity: d.Affinity, Tolerations: d.Tolerations}, reach), nil
+}

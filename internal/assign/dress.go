@@ -1,0 +1,78 @@
+package assign
+
+import (
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/policies"
+)
+
+// Dress makes a pod as the rules want it in the group, and stamps what it was
+// and whose. The error is a rule's that cannot be applied; the pod is then as it
+// was.
+func Dress(pod *corev1.Pod, controller *ownership.Reference, creation policies.Creation, group string) error {
+	if creation.Rules == nil {
+		return nil
+	}
+	originals := map[string]string{}
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			originals[list[i].Name] = list[i].Image
+		}
+	}
+	raw, err := json.Marshal(originals)
+	if err != nil {
+		return fmt.Errorf("encoding images: %w", err)
+	}
+	if err := creation.Rules.ApplyTo(group, pod, creation.Selected); err != nil {
+		return err
+	}
+	fixed := creation.Rules.FixedHash(group)
+	if fixed != "" {
+		Annotate(&pod.ObjectMeta, gm.OverridesAnnotation, fixed)
+		if controller != nil {
+			Annotate(&pod.ObjectMeta, gm.CreatedForAnnotation, string(controller.UID))
+		}
+	}
+	if fixed != "" || imagesChanged(pod, originals) {
+		Annotate(&pod.ObjectMeta, gm.OriginalImagesAnnotation, string(raw))
+	}
+	return nil
+}
+
+// Pin stamps a pod with its seat, and lets it run on nodes of the group only: on
+// members, and on newcomers (policies.Book.Newcomers).
+func Pin(pod *corev1.Pod, token types.UID, group string, newcomers [][]corev1.NodeSelectorRequirement) {
+	Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(token))
+	placement.Pin(&pod.Spec, gm.NodeGroupLabel, group, newcomers...)
+	if pod.Labels == nil {
+		pod.Labels = map[string]string{}
+	}
+	pod.Labels[gm.NodeGroupLabel] = group
+}
+
+func imagesChanged(pod *corev1.Pod, originals map[string]string) bool {
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if original, ok := originals[list[i].Name]; ok && original != list[i].Image {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Annotate sets an annotation.
+func Annotate(meta *metav1.ObjectMeta, key, value string) {
+	if meta.Annotations == nil {
+		meta.Annotations = map[string]string{}
+	}
+	meta.Annotations[key] = value
+}

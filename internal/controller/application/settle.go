@@ -1,0 +1,171 @@
+package application
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// retryConflict is how soon a pod is read again that changed meanwhile.
+const retryConflict = 200 * time.Millisecond
+
+// settle gives a pod at the gate what it would have got at its creation, and
+// takes the gate off: its group, to which a pod may be restricted while it waits
+// at a gate, and its images. The pod stays at the gate if there is no seat for it.
+func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a policies.Assignment, creation policies.Creation) error {
+	group, err := r.place(ctx, pod, a)
+	if err != nil {
+		return err
+	}
+	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && live.UID != pod.UID {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading pod %s: %w", pod.Key(), err)
+	}
+	if !slices.ContainsFunc(live.Spec.SchedulingGates, isOurs) {
+		return nil // the watch will say so
+	}
+	changed := live.DeepCopy()
+	if group == "" {
+		creation.Rules = nil // on a node of no group pods are as their template
+	}
+	if err := assign.Dress(changed, pod.Controller, creation, group); err != nil {
+		why := creation.Version() + " " + err.Error()
+		if live.Annotations[gm.UnassignedAnnotation] == why {
+			return nil
+		}
+		assign.Annotate(&changed.ObjectMeta, gm.UnassignedAnnotation, why) // the OverridePolicy tells of it
+		return r.patchPod(ctx, live, changed)
+	}
+	if a.Divided() {
+		newcomers := r.Book.Newcomers(ctx, group)
+		if demandsNodes(live) {
+			newcomers = nil // at a gate a term may get more demands, and no term may be added
+		}
+		assign.Pin(changed, uuid.NewUUID(), group, newcomers)
+	}
+	delete(changed.Annotations, gm.UnassignedAnnotation)
+	if changed.Labels == nil {
+		changed.Labels = map[string]string{}
+	}
+	for key, value := range copies(r.Walker.ApplicationOfOwner(pod.Owner()), s) {
+		delete(changed.Labels, key)
+		if value != nil {
+			changed.Labels[key] = *value
+		}
+	}
+	changed.Spec.SchedulingGates = slices.DeleteFunc(changed.Spec.SchedulingGates, isOurs)
+	if err := r.patchPod(ctx, live, changed); err != nil {
+		if apierrors.IsConflict(err) {
+			return phase.Wait("another change of the pod", retryConflict)
+		}
+		return err
+	}
+	log.FromContext(ctx).V(1).Info("Settled a pod that waited at the gate", "pod", pod.Key(), "nodeGroup", group)
+	return nil
+}
+
+// place is the group whose turn it is for a pod at the gate, or the one of the
+// node that it is for. The API server is asked only where the pod has volumes.
+func (r *Reconciler) place(ctx context.Context, pod *seats.Pod, a policies.Assignment) (group string, err error) {
+	if !a.Divided() {
+		if group = r.Ledger.NodeGroup(pod.For); !a.Takes(group) {
+			return "", phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
+		}
+		return group, nil
+	}
+	demands := &assign.Demands{}
+	if pod.Demand != nil {
+		demands.NodeSelector, demands.Affinity, demands.Tolerations = pod.Demand.NodeSelector, pod.Demand.Affinity, pod.Demand.Tolerations
+		if pod.Demand.Claims {
+			if demands.Volumes, err = r.volumes(ctx, pod); err != nil {
+				return "", err
+			}
+		}
+	}
+	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	if request.Check, err = demands.Check(); err != nil {
+		return "", fmt.Errorf("seating pod %s: %w", pod.Key(), err)
+	}
+	group, why := r.Ledger.Place(request)
+	if why != seats.Seated {
+		return "", phase.Wait("a seat for a pod at the gate", retrySeat)
+	}
+	return group, nil
+}
+
+// volumes are the node affinities of a pod's volumes.
+func (r *Reconciler) volumes(ctx context.Context, pod *seats.Pod) ([]*corev1.NodeSelector, error) {
+	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
+	}
+	demands, err := assign.DemandsOf(ctx, r.Pods, live.Namespace, live)
+	if err != nil {
+		return nil, fmt.Errorf("seating pod %s: %w", pod.Key(), err)
+	}
+	return demands.Volumes, nil
+}
+
+func isOurs(gate corev1.PodSchedulingGate) bool { return gate.Name == gm.PolicyGate }
+
+// demandsNodes tells whether a pod has required node affinity.
+func demandsNodes(pod *corev1.Pod) bool {
+	a := pod.Spec.Affinity
+	return a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil &&
+		len(a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms) > 0
+}
+
+// patchPod writes what differs, if the pod is still as it was read.
+func (r *Reconciler) patchPod(ctx context.Context, live, changed *corev1.Pod) error {
+	before, err := json.Marshal(live)
+	if err != nil {
+		return fmt.Errorf("encoding pod %s/%s: %w", live.Namespace, live.Name, err)
+	}
+	after, err := json.Marshal(changed)
+	if err != nil {
+		return fmt.Errorf("encoding pod %s/%s: %w", live.Namespace, live.Name, err)
+	}
+	difference, err := strategicpatch.CreateTwoWayMergePatch(before, after, corev1.Pod{})
+	if err != nil {
+		return fmt.Errorf("comparing pod %s/%s: %w", live.Namespace, live.Name, err)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(difference, &fields); err != nil {
+		return fmt.Errorf("comparing pod %s/%s: %w", live.Namespace, live.Name, err)
+	}
+	metadata, _ := fields["metadata"].(map[string]any)
+	if metadata == nil {
+		metadata = map[string]any{}
+		fields["metadata"] = metadata
+	}
+	metadata["uid"], metadata["resourceVersion"] = live.UID, live.ResourceVersion
+	raw, err := json.Marshal(fields)
+	if err != nil {
+		return fmt.Errorf("encoding a patch of pod %s/%s: %w", live.Namespace, live.Name, err)
+	}
+	_, err = r.Pods.CoreV1().Pods(live.Namespace).Patch(ctx, live.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !patch.AnotherOfThatName(err) {
+		return fmt.Errorf("settling pod %s/%s: %w", live.Namespace, live.Name, err)
+	}
+	return nil
+}

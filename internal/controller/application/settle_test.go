@@ -1,0 +1,181 @@
+package application
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	clienttesting "k8s.io/client-go/testing"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// halves gives two groups the same weight, hz of which is defined by a label.
+func halves() []build.Object {
+	return []build.Object{
+		build.PropagationPolicy("p", build.Weight(1, "hz", "bj")),
+		&gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: "hz"}, Spec: gm.NodeGroupSpec{MatchLabels: map[string]string{"zone": "hangzhou"}}},
+		&gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: "bj"}, Spec: gm.NodeGroupSpec{Nodes: []string{"node-bj"}}},
+		build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")),
+	}
+}
+
+func aged(age time.Duration) build.Option {
+	return func(o build.Object) { build.Created(time.Unix(1_000_000, 0).Add(-age))(o) }
+}
+
+func requiresNode(key, value string) build.Option {
+	return build.With(func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{in(key, value)}}},
+		}}}
+	})
+}
+
+func in(key, value string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
+}
+
+// TestPodsAtTheGateAreSettled: what nobody could decide when they were created is
+// decided in the order of their age, and they go to their group with its images.
+func TestPodsAtTheGateAreSettled(t *testing.T) {
+	s := newSite(t, slices.Concat(web(build.Bound("p", "o"), build.Replicas(3)), halves(), []build.Object{override})...)
+	for i, name := range []string{"c", "a", "b"} {
+		s.World.Add(t, waiting(name, build.Gated(), build.Container("c", "nginx:1"), aged(time.Duration(3-i)*time.Minute)))
+	}
+	s.reconcile("web")
+	if diff := cmp.Diff([]string{"c", "a", "b"}, s.woken); diff != "" {
+		t.Errorf("wrong order (-want +got):\n%s", diff)
+	}
+	count := map[string]int{}
+	for _, name := range s.woken {
+		pod := s.pod(name)
+		seen := seats.Slim(pod)
+		count[seen.GroupStamp]++
+		image := map[string]string{"hz": "hz.io/nginx:1", "bj": "nginx:1"}[seen.GroupStamp]
+		if seen.Gated || !seen.Pinned() || pod.Spec.Containers[0].Image != image || pod.Labels[gm.BindingPropagationPolicyLabel] != "p" {
+			t.Errorf("%s is %+v with image %s, want it pinned, with %s", name, seen, pod.Spec.Containers[0].Image, image)
+		}
+		want := []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{in(gm.NodeGroupLabel, seen.GroupStamp)}}}
+		if seen.GroupStamp == "hz" { // defined by a label: a node with it may come up and not be labelled yet
+			want = slices.Insert(want, 0, corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+				in("zone", "hangzhou"), {Key: gm.NodeGroupLabel, Operator: corev1.NodeSelectorOpDoesNotExist},
+			}})
+		}
+		if diff := cmp.Diff(want, pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s demands (-want +got):\n%s", name, diff)
+		}
+	}
+	if count["hz"]+count["bj"] != 3 || count["hz"] == 3 || count["bj"] == 3 {
+		t.Errorf("they are divided %v", count)
+	}
+	if len(s.Evicted) > 0 {
+		t.Errorf("made anew: %s", s.Evicted)
+	}
+}
+
+// TestAPodAtTheGateKeepsItsOwnDemands: no term may be added to them there.
+func TestAPodAtTheGateKeepsItsOwnDemands(t *testing.T) {
+	s := newSite(t, append(web(build.Bound("p", "")), halves()...)...)
+	s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("node-hz", build.InGroup("hz"), build.Label("disk", "ssd"))))
+	s.World.Add(t, waiting("a", build.Gated(), requiresNode("disk", "ssd")))
+	s.World.Add(t, waiting("b", build.Gated(), requiresNode("disk", "ssd")))
+	s.reconcile("web")
+	for _, name := range []string{"a", "b"} { // none fits a node of bj: the second is on loan
+		want := []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd"), in(gm.NodeGroupLabel, "hz")}}}
+		if diff := cmp.Diff(want, s.pod(name).Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms); diff != "" {
+			t.Errorf("%s demands (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestPodsWithoutASeatStayAtTheGate, and come to be looked at again.
+func TestPodsWithoutASeatStayAtTheGate(t *testing.T) {
+	full := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
+		p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(0))}}
+	}))
+	for name, objects := range map[string][]build.Object{
+		"the policy gives no group another pod": {full, node},
+		"no group has a node":                   {build.PropagationPolicy("p", build.Weight(1, "hz"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(build.Bound("p", "")), objects...)...)
+			s.World.Add(t, waiting("a", build.Gated()))
+			result, err := s.Reconcile(t.Context(), request{"web"})
+			if err != nil || result.RequeueAfter != retrySeat || len(s.woken) > 0 {
+				t.Errorf("comes back after %s (error %v), and pods go: %s", result.RequeueAfter, err, s.woken)
+			}
+		})
+	}
+}
+
+// TestAPodThatChangedIsSettledAfterwards in the group that it was to have.
+func TestAPodThatChangedIsSettledAfterwards(t *testing.T) {
+	s := newSite(t, append(web(build.Bound("p", ""), build.Replicas(2)), halves()...)...)
+	s.World.Add(t, waiting("a", build.Gated()))
+	answer := error(apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "a", errors.New("it changed")))
+	s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return answer != nil, nil, answer
+	})
+	if result, err := s.Reconcile(t.Context(), request{"web"}); err != nil || result.RequeueAfter != retryConflict {
+		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	first := held(s)
+	answer = nil
+	s.reconcile("web")
+	if got := s.pod("a").Labels[gm.NodeGroupLabel]; got != first {
+		t.Errorf("it is settled in %q, and %q was held for it", got, first)
+	}
+}
+
+// held is the group of the one seat that is held.
+func held(s *site) string {
+	s.t.Helper()
+	for _, c := range s.World.Ledger.View([]types.UID{"web-1"}) {
+		for _, pod := range c.Pods {
+			if pod.Seated {
+				return pod.Group
+			}
+		}
+	}
+	s.t.Fatal("no seat is held")
+	return ""
+}
+
+// TestPinnedPodsOfADaemonSet are kept to the groups of their policy: those for
+// other nodes stay at the gate.
+func TestPinnedPodsOfADaemonSet(t *testing.T) {
+	daemons := build.DaemonSet("web", build.Bound("p", "o"))
+	s := newSite(t, append(halves(), daemons, override, build.Node("node-out"))...)
+	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, false)
+	for _, at := range []string{"node-hz", "node-out"} {
+		s.World.Add(t, build.Pod(at, build.OwnedBy(daemons), build.Gated(), build.Container("c", "nginx:1"), build.With(func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{in(metav1.ObjectNameField, at)}}},
+			}}}
+		})))
+	}
+	result, err := s.Reconcile(t.Context(), request{"web"})
+	if err != nil || result.RequeueAfter != retrySeat {
+		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	if diff := cmp.Diff([]string{"node-hz"}, s.woken); diff != "" {
+		t.Errorf("wrong pods go (-want +got):\n%s", diff)
+	}
+	if got := s.pod("node-hz").Spec.Containers[0].Image; got != "hz.io/nginx:1" {
+		t.Errorf("its image is %s", got)
+	}
+}
