@@ -77,6 +77,14 @@ bench: ## Measure: ARGS go to the benchmark program.
 demo: ## Show it on a cluster of simulated nodes: SCENE=rollout|scale|early|pools shows one thing more.
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
+.PHONY: up
+up: ## Start a cluster with Atoll to try things on; it stays until make down. ARGS=-form=Pinned takes another form.
+	cd test && go run ./playground $(ARGS)
+
+.PHONY: down
+down: ## Stop the cluster of make up.
+	cd test && go run ./playground -down
+
 .PHONY: build
 build: ## Build the programs into bin/.
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"helm.sh/helm/v3/pkg/chartutil"
@@ -38,6 +39,30 @@ const (
 	plainConfig = "atoll-kube-scheduler"
 )
 
+// Form is who decides which NodeGroup a pod goes to, and when: the chart's value
+// scheduler.mode.
+type Form string
+
+// The forms of the chart.
+const (
+	Pinned   Form = "Pinned"
+	Isolated Form = "Isolated"
+	Plain    Form = "Plain"
+)
+
+// Default is the chart's default form.
+const Default = Isolated
+
+// ParseForm reads the name of a form, in any case.
+func ParseForm(name string) (Form, error) {
+	for _, form := range []Form{Pinned, Isolated, Plain} {
+		if strings.EqualFold(name, string(form)) {
+			return form, nil
+		}
+	}
+	return "", fmt.Errorf("there is no form %q: it is %s, %s or %s", name, Pinned, Isolated, Plain)
+}
+
 // Options say how to install. The zero value is useful.
 type Options struct {
 	// Replicas of atoll-manager. Unset means 1. The first is named Manager, the
@@ -48,15 +73,15 @@ type Options struct {
 	ManagerArgs []string
 	// Values are further values of the chart.
 	Values map[string]any
-	// Plain gives the extender to the cluster's own kube-scheduler, as in document
-	// 000. Unset is the chart's default: that one is left alone, and a second one,
-	// Scheduler, is started for the pods that a policy has a say in.
-	Plain bool
+	// Form is the chart's default if it is not set. Pinned leaves every
+	// kube-scheduler alone, Isolated starts a second one, Scheduler, which asks the
+	// extender, and Plain gives the extender to the cluster's own, as in document 000.
+	Form Form
 	// Managed lets the cluster's own kube-scheduler, in the plain form, ask about
 	// the pods only that a policy has a say in. Unset, it asks about every pod.
 	Managed bool
 	// KeepScheduler leaves the cluster's kube-scheduler without the extender in
-	// the other form too.
+	// the plain form too.
 	KeepScheduler bool
 	// APIServer is the base URL under which atoll-manager reaches the API server,
 	// for whoever stands in between, and APIServerCA the authority, in PEM, that
@@ -70,7 +95,8 @@ type Options struct {
 // Installation is Atoll in a cluster.
 type Installation struct {
 	// SchedulerConfig is the KubeSchedulerConfiguration that the chart renders,
-	// for the cluster's own kube-scheduler or for the second one.
+	// for the cluster's own kube-scheduler or for the second one; nil in the form
+	// Pinned.
 	SchedulerConfig []byte
 	// ExtenderURL is where atoll-manager serves kube-scheduler, and TLSDir
 	// holds ca.crt, tls.crt and tls.key for it.
@@ -89,6 +115,10 @@ type Installation struct {
 func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installation, error) {
 	if o.Log == nil {
 		o.Log = io.Discard
+	}
+	chosen := o.Form != ""
+	if !chosen {
+		o.Form = Default
 	}
 	source, err := sourceDir(ctx)
 	if err != nil {
@@ -116,7 +146,7 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 		in.Extenders = append(in.Extenders, fmt.Sprintf("localhost:%d", r.extender))
 	}
 	fmt.Fprintln(o.Log, "installing the chart")
-	objects, err := render(filepath.Join(source, "charts", "atoll"), values(o, in, "https://"+webhook))
+	objects, err := render(filepath.Join(source, "charts", "atoll"), values(o, chosen, in, "https://"+webhook))
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +170,7 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 // letSchedulerAsk gives the extender to the kube-scheduler that is to ask it.
 func (in *Installation) letSchedulerAsk(ctx context.Context, c *devcluster.Cluster, o Options) error {
 	switch {
-	case !o.Plain:
+	case o.Form == Isolated:
 		fmt.Fprintf(o.Log, "starting %s under its ServiceAccount\n", Scheduler)
 		kubeconfig, err := c.ServiceAccountKubeconfig(ctx, Namespace, Scheduler)
 		if err != nil {
@@ -149,7 +179,7 @@ func (in *Installation) letSchedulerAsk(ctx context.Context, c *devcluster.Clust
 		if err := c.StartSchedulerAs(ctx, Scheduler, kubeconfig, in.SchedulerConfig); err != nil {
 			return fmt.Errorf("starting the second kube-scheduler (its log is %s): %w", c.LogPath(Scheduler), err)
 		}
-	case !o.KeepScheduler:
+	case o.Form == Plain && !o.KeepScheduler:
 		fmt.Fprintln(o.Log, "giving kube-scheduler the extender")
 		if err := c.RestartScheduler(ctx, in.SchedulerConfig); err != nil {
 			return fmt.Errorf("restarting kube-scheduler with the extender: %w", err)
@@ -158,15 +188,15 @@ func (in *Installation) letSchedulerAsk(ctx context.Context, c *devcluster.Clust
 	return nil
 }
 
-func values(o Options, in *Installation, webhookURL string) map[string]any {
+func values(o Options, chosen bool, in *Installation, webhookURL string) map[string]any {
 	v := map[string]any{
 		"manager":   map[string]any{"deploy": false},
 		"endpoints": map[string]any{"webhook": webhookURL, "extender": in.ExtenderURL},
 		// Whatever runs, runs beside the cluster and not in it.
 		"scheduler": map[string]any{"asks": asks(o), "tlsDir": in.TLSDir, "kubeconfig": "", "deploy": false},
 	}
-	if o.Plain { // the other one is the default of the chart, and is left to it
-		v["scheduler"].(map[string]any)["mode"] = "Plain"
+	if chosen { // else it is left to the chart
+		v["scheduler"].(map[string]any)["mode"] = string(o.Form)
 	}
 	return chartutil.CoalesceTables(maps.Clone(o.Values), v) // what o says counts more, key by key
 }
@@ -247,9 +277,12 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 		fmt.Sprintf("--metrics-address=127.0.0.1:%d", r.metrics),
 		"--names=localhost,127.0.0.1",
 	}
-	if !o.Plain {
+	switch {
+	case o.Form == Isolated:
 		args = append(args, "--scheduler-name="+Scheduler)
-	} else if o.Managed {
+	case o.Form == Pinned:
+		args = append(args, "--assignment=Early")
+	case o.Managed:
 		args = append(args, "--mark-resource="+markResource)
 	}
 	err = c.StartProcess(ctx, devcluster.ProcessSpec{

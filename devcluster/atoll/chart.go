@@ -81,9 +81,9 @@ func rank(o *unstructured.Unstructured) int {
 // schedulerConfigOf finds the configuration of the kube-scheduler that is to
 // ask the extender.
 func schedulerConfigOf(objects []*unstructured.Unstructured, options Options) ([]byte, error) {
-	name := Scheduler
-	if options.Plain {
-		name = plainConfig
+	name := map[Form]string{Isolated: Scheduler, Plain: plainConfig}[options.Form]
+	if name == "" {
+		return nil, nil
 	}
 	for _, o := range objects {
 		if o.GetKind() == "ConfigMap" && o.GetName() == name {

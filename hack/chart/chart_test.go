@@ -89,7 +89,7 @@ func TestPodsRunUnderRestrictedPodSecurity(t *testing.T) {
 		t.Fatal(err)
 	}
 	restricted := podsecurity.LevelVersion{Level: podsecurity.LevelRestricted, Version: podsecurity.LatestVersion()}
-	got := render(t, load(t), nil)
+	got := render(t, load(t), isolated())
 	for _, key := range []string{"Deployment/atoll-manager", "Deployment/atoll-scheduler"} {
 		pod := get[*appsv1.Deployment](t, got, key).Spec.Template
 		result := policy.AggregateCheckResults(evaluator.EvaluatePod(restricted, &pod.ObjectMeta, &pod.Spec))
@@ -107,7 +107,7 @@ func TestPodsRunUnderRestrictedPodSecurity(t *testing.T) {
 // TestDrainsTakeOneReplicaAtATime: each Deployment has a budget that selects
 // its pods, and keeps them apart.
 func TestDrainsTakeOneReplicaAtATime(t *testing.T) {
-	got := render(t, load(t), nil)
+	got := render(t, load(t), isolated())
 	for _, name := range []string{"atoll-manager", "atoll-scheduler"} {
 		deployment := get[*appsv1.Deployment](t, got, "Deployment/"+name)
 		budget := get[*policyv1.PodDisruptionBudget](t, got, "PodDisruptionBudget/"+name)
@@ -158,7 +158,8 @@ func TestServiceReachesThePodsPorts(t *testing.T) {
 
 func TestManagerOutsideOfTheCluster(t *testing.T) {
 	got := render(t, load(t), map[string]any{
-		"manager": map[string]any{"deploy": false},
+		"manager":   map[string]any{"deploy": false},
+		"scheduler": map[string]any{"mode": "Isolated"},
 		"endpoints": map[string]any{
 			"webhook":  "https://localhost:9443",
 			"extender": "https://localhost:9444",

@@ -37,6 +37,7 @@ func install(t *testing.T, values map[string]any) (string, []runtime.Object) {
 func TestManifestHoldsWhatTheChartRenders(t *testing.T) {
 	for name, values := range map[string]map[string]any{
 		"the default": nil,
+		"Pinned":      form("Pinned", nil),
 		"Plain":       plain(),
 		"everything": {
 			"networkPolicy": map[string]any{"enabled": true},

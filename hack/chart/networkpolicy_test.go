@@ -79,7 +79,7 @@ func TestNetworkPolicies(t *testing.T) {
 		return network{t, render(t, load(t), values)}
 	}
 	const manager, scheduler = "atoll-manager", "atoll-scheduler"
-	n := enabled(nil)
+	n := enabled(isolated())
 	for name, policy := range map[string]string{manager: "NetworkPolicy/" + manager, scheduler: "NetworkPolicy/" + scheduler} {
 		spec := get[*networkingv1.NetworkPolicy](t, n.objects, policy).Spec
 		selector, err := metav1.LabelSelectorAsSelector(&spec.PodSelector)
@@ -97,12 +97,14 @@ func TestNetworkPolicies(t *testing.T) {
 		"the second scheduler asks the extender":               {n, scheduler, manager, 9444, true},
 		"a replica hands on to the leader":                     {n, manager, manager, 9444, true},
 		"nobody else asks the extender":                        {n, "", manager, 9444, false},
+		"in the form Pinned a replica asks the leader":         {enabled(form("Pinned", nil)), manager, manager, 9444, true},
+		"and nobody else":                                      {enabled(form("Pinned", nil)), "", manager, 9444, false},
 		"metrics are read":                                     {n, "", manager, 8080, true},
 		"and those of the second scheduler":                    {n, "", scheduler, 10259, true},
 		"the second scheduler calls no webhook":                {n, scheduler, manager, 9443, false},
 		"probes are the kubelet's only":                        {n, "", manager, 8081, false},
 		"the cluster's own kube-scheduler asks, in form Plain": {enabled(plain()), "", manager, 9444, true},
-		"a scheduler that runs elsewhere asks":                 {enabled(map[string]any{"scheduler": map[string]any{"deploy": false}}), "", manager, 9444, true},
+		"a scheduler that runs elsewhere asks":                 {enabled(isolated("deploy", false)), "", manager, 9444, true},
 		"metrics are read by nobody else than who is named": {
 			enabled(map[string]any{"networkPolicy": map[string]any{"metricsFrom": []any{
 				map[string]any{"namespaceSelector": map[string]any{}, "podSelector": map[string]any{"matchLabels": map[string]any{"app": "prometheus"}}},

@@ -13,8 +13,13 @@ import (
 )
 
 // plain are values of the form in which the cluster's own kube-scheduler asks.
-func plain(scheduler ...any) map[string]any {
-	values := map[string]any{"mode": "Plain"}
+func plain(scheduler ...any) map[string]any { return form("Plain", scheduler) }
+
+// isolated are values of the form in which a second kube-scheduler asks.
+func isolated(scheduler ...any) map[string]any { return form("Isolated", scheduler) }
+
+func form(name string, scheduler []any) map[string]any {
+	values := map[string]any{"mode": name}
 	for i := 0; i < len(scheduler); i += 2 {
 		values[scheduler[i].(string)] = scheduler[i+1]
 	}
@@ -37,7 +42,7 @@ func schedulerConfig(t *testing.T, from objects) *schedulerv1.KubeSchedulerConfi
 }
 
 func TestBothFormsAskTheExtenderAlike(t *testing.T) {
-	for name, values := range map[string]map[string]any{"the default": nil, "Plain": plain()} {
+	for name, values := range map[string]map[string]any{"Isolated": isolated(), "Plain": plain()} {
 		t.Run(name, func(t *testing.T) {
 			config := schedulerConfig(t, render(t, load(t), values))
 			if p := config.PercentageOfNodesToScore; p == nil || *p != 100 {
@@ -60,6 +65,24 @@ func TestBothFormsAskTheExtenderAlike(t *testing.T) {
 			if tls := extender.TLSConfig; tls.CAFile != "/etc/atoll/extender/ca.crt" ||
 				tls.CertFile != "/etc/atoll/extender/tls.crt" || tls.KeyFile != "/etc/atoll/extender/tls.key" {
 				t.Errorf("certificates are looked for at %+v", tls)
+			}
+		})
+	}
+}
+
+// TestPinnedForm: atoll-manager and nothing else, told that nobody asks.
+func TestPinnedForm(t *testing.T) {
+	for name, values := range map[string]map[string]any{"alone": form("Pinned", nil), "with values of the others": form("Pinned", []any{"filter", "Wide", "asks", "Managed"})} {
+		t.Run(name, func(t *testing.T) {
+			got := render(t, load(t), values)
+			for _, key := range got.keys() {
+				if strings.Contains(key, "scheduler") {
+					t.Errorf("%s is rendered, though no scheduler asks", key)
+				}
+			}
+			args := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager").Spec.Template.Spec.Containers[0].Args
+			if !slices.Equal(args, []string{"--assignment=Early"}) {
+				t.Errorf("atoll-manager is started with %v", args)
 			}
 		})
 	}
@@ -106,7 +129,7 @@ func TestPlainFormMayAskAboutManagedPodsOnly(t *testing.T) {
 		t.Errorf("atoll-manager is started with %q, want %q: no pod would be asked about", args(got), want)
 	}
 	for name, values := range map[string]map[string]any{
-		"all pods are asked about": plain(), "the second kube-scheduler has its own pods": {"scheduler": map[string]any{"asks": "Managed"}},
+		"all pods are asked about": plain(), "the second kube-scheduler has its own pods": isolated("asks", "Managed"),
 	} {
 		got := render(t, load(t), values)
 		if managed := schedulerConfig(t, got).Extenders[0].ManagedResources; len(managed) != 0 || strings.Contains(args(got), "mark") {
@@ -116,7 +139,9 @@ func TestPlainFormMayAskAboutManagedPodsOnly(t *testing.T) {
 }
 
 func TestSecondScheduler(t *testing.T) {
-	got := render(t, load(t), map[string]any{"manager": map[string]any{"extraArgs": []any{"-v=2"}}})
+	values := isolated()
+	values["manager"] = map[string]any{"extraArgs": []any{"-v=2"}}
+	got := render(t, load(t), values)
 	args := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager").Spec.Template.Spec.Containers[0].Args
 	if strings.Join(args, " ") != "--scheduler-name=atoll-scheduler -v=2" {
 		t.Errorf("atoll-manager is started with %v", args)
@@ -167,7 +192,7 @@ func TestSecondScheduler(t *testing.T) {
 // TestSecondSchedulerIsNotAdmin: it has the roles of every kube-scheduler, its
 // own Lease, and nothing else.
 func TestSecondSchedulerIsNotAdmin(t *testing.T) {
-	got := render(t, load(t), nil)
+	got := render(t, load(t), isolated())
 	bound := map[string]string{}
 	note := func(key string, subjects []rbacv1.Subject, role rbacv1.RoleRef) {
 		for _, s := range subjects {
@@ -211,17 +236,18 @@ func TestANewConfigurationRestartsTheSecondScheduler(t *testing.T) {
 		return get[*appsv1.Deployment](t, render(t, load(t), values), "Deployment/atoll-scheduler").Spec.Template.Annotations
 	}
 	const key = "atoll.dev/config-hash"
-	before := template(nil)[key]
-	if before == "" || before != template(map[string]any{"manager": map[string]any{"replicas": 3}})[key] {
+	before, others := template(isolated())[key], isolated()
+	others["manager"] = map[string]any{"replicas": 3}
+	if before == "" || before != template(others)[key] {
 		t.Errorf("the hash %q is none of the configuration alone", before)
 	}
-	if before == template(map[string]any{"scheduler": map[string]any{"filter": "Wide"}})[key] {
+	if before == template(isolated("filter", "Wide"))[key] {
 		t.Error("another configuration leaves the pods as they are")
 	}
 }
 
 func TestSecondSchedulerOutsideOfTheCluster(t *testing.T) {
-	got := render(t, load(t), map[string]any{"scheduler": map[string]any{"deploy": false}})
+	got := render(t, load(t), isolated("deploy", false))
 	for _, key := range []string{"Deployment/atoll-scheduler", "PodDisruptionBudget/atoll-scheduler"} {
 		if got[key] != nil {
 			t.Errorf("%s is rendered", key)
@@ -238,6 +264,7 @@ func TestOptionalValuesOfTheSecondScheduler(t *testing.T) {
 	got := render(t, load(t), map[string]any{
 		"image": map[string]any{"pullSecrets": []any{"pull"}},
 		"scheduler": map[string]any{
+			"mode":     "Isolated",
 			"image":    map[string]any{"registry": "registry.example:5000", "repository": "k8s/kube-scheduler", "tag": "v1.35.1"},
 			"replicas": 3, "extraArgs": []any{"-v=4"}, "tlsDir": "/certificates",
 			"nodeSelector":   map[string]any{"a": "b"},
@@ -272,7 +299,10 @@ func TestNotes(t *testing.T) {
 	if text := notes(plain()); !strings.Contains(text, `{{index .data \"$key\" | base64decode}}`) {
 		t.Errorf("the notes' command for the certificate is broken:\n%s", text)
 	}
-	if text := notes(nil); !strings.Contains(text, "rollout status deployment/atoll-scheduler") || strings.Contains(text, "--config") {
+	if text := notes(form("Pinned", nil)); strings.Contains(text, "atoll-scheduler") || strings.Contains(text, "--config") {
+		t.Errorf("the notes ask for what is not needed:\n%s", text)
+	}
+	if text := notes(isolated()); !strings.Contains(text, "rollout status deployment/atoll-scheduler") || strings.Contains(text, "--config") {
 		t.Errorf("the notes ask for what is not needed:\n%s", text)
 	}
 }

@@ -5,6 +5,7 @@
 //
 //	make demo                 # live on a terminal, until Ctrl-C
 //	make demo DEMO_EXIT=1     # plain lines, ends by itself
+//	make demo ARGS=-form=pinned
 //	make demo SCENE=scale     # one thing more: rollout, scale, early or pools
 //
 // Without a terminal or with DEMO_EXIT set it prints a line for everything that
@@ -15,6 +16,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -25,6 +27,8 @@ import (
 	"golang.org/x/term"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
 const (
@@ -51,6 +55,16 @@ func main() {
 }
 
 func run() int {
+	fs := flag.NewFlagSet("demo", flag.ContinueOnError)
+	name := fs.String("form", string(atoll.Plain), "form in which Atoll is installed: Pinned, Isolated or Plain (docs/scheduler.md)")
+	if err := fs.Parse(os.Args[1:]); err != nil {
+		return exitFailed
+	}
+	form, err := atoll.ParseForm(*name)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		return exitFailed
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
 	defer stop()
 	// A second signal ends us at once; the kernel ends the cluster with us.
@@ -58,7 +72,7 @@ func run() int {
 
 	live := term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("DEMO_EXIT") == ""
 	j := newJournal(time.Now())
-	s := &stage{journal: j, state: newState(j)}
+	s := &stage{journal: j, state: newState(j), form: form}
 	var d *display
 	if live {
 		s.curtain = curtain

@@ -52,6 +52,8 @@ type stage struct {
 	rollouts *rollouts
 	// curtain is how long the starting point stands, for people to see it.
 	curtain time.Duration
+	// form is the one in which Atoll is installed.
+	form atoll.Form
 }
 
 // perform runs the demo. The outcome is nil unless the last scene was played.
@@ -149,7 +151,7 @@ func (s *stage) build(ctx context.Context) error {
 	s.journal.add(note, "adding %d nodes: hollow kubelets", len(nodes))
 	joined := make(chan error, 1)
 	go func() { joined <- s.cluster.AddHollowNodes(ctx, nodes...) }()
-	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Plain: true, Log: s.journal})
+	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Form: s.form, Log: s.journal})
 	if err := errors.Join(err, <-joined); err != nil {
 		return err
 	}

@@ -122,6 +122,7 @@ func (f *fixture) bound(app string) int {
 // the gate, and are made anew, exact and as wanted, by the next leader.
 func TestEarlyPodsWaitForALeader(t *testing.T) {
 	f := pair.fixture(t)
+	f.auto = true
 	f.group("lead-a", 2)
 	f.group("lead-b", 2)
 	f.create(weights("policy", "lead-a", 3, "lead-b", 2))

@@ -15,7 +15,7 @@ import (
 // through which a test disturbs what atoll-manager reads and answers. Leaders
 // are replaced within seconds, so that processes can be killed often.
 
-var faults = lateCluster{options: atoll.Options{ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true, users: 12}
+var faults = lateCluster{options: atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true, users: 12}
 
 // newFaultyFixture is a fixture in the cluster of faults, which has none at its
 // start and, but for what the test kills, none at its end.

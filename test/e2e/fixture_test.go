@@ -38,6 +38,8 @@ type fixture struct {
 	ctx context.Context
 	ns  string
 	environment
+	// auto leaves policies that do not say when pods get their group as they are.
+	auto bool
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -156,12 +158,17 @@ func (f *fixture) always(during time.Duration, what string, check func() error) 
 	})
 }
 
-// create creates an object that goes with the test.
+// create creates an object that goes with the test. Where somebody asks the
+// extender, policies that do not say when pods get their group are Late, unless
+// the test says otherwise: it is to be asked.
 func (f *fixture) create(objects ...client.Object) {
 	f.Helper()
 	for _, o := range objects {
 		if o.GetNamespace() == "" && f.ns != "" && !clusterScoped(o) {
 			o.SetNamespace(f.ns)
+		}
+		if p, ok := o.(*gm.PropagationPolicy); ok && p.Spec.Assignment == "" && f.form != atoll.Pinned && !f.auto {
+			p.Spec.Assignment = gm.AssignmentLate
 		}
 		if err := f.client.Create(f.ctx, o); err != nil {
 			f.Fatalf("creating %T %s: %v", o, o.GetName(), err)

@@ -37,10 +37,12 @@ import (
 // environment is a cluster with Atoll in it.
 type environment struct {
 	cluster *devcluster.Cluster
-	atoll   *atoll.Installation
-	client  client.WithWatch
-	kube    kubernetes.Interface
-	watch   *watcher
+	// form is the one in which Atoll is installed.
+	form   atoll.Form
+	atoll  *atoll.Installation
+	client client.WithWatch
+	kube   kubernetes.Interface
+	watch  *watcher
 	// pace is how many pods atoll-manager may evict in a second.
 	pace float64
 	// api and extender stand between atoll-manager and the API server, and
@@ -62,9 +64,13 @@ func TestMain(m *testing.M) {
 func run(m *testing.M) (code int) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	var err error
 	var done func() error
-	env, done, err = newEnvironment(ctx, atoll.Options{}, false)
+	form, err := commonForm()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	env, done, err = newEnvironment(ctx, atoll.Options{Form: form}, false)
 	defer func() {
 		if err := done(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -76,12 +82,21 @@ func run(m *testing.M) (code int) {
 		return 1
 	}
 	defer func() {
-		if err := errors.Join(faults.end(), plain.end(), pair.end()); err != nil {
+		if err := errors.Join(faults.end(), pinned.end(), plain.end(), pair.end()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
 	}()
 	return m.Run()
+}
+
+// commonForm is the form of the cluster that most tests share: the chart's
+// default, or that of the environment variable FORM.
+func commonForm() (atoll.Form, error) {
+	if name := os.Getenv("FORM"); name != "" {
+		return atoll.ParseForm(name)
+	}
+	return "", nil
 }
 
 // lateCluster is a cluster that is there once a test has asked for it, for all
@@ -143,8 +158,11 @@ func (c *lateCluster) fixture(t *testing.T) *fixture {
 	return newFixtureIn(t, e)
 }
 
+// pinned is a cluster in which nobody asks the extender.
+var pinned = lateCluster{options: atoll.Options{Form: atoll.Pinned}, users: 5}
+
 // pair is a cluster with two replicas of atoll-manager.
-var pair = lateCluster{options: atoll.Options{Replicas: 2}, users: 3}
+var pair = lateCluster{options: atoll.Options{Form: atoll.Isolated, Replicas: 2}, users: 3}
 
 // paceOf is how many pods atoll-manager may evict in a second by its arguments.
 func paceOf(args []string) float64 {
@@ -170,6 +188,9 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 		return e, done, err
 	}
 	done = func() error { return e.cluster.Stop(context.Background()) }
+	if e.form = o.Form; e.form == "" {
+		e.form = atoll.Default
+	}
 	o.Log = os.Stderr
 	o.ManagerArgs = append([]string{"--zap-log-level=2"}, o.ManagerArgs...)
 	e.pace = paceOf(o.ManagerArgs)

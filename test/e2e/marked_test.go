@@ -11,7 +11,7 @@ import (
 // be told to ask about managed pods only. It knows them by a resource of which
 // they ask for none, and all others are bound whatever of Atoll is away.
 func TestMarkedPodsAreTheOnlyOnesAskedAbout(t *testing.T) {
-	f := newFixtureOfItsOwn(t, atoll.Options{Plain: true, Managed: true})
+	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Plain, Managed: true})
 	f.group("marked-a", 2)
 	f.group("marked-b", 2)
 	f.create(weights("policy", "marked-a", 3, "marked-b", 2))

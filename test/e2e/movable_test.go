@@ -130,6 +130,7 @@ func TestPodsStayWithTheirVolumes(t *testing.T) {
 // not as the policies want them. None of them may count as failed.
 func TestAJobWhosePoliciesComeLaterDoesNotFail(t *testing.T) {
 	f := newFixture(t)
+	f.auto = true
 	f.group("late-a", 1)
 	f.group("late-b", 1)
 	pods := template("job")

@@ -15,7 +15,7 @@ import (
 // default, and what matters most in either.
 
 // plain is their cluster. A manager that is started again leads within seconds.
-var plain = lateCluster{options: atoll.Options{Plain: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, users: 3}
+var plain = lateCluster{options: atoll.Options{Form: atoll.Plain, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, users: 3}
 
 // TestPlainExample is scenario 1 in the form that document 000 has in mind.
 func TestPlainExample(t *testing.T) {

@@ -311,7 +311,7 @@ func TestAPolicyOfAnotherNamespaceIsNotUsed(t *testing.T) {
 // TestWideFilterIsExactInTheEnd: the document's literal way, every open group
 // kept and ranked, is corrected at the bind.
 func TestWideFilterIsExactInTheEnd(t *testing.T) {
-	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--filter=Wide"}, Values: map[string]any{
+	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--filter=Wide"}, Values: map[string]any{
 		"scheduler": map[string]any{"filter": "Wide"},
 	}})
 	f.group("wide-a", 3)

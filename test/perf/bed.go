@@ -48,9 +48,32 @@ type settings struct {
 	options
 	// second: a second kube-scheduler asks the extender, and the cluster's own does not.
 	second bool
+	// pinned: nobody asks the extender, and pods get their group at creation.
+	pinned bool
 	// managerArgs are further arguments of atoll-manager.
 	managerArgs []string
-	log         io.Writer
+	// excluded are namespaces whose pods do not pass our webhook.
+	excluded []string
+	log      io.Writer
+}
+
+func toAny(names []string) []any {
+	out := make([]any, len(names))
+	for i, name := range names {
+		out[i] = name
+	}
+	return out
+}
+
+func (s settings) form() atoll.Form {
+	switch {
+	case s.pinned:
+		return atoll.Pinned
+	case s.second:
+		return atoll.Isolated
+	default:
+		return atoll.Plain
+	}
 }
 
 // bed is a cluster with simulated nodes and Atoll, where rounds are run.
@@ -99,8 +122,9 @@ func (b *bed) fill(ctx context.Context, s settings) error {
 	}
 	b.installed, err = atoll.Install(ctx, b.cluster, atoll.Options{
 		// The scheduler is ours to start: its configuration changes from side to side.
-		KeepScheduler: true, Plain: !s.second, Managed: !s.second, Log: s.log,
+		KeepScheduler: true, Form: s.form(), Managed: !s.second, Log: s.log,
 		// As in production: a busy machine is not to cost the manager its lead.
+		Values:      map[string]any{"webhooks": map[string]any{"excludedNamespaces": toAny(s.excluded)}},
 		ManagerArgs: append([]string{"--leader-elect-lease-duration=15s", "--profile-address=" + s.profile}, s.managerArgs...),
 	})
 	if err != nil {

@@ -32,6 +32,8 @@ var extender = benchmark{
   atoll-manager has marked (` + "`scheduler.asks: Managed`" + `).
 - Variant ` + "`limit`" + ` is what an extender could reach against a hard topology spread if asking it cost nothing: kube-scheduler has the
   nodes of one group left after its filters, as after the extender's, scores those, and binds the pod itself.
+- Variants ` + "`pinned` and `pinned spread`" + ` are of the form in which nobody asks the extender: pods are pinned to their group when they are
+  created. Both sides' kube-schedulers are as they come, with their own percentageOfNodesToScore.
 - Variant ` + "`isolated`" + ` is the form in which a second kube-scheduler asks the extender. Both sides' pods are bound by schedulers without an
   extender; the second one, leading, runs in A's turns only.
 - *CPU per pod* is what all processes of the cluster, atoll-manager among them, used in a side's turns for each pod that it bound.
@@ -55,6 +57,12 @@ var extender = benchmark{
 		}, {
 			name: isolated, stage: isolated, ideal: "1.0",
 			a: "pods without a policy, beside a second kube-scheduler with the extender", b: "the same pods, without a second kube-scheduler",
+		}, {
+			name: pinned, stage: pinned, ideal: "≥ 1.1",
+			a: "managed pods, pinned when they were created", b: "the same pods without a policy",
+		}, {
+			name: pinnedSpread, stage: pinned, ideal: "≥ 1.0",
+			a: "managed pods, pinned when they were created", b: "pods with hard topology spread over the groups",
 		},
 	},
 	open: openExtender,
@@ -63,8 +71,8 @@ var extender = benchmark{
 // extenderBench has a bed of one form at a time: the last variant's.
 type extenderBench struct {
 	*bed
-	second  bool // the bed has a second kube-scheduler
-	races   int  // so far
+	stage   string // of the variant that the bed is for
+	races   int    // so far
 	wanted  options
 	outside io.Writer // where progress is shown
 }
@@ -74,19 +82,19 @@ func openExtender(_ context.Context, o options, log io.Writer) (bench, error) {
 	return &extenderBench{wanted: o, outside: log}, nil
 }
 
-// lay makes a bed of a form, unless that is what there is.
-func (e *extenderBench) lay(ctx context.Context, second bool) error {
-	if e.bed != nil && e.second == second {
+// lay makes a bed for a stage, unless that is what there is.
+func (e *extenderBench) lay(ctx context.Context, stage string) error {
+	if e.bed != nil && e.stage == stage {
 		return nil
 	}
 	if err := e.close(); err != nil {
 		return err
 	}
-	b, err := makeBed(ctx, settings{options: e.wanted, second: second, log: e.outside})
+	b, err := makeBed(ctx, settings{options: e.wanted, second: stage == isolated, pinned: stage == pinned, log: e.outside})
 	if err != nil {
 		return err
 	}
-	e.bed, e.second = b, second
+	e.bed, e.stage = b, stage
 	if err := e.createGroups(ctx); err != nil {
 		return err
 	}
@@ -105,8 +113,17 @@ func (e *extenderBench) close() error {
 
 // racing returns what a variant compares.
 func (e *extenderBench) racing(ctx context.Context, variant string) (*race, error) {
-	if err := e.lay(ctx, variant == isolated); err != nil {
+	stage := variant
+	if variant == pinnedSpread {
+		stage = pinned
+	} else if variant != isolated && variant != pinned {
+		stage = ""
+	}
+	if err := e.lay(ctx, stage); err != nil {
 		return nil, err
+	}
+	if stage == pinned {
+		return e.racingPinned(variant), nil
 	}
 	managedOnly := e.installed.SchedulerConfig
 	with, err := askingAll(managedOnly)
@@ -139,6 +156,23 @@ func (e *extenderBench) racing(ctx context.Context, variant string) (*race, erro
 		err = fmt.Errorf("choosing sides: there is no variant %q", variant)
 	}
 	return &race{a: a.name, b: b.name, run: func(ctx context.Context) (pair, error) { return e.race(ctx, a, b) }}, err
+}
+
+// The variants of the form Pinned.
+const (
+	pinned       = "pinned"
+	pinnedSpread = "pinned spread"
+	// bare is a kube-scheduler's configuration that says nothing.
+	bare = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
+)
+
+func (e *extenderBench) racingPinned(variant string) *race {
+	a := contender{name: variant, workload: workload{policy: evenPolicy}, config: []byte(bare)}
+	b := contender{name: "peer", workload: workload{}, config: []byte(bare)}
+	if variant == pinnedSpread {
+		b = contender{name: "spread", workload: workload{spread: true}, config: []byte(bare)}
+	}
+	return &race{a: a.name, b: b.name, run: func(ctx context.Context) (pair, error) { return e.race(ctx, a, b) }}
 }
 
 // askingAll makes the extender of a configuration be asked about every pod.

@@ -67,6 +67,7 @@ func (r *rebalanceBench) prepare(ctx context.Context) error {
 		ObjectMeta: metav1.ObjectMeta{Name: movePolicy, Namespace: namespace},
 		Spec: gm.PropagationSpec{
 			PropagationStrategy: gm.StaticWeightPropagationStrategy,
+			Assignment:          gm.AssignmentLate,
 			StaticWeight:        []gm.StaticNodeGroupWeight{{Weight: 1, NodeGroupNames: r.groupNames(r.options.groups / 2)}},
 			Rescheduling: gm.Rescheduling{
 				Mode: gm.ReschedulingEvict, MaxUnavailable: int32(r.moves()), StabilizationSeconds: new(int32(0)),

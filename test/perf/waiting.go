@@ -82,6 +82,7 @@ func (w *waitingBench) prepare(ctx context.Context) error {
 		Spec: gm.PropagationSpec{
 			PropagationStrategy:    gm.StaticWeightPropagationStrategy,
 			StaticWeight:           []gm.StaticNodeGroupWeight{{Weight: 1}},
+			Assignment:             gm.AssignmentLate,
 			RescheduleAfterSeconds: new(int32(0)),
 		},
 	}

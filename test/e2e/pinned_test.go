@@ -1,0 +1,231 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// The tests of the form in which nobody asks the extender: what differs there
+// from the others.
+
+// TestPinnedPodsNeedNoSchedulerOfOurs: pods are exact, keep their scheduler, and
+// nobody asks the extender, which is not even served.
+func TestPinnedPodsNeedNoSchedulerOfOurs(t *testing.T) {
+	f := pinned.fixture(t)
+	f.group("lonely-a", 2)
+	f.group("lonely-b", 3)
+	policy := weights("policy", "lonely-a", 3, "lonely-b", 2)
+	policy.Spec.Assignment = gm.AssignmentLate // is read as Early: nobody asks
+	f.create(policy)
+	deleted := f.watchDeletions("app")
+	f.create(deployment("app", 50, "policy"), deployment("free", 10, ""))
+	f.settled("app", map[string]int{"lonely-a": 30, "lonely-b": 20})
+	f.eventually(patience, "pods without a policy are bound", func() error { return f.boundAre("free", 10) })
+	f.scheduledBy("app", corev1.DefaultSchedulerName)
+	for _, pod := range f.pods("app") {
+		if pod.Annotations[gm.SeatAnnotation] == "" || pod.Labels[gm.NodeGroupLabel] == "" {
+			t.Errorf("pod %s is not pinned: %v", pod.Name, pod.Annotations)
+		}
+	}
+	if n := deleted(); n != 0 {
+		t.Errorf("%d pods were deleted on the way", n)
+	}
+}
+
+// TestPinnedPodsGoToNewcomers: an autoscaler makes a node for a pod
+// whose group has no room. It has the labels that the cloud gives it, and those
+// define the group. The pod is bound there while atoll-manager is away, and is
+// where it belongs when it is back.
+func TestPinnedPodsGoToNewcomers(t *testing.T) {
+	f := pinned.fixture(t)
+	f.group("scaled", 1)
+	f.group("steady", 1)
+	policy := weights("policy", "scaled", 1, "steady", 1)
+	policy.Spec.RescheduleAfterSeconds = new(int32)
+	f.create(policy)
+	f.create(deployment("app", 2, "policy"))
+	f.settled("app", map[string]int{"scaled": 1, "steady": 1})
+	f.cordon(true, "scaled-0")
+	f.scale("app", 4)
+	f.eventually(patience, "one waits in its group", func() error {
+		if n := f.pinnedAndRefused("app"); n != 1 {
+			return fmt.Errorf("%d wait", n)
+		}
+		return f.boundAre("app", 3)
+	})
+	evicted := f.watchEvictions("app")
+	f.kill(atoll.Manager)
+	restarted := false
+	restart := func() {
+		if !restarted {
+			restarted = true
+			f.restart(atoll.Manager)
+		}
+	}
+	t.Cleanup(restart)
+	f.nodes(map[string]string{"test-group": "scaled"}, "scaled-new")
+	f.eventually(patience, "the pod that waited is on the new node", func() error { return f.boundAre("app", 4) })
+	var node corev1.Node
+	if err := f.client.Get(f.ctx, types.NamespacedName{Name: "scaled-new"}, &node); err != nil || node.Labels[gm.NodeGroupLabel] != "" {
+		t.Errorf("the node is labelled %v (%v)", node.Labels, err)
+	}
+	restart()
+	f.settled("app", map[string]int{"scaled": 2, "steady": 2})
+	f.eventually(patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
+	if n := evicted(); n != 0 {
+		t.Errorf("%d pods were evicted", n)
+	}
+}
+
+// TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace: the policy comes
+// after the pods, which wait at the gate. They are pinned there, in the order of
+// their age, and not made anew; those of a Job neither.
+func TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace(t *testing.T) {
+	f := pinned.fixture(t)
+	f.group("place-a", 1)
+	f.group("place-b", 1)
+	deleted := f.watchDeletions("app")
+	f.create(deployment("app", 10, "policy"))
+	f.eventually(patience, "all wait at the gate", func() error {
+		if n := f.atTheGate("app"); n != 10 {
+			return fmt.Errorf("%d wait", n)
+		}
+		return nil
+	})
+	f.create(weights("policy", "place-a", 3, "place-b", 2))
+	f.settled("app", map[string]int{"place-a": 6, "place-b": 4})
+	if n := deleted(); n != 0 {
+		t.Errorf("%d pods were made anew", n)
+	}
+}
+
+// TestPinnedPodsGoWhereTheyMay: a pod whose own demands leave it one group goes
+// there at once, however many the others lack.
+func TestPinnedPodsGoWhereTheyMay(t *testing.T) {
+	f := pinned.fixture(t)
+	f.group("may-a", 1)
+	f.group("may-b", 1)
+	f.create(weights("policy", "may-a", 1, "may-b", 1))
+	f.create(deployment("app", 4, "policy", func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.NodeSelector = map[string]string{"test-group": "may-b"}
+	}))
+	f.eventually(20*time.Second, "all run in the one group", func() error {
+		if err := f.allReady("app", 4); err != nil {
+			return err
+		}
+		return f.spreadIs("app", map[string]int{"may-b": 4})
+	})
+}
+
+// TestForgedAdmissionsTakeNothingForLong: whoever reaches the webhook's port can
+// ask it about pods that nobody creates. What that takes is bounded for each
+// workload and comes back within seconds; nothing is written.
+func TestForgedAdmissionsTakeNothingForLong(t *testing.T) {
+	f := pinned.fixture(t)
+	f.group("forged-a", 1)
+	f.group("forged-b", 1)
+	f.create(weights("policy", "forged-a", 1, "forged-b", 1))
+	f.create(deployment("app", 2, "policy"))
+	f.settled("app", map[string]int{"forged-a": 1, "forged-b": 1})
+	sets, err := f.kube.AppsV1().ReplicaSets(f.ns).List(f.ctx, metav1.ListOptions{})
+	if err != nil || len(sets.Items) != 1 {
+		t.Fatalf("there are %d ReplicaSets (%v)", len(sets.Items), err)
+	}
+	replicaSet := &sets.Items[0]
+	pod := &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: f.ns, GenerateName: "app-", Labels: replicaSet.Spec.Template.Labels,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(replicaSet, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))},
+		},
+		Spec: replicaSet.Spec.Template.Spec,
+	}
+	before := f.metric("atoll_seats_held", `state="reserved"`)
+	seated := 0
+	for range 200 {
+		if answer := f.review(pod); bytes.Contains(answer.Patch, []byte("forged-")) {
+			seated++
+		}
+	}
+	if n := f.metric("atoll_seats_held", `state="reserved"`) - before; n > 20 || seated > 20 {
+		t.Errorf("200 forged requests got %d seats, and %v are held", seated, n)
+	}
+	if n := len(f.pods("app")); n != 2 {
+		t.Errorf("there are %d pods", n)
+	}
+	f.eventually(30*time.Second, "the seats come back", func() error {
+		if n := f.metric("atoll_seats_held", `state="reserved"`) - before; n > 0 {
+			return fmt.Errorf("%v are held", n)
+		}
+		return nil
+	})
+	f.scale("app", 6)
+	f.settled("app", map[string]int{"forged-a": 3, "forged-b": 3})
+}
+
+// review asks the pod webhook as the API server does, without being it.
+func (f *fixture) review(pod *corev1.Pod) *admissionv1.AdmissionResponse {
+	f.Helper()
+	var config admissionregistrationv1.MutatingWebhookConfiguration
+	if err := f.client.Get(f.ctx, types.NamespacedName{Name: "atoll-pods"}, &config); err != nil {
+		f.Fatal(err)
+	}
+	ca, err := os.ReadFile(filepath.Join(f.atoll.TLSDir, "ca.crt"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	raw, err := json.Marshal(pod)
+	if err != nil {
+		f.Fatal(err)
+	}
+	body, err := json.Marshal(admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
+		Request: &admissionv1.AdmissionRequest{
+			UID: uuid.NewUUID(), Namespace: f.ns, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
+			Kind:     metav1.GroupVersionKind{Version: "v1", Kind: "Pod"},
+			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
+		},
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	request, err := http.NewRequestWithContext(f.ctx, http.MethodPost, *config.Webhooks[0].ClientConfig.URL, bytes.NewReader(body))
+	if err != nil {
+		f.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}}
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	var review admissionv1.AdmissionReview
+	if err := json.NewDecoder(response.Body).Decode(&review); err != nil || review.Response == nil {
+		f.Fatalf("the webhook answers %s: %v", response.Status, err)
+	}
+	return review.Response
+}

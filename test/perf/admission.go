@@ -1,0 +1,300 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/pki"
+)
+
+// admissionCost measures what the pod webhook adds to the creation of a pod,
+// against a webhook that does nothing.
+var admissionCost = benchmark{
+	name: "admission", unit: "ms added", nodes: 100, pods: 600,
+	about: `What the pod webhook adds to the creation of a pod ÷ what a webhook adds that answers at once and changes nothing.
+
+- Added is the time with a webhook less the time without any, at the median (p50) or at the 99th percentile (p99). Pods are created by 1, 8 or 64
+  writers; ` + "`managed`" + ` pods require a PropagationPolicy and get their seat, labels and node affinity, ` + "`unmanaged`" + ` ones have a ReplicaSet whose
+  workload requires none.
+- All three are measured in turns of 100 pods: pods of one namespace pass our webhook, of the second the other one, of the third none. The other
+  webhook has the same conditions, TLS and timeout, and decodes what it is sent.
+- The form is Pinned. Nothing schedules the pods or makes others, and their kubelets are not there.`,
+	variants: []variant{
+		costVariant("managed", 1, 50), costVariant("managed", 1, 99), costVariant("managed", 8, 50), costVariant("managed", 8, 99), costVariant("managed", 64, 50), costVariant("managed", 64, 99),
+		costVariant("unmanaged", 1, 50), costVariant("unmanaged", 1, 99), costVariant("unmanaged", 8, 50), costVariant("unmanaged", 8, 99), costVariant("unmanaged", 64, 50), costVariant("unmanaged", 64, 99),
+	},
+	open: openCost,
+}
+
+func costVariant(kind string, writers, percent int) variant {
+	ideal := map[int]string{50: "≤ 1.3", 99: "≤ 1.5"}[percent]
+	return variant{
+		name: fmt.Sprintf("%s, %d, p%d", kind, writers, percent), ideal: ideal,
+		a: fmt.Sprintf("our webhook, %s pods, writers: %d", kind, writers), b: "a webhook that does nothing",
+	}
+}
+
+const (
+	// block is how many pods are created before the next webhook has its turn.
+	block = 100
+	// The namespaces beside ours: of the other webhook, and of none.
+	idleNamespace, bareNamespace = "perf-idle", "perf-bare"
+)
+
+type costBench struct {
+	*bed
+	idle *http.Server
+	// sets are the owners of pods by namespace, then kind.
+	sets map[string]map[string]*appsv1.ReplicaSet
+	// measured are the times of one round by kind and writers, until both of the
+	// variants that read them have.
+	measured map[string]*costs
+	created  int
+}
+
+// costs are times by namespace.
+type costs struct {
+	times     map[string][]time.Duration
+	strangers float64
+	readers   int
+}
+
+func openCost(ctx context.Context, o options, log io.Writer) (bench, error) {
+	b, err := makeBed(ctx, settings{options: o, pinned: true, excluded: []string{idleNamespace, bareNamespace}, log: log})
+	if err != nil {
+		return nil, err
+	}
+	c := &costBench{bed: b, sets: map[string]map[string]*appsv1.ReplicaSet{}, measured: map[string]*costs{}}
+	if err := c.prepare(ctx); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+func (c *costBench) close() error {
+	var err error
+	if c.idle != nil {
+		err = c.idle.Close()
+	}
+	return errors.Join(err, c.bed.close())
+}
+
+func (c *costBench) prepare(ctx context.Context) error {
+	if err := c.createGroups(ctx); err != nil {
+		return err
+	}
+	for _, name := range []string{idleNamespace, bareNamespace} {
+		if _, err := c.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("creating namespace %q: %w", name, err)
+		}
+	}
+	for _, name := range []string{namespace, idleNamespace, bareNamespace} {
+		err := c.eventually(ctx, "the ServiceAccount of namespace "+name, func(ctx context.Context) (bool, error) {
+			accounts, err := c.client.CoreV1().ServiceAccounts(name).List(ctx, metav1.ListOptions{})
+			return err == nil && len(accounts.Items) > 0, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	// Nobody is to make, bind or delete pods but we.
+	for _, name := range []string{devcluster.ControllerManager, devcluster.Scheduler} {
+		if err := c.cluster.Kill(ctx, name); err != nil {
+			return err
+		}
+	}
+	ours := map[string]*appsv1.ReplicaSet{}
+	var err error
+	for kind, w := range map[string]workload{"unmanaged": {}, "managed": {policy: evenPolicy}} {
+		if ours[kind], err = c.createOwners(ctx, kind, w, c.options.pods+2*block); err != nil {
+			return err
+		}
+	}
+	c.sets[namespace] = ours
+	for _, name := range []string{idleNamespace, bareNamespace} {
+		c.sets[name] = map[string]*appsv1.ReplicaSet{}
+		for kind, set := range ours {
+			copied := set.DeepCopy()
+			copied.Namespace = name
+			c.sets[name][kind] = copied // the API server asks for no owner that exists
+		}
+	}
+	return c.startIdle(ctx)
+}
+
+// startIdle has the API server call a webhook that does nothing for the pods of
+// one namespace.
+func (c *costBench) startIdle(ctx context.Context) error {
+	now := time.Now()
+	ca, err := pki.NewCA(now)
+	if err != nil {
+		return err
+	}
+	issued, err := pki.Issue(ca, pki.Leaf{CommonName: "idle", Names: []string{"127.0.0.1"}}, now)
+	if err != nil {
+		return err
+	}
+	pair, err := tls.X509KeyPair(issued.Cert, issued.Key)
+	if err != nil {
+		return fmt.Errorf("reading a certificate: %w", err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	c.idle = &http.Server{ReadHeaderTimeout: time.Minute, TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}}, Handler: http.HandlerFunc(allow)}
+	go func() { _ = c.idle.ServeTLS(listener, "", "") }() // ends with Close
+
+	configs := c.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	config, err := configs.Get(ctx, podWebhook, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("reading the webhook: %w", err)
+	}
+	other := config.Webhooks[0].DeepCopy()
+	other.Name = "idle.example.com"
+	other.ClientConfig = admissionregistrationv1.WebhookClientConfig{URL: new("https://" + listener.Addr().String()), CABundle: ca.Cert}
+	other.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: idleNamespace}}
+	_, err = configs.Create(ctx, &admissionregistrationv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "idle"}, Webhooks: []admissionregistrationv1.MutatingWebhook{*other},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("configuring a webhook that does nothing: %w", err)
+	}
+	return rest(ctx, webhookKnown)
+}
+
+// allow answers an AdmissionReview at once.
+func allow(w http.ResponseWriter, r *http.Request) {
+	var review admissionv1.AdmissionReview
+	if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
+		http.Error(w, "an AdmissionReview is expected", http.StatusBadRequest)
+		return
+	}
+	review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
+	review.Request = nil
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(review) // who asked is gone
+}
+
+// racing measures all three in one go.
+func (c *costBench) racing(_ context.Context, variant string) (*race, error) {
+	parts := strings.Split(variant, ", ")
+	if len(parts) != 3 {
+		return nil, fmt.Errorf("choosing sides: there is no variant %q", variant)
+	}
+	kind := parts[0]
+	writers, err := strconv.Atoi(parts[1])
+	if err != nil {
+		return nil, fmt.Errorf("choosing sides: there is no variant %q", variant)
+	}
+	p := map[string]float64{"p50": 0.5, "p99": 0.99}[parts[2]]
+	return &race{a: variant, b: "idle", run: func(ctx context.Context) (pair, error) { return c.measure(ctx, kind, writers, p) }}, nil
+}
+
+func (c *costBench) measure(ctx context.Context, kind string, writers int, p float64) (result pair, err error) {
+	key := fmt.Sprintf("%s %d", kind, writers)
+	found := c.measured[key]
+	if found == nil {
+		if found, err = c.round(ctx, kind, writers); err != nil {
+			return result, err
+		}
+		c.measured[key] = found
+	}
+	if found.readers++; found.readers == 2 { // both percentiles
+		delete(c.measured, key)
+	}
+	at := func(name string) float64 { return milliseconds(percentile(found.times[name], p)) }
+	bare := at(bareNamespace)
+	result.a = sample{rate: at(namespace) - bare, off: -1, strangers: found.strangers, facts: fmt.Sprintf("%.2f ms, without any %.2f ms", at(namespace), bare)}
+	result.b = sample{rate: at(idleNamespace) - bare, off: -1, strangers: found.strangers, facts: fmt.Sprintf("%.2f ms", at(idleNamespace))}
+	return result, nil
+}
+
+// round creates pods in the three namespaces in turns, and takes them away again.
+func (c *costBench) round(ctx context.Context, kind string, writers int) (*costs, error) {
+	names := []string{namespace, idleNamespace, bareNamespace}
+	for _, name := range names { // connections are made
+		if _, err := c.create(ctx, name, kind, writers, writers); err != nil {
+			return nil, err
+		}
+	}
+	before, err := usageOf(ctx, c.cluster)
+	if err != nil {
+		return nil, err
+	}
+	found := &costs{times: map[string][]time.Duration{}}
+	for range c.options.pods / block {
+		for _, name := range names {
+			times, err := c.create(ctx, name, kind, writers, block)
+			if err != nil {
+				return nil, err
+			}
+			found.times[name] = append(found.times[name], times...)
+		}
+	}
+	after, err := usageOf(ctx, c.cluster)
+	if err != nil {
+		return nil, err
+	}
+	found.strangers = after.since(before).strangers()
+	now := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
+	for _, name := range names {
+		if err := c.client.CoreV1().Pods(name).DeleteCollection(ctx, now, metav1.ListOptions{}); err != nil {
+			return nil, fmt.Errorf("deleting pods: %w", err)
+		}
+	}
+	return found, c.waitIdle(ctx)
+}
+
+// create creates n pods, so many at a time, and returns how long each took.
+func (c *costBench) create(ctx context.Context, name, kind string, writers, n int) ([]time.Duration, error) {
+	first := c.created
+	c.created += n
+	numbers := make([]int, n)
+	for i := range numbers {
+		numbers[i] = i
+	}
+	times := make([]time.Duration, n)
+	var mu sync.Mutex
+	seats := 0
+	err := inParallel(ctx, writers, numbers, func(ctx context.Context, i int) error {
+		pod := podOf(c.sets[name][kind], first+i)
+		began := time.Now()
+		created, err := c.client.CoreV1().Pods(name).Create(ctx, pod, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("creating a pod: %w", err)
+		}
+		times[i] = time.Since(began)
+		if created.Spec.Affinity != nil {
+			mu.Lock()
+			seats++
+			mu.Unlock()
+		}
+		return nil
+	})
+	want := 0
+	if name == namespace && kind == "managed" {
+		want = n
+	}
+	if err == nil && seats != want {
+		err = fmt.Errorf("of %d %s pods in %s %d are pinned, want %d", n, kind, name, seats, want)
+	}
+	return times, err
+}

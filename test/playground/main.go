@@ -1,0 +1,156 @@
+// Command playground starts a cluster with Atoll in it, for people to try things
+// on, and stops it again.
+//
+//	make up      # Atoll as the chart installs it, simulated nodes, the examples' groups and pools
+//	make up ARGS=-form=Pinned
+//	make down
+//
+// The cluster stays when the command has ended, until make down.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+const (
+	// name is that of the cluster: there is one playground on a machine.
+	name       = "playground"
+	rootModule = "github.com/atoll-k8s/atoll"
+	within     = 5 * time.Minute
+)
+
+// sites have nodes that the examples' groups and pools select.
+var sites = []struct {
+	name  string
+	nodes int
+}{{"hangzhou", 2}, {"beijing", 3}}
+
+// made are the examples that are there from the beginning.
+var made = []string{"examples/document-000/01-nodegroups.yaml", "examples/pools/01-nodepools.yaml"}
+
+func main() {
+	klog.SetLogger(logr.Discard())
+	ctrl.SetLogger(logr.Discard())
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "playground:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	fs := flag.NewFlagSet("playground", flag.ContinueOnError)
+	form := fs.String("form", string(atoll.Default), "form in which Atoll is installed: Pinned, Isolated or Plain (docs/scheduler.md)")
+	down := fs.Bool("down", false, "stop the playground instead")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	if *down {
+		if err := devcluster.Remove(ctx, name); err != nil {
+			return err
+		}
+		fmt.Println("The playground is gone.")
+		return nil
+	}
+	chosen, err := atoll.ParseForm(*form)
+	if err != nil {
+		return err
+	}
+	return up(ctx, chosen)
+}
+
+// up starts the playground, or says how to use the one that runs.
+func up(ctx context.Context, form atoll.Form) error {
+	infos, err := devcluster.List()
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(infos, func(info devcluster.Info) bool { return info.Name == name }) {
+		cluster, err := devcluster.Attach(ctx, name)
+		if err != nil {
+			return err
+		}
+		fmt.Println("The playground runs already; make down stops it.")
+		usage(cluster)
+		return nil
+	}
+	cluster, err := devcluster.Start(ctx, devcluster.Options{
+		Name: name, Persistent: true, PodStartDelay: time.Second, Log: os.Stderr,
+	})
+	if err != nil {
+		return err
+	}
+	if err := furnish(ctx, cluster, form); err != nil {
+		return errors.Join(err, cluster.Stop(context.WithoutCancel(ctx)))
+	}
+	fmt.Printf("\nAtoll runs in the form %s, on a cluster of simulated nodes.\n", form)
+	usage(cluster)
+	return nil
+}
+
+// furnish installs Atoll and adds nodes, groups and pools.
+func furnish(ctx context.Context, cluster *devcluster.Cluster, form atoll.Form) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if _, err := atoll.Install(ctx, cluster, atoll.Options{Form: form, Log: os.Stderr}); err != nil {
+		return err
+	}
+	for _, s := range sites {
+		specs := devcluster.NumberedNodes(s.name+"-", s.nodes, func(_ int, spec *devcluster.NodeSpec) {
+			spec.Labels = map[string]string{"location": s.name, apps.NodePoolLabel: s.name}
+		})
+		if err := cluster.AddNodes(ctx, specs...); err != nil {
+			return err
+		}
+	}
+	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", rootModule).Output()
+	if err != nil {
+		return fmt.Errorf("finding the source of module %s: %w", rootModule, err)
+	}
+	for _, file := range made {
+		cmd := exec.CommandContext(ctx, cluster.BinaryPath("kubectl"), "apply", "-f", filepath.Join(strings.TrimSpace(string(root)), file))
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.KubeconfigPath())
+		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("applying %s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// usage says how to use the playground.
+func usage(cluster *devcluster.Cluster) {
+	fmt.Printf(`
+  export KUBECONFIG=%s
+  export PATH=%s:$PATH        # kubectl of the cluster's version; yours will do
+
+  kubectl get nodegroups,nodepools
+  kubectl apply -f examples/document-000/deployment.yaml -f examples/document-000/02-policies.yaml
+  kubectl label deployment nginx groupmanagement.kubeedge.io/required-propagationpolicy=nginx-propagationpolicy groupmanagement.kubeedge.io/required-overridepolicy=nginx-overridepolicy
+  kubectl get pods -o wide
+  kubectl apply -f examples/pools/02-uniteddeployment.yaml
+
+  make down        # when done
+`, cluster.KubeconfigPath(), filepath.Dir(cluster.BinaryPath("kubectl")))
+}
