@@ -211,7 +211,9 @@ func TestFaultEmptyLists(t *testing.T) {
 			forward(w, r)
 		})
 		f.api.server.CloseClientConnections()
-		f.eventually(patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
+		// A watch that fails again and again waits for up to a minute each time, as
+		// client-go has it, and this one has failed twice in a row.
+		f.eventually(2*patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
 	}
 	f.api.does(nil)
 	if n := deleted(); n != 0 {

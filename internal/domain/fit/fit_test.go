@@ -136,3 +136,71 @@ func TestUse(t *testing.T) {
 		}
 	})
 }
+
+func TestRoomier(t *testing.T) {
+	taint := func(key, value string, effect corev1.TaintEffect) corev1.Taint {
+		return corev1.Taint{Key: key, Value: value, Effect: effect}
+	}
+	node := func(cpu int64, label string, taints ...corev1.Taint) *Node {
+		return &Node{Labels: map[string]string{"disk": label}, Taints: taints, Allocatable: Amounts{{corev1.ResourceCPU, cpu}}}
+	}
+	closed := taint("closed", "yes", corev1.TaintEffectNoSchedule)
+	tests := map[string]struct {
+		before, now *Node
+		want        bool
+	}{
+		"nothing changed":               {node(1, "ssd", closed), node(1, "ssd", closed), false},
+		"it has more":                   {node(1, "ssd"), node(2, "ssd"), true},
+		"it has less":                   {node(2, "ssd"), node(1, "ssd"), false},
+		"it has a resource that is new": {&Node{}, &Node{Allocatable: Amounts{{"example.com/gpu", 1}}}, true},
+		"another label":                 {node(1, "ssd"), node(1, "hdd"), true},
+		"a taint goes":                  {node(1, "ssd", closed), node(1, "ssd"), true},
+		"a taint comes":                 {node(1, "ssd"), node(1, "ssd", closed), false},
+		"another value of it":           {node(1, "ssd", closed), node(1, "ssd", taint("closed", "no", corev1.TaintEffectNoSchedule)), true},
+		"another effect of it":          {node(1, "ssd", closed), node(1, "ssd", taint("closed", "yes", corev1.TaintEffectNoExecute)), true},
+		"a taint that closes nothing":   {node(1, "ssd", taint("prefer", "", corev1.TaintEffectPreferNoSchedule)), node(1, "ssd"), false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := tc.now.Roomier(tc.before); got != tc.want {
+				t.Errorf("roomier: %t", got)
+			}
+		})
+	}
+}
+
+func TestEqualDemands(t *testing.T) {
+	if (*Demand)(nil).Equal(&Demand{}) || (&Demand{}).Equal(nil) || !(*Demand)(nil).Equal(nil) {
+		t.Error("no demand is another than one of nothing")
+	}
+}
+
+// TestReaches: what is for good counts, and not what a node is like now.
+func TestReaches(t *testing.T) {
+	node := &Node{Labels: map[string]string{"disk": "ssd"}}
+	tainted := func(key string, effect corev1.TaintEffect) *Node {
+		return &Node{Labels: node.Labels, Taints: []corev1.Taint{{Key: key, Effect: effect}}}
+	}
+	tests := map[string]struct {
+		demand Demand
+		node   *Node
+		want   bool
+	}{
+		"a pod that demands nothing":                  {Demand{}, node, true},
+		"more than there is":                          {Demand{Requests: Amounts{{corev1.ResourceCPU, 1}}}, node, true},
+		"its node selector matches":                   {Demand{NodeSelector: map[string]string{"disk": "ssd"}}, node, true},
+		"and does not":                                {Demand{NodeSelector: map[string]string{"disk": "hdd"}}, node, false},
+		"a taint that somebody wrote":                 {Demand{}, tainted("site", corev1.TaintEffectNoSchedule), false},
+		"which it tolerates":                          {Demand{Tolerations: []corev1.Toleration{{Key: "site", Operator: corev1.TolerationOpExists}}}, tainted("site", corev1.TaintEffectNoSchedule), true},
+		"one that only asks":                          {Demand{}, tainted("site", corev1.TaintEffectPreferNoSchedule), true},
+		"one of Kubernetes, which comes and goes":     {Demand{}, tainted(corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule), true},
+		"one of a cloud's controller, which does too": {Demand{}, tainted("node.cloudprovider.kubernetes.io/uninitialized", corev1.TaintEffectNoSchedule), true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := NewCheck(&tc.demand, nil).Reaches(tc.node); got != tc.want {
+				t.Errorf("reaches: %t", got)
+			}
+		})
+	}
+}
