@@ -46,7 +46,7 @@ var admissionCost = benchmark{
 func costVariant(kind string, writers, percent int) variant {
 	ideal := map[int]string{50: "≤ 1.3", 99: "≤ 1.5"}[percent]
 	return variant{
-		name: fmt.Sprintf("%s, %d, p%d", kind, writers, percent), ideal: ideal,
+		name: fmt.Sprintf("%s %d p%d", kind, writers, percent), ideal: ideal,
 		a: fmt.Sprintf("our webhook, %s pods, writers: %d", kind, writers), b: "a webhook that does nothing",
 	}
 }
@@ -195,7 +195,7 @@ func allow(w http.ResponseWriter, r *http.Request) {
 
 // racing measures all three in one go.
 func (c *costBench) racing(_ context.Context, variant string) (*race, error) {
-	parts := strings.Split(variant, ", ")
+	parts := strings.Fields(variant)
 	if len(parts) != 3 {
 		return nil, fmt.Errorf("choosing sides: there is no variant %q", variant)
 	}
@@ -273,7 +273,7 @@ func (c *costBench) create(ctx context.Context, name, kind string, writers, n in
 	}
 	times := make([]time.Duration, n)
 	var mu sync.Mutex
-	seats := 0
+	seats, gated := 0, 0
 	err := inParallel(ctx, writers, numbers, func(ctx context.Context, i int) error {
 		pod := podOf(c.sets[name][kind], first+i)
 		began := time.Now()
@@ -282,11 +282,12 @@ func (c *costBench) create(ctx context.Context, name, kind string, writers, n in
 			return fmt.Errorf("creating a pod: %w", err)
 		}
 		times[i] = time.Since(began)
+		mu.Lock()
+		defer mu.Unlock()
 		if created.Spec.Affinity != nil {
-			mu.Lock()
 			seats++
-			mu.Unlock()
 		}
+		gated += len(created.Spec.SchedulingGates)
 		return nil
 	})
 	want := 0
@@ -294,7 +295,7 @@ func (c *costBench) create(ctx context.Context, name, kind string, writers, n in
 		want = n
 	}
 	if err == nil && seats != want {
-		err = fmt.Errorf("of %d %s pods in %s %d are pinned, want %d", n, kind, name, seats, want)
+		err = fmt.Errorf("of %d %s pods in %s %d are pinned and %d wait at the gate, want %d pinned", n, kind, name, seats, gated, want)
 	}
 	return times, err
 }
