@@ -21,8 +21,8 @@ const (
 	// others may find no place there, either.
 	lendWidth = 8
 	// newTime is how long a pod that was created shows that its owner can create
-	// more, and comeTime how soon is looked again whether the next one has come.
-	newTime, comeTime = 10 * time.Second, time.Second
+	// more.
+	newTime = 10 * time.Second
 )
 
 // reassign makes waiting pods anew:
@@ -73,7 +73,10 @@ func (r *Reconciler) mayMakeAnew(o *observed) map[seats.Cohort]int {
 }
 
 // waitForOwner comes back when an owner may have created the pods that it lacks.
-func waitForOwner() error { return phase.Wait("the pods that their owner is to create", comeTime) }
+// A pod that comes brings the policy back at once.
+func waitForOwner() error {
+	return phase.Wait("the pods that their owner is to create", retryFeasible)
+}
 
 // pin makes pods anew that were refused every node that has room for them: the
 // next ones get their group at creation. Pods with volumes of their own are left

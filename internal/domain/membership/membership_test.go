@@ -1,11 +1,13 @@
 package membership
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
@@ -299,4 +301,65 @@ func BenchmarkAssign(b *testing.B) {
 			groups.Assign("n", nodeLabels)
 		}
 	})
+}
+
+// TestNewcomersAreTheNodesThatTheGroupTakesIn: a node fits one of the ways if,
+// and only if, the group selects it by its labels.
+func TestNewcomersAreTheNodesThatTheGroupTakesIn(t *testing.T) {
+	fits := func(ways [][]corev1.NodeSelectorRequirement, node map[string]string) bool {
+		for _, way := range ways {
+			all := true
+			for _, r := range way {
+				value, has := node[r.Key]
+				switch r.Operator {
+				case corev1.NodeSelectorOpIn:
+					all = all && has && slices.Contains(r.Values, value)
+				case corev1.NodeSelectorOpNotIn:
+					all = all && !slices.Contains(r.Values, value)
+				case corev1.NodeSelectorOpExists:
+					all = all && has
+				case corev1.NodeSelectorOpDoesNotExist:
+					all = all && !has
+				default:
+					t.Fatalf("operator %q", r.Operator)
+				}
+			}
+			if all {
+				return true
+			}
+		}
+		return false
+	}
+	expression := func(key string, operator metav1.LabelSelectorOperator, values ...string) metav1.LabelSelectorRequirement {
+		return metav1.LabelSelectorRequirement{Key: key, Operator: operator, Values: values}
+	}
+	for name, spec := range map[string]gm.NodeGroupSpec{
+		"labels":      {MatchLabels: map[string]string{"a": "1", "b": "2"}},
+		"expressions": {MatchExpressions: []metav1.LabelSelectorRequirement{expression("a", metav1.LabelSelectorOpIn, "1", "2"), expression("b", metav1.LabelSelectorOpNotIn, "2")}},
+		"existence":   {MatchExpressions: []metav1.LabelSelectorRequirement{expression("a", metav1.LabelSelectorOpExists), expression("b", metav1.LabelSelectorOpDoesNotExist)}},
+		"either":      {MatchLabels: map[string]string{"a": "1"}, MatchExpressions: []metav1.LabelSelectorRequirement{expression("b", metav1.LabelSelectorOpExists)}},
+		"names":       {Nodes: []string{"other"}},
+		"a mistake":   {MatchLabels: map[string]string{"not a key": "1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: "g"}, Spec: spec}
+			group, _ := Compile(g)
+			ways := Newcomers(g)
+			for _, a := range []string{"", "1", "2"} {
+				for _, b := range []string{"", "1", "2"} {
+					node := map[string]string{}
+					if a != "" {
+						node["a"] = a
+					}
+					if b != "" {
+						node["b"] = b
+					}
+					want := NewGroups([]Group{group}).Assign("node", node) == "g"
+					if got := fits(ways, node); got != want {
+						t.Errorf("a node with %v comes: %t, want %t", node, got, want)
+					}
+				}
+			}
+		})
+	}
 }
