@@ -11,8 +11,10 @@ import (
 const takeTTL = 10 * time.Second
 
 // maxUnseen bounds the seats of one cohort that are kept for pods which nobody has
-// seen yet, beyond those that its owner says are to come. The API server shows a
-// pod within moments of its creation; what asks for more is not creating any.
+// seen yet, beyond as many as its owner wants. The API server shows a pod within
+// moments of its creation; what asks for more is not creating any. How many pods
+// there are does not matter: those that were deleted at once may not have been
+// seen to go when their successors come.
 const maxUnseen = 20
 
 // Take hands out the seat whose turn it is to a pod that is being created, and
@@ -30,7 +32,7 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	}
 	s := l.entryLocked(r)
 	i := l.turnLocked(s.cohort, r, groups)
-	if s.cohort.unseen >= maxUnseen+max(0, r.Total-(s.cohort.active-1-s.cohort.unseen)) {
+	if s.cohort.unseen >= maxUnseen+r.Total {
 		i = -1
 	}
 	if i < 0 || dryRun {

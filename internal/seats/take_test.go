@@ -168,8 +168,9 @@ func TestSeatsOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
 		}
 		return n
 	}
-	if n := forge(); n != maxUnseen {
-		t.Errorf("200 forged requests got %d seats, want %d", n, maxUnseen)
+	const bound = maxUnseen + 2
+	if n := forge(); n != bound {
+		t.Errorf("200 forged requests got %d seats, want %d", n, bound)
 	}
 	if _, why := l.Take(request("real", 40, spread), false); why != Seated {
 		t.Errorf("a pod of a workload that grows gets no seat: %s", why)
@@ -179,8 +180,28 @@ func TestSeatsOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
 	if got := counts(l, cohortOne); got["a"] != 1 || got["b"] != 1 || len(l.seats) != 2 {
 		t.Errorf("the seats are %v, and %d entries are left", got, len(l.seats))
 	}
-	if n := forge(); n != maxUnseen {
-		t.Errorf("afterwards %d are handed out, want %d", n, maxUnseen)
+	if n := forge(); n != bound {
+		t.Errorf("afterwards %d are handed out, want %d", n, bound)
+	}
+}
+
+// TestPodsThatAreNotSeenToGoYetTakeNoSeatOfTheirSuccessors: all pods are deleted
+// at once, and their successors come before that is seen.
+func TestPodsThatAreNotSeenToGoYetTakeNoSeatOfTheirSuccessors(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	spread := weights("a", 1, "b", 1)
+	const n = 100
+	for _, generation := range []string{"first", "second"} {
+		for i := range n {
+			name := fmt.Sprint(generation, i)
+			group, why := l.Take(request("token-"+name, n, spread), false)
+			if why != Seated {
+				t.Fatalf("%s, pod %d gets no seat: %s", generation, i, why)
+			}
+			if generation == "first" {
+				l.Observe(pinned(name, "token-"+name, group, ""))
+			}
+		}
 	}
 }
 
