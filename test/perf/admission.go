@@ -33,11 +33,14 @@ var admissionCost = benchmark{
 - Added is the time with a webhook less the time without any, at the median (p50) or at the 99th percentile (p99). Pods are created by 1, 8 or 64
   writers; ` + "`managed`" + ` pods require a PropagationPolicy and get their seat, labels and node affinity, ` + "`unmanaged`" + ` ones have a ReplicaSet whose
   workload requires none.
-- All three are measured in turns of 100 pods: pods of one namespace pass our webhook, of the second the other one, of the third none. The other
+- All are measured in turns of 100 pods: pods of one namespace pass our webhook, of the second the other one, of the third none. The other
   webhook has the same conditions, TLS and timeout, and decodes what it is sent.
+- ` + "`against a patch`" + ` compares with a webhook that answers at once too, and always with the same patch, of the size of ours: what the API server's own work on
+  any patch costs, and the larger pod that comes of it.
 - The form is Pinned. Nothing schedules the pods or makes others, and their kubelets are not there.`,
 	variants: []variant{
 		costVariant("managed", 1, 50), costVariant("managed", 1, 99), costVariant("managed", 8, 50), costVariant("managed", 8, 99), costVariant("managed", 64, 50), costVariant("managed", 64, 99),
+		patchVariant(1, 50), patchVariant(1, 99), patchVariant(8, 50), patchVariant(8, 99), patchVariant(64, 50), patchVariant(64, 99),
 		costVariant("unmanaged", 1, 50), costVariant("unmanaged", 1, 99), costVariant("unmanaged", 8, 50), costVariant("unmanaged", 8, 99), costVariant("unmanaged", 64, 50), costVariant("unmanaged", 64, 99),
 	},
 	open: openCost,
@@ -51,20 +54,30 @@ func costVariant(kind string, writers, percent int) variant {
 	}
 }
 
+// patchVariant compares managed pods with a webhook that patches.
+func patchVariant(writers, percent int) variant {
+	v := costVariant("managed", writers, percent)
+	v.name += patching
+	v.b = "a webhook that always answers with the same patch"
+	return v
+}
+
 const (
+	// patching ends the names of variants that compare with a webhook that patches.
+	patching = " against a patch"
 	// block is how many pods are created before the next webhook has its turn.
 	block = 100
-	// The namespaces beside ours: of the other webhook, and of none.
-	idleNamespace, bareNamespace = "perf-idle", "perf-bare"
+	// The namespaces beside ours: of the other webhooks, and of none.
+	idleNamespace, patchNamespace, bareNamespace = "perf-idle", "perf-patch", "perf-bare"
 )
 
 type costBench struct {
 	*bed
-	idle *http.Server
+	others []*http.Server
 	// sets are the owners of pods by namespace, then kind.
 	sets map[string]map[string]*appsv1.ReplicaSet
-	// measured are the times of one round by kind and writers, until both of the
-	// variants that read them have.
+	// measured are the times of the last round by kind and writers, for all the
+	// variants that read them.
 	measured map[string]*costs
 	created  int
 }
@@ -73,11 +86,11 @@ type costBench struct {
 type costs struct {
 	times     map[string][]time.Duration
 	strangers float64
-	readers   int
+	read      map[string]bool // by what was read
 }
 
 func openCost(ctx context.Context, o options, log io.Writer) (bench, error) {
-	b, err := makeBed(ctx, settings{options: o, pinned: true, excluded: []string{idleNamespace, bareNamespace}, log: log})
+	b, err := makeBed(ctx, settings{options: o, pinned: true, excluded: []string{idleNamespace, patchNamespace, bareNamespace}, log: log})
 	if err != nil {
 		return nil, err
 	}
@@ -90,8 +103,8 @@ func openCost(ctx context.Context, o options, log io.Writer) (bench, error) {
 
 func (c *costBench) close() error {
 	var err error
-	if c.idle != nil {
-		err = c.idle.Close()
+	for _, server := range c.others {
+		err = errors.Join(err, server.Close())
 	}
 	return errors.Join(err, c.bed.close())
 }
@@ -100,12 +113,12 @@ func (c *costBench) prepare(ctx context.Context) error {
 	if err := c.createGroups(ctx); err != nil {
 		return err
 	}
-	for _, name := range []string{idleNamespace, bareNamespace} {
+	for _, name := range []string{idleNamespace, patchNamespace, bareNamespace} {
 		if _, err := c.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("creating namespace %q: %w", name, err)
 		}
 	}
-	for _, name := range []string{namespace, idleNamespace, bareNamespace} {
+	for _, name := range []string{namespace, idleNamespace, patchNamespace, bareNamespace} {
 		err := c.eventually(ctx, "the ServiceAccount of namespace "+name, func(ctx context.Context) (bool, error) {
 			accounts, err := c.client.CoreV1().ServiceAccounts(name).List(ctx, metav1.ListOptions{})
 			return err == nil && len(accounts.Items) > 0, err
@@ -128,7 +141,7 @@ func (c *costBench) prepare(ctx context.Context) error {
 		}
 	}
 	c.sets[namespace] = ours
-	for _, name := range []string{idleNamespace, bareNamespace} {
+	for _, name := range []string{idleNamespace, patchNamespace, bareNamespace} {
 		c.sets[name] = map[string]*appsv1.ReplicaSet{}
 		for kind, set := range ours {
 			copied := set.DeepCopy()
@@ -136,12 +149,26 @@ func (c *costBench) prepare(ctx context.Context) error {
 			c.sets[name][kind] = copied // the API server asks for no owner that exists
 		}
 	}
-	return c.startIdle(ctx)
+	if err := c.startOther(ctx, idleNamespace, nil); err != nil {
+		return err
+	}
+	if err := c.startOther(ctx, patchNamespace, []byte(samplePatch)); err != nil {
+		return err
+	}
+	return rest(ctx, webhookKnown)
 }
 
-// startIdle has the API server call a webhook that does nothing for the pods of
-// one namespace.
-func (c *costBench) startIdle(ctx context.Context) error {
+// samplePatch is what our webhook answers for a pod like those of the benchmark.
+const samplePatch = `[
+{"op":"add","path":"/metadata/annotations","value":{"example.com/admitted":"true","example.com/seat":"6d1cf3cb-bfde-4cd6-a87e-9a0c2b9a1c52"}},
+{"op":"add","path":"/metadata/labels/example.com~1nodegroup","value":"group-0"},
+{"op":"add","path":"/metadata/labels/example.com~1required-propagationpolicy","value":"even"},
+{"op":"add","path":"/metadata/labels/example.com~1binding-propagationpolicy","value":"even"},
+{"op":"add","path":"/spec/affinity","value":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"example.com/nodegroup","operator":"In","values":["group-0"]}]}]}}}}]`
+
+// startOther has the API server call a webhook for the pods of one namespace that
+// answers at once, with a patch or none.
+func (c *costBench) startOther(ctx context.Context, name string, patch []byte) error {
 	now := time.Now()
 	ca, err := pki.NewCA(now)
 	if err != nil {
@@ -159,8 +186,9 @@ func (c *costBench) startIdle(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
-	c.idle = &http.Server{ReadHeaderTimeout: time.Minute, TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}}, Handler: http.HandlerFunc(allow)}
-	go func() { _ = c.idle.ServeTLS(listener, "", "") }() // ends with Close
+	server := &http.Server{ReadHeaderTimeout: time.Minute, TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}}, Handler: allow(patch)}
+	c.others = append(c.others, server)
+	go func() { _ = server.ServeTLS(listener, "", "") }() // ends with Close
 
 	configs := c.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 	config, err := configs.Get(ctx, podWebhook, metav1.GetOptions{})
@@ -168,34 +196,43 @@ func (c *costBench) startIdle(ctx context.Context) error {
 		return fmt.Errorf("reading the webhook: %w", err)
 	}
 	other := config.Webhooks[0].DeepCopy()
-	other.Name = "idle.example.com"
+	other.Name = name + ".example.com"
 	other.ClientConfig = admissionregistrationv1.WebhookClientConfig{URL: new("https://" + listener.Addr().String()), CABundle: ca.Cert}
-	other.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: idleNamespace}}
+	other.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: name}}
 	_, err = configs.Create(ctx, &admissionregistrationv1.MutatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: "idle"}, Webhooks: []admissionregistrationv1.MutatingWebhook{*other},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionregistrationv1.MutatingWebhook{*other},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("configuring a webhook that does nothing: %w", err)
+		return fmt.Errorf("configuring the webhook of namespace %s: %w", name, err)
 	}
-	return rest(ctx, webhookKnown)
+	return nil
 }
 
-// allow answers an AdmissionReview at once.
-func allow(w http.ResponseWriter, r *http.Request) {
-	var review admissionv1.AdmissionReview
-	if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
-		http.Error(w, "an AdmissionReview is expected", http.StatusBadRequest)
-		return
+// allow answers AdmissionReviews at once, with a patch or none.
+func allow(patch []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var review admissionv1.AdmissionReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
+			http.Error(w, "an AdmissionReview is expected", http.StatusBadRequest)
+			return
+		}
+		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
+		if len(patch) > 0 {
+			review.Response.Patch, review.Response.PatchType = patch, new(admissionv1.PatchTypeJSONPatch)
+		}
+		review.Request = nil
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(review) // who asked is gone
 	}
-	review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
-	review.Request = nil
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(review) // who asked is gone
 }
 
-// racing measures all three in one go.
+// racing measures all in one go.
 func (c *costBench) racing(_ context.Context, variant string) (*race, error) {
-	parts := strings.Fields(variant)
+	other := idleNamespace
+	if strings.HasSuffix(variant, patching) {
+		other = patchNamespace
+	}
+	parts := strings.Fields(strings.TrimSuffix(variant, patching))
 	if len(parts) != 3 {
 		return nil, fmt.Errorf("choosing sides: there is no variant %q", variant)
 	}
@@ -205,31 +242,30 @@ func (c *costBench) racing(_ context.Context, variant string) (*race, error) {
 		return nil, fmt.Errorf("choosing sides: there is no variant %q", variant)
 	}
 	p := map[string]float64{"p50": 0.5, "p99": 0.99}[parts[2]]
-	return &race{a: variant, b: "idle", run: func(ctx context.Context) (pair, error) { return c.measure(ctx, kind, writers, p) }}, nil
+	return &race{a: variant, b: other, run: func(ctx context.Context) (pair, error) { return c.measure(ctx, kind, other, writers, p) }}, nil
 }
 
-func (c *costBench) measure(ctx context.Context, kind string, writers int, p float64) (result pair, err error) {
+func (c *costBench) measure(ctx context.Context, kind, other string, writers int, p float64) (result pair, err error) {
 	key := fmt.Sprintf("%s %d", kind, writers)
+	reading := fmt.Sprintf("%s %v", other, p)
 	found := c.measured[key]
-	if found == nil {
+	if found == nil || found.read[reading] { // the next round
 		if found, err = c.round(ctx, kind, writers); err != nil {
 			return result, err
 		}
 		c.measured[key] = found
 	}
-	if found.readers++; found.readers == 2 { // both percentiles
-		delete(c.measured, key)
-	}
+	found.read[reading] = true
 	at := func(name string) float64 { return milliseconds(percentile(found.times[name], p)) }
 	bare := at(bareNamespace)
 	result.a = sample{rate: at(namespace) - bare, off: -1, strangers: found.strangers, facts: fmt.Sprintf("%.2f ms, without any %.2f ms", at(namespace), bare)}
-	result.b = sample{rate: at(idleNamespace) - bare, off: -1, strangers: found.strangers, facts: fmt.Sprintf("%.2f ms", at(idleNamespace))}
+	result.b = sample{rate: at(other) - bare, off: -1, strangers: found.strangers, facts: fmt.Sprintf("%.2f ms", at(other))}
 	return result, nil
 }
 
-// round creates pods in the three namespaces in turns, and takes them away again.
+// round creates pods in the namespaces in turns, and takes them away again.
 func (c *costBench) round(ctx context.Context, kind string, writers int) (*costs, error) {
-	names := []string{namespace, idleNamespace, bareNamespace}
+	names := []string{namespace, idleNamespace, patchNamespace, bareNamespace}
 	for _, name := range names { // connections are made
 		if _, err := c.create(ctx, name, kind, writers, writers); err != nil {
 			return nil, err
@@ -239,7 +275,7 @@ func (c *costBench) round(ctx context.Context, kind string, writers int) (*costs
 	if err != nil {
 		return nil, err
 	}
-	found := &costs{times: map[string][]time.Duration{}}
+	found := &costs{times: map[string][]time.Duration{}, read: map[string]bool{}}
 	for range c.options.pods / block {
 		for _, name := range names {
 			times, err := c.create(ctx, name, kind, writers, block)
@@ -291,7 +327,7 @@ func (c *costBench) create(ctx context.Context, name, kind string, writers, n in
 		return nil
 	})
 	want := 0
-	if name == namespace && kind == "managed" {
+	if name == patchNamespace || name == namespace && kind == "managed" {
 		want = n
 	}
 	if err == nil && seats != want {
