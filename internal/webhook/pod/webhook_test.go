@@ -29,7 +29,7 @@ import (
 
 // newWebhook makes a webhook of a replica that leads: its walk has listed the
 // workloads among the objects, its book and its ledger have seen the others.
-func newWebhook(t *testing.T, objects ...build.Object) (*Webhook, *build.API) {
+func newWebhook(t testing.TB, objects ...build.Object) (*Webhook, *build.API) {
 	t.Helper()
 	var listed, seen []build.Object
 	for _, o := range objects {
