@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of test/ with the given flags of go test. Those of e2e run in
 # three parts side by side, each on clusters of its own: most of their time they
-# wait. Which test is in which part does not matter, so long as all take about
-# as long.
+# wait. Tests that share a cluster are in one part, so that it is started once.
 #
 #   hack/e2e.sh <gotestsum> <flag of go test>...
 set -euo pipefail
@@ -19,6 +18,15 @@ run() {
 	"$gotestsum" --format testname --hide-summary output --jsonfile "$logs/$name.json" -- "$@"
 }
 
+# using <pattern> lists the tests of e2e in which a line matches.
+using() {
+	awk -v pattern="$1" '
+		/^func / { name = "" }
+		/^func Test/ { name = $2; sub(/\(.*/, "", name) }
+		name != "" && $0 ~ pattern { print name }
+	' e2e/*_test.go | sort -u | paste -sd '|' -
+}
+
 case " $* " in
 *" -run"* | *" -skip"* | *" --run"* | *" --skip"*)
 	run e2e "$@" ./...
@@ -26,23 +34,19 @@ case " $* " in
 	;;
 esac
 
-# A test is in the first part whose pattern its name matches, else in the last.
-# Tests that share a cluster beside the common one (of faults, of the plain form,
-# of two replicas) are in one part, so that it is started once.
-parts=('Fault|Kind|Isolated|Plain|Marked' 'United|Pool|Node|Manager|Leader|Override')
+forms="^($(using 'inEachForm[(]t|isolated[.]fixture|plain[.]fixture'))$"
+faults="^($(using 'newFaultyFixture|range pairs|pairs\['))$"
 others=$(go list ./... | grep -v '/e2e$')
 failed=0
 # shellcheck disable=SC2086 # one argument for each package
 run e2e-others "$@" $others || failed=1
 running=()
 trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
-before='^$'
-for i in "${!parts[@]}"; do
-	run "e2e-$((i + 1))" "$@" -run "${parts[i]}" -skip "$before" ./e2e &
-	running+=($!)
-	before+="|${parts[i]}"
-done
-run "e2e-$((${#parts[@]} + 1))" "$@" -skip "$before" ./e2e || failed=1
+run e2e-forms "$@" -run "$forms" ./e2e &
+running+=($!)
+run e2e-faults "$@" -run "$faults" ./e2e &
+running+=($!)
+run e2e-common "$@" -skip "$forms|$faults" ./e2e || failed=1
 for part in "${running[@]}"; do
 	wait "$part" || failed=1
 done

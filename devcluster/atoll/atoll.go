@@ -51,7 +51,7 @@ const (
 )
 
 // Default is the chart's default form.
-const Default = Isolated
+const Default = Pinned
 
 // ParseForm reads the name of a form, in any case.
 func ParseForm(name string) (Form, error) {

@@ -39,8 +39,6 @@ func TestDefaultObjects(t *testing.T) {
 		"ClusterRole/atoll-view", "ClusterRole/atoll-edit",
 		"Deployment/atoll-manager", "PodDisruptionBudget/atoll-manager", "Service/atoll-manager",
 		"MutatingWebhookConfiguration/atoll-pods", "ValidatingWebhookConfiguration/atoll-policies",
-		"ServiceAccount/atoll-scheduler", "Role/atoll-scheduler", "RoleBinding/atoll-scheduler",
-		"ConfigMap/atoll-scheduler", "Deployment/atoll-scheduler", "PodDisruptionBudget/atoll-scheduler",
 		"CustomResourceDefinition/nodegroups.groupmanagement.kubeedge.io",
 		"CustomResourceDefinition/propagationpolicies.groupmanagement.kubeedge.io",
 		"CustomResourceDefinition/overridepolicies.groupmanagement.kubeedge.io",

@@ -93,14 +93,19 @@ func TestNetworkPolicies(t *testing.T) {
 		port     int32
 		want     bool
 	}{
-		"the API server calls the webhooks":                    {n, "", manager, 9443, true},
-		"the second scheduler asks the extender":               {n, scheduler, manager, 9444, true},
-		"a replica hands on to the leader":                     {n, manager, manager, 9444, true},
-		"nobody else asks the extender":                        {n, "", manager, 9444, false},
-		"in the form Pinned a replica asks the leader":         {enabled(form("Pinned", nil)), manager, manager, 9444, true},
-		"and nobody else":                                      {enabled(form("Pinned", nil)), "", manager, 9444, false},
-		"metrics are read":                                     {n, "", manager, 8080, true},
-		"and those of the second scheduler":                    {n, "", scheduler, 10259, true},
+		"the API server calls the webhooks":            {n, "", manager, 9443, true},
+		"the second scheduler asks the extender":       {n, scheduler, manager, 9444, true},
+		"a replica hands on to the leader":             {n, manager, manager, 9444, true},
+		"nobody else asks the extender":                {n, "", manager, 9444, false},
+		"in the form Pinned a replica asks the leader": {enabled(form("Pinned", nil)), manager, manager, 9444, true},
+		"and nobody else":                              {enabled(form("Pinned", nil)), "", manager, 9444, false},
+		"metrics are read":                             {n, "", manager, 8080, true},
+		"and those of the second scheduler":            {n, "", scheduler, 10259, true},
+		"nobody else calls them where it is said who does": {
+			enabled(map[string]any{"networkPolicy": map[string]any{"webhookFrom": []any{
+				map[string]any{"ipBlock": map[string]any{"cidr": "10.0.0.1/32"}},
+			}}}), "", manager, 9443, false,
+		},
 		"the second scheduler calls no webhook":                {n, scheduler, manager, 9443, false},
 		"probes are the kubelet's only":                        {n, "", manager, 8081, false},
 		"the cluster's own kube-scheduler asks, in form Plain": {enabled(plain()), "", manager, 9444, true},

@@ -70,9 +70,10 @@ func TestBothFormsAskTheExtenderAlike(t *testing.T) {
 	}
 }
 
-// TestPinnedForm: atoll-manager and nothing else, told that nobody asks.
+// TestPinnedForm: atoll-manager and nothing else, told that nobody asks. That is
+// the default.
 func TestPinnedForm(t *testing.T) {
-	for name, values := range map[string]map[string]any{"alone": form("Pinned", nil), "with values of the others": form("Pinned", []any{"filter", "Wide", "asks", "Managed"})} {
+	for name, values := range map[string]map[string]any{"by default": nil, "alone": form("Pinned", nil), "with values of the others": form("Pinned", []any{"filter", "Wide", "asks", "Managed"})} {
 		t.Run(name, func(t *testing.T) {
 			got := render(t, load(t), values)
 			for _, key := range got.keys() {

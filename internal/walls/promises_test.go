@@ -10,18 +10,20 @@ import (
 )
 
 // TestPromisesAreTested: every test that docs/guarantees.md names is there, so
-// that no promise loses its test by a new name.
+// that no promise loses its test by a new name; and those that it marks are the
+// ones that run in each form.
 func TestPromisesAreTested(t *testing.T) {
 	root := filepath.Join("..", "..")
-	tests := map[string]bool{}
-	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+	inEachForm := map[string]bool{} // by name
+	declared := regexp.MustCompile(`(?ms)^func ((?:Test|Fuzz)\w+)\((.*?)^\}`)
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
 		source, err := os.ReadFile(path)
 		for _, match := range declared.FindAllSubmatch(source, -1) {
-			tests[string(match[1])] = true
+			body := string(match[2])
+			inEachForm[string(match[1])] = strings.Contains(body, "inEachForm(") || strings.Contains(body, "range pairs")
 		}
 		return err
 	})
@@ -32,13 +34,20 @@ func TestPromisesAreTested(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`").FindAllSubmatch(page, -1)
+	named := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`(³?)").FindAllSubmatch(page, -1)
 	if len(named) == 0 {
 		t.Error("docs/guarantees.md names no test")
 	}
 	for _, match := range named {
-		if name := string(match[1]); !tests[name] {
+		name, marked := string(match[1]), len(match[2]) > 0
+		is, ok := inEachForm[name]
+		switch {
+		case !ok:
 			t.Errorf("docs/guarantees.md names %s, and there is no such test", name)
+		case is && !marked:
+			t.Errorf("docs/guarantees.md names %s without ³, and it runs in each form", name)
+		case !is && marked:
+			t.Errorf("docs/guarantees.md names %s with ³, and it does not run in each form", name)
 		}
 	}
 }

@@ -2,8 +2,11 @@ package e2e
 
 import (
 	"fmt"
+	"net/url"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
@@ -59,4 +62,79 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 	f.scale("app", 8)
 	f.settled("app", map[string]int{"past": 8})
 	f.always(5*time.Second, "those that pass are not", bypasses(3))
+}
+
+// TestALostWebhookLosesNoPod: the API server does not reach the pod webhook,
+// while atoll-manager runs. Pods of a workload with a policy are created all the
+// same. Where a scheduler asks about every pod they wait for room in their group;
+// elsewhere they run wherever they are placed. They are exact once it is back.
+func TestALostWebhookLosesNoPod(t *testing.T) {
+	inEachForm(t, func(_ *testing.T, f *fixture) {
+		f.group("lost-a", 1)
+		f.group("lost-b", 1)
+		f.create(weights("policy", "lost-a", 1, "lost-b", 1))
+		f.create(deployment("app", 4, "policy"), deployment("free", 1, ""))
+		f.settled("app", map[string]int{"lost-a": 2, "lost-b": 2})
+		unseen := f.breaks("I5", "pods that no webhook saw go anywhere")
+		found := f.loseWebhook()
+		f.cordon(true, "lost-b-0")
+		f.scale("app", 8)
+		f.scale("free", 2)
+		inA := 6
+		if f.form == atoll.Plain {
+			inA = 4
+		}
+		f.eventually(patience, "pods are created, and bound", func() error {
+			if n := len(f.pods("app")); n != 8 {
+				return fmt.Errorf("%d pods", n)
+			}
+			if err := f.boundAre("free", 2); err != nil {
+				return err
+			}
+			return f.spreadIs("app", map[string]int{"lost-a": inA, "lost-b": 2})
+		})
+		f.cordon(false, "lost-b-0")
+		found()
+		f.settled("app", map[string]int{"lost-a": 4, "lost-b": 4})
+		unseen()
+	})
+}
+
+// loseWebhook has the API server look for the pod webhook where nobody answers,
+// until the returned function is called or the test ends.
+func (f *fixture) loseWebhook() (found func()) {
+	f.Helper()
+	configurations := f.kube.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	var was string
+	set := func(change func(u *url.URL)) {
+		f.Helper()
+		f.eventually(patience, "the webhook's address is changed", func() error {
+			config, err := configurations.Get(f.ctx, "atoll-pods", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			for i := range config.Webhooks {
+				u, err := url.Parse(*config.Webhooks[i].ClientConfig.URL)
+				if err != nil {
+					return err
+				}
+				change(u)
+				config.Webhooks[i].ClientConfig.URL = new(u.String())
+			}
+			_, err = configurations.Update(f.ctx, config, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	set(func(u *url.URL) {
+		was = u.Host
+		u.Host = u.Hostname() + ":1"
+	})
+	found = func() {
+		if was != "" {
+			set(func(u *url.URL) { u.Host = was })
+			was = ""
+		}
+	}
+	f.Cleanup(found)
+	return found
 }

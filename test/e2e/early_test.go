@@ -69,7 +69,6 @@ func (f *fixture) argsAre(app string, want map[string]string) error {
 // template's arguments back; nothing is ever added twice.
 func TestPodsAreCreatedWithTheArgumentsOfTheirGroup(t *testing.T) {
 	f := newFixture(t)
-	f.auto = true
 	f.group("early-a", 2)
 	f.group("early-b", 2)
 	f.create(weights("policy", "early-a", 3, "early-b", 2))
@@ -125,7 +124,6 @@ func TestPodsAreCreatedWithTheArgumentsOfTheirGroup(t *testing.T) {
 // once the rule is mended the pods come.
 func TestARuleThatCannotBeAppliedIsNamed(t *testing.T) {
 	f := newFixture(t)
-	f.auto = true
 	f.group("wrong", 1)
 	f.create(weights("policy", "wrong", 1))
 	wrong := argsRule("wrong", "--x")
@@ -173,7 +171,6 @@ func TestARuleThatCannotBeAppliedIsNamed(t *testing.T) {
 // room again, the spread becomes exact again.
 func TestAnEarlyPodMovesOn(t *testing.T) {
 	f := newFixture(t)
-	f.auto = true
 	f.group("on-a", 1)
 	f.group("on-b", 1)
 	f.cordon(true, "on-a-0")
@@ -202,7 +199,6 @@ func TestAnEarlyPodMovesOn(t *testing.T) {
 // arguments of the node's group; on a node of no group, those of the template.
 func TestDaemonSetsAreOverriddenByTheirNode(t *testing.T) {
 	f := newFixture(t)
-	f.auto = true
 	f.group("ds-a", 1)
 	f.group("ds-b", 1)
 	f.nodes(nil, "ds-none-0")

@@ -30,7 +30,9 @@ func TestExampleInAnyOrder(t *testing.T) {
 		"labels, policies, groups": {exampleLabels, examplePolicies, exampleGroups},
 		"policies, labels, groups": {examplePolicies, exampleLabels, exampleGroups},
 	} {
-		t.Run(name, func(t *testing.T) { newFixture(t).example(order...) })
+		t.Run(name, func(t *testing.T) {
+			inEachForm(t, func(_ *testing.T, f *fixture) { f.example(order...) })
+		})
 	}
 }
 

@@ -142,7 +142,7 @@ func texts(m extenderv1.FailedNodesMap) []string {
 // TestLabelSituations is scenario 5: the four situations of document 000, and
 // a stray binding label.
 func TestLabelSituations(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	c := newCaller(f)
 	f.group("situations-in", 1)
 	f.nodes(nil, "situations-out")
@@ -248,7 +248,7 @@ func TestLabelSituations(t *testing.T) {
 // of a full group are refused with texts that tell them apart and never
 // change; the rest is kept.
 func TestFilterKeepsAndRefuses(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	c := newCaller(f)
 	f.group("filter-a", 2)
 	f.group("filter-b", 2)
@@ -289,7 +289,7 @@ func TestFilterKeepsAndRefuses(t *testing.T) {
 // TestPrioritizeScoresGroups is scenario 8: equal scores within a group, more
 // for more lack, 0 to 10, and 0 for nodes of no group.
 func TestPrioritizeScoresGroups(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	c := newCaller(f)
 	for _, g := range []string{"score-a", "score-b", "score-c"} {
 		f.group(g, 2)
@@ -324,7 +324,7 @@ func TestPrioritizeScoresGroups(t *testing.T) {
 // TestBothNodeForms is scenario 9: names and full nodes are both answered in
 // the form in which they came, with nothing that was not asked about.
 func TestBothNodeForms(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	c := newCaller(f)
 	f.group("forms", 1)
 	f.nodes(nil, "forms-none")
@@ -376,7 +376,7 @@ func TestBothNodeForms(t *testing.T) {
 // TestOnlyKubeSchedulerMayAsk: the extender answers holders of its own client
 // certificate and nobody else.
 func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	c := newCaller(f)
 	ok := c.http.Transport.(*http.Transport).TLSClientConfig
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ok.RootCAs, MinVersion: tls.VersionTLS13}}, Timeout: 5 * time.Second}
@@ -424,7 +424,7 @@ func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
 // refusal of nodes. Nothing else is held up by it, and the pod is bound once the
 // cause is gone.
 func TestErrorsAreToldOnThePod(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	f.group("told", 1)
 	f.create(weights("policy", "told", 1))
 	top := f.chain("told", 2)
@@ -480,7 +480,7 @@ func TestRefusalsAreConstant(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
 	}
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	f.group("constant-a", 1)
 	f.group("constant-b", 1)
 	policy := weights("policy", "constant-a", 1, "constant-b", 1)

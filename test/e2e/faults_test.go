@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// The tests of faults share a cluster in the chart's default form, with relays
-// through which a test disturbs what atoll-manager reads and answers. Leaders
+// The tests of faults share a cluster in the form Isolated, which has the most
+// parts that can fail, with relays through which a test disturbs what atoll-manager reads and answers. Leaders
 // are replaced within seconds, so that processes can be killed often.
 
 var faults = lateCluster{options: atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true, users: 12}

@@ -38,13 +38,12 @@ type fixture struct {
 	ctx context.Context
 	ns  string
 	environment
-	// auto leaves policies that do not say when pods get their group as they are.
-	auto bool
 }
 
+// newFixture is a fixture in the cluster that is as the chart installs it.
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	return newFixtureIn(t, env)
+	return common.fixture(t)
 }
 
 // newFixtureOfItsOwn is a fixture in a cluster of its own.
@@ -159,15 +158,15 @@ func (f *fixture) always(during time.Duration, what string, check func() error) 
 }
 
 // create creates an object that goes with the test. Where somebody asks the
-// extender, policies that do not say when pods get their group are Late, unless
-// the test says otherwise: it is to be asked.
+// extender, policies that do not say when pods get their group are Late: it is to
+// be asked.
 func (f *fixture) create(objects ...client.Object) {
 	f.Helper()
 	for _, o := range objects {
 		if o.GetNamespace() == "" && f.ns != "" && !clusterScoped(o) {
 			o.SetNamespace(f.ns)
 		}
-		if p, ok := o.(*gm.PropagationPolicy); ok && p.Spec.Assignment == "" && f.form != atoll.Pinned && !f.auto {
+		if p, ok := o.(*gm.PropagationPolicy); ok && p.Spec.Assignment == "" && f.form != atoll.Pinned {
 			p.Spec.Assignment = gm.AssignmentLate
 		}
 		if err := f.client.Create(f.ctx, o); err != nil {

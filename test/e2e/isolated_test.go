@@ -15,7 +15,7 @@ import (
 // second kube-scheduler places managed pods exactly, under its ServiceAccount.
 // Pods without a policy never meet Atoll and are bound whatever of it is away.
 func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	before := f.askedWithoutPolicy()
 	f.group("isolated-a", 2)
 	f.group("isolated-b", 2)

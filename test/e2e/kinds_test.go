@@ -76,164 +76,165 @@ func job(completions, parallelism int32, pods corev1.PodTemplateSpec) batchv1.Jo
 // divided exactly, or, where there is nothing to divide, kept to the groups.
 // StatefulSets come back to their claims, and pods of Jobs are never moved.
 func TestEveryBuiltInKind(t *testing.T) {
-	f := newFixture(t)
-	f.group("kinds-a", 2)
-	f.group("kinds-b", 2)
-	f.nodes(nil, "kinds-out")
-	f.create(weights("policy", "kinds-a", 3, "kinds-b", 2))
-	threeTwo := map[string]int{"kinds-a": 3, "kinds-b": 2}
-	f.create(&batchv1.CronJob{ObjectMeta: requiring("cron"), Spec: batchv1.CronJobSpec{
-		Schedule: "* * * * *", ConcurrencyPolicy: batchv1.ForbidConcurrent, JobTemplate: batchv1.JobTemplateSpec{Spec: job(50, 5, template("cron"))},
-	}})
-	for app, o := range map[string]client.Object{
-		"stateful": &appsv1.StatefulSet{ObjectMeta: requiring("stateful"), Spec: appsv1.StatefulSetSpec{
-			Replicas: new(int32(5)), Selector: selecting("stateful"), Template: restarted(template("stateful")),
-		}},
-		"replicas": &appsv1.ReplicaSet{ObjectMeta: requiring("replicas"), Spec: appsv1.ReplicaSetSpec{
-			Replicas: new(int32(5)), Selector: selecting("replicas"), Template: restarted(template("replicas")),
-		}},
-	} {
-		f.part(app, func(f *fixture) {
-			f.create(o)
-			f.eventually(patience, "3:2", func() error {
-				if err := f.allReady(app, 5); err != nil {
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("kinds-a", 2)
+		f.group("kinds-b", 2)
+		f.nodes(nil, "kinds-out")
+		f.create(weights("policy", "kinds-a", 3, "kinds-b", 2))
+		threeTwo := map[string]int{"kinds-a": 3, "kinds-b": 2}
+		f.create(&batchv1.CronJob{ObjectMeta: requiring("cron"), Spec: batchv1.CronJobSpec{
+			Schedule: "* * * * *", ConcurrencyPolicy: batchv1.ForbidConcurrent, JobTemplate: batchv1.JobTemplateSpec{Spec: job(50, 5, template("cron"))},
+		}})
+		for app, o := range map[string]client.Object{
+			"stateful": &appsv1.StatefulSet{ObjectMeta: requiring("stateful"), Spec: appsv1.StatefulSetSpec{
+				Replicas: new(int32(5)), Selector: selecting("stateful"), Template: restarted(template("stateful")),
+			}},
+			"replicas": &appsv1.ReplicaSet{ObjectMeta: requiring("replicas"), Spec: appsv1.ReplicaSetSpec{
+				Replicas: new(int32(5)), Selector: selecting("replicas"), Template: restarted(template("replicas")),
+			}},
+		} {
+			f.part(app, func(f *fixture) {
+				f.create(o)
+				f.eventually(patience, "3:2", func() error {
+					if err := f.allReady(app, 5); err != nil {
+						return err
+					}
+					return f.spreadIs(app, threeTwo)
+				})
+			})
+		}
+		f.part("a StatefulSet with claims", func(f *fixture) {
+			f.localVolumes("claims", "kinds-a-0", "kinds-a-1", "kinds-a-1", "kinds-b-0", "kinds-b-1")
+			set := &appsv1.StatefulSet{ObjectMeta: requiring("claims"), Spec: appsv1.StatefulSetSpec{
+				Replicas: new(int32(5)), Selector: selecting("claims"), Template: restarted(template("claims")),
+				VolumeClaimTemplates: []corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
+					StorageClassName: new(f.ns), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+					Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{"storage": resource.MustParse("1Gi")}},
+				}}},
+			}}
+			f.create(set)
+			where := func() map[string]string {
+				nodes := map[string]string{}
+				for _, pod := range f.pods("claims") {
+					nodes[pod.Name] = pod.Spec.NodeName
+				}
+				return nodes
+			}
+			exact := func() error {
+				if err := f.allReady("claims", 5); err != nil {
 					return err
 				}
-				return f.spreadIs(app, threeTwo)
+				return f.spreadIs("claims", threeTwo)
+			}
+			f.eventually(patience, "3:2", exact)
+			before := where()
+			evicted := f.watchEvictions("claims")
+			for range 3 {
+				err := f.kube.CoreV1().Pods(f.ns).DeleteCollection(f.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=claims"})
+				if err != nil {
+					f.Fatal(err)
+				}
+				f.eventually(patience, "3:2 again", exact)
+				if now := where(); fmt.Sprint(now) != fmt.Sprint(before) {
+					f.Errorf("the pods are on %v, their claims on %v", now, before)
+				}
+			}
+			if n := evicted(); n != 0 {
+				f.Errorf("%d pods were evicted", n)
+			}
+			if err := f.client.Delete(f.ctx, set); err != nil {
+				f.Fatal(err)
+			}
+		})
+		f.part("a Job: the total is its parallelism", func(f *fixture) {
+			f.create(&batchv1.Job{ObjectMeta: requiring("job"), Spec: job(50, 5, template("job"))})
+			counts := func(n int, want map[string]int) {
+				f.Helper()
+				f.eventually(patience, fmt.Sprint(want), func() error {
+					if now := len(f.pods("job")); now != n {
+						return fmt.Errorf("%d pods, want %d", now, n)
+					}
+					return f.spreadIs("job", want)
+				})
+			}
+			set := func(spec map[string]any) {
+				f.patch(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "job"}}, map[string]any{"spec": spec})
+			}
+			deleted := f.watchDeletions("job")
+			counts(5, threeTwo)
+			set(map[string]any{"parallelism": 10})
+			counts(10, map[string]int{"kinds-a": 6, "kinds-b": 4})
+			if n := deleted(); n != 0 {
+				f.Errorf("%d pods were deleted while the Job grew", n)
+			}
+			set(map[string]any{"suspend": true})
+			counts(0, map[string]int{})
+			set(map[string]any{"suspend": false, "parallelism": 5})
+			counts(5, threeTwo)
+		})
+		f.part("a Job with fewer completions than its parallelism", func(f *fixture) {
+			indexed := job(3, 5, template("few"))
+			indexed.CompletionMode = new(batchv1.IndexedCompletion)
+			f.create(&batchv1.Job{ObjectMeta: requiring("few"), Spec: indexed})
+			f.eventually(patience, "2:1", func() error { return f.spreadIs("few", map[string]int{"kinds-a": 2, "kinds-b": 1}) })
+		})
+		f.part("a DaemonSet has a pod on each node of the groups and on no other", func(f *fixture) {
+			f.create(&appsv1.DaemonSet{ObjectMeta: requiring("daemon"), Spec: appsv1.DaemonSetSpec{
+				Selector: selecting("daemon"), Template: restarted(template("daemon")),
+			}})
+			waits := func() error {
+				if n := f.unschedulable("daemon") + f.atTheGate("daemon"); n != 1 { // at the gate where nobody asks
+					return fmt.Errorf("%d pods wait, want that of the node of no group", n)
+				}
+				return f.spreadIs("daemon", map[string]int{"kinds-a": 2, "kinds-b": 2})
+			}
+			f.eventually(patience, "one pod a node, the fifth waits", waits)
+			f.always(time.Second, "the fifth pod waits", waits)
+		})
+		f.part("a pod without an owner is a workload of one", func(f *fixture) {
+			pods := restarted(template("bare"))
+			for i := range 3 {
+				pod := &corev1.Pod{ObjectMeta: requiring(fmt.Sprint("bare-", i)), Spec: pods.Spec}
+				pod.Labels["app"] = "bare"
+				f.create(pod)
+			}
+			f.eventually(patience, "each goes where the first of many would", func() error {
+				return f.spreadIs("bare", map[string]int{"kinds-a": 3})
 			})
 		})
-	}
-	f.part("a StatefulSet with claims", func(f *fixture) {
-		f.localVolumes("claims", "kinds-a-0", "kinds-a-1", "kinds-a-1", "kinds-b-0", "kinds-b-1")
-		set := &appsv1.StatefulSet{ObjectMeta: requiring("claims"), Spec: appsv1.StatefulSetSpec{
-			Replicas: new(int32(5)), Selector: selecting("claims"), Template: restarted(template("claims")),
-			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
-				StorageClassName: new(f.ns), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-				Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{"storage": resource.MustParse("1Gi")}},
-			}}},
-		}}
-		f.create(set)
-		where := func() map[string]string {
-			nodes := map[string]string{}
-			for _, pod := range f.pods("claims") {
-				nodes[pod.Name] = pod.Spec.NodeName
+		f.part("the Job of a CronJob", func(f *fixture) {
+			f.eventually(2*time.Minute, "3:2", func() error { return f.spreadIs("cron", threeTwo) })
+		})
+		f.part("a policy that changes moves all but pods of Jobs and pods without an owner", func(f *fixture) {
+			still := map[string]func() int{}
+			for _, app := range []string{"job", "few", "cron", "bare", "daemon"} {
+				still[app] = f.watchDeletions(app)
 			}
-			return nodes
-		}
-		exact := func() error {
-			if err := f.allReady("claims", 5); err != nil {
-				return err
+			f.edit(weights("policy", "kinds-a", 2, "kinds-b", 3))
+			for _, app := range []string{"stateful", "replicas"} {
+				f.settled(app, map[string]int{"kinds-a": 2, "kinds-b": 3})
 			}
-			return f.spreadIs("claims", threeTwo)
-		}
-		f.eventually(patience, "3:2", exact)
-		before := where()
-		evicted := f.watchEvictions("claims")
-		for range 3 {
-			err := f.kube.CoreV1().Pods(f.ns).DeleteCollection(f.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=claims"})
+			for app, deleted := range still {
+				if n := deleted(); n != 0 {
+					f.Errorf("%d pods of %s were deleted", n, app)
+				}
+			}
+			jobs, err := f.kube.BatchV1().Jobs(f.ns).List(f.ctx, metav1.ListOptions{})
 			if err != nil {
 				f.Fatal(err)
 			}
-			f.eventually(patience, "3:2 again", exact)
-			if now := where(); fmt.Sprint(now) != fmt.Sprint(before) {
-				f.Errorf("the pods are on %v, their claims on %v", now, before)
-			}
-		}
-		if n := evicted(); n != 0 {
-			f.Errorf("%d pods were evicted", n)
-		}
-		if err := f.client.Delete(f.ctx, set); err != nil {
-			f.Fatal(err)
-		}
-	})
-	f.part("a Job: the total is its parallelism", func(f *fixture) {
-		f.create(&batchv1.Job{ObjectMeta: requiring("job"), Spec: job(50, 5, template("job"))})
-		counts := func(n int, want map[string]int) {
-			f.Helper()
-			f.eventually(patience, fmt.Sprint(want), func() error {
-				if now := len(f.pods("job")); now != n {
-					return fmt.Errorf("%d pods, want %d", now, n)
+			for _, j := range jobs.Items {
+				if j.Status.Failed != 0 {
+					f.Errorf("Job %s counts %d failed pods", j.Name, j.Status.Failed)
 				}
-				return f.spreadIs("job", want)
+			}
+			if len(jobs.Items) != 3 {
+				f.Errorf("there are %d Jobs, want 3", len(jobs.Items))
+			}
+			f.patch(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "job"}}, map[string]any{"spec": map[string]any{"parallelism": 10}})
+			f.eventually(patience, "a Job grows as the policy is now", func() error {
+				return f.spreadIs("job", map[string]int{"kinds-a": 4, "kinds-b": 6})
 			})
-		}
-		set := func(spec map[string]any) {
-			f.patch(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "job"}}, map[string]any{"spec": spec})
-		}
-		deleted := f.watchDeletions("job")
-		counts(5, threeTwo)
-		set(map[string]any{"parallelism": 10})
-		counts(10, map[string]int{"kinds-a": 6, "kinds-b": 4})
-		if n := deleted(); n != 0 {
-			f.Errorf("%d pods were deleted while the Job grew", n)
-		}
-		set(map[string]any{"suspend": true})
-		counts(0, map[string]int{})
-		set(map[string]any{"suspend": false, "parallelism": 5})
-		counts(5, threeTwo)
-	})
-	f.part("a Job with fewer completions than its parallelism", func(f *fixture) {
-		indexed := job(3, 5, template("few"))
-		indexed.CompletionMode = new(batchv1.IndexedCompletion)
-		f.create(&batchv1.Job{ObjectMeta: requiring("few"), Spec: indexed})
-		f.eventually(patience, "2:1", func() error { return f.spreadIs("few", map[string]int{"kinds-a": 2, "kinds-b": 1}) })
-	})
-	f.part("a DaemonSet has a pod on each node of the groups and on no other", func(f *fixture) {
-		f.create(&appsv1.DaemonSet{ObjectMeta: requiring("daemon"), Spec: appsv1.DaemonSetSpec{
-			Selector: selecting("daemon"), Template: restarted(template("daemon")),
-		}})
-		waits := func() error {
-			if n := f.unschedulable("daemon"); n != 1 {
-				return fmt.Errorf("%d pods are refused, want that of the node of no group", n)
-			}
-			return f.spreadIs("daemon", map[string]int{"kinds-a": 2, "kinds-b": 2})
-		}
-		f.eventually(patience, "one pod a node, the fifth is refused", waits)
-		f.always(time.Second, "the fifth pod waits", waits)
-	})
-	f.part("a pod without an owner is a workload of one", func(f *fixture) {
-		pods := restarted(template("bare"))
-		for i := range 3 {
-			pod := &corev1.Pod{ObjectMeta: requiring(fmt.Sprint("bare-", i)), Spec: pods.Spec}
-			pod.Labels["app"] = "bare"
-			f.create(pod)
-		}
-		f.eventually(patience, "each goes where the first of many would", func() error {
-			return f.spreadIs("bare", map[string]int{"kinds-a": 3})
-		})
-	})
-	f.part("the Job of a CronJob", func(f *fixture) {
-		f.eventually(2*time.Minute, "3:2", func() error { return f.spreadIs("cron", threeTwo) })
-	})
-	f.part("a policy that changes moves all but pods of Jobs and pods without an owner", func(f *fixture) {
-		still := map[string]func() int{}
-		for _, app := range []string{"job", "few", "cron", "bare", "daemon"} {
-			still[app] = f.watchDeletions(app)
-		}
-		f.edit(weights("policy", "kinds-a", 2, "kinds-b", 3))
-		for _, app := range []string{"stateful", "replicas"} {
-			f.settled(app, map[string]int{"kinds-a": 2, "kinds-b": 3})
-		}
-		for app, deleted := range still {
-			if n := deleted(); n != 0 {
-				f.Errorf("%d pods of %s were deleted", n, app)
-			}
-		}
-		jobs, err := f.kube.BatchV1().Jobs(f.ns).List(f.ctx, metav1.ListOptions{})
-		if err != nil {
-			f.Fatal(err)
-		}
-		for _, j := range jobs.Items {
-			if j.Status.Failed != 0 {
-				f.Errorf("Job %s counts %d failed pods", j.Name, j.Status.Failed)
-			}
-		}
-		if len(jobs.Items) != 3 {
-			f.Errorf("there are %d Jobs, want 3", len(jobs.Items))
-		}
-		f.patch(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "job"}}, map[string]any{"spec": map[string]any{"parallelism": 10}})
-		f.eventually(patience, "a Job grows as the policy is now", func() error {
-			return f.spreadIs("job", map[string]int{"kinds-a": 4, "kinds-b": 6})
 		})
 	})
 }
@@ -276,101 +277,102 @@ func (f *fixture) localVolumes(name string, nodes ...string) {
 
 // TestPodsThatAreOverHoldNoSeat is scenario 43.
 func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
-	f := newFixture(t)
-	f.group("over-a", 2)
-	f.group("over-b", 1)
-	f.create(weights("policy", "over-a", 1, "over-b", 1))
-	f.part("completed pods of a Job", func(f *fixture) {
-		pods := template("job")
-		delete(pods.Annotations, devcluster.StartDelayAnnotation)
-		f.create(&batchv1.Job{ObjectMeta: requiring("job"), Spec: job(8, 2, pods)})
-		f.eventually(patience, "all 8 pods complete, one of each group at a time", func() error {
-			running := map[string]int{}
-			list := f.pods("job")
-			for _, pod := range list {
-				if pod.Spec.NodeName != "" && pod.Status.Phase != corev1.PodSucceeded {
-					running[pod.Spec.NodeName[:len("over-a")]]++
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("over-a", 2)
+		f.group("over-b", 1)
+		f.create(weights("policy", "over-a", 1, "over-b", 1))
+		f.part("completed pods of a Job", func(f *fixture) {
+			pods := template("job")
+			delete(pods.Annotations, devcluster.StartDelayAnnotation)
+			f.create(&batchv1.Job{ObjectMeta: requiring("job"), Spec: job(8, 2, pods)})
+			f.eventually(patience, "all 8 pods complete, one of each group at a time", func() error {
+				running := map[string]int{}
+				list := f.pods("job")
+				for _, pod := range list {
+					if pod.Spec.NodeName != "" && pod.Status.Phase != corev1.PodSucceeded {
+						running[pod.Spec.NodeName[:len("over-a")]]++
+					}
+				}
+				for group, n := range running {
+					if n > 1 {
+						f.Fatalf("%d pods are in %s, want no more than one", n, group)
+					}
+				}
+				var j batchv1.Job
+				if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "job"}, &j); err != nil {
+					return err
+				}
+				if j.Status.Succeeded != 8 {
+					return fmt.Errorf("%d pods have completed", j.Status.Succeeded)
+				}
+				return nil
+			})
+		})
+		f.part("terminating pods on a node that is offline", func(f *fixture) {
+			f.create(deployment("app", 4, "policy", func(d *appsv1.Deployment) {
+				d.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(600))
+			}))
+			even := map[string]int{"over-a": 2, "over-b": 2}
+			f.eventually(patience, "2:2", func() error {
+				if err := f.allReady("app", 4); err != nil {
+					return err
+				}
+				return f.spreadIs("app", even)
+			})
+			var offline string
+			for _, pod := range f.pods("app") {
+				if strings.HasPrefix(pod.Spec.NodeName, "over-a") {
+					offline = pod.Spec.NodeName
 				}
 			}
-			for group, n := range running {
-				if n > 1 {
-					f.Fatalf("%d pods are in %s, want no more than one", n, group)
+			if err := f.cluster.Kill(f.ctx, offline); err != nil {
+				f.Fatal(err)
+			}
+			f.eventually(2*time.Minute, "the node is not Ready", func() error {
+				var g gm.NodeGroup
+				if err := f.client.Get(f.ctx, types.NamespacedName{Name: "over-a"}, &g); err != nil || g.Status.Ready != 1 {
+					return fmt.Errorf("%d nodes of the group are Ready: %w", g.Status.Ready, err)
+				}
+				return nil
+			})
+			deleted := 0
+			for _, pod := range f.pods("app") {
+				if pod.Spec.NodeName == offline {
+					deleted++
+					if err := f.kube.CoreV1().Pods(f.ns).Delete(f.ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
+						f.Fatal(err)
+					}
 				}
 			}
-			var j batchv1.Job
-			if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "job"}, &j); err != nil {
-				return err
-			}
-			if j.Status.Succeeded != 8 {
-				return fmt.Errorf("%d pods have completed", j.Status.Succeeded)
-			}
-			return nil
-		})
-	})
-	f.part("terminating pods on a node that is offline", func(f *fixture) {
-		f.create(deployment("app", 4, "policy", func(d *appsv1.Deployment) {
-			d.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(600))
-		}))
-		even := map[string]int{"over-a": 2, "over-b": 2}
-		f.eventually(patience, "2:2", func() error {
-			if err := f.allReady("app", 4); err != nil {
-				return err
-			}
-			return f.spreadIs("app", even)
-		})
-		var offline string
-		for _, pod := range f.pods("app") {
-			if strings.HasPrefix(pod.Spec.NodeName, "over-a") {
-				offline = pod.Spec.NodeName
-			}
-		}
-		if err := f.cluster.Kill(f.ctx, offline); err != nil {
-			f.Fatal(err)
-		}
-		f.eventually(2*time.Minute, "the node is not Ready", func() error {
-			var g gm.NodeGroup
-			if err := f.client.Get(f.ctx, types.NamespacedName{Name: "over-a"}, &g); err != nil || g.Status.Ready != 1 {
-				return fmt.Errorf("%d nodes of the group are Ready: %w", g.Status.Ready, err)
-			}
-			return nil
-		})
-		deleted := 0
-		for _, pod := range f.pods("app") {
-			if pod.Spec.NodeName == offline {
-				deleted++
-				if err := f.kube.CoreV1().Pods(f.ns).Delete(f.ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
-					f.Fatal(err)
+			f.eventually(patience, "others take the seats on the group's other node", func() error {
+				if err := f.allReady("app", 4); err != nil {
+					return err
 				}
+				return f.spreadIs("app", even)
+			})
+			list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=app"})
+			if err != nil {
+				f.Fatal(err)
 			}
-		}
-		f.eventually(patience, "others take the seats on the group's other node", func() error {
-			if err := f.allReady("app", 4); err != nil {
-				return err
+			f.Logf("%d of %d pods on %s still terminate", len(list.Items)-4, deleted, offline)
+			if err := f.cluster.Restart(f.ctx, offline); err != nil {
+				f.Fatal(err)
 			}
-			return f.spreadIs("app", even)
-		})
-		list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=app"})
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Logf("%d of %d pods on %s still terminate", len(list.Items)-4, deleted, offline)
-		if err := f.cluster.Restart(f.ctx, offline); err != nil {
-			f.Fatal(err)
-		}
-		// Ten minutes of grace are more than the test has.
-		if err := f.client.Delete(f.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "app"}}); err != nil {
-			f.Fatal(err)
-		}
-		f.eventually(patience, "the pods go", func() error {
-			all := metav1.ListOptions{LabelSelector: "app=app"}
-			if err := f.kube.CoreV1().Pods(f.ns).DeleteCollection(f.ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, all); err != nil {
-				return err
+			// Ten minutes of grace are more than the test has.
+			if err := f.client.Delete(f.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "app"}}); err != nil {
+				f.Fatal(err)
 			}
-			list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, all)
-			if err != nil || len(list.Items) > 0 {
-				return fmt.Errorf("%d are left: %w", len(list.Items), err)
-			}
-			return nil
+			f.eventually(patience, "the pods go", func() error {
+				all := metav1.ListOptions{LabelSelector: "app=app"}
+				if err := f.kube.CoreV1().Pods(f.ns).DeleteCollection(f.ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, all); err != nil {
+					return err
+				}
+				list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, all)
+				if err != nil || len(list.Items) > 0 {
+					return fmt.Errorf("%d are left: %w", len(list.Items), err)
+				}
+				return nil
+			})
 		})
 	})
 }

@@ -36,7 +36,7 @@ func (f *fixture) pinnedAndRefused(app string) int {
 // TestManyPodsThatWaitForTheirShareCostLittle: fifty pods of a policy of weights
 // whose group has no open node, while another pod changes two hundred times.
 func TestManyPodsThatWaitForTheirShareCostLittle(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	f.group("cheap-a", 1)
 	f.group("cheap-b", 1)
 	f.cordon(true, "cheap-a-0")
@@ -123,135 +123,138 @@ func (f *fixture) silence(names ...string) (restart func()) {
 // Deployment with the default strategy is changed. Pods of the new revision that
 // find no node in the group that is away go on loan to the others.
 func TestARolloutEndsInTheGroupsThatAreThere(t *testing.T) {
-	f := newFixture(t)
-	for _, group := range []string{"ends-a", "ends-b", "ends-c"} {
-		f.group(group, 1)
-	}
-	policy := weights("policy", "ends-a", 1, "ends-b", 1, "ends-c", 1)
-	policy.Spec.RescheduleAfterSeconds = new(int32(2))
-	f.create(policy)
-	f.create(deployment("app", 9, "policy"))
-	f.eventually(patience, "3:3:3", func() error {
-		if err := f.allReady("app", 9); err != nil {
-			return err
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		for _, group := range []string{"ends-a", "ends-b", "ends-c"} {
+			f.group(group, 1)
 		}
-		return f.spreadIs("app", map[string]int{"ends-a": 3, "ends-b": 3, "ends-c": 3})
-	})
-	restart := f.silence("ends-c-0")
-	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: f.ns}}, map[string]any{"spec": map[string]any{"template": map[string]any{
-		"metadata": map[string]any{"annotations": map[string]string{"rollout": "2"}},
-	}}})
-	f.eventually(2*time.Minute, "the rollout is over", func() error {
-		d, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "app", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if s := d.Status; s.ObservedGeneration != d.Generation || s.UpdatedReplicas != 9 || s.AvailableReplicas != 9 || s.Replicas != 9 {
-			return fmt.Errorf("of 9 pods %d are of the new revision, %d in all, %d available", s.UpdatedReplicas, s.Replicas, s.AvailableReplicas)
-		}
-		return nil
-	})
-	f.eventually(patience, "the policy names what is on loan", func() error {
-		policy := &gm.PropagationPolicy{}
-		if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "policy"}, policy); err != nil {
-			return err
-		}
-		onLoan := int32(0)
-		for _, app := range policy.Status.Apps {
-			for _, g := range app.Groups {
-				onLoan += g.OnLoan
+		policy := weights("policy", "ends-a", 1, "ends-b", 1, "ends-c", 1)
+		policy.Spec.RescheduleAfterSeconds = new(int32(2))
+		f.create(policy)
+		f.create(deployment("app", 9, "policy"))
+		f.eventually(patience, "3:3:3", func() error {
+			if err := f.allReady("app", 9); err != nil {
+				return err
 			}
+			return f.spreadIs("app", map[string]int{"ends-a": 3, "ends-b": 3, "ends-c": 3})
+		})
+		restart := f.silence("ends-c-0")
+		f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: f.ns}}, map[string]any{"spec": map[string]any{"template": map[string]any{
+			"metadata": map[string]any{"annotations": map[string]string{"rollout": "2"}},
+		}}})
+		f.eventually(2*time.Minute, "the rollout is over", func() error {
+			d, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "app", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if s := d.Status; s.ObservedGeneration != d.Generation || s.UpdatedReplicas != 9 || s.AvailableReplicas != 9 || s.Replicas != 9 {
+				return fmt.Errorf("of 9 pods %d are of the new revision, %d in all, %d available", s.UpdatedReplicas, s.Replicas, s.AvailableReplicas)
+			}
+			return nil
+		})
+		f.eventually(patience, "the policy names what is on loan", func() error {
+			policy := &gm.PropagationPolicy{}
+			if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "policy"}, policy); err != nil {
+				return err
+			}
+			onLoan := int32(0)
+			for _, app := range policy.Status.Apps {
+				for _, g := range app.Groups {
+					onLoan += g.OnLoan
+				}
+			}
+			if onLoan != 3 {
+				return fmt.Errorf("%d pods are on loan: status is %+v", onLoan, policy.Status)
+			}
+			return nil
+		})
+		watch := f.watchAvailability("app", 9)
+		restart()
+		f.eventually(2*time.Minute, "3:3:3 when the group is back", func() error {
+			if err := f.allReady("app", 9); err != nil {
+				return err
+			}
+			return f.spreadIs("app", map[string]int{"ends-a": 3, "ends-b": 3, "ends-c": 3})
+		})
+		if worst, gone := watch(); worst < 8 || gone != 3 {
+			t.Errorf("at the worst moment %d of 9 were available, %d were replaced, want 8 and 3", worst, gone)
 		}
-		if onLoan != 3 {
-			return fmt.Errorf("%d pods are on loan: status is %+v", onLoan, policy.Status)
-		}
-		return nil
 	})
-	watch := f.watchAvailability("app", 9)
-	restart()
-	f.eventually(2*time.Minute, "3:3:3 when the group is back", func() error {
-		if err := f.allReady("app", 9); err != nil {
-			return err
-		}
-		return f.spreadIs("app", map[string]int{"ends-a": 3, "ends-b": 3, "ends-c": 3})
-	})
-	if worst, gone := watch(); worst < 8 || gone != 3 {
-		t.Errorf("at the worst moment %d of 9 were available, %d were replaced, want 8 and 3", worst, gone)
-	}
 }
 
 // TestAGroupThatIsAwayLeavesItsShareToTheOthers: after the time that the policy
 // says the pods of the group are made anew in the others, and when it is back
 // they return, one after the other.
 func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
-	f := newFixture(t)
-	for _, group := range []string{"gone-x", "gone-y", "gone-z"} {
-		f.group(group, 1)
-	}
-	policy := weights("policy", "gone-x", 1, "gone-y", 1, "gone-z", 1)
-	policy.Spec.Failover = &gm.Failover{AfterSeconds: 3}
-	f.create(policy)
-	f.create(deployment("app", 6, "policy"))
-	f.eventually(patience, "2:2:2", func() error {
-		if err := f.allReady("app", 6); err != nil {
-			return err
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		for _, group := range []string{"gone-x", "gone-y", "gone-z"} {
+			f.group(group, 1)
 		}
-		return f.spreadIs("app", map[string]int{"gone-x": 2, "gone-y": 2, "gone-z": 2})
-	})
-	restart := f.silence("gone-z-0")
-	f.eventually(2*time.Minute, "the others have its share, and the policy names it", func() error {
-		if err := f.spreadIs("app", map[string]int{"gone-x": 3, "gone-y": 3}); err != nil {
-			return err
-		}
-		if err := f.allReady("app", 6); err != nil {
-			return err
-		}
-		return f.reason("policy", gm.ReasonGroupsAway)
-	})
-	restart()
-	f.eventually(2*time.Minute, "it has its share again", func() error {
-		if err := f.allReady("app", 6); err != nil {
-			return err
-		}
-		if err := f.spreadIs("app", map[string]int{"gone-x": 2, "gone-y": 2, "gone-z": 2}); err != nil {
-			return err
-		}
-		return f.reason("policy", gm.ReasonSatisfied)
+		policy := weights("policy", "gone-x", 1, "gone-y", 1, "gone-z", 1)
+		policy.Spec.Failover = &gm.Failover{AfterSeconds: 3}
+		f.create(policy)
+		f.create(deployment("app", 6, "policy"))
+		f.eventually(patience, "2:2:2", func() error {
+			if err := f.allReady("app", 6); err != nil {
+				return err
+			}
+			return f.spreadIs("app", map[string]int{"gone-x": 2, "gone-y": 2, "gone-z": 2})
+		})
+		restart := f.silence("gone-z-0")
+		f.eventually(2*time.Minute, "the others have its share, and the policy names it", func() error {
+			if err := f.spreadIs("app", map[string]int{"gone-x": 3, "gone-y": 3}); err != nil {
+				return err
+			}
+			if err := f.allReady("app", 6); err != nil {
+				return err
+			}
+			return f.reason("policy", gm.ReasonGroupsAway)
+		})
+		restart()
+		f.eventually(2*time.Minute, "it has its share again", func() error {
+			if err := f.allReady("app", 6); err != nil {
+				return err
+			}
+			if err := f.spreadIs("app", map[string]int{"gone-x": 2, "gone-y": 2, "gone-z": 2}); err != nil {
+				return err
+			}
+			return f.reason("policy", gm.ReasonSatisfied)
+		})
 	})
 }
 
 // TestAPausedRolloutIsBalanced: a Deployment is paused with pods of two
 // revisions; when the policy changes, each revision is divided anew on its own.
 func TestAPausedRolloutIsBalanced(t *testing.T) {
-	f := newFixture(t)
-	f.group("pause-a", 1)
-	f.group("pause-b", 1)
-	f.create(weights("policy", "pause-a", 1, "pause-b", 0))
-	f.create(deployment("app", 8, "policy"))
-	f.eventually(patience, "all are in a", func() error { return f.allReady("app", 8) })
-	app := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: f.ns}}
-	// The second revision surges by four, and no pod of it counts before the
-	// Deployment is paused.
-	f.patch(app, map[string]any{"spec": map[string]any{
-		"strategy":        map[string]any{"rollingUpdate": map[string]any{"maxSurge": 4, "maxUnavailable": 0}},
-		"minReadySeconds": 500,
-		"template":        map[string]any{"metadata": map[string]any{"annotations": map[string]string{"rollout": "2"}}},
-	}})
-	f.eventually(patience, "there are two revisions", func() error { return f.allReady("app", 12) })
-	f.patch(app, map[string]any{"spec": map[string]any{"paused": true, "minReadySeconds": 0}})
-	f.edit(weights("policy", "pause-a", 1, "pause-b", 1))
-	f.eventually(2*time.Minute, "each revision is 1:1", func() error {
-		if err := f.allReady("app", 12); err != nil {
-			return err
-		}
-		got := map[string]int{}
-		for _, pod := range f.pods("app") {
-			got[pod.Annotations["rollout"]+"/"+pod.Labels[gm.NodeGroupLabel]]++
-		}
-		want := map[string]int{"/pause-a": 4, "/pause-b": 4, "2/pause-a": 2, "2/pause-b": 2}
-		if fmt.Sprint(got) != fmt.Sprint(want) {
-			return fmt.Errorf("pods by revision and group are %v, want %v", got, want)
-		}
-		return nil
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("pause-a", 1)
+		f.group("pause-b", 1)
+		f.create(weights("policy", "pause-a", 1, "pause-b", 0))
+		f.create(deployment("app", 8, "policy"))
+		f.eventually(patience, "all are in a", func() error { return f.allReady("app", 8) })
+		app := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: f.ns}}
+		// The second revision surges by four, and no pod of it counts before the
+		// Deployment is paused.
+		f.patch(app, map[string]any{"spec": map[string]any{
+			"strategy":        map[string]any{"rollingUpdate": map[string]any{"maxSurge": 4, "maxUnavailable": 0}},
+			"minReadySeconds": 500,
+			"template":        map[string]any{"metadata": map[string]any{"annotations": map[string]string{"rollout": "2"}}},
+		}})
+		f.eventually(patience, "there are two revisions", func() error { return f.allReady("app", 12) })
+		f.patch(app, map[string]any{"spec": map[string]any{"paused": true, "minReadySeconds": 0}})
+		f.edit(weights("policy", "pause-a", 1, "pause-b", 1))
+		f.eventually(2*time.Minute, "each revision is 1:1", func() error {
+			if err := f.allReady("app", 12); err != nil {
+				return err
+			}
+			got := map[string]int{}
+			for _, pod := range f.pods("app") {
+				got[pod.Annotations["rollout"]+"/"+pod.Labels[gm.NodeGroupLabel]]++
+			}
+			want := map[string]int{"/pause-a": 4, "/pause-b": 4, "2/pause-a": 2, "2/pause-b": 2}
+			if fmt.Sprint(got) != fmt.Sprint(want) {
+				return fmt.Errorf("pods by revision and group are %v, want %v", got, want)
+			}
+			return nil
+		})
 	})
 }

@@ -6,7 +6,8 @@
 // Tests share clusters, one after the other: each has nodes, NodeGroups and a
 // namespace of its own and leaves none behind. Most run in one that is as the
 // chart installs it: in its default form, and with the default pace of
-// evictions. The plain form has a cluster of its own, faults have one, and so
+// evictions. What is promised about placing pods is tested in every form, in
+// clusters side by side (inEachForm). Faults have a cluster of their own, and so
 // has what needs two replicas. What every cluster writes is watched from start
 // to end (package invariants), and a run that breaks an invariant fails.
 package e2e
@@ -17,7 +18,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,51 +52,47 @@ type environment struct {
 	webhooks      *pipe
 }
 
-// env is what all tests share that do not ask for one of their own.
-var env environment
-
 func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", strconv.Itoa(len(forms))); err != nil { // unless the command line says otherwise
+		panic(err)
+	}
 	flag.Parse()
 	ctrl.SetLogger(logr.Discard())
 	os.Exit(run(m))
 }
 
 func run(m *testing.M) (code int) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	var done func() error
-	form, err := commonForm()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	code = m.Run()
+	clusters := []*lateCluster{&common, &isolated, &plain, &faults}
+	for _, pair := range pairs {
+		clusters = append(clusters, pair)
 	}
-	env, done, err = newEnvironment(ctx, atoll.Options{Form: form}, false)
-	defer func() {
-		if err := done(); err != nil {
+	for _, cluster := range clusters {
+		if err := cluster.end(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
-	}()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
 	}
-	defer func() {
-		if err := errors.Join(faults.end(), pinned.end(), plain.end(), pair.end()); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}()
-	return m.Run()
+	return code
 }
 
-// commonForm is the form of the cluster that most tests share: the chart's
-// default, or that of the environment variable FORM.
-func commonForm() (atoll.Form, error) {
-	if name := os.Getenv("FORM"); name != "" {
-		return atoll.ParseForm(name)
+// forms are those in which what Atoll promises about placing pods is tested, and
+// how a test gets its corner of a cluster in each.
+var forms = map[atoll.Form]func(*testing.T) *fixture{
+	atoll.Pinned:   newFixture, // the chart's default
+	atoll.Isolated: isolated.fixture,
+	atoll.Plain:    plain.fixture,
+}
+
+// inEachForm runs a test in each form, side by side: mostly it waits.
+func inEachForm(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	for form, fixture := range forms {
+		t.Run(string(form), func(t *testing.T) {
+			t.Parallel()
+			test(t, fixture(t))
+		})
 	}
-	return "", nil
 }
 
 // lateCluster is a cluster that is there once a test has asked for it, for all
@@ -106,7 +102,7 @@ type lateCluster struct {
 	options atoll.Options
 	relayed bool
 	// users is how many tests there are. With another number the cluster ends
-	// later, or is made once more.
+	// later, or is made once more; with 0 it ends with the last test of all.
 	users int
 
 	mu     sync.Mutex // guards what is below
@@ -158,11 +154,24 @@ func (c *lateCluster) fixture(t *testing.T) *fixture {
 	return newFixtureIn(t, e)
 }
 
-// pinned is a cluster in which nobody asks the extender.
-var pinned = lateCluster{options: atoll.Options{Form: atoll.Pinned}, users: 5}
+// common is as the chart installs it, and what tests share that do not ask for
+// another.
+var common lateCluster
 
-// pair is a cluster with two replicas of atoll-manager.
-var pair = lateCluster{options: atoll.Options{Form: atoll.Isolated, Replicas: 2}, users: 3}
+// isolated is a cluster in which a second kube-scheduler asks the extender, and
+// plain one in which the only one does: there a manager that is started again
+// leads within seconds.
+var (
+	isolated = lateCluster{options: atoll.Options{Form: atoll.Isolated}}
+	plain    = lateCluster{options: atoll.Options{Form: atoll.Plain, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}}
+)
+
+// pairs are clusters with two replicas of atoll-manager.
+var pairs = map[atoll.Form]*lateCluster{
+	atoll.Pinned:   {options: atoll.Options{Form: atoll.Pinned, Replicas: 2}, users: 2},
+	atoll.Isolated: {options: atoll.Options{Form: atoll.Isolated, Replicas: 2}, users: 2},
+	atoll.Plain:    {options: atoll.Options{Form: atoll.Plain, Replicas: 2}, users: 1},
+}
 
 // paceOf is how many pods atoll-manager may evict in a second by its arguments.
 func paceOf(args []string) float64 {

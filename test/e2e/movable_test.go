@@ -50,87 +50,88 @@ func (f *fixture) uids(app string) []string {
 // TestNoPodLeavesForAGroupThatIsClosedToIt: the only group that lacks a pod has a
 // taint, and its successor would wait for ever.
 func TestNoPodLeavesForAGroupThatIsClosedToIt(t *testing.T) {
-	f := newFixture(t)
-	f.group("closed-a", 1)
-	f.group("closed-b", 1)
-	taints := func(taints ...corev1.Taint) {
-		f.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "closed-b-0"}}, map[string]any{"spec": map[string]any{"taints": taints}})
-	}
-	taints(corev1.Taint{Key: "test-site", Value: "closed", Effect: corev1.TaintEffectNoSchedule})
-	f.create(weights("policy", "closed-a", 1))
-	f.create(deployment("app", 2, "policy"))
-	f.eventually(patience, "both in a", func() error { return f.allReady("app", 2) })
-	before := f.uids("app")
-	f.edit(weights("policy", "closed-a", 1, "closed-b", 1))
-	f.eventually(patience, "the policy says what is in the way", func() error {
-		return f.staysBecause("policy", `NodeGroup "closed-b" can take none: its open nodes have taints that the pods do not tolerate`)
-	})
-	if got := f.uids("app"); !slices.Equal(got, before) {
-		t.Errorf("pods are %v, were %v", got, before)
-	}
-	if err := f.allReady("app", 2); err != nil {
-		t.Error(err)
-	}
-	taints()
-	f.eventually(patience, "one and one", func() error {
-		if err := f.allReady("app", 2); err != nil {
-			return err
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("closed-a", 1)
+		f.group("closed-b", 1)
+		taints := func(taints ...corev1.Taint) {
+			f.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "closed-b-0"}}, map[string]any{"spec": map[string]any{"taints": taints}})
 		}
-		return f.spreadIs("app", map[string]int{"closed-a": 1, "closed-b": 1})
+		taints(corev1.Taint{Key: "test-site", Value: "closed", Effect: corev1.TaintEffectNoSchedule})
+		f.create(weights("policy", "closed-a", 1))
+		f.create(deployment("app", 2, "policy"))
+		f.eventually(patience, "both in a", func() error { return f.allReady("app", 2) })
+		before := f.uids("app")
+		f.edit(weights("policy", "closed-a", 1, "closed-b", 1))
+		f.eventually(patience, "the policy says what is in the way", func() error {
+			return f.staysBecause("policy", `NodeGroup "closed-b" can take none: its open nodes have taints that the pods do not tolerate`)
+		})
+		if got := f.uids("app"); !slices.Equal(got, before) {
+			t.Errorf("pods are %v, were %v", got, before)
+		}
+		if err := f.allReady("app", 2); err != nil {
+			t.Error(err)
+		}
+		taints()
+		f.eventually(patience, "one and one", func() error {
+			if err := f.allReady("app", 2); err != nil {
+				return err
+			}
+			return f.spreadIs("app", map[string]int{"closed-a": 1, "closed-b": 1})
+		})
 	})
 }
 
 // TestPodsStayWithTheirVolumes: a volume that only nodes of one group reach.
 func TestPodsStayWithTheirVolumes(t *testing.T) {
-	f := newFixture(t)
-	f.group("tied-a", 1)
-	f.group("tied-b", 1)
-	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
-	volume := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: f.ns},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity: size, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
-			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data"}},
-			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "test-group", Operator: corev1.NodeSelectorOpIn, Values: []string{"tied-a"}}},
-			}}}},
-		},
-	}
-	if _, err := f.kube.CoreV1().PersistentVolumes().Create(f.ctx, volume, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	f.Cleanup(func() {
-		err := f.kube.CoreV1().PersistentVolumes().Delete(context.Background(), volume.Name, metav1.DeleteOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			t.Error(err)
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("tied-a", 1)
+		f.group("tied-b", 1)
+		size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+		volume := &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: f.ns},
+			Spec: corev1.PersistentVolumeSpec{
+				Capacity: size, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
+				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+				PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data"}},
+				NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "test-group", Operator: corev1.NodeSelectorOpIn, Values: []string{"tied-a"}}},
+				}}}},
+			},
+		}
+		if _, err := f.kube.CoreV1().PersistentVolumes().Create(f.ctx, volume, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.Cleanup(func() {
+			err := f.kube.CoreV1().PersistentVolumes().Delete(context.Background(), volume.Name, metav1.DeleteOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				t.Error(err)
+			}
+		})
+		f.create(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: volume.Spec.AccessModes, VolumeName: volume.Name, StorageClassName: new(""), Resources: corev1.VolumeResourceRequirements{Requests: size},
+		}})
+		f.create(weights("policy", "tied-a", 1))
+		f.create(deployment("app", 2, "policy", func(d *appsv1.Deployment) {
+			d.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+			}}}
+		}))
+		f.eventually(patience, "both in a", func() error { return f.allReady("app", 2) })
+		before := f.uids("app")
+		f.edit(weights("policy", "tied-a", 1, "tied-b", 1))
+		f.eventually(patience, "the policy names pods and group", func() error {
+			return f.staysBecause("policy", ` are tied to NodeGroup "tied-a" by their volumes`)
+		})
+		if got := f.uids("app"); !slices.Equal(got, before) {
+			t.Errorf("pods are %v, were %v", got, before)
 		}
 	})
-	f.create(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
-		AccessModes: volume.Spec.AccessModes, VolumeName: volume.Name, StorageClassName: new(""), Resources: corev1.VolumeResourceRequirements{Requests: size},
-	}})
-	f.create(weights("policy", "tied-a", 1))
-	f.create(deployment("app", 2, "policy", func(d *appsv1.Deployment) {
-		d.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
-		}}}
-	}))
-	f.eventually(patience, "both in a", func() error { return f.allReady("app", 2) })
-	before := f.uids("app")
-	f.edit(weights("policy", "tied-a", 1, "tied-b", 1))
-	f.eventually(patience, "the policy names pods and group", func() error {
-		return f.staysBecause("policy", ` are tied to NodeGroup "tied-a" by their volumes`)
-	})
-	if got := f.uids("app"); !slices.Equal(got, before) {
-		t.Errorf("pods are %v, were %v", got, before)
-	}
 }
 
 // TestAJobWhosePoliciesComeLaterDoesNotFail: its pods wait at the gate, and are
 // not as the policies want them. None of them may count as failed.
 func TestAJobWhosePoliciesComeLaterDoesNotFail(t *testing.T) {
 	f := newFixture(t)
-	f.auto = true
 	f.group("late-a", 1)
 	f.group("late-b", 1)
 	pods := template("job")

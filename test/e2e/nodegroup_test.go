@@ -182,64 +182,66 @@ func TestZoneLabelsAreNotOurs(t *testing.T) {
 // TestDeletedGroupLetsPodsGoGently is scenario 32: the nodes of a deleted group
 // lose its label, and its pods move one by one to where there is room.
 func TestDeletedGroupLetsPodsGoGently(t *testing.T) {
-	f := newFixture(t)
-	f.group("end-a", 1)
-	f.group("end-b", 1)
-	f.create(weights("policy", "end-a", 1, "end-b", 1))
-	f.create(deployment("app", 4, "policy"))
-	f.eventually(patience, "2:2", func() error {
-		if err := f.allReady("app", 4); err != nil {
-			return err
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("end-a", 1)
+		f.group("end-b", 1)
+		f.create(weights("policy", "end-a", 1, "end-b", 1))
+		f.create(deployment("app", 4, "policy"))
+		f.eventually(patience, "2:2", func() error {
+			if err := f.allReady("app", 4); err != nil {
+				return err
+			}
+			return f.spreadIs("app", map[string]int{"end-a": 2, "end-b": 2})
+		})
+		f.cordon(true, "end-a-0")
+		f.deleteNodeGroup("end-b")
+		f.eventually(patience, "the policy says that there is no room", func() error { return f.reason("policy", gm.ReasonNoFeasibleTarget) })
+		f.always(2*time.Second, "nothing moves", func() error { return f.spreadIs("app", map[string]int{"end-a": 2, "": 2}) })
+		watch := f.watchAvailability("app", 4)
+		f.cordon(false, "end-a-0")
+		f.eventually(patience, "all are in the group that is left", func() error {
+			if err := f.allReady("app", 4); err != nil {
+				return err
+			}
+			return f.spreadIs("app", map[string]int{"end-a": 4})
+		})
+		if worst, gone := watch(); worst < 3 || gone != 2 {
+			t.Errorf("at the worst moment %d of 4 were available, %d were evicted, want 3 and 2", worst, gone)
 		}
-		return f.spreadIs("app", map[string]int{"end-a": 2, "end-b": 2})
 	})
-	f.cordon(true, "end-a-0")
-	f.deleteNodeGroup("end-b")
-	f.eventually(patience, "the policy says that there is no room", func() error { return f.reason("policy", gm.ReasonNoFeasibleTarget) })
-	f.always(2*time.Second, "nothing moves", func() error { return f.spreadIs("app", map[string]int{"end-a": 2, "": 2}) })
-	watch := f.watchAvailability("app", 4)
-	f.cordon(false, "end-a-0")
-	f.eventually(patience, "all are in the group that is left", func() error {
-		if err := f.allReady("app", 4); err != nil {
-			return err
-		}
-		return f.spreadIs("app", map[string]int{"end-a": 4})
-	})
-	if worst, gone := watch(); worst < 3 || gone != 2 {
-		t.Errorf("at the worst moment %d of 4 were available, %d were evicted, want 3 and 2", worst, gone)
-	}
 }
 
 // TestPodsFromBeforeThePolicyCount is scenario 40: pods that ran before are
 // counted where they are; nothing is restarted or moved that is right already.
 func TestPodsFromBeforeThePolicyCount(t *testing.T) {
-	f := newFixture(t)
-	f.group("old-a", 1)
-	f.group("old-b", 1)
-	f.cordon(true, "old-b-0")
-	others := f.cordonAllBut("old-a-0", "old-b-0")
-	defer f.cordon(false, others...)
-	f.create(deployment("app", 3, ""))
-	f.eventually(patience, "three in a", func() error { return f.spreadIs("app", map[string]int{"old-a": 3}) })
-	f.cordon(true, "old-a-0")
-	f.cordon(false, "old-b-0")
-	f.scale("app", 5)
-	f.eventually(patience, "two in b", func() error {
-		if err := f.allReady("app", 5); err != nil {
-			return err
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("old-a", 1)
+		f.group("old-b", 1)
+		f.cordon(true, "old-b-0")
+		others := f.cordonAllBut("old-a-0", "old-b-0")
+		defer f.cordon(false, others...)
+		f.create(deployment("app", 3, ""))
+		f.eventually(patience, "three in a", func() error { return f.spreadIs("app", map[string]int{"old-a": 3}) })
+		f.cordon(true, "old-a-0")
+		f.cordon(false, "old-b-0")
+		f.scale("app", 5)
+		f.eventually(patience, "two in b", func() error {
+			if err := f.allReady("app", 5); err != nil {
+				return err
+			}
+			return f.spreadIs("app", map[string]int{"old-a": 3, "old-b": 2})
+		})
+		f.cordon(false, "old-a-0")
+		deleted := f.watchDeletions("app")
+		f.create(weights("policy", "old-a", 3, "old-b", 2))
+		f.label(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "app"}}, map[string]any{gm.RequiredPropagationPolicyLabel: "policy"})
+		f.eventually(patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
+		f.scale("app", 10)
+		f.eventually(patience, "6:4", func() error { return f.spreadIs("app", map[string]int{"old-a": 6, "old-b": 4}) })
+		if n := deleted(); n != 0 {
+			t.Errorf("%d pods were deleted", n)
 		}
-		return f.spreadIs("app", map[string]int{"old-a": 3, "old-b": 2})
 	})
-	f.cordon(false, "old-a-0")
-	deleted := f.watchDeletions("app")
-	f.create(weights("policy", "old-a", 3, "old-b", 2))
-	f.label(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "app"}}, map[string]any{gm.RequiredPropagationPolicyLabel: "policy"})
-	f.eventually(patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
-	f.scale("app", 10)
-	f.eventually(patience, "6:4", func() error { return f.spreadIs("app", map[string]int{"old-a": 6, "old-b": 4}) })
-	if n := deleted(); n != 0 {
-		t.Errorf("%d pods were deleted", n)
-	}
 }
 
 // cordonAllBut cordons every open node but some, and returns their names.

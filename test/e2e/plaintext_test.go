@@ -72,7 +72,6 @@ func looks(pod *corev1.Pod) string {
 // that were taken away give the template's values back.
 func TestPlaintextAndCommands(t *testing.T) {
 	f := newFixture(t)
-	f.auto = true
 	f.group("plain-a", 2)
 	f.group("plain-b", 2)
 	f.create(weights("policy", "plain-a", 3, "plain-b", 2))
@@ -153,7 +152,6 @@ func TestPlaintextAndCommands(t *testing.T) {
 // that must not be overridden are refused when the policy is applied.
 func TestAPlaintextThatDoesNotFitIsNamed(t *testing.T) {
 	f := newFixture(t)
-	f.auto = true
 	f.group("fits", 1)
 	f.create(weights("policy", "fits", 1))
 	rules := func(path string) []gm.RuleWithNodeGroup {

@@ -14,123 +14,127 @@ import (
 // TestBurstIsExact is scenario 2: a Deployment of 50 at 3:2, created at once,
 // is 30:20 each of 20 times, and nothing was evicted for it.
 func TestBurstIsExact(t *testing.T) {
-	f := newFixture(t)
-	f.group("burst-hz", 2)
-	f.group("burst-bj", 3)
-	f.create(weights("policy", "burst-hz", 3, "burst-bj", 2))
-	for range 20 {
-		deleted := f.watchDeletions("burst")
-		d := deployment("burst", 50, "policy")
-		f.create(d)
-		f.eventually(patience, "all 50 pods are bound", func() error {
-			return f.spreadIs("burst", map[string]int{"burst-hz": 30, "burst-bj": 20})
-		})
-		if n := deleted(); n != 0 {
-			t.Fatalf("%d pods were deleted on the way", n)
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("burst-hz", 2)
+		f.group("burst-bj", 3)
+		f.create(weights("policy", "burst-hz", 3, "burst-bj", 2))
+		for range 20 {
+			deleted := f.watchDeletions("burst")
+			d := deployment("burst", 50, "policy")
+			f.create(d)
+			f.eventually(patience, "all 50 pods are bound", func() error {
+				return f.spreadIs("burst", map[string]int{"burst-hz": 30, "burst-bj": 20})
+			})
+			if n := deleted(); n != 0 {
+				t.Fatalf("%d pods were deleted on the way", n)
+			}
+			f.remove(d)
 		}
-		f.remove(d)
-	}
+	})
 }
 
 // TestWeightsTable is scenario 35 on the real thing: growth from 12 to 14 at
 // 3:2:1 takes no pod from any group.
 func TestWeightsTable(t *testing.T) {
-	f := newFixture(t)
-	for _, g := range []string{"table-a", "table-b", "table-c", "table-d"} {
-		f.group(g, 1)
-	}
-	f.create(weights("policy", "table-a", 3, "table-b", 2, "table-c", 1))
-	f.create(deployment("table", 12, "policy"))
-	deleted := f.watchDeletions("table")
-	for _, step := range []struct{ replicas, a, b, c int }{{12, 6, 4, 2}, {13, 7, 4, 2}, {14, 7, 5, 2}} {
-		f.scale("table", step.replicas)
-		f.eventually(patience, "the pods are spread", func() error {
-			return f.spreadIs("table", map[string]int{"table-a": step.a, "table-b": step.b, "table-c": step.c})
-		})
-	}
-	if n := deleted(); n != 0 {
-		t.Errorf("%d pods were deleted on the way", n)
-	}
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		for _, g := range []string{"table-a", "table-b", "table-c", "table-d"} {
+			f.group(g, 1)
+		}
+		f.create(weights("policy", "table-a", 3, "table-b", 2, "table-c", 1))
+		f.create(deployment("table", 12, "policy"))
+		deleted := f.watchDeletions("table")
+		for _, step := range []struct{ replicas, a, b, c int }{{12, 6, 4, 2}, {13, 7, 4, 2}, {14, 7, 5, 2}} {
+			f.scale("table", step.replicas)
+			f.eventually(patience, "the pods are spread", func() error {
+				return f.spreadIs("table", map[string]int{"table-a": step.a, "table-b": step.b, "table-c": step.c})
+			})
+		}
+		if n := deleted(); n != 0 {
+			t.Errorf("%d pods were deleted on the way", n)
+		}
+	})
 }
 
 // TestScaleInIsExact is scenario 38: from 10 pods to 5, 6:4 becomes 3:2 each of
 // 20 times, without an eviction; a user's own deletion cost stays.
 func TestScaleInIsExact(t *testing.T) {
-	f := newFixture(t)
-	f.group("in-hz", 2)
-	f.group("in-bj", 3)
-	f.create(weights("policy", "in-hz", 3, "in-bj", 2))
-	f.create(deployment("in", 10, "policy"))
-	before := f.evictions()
-	for range 20 {
-		f.eventually(patience, "ten pods", func() error {
-			if err := f.allReady("in", 10); err != nil {
-				return err
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("in-hz", 2)
+		f.group("in-bj", 3)
+		f.create(weights("policy", "in-hz", 3, "in-bj", 2))
+		f.create(deployment("in", 10, "policy"))
+		before := f.evictions()
+		for range 20 {
+			f.eventually(patience, "ten pods", func() error {
+				if err := f.allReady("in", 10); err != nil {
+					return err
+				}
+				return f.spreadIs("in", map[string]int{"in-hz": 6, "in-bj": 4})
+			})
+			f.scale("in", 5)
+			f.eventually(patience, "five pods", func() error {
+				if n := len(f.pods("in")); n != 5 {
+					return fmt.Errorf("%d pods", n)
+				}
+				return nil
+			})
+			if err := f.spreadIs("in", map[string]int{"in-hz": 3, "in-bj": 2}); err != nil {
+				t.Fatal(err)
 			}
-			return f.spreadIs("in", map[string]int{"in-hz": 6, "in-bj": 4})
-		})
-		f.scale("in", 5)
-		f.eventually(patience, "five pods", func() error {
-			if n := len(f.pods("in")); n != 5 {
-				return fmt.Errorf("%d pods", n)
+			f.scale("in", 10)
+		}
+		if n := f.evictions() - before; n != 0 {
+			t.Errorf("%v pods were evicted", n)
+		}
+
+		f.create(deployment("own", 2, "policy", func(d *appsv1.Deployment) {
+			d.Spec.Template.Annotations = map[string]string{corev1.PodDeletionCost: "7"}
+		}))
+		f.eventually(patience, "two pods", func() error { return f.allReady("own", 2) })
+		f.always(time.Second, "a user's own cost stays", func() error {
+			for _, pod := range f.pods("own") {
+				if got := pod.Annotations[corev1.PodDeletionCost]; got != "7" {
+					return fmt.Errorf("it became %q", got)
+				}
 			}
 			return nil
 		})
-		if err := f.spreadIs("in", map[string]int{"in-hz": 3, "in-bj": 2}); err != nil {
-			t.Fatal(err)
-		}
-		f.scale("in", 10)
-	}
-	if n := f.evictions() - before; n != 0 {
-		t.Errorf("%v pods were evicted", n)
-	}
-
-	f.create(deployment("own", 2, "policy", func(d *appsv1.Deployment) {
-		d.Spec.Template.Annotations = map[string]string{corev1.PodDeletionCost: "7"}
-	}))
-	f.eventually(patience, "two pods", func() error { return f.allReady("own", 2) })
-	f.always(time.Second, "a user's own cost stays", func() error {
-		for _, pod := range f.pods("own") {
-			if got := pod.Annotations[corev1.PodDeletionCost]; got != "7" {
-				return fmt.Errorf("it became %q", got)
-			}
-		}
-		return nil
 	})
 }
 
 // TestRolloutCompletesAndEndsExact is scenario 3: maxSurge 1, maxUnavailable 0.
 func TestRolloutCompletesAndEndsExact(t *testing.T) {
-	f := newFixture(t)
-	f.group("roll-hz", 2)
-	f.group("roll-bj", 3)
-	f.create(weights("policy", "roll-hz", 3, "roll-bj", 2))
-	d := deployment("roll", 5, "policy", func(d *appsv1.Deployment) {
-		one, none := intstr.FromInt32(1), intstr.FromInt32(0)
-		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: &one, MaxUnavailable: &none}
-	})
-	f.create(d)
-	f.eventually(patience, "five pods", func() error { return f.allReady("roll", 5) })
-	before := f.evictions()
-	for _, image := range []string{"nginx:1.28", "nginx:1.29"} {
-		f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "roll", Namespace: f.ns}}, map[string]any{"spec": map[string]any{
-			"template": map[string]any{"spec": map[string]any{"containers": []map[string]any{{"name": "app", "image": image}}}},
-		}})
-		f.eventually(patience, "the rollout completes", func() error {
-			for _, pod := range f.pods("roll") {
-				if pod.Spec.Containers[0].Image != image {
-					return fmt.Errorf("pod %s has %s", pod.Name, pod.Spec.Containers[0].Image)
-				}
-			}
-			if err := f.allReady("roll", 5); err != nil {
-				return err
-			}
-			return f.spreadIs("roll", map[string]int{"roll-hz": 3, "roll-bj": 2})
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("roll-hz", 2)
+		f.group("roll-bj", 3)
+		f.create(weights("policy", "roll-hz", 3, "roll-bj", 2))
+		d := deployment("roll", 5, "policy", func(d *appsv1.Deployment) {
+			one, none := intstr.FromInt32(1), intstr.FromInt32(0)
+			d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: &one, MaxUnavailable: &none}
 		})
-	}
-	if n := f.evictions() - before; n != 0 {
-		t.Errorf("%v pods were evicted", n)
-	}
+		f.create(d)
+		f.eventually(patience, "five pods", func() error { return f.allReady("roll", 5) })
+		before := f.evictions()
+		for _, image := range []string{"nginx:1.28", "nginx:1.29"} {
+			f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "roll", Namespace: f.ns}}, map[string]any{"spec": map[string]any{
+				"template": map[string]any{"spec": map[string]any{"containers": []map[string]any{{"name": "app", "image": image}}}},
+			}})
+			f.eventually(patience, "the rollout completes", func() error {
+				for _, pod := range f.pods("roll") {
+					if pod.Spec.Containers[0].Image != image {
+						return fmt.Errorf("pod %s has %s", pod.Name, pod.Spec.Containers[0].Image)
+					}
+				}
+				if err := f.allReady("roll", 5); err != nil {
+					return err
+				}
+				return f.spreadIs("roll", map[string]int{"roll-hz": 3, "roll-bj": 2})
+			})
+		}
+		if n := f.evictions() - before; n != 0 {
+			t.Errorf("%v pods were evicted", n)
+		}
+	})
 }
 
 // evictions is how many pods atoll-manager has evicted so far.

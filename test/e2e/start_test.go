@@ -19,45 +19,46 @@ import (
 // a node, as its kubelet does, never sees one with another image than its
 // group's, and none is restarted for it.
 func TestPodsStartWithTheImagesOfTheirGroup(t *testing.T) {
-	f := newFixture(t)
-	f.group("start-a", 2)
-	f.group("start-b", 2)
-	f.create(weights("policy", "start-a", 3, "start-b", 2))
-	rules := overrides("rules")
-	for _, group := range []string{"start-a", "start-b"} {
-		rules.Spec.OverrideRules = append(rules.Spec.OverrideRules, gm.RuleWithNodeGroup{
-			TargetNodeGroup: []string{group}, Overriders: &gm.Overriders{ImageOverrider: []gm.ImageOverrider{
-				{Component: gm.Registry, Operator: gm.OverriderOpReplace, Value: group + ".io"},
-			}},
-		})
-	}
-	f.create(rules)
-	f.eventually(patience, "the rules are read", func() error { return f.overridesReady("rules") })
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("start-a", 2)
+		f.group("start-b", 2)
+		f.create(weights("policy", "start-a", 3, "start-b", 2))
+		rules := overrides("rules")
+		for _, group := range []string{"start-a", "start-b"} {
+			rules.Spec.OverrideRules = append(rules.Spec.OverrideRules, gm.RuleWithNodeGroup{
+				TargetNodeGroup: []string{group}, Overriders: &gm.Overriders{ImageOverrider: []gm.ImageOverrider{
+					{Component: gm.Registry, Operator: gm.OverriderOpReplace, Value: group + ".io"},
+				}},
+			})
+		}
+		f.create(rules)
+		f.eventually(patience, "the rules are read", func() error { return f.overridesReady("rules") })
 
-	bound := 0
-	kubelet := f.watchPods(metav1.ListOptions{FieldSelector: "spec.nodeName!="}, func(_ watch.EventType, pod *corev1.Pod) {
-		bound++
-		want := pod.Spec.NodeName[:len("start-a")] + ".io/nginx:1.27"
-		if got := pod.Spec.Containers[0].Image; got != want {
-			t.Errorf("a kubelet sees pod %s with image %s, want %s", pod.Name, got, want)
-		}
-		for _, status := range pod.Status.ContainerStatuses {
-			if status.RestartCount != 0 {
-				t.Errorf("pod %s was restarted", pod.Name)
+		bound := 0
+		kubelet := f.watchPods(metav1.ListOptions{FieldSelector: "spec.nodeName!="}, func(_ watch.EventType, pod *corev1.Pod) {
+			bound++
+			want := pod.Spec.NodeName[:len("start-a")] + ".io/nginx:1.27"
+			if got := pod.Spec.Containers[0].Image; got != want {
+				t.Errorf("a kubelet sees pod %s with image %s, want %s", pod.Name, got, want)
 			}
+			for _, status := range pod.Status.ContainerStatuses {
+				if status.RestartCount != 0 {
+					t.Errorf("pod %s was restarted", pod.Name)
+				}
+			}
+		})
+		f.create(deployment("app", 20, "policy", requiresOverride("rules")))
+		f.eventually(patience, "12:8", func() error {
+			if err := f.allReady("app", 20); err != nil {
+				return err
+			}
+			return f.spreadIs("app", map[string]int{"start-a": 12, "start-b": 8})
+		})
+		kubelet.stopAfter("app")
+		if bound < 20 {
+			t.Errorf("the watch told of %d pods", bound)
 		}
 	})
-	f.create(deployment("app", 20, "policy", requiresOverride("rules")))
-	f.eventually(patience, "12:8", func() error {
-		if err := f.allReady("app", 20); err != nil {
-			return err
-		}
-		return f.spreadIs("app", map[string]int{"start-a": 12, "start-b": 8})
-	})
-	kubelet.stopAfter("app")
-	if bound < 20 {
-		t.Errorf("the watch told of %d pods", bound)
-	}
 }
 
 // overridesReady tells whether an OverridePolicy has been looked at.
@@ -80,7 +81,7 @@ func (f *fixture) overridesReady(name string) error {
 // which is kube-scheduler's own setting for more than 5,600 nodes, it looks at a
 // hundred nodes for each pod, and at others for the next one: pods are refused.
 func TestASmallGroupOfALargeCluster(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	others := make([]string, 1000)
 	for i := range others {
 		others[i] = fmt.Sprintf("large-%d", i)
@@ -165,7 +166,7 @@ func (f *fixture) watchRefusals(app string) func() int {
 // reason, surplus pods, evictions by what came of them, and how kube-scheduler
 // was answered, as the dashboard reads them.
 func TestMetricsTellWhatIsGoingOn(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	f.group("metrics-a", 1)
 	f.group("metrics-b", 1)
 	before := f.metrics()

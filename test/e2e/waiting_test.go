@@ -52,95 +52,97 @@ func (f *fixture) unscheduled(app, reason string) int {
 // policy is missing wait without a call to the extender, and go as soon as it is
 // there.
 func TestPodsWaitForAPolicyAndNotLonger(t *testing.T) {
-	f := newFixture(t)
-	f.group("late-a", 1)
-	f.create(deployment("app", 3, "comes-later"))
-	f.eventually(patience, "three pods wait at the gate", func() error {
-		pods := f.pods("app")
-		for i := range pods {
-			if len(pods[i].Spec.SchedulingGates) != 1 {
-				return fmt.Errorf("gates are %v", pods[i].Spec.SchedulingGates)
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("late-a", 1)
+		f.create(deployment("app", 3, "comes-later"))
+		f.eventually(patience, "three pods wait at the gate", func() error {
+			pods := f.pods("app")
+			for i := range pods {
+				if len(pods[i].Spec.SchedulingGates) != 1 {
+					return fmt.Errorf("gates are %v", pods[i].Spec.SchedulingGates)
+				}
 			}
+			if len(pods) != 3 {
+				return fmt.Errorf("%d pods", len(pods))
+			}
+			return nil
+		})
+		before := f.filterCalls()
+		f.always(3*time.Second, "they go on waiting", func() error { return f.spreadIs("app", map[string]int{}) })
+		if calls := f.filterCalls() - before; calls > 0 {
+			t.Errorf("pods at the gate caused %v filter calls", calls)
 		}
-		if len(pods) != 3 {
-			return fmt.Errorf("%d pods", len(pods))
-		}
-		return nil
+		f.create(weights("comes-later", "late-a", 1))
+		f.eventually(patience, "all are placed", func() error { return f.spreadIs("app", map[string]int{"late-a": 3}) })
 	})
-	before := f.filterCalls()
-	f.always(3*time.Second, "they go on waiting", func() error { return f.spreadIs("app", map[string]int{}) })
-	if calls := f.filterCalls() - before; calls > 0 {
-		t.Errorf("pods at the gate caused %v filter calls", calls)
-	}
-	f.create(weights("comes-later", "late-a", 1))
-	f.eventually(patience, "all are placed", func() error { return f.spreadIs("app", map[string]int{"late-a": 3}) })
 }
 
 // TestOnlyTheRightGroupIsPreempted is scenario 22: a pod of high priority whose
 // group is full of pods of low priority takes the place of one of them, and
 // none of any other group.
 func TestOnlyTheRightGroupIsPreempted(t *testing.T) {
-	f := newFixture(t)
-	for _, group := range []string{"pre-a", "pre-b"} {
-		small := corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("4Gi"), "pods": resource.MustParse("20")}
-		if err := f.cluster.AddNodes(f.ctx, devcluster.NodeSpec{Name: group + "-0", Capacity: small}); err != nil {
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		for _, group := range []string{"pre-a", "pre-b"} {
+			small := corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("4Gi"), "pods": resource.MustParse("20")}
+			if err := f.cluster.AddNodes(f.ctx, devcluster.NodeSpec{Name: group + "-0", Capacity: small}); err != nil {
+				t.Fatal(err)
+			}
+			f.Cleanup(func() {
+				if err := f.kube.CoreV1().Nodes().Delete(context.Background(), group+"-0", metav1.DeleteOptions{}); err != nil {
+					t.Error(err)
+				}
+			})
+			f.nodeGroup(groupOf(group, gm.NodeGroupSpec{Nodes: []string{group + "-0"}}))
+			f.eventually(patience, "the group has its node", func() error { return f.contains(group, group+"-0") })
+		}
+		high := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "e2e-high"}, Value: 1000}
+		if err := f.client.Create(f.ctx, high); err != nil {
 			t.Fatal(err)
 		}
 		f.Cleanup(func() {
-			if err := f.kube.CoreV1().Nodes().Delete(context.Background(), group+"-0", metav1.DeleteOptions{}); err != nil {
+			if err := f.client.Delete(context.Background(), high); err != nil {
 				t.Error(err)
 			}
 		})
-		f.nodeGroup(groupOf(group, gm.NodeGroupSpec{Nodes: []string{group + "-0"}}))
-		f.eventually(patience, "the group has its node", func() error { return f.contains(group, group+"-0") })
-	}
-	high := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "e2e-high"}, Value: 1000}
-	if err := f.client.Create(f.ctx, high); err != nil {
-		t.Fatal(err)
-	}
-	f.Cleanup(func() {
-		if err := f.client.Delete(context.Background(), high); err != nil {
-			t.Error(err)
-		}
-	})
-	needs := func(cpu string) func(*appsv1.Deployment) {
-		return func(d *appsv1.Deployment) {
-			d.Spec.Template.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse(cpu)}
-		}
-	}
-	f.create(weights("all", "pre-a", 1, "pre-b", 1), weights("only-a", "pre-a", 1))
-	f.create(deployment("low", 4, "all", needs("1")))
-	f.eventually(patience, "both groups are full", func() error { return f.spreadIs("low", map[string]int{"pre-a": 2, "pre-b": 2}) })
-	kept := map[types.UID]bool{}
-	for _, pod := range f.pods("low") {
-		if pod.Spec.NodeName == "pre-b-0" {
-			kept[pod.UID] = true
-		}
-	}
-	deleted := f.watchDeletions("low")
-	f.create(deployment("high", 1, "only-a", needs("1"), func(d *appsv1.Deployment) { d.Spec.Template.Spec.PriorityClassName = "e2e-high" }))
-	f.eventually(patience, "the pod of high priority runs in its group", func() error { return f.spreadIs("high", map[string]int{"pre-a": 1}) })
-	f.always(2*time.Second, "the other group keeps its pods", func() error {
-		n := 0
-		for _, pod := range f.pods("low") {
-			if kept[pod.UID] {
-				n++
+		needs := func(cpu string) func(*appsv1.Deployment) {
+			return func(d *appsv1.Deployment) {
+				d.Spec.Template.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse(cpu)}
 			}
 		}
-		if n != 2 {
-			return fmt.Errorf("%d of 2 pods are left", n)
+		f.create(weights("all", "pre-a", 1, "pre-b", 1), weights("only-a", "pre-a", 1))
+		f.create(deployment("low", 4, "all", needs("1")))
+		f.eventually(patience, "both groups are full", func() error { return f.spreadIs("low", map[string]int{"pre-a": 2, "pre-b": 2}) })
+		kept := map[types.UID]bool{}
+		for _, pod := range f.pods("low") {
+			if pod.Spec.NodeName == "pre-b-0" {
+				kept[pod.UID] = true
+			}
 		}
-		return nil
+		deleted := f.watchDeletions("low")
+		f.create(deployment("high", 1, "only-a", needs("1"), func(d *appsv1.Deployment) { d.Spec.Template.Spec.PriorityClassName = "e2e-high" }))
+		f.eventually(patience, "the pod of high priority runs in its group", func() error { return f.spreadIs("high", map[string]int{"pre-a": 1}) })
+		f.always(2*time.Second, "the other group keeps its pods", func() error {
+			n := 0
+			for _, pod := range f.pods("low") {
+				if kept[pod.UID] {
+					n++
+				}
+			}
+			if n != 2 {
+				return fmt.Errorf("%d of 2 pods are left", n)
+			}
+			return nil
+		})
+		if n := deleted(); n != 1 {
+			t.Errorf("%d pods of low priority died, want 1", n)
+		}
 	})
-	if n := deleted(); n != 1 {
-		t.Errorf("%d pods of low priority died, want 1", n)
-	}
 }
 
 // TestManyWaitingPodsCostLittle is scenario 24: fifty pods that no seat is open
 // for while another pod changes twenty times a second.
 func TestManyWaitingPodsCostLittle(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	f.group("wait-a", 1)
 	f.group("wait-b", 1)
 	policy := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "policy"}}
@@ -180,61 +182,62 @@ func TestManyWaitingPodsCostLittle(t *testing.T) {
 // their order; pods above them wait and the policy says so; when a range grows,
 // as many pods are woken as seats opened.
 func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
-	f := newFixture(t)
-	f.group("range-a", 1)
-	f.group("range-b", 1)
-	bounds := func(group string, low, high int32) gm.NodeGroupNumRange {
-		least, most := intstr.FromInt32(low), intstr.FromInt32(high)
-		return gm.NodeGroupNumRange{NodeGroupNames: []string{group}, Min: &least, Max: &most}
-	}
-	policy := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "policy"}}
-	policy.Spec.NumRange = []gm.NodeGroupNumRange{bounds("range-a", 2, 4), bounds("range-b", 2, 100)}
-	f.create(policy)
-	f.create(deployment("app", 5, "policy"))
-	f.eventually(patience, "3 and 2", func() error { return f.spreadIs("app", map[string]int{"range-a": 3, "range-b": 2}) })
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("range-a", 1)
+		f.group("range-b", 1)
+		bounds := func(group string, low, high int32) gm.NodeGroupNumRange {
+			least, most := intstr.FromInt32(low), intstr.FromInt32(high)
+			return gm.NodeGroupNumRange{NodeGroupNames: []string{group}, Min: &least, Max: &most}
+		}
+		policy := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "policy"}}
+		policy.Spec.NumRange = []gm.NodeGroupNumRange{bounds("range-a", 2, 4), bounds("range-b", 2, 100)}
+		f.create(policy)
+		f.create(deployment("app", 5, "policy"))
+		f.eventually(patience, "3 and 2", func() error { return f.spreadIs("app", map[string]int{"range-a": 3, "range-b": 2}) })
 
-	tight := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "tight"}}
-	tight.Spec.NumRange = []gm.NodeGroupNumRange{bounds("range-a", 1, 2), bounds("range-b", 1, 2)}
-	f.create(tight)
-	f.create(deployment("most", 8, "tight"))
-	f.eventually(patience, "four are placed, four wait, and the policy says so", func() error {
-		if err := f.spreadIs("most", map[string]int{"range-a": 2, "range-b": 2}); err != nil {
-			return err
-		}
-		if n := f.atTheGate("most"); n != 4 {
-			return fmt.Errorf("%d wait", n)
-		}
-		return f.reason("tight", gm.ReasonPodsWaiting)
-	})
-	tight.Spec.NumRange[0] = bounds("range-a", 1, 4)
-	f.edit(tight)
-	f.eventually(patience, "two more are placed", func() error { return f.spreadIs("most", map[string]int{"range-a": 4, "range-b": 2}) })
-	if n := f.atTheGate("most"); n != 2 {
-		t.Errorf("2 seats opened, and %d pods of 4 still wait", n)
-	}
-	f.eventually(patience, "a seat that a pod leaves is another's", func() error {
-		for _, pod := range f.pods("most") {
-			if pod.Spec.NodeName == "range-b-0" && (f.atTheGate("most")+f.unschedulable("most")) == 2 {
-				if err := f.client.Delete(f.ctx, &pod); err != nil {
-					return err
-				}
-				return f.spreadIs("most", map[string]int{"range-a": 4, "range-b": 1})
+		tight := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "tight"}}
+		tight.Spec.NumRange = []gm.NodeGroupNumRange{bounds("range-a", 1, 2), bounds("range-b", 1, 2)}
+		f.create(tight)
+		f.create(deployment("most", 8, "tight"))
+		f.eventually(patience, "four are placed, four wait, and the policy says so", func() error {
+			if err := f.spreadIs("most", map[string]int{"range-a": 2, "range-b": 2}); err != nil {
+				return err
 			}
-		}
-		return errors.New("no pod is to be deleted")
-	})
-	f.eventually(patience, "six are placed, two wait", func() error {
+			if n := f.atTheGate("most"); n != 4 {
+				return fmt.Errorf("%d wait", n)
+			}
+			return f.reason("tight", gm.ReasonPodsWaiting)
+		})
+		tight.Spec.NumRange[0] = bounds("range-a", 1, 4)
+		f.edit(tight)
+		f.eventually(patience, "two more are placed", func() error { return f.spreadIs("most", map[string]int{"range-a": 4, "range-b": 2}) })
 		if n := f.atTheGate("most"); n != 2 {
-			return fmt.Errorf("%d wait", n)
+			t.Errorf("2 seats opened, and %d pods of 4 still wait", n)
 		}
-		return f.spreadIs("most", map[string]int{"range-a": 4, "range-b": 2})
+		f.eventually(patience, "a seat that a pod leaves is another's", func() error {
+			for _, pod := range f.pods("most") {
+				if pod.Spec.NodeName == "range-b-0" && (f.atTheGate("most")+f.unschedulable("most")) == 2 {
+					if err := f.client.Delete(f.ctx, &pod); err != nil {
+						return err
+					}
+					return f.spreadIs("most", map[string]int{"range-a": 4, "range-b": 1})
+				}
+			}
+			return errors.New("no pod is to be deleted")
+		})
+		f.eventually(patience, "six are placed, two wait", func() error {
+			if n := f.atTheGate("most"); n != 2 {
+				return fmt.Errorf("%d wait", n)
+			}
+			return f.spreadIs("most", map[string]int{"range-a": 4, "range-b": 2})
+		})
 	})
 }
 
 // TestReservationsLeaveNothingBehind is scenario 44: seats of pods that are
 // filtered and never bound are given back.
 func TestReservationsLeaveNothingBehind(t *testing.T) {
-	f := newFixture(t)
+	f := isolated.fixture(t)
 	c := newCaller(f)
 	f.group("leak-a", 1)
 	f.create(weights("policy", "leak-a", 1))
@@ -258,40 +261,41 @@ func TestReservationsLeaveNothingBehind(t *testing.T) {
 // a workload that ignores missing policies go wherever kube-scheduler likes.
 // TestPodsWaitForAPolicyAndNotLonger shows the way back.
 func TestPolicyDeleted(t *testing.T) {
-	f := newFixture(t)
-	f.group("gone-a", 1)
-	f.create(weights("policy", "gone-a", 1))
-	ignoring := deployment("ignores", 1, "policy")
-	ignoring.Annotations = map[string]string{gm.MissingPolicyAnnotation: gm.MissingPolicyIgnore}
-	f.create(deployment("waits", 1, "policy"), ignoring)
-	for _, app := range []string{"waits", "ignores"} {
-		f.eventually(patience, "its pod runs", func() error { return f.allReady(app, 1) })
-	}
-	deletedWaits, deletedIgnores := f.watchDeletions("waits"), f.watchDeletions("ignores")
-	gone := weights("policy")
-	gone.Namespace = f.ns
-	if err := f.client.Delete(f.ctx, gone); err != nil {
-		t.Fatal(err)
-	}
-	f.eventually(patience, "the binding label goes", func() error {
-		d, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "waits", metav1.GetOptions{})
-		if err == nil && d.Labels[gm.BindingPropagationPolicyLabel] != "" {
-			err = fmt.Errorf("labels are %v", d.Labels)
+	inEachForm(t, func(t *testing.T, f *fixture) {
+		f.group("gone-a", 1)
+		f.create(weights("policy", "gone-a", 1))
+		ignoring := deployment("ignores", 1, "policy")
+		ignoring.Annotations = map[string]string{gm.MissingPolicyAnnotation: gm.MissingPolicyIgnore}
+		f.create(deployment("waits", 1, "policy"), ignoring)
+		for _, app := range []string{"waits", "ignores"} {
+			f.eventually(patience, "its pod runs", func() error { return f.allReady(app, 1) })
 		}
-		return err
-	})
-	f.scale("waits", 2)
-	f.scale("ignores", 2)
-	f.eventually(patience, "the one that ignores grows", func() error { return f.allReady("ignores", 2) })
-	f.always(2*time.Second, "the other waits", func() error {
-		if n := f.bound("waits"); n != 1 {
-			return fmt.Errorf("%d pods are bound", n)
+		deletedWaits, deletedIgnores := f.watchDeletions("waits"), f.watchDeletions("ignores")
+		gone := weights("policy")
+		gone.Namespace = f.ns
+		if err := f.client.Delete(f.ctx, gone); err != nil {
+			t.Fatal(err)
 		}
-		return nil
+		f.eventually(patience, "the binding label goes", func() error {
+			d, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, "waits", metav1.GetOptions{})
+			if err == nil && d.Labels[gm.BindingPropagationPolicyLabel] != "" {
+				err = fmt.Errorf("labels are %v", d.Labels)
+			}
+			return err
+		})
+		f.scale("waits", 2)
+		f.scale("ignores", 2)
+		f.eventually(patience, "the one that ignores grows", func() error { return f.allReady("ignores", 2) })
+		f.always(2*time.Second, "the other waits", func() error {
+			if n := f.bound("waits"); n != 1 {
+				return fmt.Errorf("%d pods are bound", n)
+			}
+			return nil
+		})
+		if n := deletedWaits() + deletedIgnores(); n != 0 {
+			t.Errorf("%d running pods were deleted", n)
+		}
 	})
-	if n := deletedWaits() + deletedIgnores(); n != 0 {
-		t.Errorf("%d running pods were deleted", n)
-	}
 }
 
 // TestAPolicyOfAnotherNamespaceIsNotUsed is scenario 49.

@@ -40,7 +40,7 @@ func BenchmarkReview(b *testing.B) {
 			}
 			body, err := json.Marshal(admissionv1.AdmissionReview{
 				TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
-				Request: &admissionv1.AdmissionRequest{UID: types.UID("u"), Namespace: build.Namespace, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw}, DryRun: new(true)},
+				Request:  &admissionv1.AdmissionRequest{UID: types.UID("u"), Namespace: build.Namespace, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw}, DryRun: new(true)},
 			})
 			if err != nil {
 				b.Fatal(err)
