@@ -14,11 +14,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/policies"
@@ -34,9 +32,6 @@ const (
 	// timeoutSeconds of the webhook: a pod whose leader hangs waits at the gate
 	// and does not go past.
 	askTimeout = time.Second
-	// issuedTTL is how long a token is known after it was given out: as long as
-	// an admission can take.
-	issuedTTL = 30 * time.Second
 )
 
 var (
@@ -54,8 +49,6 @@ type Ask struct {
 	Revision string `json:"revision,omitempty"`
 	// Token is what the pod will be known by, once it is created.
 	Token types.UID `json:"token"`
-	// Issued asks only whether the token was given out a moment ago.
-	Issued bool `json:"issued,omitempty"`
 	// Node is the one node that the pod is for, as DaemonSets say; the pod then
 	// takes no seat.
 	Node string `json:"node,omitempty"`
@@ -75,8 +68,6 @@ type Ask struct {
 type Answer struct {
 	// Group is the NodeGroup of the seat.
 	Group string `json:"group,omitempty"`
-	// Issued: the token was given out a moment ago.
-	Issued bool `json:"issued,omitempty"`
 	// NoSeat: there is no seat for the pod now.
 	NoSeat bool `json:"noSeat,omitempty"`
 }
@@ -85,17 +76,12 @@ type Answer struct {
 type Desk struct {
 	Book   *policies.Book
 	Ledger *seats.Ledger
-	Clock  clock.PassiveClock
 	// Leading tells whether this replica decides now.
 	Leading func() bool
 	// Leader is the host:port of the one that does; "" while none is known.
 	Leader func() string
 	// Transport speaks mutual TLS to other replicas.
 	Transport http.RoundTripper
-
-	mu     sync.Mutex
-	issued map[types.UID]time.Time
-	prune  time.Time // when those that are too old are dropped again
 }
 
 // Assign asks for a seat, here or at the replica that leads. Errors: ErrNoSeat,
@@ -115,9 +101,6 @@ func (d *Desk) Assign(ctx context.Context, ask Ask) (Answer, error) {
 }
 
 func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
-	if ask.Issued {
-		return Answer{Issued: d.wasIssued(ask.Token)}, nil
-	}
 	if ask.Pod == nil || ask.Token == "" {
 		return Answer{}, errors.New("asking for a seat: pod or token is missing")
 	}
@@ -135,7 +118,6 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 		}
 	}
 	if ask.Node != "" {
-		d.issue(ask)
 		return Answer{Group: d.Ledger.NodeGroup(ask.Node)}, nil
 	}
 	if err != nil {
@@ -149,7 +131,6 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 		if !d.Ledger.Admit(request, ask.DryRun) {
 			return Answer{NoSeat: true}, nil
 		}
-		d.issue(ask)
 		return Answer{}, nil
 	}
 	if request.Check, err = ask.Demands.Check(); err != nil {
@@ -159,34 +140,7 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	if why != seats.Seated {
 		return Answer{NoSeat: true}, nil
 	}
-	d.issue(ask)
 	return Answer{Group: group}, nil
-}
-
-// issue remembers a token, so that a second look at the same pod finds it.
-func (d *Desk) issue(ask Ask) {
-	now := d.Clock.Now()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.issued == nil {
-		d.issued = map[types.UID]time.Time{}
-	}
-	if now.After(d.prune) {
-		for token, until := range d.issued {
-			if now.After(until) {
-				delete(d.issued, token)
-			}
-		}
-		d.prune = now.Add(issuedTTL)
-	}
-	d.issued[ask.Token] = now.Add(issuedTTL)
-}
-
-func (d *Desk) wasIssued(token types.UID) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	until, ok := d.issued[token]
-	return ok && !d.Clock.Now().After(until)
 }
 
 func (d *Desk) askLeader(ctx context.Context, ask Ask) (Answer, error) {

@@ -33,7 +33,7 @@ func newReplica(t *testing.T, leads bool, objects ...build.Object) *replica {
 	t.Helper()
 	r := &replica{World: world.New(t, objects...)}
 	r.Desk = &Desk{
-		Book: r.World.Book, Ledger: r.World.Ledger, Clock: r.World.Clock,
+		Book: r.World.Book, Ledger: r.World.Ledger,
 		Leading: func() bool { return leads }, Leader: func() string { return "" },
 	}
 	mux := http.NewServeMux()
@@ -224,47 +224,6 @@ func TestServeHTTP(t *testing.T) {
 				t.Errorf("allows %q", got)
 			}
 		})
-	}
-}
-
-func TestATokenIsKnownForAWhileAfterItWasGivenOut(t *testing.T) {
-	leader, other := newReplica(t, true, ground()...), newReplica(t, false)
-	other.follow(leader)
-	dry, daemons := askFor("dry"), askFor("daemons")
-	dry.DryRun, daemons.Node = true, "node-hz"
-	for _, ask := range []Ask{dry, askFor("real"), daemons} {
-		if _, err := leader.Assign(t.Context(), ask); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := leader.Assign(t.Context(), askFor("refused")); !errors.Is(err, ErrNoSeat) {
-		t.Fatal(err)
-	}
-	expect := func(when string, want ...types.UID) {
-		t.Helper()
-		for _, r := range []*replica{leader, other} {
-			var known []types.UID
-			for _, token := range []types.UID{"daemons", "dry", "forged", "real", "refused", ""} {
-				answer, err := r.Assign(t.Context(), Ask{Token: token, Issued: true})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if answer.Issued {
-					known = append(known, token)
-				}
-			}
-			if diff := cmp.Diff(want, known); diff != "" {
-				t.Errorf("%s: wrong tokens are known (-want +got):\n%s", when, diff)
-			}
-		}
-	}
-	expect("at once", "daemons", "dry", "real")
-	leader.World.Clock.Step(issuedTTL)
-	expect("as long as an admission can take", "daemons", "dry", "real")
-	leader.World.Clock.Step(1)
-	expect("later")
-	if _, err := leader.Assign(t.Context(), daemons); err != nil || len(leader.issued) != 1 {
-		t.Errorf("%d tokens are kept, want 1 (error %v)", len(leader.issued), err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
 // Dress makes a pod as the rules want it in the group, and stamps what it was
@@ -45,6 +46,16 @@ func Dress(pod *corev1.Pod, controller *ownership.Reference, creation policies.C
 		Annotate(&pod.ObjectMeta, gm.OriginalImagesAnnotation, string(raw))
 	}
 	return nil
+}
+
+// DressImages is Dress for a pod that exists: of all that the rules want, its
+// images can still change.
+func DressImages(pod *corev1.Pod, _ *ownership.Reference, creation policies.Creation, group string) error {
+	change, err := policies.Images(creation.Rules, group, seats.Slim(pod))
+	if err != nil || !change.Needed() {
+		return err
+	}
+	return change.ApplyTo(pod)
 }
 
 // Pin stamps a pod with its seat, and lets it run on nodes of the group only: on

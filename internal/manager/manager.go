@@ -134,7 +134,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	}
 	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.asked())
 	p.desk = &assign.Desk{
-		Book: p.book, Ledger: p.ledger, Clock: clock.RealClock{}, Leading: p.leading.Load, Leader: p.leader.address,
+		Book: p.book, Ledger: p.ledger, Leading: p.leading.Load, Leader: p.leader.address,
 		Transport: &http.Transport{
 			TLSClientConfig: p.keeper.PeerTLS(), MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute,
 			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSHandshakeTimeout: dialTimeout,
@@ -333,7 +333,7 @@ func (p *parts) addControllers(context.Context) error {
 }
 
 func (p *parts) addWebhooks(context.Context) error {
-	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, API: p.client, SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource)}
+	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, API: p.client, SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource), Clock: clock.RealClock{}, Key: p.keeper.SharedKey}
 	if err := webhook.SetupWithManager(p.mgr); err != nil {
 		return fmt.Errorf("registering the pod webhook: %w", err)
 	}

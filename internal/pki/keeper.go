@@ -3,6 +3,8 @@ package pki
 import (
 	"bytes"
 	"context"
+	"crypto/hkdf"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -60,6 +62,7 @@ type bundle struct {
 	roots  *x509.CertPool
 	server *tls.Certificate
 	client *tls.Certificate
+	shared []byte // SharedKey
 }
 
 // Ensure makes or renews what is missing or due, and reads the rest.
@@ -190,7 +193,20 @@ func (k *Keeper) use(ca, server, client Pair) error {
 	if !roots.AppendCertsFromPEM(ca.Cert) {
 		return errors.New("using the CA: it holds no certificate")
 	}
-	k.current.Store(&bundle{caPEM: ca.Cert, roots: roots, server: &serverCert, client: &clientCert})
+	shared, err := hkdf.Key(sha256.New, ca.Key, nil, "atoll.dev/shared-key", sha256.Size)
+	if err != nil {
+		return fmt.Errorf("deriving the shared key: %w", err)
+	}
+	k.current.Store(&bundle{caPEM: ca.Cert, roots: roots, server: &serverCert, client: &clientCert, shared: shared})
+	return nil
+}
+
+// SharedKey is a secret that all replicas have and nobody else, for what one
+// proves to another. It changes with the CA. nil before there is one.
+func (k *Keeper) SharedKey() []byte {
+	if b := k.current.Load(); b != nil {
+		return b.shared
+	}
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -67,6 +68,28 @@ func (c ImageChange) Restarts() bool {
 		}
 	}
 	return false
+}
+
+// ApplyTo makes the change in a pod that is being created.
+func (c ImageChange) ApplyTo(pod *corev1.Pod) error {
+	raw, err := json.Marshal(c.base)
+	if err != nil {
+		return fmt.Errorf("encoding images: %w", err)
+	}
+	for _, image := range c.images {
+		for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+			for i := range list {
+				if list[i].Name == image.Container {
+					list[i].Image = image.Image
+				}
+			}
+		}
+	}
+	if pod.Annotations == nil {
+		pod.Annotations = map[string]string{}
+	}
+	pod.Annotations[gm.OriginalImagesAnnotation] = string(raw)
+	return nil
 }
 
 // Patch is a strategic merge patch for the pod; it fails on another pod of the

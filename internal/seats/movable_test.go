@@ -304,3 +304,17 @@ func TestCanReturn(t *testing.T) {
 		})
 	}
 }
+
+// TestAPodThatNamesANodeGoesToNoOther: only a DaemonSet's pods name the one that
+// they are for, and their successors others.
+func TestAPodThatNamesANodeGoesToNoOther(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	replicaSet := build.ReplicaSet("web")
+	running := Slim(build.Pod("p", build.OwnedBy(replicaSet), build.ForNode("node-a"), build.On("node-a")))
+	if can, _ := l.CanTake("b", running); can {
+		t.Error("group b can take a ReplicaSet's pod that demands node-a")
+	}
+	if can, why := l.CanTake("a", Slim(build.Pod("q", build.OwnedBy(replicaSet), build.ForNode("node-a")))); !can {
+		t.Errorf("group a cannot: %v", why)
+	}
+}

@@ -290,8 +290,8 @@ func requiredAffinity(pod *corev1.Pod) *corev1.NodeSelector {
 // NodeOf is the one node that a DaemonSet's pod is for: its controller demands
 // it by name. "" for other pods.
 func NodeOf(pod *corev1.Pod) string {
-	required := requiredAffinity(pod)
-	if required == nil {
+	required, controller := requiredAffinity(pod), metav1.GetControllerOfNoCopy(pod)
+	if required == nil || controller == nil || controller.Kind != "DaemonSet" {
 		return ""
 	}
 	for _, term := range required.NodeSelectorTerms {

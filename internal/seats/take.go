@@ -1,6 +1,7 @@
 package seats
 
 import (
+	"slices"
 	"time"
 
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
@@ -24,16 +25,20 @@ const maxUnseen = 20
 // only if no other can. A dry run
 // answers the same and takes nothing.
 func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	groups := r.Spread.Groups()
 	if len(groups) == 0 {
 		return "", NoGroup
 	}
+	if l.askedTooOften(r) {
+		return "", NoSeatOpen
+	}
+	reached := l.reached(groups, r.Check)
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	s := l.entryLocked(r)
-	i := l.turnLocked(s.cohort, r, groups)
-	if s.cohort.unseen >= maxUnseen+r.Total {
-		i = -1
+	i := -1
+	if s.cohort.unseen < maxUnseen+r.Total {
+		i = l.turnLocked(s.cohort, r, groups, reached)
 	}
 	if i < 0 || dryRun {
 		l.dropLocked(s)
@@ -49,6 +54,55 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 		l.reserveLocked(s, takeTTL)
 	}
 	return groups[i], Seated
+}
+
+// askedTooOften: more seats of the cohort are kept for pods that nobody has seen
+// than its owner can make.
+func (l *Ledger) askedTooOften(r Request) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.cohorts[r.Cohort]
+	return c != nil && c.unseen >= maxUnseen+r.Total
+}
+
+// reachSlice is how many nodes are looked at before others get the lock.
+const reachSlice = 64
+
+// reached tells of each group whether the pod may go to one of its nodes at all.
+// Others need the lock meanwhile, and what a pod demands may be long: it is held
+// for a few nodes at a time.
+func (l *Ledger) reached(groups []string, check *fit.Check) []bool {
+	out := make([]bool, len(groups))
+	for i, g := range groups {
+		out[i] = check == nil || l.reaches(g, check)
+	}
+	return out
+}
+
+func (l *Ledger) reaches(group string, check *fit.Check) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	looked := 0
+	var names []string
+	for _, n := range l.members[group] {
+		if looked++; looked <= reachSlice {
+			if check.Reaches(&n.Offer) {
+				return true
+			}
+			continue
+		}
+		names = append(names, n.Name)
+	}
+	for part := range slices.Chunk(names, reachSlice) {
+		l.mu.Unlock()
+		l.mu.Lock() //nolint:staticcheck // others may have it in between
+		for _, name := range part {
+			if n := l.members[group][name]; n != nil && check.Reaches(&n.Offer) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Admit tells whether a seat is open for a pod that is being created and gets
@@ -95,13 +149,13 @@ func (l *Ledger) admitsLocked(c *cohort, r Request) bool {
 // turnLocked is the index of the group whose turn it is, -1 if there is none. A
 // group that the owner avoids, or of which the pod may go to no node, comes after
 // those that have their share: the pod is on loan there.
-func (l *Ledger) turnLocked(c *cohort, r Request, groups []string) int {
+func (l *Ledger) turnLocked(c *cohort, r Request, groups []string, reached []bool) int {
 	l.lapseLocked(c)
 	desired := c.divide(r.Spread, max(r.Total, c.active))
 	closed := false
 	for i, g := range groups {
 		c.current[i] = c.counts[g]
-		c.feasible[i] = !l.avoidsLocked(c.key.Owner, g) && l.reachesLocked(g, r.Check)
+		c.feasible[i] = !l.avoidsLocked(c.key.Owner, g) && reached[i]
 		closed = closed || !c.feasible[i]
 	}
 	if i := r.Spread.Next(desired, c.current, c.feasible); i >= 0 {
@@ -115,26 +169,15 @@ func (l *Ledger) turnLocked(c *cohort, r Request, groups []string) int {
 	return r.Spread.Next(desired, c.current, nil)
 }
 
-func (l *Ledger) reachesLocked(group string, check *fit.Check) bool {
-	if check == nil {
-		return true
-	}
-	for _, n := range l.members[group] {
-		if check.Reaches(&n.Offer) {
-			return true
-		}
-	}
-	return false
-}
-
 // Place gives a pod that waits at our gate the seat whose turn it is, for as long
 // as it takes to pin the pod there. A caller that fails to do that asks again,
 // and gets the same answer.
 func (l *Ledger) Place(r Request) (group string, why Reason) {
+	groups := r.Spread.Groups()
+	reached := l.reached(groups, r.Check)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.seats[r.Pod]
-	groups := r.Spread.Groups()
 	switch {
 	case len(groups) == 0:
 		return "", NoGroup
@@ -143,9 +186,12 @@ func (l *Ledger) Place(r Request) (group string, why Reason) {
 	}
 	l.lapseLocked(s.cohort)
 	if s.seated {
+		if s.reserved {
+			l.reserveLocked(s, takeTTL)
+		}
 		return s.group, Seated
 	}
-	i := l.turnLocked(s.cohort, r, groups)
+	i := l.turnLocked(s.cohort, r, groups, reached)
 	if i < 0 {
 		return "", NoSeatOpen
 	}

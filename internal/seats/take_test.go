@@ -532,3 +532,44 @@ func TestAPodThatIsLetGoIsLetGoAgainUntilItIsSeen(t *testing.T) {
 		t.Error("the seat of a pod that is gone stays closed")
 	}
 }
+
+// TestPlaceKeepsTheSeatForAsLongAsItIsAskedFor: the patch may take some seconds.
+func TestPlaceKeepsTheSeatForAsLongAsItIsAskedFor(t *testing.T) {
+	l, clock := newTestLedger("a", "b")
+	l.Observe(&Pod{UID: "p", Name: "p", Active: true, Gated: true})
+	r := Request{Pod: "p", Cohort: Cohort{Owner: "p"}, Total: 1, Spread: weights("a", 1, "b", 1)}
+	for range 3 {
+		if _, why := l.Place(r); why != Seated {
+			t.Fatalf("it gets no seat: %s", why)
+		}
+		clock.Step(takeTTL - time.Second)
+		l.Lapse()
+		if got := counts(l, r.Cohort); got["a"]+got["b"] != 1 {
+			t.Fatalf("the seat is gone: %v", got)
+		}
+	}
+}
+
+// TestADemandForOneNodeIsFoundAmongMany: nodes are looked at a few at a time.
+func TestADemandForOneNodeIsFoundAmongMany(t *testing.T) {
+	l, _ := newTestLedger()
+	for i := range 5 * reachSlice {
+		name := fmt.Sprint("n", i)
+		group := "a"
+		if i%2 == 0 {
+			group = "b"
+		}
+		l.ObserveNode(Node{Name: name, Group: group, Open: true, Ready: true, Offer: fit.Node{Name: name, Labels: map[string]string{"name": name}}})
+	}
+	for i := range 5 * reachSlice {
+		want := "a"
+		if i%2 == 0 {
+			want = "b"
+		}
+		r := request(fmt.Sprint("p", i), 2, weights("a", 1, "b", 1))
+		r.Check = fit.NewCheck(&fit.Demand{NodeSelector: map[string]string{"name": fmt.Sprint("n", i)}}, nil)
+		if group, why := l.Take(r, true); group != want || why != Seated {
+			t.Fatalf("the pod for node %d gets group %q (%s), want %q", i, group, why, want)
+		}
+	}
+}

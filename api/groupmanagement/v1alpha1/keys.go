@@ -56,7 +56,8 @@ const (
 	AdmissionAnnotation = "atoll.dev/admission"
 
 	// AdmittedAnnotation is put on a pod that passed the pod webhook and whose
-	// workload requires a policy, or may do so; its value is "true". A pod of such
+	// workload requires a policy, or may do so; its value is "true" or, with a seat,
+	// what proves to the webhook that the stamps are its own. A pod of such
 	// a workload without it was created past the webhook and is counted.
 	AdmittedAnnotation = "atoll.dev/admitted"
 

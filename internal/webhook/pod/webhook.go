@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -54,6 +55,10 @@ type Webhook struct {
 	Desk Desk
 	// API is asked about the volumes of pods that have any.
 	API kubernetes.Interface
+	// Clock tells how old a proof is, and Key is what all replicas make proofs
+	// with; nil while there is none.
+	Clock clock.PassiveClock
+	Key   func() []byte
 }
 
 // Desk hands out seats (assign.Desk).
@@ -73,11 +78,12 @@ func (w *Webhook) SetupWithManager(mgr ctrl.Manager) error {
 func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if w.seenBefore(ctx, pod) {
+	request, err := admission.RequestFromContext(ctx)
+	if err == nil && w.seenBefore(pod, request.Namespace) {
+		w.again(ctx, pod, objectOf(pod, request.Namespace))
 		return nil
 	}
 	dropStamps(pod)
-	request, err := admission.RequestFromContext(ctx)
 	object, app := objectOf(pod, request.Namespace), ownership.Application{}
 	if err == nil {
 		app, err = w.application(ctx, object)
@@ -99,13 +105,14 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	}
 	// A pod that gets its seat now has it when its policies are bound.
 	standing := w.assign(ctx, pod, object, request.DryRun != nil && *request.DryRun)
-	if managed(app) && standing != settled {
+	if managed(app) && standing != settled && standing != pinnedLater {
 		w.setScheduler(pod)
 		w.mark(pod)
 	}
-	if standing == waiting || waits(app.Propagation) || waits(app.Override) {
+	if standing == waiting || standing == pinnedLater || waits(app.Propagation) || waits(app.Override) {
 		setGate(pod)
 	}
+	w.prove(pod, request.Namespace)
 	return nil
 }
 

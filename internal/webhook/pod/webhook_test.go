@@ -41,10 +41,13 @@ func newWebhook(t testing.TB, objects ...build.Object) (*Webhook, *build.API) {
 		}
 	}
 	api, rest := build.NewAPI(t, listed...), world.New(t, seen...)
-	w := &Webhook{Walker: owners.NewWalker(api.Client()), API: rest.Pods}
+	w := &Webhook{
+		Walker: owners.NewWalker(api.Client()), API: rest.Pods,
+		Clock: rest.Clock, Key: func() []byte { return []byte("shared") },
+	}
 	w.Book = policies.NewBook(rest.Client, w.Walker, rest.Ledger, rest.Clock, true)
 	w.Desk = &assign.Desk{
-		Book: w.Book, Ledger: rest.Ledger, Clock: rest.Clock,
+		Book: w.Book, Ledger: rest.Ledger,
 		Leading: func() bool { return true }, Leader: func() string { return "" },
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -1,0 +1,36 @@
+package assign
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+// TestDemandsReadEachClaimOnce: one that comes later makes none of the others forgotten.
+func TestDemandsReadEachClaimOnce(t *testing.T) {
+	client := fake.NewClientset(
+		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "there"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
+		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}},
+		}})
+	pod := &corev1.Pod{}
+	for i := range 20 {
+		claim := "there"
+		if i%2 == 0 {
+			claim = "comes-later"
+		}
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: fmt.Sprint(i), VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		}})
+	}
+	d, err := DemandsOf(t.Context(), client, "default", pod)
+	if err != nil || len(d.Volumes) != 1 {
+		t.Errorf("%d volumes are known (%v), want that of the claim that is there", len(d.Volumes), err)
+	}
+	if n := len(client.Actions()); n != 3 {
+		t.Errorf("%d reads, want two claims and a volume", n)
+	}
+}

@@ -1,0 +1,115 @@
+package application
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// newPinnedSite is a site in the form in which nobody asks the extender.
+func newPinnedSite(t *testing.T, objects ...build.Object) *site {
+	t.Helper()
+	s := newSite(t, objects...)
+	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, false)
+	return s
+}
+
+// TestADaemonSetsPodForAnotherNodeWaitsAtTheGate: the webhook put it there, and a
+// new one would come there too.
+func TestADaemonSetsPodForAnotherNodeWaitsAtTheGate(t *testing.T) {
+	daemons := build.DaemonSet("web", build.Bound("p", "o"))
+	s := newPinnedSite(t, append(halves(), daemons, build.OverridePolicy("o", build.Args("hz", "c", "--hz")), build.Node("node-out"))...)
+	s.World.Add(t, build.Pod("out", build.OwnedBy(daemons), build.Gated(), build.Container("c", "nginx:1"), build.ForNode("node-out"), build.Created(s.World.Clock.Now())))
+	for range 100 {
+		s.World.Clock.Step(5 * time.Second)
+		if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.Evicted)+len(s.woken) != 0 {
+		t.Errorf("made anew %v, let go %v", s.Evicted, s.woken)
+	}
+}
+
+// TestPodsThatNameANodeGoToItsGroup: whoever made them, if no DaemonSet did.
+func TestPodsThatNameANodeGoToItsGroup(t *testing.T) {
+	s := newPinnedSite(t, append(web(build.Bound("p", ""), build.Replicas(4)), halves()...)...)
+	names := []string{"a", "b", "c", "d"}
+	for _, name := range names {
+		s.World.Add(t, waiting(name, build.Gated(), build.ForNode("node-bj")))
+	}
+	s.reconcile("web")
+	for _, name := range names {
+		if got := s.pod(name).Labels[gm.NodeGroupLabel]; got != "bj" {
+			t.Errorf("%s, which demands node-bj, is pinned to %q", name, got)
+		}
+	}
+}
+
+// TestWhoWantsNoPolicyThatCannotBeUsedDoesNotWaitForIt, be it missing or invalid.
+func TestWhoWantsNoPolicyThatCannotBeUsedDoesNotWaitForIt(t *testing.T) {
+	invalid := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) { p.Spec = gm.PropagationSpec{} }))
+	for name, objects := range map[string][]build.Object{"invalid": {invalid, node}, "missing": {node}} {
+		t.Run(name, func(t *testing.T) {
+			s := newPinnedSite(t, append(web(build.Requires("p", ""), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)), objects...)...)
+			s.World.Add(t, waiting("a", build.Gated()))
+			s.reconcile("web")
+			if len(s.woken) != 1 {
+				t.Errorf("let go: %v", s.woken)
+			}
+		})
+	}
+}
+
+// TestAJobsPodThatStartsAsItIsIsKeptToItsGroup: the Job has started, so the pod
+// cannot be made anew with its arguments.
+func TestAJobsPodThatStartsAsItIsIsKeptToItsGroup(t *testing.T) {
+	s := newPinnedSite(t, batch(), policy, args, node, build.Node("node-out"))
+	if err := s.World.Pods.Tracker().Add(batch()); err != nil {
+		t.Fatal(err)
+	}
+	s.World.Add(t, jobPod("a"))
+	s.World.Add(t, jobPod("b", build.On("node-hz")))
+	s.World.Clock.Step(gateTime)
+	if _, err := s.Reconcile(t.Context(), request{"batch"}); err != nil {
+		t.Fatal(err)
+	}
+	got := s.pod("a")
+	if len(got.Spec.SchedulingGates) != 0 || !placement.Pinned(&got.Spec, gm.NodeGroupLabel, "hz") {
+		t.Errorf("gates %v, affinity %v", got.Spec.SchedulingGates, got.Spec.Affinity)
+	}
+	if len(s.Evicted) != 0 {
+		t.Errorf("made anew: %v", s.Evicted)
+	}
+}
+
+// TestPodsWithoutASeatCostNoReads: a pod with volumes is read once there is one.
+func TestPodsWithoutASeatCostNoReads(t *testing.T) {
+	full := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
+		p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt32(0))}}
+	}))
+	s := newPinnedSite(t, append(web(build.Bound("p", "")), full, node)...)
+	s.World.Add(t, waiting("a", build.Gated(), build.With(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}
+	})))
+	s.World.Pods.ClearActions()
+	for range 3 {
+		if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, a := range s.World.Pods.Actions() {
+		if a.GetVerb() == "get" {
+			t.Errorf("a pod without a seat is read: %v", a)
+		}
+	}
+}

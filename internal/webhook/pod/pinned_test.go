@@ -1,0 +1,94 @@
+package pod
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/build/world"
+)
+
+// newPinnedWebhook is a webhook in the form in which nobody asks the extender.
+func newPinnedWebhook(t *testing.T, objects ...build.Object) *Webhook {
+	t.Helper()
+	w, _ := newWebhook(t, objects...)
+	desk := w.Desk.(*assign.Desk)
+	var seen []build.Object
+	for _, o := range objects {
+		switch o.(type) {
+		case *gm.PropagationPolicy, *gm.OverridePolicy, *gm.NodeGroup, *corev1.Node:
+			seen = append(seen, o)
+		}
+	}
+	rest := world.New(t, seen...)
+	w.Book = policies.NewBook(rest.Client, w.Walker, rest.Ledger, rest.Clock, false)
+	desk.Book, desk.Ledger = w.Book, rest.Ledger
+	return w
+}
+
+// TestWhereNobodyAsks: a pod is pinned when it is created, or waits at the gate;
+// only those that no policy keeps from it go anywhere.
+func TestWhereNobodyAsks(t *testing.T) {
+	type pod struct {
+		Gated, Pinned bool
+		Image         string
+		Args          []string
+	}
+	daemons := func(bound build.Option, objects ...build.Object) []build.Object {
+		return append([]build.Object{
+			build.Deployment("web"), replicaSet, build.DaemonSet("agent", bound),
+			build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")), build.Node("node-out"),
+		}, objects...)
+	}
+	ignoring := func(propagation, override string) build.Option {
+		return func(o build.Object) {
+			build.Requires(propagation, override)(o)
+			build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)(o)
+		}
+	}
+	free, waits := pod{Image: "nginx:1"}, pod{Gated: true, Image: "nginx:1"}
+	for name, tc := range map[string]struct {
+		objects []build.Object
+		pod     *corev1.Pod
+		want    pod
+	}{
+		"pinned":                            {ground(build.Bound("p", ""), toHz), webPod(), pod{Pinned: true, Image: "nginx:1"}},
+		"Late is read as Early":             {ground(build.Bound("p", ""), build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))), webPod(), pod{Pinned: true, Image: "nginx:1"}},
+		"with its images":                   {ground(build.Bound("p", "o"), toHz, images), webPod(), pod{Pinned: true, Image: "hz.io/nginx:1"}},
+		"the policy is missing":             {ground(build.Bound("p", "")), webPod(), waits},
+		"and may be":                        {ground(ignoring("p", "")), webPod(), free},
+		"images, and nobody knows where":    {ground(build.Bound("", "o"), images), webPod(), waits},
+		"no policy":                         {ground(build.Replicas(1), toHz, images), webPod(), free},
+		"a DaemonSet's, in a group":         {daemons(build.Bound("p", "o"), toHz, args), daemon("node-hz"), pod{Image: "hz.io/nginx:1", Args: []string{"--hz"}}},
+		"in another group":                  {daemons(build.Bound("p", "o"), toHz, args), daemon("node-bj"), waits},
+		"in no group":                       {daemons(build.Bound("p", ""), toHz), daemon("node-out"), waits},
+		"in no group, with images only":     {daemons(build.Bound("", "o"), images), daemon("node-out"), free},
+		"in a group, with images only":      {daemons(build.Bound("", "o"), images), daemon("node-hz"), pod{Image: "hz.io/nginx:1"}},
+		"a Deployment's, that names a node": {ground(build.Bound("p", ""), toHz), webPod(build.ForNode("node-hz")), pod{Pinned: true, Image: "nginx:1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newPinnedWebhook(t, tc.objects...)
+			after := admit(t, w, tc.pod, false)
+			required := after.Spec.Affinity
+			got := pod{Gated: len(gates(after)) > 0, Image: after.Spec.Containers[0].Image, Args: after.Spec.Containers[0].Args}
+			if required != nil && required.NodeAffinity != nil {
+				for _, term := range required.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+					for _, r := range term.MatchExpressions {
+						got.Pinned = got.Pinned || r.Key == gm.NodeGroupLabel
+					}
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("wrong pod (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(after, admit(t, w, after, false)); diff != "" {
+				t.Errorf("looked at again, it changes:\n%s", diff)
+			}
+		})
+	}
+}
