@@ -2,13 +2,14 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -73,7 +74,7 @@ const (
 
 type costBench struct {
 	*bed
-	others []*http.Server
+	dirs []string // of the other webhooks
 	// sets are the owners of pods by namespace, then kind.
 	sets map[string]map[string]*appsv1.ReplicaSet
 	// measured are the times of the last round by kind and writers, for all the
@@ -102,11 +103,11 @@ func openCost(ctx context.Context, o options, log io.Writer) (bench, error) {
 }
 
 func (c *costBench) close() error {
-	var err error
-	for _, server := range c.others {
-		err = errors.Join(err, server.Close())
+	err := c.bed.close()
+	for _, dir := range c.dirs {
+		err = errors.Join(err, os.RemoveAll(dir))
 	}
-	return errors.Join(err, c.bed.close())
+	return err
 }
 
 func (c *costBench) prepare(ctx context.Context) error {
@@ -174,21 +175,37 @@ func (c *costBench) startOther(ctx context.Context, name string, patch []byte) e
 	if err != nil {
 		return err
 	}
-	issued, err := pki.Issue(ca, pki.Leaf{CommonName: "idle", Names: []string{"127.0.0.1"}}, now)
+	issued, err := pki.Issue(ca, pki.Leaf{CommonName: name, Names: []string{"127.0.0.1"}}, now)
 	if err != nil {
 		return err
 	}
-	pair, err := tls.X509KeyPair(issued.Cert, issued.Key)
+	dir, err := os.MkdirTemp("", name)
 	if err != nil {
-		return fmt.Errorf("reading a certificate: %w", err)
+		return fmt.Errorf("making a directory: %w", err)
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	c.dirs = append(c.dirs, dir)
+	for file, content := range map[string][]byte{"tls.crt": issued.Cert, "tls.key": issued.Key, "ca.crt": ca.Cert, "patch.json": patch} {
+		if err := os.WriteFile(filepath.Join(dir, file), content, 0o600); err != nil {
+			return fmt.Errorf("writing for the webhook of namespace %s: %w", name, err)
+		}
+	}
+	port, err := devcluster.FreePort()
 	if err != nil {
-		return fmt.Errorf("listening: %w", err)
+		return err
 	}
-	server := &http.Server{ReadHeaderTimeout: time.Minute, TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}}, Handler: allow(patch)}
-	c.others = append(c.others, server)
-	go func() { _ = server.ServeTLS(listener, "", "") }() // ends with Close
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	// A process of its own, as ours is: one that runs anyway is woken sooner.
+	err = c.cluster.StartProcess(ctx, devcluster.ProcessSpec{
+		Name: name, Path: program, Args: []string{"-webhook", dir, "-profile-address", address},
+		HealthURL: "https://" + address + "/readyz", HealthCAFile: filepath.Join(dir, "ca.crt"),
+	})
+	if err != nil {
+		return err
+	}
 
 	configs := c.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 	config, err := configs.Get(ctx, podWebhook, metav1.GetOptions{})
@@ -197,7 +214,7 @@ func (c *costBench) startOther(ctx context.Context, name string, patch []byte) e
 	}
 	other := config.Webhooks[0].DeepCopy()
 	other.Name = name + ".example.com"
-	other.ClientConfig = admissionregistrationv1.WebhookClientConfig{URL: new("https://" + listener.Addr().String()), CABundle: ca.Cert}
+	other.ClientConfig = admissionregistrationv1.WebhookClientConfig{URL: new("https://" + address), CABundle: ca.Cert}
 	other.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: name}}
 	_, err = configs.Create(ctx, &admissionregistrationv1.MutatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionregistrationv1.MutatingWebhook{*other},
@@ -224,6 +241,24 @@ func allow(patch []byte) http.HandlerFunc {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(review) // who asked is gone
 	}
+}
+
+// serveWebhook is the peer: a webhook that answers at once.
+func serveWebhook(ctx context.Context, o options) error {
+	patch, err := os.ReadFile(filepath.Join(o.webhook, "patch.json"))
+	if err != nil {
+		return fmt.Errorf("reading the answer: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", allow(patch))
+	mux.HandleFunc("/readyz", func(http.ResponseWriter, *http.Request) {})
+	server := &http.Server{Addr: o.profile, Handler: mux, ReadHeaderTimeout: time.Minute}
+	context.AfterFunc(ctx, func() { _ = server.Close() })
+	err = server.ListenAndServeTLS(filepath.Join(o.webhook, "tls.crt"), filepath.Join(o.webhook, "tls.key"))
+	if !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving: %w", err)
+	}
+	return nil
 }
 
 // racing measures all in one go.

@@ -41,6 +41,7 @@ type options struct {
 	profile string
 	// informers is the kubeconfig with which this process is a peer, and no benchmark.
 	informers string
+	webhook   string // -webhook
 }
 
 // benchmark measures one or more ratios on one cluster.
@@ -114,6 +115,9 @@ func launch(args []string) error {
 	if o.informers != "" {
 		return serveInformers(ctx, o)
 	}
+	if o.webhook != "" {
+		return serveWebhook(ctx, o)
+	}
 	return run(ctx, o, os.Stdout)
 }
 
@@ -133,6 +137,7 @@ func parse(args []string) (options, error) {
 	fs.BoolVar(&o.keep, "keep", false, "keep the cluster's directory, for its logs")
 	fs.StringVar(&o.profile, "profile-address", "", "host:port where atoll-manager serves net/http/pprof meanwhile")
 	fs.StringVar(&o.informers, "informers", "", "be the peer of memory instead, with this kubeconfig; the benchmark starts it so")
+	fs.StringVar(&o.webhook, "webhook", "", "be the peer of admission instead, with the files of this directory; the benchmark starts it so")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
