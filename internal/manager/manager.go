@@ -334,9 +334,7 @@ func (p *parts) addControllers(context.Context) error {
 
 func (p *parts) addWebhooks(context.Context) error {
 	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, API: p.client, SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource), Clock: clock.RealClock{}, Key: p.keeper.SharedKey}
-	if err := webhook.SetupWithManager(p.mgr); err != nil {
-		return fmt.Errorf("registering the pod webhook: %w", err)
-	}
+	webhook.SetupWithManager(p.mgr)
 	return policywebhook.SetupWithManager(p.mgr, p.config.asked())
 }
 

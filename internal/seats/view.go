@@ -1,7 +1,10 @@
 package seats
 
 import (
+	"cmp"
+	"slices"
 	"sort"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -30,9 +33,21 @@ type SeatView struct {
 // View returns the cohorts with active pods of these owners, sorted by owner
 // and revision.
 func (l *Ledger) View(owners []types.UID) []CohortView {
+	out := l.cohortsOf(owners)
+	for _, v := range out { // others have the ledger meanwhile
+		slices.SortFunc(v.Pods, func(a, b SeatView) int {
+			return cmp.Or(a.Created.Compare(b.Created), strings.Compare(string(a.UID), string(b.UID)))
+		})
+	}
+	slices.SortFunc(out, func(a, b CohortView) int {
+		return cmp.Or(strings.Compare(string(a.Owner), string(b.Owner)), strings.Compare(a.Revision, b.Revision))
+	})
+	return out
+}
+
+func (l *Ledger) cohortsOf(owners []types.UID) (out []CohortView) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var out []CohortView
 	for _, owner := range owners {
 		o := l.owners[owner]
 		if o == nil {
@@ -40,7 +55,7 @@ func (l *Ledger) View(owners []types.UID) []CohortView {
 		}
 		for _, c := range o.cohorts {
 			l.lapseLocked(c)
-			v := CohortView{Cohort: c.key}
+			v := CohortView{Cohort: c.key, Pods: make([]SeatView, 0, len(c.seats))}
 			for _, s := range c.seats {
 				if s.pod != nil && s.pod.Active {
 					v.Pods = append(v.Pods, SeatView{Pod: s.pod, Seated: s.seated, Group: s.group})
@@ -49,22 +64,9 @@ func (l *Ledger) View(owners []types.UID) []CohortView {
 			if len(v.Pods) == 0 {
 				continue
 			}
-			sort.Slice(v.Pods, func(i, j int) bool {
-				a, b := v.Pods[i], v.Pods[j]
-				if !a.Created.Equal(b.Created) {
-					return a.Created.Before(b.Created)
-				}
-				return a.UID < b.UID
-			})
 			out = append(out, v)
 		}
 	}
-	sort.Slice(out, func(i, j int) bool {
-		if out[i].Owner != out[j].Owner {
-			return out[i].Owner < out[j].Owner
-		}
-		return out[i].Revision < out[j].Revision
-	})
 	return out
 }
 

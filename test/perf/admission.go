@@ -86,6 +86,7 @@ type costBench struct {
 // costs are times by namespace.
 type costs struct {
 	times     map[string][]time.Duration
+	used      map[string]usage
 	strangers float64
 	read      map[string]bool // by what was read
 }
@@ -293,8 +294,8 @@ func (c *costBench) measure(ctx context.Context, kind, other string, writers int
 	found.read[reading] = true
 	at := func(name string) float64 { return milliseconds(percentile(found.times[name], p)) }
 	bare := at(bareNamespace)
-	result.a = sample{rate: at(namespace) - bare, off: -1, strangers: found.strangers, facts: fmt.Sprintf("%.2f ms, without any %.2f ms", at(namespace), bare)}
-	result.b = sample{rate: at(other) - bare, off: -1, strangers: found.strangers, facts: fmt.Sprintf("%.2f ms", at(other))}
+	result.a = sample{rate: at(namespace) - bare, off: -1, strangers: found.strangers, facts: fmt.Sprintf("%.2f ms, without any %.2f ms; with %s; without %s", at(namespace), bare, found.used[namespace], found.used[bareNamespace])}
+	result.b = sample{rate: at(other) - bare, off: -1, strangers: found.strangers, facts: fmt.Sprintf("%.2f ms; %s", at(other), found.used[other])}
 	return result, nil
 }
 
@@ -310,14 +311,23 @@ func (c *costBench) round(ctx context.Context, kind string, writers int) (*costs
 	if err != nil {
 		return nil, err
 	}
-	found := &costs{times: map[string][]time.Duration{}, read: map[string]bool{}}
+	found := &costs{times: map[string][]time.Duration{}, used: map[string]usage{}, read: map[string]bool{}}
 	for range c.options.pods / block {
 		for _, name := range names {
+			start, err := usageOf(ctx, c.cluster)
+			if err != nil {
+				return nil, err
+			}
 			times, err := c.create(ctx, name, kind, writers, block)
 			if err != nil {
 				return nil, err
 			}
+			end, err := usageOf(ctx, c.cluster)
+			if err != nil {
+				return nil, err
+			}
 			found.times[name] = append(found.times[name], times...)
+			found.used[name] = found.used[name].plus(end.since(start))
 		}
 	}
 	after, err := usageOf(ctx, c.cluster)

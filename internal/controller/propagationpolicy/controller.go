@@ -148,6 +148,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	policy := &gm.PropagationPolicy{}
 	if err := r.Client.Get(ctx, req.NamespacedName, policy); err != nil {
 		r.tallies.set(req.NamespacedName, tally{})
+		r.changed.Took(req, 0)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if policy.DeletionTimestamp != nil {
@@ -156,7 +157,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	s := &scope{policy: policy}
 	observe := func(ctx context.Context, s *scope) error {
+		began := time.Now()
 		s.unseen = r.observe(ctx, s)
+		r.changed.Took(req, time.Since(began))
 		return errors.Join(append(s.waits, s.unseen)...)
 	}
 	return phase.Run(ctx, s, observe, r.reassign, r.evict, r.cost, r.report)

@@ -35,6 +35,8 @@ type Source[R comparable] struct {
 
 	mu    sync.Mutex
 	queue workqueue.TypedRateLimitingInterface[R]
+	// slow is how long requests wait whose passes took long.
+	slow map[R]time.Duration
 	// running: all that a reconcile reads is known, and All has come.
 	running bool
 }
@@ -49,15 +51,41 @@ func (s *Source[R]) Running() bool {
 
 // Add asks for a reconcile. It never blocks.
 func (s *Source[R]) Add(requests ...R) {
+	for _, r := range requests {
+		s.mu.Lock()
+		queue, after := s.queue, max(s.Debounce, s.slow[r])
+		s.mu.Unlock()
+		if queue != nil {
+			queue.AddAfter(r, after)
+		}
+	}
+}
+
+const (
+	// rest is how many times as long as a pass took the next one of its kind
+	// waits: passes over many things, which are woken all the time while those
+	// change, take no more than a twentieth of a core.
+	rest = 20
+	// longestRest bounds that: a pass may have taken long for another reason.
+	longestRest = 2 * time.Second
+)
+
+// Took notes how long a pass computed. A nil source notes nothing.
+func (s *Source[R]) Took(r R, pass time.Duration) {
+	if s == nil {
+		return // nobody is woken
+	}
+	after := min(rest*pass, longestRest)
 	s.mu.Lock()
-	queue := s.queue
-	s.mu.Unlock()
-	if queue == nil {
+	defer s.mu.Unlock()
+	if after <= s.Debounce {
+		delete(s.slow, r)
 		return
 	}
-	for _, r := range requests {
-		queue.AddAfter(r, s.Debounce)
+	if s.slow == nil {
+		s.slow = map[R]time.Duration{}
 	}
+	s.slow[r] = after
 }
 
 // Start implements source.TypedSource.

@@ -192,3 +192,20 @@ func TestManyAddWhileTheControllerStarts(t *testing.T) {
 		}
 	})
 }
+
+// TestWhoTookLongRestsLonger: passes over many things, which change all the time.
+func TestWhoTookLongRestsLonger(t *testing.T) {
+	s := &Source[string]{Debounce: 200 * time.Millisecond}
+	for _, tc := range []struct{ took, want time.Duration }{
+		{time.Millisecond, 0}, {10 * time.Millisecond, 0}, {30 * time.Millisecond, 600 * time.Millisecond}, {time.Minute, 2 * time.Second}, {time.Millisecond, 0},
+	} {
+		s.Took("a", tc.took)
+		if got := s.slow["a"]; got != tc.want {
+			t.Errorf("after a pass of %s the next one rests %s, want %s", tc.took, got, tc.want)
+		}
+	}
+	if len(s.slow) != 0 {
+		t.Errorf("remembered for ever: %v", s.slow)
+	}
+	(*Source[string])(nil).Took("a", time.Minute)
+}

@@ -12,8 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -24,10 +22,6 @@ func BenchmarkReview(b *testing.B) {
 	for name, pod := range map[string]*corev1.Pod{"managed": webPod(), "unmanaged": build.Pod("", build.Container("c", "nginx:1"))} {
 		b.Run(name, func(b *testing.B) {
 			w, _ := newWebhook(b, ground(build.Bound("p", ""), toHz)...)
-			handler, err := admission.StandaloneWebhook(admission.WithDefaulter(clientgoscheme.Scheme, w), admission.StandaloneOptions{})
-			if err != nil {
-				b.Fatal(err)
-			}
 			pod = pod.DeepCopy()
 			pod.APIVersion, pod.Kind, pod.GenerateName, pod.Namespace, pod.UID = "v1", "Pod", "web-1-", "", ""
 			pod.Spec.Volumes = []corev1.Volume{{Name: "kube-api-access-x", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
@@ -50,7 +44,7 @@ func BenchmarkReview(b *testing.B) {
 				request := httptest.NewRequestWithContext(b.Context(), http.MethodPost, Path, bytes.NewReader(body))
 				request.Header.Set("Content-Type", "application/json")
 				answer := httptest.NewRecorder()
-				handler.ServeHTTP(answer, request)
+				w.ServeHTTP(answer, request)
 				if answer.Code != http.StatusOK {
 					b.Fatal(answer.Body)
 				}

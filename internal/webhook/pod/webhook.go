@@ -23,7 +23,6 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
@@ -67,44 +66,38 @@ type Desk interface {
 }
 
 // SetupWithManager registers the webhook.
-func (w *Webhook) SetupWithManager(mgr ctrl.Manager) error {
-	return ctrl.NewWebhookManagedBy(mgr, &corev1.Pod{}).
-		WithDefaulter(w).
-		WithDefaulterCustomPath(Path).
-		Complete()
+func (w *Webhook) SetupWithManager(mgr ctrl.Manager) {
+	mgr.GetWebhookServer().Register(Path, w)
 }
 
-// Default implements admission.Defaulter.
-func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
+// Admit makes a pod that is being created as its policies want it.
+func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod *corev1.Pod) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	request, err := admission.RequestFromContext(ctx)
-	if err == nil && w.seenBefore(pod, request.Namespace) {
-		w.again(ctx, pod, objectOf(pod, request.Namespace))
-		return nil
+	if w.seenBefore(pod, namespace) {
+		w.again(ctx, pod, objectOf(pod, namespace))
+		return
 	}
 	dropStamps(pod)
-	object, app := objectOf(pod, request.Namespace), ownership.Application{}
-	if err == nil {
-		app, err = w.application(ctx, object)
-	}
+	object := objectOf(pod, namespace)
+	app, err := w.application(ctx, object)
 	if errors.Is(err, owners.ErrOwnerUnread) {
 		w.hold(ctx, pod, err)
-		return nil
+		return
 	}
 	if err != nil {
 		log.FromContext(ctx).V(2).Info("Pod admitted without looking at policies", "why", err.Error())
-		return nil
+		return
 	}
 	setPolicyLabels(pod, app.Policies())
 	if app.Managed() {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	}
 	if pod.Spec.NodeName != "" || !app.Managed() {
-		return nil
+		return
 	}
 	// A pod that gets its seat now has it when its policies are bound.
-	standing := w.assign(ctx, pod, object, request.DryRun != nil && *request.DryRun)
+	standing := w.assign(ctx, pod, object, dryRun)
 	if managed(app) && standing != settled && standing != pinnedLater {
 		w.setScheduler(pod)
 		w.mark(pod)
@@ -112,8 +105,7 @@ func (w *Webhook) Default(ctx context.Context, pod *corev1.Pod) error {
 	if standing == waiting || standing == pinnedLater || waits(app.Propagation) || waits(app.Override) {
 		setGate(pod)
 	}
-	w.prove(pod, request.Namespace)
-	return nil
+	w.prove(pod, namespace)
 }
 
 func setGate(pod *corev1.Pod) {

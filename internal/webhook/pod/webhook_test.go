@@ -8,7 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,7 +16,6 @@ import (
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
@@ -67,12 +65,9 @@ func newWebhook(t testing.TB, objects ...build.Object) (*Webhook, *build.API) {
 // admit is the pod as it is created.
 func admit(t *testing.T, w *Webhook, pod *corev1.Pod, dryRun bool) *corev1.Pod {
 	t.Helper()
-	request := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Namespace: build.Namespace, DryRun: &dryRun}}
 	pod = pod.DeepCopy()
 	pod.Namespace, pod.UID = "", "" // the API server fills them in later
-	if err := w.Default(admission.NewContextWithRequest(t.Context(), request), pod); err != nil {
-		t.Fatalf("the pod is refused: %v", err)
-	}
+	w.Admit(t.Context(), build.Namespace, dryRun, pod)
 	return pod
 }
 
@@ -380,9 +375,7 @@ func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
 	t.Run("nobody said for which namespace", func(t *testing.T) {
 		w, _ := newWebhook(t)
 		got := want.DeepCopy()
-		if err := w.Default(t.Context(), got); err != nil {
-			t.Fatal(err)
-		}
+		w.Admit(t.Context(), build.Namespace, false, got)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("the pod changed (-want +got):\n%s", diff)
 		}
