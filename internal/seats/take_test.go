@@ -573,3 +573,16 @@ func TestADemandForOneNodeIsFoundAmongMany(t *testing.T) {
 		}
 	}
 }
+
+// TestNoSeatForAPodOfAnother: what is asked about has another owner by now.
+func TestNoSeatForAPodOfAnother(t *testing.T) {
+	l, _ := newTestLedger("a")
+	l.Observe(&Pod{UID: "p", Name: "p", Active: true, Gated: true})
+	r := Request{Pod: "p", Cohort: Cohort{Owner: "other"}, Total: 1, Spread: weights("a", 1)}
+	if group, why := l.Place(r); why != NoSeatOpen {
+		t.Errorf("it is placed in %q: %s", group, why)
+	}
+	if group, why := l.Place(Request{Pod: "gone", Cohort: Cohort{Owner: "gone"}, Total: 1, Spread: weights("a", 1)}); why != NoSeatOpen {
+		t.Errorf("a pod that is gone is placed in %q: %s", group, why)
+	}
+}

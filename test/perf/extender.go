@@ -33,7 +33,8 @@ var extender = benchmark{
 - Variant ` + "`limit`" + ` is what an extender could reach against a hard topology spread if asking it cost nothing: kube-scheduler has the
   nodes of one group left after its filters, as after the extender's, scores those, and binds the pod itself.
 - Variants ` + "`pinned` and `pinned spread`" + ` are of the form in which nobody asks the extender: pods are pinned to their group when they are
-  created. Both sides' kube-schedulers are as they come, with their own percentageOfNodesToScore.
+  created. In ` + "`pinned sampled` and `spread sampled`" + ` both sides' kube-schedulers are as they come: of 1,000 nodes they look for 420
+  that fit, and no further. Of nodes that a pod is pinned to there are 100, so they look at all.
 - Variant ` + "`isolated`" + ` is the form in which a second kube-scheduler asks the extender. Both sides' pods are bound by schedulers without an
   extender; the second one, leading, runs in A's turns only.
 - *CPU per pod* is what all processes of the cluster, atoll-manager among them, used in a side's turns for each pod that it bound.
@@ -62,6 +63,12 @@ var extender = benchmark{
 			a: "managed pods, pinned when they were created", b: "the same pods without a policy",
 		}, {
 			name: pinnedSpread, stage: pinned, ideal: "≥ 1.0",
+			a: "managed pods, pinned when they were created", b: "pods with hard topology spread over the groups",
+		}, {
+			name: pinnedSampled, stage: pinned, ideal: "–",
+			a: "managed pods, pinned when they were created", b: "the same pods without a policy",
+		}, {
+			name: spreadSampled, stage: pinned, ideal: "–",
 			a: "managed pods, pinned when they were created", b: "pods with hard topology spread over the groups",
 		},
 	},
@@ -114,9 +121,11 @@ func (e *extenderBench) close() error {
 // racing returns what a variant compares.
 func (e *extenderBench) racing(ctx context.Context, variant string) (*race, error) {
 	stage := variant
-	if variant == pinnedSpread {
+	switch variant {
+	case pinnedSpread, pinnedSampled, spreadSampled:
 		stage = pinned
-	} else if variant != isolated && variant != pinned {
+	case isolated, pinned:
+	default:
 		stage = ""
 	}
 	if err := e.lay(ctx, stage); err != nil {
@@ -160,17 +169,26 @@ func (e *extenderBench) racing(ctx context.Context, variant string) (*race, erro
 
 // The variants of the form Pinned.
 const (
-	pinned       = "pinned"
-	pinnedSpread = "pinned spread"
-	// bare is a kube-scheduler's configuration that says nothing.
-	bare = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
+	pinned        = "pinned"
+	pinnedSpread  = "pinned spread"
+	pinnedSampled = "pinned sampled"
+	spreadSampled = "spread sampled"
+	// bare is a kube-scheduler's configuration that says nothing, but for how fast
+	// it may ask the API server.
+	bare = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nclientConnection: {qps: 5000, burst: 5000}\n"
+	// everyNode has it look at every node.
+	everyNode = bare + "percentageOfNodesToScore: 100\n"
 )
 
 func (e *extenderBench) racingPinned(variant string) *race {
-	a := contender{name: variant, workload: workload{policy: evenPolicy}, config: []byte(bare)}
-	b := contender{name: "peer", workload: workload{}, config: []byte(bare)}
-	if variant == pinnedSpread {
-		b = contender{name: "spread", workload: workload{spread: true}, config: []byte(bare)}
+	config := everyNode
+	if variant == pinnedSampled || variant == spreadSampled {
+		config = bare
+	}
+	a := contender{name: variant, workload: workload{policy: evenPolicy}, config: []byte(config)}
+	b := contender{name: "peer", workload: workload{}, config: []byte(config)}
+	if variant == pinnedSpread || variant == spreadSampled {
+		b = contender{name: "spread", workload: workload{spread: true}, config: []byte(config)}
 	}
 	return &race{a: a.name, b: b.name, run: func(ctx context.Context) (pair, error) { return e.race(ctx, a, b) }}
 }

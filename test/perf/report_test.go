@@ -37,7 +37,7 @@ func TestChoose(t *testing.T) {
 		want           string
 		wantErr        bool
 	}{
-		"all of one":               {"extender", "all", "extender: managed,unmanaged,spread,limit,passed by,isolated,pinned,pinned spread", false},
+		"all of one":               {"extender", "all", "extender: managed,unmanaged,spread,limit,passed by,isolated,pinned,pinned spread,pinned sampled,spread sampled", false},
 		"some of one":              {"extender", "passed by,managed", "extender: passed by,managed", false},
 		"two benchmarks":           {"start,memory", "all", "start: cold; memory: heap,resident", false},
 		"a stranger":               {"extender", "managed,x", "", true},

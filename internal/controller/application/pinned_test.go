@@ -1,11 +1,13 @@
 package application
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	clienttesting "k8s.io/client-go/testing"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
@@ -111,5 +113,29 @@ func TestPodsWithoutASeatCostNoReads(t *testing.T) {
 		if a.GetVerb() == "get" {
 			t.Errorf("a pod without a seat is read: %v", a)
 		}
+	}
+}
+
+// TestThePodThatWasReadIsSettled and no other of its name, nor one that has
+// changed since.
+func TestThePodThatWasReadIsSettled(t *testing.T) {
+	s := newPinnedSite(t, append(web(build.Bound("p", "")), halves()...)...)
+	s.World.Add(t, waiting("a", build.Gated(), build.With(func(p *corev1.Pod) { p.ResourceVersion = "7" })))
+	s.World.Pods.ClearActions()
+	s.reconcile("web")
+	patches := 0
+	for _, a := range s.World.Pods.Actions() {
+		if patch, ok := a.(clienttesting.PatchAction); ok {
+			patches++
+			var is struct {
+				Metadata struct{ UID, ResourceVersion string }
+			}
+			if err := json.Unmarshal(patch.GetPatch(), &is); err != nil || is.Metadata.UID != "a" || is.Metadata.ResourceVersion != "7" {
+				t.Errorf("the patch is of %+v (%v)", is.Metadata, err)
+			}
+		}
+	}
+	if patches != 1 {
+		t.Errorf("%d patches", patches)
 	}
 }

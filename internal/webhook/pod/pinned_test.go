@@ -1,10 +1,12 @@
 package pod
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
@@ -88,6 +90,51 @@ func TestWhereNobodyAsks(t *testing.T) {
 			}
 			if diff := cmp.Diff(after, admit(t, w, after, false)); diff != "" {
 				t.Errorf("looked at again, it changes:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAdmissionReadsNothing where all is cached, and never writes: the volumes of
+// a pod are read, sixteen claims at most before the pod exists.
+func TestAdmissionReadsNothing(t *testing.T) {
+	claims := func(n int) build.Option {
+		return build.With(func(p *corev1.Pod) {
+			for i := range n {
+				p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: fmt.Sprint(i), VolumeSource: corev1.VolumeSource{
+					PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: fmt.Sprint("claim-", i)},
+				}})
+			}
+		})
+	}
+	for name, tc := range map[string]struct {
+		objects []build.Object
+		pod     *corev1.Pod
+		reads   int
+	}{
+		"a pinned pod":             {ground(build.Bound("p", "o"), toHz, args), webPod(), 0},
+		"one at the gate":          {ground(build.Requires("p", "")), webPod(), 0},
+		"a DaemonSet's":            {ground(build.Bound("p", "o"), images), daemon("node-hz"), 0},
+		"one without policies":     {ground(build.Replicas(1)), webPod(), 0},
+		"one with a claim":         {ground(build.Bound("p", ""), toHz), webPod(claims(1)), 1},
+		"one with too many claims": {ground(build.Bound("p", ""), toHz), webPod(claims(mostClaims + 1)), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newPinnedWebhook(t, tc.objects...)
+			client := w.API.(*fake.Clientset)
+			client.ClearActions()
+			after := admit(t, w, tc.pod, false)
+			reads := 0
+			for _, a := range client.Actions() {
+				if reads++; a.GetVerb() != "get" {
+					t.Errorf("the API server is asked to %s %s", a.GetVerb(), a.GetResource().Resource)
+				}
+			}
+			if reads != tc.reads {
+				t.Errorf("%d reads, want %d", reads, tc.reads)
+			}
+			if many := len(tc.pod.Spec.Volumes) > mostClaims; many && len(gates(after)) == 0 {
+				t.Error("a pod with too many claims does not wait at the gate")
 			}
 		})
 	}
