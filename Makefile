@@ -78,7 +78,7 @@ demo: ## Show it on a cluster of simulated nodes: SCENE=rollout|scale|early|pool
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: up
-up: ## Start a cluster with Atoll to try things on; it stays until make down. ARGS=-form=Pinned takes another form.
+up: ## Start a cluster with Atoll to try things on; it stays until make down. ARGS=-form=Isolated takes another form.
 	cd test && go run ./playground $(ARGS)
 
 .PHONY: down

@@ -38,10 +38,11 @@ forms="^($(using 'inEachForm[(]t|isolated[.]fixture|plain[.]fixture'))$"
 faults="^($(using 'newFaultyFixture|range pairs|pairs\['))$"
 others=$(go list ./... | grep -v '/e2e$')
 failed=0
-# shellcheck disable=SC2086 # one argument for each package
-run e2e-others "$@" $others || failed=1
 running=()
 trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
+# shellcheck disable=SC2086 # one argument for each package
+run e2e-others "$@" $others &
+running+=($!)
 run e2e-forms "$@" -run "$forms" ./e2e &
 running+=($!)
 run e2e-faults "$@" -run "$faults" ./e2e &

@@ -2,7 +2,7 @@
 // on, and stops it again.
 //
 //	make up      # Atoll as the chart installs it, simulated nodes, the examples' groups and pools
-//	make up ARGS=-form=Pinned
+//	make up ARGS=-form=Isolated
 //	make down
 //
 // The cluster stays when the command has ended, until make down.
@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 
@@ -31,9 +33,10 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
+// name is that of the cluster: there is one playground on a machine.
+var name = "playground"
+
 const (
-	// name is that of the cluster: there is one playground on a machine.
-	name       = "playground"
 	rootModule = "github.com/atoll-k8s/atoll"
 	within     = 5 * time.Minute
 )
@@ -77,11 +80,14 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	return up(ctx, chosen)
+	asked := false
+	fs.Visit(func(f *flag.Flag) { asked = asked || f.Name == "form" })
+	return up(ctx, chosen, asked)
 }
 
-// up starts the playground, or says how to use the one that runs.
-func up(ctx context.Context, form atoll.Form) error {
+// up starts the playground, or says how to use the one that runs. asked: another
+// form than the one in which it runs will not do.
+func up(ctx context.Context, form atoll.Form, asked bool) error {
 	infos, err := devcluster.List()
 	if err != nil {
 		return err
@@ -91,7 +97,14 @@ func up(ctx context.Context, form atoll.Form) error {
 		if err != nil {
 			return err
 		}
-		fmt.Println("The playground runs already; make down stops it.")
+		runs, err := formOf(ctx, cluster)
+		if err != nil {
+			return err
+		}
+		if asked && runs != form {
+			return fmt.Errorf("the playground runs in the form %s, not %s: stop it with make down first", runs, form)
+		}
+		fmt.Printf("The playground runs already, in the form %s; make down stops it.\n", runs)
 		usage(cluster)
 		return nil
 	}
@@ -107,6 +120,27 @@ func up(ctx context.Context, form atoll.Form) error {
 	fmt.Printf("\nAtoll runs in the form %s, on a cluster of simulated nodes.\n", form)
 	usage(cluster)
 	return nil
+}
+
+// formOf is the form in which Atoll is installed, by what the chart rendered.
+func formOf(ctx context.Context, cluster *devcluster.Cluster) (atoll.Form, error) {
+	client, err := kubernetes.NewForConfig(cluster.AdminConfig())
+	if err != nil {
+		return "", fmt.Errorf("making a client: %w", err)
+	}
+	maps, err := client.CoreV1().ConfigMaps(atoll.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", fmt.Errorf("looking for the form of the playground: %w", err)
+	}
+	for i := range maps.Items {
+		switch maps.Items[i].Name {
+		case "atoll-scheduler":
+			return atoll.Isolated, nil
+		case "atoll-kube-scheduler":
+			return atoll.Plain, nil
+		}
+	}
+	return atoll.Pinned, nil
 }
 
 // furnish installs Atoll and adds nodes, groups and pools.

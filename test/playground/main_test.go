@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+)
+
+// TestUpAndDown: the playground stays when the command has ended, is found by the
+// next one, says so if that wants another form, and goes.
+func TestUpAndDown(t *testing.T) {
+	name = "playground-test"
+	remove := func() { // also what a run that was cut off has left
+		if err := devcluster.Remove(context.Background(), name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+	}
+	remove()
+	t.Cleanup(remove)
+	for range 2 {
+		if err := run(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := run(t.Context(), []string{"-form=pinned"}); err != nil {
+		t.Error(err)
+	}
+	if err := run(t.Context(), []string{"-form=plain"}); err == nil || !strings.Contains(err.Error(), "runs in the form Pinned, not Plain: stop it with make down first") {
+		t.Errorf("another form: %v", err)
+	}
+	cluster, err := devcluster.Attach(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheme := runtime.NewScheme()
+	if err := gm.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(cluster.AdminConfig(), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var groups gm.NodeGroupList
+	if err := c.List(t.Context(), &groups); err != nil || len(groups.Items) != len(sites) {
+		t.Errorf("there are %d NodeGroups (%v), want %d", len(groups.Items), err, len(sites))
+	}
+	if err := run(t.Context(), []string{"-down"}); err != nil {
+		t.Error(err)
+	}
+	if _, err := devcluster.Attach(t.Context(), name); err == nil {
+		t.Error("it is still there")
+	}
+}
