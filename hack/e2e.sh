@@ -34,8 +34,8 @@ case " $* " in
 	;;
 esac
 
-forms="^($(using 'inEachForm[(]t|isolated[.]fixture|plain[.]fixture'))$"
-faults="^($(using 'newFaultyFixture|range pairs|pairs\['))$"
+forms="^($(using 'inEachForm[(]t|plain[.]fixture'))$"
+faults="^($(using 'newFaultyFixture|range pairs|pairs\[|isolated[.]fixture'))$"
 others=$(go list ./... | grep -v '/e2e$')
 failed=0
 running=()
