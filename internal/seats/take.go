@@ -95,7 +95,7 @@ func (l *Ledger) reaches(group string, check *fit.Check) bool {
 	}
 	for part := range slices.Chunk(names, reachSlice) {
 		l.mu.Unlock()
-		l.mu.Lock() //nolint:staticcheck // others may have it in between
+		l.mu.Lock() // others may have had it in between
 		for _, name := range part {
 			if n := l.members[group][name]; n != nil && check.Reaches(&n.Offer) {
 				return true

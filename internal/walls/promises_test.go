@@ -15,7 +15,7 @@ import (
 func TestPromisesAreTested(t *testing.T) {
 	root := filepath.Join("..", "..")
 	inEachForm := map[string]bool{} // by name
-	declared := regexp.MustCompile(`(?ms)^func ((?:Test|Fuzz)\w+)\((.*?)^\}`)
+	declared := regexp.MustCompile(`(?s)\nfunc ((?:Test|Fuzz)\w+)\((.*?)\n\}`)
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
