@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
@@ -84,6 +85,7 @@ func (p *podMeta) object() *ownership.Object {
 		Namespace:        p.Metadata.Namespace, Name: p.Metadata.Name, UID: p.Metadata.UID,
 		Policies:      ownership.PoliciesOf(p.Metadata.Labels),
 		IgnoreMissing: ownership.IgnoresMissing(p.Metadata.Annotations),
+		Seat:          types.UID(p.Metadata.Annotations[gm.SeatAnnotation]),
 		Controller:    owners.ControllerOf(p.Metadata.OwnerReferences),
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -118,6 +119,7 @@ func (k *kind) slim(obj any) (*ownership.Object, error) {
 		UID:              m.GetUID(),
 		Policies:         ownership.PoliciesOf(m.GetLabels()),
 		IgnoreMissing:    ownership.IgnoresMissing(m.GetAnnotations()),
+		Seat:             types.UID(m.GetAnnotations()[gm.SeatAnnotation]),
 		Replicas:         replicas,
 		Deleting:         m.GetDeletionTimestamp() != nil,
 		Restarting:       k.Kind == "Job" && jobs.Suspended(m.GetAnnotations()[gm.JobRestartAnnotation], m.GetUID()),

@@ -278,7 +278,7 @@ func (b *Book) assignment(ctx context.Context, pod *ownership.Object, revision s
 	if err != nil {
 		return a, err
 	}
-	a.Spread, err = b.Spread(policy, app.Propagation.UID)
+	a.Spread, err = b.Spread(policy, app.Propagation.Ties())
 	if !a.Counted {
 		a.Spread = a.Spread.Home() // one pod a node, and nothing to divide
 	}

@@ -91,7 +91,7 @@ func (b *Book) groupsOf(ctx context.Context, app *ownership.Object, rules *overr
 	if err != nil {
 		return all
 	}
-	spread, err := b.Spread(policy, placed.UID)
+	spread, err := b.Spread(policy, placed.Ties())
 	if err != nil {
 		return all
 	}

@@ -152,7 +152,7 @@ func (p *Pod) Object() *ownership.Object {
 	return &ownership.Object{
 		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
 		Namespace:        p.Namespace, Name: p.Name, UID: p.UID,
-		Policies: p.Policies, IgnoreMissing: p.IgnoreMissing, Controller: p.Controller, Deleting: !p.Active,
+		Policies: p.Policies, IgnoreMissing: p.IgnoreMissing, Controller: p.Controller, Deleting: !p.Active, Seat: p.Seat,
 	}
 }
 

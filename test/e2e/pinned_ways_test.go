@@ -159,3 +159,33 @@ func TestAGroupGoesWhilePodsWaitForIt(t *testing.T) {
 	f.deleteNodeGroup("ends-b")
 	f.settled("app", map[string]int{"ends-a": 6})
 }
+
+// TestPodsWithoutAnOwnerAreWhereTheyBelong: each is a workload of one, and of two
+// equal groups either will do. They are in the one that they got, at their
+// creation or at the gate, and the policy says so.
+func TestPodsWithoutAnOwnerAreWhereTheyBelong(t *testing.T) {
+	inEachForm(t, func(_ *testing.T, f *fixture) {
+		f.group("own-a", 1)
+		f.group("own-b", 1)
+		bare := func(app string) {
+			for i := range 12 {
+				pod := &corev1.Pod{ObjectMeta: requiring(fmt.Sprint(app, "-", i)), Spec: restarted(template(app)).Spec}
+				pod.Labels["app"] = app
+				f.create(pod)
+			}
+		}
+		bare("early")
+		f.eventually(patience, "they wait for the policy", func() error {
+			if n := f.atTheGate("early"); n != 12 {
+				return fmt.Errorf("%d do", n)
+			}
+			return nil
+		})
+		f.create(weights("policy", "own-a", 1, "own-b", 1))
+		bare("late")
+		for _, app := range []string{"early", "late"} {
+			f.eventually(patience, "all run", func() error { return f.allReady(app, 12) })
+		}
+		f.eventually(patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
+	})
+}

@@ -275,7 +275,7 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	if err != nil {
 		return "", err
 	}
-	spread, err := r.Book.Spread(policy, s.app.UID)
+	spread, err := r.Book.Spread(policy, s.app.Ties())
 	if err != nil {
 		return "", nil //nolint:nilerr // the policy's own condition names the field
 	}
@@ -283,7 +283,7 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	if away := spread.Away(); len(away) > 0 {
 		s.spread += fmt.Sprint(away)
 	}
-	s.changesAt = r.Book.ChangesAt(policy, s.app.UID)
+	s.changesAt = r.Book.ChangesAt(policy, s.app.Ties())
 	return name, nil
 }
 

@@ -65,7 +65,11 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 		if demandsNodes(live) {
 			newcomers = nil // at a gate a term may get more demands, and no term may be added
 		}
-		assign.Pin(changed, uuid.NewUUID(), group, newcomers)
+		token := uuid.NewUUID()
+		if pod.Controller == nil {
+			token = pod.UID // what decides between equal groups stays the same
+		}
+		assign.Pin(changed, token, group, newcomers)
 	}
 	delete(changed.Annotations, gm.UnassignedAnnotation)
 	if changed.Labels == nil {

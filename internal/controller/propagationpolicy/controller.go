@@ -178,7 +178,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		return apps[i].Name < apps[j].Name
 	})
 	for _, app := range apps {
-		spread, err := r.Book.Spread(s.policy, app.UID)
+		spread, err := r.Book.Spread(s.policy, app.Ties())
 		if err != nil {
 			s.apps = nil // half of the workloads are no ground to act on
 			return fmt.Errorf("using PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
@@ -192,8 +192,8 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		if a.mode == "" {
 			a.mode = gm.ReschedulingEvict
 		}
-		a.settlesAt = r.Book.SettlesAt(s.policy, app.UID)
-		if at := r.Book.ChangesAt(s.policy, app.UID); !at.IsZero() {
+		a.settlesAt = r.Book.SettlesAt(s.policy, app.Ties())
+		if at := r.Book.ChangesAt(s.policy, app.Ties()); !at.IsZero() {
 			s.waits = append(s.waits, phase.Wait("a NodeGroup to be away", at.Sub(r.Clock.Now())))
 		}
 		r.setKind(&a.observed)

@@ -48,6 +48,19 @@ type Object struct {
 	PodsRefused string
 	// Controller is the object's own controller, if it has one.
 	Controller *Reference
+	// Seat is the token by which a pod that got its seat at its creation was known
+	// before it had a UID; "" for all else.
+	Seat types.UID
+}
+
+// Ties is what decides between NodeGroups that are equal. It stays the same from
+// the creation of a pod that is a workload of its own: the group that it got
+// then is the one that it has a right to.
+func (o *Object) Ties() types.UID {
+	if o.Kind == "Pod" && o.Seat != "" {
+		return o.Seat
+	}
+	return o.UID
 }
 
 // Reference names the controller of an object.
