@@ -58,6 +58,32 @@ func DressImages(pod *corev1.Pod, _ *ownership.Reference, creation policies.Crea
 	return change.ApplyTo(pod)
 }
 
+// Rebase makes the images that others gave a pod since it was dressed what the
+// rules start from: another webhook, say, that names a mirror.
+func Rebase(pod *corev1.Pod, creation policies.Creation, group string) error {
+	slim := seats.Slim(pod)
+	change, err := policies.Images(creation.Rules, group, slim)
+	if err != nil || len(slim.Originals) == 0 {
+		return err
+	}
+	changed := false
+	for _, container := range slim.Containers {
+		if _, known := slim.Originals[container.Name]; known && change.Changes(container.Name) {
+			slim.Originals[container.Name] = container.Image
+			changed = true
+		}
+	}
+	if !changed {
+		return nil
+	}
+	raw, err := json.Marshal(slim.Originals)
+	if err != nil {
+		return fmt.Errorf("encoding images: %w", err)
+	}
+	Annotate(&pod.ObjectMeta, gm.OriginalImagesAnnotation, string(raw))
+	return nil
+}
+
 // Pin stamps a pod with its seat, and lets it run on nodes of the group only: on
 // members, and on newcomers (policies.Book.Newcomers).
 func Pin(pod *corev1.Pod, token types.UID, group string, newcomers [][]corev1.NodeSelectorRequirement) {

@@ -54,6 +54,9 @@ func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, e
 	return c, nil
 }
 
+// Changes tells whether the image of a container is not as wanted.
+func (c ImageChange) Changes(container string) bool { return c.changed[container] }
+
 // Needed tells whether an image is not as wanted.
 func (c ImageChange) Needed() bool { return len(c.changed) > 0 }
 

@@ -74,7 +74,7 @@ func proof(key []byte, pod *corev1.Pod, namespace, until string) string {
 }
 
 // again makes a pod that was seen before whole: others may have taken the group's
-// node affinity away from it, or added containers.
+// node affinity away from it, added containers, or given it images.
 func (w *Webhook) again(ctx context.Context, pod *corev1.Pod, object *ownership.Object) {
 	group := pod.Labels[gm.NodeGroupLabel]
 	if pod.Annotations[gm.SeatAnnotation] == "" || group == "" {
@@ -89,6 +89,9 @@ func (w *Webhook) again(ctx context.Context, pod *corev1.Pod, object *ownership.
 	}
 	creation, err := w.Book.Creation(ctx, a)
 	if err != nil || creation.Rules == nil {
+		return
+	}
+	if assign.Rebase(pod, creation, group) != nil {
 		return
 	}
 	if assign.DressImages(pod, object.Controller, creation, group) == nil { // else the controllers look again, and tell of it

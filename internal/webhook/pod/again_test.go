@@ -111,3 +111,34 @@ func TestContainersOfOthersGetTheirImage(t *testing.T) {
 		t.Errorf("looked at once more, it changes:\n%s", diff)
 	}
 }
+
+// TestImagesOfOthersStay: a webhook after us that names a mirror. Rules about
+// images start from what it wrote, others leave it alone.
+func TestImagesOfOthersStay(t *testing.T) {
+	onlyArgs := build.OverridePolicy("o", build.Overrides("hz", gm.Overriders{ArgsOverrider: []gm.CommandArgsOverrider{
+		{ContainerName: "c", Operator: gm.OverriderOpAdd, Value: []string{"--hz"}},
+	}}))
+	for name, tc := range map[string]struct {
+		rules            *gm.OverridePolicy
+		image, originals string
+	}{
+		"rules about arguments": {onlyArgs, "mirror.io/nginx:1", `{"c":"mirror.io/nginx:1"}`},
+		"rules about images":    {images, "hz.io/nginx:1", `{"c":"mirror.io/nginx:1"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, tc.rules)...)
+			pod := admit(t, w, webPod(), false)
+			pod.Spec.Containers[0].Image = "mirror.io/nginx:1"
+			again := admit(t, w, pod, false)
+			if got := again.Spec.Containers[0].Image; got != tc.image {
+				t.Errorf("the image is %s, want %s", got, tc.image)
+			}
+			if got := again.Annotations[gm.OriginalImagesAnnotation]; got != tc.originals {
+				t.Errorf("it was %s, want %s", got, tc.originals)
+			}
+			if diff := cmp.Diff(again, admit(t, w, again, false), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("looked at once more, it changes:\n%s", diff)
+			}
+		})
+	}
+}
