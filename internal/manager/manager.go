@@ -48,6 +48,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/pki"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
+	webhooks "github.com/atoll-k8s/atoll/internal/webhook"
 	podwebhook "github.com/atoll-k8s/atoll/internal/webhook/pod"
 	policywebhook "github.com/atoll-k8s/atoll/internal/webhook/policy"
 )
@@ -193,7 +194,7 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 				},
 			},
 		},
-		WebhookServer: webhook.NewServer(webhook.Options{Host: host, Port: port, TLSOpts: []func(*tls.Config){keeper.ServerTLS}}),
+		WebhookServer: &webhooks.Bounded{Server: webhook.NewServer(webhook.Options{Host: host, Port: port, TLSOpts: []func(*tls.Config){keeper.ServerTLS}})},
 		Metrics: metricsserver.Options{
 			BindAddress: c.MetricsAddress, SecureServing: true, TLSOpts: []func(*tls.Config){keeper.ServerTLS},
 			FilterProvider: filters.WithAuthenticationAndAuthorization,

@@ -328,6 +328,9 @@ func (p *plan) explain(o observed, waiting, surplus, onLoan int, stay string) {
 	case len(o.spread.Groups()) == 0 && missing != "":
 		p.reason = gm.ReasonGroupsMissing
 		p.spread.Message = "no NodeGroup of the policy has a node: " + missing
+	case !o.divided && waiting > 0:
+		p.reason = gm.ReasonPodsWaiting
+		p.spread.Message = "pods for nodes of no NodeGroup of the policy wait, and count as unavailable in a rollout: give the DaemonSet node affinity on " + gm.NodeGroupLabel
 	case !o.divided:
 		p.spread.Message = "one pod a node: pods are kept to the policy's NodeGroups and wait on all other nodes"
 	case o.refused != "" && !o.complete:

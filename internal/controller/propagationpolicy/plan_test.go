@@ -182,6 +182,11 @@ func TestPlanFor(t *testing.T) {
 			observed: seen(pods(cohort("r", "hz", "sh")), func(o *observed) { o.divided = false }), reason: gm.ReasonSatisfied,
 			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}, {Name: "sh", Desired: 1, Current: 1, Ready: 1}},
 		},
+		"those that wait outside of the groups hold up its rollout": {
+			observed: seen(pods(cohort("r", "hz", "-")), func(o *observed) { o.divided = false }), reason: gm.ReasonPodsWaiting, waiting: 1,
+			says:   "give the DaemonSet node affinity on " + gm.NodeGroupLabel,
+			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}},
+		},
 		"a pod outside of all groups is not on loan, though nobody has room for it": {
 			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "")), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
 			says: `surplus and stay: NodeGroup "hz" can take none`,

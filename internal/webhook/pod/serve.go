@@ -24,9 +24,6 @@ import (
 // it before and after, which is most of what the creation of a pod costs us. This
 // one reads it once and compares what the webhook changes.
 
-// maxBody bounds a request: twice what etcd takes of a pod, encoded.
-const maxBody = 7 << 20
-
 // review is an AdmissionReview about a pod that is being created.
 type review struct {
 	Request *struct {
@@ -39,7 +36,7 @@ type review struct {
 
 // ServeHTTP answers the API server. Whatever becomes of us, the pod is allowed.
 func (w *Webhook) ServeHTTP(out http.ResponseWriter, in *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(out, in.Body, maxBody))
+	body, err := io.ReadAll(in.Body) // as much as the server lets in
 	if err != nil {
 		http.Error(out, "reading the request: "+err.Error(), http.StatusBadRequest)
 		return
