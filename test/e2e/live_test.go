@@ -338,9 +338,7 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 			return f.spreadIs("app", map[string]int{"silent-a": 2, "silent-b": 2})
 		})
 		running, evicted, deleted := f.uids("app"), f.watchEvictions("app"), f.watchDeletions("app")
-		if err := f.cluster.Kill(f.ctx, "silent-a-0"); err != nil {
-			t.Fatal(err)
-		}
+		restart := f.silence("silent-a-0")
 		f.eventually(2*time.Minute, "the node is not Ready, and the group says so", func() error {
 			var g gm.NodeGroup
 			if err := f.client.Get(f.ctx, types.NamespacedName{Name: "silent-a"}, &g); err != nil {
@@ -375,9 +373,7 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 		})
 		f.eventually(patience, "the policy says so", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
 		f.always(gm.DefaultStabilization+3*time.Second, "the division stays", waits)
-		if err := f.cluster.Restart(f.ctx, "silent-a-0"); err != nil {
-			t.Fatal(err)
-		}
+		restart()
 		f.eventually(patience, "the pod that waited has its node", func() error {
 			if err := f.allReady("app", 6); err != nil {
 				return err

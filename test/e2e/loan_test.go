@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -82,8 +83,9 @@ func TestManyPodsThatWaitForTheirShareCostLittle(t *testing.T) {
 	})
 }
 
-// silence stops the kubelets of nodes, and waits until the cluster has noticed.
-// The returned function starts them again.
+// silence stops the kubelets of nodes, and waits until the cluster has noticed: they
+// are not Ready, and tainted, without which kube-scheduler goes on placing pods
+// there. The returned function starts them again.
 func (f *fixture) silence(names ...string) (restart func()) {
 	f.Helper()
 	for _, name := range names {
@@ -112,6 +114,11 @@ func (f *fixture) silence(names ...string) (restart func()) {
 				if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
 					return fmt.Errorf("node %s is Ready", name)
 				}
+			}
+			if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+				return t.Key == corev1.TaintNodeUnreachable && t.Effect == corev1.TaintEffectNoSchedule
+			}) {
+				return fmt.Errorf("node %s is not tainted: %v", name, node.Spec.Taints)
 			}
 		}
 		return nil
