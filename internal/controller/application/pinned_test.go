@@ -139,3 +139,17 @@ func TestThePodThatWasReadIsSettled(t *testing.T) {
 		t.Errorf("%d patches", patches)
 	}
 }
+
+// TestAPolicyThatIsBoundInThisPassIsNoMissingOne: the walk has not seen the binding
+// label yet, and the pod must not leave the gate without its group for that.
+func TestAPolicyThatIsBoundInThisPassIsNoMissingOne(t *testing.T) {
+	ignoring := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	s := newPinnedSite(t, append(web(build.Requires("p", ""), ignoring), halves()...)...)
+	s.World.Add(t, waiting("a", build.Gated()))
+	if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.pod("a"); len(got.Spec.SchedulingGates) == 0 && got.Spec.Affinity == nil {
+		t.Errorf("let go to anywhere (let go: %v)", s.woken)
+	}
+}

@@ -206,6 +206,15 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod, nudge s
 	return nil
 }
 
+// found are the policies of an object: of the pass's own workload what it has found,
+// which the walk may not have seen yet.
+func (s *scope) found(o *ownership.Object) ownership.Policies {
+	if o.UID == s.app.UID {
+		return s.want
+	}
+	return o.Policies
+}
+
 // copies are the policy labels of a pod: those of its application, with what
 // this pass found about the one workload. nil takes a label off.
 func copies(app ownership.Application, s *scope) map[string]*string {

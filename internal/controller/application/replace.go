@@ -34,7 +34,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if err != nil {
 		return pod.Controller != nil || !r.Book.Asked(), nil // the policy says why
 	}
-	if o := a.Application.Propagation; o != nil && o.IgnoreMissing && o.Policies.Propagation() != ownership.Bound {
+	if o := a.Application.Propagation; o != nil && o.IgnoreMissing && s.found(o).Propagation() != ownership.Bound {
 		return false, nil // its workload wants no policy where it cannot be used
 	}
 	creation, err := r.Book.Creation(ctx, a)
