@@ -50,7 +50,7 @@ func Dress(pod *corev1.Pod, controller *ownership.Reference, creation policies.C
 
 // DressImages is Dress for a pod that exists: of all that the rules want, its
 // images can still change.
-func DressImages(pod *corev1.Pod, _ *ownership.Reference, creation policies.Creation, group string) error {
+func DressImages(pod *corev1.Pod, creation policies.Creation, group string) error {
 	change, err := policies.Images(creation.Rules, group, seats.Slim(pod))
 	if err != nil || !change.Needed() {
 		return err

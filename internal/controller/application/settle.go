@@ -48,11 +48,12 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 	if group == "" {
 		creation.Rules = nil // on a node of no group pods are as their template
 	}
-	dress := assign.Dress
-	if creation.Fixed {
-		dress = assign.DressImages // it starts as it is
+	if creation.Fixed { // it starts as it is
+		err = assign.DressImages(changed, creation, group)
+	} else {
+		err = assign.Dress(changed, pod.Controller, creation, group)
 	}
-	if err := dress(changed, pod.Controller, creation, group); err != nil {
+	if err != nil {
 		why := creation.Version() + " " + err.Error()
 		if live.Annotations[gm.UnassignedAnnotation] == why {
 			return nil

@@ -183,6 +183,7 @@ func request(app *ownership.Object) ctrl.Request {
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	policy := &gm.OverridePolicy{}
 	if err := r.Client.Get(ctx, req.NamespacedName, policy); err != nil {
+		r.changed.Took(req, 0)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if policy.DeletionTimestamp != nil {
@@ -190,7 +191,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	s := &scope{policy: policy}
 	observe := func(ctx context.Context, s *scope) error {
+		began := time.Now()
 		s.unseen = r.observe(ctx, s)
+		r.changed.Took(req, time.Since(began))
 		return s.unseen
 	}
 	return phase.Run(ctx, s, observe, r.update, r.replace, r.report)

@@ -91,10 +91,8 @@ func (w *Webhook) again(ctx context.Context, pod *corev1.Pod, object *ownership.
 	if err != nil || creation.Rules == nil {
 		return
 	}
-	if assign.Rebase(pod, creation, group) != nil {
-		return
+	if assign.Rebase(pod, creation, group) == nil {
+		_ = assign.DressImages(pod, creation, group) // else the controllers look again, and tell of it
 	}
-	if assign.DressImages(pod, object.Controller, creation, group) == nil { // else the controllers look again, and tell of it
-		w.prove(pod, object.Namespace)
-	}
+	w.prove(pod, object.Namespace) // what images start from may have changed
 }
