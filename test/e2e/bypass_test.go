@@ -20,19 +20,7 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 	f.create(weights("policy", "past", 1))
 	f.create(deployment("app", 2, "policy"), deployment("free", 2, ""))
 	f.settled("app", map[string]int{"past": 2})
-	if err := f.cluster.Kill(f.ctx, atoll.Manager); err != nil {
-		t.Fatal(err)
-	}
-	started := false
-	restart := func() {
-		if !started {
-			started = true
-			if err := f.cluster.Restart(f.ctx, atoll.Manager); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	t.Cleanup(restart)
+	restart := f.killForNow(atoll.Manager)
 	killed := time.Now()
 	f.eventually(patience, "a pod that is created now is younger than the last that passed", func() error {
 		if now := time.Now(); now.Unix() <= killed.Unix()+1 { // ages are whole seconds

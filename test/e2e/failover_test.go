@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,15 +39,25 @@ func (f *fixture) leader() string {
 	return name
 }
 
-// killForNow kills a process until the test ends.
-func (f *fixture) killForNow(process string) {
+// killForNow kills processes until the returned function is called, or the test
+// ends.
+func (f *fixture) killForNow(processes ...string) (restart func()) {
 	f.Helper()
-	f.kill(process)
-	f.Cleanup(func() {
-		if err := f.cluster.Restart(context.Background(), process); err != nil {
-			f.Error(err)
-		}
-	})
+	for _, process := range processes {
+		f.kill(process)
+	}
+	var once sync.Once
+	restart = func() {
+		once.Do(func() {
+			for _, process := range processes {
+				if err := f.cluster.Restart(context.Background(), process); err != nil {
+					f.Error(err)
+				}
+			}
+		})
+	}
+	f.Cleanup(restart)
+	return restart
 }
 
 // TestLeaderKilledMidBurst is scenario 11: with two replicas, the one that leads

@@ -1,10 +1,8 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -88,22 +86,7 @@ func TestManyPodsThatWaitForTheirShareCostLittle(t *testing.T) {
 // there. The returned function starts them again.
 func (f *fixture) silence(names ...string) (restart func()) {
 	f.Helper()
-	for _, name := range names {
-		if err := f.cluster.Kill(f.ctx, name); err != nil {
-			f.Fatal(err)
-		}
-	}
-	var once sync.Once
-	restart = func() {
-		once.Do(func() {
-			for _, name := range names {
-				if err := f.cluster.Restart(context.Background(), name); err != nil {
-					f.Error(err)
-				}
-			}
-		})
-	}
-	f.Cleanup(restart)
+	restart = f.killForNow(names...)
 	f.eventually(2*time.Minute, "the nodes are not Ready", func() error {
 		for _, name := range names {
 			node, err := f.kube.CoreV1().Nodes().Get(f.ctx, name, metav1.GetOptions{})

@@ -75,15 +75,7 @@ func TestPinnedPodsGoToNewcomers(t *testing.T) {
 		return f.boundAre("app", 3)
 	})
 	evicted := f.watchEvictions("app")
-	f.kill(atoll.Manager)
-	restarted := false
-	restart := func() {
-		if !restarted {
-			restarted = true
-			f.restart(atoll.Manager)
-		}
-	}
-	t.Cleanup(restart)
+	restart := f.killForNow(atoll.Manager)
 	f.nodes(map[string]string{"test-group": "scaled"}, "scaled-new")
 	f.eventually(patience, "the pod that waited is on the new node", func() error { return f.boundAre("app", 4) })
 	var node corev1.Node
@@ -158,15 +150,7 @@ func TestPinnedManagerKilledMidBurst(t *testing.T) {
 		return nil
 	})
 	unseen := f.breaks("I5", "pods that no webhook saw go anywhere")
-	f.kill(atoll.Manager)
-	restarted := false
-	restart := func() {
-		if !restarted {
-			restarted = true
-			f.restart(atoll.Manager)
-		}
-	}
-	t.Cleanup(restart)
+	restart := f.killForNow(atoll.Manager)
 	f.create(deployment("free", 3, ""))
 	f.scale("burst", all)
 	f.eventually(patience, "every pod is bound without us", func() error {
