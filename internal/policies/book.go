@@ -45,7 +45,10 @@ type Book struct {
 	rules   map[types.UID]rulesEntry
 	trials  map[types.UID]Trial
 
-	onTrial []func(app types.UID) // set before anything runs
+	// held is why pods of workloads stay at the gate that could leave it.
+	held map[types.UID]string
+
+	onTrial, onHeld []func(app types.UID) // set before anything runs
 }
 
 type spreadKey struct{ policy, app types.UID }
@@ -73,6 +76,7 @@ func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, 
 		spreads: map[spreadKey]spreadEntry{},
 		rules:   map[types.UID]rulesEntry{},
 		trials:  map[types.UID]Trial{},
+		held:    map[types.UID]string{},
 	}
 }
 

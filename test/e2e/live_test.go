@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -148,7 +149,8 @@ func TestScalingTakesNoPodFromAGrowingGroup(t *testing.T) {
 func (f *fixture) autoscale(app string, replicas int) {
 	f.Helper()
 	deployments := f.kube.AppsV1().Deployments(f.ns)
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error { // as it does, a moment later
+	// It tries again later, as does this: others write a Deployment that is scaled.
+	err := retry.RetryOnConflict(wait.Backoff{Steps: 20, Duration: 10 * time.Millisecond, Factor: 1.5}, func() error {
 		scale, err := deployments.GetScale(f.ctx, app, metav1.GetOptions{})
 		if err != nil {
 			return err

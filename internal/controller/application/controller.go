@@ -90,6 +90,8 @@ type scope struct {
 	// changesAt is when a group of the PropagationPolicy comes to be away; the
 	// zero time is never.
 	changesAt time.Time
+	// held is the first refusal of a change that pods at the gate wait for.
+	held error
 	// restarts are the answers of Jobs that were asked to make their pods anew.
 	restarts map[types.UID]error
 }
@@ -186,6 +188,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 	app := r.Walker.Get(req.uid)
 	if app == nil {
 		r.Book.DropTrial(req.uid)
+		r.Book.SetHeld(req.uid, "")
 		r.givenUp.drop(req.uid)
 		return phase.Run(ctx, &scope{app: &ownership.Object{UID: req.uid}}, r.releaseLeft)
 	}
@@ -193,7 +196,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 		return ctrl.Result{}, nil
 	}
 	s := &scope{app: app, want: app.Policies}
-	return phase.Run(ctx, s, r.stop, r.resume, r.bind, r.release)
+	result, err := phase.Run(ctx, s, r.stop, r.resume, r.bind, r.release)
+	r.tellHeld(s)
+	return result, err
 }
 
 // bind makes the binding labels true.
@@ -231,10 +236,8 @@ func (r *Reconciler) write(ctx context.Context, s *scope, propagation, override 
 	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
 		return nil
 	}
-	if apierrors.IsForbidden(err) {
-		r.bindingForbidden(s.app, err)
-	}
 	if err != nil {
+		s.refused(err)
 		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, err)
 	}
 	if written := ownership.PoliciesOf(object.Labels); written != want {

@@ -4,13 +4,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// ReasonBindingForbidden: the manager may not write binding labels on the
-// workload.
-const ReasonBindingForbidden = "BindingForbidden"
+// Reasons of events on a workload whose pods wait because the API server refuses
+// what we write.
+const (
+	// ReasonBindingForbidden: the binding labels of the workload.
+	ReasonBindingForbidden = "BindingForbidden"
+	// ReasonPodsHeld: the change that takes a pod's gate off.
+	ReasonPodsHeld = "PodsHeld"
+)
 
 // ReasonStartsAsItIs: a Job's pod was created without what its OverridePolicy
 // wants, and cannot be made anew.
@@ -37,11 +43,29 @@ func (r *Reconciler) overridesStopped(app *ownership.Object, seen string) {
 		"Its pods get no more overrides: %s", seen)
 }
 
-// bindingForbidden tells that the workload cannot be bound to its policies.
-// The API server's text names the permission, or what else refused.
-func (r *Reconciler) bindingForbidden(app *ownership.Object, err error) {
-	r.Recorder.Eventf(reference(app), nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
-		"Its pods wait, because binding labels cannot be written: %.900s", err)
+// refused notes an error of a write that pods at the gate wait for, if it is a refusal.
+func (s *scope) refused(err error) {
+	if s.held == nil && patch.Refused(err) {
+		s.held = err
+	}
+}
+
+// tellHeld tells of a refusal that keeps pods at the gate: with an event, and in
+// the policies' status. The API server's text names the permission, or what else
+// refused.
+func (r *Reconciler) tellHeld(s *scope) {
+	switch {
+	case s.held == nil:
+		r.Book.SetHeld(s.app.UID, "")
+		return
+	case s.bound:
+		r.Recorder.Eventf(reference(s.app), nil, corev1.EventTypeWarning, ReasonPodsHeld, "Release",
+			"Its pods wait, because the API server refuses to let them leave their scheduling gate: %.900s", s.held)
+	default:
+		r.Recorder.Eventf(reference(s.app), nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
+			"Its pods wait, because binding labels cannot be written: %.900s", s.held)
+	}
+	r.Book.SetHeld(s.app.UID, s.held.Error())
 }
 
 func reference(app *ownership.Object) *corev1.ObjectReference {

@@ -201,6 +201,9 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod, nudge s
 	}
 	_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !patch.AnotherOfThatName(err) {
+		if pod.Gated {
+			s.refused(err)
+		}
 		return fmt.Errorf("releasing pod %s: %w", pod.Key(), err)
 	}
 	return nil

@@ -84,6 +84,7 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 	}
 	changed.Spec.SchedulingGates = slices.DeleteFunc(changed.Spec.SchedulingGates, isOurs)
 	if err := r.patchPod(ctx, live, changed); err != nil {
+		s.refused(err)
 		if apierrors.IsConflict(err) {
 			return phase.Wait("another change of the pod", retryConflict)
 		}

@@ -3,6 +3,7 @@ package application
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -177,5 +178,39 @@ func TestPinnedPodsOfADaemonSet(t *testing.T) {
 	}
 	if got := s.pod("node-hz").Spec.Containers[0].Image; got != "hz.io/nginx:1" {
 		t.Errorf("its image is %s", got)
+	}
+}
+
+// TestARefusedReleaseIsTold: an admission policy that forbids our change of pods
+// keeps them at the gate, and users look at the workload and at the policy.
+func TestARefusedReleaseIsTold(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"an admission policy": apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "a", nil),
+		"another webhook":     apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "a", errors.New("no")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(build.Bound("p", "")), halves()...)...)
+			s.World.Add(t, waiting("a", build.Gated()))
+			answer := refusal
+			s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return answer != nil, nil, answer })
+			var told []types.UID
+			s.World.Book.OnHeld(func(app types.UID) { told = append(told, app) })
+			for range 2 {
+				if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, refusal) {
+					t.Fatalf("error is %v, want %v", err, refusal)
+				}
+			}
+			if why := s.World.Book.Held([]types.UID{"other", "web"}); !strings.Contains(why, refusal.Error()) || len(told) != 1 {
+				t.Errorf("it is told %d times that %q", len(told), why)
+			}
+			if event := <-s.events.Events; !strings.HasPrefix(event, "Warning PodsHeld ") || !strings.Contains(event, refusal.Error()) {
+				t.Errorf("event is %q", event)
+			}
+			answer = nil
+			s.reconcile("web")
+			if why := s.World.Book.Held([]types.UID{"web"}); why != "" || len(told) != 2 {
+				t.Errorf("it is still told that %q", why)
+			}
+		})
 	}
 }

@@ -229,7 +229,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 	}{
 		"done": {evicted: []string{"web-1-0"}, requeue: retryDisruption},
 		"a PodDisruptionBudget says no: the rest waits too, and the status says so": {
-			answer: apierrors.NewTooManyRequests("budget", 0), evicted: []string{"web-1-0"}, requeue: eviction.Retry, spared: true,
+			answer: build.BudgetSaysNo(), evicted: []string{"web-1-0"}, requeue: eviction.Retry, spared: true,
 			says: "pods are to be replaced and stay for now: a PodDisruptionBudget allows no eviction",
 		},
 		"the pod is gone: it is missed until that is seen": {

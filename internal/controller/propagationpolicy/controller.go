@@ -131,6 +131,11 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		return err
 	}
 	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.PropagationPolicyList{}, r.changed))
+	r.Book.OnHeld(func(uid types.UID) {
+		if app := r.Walker.ApplicationOfOwner(uid).Propagation; app != nil {
+			r.changed.Add(request(app))
+		}
+	})
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.PropagationPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.PropagationPolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
@@ -188,6 +193,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		a.observed = observed{
 			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.canTake(ctx, a),
 			cohorts: r.Ledger.View(below), refused: r.Walker.PodsRefused(below),
+			held: r.held(below),
 		}
 		if a.mode == "" {
 			a.mode = gm.ReschedulingEvict
@@ -208,6 +214,24 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		s.apps = append(s.apps, a)
 	}
 	return nil
+}
+
+// held says why pods that wait at the gate cannot leave it, if there is such a
+// reason: refusals of the API server, or an OverridePolicy that is not bound.
+func (r *Reconciler) held(below []types.UID) string {
+	if why := r.Book.Held(below); why != "" {
+		return "the API server refuses what would let them go: " + why
+	}
+	for _, uid := range below {
+		o := r.Walker.ApplicationOfOwner(uid).Override
+		if o == nil || o.IgnoreMissing {
+			continue
+		}
+		if binding := o.Policies.Override(); binding == ownership.Unbound || binding == ownership.Mismatched {
+			return fmt.Sprintf("OverridePolicy %q is not bound to their workload: its status says why", o.Policies.RequiredOverride)
+		}
+	}
+	return ""
 }
 
 // moved tells whether pods of the workload that are surplus are moved.

@@ -233,12 +233,12 @@ func TestAnswersToAnEviction(t *testing.T) {
 			evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
 		},
 		"a PodDisruptionBudget refuses: the rest waits too": {
-			answer:  apierrors.NewTooManyRequests("budget", 0),
+			answer:  build.BudgetSaysNo(),
 			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: eviction.Retry, spared: true,
 		},
 		"the API server does not answer in time: the rest waits too": {
 			answer:  fmt.Errorf("asking: %w", context.DeadlineExceeded),
-			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: eviction.Retry, spared: true,
+			evicted: []string{"web-1-4"}, reason: gm.ReasonConverging, requeue: eviction.Retry, spared: true,
 		},
 		"the pod is gone: it is missed, and one more may go": {
 			answer:  apierrors.NewNotFound(pods, "web-1-4"),

@@ -145,6 +145,10 @@ func refusal(a *appScope, err error) error {
 		a.plan.reason = gm.ReasonBlockedByPDB
 		a.plan.spread.Message = "pods are surplus and stay for now: a PodDisruptionBudget allows no eviction"
 		return phase.Wait(err.Error(), eviction.Retry)
+	case errors.Is(err, eviction.ErrBusy):
+		evictionsTotal.WithLabelValues("error").Inc()
+		a.plan.spread.Message = "pods are surplus and stay for now: " + err.Error()
+		return phase.Wait(err.Error(), eviction.Retry)
 	default:
 		evictionsTotal.WithLabelValues("error").Inc()
 		return err

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -208,7 +207,7 @@ func TestBlockedWorkloadsDoNotStarveTheOthers(t *testing.T) {
 	s := newSite(t, objects...)
 	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
 	for range 5 {
-		s.Answers = append(s.Answers, apierrors.NewTooManyRequests("budget", 0))
+		s.Answers = append(s.Answers, build.BudgetSaysNo())
 	}
 	s.reconcile()
 	want := []string{"app-0-1-0", "app-1-1-0", "app-2-1-0", "app-3-1-0", "app-4-1-0", "app-5-1-0"}

@@ -34,6 +34,8 @@ type observed struct {
 	complete bool
 	short    map[types.UID]bool
 	refused  string
+	// held is why pods at the gate cannot leave it, "" if they can.
+	held string
 	// balanced: there is one revision, or the rollout stands still.
 	balanced bool
 	// sticky: a pod that is evicted from a node that is away has no successor
@@ -71,7 +73,7 @@ func planFor(o observed) plan {
 		}
 		return counts[group]
 	}
-	waiting, surplus, onLoan := 0, 0, 0
+	waiting, gated, surplus, onLoan := 0, 0, 0, 0
 	var stays moves
 	for i, n := range o.desired() {
 		count(o.spread.Groups()[i]).desired = n
@@ -80,6 +82,9 @@ func planFor(o observed) plan {
 		for _, pod := range c.Pods {
 			if pod.Node == "" {
 				waiting++
+				if pod.Gated {
+					gated++
+				}
 				continue
 			}
 			group := count(pod.Group)
@@ -120,8 +125,19 @@ func planFor(o observed) plan {
 	}
 	sort.Slice(p.spread.Groups, func(i, j int) bool { return p.spread.Groups[i].Name < p.spread.Groups[j].Name })
 	p.spread.Waiting = int32(waiting)
+	if gated == 0 {
+		o.held = ""
+	}
 	p.explain(o, waiting, surplus, onLoan, stays.stay())
 	return p
+}
+
+func (o *observed) pods() int {
+	n := 0
+	for _, c := range o.cohorts {
+		n += len(c.Pods)
+	}
+	return n
 }
 
 // desired is the number of pods that each group is to have: of every revision
@@ -336,6 +352,9 @@ func (p *plan) explain(o observed, waiting, surplus, onLoan int, stay string) {
 	case o.refused != "" && !o.complete:
 		p.reason = gm.ReasonPodsRefused
 		p.spread.Message = conditions.Bounded("the API server creates no pods: " + o.refused)
+	case o.held != "":
+		p.reason = gm.ReasonPodsWaiting
+		p.spread.Message = conditions.Bounded("pods wait at the scheduling gate: " + o.held)
 	case !o.balanced:
 		p.reason = gm.ReasonConverging
 		p.spread.Message = "a rollout is in progress"
@@ -364,6 +383,9 @@ func (p *plan) explain(o observed, waiting, surplus, onLoan int, stay string) {
 	case len(o.spread.Away()) > 0:
 		p.reason = gm.ReasonGroupsAway
 		p.spread.Message = "the others have the share of NodeGroups that have had no Ready node for failover.afterSeconds: " + conditions.List(o.spread.Away())
+	case o.pods() < o.replicas:
+		p.reason = gm.ReasonConverging
+		p.spread.Message = "pods are missing: if it stays so, the events of their owner say why"
 	case unready(p.spread.Groups):
 		p.reason = gm.ReasonConverging
 		p.spread.Message = "pods are not Ready yet"

@@ -184,7 +184,7 @@ func (r *Reconciler) discard(ctx context.Context, pod *seats.Pod) (gone bool, er
 		return true, nil
 	case errors.Is(err, eviction.ErrGone):
 		return false, nil
-	case errors.Is(err, eviction.ErrRefused):
+	case errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
 		return false, phase.Wait(err.Error(), eviction.Retry)
 	}
 	return false, err

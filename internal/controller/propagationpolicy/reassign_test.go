@@ -107,7 +107,7 @@ func TestAnswersToAReassignment(t *testing.T) {
 		requeue      time.Duration
 	}{
 		"the pod is gone":               {answer: apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "a")},
-		"a PodDisruptionBudget says no": {answer: apierrors.NewTooManyRequests("budget", 0), requeue: eviction.Retry},
+		"a PodDisruptionBudget says no": {answer: build.BudgetSaysNo(), requeue: eviction.Retry},
 		"the API server failed":         {answer: broken, want: broken},
 	}
 	for name, tc := range tests {

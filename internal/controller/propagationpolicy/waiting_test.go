@@ -297,3 +297,32 @@ func TestAPartialRolloutOfAStatefulSetIsBalanced(t *testing.T) {
 		t.Errorf("of four pods %d and %d are desired", got[0].Desired, got[1].Desired)
 	}
 }
+
+// TestPodsAtTheGateAreToldWhatKeepsThem: it is no node that they wait for.
+func TestPodsAtTheGateAreToldWhatKeepsThem(t *testing.T) {
+	deployment := build.Deployment("web", build.Bound("p", ""))
+	overridden := build.Deployment("web", build.Bound("p", ""), build.Label(gm.RequiredOverridePolicyLabel, "o"))
+	tests := map[string]struct {
+		owner build.Object
+		held  string
+		gated build.Option
+		want  string
+	}{
+		"a refusal":                     {deployment, "no change of pods here", build.Gated(), "refuses what would let them go: no change of pods here"},
+		"an OverridePolicy":             {overridden, "", build.Gated(), `OverridePolicy "o" is not bound to their workload`},
+		"nothing keeps a pod elsewhere": {overridden, "no", build.With(func(*corev1.Pod) {}), "pods wait for a node: NodeGroup"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(tc.owner))
+			s := newSite(t, append(ground(), tc.owner, replicaSet, build.Pod("a", build.OwnedBy(replicaSet), tc.gated))...)
+			s.World.Book.SetHeld("web-1", tc.held)
+			if _, err := s.pass(); err != nil {
+				t.Fatal(err)
+			}
+			if s.reason() != gm.ReasonPodsWaiting || !strings.Contains(s.message(), tc.want) {
+				t.Errorf("the condition is %s: %s", s.reason(), s.message())
+			}
+		})
+	}
+}

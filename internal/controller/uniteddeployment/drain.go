@@ -75,8 +75,8 @@ func (r *Reconciler) drain(ctx context.Context, s *scope, a united.Action) error
 		}
 		switch {
 		case errors.Is(err, eviction.ErrGone), errors.Is(err, eviction.ErrPace):
-		case errors.Is(err, eviction.ErrRefused):
-			s.waits[a.Child], every = "a PodDisruptionBudget allows no eviction", eviction.Retry
+		case errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
+			s.waits[a.Child], every = err.Error(), eviction.Retry
 		default:
 			failed = r.refused(s, a, err)
 		}

@@ -10,7 +10,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -35,7 +34,7 @@ func (s *site) evicting(allowed func() bool) (evicted *[]string) {
 			return false, nil, nil
 		}
 		if !allowed() {
-			return true, nil, apierrors.NewTooManyRequests("disruption budget", 0)
+			return true, nil, build.BudgetSaysNo()
 		}
 		s.writes = append(s.writes, "evict "+e.Name)
 		*evicted = append(*evicted, e.Name)

@@ -25,6 +25,9 @@ var (
 	ErrPace = errors.New("the pace of evictions")
 	// ErrRefused: a PodDisruptionBudget allows no eviction now.
 	ErrRefused = errors.New("a PodDisruptionBudget allows no eviction")
+	// ErrBusy: the API server has not granted the eviction within Retry, or wants
+	// to be asked later, for another reason than a PodDisruptionBudget.
+	ErrBusy = errors.New("the API server has granted no eviction yet")
 	// ErrGone: the pod is gone, about to go, or another of that name.
 	ErrGone = errors.New("the pod is gone")
 )
@@ -43,7 +46,7 @@ type Evictor struct {
 }
 
 // Evict evicts a pod that does its work or may come to: it takes its turn in
-// the pace. Errors: ErrPace, ErrRefused, ErrGone, or the API server's.
+// the pace. Errors: ErrPace, ErrRefused, ErrBusy, ErrGone, or the API server's.
 func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
 	if !e.begin() {
 		return ErrPace
@@ -89,8 +92,10 @@ func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid typ
 		return nil
 	case apierrors.IsNotFound(err):
 		return ErrGone
-	case apierrors.IsTooManyRequests(err), errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+	case apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause):
 		return ErrRefused
+	case apierrors.IsTooManyRequests(err), errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return ErrBusy
 	case ctx.Err() == nil && e.leaves(ctx, pod, uid): // the answer was lost, or somebody was quicker
 		return ErrGone
 	default:

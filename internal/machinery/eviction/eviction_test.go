@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 var pod = types.NamespacedName{Namespace: "ns", Name: "pod"}
@@ -49,8 +51,9 @@ func TestAnswersToAnEviction(t *testing.T) {
 		live *corev1.Pod
 	}{
 		"done":                                   {nil, nil, nil},
-		"a PodDisruptionBudget says no":          {apierrors.NewTooManyRequests("budget", 0), ErrRefused, there()},
-		"nobody answered in time":                {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrRefused, there()},
+		"a PodDisruptionBudget says no":          {build.BudgetSaysNo(), ErrRefused, there()},
+		"nobody answered in time":                {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrBusy, there()},
+		"the API server has too much to do":      {apierrors.NewTooManyRequests("slow down", 1), ErrBusy, there()},
 		"the pod is gone":                        {apierrors.NewNotFound(pods, "pod"), ErrGone, nil},
 		"another pod of that name":               {conflict, ErrGone, there(func(p *corev1.Pod) { p.UID = "younger" })},
 		"somebody wrote the pod in between":      {conflict, conflict, there()},
@@ -116,7 +119,7 @@ func TestRefusedEvictionsTakeNoTurnInThePace(t *testing.T) {
 	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 2)
 	refused := true
 	e.Client.(*fake.Clientset).PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return refused, nil, apierrors.NewTooManyRequests("budget", 0)
+		return refused, nil, build.BudgetSaysNo()
 	})
 	for range 5 {
 		if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrRefused) {

@@ -2,11 +2,28 @@ package patch
 
 import (
 	"errors"
+	"net/http"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// Refused tells whether the API server, or an admission policy or webhook that it
+// asks, does not want a change, and will not as long as neither is different. A
+// conflict, an object that is gone and a server that is busy are no refusals.
+func Refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || AnotherOfThatName(err) {
+		return false
+	}
+	switch code := status.Status().Code; code {
+	case http.StatusUnauthorized, http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+		return false
+	default:
+		return code >= 400 && code < 500
+	}
+}
 
 // AnotherOfThatName tells whether a patch that carried a UID was refused
 // because the object of that name is another one by now. The API server calls

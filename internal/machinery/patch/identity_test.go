@@ -2,6 +2,7 @@ package patch
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -38,6 +39,34 @@ func TestAnotherOfThatName(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := AnotherOfThatName(tc.err); got != tc.want {
 				t.Errorf("another of that name: %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestRefused(t *testing.T) {
+	things := schema.GroupResource{Resource: "things"}
+	tests := map[string]struct {
+		err  error
+		want bool
+	}{
+		"a missing permission":       {apierrors.NewForbidden(things, "a", errors.New("no")), true},
+		"an admission policy":        {apierrors.NewInvalid(schema.GroupKind{Kind: "Thing"}, "a", nil), true},
+		"a webhook":                  {apierrors.NewBadRequest("no"), true},
+		"wrapped":                    {fmt.Errorf("writing: %w", apierrors.NewBadRequest("no")), true},
+		"a change in between":        {apierrors.NewConflict(things, "a", errors.New("changed")), false},
+		"the object is gone":         {apierrors.NewNotFound(things, "a"), false},
+		"another of that name":       {apierrors.NewInvalid(schema.GroupKind{Kind: "Thing"}, "a", field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), "b", "immutable")}), false},
+		"the server is busy":         {apierrors.NewTooManyRequests("later", 1), false},
+		"the server failed":          {apierrors.NewInternalError(errors.New("broken")), false},
+		"who we are is not known":    {apierrors.NewUnauthorized("who"), false},
+		"an error of something else": {errors.New("broken"), false},
+		"no error":                   {nil, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Refused(tc.err); got != tc.want {
+				t.Errorf("refused: %t, want %t", got, tc.want)
 			}
 		})
 	}

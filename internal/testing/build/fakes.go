@@ -1,6 +1,9 @@
 package build
 
 import (
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -15,4 +18,12 @@ func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch 
 	return fake.NewClientBuilder().WithScheme(kinds).
 		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}).
 		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
+}
+
+// BudgetSaysNo is what the API server answers an eviction that a
+// PodDisruptionBudget does not allow.
+func BudgetSaysNo() error {
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause})
+	return err
 }
