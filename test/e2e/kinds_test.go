@@ -325,16 +325,7 @@ func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
 					offline = pod.Spec.NodeName
 				}
 			}
-			if err := f.cluster.Kill(f.ctx, offline); err != nil {
-				f.Fatal(err)
-			}
-			f.eventually(2*time.Minute, "the node is not Ready", func() error {
-				var g gm.NodeGroup
-				if err := f.client.Get(f.ctx, types.NamespacedName{Name: "over-a"}, &g); err != nil || g.Status.Ready != 1 {
-					return fmt.Errorf("%d nodes of the group are Ready: %w", g.Status.Ready, err)
-				}
-				return nil
-			})
+			restart := f.silence(offline)
 			deleted := 0
 			for _, pod := range f.pods("app") {
 				if pod.Spec.NodeName == offline {
@@ -355,9 +346,7 @@ func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
 				f.Fatal(err)
 			}
 			f.Logf("%d of %d pods on %s still terminate", len(list.Items)-4, deleted, offline)
-			if err := f.cluster.Restart(f.ctx, offline); err != nil {
-				f.Fatal(err)
-			}
+			restart()
 			// Ten minutes of grace are more than the test has.
 			if err := f.client.Delete(f.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "app"}}); err != nil {
 				f.Fatal(err)

@@ -1,0 +1,306 @@
+package capacity
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+)
+
+func ready(t testing.TB, preset string) *Classes {
+	t.Helper()
+	c, err := Presets()[preset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &c
+}
+
+// TestPresets holds what pods get where each provisioner's labels are used.
+func TestPresets(t *testing.T) {
+	tests := map[string]struct{ onDemand, spot string }{
+		"document": {
+			`{"affinity":[{"key":"node.kubernetes.io/capacity","operator":"In","values":["on-demand"]}]}`,
+			`{"affinity":[{"key":"node.kubernetes.io/capacity","operator":"In","values":["spot"]}]}`,
+		},
+		"karpenter": {
+			`{"affinity":[{"key":"karpenter.sh/capacity-type","operator":"In","values":["on-demand","reserved"]}]}`,
+			`{"affinity":[{"key":"karpenter.sh/capacity-type","operator":"In","values":["spot"]}]}`,
+		},
+		"eks": {
+			`{"affinity":[{"key":"eks.amazonaws.com/capacityType","operator":"In","values":["ON_DEMAND","CAPACITY_BLOCK"]}]}`,
+			`{"affinity":[{"key":"eks.amazonaws.com/capacityType","operator":"In","values":["SPOT"]}]}`,
+		},
+		"gke": {
+			`{"affinity":[{"key":"cloud.google.com/gke-spot","operator":"DoesNotExist"}]}`,
+			`{"affinity":[{"key":"cloud.google.com/gke-spot","operator":"In","values":["true"]}]}`,
+		},
+		"aks": {
+			`{"affinity":[{"key":"kubernetes.azure.com/scalesetpriority","operator":"DoesNotExist"}]}`,
+			`{"affinity":[{"key":"kubernetes.azure.com/scalesetpriority","operator":"In","values":["spot"]}],` +
+				`"tolerations":[{"key":"kubernetes.azure.com/scalesetpriority","operator":"Equal","value":"spot","effect":"NoSchedule"}]}`,
+		},
+	}
+	for name := range Presets() {
+		tc, held := tests[name]
+		if !held {
+			t.Errorf("nothing is known of preset %s", name)
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			c := ready(t, name)
+			for class, want := range map[Class]string{OnDemand: tc.onDemand, Spot: tc.spot} {
+				spec := &corev1.PodSpec{}
+				c.Restrict(spec, class)
+				required := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+				got, err := json.Marshal(struct {
+					Affinity    []corev1.NodeSelectorRequirement `json:"affinity"`
+					Tolerations []corev1.Toleration              `json:"tolerations,omitempty"`
+				}{required.NodeSelectorTerms[0].MatchExpressions, spec.Tolerations})
+				if err != nil || len(required.NodeSelectorTerms) != 1 {
+					t.Fatal(err, required)
+				}
+				if diff := cmp.Diff(want, string(got)); diff != "" {
+					t.Errorf("%s pods (-want +got):\n%s", class, diff)
+				}
+				if got := c.OfPod(nil, required); got != class {
+					t.Errorf("a pod that is kept to %s is %q", class, got)
+				}
+			}
+		})
+	}
+}
+
+func TestNodesOfAClass(t *testing.T) {
+	tests := []struct {
+		preset string
+		labels map[string]string
+		want   Class
+	}{
+		{"document", map[string]string{"node.kubernetes.io/capacity": "spot"}, Spot},
+		{"document", map[string]string{"node.kubernetes.io/capacity": "on-demand"}, OnDemand},
+		{"document", map[string]string{"node.kubernetes.io/capacity": "other"}, None},
+		{"document", nil, None},
+		{"karpenter", map[string]string{"karpenter.sh/capacity-type": "reserved"}, OnDemand},
+		{"gke", nil, OnDemand},
+		{"gke", map[string]string{"cloud.google.com/gke-spot": "true"}, Spot},
+		{"aks", map[string]string{"kubernetes.azure.com/scalesetpriority": "spot"}, Spot},
+	}
+	for _, tc := range tests {
+		if got := ready(t, tc.preset).OfNode(tc.labels); got != tc.want {
+			t.Errorf("%s: a node with %v is %q, want %q", tc.preset, tc.labels, got, tc.want)
+		}
+	}
+	if got := (&Classes{}).OfNode(nil); got != None {
+		t.Errorf("without definitions a node is %q", got)
+	}
+}
+
+func TestBadDefinitions(t *testing.T) {
+	spot, onDemand := in("class", "spot"), in("class", "on-demand")
+	tests := map[string]struct {
+		classes Classes
+		want    string
+	}{
+		"no demands":            {Classes{Spot: Definition{Demands: spot}}, "onDemand.demands: there must be one"},
+		"an operator":           {Classes{OnDemand: Definition{Demands: onDemand}, Spot: Definition{Demands: []corev1.NodeSelectorRequirement{{Key: "a", Operator: "Gt", Values: []string{"1"}}}}}, `spot.demands[0].operator: "Gt"`},
+		"a key":                 {Classes{OnDemand: Definition{Demands: in("a b", "c")}, Spot: Definition{Demands: spot}}, "onDemand.demands[0]: "},
+		"they overlap":          {Classes{OnDemand: Definition{Demands: in("class", "on-demand", "spot")}, Spot: Definition{Demands: spot}}, "both classes"},
+		"two keys of their own": {Classes{OnDemand: Definition{Demands: in("od", "true")}, Spot: Definition{Demands: in("spot", "true")}}, "both classes"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if _, err := tc.classes.Ready(); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error is %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// chance makes node affinity of any shape, over few keys and values.
+type chance struct{ *rand.Rand }
+
+func (r chance) pick(of ...string) string { return of[r.IntN(len(of))] }
+
+func (r chance) requirement() corev1.NodeSelectorRequirement {
+	key := r.pick("node.kubernetes.io/capacity", "zone", "size")
+	switch op := corev1.NodeSelectorOperator(r.pick("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")); op {
+	case "Exists", "DoesNotExist":
+		return corev1.NodeSelectorRequirement{Key: key, Operator: op}
+	case "Gt", "Lt":
+		return corev1.NodeSelectorRequirement{Key: key, Operator: op, Values: []string{r.pick("0", "1", "2")}}
+	default:
+		values := []string{r.pick("on-demand", "spot", "1", "2")}
+		if r.IntN(2) == 0 {
+			values = append(values, r.pick("on-demand", "spot", "other"))
+		}
+		return corev1.NodeSelectorRequirement{Key: key, Operator: op, Values: values}
+	}
+}
+
+func (r chance) spec() *corev1.PodSpec {
+	spec := &corev1.PodSpec{}
+	if r.IntN(3) == 0 {
+		spec.NodeSelector = map[string]string{r.pick("node.kubernetes.io/capacity", "zone"): r.pick("on-demand", "spot", "1")}
+	}
+	if r.IntN(6) == 0 {
+		return spec
+	}
+	required := &corev1.NodeSelector{}
+	for range r.IntN(4) {
+		term := corev1.NodeSelectorTerm{}
+		for range r.IntN(4) {
+			term.MatchExpressions = append(term.MatchExpressions, r.requirement())
+		}
+		if r.IntN(4) == 0 {
+			term.MatchFields = []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}
+		}
+		required.NodeSelectorTerms = append(required.NodeSelectorTerms, term)
+	}
+	spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required}}
+	return spec
+}
+
+func (r chance) node() *corev1.Node {
+	labels := map[string]string{}
+	if r.IntN(5) > 0 {
+		labels["node.kubernetes.io/capacity"] = r.pick("on-demand", "spot", "other", "1")
+	}
+	for _, key := range []string{"zone", "size"} {
+		if r.IntN(3) > 0 {
+			labels[key] = r.pick("on-demand", "spot", "0", "1", "2", "3")
+		}
+	}
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.pick("a", "b"), Labels: labels}}
+}
+
+func takes(t *testing.T, spec *corev1.PodSpec, node *corev1.Node) bool {
+	t.Helper()
+	ok, err := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: *spec}).Match(node)
+	return ok && err == nil
+}
+
+func required(spec *corev1.PodSpec) *corev1.NodeSelector {
+	if spec.Affinity == nil || spec.Affinity.NodeAffinity == nil {
+		return nil
+	}
+	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+}
+
+// TestARestrictedPodGoesWhereItWouldHaveGone, if the node is of its class: what
+// users wrote, of every shape, is all there.
+func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
+	for _, preset := range []string{"document", "gke"} {
+		c := ready(t, preset)
+		for seed := range uint64(20_000) {
+			r := chance{rand.New(rand.NewPCG(seed, 4))}
+			before := r.spec()
+			class := []Class{OnDemand, Spot}[r.IntN(2)]
+			after := before.DeepCopy()
+			c.Restrict(after, class)
+			for range 8 {
+				node := r.node()
+				// A nil or empty list of terms demands nothing, as kube-scheduler reads
+				// the first; the API server refuses the second.
+				if n := required(before); n != nil && len(n.NodeSelectorTerms) == 0 {
+					break
+				}
+				if got, want := takes(t, after, node), takes(t, before, node) && c.OfNode(node.Labels) == class; got != want {
+					t.Fatalf("%s, seed %d: a node with %v takes the %s pod: %t, want %t\nbefore %+v\nafter %+v",
+						preset, seed, node.Labels, class, got, want, required(before), required(after))
+				}
+			}
+			again := after.DeepCopy()
+			c.Restrict(again, class)
+			if diff := cmp.Diff(after, again); diff != "" {
+				t.Fatalf("seed %d: restricted again it differs:\n%s", seed, diff)
+			}
+			if was := required(before); was != nil {
+				for i, term := range required(after).NodeSelectorTerms {
+					if i < len(was.NodeSelectorTerms) && !cmp.Equal(term.MatchExpressions[:len(was.NodeSelectorTerms[i].MatchExpressions)], was.NodeSelectorTerms[i].MatchExpressions, cmpopts.EquateEmpty()) {
+						t.Fatalf("seed %d: term %d is %+v, want it to begin with %+v", seed, i, term, was.NodeSelectorTerms[i])
+					}
+				}
+				if len(was.NodeSelectorTerms) > 0 && len(required(after).NodeSelectorTerms) != len(was.NodeSelectorTerms) {
+					t.Fatalf("seed %d: there are more terms than before", seed)
+				}
+			}
+		}
+	}
+}
+
+// TestTheClassOfAPodIsTheOneThatItsDemandsLeave.
+func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
+	c := ready(t, "document")
+	for seed := range uint64(20_000) {
+		r := chance{rand.New(rand.NewPCG(seed, 5))}
+		spec := r.spec()
+		class := c.OfPod(spec.NodeSelector, required(spec))
+		for range 20 {
+			node := r.node()
+			if class != None && takes(t, spec, node) && c.OfNode(node.Labels) == class.Other() {
+				t.Fatalf("seed %d: the pod is %s and goes to a node with %v: %+v %+v", seed, class, node.Labels, spec.NodeSelector, required(spec))
+			}
+		}
+	}
+	for name, tc := range map[string]struct {
+		selector map[string]string
+		terms    []corev1.NodeSelectorTerm
+		want     Class
+	}{
+		"nothing":              {},
+		"a node selector":      {selector: map[string]string{"node.kubernetes.io/capacity": "spot"}, want: Spot},
+		"not spot":             {terms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "node.kubernetes.io/capacity", Operator: "NotIn", Values: []string{"spot"}}}}}, want: OnDemand},
+		"one term each":        {terms: []corev1.NodeSelectorTerm{{MatchExpressions: in("node.kubernetes.io/capacity", "spot")}, {MatchExpressions: in("node.kubernetes.io/capacity", "on-demand")}}},
+		"a class of neither":   {selector: map[string]string{"node.kubernetes.io/capacity": "other"}},
+		"an empty term beside": {terms: []corev1.NodeSelectorTerm{{}, {MatchExpressions: in("node.kubernetes.io/capacity", "spot")}}, want: Spot},
+	} {
+		var affinity *corev1.NodeSelector
+		if tc.terms != nil {
+			affinity = &corev1.NodeSelector{NodeSelectorTerms: tc.terms}
+		}
+		if got := c.OfPod(tc.selector, affinity); got != tc.want {
+			t.Errorf("%s: the pod is %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+// TestFreeUndoesRestrict.
+func TestFreeUndoesRestrict(t *testing.T) {
+	for _, preset := range []string{"document", "aks"} {
+		c := ready(t, preset)
+		for seed := range uint64(2_000) {
+			r := chance{rand.New(rand.NewPCG(seed, 6))}
+			before := r.spec()
+			if c.OfPod(before.NodeSelector, required(before)) != None {
+				continue // it may have demanded the same by itself
+			}
+			for _, class := range []Class{OnDemand, Spot} {
+				after := before.DeepCopy()
+				c.Restrict(after, class)
+				freed, tolerations := c.Free(required(after), after.Tolerations, class)
+				restored := after.DeepCopy()
+				restored.Tolerations = tolerations
+				if freed == nil {
+					freed = &corev1.NodeSelector{}
+				}
+				restored.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = freed
+				c.Restrict(restored, class)
+				for range 8 {
+					if node := r.node(); takes(t, after, node) != takes(t, restored, node) {
+						t.Fatalf("%s, seed %d, %s: restricted, freed and restricted it differs about %v:\n%s", preset, seed, class, node.Labels, cmp.Diff(after, restored))
+					}
+				}
+				if diff := cmp.Diff(after.Tolerations, restored.Tolerations); diff != "" {
+					t.Fatalf("%s, seed %d, %s: its tolerations differ:\n%s", preset, seed, class, diff)
+				}
+			}
+		}
+	}
+}
