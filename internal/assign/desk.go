@@ -68,6 +68,8 @@ type Ask struct {
 type Answer struct {
 	// Group is the NodeGroup of the seat.
 	Group string `json:"group,omitempty"`
+	// Cost is the deletion cost of the seat, where the pod's owner looks at it.
+	Cost *int32 `json:"cost,omitempty"`
 	// NoSeat: there is no seat for the pod now.
 	NoSeat bool `json:"noSeat,omitempty"`
 }
@@ -140,7 +142,16 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	if why != seats.Seated {
 		return Answer{NoSeat: true}, nil
 	}
-	return Answer{Group: group}, nil
+	return Answer{Group: group, Cost: SeatCost(d.Ledger, a, pod.Controller, pod.UID, group)}, nil
+}
+
+// SeatCost is the deletion cost of the seat that a pod has just got; nil for a pod
+// whose owner does not look at it.
+func SeatCost(ledger *seats.Ledger, a policies.Assignment, controller *ownership.Reference, pod types.UID, group string) *int32 {
+	if controller == nil || controller.Kind != "ReplicaSet" {
+		return nil
+	}
+	return new(a.Spread.SeatCost(group, ledger.SeatNumber(pod), a.Total))
 }
 
 func (d *Desk) askLeader(ctx context.Context, ask Ask) (Answer, error) {

@@ -89,7 +89,7 @@ func TestTheOneThatLeadsHandsOutSeats(t *testing.T) {
 		ask  Ask
 		want want
 	}{
-		"a seat":                          {askFor("t"), want{Answer: Answer{Group: "hz"}}},
+		"a seat":                          {askFor("t"), want{Answer: Answer{Group: "hz", Cost: new(int32(999_999_999))}}},
 		"a workload that spreads nowhere": {Ask{Pod: pod(build.ReplicaSet("free")), Token: "t"}, want{Answer{NoSeat: true}, ErrNoSeat}},
 		"a node tells its group":          {onNode("node-bj"), want{Answer: Answer{Group: "bj"}}},
 		"a node of no group":              {onNode("node-out"), want{}},

@@ -3,6 +3,7 @@ package assign
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -93,6 +94,18 @@ func Pin(pod *corev1.Pod, token types.UID, group string, newcomers [][]corev1.No
 		pod.Labels = map[string]string{}
 	}
 	pod.Labels[gm.NodeGroupLabel] = group
+}
+
+// SetCost gives a pod its deletion cost, unless somebody else has given it one.
+// With it from its creation on, a ReplicaSet that shrinks a moment later takes the
+// right pods away.
+func SetCost(pod *corev1.Pod, cost *int32) {
+	if _, set := pod.Annotations[corev1.PodDeletionCost]; set || cost == nil {
+		return
+	}
+	value := strconv.Itoa(int(*cost))
+	Annotate(&pod.ObjectMeta, corev1.PodDeletionCost, value)
+	Annotate(&pod.ObjectMeta, gm.DeletionCostAnnotation, value)
 }
 
 func imagesChanged(pod *corev1.Pod, originals map[string]string) bool {

@@ -71,6 +71,7 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 			token = pod.UID // what decides between equal groups stays the same
 		}
 		assign.Pin(changed, token, group, newcomers)
+		assign.SetCost(changed, assign.SeatCost(r.Ledger, a, pod.Controller, pod.UID, group))
 	}
 	delete(changed.Annotations, gm.UnassignedAnnotation)
 	if changed.Labels == nil {

@@ -67,7 +67,7 @@ func TestPodsAtTheGateAreSettled(t *testing.T) {
 		seen := seats.Slim(pod)
 		count[seen.GroupStamp]++
 		image := map[string]string{"hz": "hz.io/nginx:1", "bj": "nginx:1"}[seen.GroupStamp]
-		if seen.Gated || !seen.Pinned() || pod.Spec.Containers[0].Image != image || pod.Labels[gm.BindingPropagationPolicyLabel] != "p" {
+		if seen.Gated || !seen.Pinned() || !seen.OwnCost || pod.Spec.Containers[0].Image != image || pod.Labels[gm.BindingPropagationPolicyLabel] != "p" {
 			t.Errorf("%s is %+v with image %s, want it pinned, with %s", name, seen, pod.Spec.Containers[0].Image, image)
 		}
 		want := []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{in(gm.NodeGroupLabel, seen.GroupStamp)}}}

@@ -87,6 +87,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	}
 	if a.Divided() {
 		assign.Pin(pod, ask.Token, answer.Group, w.Book.Newcomers(ctx, answer.Group))
+		assign.SetCost(pod, answer.Cost)
 		return settled
 	}
 	assign.Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(ask.Token))

@@ -96,6 +96,7 @@ func TestAnEarlyPodIsAsWantedFromItsCreation(t *testing.T) {
 		build.InitContainer("setup", "hz.io/setup:2"), build.Bound("p", "o"), build.Label(gm.NodeGroupLabel, "hz"),
 		build.Annotation(gm.SeatAnnotation, token), build.Annotation(gm.AdmittedAnnotation, got.Annotations[gm.AdmittedAnnotation]), build.Annotation(gm.OverridesAnnotation, fixed(t, policy, "hz")),
 		build.Annotation(gm.CreatedForAnnotation, "web-1"),
+		build.Annotation(corev1.PodDeletionCost, "999999999"), build.Annotation(gm.DeletionCostAnnotation, "999999999"),
 		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1","setup":"setup:2"}`),
 		demand(disk, corev1.NodeSelectorRequirement{Key: gm.NodeGroupLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{"hz"}}),
 		build.With(func(p *corev1.Pod) {
@@ -443,5 +444,24 @@ func TestAPodWhoseLeaderHangsWaitsAtTheGate(t *testing.T) {
 	got := admit(t, w, webPod(), false)
 	if diff := cmp.Diff([]string{gm.PolicyGate}, gates(got)); diff != "" {
 		t.Errorf("wrong gates (-want +got):\n%s", diff)
+	}
+}
+
+// TestPodsCostWhatTheirSeatDoesFromTheirCreation: a ReplicaSet that shrinks a
+// moment later takes those that the policy can spare.
+func TestPodsCostWhatTheirSeatDoesFromTheirCreation(t *testing.T) {
+	w := newPinnedWebhook(t, build.Deployment("web", build.Bound("p", "")), replicaSet, build.PropagationPolicy("p", build.Weight(1, "hz")), build.Node("node-hz", build.InGroup("hz")))
+	costs := map[string]bool{}
+	for range 2 {
+		got := admit(t, w, webPod(), false)
+		cost := got.Annotations[corev1.PodDeletionCost]
+		if cost == "" || got.Annotations[gm.DeletionCostAnnotation] != cost || costs[cost] {
+			t.Errorf("the pod costs %q, and the ones before %v", cost, costs)
+		}
+		costs[cost] = true
+	}
+	own := admit(t, w, webPod(build.Annotation(corev1.PodDeletionCost, "7"), build.Annotation(gm.DeletionCostAnnotation, "7")), false)
+	if own.Annotations[corev1.PodDeletionCost] != "7" || own.Annotations[gm.DeletionCostAnnotation] != "" {
+		t.Errorf("a user's cost became %v", own.Annotations)
 	}
 }
