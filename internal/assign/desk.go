@@ -17,7 +17,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -60,6 +62,8 @@ type Ask struct {
 	Overridden bool `json:"overridden,omitempty"`
 	// Demands tell which groups the pod may go to; nil is any.
 	Demands *Demands `json:"demands,omitempty"`
+	// Capacity asks for the pod's class of capacity, and nothing else.
+	Capacity bool `json:"capacity,omitempty"`
 	// DryRun takes no seat.
 	DryRun bool `json:"dryRun,omitempty"`
 }
@@ -70,6 +74,9 @@ type Answer struct {
 	Group string `json:"group,omitempty"`
 	// Cost is the deletion cost of the seat, where the pod's owner looks at it.
 	Cost *int32 `json:"cost,omitempty"`
+	// Class is the class of capacity, where that was asked for; "" for a pod that is
+	// not divided.
+	Class string `json:"class,omitempty"`
 	// NoSeat: there is no seat for the pod now.
 	NoSeat bool `json:"noSeat,omitempty"`
 }
@@ -108,6 +115,9 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	}
 	pod := *ask.Pod
 	pod.UID = ask.Token
+	if ask.Capacity {
+		return d.answerClass(ctx, &pod, ask)
+	}
 	a, err := d.Book.Prospect(ctx, &pod, ask.Revision)
 	if o := a.Application.Override; ask.Overridden && o != nil {
 		trial, _ := d.Book.Trial(o.UID)
@@ -143,6 +153,42 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 		return Answer{NoSeat: true}, nil
 	}
 	return Answer{Group: group, Cost: SeatCost(d.Ledger, a, pod.Controller, pod.UID, group)}, nil
+}
+
+func (d *Desk) answerClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
+	c, err := d.Book.CapacityOfPod(ctx, pod)
+	if err != nil || !c.On {
+		return Answer{}, err
+	}
+	request := d.Book.ClassRequest(&c, ask.Token, pod.Name, ask.Revision, capacity.None)
+	if !ask.DryRun && d.Ledger.Behind(request.Cohort, ask.Token, request.Total) {
+		if c, request, err = d.catchUp(ctx, pod, ask); err != nil || !c.On {
+			return Answer{}, err
+		}
+	}
+	class, why := d.Ledger.TakeClass(request, ask.DryRun)
+	return Answer{Class: class.String(), NoSeat: why != seats.Seated}, nil
+}
+
+const (
+	// lagTime bounds how long a pod's answer waits for a watch that is behind, and
+	// lagStep is how often is looked.
+	lagTime = 300 * time.Millisecond
+	lagStep = 5 * time.Millisecond
+)
+
+// catchUp waits until the ledger knows that pods of an owner that makes a new one
+// are gone, or the walk that the owner wants more. The successor of a pod that was
+// deleted is asked about within milliseconds.
+func (d *Desk) catchUp(ctx context.Context, pod *ownership.Object, ask Ask) (c policies.Capacity, request seats.ClassRequest, err error) {
+	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), lagStep, lagTime, true, func(ctx context.Context) (bool, error) {
+		if c, err = d.Book.CapacityOfPod(ctx, pod); err != nil || !c.On {
+			return true, nil //nolint:nilerr // the caller returns it
+		}
+		request = d.Book.ClassRequest(&c, ask.Token, pod.Name, ask.Revision, capacity.None)
+		return !d.Ledger.Behind(request.Cohort, ask.Token, request.Total), nil
+	})
+	return c, request, err
 }
 
 // SeatCost is the deletion cost of the seat that a pod has just got; nil for a pod

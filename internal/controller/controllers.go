@@ -10,6 +10,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/controller/application"
+	"github.com/atoll-k8s/atoll/internal/controller/capacity"
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
 	"github.com/atoll-k8s/atoll/internal/controller/nodepool"
 	"github.com/atoll-k8s/atoll/internal/controller/overridepolicy"
@@ -54,6 +55,9 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		}).SetupWithManager,
 		"overridepolicy": (&overridepolicy.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
+		}).SetupWithManager,
+		"capacity": (&capacity.Reconciler{
+			Client: mgr.GetClient(), Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"workloads": (&workloads.Reconciler{
 			Client: mgr.GetClient(), API: d.Pods, Walker: d.Walker, Recorder: recorder, Namespace: d.Namespace,

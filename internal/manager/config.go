@@ -3,15 +3,20 @@
 package manager
 
 import (
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 )
 
 // Values of --filter.
@@ -59,6 +64,9 @@ type Config struct {
 	// MarkResource is the extended resource by which a kube-scheduler that asks
 	// the extender only about managed pods knows them. Unset marks no pod.
 	MarkResource string
+	// CapacityClasses say how on-demand and spot nodes are known: the name of a
+	// preset, or capacity.Classes as JSON. "None" leaves classes of capacity alone.
+	CapacityClasses string
 	// Pools: NodePools and UnitedDeployments are reconciled. Without, their kinds
 	// need not exist, or are another program's.
 	Pools bool
@@ -92,6 +100,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
 	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
 	fs.StringVar(&c.MarkResource, "mark-resource", "", "extended resource of which the pods whose workload requires a policy ask for none, for a kube-scheduler whose extender manages it; unset marks no pod")
+	fs.StringVar(&c.CapacityClasses, "capacity-classes", capacity.DefaultPreset, "how on-demand and spot nodes are known: document, karpenter, eks, gke, aks, or a JSON object with onDemand and spot, each with demands and tolerations; None leaves all pods alone")
 	fs.BoolVar(&c.Pools, "pools", true, "reconcile NodePools and UnitedDeployments; false where another program does, such as OpenYurt's")
 }
 
@@ -102,6 +111,9 @@ func (c *Config) Validate() error {
 	}
 	if c.LeaseDuration < 3*time.Second {
 		return fmt.Errorf("--leader-elect-lease-duration is %s: it must be at least 3s", c.LeaseDuration)
+	}
+	if _, err := c.classes(); err != nil {
+		return err
 	}
 	if c.Assignment != AssignmentPolicy && c.Assignment != AssignmentEarly {
 		return fmt.Errorf("--assignment is %q: it must be %s or %s", c.Assignment, AssignmentPolicy, AssignmentEarly)
@@ -128,6 +140,30 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("--mark-resource is %q: it must be the name of an extended resource, such as example.com/managed", c.MarkResource)
 	}
 	return nil
+}
+
+// capacityNone is the value of --capacity-classes that leaves all pods alone.
+const capacityNone = "None"
+
+// classes are those of --capacity-classes; nil for none.
+func (c *Config) classes() (*capacity.Classes, error) {
+	if c.CapacityClasses == "" || c.CapacityClasses == capacityNone {
+		return nil, nil
+	}
+	classes, known := capacity.Presets()[c.CapacityClasses]
+	if !known {
+		decoder := json.NewDecoder(strings.NewReader(c.CapacityClasses))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&classes); err != nil {
+			return nil, fmt.Errorf("--capacity-classes is %.200q: it must be %s, %s or a JSON object: %w",
+				c.CapacityClasses, strings.Join(slices.Sorted(maps.Keys(capacity.Presets())), ", "), capacityNone, err)
+		}
+	}
+	ready, err := classes.Ready()
+	if err != nil {
+		return nil, fmt.Errorf("--capacity-classes: %w", err)
+	}
+	return &ready, nil
 }
 
 // asked tells whether some kube-scheduler asks the extender.

@@ -26,7 +26,7 @@ func parse(t *testing.T, args ...string) Config {
 func TestFlags(t *testing.T) {
 	defaults := Config{
 		Namespace: "atoll-system", WebhookAddress: ":9443", ExtenderAddress: ":9444", HealthAddress: ":8081", MetricsAddress: ":8080",
-		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Assignment: AssignmentPolicy, Filter: FilterNarrow, Pools: true,
+		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Assignment: AssignmentPolicy, Filter: FilterNarrow, CapacityClasses: "document", Pools: true,
 	}
 	changed := func(change func(*Config)) Config {
 		c := defaults
@@ -81,25 +81,34 @@ func TestValidate(t *testing.T) {
 		change func(*Config)
 		valid  bool
 	}{
-		"as it is by default":                    {func(*Config) {}, true},
-		"slow evictions":                         {func(c *Config) { c.EvictionsPerSecond = 0.01 }, true},
-		"no evictions":                           {func(c *Config) { c.EvictionsPerSecond = 0 }, false},
-		"fewer than none":                        {func(c *Config) { c.EvictionsPerSecond = math.Inf(-1) }, false},
-		"a lease of 3s":                          {func(c *Config) { c.LeaseDuration = 3 * time.Second }, true},
-		"a shorter lease":                        {func(c *Config) { c.LeaseDuration = 3*time.Second - 1 }, false},
-		"no namespace":                           {func(c *Config) { c.Namespace = "" }, false},
-		"another scheduler":                      {func(c *Config) { c.SchedulerName = "atoll-scheduler" }, true},
-		"a mark":                                 {func(c *Config) { c.MarkResource = "atoll.dev/managed" }, true},
-		"a mark of nobody":                       {func(c *Config) { c.MarkResource = "managed" }, false},
-		"a mark of others":                       {func(c *Config) { c.MarkResource = "node.kubernetes.io/managed" }, false},
-		"a mark and a space":                     {func(c *Config) { c.MarkResource = "atoll.dev/man aged" }, false},
-		"a wide filter":                          {func(c *Config) { c.Filter = FilterWide }, true},
-		"another filter":                         {func(c *Config) { c.Filter = "Open" }, false},
-		"all seats at creation":                  {func(c *Config) { c.Assignment = AssignmentEarly }, true},
-		"another time for seats":                 {func(c *Config) { c.Assignment = "Late" }, false},
-		"nobody asks, and a scheduler that does": {func(c *Config) { c.Assignment, c.SchedulerName = AssignmentEarly, "atoll-scheduler" }, false},
-		"nobody asks, and a mark":                {func(c *Config) { c.Assignment, c.MarkResource = AssignmentEarly, "atoll.dev/managed" }, false},
-		"nobody asks, and a wide filter":         {func(c *Config) { c.Assignment, c.Filter = AssignmentEarly, FilterWide }, false},
+		"as it is by default":        {func(*Config) {}, true},
+		"slow evictions":             {func(c *Config) { c.EvictionsPerSecond = 0.01 }, true},
+		"no evictions":               {func(c *Config) { c.EvictionsPerSecond = 0 }, false},
+		"fewer than none":            {func(c *Config) { c.EvictionsPerSecond = math.Inf(-1) }, false},
+		"a lease of 3s":              {func(c *Config) { c.LeaseDuration = 3 * time.Second }, true},
+		"a shorter lease":            {func(c *Config) { c.LeaseDuration = 3*time.Second - 1 }, false},
+		"no namespace":               {func(c *Config) { c.Namespace = "" }, false},
+		"another scheduler":          {func(c *Config) { c.SchedulerName = "atoll-scheduler" }, true},
+		"a mark":                     {func(c *Config) { c.MarkResource = "atoll.dev/managed" }, true},
+		"a mark of nobody":           {func(c *Config) { c.MarkResource = "managed" }, false},
+		"a mark of others":           {func(c *Config) { c.MarkResource = "node.kubernetes.io/managed" }, false},
+		"a mark and a space":         {func(c *Config) { c.MarkResource = "atoll.dev/man aged" }, false},
+		"a preset of classes":        {func(c *Config) { c.CapacityClasses = "gke" }, true},
+		"no classes":                 {func(c *Config) { c.CapacityClasses = "None" }, true},
+		"a preset that nobody knows": {func(c *Config) { c.CapacityClasses = "aws" }, false},
+		"classes of one's own": {func(c *Config) {
+			c.CapacityClasses = `{"onDemand":{"demands":[{"key":"a","operator":"DoesNotExist"}]},"spot":{"demands":[{"key":"a","operator":"Exists"}]}}`
+		}, true},
+		"a class that is missing": {func(c *Config) {
+			c.CapacityClasses = `{"onDemand":{"demands":[{"key":"a","operator":"DoesNotExist"}]}}`
+		}, false},
+		"a wide filter":                                        {func(c *Config) { c.Filter = FilterWide }, true},
+		"another filter":                                       {func(c *Config) { c.Filter = "Open" }, false},
+		"all seats at creation":                                {func(c *Config) { c.Assignment = AssignmentEarly }, true},
+		"another time for seats":                               {func(c *Config) { c.Assignment = "Late" }, false},
+		"nobody asks, and a scheduler that does":               {func(c *Config) { c.Assignment, c.SchedulerName = AssignmentEarly, "atoll-scheduler" }, false},
+		"nobody asks, and a mark":                              {func(c *Config) { c.Assignment, c.MarkResource = AssignmentEarly, "atoll.dev/managed" }, false},
+		"nobody asks, and a wide filter":                       {func(c *Config) { c.Assignment, c.Filter = AssignmentEarly, FilterWide }, false},
 		"the default one, which would be another only by name": {func(c *Config) { c.SchedulerName = "default-scheduler" }, false},
 		"a scheduler that no pod can name":                     {func(c *Config) { c.SchedulerName = "Atoll Scheduler" }, false},
 	}

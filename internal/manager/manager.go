@@ -38,6 +38,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	capacityv1 "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/controller"
@@ -69,6 +70,7 @@ func Scheme() *runtime.Scheme {
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
 	utilruntime.Must(gm.AddToScheme(scheme))
 	utilruntime.Must(apps.AddToScheme(scheme))
+	utilruntime.Must(capacityv1.AddToScheme(scheme))
 	return scheme
 }
 
@@ -134,6 +136,9 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		return fmt.Errorf("counting pods that went past the webhook: %w", err)
 	}
 	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.asked())
+	if err := p.addCapacity(config); err != nil {
+		return err
+	}
 	p.desk = &assign.Desk{
 		Book: p.book, Ledger: p.ledger, Leading: p.leading.Load, Leader: p.leader.address,
 		Transport: &http.Transport{
@@ -147,6 +152,24 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		}
 	}
 	return p.mgr.Start(ctx)
+}
+
+// addCapacity makes classes of capacity known, before anything is fed.
+func (p *parts) addCapacity(config *rest.Config) error {
+	classes, err := p.config.classes()
+	if err != nil || classes == nil {
+		return err
+	}
+	p.ledger.SetClasses(classes)
+	p.book.SetClasses(classes)
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("making a client of metadata: %w", err)
+	}
+	if err := p.mgr.Add(&policies.Namespaces{Book: p.book, Client: meta}); err != nil {
+		return fmt.Errorf("watching namespaces: %w", err)
+	}
+	return nil
 }
 
 // newWalker makes a walk that can be told of further kinds.

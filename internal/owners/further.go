@@ -324,7 +324,7 @@ func (f *feed) slim(obj any) (*ownership.Object, error) {
 // furtherKind reads metadata only, unless something else is asked for.
 func (w *Walker) furtherKind(k Kind) *kind {
 	resource := k.GroupVersion().WithResource(k.Resource)
-	out := &kind{GroupVersionKind: k.GroupVersionKind, resource: resource.GroupResource().String(), further: true}
+	out := &kind{GroupVersionKind: k.GroupVersionKind, resource: resource.GroupResource().String(), further: true, template: k.PodTemplatePath}
 	if k.Resource == "" {
 		out.get = func(context.Context, string, string) (any, error) { return nil, errNoResource }
 		out.replicas = func(any) (*int32, error) { return nil, nil }

@@ -40,6 +40,8 @@ type kind struct {
 	// replicas reads the number of pods that an object wants, or nil. An error
 	// says why there is none where one should be.
 	replicas func(obj any) (*int32, error)
+	// template leads to the pod template of a further kind; nil if nobody said.
+	template []string
 	// further: the kind is none of the built-in ones.
 	further bool
 	// unreadUntil is until when no object is read, in nanoseconds since 1970:
@@ -129,6 +131,7 @@ func (k *kind) slim(obj any) (*ownership.Object, error) {
 		PodsRefused:      podsRefused(obj),
 		Controller:       ControllerOf(m.GetOwnerReferences()),
 	}
+	setCapacity(o, obj, k.template)
 	return o, err
 }
 

@@ -448,3 +448,40 @@ func remove[K comparable](index map[K]uidSet, key K, uid types.UID) {
 		delete(index, key)
 	}
 }
+
+// Above returns the object and its owners up to the topmost, as far as the caches
+// know; nil for an object that they do not.
+func (w *Walker) Above(uid types.UID) (chain []*ownership.Object) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for o := w.objects[uid]; o != nil && len(chain) <= ownership.MaxHops; {
+		chain = append(chain, o)
+		if o.Controller == nil {
+			break
+		}
+		owner := w.objects[o.Controller.UID]
+		if !mayOwn(owner, o) {
+			break
+		}
+		o = owner
+	}
+	return chain
+}
+
+// Sized returns every object that says how many pods it wants and has no owner
+// that is known to do so.
+func (w *Walker) Sized() []*ownership.Object {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	var out []*ownership.Object
+	for _, o := range w.objects {
+		if o.Replicas == nil {
+			continue
+		}
+		if o.Controller != nil && mayOwn(w.objects[o.Controller.UID], o) && w.objects[o.Controller.UID].Replicas != nil {
+			continue
+		}
+		out = append(out, o)
+	}
+	return out
+}

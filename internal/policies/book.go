@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
@@ -45,10 +46,17 @@ type Book struct {
 	rules   map[types.UID]rulesEntry
 	trials  map[types.UID]Trial
 
+	// classes are those of capacity; nil where they are not in use.
+	classes *capacity.Classes
+	// namespaces are what namespaces say about them, where they say something, and
+	// counts the last count of a workload that could be used.
+	namespaces map[string]ownership.Capacity
+	counts     map[types.UID]int
 	// held is why pods of workloads stay at the gate that could leave it.
 	held map[types.UID]string
 
 	onTrial, onHeld []func(app types.UID) // set before anything runs
+	onNamespace     []func(name string)
 }
 
 type spreadKey struct{ policy, app types.UID }
@@ -77,6 +85,9 @@ func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, 
 		rules:   map[types.UID]rulesEntry{},
 		trials:  map[types.UID]Trial{},
 		held:    map[types.UID]string{},
+
+		namespaces: map[string]ownership.Capacity{},
+		counts:     map[types.UID]int{},
 	}
 }
 

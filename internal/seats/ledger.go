@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
@@ -63,6 +64,8 @@ type Ledger struct {
 	handlers []Handler
 	// groupsHandlers are told of groups.
 	groupsHandlers []GroupsHandler
+	// classes tell nodes and pods of the classes of capacity; nil where nobody asks.
+	classes *capacity.Classes
 	// held counts seats: under true those that are reserved, under false those
 	// that are observed.
 	held map[bool]prometheus.Gauge
@@ -80,6 +83,8 @@ type Ledger struct {
 	epoch uint64
 	// ready counts the Ready nodes of each group.
 	ready map[string]int
+	// openOfClass counts the open nodes of each class of capacity.
+	openOfClass [3]int
 	// avoided are groups that the pods of an owner do not get at creation.
 	avoided map[avoidance]penalty
 	// refused is until when new pods of an owner get their group at creation,
@@ -103,13 +108,15 @@ type seat struct {
 	seated    bool
 	group     string
 	reserved  bool
-	binding   bool      // reserved, and being bound to a node of group: see Confirm
-	number    int       // the group's seats when this one was taken, itself included
-	lapses    time.Time // when a reservation does
-	active    bool      // counts in its cohort's active
-	token     bool      // counts in its cohort's unseen
-	gated     bool      // counts in its cohort's gated
-	available bool      // counts in its owner's available
+	binding   bool           // reserved, and being bound to a node of group: see Confirm
+	number    int            // the group's seats when this one was taken, itself included
+	lapses    time.Time      // when a reservation does
+	active    bool           // counts in its cohort's active
+	token     bool           // counts in its cohort's unseen
+	gated     bool           // counts in its cohort's gated
+	available bool           // counts in its owner's available
+	granted   capacity.Class // reserved for a pod that is not seen with it yet
+	class     capacity.Class // counts in its cohort's classes under this
 }
 
 // owner is the direct owner of pods.
@@ -121,15 +128,16 @@ type owner struct {
 }
 
 type cohort struct {
-	key    Cohort
-	owner  *owner
-	counts map[string]int // seats by group, reserved ones included
-	seats  map[types.UID]*seat
-	like   *Pod // the pod seen last, for the next to share with
-	active int  // entries of pods that are active, or not seen yet
-	seated int  // entries with a seat
-	gated  int  // entries of pods that wait at our gate for a seat
-	unseen int  // seats that were taken for pods which nobody has seen yet
+	key     Cohort
+	owner   *owner
+	counts  map[string]int // seats by group, reserved ones included
+	seats   map[types.UID]*seat
+	like    *Pod   // the pod seen last, for the next to share with
+	active  int    // entries of pods that are active, or not seen yet
+	seated  int    // entries with a seat
+	gated   int    // entries of pods that wait at our gate for a seat
+	classes [3]int // active entries by class of capacity
+	unseen  int    // seats that were taken for pods which nobody has seen yet
 	// coming are until when the successors of pods at our gate are on their way.
 	coming []time.Time
 	// reservations of the cohort, to drop those that lapsed.
@@ -147,6 +155,7 @@ type node struct {
 	// exists is false for a node that is gone, or not seen yet, and has pods.
 	exists bool
 	pods   map[types.UID]*seat
+	class  capacity.Class
 	// used is the sum of what those pods hold.
 	used fit.Use
 }
@@ -221,6 +230,7 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 		s = l.enterLocked(pod.UID, key)
 	}
 	l.shareLocked(pod, s.cohort)
+	l.classifyLocked(pod)
 	if s.pod != nil {
 		old = s.pod
 	}
@@ -235,6 +245,11 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 	switch {
 	case !pod.Active:
 		l.unseatLocked(s)
+	case pod.Node != "":
+		s.granted = capacity.None
+	}
+	switch {
+	case !pod.Active:
 	case pod.Node != "" && l.newcomerLocked(pod, l.nodeLocked(pod.Node)):
 		l.seatLocked(s, pod.GroupStamp)
 		l.reserveLocked(s, newcomerTTL) // until the node is labelled
@@ -249,6 +264,7 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 		delete(l.disrupted, pod.UID) // the effect is seen on the pod itself from here on
 	}
 	l.countAvailableLocked(s)
+	l.countClassLocked(s)
 	return old
 }
 
@@ -322,6 +338,7 @@ func (l *Ledger) dropLocked(s *seat) {
 	l.countAvailableLocked(s)
 	s.setActive(false)
 	s.setGated(false)
+	l.countClassLocked(s)
 	if s.token {
 		s.token = false
 		s.cohort.unseen--

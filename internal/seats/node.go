@@ -65,6 +65,7 @@ func (l *Ledger) observeNode(node Node) (before Node) {
 	l.rememberNotReadyLocked(&node, before)
 	l.moveLocked(n, node.Group)
 	n.Node, n.exists = node, true
+	l.classifyNodeLocked(n, before)
 	l.countReadyLocked(before, node)
 	if node.roomier(before) {
 		l.welcomeLocked(node.Group)
@@ -87,6 +88,7 @@ func (l *Ledger) forgetNode(name string) (before Node) {
 	before = n.Node
 	l.moveLocked(n, "")
 	n.Node, n.exists = Node{Name: name}, false
+	l.classifyNodeLocked(n, before)
 	l.countReadyLocked(before, n.Node)
 	l.leaveLocked(n)
 	return before

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
@@ -51,6 +52,10 @@ type Pod struct {
 	CreatedFor types.UID
 	// Unassigned says why the pod could not be created as wanted.
 	Unassigned string
+
+	// ClassStamp is the class of capacity that the webhook gave the pod, and Class
+	// the one that its demands leave it: the ledger reads that.
+	ClassStamp, Class capacity.Class
 
 	// For is the one node that the pod is for, as DaemonSets say, or "".
 	For string
@@ -182,6 +187,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		Overrides:     pod.Annotations[gm.OverridesAnnotation],
 		CreatedFor:    types.UID(pod.Annotations[gm.CreatedForAnnotation]),
 		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
+		ClassStamp:    capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]),
 		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,
 		Finished:      pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,

@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
@@ -177,6 +178,8 @@ func (l *Ledger) lapseLocked(c *cohort) {
 			l.settleLocked(s)
 		default:
 			l.unseatLocked(s)
+			s.granted = capacity.None
+			l.countClassLocked(s)
 		}
 	}
 }

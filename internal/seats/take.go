@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
@@ -37,19 +38,17 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	defer l.mu.Unlock()
 	s := l.entryLocked(r)
 	i := -1
-	if s.cohort.unseen < maxUnseen+r.Total {
+	if s.token || s.cohort.unseen < maxUnseen+r.Total {
 		i = l.turnLocked(s.cohort, r, groups, reached)
 	}
-	if i < 0 || dryRun {
+	if (i < 0 || dryRun) && s.granted == capacity.None {
 		l.dropLocked(s)
 	}
 	if i < 0 {
 		return "", NoSeatOpen
 	}
 	if !dryRun {
-		s.token = true
-		s.cohort.unseen++
-		s.cohort.arrived()
+		l.takenLocked(s)
 		l.seatLocked(s, groups[i])
 		l.reserveLocked(s, takeTTL)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 )
 
 // disruptionTTL is how long an announced disruption counts when its effect is
@@ -28,6 +30,8 @@ type SeatView struct {
 	Seated bool
 	// Group is the NodeGroup of the seat; "" on a node of no group.
 	Group string
+	// Class is the class of capacity of the pod's node, or the one that it is kept to.
+	Class capacity.Class
 }
 
 // View returns the cohorts with active pods of these owners, sorted by owner
@@ -58,7 +62,7 @@ func (l *Ledger) cohortsOf(owners []types.UID) (out []CohortView) {
 			v := CohortView{Cohort: c.key, Pods: make([]SeatView, 0, len(c.seats))}
 			for _, s := range c.seats {
 				if s.pod != nil && s.pod.Active {
-					v.Pods = append(v.Pods, SeatView{Pod: s.pod, Seated: s.seated, Group: s.group})
+					v.Pods = append(v.Pods, SeatView{Pod: s.pod, Seated: s.seated, Group: s.group, Class: s.class})
 				}
 			}
 			if len(v.Pods) == 0 {

@@ -29,6 +29,8 @@
 //     what moves there and back is found; or
 //   - stuck: without a node, in the NodeGroup that it got at creation; or
 //   - stale: created otherwise than its OverridePolicy wants it; or
+//   - misplaced: its workload had more pods of its class of capacity than it is to
+//     have, or its ordinal is of the other class; or
 //   - leaving: its workload is of a pool that its UnitedDeployment does not have.
 //
 // No pod is evicted twice, and no more pods that have a node within any minute

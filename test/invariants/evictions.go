@@ -3,6 +3,8 @@ package invariants
 import (
 	"cmp"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -112,6 +114,9 @@ func (c *checker) checkEviction(e eviction, pod Pod) {
 	if c.poolRemoved(apps, from, e.Answered) {
 		return
 	}
+	if c.misplaced(pod, apps, from, to) {
+		return
+	}
 	groups, surplus := c.surplus(pod, apps, from, to)
 	if surplus {
 		return
@@ -120,8 +125,61 @@ func (c *checker) checkEviction(e eviction, pod Pod) {
 		groups = []string{""}
 	}
 	c.violate("I10", e.stamp(), pod.name(), c.near(pod, apps),
-		"was evicted from node %q of NodeGroup %q without a reason: it was neither surplus there, nor other than its OverridePolicy wants it, nor without a node that could take it, nor of a removed pool",
+		"was evicted from node %q of NodeGroup %q without a reason: it was neither surplus there, nor of the wrong class of capacity, nor other than its OverridePolicy wants it, nor without a node that could take it, nor of a removed pool",
 		pod.Node, groups[0])
+}
+
+// misplaced tells whether a pod was on a node of the wrong class of capacity, at
+// some moment since a time: its workload had more pods of the class than it is to
+// have, or its ordinal is of the other. What a workload says alone is looked at.
+func (c *checker) misplaced(pod Pod, apps []application, from time.Time, to uint64) bool {
+	keys := slices.Clone(c.cohorts[pod.cohort()])
+	for _, app := range apps {
+		for _, o := range app.chain {
+			keys = append(keys, workloadKey(o.UID))
+		}
+	}
+	for _, rv := range c.moments(from, to, keys...) {
+		app, ok := c.applicationAt(pod, rv)
+		if !ok || len(app.chain) == 0 {
+			continue
+		}
+		workload := app.chain[len(app.chain)-1]
+		count, err := strconv.Atoi(workload.Count)
+		if err != nil {
+			continue
+		}
+		class := c.classAt(pod, rv)
+		if pod.OwnerKind == "StatefulSet" {
+			ordinal, err := strconv.Atoi(pod.Name[strings.LastIndexByte(pod.Name, '-')+1:])
+			if err == nil && (ordinal-workload.FirstOrdinal < count) != (class == "on-demand") {
+				return true
+			}
+			continue
+		}
+		have := map[string]int{}
+		for _, key := range c.cohorts[pod.cohort()] {
+			if p, ok := get[Pod](c.History, key, rv); ok && p.Active {
+				have[c.classAt(p, rv)]++
+			}
+		}
+		want := map[string]int{"on-demand": min(count, workload.Replicas)}
+		want["spot"] = workload.Replicas - want["on-demand"]
+		if have[class] > want[class] {
+			return true
+		}
+	}
+	return false
+}
+
+// classAt is the class of a pod's node; "" without one.
+func (c *checker) classAt(pod Pod, rv uint64) string {
+	then, ok := get[Pod](c.History, podKey(pod.UID), rv)
+	if !ok || then.Node == "" {
+		return ""
+	}
+	n, _ := get[Node](c.History, nodeKey(then.Node), rv)
+	return n.Class
 }
 
 // stuck: the pod found no node in the group that it got at creation, or was

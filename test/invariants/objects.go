@@ -1,7 +1,10 @@
 package invariants
 
 import (
+	"cmp"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -54,7 +57,9 @@ type Pod struct {
 // Node is what is judged of a node.
 type Node struct {
 	Name, Group string
-	Ready       bool
+	// Class is the class of capacity, by the label of document 004.
+	Class string
+	Ready bool
 }
 
 // refusals are parts of what users read about a pod that waits for its group.
@@ -80,6 +85,11 @@ type Workload struct {
 	Pools string
 	Total int
 	Done  bool
+	// Count is the number of on-demand pods that the workload asks for, as it is
+	// written on it; "" of one whose pods are not divided. FirstOrdinal is a
+	// StatefulSet's.
+	Count        string
+	FirstOrdinal int
 }
 
 func (w Workload) name() types.NamespacedName {
@@ -192,6 +202,12 @@ func workload(kind string, o metav1.Object, replicas *int32) Workload {
 	if replicas != nil {
 		w.Replicas = int(*replicas)
 	}
+	if a := o.GetAnnotations(); a[gm.CapacitySwitchKey] == "true" {
+		w.Count = cmp.Or(a[gm.CapacityCountKey], strconv.Itoa(math.MaxInt32))
+	}
+	if set, ok := o.(*appsv1.StatefulSet); ok && set.Spec.Ordinals != nil {
+		w.FirstOrdinal = int(set.Spec.Ordinals.Start)
+	}
 	if c := metav1.GetControllerOfNoCopy(o); c != nil {
 		w.Owner, w.OwnerKind = c.UID, c.Kind
 	}
@@ -199,7 +215,7 @@ func workload(kind string, o metav1.Object, replicas *int32) Workload {
 }
 
 func slimNode(o *corev1.Node) Node {
-	n := Node{Name: o.Name, Group: o.Labels[gm.NodeGroupLabel]}
+	n := Node{Name: o.Name, Group: o.Labels[gm.NodeGroupLabel], Class: o.Labels["node.kubernetes.io/capacity"]}
 	for _, c := range o.Status.Conditions {
 		n.Ready = n.Ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	}

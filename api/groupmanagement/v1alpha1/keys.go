@@ -21,6 +21,20 @@ const (
 	BindingOverridePolicyLabel = "groupmanagement.kubeedge.io/binding-overridepolicy"
 )
 
+// Keys of document 004, "Config". Users write them as annotations or labels on a
+// workload, its pod template or its namespace; the nearest that says something
+// counts, for each key by itself, and an annotation before a label.
+const (
+	// CapacitySwitchKey is "true" where the workload's pods are divided over
+	// on-demand and spot nodes, and "false" where they are not: the default.
+	CapacitySwitchKey = "cloudpilot.ai/webhook-scheduler"
+
+	// CapacityCountKey is the number of pods that are to be on on-demand nodes, if
+	// there are as many; a whole number from 0 to 2147483647. All others are on spot
+	// nodes. Without it all are on-demand.
+	CapacityCountKey = "cloudpilot.ai/webhook-scheduler-max-on-demand-count"
+)
+
 // Keys that atoll-manager writes on nodes and pods. What users write under
 // them in a pod template is ignored.
 const (
@@ -54,6 +68,13 @@ const (
 	// a seat was open then, of a policy that bounds how many pods there are: a
 	// token, by which the ledger knows the pod before it has a UID.
 	AdmissionAnnotation = "atoll.dev/admission"
+
+	// CapacityClassLabel is put on a pod that is kept to a class of capacity
+	// (document 004): on-demand or spot.
+	CapacityClassLabel = "atoll.dev/capacity-class"
+
+	// CapacityReasonAnnotation is put on the same pod: why it got its class.
+	CapacityReasonAnnotation = "atoll.dev/capacity-reason"
 
 	// AdmittedAnnotation is put on a pod that passed the pod webhook and whose
 	// workload requires a policy, or may do so; its value is "true" or, with a seat,

@@ -67,6 +67,10 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 			errs = append(errs, err)
 			continue
 		}
+		if done, err := r.classify(ctx, s, pod); done || err != nil {
+			errs = append(errs, err)
+			continue
+		}
 		request.Pod = pod.UID
 		stays, err := r.replace(ctx, s, pod)
 		switch {
@@ -108,6 +112,12 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 				continue
 			}
 			app, _, err := r.Walker.Application(ctx, pod.Object())
+			if err == nil && pod.Gated {
+				if done, err := r.classify(ctx, s, pod.Pod); done || err != nil {
+					errs = append(errs, err)
+					continue
+				}
+			}
 			switch {
 			case errors.Is(err, owners.ErrOwnerUnread):
 				errs = append(errs, phase.Wait(err.Error(), retryUnread))

@@ -275,11 +275,30 @@ func (c *Classes) Restrict(spec *corev1.PodSpec, class Class) {
 			}
 		}
 	}
-	for _, toleration := range definition.Tolerations {
-		if !slices.Contains(spec.Tolerations, toleration) {
-			spec.Tolerations = append(slices.Clip(spec.Tolerations), toleration)
+	spec.Tolerations = c.Tolerations(spec.Tolerations, class)
+}
+
+// Restricted tells whether Restrict has kept a pod with this node affinity to a
+// class, or the pod demands the same by itself.
+func (c *Classes) Restricted(required *corev1.NodeSelector, class Class) bool {
+	if required == nil || len(required.NodeSelectorTerms) == 0 {
+		return false
+	}
+	return !slices.ContainsFunc(required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
+		return len(term.MatchExpressions)+len(term.MatchFields) > 0 && slices.ContainsFunc(c.of(class).Demands, func(demand corev1.NodeSelectorRequirement) bool {
+			return !slices.ContainsFunc(term.MatchExpressions, same(demand))
+		})
+	})
+}
+
+// Tolerations are those that a pod has once it is kept to a class.
+func (c *Classes) Tolerations(own []corev1.Toleration, class Class) []corev1.Toleration {
+	for _, toleration := range c.of(class).Tolerations {
+		if !slices.Contains(own, toleration) {
+			own = append(slices.Clip(own), toleration)
 		}
 	}
+	return own
 }
 
 // Free returns what a pod demanded before Restrict, as far as that can be told:

@@ -198,7 +198,7 @@ func required(spec *corev1.PodSpec) *corev1.NodeSelector {
 func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
 	for _, preset := range []string{"document", "gke"} {
 		c := ready(t, preset)
-		for seed := range uint64(20_000) {
+		for seed := range uint64(4_000) {
 			r := chance{rand.New(rand.NewPCG(seed, 4))}
 			before := r.spec()
 			class := []Class{OnDemand, Spot}[r.IntN(2)]
@@ -238,7 +238,7 @@ func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
 // TestTheClassOfAPodIsTheOneThatItsDemandsLeave.
 func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
 	c := ready(t, "document")
-	for seed := range uint64(20_000) {
+	for seed := range uint64(4_000) {
 		r := chance{rand.New(rand.NewPCG(seed, 5))}
 		spec := r.spec()
 		class := c.OfPod(spec.NodeSelector, required(spec))
@@ -275,7 +275,7 @@ func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
 func TestFreeUndoesRestrict(t *testing.T) {
 	for _, preset := range []string{"document", "aks"} {
 		c := ready(t, preset)
-		for seed := range uint64(2_000) {
+		for seed := range uint64(1_000) {
 			r := chance{rand.New(rand.NewPCG(seed, 6))}
 			before := r.spec()
 			if c.OfPod(before.NodeSelector, required(before)) != None {

@@ -46,6 +46,12 @@ type Object struct {
 	// PodsRefused is why pods of the object cannot be created, in the words of
 	// the API server; "" if they can, or if its kind does not say.
 	PodsRefused string
+	// Capacity and TemplateCapacity are what the object and its pod template say
+	// about classes of capacity.
+	Capacity, TemplateCapacity Capacity
+	// Surge is how many pods beyond Replicas the object may have in a rollout, and
+	// FirstOrdinal the ordinal of a StatefulSet's first pod.
+	Surge, FirstOrdinal int32
 	// Controller is the object's own controller, if it has one.
 	Controller *Reference
 	// Seat is the token by which a pod that got its seat at its creation was known

@@ -22,6 +22,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
@@ -45,6 +46,7 @@ var kinds = func() *runtime.Scheme {
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
 	utilruntime.Must(gm.AddToScheme(scheme))
 	utilruntime.Must(apps.AddToScheme(scheme))
+	utilruntime.Must(capacity.AddToScheme(scheme))
 	return scheme
 }()
 
@@ -371,6 +373,7 @@ func Owner(o Object) *ownership.Object {
 		Deleting: o.GetDeletionTimestamp() != nil, Generation: o.GetGeneration(),
 		OverridesStopped: o.GetAnnotations()[gm.OverridesStoppedAnnotation] != "",
 	}
+	out.Capacity = ownership.CapacityOf(o.GetAnnotations(), o.GetLabels())
 	if ref := metav1.GetControllerOf(o); ref != nil {
 		out.Controller = &ownership.Reference{
 			GroupVersionKind: schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind), Name: ref.Name, UID: ref.UID,

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
@@ -16,7 +17,7 @@ import (
 // the CRDs; funcs sees the calls first.
 func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch {
 	return fake.NewClientBuilder().WithScheme(kinds).
-		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}).
+		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}, &capacity.CapacitySplit{}).
 		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
 }
 

@@ -15,6 +15,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
@@ -28,7 +29,7 @@ const proofTTL = 30 * time.Second
 
 // prove marks a pod that got what it gets once, so that it is known if it comes again.
 func (w *Webhook) prove(pod *corev1.Pod, namespace string) {
-	if pod.Annotations[gm.SeatAnnotation] == "" && pod.Annotations[gm.AdmissionAnnotation] == "" {
+	if pod.Annotations[gm.SeatAnnotation] == "" && pod.Annotations[gm.AdmissionAnnotation] == "" && pod.Labels[gm.CapacityClassLabel] == "" {
 		return
 	}
 	key := w.Key()
@@ -64,7 +65,7 @@ func proof(key []byte, pod *corev1.Pod, namespace, until string) string {
 		}
 	}
 	said, _ := json.Marshal([]string{ // strings always encode
-		until, namespace, string(owner), pod.Labels[gm.NodeGroupLabel],
+		until, namespace, string(owner), pod.Labels[gm.NodeGroupLabel], pod.Labels[gm.CapacityClassLabel],
 		pod.Annotations[gm.SeatAnnotation], pod.Annotations[gm.AdmissionAnnotation], pod.Annotations[gm.OriginalImagesAnnotation],
 		pod.Annotations[gm.OverridesAnnotation], pod.Annotations[gm.CreatedForAnnotation], pod.Annotations[gm.UnassignedAnnotation],
 	})
@@ -76,6 +77,9 @@ func proof(key []byte, pod *corev1.Pod, namespace, until string) string {
 // again makes a pod that was seen before whole: others may have taken the group's
 // node affinity away from it, added containers, or given it images.
 func (w *Webhook) again(ctx context.Context, pod *corev1.Pod, object *ownership.Object) {
+	if class := capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]); class != capacity.None && w.Book.Classes() != nil {
+		w.Book.Classes().Restrict(&pod.Spec, class)
+	}
 	group := pod.Labels[gm.NodeGroupLabel]
 	if pod.Annotations[gm.SeatAnnotation] == "" || group == "" {
 		return

@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -35,7 +35,7 @@ const (
 
 // assign gives the pod its seat and its overrides if it needs them from the
 // start.
-func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, dryRun bool) standing {
+func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, token types.UID, dryRun bool) standing {
 	revision := w.Walker.Revision(object.Controller, pod.Labels)
 	a, err := w.Book.Prospect(ctx, object, revision)
 	if err != nil {
@@ -52,7 +52,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	if a.Divided() && creation.Early {
 		wait = pinnedLater
 	}
-	ask := assign.Ask{Pod: object, Revision: revision, Token: uuid.NewUUID(), Overridden: creation.Fixed, DryRun: dryRun}
+	ask := assign.Ask{Pod: object, Revision: revision, Token: token, Overridden: creation.Fixed, DryRun: dryRun}
 	switch {
 	case !a.Divided():
 		if ask.Node = seats.NodeOf(pod); ask.Node == "" || !creation.AtOnce {

@@ -19,6 +19,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -26,6 +28,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
@@ -80,7 +83,7 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 	}
 	dropStamps(pod)
 	object := objectOf(pod, namespace)
-	app, err := w.application(ctx, object)
+	app, owned, err := w.application(ctx, object)
 	if errors.Is(err, owners.ErrOwnerUnread) {
 		w.hold(ctx, pod, err)
 		return
@@ -90,22 +93,37 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 		return
 	}
 	setPolicyLabels(pod, app.Policies())
-	if app.Managed() {
+	share := w.Book.CapacityOf(owned)
+	if app.Managed() || share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	}
-	if pod.Spec.NodeName != "" || !app.Managed() {
+	if pod.Spec.NodeName != "" || !app.Managed() && !share.On {
 		return
 	}
+	token := uuid.NewUUID()
+	gate := share.On && !w.classify(ctx, pod, object, share, token, dryRun) // the class first: not every group has nodes of each
+	if app.Managed() {
+		gate = w.place(ctx, pod, object, app, token, dryRun) || gate
+	}
+	if !share.Ordinal {
+		assign.SetClassCost(pod, capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]))
+	}
+	if gate {
+		setGate(pod)
+	}
+	w.prove(pod, namespace)
+}
+
+// place gives a pod what the policies of its application want, and tells whether
+// it is to wait at the gate.
+func (w *Webhook) place(ctx context.Context, pod *corev1.Pod, object *ownership.Object, app ownership.Application, token types.UID, dryRun bool) (gate bool) {
 	// A pod that gets its seat now has it when its policies are bound.
-	standing := w.assign(ctx, pod, object, dryRun)
+	standing := w.assign(ctx, pod, object, token, dryRun)
 	if managed(app) && standing != settled && standing != pinnedLater {
 		w.setScheduler(pod)
 		w.mark(pod)
 	}
-	if standing == waiting || standing == pinnedLater || waits(app.Propagation) || waits(app.Override) {
-		setGate(pod)
-	}
-	w.prove(pod, namespace)
+	return standing == waiting || standing == pinnedLater || waits(app.Propagation) || waits(app.Override)
 }
 
 func setGate(pod *corev1.Pod) {
@@ -126,12 +144,16 @@ func (w *Webhook) hold(ctx context.Context, pod *corev1.Pod, why error) {
 	setGate(pod)
 }
 
-func (w *Webhook) application(ctx context.Context, object *ownership.Object) (ownership.Application, error) {
+// application is what a pod belongs to, with its owners, the direct one first.
+func (w *Webhook) application(ctx context.Context, object *ownership.Object) (app ownership.Application, owned []*ownership.Object, err error) {
 	if !w.Walker.HasSynced() {
-		return ownership.Application{}, errors.New("owners are not listed yet")
+		return ownership.Application{}, nil, errors.New("owners are not listed yet")
 	}
-	app, _, err := w.Walker.Application(ctx, object)
-	return app, err
+	app, chain, err := w.Walker.Application(ctx, object)
+	if err != nil {
+		return app, nil, err
+	}
+	return app, chain[1:], nil
 }
 
 // objectOf is the pod as the start of a walk up its owners.
@@ -149,9 +171,11 @@ func objectOf(pod *corev1.Pod, namespace string) *ownership.Object {
 // same pod never comes here.
 func dropStamps(pod *corev1.Pod) {
 	delete(pod.Labels, gm.NodeGroupLabel)
+	delete(pod.Labels, gm.CapacityClassLabel)
 	for _, key := range []string{
 		gm.OriginalImagesAnnotation, gm.RestartingAnnotation, gm.NudgeAnnotation, gm.DeletionCostAnnotation,
 		gm.SeatAnnotation, gm.AdmissionAnnotation, gm.AdmittedAnnotation, gm.OverridesAnnotation, gm.CreatedForAnnotation, gm.UnassignedAnnotation,
+		gm.CapacityReasonAnnotation,
 	} {
 		delete(pod.Annotations, key)
 	}

@@ -1,0 +1,131 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// CapacitySplit shows how the pods of one workload are divided over on-demand and
+// spot nodes. atoll-manager writes it for each workload that is divided and deletes
+// it when that ends; nothing reads what anybody else writes into it.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=split
+// +kubebuilder:printcolumn:name="Kind",type=string,JSONPath=`.status.workload.kind`
+// +kubebuilder:printcolumn:name="Workload",type=string,JSONPath=`.status.workload.name`
+// +kubebuilder:printcolumn:name="On-Demand",type=integer,JSONPath=`.status.onDemand.have`,description="Pods on on-demand nodes."
+// +kubebuilder:printcolumn:name="Want",type=integer,JSONPath=`.status.onDemand.want`,description="How many on-demand pods there are to be."
+// +kubebuilder:printcolumn:name="Spot",type=integer,JSONPath=`.status.spot.have`,description="Pods on spot nodes."
+// +kubebuilder:printcolumn:name="Want",type=integer,JSONPath=`.status.spot.want`,description="How many spot pods there are to be."
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type CapacitySplit struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// +optional
+	Status CapacitySplitStatus `json:"status,omitempty"`
+}
+
+// CapacitySplitStatus is what was observed of the workload.
+type CapacitySplitStatus struct {
+	// observedGeneration is metadata.generation of the workload that was looked at.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// workload is the one whose pods are divided.
+	// +optional
+	Workload WorkloadReference `json:"workload,omitempty"`
+
+	// count is the number of on-demand pods that the workload is to have, if it has
+	// as many; absent where all are to be on-demand.
+	// +optional
+	Count *int32 `json:"count,omitempty"`
+
+	// onDemand counts the on-demand pods.
+	// +optional
+	OnDemand ClassStatus `json:"onDemand"`
+
+	// spot counts the spot pods.
+	// +optional
+	Spot ClassStatus `json:"spot"`
+
+	// other is the number of pods on nodes of neither class.
+	// +optional
+	Other int32 `json:"other,omitempty"`
+
+	// conditions has Ready: whether the pods are divided as they are to be.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=8
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// ClassStatus counts the pods of one class.
+type ClassStatus struct {
+	// want is the number of pods that there are to be.
+	// +optional
+	Want int32 `json:"want"`
+
+	// have is the number of pods on nodes of the class.
+	// +optional
+	Have int32 `json:"have"`
+
+	// reserved is the number of pods that were given the class when they were
+	// created and have not been seen since. It is kept for ten seconds.
+	// +optional
+	Reserved int32 `json:"reserved,omitempty"`
+
+	// waiting is the number of pods of the class that have no node.
+	// +optional
+	Waiting int32 `json:"waiting,omitempty"`
+}
+
+// WorkloadReference names a workload in the namespace of the object.
+type WorkloadReference struct {
+	// +kubebuilder:validation:MaxLength=320
+	APIVersion string `json:"apiVersion"`
+	// +kubebuilder:validation:MaxLength=63
+	Kind string `json:"kind"`
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+}
+
+// CapacitySplitList is a list of CapacitySplits.
+//
+// +kubebuilder:object:root=true
+type CapacitySplitList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []CapacitySplit `json:"items"`
+}
+
+// ConditionReady is True while the pods are divided as they are to be.
+const ConditionReady = "Ready"
+
+// Reasons of the condition Ready.
+const (
+	// ReasonSatisfied: each class has as many pods as it is to have.
+	ReasonSatisfied = "Satisfied"
+	// ReasonConverging: pods are created, or moved from one class to the other.
+	ReasonConverging = "Converging"
+	// ReasonPodsWaiting: pods of a class have no node.
+	ReasonPodsWaiting = "PodsWaiting"
+	// ReasonNoNodes: a class that is wanted has no node that is Ready and not cordoned.
+	ReasonNoNodes = "NoNodes"
+	// ReasonNoRoom: pods of the wrong class stay, because no node could take their
+	// successors.
+	ReasonNoRoom = "NoRoom"
+	// ReasonBlockedByPDB: pods of the wrong class stay, because a PodDisruptionBudget
+	// allows no eviction.
+	ReasonBlockedByPDB = "BlockedByPDB"
+	// ReasonPinned: the pods' own node selector or affinity leaves them one class only.
+	ReasonPinned = "Pinned"
+	// ReasonNotAdmitted: successors of moved pods were created without the webhook, so
+	// that moving more would help nothing.
+	ReasonNotAdmitted = "NotAdmitted"
+	// ReasonInvalid: what the workload or its namespace says cannot be used.
+	ReasonInvalid = "Invalid"
+	// ReasonObservationFailed: it could not be looked at.
+	ReasonObservationFailed = "ObservationFailed"
+)

@@ -1,0 +1,170 @@
+package capacity
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// observed is what was seen of one workload.
+type observed struct {
+	replicas int
+	count    int
+	// ofOrdinal is the class of a StatefulSet's pod by its name; nil for workloads
+	// whose pods are counted.
+	ofOrdinal func(pod string) capacity.Class
+	pods      []seats.SeatView
+	// rollout: pods of several revisions are there.
+	rollout bool
+	// reserved are seats of pods that nobody has seen yet, and open the nodes of
+	// each class that are Ready and not cordoned.
+	reserved, open [3]int
+	// canTake tells whether a node of a class could run the successor of a pod.
+	canTake func(class capacity.Class, pod *seats.Pod) (bool, fit.Reason)
+	// bypassed: successors of pods that were moved did not pass the webhook.
+	bypassed bool
+}
+
+// plan is what is to be done about one workload, and what is to be said of it.
+type plan struct {
+	// evict are pods of the wrong class in the order in which they are to leave.
+	evict []*seats.Pod
+	// to is the class whose pods each of evict makes room for.
+	want, have, waiting [3]int
+	reason, message     string
+}
+
+// planFor decides for one workload. It is a pure function.
+func planFor(o observed) plan {
+	p := plan{reason: api.ReasonSatisfied}
+	p.want[capacity.OnDemand], p.want[capacity.Spot] = capacity.Divide(o.replicas, o.count)
+	for _, pod := range o.pods {
+		if pod.Node == "" {
+			p.waiting[pod.Class]++
+		} else {
+			p.have[pod.Class]++
+		}
+	}
+	pinned, closed := 0, fit.Fits
+	if !o.rollout {
+		p.evict, pinned, closed = o.misplaced(p)
+	}
+	p.explain(o, pinned, closed)
+	if o.bypassed {
+		p.evict = nil
+	}
+	return p
+}
+
+// misplaced are the pods of the wrong class whose successors would get the right
+// one and find a node; pinned are those whose own demands leave them no other
+// class, and closed is why other successors would find none.
+func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit.Reason) {
+	lacks := [3]int{}
+	for _, class := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
+		lacks[class] = p.want[class] - p.have[class] - p.waiting[class] - o.reserved[class]
+	}
+	for _, pod := range o.candidates() {
+		right := pod.Class.Other()
+		switch {
+		case o.ofOrdinal != nil:
+			if right = o.ofOrdinal(pod.Name); right == pod.Class || right == capacity.None {
+				continue
+			}
+		case pod.Class == capacity.None: // on a node of neither class, or it waits for any
+			if right = capacity.OnDemand; lacks[right] <= 0 {
+				right = capacity.Spot
+			}
+			if lacks[right] <= 0 {
+				continue
+			}
+		case lacks[pod.Class] >= 0 || lacks[right] <= 0:
+			continue
+		}
+		if pod.ClassStamp == capacity.None && pod.Pod.Class != capacity.None {
+			pinned++
+			continue
+		}
+		if can, why := o.canTake(right, pod.Pod); !can {
+			closed = fit.Further(why, closed)
+			continue
+		}
+		lacks[right]--
+		lacks[pod.Class]++
+		leave = append(leave, pod.Pod)
+	}
+	return leave, pinned, closed
+}
+
+// candidates are the pods in the order in which they would leave: first those that
+// do no work, then the cheapest, then the youngest; of a StatefulSet the highest
+// ordinal first.
+func (o *observed) candidates() []seats.SeatView {
+	pods := slices.Clone(o.pods)
+	rank := func(pod seats.SeatView) int {
+		switch {
+		case pod.Node == "":
+			return 0
+		case !pod.Ready:
+			return 1
+		default:
+			return 2
+		}
+	}
+	slices.SortStableFunc(pods, func(a, b seats.SeatView) int {
+		if o.ofOrdinal != nil {
+			i, _ := capacity.Ordinal(a.Name)
+			j, _ := capacity.Ordinal(b.Name)
+			return cmp.Compare(j, i)
+		}
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.DeletionCost, b.DeletionCost), b.Created.Compare(a.Created), cmp.Compare(a.UID, b.UID))
+	})
+	return pods
+}
+
+// explain sums up, the first problem first. Messages hold no number that moves.
+func (p *plan) explain(o observed, pinned int, closed fit.Reason) {
+	set := func(reason, message string, args ...any) { p.reason, p.message = reason, fmt.Sprintf(message, args...) }
+	for _, class := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
+		if p.want[class] > p.have[class] && o.open[class] == 0 {
+			set(api.ReasonNoNodes, "no node of class %s is Ready and not cordoned", class)
+			return
+		}
+	}
+	switch {
+	case len(p.evict) > 0 && o.bypassed:
+		set(api.ReasonNotAdmitted, "pods of the wrong class stay: the last ones that were made anew did not pass the webhook of atoll-manager")
+	case len(p.evict) > 0:
+		set(api.ReasonConverging, "pods are moved to the class that they are to have")
+	case o.rollout:
+		set(api.ReasonConverging, "a rollout is in progress")
+	case p.waiting[capacity.OnDemand]+p.waiting[capacity.Spot]+p.waiting[capacity.None] > 0:
+		set(api.ReasonPodsWaiting, "pods wait for a node%s", waitingFor(p.waiting))
+	case closed != fit.Fits:
+		set(api.ReasonNoRoom, "pods of the wrong class stay: of the other class, %s", closed)
+	case pinned > 0:
+		set(api.ReasonPinned, "pods of the wrong class stay: their own node selector or affinity leaves them no other")
+	case p.have[capacity.OnDemand] != p.want[capacity.OnDemand] || p.have[capacity.Spot] != p.want[capacity.Spot]:
+		set(api.ReasonConverging, "pods are created or on their way out")
+	default:
+		set(api.ReasonSatisfied, "each class has as many pods as it is to have")
+	}
+}
+
+func waitingFor(waiting [3]int) string {
+	switch {
+	case waiting[capacity.OnDemand] > 0 && waiting[capacity.Spot] > 0:
+		return " of both classes"
+	case waiting[capacity.OnDemand] > 0:
+		return " of class on-demand"
+	case waiting[capacity.Spot] > 0:
+		return " of class spot"
+	default:
+		return ""
+	}
+}

@@ -1,0 +1,139 @@
+package capacity
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+)
+
+// showTimeout bounds what is read and written to show a workload: where that
+// cannot be done, workloads are divided all the same.
+const showTimeout = 5 * time.Second
+
+// report shows what was observed and planned, and tells of what is new.
+func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	ctx, cancel := context.WithTimeout(ctx, showTimeout)
+	defer cancel()
+	split := &api.CapacitySplit{}
+	key := types.NamespacedName{Namespace: s.workload.Namespace, Name: nameOf(s.workload)}
+	err := r.Client.Get(ctx, key, split)
+	if apierrors.IsNotFound(err) {
+		split, err = r.create(ctx, s, key)
+	}
+	if err != nil || split == nil {
+		return wrap("writing", s.workload, err)
+	}
+	r.show(s.workload.UID, key)
+	if !ownedBy(split, s.workload.UID) { // of one of the same name before; the garbage collector takes it
+		return wrap("replacing", s.workload, client.IgnoreNotFound(r.Client.Delete(ctx, split, client.Preconditions{UID: &split.UID})))
+	}
+	before := split.DeepCopy()
+	ready := setStatus(s, &split.Status)
+	if was := reasonOf(before); was != ready && (ready == api.ReasonNoNodes || ready == api.ReasonInvalid) {
+		r.Recorder.Eventf(reference(s.workload), nil, corev1.EventTypeWarning, ready, "Divide", "%s", conditionOf(split).Message)
+	}
+	return patch.Status(ctx, r.Client, split, before)
+}
+
+func (r *Reconciler) create(ctx context.Context, s *scope, key types.NamespacedName) (*api.CapacitySplit, error) {
+	split := &api.CapacitySplit{ObjectMeta: metav1.ObjectMeta{
+		Namespace: key.Namespace, Name: key.Name,
+		OwnerReferences: []metav1.OwnerReference{{
+			APIVersion: s.workload.GroupVersion().String(), Kind: s.workload.Kind, Name: s.workload.Name, UID: s.workload.UID,
+		}},
+	}}
+	err := r.Client.Create(ctx, split)
+	if apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return nil, nil // the cache comes to know it, or nobody will look at it
+	}
+	return split, err
+}
+
+// hide deletes what is shown of a workload that is divided no more.
+func (r *Reconciler) hide(ctx context.Context, s *scope) error {
+	ctx, cancel := context.WithTimeout(ctx, showTimeout)
+	defer cancel()
+	split := &api.CapacitySplit{}
+	err := r.Client.Get(ctx, types.NamespacedName{Namespace: s.workload.Namespace, Name: nameOf(s.workload)}, split)
+	if err == nil && ownedBy(split, s.workload.UID) {
+		err = r.Client.Delete(ctx, split, client.Preconditions{UID: &split.UID})
+	}
+	if client.IgnoreNotFound(err) != nil {
+		return wrap("deleting", s.workload, err)
+	}
+	r.forget(s.workload.UID)
+	return nil
+}
+
+func ownedBy(split *api.CapacitySplit, uid types.UID) bool {
+	return len(split.OwnerReferences) == 1 && split.OwnerReferences[0].UID == uid
+}
+
+// maxName is the longest name of an object.
+const maxName = 253
+
+// nameOf is the name under which a workload is shown.
+func nameOf(o *ownership.Object) string {
+	name := strings.ToLower(o.Kind) + "-" + o.Name
+	if len(name) <= maxName {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	end := "-" + hex.EncodeToString(sum[:8])
+	return strings.TrimRight(name[:maxName-len(end)], ".-") + end
+}
+
+// setStatus writes what was observed and planned, and returns the reason.
+func setStatus(s *scope, status *api.CapacitySplitStatus) string {
+	w, p, o := s.workload, s.plan, s.observed
+	status.ObservedGeneration = w.Generation
+	status.Workload = api.WorkloadReference{APIVersion: w.GroupVersion().String(), Kind: w.Kind, Name: w.Name}
+	status.Count = nil
+	if s.capacity.Count != capacity.MaxCount {
+		status.Count = new(int32(s.capacity.Count))
+	}
+	of := func(class capacity.Class) api.ClassStatus {
+		return api.ClassStatus{
+			Want: int32(p.want[class]), Have: int32(p.have[class]), Reserved: int32(o.reserved[class]), Waiting: int32(p.waiting[class]),
+		}
+	}
+	status.OnDemand, status.Spot, status.Other = of(capacity.OnDemand), of(capacity.Spot), int32(p.have[capacity.None]+p.waiting[capacity.None])
+	reason, message := p.reason, p.message
+	if s.capacity.Invalid != nil {
+		reason, message = api.ReasonInvalid, conditions.Bounded("what the workload, its pod template or its namespace says cannot be used: "+s.capacity.Invalid.Error())
+	}
+	ready := metav1.ConditionFalse
+	switch {
+	case reason == api.ReasonSatisfied && o.replicas > 0:
+		ready = metav1.ConditionTrue
+	case reason == api.ReasonSatisfied:
+		ready, message = metav1.ConditionTrue, "the workload is to have no pods"
+	}
+	conditions.Set(&status.Conditions, w.Generation, api.ConditionReady, ready, reason, message)
+	return reason
+}
+
+func conditionOf(split *api.CapacitySplit) metav1.Condition {
+	for _, c := range split.Status.Conditions {
+		if c.Type == api.ConditionReady {
+			return c
+		}
+	}
+	return metav1.Condition{}
+}
+
+func reasonOf(split *api.CapacitySplit) string { return conditionOf(split).Reason }

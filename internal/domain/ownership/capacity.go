@@ -1,0 +1,42 @@
+package ownership
+
+import (
+	"cmp"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// Capacity is what an object says about on-demand and spot capacity (document
+// 004): the values of the two keys. Empty is absent.
+type Capacity struct{ Switch, Count string }
+
+// CapacityOf reads the two keys, of each the annotation before the label.
+func CapacityOf(annotations, labels map[string]string) Capacity {
+	if len(annotations)+len(labels) == 0 {
+		return Capacity{}
+	}
+	return Capacity{
+		Switch: cmp.Or(annotations[gm.CapacitySwitchKey], labels[gm.CapacitySwitchKey]),
+		Count:  cmp.Or(annotations[gm.CapacityCountKey], labels[gm.CapacityCountKey]),
+	}
+}
+
+// CapacityWorkload picks, from a chain without the pod, the workload whose pods
+// are divided over classes of capacity: the topmost owner that says how many pods
+// it wants. It is nil for pods whose owners do not make each as good as any other:
+// those of Jobs and DaemonSets, and pods without an owner.
+func CapacityWorkload(owners []*Object) (workload *Object) {
+	for _, o := range owners {
+		switch o.Kind {
+		case "Job", "CronJob", "DaemonSet", "Pod":
+			return nil
+		}
+		if o.Replicas != nil {
+			workload = o
+		}
+	}
+	if len(owners) > 0 && owners[0].Replicas == nil {
+		return nil
+	}
+	return workload
+}

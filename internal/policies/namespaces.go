@@ -1,0 +1,80 @@
+package policies
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/cache"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+)
+
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
+
+// Namespaces tells a Book what namespaces say about classes of capacity. Nobody
+// waits for it: while namespaces cannot be read they say what they said last, and
+// nothing at first.
+type Namespaces struct {
+	Book   *Book
+	Client metadata.Interface
+}
+
+// Start watches namespaces until ctx is done. It implements manager.Runnable.
+func (n *Namespaces) Start(ctx context.Context) error {
+	informer := metadatainformer.NewFilteredMetadataInformer(n.Client, corev1.SchemeGroupVersion.WithResource("namespaces"), "", 0, nil, nil).Informer()
+	if err := informer.SetTransform(saysOnly); err != nil {
+		return fmt.Errorf("watching namespaces: %w", err)
+	}
+	set := func(obj any) {
+		if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
+			n.Book.SetNamespace(m.Name, ownership.CapacityOf(m.Annotations, m.Labels))
+		}
+	}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    set,
+		UpdateFunc: func(_, obj any) { set(obj) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
+				n.Book.SetNamespace(m.Name, ownership.Capacity{})
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watching namespaces: %w", err)
+	}
+	informer.RunWithContext(ctx)
+	return nil
+}
+
+// NeedLeaderElection is false: every replica admits pods.
+func (n *Namespaces) NeedLeaderElection() bool { return false }
+
+// saysOnly keeps of a namespace what is read.
+func saysOnly(obj any) (any, error) {
+	m, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return obj, nil
+	}
+	slim := &metav1.PartialObjectMetadata{TypeMeta: m.TypeMeta, ObjectMeta: metav1.ObjectMeta{Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}}
+	only := func(all map[string]string) (kept map[string]string) {
+		for _, key := range []string{gm.CapacitySwitchKey, gm.CapacityCountKey} {
+			if v, ok := all[key]; ok {
+				if kept == nil {
+					kept = map[string]string{}
+				}
+				kept[key] = v
+			}
+		}
+		return kept
+	}
+	slim.Annotations, slim.Labels = only(m.Annotations), only(m.Labels)
+	return slim, nil
+}

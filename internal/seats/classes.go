@@ -1,0 +1,309 @@
+package seats
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
+)
+
+// A pod's class of capacity is the second thing that its seat says, beside its
+// group: reserved while the pod is being created, and then read off the pod and
+// its node. Groups are divided for each cohort by itself; on-demand pods are
+// counted over all revisions of a workload.
+
+// Sibling is another direct owner of pods of the same workload, as another
+// ReplicaSet of the Deployment.
+type Sibling struct {
+	Owner types.UID
+	// Replicas is the number of pods that it is to have.
+	Replicas int
+}
+
+// ClassRequest asks for the class of a pod.
+type ClassRequest struct {
+	// Pod is the pod's UID, or the token of one that is being created.
+	Pod    types.UID
+	Cohort Cohort
+	// Total is the number of pods that the cohort's owner wants.
+	Total int
+	// Class is the one that the pod has anyway; None is the one whose turn it is.
+	Class capacity.Class
+	// Count is the number of on-demand pods that the workload is to have at most,
+	// and Surge how many pods more it may have in a rollout.
+	Count, Surge int
+	Siblings     []Sibling
+	// Doubtful: the API server refuses pods of the owner, so that on-demand seats of
+	// pods that nobody has seen may be of none.
+	Doubtful bool
+	// Final: what is in doubt is decided as it looks. It has looked so for long.
+	Final bool
+}
+
+// SetClasses says how nodes and pods of the classes are known. Call before the
+// ledger is fed; without it every class is None.
+func (l *Ledger) SetClasses(c *capacity.Classes) { l.classes = c }
+
+// TakeClass hands out the class of a pod that is being created. The pod is to
+// carry the token that stands for it in Pod, which may be the one of the seat that
+// it takes as well. The class is None, with a Reason, where nobody can tell now. A
+// dry run answers the same and takes nothing.
+func (l *Ledger) TakeClass(r ClassRequest, dryRun bool) (capacity.Class, Reason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.entryLocked(Request{Pod: r.Pod, Cohort: r.Cohort})
+	class := capacity.None
+	if s.token || s.cohort.unseen < maxUnseen+r.Total {
+		class = l.turnOfClassLocked(s, r)
+	}
+	if class == capacity.None || dryRun {
+		if !s.token {
+			l.dropLocked(s)
+		}
+	} else {
+		l.takenLocked(s)
+		l.grantLocked(s, class)
+	}
+	if class == capacity.None {
+		return class, NoSeatOpen
+	}
+	return class, Seated
+}
+
+// PlaceClass gives a pod that waits at our gate its class, for as long as it takes
+// to restrict the pod. A caller that fails to do that asks again, and gets the
+// same answer.
+func (l *Ledger) PlaceClass(r ClassRequest) (capacity.Class, Reason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.seats[r.Pod]
+	if s == nil || s.pod == nil || s.cohort.key != r.Cohort {
+		return capacity.None, NoSeatOpen
+	}
+	l.lapseLocked(s.cohort)
+	class := s.class
+	if class == capacity.None {
+		class = l.turnOfClassLocked(s, r)
+	}
+	if class == capacity.None {
+		return class, NoSeatOpen
+	}
+	l.grantLocked(s, class)
+	return class, Seated
+}
+
+// grantLocked reserves a class for a pod that is not seen with it yet.
+func (l *Ledger) grantLocked(s *seat, class capacity.Class) {
+	s.granted = class
+	l.reserveLocked(s, takeTTL)
+	l.countClassLocked(s)
+}
+
+// turnOfClassLocked is the class of the next pod of a cohort; None while that is
+// in doubt.
+func (l *Ledger) turnOfClassLocked(s *seat, r ClassRequest) capacity.Class {
+	if r.Class != capacity.None {
+		return r.Class
+	}
+	c := s.cohort
+	l.lapseLocked(c)
+	var others []capacity.Revision
+	for _, o := range c.owner.cohorts {
+		if o != c { // of one owner with several revisions nobody says how many each is to keep
+			l.lapseLocked(o)
+			others = append(others, capacity.Revision{OnDemand: o.classes[capacity.OnDemand], Replicas: o.active})
+		}
+	}
+	for _, sibling := range r.Siblings {
+		o := l.owners[sibling.Owner]
+		if o == nil || sibling.Owner == r.Cohort.Owner {
+			continue
+		}
+		onDemand := 0
+		for _, of := range o.cohorts {
+			l.lapseLocked(of)
+			onDemand += of.classes[capacity.OnDemand]
+		}
+		others = append(others, capacity.Revision{OnDemand: onDemand, Replicas: sibling.Replicas})
+	}
+	own := c.classes[capacity.OnDemand]
+	class := capacity.Next(own, others, r.Count, r.Surge)
+	if class == capacity.OnDemand || r.Final {
+		return class
+	}
+	// Some of those that count may be gone, or never come.
+	gone := 0
+	switch {
+	case l.behindLocked(c.owner, s, r.Total):
+		gone = own
+	case r.Doubtful:
+		gone = c.unseenOnDemand()
+	}
+	if gone > 0 && capacity.Next(own-gone, others, r.Count, r.Surge) == capacity.OnDemand {
+		return capacity.None
+	}
+	return class
+}
+
+// Behind tells whether the owner of a pod that is created has as many pods already
+// as it wants, total, as far as the ledger knows: an owner makes no more than that,
+// so some of them are gone, and the watch is about to say so. Pod is what stands for
+// the new one.
+func (l *Ledger) Behind(c Cohort, pod types.UID, total int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	o := l.owners[c.Owner]
+	return o != nil && l.behindLocked(o, l.seats[pod], total)
+}
+
+func (l *Ledger) behindLocked(o *owner, but *seat, total int) bool {
+	active := 0
+	for _, c := range o.cohorts {
+		active += c.active
+	}
+	if but != nil && but.active && but.cohort.owner == o {
+		active--
+	}
+	return active >= total
+}
+
+// unseenOnDemand is the number of on-demand seats of pods that nobody has seen.
+func (c *cohort) unseenOnDemand() (n int) {
+	for _, s := range c.reservations {
+		if s.pod == nil && s.class == capacity.OnDemand {
+			n++
+		}
+	}
+	return n
+}
+
+// takenLocked counts a seat as one for a pod that nobody has seen.
+func (l *Ledger) takenLocked(s *seat) {
+	if s.token {
+		return
+	}
+	s.token = true
+	s.cohort.unseen++
+	s.cohort.arrived()
+}
+
+// classOfLocked is the class of a seat. Of a pod that has its node the node tells:
+// who wrote the pod may not have asked us.
+func (l *Ledger) classOfLocked(s *seat) capacity.Class {
+	switch {
+	case !s.active:
+		return capacity.None
+	case s.pod == nil:
+		return s.granted
+	}
+	if n := l.nodes[s.pod.Node]; s.pod.Node != "" && n != nil && n.class != capacity.None {
+		return n.class
+	}
+	if s.pod.Class != capacity.None {
+		return s.pod.Class
+	}
+	return s.granted
+}
+
+// countClassLocked keeps the sums of a seat's cohort. It belongs after every
+// change of the pod, its node or what was granted.
+func (l *Ledger) countClassLocked(s *seat) {
+	class := l.classOfLocked(s)
+	if class == s.class {
+		return
+	}
+	s.cohort.classes[s.class]--
+	s.cohort.classes[class]++
+	s.class = class
+}
+
+// classifyLocked reads the class that a pod's own demands leave it. Nobody else
+// knows the pod yet.
+func (l *Ledger) classifyLocked(pod *Pod) {
+	if l.classes == nil || pod.Demand == nil {
+		return
+	}
+	if pod.ClassStamp != capacity.None && l.classes.Restricted(pod.Demand.Affinity, pod.ClassStamp) {
+		pod.Class = pod.ClassStamp
+		return
+	}
+	pod.Class = l.classes.OfPod(pod.Demand.NodeSelector, pod.Demand.Affinity)
+}
+
+// classifyNodeLocked notes of which class a node is now.
+func (l *Ledger) classifyNodeLocked(n *node, before Node) {
+	class := capacity.None
+	if l.classes != nil && n.exists {
+		class = l.classes.OfNode(n.Offer.Labels)
+	}
+	if before.Open {
+		l.openOfClass[n.class]--
+	}
+	if n.Open {
+		l.openOfClass[class]++
+	}
+	if class == n.class {
+		return
+	}
+	n.class = class
+	for _, s := range n.pods {
+		l.countClassLocked(s)
+	}
+}
+
+// OpenOfClass is the number of nodes of a class that are Ready and not cordoned.
+func (l *Ledger) OpenOfClass(class capacity.Class) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.openOfClass[class]
+}
+
+// ClassCanTake tells whether some open node of a class could run the successor of
+// a pod, as far as kube-scheduler looks at the one pod and the one node, and else
+// why not. Of a pod that has a seat in a NodeGroup, only nodes of that group count.
+func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod) (bool, fit.Reason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.classes == nil {
+		return false, fit.NoOpenNode
+	}
+	demand := *pod.demand()
+	if pod.ClassStamp != capacity.None {
+		demand.Affinity, demand.Tolerations = l.classes.Free(demand.Affinity, demand.Tolerations, pod.ClassStamp)
+	}
+	demand.Tolerations = l.classes.Tolerations(demand.Tolerations, class)
+	check, why := fit.NewCheck(&demand, nil), fit.NoOpenNode
+	for _, n := range l.nodes {
+		if n.class != class || !n.Open || pod.GroupStamp != "" && n.Group != pod.GroupStamp {
+			continue
+		}
+		reason := check.Of(&n.Offer, &n.used)
+		if reason == fit.Fits {
+			return true, fit.Fits
+		}
+		why = fit.Further(why, reason)
+	}
+	return false, why
+}
+
+// ReservedOfClass counts, by class, the seats of pods of these owners that nobody
+// has seen yet.
+func (l *Ledger) ReservedOfClass(owners []types.UID) (reserved [3]int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, owner := range owners {
+		o := l.owners[owner]
+		if o == nil {
+			continue
+		}
+		for _, c := range o.cohorts {
+			l.lapseLocked(c)
+			for _, s := range c.reservations {
+				if s.pod == nil {
+					reserved[s.class]++
+				}
+			}
+		}
+	}
+	return reserved
+}

@@ -1,0 +1,53 @@
+package pod
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/policies"
+)
+
+// classify keeps a pod to its class of capacity. A pod whose own demands leave it
+// one class is as its owner wants it. known is false if nobody can tell the class
+// now: the pod is to wait at the gate.
+func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownership.Object, c policies.Capacity, token types.UID, dryRun bool) (known bool) {
+	classes := w.Book.Classes()
+	if classes.OfPod(pod.Spec.NodeSelector, requiredAffinity(&pod.Spec)) != capacity.None {
+		return true
+	}
+	if class := c.OfOrdinal(pod.Name); class != capacity.None {
+		assign.Classify(pod, classes, &c, class)
+		return true
+	}
+	answer, err := w.Desk.Assign(ctx, assign.Ask{
+		Pod: object, Revision: w.Walker.Revision(object.Controller, pod.Labels), Token: token, Capacity: true, DryRun: dryRun,
+	})
+	class := capacity.ParseClass(answer.Class)
+	switch {
+	case errors.Is(err, assign.ErrNoSeat):
+		return false
+	case err != nil:
+		log.FromContext(ctx).Info("Pod waits for a replica that knows its class of capacity", "namespace", object.Namespace, "why", err.Error())
+		return false
+	case class == capacity.None:
+		return true // the replica that leads knows that it is divided no more
+	}
+	assign.Classify(pod, classes, &c, class)
+	assign.Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(token))
+	return true
+}
+
+func requiredAffinity(spec *corev1.PodSpec) *corev1.NodeSelector {
+	if spec.Affinity == nil || spec.Affinity.NodeAffinity == nil {
+		return nil
+	}
+	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+}

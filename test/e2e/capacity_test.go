@@ -1,0 +1,521 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// trio is a cluster with three replicas of atoll-manager, in which pods are moved
+// as quickly as they may be.
+var trio = lateCluster{options: atoll.Options{Replicas: 3, ManagerArgs: []string{"--evictions-per-second=20"}}, users: 9}
+
+const classLabel = "node.kubernetes.io/capacity"
+
+// classes adds nodes of both classes that go with the test.
+func (f *fixture) classes(onDemand, spot int) {
+	f.Helper()
+	for class, n := range map[string]int{"on-demand": onDemand, "spot": spot} {
+		for i := range n {
+			f.nodes(map[string]string{classLabel: class}, fmt.Sprintf("%s-%d", class, i))
+		}
+	}
+}
+
+// split makes a Deployment that asks for count on-demand pods.
+func split(name string, replicas int32, count string, modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
+	d := deployment(name, replicas, "", modify...)
+	d.Annotations = map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: count}
+	return d
+}
+
+// byClass counts an app's pods by the class of their nodes.
+func (f *fixture) byClass(pods []corev1.Pod) map[string]int {
+	f.Helper()
+	counts := map[string]int{}
+	for _, pod := range pods {
+		class, _, _ := strings.Cut(pod.Spec.NodeName, "-0")
+		if pod.Spec.NodeName != "" {
+			class = strings.TrimRight(pod.Spec.NodeName, "-0123456789")
+		}
+		counts[class]++
+	}
+	return counts
+}
+
+// divided tells whether an app has so many pods of each class, all Ready.
+func (f *fixture) divided(app string, onDemand, spot int) error {
+	pods := f.pods(app)
+	if err := readyOf(app, pods, onDemand+spot); err != nil {
+		return err
+	}
+	if got := f.byClass(pods); got["on-demand"] != onDemand || got["spot"] != spot {
+		return fmt.Errorf("%s is divided %v, want %d and %d", app, got, onDemand, spot)
+	}
+	return nil
+}
+
+func (f *fixture) eventuallyDivided(app string, onDemand, spot int) {
+	f.Helper()
+	f.eventually(patience, fmt.Sprintf("%s has %d on-demand and %d spot pods", app, onDemand, spot), func() error { return f.divided(app, onDemand, spot) })
+}
+
+// annotate sets annotations of an app's Deployment.
+func (f *fixture) annotate(app string, annotations map[string]any) {
+	f.Helper()
+	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: app, Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": annotations}})
+}
+
+// splitSays tells whether the CapacitySplit of a workload has this reason.
+func (f *fixture) splitSays(name, reason string) error {
+	var s capacity.CapacitySplit
+	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: name}, &s); err != nil {
+		return err
+	}
+	if len(s.Status.Conditions) != 1 || s.Status.Conditions[0].Reason != reason {
+		return fmt.Errorf("the split says %+v, want %s", s.Status, reason)
+	}
+	return nil
+}
+
+// TestCapacityDivides has the document's four cases, what becomes of them when the
+// workload is scaled, and what people see of it.
+func TestCapacityDivides(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 2)
+	for app, tc := range map[string]struct {
+		count          string
+		onDemand, spot int
+	}{
+		"five": {"5", 5, 0}, "three": {"3", 3, 2}, "none": {"0", 0, 5}, "seven": {"7", 5, 0},
+	} {
+		f.create(split(app, 5, tc.count))
+		f.eventuallyDivided(app, tc.onDemand, tc.spot)
+	}
+	all := split("all", 3, "0")
+	delete(all.Annotations, gm.CapacityCountKey)
+	f.create(all)
+	f.eventuallyDivided("all", 3, 0)
+
+	evicted := f.watchEvictions("three")
+	f.scale("three", 8)
+	f.eventuallyDivided("three", 3, 5)
+	f.scale("three", 3)
+	f.eventuallyDivided("three", 3, 0)
+	f.scale("three", 2)
+	f.eventuallyDivided("three", 2, 0)
+	f.scale("three", 5)
+	f.eventuallyDivided("three", 3, 2)
+	if n := evicted(); n != 0 {
+		t.Errorf("%d pods were evicted", n)
+	}
+	f.eventually(patience, "the split says so", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
+	for _, pod := range f.pods("three") {
+		class, cost := pod.Labels[gm.CapacityClassLabel], pod.Annotations[corev1.PodDeletionCost]
+		if want := map[string]string{"on-demand": "100", "spot": "1"}[class]; cost != want || pod.Annotations[gm.CapacityReasonAnnotation] == "" {
+			t.Errorf("a %s pod costs %q, want %q; annotations %v", class, cost, want, pod.Annotations)
+		}
+	}
+	lost := f.pods("three")[0]
+	if err := f.kube.CoreV1().Pods(f.ns).Delete(f.ctx, lost.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.eventuallyDivided("three", 3, 2)
+
+	f.annotate("three", map[string]any{gm.CapacitySwitchKey: "false"})
+	f.eventually(patience, "nothing is shown of it", func() error {
+		err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "deployment-three"}, &capacity.CapacitySplit{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("there is a split: %w", err)
+		}
+		return nil
+	})
+}
+
+// TestCapacityCountChanges: pods are moved one at a time, under the
+// PodDisruptionBudget, and workloads that run already are taken in.
+func TestCapacityCountChanges(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 2)
+	f.create(split("app", 6, "2"))
+	one := intstr.FromInt32(1)
+	f.create(&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "app"}, Spec: policyv1.PodDisruptionBudgetSpec{
+		MaxUnavailable: &one, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "app"}},
+	}})
+	f.eventuallyDivided("app", 2, 4)
+	lowest := f.watchReady("app", 6)
+	f.annotate("app", map[string]any{gm.CapacityCountKey: "5"})
+	f.eventuallyDivided("app", 5, 1)
+	f.annotate("app", map[string]any{gm.CapacityCountKey: "1"})
+	f.eventuallyDivided("app", 1, 5)
+	if n := lowest(); n < 5 {
+		t.Errorf("only %d of 6 pods were there at a time", n)
+	}
+
+	f.create(deployment("before", 4, ""))
+	f.eventually(patience, "it runs", func() error { return f.allReady("before", 4) })
+	f.annotate("before", map[string]any{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: "1"})
+	f.eventuallyDivided("before", 1, 3)
+}
+
+// watchReady watches an app, and returns the lowest number of its active pods that
+// were there at a time once there were want.
+func (f *fixture) watchReady(app string, want int) (lowest func() int) {
+	f.Helper()
+	least := want
+	ctx, cancel := context.WithCancel(f.ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			list, err := f.kube.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+			if err != nil {
+				continue
+			}
+			ready := 0
+			for i := range list.Items {
+				if list.Items[i].DeletionTimestamp == nil && podReady(&list.Items[i]) {
+					ready++
+				}
+			}
+			least = min(least, ready)
+		}
+	}()
+	f.Cleanup(cancel)
+	return func() int {
+		cancel()
+		<-done
+		return least
+	}
+}
+
+// TestCapacityBurst is scenario 1 of 20 bursts: 500 pods are created at once
+// through three replicas, and exactly 50 are on-demand. None is refused or moved.
+func TestCapacityBurst(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 5)
+	for i := range 4 {
+		app := fmt.Sprint("burst-", i)
+		evicted := f.watchEvictions(app)
+		f.create(split(app, 500, "50"))
+		f.eventually(2*patience, "500 pods", func() error {
+			if n := len(f.pods(app)); n != 500 {
+				return fmt.Errorf("%d pods", n)
+			}
+			return nil
+		})
+		counts := map[string]int{}
+		for _, pod := range f.pods(app) {
+			counts[pod.Labels[gm.CapacityClassLabel]]++
+		}
+		if counts["on-demand"] != 50 || counts["spot"] != 450 {
+			t.Errorf("%s is divided %v, want 50 and 450", app, counts)
+		}
+		if n := evicted(); n != 0 {
+			t.Errorf("%d pods were moved", n)
+		}
+		f.scale(app, 0)
+		f.eventually(patience, "the pods go", func() error {
+			if n := len(f.pods(app)); n != 0 {
+				return fmt.Errorf("%d pods", n)
+			}
+			return nil
+		})
+	}
+}
+
+// TestCapacityReplicasKilled is scenario 2: a replica, and then the one that leads,
+// is killed in the middle of a burst. At rest it is exact, and no seat is held for
+// nobody after ten seconds.
+func TestCapacityReplicasKilled(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 5)
+	others := func() string {
+		leader := f.leader()
+		for i := range 3 {
+			if name := atoll.ManagerReplica(i); name != leader {
+				return name
+			}
+		}
+		return ""
+	}
+	for app, victim := range map[string]func() string{"replica": others, "leader": f.leader} {
+		killed := victim()
+		f.create(split(app, 300, "40"))
+		f.eventually(patience, "the burst is under way", func() error {
+			if n := len(f.pods(app)); n < 60 {
+				return fmt.Errorf("%d pods", n)
+			}
+			return nil
+		})
+		restart := f.killForNow(killed)
+		f.eventually(3*patience, "300 pods, exactly divided", func() error { return f.divided(app, 40, 260) })
+		restart()
+		f.eventually(patience, "nothing is held for nobody", func() error {
+			var s capacity.CapacitySplit
+			if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "deployment-" + app}, &s); err != nil {
+				return err
+			}
+			if s.Status.OnDemand.Reserved+s.Status.Spot.Reserved > 0 || s.Status.OnDemand.Have != 40 || s.Status.Spot.Have != 260 {
+				return fmt.Errorf("the split says %+v", s.Status)
+			}
+			return nil
+		})
+		f.scale(app, 0)
+	}
+}
+
+// TestCapacityRollouts is scenarios 4 and 18: rollouts with every mix of maxSurge
+// and maxUnavailable end exact, and so do rollbacks and rollouts in the middle of
+// another.
+func TestCapacityRollouts(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 2)
+	mixes := map[string][2]intstr.IntOrString{
+		"whole": {intstr.FromString("100%"), intstr.FromInt32(0)}, "one": {intstr.FromInt32(1), intstr.FromInt32(0)},
+		"without": {intstr.FromInt32(0), intstr.FromInt32(1)}, "both": {intstr.FromString("25%"), intstr.FromString("25%")},
+		"half": {intstr.FromInt32(2), intstr.FromString("50%")},
+	}
+	for app, mix := range mixes {
+		f.create(split(app, 5, "3", func(d *appsv1.Deployment) {
+			d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: &mix[0], MaxUnavailable: &mix[1]}
+		}))
+	}
+	each := func(what string, do func(app string)) {
+		for app := range mixes {
+			do(app)
+		}
+		for app := range mixes {
+			f.eventually(2*patience, fmt.Sprint(app, " is exact ", what), func() error {
+				if err := f.rolledOut(app); err != nil {
+					return err
+				}
+				return f.divided(app, 3, 2)
+			})
+		}
+	}
+	each("at first", func(string) {})
+	each("after a rollout", func(app string) { f.release(app, "nginx:1.28") })
+	each("after three at once", func(app string) {
+		f.release(app, "nginx:1.29")
+		f.release(app, "nginx:1.30")
+		f.release(app, "nginx:1.28")
+	})
+}
+
+func (f *fixture) release(app, image string) {
+	f.Helper()
+	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: app, Namespace: f.ns}}, map[string]any{"spec": map[string]any{"template": map[string]any{
+		"metadata": map[string]any{"annotations": map[string]any{"image": image}},
+	}}})
+}
+
+// rolledOut tells whether a Deployment's controller is done.
+func (f *fixture) rolledOut(app string) error {
+	d, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, app, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if d.Status.ObservedGeneration != d.Generation || d.Status.UpdatedReplicas != *d.Spec.Replicas || d.Status.Replicas != *d.Spec.Replicas {
+		return fmt.Errorf("%s: %+v", app, d.Status)
+	}
+	return nil
+}
+
+// TestCapacityStatefulSets is scenarios 20 and 21: the lowest ordinals are
+// on-demand, wherever they start.
+func TestCapacityStatefulSets(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 2)
+	set := func(name string, replicas, start int32, count string) *appsv1.StatefulSet {
+		return &appsv1.StatefulSet{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: count}},
+			Spec: appsv1.StatefulSetSpec{
+				Replicas: &replicas, Ordinals: &appsv1.StatefulSetOrdinals{Start: start}, PodManagementPolicy: appsv1.ParallelPodManagement,
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, Template: deployment(name, 1, "").Spec.Template,
+			},
+		}
+	}
+	onDemand := func(app string, want ...string) func() error {
+		return func() error {
+			var got []string
+			for _, pod := range f.pods(app) {
+				if strings.HasPrefix(pod.Spec.NodeName, "on-demand") {
+					got = append(got, strings.TrimPrefix(pod.Name, app+"-"))
+				}
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("%v are on-demand, want %v", got, want)
+			}
+			return f.allReady(app, 6)
+		}
+	}
+	f.create(set("db", 6, 5, "2"))
+	f.eventually(patience, "5 and 6 are on-demand", onDemand("db", "5", "6"))
+	if err := f.kube.CoreV1().Pods(f.ns).Delete(f.ctx, "db-5", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually(patience, "5 is again", onDemand("db", "5", "6"))
+	before := map[string]types.UID{}
+	for _, pod := range f.pods("db") {
+		before[pod.Name] = pod.UID
+	}
+	f.patch(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": map[string]any{gm.CapacityCountKey: "3"}}})
+	f.eventually(patience, "7 is too", onDemand("db", "5", "6", "7"))
+	for _, pod := range f.pods("db") {
+		if anew := pod.UID != before[pod.Name]; anew != (pod.Name == "db-7") {
+			t.Errorf("%s was made anew: %t", pod.Name, anew)
+		}
+	}
+	f.create(set("many", 200, 0, "30"))
+	f.eventually(2*patience, "30 of 200", func() error { return f.divided("many", 30, 170) })
+}
+
+// TestCapacityLeavesOthersAlone is scenarios 22 to 26: what did not ask for it, and
+// what users wrote.
+func TestCapacityLeavesOthersAlone(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 1)
+	on := map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: "0"}
+	off := deployment("off", 1, "")
+	off.Annotations = map[string]string{gm.CapacitySwitchKey: "false", gm.CapacityCountKey: "1"}
+	off.Spec.Template.Annotations = map[string]string{gm.CapacitySwitchKey: "true"}
+	pods := template("job")
+	f.create(
+		off,
+		&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "job", Annotations: on}, Spec: job(1, 1, pods)},
+		&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "agent", Annotations: on}, Spec: appsv1.DaemonSetSpec{
+			Selector: selecting("agent"), Template: restarted(template("agent")),
+		}},
+	)
+	bare := restarted(template("bare"))
+	f.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "bare", Labels: bare.Labels, Annotations: on}, Spec: bare.Spec})
+	for app, n := range map[string]int{"off": 1, "job": 1, "agent": 2, "bare": 1} {
+		f.eventually(patience, "its pods are created", func() error {
+			if now := len(f.pods(app)); now != n {
+				return fmt.Errorf("%s has %d pods", app, now)
+			}
+			return nil
+		})
+		for _, pod := range f.pods(app) {
+			a := pod.Spec.Affinity
+			if pod.Labels[gm.CapacityClassLabel] != "" || app != "agent" && a != nil || pod.Annotations[corev1.PodDeletionCost] != "" || len(pod.Spec.SchedulingGates) > 0 {
+				t.Errorf("a pod of %s was changed: %+v %+v", app, pod.ObjectMeta, a)
+			}
+		}
+	}
+
+	f.create(split("pinned", 2, "1", func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.NodeSelector = map[string]string{classLabel: "spot"}
+	}))
+	f.eventuallyDivided("pinned", 0, 2)
+	f.eventually(patience, "the split says why", func() error { return f.splitSays("deployment-pinned", capacity.ReasonPinned) })
+	f.create(split("forged", 2, "1", func(d *appsv1.Deployment) {
+		d.Spec.Template.Labels[gm.CapacityClassLabel] = "spot"
+		d.Spec.Template.Annotations = map[string]string{corev1.PodDeletionCost: "7", gm.SeatAnnotation: "forged"}
+	}))
+	f.eventuallyDivided("forged", 1, 1)
+	for _, pod := range f.pods("forged") {
+		if pod.Annotations[corev1.PodDeletionCost] != "7" || pod.Annotations[gm.SeatAnnotation] == "forged" {
+			t.Errorf("the annotations are %v", pod.Annotations)
+		}
+	}
+
+	for count, want := range map[string]string{"-1": "-1", "x": "x", "2147483648": "2147483648", " 1": " 1", "1.5": "1.5"} {
+		err := f.client.Create(f.ctx, func() *appsv1.Deployment { d := split("bad", 1, count); d.Namespace = f.ns; return d }())
+		if path := "metadata.annotations[" + gm.CapacityCountKey + "]: " + want; err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("count %q: error is %v, want %q in it", count, err, path)
+		}
+	}
+	inTemplate := deployment("bad", 1, "")
+	inTemplate.Namespace = f.ns
+	inTemplate.Spec.Template.Annotations = map[string]string{gm.CapacitySwitchKey: "yes"}
+	if err := f.client.Create(f.ctx, inTemplate); err == nil || !strings.Contains(err.Error(), "spec.template.metadata.annotations["+gm.CapacitySwitchKey+"]: yes must be true or false") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+// TestCapacityWithoutNodesOfAClass is scenarios 9 and 10: on-demand pods that are
+// lost come back on-demand; when all spot nodes go, their pods wait, and it is told.
+func TestCapacityWithoutNodesOfAClass(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 2)
+	f.create(split("app", 6, "3"))
+	f.eventuallyDivided("app", 3, 3)
+	for i := range 2 {
+		if err := f.kube.CoreV1().Nodes().Delete(f.ctx, fmt.Sprint("spot-", i), metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.eventually(patience, "spot pods wait", func() error {
+		got := f.byClass(f.pods("app"))
+		if got["on-demand"] != 3 || got[""] != 3 {
+			return fmt.Errorf("divided %v", got)
+		}
+		return f.splitSays("deployment-app", capacity.ReasonNoNodes)
+	})
+	f.nodes(map[string]string{classLabel: "spot"}, "spot-9")
+	f.eventuallyDivided("app", 3, 3)
+	f.eventually(patience, "all is well", func() error { return f.splitSays("deployment-app", capacity.ReasonSatisfied) })
+}
+
+// TestCapacityQuota is scenario 3: a quota refuses pods after they were given their
+// class, and is raised. Three are on-demand in the end, and none was moved.
+func TestCapacityQuota(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 2)
+	quota := &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Name: "pods"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}},
+	}
+	f.create(quota)
+	f.eventually(patience, "the quota is in force", func() error {
+		q, err := f.kube.CoreV1().ResourceQuotas(f.ns).Get(f.ctx, "pods", metav1.GetOptions{})
+		if err != nil || len(q.Status.Hard) == 0 {
+			return fmt.Errorf("it is not: %w", err)
+		}
+		return nil
+	})
+	f.create(split("app", 10, "3"))
+	f.eventually(patience, "20 pods are refused", func() error {
+		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
+		n := 0
+		if err == nil {
+			for _, e := range list.Items {
+				n++
+				if e.Series != nil {
+					n += int(e.Series.Count)
+				}
+				n += int(max(0, e.DeprecatedCount-1))
+			}
+		}
+		if n < 10 {
+			return fmt.Errorf("%d: %w", n, err)
+		}
+		return nil
+	})
+	evicted := f.watchEvictions("app")
+	f.patch(quota, map[string]any{"spec": map[string]any{"hard": map[string]any{"pods": "100"}}})
+	f.eventually(patience+time.Minute, "three are on-demand", func() error { return f.divided("app", 3, 7) })
+	if n := evicted(); n != 0 {
+		t.Errorf("%d pods were moved", n)
+	}
+}
