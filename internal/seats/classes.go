@@ -52,8 +52,8 @@ func (l *Ledger) TakeClass(r ClassRequest, dryRun bool) (capacity.Class, Reason)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.entryLocked(Request{Pod: r.Pod, Cohort: r.Cohort})
-	class := capacity.None
-	if s.token || s.cohort.unseen < maxUnseen+r.Total {
+	class := s.granted // asked again
+	if class == capacity.None && (s.token || s.cohort.unseen < maxUnseen+r.Total) {
 		class = l.turnOfClassLocked(s, r)
 	}
 	if class == capacity.None || dryRun {

@@ -1,0 +1,296 @@
+package seats
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// classRoom is a ledger that knows classes, and a ReplicaSet whose pods it counts.
+type classRoom struct {
+	*Ledger
+	*testing.T
+	clock   *testingclock.FakeClock
+	classes *capacity.Classes
+}
+
+func newClassRoom(t *testing.T) *classRoom {
+	t.Helper()
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+	r := &classRoom{Ledger: NewLedger(clock), T: t, clock: clock, classes: &classes}
+	r.SetClasses(&classes)
+	for _, class := range []string{"on-demand", "spot"} {
+		r.ObserveNode(SlimNode(build.Node(class, build.Label("node.kubernetes.io/capacity", class))))
+	}
+	r.ObserveNode(SlimNode(build.Node("neither")))
+	return r
+}
+
+var web = build.ReplicaSet("web-1")
+
+// ask asks for the class of the next pod of web, which is to have total pods.
+func ask(token types.UID, total, count int) ClassRequest {
+	return ClassRequest{Pod: token, Cohort: Cohort{Owner: "web-1"}, Total: total, Count: count}
+}
+
+// arrives lets the ledger see a pod that was created with a token and a class, on a
+// node if one is named.
+func (r *classRoom) arrives(name string, token types.UID, class capacity.Class, node string, options ...build.Option) {
+	r.Helper()
+	pod := build.Pod(name, append([]build.Option{build.OwnedBy(web)}, options...)...)
+	if class != capacity.None {
+		r.classes.Restrict(&pod.Spec, class)
+		pod.Labels = map[string]string{gm.CapacityClassLabel: class.String()}
+	}
+	if token != "" {
+		build.Annotation(gm.SeatAnnotation, string(token))(pod)
+	}
+	pod.Spec.NodeName = node
+	r.Observe(Slim(pod))
+}
+
+func (r *classRoom) take(want capacity.Class, request ClassRequest) {
+	r.Helper()
+	if got, _ := r.TakeClass(request, false); got != want {
+		r.Errorf("%s is %q, want %q", request.Pod, got, want)
+	}
+}
+
+func (r *classRoom) counts(onDemand, spot int) {
+	r.Helper()
+	got := [3]int{}
+	for _, c := range r.View([]types.UID{"web-1"}) {
+		for _, pod := range c.Pods {
+			got[pod.Class]++
+		}
+	}
+	if got[capacity.OnDemand] != onDemand || got[capacity.Spot] != spot {
+		r.Errorf("%d on-demand and %d spot pods are seen, want %d and %d", got[capacity.OnDemand], got[capacity.Spot], onDemand, spot)
+	}
+}
+
+func TestClassesAreHandedOutInTurn(t *testing.T) {
+	r := newClassRoom(t)
+	for i, want := range []capacity.Class{capacity.OnDemand, capacity.OnDemand, capacity.Spot, capacity.Spot} {
+		token := types.UID(fmt.Sprint("t", i))
+		if got, _ := r.TakeClass(ask(token, 4, 2), true); got != want {
+			t.Errorf("a dry run says %q, want %q", got, want)
+		}
+		r.take(want, ask(token, 4, 2))
+		r.take(want, ask(token, 4, 2)) // shown again
+	}
+	r.arrives("a", "t0", capacity.OnDemand, "on-demand")
+	r.arrives("b", "t2", capacity.Spot, "")
+	r.counts(1, 1)
+	r.clock.Step(takeTTL + time.Second) // the others never came
+	r.take(capacity.OnDemand, ask("t4", 4, 2))
+	r.take(capacity.Spot, ask("t5", 4, 2))
+}
+
+// TestTheNodeTellsTheClass: pods that nobody was asked about count where they are,
+// and a label that changes moves them.
+func TestTheNodeTellsTheClass(t *testing.T) {
+	r := newClassRoom(t)
+	r.arrives("free", "", capacity.None, "on-demand")
+	r.arrives("lost", "", capacity.None, "neither")
+	r.counts(1, 0)
+	r.arrives("kept", "", capacity.Spot, "neither") // the label came off its node
+	r.counts(1, 1)
+	r.ObserveNode(SlimNode(build.Node("on-demand", build.Label("node.kubernetes.io/capacity", "spot"))))
+	r.counts(0, 2)
+	if n := r.OpenOfClass(capacity.OnDemand) + 10*r.OpenOfClass(capacity.Spot); n != 20 {
+		t.Errorf("%d on-demand and %d spot nodes are open", n%10, n/10)
+	}
+	r.ForgetNode("spot")
+	if n := r.OpenOfClass(capacity.Spot); n != 1 {
+		t.Errorf("%d spot nodes are open", n)
+	}
+}
+
+// TestASuccessorWaitsForTheWatch: an owner that makes a pod while it has as many as
+// it wants has lost one that we have not seen to go.
+func TestASuccessorWaitsForTheWatch(t *testing.T) {
+	r := newClassRoom(t)
+	r.arrives("a", "", capacity.OnDemand, "on-demand")
+	r.arrives("b", "", capacity.Spot, "spot")
+	if !r.Behind(Cohort{Owner: "web-1"}, "t", 2) || r.Behind(Cohort{Owner: "web-1"}, "t", 3) {
+		t.Error("whether the watch is behind is not known")
+	}
+	r.take(capacity.None, ask("t", 2, 1))
+	final := ask("t", 2, 1)
+	final.Final = true
+	r.take(capacity.Spot, final)
+	r.Release("t")
+	r.Forget("a")
+	r.take(capacity.OnDemand, ask("t", 2, 1))
+
+	none := newClassRoom(t) // nothing to doubt: whoever is gone was a spot pod
+	none.arrives("a", "", capacity.Spot, "spot")
+	none.take(capacity.Spot, ask("t", 1, 0))
+}
+
+// TestRefusedPodsHoldNoSeatForOthers: while a quota refuses pods, seats of pods that
+// nobody has seen may be of none.
+func TestRefusedPodsHoldNoSeatForOthers(t *testing.T) {
+	r := newClassRoom(t)
+	r.take(capacity.OnDemand, ask("refused", 10, 1))
+	doubtful := ask("t", 10, 1)
+	doubtful.Doubtful = true
+	r.take(capacity.None, doubtful)
+	r.clock.Step(takeTTL + time.Second)
+	r.take(capacity.OnDemand, doubtful)
+}
+
+// TestARevisionKnowsItsSiblings: on-demand pods are counted over all revisions.
+func TestARevisionKnowsItsSiblings(t *testing.T) {
+	r := newClassRoom(t)
+	for _, name := range []string{"a", "b"} {
+		r.arrives(name, "", capacity.OnDemand, "on-demand")
+	}
+	next := func(siblingReplicas, surge int) ClassRequest {
+		return ClassRequest{Pod: "t", Cohort: Cohort{Owner: "web-2"}, Total: 3, Count: 2, Surge: surge, Siblings: []Sibling{{Owner: "web-1", Replicas: siblingReplicas}}}
+	}
+	for _, tc := range []struct {
+		replicas, surge int
+		want            capacity.Class
+	}{{2, 0, capacity.Spot}, {2, 1, capacity.OnDemand}, {1, 0, capacity.OnDemand}} {
+		if got, _ := r.TakeClass(next(tc.replicas, tc.surge), true); got != tc.want {
+			t.Errorf("with %d replicas of the other and surge %d the pod is %q, want %q", tc.replicas, tc.surge, got, tc.want)
+		}
+	}
+}
+
+// TestPodsAtTheGateGetTheirClass, the same one if asked again, and keep it once they
+// are seen with it.
+func TestPodsAtTheGateGetTheirClass(t *testing.T) {
+	r := newClassRoom(t)
+	r.arrives("a", "", capacity.None, "", build.Gated())
+	r.arrives("b", "", capacity.None, "", build.Gated())
+	place := func(pod types.UID, want capacity.Class) {
+		t.Helper()
+		if got, _ := r.PlaceClass(ask(pod, 2, 1)); got != want {
+			t.Errorf("%s is %q, want %q", pod, got, want)
+		}
+	}
+	place("a", capacity.OnDemand)
+	place("a", capacity.OnDemand)
+	place("b", capacity.Spot)
+	r.clock.Step(takeTTL + time.Second) // neither was written
+	place("b", capacity.OnDemand)
+	r.arrives("b", "", capacity.OnDemand, "")
+	place("a", capacity.Spot)
+	place("gone", capacity.None)
+}
+
+// TestOneEntryForSeatAndClass: a pod that takes both counts once.
+func TestOneEntryForSeatAndClass(t *testing.T) {
+	r := newClassRoom(t)
+	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
+	spread := weights("hz", 1)
+	r.take(capacity.OnDemand, ask("t", 2, 1))
+	request := Request{Pod: "t", Cohort: Cohort{Owner: "web-1"}, Total: 2, Spread: spread}
+	if group, why := r.Take(request, false); group != "hz" || why != Seated {
+		t.Fatalf("seated in %q: %s", group, why)
+	}
+	if r.Behind(Cohort{Owner: "web-1"}, "other", 2) {
+		t.Error("the pod counts twice")
+	}
+	r.take(capacity.Spot, ask("u", 2, 1))
+}
+
+func TestWhichClassCanTakeAPod(t *testing.T) {
+	r := newClassRoom(t)
+	r.arrives("a", "", capacity.OnDemand, "on-demand", build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }))
+	pod := r.Pod("a")
+	if can, why := r.ClassCanTake(capacity.Spot, pod); can || why != fit.NoMatch {
+		t.Errorf("spot can take it: %t (%s)", can, why)
+	}
+	r.ObserveNode(SlimNode(build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), build.Label("disk", "ssd"))))
+	if can, why := r.ClassCanTake(capacity.Spot, pod); !can {
+		t.Errorf("spot cannot take it: %s", why)
+	}
+}
+
+// TestEveryInterleavingIsExact plays every order of up to four pods that are asked
+// about, created or refused, seen and deleted: never are more on-demand than the
+// count, and at rest exactly as many as there should be.
+func TestEveryInterleavingIsExact(t *testing.T) {
+	for seed := range uint64(3000) {
+		rnd := rand.New(rand.NewPCG(seed, 11))
+		r := newClassRoom(t)
+		replicas, count := 1+rnd.IntN(4), rnd.IntN(5)
+		type live struct {
+			name  types.UID
+			class capacity.Class
+		}
+		var cluster []live   // what the API server has
+		var unseen []live    // created and not seen yet
+		var leaving []string // deleted and not seen yet
+		n := 0
+		step := func(quiet bool) {
+			switch action := rnd.IntN(5); {
+			case action == 0 && len(cluster) < replicas: // the owner makes a pod
+				n++
+				token := types.UID(fmt.Sprint("t", n))
+				class, _ := r.TakeClass(ask(token, replicas, count), false)
+				if class == capacity.None || !quiet && rnd.IntN(4) == 0 {
+					return // it waits at the gate, which is another test's; or a quota refuses it
+				}
+				pod := live{token, class}
+				cluster, unseen = append(cluster, pod), append(unseen, pod)
+			case action == 1 && len(unseen) > 0:
+				pod := unseen[0]
+				unseen = unseen[1:]
+				r.arrives("pod-"+string(pod.name), pod.name, pod.class, "")
+			case action == 2 && len(cluster) > 0 && !quiet:
+				i := rnd.IntN(len(cluster))
+				leaving = append(leaving, string(cluster[i].name))
+				cluster = append(cluster[:i:i], cluster[i+1:]...)
+			case action == 3 && len(leaving) > 0 && r.Pod(types.UID("pod-"+leaving[0])) != nil:
+				r.Forget(types.UID("pod-" + leaving[0]))
+				leaving = leaving[1:]
+			case action == 4 && len(unseen) == 0: // a watch may be behind, but not by ten seconds
+				r.clock.Step(3 * time.Second)
+			}
+			onDemand := 0
+			for _, pod := range cluster {
+				if pod.class == capacity.OnDemand {
+					onDemand++
+				}
+			}
+			if onDemand > count {
+				t.Fatalf("seed %d: %d on-demand with count %d", seed, onDemand, count)
+			}
+		}
+		for range 60 {
+			step(false)
+		}
+		for range 400 {
+			step(true)
+		}
+		want, _ := capacity.Divide(replicas, count)
+		got := 0
+		for _, pod := range cluster {
+			if pod.class == capacity.OnDemand {
+				got++
+			}
+		}
+		if len(cluster) != replicas || got > want {
+			t.Fatalf("seed %d: %d pods, %d on-demand, want %d and at most %d", seed, len(cluster), got, replicas, want)
+		}
+	}
+}
