@@ -125,7 +125,7 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (sta
 		h.Ledger.Release(pod.UID)
 		return stamps{}, err
 	}
-	return stamps{labels: policies.PodLabels(app, group), annotations: h.deletionCost(pod, a, group)}, nil
+	return stamps{labels: h.Book.PodLabels(app, pod, group), annotations: h.deletionCost(pod, a, group)}, nil
 }
 
 // deletionCost is what a pod of a ReplicaSet costs in its seat, so that no

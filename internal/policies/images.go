@@ -153,11 +153,17 @@ func setJSON(annotations map[string]*string, key string, value any) error {
 	return nil
 }
 
-// PodLabels are the labels that a pod in a group carries for its application.
-func PodLabels(app ownership.Application, group string) map[string]string {
+// PodLabels are the labels that a pod in a group carries for its application, but
+// for those by which its owner finds it.
+func (b *Book) PodLabels(app ownership.Application, pod *seats.Pod, group string) map[string]string {
 	labels := app.Policies().Labels()
 	if group != "" {
 		labels[gm.NodeGroupLabel] = group
+	}
+	if owner := b.walker.Get(pod.Owner()); owner != nil && pod.Controller != nil {
+		for _, key := range owner.Selector.Keys() {
+			delete(labels, key)
+		}
 	}
 	return labels
 }

@@ -380,14 +380,21 @@ func TestAPodThatWentThroughAnyRulesIsAsTheLastOnesWant(t *testing.T) {
 
 func TestPodLabels(t *testing.T) {
 	app := ownership.Application{Propagation: build.Owner(build.Deployment("d", build.Bound("p", ""))), Override: build.Owner(build.Deployment("d", build.Requires("", "o")))}
+	b, pod := newLibrary(t).Book, seats.Slim(build.Pod("a", build.OwnedBy(build.ReplicaSet("web-1"))))
 	want := map[string]string{
 		gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p",
 		gm.RequiredOverridePolicyLabel: "o", gm.NodeGroupLabel: "bj",
 	}
-	if diff := cmp.Diff(want, PodLabels(app, "bj")); diff != "" {
+	if diff := cmp.Diff(want, b.PodLabels(app, pod, "bj")); diff != "" {
 		t.Errorf("wrong labels (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{}, PodLabels(ownership.Application{}, "")); diff != "" {
+	b.walker.Put(build.Owner(build.ReplicaSet("web-1", build.SelectsBy("app", gm.NodeGroupLabel, gm.RequiredOverridePolicyLabel))))
+	delete(want, gm.NodeGroupLabel)
+	delete(want, gm.RequiredOverridePolicyLabel)
+	if diff := cmp.Diff(want, b.PodLabels(app, pod, "bj")); diff != "" {
+		t.Errorf("labels that the owner finds its pods by are written (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]string{}, b.PodLabels(ownership.Application{}, pod, "")); diff != "" {
 		t.Errorf("a pod of no application and no group has labels (-want +got):\n%s", diff)
 	}
 }

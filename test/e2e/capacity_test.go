@@ -437,7 +437,7 @@ func TestCapacityLeavesOthersAlone(t *testing.T) {
 	f.eventuallyDivided("pinned", 0, 2)
 	f.eventually(patience, "the split says why", func() error { return f.splitSays("deployment-pinned", capacity.ReasonPinned) })
 	f.create(split("forged", 2, "1", func(d *appsv1.Deployment) {
-		d.Spec.Template.Labels[gm.CapacityClassLabel] = "spot"
+		d.Spec.Template.Labels = map[string]string{"app": "forged", gm.CapacityClassLabel: "spot"}
 		d.Spec.Template.Annotations = map[string]string{corev1.PodDeletionCost: "7", gm.SeatAnnotation: "forged"}
 	}))
 	f.eventuallyDivided("forged", 1, 1)
@@ -447,7 +447,15 @@ func TestCapacityLeavesOthersAlone(t *testing.T) {
 		}
 	}
 
-	for count, want := range map[string]string{"-1": "-1", "x": "x", "2147483648": "2147483648", " 1": " 1", "1.5": "1.5"} {
+	// Whoever selects by our labels gets no pods without end.
+	f.create(split("selects", 2, "0", func(d *appsv1.Deployment) {
+		for _, key := range []string{gm.CapacityClassLabel, gm.NodeGroupLabel} {
+			d.Spec.Template.Labels[key] = "on-demand" // and the selector: it is one map
+		}
+	}))
+	f.eventuallyDivided("selects", 0, 2)
+
+	for count, want := range map[string]string{"-1": "-1", "x": "x", "2147483648": "2147483648", "+1": "+1", "1.5": "1.5"} {
 		err := f.client.Create(f.ctx, func() *appsv1.Deployment { d := split("bad", 1, count); d.Namespace = f.ns; return d }())
 		if path := "metadata.annotations[" + gm.CapacityCountKey + "]: " + want; err == nil || !strings.Contains(err.Error(), path) {
 			t.Errorf("count %q: error is %v, want %q in it", count, err, path)

@@ -200,6 +200,9 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod, nudge s
 	}
 	change.Metadata.UID = pod.UID
 	change.Metadata.Labels = copies(r.Walker.ApplicationOfOwner(pod.Owner()), s)
+	for _, key := range r.selectorOf(pod).Keys() {
+		delete(change.Metadata.Labels, key) // its owner finds it by that
+	}
 	if pod.Gated {
 		change.Spec.SchedulingGates = []gate{{Patch: "delete", Name: gm.PolicyGate}}
 	} else {
@@ -217,6 +220,18 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod, nudge s
 		return fmt.Errorf("releasing pod %s: %w", pod.Key(), err)
 	}
 	return nil
+}
+
+// selectorOf is what the owner of a pod finds it by; not known of an owner that the
+// caches do not have.
+func (r *Reconciler) selectorOf(pod *seats.Pod) ownership.Selector {
+	if pod.Controller == nil {
+		return ownership.SelectorByKeys()
+	}
+	if owner := r.Walker.Get(pod.Owner()); owner != nil {
+		return owner.Selector
+	}
+	return ownership.Selector{}
 }
 
 // found are the policies of an object: of the pass's own workload what it has found,

@@ -388,7 +388,7 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) erro
 			return phase.Wait("other pods of the workload to be available", retryDisruption)
 		}
 		app := r.Walker.ApplicationOfOwner(pod.Owner())
-		raw, err := pod.change.Patch(policies.PodLabels(app, pod.group))
+		raw, err := pod.change.Patch(r.Book.PodLabels(app, pod.Pod, pod.group))
 		if err == nil {
 			_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})
 		}

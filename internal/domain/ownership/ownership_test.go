@@ -1,9 +1,11 @@
 package ownership
 
 import (
+	"maps"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
@@ -103,6 +105,34 @@ func TestRevision(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := Revision(tc.labels, tc.label); got != tc.want {
 				t.Errorf("revision is %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestLabelsThatAnOwnerSelectsByStay: a pod that lost one would be nobody's, and its
+// owner would make pods without end.
+func TestLabelsThatAnOwnerSelectsByStay(t *testing.T) {
+	type labels = map[string]string
+	tests := map[string]struct {
+		selector      Selector
+		was, is, want labels
+	}{
+		"nothing of it changed":         {SelectorByKeys("app"), labels{"app": "web"}, labels{"app": "web", "new": "1"}, labels{"app": "web", "new": "1"}},
+		"one was changed":               {SelectorByKeys("app", "ours"), labels{"app": "web", "ours": "mine"}, labels{"app": "web", "ours": "set", "new": "1"}, labels{"app": "web", "ours": "mine", "new": "1"}},
+		"one was taken off":             {SelectorByKeys("ours"), labels{"ours": "mine"}, nil, labels{"ours": "mine"}},
+		"one came that must not exist":  {SelectorByKeys("ours"), nil, labels{"ours": "set"}, nil},
+		"it is looked for by no label":  {SelectorByKeys(), labels{"ours": "mine"}, labels{"ours": "set"}, labels{"ours": "set"}},
+		"nobody knows what it looks at": {Selector{}, labels{"ours": "mine"}, labels{"new": "1"}, labels{"new": "1"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			before := maps.Clone(tc.is)
+			if diff := cmp.Diff(tc.want, tc.selector.Keep(tc.was, tc.is), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("wrong labels (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(before, tc.is); diff != "" {
+				t.Errorf("what was given has changed:\n%s", diff)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"unique"
@@ -48,6 +49,27 @@ func (s Selector) Keys() []string {
 		return nil
 	}
 	return strings.Split(s.keys.Value(), separator)
+}
+
+// Keep returns labels as they are to be, with those as they were by which the
+// object finds its pods: a pod that lost one would be another's, and its owner would
+// make a new one, without end. Where the selector is not known nothing is kept.
+func (s Selector) Keep(was, is map[string]string) map[string]string {
+	kept := is
+	for _, key := range s.Keys() {
+		before, had := was[key]
+		now, has := is[key]
+		if had == has && before == now {
+			continue
+		}
+		if kept = maps.Clone(kept); kept == nil {
+			kept = map[string]string{}
+		}
+		if delete(kept, key); had {
+			kept[key] = before
+		}
+	}
+	return kept
 }
 
 // Equal tells whether two selectors look at the same labels.

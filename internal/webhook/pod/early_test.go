@@ -21,7 +21,7 @@ import (
 )
 
 var (
-	replicaSet = build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
+	replicaSet = build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.SelectsBy("app"))
 	toHz       = build.PropagationPolicy("p", build.Weight(1, "hz"))
 	args       = build.OverridePolicy("o", build.Args("hz", "c", "--hz"), build.Registry("hz", "hz.io"))
 	images     = build.OverridePolicy("o", build.Registry("hz", "hz.io"))

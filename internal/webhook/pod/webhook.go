@@ -81,9 +81,19 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 		w.again(ctx, pod, objectOf(pod, namespace))
 		return
 	}
+	was := maps.Clone(pod.Labels)
 	dropStamps(pod)
 	object := objectOf(pod, namespace)
 	app, owned, err := w.application(ctx, object)
+	// Whatever is changed, the pod stays its owner's.
+	keep := func() {
+		group := pod.Labels[gm.NodeGroupLabel]
+		pod.Labels = selectorOf(object, owned).Keep(was, pod.Labels)
+		if pod.Labels[gm.NodeGroupLabel] != group { // it cannot say which group it got: it counts once it has its node
+			delete(pod.Annotations, gm.SeatAnnotation)
+		}
+	}
+	defer keep()
 	if errors.Is(err, owners.ErrOwnerUnread) {
 		w.hold(ctx, pod, err)
 		return
@@ -111,7 +121,21 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 	if gate {
 		setGate(pod)
 	}
+	keep()
 	w.prove(pod, namespace)
+}
+
+// selectorOf is what the direct owner of a pod finds it by; not known while the
+// owner is not. A pod without a controller nobody finds.
+func selectorOf(pod *ownership.Object, owned []*ownership.Object) ownership.Selector {
+	switch {
+	case pod.Controller == nil:
+		return ownership.SelectorByKeys()
+	case len(owned) == 0:
+		return ownership.Selector{}
+	default:
+		return owned[0].Selector
+	}
 }
 
 // place gives a pod what the policies of its application want, and tells whether

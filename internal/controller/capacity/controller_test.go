@@ -1,0 +1,265 @@
+package capacity
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/build/world"
+)
+
+// site is a reconciler and the world that it sees.
+type site struct {
+	*Reconciler
+	*world.World
+	t      *testing.T
+	events *events.FakeRecorder
+}
+
+func newSite(t *testing.T, objects ...build.Object) *site {
+	t.Helper()
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := world.New(t)
+	w.Ledger.SetClasses(&classes)
+	w.Book.SetClasses(&classes)
+	for _, class := range []string{"on-demand", "spot"} {
+		w.Add(t, build.Node(class, build.Label("node.kubernetes.io/capacity", class), build.With(func(n *corev1.Node) {
+			n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("20")}
+		})))
+	}
+	for _, o := range objects {
+		w.Add(t, o)
+	}
+	s := &site{World: w, t: t, events: events.NewFakeRecorder(10)}
+	s.Reconciler = &Reconciler{
+		Client: w.Client, Walker: w.Walker, Ledger: w.Ledger, Book: w.Book, Recorder: s.events, Clock: w.Clock,
+		Evictor: &eviction.Evictor{Client: w.Pods, Pace: rate.NewLimiter(rate.Inf, 0)},
+	}
+	return s
+}
+
+func (s *site) pass() (ctrl.Result, error) {
+	s.t.Helper()
+	s.World.Evicted = nil
+	return s.Reconcile(s.t.Context(), request{"web"})
+}
+
+func (s *site) split() *api.CapacitySplit {
+	s.t.Helper()
+	split := &api.CapacitySplit{}
+	err := s.World.Client.Get(s.t.Context(), types.NamespacedName{Namespace: build.Namespace, Name: "deployment-web"}, split)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return split
+}
+
+func asks(count string) build.Option {
+	return func(o build.Object) {
+		build.Annotation(gm.CapacitySwitchKey, "true")(o)
+		build.Annotation(gm.CapacityCountKey, count)(o)
+	}
+}
+
+// web is a Deployment with pods, each on the node of its class.
+func web(count string, classes ...string) []build.Object {
+	deployment := build.Deployment("web", asks(count), build.Replicas(int32(len(classes))))
+	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(int32(len(classes))))
+	objects := []build.Object{deployment, replicaSet}
+	for i, class := range classes {
+		objects = append(objects, running(fmt.Sprint("pod-", i), replicaSet, class))
+	}
+	return objects
+}
+
+func running(name string, owner build.Object, class string, options ...build.Option) *corev1.Pod {
+	return build.Pod(name, append([]build.Option{
+		build.OwnedBy(owner), build.Label(gm.CapacityClassLabel, class), build.Annotation(gm.AdmittedAnnotation, "true"), build.On(class),
+		build.Created(time.Unix(1_000_000, 0)),
+		build.With(func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		}),
+	}, options...)...)
+}
+
+func TestAWorkloadIsShown(t *testing.T) {
+	s := newSite(t, web("1", "on-demand", "spot")...)
+	if result, err := s.pass(); err != nil || result.RequeueAfter != 0 || len(s.Evicted) > 0 {
+		t.Fatalf("comes back after %s, error %v, evicted %v", result.RequeueAfter, err, s.Evicted)
+	}
+	split := s.split()
+	if split == nil || len(split.OwnerReferences) != 1 || split.OwnerReferences[0].UID != "web" {
+		t.Fatalf("the split is %+v", split)
+	}
+	want := api.CapacitySplitStatus{
+		Workload: api.WorkloadReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, Count: new(int32(1)),
+		OnDemand: api.ClassStatus{Want: 1, Have: 1}, Spot: api.ClassStatus{Want: 1, Have: 1},
+		Conditions: []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, Reason: api.ReasonSatisfied, Message: "each class has as many pods as it is to have"}},
+	}
+	if diff := cmp.Diff(want, split.Status, cmpopts.IgnoreFields(metav1.Condition{}, "LastTransitionTime", "ObservedGeneration"), cmpopts.IgnoreFields(api.CapacitySplitStatus{}, "ObservedGeneration")); diff != "" {
+		t.Errorf("wrong status (-want +got):\n%s", diff)
+	}
+	version := split.ResourceVersion
+	if _, err := s.pass(); err != nil || s.split().ResourceVersion != version {
+		t.Errorf("at rest it is written again (error %v)", err)
+	}
+
+	s.World.Walker.Put(build.Owner(build.Deployment("web", build.Replicas(2)))) // it opts out
+	if _, err := s.pass(); err != nil || s.split() != nil {
+		t.Errorf("it is still shown (error %v)", err)
+	}
+}
+
+// TestPodsOfTheWrongClassMove one at a time, and the event says so.
+func TestPodsOfTheWrongClassMove(t *testing.T) {
+	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Evicted) != 1 || s.split().Status.Conditions[0].Reason != api.ReasonConverging {
+		t.Errorf("evicted %v, status %+v", s.Evicted, s.split().Status)
+	}
+	if event := <-s.events.Events; !strings.HasPrefix(event, "Normal CapacityPodEvicted ") || !strings.Contains(event, "0 on-demand and 3 spot") {
+		t.Errorf("the event is %q", event)
+	}
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 {
+		t.Errorf("before the first has a successor %v go too (error %v)", s.Evicted, err)
+	}
+}
+
+func TestAnswersToAMove(t *testing.T) {
+	broken := errors.New("broken")
+	tests := map[string]struct {
+		answer, want error
+		requeue      time.Duration
+		reason       string
+	}{
+		"a PodDisruptionBudget says no": {answer: build.BudgetSaysNo(), requeue: eviction.Retry, reason: api.ReasonBlockedByPDB},
+		"the API server is busy":        {answer: apierrors.NewTooManyRequests("later", 1), requeue: eviction.Retry, reason: api.ReasonConverging},
+		"the API server failed":         {answer: broken, want: broken, reason: api.ReasonConverging},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, web("0", "on-demand", "spot")...)
+			s.Answers = []error{tc.answer}
+			result, err := s.pass()
+			if !errors.Is(err, tc.want) || result.RequeueAfter != tc.requeue || s.split().Status.Conditions[0].Reason != tc.reason {
+				t.Errorf("comes back after %s with error %v, status %+v", result.RequeueAfter, err, s.split().Status)
+			}
+			if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
+				t.Errorf("the pod counts as disturbed: %v (error %v)", s.Evicted, err)
+			}
+		})
+	}
+}
+
+// TestAValueThatCannotBeUsed leaves the last one in force, moves nothing and is told.
+func TestAValueThatCannotBeUsed(t *testing.T) {
+	s := newSite(t, web("1", "on-demand", "spot")...)
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	s.World.Walker.Put(build.Owner(build.Deployment("web", asks("x"), build.Replicas(2))))
+	if _, err := s.pass(); err != nil || len(s.Evicted) > 0 {
+		t.Errorf("evicted %v, error %v", s.Evicted, err)
+	}
+	status := s.split().Status
+	if c := status.Conditions[0]; c.Reason != api.ReasonInvalid || !strings.Contains(c.Message, `"x"`) || *status.Count != 1 {
+		t.Errorf("the status is %+v", status)
+	}
+	if event := <-s.events.Events; !strings.HasPrefix(event, "Warning Invalid ") {
+		t.Errorf("the event is %q", event)
+	}
+}
+
+// TestPodsThatPassNoWebhook: their successors would not be divided either.
+func TestPodsThatPassNoWebhook(t *testing.T) {
+	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
+		t.Fatalf("evicted %v, error %v", s.Evicted, err)
+	}
+	gone := s.Evicted[0]
+	s.World.Ledger.Forget(types.UID(gone))
+	owner := build.ReplicaSet("web-1")
+	s.World.See(running("past", owner, "on-demand", build.Created(s.World.Clock.Now()), build.With(func(p *corev1.Pod) {
+		p.Labels, p.Annotations = nil, nil
+	})))
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNotAdmitted {
+		t.Errorf("evicted %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+	}
+	s.World.Clock.Step(tryTime + time.Second)
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
+		t.Errorf("after a while nobody tries again: %v, error %v", s.Evicted, err)
+	}
+}
+
+// TestASplitOfAWorkloadBefore: another of the same name had it.
+func TestASplitOfAWorkloadBefore(t *testing.T) {
+	s := newSite(t, web("1", "on-demand", "spot")...)
+	old := &api.CapacitySplit{ObjectMeta: metav1.ObjectMeta{
+		Namespace: build.Namespace, Name: "deployment-web", UID: "old",
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "before"}},
+	}}
+	if err := s.World.Client.Create(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if split := s.split(); split == nil || split.OwnerReferences[0].UID != "web" || len(split.Status.Conditions) != 1 {
+		t.Errorf("the split is %+v", split)
+	}
+}
+
+func TestNamesOfSplits(t *testing.T) {
+	long := strings.Repeat("a", 250)
+	for name, want := range map[string]string{"web": "deployment-web", long: ""} {
+		got := nameOf(build.Owner(build.Deployment(name)))
+		if want != "" && got != want || len(got) > maxName || strings.HasSuffix(got, "-") {
+			t.Errorf("%.10s… is shown as %q", name, got)
+		}
+	}
+	if nameOf(build.Owner(build.Deployment(long))) == nameOf(build.Owner(build.Deployment(long+"b"))) {
+		t.Error("two long names are shown as one")
+	}
+}
+
+// TestWhoIsLookedAt: a change of a pod or an owner wakes the workload that is divided.
+func TestWhoIsLookedAt(t *testing.T) {
+	s := newSite(t, web("1", "on-demand", "spot")...)
+	s.World.Add(t, build.Deployment("other"))
+	if all := s.all(); len(all) != 1 || all[0].uid != "web" {
+		t.Errorf("at the start %v are looked at", all)
+	}
+	s.World.Book.SetNamespace(build.Namespace, ownership.Capacity{Switch: "true"})
+	if all := s.all(); len(all) != 2 {
+		t.Errorf("with the namespace %v are looked at", all)
+	}
+}

@@ -1,0 +1,102 @@
+package capacity
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// pods makes pods from words: the class of each (od, spot or none), then what is
+// special about it.
+func pods(words ...string) (out []seats.SeatView) {
+	for i, word := range words {
+		parts := strings.Split(word, "+")
+		class := map[string]capacity.Class{"od": capacity.OnDemand, "spot": capacity.Spot, "none": capacity.None}[parts[0]]
+		pod := &seats.Pod{
+			UID: types.UID(fmt.Sprint("pod-", i)), Name: fmt.Sprint("web-", i), Node: "node", Ready: true, Active: true,
+			ClassStamp: class, Class: class, Created: time.Unix(int64(i), 0),
+		}
+		for _, special := range parts[1:] {
+			switch special {
+			case "waits":
+				pod.Node, pod.Ready = "", false
+			case "unready":
+				pod.Ready = false
+			case "pinned":
+				pod.ClassStamp = capacity.None
+			case "free":
+				pod.ClassStamp, pod.Class = capacity.None, capacity.None
+			}
+		}
+		out = append(out, seats.SeatView{Pod: pod, Class: class})
+	}
+	return out
+}
+
+func TestPlan(t *testing.T) {
+	ordinals := func(count int) func(string) capacity.Class {
+		return func(pod string) capacity.Class {
+			n, _ := capacity.Ordinal(pod)
+			return capacity.OfOrdinal(n, 0, count)
+		}
+	}
+	tests := map[string]struct {
+		replicas, count int
+		pods            []seats.SeatView
+		change          func(*observed)
+		evict           []string
+		reason          string
+	}{
+		"as it is to be":        {replicas: 3, count: 1, pods: pods("od", "spot", "spot"), reason: api.ReasonSatisfied},
+		"no pods are wanted":    {replicas: 0, count: 1, reason: api.ReasonSatisfied},
+		"a higher count":        {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), evict: []string{"pod-2"}, reason: api.ReasonConverging},
+		"a lower count":         {replicas: 3, count: 0, pods: pods("od", "od", "spot"), evict: []string{"pod-1", "pod-0"}, reason: api.ReasonConverging},
+		"those that wait first": {replicas: 3, count: 3, pods: pods("spot+waits", "spot+unready", "spot"), evict: []string{"pod-0", "pod-1", "pod-2"}, reason: api.ReasonConverging},
+		"a pod that nobody was asked about counts where it is": {replicas: 2, count: 1, pods: pods("od+free", "spot+free"), reason: api.ReasonSatisfied},
+		"and is moved from there":                              {replicas: 2, count: 1, pods: pods("od+free", "od+free"), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"on a node of neither class":                           {replicas: 2, count: 1, pods: pods("od", "none+free"), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"its own demands leave no other":                       {replicas: 2, count: 0, pods: pods("od+pinned", "spot"), reason: api.ReasonPinned},
+		"a seat is on its way":                                 {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.reserved[capacity.OnDemand] = 1 }, reason: api.ReasonConverging},
+		"pods are missing":                                     {replicas: 3, count: 1, pods: pods("od", "spot"), reason: api.ReasonConverging},
+		"pods wait":                                            {replicas: 3, count: 1, pods: pods("od", "spot", "spot+waits"), reason: api.ReasonPodsWaiting},
+		"no node of a class":                                   {replicas: 2, count: 1, pods: pods("od", "spot+waits"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonNoNodes},
+		"no node of a class that nobody wants":                 {replicas: 1, count: 1, pods: pods("od"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonSatisfied},
+		"no room": {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) {
+			o.canTake = func(capacity.Class, *seats.Pod) (bool, fit.Reason) { return false, fit.NoRoom }
+		}, reason: api.ReasonNoRoom},
+		"in a rollout nothing moves":           {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.rollout = true }, reason: api.ReasonConverging},
+		"where the webhook is not asked":       {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.bypassed = true }, reason: api.ReasonNotAdmitted},
+		"a StatefulSet's ordinals":             {replicas: 4, count: 1, pods: pods("spot", "od", "spot", "od"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, evict: []string{"pod-3", "pod-1", "pod-0"}, reason: api.ReasonConverging},
+		"a StatefulSet as it is to be":         {replicas: 2, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, reason: api.ReasonSatisfied},
+		"a StatefulSet moves what has changed": {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(2) }, evict: []string{"pod-1"}, reason: api.ReasonConverging},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			o := observed{
+				replicas: tc.replicas, count: tc.count, pods: tc.pods, open: [3]int{0, 1, 1},
+				canTake: func(capacity.Class, *seats.Pod) (bool, fit.Reason) { return true, fit.Fits },
+			}
+			if tc.change != nil {
+				tc.change(&o)
+			}
+			p := planFor(o)
+			var evict []string
+			for _, pod := range p.evict {
+				evict = append(evict, string(pod.UID))
+			}
+			if diff := cmp.Diff(tc.evict, evict, cmpopts.EquateEmpty()); diff != "" || p.reason != tc.reason || p.message == "" {
+				t.Errorf("%s: %q, want %s; evictions (-want +got):\n%s", p.reason, p.message, tc.reason, diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,260 @@
+package pod
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+const classKey = "node.kubernetes.io/capacity"
+
+// newCapacityWebhook is a webhook that knows classes of capacity.
+func newCapacityWebhook(t testing.TB, objects ...build.Object) *Webhook {
+	t.Helper()
+	w, _ := newWebhook(t, objects...)
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Book.SetClasses(&classes)
+	w.Desk.(*assign.Desk).Ledger.SetClasses(&classes)
+	return w
+}
+
+func asks(value, count string) build.Option {
+	return func(o build.Object) {
+		build.Annotation(gm.CapacitySwitchKey, value)(o)
+		if count != "" {
+			build.Annotation(gm.CapacityCountKey, count)(o)
+		}
+	}
+}
+
+func classTerm(class string) *corev1.NodeSelector {
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+		{Key: classKey, Operator: corev1.NodeSelectorOpIn, Values: []string{class}},
+	}}}}
+}
+
+// TestPodsGetTheirClass: so many are on-demand, the others spot, with all that goes
+// with it and nothing else.
+func TestPodsGetTheirClass(t *testing.T) {
+	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1"), build.Replicas(3)), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)))
+	for i, want := range []string{"on-demand", "spot", "spot"} {
+		dry := admit(t, w, webPod(), true)
+		got := admit(t, w, webPod(), false)
+		if dry.Labels[gm.CapacityClassLabel] != want {
+			t.Errorf("pod %d: a dry run says %v", i, dry.Labels)
+		}
+		expected := webPod(
+			build.Label(gm.CapacityClassLabel, want), build.Annotation(gm.CapacityReasonAnnotation, got.Annotations[gm.CapacityReasonAnnotation]),
+			build.Annotation(gm.AdmittedAnnotation, got.Annotations[gm.AdmittedAnnotation]), build.Annotation(gm.SeatAnnotation, got.Annotations[gm.SeatAnnotation]),
+			build.Annotation(corev1.PodDeletionCost, map[string]string{"on-demand": "100", "spot": "1"}[want]),
+			build.Annotation(gm.DeletionCostAnnotation, map[string]string{"on-demand": "100", "spot": "1"}[want]),
+		)
+		expected.Namespace, expected.UID = "", ""
+		expected.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: classTerm(want)}}
+		if diff := cmp.Diff(expected, got); diff != "" {
+			t.Errorf("pod %d (-want +got):\n%s", i, diff)
+		}
+		if got.Annotations[gm.CapacityReasonAnnotation] == "" || got.Annotations[gm.SeatAnnotation] == "" {
+			t.Errorf("pod %d: annotations %v", i, got.Annotations)
+		}
+		// Another webhook came after ours, and took what was required away.
+		again := got.DeepCopy()
+		again.Spec.Affinity = nil
+		if diff := cmp.Diff(got, admit(t, w, again, false)); diff != "" {
+			t.Errorf("pod %d, shown again (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+// TestPodsThatAreNotDivided stay byte for byte as they come.
+func TestPodsThatAreNotDivided(t *testing.T) {
+	on := asks("true", "0")
+	tests := map[string]struct {
+		objects []build.Object
+		pod     *corev1.Pod
+	}{
+		"nobody asked":                     {[]build.Object{build.Deployment("web"), replicaSet}, webPod()},
+		"its workload opted out":           {[]build.Object{build.Deployment("web", asks("false", "1")), replicaSet}, webPod(asks("true", "1"))},
+		"a switch that is none":            {[]build.Object{build.Deployment("web", asks("yes", "1")), replicaSet}, webPod()},
+		"a pod of a DaemonSet":             {[]build.Object{build.DaemonSet("agent", on)}, daemon("node-a")},
+		"a pod of a Job":                   {[]build.Object{build.Job("batch", on)}, build.Pod("", build.OwnedBy(build.Job("batch", on)))},
+		"a pod without an owner":           {nil, build.Pod("bare", on)},
+		"a pod that has its node":          {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.On("node-a"))},
+		"its own demands leave it a class": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{classKey: "on-demand"} }))},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newCapacityWebhook(t, tc.objects...)
+			want := tc.pod.DeepCopy()
+			want.Namespace, want.UID = "", ""
+			got := admit(t, w, tc.pod, false)
+			delete(got.Annotations, gm.AdmittedAnnotation)
+			if len(got.Annotations) == 0 {
+				got.Annotations = want.Annotations
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("the pod changed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestWhereTheKeysAre: on the workload, its pods' template or the namespace.
+func TestWhereTheKeysAre(t *testing.T) {
+	label := func(o build.Object) {
+		build.Label(gm.CapacitySwitchKey, "true")(o)
+		build.Label(gm.CapacityCountKey, "0")(o)
+	}
+	tests := map[string]struct {
+		deployment build.Option
+		namespace  ownership.Capacity
+		want       string
+	}{
+		"annotations":                    {asks("true", "0"), ownership.Capacity{}, "spot"},
+		"labels":                         {label, ownership.Capacity{}, "spot"},
+		"the namespace":                  {build.With(func(build.Object) {}), ownership.Capacity{Switch: "true", Count: "0"}, "spot"},
+		"the workload's count is nearer": {build.Annotation(gm.CapacityCountKey, "1"), ownership.Capacity{Switch: "true", Count: "0"}, "on-demand"},
+		"no count: all are on-demand":    {asks("true", ""), ownership.Capacity{}, "on-demand"},
+		"a count that is none: the same": {asks("true", "x"), ownership.Capacity{}, "on-demand"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newCapacityWebhook(t, build.Deployment("web", tc.deployment), replicaSet)
+			w.Book.SetNamespace(build.Namespace, tc.namespace)
+			if got := admit(t, w, webPod(), false); got.Labels[gm.CapacityClassLabel] != tc.want {
+				t.Errorf("the pod is %q, want %q", got.Labels[gm.CapacityClassLabel], tc.want)
+			}
+		})
+	}
+}
+
+// TestStampsOfTemplatesAreDropped, and users' own costs stay.
+func TestStampsOfTemplatesAreDropped(t *testing.T) {
+	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
+	got := admit(t, w, webPod(
+		build.Label(gm.CapacityClassLabel, "on-demand"), build.Annotation(gm.CapacityReasonAnnotation, "mine"), build.Annotation(gm.SeatAnnotation, "mine"),
+		build.Annotation(corev1.PodDeletionCost, "7"),
+	), false)
+	if got.Labels[gm.CapacityClassLabel] != "spot" || got.Annotations[gm.CapacityReasonAnnotation] == "mine" || got.Annotations[gm.SeatAnnotation] == "mine" {
+		t.Errorf("forged stamps stay: %v %v", got.Labels, got.Annotations)
+	}
+	if got.Annotations[corev1.PodDeletionCost] != "7" {
+		t.Errorf("the user's cost became %q", got.Annotations[corev1.PodDeletionCost])
+	}
+}
+
+// TestPodsWaitForALeader that knows their class; those of StatefulSets need none.
+func TestPodsWaitForALeader(t *testing.T) {
+	set := build.StatefulSet("db", asks("true", "1"))
+	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1")), replicaSet, set)
+	w.Desk.(*assign.Desk).Leading = func() bool { return false }
+	got := admit(t, w, webPod(), false)
+	if len(gates(got)) != 1 || got.Labels[gm.CapacityClassLabel] != "" || got.Spec.Affinity != nil {
+		t.Errorf("the pod does not wait: %v %v", gates(got), got.Labels)
+	}
+	for name, want := range map[string]string{"db-0": "on-demand", "db-1": "spot"} {
+		got := admit(t, w, build.Pod(name, build.OwnedBy(set)), false)
+		if len(gates(got)) != 0 || got.Labels[gm.CapacityClassLabel] != want || got.Annotations[corev1.PodDeletionCost] != "" {
+			t.Errorf("%s is %v, gates %v", name, got.Labels, gates(got))
+		}
+		if again := admit(t, w, got, false); again.Labels[gm.CapacityClassLabel] != want {
+			t.Errorf("%s, shown again, is %v", name, again.Labels)
+		}
+	}
+}
+
+// TestAPodGetsItsClassAndItsGroup, and costs what its seat in the group does.
+func TestAPodGetsItsClassAndItsGroup(t *testing.T) {
+	w := newCapacityWebhook(t, build.Deployment("web", build.Bound("p", ""), asks("true", "1")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)),
+		build.PropagationPolicy("p", build.Weight(1, "hz", "bj")),
+		build.Node("node-hz", build.InGroup("hz"), build.Label(classKey, "spot")), build.Node("node-bj", build.InGroup("bj"), build.Label(classKey, "on-demand")))
+	for i, want := range []string{"on-demand bj", "spot hz", "spot hz"} {
+		got := admit(t, w, webPod(), false)
+		if is := got.Labels[gm.CapacityClassLabel] + " " + got.Labels[gm.NodeGroupLabel]; is != want {
+			t.Errorf("pod %d is %q, want %q: no other group has a node of the class", i, is, want)
+		}
+		terms := got.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		if len(terms) != 1 || len(terms[0].MatchExpressions) != 2 || len(got.Annotations[corev1.PodDeletionCost]) < 9 {
+			t.Errorf("pod %d demands %+v and costs %s", i, terms, got.Annotations[corev1.PodDeletionCost])
+		}
+	}
+}
+
+// TestWhatUsersDemandIsAllThere: of affinity of any shape the result holds the
+// user's part.
+func TestWhatUsersDemandIsAllThere(t *testing.T) {
+	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1000000")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(1000)))
+	for seed := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		pod := webPod()
+		required := &corev1.NodeSelector{}
+		for range 1 + r.IntN(3) {
+			term := corev1.NodeSelectorTerm{}
+			for range r.IntN(3) {
+				term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpExists})
+			}
+			if r.IntN(3) == 0 {
+				term.MatchFields = []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}
+			}
+			required.NodeSelectorTerms = append(required.NodeSelectorTerms, term)
+		}
+		pod.Spec.Affinity = &corev1.Affinity{
+			NodeAffinity:    &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required},
+			PodAntiAffinity: &corev1.PodAntiAffinity{},
+		}
+		got := admit(t, w, pod, false)
+		after := got.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		if len(after) != len(required.NodeSelectorTerms) || got.Spec.Affinity.PodAntiAffinity == nil {
+			t.Fatalf("seed %d: %+v became %+v", seed, required, after)
+		}
+		for i, term := range required.NodeSelectorTerms {
+			own := after[i]
+			if len(term.MatchExpressions)+len(term.MatchFields) > 0 {
+				last := len(own.MatchExpressions) - 1
+				if own.MatchExpressions[last].Key != classKey {
+					t.Fatalf("seed %d: term %d is %+v", seed, i, own)
+				}
+				own.MatchExpressions = own.MatchExpressions[:last]
+			}
+			was, _ := json.Marshal(term)
+			is, _ := json.Marshal(own)
+			if string(was) != string(is) && len(term.MatchExpressions) > 0 {
+				t.Fatalf("seed %d: of %s there is %s left", seed, was, is)
+			}
+		}
+	}
+}
+
+// TestAPodStaysItsOwners: a label by which its owner finds it is never changed, not
+// even one of ours that a template was not to carry.
+func TestAPodStaysItsOwners(t *testing.T) {
+	ours := []string{gm.NodeGroupLabel, gm.CapacityClassLabel, gm.RequiredPropagationPolicyLabel}
+	for name, deployment := range map[string]build.Option{"divided": asks("true", "0"), "bound": build.Bound("p", ""), "neither": func(build.Object) {}} {
+		t.Run(name, func(t *testing.T) {
+			owner := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.SelectsBy(ours...))
+			w := newCapacityWebhook(t, build.Deployment("web", deployment), owner, build.PropagationPolicy("p", build.Weight(1, "hz")), build.Node("node-hz", build.InGroup("hz")))
+			pod := webPod()
+			for _, key := range ours {
+				build.Label(key, "x")(pod)
+			}
+			got := admit(t, w, pod, false)
+			for _, key := range ours {
+				if got.Labels[key] != "x" {
+					t.Errorf("%s became %q: the ReplicaSet would make pods without end", key, got.Labels[key])
+				}
+			}
+		})
+	}
+}
