@@ -72,6 +72,8 @@ func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit
 	for _, pod := range o.candidates() {
 		right := pod.Class.Other()
 		switch {
+		case pod.Gated: // it gets its class there
+			continue
 		case o.ofOrdinal != nil:
 			if right = o.ofOrdinal(pod.Name); right == pod.Class || right == capacity.None {
 				continue

@@ -34,6 +34,9 @@ func pods(words ...string) (out []seats.SeatView) {
 				pod.Ready = false
 			case "pinned":
 				pod.ClassStamp = capacity.None
+			case "gated":
+				pod.Node, pod.Ready, pod.Gated = "", false, true
+				pod.ClassStamp, pod.Class = capacity.None, capacity.None
 			case "free":
 				pod.ClassStamp, pod.Class = capacity.None, capacity.None
 			}
@@ -68,6 +71,7 @@ func TestPlan(t *testing.T) {
 		"its own demands leave no other":                       {replicas: 2, count: 0, pods: pods("od+pinned", "spot"), reason: api.ReasonPinned},
 		"a seat is on its way":                                 {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.reserved[capacity.OnDemand] = 1 }, reason: api.ReasonConverging},
 		"pods are missing":                                     {replicas: 3, count: 1, pods: pods("od", "spot"), reason: api.ReasonConverging},
+		"pods at the gate get their class there":               {replicas: 2, count: 1, pods: pods("od", "none+gated"), reason: api.ReasonPodsWaiting},
 		"pods wait":                                            {replicas: 3, count: 1, pods: pods("od", "spot", "spot+waits"), reason: api.ReasonPodsWaiting},
 		"no node of a class":                                   {replicas: 2, count: 1, pods: pods("od", "spot+waits"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonNoNodes},
 		"no node of a class that nobody wants":                 {replicas: 1, count: 1, pods: pods("od"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonSatisfied},
