@@ -3,6 +3,7 @@ package seats
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -293,4 +294,64 @@ func TestEveryInterleavingIsExact(t *testing.T) {
 			t.Fatalf("seed %d: %d pods, %d on-demand, want %d and at most %d", seed, len(cluster), got, replicas, want)
 		}
 	}
+}
+
+// TestNoTwoGetOneOnDemandSeat: many pods are asked about at the same time, by as
+// many as there are replicas of the webhook.
+func TestNoTwoGetOneOnDemandSeat(t *testing.T) {
+	r := newClassRoom(t)
+	const replicas, count = 500, 50
+	classes := make([]capacity.Class, replicas)
+	var askers sync.WaitGroup
+	for i := range replicas {
+		askers.Go(func() { classes[i], _ = r.TakeClass(ask(types.UID(fmt.Sprint("t", i)), replicas, count), false) })
+	}
+	askers.Wait()
+	onDemand := 0
+	for _, class := range classes {
+		if class == capacity.OnDemand {
+			onDemand++
+		}
+		if class == capacity.None {
+			t.Fatal("a pod of a burst is to wait")
+		}
+	}
+	if onDemand != count {
+		t.Errorf("%d are on-demand, want %d", onDemand, count)
+	}
+}
+
+// TestARestartKnowsWhoIsWhere: what is on the pods is all that it needs.
+func TestARestartKnowsWhoIsWhere(t *testing.T) {
+	r := newClassRoom(t)
+	for i := range 8 {
+		class, node := capacity.Spot, "spot"
+		if i < 3 {
+			class, node = capacity.OnDemand, []string{"on-demand", ""}[i%2]
+		}
+		r.arrives(fmt.Sprint("pod-", i), types.UID(fmt.Sprint("t", i)), class, node)
+	}
+	r.counts(3, 5)
+	r.take(capacity.Spot, ask("next", 10, 3))
+	r.take(capacity.OnDemand, ask("more", 10, 4))
+}
+
+// TestADeletedPodIsMissed, and one that is over or terminates: its place is free.
+func TestADeletedPodIsMissed(t *testing.T) {
+	over := map[string]build.Option{
+		"succeeded":   build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+		"failed":      build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }),
+		"terminating": build.Deleting("wait"),
+	}
+	for name, option := range over {
+		t.Run(name, func(t *testing.T) {
+			r := newClassRoom(t)
+			r.arrives("a", "", capacity.OnDemand, "on-demand", option)
+			r.take(capacity.OnDemand, ask("t", 2, 1))
+		})
+	}
+	r := newClassRoom(t)
+	r.arrives("a", "", capacity.OnDemand, "on-demand")
+	r.Forget("a")
+	r.take(capacity.OnDemand, ask("t", 2, 1))
 }
