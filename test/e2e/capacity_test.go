@@ -115,7 +115,7 @@ func TestCapacityDivides(t *testing.T) {
 	f.create(all)
 	f.eventuallyDivided("all", 3, 0)
 
-	evicted := f.watchEvictions("three")
+	moved := f.watchMoved("three")
 	f.scale("three", 8)
 	f.eventuallyDivided("three", 3, 5)
 	f.scale("three", 3)
@@ -124,9 +124,7 @@ func TestCapacityDivides(t *testing.T) {
 	f.eventuallyDivided("three", 2, 0)
 	f.scale("three", 5)
 	f.eventuallyDivided("three", 3, 2)
-	if n := evicted(); n != 0 {
-		t.Errorf("%d pods were evicted", n)
-	}
+	moved()
 	f.eventually(patience, "the split says so", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
 	for _, pod := range f.pods("three") {
 		class, cost := pod.Labels[gm.CapacityClassLabel], pod.Annotations[corev1.PodDeletionCost]
@@ -214,15 +212,10 @@ func TestCapacityBurst(t *testing.T) {
 	f.classes(1, 5)
 	for i := range 4 {
 		app := fmt.Sprint("burst-", i)
-		evicted := f.watchEvictions(app)
-		past := f.watchPast(app)
+		moved := f.watchMoved(app)
 		f.create(split(app, 500, "50"))
 		f.eventually(2*patience, "500 pods, exactly divided", func() error { return f.divided(app, 50, 450) })
-		if n, went := evicted(), past(); n > went {
-			t.Errorf("%d pods were moved, %d went past the webhook", n, went)
-		} else if went > 0 {
-			t.Logf("%d pods went past the webhook, %d were moved", went, n)
-		}
+		moved()
 		f.scale(app, 0)
 		f.eventually(patience, "the pods go", func() error {
 			if n := len(f.pods(app)); n != 0 {
@@ -230,6 +223,22 @@ func TestCapacityBurst(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// watchMoved watches an app: none of its pods may be evicted, but for as many as went
+// past the webhook. What is returned ends that, and tells.
+func (f *fixture) watchMoved(app string) (end func()) {
+	f.Helper()
+	evicted, past := f.watchEvictions(app), f.watchPast(app)
+	return func() {
+		f.Helper()
+		n, went := evicted(), past()
+		if n > went {
+			f.Errorf("%d pods of %s were moved, %d went past the webhook", n, app, went)
+		} else if went > 0 {
+			f.Logf("%d pods of %s went past the webhook, %d were moved", went, app, n)
+		}
 	}
 }
 
@@ -528,10 +537,8 @@ func TestCapacityQuota(t *testing.T) {
 		}
 		return nil
 	})
-	evicted := f.watchEvictions("app")
+	moved := f.watchMoved("app")
 	f.patch(quota, map[string]any{"spec": map[string]any{"hard": map[string]any{"pods": "100"}}})
 	f.eventually(patience+time.Minute, "three are on-demand", func() error { return f.divided("app", 3, 7) })
-	if n := evicted(); n != 0 {
-		t.Errorf("%d pods were moved", n)
-	}
+	moved()
 }
