@@ -34,6 +34,11 @@ case " $* " in
 	;;
 esac
 
+# The programs are built once, and not by each part for itself.
+echo "building atoll-manager and the tests"
+(cd .. && CGO_ENABLED=0 go build -o /dev/null ./cmd/atoll-manager)
+go test -exec true "$@" ./... >/dev/null
+
 forms="^($(using 'inEachForm[(]t|plain[.]fixture'))$"
 capacity="^($(using 'trio[.]fixture'))$"
 faults="^($(using 'newFaultyFixture|range pairs|pairs\[|isolated[.]fixture'))$"

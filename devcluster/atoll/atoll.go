@@ -88,6 +88,9 @@ type Options struct {
 	// vouches for it. Unset means those of the cluster.
 	APIServer   string
 	APIServerCA []byte
+	// Within bounds what comes after the building of atoll-manager, which takes as
+	// long as it takes on a machine that has built nothing yet. Unset is no bound.
+	Within time.Duration
 	// Log receives progress. Unset means none is shown.
 	Log io.Writer
 }
@@ -135,6 +138,11 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 	webhook, extender, err := addresses(ctx, replicas)
 	if err != nil {
 		return nil, err
+	}
+	if o.Within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.Within)
+		defer cancel()
 	}
 	in := &Installation{
 		ExtenderURL: "https://" + extender,

@@ -138,7 +138,7 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	if len(a.Spread.Groups()) == 0 {
 		return Answer{NoSeat: true}, nil
 	}
-	request := seats.Request{Pod: ask.Token, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	request := seats.Request{Pod: ask.Token, Namespace: pod.Namespace, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
 	if ask.Late {
 		if !d.Ledger.Admit(request, ask.DryRun) {
 			return Answer{NoSeat: true}, nil
@@ -156,39 +156,32 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 }
 
 func (d *Desk) answerClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
-	c, err := d.Book.CapacityOfPod(ctx, pod)
-	if err != nil || !c.On {
-		return Answer{}, err
+	answer, err := d.takeClass(ctx, pod, ask)
+	if err != nil || !answer.NoSeat || ask.DryRun {
+		return answer, err
 	}
-	request := d.Book.ClassRequest(&c, ask.Token, pod.Name, ask.Revision, capacity.None)
-	if !ask.DryRun && d.Ledger.Behind(request.Cohort, ask.Token, request.Total) {
-		if c, request, err = d.catchUp(ctx, pod, ask); err != nil || !c.On {
-			return Answer{}, err
-		}
-	}
-	class, why := d.Ledger.TakeClass(request, ask.DryRun)
-	return Answer{Class: class.String(), NoSeat: why != seats.Seated}, nil
+	// The successor of a pod that was deleted is asked about within milliseconds.
+	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), lagStep, lagTime, false, func(ctx context.Context) (bool, error) {
+		answer, err = d.takeClass(ctx, pod, ask)
+		return err != nil || !answer.NoSeat, nil //nolint:nilerr // the caller of the poll returns it
+	})
+	return answer, err
 }
 
 const (
-	// lagTime bounds how long a pod's answer waits for a watch that is behind, and
+	// lagTime bounds how long a pod's answer waits for watches that are behind, and
 	// lagStep is how often is looked.
 	lagTime = 300 * time.Millisecond
 	lagStep = 5 * time.Millisecond
 )
 
-// catchUp waits until the ledger knows that pods of an owner that makes a new one
-// are gone, or the walk that the owner wants more. The successor of a pod that was
-// deleted is asked about within milliseconds.
-func (d *Desk) catchUp(ctx context.Context, pod *ownership.Object, ask Ask) (c policies.Capacity, request seats.ClassRequest, err error) {
-	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), lagStep, lagTime, true, func(ctx context.Context) (bool, error) {
-		if c, err = d.Book.CapacityOfPod(ctx, pod); err != nil || !c.On {
-			return true, nil //nolint:nilerr // the caller returns it
-		}
-		request = d.Book.ClassRequest(&c, ask.Token, pod.Name, ask.Revision, capacity.None)
-		return !d.Ledger.Behind(request.Cohort, ask.Token, request.Total), nil
-	})
-	return c, request, err
+func (d *Desk) takeClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
+	c, err := d.Book.CapacityOfPod(ctx, pod)
+	if err != nil || !c.On {
+		return Answer{}, err
+	}
+	class, why := d.Ledger.TakeClass(d.Book.ClassRequest(&c, ask.Token, pod.Name, ask.Revision, capacity.None), ask.DryRun)
+	return Answer{Class: class.String(), NoSeat: why != seats.Seated}, nil
 }
 
 // SeatCost is the deletion cost of the seat that a pod has just got; nil for a pod

@@ -120,8 +120,8 @@ func (c *Capacity) OfOrdinal(pod string) capacity.Class {
 // being created, own the class that its own demands leave it.
 func (b *Book) ClassRequest(c *Capacity, uid types.UID, name, revision string, own capacity.Class) seats.ClassRequest {
 	r := seats.ClassRequest{
-		Pod: uid, Cohort: seats.Cohort{Owner: c.direct.UID, Revision: revision}, Total: 1,
-		Class: own, Count: c.Count, Surge: int(c.Workload.Surge), Doubtful: c.direct.PodsRefused != "",
+		Pod: uid, Namespace: c.direct.Namespace, Cohort: seats.Cohort{Owner: c.direct.UID, Revision: revision}, Total: 1,
+		Class: own, Count: c.Count, Surge: int(c.Workload.Surge),
 	}
 	if c.direct.Replicas != nil {
 		r.Total = int(*c.direct.Replicas)

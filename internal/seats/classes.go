@@ -25,6 +25,8 @@ type ClassRequest struct {
 	// Pod is the pod's UID, or the token of one that is being created.
 	Pod    types.UID
 	Cohort Cohort
+	// Namespace of a pod that is being created: see lost.go.
+	Namespace string
 	// Total is the number of pods that the cohort's owner wants.
 	Total int
 	// Class is the one that the pod has anyway; None is the one whose turn it is.
@@ -33,9 +35,6 @@ type ClassRequest struct {
 	// and Surge how many pods more it may have in a rollout.
 	Count, Surge int
 	Siblings     []Sibling
-	// Doubtful: the API server refuses pods of the owner, so that on-demand seats of
-	// pods that nobody has seen may be of none.
-	Doubtful bool
 	// Final: what is in doubt is decided as it looks. It has looked so for long.
 	Final bool
 }
@@ -62,7 +61,7 @@ func (l *Ledger) TakeClass(r ClassRequest, dryRun bool) (capacity.Class, Reason)
 		}
 	} else {
 		l.takenLocked(s)
-		l.grantLocked(s, class)
+		l.grantLocked(s, class, r.Namespace)
 	}
 	if class == capacity.None {
 		return class, NoSeatOpen
@@ -88,14 +87,14 @@ func (l *Ledger) PlaceClass(r ClassRequest) (capacity.Class, Reason) {
 	if class == capacity.None {
 		return class, NoSeatOpen
 	}
-	l.grantLocked(s, class)
+	l.grantLocked(s, class, s.pod.Namespace)
 	return class, Seated
 }
 
 // grantLocked reserves a class for a pod that is not seen with it yet.
-func (l *Ledger) grantLocked(s *seat, class capacity.Class) {
+func (l *Ledger) grantLocked(s *seat, class capacity.Class, namespace string) {
 	s.granted = class
-	l.reserveLocked(s, takeTTL)
+	l.promiseLocked(s, namespace)
 	l.countClassLocked(s)
 }
 
@@ -108,10 +107,12 @@ func (l *Ledger) turnOfClassLocked(s *seat, r ClassRequest) capacity.Class {
 	c := s.cohort
 	l.lapseLocked(c)
 	var others []capacity.Revision
+	all := c.classes[capacity.OnDemand]
 	for _, o := range c.owner.cohorts {
 		if o != c { // of one owner with several revisions nobody says how many each is to keep
 			l.lapseLocked(o)
 			others = append(others, capacity.Revision{OnDemand: o.classes[capacity.OnDemand], Replicas: o.active})
+			all += o.classes[capacity.OnDemand]
 		}
 	}
 	for _, sibling := range r.Siblings {
@@ -125,37 +126,28 @@ func (l *Ledger) turnOfClassLocked(s *seat, r ClassRequest) capacity.Class {
 			onDemand += of.classes[capacity.OnDemand]
 		}
 		others = append(others, capacity.Revision{OnDemand: onDemand, Replicas: sibling.Replicas})
+		all += onDemand
 	}
 	own := c.classes[capacity.OnDemand]
 	class := capacity.Next(own, others, r.Count, r.Surge)
-	if class == capacity.OnDemand || r.Final {
+	switch {
+	case r.Final:
+		return class
+	case class == capacity.OnDemand && all >= r.Count+r.Surge:
+		return capacity.None // once others have given up what they do not keep
+	case class == capacity.OnDemand:
 		return class
 	}
-	// Some of those that count may be gone, or never come.
-	gone := 0
-	switch {
-	case l.behindLocked(c.owner, s, r.Total):
-		gone = own
-	case r.Doubtful:
-		gone = c.unseenOnDemand()
-	}
-	if gone > 0 && capacity.Next(own-gone, others, r.Count, r.Surge) == capacity.OnDemand {
-		return capacity.None
+	if l.behindLocked(c.owner, s, r.Total) && capacity.Next(0, others, r.Count, r.Surge) == capacity.OnDemand {
+		return capacity.None // those that are gone, or never came, may be on-demand
 	}
 	return class
 }
 
-// Behind tells whether the owner of a pod that is created has as many pods already
-// as it wants, total, as far as the ledger knows: an owner makes no more than that,
-// so some of them are gone, and the watch is about to say so. Pod is what stands for
-// the new one.
-func (l *Ledger) Behind(c Cohort, pod types.UID, total int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	o := l.owners[c.Owner]
-	return o != nil && l.behindLocked(o, l.seats[pod], total)
-}
-
+// behindLocked tells whether the owner of a pod that is created has as many pods
+// already as it wants, total, as far as the ledger knows. An owner makes no more than
+// that, so some are gone, and the watch is about to say so, or were refused after we
+// were asked. But is the new one's own entry.
 func (l *Ledger) behindLocked(o *owner, but *seat, total int) bool {
 	active := 0
 	for _, c := range o.cohorts {
@@ -165,16 +157,6 @@ func (l *Ledger) behindLocked(o *owner, but *seat, total int) bool {
 		active--
 	}
 	return active >= total
-}
-
-// unseenOnDemand is the number of on-demand seats of pods that nobody has seen.
-func (c *cohort) unseenOnDemand() (n int) {
-	for _, s := range c.reservations {
-		if s.pod == nil && s.class == capacity.OnDemand {
-			n++
-		}
-	}
-	return n
 }
 
 // takenLocked counts a seat as one for a pod that nobody has seen.

@@ -2,7 +2,6 @@ package seats
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -128,9 +127,8 @@ func TestASuccessorWaitsForTheWatch(t *testing.T) {
 	r := newClassRoom(t)
 	r.arrives("a", "", capacity.OnDemand, "on-demand")
 	r.arrives("b", "", capacity.Spot, "spot")
-	if !r.Behind(Cohort{Owner: "web-1"}, "t", 2) || r.Behind(Cohort{Owner: "web-1"}, "t", 3) {
-		t.Error("whether the watch is behind is not known")
-	}
+	r.take(capacity.Spot, ask("third", 3, 1)) // it wants a third
+	r.Release("third")
 	r.take(capacity.None, ask("t", 2, 1))
 	final := ask("t", 2, 1)
 	final.Final = true
@@ -144,16 +142,16 @@ func TestASuccessorWaitsForTheWatch(t *testing.T) {
 	none.take(capacity.Spot, ask("t", 1, 0))
 }
 
-// TestRefusedPodsHoldNoSeatForOthers: while a quota refuses pods, seats of pods that
-// nobody has seen may be of none.
+// TestRefusedPodsHoldNoSeatForOthers: the last of the pods that their owner wants
+// waits until it is known which were refused after they got their class.
 func TestRefusedPodsHoldNoSeatForOthers(t *testing.T) {
 	r := newClassRoom(t)
-	r.take(capacity.OnDemand, ask("refused", 10, 1))
-	doubtful := ask("t", 10, 1)
-	doubtful.Doubtful = true
-	r.take(capacity.None, doubtful)
+	r.take(capacity.OnDemand, ask("refused", 2, 1))
+	r.take(capacity.Spot, ask("a", 2, 1))
+	r.arrives("a", "a", capacity.Spot, "spot")
+	r.take(capacity.None, ask("b", 2, 1))
 	r.clock.Step(takeTTL + time.Second)
-	r.take(capacity.OnDemand, doubtful)
+	r.take(capacity.OnDemand, ask("b", 2, 1))
 }
 
 // TestARevisionKnowsItsSiblings: on-demand pods are counted over all revisions.
@@ -168,10 +166,19 @@ func TestARevisionKnowsItsSiblings(t *testing.T) {
 	for _, tc := range []struct {
 		replicas, surge int
 		want            capacity.Class
-	}{{2, 0, capacity.Spot}, {2, 1, capacity.OnDemand}, {1, 0, capacity.OnDemand}} {
+	}{{2, 0, capacity.Spot}, {2, 1, capacity.OnDemand}, {1, 0, capacity.None}} {
 		if got, _ := r.TakeClass(next(tc.replicas, tc.surge), true); got != tc.want {
 			t.Errorf("with %d replicas of the other and surge %d the pod is %q, want %q", tc.replicas, tc.surge, got, tc.want)
 		}
+	}
+	long := next(1, 0)
+	long.Final = true
+	if got, _ := r.TakeClass(long, true); got != capacity.OnDemand {
+		t.Errorf("the pod that the other does not keep stays, and the new one is %q in the end", got)
+	}
+	r.Forget("a")
+	if got, _ := r.TakeClass(next(1, 0), true); got != capacity.OnDemand {
+		t.Errorf("the other has given up what it does not keep, and the pod is %q", got)
 	}
 }
 
@@ -190,11 +197,18 @@ func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 	place("a", capacity.OnDemand)
 	place("a", capacity.OnDemand)
 	place("b", capacity.Spot)
-	r.clock.Step(takeTTL + time.Second) // neither was written
+	r.clock.Step(takeTTL + time.Second)
+	place("b", capacity.Spot) // it may have been written, and not be seen
+	r.clock.Step(takeTTL + time.Second)
+	r.Looked([]types.UID{"a", "b"}, func(types.UID) bool { return false })
 	place("b", capacity.OnDemand)
 	r.arrives("b", "", capacity.OnDemand, "")
 	place("a", capacity.Spot)
 	place("gone", capacity.None)
+	r.clock.Step(takeTTL + time.Second)
+	if overdue := r.Overdue(); len(overdue["ns"]) != 1 || overdue["ns"][0] != "a" {
+		t.Errorf("overdue are %v, want a, as b was seen", overdue)
+	}
 }
 
 // TestOneEntryForSeatAndClass: a pod that takes both counts once.
@@ -207,10 +221,7 @@ func TestOneEntryForSeatAndClass(t *testing.T) {
 	if group, why := r.Take(request, false); group != "hz" || why != Seated {
 		t.Fatalf("seated in %q: %s", group, why)
 	}
-	if r.Behind(Cohort{Owner: "web-1"}, "other", 2) {
-		t.Error("the pod counts twice")
-	}
-	r.take(capacity.Spot, ask("u", 2, 1))
+	r.take(capacity.Spot, ask("u", 2, 1)) // and not None, as if there were two already
 }
 
 func TestWhichClassCanTakeAPod(t *testing.T) {
@@ -223,76 +234,6 @@ func TestWhichClassCanTakeAPod(t *testing.T) {
 	r.ObserveNode(SlimNode(build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), build.Label("disk", "ssd"))))
 	if can, why := r.ClassCanTake(capacity.Spot, pod); !can {
 		t.Errorf("spot cannot take it: %s", why)
-	}
-}
-
-// TestEveryInterleavingIsExact plays every order of up to four pods that are asked
-// about, created or refused, seen and deleted: never are more on-demand than the
-// count, and at rest exactly as many as there should be.
-func TestEveryInterleavingIsExact(t *testing.T) {
-	for seed := range uint64(3000) {
-		rnd := rand.New(rand.NewPCG(seed, 11))
-		r := newClassRoom(t)
-		replicas, count := 1+rnd.IntN(4), rnd.IntN(5)
-		type live struct {
-			name  types.UID
-			class capacity.Class
-		}
-		var cluster []live   // what the API server has
-		var unseen []live    // created and not seen yet
-		var leaving []string // deleted and not seen yet
-		n := 0
-		step := func(quiet bool) {
-			switch action := rnd.IntN(5); {
-			case action == 0 && len(cluster) < replicas: // the owner makes a pod
-				n++
-				token := types.UID(fmt.Sprint("t", n))
-				class, _ := r.TakeClass(ask(token, replicas, count), false)
-				if class == capacity.None || !quiet && rnd.IntN(4) == 0 {
-					return // it waits at the gate, which is another test's; or a quota refuses it
-				}
-				pod := live{token, class}
-				cluster, unseen = append(cluster, pod), append(unseen, pod)
-			case action == 1 && len(unseen) > 0:
-				pod := unseen[0]
-				unseen = unseen[1:]
-				r.arrives("pod-"+string(pod.name), pod.name, pod.class, "")
-			case action == 2 && len(cluster) > 0 && !quiet:
-				i := rnd.IntN(len(cluster))
-				leaving = append(leaving, string(cluster[i].name))
-				cluster = append(cluster[:i:i], cluster[i+1:]...)
-			case action == 3 && len(leaving) > 0 && r.Pod(types.UID("pod-"+leaving[0])) != nil:
-				r.Forget(types.UID("pod-" + leaving[0]))
-				leaving = leaving[1:]
-			case action == 4 && len(unseen) == 0: // a watch may be behind, but not by ten seconds
-				r.clock.Step(3 * time.Second)
-			}
-			onDemand := 0
-			for _, pod := range cluster {
-				if pod.class == capacity.OnDemand {
-					onDemand++
-				}
-			}
-			if onDemand > count {
-				t.Fatalf("seed %d: %d on-demand with count %d", seed, onDemand, count)
-			}
-		}
-		for range 60 {
-			step(false)
-		}
-		for range 400 {
-			step(true)
-		}
-		want, _ := capacity.Divide(replicas, count)
-		got := 0
-		for _, pod := range cluster {
-			if pod.class == capacity.OnDemand {
-				got++
-			}
-		}
-		if len(cluster) != replicas || got > want {
-			t.Fatalf("seed %d: %d pods, %d on-demand, want %d and at most %d", seed, len(cluster), got, replicas, want)
-		}
 	}
 }
 

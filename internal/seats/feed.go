@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
@@ -48,6 +50,7 @@ func NewFeed(ledger *Ledger, client kubernetes.Interface, revision RevisionOf) *
 // Start watches pods until ctx is done.
 func (f *Feed) Start(ctx context.Context) error {
 	go wait.UntilWithContext(ctx, func(context.Context) { f.ledger.Lapse() }, takeTTL)
+	go wait.UntilWithContext(ctx, f.look, lookEvery)
 	lw := cache.NewListWatchFromClient(f.client.CoreV1().RESTClient(), "pods", "", fields.Everything())
 	list := lw.ListWithContextFunc
 	lw.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -184,6 +187,51 @@ func (f *Feed) note(version string) {
 	}
 }
 
+const (
+	// lookEvery is how often is looked what became of pods that were not seen.
+	lookEvery = 2 * time.Second
+	// lookWithin bounds that for one namespace.
+	lookWithin = 10 * time.Second
+	// page is the number of pods that are listed at a time.
+	page = 500
+)
+
+// look finds out what became of pods that should have been seen by now. Where it
+// cannot, their reservations lapse in the end.
+func (f *Feed) look(ctx context.Context) {
+	for namespace, overdue := range f.ledger.Overdue() {
+		within, cancel := context.WithTimeout(ctx, lookWithin)
+		written := map[types.UID]bool{}
+		err := f.list(within, namespace, func(pod *corev1.Pod) {
+			written[types.UID(pod.Annotations[gm.SeatAnnotation])] = true
+			if pod.Labels[gm.NodeGroupLabel] != "" || pod.Labels[gm.CapacityClassLabel] != "" {
+				written[pod.UID] = true
+			}
+		})
+		cancel()
+		if err == nil {
+			f.ledger.Looked(overdue, func(uid types.UID) bool { return written[uid] })
+		}
+	}
+}
+
+// list calls see with each pod that the API server has now.
+func (f *Feed) list(ctx context.Context, namespace string, see func(*corev1.Pod)) error {
+	options := metav1.ListOptions{Limit: page} // without a resourceVersion: nothing older than now
+	for {
+		pods, err := f.client.CoreV1().Pods(namespace).List(ctx, options)
+		if err != nil {
+			return fmt.Errorf("listing pods: %w", err)
+		}
+		for i := range pods.Items {
+			see(&pods.Items[i])
+		}
+		if options.Continue = pods.Continue; options.Continue == "" {
+			return nil
+		}
+	}
+}
+
 // CatchUp returns once the ledger knows all that the API server knows now. A
 // replica that comes to lead waits for it: what the last leader bound a moment
 // ago must not be counted as free. The list of a feed that has not synced may
@@ -193,20 +241,13 @@ func (f *Feed) CatchUp(ctx context.Context) error {
 		return f.until(ctx, f.HasSynced)
 	}
 	var newest uint64
-	options := metav1.ListOptions{Limit: 500} // without a resourceVersion: nothing older than now
-	for {
-		pods, err := f.client.CoreV1().Pods("").List(ctx, options)
-		if err != nil {
-			return fmt.Errorf("listing pods: %w", err)
+	err := f.list(ctx, "", func(pod *corev1.Pod) {
+		if v, err := strconv.ParseUint(pod.ResourceVersion, 10, 64); err == nil {
+			newest = max(newest, v)
 		}
-		for i := range pods.Items {
-			if v, err := strconv.ParseUint(pods.Items[i].ResourceVersion, 10, 64); err == nil {
-				newest = max(newest, v)
-			}
-		}
-		if options.Continue = pods.Continue; options.Continue == "" {
-			break
-		}
+	})
+	if err != nil {
+		return err
 	}
 	return f.until(ctx, func() bool { return f.seen.Load() >= newest })
 }

@@ -111,6 +111,7 @@ type seat struct {
 	binding   bool           // reserved, and being bound to a node of group: see Confirm
 	number    int            // the group's seats when this one was taken, itself included
 	lapses    time.Time      // when a reservation does
+	namespace string         // where a list shows whether a reservation's pod was written: see lost.go; "" if nobody looks
 	active    bool           // counts in its cohort's active
 	token     bool           // counts in its cohort's unseen
 	gated     bool           // counts in its cohort's gated
@@ -245,8 +246,11 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 	switch {
 	case !pod.Active:
 		l.unseatLocked(s)
-	case pod.Node != "":
+	case pod.Node != "" || pod.Class != capacity.None:
 		s.granted = capacity.None
+		if !s.seated {
+			l.settleLocked(s) // the class was all that was reserved
+		}
 	}
 	switch {
 	case !pod.Active:

@@ -28,6 +28,8 @@ const (
 type Request struct {
 	Pod    types.UID
 	Cohort Cohort
+	// Namespace of a pod that is being created: see lost.go.
+	Namespace string
 	// Token is what a seat that the pod got at creation is known by; "" if none.
 	Token types.UID
 	// Total is the number of pods that the cohort may come to have, as far as
@@ -109,7 +111,7 @@ func (l *Ledger) reserveLocked(s *seat, ttl time.Duration) {
 		l.held[false].Dec()
 		l.held[true].Inc()
 	}
-	s.reserved = true
+	s.reserved, s.namespace = true, ""
 	s.lapses = l.clock.Now().Add(ttl)
 	s.cohort.reservations[s.uid] = s
 }
@@ -167,20 +169,28 @@ func (l *Ledger) lapseLocked(c *cohort) {
 	}
 	now := l.clock.Now()
 	for _, s := range c.reservations {
-		if now.Before(s.lapses) {
-			continue
+		ends := s.lapses
+		if s.namespace != "" {
+			ends = ends.Add(lookTime) // before that a look ends it: see lost.go
 		}
-		switch {
-		case s.pod == nil:
-			l.dropLocked(s)
-		case s.pod.Node != "": // the node did not join the group that the pod is pinned to
-			l.seatLocked(s, l.nodeLocked(s.pod.Node).Group)
-			l.settleLocked(s)
-		default:
-			l.unseatLocked(s)
-			s.granted = capacity.None
-			l.countClassLocked(s)
+		if !now.Before(ends) {
+			l.endLocked(s)
 		}
+	}
+}
+
+// endLocked drops a reservation.
+func (l *Ledger) endLocked(s *seat) {
+	switch {
+	case s.pod == nil:
+		l.dropLocked(s)
+	case s.pod.Node != "": // the node did not join the group that the pod is pinned to
+		l.seatLocked(s, l.nodeLocked(s.pod.Node).Group)
+		l.settleLocked(s)
+	default:
+		l.unseatLocked(s)
+		s.granted = capacity.None
+		l.countClassLocked(s)
 	}
 }
 

@@ -8,8 +8,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
-// takeTTL is how long a seat is kept for a pod that is being created: one that
-// others refuse, as for a quota, gives it back after that.
+// takeTTL is how long a seat is kept for a pod that is being created, before
+// somebody looks what became of it: one that others refuse, as for a quota, gives
+// it back then.
 const takeTTL = 10 * time.Second
 
 // maxUnseen bounds the seats of one cohort that are kept for pods which nobody has
@@ -50,7 +51,7 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	if !dryRun {
 		l.takenLocked(s)
 		l.seatLocked(s, groups[i])
-		l.reserveLocked(s, takeTTL)
+		l.promiseLocked(s, r.Namespace)
 	}
 	return groups[i], Seated
 }
@@ -186,7 +187,7 @@ func (l *Ledger) Place(r Request) (group string, why Reason) {
 	l.lapseLocked(s.cohort)
 	if s.seated {
 		if s.reserved {
-			l.reserveLocked(s, takeTTL)
+			l.promiseLocked(s, s.pod.Namespace)
 		}
 		return s.group, Seated
 	}
@@ -195,6 +196,6 @@ func (l *Ledger) Place(r Request) (group string, why Reason) {
 		return "", NoSeatOpen
 	}
 	l.seatLocked(s, groups[i])
-	l.reserveLocked(s, takeTTL)
+	l.promiseLocked(s, s.pod.Namespace)
 	return groups[i], Seated
 }

@@ -6,7 +6,7 @@
 //	make demo                 # live on a terminal, until Ctrl-C
 //	make demo DEMO_EXIT=1     # plain lines, ends by itself
 //	make demo ARGS=-form=pinned
-//	make demo SCENE=scale     # one thing more: rollout, scale, early or pools
+//	make demo SCENE=scale     # one thing more: rollout, scale, early, pools or capacity
 //
 // Without a terminal or with DEMO_EXIT set it prints a line for everything that
 // happens, ends with a table, and exits 0 only if the table is what the
@@ -35,7 +35,8 @@ const (
 	// wantedWithin bounds the time from the applying of the policies to the
 	// document's promise.
 	wantedWithin = 3 * time.Minute
-	// setupWithin bounds everything before that, without the building of programs.
+	// setupWithin bounds the installation of Atoll, and what comes between that and
+	// the policies, without the building of programs.
 	setupWithin = 5 * time.Minute
 	// curtain is how long people on a terminal see the starting point: what
 	// follows takes two seconds.
@@ -72,7 +73,7 @@ func run() int {
 
 	live := term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("DEMO_EXIT") == ""
 	j := newJournal(time.Now())
-	s := &stage{journal: j, state: newState(j), form: form}
+	s := &stage{journal: j, state: newState(j), form: form, told: map[string]string{}}
 	var d *display
 	if live {
 		s.curtain = curtain

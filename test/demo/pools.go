@@ -23,6 +23,8 @@ type answer struct {
 	about string
 	args  []string
 	want  string
+	// once: a word that is printed several times in a row counts once.
+	once bool
 }
 
 // pools is the scene of document 001.
@@ -39,7 +41,7 @@ var pools = scene{
 		answers: []answer{
 			nodesOf("hangzhou", "nodea", "nodeb"),
 			nodesOf("beijing", "nodec", "noded", "nodee"),
-			{"the pools' label", []string{"get", "nodes", "-o", `jsonpath={.items[*].metadata.labels.example\.com/site}`}, "hangzhou hangzhou beijing beijing beijing"},
+			poolsLabel("hangzhou hangzhou beijing beijing beijing"),
 			taintOf("nodee", "beijing"),
 		},
 	}, {
@@ -59,29 +61,41 @@ var pools = scene{
 		answers: []answer{
 			nodesOf("beijing", "nodec", "noded"),
 			taintOf("nodee", "workshop"),
-			{"the pools' label", []string{"get", "nodes", "-o", `jsonpath={.items[*].metadata.labels.example\.com/site}`}, "hangzhou hangzhou beijing beijing"},
+			poolsLabel("hangzhou hangzhou beijing beijing"),
 		},
 	}},
 }
 
 func nodesOf(pool string, nodes ...string) answer {
-	return answer{"nodes of NodePool " + pool, []string{"get", "nodepool", pool, "-o", "jsonpath={.status.nodes[*]}"}, strings.Join(nodes, " ")}
+	return answer{
+		about: "nodes of NodePool " + pool, want: strings.Join(nodes, " "),
+		args: []string{"get", "nodepool", pool, "-o", "jsonpath={.status.nodes[*]}"},
+	}
 }
 
 func taintOf(node, value string) answer {
-	return answer{"taint site of node " + node, []string{"get", "node", node, "-o", `jsonpath={.spec.taints[?(@.key=="site")].value}`}, value}
+	return answer{
+		about: "taint site of node " + node, want: value,
+		args: []string{"get", "node", node, "-o", `jsonpath={.spec.taints[?(@.key=="site")].value}`},
+	}
+}
+
+// poolsLabel is the answer when the nodes that have a value of the pools' label
+// have these.
+func poolsLabel(want string) answer {
+	return answer{about: "the pools' label", want: want, args: []string{"get", "nodes", "-o", `jsonpath={.items[*].metadata.labels.example\.com/site}`}}
 }
 
 // rolledOut are the answers when every pool runs the image.
 func rolledOut(image string) []answer {
 	ud := []string{"get", "-n", store, "uniteddeployment", store, "-o"}
 	return []answer{
-		{"phases of the pools", append(slices.Clone(ud), "jsonpath={.status.pools[*].phase}"), "Ready Ready"},
-		{"updated pods of the pools", append(slices.Clone(ud), "jsonpath={.status.pools[*].updatedReplicas}"), "3 2"},
-		{"images of pods that are Ready", []string{
+		{about: "phases of the pools", args: append(slices.Clone(ud), "jsonpath={.status.pools[*].phase}"), want: "Ready Ready"},
+		{about: "updated pods of the pools", args: append(slices.Clone(ud), "jsonpath={.status.pools[*].updatedReplicas}"), want: "3 2"},
+		{about: "images of pods that are Ready", args: []string{
 			"get", "-n", store, "deployments", "-l", "app=" + store, "-o",
 			`jsonpath={range .items[*]}{.metadata.name} {.spec.template.spec.containers[0].image} {.status.readyReplicas} {end}`,
-		}, fmt.Sprintf("%[1]s-beijing %[2]s 2 %[1]s-hangzhou %[2]s 3", store, image)},
+		}, want: fmt.Sprintf("%[1]s-beijing %[2]s 2 %[1]s-hangzhou %[2]s 3", store, image)},
 	}
 }
 
@@ -93,23 +107,23 @@ type rollouts struct {
 	atOnce map[string]int
 	// revision is the last one.
 	revision string
-	// last is what was told of something last.
-	last map[string]string
 }
 
 // watchPools tells of the pools and of the UnitedDeployment from now on.
 func (s *stage) watchPools(ctx context.Context) error {
-	seen := &rollouts{order: map[string][]string{}, atOnce: map[string]int{}, last: map[string]string{}}
+	seen := &rollouts{order: map[string][]string{}, atOnce: map[string]int{}}
 	s.mu.Lock()
 	s.rollouts = seen
 	s.mu.Unlock()
-	handler := func(see func(any)) toolscache.ResourceEventHandler {
-		return toolscache.ResourceEventHandlerFuncs{AddFunc: see, UpdateFunc: func(_, o any) { see(o) }}
-	}
-	if err := s.state.watch(ctx, &apps.NodePool{}, handler(s.seePool)); err != nil {
+	if err := s.state.watch(ctx, &apps.NodePool{}, whenever(s.seePool)); err != nil {
 		return err
 	}
-	return s.state.watch(ctx, &apps.UnitedDeployment{}, handler(s.seeUnited))
+	return s.state.watch(ctx, &apps.UnitedDeployment{}, whenever(s.seeUnited))
+}
+
+// whenever calls see with each object, and with each change of it.
+func whenever(see func(any)) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{AddFunc: see, UpdateFunc: func(_, o any) { see(o) }}
 }
 
 func (s *stage) seePool(o any) {
@@ -147,8 +161,8 @@ func (s *stage) seeUnited(o any) {
 // tell adds a line about something, if it says something new.
 func (s *stage) tell(about, text string) {
 	s.mu.Lock()
-	known := s.rollouts.last[about] == text
-	s.rollouts.last[about] = text
+	known := s.told[about] == text
+	s.told[about] = text
 	s.mu.Unlock()
 	if !known {
 		s.journal.add(change, "%s: %s", about, text)
@@ -181,6 +195,9 @@ func (s *stage) awaitAnswers(ctx context.Context, answers []answer, within time.
 			got, err := s.ask(ctx, a.args...)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
+			}
+			if a.once {
+				got = strings.Join(slices.Compact(strings.Fields(got)), " ")
 			}
 			if err != nil || got != a.want {
 				failures = append(failures, fmt.Sprintf("%s: %q, wanted %q", a.about, got, a.want))

@@ -73,7 +73,7 @@ var scenes = []scene{{
 		},
 		available: 5, unavailable: maxUnavailable,
 	}},
-}, pools}
+}, pools, classes}
 
 // sceneWithin bounds one act.
 const sceneWithin = 3 * time.Minute

@@ -50,6 +50,8 @@ type stage struct {
 	end *outcome
 	// rollouts are of the scene of pools.
 	rollouts *rollouts
+	// told is the last line about each object of a scene.
+	told map[string]string
 	// curtain is how long the starting point stands, for people to see it.
 	curtain time.Duration
 	// form is the one in which Atoll is installed.
@@ -69,11 +71,11 @@ func (s *stage) perform(ctx context.Context) (*outcome, error) {
 	if err := s.start(ctx); err != nil {
 		return nil, err
 	}
-	setup, cancel := context.WithTimeout(ctx, setupWithin)
-	defer cancel()
-	if err := s.build(setup); err != nil {
+	if err := s.build(ctx); err != nil {
 		return nil, err
 	}
+	setup, cancel := context.WithTimeout(ctx, setupWithin)
+	defer cancel()
 	if err := s.runNginx(setup); err != nil {
 		return nil, err
 	}
@@ -151,7 +153,7 @@ func (s *stage) build(ctx context.Context) error {
 	s.journal.add(note, "adding %d nodes: hollow kubelets", len(nodes))
 	joined := make(chan error, 1)
 	go func() { joined <- s.cluster.AddHollowNodes(ctx, nodes...) }()
-	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Form: s.form, Log: s.journal})
+	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Form: s.form, Within: setupWithin, Log: s.journal})
 	if err := errors.Join(err, <-joined); err != nil {
 		return err
 	}

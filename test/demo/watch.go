@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
@@ -53,7 +54,7 @@ func (s *state) stop() { s.cancel() }
 // watchCore watches Kubernetes' own kinds until stop.
 func (s *state) watchCore(ctx context.Context, config *rest.Config) error {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, gm.AddToScheme, apps.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, gm.AddToScheme, apps.AddToScheme, capacity.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return fmt.Errorf("making a scheme: %w", err)
 		}

@@ -364,9 +364,37 @@ func readyOf(app string, pods []corev1.Pod, n int) error {
 		}
 	}
 	if len(pods) != n || ready != n {
-		return fmt.Errorf("%s has %d pods, %d Ready, want %d", app, len(pods), ready, n)
+		return fmt.Errorf("%s has %d pods, %d Ready, want %d%s", app, len(pods), ready, n, notReady(pods))
 	}
 	return nil
+}
+
+// notReady says of a few pods that are not Ready what they wait for.
+func notReady(pods []corev1.Pod) string {
+	var b strings.Builder
+	shown := 0
+	for i := range pods {
+		pod := &pods[i]
+		if podReady(pod) {
+			continue
+		}
+		if shown++; shown > 3 {
+			break
+		}
+		fmt.Fprintf(&b, "; %s on %q %s", pod.Name, pod.Spec.NodeName, pod.Status.Phase)
+		if pod.DeletionTimestamp != nil {
+			b.WriteString(" terminating")
+		}
+		for _, gate := range pod.Spec.SchedulingGates {
+			b.WriteString(" gate " + gate.Name)
+		}
+		for _, c := range pod.Status.Conditions {
+			if c.Status != corev1.ConditionTrue {
+				fmt.Fprintf(&b, " %s=%s %s %.120s", c.Type, c.Status, c.Reason, c.Message)
+			}
+		}
+	}
+	return b.String()
 }
 
 func podReady(pod *corev1.Pod) bool {

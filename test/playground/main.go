@@ -38,7 +38,8 @@ var name = "playground"
 
 const (
 	rootModule = "github.com/atoll-k8s/atoll"
-	within     = 5 * time.Minute
+	// within bounds the installation, and what is added afterwards.
+	within = 5 * time.Minute
 )
 
 // sites have nodes that the examples' groups and pools select.
@@ -46,6 +47,17 @@ var sites = []struct {
 	name  string
 	nodes int
 }{{"hangzhou", 2}, {"beijing", 3}}
+
+// classLabel says which nodes are on-demand and which are spot: docs/capacity.md.
+const classLabel = "node.kubernetes.io/capacity"
+
+// class of the node of a site with this index, from 0: one is on-demand.
+func class(i int) string {
+	if i == 0 {
+		return "on-demand"
+	}
+	return "spot"
+}
 
 // made are the examples that are there from the beginning.
 var made = []string{"examples/document-000/01-nodegroups.yaml", "examples/pools/01-nodepools.yaml"}
@@ -145,14 +157,14 @@ func formOf(ctx context.Context, cluster *devcluster.Cluster) (atoll.Form, error
 
 // furnish installs Atoll and adds nodes, groups and pools.
 func furnish(ctx context.Context, cluster *devcluster.Cluster, form atoll.Form) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	if _, err := atoll.Install(ctx, cluster, atoll.Options{Form: form, Log: os.Stderr}); err != nil {
+	if _, err := atoll.Install(ctx, cluster, atoll.Options{Form: form, Within: within, Log: os.Stderr}); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
 	for _, s := range sites {
-		specs := devcluster.NumberedNodes(s.name+"-", s.nodes, func(_ int, spec *devcluster.NodeSpec) {
-			spec.Labels = map[string]string{"location": s.name, apps.NodePoolLabel: s.name}
+		specs := devcluster.NumberedNodes(s.name+"-", s.nodes, func(i int, spec *devcluster.NodeSpec) {
+			spec.Labels = map[string]string{"location": s.name, apps.NodePoolLabel: s.name, classLabel: class(i)}
 		})
 		if err := cluster.AddNodes(ctx, specs...); err != nil {
 			return err
@@ -184,6 +196,8 @@ func usage(cluster *devcluster.Cluster) {
   kubectl label deployment nginx groupmanagement.kubeedge.io/required-propagationpolicy=nginx-propagationpolicy groupmanagement.kubeedge.io/required-overridepolicy=nginx-overridepolicy
   kubectl get pods -o wide
   kubectl apply -f examples/pools/02-uniteddeployment.yaml
+  kubectl apply -f examples/capacity/deployments.yaml
+  kubectl get capacitysplits
 
   make down        # when done
 `, cluster.KubeconfigPath(), filepath.Dir(cluster.BinaryPath("kubectl")))

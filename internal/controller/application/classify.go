@@ -38,7 +38,6 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 		return false, nil //nolint:nilerr // whoever lets the pod go meets the same error
 	}
 	request := r.Book.ClassRequest(&c, pod.UID, pod.Name, pod.Revision, capacity.None)
-	request.Doubtful = true // what keeps it here may have let others be refused, and it can wait
 	request.Final = r.Clock.Now().Sub(pod.Created) > doubtTime
 	class, why := r.Ledger.PlaceClass(request)
 	if why != seats.Seated {

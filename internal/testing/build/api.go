@@ -45,6 +45,7 @@ func NewAPI(t testing.TB, objects ...Object) *API {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /apis/{group}/v1/{resource}", a.watch)
 	mux.HandleFunc("GET /api/v1/{resource}", a.watch)
+	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/{resource}", a.list)
 	mux.HandleFunc("GET /apis/{group}/v1/namespaces/{namespace}/{resource}/{name}", a.read)
 	a.server = httptest.NewServer(mux)
 	t.Cleanup(func() {
@@ -89,7 +90,7 @@ func (a *API) Delete(o Object) {
 	a.tellLocked(resource, event{"DELETED", a.encodeLocked(o)})
 }
 
-// Fail makes every read of a single object fail with an HTTP status; 0 ends it.
+// Fail makes every read of a single object, and every list of a namespace, fail with an HTTP status; 0 ends it.
 func (a *API) Fail(status int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -156,6 +157,28 @@ func fail(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	})
 }
 
+// list answers lists of one namespace.
+func (a *API) list(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.lists++
+	if a.failure != 0 {
+		fail(w, a.failure, metav1.StatusReasonInternalError)
+		return
+	}
+	resource := r.PathValue("resource")
+	items := []json.RawMessage{}
+	for key, raw := range a.objects[resource] {
+		if strings.HasPrefix(key, r.PathValue("namespace")+"/") {
+			items = append(items, raw)
+		}
+	}
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"apiVersion": "v1", "kind": listKinds[resource] + "List", "metadata": map[string]string{"resourceVersion": strconv.Itoa(a.version)}, "items": items,
+	})
+}
+
 // watch answers watches that begin with what is there, which is how a
 // reflector lists.
 func (a *API) watch(w http.ResponseWriter, r *http.Request) {
@@ -195,13 +218,15 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// listKinds are the kinds that are listed, by resource.
+var listKinds = map[string]string{
+	"deployments": "Deployment", "replicasets": "ReplicaSet", "statefulsets": "StatefulSet",
+	"daemonsets": "DaemonSet", "jobs": "Job", "cronjobs": "CronJob", "pods": "Pod",
+}
+
 func (a *API) bookmarkLocked(group, resource string) json.RawMessage {
-	kind := map[string]string{
-		"deployments": "Deployment", "replicasets": "ReplicaSet", "statefulsets": "StatefulSet",
-		"daemonsets": "DaemonSet", "jobs": "Job", "cronjobs": "CronJob", "pods": "Pod",
-	}[resource]
 	raw, err := json.Marshal(map[string]any{
-		"apiVersion": strings.TrimPrefix(group+"/v1", "/"), "kind": kind,
+		"apiVersion": strings.TrimPrefix(group+"/v1", "/"), "kind": listKinds[resource],
 		"metadata": map[string]any{
 			"resourceVersion": strconv.Itoa(a.version),
 			"annotations":     map[string]string{metav1.InitialEventsAnnotationKey: "true"},

@@ -1,0 +1,96 @@
+package seats
+
+import (
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// TestAWatchThatIsBehindFreesNoSeat: the pods were created, the watch does not show
+// them, and a list does. Nothing that they hold is given to others, however long
+// that lasts; what was refused is free once that is known.
+func TestAWatchThatIsBehindFreesNoSeat(t *testing.T) {
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+	ledger := NewLedger(clock)
+	ledger.SetClasses(&classes)
+	ledger.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
+	ledger.ObserveNode(SlimNode(build.Node("bj-1", build.InGroup("bj"))))
+	api := build.NewAPI(t)
+	feed := NewFeed(ledger, api.Client(), func(_ *ownership.Reference, labels map[string]string) string {
+		return ownership.Revision(labels, "")
+	})
+	class := func(token types.UID) capacity.Class {
+		got, _ := ledger.TakeClass(ClassRequest{Pod: token, Namespace: "ns", Cohort: Cohort{Owner: "web-1"}, Total: 3, Count: 1}, false)
+		return got
+	}
+	group := func(token types.UID) string {
+		got, _ := ledger.Take(Request{Pod: token, Namespace: "ns", Cohort: Cohort{Owner: "web-1"}, Total: 3, Spread: weights("hz", 1, "bj", 2)}, false)
+		return got
+	}
+	if got := class("a"); got != capacity.OnDemand {
+		t.Fatalf("the first is %q", got)
+	}
+	group("a")
+	group("b") // is refused
+	api.Put(build.Pod("a", build.OwnedBy(web), build.Annotation(gm.SeatAnnotation, "a")))
+	for range 5 {
+		clock.Step(takeTTL + time.Second)
+		if got := class("other"); got != capacity.Spot {
+			t.Errorf("another pod is %q while the first was not seen", got)
+		}
+		ledger.Release("other")
+		feed.look(t.Context())
+	}
+	clock.Step(takeTTL + time.Second)
+	if got := ledger.Overdue()["ns"]; len(got) != 1 || got[0] != "a" {
+		t.Errorf("seats are kept for %v, want a", got)
+	}
+	feed.look(t.Context())
+	reads := api.Lists()
+	feed.look(t.Context())
+	if api.Lists() != reads {
+		t.Error("it is looked although nothing is overdue")
+	}
+	api.Delete(build.Pod("a"))
+	clock.Step(takeTTL + time.Second)
+	feed.look(t.Context())
+	if got := class("c"); got != capacity.OnDemand {
+		t.Errorf("the first pod is gone, and the next is %q", got)
+	}
+}
+
+// TestNobodyCanLook: where pods cannot be listed, their seats lapse in the end.
+func TestNobodyCanLook(t *testing.T) {
+	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+	ledger := NewLedger(clock)
+	ledger.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
+	api := build.NewAPI(t)
+	api.Fail(500)
+	feed := NewFeed(ledger, api.Client(), nil)
+	cohort := Cohort{Owner: "web-1"}
+	if _, why := ledger.Take(Request{Pod: "a", Namespace: "ns", Cohort: cohort, Total: 1, Spread: weights("hz", 1)}, false); why != Seated {
+		t.Fatal(why)
+	}
+	clock.Step(takeTTL + time.Second)
+	feed.look(t.Context())
+	ledger.Lapse()
+	if got := ledger.Overdue()["ns"]; len(got) != 1 {
+		t.Errorf("seats are kept for %v, and nobody knows whether the pod was refused", got)
+	}
+	clock.Step(lookTime)
+	ledger.Lapse()
+	if got := ledger.Overdue(); len(got) != 0 {
+		t.Errorf("seats are kept for %v long after", got)
+	}
+}
