@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
@@ -84,6 +85,19 @@ func (f *fixture) annotate(app string, annotations map[string]any) {
 	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: app, Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 }
 
+// splitHas tells whether the CapacitySplit of a Deployment counts so many pods.
+func (f *fixture) splitHas(app string, onDemand, spot int) error {
+	f.Helper()
+	var s capacity.CapacitySplit
+	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "deployment-" + app}, &s); err != nil {
+		return err
+	}
+	if s.Status.OnDemand.Have != int32(onDemand) || s.Status.Spot.Have != int32(spot) {
+		return fmt.Errorf("the CapacitySplit of %s counts %d on-demand and %d spot pods", app, s.Status.OnDemand.Have, s.Status.Spot.Have)
+	}
+	return nil
+}
+
 // splitSays tells whether the CapacitySplit of a workload has this reason.
 func (f *fixture) splitSays(name, reason string) error {
 	var s capacity.CapacitySplit
@@ -126,6 +140,17 @@ func TestCapacityDivides(t *testing.T) {
 	f.eventuallyDivided("three", 3, 2)
 	moved()
 	f.eventually(patience, "the split says so", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
+	f.eventually(patience, "people see that there are no spot pods", func() error {
+		var shown unstructured.Unstructured
+		shown.SetGroupVersionKind(capacity.GroupVersion.WithKind("CapacitySplit"))
+		if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "deployment-five"}, &shown); err != nil {
+			return err
+		}
+		if have, found, err := unstructured.NestedInt64(shown.Object, "status", "spot", "have"); !found || have != 0 || err != nil {
+			return fmt.Errorf("spot.have is %d, there: %t (%w)", have, found, err)
+		}
+		return nil
+	})
 	for _, pod := range f.pods("three") {
 		class, cost := pod.Labels[gm.CapacityClassLabel], pod.Annotations[corev1.PodDeletionCost]
 		if want := map[string]string{"on-demand": "100", "spot": "1"}[class]; cost != want || pod.Annotations[gm.CapacityReasonAnnotation] == "" {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -74,6 +75,92 @@ func TestFaultStaleView(t *testing.T) {
 	}
 	f.scale("app", 4)
 	f.settled("app", map[string]int{"stale-a": 2, "stale-b": 2})
+}
+
+// TestFaultStaleViewAtCreation is F3 for pods that get their group, or their class
+// of capacity, when they are created: no pod that is created comes in for longer
+// than a seat is kept for it. What it has is not given to another, and nothing is
+// moved afterwards.
+func TestFaultStaleViewAtCreation(t *testing.T) {
+	f := newFaultyFixture(t)
+	f.classes(1, 1)
+	f.group("early-a", 1)
+	f.group("early-b", 1)
+	policy := rangesOf("policy", "early-a", 2, "early-b", 2)
+	policy.Spec.Assignment = gm.AssignmentEarly
+	f.create(policy)
+	f.create(deployment("early", 1, "policy"))
+	f.create(split("split", 1, "2"))
+	f.eventually(patience, "one pod of each", func() error {
+		return errors.Join(f.allReady("early", 1), f.divided("split", 1, 0))
+	})
+	deleted := f.watchDeletions("early")
+	evicted := f.watchEvictions("split")
+	var view valve
+	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+		if isWatch(r) && resourceOf(r) == "pods" {
+			w = &throttled{ResponseWriter: w, valve: &view, ctx: r.Context()}
+		}
+		forward(w, r)
+	})
+	f.api.server.CloseClientConnections()
+	for _, replicas := range []int{2, 1} {
+		f.scale("split", replicas)
+		f.eventually(patience, "the view is fresh", func() error {
+			return errors.Join(f.divided("split", replicas, 0), f.splitHas("split", replicas, 0))
+		})
+	}
+	view.close()
+	defer view.open()
+	f.scale("split", 2)
+	f.scale("early", 3)
+	noMore := func() error {
+		onDemand := 0
+		for _, pod := range f.pods("split") {
+			if pod.Labels[gm.CapacityClassLabel] == "on-demand" {
+				onDemand++
+			}
+		}
+		if onDemand > 2 {
+			return fmt.Errorf("%d pods are on-demand", onDemand)
+		}
+		seats := map[string]int{}
+		for _, pod := range f.pods("early") {
+			if group := pod.Labels[gm.NodeGroupLabel]; group != "" {
+				if seats[group]++; seats[group] > 2 {
+					return fmt.Errorf("%d pods are for NodeGroup %s", seats[group], group)
+				}
+			}
+		}
+		return nil
+	}
+	there := func(splits, earlies int) {
+		t.Helper()
+		f.eventually(patience, "the pods are there", func() error {
+			if a, b := len(f.pods("split")), len(f.pods("early")); a != splits || b != earlies {
+				return fmt.Errorf("%d and %d pods", a, b)
+			}
+			return nil
+		})
+	}
+	there(2, 3)
+	f.always(15*time.Second, "no seat is given away", noMore)
+	f.scale("split", 5)
+	f.scale("early", 6)
+	there(5, 6)
+	f.always(5*time.Second, "no seat is given away", noMore)
+	view.open()
+	f.eventually(patience, "exactly divided", func() error { return f.divided("split", 2, 3) })
+	f.eventually(patience, "the policy says that pods wait", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
+	f.always(2*time.Second, "no seat is given away", noMore)
+	if n := evicted(); n != 0 {
+		t.Errorf("%d pods were moved from class to class", n)
+	}
+	if n := deleted(); n != 0 {
+		t.Errorf("%d pods were deleted", n)
+	}
+	f.scale("early", 4)
+	f.settled("early", map[string]int{"early-a": 2, "early-b": 2})
 }
 
 // TestFaultAPIServerStorm is F8: a third of atoll-manager's writes fail with

@@ -41,7 +41,7 @@ func (e Exception) covers(v Violation) bool {
 
 // Violation is something that must never happen.
 type Violation struct {
-	// Invariant is its name: I2, I5, I10 or I12.
+	// Invariant is its name: I1, I2, I5, I10 or I12.
 	Invariant string
 	// RV is the resourceVersion at which it happened; 0 when it wrote nothing.
 	RV uint64
@@ -66,8 +66,9 @@ func clockOf(t time.Time) string { return t.UTC().Format("15:04:05.000") }
 type Report struct {
 	// Violations are in the order in which they happened.
 	Violations []Violation
-	// Binds and Evictions are how many were judged, Unjudged how many could not be.
-	Binds, Evictions, Unjudged int
+	// Binds, Evictions and OnDemand, pods that became on-demand, are how many were
+	// judged, Unjudged how many could not be.
+	Binds, Evictions, OnDemand, Unjudged int
 	// Excepted are the violations that were on purpose.
 	Excepted    int
 	Gaps        []Gap
@@ -76,8 +77,8 @@ type Report struct {
 
 // Summary is one line about the run.
 func (r Report) Summary() string {
-	return fmt.Sprintf("resourceVersions %d to %d: %d bindings and %d evictions judged, %d could not be, %d gaps, %d violations, %d more on purpose",
-		r.First, r.Last, r.Binds, r.Evictions, r.Unjudged, len(r.Gaps), len(r.Violations), r.Excepted)
+	return fmt.Sprintf("resourceVersions %d to %d: %d bindings, %d evictions and %d on-demand pods judged, %d could not be, %d gaps, %d violations, %d more on purpose",
+		r.First, r.Last, r.Binds, r.Evictions, r.OnDemand, r.Unjudged, len(r.Gaps), len(r.Violations), r.Excepted)
 }
 
 // shown bounds the violations that are printed.
@@ -113,6 +114,7 @@ func Check(h *History, requests []Request, limits Limits) Report {
 	for _, key := range h.pods {
 		c.checkBinds(h.timelines[key])
 	}
+	c.checkClasses()
 	c.checkEvictions(requests)
 	slices.SortStableFunc(c.report.Violations, func(a, b Violation) int { return cmp.Compare(a.RV, b.RV) })
 	return c.report

@@ -76,6 +76,19 @@ func (r *run) set(name string, modify func(*Pod)) {
 
 func (r *run) bind(name, node string) { r.set(name, func(p *Pod) { p.Node = node }) }
 
+// split has a Deployment with a count and a surge, and two ReplicaSets of it.
+func (r *run) split(count string, surge int) {
+	r.put(Workload{UID: "split", Kind: "Deployment", Namespace: "ns", Name: "split", Count: count, Surge: surge, Replicas: 3})
+	for _, name := range []string{"split-1", "split-2"} {
+		r.put(Workload{UID: types.UID(name), Kind: "ReplicaSet", Namespace: "ns", Name: name, Owner: "split", OwnerKind: "Deployment"})
+	}
+}
+
+// becomes gives a pod of an owner its class.
+func (r *run) becomes(name, owner, class string) {
+	r.set(name, func(p *Pod) { p.Owner, p.Class = types.UID(owner), class })
+}
+
 // evict asks for an eviction, which is done.
 func (r *run) evict(name string) {
 	pod := r.pods[name]
@@ -140,6 +153,39 @@ func TestCheckBites(t *testing.T) {
 			r.bind("1", "node-a")
 			r.bind("2", "node-b")
 		}, ""},
+		"as many on-demand pods as may be": {func(r *run) {
+			r.split("1", 1)
+			r.becomes("1", "split-1", "on-demand")
+			r.becomes("2", "split-2", "on-demand")
+			r.becomes("3", "split-2", "spot")
+			r.set("1", func(p *Pod) { p.Active = false })
+			r.becomes("4", "split-2", "on-demand")
+		}, ""},
+		"an on-demand pod too many, of all revisions": {func(r *run) {
+			r.split("1", 1)
+			r.becomes("1", "split-1", "on-demand")
+			r.becomes("2", "split-2", "on-demand")
+			r.becomes("3", "split-2", "on-demand")
+		}, "I1: is on-demand pod 3 of its workload, which may have 2"},
+		"the count was lowered a moment ago": {func(r *run) {
+			r.split("2", 0)
+			r.becomes("1", "split-1", "on-demand")
+			r.put(Pod{UID: "2", Namespace: "ns", Name: "2", Owner: "split-1", OwnerKind: "ReplicaSet", Active: true})
+			r.h.Put(r.tick(time.Second), Workload{UID: "split", Kind: "Deployment", Namespace: "ns", Name: "split", Count: "1", Replicas: 3})
+			r.h.Put(r.tick(time.Second), Pod{UID: "2", Namespace: "ns", Name: "2", Owner: "split-1", OwnerKind: "ReplicaSet", Active: true, Class: "on-demand"})
+		}, ""},
+		"the count was lowered, and pods that were on-demand stay": {func(r *run) {
+			r.split("2", 0)
+			r.becomes("1", "split-1", "on-demand")
+			r.becomes("2", "split-1", "on-demand")
+			r.split("1", 0)
+			r.becomes("3", "split-1", "spot")
+		}, ""},
+		"a high ordinal is on-demand": {func(r *run) {
+			r.put(Workload{UID: "set", Kind: "StatefulSet", Namespace: "ns", Name: "set", Count: "1", FirstOrdinal: 5})
+			r.set("set-5", func(p *Pod) { p.Owner, p.OwnerKind, p.Class = "set", "StatefulSet", "on-demand" })
+			r.set("set-6", func(p *Pod) { p.Owner, p.OwnerKind, p.Class = "set", "StatefulSet", "on-demand" })
+		}, "I1: is on-demand, and not of the first ordinals"},
 		"a pod is deleted": {func(r *run) {
 			r.bind("1", "node-a")
 			r.requests = append(r.requests, Request{User: "manager", Verb: "delete", Resource: "pods", Namespace: "ns", Name: "1", Code: 200, Received: r.at})

@@ -1,6 +1,11 @@
 // Package invariants watches all writes of a test run and finds what must never
 // happen, whatever a test is about.
 //
+// I1: whenever a pod becomes on-demand, created so or at our gate, its workload has
+// no more such pods, of all its revisions together, than its count and maxSurge
+// allow; a StatefulSet's has one of the first ordinals. Pods count until they finish
+// or begin to terminate. What a workload says alone is looked at.
+//
 // I2: atoll-manager deletes no pod and no owner of pods, whether it would be let
 // or not. It asks for evictions, which a PodDisruptionBudget may refuse. Every
 // request of its identity to delete one is a breach.

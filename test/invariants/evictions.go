@@ -152,7 +152,7 @@ func (c *checker) misplaced(pod Pod, apps []application, from time.Time, to uint
 		class := c.classAt(pod, rv)
 		if pod.OwnerKind == "StatefulSet" {
 			ordinal, err := strconv.Atoi(pod.Name[strings.LastIndexByte(pod.Name, '-')+1:])
-			if err == nil && (ordinal-workload.FirstOrdinal < count) != (class == "on-demand") {
+			if err == nil && (ordinal-workload.FirstOrdinal < count) != (class == onDemand) {
 				return true
 			}
 			continue
@@ -163,8 +163,8 @@ func (c *checker) misplaced(pod Pod, apps []application, from time.Time, to uint
 				have[c.classAt(p, rv)]++
 			}
 		}
-		want := map[string]int{"on-demand": min(count, workload.Replicas)}
-		want["spot"] = workload.Replicas - want["on-demand"]
+		want := map[string]int{onDemand: min(count, workload.Replicas)}
+		want["spot"] = workload.Replicas - want[onDemand]
 		if have[class] > want[class] {
 			return true
 		}

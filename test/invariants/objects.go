@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -43,6 +44,8 @@ type Pod struct {
 	// Group is the seat's stamp; Pinned pods got it at creation.
 	Group  string
 	Pinned bool
+	// Class is the class of capacity that atoll-manager gave the pod.
+	Class string
 	// Overrides is the value of gm.OverridesAnnotation.
 	Overrides string
 	// Active pods have neither finished nor begun to terminate.
@@ -90,6 +93,8 @@ type Workload struct {
 	// StatefulSet's.
 	Count        string
 	FirstOrdinal int
+	// Surge is how many pods more than its replicas a Deployment may have.
+	Surge int
 }
 
 func (w Workload) name() types.NamespacedName {
@@ -205,6 +210,9 @@ func workload(kind string, o metav1.Object, replicas *int32) Workload {
 	if a := o.GetAnnotations(); a[gm.CapacitySwitchKey] == "true" {
 		w.Count = cmp.Or(a[gm.CapacityCountKey], strconv.Itoa(math.MaxInt32))
 	}
+	if d, ok := o.(*appsv1.Deployment); ok && d.Spec.Strategy.RollingUpdate != nil {
+		w.Surge, _ = intstr.GetScaledValueFromIntOrPercent(d.Spec.Strategy.RollingUpdate.MaxSurge, w.Replicas, true)
+	}
 	if set, ok := o.(*appsv1.StatefulSet); ok && set.Spec.Ordinals != nil {
 		w.FirstOrdinal = int(set.Spec.Ordinals.Start)
 	}
@@ -227,6 +235,7 @@ func slimPod(o *corev1.Pod) Pod {
 		UID: o.UID, Namespace: o.Namespace, Name: o.Name, Revision: ownership.Revision(o.Labels, ""),
 		Policies: ownership.PoliciesOf(o.Labels), IgnoreMissing: ownership.IgnoresMissing(o.Annotations),
 		Node: o.Spec.NodeName, Group: o.Labels[gm.NodeGroupLabel], Overrides: o.Annotations[gm.OverridesAnnotation],
+		Class: o.Labels[gm.CapacityClassLabel],
 		Active: o.DeletionTimestamp == nil && o.Status.Phase != corev1.PodSucceeded && o.Status.Phase != corev1.PodFailed,
 	}
 	p.Pinned = p.Group != "" && o.Annotations[gm.SeatAnnotation] != ""

@@ -43,10 +43,12 @@ type CapacitySplitStatus struct {
 
 	// onDemand counts the on-demand pods.
 	// +optional
+	// +default={}
 	OnDemand ClassStatus `json:"onDemand"`
 
 	// spot counts the spot pods.
 	// +optional
+	// +default={}
 	Spot ClassStatus `json:"spot"`
 
 	// other is the number of pods on nodes of neither class.
@@ -65,10 +67,12 @@ type CapacitySplitStatus struct {
 type ClassStatus struct {
 	// want is the number of pods that there are to be.
 	// +optional
+	// +default=0
 	Want int32 `json:"want"`
 
 	// have is the number of pods on nodes of the class.
 	// +optional
+	// +default=0
 	Have int32 `json:"have"`
 
 	// reserved is the number of pods that were given the class when they were
