@@ -57,7 +57,7 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"capacity": (&capacity.Reconciler{
-			Client: mgr.GetClient(), Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Book: d.Book, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"workloads": (&workloads.Reconciler{
 			Client: mgr.GetClient(), API: d.Pods, Walker: d.Walker, Recorder: recorder, Namespace: d.Namespace,

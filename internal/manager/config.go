@@ -67,6 +67,9 @@ type Config struct {
 	// CapacityClasses say how on-demand and spot nodes are known: the name of a
 	// preset, or capacity.Classes as JSON. "None" leaves classes of capacity alone.
 	CapacityClasses string
+	// ExcludedNamespaces are those whose pods no webhook of ours sees, beside
+	// kube-system, kube-node-lease and Namespace. Their pods are not divided.
+	ExcludedNamespaces []string
 	// Pools: NodePools and UnitedDeployments are reconciled. Without, their kinds
 	// need not exist, or are another program's.
 	Pools bool
@@ -84,14 +87,18 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.HealthAddress, "health-address", ":8081", "host:port of /healthz and /readyz, plain HTTP")
 	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8080", `host:port of /metrics, HTTPS with Kubernetes authentication; "0" is off`)
 	fs.StringVar(&c.ProfileAddress, "profile-address", "", "host:port of /debug/pprof, plain HTTP without authentication: use a loopback address; empty is off")
-	fs.Func("names", "comma-separated DNS names and IP addresses, beside the Service's, under which webhooks and extender are reached", func(s string) error {
-		for name := range strings.SplitSeq(s, ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				c.Names = append(c.Names, name)
+	list := func(into *[]string) func(string) error {
+		return func(s string) error {
+			for name := range strings.SplitSeq(s, ",") {
+				if name = strings.TrimSpace(name); name != "" {
+					*into = append(*into, name)
+				}
 			}
+			return nil
 		}
-		return nil
-	})
+	}
+	fs.Func("names", "comma-separated DNS names and IP addresses, beside the Service's, under which webhooks and extender are reached", list(&c.Names))
+	fs.Func("excluded-namespaces", "comma-separated namespaces, beside kube-system, kube-node-lease and the manager's own, whose pods are kept from the webhooks: they are not divided over classes of capacity", list(&c.ExcludedNamespaces))
 	fs.StringVar(&c.AdvertiseAddress, "advertise-address", os.Getenv("POD_IP"), "IP address or host name under which other replicas reach this one (default: $POD_IP, else 127.0.0.1)")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "agree with other replicas on one that decides")
 	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that is not heard of keeps its place; at least 3s")

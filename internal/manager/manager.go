@@ -162,6 +162,7 @@ func (p *parts) addCapacity(config *rest.Config) error {
 	}
 	p.ledger.SetClasses(classes)
 	p.book.SetClasses(classes)
+	p.book.Exclude(append([]string{metav1.NamespaceSystem, corev1.NamespaceNodeLease, p.config.Namespace}, p.config.ExcludedNamespaces...)...)
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("making a client of metadata: %w", err)

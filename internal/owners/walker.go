@@ -469,7 +469,7 @@ func (w *Walker) Above(uid types.UID) (chain []*ownership.Object) {
 }
 
 // Sized returns every object that says how many pods it wants and has no owner
-// that is known to do so.
+// that is known to do so, and every StatefulSet.
 func (w *Walker) Sized() []*ownership.Object {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -478,7 +478,7 @@ func (w *Walker) Sized() []*ownership.Object {
 		if o.Replicas == nil {
 			continue
 		}
-		if o.Controller != nil && mayOwn(w.objects[o.Controller.UID], o) && w.objects[o.Controller.UID].Replicas != nil {
+		if o.Controller != nil && !o.IsStatefulSet() && mayOwn(w.objects[o.Controller.UID], o) && w.objects[o.Controller.UID].Replicas != nil {
 			continue
 		}
 		out = append(out, o)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,8 +51,11 @@ type Book struct {
 	classes *capacity.Classes
 	// namespaces are what namespaces say about them, where they say something, and
 	// counts the last count of a workload that could be used.
-	namespaces map[string]ownership.Capacity
-	counts     map[types.UID]int
+	namespaces      map[string]ownership.Capacity
+	namespacesKnown atomic.Bool
+	counts          map[types.UID]int
+	// excluded are namespaces whose pods no webhook of ours sees.
+	excluded map[string]bool
 	// held is why pods of workloads stay at the gate that could leave it.
 	held map[types.UID]string
 
@@ -86,8 +90,8 @@ func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, 
 		trials:  map[types.UID]Trial{},
 		held:    map[types.UID]string{},
 
-		namespaces: map[string]ownership.Capacity{},
-		counts:     map[types.UID]int{},
+		namespaces: map[string]ownership.Capacity{}, excluded: map[string]bool{},
+		counts: map[types.UID]int{},
 	}
 }
 

@@ -24,6 +24,19 @@ type Capacity struct {
 // before anything runs.
 func (b *Book) SetClasses(c *capacity.Classes) { b.classes = c }
 
+// Exclude leaves the pods of namespaces as they are. Call before anything runs.
+func (b *Book) Exclude(namespaces ...string) {
+	for _, name := range namespaces {
+		b.excluded[name] = true
+	}
+}
+
+// KnowNamespaces records that all namespaces have been listed.
+func (b *Book) KnowNamespaces() { b.namespacesKnown.Store(true) }
+
+// NamespacesKnown tells whether it is known what all namespaces say.
+func (b *Book) NamespacesKnown() bool { return b.namespacesKnown.Load() }
+
 // Classes are what SetClasses was told; nil where classes are not in use.
 func (b *Book) Classes() *capacity.Classes { return b.classes }
 
@@ -56,12 +69,12 @@ func (b *Book) CapacityOf(owners []*ownership.Object) Capacity {
 		return Capacity{}
 	}
 	workload := ownership.CapacityWorkload(owners)
-	if workload == nil || workload.Namespace == "kube-system" {
+	if workload == nil || b.excluded[workload.Namespace] {
 		return Capacity{}
 	}
 	return Capacity{
 		Workload: workload, Settings: b.settings(workload), direct: owners[0],
-		Ordinal: owners[0].Kind == "StatefulSet" && owners[0].Group == "apps",
+		Ordinal: owners[0].IsStatefulSet(),
 	}
 }
 
@@ -99,6 +112,16 @@ func (b *Book) settings(workload *ownership.Object) capacity.Settings {
 		b.counts[workload.UID] = s.Count
 	}
 	return s
+}
+
+// RememberCount is the count that was in force for a workload when another replica
+// led, unless this one knows another.
+func (b *Book) RememberCount(workload types.UID, count int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, known := b.counts[workload]; !known && len(b.counts) < maxKept {
+		b.counts[workload] = count
+	}
 }
 
 // DropCount forgets a workload that is gone.

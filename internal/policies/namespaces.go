@@ -16,9 +16,9 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
 
-// Namespaces tells a Book what namespaces say about classes of capacity. Nobody
+// Namespaces tells a Book what namespaces say about classes of capacity. No pod
 // waits for it: while namespaces cannot be read they say what they said last, and
-// nothing at first.
+// nothing at first. Nothing is moved before.
 type Namespaces struct {
 	Book   *Book
 	Client metadata.Interface
@@ -35,7 +35,7 @@ func (n *Namespaces) Start(ctx context.Context) error {
 			n.Book.SetNamespace(m.Name, ownership.CapacityOf(m.Annotations, m.Labels))
 		}
 	}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    set,
 		UpdateFunc: func(_, obj any) { set(obj) },
 		DeleteFunc: func(obj any) {
@@ -50,6 +50,11 @@ func (n *Namespaces) Start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watching namespaces: %w", err)
 	}
+	go func() {
+		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+			n.Book.KnowNamespaces()
+		}
+	}()
 	informer.RunWithContext(ctx)
 	return nil
 }

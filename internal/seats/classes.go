@@ -2,6 +2,7 @@ package seats
 
 import (
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
@@ -212,8 +213,37 @@ func (l *Ledger) classifyLocked(pod *Pod) {
 	pod.Class = l.classes.OfPod(pod.Demand.NodeSelector, pod.Demand.Affinity)
 }
 
+// ClassesHandler is told of the owners of pods whose class has changed with that of
+// their node; everybody is concerned where the first node of a class has come to be
+// open, or the last one is not any more. It must not block.
+type ClassesHandler func(owners []types.UID, everybody bool)
+
+// OnClasses adds a handler. Call before the ledger is fed.
+func (l *Ledger) OnClasses(h ClassesHandler) { l.classesHandlers = append(l.classesHandlers, h) }
+
+// classChange is what a ClassesHandler is told.
+type classChange struct {
+	owners    []types.UID
+	everybody bool
+}
+
+func (l *Ledger) tellClasses(c classChange) {
+	if len(c.owners) == 0 && !c.everybody {
+		return
+	}
+	for _, h := range l.classesHandlers {
+		h(c.owners, c.everybody)
+	}
+}
+
 // classifyNodeLocked notes of which class a node is now.
-func (l *Ledger) classifyNodeLocked(n *node, before Node) {
+func (l *Ledger) classifyNodeLocked(n *node, before Node) (change classChange) {
+	open := l.openOfClass
+	defer func() {
+		for class := range open {
+			change.everybody = change.everybody || (open[class] == 0) != (l.openOfClass[class] == 0)
+		}
+	}()
 	class := capacity.None
 	if l.classes != nil && n.exists {
 		class = l.classes.OfNode(n.Offer.Labels)
@@ -225,12 +255,14 @@ func (l *Ledger) classifyNodeLocked(n *node, before Node) {
 		l.openOfClass[class]++
 	}
 	if class == n.class {
-		return
+		return change
 	}
 	n.class = class
 	for _, s := range n.pods {
 		l.countClassLocked(s)
+		change.owners = append(change.owners, s.cohort.key.Owner)
 	}
+	return change
 }
 
 // OpenOfClass is the number of nodes of a class that are Ready and not cordoned.
@@ -243,7 +275,8 @@ func (l *Ledger) OpenOfClass(class capacity.Class) int {
 // ClassCanTake tells whether some open node of a class could run the successor of
 // a pod, as far as kube-scheduler looks at the one pod and the one node, and else
 // why not. Of a pod that has a seat in a NodeGroup, only nodes of that group count.
-func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod) (bool, fit.Reason) {
+// volumes are the node affinities of the pod's PersistentVolumes.
+func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaffinity.NodeSelector) (bool, fit.Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.classes == nil {
@@ -254,7 +287,7 @@ func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod) (bool, fit.Reason)
 		demand.Affinity, demand.Tolerations = l.classes.Free(demand.Affinity, demand.Tolerations, pod.ClassStamp)
 	}
 	demand.Tolerations = l.classes.Tolerations(demand.Tolerations, class)
-	check, why := fit.NewCheck(&demand, nil), fit.NoOpenNode
+	check, why := fit.NewCheck(&demand, volumes), fit.NoOpenNode
 	for _, n := range l.nodes {
 		if n.class != class || !n.Open || pod.GroupStamp != "" && n.Group != pod.GroupStamp {
 			continue

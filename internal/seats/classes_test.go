@@ -228,11 +228,11 @@ func TestWhichClassCanTakeAPod(t *testing.T) {
 	r := newClassRoom(t)
 	r.arrives("a", "", capacity.OnDemand, "on-demand", build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }))
 	pod := r.Pod("a")
-	if can, why := r.ClassCanTake(capacity.Spot, pod); can || why != fit.NoMatch {
+	if can, why := r.ClassCanTake(capacity.Spot, pod, nil); can || why != fit.NoMatch {
 		t.Errorf("spot can take it: %t (%s)", can, why)
 	}
 	r.ObserveNode(SlimNode(build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), build.Label("disk", "ssd"))))
-	if can, why := r.ClassCanTake(capacity.Spot, pod); !can {
+	if can, why := r.ClassCanTake(capacity.Spot, pod, nil); !can {
 		t.Errorf("spot cannot take it: %s", why)
 	}
 }
@@ -295,4 +295,40 @@ func TestADeletedPodIsMissed(t *testing.T) {
 	r.arrives("a", "", capacity.OnDemand, "on-demand")
 	r.Forget("a")
 	r.take(capacity.OnDemand, ask("t", 2, 1))
+}
+
+// TestWhoIsToldOfClasses: the owners of pods on a node that changes its class, and
+// everybody when the first node of a class comes, or the last one goes.
+func TestWhoIsToldOfClasses(t *testing.T) {
+	r := newClassRoom(t)
+	var owners []types.UID
+	everybody := 0
+	r.OnClasses(func(told []types.UID, all bool) {
+		owners = append(owners, told...)
+		if all {
+			everybody++
+		}
+	})
+	r.arrives("a", "", capacity.OnDemand, "on-demand")
+	class := func(value string) []build.Option {
+		return []build.Option{build.Label("node.kubernetes.io/capacity", value)}
+	}
+	r.ObserveNode(SlimNode(build.Node("on-demand", class("on-demand")...)))
+	if len(owners) > 0 || everybody > 0 {
+		t.Errorf("of nothing new are told %v, %d times everybody", owners, everybody)
+	}
+	r.ObserveNode(SlimNode(build.Node("on-demand", class("spot")...)))
+	if len(owners) != 1 || owners[0] != "web-1" || everybody != 1 {
+		t.Errorf("of a node that is spot now are told %v, %d times everybody", owners, everybody)
+	}
+	r.ObserveNode(SlimNode(build.Node("more", class("on-demand")...)))
+	r.ObserveNode(SlimNode(build.Node("still-more", class("on-demand")...)))
+	r.ForgetNode("more")
+	if everybody != 2 {
+		t.Errorf("of the first on-demand node, a second and its end everybody is told %d times", everybody)
+	}
+	r.ForgetNode("still-more")
+	if everybody != 3 {
+		t.Error("of the end of the last on-demand node nobody is told")
+	}
 }

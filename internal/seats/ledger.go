@@ -64,6 +64,8 @@ type Ledger struct {
 	handlers []Handler
 	// groupsHandlers are told of groups.
 	groupsHandlers []GroupsHandler
+	// classesHandlers are told of classes of capacity.
+	classesHandlers []ClassesHandler
 	// classes tell nodes and pods of the classes of capacity; nil where nobody asks.
 	classes *capacity.Classes
 	// held counts seats: under true those that are reserved, under false those

@@ -54,10 +54,12 @@ func (n Node) roomier(before Node) bool {
 
 // ObserveNode records what a node is now.
 func (l *Ledger) ObserveNode(node Node) {
-	l.tellGroups(l.observeNode(node), node)
+	before, classes := l.observeNode(node)
+	l.tellGroups(before, node)
+	l.tellClasses(classes)
 }
 
-func (l *Ledger) observeNode(node Node) (before Node) {
+func (l *Ledger) observeNode(node Node) (before Node, classes classChange) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodeLocked(node.Name)
@@ -65,33 +67,35 @@ func (l *Ledger) observeNode(node Node) (before Node) {
 	l.rememberNotReadyLocked(&node, before)
 	l.moveLocked(n, node.Group)
 	n.Node, n.exists = node, true
-	l.classifyNodeLocked(n, before)
+	classes = l.classifyNodeLocked(n, before)
 	l.countReadyLocked(before, node)
 	if node.roomier(before) {
 		l.welcomeLocked(node.Group)
 	}
-	return before
+	return before, classes
 }
 
 // ForgetNode records that a node is gone. Its pods count in no group.
 func (l *Ledger) ForgetNode(name string) {
-	l.tellGroups(l.forgetNode(name), Node{Name: name})
+	before, classes := l.forgetNode(name)
+	l.tellGroups(before, Node{Name: name})
+	l.tellClasses(classes)
 }
 
-func (l *Ledger) forgetNode(name string) (before Node) {
+func (l *Ledger) forgetNode(name string) (before Node, classes classChange) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodes[name]
 	if n == nil {
-		return Node{Name: name}
+		return Node{Name: name}, classes
 	}
 	before = n.Node
 	l.moveLocked(n, "")
 	n.Node, n.exists = Node{Name: name}, false
-	l.classifyNodeLocked(n, before)
+	classes = l.classifyNodeLocked(n, before)
 	l.countReadyLocked(before, n.Node)
 	l.leaveLocked(n)
-	return before
+	return before, classes
 }
 
 // leaveLocked forgets a node that is gone, with its last pod.

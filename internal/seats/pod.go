@@ -56,6 +56,8 @@ type Pod struct {
 	// ClassStamp is the class of capacity that the webhook gave the pod, and Class
 	// the one that its demands leave it: the ledger reads that.
 	ClassStamp, Class capacity.Class
+	// NamesNode: the pod was created for the node that it has.
+	NamesNode bool
 
 	// For is the one node that the pod is for, as DaemonSets say, or "".
 	For string
@@ -188,6 +190,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		CreatedFor:    types.UID(pod.Annotations[gm.CreatedForAnnotation]),
 		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
 		ClassStamp:    capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]),
+		NamesNode:     pod.Annotations[gm.CapacityReasonAnnotation] == capacity.NamesNode,
 		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,
 		Finished:      pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,

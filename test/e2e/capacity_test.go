@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -162,6 +163,12 @@ func TestCapacityDivides(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.eventuallyDivided("three", 3, 2)
+
+	deleted := &capacity.CapacitySplit{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "deployment-three"}}
+	if err := f.client.Delete(f.ctx, deleted); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually(patience, "what somebody deleted is shown again", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
 
 	f.annotate("three", map[string]any{gm.CapacitySwitchKey: "false"})
 	f.eventually(patience, "nothing is shown of it", func() error {
@@ -566,4 +573,89 @@ func TestCapacityQuota(t *testing.T) {
 	f.patch(quota, map[string]any{"spec": map[string]any{"hard": map[string]any{"pods": "100"}}})
 	f.eventually(patience+time.Minute, "three are on-demand", func() error { return f.divided("app", 3, 7) })
 	moved()
+}
+
+// TestCapacityFollowsNodes: pods whose node comes to be of the other class count there,
+// and what is too many there moves. A pod whose owner names its node is never moved,
+// and pods that wait go anywhere once their workload is divided no more.
+func TestCapacityFollowsNodes(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 1)
+	f.create(split("follows", 4, "2"))
+	f.eventuallyDivided("follows", 2, 2)
+	label := func(node, class string) {
+		f.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, map[string]any{"metadata": map[string]any{"labels": map[string]any{classLabel: class}}})
+	}
+	label("on-demand-1", "spot")
+	f.eventually(patience, "two are on the on-demand node that is left", func() error {
+		on := 0
+		for _, pod := range f.pods("follows") {
+			if pod.Spec.NodeName == "on-demand-0" && podReady(&pod) {
+				on++
+			}
+		}
+		if on != 2 || len(f.pods("follows")) != 4 {
+			return fmt.Errorf("%d of %d pods are there", on, len(f.pods("follows")))
+		}
+		return f.splitHas("follows", 2, 2)
+	})
+
+	f.create(split("named", 2, "0", func(d *appsv1.Deployment) { d.Spec.Template.Spec.NodeName = "on-demand-0" }))
+	f.eventually(patience, "they are where their owner wants them, and it is told", func() error {
+		if err := f.allReady("named", 2); err != nil {
+			return err
+		}
+		return f.splitSays("deployment-named", capacity.ReasonPinned)
+	})
+	evicted := f.watchEvictions("named")
+	f.always(3*time.Second, "they stay", func() error { return f.allReady("named", 2) })
+	if n := evicted(); n > 0 {
+		t.Errorf("%d pods were moved from the node that their owner names", n)
+	}
+
+	f.cordon(true, "spot-0", "on-demand-1")
+	f.create(split("waits", 1, "0"))
+	f.eventually(patience, "a spot pod waits", func() error { return f.splitSays("deployment-waits", capacity.ReasonNoNodes) })
+	f.eventually(patience, "kube-scheduler says so", func() error {
+		if n := f.unschedulable("waits"); n != 1 {
+			return fmt.Errorf("%d pods wait", n)
+		}
+		return nil
+	})
+	f.annotate("waits", map[string]any{gm.CapacitySwitchKey: "false"})
+	f.eventually(patience, "it runs anywhere", func() error { return f.allReady("waits", 1) })
+
+	if err := f.client.Delete(f.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "follows"}}, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually(patience, "nothing is shown of a workload that is gone", func() error {
+		err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "deployment-follows"}, &capacity.CapacitySplit{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("there is a split: %w", err)
+		}
+		return nil
+	})
+}
+
+// TestCapacityJunkStopsNoRollout: a value that was stored before anybody refused it is
+// copied to each new ReplicaSet.
+func TestCapacityJunkStopsNoRollout(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 1)
+	junk := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{
+		Name: "junk", Namespace: f.ns, Annotations: map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: "half"},
+	}}
+	template := deployment("junk", 0, "")
+	junk.Spec.Selector, junk.Spec.Template = template.Spec.Selector, template.Spec.Template
+	dryRun := func() error { return f.client.Create(f.ctx, junk.DeepCopy(), client.DryRunAll) }
+	f.eventually(patience, "who writes it is told", func() error {
+		if err := dryRun(); err == nil || !strings.Contains(err.Error(), "must be a whole number") {
+			return fmt.Errorf("the answer is %w", err)
+		}
+		return nil
+	})
+	junk.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "junk", UID: "junk", Controller: new(true)}}
+	if err := dryRun(); err != nil {
+		t.Errorf("the Deployment's controller cannot create a ReplicaSet: %v", err)
+	}
 }

@@ -134,10 +134,10 @@ func TestFaultStaleViewAtCreation(t *testing.T) {
 		}
 		return nil
 	}
-	there := func(splits, earlies int) {
+	there := func(splits, placed int) {
 		t.Helper()
 		f.eventually(patience, "the pods are there", func() error {
-			if a, b := len(f.pods("split")), len(f.pods("early")); a != splits || b != earlies {
+			if a, b := len(f.pods("split")), len(f.pods("early")); a != splits || b != placed {
 				return fmt.Errorf("%d and %d pods", a, b)
 			}
 			return nil

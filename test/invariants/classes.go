@@ -75,7 +75,7 @@ func (c *checker) judgeClass(workload types.UID, all []any, pod Pod, s Stamp) {
 	}
 	have := 0
 	for _, key := range all {
-		if other, ok := get[Pod](c.History, key, s.RV); ok && other.Active && other.Class == onDemand {
+		if other, ok := get[Pod](c.History, key, s.RV); ok && other.Active && other.Class == onDemand && c.classAt(other, s.RV) != "spot" { // its node may have changed
 			have++
 		}
 	}

@@ -32,7 +32,8 @@
 //   - surplus: its cohort had more pods in the pod's NodeGroup than the policy's
 //     division gives it; one surplus pod is a reason for one eviction, so that
 //     what moves there and back is found; or
-//   - stuck: without a node, in the NodeGroup that it got at creation; or
+//   - stuck: without a node, in the NodeGroup or of the class of capacity that it got
+//     at creation; or
 //   - stale: created otherwise than its OverridePolicy wants it; or
 //   - misplaced: its workload had more pods of its class of capacity than it is to
 //     have, or its ordinal is of the other class; or

@@ -182,9 +182,11 @@ func (c *checker) classAt(pod Pod, rv uint64) string {
 	return n.Class
 }
 
-// stuck: the pod found no node in the group that it got at creation, or was
-// refused all others and did not get its group.
-func stuck(pod Pod) bool { return pod.Node == "" && pod.Unschedulable && (pod.Pinned || pod.Refused) }
+// stuck: the pod found no node in the group or of the class that it got at creation,
+// or was refused all others and did not get its group.
+func stuck(pod Pod) bool {
+	return pod.Node == "" && pod.Unschedulable && (pod.Pinned || pod.Refused || pod.Class != "")
+}
 
 // deserted tells whether a pod is in a group without a Ready node whose share
 // the others may have.

@@ -76,7 +76,7 @@ type ClassStatus struct {
 	Have int32 `json:"have"`
 
 	// reserved is the number of pods that were given the class when they were
-	// created and have not been seen since. It is kept for ten seconds.
+	// created and have not been seen since: about ten seconds for those that were refused.
 	// +optional
 	Reserved int32 `json:"reserved,omitempty"`
 
@@ -123,11 +123,14 @@ const (
 	// ReasonBlockedByPDB: pods of the wrong class stay, because a PodDisruptionBudget
 	// allows no eviction.
 	ReasonBlockedByPDB = "BlockedByPDB"
-	// ReasonPinned: the pods' own node selector or affinity leaves them one class only.
+	// ReasonPinned: the pods' own node selector or affinity, or their owner, leaves them
+	// one class only.
 	ReasonPinned = "Pinned"
 	// ReasonNotAdmitted: successors of moved pods were created without the webhook, so
 	// that moving more would help nothing.
 	ReasonNotAdmitted = "NotAdmitted"
+	// ReasonPodsRefused: the API server refuses pods of the workload.
+	ReasonPodsRefused = "PodsRefused"
 	// ReasonInvalid: what the workload or its namespace says cannot be used.
 	ReasonInvalid = "Invalid"
 	// ReasonObservationFailed: it could not be looked at.

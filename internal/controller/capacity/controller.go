@@ -16,26 +16,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -51,6 +60,11 @@ const (
 	// retryReserved is how soon is looked again at seats of pods that nobody has
 	// seen: that one lapses tells nobody.
 	retryReserved = 5 * time.Second
+	// retryNamespaces is how soon is looked again whether namespaces are known.
+	retryNamespaces = time.Second
+	// stillTime is for how long nothing has happened to pods of several revisions,
+	// when their rollout is taken to stand still.
+	stillTime = 30 * time.Second
 	// tryTime is how long a workload is left alone whose pods do not pass the webhook.
 	tryTime = 5 * time.Minute
 	// maxUnavailable bounds, for each workload, the pods that are not available while
@@ -64,6 +78,8 @@ type request struct{ uid types.UID }
 // Reconciler keeps workloads divided.
 type Reconciler struct {
 	Client client.Client
+	// Pods reads pods and their volumes.
+	Pods   kubernetes.Interface
 	Walker *owners.Walker
 	Ledger *seats.Ledger
 	Book   *policies.Book
@@ -75,12 +91,21 @@ type Reconciler struct {
 
 	changed *trigger.Source[request]
 	tallies tallies
+	volumes volumes.Reader
 
 	mu sync.Mutex
-	// moved is when a pod of a workload was moved last, and shown are those that have
+	// moved is the last move of a pod of each workload, and shown are those that have
 	// a CapacitySplit as far as this replica has seen.
-	moved map[types.UID]time.Time
+	moved map[types.UID]move
 	shown map[types.UID]types.NamespacedName
+}
+
+// move is the eviction of a pod of the wrong class.
+type move struct {
+	at    time.Time
+	class capacity.Class
+	// count is the one that was in force.
+	count int
 }
 
 // scope is what one pass observed.
@@ -90,6 +115,8 @@ type scope struct {
 	below    []types.UID
 	observed observed
 	plan     plan
+	// unread is why it is not known where volumes of its pods are, or nil.
+	unread error
 }
 
 // +kubebuilder:rbac:groups=capacity.atoll.dev,resources=capacitysplits,verbs=get;list;watch;create;delete
@@ -115,6 +142,14 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			r.wake(pod.Controller.UID)
 		}
 	})
+	r.Ledger.OnClasses(func(owners []types.UID, everybody bool) {
+		for _, owner := range owners {
+			r.wake(owner)
+		}
+		if everybody {
+			r.changed.Add(r.asking()...)
+		}
+	})
 	r.Book.OnNamespace(func(name string) {
 		for _, o := range r.Walker.Sized() {
 			if o.Namespace == name {
@@ -125,8 +160,19 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return builder.TypedControllerManagedBy[request](mgr).
 		Named("capacity").
 		WatchesRawSource(r.changed).
+		Watches(&api.CapacitySplit{}, deletions).
 		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
+}
+
+// deletions look at the workload whose CapacitySplit somebody deletes: it is shown
+// again, if it is divided still.
+var deletions = handler.TypedFuncs[client.Object, request]{
+	DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[client.Object], queue workqueue.TypedRateLimitingInterface[request]) {
+		for _, owner := range e.Object.GetOwnerReferences() {
+			queue.Add(request{owner.UID})
+		}
+	},
 }
 
 // wake looks at the workload that an object is, or belongs to, if it is divided or
@@ -139,25 +185,45 @@ func (r *Reconciler) wake(uid types.UID) {
 		}
 		return
 	}
-	if workload := ownership.CapacityWorkload(chain); workload != nil && (r.isShown(workload.UID) || r.Book.CapacityOf(chain).On) {
+	for _, o := range chain { // one that has come to be part of another is shown no more
+		if r.isShown(o.UID) {
+			r.changed.Add(request{o.UID})
+		}
+	}
+	if workload := ownership.CapacityWorkload(chain); workload != nil && asksForIt(r.Book.CapacityOf(chain)) {
 		r.changed.Add(request{workload.UID})
 	}
 }
 
-// all are the workloads that are divided, and those that a CapacitySplit is left of.
-func (r *Reconciler) all() []request {
-	var out []request
+// asksForIt: the workload's pods are divided, or it cannot be read whether they are
+// to be.
+func asksForIt(c policies.Capacity) bool { return c.On || c.Invalid != nil }
+
+// asking are the workloads that are divided.
+func (r *Reconciler) asking() (out []request) {
 	for _, o := range r.Walker.Sized() {
-		if r.Book.CapacityOf([]*ownership.Object{o}).On {
+		if asksForIt(r.Book.CapacityOf([]*ownership.Object{o})) {
 			out = append(out, request{o.UID})
 		}
 	}
+	return out
+}
+
+// all are the workloads that are divided, and those that a CapacitySplit is left of.
+func (r *Reconciler) all() []request {
+	out := r.asking()
 	ctx, cancel := context.WithTimeout(context.Background(), showTimeout)
 	defer cancel()
 	var list api.CapacitySplitList
 	if err := r.Client.List(ctx, &list); err == nil { // of a cache
 		for i := range list.Items {
+			if len(list.Items[i].OwnerReferences) == 0 { // its workload went and left everything behind
+				_ = r.Client.Delete(ctx, &list.Items[i], client.Preconditions{UID: &list.Items[i].UID}) // else the next leader does
+			}
 			for _, owner := range list.Items[i].OwnerReferences {
+				if count := list.Items[i].Status.Count; count != nil {
+					r.Book.RememberCount(owner.UID, int(*count))
+				}
 				r.show(owner.UID, client.ObjectKeyFromObject(&list.Items[i]))
 				out = append(out, request{owner.UID})
 			}
@@ -184,16 +250,17 @@ func (r *Reconciler) show(uid types.UID, key types.NamespacedName) {
 
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
+	if !r.Book.NamespacesKnown() { // what they say may be all that is said of a workload
+		return ctrl.Result{RequeueAfter: retryNamespaces}, nil
+	}
 	s := &scope{workload: r.Walker.Get(req.uid)}
-	if s.workload == nil { // the garbage collector deletes what was shown of it
-		r.Book.DropCount(req.uid)
-		r.forget(req.uid)
-		return ctrl.Result{}, nil
+	if s.workload == nil {
+		return phase.Run(ctx, req.uid, r.bury)
 	}
 	chain := r.Walker.Above(req.uid)
 	s.capacity = r.Book.CapacityOf(chain[:min(1, len(chain))])
-	if top := ownership.CapacityWorkload(chain); !s.capacity.On || top == nil || top.UID != req.uid {
-		return phase.Run(ctx, s, r.hide)
+	if top := ownership.CapacityWorkload(chain); !asksForIt(s.capacity) || top == nil || top.UID != req.uid {
+		return phase.Run(ctx, s, r.free, r.hide)
 	}
 	if s.workload.Deleting {
 		return ctrl.Result{}, nil
@@ -210,11 +277,11 @@ func (r *Reconciler) forget(uid types.UID) {
 }
 
 // observe gathers what is known of the workload and plans.
-func (r *Reconciler) observe(_ context.Context, s *scope) error {
-	s.below = r.Walker.Descendants(s.workload.UID)
+func (r *Reconciler) observe(ctx context.Context, s *scope) error {
+	s.below = r.below(s.workload)
 	o := observed{
 		replicas: int(*s.workload.Replicas), count: s.capacity.Count,
-		reserved: r.Ledger.ReservedOfClass(s.below), canTake: r.Ledger.ClassCanTake,
+		reserved: r.Ledger.ReservedOfClass(s.below), canTake: r.canTake(ctx, s),
 	}
 	if s.capacity.Ordinal {
 		o.ofOrdinal = s.capacity.OfOrdinal
@@ -227,30 +294,97 @@ func (r *Reconciler) observe(_ context.Context, s *scope) error {
 	for _, c := range cohorts {
 		o.pods = append(o.pods, c.Pods...)
 	}
-	o.bypassed = r.bypassed(s.workload.UID, o.pods)
+	if o.rollout {
+		o.still, o.next = stands(o.pods, r.Clock.Now()), r.successor(s, cohorts)
+	}
+	o.inVain, o.refused = r.inVain(s, o.pods), r.Walker.PodsRefused(s.below)
 	s.observed, s.plan = o, planFor(o)
-	r.tallies.set(s.workload.UID, s.plan)
 	if o.reserved[capacity.OnDemand]+o.reserved[capacity.Spot] > 0 {
 		return phase.Wait("pods that were admitted to be seen", retryReserved)
 	}
 	return nil
 }
 
-// bypassed tells whether pods that came after the last move did not pass the
-// webhook: their successors would not either. After tryTime one is tried again.
-func (r *Reconciler) bypassed(uid types.UID, pods []seats.SeatView) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	at, ever := r.moved[uid]
-	if !ever || r.Clock.Now().Sub(at) > tryTime {
-		return false
-	}
-	for _, pod := range pods {
-		if !pod.Admitted && !pod.Created.Before(at.Truncate(time.Second)) {
-			return true
+// stands tells whether nothing happens to pods of several revisions: a rollout that
+// is paused, or goes step by step.
+func stands(pods []seats.SeatView, now time.Time) bool {
+	return !slices.ContainsFunc(pods, func(pod seats.SeatView) bool {
+		return !pod.Ready || now.Sub(pod.Created) < stillTime
+	})
+}
+
+// successor makes the question which class the next pod of a pod's revision would
+// get if it were gone.
+func (r *Reconciler) successor(s *scope, cohorts []seats.CohortView) func(seats.SeatView) capacity.Class {
+	revisions, of := make([]capacity.Revision, len(cohorts)), map[types.UID]int{}
+	for i, c := range cohorts {
+		revisions[i].Replicas = len(c.Pods)
+		if o := r.Walker.Get(c.Cohort.Owner); o != nil && o.Replicas != nil && o.UID != s.workload.UID {
+			revisions[i].Replicas = int(*o.Replicas)
+		}
+		for _, pod := range c.Pods {
+			of[pod.UID] = i
+			if pod.Class == capacity.OnDemand {
+				revisions[i].OnDemand++
+			}
 		}
 	}
-	return false
+	return func(pod seats.SeatView) capacity.Class {
+		i := of[pod.UID]
+		own := revisions[i].OnDemand
+		if pod.Class == capacity.OnDemand {
+			own--
+		}
+		return capacity.Next(own, slices.Delete(slices.Clone(revisions), i, i+1), s.capacity.Count, int(s.workload.Surge))
+	}
+}
+
+// below are the UIDs of a workload and of what it owns, but for StatefulSets, which
+// speak for themselves.
+func (r *Reconciler) below(workload *ownership.Object) []types.UID {
+	return slices.DeleteFunc(r.Walker.Descendants(workload.UID), func(uid types.UID) bool {
+		o := r.Walker.Get(uid)
+		return o != nil && uid != workload.UID && o.IsStatefulSet()
+	})
+}
+
+// canTake makes the question that the plan of one workload asks. What keeps it
+// from an answer is the workload's unread.
+func (r *Reconciler) canTake(ctx context.Context, s *scope) func(capacity.Class, *seats.Pod) (bool, fit.Reason) {
+	reads := 0
+	return func(class capacity.Class, pod *seats.Pod) (bool, fit.Reason) {
+		var affinity []*nodeaffinity.NodeSelector
+		if pod.Demand != nil && pod.Demand.Claims {
+			var err error
+			if affinity, err = r.volumes.Read(ctx, r.Pods, r.Clock.Now(), pod.Key(), pod.UID, &reads); err != nil {
+				s.unread = err
+				return false, fit.Unread
+			}
+		}
+		return r.Ledger.ClassCanTake(class, pod, affinity)
+	}
+}
+
+// inVain tells why more moves would help nothing, or "": of the pods that came after
+// the last one, some did not pass the webhook, or are of the class that was left.
+// After tryTime one is tried again.
+func (r *Reconciler) inVain(s *scope, pods []seats.SeatView) (reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, ever := r.moved[s.workload.UID]
+	if !ever || r.Clock.Now().Sub(last.at) > tryTime {
+		return ""
+	}
+	for _, pod := range pods {
+		switch {
+		case pod.Created.Before(last.at.Truncate(time.Second)):
+		case !pod.Admitted:
+			return api.ReasonNotAdmitted
+		case last.count == s.capacity.Count && !s.capacity.Ordinal && pod.Class == last.class && pod.Created.After(last.at):
+			return api.ReasonPinned
+		}
+	}
+	return ""
 }
 
 // evict executes the plan: as many pods as may be disturbed now.
@@ -258,7 +392,16 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	if s.capacity.Invalid != nil {
 		return nil //nolint:nilerr // report tells of it: nobody knows what is wanted
 	}
+	if s.unread != nil && !errors.Is(s.unread, volumes.ErrMany) && !apierrors.IsNotFound(s.unread) {
+		return s.unread
+	}
 	if len(s.plan.evict) == 0 {
+		if s.observed.inVain != "" {
+			return phase.Wait("another try to move a pod", tryTime)
+		}
+		if s.observed.rollout && !s.observed.still {
+			return phase.Wait("a rollout that goes on", stillTime)
+		}
 		if s.plan.reason == api.ReasonNoRoom || s.plan.reason == api.ReasonNoNodes {
 			return phase.Wait("a node of the class", retryRoom)
 		}
@@ -299,14 +442,23 @@ func (r *Reconciler) evicted(ctx context.Context, s *scope, pod *seats.Pod) {
 	evictionsTotal.WithLabelValues("evicted").Inc()
 	r.mu.Lock()
 	if r.moved == nil {
-		r.moved = map[types.UID]time.Time{}
+		r.moved = map[types.UID]move{}
 	}
-	r.moved[s.workload.UID] = r.Clock.Now()
+	r.moved[s.workload.UID] = move{at: r.Clock.Now(), class: r.classOf(s, pod), count: s.capacity.Count}
 	r.mu.Unlock()
 	log.FromContext(ctx).Info("Evicted a pod of the wrong class of capacity", "pod", pod.Key(), "workload", s.workload.Namespace+"/"+s.workload.Name)
 	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	r.Recorder.Eventf(reference(s.workload), related, corev1.EventTypeNormal, "CapacityPodEvicted", "Evict",
 		"Evicted pod %s: the workload is to have %d on-demand and %d spot pods", pod.Name, s.plan.want[capacity.OnDemand], s.plan.want[capacity.Spot])
+}
+
+func (r *Reconciler) classOf(s *scope, pod *seats.Pod) capacity.Class {
+	for _, seen := range s.observed.pods {
+		if seen.UID == pod.UID {
+			return seen.Class
+		}
+	}
+	return capacity.None
 }
 
 func reference(o *ownership.Object) *corev1.ObjectReference {

@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
@@ -52,9 +53,10 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	for _, o := range objects {
 		w.Add(t, o)
 	}
+	w.Book.KnowNamespaces()
 	s := &site{World: w, t: t, events: events.NewFakeRecorder(10)}
 	s.Reconciler = &Reconciler{
-		Client: w.Client, Walker: w.Walker, Ledger: w.Ledger, Book: w.Book, Recorder: s.events, Clock: w.Clock,
+		Client: w.Client, Pods: w.Pods, Walker: w.Walker, Ledger: w.Ledger, Book: w.Book, Recorder: s.events, Clock: w.Clock,
 		Evictor: &eviction.Evictor{Client: w.Pods, Pace: rate.NewLimiter(rate.Inf, 0)},
 	}
 	return s
@@ -209,12 +211,145 @@ func TestPodsThatPassNoWebhook(t *testing.T) {
 	s.World.See(running("past", owner, "on-demand", build.Created(s.World.Clock.Now()), build.With(func(p *corev1.Pod) {
 		p.Labels, p.Annotations = nil, nil
 	})))
-	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNotAdmitted {
-		t.Errorf("evicted %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNotAdmitted || result.RequeueAfter != tryTime {
+		t.Errorf("evicted %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
 	}
 	s.World.Clock.Step(tryTime + time.Second)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
 		t.Errorf("after a while nobody tries again: %v, error %v", s.Evicted, err)
+	}
+}
+
+// TestASuccessorOfTheSameClass: whatever makes it so, another would be the same.
+func TestASuccessorOfTheSameClass(t *testing.T) {
+	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
+		t.Fatalf("evicted %v, error %v", s.Evicted, err)
+	}
+	s.World.Ledger.Forget(types.UID(s.Evicted[0]))
+	s.World.Clock.Step(2 * time.Second)
+	s.World.See(running("again", build.ReplicaSet("web-1"), "on-demand", build.Created(s.World.Clock.Now())))
+	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonPinned || result.RequeueAfter != tryTime {
+		t.Errorf("evicted %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
+	}
+	s.World.Walker.Put(build.Owner(build.Deployment("web", asks("1"), build.Replicas(3)))) // somebody wants something else
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
+		t.Errorf("with another count evicted are %v, error %v", s.Evicted, err)
+	}
+}
+
+// TestAPodStaysWithItsVolume: no node of the other class reaches it.
+func TestAPodStaysWithItsVolume(t *testing.T) {
+	objects := web("0", "on-demand", "spot")
+	objects[2].(*corev1.Pod).Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+	}}}
+	s := newSite(t, objects...)
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}
+	claim.Status.Phase = corev1.ClaimBound
+	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
+		Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: "node.kubernetes.io/capacity", Operator: corev1.NodeSelectorOpIn, Values: []string{"on-demand"}},
+		}}}},
+	}}}
+	for _, o := range []build.Object{claim, disk} {
+		if err := s.World.Pods.Tracker().Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNoRoom {
+		t.Errorf("evicted %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+	}
+}
+
+// TestAStatefulSetSpeaksForItself, whatever made it, and its owner does not count it.
+func TestAStatefulSetSpeaksForItself(t *testing.T) {
+	above := build.Deployment("web", asks("0"), build.Replicas(2))
+	set := build.StatefulSet("db", asks("1"), build.OwnedBy(above), build.Replicas(2))
+	s := newSite(t, above, set, running("db-0", set, "on-demand"), running("db-1", set, "spot"))
+	for _, uid := range []types.UID{"web", "db"} {
+		s.World.Evicted = nil
+		if _, err := s.Reconcile(t.Context(), request{uid}); err != nil || len(s.Evicted) != 0 {
+			t.Errorf("of %s evicted are %v, error %v", uid, s.Evicted, err)
+		}
+	}
+	if all := s.all(); len(all) < 2 {
+		t.Errorf("at the start only %v are looked at", all)
+	}
+}
+
+// TestNothingMovesBeforeNamespacesAreKnown: they may say the count.
+func TestNothingMovesBeforeNamespacesAreKnown(t *testing.T) {
+	s := newSite(t, web("0", "on-demand", "spot")...)
+	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
+	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split() != nil || result.RequeueAfter != retryNamespaces {
+		t.Errorf("evicted %v, comes back after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
+	}
+}
+
+// TestTheLastCountOutlivesItsReplica: what cannot be used leaves the last one in force
+// where another replica leads.
+func TestTheLastCountOutlivesItsReplica(t *testing.T) {
+	s := newSite(t, web("1", "on-demand", "spot")...)
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	next := newSite(t, web("x", "on-demand", "spot")...)
+	next.Reconciler.Client = s.World.Client
+	next.all()
+	chain := next.Reconciler.Walker.Above("web")
+	if c := next.Reconciler.Book.CapacityOf(chain); c.Count != 1 || c.Invalid == nil {
+		t.Errorf("the count is %d (%v), want 1", c.Count, c.Invalid)
+	}
+}
+
+// TestWhatIsShownOfNobodyGoes: of workloads that went and left all behind.
+func TestWhatIsShownOfNobodyGoes(t *testing.T) {
+	s := newSite(t, web("1", "on-demand", "spot")...)
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	orphan := func() {
+		t.Helper()
+		split := s.split()
+		split.OwnerReferences = nil
+		if err := s.World.Client.Update(t.Context(), split); err != nil {
+			t.Fatal(err)
+		}
+	}
+	orphan()
+	s.World.Walker.Drop("web")
+	if _, err := s.pass(); err != nil || s.split() != nil {
+		t.Errorf("it is still shown (error %v)", err)
+	}
+	s = newSite(t, web("1", "on-demand", "spot")...)
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	orphan()
+	if s.all(); s.split() != nil {
+		t.Error("another replica leads, and it is still shown")
+	}
+}
+
+// TestPodsThatWaitAreFree once their workload is divided no more.
+func TestPodsThatWaitAreFree(t *testing.T) {
+	objects := web("1", "on-demand", "spot")
+	waits := objects[3].(*corev1.Pod)
+	waits.Spec.NodeName = ""
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	classes.Restrict(&waits.Spec, capacity.Spot)
+	waits.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	s := newSite(t, objects...)
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 {
+		t.Fatalf("evicted %v, error %v", s.Evicted, err)
+	}
+	s.World.Walker.Put(build.Owner(build.Deployment("web", build.Replicas(2))))
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != waits.Name || s.split() != nil {
+		t.Errorf("gone are %v, error %v, split %+v", s.Evicted, err, s.split())
 	}
 }
 

@@ -19,15 +19,19 @@ type observed struct {
 	// whose pods are counted.
 	ofOrdinal func(pod string) capacity.Class
 	pods      []seats.SeatView
-	// rollout: pods of several revisions are there.
-	rollout bool
+	// rollout: pods of several revisions are there. still: nothing happens to them.
+	rollout, still bool
+	// next is the class that the successor of a pod would get, where several
+	// revisions are there.
+	next func(pod seats.SeatView) capacity.Class
 	// reserved are seats of pods that nobody has seen yet, and open the nodes of
 	// each class that are Ready and not cordoned.
 	reserved, open [3]int
 	// canTake tells whether a node of a class could run the successor of a pod.
 	canTake func(class capacity.Class, pod *seats.Pod) (bool, fit.Reason)
-	// bypassed: successors of pods that were moved did not pass the webhook.
-	bypassed bool
+	// inVain is the reason why moves help nothing, or "", and refused what the API
+	// server says about pods that it does not let be created.
+	inVain, refused string
 }
 
 // plan is what is to be done about one workload, and what is to be said of it.
@@ -42,7 +46,11 @@ type plan struct {
 // planFor decides for one workload. It is a pure function.
 func planFor(o observed) plan {
 	p := plan{reason: api.ReasonSatisfied}
-	p.want[capacity.OnDemand], p.want[capacity.Spot] = capacity.Divide(o.replicas, o.count)
+	total := o.replicas
+	if o.rollout && o.still {
+		total = len(o.pods)
+	}
+	p.want[capacity.OnDemand], p.want[capacity.Spot] = capacity.Divide(total, o.count)
 	for _, pod := range o.pods {
 		if pod.Node == "" {
 			p.waiting[pod.Class]++
@@ -51,11 +59,11 @@ func planFor(o observed) plan {
 		}
 	}
 	pinned, closed := 0, fit.Fits
-	if !o.rollout {
+	if !o.rollout || o.still {
 		p.evict, pinned, closed = o.misplaced(p)
 	}
 	p.explain(o, pinned, closed)
-	if o.bypassed {
+	if o.inVain != "" {
 		p.evict = nil
 	}
 	return p
@@ -88,8 +96,11 @@ func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit
 		case lacks[pod.Class] >= 0 || lacks[right] <= 0:
 			continue
 		}
-		if pod.ClassStamp == capacity.None && pod.Pod.Class != capacity.None {
+		if pod.NamesNode || pod.ClassStamp == capacity.None && pod.Pod.Class != capacity.None {
 			pinned++
+			continue
+		}
+		if o.rollout && o.next(pod) != right {
 			continue
 		}
 		if can, why := o.canTake(right, pod.Pod); !can {
@@ -139,11 +150,15 @@ func (p *plan) explain(o observed, pinned int, closed fit.Reason) {
 		}
 	}
 	switch {
-	case len(p.evict) > 0 && o.bypassed:
+	case len(p.evict) > 0 && o.inVain == api.ReasonPinned:
+		set(api.ReasonPinned, "pods of the wrong class stay: one that was made anew is of the same class again")
+	case len(p.evict) > 0 && o.inVain != "":
 		set(api.ReasonNotAdmitted, "pods of the wrong class stay: the last ones that were made anew did not pass the webhook of atoll-manager")
 	case len(p.evict) > 0:
 		set(api.ReasonConverging, "pods are moved to the class that they are to have")
-	case o.rollout:
+	case len(o.pods) < o.replicas && o.refused != "":
+		set(api.ReasonPodsRefused, "the API server refuses pods: %s", o.refused)
+	case o.rollout && !o.still:
 		set(api.ReasonConverging, "a rollout is in progress")
 	case p.waiting[capacity.OnDemand]+p.waiting[capacity.Spot]+p.waiting[capacity.None] > 0:
 		set(api.ReasonPodsWaiting, "pods wait for a node%s", waitingFor(p.waiting))

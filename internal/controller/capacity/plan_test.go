@@ -37,6 +37,8 @@ func pods(words ...string) (out []seats.SeatView) {
 			case "gated":
 				pod.Node, pod.Ready, pod.Gated = "", false, true
 				pod.ClassStamp, pod.Class = capacity.None, capacity.None
+			case "named":
+				pod.NamesNode, pod.ClassStamp, pod.Class = true, capacity.None, capacity.None
 			case "free":
 				pod.ClassStamp, pod.Class = capacity.None, capacity.None
 			}
@@ -44,6 +46,15 @@ func pods(words ...string) (out []seats.SeatView) {
 		out = append(out, seats.SeatView{Pod: pod, Class: class})
 	}
 	return out
+}
+
+// standing is a rollout that stands still, in which every pod that goes has a
+// successor of the class.
+func standing(next capacity.Class) func(*observed) {
+	return func(o *observed) {
+		o.rollout, o.still = true, true
+		o.next = func(seats.SeatView) capacity.Class { return next }
+	}
 }
 
 func TestPlan(t *testing.T) {
@@ -78,11 +89,17 @@ func TestPlan(t *testing.T) {
 		"no room": {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) {
 			o.canTake = func(capacity.Class, *seats.Pod) (bool, fit.Reason) { return false, fit.NoRoom }
 		}, reason: api.ReasonNoRoom},
-		"in a rollout nothing moves":           {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.rollout = true }, reason: api.ReasonConverging},
-		"where the webhook is not asked":       {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.bypassed = true }, reason: api.ReasonNotAdmitted},
-		"a StatefulSet's ordinals":             {replicas: 4, count: 1, pods: pods("spot", "od", "spot", "od"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, evict: []string{"pod-3", "pod-1", "pod-0"}, reason: api.ReasonConverging},
-		"a StatefulSet as it is to be":         {replicas: 2, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, reason: api.ReasonSatisfied},
-		"a StatefulSet moves what has changed": {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(2) }, evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"in a rollout nothing moves":                 {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.rollout = true }, reason: api.ReasonConverging},
+		"a rollout that stands still, with too many": {replicas: 2, count: 1, pods: pods("od", "od", "spot"), change: standing(capacity.Spot), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"a rollout that stands still, with too few":  {replicas: 2, count: 2, pods: pods("od", "spot", "spot"), change: standing(capacity.OnDemand), evict: []string{"pod-2"}, reason: api.ReasonConverging},
+		"their successors would get the same":        {replicas: 2, count: 1, pods: pods("od", "od", "spot"), change: standing(capacity.OnDemand), reason: api.ReasonConverging},
+		"its owner names the node":                   {replicas: 2, count: 0, pods: pods("od+named", "spot"), reason: api.ReasonPinned},
+		"what is made anew is of the same class":     {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonPinned }, reason: api.ReasonPinned},
+		"the API server refuses pods":                {replicas: 3, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.refused = "exceeded quota" }, reason: api.ReasonPodsRefused},
+		"where the webhook is not asked":             {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonNotAdmitted }, reason: api.ReasonNotAdmitted},
+		"a StatefulSet's ordinals":                   {replicas: 4, count: 1, pods: pods("spot", "od", "spot", "od"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, evict: []string{"pod-3", "pod-1", "pod-0"}, reason: api.ReasonConverging},
+		"a StatefulSet as it is to be":               {replicas: 2, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, reason: api.ReasonSatisfied},
+		"a StatefulSet moves what has changed":       {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(2) }, evict: []string{"pod-1"}, reason: api.ReasonConverging},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

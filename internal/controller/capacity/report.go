@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -17,7 +19,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
 // showTimeout bounds what is read and written to show a workload: where that
@@ -26,6 +30,13 @@ const showTimeout = 5 * time.Second
 
 // report shows what was observed and planned, and tells of what is new.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	if s.capacity.Invalid != nil {
+		s.plan.reason, s.plan.message = api.ReasonInvalid, "what the workload, its pod template or its namespace says cannot be used: "+s.capacity.Invalid.Error()
+	}
+	if !s.capacity.On {
+		s.plan.want = s.plan.have
+	}
+	r.tallies.set(s.workload.UID, s.plan)
 	ctx, cancel := context.WithTimeout(ctx, showTimeout)
 	defer cancel()
 	split := &api.CapacitySplit{}
@@ -39,7 +50,10 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	}
 	r.show(s.workload.UID, key)
 	if !ownedBy(split, s.workload.UID) { // of one of the same name before; the garbage collector takes it
-		return wrap("replacing", s.workload, client.IgnoreNotFound(r.Client.Delete(ctx, split, client.Preconditions{UID: &split.UID})))
+		if err := client.IgnoreNotFound(r.Client.Delete(ctx, split, client.Preconditions{UID: &split.UID})); err != nil {
+			return wrap("replacing", s.workload, err)
+		}
+		return phase.Wait("the CapacitySplit of another of the same name to go", retryName)
 	}
 	before := split.DeepCopy()
 	ready := setStatus(s, &split.Status)
@@ -61,6 +75,56 @@ func (r *Reconciler) create(ctx context.Context, s *scope, key types.NamespacedN
 		return nil, nil // the cache comes to know it, or nobody will look at it
 	}
 	return split, err
+}
+
+// retryName is how soon is looked again whether a name is free.
+const retryName = 200 * time.Millisecond
+
+// bury deletes what is shown of a workload that is gone, and forgets it. The garbage
+// collector deletes it too, unless the workload's deletion orphaned what it owns.
+func (r *Reconciler) bury(ctx context.Context, uid types.UID) error {
+	ctx, cancel := context.WithTimeout(ctx, showTimeout)
+	defer cancel()
+	r.mu.Lock()
+	key, shown := r.shown[uid]
+	r.mu.Unlock()
+	if shown {
+		split := &api.CapacitySplit{}
+		err := r.Client.Get(ctx, key, split)
+		if err == nil && (len(split.OwnerReferences) == 0 || ownedBy(split, uid)) {
+			err = r.Client.Delete(ctx, split, client.Preconditions{UID: &split.UID})
+		}
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("deleting CapacitySplit %s: %w", key, err)
+		}
+	}
+	r.Book.DropCount(uid)
+	r.forget(uid)
+	return nil
+}
+
+// free deletes pods of a workload that is divided no more and that wait for a node of
+// the class that they were given: their successors go anywhere.
+func (r *Reconciler) free(ctx context.Context, s *scope) error {
+	if !r.isShown(s.workload.UID) {
+		return nil
+	}
+	for _, c := range r.Ledger.View(r.below(s.workload)) {
+		for _, pod := range c.Pods {
+			if pod.ClassStamp == capacity.None || pod.Node != "" || !pod.Unschedulable {
+				continue
+			}
+			err := r.Evictor.Discard(ctx, pod.Key(), pod.UID)
+			switch {
+			case err == nil || errors.Is(err, eviction.ErrGone):
+			case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrBusy), errors.Is(err, eviction.ErrRefused):
+				return phase.Wait(err.Error(), eviction.Retry)
+			default:
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // hide deletes what is shown of a workload that is divided no more.
@@ -89,6 +153,9 @@ const maxName = 253
 // nameOf is the name under which a workload is shown.
 func nameOf(o *ownership.Object) string {
 	name := strings.ToLower(o.Kind) + "-" + o.Name
+	if o.Group != "apps" {
+		name = strings.ToLower(o.GroupKind().String()) + "-" + o.Name
+	}
 	if len(name) <= maxName {
 		return name
 	}
@@ -112,10 +179,7 @@ func setStatus(s *scope, status *api.CapacitySplitStatus) string {
 		}
 	}
 	status.OnDemand, status.Spot, status.Other = of(capacity.OnDemand), of(capacity.Spot), int32(p.have[capacity.None]+p.waiting[capacity.None])
-	reason, message := p.reason, p.message
-	if s.capacity.Invalid != nil {
-		reason, message = api.ReasonInvalid, conditions.Bounded("what the workload, its pod template or its namespace says cannot be used: "+s.capacity.Invalid.Error())
-	}
+	reason, message := p.reason, conditions.Bounded(p.message)
 	ready := metav1.ConditionFalse
 	switch {
 	case reason == api.ReasonSatisfied && o.replicas > 0:

@@ -34,6 +34,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -69,7 +70,7 @@ type Reconciler struct {
 	tallies  tallies
 	rollouts rollouts
 	returns  returns
-	volumes  volumes
+	volumes  volumes.Reader
 }
 
 // scope is what one pass observed.

@@ -16,6 +16,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -135,7 +136,7 @@ func TestPodsStayWhereTheirVolumesAre(t *testing.T) {
 
 // TestVolumesAreReadOnceAndFewAtATime: a workload may have a thousand pods.
 func TestVolumesAreReadOnceAndFewAtATime(t *testing.T) {
-	const pods = maxVolumeReads + 5
+	const pods = volumes.MaxReads + 5
 	groups := make([]string, pods)
 	for i := range groups {
 		groups[i] = "bj"
@@ -162,7 +163,7 @@ func TestVolumesAreReadOnceAndFewAtATime(t *testing.T) {
 		}
 		return n
 	}
-	for pass, want := range []int{maxVolumeReads, pods, pods} {
+	for pass, want := range []int{volumes.MaxReads, pods, pods} {
 		result := s.reconcile()
 		if got := reads(); got != want {
 			t.Errorf("pass %d: %d volumes were read so far, want %d", pass, got, want)
@@ -171,8 +172,8 @@ func TestVolumesAreReadOnceAndFewAtATime(t *testing.T) {
 			t.Errorf("pass %d: comes back after %s", pass, result.RequeueAfter)
 		}
 	}
-	s.World.Clock.Step(volumesTTL)
-	if s.reconcile(); reads() != pods+maxVolumeReads {
+	s.World.Clock.Step(volumes.KeptFor)
+	if s.reconcile(); reads() != pods+volumes.MaxReads {
 		t.Errorf("%d reads: what is kept is never read again", reads())
 	}
 	if len(s.Evicted) != 0 {

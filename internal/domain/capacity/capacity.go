@@ -69,6 +69,10 @@ type Settings struct {
 	Invalid error
 }
 
+// NamesNode is why a pod is of the class that it is, which its owner made for one
+// node: gm.CapacityReasonAnnotation.
+const NamesNode = "its owner names the node"
+
 // MaxCount is the highest count, and stands for no count at all.
 const MaxCount = math.MaxInt32
 

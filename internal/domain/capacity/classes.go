@@ -132,6 +132,22 @@ func (c *Classes) OfNode(nodeLabels map[string]string) Class {
 	}
 }
 
+// LeavesBoth tells whether a pod's own demands leave it nodes of both classes. Those that
+// name a node in each term, and those that no node of either class meets, do not.
+func (c *Classes) LeavesBoth(nodeSelector map[string]string, required *corev1.NodeSelector) bool {
+	if c.spot == nil {
+		return false
+	}
+	if required != nil {
+		unnamed := slices.DeleteFunc(slices.Clone(required.NodeSelectorTerms), func(term corev1.NodeSelectorTerm) bool { return len(term.MatchFields) > 0 })
+		if len(unnamed) == 0 && len(required.NodeSelectorTerms) > 0 {
+			return false
+		}
+		required = &corev1.NodeSelector{NodeSelectorTerms: unnamed}
+	}
+	return c.allows(OnDemand, nodeSelector, required) && c.allows(Spot, nodeSelector, required)
+}
+
 // OfPod is the one class that a pod's own demands leave it; None if they leave
 // it both, or no node at all.
 func (c *Classes) OfPod(nodeSelector map[string]string, required *corev1.NodeSelector) Class {

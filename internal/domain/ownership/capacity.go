@@ -23,9 +23,13 @@ func CapacityOf(annotations, labels map[string]string) Capacity {
 
 // CapacityWorkload picks, from a chain without the pod, the workload whose pods
 // are divided over classes of capacity: the topmost owner that says how many pods
-// it wants. It is nil for pods whose owners do not make each as good as any other:
-// those of Jobs and DaemonSets, and pods without an owner.
+// it wants, but a StatefulSet speaks for itself, whatever made it. It is nil for
+// pods whose owners do not make each as good as any other: those of Jobs and
+// DaemonSets, and pods without an owner.
 func CapacityWorkload(owners []*Object) (workload *Object) {
+	if len(owners) > 0 && owners[0].IsStatefulSet() {
+		return owners[0]
+	}
 	for _, o := range owners {
 		switch o.Kind {
 		case "Job", "CronJob", "DaemonSet", "Pod":
@@ -40,3 +44,6 @@ func CapacityWorkload(owners []*Object) (workload *Object) {
 	}
 	return workload
 }
+
+// IsStatefulSet tells whether the object is one of Kubernetes' own.
+func (o *Object) IsStatefulSet() bool { return o.Kind == "StatefulSet" && o.Group == "apps" }

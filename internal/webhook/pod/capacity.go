@@ -16,14 +16,14 @@ import (
 )
 
 // classify keeps a pod to its class of capacity. A pod whose own demands leave it
-// one class is as its owner wants it. known is false if nobody can tell the class
+// one class, or neither, is as its owner wants it. known is false if nobody can tell the class
 // now: the pod is to wait at the gate.
 func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownership.Object, c policies.Capacity, token types.UID, dryRun bool) (known bool) {
 	classes := w.Book.Classes()
-	if classes.OfPod(pod.Spec.NodeSelector, requiredAffinity(&pod.Spec)) != capacity.None {
+	if !classes.LeavesBoth(pod.Spec.NodeSelector, requiredAffinity(&pod.Spec)) {
 		return true
 	}
-	if class := c.OfOrdinal(pod.Name); class != capacity.None {
+	if class := c.OfOrdinal(pod.Name); class != capacity.None && c.Invalid == nil { // else only the leader knows the last count
 		assign.Classify(pod, classes, &c, class)
 		return true
 	}

@@ -3,6 +3,7 @@ package pod
 import (
 	"encoding/json"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -78,6 +79,13 @@ func TestPodsGetTheirClass(t *testing.T) {
 	}
 }
 
+// demands is the required node affinity of a pod.
+func demands(terms ...corev1.NodeSelectorTerm) build.Option {
+	return build.With(func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}
+	})
+}
+
 // TestPodsThatAreNotDivided stay byte for byte as they come.
 func TestPodsThatAreNotDivided(t *testing.T) {
 	on := asks("true", "0")
@@ -85,13 +93,19 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 		objects []build.Object
 		pod     *corev1.Pod
 	}{
-		"nobody asked":                     {[]build.Object{build.Deployment("web"), replicaSet}, webPod()},
-		"its workload opted out":           {[]build.Object{build.Deployment("web", asks("false", "1")), replicaSet}, webPod(asks("true", "1"))},
-		"a switch that is none":            {[]build.Object{build.Deployment("web", asks("yes", "1")), replicaSet}, webPod()},
-		"a pod of a DaemonSet":             {[]build.Object{build.DaemonSet("agent", on)}, daemon("node-a")},
-		"a pod of a Job":                   {[]build.Object{build.Job("batch", on)}, build.Pod("", build.OwnedBy(build.Job("batch", on)))},
-		"a pod without an owner":           {nil, build.Pod("bare", on)},
-		"a pod that has its node":          {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.On("node-a"))},
+		"nobody asked":            {[]build.Object{build.Deployment("web"), replicaSet}, webPod()},
+		"its workload opted out":  {[]build.Object{build.Deployment("web", asks("false", "1")), replicaSet}, webPod(asks("true", "1"))},
+		"a switch that is none":   {[]build.Object{build.Deployment("web", asks("yes", "1")), replicaSet}, webPod()},
+		"a pod of a DaemonSet":    {[]build.Object{build.DaemonSet("agent", on)}, daemon("node-a")},
+		"a pod of a Job":          {[]build.Object{build.Job("batch", on)}, build.Pod("", build.OwnedBy(build.Job("batch", on)))},
+		"a pod without an owner":  {nil, build.Pod("bare", on)},
+		"a pod that has its node": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.On("node-a"))},
+		"its own demands leave it neither": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: classKey, Operator: corev1.NodeSelectorOpDoesNotExist}},
+		}))},
+		"its own demands name the node": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}},
+		}))},
 		"its own demands leave it a class": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{classKey: "on-demand"} }))},
 	}
 	for name, tc := range tests {
@@ -101,6 +115,9 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 			want.Namespace, want.UID = "", ""
 			got := admit(t, w, tc.pod, false)
 			delete(got.Annotations, gm.AdmittedAnnotation)
+			if tc.pod.Spec.NodeName != "" && got.Annotations[gm.CapacityReasonAnnotation] != "" {
+				delete(got.Annotations, gm.CapacityReasonAnnotation) // which says that its owner names the node
+			}
 			if len(got.Annotations) == 0 {
 				got.Annotations = want.Annotations
 			}
@@ -214,6 +231,9 @@ func TestWhatUsersDemandIsAllThere(t *testing.T) {
 			NodeAffinity:    &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required},
 			PodAntiAffinity: &corev1.PodAntiAffinity{},
 		}
+		divided := slices.ContainsFunc(required.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool {
+			return len(t.MatchExpressions) > 0 && len(t.MatchFields) == 0
+		})
 		got := admit(t, w, pod, false)
 		after := got.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 		if len(after) != len(required.NodeSelectorTerms) || got.Spec.Affinity.PodAntiAffinity == nil {
@@ -221,7 +241,7 @@ func TestWhatUsersDemandIsAllThere(t *testing.T) {
 		}
 		for i, term := range required.NodeSelectorTerms {
 			own := after[i]
-			if len(term.MatchExpressions)+len(term.MatchFields) > 0 {
+			if divided && len(term.MatchExpressions)+len(term.MatchFields) > 0 {
 				last := len(own.MatchExpressions) - 1
 				if own.MatchExpressions[last].Key != classKey {
 					t.Fatalf("seed %d: term %d is %+v", seed, i, own)

@@ -107,6 +107,9 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 	if app.Managed() || share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	}
+	if pod.Spec.NodeName != "" && share.On {
+		assign.Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, capacity.NamesNode)
+	}
 	if pod.Spec.NodeName != "" || !app.Managed() && !share.On {
 		return
 	}

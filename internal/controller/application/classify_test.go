@@ -1,0 +1,105 @@
+package application
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// newCapacitySite is a site that divides pods over classes of capacity.
+func newCapacitySite(t *testing.T, objects ...build.Object) *site {
+	t.Helper()
+	s := newSite(t, objects...)
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.World.Ledger.SetClasses(&classes)
+	s.World.Book.SetClasses(&classes)
+	return s
+}
+
+func asks(count string) build.Option {
+	return func(o build.Object) {
+		build.Annotation(gm.CapacitySwitchKey, "true")(o)
+		build.Annotation(gm.CapacityCountKey, count)(o)
+	}
+}
+
+// atTheGate adds pods of web that nobody could tell a class.
+func (s *site) atTheGate(names ...string) {
+	s.t.Helper()
+	for i, name := range names {
+		s.World.Add(s.t, waiting(name, build.Gated(), aged(time.Duration(len(names)-i)*time.Second)))
+	}
+}
+
+// TestPodsAtTheGateGetTheirClass in the order of their age, with the cost of the
+// class, and leave it.
+func TestPodsAtTheGateGetTheirClass(t *testing.T) {
+	deployment := build.Deployment("web", asks("1"), build.Replicas(3))
+	s := newCapacitySite(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(3)))
+	s.atTheGate("c", "a", "b")
+	s.reconcile("web")
+	for name, class := range map[string]string{"c": "on-demand", "a": "spot", "b": "spot"} {
+		pod := s.pod(name)
+		cost := map[string]string{"on-demand": "100", "spot": "1"}[class]
+		if pod.Labels[gm.CapacityClassLabel] != class || pod.Annotations[corev1.PodDeletionCost] != cost || pod.Annotations[gm.CapacityReasonAnnotation] == "" || len(pod.Spec.SchedulingGates) > 0 {
+			t.Errorf("%s, to be %s, has labels %v, annotations %v and gates %v", name, class, pod.Labels, pod.Annotations, pod.Spec.SchedulingGates)
+		}
+		terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		if len(terms) != 1 || terms[0].MatchExpressions[0].Values[0] != class {
+			t.Errorf("%s, to be %s, may go to %+v", name, class, terms)
+		}
+	}
+}
+
+// TestPodsAtTheGateOfAGroupToo: a pod with a PropagationPolicy gets its class first
+// and keeps the costs of its seat.
+func TestPodsAtTheGateOfAGroupToo(t *testing.T) {
+	deployment := build.Deployment("web", asks("1"), build.Bound("p", ""), build.Replicas(1))
+	s := newCapacitySite(t, append(halves(), deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1)))...)
+	s.atTheGate("a")
+	s.reconcile("web")
+	pod := s.pod("a")
+	if pod.Labels[gm.CapacityClassLabel] != "on-demand" || len(pod.Spec.SchedulingGates) != 1 || pod.Annotations[corev1.PodDeletionCost] != "" {
+		t.Errorf("labels %v, annotations %v, gates %v", pod.Labels, pod.Annotations, pod.Spec.SchedulingGates)
+	}
+}
+
+// TestAPodAtTheGateThatIsInDoubt waits until what is gone is known to be, and not for
+// ever.
+func TestAPodAtTheGateThatIsInDoubt(t *testing.T) {
+	deployment := build.Deployment("web", asks("1"), build.Replicas(1))
+	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1))
+	s := newCapacitySite(t, deployment, owner)
+	s.World.Add(t, build.Node("on-demand", build.Label("node.kubernetes.io/capacity", "on-demand")))
+	s.World.Add(t, build.Pod("going", build.OwnedBy(owner), build.On("on-demand")))
+	s.World.Add(t, waiting("a", build.Gated(), aged(time.Second)))
+	result, err := s.Reconcile(t.Context(), request{"web"})
+	if err != nil || result.RequeueAfter != retryClass || len(s.pod("a").Spec.SchedulingGates) != 1 {
+		t.Fatalf("comes back after %s with error %v; gates %v", result.RequeueAfter, err, s.pod("a").Spec.SchedulingGates)
+	}
+	s.World.Clock.Step(doubtTime)
+	if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil || s.pod("a").Labels[gm.CapacityClassLabel] != "spot" {
+		t.Errorf("in the end it has labels %v (error %v)", s.pod("a").Labels, err)
+	}
+}
+
+// TestAPodAtTheGateStaysItsOwners: a label by which its owner finds it is not changed.
+func TestAPodAtTheGateStaysItsOwners(t *testing.T) {
+	deployment := build.Deployment("web", asks("0"), build.Replicas(1))
+	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1), build.SelectsBy(gm.CapacityClassLabel))
+	s := newCapacitySite(t, deployment, owner)
+	s.World.Add(t, waiting("a", build.Gated(), build.Label(gm.CapacityClassLabel, "on-demand"), aged(time.Second)))
+	s.reconcile(types.UID("web"))
+	if pod := s.pod("a"); pod.Labels[gm.CapacityClassLabel] != "on-demand" || len(pod.Spec.SchedulingGates) > 0 {
+		t.Errorf("labels %v, gates %v", pod.Labels, pod.Spec.SchedulingGates)
+	}
+}
