@@ -31,6 +31,9 @@ type ProcessSpec struct {
 	// Ready replaces HealthURL: it returns nil when the process is ready. Only
 	// the process that starts the cluster's extra process knows it.
 	Ready func(ctx context.Context) error
+	// Again starts the process again when it ends by itself, as a kubelet does with
+	// a container, for as long as the process that started it runs.
+	Again bool
 }
 
 // StartProcess starts a process that is killed with the cluster and that the
@@ -51,6 +54,8 @@ func (c *Cluster) StartProcess(ctx context.Context, spec ProcessSpec) error {
 		Env:  spec.Env,
 		Dir:  spec.Dir,
 		Log:  c.LogPath(spec.Name),
+
+		Again: spec.Again,
 	}
 	if p.Dir == "" {
 		p.Dir = c.record.Dir

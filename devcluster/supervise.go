@@ -51,6 +51,9 @@ type processRecord struct {
 	ID     process.Identity `json:"id"`
 	// Paused is true between Pause and Resume.
 	Paused bool `json:"paused,omitempty"`
+	// Again is ProcessSpec.Again, and Killed is true between Kill and Restart.
+	Again  bool `json:"again,omitempty"`
+	Killed bool `json:"killed,omitempty"`
 }
 
 // ProcessStatus says how one process of a cluster does.
@@ -111,7 +114,7 @@ func (c *Cluster) processNames() []string {
 
 // launch starts the process and records it. It does not wait for health.
 func (c *Cluster) launch(p processRecord) (processRecord, <-chan struct{}, error) {
-	p.Paused = false
+	p.Paused, p.Killed = false, false
 	p.ID = process.Identity{}
 	if err := os.MkdirAll(filepath.Dir(p.Log), 0o700); err != nil {
 		return p, nil, fmt.Errorf("making the directory of logs: %w", err)
@@ -126,7 +129,29 @@ func (c *Cluster) launch(p processRecord) (processRecord, <-chan struct{}, error
 	if err := writeJSON(processPath(c.registryDir, p.Name), p); err != nil {
 		return p, done, errors.Join(err, id.Signal(syscall.SIGKILL))
 	}
+	if p.Again {
+		go c.startAgain(p, done)
+	}
 	return p, done, nil
+}
+
+// againAfter is how long a process that has ended by itself is left alone.
+const againAfter = time.Second
+
+// startAgain starts a process again when it ends, unless somebody killed it or
+// started it since.
+func (c *Cluster) startAgain(p processRecord, done <-chan struct{}) {
+	<-done
+	time.Sleep(againAfter)
+	c.verbs.Lock()
+	defer c.verbs.Unlock()
+	now, err := c.readProcess(p.Name)
+	if err != nil || now.ID != p.ID || now.Killed {
+		return
+	}
+	if _, _, err := c.launch(now); err == nil && c.options.Log != nil {
+		fmt.Fprintf(c.options.Log, "devcluster: %s had ended by itself, and was started again; its log is %s\n", p.Name, p.Log)
+	}
 }
 
 // environment gives components little and extra processes all that we have.
@@ -218,6 +243,10 @@ func (c *Cluster) Kill(ctx context.Context, name string) error {
 }
 
 func (c *Cluster) killLocked(ctx context.Context, p processRecord) error {
+	p.Killed = true
+	if err := writeJSON(processPath(c.registryDir, p.Name), p); err != nil {
+		return fmt.Errorf("killing %s: %w", p.Name, err)
+	}
 	if err := killAll(ctx, []process.Identity{p.ID}); err != nil {
 		return fmt.Errorf("killing %s: %w", p.Name, err)
 	}

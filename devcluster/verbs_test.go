@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -165,6 +166,30 @@ func testExtraProcess(t *testing.T, c *Cluster) {
 		Ready: func(context.Context) error { return errors.New("never") }})
 	if err == nil || !bytes.Contains([]byte(err.Error()), []byte("why")) {
 		t.Errorf("error of a process that ends is %v, want its log", err)
+	}
+	if err := c.StartProcess(t.Context(), ProcessSpec{Name: "ends", Path: "/bin/sh", Args: []string{"-c", "echo run; sleep 1"}, Again: true}); err != nil {
+		t.Fatal(err)
+	}
+	runs := func() int {
+		log, _ := os.ReadFile(c.LogPath("ends"))
+		return bytes.Count(log, []byte("run"))
+	}
+	eventually(t, "waiting for the process to be started again", func(context.Context) error {
+		if n := runs(); n < 2 {
+			return fmt.Errorf("it was started %d times", n)
+		}
+		return nil
+	})
+	if err := c.Kill(t.Context(), "ends"); err != nil {
+		t.Error(err)
+	}
+	n := runs()
+	time.Sleep(3 * againAfter)
+	if now := runs(); now != n {
+		t.Errorf("a process that was killed is started again: %d runs, %d before", now, n)
+	}
+	if err := c.RemoveProcess(t.Context(), "ends"); err != nil {
+		t.Error(err)
 	}
 	if err := c.Kill(t.Context(), "no-such-thing"); err == nil {
 		t.Error("killing an unknown process works")

@@ -298,6 +298,7 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 		Env:       []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + Namespace},
 		Args:      append(args, o.ManagerArgs...),
 		HealthURL: fmt.Sprintf("http://127.0.0.1:%d/readyz", r.health),
+		Again:     true, // as one that has lost its Lease
 	})
 	if err != nil {
 		return fmt.Errorf("starting %s (its log is %s): %w", r.name, c.LogPath(r.name), err)

@@ -235,7 +235,7 @@ func slimPod(o *corev1.Pod) Pod {
 		UID: o.UID, Namespace: o.Namespace, Name: o.Name, Revision: ownership.Revision(o.Labels, ""),
 		Policies: ownership.PoliciesOf(o.Labels), IgnoreMissing: ownership.IgnoresMissing(o.Annotations),
 		Node: o.Spec.NodeName, Group: o.Labels[gm.NodeGroupLabel], Overrides: o.Annotations[gm.OverridesAnnotation],
-		Class: o.Labels[gm.CapacityClassLabel],
+		Class:  o.Labels[gm.CapacityClassLabel],
 		Active: o.DeletionTimestamp == nil && o.Status.Phase != corev1.PodSucceeded && o.Status.Phase != corev1.PodFailed,
 	}
 	p.Pinned = p.Group != "" && o.Annotations[gm.SeatAnnotation] != ""
