@@ -2,6 +2,7 @@ package policies
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -14,7 +15,13 @@ import (
 type Capacity struct {
 	// Workload is the one whose pods are divided; nil for pods that are not.
 	Workload *ownership.Object
+	// Settings are what it says. Their Count is the one in force, and Asked the one
+	// that it asks for.
 	capacity.Settings
+	Asked int
+	// FellBack is the class that has had no nodes for so long that the workload does
+	// without it; None if there is none.
+	FellBack capacity.Class
 	// Ordinal: pods of a StatefulSet have their class by their ordinal.
 	Ordinal bool
 	direct  *ownership.Object
@@ -72,11 +79,21 @@ func (b *Book) CapacityOf(owners []*ownership.Object) Capacity {
 	if workload == nil || b.excluded[workload.Namespace] {
 		return Capacity{}
 	}
-	return Capacity{
+	c := Capacity{
 		Workload: workload, Settings: b.settings(workload), direct: owners[0],
 		Ordinal: owners[0].IsStatefulSet(),
 	}
+	c.Asked = c.Count
+	if c.On && c.Fallback {
+		c.FellBack = b.ledger.EmptyClass(fallbackTime)
+		c.Count = capacity.WithoutNodes(c.Count, c.FellBack)
+	}
+	return c
 }
+
+// fallbackTime is after how long without a node pods of a class may fall back to the
+// other one: longer than it takes to make nodes.
+const fallbackTime = 5 * time.Minute
 
 // CapacityOfPod is CapacityOf for a pod.
 func (b *Book) CapacityOfPod(ctx context.Context, pod *ownership.Object) (Capacity, error) {

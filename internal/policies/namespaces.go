@@ -70,7 +70,7 @@ func saysOnly(obj any) (any, error) {
 	}
 	slim := &metav1.PartialObjectMetadata{TypeMeta: m.TypeMeta, ObjectMeta: metav1.ObjectMeta{Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}}
 	only := func(all map[string]string) (kept map[string]string) {
-		for _, key := range []string{gm.CapacitySwitchKey, gm.CapacityCountKey} {
+		for _, key := range []string{gm.CapacitySwitchKey, gm.CapacityCountKey, gm.CapacityOnEmptyKey} {
 			if v, ok := all[key]; ok {
 				if kept == nil {
 					kept = map[string]string{}

@@ -1,6 +1,8 @@
 package seats
 
 import (
+	"time"
+
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
@@ -241,7 +243,15 @@ func (l *Ledger) classifyNodeLocked(n *node, before Node) (change classChange) {
 	open := l.openOfClass
 	defer func() {
 		for class := range open {
-			change.everybody = change.everybody || (open[class] == 0) != (l.openOfClass[class] == 0)
+			switch {
+			case (open[class] == 0) == (l.openOfClass[class] == 0):
+				continue
+			case l.openOfClass[class] == 0:
+				l.emptySince[class] = l.clock.Now()
+			default:
+				l.emptySince[class] = time.Time{}
+			}
+			change.everybody = true
 		}
 	}()
 	class := capacity.None
@@ -270,6 +280,24 @@ func (l *Ledger) OpenOfClass(class capacity.Class) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.openOfClass[class]
+}
+
+// EmptyClass is the class that has had no open node for a while, since somebody first
+// asked at the earliest, while the other one has some; None if there is none.
+func (l *Ledger) EmptyClass(since time.Duration) capacity.Class {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now, empty := l.clock.Now(), capacity.None
+	for _, class := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
+		switch {
+		case l.openOfClass[class] > 0:
+		case l.emptySince[class].IsZero(): // it has had none since the start
+			l.emptySince[class] = now
+		case now.Sub(l.emptySince[class]) >= since && l.openOfClass[class.Other()] > 0:
+			empty = class
+		}
+	}
+	return empty
 }
 
 // ClassCanTake tells whether some open node of a class could run the successor of

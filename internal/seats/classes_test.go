@@ -297,6 +297,50 @@ func TestADeletedPodIsMissed(t *testing.T) {
 	r.take(capacity.OnDemand, ask("t", 2, 1))
 }
 
+// TestAClassIsEmptyForAWhile, and neither since before a node went nor while the other
+// has none either.
+func TestAClassIsEmptyForAWhile(t *testing.T) {
+	r := newClassRoom(t)
+	empty := func(want capacity.Class) {
+		t.Helper()
+		if got := r.EmptyClass(time.Minute); got != want {
+			t.Errorf("empty is %q, want %q", got, want)
+		}
+	}
+	spot := func() {
+		r.ObserveNode(SlimNode(build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"))))
+	}
+	r.clock.Step(time.Hour)
+	empty(capacity.None)
+	r.ForgetNode("spot")
+	r.clock.Step(time.Minute - 1)
+	empty(capacity.None)
+	r.clock.Step(1)
+	empty(capacity.Spot)
+	spot()
+	empty(capacity.None)
+	r.ForgetNode("spot")
+	empty(capacity.None)
+	r.clock.Step(time.Minute)
+	empty(capacity.Spot)
+	r.ForgetNode("on-demand")
+	empty(capacity.None)
+}
+
+// TestAGroupWithoutAClass: why it can take no pod names the class.
+func TestAGroupWithoutAClass(t *testing.T) {
+	r := newClassRoom(t)
+	r.arrives("a", "", capacity.Spot, "spot")
+	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"), build.Label("node.kubernetes.io/capacity", "on-demand"))))
+	if can, why := r.CanTake("hz", r.Pod("a")); can || why != fit.NoSpot {
+		t.Errorf("hz can take a spot pod: %t (%s)", can, why)
+	}
+	r.ObserveNode(SlimNode(build.Node("hz-2", build.InGroup("hz"), build.Label("node.kubernetes.io/capacity", "spot"))))
+	if can, why := r.CanTake("hz", r.Pod("a")); !can {
+		t.Errorf("hz with a spot node cannot take it: %s", why)
+	}
+}
+
 // TestWhoIsToldOfClasses: the owners of pods on a node that changes its class, and
 // everybody when the first node of a class comes, or the last one goes.
 func TestWhoIsToldOfClasses(t *testing.T) {

@@ -87,6 +87,9 @@ type Ledger struct {
 	ready map[string]int
 	// openOfClass counts the open nodes of each class of capacity.
 	openOfClass [3]int
+	// emptySince is when a class was seen to have none first; the zero time where it
+	// has some, or nobody asked.
+	emptySince [3]time.Time
 	// avoided are groups that the pods of an owner do not get at creation.
 	avoided map[avoidance]penalty
 	// refused is until when new pods of an owner get their group at creation,

@@ -3,6 +3,7 @@ package seats
 import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
@@ -90,11 +91,12 @@ func (p *Places) Take(group string, pod *Pod, volumes []*nodeaffinity.NodeSelect
 		p.takeLocked(n, key.demand)
 		return true, fit.Fits
 	}
-	why := fit.NoOpenNode
+	why, ofClass := fit.NoOpenNode, pod.ClassStamp == capacity.None
 	for _, n := range l.members[group] {
 		if !n.Open {
 			continue
 		}
+		ofClass = ofClass || n.class == pod.ClassStamp
 		reason := p.checkLocked(check, n)
 		if reason == fit.Fits {
 			p.takeLocked(n, key.demand)
@@ -102,6 +104,9 @@ func (p *Places) Take(group string, pod *Pod, volumes []*nodeaffinity.NodeSelect
 			return true, fit.Fits
 		}
 		why = fit.Further(why, reason)
+	}
+	if why == fit.NoMatch && !ofClass {
+		why = map[capacity.Class]fit.Reason{capacity.OnDemand: fit.NoOnDemand, capacity.Spot: fit.NoSpot}[pod.ClassStamp]
 	}
 	if len(volumes) == 0 {
 		p.found[key] = result{why: why}

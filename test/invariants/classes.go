@@ -57,6 +57,9 @@ func (c *checker) judgeClass(workload types.UID, all []any, pod Pod, s Stamp) {
 		if !ok || err != nil {
 			continue
 		}
+		if w.Fallback {
+			return
+		}
 		known = true
 		most = max(most, count+w.Surge)
 		if n, err := strconv.Atoi(pod.Name[strings.LastIndexByte(pod.Name, '-')+1:]); err == nil && n-w.FirstOrdinal < count {

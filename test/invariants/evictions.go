@@ -149,6 +149,9 @@ func (c *checker) misplaced(pod Pod, apps []application, from time.Time, to uint
 		if err != nil {
 			continue
 		}
+		if workload.Fallback { // when nodes came and went is not judged
+			return true
+		}
 		class := c.classAt(pod, rv)
 		if pod.OwnerKind == "StatefulSet" {
 			ordinal, err := strconv.Atoi(pod.Name[strings.LastIndexByte(pod.Name, '-')+1:])

@@ -93,6 +93,8 @@ type Workload struct {
 	// StatefulSet's.
 	Count        string
 	FirstOrdinal int
+	// Fallback: its pods get the other class where one has no nodes.
+	Fallback bool
 	// Surge is how many pods more than its replicas a Deployment may have.
 	Surge int
 }
@@ -208,6 +210,7 @@ func workload(kind string, o metav1.Object, replicas *int32) Workload {
 		w.Replicas = int(*replicas)
 	}
 	if a := o.GetAnnotations(); a[gm.CapacitySwitchKey] == "true" {
+		w.Fallback = a[gm.CapacityOnEmptyKey] == gm.OnEmptyFallback
 		w.Count = cmp.Or(a[gm.CapacityCountKey], strconv.Itoa(math.MaxInt32))
 	}
 	if d, ok := o.(*appsv1.Deployment); ok && d.Spec.Strategy.RollingUpdate != nil {

@@ -32,8 +32,8 @@ var admissionCost = benchmark{
 	about: `What the pod webhook adds to the creation of a pod ÷ what a webhook adds that answers at once and changes nothing.
 
 - Added is the time with a webhook less the time without any, at the median (p50) or at the 99th percentile (p99). Pods are created by 1, 8 or 64
-  writers; ` + "`managed`" + ` pods require a PropagationPolicy and get their seat, labels and node affinity, ` + "`unmanaged`" + ` ones have a ReplicaSet whose
-  workload requires none.
+  writers; ` + "`managed`" + ` pods require a PropagationPolicy and get their seat, labels and node affinity, ` + "`divided`" + ` ones get their class of capacity, half
+  of them on-demand, and ` + "`unmanaged`" + ` ones have a ReplicaSet whose workload asks for nothing.
 - All are measured in turns of 100 pods: pods of one namespace pass our webhook, of the second the other one, of the third none. The other
   webhook has the same conditions, TLS and timeout, and decodes what it is sent.
 - ` + "`against a patch`" + ` compares with a webhook that answers at once too, and always with the same patch, of the size of ours: what the API server's own work on
@@ -41,7 +41,9 @@ var admissionCost = benchmark{
 - The form is Pinned. Nothing schedules the pods or makes others, and their kubelets are not there.`,
 	variants: []variant{
 		costVariant("managed", 1, 50), costVariant("managed", 1, 99), costVariant("managed", 8, 50), costVariant("managed", 8, 99), costVariant("managed", 64, 50), costVariant("managed", 64, 99),
-		patchVariant(1, 50), patchVariant(1, 99), patchVariant(8, 50), patchVariant(8, 99), patchVariant(64, 50), patchVariant(64, 99),
+		patchVariant("managed", 1, 50), patchVariant("managed", 1, 99), patchVariant("managed", 8, 50), patchVariant("managed", 8, 99), patchVariant("managed", 64, 50), patchVariant("managed", 64, 99),
+		costVariant("divided", 1, 50), costVariant("divided", 1, 99), costVariant("divided", 8, 50), costVariant("divided", 8, 99), costVariant("divided", 64, 50), costVariant("divided", 64, 99),
+		patchVariant("divided", 1, 50), patchVariant("divided", 1, 99), patchVariant("divided", 8, 50), patchVariant("divided", 8, 99), patchVariant("divided", 64, 50), patchVariant("divided", 64, 99),
 		costVariant("unmanaged", 1, 50), costVariant("unmanaged", 1, 99), costVariant("unmanaged", 8, 50), costVariant("unmanaged", 8, 99), costVariant("unmanaged", 64, 50), costVariant("unmanaged", 64, 99),
 	},
 	open: openCost,
@@ -55,9 +57,9 @@ func costVariant(kind string, writers, percent int) variant {
 	}
 }
 
-// patchVariant compares managed pods with a webhook that patches.
-func patchVariant(writers, percent int) variant {
-	v := costVariant("managed", writers, percent)
+// patchVariant compares with a webhook that patches.
+func patchVariant(kind string, writers, percent int) variant {
+	v := costVariant(kind, writers, percent)
 	v.name += patching
 	v.b = "a webhook that always answers with the same patch"
 	return v
@@ -137,7 +139,9 @@ func (c *costBench) prepare(ctx context.Context) error {
 	}
 	ours := map[string]*appsv1.ReplicaSet{}
 	var err error
-	for kind, w := range map[string]workload{"unmanaged": {}, "managed": {policy: evenPolicy}} {
+	for kind, w := range map[string]workload{
+		"unmanaged": {}, "managed": {policy: evenPolicy}, "divided": {onDemand: c.options.pods / 2},
+	} {
 		if ours[kind], err = c.createOwners(ctx, kind, w, c.options.pods+2*block); err != nil {
 			return err
 		}
@@ -372,7 +376,7 @@ func (c *costBench) create(ctx context.Context, name, kind string, writers, n in
 		return nil
 	})
 	want := 0
-	if name == patchNamespace || name == namespace && kind == "managed" {
+	if name == patchNamespace || name == namespace && kind != "unmanaged" {
 		want = n
 	}
 	if err == nil && seats != want {

@@ -188,6 +188,9 @@ type workload struct {
 	spread bool
 	// zone is the only one that they may go to, if any.
 	zone string
+	// onDemand is how many of them are to be on-demand, all others spot; 0 leaves them
+	// alone.
+	onDemand int
 	// atOnce makes them go without a grace period when they are evicted.
 	atOnce bool
 }
@@ -219,6 +222,9 @@ func (b *bed) deployment(w workload) *appsv1.Deployment {
 	}
 	if w.policy != "" {
 		d.Labels = map[string]string{gm.RequiredPropagationPolicyLabel: w.policy}
+	}
+	if w.onDemand > 0 {
+		d.Annotations = map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: strconv.Itoa(w.onDemand)}
 	}
 	if w.zone != "" {
 		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelTopologyZone: w.zone}

@@ -117,6 +117,9 @@ const (
 	ReasonPodsWaiting = "PodsWaiting"
 	// ReasonNoNodes: a class that is wanted has no node that is Ready and not cordoned.
 	ReasonNoNodes = "NoNodes"
+	// ReasonFellBack: a class has had no node for five minutes, and the workload does
+	// without it.
+	ReasonFellBack = "FellBack"
 	// ReasonNoRoom: pods of the wrong class stay, because no node could take their
 	// successors.
 	ReasonNoRoom = "NoRoom"

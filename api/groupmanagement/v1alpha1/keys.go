@@ -33,6 +33,17 @@ const (
 	// there are as many; a whole number from 0 to 2147483647. All others are on spot
 	// nodes. Without it all are on-demand.
 	CapacityCountKey = "cloudpilot.ai/webhook-scheduler-max-on-demand-count"
+
+	// CapacityOnEmptyKey says what becomes of pods of a class that has had no node for
+	// five minutes: Wait, the default, or Fallback to the other class. It is not of the
+	// document, and read where its keys are.
+	CapacityOnEmptyKey = "atoll.dev/capacity-on-empty-class"
+)
+
+// Values of CapacityOnEmptyKey.
+const (
+	OnEmptyWait     = "Wait"
+	OnEmptyFallback = "Fallback"
 )
 
 // Keys that atoll-manager writes on nodes and pods. What users write under

@@ -280,7 +280,7 @@ func (r *Reconciler) forget(uid types.UID) {
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	s.below = r.below(s.workload)
 	o := observed{
-		replicas: int(*s.workload.Replicas), count: s.capacity.Count,
+		replicas: int(*s.workload.Replicas), count: s.capacity.Count, fellBack: s.capacity.FellBack,
 		reserved: r.Ledger.ReservedOfClass(s.below), canTake: r.canTake(ctx, s),
 	}
 	if s.capacity.Ordinal {

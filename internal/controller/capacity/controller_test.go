@@ -332,6 +332,38 @@ func TestWhatIsShownOfNobodyGoes(t *testing.T) {
 	}
 }
 
+// TestPodsFallBack to the other class when theirs has had no node for five minutes,
+// if their workload says so, and come back when it has one.
+func TestPodsFallBack(t *testing.T) {
+	objects := web("0", "spot")
+	pod := objects[2].(*corev1.Pod)
+	pod.Spec.NodeName, pod.Status.Conditions = "", nil
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	classes.Restrict(&pod.Spec, capacity.Spot)
+	build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback)(objects[0])
+	s := newSite(t, objects...)
+	s.World.Ledger.ForgetNode("spot")
+	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNoNodes || result.RequeueAfter != retryRoom {
+		t.Fatalf("gone are %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
+	}
+	s.World.Clock.Step(5 * time.Minute)
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || *s.split().Status.Count != 0 {
+		t.Errorf("gone are %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+	}
+	s.World.Ledger.Forget(pod.UID)
+	chain := s.World.Walker.Above("web")
+	if c := s.World.Book.CapacityOf(chain); c.Count != capacity.MaxCount || c.FellBack != capacity.Spot {
+		t.Errorf("the count in force is %d, without %q", c.Count, c.FellBack)
+	}
+	s.World.Add(t, build.Node("spot-2", build.Label("node.kubernetes.io/capacity", "spot")))
+	if c := s.World.Book.CapacityOf(chain); c.Count != 0 || c.FellBack != capacity.None {
+		t.Errorf("with a node the count in force is %d, without %q", c.Count, c.FellBack)
+	}
+}
+
 // TestPodsThatWaitAreFree once their workload is divided no more.
 func TestPodsThatWaitAreFree(t *testing.T) {
 	objects := web("1", "on-demand", "spot")

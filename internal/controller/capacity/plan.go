@@ -19,6 +19,8 @@ type observed struct {
 	// whose pods are counted.
 	ofOrdinal func(pod string) capacity.Class
 	pods      []seats.SeatView
+	// fellBack is the class without nodes that is done without; None if there is none.
+	fellBack capacity.Class
 	// rollout: pods of several revisions are there. still: nothing happens to them.
 	rollout, still bool
 	// next is the class that the successor of a pod would get, where several
@@ -81,6 +83,8 @@ func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit
 		right := pod.Class.Other()
 		switch {
 		case pod.Gated: // it gets its class there
+			continue
+		case o.fellBack != capacity.None && pod.Node != "": // it runs
 			continue
 		case o.ofOrdinal != nil:
 			if right = o.ofOrdinal(pod.Name); right == pod.Class || right == capacity.None {
@@ -168,6 +172,8 @@ func (p *plan) explain(o observed, pinned int, closed fit.Reason) {
 		set(api.ReasonPinned, "pods of the wrong class stay: their own node selector or affinity leaves them no other")
 	case p.have[capacity.OnDemand] != p.want[capacity.OnDemand] || p.have[capacity.Spot] != p.want[capacity.Spot]:
 		set(api.ReasonConverging, "pods are created or on their way out")
+	case o.fellBack != capacity.None:
+		set(api.ReasonFellBack, "class %s has no nodes: pods are of the other class until it has some", o.fellBack)
 	default:
 		set(api.ReasonSatisfied, "each class has as many pods as it is to have")
 	}

@@ -93,13 +93,16 @@ func TestPlan(t *testing.T) {
 		"a rollout that stands still, with too many": {replicas: 2, count: 1, pods: pods("od", "od", "spot"), change: standing(capacity.Spot), evict: []string{"pod-1"}, reason: api.ReasonConverging},
 		"a rollout that stands still, with too few":  {replicas: 2, count: 2, pods: pods("od", "spot", "spot"), change: standing(capacity.OnDemand), evict: []string{"pod-2"}, reason: api.ReasonConverging},
 		"their successors would get the same":        {replicas: 2, count: 1, pods: pods("od", "od", "spot"), change: standing(capacity.OnDemand), reason: api.ReasonConverging},
-		"its owner names the node":                   {replicas: 2, count: 0, pods: pods("od+named", "spot"), reason: api.ReasonPinned},
-		"what is made anew is of the same class":     {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonPinned }, reason: api.ReasonPinned},
-		"the API server refuses pods":                {replicas: 3, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.refused = "exceeded quota" }, reason: api.ReasonPodsRefused},
-		"where the webhook is not asked":             {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonNotAdmitted }, reason: api.ReasonNotAdmitted},
-		"a StatefulSet's ordinals":                   {replicas: 4, count: 1, pods: pods("spot", "od", "spot", "od"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, evict: []string{"pod-3", "pod-1", "pod-0"}, reason: api.ReasonConverging},
-		"a StatefulSet as it is to be":               {replicas: 2, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, reason: api.ReasonSatisfied},
-		"a StatefulSet moves what has changed":       {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(2) }, evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"a class is done without": {replicas: 3, count: capacity.MaxCount, pods: pods("od", "spot", "spot+waits"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 },
+			evict: []string{"pod-2"}, reason: api.ReasonConverging},
+		"and what waited has moved":              {replicas: 2, count: capacity.MaxCount, pods: pods("od", "od"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 }, reason: api.ReasonFellBack},
+		"its owner names the node":               {replicas: 2, count: 0, pods: pods("od+named", "spot"), reason: api.ReasonPinned},
+		"what is made anew is of the same class": {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonPinned }, reason: api.ReasonPinned},
+		"the API server refuses pods":            {replicas: 3, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.refused = "exceeded quota" }, reason: api.ReasonPodsRefused},
+		"where the webhook is not asked":         {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonNotAdmitted }, reason: api.ReasonNotAdmitted},
+		"a StatefulSet's ordinals":               {replicas: 4, count: 1, pods: pods("spot", "od", "spot", "od"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, evict: []string{"pod-3", "pod-1", "pod-0"}, reason: api.ReasonConverging},
+		"a StatefulSet as it is to be":           {replicas: 2, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, reason: api.ReasonSatisfied},
+		"a StatefulSet moves what has changed":   {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(2) }, evict: []string{"pod-1"}, reason: api.ReasonConverging},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

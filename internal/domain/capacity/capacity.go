@@ -10,6 +10,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
 // Class is a class of capacity.
@@ -53,9 +55,9 @@ func (c Class) Other() Class {
 	}
 }
 
-// Source is what one object says under the two keys of document 004. Empty is
+// Source is what one object says under the keys of document 004 and ours. Empty is
 // absent.
-type Source struct{ Switch, Count string }
+type Source struct{ Switch, Count, OnEmpty string }
 
 // Settings are what a workload, its pod template and its namespace say together.
 type Settings struct {
@@ -64,6 +66,8 @@ type Settings struct {
 	// Count is the number of on-demand pods at most, from 0. Without a count it
 	// is more than any workload has pods.
 	Count int
+	// Fallback: pods of a class that has had no node for long get the other one.
+	Fallback bool
 	// Invalid says which value cannot be used; nil if all can. A switch that
 	// cannot be used counts as absent, and so does a count.
 	Invalid error
@@ -100,7 +104,42 @@ func Read(sources ...Source) Settings {
 			break
 		}
 	}
+	for _, source := range sources {
+		if source.OnEmpty != "" {
+			fallback, err := ParseOnEmpty(source.OnEmpty)
+			s.Fallback = fallback
+			if s.Invalid == nil && err != nil {
+				s.Invalid = err
+			}
+			break
+		}
+	}
 	return s
+}
+
+// ParseOnEmpty tells whether pods fall back to the other class.
+func ParseOnEmpty(s string) (fallback bool, err error) {
+	switch s {
+	case gm.OnEmptyFallback:
+		return true, nil
+	case gm.OnEmptyWait:
+		return false, nil
+	default:
+		return false, fmt.Errorf("%.64q is neither %s nor %s", s, gm.OnEmptyWait, gm.OnEmptyFallback)
+	}
+}
+
+// WithoutNodes is the count that is in force while one class has no nodes and pods
+// fall back to the other.
+func WithoutNodes(count int, empty Class) int {
+	switch empty {
+	case OnDemand:
+		return 0
+	case Spot:
+		return MaxCount
+	default:
+		return count
+	}
 }
 
 // ParseSwitch reads the switch: true or false.

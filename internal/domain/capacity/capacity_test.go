@@ -16,23 +16,26 @@ func TestRead(t *testing.T) {
 		"nothing said":                        {nil, Settings{Count: MaxCount}, ""},
 		"on without a count: all on-demand":   {[]Source{{Switch: "true"}}, Settings{On: true, Count: MaxCount}, ""},
 		"a count alone is no switch":          {[]Source{{Count: "3"}}, Settings{Count: 3}, ""},
-		"the workload says both":              {[]Source{{"true", "3"}, {"false", "5"}}, Settings{On: true, Count: 3}, ""},
-		"the workload opts out":               {[]Source{{Switch: "false"}, {"true", "5"}}, Settings{Count: 5}, ""},
+		"the workload says both":              {[]Source{{Switch: "true", Count: "3"}, {Switch: "false", Count: "5"}}, Settings{On: true, Count: 3}, ""},
+		"the workload opts out":               {[]Source{{Switch: "false"}, {Switch: "true", Count: "5"}}, Settings{Count: 5}, ""},
 		"each key is looked for by itself":    {[]Source{{Count: "0"}, {}, {Switch: "true"}}, Settings{On: true, Count: 0}, ""},
-		"the highest count":                   {[]Source{{"true", "2147483647"}}, Settings{On: true, Count: MaxCount}, ""},
-		"beyond":                              {[]Source{{"true", "2147483648"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"negative":                            {[]Source{{"true", "-1"}}, Settings{On: true, Count: MaxCount}, `"-1" is no whole number`},
-		"a sign":                              {[]Source{{"true", "+1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"a space":                             {[]Source{{"true", " 1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"a percentage":                        {[]Source{{"true", "50%"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"junk hides what is further away":     {[]Source{{"true", "x"}, {"", "5"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"the highest count":                   {[]Source{{Switch: "true", Count: "2147483647"}}, Settings{On: true, Count: MaxCount}, ""},
+		"beyond":                              {[]Source{{Switch: "true", Count: "2147483648"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"negative":                            {[]Source{{Switch: "true", Count: "-1"}}, Settings{On: true, Count: MaxCount}, `"-1" is no whole number`},
+		"a sign":                              {[]Source{{Switch: "true", Count: "+1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"a space":                             {[]Source{{Switch: "true", Count: " 1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"a percentage":                        {[]Source{{Switch: "true", Count: "50%"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"junk hides what is further away":     {[]Source{{Switch: "true", Count: "x"}, {Switch: "", Count: "5"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
 		"a switch that is none is off":        {[]Source{{Switch: "yes"}, {Switch: "true"}}, Settings{Count: MaxCount}, "neither true nor false"},
-		"the first that cannot be used tells": {[]Source{{"yes", "x"}}, Settings{Count: MaxCount}, "neither true nor false"},
+		"the other class where one is empty":  {[]Source{{Switch: "true", Count: "1"}, {OnEmpty: "Fallback"}}, Settings{On: true, Count: 1, Fallback: true}, ""},
+		"waiting is nearer":                   {[]Source{{Switch: "true", Count: "1", OnEmpty: "Wait"}, {OnEmpty: "Fallback"}}, Settings{On: true, Count: 1}, ""},
+		"neither of them":                     {[]Source{{Switch: "true", Count: "1", OnEmpty: "fallback"}}, Settings{On: true, Count: 1}, "neither Wait nor Fallback"},
+		"the first that cannot be used tells": {[]Source{{Switch: "yes", Count: "x"}}, Settings{Count: MaxCount}, "neither true nor false"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := Read(tc.sources...)
-			if got.On != tc.want.On || got.Count != tc.want.Count {
+			if got.On != tc.want.On || got.Count != tc.want.Count || got.Fallback != tc.want.Fallback {
 				t.Errorf("settings are %+v, want %+v", got, tc.want)
 			}
 			if (got.Invalid == nil) != (tc.invalid == "") || got.Invalid != nil && !strings.Contains(got.Invalid.Error(), tc.invalid) {

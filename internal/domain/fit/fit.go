@@ -29,6 +29,10 @@ const (
 	NoOpenNode Reason = "it has no node that is Ready and not cordoned"
 	// NoMatch: node selector or required node affinity.
 	NoMatch Reason = "no open node matches the pods' node selector and affinity"
+	// NoOnDemand and NoSpot: the pods were given a class of capacity that no open node
+	// of the group has.
+	NoOnDemand Reason = "it has no open node of class on-demand"
+	NoSpot     Reason = "it has no open node of class spot"
 	// OutOfReach: node affinity of PersistentVolumes.
 	OutOfReach Reason = "no open node reaches the pods' volumes"
 	// Unread: it is not known where PersistentVolumes can be used.
@@ -43,7 +47,7 @@ const (
 
 // order is that of the checks: of several nodes, the reason of the one that
 // came furthest tells most.
-var order = []Reason{NoOpenNode, NoMatch, Unread, OutOfReach, Tainted, PortTaken, NoRoom}
+var order = []Reason{NoOpenNode, NoOnDemand, NoSpot, NoMatch, Unread, OutOfReach, Tainted, PortTaken, NoRoom}
 
 // Further returns the reason of the two whose check comes later.
 func Further(a, b Reason) Reason {

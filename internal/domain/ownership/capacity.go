@@ -7,10 +7,10 @@ import (
 )
 
 // Capacity is what an object says about on-demand and spot capacity (document
-// 004): the values of the two keys. Empty is absent.
-type Capacity struct{ Switch, Count string }
+// 004): the values of the three keys. Empty is absent.
+type Capacity struct{ Switch, Count, OnEmpty string }
 
-// CapacityOf reads the two keys, of each the annotation before the label.
+// CapacityOf reads the keys, of each the annotation before the label.
 func CapacityOf(annotations, labels map[string]string) Capacity {
 	if len(annotations)+len(labels) == 0 {
 		return Capacity{}
@@ -18,6 +18,8 @@ func CapacityOf(annotations, labels map[string]string) Capacity {
 	return Capacity{
 		Switch: cmp.Or(annotations[gm.CapacitySwitchKey], labels[gm.CapacitySwitchKey]),
 		Count:  cmp.Or(annotations[gm.CapacityCountKey], labels[gm.CapacityCountKey]),
+
+		OnEmpty: cmp.Or(annotations[gm.CapacityOnEmptyKey], labels[gm.CapacityOnEmptyKey]),
 	}
 }
 
