@@ -29,10 +29,10 @@ const (
 	NoOpenNode Reason = "it has no node that is Ready and not cordoned"
 	// NoMatch: node selector or required node affinity.
 	NoMatch Reason = "no open node matches the pods' node selector and affinity"
-	// NoOnDemand and NoSpot: the pods were given a class of capacity that no open node
-	// of the group has.
+	// NoOnDemand: the pods were made on-demand, and the group has no such open node.
 	NoOnDemand Reason = "it has no open node of class on-demand"
-	NoSpot     Reason = "it has no open node of class spot"
+	// NoSpot is the same for spot pods.
+	NoSpot Reason = "it has no open node of class spot"
 	// OutOfReach: node affinity of PersistentVolumes.
 	OutOfReach Reason = "no open node reaches the pods' volumes"
 	// Unread: it is not known where PersistentVolumes can be used.
