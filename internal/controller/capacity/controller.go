@@ -372,7 +372,10 @@ func (r *Reconciler) inVain(s *scope, pods []seats.SeatView) (reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last, ever := r.moved[s.workload.UID]
-	if !ever || r.Clock.Now().Sub(last.at) > tryTime {
+	if ever && last.count != s.capacity.Count { // pods that came meanwhile are as was wanted then
+		delete(r.moved, s.workload.UID)
+	}
+	if !ever || last.count != s.capacity.Count || r.Clock.Now().Sub(last.at) > tryTime {
 		return ""
 	}
 	for _, pod := range pods {
@@ -380,7 +383,7 @@ func (r *Reconciler) inVain(s *scope, pods []seats.SeatView) (reason string) {
 		case pod.Created.Before(last.at.Truncate(time.Second)):
 		case !pod.Admitted:
 			return api.ReasonNotAdmitted
-		case last.count == s.capacity.Count && !s.capacity.Ordinal && pod.Class == last.class && pod.Created.After(last.at):
+		case !s.capacity.Ordinal && pod.Class == last.class && pod.Created.After(last.at):
 			return api.ReasonPinned
 		}
 	}

@@ -236,6 +236,18 @@ func TestASuccessorOfTheSameClass(t *testing.T) {
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
 		t.Errorf("with another count evicted are %v, error %v", s.Evicted, err)
 	}
+	s.World.Ledger.Forget(types.UID(s.Evicted[0]))
+	s.World.Clock.Step(2 * time.Second)
+	s.World.See(running("wanted", build.ReplicaSet("web-1"), "on-demand", build.Created(s.World.Clock.Now())))
+	for _, count := range []string{"2", "1"} { // it was wanted when it came
+		s.World.Walker.Put(build.Owner(build.Deployment("web", asks(count), build.Replicas(3))))
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.Evicted) != 1 {
+		t.Errorf("after the count went up and down evicted are %v, status %+v", s.Evicted, s.split().Status)
+	}
 }
 
 // TestAPodStaysWithItsVolume: no node of the other class reaches it.
