@@ -145,8 +145,11 @@ func (c *Cluster) startAgain(p processRecord, done <-chan struct{}) {
 	time.Sleep(againAfter)
 	c.verbs.Lock()
 	defer c.verbs.Unlock()
+	c.mu.Lock()
+	stopped := c.stopped
+	c.mu.Unlock()
 	now, err := c.readProcess(p.Name)
-	if err != nil || now.ID != p.ID || now.Killed {
+	if stopped || err != nil || now.ID != p.ID || now.Killed {
 		return
 	}
 	if _, _, err := c.launch(now); err == nil && c.options.Log != nil {

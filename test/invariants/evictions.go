@@ -163,7 +163,7 @@ func (c *checker) misplaced(pod Pod, apps []application, from time.Time, to uint
 		have := map[string]int{}
 		for _, key := range c.cohorts[pod.cohort()] {
 			if p, ok := get[Pod](c.History, key, rv); ok && p.Active {
-				have[c.classAt(p, rv)]++
+				have[cmp.Or(c.classAt(p, rv), p.Class)]++
 			}
 		}
 		want := map[string]int{onDemand: min(count, workload.Replicas)}
