@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -183,8 +182,13 @@ func testExtraProcess(t *testing.T, c *Cluster) {
 	if err := c.Kill(t.Context(), "ends"); err != nil {
 		t.Error(err)
 	}
-	n := runs()
-	time.Sleep(3 * againAfter)
+	killed, err := c.readProcess("ends")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, ended := runs(), make(chan struct{})
+	close(ended)
+	c.startAgain(killed, ended)
 	if now := runs(); now != n {
 		t.Errorf("a process that was killed is started again: %d runs, %d before", now, n)
 	}

@@ -37,7 +37,10 @@ esac
 # The programs are built once, and not by each part for itself.
 echo "building atoll-manager and the tests"
 (cd .. && CGO_ENABLED=0 go build -o /dev/null ./cmd/atoll-manager)
-go test -exec true "$@" ./... >/dev/null
+if ! built=$(go test -exec true "$@" ./... 2>&1); then
+	echo "$built"
+	exit 1
+fi
 
 forms="^($(using 'inEachForm[(]t|plain[.]fixture'))$"
 capacity="^($(using 'trio[.]fixture'))$"

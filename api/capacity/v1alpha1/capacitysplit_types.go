@@ -4,7 +4,8 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // CapacitySplit shows how the pods of one workload are divided over on-demand and
 // spot nodes. atoll-manager writes it for each workload that is divided and deletes
-// it when that ends; nothing reads what anybody else writes into it.
+// it when that ends. Nothing reads what anybody else writes into it, but for the count:
+// where the workload's own cannot be used, it is the last one that could.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

@@ -250,7 +250,7 @@ func (r *Reconciler) show(uid types.UID, key types.NamespacedName) {
 
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
-	if !r.Book.NamespacesKnown() { // what they say may be all that is said of a workload
+	if r.Book.Classes() != nil && !r.Book.NamespacesKnown() { // what they say may be all that is said of a workload
 		return ctrl.Result{RequeueAfter: retryNamespaces}, nil
 	}
 	s := &scope{workload: r.Walker.Get(req.uid)}
@@ -259,8 +259,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 	}
 	chain := r.Walker.Above(req.uid)
 	s.capacity = r.Book.CapacityOf(chain[:min(1, len(chain))])
-	if top := ownership.CapacityWorkload(chain); !asksForIt(s.capacity) || top == nil || top.UID != req.uid {
+	switch top := ownership.CapacityWorkload(chain); {
+	case !asksForIt(r.Book.CapacityOf(chain)):
 		return phase.Run(ctx, s, r.free, r.hide)
+	case top == nil || top.UID != req.uid: // its pods are divided as another's
+		return phase.Run(ctx, s, r.hide)
 	}
 	if s.workload.Deleting {
 		return ctrl.Result{}, nil

@@ -293,9 +293,37 @@ func TestAStatefulSetSpeaksForItself(t *testing.T) {
 // TestNothingMovesBeforeNamespacesAreKnown: they may say the count.
 func TestNothingMovesBeforeNamespacesAreKnown(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "spot")...)
+	classes := s.Reconciler.Book.Classes()
 	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
+	s.Reconciler.Book.SetClasses(classes)
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split() != nil || result.RequeueAfter != retryNamespaces {
 		t.Errorf("evicted %v, comes back after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
+	}
+}
+
+// TestClassesAreTurnedOff: what is shown of workloads goes, whatever is known of
+// namespaces.
+func TestClassesAreTurnedOff(t *testing.T) {
+	s := newSite(t, web("1", "on-demand", "spot")...)
+	if _, err := s.pass(); err != nil || s.split() == nil {
+		t.Fatalf("it is not shown (error %v)", err)
+	}
+	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
+	if result, err := s.pass(); err != nil || result.RequeueAfter != 0 || s.split() != nil {
+		t.Errorf("comes back after %s with error %v, split %+v", result.RequeueAfter, err, s.split())
+	}
+}
+
+// TestAWorkloadThatIsAdopted: its pods that wait are divided still, as its owner's.
+func TestAWorkloadThatIsAdopted(t *testing.T) {
+	objects := web("1", "on-demand", "spot")
+	waits := objects[3].(*corev1.Pod)
+	waits.Spec.NodeName = ""
+	waits.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	s := newSite(t, objects...)
+	s.show("web-1", types.NamespacedName{Namespace: build.Namespace, Name: "replicaset-web-1"})
+	if _, err := s.Reconcile(t.Context(), request{"web-1"}); err != nil || len(s.Evicted) != 0 || s.isShown("web-1") {
+		t.Errorf("gone are %v, error %v, shown %t", s.Evicted, err, s.isShown("web-1"))
 	}
 }
 
