@@ -80,7 +80,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	switch {
 	case err == nil:
 		log.FromContext(ctx).Info("Replaced a pod that waited to be created as its OverridePolicy wants it", "pod", pod.Key())
-	case errors.Is(err, eviction.ErrGone):
+	case eviction.Moot(err):
 		err = nil
 	case errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
 		err = phase.Wait(err.Error(), eviction.Retry)

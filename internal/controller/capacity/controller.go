@@ -113,6 +113,7 @@ type scope struct {
 	workload *ownership.Object
 	capacity policies.Capacity
 	below    []types.UID
+	seen     time.Time // when it was observed
 	observed observed
 	plan     plan
 	// unread is why it is not known where volumes of its pods are, or nil.
@@ -281,6 +282,7 @@ func (r *Reconciler) forget(uid types.UID) {
 
 // observe gathers what is known of the workload and plans.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
+	s.seen = r.Clock.Now()
 	s.below = r.below(s.workload)
 	o := observed{
 		replicas: int(*s.workload.Replicas), count: s.capacity.Count, fellBack: s.capacity.FellBack,
@@ -414,6 +416,9 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		return nil
 	}
 	for _, pod := range s.plan.evict {
+		if r.Clock.Since(s.seen) > eviction.Fresh {
+			return phase.Wait("another look", 0)
+		}
 		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
 			return nil // pods that change bring us back
 		}
@@ -428,7 +433,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		switch {
 		case err == nil:
 			r.evicted(ctx, s, pod)
-		case errors.Is(err, eviction.ErrGone):
+		case eviction.Moot(err):
 		case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrBusy):
 			return phase.Wait(err.Error(), eviction.Retry)
 		case errors.Is(err, eviction.ErrRefused):

@@ -154,6 +154,27 @@ func TestPodsOfTheWrongClassMove(t *testing.T) {
 	}
 }
 
+// TestASlowAPIServer takes longer for an eviction than what was seen is a reason for
+// the next: that one is decided anew.
+func TestASlowAPIServer(t *testing.T) {
+	objects := web("0", "on-demand", "on-demand", "on-demand")
+	for _, o := range objects {
+		if pod, ok := o.(*corev1.Pod); ok {
+			pod.Status = corev1.PodStatus{} // as many may leave as are surplus
+		}
+	}
+	s := newSite(t, objects...)
+	s.Takes = eviction.Fresh + time.Millisecond
+	if result, err := s.pass(); err != nil || len(s.Evicted) != 1 || result.RequeueAfter == 0 {
+		t.Fatalf("evicted %v, comes back after %s, error %v", s.Evicted, result.RequeueAfter, err)
+	}
+	s.World.Ledger.Forget(types.UID(s.Evicted[0]))
+	s.Takes = 0
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 2 {
+		t.Errorf("evicted %v, error %v", s.Evicted, err)
+	}
+}
+
 func TestAnswersToAMove(t *testing.T) {
 	broken := errors.New("broken")
 	tests := map[string]struct {

@@ -308,9 +308,6 @@ func (c *cluster) readyOf(set types.UID) (n int) {
 // whether it did.
 func (c *cluster) correct() bool {
 	o := c.observed()
-	if o.reserved[capacity.OnDemand]+o.reserved[capacity.Spot] > 0 {
-		return false
-	}
 	for _, pod := range planFor(o).evict {
 		if !c.ledger.Disrupt(pod.UID, c.uids(), o.replicas, maxUnavailable) {
 			return false

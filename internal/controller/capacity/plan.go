@@ -75,9 +75,10 @@ func planFor(o observed) plan {
 // one and find a node; pinned are those whose own demands leave them no other
 // class, and closed is why other successors would find none.
 func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit.Reason) {
-	lacks := [3]int{}
+	lacks, surplus := [3]int{}, [3]int{} // pods that nobody has seen fill a class, and are surplus in none
 	for _, class := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
-		lacks[class] = p.want[class] - p.have[class] - p.waiting[class] - o.reserved[class]
+		surplus[class] = p.have[class] + p.waiting[class] - p.want[class]
+		lacks[class] = -surplus[class] - o.reserved[class]
 	}
 	for _, pod := range o.candidates() {
 		right := pod.Class.Other()
@@ -97,7 +98,7 @@ func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit
 			if lacks[right] <= 0 {
 				continue
 			}
-		case lacks[pod.Class] >= 0 || lacks[right] <= 0:
+		case surplus[pod.Class] <= 0 || lacks[right] <= 0:
 			continue
 		}
 		if pod.NamesNode || pod.ClassStamp == capacity.None && pod.Pod.Class != capacity.None {
@@ -112,7 +113,7 @@ func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit
 			continue
 		}
 		lacks[right]--
-		lacks[pod.Class]++
+		surplus[pod.Class]--
 		leave = append(leave, pod.Pod)
 	}
 	return leave, pinned, closed

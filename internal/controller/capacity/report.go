@@ -116,7 +116,7 @@ func (r *Reconciler) free(ctx context.Context, s *scope) error {
 			}
 			err := r.Evictor.Discard(ctx, pod.Key(), pod.UID)
 			switch {
-			case err == nil || errors.Is(err, eviction.ErrGone):
+			case err == nil || eviction.Moot(err):
 			case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrBusy), errors.Is(err, eviction.ErrRefused):
 				return phase.Wait(err.Error(), eviction.Retry)
 			default:

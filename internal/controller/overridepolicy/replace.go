@@ -117,7 +117,7 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope, pod
 				a.blocked = errBypassed
 				return errors.Join(append(errs, phase.Wait(errBypassed.Error(), tryTime))...)
 			}
-		case errors.Is(err, eviction.ErrGone):
+		case eviction.Moot(err):
 		case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
 			a.blocked = err
 			return errors.Join(append(errs, phase.Wait(err.Error(), eviction.Retry))...)

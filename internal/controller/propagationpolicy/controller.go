@@ -89,6 +89,8 @@ type scope struct {
 type appScope struct {
 	observed
 	plan
+	// seen is when it was observed.
+	seen           time.Time
 	maxUnavailable int
 	// anew is how many waiting pods of each cohort may still be made anew in this pass.
 	anew map[seats.Cohort]int
@@ -184,37 +186,46 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		return apps[i].Name < apps[j].Name
 	})
 	for _, app := range apps {
-		spread, err := r.Book.Spread(s.policy, app.Ties())
+		a, err := r.observeApp(ctx, s, app)
 		if err != nil {
 			s.apps = nil // half of the workloads are no ground to act on
-			return fmt.Errorf("using PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
-		}
-		a := &appScope{maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
-		below := r.Walker.Descendants(app.UID)
-		a.observed = observed{
-			app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.canTake(ctx, a),
-			cohorts: r.Ledger.View(below), refused: r.Walker.PodsRefused(below),
-			held: r.held(below),
-		}
-		if a.mode == "" {
-			a.mode = gm.ReschedulingEvict
-		}
-		a.settlesAt = r.Book.SettlesAt(s.policy, app.Ties())
-		if at := r.Book.ChangesAt(s.policy, app.Ties()); !at.IsZero() {
-			s.waits = append(s.waits, phase.Wait("a NodeGroup to be away", at.Sub(r.Clock.Now())))
-		}
-		r.setKind(&a.observed)
-		a.anew = r.mayMakeAnew(&a.observed)
-		s.waits = append(s.waits, r.standStill(a, s.policy))
-		r.returns.see(&a.observed, r.Clock.Now())
-		a.plan = planFor(a.observed)
-		if r.learn(a) {
-			a.canTake = r.canTake(ctx, a)
-			a.plan = planFor(a.observed)
+			return err
 		}
 		s.apps = append(s.apps, a)
 	}
 	return nil
+}
+
+// observeApp gathers what is known of one workload and plans.
+func (r *Reconciler) observeApp(ctx context.Context, s *scope, app *ownership.Object) (*appScope, error) {
+	spread, err := r.Book.Spread(s.policy, app.Ties())
+	if err != nil {
+		return nil, fmt.Errorf("using PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
+	}
+	a := &appScope{seen: r.Clock.Now(), maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
+	below := r.Walker.Descendants(app.UID)
+	a.observed = observed{
+		app: app, spread: spread, mode: s.policy.Spec.Rescheduling.Mode, canTake: r.canTake(ctx, a),
+		cohorts: r.Ledger.View(below), refused: r.Walker.PodsRefused(below),
+		held: r.held(below),
+	}
+	if a.mode == "" {
+		a.mode = gm.ReschedulingEvict
+	}
+	a.settlesAt = r.Book.SettlesAt(s.policy, app.Ties())
+	if at := r.Book.ChangesAt(s.policy, app.Ties()); !at.IsZero() {
+		s.waits = append(s.waits, phase.Wait("a NodeGroup to be away", at.Sub(r.Clock.Now())))
+	}
+	r.setKind(&a.observed)
+	a.anew = r.mayMakeAnew(&a.observed)
+	s.waits = append(s.waits, r.standStill(a, s.policy))
+	r.returns.see(&a.observed, r.Clock.Now())
+	a.plan = planFor(a.observed)
+	if r.learn(a) {
+		a.canTake = r.canTake(ctx, a)
+		a.plan = planFor(a.observed)
+	}
+	return a, nil
 }
 
 // held says why pods that wait at the gate cannot leave it, if there is such a

@@ -22,7 +22,16 @@ const maxWidth = 32
 // evict executes the plans: as many pods of each workload as may be disturbed now.
 func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	var errs []error
-	for _, a := range s.apps {
+	for i, a := range s.apps {
+		if r.Clock.Since(a.seen) > eviction.Fresh { // the workloads before it took long
+			again, err := r.observeApp(ctx, s, a.app)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			again.evictions = a.evictions
+			s.apps[i], a = again, again
+		}
 		if a.reason == gm.ReasonNoFeasibleTarget {
 			errs = append(errs, phase.Wait("room in a NodeGroup that lacks pods", retryFeasible))
 		}
@@ -54,6 +63,9 @@ func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
 			return errors.Join(wait, err) // pods that change bring us back
 		}
 		pods = pods[len(batch):]
+		if r.Clock.Since(a.seen) > eviction.Fresh {
+			return errors.Join(wait, phase.Wait("another look", 0))
+		}
 		if widest == 0 && len(pods) > 0 {
 			widest = r.widest(ctx, a)
 		}
@@ -136,7 +148,7 @@ func (r *Reconciler) evictPod(ctx context.Context, pod *seats.Pod) error {
 // refusal is what an eviction that was not done means for the pass.
 func refusal(a *appScope, err error) error {
 	switch {
-	case errors.Is(err, eviction.ErrGone): // and is missed until we see it
+	case eviction.Moot(err): // one that is gone is missed until we see it
 		return nil
 	case errors.Is(err, eviction.ErrPace):
 		return phase.Wait(err.Error(), eviction.Retry)

@@ -16,6 +16,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -214,5 +215,39 @@ func TestBlockedWorkloadsDoNotStarveTheOthers(t *testing.T) {
 	want := []string{"app-0-1-0", "app-1-1-0", "app-2-1-0", "app-3-1-0", "app-4-1-0", "app-5-1-0"}
 	if diff := cmp.Diff(want, s.Evicted); diff != "" {
 		t.Errorf("wrong evictions were asked for (-want +got):\n%s", diff)
+	}
+}
+
+// TestASlowAPIServer takes longer for the evictions of one workload than what was
+// seen is a reason for more: the rest is decided anew, and so is what the workloads
+// after it do.
+func TestASlowAPIServer(t *testing.T) {
+	objects := ground(maxUnavailable(9))
+	var pods []*corev1.Pod
+	for i := range 2 {
+		name := fmt.Sprint("app-", i)
+		deployment := build.Deployment(name, build.Bound("p", ""), build.Replicas(3))
+		replicaSet := build.ReplicaSet(name+"-1", build.OwnedBy(deployment), build.Replicas(3))
+		objects = append(objects, deployment, replicaSet)
+		for j := range 3 {
+			pods = append(pods, runningPod(fmt.Sprint(name, "-1-", j), "bj", j, build.OwnedBy(replicaSet)))
+			objects = append(objects, pods[len(pods)-1])
+		}
+	}
+	s := newSite(t, objects...)
+	s.Takes = eviction.Fresh + time.Millisecond
+	// Meanwhile somebody else moves the second workload's pods.
+	s.World.Pods.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		for _, pod := range pods[3:5] {
+			s.World.Ledger.Forget(pod.UID)
+			moved := pod.DeepCopy()
+			moved.UID, moved.Spec.NodeName = pod.UID+"-new", "node-hz"
+			s.World.See(moved)
+		}
+		return false, nil, nil
+	})
+	s.reconcile()
+	if diff := cmp.Diff([]string{"app-0-1-2"}, s.Evicted); diff != "" {
+		t.Errorf("wrong evictions (-want +got):\n%s", diff)
 	}
 }

@@ -182,7 +182,7 @@ func (r *Reconciler) discard(ctx context.Context, pod *seats.Pod) (gone bool, er
 	switch {
 	case err == nil:
 		return true, nil
-	case errors.Is(err, eviction.ErrGone):
+	case eviction.Moot(err):
 		return false, nil
 	case errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
 		return false, phase.Wait(err.Error(), eviction.Retry)

@@ -20,6 +20,11 @@ import (
 // Retry is how long an eviction that was refused is left alone.
 const Retry = 5 * time.Second
 
+// Fresh is how long what was seen of a workload is a reason to evict its pods. Who
+// asks for one eviction after the other looks again after that: a slow API server
+// takes seconds for each, and what was a reason is none any more.
+const Fresh = time.Second
+
 var (
 	// ErrPace: all workloads together have had their evictions for now.
 	ErrPace = errors.New("the pace of evictions")
@@ -30,6 +35,8 @@ var (
 	ErrBusy = errors.New("the API server has granted no eviction yet")
 	// ErrGone: the pod is gone, about to go, or another of that name.
 	ErrGone = errors.New("the pod is gone")
+	// ErrBound: a pod that was to be discarded has got a node.
+	ErrBound = errors.New("the pod has got a node")
 )
 
 // +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
@@ -51,7 +58,7 @@ func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types
 	if !e.begin() {
 		return ErrPace
 	}
-	err := e.Discard(ctx, pod, uid)
+	err := e.ask(ctx, pod, metav1.Preconditions{UID: &uid})
 	e.end(err == nil || errors.Is(err, ErrGone)) // the answer may have been lost
 	return err
 }
@@ -76,16 +83,34 @@ func (e *Evictor) end(granted bool) {
 	}
 }
 
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get
+
 // Discard evicts a pod that has no node yet, which disturbs nothing and takes
-// no turn. Errors as Evict's.
+// no turn. The API server is asked first whether the pod has one by now: caches
+// are behind. Errors: ErrBound, and Evict's but for ErrPace.
 func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+	live, err := e.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return ErrGone
+	case err != nil:
+		return fmt.Errorf("reading pod %s: %w", pod, err)
+	case live.UID != uid || live.DeletionTimestamp != nil:
+		return ErrGone
+	case live.Spec.NodeName != "":
+		return ErrBound
+	}
+	return e.ask(ctx, pod, metav1.Preconditions{UID: &uid, ResourceVersion: &live.ResourceVersion})
+}
+
+func (e *Evictor) ask(ctx context.Context, pod types.NamespacedName, only metav1.Preconditions) error {
 	// The client would repeat an eviction that the API server wants to see
 	// later for minutes; other workloads wait meanwhile.
 	bounded, cancel := context.WithTimeout(ctx, Retry)
 	defer cancel()
 	err := e.Client.PolicyV1().Evictions(pod.Namespace).Evict(bounded, &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: &only},
 	})
 	switch {
 	case err == nil:
@@ -96,12 +121,16 @@ func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid typ
 		return ErrRefused
 	case apierrors.IsTooManyRequests(err), errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		return ErrBusy
-	case ctx.Err() == nil && e.leaves(ctx, pod, uid): // the answer was lost, or somebody was quicker
+	case ctx.Err() == nil && e.leaves(ctx, pod, *only.UID): // the answer was lost, or somebody was quicker
 		return ErrGone
 	default:
 		return fmt.Errorf("evicting pod %s: %w", pod, err)
 	}
 }
+
+// Moot tells whether an error says that there is nothing to evict any more: the
+// pod is not as it was seen, and what became of it will be seen.
+func Moot(err error) bool { return errors.Is(err, ErrGone) || errors.Is(err, ErrBound) }
 
 // +kubebuilder:rbac:groups=policy,resources=poddisruptionbudgets,verbs=list
 
@@ -113,8 +142,6 @@ func (e *Evictor) SideBySide(ctx context.Context, namespace string) bool {
 	budgets, err := e.Client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, metav1.ListOptions{Limit: 1})
 	return err == nil && len(budgets.Items) == 0
 }
-
-// +kubebuilder:rbac:groups="",resources=pods,verbs=get
 
 // leaves tells whether the API server knows the pod as gone or terminating.
 func (e *Evictor) leaves(ctx context.Context, pod types.NamespacedName, uid types.UID) bool {

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -42,6 +43,8 @@ type World struct {
 	// goes by it. Answers are what is answered, one after the other; then nil.
 	Evicted []string
 	Answers []error
+	// Takes is how long each eviction takes by Clock.
+	Takes time.Duration
 }
 
 // New makes a world of the objects.
@@ -80,6 +83,7 @@ func (w *World) evict(t testing.TB, eviction *policyv1.Eviction) (answer error) 
 		t.Errorf("eviction of %s has preconditions %v: another pod of that name would go", eviction.Name, p)
 	}
 	w.Evicted = append(w.Evicted, eviction.Name)
+	w.Clock.Step(w.Takes)
 	if len(w.Answers) > 0 {
 		answer, w.Answers = w.Answers[0], w.Answers[1:]
 	}
@@ -111,7 +115,6 @@ func (w *World) see(o build.Object) {
 	case *corev1.Node:
 		w.Ledger.ObserveNode(seats.SlimNode(o))
 	case *corev1.Pod:
-		utilruntime.Must(w.Pods.Tracker().Add(o))
 		w.See(o)
 	case *gm.PropagationPolicy, *gm.OverridePolicy, *gm.NodeGroup:
 	default:
@@ -119,9 +122,15 @@ func (w *World) see(o build.Object) {
 	}
 }
 
-// See lets the ledger, and for a pod without an owner the walk, see a pod as it
-// is now.
+// See lets the API server have a pod as it is now, and the ledger and, for a pod
+// without an owner, the walk see it.
 func (w *World) See(pod *corev1.Pod) {
+	pods := corev1.SchemeGroupVersion.WithResource("pods")
+	err := w.Pods.Tracker().Create(pods, pod, pod.Namespace)
+	if apierrors.IsAlreadyExists(err) {
+		err = w.Pods.Tracker().Update(pods, pod, pod.Namespace)
+	}
+	utilruntime.Must(err)
 	slim := seats.Slim(pod)
 	if slim.Controller == nil {
 		w.Walker.Put(slim.Object())
