@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of test/ with the given flags of go test. Those of e2e run in
-# four parts, each on clusters of its own, side by side: most of their time they
+# four parts, each on clusters of its own, three at a time: most of their time they
 # wait. Tests that share a cluster are in one part, so that it is started once.
 #
 #   hack/e2e.sh <gotestsum> <flag of go test>...
@@ -49,19 +49,19 @@ others=$(go list ./... | grep -v '/e2e$')
 failed=0
 running=()
 trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
+# What creates pods by the hundred runs at the end, when the machine has less to do.
 {
 	failed=0
 	# shellcheck disable=SC2086 # one argument for each package
 	run e2e-others "$@" $others || failed=1
-	run e2e-capacity "$@" -run "$capacity" ./e2e || failed=1
+	run e2e-forms "$@" -run "$forms" ./e2e || failed=1
 	exit "$failed"
 } &
-running+=($!)
-run e2e-forms "$@" -run "$forms" ./e2e &
 running+=($!)
 run e2e-faults "$@" -run "$faults" ./e2e &
 running+=($!)
 run e2e-common "$@" -skip "$forms|$faults|$capacity" ./e2e || failed=1
+run e2e-capacity "$@" -run "$capacity" ./e2e || failed=1
 for part in "${running[@]}"; do
 	wait "$part" || failed=1
 done

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"slices"
@@ -192,12 +191,12 @@ func TestCapacityCountChanges(t *testing.T) {
 		MaxUnavailable: &one, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "app"}},
 	}})
 	f.eventuallyDivided("app", 2, 4)
-	lowest := f.watchReady("app", 6)
+	availability := f.watchAvailability("app", 6)
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "5"})
 	f.eventuallyDivided("app", 5, 1)
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "1"})
 	f.eventuallyDivided("app", 1, 5)
-	if n := lowest(); n < 5 {
+	if n, _ := availability(); n < 5 {
 		t.Errorf("only %d of 6 pods were there at a time", n)
 	}
 
@@ -205,37 +204,6 @@ func TestCapacityCountChanges(t *testing.T) {
 	f.eventually(patience, "it runs", func() error { return f.allReady("before", 4) })
 	f.annotate("before", map[string]any{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: "1"})
 	f.eventuallyDivided("before", 1, 3)
-}
-
-// watchReady watches an app, and returns the lowest number of its active pods that
-// were there at a time once there were want.
-func (f *fixture) watchReady(app string, want int) (lowest func() int) {
-	f.Helper()
-	least := want
-	ctx, cancel := context.WithCancel(f.ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for ctx.Err() == nil {
-			list, err := f.kube.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
-			if err != nil {
-				continue
-			}
-			ready := 0
-			for i := range list.Items {
-				if list.Items[i].DeletionTimestamp == nil && podReady(&list.Items[i]) {
-					ready++
-				}
-			}
-			least = min(least, ready)
-		}
-	}()
-	f.Cleanup(cancel)
-	return func() int {
-		cancel()
-		<-done
-		return least
-	}
 }
 
 // bursts is how often TestCapacityBurst creates 500 pods.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	toolswatch "k8s.io/client-go/tools/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // follow watches from a version on, until ctx is done. It misses nothing: the
@@ -23,6 +24,55 @@ func (f *fixture) follow(ctx context.Context, version string, begin func(context
 		f.Fatal(err)
 	}
 	return w.ResultChan()
+}
+
+// versions collects an object's versions until the returned function is called. They
+// are all that were written until then: watches are behind.
+func versions[T client.Object](f *fixture, object T, begin func(context.Context, metav1.ListOptions) (watch.Interface, error)) func() []T {
+	f.Helper()
+	ctx, cancel := context.WithCancel(f.ctx)
+	events := f.follow(ctx, object.GetResourceVersion(), func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		o.FieldSelector = "metadata.name=" + object.GetName()
+		return begin(ctx, o)
+	})
+	var seen []T
+	var newest atomic.Uint64
+	newest.Store(versionOf(object))
+	var gone atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range events {
+			if o, ok := event.Object.(T); ok {
+				seen = append(seen, o)
+				newest.Store(versionOf(o))
+				gone.Store(event.Type == watch.Deleted)
+			}
+		}
+	}()
+	return func() []T {
+		f.Helper()
+		now := object.DeepCopyObject().(client.Object)
+		err := f.client.Get(f.ctx, client.ObjectKeyFromObject(object), now)
+		if client.IgnoreNotFound(err) != nil {
+			f.Fatal(err)
+		}
+		f.eventually(patience, "the watch is up to date", func() error {
+			if err == nil && newest.Load() >= versionOf(now) || gone.Load() {
+				return nil
+			}
+			return fmt.Errorf("it is at version %d of %q", newest.Load(), now.GetResourceVersion())
+		})
+		cancel()
+		<-done
+		return seen
+	}
+}
+
+// versionOf is an object's version as a number; 0 without one.
+func versionOf(o client.Object) uint64 {
+	v, _ := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
+	return v
 }
 
 // podWatch tells of pods until it is stopped.
@@ -65,7 +115,7 @@ func (f *fixture) watchPods(options metav1.ListOptions, tell func(kind watch.Eve
 }
 
 func (w *podWatch) note(pod *corev1.Pod) {
-	if v, err := strconv.ParseUint(pod.ResourceVersion, 10, 64); err == nil {
+	if v := versionOf(pod); v > 0 {
 		w.seen.Store(max(w.seen.Load(), v))
 	}
 }

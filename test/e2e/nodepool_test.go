@@ -199,26 +199,9 @@ func TestNodeMovesInOneStep(t *testing.T) {
 // watchNode collects a node's versions until the returned function is called.
 func (f *fixture) watchNode(name string) func() []*corev1.Node {
 	f.Helper()
-	ctx, cancel := context.WithCancel(f.ctx)
-	events := f.follow(ctx, f.node(name).ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-		o.FieldSelector = "metadata.name=" + name
+	return versions(f, f.node(name), func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 		return f.kube.CoreV1().Nodes().Watch(ctx, o)
 	})
-	var seen []*corev1.Node
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for event := range events {
-			if n, ok := event.Object.(*corev1.Node); ok {
-				seen = append(seen, n)
-			}
-		}
-	}()
-	return func() []*corev1.Node {
-		cancel()
-		<-done
-		return seen
-	}
 }
 
 // TestLostRecordHealsItself is scenario 33: a record that somebody spoilt is made

@@ -121,26 +121,9 @@ func TestUnitedRemovedPoolIsEmptied(t *testing.T) {
 // watchDeployment collects a Deployment's versions until the returned function is called.
 func (f *fixture) watchDeployment(name string) func() []*appsv1.Deployment {
 	f.Helper()
-	ctx, cancel := context.WithCancel(f.ctx)
-	events := f.follow(ctx, f.deploymentOf(name).ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-		o.FieldSelector = "metadata.name=" + name
+	return versions(f, f.deploymentOf(name), func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 		return f.kube.AppsV1().Deployments(f.ns).Watch(ctx, o)
 	})
-	var seen []*appsv1.Deployment
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for event := range events {
-			if d, ok := event.Object.(*appsv1.Deployment); ok {
-				seen = append(seen, d)
-			}
-		}
-	}()
-	return func() []*appsv1.Deployment {
-		cancel()
-		<-done
-		return seen
-	}
 }
 
 // TestUnitedRemovedPoolsOfOtherKinds: a StatefulSet is emptied from its highest
