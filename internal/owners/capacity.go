@@ -40,12 +40,7 @@ func setCapacity(o *ownership.Object, obj any, template []string) {
 		annotations, _, _ := unstructured.NestedStringMap(meta, "annotations")
 		labels, _, _ := unstructured.NestedStringMap(meta, "labels")
 		o.TemplateCapacity = ownership.CapacityOf(annotations, labels)
-		for _, path := range surgePaths {
-			if v, found, _ := unstructured.NestedFieldNoCopy(w.Object, path...); found {
-				o.Surge = surgeOf(intOrString(v), o.Replicas)
-				break
-			}
-		}
+		o.Surge = surgeOf(surgeOfKind(w), o.Replicas)
 	}
 }
 
@@ -56,6 +51,22 @@ var surgePaths = [][]string{
 	{"spec", "strategy", "canary", "maxSurge"},
 	{"spec", "updateStrategy", "maxSurge"},
 	{"spec", "strategy", "rollingUpdate", "maxSurge"},
+}
+
+// surgeOfKind is what a kind like a Deployment says of its surge, or does without.
+func surgeOfKind(w *unstructured.Unstructured) *intstr.IntOrString {
+	for _, path := range surgePaths {
+		if v, found, _ := unstructured.NestedFieldNoCopy(w.Object, path...); found {
+			return intOrString(v)
+		}
+	}
+	if gvk := w.GroupVersionKind(); gvk.Group != "argoproj.io" || gvk.Kind != "Rollout" {
+		return nil
+	}
+	if _, both, _ := unstructured.NestedFieldNoCopy(w.Object, "spec", "strategy", "blueGreen"); both {
+		return new(intstr.FromString("100%")) // both revisions run whole
+	}
+	return new(intstr.FromString("25%")) // Argo's default
 }
 
 func intOrString(v any) *intstr.IntOrString {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"slices"
@@ -95,6 +96,19 @@ func (f *fixture) splitHas(app string, onDemand, spot int) error {
 	}
 	if s.Status.OnDemand.Have != int32(onDemand) || s.Status.Spot.Have != int32(spot) {
 		return fmt.Errorf("the CapacitySplit of %s counts %d on-demand and %d spot pods", app, s.Status.OnDemand.Have, s.Status.Spot.Have)
+	}
+	return nil
+}
+
+// noneReserved tells whether the CapacitySplit of a workload counts no seat of a pod
+// that nobody has seen.
+func (f *fixture) noneReserved(name string) error {
+	var s capacity.CapacitySplit
+	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: name}, &s); err != nil {
+		return err
+	}
+	if s.Status.OnDemand.Reserved+s.Status.Spot.Reserved > 0 {
+		return fmt.Errorf("the split says %+v", s.Status)
 	}
 	return nil
 }
@@ -280,7 +294,7 @@ func TestCapacityReplicasKilled(t *testing.T) {
 	}
 	for app, victim := range map[string]func() string{"replica": others, "leader": f.leader} {
 		killed := victim()
-		f.create(split(app, 300, "40"))
+		f.create(split(app, 500, "50"))
 		f.eventually(patience, "the burst is under way", func() error {
 			if n := len(f.pods(app)); n < 60 {
 				return fmt.Errorf("%d pods", n)
@@ -288,17 +302,10 @@ func TestCapacityReplicasKilled(t *testing.T) {
 			return nil
 		})
 		restart := f.killForNow(killed)
-		f.eventually(3*patience, "300 pods, exactly divided", func() error { return f.divided(app, 40, 260) })
+		f.eventually(3*patience, "500 pods, exactly divided", func() error { return f.divided(app, 50, 450) })
 		restart()
 		f.eventually(time.Minute, "nothing is held for nobody", func() error {
-			var s capacity.CapacitySplit
-			if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "deployment-" + app}, &s); err != nil {
-				return err
-			}
-			if s.Status.OnDemand.Reserved+s.Status.Spot.Reserved > 0 || s.Status.OnDemand.Have != 40 || s.Status.Spot.Have != 260 {
-				return fmt.Errorf("the split says %+v", s.Status)
-			}
-			return nil
+			return errors.Join(f.noneReserved("deployment-"+app), f.splitHas(app, 50, 450))
 		})
 		f.scale(app, 0)
 	}

@@ -63,8 +63,7 @@ func TestFaultMembersFlap(t *testing.T) {
 	f.settled("app", map[string]int{"flap-a": 5, "flap-b": 5})
 }
 
-// TestFaultSharesSwingInARollout is F23, for weights; max-on-demand comes with
-// capacity classes. Shares go from 2:3 to 9:1 and back while a rollout is under
+// TestFaultSharesSwingInARollout is F23, for weights. Shares go from 2:3 to 9:1 and back while a rollout is under
 // way and the number of replicas goes up and down. The end is exact, and no
 // more pods are evicted than the swings make surplus.
 func TestFaultSharesSwingInARollout(t *testing.T) {

@@ -196,33 +196,9 @@ func TestFaultManagerKilledBetweenTwoWrites(t *testing.T) {
 			f := &fixture{T: t, ctx: f.ctx, ns: f.ns, environment: f.environment}
 			want := turns[i%2]
 			deleted := f.watchDeletions("app")
-			reached := make(chan struct{})
-			var once sync.Once
-			f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
-				if r.Method != tc.method || resourceOf(r) != tc.resource || !strings.Contains(r.URL.Path, "/"+f.ns+"/") {
-					forward(w, r)
-					return
-				}
-				first := false
-				once.Do(func() { first = true })
-				if first {
-					if tc.done {
-						forwarded(r, forward)
-					}
-					close(reached)
-				}
-				<-r.Context().Done() // until atoll-manager is gone
-				hangUp()
+			f.killManagerAt(tc.method, tc.resource, tc.done, func() {
+				f.edit(weights("policy", "killed-a", want["killed-a"], "killed-b", want["killed-b"]))
 			})
-			f.edit(weights("policy", "killed-a", want["killed-a"], "killed-b", want["killed-b"]))
-			select {
-			case <-reached:
-			case <-time.After(patience):
-				t.Fatal("the write was not reached")
-			}
-			f.kill(atoll.Manager)
-			f.api.does(nil)
-			f.restart(atoll.Manager)
 			f.settled("app", want)
 			f.eventually(patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
 			if n := deleted(); n != 2 {
@@ -237,6 +213,71 @@ func TestFaultManagerKilledBetweenTwoWrites(t *testing.T) {
 				}
 				return errors.Join(errs...)
 			})
+		})
+	}
+}
+
+// killManagerAt kills atoll-manager when it is about to make a first write of a kind
+// that something causes, or when that is done and it does not know, and starts it again.
+func (f *fixture) killManagerAt(method, resource string, done bool, cause func()) {
+	f.Helper()
+	reached := make(chan struct{})
+	var once sync.Once
+	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+		if r.Method != method || resourceOf(r) != resource || !strings.Contains(r.URL.Path, "/"+f.ns+"/") {
+			forward(w, r)
+			return
+		}
+		first := false
+		once.Do(func() { first = true })
+		if first {
+			if done {
+				forwarded(r, forward)
+			}
+			close(reached)
+		}
+		<-r.Context().Done() // until atoll-manager is gone
+		hangUp()
+	})
+	cause()
+	select {
+	case <-reached:
+	case <-time.After(patience):
+		f.Fatal("the write was not reached")
+	}
+	f.kill(atoll.Manager)
+	f.api.does(nil)
+	f.restart(atoll.Manager)
+}
+
+// TestFaultManagerKilledWhileItMovesClasses is F7 for classes of capacity.
+func TestFaultManagerKilledWhileItMovesClasses(t *testing.T) {
+	f := newFaultyFixture(t)
+	f.classes(1, 1)
+	f.create(split("app", 4, "1"))
+	f.eventuallyDivided("app", 1, 3)
+	for i, tc := range []struct {
+		name, method, resource string
+		done                   bool
+	}{
+		{"before it evicts", http.MethodPost, "pods/eviction", false},
+		{"when it has evicted", http.MethodPost, "pods/eviction", true},
+		{"before it writes the status", http.MethodPatch, "capacitysplits/status", false},
+		{"when it has written the status", http.MethodPatch, "capacitysplits/status", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := &fixture{T: t, ctx: f.ctx, ns: f.ns, environment: f.environment}
+			count := []int{3, 1}[i%2]
+			deleted := f.watchDeletions("app")
+			f.killManagerAt(tc.method, tc.resource, tc.done, func() {
+				f.annotate("app", map[string]any{gm.CapacityCountKey: fmt.Sprint(count)})
+			})
+			f.eventuallyDivided("app", count, 4-count)
+			f.eventually(patience, "it is told", func() error { return f.splitHas("app", count, 4-count) })
+			// A pod that was created while nobody answered went anywhere.
+			if n := deleted(); n < 2 || n > 3 {
+				t.Errorf("%d pods were deleted, want 2, or 3", n)
+			}
 		})
 	}
 }

@@ -163,6 +163,34 @@ func TestFaultStaleViewAtCreation(t *testing.T) {
 	f.settled("early", map[string]int{"early-a": 2, "early-b": 2})
 }
 
+// TestFaultOwnersThatNobodyHasSeen is scenario 28: the watches of Deployments and
+// ReplicaSets stand still, so that pods come whose owners nobody has seen. The API
+// server is asked for them, and the pods are divided as they are created.
+func TestFaultOwnersThatNobodyHasSeen(t *testing.T) {
+	f := newFaultyFixture(t)
+	f.classes(1, 1)
+	f.create(split("before", 2, "1"))
+	f.eventuallyDivided("before", 1, 1)
+	var view valve
+	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+		if resource := resourceOf(r); isWatch(r) && (resource == "replicasets" || resource == "deployments") {
+			w = &throttled{ResponseWriter: w, valve: &view, ctx: r.Context()}
+		}
+		forward(w, r)
+	})
+	f.api.server.CloseClientConnections()
+	f.scale("before", 3)
+	f.eventually(patience, "the view is fresh", func() error { return f.splitHas("before", 1, 2) })
+	view.close()
+	defer view.open()
+	moved := f.watchMoved("app")
+	f.create(split("app", 10, "3"))
+	f.eventuallyDivided("app", 3, 7)
+	moved()
+	view.open()
+	f.eventually(patience, "it is shown", func() error { return f.splitHas("app", 3, 7) })
+}
+
 // TestFaultAPIServerStorm is F8: a third of atoll-manager's writes fail with
 // 429, 500 or 409, half of these after they were done; watches end after a
 // second, and a third of them cannot begin where the last one ended. It
@@ -173,6 +201,7 @@ func TestFaultStaleViewAtCreation(t *testing.T) {
 // and another leads.
 func TestFaultAPIServerStorm(t *testing.T) {
 	f := newFaultyFixture(t)
+	f.classes(1, 1)
 	f.group("storm-a", 3)
 	f.group("storm-b", 3)
 	f.create(restless(weights("policy", "storm-a", 3, "storm-b", 2)))
@@ -185,6 +214,12 @@ func TestFaultAPIServerStorm(t *testing.T) {
 		f.edit(weights("policy", "storm-a", 2, "storm-b", 3))
 		f.settled(app, map[string]int{"storm-a": 8, "storm-b": 12})
 		took := time.Since(began)
+		divided := "divided-" + app
+		f.create(split(divided, 10, "4"))
+		f.eventuallyDivided(divided, 4, 6)
+		f.annotate(divided, map[string]any{gm.CapacityCountKey: "6"})
+		f.eventuallyDivided(divided, 6, 4)
+		f.scale(divided, 0)
 		if worst, deleted := watch(); worst < 19 || deleted != 4 {
 			t.Errorf("of %s %d of 20 were available at the worst moment, %d were evicted, want 19 and 4", app, worst, deleted)
 		}

@@ -389,11 +389,16 @@ func sailDefinition() *unstructured.Unstructured {
 // sail creates a Sail that requires a policy.
 func (f *fixture) sail(name string, crew int, policy string) *unstructured.Unstructured {
 	f.Helper()
+	s := sailOf(name, crew)
+	s.SetLabels(map[string]string{gm.RequiredPropagationPolicyLabel: policy})
+	f.create(s)
+	return s
+}
+
+func sailOf(name string, crew int) *unstructured.Unstructured {
 	s := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"crew": int64(crew)}}}
 	s.SetGroupVersionKind(sailKind)
 	s.SetName(name)
-	s.SetLabels(map[string]string{gm.RequiredPropagationPolicyLabel: policy})
-	f.create(s)
 	return s
 }
 
@@ -495,6 +500,23 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 			Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32(5)), Selector: selecting("fleet"), Template: restarted(template("fleet"))},
 		})
 		f.eventually(patience, "3:2", func() error { return f.spreadIs("fleet", threeTwo) })
+	})
+	f.part("its pods are divided over classes of capacity, with and without a ReplicaSet", func(f *fixture) {
+		f.classes(1, 1)
+		divided := func(name string) *unstructured.Unstructured {
+			s := sailOf(name, 5)
+			s.SetAnnotations(map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: "2"})
+			f.create(s)
+			return s
+		}
+		f.man(divided("cargo"), "one", 5)
+		f.eventuallyDivided("cargo", 2, 3)
+		convoy := divided("convoy")
+		f.create(&appsv1.ReplicaSet{
+			ObjectMeta: metav1.ObjectMeta{Name: "convoy", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(convoy, sailKind)}},
+			Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32(5)), Selector: selecting("convoy"), Template: restarted(template("convoy"))},
+		})
+		f.eventuallyDivided("convoy", 2, 3)
 	})
 	works := func(f *fixture, name string) {
 		f.Helper()

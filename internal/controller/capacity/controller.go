@@ -14,19 +14,15 @@ package capacity
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -34,12 +30,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
-	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
@@ -278,198 +272,6 @@ func (r *Reconciler) forget(uid types.UID) {
 	delete(r.moved, uid)
 	delete(r.shown, uid)
 	r.tallies.drop(uid)
-}
-
-// observe gathers what is known of the workload and plans.
-func (r *Reconciler) observe(ctx context.Context, s *scope) error {
-	s.seen = r.Clock.Now()
-	s.below = r.below(s.workload)
-	o := observed{
-		replicas: int(*s.workload.Replicas), count: s.capacity.Count, fellBack: s.capacity.FellBack,
-		reserved: r.Ledger.ReservedOfClass(s.below), canTake: r.canTake(ctx, s),
-	}
-	if s.capacity.Ordinal {
-		o.ofOrdinal = s.capacity.OfOrdinal
-	}
-	for _, class := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
-		o.open[class] = r.Ledger.OpenOfClass(class)
-	}
-	cohorts := r.Ledger.View(s.below)
-	o.rollout = len(cohorts) > 1 && !s.capacity.Ordinal
-	for _, c := range cohorts {
-		o.pods = append(o.pods, c.Pods...)
-	}
-	if o.rollout {
-		o.still, o.next = stands(o.pods, r.Clock.Now()), r.successor(s, cohorts)
-	}
-	o.inVain, o.refused = r.inVain(s, o.pods), r.Walker.PodsRefused(s.below)
-	s.observed, s.plan = o, planFor(o)
-	if o.reserved[capacity.OnDemand]+o.reserved[capacity.Spot] > 0 {
-		return phase.Wait("pods that were admitted to be seen", retryReserved)
-	}
-	return nil
-}
-
-// stands tells whether nothing happens to pods of several revisions: a rollout that
-// is paused, or goes step by step.
-func stands(pods []seats.SeatView, now time.Time) bool {
-	return !slices.ContainsFunc(pods, func(pod seats.SeatView) bool {
-		return !pod.Ready || now.Sub(pod.Created) < stillTime
-	})
-}
-
-// successor makes the question which class the next pod of a pod's revision would
-// get if it were gone.
-func (r *Reconciler) successor(s *scope, cohorts []seats.CohortView) func(seats.SeatView) capacity.Class {
-	revisions, of := make([]capacity.Revision, len(cohorts)), map[types.UID]int{}
-	for i, c := range cohorts {
-		revisions[i].Replicas = len(c.Pods)
-		if o := r.Walker.Get(c.Cohort.Owner); o != nil && o.Replicas != nil && o.UID != s.workload.UID {
-			revisions[i].Replicas = int(*o.Replicas)
-		}
-		for _, pod := range c.Pods {
-			of[pod.UID] = i
-			if pod.Class == capacity.OnDemand {
-				revisions[i].OnDemand++
-			}
-		}
-	}
-	return func(pod seats.SeatView) capacity.Class {
-		i := of[pod.UID]
-		own := revisions[i].OnDemand
-		if pod.Class == capacity.OnDemand {
-			own--
-		}
-		return capacity.Next(own, slices.Delete(slices.Clone(revisions), i, i+1), s.capacity.Count, int(s.workload.Surge))
-	}
-}
-
-// below are the UIDs of a workload and of what it owns, but for StatefulSets, which
-// speak for themselves.
-func (r *Reconciler) below(workload *ownership.Object) []types.UID {
-	return slices.DeleteFunc(r.Walker.Descendants(workload.UID), func(uid types.UID) bool {
-		o := r.Walker.Get(uid)
-		return o != nil && uid != workload.UID && o.IsStatefulSet()
-	})
-}
-
-// canTake makes the question that the plan of one workload asks. What keeps it
-// from an answer is the workload's unread.
-func (r *Reconciler) canTake(ctx context.Context, s *scope) func(capacity.Class, *seats.Pod) (bool, fit.Reason) {
-	reads := 0
-	return func(class capacity.Class, pod *seats.Pod) (bool, fit.Reason) {
-		var affinity []*nodeaffinity.NodeSelector
-		if pod.Demand != nil && pod.Demand.Claims {
-			var err error
-			if affinity, err = r.volumes.Read(ctx, r.Pods, r.Clock.Now(), pod.Key(), pod.UID, &reads); err != nil {
-				s.unread = err
-				return false, fit.Unread
-			}
-		}
-		return r.Ledger.ClassCanTake(class, pod, affinity)
-	}
-}
-
-// inVain tells why more moves would help nothing, or "": of the pods that came after
-// the last one, some did not pass the webhook, or are of the class that was left.
-// After tryTime one is tried again.
-func (r *Reconciler) inVain(s *scope, pods []seats.SeatView) (reason string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	last, ever := r.moved[s.workload.UID]
-	if ever && last.count != s.capacity.Count { // pods that came meanwhile are as was wanted then
-		delete(r.moved, s.workload.UID)
-	}
-	if !ever || last.count != s.capacity.Count || r.Clock.Now().Sub(last.at) > tryTime {
-		return ""
-	}
-	for _, pod := range pods {
-		switch {
-		case pod.Created.Before(last.at.Truncate(time.Second)):
-		case !pod.Admitted:
-			return api.ReasonNotAdmitted
-		case !s.capacity.Ordinal && pod.Class == last.class && pod.Created.After(last.at):
-			return api.ReasonPinned
-		}
-	}
-	return ""
-}
-
-// evict executes the plan: as many pods as may be disturbed now.
-func (r *Reconciler) evict(ctx context.Context, s *scope) error {
-	if s.capacity.Invalid != nil {
-		return nil //nolint:nilerr // report tells of it: nobody knows what is wanted
-	}
-	if s.unread != nil && !errors.Is(s.unread, volumes.ErrMany) && !apierrors.IsNotFound(s.unread) {
-		return s.unread
-	}
-	if len(s.plan.evict) == 0 {
-		if s.observed.inVain != "" {
-			return phase.Wait("another try to move a pod", tryTime)
-		}
-		if s.observed.rollout && !s.observed.still {
-			return phase.Wait("a rollout that goes on", stillTime)
-		}
-		if s.plan.reason == api.ReasonNoRoom || s.plan.reason == api.ReasonNoNodes {
-			return phase.Wait("a node of the class", retryRoom)
-		}
-		return nil
-	}
-	for _, pod := range s.plan.evict {
-		if r.Clock.Since(s.seen) > eviction.Fresh {
-			return phase.Wait("another look", 0)
-		}
-		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
-			return nil // pods that change bring us back
-		}
-		evict := r.Evictor.Evict
-		if pod.Node == "" {
-			evict = r.Evictor.Discard
-		}
-		err := evict(ctx, pod.Key(), pod.UID)
-		if err != nil && !errors.Is(err, eviction.ErrGone) {
-			r.Ledger.Spare(pod.UID)
-		}
-		switch {
-		case err == nil:
-			r.evicted(ctx, s, pod)
-		case eviction.Moot(err):
-		case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrBusy):
-			return phase.Wait(err.Error(), eviction.Retry)
-		case errors.Is(err, eviction.ErrRefused):
-			evictionsTotal.WithLabelValues("refused").Inc()
-			s.plan.reason, s.plan.message = api.ReasonBlockedByPDB, "pods of the wrong class stay for now: a PodDisruptionBudget allows no eviction"
-			return phase.Wait(err.Error(), eviction.Retry)
-		default:
-			evictionsTotal.WithLabelValues("error").Inc()
-			return err
-		}
-	}
-	return nil
-}
-
-// evicted tells of a pod that was moved.
-func (r *Reconciler) evicted(ctx context.Context, s *scope, pod *seats.Pod) {
-	evictionsTotal.WithLabelValues("evicted").Inc()
-	r.mu.Lock()
-	if r.moved == nil {
-		r.moved = map[types.UID]move{}
-	}
-	r.moved[s.workload.UID] = move{at: r.Clock.Now(), class: r.classOf(s, pod), count: s.capacity.Count}
-	r.mu.Unlock()
-	log.FromContext(ctx).Info("Evicted a pod of the wrong class of capacity", "pod", pod.Key(), "workload", s.workload.Namespace+"/"+s.workload.Name)
-	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-	r.Recorder.Eventf(reference(s.workload), related, corev1.EventTypeNormal, "CapacityPodEvicted", "Evict",
-		"Evicted pod %s: the workload is to have %d on-demand and %d spot pods", pod.Name, s.plan.want[capacity.OnDemand], s.plan.want[capacity.Spot])
-}
-
-func (r *Reconciler) classOf(s *scope, pod *seats.Pod) capacity.Class {
-	for _, seen := range s.observed.pods {
-		if seen.UID == pod.UID {
-			return seen.Class
-		}
-	}
-	return capacity.None
 }
 
 func reference(o *ownership.Object) *corev1.ObjectReference {

@@ -1,0 +1,95 @@
+package capacity
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// evict executes the plan: as many pods as may be disturbed now.
+func (r *Reconciler) evict(ctx context.Context, s *scope) error {
+	if s.capacity.Invalid != nil {
+		return nil //nolint:nilerr // report tells of it: nobody knows what is wanted
+	}
+	if s.unread != nil && !errors.Is(s.unread, volumes.ErrMany) && !apierrors.IsNotFound(s.unread) {
+		return s.unread
+	}
+	if len(s.plan.evict) == 0 {
+		if s.observed.inVain != "" {
+			return phase.Wait("another try to move a pod", tryTime)
+		}
+		if s.observed.rollout && !s.observed.still {
+			return phase.Wait("a rollout that goes on", stillTime)
+		}
+		if s.plan.reason == api.ReasonNoRoom || s.plan.reason == api.ReasonNoNodes {
+			return phase.Wait("a node of the class", retryRoom)
+		}
+		return nil
+	}
+	for _, pod := range s.plan.evict {
+		if r.Clock.Since(s.seen) > eviction.Fresh {
+			return phase.Wait("another look", 0)
+		}
+		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
+			return nil // pods that change bring us back
+		}
+		evict := r.Evictor.Evict
+		if pod.Node == "" {
+			evict = r.Evictor.Discard
+		}
+		err := evict(ctx, pod.Key(), pod.UID)
+		if err != nil && !errors.Is(err, eviction.ErrGone) {
+			r.Ledger.Spare(pod.UID)
+		}
+		switch {
+		case err == nil:
+			r.evicted(ctx, s, pod)
+		case eviction.Moot(err):
+		case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrBusy):
+			return phase.Wait(err.Error(), eviction.Retry)
+		case errors.Is(err, eviction.ErrRefused):
+			evictionsTotal.WithLabelValues("refused").Inc()
+			s.plan.reason, s.plan.message = api.ReasonBlockedByPDB, "pods of the wrong class stay for now: a PodDisruptionBudget allows no eviction"
+			return phase.Wait(err.Error(), eviction.Retry)
+		default:
+			evictionsTotal.WithLabelValues("error").Inc()
+			return err
+		}
+	}
+	return nil
+}
+
+// evicted tells of a pod that was moved.
+func (r *Reconciler) evicted(ctx context.Context, s *scope, pod *seats.Pod) {
+	evictionsTotal.WithLabelValues("evicted").Inc()
+	r.mu.Lock()
+	if r.moved == nil {
+		r.moved = map[types.UID]move{}
+	}
+	r.moved[s.workload.UID] = move{at: r.Clock.Now(), class: r.classOf(s, pod), count: s.capacity.Count}
+	r.mu.Unlock()
+	log.FromContext(ctx).Info("Evicted a pod of the wrong class of capacity", "pod", pod.Key(), "workload", s.workload.Namespace+"/"+s.workload.Name)
+	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	r.Recorder.Eventf(reference(s.workload), related, corev1.EventTypeNormal, "CapacityPodEvicted", "Evict",
+		"Evicted pod %s: the workload is to have %d on-demand and %d spot pods", pod.Name, s.plan.want[capacity.OnDemand], s.plan.want[capacity.Spot])
+}
+
+func (r *Reconciler) classOf(s *scope, pod *seats.Pod) capacity.Class {
+	for _, seen := range s.observed.pods {
+		if seen.UID == pod.UID {
+			return seen.Class
+		}
+	}
+	return capacity.None
+}

@@ -1,0 +1,320 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// TestCapacityDrain is scenario 14: a PodDisruptionBudget blocks a drain for a minute.
+// Pods whose eviction is refused count all the time, so that none is created in
+// their place; and their places are on-demand when they may leave.
+func TestCapacityDrain(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 1)
+	f.create(split("app", 4, "2"))
+	f.eventuallyDivided("app", 2, 2)
+	all := intstr.FromInt32(4)
+	budget := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: f.ns},
+		Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: &all, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "app"}}},
+	}
+	f.create(budget)
+	f.eventually(patience, "the budget is in force", func() error {
+		b, err := f.kube.PolicyV1().PodDisruptionBudgets(f.ns).Get(f.ctx, "app", metav1.GetOptions{})
+		if err != nil || b.Status.ExpectedPods != 4 {
+			return fmt.Errorf("it is not: %w", err)
+		}
+		return nil
+	})
+	drained := ""
+	for _, pod := range f.pods("app") {
+		if strings.HasPrefix(pod.Spec.NodeName, "on-demand") {
+			drained = pod.Spec.NodeName
+		}
+	}
+	f.cordon(true, drained)
+	drain := func() (left int, err error) {
+		for _, pod := range f.pods("app") {
+			if pod.Spec.NodeName != drained {
+				continue
+			}
+			left++
+			err = f.kube.PolicyV1().Evictions(f.ns).Evict(f.ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: pod.Name}})
+		}
+		return left, err
+	}
+	deleted := f.watchDeletions("app")
+	f.always(time.Minute, "nothing changes", func() error {
+		if _, err := drain(); !apierrors.IsTooManyRequests(err) {
+			return fmt.Errorf("the eviction is answered: %w", err)
+		}
+		return f.divided("app", 2, 2)
+	})
+	if n := deleted(); n != 0 {
+		t.Errorf("%d pods were deleted", n)
+	}
+	if err := f.client.Delete(f.ctx, budget); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually(patience, "the node is empty", func() error {
+		if left, err := drain(); left > 0 {
+			return fmt.Errorf("%d pods are there (%w)", left, err)
+		}
+		return nil
+	})
+	f.eventuallyDivided("app", 2, 2)
+}
+
+// TestCapacityDryRuns is scenario 15: a thousand dry runs show a class and take no seat.
+func TestCapacityDryRuns(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 1)
+	f.create(split("app", 3, "1"))
+	f.eventuallyDivided("app", 1, 2)
+	sets, err := f.kube.AppsV1().ReplicaSets(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=app"})
+	if err != nil || len(sets.Items) != 1 {
+		t.Fatalf("there are %d ReplicaSets (%v)", len(sets.Items), err)
+	}
+	set := &sets.Items[0]
+	const callers, each = 8, 125
+	var running sync.WaitGroup
+	answers := make(chan error, callers*each)
+	for range callers {
+		running.Go(func() {
+			for range each {
+				pod := &corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{
+						Namespace: f.ns, GenerateName: "app-", Labels: set.Spec.Template.Labels,
+						OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))},
+					},
+					Spec: *set.Spec.Template.Spec.DeepCopy(),
+				}
+				err := f.client.Create(f.ctx, pod, client.DryRunAll)
+				if class := pod.Labels[gm.CapacityClassLabel]; err == nil && class != "spot" {
+					err = fmt.Errorf("a dry run shows class %q: the one on-demand seat is taken", class)
+				}
+				answers <- err
+			}
+		})
+	}
+	running.Wait()
+	close(answers)
+	for err := range answers {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	moved := f.watchMoved("app")
+	f.annotate("app", map[string]any{gm.CapacityCountKey: "2"})
+	f.scale("app", 6)
+	f.eventually(patience, "exact afterwards", func() error { return f.divided("app", 2, 4) })
+	moved()
+}
+
+// TestCapacityReinvocation is scenario 16: another webhook adds a container after ours,
+// so that ours is asked again about the same pod. It takes one seat, and what it
+// adds is there once.
+func TestCapacityReinvocation(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 1)
+	asked := 0
+	var mu sync.Mutex
+	injector := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var review admissionv1.AdmissionReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		mu.Lock()
+		asked++
+		mu.Unlock()
+		kind := admissionv1.PatchTypeJSONPatch
+		review.Response = &admissionv1.AdmissionResponse{
+			UID: review.Request.UID, Allowed: true, PatchType: &kind,
+			Patch: []byte(`[{"op": "add", "path": "/spec/containers/-", "value": {"name": "sidecar", "image": "sidecar:1"}}]`),
+		}
+		review.Request = nil
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	t.Cleanup(injector.Close)
+	none, every := admissionregistrationv1.SideEffectClassNone, admissionregistrationv1.Ignore
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "zz-" + f.ns}, // after ours
+		Webhooks: []admissionregistrationv1.MutatingWebhook{{
+			Name: "sidecar.e2e.example.com", SideEffects: &none, FailurePolicy: &every, AdmissionReviewVersions: []string{"v1"},
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{
+				URL: &injector.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: injector.Certificate().Raw}),
+			},
+			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: f.ns}},
+			Rules: []admissionregistrationv1.RuleWithOperations{{
+				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+				Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+			}},
+		}},
+	}
+	if err := f.client.Create(f.ctx, config); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.client.Delete(context.Background(), config) })
+	probe := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, GenerateName: "probe-"}, Spec: deployment("probe", 1, "").Spec.Template.Spec}
+	f.eventually(patience, "the other webhook is in force", func() error {
+		pod := probe.DeepCopy()
+		if err := f.client.Create(f.ctx, pod, client.DryRunAll); err != nil {
+			return err
+		}
+		if len(pod.Spec.Containers) != 2 {
+			return errors.New("nothing is added")
+		}
+		return nil
+	})
+	f.create(split("app", 20, "6"))
+	f.eventuallyDivided("app", 6, 14)
+	for _, pod := range f.pods("app") {
+		if len(pod.Spec.Containers) != 2 {
+			t.Errorf("pod %s has %d containers", pod.Name, len(pod.Spec.Containers))
+		}
+		terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 {
+			t.Errorf("pod %s requires %+v of its node", pod.Name, terms)
+		}
+	}
+	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	mu.Lock()
+	defer mu.Unlock()
+	if asked < 20 {
+		t.Errorf("the other webhook was asked %d times", asked)
+	}
+}
+
+// TestCapacityNamesDoNotMatter is scenario 27: a name of sixty characters, and a
+// ReplicaSet that somebody made by hand and a Deployment adopts, whose name has no
+// hash or one of nine characters.
+func TestCapacityNamesDoNotMatter(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 1)
+	long := strings.Repeat("long-", 12)[:59] + "x"
+	f.create(split(long, 5, "3"))
+	for _, set := range []string{"hand-fd9dd69b6", "byhand"} {
+		app := strings.TrimSuffix(set, "-fd9dd69b6")
+		d := split(app, 4, "1")
+		f.create(&appsv1.ReplicaSet{
+			ObjectMeta: metav1.ObjectMeta{Name: set, Labels: map[string]string{"app": app}},
+			Spec:       appsv1.ReplicaSetSpec{Replicas: d.Spec.Replicas, Selector: d.Spec.Selector, Template: d.Spec.Template},
+		})
+		f.eventually(patience, "its pods run", func() error { return f.allReady(app, 4) })
+		f.create(d)
+		f.eventuallyDivided(app, 1, 3)
+		f.scale(app, 8)
+		f.eventuallyDivided(app, 1, 7)
+		for _, pod := range f.pods(app) {
+			if owner := metav1.GetControllerOf(&pod); owner == nil || owner.Name != set {
+				t.Errorf("pod %s is owned by %v", pod.Name, owner)
+			}
+		}
+	}
+	f.eventuallyDivided(long, 3, 2)
+}
+
+// TestCapacityMadeAgain is scenario 29: a workload of the same name is another one. Pods
+// of the last one that are on their way out take no seat of it.
+func TestCapacityMadeAgain(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 2)
+	again := func(replicas int32, count string) *appsv1.Deployment {
+		return split("app", replicas, count, func(d *appsv1.Deployment) { d.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(5)) })
+	}
+	f.create(again(6, "4"))
+	f.eventuallyDivided("app", 4, 2)
+	for _, count := range []int{2, 5, 1} {
+		d := again(7, fmt.Sprint(count))
+		f.eventually(patience, "the last one is gone", func() error {
+			return f.client.Delete(f.ctx, d.DeepCopy(), client.PropagationPolicy(metav1.DeletePropagationBackground))
+		})
+		f.eventually(patience, "it is made again", func() error {
+			d.ResourceVersion, d.Namespace = "", f.ns
+			return client.IgnoreAlreadyExists(f.client.Create(f.ctx, d))
+		})
+		f.eventually(patience, "the new one is exact", func() error {
+			onDemand, spot := 0, 0
+			for _, pod := range f.pods("app") {
+				if f.topOf(&pod) != d.UID {
+					continue
+				}
+				switch {
+				case !podReady(&pod):
+				case strings.HasPrefix(pod.Spec.NodeName, "on-demand"):
+					onDemand++
+				default:
+					spot++
+				}
+			}
+			if onDemand != count || spot != 7-count {
+				return fmt.Errorf("%d on-demand and %d spot, want %d and %d", onDemand, spot, count, 7-count)
+			}
+			return nil
+		})
+	}
+}
+
+// topOf is the Deployment above a pod.
+func (f *fixture) topOf(pod *corev1.Pod) types.UID {
+	owner := metav1.GetControllerOf(pod)
+	if owner == nil {
+		return ""
+	}
+	set, err := f.kube.AppsV1().ReplicaSets(f.ns).Get(f.ctx, owner.Name, metav1.GetOptions{})
+	if err != nil || set.UID != owner.UID {
+		return ""
+	}
+	if top := metav1.GetControllerOf(set); top != nil {
+		return top.UID
+	}
+	return ""
+}
+
+// TestCapacityLeaderKilledWhileItMoves is scenario 32: the replica that leads is killed
+// while it moves pods, and another goes on. One pod is missing at a time, and none is
+// evicted twice.
+func TestCapacityLeaderKilledWhileItMoves(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(2, 2)
+	f.create(split("app", 12, "0"))
+	f.eventuallyDivided("app", 0, 12)
+	availability := f.watchAvailability("app", 12)
+	f.annotate("app", map[string]any{gm.CapacityCountKey: "12"})
+	f.eventually(patience, "some have moved", func() error {
+		if n := f.byClass(f.pods("app"))["on-demand"]; n < 3 {
+			return fmt.Errorf("%d are on-demand", n)
+		}
+		return nil
+	})
+	restart := f.killForNow(f.leader())
+	f.eventuallyDivided("app", 12, 0)
+	restart()
+	if worst, deleted := availability(); worst < 11 || deleted != 12 {
+		t.Errorf("%d of 12 were available at the worst moment, %d were deleted, want 11 and 12", worst, deleted)
+	}
+}
