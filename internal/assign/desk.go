@@ -118,7 +118,7 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	if ask.Capacity {
 		return d.answerClass(ctx, &pod, ask)
 	}
-	a, err := d.Book.Prospect(ctx, &pod, ask.Revision)
+	a, err := d.prospect(ctx, &pod, ask)
 	if o := a.Application.Override; ask.Overridden && o != nil {
 		trial, _ := d.Book.Trial(o.UID)
 		why := trial.Refused
@@ -153,6 +153,31 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 		return Answer{NoSeat: true}, nil
 	}
 	return Answer{Group: group, Cost: SeatCost(d.Ledger, a, pod.Controller, pod.UID, group)}, nil
+}
+
+// prospect is what the seat of a pod is decided by. The successor of a pod that was
+// deleted is asked about within milliseconds: it waits until that is seen, for it
+// would get a seat that nobody has left.
+func (d *Desk) prospect(ctx context.Context, pod *ownership.Object, ask Ask) (policies.Assignment, error) {
+	a, err := d.Book.Prospect(ctx, pod, ask.Revision)
+	if err != nil || ask.DryRun || ask.Late || !d.behind(&a, ask.Token) {
+		return a, err
+	}
+	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), lagStep, lagTime, false, func(ctx context.Context) (bool, error) {
+		a, err = d.Book.Prospect(ctx, pod, ask.Revision)
+		return err != nil || !d.behind(&a, ask.Token), nil //nolint:nilerr // the caller of the poll returns it
+	})
+	return a, err
+}
+
+// behind tells whether the owner of a pod has as many already as it makes. A Job's
+// pods end by themselves, and who makes more in a rollout says how many.
+func (d *Desk) behind(a *policies.Assignment, token types.UID) bool {
+	if !a.Divided() || a.Job || len(a.Owners) == 0 || a.Owners[0].Replicas == nil {
+		return false
+	}
+	owner := a.Owners[0]
+	return d.Ledger.Behind(owner.UID, token, int(*owner.Replicas+owner.Surge))
 }
 
 func (d *Desk) answerClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {

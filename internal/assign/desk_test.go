@@ -247,3 +247,37 @@ func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
 		t.Errorf("answer %+v, error %v", answer, err)
 	}
 }
+
+// TestASuccessorWaitsForTheOneThatLeft: its owner has seen the other go, and we have
+// not yet. Without that seat it would go where none is free.
+func TestASuccessorWaitsForTheOneThatLeft(t *testing.T) {
+	for name, tc := range map[string]struct {
+		leaves bool
+		want   string
+	}{
+		"it is seen to go":      {leaves: true, want: "bj"},
+		"it stays, or seems so": {want: "hz"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(3))
+			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(3))
+			r := newReplica(t, true, deployment, replicaSet,
+				build.PropagationPolicy("p", build.Weight(2, "hz"), build.Weight(1, "bj")),
+				build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")),
+				build.Pod("a", build.OwnedBy(replicaSet), build.On("node-hz")), build.Pod("b", build.OwnedBy(replicaSet), build.On("node-hz")),
+				build.Pod("c", build.OwnedBy(replicaSet), build.On("node-bj")))
+			asked := make(chan struct{})
+			if tc.leaves {
+				go func() {
+					<-asked
+					r.World.Ledger.Forget("c")
+				}()
+			}
+			time.AfterFunc(4*lagStep, func() { close(asked) })
+			answer, err := r.Assign(t.Context(), askFor("t"))
+			if err != nil || answer.Group != tc.want {
+				t.Errorf("it gets a seat in %q, want %q (error %v)", answer.Group, tc.want, err)
+			}
+		})
+	}
+}

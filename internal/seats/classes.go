@@ -147,10 +147,18 @@ func (l *Ledger) turnOfClassLocked(s *seat, r ClassRequest) capacity.Class {
 	return class
 }
 
-// behindLocked tells whether the owner of a pod that is created has as many pods
-// already as it wants, total, as far as the ledger knows. An owner makes no more than
-// that, so some are gone, and the watch is about to say so, or were refused after we
-// were asked. But is the new one's own entry.
+// Behind tells whether the owner of a pod that is created, for which token stands, has
+// as many pods already as it makes, total, as far as the ledger knows. An owner makes
+// no more than that, so some are gone, and the watch is about to say so, or were
+// refused after we were asked.
+func (l *Ledger) Behind(owner, token types.UID, total int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	o := l.owners[owner]
+	return o != nil && l.behindLocked(o, l.seats[token], total)
+}
+
+// behindLocked is Behind. But is the new pod's own entry.
 func (l *Ledger) behindLocked(o *owner, but *seat, total int) bool {
 	active := 0
 	for _, c := range o.cohorts {
