@@ -318,3 +318,19 @@ func TestCapacityLeaderKilledWhileItMoves(t *testing.T) {
 		t.Errorf("%d of 12 were available at the worst moment, %d were deleted, want 11 and 12", worst, deleted)
 	}
 }
+
+// TestCapacityAppliedAgain: a workload that is applied again, changed or not, has the
+// pods that it had, and they count.
+func TestCapacityAppliedAgain(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 1)
+	f.create(split("app", 4, "3"))
+	f.eventuallyDivided("app", 3, 1)
+	moved := f.watchMoved("app")
+	for i := range 5 {
+		f.annotate("app", map[string]any{"applied": fmt.Sprint(i)})
+		f.scale("app", 5+i)
+		f.eventuallyDivided("app", 3, 2+i)
+	}
+	moved()
+}
