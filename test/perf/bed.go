@@ -30,7 +30,9 @@ const (
 	namespace = "perf"
 	// poolLabel is on every node: which group it belongs to.
 	poolLabel = "pool"
-	poll      = 250 * time.Millisecond
+	// classLabel is on every node: its class of capacity.
+	classLabel = "node.kubernetes.io/capacity"
+	poll       = 250 * time.Millisecond
 	// stepWithin bounds each thing that is waited for.
 	stepWithin = 5 * time.Minute
 	stopWithin = 30 * time.Second
@@ -157,7 +159,7 @@ func (b *bed) addNodes(ctx context.Context) error {
 		group := b.groupName(i * b.options.groups / b.options.nodes)
 		// A group is a zone: as kube-scheduler spreads pods over zones unless
 		// told otherwise, it is to find some.
-		spec.Labels = map[string]string{poolLabel: group, corev1.LabelTopologyZone: group}
+		spec.Labels = map[string]string{poolLabel: group, corev1.LabelTopologyZone: group, classLabel: classNames[i%2]}
 		b.pool[spec.Name] = group
 	})
 	fmt.Fprintf(b.log, "adding %d simulated nodes\n", len(specs))
@@ -169,6 +171,9 @@ func (b *bed) addNodes(ctx context.Context) error {
 	}
 	return b.cluster.Kill(ctx, devcluster.Kwok)
 }
+
+// classNames are the classes of capacity of the nodes, in turns.
+var classNames = []string{"on-demand", "spot"}
 
 // nodePrefix stands before the number of a node.
 const nodePrefix = "node-"

@@ -33,7 +33,7 @@ func openStart(ctx context.Context, o options, log io.Writer) (bench, error) {
 }
 
 func (s *startBench) sides(context.Context, string) (a, b side, err error) {
-	return side{name: "atoll-manager", measure: s.cold}, side{name: "LIST", measure: s.list}, nil
+	return side{name: "atoll-manager", measure: s.cold}, side{name: "LIST", measure: s.listed}, nil
 }
 
 // cold starts the manager and waits for a correct answer.
@@ -54,15 +54,15 @@ func (s *startBench) cold(ctx context.Context) (sample, error) {
 	})
 }
 
-// list lists everything once.
-func (s *startBench) list(ctx context.Context) (sample, error) {
-	core, apps, batch := s.client.CoreV1(), s.client.AppsV1(), s.client.BatchV1()
+// listed lists everything once.
+func (b *bed) listed(ctx context.Context) (sample, error) {
+	core, apps, batch := b.client.CoreV1(), b.client.AppsV1(), b.client.BatchV1()
 	lists := []func(context.Context, metav1.ListOptions) error{
 		lister(core.Pods("").List), lister(core.Nodes().List),
 		lister(apps.Deployments("").List), lister(apps.ReplicaSets("").List), lister(apps.StatefulSets("").List), lister(apps.DaemonSets("").List),
 		lister(batch.Jobs("").List), lister(batch.CronJobs("").List),
 	}
-	return s.timed(ctx, func(ctx context.Context) (string, error) {
+	return b.timed(ctx, func(ctx context.Context) (string, error) {
 		return "", inParallel(ctx, len(lists), lists, func(ctx context.Context, list func(context.Context, metav1.ListOptions) error) error {
 			return list(ctx, metav1.ListOptions{ResourceVersion: "0"}) // from the API server's cache, as informers do
 		})
