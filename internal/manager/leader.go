@@ -31,11 +31,11 @@ func (p *parts) leaderLock() (resourcelock.Interface, error) {
 	}
 	address := net.JoinHostPort(p.config.AdvertiseAddress, fmt.Sprint(port))
 	p.leader = leaderWatch{client: p.client, namespace: p.config.Namespace}
-	return &resourcelock.LeaseLock{
+	return lock{&resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: p.config.Namespace, Name: leaseName},
 		Client:     p.client.CoordinationV1(),
 		LockConfig: resourcelock.ResourceLockConfig{Identity: address + "_" + string(uuid.NewUUID())},
-	}, nil
+	}, &p.tenure}, nil
 }
 
 // leaderWatch knows which replica leads, as of a second ago.

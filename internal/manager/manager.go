@@ -89,8 +89,10 @@ type parts struct {
 	desk *assign.Desk
 	// leader knows which replica leads.
 	leader leaderWatch
-	// leading is set once this replica decides.
+	// leading is set once this replica knows all that it decides by, and tenure is the
+	// time for which it may.
 	leading atomic.Bool
+	tenure  tenure
 	// listedOnce is set once all caches have been filled.
 	listedOnce atomic.Bool
 	look       look
@@ -103,7 +105,8 @@ type parts struct {
 func Run(ctx context.Context, config *rest.Config, c Config) error {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the API server's priority and fairness is the limit
-	p := &parts{config: c}
+	p := &parts{config: c, tenure: tenure{bounded: c.LeaderElect, lasts: c.LeaseDuration, now: time.Now}}
+	config.Wrap(p.tenure.fence)
 	protobuf := rest.CopyConfig(config)
 	protobuf.ContentType = runtime.ContentTypeProtobuf
 	protobuf.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -140,7 +143,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		return err
 	}
 	p.desk = &assign.Desk{
-		Book: p.book, Ledger: p.ledger, Leading: p.leading.Load, Leader: p.leader.address,
+		Book: p.book, Ledger: p.ledger, Leading: p.leads, Leader: p.leader.address,
 		Transport: &http.Transport{
 			TLSClientConfig: p.keeper.PeerTLS(), MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute,
 			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSHandshakeTimeout: dialTimeout,
@@ -368,7 +371,7 @@ func (p *parts) addWebhooks(context.Context) error {
 func (p *parts) addExtender(context.Context) error {
 	handler := &extender.Handler{
 		Book: p.book, Ledger: p.ledger, Client: p.client, Wide: p.config.Filter == FilterWide,
-		Leading: p.leading.Load, Log: ctrl.Log.WithName("extender"),
+		Leading: p.leads, Log: ctrl.Log.WithName("extender"),
 		Forwarder: &extender.Forwarder{
 			Leader:    p.leader.address,
 			Transport: p.desk.Transport,
@@ -409,6 +412,9 @@ func (p *parts) lead(ctx context.Context) error {
 	p.leading.Store(false)
 	return nil
 }
+
+// leads tells whether this replica decides now.
+func (p *parts) leads() bool { return p.leading.Load() && p.tenure.holds() }
 
 // addHealth: healthy is a process that serves; ready is one that can answer
 // webhooks, which every replica does. Neither depends on kinds that somebody

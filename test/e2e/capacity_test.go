@@ -184,6 +184,13 @@ func TestCapacityDivides(t *testing.T) {
 	}
 	f.eventually(patience, "what somebody deleted is shown again", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
 
+	written := &capacity.CapacitySplit{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "deployment-three"}}
+	junk := client.RawPatch(types.MergePatchType, []byte(`{"status": {"onDemand": {"have": 77, "reserved": 7}}}`))
+	if err := f.client.Status().Patch(f.ctx, written, junk); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually(patience, "what somebody wrote there is put right", func() error { return errors.Join(f.splitHas("three", 3, 2), f.noneReserved("deployment-three")) })
+
 	f.annotate("three", map[string]any{gm.CapacitySwitchKey: "false"})
 	f.eventually(patience, "nothing is shown of it", func() error {
 		err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: "deployment-three"}, &capacity.CapacitySplit{})

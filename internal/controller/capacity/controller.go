@@ -155,19 +155,29 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return builder.TypedControllerManagedBy[request](mgr).
 		Named("capacity").
 		WatchesRawSource(r.changed).
-		Watches(&api.CapacitySplit{}, deletions).
+		Watches(&api.CapacitySplit{}, others).
 		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
 }
 
-// deletions look at the workload whose CapacitySplit somebody deletes: it is shown
-// again, if it is divided still.
-var deletions = handler.TypedFuncs[client.Object, request]{
+// others look at the workload whose CapacitySplit somebody deletes, or whose status
+// somebody writes: what is not so is written again. We hear of ourselves too, and find
+// nothing to write then.
+var others = handler.TypedFuncs[client.Object, request]{
 	DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[client.Object], queue workqueue.TypedRateLimitingInterface[request]) {
-		for _, owner := range e.Object.GetOwnerReferences() {
-			queue.Add(request{owner.UID})
+		addOwners(queue, e.Object)
+	},
+	UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[client.Object], queue workqueue.TypedRateLimitingInterface[request]) {
+		if e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion() {
+			addOwners(queue, e.ObjectNew)
 		}
 	},
+}
+
+func addOwners(queue workqueue.TypedRateLimitingInterface[request], split client.Object) {
+	for _, owner := range split.GetOwnerReferences() {
+		queue.Add(request{owner.UID})
+	}
 }
 
 // wake looks at the workload that an object is, or belongs to, if it is divided or
