@@ -14,12 +14,15 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 var steps = flag.Int("steps", 500_000, "length of the random walk")
@@ -57,15 +60,28 @@ type modelPod struct {
 	gated bool
 	ready bool
 	gone  bool
+	past  bool // it was created without the webhook, and class is the one of its node
 	born  time.Time
 }
 
 func newCluster(replicas, count int) *cluster {
 	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
 	return &cluster{
-		ledger: seats.NewLedger(clock), clock: clock, replicas: replicas, count: count, rolled: 1,
+		ledger: newLedger(clock), clock: clock, replicas: replicas, count: count, rolled: 1,
 		sets: []*modelSet{{uid: "set-1", replicas: replicas}},
 	}
+}
+
+// newLedger knows a node of each class, which is named as its class.
+func newLedger(clock clock.PassiveClock) *seats.Ledger {
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	utilruntime.Must(err)
+	ledger := seats.NewLedger(clock)
+	ledger.SetClasses(&classes)
+	for _, class := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
+		ledger.ObserveNode(seats.SlimNode(build.Node(class.String(), build.Label("node.kubernetes.io/capacity", class.String()))))
+	}
+	return ledger
 }
 
 func (c *cluster) uids() (out []types.UID) {
@@ -103,6 +119,24 @@ func (c *cluster) onDemand() (n int) {
 		}
 	}
 	return n
+}
+
+// given is how many pods are on-demand because we said so.
+func (c *cluster) given() (n int) {
+	for _, p := range c.pods {
+		if p.class == capacity.OnDemand && !p.past {
+			n++
+		}
+	}
+	return n
+}
+
+// passBy: a ReplicaSet makes a pod while no replica answers, and it goes to any node.
+func (c *cluster) passBy(s *modelSet, class capacity.Class) {
+	c.made++
+	p := &modelPod{name: fmt.Sprint("p", c.made), set: s.uid, born: c.clock.Now(), class: class, past: true, ready: true}
+	c.pods = append(c.pods, p)
+	c.events = append(c.events, *p)
 }
 
 func (c *cluster) request(uid types.UID, of *modelSet) seats.ClassRequest {
@@ -166,15 +200,18 @@ func (c *cluster) see(p modelPod) {
 		c.ledger.Forget(uid)
 		return
 	}
-	node := ""
-	if p.ready {
-		node = "node"
-	}
-	c.ledger.Observe(&seats.Pod{
+	pod := &seats.Pod{
 		UID: uid, Namespace: "ns", Name: p.name, Controller: &ownership.Reference{GroupVersionKind: appsv1.SchemeGroupVersion.WithKind("ReplicaSet"), UID: p.set},
-		Seat: token(&p), Class: p.class, ClassStamp: p.class, Admitted: true, Active: true, Gated: p.gated, Ready: p.ready, Node: node,
+		Seat: token(&p), Class: p.class, ClassStamp: p.class, Admitted: true, Active: true, Gated: p.gated, Ready: p.ready,
 		Created: p.born, DeletionCost: cost(p.class),
-	})
+	}
+	if p.ready {
+		pod.Node = p.class.String()
+	}
+	if p.past {
+		pod.Seat, pod.Class, pod.ClassStamp, pod.Admitted, pod.DeletionCost = "", capacity.None, capacity.None, false, 0
+	}
+	c.ledger.Observe(pod)
 }
 
 func cost(class capacity.Class) int32 {
@@ -211,7 +248,7 @@ func (c *cluster) pass() {
 
 // failover: another replica leads. It lists pods, and knows of no reservation.
 func (c *cluster) failover() {
-	c.ledger = seats.NewLedger(c.clock)
+	c.ledger = newLedger(c.clock)
 	for _, p := range c.pods {
 		c.see(*p)
 	}
@@ -234,7 +271,7 @@ func (c *cluster) observed() observed {
 // recount changes the count. Pods that are on-demand already, or about to be, stay
 // until they are evicted.
 func (c *cluster) recount(count int) {
-	c.over = c.onDemand() + c.coming()
+	c.over = c.given() + c.coming()
 	c.count = count
 }
 
@@ -390,7 +427,7 @@ func (c *cluster) cheapest(set types.UID) *modelPod {
 		}
 	}
 	rank := func(p *modelPod) int32 {
-		if !p.ready {
+		if !p.ready || p.past {
 			return 0
 		}
 		return cost(p.class)
@@ -399,7 +436,7 @@ func (c *cluster) cheapest(set types.UID) *modelPod {
 }
 
 func (c *cluster) safe() error {
-	n := c.onDemand()
+	n := c.given()
 	if n > max(c.count+c.surge, c.over) {
 		return fmt.Errorf("%d pods are on-demand, with a count of %d and a surge of %d", n, c.count, c.surge)
 	}
@@ -538,7 +575,7 @@ func TestEveryOrderIsExact(t *testing.T) {
 	}
 }
 
-// TestRandomWalk creates, refuses, deletes, scales, rolls out and back, changes the
+// TestRandomWalk creates, with the webhook and past it, refuses, deletes, scales, rolls out and back, changes the
 // count, lets the watch fall behind and replicas die, in any order; more steps with
 // -steps. At no moment are there more on-demand pods than the count and the surge
 // allow, and whenever it is left alone it comes to rest exact.
@@ -579,6 +616,10 @@ func (c *cluster) walk(rnd *rand.Rand) (moves []func(), names []string) {
 		if c.lacks(s) && len(c.asking) < 8 {
 			add("ask", func() { c.ask(s) })
 			add("ask", func() { c.ask(s) })
+			if rnd.IntN(8) == 0 {
+				class := []capacity.Class{capacity.OnDemand, capacity.Spot}[rnd.IntN(2)]
+				add("pass by as "+class.String(), func() { c.passBy(s, class) })
+			}
 		}
 		if c.podsOf(s.uid) > s.replicas {
 			add("shrink", func() { c.remove(c.cheapest(s.uid)) })
