@@ -37,8 +37,8 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		}
 		return nil
 	}
-	for _, pod := range s.plan.evict {
-		if r.Clock.Since(s.seen) > eviction.Fresh {
+	for i, pod := range s.plan.evict {
+		if i > 0 && r.Clock.Since(s.seen) > eviction.Fresh {
 			return phase.Wait("another look", 0)
 		}
 		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
