@@ -150,12 +150,20 @@ func (l *Ledger) turnOfClassLocked(s *seat, r ClassRequest) capacity.Class {
 // Behind tells whether the owner of a pod that is created, for which token stands, has
 // as many pods already as it makes, total, as far as the ledger knows. An owner makes
 // no more than that, so some are gone, and the watch is about to say so, or were
-// refused after we were asked.
+// refused after we were asked. Of an owner for which more is asked than it can make
+// nothing is expected.
 func (l *Ledger) Behind(owner, token types.UID, total int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	o := l.owners[owner]
-	return o != nil && l.behindLocked(o, l.seats[token], total)
+	if o == nil {
+		return false
+	}
+	unseen := 0
+	for _, c := range o.cohorts {
+		unseen += c.unseen
+	}
+	return unseen < maxUnseen+total && l.behindLocked(o, l.seats[token], total)
 }
 
 // behindLocked is Behind. But is the new pod's own entry.

@@ -586,3 +586,30 @@ func TestNoSeatForAPodOfAnother(t *testing.T) {
 		t.Errorf("a pod that is gone is placed in %q: %s", group, why)
 	}
 }
+
+// TestBehind: an owner that has as many pods as it makes asks for another, so one of
+// them is gone. Who asks for more than any owner can make is not waited for.
+func TestBehind(t *testing.T) {
+	l, _ := newTestLedger("a")
+	spread := weights("a", 1)
+	const total = 2
+	behind := func(want bool, when string) {
+		t.Helper()
+		if got := l.Behind(cohortOne.Owner, "token-next", total); got != want {
+			t.Errorf("%s: behind is %t", when, got)
+		}
+	}
+	behind(false, "before anything is known of the owner")
+	l.Observe(pinned("p0", "token-p0", take(t, l, request("token-p0", total, spread)), ""))
+	behind(false, "one of two is there")
+	take(t, l, request("token-next", total, spread))
+	behind(false, "the other is the one that is asked about")
+	take(t, l, request("token-p1", total, spread))
+	behind(true, "two are there")
+	l.Forget("p0")
+	behind(false, "one is seen to go")
+	for i := range maxUnseen {
+		take(t, l, request(fmt.Sprint("token-forged-", i), total, spread))
+	}
+	behind(false, "more are asked for than the owner makes")
+}
