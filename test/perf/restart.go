@@ -88,24 +88,14 @@ func (r *restartBench) add(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	lacks := ""
-	if i < 2 {
-		lacks = classNames[i]
-		r.expect(lacks, podOf(set, podsEach))
-	}
+	named := map[string]string{} // a pod of each class
 	for j := range podsEach {
 		pod, err := r.client.CoreV1().Pods(namespace).Create(ctx, podOf(set, j), metav1.CreateOptions{})
 		if err != nil {
 			return fmt.Errorf("creating pod %d of %s: %w", j, set.Name, err)
 		}
 		class := pod.Labels[gm.CapacityClassLabel]
-		if class == lacks {
-			lacks = ""
-			if err := r.client.CoreV1().Pods(namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
-				return fmt.Errorf("deleting pod %s: %w", pod.Name, err)
-			}
-			continue
-		}
+		named[class] = pod.Name
 		node := 2 * ((i*podsEach + j) % (r.options.nodes / 2))
 		if class == classNames[1] {
 			node++
@@ -117,6 +107,14 @@ func (r *restartBench) add(ctx context.Context, i int) error {
 			return fmt.Errorf("binding pod %s: %w", pod.Name, err)
 		}
 	}
+	if i >= len(classNames) {
+		return nil
+	}
+	class := classNames[i]
+	if err := r.client.CoreV1().Pods(namespace).Delete(ctx, named[class], metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+		return fmt.Errorf("deleting a pod of class %s: %w", class, err)
+	}
+	r.expect(class, podOf(set, podsEach))
 	return nil
 }
 
