@@ -20,6 +20,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/internal/pki"
@@ -152,7 +153,8 @@ func (c *costBench) prepare(ctx context.Context) error {
 		for kind, set := range ours {
 			copied := set.DeepCopy()
 			copied.Namespace = name
-			c.sets[name][kind] = copied // the API server asks for no owner that exists
+			copied.UID += types.UID("-" + name) // its pods are not those of ours
+			c.sets[name][kind] = copied         // the API server asks for no owner that exists
 		}
 	}
 	if err := c.startOther(ctx, idleNamespace, nil); err != nil {
