@@ -163,9 +163,9 @@ func (d *Desk) prospect(ctx context.Context, pod *ownership.Object, ask Ask) (po
 	if err != nil || ask.DryRun || ask.Late || !d.behind(&a, ask.Token) {
 		return a, err
 	}
-	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), lagStep, lagTime, false, func(ctx context.Context) (bool, error) {
+	catchUp(ctx, func(ctx context.Context) bool {
 		a, err = d.Book.Prospect(ctx, pod, ask.Revision)
-		return err != nil || !d.behind(&a, ask.Token), nil //nolint:nilerr // the caller of the poll returns it
+		return err != nil || !d.behind(&a, ask.Token)
 	})
 	return a, err
 }
@@ -186,11 +186,18 @@ func (d *Desk) answerClass(ctx context.Context, pod *ownership.Object, ask Ask) 
 		return answer, err
 	}
 	// The successor of a pod that was deleted is asked about within milliseconds.
-	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), lagStep, lagTime, false, func(ctx context.Context) (bool, error) {
+	catchUp(ctx, func(ctx context.Context) bool {
 		answer, err = d.takeClass(ctx, pod, ask)
-		return err != nil || !answer.NoSeat, nil //nolint:nilerr // the caller of the poll returns it
+		return err != nil || !answer.NoSeat
 	})
 	return answer, err
+}
+
+// catchUp gives watches that are behind a moment, until done.
+func catchUp(ctx context.Context, done func(context.Context) bool) {
+	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), lagStep, lagTime, false, func(ctx context.Context) (bool, error) {
+		return done(ctx), nil
+	})
 }
 
 const (

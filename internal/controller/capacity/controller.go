@@ -155,7 +155,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return builder.TypedControllerManagedBy[request](mgr).
 		Named("capacity").
 		WatchesRawSource(r.changed).
-		Watches(&api.CapacitySplit{}, others).
+		Watches(&api.CapacitySplit{}, r.others()).
 		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
 }
@@ -163,20 +163,20 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 // others look at the workload whose CapacitySplit somebody deletes, or whose status
 // somebody writes: what is not so is written again. We hear of ourselves too, and find
 // nothing to write then.
-var others = handler.TypedFuncs[client.Object, request]{
-	DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[client.Object], queue workqueue.TypedRateLimitingInterface[request]) {
-		addOwners(queue, e.Object)
-	},
-	UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[client.Object], queue workqueue.TypedRateLimitingInterface[request]) {
-		if e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion() {
-			addOwners(queue, e.ObjectNew)
+func (r *Reconciler) others() handler.TypedEventHandler[client.Object, request] {
+	look := func(split client.Object) {
+		for _, owner := range split.GetOwnerReferences() {
+			r.changed.Add(request{owner.UID})
 		}
-	},
-}
-
-func addOwners(queue workqueue.TypedRateLimitingInterface[request], split client.Object) {
-	for _, owner := range split.GetOwnerReferences() {
-		queue.Add(request{owner.UID})
+	}
+	type queue = workqueue.TypedRateLimitingInterface[request]
+	return handler.TypedFuncs[client.Object, request]{
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[client.Object], _ queue) { look(e.Object) },
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[client.Object], _ queue) {
+			if e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion() {
+				look(e.ObjectNew)
+			}
+		},
 	}
 }
 

@@ -44,14 +44,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
 			return nil // pods that change bring us back
 		}
-		evict := r.Evictor.Evict
-		if pod.Node == "" {
-			evict = r.Evictor.Discard
-		}
-		err := evict(ctx, pod.Key(), pod.UID)
-		if err != nil && !errors.Is(err, eviction.ErrGone) {
-			r.Ledger.Spare(pod.UID)
-		}
+		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Spare)
 		switch {
 		case err == nil:
 			r.evicted(ctx, s, pod)

@@ -101,14 +101,7 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope, pod
 			errs = append(errs, phase.Wait("other pods of the workload to be available", retryDisruption))
 			break
 		}
-		evict := r.Evictor.Evict
-		if pod.Node == "" {
-			evict = r.Evictor.Discard
-		}
-		err := evict(ctx, pod.Key(), pod.UID)
-		if err != nil && !errors.Is(err, eviction.ErrGone) {
-			r.Ledger.Spare(pod.UID)
-		}
+		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Spare)
 		switch {
 		case err == nil:
 			r.replaced(ctx, s, pod)

@@ -29,7 +29,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 				errs = append(errs, err)
 				continue
 			}
-			again.evictions = a.evictions
+			again.evictions, again.anew = a.evictions, a.anew // those of the whole pass
 			s.apps[i], a = again, again
 		}
 		if a.reason == gm.ReasonNoFeasibleTarget {
@@ -112,7 +112,7 @@ func (r *Reconciler) evictBatch(ctx context.Context, a *appScope, pods []*seats.
 	var running sync.WaitGroup
 	for n < len(pods) && r.Ledger.Disrupt(pods[n].UID, owners, a.replicas, a.maxUnavailable) {
 		answer, pod := &answers[n], pods[n]
-		running.Go(func() { *answer = r.evictPod(ctx, pod) })
+		running.Go(func() { *answer = r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Spare) })
 		n++
 	}
 	running.Wait()
@@ -130,19 +130,6 @@ func (r *Reconciler) evictBatch(ctx context.Context, a *appScope, pods []*seats.
 		r.evicted(ctx, a, group, evicted)
 	}
 	return n, errors.Join(errs...)
-}
-
-// evictPod evicts one pod, and takes back that it is disturbed if it is not.
-func (r *Reconciler) evictPod(ctx context.Context, pod *seats.Pod) error {
-	evict := r.Evictor.Evict
-	if pod.Node == "" {
-		evict = r.Evictor.Discard
-	}
-	err := evict(ctx, pod.Key(), pod.UID)
-	if err != nil && !errors.Is(err, eviction.ErrGone) {
-		r.Ledger.Spare(pod.UID)
-	}
-	return err
 }
 
 // refusal is what an eviction that was not done means for the pass.

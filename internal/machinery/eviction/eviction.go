@@ -89,10 +89,14 @@ func (e *Evictor) end(granted bool) {
 // no turn. The API server is asked first whether the pod has one by now: caches
 // are behind. Errors: ErrBound, and Evict's but for ErrPace.
 func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
-	live, err := e.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	bounded, cancel := context.WithTimeout(ctx, Retry)
+	defer cancel()
+	live, err := e.Client.CoreV1().Pods(pod.Namespace).Get(bounded, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return ErrGone
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return ErrBusy
 	case err != nil:
 		return fmt.Errorf("reading pod %s: %w", pod, err)
 	case live.UID != uid || live.DeletionTimestamp != nil:
@@ -126,6 +130,21 @@ func (e *Evictor) ask(ctx context.Context, pod types.NamespacedName, only metav1
 	default:
 		return fmt.Errorf("evicting pod %s: %w", pod, err)
 	}
+}
+
+// EvictAnnounced evicts a pod, or discards one that was seen without a node. Others
+// count it as disturbed already: spare takes that back if it stays. Errors: Evict's
+// and Discard's.
+func (e *Evictor) EvictAnnounced(ctx context.Context, pod types.NamespacedName, uid types.UID, node string, spare func(types.UID)) error {
+	evict := e.Evict
+	if node == "" {
+		evict = e.Discard
+	}
+	err := evict(ctx, pod, uid)
+	if err != nil && !errors.Is(err, ErrGone) {
+		spare(uid)
+	}
+	return err
 }
 
 // Moot tells whether an error says that there is nothing to evict any more: the
