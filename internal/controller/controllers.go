@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
 	"github.com/atoll-k8s/atoll/internal/controller/nodepool"
 	"github.com/atoll-k8s/atoll/internal/controller/overridepolicy"
+	"github.com/atoll-k8s/atoll/internal/controller/podgroup"
 	"github.com/atoll-k8s/atoll/internal/controller/propagationpolicy"
 	"github.com/atoll-k8s/atoll/internal/controller/uniteddeployment"
 	"github.com/atoll-k8s/atoll/internal/controller/workloads"
@@ -37,6 +38,8 @@ type Deps struct {
 	Book   *policies.Book
 	// Synced tells whether walk and ledger know everything, and this replica leads.
 	Synced func() bool
+	// Gangs gives pods PodGroups; nil does not.
+	Gangs *podgroup.Reconciler
 	// Evictor evicts at the pace that all controllers share.
 	Evictor *eviction.Evictor
 }
@@ -70,6 +73,10 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		setups["uniteddeployment"] = (&uniteddeployment.Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{}, Evictor: d.Evictor,
 		}).SetupWithManager
+	}
+	if d.Gangs != nil {
+		d.Gangs.Recorder, d.Gangs.Rules.Recorder = recorder, recorder
+		setups["podgroup"] = d.Gangs.SetupWithManager
 	}
 	for name, setup := range setups {
 		if err := setup(mgr); err != nil {

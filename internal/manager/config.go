@@ -14,10 +14,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 )
+
+// DefaultGangConfig is the ConfigMap of document 003.
+const DefaultGangConfig = "volcano-system/volcano-controller-configmap"
 
 // Values of --filter.
 const (
@@ -70,6 +75,15 @@ type Config struct {
 	// ExcludedNamespaces are those whose pods no webhook of ours sees, beside
 	// kube-system, kube-node-lease and Namespace. Their pods are not divided.
 	ExcludedNamespaces []string
+	// Gangs: pods of GangSchedulers get PodGroups.
+	Gangs bool
+	// GangSchedulers are the schedulers whose pods get PodGroups.
+	GangSchedulers []string
+	// GangConfig is the ConfigMap that holds the rules for PodGroups, as namespace/name.
+	GangConfig string
+	// GangMultiScheduler: several schedulers share pods out by the name of their
+	// controller, so that no PodGroup may be above it.
+	GangMultiScheduler bool
 	// Pools: NodePools and UnitedDeployments are reconciled. Without, their kinds
 	// need not exist, or are another program's.
 	Pools bool
@@ -108,6 +122,10 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
 	fs.StringVar(&c.MarkResource, "mark-resource", "", "extended resource of which the pods whose workload requires a policy ask for none, for a kube-scheduler whose extender manages it; unset marks no pod")
 	fs.StringVar(&c.CapacityClasses, "capacity-classes", capacity.DefaultPreset, "how on-demand and spot nodes are known: document, karpenter, eks, gke, aks, or a JSON object with onDemand and spot, each with demands and tolerations; None leaves all pods alone")
+	fs.BoolVar(&c.Gangs, "gangs", false, "give PodGroups (scheduling.volcano.sh/v1beta1) to the pods of --gangs-schedulers that name none")
+	fs.Func("gangs-schedulers", "comma-separated schedulers whose pods get PodGroups (default: volcano)", list(&c.GangSchedulers))
+	fs.StringVar(&c.GangConfig, "gangs-config", DefaultGangConfig, "namespace/name of the ConfigMap that says which owner has the PodGroup, under the key volcano-controller.conf")
+	fs.BoolVar(&c.GangMultiScheduler, "gangs-multi-scheduler", false, "several gang schedulers share pods out by the name of their controller (MULTI_SCHEDULER_ENABLE): no PodGroup is above it")
 	fs.BoolVar(&c.Pools, "pools", true, "reconcile NodePools and UnitedDeployments; false where another program does, such as OpenYurt's")
 }
 
@@ -121,6 +139,14 @@ func (c *Config) Validate() error {
 	}
 	if _, err := c.classes(); err != nil {
 		return err
+	}
+	if namespace, name, ok := strings.Cut(c.GangConfig, "/"); c.Gangs && (!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
+		return fmt.Errorf("--gangs-config is %.300q: it must be the namespace and the name of a ConfigMap, as in %s", c.GangConfig, DefaultGangConfig)
+	}
+	for _, name := range c.GangSchedulers {
+		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+			return fmt.Errorf("--gangs-schedulers has %q: %s", name, problems[0])
+		}
 	}
 	if c.Assignment != AssignmentPolicy && c.Assignment != AssignmentEarly {
 		return fmt.Errorf("--assignment is %q: it must be %s or %s", c.Assignment, AssignmentPolicy, AssignmentEarly)
@@ -175,3 +201,17 @@ func (c *Config) classes() (*capacity.Classes, error) {
 
 // asked tells whether some kube-scheduler asks the extender.
 func (c *Config) asked() bool { return c.Assignment != AssignmentEarly }
+
+// gangConfig names the ConfigMap of --gangs-config.
+func (c *Config) gangConfig() types.NamespacedName {
+	namespace, name, _ := strings.Cut(c.GangConfig, "/")
+	return types.NamespacedName{Namespace: namespace, Name: name}
+}
+
+// gangSchedulers are those of --gangs-schedulers.
+func (c *Config) gangSchedulers() []string {
+	if len(c.GangSchedulers) == 0 {
+		return []string{scheduling.DefaultSchedulerName}
+	}
+	return c.GangSchedulers
+}

@@ -26,7 +26,7 @@ func parse(t *testing.T, args ...string) Config {
 func TestFlags(t *testing.T) {
 	defaults := Config{
 		Namespace: "atoll-system", WebhookAddress: ":9443", ExtenderAddress: ":9444", HealthAddress: ":8081", MetricsAddress: ":8080",
-		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Assignment: AssignmentPolicy, Filter: FilterNarrow, CapacityClasses: "document", Pools: true,
+		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Assignment: AssignmentPolicy, Filter: FilterNarrow, CapacityClasses: "document", Pools: true, GangConfig: DefaultGangConfig,
 	}
 	changed := func(change func(*Config)) Config {
 		c := defaults
@@ -95,6 +95,10 @@ func TestValidate(t *testing.T) {
 		"a mark and a space":         {func(c *Config) { c.MarkResource = "atoll.dev/man aged" }, false},
 		"a preset of classes":        {func(c *Config) { c.CapacityClasses = "gke" }, true},
 		"no classes":                 {func(c *Config) { c.CapacityClasses = "None" }, true},
+		"gangs":                      {func(c *Config) { c.Gangs, c.GangConfig = true, DefaultGangConfig }, true},
+		"rules in no namespace":      {func(c *Config) { c.Gangs, c.GangConfig = true, "rules" }, false},
+		"rules in two namespaces":    {func(c *Config) { c.Gangs, c.GangConfig = true, "a/b/c" }, false},
+		"no name of a scheduler":     {func(c *Config) { c.GangSchedulers = []string{"Volcano!"} }, false},
 		"a preset that nobody knows": {func(c *Config) { c.CapacityClasses = "aws" }, false},
 		"classes of one's own": {func(c *Config) {
 			c.CapacityClasses = `{"onDemand":{"demands":[{"key":"a","operator":"DoesNotExist"}]},"spot":{"demands":[{"key":"a","operator":"Exists"}]}}`

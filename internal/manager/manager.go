@@ -87,6 +87,8 @@ type parts struct {
 	nodes  toolscache.ResourceEventHandlerRegistration
 	// desk hands out seats at creation.
 	desk *assign.Desk
+	// gangs are what PodGroups need; nil where nobody wants any.
+	gangs *gangParts
 	// leader knows which replica leads.
 	leader leaderWatch
 	// leading is set once this replica knows all that it decides by, and tenure is the
@@ -139,7 +141,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		return fmt.Errorf("counting pods that went past the webhook: %w", err)
 	}
 	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.asked())
-	if err := p.addCapacity(config); err != nil {
+	if err := errors.Join(p.addCapacity(config), p.addGangs(config)); err != nil {
 		return err
 	}
 	p.desk = &assign.Desk{
@@ -351,6 +353,7 @@ func (f replicaRunnable) NeedLeaderElection() bool        { return false }
 
 func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
+		Gangs:     p.gangs.deps(),
 		Namespace: p.config.Namespace, Pools: p.config.Pools,
 		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
 		Evictor: &eviction.Evictor{
@@ -362,6 +365,9 @@ func (p *parts) addControllers(context.Context) error {
 
 func (p *parts) addWebhooks(context.Context) error {
 	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, API: p.client, SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource), Clock: clock.RealClock{}, Key: p.keeper.SharedKey}
+	if p.gangs != nil {
+		webhook.Gangs = &podwebhook.Gangs{Resolver: p.gangs.resolver, Store: p.gangs.store}
+	}
 	webhook.SetupWithManager(p.mgr)
 	return policywebhook.SetupWithManager(p.mgr, p.config.asked())
 }

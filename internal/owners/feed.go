@@ -172,7 +172,7 @@ func (f *feed) Replace(list []any, _ string) error {
 		}
 	}
 	if f.replace(objects, present) {
-		f.kind.unreadUntil.Store(0)
+		f.kind.unread.Store(nil)
 		f.setSynced()
 		f.note(context.Background(), verbList, nil)
 	}

@@ -22,9 +22,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// Kind is a kind of workload beside the built-in ones. It is namespaced.
+// Kind is a kind of owner beside the built-in ones. Workloads are namespaced.
 type Kind struct {
 	schema.GroupVersionKind
+	// ClusterScoped: objects of the kind are in no namespace.
+	ClusterScoped bool
 	// Resource is the plural under which the API server serves the kind. Empty:
 	// it could not say. Then nothing is watched, and its pods wait.
 	Resource string
@@ -151,18 +153,24 @@ func (w *Walker) endLocked(f *furtherFeed, stays bool) {
 }
 
 func (w *Walker) beginLocked(k Kind, old *furtherFeed) {
-	f := &furtherFeed{feed: newFeed(w, w.furtherKind(k)), of: k}
+	f := w.addLocked(k)
 	if old != nil {
 		f.known = old.known // its feed is closed
 	}
-	w.further[k.GroupKind()] = f
-	w.mu.Lock()
-	w.kinds[k.GroupKind()] = f.kind
-	w.mu.Unlock()
 	syncedGauge.WithLabelValues(k.GroupKind().String()).Set(0)
 	if k.Resource != "" {
 		w.launchLocked(f.feed)
 	}
+}
+
+// addLocked makes a kind known whose objects are read, and not watched yet.
+func (w *Walker) addLocked(k Kind) *furtherFeed {
+	f := &furtherFeed{feed: newFeed(w, w.furtherKind(k)), of: k}
+	w.further[k.GroupKind()] = f
+	w.mu.Lock()
+	w.kinds[k.GroupKind()] = f.kind
+	w.mu.Unlock()
+	return f
 }
 
 func (w *Walker) setRevisionsLocked() (changed bool) {
@@ -324,7 +332,7 @@ func (f *feed) slim(obj any) (*ownership.Object, error) {
 // furtherKind reads metadata only, unless something else is asked for.
 func (w *Walker) furtherKind(k Kind) *kind {
 	resource := k.GroupVersion().WithResource(k.Resource)
-	out := &kind{GroupVersionKind: k.GroupVersionKind, resource: resource.GroupResource().String(), further: true, template: k.PodTemplatePath}
+	out := &kind{GroupVersionKind: k.GroupVersionKind, clusterScoped: k.ClusterScoped, resource: resource.GroupResource().String(), further: true, template: k.PodTemplatePath}
 	if k.Resource == "" {
 		out.get = func(context.Context, string, string) (any, error) { return nil, errNoResource }
 		out.replicas = func(any) (*int32, error) { return nil, nil }

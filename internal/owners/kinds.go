@@ -44,14 +44,26 @@ type kind struct {
 	template []string
 	// further: the kind is none of the built-in ones.
 	further bool
-	// unreadUntil is until when no object is read, in nanoseconds since 1970:
-	// the last read failed. Only of a further kind.
-	unreadUntil atomic.Int64
+	// clusterScoped: objects of the kind are in no namespace.
+	clusterScoped bool
+	// unread is set for a while after a read failed: nothing is read until then. Only
+	// of a further kind.
+	unread atomic.Pointer[unread]
 }
 
-func (k *kind) unread(now time.Time) bool { return now.UnixNano() < k.unreadUntil.Load() }
+// unread is why no object of a kind is read, and until when.
+type unread struct {
+	err   error
+	until time.Time
+}
 
-func (k *kind) setUnread(until time.Time) { k.unreadUntil.Store(until.UnixNano()) }
+// whyUnread is why no object of the kind is read now, or nil.
+func (k *kind) whyUnread(now time.Time) error {
+	if u := k.unread.Load(); u != nil && now.Before(u.until) {
+		return u.err
+	}
+	return nil
+}
 
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=get;list;watch
 // +kubebuilder:rbac:groups=batch,resources=jobs;cronjobs,verbs=get;list;watch
@@ -132,6 +144,7 @@ func (k *kind) slim(obj any) (*ownership.Object, error) {
 		Controller:       ControllerOf(m.GetOwnerReferences()),
 	}
 	setCapacity(o, obj, k.template)
+	o.Gang = gangOf(m)
 	return o, err
 }
 

@@ -44,8 +44,9 @@ const (
 	// readTimeout bounds one read of an owner from the API server: pods that are
 	// being created and kube-scheduler wait for it.
 	readTimeout = time.Second
-	// unreadTime is how long no owner of a kind is read after a read failed.
-	unreadTime = 30 * time.Second
+	// unreadTime is how long no owner of a kind is read after a read failed, and
+	// shortUnreadTime is for failures that pass.
+	unreadTime, shortUnreadTime = 30 * time.Second, 2 * time.Second
 	// goneTime is how long it is remembered that an owner does not exist, and
 	// maxGone how many of them are.
 	goneTime, maxGone = 30 * time.Second, 10_000
@@ -97,6 +98,8 @@ type Walker struct {
 	revisions atomic.Pointer[map[schema.GroupKind]string]
 	// templates are where further kinds keep the template of their pods.
 	templates atomic.Pointer[map[schema.GroupKind][]string]
+	// impatient: see unreadTime.
+	impatient bool
 	// configured: SetKinds was called.
 	configured atomic.Bool
 	running    sync.WaitGroup
@@ -122,6 +125,9 @@ func NewWalker(client kubernetes.Interface) *Walker {
 	}
 	w.revisions.Store(&map[schema.GroupKind]string{})
 	w.templates.Store(&map[schema.GroupKind][]string{})
+	if client == nil {
+		return w // it is told of every kind
+	}
 	for _, k := range builtinKinds(client) {
 		w.kinds[k.GroupKind()] = k
 		w.feeds = append(w.feeds, newFeed(w, k))
@@ -182,19 +188,23 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 	if w.isGone(ref.UID) {
 		return nil, failed(ErrOwnerGone)
 	}
-	if k.unread(w.clock.Now()) {
-		return nil, failed(ErrOwnerUnread)
+	if err := k.whyUnread(w.clock.Now()); err != nil {
+		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
 	}
 	bounded, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	obj, err := k.get(bounded, of.Namespace, ref.Name)
+	namespace := of.Namespace
+	if k.clusterScoped {
+		namespace = ""
+	}
+	obj, err := k.get(bounded, namespace, ref.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		w.setGone(ref.UID)
 		return nil, failed(ErrOwnerGone)
 	case err != nil && k.further:
 		if ctx.Err() == nil { // else it was the caller who had no time
-			k.setUnread(w.clock.Now().Add(unreadTime))
+			k.unread.Store(&unread{err, w.clock.Now().Add(w.unreadTime(err))})
 		}
 		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
 	case err != nil:
@@ -206,6 +216,16 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 		return nil, failed(fmt.Errorf("found another of that name: %w", ErrOwnerGone))
 	}
 	return o, nil
+}
+
+// unreadTime is how long no owner of a further kind is read after a read failed. Pods
+// of workloads wait as long; where nothing but a walk stands still, what may be
+// otherwise in a moment is tried again soon.
+func (w *Walker) unreadTime(err error) time.Duration {
+	if w.impatient && !lasts(err) {
+		return shortUnreadTime
+	}
+	return unreadTime
 }
 
 func (w *Walker) isGone(uid types.UID) bool {

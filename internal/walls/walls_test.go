@@ -86,7 +86,7 @@ var walls = []wall{
 	},
 	{
 		name: "what adapters ask knows no adapter",
-		why: "internal/seats, internal/owners, internal/policies and internal/assign are asked by controllers, webhooks and the extender. An " +
+		why: "internal/seats, internal/owners, internal/policies, internal/gangs and internal/assign are asked by controllers, webhooks and the extender. An " +
 			"import the other way round would make one adapter reach into another through them.",
 		room: under(asked...),
 		imports: func(_, imported string) string {
@@ -98,7 +98,7 @@ var walls = []wall{
 		why: "Kinds talk through the API server: what one controller needs from another is a field, a label or a condition " +
 			"that users can see too. An import from one adapter to another is a hidden channel that no restart survives. " +
 			"What two of them need belongs to internal/domain (decisions), internal/seats (who sits where), " +
-			"internal/owners (whose pod it is), internal/policies (what it is bound to), internal/assign (seats at creation) or internal/machinery (how we reconcile).",
+			"internal/owners (whose pod it is), internal/policies (what it is bound to), internal/gangs (its PodGroup), internal/assign (seats at creation) or internal/machinery (how we reconcile).",
 		room: isAdapter,
 		imports: func(pkg, imported string) string {
 			return ofOurs(imported, shared, asked, []string{adapterOf(pkg)})
@@ -200,7 +200,7 @@ func isImpure(imported string) bool {
 // asked by the adapters and by each other.
 var (
 	shared = []string{"api", "internal/domain", "internal/machinery"}
-	asked  = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign"}
+	asked  = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs"}
 )
 
 // adapters are the rooms in which every package below is an adapter of its own

@@ -54,9 +54,35 @@ type Object struct {
 	Surge, FirstOrdinal int32
 	// Controller is the object's own controller, if it has one.
 	Controller *Reference
+	// Gang is what a PodGroup takes from the object.
+	Gang Gang
 	// Seat is the token by which a pod that got its seat at its creation was known
 	// before it had a UID; "" for all else.
 	Seat types.UID
+}
+
+// Gang is what a PodGroup takes from an object of the chain (document 003).
+type Gang struct {
+	// Annotations are those that have a say in PodGroups; nil for most objects.
+	Annotations map[string]string
+	// Members is how many pods an object has at the most that is no plain number of
+	// replicas: a Job, a DaemonSet. nil for all others.
+	Members *int32
+	// Order tells the ReplicaSets of one Deployment apart: the newest has the highest.
+	Order int64
+	// UpdateRevision is the revision of the newest pods of a StatefulSet.
+	UpdateRevision string
+}
+
+// Members is how many pods the object has at the most; nil if that is not known.
+func (o *Object) Members() *int32 {
+	if o.Gang.Members != nil {
+		return o.Gang.Members
+	}
+	if o.Kind == "Pod" && o.Group == "" {
+		return new(int32(1))
+	}
+	return o.Replicas
 }
 
 // Ties is what decides between NodeGroups that are equal. It stays the same from

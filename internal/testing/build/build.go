@@ -8,6 +8,7 @@ package build
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -20,10 +21,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/gang"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 )
@@ -374,6 +377,7 @@ func Owner(o Object) *ownership.Object {
 		OverridesStopped: o.GetAnnotations()[gm.OverridesStoppedAnnotation] != "",
 	}
 	out.Capacity = ownership.CapacityOf(o.GetAnnotations(), o.GetLabels())
+	out.Gang.Annotations = gang.Annotations(o.GetAnnotations())
 	if ref := metav1.GetControllerOf(o); ref != nil {
 		out.Controller = &ownership.Reference{
 			GroupVersionKind: schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind), Name: ref.Name, UID: ref.UID,
@@ -384,6 +388,7 @@ func Owner(o Object) *ownership.Object {
 		out.Replicas, out.Selector = o.Spec.Replicas, ownership.SelectorOf(o.Spec.Selector)
 	case *appsv1.ReplicaSet:
 		out.Replicas, out.Selector = o.Spec.Replicas, ownership.SelectorOf(o.Spec.Selector)
+		out.Gang.Order, _ = strconv.ParseInt(o.Annotations["deployment.kubernetes.io/revision"], 10, 64)
 		for _, c := range o.Status.Conditions {
 			if c.Type == appsv1.ReplicaSetReplicaFailure {
 				out.PodsRefused = c.Message
@@ -391,9 +396,12 @@ func Owner(o Object) *ownership.Object {
 		}
 	case *appsv1.StatefulSet:
 		out.Replicas, out.Selector = o.Spec.Replicas, ownership.SelectorOf(o.Spec.Selector)
+		out.Gang.UpdateRevision = o.Status.UpdateRevision
 	case *appsv1.DaemonSet:
 		out.Selector = ownership.SelectorOf(o.Spec.Selector)
+		out.Gang.Members = new(o.Status.DesiredNumberScheduled)
 	case *batchv1.Job:
+		out.Gang.Members = new(ptr.Deref(o.Spec.Parallelism, 1))
 		out.Replicas, out.Selector = o.Spec.Parallelism, ownership.SelectorOf(o.Spec.Selector)
 		out.Restarting = jobs.Suspended(o.Annotations[gm.JobRestartAnnotation], o.UID)
 	case *batchv1.CronJob:

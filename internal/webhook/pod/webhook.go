@@ -61,6 +61,8 @@ type Webhook struct {
 	// with; nil while there is none.
 	Clock clock.PassiveClock
 	Key   func() []byte
+	// Gangs names the PodGroups of pods; nil names none.
+	Gangs *Gangs
 }
 
 // Desk hands out seats (assign.Desk).
@@ -77,6 +79,7 @@ func (w *Webhook) SetupWithManager(mgr ctrl.Manager) {
 func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod *corev1.Pod) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	w.nameGroup(ctx, pod, namespace)
 	if w.seenBefore(pod, namespace) {
 		w.again(ctx, pod, objectOf(pod, namespace))
 		return

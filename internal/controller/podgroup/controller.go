@@ -1,0 +1,187 @@
+// Package podgroup gives PodGroups to the pods of gang schedulers that have none
+// (document 003): one for each owner that the rules choose, through all its revisions.
+//
+//	pod ─► name: the PodGroup is written into the pod, unless the webhook was first
+//	PodGroup ─► observe ─► ensure (create, or patch what is ours) | collect ─► tell
+//
+// PodGroups are reconciled one by one, from the pods that name them: one that is missing
+// under live pods is made again, one that nobody needs is deleted. Their status is the
+// scheduler's; nothing of it is written but the phase with which they begin.
+package podgroup
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/atoll-k8s/atoll/internal/domain/gang"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/gangs"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/owners"
+)
+
+const (
+	// namers is how many pods are patched at a time, and workers how many PodGroups.
+	namers, workers = 16, 4
+	// debounce is how long a PodGroup waits for more of its pods.
+	debounce = 20 * time.Millisecond
+	// grace is how long a PodGroup stays that nobody needs.
+	grace = 5 * time.Second
+	// lag bounds how long a watch is behind our own writes.
+	lag = 10 * time.Second
+)
+
+// Reconciler gives PodGroups to pods.
+type Reconciler struct {
+	// Pods writes pods, and Objects PodGroups.
+	Pods     kubernetes.Interface
+	Objects  dynamic.Interface
+	Lineage  *owners.Lineage
+	Walker   *owners.Walker
+	Store    *gangs.Store
+	Resolver *gangs.Resolver
+	Recorder events.EventRecorder
+	Clock    clock.PassiveClock
+	// Rules hears which owners could not be read.
+	Rules *Rules
+
+	pods, groups *trigger.Source[ctrl.Request]
+
+	mu sync.Mutex
+	// named are the PodGroups that were written into pods, and made are PodGroups as
+	// they were written: watches may not have brought them yet.
+	named map[types.UID]write[string]
+	made  map[types.NamespacedName]write[*gangs.Group]
+	// idle are PodGroups that nobody needs, since when.
+	idle map[types.NamespacedName]time.Time
+	// told is the last event about each PodGroup.
+	told map[types.NamespacedName]string
+}
+
+// write is something that was written, and when.
+type write[V any] struct {
+	value V
+	at    time.Time
+}
+
+// SetupWithManager registers the controllers.
+func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
+	r.named, r.made = map[types.UID]write[string]{}, map[types.NamespacedName]write[*gangs.Group]{}
+	r.idle, r.told = map[types.NamespacedName]time.Time{}, map[types.NamespacedName]string{}
+	r.pods = &trigger.Source[ctrl.Request]{}
+	r.groups = &trigger.Source[ctrl.Request]{Debounce: debounce}
+	r.Store.OnPod(r.podChanged)
+	r.Store.OnGroup(r.groupChanged)
+	r.Lineage.OnChange(r.ownerChanged)
+	r.Rules.onChange = r.all
+	// All is looked at once everything is known: PodGroups that are not served hold up
+	// nothing else, and nobody else.
+	err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		if wait.PollUntilContextCancel(ctx, lag/100, true, func(context.Context) (bool, error) { return r.ready(), nil }) == nil {
+			r.all()
+		}
+		return nil
+	}))
+	if err != nil {
+		return fmt.Errorf("waiting for PodGroups: %w", err)
+	}
+	for _, c := range []struct {
+		name    string
+		source  *trigger.Source[ctrl.Request]
+		workers int
+		run     func(context.Context, ctrl.Request) (ctrl.Result, error)
+	}{{"podgroup-pods", r.pods, namers, r.name}, {"podgroup", r.groups, workers, r.Reconcile}} {
+		err := ctrl.NewControllerManagedBy(mgr).Named(c.name).WatchesRawSource(c.source).
+			WithOptions(controller.Options{MaxConcurrentReconciles: c.workers}).
+			Complete(phase.Backoff[ctrl.Request](reconcile.Func(c.run)))
+		if err != nil {
+			return fmt.Errorf("registering %s: %w", c.name, err)
+		}
+	}
+	return nil
+}
+
+// ready tells whether everything is known that decisions stand on.
+func (r *Reconciler) ready() bool {
+	return r.Store.HasSynced() && r.Lineage.HasSynced() && r.Resolver.Levels() != nil
+}
+
+// all looks at everything anew.
+func (r *Reconciler) all() {
+	if !r.ready() {
+		return // it is to come
+	}
+	r.Store.Pods(func(pod *gangs.Pod) { r.podChanged(nil, pod) })
+	r.Store.Groups(func(group *gangs.Group) { r.groups.Add(ctrl.Request{NamespacedName: group.Key()}) })
+}
+
+func (r *Reconciler) podChanged(old, new *gangs.Pod) {
+	if new != nil && (new.Unnamed() || r.mayMove(new)) {
+		r.pods.Add(ctrl.Request{NamespacedName: new.Key()})
+	}
+	for _, pod := range []*gangs.Pod{old, new} {
+		if pod != nil && gang.OwnerOf(pod.Group) != "" {
+			r.groups.Add(ctrl.Request{NamespacedName: pod.GroupKey()})
+		}
+	}
+}
+
+// mayMove tells whether a pod may change to another PodGroup.
+func (r *Reconciler) mayMove(pod *gangs.Pod) bool {
+	levels := r.Resolver.Levels()
+	return levels != nil && levels.MovePending && !pod.Bound && !pod.Terminating && pod.Live && gang.OwnerOf(pod.Group) != ""
+}
+
+func (r *Reconciler) groupChanged(old, new *gangs.Group) {
+	group := new
+	if group == nil {
+		group = old
+	}
+	if gang.OwnerOf(group.Name) != "" {
+		r.groups.Add(ctrl.Request{NamespacedName: group.Key()})
+	}
+}
+
+// ownerChanged looks at the PodGroup of an owner, and at those of its pods. Owners
+// without pods of gang schedulers cost no more than two lookups.
+func (r *Reconciler) ownerChanged(old, new *ownership.Object) {
+	o := new
+	if o == nil {
+		o = old
+	}
+	key := types.NamespacedName{Namespace: o.Namespace, Name: gang.Name(o.UID)}
+	if r.Store.Group(key) != nil {
+		r.groups.Add(ctrl.Request{NamespacedName: key})
+	}
+	seen := map[types.NamespacedName]bool{key: true}
+	for _, pod := range r.Store.OwnedBy(o.Namespace, o.UID) {
+		if key := pod.GroupKey(); pod.Group != "" && !seen[key] {
+			seen[key] = true
+			r.groups.Add(ctrl.Request{NamespacedName: key})
+		}
+	}
+}
+
+// regarding names an owner, for events.
+func regarding(o *ownership.Object) *metav1.PartialObjectMetadata {
+	apiVersion, kind := o.ToAPIVersionAndKind()
+	return &metav1.PartialObjectMetadata{
+		TypeMeta:   metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID},
+	}
+}

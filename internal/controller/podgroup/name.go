@@ -1,0 +1,81 @@
+package podgroup
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/internal/domain/gang"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/gangs"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+)
+
+// +kubebuilder:rbac:groups="",resources=pods,verbs=patch
+
+// name writes the name of its PodGroup into a pod.
+func (r *Reconciler) name(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	pod := r.Store.Pod(req.NamespacedName)
+	if pod == nil || !r.ready() || !pod.Unnamed() && !r.mayMove(pod) {
+		return ctrl.Result{}, nil
+	}
+	choice, err := r.Resolver.Choose(ctx, pod.Object())
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("choosing the PodGroup of pod %s: %w", req.NamespacedName, err)
+	}
+	r.Rules.note(&choice)
+	name := choice.Name()
+	if pod.Group == name || r.wasNamed(pod.UID, name) || pod.Group != "" && !inChain(choice.Chain, gang.OwnerOf(pod.Group)) {
+		return ctrl.Result{}, nil // a person named it, or it is on its way
+	}
+	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": pod.UID, "annotations": map[string]string{scheduling.GroupNameAnnotation: name},
+	}})
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("encoding a patch of a pod: %w", err)
+	}
+	_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || patch.AnotherOfThatName(err):
+		return ctrl.Result{}, nil
+	case err != nil:
+		return ctrl.Result{}, fmt.Errorf("naming the PodGroup of pod %s: %w", req.NamespacedName, err)
+	}
+	namedTotal.Inc()
+	r.setNamed(pod, name)
+	return ctrl.Result{}, nil
+}
+
+func inChain(chain []*ownership.Object, owner types.UID) bool {
+	for _, o := range chain {
+		if o.UID == owner && owner != "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Reconciler) wasNamed(pod types.UID, name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was, ok := r.named[pod]
+	return ok && was.value == name && r.Clock.Since(was.at) < lag
+}
+
+func (r *Reconciler) setNamed(pod *gangs.Pod, name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.Clock.Now()
+	for uid, was := range r.named {
+		if now.Sub(was.at) >= lag {
+			delete(r.named, uid)
+		}
+	}
+	r.named[pod.UID] = write[string]{name, now}
+}

@@ -1,0 +1,336 @@
+package podgroup
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/gangs"
+	"github.com/atoll-k8s/atoll/internal/owners"
+)
+
+// LastGoodAnnotation keeps, on the ConfigMap, the last rules that could be used: a
+// replica that starts while the text is wrong begins with them.
+const LastGoodAnnotation = "atoll.dev/last-good-podgroup-rules"
+
+// Reasons of the events on the ConfigMap.
+const (
+	// ReasonRulesInForce: the rules that the event counts are in force.
+	ReasonRulesInForce = "PodGroupRulesInForce"
+	// ReasonRulesRejected: the text is not right; the rules before stay in force.
+	ReasonRulesRejected = "PodGroupRulesRejected"
+	// ReasonRulesProblem: rules are in force that can match nothing, or owners cannot be
+	// read.
+	ReasonRulesProblem = "PodGroupRulesProblem"
+)
+
+const (
+	// lookEvery is how often is looked whether rules can match by now, and whether
+	// owners can be read.
+	lookEvery = 30 * time.Second
+	// askTime bounds the questions about one rule.
+	askTime = 3 * time.Second
+)
+
+// Rules keeps the rules of the ConfigMap in force, on every replica. The one that leads
+// tells what is wrong.
+type Rules struct {
+	Client kubernetes.Interface
+	Mapper meta.RESTMapper
+	// ConfigMap is where the rules are.
+	ConfigMap types.NamespacedName
+	Resolver  *gangs.Resolver
+	Recorder  events.EventRecorder
+	// Leads tells whether this replica tells of what it finds.
+	Leads func() bool
+
+	onChange func()
+
+	mu sync.Mutex
+	// config is the ConfigMap, nil if there is none; text is the text in force.
+	config *corev1.ConfigMap
+	text   *string
+	// rejected is what is wrong with the ConfigMap's text, and notes are about what is
+	// in force.
+	rejected error
+	notes    []string
+	// unread are the kinds of owners that could not be read, and why.
+	unread map[schema.GroupKind]string
+	// told is the last event of each reason.
+	told map[string]string
+}
+
+// Start watches the ConfigMap until ctx is done.
+func (r *Rules) Start(ctx context.Context) error {
+	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, r.ConfigMap.Name)
+	informer := cache.NewSharedIndexInformer(
+		cache.NewListWatchFromClient(r.Client.CoreV1().RESTClient(), "configmaps", r.ConfigMap.Namespace, selector), &corev1.ConfigMap{}, 0, cache.Indexers{},
+	)
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { r.setObject(obj) },
+		UpdateFunc: func(_, obj any) { r.setObject(obj) },
+		DeleteFunc: func(any) { r.Set(nil) },
+	})
+	if err != nil {
+		return fmt.Errorf("watching ConfigMap %s: %w", r.ConfigMap, err)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { informer.RunWithContext(ctx) })
+	running.Go(func() {
+		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) && r.Resolver.Levels() == nil {
+			r.Set(nil) // there is none
+		}
+		wait.UntilWithContext(ctx, r.look, lookEvery)
+	})
+	running.Wait()
+	return nil
+}
+
+// NeedLeaderElection is false: every replica admits pods.
+func (r *Rules) NeedLeaderElection() bool { return false }
+
+func (r *Rules) setObject(obj any) {
+	if config, ok := obj.(*corev1.ConfigMap); ok {
+		r.Set(config)
+	}
+}
+
+// Set puts the rules of a ConfigMap in force if they are right; nil is none, which has
+// no rules.
+func (r *Rules) Set(config *corev1.ConfigMap) {
+	r.mu.Lock()
+	changed := r.setLocked(config)
+	r.mu.Unlock()
+	if changed && r.onChange != nil {
+		r.onChange()
+	}
+	go r.look(context.Background())
+}
+
+func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
+	r.config = config
+	text := ""
+	if config != nil {
+		text = config.Data[ownership.LevelsKey]
+	}
+	levels, notes, err := ownership.ParseLevels(text)
+	r.rejected = err
+	if err != nil {
+		if r.text != nil {
+			return false // the rules before stay
+		}
+		text = config.Annotations[LastGoodAnnotation]
+		if levels, notes, err = ownership.ParseLevels(text); err != nil {
+			text, levels, notes = "", ownership.Levels{}, nil
+		}
+	}
+	if r.text != nil && *r.text == text {
+		return false
+	}
+	r.text, r.notes = &text, notes
+	r.unread = nil
+	r.Resolver.SetLevels(levels)
+	ctrl.Log.WithName("gangs").Info("Rules for PodGroups in force", "rules", len(levels.Rules))
+	return true
+}
+
+// note records what kept a walk from the topmost owner, and where a rule pointed beyond.
+func (r *Rules) note(c *gangs.Choice) {
+	if c.Clamped {
+		clampedTotal.Inc()
+	}
+	if c.End == nil {
+		return
+	}
+	endedTotal.WithLabelValues(string(c.End.Reason)).Inc()
+	var why string
+	switch c.End.Reason {
+	case owners.EndForbidden:
+		why = fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true. Until then the owner below has the PodGroup", resourceOf(c.End))
+	case owners.EndCycle, owners.EndTooDeep:
+		why = fmt.Sprintf("the owners of pod %s/%s do not end within %d steps, at %s %s: the last that was reached has the PodGroup",
+			c.Chain[0].Namespace, c.Chain[0].Name, ownership.MaxHops, c.End.At.Kind, c.End.At.Name)
+	default:
+		return // the garbage collector, or whoever made the reference, has to act
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.unread == nil {
+		r.unread = map[schema.GroupKind]string{}
+	}
+	if _, known := r.unread[c.End.At.GroupKind()]; !known && len(r.unread) < maxShown*10 {
+		r.unread[c.End.At.GroupKind()] = why
+		go r.look(context.Background())
+	}
+}
+
+func resourceOf(end *owners.End) string {
+	if end.Resource.Resource != "" {
+		return end.Resource.String()
+	}
+	return end.At.GroupKind().String()
+}
+
+// look tells what is wrong, and keeps the rules in force for a replica that starts later.
+func (r *Rules) look(ctx context.Context) {
+	if !r.Leads() {
+		return
+	}
+	r.mu.Lock()
+	config, rejected, notes := r.config, r.rejected, slices.Clone(r.notes)
+	for _, why := range r.unread {
+		notes = append(notes, why)
+	}
+	r.mu.Unlock()
+	levels := r.Resolver.Levels()
+	if config == nil || levels == nil {
+		return
+	}
+	notes = append(notes, r.unmatched(ctx, levels)...)
+	if levels.AtMostDirectOwner && slices.ContainsFunc(levels.Rules, func(rule ownership.LevelRule) bool { return rule.Adjust >= 0 }) || levels.AtMostDirectOwner && levels.NoMatch == ownership.NoMatchRoot {
+		notes = append(notes, "several schedulers share the pods out by the name of their controller: no PodGroup is above it, whatever the rules say")
+	}
+	slices.Sort(notes)
+	r.tell(config, rejected, notes, len(levels.Rules))
+	if rejected == nil {
+		if err := r.remember(ctx, config); err != nil && ctx.Err() == nil {
+			ctrl.Log.WithName("gangs").Error(err, "The last good rules are not kept")
+		}
+	}
+}
+
+// unmatched finds rules whose kind the API server does not serve, or whose objects
+// atoll-manager may not read.
+func (r *Rules) unmatched(ctx context.Context, levels *ownership.Levels) (notes []string) {
+	for _, rule := range levels.Rules {
+		if rule.AnyGroup {
+			continue
+		}
+		bounded, cancel := context.WithTimeout(ctx, askTime)
+		note := r.unmatchedRule(bounded, rule)
+		cancel()
+		if note != "" {
+			notes = append(notes, note)
+		}
+	}
+	return notes
+}
+
+func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) string {
+	mapping, err := r.mapping(ctx, rule)
+	if meta.IsNoMatchError(err) {
+		return fmt.Sprintf("the API server does not serve a kind %s in group %q: the rule matches nothing until it does", rule.Kind, rule.Group)
+	}
+	if err != nil {
+		return "" // it could not be asked
+	}
+	review, err := r.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Verb: "get", Group: mapping.Group, Resource: mapping.Resource,
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil || review.Status.Allowed {
+		return ""
+	}
+	return fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true", mapping.GroupResource())
+}
+
+// mapping asks for as long as ctx allows how a rule's kind is served: the mapper takes
+// no context. Rules name kinds in any case.
+func (r *Rules) mapping(ctx context.Context, rule ownership.LevelRule) (schema.GroupVersionResource, error) {
+	type answer struct {
+		resource schema.GroupVersionResource
+		err      error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		// The singular name of a resource is the kind in lower case.
+		resource, err := r.Mapper.ResourceFor(schema.GroupVersionResource{Group: rule.Group, Resource: strings.ToLower(rule.Kind)})
+		answers <- answer{resource, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.resource, a.err
+	case <-ctx.Done():
+		return schema.GroupVersionResource{}, context.Cause(ctx)
+	}
+}
+
+// maxShown bounds the problems in one event.
+const maxShown = 3
+
+func (r *Rules) tell(config *corev1.ConfigMap, rejected error, notes []string, rules int) {
+	say := func(kind, reason, text string) {
+		state := text + "\n" + config.Data[ownership.LevelsKey] // the same mistake after another edit is told again
+		r.mu.Lock()
+		was := r.told[reason]
+		if r.told == nil {
+			r.told = map[string]string{}
+		}
+		r.told[reason] = state
+		if text == "" {
+			delete(r.told, reason)
+		}
+		r.mu.Unlock()
+		if text != "" && was != state {
+			r.Recorder.Eventf(config, nil, kind, reason, "Configure", "%s", shorten(text))
+		}
+	}
+	if rejected != nil {
+		say(corev1.EventTypeWarning, ReasonRulesRejected, fmt.Sprintf("%v. In force: the %d rules before", rejected, rules))
+		return
+	}
+	say(corev1.EventTypeWarning, ReasonRulesRejected, "")
+	if config.Data[ownership.LevelsKey] != "" {
+		say(corev1.EventTypeNormal, ReasonRulesInForce, fmt.Sprintf("%d rules for PodGroups are in force", rules))
+	}
+	if len(notes) > maxShown {
+		notes = append(notes[:maxShown:maxShown], fmt.Sprintf("and %d more", len(notes)-maxShown))
+	}
+	say(corev1.EventTypeWarning, ReasonRulesProblem, strings.Join(notes, "; "))
+}
+
+func shorten(text string) string {
+	if len(text) > maxNote {
+		return strings.ToValidUTF8(text[:maxNote-3], "") + "..."
+	}
+	return text
+}
+
+// remember keeps a text that is right.
+func (r *Rules) remember(ctx context.Context, config *corev1.ConfigMap) error {
+	text := config.Data[ownership.LevelsKey]
+	if config.Annotations[LastGoodAnnotation] == text {
+		return nil
+	}
+	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": config.UID, "resourceVersion": config.ResourceVersion, "annotations": map[string]string{LastGoodAnnotation: text},
+	}})
+	if err != nil {
+		return fmt.Errorf("encoding a patch of a ConfigMap: %w", err)
+	}
+	_, err = r.Client.CoreV1().ConfigMaps(config.Namespace).Patch(ctx, config.Name, types.MergePatchType, raw, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("keeping the rules of ConfigMap %s: %w", r.ConfigMap, err)
+	}
+	return nil
+}

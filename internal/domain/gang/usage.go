@@ -1,0 +1,48 @@
+package gang
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	helpers "k8s.io/component-helpers/resource"
+)
+
+// UsageOf is what one pod counts against a ResourceQuota, under the names that quotas
+// use, and what it requests of extended resources under their own names too: schedulers
+// of gangs compare it with both.
+func UsageOf(pod *corev1.Pod) corev1.ResourceList {
+	one := resource.MustParse("1")
+	usage := corev1.ResourceList{corev1.ResourcePods: one, "count/pods": one}
+	for name, q := range helpers.PodRequests(pod, helpers.PodResourcesOptions{}) {
+		switch {
+		case name == corev1.ResourceCPU, name == corev1.ResourceMemory, name == corev1.ResourceEphemeralStorage,
+			strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix), isExtended(name):
+			usage[name], usage[corev1.DefaultResourceRequestsPrefix+name] = q, q
+		}
+	}
+	for name, q := range helpers.PodLimits(pod, helpers.PodResourcesOptions{}) {
+		switch name {
+		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+			usage["limits."+name] = q
+		}
+	}
+	return usage
+}
+
+// isExtended tells whether a resource is of somebody beside Kubernetes.
+func isExtended(name corev1.ResourceName) bool {
+	return strings.Contains(string(name), "/") && !strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix) &&
+		!strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix)
+}
+
+// times multiplies each quantity.
+func times(usage corev1.ResourceList, n int64) corev1.ResourceList {
+	out := make(corev1.ResourceList, len(usage))
+	for name, q := range usage {
+		q = q.DeepCopy()
+		q.Mul(n)
+		out[name] = q
+	}
+	return out
+}

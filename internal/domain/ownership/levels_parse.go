@@ -1,0 +1,188 @@
+package ownership
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	// LevelsKey is the key of the ConfigMap under which the rules are, beside settings
+	// of others (document 003).
+	LevelsKey = "volcano-controller.conf"
+
+	// maxLevelsText bounds the text, in bytes, and maxLevelRules the rules.
+	maxLevelsText, maxLevelRules = 256 << 10, 200
+	// maxAdjust bounds adjust-level: no chain is longer.
+	maxAdjust = 1000
+)
+
+// levelKeys are both spellings of the list of rules in document 003.
+var levelKeys = [...]string{"podgroup-level-rules", "podgroupLevel"}
+
+// ParseLevels reads rules out of the text of a ConfigMap. Keys that are not ours are
+// passed over: the file has other readers. notes say what was read in another way than
+// its writer may think; an error means that nothing of the text is used.
+func ParseLevels(text string) (levels Levels, notes []string, err error) {
+	if len(text) > maxLevelsText {
+		return Levels{}, nil, fmt.Errorf("%s has %d bytes: at most %d are read", LevelsKey, len(text), maxLevelsText)
+	}
+	var root any
+	if err := yaml.Unmarshal([]byte(text), &root); err != nil {
+		return Levels{}, nil, fmt.Errorf("%s is no YAML: %s", LevelsKey, firstLine(err.Error()))
+	}
+	file, ok := root.(map[string]any)
+	if !ok && root != nil {
+		return Levels{}, nil, fmt.Errorf("%s is no mapping: begin with the key %s", LevelsKey, levelKeys[0])
+	}
+	var errs []error
+	for _, key := range levelKeys {
+		list, ok := file[key].([]any)
+		if !ok && file[key] != nil {
+			errs = append(errs, fmt.Errorf("%s is no list: begin each rule with \"- \"", key))
+			continue
+		}
+		for i, item := range list {
+			at := fmt.Sprintf("%s[%d]", key, i)
+			rule, err := parseLevelRule(item)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s%s: %w", at, nameOf(item), err))
+				continue
+			}
+			if j := slices.IndexFunc(levels.Rules, func(r LevelRule) bool { return r.Same(&rule) }); j >= 0 {
+				if levels.Rules[j].Adjust != rule.Adjust {
+					notes = append(notes, fmt.Sprintf("%s%s: an earlier rule is about the same kind, and is the one that counts", at, nameOf(item)))
+				}
+				continue
+			}
+			levels.Rules = append(levels.Rules, rule)
+		}
+	}
+	if len(levels.Rules) > maxLevelRules {
+		errs = append(errs, fmt.Errorf("there are %d rules: at most %d are read", len(levels.Rules), maxLevelRules))
+	}
+	if levels.NoMatch, err = oneOf(file, "noMatch", NoMatchDirectOwner, NoMatchRoot); err != nil {
+		errs = append(errs, err)
+	}
+	migrate, err := oneOf(file, "migrate", migrateNever, migratePending)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	levels.MovePending = migrate == migratePending
+	if len(errs) > 0 {
+		return Levels{}, nil, errors.Join(errs...)
+	}
+	return levels, notes, nil
+}
+
+// migrate is what becomes of pods whose PodGroup new rules would not choose.
+type migrate string
+
+const (
+	migrateNever   migrate = "Never"
+	migratePending migrate = "Pending"
+)
+
+// oneOf reads a setting that has two values; unset is the first.
+func oneOf[T ~string](file map[string]any, key string, first, second T) (T, error) {
+	switch value := file[key].(type) {
+	case nil:
+		return first, nil
+	case string:
+		for _, v := range []T{first, second} {
+			if strings.EqualFold(value, string(v)) {
+				return v, nil
+			}
+		}
+	}
+	return first, fmt.Errorf("%s is %.63v: it must be %s or %s", key, file[key], first, second)
+}
+
+// levelFields are what a rule may say, without regard to case and dashes.
+var levelFields = map[string]string{"apiversion": "apiversion", "kind": "kind", "adjustlevel": "adjust-level", "exactversion": "exactVersion"}
+
+func parseLevelRule(item any) (LevelRule, error) {
+	object, ok := item.(map[string]any)
+	if !ok {
+		return LevelRule{}, errors.New("is no mapping: a rule has apiversion, kind and adjust-level")
+	}
+	values := map[string]any{}
+	for key, value := range object {
+		name, known := levelFields[strings.ToLower(strings.ReplaceAll(key, "-", ""))]
+		if !known {
+			return LevelRule{}, fmt.Errorf("unknown field %.63q: a rule has apiversion, kind, adjust-level and exactVersion", key)
+		}
+		if _, twice := values[name]; twice {
+			return LevelRule{}, fmt.Errorf("%s is there twice: keep one of its spellings", name)
+		}
+		values[name] = value
+	}
+	rule := LevelRule{}
+	if rule.Kind, ok = values["kind"].(string); !ok || len(validation.IsDNS1035Label(strings.ToLower(rule.Kind))) > 0 {
+		return LevelRule{}, errors.New("kind must be the name of a kind, such as Deployment")
+	}
+	apiVersion, ok := values["apiversion"].(string)
+	if !ok || apiVersion == "" {
+		return LevelRule{}, errors.New(`apiversion must be the API version of the kind, such as apps/v1, or "*"`)
+	}
+	if err := rule.setVersion(apiVersion); err != nil {
+		return LevelRule{}, err
+	}
+	switch exact := values["exactVersion"].(type) {
+	case nil:
+	case bool:
+		rule.ExactVersion = exact
+	default:
+		return LevelRule{}, errors.New("exactVersion must be true or false")
+	}
+	if rule.ExactVersion && (rule.Version == "" || rule.Version == "*") {
+		return LevelRule{}, fmt.Errorf("exactVersion needs an apiversion that names one; it is %q", apiVersion)
+	}
+	switch adjust := values["adjust-level"].(type) {
+	case nil:
+	case float64:
+		if adjust != math.Trunc(adjust) || math.Abs(adjust) > maxAdjust {
+			return LevelRule{}, fmt.Errorf("adjust-level is %v: it must be an integer from -%d to %d", adjust, maxAdjust, maxAdjust)
+		}
+		rule.Adjust = int(adjust)
+	default:
+		return LevelRule{}, fmt.Errorf("adjust-level is %.63v: it must be an integer, such as -1", adjust)
+	}
+	return rule, nil
+}
+
+// setVersion reads an apiVersion, with "*" for any group or any version.
+func (r *LevelRule) setVersion(apiVersion string) error {
+	if apiVersion == "*" {
+		r.AnyGroup = true
+		return nil
+	}
+	gv, err := schema.ParseGroupVersion(apiVersion)
+	if err != nil || gv.Version == "" {
+		return fmt.Errorf("apiversion is %.253q: it must be like apps/v1", apiVersion)
+	}
+	r.Group, r.Version = gv.Group, gv.Version
+	return nil
+}
+
+// nameOf shows which rule an error is about, as far as that can be read.
+func nameOf(item any) string {
+	if object, ok := item.(map[string]any); ok {
+		if kind, ok := object["kind"].(string); ok && kind != "" {
+			return fmt.Sprintf(" (%.63s)", kind)
+		}
+	}
+	return ""
+}
+
+func firstLine(text string) string {
+	text = strings.TrimPrefix(text, "error converting YAML to JSON: ")
+	text, _, _ = strings.Cut(strings.TrimPrefix(text, "yaml: "), "\n")
+	return text
+}

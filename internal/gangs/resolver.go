@@ -1,0 +1,66 @@
+package gangs
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/internal/domain/gang"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/owners"
+)
+
+// Resolver finds the owner that has the PodGroup of a pod.
+type Resolver struct {
+	Lineage *owners.Lineage
+	// Schedulers are the schedulers whose pods are in PodGroups.
+	Schedulers []string
+	// AtMostDirectOwner: see ownership.Levels.
+	AtMostDirectOwner bool
+
+	levels atomic.Pointer[ownership.Levels]
+}
+
+// SetLevels puts rules in force.
+func (r *Resolver) SetLevels(levels ownership.Levels) {
+	levels.AtMostDirectOwner = r.AtMostDirectOwner
+	r.levels.Store(&levels)
+}
+
+// Levels are the rules in force; nil until it is known which.
+func (r *Resolver) Levels() *ownership.Levels { return r.levels.Load() }
+
+// Choice is the owner that has a pod's PodGroup.
+type Choice struct {
+	// Chain is the pod and its owners, and End why it is no longer; nil if it is whole.
+	Chain []*ownership.Object
+	End   *owners.End
+	ownership.Level
+}
+
+// Owner is the one that has the PodGroup; the pod itself may be.
+func (c *Choice) Owner() *ownership.Object { return c.Chain[c.Index] }
+
+// Name is the name of the PodGroup.
+func (c *Choice) Name() string { return gang.Name(c.Owner().UID) }
+
+// Choose finds the owner for a pod. An error means that another try may do: nothing is
+// to be created. It must not be called before there are rules.
+func (r *Resolver) Choose(ctx context.Context, pod *ownership.Object) (Choice, error) {
+	chain, end, err := r.Lineage.Chain(ctx, pod)
+	if err != nil {
+		return Choice{}, err
+	}
+	return Choice{Chain: chain, End: end, Level: r.levels.Load().Select(chain)}, nil
+}
+
+// Handles tells whether a pod is to have a PodGroup of ours: its scheduler wants one,
+// and nobody has named one. What a kubelet has made of a file is scheduled by nobody.
+func (r *Resolver) Handles(pod *corev1.Pod) bool {
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return slices.Contains(r.Schedulers, pod.Spec.SchedulerName) && !mirror &&
+		pod.Annotations[scheduling.GroupNameAnnotation] == "" && pod.Annotations[scheduling.VolcanoGroupNameAnnotation] == ""
+}

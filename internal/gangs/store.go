@@ -1,0 +1,241 @@
+package gangs
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+)
+
+// Resource is how the API server serves PodGroups.
+var Resource = scheduling.GroupVersion.WithResource("podgroups")
+
+const (
+	byGroup = "group" // the PodGroup that a pod names
+	byOwner = "owner" // a pod's controller
+	byUID   = "uid"
+)
+
+// Store holds the pods of gang schedulers and all PodGroups. Safe for concurrent use.
+type Store struct {
+	pods   []cache.SharedIndexInformer // one for each scheduler
+	groups cache.SharedIndexInformer
+	// unserved: the last that the API server said of PodGroups is that it has none.
+	unserved atomic.Bool
+
+	podChanged  []func(old, new *Pod)
+	groupChange []func(old, new *Group)
+}
+
+// NewStore makes a store; Start fills it.
+func NewStore(client kubernetes.Interface, objects dynamic.Interface, schedulers []string) (*Store, error) {
+	s := &Store{}
+	for _, scheduler := range schedulers {
+		selector := fields.OneTermEqualSelector("spec.schedulerName", scheduler)
+		informer := cache.NewSharedIndexInformer(
+			cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "pods", "", selector), &corev1.Pod{}, 0,
+			cache.Indexers{byGroup: groupOfPod, byOwner: ownerOfPod, byUID: uidOfPod},
+		)
+		if err := informer.SetTransform(slimPod); err != nil {
+			return nil, fmt.Errorf("watching pods of %s: %w", scheduler, err)
+		}
+		if _, err := informer.AddEventHandler(handlers(s.tellPod)); err != nil {
+			return nil, fmt.Errorf("watching pods of %s: %w", scheduler, err)
+		}
+		s.pods = append(s.pods, informer)
+	}
+	s.groups = dynamicinformer.NewFilteredDynamicInformer(objects, Resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+	if err := s.groups.SetTransform(slimGroup); err != nil {
+		return nil, fmt.Errorf("watching PodGroups: %w", err)
+	}
+	if err := s.groups.SetWatchErrorHandler(s.note); err != nil {
+		return nil, fmt.Errorf("watching PodGroups: %w", err)
+	}
+	if _, err := s.groups.AddEventHandler(handlers(s.tellGroup)); err != nil {
+		return nil, fmt.Errorf("watching PodGroups: %w", err)
+	}
+	return s, nil
+}
+
+// handlers calls changed with the old and the new state; nil is none.
+func handlers[T any](changed func(old, new *T)) cache.ResourceEventHandlerFuncs {
+	of := func(obj any) *T {
+		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = gone.Obj
+		}
+		t, _ := obj.(*T)
+		return t
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { changed(nil, of(obj)) },
+		UpdateFunc: func(old, obj any) { changed(of(old), of(obj)) },
+		DeleteFunc: func(obj any) { changed(of(obj), nil) },
+	}
+}
+
+// note says once that PodGroups cannot be read, and once that they can again.
+func (s *Store) note(r *cache.Reflector, err error) {
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		if !s.unserved.Swap(true) {
+			ctrl.Log.WithName("gangs").Info("PodGroups cannot be read: pods get none until they can", "why", err.Error())
+		}
+		return
+	}
+	cache.DefaultWatchErrorHandler(context.Background(), r, err)
+}
+
+// Start fills the store until ctx is done.
+func (s *Store) Start(ctx context.Context) error {
+	var running sync.WaitGroup
+	for _, informer := range append([]cache.SharedIndexInformer{s.groups}, s.pods...) {
+		running.Go(func() { informer.RunWithContext(ctx) })
+	}
+	running.Wait()
+	return nil
+}
+
+// NeedLeaderElection is false: a replica that comes to lead knows all.
+func (s *Store) NeedLeaderElection() bool { return false }
+
+// HasSynced tells whether pods and PodGroups have been listed once.
+func (s *Store) HasSynced() bool {
+	for _, informer := range s.pods {
+		if !informer.HasSynced() {
+			return false
+		}
+	}
+	return s.Served()
+}
+
+// Served tells whether PodGroups have been listed once: where they are not served, no
+// pod is to name one.
+func (s *Store) Served() bool { return s.groups.HasSynced() }
+
+// OnPod adds a handler for pods: old is nil for a new one, new for one that is gone. It
+// must not block. Call before Start.
+func (s *Store) OnPod(h func(old, new *Pod)) { s.podChanged = append(s.podChanged, h) }
+
+// OnGroup adds a handler for PodGroups, likewise.
+func (s *Store) OnGroup(h func(old, new *Group)) { s.groupChange = append(s.groupChange, h) }
+
+func (s *Store) tellPod(old, new *Pod) {
+	if old != nil && new != nil && samePod(old, new) {
+		return
+	}
+	for _, h := range s.podChanged {
+		h(old, new)
+	}
+}
+
+func (s *Store) tellGroup(old, new *Group) {
+	if old != nil && new != nil && sameGroup(old, new) {
+		return
+	}
+	s.unserved.Store(false)
+	for _, h := range s.groupChange {
+		h(old, new)
+	}
+}
+
+// Pod returns a pod, or nil.
+func (s *Store) Pod(key types.NamespacedName) *Pod {
+	for _, informer := range s.pods {
+		if obj, ok, _ := informer.GetIndexer().GetByKey(key.String()); ok {
+			pod, _ := obj.(*Pod)
+			return pod
+		}
+	}
+	return nil
+}
+
+// Group returns a PodGroup, or nil.
+func (s *Store) Group(key types.NamespacedName) *Group {
+	obj, ok, _ := s.groups.GetIndexer().GetByKey(key.String())
+	if !ok {
+		return nil
+	}
+	group, _ := obj.(*Group)
+	return group
+}
+
+// Naming returns the pods that name a PodGroup, whatever has become of them.
+func (s *Store) Naming(key types.NamespacedName) []*Pod { return s.indexed(byGroup, key.String()) }
+
+// OwnedBy returns the pods of a namespace with a controller.
+func (s *Store) OwnedBy(namespace string, controller types.UID) []*Pod {
+	return s.indexed(byOwner, namespace+"/"+string(controller))
+}
+
+// PodOf returns the pod with a UID, or nil.
+func (s *Store) PodOf(uid types.UID) *Pod {
+	for _, pod := range s.indexed(byUID, string(uid)) {
+		return pod
+	}
+	return nil
+}
+
+func (s *Store) indexed(index, value string) (out []*Pod) {
+	for _, informer := range s.pods {
+		objects, _ := informer.GetIndexer().ByIndex(index, value)
+		for _, obj := range objects {
+			if pod, ok := obj.(*Pod); ok {
+				out = append(out, pod)
+			}
+		}
+	}
+	return out
+}
+
+// Pods calls see with every pod, and Groups with every PodGroup.
+func (s *Store) Pods(see func(*Pod)) {
+	for _, informer := range s.pods {
+		for _, obj := range informer.GetIndexer().List() {
+			if pod, ok := obj.(*Pod); ok {
+				see(pod)
+			}
+		}
+	}
+}
+
+// Groups calls see with every PodGroup.
+func (s *Store) Groups(see func(*Group)) {
+	for _, obj := range s.groups.GetIndexer().List() {
+		if group, ok := obj.(*Group); ok {
+			see(group)
+		}
+	}
+}
+
+func groupOfPod(obj any) ([]string, error) {
+	if pod, ok := obj.(*Pod); ok && pod.Group != "" {
+		return []string{pod.GroupKey().String()}, nil
+	}
+	return nil, nil
+}
+
+func ownerOfPod(obj any) ([]string, error) {
+	if pod, ok := obj.(*Pod); ok && pod.Controller != nil {
+		return []string{pod.Namespace + "/" + string(pod.Controller.UID)}, nil
+	}
+	return nil, nil
+}
+
+func uidOfPod(obj any) ([]string, error) {
+	if pod, ok := obj.(*Pod); ok {
+		return []string{string(pod.UID)}, nil
+	}
+	return nil, nil
+}

@@ -1,0 +1,340 @@
+package owners
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/metadata"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+)
+
+// Lineage walks up from a pod through owners of any kind, for decisions that a walk
+// which ends early does not harm: which PodGroup a pod is in. Policies do not depend on
+// it, so that a kind that cannot be read holds up no pod that has none.
+//
+// Kinds beside the Walker's are met while walking. Their first object is read; from
+// then on the metadata of all of them is watched, if that is allowed. Each owner is
+// read once, however many pods ask.
+type Lineage struct {
+	walker *Walker
+	// others holds the kinds that walker does not know.
+	others *Walker
+	mapper meta.RESTMapper
+
+	mu sync.Mutex
+	// readings are reads of the last minutes, by owner and namespace of who asks.
+	readings map[readingKey]*reading
+	// unknown are kinds that could not be mapped, until when that is believed.
+	unknown map[schema.GroupKind]unread
+	// watched are the kinds of others whose metadata is watched.
+	watched map[schema.GroupKind]bool
+}
+
+type readingKey struct {
+	uid       types.UID
+	namespace string
+}
+
+// reading is one read: done is closed when the rest is set.
+type reading struct {
+	done  chan struct{}
+	owner *ownership.Object
+	err   error
+	until time.Time
+}
+
+// EndReason says why a walk ended below the topmost owner.
+type EndReason string
+
+const (
+	// EndGone: the next owner does not exist (any more), or is in another namespace.
+	EndGone EndReason = "Gone"
+	// EndForbidden: atoll-manager may not read the next owner.
+	EndForbidden EndReason = "Forbidden"
+	// EndUnknown: the API server does not serve the kind of the next owner.
+	EndUnknown EndReason = "Unknown"
+	// EndCycle: the owners lead back into themselves.
+	EndCycle EndReason = "Cycle"
+	// EndTooDeep: there are more than ownership.MaxHops owners.
+	EndTooDeep EndReason = "TooDeep"
+)
+
+// End is where a walk ended that did not come to the topmost owner.
+type End struct {
+	Reason EndReason
+	// At is the owner that could not be reached.
+	At ownership.Reference
+	// Resource is how the API server serves its kind, if it is known.
+	Resource schema.GroupResource
+}
+
+const (
+	// recentTime is how long a read counts of an owner whose kind is watched: by then
+	// the watch has it. keptTime is for kinds that are not.
+	recentTime, keptTime = 10 * time.Second, 10 * time.Minute
+	// maxReadings bounds the reads that are remembered.
+	maxReadings = 20_000
+	// maxOthers bounds the kinds that are watched: whoever may create pods can name any.
+	maxOthers = 50
+	// mapTime bounds the question how a kind is served.
+	mapTime = 3 * time.Second
+)
+
+// NewLineage makes a lineage beside a walker. Start must run for kinds to be watched.
+func NewLineage(walker *Walker, metadata metadata.Interface, mapper meta.RESTMapper) *Lineage {
+	others := NewWalker(nil)
+	others.impatient = true
+	others.metadata = metadata
+	return &Lineage{
+		walker: walker, others: others, mapper: mapper,
+		readings: map[readingKey]*reading{}, unknown: map[schema.GroupKind]unread{}, watched: map[schema.GroupKind]bool{},
+	}
+}
+
+// OnChange adds a handler for owners of every kind. Call before Start.
+func (l *Lineage) OnChange(h Handler) {
+	handler := func(old, new *ownership.Object) {
+		if old == nil || new == nil || !sameGang(old, new) {
+			h(old, new)
+		}
+	}
+	l.walker.OnChange(handler)
+	l.others.OnChange(handler)
+}
+
+// Start watches the kinds that are met, until ctx is done.
+func (l *Lineage) Start(ctx context.Context) error { return l.others.Start(ctx) }
+
+// NeedLeaderElection is false: every replica admits pods.
+func (l *Lineage) NeedLeaderElection() bool { return false }
+
+// HasSynced tells whether the kinds of workloads are known.
+func (l *Lineage) HasSynced() bool { return l.walker.HasSynced() }
+
+// Get returns an owner that the caches hold, or nil.
+func (l *Lineage) Get(uid types.UID) *ownership.Object {
+	if o := l.walker.Get(uid); o != nil {
+		return o
+	}
+	return l.others.Get(uid)
+}
+
+// Chain returns the pod, its controller, that one's controller and so on, as far as
+// they exist and can be read; end says why it is no further, and is nil if the last one
+// has no controller. A pod's controller of which nothing but its name can be known is
+// in the chain as that. An error means that another try may do.
+func (l *Lineage) Chain(ctx context.Context, pod *ownership.Object) (chain []*ownership.Object, end *End, err error) {
+	chain = make([]*ownership.Object, 1, 4)
+	chain[0] = pod
+	seen := map[types.UID]bool{pod.UID: true}
+	for at := pod; at.Controller != nil; at = chain[len(chain)-1] {
+		ref := at.Controller
+		end := &End{At: *ref}
+		switch {
+		case seen[ref.UID]:
+			end.Reason = EndCycle
+			return chain, end, nil
+		case len(chain) > ownership.MaxHops:
+			end.Reason = EndTooDeep
+			return chain, end, nil
+		}
+		owner, resource, err := l.owner(ctx, at)
+		end.Resource = resource
+		switch {
+		case err == nil:
+			seen[ref.UID] = true
+			chain = append(chain, owner)
+			continue
+		case errors.Is(err, ErrOwnerGone):
+			end.Reason = EndGone
+			return chain, end, nil
+		case apierrors.IsForbidden(err):
+			end.Reason = EndForbidden
+		case meta.IsNoMatchError(err):
+			end.Reason = EndUnknown
+		default:
+			return nil, nil, err
+		}
+		if at == pod {
+			chain = append(chain, named(at))
+		}
+		return chain, end, nil
+	}
+	return chain, nil, nil
+}
+
+// named is a controller of which nothing but its reference is known.
+func named(of *ownership.Object) *ownership.Object {
+	ref := of.Controller
+	return &ownership.Object{GroupVersionKind: ref.GroupVersionKind, Namespace: of.Namespace, Name: ref.Name, UID: ref.UID}
+}
+
+func (l *Lineage) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, schema.GroupResource, error) {
+	ref := of.Controller
+	gk := ref.GroupKind()
+	in, k := l.walker, l.walker.kindOf(gk)
+	if k == nil {
+		in, k = l.others, l.others.kindOf(gk)
+	}
+	if k != nil {
+		if o := in.Get(ref.UID); mayOwn(o, of) {
+			return o, schema.GroupResource{}, nil
+		}
+	}
+	if k == nil {
+		var err error
+		if in, k, err = l.meet(ctx, ref.GroupVersionKind); err != nil {
+			return nil, schema.GroupResource{}, err
+		}
+	}
+	owner, err := l.once(ctx, in, k, of)
+	return owner, schema.ParseGroupResource(k.resource), err
+}
+
+// once reads an owner, together with whoever else asks for it.
+func (l *Lineage) once(ctx context.Context, in *Walker, k *kind, of *ownership.Object) (*ownership.Object, error) {
+	key := readingKey{of.Controller.UID, of.Namespace}
+	now := in.clock.Now()
+	l.mu.Lock()
+	r := l.readings[key]
+	if r == nil || !r.until.IsZero() && !now.Before(r.until) {
+		r = &reading{done: make(chan struct{})}
+		l.forgetLocked(now)
+		l.readings[key] = r
+		go l.read(context.WithoutCancel(ctx), in, k, of, key, r)
+	}
+	l.mu.Unlock()
+	select {
+	case <-r.done:
+		return r.owner, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("reading %s %s/%s: %w", of.Controller.Kind, of.Namespace, of.Controller.Name, context.Cause(ctx))
+	}
+}
+
+// read ends within readTimeout.
+func (l *Lineage) read(ctx context.Context, in *Walker, k *kind, of *ownership.Object, key readingKey, r *reading) {
+	owner, err := in.read(ctx, k, of, of.Controller)
+	if err == nil && !mayOwn(owner, of) {
+		owner, err = nil, ErrOwnerGone
+	}
+	watched := in == l.walker
+	if err == nil && in == l.others {
+		watched = l.watch(k)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer close(r.done)
+	r.owner, r.err = owner, err
+	if err != nil {
+		delete(l.readings, key) // the walker knows what not to ask again
+		return
+	}
+	r.until = in.clock.Now().Add(keptTime)
+	if watched {
+		r.until = in.clock.Now().Add(recentTime)
+	}
+}
+
+func (l *Lineage) forgetLocked(now time.Time) {
+	if len(l.readings) < maxReadings {
+		return
+	}
+	for key, r := range l.readings {
+		if !r.until.IsZero() && !now.Before(r.until) {
+			delete(l.readings, key)
+		}
+	}
+	if len(l.readings) >= maxReadings {
+		clear(l.readings) // those that are under way end all the same
+	}
+}
+
+// watch begins to watch a kind of which an object was read, and tells whether it is
+// watched. Pods are not: they are too many.
+func (l *Lineage) watch(k *kind) bool {
+	l.mu.Lock()
+	if l.watched[k.GroupKind()] || k.Group == "" || len(l.watched) >= maxOthers {
+		watched := l.watched[k.GroupKind()]
+		l.mu.Unlock()
+		return watched
+	}
+	l.watched[k.GroupKind()] = true
+	l.mu.Unlock()
+	l.others.lifecycle.Lock()
+	defer l.others.lifecycle.Unlock()
+	if f := l.others.further[k.GroupKind()]; f != nil && f.cancel == nil {
+		l.others.launchLocked(f.feed)
+	}
+	return true
+}
+
+// meet finds out how a kind is served that was not met before.
+func (l *Lineage) meet(ctx context.Context, gvk schema.GroupVersionKind) (*Walker, *kind, error) {
+	now := l.walker.clock.Now()
+	l.mu.Lock()
+	is, known := l.unknown[gvk.GroupKind()]
+	l.mu.Unlock()
+	if known && now.Before(is.until) {
+		return nil, nil, is.err
+	}
+	mapping, err := l.mapping(ctx, gvk)
+	if err != nil {
+		if meta.IsNoMatchError(err) {
+			l.setUnknown(gvk.GroupKind(), unread{err, now.Add(unreadTime)})
+		}
+		return nil, nil, fmt.Errorf("asking how %s is served: %w", gvk.GroupKind(), err)
+	}
+	l.others.lifecycle.Lock()
+	defer l.others.lifecycle.Unlock()
+	if f := l.others.further[gvk.GroupKind()]; f != nil {
+		return l.others, f.kind, nil // another pod was first
+	}
+	f := l.others.addLocked(Kind{
+		GroupVersionKind: mapping.GroupVersionKind, Resource: mapping.Resource.Resource,
+		ClusterScoped: mapping.Scope.Name() == meta.RESTScopeNameRoot,
+	})
+	return l.others, f.kind, nil
+}
+
+func (l *Lineage) setUnknown(gk schema.GroupKind, is unread) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.unknown) >= maxGone {
+		clear(l.unknown)
+	}
+	l.unknown[gk] = is
+}
+
+// mapping asks for as long as ctx allows, and no longer than mapTime: the mapper takes
+// no context.
+func (l *Lineage) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	type answer struct {
+		mapping *meta.RESTMapping
+		err     error
+	}
+	ctx, cancel := context.WithTimeout(ctx, mapTime)
+	defer cancel()
+	answers := make(chan answer, 1)
+	go func() {
+		mapping, err := l.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+		if meta.IsNoMatchError(err) {
+			mapping, err = l.mapper.RESTMapping(gvk.GroupKind()) // in another version
+		}
+		answers <- answer{mapping, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.mapping, a.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}

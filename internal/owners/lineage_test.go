@@ -1,0 +1,304 @@
+package owners
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	metadatafake "k8s.io/client-go/metadata/fake"
+	clienttesting "k8s.io/client-go/testing"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+var (
+	flows  = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Flow"}
+	fleets = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Fleet"} // cluster-scoped
+	ghosts = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Ghost"} // not served
+)
+
+// river is a lineage, and an API server that has Flows and Fleets.
+type river struct {
+	*Lineage
+	meta  *metadatafake.FakeMetadataClient
+	clock *testingclock.FakeClock
+	mu    sync.Mutex
+	reads []string
+}
+
+func newRiver(t *testing.T, cached []build.Object, live ...*metav1.PartialObjectMetadata) *river {
+	t.Helper()
+	scheme := metadatafake.NewTestScheme()
+	if err := metav1.AddMetaToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	var objects []runtime.Object
+	for _, o := range live {
+		objects = append(objects, o)
+	}
+	r := &river{meta: metadatafake.NewSimpleMetadataClient(scheme, objects...), clock: testingclock.NewFakeClock(time.Unix(1_000_000, 0))}
+	r.meta.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		get := action.(clienttesting.GetAction)
+		r.reads = append(r.reads, get.GetResource().Resource+" "+get.GetNamespace()+"/"+get.GetName())
+		return false, nil, nil
+	})
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{flows.GroupVersion()})
+	mapper.Add(flows, meta.RESTScopeNamespace)
+	mapper.Add(fleets, meta.RESTScopeRoot)
+	walker := newWalker(build.NewAPI(t), cached...)
+	walker.clock = r.clock
+	r.Lineage = NewLineage(walker, r.meta, mapper)
+	r.others.clock = r.clock
+	return r
+}
+
+func (r *river) seen() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.reads)
+}
+
+// run starts the watches until the test ends.
+func (r *river) run(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = r.Start(ctx)
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+}
+
+// of is an object of a kind with an owner; nil for none.
+func of(gvk schema.GroupVersionKind, name string, owner *ownership.Reference) *metav1.PartialObjectMetadata {
+	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: name, UID: types.UID(name)}}
+	if gvk == fleets {
+		o.Namespace = ""
+	}
+	o.SetGroupVersionKind(gvk)
+	if owner != nil {
+		apiVersion, kind := owner.ToAPIVersionAndKind()
+		o.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: owner.Name, UID: owner.UID, Controller: new(true)}}
+	}
+	return o
+}
+
+func ref(gvk schema.GroupVersionKind, name string) *ownership.Reference {
+	return &ownership.Reference{GroupVersionKind: gvk, Name: name, UID: types.UID(name)}
+}
+
+// podOf is a pod with a controller.
+func podOf(controller *ownership.Reference) *ownership.Object {
+	pod := build.Owner(build.Pod("pod"))
+	pod.Controller = controller
+	return pod
+}
+
+func TestLineage(t *testing.T) {
+	job := build.Job("job")
+	job.OwnerReferences = of(flows, "", ref(flows, "flow")).OwnerReferences
+	depth := []*metav1.PartialObjectMetadata{}
+	for i := range 12 {
+		depth = append(depth, of(flows, fmt.Sprint("deep-", i), ref(flows, fmt.Sprint("deep-", i+1))))
+	}
+	deep := []string{"Pod pod"}
+	for i := range ownership.MaxHops {
+		deep = append(deep, fmt.Sprint("Flow deep-", i))
+	}
+	elsewhere := of(flows, "flow", nil)
+	elsewhere.Namespace = "elsewhere"
+	younger := of(flows, "flow", nil)
+	younger.UID = "younger"
+	tests := map[string]struct {
+		cached []build.Object
+		live   []*metav1.PartialObjectMetadata
+		from   *ownership.Object
+		want   []string
+		end    EndReason
+	}{
+		"through kinds that nobody named":                {[]build.Object{job}, []*metav1.PartialObjectMetadata{of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil)}, podOf(ref(build.Owner(job).GroupVersionKind, "job")), []string{"Pod pod", "Job job", "Flow flow", "Fleet fleet"}, ""},
+		"a pod alone":                                    {nil, nil, podOf(nil), []string{"Pod pod"}, ""},
+		"an owner that is gone":                          {[]build.Object{job}, nil, podOf(ref(build.Owner(job).GroupVersionKind, "job")), []string{"Pod pod", "Job job"}, EndGone},
+		"another of the same name":                       {nil, []*metav1.PartialObjectMetadata{younger}, podOf(ref(flows, "flow")), []string{"Pod pod"}, EndGone},
+		"an owner in another namespace":                  {nil, []*metav1.PartialObjectMetadata{elsewhere}, podOf(ref(flows, "flow")), []string{"Pod pod"}, EndGone},
+		"a direct owner whose kind is not served":        {nil, nil, podOf(ref(ghosts, "ghost")), []string{"Pod pod", "Ghost ghost"}, EndUnknown},
+		"an owner above whose kind is not served":        {nil, []*metav1.PartialObjectMetadata{of(flows, "flow", ref(ghosts, "ghost"))}, podOf(ref(flows, "flow")), []string{"Pod pod", "Flow flow"}, EndUnknown},
+		"owners that lead back":                          {nil, []*metav1.PartialObjectMetadata{of(flows, "a", ref(flows, "b")), of(flows, "b", ref(flows, "a"))}, podOf(ref(flows, "a")), []string{"Pod pod", "Flow a", "Flow b"}, EndCycle},
+		"an owner that owns itself":                      {nil, []*metav1.PartialObjectMetadata{of(flows, "a", ref(flows, "a"))}, podOf(ref(flows, "a")), []string{"Pod pod", "Flow a"}, EndCycle},
+		"more owners than are looked at":                 {nil, depth, podOf(ref(flows, "deep-0")), deep, EndTooDeep},
+		"what is of the core group is read all the same": {nil, nil, podOf(ref(schema.GroupVersionKind{Version: "v1", Kind: "Node"}, "node")), []string{"Pod pod", "Node node"}, EndUnknown},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := newRiver(t, tc.cached, tc.live...)
+			chain, end, err := r.Chain(t.Context(), tc.from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, names(chain)); diff != "" {
+				t.Errorf("wrong chain (-want +got):\n%s", diff)
+			}
+			if tc.end == "" && end != nil || tc.end != "" && (end == nil || end.Reason != tc.end) {
+				t.Errorf("the walk ended with %+v, want %q", end, tc.end)
+			}
+		})
+	}
+}
+
+// TestAnOwnerIsReadOnce, however many pods ask, and watched from then on.
+func TestAnOwnerIsReadOnce(t *testing.T) {
+	r := newRiver(t, nil, of(flows, "flow", nil))
+	r.run(t)
+	var asking sync.WaitGroup
+	for range 50 {
+		asking.Go(func() {
+			if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	asking.Wait()
+	if diff := cmp.Diff([]string{"flows " + build.Namespace + "/flow"}, r.seen()); diff != "" {
+		t.Errorf("wrong reads (-want +got):\n%s", diff)
+	}
+	build.Eventually(t, "the flow is watched", func() bool { return r.Get("flow") != nil })
+	later := of(flows, "later", nil)
+	if err := r.meta.Tracker().Create(flows.GroupVersion().WithResource("flows"), later, build.Namespace); err != nil {
+		t.Fatal(err)
+	}
+	build.Eventually(t, "another flow is seen", func() bool { return r.Get("later") != nil })
+	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "later"))); err != nil || len(r.seen()) != 1 {
+		t.Errorf("the watched flow was read (%v): %v", err, r.seen())
+	}
+}
+
+// TestAForbiddenOwner: the owner below is the last that counts, and the direct one is
+// known by its name; once it is allowed it is read.
+func TestAForbiddenOwner(t *testing.T) {
+	r := newRiver(t, nil, of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil))
+	forbidden := map[string]bool{"fleets": true, "flows": true}
+	var mu sync.Mutex
+	r.meta.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		gr := action.GetResource().GroupResource()
+		if forbidden[gr.Resource] {
+			return true, nil, apierrors.NewForbidden(gr, "", errors.New("no"))
+		}
+		return false, nil, nil
+	})
+	check := func(want []string, reason EndReason, resource string) {
+		t.Helper()
+		chain, end, err := r.Chain(t.Context(), podOf(ref(flows, "flow")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, names(chain)); diff != "" {
+			t.Errorf("wrong chain (-want +got):\n%s", diff)
+		}
+		if reason == "" && end != nil || reason != "" && (end == nil || end.Reason != reason || end.Resource.String() != resource) {
+			t.Errorf("the walk ended with %+v, want %s of %s", end, reason, resource)
+		}
+	}
+	check([]string{"Pod pod", "Flow flow"}, EndForbidden, "flows.example.com")
+	check([]string{"Pod pod", "Flow flow"}, EndForbidden, "flows.example.com")
+	if n := len(r.seen()); n != 0 {
+		t.Errorf("%d reads came past", n)
+	}
+	allow := func(resource string) {
+		mu.Lock()
+		delete(forbidden, resource)
+		mu.Unlock()
+		r.clock.Step(unreadTime)
+	}
+	allow("flows")
+	check([]string{"Pod pod", "Flow flow"}, EndForbidden, "fleets.example.com")
+	allow("fleets")
+	check([]string{"Pod pod", "Flow flow", "Fleet fleet"}, "", "")
+}
+
+// TestAnAPIServerThatFails: nothing is concluded, and soon it is tried again.
+func TestAnAPIServerThatFails(t *testing.T) {
+	r := newRiver(t, nil, of(flows, "flow", nil))
+	failing := true
+	var mu sync.Mutex
+	r.meta.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if failing {
+			return true, nil, apierrors.NewInternalError(errors.New("etcd is away"))
+		}
+		return false, nil, nil
+	})
+	if chain, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err == nil {
+		t.Errorf("the chain is %v", names(chain))
+	}
+	mu.Lock()
+	failing = false
+	mu.Unlock()
+	r.clock.Step(shortUnreadTime)
+	if chain, end, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil || end != nil || len(chain) != 2 {
+		t.Errorf("the chain is %v, %+v, %v", names(chain), end, err)
+	}
+}
+
+// TestWhoeverHasNoTimeLeavesTheReadToOthers: it goes on, and the next one gets it.
+func TestWhoeverHasNoTimeLeavesTheReadToOthers(t *testing.T) {
+	r := newRiver(t, nil, of(flows, "flow", nil))
+	hold := make(chan struct{})
+	r.meta.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		<-hold
+		return false, nil, nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := r.Chain(ctx, podOf(ref(flows, "flow"))); !errors.Is(err, context.Canceled) {
+		t.Errorf("the error is %v", err)
+	}
+	close(hold)
+	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil || len(r.seen()) != 1 {
+		t.Errorf("%v after reads %v", err, r.seen())
+	}
+}
+
+// TestOwnersThatChangeNothingForGangsAreNotTold: statuses of ReplicaSets come all the time.
+func TestOwnersThatChangeNothingForGangsAreNotTold(t *testing.T) {
+	r := newRiver(t, nil)
+	told := 0
+	r.OnChange(func(_, _ *ownership.Object) { told++ })
+	put := func(o *ownership.Object) { r.walker.Put(o) }
+	rs := build.ReplicaSet("web-1", build.Replicas(3))
+	put(build.Owner(rs))
+	same := rs.DeepCopy()
+	same.Status.ReadyReplicas, same.Labels = 3, map[string]string{"x": "y"}
+	put(build.Owner(same))
+	if told != 1 {
+		t.Errorf("told %d times, want once", told)
+	}
+	for i, change := range []func(){
+		func() { same.Spec.Replicas = new(int32(4)) },
+		func() { same.Annotations = map[string]string{"scheduling.volcano.sh/group-min-member": "2"} },
+		func() { same.Annotations[revisionAnnotation] = "7" },
+	} {
+		change()
+		put(build.Owner(same.DeepCopy()))
+		if told != i+2 {
+			t.Errorf("change %d: told %d times", i, told)
+		}
+	}
+}
