@@ -72,8 +72,12 @@ func TestCRDsComeFromFilesAndStay(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(render(t, load(t), nil)); n != len(files) {
+	if n := count(render(t, load(t), gangs(nil))); n != len(files) {
 		t.Errorf("%d CRDs are rendered, %d are in files/crds", n, len(files))
+	}
+	byDefault := render(t, load(t), nil)
+	if n := count(byDefault); n != len(files)-1 || byDefault[podGroups] != nil {
+		t.Errorf("by default %d CRDs are rendered of %d; all but that of PodGroups are ours", n, len(files))
 	}
 	without := map[string]any{"crds": map[string]any{"install": false}}
 	if n := count(render(t, load(t), without)); n != 0 {

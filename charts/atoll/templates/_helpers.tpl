@@ -180,7 +180,8 @@ The CustomResourceDefinitions that are installed: name and file.
 {{- define "atoll.crds" -}}
 {{- range $path, $_ := .Files.Glob "files/crds/*.yaml" }}
 {{- $crd := $.Files.Get $path | fromYaml }}
-{{- if or $.Values.pools.enabled (ne $crd.spec.group "apps.openyurt.io") }}
+{{- $optional := dict "apps.openyurt.io" $.Values.pools.enabled "scheduling.volcano.sh" (and $.Values.gangs.enabled (eq $.Values.gangs.crd "IfAbsent")) }}
+{{- if or (not (hasKey $optional $crd.spec.group)) (get $optional $crd.spec.group) }}
 {{ $crd.metadata.name }}: {{ $path }}
 {{- end }}
 {{- end }}
