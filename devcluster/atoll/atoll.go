@@ -71,6 +71,8 @@ type Options struct {
 	Replicas int
 	// ManagerArgs are further arguments of atoll-manager.
 	ManagerArgs []string
+	// Gangs turns PodGroups on (the chart's gangs.enabled).
+	Gangs bool
 	// Values are further values of the chart.
 	Values map[string]any
 	// Form is the chart's default if it is not set. Pinned leaves every
@@ -206,6 +208,9 @@ func values(o Options, chosen bool, in *Installation, webhookURL string) map[str
 	if chosen { // else it is left to the chart
 		v["scheduler"].(map[string]any)["mode"] = string(o.Form)
 	}
+	if o.Gangs {
+		v["gangs"] = map[string]any{"enabled": true}
+	}
 	return chartutil.CoalesceTables(maps.Clone(o.Values), v) // what o says counts more, key by key
 }
 
@@ -292,6 +297,9 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 		args = append(args, "--assignment=Early")
 	case o.Managed:
 		args = append(args, "--mark-resource="+markResource)
+	}
+	if o.Gangs {
+		args = append(args, "--gangs")
 	}
 	err = c.StartProcess(ctx, devcluster.ProcessSpec{
 		Name: r.name, Path: binary,

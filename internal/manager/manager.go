@@ -40,6 +40,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	capacityv1 "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/controller"
 	"github.com/atoll-k8s/atoll/internal/controller/workloads"
@@ -71,6 +72,7 @@ func Scheme() *runtime.Scheme {
 	utilruntime.Must(gm.AddToScheme(scheme))
 	utilruntime.Must(apps.AddToScheme(scheme))
 	utilruntime.Must(capacityv1.AddToScheme(scheme))
+	utilruntime.Must(scheduling.AddToScheme(scheme))
 	return scheme
 }
 

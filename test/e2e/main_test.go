@@ -63,7 +63,7 @@ func TestMain(m *testing.M) {
 
 func run(m *testing.M) (code int) {
 	code = m.Run()
-	clusters := []*lateCluster{&common, &isolated, &plain, &faults, &trio}
+	clusters := []*lateCluster{&common, &isolated, &plain, &faults, &trio, &ganged}
 	for _, pair := range pairs {
 		clusters = append(clusters, pair)
 	}

@@ -1,0 +1,390 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// ganged is a cluster with PodGroups, and two replicas of atoll-manager.
+var ganged = lateCluster{options: atoll.Options{Replicas: 2, Gangs: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}}
+
+// bothConfigs are the ConfigMaps of document 003, as they are written there.
+var bothConfigs = map[string]string{
+	"podgroup-level-rules": `podgroup-level-rules:
+- apiversion: apps/v1                    
+  kind: deployment
+  adjust-level: 0
+- apiversion: batch/v1                    
+  kind: job
+  adjust-level: 0
+- apiversion: argoproj.io/v1alpha1                   
+  kind: workflow
+  adjust-level: -1
+`,
+	"podgroupLevel": `podgroupLevel:
+- apiversion: apps/v1                    
+  kind: deployment
+  adjust-level: 0
+- apiversion: argoproj.io/v1alpha1
+  kind: workflow
+  adjust-level: -1
+`,
+}
+
+const (
+	rulesNamespace = "volcano-system"
+	rulesName      = "volcano-controller-configmap"
+	rulesKey       = "volcano-controller.conf"
+)
+
+// gangs is a corner of the cluster with PodGroups, in which a text is in force; "" is no
+// ConfigMap.
+func gangs(t *testing.T, rules string) *fixture {
+	t.Helper()
+	f := ganged.fixture(t)
+	f.nodes(nil, "gang-0", "gang-1", "gang-2")
+	f.kindWorkflow()
+	f.rules(rules)
+	return f
+}
+
+// kindWorkflow makes the API server serve Workflows, as Argo's definition does.
+func (f *fixture) kindWorkflow() {
+	f.Helper()
+	crds := &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "workflows.argoproj.io"},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "argoproj.io", Scope: apiextensionsv1.NamespaceScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Kind: "Workflow", Plural: "workflows", Singular: "workflow", ListKind: "WorkflowList"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
+				Name: "v1alpha1", Served: true, Storage: true,
+				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}},
+			}},
+		},
+	}
+	f.define(crds)
+}
+
+// define creates a definition unless it is there, and waits until it is served.
+func (f *fixture) define(crd *apiextensionsv1.CustomResourceDefinition) {
+	f.Helper()
+	raw, err := client.New(f.cluster.AdminConfig(), client.Options{Scheme: definitions()})
+	if err != nil {
+		f.Fatal(err)
+	}
+	if err := raw.Create(f.ctx, crd); err != nil && !apierrors.IsAlreadyExists(err) {
+		f.Fatal(err)
+	}
+	f.eventually(patience, "the kind is served", func() error {
+		list := &unstructured.UnstructuredList{}
+		list.SetAPIVersion(crd.Spec.Group + "/" + crd.Spec.Versions[0].Name)
+		list.SetKind(crd.Spec.Names.ListKind)
+		return f.client.List(f.ctx, list)
+	})
+}
+
+// rules puts a text in force, and waits until the replica that leads says so.
+func (f *fixture) rules(text string) {
+	f.Helper()
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: rulesNamespace, Name: rulesName}}
+	if err := f.client.Delete(f.ctx, config); client.IgnoreNotFound(err) != nil {
+		f.Fatal(err)
+	}
+	if text == "" {
+		return
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: rulesNamespace}}
+	if err := f.client.Create(f.ctx, ns); err != nil && !apierrors.IsAlreadyExists(err) {
+		f.Fatal(err)
+	}
+	config = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: rulesNamespace, Name: rulesName}, Data: map[string]string{rulesKey: text}}
+	if err := f.client.Create(f.ctx, config); err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() {
+		if err := f.client.Delete(context.Background(), config); client.IgnoreNotFound(err) != nil {
+			f.Error(err)
+		}
+	})
+	f.rulesAreKept(text)
+}
+
+// rulesAreKept waits until a text is in force: it is kept then for replicas that start
+// later.
+func (f *fixture) rulesAreKept(text string) {
+	f.Helper()
+	f.eventually(patience, "the rules are in force", func() error {
+		var config corev1.ConfigMap
+		if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: rulesNamespace, Name: rulesName}, &config); err != nil {
+			return err
+		}
+		if config.Annotations["atoll.dev/last-good-podgroup-rules"] != text {
+			return errors.New("they are not")
+		}
+		return nil
+	})
+}
+
+// editRules writes another text.
+func (f *fixture) editRules(text string) {
+	f.Helper()
+	f.patch(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: rulesNamespace, Name: rulesName}}, map[string]any{"data": map[string]any{rulesKey: text}})
+}
+
+// rulesTold waits for an event on the ConfigMap.
+func (f *fixture) rulesTold(reason, text string) {
+	f.Helper()
+	f.eventually(patience, "an event "+reason+" with "+text, func() error {
+		list, err := f.kube.EventsV1().Events(rulesNamespace).List(f.ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var last string
+		for _, e := range list.Items {
+			if e.Regarding.Name == rulesName && e.Reason == reason {
+				if last = e.Note; strings.Contains(e.Note, text) {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("the last is %q", last)
+	})
+}
+
+// volcanos gives a Deployment's pods to Volcano.
+func volcanos(d *appsv1.Deployment) { d.Spec.Template.Spec.SchedulerName = "volcano" }
+
+// groups are the PodGroups of the namespace, by name.
+func (f *fixture) groups() []scheduling.PodGroup {
+	f.Helper()
+	var list scheduling.PodGroupList
+	if err := f.client.List(f.ctx, &list, client.InNamespace(f.ns)); err != nil {
+		f.Fatal(err)
+	}
+	slices.SortFunc(list.Items, func(a, b scheduling.PodGroup) int { return strings.Compare(a.Name, b.Name) })
+	return list.Items
+}
+
+// groupOf is the PodGroup that a pod names; "" is none.
+func groupOf(pod *corev1.Pod) string { return pod.Annotations[scheduling.GroupNameAnnotation] }
+
+// ownedBy tells whether the namespace has exactly these PodGroups, each with one owner,
+// and that one is there.
+func (f *fixture) ownedBy(owners ...client.Object) error {
+	groups := f.groups()
+	if len(groups) != len(owners) {
+		var names []string
+		for _, g := range groups {
+			names = append(names, fmt.Sprintf("%s of %v", g.Name, g.OwnerReferences))
+		}
+		return fmt.Errorf("there are %d PodGroups, want %d: %v", len(groups), len(owners), names)
+	}
+	for _, owner := range owners {
+		i := slices.IndexFunc(groups, func(g scheduling.PodGroup) bool { return g.Name == scheduling.PodGroupNamePrefix+string(owner.GetUID()) })
+		if i < 0 {
+			return fmt.Errorf("%s has no PodGroup", owner.GetName())
+		}
+		refs := groups[i].OwnerReferences
+		if len(refs) != 1 || refs[0].UID != owner.GetUID() || refs[0].Name != owner.GetName() || refs[0].BlockOwnerDeletion != nil {
+			return fmt.Errorf("the owners of %s are %v", groups[i].Name, refs)
+		}
+	}
+	return nil
+}
+
+// named tells whether every pod of an app names a PodGroup that an owner has.
+func (f *fixture) named(app string, n int, owner client.Object) error {
+	pods := f.pods(app)
+	if len(pods) != n {
+		return fmt.Errorf("%s has %d pods, want %d", app, len(pods), n)
+	}
+	for _, pod := range pods {
+		want := scheduling.PodGroupNamePrefix + string(pod.UID)
+		if owner != nil {
+			want = scheduling.PodGroupNamePrefix + string(owner.GetUID())
+		}
+		if got := groupOf(&pod); got != want {
+			return fmt.Errorf("pod %s names %q, want %s", pod.Name, got, want)
+		}
+	}
+	return nil
+}
+
+// gangScheduler does to pods and PodGroups what Volcano's scheduler does: it binds the
+// pods of a PodGroup once there are minMember of them, and writes its phase, always the
+// whole object as it has last seen it.
+type gangScheduler struct {
+	f *fixture
+	// busy writes status all the time, as where a queue is full.
+	busy bool
+	// admit tells whether a PodGroup may be enqueued; nil is always.
+	admit func(*unstructured.Unstructured) bool
+
+	mu     sync.Mutex
+	writes int
+	errs   []string
+}
+
+// run schedules until the returned function is called.
+func (s *gangScheduler) run() (stop func()) {
+	ctx, cancel := context.WithCancel(s.f.ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			if err := s.pass(ctx); err != nil && ctx.Err() == nil {
+				s.mu.Lock()
+				s.errs = append(s.errs, err.Error())
+				s.mu.Unlock()
+			}
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	once := sync.OnceFunc(func() { cancel(); <-ended })
+	s.f.Cleanup(once)
+	return once
+}
+
+func (s *gangScheduler) pass(ctx context.Context) error {
+	groups := &unstructured.UnstructuredList{}
+	groups.SetAPIVersion("scheduling.volcano.sh/v1beta1")
+	groups.SetKind("PodGroupList")
+	if err := s.f.client.List(ctx, groups, client.InNamespace(s.f.ns)); err != nil {
+		return err
+	}
+	pods, err := s.f.kube.CoreV1().Pods(s.f.ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.schedulerName=volcano"})
+	if err != nil {
+		return err
+	}
+	for i := range groups.Items {
+		if err := s.schedule(ctx, &groups.Items[i], pods.Items); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *gangScheduler) schedule(ctx context.Context, group *unstructured.Unstructured, pods []corev1.Pod) error {
+	var members, waiting []*corev1.Pod
+	for i := range pods {
+		pod := &pods[i]
+		if groupOf(pod) != group.GetName() || pod.Status.Phase == corev1.PodFailed || pod.DeletionTimestamp != nil {
+			continue
+		}
+		members = append(members, pod)
+		if pod.Spec.NodeName == "" {
+			waiting = append(waiting, pod)
+		}
+	}
+	minMember, _, _ := unstructured.NestedInt64(group.Object, "spec", "minMember")
+	phase, _, _ := unstructured.NestedString(group.Object, "status", "phase")
+	next := phase
+	switch {
+	case (phase == "" || phase == "Pending") && (s.admit == nil || s.admit(group)):
+		next = "Inqueue"
+	case phase == "Inqueue" && len(members) > 0 && int64(len(members)) >= minMember:
+		next = "Running"
+	}
+	running := int64(len(members) - len(waiting))
+	was, _, _ := unstructured.NestedInt64(group.Object, "status", "running")
+	if s.busy || next != phase || was != running {
+		written := group.DeepCopy()
+		if err := unstructured.SetNestedField(written.Object, next, "status", "phase"); err != nil {
+			return err
+		}
+		count := running
+		if s.busy {
+			s.mu.Lock()
+			s.writes++
+			count = int64(s.writes)
+			s.mu.Unlock()
+		}
+		if err := unstructured.SetNestedField(written.Object, count, "status", "running"); err != nil {
+			return err
+		}
+		if err := s.f.client.Update(ctx, written); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	if phase != "Inqueue" && phase != "Running" || int64(len(members)) < minMember {
+		return nil
+	}
+	for i, pod := range waiting {
+		err := s.f.kube.CoreV1().Pods(pod.Namespace).Bind(ctx, &corev1.Binding{
+			ObjectMeta: metav1.ObjectMeta{Name: pod.Name, UID: pod.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: fmt.Sprintf("gang-%d", i%3)},
+		}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// object is an object of any kind in the namespace.
+func object(apiVersion, kind, name string, owner client.Object) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{}}
+	u.SetAPIVersion(apiVersion)
+	u.SetKind(kind)
+	u.SetName(name)
+	if owner != nil {
+		u.SetOwnerReferences(controlledBy(owner))
+	}
+	return u
+}
+
+// controlledBy is a reference to a controller.
+func controlledBy(owner client.Object) []metav1.OwnerReference {
+	gvk := owner.GetObjectKind().GroupVersionKind()
+	return []metav1.OwnerReference{{APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Name: owner.GetName(), UID: owner.GetUID(), Controller: new(true)}}
+}
+
+// workflow is a Workflow.
+func workflow(name string) *unstructured.Unstructured {
+	return object("argoproj.io/v1alpha1", "Workflow", name, nil)
+}
+
+// gangPod is a pod for Volcano.
+func gangPod(name, app string, owner client.Object) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": app}, Annotations: map[string]string{}},
+		Spec: corev1.PodSpec{
+			SchedulerName: "volcano", TerminationGracePeriodSeconds: new(int64),
+			Containers: []corev1.Container{{Name: "app", Image: "nginx:1.27"}},
+		},
+	}
+	if owner != nil {
+		pod.OwnerReferences = controlledBy(owner)
+	}
+	return pod
+}
+
+// typed gives an object its kind, which clients take away.
+func typed[T client.Object](f *fixture, o T) T {
+	gvk, err := f.client.GroupVersionKindFor(o)
+	if err != nil {
+		f.Fatal(err)
+	}
+	o.GetObjectKind().SetGroupVersionKind(gvk)
+	return o
+}
