@@ -1,9 +1,11 @@
 package chart
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -68,5 +70,36 @@ func TestAnothersDefinitionStillFails(t *testing.T) {
 	_, err := renderBeside(t, gangs(nil), defined("podgroups.scheduling.volcano.sh"), defined("nodepools.apps.openyurt.io"))
 	if err == nil || strings.Contains(err.Error(), "podgroups") || !strings.Contains(err.Error(), "nodepools.apps.openyurt.io") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestGangsAreToldToTheManager: with a flag for each value that is not its default.
+func TestGangsAreToldToTheManager(t *testing.T) {
+	for name, tc := range map[string]struct {
+		values map[string]any
+		want   []string
+	}{
+		"off":                            {nil, []string{"--assignment=Early"}},
+		"off, with values":               {gangs(map[string]any{"enabled": false, "multiScheduler": true}), []string{"--assignment=Early"}},
+		"on":                             {gangs(nil), []string{"--assignment=Early", "--gangs"}},
+		"defaults that are written down": {gangs(map[string]any{"schedulerNames": []any{"volcano"}, "multiScheduler": false}), []string{"--assignment=Early", "--gangs"}},
+		"every value": {
+			gangs(map[string]any{
+				"schedulerNames": []any{"volcano", "volcano-2"}, "multiScheduler": true,
+				"config": map[string]any{"namespace": "batch", "name": "rules"},
+			}),
+			[]string{"--assignment=Early", "--gangs", "--gangs-schedulers=volcano,volcano-2", "--gangs-config=batch/rules", "--gangs-multi-scheduler"},
+		},
+		"another namespace": {
+			gangs(map[string]any{"config": map[string]any{"namespace": "batch"}}),
+			[]string{"--assignment=Early", "--gangs", "--gangs-config=batch/volcano-controller-configmap"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			deployment := get[*appsv1.Deployment](t, render(t, load(t), tc.values), "Deployment/atoll-manager")
+			if got := deployment.Spec.Template.Spec.Containers[0].Args; !slices.Equal(got, tc.want) {
+				t.Errorf("the arguments are %q, want %q", got, tc.want)
+			}
+		})
 	}
 }

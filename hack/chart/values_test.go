@@ -30,6 +30,17 @@ func TestValuesAreChecked(t *testing.T) {
 		"an interval that is a number":       object("metrics", object("serviceMonitor", object("interval", 30))),
 		"an interval without a unit":         object("metrics", object("serviceMonitor", object("interval", "30"))),
 		"an API server on no port":           object("networkPolicy", object("apiServer", object("ports", []any{}))),
+		"gangs that may be on":               object("gangs", object("enabled", "true")),
+		"a definition that is always there":  object("gangs", object("crd", "Always")),
+		"gangs of no scheduler":              object("gangs", object("schedulerNames", []any{})),
+		"a scheduler without a name":         object("gangs", object("schedulerNames", []any{""})),
+		"two schedulers in one name":         object("gangs", object("schedulerNames", []any{"volcano,volcano-2"})),
+		"a scheduler twice":                  object("gangs", object("schedulerNames", []any{"volcano", "volcano"})),
+		"rules in every ConfigMap":           object("gangs", object("config", object("name", "*"))),
+		"rules in no ConfigMap":              object("gangs", object("config", object("name", ""))),
+		"rules in two namespaces":            object("gangs", object("config", object("namespace", "a/b"))),
+		"rules under a key of one's own":     object("gangs", object("config", object("key", "rules"))),
+		"a number of Volcano schedulers":     object("gangs", object("multiScheduler", 2)),
 		"an environment variable unheard of": object("manager", object("extraEnv", []any{object("name", "A", "vaule", "b")})),
 	}
 	for name, values := range tests {
