@@ -266,7 +266,7 @@ rules:
 // TestManagerHoldsNoDangerousPermission reads the roles as shipped: what the
 // markers in the code ask for counts too.
 func TestManagerHoldsNoDangerousPermission(t *testing.T) {
-	for key, object := range render(t, load(t), nil) {
+	for key, object := range render(t, load(t), gangs(nil)) {
 		var rules []rbacv1.PolicyRule
 		clusterWide := false
 		switch role := object.(type) {

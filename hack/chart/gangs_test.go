@@ -1,11 +1,15 @@
 package chart
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -101,5 +105,135 @@ func TestGangsAreToldToTheManager(t *testing.T) {
 				t.Errorf("the arguments are %q, want %q", got, tc.want)
 			}
 		})
+	}
+}
+
+// grants are the rules of a role, one line for each verb on each resource.
+func grants(rules []rbacv1.PolicyRule) map[string]bool {
+	out := map[string]bool{}
+	for _, rule := range rules {
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				if names := strings.Join(rule.ResourceNames, ","); names != "" {
+					resource += " named " + names
+				}
+				for _, verb := range rule.Verbs {
+					out[verb+" "+resource+" of "+group] = true
+				}
+			}
+		}
+	}
+	return out
+}
+
+// boundToTheManager fails unless a ClusterRole of the name is bound to atoll-manager, in
+// every namespace, and to nobody else.
+func boundToTheManager(t *testing.T, got objects, name string) {
+	t.Helper()
+	binding := get[*rbacv1.ClusterRoleBinding](t, got, "ClusterRoleBinding/"+name)
+	want := []rbacv1.Subject{{Kind: "ServiceAccount", Name: "atoll-manager", Namespace: namespace}}
+	if binding.RoleRef.Kind != "ClusterRole" || binding.RoleRef.Name != name || !slices.Equal(binding.Subjects, want) {
+		t.Errorf("%s binds %+v to %+v", name, binding.RoleRef, binding.Subjects)
+	}
+}
+
+func TestGangsPermissions(t *testing.T) {
+	got := render(t, load(t), gangs(map[string]any{"config": map[string]any{"namespace": "batch", "name": "rules"}}))
+	granted := grants(get[*rbacv1.ClusterRole](t, got, "ClusterRole/atoll-manager-gangs").Rules)
+	want := map[string]bool{}
+	for _, verb := range []string{"get", "list", "watch", "create", "patch", "delete"} {
+		want[verb+" podgroups of scheduling.volcano.sh"] = true
+	}
+	for _, verb := range []string{"get", "list", "watch"} {
+		want[verb+" configmaps named rules of "] = true
+	}
+	if !maps.Equal(granted, want) {
+		t.Errorf("granted is %v", slices.Sorted(maps.Keys(granted)))
+	}
+	boundToTheManager(t, got, "atoll-manager-gangs")
+	for key, object := range got {
+		if role, ok := object.(*rbacv1.Role); ok && role.Namespace == "batch" {
+			t.Errorf("%s is in a namespace that need not exist", key)
+		}
+	}
+
+	view := grants(get[*rbacv1.ClusterRole](t, got, "ClusterRole/atoll-view").Rules)
+	edit := grants(get[*rbacv1.ClusterRole](t, got, "ClusterRole/atoll-edit").Rules)
+	if !view["list podgroups of scheduling.volcano.sh"] || view["patch podgroups of scheduling.volcano.sh"] {
+		t.Error("who may view a namespace may not read its PodGroups, or may write them")
+	}
+	for grant := range edit {
+		if strings.Contains(grant, "podgroups") {
+			t.Errorf("users are granted: %s", grant)
+		}
+	}
+}
+
+// TestOwnersOfPodsCanBeAdded: the role that atoll-manager reads owners with has no rules
+// of its own, and selects the ClusterRoles of a label, of which the chart has one.
+func TestOwnersOfPodsCanBeAdded(t *testing.T) {
+	got := render(t, load(t), gangs(nil))
+	reader := get[*rbacv1.ClusterRole](t, got, "ClusterRole/atoll-podgroup-owner-reader")
+	if reader.Rules != nil {
+		t.Errorf("an upgrade would write the rules %v over those of the control plane", reader.Rules)
+	}
+	if reader.AggregationRule == nil || len(reader.AggregationRule.ClusterRoleSelectors) != 1 {
+		t.Fatalf("it selects %+v", reader.AggregationRule)
+	}
+	boundToTheManager(t, got, reader.Name)
+	selector, err := metav1.LabelSelectorAsSelector(&reader.AggregationRule.ClusterRoleSelectors[0])
+	if err != nil || !selector.Matches(labels.Set{"atoll.dev/podgroup-owner-reader": "true"}) {
+		t.Errorf("it selects by %v (%v)", selector, err)
+	}
+
+	granted := map[string]bool{}
+	for key, object := range got {
+		role, ok := object.(*rbacv1.ClusterRole)
+		if !ok || !selector.Matches(labels.Set(role.Labels)) {
+			continue
+		}
+		if key != "ClusterRole/atoll-podgroup-owner-reader-default" {
+			t.Errorf("it selects %s", key)
+		}
+		maps.Copy(granted, grants(role.Rules))
+	}
+	want := map[string]bool{}
+	for group, resources := range map[string]string{
+		"argoproj.io":              "workflows cronworkflows rollouts",
+		"jobset.x-k8s.io":          "jobsets",
+		"leaderworkerset.x-k8s.io": "leaderworkersets",
+		"ray.io":                   "rayclusters rayjobs rayservices",
+		"kubeflow.org":             "pytorchjobs tfjobs mpijobs xgboostjobs paddlejobs jaxjobs notebooks",
+		"trainer.kubeflow.org":     "trainjobs",
+		"sparkoperator.k8s.io":     "sparkapplications scheduledsparkapplications",
+		"batch.volcano.sh":         "jobs cronjobs",
+		"apps.kruise.io":           "clonesets statefulsets daemonsets",
+		"workload.codeflare.dev":   "appwrappers",
+	} {
+		for resource := range strings.FieldsSeq(resources) {
+			for _, verb := range []string{"get", "list", "watch"} {
+				want[verb+" "+resource+" of "+group] = true
+			}
+		}
+	}
+	if !maps.Equal(granted, want) {
+		t.Errorf("it grants %v", slices.Sorted(maps.Keys(granted)))
+	}
+}
+
+// TestWithoutGangs: nothing of them is rendered, not even in a role for users.
+func TestWithoutGangs(t *testing.T) {
+	for name, values := range map[string]map[string]any{"the default": nil, "off": gangs(map[string]any{"enabled": false})} {
+		files, err := renderText(load(t), values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for file, text := range files {
+			for _, word := range []string{"gangs", "podgroups", "podgroup-owner", "volcano"} {
+				if strings.Contains(strings.ToLower(text), word) {
+					t.Errorf("%s: %s speaks of %s", name, file, word)
+				}
+			}
+		}
 	}
 }

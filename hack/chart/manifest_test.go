@@ -40,6 +40,7 @@ func TestManifestHoldsWhatTheChartRenders(t *testing.T) {
 		"Pinned":      form("Pinned", nil),
 		"Plain":       plain(),
 		"everything": {
+			"gangs":         map[string]any{"enabled": true},
 			"networkPolicy": map[string]any{"enabled": true},
 			"metrics": map[string]any{
 				"serviceMonitor": map[string]any{"enabled": true}, "dashboard": map[string]any{"enabled": true},

@@ -12,7 +12,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -69,34 +68,25 @@ func gangs(t *testing.T, rules string) *fixture {
 // kindWorkflow makes the API server serve Workflows, as Argo's definition does.
 func (f *fixture) kindWorkflow() {
 	f.Helper()
-	crds := &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: "workflows.argoproj.io"},
-		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: "argoproj.io", Scope: apiextensionsv1.NamespaceScoped,
-			Names: apiextensionsv1.CustomResourceDefinitionNames{Kind: "Workflow", Plural: "workflows", Singular: "workflow", ListKind: "WorkflowList"},
-			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
-				Name: "v1alpha1", Served: true, Storage: true,
-				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}},
+	crd := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": "workflows.argoproj.io"},
+		"spec": map[string]any{
+			"group": "argoproj.io", "scope": "Namespaced",
+			"names": map[string]any{"kind": "Workflow", "plural": "workflows", "singular": "workflow", "listKind": "WorkflowList"},
+			"versions": []any{map[string]any{
+				"name": "v1alpha1", "served": true, "storage": true,
+				"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
 			}},
 		},
-	}
-	f.define(crds)
-}
-
-// define creates a definition unless it is there, and waits until it is served.
-func (f *fixture) define(crd *apiextensionsv1.CustomResourceDefinition) {
-	f.Helper()
-	raw, err := client.New(f.cluster.AdminConfig(), client.Options{Scheme: definitions()})
-	if err != nil {
+	}}
+	if err := f.client.Create(f.ctx, crd); err != nil && !apierrors.IsAlreadyExists(err) {
 		f.Fatal(err)
 	}
-	if err := raw.Create(f.ctx, crd); err != nil && !apierrors.IsAlreadyExists(err) {
-		f.Fatal(err)
-	}
-	f.eventually(patience, "the kind is served", func() error {
+	f.eventually(patience, "Workflows are served", func() error {
 		list := &unstructured.UnstructuredList{}
-		list.SetAPIVersion(crd.Spec.Group + "/" + crd.Spec.Versions[0].Name)
-		list.SetKind(crd.Spec.Names.ListKind)
+		list.SetAPIVersion("argoproj.io/v1alpha1")
+		list.SetKind("WorkflowList")
 		return f.client.List(f.ctx, list)
 	})
 }
@@ -183,8 +173,8 @@ func (f *fixture) groups() []scheduling.PodGroup {
 	return list.Items
 }
 
-// groupOf is the PodGroup that a pod names; "" is none.
-func groupOf(pod *corev1.Pod) string { return pod.Annotations[scheduling.GroupNameAnnotation] }
+// gangOf is the PodGroup that a pod names; "" is none.
+func gangOf(pod *corev1.Pod) string { return pod.Annotations[scheduling.GroupNameAnnotation] }
 
 // ownedBy tells whether the namespace has exactly these PodGroups, each with one owner,
 // and that one is there.
@@ -198,7 +188,9 @@ func (f *fixture) ownedBy(owners ...client.Object) error {
 		return fmt.Errorf("there are %d PodGroups, want %d: %v", len(groups), len(owners), names)
 	}
 	for _, owner := range owners {
-		i := slices.IndexFunc(groups, func(g scheduling.PodGroup) bool { return g.Name == scheduling.PodGroupNamePrefix+string(owner.GetUID()) })
+		i := slices.IndexFunc(groups, func(g scheduling.PodGroup) bool {
+			return g.Name == scheduling.PodGroupNamePrefix+string(owner.GetUID())
+		})
 		if i < 0 {
 			return fmt.Errorf("%s has no PodGroup", owner.GetName())
 		}
@@ -221,7 +213,7 @@ func (f *fixture) named(app string, n int, owner client.Object) error {
 		if owner != nil {
 			want = scheduling.PodGroupNamePrefix + string(owner.GetUID())
 		}
-		if got := groupOf(&pod); got != want {
+		if got := gangOf(&pod); got != want {
 			return fmt.Errorf("pod %s names %q, want %s", pod.Name, got, want)
 		}
 	}
@@ -289,7 +281,7 @@ func (s *gangScheduler) schedule(ctx context.Context, group *unstructured.Unstru
 	var members, waiting []*corev1.Pod
 	for i := range pods {
 		pod := &pods[i]
-		if groupOf(pod) != group.GetName() || pod.Status.Phase == corev1.PodFailed || pod.DeletionTimestamp != nil {
+		if gangOf(pod) != group.GetName() || pod.Status.Phase == corev1.PodFailed || pod.DeletionTimestamp != nil {
 			continue
 		}
 		members = append(members, pod)
@@ -387,4 +379,35 @@ func typed[T client.Object](f *fixture, o T) T {
 	}
 	o.GetObjectKind().SetGroupVersionKind(gvk)
 	return o
+}
+
+// watchPhases gathers the phases of all PodGroups of the namespace until the returned
+// function is called.
+func (f *fixture) watchPhases() func() []string {
+	f.Helper()
+	ctx, cancel := context.WithCancel(f.ctx)
+	list := &unstructured.UnstructuredList{}
+	list.SetAPIVersion("scheduling.volcano.sh/v1beta1")
+	list.SetKind("PodGroupList")
+	events, err := f.client.Watch(ctx, list, client.InNamespace(f.ns))
+	if err != nil {
+		f.Fatal(err)
+	}
+	var phases []string
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for e := range events.ResultChan() {
+			if u, ok := e.Object.(*unstructured.Unstructured); ok {
+				phase, _, _ := unstructured.NestedString(u.Object, "status", "phase")
+				phases = append(phases, phase)
+			}
+		}
+	}()
+	return func() []string {
+		cancel()
+		events.Stop()
+		<-ended
+		return phases
+	}
 }
