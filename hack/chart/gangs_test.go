@@ -144,7 +144,7 @@ func TestGangsPermissions(t *testing.T) {
 	for _, verb := range []string{"get", "list", "watch", "create", "patch", "delete"} {
 		want[verb+" podgroups of scheduling.volcano.sh"] = true
 	}
-	for _, verb := range []string{"get", "list", "watch"} {
+	for _, verb := range []string{"get", "list", "watch", "patch"} {
 		want[verb+" configmaps named rules of "] = true
 	}
 	if !maps.Equal(granted, want) {
