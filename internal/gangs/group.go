@@ -17,8 +17,9 @@ import (
 type Group struct {
 	// ObjectMeta holds namespace, name, UID and resourceVersion.
 	metav1.ObjectMeta
-	// Owner is the UID of its controller, or "".
+	// Owner is the UID of its controller, or "". Pod is its name, where it is a pod.
 	Owner types.UID
+	Pod   string
 	// Ours: atoll-manager made it, or has made it its own.
 	Ours bool
 	// Deleting: it is being deleted.
@@ -55,6 +56,9 @@ func Slim(u *unstructured.Unstructured) *Group {
 	}
 	if controller := owners.ControllerOf(u.GetOwnerReferences()); controller != nil {
 		g.Owner = controller.UID
+		if controller.Group == "" && controller.Kind == "Pod" {
+			g.Pod = controller.Name
+		}
 	}
 	g.Phase, _, _ = unstructured.NestedString(u.Object, "status", "phase")
 	if raw, err := json.Marshal(u.Object["spec"]); err == nil { // numbers are as what is written has them

@@ -227,6 +227,22 @@ func TestFaultAPIServerStorm(t *testing.T) {
 	}
 	clean := converge("clean")
 	f.scale("clean", 0)
+	stop, failures := f.storm()
+	storm := converge("stormy")
+	stop()
+	t.Logf("converged in %s, and in %s while %d writes failed", clean, storm, failures())
+	if storm > 2*clean+patience {
+		t.Errorf("took %s, clean %s: something got stuck", storm, clean)
+	}
+	if failures() == 0 {
+		t.Error("no write failed")
+	}
+}
+
+// storm makes the API server fail a third of atoll-manager's writes, half of them after
+// they were done, end watches after a second, and forget where every third was.
+func (f *fixture) storm() (stop func(), failures func() int64) {
+	f.Helper()
 	var writes, watches, failed atomic.Int64
 	refusals := []struct {
 		code   int
@@ -256,15 +272,7 @@ func TestFaultAPIServerStorm(t *testing.T) {
 		}
 	})
 	f.api.server.CloseClientConnections()
-	storm := converge("stormy")
-	t.Logf("converged in %s, and in %s while %d writes failed and %d watches began", clean, storm, failed.Load(), watches.Load())
-	f.api.does(nil)
-	if storm > 2*clean+patience {
-		t.Errorf("took %s, clean %s: something got stuck", storm, clean)
-	}
-	if failed.Load() == 0 {
-		t.Error("no write failed")
-	}
+	return func() { f.api.does(nil) }, failed.Load
 }
 
 // TestFaultEmptyLists is the rest of F8: the API server forgets where watches

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
@@ -23,7 +24,7 @@ import (
 )
 
 // ganged is a cluster with PodGroups, and two replicas of atoll-manager.
-var ganged = lateCluster{options: atoll.Options{Replicas: 2, Gangs: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}}
+var ganged = lateCluster{options: atoll.Options{Replicas: 2, Gangs: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true}
 
 // bothConfigs are the ConfigMaps of document 003, as they are written there.
 var bothConfigs = map[string]string{
@@ -381,33 +382,53 @@ func typed[T client.Object](f *fixture, o T) T {
 	return o
 }
 
-// watchPhases gathers the phases of all PodGroups of the namespace until the returned
-// function is called.
-func (f *fixture) watchPhases() func() []string {
+// watchGroups gathers all states of the PodGroups of the namespace until the returned
+// function is called: those that there are by then are among them.
+func (f *fixture) watchPodGroups() func() []*unstructured.Unstructured {
 	f.Helper()
-	ctx, cancel := context.WithCancel(f.ctx)
-	list := &unstructured.UnstructuredList{}
-	list.SetAPIVersion("scheduling.volcano.sh/v1beta1")
-	list.SetKind("PodGroupList")
-	events, err := f.client.Watch(ctx, list, client.InNamespace(f.ns))
-	if err != nil {
-		f.Fatal(err)
+	list := func() *unstructured.UnstructuredList {
+		list := &unstructured.UnstructuredList{}
+		list.SetAPIVersion("scheduling.volcano.sh/v1beta1")
+		list.SetKind("PodGroupList")
+		if err := f.client.List(f.ctx, list, client.InNamespace(f.ns)); err != nil {
+			f.Fatal(err)
+		}
+		return list
 	}
-	var phases []string
+	ctx, cancel := context.WithCancel(f.ctx)
+	events := f.follow(ctx, list().GetResourceVersion(), func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		of := &unstructured.UnstructuredList{}
+		of.SetAPIVersion("scheduling.volcano.sh/v1beta1")
+		of.SetKind("PodGroupList")
+		return f.client.Watch(ctx, of, client.InNamespace(f.ns), &client.ListOptions{Raw: &o})
+	})
+	var states []*unstructured.Unstructured
+	var seen sync.Map // versions
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for e := range events.ResultChan() {
-			if u, ok := e.Object.(*unstructured.Unstructured); ok {
-				phase, _, _ := unstructured.NestedString(u.Object, "status", "phase")
-				phases = append(phases, phase)
+		for e := range events {
+			if u, ok := e.Object.(*unstructured.Unstructured); ok && e.Type != watch.Bookmark {
+				states = append(states, u)
+				seen.Store(u.GetResourceVersion(), true)
 			}
 		}
 	}()
-	return func() []string {
+	before := list()
+	return func() []*unstructured.Unstructured {
+		f.Helper()
+		now := list()
+		f.eventually(patience, "the watch is up to date", func() error {
+			for i := range now.Items {
+				version := now.Items[i].GetResourceVersion()
+				if _, ok := seen.Load(version); !ok && !slices.ContainsFunc(before.Items, func(u unstructured.Unstructured) bool { return u.GetResourceVersion() == version }) {
+					return fmt.Errorf("version %s was not seen", version)
+				}
+			}
+			return nil
+		})
 		cancel()
-		events.Stop()
 		<-ended
-		return phases
+		return states
 	}
 }

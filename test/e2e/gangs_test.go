@@ -232,6 +232,7 @@ func TestGangsRulesReload(t *testing.T) {
 	later := deployment("later", 1, "", volcanos)
 	f.create(later)
 	f.eventually(patience, "they are after a restart too", func() error { return f.named("later", 1, later) })
+	f.eventually(patience, "all but one run", func() error { return errors.Join(f.allReady("late", 1), f.allReady("later", 1)) })
 
 	text := "podgroupLevel: []\nmigrate: Pending\n"
 	f.editRules(text)
@@ -305,7 +306,7 @@ func TestGangsFollowTheirWorkload(t *testing.T) {
 	})
 	f.create(web)
 	f.eventually(patience, "it runs", func() error { return f.allReady("web", 4) })
-	phases := f.watchPhases()
+	states := f.watchPodGroups()
 	is := func(minMember int32, cpu string) func() error {
 		return func() error {
 			g := f.groups()[0]
@@ -335,8 +336,8 @@ func TestGangsFollowTheirWorkload(t *testing.T) {
 	if g.Spec.Queue != "by-hand" || len(g.Spec.SubGroupPolicy) != 1 || g.Spec.PriorityClassName != "system-cluster-critical" || g.Annotations["volcano.sh/sla-waiting-time"] != "" {
 		t.Errorf("what people wrote by hand is lost, or what they took back is not: %+v", g)
 	}
-	for _, phase := range phases() {
-		if phase != string(scheduling.PhaseRunning) {
+	for _, u := range states() {
+		if phase, _, _ := unstructured.NestedString(u.Object, "status", "phase"); phase != string(scheduling.PhaseRunning) {
 			t.Errorf("the phase went back to %q", phase)
 		}
 	}

@@ -184,6 +184,16 @@ func paceOf(args []string) float64 {
 	return pace
 }
 
+// argsFor are what a component is told beside what every cluster's is. Where there are
+// PodGroups, the API server lets nobody block the deletion of an owner who may not
+// update its finalizers.
+func argsFor(o atoll.Options) map[string][]string {
+	if !o.Gangs {
+		return nil
+	}
+	return map[string][]string{devcluster.APIServer: {"--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement"}}
+}
+
 // newEnvironment starts a cluster and installs Atoll. The returned function
 // ends both, and is there on errors too. It tells what of the invariants was
 // broken in the meantime. relayed puts relays before and behind atoll-manager.
@@ -191,7 +201,7 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 	done = func() error { return nil }
 	e.cluster, err = devcluster.Start(ctx, devcluster.Options{
 		PodStartDelay: 300 * time.Millisecond, AuditLog: devcluster.AuditMetadata,
-		KeepDir: os.Getenv("KEEP") != "", Log: os.Stderr,
+		KeepDir: os.Getenv("KEEP") != "", Log: os.Stderr, ComponentArgs: argsFor(o),
 	})
 	if err != nil {
 		return e, done, err
@@ -212,7 +222,7 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 	if e.atoll, err = atoll.Install(ctx, e.cluster, o); err != nil {
 		return e, done, err
 	}
-	if relayed {
+	if relayed && e.form == atoll.Isolated {
 		if e.extender, err = relayExtender(ctx, e); err != nil {
 			return e, done, err
 		}

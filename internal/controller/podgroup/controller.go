@@ -89,10 +89,11 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.Store.OnGroup(r.groupChanged)
 	r.Lineage.OnChange(r.ownerChanged)
 	r.Rules.onChange = r.all
-	// All is looked at once everything is known: PodGroups that are not served hold up
-	// nothing else, and nobody else.
+	// All is looked at once everything is known and the controllers run. Neither waits
+	// for it: PodGroups that are not served hold up nobody else.
 	err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		if wait.PollUntilContextCancel(ctx, lag/100, true, func(context.Context) (bool, error) { return r.ready(), nil }) == nil {
+		begun := func(context.Context) (bool, error) { return r.ready() && r.pods.Running() && r.groups.Running(), nil }
+		if wait.PollUntilContextCancel(ctx, lag/100, true, begun) == nil {
 			r.all()
 		}
 		return nil
@@ -139,6 +140,24 @@ func (r *Reconciler) podChanged(old, new *gangs.Pod) {
 			r.groups.Add(ctrl.Request{NamespacedName: pod.GroupKey()})
 		}
 	}
+	if new != nil && new.Group != "" && new.Controller != nil && (old == nil || old.Group != new.Group) {
+		r.leave(new)
+	}
+}
+
+// leave looks at PodGroups that owners of a pod have, where the pod names another: they
+// may have waited for it.
+func (r *Reconciler) leave(pod *gangs.Pod) {
+	owners := r.Walker.Above(pod.Controller.UID)
+	if len(owners) == 0 {
+		owners = []*ownership.Object{{UID: pod.Controller.UID}}
+	}
+	for _, o := range owners {
+		key := types.NamespacedName{Namespace: pod.Namespace, Name: gang.Name(o.UID)}
+		if key.Name != pod.Group && r.Store.Group(key) != nil {
+			r.groups.Add(ctrl.Request{NamespacedName: key})
+		}
+	}
 }
 
 // mayMove tells whether a pod may change to another PodGroup.
@@ -157,8 +176,8 @@ func (r *Reconciler) groupChanged(old, new *gangs.Group) {
 	}
 }
 
-// ownerChanged looks at the PodGroup of an owner, and at those of its pods. Owners
-// without pods of gang schedulers cost no more than two lookups.
+// ownerChanged looks at the PodGroup of an owner, and at those of the pods below it.
+// Owners without pods of gang schedulers cost no more than a few lookups.
 func (r *Reconciler) ownerChanged(old, new *ownership.Object) {
 	o := new
 	if o == nil {
@@ -169,10 +188,12 @@ func (r *Reconciler) ownerChanged(old, new *ownership.Object) {
 		r.groups.Add(ctrl.Request{NamespacedName: key})
 	}
 	seen := map[types.NamespacedName]bool{key: true}
-	for _, pod := range r.Store.OwnedBy(o.Namespace, o.UID) {
-		if key := pod.GroupKey(); pod.Group != "" && !seen[key] {
-			seen[key] = true
-			r.groups.Add(ctrl.Request{NamespacedName: key})
+	for _, below := range r.Walker.Descendants(o.UID) {
+		for _, pod := range r.Store.OwnedBy(o.Namespace, below) {
+			if key := pod.GroupKey(); pod.Group != "" && !seen[key] {
+				seen[key] = true
+				r.groups.Add(ctrl.Request{NamespacedName: key})
+			}
 		}
 	}
 }

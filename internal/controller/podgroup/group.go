@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/gangs"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
 // scope is what one pass observed.
@@ -43,6 +44,7 @@ type scope struct {
 type member struct {
 	pod   *gangs.Pod
 	chain []*ownership.Object
+	end   *owners.End
 	at    int // where the owner of the PodGroup is in the chain
 }
 
@@ -67,13 +69,13 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			continue
 		}
 		s.named = true
-		chain, _, err := r.Lineage.Chain(ctx, pod.Object())
+		chain, end, err := r.Lineage.Chain(ctx, pod.Object())
 		if err != nil {
 			return fmt.Errorf("observing pod %s: %w", pod, err)
 		}
 		at := slices.IndexFunc(chain, func(o *ownership.Object) bool { return o.UID == uid })
 		if at >= 0 && !pod.Terminating {
-			s.members = append(s.members, member{pod, chain, at})
+			s.members = append(s.members, member{pod, chain, end, at})
 		}
 	}
 	if len(s.members) == 0 {
@@ -87,11 +89,21 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	}
 	s.members[0], *newest = *newest, s.members[0]
 	first := s.members[0]
+	r.Rules.note(first.pod, first.end) // pods that the webhook named came by nobody else
 	s.owner = first.chain[first.at]
-	for _, o := range first.chain[1:min(max(first.at, 1)+1, len(first.chain))] {
-		s.above = append(s.above, o.Gang.Annotations)
+	for i := 1; i <= max(first.at, 1) && i < len(first.chain); i++ {
+		s.above = append(s.above, annotationsOf(first.chain, i))
 	}
 	return nil
+}
+
+// annotationsOf are those of an owner in a chain. A ReplicaSet has those of its
+// Deployment, as copies that stay when the Deployment loses them.
+func annotationsOf(chain []*ownership.Object, i int) map[string]string {
+	if i+1 < len(chain) && chain[i].Kind == "ReplicaSet" && chain[i+1].Kind == "Deployment" {
+		i++
+	}
+	return chain[i].Gang.Annotations
 }
 
 // before tells whether another member is of a newer template, or younger where both are
@@ -252,7 +264,8 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	return nil
 }
 
-// collect deletes a PodGroup that nobody has needed for a while.
+// collect deletes a PodGroup that nobody has needed for a while. The API server is asked
+// first: what a watch does not show may be there all the same.
 func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	if s.named || s.group == nil || s.group.Deleting || !s.group.Generated() || r.needed(s) {
 		r.mu.Lock()
@@ -266,6 +279,9 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	if left := grace - r.idleFor(s.key); left > 0 {
 		return phase.Wait("pods that need the PodGroup", left)
 	}
+	if named, err := r.isNamed(ctx, s); err != nil || named {
+		return errors.Join(err, phase.Wait("pods to be seen", lag))
+	}
 	err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Delete(ctx, s.key.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &s.group.UID, ResourceVersion: &s.group.ResourceVersion},
 	})
@@ -278,6 +294,51 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	delete(r.made, s.key)
 	r.mu.Unlock()
 	return nil
+}
+
+const (
+	// askWithin bounds the question whether a live pod names a PodGroup.
+	askWithin = 10 * time.Second
+	// page is the number of pods that are listed at a time.
+	page = 500
+)
+
+// isNamed asks the API server whether a live pod names a PodGroup.
+func (r *Reconciler) isNamed(ctx context.Context, s *scope) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	pods := r.Pods.CoreV1().Pods(s.key.Namespace)
+	names := func(pod *corev1.Pod) bool {
+		return pod.Annotations[scheduling.GroupNameAnnotation] == s.key.Name && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+	}
+	if s.group.Pod != "" { // no other pod names it
+		pod, err := pods.Get(ctx, s.group.Pod, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("reading pod %s/%s: %w", s.key.Namespace, s.group.Pod, err)
+		}
+		return names(pod), nil
+	}
+	for _, scheduler := range r.Resolver.Schedulers {
+		options := metav1.ListOptions{FieldSelector: "spec.schedulerName=" + scheduler, Limit: page}
+		for {
+			list, err := pods.List(ctx, options)
+			if err != nil {
+				return false, fmt.Errorf("listing the pods of %s in %s: %w", scheduler, s.key.Namespace, err)
+			}
+			for i := range list.Items {
+				if names(&list.Items[i]) {
+					return true, nil
+				}
+			}
+			if options.Continue = list.Continue; options.Continue == "" {
+				break
+			}
+		}
+	}
+	return false, nil
 }
 
 func (r *Reconciler) idleFor(key types.NamespacedName) time.Duration {

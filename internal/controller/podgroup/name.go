@@ -29,7 +29,10 @@ func (r *Reconciler) name(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("choosing the PodGroup of pod %s: %w", req.NamespacedName, err)
 	}
-	r.Rules.note(&choice)
+	r.Rules.note(pod, choice.End)
+	if choice.Clamped {
+		clampedTotal.Inc()
+	}
 	name := choice.Name()
 	if pod.Group == name || r.wasNamed(pod.UID, name) || pod.Group != "" && !inChain(choice.Chain, gang.OwnerOf(pod.Group)) {
 		return ctrl.Result{}, nil // a person named it, or it is on its way

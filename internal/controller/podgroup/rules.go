@@ -153,22 +153,18 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	return true
 }
 
-// note records what kept a walk from the topmost owner, and where a rule pointed beyond.
-func (r *Rules) note(c *gangs.Choice) {
-	if c.Clamped {
-		clampedTotal.Inc()
-	}
-	if c.End == nil {
+// note records what kept a walk from the topmost owner.
+func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
+	if end == nil {
 		return
 	}
-	endedTotal.WithLabelValues(string(c.End.Reason)).Inc()
+	endedTotal.WithLabelValues(string(end.Reason)).Inc()
 	var why string
-	switch c.End.Reason {
+	switch end.Reason {
 	case owners.EndForbidden:
-		why = fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true. Until then the owner below has the PodGroup", resourceOf(c.End))
+		why = fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true. Until then the owner below has the PodGroup", resourceOf(end))
 	case owners.EndCycle, owners.EndTooDeep:
-		why = fmt.Sprintf("the owners of pod %s/%s do not end within %d steps, at %s %s: the last that was reached has the PodGroup",
-			c.Chain[0].Namespace, c.Chain[0].Name, ownership.MaxHops, c.End.At.Kind, c.End.At.Name)
+		why = fmt.Sprintf("the owners of pod %s do not end within %d steps, at %s %s: rules see no further", pod, ownership.MaxHops, end.At.Kind, end.At.Name)
 	default:
 		return // the garbage collector, or whoever made the reference, has to act
 	}
@@ -177,8 +173,8 @@ func (r *Rules) note(c *gangs.Choice) {
 	if r.unread == nil {
 		r.unread = map[schema.GroupKind]string{}
 	}
-	if _, known := r.unread[c.End.At.GroupKind()]; !known && len(r.unread) < maxShown*10 {
-		r.unread[c.End.At.GroupKind()] = why
+	if _, known := r.unread[end.At.GroupKind()]; !known && len(r.unread) < maxShown*10 {
+		r.unread[end.At.GroupKind()] = why
 		go r.look(context.Background())
 	}
 }

@@ -1,0 +1,626 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+)
+
+// requests counts what atoll-manager asks of the API server, by verb and resource, until
+// the returned function is called.
+func (f *fixture) requests() (counted func() map[string]int) {
+	f.Helper()
+	var mu sync.Mutex
+	counts := map[string]int{}
+	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+		resource, verb := resourceOf(r), strings.ToLower(r.Method)
+		switch {
+		case isWatch(r):
+			verb = "watch"
+		case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/"+resource):
+			verb = "list"
+		}
+		// What is left to do in other namespaces is not counted; lists of all are.
+		ours := strings.Contains(r.URL.Path, "/namespaces/"+f.ns+"/") || !strings.Contains(r.URL.Path, "/namespaces/")
+		if ours && resource != "leases" && resource != "events" && resource != "" && verb != "watch" && !strings.Contains(resource, "accessreviews") {
+			mu.Lock()
+			counts[verb+" "+resource]++
+			mu.Unlock()
+		}
+		forward(w, r)
+	})
+	return func() map[string]int {
+		f.api.does(nil)
+		mu.Lock()
+		defer mu.Unlock()
+		return counts
+	}
+}
+
+// TestGangsCostLittle: 500 pods of a Deployment cost one creation of a PodGroup, no list
+// of pods and no read of an owner but what the watch has not brought yet; where the
+// webhook is away, one patch a pod more.
+func TestGangsCostLittle(t *testing.T) {
+	for name, webhook := range map[string]bool{"with the webhook": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			f := gangs(t, bothConfigs["podgroupLevel"])
+			if !webhook {
+				defer f.loseWebhook()()
+			}
+			counted := f.requests()
+			began := time.Now()
+			web := deployment("web", 500, "", volcanos)
+			f.create(web)
+			f.eventually(patience, "all are named", func() error { return errors.Join(f.named("web", 500, web), f.ownedBy(web)) })
+			t.Logf("after %s", time.Since(began).Round(time.Millisecond))
+			counts := counted()
+			most := map[string]int{"post podgroups": 1, "get replicasets": 1, "get deployments": 1}
+			if !webhook {
+				most["patch pods"] = 500
+			}
+			for what, n := range counts {
+				if n > most[what] {
+					t.Errorf("%d times %s, at most %d: %v", n, what, most[what], counts)
+				}
+			}
+		})
+	}
+}
+
+// TestGangsOthersCostNothing: 5,000 changes of the status of ReplicaSets whose pods are
+// none of Volcano's cost no call.
+func TestGangsOthersCostNothing(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	sets := make([]*appsv1.ReplicaSet, 50)
+	for i := range sets {
+		d := deployment(fmt.Sprintf("other-%d", i), 0, "")
+		sets[i] = &appsv1.ReplicaSet{
+			ObjectMeta: metav1.ObjectMeta{Name: d.Name},
+			Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32(0)), Selector: d.Spec.Selector, Template: d.Spec.Template},
+		}
+		f.create(sets[i])
+	}
+	counted := f.requests()
+	var writers sync.WaitGroup
+	for _, set := range sets {
+		writers.Go(func() {
+			for i := range 100 {
+				raw := fmt.Sprintf(`{"status":{"conditions":[{"type":"Test","status":"True","message":"%d"}]}}`, i)
+				if _, err := f.kube.AppsV1().ReplicaSets(f.ns).Patch(f.ctx, set.Name, types.MergePatchType, []byte(raw), metav1.PatchOptions{}, "status"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	web := deployment("web", 1, "", volcanos)
+	f.create(web) // what comes after them is done after them
+	f.eventually(patience, "all is done", func() error { return errors.Join(f.named("web", 1, web), f.ownedBy(web)) })
+	for what, n := range counted() {
+		if what != "post podgroups" && what != "get replicasets" && what != "get deployments" || n > 1 {
+			t.Errorf("%d times %s", n, what)
+		}
+	}
+}
+
+// TestGangsForbiddenOwner: where an owner may not be read, the one below has the
+// PodGroup, and the ConfigMap says which permission is missing; once it is given, new
+// pods are in the owner's.
+func TestGangsForbiddenOwner(t *testing.T) {
+	f := gangs(t, "podgroupLevel: [{apiVersion: e2e.example.com/v1, kind: Barge, adjust-level: 0}]")
+	for _, kind := range []string{"Barge"} {
+		definition := sailDefinition()
+		for _, change := range []struct {
+			value any
+			path  []string
+		}{
+			{"barges.e2e.example.com", []string{"metadata", "name"}},
+			{map[string]any{"kind": kind, "plural": "barges", "singular": "barge", "listKind": "BargeList"}, []string{"spec", "names"}},
+		} {
+			if err := unstructured.SetNestedField(definition.Object, change.value, change.path...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.client.Create(f.ctx, definition); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	barge := object("e2e.example.com/v1", "Barge", "barge", nil)
+	f.eventually(patience, "Barges are served", func() error {
+		barge.SetNamespace(f.ns)
+		return client.IgnoreAlreadyExists(f.client.Create(f.ctx, barge))
+	})
+	set := typed(f, &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "set", OwnerReferences: controlledBy(barge)},
+		Spec: appsv1.ReplicaSetSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "set"}},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "set"}}, Spec: gangPod("", "", nil).Spec},
+		},
+	})
+	f.create(set)
+	f.eventually(patience, "the owner below has the PodGroup", func() error { return errors.Join(f.named("set", 1, set), f.ownedBy(set)) })
+	f.rulesTold("PodGroupRulesProblem", "atoll-manager may not get barges.e2e.example.com: label a ClusterRole")
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "barges-for-podgroups", Labels: map[string]string{"atoll.dev/podgroup-owner-reader": "true"}},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"e2e.example.com"}, Resources: []string{"barges"}, Verbs: []string{"get", "list", "watch"}}},
+	}
+	if err := f.client.Create(f.ctx, role); err != nil {
+		t.Fatal(err)
+	}
+	f.Cleanup(func() { _ = f.client.Delete(f.ctx, role) })
+	f.eventually(patience, "new pods are in the owner's", func() error {
+		for _, pod := range f.pods("set") {
+			if gangOf(&pod) == scheduling.PodGroupNamePrefix+string(barge.GetUID()) {
+				return nil
+			}
+		}
+		if err := f.client.DeleteAllOf(f.ctx, &corev1.Pod{}, client.InNamespace(f.ns), client.GracePeriodSeconds(0)); err != nil {
+			return err
+		}
+		return errors.New("they are not")
+	})
+	f.eventually(patience, "the other PodGroup is collected", func() error { return f.ownedBy(barge) })
+}
+
+// TestGangsSameNames: StatefulSets of one name follow each other. No pod ever names the
+// PodGroup of one before (volcano #5331).
+func TestGangsSameNames(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	var wrong sync.Map
+	seen := f.watchPods(metav1.ListOptions{LabelSelector: "app=db"}, func(_ watch.EventType, pod *corev1.Pod) {
+		if got := gangOf(pod); got != "" && got != scheduling.PodGroupNamePrefix+string(pod.OwnerReferences[0].UID) {
+			wrong.Store(pod.UID, got)
+		}
+	})
+	lost := f.loseWebhook // every other time the controller names the pods
+	found := func() {}
+	for i := range 40 {
+		switch i {
+		case 10, 30:
+			found = lost()
+		case 20:
+			found()
+		}
+		set := &appsv1.StatefulSet{
+			ObjectMeta: metav1.ObjectMeta{Name: "db"},
+			Spec: appsv1.StatefulSetSpec{
+				Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}},
+				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "db"}}, Spec: gangPod("", "", nil).Spec},
+			},
+		}
+		f.create(set)
+		f.eventually(patience, "there is a pod", func() error {
+			if len(f.pods("db")) == 0 {
+				return errors.New("none")
+			}
+			return nil
+		})
+		if err := f.client.Delete(f.ctx, set, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
+			t.Fatal(err)
+		}
+		f.eventually(patience, "it is gone", func() error {
+			if err := f.client.Get(f.ctx, client.ObjectKeyFromObject(set), set); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("it is there: %w", err)
+			}
+			return nil
+		})
+	}
+	found()
+	seen.stop()
+	wrong.Range(func(uid, group any) bool {
+		t.Errorf("pod %s names %s", uid, group)
+		return true
+	})
+	f.eventually(patience, "no PodGroup is left", func() error { return f.ownedBy() })
+}
+
+// TestGangsOfVolcanoAreAdopted: PodGroups that Volcano's controller made for ReplicaSets
+// are kept for their pods, which run on; when these are gone they are collected.
+func TestGangsOfVolcanoAreAdopted(t *testing.T) {
+	f := gangs(t, "")
+	defer f.loseWebhook()()
+	web := deployment("web", 2, "", volcanos)
+	// As where Volcano was there first: its names are ours.
+	f.create(web)
+	var set *appsv1.ReplicaSet
+	f.eventually(patience, "the ReplicaSet has its PodGroup", func() error {
+		var list appsv1.ReplicaSetList
+		if err := f.client.List(f.ctx, &list, client.InNamespace(f.ns)); err != nil || len(list.Items) != 1 {
+			return fmt.Errorf("%d ReplicaSets: %w", len(list.Items), err)
+		}
+		set = typed(f, &list.Items[0])
+		return errors.Join(f.named("web", 2, set), f.ownedBy(set))
+	})
+	group := f.groups()[0]
+	// What Volcano wrote has no mark of ours, and the whole reference of the pods.
+	f.patch(&group, map[string]any{"metadata": map[string]any{
+		"labels":      map[string]any{scheduling.ManagedByLabel: nil},
+		"annotations": map[string]any{scheduling.AppliedAnnotation: nil},
+	}, "spec": map[string]any{"queue": "kept"}})
+	(&gangScheduler{f: f}).run()
+	f.eventually(patience, "the pods run", func() error { return f.allReady("web", 2) })
+	before := map[types.UID]bool{}
+	for _, pod := range f.pods("web") {
+		before[pod.UID] = true
+	}
+	f.rules(bothConfigs["podgroupLevel"])
+	f.eventually(patience, "it is adopted", func() error {
+		g := f.groups()
+		if len(g) != 1 || g[0].UID != group.UID || g[0].Labels[scheduling.ManagedByLabel] != scheduling.ManagedByAtoll || g[0].Spec.Queue != "kept" {
+			return fmt.Errorf("the PodGroups are %+v", g)
+		}
+		return nil
+	})
+	for _, pod := range f.pods("web") {
+		if !before[pod.UID] {
+			t.Errorf("pod %s is another", pod.Name)
+		}
+	}
+	f.release("web", "nginx:1.28")
+	f.eventually(patience, "it is rolled out", func() error { return f.rolledOut("web") })
+	f.eventually(patience, "the Deployment has the only PodGroup", func() error { return errors.Join(f.named("web", 2, web), f.ownedBy(web)) })
+}
+
+// TestGangsStrangeOwners: owners in no namespace and in another, pods that kubelets made
+// of files, cycles, a hundred owners: no PodGroup that the garbage collector would
+// delete again, and no loop (fault F24).
+func TestGangsStrangeOwners(t *testing.T) {
+	f := gangs(t, "podgroupLevel: [{apiversion: '*', kind: workflow, adjust-level: 0}]")
+	counted := f.requests()
+	node := typed(f, &corev1.Node{})
+	if err := f.client.Get(f.ctx, types.NamespacedName{Name: "gang-0"}, node); err != nil {
+		t.Fatal(err)
+	}
+	node = typed(f, node)
+	ofNode := gangPod("of-node", "of-node", node)
+
+	other := ganged.fixture(t)
+	abroad := workflow("abroad")
+	other.create(abroad)
+	ofAbroad := gangPod("of-abroad", "of-abroad", abroad)
+
+	mirror := gangPod("mirror", "mirror", nil)
+	mirror.Annotations[corev1.MirrorPodAnnotationKey] = "x"
+	mirror.Spec.NodeName = "gang-0"
+
+	var top client.Object
+	for i := range 100 {
+		flow := object("argoproj.io/v1alpha1", "Workflow", fmt.Sprintf("flow-%d", i), top)
+		f.create(flow)
+		top = flow
+	}
+	ofMany := gangPod("of-many", "of-many", top)
+
+	a := workflow("a")
+	f.create(a)
+	b := object("argoproj.io/v1alpha1", "Workflow", "b", a)
+	f.create(b)
+	f.patch(a, map[string]any{"metadata": map[string]any{"ownerReferences": []any{map[string]any{
+		"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "b", "uid": string(b.GetUID()), "controller": true,
+	}}}})
+	ofCycle := gangPod("of-cycle", "of-cycle", b)
+	f.create(mirror, ofMany, ofCycle, ofNode)
+	f.eventually(patience, "those that can have theirs", func() error {
+		return errors.Join(f.named("of-many", 1, top), f.named("of-cycle", 1, b), f.named("of-node", 1, node))
+	})
+	// The garbage collector takes a pod whose owner is in another namespace; until then
+	// it has its PodGroup itself.
+	f.create(ofAbroad)
+	f.eventually(patience, "the pod with an owner abroad is gone, or has its own", func() error {
+		pods := f.pods("of-abroad")
+		if len(pods) == 0 {
+			return nil
+		}
+		return f.named("of-abroad", 1, nil)
+	})
+	if got := gangOf(&f.pods("mirror")[0]); got != "" {
+		t.Errorf("the pod of a file names %s", got)
+	}
+	f.always(5*time.Second, "each PodGroup stays", func() error {
+		for _, owner := range []client.Object{top, b, node} {
+			var g scheduling.PodGroup
+			if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: scheduling.PodGroupNamePrefix + string(owner.GetUID())}, &g); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if n := counted()["post podgroups"]; n > 8 {
+		t.Errorf("%d PodGroups were made", n)
+	}
+	f.rulesTold("PodGroupRulesProblem", "do not end within 10 steps")
+}
+
+// TestGangsOwnerReferencesAreEnforced: where nobody may block the deletion of owners,
+// PodGroups are made (volcano #2024).
+func TestGangsOwnerReferencesAreEnforced(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	web := typed(f, deployment("web", 1, "", volcanos))
+	f.create(web)
+	f.eventually(patience, "it has its PodGroup", func() error { return f.ownedBy(web) })
+	blocking := object("scheduling.volcano.sh/v1beta1", "PodGroup", "blocking", typed(f, web))
+	blocking.SetNamespace(f.ns)
+	refs := blocking.GetOwnerReferences()
+	refs[0].BlockOwnerDeletion = new(true)
+	blocking.SetOwnerReferences(refs)
+	if err := f.asManager().Create(f.ctx, blocking); !apierrors.IsForbidden(err) {
+		t.Errorf("blocking the deletion of an owner is not enforced here: %v", err)
+	}
+}
+
+// TestGangsOfSeveralSchedulers: where schedulers share pods out by the name of their
+// controller, no PodGroup is above it, and the ConfigMap says so.
+func TestGangsOfSeveralSchedulers(t *testing.T) {
+	f := newFixtureOfItsOwn(t, atoll.Options{Gangs: true, ManagerArgs: []string{"--gangs-multi-scheduler"}})
+	f.nodes(nil, "gang-0", "gang-1", "gang-2")
+	f.rules("podgroupLevel: [{apiversion: apps/v1, kind: deployment, adjust-level: 0}]")
+	(&gangScheduler{f: f}).run()
+	web := deployment("web", 2, "", volcanos)
+	f.create(web)
+	f.eventually(patience, "it runs", func() error { return f.allReady("web", 2) })
+	if g := f.groups(); len(g) != 1 || g[0].OwnerReferences[0].Kind != "ReplicaSet" {
+		t.Errorf("the PodGroups are %+v", g)
+	}
+	f.rulesTold("PodGroupRulesProblem", "no PodGroup is above it")
+}
+
+// TestGangsLeaderKilled: the replica that leads is killed during 1,000 creations. Each
+// owner has one PodGroup, and each pod its own.
+func TestGangsLeaderKilled(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	const owners, each = 100, 10
+	apps := make([]*appsv1.Deployment, owners)
+	states := f.watchPodGroups()
+	for i := range apps {
+		apps[i] = deployment(fmt.Sprintf("app-%d", i), each, "", volcanos)
+	}
+	for i, app := range apps {
+		f.create(app)
+		if i == owners/3 {
+			restart := f.killForNow(f.leader())
+			defer restart()
+		}
+	}
+	f.eventually(patience, "each owner has one PodGroup, and each pod names it", func() error {
+		var all []client.Object
+		for _, app := range apps {
+			all = append(all, app)
+		}
+		if err := f.ownedBy(all...); err != nil {
+			return err
+		}
+		for _, app := range apps {
+			if err := f.named(app.Name, each, app); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	made := map[types.UID]bool{}
+	for _, u := range states() {
+		made[u.GetUID()] = true
+	}
+	if len(made) != owners {
+		t.Errorf("%d PodGroups were made in all, want %d", len(made), owners)
+	}
+}
+
+// TestGangsRefused: a queue that is closed and a namespace that ends refuse PodGroups.
+// That is told once, and tried again less and less often.
+func TestGangsRefused(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	var refused atomic.Int64
+	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+		if r.Method == http.MethodPost && resourceOf(r) == "podgroups" && strings.Contains(r.URL.Path, f.ns) {
+			refused.Add(1)
+			refuse(w, http.StatusForbidden, "Forbidden")
+			return
+		}
+		forward(w, r)
+	})
+	web := deployment("web", 1, "", volcanos)
+	f.create(web)
+	var events int
+	f.always(10*time.Second, "it is told once", func() error {
+		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		events = 0
+		for _, e := range list.Items {
+			if e.Reason == "PodGroupRefused" && e.Regarding.Name == "web" {
+				events++
+			}
+		}
+		if events > 1 {
+			return fmt.Errorf("%d events", events)
+		}
+		return nil
+	})
+	if n := refused.Load(); events != 1 || n < 2 || n > 40 {
+		t.Errorf("%d events, and %d tries in ten seconds", events, n)
+	}
+	f.api.does(nil)
+	f.eventually(patience, "it is made when it may be", func() error { return f.ownedBy(web) })
+}
+
+// TestGangsKilledBetweenTwoWrites is fault F7: atoll-manager is killed before and after
+// each of its writes. All ends as it would have without that.
+func TestGangsKilledBetweenTwoWrites(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	defer f.loseWebhook()()
+	for i, tc := range []struct {
+		method, resource string
+		done             bool
+	}{
+		{http.MethodPatch, "pods", false}, {http.MethodPatch, "pods", true}, {http.MethodPost, "podgroups", false},
+		{http.MethodPost, "podgroups", true}, {http.MethodPatch, "podgroups", false}, {http.MethodPatch, "podgroups", true},
+		{http.MethodDelete, "podgroups", false}, {http.MethodDelete, "podgroups", true},
+	} {
+		t.Run(fmt.Sprintf("%s %s %t", tc.method, tc.resource, tc.done), func(t *testing.T) {
+			f := &fixture{T: t, ctx: f.ctx, ns: f.ns, environment: f.environment}
+			web := deployment(fmt.Sprintf("web-%d", i), 2, "", volcanos)
+			reached := make(chan struct{})
+			var once sync.Once
+			hold := func() {
+				f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+					if r.Method != tc.method || resourceOf(r) != tc.resource || !strings.Contains(r.URL.Path, "/"+f.ns+"/") {
+						forward(w, r)
+						return
+					}
+					once.Do(func() {
+						if tc.done {
+							forwarded(r, forward)
+						}
+						close(reached)
+					})
+					<-r.Context().Done()
+					hangUp()
+				})
+			}
+			if tc.method == http.MethodPost || tc.resource == "pods" {
+				hold()
+			}
+			f.create(web)
+			switch tc.method + tc.resource {
+			case http.MethodPatch + "podgroups":
+				f.eventually(patience, "it is there", func() error { return errors.Join(f.named(web.Name, 2, web), f.ownedBy(web)) })
+				hold()
+				f.annotateGroup(web.Name, "2")
+			case http.MethodDelete + "podgroups":
+				f.eventually(patience, "it is there", func() error { return errors.Join(f.named(web.Name, 2, web), f.ownedBy(web)) })
+				hold()
+				f.scale(web.Name, 0)
+			}
+			select {
+			case <-reached:
+			case <-time.After(patience):
+				t.Fatal("the write was not reached")
+			}
+			leader := f.leader()
+			f.kill(leader)
+			f.api.does(nil)
+			f.restart(leader)
+			if tc.method == http.MethodDelete {
+				f.eventually(patience, "it is collected", func() error { return f.ownedBy() })
+				return
+			}
+			f.eventually(patience, "it is as it is to be", func() error {
+				if err := errors.Join(f.named(web.Name, 2, web), f.ownedBy(web)); err != nil {
+					return err
+				}
+				if got := f.groups()[0].Spec.MinMember; tc.resource == "podgroups" && tc.method == http.MethodPatch && got != 2 {
+					return fmt.Errorf("minMember is %d", got)
+				}
+				return nil
+			})
+			f.remove(web)
+			f.eventually(patience, "nothing is left", func() error { return f.ownedBy() })
+		})
+	}
+}
+
+// annotateGroup sets the annotation that minMember comes from.
+func (f *fixture) annotateGroup(app, minMember string) {
+	f.Helper()
+	f.annotate(app, map[string]any{scheduling.MinMemberAnnotation: minMember})
+}
+
+// TestGangsInAStorm is fault F8: the API server fails writes, ends watches and forgets
+// where they were.
+func TestGangsInAStorm(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	defer f.loseWebhook()()
+	converge := func(app string) time.Duration {
+		began := time.Now()
+		web := deployment(app, 20, "", volcanos)
+		f.create(web)
+		f.eventually(patience, "it is grouped", func() error { return errors.Join(f.named(app, 20, web), f.ownedBy(web)) })
+		f.annotateGroup(app, "3")
+		f.eventually(patience, "it follows", func() error {
+			if got := f.groups()[0].Spec.MinMember; got != 3 {
+				return fmt.Errorf("minMember is %d", got)
+			}
+			return nil
+		})
+		f.remove(web)
+		f.eventually(patience, "it goes", func() error { return f.ownedBy() })
+		return time.Since(began)
+	}
+	clean := converge("clean")
+	stop, failures := f.storm()
+	storm := converge("stormy")
+	stop()
+	t.Logf("converged in %s, and in %s while %d writes failed", clean, storm, failures())
+	if failures() == 0 || storm > 2*clean+patience {
+		t.Errorf("took %s, clean %s, with %d failed writes", storm, clean, failures())
+	}
+}
+
+// TestGangsEmptyLists is F8 and F9 for pods: the API server lists none, while
+// atoll-manager starts. No PodGroup is collected for that.
+func TestGangsEmptyLists(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	(&gangScheduler{f: f}).run()
+	web, flow := deployment("web", 2, "", volcanos), workflow("flow")
+	f.create(web, flow)
+	single := gangPod("single", "single", nil)
+	step := gangPod("step", "step", flow) // has its own: the level is -1
+	f.create(single, step)
+	check := func() error {
+		return errors.Join(f.named("web", 2, web), f.named("single", 1, nil), f.named("step", 1, nil), f.ownedBy(web, single, step))
+	}
+	f.eventually(patience, "they have their PodGroups", check)
+	before := f.groups()
+	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+		if resourceOf(r) != "pods" || r.Method != http.MethodGet || !strings.Contains(r.URL.RawQuery, "schedulerName") {
+			forward(w, r)
+			return
+		}
+		switch {
+		case !isWatch(r) && r.URL.Query().Get("limit") == "":
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`)
+		case !isWatch(r):
+			forward(w, r)
+		case r.URL.Query().Get("sendInitialEvents") == "true":
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = fmt.Fprint(w, `{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"1","annotations":{"k8s.io/initial-events-end":"true"}}}}`+"\n")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		default:
+			<-r.Context().Done() // nothing changes
+		}
+	})
+	began := time.Now()
+	f.killForNow(f.leader())()
+	f.api.server.CloseClientConnections()
+	f.leads(began)
+	f.always(12*time.Second, "they stay", check)
+	f.api.does(nil)
+	f.api.server.CloseClientConnections()
+	f.always(3*time.Second, "they stay", check)
+	for i, g := range f.groups() {
+		if g.UID != before[i].UID {
+			t.Errorf("PodGroup %s was made anew", g.Name)
+		}
+	}
+}
