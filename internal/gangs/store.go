@@ -239,3 +239,12 @@ func uidOfPod(obj any) ([]string, error) {
 	}
 	return nil, nil
 }
+
+// PutPod and PutGroup put what no watch has brought, for tests of whoever asks.
+func (s *Store) PutPod(pod *corev1.Pod) {
+	slim, _ := slimPod(pod)
+	_ = s.pods[0].GetIndexer().Update(slim)
+}
+
+// PutGroup puts a PodGroup.
+func (s *Store) PutGroup(group *Group) { _ = s.groups.GetIndexer().Update(group) }

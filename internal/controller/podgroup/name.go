@@ -37,22 +37,27 @@ func (r *Reconciler) name(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	if pod.Group == name || r.wasNamed(pod.UID, name) || pod.Group != "" && !inChain(choice.Chain, gang.OwnerOf(pod.Group)) {
 		return ctrl.Result{}, nil // a person named it, or it is on its way
 	}
+	return ctrl.Result{}, r.write(ctx, pod, name)
+}
+
+// write writes the name into a pod, and into no other of its name.
+func (r *Reconciler) write(ctx context.Context, pod *gangs.Pod, name string) error {
 	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": pod.UID, "annotations": map[string]string{scheduling.GroupNameAnnotation: name},
 	}})
 	if err != nil {
-		return ctrl.Result{}, fmt.Errorf("encoding a patch of a pod: %w", err)
+		return fmt.Errorf("encoding a patch of a pod: %w", err)
 	}
 	_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || patch.AnotherOfThatName(err):
-		return ctrl.Result{}, nil
+		return nil
 	case err != nil:
-		return ctrl.Result{}, fmt.Errorf("naming the PodGroup of pod %s: %w", req.NamespacedName, err)
+		return fmt.Errorf("naming the PodGroup of pod %s: %w", pod, err)
 	}
 	namedTotal.Inc()
 	r.setNamed(pod, name)
-	return ctrl.Result{}, nil
+	return nil
 }
 
 func inChain(chain []*ownership.Object, owner types.UID) bool {

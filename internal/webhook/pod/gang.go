@@ -28,7 +28,7 @@ type Gangs struct {
 // controller names it.
 func (w *Webhook) nameGroup(ctx context.Context, pod *corev1.Pod, namespace string) {
 	g := w.Gangs
-	if g == nil || !g.Resolver.Handles(pod) || !w.Walker.HasSynced() || g.Resolver.Levels() == nil || !g.Store.Served() {
+	if g == nil || !g.Resolver.Handles(pod) || g.Resolver.Levels() == nil || !g.Store.Served() || !w.Walker.HasSynced() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, gangPatience)

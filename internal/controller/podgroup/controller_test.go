@@ -1,0 +1,297 @@
+package podgroup
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
+	"k8s.io/client-go/tools/events"
+	testingclock "k8s.io/utils/clock/testing"
+
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/internal/domain/gang"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/gangs"
+	"github.com/atoll-k8s/atoll/internal/owners"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// site is a reconciler over caches that a test fills, and API servers that hold what it
+// writes.
+type site struct {
+	*Reconciler
+	t        *testing.T
+	clock    *testingclock.FakeClock
+	recorder *events.FakeRecorder
+	walker   *owners.Walker
+	objects  *dynamicfake.FakeDynamicClient
+}
+
+func newSite(t *testing.T, pods ...runtime.Object) *site {
+	t.Helper()
+	s := &site{t: t, clock: testingclock.NewFakeClock(time.Unix(1_000_000, 0)), recorder: events.NewFakeRecorder(100)}
+	s.walker = owners.NewWalker(build.NewAPI(t).Client())
+	s.objects = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{gangs.Resource: "PodGroupList"})
+	client := fake.NewClientset(pods...)
+	lineage := owners.NewLineage(s.walker, metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()), meta.NewDefaultRESTMapper(nil))
+	store, err := gangs.NewStore(client, s.objects, []string{"volcano"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	resolver := &gangs.Resolver{Lineage: lineage, Schedulers: []string{"volcano"}}
+	resolver.SetLevels(ownership.Levels{})
+	s.Reconciler = &Reconciler{
+		Pods: client, Objects: s.objects, Lineage: lineage, Walker: s.walker, Store: store, Resolver: resolver,
+		Recorder: s.recorder, Clock: s.clock, Rules: &Rules{Resolver: resolver, Leads: func() bool { return false }},
+		named: map[types.UID]write[string]{}, made: map[types.NamespacedName]write[*gangs.Group]{}, idle: map[types.NamespacedName]time.Time{}, told: map[types.NamespacedName]string{},
+	}
+	return s
+}
+
+func (s *site) owners(all ...build.Object) {
+	for _, o := range all {
+		s.walker.Put(build.Owner(o))
+	}
+}
+
+// pass observes and runs the phases for the PodGroup of an owner.
+func (s *site) pass(owner string) error {
+	s.t.Helper()
+	sc := &scope{key: types.NamespacedName{Namespace: build.Namespace, Name: gang.Name(types.UID(owner))}}
+	if err := s.observe(s.t.Context(), sc); err != nil {
+		return err
+	}
+	if err := s.ensure(s.t.Context(), sc); err != nil {
+		return err
+	}
+	return s.collect(s.t.Context(), sc)
+}
+
+// written is the PodGroup of an owner as the API server has it, or nil; the store has it
+// too then.
+func (s *site) written(owner string) *unstructured.Unstructured {
+	s.t.Helper()
+	u, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Get(s.t.Context(), gang.Name(types.UID(owner)), metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	s.Store.PutGroup(gangs.Slim(u))
+	return u
+}
+
+// member is a pod of an owner that names a PodGroup.
+func memberOf(name string, owner build.Object, group string, options ...build.Option) *corev1.Pod {
+	options = append([]build.Option{
+		build.OwnedBy(owner), build.Annotation(scheduling.GroupNameAnnotation, gang.Name(types.UID(group))),
+		build.With(func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" }),
+	}, options...)
+	return build.Pod(name, options...)
+}
+
+func requests(cpu string) build.Option {
+	return build.With(func(p *corev1.Pod) {
+		p.Spec.Containers = []corev1.Container{{Name: "app", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(cpu)}}}}
+	})
+}
+
+// TestTheNewestTemplateCounts: after a rollback the newest template is that of the older
+// ReplicaSet, and pods of the other that are made later change nothing.
+func TestTheNewestTemplateCounts(t *testing.T) {
+	s := newSite(t)
+	web := build.Deployment("web", build.Replicas(2), build.Annotation(scheduling.MinMemberAnnotation, "2"))
+	old := build.ReplicaSet("web-1", build.OwnedBy(web), build.Annotation("deployment.kubernetes.io/revision", "3"))
+	other := build.ReplicaSet("web-2", build.OwnedBy(web), build.Annotation("deployment.kubernetes.io/revision", "2"))
+	s.owners(web, old, other)
+	s.Store.PutPod(memberOf("a", old, "web", requests("100m"), build.Created(s.clock.Now())))
+	s.Store.PutPod(memberOf("b", other, "web", requests("700m"), build.Created(s.clock.Now().Add(time.Hour))))
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	cpu, _, _ := unstructured.NestedString(s.written("web").Object, "spec", "minResources", "cpu")
+	if cpu != "200m" {
+		t.Errorf("minResources.cpu is %s, want twice 100m", cpu)
+	}
+}
+
+// TestWhatNobodyNeedsIsCollected, and nothing else.
+func TestWhatNobodyNeedsIsCollected(t *testing.T) {
+	web := build.Deployment("web", build.Replicas(2))
+	none := build.Deployment("web", build.Replicas(0))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(2))
+	group := func(owner types.UID, ours bool, phase scheduling.PodGroupPhase) *gangs.Group {
+		g := &gangs.Group{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: gang.Name("web"), UID: "group"}, Owner: owner, Ours: ours, Phase: string(phase), Now: &gang.Applied{}}
+		return g
+	}
+	finished := build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })
+	tests := map[string]struct {
+		group  *gangs.Group
+		owners []build.Object
+		pods   []*corev1.Pod
+		unseen []runtime.Object // by our watch
+		stays  bool
+	}{
+		"its owner makes pods again":                  {group("web", true, scheduling.PhaseRunning), []build.Object{web}, nil, nil, true},
+		"its owner wants none":                        {group("web", true, scheduling.PhaseInqueue), []build.Object{none}, nil, nil, false},
+		"its owner is gone":                           {group("web", true, scheduling.PhasePending), nil, nil, nil, false},
+		"its owner has left it":                       {group("", true, scheduling.PhasePending), []build.Object{web}, nil, nil, false},
+		"its owner has left it, and a person made it": {group("", false, scheduling.PhasePending), nil, nil, nil, true},
+		"another controller made it":                  {group("web", false, scheduling.PhasePending), []build.Object{none}, nil, nil, false},
+		"all is done":                                 {group("web", true, scheduling.PhaseCompleted), []build.Object{none}, nil, nil, true},
+		"a live pod names it":                         {group("web", true, scheduling.PhasePending), []build.Object{none}, []*corev1.Pod{memberOf("a", set, "web")}, nil, true},
+		"a finished pod names it":                     {group("web", true, scheduling.PhasePending), []build.Object{none}, []*corev1.Pod{memberOf("a", set, "web", finished)}, nil, false},
+		"its pods are in another":                     {group("web", true, scheduling.PhasePending), []build.Object{web, set}, []*corev1.Pod{memberOf("a", set, "web-1")}, nil, false},
+		"a pod that was not seen names it":            {group("web", true, scheduling.PhasePending), []build.Object{none}, nil, []runtime.Object{memberOf("a", set, "web")}, true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, tc.unseen...)
+			s.owners(tc.owners...)
+			s.Store.PutGroup(tc.group)
+			for _, pod := range tc.pods {
+				s.Store.PutPod(pod)
+			}
+			deleted := func() bool {
+				for _, action := range s.objects.Actions() {
+					if action.GetVerb() == "delete" {
+						return true
+					}
+				}
+				return false
+			}
+			sc := &scope{key: tc.group.Key()}
+			collect := func() {
+				if err := s.observe(t.Context(), sc); err != nil {
+					t.Fatal(err)
+				}
+				_ = s.collect(t.Context(), sc)
+			}
+			if collect(); deleted() {
+				t.Error("it is deleted at once")
+			}
+			s.clock.Step(grace)
+			if collect(); deleted() == tc.stays {
+				t.Errorf("it is deleted: %t", !tc.stays)
+			}
+		})
+	}
+}
+
+// TestAnOwnerThatGoesGetsNoPodGroup: the garbage collector would delete it again.
+func TestAnOwnerThatGoesGetsNoPodGroup(t *testing.T) {
+	s := newSite(t)
+	web := build.Deployment("web", build.Replicas(1), build.Deleting("foregroundDeletion"))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	s.owners(web, set)
+	s.Store.PutPod(memberOf("a", set, "web"))
+	if err := s.pass("web"); err != nil || s.written("web") != nil {
+		t.Errorf("it got one: %v", err)
+	}
+}
+
+// TestNothingIsWrittenTwice: a watch that is behind costs no second write.
+func TestNothingIsWrittenTwice(t *testing.T) {
+	s := newSite(t)
+	web := build.Deployment("web", build.Replicas(1))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	s.owners(web, set)
+	s.Store.PutPod(memberOf("a", set, "web"))
+	for range 3 {
+		if err := s.pass("web"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var verbs []string
+	for _, action := range s.objects.Actions() {
+		verbs = append(verbs, action.GetVerb())
+	}
+	if diff := cmp.Diff([]string{"create"}, verbs); diff != "" {
+		t.Errorf("wrong writes (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnnotationsThatCannotBeUsedAreTold(t *testing.T) {
+	s := newSite(t)
+	web := build.Deployment("web", build.Replicas(1), build.Annotation(scheduling.MinMemberAnnotation, "many"))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	s.owners(web, set)
+	s.Store.PutPod(memberOf("a", set, "web"))
+	for range 2 {
+		if err := s.pass("web"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.recorder.Events) != 1 {
+		t.Fatalf("%d events, want one", len(s.recorder.Events))
+	}
+	if e := <-s.recorder.Events; !strings.Contains(e, ReasonInvalid) || !strings.Contains(e, `"many"`) {
+		t.Errorf("the event is %s", e)
+	}
+}
+
+// TestWrongRulesChangeNothing, and a replica that starts with them begins with the last
+// that were right.
+func TestWrongRulesChangeNothing(t *testing.T) {
+	config := func(text, last string) *corev1.ConfigMap {
+		c := &corev1.ConfigMap{Data: map[string]string{ownership.LevelsKey: text}}
+		if last != "" {
+			c.Annotations = map[string]string{LastGoodAnnotation: last}
+		}
+		return c
+	}
+	const one = "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]"
+	const two = "podgroupLevel: [{apiversion: apps/v1, kind: deployment}, {apiversion: batch/v1, kind: job}]"
+	s := newSite(t)
+	changes := 0
+	r := &Rules{Resolver: s.Resolver, Leads: func() bool { return false }, onChange: func() { changes++ }}
+	steps := []struct {
+		config  *corev1.ConfigMap
+		rules   int
+		changes int
+	}{
+		{config("podgroupLevel: [", one), 1, 1}, {config("podgroupLevel: [", one), 1, 1}, {config(two, ""), 2, 2}, {config("noMatch: x", two), 2, 2},
+		{config("other: 1\n"+two, ""), 2, 3}, {nil, 0, 4}, {config("", ""), 0, 4},
+	}
+	for i, step := range steps {
+		r.Set(step.config)
+		if got := len(s.Resolver.Levels().Rules); got != step.rules || changes != step.changes {
+			t.Errorf("step %d: %d rules after %d changes, want %d after %d", i, got, changes, step.rules, step.changes)
+		}
+	}
+}
+
+func TestPatchesCarryTheUID(t *testing.T) {
+	pod := memberOf("a", build.ReplicaSet("web-1"), "", build.With(func(p *corev1.Pod) { delete(p.Annotations, scheduling.GroupNameAnnotation) }))
+	s := newSite(t, pod)
+	s.owners(build.ReplicaSet("web-1"))
+	s.Store.PutPod(pod)
+	slim := s.Store.Pod(types.NamespacedName{Namespace: build.Namespace, Name: "a"})
+	if !slim.Unnamed() {
+		t.Fatal("the pod is not to be named")
+	}
+	if err := s.write(t.Context(), slim, "podgroup-web-1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, action := range s.Pods.(*fake.Clientset).Actions() {
+		patch, ok := action.(interface{ GetPatch() []byte })
+		if !ok {
+			continue
+		}
+		var body struct{ Metadata metav1.ObjectMeta }
+		if err := json.Unmarshal(patch.GetPatch(), &body); err != nil || body.Metadata.UID != "a" {
+			t.Errorf("the patch is %s: %v", patch.GetPatch(), err)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package gangs
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+func slim(t *testing.T, pod *corev1.Pod) *Pod {
+	t.Helper()
+	out, err := slimPod(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.(*Pod)
+}
+
+func TestPodsThatAreToNameAPodGroup(t *testing.T) {
+	tests := map[string]struct {
+		option build.Option
+		want   bool
+	}{
+		"one that names none":              {func(build.Object) {}, true},
+		"one that names one":               {build.Annotation(scheduling.GroupNameAnnotation, "a"), false},
+		"by the other key":                 {build.Annotation(scheduling.VolcanoGroupNameAnnotation, "a"), false},
+		"one of a file":                    {build.Annotation(corev1.MirrorPodAnnotationKey, "a"), false},
+		"one that is being deleted":        {build.Deleting("x"), false},
+		"one that has ended":               {build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), false},
+		"one that is known to be anything": {build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodUnknown }), true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := slim(t, build.Pod("a", tc.option)).Unnamed(); got != tc.want {
+				t.Errorf("it is %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestWhatChangesOfAPod: a pod's status comes many times, and is the same to PodGroups.
+func TestWhatChangesOfAPod(t *testing.T) {
+	pod := build.Pod("a")
+	tests := map[string]struct {
+		change func(*corev1.Pod)
+		same   bool
+	}{
+		"its address":        {func(p *corev1.Pod) { p.Status.PodIP = "10.0.0.1" }, true},
+		"another annotation": {func(p *corev1.Pod) { p.Annotations = map[string]string{"a": "b"} }, true},
+		"its node":           {func(p *corev1.Pod) { p.Spec.NodeName = "n" }, false},
+		"its end":            {func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, false},
+		"its PodGroup":       {func(p *corev1.Pod) { p.Annotations = map[string]string{scheduling.GroupNameAnnotation: "b"} }, false},
+		"its queue":          {func(p *corev1.Pod) { p.Annotations = map[string]string{scheduling.QueueNameAnnotation: "b"} }, false},
+		"its owner":          {func(p *corev1.Pod) { build.OwnedBy(build.Job("j"))(p) }, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			changed := pod.DeepCopy()
+			tc.change(changed)
+			if got := samePod(slim(t, pod), slim(t, changed)); got != tc.same {
+				t.Errorf("same is %t, want %t", got, tc.same)
+			}
+		})
+	}
+}
+
+func TestPodGroupsThatNobodyWroteByHand(t *testing.T) {
+	group := func(name, owner string, labels map[string]string) *Group {
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"minMember": int64(2), "minResources": map[string]any{"pods": "1"}}, "status": map[string]any{"phase": "Running"}}}
+		u.SetName(name)
+		u.SetLabels(labels)
+		if owner != "" {
+			u.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "a", UID: types.UID(owner), Controller: new(true)}})
+		}
+		return Slim(u)
+	}
+	ours := map[string]string{scheduling.ManagedByLabel: scheduling.ManagedByAtoll}
+	for name, tc := range map[string]struct {
+		group *Group
+		want  bool
+	}{
+		"ours":                       {group("podgroup-x", "x", ours), true},
+		"ours without its owner":     {group("podgroup-x", "", ours), true},
+		"Volcano's":                  {group("podgroup-x", "x", nil), true},
+		"a person's of such a name":  {group("podgroup-x", "", nil), false},
+		"a person's, owned by a pod": {group("podgroup-x", "y", nil), false},
+		"a person's":                 {group("mine", "", ours), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := tc.group.Generated(); got != tc.want {
+				t.Errorf("generated is %t, want %t", got, tc.want)
+			}
+		})
+	}
+	g := group("podgroup-x", "x", nil)
+	if g.Pod != "a" || g.Phase != "Running" || g.Now.Spec["minMember"] != float64(2) || g.Last != nil {
+		t.Errorf("the PodGroup is %+v", g)
+	}
+}

@@ -1,0 +1,27 @@
+package pod
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/internal/gangs"
+)
+
+// TestPodsAreNotNamedBeforeAllIsKnown: a pod that names a PodGroup which nobody makes
+// would wait for ever.
+func TestPodsAreNotNamedBeforeAllIsKnown(t *testing.T) {
+	pod := &corev1.Pod{Spec: corev1.PodSpec{SchedulerName: "volcano"}}
+	for name, w := range map[string]*Webhook{
+		"PodGroups are off":      {},
+		"the rules are not read": {Gangs: &Gangs{Resolver: &gangs.Resolver{Schedulers: []string{"volcano"}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.nameGroup(t.Context(), pod, "ns")
+			if got := pod.Annotations[scheduling.GroupNameAnnotation]; got != "" {
+				t.Errorf("the pod names %s", got)
+			}
+		})
+	}
+}
