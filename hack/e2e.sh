@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of test/ with the given flags of go test. Those of e2e run in
-# five parts, each on clusters of its own, three at a time: most of their time they
+# six parts, each on clusters of its own, three at a time: most of their time they
 # wait. Tests that share a cluster are in one part, so that it is started once.
 #
 #   hack/e2e.sh <gotestsum> <flag of go test>...
@@ -46,6 +46,7 @@ forms="^($(using 'inEachForm[(]t|plain[.]fixture'))$"
 capacity="^($(using 'trio[.]fixture'))$"
 capacity_faults="^($(using 'trio[.]fixture' | tr '|' '\n' | grep '^TestFault' | paste -sd '|' -))$"
 faults="^($(using 'newFaultyFixture|range pairs|pairs\[|isolated[.]fixture'))$"
+gangs="^($(using 'gangs[(]t|ganged[.]fixture|Gangs: true'))$"
 others=$(go list ./... | grep -v '/e2e$')
 failed=0
 running=()
@@ -60,9 +61,14 @@ trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
 	exit "$failed"
 } &
 running+=($!)
-run e2e-faults "$@" -run "$faults" ./e2e &
+{
+	failed=0
+	run e2e-faults "$@" -run "$faults" ./e2e || failed=1
+	run e2e-gangs "$@" -run "$gangs" ./e2e || failed=1
+	exit "$failed"
+} &
 running+=($!)
-run e2e-common "$@" -skip "$forms|$faults|$capacity" ./e2e || failed=1
+run e2e-common "$@" -skip "$forms|$faults|$capacity|$gangs" ./e2e || failed=1
 run e2e-capacity-faults "$@" -run "$capacity_faults" ./e2e || failed=1
 for part in "${running[@]}"; do
 	wait "$part" || failed=1
