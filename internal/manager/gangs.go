@@ -49,7 +49,7 @@ func (p *parts) addGangs(config *rest.Config) error {
 	}
 	resolver := &gangs.Resolver{Lineage: lineage, Schedulers: p.config.gangSchedulers(), AtMostDirectOwner: p.config.GangMultiScheduler}
 	rules := &podgroup.Rules{
-		Client: p.client, Mapper: p.mgr.GetRESTMapper(), ConfigMap: p.config.gangConfig(), Resolver: resolver, Leads: p.leads,
+		Client: p.client, Mapper: p.mgr.GetRESTMapper(), ConfigMap: p.config.gangConfig(), Resolver: resolver, Leads: p.leads, Wake: make(chan struct{}, 1),
 	}
 	p.gangs = &gangParts{resolver, store, &podgroup.Reconciler{
 		Pods: p.client, Objects: objects, Lineage: lineage, Walker: p.walker, Store: store, Resolver: resolver, Rules: rules, Clock: clock.RealClock{},

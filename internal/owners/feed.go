@@ -205,7 +205,7 @@ func (f *feed) setSynced() {
 	was := f.slow
 	f.slow = false
 	f.mu.Unlock()
-	if f.kind.further {
+	if f.kind.further && !f.walker.impatient {
 		syncedGauge.WithLabelValues(f.kind.GroupKind().String()).Set(1)
 	}
 	if was {

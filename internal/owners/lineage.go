@@ -9,6 +9,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
@@ -34,6 +35,8 @@ type Lineage struct {
 	readings map[readingKey]*reading
 	// unknown are kinds that could not be mapped, until when that is believed.
 	unknown map[schema.GroupKind]unread
+	// questions are those that the mapper has not answered yet.
+	questions map[schema.GroupVersionKind]*question
 	// watched are the kinds of others whose metadata is watched.
 	watched map[schema.GroupKind]bool
 }
@@ -95,7 +98,7 @@ func NewLineage(walker *Walker, metadata metadata.Interface, mapper meta.RESTMap
 	others.metadata = metadata
 	return &Lineage{
 		walker: walker, others: others, mapper: mapper,
-		readings: map[readingKey]*reading{}, unknown: map[schema.GroupKind]unread{}, watched: map[schema.GroupKind]bool{},
+		readings: map[readingKey]*reading{}, unknown: map[schema.GroupKind]unread{}, questions: map[schema.GroupVersionKind]*question{}, watched: map[schema.GroupKind]bool{},
 	}
 }
 
@@ -144,6 +147,9 @@ func (l *Lineage) Chain(ctx context.Context, pod *ownership.Object) (chain []*ow
 			return chain, end, nil
 		case len(chain) > ownership.MaxHops:
 			end.Reason = EndTooDeep
+			return chain, end, nil
+		case ref.Name == "" || len(content.IsPathSegmentName(ref.Name)) > 0:
+			end.Reason = EndGone // nothing has such a name
 			return chain, end, nil
 		}
 		owner, resource, err := l.owner(ctx, at)
@@ -279,6 +285,10 @@ func (l *Lineage) watch(k *kind) bool {
 
 // meet finds out how a kind is served that was not met before.
 func (l *Lineage) meet(ctx context.Context, gvk schema.GroupVersionKind) (*Walker, *kind, error) {
+	if gvk.Group == "" && gvk.Kind != "Pod" {
+		// Whoever may create pods can name any kind: those that hold secrets, or are many.
+		return nil, nil, &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
+	}
 	now := l.walker.clock.Now()
 	l.mu.Lock()
 	is, known := l.unknown[gvk.GroupKind()]
@@ -314,27 +324,42 @@ func (l *Lineage) setUnknown(gk schema.GroupKind, is unread) {
 	l.unknown[gk] = is
 }
 
-// mapping asks for as long as ctx allows, and no longer than mapTime: the mapper takes
-// no context.
+// mapping asks together with whoever else asks, for as long as ctx allows and no longer
+// than mapTime: the mapper takes no context, and an API server may hang.
 func (l *Lineage) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
-	type answer struct {
-		mapping *meta.RESTMapping
-		err     error
-	}
 	ctx, cancel := context.WithTimeout(ctx, mapTime)
 	defer cancel()
-	answers := make(chan answer, 1)
-	go func() {
-		mapping, err := l.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
-		if meta.IsNoMatchError(err) {
-			mapping, err = l.mapper.RESTMapping(gvk.GroupKind()) // in another version
-		}
-		answers <- answer{mapping, err}
-	}()
+	l.mu.Lock()
+	q := l.questions[gvk]
+	if q == nil {
+		q = &question{done: make(chan struct{})}
+		l.questions[gvk] = q
+		go l.ask(gvk, q)
+	}
+	l.mu.Unlock()
 	select {
-	case a := <-answers:
-		return a.mapping, a.err
+	case <-q.done:
+		return q.mapping, q.err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// question is how a kind is served: done is closed when the rest is set.
+type question struct {
+	done    chan struct{}
+	mapping *meta.RESTMapping
+	err     error
+}
+
+// ask ends when the mapper does.
+func (l *Lineage) ask(gvk schema.GroupVersionKind, q *question) {
+	q.mapping, q.err = l.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if meta.IsNoMatchError(q.err) {
+		q.mapping, q.err = l.mapper.RESTMapping(gvk.GroupKind()) // in another version
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.questions, gvk)
+	close(q.done)
 }

@@ -131,17 +131,18 @@ func TestLineage(t *testing.T) {
 		want   []string
 		end    EndReason
 	}{
-		"through kinds that nobody named":                {[]build.Object{job}, []*metav1.PartialObjectMetadata{of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil)}, podOf(ref(build.Owner(job).GroupVersionKind, "job")), []string{"Pod pod", "Job job", "Flow flow", "Fleet fleet"}, ""},
-		"a pod alone":                                    {nil, nil, podOf(nil), []string{"Pod pod"}, ""},
-		"an owner that is gone":                          {[]build.Object{job}, nil, podOf(ref(build.Owner(job).GroupVersionKind, "job")), []string{"Pod pod", "Job job"}, EndGone},
-		"another of the same name":                       {nil, []*metav1.PartialObjectMetadata{younger}, podOf(ref(flows, "flow")), []string{"Pod pod"}, EndGone},
-		"an owner in another namespace":                  {nil, []*metav1.PartialObjectMetadata{elsewhere}, podOf(ref(flows, "flow")), []string{"Pod pod"}, EndGone},
-		"a direct owner whose kind is not served":        {nil, nil, podOf(ref(ghosts, "ghost")), []string{"Pod pod", "Ghost ghost"}, EndUnknown},
-		"an owner above whose kind is not served":        {nil, []*metav1.PartialObjectMetadata{of(flows, "flow", ref(ghosts, "ghost"))}, podOf(ref(flows, "flow")), []string{"Pod pod", "Flow flow"}, EndUnknown},
-		"owners that lead back":                          {nil, []*metav1.PartialObjectMetadata{of(flows, "a", ref(flows, "b")), of(flows, "b", ref(flows, "a"))}, podOf(ref(flows, "a")), []string{"Pod pod", "Flow a", "Flow b"}, EndCycle},
-		"an owner that owns itself":                      {nil, []*metav1.PartialObjectMetadata{of(flows, "a", ref(flows, "a"))}, podOf(ref(flows, "a")), []string{"Pod pod", "Flow a"}, EndCycle},
-		"more owners than are looked at":                 {nil, depth, podOf(ref(flows, "deep-0")), deep, EndTooDeep},
-		"what is of the core group is read all the same": {nil, nil, podOf(ref(schema.GroupVersionKind{Version: "v1", Kind: "Node"}, "node")), []string{"Pod pod", "Node node"}, EndUnknown},
+		"through kinds that nobody named":         {[]build.Object{job}, []*metav1.PartialObjectMetadata{of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil)}, podOf(ref(build.Owner(job).GroupVersionKind, "job")), []string{"Pod pod", "Job job", "Flow flow", "Fleet fleet"}, ""},
+		"a pod alone":                             {nil, nil, podOf(nil), []string{"Pod pod"}, ""},
+		"an owner that is gone":                   {[]build.Object{job}, nil, podOf(ref(build.Owner(job).GroupVersionKind, "job")), []string{"Pod pod", "Job job"}, EndGone},
+		"another of the same name":                {nil, []*metav1.PartialObjectMetadata{younger}, podOf(ref(flows, "flow")), []string{"Pod pod"}, EndGone},
+		"an owner in another namespace":           {nil, []*metav1.PartialObjectMetadata{elsewhere}, podOf(ref(flows, "flow")), []string{"Pod pod"}, EndGone},
+		"a direct owner whose kind is not served": {nil, nil, podOf(ref(ghosts, "ghost")), []string{"Pod pod", "Ghost ghost"}, EndUnknown},
+		"an owner above whose kind is not served": {nil, []*metav1.PartialObjectMetadata{of(flows, "flow", ref(ghosts, "ghost"))}, podOf(ref(flows, "flow")), []string{"Pod pod", "Flow flow"}, EndUnknown},
+		"owners that lead back":                   {nil, []*metav1.PartialObjectMetadata{of(flows, "a", ref(flows, "b")), of(flows, "b", ref(flows, "a"))}, podOf(ref(flows, "a")), []string{"Pod pod", "Flow a", "Flow b"}, EndCycle},
+		"an owner that owns itself":               {nil, []*metav1.PartialObjectMetadata{of(flows, "a", ref(flows, "a"))}, podOf(ref(flows, "a")), []string{"Pod pod", "Flow a"}, EndCycle},
+		"more owners than are looked at":          {nil, depth, podOf(ref(flows, "deep-0")), deep, EndTooDeep},
+		"what is of the core group is not read":   {nil, nil, podOf(ref(schema.GroupVersionKind{Version: "v1", Kind: "Secret"}, "secret")), []string{"Pod pod", "Secret secret"}, EndUnknown},
+		"a name that nothing can have":            {nil, nil, podOf(ref(flows, "../flow")), []string{"Pod pod"}, EndGone},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

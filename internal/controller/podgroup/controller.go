@@ -44,6 +44,8 @@ const (
 	grace = 5 * time.Second
 	// lag bounds how long a watch is behind our own writes.
 	lag = 10 * time.Second
+	// again is when is looked again at what somebody else has just written.
+	again = 50 * time.Millisecond
 )
 
 // Reconciler gives PodGroups to pods.
@@ -67,6 +69,7 @@ type Reconciler struct {
 	// they were written: watches may not have brought them yet.
 	named map[types.UID]write[string]
 	made  map[types.NamespacedName]write[*gangs.Group]
+	swept time.Time // when old ones were forgotten
 	// idle are PodGroups that nobody needs, since when.
 	idle map[types.NamespacedName]time.Time
 	// told is the last event about each PodGroup.

@@ -54,9 +54,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil // all comes once it is
 	}
 	s := &scope{key: req.NamespacedName}
+	began := r.Clock.Now()
 	if err := r.observe(ctx, s); err != nil {
 		return ctrl.Result{}, err
 	}
+	r.groups.Took(req, r.Clock.Since(began))
 	return phase.Run(ctx, s, r.ensure, r.collect)
 }
 
@@ -155,9 +157,7 @@ func (r *Reconciler) setMade(u *unstructured.Unstructured) {
 	group := gangs.Slim(u)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := r.Clock.Now()
-	maps.DeleteFunc(r.made, func(_ types.NamespacedName, was write[*gangs.Group]) bool { return now.Sub(was.at) >= lag })
-	r.made[group.Key()] = write[*gangs.Group]{group, now}
+	r.made[group.Key()] = write[*gangs.Group]{group, r.Clock.Now()}
 }
 
 // ensure makes the PodGroup of live pods what it is to be.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,13 +38,18 @@ func (r *Reconciler) name(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	if pod.Group == name || r.wasNamed(pod.UID, name) || pod.Group != "" && !inChain(choice.Chain, gang.OwnerOf(pod.Group)) {
 		return ctrl.Result{}, nil // a person named it, or it is on its way
 	}
-	return ctrl.Result{}, r.write(ctx, pod, name)
+	err = r.write(ctx, pod, name)
+	if apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: again}, nil
+	}
+	return ctrl.Result{}, err
 }
 
-// write writes the name into a pod, and into no other of its name.
+// write writes the name into a pod as it was seen, and into no other of its name: a pod
+// that has been named, or bound, since then is looked at again.
 func (r *Reconciler) write(ctx context.Context, pod *gangs.Pod, name string) error {
 	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": pod.UID, "annotations": map[string]string{scheduling.GroupNameAnnotation: name},
+		"uid": pod.UID, "resourceVersion": pod.ResourceVersion, "annotations": map[string]string{scheduling.GroupNameAnnotation: name},
 	}})
 	if err != nil {
 		return fmt.Errorf("encoding a patch of a pod: %w", err)
@@ -80,10 +86,10 @@ func (r *Reconciler) setNamed(pod *gangs.Pod, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.Clock.Now()
-	for uid, was := range r.named {
-		if now.Sub(was.at) >= lag {
-			delete(r.named, uid)
-		}
+	if now.Sub(r.swept) >= lag {
+		r.swept = now
+		maps.DeleteFunc(r.named, func(_ types.UID, was write[string]) bool { return now.Sub(was.at) >= lag })
+		maps.DeleteFunc(r.made, func(_ types.NamespacedName, was write[*gangs.Group]) bool { return now.Sub(was.at) >= lag })
 	}
 	r.named[pod.UID] = write[string]{name, now}
 }

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -46,7 +45,10 @@ const (
 const (
 	// lookEvery is how often is looked whether rules can match by now, and whether
 	// owners can be read.
-	lookEvery = 30 * time.Second
+	lookEvery = 2 * time.Minute
+	// unreadFor is how long it is told that an owner could not be read, and maxUnread
+	// bounds the kinds of them.
+	unreadFor, maxUnread = 10 * time.Minute, 30
 	// askTime bounds the questions about one rule.
 	askTime = 3 * time.Second
 )
@@ -64,6 +66,8 @@ type Rules struct {
 	Leads func() bool
 
 	onChange func()
+	// Wake asks Start to look soon: a channel with room for one.
+	Wake chan struct{}
 
 	mu sync.Mutex
 	// config is the ConfigMap, nil if there is none; text is the text in force.
@@ -74,7 +78,7 @@ type Rules struct {
 	rejected error
 	notes    []string
 	// unread are the kinds of owners that could not be read, and why.
-	unread map[schema.GroupKind]string
+	unread map[schema.GroupKind]write[string]
 	// told is the last event of each reason.
 	told map[string]string
 }
@@ -99,7 +103,16 @@ func (r *Rules) Start(ctx context.Context) error {
 		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) && r.Resolver.Levels() == nil {
 			r.Set(nil) // there is none
 		}
-		wait.UntilWithContext(ctx, r.look, lookEvery)
+		tick := time.NewTicker(lookEvery)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			r.look(ctx)
+			select {
+			case <-r.Wake:
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
 	})
 	running.Wait()
 	return nil
@@ -123,7 +136,15 @@ func (r *Rules) Set(config *corev1.ConfigMap) {
 	if changed && r.onChange != nil {
 		r.onChange()
 	}
-	go r.look(context.Background())
+	r.wakeUp()
+}
+
+// wakeUp has Start look soon. It never blocks.
+func (r *Rules) wakeUp() {
+	select {
+	case r.Wake <- struct{}{}:
+	default: // it is about to, or nobody runs
+	}
 }
 
 func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
@@ -171,12 +192,16 @@ func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.unread == nil {
-		r.unread = map[schema.GroupKind]string{}
+		r.unread = map[schema.GroupKind]write[string]{}
 	}
-	if _, known := r.unread[end.At.GroupKind()]; !known && len(r.unread) < maxShown*10 {
-		r.unread[end.At.GroupKind()] = why
-		go r.look(context.Background())
+	gk := end.At.GroupKind()
+	if _, known := r.unread[gk]; !known {
+		if len(r.unread) >= maxUnread {
+			return
+		}
+		r.wakeUp()
 	}
+	r.unread[gk] = write[string]{why, time.Now()}
 }
 
 func resourceOf(end *owners.End) string {
@@ -193,8 +218,12 @@ func (r *Rules) look(ctx context.Context) {
 	}
 	r.mu.Lock()
 	config, rejected, notes := r.config, r.rejected, slices.Clone(r.notes)
-	for _, why := range r.unread {
-		notes = append(notes, why)
+	for gk, why := range r.unread {
+		if time.Since(why.at) > unreadFor {
+			delete(r.unread, gk)
+			continue
+		}
+		notes = append(notes, why.value)
 	}
 	r.mu.Unlock()
 	levels := r.Resolver.Levels()
