@@ -91,6 +91,33 @@ func TestWhatCannotBeUsedIsSaid(t *testing.T) {
 	}
 }
 
+func TestTheLowestTierIsATier(t *testing.T) {
+	got := Want(Pod{Annotations: notes{scheduling.NetworkTopologyHighestTierAnnotation: "0"}}, nil, nil)
+	if len(got.Problems) > 0 || got.NetworkTopology == nil || got.NetworkTopology.HighestTierAllowed == nil || *got.NetworkTopology.HighestTierAllowed != 0 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestResourcesOfOthers(t *testing.T) {
+	for name, want := range map[corev1.ResourceName]bool{
+		"nvidia.com/gpu": true, "cpu": false, "hugepages-2Mi": false, "pods": false,
+		"kubernetes.io/batch": false, "scheduling.kubernetes.io/x": false, "requests.nvidia.com/gpu": false,
+	} {
+		if got := isExtended(name); got != want {
+			t.Errorf("%s is: %t, want %t", name, got, want)
+		}
+	}
+}
+
+func TestOneChangeIsAChange(t *testing.T) {
+	one := map[string]any{"a": "b"}
+	for _, c := range []Changes{{Spec: one}, {Labels: one}, {Annotations: one}} {
+		if c.None() {
+			t.Errorf("%+v is none", c)
+		}
+	}
+}
+
 func TestUsageOf(t *testing.T) {
 	list := func(pairs ...string) corev1.ResourceList {
 		out := corev1.ResourceList{}
