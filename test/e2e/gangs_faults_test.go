@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net/http"
 	"strings"
@@ -180,6 +181,9 @@ func TestGangsForbiddenOwner(t *testing.T) {
 	f.eventually(patience, "the other PodGroup is collected", func() error { return f.ownedBy(barge) })
 }
 
+// names is how many StatefulSets of one name follow each other.
+var names = flag.Int("names", 40, "StatefulSets of one name that TestGangsSameNames makes, one after the other")
+
 // TestGangsSameNames: StatefulSets of one name follow each other. No pod ever names the
 // PodGroup of one before (volcano #5331).
 func TestGangsSameNames(t *testing.T) {
@@ -192,11 +196,11 @@ func TestGangsSameNames(t *testing.T) {
 	})
 	lost := f.loseWebhook // every other time the controller names the pods
 	found := func() {}
-	for i := range 40 {
+	for i := range *names {
 		switch i {
-		case 10, 30:
+		case *names / 4, *names * 3 / 4:
 			found = lost()
-		case 20:
+		case *names / 2:
 			found()
 		}
 		set := &appsv1.StatefulSet{
@@ -252,7 +256,10 @@ func TestGangsOfVolcanoAreAdopted(t *testing.T) {
 	group := f.groups()[0]
 	// What Volcano wrote has no mark of ours, and the whole reference of the pods.
 	f.patch(&group, map[string]any{"metadata": map[string]any{
-		"labels":      map[string]any{scheduling.ManagedByLabel: nil},
+		"labels": map[string]any{scheduling.ManagedByLabel: nil},
+		"ownerReferences": []any{map[string]any{
+			"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": set.Name, "uid": set.UID, "controller": true, "blockOwnerDeletion": true,
+		}},
 		"annotations": map[string]any{scheduling.AppliedAnnotation: nil},
 	}, "spec": map[string]any{"queue": "kept"}})
 	(&gangScheduler{f: f}).run()
