@@ -56,8 +56,8 @@ var together = scene{
 		},
 	}, {
 		commands: [][]string{
-			{"get", "-n", lab, "replicasets,jobs"},
 			{"get", "-n", lab, "podgroups", "-o", "custom-columns=PODGROUP:.metadata.name,OWNER:.metadata.ownerReferences[0].kind,NAME:.metadata.ownerReferences[0].name,MINMEMBER:.spec.minMember,CPU:.spec.minResources.cpu"},
+			{"get", "-n", lab, "replicasets,jobs"},
 		},
 		answers: []answer{podGroupsOf("Deployment", "Job")},
 		verdict: (*stage).judgePodGroups,
