@@ -26,7 +26,7 @@ PKG ?=
 BENCH_PKG ?= ./perf
 DEMO_PKG ?= ./demo
 ARGS ?=
-# What make demo shows beside the document's example: rollout, scale, early, pools or capacity.
+# What make demo shows beside the document's example: rollout, scale, early, pools, capacity or gangs.
 SCENE ?=
 export SCENE
 # What builds etcd, kube-apiserver and the other programs of the devcluster,
@@ -74,7 +74,7 @@ bench: ## Measure: ARGS go to the benchmark program.
 	cd test && go run $(BENCH_PKG) $(ARGS)
 
 .PHONY: demo
-demo: ## Show it on a cluster of simulated nodes: SCENE=rollout|scale|early|pools|capacity shows one thing more.
+demo: ## Show it on a cluster of simulated nodes: SCENE=rollout|scale|early|pools|capacity|gangs shows one thing more.
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: up

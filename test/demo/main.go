@@ -6,7 +6,7 @@
 //	make demo                 # live on a terminal, until Ctrl-C
 //	make demo DEMO_EXIT=1     # plain lines, ends by itself
 //	make demo ARGS=-form=pinned
-//	make demo SCENE=scale     # one thing more: rollout, scale, early, pools or capacity
+//	make demo SCENE=scale     # one thing more: rollout, scale, early, pools, capacity or gangs
 //
 // Without a terminal or with DEMO_EXIT set it prints a line for everything that
 // happens, ends with a table, and exits 0 only if the table is what the

@@ -23,6 +23,8 @@ type answer struct {
 	about string
 	args  []string
 	want  string
+	// wantOf are arguments with which kubectl prints what is wanted, instead of want.
+	wantOf []string
 	// once: a word that is printed several times in a row counts once.
 	once bool
 }
@@ -193,14 +195,18 @@ func (s *stage) awaitAnswers(ctx context.Context, answers []answer, within time.
 		var failures []string
 		for _, a := range answers {
 			got, err := s.ask(ctx, a.args...)
+			want := a.want
+			if a.wantOf != nil && err == nil {
+				want, err = s.ask(ctx, a.wantOf...)
+			}
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
 			if a.once {
 				got = strings.Join(slices.Compact(strings.Fields(got)), " ")
 			}
-			if err != nil || got != a.want {
-				failures = append(failures, fmt.Sprintf("%s: %q, wanted %q", a.about, got, a.want))
+			if err != nil || got != want || want == "" {
+				failures = append(failures, fmt.Sprintf("%s: %q, wanted %q", a.about, got, want))
 			}
 		}
 		if len(failures) == 0 {

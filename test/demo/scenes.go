@@ -15,12 +15,16 @@ type scene struct {
 	// begin, if it is there, comes before the acts.
 	begin func(*stage, context.Context) error
 	acts  []act
+	// gangs: Atoll is installed with PodGroups.
+	gangs bool
 }
 
 // act is a few commands and what is to come of them.
 type act struct {
 	// commands are arguments of kubectl, run in the root of the source.
 	commands [][]string
+	// then, if it is there, comes after the commands.
+	then func(*stage, context.Context) error
 	// promises are what is to be in the groups afterwards.
 	promises []promise
 	// available is how many pods are to serve all the time, and unavailable how
@@ -73,7 +77,7 @@ var scenes = []scene{{
 		},
 		available: 5, unavailable: maxUnavailable,
 	}},
-}, pools, classes}
+}, pools, classes, together}
 
 // sceneWithin bounds one act.
 const sceneWithin = 3 * time.Minute
@@ -120,6 +124,11 @@ func (s *stage) playAct(ctx context.Context, doc *document, a *act, end *outcome
 	}
 	for _, command := range a.commands {
 		if err := s.kubectlIn(ctx, doc.dir, command...); err != nil {
+			return err
+		}
+	}
+	if a.then != nil {
+		if err := a.then(s, ctx); err != nil {
 			return err
 		}
 	}

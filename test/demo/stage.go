@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
@@ -50,6 +52,9 @@ type stage struct {
 	end *outcome
 	// rollouts are of the scene of pools.
 	rollouts *rollouts
+	// podGroups are the kinds of the owners of all PodGroups that were seen, of the
+	// scene of PodGroups.
+	podGroups map[types.UID]string
 	// told is the last line about each object of a scene.
 	told map[string]string
 	// curtain is how long the starting point stands, for people to see it.
@@ -71,7 +76,7 @@ func (s *stage) perform(ctx context.Context) (*outcome, error) {
 	if err := s.start(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.build(ctx); err != nil {
+	if err := s.build(ctx, sc != nil && sc.gangs); err != nil {
 		return nil, err
 	}
 	setup, cancel := context.WithTimeout(ctx, setupWithin)
@@ -142,8 +147,9 @@ func (s *stage) strike() error {
 	return nil
 }
 
-// build adds the nodes and installs Atoll, both at a time.
-func (s *stage) build(ctx context.Context) error {
+// build adds the nodes and installs Atoll, with PodGroups if gangs is set, both at a
+// time.
+func (s *stage) build(ctx context.Context, gangs bool) error {
 	var nodes []devcluster.NodeSpec
 	for _, place := range places {
 		for _, name := range place.nodes {
@@ -153,7 +159,7 @@ func (s *stage) build(ctx context.Context) error {
 	s.journal.add(note, "adding %d nodes: hollow kubelets", len(nodes))
 	joined := make(chan error, 1)
 	go func() { joined <- s.cluster.AddHollowNodes(ctx, nodes...) }()
-	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Form: s.form, Within: setupWithin, Log: s.journal})
+	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Form: s.form, Gangs: gangs, Within: setupWithin, Log: s.journal})
 	if err := errors.Join(err, <-joined); err != nil {
 		return err
 	}

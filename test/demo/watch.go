@@ -24,6 +24,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 )
 
 // state is what watches of the API server have shown so far.
@@ -54,7 +55,7 @@ func (s *state) stop() { s.cancel() }
 // watchCore watches Kubernetes' own kinds until stop.
 func (s *state) watchCore(ctx context.Context, config *rest.Config) error {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, gm.AddToScheme, apps.AddToScheme, capacity.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, gm.AddToScheme, apps.AddToScheme, capacity.AddToScheme, scheduling.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return fmt.Errorf("making a scheme: %w", err)
 		}

@@ -157,7 +157,7 @@ func formOf(ctx context.Context, cluster *devcluster.Cluster) (atoll.Form, error
 
 // furnish installs Atoll and adds nodes, groups and pools.
 func furnish(ctx context.Context, cluster *devcluster.Cluster, form atoll.Form) error {
-	if _, err := atoll.Install(ctx, cluster, atoll.Options{Form: form, Within: within, Log: os.Stderr}); err != nil {
+	if _, err := atoll.Install(ctx, cluster, atoll.Options{Form: form, Gangs: true, Within: within, Log: os.Stderr}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
@@ -198,6 +198,8 @@ func usage(cluster *devcluster.Cluster) {
   kubectl apply -f examples/pools/02-uniteddeployment.yaml
   kubectl apply -f examples/capacity/deployments.yaml
   kubectl get capacitysplits
+  kubectl apply -f examples/gangs/rules.yaml -f examples/gangs/deployment.yaml
+  kubectl get podgroups        # no Volcano runs here: their pods stay Pending
 
   make down        # when done
 `, cluster.KubeconfigPath(), filepath.Dir(cluster.BinaryPath("kubectl")))

@@ -7,19 +7,19 @@ import (
 
 var (
 	namedTotal = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "atoll_podgroup_pods_named_total",
+		Namespace: "atoll", Subsystem: "podgroup", Name: "pods_named_total",
 		Help: "Pods into which the controller wrote the name of their PodGroup. The webhook writes it where it can, at their creation.",
 	})
 	writesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "atoll_podgroup_writes_total",
+		Namespace: "atoll", Subsystem: "podgroup", Name: "writes_total",
 		Help: "PodGroups created, patched and deleted, by verb.",
 	}, []string{"verb"})
 	clampedTotal = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "atoll_podgroup_levels_clamped_total",
+		Namespace: "atoll", Subsystem: "podgroup", Name: "levels_clamped_total",
 		Help: "Times that a rule pointed beyond an end of a pod's owners, so that the end got the PodGroup.",
 	})
 	endedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "atoll_podgroup_walks_ended_total",
+		Namespace: "atoll", Subsystem: "podgroup", Name: "walks_ended_total",
 		Help: "Times that the owners of a pod could not be followed to the topmost, by reason.",
 	}, []string{"reason"})
 )
