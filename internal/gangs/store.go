@@ -3,16 +3,19 @@ package gangs
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -38,6 +41,7 @@ type Store struct {
 
 	podChanged  []func(old, new *Pod)
 	groupChange []func(old, new *Group)
+	servedAgain []func()
 }
 
 // NewStore makes a store; Start fills it.
@@ -57,11 +61,8 @@ func NewStore(client kubernetes.Interface, objects dynamic.Interface, schedulers
 		}
 		s.pods = append(s.pods, informer)
 	}
-	s.groups = dynamicinformer.NewFilteredDynamicInformer(objects, Resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+	s.groups = cache.NewSharedIndexInformer(s.listWatch(objects), &unstructured.Unstructured{}, 0, cache.Indexers{})
 	if err := s.groups.SetTransform(slimGroup); err != nil {
-		return nil, fmt.Errorf("watching PodGroups: %w", err)
-	}
-	if err := s.groups.SetWatchErrorHandler(s.note); err != nil {
 		return nil, fmt.Errorf("watching PodGroups: %w", err)
 	}
 	if _, err := s.groups.AddEventHandler(handlers(s.tellGroup)); err != nil {
@@ -86,15 +87,38 @@ func handlers[T any](changed func(old, new *T)) cache.ResourceEventHandlerFuncs 
 	}
 }
 
-// note says once that PodGroups cannot be read, and once that they can again.
-func (s *Store) note(r *cache.Reflector, err error) {
-	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+// listWatch reads PodGroups, and notes whether they are served.
+func (s *Store) listWatch(objects dynamic.Interface) cache.ListerWatcher {
+	client := objects.Resource(Resource)
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list, err := client.List(ctx, options)
+			s.note(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := client.Watch(ctx, options)
+			s.note(err)
+			return events, err
+		},
+	}, objects)
+}
+
+// note says that PodGroups cannot be read, and that they can again.
+func (s *Store) note(err error) {
+	switch {
+	case err == nil:
+		if s.unserved.Swap(false) {
+			ctrl.Log.WithName("gangs").Info("PodGroups can be read")
+			for _, h := range s.servedAgain {
+				h()
+			}
+		}
+	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
 		if !s.unserved.Swap(true) {
 			ctrl.Log.WithName("gangs").Info("PodGroups cannot be read: pods get none until they can", "why", err.Error())
 		}
-		return
 	}
-	cache.DefaultWatchErrorHandler(context.Background(), r, err)
 }
 
 // Start fills the store until ctx is done.
@@ -110,7 +134,7 @@ func (s *Store) Start(ctx context.Context) error {
 // NeedLeaderElection is false: a replica that comes to lead knows all.
 func (s *Store) NeedLeaderElection() bool { return false }
 
-// HasSynced tells whether pods and PodGroups have been listed once.
+// HasSynced tells whether pods and PodGroups have been listed, and PodGroups are served.
 func (s *Store) HasSynced() bool {
 	for _, informer := range s.pods {
 		if !informer.HasSynced() {
@@ -120,9 +144,13 @@ func (s *Store) HasSynced() bool {
 	return s.Served()
 }
 
-// Served tells whether PodGroups have been listed once: where they are not served, no
-// pod is to name one.
-func (s *Store) Served() bool { return s.groups.HasSynced() }
+// Served tells whether PodGroups are listed, and are served as far as is known: where
+// they are not, no pod is to name one.
+func (s *Store) Served() bool { return s.groups.HasSynced() && !s.unserved.Load() }
+
+// OnServed adds a handler for PodGroups that are served again. It must not block. Call
+// before Start.
+func (s *Store) OnServed(h func()) { s.servedAgain = append(s.servedAgain, h) }
 
 // OnPod adds a handler for pods: old is nil for a new one, new for one that is gone. It
 // must not block. Call before Start.
@@ -144,7 +172,6 @@ func (s *Store) tellGroup(old, new *Group) {
 	if old != nil && new != nil && sameGroup(old, new) {
 		return
 	}
-	s.unserved.Store(false)
 	for _, h := range s.groupChange {
 		h(old, new)
 	}
@@ -176,7 +203,12 @@ func (s *Store) Naming(key types.NamespacedName) []*Pod { return s.indexed(byGro
 
 // OwnedBy returns the pods of a namespace with a controller.
 func (s *Store) OwnedBy(namespace string, controller types.UID) []*Pod {
-	return s.indexed(byOwner, namespace+"/"+string(controller))
+	return slices.DeleteFunc(s.OwnedByAnywhere(controller), func(p *Pod) bool { return p.Namespace != namespace })
+}
+
+// OwnedByAnywhere returns the pods of all namespaces with a controller.
+func (s *Store) OwnedByAnywhere(controller types.UID) []*Pod {
+	return s.indexed(byOwner, string(controller))
 }
 
 // PodOf returns the pod with a UID, or nil.
@@ -228,7 +260,7 @@ func groupOfPod(obj any) ([]string, error) {
 
 func ownerOfPod(obj any) ([]string, error) {
 	if pod, ok := obj.(*Pod); ok && pod.Controller != nil {
-		return []string{pod.Namespace + "/" + string(pod.Controller.UID)}, nil
+		return []string{string(pod.Controller.UID)}, nil
 	}
 	return nil, nil
 }

@@ -130,6 +130,33 @@ func (l *Lineage) Get(uid types.UID) *ownership.Object {
 	return l.others.Get(uid)
 }
 
+// Above returns the owner and those above it, as far as the caches hold them.
+func (l *Lineage) Above(uid types.UID) (chain []*ownership.Object) {
+	for o := l.Get(uid); o != nil && len(chain) < ownership.MaxHops; o = l.Get(o.Controller.UID) {
+		if chain = append(chain, o); o.Controller == nil {
+			break
+		}
+	}
+	return chain
+}
+
+// Descendants returns the UID and those of all that the caches hold below it.
+func (l *Lineage) Descendants(uid types.UID) []types.UID {
+	out := []types.UID{uid}
+	seen := uidSet{uid: {}}
+	for i := 0; i < len(out); i++ {
+		for _, w := range []*Walker{l.walker, l.others} {
+			for _, child := range w.Descendants(out[i])[1:] {
+				if _, ok := seen[child]; !ok {
+					seen[child] = struct{}{}
+					out = append(out, child)
+				}
+			}
+		}
+	}
+	return out
+}
+
 // Chain returns the pod, its controller, that one's controller and so on, as far as
 // they exist and can be read; end says why it is no further, and is nil if the last one
 // has no controller. A pod's controller of which nothing but its name can be known is
@@ -164,7 +191,7 @@ func (l *Lineage) Chain(ctx context.Context, pod *ownership.Object) (chain []*ow
 			return chain, end, nil
 		case apierrors.IsForbidden(err):
 			end.Reason = EndForbidden
-		case meta.IsNoMatchError(err):
+		case meta.IsNoMatchError(err) || errors.Is(err, errNoResource):
 			end.Reason = EndUnknown
 		default:
 			return nil, nil, err

@@ -630,3 +630,76 @@ func TestGangsEmptyLists(t *testing.T) {
 		}
 	}
 }
+
+// TestGangsWithoutTheirKind: the definition of PodGroups goes, and comes again. Meanwhile
+// no pod is named, every replica is ready, and other workloads notice nothing.
+func TestGangsWithoutTheirKind(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	f.classes(1, 1)
+	web := deployment("web", 2, "", volcanos)
+	f.create(web)
+	f.eventually(patience, "it has its PodGroup", func() error { return f.ownedBy(web) })
+	definition := &unstructured.Unstructured{}
+	definition.SetAPIVersion("apiextensions.k8s.io/v1")
+	definition.SetKind("CustomResourceDefinition")
+	if err := f.client.Get(f.ctx, types.NamespacedName{Name: "podgroups.scheduling.volcano.sh"}, definition); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.client.Delete(f.ctx, definition.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	define := sync.OnceFunc(func() {
+		definition.SetResourceVersion("")
+		definition.SetUID("")
+		unstructured.RemoveNestedField(definition.Object, "status")
+		f.eventually(patience, "PodGroups are defined again", func() error {
+			return client.IgnoreAlreadyExists(f.client.Create(f.ctx, definition.DeepCopy()))
+		})
+	})
+	defer define()
+	f.eventually(patience, "pods are not named any more", func() error {
+		pod := gangPod("", "probe", nil)
+		pod.GenerateName = "probe-"
+		f.create(pod)
+		late := deployment(fmt.Sprintf("late-%d", time.Now().UnixNano()), 1, "", volcanos)
+		f.create(late)
+		f.eventually(patience, "the pod is there", func() error {
+			if len(f.pods(late.Name)) == 0 {
+				return errors.New("none")
+			}
+			return nil
+		})
+		if gangOf(&f.pods(late.Name)[0]) != "" {
+			f.remove(late)
+			return errors.New("they are")
+		}
+		return nil
+	})
+	began := time.Now()
+	f.killForNow(f.leader())() // a replica that starts now is ready, and leads
+	f.leads(began)
+	f.create(split("divided", 4, "1"))
+	f.eventuallyDivided("divided", 1, 3)
+	resp, err := http.Get(f.atoll.HealthURL + "/readyz")
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("the replica is not ready: %v %v", resp, err)
+	}
+	resp.Body.Close()
+	define()
+	f.eventually(patience, "every pod has its PodGroup", func() error {
+		pods, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{FieldSelector: "spec.schedulerName=volcano"})
+		if err != nil {
+			return err
+		}
+		groups := map[string]bool{}
+		for _, g := range f.groups() {
+			groups[g.Name] = true
+		}
+		for _, pod := range pods.Items {
+			if !groups[gangOf(&pod)] {
+				return fmt.Errorf("pod %s names %q, which is not there", pod.Name, gangOf(&pod))
+			}
+		}
+		return nil
+	})
+}

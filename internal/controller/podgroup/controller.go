@@ -92,6 +92,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.Store.OnGroup(r.groupChanged)
 	r.Lineage.OnChange(r.ownerChanged)
 	r.Rules.onChange = r.all
+	r.Store.OnServed(r.all)
 	// All is looked at once everything is known and the controllers run. Neither waits
 	// for it: PodGroups that are not served hold up nobody else.
 	err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
@@ -151,7 +152,7 @@ func (r *Reconciler) podChanged(old, new *gangs.Pod) {
 // leave looks at PodGroups that owners of a pod have, where the pod names another: they
 // may have waited for it.
 func (r *Reconciler) leave(pod *gangs.Pod) {
-	owners := r.Walker.Above(pod.Controller.UID)
+	owners := r.Lineage.Above(pod.Controller.UID)
 	if len(owners) == 0 {
 		owners = []*ownership.Object{{UID: pod.Controller.UID}}
 	}
@@ -191,8 +192,8 @@ func (r *Reconciler) ownerChanged(old, new *ownership.Object) {
 		r.groups.Add(ctrl.Request{NamespacedName: key})
 	}
 	seen := map[types.NamespacedName]bool{key: true}
-	for _, below := range r.Walker.Descendants(o.UID) {
-		for _, pod := range r.Store.OwnedBy(o.Namespace, below) {
+	for _, below := range r.Lineage.Descendants(o.UID) {
+		for _, pod := range r.Store.OwnedByAnywhere(below) {
 			if key := pod.GroupKey(); pod.Group != "" && !seen[key] {
 				seen[key] = true
 				r.groups.Add(ctrl.Request{NamespacedName: key})

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -311,15 +312,16 @@ func (r *Reconciler) isNamed(ctx context.Context, s *scope) (bool, error) {
 	names := func(pod *corev1.Pod) bool {
 		return pod.Annotations[scheduling.GroupNameAnnotation] == s.key.Name && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 	}
-	if s.group.Pod != "" { // no other pod names it
+	if s.group.Pod != "" {
 		pod, err := pods.Get(ctx, s.group.Pod, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			return false, nil
+			return false, nil // the garbage collector has the PodGroup
 		}
 		if err != nil {
 			return false, fmt.Errorf("reading pod %s/%s: %w", s.key.Namespace, s.group.Pod, err)
 		}
-		return names(pod), nil
+		// A watch that shows the pod shows those that it owns.
+		return names(pod) || slices.Contains(r.Resolver.Schedulers, pod.Spec.SchedulerName) && r.Store.PodOf(pod.UID) == nil, nil
 	}
 	for _, scheduler := range r.Resolver.Schedulers {
 		options := metav1.ListOptions{FieldSelector: "spec.schedulerName=" + scheduler, Limit: page}
@@ -371,7 +373,7 @@ func (r *Reconciler) needed(s *scope) bool {
 		return false
 	}
 	// Its pods are there and are in other PodGroups: the rules have changed.
-	for _, below := range r.Walker.Descendants(uid) {
+	for _, below := range r.Lineage.Descendants(uid) {
 		for _, pod := range r.Store.OwnedBy(s.key.Namespace, below) {
 			if pod.Live && !pod.Terminating && pod.Group != "" {
 				return false
@@ -395,7 +397,7 @@ func (r *Reconciler) tell(s *scope, want *gang.PodGroup, err error) {
 	case err != nil && patch.Refused(errors.Unwrap(err)):
 		reason, text = ReasonRefused, fmt.Sprintf("The API server refuses the PodGroup of these pods, which wait until it does not: %v", errors.Unwrap(err))
 	case len(want.Problems) > 0:
-		reason, text = ReasonInvalid, want.Problems[0]
+		reason, text = ReasonInvalid, strings.Join(want.Problems, "; ")
 	}
 	r.mu.Lock()
 	was := r.told[s.key]

@@ -252,9 +252,13 @@ func (r *Rules) unmatched(ctx context.Context, levels *ownership.Levels) (notes 
 		}
 		bounded, cancel := context.WithTimeout(ctx, askTime)
 		note := r.unmatchedRule(bounded, rule)
+		late := bounded.Err() != nil
 		cancel()
 		if note != "" {
 			notes = append(notes, note)
+		}
+		if late {
+			break // it does not answer: later
 		}
 	}
 	return notes
@@ -326,7 +330,7 @@ func (r *Rules) tell(config *corev1.ConfigMap, rejected error, notes []string, r
 	}
 	say(corev1.EventTypeWarning, ReasonRulesRejected, "")
 	if config.Data[ownership.LevelsKey] != "" {
-		say(corev1.EventTypeNormal, ReasonRulesInForce, fmt.Sprintf("%d rules for PodGroups are in force", rules))
+		say(corev1.EventTypeNormal, ReasonRulesInForce, fmt.Sprintf("Rules for PodGroups in force: %d", rules))
 	}
 	if len(notes) > maxShown {
 		notes = append(notes[:maxShown:maxShown], fmt.Sprintf("and %d more", len(notes)-maxShown))

@@ -79,8 +79,18 @@ func Want(newest Pod, owners []map[string]string, members *int32) PodGroup {
 			w.Annotations[key] = value
 		}
 	}
-	if _, ok := newest.Annotations[scheduling.JDBMinAvailableAnnotation]; ok {
-		delete(w.Annotations, scheduling.JDBMaxUnavailableAnnotation) // they exclude each other
+	// The two exclude each other: the nearest that says either counts, and of both the first.
+	for _, annotations := range says {
+		_, least := annotations[scheduling.JDBMinAvailableAnnotation]
+		_, most := annotations[scheduling.JDBMaxUnavailableAnnotation]
+		if least {
+			delete(w.Annotations, scheduling.JDBMaxUnavailableAnnotation)
+		} else if most {
+			delete(w.Annotations, scheduling.JDBMinAvailableAnnotation)
+		}
+		if least || most {
+			break
+		}
 	}
 	w.NetworkTopology = w.topology(newest.Annotations)
 	return w

@@ -91,6 +91,28 @@ func TestWhatCannotBeUsedIsSaid(t *testing.T) {
 	}
 }
 
+func TestTheNearestBudgetCounts(t *testing.T) {
+	least, most := notes{scheduling.JDBMinAvailableAnnotation: "1"}, notes{scheduling.JDBMaxUnavailableAnnotation: "2"}
+	for name, tc := range map[string]struct {
+		pod  notes
+		near notes
+		far  notes
+		want notes
+	}{
+		"the pod's most, and an owner's least": {most, least, nil, most},
+		"the pod's least, and an owner's most": {least, most, nil, least},
+		"of owners the nearest":                {nil, most, least, most},
+		"one that says both":                   {nil, notes{scheduling.JDBMinAvailableAnnotation: "1", scheduling.JDBMaxUnavailableAnnotation: "2"}, nil, least},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Want(Pod{Annotations: tc.pod}, []notes{tc.near, tc.far}, nil)
+			if diff := cmp.Diff(tc.want, got.Annotations); diff != "" {
+				t.Errorf("wrong annotations (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestTheLowestTierIsATier(t *testing.T) {
 	got := Want(Pod{Annotations: notes{scheduling.NetworkTopologyHighestTierAnnotation: "0"}}, nil, nil)
 	if len(got.Problems) > 0 || got.NetworkTopology == nil || got.NetworkTopology.HighestTierAllowed == nil || *got.NetworkTopology.HighestTierAllowed != 0 {

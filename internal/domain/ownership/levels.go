@@ -52,8 +52,6 @@ type Level struct {
 	Rule int
 	// Clamped: the rule points beyond an end of the chain, and the end was taken.
 	Clamped bool
-	// Lowered: AtMostDirectOwner took a lower owner than the rules choose.
-	Lowered bool
 }
 
 // Select chooses from a chain that begins with the pod and ends with its topmost known
@@ -63,7 +61,7 @@ func (l *Levels) Select(chain []*Object) Level {
 	top := len(chain) - 1
 	level := l.match(chain)
 	if l.AtMostDirectOwner && level.Index > 1 {
-		level.Index, level.Lowered = 1, true
+		level.Index = 1
 	}
 	level.Index = min(level.Index, top)
 	return level

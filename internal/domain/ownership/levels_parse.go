@@ -18,7 +18,7 @@ const (
 	LevelsKey = "volcano-controller.conf"
 
 	// maxLevelsText bounds the text, in bytes, and maxLevelRules the rules.
-	maxLevelsText, maxLevelRules = 256 << 10, 200
+	maxLevelsText, maxLevelRules = 128 << 10, 200
 	// maxAdjust bounds adjust-level: no chain is longer.
 	maxAdjust = 1000
 )
@@ -168,6 +168,9 @@ func (r *LevelRule) setVersion(apiVersion string) error {
 		return fmt.Errorf("apiversion is %.253q: it must be like apps/v1", apiVersion)
 	}
 	r.Group, r.Version = gv.Group, gv.Version
+	if gv.Group == "*" {
+		r.Group, r.AnyGroup = "", true
+	}
 	return nil
 }
 

@@ -114,9 +114,9 @@ func TestSelect(t *testing.T) {
 		"it was not that of StatefulSets":            {Levels{Rules: []LevelRule{rule("extensions/v1beta1/StatefulSet", -1)}}, chainOf(podKind, "apps/v1/StatefulSet"), Level{Index: 1, Rule: -1}},
 		"the pod's own kind never matches":           {Levels{Rules: []LevelRule{rule(podKind, 0), rule(job, 0)}}, long, Level{Index: 1, Rule: 1}},
 		"a pod that owns the pod does":               {Levels{Rules: []LevelRule{rule(podKind, 0)}}, chainOf(podKind, podKind, workflow), Level{Index: 1, Rule: 0}},
-		"several schedulers: not above the first":    {Levels{Rules: []LevelRule{rule(workflow, 0)}, AtMostDirectOwner: true}, long, Level{Index: 1, Rule: 0, Lowered: true}},
+		"several schedulers: not above the first":    {Levels{Rules: []LevelRule{rule(workflow, 0)}, AtMostDirectOwner: true}, long, Level{Index: 1, Rule: 0}},
 		"several schedulers: below it as the rules":  {Levels{Rules: []LevelRule{rule(job, -1)}, AtMostDirectOwner: true}, long, Level{Index: 0, Rule: 0}},
-		"several schedulers: nor without any rule":   {Levels{NoMatch: NoMatchRoot, AtMostDirectOwner: true}, long, Level{Index: 1, Rule: -1, Lowered: true}},
+		"several schedulers: nor without any rule":   {Levels{NoMatch: NoMatchRoot, AtMostDirectOwner: true}, long, Level{Index: 1, Rule: -1}},
 		"several schedulers: a pod without an owner": {Levels{AtMostDirectOwner: true}, chainOf(podKind), Level{Index: 0, Rule: -1}},
 	}
 	for name, tc := range tests {
@@ -150,7 +150,7 @@ func TestSelectIsAlwaysInTheChain(t *testing.T) {
 			t.Fatalf("owner %d is chosen and none above the first may be", got.Index)
 		}
 		stranger := slices.Concat(chain, chainOf("example.com/v1/Stranger"))
-		if more := levels.Select(stranger); got.Rule != more.Rule || !got.Clamped && got.Rule >= 0 && got.Index != more.Index && !got.Lowered {
+		if more := levels.Select(stranger); got.Rule != more.Rule || !got.Clamped && got.Rule >= 0 && got.Index != more.Index {
 			t.Fatalf("an owner above that no rule is about changes the choice: %+v, %+v", got, more)
 		}
 	})
@@ -175,8 +175,8 @@ func TestParseLevels(t *testing.T) {
 			Levels{NoMatch: NoMatchRoot, MovePending: true, Rules: []LevelRule{{Group: "apps", Version: "v1", Kind: "deployment", Adjust: -2}}}, nil, "",
 		},
 		"any version, any group": {
-			"podgroupLevel: [{apiversion: apps/*, kind: deployment}, {apiversion: '*', kind: job}]",
-			Levels{NoMatch: NoMatchDirectOwner, Rules: []LevelRule{{Group: "apps", Version: "*", Kind: "deployment"}, {AnyGroup: true, Kind: "job"}}}, nil, "",
+			"podgroupLevel: [{apiversion: apps/*, kind: deployment}, {apiversion: '*', kind: job}, {apiversion: '*/v1', kind: pod}]",
+			Levels{NoMatch: NoMatchDirectOwner, Rules: []LevelRule{{Group: "apps", Version: "*", Kind: "deployment"}, {AnyGroup: true, Kind: "job"}, {AnyGroup: true, Version: "v1", Kind: "pod"}}}, nil, "",
 		},
 		"the same twice": {
 			"podgroup-level-rules: [{apiversion: apps/v1, kind: deployment}]\npodgroupLevel: [{apiversion: apps/v1beta1, kind: Deployment}]",
@@ -201,7 +201,7 @@ func TestParseLevels(t *testing.T) {
 		"a level beyond all":   {"podgroupLevel: [{kind: Job, apiversion: batch/v1, adjust-level: 9999999999999999999999}]", Levels{}, nil, "it must be an integer from -1000"},
 		"no such noMatch":      {"noMatch: Up", Levels{}, nil, "noMatch is Up: it must be DirectOwner or Root"},
 		"exact about nothing":  {"podgroupLevel: [{kind: Job, apiversion: '*', exactVersion: true}]", Levels{}, nil, "exactVersion needs"},
-		"too much":             {strings.Repeat("#", maxLevelsText+1), Levels{}, nil, "at most 262144 are read"},
+		"too much":             {strings.Repeat("#", maxLevelsText+1), Levels{}, nil, "at most 131072 are read"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
