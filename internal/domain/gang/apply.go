@@ -73,7 +73,9 @@ func (a *Applied) Changes(last *Applied, now *Applied) *Changes {
 type Changes struct{ Spec, Labels, Annotations map[string]any }
 
 // None tells whether nothing is to be written.
-func (c *Changes) None() bool { return len(c.Spec)+len(c.Labels)+len(c.Annotations) == 0 }
+func (c *Changes) None() bool {
+	return len(c.Spec) == 0 && len(c.Labels) == 0 && len(c.Annotations) == 0
+}
 
 // differences are the keys of want that are otherwise in last; with taken, also those
 // that are in last alone, as nil.

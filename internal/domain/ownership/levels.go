@@ -58,12 +58,10 @@ type Level struct {
 // owner. The owner nearest to the pod that a rule matches decides; of several rules
 // that match it, the first. The chain must not be empty.
 func (l *Levels) Select(chain []*Object) Level {
-	top := len(chain) - 1
 	level := l.match(chain)
-	if l.AtMostDirectOwner && level.Index > 1 {
-		level.Index = 1
+	if l.AtMostDirectOwner {
+		level.Index = min(level.Index, 1)
 	}
-	level.Index = min(level.Index, top)
 	return level
 }
 

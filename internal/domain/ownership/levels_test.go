@@ -231,3 +231,72 @@ func FuzzParseLevels(f *testing.F) {
 		levels.Select(chainOf(podKind, job, workflow))
 	})
 }
+
+func TestRulesAboutTheSameObjects(t *testing.T) {
+	rule := LevelRule{Group: "apps", Version: "v1", Kind: "Deployment"}
+	exact := LevelRule{Group: "apps", Version: "v1", Kind: "Deployment", ExactVersion: true}
+	anyGroup := LevelRule{AnyGroup: true, Kind: "Deployment"}
+	tests := map[string]struct {
+		a, b LevelRule
+		want bool
+	}{
+		"the same":                              {rule, rule, true},
+		"in another case and version":           {rule, LevelRule{Group: "apps", Version: "v1beta2", Kind: "deployment"}, true},
+		"by the group's old name":               {rule, LevelRule{Group: "extensions", Kind: "deployment"}, true},
+		"by its old name, of the old one":       {LevelRule{Group: "extensions", Kind: "deployment"}, rule, true},
+		"another kind":                          {rule, LevelRule{Group: "apps", Kind: "StatefulSet"}, false},
+		"another group":                         {rule, LevelRule{Group: "example.com", Kind: "Deployment"}, false},
+		"a group that is nobody's old name":     {LevelRule{Group: "example.com", Kind: "Deployment"}, LevelRule{Group: "apps", Kind: "Deployment"}, false},
+		"another group of a kind never renamed": {LevelRule{Group: "apps", Kind: "StatefulSet"}, LevelRule{Group: "extensions", Kind: "StatefulSet"}, false},
+		"any group and one":                     {anyGroup, rule, false},
+		"any group twice":                       {anyGroup, anyGroup, true},
+		"any group, whatever it says":           {anyGroup, LevelRule{AnyGroup: true, Group: "x", Kind: "Deployment"}, true},
+		"exact and any version":                 {exact, rule, false},
+		"exact twice":                           {exact, exact, true},
+		"exact, of another version":             {exact, LevelRule{Group: "apps", Version: "v2", Kind: "Deployment", ExactVersion: true}, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := tc.a.Same(&tc.b); got != tc.want {
+				t.Errorf("same is %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestEveryWrongRuleIsNamed, and texts and levels at their bounds are right.
+func TestEveryWrongRuleIsNamed(t *testing.T) {
+	_, _, err := ParseLevels("podgroup-level-rules: {a: b}\npodgroupLevel:\n- {kind: Job}\n- {apiversion: batch/v1}\n- {apiversion: batch/v1, kind: job, adjust-level: 1001}\n")
+	for _, part := range []string{"podgroup-level-rules is no list", "podgroupLevel[0] (Job)", "podgroupLevel[1]: kind", "podgroupLevel[2] (job): adjust-level is 1001"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("the error lacks %q: %v", part, err)
+		}
+	}
+	for _, bad := range []string{
+		"podgroupLevel: [{apiversion: '', kind: job}]", "podgroupLevel: [{apiversion: batch/, kind: job}]", "podgroupLevel: [{apiversion: batch/v1, kind: 'a b'}]",
+		"podgroupLevel: [{apiversion: 'batch/*', kind: job, exactVersion: true}]", "podgroupLevel: [{apiversion: batch/v1, kind: ''}]",
+	} {
+		if _, _, err := ParseLevels(bad); err == nil {
+			t.Errorf("%s is right", bad)
+		}
+	}
+	text := "podgroupLevel: [{apiversion: batch/v1, kind: job, adjust-level: -1000}]\n#"
+	text += strings.Repeat("x", maxLevelsText-len(text))
+	if levels, _, err := ParseLevels(text); err != nil || levels.Rules[0].Adjust != -1000 {
+		t.Errorf("a text of %d bytes is not right: %v", len(text), err)
+	}
+	many := func(n int) string {
+		var b strings.Builder
+		b.WriteString("podgroupLevel:\n")
+		for i := range n {
+			fmt.Fprintf(&b, "- {apiversion: batch/v1, kind: job-%d}\n", i)
+		}
+		return b.String()
+	}
+	if _, _, err := ParseLevels(many(maxLevelRules)); err != nil {
+		t.Errorf("%d rules are not right: %v", maxLevelRules, err)
+	}
+	if _, _, err := ParseLevels(many(maxLevelRules + 1)); err == nil {
+		t.Error("one more is")
+	}
+}
