@@ -52,6 +52,8 @@ type settings struct {
 	second bool
 	// pinned: nobody asks the extender, and pods get their group at creation.
 	pinned bool
+	// gangs turns PodGroups on.
+	gangs bool
 	// managerArgs are further arguments of atoll-manager.
 	managerArgs []string
 	// excluded are namespaces whose pods do not pass our webhook.
@@ -124,7 +126,7 @@ func (b *bed) fill(ctx context.Context, s settings) error {
 	}
 	b.installed, err = atoll.Install(ctx, b.cluster, atoll.Options{
 		// The scheduler is ours to start: its configuration changes from side to side.
-		KeepScheduler: true, Form: s.form(), Managed: !s.second, Log: s.log,
+		KeepScheduler: true, Form: s.form(), Managed: !s.second, Gangs: s.gangs, Log: s.log,
 		// As in production: a busy machine is not to cost the manager its lead.
 		Values:      map[string]any{"webhooks": map[string]any{"excludedNamespaces": toAny(s.excluded)}},
 		ManagerArgs: append([]string{"--leader-elect-lease-duration=15s", "--profile-address=" + s.profile}, s.managerArgs...),

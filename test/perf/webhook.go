@@ -125,13 +125,22 @@ func (b *admissionBench) in(ctx context.Context, state, kind string) (s sample, 
 
 // without measures while the webhook is not configured.
 func (b *admissionBench) without(ctx context.Context, kind string) (s sample, err error) {
+	err = b.withoutWebhook(ctx, func() (err error) {
+		s, err = b.create(ctx, kind, b.options.pods)
+		return err
+	})
+	return s, err
+}
+
+// withoutWebhook does something while the webhook of pods is not configured.
+func (b *bed) withoutWebhook(ctx context.Context, do func() error) (err error) {
 	webhooks := b.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 	config, err := webhooks.Get(ctx, podWebhook, metav1.GetOptions{})
 	if err != nil {
-		return s, fmt.Errorf("reading the webhook: %w", err)
+		return fmt.Errorf("reading the webhook: %w", err)
 	}
 	if err := webhooks.Delete(ctx, podWebhook, metav1.DeleteOptions{}); err != nil {
-		return s, fmt.Errorf("taking the webhook away: %w", err)
+		return fmt.Errorf("taking the webhook away: %w", err)
 	}
 	defer func() {
 		again := &admissionregistrationv1.MutatingWebhookConfiguration{
@@ -141,9 +150,9 @@ func (b *admissionBench) without(ctx context.Context, kind string) (s sample, er
 		err = errors.Join(err, failure, rest(ctx, webhookKnown))
 	}()
 	if err := rest(ctx, webhookKnown); err != nil {
-		return s, err
+		return err
 	}
-	return b.create(ctx, kind, b.options.pods)
+	return do()
 }
 
 func rest(ctx context.Context, d time.Duration) error {
