@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/internal/domain/gang"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -80,12 +81,18 @@ func TestPodGroupsThatNobodyWroteByHand(t *testing.T) {
 		return Slim(u)
 	}
 	ours := map[string]string{scheduling.ManagedByLabel: scheduling.ManagedByAtoll}
+	madeFor := func(g *Group, owner types.UID) *Group {
+		g.Last = &gang.Applied{Owner: owner}
+		return g
+	}
 	for name, tc := range map[string]struct {
 		group *Group
 		want  bool
 	}{
 		"ours":                       {group("podgroup-x", "x", ours), true},
-		"ours without its owner":     {group("podgroup-x", "", ours), true},
+		"ours without its owner":     {madeFor(group("podgroup-x", "", ours), "x"), true},
+		"a person's copy of ours":    {madeFor(group("podgroup-team", "", ours), "x"), false},
+		"with our label, by hand":    {group("podgroup-x", "", ours), false},
 		"Volcano's":                  {group("podgroup-x", "x", nil), true},
 		"a person's of such a name":  {group("podgroup-x", "", nil), false},
 		"a person's, owned by a pod": {group("podgroup-x", "y", nil), false},
@@ -98,7 +105,7 @@ func TestPodGroupsThatNobodyWroteByHand(t *testing.T) {
 		})
 	}
 	g := group("podgroup-x", "x", nil)
-	if g.Pod != "a" || g.Phase != "Running" || g.Now.Spec["minMember"] != float64(2) || g.Last != nil {
+	if g.OfPod() != "a" || g.Phase != "Running" || g.Now.Spec["minMember"] != float64(2) || g.Last != nil {
 		t.Errorf("the PodGroup is %+v", g)
 	}
 }

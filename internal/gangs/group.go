@@ -10,6 +10,7 @@ import (
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/gang"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -17,9 +18,8 @@ import (
 type Group struct {
 	// ObjectMeta holds namespace, name, UID and resourceVersion.
 	metav1.ObjectMeta
-	// Owner is the UID of its controller, or "". Pod is its name, where it is a pod.
-	Owner types.UID
-	Pod   string
+	// Controller is its owner, or nil.
+	Controller *ownership.Reference
 	// Ours: atoll-manager made it, or has made it its own.
 	Ours bool
 	// Deleting: it is being deleted.
@@ -36,11 +36,28 @@ func (g *Group) Key() types.NamespacedName {
 	return types.NamespacedName{Namespace: g.Namespace, Name: g.Name}
 }
 
+// Owner is the UID of its controller, or "".
+func (g *Group) Owner() types.UID {
+	if g.Controller == nil {
+		return ""
+	}
+	return g.Controller.UID
+}
+
+// OfPod is the name of the pod that owns it, or "".
+func (g *Group) OfPod() string {
+	if g.Controller != nil && g.Controller.Group == "" && g.Controller.Kind == "Pod" {
+		return g.Controller.Name
+	}
+	return ""
+}
+
 // Generated tells whether a controller made the PodGroup for pods that named none, and
-// not a person: it has the name that its owner's UID makes.
+// not a person: it has the name that its owner's UID makes, or that of the owner for
+// which we made it. A copy has another name, or another owner.
 func (g *Group) Generated() bool {
 	owner := gang.OwnerOf(g.Name)
-	return owner != "" && (g.Ours || g.Owner == owner)
+	return owner != "" && (g.Owner() == owner || g.Ours && g.Last != nil && g.Last.Owner == owner)
 }
 
 // Slim keeps of a PodGroup what is read.
@@ -54,12 +71,7 @@ func Slim(u *unstructured.Unstructured) *Group {
 		Now:      &gang.Applied{Labels: u.GetLabels(), Annotations: u.GetAnnotations()},
 		Last:     gang.ParseApplied(u.GetAnnotations()[scheduling.AppliedAnnotation]),
 	}
-	if controller := owners.ControllerOf(u.GetOwnerReferences()); controller != nil {
-		g.Owner = controller.UID
-		if controller.Group == "" && controller.Kind == "Pod" {
-			g.Pod = controller.Name
-		}
-	}
+	g.Controller = owners.ControllerOf(u.GetOwnerReferences())
 	g.Phase, _, _ = unstructured.NestedString(u.Object, "status", "phase")
 	if raw, err := json.Marshal(u.Object["spec"]); err == nil { // numbers are as what is written has them
 		_ = json.Unmarshal(raw, &g.Now.Spec)
@@ -77,6 +89,6 @@ func slimGroup(obj any) (any, error) {
 // sameGroup tells whether two states of a PodGroup are the same to its controller: what
 // the scheduler says of pods in its status is not read.
 func sameGroup(a, b *Group) bool {
-	return a.UID == b.UID && a.Owner == b.Owner && a.Ours == b.Ours && a.Deleting == b.Deleting && a.Phase == b.Phase &&
+	return a.UID == b.UID && sameReference(a.Controller, b.Controller) && a.Ours == b.Ours && a.Deleting == b.Deleting && a.Phase == b.Phase &&
 		reflect.DeepEqual(a.Now, b.Now) && reflect.DeepEqual(a.Last, b.Last)
 }

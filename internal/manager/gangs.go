@@ -3,7 +3,9 @@ package manager
 import (
 	"errors"
 	"fmt"
+	"time"
 
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -13,6 +15,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/gangs"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
+
+// askTimeout bounds one question how a kind is served.
+const askTimeout = 3 * time.Second
 
 // gangParts are what PodGroups need beside the rest. Nothing else waits for them.
 type gangParts struct {
@@ -42,14 +47,21 @@ func (p *parts) addGangs(config *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("making a client of metadata: %w", err)
 	}
-	lineage := owners.NewLineage(p.walker, meta, p.mgr.GetRESTMapper())
+	// A client of its own: whoever may create pods can have it ask about a group that hangs.
+	asking := rest.CopyConfig(config)
+	asking.Timeout = askTimeout
+	kinds, err := discovery.NewDiscoveryClientForConfig(asking)
+	if err != nil {
+		return fmt.Errorf("making a client of kinds: %w", err)
+	}
+	lineage := owners.NewLineage(p.walker, meta, kinds)
 	store, err := gangs.NewStore(p.client, objects, p.config.gangSchedulers())
 	if err != nil {
 		return err
 	}
 	resolver := &gangs.Resolver{Lineage: lineage, Schedulers: p.config.gangSchedulers(), AtMostDirectOwner: p.config.GangMultiScheduler}
 	rules := &podgroup.Rules{
-		Client: p.client, Mapper: p.mgr.GetRESTMapper(), ConfigMap: p.config.gangConfig(), Resolver: resolver, Leads: p.leads, Wake: make(chan struct{}, 1),
+		Client: p.client, Discovery: kinds, ConfigMap: p.config.gangConfig(), Resolver: resolver, Leads: p.leads, Wake: make(chan struct{}, 1),
 	}
 	p.gangs = &gangParts{resolver, store, &podgroup.Reconciler{
 		Pods: p.client, Objects: objects, Lineage: lineage, Walker: p.walker, Store: store, Resolver: resolver, Rules: rules, Clock: clock.RealClock{},

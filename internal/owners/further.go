@@ -342,7 +342,11 @@ func (w *Walker) furtherKind(k Kind) *kind {
 		client := w.metadata.Resource(resource)
 		out.client, out.listWatch = w.metadata, listWatchOf(client.List, client.Watch)
 		out.get = func(ctx context.Context, namespace, name string) (any, error) {
-			return client.Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+			obj, err := client.Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+			if w.impatient && isUnserved(err) {
+				return nil, fmt.Errorf("%w any more: %w", errNoResource, errors.New(err.Error()))
+			}
+			return obj, err
 		}
 		out.replicas = func(any) (*int32, error) { return nil, nil }
 		return out

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
@@ -28,7 +30,8 @@ type Lineage struct {
 	walker *Walker
 	// others holds the kinds that walker does not know.
 	others *Walker
-	mapper meta.RESTMapper
+	// discovery is asked how kinds are served. Its client has a timeout.
+	discovery discovery.DiscoveryInterface
 
 	mu sync.Mutex
 	// readings are reads of the last minutes, by owner and namespace of who asks.
@@ -91,13 +94,14 @@ const (
 	mapTime = 3 * time.Second
 )
 
-// NewLineage makes a lineage beside a walker. Start must run for kinds to be watched.
-func NewLineage(walker *Walker, metadata metadata.Interface, mapper meta.RESTMapper) *Lineage {
+// NewLineage makes a lineage beside a walker. Start must run for kinds to be watched. The
+// clients must have timeouts.
+func NewLineage(walker *Walker, metadata metadata.Interface, discovery discovery.DiscoveryInterface) *Lineage {
 	others := NewWalker(nil)
 	others.impatient = true
 	others.metadata = metadata
 	return &Lineage{
-		walker: walker, others: others, mapper: mapper,
+		walker: walker, others: others, discovery: discovery,
 		readings: map[readingKey]*reading{}, unknown: map[schema.GroupKind]unread{}, questions: map[schema.GroupVersionKind]*question{}, watched: map[schema.GroupKind]bool{},
 	}
 }
@@ -175,8 +179,8 @@ func (l *Lineage) Chain(ctx context.Context, pod *ownership.Object) (chain []*ow
 		case len(chain) > ownership.MaxHops:
 			end.Reason = EndTooDeep
 			return chain, end, nil
-		case ref.Name == "" || len(content.IsPathSegmentName(ref.Name)) > 0:
-			end.Reason = EndGone // nothing has such a name
+		case ref.Name == "" || len(content.IsPathSegmentName(ref.Name)) > 0 || len(validation.IsDNS1123Label(string(ref.UID))) > 0:
+			end.Reason = EndGone // nothing has such a name, or such a UID
 			return chain, end, nil
 		}
 		owner, resource, err := l.owner(ctx, at)
@@ -229,6 +233,9 @@ func (l *Lineage) owner(ctx context.Context, of *ownership.Object) (*ownership.O
 		}
 	}
 	owner, err := l.once(ctx, in, k, of)
+	if in == l.others && errors.Is(err, errNoResource) {
+		l.forget(gk)
+	}
 	return owner, schema.ParseGroupResource(k.resource), err
 }
 
@@ -267,7 +274,11 @@ func (l *Lineage) read(ctx context.Context, in *Walker, k *kind, of *ownership.O
 	defer l.mu.Unlock()
 	defer close(r.done)
 	r.owner, r.err = owner, err
-	if err != nil {
+	switch {
+	case apierrors.IsForbidden(err): // in this namespace, or for this owner: others may be read
+		r.until = in.clock.Now().Add(unreadTime)
+		return
+	case err != nil:
 		delete(l.readings, key) // the walker knows what not to ask again
 		return
 	}
@@ -323,11 +334,8 @@ func (l *Lineage) meet(ctx context.Context, gvk schema.GroupVersionKind) (*Walke
 	if known && now.Before(is.until) {
 		return nil, nil, is.err
 	}
-	mapping, err := l.mapping(ctx, gvk)
+	served, err := l.served(ctx, gvk)
 	if err != nil {
-		if meta.IsNoMatchError(err) {
-			l.setUnknown(gvk.GroupKind(), unread{err, now.Add(unreadTime)})
-		}
 		return nil, nil, fmt.Errorf("asking how %s is served: %w", gvk.GroupKind(), err)
 	}
 	l.others.lifecycle.Lock()
@@ -335,25 +343,12 @@ func (l *Lineage) meet(ctx context.Context, gvk schema.GroupVersionKind) (*Walke
 	if f := l.others.further[gvk.GroupKind()]; f != nil {
 		return l.others, f.kind, nil // another pod was first
 	}
-	f := l.others.addLocked(Kind{
-		GroupVersionKind: mapping.GroupVersionKind, Resource: mapping.Resource.Resource,
-		ClusterScoped: mapping.Scope.Name() == meta.RESTScopeNameRoot,
-	})
-	return l.others, f.kind, nil
+	return l.others, l.others.addLocked(served).kind, nil
 }
 
-func (l *Lineage) setUnknown(gk schema.GroupKind, is unread) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.unknown) >= maxGone {
-		clear(l.unknown)
-	}
-	l.unknown[gk] = is
-}
-
-// mapping asks together with whoever else asks, for as long as ctx allows and no longer
-// than mapTime: the mapper takes no context, and an API server may hang.
-func (l *Lineage) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+// served asks together with whoever else asks, for as long as ctx allows and no longer
+// than mapTime: the client takes no context, and an API server may hang.
+func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind, error) {
 	ctx, cancel := context.WithTimeout(ctx, mapTime)
 	defer cancel()
 	l.mu.Lock()
@@ -366,27 +361,46 @@ func (l *Lineage) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*me
 	l.mu.Unlock()
 	select {
 	case <-q.done:
-		return q.mapping, q.err
+		return q.kind, q.err
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return Kind{}, context.Cause(ctx)
 	}
 }
 
 // question is how a kind is served: done is closed when the rest is set.
 type question struct {
-	done    chan struct{}
-	mapping *meta.RESTMapping
-	err     error
+	done chan struct{}
+	kind Kind
+	err  error
 }
 
-// ask ends when the mapper does.
+// ask ends when the client does.
 func (l *Lineage) ask(gvk schema.GroupVersionKind, q *question) {
-	q.mapping, q.err = l.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
-	if meta.IsNoMatchError(q.err) {
-		q.mapping, q.err = l.mapper.RESTMapping(gvk.GroupKind()) // in another version
-	}
+	q.kind, q.err = Served(l.discovery, gvk, false)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.questions, gvk)
+	if q.err != nil { // nobody asks again at once
+		believed := shortUnreadTime
+		if meta.IsNoMatchError(q.err) {
+			believed = unreadTime
+		}
+		if len(l.unknown) >= maxGone {
+			clear(l.unknown)
+		}
+		l.unknown[gvk.GroupKind()] = unread{q.err, l.walker.clock.Now().Add(believed)}
+	}
 	close(q.done)
+}
+
+// forget lets go of a kind that is not served any more as it was: it is met anew.
+func (l *Lineage) forget(gk schema.GroupKind) {
+	l.others.lifecycle.Lock()
+	defer l.others.lifecycle.Unlock()
+	if f := l.others.further[gk]; f != nil {
+		l.others.endLocked(f, false)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.watched, gk)
 }

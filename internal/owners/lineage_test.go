@@ -11,11 +11,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
 	testingclock "k8s.io/utils/clock/testing"
@@ -34,6 +34,7 @@ var (
 type river struct {
 	*Lineage
 	meta  *metadatafake.FakeMetadataClient
+	api   *fake.Clientset
 	clock *testingclock.FakeClock
 	mu    sync.Mutex
 	reads []string
@@ -57,12 +58,13 @@ func newRiver(t *testing.T, cached []build.Object, live ...*metav1.PartialObject
 		r.reads = append(r.reads, get.GetResource().Resource+" "+get.GetNamespace()+"/"+get.GetName())
 		return false, nil, nil
 	})
-	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{flows.GroupVersion()})
-	mapper.Add(flows, meta.RESTScopeNamespace)
-	mapper.Add(fleets, meta.RESTScopeRoot)
+	r.api = fake.NewClientset()
+	r.api.Resources = []*metav1.APIResourceList{{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{
+		{Name: "flows", Kind: "Flow", Namespaced: true}, {Name: "flows/status", Kind: "Flow", Namespaced: true}, {Name: "fleets", Kind: "Fleet"},
+	}}}
 	walker := newWalker(build.NewAPI(t), cached...)
 	walker.clock = r.clock
-	r.Lineage = NewLineage(walker, r.meta, mapper)
+	r.Lineage = NewLineage(walker, r.meta, r.api.Discovery())
 	r.others.clock = r.clock
 	return r
 }
@@ -194,10 +196,12 @@ func TestAForbiddenOwner(t *testing.T) {
 	r := newRiver(t, nil, of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil))
 	forbidden := map[string]bool{"fleets": true, "flows": true}
 	var mu sync.Mutex
+	asked := 0
 	r.meta.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		gr := action.GetResource().GroupResource()
+		asked++
 		if forbidden[gr.Resource] {
 			return true, nil, apierrors.NewForbidden(gr, "", errors.New("no"))
 		}
@@ -218,6 +222,9 @@ func TestAForbiddenOwner(t *testing.T) {
 	}
 	check([]string{"Pod pod", "Flow flow"}, EndForbidden, "flows.example.com")
 	check([]string{"Pod pod", "Flow flow"}, EndForbidden, "flows.example.com")
+	if asked != 1 {
+		t.Errorf("it was asked %d times", asked)
+	}
 	if n := len(r.seen()); n != 0 {
 		t.Errorf("%d reads came past", n)
 	}
@@ -231,6 +238,42 @@ func TestAForbiddenOwner(t *testing.T) {
 	check([]string{"Pod pod", "Flow flow"}, EndForbidden, "fleets.example.com")
 	allow("fleets")
 	check([]string{"Pod pod", "Flow flow", "Fleet fleet"}, "", "")
+}
+
+// TestAKindThatMovesToAnotherVersion: it is met anew, and its objects are not taken for
+// gone.
+func TestAKindThatMovesToAnotherVersion(t *testing.T) {
+	r := newRiver(t, nil, of(flows, "flow", nil))
+	chain, end, err := r.Chain(t.Context(), podOf(ref(flows, "flow")))
+	if err != nil || end != nil || len(chain) != 2 {
+		t.Fatalf("the chain is %v, %+v, %v", names(chain), end, err)
+	}
+	r.clock.Step(keptTime)
+	next := schema.GroupVersionKind{Group: "example.com", Version: "v2", Kind: "Flow"}
+	r.api.Resources = []*metav1.APIResourceList{{GroupVersion: "example.com/v2", APIResources: []metav1.APIResource{{Name: "flows", Kind: "Flow", Namespaced: true}}}}
+	r.meta.PrependReactor("get", "flows", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetResource().Version == "v1" {
+			return true, nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: "Failure", Code: 404, Reason: metav1.StatusReasonNotFound, Message: "the server could not find the requested resource"}}
+		}
+		return true, of(next, "flow", nil), nil
+	})
+	if _, end, err := r.Chain(t.Context(), podOf(ref(next, "flow"))); err == nil && (end == nil || end.Reason == EndGone) {
+		t.Errorf("the walk ended with %+v", end)
+	}
+	chain, end, err = r.Chain(t.Context(), podOf(ref(next, "flow")))
+	if err != nil || end != nil || len(chain) != 2 {
+		t.Errorf("the chain is %v, %+v, %v", names(chain), end, err)
+	}
+}
+
+// TestAnOwnerOfAnotherNamespaceInTheCache owns nothing here.
+func TestAnOwnerOfAnotherNamespaceInTheCache(t *testing.T) {
+	abroad := build.Job("job", func(o build.Object) { o.SetNamespace("elsewhere") })
+	r := newRiver(t, []build.Object{abroad})
+	chain, end, err := r.Chain(t.Context(), podOf(ref(build.Owner(abroad).GroupVersionKind, "job")))
+	if err != nil || end == nil || end.Reason != EndGone || len(chain) != 1 {
+		t.Errorf("the chain is %v, %+v, %v", names(chain), end, err)
+	}
 }
 
 // TestAnAPIServerThatFails: nothing is concluded, and soon it is tried again.

@@ -203,7 +203,7 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 		w.setGone(ref.UID)
 		return nil, failed(ErrOwnerGone)
 	case err != nil && k.further:
-		if ctx.Err() == nil { // else it was the caller who had no time
+		if ctx.Err() == nil && (!w.impatient || !apierrors.IsForbidden(err)) { // else it was the caller who had no time, or may read others
 			k.unread.Store(&unread{err, w.clock.Now().Add(w.unreadTime(err))})
 		}
 		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
@@ -222,7 +222,7 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 // of workloads wait as long; where nothing but a walk stands still, what may be
 // otherwise in a moment is tried again soon.
 func (w *Walker) unreadTime(err error) time.Duration {
-	if w.impatient && !lasts(err) {
+	if w.impatient {
 		return shortUnreadTime
 	}
 	return unreadTime

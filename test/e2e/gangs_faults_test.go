@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
@@ -126,7 +127,7 @@ func TestGangsOthersCostNothing(t *testing.T) {
 // PodGroup, and the ConfigMap says which permission is missing; once it is given, new
 // pods are in the owner's.
 func TestGangsForbiddenOwner(t *testing.T) {
-	f := gangs(t, "podgroupLevel: [{apiVersion: e2e.example.com/v1, kind: Barge, adjust-level: 0}]")
+	f := gangs(t, "podgroupLevel: [{apiVersion: e2e.example.com/v1, kind: Barge, adjust-level: 0}, {apiVersion: e2e.example.com/v1, kind: Ghost}]")
 	for _, kind := range []string{"Barge"} {
 		definition := sailDefinition()
 		for _, change := range []struct {
@@ -159,6 +160,7 @@ func TestGangsForbiddenOwner(t *testing.T) {
 	f.create(set)
 	f.eventually(patience, "the owner below has the PodGroup", func() error { return errors.Join(f.named("set", 1, set), f.ownedBy(set)) })
 	f.rulesTold("PodGroupRulesProblem", "atoll-manager may not get barges.e2e.example.com: label a ClusterRole")
+	f.rulesTold("PodGroupRulesProblem", `does not serve a kind Ghost in group "e2e.example.com"`)
 	role := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "barges-for-podgroups", Labels: map[string]string{"atoll.dev/podgroup-owner-reader": "true"}},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"e2e.example.com"}, Resources: []string{"barges"}, Verbs: []string{"get", "list", "watch"}}},
@@ -341,7 +343,7 @@ func TestGangsStrangeOwners(t *testing.T) {
 	if got := gangOf(&f.pods("mirror")[0]); got != "" {
 		t.Errorf("the pod of a file names %s", got)
 	}
-	f.always(5*time.Second, "each PodGroup stays", func() error {
+	there := func() error {
 		for _, owner := range []client.Object{top, b, node} {
 			var g scheduling.PodGroup
 			if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: scheduling.PodGroupNamePrefix + string(owner.GetUID())}, &g); err != nil {
@@ -349,7 +351,9 @@ func TestGangsStrangeOwners(t *testing.T) {
 			}
 		}
 		return nil
-	})
+	}
+	f.eventually(patience, "each has its PodGroup", there)
+	f.always(5*time.Second, "it stays", there)
 	if n := counted()["post podgroups"]; n > 8 {
 		t.Errorf("%d PodGroups were made", n)
 	}
@@ -702,4 +706,61 @@ func TestGangsWithoutTheirKind(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestGangsOwnersOfAGroupThatHangs: pods name owners of an API group that does not answer,
+// as where an aggregated API server is away. The next leader leads all the same, and
+// other pods get their PodGroups.
+func TestGangsOwnersOfAGroupThatHangs(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	var asked atomic.Int64
+	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+		if strings.HasPrefix(r.URL.Path, "/apis/hang.example.com") {
+			asked.Add(1)
+			<-r.Context().Done()
+			return
+		}
+		forward(w, r)
+	})
+	for i := range 20 {
+		odd := gangPod(fmt.Sprintf("odd-%d", i), "odd", nil)
+		odd.OwnerReferences = []metav1.OwnerReference{{APIVersion: "hang.example.com/v1", Kind: fmt.Sprintf("Thing%d", i), Name: "x", UID: "x-x", Controller: new(true)}}
+		f.create(odd)
+	}
+	f.eventually(patience, "it is asked", func() error {
+		if asked.Load() == 0 {
+			return errors.New("nobody has")
+		}
+		return nil
+	})
+	began := time.Now()
+	f.killForNow(f.leader())
+	f.leads(began)
+	f.nodeGroup(&gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: "gang-group"}, Spec: gm.NodeGroupSpec{Nodes: []string{"gang-0"}}})
+	web := deployment("web", 3, "", volcanos)
+	f.create(web)
+	f.eventually(25*time.Second, "the next leader leads", func() error {
+		return errors.Join(f.contains("gang-group", "gang-0"), f.named("web", 3, web), f.ownedBy(web))
+	})
+}
+
+// TestGangsDeletedByHand: a PodGroup that is deleted as soon as it is there, and a name
+// that is taken from a pod, are there again within seconds (volcano #5972).
+func TestGangsDeletedByHand(t *testing.T) {
+	f := gangs(t, bothConfigs["podgroupLevel"])
+	web := deployment("web", 1, "", volcanos)
+	f.create(web)
+	f.eventually(patience, "it has its PodGroup", func() error { return f.ownedBy(web) })
+	for range 3 {
+		group := f.groups()[0]
+		if err := f.client.Delete(f.ctx, &group); err != nil {
+			t.Fatal(err)
+		}
+		f.eventually(30*time.Second, "it is made again", func() error { return f.ownedBy(web) })
+	}
+	pod := f.pods("web")[0]
+	f.patch(&pod, map[string]any{"metadata": map[string]any{"annotations": map[string]any{scheduling.GroupNameAnnotation: nil}}})
+	f.eventually(30*time.Second, "the pod names it again", func() error { return f.named("web", 1, web) })
+	f.patch(&pod, map[string]any{"metadata": map[string]any{"annotations": map[string]any{scheduling.GroupNameAnnotation: nil}}})
+	f.eventually(30*time.Second, "and again", func() error { return f.named("web", 1, web) })
 }

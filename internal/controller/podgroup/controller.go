@@ -72,6 +72,8 @@ type Reconciler struct {
 	swept time.Time // when old ones were forgotten
 	// idle are PodGroups that nobody needs, since when.
 	idle map[types.NamespacedName]time.Time
+	// lists are the pods that were listed last, to collect PodGroups by.
+	lists lists
 	// told is the last event about each PodGroup.
 	told map[types.NamespacedName]string
 }
@@ -131,6 +133,7 @@ func (r *Reconciler) all() {
 	if !r.ready() {
 		return // it is to come
 	}
+	r.Rules.wakeUp() // this replica may have come to lead
 	r.Store.Pods(func(pod *gangs.Pod) { r.podChanged(nil, pod) })
 	r.Store.Groups(func(group *gangs.Group) { r.groups.Add(ctrl.Request{NamespacedName: group.Key()}) })
 }
@@ -175,9 +178,17 @@ func (r *Reconciler) groupChanged(old, new *gangs.Group) {
 	if group == nil {
 		group = old
 	}
-	if gang.OwnerOf(group.Name) != "" {
-		r.groups.Add(ctrl.Request{NamespacedName: group.Key()})
+	if gang.OwnerOf(group.Name) == "" {
+		return
 	}
+	if new == nil { // what we wrote is not on its way, but gone
+		r.mu.Lock()
+		if made, ok := r.made[group.Key()]; ok && made.value.UID == group.UID {
+			delete(r.made, group.Key())
+		}
+		r.mu.Unlock()
+	}
+	r.groups.Add(ctrl.Request{NamespacedName: group.Key()})
 }
 
 // ownerChanged looks at the PodGroup of an owner, and at those of the pods below it.

@@ -1,14 +1,16 @@
 package podgroup
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -20,11 +22,14 @@ import (
 	metadatafake "k8s.io/client-go/metadata/fake"
 	"k8s.io/client-go/tools/events"
 	testingclock "k8s.io/utils/clock/testing"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/gang"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/gangs"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -38,15 +43,17 @@ type site struct {
 	recorder *events.FakeRecorder
 	walker   *owners.Walker
 	objects  *dynamicfake.FakeDynamicClient
+	api      *build.API
 }
 
 func newSite(t *testing.T, pods ...runtime.Object) *site {
 	t.Helper()
 	s := &site{t: t, clock: testingclock.NewFakeClock(time.Unix(1_000_000, 0)), recorder: events.NewFakeRecorder(100)}
-	s.walker = owners.NewWalker(build.NewAPI(t).Client())
+	s.api = build.NewAPI(t)
+	s.walker = owners.NewWalker(s.api.Client())
 	s.objects = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{gangs.Resource: "PodGroupList"})
 	client := fake.NewClientset(pods...)
-	lineage := owners.NewLineage(s.walker, metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()), meta.NewDefaultRESTMapper(nil))
+	lineage := owners.NewLineage(s.walker, metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()), client.Discovery())
 	store, err := gangs.NewStore(client, s.objects, []string{"volcano"})
 	if err != nil {
 		t.Fatal(err)
@@ -74,10 +81,8 @@ func (s *site) pass(owner string) error {
 	if err := s.observe(s.t.Context(), sc); err != nil {
 		return err
 	}
-	if err := s.ensure(s.t.Context(), sc); err != nil {
-		return err
-	}
-	return s.collect(s.t.Context(), sc)
+	_, err := phase.Run(s.t.Context(), sc, s.ensure, s.collect)
+	return err
 }
 
 // written is the PodGroup of an owner as the API server has it, or nil; the store has it
@@ -132,7 +137,13 @@ func TestWhatNobodyNeedsIsCollected(t *testing.T) {
 	none := build.Deployment("web", build.Replicas(0))
 	set := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(2))
 	group := func(owner types.UID, ours bool, phase scheduling.PodGroupPhase) *gangs.Group {
-		g := &gangs.Group{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: gang.Name("web"), UID: "group"}, Owner: owner, Ours: ours, Phase: string(phase), Now: &gang.Applied{}}
+		g := &gangs.Group{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: gang.Name("web"), UID: "group"}, Ours: ours, Phase: string(phase), Now: &gang.Applied{}}
+		if owner != "" {
+			g.Controller = &ownership.Reference{GroupVersionKind: build.Owner(build.Deployment("web")).GroupVersionKind, Name: "web", UID: owner}
+		}
+		if ours {
+			g.Last = &gang.Applied{Owner: "web"}
+		}
 		return g
 	}
 	finished := build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })
@@ -272,8 +283,145 @@ func TestWrongRulesChangeNothing(t *testing.T) {
 	}
 }
 
+// TestAPodGroupThatIsDeletedAtOnceIsMadeAgain: no watch ever showed it (volcano #5972).
+func TestAPodGroupThatIsDeletedAtOnceIsMadeAgain(t *testing.T) {
+	s := newSite(t)
+	web := build.Deployment("web", build.Replicas(1))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	s.owners(web, set)
+	s.Store.PutPod(memberOf("a", set, "web"))
+	key := types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}
+	sc := &scope{key: key}
+	if err := s.observe(t.Context(), sc); err != nil {
+		t.Fatal(err)
+	}
+	result, err := phase.Run(t.Context(), sc, s.ensure)
+	if err != nil || result.RequeueAfter == 0 || result.RequeueAfter > lag {
+		t.Fatalf("it is looked at again after %s: %v", result.RequeueAfter, err)
+	}
+	if err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Delete(t.Context(), key.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.clock.Step(result.RequeueAfter)
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Get(t.Context(), key.Name, metav1.GetOptions{}); err != nil {
+		t.Errorf("it is not made again: %v", err)
+	}
+}
+
+// TestADeletionThatIsSeenIsNotForgotten: what we wrote a moment ago is no reason to wait.
+func TestADeletionThatIsSeenIsNotForgotten(t *testing.T) {
+	s := newSite(t)
+	web := build.Deployment("web", build.Replicas(1))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	s.owners(web, set)
+	s.Store.PutPod(memberOf("a", set, "web"))
+	s.groups = &trigger.Source[ctrl.Request]{}
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	made := s.made[types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}].value
+	s.groupChanged(made, nil)
+	if group, _ := s.group(made.Key()); group != nil {
+		t.Errorf("it is taken for there")
+	}
+}
+
+// TestPodsWhoseOwnerHasLeftThemKeepAPodGroup: one without an owner, where they would wait
+// for ever; none for a name that a person gave.
+func TestPodsWhoseOwnerHasLeftThemKeepAPodGroup(t *testing.T) {
+	const uid = "0c9e7a51-6f3e-4b53-9f3d-8a4f5c6d7e8f"
+	s := newSite(t)
+	orphan := func(name, group string) *corev1.Pod {
+		return build.Pod(name, build.Annotation(scheduling.GroupNameAnnotation, group), build.With(func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" }))
+	}
+	s.Store.PutPod(orphan("a", gang.Name(uid)))
+	s.Store.PutPod(orphan("b", "podgroup-of-mine"))
+	if err := errors.Join(s.pass(uid), s.pass("of-mine")); err != nil {
+		t.Fatal(err)
+	}
+	if u := s.written(uid); u == nil || len(u.GetOwnerReferences()) != 0 {
+		t.Errorf("the PodGroup is %v", u)
+	}
+	if s.written("of-mine") != nil {
+		t.Error("a person's PodGroup was made")
+	}
+}
+
+// TestAPodThatCannotBeReadKeepsNobodyElse from its PodGroup.
+func TestAPodThatCannotBeReadKeepsNobodyElse(t *testing.T) {
+	s := newSite(t)
+	web := build.Deployment("web", build.Replicas(1))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	s.owners(web, set)
+	s.Store.PutPod(memberOf("a", set, "web"))
+	lost := build.ReplicaSet("lost") // the API server of the walk does not answer
+	s.Store.PutPod(memberOf("b", lost, "web"))
+	s.api.Fail(500)
+	sc := &scope{key: types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}}
+	if err := s.observe(t.Context(), sc); err == nil {
+		t.Error("nobody knows of the other")
+	}
+	if err := s.ensure(t.Context(), sc); err != nil && s.written("web") == nil {
+		t.Errorf("there is no PodGroup: %v", err)
+	}
+}
+
+// TestHostileContentIsNotKept: a PodGroup that somebody made under the name of ours, with
+// what we would have written last, is made right, and gets its owner.
+func TestHostileContentIsNotKept(t *testing.T) {
+	s := newSite(t)
+	web := build.Deployment("web", build.Replicas(1))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	s.owners(web, set)
+	s.Store.PutPod(memberOf("a", set, "web"))
+	theirs := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "spec": map[string]any{"minMember": int64(1000)},
+		"metadata": map[string]any{
+			"name": gang.Name("web"), "namespace": build.Namespace, "uid": "theirs",
+			"annotations": map[string]any{scheduling.AppliedAnnotation: `{"spec":{"minMember":1},"annotations":{}}`},
+		},
+	}}
+	if _, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.written("web")
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	u := s.written("web")
+	if n, _, _ := unstructured.NestedInt64(u.Object, "spec", "minMember"); n != 1 || len(u.GetOwnerReferences()) != 1 {
+		t.Errorf("minMember is %d, the owners are %v", n, u.GetOwnerReferences())
+	}
+}
+
+// TestOneListCollectsMany: three hundred ReplicaSets that go to none cost one list.
+func TestOneListCollectsMany(t *testing.T) {
+	var l lists
+	asked := 0
+	list := func(context.Context, string) (map[string]bool, error) {
+		asked++
+		return map[string]bool{"podgroup-7": true}, nil
+	}
+	idle := time.Now().Add(-grace)
+	for i := range 300 {
+		key := types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("podgroup-%d", i)}
+		if named, err := l.named(t.Context(), key, idle, list); err != nil || named != (i == 7) {
+			t.Errorf("%s is named: %t, %v", key.Name, named, err)
+		}
+	}
+	if _, err := l.named(t.Context(), types.NamespacedName{Namespace: "ns"}, time.Now(), list); err != nil || asked != 2 {
+		t.Errorf("%d lists, want one, and one more for what came later: %v", asked, err)
+	}
+}
+
 func TestPatchesCarryTheUID(t *testing.T) {
-	pod := memberOf("a", build.ReplicaSet("web-1"), "", build.With(func(p *corev1.Pod) { delete(p.Annotations, scheduling.GroupNameAnnotation) }))
+	pod := memberOf("a", build.ReplicaSet("web-1"), "", build.With(func(p *corev1.Pod) {
+		delete(p.Annotations, scheduling.GroupNameAnnotation)
+		p.ResourceVersion = "7"
+	}))
 	s := newSite(t, pod)
 	s.owners(build.ReplicaSet("web-1"))
 	s.Store.PutPod(pod)
@@ -290,7 +438,7 @@ func TestPatchesCarryTheUID(t *testing.T) {
 			continue
 		}
 		var body struct{ Metadata metav1.ObjectMeta }
-		if err := json.Unmarshal(patch.GetPatch(), &body); err != nil || body.Metadata.UID != "a" {
+		if err := json.Unmarshal(patch.GetPatch(), &body); err != nil || body.Metadata.UID != "a" || body.Metadata.ResourceVersion != pod.ResourceVersion {
 			t.Errorf("the patch is %s: %v", patch.GetPatch(), err)
 		}
 	}

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,9 +34,13 @@ import (
 type scope struct {
 	key   types.NamespacedName
 	group *gangs.Group // nil if there is none
+	// unseen: the PodGroup is as we wrote it, and no watch has shown it yet.
+	unseen bool
 	// named: live pods name the PodGroup; members are those of its owner.
 	named   bool
 	members []member
+	// strays are pods that name the PodGroup and are not below its owner any more.
+	strays []*gangs.Pod
 	// owner has the PodGroup, and above are the annotations from a member's controller
 	// up to it. nil without members.
 	owner *ownership.Object
@@ -56,33 +62,39 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	s := &scope{key: req.NamespacedName}
 	began := r.Clock.Now()
-	if err := r.observe(ctx, s); err != nil {
-		return ctrl.Result{}, err
-	}
+	failed := r.observe(ctx, s)
 	r.groups.Took(req, r.Clock.Since(began))
-	return phase.Run(ctx, s, r.ensure, r.collect)
+	return phase.Run(ctx, s, r.ensure, r.collect, func(context.Context, *scope) error { return failed })
 }
 
-// observe finds the PodGroup and the pods that are in it.
+// observe finds the PodGroup and the pods that are in it. A pod whose owners cannot be
+// read keeps the PodGroup, and keeps nobody from being counted.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
-	s.group = r.group(s.key)
+	s.group, s.unseen = r.group(s.key)
 	uid := gang.OwnerOf(s.key.Name)
+	var failed error
 	for _, pod := range r.Store.Naming(s.key) {
 		if !pod.Live {
 			continue
 		}
 		s.named = true
+		if pod.Terminating {
+			continue
+		}
 		chain, end, err := r.Lineage.Chain(ctx, pod.Object())
 		if err != nil {
-			return fmt.Errorf("observing pod %s: %w", pod, err)
+			failed = fmt.Errorf("observing pod %s: %w", pod, err)
+			continue
 		}
 		at := slices.IndexFunc(chain, func(o *ownership.Object) bool { return o.UID == uid })
-		if at >= 0 && !pod.Terminating {
-			s.members = append(s.members, member{pod, chain, end, at})
+		if at < 0 {
+			s.strays = append(s.strays, pod)
+			continue
 		}
+		s.members = append(s.members, member{pod, chain, end, at})
 	}
 	if len(s.members) == 0 {
-		return nil
+		return failed
 	}
 	newest := &s.members[0]
 	for i := range s.members {
@@ -97,7 +109,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	for i := 1; i <= max(first.at, 1) && i < len(first.chain); i++ {
 		s.above = append(s.above, annotationsOf(first.chain, i))
 	}
-	return nil
+	return failed
 }
 
 // annotationsOf are those of an owner in a chain. A ReplicaSet has those of its
@@ -131,20 +143,21 @@ func (m *member) order() int64 {
 	return g.Order
 }
 
-// group is a PodGroup as the watch has it, or as it was written last if that is newer.
-func (r *Reconciler) group(key types.NamespacedName) *gangs.Group {
+// group is a PodGroup as the watch has it, or as it was written last if that is newer:
+// unseen then.
+func (r *Reconciler) group(key types.NamespacedName) (group *gangs.Group, unseen bool) {
 	seen := r.Store.Group(key)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	made, ok := r.made[key]
 	if !ok {
-		return seen
+		return seen, false
 	}
 	if r.Clock.Since(made.at) >= lag || seen != nil && !older(seen, made.value) {
 		delete(r.made, key)
-		return seen
+		return seen, false
 	}
-	return made.value
+	return made.value, true
 }
 
 // older tells whether a PodGroup was seen before the other was written.
@@ -163,25 +176,41 @@ func (r *Reconciler) setMade(u *unstructured.Unstructured) {
 
 // ensure makes the PodGroup of live pods what it is to be.
 func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
-	if len(s.members) == 0 {
+	var want gang.PodGroup
+	switch {
+	case len(s.members) > 0:
+		want = gang.Want(s.members[0].pod.Gang, s.above, s.owner.Members())
+	case len(s.strays) > 0 && s.group == nil && isUID(gang.OwnerOf(s.key.Name)):
+		// Its owner has left them, and the PodGroup is gone: they would wait for ever.
+		want = gang.Want(s.strays[0].Gang, nil, nil)
+	default:
 		return nil
 	}
-	want := gang.Want(s.members[0].pod.Gang, s.above, s.owner.Members())
 	applied, err := want.Applied()
 	if err != nil {
 		return phase.Terminal("EncodingFailed", err)
 	}
+	applied.Owner = gang.OwnerOf(s.key.Name)
 	if s.group == nil {
 		err = r.create(ctx, s, applied)
 	} else if !s.group.Deleting {
 		err = r.update(ctx, s, applied)
 	}
 	r.tell(s, &want, err)
+	if err == nil && s.unseen { // it may have been deleted before a watch could show it
+		return phase.Wait("the PodGroup to be seen", lag)
+	}
 	return err
 }
 
+// isUID tells whether a text is as the UIDs that the API server makes. People give
+// PodGroups other names.
+func isUID(uid types.UID) bool { return uidForm.MatchString(string(uid)) }
+
+var uidForm = regexp.MustCompile("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
 func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) error {
-	if s.owner.Deleting {
+	if s.owner != nil && s.owner.Deleting {
 		return nil // the garbage collector would take it away again
 	}
 	u, err := newGroup(s, a)
@@ -191,11 +220,16 @@ func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) erro
 	made, err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Create(ctx, u, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return phase.Wait("the PodGroup to be seen", lag/100)
+		if made, err = r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{}); err != nil {
+			return fmt.Errorf("reading PodGroup %s: %w", s.key, err)
+		}
+		r.setMade(made)
+		return phase.Wait("the PodGroup to be looked at", again)
 	case err != nil:
 		return fmt.Errorf("creating PodGroup %s: %w", s.key, err)
 	}
 	r.setMade(made)
+	s.unseen = true
 	writesTotal.WithLabelValues("create").Inc()
 	return nil
 }
@@ -205,20 +239,18 @@ func newGroup(s *scope, a *gang.Applied) (*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
-	apiVersion, kind := s.owner.ToAPIVersionAndKind()
 	labels, annotations := maps.Clone(a.Labels), maps.Clone(a.Annotations)
 	if labels == nil {
 		labels = map[string]string{}
 	}
 	labels[scheduling.ManagedByLabel] = scheduling.ManagedByAtoll
 	annotations[scheduling.AppliedAnnotation] = text
+	metadata := map[string]any{"namespace": s.key.Namespace, "name": s.key.Name, "labels": labels, "annotations": annotations}
+	if s.owner != nil {
+		metadata["ownerReferences"] = ownedBy(s.owner)
+	}
 	object := map[string]any{
-		"apiVersion": scheduling.GroupVersion.String(), "kind": "PodGroup",
-		"metadata": map[string]any{
-			"namespace": s.key.Namespace, "name": s.key.Name, "labels": labels, "annotations": annotations,
-			// No blockOwnerDeletion: it needs more permissions and makes deletions slow.
-			"ownerReferences": []map[string]any{{"apiVersion": apiVersion, "kind": kind, "name": s.owner.Name, "uid": s.owner.UID, "controller": true}},
-		},
+		"apiVersion": scheduling.GroupVersion.String(), "kind": "PodGroup", "metadata": metadata,
 		"spec": a.Spec, "status": map[string]any{"phase": scheduling.PhasePending},
 	}
 	raw, err := json.Marshal(object)
@@ -232,11 +264,23 @@ func newGroup(s *scope, a *gang.Applied) (*unstructured.Unstructured, error) {
 	return u, nil
 }
 
+// ownedBy is the reference to an owner. It blocks no deletion: that would need more
+// permissions, and make deletions slow.
+func ownedBy(o *ownership.Object) []map[string]any {
+	apiVersion, kind := o.ToAPIVersionAndKind()
+	return []map[string]any{{"apiVersion": apiVersion, "kind": kind, "name": o.Name, "uid": o.UID, "controller": true}}
+}
+
 // update writes the keys that are to be otherwise, and no others: the scheduler writes
 // the object as a whole.
 func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) error {
-	changes := a.Changes(s.group.Last, s.group.Now)
-	if changes.None() && s.group.Ours && s.group.Last != nil {
+	last := s.group.Last
+	if !s.group.Ours {
+		last = nil // whoever wrote it
+	}
+	changes := a.Changes(last, s.group.Now)
+	lost := s.group.Controller == nil && s.owner != nil && !s.owner.Deleting
+	if changes.None() && last != nil && last.Owner == a.Owner && !lost {
 		return nil
 	}
 	text, err := a.Encode()
@@ -245,7 +289,11 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	}
 	changes.Labels[scheduling.ManagedByLabel] = scheduling.ManagedByAtoll
 	changes.Annotations[scheduling.AppliedAnnotation] = text
-	body := map[string]any{"metadata": map[string]any{"uid": s.group.UID, "labels": changes.Labels, "annotations": changes.Annotations}}
+	metadata := map[string]any{"uid": s.group.UID, "labels": changes.Labels, "annotations": changes.Annotations}
+	if lost {
+		metadata["ownerReferences"] = ownedBy(s.owner)
+	}
+	body := map[string]any{"metadata": metadata}
 	if len(changes.Spec) > 0 {
 		body["spec"] = changes.Spec
 	}
@@ -261,6 +309,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 		return fmt.Errorf("writing PodGroup %s: %w", s.key, err)
 	}
 	r.setMade(made)
+	s.unseen = true
 	writesTotal.WithLabelValues("patch").Inc()
 	return nil
 }
@@ -280,10 +329,14 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	if left := grace - r.idleFor(s.key); left > 0 {
 		return phase.Wait("pods that need the PodGroup", left)
 	}
-	if named, err := r.isNamed(ctx, s); err != nil || named {
+	if done, err := r.showsDone(ctx, s); err != nil || done {
+		return err
+	}
+	named, err := r.isNamed(ctx, s)
+	if err != nil || named {
 		return errors.Join(err, phase.Wait("pods to be seen", lag))
 	}
-	err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Delete(ctx, s.key.Name, metav1.DeleteOptions{
+	err = r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Delete(ctx, s.key.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &s.group.UID, ResourceVersion: &s.group.ResourceVersion},
 	})
 	if err != nil && !apierrors.IsNotFound(err) && !patch.AnotherOfThatName(err) {
@@ -304,35 +357,62 @@ const (
 	page = 500
 )
 
+// showsDone tells whether the PodGroup stays to show that all has been done, for as long
+// as its owner does.
+func (r *Reconciler) showsDone(ctx context.Context, s *scope) (bool, error) {
+	if s.group.Phase != string(scheduling.PhaseCompleted) || s.group.Owner() != gang.OwnerOf(s.key.Name) {
+		return false, nil
+	}
+	if r.Store.PodOf(s.group.Owner()) != nil {
+		return true, nil
+	}
+	of := &ownership.Object{Namespace: s.key.Namespace, Controller: s.group.Controller}
+	chain, end, err := r.Lineage.Chain(ctx, of)
+	if err != nil {
+		return false, fmt.Errorf("looking for the owner of PodGroup %s: %w", s.key, err)
+	}
+	return len(chain) > 1 && (end == nil || end.At.UID != s.group.Owner() || end.Reason == owners.EndForbidden), nil
+}
+
 // isNamed asks the API server whether a live pod names a PodGroup.
 func (r *Reconciler) isNamed(ctx context.Context, s *scope) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	pods := r.Pods.CoreV1().Pods(s.key.Namespace)
-	names := func(pod *corev1.Pod) bool {
-		return pod.Annotations[scheduling.GroupNameAnnotation] == s.key.Name && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+	if s.group.OfPod() == "" {
+		return r.lists.named(ctx, s.key, r.idleSince(s.key), r.listNamed)
 	}
-	if s.group.Pod != "" {
-		pod, err := pods.Get(ctx, s.group.Pod, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return false, nil // the garbage collector has the PodGroup
-		}
-		if err != nil {
-			return false, fmt.Errorf("reading pod %s/%s: %w", s.key.Namespace, s.group.Pod, err)
-		}
-		// A watch that shows the pod shows those that it owns.
-		return names(pod) || slices.Contains(r.Resolver.Schedulers, pod.Spec.SchedulerName) && r.Store.PodOf(pod.UID) == nil, nil
+	pod, err := r.Pods.CoreV1().Pods(s.key.Namespace).Get(ctx, s.group.OfPod(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil // the garbage collector has the PodGroup
 	}
+	if err != nil {
+		return false, fmt.Errorf("reading pod %s/%s: %w", s.key.Namespace, s.group.OfPod(), err)
+	}
+	// A watch that shows the pod shows those that it owns.
+	return names(pod) == s.key.Name || slices.Contains(r.Resolver.Schedulers, pod.Spec.SchedulerName) && r.Store.PodOf(pod.UID) == nil, nil
+}
+
+// names is the PodGroup that a live pod names, or "".
+func names(pod *corev1.Pod) string {
+	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return ""
+	}
+	return pod.Annotations[scheduling.GroupNameAnnotation]
+}
+
+// listNamed lists the PodGroups that live pods of a namespace name.
+func (r *Reconciler) listNamed(ctx context.Context, namespace string) (map[string]bool, error) {
+	all := map[string]bool{}
 	for _, scheduler := range r.Resolver.Schedulers {
 		options := metav1.ListOptions{FieldSelector: "spec.schedulerName=" + scheduler, Limit: page}
 		for {
-			list, err := pods.List(ctx, options)
+			list, err := r.Pods.CoreV1().Pods(namespace).List(ctx, options)
 			if err != nil {
-				return false, fmt.Errorf("listing the pods of %s in %s: %w", scheduler, s.key.Namespace, err)
+				return nil, fmt.Errorf("listing the pods of %s in %s: %w", scheduler, namespace, err)
 			}
 			for i := range list.Items {
-				if names(&list.Items[i]) {
-					return true, nil
+				if name := names(&list.Items[i]); name != "" {
+					all[name] = true
 				}
 			}
 			if options.Continue = list.Continue; options.Continue == "" {
@@ -340,7 +420,50 @@ func (r *Reconciler) isNamed(ctx context.Context, s *scope) (bool, error) {
 			}
 		}
 	}
-	return false, nil
+	return all, nil
+}
+
+// lists are the last lists of pods, by namespace: many PodGroups that nobody needs are
+// collected with one.
+type lists struct {
+	mu   sync.Mutex
+	last map[string]listed
+}
+
+type listed struct {
+	names map[string]bool
+	began time.Time
+}
+
+// named tells whether a live pod names a PodGroup, by a list that began after a time.
+func (l *lists) named(ctx context.Context, key types.NamespacedName, after time.Time, list func(context.Context, string) (map[string]bool, error)) (bool, error) {
+	if !l.mu.TryLock() {
+		return false, phase.Wait("another list of pods", again)
+	}
+	defer l.mu.Unlock()
+	last, ok := l.last[key.Namespace]
+	if !ok || !last.began.After(after) {
+		began := time.Now()
+		names, err := list(ctx, key.Namespace)
+		if err != nil {
+			return false, err
+		}
+		last = listed{names, began}
+		if l.last == nil || len(l.last) >= maxLists {
+			l.last = map[string]listed{}
+		}
+		l.last[key.Namespace] = last
+	}
+	return last.names[key.Name], nil
+}
+
+// maxLists bounds the lists that are kept.
+const maxLists = 20
+
+func (r *Reconciler) idleSince(key types.NamespacedName) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.idle[key]
 }
 
 func (r *Reconciler) idleFor(key types.NamespacedName) time.Duration {
@@ -358,11 +481,8 @@ func (r *Reconciler) idleFor(key types.NamespacedName) time.Duration {
 // to make pods, or it shows that all has been done.
 func (r *Reconciler) needed(s *scope) bool {
 	uid := gang.OwnerOf(s.key.Name)
-	if s.group.Owner != uid {
+	if s.group.Owner() != uid {
 		return false // its owner left it behind
-	}
-	if s.group.Phase == string(scheduling.PhaseCompleted) {
-		return r.Lineage.Get(uid) != nil || r.Store.PodOf(uid) != nil
 	}
 	owner := r.Lineage.Get(uid)
 	if owner == nil || owner.Deleting {
@@ -399,6 +519,10 @@ func (r *Reconciler) tell(s *scope, want *gang.PodGroup, err error) {
 	case len(want.Problems) > 0:
 		reason, text = ReasonInvalid, strings.Join(want.Problems, "; ")
 	}
+	about := s.owner
+	if about == nil {
+		about = s.strays[0].Object()
+	}
 	r.mu.Lock()
 	was := r.told[s.key]
 	r.told[s.key] = reason + text
@@ -407,7 +531,7 @@ func (r *Reconciler) tell(s *scope, want *gang.PodGroup, err error) {
 	}
 	r.mu.Unlock()
 	if text != "" && was != reason+text {
-		r.Recorder.Eventf(regarding(s.owner), nil, corev1.EventTypeWarning, reason, "Group", "%s", shorten(text))
+		r.Recorder.Eventf(regarding(about), nil, corev1.EventTypeWarning, reason, "Group", "%s", shorten(text))
 	}
 }
 

@@ -3,9 +3,11 @@ package podgroup
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -16,6 +18,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/gangs"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=patch
@@ -35,14 +38,17 @@ func (r *Reconciler) name(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		clampedTotal.Inc()
 	}
 	name := choice.Name()
-	if pod.Group == name || r.wasNamed(pod.UID, name) || pod.Group != "" && !inChain(choice.Chain, gang.OwnerOf(pod.Group)) {
-		return ctrl.Result{}, nil // a person named it, or it is on its way
+	if pod.Group == name || pod.Group != "" && !inChain(choice.Chain, gang.OwnerOf(pod.Group)) {
+		return ctrl.Result{}, nil // a person named it
+	}
+	if r.wasNamed(pod.UID, name) {
+		return ctrl.Result{RequeueAfter: lag}, nil // it is on its way, unless somebody has taken it away
 	}
 	err = r.write(ctx, pod, name)
-	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: again}, nil
+	if patch.Refused(err) {
+		r.tellPod(pod, err)
 	}
-	return ctrl.Result{}, err
+	return phase.Run(ctx, pod, func(context.Context, *gangs.Pod) error { return err })
 }
 
 // write writes the name into a pod as it was seen, and into no other of its name: a pod
@@ -64,6 +70,18 @@ func (r *Reconciler) write(ctx context.Context, pod *gangs.Pod, name string) err
 	namedTotal.Inc()
 	r.setNamed(pod, name)
 	return nil
+}
+
+// tellPod makes an event of what keeps a pod from being named, once for each cause.
+func (r *Reconciler) tellPod(pod *gangs.Pod, err error) {
+	text := fmt.Sprintf("The name of its PodGroup cannot be written into this pod: %v", errors.Unwrap(err))
+	r.mu.Lock()
+	was := r.told[pod.Key()]
+	r.told[pod.Key()] = text
+	r.mu.Unlock()
+	if was != text {
+		r.Recorder.Eventf(regarding(pod.Object()), nil, corev1.EventTypeWarning, ReasonRefused, "Group", "%s", shorten(text))
+	}
 }
 
 func inChain(chain []*ownership.Object, owner types.UID) bool {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -49,15 +50,19 @@ const (
 	// unreadFor is how long it is told that an owner could not be read, and maxUnread
 	// bounds the kinds of them.
 	unreadFor, maxUnread = 10 * time.Minute, 30
-	// askTime bounds the questions about one rule.
-	askTime = 3 * time.Second
+	// askTime bounds the questions about all rules.
+	askTime = 10 * time.Second
+	// lookRest is how long is rested between two looks: somebody may edit the rules all
+	// the time.
+	lookRest = time.Second
 )
 
 // Rules keeps the rules of the ConfigMap in force, on every replica. The one that leads
 // tells what is wrong.
 type Rules struct {
 	Client kubernetes.Interface
-	Mapper meta.RESTMapper
+	// Discovery is asked which kinds are served. Its client has a timeout.
+	Discovery discovery.DiscoveryInterface
 	// ConfigMap is where the rules are.
 	ConfigMap types.NamespacedName
 	Resolver  *gangs.Resolver
@@ -103,19 +108,37 @@ func (r *Rules) Start(ctx context.Context) error {
 		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) && r.Resolver.Levels() == nil {
 			r.Set(nil) // there is none
 		}
-		tick := time.NewTicker(lookEvery)
-		defer tick.Stop()
-		for ctx.Err() == nil {
-			r.look(ctx)
-			select {
-			case <-r.Wake:
-			case <-tick.C:
-			case <-ctx.Done():
-			}
-		}
+		r.lookOn(ctx)
 	})
 	running.Wait()
 	return nil
+}
+
+// lookOn looks when something has changed, when this replica comes to lead, and now and
+// then, until ctx is done.
+func (r *Rules) lookOn(ctx context.Context) {
+	tick := time.NewTicker(lookRest)
+	defer tick.Stop()
+	var last time.Time
+	led, woken := false, true
+	for {
+		leads := r.Leads()
+		if leads && (woken || !led || time.Since(last) >= lookEvery) {
+			r.look(ctx)
+			last, woken = time.Now(), false
+		}
+		led = leads
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-r.Wake:
+			woken = true
+		default:
+		}
+	}
 }
 
 // NeedLeaderElection is false: every replica admits pods.
@@ -230,34 +253,33 @@ func (r *Rules) look(ctx context.Context) {
 	if config == nil || levels == nil {
 		return
 	}
+	if rejected == nil { // first what a replica that starts later needs
+		if err := r.remember(ctx, config); err != nil && ctx.Err() == nil {
+			ctrl.Log.WithName("gangs").Error(err, "The last good rules are not kept")
+		}
+	}
 	notes = append(notes, r.unmatched(ctx, levels)...)
 	if levels.AtMostDirectOwner && slices.ContainsFunc(levels.Rules, func(rule ownership.LevelRule) bool { return rule.Adjust >= 0 }) || levels.AtMostDirectOwner && levels.NoMatch == ownership.NoMatchRoot {
 		notes = append(notes, "several schedulers share the pods out by the name of their controller: no PodGroup is above it, whatever the rules say")
 	}
 	slices.Sort(notes)
 	r.tell(config, rejected, notes, len(levels.Rules))
-	if rejected == nil {
-		if err := r.remember(ctx, config); err != nil && ctx.Err() == nil {
-			ctrl.Log.WithName("gangs").Error(err, "The last good rules are not kept")
-		}
-	}
 }
 
 // unmatched finds rules whose kind the API server does not serve, or whose objects
 // atoll-manager may not read.
 func (r *Rules) unmatched(ctx context.Context, levels *ownership.Levels) (notes []string) {
+	bounded, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
 	for _, rule := range levels.Rules {
 		if rule.AnyGroup {
 			continue
 		}
-		bounded, cancel := context.WithTimeout(ctx, askTime)
 		note := r.unmatchedRule(bounded, rule)
-		late := bounded.Err() != nil
-		cancel()
 		if note != "" {
 			notes = append(notes, note)
 		}
-		if late {
+		if bounded.Err() != nil {
 			break // it does not answer: later
 		}
 	}
@@ -265,43 +287,24 @@ func (r *Rules) unmatched(ctx context.Context, levels *ownership.Levels) (notes 
 }
 
 func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) string {
-	mapping, err := r.mapping(ctx, rule)
+	gvk := schema.GroupVersionKind{Group: rule.Group, Version: rule.Version, Kind: rule.Kind}
+	kind, err := owners.Served(r.Discovery, gvk, rule.ExactVersion)
 	if meta.IsNoMatchError(err) {
 		return fmt.Sprintf("the API server does not serve a kind %s in group %q: the rule matches nothing until it does", rule.Kind, rule.Group)
 	}
 	if err != nil {
 		return "" // it could not be asked
 	}
+	resource := schema.GroupResource{Group: kind.Group, Resource: kind.Resource}
 	review, err := r.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Verb: "get", Group: mapping.Group, Resource: mapping.Resource,
+			Verb: "get", Group: resource.Group, Resource: resource.Resource,
 		}},
 	}, metav1.CreateOptions{})
 	if err != nil || review.Status.Allowed {
 		return ""
 	}
-	return fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true", mapping.GroupResource())
-}
-
-// mapping asks for as long as ctx allows how a rule's kind is served: the mapper takes
-// no context. Rules name kinds in any case.
-func (r *Rules) mapping(ctx context.Context, rule ownership.LevelRule) (schema.GroupVersionResource, error) {
-	type answer struct {
-		resource schema.GroupVersionResource
-		err      error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		// The singular name of a resource is the kind in lower case.
-		resource, err := r.Mapper.ResourceFor(schema.GroupVersionResource{Group: rule.Group, Resource: strings.ToLower(rule.Kind)})
-		answers <- answer{resource, err}
-	}()
-	select {
-	case a := <-answers:
-		return a.resource, a.err
-	case <-ctx.Done():
-		return schema.GroupVersionResource{}, context.Cause(ctx)
-	}
+	return fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true", resource)
 }
 
 // maxShown bounds the problems in one event.

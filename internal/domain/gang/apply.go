@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"reflect"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 )
 
@@ -13,6 +15,8 @@ import (
 // stays, and so does what somebody else made of these keys, until something else is
 // to be written.
 type Applied struct {
+	// Owner is the UID of the owner for whose pods the PodGroup was made.
+	Owner       types.UID         `json:"owner,omitempty"`
 	Spec        map[string]any    `json:"spec,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`

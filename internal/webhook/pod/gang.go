@@ -5,6 +5,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
@@ -38,7 +39,17 @@ func (w *Webhook) nameGroup(ctx context.Context, pod *corev1.Pod, namespace stri
 		log.FromContext(ctx).V(2).Info("Pod admitted without the name of its PodGroup", "why", err.Error())
 		return
 	}
-	if choice.Index > 0 {
+	if choice.Index > 0 && fits(pod.Annotations, scheduling.GroupNameAnnotation, choice.Name()) {
 		assign.Annotate(&pod.ObjectMeta, scheduling.GroupNameAnnotation, choice.Name())
 	}
+}
+
+// fits tells whether an annotation may be added: the API server refuses a pod that has
+// more of them than it takes.
+func fits(annotations map[string]string, key, value string) bool {
+	size := len(key) + len(value)
+	for k, v := range annotations {
+		size += len(k) + len(v)
+	}
+	return size <= validation.TotalAnnotationSizeLimitB
 }

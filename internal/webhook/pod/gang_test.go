@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,5 +24,14 @@ func TestPodsAreNotNamedBeforeAllIsKnown(t *testing.T) {
 				t.Errorf("the pod names %s", got)
 			}
 		})
+	}
+}
+
+// TestAPodThatIsAtTheBoundIsNotNamed: the API server would refuse it.
+func TestAPodThatIsAtTheBoundIsNotNamed(t *testing.T) {
+	full := func(n int) map[string]string { return map[string]string{"k": strings.Repeat("x", n)} }
+	const limit = 256 << 10
+	if !fits(full(limit-1-4), "ab", "cd") || fits(full(limit-1-3), "ab", "cd") || !fits(nil, "ab", "cd") {
+		t.Error("the bound is another")
 	}
 }
