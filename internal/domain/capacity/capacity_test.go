@@ -254,3 +254,45 @@ func TestRolloutsEndExact(t *testing.T) {
 		}
 	}
 }
+
+// TestNextAmongRevisions: of all others each counts, as many as it is to keep, and the
+// surge bounds them together.
+func TestNextAmongRevisions(t *testing.T) {
+	tests := map[string]struct {
+		own          int
+		others       []Revision
+		count, surge int
+		want         Class
+	}{
+		"alone":                               {2, nil, 3, 0, OnDemand},
+		"alone, with enough":                  {3, nil, 3, 5, Spot},
+		"the others have all there may be":    {1, []Revision{{OnDemand: 2, Replicas: 2}}, 3, 0, Spot},
+		"one more is surge":                   {1, []Revision{{OnDemand: 2, Replicas: 2}}, 3, 1, OnDemand},
+		"two others, and not only the last":   {0, []Revision{{OnDemand: 2, Replicas: 2}, {OnDemand: 1, Replicas: 1}}, 3, 0, Spot},
+		"two others, and the surge of one":    {0, []Revision{{OnDemand: 2, Replicas: 2}, {OnDemand: 2, Replicas: 2}}, 3, 1, Spot},
+		"what they give up does not count":    {0, []Revision{{OnDemand: 3, Replicas: 1}}, 3, 0, OnDemand},
+		"what they do not have does not":      {0, []Revision{{OnDemand: 1, Replicas: 9}}, 3, 0, OnDemand},
+		"none is wanted":                      {0, nil, 0, 5, Spot},
+		"a surge below none is none":          {1, []Revision{{OnDemand: 1, Replicas: 1}}, 3, -1, OnDemand},
+		"replicas below none take none away":  {2, []Revision{{OnDemand: 1, Replicas: -1}}, 3, 0, OnDemand},
+		"own and others together, at the end": {2, []Revision{{OnDemand: 1, Replicas: 1}}, 3, 0, Spot},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Next(tc.own, tc.others, tc.count, tc.surge); got != tc.want {
+				t.Errorf("the next pod is %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestTheFirstThatCannotBeUsedIsTold, of all three keys.
+func TestTheFirstThatCannotBeUsedIsTold(t *testing.T) {
+	got := Read(Source{Switch: "yes", Count: "x", OnEmpty: "never"})
+	if got.Invalid == nil || !strings.Contains(got.Invalid.Error(), "neither true nor false") {
+		t.Errorf("invalid is %v", got.Invalid)
+	}
+	if got, ok := Ordinal("-0"); got != 0 || !ok {
+		t.Errorf("the ordinal of -0 is %d, %t", got, ok)
+	}
+}

@@ -304,3 +304,60 @@ func TestFreeUndoesRestrict(t *testing.T) {
 		}
 	}
 }
+
+// TestSatisfiable: bounds exclude what is at them, and values that others exclude do not
+// make a demand impossible.
+func TestSatisfiable(t *testing.T) {
+	is := func(operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
+		return corev1.NodeSelectorRequirement{Key: "k", Operator: operator, Values: values}
+	}
+	elsewhere := corev1.NodeSelectorRequirement{Key: "other", Operator: "In", Values: []string{"a"}}
+	tests := map[string]struct {
+		all  []corev1.NodeSelectorRequirement
+		want bool
+	}{
+		"nothing":                             {nil, true},
+		"two that exclude each other":         {[]corev1.NodeSelectorRequirement{is("In", "a"), is("In", "b")}, false},
+		"and another key":                     {[]corev1.NodeSelectorRequirement{elsewhere, is("In", "a"), is("In", "b")}, false},
+		"a key that comes twice, and another": {[]corev1.NodeSelectorRequirement{is("Exists"), is("Exists"), {Key: "other", Operator: "In"}}, false},
+		"between two bounds":                  {[]corev1.NodeSelectorRequirement{is("Gt", "1"), is("Lt", "3")}, true},
+		"between bounds that touch":           {[]corev1.NodeSelectorRequirement{is("Gt", "1"), is("Lt", "2")}, false},
+		"at the lower bound":                  {[]corev1.NodeSelectorRequirement{is("Gt", "3"), is("In", "3")}, false},
+		"above it":                            {[]corev1.NodeSelectorRequirement{is("Gt", "3"), is("In", "4")}, true},
+		"at the upper bound":                  {[]corev1.NodeSelectorRequirement{is("Lt", "3"), is("In", "3")}, false},
+		"below it":                            {[]corev1.NodeSelectorRequirement{is("Lt", "3"), is("In", "2")}, true},
+		"above a bound, but for some":         {[]corev1.NodeSelectorRequirement{is("Gt", "3"), is("NotIn", "4", "5")}, true},
+		"below a bound, but for some":         {[]corev1.NodeSelectorRequirement{is("Lt", "3"), is("NotIn", "2", "1")}, true},
+		"a bound that is no number":           {[]corev1.NodeSelectorRequirement{is("Gt", "x"), is("In", "4")}, false},
+		"a value that is none":                {[]corev1.NodeSelectorRequirement{is("Gt", "3"), is("In", "x")}, false},
+		"two bounds in one":                   {[]corev1.NodeSelectorRequirement{is("Gt", "3", "4")}, false},
+		"absent and above":                    {[]corev1.NodeSelectorRequirement{is("Gt", "3"), is("DoesNotExist")}, false},
+		"absent, and not some value":          {[]corev1.NodeSelectorRequirement{is("DoesNotExist"), is("NotIn", "a")}, true},
+		"there, and none of some":             {[]corev1.NodeSelectorRequirement{is("Exists"), is("NotIn", "other", "other-")}, true},
+		"there and absent":                    {[]corev1.NodeSelectorRequirement{is("Exists"), is("DoesNotExist")}, false},
+		"an operator that nobody knows":       {[]corev1.NodeSelectorRequirement{is("Near", "a")}, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Satisfiable(tc.all); got != tc.want {
+				t.Errorf("it is %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestFreeKeepsTheTolerationsOfOthers, and takes those of the class.
+func TestFreeKeepsTheTolerationsOfOthers(t *testing.T) {
+	c := ready(t, "aks")
+	own := corev1.Toleration{Key: "mine", Operator: corev1.TolerationOpExists}
+	given := c.Tolerations([]corev1.Toleration{own}, Spot)
+	if len(given) != 2 {
+		t.Fatalf("the class gives %v", given)
+	}
+	if _, left := c.Free(nil, given, Spot); len(left) != 1 || left[0] != own {
+		t.Errorf("left are %v, want %v", left, own)
+	}
+	if _, left := c.Free(nil, given, OnDemand); len(left) != 2 {
+		t.Errorf("of another class left are %v, want %v", left, given)
+	}
+}

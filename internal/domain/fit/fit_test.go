@@ -117,15 +117,19 @@ func TestUse(t *testing.T) {
 		pod := demands().Draw(t, "pod")
 		n := &Node{Name: "n", Allocatable: Amounts{{"cpu", 8}, {"pods", 4}}}
 		used, fits := &Use{}, true
+		var parts [2]Use
 		for _, d := range all {
 			used.Add(d)
+			parts[rapid.IntRange(0, 1).Draw(t, "part")].Add(d)
 			now := NewCheck(pod, nil).Of(n, used) == Fits
 			if now && !fits {
 				t.Fatalf("a pod fits beside one more, and did not before")
 			}
 			fits = now
-			if split := NewCheck(pod, nil).Of(n, &Use{}, used) == Fits; split != now {
-				t.Fatalf("one sum says %t, two say %t", now, split)
+			for _, of := range [][]*Use{{&Use{}, used}, {&parts[0], &parts[1]}, {used, &Use{}}} {
+				if split := NewCheck(pod, nil).Of(n, of...) == Fits; split != now {
+					t.Fatalf("one sum says %t, two say %t", now, split)
+				}
 			}
 		}
 		for _, d := range rapid.Permutation(all).Draw(t, "order") {
@@ -172,6 +176,71 @@ func TestRoomier(t *testing.T) {
 func TestEqualDemands(t *testing.T) {
 	if (*Demand)(nil).Equal(&Demand{}) || (&Demand{}).Equal(nil) || !(*Demand)(nil).Equal(nil) {
 		t.Error("no demand is another than one of nothing")
+	}
+	one := func() *Demand {
+		return &Demand{
+			Requests: Amounts{{"cpu", 1}}, Ports: []Port{{Protocol: "TCP", Number: 80}}, NodeSelector: map[string]string{"a": "b"},
+			Affinity:    &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "k", Operator: "Exists"}}}}},
+			Tolerations: []corev1.Toleration{{Key: "t"}}, Claims: true,
+		}
+	}
+	if !one().Equal(one()) {
+		t.Error("two of the same are not")
+	}
+	for what, change := range map[string]func(*Demand){
+		"requests":    func(d *Demand) { d.Requests = Amounts{{"cpu", 2}} },
+		"ports":       func(d *Demand) { d.Ports = nil },
+		"selector":    func(d *Demand) { d.NodeSelector = nil },
+		"affinity":    func(d *Demand) { d.Affinity = nil },
+		"tolerations": func(d *Demand) { d.Tolerations[0].Key = "u" },
+		"claims":      func(d *Demand) { d.Claims = false },
+	} {
+		other := one()
+		if change(other); one().Equal(other) || other.Equal(one()) {
+			t.Errorf("another in %s is the same", what)
+		}
+	}
+}
+
+func TestEqualUses(t *testing.T) {
+	of := func(cpu int64, port int32) *Use {
+		u := &Use{}
+		u.Add(&Demand{Requests: Amounts{{"cpu", cpu}}, Ports: []Port{{Protocol: "TCP", Number: port}}})
+		return u
+	}
+	if !of(1, 80).Equal(of(1, 80)) {
+		t.Error("two of the same are not")
+	}
+	for what, other := range map[string]*Use{"more": of(2, 80), "another port": of(1, 81), "nothing": {}} {
+		if of(1, 80).Equal(other) || other.Equal(of(1, 80)) {
+			t.Errorf("%s is the same", what)
+		}
+	}
+}
+
+// TestPortsWithAndWithoutAnAddress: one without is taken by any, and takes any; two
+// addresses do not meet.
+func TestPortsWithAndWithoutAnAddress(t *testing.T) {
+	n := &Node{Name: "n", Allocatable: Amounts{{"pods", 9}}}
+	of := func(ip string) *Demand { return &Demand{Ports: []Port{{Protocol: "TCP", IP: ip, Number: 80}}} }
+	for _, tc := range []struct {
+		held, wanted string
+		want         Reason
+	}{
+		{"", "", PortTaken}, {"", "10.0.0.1", PortTaken}, {"10.0.0.1", "", PortTaken}, {"10.0.0.1", "10.0.0.1", PortTaken}, {"10.0.0.1", "10.0.0.2", Fits},
+	} {
+		u := &Use{}
+		u.Add(of(tc.held))
+		if got := NewCheck(of(tc.wanted), nil).Of(n, u); got != tc.want {
+			t.Errorf("port of %q beside one of %q: %q, want %q", tc.wanted, tc.held, got, tc.want)
+		}
+	}
+	// One that leaves frees what it holds.
+	u, leaving := &Use{}, &Use{}
+	u.Add(of("10.0.0.1"))
+	leaving.Remove(of("10.0.0.1"))
+	if got := NewCheck(of("10.0.0.1"), nil).Of(n, u, leaving); got != Fits {
+		t.Errorf("beside one that leaves: %q", got)
 	}
 }
 
