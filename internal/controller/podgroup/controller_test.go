@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	testingclock "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/gang"
@@ -277,6 +278,12 @@ func TestWrongRulesChangeNothing(t *testing.T) {
 	}
 	for i, step := range steps {
 		r.Set(step.config)
+		if got := gauge(t, "atoll_podgroup_rules"); got != float64(step.rules) {
+			t.Errorf("step %d: the metric says %v rules", i, got)
+		}
+		if got := gauge(t, "atoll_podgroup_rules_rejected") == 1; got != (r.rejected != nil) {
+			t.Errorf("step %d: the metric says rejected: %t", i, got)
+		}
 		if got := len(s.Resolver.Levels().Rules); got != step.rules || changes != step.changes {
 			t.Errorf("step %d: %d rules after %d changes, want %d after %d", i, got, changes, step.rules, step.changes)
 		}
@@ -415,6 +422,22 @@ func TestOneListCollectsMany(t *testing.T) {
 	if _, err := l.named(t.Context(), types.NamespacedName{Namespace: "ns"}, time.Now(), list); err != nil || asked != 2 {
 		t.Errorf("%d lists, want one, and one more for what came later: %v", asked, err)
 	}
+}
+
+// gauge is what a metric says.
+func gauge(t *testing.T, name string) float64 {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == name {
+			return family.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	t.Fatalf("there is no metric %s", name)
+	return 0
 }
 
 func TestPatchesCarryTheUID(t *testing.T) {

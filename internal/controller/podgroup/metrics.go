@@ -22,8 +22,20 @@ var (
 		Namespace: "atoll", Subsystem: "podgroup", Name: "walks_ended_total",
 		Help: "Times that the owners of a pod could not be followed to the topmost, by reason.",
 	}, []string{"reason"})
+	rulesGauge = prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "podgroup", Name: "rules",
+		Help: "Rules for PodGroups that are in force on this replica.",
+	})
+	rejectedGauge = prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "podgroup", Name: "rules_rejected",
+		Help: "1 while the ConfigMap's text cannot be used and the rules before are in force, else 0.",
+	})
+	problemsGauge = prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "podgroup", Name: "rules_problems",
+		Help: "What is wrong with rules that are in force, as the leading replica has found: kinds that are not served, owners that may not be read. Events on the ConfigMap say which.",
+	})
 )
 
 func init() {
-	metrics.Registry.MustRegister(namedTotal, writesTotal, clampedTotal, endedTotal)
+	metrics.Registry.MustRegister(namedTotal, writesTotal, clampedTotal, endedTotal, rulesGauge, rejectedGauge, problemsGauge)
 }

@@ -178,7 +178,9 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	}
 	levels, notes, err := ownership.ParseLevels(text)
 	r.rejected = err
+	rejectedGauge.Set(0)
 	if err != nil {
+		rejectedGauge.Set(1)
 		if r.text != nil {
 			return false // the rules before stay
 		}
@@ -193,6 +195,7 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	r.text, r.notes = &text, notes
 	r.unread = nil
 	r.Resolver.SetLevels(levels)
+	rulesGauge.Set(float64(len(levels.Rules)))
 	ctrl.Log.WithName("gangs").Info("Rules for PodGroups in force", "rules", len(levels.Rules))
 	return true
 }
@@ -251,11 +254,13 @@ func (r *Rules) look(ctx context.Context) {
 	r.mu.Unlock()
 	levels := r.Resolver.Levels()
 	if config == nil || levels == nil {
+		problemsGauge.Set(0)
 		return
 	}
 	if rejected == nil { // first what a replica that starts later needs
 		if err := r.remember(ctx, config); err != nil && ctx.Err() == nil {
-			ctrl.Log.WithName("gangs").Error(err, "The last good rules are not kept")
+			ctrl.Log.WithName("gangs").Error(err, "The last good rules are not kept yet")
+			r.wakeUp()
 		}
 	}
 	notes = append(notes, r.unmatched(ctx, levels)...)
@@ -263,6 +268,7 @@ func (r *Rules) look(ctx context.Context) {
 		notes = append(notes, "several schedulers share the pods out by the name of their controller: no PodGroup is above it, whatever the rules say")
 	}
 	slices.Sort(notes)
+	problemsGauge.Set(float64(len(notes)))
 	r.tell(config, rejected, notes, len(levels.Rules))
 }
 
