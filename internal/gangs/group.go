@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/gang"
@@ -89,6 +90,6 @@ func slimGroup(obj any) (any, error) {
 // sameGroup tells whether two states of a PodGroup are the same to its controller: what
 // the scheduler says of pods in its status is not read.
 func sameGroup(a, b *Group) bool {
-	return a.UID == b.UID && sameReference(a.Controller, b.Controller) && a.Ours == b.Ours && a.Deleting == b.Deleting && a.Phase == b.Phase &&
+	return a.UID == b.UID && ptr.Equal(a.Controller, b.Controller) && a.Ours == b.Ours && a.Deleting == b.Deleting && a.Phase == b.Phase &&
 		reflect.DeepEqual(a.Now, b.Now) && reflect.DeepEqual(a.Last, b.Last)
 }

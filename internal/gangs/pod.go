@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/gang"
@@ -91,15 +92,8 @@ func slimPod(obj any) (any, error) {
 // nodes changes in place, and counts.
 func samePod(a, b *Pod) bool {
 	return a.UID == b.UID && a.Group == b.Group && a.OthersGroup == b.OthersGroup && a.Live == b.Live && a.Terminating == b.Terminating &&
-		a.Bound == b.Bound && a.Revision == b.Revision && sameReference(a.Controller, b.Controller) &&
+		a.Bound == b.Bound && a.Revision == b.Revision && ptr.Equal(a.Controller, b.Controller) &&
 		maps.Equal(a.Gang.Annotations, b.Gang.Annotations) && maps.Equal(a.Gang.Labels, b.Gang.Labels) && sameUsage(a, b)
-}
-
-func sameReference(a, b *ownership.Reference) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return *a == *b
 }
 
 func sameUsage(a, b *Pod) bool {

@@ -61,7 +61,7 @@ func (p *parts) addGangs(config *rest.Config) error {
 	}
 	resolver := &gangs.Resolver{Lineage: lineage, Schedulers: p.config.gangSchedulers(), AtMostDirectOwner: p.config.GangMultiScheduler}
 	rules := &podgroup.Rules{
-		Client: p.client, Discovery: kinds, ConfigMap: p.config.gangConfig(), Resolver: resolver, Leads: p.leads, Wake: make(chan struct{}, 1),
+		Client: p.client, Discovery: kinds, ConfigMap: p.config.gangConfig(), Resolver: resolver, Leads: p.leads,
 	}
 	p.gangs = &gangParts{resolver, store, &podgroup.Reconciler{
 		Pods: p.client, Objects: objects, Lineage: lineage, Walker: p.walker, Store: store, Resolver: resolver, Rules: rules, Clock: clock.RealClock{},

@@ -54,12 +54,5 @@ func membersOf(job *batchv1.Job) int32 {
 // sameGang tells whether PodGroups take the same from two states of an object.
 func sameGang(a, b *ownership.Object) bool {
 	return a.Gang.Order == b.Gang.Order && a.Gang.UpdateRevision == b.Gang.UpdateRevision && a.Deleting == b.Deleting &&
-		ptr.Equal(a.Members(), b.Members()) && maps.Equal(a.Gang.Annotations, b.Gang.Annotations) && sameController(a.Controller, b.Controller)
-}
-
-func sameController(a, b *ownership.Reference) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return *a == *b
+		ptr.Equal(a.Members(), b.Members()) && maps.Equal(a.Gang.Annotations, b.Gang.Annotations) && ptr.Equal(a.Controller, b.Controller)
 }

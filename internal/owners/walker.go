@@ -98,7 +98,7 @@ type Walker struct {
 	revisions atomic.Pointer[map[schema.GroupKind]string]
 	// templates are where further kinds keep the template of their pods.
 	templates atomic.Pointer[map[schema.GroupKind][]string]
-	// impatient: see unreadTime.
+	// impatient: the walker holds the kinds that a Lineage meets (unreadTime).
 	impatient bool
 	// configured: SetKinds was called.
 	configured atomic.Bool
@@ -204,7 +204,7 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 		return nil, failed(ErrOwnerGone)
 	case err != nil && k.further:
 		if ctx.Err() == nil && (!w.impatient || !apierrors.IsForbidden(err)) { // else it was the caller who had no time, or may read others
-			k.unread.Store(&unread{err, w.clock.Now().Add(w.unreadTime(err))})
+			k.unread.Store(&unread{err, w.clock.Now().Add(w.unreadTime())})
 		}
 		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
 	case err != nil:
@@ -218,10 +218,9 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 	return o, nil
 }
 
-// unreadTime is how long no owner of a further kind is read after a read failed. Pods
-// of workloads wait as long; where nothing but a walk stands still, what may be
-// otherwise in a moment is tried again soon.
-func (w *Walker) unreadTime(err error) time.Duration {
+// unreadTime is how long no owner of a further kind is read after a read failed: soon
+// again where only one walk waits for it, and not every pod of a workload.
+func (w *Walker) unreadTime() time.Duration {
 	if w.impatient {
 		return shortUnreadTime
 	}

@@ -74,7 +74,7 @@ type Reconciler struct {
 	idle map[types.NamespacedName]time.Time
 	// lists are the pods that were listed last, to collect PodGroups by.
 	lists lists
-	// told is the last event about each PodGroup.
+	// told is the last event about each PodGroup, and about each pod that cannot be named.
 	told map[types.NamespacedName]string
 }
 
@@ -133,7 +133,6 @@ func (r *Reconciler) all() {
 	if !r.ready() {
 		return // it is to come
 	}
-	r.Rules.wakeUp() // this replica may have come to lead
 	r.Store.Pods(func(pod *gangs.Pod) { r.podChanged(nil, pod) })
 	r.Store.Groups(func(group *gangs.Group) { r.groups.Add(ctrl.Request{NamespacedName: group.Key()}) })
 }
@@ -146,6 +145,11 @@ func (r *Reconciler) podChanged(old, new *gangs.Pod) {
 		if pod != nil && gang.OwnerOf(pod.Group) != "" {
 			r.groups.Add(ctrl.Request{NamespacedName: pod.GroupKey()})
 		}
+	}
+	if new == nil {
+		r.mu.Lock()
+		delete(r.told, old.Key())
+		r.mu.Unlock()
 	}
 	if new != nil && new.Group != "" && new.Controller != nil && (old == nil || old.Group != new.Group) {
 		r.leave(new)
@@ -198,11 +202,11 @@ func (r *Reconciler) ownerChanged(old, new *ownership.Object) {
 	if o == nil {
 		o = old
 	}
-	key := types.NamespacedName{Namespace: o.Namespace, Name: gang.Name(o.UID)}
-	if r.Store.Group(key) != nil {
+	seen := map[types.NamespacedName]bool{}
+	if key := (types.NamespacedName{Namespace: o.Namespace, Name: gang.Name(o.UID)}); r.Store.Group(key) != nil {
+		seen[key] = true
 		r.groups.Add(ctrl.Request{NamespacedName: key})
 	}
-	seen := map[types.NamespacedName]bool{key: true}
 	for _, below := range r.Lineage.Descendants(o.UID) {
 		for _, pod := range r.Store.OwnedByAnywhere(below) {
 			if key := pod.GroupKey(); pod.Group != "" && !seen[key] {

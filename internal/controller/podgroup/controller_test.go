@@ -75,6 +75,14 @@ func (s *site) owners(all ...build.Object) {
 	}
 }
 
+// web puts a Deployment of one pod, which names its PodGroup.
+func (s *site) web(options ...build.Option) {
+	web := build.Deployment("web", append(options, build.Replicas(1))...)
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	s.owners(web, set)
+	s.Store.PutPod(memberOf("a", set, "web"))
+}
+
 // pass observes and runs the phases for the PodGroup of an owner.
 func (s *site) pass(owner string) error {
 	s.t.Helper()
@@ -204,10 +212,7 @@ func TestWhatNobodyNeedsIsCollected(t *testing.T) {
 // TestAnOwnerThatGoesGetsNoPodGroup: the garbage collector would delete it again.
 func TestAnOwnerThatGoesGetsNoPodGroup(t *testing.T) {
 	s := newSite(t)
-	web := build.Deployment("web", build.Replicas(1), build.Deleting("foregroundDeletion"))
-	set := build.ReplicaSet("web-1", build.OwnedBy(web))
-	s.owners(web, set)
-	s.Store.PutPod(memberOf("a", set, "web"))
+	s.web(build.Deleting("foregroundDeletion"))
 	if err := s.pass("web"); err != nil || s.written("web") != nil {
 		t.Errorf("it got one: %v", err)
 	}
@@ -216,10 +221,7 @@ func TestAnOwnerThatGoesGetsNoPodGroup(t *testing.T) {
 // TestNothingIsWrittenTwice: a watch that is behind costs no second write.
 func TestNothingIsWrittenTwice(t *testing.T) {
 	s := newSite(t)
-	web := build.Deployment("web", build.Replicas(1))
-	set := build.ReplicaSet("web-1", build.OwnedBy(web))
-	s.owners(web, set)
-	s.Store.PutPod(memberOf("a", set, "web"))
+	s.web()
 	for range 3 {
 		if err := s.pass("web"); err != nil {
 			t.Fatal(err)
@@ -236,10 +238,7 @@ func TestNothingIsWrittenTwice(t *testing.T) {
 
 func TestAnnotationsThatCannotBeUsedAreTold(t *testing.T) {
 	s := newSite(t)
-	web := build.Deployment("web", build.Replicas(1), build.Annotation(scheduling.MinMemberAnnotation, "many"))
-	set := build.ReplicaSet("web-1", build.OwnedBy(web))
-	s.owners(web, set)
-	s.Store.PutPod(memberOf("a", set, "web"))
+	s.web(build.Annotation(scheduling.MinMemberAnnotation, "many"))
 	for range 2 {
 		if err := s.pass("web"); err != nil {
 			t.Fatal(err)
@@ -293,10 +292,7 @@ func TestWrongRulesChangeNothing(t *testing.T) {
 // TestAPodGroupThatIsDeletedAtOnceIsMadeAgain: no watch ever showed it (volcano #5972).
 func TestAPodGroupThatIsDeletedAtOnceIsMadeAgain(t *testing.T) {
 	s := newSite(t)
-	web := build.Deployment("web", build.Replicas(1))
-	set := build.ReplicaSet("web-1", build.OwnedBy(web))
-	s.owners(web, set)
-	s.Store.PutPod(memberOf("a", set, "web"))
+	s.web()
 	key := types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}
 	sc := &scope{key: key}
 	if err := s.observe(t.Context(), sc); err != nil {
@@ -321,10 +317,7 @@ func TestAPodGroupThatIsDeletedAtOnceIsMadeAgain(t *testing.T) {
 // TestADeletionThatIsSeenIsNotForgotten: what we wrote a moment ago is no reason to wait.
 func TestADeletionThatIsSeenIsNotForgotten(t *testing.T) {
 	s := newSite(t)
-	web := build.Deployment("web", build.Replicas(1))
-	set := build.ReplicaSet("web-1", build.OwnedBy(web))
-	s.owners(web, set)
-	s.Store.PutPod(memberOf("a", set, "web"))
+	s.web()
 	s.groups = &trigger.Source[ctrl.Request]{}
 	if err := s.pass("web"); err != nil {
 		t.Fatal(err)
@@ -360,10 +353,7 @@ func TestPodsWhoseOwnerHasLeftThemKeepAPodGroup(t *testing.T) {
 // TestAPodThatCannotBeReadKeepsNobodyElse from its PodGroup.
 func TestAPodThatCannotBeReadKeepsNobodyElse(t *testing.T) {
 	s := newSite(t)
-	web := build.Deployment("web", build.Replicas(1))
-	set := build.ReplicaSet("web-1", build.OwnedBy(web))
-	s.owners(web, set)
-	s.Store.PutPod(memberOf("a", set, "web"))
+	s.web()
 	lost := build.ReplicaSet("lost") // the API server of the walk does not answer
 	s.Store.PutPod(memberOf("b", lost, "web"))
 	s.api.Fail(500)
@@ -380,10 +370,7 @@ func TestAPodThatCannotBeReadKeepsNobodyElse(t *testing.T) {
 // what we would have written last, is made right, and gets its owner.
 func TestHostileContentIsNotKept(t *testing.T) {
 	s := newSite(t)
-	web := build.Deployment("web", build.Replicas(1))
-	set := build.ReplicaSet("web-1", build.OwnedBy(web))
-	s.owners(web, set)
-	s.Store.PutPod(memberOf("a", set, "web"))
+	s.web()
 	theirs := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "spec": map[string]any{"minMember": int64(1000)},
 		"metadata": map[string]any{

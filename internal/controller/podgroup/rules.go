@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -71,8 +72,8 @@ type Rules struct {
 	Leads func() bool
 
 	onChange func()
-	// Wake asks Start to look soon: a channel with room for one.
-	Wake chan struct{}
+	// woken: something has changed since the last look.
+	woken atomic.Bool
 
 	mu sync.Mutex
 	// config is the ConfigMap, nil if there is none; text is the text in force.
@@ -120,23 +121,18 @@ func (r *Rules) lookOn(ctx context.Context) {
 	tick := time.NewTicker(lookRest)
 	defer tick.Stop()
 	var last time.Time
-	led, woken := false, true
+	led := false
 	for {
 		leads := r.Leads()
-		if leads && (woken || !led || time.Since(last) >= lookEvery) {
+		if leads && (r.woken.Swap(false) || !led || time.Since(last) >= lookEvery) {
 			r.look(ctx)
-			last, woken = time.Now(), false
+			last = time.Now()
 		}
 		led = leads
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
-		}
-		select {
-		case <-r.Wake:
-			woken = true
-		default:
 		}
 	}
 }
@@ -159,15 +155,7 @@ func (r *Rules) Set(config *corev1.ConfigMap) {
 	if changed && r.onChange != nil {
 		r.onChange()
 	}
-	r.wakeUp()
-}
-
-// wakeUp has Start look soon. It never blocks.
-func (r *Rules) wakeUp() {
-	select {
-	case r.Wake <- struct{}{}:
-	default: // it is about to, or nobody runs
-	}
+	r.woken.Store(true)
 }
 
 func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
@@ -225,7 +213,7 @@ func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 		if len(r.unread) >= maxUnread {
 			return
 		}
-		r.wakeUp()
+		r.woken.Store(true)
 	}
 	r.unread[gk] = write[string]{why, time.Now()}
 }
@@ -260,7 +248,7 @@ func (r *Rules) look(ctx context.Context) {
 	if rejected == nil { // first what a replica that starts later needs
 		if err := r.remember(ctx, config); err != nil && ctx.Err() == nil {
 			ctrl.Log.WithName("gangs").Error(err, "The last good rules are not kept yet")
-			r.wakeUp()
+			r.woken.Store(true)
 		}
 	}
 	notes = append(notes, r.unmatched(ctx, levels)...)
