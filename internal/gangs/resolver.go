@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -21,17 +22,36 @@ type Resolver struct {
 	// AtMostDirectOwner: see ownership.Levels.
 	AtMostDirectOwner bool
 
-	levels atomic.Pointer[ownership.Levels]
+	current atomic.Pointer[inForce]
+}
+
+// inForce are rules, and since when they are in force.
+type inForce struct {
+	levels ownership.Levels
+	since  time.Time
 }
 
 // SetLevels puts rules in force.
-func (r *Resolver) SetLevels(levels ownership.Levels) {
+func (r *Resolver) SetLevels(levels ownership.Levels, now time.Time) {
 	levels.AtMostDirectOwner = r.AtMostDirectOwner
-	r.levels.Store(&levels)
+	r.current.Store(&inForce{levels, now})
 }
 
 // Levels are the rules in force; nil until it is known which.
-func (r *Resolver) Levels() *ownership.Levels { return r.levels.Load() }
+func (r *Resolver) Levels() *ownership.Levels {
+	if current := r.current.Load(); current != nil {
+		return &current.levels
+	}
+	return nil
+}
+
+// InForceFor is how long the rules have been in force; 0 if there are none.
+func (r *Resolver) InForceFor(now time.Time) time.Duration {
+	if current := r.current.Load(); current != nil {
+		return now.Sub(current.since)
+	}
+	return 0
+}
 
 // Choice is the owner that has a pod's PodGroup.
 type Choice struct {
@@ -54,7 +74,7 @@ func (r *Resolver) Choose(ctx context.Context, pod *ownership.Object) (Choice, e
 	if err != nil {
 		return Choice{}, err
 	}
-	return Choice{Chain: chain, End: end, Level: r.levels.Load().Select(chain)}, nil
+	return Choice{Chain: chain, End: end, Level: r.Levels().Select(chain)}, nil
 }
 
 // Handles tells whether a pod is to have a PodGroup of ours: its scheduler wants one,

@@ -54,6 +54,9 @@ type settings struct {
 	pinned bool
 	// gangs turns PodGroups on.
 	gangs bool
+	// limited gives kube-controller-manager the client limits that it has by default,
+	// where devcluster gives it higher ones.
+	limited bool
 	// managerArgs are further arguments of atoll-manager.
 	managerArgs []string
 	// excluded are namespaces whose pods do not pass our webhook.
@@ -92,12 +95,20 @@ type bed struct {
 	pool map[string]string
 }
 
+// defaultQPS and defaultBurst are the defaults of kube-controller-manager's flags
+// --kube-api-qps and --kube-api-burst.
+const defaultQPS, defaultBurst = 20, 30
+
 // makeBed starts the cluster and fills it.
 func makeBed(ctx context.Context, s settings) (*bed, error) {
-	cluster, err := devcluster.Start(ctx, devcluster.Options{Log: s.log, KeepDir: s.keep, ComponentArgs: map[string][]string{
-		// Nobody renews the Leases of the nodes while kwok is stopped.
-		devcluster.ControllerManager: {"--node-monitor-grace-period=24h"},
-	}})
+	// Nobody renews the Leases of the nodes while kwok is stopped.
+	args := []string{"--node-monitor-grace-period=24h"}
+	if s.limited {
+		args = append(args, fmt.Sprintf("--kube-api-qps=%d", defaultQPS), fmt.Sprintf("--kube-api-burst=%d", defaultBurst))
+	}
+	cluster, err := devcluster.Start(ctx, devcluster.Options{
+		Log: s.log, KeepDir: s.keep, ComponentArgs: map[string][]string{devcluster.ControllerManager: args},
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,21 @@ Deployment with another schedulerName exist; and the API calls of atoll-manager 
 		},
 		variant{name: unrelated, stage: unrelated, ideal: "A = 0", a: "calls of atoll-manager", b: "changes of the status of ReplicaSets of other pods"},
 	),
-	open: openGangs,
+	open: func(ctx context.Context, o options, log io.Writer) (bench, error) {
+		return openGangs(ctx, o, false, log)
+	},
+}
+
+// gangsLimited is the time of gangs in a cluster whose kube-controller-manager has its own
+// limits.
+var gangsLimited = benchmark{
+	name: "gangs limited", unit: "s", nodes: 10, pods: 500,
+	about: fmt.Sprintf("As `named` and `by the controller` of gangs, where kube-controller-manager has the limits that it has by default: %d requests a second, and %d at once.",
+		defaultQPS, defaultBurst),
+	variants: []variant{gangVariants(withWebhook, "with the webhook", "")[0], gangVariants(byController, "without the webhook", "")[0]},
+	open: func(ctx context.Context, o options, log io.Writer) (bench, error) {
+		return openGangs(ctx, o, true, log)
+	},
 }
 
 const (
@@ -97,6 +111,7 @@ func gangVariants(stage, how, patches string) []variant {
 type gangsBench struct {
 	*bed
 	members *members
+	limited bool
 	// found is the last round of each stage.
 	found map[string]*gangRound
 	// rounds is the number of rounds of each stage.
@@ -110,12 +125,12 @@ type gangRound struct {
 	read  map[string]bool
 }
 
-func openGangs(ctx context.Context, o options, log io.Writer) (bench, error) {
-	b, err := makeBed(ctx, settings{options: o, pinned: true, gangs: true, log: log})
+func openGangs(ctx context.Context, o options, limited bool, log io.Writer) (bench, error) {
+	b, err := makeBed(ctx, settings{options: o, pinned: true, gangs: true, limited: limited, log: log})
 	if err != nil {
 		return nil, err
 	}
-	g := &gangsBench{bed: b, found: map[string]*gangRound{}, rounds: map[string]int{}}
+	g := &gangsBench{bed: b, limited: limited, found: map[string]*gangRound{}, rounds: map[string]int{}}
 	if err := g.prepare(ctx); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
@@ -204,8 +219,12 @@ func (g *gangsBench) round(ctx context.Context, stage string) (pairs map[string]
 	case unrelated:
 		return g.changeOthers(ctx)
 	case byController:
+		sides := []string{volcano, otherScheduler}
+		if !g.limited {
+			sides = append(sides, patchedScheduler)
+		}
 		err = g.withoutWebhook(ctx, func() (err error) {
-			pairs, err = g.compare(ctx, stage, volcano, otherScheduler, patchedScheduler)
+			pairs, err = g.compare(ctx, stage, sides...)
 			return err
 		})
 		return pairs, err

@@ -89,7 +89,7 @@ type racer interface {
 }
 
 // benchmarks are all that there are.
-var benchmarks = []benchmark{extender, filter, memory, start, restart, rebalance, pools, united, admission, waiting, admissionCost, way, gangs}
+var benchmarks = []benchmark{extender, filter, memory, start, restart, rebalance, pools, united, admission, waiting, admissionCost, way, gangs, gangsLimited}
 
 // all stands for every benchmark, or every variant of one.
 const all = "all"

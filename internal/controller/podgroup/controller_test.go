@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -20,7 +22,9 @@ import (
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	metadatafake "k8s.io/client-go/metadata/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/flowcontrol"
 	testingclock "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -60,11 +64,12 @@ func newSite(t *testing.T, pods ...runtime.Object) *site {
 		t.Fatal(err)
 	}
 	resolver := &gangs.Resolver{Lineage: lineage, Schedulers: []string{"volcano"}}
-	resolver.SetLevels(ownership.Levels{})
+	resolver.SetLevels(ownership.Levels{}, s.clock.Now())
 	s.Reconciler = &Reconciler{
 		Pods: client, Objects: s.objects, Lineage: lineage, Walker: s.walker, Store: store, Resolver: resolver,
 		Recorder: s.recorder, Clock: s.clock, Rules: &Rules{Resolver: resolver, Leads: func() bool { return false }},
 		named: map[types.UID]write[string]{}, made: map[types.NamespacedName]write[*gangs.Group]{}, idle: map[types.NamespacedName]time.Time{}, told: map[types.NamespacedName]string{},
+		rewrites: flowcontrol.NewFakeBackOff(rewriteFirst, rewriteLast, s.clock),
 	}
 	return s
 }
@@ -388,6 +393,168 @@ func TestHostileContentIsNotKept(t *testing.T) {
 	u := s.written("web")
 	if n, _, _ := unstructured.NestedInt64(u.Object, "spec", "minMember"); n != 1 || len(u.GetOwnerReferences()) != 1 {
 		t.Errorf("minMember is %d, the owners are %v", n, u.GetOwnerReferences())
+	}
+}
+
+// TestAPodGroupThatFinalizersHoldIsTold: its pods wait for it.
+func TestAPodGroupThatFinalizersHoldIsTold(t *testing.T) {
+	s := newSite(t)
+	s.web()
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	u := s.written("web")
+	deleted := metav1.NewTime(s.clock.Now())
+	u.SetDeletionTimestamp(&deleted)
+	u.SetFinalizers([]string{"example.com/a", "example.com/b"})
+	u.SetResourceVersion("2")
+	s.Store.PutGroup(gangs.Slim(u))
+	for _, step := range []struct {
+		after  time.Duration
+		events int
+	}{{0, 0}, {lag, 1}, {lag, 0}} {
+		s.clock.Step(step.after)
+		if err := s.pass("web"); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.recorder.Events) != step.events {
+			t.Fatalf("%d events, want %d", len(s.recorder.Events), step.events)
+		}
+		for range step.events {
+			if e := <-s.recorder.Events; !strings.Contains(e, ReasonHeld) || !strings.Contains(e, "example.com/a, example.com/b") {
+				t.Errorf("the event is %s", e)
+			}
+		}
+	}
+}
+
+// TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly: the same is written again after longer
+// and longer waits, and something else at once.
+func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
+	s := newSite(t)
+	s.web()
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	writes, version := func() int { return len(s.objects.Actions()) }, 10
+	// takeAway is what somebody else does each time.
+	takeAway := func() {
+		u := s.written("web").DeepCopy()
+		u.SetLabels(nil)
+		u.SetOwnerReferences(nil)
+		version++
+		u.SetResourceVersion(strconv.Itoa(version))
+		if _, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Update(t.Context(), u, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		s.written("web")
+		delete(s.made, types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")})
+	}
+	patches := 0
+	for range 600 { // a minute
+		takeAway()
+		before := writes()
+		if err := s.pass("web"); err != nil {
+			t.Fatal(err)
+		}
+		if writes() != before {
+			patches++
+		}
+		s.clock.Step(100 * time.Millisecond)
+	}
+	if patches < 5 || patches > 12 {
+		t.Errorf("written %d times in a minute, want fewer and fewer", patches)
+	}
+	if len(s.recorder.Events) == 0 {
+		t.Fatal("nobody is told")
+	}
+	if e := <-s.recorder.Events; !strings.Contains(e, ReasonContested) || !strings.Contains(e, "takes away") {
+		t.Errorf("the event is %s", e)
+	}
+	takeAway()
+	s.web(build.Annotation("volcano.sh/sla-waiting-time", "1h"))
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.written("web").GetAnnotations()["volcano.sh/sla-waiting-time"]; got != "1h" {
+		t.Errorf("the annotation is %q: another content waits as well", got)
+	}
+}
+
+// TestRulesThatChangeAllTheTimeMoveNoPod: one moves once rules have been in force for a
+// while.
+func TestRulesThatChangeAllTheTimeMoveNoPod(t *testing.T) {
+	web := build.Deployment("web", build.Replicas(1))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	pod := memberOf("a", set, "web-1")
+	s := newSite(t, pod)
+	s.owners(web, set)
+	s.Store.PutPod(pod)
+	key := types.NamespacedName{Namespace: build.Namespace, Name: "a"}
+	rules := func(text string) {
+		levels, _, err := ownership.ParseLevels(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Resolver.SetLevels(levels, s.clock.Now())
+	}
+	const deployments = "podgroupLevel: [{apiversion: apps/v1, kind: deployment, adjust-level: 0}]\nmigrate: Pending"
+	moved := func() bool {
+		if _, err := s.nameSeen(t.Context(), s.Store.Pod(key)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.Pods.CoreV1().Pods(key.Namespace).Get(t.Context(), key.Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Annotations[scheduling.GroupNameAnnotation] == gang.Name("web")
+	}
+	for range 20 {
+		rules("migrate: Pending")
+		s.clock.Step(settled / 2)
+		rules(deployments)
+		if moved() {
+			t.Fatal("it moves while the rules change all the time")
+		}
+		s.clock.Step(settled / 2)
+		if moved() {
+			t.Fatal("it moves while the rules change all the time")
+		}
+	}
+	s.clock.Step(settled)
+	if !moved() {
+		t.Error("it does not move")
+	}
+}
+
+// TestRulesThatCannotBeReadAreTold, once, and by a metric until they can be.
+func TestRulesThatCannotBeReadAreTold(t *testing.T) {
+	client, recorder := fake.NewClientset(), events.NewFakeRecorder(10)
+	forbidden := true
+	client.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if forbidden {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no"))
+		}
+		return false, nil, nil
+	})
+	r := &Rules{
+		Client: client, ConfigMap: types.NamespacedName{Namespace: "ns", Name: "rules"}, Resolver: &gangs.Resolver{},
+		Recorder: recorder, Leads: func() bool { return true },
+	}
+	for i, want := range []struct {
+		forbidden bool
+		events    int
+	}{{true, 1}, {true, 0}, {false, 0}, {true, 1}} {
+		forbidden = want.forbidden
+		r.look(t.Context())
+		if got := gauge(t, "atoll_podgroup_rules_unreadable") == 1; got != want.forbidden || len(recorder.Events) != want.events {
+			t.Errorf("step %d: unreadable: %t, %d events", i, got, len(recorder.Events))
+		}
+		for range want.events {
+			if e := <-recorder.Events; !strings.Contains(e, ReasonRulesUnreadable) || !strings.Contains(e, "pods get no PodGroups") {
+				t.Errorf("the event is %s", e)
+			}
+		}
 	}
 }
 

@@ -45,6 +45,8 @@ type scope struct {
 	// up to it. nil without members.
 	owner *ownership.Object
 	above []map[string]string
+	// contested: somebody takes away what is written into the PodGroup.
+	contested bool
 }
 
 // member is a pod in the PodGroup, with its owners.
@@ -197,6 +199,9 @@ func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
 		err = r.update(ctx, s, applied)
 	}
 	r.tell(s, &want, err)
+	if err == nil && s.group != nil && s.group.Deleting {
+		return phase.Wait("the PodGroup to be gone", lag)
+	}
 	if err == nil && s.unseen { // it may have been deleted before a watch could show it
 		return phase.Wait("the PodGroup to be seen", lag)
 	}
@@ -287,6 +292,11 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	if err != nil {
 		return phase.Terminal("EncodingFailed", err)
 	}
+	rewrite := string(s.group.UID) + text
+	if wait := r.rewrites.Get(rewrite); r.rewrites.IsInBackOffSinceUpdate(rewrite, r.Clock.Now()) {
+		s.contested = wait >= contestedFrom
+		return phase.Wait("whoever takes away what is written", wait)
+	}
 	changes.Labels[scheduling.ManagedByLabel] = scheduling.ManagedByAtoll
 	changes.Annotations[scheduling.AppliedAnnotation] = text
 	metadata := map[string]any{"uid": s.group.UID, "labels": changes.Labels, "annotations": changes.Annotations}
@@ -310,6 +320,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	}
 	r.setMade(made)
 	s.unseen = true
+	r.rewrites.Next(rewrite, r.Clock.Now())
 	writesTotal.WithLabelValues("patch").Inc()
 	return nil
 }
@@ -508,6 +519,10 @@ const (
 	ReasonRefused = "PodGroupRefused"
 	// ReasonInvalid: annotations for the PodGroup of an owner cannot be used.
 	ReasonInvalid = "PodGroupAnnotationInvalid"
+	// ReasonHeld: a PodGroup that pods need is being deleted, and finalizers keep it.
+	ReasonHeld = "PodGroupHeld"
+	// ReasonContested: somebody takes away what is written into a PodGroup.
+	ReasonContested = "PodGroupContested"
 )
 
 // tell makes an event of what is wrong, once.
@@ -516,8 +531,17 @@ func (r *Reconciler) tell(s *scope, want *gang.PodGroup, err error) {
 	switch {
 	case err != nil && patch.Refused(errors.Unwrap(err)):
 		reason, text = ReasonRefused, fmt.Sprintf("The API server refuses the PodGroup of these pods, which wait until it does not: %v", errors.Unwrap(err))
+	case s.held(r.Clock.Now()):
+		reason, text = ReasonHeld, fmt.Sprintf("PodGroup %s is being deleted and waits for its finalizers (%s): its pods are not scheduled until whoever put them there removes them",
+			s.key.Name, strings.Join(s.group.Finalizers, ", "))
+	case s.contested:
+		reason, text = ReasonContested, fmt.Sprintf("Something takes away the owner, the label %s or the annotation %s of PodGroup %s each time that they are written: they are written less and less often, in the end once a minute",
+			scheduling.ManagedByLabel, scheduling.AppliedAnnotation, s.key.Name)
 	case len(want.Problems) > 0:
 		reason, text = ReasonInvalid, strings.Join(want.Problems, "; ")
+	}
+	if text == "" && s.unseen {
+		return // whether it stays is seen next
 	}
 	about := s.owner
 	if about == nil {
@@ -533,6 +557,12 @@ func (r *Reconciler) tell(s *scope, want *gang.PodGroup, err error) {
 	if text != "" && was != reason+text {
 		r.Recorder.Eventf(regarding(about), nil, corev1.EventTypeWarning, reason, "Group", "%s", shorten(text))
 	}
+}
+
+// held tells whether the PodGroup is kept from going by finalizers, for longer than whoever
+// put them there can be expected to take.
+func (s *scope) held(now time.Time) bool {
+	return s.group != nil && s.group.Deleting && len(s.group.Finalizers) > 0 && now.Sub(s.group.DeletionTimestamp.Time) >= lag
 }
 
 // maxNote bounds the text of an event, in bytes: the API server takes 1024.

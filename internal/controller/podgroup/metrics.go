@@ -30,6 +30,10 @@ var (
 		Namespace: "atoll", Subsystem: "podgroup", Name: "rules_rejected",
 		Help: "1 while the ConfigMap's text cannot be used and the rules before are in force, else 0.",
 	})
+	unreadableGauge = prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "podgroup", Name: "rules_unreadable",
+		Help: "1 while the leading replica cannot read the ConfigMap of the rules, else 0. Events on the ConfigMap say why.",
+	})
 	problemsGauge = prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "podgroup", Name: "rules_problems",
 		Help: "What is wrong with rules that are in force, as the leading replica has found: kinds that are not served, owners that may not be read. Events on the ConfigMap say which.",
@@ -37,5 +41,5 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(namedTotal, writesTotal, clampedTotal, endedTotal, rulesGauge, rejectedGauge, problemsGauge)
+	metrics.Registry.MustRegister(namedTotal, writesTotal, clampedTotal, endedTotal, rulesGauge, rejectedGauge, unreadableGauge, problemsGauge)
 }

@@ -23,15 +23,21 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=patch
 
-// name writes the name of its PodGroup into a pod.
+// name writes the name of its PodGroup into a pod, once everything is known that this
+// stands on.
 func (r *Reconciler) name(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	pod := r.Store.Pod(req.NamespacedName)
 	if pod == nil || !r.ready() || !pod.Unnamed() && !r.mayMove(pod) {
 		return ctrl.Result{}, nil
 	}
+	return r.nameSeen(ctx, pod)
+}
+
+// nameSeen writes the name of its PodGroup into a pod as it was seen.
+func (r *Reconciler) nameSeen(ctx context.Context, pod *gangs.Pod) (ctrl.Result, error) {
 	choice, err := r.Resolver.Choose(ctx, pod.Object())
 	if err != nil {
-		return ctrl.Result{}, fmt.Errorf("choosing the PodGroup of pod %s: %w", req.NamespacedName, err)
+		return ctrl.Result{}, fmt.Errorf("choosing the PodGroup of pod %s: %w", pod, err)
 	}
 	r.Rules.note(pod, choice.End)
 	if choice.Clamped {
@@ -40,6 +46,9 @@ func (r *Reconciler) name(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	name := choice.Name()
 	if pod.Group == name || pod.Group != "" && !inChain(choice.Chain, gang.OwnerOf(pod.Group)) {
 		return ctrl.Result{}, nil // a person named it
+	}
+	if left := settled - r.Resolver.InForceFor(r.Clock.Now()); pod.Group != "" && left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil // the rules may change again
 	}
 	if r.wasNamed(pod.UID, name) {
 		return ctrl.Result{RequeueAfter: lag}, nil // it is on its way, unless somebody has taken it away
@@ -107,6 +116,7 @@ func (r *Reconciler) setNamed(pod *gangs.Pod, name string) {
 	if now.Sub(r.swept) >= lag {
 		r.swept = now
 		maps.DeleteFunc(r.named, func(_ types.UID, was write[string]) bool { return now.Sub(was.at) >= lag })
+		r.rewrites.GC()
 		maps.DeleteFunc(r.made, func(_ types.NamespacedName, was write[*gangs.Group]) bool { return now.Sub(was.at) >= lag })
 	}
 	r.named[pod.UID] = write[string]{name, now}

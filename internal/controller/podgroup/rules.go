@@ -3,6 +3,7 @@ package podgroup
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,6 +43,8 @@ const (
 	// ReasonRulesProblem: rules are in force that can match nothing, or owners cannot be
 	// read.
 	ReasonRulesProblem = "PodGroupRulesProblem"
+	// ReasonRulesUnreadable: the ConfigMap cannot be read.
+	ReasonRulesUnreadable = "PodGroupRulesUnreadable"
 )
 
 const (
@@ -109,8 +112,8 @@ func (r *Rules) Start(ctx context.Context) error {
 		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) && r.Resolver.Levels() == nil {
 			r.Set(nil) // there is none
 		}
-		r.lookOn(ctx)
 	})
+	running.Go(func() { r.lookOn(ctx) })
 	running.Wait()
 	return nil
 }
@@ -182,7 +185,7 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	}
 	r.text, r.notes = &text, notes
 	r.unread = nil
-	r.Resolver.SetLevels(levels)
+	r.Resolver.SetLevels(levels, time.Now())
 	rulesGauge.Set(float64(len(levels.Rules)))
 	ctrl.Log.WithName("gangs").Info("Rules for PodGroups in force", "rules", len(levels.Rules))
 	return true
@@ -230,6 +233,13 @@ func (r *Rules) look(ctx context.Context) {
 	if !r.Leads() {
 		return
 	}
+	if err := r.read(ctx); err != nil {
+		unreadableGauge.Set(1)
+		r.tellUnreadable(err)
+		return
+	}
+	unreadableGauge.Set(0)
+	r.say(nil, corev1.EventTypeWarning, ReasonRulesUnreadable, "")
 	r.mu.Lock()
 	config, rejected, notes := r.config, r.rejected, slices.Clone(r.notes)
 	for gk, why := range r.unread {
@@ -258,6 +268,30 @@ func (r *Rules) look(ctx context.Context) {
 	slices.Sort(notes)
 	problemsGauge.Set(float64(len(notes)))
 	r.tell(config, rejected, notes, len(levels.Rules))
+}
+
+// read tells whether the ConfigMap can be read; one that does not exist can. The watch
+// does not say when it fails.
+func (r *Rules) read(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	_, err := r.Client.CoreV1().ConfigMaps(r.ConfigMap.Namespace).Get(bounded, r.ConfigMap.Name, metav1.GetOptions{})
+	if ctx.Err() != nil || apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading ConfigMap %s: %w", r.ConfigMap, err)
+	}
+	return nil
+}
+
+func (r *Rules) tellUnreadable(err error) {
+	then := "The rules that were read last stay in force"
+	if r.Resolver.Levels() == nil {
+		then = "Until it can, pods get no PodGroups"
+	}
+	about := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.ConfigMap.Namespace, Name: r.ConfigMap.Name}}
+	r.say(about, corev1.EventTypeWarning, ReasonRulesUnreadable, fmt.Sprintf("atoll-manager cannot read the rules for PodGroups. %s. The API server says: %v", then, errors.Unwrap(err)))
 }
 
 // unmatched finds rules whose kind the API server does not serve, or whose objects
@@ -305,22 +339,7 @@ func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) str
 const maxShown = 3
 
 func (r *Rules) tell(config *corev1.ConfigMap, rejected error, notes []string, rules int) {
-	say := func(kind, reason, text string) {
-		state := text + "\n" + config.Data[ownership.LevelsKey] // the same mistake after another edit is told again
-		r.mu.Lock()
-		was := r.told[reason]
-		if r.told == nil {
-			r.told = map[string]string{}
-		}
-		r.told[reason] = state
-		if text == "" {
-			delete(r.told, reason)
-		}
-		r.mu.Unlock()
-		if text != "" && was != state {
-			r.Recorder.Eventf(config, nil, kind, reason, "Configure", "%s", shorten(text))
-		}
-	}
+	say := func(kind, reason, text string) { r.say(config, kind, reason, text) }
 	if rejected != nil {
 		say(corev1.EventTypeWarning, ReasonRulesRejected, fmt.Sprintf("%v. In force: the %d rules before", rejected, rules))
 		return
@@ -333,6 +352,27 @@ func (r *Rules) tell(config *corev1.ConfigMap, rejected error, notes []string, r
 		notes = append(notes[:maxShown:maxShown], fmt.Sprintf("and %d more", len(notes)-maxShown))
 	}
 	say(corev1.EventTypeWarning, ReasonRulesProblem, strings.Join(notes, "; "))
+}
+
+// say makes an event of a text, once; "" ends what was said before.
+func (r *Rules) say(config *corev1.ConfigMap, kind, reason, text string) {
+	state := text
+	if config != nil {
+		state += "\n" + config.Data[ownership.LevelsKey] // the same mistake after another edit is told again
+	}
+	r.mu.Lock()
+	was := r.told[reason]
+	if r.told == nil {
+		r.told = map[string]string{}
+	}
+	r.told[reason] = state
+	if text == "" {
+		delete(r.told, reason)
+	}
+	r.mu.Unlock()
+	if text != "" && was != state {
+		r.Recorder.Eventf(config, nil, kind, reason, "Configure", "%s", shorten(text))
+	}
 }
 
 func shorten(text string) string {
