@@ -122,6 +122,7 @@ func (f *fixture) rules(text string) {
 // later.
 func (f *fixture) rulesAreKept(text string) {
 	f.Helper()
+	began := time.Now()
 	f.eventually(patience, "the rules are in force", func() error {
 		var config corev1.ConfigMap
 		if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: rulesNamespace, Name: rulesName}, &config); err != nil {
@@ -132,6 +133,7 @@ func (f *fixture) rulesAreKept(text string) {
 		}
 		return nil
 	})
+	f.Logf("the rules are in force after %s", time.Since(began).Round(time.Millisecond))
 }
 
 // editRules writes another text.
