@@ -3,7 +3,6 @@ package gangs
 import (
 	"encoding/json"
 	"reflect"
-	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -18,8 +17,7 @@ import (
 
 // Group is what is kept of a PodGroup. Groups are shared and never changed.
 type Group struct {
-	// ObjectMeta holds namespace, name, UID and resourceVersion; and the time of the
-	// deletion and the finalizers of one that is being deleted.
+	// ObjectMeta holds namespace, name, UID and resourceVersion.
 	metav1.ObjectMeta
 	// Controller is its owner, or nil.
 	Controller *ownership.Reference
@@ -74,9 +72,6 @@ func Slim(u *unstructured.Unstructured) *Group {
 		Now:      &gang.Applied{Labels: u.GetLabels(), Annotations: u.GetAnnotations()},
 		Last:     gang.ParseApplied(u.GetAnnotations()[scheduling.AppliedAnnotation]),
 	}
-	if g.Deleting {
-		g.DeletionTimestamp, g.Finalizers = u.GetDeletionTimestamp(), u.GetFinalizers()
-	}
 	g.Controller = owners.ControllerOf(u.GetOwnerReferences())
 	g.Phase, _, _ = unstructured.NestedString(u.Object, "status", "phase")
 	if raw, err := json.Marshal(u.Object["spec"]); err == nil { // numbers are as what is written has them
@@ -96,5 +91,5 @@ func slimGroup(obj any) (any, error) {
 // the scheduler says of pods in its status is not read.
 func sameGroup(a, b *Group) bool {
 	return a.UID == b.UID && ptr.Equal(a.Controller, b.Controller) && a.Ours == b.Ours && a.Deleting == b.Deleting && a.Phase == b.Phase &&
-		slices.Equal(a.Finalizers, b.Finalizers) && reflect.DeepEqual(a.Now, b.Now) && reflect.DeepEqual(a.Last, b.Last)
+		reflect.DeepEqual(a.Now, b.Now) && reflect.DeepEqual(a.Last, b.Last)
 }

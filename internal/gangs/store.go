@@ -280,3 +280,6 @@ func (s *Store) PutPod(pod *corev1.Pod) {
 
 // PutGroup puts a PodGroup.
 func (s *Store) PutGroup(group *Group) { _ = s.groups.GetIndexer().Update(group) }
+
+// DropGroup takes a PodGroup away again.
+func (s *Store) DropGroup(group *Group) { _ = s.groups.GetIndexer().Delete(group) }

@@ -285,9 +285,11 @@ func TestAnObjectThatDoesNotSayHowManyPodsItWantsIsAProblem(t *testing.T) {
 	h := newHarbour(t, custom(sails, "main", crew("5")), custom(sails, "jib", crew(int64(3))))
 	h.SetKinds([]Kind{sails})
 	start(t, h.Walker)
-	if o := h.Get("main"); o == nil || o.Replicas != nil {
+	build.Eventually(t, "the Sail is known", h.knows("main")) // nobody waits for a further kind
+	if o := h.Get("main"); o.Replicas != nil {
 		t.Errorf("the Sail is %+v", o)
 	}
+	build.Eventually(t, "the problem is known", func() bool { return len(h.Problems()) == 1 })
 	problems := h.Problems()
 	if len(problems) != 1 || problems[0].Verb != "" || !strings.Contains(problems[0].Err.Error(), "reading Sail ns/main: .spec.crew is no number of pods") {
 		t.Errorf("problems are %+v", problems)

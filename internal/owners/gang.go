@@ -20,7 +20,7 @@ const revisionAnnotation = "deployment.kubernetes.io/revision"
 
 // gangOf reads what a PodGroup takes from an object.
 func gangOf(obj metav1.Object) ownership.Gang {
-	g := ownership.Gang{Annotations: gang.Annotations(obj.GetAnnotations())}
+	g := ownership.Gang{Annotations: gang.Annotations(obj.GetAnnotations()), DependentsFirst: gang.DependentsFirst(obj)}
 	switch o := obj.(type) {
 	case *appsv1.ReplicaSet:
 		g.Order, _ = strconv.ParseInt(o.Annotations[revisionAnnotation], 10, 64)
@@ -54,5 +54,6 @@ func membersOf(job *batchv1.Job) int32 {
 // sameGang tells whether PodGroups take the same from two states of an object.
 func sameGang(a, b *ownership.Object) bool {
 	return a.Gang.Order == b.Gang.Order && a.Gang.UpdateRevision == b.Gang.UpdateRevision && a.Deleting == b.Deleting &&
+		a.Gang.DependentsFirst == b.Gang.DependentsFirst &&
 		ptr.Equal(a.Members(), b.Members()) && maps.Equal(a.Gang.Annotations, b.Gang.Annotations) && ptr.Equal(a.Controller, b.Controller)
 }

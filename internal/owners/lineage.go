@@ -38,6 +38,13 @@ type Lineage struct {
 	readings map[readingKey]*reading
 	// unknown are kinds that could not be mapped, until when that is believed.
 	unknown map[schema.GroupKind]unread
+	// aliases are kinds that references write otherwise than the API server does.
+	aliases map[schema.GroupKind]schema.GroupKind
+	// hung are versions of API groups that did not answer how a kind is served, until when
+	// they are not asked again: whoever names many kinds of one waits once.
+	hung map[schema.GroupVersion]time.Time
+	// mapTime is how long is waited for that answer.
+	mapTime time.Duration
 	// questions are those that the mapper has not answered yet.
 	questions map[schema.GroupVersionKind]*question
 	// watched are the kinds of others whose metadata is watched.
@@ -92,6 +99,8 @@ const (
 	maxOthers = 50
 	// mapTime bounds the question how a kind is served.
 	mapTime = 3 * time.Second
+	// hungTime is how long an API group is not asked that did not answer.
+	hungTime = 10 * time.Second
 )
 
 // NewLineage makes a lineage beside a walker. Start must run for kinds to be watched. The
@@ -102,7 +111,7 @@ func NewLineage(walker *Walker, metadata metadata.Interface, discovery discovery
 	others.metadata = metadata
 	return &Lineage{
 		walker: walker, others: others, discovery: discovery,
-		readings: map[readingKey]*reading{}, unknown: map[schema.GroupKind]unread{}, questions: map[schema.GroupVersionKind]*question{}, watched: map[schema.GroupKind]bool{},
+		readings: map[readingKey]*reading{}, unknown: map[schema.GroupKind]unread{}, aliases: map[schema.GroupKind]schema.GroupKind{}, hung: map[schema.GroupVersion]time.Time{}, mapTime: mapTime, questions: map[schema.GroupVersionKind]*question{}, watched: map[schema.GroupKind]bool{},
 	}
 }
 
@@ -216,7 +225,7 @@ func named(of *ownership.Object) *ownership.Object {
 
 func (l *Lineage) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, schema.GroupResource, error) {
 	ref := of.Controller
-	gk := ref.GroupKind()
+	gk := l.canonical(ref.GroupKind())
 	in, k := l.walker, l.walker.kindOf(gk)
 	if k == nil {
 		in, k = l.others, l.others.kindOf(gk)
@@ -338,21 +347,47 @@ func (l *Lineage) meet(ctx context.Context, gvk schema.GroupVersionKind) (*Walke
 	if err != nil {
 		return nil, nil, fmt.Errorf("asking how %s is served: %w", gvk.GroupKind(), err)
 	}
+	if gvk.GroupKind() != served.GroupKind() {
+		l.mu.Lock()
+		if len(l.aliases) >= maxGone {
+			clear(l.aliases)
+		}
+		l.aliases[gvk.GroupKind()] = served.GroupKind()
+		l.mu.Unlock()
+	}
+	if k := l.walker.kindOf(served.GroupKind()); k != nil {
+		return l.walker, k, nil
+	}
 	l.others.lifecycle.Lock()
 	defer l.others.lifecycle.Unlock()
-	if f := l.others.further[gvk.GroupKind()]; f != nil {
-		return l.others, f.kind, nil // another pod was first
+	if f := l.others.further[served.GroupKind()]; f != nil {
+		return l.others, f.kind, nil // another pod was first, or this one writes the kind otherwise
 	}
 	return l.others, l.others.addLocked(served).kind, nil
+}
+
+// canonical is a kind as the API server writes it, if that is known.
+func (l *Lineage) canonical(gk schema.GroupKind) schema.GroupKind {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if is, ok := l.aliases[gk]; ok {
+		return is
+	}
+	return gk
 }
 
 // served asks together with whoever else asks, for as long as ctx allows and no longer
 // than mapTime: the client takes no context, and an API server may hang.
 func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind, error) {
-	ctx, cancel := context.WithTimeout(ctx, mapTime)
+	bounded, cancel := context.WithTimeout(ctx, l.mapTime)
 	defer cancel()
+	now := l.walker.clock.Now()
 	l.mu.Lock()
 	q := l.questions[gvk]
+	if until, hung := l.hung[gvk.GroupVersion()]; hung && now.Before(until) {
+		l.mu.Unlock()
+		return Kind{}, errHung
+	}
 	if q == nil {
 		q = &question{done: make(chan struct{})}
 		l.questions[gvk] = q
@@ -362,10 +397,21 @@ func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind
 	select {
 	case <-q.done:
 		return q.kind, q.err
-	case <-ctx.Done():
-		return Kind{}, context.Cause(ctx)
+	case <-bounded.Done():
+		if ctx.Err() == nil {
+			l.mu.Lock()
+			if len(l.hung) >= maxGone {
+				clear(l.hung)
+			}
+			l.hung[gvk.GroupVersion()] = now.Add(l.mapTime + hungTime)
+			l.mu.Unlock()
+		}
+		return Kind{}, context.Cause(bounded)
 	}
 }
+
+// errHung says that a version of an API group did not answer a moment ago.
+var errHung = errors.New("it did not answer a moment ago")
 
 // question is how a kind is served: done is closed when the rest is set.
 type question struct {

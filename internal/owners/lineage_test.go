@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -317,6 +319,61 @@ func TestWhoeverHasNoTimeLeavesTheReadToOthers(t *testing.T) {
 	close(hold)
 	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil || len(r.seen()) != 1 {
 		t.Errorf("%v after reads %v", err, r.seen())
+	}
+}
+
+// TestAnAPIGroupThatHangsIsWaitedForOnce: many pods may name kinds of it, each another.
+func TestAnAPIGroupThatHangsIsWaitedForOnce(t *testing.T) {
+	r := newRiver(t, nil)
+	r.mapTime = 50 * time.Millisecond
+	let := make(chan struct{})
+	defer close(let)
+	var asked atomic.Int32
+	r.api.PrependReactor("get", "resource", func(clienttesting.Action) (bool, runtime.Object, error) {
+		asked.Add(1)
+		<-let
+		return false, nil, nil
+	})
+	walk := func(kind string) error {
+		of := schema.GroupVersionKind{Group: "hangs.example.com", Version: "v1", Kind: kind}
+		_, _, err := r.Chain(t.Context(), podOf(ref(of, strings.ToLower(kind))))
+		return err
+	}
+	for i := range 20 {
+		if err := walk(fmt.Sprint("Kind", i)); err == nil {
+			t.Error("nobody waits for what is not known")
+		}
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("asked %d times, want once", n)
+	}
+	r.clock.Step(r.mapTime + hungTime)
+	if err := walk("Later"); err == nil || asked.Load() > 2 {
+		t.Errorf("asked %d times in all, want two: %v", asked.Load(), err)
+	}
+}
+
+// TestAKindThatIsWrittenOtherwiseIsTheSame: owner references have any case.
+func TestAKindThatIsWrittenOtherwiseIsTheSame(t *testing.T) {
+	r := newRiver(t, nil, of(flows, "flow", nil))
+	r.run(t)
+	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
+		t.Fatal(err)
+	}
+	build.Eventually(t, "the flow is watched", func() bool { return r.Get("flow") != nil })
+	watch := r.others.further[flows.GroupKind()]
+	lower := schema.GroupVersionKind{Group: flows.Group, Version: flows.Version, Kind: "flow"}
+	before := len(r.api.Actions())
+	for range 20 {
+		if _, end, err := r.Chain(t.Context(), podOf(ref(lower, "flow"))); err != nil || end != nil {
+			t.Fatal(end, err)
+		}
+	}
+	if r.others.further[flows.GroupKind()] != watch {
+		t.Error("the watch is another")
+	}
+	if n := len(r.api.Actions()) - before; n > 1 {
+		t.Errorf("%d questions how the kind is served, at most one", n)
 	}
 }
 

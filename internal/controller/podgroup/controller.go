@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -47,11 +46,6 @@ const (
 	lag = 10 * time.Second
 	// again is when is looked again at what somebody else has just written.
 	again = 50 * time.Millisecond
-	// rewriteFirst and rewriteLast bound how long is waited before the same is written
-	// into a PodGroup once more: somebody may take it away each time.
-	rewriteFirst, rewriteLast = 200 * time.Millisecond, time.Minute
-	// contestedFrom is the wait from which on people are told.
-	contestedFrom = 5 * time.Second
 	// settled is how long rules are in force before pods move because of them: rules
 	// that somebody changes all the time move no pod.
 	settled = 3 * time.Second
@@ -85,8 +79,8 @@ type Reconciler struct {
 	lists lists
 	// told is the last event about each PodGroup, and about each pod that cannot be named.
 	told map[types.NamespacedName]string
-	// rewrites are what was written into PodGroups.
-	rewrites *flowcontrol.Backoff
+	// rewrites are what was written last into PodGroups.
+	rewrites rewrites
 }
 
 // write is something that was written, and when.
@@ -99,7 +93,6 @@ type write[V any] struct {
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.named, r.made = map[types.UID]write[string]{}, map[types.NamespacedName]write[*gangs.Group]{}
 	r.idle, r.told = map[types.NamespacedName]time.Time{}, map[types.NamespacedName]string{}
-	r.rewrites = flowcontrol.NewBackOff(rewriteFirst, rewriteLast)
 	r.pods = &trigger.Source[ctrl.Request]{}
 	r.groups = &trigger.Source[ctrl.Request]{Debounce: debounce}
 	r.Store.OnPod(r.podChanged)

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -24,7 +26,6 @@ import (
 	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/flowcontrol"
 	testingclock "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -69,7 +70,6 @@ func newSite(t *testing.T, pods ...runtime.Object) *site {
 		Pods: client, Objects: s.objects, Lineage: lineage, Walker: s.walker, Store: store, Resolver: resolver,
 		Recorder: s.recorder, Clock: s.clock, Rules: &Rules{Resolver: resolver, Leads: func() bool { return false }},
 		named: map[types.UID]write[string]{}, made: map[types.NamespacedName]write[*gangs.Group]{}, idle: map[types.NamespacedName]time.Time{}, told: map[types.NamespacedName]string{},
-		rewrites: flowcontrol.NewFakeBackOff(rewriteFirst, rewriteLast, s.clock),
 	}
 	return s
 }
@@ -220,6 +220,16 @@ func TestAnOwnerThatGoesGetsNoPodGroup(t *testing.T) {
 	s.web(build.Deleting("foregroundDeletion"))
 	if err := s.pass("web"); err != nil || s.written("web") != nil {
 		t.Errorf("it got one: %v", err)
+	}
+}
+
+// TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup: it waits for a finalizer of its own,
+// and perhaps for these pods.
+func TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup(t *testing.T) {
+	s := newSite(t)
+	s.web(build.Deleting("workflows.argoproj.io/artifact-gc"))
+	if err := s.pass("web"); err != nil || s.written("web") == nil {
+		t.Errorf("it got none: %v", err)
 	}
 }
 
@@ -396,38 +406,6 @@ func TestHostileContentIsNotKept(t *testing.T) {
 	}
 }
 
-// TestAPodGroupThatFinalizersHoldIsTold: its pods wait for it.
-func TestAPodGroupThatFinalizersHoldIsTold(t *testing.T) {
-	s := newSite(t)
-	s.web()
-	if err := s.pass("web"); err != nil {
-		t.Fatal(err)
-	}
-	u := s.written("web")
-	deleted := metav1.NewTime(s.clock.Now())
-	u.SetDeletionTimestamp(&deleted)
-	u.SetFinalizers([]string{"example.com/a", "example.com/b"})
-	u.SetResourceVersion("2")
-	s.Store.PutGroup(gangs.Slim(u))
-	for _, step := range []struct {
-		after  time.Duration
-		events int
-	}{{0, 0}, {lag, 1}, {lag, 0}} {
-		s.clock.Step(step.after)
-		if err := s.pass("web"); err != nil {
-			t.Fatal(err)
-		}
-		if len(s.recorder.Events) != step.events {
-			t.Fatalf("%d events, want %d", len(s.recorder.Events), step.events)
-		}
-		for range step.events {
-			if e := <-s.recorder.Events; !strings.Contains(e, ReasonHeld) || !strings.Contains(e, "example.com/a, example.com/b") {
-				t.Errorf("the event is %s", e)
-			}
-		}
-	}
-}
-
 // TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly: the same is written again after longer
 // and longer waits, and something else at once.
 func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
@@ -527,27 +505,54 @@ func TestRulesThatChangeAllTheTimeMoveNoPod(t *testing.T) {
 	}
 }
 
-// TestRulesThatCannotBeReadAreTold, once, and by a metric until they can be.
-func TestRulesThatCannotBeReadAreTold(t *testing.T) {
-	client, recorder := fake.NewClientset(), events.NewFakeRecorder(10)
-	forbidden := true
-	client.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if forbidden {
-			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no"))
-		}
-		return false, nil, nil
+// rulesOf are rules in a ConfigMap on an API server, of a replica that leads.
+func rulesOf(t *testing.T, text string) (*Rules, *fake.Clientset, *events.FakeRecorder) {
+	t.Helper()
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "rules", UID: "rules", ResourceVersion: "1"}, Data: map[string]string{ownership.LevelsKey: text}}
+	client, recorder := fake.NewClientset(config), events.NewFakeRecorder(10)
+	client.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &authorizationv1.SelfSubjectAccessReview{}, nil // nothing is allowed
 	})
 	r := &Rules{
-		Client: client, ConfigMap: types.NamespacedName{Namespace: "ns", Name: "rules"}, Resolver: &gangs.Resolver{},
+		Client: client, Discovery: client.Discovery(), ConfigMap: types.NamespacedName{Namespace: "ns", Name: "rules"}, Resolver: &gangs.Resolver{},
 		Recorder: recorder, Leads: func() bool { return true },
 	}
+	if text != "" {
+		r.Set(config)
+	}
+	return r, client, recorder
+}
+
+// TestRulesThatCannotBeReadAreTold: from the second time in a row on, once, and by a metric
+// until they can be. So is a watch that fails while they can be read.
+func TestRulesThatCannotBeReadAreTold(t *testing.T) {
+	r, client, recorder := rulesOf(t, "")
+	forbidden := true
+	client.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return forbidden, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no"))
+	})
 	for i, want := range []struct {
-		forbidden bool
-		events    int
-	}{{true, 1}, {true, 0}, {false, 0}, {true, 1}} {
+		forbidden, unwatched, told bool
+		events                     int
+	}{
+		{true, false, false, 0},
+		{true, false, true, 1},
+		{true, false, true, 0},
+		{false, false, false, 0},
+		{true, false, false, 0},
+		{false, false, false, 0},
+		{false, true, false, 0},
+		{false, true, true, 1},
+	} {
 		forbidden = want.forbidden
-		r.look(t.Context())
-		if got := gauge(t, "atoll_podgroup_rules_unreadable") == 1; got != want.forbidden || len(recorder.Events) != want.events {
+		if want.unwatched {
+			r.watchFailed(errors.New("no watch"))
+			r.watchFailed(io.EOF)
+		}
+		if answered := r.look(t.Context()); answered != (!want.forbidden && !want.unwatched) {
+			t.Errorf("step %d: answered: %t", i, answered)
+		}
+		if got := gauge(t, "atoll_podgroup_rules_unreadable") == 1; got != want.told || len(recorder.Events) != want.events {
 			t.Errorf("step %d: unreadable: %t, %d events", i, got, len(recorder.Events))
 		}
 		for range want.events {
@@ -558,7 +563,68 @@ func TestRulesThatCannotBeReadAreTold(t *testing.T) {
 	}
 }
 
-// TestOneListCollectsMany: three hundred ReplicaSets that go to none cost one list.
+// TestRulesThatCannotBeKeptAreNotTriedAllTheTime, and that is told.
+func TestRulesThatCannotBeKeptAreNotTriedAllTheTime(t *testing.T) {
+	r, client, _ := rulesOf(t, "noMatch: Root")
+	client.PrependReactor("patch", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no"))
+	})
+	r.woken.Store(false)
+	if answered := r.look(t.Context()); !answered || r.woken.Load() {
+		t.Errorf("it is tried again at once: answered %t, woken %t", answered, r.woken.Load())
+	}
+	if got := gauge(t, "atoll_podgroup_rules_problems"); got != 1 {
+		t.Errorf("%v problems are told, want one", got)
+	}
+}
+
+// TestWhatIsForbiddenIsToldUntilItIsNot: also where no pod comes for a long time.
+func TestWhatIsForbiddenIsToldUntilItIsNot(t *testing.T) {
+	r, client, _ := rulesOf(t, "noMatch: Root")
+	r.unread = map[schema.GroupKind]write[unread]{
+		{Group: "g", Kind: "K"}: {unread{"atoll-manager may not get k", schema.GroupResource{Group: "g", Resource: "k"}}, time.Now().Add(-unreadFor - time.Second)},
+	}
+	allowed := false
+	client.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: allowed}}, nil
+	})
+	for want := 1.0; want >= 0; want-- {
+		r.look(t.Context())
+		if got := gauge(t, "atoll_podgroup_rules_problems"); got != want {
+			t.Errorf("%v problems are told, want %v", got, want)
+		}
+		allowed = true
+	}
+}
+
+// TestRulesOfAGroupThatDoesNotAnswer hide nothing of the others, and keep what was known.
+func TestRulesOfAGroupThatDoesNotAnswer(t *testing.T) {
+	r, client, _ := rulesOf(t, "podgroupLevel: [{apiversion: hangs.example.com/v1, kind: a}, {apiversion: other.example.com/v1, kind: b}, {apiversion: v1, kind: replicationcontroller}]")
+	client.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "replicationcontrollers", Kind: "ReplicationController"}}}}
+	hangs := false
+	client.PrependReactor("get", "resource", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return hangs, nil, apierrors.NewTimeoutError("it hangs", 1)
+	})
+	for range 2 {
+		r.look(t.Context())
+		if got := gauge(t, "atoll_podgroup_rules_problems"); got != 3 {
+			t.Errorf("%v problems are told, want all three", got)
+		}
+		hangs = true
+	}
+}
+
+// TestRulesThatComeWithTheListAreKept: no rules are put in force only where none came.
+func TestRulesThatComeWithTheListAreKept(t *testing.T) {
+	r, _, _ := rulesOf(t, "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]")
+	r.setNone()
+	if n := len(r.Resolver.Levels().Rules); n != 1 {
+		t.Errorf("%d rules are in force, want one", n)
+	}
+}
+
+// TestOneListCollectsMany: three hundred ReplicaSets that go to none cost one list; what
+// is due later another, and no list is believed for long.
 func TestOneListCollectsMany(t *testing.T) {
 	var l lists
 	asked := 0
@@ -566,15 +632,234 @@ func TestOneListCollectsMany(t *testing.T) {
 		asked++
 		return map[string]bool{"podgroup-7": true}, nil
 	}
-	idle := time.Now().Add(-grace)
+	now := time.Unix(1_000_000, 0)
+	named := func(name string, due time.Time) (bool, error) {
+		return l.named(t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, due, func() time.Time { return now }, list)
+	}
+	due := now
 	for i := range 300 {
-		key := types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("podgroup-%d", i)}
-		if named, err := l.named(t.Context(), key, idle, list); err != nil || named != (i == 7) {
-			t.Errorf("%s is named: %t, %v", key.Name, named, err)
+		name := fmt.Sprintf("podgroup-%d", i)
+		if is, err := named(name, due); err != nil || is != (i == 7) {
+			t.Errorf("%s is named: %t, %v", name, is, err)
 		}
 	}
-	if _, err := l.named(t.Context(), types.NamespacedName{Namespace: "ns"}, time.Now(), list); err != nil || asked != 2 {
-		t.Errorf("%d lists, want one, and one more for what came later: %v", asked, err)
+	if asked != 1 {
+		t.Errorf("%d lists, want one", asked)
+	}
+	now = now.Add(listRest / 2)
+	if _, err := named("podgroup-0", now); err == nil || asked != 1 {
+		t.Errorf("%d lists within a moment: %v", asked, err)
+	}
+	now = now.Add(listRest)
+	if _, err := named("podgroup-0", now); err != nil || asked != 2 {
+		t.Errorf("%d lists, want one more for what is due later: %v", asked, err)
+	}
+	now = now.Add(listTrusted)
+	if _, err := named("podgroup-0", due); err != nil || asked != 3 {
+		t.Errorf("%d lists, want one more: the last is old: %v", asked, err)
+	}
+}
+
+// TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt: a list from before does not count.
+func TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt(t *testing.T) {
+	s := newSite(t)
+	a, b := build.Deployment("aa", build.Replicas(0)), build.Deployment("bb", build.Replicas(0))
+	set := build.ReplicaSet("bb-1", build.OwnedBy(b))
+	s.owners(a, b, set)
+	for _, owner := range []build.Object{a, b} {
+		uid := owner.GetUID()
+		s.Store.PutGroup(&gangs.Group{
+			ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: gang.Name(uid), UID: "group-" + uid}, Ours: true, Now: &gang.Applied{}, Last: &gang.Applied{Owner: uid},
+			Controller: &ownership.Reference{GroupVersionKind: build.Owner(owner).GroupVersionKind, Name: owner.GetName(), UID: uid},
+		})
+	}
+	step := func(owner string, after time.Duration) {
+		s.clock.Step(after)
+		if err := s.pass(owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	step("aa", 0)
+	step("bb", grace-time.Second)
+	step("aa", time.Second) // is collected: there is a list now
+	s.clock.Step(grace - time.Second - time.Millisecond)
+	if _, err := s.Pods.CoreV1().Pods(build.Namespace).Create(t.Context(), memberOf("late", set, "bb"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	step("bb", time.Millisecond)
+	var deleted []string
+	for _, action := range s.objects.Actions() {
+		if d, ok := action.(clienttesting.DeleteAction); ok {
+			deleted = append(deleted, d.GetName())
+		}
+	}
+	if diff := cmp.Diff([]string{gang.Name("aa")}, deleted); diff != "" {
+		t.Errorf("deleted (-want +got):\n%s", diff)
+	}
+	if err := s.Pods.CoreV1().Pods(build.Namespace).Delete(t.Context(), "late", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	step("bb", lag)
+	if n := len(s.objects.Actions()); s.objects.Actions()[n-1].GetVerb() != "delete" {
+		t.Error("it is not collected when the pod is gone")
+	}
+}
+
+// TestWhatIsNotTakenAwayIsWrittenAtOnce: a workload that swings between two states, pods of
+// two templates in turns, a watch that stands still.
+func TestWhatIsNotTakenAwayIsWrittenAtOnce(t *testing.T) {
+	web := build.Deployment("web", build.Replicas(4), build.Annotation(scheduling.MinMemberAnnotation, "4"))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web))
+	scaled := func(s *site, i int) {
+		web := build.Deployment("web", build.Replicas(int32(1+i%2*3)), build.Annotation(scheduling.MinMemberAnnotation, "4"))
+		s.owners(web, set)
+		s.Store.PutPod(memberOf("a", set, "web"))
+	}
+	tests := map[string]struct {
+		change func(s *site, i int)
+		behind bool
+		writes int // of 40 changes
+	}{
+		"it swings": {scaled, false, 40},
+		"pods of two templates": {func(s *site, i int) {
+			s.owners(web, set)
+			s.Store.PutPod(memberOf(fmt.Sprint("p", i), set, "web", requests(fmt.Sprintf("%d00m", 1+i%2)), build.Created(s.clock.Now())))
+		}, false, 40},
+		"a watch stands still": {func(s *site, i int) {
+			if i < 2 {
+				scaled(s, i)
+			}
+		}, true, 40},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			tc.change(s, 0)
+			if err := s.pass("web"); err != nil {
+				t.Fatal(err)
+			}
+			first := s.bump("web", 1)
+			for i := 1; i <= tc.writes; i++ {
+				tc.change(s, i)
+				if err := s.pass("web"); err != nil {
+					t.Fatal(err)
+				}
+				if tc.behind {
+					s.bump("web", i+1)
+					s.Store.PutGroup(first)
+				} else if got, want := s.bump("web", i+1).Now.Spec, s.wanted("web"); !cmp.Equal(got, want) {
+					t.Fatalf("change %d: %s", i, cmp.Diff(want, got))
+				}
+				s.clock.Step(lag)
+			}
+			if len(s.recorder.Events) > 0 {
+				t.Errorf("told that %s", <-s.recorder.Events)
+			}
+		})
+	}
+}
+
+// bump gives the PodGroup of an owner a resourceVersion, as the API server does with each
+// write, and shows it.
+func (s *site) bump(owner string, version int) *gangs.Group {
+	s.t.Helper()
+	u := s.written(owner)
+	if u == nil {
+		s.t.Fatal("there is no PodGroup")
+	}
+	u.SetResourceVersion(strconv.Itoa(version))
+	if _, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Update(s.t.Context(), u, metav1.UpdateOptions{}); err != nil {
+		s.t.Fatal(err)
+	}
+	s.written(owner)
+	return gangs.Slim(u)
+}
+
+// wanted is the spec that the PodGroup of an owner is to have.
+func (s *site) wanted(owner string) map[string]any {
+	s.t.Helper()
+	sc := &scope{key: types.NamespacedName{Namespace: build.Namespace, Name: gang.Name(types.UID(owner))}}
+	if err := s.observe(s.t.Context(), sc); err != nil {
+		s.t.Fatal(err)
+	}
+	want := gang.Want(sc.members[0].pod.Gang, sc.above, sc.owner.Members())
+	applied, err := want.Applied()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return applied.Spec
+}
+
+// TestWhoeverDeletesAPodGroupGetsItSlowly: it is made again after longer and longer waits,
+// and people are told.
+func TestWhoeverDeletesAPodGroupGetsItSlowly(t *testing.T) {
+	s := newSite(t)
+	s.groups = &trigger.Source[ctrl.Request]{}
+	s.web()
+	made := 0
+	for range 600 { // a minute
+		if err := s.pass("web"); err != nil {
+			t.Fatal(err)
+		}
+		if u := s.written("web"); u != nil {
+			made++
+			if err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Delete(t.Context(), u.GetName(), metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			s.Store.DropGroup(gangs.Slim(u))
+			s.groupChanged(gangs.Slim(u), nil)
+		}
+		s.clock.Step(100 * time.Millisecond)
+	}
+	if made < 5 || made > 12 || len(s.recorder.Events) == 0 {
+		t.Fatalf("made %d times in a minute with %d events, want fewer and fewer, and one", made, len(s.recorder.Events))
+	}
+	if e := <-s.recorder.Events; !strings.Contains(e, ReasonContested) {
+		t.Errorf("the event is %s", e)
+	}
+}
+
+// TestWhatWasWrittenIsForgotten: it is kept for as long as it matters, however large it is.
+func TestWhatWasWrittenIsForgotten(t *testing.T) {
+	var r rewrites
+	now := time.Unix(1_000_000, 0)
+	for i := range 1000 {
+		r.wrote(types.NamespacedName{Name: strconv.Itoa(i)}, strings.Repeat("x", i), strconv.Itoa(i), "", now)
+		now = now.Add(time.Minute)
+	}
+	if n := len(r.last); n > 5 {
+		t.Errorf("%d are kept", n)
+	}
+	r.forget(types.NamespacedName{Name: "999"})
+	if left, _ := r.due(types.NamespacedName{Name: "999"}, strings.Repeat("x", 999), "", now.Add(-time.Minute)); left != 0 {
+		t.Errorf("what we deleted is made again after %s", left)
+	}
+}
+
+// TestAPodGroupThatIsBeingDeletedIsKeptRight: a finalizer may hold it for long, and the
+// scheduler goes by it meanwhile.
+func TestAPodGroupThatIsBeingDeletedIsKeptRight(t *testing.T) {
+	s := newSite(t)
+	s.web(build.Annotation(scheduling.MinMemberAnnotation, "1"))
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	u := s.written("web")
+	deleted := metav1.NewTime(s.clock.Now())
+	u.SetDeletionTimestamp(&deleted)
+	u.SetFinalizers([]string{"example.com/a"})
+	u.SetResourceVersion("2")
+	if _, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Update(t.Context(), u, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.written("web")
+	web := build.Deployment("web", build.Replicas(3), build.Annotation(scheduling.MinMemberAnnotation, "3"))
+	s.owners(web)
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, _ := unstructured.NestedInt64(s.written("web").Object, "spec", "minMember"); n != 3 {
+		t.Errorf("minMember is %d, want 3", n)
 	}
 }
 

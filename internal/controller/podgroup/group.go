@@ -195,13 +195,10 @@ func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
 	applied.Owner = gang.OwnerOf(s.key.Name)
 	if s.group == nil {
 		err = r.create(ctx, s, applied)
-	} else if !s.group.Deleting {
+	} else {
 		err = r.update(ctx, s, applied)
 	}
 	r.tell(s, &want, err)
-	if err == nil && s.group != nil && s.group.Deleting {
-		return phase.Wait("the PodGroup to be gone", lag)
-	}
 	if err == nil && s.unseen { // it may have been deleted before a watch could show it
 		return phase.Wait("the PodGroup to be seen", lag)
 	}
@@ -215,10 +212,17 @@ func isUID(uid types.UID) bool { return uidForm.MatchString(string(uid)) }
 var uidForm = regexp.MustCompile("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) error {
-	if s.owner != nil && s.owner.Deleting {
+	if s.owner != nil && s.owner.Gang.DependentsFirst {
 		return nil // the garbage collector would take it away again
 	}
-	u, err := newGroup(s, a)
+	text, err := a.Encode()
+	if err != nil {
+		return phase.Terminal("EncodingFailed", err)
+	}
+	if err := r.again(s, text); err != nil {
+		return err
+	}
+	u, err := newGroup(s, a, text)
 	if err != nil {
 		return phase.Terminal("EncodingFailed", err)
 	}
@@ -235,15 +239,26 @@ func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) erro
 	}
 	r.setMade(made)
 	s.unseen = true
+	r.rewrites.wrote(s.key, text, made.GetResourceVersion(), "", r.Clock.Now())
 	writesTotal.WithLabelValues("create").Inc()
 	return nil
 }
 
-func newGroup(s *scope, a *gang.Applied) (*unstructured.Unstructured, error) {
-	text, err := a.Encode()
-	if err != nil {
-		return nil, err
+// again waits where the same has just been written and was taken away since.
+func (r *Reconciler) again(s *scope, text string) error {
+	version := ""
+	if s.group != nil {
+		version = s.group.ResourceVersion
 	}
+	left, contested := r.rewrites.due(s.key, text, version, r.Clock.Now())
+	s.contested = contested
+	if left > 0 {
+		return phase.Wait("whoever takes away what is written", left)
+	}
+	return nil
+}
+
+func newGroup(s *scope, a *gang.Applied, text string) (*unstructured.Unstructured, error) {
 	labels, annotations := maps.Clone(a.Labels), maps.Clone(a.Annotations)
 	if labels == nil {
 		labels = map[string]string{}
@@ -284,7 +299,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 		last = nil // whoever wrote it
 	}
 	changes := a.Changes(last, s.group.Now)
-	lost := s.group.Controller == nil && s.owner != nil && !s.owner.Deleting
+	lost := s.group.Controller == nil && s.owner != nil && !s.owner.Gang.DependentsFirst && !s.group.Deleting
 	if changes.None() && last != nil && last.Owner == a.Owner && !lost {
 		return nil
 	}
@@ -292,10 +307,8 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	if err != nil {
 		return phase.Terminal("EncodingFailed", err)
 	}
-	rewrite := string(s.group.UID) + text
-	if wait := r.rewrites.Get(rewrite); r.rewrites.IsInBackOffSinceUpdate(rewrite, r.Clock.Now()) {
-		s.contested = wait >= contestedFrom
-		return phase.Wait("whoever takes away what is written", wait)
+	if err := r.again(s, text); err != nil {
+		return err
 	}
 	changes.Labels[scheduling.ManagedByLabel] = scheduling.ManagedByAtoll
 	changes.Annotations[scheduling.AppliedAnnotation] = text
@@ -320,7 +333,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	}
 	r.setMade(made)
 	s.unseen = true
-	r.rewrites.Next(rewrite, r.Clock.Now())
+	r.rewrites.wrote(s.key, text, made.GetResourceVersion(), s.group.ResourceVersion, r.Clock.Now())
 	writesTotal.WithLabelValues("patch").Inc()
 	return nil
 }
@@ -358,6 +371,7 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	delete(r.idle, s.key)
 	delete(r.made, s.key)
 	r.mu.Unlock()
+	r.rewrites.forget(s.key)
 	return nil
 }
 
@@ -390,7 +404,7 @@ func (r *Reconciler) isNamed(ctx context.Context, s *scope) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
 	if s.group.OfPod() == "" {
-		return r.lists.named(ctx, s.key, r.idleSince(s.key), r.listNamed)
+		return r.lists.named(ctx, s.key, r.idleSince(s.key).Add(grace), r.Clock.Now, r.listNamed)
 	}
 	pod, err := r.Pods.CoreV1().Pods(s.key.Namespace).Get(ctx, s.group.OfPod(), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -446,15 +460,21 @@ type listed struct {
 	began time.Time
 }
 
-// named tells whether a live pod names a PodGroup, by a list that began after a time.
-func (l *lists) named(ctx context.Context, key types.NamespacedName, after time.Time, list func(context.Context, string) (map[string]bool, error)) (bool, error) {
+// named tells whether a live pod names a PodGroup, by a list that began after a time and
+// is not older than a watch may be.
+func (l *lists) named(
+	ctx context.Context, key types.NamespacedName, after time.Time, now func() time.Time, list func(context.Context, string) (map[string]bool, error),
+) (bool, error) {
 	if !l.mu.TryLock() {
 		return false, phase.Wait("another list of pods", again)
 	}
 	defer l.mu.Unlock()
 	last, ok := l.last[key.Namespace]
-	if !ok || !last.began.After(after) {
-		began := time.Now()
+	began := now()
+	if !ok || last.began.Before(after) || began.Sub(last.began) >= listTrusted {
+		if left := listRest - began.Sub(last.began); ok && left > 0 {
+			return false, phase.Wait("a list of pods for more PodGroups", left)
+		}
 		names, err := list(ctx, key.Namespace)
 		if err != nil {
 			return false, err
@@ -467,6 +487,12 @@ func (l *lists) named(ctx context.Context, key types.NamespacedName, after time.
 	}
 	return last.names[key.Name], nil
 }
+
+const (
+	// listTrusted is how long a list of pods is believed, and listRest the least time from
+	// one list of a namespace to the next.
+	listTrusted, listRest = 2 * time.Second, time.Second
+)
 
 // maxLists bounds the lists that are kept.
 const maxLists = 20
@@ -519,9 +545,8 @@ const (
 	ReasonRefused = "PodGroupRefused"
 	// ReasonInvalid: annotations for the PodGroup of an owner cannot be used.
 	ReasonInvalid = "PodGroupAnnotationInvalid"
-	// ReasonHeld: a PodGroup that pods need is being deleted, and finalizers keep it.
-	ReasonHeld = "PodGroupHeld"
-	// ReasonContested: somebody takes away what is written into a PodGroup.
+	// ReasonContested: somebody takes away what is written into a PodGroup, or the
+	// PodGroup.
 	ReasonContested = "PodGroupContested"
 )
 
@@ -531,12 +556,9 @@ func (r *Reconciler) tell(s *scope, want *gang.PodGroup, err error) {
 	switch {
 	case err != nil && patch.Refused(errors.Unwrap(err)):
 		reason, text = ReasonRefused, fmt.Sprintf("The API server refuses the PodGroup of these pods, which wait until it does not: %v", errors.Unwrap(err))
-	case s.held(r.Clock.Now()):
-		reason, text = ReasonHeld, fmt.Sprintf("PodGroup %s is being deleted and waits for its finalizers (%s): its pods are not scheduled until whoever put them there removes them",
-			s.key.Name, strings.Join(s.group.Finalizers, ", "))
 	case s.contested:
-		reason, text = ReasonContested, fmt.Sprintf("Something takes away the owner, the label %s or the annotation %s of PodGroup %s each time that they are written: they are written less and less often, in the end once a minute",
-			scheduling.ManagedByLabel, scheduling.AppliedAnnotation, s.key.Name)
+		reason, text = ReasonContested, fmt.Sprintf("Something deletes PodGroup %s each time that it is made, or takes away its owner, its label %s or its annotation %s: they are written less and less often, in the end once a minute",
+			s.key.Name, scheduling.ManagedByLabel, scheduling.AppliedAnnotation)
 	case len(want.Problems) > 0:
 		reason, text = ReasonInvalid, strings.Join(want.Problems, "; ")
 	}
@@ -557,12 +579,6 @@ func (r *Reconciler) tell(s *scope, want *gang.PodGroup, err error) {
 	if text != "" && was != reason+text {
 		r.Recorder.Eventf(regarding(about), nil, corev1.EventTypeWarning, reason, "Group", "%s", shorten(text))
 	}
-}
-
-// held tells whether the PodGroup is kept from going by finalizers, for longer than whoever
-// put them there can be expected to take.
-func (s *scope) held(now time.Time) bool {
-	return s.group != nil && s.group.Deleting && len(s.group.Finalizers) > 0 && now.Sub(s.group.DeletionTimestamp.Time) >= lag
 }
 
 // maxNote bounds the text of an event, in bytes: the API server takes 1024.

@@ -116,7 +116,6 @@ func (r *Reconciler) setNamed(pod *gangs.Pod, name string) {
 	if now.Sub(r.swept) >= lag {
 		r.swept = now
 		maps.DeleteFunc(r.named, func(_ types.UID, was write[string]) bool { return now.Sub(was.at) >= lag })
-		r.rewrites.GC()
 		maps.DeleteFunc(r.made, func(_ types.NamespacedName, was write[*gangs.Group]) bool { return now.Sub(was.at) >= lag })
 	}
 	r.named[pod.UID] = write[string]{name, now}

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -24,9 +26,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/gangs"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -51,6 +55,13 @@ const (
 	// lookEvery is how often is looked whether rules can match by now, and whether
 	// owners can be read.
 	lookEvery = 2 * time.Minute
+	// lookAgain is when is looked again where the API server did not answer as it should.
+	lookAgain = 5 * time.Second
+	// unwatchedFor is how long a failure of the watch counts: it is tried again within a
+	// minute.
+	unwatchedFor = time.Minute
+	// askers is how many rules are asked about at a time.
+	askers = 8
 	// unreadFor is how long it is told that an owner could not be read, and maxUnread
 	// bounds the kinds of them.
 	unreadFor, maxUnread = 10 * time.Minute, 30
@@ -87,7 +98,13 @@ type Rules struct {
 	rejected error
 	notes    []string
 	// unread are the kinds of owners that could not be read, and why.
-	unread map[schema.GroupKind]write[string]
+	unread map[schema.GroupKind]write[unread]
+	// asked is what was wrong with each rule when the API server said last.
+	asked map[ownership.LevelRule]string
+	// unwatched is the last failure of the watch, and unreadable how many looks in a row
+	// could not read the ConfigMap.
+	unwatched  write[error]
+	unreadable int
 	// told is the last event of each reason.
 	told map[string]string
 }
@@ -106,11 +123,18 @@ func (r *Rules) Start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watching ConfigMap %s: %w", r.ConfigMap, err)
 	}
+	err = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
+		cache.DefaultWatchErrorHandler(ctx, reflector, err)
+		r.watchFailed(err)
+	})
+	if err != nil {
+		return fmt.Errorf("watching ConfigMap %s: %w", r.ConfigMap, err)
+	}
 	var running sync.WaitGroup
 	running.Go(func() { informer.RunWithContext(ctx) })
 	running.Go(func() {
-		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) && r.Resolver.Levels() == nil {
-			r.Set(nil) // there is none
+		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+			r.setNone()
 		}
 	})
 	running.Go(func() { r.lookOn(ctx) })
@@ -124,11 +148,15 @@ func (r *Rules) lookOn(ctx context.Context) {
 	tick := time.NewTicker(lookRest)
 	defer tick.Stop()
 	var last time.Time
-	led := false
+	led, failed := false, false
 	for {
 		leads := r.Leads()
-		if leads && (r.woken.Swap(false) || !led || time.Since(last) >= lookEvery) {
-			r.look(ctx)
+		every := lookEvery
+		if failed {
+			every = lookAgain
+		}
+		if leads && (r.woken.Swap(false) || !led || time.Since(last) >= every) {
+			failed = !r.look(ctx)
 			last = time.Now()
 		}
 		led = leads
@@ -158,6 +186,29 @@ func (r *Rules) Set(config *corev1.ConfigMap) {
 	if changed && r.onChange != nil {
 		r.onChange()
 	}
+	r.woken.Store(true)
+}
+
+// setNone puts no rules in force where the watch has shown no ConfigMap.
+func (r *Rules) setNone() {
+	r.mu.Lock()
+	changed := r.text == nil && r.setLocked(nil)
+	r.mu.Unlock()
+	if changed && r.onChange != nil {
+		r.onChange()
+	}
+	r.woken.Store(true)
+}
+
+// watchFailed records that the ConfigMap could not be listed or watched. A watch that just
+// ends is no failure.
+func (r *Rules) watchFailed(err error) {
+	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return
+	}
+	r.mu.Lock()
+	r.unwatched = write[error]{err, time.Now()}
+	r.mu.Unlock()
 	r.woken.Store(true)
 }
 
@@ -197,19 +248,20 @@ func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 		return
 	}
 	endedTotal.WithLabelValues(string(end.Reason)).Inc()
-	var why string
+	var why unread
 	switch end.Reason {
 	case owners.EndForbidden:
-		why = fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true. Until then the owner below has the PodGroup", resourceOf(end))
+		why.resource = end.Resource
+		why.text = fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true. Until then the owner below has the PodGroup", resourceOf(end))
 	case owners.EndCycle, owners.EndTooDeep:
-		why = fmt.Sprintf("the owners of pod %s do not end within %d steps, at %s %s: rules see no further", pod, ownership.MaxHops, end.At.Kind, end.At.Name)
+		why.text = fmt.Sprintf("the owners of pod %s do not end within %d steps, at %s %s: rules see no further", pod, ownership.MaxHops, end.At.Kind, end.At.Name)
 	default:
 		return // the garbage collector, or whoever made the reference, has to act
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.unread == nil {
-		r.unread = map[schema.GroupKind]write[string]{}
+		r.unread = map[schema.GroupKind]write[unread]{}
 	}
 	gk := end.At.GroupKind()
 	if _, known := r.unread[gk]; !known {
@@ -218,7 +270,13 @@ func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 		}
 		r.woken.Store(true)
 	}
-	r.unread[gk] = write[string]{why, time.Now()}
+	r.unread[gk] = write[unread]{why, time.Now()}
+}
+
+// unread is why owners of a kind could not be read, and the resource that may not be.
+type unread struct {
+	text     string
+	resource schema.GroupResource
 }
 
 func resourceOf(end *owners.End) string {
@@ -229,58 +287,118 @@ func resourceOf(end *owners.End) string {
 }
 
 // look tells what is wrong, and keeps the rules in force for a replica that starts later.
-func (r *Rules) look(ctx context.Context) {
+// It returns whether the API server answered as it should.
+func (r *Rules) look(ctx context.Context) (answered bool) {
 	if !r.Leads() {
-		return
+		return true
 	}
-	if err := r.read(ctx); err != nil {
-		unreadableGauge.Set(1)
-		r.tellUnreadable(err)
-		return
-	}
-	unreadableGauge.Set(0)
-	r.say(nil, corev1.EventTypeWarning, ReasonRulesUnreadable, "")
+	answered = r.lookReadable(ctx)
 	r.mu.Lock()
 	config, rejected, notes := r.config, r.rejected, slices.Clone(r.notes)
-	for gk, why := range r.unread {
-		if time.Since(why.at) > unreadFor {
-			delete(r.unread, gk)
-			continue
-		}
-		notes = append(notes, why.value)
-	}
 	r.mu.Unlock()
 	levels := r.Resolver.Levels()
 	if config == nil || levels == nil {
 		problemsGauge.Set(0)
-		return
+		return answered
 	}
 	if rejected == nil { // first what a replica that starts later needs
-		if err := r.remember(ctx, config); err != nil && ctx.Err() == nil {
+		switch err := r.remember(ctx, config); {
+		case err == nil || ctx.Err() != nil:
+		case patch.Refused(err):
+			notes = append(notes, fmt.Sprintf("the annotation %s cannot be written, so that a replica that starts while the text is wrong has no rules: %v", LastGoodAnnotation, errors.Unwrap(err)))
+		default:
 			ctrl.Log.WithName("gangs").Error(err, "The last good rules are not kept yet")
-			r.woken.Store(true)
+			answered = false
 		}
 	}
 	notes = append(notes, r.unmatched(ctx, levels)...)
+	notes = append(notes, r.stillUnread(ctx)...)
 	if levels.AtMostDirectOwner && slices.ContainsFunc(levels.Rules, func(rule ownership.LevelRule) bool { return rule.Adjust >= 0 }) || levels.AtMostDirectOwner && levels.NoMatch == ownership.NoMatchRoot {
 		notes = append(notes, "several schedulers share the pods out by the name of their controller: no PodGroup is above it, whatever the rules say")
 	}
 	slices.Sort(notes)
 	problemsGauge.Set(float64(len(notes)))
 	r.tell(config, rejected, notes, len(levels.Rules))
+	return answered
 }
 
-// read tells whether the ConfigMap can be read; one that does not exist can. The watch
-// does not say when it fails.
+// lookReadable tells whether the ConfigMap can be read, and tells people if it could not
+// be twice in a row.
+func (r *Rules) lookReadable(ctx context.Context) bool {
+	err := r.read(ctx)
+	r.mu.Lock()
+	r.unreadable++
+	if err == nil {
+		r.unreadable = 0
+	}
+	lasting := r.unreadable > 1
+	r.mu.Unlock()
+	unreadableGauge.Set(0)
+	switch {
+	case err == nil:
+		r.say(nil, corev1.EventTypeWarning, ReasonRulesUnreadable, "")
+	case lasting:
+		unreadableGauge.Set(1)
+		r.tellUnreadable(err)
+	}
+	return err == nil
+}
+
+// stillUnread are the kinds of owners that could not be read a while ago. Whoever may not
+// be read is asked about: no pod may have come since.
+func (r *Rules) stillUnread(ctx context.Context) (notes []string) {
+	bounded, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	r.mu.Lock()
+	unread := maps.Clone(r.unread)
+	r.mu.Unlock()
+	for gk, why := range unread {
+		if time.Since(why.at) > unreadFor && (why.value.resource.Empty() || r.mayGet(bounded, why.value.resource)) {
+			r.mu.Lock()
+			delete(r.unread, gk)
+			r.mu.Unlock()
+			continue
+		}
+		notes = append(notes, why.value.text)
+	}
+	return notes
+}
+
+// mayGet tells whether atoll-manager may read objects. What the API server does not say
+// counts as no.
+func (r *Rules) mayGet(ctx context.Context, resource schema.GroupResource) bool {
+	review, err := r.review(ctx, resource)
+	return err == nil && review.Status.Allowed
+}
+
+func (r *Rules) review(ctx context.Context, resource schema.GroupResource) (*authorizationv1.SelfSubjectAccessReview, error) {
+	review, err := r.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Verb: "get", Group: resource.Group, Resource: resource.Resource,
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("asking whether %s may be read: %w", resource, err)
+	}
+	return review, nil
+}
+
+// read tells whether the ConfigMap can be read and watched; one that does not exist can.
 func (r *Rules) read(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	_, err := r.Client.CoreV1().ConfigMaps(r.ConfigMap.Namespace).Get(bounded, r.ConfigMap.Name, metav1.GetOptions{})
-	if ctx.Err() != nil || apierrors.IsNotFound(err) {
+	if ctx.Err() != nil {
 		return nil
 	}
+	err = client.IgnoreNotFound(err)
 	if err != nil {
 		return fmt.Errorf("reading ConfigMap %s: %w", r.ConfigMap, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.unwatched.value != nil && time.Since(r.unwatched.at) < unwatchedFor {
+		return fmt.Errorf("watching ConfigMap %s: %w", r.ConfigMap, r.unwatched.value)
 	}
 	return nil
 }
@@ -295,44 +413,68 @@ func (r *Rules) tellUnreadable(err error) {
 }
 
 // unmatched finds rules whose kind the API server does not serve, or whose objects
-// atoll-manager may not read.
+// atoll-manager may not read. Where it does not answer, what it said before counts.
 func (r *Rules) unmatched(ctx context.Context, levels *ownership.Levels) (notes []string) {
 	bounded, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	for _, rule := range levels.Rules {
+	said := make([]*string, len(levels.Rules))
+	var asking sync.WaitGroup
+	turn := make(chan struct{}, askers)
+	for i, rule := range levels.Rules {
 		if rule.AnyGroup {
 			continue
 		}
-		note := r.unmatchedRule(bounded, rule)
+		asking.Go(func() {
+			turn <- struct{}{}
+			defer func() { <-turn }()
+			if note, ok := r.unmatchedRule(bounded, rule); ok {
+				said[i] = &note
+			}
+		})
+	}
+	asking.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	asked := map[ownership.LevelRule]string{}
+	for i, rule := range levels.Rules {
+		note := r.asked[rule]
+		if said[i] != nil {
+			note = *said[i]
+		}
 		if note != "" {
+			asked[rule] = note
 			notes = append(notes, note)
 		}
-		if bounded.Err() != nil {
-			break // it does not answer: later
-		}
 	}
+	r.asked = asked
 	return notes
 }
 
-func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) string {
+// unmatchedRule tells what is wrong with a rule, and whether the API server said.
+func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) (note string, ok bool) {
+	if ctx.Err() != nil {
+		return "", false
+	}
 	gvk := schema.GroupVersionKind{Group: rule.Group, Version: rule.Version, Kind: rule.Kind}
 	kind, err := owners.Served(r.Discovery, gvk, rule.ExactVersion)
 	if meta.IsNoMatchError(err) {
-		return fmt.Sprintf("the API server does not serve a kind %s in group %q: the rule matches nothing until it does", rule.Kind, rule.Group)
+		return fmt.Sprintf("the API server does not serve a kind %s in group %q: the rule matches nothing until it does", rule.Kind, rule.Group), true
 	}
 	if err != nil {
-		return "" // it could not be asked
+		return "", false
+	}
+	if kind.Group == "" && kind.Kind != "Pod" {
+		return fmt.Sprintf("atoll-manager reads no %s: the rule matches only pods whose own controller is one", kind.Kind), true
 	}
 	resource := schema.GroupResource{Group: kind.Group, Resource: kind.Resource}
-	review, err := r.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Verb: "get", Group: resource.Group, Resource: resource.Resource,
-		}},
-	}, metav1.CreateOptions{})
-	if err != nil || review.Status.Allowed {
-		return ""
+	review, err := r.review(ctx, resource)
+	if err != nil {
+		return "", false
 	}
-	return fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true", resource)
+	if review.Status.Allowed {
+		return "", true
+	}
+	return fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true", resource), true
 }
 
 // maxShown bounds the problems in one event.

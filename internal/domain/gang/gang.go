@@ -5,10 +5,12 @@ package gang
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -162,6 +164,12 @@ func Annotations(all map[string]string) map[string]string {
 	return keep(all, func(key string) bool {
 		return key == scheduling.MinMemberAnnotation || key == scheduling.QueueNameAnnotation || strings.HasPrefix(key, scheduling.InheritedPrefix)
 	})
+}
+
+// DependentsFirst tells whether an object is being deleted in the foreground: the garbage
+// collector deletes whatever it owns before it, new objects too.
+func DependentsFirst(obj metav1.Object) bool {
+	return obj.GetDeletionTimestamp() != nil && slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents)
 }
 
 // Labels keeps of a pod's labels those that its PodGroup has too; nil if there are none.

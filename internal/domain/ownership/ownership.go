@@ -65,6 +65,9 @@ type Object struct {
 type Gang struct {
 	// Annotations are those that have a say in PodGroups; nil for most objects.
 	Annotations map[string]string
+	// DependentsFirst: the object is being deleted in the foreground, so that whatever it
+	// owns is deleted before it.
+	DependentsFirst bool
 	// Members is how many pods an object has at the most that is no plain number of
 	// replicas: a Job, a DaemonSet. nil for all others.
 	Members *int32

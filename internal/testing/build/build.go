@@ -377,7 +377,7 @@ func Owner(o Object) *ownership.Object {
 		OverridesStopped: o.GetAnnotations()[gm.OverridesStoppedAnnotation] != "",
 	}
 	out.Capacity = ownership.CapacityOf(o.GetAnnotations(), o.GetLabels())
-	out.Gang.Annotations = gang.Annotations(o.GetAnnotations())
+	out.Gang.Annotations, out.Gang.DependentsFirst = gang.Annotations(o.GetAnnotations()), gang.DependentsFirst(o)
 	if ref := metav1.GetControllerOf(o); ref != nil {
 		out.Controller = &ownership.Reference{
 			GroupVersionKind: schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind), Name: ref.Name, UID: ref.UID,
