@@ -89,7 +89,7 @@ func TestGangsFromNoneToOneAndBack(t *testing.T) {
 		},
 	}
 	f.create(web, stateful)
-	for i := range 200 {
+	for i := range 400 { // two hundred times
 		n := int32(i % 2)
 		for _, o := range []client.Object{&appsv1.Deployment{ObjectMeta: web.ObjectMeta}, &appsv1.StatefulSet{ObjectMeta: stateful.ObjectMeta}} {
 			f.patch(o, map[string]any{"spec": map[string]any{"replicas": n}})

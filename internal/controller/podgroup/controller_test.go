@@ -26,6 +26,7 @@ import (
 	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	testingclock "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -50,6 +51,8 @@ type site struct {
 	walker   *owners.Walker
 	objects  *dynamicfake.FakeDynamicClient
 	api      *build.API
+	// after is when the last pass wants to look again.
+	after time.Duration
 }
 
 func newSite(t *testing.T, pods ...runtime.Object) *site {
@@ -95,7 +98,8 @@ func (s *site) pass(owner string) error {
 	if err := s.observe(s.t.Context(), sc); err != nil {
 		return err
 	}
-	_, err := phase.Run(s.t.Context(), sc, s.ensure, s.collect)
+	result, err := phase.Run(s.t.Context(), sc, s.ensure, s.collect)
+	s.after = result.RequeueAfter
 	return err
 }
 
@@ -381,6 +385,25 @@ func TestAPodThatCannotBeReadKeepsNobodyElse(t *testing.T) {
 	}
 }
 
+// TestAMissingPodGroupIsLookedAtWhenItsOwnerChanges: an owner that wants pods again may be
+// what it waited for.
+func TestAMissingPodGroupIsLookedAtWhenItsOwnerChanges(t *testing.T) {
+	s := newSite(t)
+	s.web()
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
+	defer queue.ShutDown()
+	s.groups = &trigger.Source[ctrl.Request]{}
+	if err := s.groups.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	s.ownerChanged(nil, build.Owner(build.Deployment("web", build.Replicas(1))))
+	build.Eventually(t, "it is looked at", func() bool { return queue.Len() == 1 })
+	want := types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}
+	if got, _ := queue.Get(); got.NamespacedName != want {
+		t.Errorf("%s is looked at, want %s", got, want)
+	}
+}
+
 // TestHostileContentIsNotKept: a PodGroup that somebody made under the name of ours, with
 // what we would have written last, is made right, and gets its owner.
 func TestHostileContentIsNotKept(t *testing.T) {
@@ -437,6 +460,8 @@ func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 		}
 		if writes() != before {
 			patches++
+		} else if s.after <= 0 || s.after > rewriteLast {
+			t.Fatalf("it is looked at again after %s", s.after)
 		}
 		s.clock.Step(100 * time.Millisecond)
 	}
@@ -808,6 +833,8 @@ func TestWhoeverDeletesAPodGroupGetsItSlowly(t *testing.T) {
 			}
 			s.Store.DropGroup(gangs.Slim(u))
 			s.groupChanged(gangs.Slim(u), nil)
+		} else if s.after <= 0 || s.after > rewriteLast {
+			t.Fatalf("it is looked at again after %s", s.after)
 		}
 		s.clock.Step(100 * time.Millisecond)
 	}
