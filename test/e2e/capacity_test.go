@@ -540,19 +540,8 @@ func TestCapacityQuota(t *testing.T) {
 	})
 	f.create(split("app", 10, "3"))
 	f.eventually(patience, "pods are refused again and again", func() error {
-		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
-		n := 0
-		if err == nil {
-			for _, e := range list.Items {
-				n++
-				if e.Series != nil {
-					n += int(e.Series.Count)
-				}
-				n += int(max(0, e.DeprecatedCount-1))
-			}
-		}
-		if n < 10 {
-			return fmt.Errorf("%d: %w", n, err)
+		if n := f.creationsRefused(); n < 10 {
+			return fmt.Errorf("%d are", n)
 		}
 		return nil
 	})
@@ -560,6 +549,51 @@ func TestCapacityQuota(t *testing.T) {
 	f.patch(quota, map[string]any{"spec": map[string]any{"hard": map[string]any{"pods": "100"}}})
 	f.eventually(patience+time.Minute, "three are on-demand", func() error { return f.divided("app", 3, 7) })
 	moved()
+}
+
+// creationsRefused counts pods that somebody was refused, by the events of who
+// makes them.
+func (f *fixture) creationsRefused() (n int) {
+	f.Helper()
+	list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, e := range list.Items {
+		n++
+		if e.Series != nil {
+			n += int(e.Series.Count)
+		}
+		n += int(max(0, e.DeprecatedCount-1))
+	}
+	return n
+}
+
+// behindGates counts an app's pods that have a scheduling gate.
+func (f *fixture) behindGates(app string) (n int) {
+	f.Helper()
+	for _, pod := range f.pods(app) {
+		if len(pod.Spec.SchedulingGates) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// watchGated counts an app's pods that wait at a scheduling gate at some time, until
+// the returned function is called.
+func (f *fixture) watchGated(app string) func() int {
+	f.Helper()
+	gated := map[types.UID]bool{}
+	w := f.watchPods(metav1.ListOptions{LabelSelector: "app=" + app}, func(_ watch.EventType, pod *corev1.Pod) {
+		if len(pod.Spec.SchedulingGates) > 0 {
+			gated[pod.UID] = true
+		}
+	})
+	return func() int {
+		w.stopAfter(app)
+		return len(gated)
+	}
 }
 
 // TestCapacityFollowsNodes: pods whose node comes to be of the other class count there,
