@@ -30,6 +30,8 @@ func Classify(pod *corev1.Pod, classes *capacity.Classes, c *policies.Capacity, 
 func reasonOf(c *policies.Capacity, class capacity.Class) string {
 	workload := c.Workload.Kind + " " + c.Workload.Name
 	switch {
+	case c.FellBack != capacity.None:
+		return "class " + c.FellBack.String() + " has no nodes: pods of " + workload + " fall back to the other"
 	case c.Count == capacity.MaxCount:
 		return "all pods of " + workload + " are on-demand"
 	case c.Ordinal && class == capacity.OnDemand:

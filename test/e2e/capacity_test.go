@@ -27,9 +27,14 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
+// fallbackAfter is for how long a class has no node in trio before pods fall back.
+const fallbackAfter = 20 * time.Second
+
 // trio is a cluster with three replicas of atoll-manager, in which pods are moved
 // as quickly as they may be.
-var trio = lateCluster{options: atoll.Options{Replicas: 3, ManagerArgs: []string{"--evictions-per-second=20"}}, users: 9}
+var trio = lateCluster{options: atoll.Options{Replicas: 3, ManagerArgs: []string{
+	"--evictions-per-second=20", "--capacity-fallback-after=" + fallbackAfter.String(),
+}}, users: 27}
 
 const classLabel = "node.kubernetes.io/capacity"
 
@@ -380,15 +385,6 @@ func (f *fixture) rolledOut(app string) error {
 func TestCapacityStatefulSets(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
-	set := func(name string, replicas, start int32, count string) *appsv1.StatefulSet {
-		return &appsv1.StatefulSet{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: count}},
-			Spec: appsv1.StatefulSetSpec{
-				Replicas: &replicas, Ordinals: &appsv1.StatefulSetOrdinals{Start: start}, PodManagementPolicy: appsv1.ParallelPodManagement,
-				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, Template: deployment(name, 1, "").Spec.Template,
-			},
-		}
-	}
 	onDemand := func(app string, want ...string) func() error {
 		return func() error {
 			var got []string
@@ -404,7 +400,7 @@ func TestCapacityStatefulSets(t *testing.T) {
 			return f.allReady(app, 6)
 		}
 	}
-	f.create(set("db", 6, 5, "2"))
+	f.create(splitSet("db", 6, 5, "2"))
 	f.eventually(patience, "5 and 6 are on-demand", onDemand("db", "5", "6"))
 	if err := f.kube.CoreV1().Pods(f.ns).Delete(f.ctx, "db-5", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -414,15 +410,33 @@ func TestCapacityStatefulSets(t *testing.T) {
 	for _, pod := range f.pods("db") {
 		before[pod.Name] = pod.UID
 	}
-	f.patch(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": map[string]any{gm.CapacityCountKey: "3"}}})
+	f.countOfSet("db", "3")
 	f.eventually(patience, "7 is too", onDemand("db", "5", "6", "7"))
 	for _, pod := range f.pods("db") {
 		if anew := pod.UID != before[pod.Name]; anew != (pod.Name == "db-7") {
 			t.Errorf("%s was made anew: %t", pod.Name, anew)
 		}
 	}
-	f.create(set("many", 200, 0, "30"))
+	f.create(splitSet("many", 200, 0, "30"))
 	f.eventually(2*patience, "30 of 200", func() error { return f.divided("many", 30, 170) })
+}
+
+// splitSet makes a StatefulSet that asks for count on-demand pods, and whose ordinals
+// begin at start.
+func splitSet(name string, replicas, start int32, count string) *appsv1.StatefulSet {
+	return &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: count}},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: &replicas, Ordinals: &appsv1.StatefulSetOrdinals{Start: start}, PodManagementPolicy: appsv1.ParallelPodManagement,
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, Template: deployment(name, 1, "").Spec.Template,
+		},
+	}
+}
+
+// countOfSet sets how many on-demand pods a StatefulSet asks for.
+func (f *fixture) countOfSet(name, count string) {
+	f.Helper()
+	f.patch(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": map[string]any{gm.CapacityCountKey: count}}})
 }
 
 // TestCapacityLeavesOthersAlone is scenarios 22 to 26: what did not ask for it, and

@@ -60,6 +60,10 @@ func planFor(o observed) plan {
 			p.have[pod.Class]++
 		}
 	}
+	if o.fellBack != capacity.None { // what runs of it stays
+		p.want[o.fellBack] = min(p.have[o.fellBack], total)
+		p.want[o.fellBack.Other()] = total - p.want[o.fellBack]
+	}
 	pinned, closed := 0, fit.Fits
 	if !o.rollout || o.still {
 		p.evict, pinned, closed = o.misplaced(p)

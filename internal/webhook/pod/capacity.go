@@ -23,7 +23,9 @@ func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownersh
 	if !classes.LeavesBoth(pod.Spec.NodeSelector, requiredAffinity(&pod.Spec)) {
 		return true
 	}
-	if class := c.OfOrdinal(pod.Name); class != capacity.None && c.Invalid == nil { // else only the leader knows the last count
+	// Only the leader knows the last count that could be used, and whether pods fall back:
+	// each replica has another idea of since when a class has no nodes.
+	if class := c.OfOrdinal(pod.Name); class != capacity.None && c.Invalid == nil && !c.Fallback {
 		assign.Classify(pod, classes, &c, class)
 		return true
 	}

@@ -4,15 +4,19 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	testingclock "k8s.io/utils/clock/testing"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -189,6 +193,28 @@ func TestPodsWaitForALeader(t *testing.T) {
 		if again := admit(t, w, got, false); again.Labels[gm.CapacityClassLabel] != want {
 			t.Errorf("%s, shown again, is %v", name, again.Labels)
 		}
+	}
+}
+
+// TestOrdinalsThatFallBack: since when a class has no nodes each replica knows otherwise.
+// One that has just come to know would make the pod of the class that the leader does
+// without, and the leader would delete that, again and again.
+func TestOrdinalsThatFallBack(t *testing.T) {
+	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback))
+	w := newCapacityWebhook(t, set)
+	w.Desk.(*assign.Desk).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
+	spot, onDemand := build.Pod("db-1", build.OwnedBy(set)), "on-demand"
+	if got := admit(t, w, spot, false); got.Labels[gm.CapacityClassLabel] != "spot" {
+		t.Errorf("before its time the pod is %v", got.Labels)
+	}
+	w.Clock.(*testingclock.FakeClock).Step(policies.DefaultFallback)
+	got := admit(t, w, spot, false)
+	if got.Labels[gm.CapacityClassLabel] != onDemand || !strings.Contains(got.Annotations[gm.CapacityReasonAnnotation], "class spot has no nodes") {
+		t.Errorf("the pod is %v, for %q", got.Labels, got.Annotations[gm.CapacityReasonAnnotation])
+	}
+	w.Desk.(*assign.Desk).Leading = func() bool { return false }
+	if got := admit(t, w, spot, false); len(gates(got)) != 1 || got.Labels[gm.CapacityClassLabel] != "" {
+		t.Errorf("without a leader the pod is %v, gates %v", got.Labels, gates(got))
 	}
 }
 
