@@ -317,10 +317,11 @@ func (l *Ledger) EmptyClass(since time.Duration) capacity.Class {
 }
 
 // ClassCanTake tells whether some open node of a class could run the successor of
-// a pod, as far as kube-scheduler looks at the one pod and the one node, and else
-// why not. Of a pod that has a seat in a NodeGroup, only nodes of that group count.
-// volumes are the node affinities of the pod's PersistentVolumes.
-func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaffinity.NodeSelector) (bool, fit.Reason) {
+// a pod, as far as kube-scheduler looks at the one pod, the one node and the other
+// pods of its workload, which these owners have; and else why not. Of a pod that has a
+// seat in a NodeGroup, only nodes of that group count. volumes are the node affinities
+// of the pod's PersistentVolumes.
+func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaffinity.NodeSelector, owners []types.UID) (bool, fit.Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.classes == nil {
@@ -332,17 +333,46 @@ func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaff
 	}
 	demand.Tolerations = l.classes.Tolerations(demand.Tolerations, class)
 	check, why := fit.NewCheck(&demand, volumes), fit.NoOpenNode
+	domains := check.Domains()
+	if domains != nil {
+		others := l.podsByNodeLocked(owners, pod.UID)
+		for _, n := range l.nodes {
+			domains.Add(&n.Offer, n.class == class && check.Matches(&n.Offer), others[n.Name])
+		}
+	}
 	for _, n := range l.nodes {
 		if n.class != class || !n.Open || pod.GroupStamp != "" && n.Group != pod.GroupStamp {
 			continue
 		}
 		reason := check.Of(&n.Offer, &n.used)
+		if reason == fit.Fits && domains != nil && !domains.Take(&n.Offer) {
+			reason = fit.TooClose
+		}
 		if reason == fit.Fits {
 			return true, fit.Fits
 		}
 		why = fit.Further(why, reason)
 	}
 	return false, why
+}
+
+// podsByNodeLocked counts the active pods of these owners by node, but for one.
+func (l *Ledger) podsByNodeLocked(owners []types.UID, but types.UID) map[string]int {
+	pods := map[string]int{}
+	for _, owner := range owners {
+		o := l.owners[owner]
+		if o == nil {
+			continue
+		}
+		for _, c := range o.cohorts {
+			for _, s := range c.seats {
+				if s.pod != nil && s.pod.Active && s.pod.Node != "" && s.uid != but {
+					pods[s.pod.Node]++
+				}
+			}
+		}
+	}
+	return pods
 }
 
 // ReservedOfClass counts, by class, the seats of pods of these owners that nobody

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
 
@@ -228,13 +229,45 @@ func TestWhichClassCanTakeAPod(t *testing.T) {
 	r := newClassRoom(t)
 	r.arrives("a", "", capacity.OnDemand, "on-demand", build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }))
 	pod := r.Pod("a")
-	if can, why := r.ClassCanTake(capacity.Spot, pod, nil); can || why != fit.NoMatch {
+	if can, why := r.ClassCanTake(capacity.Spot, pod, nil, nil); can || why != fit.NoMatch {
 		t.Errorf("spot can take it: %t (%s)", can, why)
 	}
 	r.ObserveNode(SlimNode(build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), build.Label("disk", "ssd"))))
-	if can, why := r.ClassCanTake(capacity.Spot, pod, nil); !can {
+	if can, why := r.ClassCanTake(capacity.Spot, pod, nil, nil); !can {
 		t.Errorf("spot cannot take it: %s", why)
 	}
+}
+
+// TestPodsThatKeepApartNeedANodeOfTheirOwn: the pod that leaves is in nobody's way, and
+// neither are pods of other workloads.
+func TestPodsThatKeepApartNeedANodeOfTheirOwn(t *testing.T) {
+	r := newClassRoom(t)
+	spot := func(name string) {
+		r.ObserveNode(SlimNode(build.Node(name, build.Label("node.kubernetes.io/capacity", "spot"), build.Label(corev1.LabelHostname, name))))
+	}
+	spot("spot")
+	apart := build.With(func(p *corev1.Pod) {
+		build.Label("app", "web")(p)
+		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
+			{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+		}}}
+	})
+	r.arrives("leaves", "", capacity.None, "on-demand", apart)
+	r.Observe(Slim(build.Pod("other", build.OwnedBy(build.ReplicaSet("other")), build.On("spot"), apart)))
+	takes := func(want fit.Reason) {
+		t.Helper()
+		if can, why := r.ClassCanTake(capacity.Spot, r.Pod("leaves"), nil, []types.UID{"nobody", "web-1"}); can != (want == fit.Fits) || why != want {
+			t.Errorf("spot can take it: %t (%s), want %q", can, why, want)
+		}
+	}
+	takes(fit.Fits)
+	r.arrives("stays", "", capacity.None, "spot", apart)
+	takes(fit.TooClose)
+	spot("spot-2")
+	takes(fit.Fits)
+	r.ForgetNode("spot-2")
+	r.Forget("stays")
+	takes(fit.Fits)
 }
 
 // TestNoTwoGetOneOnDemandSeat: many pods are asked about at the same time, by as
