@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
@@ -97,6 +98,11 @@ const DefaultFallback = 5 * time.Minute
 
 // SetFallback sets another time than DefaultFallback. Call before anything runs.
 func (b *Book) SetFallback(after time.Duration) { b.fallbackAfter = after }
+
+// ClassOfVolumes is seats.Ledger.ClassOfVolumes.
+func (b *Book) ClassOfVolumes(required []*corev1.NodeSelector) capacity.Class {
+	return b.ledger.ClassOfVolumes(required)
+}
 
 // CapacityOfPod is CapacityOf for a pod.
 func (b *Book) CapacityOfPod(ctx context.Context, pod *ownership.Object) (Capacity, error) {

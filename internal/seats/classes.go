@@ -1,8 +1,11 @@
 package seats
 
 import (
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
@@ -354,6 +357,47 @@ func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaff
 		why = fit.Further(why, reason)
 	}
 	return false, why
+}
+
+// ClassOfVolumes is the class of the nodes that reach all volumes with these required node
+// affinities, if one of them names its nodes, as local volumes do, and these nodes are of
+// one class; else None. Volumes of a zone tie a pod to no class: nodes of the other one
+// may come to be there.
+func (l *Ledger) ClassOfVolumes(required []*corev1.NodeSelector) capacity.Class {
+	if !slices.ContainsFunc(required, namesNodes) {
+		return capacity.None
+	}
+	var volumes []*nodeaffinity.NodeSelector
+	for _, r := range required {
+		volume, err := nodeaffinity.NewNodeSelector(r)
+		if err != nil {
+			return capacity.None // kube-scheduler finds no node either
+		}
+		volumes = append(volumes, volume)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	class := capacity.None
+	for _, n := range l.nodes {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Offer.Labels}}
+		if !n.exists || slices.ContainsFunc(volumes, func(volume *nodeaffinity.NodeSelector) bool { return !volume.Match(node) }) {
+			continue
+		}
+		if n.class == capacity.None || class != capacity.None && class != n.class {
+			return capacity.None
+		}
+		class = n.class
+	}
+	return class
+}
+
+// namesNodes tells whether each term is about nodes by their names.
+func namesNodes(required *corev1.NodeSelector) bool {
+	return !slices.ContainsFunc(required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
+		return len(term.MatchFields) == 0 && !slices.ContainsFunc(term.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool {
+			return r.Key == corev1.LabelHostname && r.Operator == corev1.NodeSelectorOpIn
+		})
+	})
 }
 
 // podsByNodeLocked counts the active pods of these owners by node, but for one.

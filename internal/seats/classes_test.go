@@ -238,6 +238,54 @@ func TestWhichClassCanTakeAPod(t *testing.T) {
 	}
 }
 
+// TestTheClassOfVolumes is that of the nodes that they name, if all these are of one.
+func TestTheClassOfVolumes(t *testing.T) {
+	hosts := func(names ...string) *corev1.NodeSelector {
+		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: names},
+		}}}}
+	}
+	zone := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+		{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"z"}},
+	}}}}
+	named := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+		{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"spot"}},
+	}}}}
+	unread := hosts("spot")
+	unread.NodeSelectorTerms[0].MatchExpressions = append(unread.NodeSelectorTerms[0].MatchExpressions, corev1.NodeSelectorRequirement{Key: "zone", Operator: "Near"})
+	tests := map[string]struct {
+		volumes []*corev1.NodeSelector
+		want    capacity.Class
+	}{
+		"no volumes":                         {nil, capacity.None},
+		"a node":                             {[]*corev1.NodeSelector{hosts("spot")}, capacity.Spot},
+		"a node by its name":                 {[]*corev1.NodeSelector{named}, capacity.Spot},
+		"nodes of both classes":              {[]*corev1.NodeSelector{hosts("spot", "on-demand")}, capacity.None},
+		"one of them has the other volume":   {[]*corev1.NodeSelector{hosts("spot", "on-demand"), hosts("on-demand")}, capacity.OnDemand},
+		"a node of neither class":            {[]*corev1.NodeSelector{hosts("spot", "neither")}, capacity.None},
+		"a node that is gone":                {[]*corev1.NodeSelector{hosts("gone")}, capacity.None},
+		"a zone, where others may come":      {[]*corev1.NodeSelector{zone}, capacity.None},
+		"a zone, and a node of it":           {[]*corev1.NodeSelector{zone, hosts("spot")}, capacity.Spot},
+		"a zone, and a node of another zone": {[]*corev1.NodeSelector{zone, hosts("on-demand")}, capacity.None},
+		"what cannot be read":                {[]*corev1.NodeSelector{unread}, capacity.None},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := newClassRoom(t)
+			for _, name := range []string{"on-demand", "spot", "neither"} {
+				labels := []build.Option{build.Label("node.kubernetes.io/capacity", name), build.Label(corev1.LabelHostname, name)}
+				if name == "spot" {
+					labels = append(labels, build.Label("zone", "z"))
+				}
+				r.ObserveNode(SlimNode(build.Node(name, labels...)))
+			}
+			if got := r.ClassOfVolumes(tc.volumes); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 // TestPodsThatKeepApartNeedANodeOfTheirOwn: the pod that leaves is in nobody's way, and
 // neither are pods of other workloads.
 func TestPodsThatKeepApartNeedANodeOfTheirOwn(t *testing.T) {
