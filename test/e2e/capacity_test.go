@@ -69,14 +69,27 @@ func (f *fixture) byClass(pods []corev1.Pod) map[string]int {
 	return counts
 }
 
-// divided tells whether an app has so many pods of each class, all Ready.
+// divided tells whether an app has so many pods of each class, all Ready, and each with a
+// seat of its own.
 func (f *fixture) divided(app string, onDemand, spot int) error {
-	pods := f.pods(app)
+	return f.dividedOf(app, f.pods(app), onDemand, spot)
+}
+
+// dividedOf is divided for some of an app's pods.
+func (f *fixture) dividedOf(app string, pods []corev1.Pod, onDemand, spot int) error {
 	if err := readyOf(app, pods, onDemand+spot); err != nil {
 		return err
 	}
 	if got := f.byClass(pods); got["on-demand"] != onDemand || got["spot"] != spot {
 		return fmt.Errorf("%s is divided %v, want %d and %d", app, got, onDemand, spot)
+	}
+	holders := map[string]string{}
+	for _, pod := range pods {
+		seat := pod.Annotations[gm.SeatAnnotation]
+		if other := holders[seat]; seat != "" && other != "" {
+			return fmt.Errorf("pods %s and %s have one seat", other, pod.Name)
+		}
+		holders[seat] = pod.Name
 	}
 	return nil
 }
@@ -247,6 +260,9 @@ func TestCapacityBurst(t *testing.T) {
 		f.create(split(app, 500, "50"))
 		f.eventually(2*patience, "500 pods, exactly divided", func() error { return f.divided(app, 50, 450) })
 		moved()
+		if n := f.creationsRefused(); n > 0 {
+			t.Errorf("%d creations were refused", n)
+		}
 		f.scale(app, 0)
 		f.eventually(patience, "the pods go", func() error {
 			if n := len(f.pods(app)); n != 0 {
@@ -319,6 +335,9 @@ func TestCapacityReplicasKilled(t *testing.T) {
 		f.eventually(time.Minute, "nothing is held for nobody", func() error {
 			return errors.Join(f.noneReserved("deployment-"+app), f.splitHas(app, 50, 450))
 		})
+		if n := f.creationsRefused(); n > 0 {
+			t.Errorf("%d creations were refused", n)
+		}
 		f.scale(app, 0)
 	}
 }
@@ -353,7 +372,18 @@ func TestCapacityRollouts(t *testing.T) {
 		}
 	}
 	each("at first", func(string) {})
+	watched := map[string]func() (fewest, most int){}
+	for app := range mixes {
+		watched[app] = f.watchOnDemand(app, 3)
+	}
 	each("after a rollout", func(app string) { f.release(app, "nginx:1.28") })
+	for app, onDemand := range watched {
+		fewest, _ := onDemand()
+		t.Logf("%s had %d on-demand pods that were Ready at the worst moment", app, fewest)
+		if fewest == 0 && mixes[app][1] == intstr.FromInt32(0) {
+			t.Errorf("%s had no on-demand pod that was Ready, and none was to be unavailable", app)
+		}
+	}
 	each("after three at once", func(app string) {
 		f.release(app, "nginx:1.29")
 		f.release(app, "nginx:1.30")

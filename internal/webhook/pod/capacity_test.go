@@ -138,6 +138,17 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 	}
 }
 
+// TestPodsOfExcludedNamespacesAreNotDivided, whatever somebody wrote there.
+func TestPodsOfExcludedNamespacesAreNotDivided(t *testing.T) {
+	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
+	w.Book.Exclude(build.Namespace)
+	want := webPod()
+	want.Namespace, want.UID = "", ""
+	if diff := cmp.Diff(want, admit(t, w, webPod(), false)); diff != "" {
+		t.Errorf("the pod changed (-want +got):\n%s", diff)
+	}
+}
+
 // TestWhereTheKeysAre: on the workload, its pods' template or the namespace.
 func TestWhereTheKeysAre(t *testing.T) {
 	label := func(o build.Object) {
