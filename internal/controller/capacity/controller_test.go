@@ -253,6 +253,11 @@ func TestASuccessorOfTheSameClass(t *testing.T) {
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonPinned || result.RequeueAfter != tryTime {
 		t.Errorf("evicted %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
 	}
+	s.World.Ledger.ForgetNode("spot")
+	if result, err := s.pass(); err != nil || s.split().Status.Conditions[0].Reason != api.ReasonNoNodes || result.RequeueAfter != retryRoom {
+		t.Errorf("without spot nodes it comes back after %s with error %v, status %+v: too late to fall back", result.RequeueAfter, err, s.split().Status)
+	}
+	s.World.Add(t, build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot")))
 	s.World.Walker.Put(build.Owner(build.Deployment("web", asks("1"), build.Replicas(3)))) // somebody wants something else
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
 		t.Errorf("with another count evicted are %v, error %v", s.Evicted, err)
