@@ -1,12 +1,16 @@
 package assign
 
 import (
+	"context"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
@@ -27,9 +31,28 @@ func Classify(pod *corev1.Pod, classes *capacity.Classes, c *policies.Capacity, 
 	Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, reasonOf(c, class))
 }
 
+// TiedTo is the class of the only nodes that a pod's volumes can be used on; None if they
+// leave it both. The API server is asked only where the pod mounts claims.
+func TiedTo(ctx context.Context, client kubernetes.Interface, book *policies.Book, namespace string, spec *corev1.PodSpec) (capacity.Class, error) {
+	required, _, err := volumes.Of(ctx, client, namespace, spec)
+	if err != nil && !apierrors.IsNotFound(err) { // a claim that comes after the pod has no volume yet
+		return capacity.None, err
+	}
+	return book.ClassOfVolumes(required), nil
+}
+
+// Tie keeps a pod to the class of its volumes. That is nobody's choice, as where the pod's
+// own demands leave it one class: the pod gets no class from us.
+func Tie(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class) {
+	classes.Restrict(&pod.Spec, class)
+	Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, "its volumes are on nodes of class "+class.String())
+}
+
 func reasonOf(c *policies.Capacity, class capacity.Class) string {
 	workload := c.Workload.Kind + " " + c.Workload.Name
 	switch {
+	case c.FellBack != capacity.None:
+		return "class " + c.FellBack.String() + " has no nodes: pods of " + workload + " fall back to the other"
 	case c.Count == capacity.MaxCount:
 		return "all pods of " + workload + " are on-demand"
 	case c.Ordinal && class == capacity.OnDemand:

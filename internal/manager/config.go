@@ -17,8 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
 // DefaultGangConfig is the ConfigMap of document 003.
@@ -72,6 +74,9 @@ type Config struct {
 	// CapacityClasses say how on-demand and spot nodes are known: the name of a
 	// preset, or capacity.Classes as JSON. "None" leaves classes of capacity alone.
 	CapacityClasses string
+	// CapacityFallback is after how long without a node pods of a class fall back to
+	// the other one, where their workload says so.
+	CapacityFallback time.Duration
 	// ExcludedNamespaces are those whose pods no webhook of ours sees, beside
 	// kube-system, kube-node-lease and Namespace. Their pods are not divided.
 	ExcludedNamespaces []string
@@ -122,6 +127,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
 	fs.StringVar(&c.MarkResource, "mark-resource", "", "extended resource of which the pods whose workload requires a policy ask for none, for a kube-scheduler whose extender manages it; unset marks no pod")
 	fs.StringVar(&c.CapacityClasses, "capacity-classes", capacity.DefaultPreset, "how on-demand and spot nodes are known: document, karpenter, eks, gke, aks, or a JSON object with onDemand and spot, each with demands and tolerations; None leaves all pods alone")
+	fs.DurationVar(&c.CapacityFallback, "capacity-fallback-after", policies.DefaultFallback, "how long a class of capacity has no node before pods of workloads with the annotation atoll.dev/capacity-on-empty-class: Fallback get the other one: longer than it takes to make nodes")
 	fs.BoolVar(&c.Gangs, "gangs", false, "give PodGroups (scheduling.volcano.sh/v1beta1) to the pods of --gangs-schedulers that name none")
 	fs.Func("gangs-schedulers", "comma-separated schedulers whose pods get PodGroups (default: volcano)", list(&c.GangSchedulers))
 	fs.StringVar(&c.GangConfig, "gangs-config", DefaultGangConfig, "namespace/name of the ConfigMap that says which owner has the PodGroup, under the key volcano-controller.conf")
@@ -139,6 +145,9 @@ func (c *Config) Validate() error {
 	}
 	if _, err := c.classes(); err != nil {
 		return err
+	}
+	if c.CapacityFallback <= 0 {
+		return fmt.Errorf("--capacity-fallback-after is %s: it must be above 0 (to make pods wait, leave %s unset)", c.CapacityFallback, gm.CapacityOnEmptyKey)
 	}
 	if namespace, name, ok := strings.Cut(c.GangConfig, "/"); c.Gangs && (!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
 		return fmt.Errorf("--gangs-config is %.300q: it must be the namespace and the name of a ConfigMap, as in %s", c.GangConfig, DefaultGangConfig)

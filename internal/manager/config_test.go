@@ -26,7 +26,7 @@ func parse(t *testing.T, args ...string) Config {
 func TestFlags(t *testing.T) {
 	defaults := Config{
 		Namespace: "atoll-system", WebhookAddress: ":9443", ExtenderAddress: ":9444", HealthAddress: ":8081", MetricsAddress: ":8080",
-		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Assignment: AssignmentPolicy, Filter: FilterNarrow, CapacityClasses: "document", Pools: true, GangConfig: DefaultGangConfig,
+		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Assignment: AssignmentPolicy, Filter: FilterNarrow, CapacityClasses: "document", CapacityFallback: 5 * time.Minute, Pools: true, GangConfig: DefaultGangConfig,
 	}
 	changed := func(change func(*Config)) Config {
 		c := defaults
@@ -60,8 +60,10 @@ func TestFlags(t *testing.T) {
 			want: changed(func(c *Config) { c.Pools = false }),
 		},
 		"numbers": {
-			args: []string{"--leader-elect=false", "--leader-elect-lease-duration=4s", "--evictions-per-second=0.5"},
-			want: changed(func(c *Config) { c.LeaderElect, c.LeaseDuration, c.EvictionsPerSecond = false, 4*time.Second, 0.5 }),
+			args: []string{"--leader-elect=false", "--leader-elect-lease-duration=4s", "--evictions-per-second=0.5", "--capacity-fallback-after=90s"},
+			want: changed(func(c *Config) {
+				c.LeaderElect, c.LeaseDuration, c.EvictionsPerSecond, c.CapacityFallback = false, 4*time.Second, 0.5, 90*time.Second
+			}),
 		},
 	}
 	for name, tc := range tests {
@@ -81,25 +83,26 @@ func TestValidate(t *testing.T) {
 		change func(*Config)
 		valid  bool
 	}{
-		"as it is by default":        {func(*Config) {}, true},
-		"slow evictions":             {func(c *Config) { c.EvictionsPerSecond = 0.01 }, true},
-		"no evictions":               {func(c *Config) { c.EvictionsPerSecond = 0 }, false},
-		"fewer than none":            {func(c *Config) { c.EvictionsPerSecond = math.Inf(-1) }, false},
-		"a lease of 3s":              {func(c *Config) { c.LeaseDuration = 3 * time.Second }, true},
-		"a shorter lease":            {func(c *Config) { c.LeaseDuration = 3*time.Second - 1 }, false},
-		"no namespace":               {func(c *Config) { c.Namespace = "" }, false},
-		"another scheduler":          {func(c *Config) { c.SchedulerName = "atoll-scheduler" }, true},
-		"a mark":                     {func(c *Config) { c.MarkResource = "atoll.dev/managed" }, true},
-		"a mark of nobody":           {func(c *Config) { c.MarkResource = "managed" }, false},
-		"a mark of others":           {func(c *Config) { c.MarkResource = "node.kubernetes.io/managed" }, false},
-		"a mark and a space":         {func(c *Config) { c.MarkResource = "atoll.dev/man aged" }, false},
-		"a preset of classes":        {func(c *Config) { c.CapacityClasses = "gke" }, true},
-		"no classes":                 {func(c *Config) { c.CapacityClasses = "None" }, true},
-		"gangs":                      {func(c *Config) { c.Gangs, c.GangConfig = true, DefaultGangConfig }, true},
-		"rules in no namespace":      {func(c *Config) { c.Gangs, c.GangConfig = true, "rules" }, false},
-		"rules in two namespaces":    {func(c *Config) { c.Gangs, c.GangConfig = true, "a/b/c" }, false},
-		"no name of a scheduler":     {func(c *Config) { c.GangSchedulers = []string{"Volcano!"} }, false},
-		"a preset that nobody knows": {func(c *Config) { c.CapacityClasses = "aws" }, false},
+		"as it is by default":         {func(*Config) {}, true},
+		"slow evictions":              {func(c *Config) { c.EvictionsPerSecond = 0.01 }, true},
+		"no evictions":                {func(c *Config) { c.EvictionsPerSecond = 0 }, false},
+		"fewer than none":             {func(c *Config) { c.EvictionsPerSecond = math.Inf(-1) }, false},
+		"a lease of 3s":               {func(c *Config) { c.LeaseDuration = 3 * time.Second }, true},
+		"a shorter lease":             {func(c *Config) { c.LeaseDuration = 3*time.Second - 1 }, false},
+		"no namespace":                {func(c *Config) { c.Namespace = "" }, false},
+		"another scheduler":           {func(c *Config) { c.SchedulerName = "atoll-scheduler" }, true},
+		"a mark":                      {func(c *Config) { c.MarkResource = "atoll.dev/managed" }, true},
+		"a mark of nobody":            {func(c *Config) { c.MarkResource = "managed" }, false},
+		"a mark of others":            {func(c *Config) { c.MarkResource = "node.kubernetes.io/managed" }, false},
+		"a mark and a space":          {func(c *Config) { c.MarkResource = "atoll.dev/man aged" }, false},
+		"a preset of classes":         {func(c *Config) { c.CapacityClasses = "gke" }, true},
+		"pods that fall back at once": {func(c *Config) { c.CapacityFallback = 0 }, false},
+		"no classes":                  {func(c *Config) { c.CapacityClasses = "None" }, true},
+		"gangs":                       {func(c *Config) { c.Gangs, c.GangConfig = true, DefaultGangConfig }, true},
+		"rules in no namespace":       {func(c *Config) { c.Gangs, c.GangConfig = true, "rules" }, false},
+		"rules in two namespaces":     {func(c *Config) { c.Gangs, c.GangConfig = true, "a/b/c" }, false},
+		"no name of a scheduler":      {func(c *Config) { c.GangSchedulers = []string{"Volcano!"} }, false},
+		"a preset that nobody knows":  {func(c *Config) { c.CapacityClasses = "aws" }, false},
 		"classes of one's own": {func(c *Config) {
 			c.CapacityClasses = `{"onDemand":{"demands":[{"key":"a","operator":"DoesNotExist"}]},"spot":{"demands":[{"key":"a","operator":"Exists"}]}}`
 		}, true},

@@ -169,6 +169,7 @@ func (p *parts) addCapacity(config *rest.Config) error {
 	}
 	p.ledger.SetClasses(classes)
 	p.book.SetClasses(classes)
+	p.book.SetFallback(p.config.CapacityFallback)
 	p.book.Exclude(append([]string{metav1.NamespaceSystem, corev1.NamespaceNodeLease, p.config.Namespace}, p.config.ExcludedNamespaces...)...)
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {

@@ -56,6 +56,9 @@ type Book struct {
 	counts          map[types.UID]int
 	// excluded are namespaces whose pods no webhook of ours sees.
 	excluded map[string]bool
+	// fallbackAfter is after how long without a node pods of a class may fall back to
+	// the other one.
+	fallbackAfter time.Duration
 	// held is why pods of workloads stay at the gate that could leave it.
 	held map[types.UID]string
 
@@ -91,7 +94,7 @@ func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, 
 		held:    map[types.UID]string{},
 
 		namespaces: map[string]ownership.Capacity{}, excluded: map[string]bool{},
-		counts: map[types.UID]int{},
+		counts: map[types.UID]int{}, fallbackAfter: DefaultFallback,
 	}
 }
 

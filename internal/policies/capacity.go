@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
@@ -85,15 +86,23 @@ func (b *Book) CapacityOf(owners []*ownership.Object) Capacity {
 	}
 	c.Asked = c.Count
 	if c.On && c.Fallback {
-		c.FellBack = b.ledger.EmptyClass(fallbackTime)
+		c.FellBack = b.ledger.EmptyClass(b.fallbackAfter)
 		c.Count = capacity.WithoutNodes(c.Count, c.FellBack)
 	}
 	return c
 }
 
-// fallbackTime is after how long without a node pods of a class may fall back to the
+// DefaultFallback is after how long without a node pods of a class may fall back to the
 // other one: longer than it takes to make nodes.
-const fallbackTime = 5 * time.Minute
+const DefaultFallback = 5 * time.Minute
+
+// SetFallback sets another time than DefaultFallback. Call before anything runs.
+func (b *Book) SetFallback(after time.Duration) { b.fallbackAfter = after }
+
+// ClassOfVolumes is seats.Ledger.ClassOfVolumes.
+func (b *Book) ClassOfVolumes(required []*corev1.NodeSelector) capacity.Class {
+	return b.ledger.ClassOfVolumes(required)
+}
 
 // CapacityOfPod is CapacityOf for a pod.
 func (b *Book) CapacityOfPod(ctx context.Context, pod *ownership.Object) (Capacity, error) {

@@ -1,8 +1,11 @@
 package seats
 
 import (
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
@@ -317,10 +320,11 @@ func (l *Ledger) EmptyClass(since time.Duration) capacity.Class {
 }
 
 // ClassCanTake tells whether some open node of a class could run the successor of
-// a pod, as far as kube-scheduler looks at the one pod and the one node, and else
-// why not. Of a pod that has a seat in a NodeGroup, only nodes of that group count.
-// volumes are the node affinities of the pod's PersistentVolumes.
-func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaffinity.NodeSelector) (bool, fit.Reason) {
+// a pod, as far as kube-scheduler looks at the one pod, the one node and the other
+// pods of its workload, which these owners have; and else why not. Of a pod that has a
+// seat in a NodeGroup, only nodes of that group count. volumes are the node affinities
+// of the pod's PersistentVolumes.
+func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaffinity.NodeSelector, owners []types.UID) (bool, fit.Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.classes == nil {
@@ -332,17 +336,87 @@ func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaff
 	}
 	demand.Tolerations = l.classes.Tolerations(demand.Tolerations, class)
 	check, why := fit.NewCheck(&demand, volumes), fit.NoOpenNode
+	domains := check.Domains()
+	if domains != nil {
+		others := l.podsByNodeLocked(owners, pod.UID)
+		for _, n := range l.nodes {
+			domains.Add(&n.Offer, n.class == class && check.Matches(&n.Offer), others[n.Name])
+		}
+	}
 	for _, n := range l.nodes {
 		if n.class != class || !n.Open || pod.GroupStamp != "" && n.Group != pod.GroupStamp {
 			continue
 		}
 		reason := check.Of(&n.Offer, &n.used)
+		if reason == fit.Fits && domains != nil && !domains.Take(&n.Offer) {
+			reason = fit.TooClose
+		}
 		if reason == fit.Fits {
 			return true, fit.Fits
 		}
 		why = fit.Further(why, reason)
 	}
 	return false, why
+}
+
+// ClassOfVolumes is the class of the nodes that reach all volumes with these required node
+// affinities, if one of them names its nodes, as local volumes do, and these nodes are of
+// one class; else None. Volumes of a zone tie a pod to no class: nodes of the other one
+// may come to be there.
+func (l *Ledger) ClassOfVolumes(required []*corev1.NodeSelector) capacity.Class {
+	if !slices.ContainsFunc(required, namesNodes) {
+		return capacity.None
+	}
+	var volumes []*nodeaffinity.NodeSelector
+	for _, r := range required {
+		volume, err := nodeaffinity.NewNodeSelector(r)
+		if err != nil {
+			return capacity.None // kube-scheduler finds no node either
+		}
+		volumes = append(volumes, volume)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	class := capacity.None
+	for _, n := range l.nodes {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Offer.Labels}}
+		if !n.exists || slices.ContainsFunc(volumes, func(volume *nodeaffinity.NodeSelector) bool { return !volume.Match(node) }) {
+			continue
+		}
+		if n.class == capacity.None || class != capacity.None && class != n.class {
+			return capacity.None
+		}
+		class = n.class
+	}
+	return class
+}
+
+// namesNodes tells whether each term is about nodes by their names.
+func namesNodes(required *corev1.NodeSelector) bool {
+	return !slices.ContainsFunc(required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
+		return len(term.MatchFields) == 0 && !slices.ContainsFunc(term.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool {
+			return r.Key == corev1.LabelHostname && r.Operator == corev1.NodeSelectorOpIn
+		})
+	})
+}
+
+// podsByNodeLocked counts the active pods of these owners by node, but for one.
+func (l *Ledger) podsByNodeLocked(owners []types.UID, but types.UID) map[string]int {
+	pods := map[string]int{}
+	for _, owner := range owners {
+		o := l.owners[owner]
+		if o == nil {
+			continue
+		}
+		for _, c := range o.cohorts {
+			for _, s := range c.seats {
+				if s.pod != nil && s.pod.Active && s.pod.Node != "" && s.uid != but {
+					pods[s.pod.Node]++
+				}
+			}
+		}
+	}
+	return pods
 }
 
 // ReservedOfClass counts, by class, the seats of pods of these owners that nobody

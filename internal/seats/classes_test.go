@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
 
@@ -228,13 +229,93 @@ func TestWhichClassCanTakeAPod(t *testing.T) {
 	r := newClassRoom(t)
 	r.arrives("a", "", capacity.OnDemand, "on-demand", build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }))
 	pod := r.Pod("a")
-	if can, why := r.ClassCanTake(capacity.Spot, pod, nil); can || why != fit.NoMatch {
+	if can, why := r.ClassCanTake(capacity.Spot, pod, nil, nil); can || why != fit.NoMatch {
 		t.Errorf("spot can take it: %t (%s)", can, why)
 	}
 	r.ObserveNode(SlimNode(build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), build.Label("disk", "ssd"))))
-	if can, why := r.ClassCanTake(capacity.Spot, pod, nil); !can {
+	if can, why := r.ClassCanTake(capacity.Spot, pod, nil, nil); !can {
 		t.Errorf("spot cannot take it: %s", why)
 	}
+}
+
+// TestTheClassOfVolumes is that of the nodes that they name, if all these are of one.
+func TestTheClassOfVolumes(t *testing.T) {
+	hosts := func(names ...string) *corev1.NodeSelector {
+		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: names},
+		}}}}
+	}
+	zone := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+		{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"z"}},
+	}}}}
+	named := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+		{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"spot"}},
+	}}}}
+	unread := hosts("spot")
+	unread.NodeSelectorTerms[0].MatchExpressions = append(unread.NodeSelectorTerms[0].MatchExpressions, corev1.NodeSelectorRequirement{Key: "zone", Operator: "Near"})
+	tests := map[string]struct {
+		volumes []*corev1.NodeSelector
+		want    capacity.Class
+	}{
+		"no volumes":                         {nil, capacity.None},
+		"a node":                             {[]*corev1.NodeSelector{hosts("spot")}, capacity.Spot},
+		"a node by its name":                 {[]*corev1.NodeSelector{named}, capacity.Spot},
+		"nodes of both classes":              {[]*corev1.NodeSelector{hosts("spot", "on-demand")}, capacity.None},
+		"one of them has the other volume":   {[]*corev1.NodeSelector{hosts("spot", "on-demand"), hosts("on-demand")}, capacity.OnDemand},
+		"a node of neither class":            {[]*corev1.NodeSelector{hosts("spot", "neither")}, capacity.None},
+		"a node that is gone":                {[]*corev1.NodeSelector{hosts("gone")}, capacity.None},
+		"a zone, where others may come":      {[]*corev1.NodeSelector{zone}, capacity.None},
+		"a zone, and a node of it":           {[]*corev1.NodeSelector{zone, hosts("spot")}, capacity.Spot},
+		"a zone, and a node of another zone": {[]*corev1.NodeSelector{zone, hosts("on-demand")}, capacity.None},
+		"what cannot be read":                {[]*corev1.NodeSelector{unread}, capacity.None},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := newClassRoom(t)
+			for _, name := range []string{"on-demand", "spot", "neither"} {
+				labels := []build.Option{build.Label("node.kubernetes.io/capacity", name), build.Label(corev1.LabelHostname, name)}
+				if name == "spot" {
+					labels = append(labels, build.Label("zone", "z"))
+				}
+				r.ObserveNode(SlimNode(build.Node(name, labels...)))
+			}
+			if got := r.ClassOfVolumes(tc.volumes); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestPodsThatKeepApartNeedANodeOfTheirOwn: the pod that leaves is in nobody's way, and
+// neither are pods of other workloads.
+func TestPodsThatKeepApartNeedANodeOfTheirOwn(t *testing.T) {
+	r := newClassRoom(t)
+	spot := func(name string) {
+		r.ObserveNode(SlimNode(build.Node(name, build.Label("node.kubernetes.io/capacity", "spot"), build.Label(corev1.LabelHostname, name))))
+	}
+	spot("spot")
+	apart := build.With(func(p *corev1.Pod) {
+		build.Label("app", "web")(p)
+		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
+			{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+		}}}
+	})
+	r.arrives("leaves", "", capacity.None, "on-demand", apart)
+	r.Observe(Slim(build.Pod("other", build.OwnedBy(build.ReplicaSet("other")), build.On("spot"), apart)))
+	takes := func(want fit.Reason) {
+		t.Helper()
+		if can, why := r.ClassCanTake(capacity.Spot, r.Pod("leaves"), nil, []types.UID{"nobody", "web-1"}); can != (want == fit.Fits) || why != want {
+			t.Errorf("spot can take it: %t (%s), want %q", can, why, want)
+		}
+	}
+	takes(fit.Fits)
+	r.arrives("stays", "", capacity.None, "spot", apart)
+	takes(fit.TooClose)
+	spot("spot-2")
+	takes(fit.Fits)
+	r.ForgetNode("spot-2")
+	r.Forget("stays")
+	takes(fit.Fits)
 }
 
 // TestNoTwoGetOneOnDemandSeat: many pods are asked about at the same time, by as

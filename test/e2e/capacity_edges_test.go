@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,11 +20,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
@@ -335,4 +338,169 @@ func TestCapacityAppliedAgain(t *testing.T) {
 		f.eventuallyDivided("app", 3, 2+i)
 	}
 	moved()
+}
+
+// TestCapacityVolumeOfTheOtherClass: the volume of a StatefulSet's pod is on a node of the
+// class that the pod is to leave. The pod stays, and it is told why. So does the one that
+// follows it, which runs where the volume is.
+func TestCapacityVolumeOfTheOtherClass(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 1)
+	f.localVolumes("data", "spot-0")
+	set := splitSet("db", 1, 0, "0")
+	set.Spec.VolumeClaimTemplates = []corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
+		StorageClassName: new(f.ns), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{"storage": resource.MustParse("1Gi")}},
+	}}}
+	set.Spec.Template.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}
+	f.create(set)
+	f.eventuallyDivided("db", 0, 1)
+	uid := func() types.UID {
+		if pods := f.pods("db"); len(pods) == 1 {
+			return pods[0].UID
+		}
+		return ""
+	}
+	stays := func(says string) {
+		t.Helper()
+		pod := uid()
+		f.eventually(patience, "it is told", func() error { return f.splitSays("statefulset-db", says) })
+		f.always(12*time.Second, "it stays", func() error { // longer than it takes until somebody looks again
+			if now := uid(); now != pod {
+				return fmt.Errorf("the pod is %q, want %q", now, pod)
+			}
+			return f.divided("db", 0, 1)
+		})
+	}
+	f.countOfSet("db", "1")
+	stays(capacity.ReasonNoRoom)
+	f.deleteOn("spot-0", "db", 1)
+	f.eventuallyDivided("db", 0, 1)
+	stays(capacity.ReasonPinned)
+	f.countOfSet("db", "0")
+	f.eventually(patience, "all is well", func() error { return f.splitSays("statefulset-db", capacity.ReasonSatisfied) })
+}
+
+// TestCapacityStampsTakenOff: somebody takes off pods what says their class. They count
+// as before and nothing is made anew for it. What they demand of a node is taken for
+// their owner's, so that others are moved when the count changes. Successors have all.
+func TestCapacityStampsTakenOff(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 1)
+	f.create(split("app", 6, "3"))
+	f.eventuallyDivided("app", 3, 3)
+	deleted := f.watchDeletions("app")
+	bare := map[string]string{} // names of pods, by class
+	for _, pod := range f.pods("app") {
+		class := pod.Labels[gm.CapacityClassLabel]
+		if bare[class] != "" {
+			continue
+		}
+		bare[class] = pod.Name
+		f.patch(&pod, map[string]any{"metadata": map[string]any{
+			"labels": map[string]any{gm.CapacityClassLabel: nil},
+			"annotations": map[string]any{
+				gm.CapacityReasonAnnotation: nil, gm.SeatAnnotation: nil, gm.AdmittedAnnotation: nil, gm.DeletionCostAnnotation: nil, corev1.PodDeletionCost: nil,
+			},
+		}})
+	}
+	f.always(3*time.Second, "nothing changes", func() error {
+		return errors.Join(f.divided("app", 3, 3), f.splitSays("deployment-app", capacity.ReasonSatisfied))
+	})
+	if n := deleted(); n > 0 {
+		t.Errorf("%d pods were deleted", n)
+	}
+	for _, count := range []int{1, 5} {
+		f.annotate("app", map[string]any{gm.CapacityCountKey: fmt.Sprint(count)})
+		f.eventuallyDivided("app", count, 6-count)
+		for class, name := range bare {
+			if pod, err := f.kube.CoreV1().Pods(f.ns).Get(f.ctx, name, metav1.GetOptions{}); err != nil || !strings.HasPrefix(pod.Spec.NodeName, class) {
+				t.Errorf("with a count of %d the %s pod without stamps is gone or moved: %v", count, class, err)
+			}
+		}
+	}
+	f.annotate("app", map[string]any{gm.CapacityCountKey: "6"})
+	f.eventually(patience, "the one that stays is told of", func() error {
+		return errors.Join(f.divided("app", 5, 1), f.splitSays("deployment-app", capacity.ReasonPinned))
+	})
+	for _, name := range bare {
+		if err := f.kube.CoreV1().Pods(f.ns).Delete(f.ctx, name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.eventuallyDivided("app", 6, 0)
+	for _, pod := range f.pods("app") {
+		if pod.Labels[gm.CapacityClassLabel] != "on-demand" || pod.Annotations[corev1.PodDeletionCost] != "100" {
+			t.Errorf("pod %s has labels %v and annotations %v", pod.Name, pod.Labels, pod.Annotations)
+		}
+	}
+}
+
+// TestCapacityPodsThatAreOver is scenarios 30 and 31: on-demand pods that have failed, and
+// those that take long to terminate, count no more. Others are on-demand in their place.
+func TestCapacityPodsThatAreOver(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 1)
+	f.create(split("app", 5, "3"))
+	f.eventuallyDivided("app", 3, 2)
+	moved := f.watchMoved("app")
+	var onDemand []corev1.Pod
+	for _, pod := range f.pods("app") {
+		if pod.Labels[gm.CapacityClassLabel] == "on-demand" {
+			onDemand = append(onDemand, pod)
+		}
+	}
+	failed, stays := onDemand[0], onDemand[1]
+	if err := f.client.Status().Patch(f.ctx, &failed, client.RawPatch(types.MergePatchType, []byte(`{"status": {"phase": "Failed", "reason": "Evicted"}}`))); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually(patience, "another is in the place of the one that failed", func() error { return f.dividedWithout("app", failed.UID, 3, 2) })
+
+	finalizers := func(list ...string) {
+		f.patch(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: stays.Name}}, map[string]any{"metadata": map[string]any{"finalizers": list}})
+	}
+	finalizers("e2e.example.com/stays")
+	let := sync.OnceFunc(func() { finalizers() })
+	defer let()
+	if err := f.kube.CoreV1().Pods(f.ns).Delete(f.ctx, stays.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually(patience, "and in the place of the one that terminates", func() error { return f.dividedWithout("app", failed.UID, 3, 2) })
+	if _, err := f.kube.CoreV1().Pods(f.ns).Get(f.ctx, stays.Name, metav1.GetOptions{}); err != nil {
+		t.Errorf("the pod is to terminate still: %v", err)
+	}
+	let()
+	f.eventually(patience, "all is well", func() error { return f.splitSays("deployment-app", capacity.ReasonSatisfied) })
+	moved()
+}
+
+// dividedWithout is divided for all of an app's pods but one.
+func (f *fixture) dividedWithout(app string, but types.UID, onDemand, spot int) error {
+	pods := slices.DeleteFunc(f.pods(app), func(pod corev1.Pod) bool { return pod.UID == but })
+	return f.dividedOf(app, pods, onDemand, spot)
+}
+
+// TestCapacityPodsThatKeepApart: by required anti-affinity a node has one pod of the
+// workload. While no on-demand node is free of them, no pod is moved there, though there
+// is room, and it is told; where one is, pods move.
+func TestCapacityPodsThatKeepApart(t *testing.T) {
+	f := trio.fixture(t)
+	f.classes(1, 3)
+	f.create(split("app", 3, "1", func(d *appsv1.Deployment) {
+		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.FromInt32(0)), MaxUnavailable: new(intstr.FromInt32(1))}
+		d.Spec.Template.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
+			{TopologyKey: corev1.LabelHostname, LabelSelector: d.Spec.Selector},
+		}}}
+	}))
+	f.eventuallyDivided("app", 1, 2)
+	deleted := f.watchDeletions("app")
+	f.annotate("app", map[string]any{gm.CapacityCountKey: "2"})
+	f.eventually(patience, "it is told that none moves", func() error { return f.splitSays("deployment-app", capacity.ReasonNoRoom) })
+	f.always(12*time.Second, "all run", func() error { return f.divided("app", 1, 2) }) // longer than it takes until somebody looks again
+	if n := deleted(); n > 0 {
+		t.Errorf("%d pods were deleted, whose successors find no node", n)
+	}
+	f.nodes(map[string]string{classLabel: "on-demand"}, "on-demand-1")
+	f.eventuallyDivided("app", 2, 1)
+	f.eventually(patience, "all is well", func() error { return f.splitSays("deployment-app", capacity.ReasonSatisfied) })
 }

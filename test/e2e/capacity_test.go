@@ -27,9 +27,14 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
+// fallbackAfter is for how long a class has no node in trio before pods fall back.
+const fallbackAfter = 20 * time.Second
+
 // trio is a cluster with three replicas of atoll-manager, in which pods are moved
 // as quickly as they may be.
-var trio = lateCluster{options: atoll.Options{Replicas: 3, ManagerArgs: []string{"--evictions-per-second=20"}}, users: 9}
+var trio = lateCluster{options: atoll.Options{Replicas: 3, ManagerArgs: []string{
+	"--evictions-per-second=20", "--capacity-fallback-after=" + fallbackAfter.String(),
+}}, users: 27}
 
 const classLabel = "node.kubernetes.io/capacity"
 
@@ -64,14 +69,27 @@ func (f *fixture) byClass(pods []corev1.Pod) map[string]int {
 	return counts
 }
 
-// divided tells whether an app has so many pods of each class, all Ready.
+// divided tells whether an app has so many pods of each class, all Ready, and each with a
+// seat of its own.
 func (f *fixture) divided(app string, onDemand, spot int) error {
-	pods := f.pods(app)
+	return f.dividedOf(app, f.pods(app), onDemand, spot)
+}
+
+// dividedOf is divided for some of an app's pods.
+func (f *fixture) dividedOf(app string, pods []corev1.Pod, onDemand, spot int) error {
 	if err := readyOf(app, pods, onDemand+spot); err != nil {
 		return err
 	}
 	if got := f.byClass(pods); got["on-demand"] != onDemand || got["spot"] != spot {
 		return fmt.Errorf("%s is divided %v, want %d and %d", app, got, onDemand, spot)
+	}
+	holders := map[string]string{}
+	for _, pod := range pods {
+		seat := pod.Annotations[gm.SeatAnnotation]
+		if other := holders[seat]; seat != "" && other != "" {
+			return fmt.Errorf("pods %s and %s have one seat", other, pod.Name)
+		}
+		holders[seat] = pod.Name
 	}
 	return nil
 }
@@ -242,6 +260,9 @@ func TestCapacityBurst(t *testing.T) {
 		f.create(split(app, 500, "50"))
 		f.eventually(2*patience, "500 pods, exactly divided", func() error { return f.divided(app, 50, 450) })
 		moved()
+		if n := f.creationsRefused(); n > 0 {
+			t.Errorf("%d creations were refused", n)
+		}
 		f.scale(app, 0)
 		f.eventually(patience, "the pods go", func() error {
 			if n := len(f.pods(app)); n != 0 {
@@ -314,6 +335,9 @@ func TestCapacityReplicasKilled(t *testing.T) {
 		f.eventually(time.Minute, "nothing is held for nobody", func() error {
 			return errors.Join(f.noneReserved("deployment-"+app), f.splitHas(app, 50, 450))
 		})
+		if n := f.creationsRefused(); n > 0 {
+			t.Errorf("%d creations were refused", n)
+		}
 		f.scale(app, 0)
 	}
 }
@@ -348,7 +372,18 @@ func TestCapacityRollouts(t *testing.T) {
 		}
 	}
 	each("at first", func(string) {})
+	watched := map[string]func() (fewest, most int){}
+	for app := range mixes {
+		watched[app] = f.watchOnDemand(app, 3)
+	}
 	each("after a rollout", func(app string) { f.release(app, "nginx:1.28") })
+	for app, onDemand := range watched {
+		fewest, _ := onDemand()
+		t.Logf("%s had %d on-demand pods that were Ready at the worst moment", app, fewest)
+		if fewest == 0 && mixes[app][1] == intstr.FromInt32(0) {
+			t.Errorf("%s had no on-demand pod that was Ready, and none was to be unavailable", app)
+		}
+	}
 	each("after three at once", func(app string) {
 		f.release(app, "nginx:1.29")
 		f.release(app, "nginx:1.30")
@@ -380,15 +415,6 @@ func (f *fixture) rolledOut(app string) error {
 func TestCapacityStatefulSets(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
-	set := func(name string, replicas, start int32, count string) *appsv1.StatefulSet {
-		return &appsv1.StatefulSet{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: count}},
-			Spec: appsv1.StatefulSetSpec{
-				Replicas: &replicas, Ordinals: &appsv1.StatefulSetOrdinals{Start: start}, PodManagementPolicy: appsv1.ParallelPodManagement,
-				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, Template: deployment(name, 1, "").Spec.Template,
-			},
-		}
-	}
 	onDemand := func(app string, want ...string) func() error {
 		return func() error {
 			var got []string
@@ -404,7 +430,7 @@ func TestCapacityStatefulSets(t *testing.T) {
 			return f.allReady(app, 6)
 		}
 	}
-	f.create(set("db", 6, 5, "2"))
+	f.create(splitSet("db", 6, 5, "2"))
 	f.eventually(patience, "5 and 6 are on-demand", onDemand("db", "5", "6"))
 	if err := f.kube.CoreV1().Pods(f.ns).Delete(f.ctx, "db-5", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -414,15 +440,33 @@ func TestCapacityStatefulSets(t *testing.T) {
 	for _, pod := range f.pods("db") {
 		before[pod.Name] = pod.UID
 	}
-	f.patch(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": map[string]any{gm.CapacityCountKey: "3"}}})
+	f.countOfSet("db", "3")
 	f.eventually(patience, "7 is too", onDemand("db", "5", "6", "7"))
 	for _, pod := range f.pods("db") {
 		if anew := pod.UID != before[pod.Name]; anew != (pod.Name == "db-7") {
 			t.Errorf("%s was made anew: %t", pod.Name, anew)
 		}
 	}
-	f.create(set("many", 200, 0, "30"))
+	f.create(splitSet("many", 200, 0, "30"))
 	f.eventually(2*patience, "30 of 200", func() error { return f.divided("many", 30, 170) })
+}
+
+// splitSet makes a StatefulSet that asks for count on-demand pods, and whose ordinals
+// begin at start.
+func splitSet(name string, replicas, start int32, count string) *appsv1.StatefulSet {
+	return &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: count}},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: &replicas, Ordinals: &appsv1.StatefulSetOrdinals{Start: start}, PodManagementPolicy: appsv1.ParallelPodManagement,
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, Template: deployment(name, 1, "").Spec.Template,
+		},
+	}
+}
+
+// countOfSet sets how many on-demand pods a StatefulSet asks for.
+func (f *fixture) countOfSet(name, count string) {
+	f.Helper()
+	f.patch(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": map[string]any{gm.CapacityCountKey: count}}})
 }
 
 // TestCapacityLeavesOthersAlone is scenarios 22 to 26: what did not ask for it, and
@@ -540,19 +584,8 @@ func TestCapacityQuota(t *testing.T) {
 	})
 	f.create(split("app", 10, "3"))
 	f.eventually(patience, "pods are refused again and again", func() error {
-		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
-		n := 0
-		if err == nil {
-			for _, e := range list.Items {
-				n++
-				if e.Series != nil {
-					n += int(e.Series.Count)
-				}
-				n += int(max(0, e.DeprecatedCount-1))
-			}
-		}
-		if n < 10 {
-			return fmt.Errorf("%d: %w", n, err)
+		if n := f.creationsRefused(); n < 10 {
+			return fmt.Errorf("%d are", n)
 		}
 		return nil
 	})
@@ -560,6 +593,51 @@ func TestCapacityQuota(t *testing.T) {
 	f.patch(quota, map[string]any{"spec": map[string]any{"hard": map[string]any{"pods": "100"}}})
 	f.eventually(patience+time.Minute, "three are on-demand", func() error { return f.divided("app", 3, 7) })
 	moved()
+}
+
+// creationsRefused counts pods that somebody was refused, by the events of who
+// makes them.
+func (f *fixture) creationsRefused() (n int) {
+	f.Helper()
+	list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, e := range list.Items {
+		n++
+		if e.Series != nil {
+			n += int(e.Series.Count)
+		}
+		n += int(max(0, e.DeprecatedCount-1))
+	}
+	return n
+}
+
+// behindGates counts an app's pods that have a scheduling gate.
+func (f *fixture) behindGates(app string) (n int) {
+	f.Helper()
+	for _, pod := range f.pods(app) {
+		if len(pod.Spec.SchedulingGates) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// watchGated counts an app's pods that wait at a scheduling gate at some time, until
+// the returned function is called.
+func (f *fixture) watchGated(app string) func() int {
+	f.Helper()
+	gated := map[types.UID]bool{}
+	w := f.watchPods(metav1.ListOptions{LabelSelector: "app=" + app}, func(_ watch.EventType, pod *corev1.Pod) {
+		if len(pod.Spec.SchedulingGates) > 0 {
+			gated[pod.UID] = true
+		}
+	})
+	return func() int {
+		w.stopAfter(app)
+		return len(gated)
+	}
 }
 
 // TestCapacityFollowsNodes: pods whose node comes to be of the other class count there,

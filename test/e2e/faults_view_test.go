@@ -13,6 +13,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -275,6 +276,82 @@ func (f *fixture) storm() (stop func(), failures func() int64) {
 	return func() { f.api.does(nil) }, failed.Load
 }
 
+// TestFaultConflicts is scenario 13: every second write of atoll-manager is answered
+// with a conflict, and not done, while the replica that leads is killed and pods are
+// created, most of them when nobody leads. No creation is refused, and pods at the
+// gate have their class within seconds of somebody leading. Numbers are exact and
+// pods are moved before the conflicts end: they make writes slow, and stop none.
+func TestFaultConflicts(t *testing.T) {
+	f := ganged.fixture(t)
+	f.classes(1, 2)
+	f.create(split("app", 10, "20"))
+	f.eventuallyDivided("app", 10, 0)
+	stop, conflicts := f.conflicts()
+	gated, moved := f.watchGated("app"), f.watchMoved("app")
+	killed := f.leader()
+	restart := f.killForNow(killed)
+	f.scale("app", 80)
+	f.eventually(patience, "all pods are created", func() error {
+		if n := len(f.pods("app")); n != 80 {
+			return fmt.Errorf("%d pods, %d creations were refused", n, f.creationsRefused())
+		}
+		return nil
+	})
+	f.eventually(patience, "another leads", func() error {
+		if now := f.leader(); now == killed {
+			return fmt.Errorf("%s does", now)
+		}
+		return nil
+	})
+	began := time.Now()
+	f.eventually(20*time.Second, "no pod waits at the gate", func() error {
+		if n := f.behindGates("app"); n > 0 {
+			return fmt.Errorf("%d pods do", n)
+		}
+		return nil
+	})
+	t.Logf("none waits %s after another led", time.Since(began).Round(time.Millisecond))
+	f.eventuallyDivided("app", 20, 60)
+	if n := gated(); n < 20 {
+		t.Errorf("%d pods came to the gate: too few to show anything", n)
+	}
+	moved()
+	if n := f.creationsRefused(); n > 0 {
+		t.Errorf("%d creations were refused", n)
+	}
+	availability := f.watchAvailability("app", 80)
+	f.annotate("app", map[string]any{gm.CapacityCountKey: "24"})
+	f.eventuallyDivided("app", 24, 56)
+	f.eventually(patience, "it is told", func() error { return f.splitSays("deployment-app", capacity.ReasonSatisfied) })
+	if worst, deleted := availability(); worst < 79 || deleted != 4 {
+		t.Errorf("%d of 80 were available at the worst moment, %d were deleted, want 79 and 4", worst, deleted)
+	}
+	stop()
+	t.Logf("%d writes met a conflict", conflicts())
+	if conflicts() < 40 {
+		t.Error("too few to show anything")
+	}
+	restart()
+}
+
+// conflicts makes the API server answer every second write of atoll-manager with a
+// conflict. The Lease is spared: a replica that loses it ends, and another leads.
+func (f *fixture) conflicts() (stop func(), met func() int64) {
+	f.Helper()
+	var writes, conflicts atomic.Int64
+	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+		if r.Method == http.MethodGet || resourceOf(r) == "leases" || writes.Add(1)%2 != 0 {
+			forward(w, r)
+			return
+		}
+		conflicts.Add(1)
+		refuse(w, http.StatusConflict, "Conflict")
+	})
+	stop = func() { f.api.does(nil) }
+	f.Cleanup(stop)
+	return stop, conflicts.Load
+}
+
 // TestFaultEmptyLists is the rest of F8: the API server forgets where watches
 // were and lists nothing. Nobody is evicted for what is not listed, and nothing
 // is lost when it is listed again.
@@ -286,7 +363,10 @@ func TestFaultEmptyLists(t *testing.T) {
 	f.create(deployment("app", 5, "policy"))
 	want := map[string]int{"empty-a": 3, "empty-b": 2}
 	f.settled("app", want)
-	deleted := f.watchDeletions("app")
+	f.classes(1, 1)
+	f.create(split("split", 4, "2"))
+	f.eventuallyDivided("split", 2, 2)
+	deleted, splitDeleted := f.watchDeletions("app"), f.watchDeletions("split")
 	for _, resource := range []string{"nodes", "pods", "replicasets"} {
 		list, err := f.kube.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{Limit: 1})
 		if err != nil {
@@ -328,7 +408,7 @@ func TestFaultEmptyLists(t *testing.T) {
 		if resource == "nodes" {
 			f.eventually(patience, "atoll-manager knows no node", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
 		}
-		f.always(3*time.Second, "nothing moves", func() error { return f.spreadIs("app", want) })
+		f.always(3*time.Second, "nothing moves", func() error { return errors.Join(f.spreadIs("app", want), f.divided("split", 2, 2)) })
 		// A watch of the truth cannot begin at once: what there is was never seen.
 		var once sync.Map
 		f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
@@ -346,11 +426,13 @@ func TestFaultEmptyLists(t *testing.T) {
 		f.eventually(2*patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
 	}
 	f.api.does(nil)
-	if n := deleted(); n != 0 {
+	if n := deleted() + splitDeleted(); n != 0 {
 		t.Errorf("%d pods were deleted for what was not listed", n)
 	}
 	f.scale("app", 10)
+	f.scale("split", 6)
 	f.settled("app", map[string]int{"empty-a": 6, "empty-b": 4})
+	f.eventuallyDivided("split", 2, 4)
 }
 
 // TestFaultPartialStart is F9: atoll-manager starts with pods to move, and one

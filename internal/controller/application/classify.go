@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
@@ -30,18 +31,17 @@ const (
 // done about the pod in this pass: if no policy has a say in it, it leaves the gate
 // as well.
 func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (done bool, err error) {
-	if pod.Class != capacity.None || r.Book.Classes() == nil {
+	classes := r.Book.Classes()
+	if pod.Class != capacity.None || classes == nil || pod.Demand != nil && !classes.LeavesBoth(pod.Demand.NodeSelector, pod.Demand.Affinity) {
 		return false, nil
 	}
 	c, err := r.Book.CapacityOfPod(ctx, pod.Object())
 	if err != nil || !c.On {
 		return false, nil //nolint:nilerr // whoever lets the pod go meets the same error
 	}
-	request := r.Book.ClassRequest(&c, pod.UID, pod.Name, pod.Revision, capacity.None)
-	request.Final = r.Clock.Now().Sub(pod.Created) > doubtTime
-	class, why := r.Ledger.PlaceClass(request)
-	if why != seats.Seated {
-		return true, phase.Wait("a class of capacity for a pod at the gate", retryClass)
+	class, tied, err := r.classOf(ctx, pod, &c)
+	if err != nil {
+		return true, err
 	}
 	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (live.UID != pod.UID || !slices.ContainsFunc(live.Spec.SchedulingGates, isOurs)) {
@@ -51,11 +51,15 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 		return true, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
 	}
 	changed := live.DeepCopy()
-	assign.Classify(changed, r.Book.Classes(), &c, class)
-	changed.Labels = r.selectorOf(pod).Keep(live.Labels, changed.Labels)
 	app := r.Walker.ApplicationOfOwner(pod.Owner())
-	if app.Propagation == nil && !c.Ordinal {
-		assign.SetClassCost(changed, class)
+	if tied {
+		assign.Tie(changed, classes, class)
+	} else {
+		assign.Classify(changed, classes, &c, class)
+		changed.Labels = r.selectorOf(pod).Keep(live.Labels, changed.Labels)
+		if app.Propagation == nil && !c.Ordinal {
+			assign.SetClassCost(changed, class)
+		}
 	}
 	if !app.Managed() {
 		changed.Spec.SchedulingGates = slices.DeleteFunc(changed.Spec.SchedulingGates, isOurs)
@@ -69,4 +73,38 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 	}
 	log.FromContext(ctx).V(1).Info("Kept a pod that waited at the gate to a class of capacity", "pod", pod.Key(), "class", class.String())
 	return true, nil
+}
+
+// classOf is the class whose turn it is for a pod at the gate, or the one that the pod is
+// tied to by its volumes.
+func (r *Reconciler) classOf(ctx context.Context, pod *seats.Pod, c *policies.Capacity) (class capacity.Class, tied bool, err error) {
+	if pod.Demand != nil && pod.Demand.Claims {
+		class, err = r.tiedTo(ctx, pod)
+		if err != nil || class != capacity.None {
+			return class, true, err
+		}
+	}
+	request := r.Book.ClassRequest(c, pod.UID, pod.Name, pod.Revision, capacity.None)
+	request.Final = r.Clock.Now().Sub(pod.Created) > doubtTime
+	class, why := r.Ledger.PlaceClass(request)
+	if why != seats.Seated {
+		return class, false, phase.Wait("a class of capacity for a pod at the gate", retryClass)
+	}
+	return class, false, nil
+}
+
+// tiedTo is the class of the only nodes that a pod's volumes can be used on.
+func (r *Reconciler) tiedTo(ctx context.Context, pod *seats.Pod) (capacity.Class, error) {
+	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return capacity.None, nil // whoever wants to change it finds that out
+	}
+	if err != nil {
+		return capacity.None, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
+	}
+	class, err := assign.TiedTo(ctx, r.Pods, r.Book, live.Namespace, &live.Spec)
+	if err != nil {
+		return capacity.None, fmt.Errorf("reading the volumes of pod %s: %w", pod.Key(), err)
+	}
+	return class, nil
 }

@@ -4,7 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -101,5 +103,49 @@ func TestAPodAtTheGateStaysItsOwners(t *testing.T) {
 	s.reconcile(types.UID("web"))
 	if pod := s.pod("a"); pod.Labels[gm.CapacityClassLabel] != "on-demand" || len(pod.Spec.SchedulingGates) > 0 {
 		t.Errorf("labels %v, gates %v", pod.Labels, pod.Spec.SchedulingGates)
+	}
+}
+
+// TestAPodAtTheGateThatIsTied is kept to the class of its volume, and is none of ours to
+// choose: it has no label and no cost. One whose own demands leave it neither class is let
+// go as it is.
+func TestAPodAtTheGateThatIsTied(t *testing.T) {
+	deployment := build.Deployment("web", asks("1"), build.Replicas(2))
+	s := newCapacitySite(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)))
+	s.World.Add(t, build.Node("spot-0", build.Label("node.kubernetes.io/capacity", "spot"), build.Label(corev1.LabelHostname, "spot-0")))
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}
+	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
+		Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{"spot-0"}},
+		}}}},
+	}}}
+	for _, o := range []build.Object{claim, disk} {
+		if err := s.World.Pods.Tracker().Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.World.Add(t, waiting("tied", build.Gated(), aged(2*time.Second), build.With(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}
+	})))
+	neither := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+		{Key: "node.kubernetes.io/capacity", Operator: corev1.NodeSelectorOpDoesNotExist},
+	}}}}
+	s.World.Add(t, waiting("neither", build.Gated(), aged(time.Second), build.With(func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: neither.DeepCopy()}}
+	})))
+	s.reconcile("web")
+	s.reconcile("web-1")
+	for name, want := range map[string]*corev1.NodeSelector{"tied": {NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+		{Key: "node.kubernetes.io/capacity", Operator: corev1.NodeSelectorOpIn, Values: []string{"spot"}},
+	}}}}, "neither": neither} {
+		pod := s.pod(name)
+		if len(pod.Spec.SchedulingGates) > 0 || pod.Labels[gm.CapacityClassLabel] != "" || pod.Annotations[corev1.PodDeletionCost] != "" {
+			t.Errorf("pod %s has labels %v, annotations %v and gates %v", name, pod.Labels, pod.Annotations, pod.Spec.SchedulingGates)
+		}
+		if diff := cmp.Diff(want, pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution); diff != "" {
+			t.Errorf("pod %s may go elsewhere (-want +got):\n%s", name, diff)
+		}
 	}
 }

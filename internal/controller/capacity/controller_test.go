@@ -253,6 +253,11 @@ func TestASuccessorOfTheSameClass(t *testing.T) {
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonPinned || result.RequeueAfter != tryTime {
 		t.Errorf("evicted %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
 	}
+	s.World.Ledger.ForgetNode("spot")
+	if result, err := s.pass(); err != nil || s.split().Status.Conditions[0].Reason != api.ReasonNoNodes || result.RequeueAfter != retryRoom {
+		t.Errorf("without spot nodes it comes back after %s with error %v, status %+v: too late to fall back", result.RequeueAfter, err, s.split().Status)
+	}
+	s.World.Add(t, build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot")))
 	s.World.Walker.Put(build.Owner(build.Deployment("web", asks("1"), build.Replicas(3)))) // somebody wants something else
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
 		t.Errorf("with another count evicted are %v, error %v", s.Evicted, err)
@@ -278,19 +283,90 @@ func TestAPodStaysWithItsVolume(t *testing.T) {
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
 	}}}
 	s := newSite(t, objects...)
+	s.volume("on-demand")
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNoRoom {
+		t.Errorf("evicted %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+	}
+}
+
+// volume makes the claim data, whose volume nodes of one class reach.
+func (s *site) volume(class string) {
+	s.t.Helper()
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}
 	claim.Status.Phase = corev1.ClaimBound
 	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
 		Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
-			{Key: "node.kubernetes.io/capacity", Operator: corev1.NodeSelectorOpIn, Values: []string{"on-demand"}},
+			{Key: "node.kubernetes.io/capacity", Operator: corev1.NodeSelectorOpIn, Values: []string{class}},
 		}}}},
 	}}}
 	for _, o := range []build.Object{claim, disk} {
 		if err := s.World.Pods.Tracker().Add(o); err != nil {
-			t.Fatal(err)
+			s.t.Fatal(err)
 		}
 	}
-	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNoRoom {
+}
+
+// TestAStatefulSetsPodStaysWithItsVolume, whatever the class of its ordinal is. One that
+// waits where its ordinal belongs is not made anew for a volume that it does not reach.
+func TestAStatefulSetsPodStaysWithItsVolume(t *testing.T) {
+	set := build.StatefulSet("db", asks("1"), build.Replicas(1))
+	local := build.With(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}
+	})
+	s := newSite(t, set, running("db-0", set, "spot", local))
+	s.volume("spot")
+	look := func(want string) {
+		t.Helper()
+		s.World.Evicted = nil
+		if _, err := s.Reconcile(t.Context(), request{"db"}); err != nil {
+			t.Fatal(err)
+		}
+		split := &api.CapacitySplit{}
+		if err := s.World.Client.Get(t.Context(), types.NamespacedName{Namespace: build.Namespace, Name: "statefulset-db"}, split); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.Evicted) > 0 || split.Status.Conditions[0].Reason != want {
+			t.Errorf("evicted %v, status %+v, want %s", s.Evicted, split.Status, want)
+		}
+	}
+	look(api.ReasonNoRoom)
+	s.World.Clock.Step(retryRoom)
+	look(api.ReasonNoRoom)
+
+	s.World.Ledger.Forget("db-0")
+	s.World.See(running("db-0", set, "on-demand", local, build.UID("again"), build.With(func(p *corev1.Pod) {
+		s.Reconciler.Book.Classes().Restrict(&p.Spec, capacity.OnDemand)
+		p.Spec.NodeName, p.Status.Conditions = "", nil
+	})))
+	for range 3 {
+		look(api.ReasonPodsWaiting)
+		s.World.Clock.Step(retryRoom)
+	}
+}
+
+// TestPodsWhoseStampsAreTakenOff count where they are. What they demand of a node is
+// taken for their owner's: others are moved, and where there are none that is told.
+func TestPodsWhoseStampsAreTakenOff(t *testing.T) {
+	objects := web("1", "on-demand", "on-demand", "spot")
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects[2:] {
+		pod := o.(*corev1.Pod)
+		classes.Restrict(&pod.Spec, capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]))
+	}
+	bare := objects[2].(*corev1.Pod)
+	bare.Labels, bare.Annotations = nil, nil
+	s := newSite(t, objects...)
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != "pod-1" {
+		t.Errorf("evicted %v, error %v", s.Evicted, err)
+	}
+	s.World.Ledger.Forget("pod-1")
+	s.World.Walker.Put(build.Owner(build.Deployment("web", asks("0"), build.Replicas(2))))
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonPinned {
 		t.Errorf("evicted %v, error %v, status %+v", s.Evicted, err, s.split().Status)
 	}
 }
@@ -332,6 +408,15 @@ func TestClassesAreTurnedOff(t *testing.T) {
 	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
 	if result, err := s.pass(); err != nil || result.RequeueAfter != 0 || s.split() != nil {
 		t.Errorf("comes back after %s with error %v, split %+v", result.RequeueAfter, err, s.split())
+	}
+}
+
+// TestExcludedNamespaces: nothing is moved there, and nothing is shown.
+func TestExcludedNamespaces(t *testing.T) {
+	s := newSite(t, web("0", "on-demand", "spot")...)
+	s.World.Book.Exclude(build.Namespace)
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split() != nil {
+		t.Errorf("evicted %v, error %v, split %+v", s.Evicted, err, s.split())
 	}
 }
 

@@ -26,14 +26,13 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		return s.unread
 	}
 	if len(s.plan.evict) == 0 {
-		if s.observed.inVain != "" {
-			return phase.Wait("another try to move a pod", tryTime)
-		}
-		if s.observed.rollout && !s.observed.still {
-			return phase.Wait("a rollout that goes on", stillTime)
-		}
-		if s.plan.reason == api.ReasonNoRoom || s.plan.reason == api.ReasonNoNodes {
+		switch {
+		case s.plan.reason == api.ReasonNoRoom || s.plan.reason == api.ReasonNoNodes: // it may fall back soon
 			return phase.Wait("a node of the class", retryRoom)
+		case s.observed.inVain != "":
+			return phase.Wait("another try to move a pod", tryTime)
+		case s.observed.rollout && !s.observed.still:
+			return phase.Wait("a rollout that goes on", stillTime)
 		}
 		return nil
 	}

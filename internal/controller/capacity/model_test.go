@@ -380,6 +380,9 @@ func (c *cluster) rest() error {
 	if len(c.pods) != c.replicas || c.onDemand() != want {
 		return fmt.Errorf("at rest there are %d pods, %d of them on-demand, want %d and %d", len(c.pods), c.onDemand(), c.replicas, want)
 	}
+	if held := c.ledger.ReservedOfClass(c.uids()); held != [3]int{} {
+		return fmt.Errorf("at rest %v seats are held for nobody", held)
+	}
 	c.sets = c.sets[len(c.sets)-1:]
 	return nil
 }

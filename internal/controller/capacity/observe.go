@@ -102,7 +102,7 @@ func (r *Reconciler) canTake(ctx context.Context, s *scope) func(capacity.Class,
 				return false, fit.Unread
 			}
 		}
-		return r.Ledger.ClassCanTake(class, pod, affinity)
+		return r.Ledger.ClassCanTake(class, pod, affinity, s.below)
 	}
 }
 

@@ -60,6 +60,10 @@ func planFor(o observed) plan {
 			p.have[pod.Class]++
 		}
 	}
+	if o.fellBack != capacity.None { // what runs of it stays
+		p.want[o.fellBack] = min(p.have[o.fellBack], total)
+		p.want[o.fellBack.Other()] = total - p.want[o.fellBack]
+	}
 	pinned, closed := 0, fit.Fits
 	if !o.rollout || o.still {
 		p.evict, pinned, closed = o.misplaced(p)
@@ -170,7 +174,7 @@ func (p *plan) explain(o observed, pinned int, closed fit.Reason) {
 	case closed != fit.Fits:
 		set(api.ReasonNoRoom, "pods of the wrong class stay: of the other class, %s", closed)
 	case pinned > 0:
-		set(api.ReasonPinned, "pods of the wrong class stay: their own node selector or affinity leaves them no other")
+		set(api.ReasonPinned, "pods of the wrong class stay: their own node selector, affinity or volumes leave them no other")
 	case p.have[capacity.OnDemand] != p.want[capacity.OnDemand] || p.have[capacity.Spot] != p.want[capacity.Spot]:
 		set(api.ReasonConverging, "pods are created or on their way out")
 	case o.fellBack != capacity.None:

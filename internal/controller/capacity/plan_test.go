@@ -96,6 +96,7 @@ func TestPlan(t *testing.T) {
 		"a class is done without": {replicas: 3, count: capacity.MaxCount, pods: pods("od", "spot", "spot+waits"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 },
 			evict: []string{"pod-2"}, reason: api.ReasonConverging},
 		"and what waited has moved":              {replicas: 2, count: capacity.MaxCount, pods: pods("od", "od"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 }, reason: api.ReasonFellBack},
+		"what runs of that class stays":          {replicas: 3, count: capacity.MaxCount, pods: pods("od", "od", "spot"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 }, reason: api.ReasonFellBack},
 		"its owner names the node":               {replicas: 2, count: 0, pods: pods("od+named", "spot"), reason: api.ReasonPinned},
 		"what is made anew is of the same class": {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonPinned }, reason: api.ReasonPinned},
 		"the API server refuses pods":            {replicas: 3, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.refused = "exceeded quota" }, reason: api.ReasonPodsRefused},

@@ -1,8 +1,9 @@
 // Package fit decides whether a node could take a pod, as kube-scheduler's
 // filters decide it: node selector and affinity, taints, host ports, requests.
 //
-// It looks at one pod and one node. It knows neither groups nor seats, and not
-// what depends on other pods: affinity between pods and topology spread.
+// It looks at one pod and one node, and at how the pods of one workload keep apart
+// from each other (Domains). It knows neither groups nor seats, and not what depends
+// on pods of other workloads.
 package fit
 
 import (
@@ -43,11 +44,13 @@ const (
 	PortTaken Reason = "the pods' host ports are taken on its open nodes"
 	// NoRoom: requests, and the number of pods.
 	NoRoom Reason = "no open node has room for the pods' requests"
+	// TooClose: required pod anti-affinity, or topology spread.
+	TooClose Reason = "its open nodes are too close to other pods of the workload"
 )
 
 // order is that of the checks: of several nodes, the reason of the one that
 // came furthest tells most.
-var order = []Reason{NoOpenNode, NoOnDemand, NoSpot, NoMatch, Unread, OutOfReach, Tainted, PortTaken, NoRoom}
+var order = []Reason{NoOpenNode, NoOnDemand, NoSpot, NoMatch, Unread, OutOfReach, Tainted, PortTaken, NoRoom, TooClose}
 
 // Further returns the reason of the two whose check comes later.
 func Further(a, b Reason) Reason {
@@ -133,12 +136,14 @@ type Demand struct {
 	Tolerations []corev1.Toleration
 	// Claims: the pod mounts PersistentVolumeClaims that outlive it.
 	Claims bool
+	// Apart is how it keeps apart from other pods of its workload.
+	Apart []Apart
 }
 
 // DemandOf reads what a pod demands. affinity is the required node affinity
 // that counts, which need not be all that the pod has.
 func DemandOf(pod *corev1.Pod, affinity *corev1.NodeSelector) *Demand {
-	d := &Demand{NodeSelector: pod.Spec.NodeSelector, Affinity: affinity}
+	d := &Demand{NodeSelector: pod.Spec.NodeSelector, Affinity: affinity, Apart: apartOf(pod)}
 	d.Requests = AmountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{
 		UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true, UseDRANodeAllocatableResourceClaimStatus: true,
 	})).plus(Amounts{{corev1.ResourcePods, 1}}, 1)
@@ -189,6 +194,7 @@ func (d *Demand) Equal(o *Demand) bool {
 	}
 	return d == o || d.Claims == o.Claims &&
 		slices.Equal(d.Requests, o.Requests) && slices.Equal(d.Ports, o.Ports) && slices.Equal(d.Tolerations, o.Tolerations) &&
+		slices.Equal(d.Apart, o.Apart) &&
 		maps.Equal(d.NodeSelector, o.NodeSelector) && reflect.DeepEqual(d.Affinity, o.Affinity)
 }
 
@@ -263,12 +269,19 @@ func NewCheck(d *Demand, volumes []*nodeaffinity.NodeSelector) *Check {
 	return &Check{demand: d, affinity: nodeaffinity.GetRequiredNodeAffinity(pod), volumes: volumes}
 }
 
+// Matches tells whether the pod's node selector and required node affinity let it go
+// to a node.
+func (c *Check) Matches(n *Node) bool {
+	c.node.Name, c.node.Labels = n.Name, n.Labels
+	matches, err := c.affinity.Match(&c.node)
+	return err == nil && matches
+}
+
 // Of returns Fits, or the first reason why an open node cannot take the pod
 // beside what is used there: the sum of used, of which one may be less than
 // nothing, for what leaves.
 func (c *Check) Of(n *Node, used ...*Use) Reason {
-	c.node.Name, c.node.Labels = n.Name, n.Labels
-	if matches, err := c.affinity.Match(&c.node); err != nil || !matches {
+	if !c.Matches(n) {
 		return NoMatch
 	}
 	for _, volume := range c.volumes {
@@ -304,8 +317,7 @@ func (c *Check) Of(n *Node, used ...*Use) Reason {
 // runs there now and whether or not it is open: what it demands of labels, where
 // its volumes are, and the taints that people write.
 func (c *Check) Reaches(n *Node) bool {
-	c.node.Name, c.node.Labels = n.Name, n.Labels
-	if matches, err := c.affinity.Match(&c.node); err != nil || !matches {
+	if !c.Matches(n) {
 		return false
 	}
 	for _, volume := range c.volumes {

@@ -12,18 +12,31 @@ import (
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
 // classify keeps a pod to its class of capacity. A pod whose own demands leave it
-// one class, or neither, is as its owner wants it. known is false if nobody can tell the class
+// one class, or neither, is as its owner wants it; one whose volumes leave it one class
+// is kept to that. known is false if nobody can tell the class
 // now: the pod is to wait at the gate.
 func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownership.Object, c policies.Capacity, token types.UID, dryRun bool) (known bool) {
 	classes := w.Book.Classes()
 	if !classes.LeavesBoth(pod.Spec.NodeSelector, requiredAffinity(&pod.Spec)) {
 		return true
 	}
-	if class := c.OfOrdinal(pod.Name); class != capacity.None && c.Invalid == nil { // else only the leader knows the last count
+	tied, err := w.tiedTo(ctx, pod, object.Namespace)
+	switch {
+	case err != nil:
+		log.FromContext(ctx).Info("Pod waits for its volumes to be read", "namespace", object.Namespace, "why", err.Error())
+		return false
+	case tied != capacity.None:
+		assign.Tie(pod, classes, tied)
+		return true
+	}
+	// Only the leader knows the last count that could be used, and whether pods fall back:
+	// each replica has another idea of since when a class has no nodes.
+	if class := c.OfOrdinal(pod.Name); class != capacity.None && c.Invalid == nil && !c.Fallback {
 		assign.Classify(pod, classes, &c, class)
 		return true
 	}
@@ -43,6 +56,17 @@ func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownersh
 	assign.Classify(pod, classes, &c, class)
 	assign.Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(token))
 	return true
+}
+
+// errManyClaims: they are read at the gate.
+var errManyClaims = errors.New("the pod mounts too many claims")
+
+// tiedTo is the class of the only nodes that a pod's volumes can be used on.
+func (w *Webhook) tiedTo(ctx context.Context, pod *corev1.Pod, namespace string) (capacity.Class, error) {
+	if len(volumes.Claims(&pod.Spec)) > mostClaims {
+		return capacity.None, errManyClaims
+	}
+	return assign.TiedTo(ctx, w.API, w.Book, namespace, &pod.Spec)
 }
 
 func requiredAffinity(spec *corev1.PodSpec) *corev1.NodeSelector {

@@ -2,17 +2,27 @@ package pod
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	testingclock "k8s.io/utils/clock/testing"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -128,6 +138,17 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 	}
 }
 
+// TestPodsOfExcludedNamespacesAreNotDivided, whatever somebody wrote there.
+func TestPodsOfExcludedNamespacesAreNotDivided(t *testing.T) {
+	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
+	w.Book.Exclude(build.Namespace)
+	want := webPod()
+	want.Namespace, want.UID = "", ""
+	if diff := cmp.Diff(want, admit(t, w, webPod(), false)); diff != "" {
+		t.Errorf("the pod changed (-want +got):\n%s", diff)
+	}
+}
+
 // TestWhereTheKeysAre: on the workload, its pods' template or the namespace.
 func TestWhereTheKeysAre(t *testing.T) {
 	label := func(o build.Object) {
@@ -190,6 +211,84 @@ func TestPodsWaitForALeader(t *testing.T) {
 			t.Errorf("%s, shown again, is %v", name, again.Labels)
 		}
 	}
+}
+
+// TestOrdinalsThatFallBack: since when a class has no nodes each replica knows otherwise.
+// One that has just come to know would make the pod of the class that the leader does
+// without, and the leader would delete that, again and again.
+func TestOrdinalsThatFallBack(t *testing.T) {
+	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback))
+	w := newCapacityWebhook(t, set)
+	w.Desk.(*assign.Desk).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
+	spot, onDemand := build.Pod("db-1", build.OwnedBy(set)), "on-demand"
+	if got := admit(t, w, spot, false); got.Labels[gm.CapacityClassLabel] != "spot" {
+		t.Errorf("before its time the pod is %v", got.Labels)
+	}
+	w.Clock.(*testingclock.FakeClock).Step(policies.DefaultFallback)
+	got := admit(t, w, spot, false)
+	if got.Labels[gm.CapacityClassLabel] != onDemand || !strings.Contains(got.Annotations[gm.CapacityReasonAnnotation], "class spot has no nodes") {
+		t.Errorf("the pod is %v, for %q", got.Labels, got.Annotations[gm.CapacityReasonAnnotation])
+	}
+	w.Desk.(*assign.Desk).Leading = func() bool { return false }
+	if got := admit(t, w, spot, false); len(gates(got)) != 1 || got.Labels[gm.CapacityClassLabel] != "" {
+		t.Errorf("without a leader the pod is %v, gates %v", got.Labels, gates(got))
+	}
+}
+
+// TestPodsThatAreTiedToAClass by the node of their volume are kept to that, whatever their
+// turn is. While it cannot be read where volumes are, or there are too many to read, pods
+// wait at the gate.
+func TestPodsThatAreTiedToAClass(t *testing.T) {
+	set := build.StatefulSet("db", asks("true", "1"))
+	w := newCapacityWebhook(t, set)
+	w.Desk.(*assign.Desk).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
+	claims := func(names ...string) *corev1.Pod {
+		pod := build.Pod("db-0", build.OwnedBy(set))
+		for _, name := range names {
+			pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+			}})
+		}
+		return pod
+	}
+	if got := admit(t, w, claims("data"), false); got.Labels[gm.CapacityClassLabel] != "on-demand" {
+		t.Errorf("before its claim is there the pod is %v", got.Labels)
+	}
+	api := w.API.(*fake.Clientset)
+	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
+		Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{"spot-0"}},
+		}}}},
+	}}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}
+	for _, o := range []build.Object{disk, claim} {
+		if err := api.Tracker().Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := admit(t, w, claims("data"), false)
+	if diff := cmp.Diff(classTerm("spot"), requiredAffinity(&got.Spec)); diff != "" || got.Labels[gm.CapacityClassLabel] != "" || len(gates(got)) > 0 {
+		t.Errorf("labels %v, gates %v, demands (-want +got):\n%s", got.Labels, gates(got), diff)
+	}
+	if why := got.Annotations[gm.CapacityReasonAnnotation]; why != "its volumes are on nodes of class spot" {
+		t.Errorf("it says %q", why)
+	}
+	if again := admit(t, w, got, false); again.Labels[gm.CapacityClassLabel] != "" || len(again.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchExpressions) != 1 {
+		t.Errorf("shown again it has labels %v and demands %+v", again.Labels, again.Spec.Affinity)
+	}
+	var many []string
+	for i := range mostClaims + 1 {
+		many = append(many, fmt.Sprint("data-", i))
+	}
+	waits := func(pod *corev1.Pod) {
+		t.Helper()
+		if got := admit(t, w, pod, false); len(gates(got)) != 1 || got.Spec.Affinity != nil {
+			t.Errorf("the pod does not wait: %v, %+v", gates(got), got.Spec.Affinity)
+		}
+	}
+	waits(claims(many...))
+	api.PrependReactor("get", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("broken") })
+	waits(claims("data"))
 }
 
 // TestAPodGetsItsClassAndItsGroup, and costs what its seat in the group does.
