@@ -191,3 +191,55 @@ func TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel(t *testing.T) {
 		}
 	})
 }
+
+// TestPinnedAndRepin: a pod is pinned if each way that it may go demands the group, or a
+// node without one; terms that others add since are found, and pinned in their turn.
+func TestPinnedAndRepin(t *testing.T) {
+	const key, value = "group", "a"
+	member, newcomer := in(key, value), corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpDoesNotExist}
+	term := func(r ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: r}
+	}
+	field := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "n")}}
+	tests := map[string]struct {
+		spec *corev1.PodSpec
+		want bool
+	}{
+		"no affinity":           {&corev1.PodSpec{}, false},
+		"no node affinity":      {&corev1.PodSpec{Affinity: &corev1.Affinity{}}, false},
+		"nothing required":      {&corev1.PodSpec{Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}}}, false},
+		"no terms":              {demanding([]corev1.NodeSelectorTerm{}), false},
+		"the group":             {demanding([]corev1.NodeSelectorTerm{term(member)}), true},
+		"the group, and more":   {demanding([]corev1.NodeSelectorTerm{term(in("zone", "z"), member)}), true},
+		"another group":         {demanding([]corev1.NodeSelectorTerm{term(in(key, "b"))}), false},
+		"a newcomer":            {demanding([]corev1.NodeSelectorTerm{term(newcomer), term(member)}), true},
+		"a way past it":         {demanding([]corev1.NodeSelectorTerm{term(member), term(in("zone", "z"))}), false},
+		"a way past it by name": {demanding([]corev1.NodeSelectorTerm{term(member), field}), false},
+		"a term of no node":     {demanding([]corev1.NodeSelectorTerm{term(member), {}}), true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Pinned(tc.spec, key, value); got != tc.want {
+				t.Errorf("pinned: %t, want %t", got, tc.want)
+			}
+			for range 2 { // the second time changes nothing
+				Repin(tc.spec, key, value)
+				if !Pinned(tc.spec, key, value) {
+					t.Errorf("it is not pinned: %+v", required(tc.spec))
+				}
+			}
+		})
+	}
+}
+
+// TestUnpinKeepsWhatElseATermDemands, fields too.
+func TestUnpinKeepsWhatElseATermDemands(t *testing.T) {
+	spec := demanding([]corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{in("zone", "z")}, MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "n")},
+	}})
+	before := required(spec).DeepCopy()
+	Pin(spec, "group", "a")
+	if diff := cmp.Diff(before, Unpin(required(spec), "group", "a"), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("wrong demands (-want +got):\n%s", diff)
+	}
+}
