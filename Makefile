@@ -39,7 +39,6 @@ GO_VERSION := $(shell go env GOVERSION)
 version-of = $(shell awk '$$1 == "$(1)" && $$2 ~ /^v/ { print $$2; exit } $$2 == "$(1)" && $$3 ~ /^v/ { print $$3; exit }' $(2))
 CONTROLLER_GEN := bin/controller-gen-$(call version-of,sigs.k8s.io/controller-tools,hack/tools/go.mod)-$(GO_VERSION)
 GOTESTSUM := bin/gotestsum-$(call version-of,gotest.tools/gotestsum,hack/tools/go.mod)-$(GO_VERSION)
-GREMLINS := bin/gremlins-$(call version-of,github.com/go-gremlins/gremlins,hack/tools/go.mod)-$(GO_VERSION)
 # gotestsum runs go test and keeps its events for make test-times.
 gotest = $(CURDIR)/$(GOTESTSUM) --format pkgname --jsonfile $(CURDIR)/dist/test/$(1).json --
 GOLANGCI_LINT := bin/golangci-lint-$(call version-of,github.com/golangci/golangci-lint/v2,hack/golangci/go.mod)-$(GO_VERSION)
@@ -66,8 +65,8 @@ test-times: $(GOTESTSUM) ## Say where the minutes of the last make test went.
 	@hack/test-times.sh $(CURDIR)/$(GOTESTSUM)
 
 .PHONY: mutate
-mutate: $(GREMLINS) ## Change the pure packages in small ways and count which changes no test notices (an hour): PKG names one package.
-	@hack/mutate.sh $(CURDIR)/$(GREMLINS) $(PKG)
+mutate: ## Change the pure packages in small ways and count which changes no test notices (half an hour): PKG names one package.
+	go run ./hack/mutate $(or $(PKG),$$(go list -f '{{if .TestGoFiles}}{{.Dir}}{{end}}' ./internal/domain/... ./internal/seats))
 
 .PHONY: bench
 bench: ## Measure: ARGS go to the benchmark program.
@@ -164,9 +163,6 @@ $(CONTROLLER_GEN): hack/tools/go.mod hack/tools/go.sum
 
 $(GOTESTSUM): hack/tools/go.mod hack/tools/go.sum
 	hack/build-tool.sh hack/tools gotest.tools/gotestsum $@
-
-$(GREMLINS): hack/tools/go.mod hack/tools/go.sum
-	hack/build-tool.sh hack/tools github.com/go-gremlins/gremlins/cmd/gremlins $@
 
 $(GOLANGCI_LINT): hack/golangci/go.mod hack/golangci/go.sum
 	hack/build-tool.sh hack/golangci github.com/golangci/golangci-lint/v2/cmd/golangci-lint $@

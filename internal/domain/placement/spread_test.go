@@ -2,9 +2,11 @@ package placement
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -69,6 +71,12 @@ func TestNextOfFewerGroups(t *testing.T) {
 			t.Errorf("%v: the turn is of %d, want none", feasible, got)
 		}
 	}
+	ranges := NumRange([]gm.NodeGroupNumRange{between("", "", "a", "b", "c")}, nil, "")
+	for i, got := range []int{ranges.Next([]int{1, 1, 1}, []int{0, 0, 0}, []bool{false, false}), ranges.Next(nil, nil, nil), ranges.Next([]int{0}, []int{0}, nil)} {
+		if got != -1 {
+			t.Errorf("%d by ranges: the turn is of %d, want none", i, got)
+		}
+	}
 }
 
 // TestPercentagesCostByAllPods: a percentage is of the pods of all groups.
@@ -80,6 +88,83 @@ func TestPercentagesCostByAllPods(t *testing.T) {
 	for _, cost := range slices.Concat(costs...) {
 		if cost <= 0 {
 			t.Errorf("costs are %v: each of the four has a place, two in each group", costs)
+		}
+	}
+}
+
+// TestTheBoundsOfAPolicy: the last value that can be used, and the first that cannot.
+func TestTheBoundsOfAPolicy(t *testing.T) {
+	weight := func(weight int64, names ...string) gm.PropagationSpec {
+		return gm.PropagationSpec{StaticWeight: []gm.StaticNodeGroupWeight{{NodeGroupNames: names, Weight: weight}}}
+	}
+	ranges := func(low, high string) gm.PropagationSpec {
+		return gm.PropagationSpec{NumRange: []gm.NodeGroupNumRange{between(low, high, "a")}}
+	}
+	text := func(value string) gm.PropagationSpec {
+		is := intstr.FromString(value)
+		return gm.PropagationSpec{NumRange: []gm.NodeGroupNumRange{{NodeGroupNames: []string{"a"}, Min: &is}}}
+	}
+	for want, specs := range map[string][]gm.PropagationSpec{
+		"": {
+			weight(0, "a"), weight(1_000_000, "a"), weight(1, strings.Repeat("a", 63)),
+			ranges("", "0"), ranges("0", ""), ranges("1000000", "1000000"), ranges("5", "5"), ranges("0%", "100%"), ranges("50%", "50%"), ranges("60%", "5"), ranges("60", "5%"),
+		},
+		"spec.staticWeightList[0].weight: -1 is not in":           {weight(-1, "a")},
+		"spec.staticWeightList[0].weight: 1000001 is not in":      {weight(1_000_001, "a")},
+		"spec.staticWeightList[0].nodeGroupNames: names no group": {weight(1)},
+		"spec.staticWeightList[0].nodeGroupNames[1]: ":            {weight(1, "a", strings.Repeat("a", 64)), weight(1, "a", "-")},
+		"spec.numRange[0].min: 6 is greater than max, 5":          {ranges("6", "5")},
+		"spec.numRange[0].min: 60% is greater than max, 50%":      {ranges("60%", "50%")},
+		"spec.numRange[0].max: \"1000001\" is neither":            {ranges("", "1000001")},
+		"spec.numRange[0].max: \"-1\" is neither":                 {ranges("", "-1")},
+		"spec.numRange[0].max: \"101%\" is neither":               {ranges("", "101%")},
+		"spec.numRange[0].min: \"50\" is neither":                 {text("50")},
+		"spec.numRange[0].min: \"0050%\" is neither":              {text("0050%")},
+		"spec.numRange[0].min: \"+5%\" is neither":                {text("+5%")},
+		"spec.numRange[0].min: \"5a%\" is neither":                {text("5a%")},
+		"spec: neither staticWeightList nor numRange is set":      {{}},
+	} {
+		for _, spec := range specs {
+			_, err := New(spec, nil, "")
+			if want == "" && err != nil {
+				t.Errorf("%+v: %v", spec, err)
+			} else if want != "" && (err == nil || !strings.HasPrefix(err.Error(), want)) {
+				t.Errorf("%+v: the error is %v, want %s…", spec, err, want)
+			}
+		}
+	}
+}
+
+// TestCostsOfRanges: first the min of each group, then each group to its max; no two pods
+// cost the same.
+func TestCostsOfRanges(t *testing.T) {
+	s := NumRange([]gm.NodeGroupNumRange{between("1", "3", "a", "b")}, nil, "")
+	got := s.DeletionCosts([][]Candidate{make([]Candidate, 3), make([]Candidate, 3)})
+	want := [][]int32{{topDeletionCost - 1, topDeletionCost - 3, topDeletionCost - 4}, {topDeletionCost - 2, topDeletionCost - 5, topDeletionCost - 6}}
+	for i := range got {
+		slices.Sort(got[i])
+		slices.Reverse(got[i])
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("wrong costs (-want +got):\n%s", diff)
+	}
+}
+
+// TestEqualGroupsCostInTurns: of two groups of the same weight each seat has a place of its
+// own, whichever comes first.
+func TestEqualGroupsCostInTurns(t *testing.T) {
+	for uid, want := range map[types.UID][][]int32{
+		ascendingUID:  {{topDeletionCost - 1, topDeletionCost - 3}, {topDeletionCost - 2, topDeletionCost - 4}},
+		descendingUID: {{topDeletionCost - 2, topDeletionCost - 4}, {topDeletionCost - 1, topDeletionCost - 3}},
+	} {
+		s := StaticWeight(weighted(1, 1), nil, uid)
+		got := s.DeletionCosts([][]Candidate{make([]Candidate, 2), make([]Candidate, 2)})
+		for i := range got {
+			slices.Sort(got[i])
+			slices.Reverse(got[i])
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("UID %s: wrong costs (-want +got):\n%s", uid, diff)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package workloads
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -151,4 +152,36 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestTheLimits: what is as long as it may be is read.
+func TestTheLimits(t *testing.T) {
+	path := strings.Repeat("a", maxPath)
+	for name, text := range map[string]string{
+		"the text":       "[]\n#" + strings.Repeat(".", MaxText-4),
+		"a path":         "- {group: example.com, version: v1, kind: Sail, replicasPath: " + path + "}",
+		"a plain marker": "# kinds\n\n---\n[]\n",
+		"a directive":    "%YAML 1.1\n---\n[]\n",
+	} {
+		if _, errs := Parse(text); len(errs) > 0 {
+			t.Errorf("%s is refused: %v", name, errs)
+		}
+	}
+	var many strings.Builder
+	for i := range MaxEntries + 1 {
+		if i == MaxEntries {
+			if entries, errs := Parse(many.String()); len(errs) > 0 || len(entries) != MaxEntries {
+				t.Errorf("%d entries: %d are read, %v", i, len(entries), errs)
+			}
+		}
+		fmt.Fprintf(&many, "- {group: example.com, version: v1, kind: Sail%d}\n", i)
+	}
+	for name, text := range map[string]string{
+		"a longer text": "[]\n#" + strings.Repeat(".", MaxText-3), "a longer path": "- {group: example.com, version: v1, kind: Sail, replicasPath: " + path + "a}",
+		"more entries": many.String(), "two documents": "[]\n---\n[]\n", "two, the second with a comment": "[]\n--- # more\n[]\n",
+	} {
+		if _, errs := Parse(text); len(errs) == 0 {
+			t.Errorf("%s: not refused", name)
+		}
+	}
 }

@@ -1,4 +1,4 @@
-package mutateprobe
+package probe
 
 import "testing"
 
