@@ -20,6 +20,9 @@ import (
 	"time"
 )
 
+// tellEvery is how often is told how far a run is.
+const tellEvery = 15 * time.Second
+
 func main() {
 	slack := flag.Duration("timeout", 20*time.Second, "how long tests may take beyond ten times what they take without a change")
 	flag.Usage = func() {
@@ -64,7 +67,7 @@ func report(ctx context.Context, dir string, slack time.Duration) error {
 }
 
 // run makes every change of a package in turn, and returns those that its tests did not
-// notice.
+// notice. It tells on standard error how far it is.
 func run(ctx context.Context, dir string, slack time.Duration) (changes, missed []change, err error) {
 	binary, changes, cleanUp, err := build(ctx, dir)
 	if err != nil {
@@ -76,7 +79,12 @@ func run(ctx context.Context, dir string, slack time.Duration) (changes, missed 
 		return nil, nil, fmt.Errorf("running the tests of %s without a change: they fail: %s", dir, out)
 	}
 	most := 10*time.Since(began) + slack
-	for _, c := range changes {
+	told := time.Now()
+	for i, c := range changes {
+		if time.Since(told) >= tellEvery {
+			told = time.Now()
+			fmt.Fprintf(os.Stderr, "%s: %d of %d changes, %d not noticed so far\n", dir, i, len(changes), len(missed))
+		}
 		if _, passed := test(ctx, dir, binary, c.id, most); passed {
 			missed = append(missed, c)
 		}

@@ -1,0 +1,181 @@
+package seats
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// TestWhatIsReadOfAPod: each field says what the pod says, and what another part of the
+// pod says is not taken for it.
+func TestWhatIsReadOfAPod(t *testing.T) {
+	condition := func(kind corev1.PodConditionType, status corev1.ConditionStatus, reason, message string) build.Option {
+		return build.With(func(p *corev1.Pod) {
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{
+				Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.Unix(7, 0),
+			})
+		})
+	}
+	refused := func(text string) build.Option {
+		return condition(corev1.PodScheduled, corev1.ConditionFalse, corev1.PodReasonUnschedulable, "0/5 nodes are available: 5 "+text+".")
+	}
+	phase := func(phase corev1.PodPhase) build.Option {
+		return build.With(func(p *corev1.Pod) { p.Status.Phase = phase })
+	}
+	volume := func(source corev1.VolumeSource) build.Option {
+		return build.With(func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}} })
+	}
+	gate := func(name string) build.Option {
+		return build.With(func(p *corev1.Pod) {
+			p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
+		})
+	}
+	cost := func(value, ours string) build.Option {
+		return build.With(func(p *corev1.Pod) {
+			p.Annotations = map[string]string{corev1.PodDeletionCost: value, gm.DeletionCostAnnotation: ours}
+		})
+	}
+	tests := map[string]struct {
+		options []build.Option
+		field   string
+		want    any
+	}{
+		"it runs":                         {nil, "Active", true},
+		"it terminates":                   {[]build.Option{build.Deleting("x")}, "Active", false},
+		"what terminates is not finished": {[]build.Option{build.Deleting("x")}, "Finished", false},
+		"it has succeeded":                {[]build.Option{phase(corev1.PodSucceeded)}, "Finished", true},
+		"it has failed":                   {[]build.Option{phase(corev1.PodFailed)}, "Finished", true},
+		"what is finished is not active":  {[]build.Option{phase(corev1.PodFailed)}, "Active", false},
+		"pending is not finished":         {[]build.Option{phase(corev1.PodPending)}, "Finished", false},
+		"ready":                           {[]build.Option{condition(corev1.PodReady, corev1.ConditionTrue, "", "")}, "Ready", true},
+		"not ready":                       {[]build.Option{condition(corev1.PodReady, corev1.ConditionFalse, "", "")}, "Ready", false},
+		"initialized is not ready":        {[]build.Option{condition(corev1.PodInitialized, corev1.ConditionTrue, "", "")}, "Ready", false},
+		"no node was found":               {[]build.Option{refused("x")}, "Unschedulable", true},
+		"since when":                      {[]build.Option{refused("x")}, "UnschedulableSince", time.Unix(7, 0)},
+		"it waits at a gate":              {[]build.Option{condition(corev1.PodScheduled, corev1.ConditionFalse, corev1.PodReasonSchedulingGated, "")}, "Unschedulable", false},
+		"it was scheduled":                {[]build.Option{condition(corev1.PodScheduled, corev1.ConditionTrue, corev1.PodReasonUnschedulable, "")}, "Unschedulable", false},
+		"nothing was refused":             {[]build.Option{refused("Insufficient cpu")}, "Refused", false},
+		"another group's turn":            {[]build.Option{refused(TextOtherGroup)}, "Refused", true},
+		"outside of groups":               {[]build.Option{refused(TextOutsideGroups)}, "Refused", true},
+		"our gate":                        {[]build.Option{gate("other"), gate(gm.PolicyGate)}, "Gated", true},
+		"our gate before another":         {[]build.Option{gate(gm.PolicyGate), gate("other")}, "Gated", true},
+		"another's gate":                  {[]build.Option{gate("other")}, "Gated", false},
+		"no cost":                         {nil, "HasCost", false},
+		"no cost is not ours":             {nil, "OwnCost", false},
+		"a cost":                          {[]build.Option{cost("-7", "")}, "DeletionCost", int32(-7)},
+		"somebody's cost":                 {[]build.Option{cost("7", "6")}, "OwnCost", false},
+		"our cost":                        {[]build.Option{cost("7", "7")}, "OwnCost", true},
+		"a cost that is none":             {[]build.Option{cost("much", "much")}, "HasCost", false},
+		"a cost that is too high":         {[]build.Option{cost("2147483648", "2147483648")}, "HasCost", false},
+		"a claim":                         {[]build.Option{volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}})}, "Claims", true},
+		"a claim of its own":              {[]build.Option{volume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}})}, "Claims", true},
+		"a volume that is no claim":       {[]build.Option{volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}})}, "Claims", false},
+		"nobody is preempted for it":      {nil, "Nominated", false},
+		"somebody is":                     {[]build.Option{build.With(func(p *corev1.Pod) { p.Status.NominatedNodeName = "n" })}, "Nominated", true},
+		"it passed no webhook":            {nil, "Admitted", false},
+		"it passed the webhook":           {[]build.Option{build.Annotation(gm.AdmittedAnnotation, "x")}, "Admitted", true},
+		"it was not created for its node": {[]build.Option{build.Annotation(gm.CapacityReasonAnnotation, "x")}, "NamesNode", false},
+		"it was":                          {[]build.Option{build.Annotation(gm.CapacityReasonAnnotation, capacity.NamesNode)}, "NamesNode", true},
+		"no seat":                         {nil, "Seat", types.UID("")},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			pod := Slim(build.Pod("p", tc.options...))
+			if got := reflect.ValueOf(*pod).FieldByName(tc.field).Interface(); !reflect.DeepEqual(got, tc.want) {
+				t.Errorf("%s is %v, want %v", tc.field, got, tc.want)
+			}
+		})
+	}
+}
+
+// TestWhatIsReadOfContainers: one whose image was changed in place restarts until its count
+// is above the one before.
+func TestWhatIsReadOfContainers(t *testing.T) {
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	pod := build.Pod("p",
+		build.Annotation(gm.RestartingAnnotation, `{"init":0,"same":2,"more":2}`), build.Annotation(gm.OriginalImagesAnnotation, `{"same":"base:1"}`),
+		build.With(func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "init", Image: "i:1"}}
+			p.Spec.Containers = []corev1.Container{{Name: "same", Image: "a:1"}, {Name: "more", Image: "b:1"}, {Name: "new", Image: "c:1"}, {Name: "other", Image: "d:1"}}
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "init", RestartCount: 1}}
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "same", RestartCount: 2, State: running}, {Name: "more", RestartCount: 3}, {Name: "other", RestartCount: 9, State: running}}
+		}))
+	got := Slim(pod)
+	want := []Container{
+		{Name: "init", Init: true, Image: "i:1", Restarts: 1},
+		{Name: "same", Image: "a:1", Restarts: 2, Running: true, Restarting: true},
+		{Name: "more", Image: "b:1", Restarts: 3},
+		{Name: "new", Image: "c:1"},
+		{Name: "other", Image: "d:1", Restarts: 9, Running: true},
+	}
+	if !reflect.DeepEqual(got.Containers, want) {
+		t.Errorf("containers are %+v\nwant %+v", got.Containers, want)
+	}
+	if !reflect.DeepEqual(got.Originals, map[string]string{"same": "base:1"}) {
+		t.Errorf("originals are %v", got.Originals)
+	}
+}
+
+// TestWhichPodsAreWhat: pinned, given up, for one node.
+func TestWhichPodsAreWhat(t *testing.T) {
+	for _, seat := range []types.UID{"", "s"} {
+		for _, group := range []string{"", "g"} {
+			if got, want := (&Pod{Seat: seat, GroupStamp: group}).Pinned(), seat != "" && group != ""; got != want {
+				t.Errorf("seat %q, group %q: pinned: %t", seat, group, got)
+			}
+		}
+	}
+	web, other := build.ReplicaSet("web"), build.ReplicaSet("other")
+	created := build.Annotation(gm.CreatedForAnnotation, string(web.GetUID()))
+	for name, tc := range map[string]struct {
+		options []build.Option
+		want    bool
+	}{
+		"its owner's":                  {[]build.Option{created, build.OwnedBy(web)}, false},
+		"nobody's":                     {[]build.Option{created}, true},
+		"another's":                    {[]build.Option{created, build.OwnedBy(other)}, true},
+		"not overridden":               {nil, false},
+		"it terminates":                {[]build.Option{created, build.Deleting("x")}, false},
+		"another's from the beginning": {[]build.Option{build.OwnedBy(other)}, false},
+	} {
+		if got := Slim(build.Pod("p", tc.options...)).GivenUp(); got != tc.want {
+			t.Errorf("%s: given up: %t", name, got)
+		}
+	}
+}
+
+// TestTheNodeThatAPodIsFor is the one that a DaemonSet demands by its name.
+func TestTheNodeThatAPodIsFor(t *testing.T) {
+	demand := func(key string, operator corev1.NodeSelectorOperator, values ...string) build.Option {
+		return build.With(func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: key, Operator: operator, Values: values}}}},
+			}}}
+		})
+	}
+	daemons := build.OwnedBy(build.DaemonSet("agent"))
+	for name, tc := range map[string]struct {
+		options []build.Option
+		want    string
+	}{
+		"a DaemonSet's":    {[]build.Option{daemons, demand(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "n")}, "n"},
+		"a ReplicaSet's":   {[]build.Option{build.OwnedBy(build.ReplicaSet("web")), demand(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "n")}, ""},
+		"without an owner": {[]build.Option{demand(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "n")}, ""},
+		"without a demand": {[]build.Option{daemons}, ""},
+		"by another field": {[]build.Option{daemons, demand("metadata.uid", corev1.NodeSelectorOpIn, "n")}, ""},
+		"any node but one": {[]build.Option{daemons, demand(metav1.ObjectNameField, corev1.NodeSelectorOpNotIn, "n")}, ""},
+		"several nodes":    {[]build.Option{daemons, demand(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "n", "o")}, ""},
+	} {
+		if got := NodeOf(build.Pod("p", tc.options...)); got != tc.want {
+			t.Errorf("%s: it is for %q, want %q", name, got, tc.want)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package seats
+
+import (
+	"testing"
+	"time"
+)
+
+// TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom: each round takes twice as long
+// as the one before, five minutes at most; after as long without one it begins anew.
+func TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom(t *testing.T) {
+	l, clock := newTestLedger("a")
+	r := Request{Cohort: cohortOne} // a spread without groups: any pod may be made anew
+	created := clock.Now().Add(-time.Minute)
+	expect := func(what string, may bool, after time.Duration) {
+		t.Helper()
+		if is, in := l.Renew(r, created); is != may || in != after {
+			t.Fatalf("%s: it may be made anew: %t, ask again in %s, want %t and %s", what, is, in, may, after)
+		}
+	}
+	expect("the first", true, 0)
+	expect("one as old", true, 0)
+	for _, seconds := range []int{2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
+		span := time.Duration(seconds) * time.Second
+		created = clock.Now() // its successor
+		expect("in a round", false, span)
+		clock.Step(span - time.Second)
+		expect("just before its end", false, time.Second)
+		clock.Step(time.Second)
+		expect("at its end", true, 0)
+		expect("another of that round", true, 0)
+	}
+	created = clock.Now()
+	clock.Step(maxRound + maxRound) // the last round has ended as long ago as a round may take
+	expect("after a long time", true, 0)
+	created = clock.Now()
+	expect("in the first of new rounds", false, firstRound)
+}
+
+// TestPodsThatGetTheirSeatEndTheRounds: what kept them from it is over.
+func TestPodsThatGetTheirSeatEndTheRounds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(p *Pod, began time.Time)
+		ended  bool
+	}{
+		"a pinned pod":                    {func(p *Pod, _ time.Time) { p.Seat, p.GroupStamp = "s", "a" }, true},
+		"an overridden pod":               {func(p *Pod, _ time.Time) { p.CreatedFor = "rs" }, true},
+		"a pinned pod from before":        {func(p *Pod, began time.Time) { p.Seat, p.GroupStamp, p.Created = "s", "a", began.Add(-time.Second) }, false},
+		"one that is created as it comes": {func(*Pod, time.Time) {}, false},
+		"a pod of another owner": {func(p *Pod, _ time.Time) {
+			other := *p.Controller
+			other.UID = "other"
+			p.Controller, p.Seat, p.GroupStamp = &other, "s", "a"
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, clock := newTestLedger("a")
+			began := clock.Now()
+			l.Renew(Request{Cohort: cohortOne}, began.Add(-time.Minute))
+			pod := podIn("p", "")
+			pod.Created = began
+			tc.change(pod, began)
+			l.Observe(pod)
+			if ended := len(l.rounds) == 0; ended != tc.ended {
+				t.Errorf("the rounds have ended: %t", ended)
+			}
+		})
+	}
+}
+
+// TestNoMorePodsAreMadeAnewThanThereAreSeats: one that is on its way will take one, until it
+// has come, or does not come.
+func TestNoMorePodsAreMadeAnewThanThereAreSeats(t *testing.T) {
+	l, clock := newTestLedger("a")
+	spread := weights("a", 1)
+	for _, name := range []string{"p0", "p1"} {
+		l.Observe(podIn(name, "node-a"))
+	}
+	created := clock.Now().Add(-time.Minute)
+	r := request("", 4, spread) // two seats are open
+	expect := func(what string, pods int) {
+		t.Helper()
+		for i := range pods + 1 {
+			if may, after := l.Renew(r, created); may != (i < pods) || !may && after != retryOpen {
+				t.Fatalf("%s: pod %d may be made anew: %t, ask again in %s; want %d in all", what, i, may, after, pods)
+			}
+		}
+	}
+	expect("as many as there are open seats", 2)
+	l.Stay(r)
+	expect("one for the one that stayed", 1)
+	clock.Step(takeTTL)
+	expect("those that did not come are not waited for", 2)
+	l.Stay(Request{Cohort: Cohort{Owner: "unknown"}}) // nothing is known of it
+}
