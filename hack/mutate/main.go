@@ -104,8 +104,8 @@ func test(ctx context.Context, dir, binary string, id int, most time.Duration) (
 	return string(raw), err == nil
 }
 
-// build compiles the tests of a package with all changes in it, next to nothing of which
-// is in force.
+// build compiles the tests of a package with all changes in it. cleanUp removes what it
+// has written.
 func build(ctx context.Context, dir string) (binary string, changes []change, cleanUp func(), err error) {
 	p, err := load(ctx, dir)
 	if err != nil {

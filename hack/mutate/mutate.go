@@ -51,15 +51,12 @@ func load(ctx context.Context, dir string) (*source, error) {
 		if err != nil {
 			return fmt.Errorf("reading %s: %w", line, err)
 		}
-		if !ast.IsGenerated(file) {
-			p.files = append(p.files, file)
-		}
+		p.files = append(p.files, file)
 		return nil
 	}, "-f", `{{range .GoFiles}}{{println .}}{{end}}`, ".")
 	if err != nil {
 		return nil, err
 	}
-	p.files = slices.DeleteFunc(p.files, func(f *ast.File) bool { return f == nil })
 	if len(p.files) == 0 {
 		return nil, fmt.Errorf("reading %s: no file of Go", dir)
 	}
@@ -102,6 +99,9 @@ func (p *source) mutate() (files map[string][]byte, changes []change) {
 	m := &mutator{source: p}
 	files = map[string][]byte{}
 	for _, file := range p.files {
+		if ast.IsGenerated(file) {
+			continue
+		}
 		m.edits = nil
 		m.walk(file)
 		path := p.fset.Position(file.Pos()).Filename

@@ -225,10 +225,11 @@ func named(of *ownership.Object) *ownership.Object {
 
 func (l *Lineage) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, schema.GroupResource, error) {
 	ref := of.Controller
-	gk := l.canonical(ref.GroupKind())
-	in, k := l.walker, l.walker.kindOf(gk)
+	gk := ref.GroupKind()
+	in, k := l.known(gk)
 	if k == nil {
-		in, k = l.others, l.others.kindOf(gk)
+		gk = l.canonical(gk)
+		in, k = l.known(gk)
 	}
 	if k != nil {
 		if o := in.Get(ref.UID); mayOwn(o, of) {
@@ -364,6 +365,14 @@ func (l *Lineage) meet(ctx context.Context, gvk schema.GroupVersionKind) (*Walke
 		return l.others, f.kind, nil // another pod was first, or this one writes the kind otherwise
 	}
 	return l.others, l.others.addLocked(served).kind, nil
+}
+
+// known is a kind that was met, and where its objects are.
+func (l *Lineage) known(gk schema.GroupKind) (*Walker, *kind) {
+	if k := l.walker.kindOf(gk); k != nil {
+		return l.walker, k
+	}
+	return l.others, l.others.kindOf(gk)
 }
 
 // canonical is a kind as the API server writes it, if that is known.

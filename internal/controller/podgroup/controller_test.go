@@ -570,9 +570,9 @@ func TestRulesThatCannotBeReadAreTold(t *testing.T) {
 		{false, true, true, 1},
 	} {
 		forbidden = want.forbidden
+		r.watchFailed(io.EOF) // passes
 		if want.unwatched {
-			r.watchFailed(errors.New("no watch"))
-			r.watchFailed(io.EOF)
+			r.watchFailed(apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no watch")))
 		}
 		if answered := r.look(t.Context()); answered != (!want.forbidden && !want.unwatched) {
 			t.Errorf("step %d: answered: %t", i, answered)

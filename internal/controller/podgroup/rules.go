@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -57,7 +56,7 @@ const (
 	lookEvery = 2 * time.Minute
 	// lookAgain is when is looked again where the API server did not answer as it should.
 	lookAgain = 5 * time.Second
-	// unwatchedFor is how long a failure of the watch counts: it is tried again within a
+	// unwatchedFor is how long a refusal of the watch counts: it is tried again within a
 	// minute.
 	unwatchedFor = time.Minute
 	// askers is how many rules are asked about at a time.
@@ -101,7 +100,7 @@ type Rules struct {
 	unread map[schema.GroupKind]write[unread]
 	// asked is what was wrong with each rule when the API server said last.
 	asked map[ownership.LevelRule]string
-	// unwatched is the last failure of the watch, and unreadable how many looks in a row
+	// unwatched is the last time that the watch was refused, and unreadable how many looks in a row
 	// could not read the ConfigMap.
 	unwatched  write[error]
 	unreadable int
@@ -200,10 +199,10 @@ func (r *Rules) setNone() {
 	r.woken.Store(true)
 }
 
-// watchFailed records that the ConfigMap could not be listed or watched. A watch that just
-// ends is no failure.
+// watchFailed records that the ConfigMap may not be listed or watched. Failures that pass
+// are no concern of people, and those that last keep it from being read too.
 func (r *Rules) watchFailed(err error) {
-	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+	if !apierrors.IsForbidden(err) {
 		return
 	}
 	r.mu.Lock()
@@ -213,7 +212,7 @@ func (r *Rules) watchFailed(err error) {
 }
 
 func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
-	r.config = config
+	r.config, r.unwatched = config, write[error]{}
 	text := ""
 	if config != nil {
 		text = config.Data[ownership.LevelsKey]
@@ -292,14 +291,16 @@ func (r *Rules) look(ctx context.Context) (answered bool) {
 	if !r.Leads() {
 		return true
 	}
-	answered = r.lookReadable(ctx)
+	if !r.lookReadable(ctx) {
+		return false
+	}
 	r.mu.Lock()
 	config, rejected, notes := r.config, r.rejected, slices.Clone(r.notes)
 	r.mu.Unlock()
 	levels := r.Resolver.Levels()
 	if config == nil || levels == nil {
 		problemsGauge.Set(0)
-		return answered
+		return true
 	}
 	if rejected == nil { // first what a replica that starts later needs
 		switch err := r.remember(ctx, config); {
@@ -308,7 +309,7 @@ func (r *Rules) look(ctx context.Context) (answered bool) {
 			notes = append(notes, fmt.Sprintf("the annotation %s cannot be written, so that a replica that starts while the text is wrong has no rules: %v", LastGoodAnnotation, errors.Unwrap(err)))
 		default:
 			ctrl.Log.WithName("gangs").Error(err, "The last good rules are not kept yet")
-			answered = false
+			return false
 		}
 	}
 	notes = append(notes, r.unmatched(ctx, levels)...)
@@ -319,7 +320,7 @@ func (r *Rules) look(ctx context.Context) (answered bool) {
 	slices.Sort(notes)
 	problemsGauge.Set(float64(len(notes)))
 	r.tell(config, rejected, notes, len(levels.Rules))
-	return answered
+	return true
 }
 
 // lookReadable tells whether the ConfigMap can be read, and tells people if it could not
@@ -333,9 +334,9 @@ func (r *Rules) lookReadable(ctx context.Context) bool {
 	}
 	lasting := r.unreadable > 1
 	r.mu.Unlock()
-	unreadableGauge.Set(0)
 	switch {
 	case err == nil:
+		unreadableGauge.Set(0)
 		r.say(nil, corev1.EventTypeWarning, ReasonRulesUnreadable, "")
 	case lasting:
 		unreadableGauge.Set(1)
@@ -355,7 +356,9 @@ func (r *Rules) stillUnread(ctx context.Context) (notes []string) {
 	for gk, why := range unread {
 		if time.Since(why.at) > unreadFor && (why.value.resource.Empty() || r.mayGet(bounded, why.value.resource)) {
 			r.mu.Lock()
-			delete(r.unread, gk)
+			if r.unread[gk] == why { // no pod has met it since
+				delete(r.unread, gk)
+			}
 			r.mu.Unlock()
 			continue
 		}
