@@ -105,6 +105,7 @@ func TestClusterLifecycle(t *testing.T) {
 	step("the API server comes back with its data", func(t *testing.T) { testAPIServerRestart(t, c, client) })
 	step("a paused scheduler places nothing", func(t *testing.T) { testPausedScheduler(t, c, client) })
 	step("schedulers take another configuration", func(t *testing.T) { testSchedulers(t, c, client) })
+	step("a scheduler that loses its Lease comes back", func(t *testing.T) { testSchedulerThatLosesItsLease(t, c, client) })
 	step("kwok takes its nodes back after a restart", func(t *testing.T) { testKwokRestart(t, c, client) })
 	step("an extra process obeys the verbs", func(t *testing.T) { testExtraProcess(t, c) })
 	step("attaching gives the same cluster", func(t *testing.T) { testAttach(t, c) })

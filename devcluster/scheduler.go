@@ -27,6 +27,7 @@ func (c *Cluster) schedulerProcess(name, kubeconfig string, config []byte) (proc
 		return processRecord{}, err
 	}
 	p := c.component(Scheduler, append(args, "--config="+path), health)
+	p.Again = true // it ends when it has lost its Lease
 	if name != Scheduler {
 		p.Name, p.Kind, p.Log = name, kindScheduler, c.LogPath(name)
 	}

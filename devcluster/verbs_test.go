@@ -13,6 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -80,6 +81,38 @@ func testSchedulers(t *testing.T, c *Cluster, client kubernetes.Interface) {
 	}
 	if err := c.RemoveProcess(t.Context(), Etcd); err == nil {
 		t.Error("etcd can be removed")
+	}
+}
+
+// testSchedulerThatLosesItsLease: a kube-scheduler that could not renew its Lease
+// in time ends, and is started again.
+func testSchedulerThatLosesItsLease(t *testing.T, c *Cluster, client kubernetes.Interface) {
+	const name = "elected"
+	config := []byte("profiles: [{schedulerName: " + name + "}]\n" +
+		"leaderElection: {leaderElect: true, resourceName: kube-scheduler, resourceNamespace: kube-system, " +
+		"leaseDuration: 4s, renewDeadline: 3s, retryPeriod: 1s}")
+	if err := c.StartScheduler(t.Context(), name, config); err != nil {
+		t.Fatal(err)
+	}
+	leads := func(ctx context.Context) error {
+		lease, err := client.CoordinationV1().Leases("kube-system").Get(ctx, Scheduler, metav1.GetOptions{})
+		if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "another") {
+			err = errors.New("it does not lead")
+		}
+		return err
+	}
+	eventually(t, "waiting for the scheduler to lead", leads)
+	another := []byte(`{"spec":{"holderIdentity":"another"}}`)
+	if _, err := client.CoordinationV1().Leases("kube-system").Patch(t.Context(), Scheduler, types.MergePatchType, another, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "waiting for the scheduler to lead again", leads)
+	spec := podSpec("sim")
+	spec.SchedulerName = name
+	createPod(t, client, "by-elected", nil, spec)
+	waitPod(t, client, "by-elected", isPodReady)
+	if err := c.RemoveProcess(t.Context(), name); err != nil {
+		t.Error(err)
 	}
 }
 
