@@ -26,7 +26,7 @@ PKG ?=
 BENCH_PKG ?= ./perf
 DEMO_PKG ?= ./demo
 ARGS ?=
-# What make demo shows beside the document's example: rollout, scale, early, pools, capacity or gangs.
+# What make demo shows beside the first example: rollout, scale, early, pools, capacity or gangs.
 SCENE ?=
 export SCENE
 # What builds etcd, kube-apiserver and the other programs of the devcluster,

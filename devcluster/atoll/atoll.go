@@ -77,7 +77,7 @@ type Options struct {
 	Values map[string]any
 	// Form is the chart's default if it is not set. Pinned leaves every
 	// kube-scheduler alone, Isolated starts a second one, Scheduler, which asks the
-	// extender, and Plain gives the extender to the cluster's own, as in document 000.
+	// extender, and Plain gives the extender to the cluster's own.
 	Form Form
 	// Managed lets the cluster's own kube-scheduler, in the plain form, ask about
 	// the pods only that a policy has a say in. Unset, it asks about every pod.

@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
-// Deletion costs by class (document 004, "DELETE"): a ReplicaSet that shrinks takes
+// Deletion costs by class (docs/sources.md, C9): a ReplicaSet that shrinks takes
 // spot pods first.
 const (
 	onDemandCost int32 = 100

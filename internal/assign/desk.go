@@ -1,4 +1,4 @@
-// Package assign hands out seats at creation (document 000, early assignment):
+// Package assign hands out seats at creation (docs/sources.md, G22):
 // the pod webhook asks for a seat for a pod that does not exist yet. The replica
 // that leads asks its ledger; any other asks the one that leads, and without
 // one nobody gets a seat.

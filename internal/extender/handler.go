@@ -1,5 +1,5 @@
-// Package extender speaks kube-scheduler's extender protocol (document 000,
-// "GroupSchedulingExtender") and hands every question on to the ledger of
+// Package extender speaks kube-scheduler's extender protocol (docs/sources.md,
+// G9 to G11) and hands every question on to the ledger of
 // seats. It decodes, asks, encodes; it decides nothing.
 //
 //	POST /scheduler/filter      narrow the nodes to the group whose turn it is, reserve the seat
@@ -29,7 +29,7 @@ import (
 // changes makes kube-scheduler try the pod again at once, for ever.
 const (
 	// TextNotBound refuses every node for a pod whose application requires a
-	// PropagationPolicy that is not bound (document 000, situations 1 and 2).
+	// PropagationPolicy that is not bound (docs/sources.md, G5).
 	TextNotBound = "the workload requires a PropagationPolicy that is missing, not valid or not bound yet"
 	// TextOverrideNotBound refuses every node for a pod whose application
 	// requires an OverridePolicy that is not bound: it must not start without.
@@ -49,7 +49,7 @@ type Handler struct {
 	// Client binds pods and overrides their images.
 	Client kubernetes.Interface
 	// Wide lets the filter keep the nodes of every group that lacks pods, and
-	// reserve nothing (document 000's literal way); prioritize ranks them, and
+	// reserve nothing (docs/sources.md, G10 and G11); prioritize ranks them, and
 	// bind refuses pods that come too late. Default: the filter keeps one group
 	// and reserves the seat.
 	Wide bool

@@ -1,5 +1,5 @@
-// Package gangs knows which PodGroup the pods of gang schedulers belong to (document
-// 003): the rules in force, those pods, and the PodGroups that there are.
+// Package gangs knows which PodGroup the pods of gang schedulers belong to (docs/sources.md,
+// V1 to V9): the rules in force, those pods, and the PodGroups that there are.
 //
 //	Resolver: pod ─► owners ─► rules ─► the owner that has the PodGroup
 //	Store:    pods of the schedulers, by the PodGroup that they name; PodGroups

@@ -23,7 +23,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
-// DefaultGangConfig is the ConfigMap of document 003.
+// DefaultGangConfig is Volcano's ConfigMap (docs/sources.md, V3).
 const DefaultGangConfig = "volcano-system/volcano-controller-configmap"
 
 // Values of --filter.
@@ -126,7 +126,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
 	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
 	fs.StringVar(&c.MarkResource, "mark-resource", "", "extended resource of which the pods whose workload requires a policy ask for none, for a kube-scheduler whose extender manages it; unset marks no pod")
-	fs.StringVar(&c.CapacityClasses, "capacity-classes", capacity.DefaultPreset, "how on-demand and spot nodes are known: document, karpenter, eks, gke, aks, or a JSON object with onDemand and spot, each with demands and tolerations; None leaves all pods alone")
+	fs.StringVar(&c.CapacityClasses, "capacity-classes", capacity.DefaultPreset, "how on-demand and spot nodes are known: cloudpilot, karpenter, eks, gke, aks, or a JSON object with onDemand and spot, each with demands and tolerations; None leaves all pods alone")
 	fs.DurationVar(&c.CapacityFallback, "capacity-fallback-after", policies.DefaultFallback, "how long a class of capacity has no node before pods of workloads with the annotation atoll.dev/capacity-on-empty-class: Fallback get the other one: longer than it takes to make nodes")
 	fs.BoolVar(&c.Gangs, "gangs", false, "give PodGroups (scheduling.volcano.sh/v1beta1) to the pods of --gangs-schedulers that name none")
 	fs.Func("gangs-schedulers", "comma-separated schedulers whose pods get PodGroups (default: volcano)", list(&c.GangSchedulers))

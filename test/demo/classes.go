@@ -19,9 +19,9 @@ const (
 	classLabel = "node.kubernetes.io/capacity"
 )
 
-// classes is the scene of document 004.
+// classes shows on-demand and spot nodes (docs/sources.md, C4).
 var classes = scene{
-	name: "capacity", about: "the four cases of document 004, spot nodes that are taken back, and a Deployment that shrinks: exact each time",
+	name: "capacity", about: "the four cases of docs/sources.md, C4, spot nodes that are taken back, and a Deployment that shrinks: exact each time",
 	begin: (*stage).watchClasses,
 	acts: []act{{
 		commands: [][]string{

@@ -153,7 +153,7 @@ func wrap(text string, width int) []string {
 // frame is the whole screen: the picture, what it came to, and of what
 // happened as much as there is room for.
 func frame(p *picture, log []entry, hints []string, end *outcome, elapsed time.Duration, width, height int) []line {
-	lines := []line{{fmt.Sprintf("Atoll: the example of document 000, live   %.0f s", elapsed.Seconds()), title}, {}}
+	lines := []line{{fmt.Sprintf("Atoll: one Deployment in two NodeGroups, live   %.0f s", elapsed.Seconds()), title}, {}}
 	lines = append(lines, drawGroups(p)...)
 	lines = append(lines, line{})
 	for _, status := range drawStatus(p, end) {
@@ -315,11 +315,11 @@ func drawStatus(p *picture, end *outcome) []line {
 		return lines
 	}
 	if len(end.failures) == 0 {
-		lines = append(lines, line{fmt.Sprintf("As document 000 promises, %.1f s after the labels; never more than %d of %d pods unavailable at a time.",
+		lines = append(lines, line{fmt.Sprintf("As the policies say, %.1f s after the labels; never more than %d of %d pods unavailable at a time.",
 			end.converged.Seconds(), end.picture.availability.worst, end.picture.availability.wanted), good})
 	}
 	for _, failure := range end.failures {
-		lines = append(lines, line{"NOT as document 000 promises: " + failure, bad})
+		lines = append(lines, line{"NOT as the policies say: " + failure, bad})
 	}
 	return lines
 }

@@ -28,7 +28,7 @@ func TestFrame(t *testing.T) {
 		{4 * time.Second, event, "SurplusPodEvicted deployment/nginx: Evicted pod p0"},
 	}
 	got := text(frame(p, log, []string{"Try it"}, nil, 5*time.Second, 120, 40))
-	want := `Atoll: the example of document 000, live   5 s
+	want := `Atoll: one Deployment in two NodeGroups, live   5 s
 
   NODE            POD  IMAGE                            STATE             RESTARTS
 hangzhou: wanted 3, has 3, ready 2
@@ -85,11 +85,11 @@ func TestFrameSaysWhatItCameTo(t *testing.T) {
 	p := compose(kept())
 	p.availability = &availability{wanted: 5, worst: 1}
 	got := text(frame(p, nil, nil, &outcome{picture: p, converged: 2 * time.Second}, 0, 120, 40))
-	if !strings.Contains(got, "As document 000 promises, 2.0 s after the labels; never more than 1 of 5 pods unavailable at a time.") {
+	if !strings.Contains(got, "As the policies say, 2.0 s after the labels; never more than 1 of 5 pods unavailable at a time.") {
 		t.Errorf("the promise is not mentioned in\n%s", got)
 	}
 	got = text(frame(p, nil, nil, &outcome{picture: p, failures: []string{"it rained"}}, 0, 120, 40))
-	if !strings.Contains(got, "NOT as document 000 promises: it rained") {
+	if !strings.Contains(got, "NOT as the policies say: it rained") {
 		t.Errorf("the failure is not mentioned in\n%s", got)
 	}
 }
@@ -147,15 +147,15 @@ func TestJournalSplitsLines(t *testing.T) {
 	}
 }
 
-func TestReadDocument(t *testing.T) {
-	d, err := readDocument("../..")
+func TestReadExample(t *testing.T) {
+	d, err := readExample("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(d.groups) == 0 || len(d.policies) == 0 {
 		t.Errorf("groups %q, policies %q, want some of both", d.groups, d.policies)
 	}
-	if _, err := readDocument(t.TempDir()); err == nil || !strings.Contains(err.Error(), "NodeGroup") {
+	if _, err := readExample(t.TempDir()); err == nil || !strings.Contains(err.Error(), "NodeGroup") {
 		t.Errorf("an empty directory gives %v, want an error that names what is missing", err)
 	}
 }

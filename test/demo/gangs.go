@@ -21,10 +21,10 @@ const (
 	trainer = "deploy-with-volcano"
 )
 
-// updates are the images of the four updates of document 003's Deployment.
+// updates are the images of the four updates of the Deployment (docs/sources.md, V7).
 var updates = []string{"nginx:1.28", "nginx:1.29", "nginx:1.30", "nginx:1.31"}
 
-// together is the scene of document 003. Its pods stay Pending, because no Volcano runs
+// together shows PodGroups. Its pods stay Pending, because no Volcano runs
 // here: each update makes one pod, and waits for it.
 var together = scene{
 	name:  "gangs",

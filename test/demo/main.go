@@ -1,7 +1,7 @@
-// Command demo shows the example of document 000 on a cluster of hollow
-// kubelets: nginx runs with 2 pods in Hangzhou and 3 in Beijing, the document's
-// NodeGroups and policies are applied byte for byte, and the pods move and
-// change until they are as the policies say.
+// Command demo shows the example of examples/groups on a cluster of hollow
+// kubelets: nginx runs with 2 pods in Hangzhou and 3 in Beijing, NodeGroups and
+// policies are applied, and the pods move and change until they are as the
+// policies say.
 //
 //	make demo                 # live on a terminal, until Ctrl-C
 //	make demo DEMO_EXIT=1     # plain lines, ends by itself
@@ -10,7 +10,7 @@
 //
 // Without a terminal or with DEMO_EXIT set it prints a line for everything that
 // happens, ends with a table, and exits 0 only if the table is what the
-// document promises. Whatever it shows it has read from the API server.
+// policies say. Whatever it shows it has read from the API server.
 package main
 
 import (
@@ -33,7 +33,7 @@ import (
 
 const (
 	// wantedWithin bounds the time from the applying of the policies to the
-	// document's promise.
+	// end of the example.
 	wantedWithin = 3 * time.Minute
 	// setupWithin bounds the installation of Atoll, and what comes between that and
 	// the policies, without the building of programs.

@@ -52,7 +52,7 @@ func condition(status metav1.ConditionStatus, reason string, generation int64) [
 	return []metav1.Condition{{Type: gm.ConditionReady, Status: status, Reason: reason, ObservedGeneration: generation}}
 }
 
-// kept are the objects of a cluster in which the document's promise is kept.
+// kept are the objects of a cluster in which everything is as the policies say.
 func kept() objects {
 	const hangzhou, beijing = "hangzhou.registry.io/nginx:1.27", "beijing.registry.io/nginx:1.27"
 	group := func(name string, nodes ...string) gm.NodeGroup {

@@ -29,7 +29,7 @@ type answer struct {
 	once bool
 }
 
-// pools is the scene of document 001.
+// pools shows NodePools and a UnitedDeployment.
 var pools = scene{
 	name: "pools", about: "nodes get what their pool gives; one template runs in both pools and is rolled out pool by pool; a node that leaves gets its own taint back",
 	begin: (*stage).watchPools,

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// scene is what the demo shows after the document's example.
+// scene is what the demo shows after the first example.
 type scene struct {
 	name, about string
 	// begin, if it is there, comes before the acts.
@@ -99,8 +99,8 @@ func chosenScene() (*scene, error) {
 	return &scenes[i], nil
 }
 
-// play plays a scene after the document's example and adds what came of it.
-func (s *stage) play(ctx context.Context, doc *document, sc *scene, end *outcome) error {
+// play plays a scene after the first example and adds what came of it.
+func (s *stage) play(ctx context.Context, doc *example, sc *scene, end *outcome) error {
 	if sc == nil || len(end.failures) > 0 {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (s *stage) play(ctx context.Context, doc *document, sc *scene, end *outcome
 	return nil
 }
 
-func (s *stage) playAct(ctx context.Context, doc *document, a *act, end *outcome) error {
+func (s *stage) playAct(ctx context.Context, doc *example, a *act, end *outcome) error {
 	if a.available > 0 {
 		s.state.watchAvailability(a.available)
 	}

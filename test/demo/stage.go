@@ -29,7 +29,7 @@ const (
 	overridePolicy    = "nginx-overridepolicy"
 )
 
-// places are the nodes of the document's example, in lower case as names of
+// places are the nodes of the example, in lower case as names of
 // nodes are, and the number of pods that each place has before the policies.
 var places = []struct {
 	name  string
@@ -69,7 +69,7 @@ func (s *stage) perform(ctx context.Context) (*outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	doc, err := findDocument(ctx)
+	doc, err := findExample(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func (s *stage) perform(ctx context.Context) (*outcome, error) {
 		return nil, ctx.Err()
 	}
 	s.state.watchAvailability(wantedPods())
-	if err := s.applyDocument(setup, doc); err != nil {
+	if err := s.applyExample(setup, doc); err != nil {
 		return nil, err
 	}
 	end, err := s.awaitPromise(ctx, promised, maxUnavailable, wantedWithin)
@@ -166,7 +166,7 @@ func (s *stage) build(ctx context.Context, gangs bool) error {
 	return s.state.watchAtoll(ctx)
 }
 
-// runNginx makes the document's starting point. Cordons steer the pods, so
+// runNginx makes the starting point. Cordons steer the pods, so
 // that nothing in the Deployment does.
 func (s *stage) runNginx(ctx context.Context) error {
 	total := 0
@@ -199,8 +199,8 @@ func (s *stage) runNginx(ctx context.Context) error {
 	return nil
 }
 
-// applyDocument applies the document's YAML and labels the Deployment.
-func (s *stage) applyDocument(ctx context.Context, doc *document) error {
+// applyExample applies the example's YAML and labels the Deployment.
+func (s *stage) applyExample(ctx context.Context, doc *example) error {
 	for _, file := range append(append([]string{}, doc.groups...), doc.policies...) {
 		if err := s.kubectlIn(ctx, doc.dir, "apply", "-f", file); err != nil {
 			return err

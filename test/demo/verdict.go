@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// promise is what document 000 says will be in one group.
+// promise is what the policies say will be in one group.
 type promise struct {
 	group  string
 	pods   int
@@ -17,7 +17,7 @@ type promise struct {
 	args string
 }
 
-// promised is the document's words, "we want 3 pods to run in Hangzhou and 2
+// promised is docs/sources.md, G23: "we want 3 pods to run in Hangzhou and 2
 // pods to run in Beijing" and "use their local image registry", as numbers and
 // names. It is what the demo is judged by, never what it shows.
 var promised = []promise{
@@ -146,14 +146,14 @@ func closing(o *outcome) string {
 		fmt.Fprintln(&out, line+".")
 	}
 	if len(o.failures) == 0 && len(o.scene) > 0 {
-		fmt.Fprintln(&out, "As document 000 promises, and so was the scene.")
+		fmt.Fprintln(&out, "As the policies say, and so was the scene.")
 		return out.String()
 	}
 	if len(o.failures) == 0 {
-		fmt.Fprintln(&out, "As document 000 promises.")
+		fmt.Fprintln(&out, "As the policies say.")
 		return out.String()
 	}
-	fmt.Fprintln(&out, "NOT as document 000 promises:")
+	fmt.Fprintln(&out, "NOT as the policies say:")
 	for _, failure := range o.failures {
 		fmt.Fprintln(&out, "  - "+failure)
 	}

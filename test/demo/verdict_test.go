@@ -99,7 +99,7 @@ PropagationPolicy nginx-propagationpolicy: Ready=True Satisfied
 OverridePolicy nginx-overridepolicy: Ready=True Satisfied
 Unavailable pods, counted after each change of any pod: never more than 1 of 5 at a time.
 First picture after 12.0 s; as it is now 1.5 s after the labels, 14.0 s in total.
-As document 000 promises.
+As the policies say.
 `
 	if got := closing(o); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -108,7 +108,7 @@ As document 000 promises.
 	objects.groups, objects.pods = nil, []*corev1.Pod{}
 	o = &outcome{picture: compose(objects), failures: []string{"this", "and that"}}
 	got := closing(o)
-	for _, part := range []string{"(none)     –        0    0", "NOT as document 000 promises:\n  - this\n  - and that\n"} {
+	for _, part := range []string{"(none)     –        0    0", "NOT as the policies say:\n  - this\n  - and that\n"} {
 		if !strings.Contains(strings.ReplaceAll(got, "(none)   –", "(none)     –"), part) {
 			t.Errorf("%q is missing in\n%s", part, got)
 		}

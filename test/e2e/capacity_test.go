@@ -143,7 +143,7 @@ func (f *fixture) splitSays(name, reason string) error {
 	return nil
 }
 
-// TestCapacityDivides has the document's four cases, what becomes of them when the
+// TestCapacityDivides has the four cases of docs/sources.md, C4, what becomes of them when the
 // workload is scaled, and what people see of it.
 func TestCapacityDivides(t *testing.T) {
 	f := trio.fixture(t)

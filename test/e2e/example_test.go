@@ -20,9 +20,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-const exampleDir = "../../examples/document-000"
+const exampleDir = "../../examples/groups"
 
-// TestExampleInAnyOrder is scenario 1: the example of document 000, byte for
+// TestExampleInAnyOrder is scenario 1: the example of examples/groups, byte for
 // byte, in three orders of application.
 func TestExampleInAnyOrder(t *testing.T) {
 	for name, order := range map[string][]func(*fixture){
@@ -125,7 +125,7 @@ func (f *fixture) runNginxTwoAndThree() {
 	f.cordon(false, hangzhou...)
 }
 
-// exampleReached tells whether pods, images and readiness are as the document
+// exampleReached tells whether pods, images and readiness are as the example
 // says they become.
 func (f *fixture) exampleReached() error {
 	pods := f.pods("nginx") // once: what is looked at twice may have changed in between

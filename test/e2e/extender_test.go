@@ -139,7 +139,7 @@ func texts(m extenderv1.FailedNodesMap) []string {
 	return all
 }
 
-// TestLabelSituations is scenario 5: the four situations of document 000, and
+// TestLabelSituations is scenario 5: the four situations of docs/sources.md, G5, and
 // a stray binding label.
 func TestLabelSituations(t *testing.T) {
 	f := isolated.fixture(t)

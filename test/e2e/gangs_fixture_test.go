@@ -26,7 +26,7 @@ import (
 // ganged is a cluster with PodGroups, and two replicas of atoll-manager.
 var ganged = lateCluster{options: atoll.Options{Replicas: 2, Gangs: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true}
 
-// bothConfigs are the ConfigMaps of document 003, as they are written there.
+// bothConfigs are the ConfigMaps of docs/sources.md, V3, in both spellings.
 var bothConfigs = map[string]string{
 	"podgroup-level-rules": `podgroup-level-rules:
 - apiversion: apps/v1                    

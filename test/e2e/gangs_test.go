@@ -19,7 +19,7 @@ import (
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 )
 
-// TestGangsDocument is document 003: its four cases with both its ConfigMaps.
+// TestGangsDocument is docs/sources.md, V1 to V7: four cases with both its ConfigMaps.
 func TestGangsDocument(t *testing.T) {
 	for spelling, text := range bothConfigs {
 		t.Run(spelling, func(t *testing.T) {

@@ -23,8 +23,7 @@ func chosenBy(selector *apps.NodeSelector, spec apps.NodePoolSpec) apps.NodePool
 
 // TestPoolSelectsNodes is scenario 36: nodes that the selector matches are in
 // the pool and carry its label, those that match no more leave, and a changed
-// selector is asked anew. (Document 001: "a label query over nodes to consider
-// for adding to the pool".)
+// selector is asked anew (docs/sources.md, P2).
 func TestPoolSelectsNodes(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/site": "a"}, "query-0", "query-1")
@@ -288,7 +287,7 @@ func many(n int, format string) string {
 }
 
 // TestPoolsTypeStaysAndIsShown is scenario 40: a type that is set cannot be
-// changed, and kubectl shows the columns of document 001 under the short name
+// changed, and kubectl shows the columns that users know from OpenYurt under the short name
 // and in the category.
 func TestPoolsTypeStaysAndIsShown(t *testing.T) {
 	f := newFixture(t)

@@ -11,7 +11,7 @@ import (
 )
 
 // The tests of the plain form, in which the cluster's own kube-scheduler asks
-// the extender, as document 000 has it: what differs there from the chart's
+// the extender, as docs/sources.md, G2, has it: what differs there from the chart's
 // default, and what matters most in either.
 
 // TestPlainSchedulerAsksAboutEveryPod: the cluster's own kube-scheduler places

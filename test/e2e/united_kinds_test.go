@@ -109,7 +109,7 @@ func TestUnitedStatefulSets(t *testing.T) {
 	f.done("kv")
 }
 
-// TestUnitedDaemonSets: document 001's text names DaemonSets too. Each pool has
+// TestUnitedDaemonSets is docs/sources.md, P7. Each pool has
 // one on its own nodes, and updates go from pool to pool.
 func TestUnitedDaemonSets(t *testing.T) {
 	f := newFixture(t)

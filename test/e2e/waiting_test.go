@@ -312,7 +312,7 @@ func TestAPolicyOfAnotherNamespaceIsNotUsed(t *testing.T) {
 	})
 }
 
-// TestWideFilterIsExactInTheEnd: the document's literal way, every open group
+// TestWideFilterIsExactInTheEnd: docs/sources.md, G10 and G11, as written: every open group
 // kept and ranked, is corrected at the bind.
 func TestWideFilterIsExactInTheEnd(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--filter=Wide"}, Values: map[string]any{

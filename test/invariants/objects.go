@@ -60,7 +60,7 @@ type Pod struct {
 // Node is what is judged of a node.
 type Node struct {
 	Name, Group string
-	// Class is the class of capacity, by the label of document 004.
+	// Class is the class of capacity, by the label of the node.
 	Class string
 	Ready bool
 }

@@ -60,7 +60,7 @@ func class(i int) string {
 }
 
 // made are the examples that are there from the beginning.
-var made = []string{"examples/document-000/01-nodegroups.yaml", "examples/pools/01-nodepools.yaml"}
+var made = []string{"examples/groups/01-nodegroups.yaml", "examples/pools/01-nodepools.yaml"}
 
 func main() {
 	klog.SetLogger(logr.Discard())
@@ -192,7 +192,7 @@ func usage(cluster *devcluster.Cluster) {
   export PATH=%s:$PATH        # kubectl of the cluster's version; yours will do
 
   kubectl get nodegroups,nodepools
-  kubectl apply -f examples/document-000/deployment.yaml -f examples/document-000/02-policies.yaml
+  kubectl apply -f examples/groups/deployment.yaml -f examples/groups/02-policies.yaml
   kubectl label deployment nginx groupmanagement.kubeedge.io/required-propagationpolicy=nginx-propagationpolicy groupmanagement.kubeedge.io/required-overridepolicy=nginx-overridepolicy
   kubectl get pods -o wide
   kubectl apply -f examples/pools/02-uniteddeployment.yaml

@@ -28,8 +28,7 @@ type LabelValue string
 // +kubebuilder:validation:MaxLength=1024
 type AnnotationValue string
 
-// NodePool is a group of nodes with the same attributes (document 001,
-// "NodePool API"): its labels, annotations and taints are on every node of the
+// NodePool is a group of nodes with the same attributes: its labels, annotations and taints are on every node of the
 // pool, and what a node had before comes back when it leaves. A node is in one
 // pool at a time.
 //

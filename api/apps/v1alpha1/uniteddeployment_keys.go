@@ -43,7 +43,7 @@ const (
 	RollbackToPrevious = "previous"
 )
 
-// Condition types of a UnitedDeployment (document 001).
+// Condition types of a UnitedDeployment (docs/sources.md, P13).
 const (
 	// PoolProvisioned means all the expected pools are provisioned and
 	// unexpected pools are deleted.

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// UnitedDeployment runs one workload a pool of nodes, all from one template
-// (document 001, "UnitedDeployment API"). Each is a Deployment, a StatefulSet
+// UnitedDeployment runs one workload a pool of nodes, all from one template.
+// Each is a Deployment, a StatefulSet
 // or a DaemonSet of its own, named <name>-<pool>.
 //
 // +kubebuilder:object:root=true
@@ -125,8 +125,7 @@ type WorkloadTemplate struct {
 	// +optional
 	DeploymentTemplate *DeploymentTemplateSpec `json:"deploymentTemplate,omitempty"`
 
-	// daemonSetTemplate makes a DaemonSet of each pool. Document 001 names it in
-	// its text and not in its types.
+	// daemonSetTemplate makes a DaemonSet of each pool.
 	// +optional
 	DaemonSetTemplate *DaemonSetTemplateSpec `json:"daemonSetTemplate,omitempty"`
 }

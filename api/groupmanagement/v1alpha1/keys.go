@@ -1,8 +1,8 @@
 package v1alpha1
 
-// Labels that tie an application to its policies (document 000, "Introduced
-// Labels"). The application carries them; pods carry copies. A value names a
-// policy in the application's own namespace; an empty value counts as absent.
+// Labels that tie a workload to its policies (docs/sources.md, G4 and G5). The
+// workload carries them; pods carry copies. A value names a policy in the
+// workload's own namespace; an empty value counts as absent.
 const (
 	// RequiredPropagationPolicyLabel is written by users on a workload: the
 	// PropagationPolicy that it wants.
@@ -21,7 +21,7 @@ const (
 	BindingOverridePolicyLabel = "groupmanagement.kubeedge.io/binding-overridepolicy"
 )
 
-// Keys of document 004, "Config". Users write them as annotations or labels on a
+// Keys of on-demand and spot nodes (docs/sources.md, C2 and C3). Users write them as annotations or labels on a
 // workload, its pod template or its namespace; the nearest that says something
 // counts, for each key by itself, and an annotation before a label.
 const (
@@ -80,8 +80,8 @@ const (
 	// token, by which the ledger knows the pod before it has a UID.
 	AdmissionAnnotation = "atoll.dev/admission"
 
-	// CapacityClassLabel is put on a pod that is kept to a class of capacity
-	// (document 004): on-demand or spot.
+	// CapacityClassLabel is put on a pod that is kept to a class of capacity:
+	// on-demand or spot.
 	CapacityClassLabel = "atoll.dev/capacity-class"
 
 	// CapacityReasonAnnotation is put on the same pod: why it got its class.

@@ -4,8 +4,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NodeGroup is a set of nodes that belong together: a site, a region, a pool
-// (document 000, "NodeGroup API"). A node belongs to one NodeGroup at a time:
+// NodeGroup is a set of nodes that belong together: a site, a region, a pool.
+// A node belongs to one NodeGroup at a time:
 // the one that has it keeps it; of two that want a free node, the older.
 //
 // +kubebuilder:object:root=true

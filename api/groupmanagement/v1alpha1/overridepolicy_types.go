@@ -6,7 +6,7 @@ import (
 )
 
 // OverridePolicy says how the pods of the workloads that require it differ
-// from their template in each NodeGroup (document 000, "OverridePolicy API").
+// from their template in each NodeGroup.
 // A workload of the same namespace requires it with the label
 // groupmanagement.kubeedge.io/required-overridepolicy.
 //
@@ -42,8 +42,8 @@ type OverrideSpec struct {
 }
 
 // RuleWithNodeGroup is what differs in some groups. The overriders stand
-// nested under overriders, or directly in the rule as in the example of
-// document 000; not both.
+// nested under overriders, or directly in the rule (docs/sources.md, G17);
+// not both.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.overriders) || !(has(self.imageOverrider) || has(self.commandOverrider) || has(self.argsOverrider) || has(self.plaintext))",message="overriders stand both under overriders and directly in the rule: move them all to one place",fieldPath=".overriders"
 type RuleWithNodeGroup struct {
@@ -207,8 +207,7 @@ const (
 	OverriderOpRemove OverriderOperator = "remove"
 	// OverriderOpReplace puts value in the place of what is there.
 	OverriderOpReplace OverriderOperator = "replace"
-	// OverriderOpUpdate is another spelling of OverriderOpReplace, which
-	// document 000 uses in a comment.
+	// OverriderOpUpdate is another spelling of OverriderOpReplace.
 	OverriderOpUpdate OverriderOperator = "update"
 )
 

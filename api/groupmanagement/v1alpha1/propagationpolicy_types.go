@@ -7,9 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// PropagationPolicy says how the pods of the workloads that require it divide
-// over NodeGroups (document 000, "PropagationPolicy API"). A workload of the
-// same namespace requires it with the label
+// PropagationPolicy says how the pods of the workloads that require it are
+// divided over NodeGroups. A workload of the same namespace requires it with the label
 // groupmanagement.kubeedge.io/required-propagationpolicy.
 //
 // +kubebuilder:object:root=true
@@ -170,7 +169,6 @@ type StaticNodeGroupWeight struct {
 }
 
 // NodeGroupNumRange bounds the number of pods in each of the named groups.
-// Document 000 names its type SpreadConstraint and leaves it undefined.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.min) || !has(self.max) || type(self.min) != int || type(self.max) != int || int(self.min) <= int(self.max)",message="min is greater than max: no number of pods is in the range",fieldPath=".min"
 type NodeGroupNumRange struct {

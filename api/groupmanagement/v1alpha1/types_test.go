@@ -6,8 +6,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestInlineAndNestedOverridersAreRead: document 000's example writes the
-// overriders directly in the rule, its types nest them.
+// TestInlineAndNestedOverridersAreRead is docs/sources.md, G17.
 func TestInlineAndNestedOverridersAreRead(t *testing.T) {
 	for name, doc := range map[string]string{
 		"inline, as in the example": `

@@ -3,8 +3,8 @@
 //   - stop: a workload that gives up overridden pods, and makes others without
 //     end, gets no more overrides.
 //   - bind: the workload carries binding labels exactly for the policies that
-//     exist and are valid (document 000, "PropagationPolicyController" and
-//     "OverridePolicyController"); a binding label that nobody requires goes.
+//     exist and are valid (docs/sources.md, G4 to
+//     G6); a binding label that nobody requires goes.
 //   - resume: a Job that release suspended is resumed when its pods are gone.
 //   - release: pods that wait at our scheduling gate are let go when every
 //     policy that the workload requires is bound, or replaced if they must be as

@@ -1,5 +1,5 @@
 // Package capacity keeps the pods of workloads divided over on-demand and spot
-// nodes (document 004), and shows how they are:
+// nodes (docs/sources.md, C1 to C14), and shows how they are:
 //
 //   - observe: what the workload wants, and which class each of its pods has.
 //   - evict: pods of the wrong class, made before the count was what it is, or

@@ -1,4 +1,4 @@
-// Package nodegroup reconciles NodeGroups (document 000, "NodeGroupController"):
+// Package nodegroup reconciles NodeGroups (docs/sources.md, G12):
 //
 //   - observe: which nodes belong to the group, and which that carry its label do not.
 //   - label: member nodes carry the group's name in gm.NodeGroupLabel; nodes

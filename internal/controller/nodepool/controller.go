@@ -1,4 +1,4 @@
-// Package nodepool reconciles NodePools (document 001, "NodePool API") with two
+// Package nodepool reconciles NodePools (docs/sources.md, P1 to P5) with two
 // queues.
 //
 // One has nodes. A pass reads one node, asks which pool it is in and what it is

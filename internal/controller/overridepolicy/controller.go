@@ -5,7 +5,7 @@
 //	observe ─► update (images in place, paced)
 //	        ─► replace (pods that differ in what cannot change, paced) ─► status
 //
-// (document 000, "OverridePolicyController"). New pods get their images before
+// (docs/sources.md, G16 to G20). New pods get their images before
 // they are bound, from the extender, or every override at creation, from the
 // pod webhook; this is for the pods that ran before, and for rules that change.
 // A container whose image changes restarts in place.

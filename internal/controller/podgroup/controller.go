@@ -1,5 +1,5 @@
 // Package podgroup gives PodGroups to the pods of gang schedulers that have none
-// (document 003): one for each owner that the rules choose, through all its revisions.
+// (docs/sources.md, V1 to V9): one for each owner that the rules choose, through all its revisions.
 //
 //	pod ─► name: the PodGroup is written into the pod, unless the webhook was first
 //	PodGroup ─► observe ─► ensure (create, or patch what is ours) | collect ─► tell

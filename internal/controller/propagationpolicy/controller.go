@@ -4,7 +4,7 @@
 //	plan ─► reassign (pods that find no node in the group that they got at creation)
 //	     ─► evict (surplus pods, through the Eviction API, paced) ─► deletion costs ─► status
 //
-// (document 000, "PropagationPolicyController"). It is the safety net behind
+// (docs/sources.md, G13 to G15). It is the safety net behind
 // the extender: whatever slipped through is found here and repaired. It never
 // deletes a pod, and places none.
 package propagationpolicy

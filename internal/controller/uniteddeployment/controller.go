@@ -1,4 +1,4 @@
-// Package uniteddeployment reconciles UnitedDeployments (document 001): one
+// Package uniteddeployment reconciles UnitedDeployments (docs/sources.md, P6 to P14): one
 // Deployment, StatefulSet or DaemonSet a pool, from one template.
 //
 //	roll back? ─► revise: ControllerRevisions ─► observe: workloads, NodePools ─► execute: what domain/united plans ─► report ─► trim

@@ -1,5 +1,5 @@
 // Package workloads reconciles the ConfigMap groupmanagement-config: the kinds
-// of workloads beside those of Kubernetes itself (document 000).
+// of workloads beside those of Kubernetes itself (docs/sources.md, G8).
 //
 //	resolve (read? served? namespaced? allowed?) ─► force: owners.Walker.SetKinds ─► remember ─► tell
 //

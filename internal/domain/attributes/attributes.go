@@ -1,5 +1,5 @@
 // Package attributes decides what a node carries: what is its own, and over it
-// what its NodePool gives (document 001, "NodePool API"). What the node had
+// what its NodePool gives (docs/sources.md, P3 and P4). What the node had
 // under the keys that its pool gives is remembered on the node, in one
 // annotation, and comes back when the pool no longer gives the key.
 //

@@ -1,5 +1,5 @@
 // Package capacity decides which pods of a workload run on on-demand nodes and
-// which on spot nodes (document 004): so many on-demand, the rest spot, exactly.
+// which on spot nodes (docs/sources.md, C1 to C14): so many on-demand, the rest spot, exactly.
 //
 // It is pure: what there is comes in, what is to be goes out. Who counts pods,
 // and who keeps two decisions from taking the same place, is internal/seats.
@@ -55,7 +55,7 @@ func (c Class) Other() Class {
 	}
 }
 
-// Source is what one object says under the keys of document 004 and ours. Empty is
+// Source is what one object says under the keys of on-demand and spot nodes. Empty is
 // absent.
 type Source struct{ Switch, Count, OnEmpty string }
 

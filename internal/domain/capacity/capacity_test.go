@@ -45,7 +45,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestDivide has the document's four cases first.
+// TestDivide has the four cases of docs/sources.md, C4, first.
 func TestDivide(t *testing.T) {
 	for _, tc := range [][4]int{
 		{5, 5, 5, 0}, {5, 3, 3, 2}, {5, 0, 0, 5}, {5, 7, 5, 0},

@@ -32,8 +32,8 @@ func in(key string, values ...string) []corev1.NodeSelectorRequirement {
 	return []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}}
 }
 
-// DefaultPreset is that of document 004.
-const DefaultPreset = "document"
+// DefaultPreset knows the label of docs/sources.md, C8.
+const DefaultPreset = "cloudpilot"
 
 const (
 	gkeSpot = "cloud.google.com/gke-spot"

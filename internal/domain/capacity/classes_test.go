@@ -25,7 +25,7 @@ func ready(t testing.TB, preset string) *Classes {
 // TestPresets holds what pods get where each provisioner's labels are used.
 func TestPresets(t *testing.T) {
 	tests := map[string]struct{ onDemand, spot string }{
-		"document": {
+		"cloudpilot": {
 			`{"affinity":[{"key":"node.kubernetes.io/capacity","operator":"In","values":["on-demand"]}]}`,
 			`{"affinity":[{"key":"node.kubernetes.io/capacity","operator":"In","values":["spot"]}]}`,
 		},
@@ -83,10 +83,10 @@ func TestNodesOfAClass(t *testing.T) {
 		labels map[string]string
 		want   Class
 	}{
-		{"document", map[string]string{"node.kubernetes.io/capacity": "spot"}, Spot},
-		{"document", map[string]string{"node.kubernetes.io/capacity": "on-demand"}, OnDemand},
-		{"document", map[string]string{"node.kubernetes.io/capacity": "other"}, None},
-		{"document", nil, None},
+		{"cloudpilot", map[string]string{"node.kubernetes.io/capacity": "spot"}, Spot},
+		{"cloudpilot", map[string]string{"node.kubernetes.io/capacity": "on-demand"}, OnDemand},
+		{"cloudpilot", map[string]string{"node.kubernetes.io/capacity": "other"}, None},
+		{"cloudpilot", nil, None},
 		{"karpenter", map[string]string{"karpenter.sh/capacity-type": "reserved"}, OnDemand},
 		{"gke", nil, OnDemand},
 		{"gke", map[string]string{"cloud.google.com/gke-spot": "true"}, Spot},
@@ -196,7 +196,7 @@ func required(spec *corev1.PodSpec) *corev1.NodeSelector {
 // TestARestrictedPodGoesWhereItWouldHaveGone, if the node is of its class: what
 // users wrote, of every shape, is all there.
 func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
-	for _, preset := range []string{"document", "gke"} {
+	for _, preset := range []string{"cloudpilot", "gke"} {
 		c := ready(t, preset)
 		for seed := range uint64(4_000) {
 			r := chance{rand.New(rand.NewPCG(seed, 4))}
@@ -237,7 +237,7 @@ func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
 
 // TestTheClassOfAPodIsTheOneThatItsDemandsLeave.
 func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
-	c := ready(t, "document")
+	c := ready(t, "cloudpilot")
 	for seed := range uint64(4_000) {
 		r := chance{rand.New(rand.NewPCG(seed, 5))}
 		spec := r.spec()
@@ -273,7 +273,7 @@ func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
 
 // TestFreeUndoesRestrict.
 func TestFreeUndoesRestrict(t *testing.T) {
-	for _, preset := range []string{"document", "aks"} {
+	for _, preset := range []string{"cloudpilot", "aks"} {
 		c := ready(t, preset)
 		for seed := range uint64(1_000) {
 			r := chance{rand.New(rand.NewPCG(seed, 6))}

@@ -1,5 +1,5 @@
 // Package gang decides what is in the PodGroup of pods that have none of their own
-// (document 003): how many must run together, what they need at the least, their queue
+// (docs/sources.md, V1 to V9): how many must run together, what they need at the least, their queue
 // and their priority. Which owner has the PodGroup is domain/ownership's to say.
 package gang
 

@@ -1,5 +1,5 @@
-// Package membership decides which node belongs to which NodeGroup (document
-// 000, "NodeGroup API") and to which NodePool (document 001, "NodePool API"):
+// Package membership decides which node belongs to which NodeGroup (docs/sources.md,
+// G12) and to which NodePool (P2):
 // of several that want a node one gets it, the one that has it before the
 // oldest.
 //

@@ -13,7 +13,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// Pool is a NodePool (document 001, "NodePool API") made ready for questions.
+// Pool is a NodePool made ready for questions.
 // Immutable once compiled and safe for concurrent use.
 type Pool struct {
 	// Name is the NodePool's name.

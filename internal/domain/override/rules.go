@@ -1,5 +1,5 @@
-// Package override decides what a pod looks like in a NodeGroup (document
-// 000, "OverridePolicy API"): which images, commands, args and other fields
+// Package override decides what a pod looks like in a NodeGroup (docs/sources.md,
+// G16 to G19): which images, commands, args and other fields
 // differ from its template.
 //
 // It always starts from the template's values, so that applying rules again

@@ -6,8 +6,8 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// Capacity is what an object says about on-demand and spot capacity (document
-// 004): the values of the three keys. Empty is absent.
+// Capacity is what an object says about on-demand and spot nodes: the
+// values of the three keys. Empty is absent.
 type Capacity struct{ Switch, Count, OnEmpty string }
 
 // CapacityOf reads the keys, of each the annotation before the label.

@@ -3,7 +3,7 @@ package ownership
 import "strings"
 
 // LevelRule says at which owner the PodGroup of a pod is, for pods that have an
-// owner of one kind above them (document 003).
+// owner of one kind above them (docs/sources.md, V3 to V5).
 type LevelRule struct {
 	// Group is the API group of the kind; "" is the core group.
 	Group string

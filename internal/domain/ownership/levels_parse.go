@@ -14,7 +14,7 @@ import (
 
 const (
 	// LevelsKey is the key of the ConfigMap under which the rules are, beside settings
-	// of others (document 003).
+	// of others (docs/sources.md, V3).
 	LevelsKey = "volcano-controller.conf"
 
 	// maxLevelsText bounds the text, in bytes, and maxLevelRules the rules.
@@ -23,7 +23,7 @@ const (
 	maxAdjust = 1000
 )
 
-// levelKeys are both spellings of the list of rules in document 003.
+// levelKeys are both spellings of the list of rules (docs/sources.md, V3).
 var levelKeys = [...]string{"podgroup-level-rules", "podgroupLevel"}
 
 // ParseLevels reads rules out of the text of a ConfigMap. Keys that are not ours are

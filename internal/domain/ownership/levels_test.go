@@ -36,7 +36,7 @@ const (
 	cronWorkflow = "argoproj.io/v1alpha1/CronWorkflow"
 )
 
-// documentRules are both ConfigMaps of document 003.
+// documentRules are the ConfigMaps of docs/sources.md, V3, in both spellings.
 var documentRules = map[string]string{
 	"podgroup-level-rules": `podgroup-level-rules:
 - apiversion: apps/v1

@@ -1,6 +1,6 @@
 // Package ownership decides, from the chain of owners above a pod, which of
 // them is the application that a policy is about, and what the labels that it
-// carries say (document 000, "GroupSchedulingExtender").
+// carries say (docs/sources.md, G4 and G5).
 //
 // It knows nothing of how the chain was found.
 package ownership
@@ -61,7 +61,7 @@ type Object struct {
 	Seat types.UID
 }
 
-// Gang is what a PodGroup takes from an object of the chain (document 003).
+// Gang is what a PodGroup takes from an object of the chain.
 type Gang struct {
 	// Annotations are those that have a say in PodGroups; nil for most objects.
 	Annotations map[string]string
@@ -105,7 +105,7 @@ type Reference struct {
 	UID  types.UID
 }
 
-// Policies are the values of the four labels of document 000. Empty is absent.
+// Policies are the values of the four labels of docs/sources.md, G4. Empty is absent.
 type Policies struct {
 	RequiredPropagation string
 	RequiredOverride    string
@@ -154,7 +154,7 @@ func (p Policies) Labels() map[string]string {
 }
 
 // Binding is what a required and a binding label of one kind of policy say
-// together: the four situations of document 000. Binding without required is
+// together: the four situations of docs/sources.md, G5. Binding without required is
 // the fourth; the label is stray.
 type Binding int
 

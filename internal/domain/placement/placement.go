@@ -1,5 +1,5 @@
 // Package placement decides how the replicas of one workload divide over
-// NodeGroups (document 000, "PropagationPolicy API"): how many each group
+// NodeGroups (docs/sources.md, G13): how many each group
 // gets, whose turn the next pod is, which pods leave a group that has too
 // many, and in which order pods should go when the workload shrinks.
 //

@@ -171,7 +171,7 @@ func TestNew(t *testing.T) {
 		wantGroups []string
 		want       []int // of 5
 	}{
-		"the example of document 000":    {spec: gm.PropagationSpec{PropagationStrategy: "StaticWeight", StaticWeight: weights}, wantGroups: []string{"beijing", "hangzhou"}, want: []int{2, 3}},
+		"the example":                    {spec: gm.PropagationSpec{PropagationStrategy: "StaticWeight", StaticWeight: weights}, wantGroups: []string{"beijing", "hangzhou"}, want: []int{2, 3}},
 		"weights without a strategy":     {spec: gm.PropagationSpec{StaticWeight: weights}, wantGroups: []string{"beijing", "hangzhou"}, want: []int{2, 3}},
 		"ranges without a strategy":      {spec: gm.PropagationSpec{NumRange: ranges}, wantGroups: []string{"a"}, want: []int{2}},
 		"the other list is ignored":      {spec: gm.PropagationSpec{PropagationStrategy: "NumRange", StaticWeight: named(""), NumRange: ranges}, wantGroups: []string{"a"}, want: []int{2}},

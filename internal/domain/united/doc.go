@@ -1,5 +1,5 @@
-// Package united decides about the workloads of a UnitedDeployment (document
-// 001): how many pods each pool has, what each workload is made of, and which
+// Package united decides about the workloads of a UnitedDeployment (docs/sources.md,
+// P6 to P14): how many pods each pool has, what each workload is made of, and which
 // of them is created, updated, scaled, adopted or deleted now.
 //
 // Everything here is a function of what was observed. It must not know how

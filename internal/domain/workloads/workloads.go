@@ -1,6 +1,6 @@
 // Package workloads reads what users write about kinds of workloads that
-// Kubernetes itself does not have (document 000, ConfigMap
-// groupmanagement-config):
+// Kubernetes itself does not have in the ConfigMap
+// groupmanagement-config (docs/sources.md, G8):
 //
 //   - group: apps.example.com
 //     version: v1

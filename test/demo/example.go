@@ -15,36 +15,36 @@ import (
 
 const (
 	rootModule = "github.com/atoll-k8s/atoll"
-	// exampleDir holds document 000's example, relative to the root module.
-	exampleDir = "examples/document-000"
+	// exampleDir holds the example, relative to the root module.
+	exampleDir = "examples/groups"
 )
 
-// document is the example of document 000 as files, which are applied as they are.
-type document struct {
+// example is the example of examples/groups as files, which are applied as they are.
+type example struct {
 	// dir is the directory of the root module; the files are relative to it.
 	dir string
 	// groups hold NodeGroups, policies the two policies.
 	groups, policies []string
 }
 
-// findDocument finds the example in the source of the root module.
-func findDocument(ctx context.Context) (*document, error) {
+// findExample finds the example in the source of the root module.
+func findExample(ctx context.Context) (*example, error) {
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", rootModule)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("finding the source of module %s (run the demo from its test directory): %w: %s", rootModule, err, errs.Bytes())
 	}
-	return readDocument(strings.TrimSpace(out.String()))
+	return readExample(strings.TrimSpace(out.String()))
 }
 
-// readDocument sorts the files of the example by the kinds in them.
-func readDocument(dir string) (*document, error) {
+// readExample sorts the files of the example by the kinds in them.
+func readExample(dir string) (*example, error) {
 	files, err := filepath.Glob(filepath.Join(dir, exampleDir, "*.yaml"))
 	if err != nil {
-		return nil, fmt.Errorf("finding the example of document 000: %w", err)
+		return nil, fmt.Errorf("finding the example: %w", err)
 	}
-	d := &document{dir: dir}
+	d := &example{dir: dir}
 	seen := map[string]bool{}
 	for _, file := range files {
 		kinds, err := kindsOf(file)
@@ -53,7 +53,7 @@ func readDocument(dir string) (*document, error) {
 		}
 		name, err := filepath.Rel(dir, file)
 		if err != nil {
-			return nil, fmt.Errorf("finding the example of document 000: %w", err)
+			return nil, fmt.Errorf("finding the example: %w", err)
 		}
 		switch {
 		case kinds["NodeGroup"]:
@@ -74,7 +74,7 @@ func readDocument(dir string) (*document, error) {
 		}
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("reading the example of document 000: no file of %s holds a %s",
+		return nil, fmt.Errorf("reading the example: no file of %s holds a %s",
 			filepath.Join(dir, exampleDir), strings.Join(missing, " or a "))
 	}
 	return d, nil
@@ -84,7 +84,7 @@ func readDocument(dir string) (*document, error) {
 func kindsOf(file string) (map[string]bool, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("reading the example of document 000: %w", err)
+		return nil, fmt.Errorf("reading the example: %w", err)
 	}
 	kinds := map[string]bool{}
 	for doc := range strings.SplitSeq("\n"+string(data), "\n---") {
