@@ -33,12 +33,12 @@ func Classify(pod *corev1.Pod, classes *capacity.Classes, c *policies.Capacity, 
 
 // TiedTo is the class of the only nodes that a pod's volumes can be used on; None if they
 // leave it both. The API server is asked only where the pod mounts claims.
-func TiedTo(ctx context.Context, client kubernetes.Interface, book *policies.Book, namespace string, spec *corev1.PodSpec) (capacity.Class, error) {
+func TiedTo(ctx context.Context, client kubernetes.Interface, resolver *policies.Resolver, namespace string, spec *corev1.PodSpec) (capacity.Class, error) {
 	required, _, err := volumes.Of(ctx, client, namespace, spec)
 	if err != nil && !apierrors.IsNotFound(err) { // a claim that comes after the pod has no volume yet
 		return capacity.None, err
 	}
-	return book.ClassOfVolumes(required), nil
+	return resolver.ClassOfVolumes(required), nil
 }
 
 // Tie keeps a pod to the class of its volumes. That is nobody's choice, as where the pod's

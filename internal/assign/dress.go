@@ -86,7 +86,7 @@ func Rebase(pod *corev1.Pod, creation policies.Creation, group string) error {
 }
 
 // Pin stamps a pod with its seat, and lets it run on nodes of the group only: on
-// members, and on newcomers (policies.Book.Newcomers).
+// members, and on newcomers (policies.Resolver.Newcomers).
 func Pin(pod *corev1.Pod, token types.UID, group string, newcomers [][]corev1.NodeSelectorRequirement) {
 	Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(token))
 	placement.Pin(&pod.Spec, gm.NodeGroupLabel, group, newcomers...)

@@ -25,7 +25,7 @@ func TestNoReplicaOverridesWhatTheAPIServerRefuses(t *testing.T) {
 			if answer, err := other.Assign(t.Context(), ask); err != nil || answer.Group != "hz" {
 				t.Fatalf("before it is refused, the answer is %+v, error %v", answer, err)
 			}
-			leader.World.Book.SetTrial("web", policies.Trial{Refused: errors.New("duplicate volume")})
+			leader.World.Policies.SetTrial("web", policies.Trial{Refused: errors.New("duplicate volume")})
 			ask.Token = "u"
 			if answer, err := other.Assign(t.Context(), ask); err == nil || !strings.Contains(err.Error(), "duplicate volume") {
 				t.Errorf("the answer is %+v, error %v", answer, err)
@@ -50,7 +50,7 @@ func TestWhatCouldNotBeTriedOverridesPodsOfBoundWorkloadsOnly(t *testing.T) {
 			leader := newReplica(t, true, append(ground()[3:], deployment,
 				build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)), build.OverridePolicy("o", build.Args("hz", "c", "--hz")))...)
 			untried := errors.New("timeout")
-			leader.World.Book.SetTrial("web", policies.Trial{Untried: untried})
+			leader.World.Policies.SetTrial("web", policies.Trial{Untried: untried})
 			ask := askFor("t")
 			ask.Overridden = true
 			answer, err := leader.Assign(t.Context(), ask)

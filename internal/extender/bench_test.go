@@ -25,7 +25,7 @@ func BenchmarkFilter(b *testing.B) {
 					names = append(names, node.Name)
 				}
 			}
-			d := newDesk(b, objects...)
+			d := newFixture(b, objects...)
 			pod := webPod(0)
 			pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(managedFields)}}
 			body, err := json.Marshal(extenderArgs{Pod: pod, NodeNames: &names})

@@ -32,7 +32,7 @@ var errNotAsWanted = errors.New("the pod was created without what the OverridePo
 // bind rechecks the seat, overrides images, and binds; in this order, so that
 // a kubelet never sees the pod without its overrides. Asked twice, it succeeds
 // twice.
-func (h *Handler) bind(b *room, w http.ResponseWriter, r *http.Request) {
+func (h *Handler) bind(b *buffers, w http.ResponseWriter, r *http.Request) {
 	var args bindingArgs
 	if !b.decode(w, r, &args) {
 		return
@@ -66,7 +66,7 @@ func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 		if args.PodUID != "" && live.UID != args.PodUID {
 			return fmt.Errorf("binding pod %s/%s: it was replaced by another of that name", args.PodNamespace, args.PodName)
 		}
-		pod = seats.SlimBy(h.Book.Revision, live)
+		pod = seats.SlimBy(h.Policies.Revision, live)
 	}
 	if pod.Node == args.Node {
 		return nil
@@ -84,7 +84,7 @@ func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 		}
 		return err
 	}
-	h.Ledger.Keep(pod.UID)
+	h.Ledger.KeepSeat(pod.UID)
 	return nil
 }
 
@@ -99,7 +99,7 @@ type stamps struct{ labels, annotations map[string]string }
 
 // prepare confirms the pod's seat and writes its images.
 func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (stamps, error) {
-	a, err := h.Book.Assignment(ctx, pod.Object(), pod.Revision)
+	a, err := h.Policies.Assignment(ctx, pod.Object(), pod.Revision)
 	app := a.Application
 	unplaced := app.Propagation == nil || ignoresPropagation(app, err)
 	if err != nil && app.Propagation == nil || err != nil && !unplaced {
@@ -125,7 +125,7 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (sta
 		h.Ledger.Release(pod.UID)
 		return stamps{}, err
 	}
-	return stamps{labels: h.Book.PodLabels(app, pod, group), annotations: h.deletionCost(pod, a, group)}, nil
+	return stamps{labels: h.Policies.PodLabels(app, pod, group), annotations: h.deletionCost(pod, a, group)}, nil
 }
 
 // deletionCost is what a pod of a ReplicaSet costs in its seat, so that no
@@ -144,11 +144,11 @@ func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app owners
 	if app.Override == nil || group == "" || app.Override.Policies.Override() != ownership.Bound {
 		return nil
 	}
-	policy, err := h.Book.Override(ctx, pod.Namespace, app.Override.Policies.RequiredOverride)
+	policy, err := h.Policies.Override(ctx, pod.Namespace, app.Override.Policies.RequiredOverride)
 	if err != nil {
 		return err
 	}
-	rules, errs := h.Book.Rules(policy)
+	rules, errs := h.Policies.Rules(policy)
 	if len(errs) > 0 {
 		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, errs[0])
 	}

@@ -25,7 +25,7 @@ var podResource = schema.GroupResource{Resource: "pods"}
 
 func TestBindOrdersImagesBeforeTheBindingAndLabelsWithIt(t *testing.T) {
 	objects := append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Registry("hz", "hz.io")), webPod(0))
-	d := newDesk(t, objects...)
+	d := newFixture(t, objects...)
 	d.filter(webPod(0), allNodes...)
 	if err := d.bind(webPod(0), "node-hz"); err != nil {
 		t.Fatal(err)
@@ -192,7 +192,7 @@ func TestBind(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			d := newDesk(t, tc.objects...)
+			d := newFixture(t, tc.objects...)
 			if d.World.Ledger.Pod(tc.pod.UID) == nil && tc.pod.Name != "gone" {
 				if err := d.Pods.Tracker().Add(tc.pod); err != nil {
 					t.Fatal(err)
@@ -221,7 +221,7 @@ func TestBind(t *testing.T) {
 }
 
 func TestBindAskedTwiceSucceedsTwice(t *testing.T) {
-	d := newDesk(t, append(ground(), webPod(0))...)
+	d := newFixture(t, append(ground(), webPod(0))...)
 	if err := d.bind(webPod(0), "node-hz"); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestBindAskedTwiceSucceedsTwice(t *testing.T) {
 }
 
 func TestAPodOnAnotherNodeIsRefusedAndKeepsItsSeat(t *testing.T) {
-	d := newDesk(t, append(ground(), webPod(0, build.On("node-bj")))...)
+	d := newFixture(t, append(ground(), webPod(0, build.On("node-bj")))...)
 	if err := d.bind(webPod(0), "node-hz"); err == nil {
 		t.Error("bound a second time, elsewhere")
 	}
@@ -272,7 +272,7 @@ func TestAnswersToABinding(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			d := newDesk(t, append(ground(), webPod(0))...)
+			d := newFixture(t, append(ground(), webPod(0))...)
 			d.bindError = tc.answer
 			d.filter(webPod(0), allNodes...)
 			if err := d.Pods.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), tc.live, build.Namespace); err != nil {
@@ -293,7 +293,7 @@ func TestAnswersToABinding(t *testing.T) {
 }
 
 func TestABindingThatMayBeDoneKeepsTheSeat(t *testing.T) {
-	d := newDesk(t, append(ground(), webPod(0))...)
+	d := newFixture(t, append(ground(), webPod(0))...)
 	d.bindError = apierrors.NewConflict(podResource, "web-1-0", errors.New("already assigned"))
 	d.filter(webPod(0), allNodes...)
 	d.Pods.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -308,7 +308,7 @@ func TestABindingThatMayBeDoneKeepsTheSeat(t *testing.T) {
 }
 
 func TestASeatIsGivenBackWhenImagesCannotBeWritten(t *testing.T) {
-	d := newDesk(t, append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Registry("hz", "hz.io")), webPod(0))...)
+	d := newFixture(t, append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Registry("hz", "hz.io")), webPod(0))...)
 	d.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewInternalError(errors.New("broken"))
 	})
@@ -325,7 +325,7 @@ func TestASeatIsGivenBackWhenImagesCannotBeWritten(t *testing.T) {
 }
 
 func TestBindNeedsNames(t *testing.T) {
-	d := newDesk(t)
+	d := newFixture(t)
 	for name, args := range map[string]bindingArgs{
 		"no name": {PodNamespace: "ns", Node: "n"}, "no namespace": {PodName: "p", Node: "n"}, "no node": {PodName: "p", PodNamespace: "ns"},
 	} {
@@ -340,7 +340,7 @@ func TestBindNeedsNames(t *testing.T) {
 }
 
 func TestAPodThatIsRefusedKeepsTheSeatThatItGotAtCreation(t *testing.T) {
-	d := newDesk(t, append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Args("hz", "c", "--hz")), webPod(0, build.Seated("hz")), webPod(1))...)
+	d := newFixture(t, append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Args("hz", "c", "--hz")), webPod(0, build.Seated("hz")), webPod(1))...)
 	for i := range 2 {
 		if err := d.bind(webPod(i), "node-hz"); err == nil {
 			t.Errorf("pod %d was bound", i)
@@ -356,7 +356,7 @@ func TestAPodThatIsRefusedKeepsTheSeatThatItGotAtCreation(t *testing.T) {
 func TestAJobsPodStartsAsItIs(t *testing.T) {
 	job := build.Job("batch", build.Bound("p", "o"))
 	pod := build.Pod("batch-0", build.OwnedBy(job), build.Container("c", "nginx:1"))
-	d := newDesk(t, append(ground(build.Bound("", "o")), job, pod, webPod(0),
+	d := newFixture(t, append(ground(build.Bound("", "o")), job, pod, webPod(0),
 		build.OverridePolicy("o", build.Args("hz", "c", "--hz"), build.Registry("hz", "hz.io")))...)
 	d.filter(pod, allNodes...)
 	if err := d.bind(pod, "node-hz"); err != nil {

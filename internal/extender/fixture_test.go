@@ -19,8 +19,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// desk is a handler and the world that it sees.
-type desk struct {
+// fixture is a handler and the world that it sees.
+type fixture struct {
 	*Handler
 	*world.World
 	t   testing.TB
@@ -32,10 +32,10 @@ type desk struct {
 	bindError error
 }
 
-func newDesk(t testing.TB, objects ...build.Object) *desk {
+func newFixture(t testing.TB, objects ...build.Object) *fixture {
 	t.Helper()
-	d := &desk{World: world.New(t, objects...), t: t}
-	d.Handler = &Handler{Book: d.World.Book, Ledger: d.World.Ledger, Client: d.Pods, Leading: func() bool { return true }, Log: logr.Discard()}
+	d := &fixture{World: world.New(t, objects...), t: t}
+	d.Handler = &Handler{Policies: d.World.Policies, Ledger: d.World.Ledger, Client: d.Pods, Leading: func() bool { return true }, Log: logr.Discard()}
 	d.mux = d.ServeMux()
 	d.Pods.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		binding, ok := action.(clienttesting.CreateAction).GetObject().(*corev1.Binding)
@@ -54,7 +54,7 @@ func newDesk(t testing.TB, objects ...build.Object) *desk {
 }
 
 // send posts a body and returns the answer, which must have its length with it.
-func (d *desk) send(verb string, body []byte) *httptest.ResponseRecorder {
+func (d *fixture) send(verb string, body []byte) *httptest.ResponseRecorder {
 	d.t.Helper()
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, bytes.NewReader(body))
@@ -66,7 +66,7 @@ func (d *desk) send(verb string, body []byte) *httptest.ResponseRecorder {
 }
 
 // ask posts a request and decodes the answer.
-func ask[R any](d *desk, verb string, request any) R {
+func ask[R any](d *fixture, verb string, request any) R {
 	d.t.Helper()
 	body, err := json.Marshal(request)
 	if err != nil {
@@ -99,12 +99,12 @@ type (
 	}
 )
 
-func (d *desk) filter(pod *corev1.Pod, nodes ...string) extenderFilterResult {
+func (d *fixture) filter(pod *corev1.Pod, nodes ...string) extenderFilterResult {
 	d.t.Helper()
 	return ask[extenderFilterResult](d, "filter", extenderArgs{Pod: pod, NodeNames: &nodes})
 }
 
-func (d *desk) bind(pod *corev1.Pod, node string) error {
+func (d *fixture) bind(pod *corev1.Pod, node string) error {
 	d.t.Helper()
 	result := ask[bindingResult](d, "bind", bindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: node})
 	if result.Error != "" {
@@ -114,7 +114,7 @@ func (d *desk) bind(pod *corev1.Pod, node string) error {
 }
 
 // seated counts the seats of the ReplicaSet web-1 by group.
-func (d *desk) seated() map[string]int {
+func (d *fixture) seated() map[string]int {
 	out := map[string]int{}
 	for _, c := range d.World.Ledger.View(d.World.Walker.Descendants("web")) {
 		for _, pod := range c.Pods {

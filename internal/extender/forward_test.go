@@ -25,13 +25,13 @@ func (r replicas) RoundTrip(request *http.Request) (*http.Response, error) {
 }
 
 func TestAReplicaThatDoesNotLead(t *testing.T) {
-	leader := newDesk(t, ground()...)
+	leader := newFixture(t, ground()...)
 	calls := 0
 	leads := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		calls++
 		leader.mux.ServeHTTP(w, r)
 	})
-	lost := newDesk(t)
+	lost := newFixture(t)
 	lost.Leading = func() bool { return false }
 	network := replicas{"leader:9444": leads, "lost:9444": lost.mux}
 	lost.Forwarder = &Forwarder{Leader: func() string { return "leader:9444" }, Transport: network}
@@ -55,7 +55,7 @@ func TestAReplicaThatDoesNotLead(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			calls = 0
-			d := newDesk(t)
+			d := newFixture(t)
 			d.Leading, d.Forwarder = func() bool { return false }, tc.forwarder
 			r := httptest.NewRequest(http.MethodPost, "/scheduler/filter", strings.NewReader(tc.body))
 			if tc.forwarded {

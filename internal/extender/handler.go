@@ -42,8 +42,8 @@ const (
 
 // Handler serves the protocol.
 type Handler struct {
-	// Book joins what is known of a pod.
-	Book *policies.Book
+	// Policies joins what is known of a pod.
+	Policies *policies.Resolver
 	// Ledger hands out seats.
 	Ledger *seats.Ledger
 	// Client binds pods and overrides their images.
@@ -73,7 +73,7 @@ func (h *Handler) ServeMux() *http.ServeMux {
 	return mux
 }
 
-func (h *Handler) serve(verb string, serve func(*room, http.ResponseWriter, *http.Request)) http.HandlerFunc {
+func (h *Handler) serve(verb string, serve func(*buffers, http.ResponseWriter, *http.Request)) http.HandlerFunc {
 	duration := requestSeconds.WithLabelValues(verb)
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -82,8 +82,8 @@ func (h *Handler) serve(verb string, serve func(*room, http.ResponseWriter, *htt
 			h.Forwarder.forward(w, r)
 			return
 		}
-		b := rooms.Get().(*room)
-		defer b.leave()
+		b := bufferPool.Get().(*buffers)
+		defer b.release()
 		serve(b, w, r)
 	}
 }
@@ -95,7 +95,7 @@ func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, 
 	if object.Controller == nil && object.Policies.RequiredPropagation == "" && object.Policies.RequiredOverride == "" {
 		return a, false, nil
 	}
-	a, err = h.Book.Assignment(r.Context(), object, h.Book.Revision(object.Controller, pod.Metadata.Labels))
+	a, err = h.Policies.Assignment(r.Context(), object, h.Policies.Revision(object.Controller, pod.Metadata.Labels))
 	if ignoresPropagation(a.Application, err) {
 		return a, false, nil // the application says that a missing policy is none
 	}
@@ -122,7 +122,7 @@ func waitsForOverride(app ownership.Application) bool {
 	return o != nil && !o.IgnoreMissing && o.Policies.Override() != ownership.Bound
 }
 
-func (h *Handler) filter(b *room, w http.ResponseWriter, r *http.Request) {
+func (h *Handler) filter(b *buffers, w http.ResponseWriter, r *http.Request) {
 	args, ok := b.decodeFilter(w, r)
 	if !ok {
 		return
@@ -158,7 +158,7 @@ func (h *Handler) filter(b *room, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (h *Handler) filterCounted(b *room, w http.ResponseWriter, args *filterArgs, a policies.Assignment, names []string, full []json.RawMessage) {
+func (h *Handler) filterCounted(b *buffers, w http.ResponseWriter, args *filterArgs, a policies.Assignment, names []string, full []json.RawMessage) {
 	request := seats.Request{
 		Pod: args.Pod.Metadata.UID, Token: types.UID(args.Pod.Metadata.Annotations[gm.SeatAnnotation]),
 		Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
@@ -190,7 +190,7 @@ func groupSet(groups []string) map[string]bool {
 // keepGroups keeps the nodes of the allowed groups. If none is left, each node
 // is refused with the reason that fits; otherwise nobody would read reasons,
 // and they are left out.
-func (h *Handler) keepGroups(b *room, args *filterArgs, names []string, full []json.RawMessage, allowed, named map[string]bool) filterResult {
+func (h *Handler) keepGroups(b *buffers, args *filterArgs, names []string, full []json.RawMessage, allowed, named map[string]bool) filterResult {
 	b.groups = h.Ledger.NodeGroups(b.groups, names)
 	groups := b.groups
 	for _, group := range groups {
@@ -246,7 +246,7 @@ func refuse(args *filterArgs, names []string, text func(i int) string) filterRes
 	return result
 }
 
-func (h *Handler) prioritize(b *room, w http.ResponseWriter, r *http.Request) {
+func (h *Handler) prioritize(b *buffers, w http.ResponseWriter, r *http.Request) {
 	args, ok := b.decodeFilter(w, r)
 	if !ok {
 		return
@@ -272,7 +272,7 @@ func (h *Handler) prioritize(b *room, w http.ResponseWriter, r *http.Request) {
 	b.encode(w, scores)
 }
 
-func (h *Handler) preempt(b *room, w http.ResponseWriter, r *http.Request) {
+func (h *Handler) preempt(b *buffers, w http.ResponseWriter, r *http.Request) {
 	var args preemptionArgs
 	if !b.decode(w, r, &args) {
 		return

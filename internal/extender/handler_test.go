@@ -126,7 +126,7 @@ func TestFilter(t *testing.T) {
 	for name, tc := range tests {
 		for _, form := range []string{"names", "nodes"} {
 			t.Run(name+", asked with "+form, func(t *testing.T) {
-				d := newDesk(t, tc.objects...)
+				d := newFixture(t, tc.objects...)
 				var result extenderFilterResult
 				var kept []string
 				if form == "names" {
@@ -174,7 +174,7 @@ func TestFilter(t *testing.T) {
 }
 
 func TestUnmanagedPodsTouchNothing(t *testing.T) {
-	d := newDesk(t, append(ground(), build.ReplicaSet("free"))...)
+	d := newFixture(t, append(ground(), build.ReplicaSet("free"))...)
 	for _, pod := range []*corev1.Pod{build.Pod("bare"), build.Pod("owned", build.OwnedBy(build.ReplicaSet("free")))} {
 		d.filter(pod, allNodes...)
 		ask[[]hostPriority](d, "prioritize", extenderArgs{Pod: pod, NodeNames: &allNodes})
@@ -189,9 +189,9 @@ func TestUnmanagedPodsTouchNothing(t *testing.T) {
 }
 
 // TestNoNodesAreAnEmptyList: kube-scheduler takes null for an answer in the
-// other form. A room that a request leaves holds nothing of it.
+// other form. Buffers that a request has released hold nothing of it.
 func TestNoNodesAreAnEmptyList(t *testing.T) {
-	d := newDesk(t, ground()...)
+	d := newFixture(t, ground()...)
 	for _, pod := range []*corev1.Pod{build.Pod("bare"), webPod(0)} {
 		d.filter(webPod(1), allNodes...)
 		for name, nodes := range map[string][]string{"null": nil, "[]": {}} {
@@ -206,7 +206,7 @@ func TestNoNodesAreAnEmptyList(t *testing.T) {
 }
 
 func TestFilterHandsOutSeatsAsThePolicyDivides(t *testing.T) {
-	d := newDesk(t, ground()...)
+	d := newFixture(t, ground()...)
 	got := map[string]int{}
 	for i := range 5 {
 		kept := *d.filter(webPod(i), allNodes...).NodeNames
@@ -241,7 +241,7 @@ func TestPrioritize(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := map[string]int64{}
-			for _, p := range ask[[]hostPriority](newDesk(t, tc.objects...), "prioritize", extenderArgs{Pod: tc.pod, NodeNames: &allNodes}) {
+			for _, p := range ask[[]hostPriority](newFixture(t, tc.objects...), "prioritize", extenderArgs{Pod: tc.pod, NodeNames: &allNodes}) {
 				got[p.Host] = p.Score
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
@@ -307,7 +307,7 @@ func TestPreemptDropsNodesWhereVictimsWouldDieForNothing(t *testing.T) {
 				if form == "pods" {
 					request = map[string]any{"Pod": tc.pod, "NodeNameToVictims": byPod}
 				}
-				result := ask[struct{ NodeNameToMetaVictims map[string]meta }](newDesk(t, tc.objects...), "preempt", request)
+				result := ask[struct{ NodeNameToMetaVictims map[string]meta }](newFixture(t, tc.objects...), "preempt", request)
 				var nodes []string
 				for node, left := range result.NodeNameToMetaVictims {
 					nodes = append(nodes, node)
@@ -331,7 +331,7 @@ func TestPreemptDropsNodesWhereVictimsWouldDieForNothing(t *testing.T) {
 var verbs = []string{"filter", "prioritize", "preempt", "bind"}
 
 func TestRequestsThatAreNone(t *testing.T) {
-	d := newDesk(t, ground()...)
+	d := newFixture(t, ground()...)
 	tests := map[string]struct {
 		method string
 		body   string
@@ -374,9 +374,9 @@ func TestRequestsThatAreNone(t *testing.T) {
 // reached in a unit test, so one body ends at a limit of its own. The other
 // says how long it is, and cannot be read.
 func TestABodyBeyondTheLimitIsTooLarge(t *testing.T) {
-	leads, follows := newDesk(t), newDesk(t)
+	leads, follows := newFixture(t), newFixture(t)
 	follows.Leading, follows.Forwarder = func() bool { return false }, &Forwarder{Leader: func() string { return "leader:9444" }, Transport: replicas{}}
-	for who, d := range map[string]*desk{"the leader": leads, "another replica": follows} {
+	for who, d := range map[string]*fixture{"the leader": leads, "another replica": follows} {
 		for _, verb := range verbs {
 			long := httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, http.MaxBytesReader(nil, io.NopCloser(strings.NewReader(`{"Pod":{}}`)), 5))
 			announced := httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, iotest.ErrReader(errors.New("it was read")))
@@ -395,7 +395,7 @@ func TestABodyBeyondTheLimitIsTooLarge(t *testing.T) {
 // TestRepliesAreNotChunked asks through HTTP: a reply above 2 kB without a
 // length would go out in chunks.
 func TestRepliesAreNotChunked(t *testing.T) {
-	d := newDesk(t, ground()...)
+	d := newFixture(t, ground()...)
 	server := httptest.NewServer(d.mux)
 	defer server.Close()
 	var nodes []string
@@ -430,7 +430,7 @@ func TestRepliesAreNotChunked(t *testing.T) {
 // TestTextsNeverChange: kube-scheduler tries a pod again at once when a refusal
 // reads otherwise than the last time.
 func TestTextsNeverChange(t *testing.T) {
-	d := newDesk(t, ground()...)
+	d := newFixture(t, ground()...)
 	var last map[string]string
 	for i := range 8 {
 		refused := d.filter(webPod(100), "node-out").FailedAndUnresolvableNodes
@@ -457,7 +457,7 @@ func FuzzFilterDecode(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	d := newDesk(f, ground()...)
+	d := newFixture(f, ground()...)
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, verb := range verbs {
 			w := httptest.NewRecorder()

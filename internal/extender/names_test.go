@@ -53,7 +53,7 @@ func FuzzDecodeFilter(f *testing.F) {
 		var want filterArgs
 		wantErr := json.Unmarshal([]byte(raw), &want)
 		answer := httptest.NewRecorder()
-		got, ok := new(room).decodeFilter(answer, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(raw)))
+		got, ok := new(buffers).decodeFilter(answer, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(raw)))
 		if strings.ContainsFunc(raw, func(r rune) bool { return r < ' ' && r != '\n' }) {
 			return // in a string it is none: names that have it are in no group either way
 		}

@@ -37,7 +37,7 @@ type filterArgs struct {
 }
 
 // nodeNames are a few bytes each and as many as the cluster has nodes: they are
-// most of a request. They share one string, and the room of the request before.
+// most of a request. They share one string, and their slice is reused by the next request.
 type nodeNames struct {
 	list []string
 	// given: the request is in the form with names.
@@ -160,34 +160,34 @@ func (a *filterArgs) names() (names []string, full []json.RawMessage, err error)
 	return names, a.Nodes.Items, nil
 }
 
-// room is what a request needs for as long as it is answered. It is used again:
-// a new one for each would be most of what there is to collect as garbage.
-type room struct {
+// buffers are the memory that one request needs while it is answered. They are
+// reused: allocating them for each request would cause most of the garbage.
+type buffers struct {
 	buffer        bytes.Buffer
 	names, groups []string
 }
 
-var rooms = sync.Pool{New: func() any { return new(room) }}
+var bufferPool = sync.Pool{New: func() any { return new(buffers) }}
 
-// leave gives the room to the next request, unless it became too large to keep.
-func (b *room) leave() {
+// release lets the next request use the buffers, unless they have grown too large to keep.
+func (b *buffers) release() {
 	if b.buffer.Cap() > 2*firstRead || cap(b.names) > firstRead/16 {
 		return
 	}
 	clear(b.names[:cap(b.names)])
 	clear(b.groups[:cap(b.groups)])
 	b.names, b.groups = b.names[:0], b.groups[:0]
-	rooms.Put(b)
+	bufferPool.Put(b)
 }
 
 // decode reads a request's JSON. It answers the request itself when it
 // returns false.
-func (b *room) decode(w http.ResponseWriter, r *http.Request, into any) bool {
-	return b.read(w, r) && b.understand(w, b.buffer.Bytes(), into)
+func (b *buffers) decode(w http.ResponseWriter, r *http.Request, into any) bool {
+	return b.read(w, r) && b.unmarshal(w, b.buffer.Bytes(), into)
 }
 
 // read reads a request's body into the buffer, or answers the request.
-func (b *room) read(w http.ResponseWriter, r *http.Request) bool {
+func (b *buffers) read(w http.ResponseWriter, r *http.Request) bool {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "the scheduler extender protocol uses POST", http.StatusMethodNotAllowed)
@@ -200,7 +200,7 @@ func (b *room) read(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-func (b *room) understand(w http.ResponseWriter, raw []byte, into any) bool {
+func (b *buffers) unmarshal(w http.ResponseWriter, raw []byte, into any) bool {
 	if err := json.Unmarshal(raw, into); err != nil {
 		http.Error(w, "decoding the request: "+err.Error(), http.StatusBadRequest)
 		return false
@@ -210,7 +210,7 @@ func (b *room) understand(w http.ResponseWriter, raw []byte, into any) bool {
 
 // decodeFilter is decode for a request about nodes. Their names are most of it,
 // and encoding/json would go over them three times.
-func (b *room) decodeFilter(w http.ResponseWriter, r *http.Request) (args filterArgs, ok bool) {
+func (b *buffers) decodeFilter(w http.ResponseWriter, r *http.Request) (args filterArgs, ok bool) {
 	if !b.read(w, r) {
 		return args, false
 	}
@@ -220,7 +220,7 @@ func (b *room) decodeFilter(w http.ResponseWriter, r *http.Request) (args filter
 		return args, true
 	}
 	args = filterArgs{NodeNames: nodeNames{list: b.names}}
-	ok = b.understand(w, b.buffer.Bytes(), &args)
+	ok = b.unmarshal(w, b.buffer.Bytes(), &args)
 	b.names = args.NodeNames.list
 	return args, ok
 }
@@ -242,13 +242,13 @@ func splitNames(raw []byte) (head, names []byte) {
 	return append(head, '}'), raw[i+len(lastField)-1 : len(raw)-1]
 }
 
-// read reads a list of strings without spaces and escapes, into the room of
-// another list. It returns false for any other.
-func (n *nodeNames) read(raw []byte, room []string) bool {
+// read decodes a list of strings that has no spaces and no escapes. It reuses the
+// slice. It returns false for any other list.
+func (n *nodeNames) read(raw []byte, reused []string) bool {
 	if bytes.IndexByte(raw, '\\') >= 0 {
 		return false
 	}
-	names := room[:0]
+	names := reused[:0]
 	for rest := string(raw[1 : len(raw)-1]); rest != ""; {
 		if rest[0] != '"' {
 			return false
@@ -288,7 +288,7 @@ func readBody(w http.ResponseWriter, r *http.Request, into *bytes.Buffer) (statu
 // encode answers with JSON and its length. Without the length a reply above
 // 2 kB is sent in chunks, of which kube-scheduler never reads the last: every
 // call would then be a new TCP connection and TLS handshake.
-func (b *room) encode(w http.ResponseWriter, reply any) {
+func (b *buffers) encode(w http.ResponseWriter, reply any) {
 	b.buffer.Reset()
 	if err := json.NewEncoder(&b.buffer).Encode(reply); err != nil {
 		http.Error(w, "encoding the reply: "+err.Error(), http.StatusInternalServerError)

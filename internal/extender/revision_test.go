@@ -18,7 +18,7 @@ import (
 // TestPodsAreCountedByTheRevisionLabelOfTheirOwnersKind: the extender, which is
 // asked first, and the ledger, which sees the pod later, mean the same cohort.
 func TestPodsAreCountedByTheRevisionLabelOfTheirOwnersKind(t *testing.T) {
-	d := newDesk(t, build.PropagationPolicy("p", build.Weight(3, "hz"), build.Weight(2, "bj")), build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")))
+	d := newFixture(t, build.PropagationPolicy("p", build.Weight(3, "hz"), build.Weight(2, "bj")), build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")))
 	sail := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}
 	d.World.Walker.Extend(nil, metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()))
 	d.World.Walker.SetKinds([]owners.Kind{{GroupVersionKind: sail, Resource: "sails", RevisionLabel: "cut"}})

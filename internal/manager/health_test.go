@@ -43,12 +43,12 @@ func TestAListThatBeginsAnewLeavesAReplicaReady(t *testing.T) {
 	}
 	api := build.NewAPI(t)
 	p.walker = owners.NewWalker(api.Client())
-	p.feed = seats.NewFeed(p.ledger, api.Client(), p.walker.Revision)
+	p.informer = seats.NewInformer(p.ledger, api.Client(), p.walker.Revision)
 	go func() { _ = p.walker.Start(t.Context()) }()
-	go func() { _ = p.feed.Start(t.Context()) }()
+	go func() { _ = p.informer.Start(t.Context()) }()
 	go func() { _ = s.informers.Start(t.Context()) }()
 	build.Eventually(t, "everything is listed", func() bool { return p.listed(nil) == nil })
-	p.feed.Relist()
+	p.informer.Relist()
 	if err := p.listed(nil); err != nil {
 		t.Error(err)
 	}

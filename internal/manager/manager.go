@@ -78,17 +78,17 @@ func Scheme() *runtime.Scheme {
 
 // parts are what Run puts together.
 type parts struct {
-	config Config
-	mgr    ctrl.Manager
-	client kubernetes.Interface
-	keeper *pki.Keeper
-	ledger *seats.Ledger
-	feed   *seats.Feed
-	walker *owners.Walker
-	book   *policies.Book
-	nodes  toolscache.ResourceEventHandlerRegistration
-	// desk hands out seats at creation.
-	desk *assign.Desk
+	config   Config
+	mgr      ctrl.Manager
+	client   kubernetes.Interface
+	keeper   *pki.Keeper
+	ledger   *seats.Ledger
+	informer *seats.Informer
+	walker   *owners.Walker
+	policies *policies.Resolver
+	nodes    toolscache.ResourceEventHandlerRegistration
+	// assigner hands out seats at creation.
+	assigner *assign.Assigner
 	// gangs are what PodGroups need; nil where nobody wants any.
 	gangs *gangParts
 	// leader knows which replica leads.
@@ -132,8 +132,8 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	if p.walker, err = newWalker(config, p.client); err != nil {
 		return err
 	}
-	p.feed = seats.NewFeed(p.ledger, p.client, p.walker.Revision)
-	p.walker.OnRevisions(p.feed.Relist)
+	p.informer = seats.NewInformer(p.ledger, p.client, p.walker.Revision)
+	p.walker.OnRevisions(p.informer.Relist)
 	bypassed := &bypasses{
 		clock: clock.RealClock{}, since: lastAlive(ctx, p.client, c.Namespace, time.Now()),
 		application: p.walker.ApplicationOfOwner, count: bypassesTotal.Inc,
@@ -142,12 +142,12 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	if err := p.mgr.Add(bypassed); err != nil {
 		return fmt.Errorf("counting pods that went past the webhook: %w", err)
 	}
-	p.book = policies.NewBook(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.asked())
+	p.policies = policies.NewResolver(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.asked())
 	if err := errors.Join(p.addCapacity(config), p.addGangs(config)); err != nil {
 		return err
 	}
-	p.desk = &assign.Desk{
-		Book: p.book, Ledger: p.ledger, Leading: p.leads, Leader: p.leader.address,
+	p.assigner = &assign.Assigner{
+		Policies: p.policies, Ledger: p.ledger, Leading: p.leads, Leader: p.leader.address,
 		Transport: &http.Transport{
 			TLSClientConfig: p.keeper.PeerTLS(), MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute,
 			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSHandshakeTimeout: dialTimeout,
@@ -168,14 +168,14 @@ func (p *parts) addCapacity(config *rest.Config) error {
 		return err
 	}
 	p.ledger.SetClasses(classes)
-	p.book.SetClasses(classes)
-	p.book.SetFallback(p.config.CapacityFallback)
-	p.book.Exclude(append([]string{metav1.NamespaceSystem, corev1.NamespaceNodeLease, p.config.Namespace}, p.config.ExcludedNamespaces...)...)
+	p.policies.SetClasses(classes)
+	p.policies.SetFallback(p.config.CapacityFallback)
+	p.policies.Exclude(append([]string{metav1.NamespaceSystem, corev1.NamespaceNodeLease, p.config.Namespace}, p.config.ExcludedNamespaces...)...)
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("making a client of metadata: %w", err)
 	}
-	if err := p.mgr.Add(&policies.Namespaces{Book: p.book, Client: meta}); err != nil {
+	if err := p.mgr.Add(&policies.Namespaces{Resolver: p.policies, Client: meta}); err != nil {
 		return fmt.Errorf("watching namespaces: %w", err)
 	}
 	return nil
@@ -336,13 +336,13 @@ func (p *parts) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watching nodes: %w", err)
 	}
-	return errors.Join(p.mgr.Add(p.walker), p.mgr.Add(p.feed), p.mgr.Add(p.keeper))
+	return errors.Join(p.mgr.Add(p.walker), p.mgr.Add(p.informer), p.mgr.Add(p.keeper))
 }
 
 // trim gives memory back once everything has been listed: of what was decoded
 // a tenth is kept, and Go returns the rest to the system only slowly.
 func (p *parts) trim(ctx context.Context) error {
-	if toolscache.WaitForCacheSync(ctx.Done(), p.walker.HasSynced, p.feed.HasSynced, p.nodes.HasSynced) {
+	if toolscache.WaitForCacheSync(ctx.Done(), p.walker.HasSynced, p.informer.HasSynced, p.nodes.HasSynced) {
 		debug.FreeOSMemory()
 	}
 	return nil
@@ -358,7 +358,7 @@ func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
 		Gangs:     p.gangs.deps(),
 		Namespace: p.config.Namespace, Pools: p.config.Pools,
-		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Book: p.book, Synced: p.leading.Load,
+		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Policies: p.policies, Synced: p.leading.Load,
 		Evictor: &eviction.Evictor{
 			Client: p.client,
 			Pace:   rate.NewLimiter(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
@@ -367,7 +367,7 @@ func (p *parts) addControllers(context.Context) error {
 }
 
 func (p *parts) addWebhooks(context.Context) error {
-	webhook := &podwebhook.Webhook{Walker: p.walker, Book: p.book, Desk: p.desk, API: p.client, SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource), Clock: clock.RealClock{}, Key: p.keeper.SharedKey}
+	webhook := &podwebhook.Webhook{Walker: p.walker, Policies: p.policies, Assigner: p.assigner, API: p.client, SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource), Clock: clock.RealClock{}, Key: p.keeper.SharedKey}
 	if p.gangs != nil {
 		webhook.Gangs = &podwebhook.Gangs{Resolver: p.gangs.resolver, Store: p.gangs.store}
 	}
@@ -379,18 +379,18 @@ func (p *parts) addWebhooks(context.Context) error {
 // answers to other replicas; only the one that leads gives any.
 func (p *parts) addExtender(context.Context) error {
 	handler := &extender.Handler{
-		Book: p.book, Ledger: p.ledger, Client: p.client, Wide: p.config.Filter == FilterWide,
+		Policies: p.policies, Ledger: p.ledger, Client: p.client, Wide: p.config.Filter == FilterWide,
 		Leading: p.leads, Log: ctrl.Log.WithName("extender"),
 		Forwarder: &extender.Forwarder{
 			Leader:    p.leader.address,
-			Transport: p.desk.Transport,
+			Transport: p.assigner.Transport,
 		},
 	}
 	mux := http.NewServeMux()
 	if p.config.asked() {
 		mux = handler.ServeMux()
 	}
-	mux.Handle(assign.Path, p.desk)
+	mux.Handle(assign.Path, p.assigner)
 	server := &extender.Server{
 		Address: p.config.ExtenderAddress, TLS: p.keeper.MutualTLS(pki.ClientName),
 		Handler: mux, Log: ctrl.Log.WithName("extender"),
@@ -407,10 +407,10 @@ func (f leaderRunnable) NeedLeaderElection() bool        { return true }
 // lead opens the extender once everything that it reads has been listed, and
 // the ledger knows what the last leader did.
 func (p *parts) lead(ctx context.Context) error {
-	if err := p.feed.CatchUp(ctx); err != nil && ctx.Err() == nil {
+	if err := p.informer.CatchUp(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("catching up before leading: %w", err)
 	}
-	if !toolscache.WaitForCacheSync(ctx.Done(), p.walker.HasSynced, p.feed.HasSynced, p.nodes.HasSynced) ||
+	if !toolscache.WaitForCacheSync(ctx.Done(), p.walker.HasSynced, p.informer.HasSynced, p.nodes.HasSynced) ||
 		!p.mgr.GetCache().WaitForCacheSync(ctx) {
 		return nil
 	}
@@ -443,7 +443,7 @@ func (p *parts) listed(*http.Request) error {
 	if p.listedOnce.Load() {
 		return nil
 	}
-	if !p.walker.HasSynced() || !p.feed.HasSynced() || !p.nodes.HasSynced() {
+	if !p.walker.HasSynced() || !p.informer.HasSynced() || !p.nodes.HasSynced() {
 		return errors.New("pods, nodes or their owners have not been listed yet")
 	}
 	p.listedOnce.Store(true)

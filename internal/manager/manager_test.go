@@ -48,7 +48,7 @@ func connected(t *testing.T) (*parts, *stage) {
 	client := build.NewAPI(t).Client()
 	p := &parts{mgr: s, client: client, keeper: &pki.Keeper{}, walker: owners.NewWalker(client)}
 	p.ledger = seats.NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
-	p.feed = seats.NewFeed(p.ledger, client, p.walker.Revision)
+	p.informer = seats.NewInformer(p.ledger, client, p.walker.Revision)
 	if err := p.connect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestConnectLetsTheLedgerKnowNodes(t *testing.T) {
 		t.Error("a node that is gone is a member")
 	}
 	if s.added != 3 {
-		t.Errorf("%d parts run, want the walk, the feed and the keeper", s.added)
+		t.Errorf("%d parts run, want the walk, the informer and the keeper", s.added)
 	}
 }
 

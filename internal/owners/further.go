@@ -76,9 +76,9 @@ var errNoResource = errors.New("the API server does not say how it serves the ki
 // errSlow: the first list has neither come nor failed.
 var errSlow = errors.New("the API server has not answered yet")
 
-// furtherFeed is the feed of a kind beside the built-in ones.
-type furtherFeed struct {
-	*feed
+// furtherInformer is the informer of a kind beside the built-in ones.
+type furtherInformer struct {
+	*informer
 	of Kind
 }
 
@@ -129,7 +129,7 @@ func (w *Walker) SetKinds(kinds []Kind) {
 
 // endLocked ends a watch. If the kind stays, in another form, its objects do
 // too, until the next list.
-func (w *Walker) endLocked(f *furtherFeed, stays bool) {
+func (w *Walker) endLocked(f *furtherInformer, stays bool) {
 	gone := f.close()
 	if f.cancel != nil {
 		f.cancel()
@@ -152,20 +152,20 @@ func (w *Walker) endLocked(f *furtherFeed, stays bool) {
 	}
 }
 
-func (w *Walker) beginLocked(k Kind, old *furtherFeed) {
+func (w *Walker) beginLocked(k Kind, old *furtherInformer) {
 	f := w.addLocked(k)
 	if old != nil {
-		f.known = old.known // its feed is closed
+		f.known = old.known // its informer is closed
 	}
 	syncedGauge.WithLabelValues(k.GroupKind().String()).Set(0)
 	if k.Resource != "" {
-		w.launchLocked(f.feed)
+		w.launchLocked(f.informer)
 	}
 }
 
 // addLocked makes a kind known whose objects are read, and not watched yet.
-func (w *Walker) addLocked(k Kind) *furtherFeed {
-	f := &furtherFeed{feed: newFeed(w, w.furtherKind(k)), of: k}
+func (w *Walker) addLocked(k Kind) *furtherInformer {
+	f := &furtherInformer{informer: newInformer(w, w.furtherKind(k)), of: k}
 	w.further[k.GroupKind()] = f
 	w.mu.Lock()
 	w.kinds[k.GroupKind()] = f.kind
@@ -232,7 +232,7 @@ func (w *Walker) Problems() []Problem {
 
 // problems are the failures that do not pass by themselves, and those of a kind
 // that has not been listed yet.
-func (f *feed) problems() map[string]error {
+func (f *informer) problems() map[string]error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := map[string]error{}
@@ -251,9 +251,9 @@ func (f *feed) problems() map[string]error {
 func lasts(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
 
 // note records how a list or a watch ended.
-func (f *feed) note(ctx context.Context, verb string, err error) {
+func (f *informer) note(ctx context.Context, verb string, err error) {
 	if err != nil && ctx.Err() != nil {
-		return // the feed is being ended
+		return // the informer is being ended
 	}
 	f.mu.Lock()
 	was := f.failures[verb]
@@ -282,7 +282,7 @@ func (f *feed) note(ctx context.Context, verb string, err error) {
 
 // after tells of a problem if it is still there after a while; settle, which
 // has mu, says so.
-func (f *feed) after(d time.Duration, settle func() bool) {
+func (f *informer) after(d time.Duration, settle func() bool) {
 	time.AfterFunc(d, func() {
 		f.mu.Lock()
 		is := !f.closed && settle()
@@ -294,21 +294,21 @@ func (f *feed) after(d time.Duration, settle func() bool) {
 }
 
 // watchSlowness makes it a problem if the first list takes long.
-func (f *feed) watchSlowness() {
+func (f *informer) watchSlowness() {
 	f.after(f.walker.problemTime, func() bool {
 		f.slow = !f.synced.Load()
 		return f.slow
 	})
 }
 
-func (f *feed) tell() {
+func (f *informer) tell() {
 	for _, h := range f.walker.onProblem {
 		h()
 	}
 }
 
 // slim slims an object, and keeps the first that does not say what it should.
-func (f *feed) slim(obj any) (*ownership.Object, error) {
+func (f *informer) slim(obj any) (*ownership.Object, error) {
 	if o, ok := obj.(*ownership.Object); ok {
 		return o, nil // Transformer was here
 	}

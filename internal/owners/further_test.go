@@ -96,7 +96,7 @@ func (h *harbour) knows(uid types.UID) func() bool {
 // watches is the number of goroutines that watch for the walk.
 func watches() int {
 	stacks := make([]byte, 4<<20)
-	return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "owners.(*feed).run(")
+	return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "owners.(*informer).run(")
 }
 
 func TestNothingIsSyncedBeforeSomebodySaysWhichKindsThereAre(t *testing.T) {
@@ -104,7 +104,7 @@ func TestNothingIsSyncedBeforeSomebodySaysWhichKindsThereAre(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- h.Start(ctx) }()
-	build.Eventually(t, "the built-in kinds are listed", func() bool { return feedsSynced(h.Walker) })
+	build.Eventually(t, "the built-in kinds are listed", func() bool { return informersSynced(h.Walker) })
 	if h.HasSynced() {
 		t.Error("synced before anybody said which kinds there are")
 	}
@@ -122,8 +122,8 @@ func TestNothingIsSyncedBeforeSomebodySaysWhichKindsThereAre(t *testing.T) {
 	}
 }
 
-func feedsSynced(w *Walker) bool {
-	for _, f := range w.feeds {
+func informersSynced(w *Walker) bool {
+	for _, f := range w.informers {
 		if !f.synced.Load() {
 			return false
 		}

@@ -326,7 +326,7 @@ func (l *Lineage) watch(k *kind) bool {
 	l.others.lifecycle.Lock()
 	defer l.others.lifecycle.Unlock()
 	if f := l.others.further[k.GroupKind()]; f != nil && f.cancel == nil {
-		l.others.launchLocked(f.feed)
+		l.others.launchLocked(f.informer)
 	}
 	return true
 }

@@ -87,7 +87,7 @@ type Walker struct {
 	clock       clock.PassiveClock
 	problemTime time.Duration // problemTime, but in tests
 	handlers    []Handler     // set before Start
-	feeds       []*feed       // of the built-in kinds
+	informers   []*informer   // of the built-in kinds
 
 	// dynamic and metadata read the kinds beside the built-in ones; set before Start.
 	dynamic  dynamic.Interface
@@ -108,7 +108,7 @@ type Walker struct {
 	lifecycle sync.Mutex
 	ctx       context.Context // of Start; nil before
 	ended     bool            // nothing is started any more
-	further   map[schema.GroupKind]*furtherFeed
+	further   map[schema.GroupKind]*furtherInformer
 }
 
 // NewWalker makes a walker over the built-in workload kinds. Handlers must be
@@ -119,7 +119,7 @@ func NewWalker(client kubernetes.Interface) *Walker {
 		objects:   map[types.UID]*ownership.Object{},
 		children:  map[types.UID]uidSet{},
 		requiring: map[policyKey]uidSet{},
-		further:   map[schema.GroupKind]*furtherFeed{},
+		further:   map[schema.GroupKind]*furtherInformer{},
 		gone:      map[types.UID]time.Time{},
 		clock:     clock.RealClock{}, problemTime: problemTime,
 	}
@@ -130,7 +130,7 @@ func NewWalker(client kubernetes.Interface) *Walker {
 	}
 	for _, k := range builtinKinds(client) {
 		w.kinds[k.GroupKind()] = k
-		w.feeds = append(w.feeds, newFeed(w, k))
+		w.informers = append(w.informers, newInformer(w, k))
 	}
 	return w
 }
@@ -389,7 +389,7 @@ func (w *Walker) Labelled() []*ownership.Object {
 	return out
 }
 
-// Put records an object that no feed delivers: a pod without owners.
+// Put records an object that no informer delivers: a pod without owners.
 func (w *Walker) Put(o *ownership.Object) {
 	w.mu.Lock()
 	old := w.putLocked(o)
@@ -487,9 +487,9 @@ func (w *Walker) Above(uid types.UID) (chain []*ownership.Object) {
 	return chain
 }
 
-// Sized returns every object that says how many pods it wants and has no owner
+// ScaledRoots returns every object that says how many pods it wants and has no owner
 // that is known to do so, and every StatefulSet.
-func (w *Walker) Sized() []*ownership.Object {
+func (w *Walker) ScaledRoots() []*ownership.Object {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	var out []*ownership.Object

@@ -30,30 +30,30 @@ type Capacity struct {
 
 // SetClasses says how the classes are known. Without it no pod is divided. Call
 // before anything runs.
-func (b *Book) SetClasses(c *capacity.Classes) { b.classes = c }
+func (b *Resolver) SetClasses(c *capacity.Classes) { b.classes = c }
 
 // Exclude leaves the pods of namespaces as they are. Call before anything runs.
-func (b *Book) Exclude(namespaces ...string) {
+func (b *Resolver) Exclude(namespaces ...string) {
 	for _, name := range namespaces {
 		b.excluded[name] = true
 	}
 }
 
 // KnowNamespaces records that all namespaces have been listed.
-func (b *Book) KnowNamespaces() { b.namespacesKnown.Store(true) }
+func (b *Resolver) KnowNamespaces() { b.namespacesKnown.Store(true) }
 
 // NamespacesKnown tells whether it is known what all namespaces say.
-func (b *Book) NamespacesKnown() bool { return b.namespacesKnown.Load() }
+func (b *Resolver) NamespacesKnown() bool { return b.namespacesKnown.Load() }
 
 // Classes are what SetClasses was told; nil where classes are not in use.
-func (b *Book) Classes() *capacity.Classes { return b.classes }
+func (b *Resolver) Classes() *capacity.Classes { return b.classes }
 
 // OnNamespace adds a handler that is told of namespaces that come to say something
 // else. It must not block. Call before anything runs.
-func (b *Book) OnNamespace(h func(name string)) { b.onNamespace = append(b.onNamespace, h) }
+func (b *Resolver) OnNamespace(h func(name string)) { b.onNamespace = append(b.onNamespace, h) }
 
 // SetNamespace records what a namespace says. One that is gone says nothing.
-func (b *Book) SetNamespace(name string, says ownership.Capacity) {
+func (b *Resolver) SetNamespace(name string, says ownership.Capacity) {
 	b.mu.Lock()
 	before := b.namespaces[name]
 	if says == (ownership.Capacity{}) {
@@ -72,7 +72,7 @@ func (b *Book) SetNamespace(name string, says ownership.Capacity) {
 
 // CapacityOf joins what is known of a pod with these owners, the direct one
 // first. On is false for pods that are not divided.
-func (b *Book) CapacityOf(owners []*ownership.Object) Capacity {
+func (b *Resolver) CapacityOf(owners []*ownership.Object) Capacity {
 	if b.classes == nil {
 		return Capacity{}
 	}
@@ -97,15 +97,15 @@ func (b *Book) CapacityOf(owners []*ownership.Object) Capacity {
 const DefaultFallback = 5 * time.Minute
 
 // SetFallback sets another time than DefaultFallback. Call before anything runs.
-func (b *Book) SetFallback(after time.Duration) { b.fallbackAfter = after }
+func (b *Resolver) SetFallback(after time.Duration) { b.fallbackAfter = after }
 
 // ClassOfVolumes is seats.Ledger.ClassOfVolumes.
-func (b *Book) ClassOfVolumes(required []*corev1.NodeSelector) capacity.Class {
+func (b *Resolver) ClassOfVolumes(required []*corev1.NodeSelector) capacity.Class {
 	return b.ledger.ClassOfVolumes(required)
 }
 
 // CapacityOfPod is CapacityOf for a pod.
-func (b *Book) CapacityOfPod(ctx context.Context, pod *ownership.Object) (Capacity, error) {
+func (b *Resolver) CapacityOfPod(ctx context.Context, pod *ownership.Object) (Capacity, error) {
 	if b.classes == nil {
 		return Capacity{}, nil
 	}
@@ -118,7 +118,7 @@ func (b *Book) CapacityOfPod(ctx context.Context, pod *ownership.Object) (Capaci
 
 // settings are what a workload, its pod template and its namespace say. A count
 // that cannot be used leaves the last one that could in force.
-func (b *Book) settings(workload *ownership.Object) capacity.Settings {
+func (b *Resolver) settings(workload *ownership.Object) capacity.Settings {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	sources := [...]capacity.Source{
@@ -142,7 +142,7 @@ func (b *Book) settings(workload *ownership.Object) capacity.Settings {
 
 // RememberCount is the count that was in force for a workload when another replica
 // led, unless this one knows another.
-func (b *Book) RememberCount(workload types.UID, count int) {
+func (b *Resolver) RememberCount(workload types.UID, count int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if _, known := b.counts[workload]; !known && len(b.counts) < maxKept {
@@ -151,7 +151,7 @@ func (b *Book) RememberCount(workload types.UID, count int) {
 }
 
 // DropCount forgets a workload that is gone.
-func (b *Book) DropCount(workload types.UID) {
+func (b *Resolver) DropCount(workload types.UID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.counts, workload)
@@ -167,7 +167,7 @@ func (c *Capacity) OfOrdinal(pod string) capacity.Class {
 
 // ClassRequest asks for the class of a pod of c: uid is its UID, or the token of one that is
 // being created, own the class that its own demands leave it.
-func (b *Book) ClassRequest(c *Capacity, uid types.UID, name, revision string, own capacity.Class) seats.ClassRequest {
+func (b *Resolver) ClassRequest(c *Capacity, uid types.UID, name, revision string, own capacity.Class) seats.ClassRequest {
 	r := seats.ClassRequest{
 		Pod: uid, Namespace: c.direct.Namespace, Cohort: seats.Cohort{Owner: c.direct.UID, Revision: revision}, Total: 1,
 		Class: own, Count: c.Count, Surge: int(c.Workload.Surge),

@@ -31,7 +31,7 @@ var ErrStopped = errors.New("overrides are stopped, because the workload gave up
 
 // Usable tells why a workload cannot be bound to the OverridePolicy that it
 // requires although its rules are valid, or nil.
-func (b *Book) Usable(ctx context.Context, app *ownership.Object, rules *override.Rules) error {
+func (b *Resolver) Usable(ctx context.Context, app *ownership.Object, rules *override.Rules) error {
 	if app.OverridesStopped {
 		return ErrStopped
 	}
@@ -65,7 +65,7 @@ func (b *Book) Usable(ctx context.Context, app *ownership.Object, rules *overrid
 
 // usableFixed tells why rules that change what cannot change later cannot be
 // used for a workload, wherever its pods go.
-func (b *Book) usableFixed(app *ownership.Object, rules *override.Rules) error {
+func (b *Resolver) usableFixed(app *ownership.Object, rules *override.Rules) error {
 	if app.Kind == "Pod" {
 		return errIsPod
 	}
@@ -81,7 +81,7 @@ func (b *Book) usableFixed(app *ownership.Object, rules *override.Rules) error {
 // keepsPods refuses rules with which owners would lose their pods and make
 // others without end: a label changes by which an owner finds its pods, or pods
 // come to an end that their owner wants to run.
-func (b *Book) keepsPods(app *ownership.Object, rules *override.Rules) error {
+func (b *Resolver) keepsPods(app *ownership.Object, rules *override.Rules) error {
 	labels, ends := rules.Labels(), rules.ChangesLifetime()
 	if len(labels) == 0 && ends == "" {
 		return nil
@@ -122,7 +122,7 @@ func selected(owners []*ownership.Object) override.Selected {
 
 // early tells whether pods get their seat at creation: always where nobody asks
 // the extender.
-func (b *Book) early(policy *gm.PropagationPolicy) bool {
+func (b *Resolver) early(policy *gm.PropagationPolicy) bool {
 	return !b.asked || policy.Spec.Assignment != gm.AssignmentLate
 }
 
@@ -163,7 +163,7 @@ func Version(policy *gm.OverridePolicy) string {
 // Creation reads what the pods of an application are to be from their creation
 // on, as it will be once the application carries the binding labels. A policy
 // that is missing counts as none; one that cannot be used is an error.
-func (b *Book) Creation(ctx context.Context, a Assignment) (Creation, error) {
+func (b *Resolver) Creation(ctx context.Context, a Assignment) (Creation, error) {
 	c := Creation{AtOnce: !b.asked && a.Application.Propagation != nil}
 	if err := b.creationRules(ctx, a.Application.Override, &c); err != nil && !a.Application.Override.IgnoreMissing {
 		return c, err
@@ -184,7 +184,7 @@ func (b *Book) Creation(ctx context.Context, a Assignment) (Creation, error) {
 	return c, nil
 }
 
-func (b *Book) creationRules(ctx context.Context, o *ownership.Object, c *Creation) error {
+func (b *Resolver) creationRules(ctx context.Context, o *ownership.Object, c *Creation) error {
 	if o == nil {
 		return nil
 	}

@@ -4,11 +4,11 @@ import "k8s.io/apimachinery/pkg/types"
 
 // OnHeld adds a handler that is told when SetHeld changes something. It must not
 // block. Call before anything runs.
-func (b *Book) OnHeld(h func(app types.UID)) { b.onHeld = append(b.onHeld, h) }
+func (b *Resolver) OnHeld(h func(app types.UID)) { b.onHeld = append(b.onHeld, h) }
 
 // SetHeld records why pods of a workload stay at the gate although every policy
 // is there: the API server refuses what would let them go. "" is that it does not.
-func (b *Book) SetHeld(app types.UID, why string) {
+func (b *Resolver) SetHeld(app types.UID, why string) {
 	b.mu.Lock()
 	if b.held[app] == why {
 		b.mu.Unlock()
@@ -26,7 +26,7 @@ func (b *Book) SetHeld(app types.UID, why string) {
 }
 
 // Held is what SetHeld recorded of the first of the objects that it did of.
-func (b *Book) Held(uids []types.UID) string {
+func (b *Resolver) Held(uids []types.UID) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, uid := range uids {

@@ -155,7 +155,7 @@ func setJSON(annotations map[string]*string, key string, value any) error {
 
 // PodLabels are the labels that a pod in a group carries for its application, but
 // for those by which its owner finds it.
-func (b *Book) PodLabels(app ownership.Application, pod *seats.Pod, group string) map[string]string {
+func (b *Resolver) PodLabels(app ownership.Application, pod *seats.Pod, group string) map[string]string {
 	labels := app.Policies().Labels()
 	if group != "" {
 		labels[gm.NodeGroupLabel] = group

@@ -380,7 +380,7 @@ func TestAPodThatWentThroughAnyRulesIsAsTheLastOnesWant(t *testing.T) {
 
 func TestPodLabels(t *testing.T) {
 	app := ownership.Application{Propagation: build.Owner(build.Deployment("d", build.Bound("p", ""))), Override: build.Owner(build.Deployment("d", build.Requires("", "o")))}
-	b, pod := newLibrary(t).Book, seats.Slim(build.Pod("a", build.OwnedBy(build.ReplicaSet("web-1"))))
+	b, pod := newLibrary(t).Resolver, seats.Slim(build.Pod("a", build.OwnedBy(build.ReplicaSet("web-1"))))
 	want := map[string]string{
 		gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p",
 		gm.RequiredOverridePolicyLabel: "o", gm.NodeGroupLabel: "bj",

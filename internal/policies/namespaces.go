@@ -16,12 +16,12 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
 
-// Namespaces tells a Book what namespaces say about classes of capacity. No pod
+// Namespaces tells a Resolver what namespaces say about classes of capacity. No pod
 // waits for it: while namespaces cannot be read they say what they said last, and
 // nothing at first. Nothing is moved before.
 type Namespaces struct {
-	Book   *Book
-	Client metadata.Interface
+	Resolver *Resolver
+	Client   metadata.Interface
 }
 
 // Start watches namespaces until ctx is done. It implements manager.Runnable.
@@ -32,7 +32,7 @@ func (n *Namespaces) Start(ctx context.Context) error {
 	}
 	set := func(obj any) {
 		if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
-			n.Book.SetNamespace(m.Name, ownership.CapacityOf(m.Annotations, m.Labels))
+			n.Resolver.SetNamespace(m.Name, ownership.CapacityOf(m.Annotations, m.Labels))
 		}
 	}
 	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -43,7 +43,7 @@ func (n *Namespaces) Start(ctx context.Context) error {
 				obj = gone.Obj
 			}
 			if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
-				n.Book.SetNamespace(m.Name, ownership.Capacity{})
+				n.Resolver.SetNamespace(m.Name, ownership.Capacity{})
 			}
 		},
 	})
@@ -52,7 +52,7 @@ func (n *Namespaces) Start(ctx context.Context) error {
 	}
 	go func() {
 		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
-			n.Book.KnowNamespaces()
+			n.Resolver.KnowNamespaces()
 		}
 	}()
 	informer.RunWithContext(ctx)

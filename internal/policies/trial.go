@@ -50,7 +50,7 @@ type TrialPlan struct {
 // TrialPlan tells what has to be tried before pods of the workload are created
 // as the rules want them. Images alone are no reason: their form is checked
 // when the policy is compiled.
-func (b *Book) TrialPlan(ctx context.Context, app *ownership.Object, policy *gm.OverridePolicy, rules *override.Rules) TrialPlan {
+func (b *Resolver) TrialPlan(ctx context.Context, app *ownership.Object, policy *gm.OverridePolicy, rules *override.Rules) TrialPlan {
 	path := b.walker.PodTemplatePath(app.GroupKind())
 	if !rules.TouchesImmutableAnywhere() || len(path) == 0 {
 		return TrialPlan{}
@@ -81,7 +81,7 @@ const AnyOtherGroup = "*"
 
 // groupsOf are the groups that the pods of a workload may get: those of its
 // PropagationPolicy, and without one all that rules tell apart.
-func (b *Book) groupsOf(ctx context.Context, app *ownership.Object, rules *override.Rules) []string {
+func (b *Resolver) groupsOf(ctx context.Context, app *ownership.Object, rules *override.Rules) []string {
 	all := append(rules.Groups(), AnyOtherGroup)
 	placed := b.walker.ApplicationOfOwner(app.UID).Propagation
 	if placed == nil || app.Kind == "DaemonSet" {
@@ -100,10 +100,10 @@ func (b *Book) groupsOf(ctx context.Context, app *ownership.Object, rules *overr
 
 // OnTrial adds a handler that is told of every trial of a workload. It must not
 // block. Call before anything runs.
-func (b *Book) OnTrial(h func(app types.UID)) { b.onTrial = append(b.onTrial, h) }
+func (b *Resolver) OnTrial(h func(app types.UID)) { b.onTrial = append(b.onTrial, h) }
 
 // SetTrial records what came of a trial.
-func (b *Book) SetTrial(app types.UID, t Trial) {
+func (b *Resolver) SetTrial(app types.UID, t Trial) {
 	b.mu.Lock()
 	if _, known := b.trials[app]; !known && len(b.trials) >= maxKept {
 		clear(b.trials)
@@ -116,7 +116,7 @@ func (b *Book) SetTrial(app types.UID, t Trial) {
 }
 
 // DropTrial forgets a workload.
-func (b *Book) DropTrial(app types.UID) {
+func (b *Resolver) DropTrial(app types.UID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.trials, app)
@@ -124,7 +124,7 @@ func (b *Book) DropTrial(app types.UID) {
 
 // Trial is the last trial of a workload. It may be of other rules, or of
 // another template, than there are now; found is false if there was none.
-func (b *Book) Trial(app types.UID) (t Trial, found bool) {
+func (b *Resolver) Trial(app types.UID) (t Trial, found bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	t, found = b.trials[app]

@@ -28,7 +28,7 @@ func BenchmarkDisrupt(b *testing.B) {
 			l, owners := crowd(pods)
 			for b.Loop() {
 				l.Disrupt("p0", owners, pods, 1)
-				l.Spare("p0")
+				l.Undisrupt("p0")
 			}
 		})
 	}

@@ -248,7 +248,7 @@ type classChange struct {
 	everybody bool
 }
 
-func (l *Ledger) tellClasses(c classChange) {
+func (l *Ledger) notifyClasses(c classChange) {
 	if len(c.owners) == 0 && !c.everybody {
 		return
 	}

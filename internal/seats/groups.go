@@ -7,8 +7,8 @@ type GroupsHandler func(groups ...string)
 // OnGroups adds a handler. Call before the ledger is fed.
 func (l *Ledger) OnGroups(h GroupsHandler) { l.groupsHandlers = append(l.groupsHandlers, h) }
 
-// tellGroups tells whom a change of a node concerns.
-func (l *Ledger) tellGroups(before, after Node) {
+// notifyGroups tells whom a change of a node concerns.
+func (l *Ledger) notifyGroups(before, after Node) {
 	var groups []string
 	switch {
 	case before.Group != after.Group:

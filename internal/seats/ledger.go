@@ -20,7 +20,7 @@
 // The ledger is derived: it is a function of the pods and of reservations that
 // live for seconds, so a restart lists pods and is right. It asks placement
 // whose turn it is and knows neither policies nor HTTP nor the API server's
-// clients (the feed that fills it does).
+// clients (the informer that fills it does).
 package seats
 
 import (
@@ -194,7 +194,7 @@ func (l *Ledger) Observe(pod *Pod) {
 	l.mu.Lock()
 	old := l.observeLocked(pod)
 	l.mu.Unlock()
-	l.tell(old, pod)
+	l.notify(old, pod)
 }
 
 // Forget records that a pod is gone.
@@ -209,11 +209,11 @@ func (l *Ledger) Forget(uid types.UID) {
 	delete(l.disrupted, uid)
 	l.mu.Unlock()
 	if old != nil {
-		l.tell(old, nil)
+		l.notify(old, nil)
 	}
 }
 
-func (l *Ledger) tell(old, new *Pod) {
+func (l *Ledger) notify(old, new *Pod) {
 	for _, h := range l.handlers {
 		h(old, new)
 	}

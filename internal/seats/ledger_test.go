@@ -151,7 +151,7 @@ func TestTheSeatOfABoundPodOutlivesAStaleView(t *testing.T) {
 		if why := l.Confirm(request(pod, 2, spread), "node-a"); why != Seated {
 			t.Fatal(why)
 		}
-		l.Keep(types.UID(pod))
+		l.KeepSeat(types.UID(pod))
 	}
 	clock.Step(10 * time.Minute)
 	l.Lapse()
@@ -316,7 +316,7 @@ func TestDisruptGivesTheLastPermissionOnce(t *testing.T) {
 	if len(granted) != 1 {
 		t.Fatalf("of five askers at once %v were allowed, want one", granted)
 	}
-	l.Spare(types.UID(granted[0]))
+	l.Undisrupt(types.UID(granted[0]))
 	if !l.Disrupt("p0", owners, 5, 1) {
 		t.Error("a permission that was given back is not handed out again")
 	}

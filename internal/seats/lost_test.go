@@ -27,7 +27,7 @@ func TestAWatchThatIsBehindFreesNoSeat(t *testing.T) {
 	ledger.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
 	ledger.ObserveNode(SlimNode(build.Node("bj-1", build.InGroup("bj"))))
 	api := build.NewAPI(t)
-	feed := NewFeed(ledger, api.Client(), func(_ *ownership.Reference, labels map[string]string) string {
+	informer := NewInformer(ledger, api.Client(), func(_ *ownership.Reference, labels map[string]string) string {
 		return ownership.Revision(labels, "")
 	})
 	class := func(token types.UID) capacity.Class {
@@ -50,21 +50,21 @@ func TestAWatchThatIsBehindFreesNoSeat(t *testing.T) {
 			t.Errorf("another pod is %q while the first was not seen", got)
 		}
 		ledger.Release("other")
-		feed.look(t.Context())
+		informer.look(t.Context())
 	}
 	clock.Step(takeTTL + time.Second)
 	if got := ledger.Overdue()["ns"]; len(got) != 1 || got[0] != "a" {
 		t.Errorf("seats are kept for %v, want a", got)
 	}
-	feed.look(t.Context())
+	informer.look(t.Context())
 	reads := api.Lists()
-	feed.look(t.Context())
+	informer.look(t.Context())
 	if api.Lists() != reads {
 		t.Error("it is looked although nothing is overdue")
 	}
 	api.Delete(build.Pod("a"))
 	clock.Step(takeTTL + time.Second)
-	feed.look(t.Context())
+	informer.look(t.Context())
 	if got := class("c"); got != capacity.OnDemand {
 		t.Errorf("the first pod is gone, and the next is %q", got)
 	}
@@ -77,13 +77,13 @@ func TestNobodyCanLook(t *testing.T) {
 	ledger.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
 	api := build.NewAPI(t)
 	api.Fail(500)
-	feed := NewFeed(ledger, api.Client(), nil)
+	informer := NewInformer(ledger, api.Client(), nil)
 	cohort := Cohort{Owner: "web-1"}
 	if _, why := ledger.Take(Request{Pod: "a", Namespace: "ns", Cohort: cohort, Total: 1, Spread: weights("hz", 1)}, false); why != Seated {
 		t.Fatal(why)
 	}
 	clock.Step(takeTTL + time.Second)
-	feed.look(t.Context())
+	informer.look(t.Context())
 	ledger.Lapse()
 	if got := ledger.Overdue()["ns"]; len(got) != 1 {
 		t.Errorf("seats are kept for %v, and nobody knows whether the pod was refused", got)

@@ -202,7 +202,7 @@ func TestSumsAreWhatTheyStandFor(t *testing.T) {
 			},
 			"forget":  func(t *rapid.T) { l.Forget(uid.Draw(t, "pod")) },
 			"disrupt": func(t *rapid.T) { l.Disrupt(uid.Draw(t, "pod"), []types.UID{"rs", "other"}, 4, 4) },
-			"spare":   func(t *rapid.T) { l.Spare(uid.Draw(t, "pod")) },
+			"spare":   func(t *rapid.T) { l.Undisrupt(uid.Draw(t, "pod")) },
 			"time": func(t *rapid.T) {
 				clock.Step(rapid.SampledFrom([]time.Duration{time.Second, disruptionTTL}).Draw(t, "step"))
 			},

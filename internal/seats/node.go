@@ -46,17 +46,17 @@ func SlimNode(n *corev1.Node) Node {
 	return node
 }
 
-// roomier tells whether a pod may find room in the node's group now that it
+// hasFreed tells whether a pod may find room in the node's group now that it
 // did not find before.
-func (n Node) roomier(before Node) bool {
+func (n Node) hasFreed(before Node) bool {
 	return n.Open && (!before.Open || n.Group != before.Group || n.Offer.Roomier(&before.Offer))
 }
 
 // ObserveNode records what a node is now.
 func (l *Ledger) ObserveNode(node Node) {
 	before, classes := l.observeNode(node)
-	l.tellGroups(before, node)
-	l.tellClasses(classes)
+	l.notifyGroups(before, node)
+	l.notifyClasses(classes)
 }
 
 func (l *Ledger) observeNode(node Node) (before Node, classes classChange) {
@@ -69,8 +69,8 @@ func (l *Ledger) observeNode(node Node) (before Node, classes classChange) {
 	n.Node, n.exists = node, true
 	classes = l.classifyNodeLocked(n, before)
 	l.countReadyLocked(before, node)
-	if node.roomier(before) {
-		l.welcomeLocked(node.Group)
+	if node.hasFreed(before) {
+		l.clearAvoidedLocked(node.Group)
 	}
 	return before, classes
 }
@@ -78,8 +78,8 @@ func (l *Ledger) observeNode(node Node) (before Node, classes classChange) {
 // ForgetNode records that a node is gone. Its pods count in no group.
 func (l *Ledger) ForgetNode(name string) {
 	before, classes := l.forgetNode(name)
-	l.tellGroups(before, Node{Name: name})
-	l.tellClasses(classes)
+	l.notifyGroups(before, Node{Name: name})
+	l.notifyClasses(classes)
 }
 
 func (l *Ledger) forgetNode(name string) (before Node, classes classChange) {

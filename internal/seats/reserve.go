@@ -271,10 +271,10 @@ func (l *Ledger) openLocked(c *cohort, r Request, group string) Reason {
 	return NoNodeInOpenGroup
 }
 
-// Keep keeps the seat of a pod whose binding is done until the pod is seen on
+// KeepSeat keeps the seat of a pod whose binding is done until the pod is seen on
 // its node, however late that is: a view that lags must not make the seat look
 // free again.
-func (l *Ledger) Keep(uid types.UID) {
+func (l *Ledger) KeepSeat(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s := l.seats[uid]; s != nil && s.reserved {

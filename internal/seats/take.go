@@ -123,11 +123,11 @@ func (l *Ledger) Admit(r Request, dryRun bool) bool {
 	return true
 }
 
-// LetGo tells whether a pod that waits at our gate may go to the scheduler: what
+// CanUngate tells whether a pod that waits at our gate may go to the scheduler: what
 // Admit tells of one that is being created. It counts as gone from then on, so
 // that neither another at the gate nor a new one gets the same seat. A caller
 // that fails to take the gate off asks again, and gets the same answer.
-func (l *Ledger) LetGo(r Request) bool {
+func (l *Ledger) CanUngate(r Request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.seats[r.Pod]

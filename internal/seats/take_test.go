@@ -494,7 +494,7 @@ func TestConcurrentAdmissionsNeverExceedTheSeats(t *testing.T) {
 			}
 		})
 		all.Go(func() {
-			if l.LetGo(request(fmt.Sprint("g", i), 200, spread)) {
+			if l.CanUngate(request(fmt.Sprint("g", i), 200, spread)) {
 				admitted.Add(1)
 			}
 		})
@@ -516,19 +516,19 @@ func TestAPodThatIsLetGoIsLetGoAgainUntilItIsSeen(t *testing.T) {
 	gated("1", true)
 	gated("2", true)
 	for range 2 {
-		if !l.LetGo(request("1", 2, one)) {
+		if !l.CanUngate(request("1", 2, one)) {
 			t.Fatal("a pod may not take the one seat, or not ask again")
 		}
 	}
-	if l.LetGo(request("2", 2, one)) {
+	if l.CanUngate(request("2", 2, one)) {
 		t.Fatal("two pods may take the one seat")
 	}
 	gated("1", false)
-	if l.LetGo(request("2", 2, one)) {
+	if l.CanUngate(request("2", 2, one)) {
 		t.Error("the pod that was let go is forgotten once it is seen")
 	}
 	l.Forget("1")
-	if !l.LetGo(request("2", 2, one)) {
+	if !l.CanUngate(request("2", 2, one)) {
 		t.Error("the seat of a pod that is gone stays closed")
 	}
 }

@@ -143,8 +143,8 @@ func (l *Ledger) Disrupt(uid types.UID, owners []types.UID, wanted, maxUnavailab
 	return true
 }
 
-// Spare takes an announcement back: the disruption was refused.
-func (l *Ledger) Spare(uid types.UID) {
+// Undisrupt takes an announcement back: the disruption was refused.
+func (l *Ledger) Undisrupt(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.disrupted, uid)

@@ -57,9 +57,9 @@ func (l *Ledger) Avoid(owner types.UID, group string) {
 	l.avoided[key] = penalty{until: now.Add(span), span: span}
 }
 
-// welcomeLocked ends that anybody avoids a group. For how long it was is kept:
+// clearAvoidedLocked ends that anybody avoids a group. For how long it was is kept:
 // the room may not be for the pod that found none.
-func (l *Ledger) welcomeLocked(group string) {
+func (l *Ledger) clearAvoidedLocked(group string) {
 	now := l.clock.Now()
 	for a, p := range l.avoided {
 		if a.group == group && now.Before(p.until) {

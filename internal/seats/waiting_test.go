@@ -70,7 +70,7 @@ func TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom(t *testing.T) {
 				here, other = other, here
 				if swings++; welcome && swings == 6 {
 					l.mu.Lock()
-					l.welcomeLocked(other)
+					l.clearAvoidedLocked(other)
 					l.mu.Unlock()
 				}
 			}

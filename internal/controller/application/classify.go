@@ -31,11 +31,11 @@ const (
 // done about the pod in this pass: if no policy has a say in it, it leaves the gate
 // as well.
 func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (done bool, err error) {
-	classes := r.Book.Classes()
+	classes := r.Policies.Classes()
 	if pod.Class != capacity.None || classes == nil || pod.Demand != nil && !classes.LeavesBoth(pod.Demand.NodeSelector, pod.Demand.Affinity) {
 		return false, nil
 	}
-	c, err := r.Book.CapacityOfPod(ctx, pod.Object())
+	c, err := r.Policies.CapacityOfPod(ctx, pod.Object())
 	if err != nil || !c.On {
 		return false, nil //nolint:nilerr // whoever lets the pod go meets the same error
 	}
@@ -84,7 +84,7 @@ func (r *Reconciler) classOf(ctx context.Context, pod *seats.Pod, c *policies.Ca
 			return class, true, err
 		}
 	}
-	request := r.Book.ClassRequest(c, pod.UID, pod.Name, pod.Revision, capacity.None)
+	request := r.Policies.ClassRequest(c, pod.UID, pod.Name, pod.Revision, capacity.None)
 	request.Final = r.Clock.Now().Sub(pod.Created) > doubtTime
 	class, why := r.Ledger.PlaceClass(request)
 	if why != seats.Seated {
@@ -102,7 +102,7 @@ func (r *Reconciler) tiedTo(ctx context.Context, pod *seats.Pod) (capacity.Class
 	if err != nil {
 		return capacity.None, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
 	}
-	class, err := assign.TiedTo(ctx, r.Pods, r.Book, live.Namespace, &live.Spec)
+	class, err := assign.TiedTo(ctx, r.Pods, r.Policies, live.Namespace, &live.Spec)
 	if err != nil {
 		return capacity.None, fmt.Errorf("reading the volumes of pod %s: %w", pod.Key(), err)
 	}

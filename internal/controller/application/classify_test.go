@@ -23,7 +23,7 @@ func newCapacitySite(t *testing.T, objects ...build.Object) *site {
 		t.Fatal(err)
 	}
 	s.World.Ledger.SetClasses(&classes)
-	s.World.Book.SetClasses(&classes)
+	s.World.Policies.SetClasses(&classes)
 	return s
 }
 

@@ -60,10 +60,10 @@ type Reconciler struct {
 	// Client writes labels on workloads of any kind.
 	Client client.Client
 	// Pods writes gates and nudges.
-	Pods   kubernetes.Interface
-	Walker *owners.Walker
-	Ledger *seats.Ledger
-	Book   *policies.Book
+	Pods     kubernetes.Interface
+	Walker   *owners.Walker
+	Ledger   *seats.Ledger
+	Policies *policies.Resolver
 	// Synced tells whether walk and ledger know everything.
 	Synced   func() bool
 	Recorder events.EventRecorder
@@ -187,8 +187,8 @@ func (r *Reconciler) overriddenWith(o *ownership.Object) []request {
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
 	app := r.Walker.Get(req.uid)
 	if app == nil {
-		r.Book.DropTrial(req.uid)
-		r.Book.SetHeld(req.uid, "")
+		r.Policies.DropTrial(req.uid)
+		r.Policies.SetHeld(req.uid, "")
 		r.givenUp.drop(req.uid)
 		return phase.Run(ctx, &scope{app: &ownership.Object{UID: req.uid}}, r.releaseLeft)
 	}
@@ -271,14 +271,14 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	if name == "" {
 		return "", nil
 	}
-	policy, err := r.Book.Propagation(ctx, s.app.Namespace, name)
+	policy, err := r.Policies.Propagation(ctx, s.app.Namespace, name)
 	if apierrors.IsNotFound(err) {
 		return "", nil
 	}
 	if err != nil {
 		return "", err
 	}
-	spread, err := r.Book.Spread(policy, s.app.Ties())
+	spread, err := r.Policies.Spread(policy, s.app.Ties())
 	if err != nil {
 		return "", nil //nolint:nilerr // the policy's own condition names the field
 	}
@@ -286,7 +286,7 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	if away := spread.Away(); len(away) > 0 {
 		s.spread += fmt.Sprint(away)
 	}
-	s.changesAt = r.Book.ChangesAt(policy, s.app.Ties())
+	s.changesAt = r.Policies.ChangesAt(policy, s.app.Ties())
 	return name, nil
 }
 
@@ -300,19 +300,19 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable s
 	if name == "" {
 		return "", nil, nil
 	}
-	policy, err := r.Book.Override(ctx, s.app.Namespace, name)
+	policy, err := r.Policies.Override(ctx, s.app.Namespace, name)
 	if apierrors.IsNotFound(err) {
 		return "", nil, nil
 	}
 	if err != nil {
 		return "", nil, err
 	}
-	rules, errs := r.Book.Rules(policy)
+	rules, errs := r.Policies.Rules(policy)
 	if len(errs) > 0 {
 		return "", nil, nil // the policy's own status says why
 	}
 	untried = r.try(ctx, s.app, policy, rules)
-	if r.Book.Usable(ctx, s.app, rules) != nil || untried != nil && s.app.Policies.BindingOverride != name {
+	if r.Policies.Usable(ctx, s.app, rules) != nil || untried != nil && s.app.Policies.BindingOverride != name {
 		return "", untried, nil
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)

@@ -58,7 +58,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	})
 	s.events = events.NewFakeRecorder(10)
 	s.Reconciler = &Reconciler{
-		Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book, Recorder: s.events,
+		Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies, Recorder: s.events,
 		Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
 		Jobs: &jobs.Restarter{Client: s.World.Pods, Annotation: gm.JobRestartAnnotation},
 	}
@@ -226,7 +226,7 @@ func TestBind(t *testing.T) {
 func TestAnErrorOfTheCacheUnbindsNothing(t *testing.T) {
 	s := newSite(t, build.Deployment("web", build.Bound("p", "")))
 	broken := errors.New("broken")
-	s.Reconciler.Book = policies.NewBook(build.Client(interceptor.Funcs{
+	s.Reconciler.Policies = policies.NewResolver(build.Client(interceptor.Funcs{
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
 			return broken
 		},

@@ -56,7 +56,7 @@ func (s *scope) refused(err error) {
 func (r *Reconciler) tellHeld(s *scope) {
 	switch {
 	case s.held == nil:
-		r.Book.SetHeld(s.app.UID, "")
+		r.Policies.SetHeld(s.app.UID, "")
 		return
 	case s.bound:
 		r.Recorder.Eventf(reference(s.app), nil, corev1.EventTypeWarning, ReasonPodsHeld, "Release",
@@ -65,7 +65,7 @@ func (r *Reconciler) tellHeld(s *scope) {
 		r.Recorder.Eventf(reference(s.app), nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
 			"Its pods wait, because binding labels cannot be written: %.900s", s.held)
 	}
-	r.Book.SetHeld(s.app.UID, s.held.Error())
+	r.Policies.SetHeld(s.app.UID, s.held.Error())
 }
 
 func reference(app *ownership.Object) *corev1.ObjectReference {

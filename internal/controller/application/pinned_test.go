@@ -19,7 +19,7 @@ import (
 func newPinnedSite(t *testing.T, objects ...build.Object) *site {
 	t.Helper()
 	s := newSite(t, objects...)
-	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, false)
+	s.Reconciler.Policies = policies.NewResolver(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, false)
 	return s
 }
 

@@ -77,7 +77,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 		case stays || err != nil:
 		case placeless && !pod.Pinned() && r.Ledger.HoldRefused(cohort.Owner):
 			err = phase.Wait("a NodeGroup with a node", retrySeat)
-		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.LetGo(request): // a reservation that lapses tells nobody
+		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.CanUngate(request): // a reservation that lapses tells nobody
 			err = phase.Wait("a seat for a pod at the gate", seats.ReservationTTL)
 		default:
 			err = r.wake(ctx, s, pod, nudge)
@@ -139,7 +139,7 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 // set when no group of the policy has a node. The request
 // is what one of the pods asks for; its spread is empty where nothing is divided.
 func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) (open int, placeless bool, request seats.Request) {
-	a, err := r.Book.Assignment(ctx, pod.Object(), pod.Revision)
+	a, err := r.Policies.Assignment(ctx, pod.Object(), pod.Revision)
 	if err == nil && a.Counted && len(a.Spread.Groups()) == 0 && len(a.Spread.Missing()) > 0 {
 		return math.MaxInt, true, seats.Request{}
 	}

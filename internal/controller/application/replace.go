@@ -30,18 +30,18 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if pod.Pinned() {
 		return false, nil
 	}
-	a, err := r.Book.Assignment(ctx, pod.Object(), pod.Revision)
+	a, err := r.Policies.Assignment(ctx, pod.Object(), pod.Revision)
 	if err != nil {
-		return pod.Controller != nil || !r.Book.Asked(), nil // the policy says why
+		return pod.Controller != nil || !r.Policies.Asked(), nil // the policy says why
 	}
 	if o := a.Application.Propagation; o != nil && o.IgnoreMissing && s.found(o).Propagation() != ownership.Bound {
 		return false, nil // its workload wants no policy where it cannot be used
 	}
-	creation, err := r.Book.Creation(ctx, a)
+	creation, err := r.Policies.Creation(ctx, a)
 	if err != nil {
 		return false, err
 	}
-	if !r.Book.Asked() && !a.Divided() && !a.Takes(r.Ledger.NodeGroup(pod.For)) {
+	if !r.Policies.Asked() && !a.Divided() && !a.Takes(r.Ledger.NodeGroup(pod.For)) {
 		return true, phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
 	}
 	if !creation.Fixed && (a.Divided() && creation.Early || !a.Divided() && creation.AtOnce) {
@@ -65,7 +65,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	}
 	if a.Job {
 		stays, err := r.restartJob(ctx, s, pod, creation)
-		if stays || err != nil || r.Book.Asked() || !a.Divided() {
+		if stays || err != nil || r.Policies.Asked() || !a.Divided() {
 			return stays, err
 		}
 		return true, r.settle(ctx, s, pod, a, creation) // nobody else keeps it to its group

@@ -62,7 +62,7 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 		return r.patchPod(ctx, live, changed)
 	}
 	if a.Divided() {
-		newcomers := r.Book.Newcomers(ctx, group)
+		newcomers := r.Policies.Newcomers(ctx, group)
 		if demandsNodes(live) {
 			newcomers = nil // at a gate a term may get more demands, and no term may be added
 		}

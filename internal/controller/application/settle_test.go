@@ -161,7 +161,7 @@ func held(s *site) string {
 func TestPinnedPodsOfADaemonSet(t *testing.T) {
 	daemons := build.DaemonSet("web", build.Bound("p", "o"))
 	s := newSite(t, append(halves(), daemons, override, build.Node("node-out"))...)
-	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, false)
+	s.Reconciler.Policies = policies.NewResolver(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, false)
 	for _, at := range []string{"node-hz", "node-out"} {
 		s.World.Add(t, build.Pod(at, build.OwnedBy(daemons), build.Gated(), build.Container("c", "nginx:1"), build.With(func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
@@ -194,13 +194,13 @@ func TestARefusedReleaseIsTold(t *testing.T) {
 			answer := refusal
 			s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return answer != nil, nil, answer })
 			var told []types.UID
-			s.World.Book.OnHeld(func(app types.UID) { told = append(told, app) })
+			s.World.Policies.OnHeld(func(app types.UID) { told = append(told, app) })
 			for range 2 {
 				if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, refusal) {
 					t.Fatalf("error is %v, want %v", err, refusal)
 				}
 			}
-			if why := s.World.Book.Held([]types.UID{"other", "web"}); !strings.Contains(why, refusal.Error()) || len(told) != 1 {
+			if why := s.World.Policies.Held([]types.UID{"other", "web"}); !strings.Contains(why, refusal.Error()) || len(told) != 1 {
 				t.Errorf("it is told %d times that %q", len(told), why)
 			}
 			if event := <-s.events.Events; !strings.HasPrefix(event, "Warning PodsHeld ") || !strings.Contains(event, refusal.Error()) {
@@ -208,7 +208,7 @@ func TestARefusedReleaseIsTold(t *testing.T) {
 			}
 			answer = nil
 			s.reconcile("web")
-			if why := s.World.Book.Held([]types.UID{"web"}); why != "" || len(told) != 2 {
+			if why := s.World.Policies.Held([]types.UID{"web"}); why != "" || len(told) != 2 {
 				t.Errorf("it is still told that %q", why)
 			}
 		})

@@ -51,15 +51,15 @@ const (
 
 // try asks the API server whether it takes the pods that the rules make of the
 // workload's template, if it was not asked about the same before. What comes of
-// it is kept in the Book. The error asks to come back: the API server did not
+// it is kept in the Policies. The error asks to come back: the API server did not
 // answer, or too many others ask now. The workload is to stay as it is.
 func (r *Reconciler) try(ctx context.Context, app *ownership.Object, policy *gm.OverridePolicy, rules *overrides.Rules) error {
-	plan := r.Book.TrialPlan(ctx, app, policy, rules)
+	plan := r.Policies.TrialPlan(ctx, app, policy, rules)
 	if len(plan.Groups) == 0 {
-		r.Book.DropTrial(app.UID)
+		r.Policies.DropTrial(app.UID)
 		return nil
 	}
-	last, tried := r.Book.Trial(app.UID)
+	last, tried := r.Policies.Trial(app.UID)
 	if tried && last.Key == plan.Key {
 		if last.Untried == nil {
 			return nil
@@ -79,7 +79,7 @@ func (r *Reconciler) try(ctx context.Context, app *ownership.Object, policy *gm.
 	if err == nil {
 		next.Template = hashOf(template)
 		if tried && last.Untried == nil && last.Rules == plan.Rules && last.Template == next.Template {
-			r.Book.SetTrial(app.UID, next) // only the number of pods has changed
+			r.Policies.SetTrial(app.UID, next) // only the number of pods has changed
 			return nil
 		}
 		next.Refused, err = r.tryGroups(ctx, app, template, rules, plan.Groups)
@@ -91,11 +91,11 @@ func (r *Reconciler) try(ctx context.Context, app *ownership.Object, policy *gm.
 		next.Untried, next.Refused = err, last.Refused
 		next.Wait = min(maxRetryTrial, max(retryTrial, 2*last.Wait))
 		next.Again = r.Clock.Now().Add(next.Wait)
-		r.Book.SetTrial(app.UID, next)
+		r.Policies.SetTrial(app.UID, next)
 		log.FromContext(ctx).Info("An override could not be tried", "kind", app.Kind, "workload", app.Namespace+"/"+app.Name, "why", err.Error())
 		return phase.Wait("the API server to try an override", next.Wait)
 	}
-	r.Book.SetTrial(app.UID, next)
+	r.Policies.SetTrial(app.UID, next)
 	return nil
 }
 

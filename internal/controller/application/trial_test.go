@@ -173,7 +173,7 @@ func TestARefusedOverrideIsNotBound(t *testing.T) {
 			if diff := cmp.Diff(tc.asked, j.takeAsked()); diff != "" {
 				t.Errorf("wrong trials (-want +got):\n%s", diff)
 			}
-			trial, _ := s.World.Book.Trial("web")
+			trial, _ := s.World.Policies.Trial("web")
 			switch {
 			case tc.refused == "" && trial.Refused != nil:
 				t.Errorf("refused: %v", trial.Refused)
@@ -270,13 +270,13 @@ func TestATrialThatCannotBeMadeUnbindsNothing(t *testing.T) {
 				s.Reconciler.Clock = s.World.Clock
 				s.World.Clock.Step(want)
 			}
-			trial, _ := s.World.Book.Trial("web")
+			trial, _ := s.World.Policies.Trial("web")
 			if len(s.labelled) > 0 || trial.Untried == nil || !strings.Contains(trial.Untried.Error(), broken.Error()) {
 				t.Errorf("written: %s, untried because %v", s.labelled, trial.Untried)
 			}
 			j.broken = nil
 			s.reconcile("web")
-			if trial, _ := s.World.Book.Trial("web"); trial.Refused == nil || trial.Untried != nil {
+			if trial, _ := s.World.Policies.Trial("web"); trial.Refused == nil || trial.Untried != nil {
 				t.Errorf("once it can be tried, the trial is %+v", trial)
 			}
 		})
@@ -319,7 +319,7 @@ func TestATemplateThatIsRefusedItselfUnbindsNothing(t *testing.T) {
 	if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil {
 		t.Fatal(err)
 	}
-	trial, _ := s.World.Book.Trial("web")
+	trial, _ := s.World.Policies.Trial("web")
 	if len(s.labelled) > 0 || !errors.Is(trial.Untried, errBase) || trial.Refused != nil {
 		t.Errorf("written: %s, trial %+v", s.labelled, trial)
 	}
@@ -331,7 +331,7 @@ func TestAQuotaHidesNoRefusal(t *testing.T) {
 	s := newSite(t, build.Deployment("web", build.Bound("p", "o"), withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "data")))
 	newJudge(s).quota = apierrors.NewForbidden(schema.GroupResource{Resource: "podtemplates"}, "trial", errors.New("exceeded quota"))
 	s.reconcile("web")
-	trial, _ := s.World.Book.Trial("web")
+	trial, _ := s.World.Policies.Trial("web")
 	if trial.Refused == nil || trial.Untried != nil || s.deployment("web").Labels[gm.BindingOverridePolicyLabel] != "" {
 		t.Errorf("the trial is %+v, and written was %s", trial, s.labelled)
 	}

@@ -73,10 +73,10 @@ type request struct{ uid types.UID }
 type Reconciler struct {
 	Client client.Client
 	// Pods reads pods and their volumes.
-	Pods   kubernetes.Interface
-	Walker *owners.Walker
-	Ledger *seats.Ledger
-	Book   *policies.Book
+	Pods     kubernetes.Interface
+	Walker   *owners.Walker
+	Ledger   *seats.Ledger
+	Policies *policies.Resolver
 	// Synced tells whether walk and ledger know everything.
 	Synced   func() bool
 	Recorder events.EventRecorder
@@ -145,8 +145,8 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			r.changed.Add(r.asking()...)
 		}
 	})
-	r.Book.OnNamespace(func(name string) {
-		for _, o := range r.Walker.Sized() {
+	r.Policies.OnNamespace(func(name string) {
+		for _, o := range r.Walker.ScaledRoots() {
 			if o.Namespace == name {
 				r.changed.Add(request{o.UID})
 			}
@@ -195,7 +195,7 @@ func (r *Reconciler) wake(uid types.UID) {
 			r.changed.Add(request{o.UID})
 		}
 	}
-	if workload := ownership.CapacityWorkload(chain); workload != nil && asksForIt(r.Book.CapacityOf(chain)) {
+	if workload := ownership.CapacityWorkload(chain); workload != nil && asksForIt(r.Policies.CapacityOf(chain)) {
 		r.changed.Add(request{workload.UID})
 	}
 }
@@ -206,8 +206,8 @@ func asksForIt(c policies.Capacity) bool { return c.On || c.Invalid != nil }
 
 // asking are the workloads that are divided.
 func (r *Reconciler) asking() (out []request) {
-	for _, o := range r.Walker.Sized() {
-		if asksForIt(r.Book.CapacityOf([]*ownership.Object{o})) {
+	for _, o := range r.Walker.ScaledRoots() {
+		if asksForIt(r.Policies.CapacityOf([]*ownership.Object{o})) {
 			out = append(out, request{o.UID})
 		}
 	}
@@ -227,7 +227,7 @@ func (r *Reconciler) all() []request {
 			}
 			for _, owner := range list.Items[i].OwnerReferences {
 				if count := list.Items[i].Status.Count; count != nil {
-					r.Book.RememberCount(owner.UID, int(*count))
+					r.Policies.RememberCount(owner.UID, int(*count))
 				}
 				r.show(owner.UID, client.ObjectKeyFromObject(&list.Items[i]))
 				out = append(out, request{owner.UID})
@@ -255,7 +255,7 @@ func (r *Reconciler) show(uid types.UID, key types.NamespacedName) {
 
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
-	if r.Book.Classes() != nil && !r.Book.NamespacesKnown() { // what they say may be all that is said of a workload
+	if r.Policies.Classes() != nil && !r.Policies.NamespacesKnown() { // what they say may be all that is said of a workload
 		return ctrl.Result{RequeueAfter: retryNamespaces}, nil
 	}
 	s := &scope{workload: r.Walker.Get(req.uid)}
@@ -263,9 +263,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 		return phase.Run(ctx, req.uid, r.bury)
 	}
 	chain := r.Walker.Above(req.uid)
-	s.capacity = r.Book.CapacityOf(chain[:min(1, len(chain))])
+	s.capacity = r.Policies.CapacityOf(chain[:min(1, len(chain))])
 	switch top := ownership.CapacityWorkload(chain); {
-	case !asksForIt(r.Book.CapacityOf(chain)):
+	case !asksForIt(r.Policies.CapacityOf(chain)):
 		return phase.Run(ctx, s, r.free, r.hide)
 	case top == nil || top.UID != req.uid: // its pods are divided as another's
 		return phase.Run(ctx, s, r.hide)

@@ -44,7 +44,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	}
 	w := world.New(t)
 	w.Ledger.SetClasses(&classes)
-	w.Book.SetClasses(&classes)
+	w.Policies.SetClasses(&classes)
 	for _, class := range []string{"on-demand", "spot"} {
 		w.Add(t, build.Node(class, build.Label("node.kubernetes.io/capacity", class), build.With(func(n *corev1.Node) {
 			n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("20")}
@@ -53,10 +53,10 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	for _, o := range objects {
 		w.Add(t, o)
 	}
-	w.Book.KnowNamespaces()
+	w.Policies.KnowNamespaces()
 	s := &site{World: w, t: t, events: events.NewFakeRecorder(10)}
 	s.Reconciler = &Reconciler{
-		Client: w.Client, Pods: w.Pods, Walker: w.Walker, Ledger: w.Ledger, Book: w.Book, Recorder: s.events, Clock: w.Clock,
+		Client: w.Client, Pods: w.Pods, Walker: w.Walker, Ledger: w.Ledger, Policies: w.Policies, Recorder: s.events, Clock: w.Clock,
 		Evictor: &eviction.Evictor{Client: w.Pods, Pace: rate.NewLimiter(rate.Inf, 0)},
 	}
 	return s
@@ -337,7 +337,7 @@ func TestAStatefulSetsPodStaysWithItsVolume(t *testing.T) {
 
 	s.World.Ledger.Forget("db-0")
 	s.World.See(running("db-0", set, "on-demand", local, build.UID("again"), build.With(func(p *corev1.Pod) {
-		s.Reconciler.Book.Classes().Restrict(&p.Spec, capacity.OnDemand)
+		s.Reconciler.Policies.Classes().Restrict(&p.Spec, capacity.OnDemand)
 		p.Spec.NodeName, p.Status.Conditions = "", nil
 	})))
 	for range 3 {
@@ -390,9 +390,9 @@ func TestAStatefulSetSpeaksForItself(t *testing.T) {
 // TestNothingMovesBeforeNamespacesAreKnown: they may say the count.
 func TestNothingMovesBeforeNamespacesAreKnown(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "spot")...)
-	classes := s.Reconciler.Book.Classes()
-	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
-	s.Reconciler.Book.SetClasses(classes)
+	classes := s.Reconciler.Policies.Classes()
+	s.Reconciler.Policies = policies.NewResolver(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
+	s.Reconciler.Policies.SetClasses(classes)
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split() != nil || result.RequeueAfter != retryNamespaces {
 		t.Errorf("evicted %v, comes back after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
 	}
@@ -405,7 +405,7 @@ func TestClassesAreTurnedOff(t *testing.T) {
 	if _, err := s.pass(); err != nil || s.split() == nil {
 		t.Fatalf("it is not shown (error %v)", err)
 	}
-	s.Reconciler.Book = policies.NewBook(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
+	s.Reconciler.Policies = policies.NewResolver(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
 	if result, err := s.pass(); err != nil || result.RequeueAfter != 0 || s.split() != nil {
 		t.Errorf("comes back after %s with error %v, split %+v", result.RequeueAfter, err, s.split())
 	}
@@ -414,7 +414,7 @@ func TestClassesAreTurnedOff(t *testing.T) {
 // TestExcludedNamespaces: nothing is moved there, and nothing is shown.
 func TestExcludedNamespaces(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "spot")...)
-	s.World.Book.Exclude(build.Namespace)
+	s.World.Policies.Exclude(build.Namespace)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split() != nil {
 		t.Errorf("evicted %v, error %v, split %+v", s.Evicted, err, s.split())
 	}
@@ -444,7 +444,7 @@ func TestTheLastCountOutlivesItsReplica(t *testing.T) {
 	next.Reconciler.Client = s.World.Client
 	next.all()
 	chain := next.Reconciler.Walker.Above("web")
-	if c := next.Reconciler.Book.CapacityOf(chain); c.Count != 1 || c.Invalid == nil {
+	if c := next.Reconciler.Policies.CapacityOf(chain); c.Count != 1 || c.Invalid == nil {
 		t.Errorf("the count is %d (%v), want 1", c.Count, c.Invalid)
 	}
 }
@@ -501,11 +501,11 @@ func TestPodsFallBack(t *testing.T) {
 	}
 	s.World.Ledger.Forget(pod.UID)
 	chain := s.World.Walker.Above("web")
-	if c := s.World.Book.CapacityOf(chain); c.Count != capacity.MaxCount || c.FellBack != capacity.Spot {
+	if c := s.World.Policies.CapacityOf(chain); c.Count != capacity.MaxCount || c.FellBack != capacity.Spot {
 		t.Errorf("the count in force is %d, without %q", c.Count, c.FellBack)
 	}
 	s.World.Add(t, build.Node("spot-2", build.Label("node.kubernetes.io/capacity", "spot")))
-	if c := s.World.Book.CapacityOf(chain); c.Count != 0 || c.FellBack != capacity.None {
+	if c := s.World.Policies.CapacityOf(chain); c.Count != 0 || c.FellBack != capacity.None {
 		t.Errorf("with a node the count in force is %d, without %q", c.Count, c.FellBack)
 	}
 }
@@ -571,7 +571,7 @@ func TestWhoIsLookedAt(t *testing.T) {
 	if all := s.all(); len(all) != 1 || all[0].uid != "web" {
 		t.Errorf("at the start %v are looked at", all)
 	}
-	s.World.Book.SetNamespace(build.Namespace, ownership.Capacity{Switch: "true"})
+	s.World.Policies.SetNamespace(build.Namespace, ownership.Capacity{Switch: "true"})
 	if all := s.all(); len(all) != 2 {
 		t.Errorf("with the namespace %v are looked at", all)
 	}

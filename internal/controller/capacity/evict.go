@@ -43,7 +43,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
 			return nil // pods that change bring us back
 		}
-		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Spare)
+		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt)
 		switch {
 		case err == nil:
 			r.evicted(ctx, s, pod)

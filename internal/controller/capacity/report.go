@@ -98,7 +98,7 @@ func (r *Reconciler) bury(ctx context.Context, uid types.UID) error {
 			return fmt.Errorf("deleting CapacitySplit %s: %w", key, err)
 		}
 	}
-	r.Book.DropCount(uid)
+	r.Policies.DropCount(uid)
 	r.forget(uid)
 	return nil
 }

@@ -62,7 +62,7 @@ type Reconciler struct {
 	Pods     kubernetes.Interface
 	Walker   *owners.Walker
 	Ledger   *seats.Ledger
-	Book     *policies.Book
+	Policies *policies.Resolver
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
 	Clock    clock.PassiveClock
@@ -162,7 +162,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		return err
 	}
 	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.OverridePolicyList{}, r.changed))
-	r.Book.OnTrial(func(app types.UID) {
+	r.Policies.OnTrial(func(app types.UID) {
 		if o := r.Walker.Get(app); o != nil && o.Policies.RequiredOverride != "" {
 			r.changed.Add(request(o))
 		}
@@ -201,7 +201,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // observe finds the pods whose images are not as wanted.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
-	rules, errs := r.Book.Rules(s.policy)
+	rules, errs := r.Policies.Rules(s.policy)
 	if len(errs) > 0 {
 		s.invalid = errs[0]
 		return nil
@@ -227,7 +227,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 
 func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) error {
 	if name := a.app.Policies.RequiredPropagation; name != "" {
-		propagation, err := r.Book.Propagation(ctx, a.app.Namespace, name)
+		propagation, err := r.Policies.Propagation(ctx, a.app.Namespace, name)
 		if client.IgnoreNotFound(err) != nil {
 			return err
 		}
@@ -239,10 +239,10 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, a *appScope) erro
 			a.stabilization = propagation.Spec.Rescheduling.Stabilization()
 		}
 	}
-	a.failure = r.Book.Usable(ctx, a.app, s.rules)
+	a.failure = r.Policies.Usable(ctx, a.app, s.rules)
 	a.unusable = a.failure != nil
-	if plan := r.Book.TrialPlan(ctx, a.app, s.policy, s.rules); len(plan.Groups) > 0 {
-		trial, _ := r.Book.Trial(a.app.UID)
+	if plan := r.Policies.TrialPlan(ctx, a.app, s.policy, s.rules); len(plan.Groups) > 0 {
+		trial, _ := r.Policies.Trial(a.app.UID)
 		a.untried, a.why = trial.Key != plan.Key || trial.Untried != nil, trial.Untried
 	}
 	sized := a.app.Replicas != nil && a.app.Kind != "Job"
@@ -388,12 +388,12 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, a *appScope) erro
 			return phase.Wait("other pods of the workload to be available", retryDisruption)
 		}
 		app := r.Walker.ApplicationOfOwner(pod.Owner())
-		raw, err := pod.change.Patch(r.Book.PodLabels(app, pod.Pod, pod.group))
+		raw, err := pod.change.Patch(r.Policies.PodLabels(app, pod.Pod, pod.group))
 		if err == nil {
 			_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})
 		}
 		if err != nil {
-			r.Ledger.Spare(pod.UID)
+			r.Ledger.Undisrupt(pod.UID)
 			if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
 				continue
 			}

@@ -53,7 +53,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	t.Helper()
 	s := &site{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
 	s.Reconciler = &Reconciler{
-		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book,
+		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies,
 		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
 	}
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -79,9 +79,9 @@ func (s *site) accept() {
 	if err := s.World.Client.Get(s.t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); client.IgnoreNotFound(err) != nil {
 		s.t.Fatal(err)
 	}
-	rules, _ := s.World.Book.Rules(policy)
+	rules, _ := s.World.Policies.Rules(policy)
 	for _, app := range s.World.Walker.Requiring(owners.Override, build.Namespace, "o") {
-		s.World.Book.SetTrial(app.UID, policies.Trial{Key: s.World.Book.TrialPlan(s.t.Context(), app, policy, rules).Key})
+		s.World.Policies.SetTrial(app.UID, policies.Trial{Key: s.World.Policies.TrialPlan(s.t.Context(), app, policy, rules).Key})
 	}
 }
 
@@ -494,7 +494,7 @@ func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
 	}
 	before := s.status()
 	broken := errors.New("the cache is gone")
-	s.Reconciler.Book = policies.NewBook(build.Client(interceptor.Funcs{
+	s.Reconciler.Policies = policies.NewResolver(build.Client(interceptor.Funcs{
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
 			return broken
 		},
@@ -571,9 +571,9 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 			objects[3] = fixed
 			s := newSite(t, objects...)
 			s.untried = true
-			rules, _ := s.World.Book.Rules(fixed)
+			rules, _ := s.World.Policies.Rules(fixed)
 			app := s.World.Walker.Get("web")
-			s.World.Book.SetTrial("web", tc.trial(s.World.Book.TrialPlan(t.Context(), app, fixed, rules).Key))
+			s.World.Policies.SetTrial("web", tc.trial(s.World.Policies.TrialPlan(t.Context(), app, fixed, rules).Key))
 			s.reconcile()
 			if got := s.ready(); got.Status != tc.ready || got.Reason != tc.reason || !strings.Contains(got.Message, tc.says) {
 				t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)

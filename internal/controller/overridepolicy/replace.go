@@ -101,7 +101,7 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, a *appScope, pod
 			errs = append(errs, phase.Wait("other pods of the workload to be available", retryDisruption))
 			break
 		}
-		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Spare)
+		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt)
 		switch {
 		case err == nil:
 			r.replaced(ctx, s, pod)

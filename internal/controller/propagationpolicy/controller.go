@@ -58,7 +58,7 @@ type Reconciler struct {
 	Pods     kubernetes.Interface
 	Walker   *owners.Walker
 	Ledger   *seats.Ledger
-	Book     *policies.Book
+	Policies *policies.Resolver
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
 	Jobs     *jobs.Restarter
@@ -134,7 +134,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		return err
 	}
 	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.PropagationPolicyList{}, r.changed))
-	r.Book.OnHeld(func(uid types.UID) {
+	r.Policies.OnHeld(func(uid types.UID) {
 		if app := r.Walker.ApplicationOfOwner(uid).Propagation; app != nil {
 			r.changed.Add(request(app))
 		}
@@ -198,7 +198,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 
 // observeApp gathers what is known of one workload and plans.
 func (r *Reconciler) observeApp(ctx context.Context, s *scope, app *ownership.Object) (*appScope, error) {
-	spread, err := r.Book.Spread(s.policy, app.Ties())
+	spread, err := r.Policies.Spread(s.policy, app.Ties())
 	if err != nil {
 		return nil, fmt.Errorf("using PropagationPolicy %s/%s: %w", s.policy.Namespace, s.policy.Name, err)
 	}
@@ -212,8 +212,8 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, app *ownership.Ob
 	if a.mode == "" {
 		a.mode = gm.ReschedulingEvict
 	}
-	a.settlesAt = r.Book.SettlesAt(s.policy, app.Ties())
-	if at := r.Book.ChangesAt(s.policy, app.Ties()); !at.IsZero() {
+	a.settlesAt = r.Policies.SettlesAt(s.policy, app.Ties())
+	if at := r.Policies.ChangesAt(s.policy, app.Ties()); !at.IsZero() {
 		s.waits = append(s.waits, phase.Wait("a NodeGroup to be away", at.Sub(r.Clock.Now())))
 	}
 	r.setKind(&a.observed)
@@ -231,7 +231,7 @@ func (r *Reconciler) observeApp(ctx context.Context, s *scope, app *ownership.Ob
 // held says why pods that wait at the gate cannot leave it, if there is such a
 // reason: refusals of the API server, or an OverridePolicy that is not bound.
 func (r *Reconciler) held(below []types.UID) string {
-	if why := r.Book.Held(below); why != "" {
+	if why := r.Policies.Held(below); why != "" {
 		return "the API server refuses what would let them go: " + why
 	}
 	for _, uid := range below {

@@ -45,7 +45,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	t.Helper()
 	s := &site{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
 	s.Reconciler = &Reconciler{
-		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Book: s.World.Book,
+		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies,
 		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
 		Jobs: &jobs.Restarter{Client: s.World.Pods, Annotation: gm.JobRestartAnnotation},
 	}
@@ -414,7 +414,7 @@ func TestStatus(t *testing.T) {
 func TestReconcilingEndsAtTheDivision(t *testing.T) {
 	s := newSite(t, both(ground(), web("bj", "bj", "bj", "bj", ""))...)
 	replicaSet := build.ReplicaSet("web-1")
-	spread, err := s.World.Book.Spread(s.policy(), "web")
+	spread, err := s.World.Policies.Spread(s.policy(), "web")
 	if err != nil {
 		t.Fatal(err)
 	}

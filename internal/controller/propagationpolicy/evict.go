@@ -112,7 +112,7 @@ func (r *Reconciler) evictBatch(ctx context.Context, a *appScope, pods []*seats.
 	var running sync.WaitGroup
 	for n < len(pods) && r.Ledger.Disrupt(pods[n].UID, owners, a.replicas, a.maxUnavailable) {
 		answer, pod := &answers[n], pods[n]
-		running.Go(func() { *answer = r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Spare) })
+		running.Go(func() { *answer = r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt) })
 		n++
 	}
 	running.Wait()

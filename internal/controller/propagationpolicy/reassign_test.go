@@ -39,7 +39,7 @@ func after(seconds int32) build.Option {
 // nextGroup is the group that the owner's next pod gets at creation.
 func (s *site) nextGroup(owner types.UID) string {
 	s.t.Helper()
-	spread, err := s.World.Book.Spread(s.policy(), "web")
+	spread, err := s.World.Policies.Spread(s.policy(), "web")
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -316,7 +316,7 @@ func TestPodsAtTheGateAreToldWhatKeepsThem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(tc.owner))
 			s := newSite(t, append(ground(), tc.owner, replicaSet, build.Pod("a", build.OwnedBy(replicaSet), tc.gated))...)
-			s.World.Book.SetHeld("web-1", tc.held)
+			s.World.Policies.SetHeld("web-1", tc.held)
 			if _, err := s.pass(); err != nil {
 				t.Fatal(err)
 			}

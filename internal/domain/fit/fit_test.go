@@ -167,7 +167,7 @@ func TestRoomier(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			if got := tc.now.Roomier(tc.before); got != tc.want {
-				t.Errorf("roomier: %t", got)
+				t.Errorf("hasFreed: %t", got)
 			}
 		})
 	}

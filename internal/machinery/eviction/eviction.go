@@ -133,16 +133,16 @@ func (e *Evictor) ask(ctx context.Context, pod types.NamespacedName, only metav1
 }
 
 // EvictAnnounced evicts a pod, or discards one that was seen without a node. Others
-// count it as disturbed already: spare takes that back if it stays. Errors: Evict's
+// count it as disturbed already: undisrupt takes that back if it stays. Errors: Evict's
 // and Discard's.
-func (e *Evictor) EvictAnnounced(ctx context.Context, pod types.NamespacedName, uid types.UID, node string, spare func(types.UID)) error {
+func (e *Evictor) EvictAnnounced(ctx context.Context, pod types.NamespacedName, uid types.UID, node string, undisrupt func(types.UID)) error {
 	evict := e.Evict
 	if node == "" {
 		evict = e.Discard
 	}
 	err := evict(ctx, pod, uid)
 	if err != nil && !errors.Is(err, ErrGone) {
-		spare(uid)
+		undisrupt(uid)
 	}
 	return err
 }

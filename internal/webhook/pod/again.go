@@ -77,21 +77,21 @@ func proof(key []byte, pod *corev1.Pod, namespace, until string) string {
 // again makes a pod that was seen before whole: others may have taken the group's
 // node affinity away from it, added containers, or given it images.
 func (w *Webhook) again(ctx context.Context, pod *corev1.Pod, object *ownership.Object) {
-	if class := capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]); class != capacity.None && w.Book.Classes() != nil {
-		w.Book.Classes().Restrict(&pod.Spec, class)
+	if class := capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]); class != capacity.None && w.Policies.Classes() != nil {
+		w.Policies.Classes().Restrict(&pod.Spec, class)
 	}
 	group := pod.Labels[gm.NodeGroupLabel]
 	if pod.Annotations[gm.SeatAnnotation] == "" || group == "" {
 		return
 	}
 	if !placement.Pinned(&pod.Spec, gm.NodeGroupLabel, group) {
-		placement.Repin(&pod.Spec, gm.NodeGroupLabel, group, w.Book.Newcomers(ctx, group)...)
+		placement.Repin(&pod.Spec, gm.NodeGroupLabel, group, w.Policies.Newcomers(ctx, group)...)
 	}
-	a, err := w.Book.Prospect(ctx, object, w.Walker.Revision(object.Controller, pod.Labels))
+	a, err := w.Policies.Prospect(ctx, object, w.Walker.Revision(object.Controller, pod.Labels))
 	if err != nil {
 		return
 	}
-	creation, err := w.Book.Creation(ctx, a)
+	creation, err := w.Policies.Creation(ctx, a)
 	if err != nil || creation.Rules == nil {
 		return
 	}

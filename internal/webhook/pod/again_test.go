@@ -26,7 +26,7 @@ func TestAnyReplicaKnowsAPodAgain(t *testing.T) {
 			w, _ := newWebhook(t, objects...)
 			first := admit(t, w, webPod(), false)
 			other, _ := newWebhook(t, objects...)
-			other.Desk.(*assign.Desk).Leading = func() bool { return leads }
+			other.Assigner.(*assign.Assigner).Leading = func() bool { return leads }
 			if diff := cmp.Diff(first, admit(t, other, first, false), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("looked at again, the pod changes:\n%s", diff)
 			}

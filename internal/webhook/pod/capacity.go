@@ -21,7 +21,7 @@ import (
 // is kept to that. known is false if nobody can tell the class
 // now: the pod is to wait at the gate.
 func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownership.Object, c policies.Capacity, token types.UID, dryRun bool) (known bool) {
-	classes := w.Book.Classes()
+	classes := w.Policies.Classes()
 	if !classes.LeavesBoth(pod.Spec.NodeSelector, requiredAffinity(&pod.Spec)) {
 		return true
 	}
@@ -40,7 +40,7 @@ func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownersh
 		assign.Classify(pod, classes, &c, class)
 		return true
 	}
-	answer, err := w.Desk.Assign(ctx, assign.Ask{
+	answer, err := w.Assigner.Assign(ctx, assign.Ask{
 		Pod: object, Revision: w.Walker.Revision(object.Controller, pod.Labels), Token: token, Capacity: true, DryRun: dryRun,
 	})
 	class := capacity.ParseClass(answer.Class)
@@ -66,7 +66,7 @@ func (w *Webhook) tiedTo(ctx context.Context, pod *corev1.Pod, namespace string)
 	if len(volumes.Claims(&pod.Spec)) > mostClaims {
 		return capacity.None, errManyClaims
 	}
-	return assign.TiedTo(ctx, w.API, w.Book, namespace, &pod.Spec)
+	return assign.TiedTo(ctx, w.API, w.Policies, namespace, &pod.Spec)
 }
 
 func requiredAffinity(spec *corev1.PodSpec) *corev1.NodeSelector {

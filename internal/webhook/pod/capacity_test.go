@@ -36,8 +36,8 @@ func newCapacityWebhook(t testing.TB, objects ...build.Object) *Webhook {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Book.SetClasses(&classes)
-	w.Desk.(*assign.Desk).Ledger.SetClasses(&classes)
+	w.Policies.SetClasses(&classes)
+	w.Assigner.(*assign.Assigner).Ledger.SetClasses(&classes)
 	return w
 }
 
@@ -141,7 +141,7 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 // TestPodsOfExcludedNamespacesAreNotDivided, whatever somebody wrote there.
 func TestPodsOfExcludedNamespacesAreNotDivided(t *testing.T) {
 	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
-	w.Book.Exclude(build.Namespace)
+	w.Policies.Exclude(build.Namespace)
 	want := webPod()
 	want.Namespace, want.UID = "", ""
 	if diff := cmp.Diff(want, admit(t, w, webPod(), false)); diff != "" {
@@ -170,7 +170,7 @@ func TestWhereTheKeysAre(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newCapacityWebhook(t, build.Deployment("web", tc.deployment), replicaSet)
-			w.Book.SetNamespace(build.Namespace, tc.namespace)
+			w.Policies.SetNamespace(build.Namespace, tc.namespace)
 			if got := admit(t, w, webPod(), false); got.Labels[gm.CapacityClassLabel] != tc.want {
 				t.Errorf("the pod is %q, want %q", got.Labels[gm.CapacityClassLabel], tc.want)
 			}
@@ -197,7 +197,7 @@ func TestStampsOfTemplatesAreDropped(t *testing.T) {
 func TestPodsWaitForALeader(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "1"))
 	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1")), replicaSet, set)
-	w.Desk.(*assign.Desk).Leading = func() bool { return false }
+	w.Assigner.(*assign.Assigner).Leading = func() bool { return false }
 	got := admit(t, w, webPod(), false)
 	if len(gates(got)) != 1 || got.Labels[gm.CapacityClassLabel] != "" || got.Spec.Affinity != nil {
 		t.Errorf("the pod does not wait: %v %v", gates(got), got.Labels)
@@ -219,7 +219,7 @@ func TestPodsWaitForALeader(t *testing.T) {
 func TestOrdinalsThatFallBack(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback))
 	w := newCapacityWebhook(t, set)
-	w.Desk.(*assign.Desk).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
+	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
 	spot, onDemand := build.Pod("db-1", build.OwnedBy(set)), "on-demand"
 	if got := admit(t, w, spot, false); got.Labels[gm.CapacityClassLabel] != "spot" {
 		t.Errorf("before its time the pod is %v", got.Labels)
@@ -229,7 +229,7 @@ func TestOrdinalsThatFallBack(t *testing.T) {
 	if got.Labels[gm.CapacityClassLabel] != onDemand || !strings.Contains(got.Annotations[gm.CapacityReasonAnnotation], "class spot has no nodes") {
 		t.Errorf("the pod is %v, for %q", got.Labels, got.Annotations[gm.CapacityReasonAnnotation])
 	}
-	w.Desk.(*assign.Desk).Leading = func() bool { return false }
+	w.Assigner.(*assign.Assigner).Leading = func() bool { return false }
 	if got := admit(t, w, spot, false); len(gates(got)) != 1 || got.Labels[gm.CapacityClassLabel] != "" {
 		t.Errorf("without a leader the pod is %v, gates %v", got.Labels, gates(got))
 	}
@@ -241,7 +241,7 @@ func TestOrdinalsThatFallBack(t *testing.T) {
 func TestPodsThatAreTiedToAClass(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "1"))
 	w := newCapacityWebhook(t, set)
-	w.Desk.(*assign.Desk).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
+	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
 	claims := func(names ...string) *corev1.Pod {
 		pod := build.Pod("db-0", build.OwnedBy(set))
 		for _, name := range names {

@@ -37,14 +37,14 @@ const (
 // start.
 func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, token types.UID, dryRun bool) standing {
 	revision := w.Walker.Revision(object.Controller, pod.Labels)
-	a, err := w.Book.Prospect(ctx, object, revision)
+	a, err := w.Policies.Prospect(ctx, object, revision)
 	if err != nil {
-		if w.Book.Asked() || ignoresMissing(a.Application) {
+		if w.Policies.Asked() || ignoresMissing(a.Application) {
 			return late // the extender makes the pod wait, or lets it pass
 		}
 		return waiting
 	}
-	creation, err := w.Book.Creation(ctx, a)
+	creation, err := w.Policies.Creation(ctx, a)
 	if err != nil {
 		return waiting
 	}
@@ -68,14 +68,14 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 			return wait
 		}
 	}
-	answer, err := w.Desk.Assign(ctx, ask)
+	answer, err := w.Assigner.Assign(ctx, ask)
 	if err != nil {
 		if !errors.Is(err, assign.ErrNoSeat) {
 			log.FromContext(ctx).Info("Pod waits for a replica that can seat it", "namespace", object.Namespace, "why", err.Error())
 		}
 		return wait
 	}
-	if ask.Node != "" && !w.Book.Asked() && !a.Takes(answer.Group) {
+	if ask.Node != "" && !w.Policies.Asked() && !a.Takes(answer.Group) {
 		return wait
 	}
 	if answer.Group == "" {
@@ -86,12 +86,12 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		return wait
 	}
 	if a.Divided() {
-		assign.Pin(pod, ask.Token, answer.Group, w.Book.Newcomers(ctx, answer.Group))
+		assign.Pin(pod, ask.Token, answer.Group, w.Policies.Newcomers(ctx, answer.Group))
 		assign.SetCost(pod, answer.Cost)
 		return settled
 	}
 	assign.Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(ask.Token))
-	if w.Book.Asked() {
+	if w.Policies.Asked() {
 		return late // to the nodes of its groups: the extender sees to that
 	}
 	return settled
@@ -110,7 +110,7 @@ func (w *Webhook) admit(ctx context.Context, pod *corev1.Pod, a policies.Assignm
 		return late
 	}
 	ask.Late = true
-	_, err := w.Desk.Assign(ctx, ask)
+	_, err := w.Assigner.Assign(ctx, ask)
 	if err == nil {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmissionAnnotation, string(ask.Token))
 	}

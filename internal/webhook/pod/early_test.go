@@ -65,7 +65,7 @@ func fixed(t *testing.T, policy *gm.OverridePolicy, group string) string {
 func reserved(w *Webhook) int {
 	spread := placement.StaticWeight([]gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"hz"}, Weight: 1}}, nil, "web")
 	const many = 100
-	return many - w.Desk.(*assign.Desk).Ledger.Open(seats.Request{Cohort: seats.Cohort{Owner: "web-1"}, Total: many, Spread: spread})
+	return many - w.Assigner.(*assign.Assigner).Ledger.Open(seats.Request{Cohort: seats.Cohort{Owner: "web-1"}, Total: many, Spread: spread})
 }
 
 func TestAnEarlyPodIsAsWantedFromItsCreation(t *testing.T) {
@@ -241,7 +241,7 @@ func TestAssign(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w, _ := newWebhook(t, tc.objects...)
-			w.Desk.(*assign.Desk).Leading = func() bool { return !tc.leaderless }
+			w.Assigner.(*assign.Assigner).Leading = func() bool { return !tc.leaderless }
 			if tc.pod == nil {
 				tc.pod = webPod()
 			}
@@ -367,7 +367,7 @@ func TestPodsBeyondTheRangesWaitAtTheGate(t *testing.T) {
 			}
 		}
 	}
-	w.Desk.(*assign.Desk).Leading = func() bool { return false }
+	w.Assigner.(*assign.Assigner).Leading = func() bool { return false }
 	if got := admit(t, w, webPod(), false); len(gates(got)) > 0 {
 		t.Error("nobody leads: the extender is to decide, when one does")
 	}
@@ -409,7 +409,7 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, _ := newWebhook(t, ground(build.Bound("p", ""), tc.policy, job)...)
 			if tc.waits != nil {
-				w.Desk.(*assign.Desk).Ledger.Observe(seats.Slim(tc.waits))
+				w.Assigner.(*assign.Assigner).Ledger.Observe(seats.Slim(tc.waits))
 			}
 			got := admit(t, w, tc.pod, false)
 			pinned := got.Annotations[gm.SeatAnnotation] != "" && got.Labels[gm.NodeGroupLabel] == "hz" && got.Spec.Affinity != nil
@@ -423,12 +423,12 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 	}
 }
 
-// hangingDesk is a leader that does not answer in time.
-type hangingDesk struct{ t *testing.T }
+// hangingAssigner is a leader that does not answer in time.
+type hangingAssigner struct{ t *testing.T }
 
-func (d hangingDesk) Assign(ctx context.Context, _ assign.Ask) (assign.Answer, error) {
+func (d hangingAssigner) Assign(ctx context.Context, _ assign.Ask) (assign.Answer, error) {
 	if deadline, bounded := ctx.Deadline(); !bounded || time.Until(deadline) > patience {
-		d.t.Errorf("the desk is asked until %s, bounded: %t", deadline, bounded)
+		d.t.Errorf("the assigner is asked until %s, bounded: %t", deadline, bounded)
 	}
 	return assign.Answer{}, context.DeadlineExceeded
 }
@@ -440,7 +440,7 @@ func TestAPodWhoseLeaderHangsWaitsAtTheGate(t *testing.T) {
 		t.Errorf("an admission takes up to %s, and the API server waits for 2s", patience)
 	}
 	w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, args)...)
-	w.Desk = hangingDesk{t}
+	w.Assigner = hangingAssigner{t}
 	got := admit(t, w, webPod(), false)
 	if diff := cmp.Diff([]string{gm.PolicyGate}, gates(got)); diff != "" {
 		t.Errorf("wrong gates (-want +got):\n%s", diff)

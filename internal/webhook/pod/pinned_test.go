@@ -19,7 +19,7 @@ import (
 func newPinnedWebhook(t *testing.T, objects ...build.Object) *Webhook {
 	t.Helper()
 	w, _ := newWebhook(t, objects...)
-	desk := w.Desk.(*assign.Desk)
+	assigner := w.Assigner.(*assign.Assigner)
 	var seen []build.Object
 	for _, o := range objects {
 		switch o.(type) {
@@ -28,8 +28,8 @@ func newPinnedWebhook(t *testing.T, objects ...build.Object) *Webhook {
 		}
 	}
 	rest := world.New(t, seen...)
-	w.Book = policies.NewBook(rest.Client, w.Walker, rest.Ledger, rest.Clock, false)
-	desk.Book, desk.Ledger = w.Book, rest.Ledger
+	w.Policies = policies.NewResolver(rest.Client, w.Walker, rest.Ledger, rest.Clock, false)
+	assigner.Policies, assigner.Ledger = w.Policies, rest.Ledger
 	return w
 }
 

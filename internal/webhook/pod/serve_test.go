@@ -102,7 +102,7 @@ var requiresDisk = build.With(func(p *corev1.Pod) {
 // TestWhateverBecomesOfUsThePodIsAllowed: a panic is told in the log.
 func TestWhateverBecomesOfUsThePodIsAllowed(t *testing.T) {
 	w, _ := newWebhook(t, ground(build.Bound("p", ""), toHz)...)
-	w.Book = nil
+	w.Policies = nil
 	raw, err := json.Marshal(webPod())
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,7 @@
 // scheduler that asks the extender where that is not the cluster's own, and
 // drops what a template wrote under keys that only atoll-manager may write.
 //
-// It is a thin adapter: it asks the owners' walk and the desk that hands out
+// It is a thin adapter: it asks the owners' walk and the assigner that hands out
 // seats, and decides nothing. It never refuses a pod; what it cannot find out is
 // left to the extender and the controllers.
 package pod
@@ -51,10 +51,10 @@ type Webhook struct {
 	// Mark is the extended resource of which managed pods ask for none at all:
 	// a kube-scheduler that asks the extender only about pods that name it knows
 	// them by that. Unset marks no pod.
-	Mark corev1.ResourceName
-	Book *policies.Book
-	// Desk hands out seats at creation.
-	Desk Desk
+	Mark     corev1.ResourceName
+	Policies *policies.Resolver
+	// Assigner hands out seats at creation.
+	Assigner Assigner
 	// API is asked about the volumes of pods that have any.
 	API kubernetes.Interface
 	// Clock tells how old a proof is, and Key is what all replicas make proofs
@@ -65,8 +65,8 @@ type Webhook struct {
 	Gangs *Gangs
 }
 
-// Desk hands out seats (assign.Desk).
-type Desk interface {
+// Assigner hands out seats (assign.Assigner).
+type Assigner interface {
 	Assign(ctx context.Context, ask assign.Ask) (assign.Answer, error)
 }
 
@@ -106,7 +106,7 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 		return
 	}
 	setPolicyLabels(pod, app.Policies())
-	share := w.Book.CapacityOf(owned)
+	share := w.Policies.CapacityOf(owned)
 	if app.Managed() || share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	}

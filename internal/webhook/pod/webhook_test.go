@@ -26,7 +26,7 @@ import (
 )
 
 // newWebhook makes a webhook of a replica that leads: its walk has listed the
-// workloads among the objects, its book and its ledger have seen the others.
+// workloads among the objects, its resolver and its ledger have seen the others.
 func newWebhook(t testing.TB, objects ...build.Object) (*Webhook, *build.API) {
 	t.Helper()
 	var listed, seen []build.Object
@@ -43,9 +43,9 @@ func newWebhook(t testing.TB, objects ...build.Object) (*Webhook, *build.API) {
 		Walker: owners.NewWalker(api.Client()), API: rest.Pods,
 		Clock: rest.Clock, Key: func() []byte { return []byte("shared") },
 	}
-	w.Book = policies.NewBook(rest.Client, w.Walker, rest.Ledger, rest.Clock, true)
-	w.Desk = &assign.Desk{
-		Book: w.Book, Ledger: rest.Ledger,
+	w.Policies = policies.NewResolver(rest.Client, w.Walker, rest.Ledger, rest.Clock, true)
+	w.Assigner = &assign.Assigner{
+		Policies: w.Policies, Ledger: rest.Ledger,
 		Leading: func() bool { return true }, Leader: func() string { return "" },
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -31,10 +31,10 @@ type World struct {
 	// Clock stands still until it is stepped.
 	Clock *testingclock.FakeClock
 	// API is asked for owners that Walker does not hold: it has none.
-	API    *build.API
-	Walker *owners.Walker
-	Ledger *seats.Ledger
-	Book   *policies.Book
+	API      *build.API
+	Walker   *owners.Walker
+	Ledger   *seats.Ledger
+	Policies *policies.Resolver
 	// Client holds policies and workloads.
 	Client client.WithWatch
 	// Pods holds pods.
@@ -63,7 +63,7 @@ func New(t testing.TB, objects ...build.Object) *World {
 		Pods:   fake.NewSimpleClientset(),
 	}
 	w.Walker, w.Ledger = owners.NewWalker(w.API.Client()), seats.NewLedger(w.Clock)
-	w.Book = policies.NewBook(w.Client, w.Walker, w.Ledger, w.Clock, true)
+	w.Policies = policies.NewResolver(w.Client, w.Walker, w.Ledger, w.Clock, true)
 	for _, o := range objects {
 		w.see(o)
 	}
@@ -148,7 +148,7 @@ func (w *World) Settle(t testing.TB) {
 	}
 	for i := range list.Items {
 		for _, app := range w.Walker.Requiring(owners.Propagation, build.Namespace, list.Items[i].Name) {
-			w.Book.SettlesAt(&list.Items[i], app.UID)
+			w.Policies.SettlesAt(&list.Items[i], app.UID)
 		}
 	}
 	w.Clock.Step(gm.DefaultStabilization)

@@ -85,7 +85,7 @@ func TestUnsetReplicasAreOne(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := NewWalker(build.NewAPI(t).Client())
-			if err := feedOf(w, name).Update(o); err != nil {
+			if err := informerOf(w, name).Update(o); err != nil {
 				t.Fatal(err)
 			}
 			if got := w.Get("o").Replicas; got == nil || *got != 1 {
@@ -95,8 +95,8 @@ func TestUnsetReplicasAreOne(t *testing.T) {
 	}
 }
 
-func feedOf(w *Walker, kind string) *feed {
-	for _, f := range w.feeds {
+func informerOf(w *Walker, kind string) *informer {
+	for _, f := range w.informers {
 		if f.kind.Kind == kind {
 			return f
 		}
@@ -118,7 +118,7 @@ func TestReplaceDropsWhatIsGoneAndOnlyOfItsKind(t *testing.T) {
 		}
 		told = append(told, c)
 	})
-	deployments, replicaSets := feedOf(w, "Deployment"), feedOf(w, "ReplicaSet")
+	deployments, replicaSets := informerOf(w, "Deployment"), informerOf(w, "ReplicaSet")
 	if err := replicaSets.Replace([]any{build.ReplicaSet("rs")}, "1"); err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestReplaceDropsWhatIsGoneAndOnlyOfItsKind(t *testing.T) {
 }
 
 func TestFeedsRefuseWhatIsNoObject(t *testing.T) {
-	f := feedOf(NewWalker(build.NewAPI(t).Client()), "Deployment")
+	f := informerOf(NewWalker(build.NewAPI(t).Client()), "Deployment")
 	if f.Add("no object") == nil || f.Update("no object") == nil || f.Delete("no object") == nil {
 		t.Error("something that is no object was stored")
 	}
@@ -179,7 +179,7 @@ func TestControllerOf(t *testing.T) {
 // complete is what is kept.
 func TestAListOfOwnersIsGatheredSlim(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
-	var store cache.ReflectorStore = feedOf(w, "Deployment")
+	var store cache.ReflectorStore = informerOf(w, "Deployment")
 	transforming, ok := store.(cache.TransformingStore)
 	if !ok {
 		t.Fatal("whole objects are gathered")

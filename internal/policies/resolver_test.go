@@ -23,7 +23,7 @@ import (
 
 // library is a book over objects in memory.
 type library struct {
-	*Book
+	*Resolver
 	clock *testingclock.FakeClock
 }
 
@@ -45,7 +45,7 @@ func newLibrary(t *testing.T, objects ...build.Object) *library {
 		}
 	}
 	reader := build.Client(interceptor.Funcs{}, cached...)
-	return &library{Book: NewBook(reader, walker, ledger, clock, true), clock: clock}
+	return &library{Resolver: NewResolver(reader, walker, ledger, clock, true), clock: clock}
 }
 
 func TestAssignment(t *testing.T) {

@@ -18,12 +18,12 @@ import (
 func (w *Walker) Start(ctx context.Context) error {
 	w.lifecycle.Lock()
 	w.ctx = ctx
-	for _, f := range w.feeds {
+	for _, f := range w.informers {
 		w.launchLocked(f)
 	}
 	for _, f := range w.further {
 		if f.of.Resource != "" {
-			w.launchLocked(f.feed)
+			w.launchLocked(f.informer)
 		}
 	}
 	w.lifecycle.Unlock()
@@ -35,8 +35,8 @@ func (w *Walker) Start(ctx context.Context) error {
 	return nil
 }
 
-// launchLocked runs a feed if the walker runs.
-func (w *Walker) launchLocked(f *feed) {
+// launchLocked runs a informer if the walker runs.
+func (w *Walker) launchLocked(f *informer) {
 	if w.ctx == nil || w.ended {
 		return
 	}
@@ -59,7 +59,7 @@ func (w *Walker) NeedLeaderElection() bool { return false }
 // SetKinds has said which others there are. One of the others that has not been
 // listed holds up its own pods and nobody else: see ErrOwnerUnread.
 func (w *Walker) HasSynced() bool {
-	for _, f := range w.feeds {
+	for _, f := range w.informers {
 		if !f.synced.Load() {
 			return false
 		}
@@ -67,20 +67,20 @@ func (w *Walker) HasSynced() bool {
 	return w.dynamic == nil || w.configured.Load()
 }
 
-// feed is the store behind one kind's reflector: it slims what it is given and
+// informer is the store behind one kind's reflector: it slims what it is given and
 // hands it to the walker.
-type feed struct {
+type informer struct {
 	walker *Walker
 	kind   *kind
 	synced atomic.Bool
 
-	// cancel ends the feed, and done tells that it has ended; nil until it runs.
+	// cancel ends the informer, and done tells that it has ended; nil until it runs.
 	// Both are guarded by the walker's lifecycle.
 	cancel context.CancelFunc
 	done   chan struct{}
 
 	mu sync.Mutex
-	// closed: the kind is no workload any more, or another feed has taken over.
+	// closed: the kind is no workload any more, or another informer has taken over.
 	// Whatever still comes in is dropped.
 	closed bool
 	known  uidSet // UIDs of this kind, to find what a new list does not hold any more
@@ -97,11 +97,11 @@ type failure struct {
 	told bool
 }
 
-func newFeed(w *Walker, k *kind) *feed {
-	return &feed{walker: w, kind: k, known: uidSet{}, failures: map[string]failure{}}
+func newInformer(w *Walker, k *kind) *informer {
+	return &informer{walker: w, kind: k, known: uidSet{}, failures: map[string]failure{}}
 }
 
-func (f *feed) run(ctx context.Context) {
+func (f *informer) run(ctx context.Context) {
 	source := f.kind.listWatch
 	lw := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -118,9 +118,9 @@ func (f *feed) run(ctx context.Context) {
 	cache.NewReflectorWithOptions(lw, f.kind.expected, f, cache.ReflectorOptions{Name: "owners/" + f.kind.resource}).RunWithContext(ctx)
 }
 
-func (f *feed) Add(obj any) error { return f.Update(obj) }
+func (f *informer) Add(obj any) error { return f.Update(obj) }
 
-func (f *feed) Update(obj any) error {
+func (f *informer) Update(obj any) error {
 	o, err := f.slim(obj)
 	if o == nil {
 		return err
@@ -135,7 +135,7 @@ func (f *feed) Update(obj any) error {
 	return nil
 }
 
-func (f *feed) Delete(obj any) error {
+func (f *informer) Delete(obj any) error {
 	o, err := f.kind.slim(obj)
 	if o == nil {
 		return err
@@ -152,7 +152,7 @@ func (f *feed) Delete(obj any) error {
 
 // Transformer implements cache.TransformingStore: of the objects that a list
 // streams, the reflector gathers what is kept of them, and not the whole.
-func (f *feed) Transformer() cache.TransformFunc {
+func (f *informer) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		o, err := f.slim(obj)
 		if o == nil {
@@ -162,7 +162,7 @@ func (f *feed) Transformer() cache.TransformFunc {
 	}
 }
 
-func (f *feed) Replace(list []any, _ string) error {
+func (f *informer) Replace(list []any, _ string) error {
 	present := uidSet{}
 	objects := make([]*ownership.Object, 0, len(list))
 	for _, obj := range list {
@@ -180,8 +180,8 @@ func (f *feed) Replace(list []any, _ string) error {
 }
 
 // replace puts the listed objects in the place of those that are known, and
-// reports whether the feed is still in use.
-func (f *feed) replace(objects []*ownership.Object, present uidSet) bool {
+// reports whether the informer is still in use.
+func (f *informer) replace(objects []*ownership.Object, present uidSet) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
@@ -199,7 +199,7 @@ func (f *feed) replace(objects []*ownership.Object, present uidSet) bool {
 	return true
 }
 
-func (f *feed) setSynced() {
+func (f *informer) setSynced() {
 	f.mu.Lock()
 	f.synced.Store(true)
 	was := f.slow
@@ -213,10 +213,10 @@ func (f *feed) setSynced() {
 	}
 }
 
-func (f *feed) Resync() error { return nil }
+func (f *informer) Resync() error { return nil }
 
-// close makes the feed drop whatever still comes in, and returns what it knows.
-func (f *feed) close() uidSet {
+// close makes the informer drop whatever still comes in, and returns what it knows.
+func (f *informer) close() uidSet {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	known := f.known

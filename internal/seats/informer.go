@@ -22,9 +22,9 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
 
-// Feed keeps a ledger up to date with the API server's pods. It is the store
+// Informer keeps a ledger up to date with the API server's pods. It is the store
 // behind a reflector: every pod is slimmed and handed on, none is kept.
-type Feed struct {
+type Informer struct {
 	ledger   *Ledger
 	client   kubernetes.Interface
 	revision RevisionOf
@@ -41,14 +41,14 @@ type Feed struct {
 	asked, run int
 }
 
-// NewFeed makes a feed; Start runs it. revision is asked once for each state of
+// NewInformer makes an informer; Start runs it. revision is asked once for each state of
 // a pod: call Relist when it comes to answer otherwise.
-func NewFeed(ledger *Ledger, client kubernetes.Interface, revision RevisionOf) *Feed {
-	return &Feed{ledger: ledger, client: client, revision: revision, known: map[types.UID]struct{}{}}
+func NewInformer(ledger *Ledger, client kubernetes.Interface, revision RevisionOf) *Informer {
+	return &Informer{ledger: ledger, client: client, revision: revision, known: map[types.UID]struct{}{}}
 }
 
 // Start watches pods until ctx is done.
-func (f *Feed) Start(ctx context.Context) error {
+func (f *Informer) Start(ctx context.Context) error {
 	go wait.UntilWithContext(ctx, func(context.Context) { f.ledger.Lapse() }, takeTTL)
 	go wait.UntilWithContext(ctx, f.look, lookEvery)
 	lw := cache.NewListWatchFromClient(f.client.CoreV1().RESTClient(), "pods", "", fields.Everything())
@@ -71,15 +71,15 @@ func (f *Feed) Start(ctx context.Context) error {
 }
 
 // Relist lists all pods anew: those that are known have other revisions now.
-// The feed has not synced until that is done.
-func (f *Feed) Relist() {
+// The informer has not synced until that is done.
+func (f *Informer) Relist() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.beginAnewLocked()
 }
 
 // beginAnew begins the list anew unless it is done, and tells whether it did.
-func (f *Feed) beginAnew() bool {
+func (f *Informer) beginAnew() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.synced.Load() {
@@ -89,7 +89,7 @@ func (f *Feed) beginAnew() bool {
 	return true
 }
 
-func (f *Feed) beginAnewLocked() {
+func (f *Informer) beginAnewLocked() {
 	f.asked++
 	f.synced.Store(false)
 	if f.relist != nil {
@@ -98,16 +98,16 @@ func (f *Feed) beginAnewLocked() {
 }
 
 // NeedLeaderElection is false: every replica keeps a warm ledger.
-func (f *Feed) NeedLeaderElection() bool { return false }
+func (f *Informer) NeedLeaderElection() bool { return false }
 
 // HasSynced tells whether all pods have been listed once.
-func (f *Feed) HasSynced() bool { return f.synced.Load() }
+func (f *Informer) HasSynced() bool { return f.synced.Load() }
 
 // Add implements cache.ReflectorStore.
-func (f *Feed) Add(obj any) error { return f.Update(obj) }
+func (f *Informer) Add(obj any) error { return f.Update(obj) }
 
 // Update implements cache.ReflectorStore.
-func (f *Feed) Update(obj any) error {
+func (f *Informer) Update(obj any) error {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
 		return fmt.Errorf("storing a pod: unexpected type %T", obj)
@@ -121,7 +121,7 @@ func (f *Feed) Update(obj any) error {
 }
 
 // Delete implements cache.ReflectorStore.
-func (f *Feed) Delete(obj any) error {
+func (f *Informer) Delete(obj any) error {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
 		return fmt.Errorf("forgetting a pod: unexpected type %T", obj)
@@ -136,7 +136,7 @@ func (f *Feed) Delete(obj any) error {
 
 // Transformer implements cache.TransformingStore: of the pods that a list streams,
 // the reflector gathers what is kept of them, and not the whole.
-func (f *Feed) Transformer() cache.TransformFunc {
+func (f *Informer) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if pod, ok := obj.(*corev1.Pod); ok {
 			return SlimBy(f.revision, pod), nil
@@ -147,7 +147,7 @@ func (f *Feed) Transformer() cache.TransformFunc {
 
 // Replace implements cache.ReflectorStore: what the new list does not hold is
 // gone. Pods come as Transformer left them, or whole where nothing is streamed.
-func (f *Feed) Replace(list []any, version string) error {
+func (f *Informer) Replace(list []any, version string) error {
 	pods := make([]*Pod, 0, len(list))
 	present := make(map[types.UID]struct{}, len(list))
 	for _, obj := range list {
@@ -181,7 +181,7 @@ func (f *Feed) Replace(list []any, version string) error {
 
 // note records that everything up to a resourceVersion has come in: the API
 // server sends changes in their order.
-func (f *Feed) note(version string) {
+func (f *Informer) note(version string) {
 	if v, err := strconv.ParseUint(version, 10, 64); err == nil && v > f.seen.Load() {
 		f.seen.Store(v)
 	}
@@ -198,7 +198,7 @@ const (
 
 // look finds out what became of pods that should have been seen by now. Where it
 // cannot, their reservations lapse in the end.
-func (f *Feed) look(ctx context.Context) {
+func (f *Informer) look(ctx context.Context) {
 	for namespace, overdue := range f.ledger.Overdue() {
 		within, cancel := context.WithTimeout(ctx, lookWithin)
 		written := map[types.UID]bool{}
@@ -216,7 +216,7 @@ func (f *Feed) look(ctx context.Context) {
 }
 
 // list calls see with each pod that the API server has now.
-func (f *Feed) list(ctx context.Context, namespace string, see func(*corev1.Pod)) error {
+func (f *Informer) list(ctx context.Context, namespace string, see func(*corev1.Pod)) error {
 	options := metav1.ListOptions{Limit: page} // without a resourceVersion: nothing older than now
 	for {
 		pods, err := f.client.CoreV1().Pods(namespace).List(ctx, options)
@@ -234,9 +234,9 @@ func (f *Feed) list(ctx context.Context, namespace string, see func(*corev1.Pod)
 
 // CatchUp returns once the ledger knows all that the API server knows now. A
 // replica that comes to lead waits for it: what the last leader bound a moment
-// ago must not be counted as free. The list of a feed that has not synced may
+// ago must not be counted as free. The list of an informer that has not synced may
 // have begun before now: it begins anew, and no other is needed.
-func (f *Feed) CatchUp(ctx context.Context) error {
+func (f *Informer) CatchUp(ctx context.Context) error {
 	if f.beginAnew() {
 		return f.until(ctx, f.HasSynced)
 	}
@@ -252,9 +252,9 @@ func (f *Feed) CatchUp(ctx context.Context) error {
 	return f.until(ctx, func() bool { return f.seen.Load() >= newest })
 }
 
-func (f *Feed) until(ctx context.Context, done func() bool) error {
+func (f *Informer) until(ctx context.Context, done func() bool) error {
 	return wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) { return done(), nil })
 }
 
 // Resync implements cache.ReflectorStore.
-func (f *Feed) Resync() error { return nil }
+func (f *Informer) Resync() error { return nil }

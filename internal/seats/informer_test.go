@@ -25,22 +25,22 @@ func TestRelistCountsPodsByTheirNewRevisions(t *testing.T) {
 	ledger.ObserveNode(Node{Name: "node-hz", Group: "hz"})
 	var label atomic.Pointer[string]
 	label.Store(new(""))
-	feed := NewFeed(ledger, api.Client(), func(_ *ownership.Reference, labels map[string]string) string {
+	informer := NewInformer(ledger, api.Client(), func(_ *ownership.Reference, labels map[string]string) string {
 		return ownership.Revision(labels, *label.Load())
 	})
 	expect := func(when, revision string, pods int) {
 		t.Helper()
 		build.Eventually(t, when, func() bool {
-			return feed.HasSynced() && counts(ledger, Cohort{Owner: "rs", Revision: revision})["hz"] == pods
+			return informer.HasSynced() && counts(ledger, Cohort{Owner: "rs", Revision: revision})["hz"] == pods
 		})
 	}
-	feed.Relist() // nothing runs yet
+	informer.Relist() // nothing runs yet
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- feed.Start(ctx) }()
+	go func() { ended <- informer.Start(ctx) }()
 	expect("at first", "hash", 2)
 	label.Store(new("cut"))
-	feed.Relist()
+	informer.Relist()
 	expect("after the label changed", "deep", 2)
 	if got := counts(ledger, Cohort{Owner: "rs", Revision: "hash"}); len(got) != 0 {
 		t.Errorf("%v pods are still counted as before", got)
@@ -48,7 +48,7 @@ func TestRelistCountsPodsByTheirNewRevisions(t *testing.T) {
 	api.Put(build.Pod("c", labels...))
 	expect("a pod that came later", "deep", 3)
 	for range 5 {
-		feed.Relist()
+		informer.Relist()
 	}
 	expect("asked often", "deep", 3)
 	cancel()
@@ -65,7 +65,7 @@ func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
 	ledger.ObserveNode(Node{Name: "node-hz", Group: "hz"})
 	listed, leads := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	feed := NewFeed(ledger, api.Client(), func(*ownership.Reference, map[string]string) string {
+	informer := NewInformer(ledger, api.Client(), func(*ownership.Reference, map[string]string) string {
 		once.Do(func() {
 			close(listed)
 			<-leads
@@ -74,17 +74,17 @@ func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- feed.Start(ctx) }()
+	go func() { ended <- informer.Start(ctx) }()
 	<-listed
 	caught := make(chan error)
-	go func() { caught <- feed.CatchUp(ctx) }()
+	go func() { caught <- informer.CatchUp(ctx) }()
 	build.Eventually(t, "it is asked to begin anew", func() bool {
-		feed.mu.Lock()
-		defer feed.mu.Unlock()
-		return feed.asked > 0
+		informer.mu.Lock()
+		defer informer.mu.Unlock()
+		return informer.asked > 0
 	})
 	close(leads)
-	if err := <-caught; err != nil || !feed.HasSynced() || counts(ledger, Cohort{Owner: "rs"})["hz"] != 1 {
+	if err := <-caught; err != nil || !informer.HasSynced() || counts(ledger, Cohort{Owner: "rs"})["hz"] != 1 {
 		t.Errorf("caught up with %v, error %v", counts(ledger, Cohort{Owner: "rs"}), err)
 	}
 	if n := api.Lists(); n != 2 {
@@ -100,7 +100,7 @@ func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
 // what is kept, and the ledger comes to the same from it as from whole pods.
 func TestAListIsGatheredSlim(t *testing.T) {
 	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
-	var store cache.ReflectorStore = NewFeed(ledger, nil, func(*ownership.Reference, map[string]string) string { return "r" })
+	var store cache.ReflectorStore = NewInformer(ledger, nil, func(*ownership.Reference, map[string]string) string { return "r" })
 	transforming, ok := store.(cache.TransformingStore)
 	if !ok {
 		t.Fatal("whole pods are gathered")

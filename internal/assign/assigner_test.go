@@ -21,9 +21,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// replica is a desk, the world that it sees, and its server.
+// replica is a assigner, the world that it sees, and its server.
 type replica struct {
-	*Desk
+	*Assigner
 	*world.World
 	server *httptest.Server
 	asked  int // over HTTP
@@ -32,8 +32,8 @@ type replica struct {
 func newReplica(t *testing.T, leads bool, objects ...build.Object) *replica {
 	t.Helper()
 	r := &replica{World: world.New(t, objects...)}
-	r.Desk = &Desk{
-		Book: r.World.Book, Ledger: r.World.Ledger,
+	r.Assigner = &Assigner{
+		Policies: r.World.Policies, Ledger: r.World.Ledger,
 		Leading: func() bool { return leads }, Leader: func() string { return "" },
 	}
 	mux := http.NewServeMux()

@@ -32,8 +32,8 @@ import (
 // are dropped and compiled again when asked for.
 const maxKept = 20_000
 
-// Book compiles policies. Safe for concurrent use.
-type Book struct {
+// Resolver compiles policies. Safe for concurrent use.
+type Resolver struct {
 	reader client.Reader // a cache
 	walker *owners.Walker
 	ledger *seats.Ledger
@@ -83,10 +83,10 @@ type rulesEntry struct {
 	errs       []override.RuleError
 }
 
-// NewBook makes a book that reads policies from a cache. asked tells whether
+// NewResolver makes a book that reads policies from a cache. asked tells whether
 // some kube-scheduler asks the extender.
-func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, clock clock.PassiveClock, asked bool) *Book {
-	return &Book{
+func NewResolver(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, clock clock.PassiveClock, asked bool) *Resolver {
+	return &Resolver{
 		reader: reader, walker: walker, ledger: ledger, clock: clock, asked: asked,
 		spreads: map[spreadKey]spreadEntry{},
 		rules:   map[types.UID]rulesEntry{},
@@ -100,10 +100,10 @@ func NewBook(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, 
 
 // Asked tells whether some kube-scheduler asks the extender. Where none does,
 // pods get all that they need at their creation, or wait at the gate for it.
-func (b *Book) Asked() bool { return b.asked }
+func (b *Resolver) Asked() bool { return b.asked }
 
 // Propagation reads a PropagationPolicy from the cache.
-func (b *Book) Propagation(ctx context.Context, namespace, name string) (*gm.PropagationPolicy, error) {
+func (b *Resolver) Propagation(ctx context.Context, namespace, name string) (*gm.PropagationPolicy, error) {
 	policy := &gm.PropagationPolicy{}
 	if err := b.reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, policy); err != nil {
 		return nil, fmt.Errorf("reading PropagationPolicy %s/%s: %w", namespace, name, err)
@@ -113,7 +113,7 @@ func (b *Book) Propagation(ctx context.Context, namespace, name string) (*gm.Pro
 
 // Newcomers are what a node needs to become a member of a NodeGroup; see
 // membership.Newcomers. A group that is not in the cache has none.
-func (b *Book) Newcomers(ctx context.Context, group string) [][]corev1.NodeSelectorRequirement {
+func (b *Resolver) Newcomers(ctx context.Context, group string) [][]corev1.NodeSelectorRequirement {
 	g := &gm.NodeGroup{}
 	if err := b.reader.Get(ctx, types.NamespacedName{Name: group}, g); err != nil {
 		return nil
@@ -122,7 +122,7 @@ func (b *Book) Newcomers(ctx context.Context, group string) [][]corev1.NodeSelec
 }
 
 // Override reads an OverridePolicy from the cache.
-func (b *Book) Override(ctx context.Context, namespace, name string) (*gm.OverridePolicy, error) {
+func (b *Resolver) Override(ctx context.Context, namespace, name string) (*gm.OverridePolicy, error) {
 	policy := &gm.OverridePolicy{}
 	if err := b.reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, policy); err != nil {
 		return nil, fmt.Errorf("reading OverridePolicy %s/%s: %w", namespace, name, err)
@@ -132,14 +132,14 @@ func (b *Book) Override(ctx context.Context, namespace, name string) (*gm.Overri
 
 // Spread makes a policy ready for one application, with the groups that are
 // away by now. The error names the field that makes the policy unusable.
-func (b *Book) Spread(policy *gm.PropagationPolicy, app types.UID) (placement.Spread, error) {
+func (b *Resolver) Spread(policy *gm.PropagationPolicy, app types.UID) (placement.Spread, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e := b.spreadLocked(policy, app)
 	return e.spread, e.err
 }
 
-func (b *Book) spreadLocked(policy *gm.PropagationPolicy, app types.UID) spreadEntry {
+func (b *Resolver) spreadLocked(policy *gm.PropagationPolicy, app types.UID) spreadEntry {
 	key := spreadKey{policy: policy.UID, app: app}
 	epoch, now := b.ledger.GroupsEpoch(), b.clock.Now()
 	if e, ok := b.spreads[key]; ok && e.generation == policy.Generation && e.epoch == epoch && (e.until.IsZero() || now.Before(e.until)) {
@@ -162,7 +162,7 @@ func (b *Book) spreadLocked(policy *gm.PropagationPolicy, app types.UID) spreadE
 
 // withoutAway leaves groups out of which no node has been Ready for a time, and
 // tells when the next one will have to be; the zero time is never.
-func (b *Book) withoutAway(spread placement.Spread, after time.Duration, now time.Time) (rest placement.Spread, until time.Time) {
+func (b *Resolver) withoutAway(spread placement.Spread, after time.Duration, now time.Time) (rest placement.Spread, until time.Time) {
 	rest = spread.WithoutAway(func(group string) bool {
 		since, lost := b.ledger.NotReadySince(group)
 		if !lost {
@@ -182,7 +182,7 @@ func (b *Book) withoutAway(spread placement.Spread, after time.Duration, now tim
 
 // ChangesAt is when a group of a policy comes to be away if its nodes stay as
 // they are: nothing else tells of it. The zero time is never.
-func (b *Book) ChangesAt(policy *gm.PropagationPolicy, app types.UID) time.Time {
+func (b *Resolver) ChangesAt(policy *gm.PropagationPolicy, app types.UID) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.spreadLocked(policy, app).until
@@ -190,7 +190,7 @@ func (b *Book) ChangesAt(policy *gm.PropagationPolicy, app types.UID) time.Time 
 
 // SettlesAt is when a policy will have been as it is, with the members that its
 // groups have, for the stabilization time that it asks for.
-func (b *Book) SettlesAt(policy *gm.PropagationPolicy, app types.UID) time.Time {
+func (b *Resolver) SettlesAt(policy *gm.PropagationPolicy, app types.UID) time.Time {
 	spread, err := b.Spread(policy, app)
 	if err != nil {
 		return time.Time{}
@@ -208,7 +208,7 @@ func (b *Book) SettlesAt(policy *gm.PropagationPolicy, app types.UID) time.Time 
 
 // Rules makes an override policy ready. Each error names the rule and the
 // field that make the policy unusable.
-func (b *Book) Rules(policy *gm.OverridePolicy) (*override.Rules, []override.RuleError) {
+func (b *Resolver) Rules(policy *gm.OverridePolicy) (*override.Rules, []override.RuleError) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e, ok := b.rules[policy.UID]; ok && e.generation == policy.Generation {
@@ -253,24 +253,24 @@ func (a *Assignment) Takes(group string) bool {
 }
 
 // Revision is the revision of a pod with this controller and these labels.
-func (b *Book) Revision(controller *ownership.Reference, labels map[string]string) string {
+func (b *Resolver) Revision(controller *ownership.Reference, labels map[string]string) string {
 	return b.walker.Revision(controller, labels)
 }
 
 // Assignment joins what is known of a pod. Its Spread is set only if the
 // propagation labels of the application are bound; the policy behind them may
 // be gone or unusable all the same, which is an error.
-func (b *Book) Assignment(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
+func (b *Resolver) Assignment(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
 	return b.assignment(ctx, pod, revision, false)
 }
 
 // Prospect is the Assignment that a pod will have once its application carries
 // the binding labels: a policy that is required counts as bound.
-func (b *Book) Prospect(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
+func (b *Resolver) Prospect(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
 	return b.assignment(ctx, pod, revision, true)
 }
 
-func (b *Book) assignment(ctx context.Context, pod *ownership.Object, revision string, prospect bool) (Assignment, error) {
+func (b *Resolver) assignment(ctx context.Context, pod *ownership.Object, revision string, prospect bool) (Assignment, error) {
 	app, chain, err := b.walker.Application(ctx, pod)
 	if err != nil {
 		return Assignment{}, err

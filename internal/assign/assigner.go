@@ -81,10 +81,10 @@ type Answer struct {
 	NoSeat bool `json:"noSeat,omitempty"`
 }
 
-// Desk answers questions for seats. Safe for concurrent use.
-type Desk struct {
-	Book   *policies.Book
-	Ledger *seats.Ledger
+// Assigner answers questions for seats. Safe for concurrent use.
+type Assigner struct {
+	Policies *policies.Resolver
+	Ledger   *seats.Ledger
 	// Leading tells whether this replica decides now.
 	Leading func() bool
 	// Leader is the host:port of the one that does; "" while none is known.
@@ -95,7 +95,7 @@ type Desk struct {
 
 // Assign asks for a seat, here or at the replica that leads. Errors: ErrNoSeat,
 // ErrNoLeader, or what kept the leader from answering.
-func (d *Desk) Assign(ctx context.Context, ask Ask) (Answer, error) {
+func (d *Assigner) Assign(ctx context.Context, ask Ask) (Answer, error) {
 	var answer Answer
 	var err error
 	if d.Leading() {
@@ -109,7 +109,7 @@ func (d *Desk) Assign(ctx context.Context, ask Ask) (Answer, error) {
 	return answer, err
 }
 
-func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
+func (d *Assigner) answer(ctx context.Context, ask Ask) (Answer, error) {
 	if ask.Pod == nil || ask.Token == "" {
 		return Answer{}, errors.New("asking for a seat: pod or token is missing")
 	}
@@ -120,7 +120,7 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 	}
 	a, err := d.prospect(ctx, &pod, ask)
 	if o := a.Application.Override; ask.Overridden && o != nil {
-		trial, _ := d.Book.Trial(o.UID)
+		trial, _ := d.Policies.Trial(o.UID)
 		why := trial.Refused
 		if why == nil && o.Policies.Override() != ownership.Bound {
 			why = trial.Untried // another replica may have found that it is refused
@@ -158,13 +158,13 @@ func (d *Desk) answer(ctx context.Context, ask Ask) (Answer, error) {
 // prospect is what the seat of a pod is decided by. The successor of a pod that was
 // deleted is asked about within milliseconds: it waits until that is seen, for it
 // would get a seat that nobody has left.
-func (d *Desk) prospect(ctx context.Context, pod *ownership.Object, ask Ask) (policies.Assignment, error) {
-	a, err := d.Book.Prospect(ctx, pod, ask.Revision)
+func (d *Assigner) prospect(ctx context.Context, pod *ownership.Object, ask Ask) (policies.Assignment, error) {
+	a, err := d.Policies.Prospect(ctx, pod, ask.Revision)
 	if err != nil || ask.DryRun || ask.Late || !d.behind(&a, ask.Token) {
 		return a, err
 	}
 	catchUp(ctx, func(ctx context.Context) bool {
-		a, err = d.Book.Prospect(ctx, pod, ask.Revision)
+		a, err = d.Policies.Prospect(ctx, pod, ask.Revision)
 		return err != nil || !d.behind(&a, ask.Token)
 	})
 	return a, err
@@ -172,7 +172,7 @@ func (d *Desk) prospect(ctx context.Context, pod *ownership.Object, ask Ask) (po
 
 // behind tells whether the owner of a pod has as many already as it makes. A Job's
 // pods end by themselves, and who makes more in a rollout says how many.
-func (d *Desk) behind(a *policies.Assignment, token types.UID) bool {
+func (d *Assigner) behind(a *policies.Assignment, token types.UID) bool {
 	if !a.Divided() || a.Job || len(a.Owners) == 0 || a.Owners[0].Replicas == nil {
 		return false
 	}
@@ -180,7 +180,7 @@ func (d *Desk) behind(a *policies.Assignment, token types.UID) bool {
 	return d.Ledger.Behind(owner.UID, token, int(*owner.Replicas+owner.Surge))
 }
 
-func (d *Desk) answerClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
+func (d *Assigner) answerClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
 	answer, err := d.takeClass(ctx, pod, ask)
 	if err != nil || !answer.NoSeat || ask.DryRun {
 		return answer, err
@@ -207,12 +207,12 @@ const (
 	lagStep = 5 * time.Millisecond
 )
 
-func (d *Desk) takeClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
-	c, err := d.Book.CapacityOfPod(ctx, pod)
+func (d *Assigner) takeClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
+	c, err := d.Policies.CapacityOfPod(ctx, pod)
 	if err != nil || !c.On {
 		return Answer{}, err
 	}
-	class, why := d.Ledger.TakeClass(d.Book.ClassRequest(&c, ask.Token, pod.Name, ask.Revision, capacity.None), ask.DryRun)
+	class, why := d.Ledger.TakeClass(d.Policies.ClassRequest(&c, ask.Token, pod.Name, ask.Revision, capacity.None), ask.DryRun)
 	return Answer{Class: class.String(), NoSeat: why != seats.Seated}, nil
 }
 
@@ -225,7 +225,7 @@ func SeatCost(ledger *seats.Ledger, a policies.Assignment, controller *ownership
 	return new(a.Spread.SeatCost(group, ledger.SeatNumber(pod), a.Total))
 }
 
-func (d *Desk) askLeader(ctx context.Context, ask Ask) (Answer, error) {
+func (d *Assigner) askLeader(ctx context.Context, ask Ask) (Answer, error) {
 	leader := d.Leader()
 	if leader == "" {
 		return Answer{}, ErrNoLeader
@@ -262,7 +262,7 @@ func (d *Desk) askLeader(ctx context.Context, ask Ask) (Answer, error) {
 
 // ServeHTTP answers other replicas. One that does not lead (any more) says so:
 // a question is never handed on twice.
-func (d *Desk) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (d *Assigner) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "seats are asked for with POST", http.StatusMethodNotAllowed)
