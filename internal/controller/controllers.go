@@ -9,7 +9,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/controller/application"
 	"github.com/atoll-k8s/atoll/internal/controller/capacity"
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
 	"github.com/atoll-k8s/atoll/internal/controller/nodepool"
@@ -17,7 +16,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/podgroup"
 	"github.com/atoll-k8s/atoll/internal/controller/propagationpolicy"
 	"github.com/atoll-k8s/atoll/internal/controller/uniteddeployment"
-	"github.com/atoll-k8s/atoll/internal/controller/workloads"
+	"github.com/atoll-k8s/atoll/internal/controller/workload"
+	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -50,7 +50,7 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 	restarter := &jobs.Restarter{Client: d.Pods, Annotation: gm.JobRestartAnnotation}
 	setups := map[string]func(ctrl.Manager) error{
 		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient(), Clock: clock.RealClock{}}).SetupWithManager,
-		"application": (&application.Reconciler{
+		"workload": (&workload.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"propagationpolicy": (&propagationpolicy.Reconciler{
@@ -62,7 +62,7 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		"capacity": (&capacity.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
-		"workloads": (&workloads.Reconciler{
+		"workloadkind": (&workloadkind.Reconciler{
 			Client: mgr.GetClient(), API: d.Pods, Walker: d.Walker, Recorder: recorder, Namespace: d.Namespace,
 		}).SetupWithManager,
 	}

@@ -43,7 +43,7 @@ import (
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/controller"
-	"github.com/atoll-k8s/atoll/internal/controller/workloads"
+	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/extender"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -222,7 +222,7 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 				// The manager may read no other.
 				&corev1.ConfigMap{}: {
 					Namespaces: map[string]cache.Config{c.Namespace: {}},
-					Field:      fields.OneTermEqualSelector(metav1.ObjectNameField, workloads.ConfigMapName),
+					Field:      fields.OneTermEqualSelector(metav1.ObjectNameField, workloadkind.ConfigMapName),
 				},
 			},
 		},

@@ -19,7 +19,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
-	"github.com/atoll-k8s/atoll/internal/domain/workloads"
+	"github.com/atoll-k8s/atoll/internal/domain/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -335,7 +335,7 @@ func TestReplicasAt(t *testing.T) {
 func TestBuiltInKindsAreNotConfigured(t *testing.T) {
 	for _, k := range builtinKinds(build.NewAPI(t).Client()) {
 		entry := "- {group: " + k.Group + ", version: v1, kind: " + k.Kind + "}"
-		if entries, errs := workloads.Parse(entry); len(entries) != 0 || len(errs) != 1 {
+		if entries, errs := workloadkind.Parse(entry); len(entries) != 0 || len(errs) != 1 {
 			t.Errorf("%s is accepted", entry)
 		}
 	}

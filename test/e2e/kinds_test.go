@@ -23,7 +23,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
-	"github.com/atoll-k8s/atoll/internal/controller/workloads"
+	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 )
 
 // part runs a part of a test. Those that come after it go on where it ended.
@@ -430,7 +430,7 @@ func (f *fixture) boundTo(s *unstructured.Unstructured, policy string) error {
 // configure writes the list of kinds.
 func (f *fixture) configure(text string) {
 	f.Helper()
-	f.patch(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: atoll.Namespace, Name: workloads.ConfigMapName}},
+	f.patch(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: atoll.Namespace, Name: workloadkind.ConfigMapName}},
 		map[string]any{"data": map[string]any{"workloads.yaml": text}})
 }
 
@@ -444,7 +444,7 @@ func (f *fixture) told(reason, text string) {
 		}
 		var notes []string
 		for _, e := range list.Items {
-			if e.Regarding.Kind == "ConfigMap" && e.Regarding.Name == workloads.ConfigMapName {
+			if e.Regarding.Kind == "ConfigMap" && e.Regarding.Name == workloadkind.ConfigMapName {
 				notes = append(notes, e.Reason+": "+e.Note)
 			}
 		}
@@ -463,11 +463,11 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 		"group": "e2e.example.com", "version": "v1", "kind": "Sail",
 		"replicasPath": ".spec.crew", "podTemplatePath": ".spec.template", "revisionLabel": "e2e.example.com/cut",
 	}}}})
-	f.told(workloads.ReasonRejected, "workloads.yaml (Sail.e2e.example.com): the API server does not serve e2e.example.com/v1, kind Sail: install its CustomResourceDefinition")
+	f.told(workloadkind.ReasonRejected, "workloads.yaml (Sail.e2e.example.com): the API server does not serve e2e.example.com/v1, kind Sail: install its CustomResourceDefinition")
 	if err := f.client.Create(f.ctx, sailDefinition()); err != nil {
 		t.Fatal(err)
 	}
-	f.told(workloads.ReasonInForce, "Sail.e2e.example.com")
+	f.told(workloadkind.ReasonInForce, "Sail.e2e.example.com")
 
 	f.group("sea-a", 2)
 	f.group("sea-b", 2)
@@ -527,12 +527,12 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 	}
 	f.part("a kind without a permission is named, and what was in force stays", func(f *fixture) {
 		f.configure("- {version: v1, kind: ReplicationController}\n")
-		f.told(workloads.ReasonRejected, "workloads.yaml (ReplicationController): atoll-manager may not get, list, watch, patch replicationcontrollers in every namespace: ")
+		f.told(workloadkind.ReasonRejected, "workloads.yaml (ReplicationController): atoll-manager may not get, list, watch, patch replicationcontrollers in every namespace: ")
 		works(f, "permitted")
 	})
 	f.part("a bad text is named, and what was in force stays", func(f *fixture) {
 		f.configure(sailEntry + "- {kind")
-		f.told(workloads.ReasonRejected, "workloads.yaml: the text is no YAML: ")
+		f.told(workloadkind.ReasonRejected, "workloads.yaml: the text is no YAML: ")
 		works(f, "written")
 		if err := f.cluster.Restart(f.ctx, atoll.Manager); err != nil {
 			f.Fatal(err)
@@ -549,7 +549,7 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 			return nil
 		})
 		f.configure("[]")
-		f.told(workloads.ReasonInForce, "Workloads beside the built-in kinds: none")
+		f.told(workloadkind.ReasonInForce, "Workloads beside the built-in kinds: none")
 		f.eventually(patience, "the pod that waited is bound", func() error { return f.bindings("waits", 1) })
 		late := f.sail("late", 5, "policy")
 		f.man(late, "one", 5)

@@ -49,7 +49,7 @@ func TestUnitedBadInputIsRefused(t *testing.T) {
 		"no pool at all":                    {selector, deployOK, ""},
 		"A6: a selector of expressions":     {"selector: {matchExpressions: [{key: app, operator: In, values: [x, z]}]}\n  topology: {pools: [{name: a, replicas: 1}]}", deployOK, ""},
 		"A7: an empty nodeSelectorTerm":     {fmt.Sprintf(onePool, ", nodeSelectorTerm: {}"), deployOK, ""},
-		"the selector, repeated": {ok, "{deploymentTemplate: {spec: {selector: {matchLabels: {app: x}}, " + podsOK + "}}}", ""},
+		"the selector, repeated":            {ok, "{deploymentTemplate: {spec: {selector: {matchLabels: {app: x}}, " + podsOK + "}}}", ""},
 		"the template's labels":             {ok, "{deploymentTemplate: {metadata: {labels: {a: b}, annotations: {c: d}}, spec: {" + podsOK + "}}}", ""},
 		"no template":                       {ok, "{}", "workloadTemplate"},
 		"two templates":                     {ok, "{deploymentTemplate: {spec: {" + podsOK + "}}, daemonSetTemplate: {spec: {" + podsOK + "}}}", "exactly one"},

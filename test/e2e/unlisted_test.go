@@ -17,7 +17,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
-	"github.com/atoll-k8s/atoll/internal/controller/workloads"
+	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 )
 
 // converter is a conversion webhook between the versions of Sails. It does what
@@ -129,8 +129,8 @@ func TestAKindThatDoesNotList(t *testing.T) {
 		main.SetLabels(map[string]string{gm.RequiredPropagationPolicyLabel: "policy"})
 		return f.client.Create(f.ctx, main)
 	})
-	f.told(workloads.ReasonInForce, "Sail.e2e.example.com")
-	f.told(workloads.ReasonProblem, "Sail.e2e.example.com: the API server cannot ")
+	f.told(workloadkind.ReasonInForce, "Sail.e2e.example.com")
+	f.told(workloadkind.ReasonProblem, "Sail.e2e.example.com: the API server cannot ")
 	gated := func(n int) func() error {
 		return func() error {
 			pods := f.pods("main")

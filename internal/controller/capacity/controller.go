@@ -9,7 +9,7 @@
 //   - report: a CapacitySplit beside the workload.
 //
 // It places nothing: classes are handed out at creation (internal/assign), and at
-// the gate (internal/controller/application).
+// the gate (internal/controller/workload).
 package capacity
 
 import (

@@ -1,4 +1,4 @@
-// Package application reconciles workloads that require policies, of any kind:
+// Package workload reconciles workloads that require policies, of any kind:
 //
 //   - stop: a workload that gives up overridden pods, and makes others without
 //     end, gets no more overrides.
@@ -12,7 +12,7 @@
 //
 // It reads the owners' walk and the ledger, and writes labels and gates. It
 // places nothing.
-package application
+package workload
 
 import (
 	"context"
@@ -138,7 +138,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		}
 	})
 	return builder.TypedControllerManagedBy[request](mgr).
-		Named("application").
+		Named("workload").
 		WatchesRawSource(r.changed).
 		Watches(&gm.PropagationPolicy{}, r.requiring(owners.Propagation), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.OverridePolicy{}, r.requiring(owners.Override), builder.WithPredicates(predicate.GenerationChangedPredicate{})).

@@ -1,4 +1,4 @@
-// Package workloads reads what users write about kinds of workloads that
+// Package workloadkind reads what users write about kinds of workloads that
 // Kubernetes itself does not have in the ConfigMap
 // groupmanagement-config (docs/sources.md, G8):
 //
@@ -9,7 +9,7 @@
 //
 // It judges the text alone. Whether a kind is served, and whether it may be
 // watched, is for others to find out.
-package workloads
+package workloadkind
 
 import (
 	"errors"

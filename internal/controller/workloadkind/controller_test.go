@@ -1,4 +1,4 @@
-package workloads
+package workloadkind
 
 import (
 	"context"
@@ -27,7 +27,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
-	"github.com/atoll-k8s/atoll/internal/domain/workloads"
+	"github.com/atoll-k8s/atoll/internal/domain/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -87,7 +87,7 @@ func (s *site) serve(resource, kind string, namespaced bool, verbs ...string) {
 // config is the ConfigMap with a text.
 func config(text string, options ...build.Option) *corev1.ConfigMap {
 	c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: ConfigMapName, UID: "config"}}
-	c.Data = map[string]string{workloads.Key: text}
+	c.Data = map[string]string{workloadkind.Key: text}
 	for _, option := range options {
 		option(c)
 	}
@@ -106,7 +106,7 @@ func (s *site) stored() *corev1.ConfigMap {
 func (s *site) write(text string) {
 	s.t.Helper()
 	c := s.stored()
-	c.Data = map[string]string{workloads.Key: text}
+	c.Data = map[string]string{workloadkind.Key: text}
 	if err := s.Client.Update(s.t.Context(), c); err != nil {
 		s.t.Fatal(err)
 	}

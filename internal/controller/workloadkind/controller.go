@@ -1,4 +1,4 @@
-// Package workloads reconciles the ConfigMap groupmanagement-config: the kinds
+// Package workloadkind reconciles the ConfigMap groupmanagement-config: the kinds
 // of workloads beside those of Kubernetes itself (docs/sources.md, G8).
 //
 //	resolve (read? served? namespaced? allowed?) ─► force: owners.Walker.SetKinds ─► remember ─► tell
@@ -7,7 +7,7 @@
 // and an event names the entry and the way out. Kinds that are not served, or
 // not allowed, are asked about again. It runs on every replica, since each has
 // caches of its own; the one that leads writes and tells.
-package workloads
+package workloadkind
 
 import (
 	"context"
@@ -33,7 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/domain/workloads"
+	"github.com/atoll-k8s/atoll/internal/domain/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -131,7 +131,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	}
 	isOurs := predicate.NewPredicateFuncs(func(o client.Object) bool { return client.ObjectKeyFromObject(o) == only.NamespacedName })
 	return ctrl.NewControllerManagedBy(mgr).
-		Named("workloads").
+		Named("workloadkind").
 		For(&corev1.ConfigMap{}, builder.WithPredicates(isOurs)).
 		WatchesRawSource(r.changed).
 		WithOptions(controller.Options{NeedLeaderElection: new(false)}).
@@ -152,14 +152,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // resolve finds out which kinds the text stands for.
 func (r *Reconciler) resolve(ctx context.Context, s *scope) error {
 	if s.config != nil {
-		s.reading = r.read(ctx, s.config.Data[workloads.Key])
+		s.reading = r.read(ctx, s.config.Data[workloadkind.Key])
 	}
 	return nil
 }
 
 func (r *Reconciler) read(ctx context.Context, text string) reading {
 	out := reading{badKinds: map[schema.GroupKind]bool{}}
-	entries, errs := workloads.Parse(text)
+	entries, errs := workloadkind.Parse(text)
 	for _, err := range errs {
 		out.bad = append(out.bad, err)
 	}
@@ -170,7 +170,7 @@ func (r *Reconciler) read(ctx context.Context, text string) reading {
 			out.good = append(out.good, kind)
 			continue
 		}
-		out.bad = append(out.bad, fmt.Errorf("%s (%s): %w", workloads.Key, e.GroupKind(), err))
+		out.bad = append(out.bad, fmt.Errorf("%s (%s): %w", workloadkind.Key, e.GroupKind(), err))
 		out.badKinds[e.GroupKind()] = true
 		var no refusal
 		refused := errors.As(err, &no)
@@ -185,7 +185,7 @@ func (r *Reconciler) read(ctx context.Context, text string) reading {
 
 // ask finds the kinds that entries stand for, side by side: one about which the
 // API server does not answer takes no time from the others.
-func (r *Reconciler) ask(ctx context.Context, entries []workloads.Entry) ([]owners.Kind, []error) {
+func (r *Reconciler) ask(ctx context.Context, entries []workloadkind.Entry) ([]owners.Kind, []error) {
 	kinds, errs := make([]owners.Kind, len(entries)), make([]error, len(entries))
 	var asking sync.WaitGroup
 	for i, e := range entries {
@@ -217,7 +217,7 @@ func (r *Reconciler) force(ctx context.Context, s *scope) error {
 		kinds = r.inForce
 	default:
 		start := s.reading
-		if last, ok := s.config.Annotations[gm.LastGoodWorkloadsAnnotation]; ok && last != s.config.Data[workloads.Key] {
+		if last, ok := s.config.Annotations[gm.LastGoodWorkloadsAnnotation]; ok && last != s.config.Data[workloadkind.Key] {
 			start = r.read(ctx, last)
 		}
 		kinds = slices.Concat(start.good, start.unsure)
@@ -239,7 +239,7 @@ func (r *Reconciler) remember(ctx context.Context, s *scope) error {
 	if s.config == nil || len(s.bad) > 0 || !r.Leads() {
 		return nil
 	}
-	text := s.config.Data[workloads.Key]
+	text := s.config.Data[workloadkind.Key]
 	if last, ok := s.config.Annotations[gm.LastGoodWorkloadsAnnotation]; ok && last == text {
 		return nil
 	}

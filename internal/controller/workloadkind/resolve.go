@@ -1,4 +1,4 @@
-package workloads
+package workloadkind
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/atoll-k8s/atoll/internal/domain/workloads"
+	"github.com/atoll-k8s/atoll/internal/domain/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -29,7 +29,7 @@ func (r refusal) Error() string { return r.text }
 
 // kind finds the kind that an entry stands for. An error that is no refusal is
 // the API server's, and says nothing about the kind.
-func (r *Reconciler) kind(ctx context.Context, e workloads.Entry) (owners.Kind, error) {
+func (r *Reconciler) kind(ctx context.Context, e workloadkind.Entry) (owners.Kind, error) {
 	kind := owners.Kind{
 		GroupVersionKind: e.GroupVersionKind,
 		ReplicasPath:     e.ReplicasPath, RevisionLabel: e.RevisionLabel, PodTemplatePath: e.PodTemplatePath,
@@ -54,7 +54,7 @@ func (r *Reconciler) kind(ctx context.Context, e workloads.Entry) (owners.Kind, 
 }
 
 // served asks the API server for the resource of a kind.
-func (r *Reconciler) served(ctx context.Context, e workloads.Entry) (metav1.APIResource, error) {
+func (r *Reconciler) served(ctx context.Context, e workloadkind.Entry) (metav1.APIResource, error) {
 	list, err := r.resourcesOf(ctx, e.GroupVersion().String())
 	if err != nil && !apierrors.IsNotFound(err) {
 		return metav1.APIResource{}, fmt.Errorf("asking for the kinds of %s: %w", e.GroupVersion(), err)

@@ -1,4 +1,4 @@
-package workloads
+package workloadkind
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/atoll-k8s/atoll/internal/domain/workloads"
+	"github.com/atoll-k8s/atoll/internal/domain/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -70,7 +70,7 @@ func (r *Reconciler) say(ctx context.Context, s *scope, kind, reason, text strin
 	if !r.Leads() {
 		return
 	}
-	state := text + "\n" + s.config.Data[workloads.Key] // the same mistake after another edit is told again
+	state := text + "\n" + s.config.Data[workloadkind.Key] // the same mistake after another edit is told again
 	if r.told[reason] == state {
 		return
 	}
