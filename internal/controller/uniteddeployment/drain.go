@@ -83,7 +83,7 @@ func (r *Reconciler) drain(ctx context.Context, s *scope, a united.Action) error
 		break
 	}
 	wait := phase.Wait("pods of a removed pool", every)
-	if united.CountPods(live).Desired == lower || !s.state.Sized {
+	if united.CountPods(live).Desired == lower || !s.state.HasReplicas {
 		return errors.Join(failed, wait)
 	}
 	after := live.DeepCopyObject().(united.Workload)

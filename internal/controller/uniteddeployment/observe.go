@@ -32,7 +32,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	s.live = map[string]united.Workload{}
 	s.state = united.State{
 		Strategy: strategyOf(&s.ud.Spec.UpdateStrategy), Update: s.short(s.update.Name), Current: s.short(s.ud.Status.CurrentRevision),
-		Sized: s.ud.Spec.WorkloadTemplate.Type() != apps.DaemonSetTemplateType,
+		HasReplicas: s.ud.Spec.WorkloadTemplate.Type() != apps.DaemonSetTemplateType,
 	}
 	if s.templates[s.state.Current] != nil {
 		s.state.Base = s.state.Current
@@ -124,14 +124,14 @@ func (r *Reconciler) admit(s *scope, w united.Workload) error {
 		}
 		child.Edited = written != m.Written
 		child.Settled, child.Established = m.Settled, m.Established
-		if child.Whole() {
+		if child.Complete() {
 			child.Established = true
 			child.Settled = child.Settled || !child.Edited || m.Written == ""
 		}
 		child.Failure = r.failureOf(s, w, &child, m).message
 	} else {
 		child.Edited = true // what it was like when it was written is not known
-		child.Settled, child.Established = child.Whole(), child.Whole()
+		child.Settled, child.Established = child.Complete(), child.Complete()
 	}
 	s.live[w.GetName()] = w
 	for i := range s.state.Children {
@@ -157,7 +157,7 @@ func (s *scope) poolNamed(workload string) string {
 
 // failureOf says why a workload that is not as it is to be makes no progress.
 func (r *Reconciler) failureOf(s *scope, w united.Workload, c *united.Child, m *apps.PoolStatus) failure {
-	if c.Whole() {
+	if c.Complete() {
 		return failure{}
 	}
 	if reason, message := united.FailureOf(w); reason != "" {
@@ -212,7 +212,7 @@ func (s *scope) makePools() {
 	for i := range spec.Topology.Pools {
 		p := &spec.Topology.Pools[i]
 		pool := united.Pool{Name: p.Name}
-		if s.state.Sized {
+		if s.state.HasReplicas {
 			pool.Replicas = replicas[i]
 		}
 		if p.Partition != nil && spec.WorkloadTemplate.Type() == apps.StatefulSetTemplateType {

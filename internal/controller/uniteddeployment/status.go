@@ -92,7 +92,7 @@ func (r *Reconciler) setPools(s *scope) (next time.Duration) {
 		if p.Revision == status.UpdateRevision {
 			status.UpdatedReplicas += p.UpdatedReplicas
 		}
-		if c := out.Child; c != nil && !c.Whole() && p.Phase != apps.PoolFailed && (out.Busy || !c.Established) && p.LastProgressTime != nil {
+		if c := out.Child; c != nil && !c.Complete() && p.Phase != apps.PoolFailed && (out.Busy || !c.Established) && p.LastProgressTime != nil {
 			if left := max(r.untilDeadline(s, &p), time.Second); next == 0 || left < next {
 				next = left
 			}
@@ -114,14 +114,14 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 		if pods.Current {
 			p.UpdatedReplicas = pods.Updated
 		}
-		if !s.state.Sized {
+		if !s.state.HasReplicas {
 			p.DesiredReplicas = pods.Desired
 		}
 		p.Settled, p.Established = c.Settled, c.Established
 		if m := s.remembered[pool.Name]; m != nil && m.Workload == c.Name {
 			p.Written, p.LastProgressTime = m.Written, m.LastProgressTime
 			// Whatever was seen before the write is no progress after it.
-			if progressed(m, pods) && !c.Whole() {
+			if progressed(m, pods) && !c.Complete() {
 				p.LastProgressTime = new(r.now())
 			}
 			if f.reason == "" {
@@ -238,7 +238,7 @@ func updated(s *scope) (metav1.ConditionStatus, string, string) {
 	var behind []string
 	for i, out := range s.plan.Pools {
 		c, pool := out.Child, s.state.Pools[i]
-		if c == nil || c.Owner != united.Ours || c.Revision != s.state.Update || c.PoolRevision != pool.Contents[s.state.Update] || !c.Rolled || c.Partition > 0 && c.Replicas > 0 {
+		if c == nil || c.Owner != united.Ours || c.Revision != s.state.Update || c.PoolRevision != pool.Contents[s.state.Update] || !c.RolloutComplete || c.Partition > 0 && c.Replicas > 0 {
 			behind = append(behind, pool.Name)
 		}
 	}
@@ -261,7 +261,7 @@ func updated(s *scope) (metav1.ConditionStatus, string, string) {
 func (s *scope) onlyPartitions() bool {
 	for i, out := range s.plan.Pools {
 		c := out.Child
-		if c == nil || !c.Rolled || c.Revision != s.state.Update || c.PoolRevision != s.state.Pools[i].Contents[s.state.Update] {
+		if c == nil || !c.RolloutComplete || c.Revision != s.state.Update || c.PoolRevision != s.state.Pools[i].Contents[s.state.Update] {
 			return false
 		}
 	}

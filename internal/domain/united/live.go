@@ -74,8 +74,8 @@ func ChildOf(w Workload) Child {
 		}
 	}
 	pods := CountPods(w)
-	c.Rolled = pods.rolled(c.Partition)
-	c.Up = pods.Current && pods.Available >= pods.Desired
+	c.RolloutComplete = pods.rolled(c.Partition)
+	c.Available = pods.Current && pods.Available >= pods.Desired
 	return c
 }
 

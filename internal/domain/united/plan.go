@@ -25,51 +25,55 @@ type Child struct {
 	Pool     string
 	Owner    Owner
 	Deleting bool
-	// Created is when, in seconds. Of two that are as good the older is kept.
+	// Created is the creation time in seconds since 1970. Of two workloads of one
+	// pool that are otherwise equal the older is kept.
 	Created int64
-	// Revision is the shared revision that it was made from, PoolRevision the
-	// hash of all that it was made of.
+	// Revision is the UnitedDeployment's revision that the workload was made from,
+	// PoolRevision the hash of everything that the pool's workload was made from.
 	Revision, PoolRevision string
-	// Edited: it is not as it was when we wrote it last.
+	// Edited is true if somebody changed the workload after we wrote it.
 	Edited bool
 	// Replicas and Partition are those of its spec.
 	Replicas, Partition int32
-	// Rolled: all pods that are to be of its template are, and no other is left.
-	// Up: as many are available as are wanted.
-	Rolled, Up bool
-	// Settled: it was rolled and up at once since its content changed last.
-	// Established: it ever was.
+	// RolloutComplete is true if every pod that should have the current template
+	// has it, and no other pod is left. Available is true if as many pods are
+	// available as are desired.
+	RolloutComplete, Available bool
+	// Settled is true if both were true at the same time since the workload's
+	// content changed last, Established if they ever were.
 	Settled, Established bool
-	// Failure says why it makes no progress; "" is that it may yet.
+	// Failure says why the workload makes no progress; "" if it may make some.
 	Failure string
-	// Drained: no pod of it is left that deleting it would take away. Known of
-	// workloads whose pool is removed.
+	// Drained is true if deleting the workload would delete no pod. It is set only
+	// for workloads whose pool was removed.
 	Drained bool
 }
 
-// Whole tells whether nothing is missing and nothing is of another template.
-func (c *Child) Whole() bool { return c.Rolled && c.Up }
+// Complete tells whether all desired pods are available and have the current template.
+func (c *Child) Complete() bool { return c.RolloutComplete && c.Available }
 
 // Pool is one pool of the spec.
 type Pool struct {
 	Name string
-	// Replicas and Partition are as they are to be.
+	// Replicas and Partition are the desired values.
 	Replicas, Partition int32
-	// Contents are the PoolRevisions that the pool's workload has at each
-	// revision, of those that it can be made at.
+	// Contents maps each revision to the PoolRevision that the pool's workload has
+	// at it. Revisions at which the workload cannot be built are left out.
 	Contents map[string]string
-	// Refused: it cannot be made, or a write of it was refused just now.
+	// Refused is true if the pool's workload cannot be built, or if the API server
+	// refused to write it in this pass.
 	Refused bool
 }
 
 // Strategy is spec.updateStrategy, with its defaults.
 type Strategy struct {
 	Paused bool
-	// Partition is how many pools at the end of the list keep their revision.
+	// Partition is the number of pools, from the end of the list, that keep their
+	// revision.
 	Partition int
 	// MaxUpdating is at least 1.
 	MaxUpdating int
-	// Continue: a failed pool does not stop the others.
+	// Continue is true if a failed pool does not stop the rollout of the others.
 	Continue bool
 }
 
@@ -79,30 +83,34 @@ type State struct {
 	Pools    []Pool
 	Children []Child
 	Strategy Strategy
-	// Update is the revision to get to, Current the last that every pool had;
-	// "" if there was none yet. Base is Current while it can still be made.
+	// Update is the revision to roll out. Current is the last revision that every
+	// pool had; "" if there was none yet. Base is Current as long as workloads can
+	// still be built from it, else "".
 	Update, Current, Base string
-	// Sized: the workloads have replicas.
-	Sized bool
+	// HasReplicas is true if the workloads have a number of replicas: DaemonSets
+	// do not.
+	HasReplicas bool
 }
 
 // Verb says what is done to a workload.
 type Verb string
 
 const (
-	// Create makes it, at Action.Revision.
+	// Create creates the workload at Action.Revision.
 	Create Verb = "create"
-	// Update makes its content that of Action.Revision.
+	// Update changes the workload's content to that of Action.Revision.
 	Update Verb = "update"
-	// Restore makes it as it was made, at its own revision.
+	// Restore undoes the edits of others: the workload gets the content of its own
+	// revision again.
 	Restore Verb = "restore"
 	// Scale changes replicas and partition and nothing else.
 	Scale Verb = "scale"
-	// Adopt makes it ours and changes nothing else.
+	// Adopt sets our owner reference and changes nothing else.
 	Adopt Verb = "adopt"
-	// Drain lets the pods of a removed pool go, as far as they may now.
+	// Drain scales the workload of a removed pool down, as far as
+	// PodDisruptionBudgets allow now.
 	Drain Verb = "drain"
-	// Delete deletes it.
+	// Delete deletes the workload.
 	Delete Verb = "delete"
 )
 
@@ -248,7 +256,7 @@ func (s State) Leaving() []*Child {
 func prefer(a, b *Child) int {
 	rank := func(c *Child) int {
 		n := 0
-		for _, good := range []bool{!c.Deleting, c.Owner == Ours, c.Up && c.Replicas > 0, c.Established} {
+		for _, good := range []bool{!c.Deleting, c.Owner == Ours, c.Available && c.Replicas > 0, c.Established} {
 			n *= 2
 			if !good {
 				n++
@@ -262,7 +270,7 @@ func prefer(a, b *Child) int {
 // isBusy tells whether a workload is between two states: what was done to it
 // took pods away that have not come back.
 func (r *rollout) isBusy(c *Child) bool {
-	return c != nil && c.Established && !c.Whole() && (c.Revision != r.Current || !c.Settled)
+	return c != nil && c.Established && !c.Complete() && (c.Revision != r.Current || !c.Settled)
 }
 
 // isHeld tells whether a pool keeps the revision that it has.
@@ -379,7 +387,7 @@ func (r *rollout) keepUp(i int) {
 	case p.Refused:
 	case c.Edited && p.Contents[c.Revision] != "":
 		r.act(Action{Restore, p.Name, c.Name, c.Revision, "it was edited by hand"})
-	case r.Sized && (c.Replicas != p.Replicas || c.Partition != p.Partition):
+	case r.HasReplicas && (c.Replicas != p.Replicas || c.Partition != p.Partition):
 		r.act(Action{Scale, p.Name, c.Name, "", fmt.Sprintf("%s, not %s", size(p.Replicas, p.Partition), size(c.Replicas, c.Partition))})
 	}
 }
@@ -393,11 +401,11 @@ func size(replicas, partition int32) string {
 
 func phaseOf(c *Child, busy bool) apps.PoolPhase {
 	switch {
-	case c.Whole():
+	case c.Complete():
 		return apps.PoolReady
 	case c.Failure != "":
 		return apps.PoolFailed
-	case busy || !c.Established || !c.Rolled:
+	case busy || !c.Established || !c.RolloutComplete:
 		return apps.PoolUpdating
 	}
 	return apps.PoolUnavailable
@@ -410,8 +418,8 @@ func (r *rollout) isComplete() bool {
 	for i := range r.Pools {
 		c := r.kept[i]
 		if c == nil || c.Owner != Ours || c.Deleting || c.Edited || c.Revision != r.Update || c.PoolRevision != r.Pools[i].Contents[r.Update] ||
-			!c.Whole() || c.Partition > 0 && c.Replicas > 0 ||
-			r.Sized && (c.Replicas != r.Pools[i].Replicas || c.Partition != r.Pools[i].Partition) {
+			!c.Complete() || c.Partition > 0 && c.Replicas > 0 ||
+			r.HasReplicas && (c.Replicas != r.Pools[i].Replicas || c.Partition != r.Pools[i].Partition) {
 			return false
 		}
 	}

@@ -88,7 +88,7 @@ func (w *world) check(t *rapid.T) {
 	away, taken := w.away(), 0
 	up := map[string]bool{}
 	for name, c := range w.children {
-		up[name] = c.Whole()
+		up[name] = c.Complete()
 	}
 	touched := map[string]bool{}
 	for _, a := range w.step().Actions {
@@ -109,7 +109,7 @@ func TestPlanOfOneStep(t *testing.T) {
 	at := func(revision string) Child {
 		return Child{
 			Name: "web-a", Pool: "a", Revision: revision, PoolRevision: revision + "/a", Replicas: 2,
-			Rolled: true, Up: true, Settled: true, Established: true,
+			RolloutComplete: true, Available: true, Settled: true, Established: true,
 		}
 	}
 	with := func(c Child, change func(*Child)) Child { change(&c); return c }
@@ -137,7 +137,7 @@ func TestPlanOfOneStep(t *testing.T) {
 			want: []string{"delete a (other): the pool has web-a too"},
 		},
 		"of two the one that is up is kept": {
-			pool: Pool{Replicas: 2}, children: []Child{second, with(at("r1"), func(c *Child) { c.Up = false })}, phase: apps.PoolReady, complete: true,
+			pool: Pool{Replicas: 2}, children: []Child{second, with(at("r1"), func(c *Child) { c.Available = false })}, phase: apps.PoolReady, complete: true,
 			want: []string{"delete a (web-a): the pool has other too"},
 		},
 		"A9: what was edited is put back, while it waits too": {
@@ -165,7 +165,7 @@ func TestPlanOfOneStep(t *testing.T) {
 			pool: Pool{Replicas: 3, Refused: true}, children: []Child{at("r0")}, phase: apps.PoolFailed,
 		},
 		"its pods went away long after": {
-			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Up = false })}, phase: apps.PoolUnavailable,
+			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Available = false })}, phase: apps.PoolUnavailable,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestPlanOfOneStep(t *testing.T) {
 				tc.pool.Contents = map[string]string{"r0": "r0/a", "r1": "r1/a"}
 			}
 			tc.strategy.MaxUpdating = 1
-			s := State{Pools: []Pool{tc.pool}, Children: tc.children, Strategy: tc.strategy, Update: "r1", Current: "r1", Base: "r1", Sized: true}
+			s := State{Pools: []Pool{tc.pool}, Children: tc.children, Strategy: tc.strategy, Update: "r1", Current: "r1", Base: "r1", HasReplicas: true}
 			plan := s.Plan()
 			var got []string
 			for _, a := range plan.Actions {

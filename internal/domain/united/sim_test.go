@@ -36,7 +36,7 @@ func newWorld(t *testing.T, seed uint64, strategy Strategy, pools ...string) *wo
 		t: t, chance: rand.New(rand.NewPCG(seed, 0)), children: map[string]*child{},
 		broken: map[string][]string{}, refuses: map[string]bool{}, last: map[string]apps.PoolPhase{},
 	}
-	w.state = State{Strategy: strategy, Sized: true}
+	w.state = State{Strategy: strategy, HasReplicas: true}
 	for _, name := range pools {
 		w.add(name)
 	}
@@ -63,12 +63,12 @@ func (w *world) observe() {
 	for _, name := range slices.Sorted(mapKeys(w.children)) {
 		c := w.children[name]
 		ok := !slices.Contains(w.broken[c.Pool], c.Revision) && !slices.Contains(w.broken["*"], c.Revision)
-		c.Rolled, c.Up = w.tick >= c.due && ok, w.tick >= c.due && ok
+		c.RolloutComplete, c.Available = w.tick >= c.due && ok, w.tick >= c.due && ok
 		if !ok && w.tick >= c.due+5 {
 			c.Failure = "no progress"
 		}
 		c.Drained = c.Replicas == 0
-		if c.Rolled && c.Up {
+		if c.RolloutComplete && c.Available {
 			c.Settled, c.Established = true, true
 		}
 		w.state.Children = append(w.state.Children, c.Child)
