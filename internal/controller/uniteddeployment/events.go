@@ -57,7 +57,7 @@ func (r *Reconciler) deleted(ud *apps.UnitedDeployment, w united.Workload, pool 
 }
 
 func (r *Reconciler) rolledBack(ud *apps.UnitedDeployment, revision *appsv1.ControllerRevision) {
-	r.note(ud, revision, ReasonRolledBack, "RollBack", "RolloutComplete the template back to revision %d, %q", revision.Revision, revision.Name)
+	r.note(ud, revision, ReasonRolledBack, "RollBack", "Rolled the template back to revision %d, %q", revision.Revision, revision.Name)
 }
 
 func (r *Reconciler) rollbackNotFound(ud *apps.UnitedDeployment, to string) {
