@@ -6,14 +6,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// NodePoolType says where the nodes of a pool stand.
+// NodePoolType says where the nodes of a pool are.
 // +kubebuilder:validation:Enum=Edge;Cloud
 type NodePoolType string
 
 const (
-	// Edge nodes stand at a site, behind a link that may be cut.
+	// Edge nodes are at a site whose network connection may fail.
 	Edge NodePoolType = "Edge"
-	// Cloud nodes stand beside the control plane.
+	// Cloud nodes are next to the control plane.
 	Cloud NodePoolType = "Cloud"
 )
 
@@ -28,9 +28,9 @@ type LabelValue string
 // +kubebuilder:validation:MaxLength=1024
 type AnnotationValue string
 
-// NodePool is a group of nodes with the same attributes: its labels, annotations and taints are on every node of the
-// pool, and what a node had before comes back when it leaves. A node is in one
-// pool at a time.
+// NodePool is a group of nodes with the same attributes. Its labels, annotations
+// and taints are set on every node of the pool. When a node leaves the pool, the
+// values that it had before are restored. A node is in one pool at a time.
 //
 // +genclient
 // +genclient:nonNamespaced
@@ -48,45 +48,45 @@ type NodePool struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec says which nodes are in the pool and what they get from it. Unset:
-	// the nodes that name the pool, and nothing. It is never without a value,
-	// or a type could be changed by way of no spec at all.
+	// spec says which nodes are in the pool, and what is set on them. Unset: the
+	// pool has the nodes whose label names it, and sets nothing on them.
 	// +optional
 	// +kubebuilder:default={}
 	Spec NodePoolSpec `json:"spec,omitempty"`
 
-	// status says which nodes are. Written by atoll-manager.
+	// status is the most recently observed state of the pool. Written by
+	// atoll-manager.
 	// +optional
 	Status NodePoolStatus `json:"status,omitempty"`
 }
 
-// NodePoolSpec is what users want. Nodes are in the pool because selector
-// selects them or because they carry NodePoolLabel with the pool's name.
+// NodePoolSpec is the desired state of a NodePool. A node is in the pool if selector
+// matches it, or if its label apps.openyurt.io/nodepool has the name of the pool.
 //
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.type) || (has(self.type) && self.type == oldSelf.type)",message="type cannot be changed once it is set: make another pool and move the nodes",fieldPath=".type"
 type NodePoolSpec struct {
-	// type says where the nodes stand: Edge or Cloud. It cannot be changed once
-	// it is set. Unset: not said.
+	// type says where the nodes are: Edge or Cloud. It cannot be changed once it is
+	// set. Unset: unknown.
 	// +optional
 	Type NodePoolType `json:"type,omitempty"`
 
-	// selector brings the nodes into the pool whose own labels it matches;
-	// labels that a pool gives do not count. A node that carries NodePoolLabel
-	// by its owner's hand is in the pool that the label names, whatever
-	// selects it. Unset: the pool has the nodes that name it.
+	// selector selects the nodes of the pool by their own labels; labels that a
+	// NodePool has set do not count. A node on which somebody has set the label
+	// apps.openyurt.io/nodepool is in the pool that the label names, whichever
+	// selectors match it. Unset: the pool has only nodes with that label.
 	// +optional
 	Selector *NodeSelector `json:"selector,omitempty"`
 
-	// labels are on every node of the pool, whatever a node had under these
-	// keys; that comes back when the key goes from here or the node leaves. At
-	// most 64.
+	// labels are set on every node of the pool and replace values of the same keys.
+	// The previous value is restored when the key is removed here, or when the node
+	// leaves the pool. At most 64.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="a key is no label key: at most 63 letters, digits, - _ and . after an optional DNS name and a slash"
 	// +kubebuilder:validation:XValidation:rule="!self.exists(k, k.startsWith('atoll.dev/') || k in ['kubernetes.io/hostname', 'kubernetes.io/os', 'kubernetes.io/arch', 'beta.kubernetes.io/os', 'beta.kubernetes.io/arch', 'apps.openyurt.io/nodepool', 'groupmanagement.kubeedge.io/nodegroup'])",message="a pool cannot give the labels kubernetes.io/hostname, os and arch, which the kubelet writes, apps.openyurt.io/nodepool and groupmanagement.kubeedge.io/nodegroup, which name what the node belongs to, and those under atoll.dev/"
 	Labels map[string]LabelValue `json:"labels,omitempty"`
 
-	// annotations are on every node of the pool, in the same way as labels. At
+	// annotations are set on every node of the pool, in the same way as labels. At
 	// most 64, each value at most 1024 characters.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
@@ -94,11 +94,12 @@ type NodePoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!self.exists(k, k.startsWith('atoll.dev/') || k in ['kubectl.kubernetes.io/last-applied-configuration', 'node.alpha.kubernetes.io/ttl', 'volumes.kubernetes.io/controller-managed-attach-detach', 'csi.volume.kubernetes.io/nodeid'])",message="a pool cannot give annotations that Kubernetes or kubectl write themselves, and those under atoll.dev/"
 	Annotations map[string]AnnotationValue `json:"annotations,omitempty"`
 
-	// taints are on every node of the pool. One with effect NoExecute waits until
-	// the pods of UnitedDeployments in the pool tolerate it, 5 minutes at most;
-	// the condition TaintsTolerated says so. A taint of the same key and effect
-	// that a node had comes back when this one goes from here or the node
-	// leaves. At most 32, no two of the same key and effect.
+	// taints are set on every node of the pool. A taint with the effect NoExecute is
+	// set when the pods of UnitedDeployments in the pool tolerate it, but after 5
+	// minutes at the latest; the condition TaintsTolerated shows that. A taint of
+	// the same key and effect that a node had before is restored when the taint is
+	// removed here, or when the node leaves the pool. At most 32, no two with the
+	// same key and effect.
 	// +optional
 	// +listType=map
 	// +listMapKey=key
@@ -107,31 +108,31 @@ type NodePoolSpec struct {
 	Taints []NodePoolTaint `json:"taints,omitempty"`
 }
 
-// NodeSelector is a label query over nodes: all of matchLabels and
-// matchExpressions hold. It is written like any label selector.
+// NodeSelector is a label selector over nodes. All of matchLabels and
+// matchExpressions must match.
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.matchLabels) && self.matchLabels.size() > 0) || (has(self.matchExpressions) && self.matchExpressions.size() > 0)",message="an empty selector would take every node of the cluster: name a label or an expression, or leave selector out"
 // +kubebuilder:validation:XValidation:rule="!(has(self.matchLabels) && 'groupmanagement.kubeedge.io/nodegroup' in self.matchLabels) && !(has(self.matchExpressions) && self.matchExpressions.exists(e, e.key == 'groupmanagement.kubeedge.io/nodegroup'))",message="a NodeGroup may select the nodes of a pool, so a pool cannot select those of a NodeGroup: the label groupmanagement.kubeedge.io/nodegroup cannot be used here"
 type NodeSelector struct {
-	// matchLabels are labels that a node has to carry. At most 64.
+	// matchLabels are labels that a node must have. At most 64.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() <= 317 && k.indexOf('/') <= 253 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="a key is no label key: at most 63 letters, digits, - _ and . after an optional DNS name and a slash"
 	MatchLabels map[string]LabelValue `json:"matchLabels,omitempty"`
 
-	// matchExpressions are expressions that have to hold. At most 64.
+	// matchExpressions are expressions that must match. At most 64.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	MatchExpressions []NodeSelectorRequirement `json:"matchExpressions,omitempty"`
 }
 
-// NodeSelectorRequirement is one expression over one label.
+// NodeSelectorRequirement is an expression about one label.
 //
 // +kubebuilder:validation:XValidation:rule="!(self.operator in ['In', 'NotIn']) || (has(self.values) && self.values.size() > 0)",message="In and NotIn need at least one value",fieldPath=".values"
 // +kubebuilder:validation:XValidation:rule="!(self.operator in ['Exists', 'DoesNotExist']) || !has(self.values) || self.values.size() == 0",message="Exists and DoesNotExist take no value",fieldPath=".values"
 type NodeSelectorRequirement struct {
-	// key is the label.
+	// key is the key of the label.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
@@ -143,25 +144,26 @@ type NodeSelectorRequirement struct {
 	// +kubebuilder:validation:Enum=In;NotIn;Exists;DoesNotExist
 	Operator metav1.LabelSelectorOperator `json:"operator"`
 
-	// values: at least one for In and NotIn, none for the others. At most 256.
+	// values has at least one value if operator is In or NotIn, and none otherwise.
+	// At most 256.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=256
 	Values []LabelValue `json:"values,omitempty"`
 }
 
-// NodePoolTaint is a taint of Kubernetes.
+// NodePoolTaint is a node taint.
 //
 // +kubebuilder:validation:XValidation:rule="!self.key.startsWith('node.kubernetes.io/') && !self.key.startsWith('node.cloudprovider.kubernetes.io/')",message="Kubernetes puts taints under this prefix on nodes and takes them off; they are not a pool's to give",fieldPath=".key"
 type NodePoolTaint struct {
-	// key is the taint's key, written like a label's.
+	// key is the taint's key. It has the format of a label key.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
 	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`
 	Key string `json:"key"`
 
-	// value is the taint's value, written like a label's. Unset: empty.
+	// value is the taint's value. It has the format of a label value. Unset: empty.
 	// +optional
 	Value LabelValue `json:"value,omitempty"`
 
@@ -171,13 +173,13 @@ type NodePoolTaint struct {
 	// +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule;NoExecute
 	Effect corev1.TaintEffect `json:"effect"`
 
-	// timeAdded is written on nodes as it stands here. Unset: nothing is
-	// written, and what stands on a node is left.
+	// timeAdded is copied to the taint on each node. Unset: the value on a node is
+	// left as it is.
 	// +optional
 	TimeAdded *metav1.Time `json:"timeAdded,omitempty"`
 }
 
-// NodePoolStatus is what atoll-manager saw last.
+// NodePoolStatus is the most recently observed state of a NodePool.
 type NodePoolStatus struct {
 	// readyNode is the number of nodes in the pool whose Ready condition is True.
 	// +optional
@@ -194,11 +196,11 @@ type NodePoolStatus struct {
 	// +listType=atomic
 	Nodes []string `json:"nodes,omitempty"`
 
-	// observedGeneration is the generation of spec that this status is about.
+	// observedGeneration is the metadata.generation that this status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// conditions: Ready, AttributesSynced, TaintsTolerated, Uncontested.
+	// conditions has Ready, AttributesSynced, TaintsTolerated and Uncontested.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -8,9 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// UnitedDeployment runs one workload a pool of nodes, all from one template.
-// Each is a Deployment, a StatefulSet
-// or a DaemonSet of its own, named <name>-<pool>.
+// UnitedDeployment runs one workload in each pool of nodes, all from one template.
+// Each is a Deployment, a StatefulSet or a DaemonSet, named <name>-<pool>.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -28,11 +27,12 @@ type UnitedDeployment struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec says which pools there are and what runs in each.
+	// spec is the desired state: the pools, and the workload that runs in each.
 	// +required
 	Spec UnitedDeploymentSpec `json:"spec"`
 
-	// status says what does. Written by atoll-manager.
+	// status is the most recently observed state of the UnitedDeployment. Written by
+	// atoll-manager.
 	// +optional
 	Status UnitedDeploymentStatus `json:"status,omitempty"`
 }
@@ -49,7 +49,7 @@ const (
 	DaemonSetTemplateType TemplateType = "DaemonSet"
 )
 
-// UnitedDeploymentSpec is the desired state.
+// UnitedDeploymentSpec is the desired state of a UnitedDeployment.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.workloadTemplate)",message="set one of deploymentTemplate, statefulSetTemplate and daemonSetTemplate",fieldPath=".workloadTemplate",reason=FieldValueRequired
 // +kubebuilder:validation:XValidation:rule="has(self.replicas) || (has(self.workloadTemplate) && has(self.workloadTemplate.daemonSetTemplate)) || !has(self.topology) || !has(self.topology.pools) || self.topology.pools.all(p, has(p.replicas) && type(p.replicas) == int)",message="without spec.replicas every pool needs a number of replicas",fieldPath=".topology.pools"
@@ -66,10 +66,10 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.statefulSetTemplate) || (has(self.workloadTemplate.statefulSetTemplate.spec.template.metadata) && has(self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels) && (!has(self.selector.matchLabels) || self.selector.matchLabels.all(k, k in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels && self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels[k] == self.selector.matchLabels[k])) && (!has(self.selector.matchExpressions) || self.selector.matchExpressions.all(e, e.operator == 'In' ? e.key in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels && self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels[e.key] in e.values : e.operator == 'NotIn' ? !(e.key in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels) || !(self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels[e.key] in e.values) : e.operator == 'Exists' ? e.key in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels : !(e.key in self.workloadTemplate.statefulSetTemplate.spec.template.metadata.labels))))",message="spec.selector does not match the labels of the template's pods",fieldPath=".workloadTemplate.statefulSetTemplate.spec.template.metadata.labels"
 // +kubebuilder:validation:XValidation:rule="!has(self.workloadTemplate) || !has(self.workloadTemplate.daemonSetTemplate) || (has(self.workloadTemplate.daemonSetTemplate.spec.template.metadata) && has(self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels) && (!has(self.selector.matchLabels) || self.selector.matchLabels.all(k, k in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels && self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels[k] == self.selector.matchLabels[k])) && (!has(self.selector.matchExpressions) || self.selector.matchExpressions.all(e, e.operator == 'In' ? e.key in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels && self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels[e.key] in e.values : e.operator == 'NotIn' ? !(e.key in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels) || !(self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels[e.key] in e.values) : e.operator == 'Exists' ? e.key in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels : !(e.key in self.workloadTemplate.daemonSetTemplate.spec.template.metadata.labels))))",message="spec.selector does not match the labels of the template's pods",fieldPath=".workloadTemplate.daemonSetTemplate.spec.template.metadata.labels"
 type UnitedDeploymentSpec struct {
-	// selector is a label query over pods that should match the replica count.
-	// It must match the pod template's labels and cannot change. Each pool's
-	// workload selects by it and by the label apps.openyurt.io/pool-name. At
-	// most 32 labels and 32 expressions.
+	// selector selects the pods of all pools. It must match the labels of the pod
+	// template and cannot change. The workload of each pool selects its pods by
+	// this selector and by the label apps.openyurt.io/pool-name. At most 32 labels
+	// and 32 expressions.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="(has(self.matchLabels) && self.matchLabels.size() > 0) || (has(self.matchExpressions) && self.matchExpressions.size() > 0)",message="an empty selector would select every pod"
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="cannot change: workloads keep the selector that they were made with"
@@ -77,30 +77,29 @@ type UnitedDeploymentSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!(has(self.matchLabels) && 'apps.openyurt.io/pool-name' in self.matchLabels) && !(has(self.matchExpressions) && self.matchExpressions.exists(e, e.key == 'apps.openyurt.io/pool-name'))",message="apps.openyurt.io/pool-name is added to the selector of each pool: leave it out"
 	Selector *metav1.LabelSelector `json:"selector"`
 
-	// workloadTemplate describes the workload that every pool gets. Exactly one
-	// of its members is set.
+	// workloadTemplate is the template of the workloads of all pools. Exactly one of
+	// its fields must be set.
 	// +optional
 	WorkloadTemplate WorkloadTemplate `json:"workloadTemplate,omitempty"`
 
-	// replicas is the number of pods of all pools together. Unset, each pool
-	// says its own number. 0 to 1,000,000. The scale subresource writes it.
+	// replicas is the number of pods of all pools together. Unset: each pool must
+	// have its own number. 0 to 1,000,000. The scale subresource writes it.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000
 	Replicas *int32 `json:"replicas,omitempty"`
 
-	// topology describes the pods distribution detail between each of pools.
+	// topology lists the pools.
 	// +optional
 	Topology Topology `json:"topology,omitempty"`
 
-	// updateStrategy says how a change of what pods are made of goes from pool
-	// to pool.
+	// updateStrategy says in which order and how fast pools are updated.
 	// +optional
 	// +kubebuilder:default={}
 	UpdateStrategy UnitedDeploymentUpdateStrategy `json:"updateStrategy,omitempty"`
 
-	// revisionHistoryLimit indicates the number of histories to be conserved,
-	// beside those that some pool is at. 0 to 1000. If unspecified, defaults to 10.
+	// revisionHistoryLimit is the number of old ControllerRevisions that are kept,
+	// in addition to those that pools use. 0 to 1000. Default 10.
 	// +optional
 	// +kubebuilder:default=10
 	// +kubebuilder:validation:Minimum=0
@@ -111,21 +110,21 @@ type UnitedDeploymentSpec struct {
 // DefaultRevisionHistoryLimit is the meaning of an unset revisionHistoryLimit.
 const DefaultRevisionHistoryLimit int32 = 10
 
-// WorkloadTemplate defines the template of the workloads. A UnitedDeployment
-// provisions every pool from it. Which member is set cannot change.
+// WorkloadTemplate is the template of the workloads. Which of its fields is set
+// cannot change.
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.deploymentTemplate) ? 1 : 0) + (has(self.statefulSetTemplate) ? 1 : 0) + (has(self.daemonSetTemplate) ? 1 : 0) == 1",message="set exactly one of deploymentTemplate, statefulSetTemplate and daemonSetTemplate"
 // +kubebuilder:validation:XValidation:rule="has(self.deploymentTemplate) == has(oldSelf.deploymentTemplate) && has(self.statefulSetTemplate) == has(oldSelf.statefulSetTemplate) && has(self.daemonSetTemplate) == has(oldSelf.daemonSetTemplate)",message="the kind of the workloads cannot change: make another UnitedDeployment"
 type WorkloadTemplate struct {
-	// statefulSetTemplate makes a StatefulSet of each pool.
+	// statefulSetTemplate is the template if each pool has a StatefulSet.
 	// +optional
 	StatefulSetTemplate *StatefulSetTemplateSpec `json:"statefulSetTemplate,omitempty"`
 
-	// deploymentTemplate makes a Deployment of each pool.
+	// deploymentTemplate is the template if each pool has a Deployment.
 	// +optional
 	DeploymentTemplate *DeploymentTemplateSpec `json:"deploymentTemplate,omitempty"`
 
-	// daemonSetTemplate makes a DaemonSet of each pool.
+	// daemonSetTemplate is the template if each pool has a DaemonSet.
 	// +optional
 	DaemonSetTemplate *DaemonSetTemplateSpec `json:"daemonSetTemplate,omitempty"`
 }
@@ -145,12 +144,13 @@ func (t *WorkloadTemplate) Type() TemplateType {
 
 // StatefulSetTemplateSpec defines the template of a pool's StatefulSet.
 type StatefulSetTemplateSpec struct {
-	// metadata: the labels and annotations of the StatefulSet.
+	// metadata has the labels and annotations of the StatefulSet.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the StatefulSet's, without replicas, selector and partition,
-	// which the pools have. What a StatefulSet cannot change cannot change here.
+	// spec is the spec of the StatefulSet, without replicas, selector and partition:
+	// those come from the pool. Fields that cannot change in a StatefulSet cannot
+	// change here.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="!has(self.replicas)",message="the pools have the replicas: set them there, or spec.replicas",fieldPath=".replicas",reason=FieldValueForbidden
 	// +kubebuilder:validation:XValidation:rule="!has(self.updateStrategy) || !has(self.updateStrategy.rollingUpdate) || !has(self.updateStrategy.rollingUpdate.partition)",message="set partition in the pool",fieldPath=".updateStrategy.rollingUpdate.partition",reason=FieldValueForbidden
@@ -162,11 +162,12 @@ type StatefulSetTemplateSpec struct {
 
 // DeploymentTemplateSpec defines the template of a pool's Deployment.
 type DeploymentTemplateSpec struct {
-	// metadata: the labels and annotations of the Deployment.
+	// metadata has the labels and annotations of the Deployment.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the Deployment's, without replicas and selector, which the pools have.
+	// spec is the spec of the Deployment, without replicas and selector: those come
+	// from the pool.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="!has(self.replicas)",message="the pools have the replicas: set them there, or spec.replicas",fieldPath=".replicas",reason=FieldValueForbidden
 	Spec appsv1.DeploymentSpec `json:"spec"`
@@ -174,21 +175,18 @@ type DeploymentTemplateSpec struct {
 
 // DaemonSetTemplateSpec defines the template of a pool's DaemonSet.
 type DaemonSetTemplateSpec struct {
-	// metadata: the labels and annotations of the DaemonSet.
+	// metadata has the labels and annotations of the DaemonSet.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the DaemonSet's, without selector, which the pools have.
+	// spec is the spec of the DaemonSet, without selector: that comes from the pool.
 	// +required
 	Spec appsv1.DaemonSetSpec `json:"spec"`
 }
 
-// Topology defines the spread detail of each pool under UnitedDeployment. A
-// UnitedDeployment manages multiple homogeneous workloads which are called pool.
+// Topology lists the pools of a UnitedDeployment.
 type Topology struct {
-	// pools contains the details of each pool, in the order in which they are
-	// updated. Each element represents one pool which will be provisioned and
-	// managed by the UnitedDeployment. At most 1000.
+	// pools are the pools, in the order in which they are updated. At most 1000.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -196,35 +194,34 @@ type Topology struct {
 	Pools []Pool `json:"pools,omitempty"`
 }
 
-// Pool defines the detail of a pool.
+// Pool describes the workload of one pool.
 //
 // +kubebuilder:validation:XValidation:rule="self.nodeSelectorTerm == oldSelf.nodeSelectorTerm",message="cannot change: remove the pool and add it again",fieldPath=".nodeSelectorTerm"
 // +kubebuilder:validation:XValidation:rule="(has(self.tolerations) && self.tolerations.size() > 0) == (has(oldSelf.tolerations) && oldSelf.tolerations.size() > 0) && (!has(self.tolerations) || !has(oldSelf.tolerations) || self.tolerations == oldSelf.tolerations)",message="cannot change: remove the pool and add it again",fieldPath=".tolerations"
 type Pool struct {
-	// name indicates the pool's name as a DNS_LABEL, which is also the name of
-	// the NodePool. The pool's workload is named <name of the UnitedDeployment>-<name>,
-	// shortened with a hash beyond 52 characters. Unique between the pools of
-	// one UnitedDeployment.
+	// name is the name of the pool, and of the NodePool whose nodes it uses: a DNS
+	// label, unique in the UnitedDeployment. The workload is named
+	// <UnitedDeployment>-<pool>; a name of more than 52 characters is shortened and
+	// ends with a hash.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name"`
 
-	// nodeSelectorTerm indicates the node selector to form the pool. Depending
-	// on it, pods provisioned could be distributed across multiple groups of
-	// nodes. Every required term of the template's node affinity gets it in
-	// addition. Empty: the nodes that carry apps.openyurt.io/nodepool=<name>.
-	// It cannot change. At most 16 expressions and 16 fields.
+	// nodeSelectorTerm selects the nodes of the pool. It is added to every required
+	// term of the template's node affinity. Empty: the nodes with the label
+	// apps.openyurt.io/nodepool=<name>. It cannot change. At most 16 expressions and
+	// 16 fields.
 	// +optional
 	// +kubebuilder:default={}
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && e.values.size() > 0 : e.operator in ['Exists', 'DoesNotExist'] ? !has(e.values) || e.values.size() == 0 : e.operator in ['Gt', 'Lt'] && has(e.values) && e.values.size() == 1 && e.values[0].matches('^-?[0-9]{1,18}$'))",message="operator is In or NotIn with values, Exists or DoesNotExist without, Gt or Lt with one number",fieldPath=".matchExpressions"
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchFields) || self.matchFields.all(e, e.key == 'metadata.name' && e.operator in ['In', 'NotIn'] && has(e.values) && e.values.size() == 1)",message="the one field is metadata.name, the operator In or NotIn, with one value",fieldPath=".matchFields"
 	NodeSelectorTerm corev1.NodeSelectorTerm `json:"nodeSelectorTerm,omitempty"`
 
-	// tolerations indicates the tolerations the pods under this pool have,
-	// beside those of the template and of the taints of the NodePool. They
-	// cannot change. At most 32.
+	// tolerations are added to the pods of this pool, in addition to those of the
+	// template and to those for the taints of the NodePool. They cannot change. At
+	// most 32.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
@@ -235,27 +232,26 @@ type Pool struct {
 	// +kubebuilder:validation:items:XValidation:rule="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",message="tolerationSeconds needs the effect NoExecute",fieldPath=".effect"
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 
-	// replicas indicates the number of the pods to be created under this pool: a
-	// number from 0 to 1,000,000, or a percentage of spec.replicas from 0% to
-	// 100%. A percentage is rounded down or up, to the nearest as far as the sum
-	// allows. Unset: an even share of what the other pools leave of spec.replicas.
+	// replicas is the number of pods of this pool: a number from 0 to 1,000,000, or
+	// a percentage of spec.replicas from 0% to 100%. A percentage is rounded down
+	// or up, so that the sum of all pools is spec.replicas. Unset: an equal share of
+	// the rest of spec.replicas.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=7
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? (int(self) >= 0 && int(self) <= 1000000) : string(self).matches('^(100|[1-9]?[0-9])%$')",message="must be a number from 0 to 1000000 or a percentage from 0% to 100%"
 	Replicas *intstr.IntOrString `json:"replicas,omitempty"`
 
-	// partition is how many pods of this pool's StatefulSet stay at the
-	// revision that they have: those with ordinals below it. 0 to 1,000,000,
-	// default 0.
+	// partition is the partition of this pool's StatefulSet: pods with a lower
+	// ordinal keep their revision. 0 to 1,000,000. Default 0.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000
 	Partition *int32 `json:"partition,omitempty"`
 
-	// patch is a strategic merge patch of this pool's Deployment, StatefulSet
-	// or DaemonSet: {spec: {template: {spec: …}}}. Names, selectors, owners and
-	// replicas cannot be patched. It changes this pool alone.
+	// patch is a strategic merge patch that is applied to this pool's Deployment,
+	// StatefulSet or DaemonSet: {spec: {template: {spec: …}}}. It cannot change
+	// names, selectors, owners and replicas.
 	// +optional
 	// +kubebuilder:validation:Type=object
 	// +kubebuilder:pruning:PreserveUnknownFields
@@ -265,48 +261,49 @@ type Pool struct {
 	Patch *runtime.RawExtension `json:"patch,omitempty"`
 }
 
-// FailurePolicy says what a failed pool means for the pools after it.
+// FailurePolicy says whether a rollout goes on after a pool has failed.
 // +kubebuilder:validation:Enum=Stop;Continue
 type FailurePolicy string
 
 const (
-	// FailureStop: no further pool is updated until the failure is gone.
+	// FailureStop: no further pool is updated until the failed pool has recovered.
 	FailureStop FailurePolicy = "Stop"
 	// FailureContinue: the next pool is updated.
 	FailureContinue FailurePolicy = "Continue"
 )
 
-// UnitedDeploymentUpdateStrategy says how a change of what pods are made of
-// (the template, a patch, the taints of a NodePool) goes from pool to pool.
-// Replicas are not among it: they change at once.
+// UnitedDeploymentUpdateStrategy says how pools are updated after a change of the
+// template, of a patch, or of the taints of a NodePool. A changed number of
+// replicas is applied to all pools at once.
 type UnitedDeploymentUpdateStrategy struct {
-	// paused keeps pools that have not begun to be updated as they are.
+	// paused stops the rollout: no further pool is updated. Pools whose update has
+	// begun finish it.
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 
-	// partition is how many pools, counted from the end of the list, stay at
-	// the revision that they have. 0 to 1000, default 0.
+	// partition is the number of pools, counted from the end of the list, that keep
+	// their revision. 0 to 1000. Default 0.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	Partition *int32 `json:"partition,omitempty"`
 
-	// maxUpdatingPools is how many pools may be in the middle of an update at
-	// once. 1 to 1000, default 1: one after the other, in the order of the list.
+	// maxUpdatingPools is the number of pools that may be updated at the same time.
+	// 1 to 1000. Default 1: one after the other, in the order of the list.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxUpdatingPools *int32 `json:"maxUpdatingPools,omitempty"`
 
-	// onFailure says whether the pools after one whose update failed are
-	// updated. Default Stop.
+	// onFailure says whether the rollout goes on after a pool has failed: Stop or
+	// Continue. Default Stop.
 	// +optional
 	// +kubebuilder:default=Stop
 	OnFailure FailurePolicy `json:"onFailure,omitempty"`
 
-	// progressDeadlineSeconds is how long a pool may make no progress in an
-	// update before it counts as failed. 1 to 604800, default 600.
+	// progressDeadlineSeconds is how long the update of a pool may make no progress
+	// before the pool counts as failed. 1 to 604800. Default 600.
 	// +optional
 	// +kubebuilder:default=600
 	// +kubebuilder:validation:Minimum=1
@@ -317,52 +314,51 @@ type UnitedDeploymentUpdateStrategy struct {
 // DefaultProgressDeadlineSeconds is the meaning of an unset progressDeadlineSeconds.
 const DefaultProgressDeadlineSeconds int32 = 600
 
-// UnitedDeploymentStatus is what atoll-manager saw last.
+// UnitedDeploymentStatus is the most recently observed state of a UnitedDeployment.
 type UnitedDeploymentStatus struct {
-	// observedGeneration is the most recent generation observed for this
-	// UnitedDeployment.
+	// observedGeneration is the metadata.generation that this status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// collisionCount is the count of hash collisions: it makes the name of the
-	// newest ControllerRevision unique.
+	// collisionCount is the number of hash collisions. It makes the name of the newest
+	// ControllerRevision unique.
 	// +optional
 	CollisionCount *int32 `json:"collisionCount,omitempty"`
 
-	// currentRevision, if not empty, names the newest ControllerRevision that
-	// every pool has been at completely: all pods updated and available.
+	// currentRevision is the name of the newest ControllerRevision that was rolled
+	// out to every pool: all pods updated and available. Empty if there is none.
 	// +optional
 	CurrentRevision string `json:"currentRevision"`
 
-	// updateRevision names the ControllerRevision that the pools are to get to.
+	// updateRevision is the name of the ControllerRevision that is rolled out.
 	// +optional
 	UpdateRevision string `json:"updateRevision,omitempty"`
 
-	// conditions: PoolProvisioned, PoolUpdated, PoolFailure.
+	// conditions has PoolProvisioned, PoolUpdated and PoolFailure.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// poolReplicas records the number of pods of each pool that there are.
+	// poolReplicas is the number of existing pods of each pool, by its name.
 	// +optional
 	PoolReplicas map[string]int32 `json:"poolReplicas,omitempty"`
 
-	// pools says how each pool is, in the order of spec.
+	// pools is the state of each pool, in the order of spec.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	Pools []PoolStatus `json:"pools,omitempty"`
 
-	// readyReplicas is the number of ready replicas.
+	// readyReplicas is the number of pods that are Ready.
 	// +optional
 	ReadyReplicas int32 `json:"readyReplicas"`
 
-	// replicas is the most recently observed number of replicas.
+	// replicas is the number of existing pods.
 	// +optional
 	Replicas int32 `json:"replicas"`
 
-	// updatedReplicas is the number of replicas that are of the update revision.
+	// updatedReplicas is the number of pods of the update revision.
 	// +optional
 	UpdatedReplicas int32 `json:"updatedReplicas"`
 
@@ -370,35 +366,36 @@ type UnitedDeploymentStatus struct {
 	// +optional
 	LabelSelector string `json:"labelSelector,omitempty"`
 
-	// templateType indicates the type of the template.
+	// templateType is the type of the workloads: StatefulSet, Deployment or DaemonSet.
 	// +optional
 	TemplateType TemplateType `json:"templateType"`
 }
 
-// PoolPhase says in one word how a pool is.
+// PoolPhase is the state of a pool in one word.
 type PoolPhase string
 
 const (
 	// PoolPending: the pool has no workload yet.
 	PoolPending PoolPhase = "Pending"
-	// PoolWaiting: the pool is to be updated when its turn has come.
+	// PoolWaiting: the pool will be updated after the pools before it.
 	PoolWaiting PoolPhase = "Waiting"
-	// PoolHeld: the pool is to be updated, and a partition, a pause or a failed
-	// pool before it holds it.
+	// PoolHeld: the pool is not updated because of a partition, a pause or a failed
+	// pool before it.
 	PoolHeld PoolPhase = "Held"
-	// PoolUpdating: the pool's pods are being made or replaced.
+	// PoolUpdating: the pool's pods are being created or replaced.
 	PoolUpdating PoolPhase = "Updating"
-	// PoolFailed: the pool cannot be written, or made no progress in time.
+	// PoolFailed: the workload cannot be written, or its update made no progress in
+	// time.
 	PoolFailed PoolPhase = "Failed"
-	// PoolUnavailable: the pool is as it is to be, and not all pods are available.
+	// PoolUnavailable: the workload is updated, but not all pods are available.
 	PoolUnavailable PoolPhase = "Unavailable"
-	// PoolReady: the pool is as it is to be, and all pods are available.
+	// PoolReady: the workload is updated, and all pods are available.
 	PoolReady PoolPhase = "Ready"
 )
 
 // PoolStatus is the state of one pool.
 type PoolStatus struct {
-	// name is the pool's.
+	// name is the name of the pool.
 	// +required
 	Name string `json:"name"`
 
@@ -406,7 +403,7 @@ type PoolStatus struct {
 	// +optional
 	Workload string `json:"workload,omitempty"`
 
-	// revision names the ControllerRevision that the workload's template is from.
+	// revision is the name of the ControllerRevision that the workload was built from.
 	// +optional
 	Revision string `json:"revision,omitempty"`
 
@@ -422,41 +419,41 @@ type PoolStatus struct {
 	// +optional
 	Message string `json:"message,omitempty"`
 
-	// desiredReplicas is the number of pods that the pool is to have.
+	// desiredReplicas is the desired number of pods.
 	// +optional
 	DesiredReplicas int32 `json:"desiredReplicas"`
 
-	// replicas is the number of pods that there are.
+	// replicas is the number of existing pods.
 	// +optional
 	Replicas int32 `json:"replicas"`
 
-	// readyReplicas is the number of pods that are ready.
+	// readyReplicas is the number of pods that are Ready.
 	// +optional
 	ReadyReplicas int32 `json:"readyReplicas"`
 
-	// updatedReplicas is the number of pods that the workload's template has made.
+	// updatedReplicas is the number of pods that have the workload's current template.
 	// +optional
 	UpdatedReplicas int32 `json:"updatedReplicas"`
 
-	// availableReplicas is the number of pods that are ready for long enough.
+	// availableReplicas is the number of pods that have been Ready for minReadySeconds.
 	// +optional
 	AvailableReplicas int32 `json:"availableReplicas"`
 
-	// lastProgressTime is when the pool last made progress in an update.
+	// lastProgressTime is when an update of the pool last made progress.
 	// +optional
 	LastProgressTime *metav1.Time `json:"lastProgressTime,omitempty"`
 
-	// settled: all of the workload's pods have been updated and available at
-	// once since it was updated last.
+	// settled is true if all pods have been updated and available at the same time
+	// since the workload was updated last.
 	// +optional
 	Settled bool `json:"settled,omitempty"`
 
-	// established: they ever were, in this pool.
+	// established is true if that was ever so in this pool.
 	// +optional
 	Established bool `json:"established,omitempty"`
 
-	// written is a hash of the workload as the API server took it last. One
-	// that is other by now was edited by hand, and is put back.
+	// written is a hash of the workload as it was after our last write. If the
+	// workload differs from it, somebody has edited it, and the edit is undone.
 	// +optional
 	Written string `json:"written,omitempty"`
 }

@@ -5,8 +5,9 @@ import (
 )
 
 // NodeGroup is a set of nodes that belong together: a site, a region, a pool.
-// A node belongs to one NodeGroup at a time:
-// the one that has it keeps it; of two that want a free node, the older.
+// A node is a member of one NodeGroup at a time. If several NodeGroups select a
+// node, it stays a member of the one that it is in; a node that is in none goes
+// to the NodeGroup that was created first.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -25,13 +26,14 @@ type NodeGroup struct {
 	// +required
 	Spec NodeGroupSpec `json:"spec"`
 
-	// status says which nodes do. Written by atoll-manager.
+	// status is the most recently observed state of the group. Written by
+	// atoll-manager.
 	// +optional
 	Status NodeGroupStatus `json:"status,omitempty"`
 }
 
 // NodeGroupSpec selects nodes: the union of nodes, matchLabels and
-// matchExpressions. Unset everything, and the group has no member.
+// matchExpressions. If all three are unset, the group has no members.
 type NodeGroupSpec struct {
 	// nodes contains the names of nodes that belong to the group, whether they
 	// exist yet or not. At most 5000.
@@ -56,14 +58,14 @@ type NodeGroupSpec struct {
 	MatchExpressions []metav1.LabelSelectorRequirement `json:"matchExpressions,omitempty"`
 }
 
-// NodeGroupStatus is what atoll-manager saw last.
+// NodeGroupStatus is the most recently observed state of a NodeGroup.
 type NodeGroupStatus struct {
-	// observedGeneration is the generation of spec that this status is about.
+	// observedGeneration is the metadata.generation that this status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// containedNodes are the names of the member nodes, sorted. Nodes that the
-	// group selects and does not have are in nodeStatuses only.
+	// containedNodes are the names of the member nodes, sorted. Nodes that spec
+	// selects and that are not members are in nodeStatuses only.
 	// +optional
 	// +listType=atomic
 	ContainedNodes []string `json:"containedNodes,omitempty"`
@@ -84,7 +86,8 @@ type NodeGroupStatus struct {
 	// +kubebuilder:default=0
 	Ready int32 `json:"ready"`
 
-	// conditions: Ready.
+	// conditions has the condition Ready: every selected node is a member, and
+	// every member is Ready.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -104,7 +107,7 @@ const (
 	NodeReady NodeReadyStatus = "Ready"
 	// NodeNotReady: the node's Ready condition is False.
 	NodeNotReady NodeReadyStatus = "NotReady"
-	// NodeUnknown: the node does not exist, or nobody has heard of it lately.
+	// NodeUnknown: the node does not exist, or its Ready condition is Unknown.
 	NodeUnknown NodeReadyStatus = "Unknown"
 
 	// SelectionSucceeded: the node is a member of this group.

@@ -22,33 +22,33 @@ type OverridePolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec says what differs, group by group.
+	// spec lists the differences, by NodeGroup.
 	// +required
 	Spec OverrideSpec `json:"spec"`
 
-	// status says how far pods are as spec wants them. Written by atoll-manager.
+	// status is the most recently observed state of the pods. Written by
+	// atoll-manager.
 	// +optional
 	Status OverrideStatus `json:"status,omitempty"`
 }
 
-// OverrideSpec is the list of differences.
+// OverrideSpec lists how pods differ from their template.
 type OverrideSpec struct {
-	// overrideRules are applied in list order; of each pod, all rules that
-	// match its group, each on what the one before it left. At most 100.
+	// overrideRules are applied in list order. All rules that match the group of a
+	// pod are applied to the pod, each to the result of the one before. At most 100.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
 	OverrideRules []RuleWithNodeGroup `json:"overrideRules,omitempty"`
 }
 
-// RuleWithNodeGroup is what differs in some groups. The overriders stand
-// nested under overriders, or directly in the rule (docs/sources.md, G17);
-// not both.
+// RuleWithNodeGroup lists the differences in some groups. They are written under
+// overriders or directly in the rule, but not both.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.overriders) || !(has(self.imageOverrider) || has(self.commandOverrider) || has(self.argsOverrider) || has(self.plaintext))",message="overriders stand both under overriders and directly in the rule: move them all to one place",fieldPath=".overriders"
 type RuleWithNodeGroup struct {
-	// targetNodeGroup names the groups in which the rule applies, in any case.
-	// Unset or empty: every group. At most 100.
+	// targetNodeGroup are the names of the groups in which the rule applies. Case is
+	// ignored. Unset or empty: every group. At most 100.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
@@ -57,11 +57,11 @@ type RuleWithNodeGroup struct {
 	// +kubebuilder:validation:items:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?$`
 	TargetNodeGroup []string `json:"targetNodeGroup,omitempty"`
 
-	// overriders is the nested form.
+	// overriders are the differences. They can also be written directly in the rule.
 	// +optional
 	Overriders *Overriders `json:"overriders,omitempty"`
 
-	// InlineOverriders is the form without nesting.
+	// InlineOverriders are the differences, written directly in the rule.
 	InlineOverriders `json:",inline"`
 }
 
@@ -71,8 +71,8 @@ type InlineOverriders Overriders
 
 // Overriders are applied in the order image, command, args, plaintext.
 type Overriders struct {
-	// plaintext are JSON patch operations (RFC 6902) on the pod, applied as
-	// one: all or none. At most 32.
+	// plaintext are JSON patch operations (RFC 6902) on the pod. They are applied as
+	// one patch: all or none. At most 32.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
@@ -108,8 +108,8 @@ type Overriders struct {
 // +kubebuilder:validation:XValidation:rule="!(self.component == 'Tag' && (self.operator == 'replace' || self.operator == 'update') && has(self.value)) || self.value.matches('^:?[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}$') || self.value.matches('^@?sha256:[0-9a-f]{64}$')",message="must be a tag such as v1.2 or a digest such as sha256:<64 hexadecimal digits>",fieldPath=".value"
 // +kubebuilder:validation:XValidation:rule="!(self.component == 'Tag' && self.operator == 'add' && has(self.value)) || self.value.matches('^:?[-A-Za-z0-9_.]{1,128}$')",message="must be a part of a tag: letters, digits and - _ .",fieldPath=".value"
 type ImageOverrider struct {
-	// predicate narrows the rule to one image. Unset: the images of all
-	// containers and init containers of the pod.
+	// predicate limits the change to one image. Unset: the images of all
+	// containers and init containers of the pod are changed.
 	// +optional
 	Predicate *ImagePredicate `json:"predicate,omitempty"`
 
@@ -119,24 +119,24 @@ type ImageOverrider struct {
 	// +required
 	Component ImageComponent `json:"component"`
 
-	// operator says what happens to the component: add appends value to it,
-	// replace (or its alias update) sets it, remove drops it. Changes of
-	// Registry and Repository keep a digest; changes of Tag drop it.
+	// operator says how the component changes: add appends value to it, replace
+	// (or its alias update) sets it to value, remove removes it. A digest stays if
+	// Registry or Repository changes, and is removed if Tag changes.
 	// +required
 	Operator OverriderOperator `json:"operator"`
 
-	// value is what is added or set; ignored when operator is remove.
-	// At most 255 characters.
+	// value is added or set. It is ignored if operator is remove. At most 255
+	// characters.
 	// +optional
 	// +kubebuilder:validation:MaxLength=255
 	Value string `json:"value,omitempty"`
 }
 
-// ImagePredicate narrows an image overrider.
+// ImagePredicate limits an image overrider to one image.
 type ImagePredicate struct {
-	// path points to the image: a JSON pointer into the pod, for example
-	// /spec/containers/0/image. A leading /spec/template is dropped, the
-	// leading / may be missing, * stands for every index. At most 255 characters.
+	// path is a JSON pointer to the image in the pod, for example
+	// /spec/containers/0/image. A leading /spec/template is ignored, the leading /
+	// may be omitted, and * stands for every index. At most 255 characters.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=255
@@ -165,12 +165,12 @@ type CommandArgsOverrider struct {
 	// +kubebuilder:validation:MaxLength=63
 	ContainerName string `json:"containerName"`
 
-	// operator: add appends value, remove drops every element that is in
-	// value, replace (or its alias update) sets value.
+	// operator says how the list changes: add appends value, remove removes every
+	// element that is in value, replace (or its alias update) sets the list to value.
 	// +required
 	Operator OverriderOperator `json:"operator"`
 
-	// value is the list of elements. Empty: nothing changes. At most 64.
+	// value is the list of elements. If it is empty nothing changes. At most 64.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -190,30 +190,30 @@ type PlaintextOverrider struct {
 	// +required
 	Operator OverriderOperator `json:"operator"`
 
-	// value is any JSON value; must be unset when operator is remove, and set
-	// otherwise.
+	// value is any JSON value. It must be unset if operator is remove, and must be
+	// set otherwise.
 	// +optional
 	Value *apiextensionsv1.JSON `json:"value,omitempty"`
 }
 
-// OverriderOperator is what an overrider does.
+// OverriderOperator says how an overrider changes a value.
 // +kubebuilder:validation:Enum=add;remove;replace;update
 type OverriderOperator string
 
 const (
-	// OverriderOpAdd adds value to what is there.
+	// OverriderOpAdd adds value to the present value.
 	OverriderOpAdd OverriderOperator = "add"
-	// OverriderOpRemove takes away.
+	// OverriderOpRemove removes the present value, or elements of it.
 	OverriderOpRemove OverriderOperator = "remove"
-	// OverriderOpReplace puts value in the place of what is there.
+	// OverriderOpReplace replaces the present value.
 	OverriderOpReplace OverriderOperator = "replace"
 	// OverriderOpUpdate is another spelling of OverriderOpReplace.
 	OverriderOpUpdate OverriderOperator = "update"
 )
 
-// OverrideStatus is what atoll-manager saw last.
+// OverrideStatus is the most recently observed state of an OverridePolicy.
 type OverrideStatus struct {
-	// observedGeneration is the generation of spec that this status is about.
+	// observedGeneration is the metadata.generation that this status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
@@ -221,32 +221,32 @@ type OverrideStatus struct {
 	// +optional
 	Workloads int32 `json:"workloads"`
 
-	// apps has an entry for each workload that requires the policy, sorted by
-	// kind and name; those that are not as wanted first. At most 50 are shown.
+	// apps has an entry for each workload that requires the policy: first those
+	// that do not satisfy it yet, each part sorted by kind and name. At most 50.
 	// +optional
 	// +listType=atomic
 	Apps []AppOverrides `json:"apps,omitempty"`
 
-	// conditions: Ready.
+	// conditions has the condition Ready: all pods are as the policy says.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// AppOverrides is how far the pods of one workload are as the policy says.
+// AppOverrides counts the pods of one workload that are as the policy says.
 type AppOverrides struct {
 	// ref names the workload.
 	// +required
 	Ref AppReference `json:"ref"`
-	// pods is the number of active pods on nodes of some group.
+	// pods is the number of active pods on nodes that are in a NodeGroup.
 	// +required
 	Pods int32 `json:"pods"`
-	// updated is the number of those that are as the policy says.
+	// updated is the number of those pods that are as the policy says.
 	// +required
 	Updated int32 `json:"updated"`
-	// message says which rule fails and why, or what is waited for; empty when
-	// all pods are updated.
+	// message says which rule fails and why, or why pods are not updated yet; empty
+	// if all pods are updated.
 	// +optional
 	Message string `json:"message,omitempty"`
 }

@@ -24,16 +24,16 @@ type PropagationPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec says how pods divide over groups.
+	// spec is the desired division of pods over NodeGroups.
 	// +required
 	Spec PropagationSpec `json:"spec"`
 
-	// status says how they do. Written by atoll-manager.
+	// status is the most recently observed division. Written by atoll-manager.
 	// +optional
 	Status PropagationStatus `json:"status,omitempty"`
 }
 
-// PropagationStrategy names the list of a PropagationPolicy that is in force.
+// PropagationStrategy says which list of a PropagationPolicy is used.
 // +kubebuilder:validation:Enum="";StaticWeight;NumRange
 type PropagationStrategy string
 
@@ -44,80 +44,78 @@ const (
 	NumRangePropagationStrategy PropagationStrategy = "NumRange"
 )
 
-// PropagationSpec is the desired spread.
+// PropagationSpec is the desired division of pods over NodeGroups.
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.propagationStrategy) && self.propagationStrategy.size() > 0) || !(has(self.staticWeightList) && self.staticWeightList.size() > 0 && has(self.numRange) && self.numRange.size() > 0)",message="staticWeightList and numRange are both set: say which is meant with propagationStrategy",fieldPath=".propagationStrategy"
 // +kubebuilder:validation:XValidation:rule="(has(self.staticWeightList) && self.staticWeightList.size() > 0) || (has(self.numRange) && self.numRange.size() > 0)",message="nothing says where pods go: set staticWeightList or numRange"
 // +kubebuilder:validation:XValidation:rule="!has(self.propagationStrategy) || self.propagationStrategy != 'StaticWeight' || (has(self.staticWeightList) && self.staticWeightList.size() > 0)",message="propagationStrategy is StaticWeight: set staticWeightList, or change the strategy",fieldPath=".propagationStrategy"
 // +kubebuilder:validation:XValidation:rule="!has(self.propagationStrategy) || self.propagationStrategy != 'NumRange' || (has(self.numRange) && self.numRange.size() > 0)",message="propagationStrategy is NumRange: set numRange, or change the strategy",fieldPath=".propagationStrategy"
 type PropagationSpec struct {
-	// propagationStrategy names the list that is in force; the other is
-	// ignored. Unset: the one list that is set.
+	// propagationStrategy says which list is used; the other list is ignored.
+	// Unset: the one list that is set is used.
 	// +optional
 	PropagationStrategy PropagationStrategy `json:"propagationStrategy,omitempty"`
 
-	// staticWeightList gives groups weights. Pods divide in proportion to them
-	// by Webster's method, so that growth never takes a pod from a group.
-	// Groups that no rule names get no pod. At most 100 rules.
+	// staticWeightList gives weights to groups. Pods are divided in proportion to
+	// the weights, by Webster's method: scaling out never takes a pod from a group.
+	// Groups that no rule names get no pods. At most 100 rules.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
 	StaticWeight []StaticNodeGroupWeight `json:"staticWeightList,omitempty"`
 
-	// numRange gives groups bounds: first every group gets its min in list
-	// order, then groups are filled to their max in list order. Pods above the
-	// sum of all max wait. At most 100 rules.
+	// numRange gives a minimum and a maximum to groups. First each group gets its
+	// min, in list order; then groups are filled up to their max, in list order.
+	// Pods beyond the sum of all max stay Pending. At most 100 rules.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
 	NumRange []NodeGroupNumRange `json:"numRange,omitempty"`
 
-	// assignment says when a pod gets its NodeGroup: Early is when it is created,
-	// Late when it is scheduled, by a kube-scheduler that asks Atoll's extender.
-	// Auto, the default, is Early. Where no kube-scheduler asks (the chart's
-	// form Pinned) Late is Early too.
+	// assignment says when a pod gets its NodeGroup. Early: when the pod is
+	// created. Late: when the pod is scheduled, by a kube-scheduler that calls
+	// Atoll's extender. Auto, the default, means Early. If no kube-scheduler calls
+	// the extender (the chart's form Pinned), Late means Early too.
 	// +optional
 	// +kubebuilder:default=Auto
 	Assignment Assignment `json:"assignment,omitempty"`
 
-	// rescheduleAfterSeconds is how long a pod may wait for a node in the group
-	// whose turn it is. Then it is replaced, if another group has room for it:
-	// its workload avoids the group for five minutes or longer, and new pods go
-	// on loan to groups that have their share already. A group never gets more
-	// than its max for that. 0 to 86400; 0 is never. Default 60.
+	// rescheduleAfterSeconds is how long a pod may wait for a node in its group.
+	// After that time it is replaced, if another group has room for it: new pods
+	// of the workload avoid the group for five minutes or longer, and go to groups
+	// that already have their share ("on loan"). No group gets more pods than its
+	// max in this way. 0 to 86400; 0 means never. Default 60.
 	// +optional
 	// +kubebuilder:default=60
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
 	RescheduleAfterSeconds *int32 `json:"rescheduleAfterSeconds,omitempty"`
 
-	// rescheduling says what becomes of running pods that are not where the
-	// policy wants them.
+	// rescheduling says what happens to running pods that are not in the group
+	// where the policy wants them.
 	// +optional
 	// +kubebuilder:default={}
 	Rescheduling Rescheduling `json:"rescheduling,omitempty"`
 
-	// failover says when a group whose nodes are all not Ready leaves its share
-	// to the others. Unset: never.
+	// failover says when the share of a group without a Ready node is divided
+	// among the other groups. Unset: never.
 	// +optional
 	Failover *Failover `json:"failover,omitempty"`
 }
 
-// Failover divides the share of groups that are away among the others. A group
-// that returns gets its share back: new pods go there at once, running ones are
-// moved as rescheduling says. If every group that could get a pod is away, all
-// keep their share.
+// Failover divides the share of groups that are away among the other groups. A
+// group that returns gets its share back: new pods go there at once, running pods
+// are moved as rescheduling says. If all groups are away, each keeps its share.
 type Failover struct {
-	// afterSeconds is how long none of a group's nodes must have been Ready
-	// before the group counts as away. 1 to 604800 (a week).
+	// afterSeconds is how long a group must have had no Ready node before it counts
+	// as away. 1 to 604800 (a week).
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=604800
 	AfterSeconds int32 `json:"afterSeconds"`
 }
 
-// After is how long none of a group's nodes must have been Ready before it
-// counts as away.
+// After is afterSeconds as a duration.
 func (f *Failover) After() time.Duration { return time.Duration(f.AfterSeconds) * time.Second }
 
 // Assignment says when a pod gets its NodeGroup.
@@ -125,13 +123,13 @@ func (f *Failover) After() time.Duration { return time.Duration(f.AfterSeconds) 
 type Assignment string
 
 const (
-	// AssignmentAuto is Early.
+	// AssignmentAuto means Early.
 	AssignmentAuto Assignment = "Auto"
-	// AssignmentEarly: at creation. The pod is pinned to its group, and carries
-	// every override from the start.
+	// AssignmentEarly: when the pod is created. The pod is pinned to its group by
+	// node affinity and has every override from the start.
 	AssignmentEarly Assignment = "Early"
-	// AssignmentLate: when a kube-scheduler that asks the extender places the pod,
-	// with its view of where there is room.
+	// AssignmentLate: when the pod is scheduled by a kube-scheduler that calls the
+	// extender. kube-scheduler's view of free capacity takes part in the choice.
 	AssignmentLate Assignment = "Late"
 )
 
@@ -149,8 +147,9 @@ func (s *PropagationSpec) RescheduleAfter() time.Duration {
 // StaticNodeGroupWeight gives each of the named groups one weight.
 type StaticNodeGroupWeight struct {
 	// nodeGroupNames are the groups, each of which gets the full weight. Where
-	// several rules name a group, the largest weight counts. 1 to 100 names. Object names are always lower case, so
-	// upper case is folded: "Beijing" is the NodeGroup beijing.
+	// several rules name a group, the largest weight counts. 1 to 100 names. Case
+	// is ignored, because names of objects are lower case: "Beijing" is the
+	// NodeGroup beijing.
 	// +required
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -160,8 +159,9 @@ type StaticNodeGroupWeight struct {
 	// +kubebuilder:validation:items:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?$`
 	NodeGroupNames []string `json:"nodeGroupNames"`
 
-	// weight is the share of each of the groups, relative to the others' .
-	// 0 to 1,000,000; 0 means never, unless every weight is 0, which means equal.
+	// weight is the share of each of the groups, relative to the other groups.
+	// 0 to 1,000,000. A group of weight 0 gets no pods, unless all weights are 0:
+	// then all groups get equal shares.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000
@@ -172,7 +172,8 @@ type StaticNodeGroupWeight struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.min) || !has(self.max) || type(self.min) != int || type(self.max) != int || int(self.min) <= int(self.max)",message="min is greater than max: no number of pods is in the range",fieldPath=".min"
 type NodeGroupNumRange struct {
-	// nodeGroupNames are the groups, each of which gets the range. 1 to 100 names.
+	// nodeGroupNames are the groups. The range applies to each of them. 1 to 100
+	// names.
 	// +required
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -182,18 +183,18 @@ type NodeGroupNumRange struct {
 	// +kubebuilder:validation:items:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?$`
 	NodeGroupNames []string `json:"nodeGroupNames"`
 
-	// min is the number of pods that each group gets before any gets more: a
-	// number from 0 to 1,000,000, or a percentage of the workload's replicas
-	// from 0% to 100%, rounded up. Unset: 0.
+	// min is the number of pods that each of the groups gets before any group gets
+	// more: a number from 0 to 1,000,000, or a percentage of the workload's
+	// replicas from 0% to 100%, rounded up. Unset: 0.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=7
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? (int(self) >= 0 && int(self) <= 1000000) : string(self).matches('^(100|[1-9]?[0-9])%$')",message="must be a number from 0 to 1000000 or a percentage from 0% to 100%"
 	Min *intstr.IntOrString `json:"min,omitempty"`
 
-	// max is the number of pods of one revision that each of the groups does not
-	// exceed, in the units of min. While a rollout runs, old and new pods are
-	// counted apart: a group may hold as many of each. Unset: no limit.
+	// max is the largest number of pods of one revision in each of the groups, in
+	// the units of min. During a rollout, pods of the old and of the new revision
+	// are counted separately: a group may have max pods of each. Unset: no limit.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=7
@@ -206,38 +207,40 @@ type NodeGroupNumRange struct {
 type ReschedulingMode string
 
 const (
-	// ReschedulingEvict evicts surplus pods one by one, through the Eviction API.
+	// ReschedulingEvict evicts surplus pods one after the other, through the
+	// Eviction API.
 	ReschedulingEvict ReschedulingMode = "Evict"
-	// ReschedulingOnRollout leaves running pods alone; the next rollout places anew.
+	// ReschedulingOnRollout leaves running pods where they are. Pods that a rollout
+	// creates go where the policy wants them.
 	ReschedulingOnRollout ReschedulingMode = "OnRollout"
-	// ReschedulingNever is another name of ReschedulingOnRollout, kept for the
-	// policies that have it.
+	// ReschedulingNever means the same as ReschedulingOnRollout. Deprecated.
 	ReschedulingNever ReschedulingMode = "Never"
 )
 
-// Rescheduling bounds what is done to running pods.
+// Rescheduling limits how running pods are disturbed.
 type Rescheduling struct {
 	// mode says when running pods are moved or restarted. Evict: as soon as the
-	// policy wants them elsewhere or otherwise, one after the other. OnRollout:
-	// not at all; pods that a rollout, scaling or a failure makes new go where
-	// they should. Never is deprecated and means OnRollout. Default Evict.
+	// policies want them in another group or with other fields, one after the
+	// other. OnRollout: never; only pods that are created by a rollout, by scaling
+	// or after a failure follow the policies. Never is deprecated and means
+	// OnRollout. Default Evict.
 	// +optional
 	// +kubebuilder:default=Evict
 	Mode ReschedulingMode `json:"mode,omitempty"`
 
-	// maxUnavailable is how many pods of a workload may be missing or not
-	// Ready, for whatever reason, when one more is disturbed. 1 to 1000.
-	// Default 1: the next only when all are Ready.
+	// maxUnavailable is the largest number of pods of a workload that may be
+	// missing or not Ready, for any reason, including the pod that is disturbed
+	// next. 1 to 1000. Default 1: a pod is disturbed only if all pods are Ready.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxUnavailable int32 `json:"maxUnavailable,omitempty"`
 
-	// stabilizationSeconds is how long the policy and the membership of its
-	// NodeGroups must have been as they are before a running pod is disturbed
-	// because of them: NodeGroups that are created one after the other, or a
-	// label that flips, move nothing twice. 0 to 3600. Default 5.
+	// stabilizationSeconds is how long the policy and the members of its NodeGroups
+	// must have been unchanged before a running pod is disturbed. It keeps
+	// NodeGroups that are created one after the other, or a label that changes to
+	// and fro, from moving pods twice. 0 to 3600. Default 5.
 	// +optional
 	// +kubebuilder:default=5
 	// +kubebuilder:validation:Minimum=0
@@ -256,9 +259,9 @@ func (r Rescheduling) Stabilization() time.Duration {
 	return time.Duration(*r.StabilizationSeconds) * time.Second
 }
 
-// PropagationStatus is what atoll-manager saw last.
+// PropagationStatus is the most recently observed state of a PropagationPolicy.
 type PropagationStatus struct {
-	// observedGeneration is the generation of spec that this status is about.
+	// observedGeneration is the metadata.generation that this status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
@@ -266,13 +269,14 @@ type PropagationStatus struct {
 	// +optional
 	Workloads int32 `json:"workloads"`
 
-	// apps has an entry for each workload that requires the policy, sorted by
-	// kind and name; those that are not as wanted first. At most 50 are shown.
+	// apps has an entry for each workload that requires the policy: first those
+	// that do not satisfy it yet, each part sorted by kind and name. At most 50.
 	// +optional
 	// +listType=atomic
 	Apps []AppSpread `json:"apps,omitempty"`
 
-	// conditions: Ready.
+	// conditions has the condition Ready: all pods are in the groups that the
+	// policy wants.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -292,24 +296,24 @@ type AppReference struct {
 	Name string `json:"name"`
 }
 
-// AppSpread is how the pods of one workload are spread.
+// AppSpread is how the pods of one workload are divided over NodeGroups.
 type AppSpread struct {
 	// ref names the workload.
 	// +required
 	Ref AppReference `json:"ref"`
 
-	// groups has an entry for each group of the policy, and one for each other
-	// group in which the workload has pods, sorted by name. Pods on nodes of no
-	// group are under the name "".
+	// groups has an entry for each group of the policy and for each other group in
+	// which the workload has pods, sorted by name. Pods on nodes that are in no
+	// group are counted under the name "".
 	// +optional
 	// +listType=atomic
 	Groups []GroupSpread `json:"groups,omitempty"`
 
-	// waiting is the number of pods that have no node yet.
+	// waiting is the number of pods that are not bound to a node yet.
 	// +optional
 	Waiting int32 `json:"waiting"`
 
-	// message says what keeps the workload from being as wanted; empty when it is.
+	// message says why the workload does not satisfy the policy yet; empty if it does.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
@@ -330,11 +334,11 @@ type GroupSpread struct {
 	// ready is the number of those that are Ready.
 	// +required
 	Ready int32 `json:"ready"`
-	// surplus is the number of pods that are to leave the group.
+	// surplus is the number of pods that the group has too many.
 	// +optional
 	Surplus int32 `json:"surplus,omitempty"`
-	// onLoan is the number of surplus pods that stay for now, because no group
-	// that lacks pods has room for them.
+	// onLoan is the number of surplus pods that stay for now, because no group that
+	// lacks pods has a node that could run them.
 	// +optional
 	OnLoan int32 `json:"onLoan,omitempty"`
 }
