@@ -41,7 +41,8 @@ CONTROLLER_GEN := bin/controller-gen-$(call version-of,sigs.k8s.io/controller-to
 GOTESTSUM := bin/gotestsum-$(call version-of,gotest.tools/gotestsum,hack/tools/go.mod)-$(GO_VERSION)
 # gotestsum runs go test and keeps its events for make test-times.
 gotest = $(CURDIR)/$(GOTESTSUM) --format pkgname --jsonfile $(CURDIR)/dist/test/$(1).json --
-GOLANGCI_LINT := bin/golangci-lint-$(call version-of,github.com/golangci/golangci-lint/v2,hack/golangci/go.mod)-$(GO_VERSION)
+# golangci-lint with kube-api-linter in it.
+GOLANGCI_LINT := bin/golangci-lint-kube-api-linter-$(call version-of,github.com/golangci/golangci-lint/v2,hack/golangci/go.mod)-$(GO_VERSION)
 
 ##@ Every day
 
@@ -165,4 +166,4 @@ $(GOTESTSUM): hack/tools/go.mod hack/tools/go.sum
 	hack/build-tool.sh hack/tools gotest.tools/gotestsum $@
 
 $(GOLANGCI_LINT): hack/golangci/go.mod hack/golangci/go.sum
-	hack/build-tool.sh hack/golangci github.com/golangci/golangci-lint/v2/cmd/golangci-lint $@
+	hack/build-tool.sh hack/golangci sigs.k8s.io/kube-api-linter/cmd/golangci-lint-kube-api-linter $@

@@ -45,13 +45,16 @@ type AnnotationValue string
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name: a NodePool's name becomes a node label's value: at most 63 characters"
 type NodePool struct {
-	metav1.TypeMeta   `json:",inline"`
+	metav1.TypeMeta `json:",inline"`
+
+	// metadata is standard object metadata.
+	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// spec says which nodes are in the pool, and what is set on them. Unset: the
 	// pool has the nodes whose label names it, and sets nothing on them.
 	// +optional
-	// +kubebuilder:default={}
+	// +default={}
 	Spec NodePoolSpec `json:"spec,omitempty"`
 
 	// status is the most recently observed state of the pool. Written by
@@ -183,12 +186,12 @@ type NodePoolTaint struct {
 type NodePoolStatus struct {
 	// readyNode is the number of nodes in the pool whose Ready condition is True.
 	// +optional
-	// +kubebuilder:default=0
+	// +default=0
 	ReadyNode int32 `json:"readyNode"`
 
 	// notReadyNode is the number of the other nodes in the pool.
 	// +optional
-	// +kubebuilder:default=0
+	// +default=0
 	NotReadyNode int32 `json:"notReadyNode"`
 
 	// nodes are the names of the nodes in the pool, sorted.

@@ -24,7 +24,10 @@ import (
 // +kubebuilder:printcolumn:name="AGE",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name: a UnitedDeployment's name becomes a label's value: at most 63 characters"
 type UnitedDeployment struct {
-	metav1.TypeMeta   `json:",inline"`
+	metav1.TypeMeta `json:",inline"`
+
+	// metadata is standard object metadata.
+	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// spec is the desired state: the pools, and the workload that runs in each.
@@ -95,13 +98,13 @@ type UnitedDeploymentSpec struct {
 
 	// updateStrategy says in which order and how fast pools are updated.
 	// +optional
-	// +kubebuilder:default={}
+	// +default={}
 	UpdateStrategy UnitedDeploymentUpdateStrategy `json:"updateStrategy,omitempty"`
 
 	// revisionHistoryLimit is the number of old ControllerRevisions that are kept,
 	// in addition to those that pools use. 0 to 1000. Default 10.
 	// +optional
-	// +kubebuilder:default=10
+	// +default=10
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	RevisionHistoryLimit *int32 `json:"revisionHistoryLimit,omitempty"`
@@ -214,7 +217,7 @@ type Pool struct {
 	// apps.openyurt.io/nodepool=<name>. It cannot change. At most 16 expressions and
 	// 16 fields.
 	// +optional
-	// +kubebuilder:default={}
+	// +default={}
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && e.values.size() > 0 : e.operator in ['Exists', 'DoesNotExist'] ? !has(e.values) || e.values.size() == 0 : e.operator in ['Gt', 'Lt'] && has(e.values) && e.values.size() == 1 && e.values[0].matches('^-?[0-9]{1,18}$'))",message="operator is In or NotIn with values, Exists or DoesNotExist without, Gt or Lt with one number",fieldPath=".matchExpressions"
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchFields) || self.matchFields.all(e, e.key == 'metadata.name' && e.operator in ['In', 'NotIn'] && has(e.values) && e.values.size() == 1)",message="the one field is metadata.name, the operator In or NotIn, with one value",fieldPath=".matchFields"
 	NodeSelectorTerm corev1.NodeSelectorTerm `json:"nodeSelectorTerm,omitempty"`
@@ -291,7 +294,7 @@ type UnitedDeploymentUpdateStrategy struct {
 	// maxUpdatingPools is the number of pools that may be updated at the same time.
 	// 1 to 1000. Default 1: one after the other, in the order of the list.
 	// +optional
-	// +kubebuilder:default=1
+	// +default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxUpdatingPools *int32 `json:"maxUpdatingPools,omitempty"`
@@ -299,13 +302,13 @@ type UnitedDeploymentUpdateStrategy struct {
 	// onFailure says whether the rollout goes on after a pool has failed: Stop or
 	// Continue. Default Stop.
 	// +optional
-	// +kubebuilder:default=Stop
+	// +default="Stop"
 	OnFailure FailurePolicy `json:"onFailure,omitempty"`
 
 	// progressDeadlineSeconds is how long the update of a pool may make no progress
 	// before the pool counts as failed. 1 to 604800. Default 600.
 	// +optional
-	// +kubebuilder:default=600
+	// +default=600
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=604800
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`

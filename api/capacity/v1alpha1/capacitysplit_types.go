@@ -20,9 +20,13 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type CapacitySplit struct {
-	metav1.TypeMeta   `json:",inline"`
+	metav1.TypeMeta `json:",inline"`
+
+	// metadata is standard object metadata.
+	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// status is the most recently observed division. Written by atoll-manager.
 	// +optional
 	Status CapacitySplitStatus `json:"status,omitempty"`
 }
@@ -88,10 +92,16 @@ type ClassStatus struct {
 
 // WorkloadReference names a workload in the namespace of the object.
 type WorkloadReference struct {
+	// apiVersion of the workload, for example apps/v1.
+	// +required
 	// +kubebuilder:validation:MaxLength=320
 	APIVersion string `json:"apiVersion"`
+	// kind of the workload, for example Deployment.
+	// +required
 	// +kubebuilder:validation:MaxLength=63
 	Kind string `json:"kind"`
+	// name of the workload.
+	// +required
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 }

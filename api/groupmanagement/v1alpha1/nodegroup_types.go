@@ -19,7 +19,10 @@ import (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name: a NodeGroup's name becomes a node label's value: at most 63 characters"
 type NodeGroup struct {
-	metav1.TypeMeta   `json:",inline"`
+	metav1.TypeMeta `json:",inline"`
+
+	// metadata is standard object metadata.
+	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// spec says which nodes belong to the group.
@@ -78,12 +81,12 @@ type NodeGroupStatus struct {
 
 	// total is the number of member nodes.
 	// +optional
-	// +kubebuilder:default=0
+	// +default=0
 	Total int32 `json:"total"`
 
 	// ready is the number of member nodes whose Ready condition is True.
 	// +optional
-	// +kubebuilder:default=0
+	// +default=0
 	Ready int32 `json:"ready"`
 
 	// conditions has the condition Ready: every selected node is a member, and

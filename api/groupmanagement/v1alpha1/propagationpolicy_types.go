@@ -21,7 +21,10 @@ import (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name: a policy's name becomes a label's value: at most 63 characters"
 type PropagationPolicy struct {
-	metav1.TypeMeta   `json:",inline"`
+	metav1.TypeMeta `json:",inline"`
+
+	// metadata is standard object metadata.
+	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// spec is the desired division of pods over NodeGroups.
@@ -77,7 +80,7 @@ type PropagationSpec struct {
 	// Atoll's extender. Auto, the default, means Early. If no kube-scheduler calls
 	// the extender (the chart's form Pinned), Late means Early too.
 	// +optional
-	// +kubebuilder:default=Auto
+	// +default="Auto"
 	Assignment Assignment `json:"assignment,omitempty"`
 
 	// rescheduleAfterSeconds is how long a pod may wait for a node in its group.
@@ -86,7 +89,7 @@ type PropagationSpec struct {
 	// that already have their share ("on loan"). No group gets more pods than its
 	// max in this way. 0 to 86400; 0 means never. Default 60.
 	// +optional
-	// +kubebuilder:default=60
+	// +default=60
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
 	RescheduleAfterSeconds *int32 `json:"rescheduleAfterSeconds,omitempty"`
@@ -94,7 +97,7 @@ type PropagationSpec struct {
 	// rescheduling says what happens to running pods that are not in the group
 	// where the policy wants them.
 	// +optional
-	// +kubebuilder:default={}
+	// +default={}
 	Rescheduling Rescheduling `json:"rescheduling,omitempty"`
 
 	// failover says when the share of a group without a Ready node is divided
@@ -225,14 +228,14 @@ type Rescheduling struct {
 	// or after a failure follow the policies. Never is deprecated and means
 	// OnRollout. Default Evict.
 	// +optional
-	// +kubebuilder:default=Evict
+	// +default="Evict"
 	Mode ReschedulingMode `json:"mode,omitempty"`
 
 	// maxUnavailable is the largest number of pods of a workload that may be
 	// missing or not Ready, for any reason, including the pod that is disturbed
 	// next. 1 to 1000. Default 1: a pod is disturbed only if all pods are Ready.
 	// +optional
-	// +kubebuilder:default=1
+	// +default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxUnavailable int32 `json:"maxUnavailable,omitempty"`
@@ -242,7 +245,7 @@ type Rescheduling struct {
 	// NodeGroups that are created one after the other, or a label that changes to
 	// and fro, from moving pods twice. 0 to 3600. Default 5.
 	// +optional
-	// +kubebuilder:default=5
+	// +default=5
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=3600
 	StabilizationSeconds *int32 `json:"stabilizationSeconds,omitempty"`

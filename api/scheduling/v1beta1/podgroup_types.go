@@ -70,7 +70,7 @@ type PodGroupSpec struct {
 
 	// queue is the name of the Queue that the pods take resources from. Pods of a
 	// queue that does not exist are not scheduled.
-	// +kubebuilder:default=default
+	// +default="default"
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	// +optional
@@ -97,7 +97,7 @@ type SubGroupPolicySpec struct {
 
 	// minSubGroups is the number of subgroups that have to fit before the first pod
 	// is bound.
-	// +kubebuilder:default=0
+	// +default=0
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	MinSubGroups *int32 `json:"minSubGroups,omitempty"`
@@ -114,7 +114,7 @@ type SubGroupPolicySpec struct {
 
 	// subGroupSize is the number of pods of one subgroup. A subgroup is placed only
 	// if that many of its pods fit.
-	// +kubebuilder:default=1
+	// +default=1
 	// +kubebuilder:validation:Minimum=1
 	// +optional
 	SubGroupSize *int32 `json:"subGroupSize,omitempty"`
@@ -137,7 +137,7 @@ type NetworkTopologySpec struct {
 
 	// mode is hard if pods that exceed the bound have to wait, and soft if they may
 	// be placed nevertheless.
-	// +kubebuilder:default=hard
+	// +default="hard"
 	// +kubebuilder:validation:Enum=hard;soft
 	// +optional
 	Mode NetworkTopologyMode `json:"mode,omitempty"`
