@@ -457,3 +457,34 @@ func TestWhoIsToldOfClasses(t *testing.T) {
 		t.Error("of the end of the last on-demand node nobody is told")
 	}
 }
+
+// TestClassesOfPodsThatNobodyCreatesAreBounded: anybody who reaches the webhook can ask for
+// them. Who got a class gets the seat that goes with it.
+func TestClassesOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
+	r := newClassRoom(t)
+	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
+	const bound = maxUnseen + 2
+	n := 0
+	for i := range 2 * bound {
+		class, why := r.TakeClass(ask(types.UID(fmt.Sprint("t", i)), 2, 0), false)
+		if (class == capacity.Spot) != (why == Seated) || (class == capacity.None) != (why == NoSeatOpen) {
+			t.Errorf("the pod is %q, and the reason %q", class, why)
+		}
+		if class == capacity.Spot {
+			n++
+		}
+	}
+	if n != bound {
+		t.Errorf("%d pods that nobody has seen have a class, want %d", n, bound)
+	}
+	seat := func(token types.UID) Reason {
+		_, why := r.Take(Request{Pod: token, Cohort: Cohort{Owner: "web-1"}, Total: 2, Spread: weights("hz", 1)}, false)
+		return why
+	}
+	if why := seat("t0"); why != Seated {
+		t.Errorf("a pod that got its class gets no seat: %s", why)
+	}
+	if why := seat("other"); why != NoSeatOpen {
+		t.Errorf("another is answered %q, want %q", why, NoSeatOpen)
+	}
+}
