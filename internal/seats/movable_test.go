@@ -353,3 +353,22 @@ func TestVolumesThatAreOutOfReachAreOnePodsOwn(t *testing.T) {
 		t.Errorf("a pod without volumes finds no node there: %s", why)
 	}
 }
+
+// TestTheRoomOfAPodThatFinishesIsFree, while the pod is still there.
+func TestTheRoomOfAPodThatFinishesIsFree(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	runs := podIn("job", "node-b")
+	runs.Demand = needing(900)
+	l.Observe(runs)
+	next := podIn("next", "node-a")
+	next.Demand = needing(200)
+	if canTake(l, "b", next) {
+		t.Error("900m of 1000m are taken, 200m fit")
+	}
+	finished := *runs
+	finished.Active, finished.Finished = false, true
+	l.Observe(&finished)
+	if !canTake(l, "b", next) {
+		t.Error("what finished holds its room")
+	}
+}
