@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
@@ -92,4 +93,94 @@ func TestTheEpochMovesWheneverAGroupComesOrGoes(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestWhenAGroupChangedLast: when a node joined or left it, or came to take pods. What a
+// node says every few seconds is no change, or nobody would ever stabilize.
+func TestWhenAGroupChangedLast(t *testing.T) {
+	l, clock := newTestLedger()
+	node := Node{Name: "n", Group: "a", Open: true, Ready: true}
+	for _, step := range []struct {
+		what    string
+		change  func()
+		changed bool
+	}{
+		{"it joins", func() {}, true},
+		{"it says so again", func() {}, false},
+		{"it is cordoned", func() { node.Open = false }, false},
+		{"it stays cordoned", func() {}, false},
+		{"it takes pods again", func() { node.Open = true }, true},
+		{"it leaves", func() { node.Group = "" }, true},
+		{"it says so again", func() {}, false},
+	} {
+		clock.Step(time.Minute)
+		before := l.MovedAt("a", "b")
+		step.change()
+		l.ObserveNode(node)
+		if at := l.MovedAt("a", "b"); at.Equal(clock.Now()) != step.changed || !step.changed && !at.Equal(before) {
+			t.Errorf("%s: the group changed last at %s, now it is %s", step.what, at, clock.Now())
+		}
+	}
+	last := l.MovedAt("a")
+	clock.SetTime(last.Add(movedTTL))
+	if l.Lapse(); !l.MovedAt("a").Equal(last) {
+		t.Error("forgotten while somebody may stabilize still")
+	}
+	clock.Step(1)
+	if l.Lapse(); !l.MovedAt("a").IsZero() {
+		t.Error("kept for ever")
+	}
+}
+
+// TestWhoIsToldOfGroups: the groups that a node joins or leaves, and that of a node which
+// comes to take pods, or to be Ready, or stops to.
+func TestWhoIsToldOfGroups(t *testing.T) {
+	l, _ := newTestLedger()
+	var told [][]string
+	l.OnGroups(func(groups ...string) { told = append(told, groups) })
+	node := Node{Name: "n", Group: "a", Open: true, Ready: true}
+	for _, step := range []struct {
+		what   string
+		change func()
+		want   [][]string
+	}{
+		{"it joins", func() {}, [][]string{{"a"}}},
+		{"nothing changes", func() {}, nil},
+		{"it is cordoned", func() { node.Open = false }, [][]string{{"a"}}},
+		{"it is not Ready", func() { node.Ready = false }, [][]string{{"a"}}},
+		{"it is as it was", func() { node.Open, node.Ready = true, true }, [][]string{{"a"}}},
+		{"it goes to another", func() { node.Group = "b" }, [][]string{{"a", "b"}}},
+		{"it goes to none", func() { node.Group = "" }, [][]string{{"b"}}},
+		{"it is cordoned, in none", func() { node.Open = false }, nil},
+		{"it comes back", func() { node.Group = "b" }, [][]string{{"b"}}},
+	} {
+		told = nil
+		step.change()
+		l.ObserveNode(node)
+		if diff := cmp.Diff(step.want, told); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		}
+	}
+	told = nil
+	l.ForgetNode("n")
+	l.ForgetNode("n")
+	if diff := cmp.Diff([][]string{{"b"}}, told); diff != "" {
+		t.Errorf("it is gone (-want +got):\n%s", diff)
+	}
+}
+
+// TestTheGroupsOfNodes are those of their labels; what is not known is in none.
+func TestTheGroupsOfNodes(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	l.ObserveNode(Node{Name: "free"})
+	names := []string{"node-b", "unknown", "free", "node-a"}
+	want := []string{"b", "", "", "a"}
+	if diff := cmp.Diff(want, l.NodeGroups([]string{"what", "was"}, names)); diff != "" {
+		t.Errorf("groups (-want +got):\n%s", diff)
+	}
+	for i, name := range names {
+		if got := l.NodeGroup(name); got != want[i] {
+			t.Errorf("%s is in group %q, want %q", name, got, want[i])
+		}
+	}
 }

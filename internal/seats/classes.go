@@ -200,7 +200,7 @@ func (l *Ledger) classOfLocked(s *seat) capacity.Class {
 	case s.pod == nil:
 		return s.granted
 	}
-	if n := l.nodes[s.pod.Node]; s.pod.Node != "" && n != nil && n.class != capacity.None {
+	if n := l.nodes[s.pod.Node]; n != nil && n.class != capacity.None {
 		return n.class
 	}
 	if s.pod.Class != capacity.None {

@@ -420,6 +420,18 @@ func TestAGroupWithoutAClass(t *testing.T) {
 	if can, why := r.CanTake("hz", r.Pod("a")); !can {
 		t.Errorf("hz with a spot node cannot take it: %s", why)
 	}
+	ssd := build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} })
+	r.arrives("ssd", "", capacity.Spot, "spot", ssd)
+	r.arrives("free", "", capacity.None, "neither", ssd)
+	for _, name := range []types.UID{"ssd", "free"} {
+		if _, why := r.CanTake("hz", r.Pod(name)); why != fit.NoMatch {
+			t.Errorf("hz has no such disk, and nodes of both classes, and answers the %s pod %q", name, why)
+		}
+	}
+	r.ObserveNode(SlimNode(build.Node("bj-1", build.InGroup("bj"), build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true }))))
+	if _, why := r.CanTake("bj", r.Pod("a")); why != fit.NoOpenNode {
+		t.Errorf("bj has no open node, and answers %q", why)
+	}
 }
 
 // TestWhoIsToldOfClasses: the owners of pods on a node that changes its class, and
@@ -427,8 +439,9 @@ func TestAGroupWithoutAClass(t *testing.T) {
 func TestWhoIsToldOfClasses(t *testing.T) {
 	r := newClassRoom(t)
 	var owners []types.UID
-	everybody := 0
+	everybody, calls := 0, 0
 	r.OnClasses(func(told []types.UID, all bool) {
+		calls++
 		owners = append(owners, told...)
 		if all {
 			everybody++
@@ -439,7 +452,7 @@ func TestWhoIsToldOfClasses(t *testing.T) {
 		return []build.Option{build.Label("node.kubernetes.io/capacity", value)}
 	}
 	r.ObserveNode(SlimNode(build.Node("on-demand", class("on-demand")...)))
-	if len(owners) > 0 || everybody > 0 {
+	if calls > 0 {
 		t.Errorf("of nothing new are told %v, %d times everybody", owners, everybody)
 	}
 	r.ObserveNode(SlimNode(build.Node("on-demand", class("spot")...)))
@@ -456,4 +469,226 @@ func TestWhoIsToldOfClasses(t *testing.T) {
 	if everybody != 3 {
 		t.Error("of the end of the last on-demand node nobody is told")
 	}
+	r.ObserveNode(SlimNode(build.Node("more", class("on-demand")...)))
+	owners, everybody = nil, 0
+	r.ObserveNode(SlimNode(build.Node("on-demand", class("on-demand")...)))
+	if len(owners) != 1 || everybody != 0 {
+		t.Errorf("of one of several nodes that is on-demand now are told %v, %d times everybody", owners, everybody)
+	}
+}
+
+// TestClassesOfPodsThatNobodyCreatesAreBounded: anybody who reaches the webhook can ask for
+// them. Who got a class gets the seat that goes with it.
+func TestClassesOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
+	r := newClassRoom(t)
+	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
+	const bound = maxUnseen + 2
+	n := 0
+	for i := range 2 * bound {
+		class, why := r.TakeClass(ask(types.UID(fmt.Sprint("t", i)), 2, 0), false)
+		if (class == capacity.Spot) != (why == Seated) || (class == capacity.None) != (why == NoSeatOpen) {
+			t.Errorf("the pod is %q, and the reason %q", class, why)
+		}
+		if class == capacity.Spot {
+			n++
+		}
+	}
+	if n != bound {
+		t.Errorf("%d pods that nobody has seen have a class, want %d", n, bound)
+	}
+	seat := func(token types.UID) Reason {
+		_, why := r.Take(Request{Pod: token, Cohort: Cohort{Owner: "web-1"}, Total: 2, Spread: weights("hz", 1)}, false)
+		return why
+	}
+	if why := seat("t0"); why != Seated {
+		t.Errorf("a pod that got its class gets no seat: %s", why)
+	}
+	if why := seat("other"); why != NoSeatOpen {
+		t.Errorf("another is answered %q, want %q", why, NoSeatOpen)
+	}
+}
+
+// TestADryRunOfAClassTakesNothing, and takes nothing away.
+func TestADryRunOfAClassTakesNothing(t *testing.T) {
+	r := newClassRoom(t)
+	if class, why := r.TakeClass(ask("t", 2, 1), true); class != capacity.OnDemand || why != Seated {
+		t.Errorf("a dry run says %q (%s)", class, why)
+	}
+	if left := len(r.seats) + len(r.cohorts) + len(r.owners); left != 0 {
+		t.Errorf("a dry run left %d entries", left)
+	}
+	r.take(capacity.OnDemand, ask("t", 2, 1))
+	if class, _ := r.TakeClass(ask("t", 2, 1), true); class != capacity.OnDemand {
+		t.Errorf("asked again in a dry run the pod is %q", class)
+	}
+	r.take(capacity.Spot, ask("next", 2, 1))
+}
+
+// TestAllOnDemandPodsOfAWorkloadCount: those of other revisions of the same owner, and those
+// of its siblings, whatever these are to keep.
+func TestAllOnDemandPodsOfAWorkloadCount(t *testing.T) {
+	r := newClassRoom(t)
+	for i, pod := range []struct{ owner, revision string }{{"web-2", "new"}, {"web-2", "old"}, {"web-1", "a"}, {"web-1", "b"}, {"web-3", "c"}} {
+		r.Observe(Slim(build.Pod(fmt.Sprint("p", i), build.OwnedBy(build.ReplicaSet(pod.owner)), build.Label("pod-template-hash", pod.revision), build.On("on-demand"))))
+	}
+	for count, want := range map[int]capacity.Class{5: capacity.None, 6: capacity.OnDemand} {
+		request := ClassRequest{
+			Pod: "t", Cohort: Cohort{Owner: "web-2", Revision: "new"}, Total: 9, Count: count,
+			Siblings: []Sibling{{Owner: "unknown"}, {Owner: "web-2"}, {Owner: "web-1"}, {Owner: "web-3"}},
+		}
+		if got, _ := r.TakeClass(request, true); got != want {
+			t.Errorf("five pods are on-demand, %d may be, and the next is %q, want %q", count, got, want)
+		}
+	}
+}
+
+// TestTheClassOfAPodIsWhatItDemands: a label by itself keeps it to no nodes.
+func TestTheClassOfAPodIsWhatItDemands(t *testing.T) {
+	r := newClassRoom(t)
+	says := func(class capacity.Class) build.Option { return build.Label(gm.CapacityClassLabel, class.String()) }
+	kept := func(class capacity.Class) build.Option {
+		return build.With(func(p *corev1.Pod) { r.classes.Restrict(&p.Spec, class) })
+	}
+	selects := build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"node.kubernetes.io/capacity": "spot"} })
+	for name, tc := range map[string]struct {
+		options []build.Option
+		want    capacity.Class
+	}{
+		"it demands nothing":                         {nil, capacity.None},
+		"a label alone":                              {[]build.Option{says(capacity.OnDemand)}, capacity.None},
+		"a label, and kept to the class":             {[]build.Option{says(capacity.OnDemand), kept(capacity.OnDemand)}, capacity.OnDemand},
+		"a demand without a label":                   {[]build.Option{kept(capacity.Spot)}, capacity.Spot},
+		"a node selector without a label":            {[]build.Option{selects}, capacity.Spot},
+		"a label that the demand contradicts":        {[]build.Option{says(capacity.OnDemand), selects}, capacity.Spot},
+		"kept to one class, and demanding the other": {[]build.Option{says(capacity.OnDemand), kept(capacity.OnDemand), selects}, capacity.OnDemand},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.Observe(Slim(build.Pod("p", tc.options...)))
+			if got := r.Pod("p").Class; got != tc.want {
+				t.Errorf("it is %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestAClassThatWasGrantedLastsWhileThePodWaits, and not once the pod has a node: that tells.
+func TestAClassThatWasGrantedLastsWhileThePodWaits(t *testing.T) {
+	r := newClassRoom(t)
+	r.arrives("a", "", capacity.None, "", build.Gated())
+	if class, _ := r.PlaceClass(ask("a", 2, 1)); class != capacity.OnDemand {
+		t.Fatalf("it is %q", class)
+	}
+	r.arrives("a", "", capacity.None, "", build.Gated(), build.Unschedulable())
+	r.counts(1, 0)
+	r.arrives("a", "", capacity.None, "neither") // somebody else took the gate off
+	r.counts(0, 0)
+}
+
+// TestOfAPodWithASeatOnlyNodesOfItsGroupCount: its successor is pinned there.
+func TestOfAPodWithASeatOnlyNodesOfItsGroupCount(t *testing.T) {
+	r := newClassRoom(t)
+	r.ForgetNode("spot")
+	r.arrives("seated", "", capacity.None, "on-demand", build.InGroup("hz"))
+	r.arrives("free", "", capacity.None, "on-demand")
+	spot := func(name, group string, options ...build.Option) {
+		r.ObserveNode(SlimNode(build.Node(name, append(options, build.InGroup(group), build.Label("node.kubernetes.io/capacity", "spot"))...)))
+	}
+	takes := func(what, pod string, want bool) {
+		t.Helper()
+		if can, why := r.ClassCanTake(capacity.Spot, r.Pod(types.UID(pod)), nil, nil); can != want || !can && why != fit.NoOpenNode {
+			t.Errorf("%s: spot can take the %s pod: %t (%s)", what, pod, can, why)
+		}
+	}
+	takes("no node is spot", "free", false)
+	spot("bj-1", "bj")
+	takes("one of another group is", "seated", false)
+	takes("one of some group is", "free", true)
+	spot("hz-1", "hz", build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true }))
+	takes("one of its group is cordoned", "seated", false)
+	spot("hz-1", "hz")
+	takes("one of its group is open", "seated", true)
+}
+
+// TestPodsSpreadOverTheNodesThatTheyMayGoTo: nodes of the other class are none of these.
+func TestPodsSpreadOverTheNodesThatTheyMayGoTo(t *testing.T) {
+	r := newClassRoom(t)
+	node := func(name, class, zone string, options ...build.Option) {
+		r.ObserveNode(SlimNode(build.Node(name, append(options, build.Label("node.kubernetes.io/capacity", class), build.Label("zone", zone))...)))
+	}
+	node("on-demand", "on-demand", "z1")
+	node("spot", "spot", "z1")
+	node("closed", "spot", "z2", build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true }))
+	spread := build.With(func(p *corev1.Pod) {
+		build.Label("app", "web")(p)
+		p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
+			TopologyKey: "zone", MaxSkew: 1, WhenUnsatisfiable: corev1.DoNotSchedule,
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+		}}
+	})
+	for _, name := range []string{"leaves", "stays", "stays-too"} {
+		r.arrives(name, "", capacity.None, "on-demand", spread)
+	}
+	takes := func(what string, want fit.Reason) {
+		t.Helper()
+		if can, why := r.ClassCanTake(capacity.Spot, r.Pod("leaves"), nil, []types.UID{"web-1"}); can != (want == fit.Fits) || why != want {
+			t.Errorf("%s: spot can take it: %t (%s), want %q", what, can, why, want)
+		}
+	}
+	takes("all are on the on-demand node of the zone", fit.Fits)
+	r.arrives("there", "", capacity.None, "spot", spread)
+	takes("one is on the spot node, and none in the other zone", fit.TooClose)
+}
+
+// TestWhoIsInTheWayOfPodsThatKeepApart: neither the one that leaves, nor what terminates, nor
+// what is not there yet.
+func TestWhoIsInTheWayOfPodsThatKeepApart(t *testing.T) {
+	r := newClassRoom(t)
+	for _, class := range []string{"on-demand", "spot"} {
+		r.ObserveNode(SlimNode(build.Node(class, build.Label("node.kubernetes.io/capacity", class), build.Label("zone", "z"))))
+	}
+	apart := build.With(func(p *corev1.Pod) {
+		build.Label("app", "web")(p)
+		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
+			{TopologyKey: "zone", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+		}}}
+	})
+	r.arrives("leaves", "", capacity.None, "on-demand", apart)
+	takes := func(what string, want fit.Reason) {
+		t.Helper()
+		if _, why := r.ClassCanTake(capacity.Spot, r.Pod("leaves"), nil, []types.UID{"web-1"}); why != want {
+			t.Errorf("%s: spot answers %q, want %q", what, why, want)
+		}
+	}
+	takes("it is in the same zone itself", fit.Fits)
+	r.TakeClass(ask("token", 9, 9), false)
+	takes("one is being created", fit.Fits)
+	r.arrives("waits", "", capacity.None, "", apart)
+	takes("one has no node", fit.Fits)
+	r.arrives("goes", "", capacity.None, "spot", apart, build.Deleting("x"))
+	takes("one terminates", fit.Fits)
+	r.arrives("stays", "", capacity.None, "spot", apart)
+	takes("one stays", fit.TooClose)
+}
+
+// TestReservedOfClass: pods that are on their way, until they are seen or do not come.
+func TestReservedOfClass(t *testing.T) {
+	r := newClassRoom(t)
+	is := func(what string, onDemand, spot int) {
+		t.Helper()
+		if got := r.ReservedOfClass([]types.UID{"unknown", "web-1"}); got != [3]int{capacity.OnDemand: onDemand, capacity.Spot: spot} {
+			t.Errorf("%s: reserved are %v, want %d and %d", what, got, onDemand, spot)
+		}
+	}
+	is("nobody is there", 0, 0)
+	for i, want := range []capacity.Class{capacity.OnDemand, capacity.OnDemand, capacity.Spot} {
+		r.take(want, ask(types.UID(fmt.Sprint("t", i)), 9, 2))
+	}
+	is("three were asked about", 2, 1)
+	r.arrives("a", "t0", capacity.OnDemand, "")
+	is("one is seen", 1, 1)
+	r.arrives("gated", "", capacity.None, "", build.Gated())
+	r.PlaceClass(ask("gated", 9, 2))
+	is("one at the gate is known already", 1, 1)
+	r.clock.Step(takeTTL)
+	is("the others did not come", 0, 0)
 }

@@ -2,13 +2,20 @@ package seats
 
 import (
 	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	testingclock "k8s.io/utils/clock/testing"
 
@@ -119,5 +126,122 @@ func TestAListIsGatheredSlim(t *testing.T) {
 	}
 	if err := store.Replace(nil, "2"); err != nil || ledger.Pod("slim") != nil || ledger.Pod("whole") != nil {
 		t.Errorf("what a list does not hold stays, error %v", err)
+	}
+}
+
+// olderAPI is an API server that streams no list. It has pods, and watches of it bring nothing.
+type olderAPI struct {
+	pods   corev1.PodList
+	closed atomic.Bool // to lists
+
+	mu    sync.Mutex
+	lists []url.Values
+}
+
+func (a *olderAPI) client(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	server := httptest.NewServer(a)
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func (a *olderAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	switch asked := r.URL.Query(); {
+	case asked.Has("sendInitialEvents"):
+		w.WriteHeader(http.StatusBadRequest)
+	case asked.Has("watch"):
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	case a.closed.Load():
+		w.WriteHeader(http.StatusForbidden)
+	default:
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.lists = append(a.lists, asked)
+		list := a.pods
+		list.APIVersion, list.Kind, list.ResourceVersion = "v1", "PodList", "1"
+		_ = json.NewEncoder(w).Encode(list)
+	}
+}
+
+// TestAListIsNeverOlderThanNow, where none is streamed too: a seat that was taken a moment
+// ago must not look free.
+func TestAListIsNeverOlderThanNow(t *testing.T) {
+	api := &olderAPI{pods: corev1.PodList{Items: []corev1.Pod{*build.Pod("a", build.On("node"))}}}
+	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
+	informer := NewInformer(ledger, api.client(t), func(*ownership.Reference, map[string]string) string { return "" })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- informer.Start(ctx) }()
+	build.Eventually(t, "pods are listed", func() bool { return informer.HasSynced() && ledger.Pod("a") != nil })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	api.mu.Lock()
+	defer api.mu.Unlock()
+	for _, asked := range api.lists {
+		if version := asked.Get("resourceVersion"); version != "" {
+			t.Errorf("a list as old as version %q would do", version)
+		}
+	}
+}
+
+// TestCaughtUpIsWhoHasSeenAllThatThereIs, in whatever order it came in.
+func TestCaughtUpIsWhoHasSeenAllThatThereIs(t *testing.T) {
+	version := func(v string) build.Option { return build.With(func(p *corev1.Pod) { p.ResourceVersion = v }) }
+	pods := []*corev1.Pod{build.Pod("a", version("7")), build.Pod("b", version("9")), build.Pod("c", version("8"))}
+	api := &olderAPI{}
+	for _, pod := range pods {
+		api.pods.Items = append(api.pods.Items, *pod)
+	}
+	informer := NewInformer(NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0))), api.client(t), func(*ownership.Reference, map[string]string) string { return "" })
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	caughtUp := func(within time.Duration) bool {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		return informer.CatchUp(ctx) == nil
+	}
+	must(informer.Replace([]any{pods[0]}, "7"))
+	if caughtUp(50 * time.Millisecond) {
+		t.Error("caught up with pods that were not seen")
+	}
+	must(informer.Update(pods[1]))
+	must(informer.Update(pods[2]))
+	if !caughtUp(20 * time.Second) {
+		t.Error("all pods were seen, and it waits")
+	}
+	api.closed.Store(true)
+	if caughtUp(20 * time.Second) {
+		t.Error("caught up with what nobody could list")
+	}
+}
+
+// TestAPodThatIsDeletedIsForgotten, and what is no pod is refused.
+func TestAPodThatIsDeletedIsForgotten(t *testing.T) {
+	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
+	informer := NewInformer(ledger, nil, func(*ownership.Reference, map[string]string) string { return "" })
+	pod := build.Pod("a")
+	if err := informer.Add(pod); err != nil || ledger.Pod("a") == nil {
+		t.Errorf("a pod is not taken up, error %v", err)
+	}
+	if err := informer.Delete(pod); err != nil || ledger.Pod("a") != nil {
+		t.Errorf("a pod is not forgotten, error %v", err)
+	}
+	if informer.Update(build.Node("n")) == nil || informer.Delete(build.Node("n")) == nil {
+		t.Error("a node is taken for a pod")
 	}
 }

@@ -2,10 +2,13 @@ package seats
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
@@ -265,6 +268,9 @@ func TestOnlyActivePodsHoldSeats(t *testing.T) {
 	if got := counts(l, cohortOne); got["a"] != 0 {
 		t.Errorf("a terminating pod holds a seat: %v", got)
 	}
+	if got := taken(l); len(got) != 0 {
+		t.Errorf("the seat of a terminating pod is not open: %v", got)
+	}
 	l.Forget("p")
 	if len(l.cohorts) != 0 || len(l.seats) != 0 {
 		t.Errorf("a deleted pod left %d cohorts, %d seats", len(l.cohorts), len(l.seats))
@@ -464,4 +470,276 @@ func TestLedgerIsAFunctionOfThePods(t *testing.T) {
 			t.Fatalf("%d seats are kept for %d pods", len(l.seats), len(pods))
 		}
 	})
+}
+
+// TestWhatIsToldOfPods: each change of a pod that was seen, with what it was before, once.
+func TestWhatIsToldOfPods(t *testing.T) {
+	l, _ := newTestLedger("a")
+	type change struct{ old, new *Pod }
+	var told []change
+	l.OnChange(func(old, new *Pod) { told = append(told, change{old, new}) })
+	waits, bound, adopted := podIn("p", ""), podIn("p", "node-a"), podIn("p", "node-a")
+	other := *adopted.Controller
+	other.UID = "other"
+	adopted.Controller = &other
+	for _, step := range []struct {
+		what string
+		do   func()
+		want []change
+	}{
+		{"only the scheduler has told of it", func() { l.Reserve(request("p", 1, weights("a", 1), "node-a")) }, nil},
+		{"it is seen", func() { l.Observe(waits) }, []change{{nil, waits}}},
+		{"it is bound", func() { l.Observe(bound) }, []change{{waits, bound}}},
+		{"another owner adopts it", func() { l.Observe(adopted) }, []change{{bound, adopted}}},
+		{"it is gone", func() { l.Forget("p") }, []change{{adopted, nil}}},
+		{"it is gone once more", func() { l.Forget("p") }, nil},
+		{"one that was never seen is gone", func() {
+			l.Reserve(request("q", 1, weights("a", 1), "node-a"))
+			l.Forget("q")
+		}, nil},
+	} {
+		told = nil
+		if step.do(); !slices.Equal(told, step.want) {
+			t.Errorf("%s: told is %v, want %v", step.what, told, step.want)
+		}
+	}
+}
+
+// tally is a gauge that goes up and down by one.
+type tally struct {
+	prometheus.Gauge
+	n int
+}
+
+func (t *tally) Inc() { t.n++ }
+func (t *tally) Dec() { t.n-- }
+
+// TestHeldSeatsAreCountedByTheirState: what the metric says is what there is, whatever comes twice.
+func TestHeldSeatsAreCountedByTheirState(t *testing.T) {
+	l, clock := newTestLedger("a")
+	reserved, observed := &tally{}, &tally{}
+	l.held = map[bool]prometheus.Gauge{true: reserved, false: observed}
+	r := request("p", 9, weights("a", 1), "node-a")
+	for _, step := range []struct {
+		what               string
+		do                 func()
+		reserved, observed int
+	}{
+		{"reserved", func() { l.Reserve(r) }, 1, 0},
+		{"reserved again", func() { l.Reserve(r) }, 1, 0},
+		{"about to be bound", func() { l.Confirm(r, "node-a") }, 1, 0},
+		{"bound", func() { l.KeepSeat("p") }, 1, 0},
+		{"seen on its node", func() { l.Observe(podIn("p", "node-a")) }, 0, 1},
+		{"seen again", func() { l.Observe(podIn("p", "node-a")) }, 0, 1},
+		{"kept, which is late", func() { l.KeepSeat("p") }, 0, 1},
+		{"one that is never seen is kept", func() { l.KeepSeat("unknown") }, 0, 1},
+		{"another is admitted, and has no seat", func() { l.Admit(request("t", 9, weights("a", 1)), false) }, 0, 1},
+		{"the other does not come", func() {
+			clock.Step(takeTTL)
+			l.Lapse()
+		}, 0, 1},
+		{"one sits on a node that is about to join its group", func() { l.Observe(pinned("q", "s", "a", "new")) }, 1, 1},
+		{"the node joins it", func() { l.ObserveNode(openNode("new", "a")) }, 0, 2},
+		{"all are gone", func() {
+			l.Forget("p")
+			l.Forget("q")
+		}, 0, 0},
+	} {
+		step.do()
+		if reserved.n != step.reserved || observed.n != step.observed {
+			t.Errorf("%s: %d seats are reserved and %d observed, want %d and %d", step.what, reserved.n, observed.n, step.reserved, step.observed)
+		}
+	}
+}
+
+// TestAnAnnouncedDisruptionLastsUntilItIsSeen on the pod itself, and no longer.
+func TestAnAnnouncedDisruptionLastsUntilItIsSeen(t *testing.T) {
+	l, _ := newTestLedger("a")
+	owners := []types.UID{"rs", "unknown", "other"}
+	other := podIn("p2", "node-a")
+	controller := *other.Controller
+	controller.UID = "other"
+	other.Controller = &controller
+	for _, p := range []*Pod{podIn("p0", "node-a"), podIn("p1", "node-a"), other} {
+		l.Observe(p)
+	}
+	const wanted, most = 3, 1
+	if !l.Disrupt("p0", owners, wanted, most) {
+		t.Fatal("all three pods of two owners work, and none may be disrupted")
+	}
+	l.Observe(podIn("p0", "node-a"))
+	if l.Disrupt("p1", owners, wanted, most) {
+		t.Error("the pod that is about to be restarted says something else, and another may be disrupted")
+	}
+	restarting := podIn("p0", "node-a")
+	restarting.Containers = []Container{{Name: "c", Restarting: true}}
+	l.Observe(restarting)
+	if l.Disrupt("p1", owners, wanted, most) {
+		t.Error("the pod restarts, and another may be disrupted")
+	}
+	l.Observe(podIn("p0", "node-a"))
+	if !l.Disrupt("p1", owners, wanted, most) {
+		t.Error("the pod has restarted, and no other may be disrupted")
+	}
+}
+
+// TestAPodThatIsRefusedASeatIsStillKnown, and one that nobody has seen leaves nothing.
+func TestAPodThatIsRefusedASeatIsStillKnown(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	l.Observe(podIn("seen", ""))
+	for _, name := range []string{"seen", "unseen"} {
+		if _, why := l.Reserve(request(name, 1, weights("a", 1), "node-b")); why != NoNodeInOpenGroup {
+			t.Errorf("it is answered %q", why)
+		}
+	}
+	if l.Pod("seen") == nil || len(l.seats) != 1 {
+		t.Errorf("known is %v, of %d", l.Pod("seen"), len(l.seats))
+	}
+}
+
+// TestNodesThatAreNotKnownHideNoOther: kube-scheduler may know a node before we do.
+func TestNodesThatAreNotKnownHideNoOther(t *testing.T) {
+	l, _ := newTestLedger("a")
+	l.ObserveNode(Node{Name: "free", Open: true})
+	if group, why := l.Reserve(request("p", 1, weights("a", 1), "unknown", "free", "node-a")); group != "a" || why != Seated {
+		t.Errorf("it is sent to %q: %s", group, why)
+	}
+}
+
+// TestAPolicyThatChangesCountsAtOnce, with as many pods as before.
+func TestAPolicyThatChangesCountsAtOnce(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	for i, tc := range []struct {
+		spread placement.Spread
+		want   string
+	}{{weights("a", 1, "b", 0), "a"}, {weights("a", 0, "b", 1), "b"}, {weights("a", 0, "b", 1), "b"}, {weights("a", 1, "b", 0), "a"}} {
+		if group, why := l.Reserve(request(fmt.Sprint("p", i), 4, tc.spread, "node-a", "node-b")); group != tc.want {
+			t.Errorf("pod %d is sent to %q (%s), want %q", i, group, why, tc.want)
+		}
+	}
+}
+
+// TestViewLooksPastWhatHasNoPods: owners that are not known, and revisions of which no pod
+// was seen yet.
+func TestViewLooksPastWhatHasNoPods(t *testing.T) {
+	l, _ := newTestLedger("a")
+	l.Observe(podIn("p", "node-a"))
+	for i := range 50 {
+		r := request(fmt.Sprint("token", i), 1, weights("a", 1))
+		r.Cohort.Revision = fmt.Sprint("r1-", i)
+		l.Take(r, false)
+	}
+	for range 20 { // in whatever order they come
+		view := l.View([]types.UID{"unknown", "rs"})
+		if len(view) != 1 || view[0].Cohort != cohortOne || len(view[0].Pods) != 1 || view[0].Pods[0].UID != "p" {
+			t.Fatalf("seen are %v, want the one pod", view)
+		}
+	}
+}
+
+// TestGatedPodsAreThoseThatWaitAtOurGate: not those that terminate, nor those on their way.
+func TestGatedPodsAreThoseThatWaitAtOurGate(t *testing.T) {
+	l, _ := newTestLedger("a")
+	for _, state := range []struct{ active, gated bool }{{true, true}, {true, false}, {false, true}, {false, false}} {
+		p := podIn(fmt.Sprintf("active %t, gated %t", state.active, state.gated), "")
+		p.Active, p.Gated = state.active, state.gated
+		l.Observe(p)
+	}
+	take(t, l, request("token", 9, weights("a", 1)))
+	if got := l.Gated(); len(got) != 1 || got[0].UID != "active true, gated true" {
+		t.Errorf("gated are %v", got)
+	}
+}
+
+// TestSeatNumbersGoUp: each pod of a burst has another, and one without a seat has none.
+func TestSeatNumbersGoUp(t *testing.T) {
+	l, _ := newTestLedger("a")
+	spread := weights("a", 1)
+	for i := range 3 {
+		token := fmt.Sprint("t", i)
+		take(t, l, request(token, 3, spread))
+		if got := l.SeatNumber(types.UID(token)); got != i+1 {
+			t.Errorf("seat %d has the number %d", i+1, got)
+		}
+	}
+	l.Observe(podIn("waits", ""))
+	if unseated, unknown := l.SeatNumber("waits"), l.SeatNumber("unknown"); unseated != 0 || unknown != 0 {
+		t.Errorf("without a seat: %d and %d, want 0", unseated, unknown)
+	}
+	l.Observe(podIn("waits", "node-a"))
+	if got := l.SeatNumber("waits"); got != 4 {
+		t.Errorf("once it is bound it has seat %d, want 4", got)
+	}
+	finished := podIn("waits", "node-a")
+	finished.Active = false
+	l.Observe(finished)
+	if got := l.SeatNumber("waits"); got != 0 {
+		t.Errorf("a pod that is over has seat %d", got)
+	}
+}
+
+// TestPodsOnNode: those that are bound to it, until they are gone.
+func TestPodsOnNode(t *testing.T) {
+	l, _ := newTestLedger("a")
+	finished := podIn("finished", "node-a")
+	finished.Active, finished.Finished = false, true
+	for _, p := range []*Pod{podIn("runs", "node-a"), finished, podIn("elsewhere", "other"), podIn("waits", "")} {
+		l.Observe(p)
+	}
+	got := []string{}
+	for _, p := range l.PodsOnNode("node-a") {
+		got = append(got, p.Name)
+	}
+	slices.Sort(got)
+	if want := []string{"finished", "runs"}; !slices.Equal(got, want) {
+		t.Errorf("on the node are %v, want %v", got, want)
+	}
+	if got := l.PodsOnNode("unknown"); got != nil {
+		t.Errorf("on a node that is not known are %v", got)
+	}
+}
+
+// TestOpenSeats: of a cohort that is not known all are.
+func TestOpenSeats(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	r := request("", 4, weights("a", 1, "b", 1))
+	open := func(what string, want int) {
+		t.Helper()
+		if got := l.Open(r); got != want {
+			t.Errorf("%s: %d seats are open, want %d", what, got, want)
+		}
+	}
+	open("nobody is there", 4)
+	l.Observe(podIn("1", "node-a"))
+	open("one sits", 3)
+	for _, name := range []string{"2", "3"} {
+		l.Observe(podIn(name, "node-a"))
+	}
+	open("one sits beyond its group's share", 2)
+}
+
+// TestScoresLookPastThePodsOwnSeat, for it is the pod that is asked about. Groups that lack
+// as many are rated alike.
+func TestScoresLookPastThePodsOwnSeat(t *testing.T) {
+	l, _ := newTestLedger("a", "b", "c")
+	spread := weights("a", 1, "b", 1, "c", 1)
+	score := func(what, pod string, total int, want map[string]int64) {
+		t.Helper()
+		if diff := cmp.Diff(want, l.Scores(request(pod, total, spread))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	score("nobody is there", "p", 3, map[string]int64{"a": 10, "b": 10, "c": 10})
+	l.Observe(podIn("p", ""))
+	if group, _ := l.Reserve(request("p", 3, spread, "node-a")); group != "a" {
+		t.Fatalf("it is sent to %q", group)
+	}
+	score("it has a seat in a", "p", 3, map[string]int64{"a": 10, "b": 10, "c": 10})
+	score("another comes", "other", 3, map[string]int64{"b": 10, "c": 10})
+	l.Observe(podIn("p", ""))
+	score("a lacks one less", "other", 9, map[string]int64{"b": 10, "c": 10, "a": 8})
+	l.Observe(podIn("waits", ""))
+	score("another that is known has no seat", "waits", 6, map[string]int64{"b": 10, "c": 10, "a": 8})
+	score("two are there, and a third comes, however many are wanted", "third", 0, map[string]int64{"b": 10, "c": 10})
+	score("two are there, and one of them is asked about", "waits", 0, l.Scores(request("waits", 2, spread)))
 }

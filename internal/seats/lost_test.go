@@ -1,6 +1,7 @@
 package seats
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -92,5 +93,67 @@ func TestNobodyCanLook(t *testing.T) {
 	ledger.Lapse()
 	if got := ledger.Overdue(); len(got) != 0 {
 		t.Errorf("seats are kept for %v long after", got)
+	}
+}
+
+// TestALookShowsWhichPodsAtTheGateWereWritten: with their group, or their class.
+func TestALookShowsWhichPodsAtTheGateWereWritten(t *testing.T) {
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+	ledger := NewLedger(clock)
+	ledger.SetClasses(&classes)
+	ledger.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
+	api := build.NewAPI(t)
+	informer := NewInformer(ledger, api.Client(), func(*ownership.Reference, map[string]string) string { return "" })
+	labels := map[string][]build.Option{
+		"grouped": {build.Label(gm.NodeGroupLabel, "hz")}, "classed": {build.Label(gm.CapacityClassLabel, "spot")}, "neither": nil,
+	}
+	for name, options := range labels {
+		cohort := Cohort{Owner: types.UID(name)}
+		ledger.Observe(Slim(build.Pod(name, build.Gated())))
+		if _, why := ledger.Place(Request{Pod: types.UID(name), Cohort: cohort, Total: 1, Spread: weights("hz", 1)}); why != Seated {
+			t.Fatal(why)
+		}
+		api.Put(build.Pod(name, append(options, build.Gated())...))
+	}
+	clock.Step(takeTTL)
+	informer.look(t.Context())
+	clock.Step(takeTTL)
+	kept := ledger.Overdue()["ns"]
+	slices.Sort(kept)
+	if want := []types.UID{"classed", "grouped"}; !slices.Equal(kept, want) {
+		t.Errorf("reservations are kept for %v, want %v", kept, want)
+	}
+}
+
+// TestWhatIsSeenWhileSomebodyLooksIsKept: the list says nothing of it that is new.
+func TestWhatIsSeenWhileSomebodyLooksIsKept(t *testing.T) {
+	l, clock := newTestLedger("a")
+	spread := weights("a", 1)
+	for _, name := range []string{"shown", "asks-again", "refused"} {
+		gated := podIn(name, "")
+		gated.Gated = true
+		l.Observe(gated)
+		if _, why := l.Place(request(name, 9, spread)); why != Seated {
+			t.Fatal(why)
+		}
+	}
+	take(t, l, Request{Pod: "token", Namespace: "ns", Cohort: cohortOne, Total: 9, Spread: spread})
+	clock.Step(takeTTL)
+	overdue := l.Overdue()["ns"]
+	if len(overdue) != 4 {
+		t.Fatalf("overdue are %v, want all four", overdue)
+	}
+	l.Observe(pinned("shown", "s", "a", ""))
+	l.Observe(pinned("created", "token", "a", ""))
+	l.Place(request("asks-again", 9, spread))
+	l.Looked(overdue, func(types.UID) bool { return false })
+	for name, want := range map[types.UID]bool{"shown": true, "created": true, "asks-again": true, "refused": false} {
+		if got := l.SeatNumber(name) > 0; got != want {
+			t.Errorf("%s has its seat: %t", name, got)
+		}
 	}
 }

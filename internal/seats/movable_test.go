@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	testingclock "k8s.io/utils/clock/testing"
 	"pgregory.net/rapid"
 
@@ -286,6 +287,7 @@ func TestCanReturn(t *testing.T) {
 		"the node was cordoned":                {node: []build.Option{cordoned}, why: fit.NoOpenNode},
 		"and another of the group has room":    {node: []build.Option{cordoned}, pod: []build.Option{big}, beside: []build.Option{}},
 		"but does not reach its volume":        {node: []build.Option{cordoned}, pod: []build.Option{volume}, beside: []build.Option{}, why: fit.NoOpenNode},
+		"and another was cordoned too":         {node: []build.Option{cordoned}, beside: []build.Option{cordoned}, why: fit.NoOpenNode},
 		"and another is closed to it":          {node: []build.Option{cordoned}, beside: []build.Option{taint(corev1.TaintEffectNoSchedule)}, why: fit.Tainted},
 		"its volume is where it runs":          {pod: []build.Option{volume}},
 		"the node got a taint":                 {node: []build.Option{taint(corev1.TaintEffectNoSchedule)}, why: fit.Tainted},
@@ -316,5 +318,57 @@ func TestAPodThatNamesANodeGoesToNoOther(t *testing.T) {
 	}
 	if can, why := l.CanTake("a", Slim(build.Pod("q", build.OwnedBy(replicaSet), build.ForNode("node-a")))); !can {
 		t.Errorf("group a cannot: %v", why)
+	}
+}
+
+// TestOneOpenNodeAmongMany is found, whichever is looked at first.
+func TestOneOpenNodeAmongMany(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	for i := range 50 {
+		closed := openNode(fmt.Sprint("closed", i), "b")
+		closed.Open = false
+		l.ObserveNode(closed)
+	}
+	for range 20 {
+		if can, why := l.CanTake("b", podIn("p", "node-a")); !can {
+			t.Fatalf("an open node is not found: %s", why)
+		}
+	}
+}
+
+// TestVolumesThatAreOutOfReachAreOnePodsOwn: the next pod, alike in all else, has others.
+func TestVolumesThatAreOutOfReachAreOnePodsOwn(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	elsewhere, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpExists}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	places, p := l.Places(), podIn("p", "node-a")
+	if _, why := places.Take("b", p, []*nodeaffinity.NodeSelector{elsewhere}); why != fit.OutOfReach {
+		t.Errorf("a pod whose volume is in no zone of group b is answered %q", why)
+	}
+	if can, why := places.Take("b", p, nil); !can {
+		t.Errorf("a pod without volumes finds no node there: %s", why)
+	}
+}
+
+// TestTheRoomOfAPodThatFinishesIsFree, while the pod is still there.
+func TestTheRoomOfAPodThatFinishesIsFree(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	runs := podIn("job", "node-b")
+	runs.Demand = needing(900)
+	l.Observe(runs)
+	next := podIn("next", "node-a")
+	next.Demand = needing(200)
+	if canTake(l, "b", next) {
+		t.Error("900m of 1000m are taken, 200m fit")
+	}
+	finished := *runs
+	finished.Active, finished.Finished = false, true
+	l.Observe(&finished)
+	if !canTake(l, "b", next) {
+		t.Error("what finished holds its room")
 	}
 }

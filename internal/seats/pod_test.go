@@ -179,3 +179,27 @@ func TestTheNodeThatAPodIsFor(t *testing.T) {
 		}
 	}
 }
+
+// TestWhoseDeletionCostItIs: what somebody else wrote is not ours to change.
+func TestWhoseDeletionCostItIs(t *testing.T) {
+	for _, has := range []bool{false, true} {
+		for _, own := range []bool{false, true} {
+			if got, want := (&Pod{HasCost: has, OwnCost: own}).UserCost(), has && !own; got != want {
+				t.Errorf("a cost: %t, ours: %t, the user's: %t", has, own, got)
+			}
+		}
+	}
+}
+
+// TestTheObjectOfAPod is what a walk up its owners begins with: of one that terminates, too.
+func TestTheObjectOfAPod(t *testing.T) {
+	for name, tc := range map[string]struct {
+		options  []build.Option
+		deleting bool
+	}{"runs": {nil, false}, "terminates": {[]build.Option{build.Deleting("x")}, true}} {
+		o := Slim(build.Pod(name, append(tc.options, build.OwnedBy(build.ReplicaSet("web")), build.Seated("a"))...)).Object()
+		if o.Kind != "Pod" || o.Namespace != "ns" || o.Name != name || o.UID != types.UID(name) || o.Controller.Name != "web" || o.Seat == "" || o.Deleting != tc.deleting {
+			t.Errorf("the object of a pod that %s is %+v", name, o)
+		}
+	}
+}

@@ -3,6 +3,10 @@ package seats
 import (
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
 // TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom: each round takes twice as long
@@ -91,4 +95,68 @@ func TestNoMorePodsAreMadeAnewThanThereAreSeats(t *testing.T) {
 	clock.Step(takeTTL)
 	expect("those that did not come are not waited for", 2)
 	l.Stay(Request{Cohort: Cohort{Owner: "unknown"}}) // nothing is known of it
+}
+
+// TestWhoNeedsNoSeatIsMadeAnew: a pod of a spread without groups, though others of its owner
+// sit somewhere, and a pod of an owner of whom nothing else is known.
+func TestWhoNeedsNoSeatIsMadeAnew(t *testing.T) {
+	l, clock := newTestLedger("a")
+	l.Observe(podIn("p", "node-a"))
+	created := clock.Now().Add(-time.Minute)
+	if may, after := l.Renew(request("", 1, placement.Spread{}), created); !may {
+		t.Errorf("without groups it waits for %s", after)
+	}
+	unknown := Request{Cohort: Cohort{Owner: "unknown"}, Total: 1, Spread: weights("a", 1)}
+	if may, after := l.Renew(unknown, created); !may {
+		t.Errorf("of an unknown owner it waits for %s", after)
+	}
+}
+
+// TestOneThatComesToTheGateIsOnItsWayNoMore: once, and only one that has no seat. Who stays
+// while nobody is on the way makes no room.
+func TestOneThatComesToTheGateIsOnItsWayNoMore(t *testing.T) {
+	l, clock := newTestLedger("a")
+	l.Observe(podIn("p", "node-a"))
+	created := clock.Now().Add(-time.Minute)
+	r := request("", 20, atMost(t, 3, "a")) // two seats are open
+	l.Stay(r)
+	expect := func(what string, pods int) {
+		t.Helper()
+		for i := range pods + 1 {
+			if may, _ := l.Renew(r, created); may != (i < pods) {
+				t.Fatalf("%s: pod %d may be made anew: %t, want %d in all", what, i, may, pods)
+			}
+		}
+	}
+	gated := func(name string) *Pod {
+		p := podIn(name, "")
+		p.Gated = true
+		return p
+	}
+	expect("as many as there are open seats", 2)
+	l.Observe(gated("successor"))
+	expect("one has come", 1)
+	l.Observe(gated("successor"))
+	expect("the same is seen again", 0)
+	l.Observe(podIn("free", ""))
+	expect("another that no gate holds", 0)
+}
+
+// TestPodsOnTheirWayCountAmongThoseThatAreDivided: one that was made anew is gone, and is
+// coming, whatever its owner says it wants.
+func TestPodsOnTheirWayCountAmongThoseThatAreDivided(t *testing.T) {
+	l, clock := newTestLedger("a", "b")
+	l.Observe(podIn("sits", "node-a"))
+	for _, name := range []string{"first", "second"} {
+		gated := podIn(name, "")
+		gated.Gated = true
+		l.Observe(gated)
+	}
+	r, created := request("", 0, weights("a", 1, "b", 1)), clock.Now().Add(-time.Minute)
+	for _, name := range []types.UID{"first", "second"} {
+		if may, _ := l.Renew(r, created); !may {
+			t.Fatalf("of three pods one sits, and the %s is not made anew", name)
+		}
+		l.Forget(name)
+	}
 }

@@ -57,12 +57,17 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 }
 
 // askedTooOften: more seats of the cohort are kept for pods that nobody has seen
-// than its owner can make.
+// than its owner can make. A pod that is one of these already is asked about no
+// more often.
 func (l *Ledger) askedTooOften(r Request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := l.cohorts[r.Cohort]
-	return c != nil && c.unseen >= maxUnseen+r.Total
+	if c == nil || c.unseen < maxUnseen+r.Total {
+		return false
+	}
+	s := c.seats[r.Pod]
+	return s == nil || !s.token
 }
 
 // reachSlice is how many nodes are looked at before others get the lock.
@@ -162,7 +167,7 @@ func (l *Ledger) turnLocked(c *cohort, r Request, groups []string, reached []boo
 		return i
 	}
 	if closed {
-		if i := r.Spread.Next(r.Spread.Ceilings(max(r.Total, c.active)), c.current, c.feasible); i >= 0 {
+		if i := r.Spread.NextOnLoan(max(r.Total, c.active), c.current, c.feasible); i >= 0 {
 			return i // on loan
 		}
 	}

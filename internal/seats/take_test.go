@@ -280,6 +280,7 @@ func TestAPinnedPodKeepsItsSeatWhateverIsAsked(t *testing.T) {
 // labelled the node. A node that turns out to be none of the group's does not count.
 func TestAPodOnANewcomerCountsInItsGroup(t *testing.T) {
 	for name, tc := range map[string]struct {
+		group string        // of the node, when it is seen first
 		known bool          // the node is seen before the pod
 		age   time.Duration // of the node
 		joins bool
@@ -290,10 +291,11 @@ func TestAPodOnANewcomerCountsInItsGroup(t *testing.T) {
 		"it joins, and is seen afterwards": {joins: true, want: map[string]int{"a": 1}, end: map[string]int{"a": 1}},
 		"it does not":                      {known: true, want: map[string]int{"a": 1}, end: map[string]int{"": 1}},
 		"it is an old node of no group":    {known: true, age: time.Hour, want: map[string]int{"": 1}, end: map[string]int{"": 1}},
+		"it is a new node of another":      {group: "b", known: true, want: map[string]int{"b": 1}, end: map[string]int{"b": 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, clock := newTestLedger("a", "b")
-			node := Node{Name: "new", Open: true, Created: clock.Now().Add(-tc.age)}
+			node := Node{Name: "new", Group: tc.group, Open: true, Created: clock.Now().Add(-tc.age)}
 			if tc.known {
 				l.ObserveNode(node)
 			}
@@ -413,6 +415,11 @@ func TestNoMorePodsAreAdmittedThanSeatsAreOpen(t *testing.T) {
 		p.Gated = true
 		return p
 	}
+	terminates := func(uid, node string) *Pod {
+		p := podIn(uid, node)
+		p.Active = false
+		return p
+	}
 	tests := map[string]struct {
 		pods []*Pod
 		want int // of ten that ask
@@ -422,6 +429,7 @@ func TestNoMorePodsAreAdmittedThanSeatsAreOpen(t *testing.T) {
 		"one sits, two are on their way":    {[]*Pod{podIn("1", "node-a"), waits("2"), waits("3")}, 1},
 		"those at the gate take none":       {[]*Pod{podIn("1", "node-a"), atTheGate("2"), atTheGate("3")}, 3},
 		"more sit than may":                 {[]*Pod{podIn("1", "node-a"), podIn("2", "node-a"), podIn("3", "node-a"), podIn("4", "node-a")}, 2},
+		"one that terminates sits no more":  {[]*Pod{podIn("1", "node-a"), terminates("1", "node-a")}, 4},
 		"one on a node of no group is none": {[]*Pod{podIn("1", "node-out")}, 4},
 	}
 	for name, tc := range tests {
@@ -612,4 +620,105 @@ func TestBehind(t *testing.T) {
 		take(t, l, request(fmt.Sprint("token-forged-", i), total, spread))
 	}
 	behind(false, "more are asked for than the owner makes")
+}
+
+// TestBehindCountsAllRevisions of the owner: those that are there, and those that were asked
+// for.
+func TestBehindCountsAllRevisions(t *testing.T) {
+	l, _ := newTestLedger("a")
+	const total = 2
+	for _, revision := range []string{"r1", "r2"} {
+		p := podIn("p-"+revision, "")
+		p.Revision = revision
+		l.Observe(p)
+	}
+	behind := func(want bool, when string) {
+		t.Helper()
+		if got := l.Behind(cohortOne.Owner, "token-next", total); got != want {
+			t.Errorf("%s: behind is %t", when, got)
+		}
+	}
+	behind(true, "one pod of each of two revisions is there")
+	ask := func(i int) {
+		for _, revision := range []string{"r1", "r2"} {
+			r := request(fmt.Sprint("token-", revision, i), total, weights("a", 1))
+			r.Cohort.Revision = revision
+			take(t, l, r)
+		}
+	}
+	for i := range maxUnseen / 2 {
+		ask(i)
+	}
+	behind(true, "as many were asked for as a busy owner makes")
+	ask(maxUnseen)
+	behind(false, "more were asked for than the owner makes, over both")
+}
+
+// TestAPodThatIsSeenKeepsItsSeat, whatever is taken under its token afterwards.
+func TestAPodThatIsSeenKeepsItsSeat(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	spread := weights("a", 1, "b", 1)
+	l.Observe(pinned("p", "token", "a", ""))
+	if group := take(t, l, request("token", 2, spread)); group != "b" {
+		t.Fatalf("another pod goes to %q", group)
+	}
+	r := request("p", 2, spread, "node-a", "node-b")
+	r.Token = "token"
+	if group, why := l.Reserve(r); group != "a" || why != Seated {
+		t.Errorf("it is sent to %q: %s", group, why)
+	}
+}
+
+// TestOnlyPodsAtTheGateAreHeldThere: one that is gone, or has passed, may go.
+func TestOnlyPodsAtTheGateAreHeldThere(t *testing.T) {
+	l, _ := newTestLedger("a")
+	full := atMost(t, 0, "a")
+	l.Observe(podIn("passed", ""))
+	gated := podIn("gated", "")
+	gated.Gated = true
+	l.Observe(gated)
+	for name, want := range map[string]bool{"gone": true, "passed": true, "gated": false} {
+		if got := l.CanUngate(request(name, 9, full)); got != want {
+			t.Errorf("%s: it may go: %t", name, got)
+		}
+	}
+}
+
+// ranges divides over groups in their order, after each has its min.
+func ranges(t *testing.T, rules ...gm.NodeGroupNumRange) placement.Spread {
+	t.Helper()
+	spread, err := placement.New(gm.PropagationSpec{NumRange: rules}, func(string) bool { return true }, "app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spread
+}
+
+// TestWhoseTurnItIsBesideAGroupThatIsAvoided: a group that lacks pods comes before one that
+// gets them on loan, and both before the one that is avoided.
+func TestWhoseTurnItIsBesideAGroupThatIsAvoided(t *testing.T) {
+	for name, tc := range map[string]struct {
+		avoided string
+		spread  placement.Spread
+		want    []string
+	}{
+		"the last in order lacks its min, and the first has it": {"b", ranges(t,
+			gm.NodeGroupNumRange{NodeGroupNames: []string{"c"}, Min: new(intstr.FromString("50%"))},
+			gm.NodeGroupNumRange{NodeGroupNames: []string{"b"}},
+			gm.NodeGroupNumRange{NodeGroupNames: []string{"a"}, Min: new(intstr.FromString("50%"))},
+		), []string{"c", "a"}},
+		"the last is avoided, and the first has its share":  {"b", weights("a", 1, "b", 1), []string{"a", "a"}},
+		"the first is avoided, and the last has its share":  {"a", weights("a", 1, "b", 1), []string{"b", "b"}},
+		"the middle is avoided, and the others have shares": {"b", weights("a", 1, "b", 1, "c", 0), []string{"a", "a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, _ := newTestLedger("a", "b", "c")
+			l.Avoid("rs", tc.avoided)
+			for i, want := range tc.want {
+				if got := take(t, l, request(fmt.Sprint("t", i), 2, tc.spread)); got != want {
+					t.Errorf("pod %d goes to %q, want %q", i, got, want)
+				}
+			}
+		})
+	}
 }

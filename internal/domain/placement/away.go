@@ -45,6 +45,16 @@ func (s Spread) Home() Spread {
 // be changed.
 func (s Spread) Away() []string { return s.away }
 
+// NextOnLoan is Next for a pod that no group has a place for, of a workload of n pods:
+// groups may have as many as Ceilings says.
+func (s Spread) NextOnLoan(n int, current []int, feasible []bool) int {
+	ceilings := s.Ceilings(n)
+	if s.ranges != nil {
+		return s.nextInOrder(ceilings, current, feasible, int64(min(max(n, 0), maxReplicas)))
+	}
+	return s.Next(ceilings, current, feasible)
+}
+
 // Ceilings is the number of pods that each group may hold at most when n are
 // divided, on loan from groups that have no place for them: of a range its max,
 // by weights n; 0 for a group that never gets a pod.

@@ -126,6 +126,22 @@ func TestFirstIsWhereSeatsGoOneByOne(t *testing.T) {
 	})
 }
 
+// TestOnLoanAPercentageIsOfTheReplicas: and not of what all groups may hold together.
+func TestOnLoanAPercentageIsOfTheReplicas(t *testing.T) {
+	for _, low := range []string{"2", "50%"} {
+		s := NumRange([]gm.NodeGroupNumRange{between("", "", "x"), between("1", "", "b"), between(low, "", "c")}, nil, ascendingUID)
+		current, feasible := make([]int, 3), make([]bool, 3)
+		b, c, x := slices.Index(s.Groups(), "b"), slices.Index(s.Groups(), "c"), slices.Index(s.Groups(), "x")
+		feasible[c], feasible[x] = true, true
+		for range 4 {
+			current[s.NextOnLoan(4, current, feasible)]++
+		}
+		if current[c] != 2 || current[x] != 2 || current[b] != 0 {
+			t.Errorf("4 pods, of which c has at least %s: %v of %v", low, current, s.Groups())
+		}
+	}
+}
+
 // TestCeilingsAreNeverBelowTheShare: what a group may hold on loan includes
 // what is its own.
 func TestCeilingsAreNeverBelowTheShare(t *testing.T) {

@@ -236,7 +236,11 @@ func (s Spread) First(k, n int) []int {
 // any state that Divide gives, Next follows Divide.
 func (s Spread) Next(desired, current []int, feasible []bool) int {
 	if s.ranges != nil {
-		return s.nextInOrder(desired, current, feasible)
+		var total int64
+		for _, want := range desired {
+			total += int64(max(want, 0))
+		}
+		return s.nextInOrder(desired, current, feasible, min(total, maxReplicas))
 	}
 	best := -1
 	var bestWeight, bestSeats int64

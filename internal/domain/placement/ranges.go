@@ -86,15 +86,10 @@ func (s Spread) fill(seats []int, k, n int) {
 }
 
 // nextInOrder is Next by ranges: the first group below its min, then the first
-// below what it should have. Percentages of min are taken of the sum of
-// desired, which is the number of replicas unless all groups are at their max,
-// when the order no longer changes where pods end.
-func (s Spread) nextInOrder(desired, current []int, feasible []bool) int {
-	var total int64
-	for _, want := range desired {
-		total += int64(max(want, 0))
-	}
-	total = min(total, maxReplicas)
+// below what it should have. Percentages of min are taken of total. Next takes the
+// sum of desired for it, which is the number of replicas unless all groups are at
+// their max, when the order no longer changes where pods end.
+func (s Spread) nextInOrder(desired, current []int, feasible []bool, total int64) int {
 	open := -1
 	for _, i := range s.order {
 		index := int(i)
