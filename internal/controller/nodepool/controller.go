@@ -76,8 +76,8 @@ type Reconciler struct {
 	statuses, repairs pace.ByName
 
 	mu sync.Mutex
-	// toldMissing is the pool that a node was told to be missing, by node.
-	toldMissing map[string]string
+	// reportedMissing is the missing pool that the last event of a node named, by node.
+	reportedMissing map[string]string
 }
 
 // scope is what one pass over a pool observed.

@@ -45,16 +45,16 @@ func (r *Reconciler) recordLost(node *corev1.Node) {
 // lets it tell again.
 func (r *Reconciler) missing(node *corev1.Node, pool string) {
 	r.mu.Lock()
-	told := pool == "" || r.toldMissing[node.Name] == pool
-	if r.toldMissing == nil {
-		r.toldMissing = map[string]string{}
+	reported := pool == "" || r.reportedMissing[node.Name] == pool
+	if r.reportedMissing == nil {
+		r.reportedMissing = map[string]string{}
 	}
-	r.toldMissing[node.Name] = pool
+	r.reportedMissing[node.Name] = pool
 	if pool == "" {
-		delete(r.toldMissing, node.Name)
+		delete(r.reportedMissing, node.Name)
 	}
 	r.mu.Unlock()
-	if !told {
+	if !reported {
 		r.Recorder.Eventf(node, nil, corev1.EventTypeWarning, apps.ReasonPoolMissing, "Join",
 			"Label %s names NodePool %q, which does not exist or is being deleted: the node is in no pool", apps.NodePoolLabel, pool)
 	}

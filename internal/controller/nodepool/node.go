@@ -109,7 +109,7 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 	case err == nil:
 		patchesTotal.WithLabelValues(kindOf(&v.change)).Inc()
 		r.cleared(v.node.Name)
-		r.told(ctx, v)
+		r.reportChange(ctx, v)
 		return nil
 	case apierrors.IsNotFound(err):
 		return nil
@@ -133,7 +133,7 @@ func (r *Reconciler) forgetNode(name string) {
 	r.cleared(name)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.toldMissing, name)
+	delete(r.reportedMissing, name)
 }
 
 // cleared forgets that a node could not be written, and lets its pools say so.
@@ -210,8 +210,8 @@ func kindOf(c *attributes.Change) string {
 	return updated
 }
 
-// told makes events and a log line of a change.
-func (r *Reconciler) told(ctx context.Context, v *visit) {
+// reportChange emits events and logs a change.
+func (r *Reconciler) reportChange(ctx context.Context, v *visit) {
 	c := &v.change
 	log.FromContext(ctx).Info("Node changed by its NodePool", "node", v.node.Name, "change", kindOf(c), "from", c.From, "to", c.To)
 	if v.read.Lost() != nil {

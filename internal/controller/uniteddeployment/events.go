@@ -24,7 +24,7 @@ const (
 	ReasonRollbackRevisionNotFound = "RollbackRevisionNotFound"
 )
 
-var told = map[united.Verb]struct{ reason, note string }{
+var eventTexts = map[united.Verb]struct{ reason, note string }{
 	united.Create:  {ReasonCreated, "Created %q for pool %q at revision %s"},
 	united.Update:  {ReasonUpdated, "Updated %q of pool %q to revision %s"},
 	united.Restore: {ReasonRestored, "Restored %q of pool %q to revision %s after a hand edit"},
@@ -38,7 +38,7 @@ func (r *Reconciler) did(s *scope, a united.Action, w united.Workload) {
 	case united.Adopt:
 		r.note(s.ud, w, ReasonAdopted, "Adopt", "Adopted %q for pool %q", w.GetName(), a.Pool)
 	default:
-		if t, ok := told[a.Verb]; ok {
+		if t, ok := eventTexts[a.Verb]; ok {
 			r.note(s.ud, w, t.reason, string(a.Verb), t.note, w.GetName(), a.Pool, s.long(a.Revision))
 		}
 	}

@@ -48,7 +48,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("writing status of UnitedDeployment %q: %w", s.ud.Name, err)
 		}
-		r.tell(s)
+		r.reportEvents(s)
 	}
 	s.reported = true
 	if next > 0 {
@@ -57,8 +57,8 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// tell emits an event for each failure that is new.
-func (r *Reconciler) tell(s *scope) {
+// reportEvents emits an event for each failure that is new.
+func (r *Reconciler) reportEvents(s *scope) {
 	for i := range s.ud.Status.Pools {
 		p := &s.ud.Status.Pools[i]
 		if p.Reason == "" || slices.ContainsFunc(s.before.Status.Pools, func(b apps.PoolStatus) bool {

@@ -61,7 +61,7 @@ type Reconciler struct {
 	Recorder events.EventRecorder
 	// Namespace is where the ConfigMap is.
 	Namespace string
-	// Leads tells whether this replica tells of what it finds.
+	// Leads tells whether this replica leads: only that one emits events.
 	Leads func() bool
 
 	changed *trigger.Source[ctrl.Request]
@@ -74,8 +74,8 @@ type Reconciler struct {
 	settled bool
 	// failures counts the passes in a row that the API server kept from ending well.
 	failures int
-	// told is what the last events said.
-	told map[string]string
+	// lastEvents are the last event texts, by reason.
+	lastEvents map[string]string
 }
 
 // scope is what one pass observed.
@@ -146,7 +146,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	} else if err != nil {
 		return ctrl.Result{}, fmt.Errorf("reading ConfigMap %s: %w", req.NamespacedName, err)
 	}
-	return phase.Run(ctx, s, r.resolve, r.force, r.remember, r.tell)
+	return phase.Run(ctx, s, r.resolve, r.force, r.remember, r.reportEvents)
 }
 
 // resolve finds out which kinds the text stands for.

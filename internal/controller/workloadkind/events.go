@@ -30,24 +30,24 @@ const (
 	maxShown, maxNote = 3, 1000
 )
 
-// tell makes events and log lines of what is new.
-func (r *Reconciler) tell(ctx context.Context, s *scope) error {
+// reportEvents emits events, and logs, what has changed.
+func (r *Reconciler) reportEvents(ctx context.Context, s *scope) error {
 	if s.config == nil {
-		r.told = nil
+		r.lastEvents = nil
 		return nil
 	}
 	if !r.settled {
 		return nil
 	}
 	if len(s.bad) > 0 {
-		r.say(ctx, s, corev1.EventTypeWarning, ReasonRejected, fmt.Sprintf("%s. In force: %s", several(s.bad), namesOf(r.inForce)))
-		if r.told != nil && (r.told[ReasonInForce] != "" || len(r.inForce) > 0) {
-			r.told[ReasonInForce] = "something else since" // so that the end of this is told
+		r.event(ctx, s, corev1.EventTypeWarning, ReasonRejected, fmt.Sprintf("%s. In force: %s", joinFirst(s.bad), namesOf(r.inForce)))
+		if r.lastEvents != nil && (r.lastEvents[ReasonInForce] != "" || len(r.inForce) > 0) {
+			r.lastEvents[ReasonInForce] = "something else since" // so that an event says when it is over
 		}
 	} else {
-		delete(r.told, ReasonRejected)
-		if names := namesOf(r.inForce); names != noKinds || r.told[ReasonInForce] != "" {
-			r.say(ctx, s, corev1.EventTypeNormal, ReasonInForce, "Workloads beside the built-in kinds: "+names)
+		delete(r.lastEvents, ReasonRejected)
+		if names := namesOf(r.inForce); names != noKinds || r.lastEvents[ReasonInForce] != "" {
+			r.event(ctx, s, corev1.EventTypeNormal, ReasonInForce, "Workloads beside the built-in kinds: "+names)
 		}
 	}
 	var problems []error
@@ -57,28 +57,28 @@ func (r *Reconciler) tell(ctx context.Context, s *scope) error {
 		}
 	}
 	if len(problems) == 0 {
-		delete(r.told, ReasonProblem)
+		delete(r.lastEvents, ReasonProblem)
 		return nil
 	}
-	r.say(ctx, s, corev1.EventTypeWarning, ReasonProblem, several(problems))
+	r.event(ctx, s, corev1.EventTypeWarning, ReasonProblem, joinFirst(problems))
 	return nil
 }
 
-// say tells something once for each state of the ConfigMap. Every replica
-// finds the same; the one that leads tells.
-func (r *Reconciler) say(ctx context.Context, s *scope, kind, reason, text string) {
+// event emits an event once for each state of the ConfigMap. Every replica finds the
+// same; only the leader emits it.
+func (r *Reconciler) event(ctx context.Context, s *scope, kind, reason, text string) {
 	if !r.Leads() {
 		return
 	}
-	state := text + "\n" + s.config.Data[workloadkind.Key] // the same mistake after another edit is told again
-	if r.told[reason] == state {
+	state := text + "\n" + s.config.Data[workloadkind.Key] // the same mistake after another edit gets an event again
+	if r.lastEvents[reason] == state {
 		return
 	}
-	if r.told == nil {
-		r.told = map[string]string{}
+	if r.lastEvents == nil {
+		r.lastEvents = map[string]string{}
 	}
-	r.told[reason] = state
-	log.FromContext(ctx).Info("Told about kinds of workloads", "reason", reason, "text", text)
+	r.lastEvents[reason] = state
+	log.FromContext(ctx).Info("Reported kinds of workloads", "reason", reason, "text", text)
 	if len(text) > maxNote {
 		text = strings.ToValidUTF8(text[:maxNote-3], "") + "..."
 	}
@@ -100,8 +100,8 @@ func explain(p owners.Problem) error {
 	}
 }
 
-// several joins the first errors and says how many more there are.
-func several(errs []error) string {
+// joinFirst joins the first errors and says how many more there are.
+func joinFirst(errs []error) string {
 	var texts []string
 	for i, err := range errs {
 		if i == maxShown {
