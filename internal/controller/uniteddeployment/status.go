@@ -130,22 +130,15 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 		}
 	}
 	if p.Phase == apps.PoolFailed {
-		p.Reason, p.Message = f.reason, bounded(f.message)
+		p.Reason, p.Message = f.reason, conditions.Truncate(f.message, maxMessage)
 	}
 	return p
-}
-
-func bounded(message string) string {
-	if len(message) <= maxMessage {
-		return message
-	}
-	return message[:maxMessage] + "…"
 }
 
 // setConditions sums up.
 func setConditions(s *scope) {
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
-		conditions.Set(&s.ud.Status.Conditions, s.ud.Generation, kind, status, reason, bounded(message))
+		conditions.Set(&s.ud.Status.Conditions, s.ud.Generation, kind, status, reason, conditions.Truncate(message, maxMessage))
 	}
 	if !s.observed {
 		set(apps.PoolProvisioned, metav1.ConditionUnknown, s.failure.reason, s.failure.message)

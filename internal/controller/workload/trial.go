@@ -21,6 +21,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	overrides "github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
@@ -234,8 +235,5 @@ func refusalText(err error) string {
 		}
 		text = strings.Join(parts, "; ")
 	}
-	if len(text) > maxRefusal {
-		text = strings.ToValidUTF8(text[:maxRefusal], "") + "…"
-	}
-	return text
+	return conditions.Truncate(text, maxRefusal)
 }

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/atoll-k8s/atoll/internal/domain/workloadkind"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -79,10 +80,7 @@ func (r *Reconciler) event(ctx context.Context, s *scope, kind, reason, text str
 	}
 	r.lastEvents[reason] = state
 	log.FromContext(ctx).Info("Reported kinds of workloads", "reason", reason, "text", text)
-	if len(text) > maxNote {
-		text = strings.ToValidUTF8(text[:maxNote-3], "") + "..."
-	}
-	r.Recorder.Eventf(s.config, nil, kind, reason, "Configure", "%s", text)
+	r.Recorder.Eventf(s.config, nil, kind, reason, "Configure", "%s", conditions.Truncate(text, maxNote))
 }
 
 // explain says what is wrong with a kind in force, and the way out.

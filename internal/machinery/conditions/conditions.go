@@ -23,10 +23,17 @@ const maxMessage = 2000
 
 // Bounded shortens a message that repeats what somebody else said.
 func Bounded(message string) string {
-	if len(message) <= maxMessage {
-		return message
+	return Truncate(message, maxMessage)
+}
+
+// Truncate returns a text of at most limit bytes: one that is longer loses its end, and
+// ends with "…". No character is cut in two. The limit must be at least 3.
+func Truncate(text string, limit int) string {
+	const mark = "…"
+	if len(text) <= limit {
+		return text
 	}
-	return strings.ToValidUTF8(message[:maxMessage], "") + "…"
+	return strings.ToValidUTF8(text[:limit-len(mark)], "") + mark
 }
 
 // List joins sorted names for a message, the first three and how many more.

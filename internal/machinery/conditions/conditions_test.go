@@ -70,3 +70,14 @@ func TestSetMovesTheTransitionTimeOnlyWhenTheStatusTurns(t *testing.T) {
 		t.Errorf("a second condition took the place of the first: %+v", conditions)
 	}
 }
+
+// TestTruncateCutsNoCharacter: the API server would put another character in its place.
+func TestTruncateCutsNoCharacter(t *testing.T) {
+	for text, want := range map[string]string{
+		"12345678": "12345678", "123456789": "12345…", "1234äöü": "1234…", "123456äö": "12345…", "äöüß": "äöüß", "äöüßä": "äö…",
+	} {
+		if got := Truncate(text, 8); got != want || len(got) > 8 {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+}
