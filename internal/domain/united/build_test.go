@@ -176,6 +176,9 @@ func TestBuildPatches(t *testing.T) {
 	if got, want := build(t, patch("")), build(t); !cmp.Equal(want, got) {
 		t.Errorf("a patch that says nothing makes another workload:\n%s", cmp.Diff(want, got))
 	}
+	if _, err := Build(recipe(patch(`{"spec":{"updateStrategy":{"rollingUpdate":1}}}`))); err == nil || strings.Contains(err.Error(), "partition") {
+		t.Errorf("of a patch that says nothing of a partition the error is %v", err)
+	}
 	_, err := Build(recipe(patch(`{"spec":{"template":{"metadata":{"labels":{"app":null}}}}}`), func(r *Recipe) {
 		r.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}
 	}))
