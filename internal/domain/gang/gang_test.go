@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
@@ -233,6 +234,52 @@ func TestAppliedSurvivesTheAnnotation(t *testing.T) {
 	for _, junk := range []string{"", "{", `"x"`, `{"spec": 1}`} {
 		if ParseApplied(junk) != nil {
 			t.Errorf("%q is read", junk)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	if got := OwnerOf(Name("4711")); got != "4711" {
+		t.Errorf("the PodGroup of 4711 is that of %q", got)
+	}
+	if got := OwnerOf("somebody-elses"); got != "" {
+		t.Errorf("somebody else's is that of %q", got)
+	}
+}
+
+// TestWhatIsKeptOfObjects: all else would only take memory, in every replica.
+func TestWhatIsKeptOfObjects(t *testing.T) {
+	all := notes{
+		scheduling.MinMemberAnnotation: "3", scheduling.QueueNameAnnotation: "q", scheduling.InheritedPrefix + "sla-waiting-time": "1h",
+		scheduling.PreemptableKey: "true", scheduling.CooldownTimeKey: "1m", "app": "web",
+	}
+	annotations, labels := maps.Clone(all), notes{scheduling.PreemptableKey: "true", scheduling.CooldownTimeKey: "1m"}
+	delete(annotations, "app")
+	if diff := cmp.Diff(annotations, Annotations(all)); diff != "" {
+		t.Errorf("wrong annotations (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(labels, Labels(all)); diff != "" {
+		t.Errorf("wrong labels (-want +got):\n%s", diff)
+	}
+	if other := (notes{"app": "web"}); Annotations(other) != nil || Labels(other) != nil {
+		t.Errorf("%v and %v are kept of what nobody reads", Annotations(other), Labels(other))
+	}
+}
+
+// TestDependentsFirst: what is made for an object that is deleted in the foreground is deleted too.
+func TestDependentsFirst(t *testing.T) {
+	now := metav1.Now()
+	for name, tc := range map[string]struct {
+		meta metav1.ObjectMeta
+		want bool
+	}{
+		"it stays":                   {metav1.ObjectMeta{}, false},
+		"it is to go in that way":    {metav1.ObjectMeta{Finalizers: []string{metav1.FinalizerDeleteDependents}}, false},
+		"it goes in another way":     {metav1.ObjectMeta{DeletionTimestamp: &now, Finalizers: []string{metav1.FinalizerOrphanDependents}}, false},
+		"it goes after what it owns": {metav1.ObjectMeta{DeletionTimestamp: &now, Finalizers: []string{"example.com/a", metav1.FinalizerDeleteDependents}}, true},
+	} {
+		if got := DependentsFirst(&tc.meta); got != tc.want {
+			t.Errorf("%s: %t", name, got)
 		}
 	}
 }
