@@ -273,3 +273,20 @@ func TestReaches(t *testing.T) {
 		})
 	}
 }
+
+// TestReachesWhereItsVolumesAre: all of them.
+func TestReachesWhereItsVolumesAre(t *testing.T) {
+	var volumes []*nodeaffinity.NodeSelector
+	for _, terms := range [][]corev1.NodeSelectorTerm{in("zone", "z1", "z2"), in("zone", "z2", "z3")} {
+		volume, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: terms})
+		if err != nil {
+			t.Fatal(err)
+		}
+		volumes = append(volumes, volume)
+	}
+	for zone, want := range map[string]bool{"z1": false, "z2": true, "z3": false} {
+		if got := NewCheck(&Demand{}, volumes).Reaches(&Node{Labels: map[string]string{"zone": zone}}); got != want {
+			t.Errorf("a node in %s is reached: %t", zone, got)
+		}
+	}
+}

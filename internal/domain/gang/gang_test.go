@@ -114,6 +114,18 @@ func TestTheNearestBudgetCounts(t *testing.T) {
 	}
 }
 
+// TestModesInAnyCase: the annotations are written by people.
+func TestModesInAnyCase(t *testing.T) {
+	for text, want := range map[string]scheduling.NetworkTopologyMode{
+		"hard": scheduling.NetworkTopologyHard, "Hard": scheduling.NetworkTopologyHard, "SOFT": scheduling.NetworkTopologySoft,
+	} {
+		got := Want(Pod{Annotations: notes{scheduling.NetworkTopologyModeAnnotation: text}}, nil, nil)
+		if len(got.Problems) > 0 || got.NetworkTopology == nil || got.NetworkTopology.Mode != want {
+			t.Errorf("%s: %+v with problems %v", text, got.NetworkTopology, got.Problems)
+		}
+	}
+}
+
 func TestTheLowestTierIsATier(t *testing.T) {
 	got := Want(Pod{Annotations: notes{scheduling.NetworkTopologyHighestTierAnnotation: "0"}}, nil, nil)
 	if len(got.Problems) > 0 || got.NetworkTopology == nil || got.NetworkTopology.HighestTierAllowed == nil || *got.NetworkTopology.HighestTierAllowed != 0 {
@@ -207,6 +219,22 @@ func TestChangesLeaveWhatOthersWrote(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestNothingIsLeftOfTheValueBefore: a merge patch would keep the keys of an object that
+// the new one does not have.
+func TestNothingIsLeftOfTheValueBefore(t *testing.T) {
+	type object = map[string]any
+	last := &Applied{Spec: object{
+		"networkTopology": object{"mode": "soft", "highestTierAllowed": float64(2)}, "minResources": object{"cpu": "1", "memory": "1Gi"}, "queue": "a",
+	}}
+	want := &Applied{Spec: object{"networkTopology": object{"mode": "hard"}, "minResources": object{"cpu": "1", "pods": "2"}, "queue": object{"name": "b"}}}
+	changes := object{
+		"networkTopology": object{"mode": "hard", "highestTierAllowed": nil}, "minResources": object{"cpu": "1", "memory": nil, "pods": "2"}, "queue": object{"name": "b"},
+	}
+	if diff := cmp.Diff(changes, want.Changes(last, nil).Spec); diff != "" {
+		t.Errorf("wrong changes (-want +got):\n%s", diff)
+	}
 }
 
 func TestAnAdoptedPodGroupKeepsWhatIsRight(t *testing.T) {
