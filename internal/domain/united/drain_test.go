@@ -69,11 +69,12 @@ func TestDepart(t *testing.T) {
 		evicted string
 		drained bool
 	}{
-		"one of three":             {w: deployment(3), pods: "p0 p1 p2", may: 1, want: 3, evicted: "p0"},
-		"two of three":             {w: deployment(3), pods: "p0 p1 p2", may: 2, want: 3, evicted: "p0 p1"},
-		"none may go":              {w: deployment(3), pods: "p0 p1 p2", may: 0, want: 3},
-		"the one before is away":   {w: deployment(2), pods: "p0~ p1 p2", may: 1, want: 2, evicted: "p1"},
-		"evicted, and not lowered": {w: deployment(3), pods: "p0~ p1 p2 p3-", may: 1, want: 2},
+		"one of three":                               {w: deployment(3), pods: "p0 p1 p2", may: 1, want: 3, evicted: "p0"},
+		"the first by name":                          {w: deployment(3), pods: "p2 p0 p1", may: 2, want: 3, evicted: "p0 p1"},
+		"two of three":                               {w: deployment(3), pods: "p0 p1 p2", may: 2, want: 3, evicted: "p0 p1"},
+		"none may go":                                {w: deployment(3), pods: "p0 p1 p2", may: 0, want: 3},
+		"the one before is away":                     {w: deployment(2), pods: "p0~ p1 p2", may: 1, want: 2, evicted: "p1"},
+		"evicted, and not lowered":                   {w: deployment(3), pods: "p0~ p1 p2 p3-", may: 1, want: 2},
 		"what replaces it is Ready before it is cut": {w: deployment(2), pods: "p1 p2 p3", may: 1, want: 2},
 		"a rollout that is over":                     {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 4 }), pods: "p1 p2 p3", may: 1, want: 2},
 		"a rollout without surge":                    {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate = nil }), pods: "p1 p2 p3", may: 1, want: 2},
@@ -94,6 +95,7 @@ func TestDepart(t *testing.T) {
 		"a StatefulSet without pods":  {w: stateful(0), may: 1, want: 0, drained: true},
 
 		"a DaemonSet's, when it is gated":  {w: gated(), pods: "a b! c- d", may: 2, evicted: "b a"},
+		"those that serve nobody first":    {w: gated(), pods: "b! a", may: 1, evicted: "b"},
 		"a DaemonSet that is not yet":      {w: &appsv1.DaemonSet{}, pods: "a", may: 2},
 		"a DaemonSet of pods that wait":    {w: gated(), pods: "a- b- c~", may: 1, drained: true},
 		"a DaemonSet that runs on no node": {w: &appsv1.DaemonSet{}, may: 1},

@@ -191,6 +191,10 @@ func TestPlanOfOneStep(t *testing.T) {
 			pool: Pool{Replicas: 2, Contents: map[string]string{"r1": "r1/a-tainted"}}, children: []Child{at("r1")}, phase: apps.PoolUpdating,
 			want: []string{"update a (web-a) at r1: its turn, 1 of at most 1"},
 		},
+		"the label of its revision was edited": {
+			pool: Pool{Replicas: 2}, children: []Child{with(at("r0"), func(c *Child) { c.PoolRevision, c.Edited = "r1/a", true })}, phase: apps.PoolUpdating,
+			want: []string{"update a (web-a) at r1: its turn, 1 of at most 1"},
+		},
 		"held in part, of no replicas": {
 			pool: Pool{Partition: 1}, children: []Child{with(at("r1"), func(c *Child) { c.Replicas, c.Partition = 0, 1 })}, phase: apps.PoolReady, complete: true,
 		},
