@@ -97,6 +97,16 @@ func TestFurther(t *testing.T) {
 	}
 }
 
+// TestFurtherThanNothing: a reason that is no check's is told where there is no other.
+func TestFurtherThanNothing(t *testing.T) {
+	if got := Further(Avoided, Fits); got != Avoided {
+		t.Errorf("beside nothing it is %q", got)
+	}
+	if got := Further(Avoided, NoRoom); got != NoRoom {
+		t.Errorf("beside a check's it is %q", got)
+	}
+}
+
 func demands() *rapid.Generator[*Demand] {
 	return rapid.Custom(func(t *rapid.T) *Demand {
 		d := &Demand{Requests: Amounts{{"cpu", rapid.Int64Range(1, 4).Draw(t, "cpu")}, {"pods", 1}}}

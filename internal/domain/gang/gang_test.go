@@ -165,11 +165,12 @@ func TestUsageOf(t *testing.T) {
 		InitContainers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: list("cpu", "2")}}},
 		Containers: []corev1.Container{
 			{Resources: corev1.ResourceRequirements{Requests: list("cpu", "500m", "memory", "1Gi", "nvidia.com/gpu", "1"), Limits: list("memory", "2Gi", "nvidia.com/gpu", "1")}},
-			{Resources: corev1.ResourceRequirements{Requests: list("cpu", "500m")}},
+			{Resources: corev1.ResourceRequirements{Requests: list("cpu", "500m", "ephemeral-storage", "1Gi"), Limits: list("ephemeral-storage", "3Gi")}},
 		},
 		Overhead: list("cpu", "100m"),
 	}}
 	want := list("cpu", "2100m", "requests.cpu", "2100m", "memory", "1Gi", "requests.memory", "1Gi", "limits.memory", "2Gi",
+		"ephemeral-storage", "1Gi", "requests.ephemeral-storage", "1Gi", "limits.ephemeral-storage", "3Gi",
 		"nvidia.com/gpu", "1", "requests.nvidia.com/gpu", "1", "pods", "1", "count/pods", "1")
 	if diff := cmp.Diff(want, UsageOf(pod)); diff != "" {
 		t.Errorf("wrong usage (-want +got):\n%s", diff)

@@ -200,6 +200,7 @@ func TestParseLevels(t *testing.T) {
 		"no kind":              {"podgroupLevel: [{apiversion: v1}]", Levels{}, nil, "podgroupLevel[0]: kind must be"},
 		"an empty kind":        {"podgroupLevel: [{apiversion: v1, kind: ''}]", Levels{}, nil, "podgroupLevel[0]: kind must be"},
 		"no version":           {"podgroupLevel: [{kind: Job}]", Levels{}, nil, "podgroupLevel[0] (Job): apiversion must be"},
+		"an empty version":     {"podgroupLevel: [{kind: Job, apiversion: ''}]", Levels{}, nil, "podgroupLevel[0] (Job): apiversion must be"},
 		"no such version":      {"podgroupLevel: [{kind: Job, apiversion: a/b/c}]", Levels{}, nil, `apiversion is "a/b/c"`},
 		"an unknown field":     {"podgroupLevel: [{kind: Job, apiversion: batch/v1, level: 1}]", Levels{}, nil, `unknown field "level"`},
 		"a field twice":        {"podgroupLevel: [{kind: Job, apiversion: batch/v1, apiVersion: batch/v1}]", Levels{}, nil, "apiversion is there twice"},
