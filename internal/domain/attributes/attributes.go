@@ -271,7 +271,6 @@ func settleTaints(now, want []corev1.Taint) ([]corev1.Taint, bool) {
 	return out, changed
 }
 
-// sameTime compares as the API server stores times: in seconds.
-func sameTime(a, b *metav1.Time) bool {
-	return a == nil && b == nil || a != nil && b != nil && a.Unix() == b.Unix()
-}
+// sameTime compares a time with one that may not be set, as the API server stores
+// them: in seconds.
+func sameTime(a, b *metav1.Time) bool { return b != nil && a.Unix() == b.Unix() }

@@ -282,13 +282,111 @@ func TestLostRecordHeals(t *testing.T) {
 			expect(t, "left", n, nodeWith(map[string]string{"own": "o"}, nil))
 		})
 	}
-	t.Run("in no pool", func(t *testing.T) {
-		n := nodeWith(map[string]string{"own": "o"}, map[string]string{apps.NodePoolAnnotation: "?"})
-		settle(t, n, nil, false)
-		if _, left := n.Annotations[apps.NodePoolAnnotation]; left {
-			t.Error("the annotation is left")
+	for _, raw := range []string{"?", ""} {
+		t.Run(fmt.Sprintf("%q in no pool", raw), func(t *testing.T) {
+			n := nodeWith(map[string]string{"own": "o"}, map[string]string{apps.NodePoolAnnotation: raw})
+			settle(t, n, nil, false)
+			if _, left := n.Annotations[apps.NodePoolAnnotation]; left {
+				t.Error("the annotation is left")
+			}
+		})
+	}
+}
+
+// TestALostRecordTakesNothingOfTheNode: what differs from what the pool gives is the
+// node's own, and comes back.
+func TestALostRecordTakesNothingOfTheNode(t *testing.T) {
+	pool := poolWith("p", map[string]string{"region": "x"}, map[string]string{"note": "y"}, taint("k", "p", corev1.TaintEffectNoSchedule))
+	n := nodeWith(map[string]string{"region": "mine", "own": "", apps.NodePoolLabel: "p"}, map[string]string{"note": "mine", "own": ""},
+		taint("k", "mine", corev1.TaintEffectNoSchedule), taint("j", "p", corev1.TaintEffectNoSchedule))
+	want := n.DeepCopy()
+	n.Annotations[apps.NodePoolAnnotation] = "{"
+	settle(t, n, pool, false)
+	settle(t, n, nil, false)
+	expect(t, "left", n, want)
+}
+
+// TestKeysThatAreLeftOutHideNoOthers, in whatever order they stand.
+func TestKeysThatAreLeftOutHideNoOthers(t *testing.T) {
+	labels, annotations, want := map[string]string{}, map[string]string{}, nodeWith(map[string]string{}, map[string]string{}, taint("k", "", corev1.TaintEffectNoSchedule))
+	for i := range 20 {
+		key := fmt.Sprintf("key-%d", i)
+		labels[key], annotations[key], labels["atoll.dev/"+key], annotations["atoll.dev/"+key] = "x", "x", "x", "x"
+		want.Labels[key], want.Annotations[key] = "x", "x"
+	}
+	pool := poolWith("p", labels, annotations, taint(corev1.TaintNodeNotReady, "", corev1.TaintEffectNoSchedule),
+		taint("node.cloudprovider.kubernetes.io/uninitialized", "", corev1.TaintEffectNoSchedule), taint("k", "", corev1.TaintEffectNoSchedule))
+	n := nodeWith(nil, nil)
+	settle(t, n, pool, false)
+	expect(t, "joined", n, want)
+	if got := Of(pool).Ignored; len(got) != 42 || !slices.IsSorted(got) || got[41] != "spec.taints: "+corev1.TaintNodeNotReady {
+		t.Errorf("left out are %q", got)
+	}
+}
+
+// TestTimesOfTaints: a pool that asks for a time gets it, to the second, as the API
+// server stores it; one that does not leaves the node's.
+func TestTimesOfTaints(t *testing.T) {
+	at := func(seconds, nanoseconds int64) *metav1.Time {
+		return new(metav1.NewTime(time.Unix(seconds, nanoseconds)))
+	}
+	for name, tc := range map[string]struct {
+		pool, node, want *metav1.Time
+		changed          bool
+	}{
+		"nobody asks for one":           {nil, nil, nil, false},
+		"the node has one":              {nil, at(5, 0), at(5, 0), false},
+		"the pool asks for one":         {at(5, 0), nil, at(5, 0), true},
+		"they have the same":            {at(5, 0), at(5, 0), at(5, 0), false},
+		"they have the same second":     {at(5, 7), at(5, 0), at(5, 0), false},
+		"the pool asks for another one": {at(6, 0), at(5, 0), at(6, 0), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			with := func(when *metav1.Time) corev1.Taint {
+				out := taint("k", "v", corev1.TaintEffectNoSchedule)
+				out.TimeAdded = when
+				return out
+			}
+			pool := Of(poolWith("p", nil, nil, with(tc.pool)))
+			change, err := Read(nodeWith(nil, nil, with(tc.node))).Plan(&pool, false)
+			if err != nil || change.TaintsChanged != tc.changed {
+				t.Errorf("changed: %t, error %v", change.TaintsChanged, err)
+			}
+			if diff := cmp.Diff([]corev1.Taint{with(tc.want)}, change.Taints); diff != "" {
+				t.Errorf("wrong taints (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestKeysOfAChange are told to people, who do not know the record.
+func TestKeysOfAChange(t *testing.T) {
+	pool := Of(poolWith("p", map[string]string{"b": "1", "a": "2"}, map[string]string{"note": "y"}, taint("k", "", corev1.TaintEffectNoSchedule)))
+	change, err := Read(nodeWith(map[string]string{apps.NodePoolLabel: "p"}, nil)).Plan(&pool, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"annotation note", "label a", "label b", "taints"}, change.Keys()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := (&Change{}).Keys(); got != nil {
+		t.Errorf("of no change: %q", got)
+	}
+}
+
+// TestOwnLabelsAreAllThatTheNodeHas without its pool, and the label of the pool that its
+// owner chose.
+func TestOwnLabelsAreAllThatTheNodeHas(t *testing.T) {
+	for _, selected := range []bool{false, true} {
+		n, want := nodeWith(map[string]string{"own": "o"}, nil), map[string]string{"own": "o"}
+		if !selected {
+			n.Labels[apps.NodePoolLabel], want[apps.NodePoolLabel] = "p", "p"
 		}
-	})
+		settle(t, n, poolWith("p", map[string]string{"a": "b", "own": "p"}, nil), selected)
+		if diff := cmp.Diff(want, Read(n).OwnLabels()); diff != "" {
+			t.Errorf("selected %t (-want +got):\n%s", selected, diff)
+		}
+	}
 }
 
 // TestAnySequenceGivesBack: whatever order pools, edits of pools and edits of

@@ -66,3 +66,22 @@ func TestATaintThatWaitsComesAsIfItHadNot(t *testing.T) {
 		})
 	}
 }
+
+// TestTaintsThatWouldEvict are those that the node does not have just so.
+func TestTaintsThatWouldEvict(t *testing.T) {
+	pool := Of(poolWith("p", nil, nil, taint("k", "v", corev1.TaintEffectNoExecute), taint("l", "v", corev1.TaintEffectNoSchedule)))
+	for name, tc := range map[string]struct {
+		has  []corev1.Taint
+		want []corev1.Taint
+	}{
+		"a node without taints":       {nil, []corev1.Taint{taint("k", "v", corev1.TaintEffectNoExecute)}},
+		"it has the same":             {[]corev1.Taint{taint("k", "v", corev1.TaintEffectNoExecute)}, nil},
+		"it has another value":        {[]corev1.Taint{taint("k", "w", corev1.TaintEffectNoExecute)}, []corev1.Taint{taint("k", "v", corev1.TaintEffectNoExecute)}},
+		"it has another effect":       {[]corev1.Taint{taint("k", "v", corev1.TaintEffectNoSchedule)}, []corev1.Taint{taint("k", "v", corev1.TaintEffectNoExecute)}},
+		"it has another of the value": {[]corev1.Taint{taint("m", "v", corev1.TaintEffectNoExecute)}, []corev1.Taint{taint("k", "v", corev1.TaintEffectNoExecute)}},
+	} {
+		if diff := cmp.Diff(tc.want, pool.Evicting(Read(nodeWith(nil, nil, tc.has...)))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}

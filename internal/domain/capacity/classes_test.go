@@ -330,6 +330,9 @@ func TestSatisfiable(t *testing.T) {
 		"below a bound, but for some":         {[]corev1.NodeSelectorRequirement{is("Lt", "3"), is("NotIn", "2", "1")}, true},
 		"a bound that is no number":           {[]corev1.NodeSelectorRequirement{is("Gt", "x"), is("In", "4")}, false},
 		"a value that is none":                {[]corev1.NodeSelectorRequirement{is("Gt", "3"), is("In", "x")}, false},
+		"above a bound, but for many":         {[]corev1.NodeSelectorRequirement{is("Gt", "3"), is("NotIn", "4", "5", "6"), is("NotIn", "7")}, true},
+		"a bound that is missing":             {[]corev1.NodeSelectorRequirement{is("Gt")}, false},
+		"there, and none that comes to mind":  {[]corev1.NodeSelectorRequirement{is("Exists"), is("NotIn", "", "0", "other", "other-", "-")}, true},
 		"two bounds in one":                   {[]corev1.NodeSelectorRequirement{is("Gt", "3", "4")}, false},
 		"absent and above":                    {[]corev1.NodeSelectorRequirement{is("Gt", "3"), is("DoesNotExist")}, false},
 		"absent, and not some value":          {[]corev1.NodeSelectorRequirement{is("DoesNotExist"), is("NotIn", "a")}, true},
@@ -359,5 +362,112 @@ func TestFreeKeepsTheTolerationsOfOthers(t *testing.T) {
 	}
 	if _, left := c.Free(nil, given, OnDemand); len(left) != 2 {
 		t.Errorf("of another class left are %v, want %v", left, given)
+	}
+}
+
+// TestPodsThatMayGoToBothClasses: of others it is not this project's to say where they go.
+func TestPodsThatMayGoToBothClasses(t *testing.T) {
+	c := ready(t, "cloudpilot")
+	expressions := func(r ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: r}
+	}
+	named := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}}
+	capacity := func(class string) corev1.NodeSelectorRequirement { return in("node.kubernetes.io/capacity", class)[0] }
+	zone := in("zone", "z")[0]
+	for name, tc := range map[string]struct {
+		selector map[string]string
+		terms    []corev1.NodeSelectorTerm // nil: there is no affinity
+		want     bool
+	}{
+		"a pod that demands nothing":       {nil, nil, true},
+		"one that demands a zone":          {map[string]string{"zone": "z"}, nil, true},
+		"one of a class":                   {map[string]string{"node.kubernetes.io/capacity": "spot"}, nil, false},
+		"one of neither class":             {map[string]string{"node.kubernetes.io/capacity": "other"}, nil, false},
+		"one of a zone, by affinity":       {nil, []corev1.NodeSelectorTerm{expressions(zone)}, true},
+		"one of on-demand, by affinity":    {nil, []corev1.NodeSelectorTerm{expressions(zone, capacity("on-demand"))}, false},
+		"one of spot, by affinity":         {nil, []corev1.NodeSelectorTerm{expressions(capacity("spot"))}, false},
+		"one of either, by affinity":       {nil, []corev1.NodeSelectorTerm{expressions(capacity("spot")), expressions(capacity("on-demand"))}, true},
+		"one for one node":                 {nil, []corev1.NodeSelectorTerm{named}, false},
+		"one for one node, or in a zone":   {nil, []corev1.NodeSelectorTerm{named, expressions(zone)}, true},
+		"one for one node, or of a class":  {nil, []corev1.NodeSelectorTerm{named, expressions(capacity("spot"))}, false},
+		"an affinity that demands nothing": {nil, []corev1.NodeSelectorTerm{}, true},
+	} {
+		var affinity *corev1.NodeSelector
+		if tc.terms != nil {
+			affinity = &corev1.NodeSelector{NodeSelectorTerms: tc.terms}
+		}
+		if got := c.LeavesBoth(tc.selector, affinity); got != tc.want {
+			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
+		if (&Classes{}).LeavesBoth(tc.selector, affinity) {
+			t.Errorf("%s: there are two classes where none is defined", name)
+		}
+	}
+}
+
+// TestRestricted: what Restrict has kept to a class is known as that, whatever it demanded
+// before.
+func TestRestricted(t *testing.T) {
+	for _, preset := range []string{"cloudpilot", "gke"} {
+		c := ready(t, preset)
+		for seed := range uint64(500) {
+			spec := chance{rand.New(rand.NewPCG(seed, 7))}.spec()
+			for _, class := range []Class{OnDemand, Spot} {
+				after := spec.DeepCopy()
+				c.Restrict(after, class)
+				if !c.Restricted(required(after), class) {
+					t.Fatalf("%s, seed %d: what is kept to %s is not known: %+v", preset, seed, class, required(after))
+				}
+			}
+		}
+	}
+	c := ready(t, "cloudpilot")
+	spot, zone := in("node.kubernetes.io/capacity", "spot"), in("zone", "z")
+	field := in(metav1.ObjectNameField, "a")
+	for name, tc := range map[string]struct {
+		terms []corev1.NodeSelectorTerm
+		want  bool
+	}{
+		"no term":                           {nil, false},
+		"another demand":                    {[]corev1.NodeSelectorTerm{{MatchExpressions: zone}}, false},
+		"the other class":                   {[]corev1.NodeSelectorTerm{{MatchExpressions: in("node.kubernetes.io/capacity", "on-demand")}}, false},
+		"more than the class":               {[]corev1.NodeSelectorTerm{{MatchExpressions: in("node.kubernetes.io/capacity", "spot", "on-demand")}}, false},
+		"all but the class":                 {[]corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "node.kubernetes.io/capacity", Operator: "NotIn", Values: []string{"spot"}}}}}, false},
+		"the class, and more":               {[]corev1.NodeSelectorTerm{{MatchExpressions: append(zone, spot...)}}, true},
+		"one term of two":                   {[]corev1.NodeSelectorTerm{{MatchExpressions: spot}, {MatchExpressions: zone}}, false},
+		"one beside one that finds no node": {[]corev1.NodeSelectorTerm{{MatchExpressions: spot}, {}}, true},
+		"one node":                          {[]corev1.NodeSelectorTerm{{MatchFields: field}}, false},
+		"one node and a zone":               {[]corev1.NodeSelectorTerm{{MatchExpressions: zone, MatchFields: field}}, false},
+	} {
+		if got := c.Restricted(&corev1.NodeSelector{NodeSelectorTerms: tc.terms}, Spot); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	if c.Restricted(nil, Spot) {
+		t.Error("a pod without affinity is kept to a class")
+	}
+}
+
+// TestFree: what a pod demanded before it was kept to a class comes back, and no more.
+func TestFree(t *testing.T) {
+	c := ready(t, "cloudpilot")
+	spot, zone, field := in("node.kubernetes.io/capacity", "spot"), in("zone", "z"), in(metav1.ObjectNameField, "a")
+	for name, tc := range map[string]struct{ terms, want []corev1.NodeSelectorTerm }{
+		"nothing":                {[]corev1.NodeSelectorTerm{{MatchExpressions: spot}}, nil},
+		"a zone":                 {[]corev1.NodeSelectorTerm{{MatchExpressions: append(zone, spot...)}}, []corev1.NodeSelectorTerm{{MatchExpressions: zone}}},
+		"one node":               {[]corev1.NodeSelectorTerm{{MatchExpressions: spot, MatchFields: field}}, []corev1.NodeSelectorTerm{{MatchFields: field}}},
+		"a zone and a node":      {[]corev1.NodeSelectorTerm{{MatchExpressions: append(zone, spot...), MatchFields: field}}, []corev1.NodeSelectorTerm{{MatchExpressions: zone, MatchFields: field}}},
+		"a zone, or the class":   {[]corev1.NodeSelectorTerm{{MatchExpressions: append(zone, spot...)}, {MatchExpressions: spot}}, []corev1.NodeSelectorTerm{{MatchExpressions: zone}, {MatchExpressions: spot}}},
+		"what finds no node":     {[]corev1.NodeSelectorTerm{{}}, []corev1.NodeSelectorTerm{{}}},
+		"what is like the class": {[]corev1.NodeSelectorTerm{{MatchExpressions: in("capacity", "spot")}}, []corev1.NodeSelectorTerm{{MatchExpressions: in("capacity", "spot")}}},
+	} {
+		var want *corev1.NodeSelector
+		if tc.want != nil {
+			want = &corev1.NodeSelector{NodeSelectorTerms: tc.want}
+		}
+		got, _ := c.Free(&corev1.NodeSelector{NodeSelectorTerms: tc.terms}, nil, Spot)
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }

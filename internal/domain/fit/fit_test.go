@@ -97,6 +97,16 @@ func TestFurther(t *testing.T) {
 	}
 }
 
+// TestFurtherThanNothing: a reason that is no check's is told where there is no other.
+func TestFurtherThanNothing(t *testing.T) {
+	if got := Further(Avoided, Fits); got != Avoided {
+		t.Errorf("beside nothing it is %q", got)
+	}
+	if got := Further(Avoided, NoRoom); got != NoRoom {
+		t.Errorf("beside a check's it is %q", got)
+	}
+}
+
 func demands() *rapid.Generator[*Demand] {
 	return rapid.Custom(func(t *rapid.T) *Demand {
 		d := &Demand{Requests: Amounts{{"cpu", rapid.Int64Range(1, 4).Draw(t, "cpu")}, {"pods", 1}}}
@@ -271,5 +281,22 @@ func TestReaches(t *testing.T) {
 				t.Errorf("reaches: %t", got)
 			}
 		})
+	}
+}
+
+// TestReachesWhereItsVolumesAre: all of them.
+func TestReachesWhereItsVolumesAre(t *testing.T) {
+	var volumes []*nodeaffinity.NodeSelector
+	for _, terms := range [][]corev1.NodeSelectorTerm{in("zone", "z1", "z2"), in("zone", "z2", "z3")} {
+		volume, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: terms})
+		if err != nil {
+			t.Fatal(err)
+		}
+		volumes = append(volumes, volume)
+	}
+	for zone, want := range map[string]bool{"z1": false, "z2": true, "z3": false} {
+		if got := NewCheck(&Demand{}, volumes).Reaches(&Node{Labels: map[string]string{"zone": zone}}); got != want {
+			t.Errorf("a node in %s is reached: %t", zone, got)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
@@ -113,6 +114,18 @@ func TestTheNearestBudgetCounts(t *testing.T) {
 	}
 }
 
+// TestModesInAnyCase: the annotations are written by people.
+func TestModesInAnyCase(t *testing.T) {
+	for text, want := range map[string]scheduling.NetworkTopologyMode{
+		"hard": scheduling.NetworkTopologyHard, "Hard": scheduling.NetworkTopologyHard, "SOFT": scheduling.NetworkTopologySoft,
+	} {
+		got := Want(Pod{Annotations: notes{scheduling.NetworkTopologyModeAnnotation: text}}, nil, nil)
+		if len(got.Problems) > 0 || got.NetworkTopology == nil || got.NetworkTopology.Mode != want {
+			t.Errorf("%s: %+v with problems %v", text, got.NetworkTopology, got.Problems)
+		}
+	}
+}
+
 func TestTheLowestTierIsATier(t *testing.T) {
 	got := Want(Pod{Annotations: notes{scheduling.NetworkTopologyHighestTierAnnotation: "0"}}, nil, nil)
 	if len(got.Problems) > 0 || got.NetworkTopology == nil || got.NetworkTopology.HighestTierAllowed == nil || *got.NetworkTopology.HighestTierAllowed != 0 {
@@ -152,11 +165,12 @@ func TestUsageOf(t *testing.T) {
 		InitContainers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: list("cpu", "2")}}},
 		Containers: []corev1.Container{
 			{Resources: corev1.ResourceRequirements{Requests: list("cpu", "500m", "memory", "1Gi", "nvidia.com/gpu", "1"), Limits: list("memory", "2Gi", "nvidia.com/gpu", "1")}},
-			{Resources: corev1.ResourceRequirements{Requests: list("cpu", "500m")}},
+			{Resources: corev1.ResourceRequirements{Requests: list("cpu", "500m", "ephemeral-storage", "1Gi"), Limits: list("ephemeral-storage", "3Gi")}},
 		},
 		Overhead: list("cpu", "100m"),
 	}}
 	want := list("cpu", "2100m", "requests.cpu", "2100m", "memory", "1Gi", "requests.memory", "1Gi", "limits.memory", "2Gi",
+		"ephemeral-storage", "1Gi", "requests.ephemeral-storage", "1Gi", "limits.ephemeral-storage", "3Gi",
 		"nvidia.com/gpu", "1", "requests.nvidia.com/gpu", "1", "pods", "1", "count/pods", "1")
 	if diff := cmp.Diff(want, UsageOf(pod)); diff != "" {
 		t.Errorf("wrong usage (-want +got):\n%s", diff)
@@ -208,6 +222,22 @@ func TestChangesLeaveWhatOthersWrote(t *testing.T) {
 	})
 }
 
+// TestNothingIsLeftOfTheValueBefore: a merge patch would keep the keys of an object that
+// the new one does not have.
+func TestNothingIsLeftOfTheValueBefore(t *testing.T) {
+	type object = map[string]any
+	last := &Applied{Spec: object{
+		"networkTopology": object{"mode": "soft", "highestTierAllowed": float64(2)}, "minResources": object{"cpu": "1", "memory": "1Gi"}, "queue": "a",
+	}}
+	want := &Applied{Spec: object{"networkTopology": object{"mode": "hard"}, "minResources": object{"cpu": "1", "pods": "2"}, "queue": object{"name": "b"}}}
+	changes := object{
+		"networkTopology": object{"mode": "hard", "highestTierAllowed": nil}, "minResources": object{"cpu": "1", "memory": nil, "pods": "2"}, "queue": object{"name": "b"},
+	}
+	if diff := cmp.Diff(changes, want.Changes(last, nil).Spec); diff != "" {
+		t.Errorf("wrong changes (-want +got):\n%s", diff)
+	}
+}
+
 func TestAnAdoptedPodGroupKeepsWhatIsRight(t *testing.T) {
 	now := &Applied{Spec: map[string]any{"minMember": float64(1), "queue": "theirs"}, Labels: notes{"app": "x"}}
 	want := &Applied{Spec: map[string]any{"minMember": float64(2)}, Annotations: notes{"volcano.sh/a": "1"}}
@@ -233,6 +263,52 @@ func TestAppliedSurvivesTheAnnotation(t *testing.T) {
 	for _, junk := range []string{"", "{", `"x"`, `{"spec": 1}`} {
 		if ParseApplied(junk) != nil {
 			t.Errorf("%q is read", junk)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	if got := OwnerOf(Name("4711")); got != "4711" {
+		t.Errorf("the PodGroup of 4711 is that of %q", got)
+	}
+	if got := OwnerOf("somebody-elses"); got != "" {
+		t.Errorf("somebody else's is that of %q", got)
+	}
+}
+
+// TestWhatIsKeptOfObjects: all else would only take memory, in every replica.
+func TestWhatIsKeptOfObjects(t *testing.T) {
+	all := notes{
+		scheduling.MinMemberAnnotation: "3", scheduling.QueueNameAnnotation: "q", scheduling.InheritedPrefix + "sla-waiting-time": "1h",
+		scheduling.PreemptableKey: "true", scheduling.CooldownTimeKey: "1m", "app": "web",
+	}
+	annotations, labels := maps.Clone(all), notes{scheduling.PreemptableKey: "true", scheduling.CooldownTimeKey: "1m"}
+	delete(annotations, "app")
+	if diff := cmp.Diff(annotations, Annotations(all)); diff != "" {
+		t.Errorf("wrong annotations (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(labels, Labels(all)); diff != "" {
+		t.Errorf("wrong labels (-want +got):\n%s", diff)
+	}
+	if other := (notes{"app": "web"}); Annotations(other) != nil || Labels(other) != nil {
+		t.Errorf("%v and %v are kept of what nobody reads", Annotations(other), Labels(other))
+	}
+}
+
+// TestDependentsFirst: what is made for an object that is deleted in the foreground is deleted too.
+func TestDependentsFirst(t *testing.T) {
+	now := metav1.Now()
+	for name, tc := range map[string]struct {
+		meta metav1.ObjectMeta
+		want bool
+	}{
+		"it stays":                   {metav1.ObjectMeta{}, false},
+		"it is to go in that way":    {metav1.ObjectMeta{Finalizers: []string{metav1.FinalizerDeleteDependents}}, false},
+		"it goes in another way":     {metav1.ObjectMeta{DeletionTimestamp: &now, Finalizers: []string{metav1.FinalizerOrphanDependents}}, false},
+		"it goes after what it owns": {metav1.ObjectMeta{DeletionTimestamp: &now, Finalizers: []string{"example.com/a", metav1.FinalizerDeleteDependents}}, true},
+	} {
+		if got := DependentsFirst(&tc.meta); got != tc.want {
+			t.Errorf("%s: %t", name, got)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -224,6 +225,55 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// TestWhyANodeIsNoMember: the reason is that of the node, and not only of the group.
+func TestWhyANodeIsNoMember(t *testing.T) {
+	nodes := []Node{{Name: "n"}}
+	for name, tc := range map[string]struct {
+		group *gm.NodeGroup
+		of    string
+		want  string
+	}{
+		"nobody has looked at it yet":         {nodeGroup("g", names("n")), "", `node "n" is not assigned yet`},
+		"its group goes":                      {nodeGroup("g", names("n"), deleting), "", "NodeGroup is being deleted"},
+		"its group goes, and another has it":  {nodeGroup("g", names("n"), deleting), "other", `node "n" belongs to NodeGroup "other"`},
+		"its group stays, and another has it": {nodeGroup("g", names("n")), "other", `node "n" belongs to NodeGroup "other"`},
+	} {
+		group, err := Compile(tc.group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[0].Group = tc.of
+		if got := group.Status(nodes).Nodes[0].SelectionStatusReason; got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+// TestEveryMissingNodeIsTold, beside those that are there.
+func TestEveryMissingNodeIsTold(t *testing.T) {
+	var nodes []Node
+	var named, missing []string
+	for i := range 20 {
+		there, away := fmt.Sprintf("a-%02d", i), fmt.Sprintf("b-%02d", i)
+		nodes = append(nodes, Node{Name: there, Group: "g"})
+		named, missing = append(named, there, away), append(missing, away)
+	}
+	group, err := Compile(nodeGroup("g", names(named...)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := group.Status(nodes)
+	var got []string
+	for _, n := range status.Nodes {
+		if n.SelectionStatus == gm.SelectionFailed {
+			got = append(got, n.NodeName)
+		}
+	}
+	if !slices.Equal(got, missing) || status.Failed != 20 || len(status.Contained) != 20 {
+		t.Errorf("missing are %v, %d failed, %d are members", got, status.Failed, len(status.Contained))
+	}
+}
+
 func genGroups(t *rapid.T) []*gm.NodeGroup {
 	values := rapid.SampledFrom([]string{"1", "2", "not valid"})
 	count := rapid.IntRange(0, 5).Draw(t, "groups")
@@ -345,6 +395,9 @@ func TestNewcomersAreTheNodesThatTheGroupTakesIn(t *testing.T) {
 			g := &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: "g"}, Spec: spec}
 			group, _ := Compile(g)
 			ways := Newcomers(g)
+			if going := nodeGroup("g", deleting, func(g *gm.NodeGroup) { g.Spec = spec }); Newcomers(going) != nil {
+				t.Error("a group that is being deleted takes nodes in")
+			}
 			for _, a := range []string{"", "1", "2"} {
 				for _, b := range []string{"", "1", "2"} {
 					node := map[string]string{}

@@ -190,6 +190,8 @@ func TestApply(t *testing.T) {
 		"remove of what is missing":            {overriders: patch(plain("remove", "/metadata/labels/none", "")), wantErr: `plaintext[0]: "none" does not exist`},
 		"an index past the end":                {overriders: patch(plain("add", "/spec/containers/0/command/4", `"-x"`)), wantErr: `no element "4" in a list of 3`},
 		"an index with a leading zero":         {overriders: patch(plain("replace", "/spec/containers/00/image", `"a"`)), wantErr: `no element "00" in a list of 2`},
+		"an index without digits":              {overriders: patch(plain("replace", "/spec/containers//image", `"a"`)), wantErr: `no element "" in a list of 2`},
+		"an index beyond all numbers":          {overriders: patch(plain("replace", "/spec/containers/18446744073709551616/image", `"a"`)), wantErr: `no element "18446744073709551616" in a list of 2`},
 		"a negative index":                     {overriders: patch(plain("remove", "/spec/containers/0/command/-1", "")), wantErr: `no element "-1" in a list of 3`},
 		"a dash where nothing is added":        {overriders: patch(plain("remove", "/spec/containers/0/command/-", "")), wantErr: `no element "-" in a list of 3`},
 		"a path through a string":              {overriders: patch(plain("add", "/spec/containers/0/image/x", `"a"`)), wantErr: "neither an object nor a list"},
@@ -199,6 +201,7 @@ func TestApply(t *testing.T) {
 		"a value of the wrong type":            {overriders: patch(plain("add", "/spec/hostname", `{}`)), wantErr: "the result is no pod"},
 		"a number that does not fit":           {overriders: patch(plain("add", "/spec/activeDeadlineSeconds", `"many"`)), wantErr: "the result is no pod"},
 		"a container with an invalid image":    {overriders: patch(plain("add", "/spec/containers/-", `{"name":"x","image":"r.io/Foo"}`)), wantErr: `container "x": image "r.io/Foo"`},
+		"an invalid image instead of one":      {overriders: patch(plain("replace", "/spec/containers/0", `{"name":"web","image":"r.io/Foo"}`)), wantErr: `container "web": image "r.io/Foo"`},
 		"a container without an image":         {overriders: patch(plain("remove", "/spec/containers/0", ""), plain("add", "/spec/containers/0", `{"name":"x"}`)), wantErr: `container "x": image ""`},
 	}
 	for name, tc := range tests {
@@ -222,6 +225,80 @@ func TestApply(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestAnImageThatIsNoRulesBusinessStaysAsItIs: a template may have an image that no
+// runtime takes; it does not keep rules about other things from being applied.
+func TestAnImageThatIsNoRulesBusinessStaysAsItIs(t *testing.T) {
+	broken := func(p *corev1.Pod) { p.Spec.Containers[1].Image = "r.io/Foo" }
+	pod, want := aPod(broken), aPod(broken)
+	want.Spec.Hostname = "a"
+	if err := mustCompile(t, plainRule(plain("add", "/spec/hostname", `"a"`))).Apply("edge", pod); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, pod); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestImagesAreToldWhateverElseRulesChange: of a pod that is there only the images are
+// looked at, so that what a rule changes beside them is not there to be changed.
+func TestImagesAreToldWhateverElseRulesChange(t *testing.T) {
+	fields := func(p *corev1.Pod) {
+		p.Spec.Hostname = "web"
+		p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "a", Value: "1"}}
+		p.Spec.Containers[0].LivenessProbe = &corev1.Probe{}
+	}
+	for name, step := range map[string]gm.PlaintextOverrider{
+		"a label":                plain("replace", "/metadata/labels/app", `"shop"`),
+		"a field of the pod":     plain("replace", "/spec/hostname", `"shop"`),
+		"a field of a container": plain("remove", "/spec/containers/0/livenessProbe", ""),
+		"a part of such a field": plain("replace", "/spec/containers/0/env/0/value", `"2"`),
+		"a name":                 plain("replace", "/spec/containers/0/name", `"shop"`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			image := plain("replace", "/spec/containers/1/image", `"x.io/log:2"`)
+			rules := mustCompile(t, plainRule(step, image))
+			pod := aPod(fields)
+			if err := rules.Apply("edge", pod); err != nil {
+				t.Fatal(err)
+			}
+			want := baseOf(aPod(fields))
+			want[2].Image = "x.io/log:2"
+			if got, err := rules.Images("edge", baseOf(aPod(fields))); err != nil || !cmp.Equal(want, got) {
+				t.Errorf("images are %v, error %v; want %v", got, err, want)
+			}
+		})
+	}
+}
+
+// TestAContainerWithAnotherNameKeepsItsImage, whatever image the new one has: a pod that
+// is there cannot get containers of other names.
+func TestAContainerWithAnotherNameKeepsItsImage(t *testing.T) {
+	rules := mustCompile(t, plainRule(
+		plain("replace", "/spec/containers/0/name", `"shop"`), plain("replace", "/spec/containers/0/image", `"x.io/shop"`)))
+	if got, err := rules.Images("edge", baseOf(aPod())); err != nil || !cmp.Equal(baseOf(aPod()), got) {
+		t.Errorf("images are %v, error %v; want %v", got, err, baseOf(aPod()))
+	}
+}
+
+// TestTheImageOfAVolume is a field as any other.
+func TestTheImageOfAVolume(t *testing.T) {
+	mount := func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "models", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "r.io/models:1"}}}}
+	}
+	pod, want := aPod(mount), aPod(mount)
+	want.Spec.Volumes[0].Image = &corev1.ImageVolumeSource{Reference: "hz.io/models:1"}
+	rules := mustCompile(t, plainRule(plain("replace", "/spec/volumes/0/image", `{"reference":"hz.io/models:1"}`)))
+	if err := rules.Apply("edge", pod); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, pod); diff != "" {
+		t.Error(diff)
+	}
+	if !rules.TouchesImmutable("edge") {
+		t.Error("it cannot be changed on a pod that is there")
 	}
 }
 

@@ -36,6 +36,10 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n"}}}}},
 		}}}
 	}
+	offNode := func(p *corev1.Pod) {
+		onNode(p)
+		p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Operator = corev1.NodeSelectorOpNotIn
+	}
 	claim := func(name string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
@@ -52,6 +56,7 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 		"a DaemonSet's pod loses its node":         {onNode, plain("remove", "/spec/affinity", ""), "must leave the node affinity"},
 		"a DaemonSet's pod keeps it":               {onNode, plain("add", "/spec/affinity/podAntiAffinity", `{}`), ""},
 		"another pod's affinity goes":              {func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{} }, plain("remove", "/spec/affinity", ""), ""},
+		"a pod that may not be on one node":        {offNode, plain("remove", "/spec/affinity", ""), ""},
 		"a StatefulSet's pod loses its claim":      {claim("data-web-0"), plain("replace", "/spec/volumes", empty), `must leave the volume "data"`},
 		"a claim that any pod may do without goes": {claim("shared"), plain("replace", "/spec/volumes", empty), ""},
 		"the token's volume comes back": {
@@ -101,5 +106,57 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 				t.Errorf("what cannot be applied changed the pod (-was +is):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestVolumesThatARuleChanges: all of them are as the rule says, but for those that a pod
+// cannot be without.
+func TestVolumesThatARuleChanges(t *testing.T) {
+	token := corev1.Volume{Name: "kube-api-access-abcde", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}
+	own := corev1.Volume{Name: "config", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}
+	alike := corev1.Volume{Name: "kube-api-access-mine", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
+	claim := corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-web-1"}}}
+	more := plain("add", "/spec/volumes/-", `{"name": "more", "emptyDir": {}}`)
+	tests := map[string]struct {
+		volumes []corev1.Volume
+		rule    gm.PlaintextOverrider
+		want    []string
+	}{
+		"one more beside the token":             {[]corev1.Volume{token}, more, []string{"kube-api-access-abcde", "more"}},
+		"one more beside a StatefulSet's claim": {[]corev1.Volume{claim}, more, []string{"data", "more"}},
+		"a projected one goes":                  {[]corev1.Volume{own, token}, plain("remove", "/spec/volumes/0", ""), []string{"kube-api-access-abcde"}},
+		"one named like the token's goes":       {[]corev1.Volume{alike, token}, plain("remove", "/spec/volumes/0", ""), []string{"kube-api-access-abcde"}},
+		"the last one goes":                     {[]corev1.Volume{own}, plain("remove", "/spec/volumes/0", ""), nil},
+		"the last one beside a claim goes":      {[]corev1.Volume{claim, own}, plain("remove", "/spec/volumes/1", ""), []string{"data"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			pod := aPod(func(p *corev1.Pod) { p.Spec.Volumes = tc.volumes })
+			if err := mustCompile(t, plainRule(tc.rule)).ApplyTo("hz", pod, Selected{}); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, v := range pod.Spec.Volumes {
+				got = append(got, v.Name)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestTheGuiltyOverriderIsNamed, not one that stands before it.
+func TestTheGuiltyOverriderIsNamed(t *testing.T) {
+	rules := mustCompile(t, plainRule(
+		plain("add", "/metadata/labels/volumes", `"few"`), plain("add", "/spec/hostname", `"a"`), plain("remove", "/spec/volumes", "")))
+	pod := aPod(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-web-1"},
+		}}}
+	})
+	err := rules.ApplyTo("hz", pod, Selected{})
+	if problem, ok := AsRuleError(err); !ok || problem.Overrider != "spec.overrideRules[0].overriders.plaintext[2]" {
+		t.Errorf("error is %v, want one about the third overrider", err)
 	}
 }

@@ -167,6 +167,20 @@ func TestImageTableOfInvalidImages(t *testing.T) {
 	}
 }
 
+// TestAnImageOfTheGreatestLength is one that is changed as any other.
+func TestAnImageOfTheGreatestLength(t *testing.T) {
+	rules := mustCompile(t, imageRule(gm.ImageOverrider{Component: "Tag", Operator: "replace", Value: "2"}))
+	host := strings.Repeat("a.", maxImageLength/2-3)
+	if got, err := oneImage(rules, host+"io/a"); err != nil {
+		t.Errorf("of %d characters: %v", len(host+"io/a")+len(":2"), err)
+	} else if len(got) != maxImageLength {
+		t.Errorf("the image has %d characters, this test is about %d", len(got), maxImageLength)
+	}
+	if got, err := oneImage(rules, host+"io/ab"); err == nil {
+		t.Errorf("there is an image of %d characters", len(got))
+	}
+}
+
 func TestAResultThatIsBrokenDoesNotComeOut(t *testing.T) {
 	tests := map[string]struct {
 		in       string

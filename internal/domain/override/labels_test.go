@@ -53,6 +53,7 @@ func TestMetadataThatTheAPIServerRefusesIsRefused(t *testing.T) {
 		"an annotation":                     {"/metadata/annotations/Example.com~1note", `"any text: at all/\u00e4"`, ""},
 		"an annotation's key with a space":  {"/metadata/annotations/a b", `"x"`, "cannot be the key of an annotation: "},
 		"an annotation that is a boolean":   {"/metadata/annotations/a", "true", "the value of an annotation must be a string: put it in quotes"},
+		"an annotation of 256 KiB":          {"/metadata/annotations/a", `"` + strings.Repeat("a", 256<<10-1) + `"`, ""},
 		"an annotation of 256 KiB and more": {"/metadata/annotations/a", `"` + strings.Repeat("a", 256<<10) + `"`, "at most 262144 bytes"},
 		"finalizers":                        {"/metadata/finalizers", `["example.com/a"]`, ""},
 		"a finalizer":                       {"/metadata/finalizers/-", `"example.com/a"`, ""},
@@ -136,5 +137,42 @@ func TestApplyToKeepsWhatOwnersSelectBy(t *testing.T) {
 				t.Fatalf("label %s is %q, was %q", key, pod.Labels[key], value)
 			}
 		}
+	}
+}
+
+// TestLabelsOfPodsThatHaveOwners: what their owners do not select by can be changed, and
+// what they do can be said again.
+func TestLabelsOfPodsThatHaveOwners(t *testing.T) {
+	tests := map[string]struct {
+		rule    gm.PlaintextOverrider
+		unknown bool
+		want    map[string]string // nil: it is an error
+	}{
+		"the owner selects by another":         {plain("replace", "/metadata/labels/tier", `"z"`), false, map[string]string{"app": "x", "canary": "", "tier": "z"}},
+		"a label of the template is taken":     {plain("remove", "/metadata/labels/tier", ""), false, map[string]string{"app": "x", "canary": ""}},
+		"a label that is not in the template":  {plain("add", "/metadata/labels/zone", `"z"`), true, map[string]string{"app": "x", "canary": "", "tier": "y", "zone": "z"}},
+		"one that may be selected by":          {plain("replace", "/metadata/labels/tier", `"z"`), true, nil},
+		"one that is selected by":              {plain("replace", "/metadata/labels/app", `"z"`), false, nil},
+		"one that is selected by, as it is":    {plain("replace", "/metadata/labels/app", `"x"`), false, map[string]string{"app": "x", "canary": "", "tier": "y"}},
+		"one without a value that is selected": {plain("remove", "/metadata/labels/canary", ""), false, nil},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			rules := mustCompile(t, plainRule(tc.rule))
+			pod := aPod(func(p *corev1.Pod) { p.Labels = map[string]string{"app": "x", "canary": "", "tier": "y"} })
+			err := rules.ApplyTo("hz", pod, Selected{Keys: []string{"app", "canary"}, Unknown: tc.unknown})
+			if tc.want == nil {
+				if err == nil {
+					t.Errorf("labels are %v, and its owner may not find the pod any more", pod.Labels)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, pod.Labels); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }

@@ -243,7 +243,7 @@ func (s *patchStep) editList(node []any, pointer []string) (any, error) {
 
 // parseIndex reads an index as RFC 6901 has it: digits without a leading zero.
 func parseIndex(token string) (int, bool) {
-	if token == "" || len(token) > 9 || len(token) > 1 && token[0] == '0' || strings.Trim(token, "0123456789") != "" {
+	if len(token) > 1 && token[0] == '0' || strings.Trim(token, "0123456789") != "" {
 		return 0, false
 	}
 	index, err := strconv.Atoi(token)

@@ -80,6 +80,10 @@ func TestCompileRefuses(t *testing.T) {
 		"a command without a container":                        {command(gm.CommandArgsOverrider{Operator: "add", Value: []string{"a"}}), "spec.overrideRules[1].overriders.commandOverrider[0].containerName"},
 		"a command with a bad operator":                        {command(gm.CommandArgsOverrider{ContainerName: "c", Operator: "append"}), "spec.overrideRules[1].overriders.commandOverrider[0].operator"},
 		"a group that can have no name":                        {gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{{TargetNodeGroup: []string{"a", "b/c"}}}}, "spec.overrideRules[0].targetNodeGroup[1]"},
+		"a group whose name is too long": {
+			gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{{TargetNodeGroup: []string{strings.Repeat("a", 64)}}}},
+			"spec.overrideRules[0].targetNodeGroup[0]",
+		},
 		"overriders in both places": {
 			gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{bothForms}},
 			"spec.overrideRules[0].overriders",
@@ -139,6 +143,63 @@ func TestCompileRefuses(t *testing.T) {
 	}
 }
 
+// TestCompileAcceptsWhatIsJustAllowed: what the schema lets in is not refused here.
+func TestCompileAcceptsWhatIsJustAllowed(t *testing.T) {
+	noValue := plain("remove", "/spec/hostname", "")
+	noValue.Value = &apiextensionsv1.JSON{}
+	for name, spec := range map[string]gm.OverrideSpec{
+		"a value of 255 characters":          imageRule(gm.ImageOverrider{Component: "Repository", Operator: "replace", Value: strings.Repeat("a", 255)}),
+		"a path of 255 characters":           plainRule(plain("add", "/spec/"+strings.Repeat("a", 249), "1")),
+		"a group's name of 63 characters":    {OverrideRules: []gm.RuleWithNodeGroup{{TargetNodeGroup: []string{strings.Repeat("a", 63)}}}},
+		"a value without content, of remove": plainRule(noValue),
+	} {
+		if _, problems := Compile(spec); len(problems) > 0 {
+			t.Errorf("%s is refused: %v", name, problems)
+		}
+	}
+}
+
+// TestOverridersInBothPlacesOfEveryKind: whichever stand directly in the rule would not
+// be in force.
+func TestOverridersInBothPlacesOfEveryKind(t *testing.T) {
+	for name, overriders := range map[string]gm.Overriders{
+		"plaintext": {Plaintext: []gm.PlaintextOverrider{plain("remove", "/spec/hostname", "")}},
+		"images":    registry("hz.io"),
+		"commands":  {CommandOverrider: []gm.CommandArgsOverrider{{ContainerName: "c", Operator: "add", Value: []string{"a"}}}},
+		"args":      {ArgsOverrider: []gm.CommandArgsOverrider{{ContainerName: "c", Operator: "add", Value: []string{"a"}}}},
+	} {
+		rule := inline(overriders)
+		rule.Overriders = &gm.Overriders{}
+		if rules, _ := Compile(gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{rule}}); rules != nil {
+			t.Errorf("%s are accepted", name)
+		}
+	}
+}
+
+// TestEntriesWithoutAValueAreLeftOut, and those after them are not.
+func TestEntriesWithoutAValueAreLeftOut(t *testing.T) {
+	rules := mustCompile(t, gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{inline(gm.Overriders{ArgsOverrider: []gm.CommandArgsOverrider{
+		{ContainerName: "web", Operator: "add"}, {ContainerName: "web", Operator: "add", Value: []string{"-v"}},
+	}})}})
+	pod := aPod()
+	if err := rules.Apply("edge", pod); err != nil || !slices.Equal(pod.Spec.Containers[0].Args, []string{"-v"}) {
+		t.Errorf("args are %q, error %v", pod.Spec.Containers[0].Args, err)
+	}
+}
+
+// TestFirstRules: with their help the rule is found that the API server does not take.
+func TestFirstRules(t *testing.T) {
+	rules := mustCompile(t, gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{forGroups(registry("hz.io")), inline(registry("bj.io"))}})
+	for n, want := range []string{"nginx", "hz.io/nginx", "bj.io/nginx"} {
+		if got, err := oneImage(rules.First(n), "nginx"); err != nil || got != want || rules.First(n).Len() != n {
+			t.Errorf("the first %d make %q, error %v; want %q", n, got, err, want)
+		}
+	}
+	if first, second := rules.Path(1), rules.Path(2); first != "spec.overrideRules[0].overriders" || second != "spec.overrideRules[1]" {
+		t.Errorf("the overriders stand at %s and %s", first, second)
+	}
+}
+
 func TestCompileReportsEveryProblemInOrder(t *testing.T) {
 	_, problems := Compile(gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{
 		forGroups(gm.Overriders{
@@ -147,6 +208,7 @@ func TestCompileReportsEveryProblemInOrder(t *testing.T) {
 		}),
 		forGroups(gm.Overriders{}, "edge"),
 		inline(gm.Overriders{ImageOverrider: []gm.ImageOverrider{{Component: "Tag", Operator: "set"}}}),
+		inline(gm.Overriders{ArgsOverrider: []gm.CommandArgsOverrider{{Operator: "add"}, {ContainerName: "c", Operator: "set"}, {Operator: "add"}}}, "a/b", "c/d"),
 	}})
 	var got []string
 	for _, p := range problems {
@@ -156,6 +218,11 @@ func TestCompileReportsEveryProblemInOrder(t *testing.T) {
 		"spec.overrideRules[0].overriders.imageOverrider[0].value",
 		"spec.overrideRules[0].overriders.plaintext[0].path",
 		"spec.overrideRules[2].imageOverrider[0].operator",
+		"spec.overrideRules[3].targetNodeGroup[0]",
+		"spec.overrideRules[3].targetNodeGroup[1]",
+		"spec.overrideRules[3].argsOverrider[0].containerName",
+		"spec.overrideRules[3].argsOverrider[1].operator",
+		"spec.overrideRules[3].argsOverrider[2].containerName",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -6,6 +6,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
@@ -45,6 +47,10 @@ func TestApplicationOf(t *testing.T) {
 		"the topmost object that requires a policy decides": {
 			chain:           []*Object{object("pod", "x", ""), object("rs", "x", ""), object("deploy", "p", ""), object("top", "", "")},
 			wantPropagation: "deploy",
+		},
+		"and of overrides too": {
+			chain:    []*Object{object("pod", "", "x"), object("rs", "", "x"), object("deploy", "", "o"), object("top", "", "")},
+			wantOver: "deploy",
 		},
 		"each kind of policy has its own application": {
 			chain:           []*Object{object("pod", "", ""), object("rs", "p", ""), object("deploy", "", "o")},
@@ -118,12 +124,13 @@ func TestLabelsThatAnOwnerSelectsByStay(t *testing.T) {
 		selector      Selector
 		was, is, want labels
 	}{
-		"nothing of it changed":         {SelectorByKeys("app"), labels{"app": "web"}, labels{"app": "web", "new": "1"}, labels{"app": "web", "new": "1"}},
-		"one was changed":               {SelectorByKeys("app", "ours"), labels{"app": "web", "ours": "mine"}, labels{"app": "web", "ours": "set", "new": "1"}, labels{"app": "web", "ours": "mine", "new": "1"}},
-		"one was taken off":             {SelectorByKeys("ours"), labels{"ours": "mine"}, nil, labels{"ours": "mine"}},
-		"one came that must not exist":  {SelectorByKeys("ours"), nil, labels{"ours": "set"}, nil},
-		"it is looked for by no label":  {SelectorByKeys(), labels{"ours": "mine"}, labels{"ours": "set"}, labels{"ours": "set"}},
-		"nobody knows what it looks at": {Selector{}, labels{"ours": "mine"}, labels{"new": "1"}, labels{"new": "1"}},
+		"nothing of it changed":             {SelectorByKeys("app"), labels{"app": "web"}, labels{"app": "web", "new": "1"}, labels{"app": "web", "new": "1"}},
+		"one was changed":                   {SelectorByKeys("app", "ours"), labels{"app": "web", "ours": "mine"}, labels{"app": "web", "ours": "set", "new": "1"}, labels{"app": "web", "ours": "mine", "new": "1"}},
+		"one was taken off":                 {SelectorByKeys("ours"), labels{"ours": "mine"}, nil, labels{"ours": "mine"}},
+		"one without a value was taken off": {SelectorByKeys("ours"), labels{"ours": ""}, labels{"new": "1"}, labels{"ours": "", "new": "1"}},
+		"one came that must not exist":      {SelectorByKeys("ours"), nil, labels{"ours": "set"}, nil},
+		"it is looked for by no label":      {SelectorByKeys(), labels{"ours": "mine"}, labels{"ours": "set"}, labels{"ours": "set"}},
+		"nobody knows what it looks at":     {Selector{}, labels{"ours": "mine"}, labels{"new": "1"}, labels{"new": "1"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -135,5 +142,115 @@ func TestLabelsThatAnOwnerSelectsByStay(t *testing.T) {
 				t.Errorf("what was given has changed:\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestSelectorOf(t *testing.T) {
+	exists := func(keys ...string) (all []metav1.LabelSelectorRequirement) {
+		for _, key := range keys {
+			all = append(all, metav1.LabelSelectorRequirement{Key: key, Operator: metav1.LabelSelectorOpExists})
+		}
+		return all
+	}
+	tests := map[string]struct {
+		selector *metav1.LabelSelector
+		want     []string
+		known    bool
+	}{
+		"it is not known":            {nil, nil, false},
+		"of no label":                {&metav1.LabelSelector{}, nil, true},
+		"of labels":                  {&metav1.LabelSelector{MatchLabels: map[string]string{"b": "1", "a": "2"}}, []string{"a", "b"}, true},
+		"of expressions":             {&metav1.LabelSelector{MatchExpressions: exists("b", "a")}, []string{"a", "b"}, true},
+		"of both, one of them twice": {&metav1.LabelSelector{MatchLabels: map[string]string{"b": "1"}, MatchExpressions: exists("b", "a")}, []string{"a", "b"}, true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := SelectorOf(tc.selector)
+			if diff := cmp.Diff(tc.want, got.Keys()); diff != "" || got.Known() != tc.known {
+				t.Errorf("known %t, wrong keys (-want +got):\n%s", got.Known(), diff)
+			}
+			if same := SelectorByKeys(tc.want...); got.Equal(same) != tc.known || got.String() != same.String() {
+				t.Errorf("%q is as %q: %t", got, same, got.Equal(same))
+			}
+			if got.Equal(SelectorByKeys("another")) {
+				t.Error("it is as another")
+			}
+		})
+	}
+}
+
+// TestMembers: a gang never waits for more pods than there can be.
+func TestMembers(t *testing.T) {
+	of := func(kind string, change func(*Object)) *Object {
+		o := chainOf(kind)[0]
+		change(o)
+		return o
+	}
+	tests := map[string]struct {
+		object *Object
+		want   *int32
+	}{
+		"a pod is one":                       {of(podKind, func(*Object) {}), new(int32(1))},
+		"what others call a pod may be more": {of("example.com/v1/Pod", func(*Object) {}), nil},
+		"a Deployment's replicas":            {of(deployment, func(o *Object) { o.Replicas = new(int32(3)) }), new(int32(3))},
+		"a Service has none":                 {of("v1/Service", func(*Object) {}), nil},
+		"a Job's":                            {of(job, func(o *Object) { o.Gang.Members, o.Replicas = new(int32(5)), new(int32(2)) }), new(int32(5))},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, tc.object.Members()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestTies: a pod keeps what it was known by before it had a UID; nothing else has such a name.
+func TestTies(t *testing.T) {
+	for name, tc := range map[string]struct {
+		kind string
+		seat types.UID
+		want types.UID
+	}{
+		"a pod that got its seat at its creation": {podKind, "token", "token"},
+		"one that got it later":                   {podKind, "", "0"},
+		"a Deployment":                            {deployment, "", "0"},
+		"a Deployment, whatever it says":          {deployment, "token", "0"},
+	} {
+		o := chainOf(tc.kind)[0]
+		o.Seat = tc.seat
+		if got := o.Ties(); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+func TestIgnoresMissing(t *testing.T) {
+	for value, want := range map[string]bool{gm.MissingPolicyIgnore: true, "Wait": false, "": false} {
+		if got := IgnoresMissing(map[string]string{gm.MissingPolicyAnnotation: value}); got != want {
+			t.Errorf("%q: %t", value, got)
+		}
+	}
+}
+
+// TestCopiesOnAPod: a pod carries the labels of each policy from the object that requires it.
+func TestCopiesOnAPod(t *testing.T) {
+	propagation := &Object{Policies: Policies{RequiredPropagation: "p", BindingPropagation: "p", BindingOverride: "stray"}}
+	override := &Object{Policies: Policies{RequiredOverride: "o", BindingOverride: "q", BindingPropagation: "stray"}}
+	for name, tc := range map[string]struct {
+		app  Application
+		want Policies
+	}{
+		"none":        {Application{}, Policies{}},
+		"propagation": {Application{Propagation: propagation}, Policies{RequiredPropagation: "p", BindingPropagation: "p"}},
+		"override":    {Application{Override: override}, Policies{RequiredOverride: "o", BindingOverride: "q"}},
+		"both":        {Application{propagation, override}, Policies{"p", "o", "p", "q"}},
+	} {
+		if diff := cmp.Diff(tc.want, tc.app.Policies()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		if got := tc.app.Managed(); got != (name != "none") {
+			t.Errorf("%s: managed %t", name, got)
+		}
 	}
 }

@@ -146,8 +146,8 @@ func TestBuildTolerates(t *testing.T) {
 }
 
 func TestBuildPatches(t *testing.T) {
-	d := build(t, patch(`{"metadata":{"labels":{"site":"a"}},"spec":{"minReadySeconds":5,"template":{"spec":{"containers":[{"name":"app","image":"nginx:2"},{"name":"more","image":"x"}]}}}}`))
-	if d.Labels["site"] != "a" || d.Spec.MinReadySeconds != 5 || len(d.Spec.Template.Spec.Containers) != 2 {
+	d := build(t, patch(`{"metadata":{"labels":{"site":"a"},"annotations":{"note":"x"}},"spec":{"minReadySeconds":5,"template":{"spec":{"containers":[{"name":"app","image":"nginx:2"},{"name":"more","image":"x"}]}}}}`))
+	if d.Labels["site"] != "a" || d.Annotations["note"] != "x" || d.Spec.MinReadySeconds != 5 || len(d.Spec.Template.Spec.Containers) != 2 {
 		t.Errorf("it is %+v", d)
 	}
 	if images := d.Spec.Template.Spec.Containers[0].Image + d.Spec.Template.Spec.Containers[1].Image; !strings.Contains(images, "nginx:2") {
@@ -172,6 +172,12 @@ func TestBuildPatches(t *testing.T) {
 				t.Errorf("error is %v, want one about %q", err, tc.want)
 			}
 		})
+	}
+	if got, want := build(t, patch("")), build(t); !cmp.Equal(want, got) {
+		t.Errorf("a patch that says nothing makes another workload:\n%s", cmp.Diff(want, got))
+	}
+	if _, err := Build(recipe(patch(`{"spec":{"updateStrategy":{"rollingUpdate":1}}}`))); err == nil || strings.Contains(err.Error(), "partition") {
+		t.Errorf("of a patch that says nothing of a partition the error is %v", err)
 	}
 	_, err := Build(recipe(patch(`{"spec":{"template":{"metadata":{"labels":{"app":null}}}}}`), func(r *Recipe) {
 		r.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}

@@ -53,6 +53,9 @@ func TestDivide(t *testing.T) {
 		"nothing is left for a rest":           {total(10), "50% 50% -", []int32{5, 5, 0}},
 		"many small ones":                      {total(14), "60% 5% 5% 5% 5% 5% 5% 5% 5%", []int32{8, 1, 1, 1, 1, 1, 1, 0, 0}},
 		"more than 100%":                       {total(10), "60% 60% -", []int32{6, 4, 0}},
+		"a rest before a number":               {total(10), "- 4 50%", []int32{1, 4, 5}},
+		"a large rest before a number":         {total(1000), "- 500 10%", []int32{400, 500, 100}},
+		"shares that are hard to meet":         {total(51), "19% 1% 3% 77%", []int32{10, 1, 1, 39}},
 		"numbers that leave too few":           {total(10), "7 40% 20% -", []int32{7, 2, 1, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {

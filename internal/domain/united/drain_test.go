@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,12 +69,15 @@ func TestDepart(t *testing.T) {
 		evicted string
 		drained bool
 	}{
-		"one of three":             {w: deployment(3), pods: "p0 p1 p2", may: 1, want: 3, evicted: "p0"},
-		"two of three":             {w: deployment(3), pods: "p0 p1 p2", may: 2, want: 3, evicted: "p0 p1"},
-		"none may go":              {w: deployment(3), pods: "p0 p1 p2", may: 0, want: 3},
-		"the one before is away":   {w: deployment(2), pods: "p0~ p1 p2", may: 1, want: 2, evicted: "p1"},
-		"evicted, and not lowered": {w: deployment(3), pods: "p0~ p1 p2 p3-", may: 1, want: 2},
+		"one of three":                               {w: deployment(3), pods: "p0 p1 p2", may: 1, want: 3, evicted: "p0"},
+		"the first by name":                          {w: deployment(3), pods: "p2 p0 p1", may: 2, want: 3, evicted: "p0 p1"},
+		"two of three":                               {w: deployment(3), pods: "p0 p1 p2", may: 2, want: 3, evicted: "p0 p1"},
+		"none may go":                                {w: deployment(3), pods: "p0 p1 p2", may: 0, want: 3},
+		"the one before is away":                     {w: deployment(2), pods: "p0~ p1 p2", may: 1, want: 2, evicted: "p1"},
+		"evicted, and not lowered":                   {w: deployment(3), pods: "p0~ p1 p2 p3-", may: 1, want: 2},
 		"what replaces it is Ready before it is cut": {w: deployment(2), pods: "p1 p2 p3", may: 1, want: 2},
+		"a rollout that is over":                     {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 4 }), pods: "p1 p2 p3", may: 1, want: 2},
+		"a rollout without surge":                    {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate = nil }), pods: "p1 p2 p3", may: 1, want: 2},
 		"a rollout that surges":                      {w: deployment(2, inRollout), pods: "p1 p2 p3", may: 1, want: 2, evicted: "p1"},
 		"pods that serve nobody":                     {w: deployment(3), pods: "p0 p1! p2-", may: 1, want: 1},
 		"a site that is away":                        {w: deployment(3), pods: "p0! p1! p2!", may: 1, want: 0},
@@ -85,11 +89,13 @@ func TestDepart(t *testing.T) {
 		"downwards":                   {w: stateful(3), pods: "db-0 db-1 db-2", may: 2, want: 3, evicted: "db-2 db-1"},
 		"the highest is not Ready":    {w: stateful(3), pods: "db-0 db-1 db-2!", may: 1, want: 2, evicted: "db-1"},
 		"one below is not Ready":      {w: stateful(3), pods: "db-0 db-1! db-2", may: 3, want: 3, evicted: "db-2"},
+		"the last may not go yet":     {w: stateful(1), pods: "db-0", may: 0, want: 1},
 		"the highest goes":            {w: stateful(3), pods: "db-0 db-1 db-2~", may: 0, want: 2},
 		"ordinals that begin at five": {w: stateful(2, func(s *appsv1.StatefulSet) { s.Spec.Ordinals = &appsv1.StatefulSetOrdinals{Start: 5} }), pods: "db-5 db-6", may: 1, want: 2, evicted: "db-6"},
 		"a StatefulSet without pods":  {w: stateful(0), may: 1, want: 0, drained: true},
 
 		"a DaemonSet's, when it is gated":  {w: gated(), pods: "a b! c- d", may: 2, evicted: "b a"},
+		"those that serve nobody first":    {w: gated(), pods: "b! a", may: 1, evicted: "b"},
 		"a DaemonSet that is not yet":      {w: &appsv1.DaemonSet{}, pods: "a", may: 2},
 		"a DaemonSet of pods that wait":    {w: gated(), pods: "a- b- c~", may: 1, drained: true},
 		"a DaemonSet that runs on no node": {w: &appsv1.DaemonSet{}, may: 1},
@@ -264,6 +270,9 @@ func TestMayLeave(t *testing.T) {
 			s.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateStatefulSetStrategy{MaxUnavailable: new(intstr.FromInt32(3))}
 		}), 9, 3},
 		"a DaemonSet": {gated(), 9, 1},
+		"a DaemonSet that may more": {&appsv1.DaemonSet{Spec: appsv1.DaemonSetSpec{UpdateStrategy: appsv1.DaemonSetUpdateStrategy{
+			RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("34%"))},
+		}}}, 9, 3},
 	} {
 		if got := MayLeave(tc.w, tc.of); got != tc.want {
 			t.Errorf("%s: %d of %d, want %d", name, got, tc.of, tc.want)
@@ -299,5 +308,45 @@ func TestLeavingPods(t *testing.T) {
 	}
 	if got := LeavingPods(stateful(1), []corev1.Pod{controlledBy("StatefulSet", "db", "s"), controlledBy("StatefulSet", "db", "other")}, now); len(got) != 1 {
 		t.Errorf("they are %+v", got)
+	}
+}
+
+// TestWhatIsKnownOfALeavingPod: by it the order is chosen in which pods go.
+func TestWhatIsKnownOfALeavingPod(t *testing.T) {
+	pod := func(modify ...func(*corev1.Pod)) corev1.Pod {
+		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db-0", UID: "p", OwnerReferences: []metav1.OwnerReference{{UID: "s", Controller: new(true)}}}}
+		for _, m := range modify {
+			m(&p)
+		}
+		return p
+	}
+	condition := func(kind corev1.PodConditionType, status corev1.ConditionStatus) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: kind, Status: status})
+		}
+	}
+	owners := func(refs ...metav1.OwnerReference) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.OwnerReferences = append(refs, p.OwnerReferences...) }
+	}
+	plain := LeavingPod{Name: "db-0", UID: "p"}
+	for name, tc := range map[string]struct {
+		pod  corev1.Pod
+		want []LeavingPod
+	}{
+		"without a node":    {pod(), []LeavingPod{plain}},
+		"on a node":         {pod(func(p *corev1.Pod) { p.Spec.NodeName = "n" }), []LeavingPod{{Name: "db-0", UID: "p", Bound: true}}},
+		"Ready":             {pod(condition(corev1.PodScheduled, corev1.ConditionTrue), condition(corev1.PodReady, corev1.ConditionTrue)), []LeavingPod{{Name: "db-0", UID: "p", Ready: true}}},
+		"not Ready":         {pod(condition(corev1.PodScheduled, corev1.ConditionTrue), condition(corev1.PodReady, corev1.ConditionFalse)), []LeavingPod{plain}},
+		"failed":            {pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), nil},
+		"with other owners": {pod(owners(metav1.OwnerReference{UID: "a"}, metav1.OwnerReference{UID: "b", Controller: new(false)})), []LeavingPod{plain}},
+		"of another, which the StatefulSet is an owner of too": {
+			pod(func(p *corev1.Pod) {
+				p.OwnerReferences = []metav1.OwnerReference{{UID: "s", Controller: new(false)}, {UID: "other", Controller: new(true)}}
+			}), nil,
+		},
+	} {
+		if diff := cmp.Diff(tc.want, LeavingPods(stateful(1), []corev1.Pod{tc.pod}, time.Unix(1000, 0))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }

@@ -11,8 +11,9 @@ import (
 func TestNames(t *testing.T) {
 	long := strings.Repeat("x", 63)
 	for name, tc := range map[string]struct{ name, pool, plain, hashed string }{
-		"short":    {"web", "beijing", "web-beijing", "web-beijing-79763ea5"},
-		"too long": {long, "beijing", strings.Repeat("x", 43) + "-5fb6b4c5", strings.Repeat("x", 43) + "-5fb6b4c5"},
+		"short":                  {"web", "beijing", "web-beijing", "web-beijing-79763ea5"},
+		"of the greatest length": {strings.Repeat("x", 44), "beijing", strings.Repeat("x", 44) + "-beijing", strings.Repeat("x", 43) + "-679d4627"},
+		"too long":               {long, "beijing", strings.Repeat("x", 43) + "-5fb6b4c5", strings.Repeat("x", 43) + "-5fb6b4c5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plain, hashed := Names(tc.name, tc.pool)

@@ -72,13 +72,10 @@ func checkPatch(raw []byte) error {
 	}
 	for _, field := range ours {
 		var at any = patch
-		found := true
+		found := false
 		for _, key := range field.path {
-			m, ok := at.(map[string]any)
-			if at, found = m[key]; !ok || !found {
-				found = false
-				break
-			}
+			m, _ := at.(map[string]any) // what is no object has no keys
+			at, found = m[key]
 		}
 		if found {
 			return fmt.Errorf("%s: %s", dotted(field.path), field.why)

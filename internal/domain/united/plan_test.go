@@ -3,6 +3,7 @@ package united
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -117,6 +118,7 @@ func TestPlanOfOneStep(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pool     Pool
 		strategy Strategy
+		unsized  bool
 		children []Child
 		want     []string
 		phase    apps.PoolPhase
@@ -164,6 +166,68 @@ func TestPlanOfOneStep(t *testing.T) {
 		"refused, nothing is tried again in the same pass": {
 			pool: Pool{Replicas: 3, Refused: true}, children: []Child{at("r0")}, phase: apps.PoolFailed,
 		},
+		"refused, it is not tried to make it": {
+			pool: Pool{Replicas: 2, Refused: true}, phase: apps.PoolFailed,
+		},
+		"refused, it is not adopted": {
+			pool: Pool{Replicas: 2, Refused: true}, children: []Child{with(at("r1"), func(c *Child) { c.Owner = Nobodys })}, phase: apps.PoolFailed,
+		},
+		"nobody's, it is not complete before it is ours": {
+			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Owner = Nobodys })}, phase: apps.PoolPending,
+			want: []string{"adopt a (web-a): it has no owner and is of this pool"},
+		},
+		"edited, it is not complete before that is put back": {
+			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Edited = true })}, phase: apps.PoolReady,
+			want: []string{"restore a (web-a) at r1: it was edited by hand"},
+		},
+		"edited, of a revision that cannot be made any more": {
+			pool: Pool{Replicas: 2}, strategy: Strategy{Paused: true}, children: []Child{with(at("gone"), func(c *Child) { c.Edited = true })}, phase: apps.PoolHeld,
+		},
+		"held whole, of a revision that cannot be made any more": {
+			pool: Pool{Replicas: 2}, strategy: Strategy{Partition: 1}, children: []Child{at("gone")}, phase: apps.PoolUpdating,
+			want: []string{"update a (web-a) at r1: its turn, 1 of at most 1"},
+		},
+		"its NodePool has changed": {
+			pool: Pool{Replicas: 2, Contents: map[string]string{"r1": "r1/a-tainted"}}, children: []Child{at("r1")}, phase: apps.PoolUpdating,
+			want: []string{"update a (web-a) at r1: its turn, 1 of at most 1"},
+		},
+		"the label of its revision was edited": {
+			pool: Pool{Replicas: 2}, children: []Child{with(at("r0"), func(c *Child) { c.PoolRevision, c.Edited = "r1/a", true })}, phase: apps.PoolUpdating,
+			want: []string{"update a (web-a) at r1: its turn, 1 of at most 1"},
+		},
+		"held in part, of no replicas": {
+			pool: Pool{Partition: 1}, children: []Child{with(at("r1"), func(c *Child) { c.Replicas, c.Partition = 0, 1 })}, phase: apps.PoolReady, complete: true,
+		},
+		"a DaemonSet is as large as its pool": {
+			pool: Pool{Replicas: 3}, unsized: true, children: []Child{with(at("r1"), func(c *Child) { c.Replicas = 0 })}, phase: apps.PoolReady, complete: true,
+		},
+		"the one that stays is kept, whatever the other is": {
+			pool: Pool{Replicas: 2}, children: []Child{
+				with(at("r1"), func(c *Child) { c.Deleting = true }),
+				with(second, func(c *Child) { c.Owner, c.Available, c.Established = Nobodys, false, false }),
+			},
+			want: []string{"adopt a (other): it has no owner and is of this pool"}, phase: apps.PoolPending,
+		},
+		"ours is kept, whatever somebody else's is": {
+			pool: Pool{Replicas: 2}, children: []Child{
+				with(at("r1"), func(c *Child) { c.Owner = Nobodys }),
+				with(second, func(c *Child) { c.Available, c.RolloutComplete, c.Established, c.Settled = false, false, false, false }),
+			},
+			phase: apps.PoolUpdating,
+		},
+		"being up without a pod is nothing": {
+			pool: Pool{Replicas: 2}, children: []Child{with(second, func(c *Child) { c.Replicas = 0 }), with(at("r1"), func(c *Child) { c.Available = false })}, phase: apps.PoolUnavailable,
+			want: []string{"delete a (other): the pool has web-a too"},
+		},
+		"its update has not come to its end": {
+			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Available, c.Settled = false, false })}, phase: apps.PoolUpdating,
+		},
+		"it is new": {
+			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Available, c.Settled, c.Established = false, false, false })}, phase: apps.PoolUpdating,
+		},
+		"its pods are being replaced": {
+			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.RolloutComplete = false })}, phase: apps.PoolUpdating,
+		},
 		"its pods went away long after": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Available = false })}, phase: apps.PoolUnavailable,
 		},
@@ -174,7 +238,7 @@ func TestPlanOfOneStep(t *testing.T) {
 				tc.pool.Contents = map[string]string{"r0": "r0/a", "r1": "r1/a"}
 			}
 			tc.strategy.MaxUpdating = 1
-			s := State{Pools: []Pool{tc.pool}, Children: tc.children, Strategy: tc.strategy, Update: "r1", Current: "r1", Base: "r1", HasReplicas: true}
+			s := State{Pools: []Pool{tc.pool}, Children: tc.children, Strategy: tc.strategy, Update: "r1", Current: "r1", Base: "r1", HasReplicas: !tc.unsized}
 			plan := s.Plan()
 			var got []string
 			for _, a := range plan.Actions {
@@ -187,5 +251,97 @@ func TestPlanOfOneStep(t *testing.T) {
 				t.Errorf("phase %s, complete %t; want %s, %t", plan.Pools[0].Phase, plan.Complete, tc.phase, tc.complete)
 			}
 		})
+	}
+}
+
+// TestPlanOfSeveralPools: what one pool is makes others wait, or not.
+func TestPlanOfSeveralPools(t *testing.T) {
+	// read takes "a:r0", with a "!" for pods that are away, a "?" for a failure on top of
+	// that, and a "-" before the revision for a pool that was never up; "a" has no
+	// workload. An "x" at the end: it is refused.
+	read := func(text string) (pools []Pool, children []Child) {
+		for field := range strings.FieldsSeq(text) {
+			name, is, found := strings.Cut(strings.TrimSuffix(field, "x"), ":")
+			p := Pool{Name: name, Replicas: 2, Refused: strings.HasSuffix(field, "x"), Contents: map[string]string{}}
+			for _, revision := range []string{"r0", "r1", "r2"} {
+				p.Contents[revision] = content(revision, name)
+			}
+			pools = append(pools, p)
+			if !found {
+				continue
+			}
+			revision := strings.Trim(is, "-!?")
+			away := strings.HasSuffix(is, "!") || strings.HasSuffix(is, "?")
+			c := Child{
+				Name: "web-" + name, Pool: name, Revision: revision, PoolRevision: content(revision, name), Replicas: 2,
+				RolloutComplete: !away, Available: !away, Settled: !away, Established: !strings.HasPrefix(is, "-"),
+			}
+			if strings.HasSuffix(is, "?") {
+				c.Failure = "no progress"
+			}
+			children = append(children, c)
+		}
+		return pools, children
+	}
+	// The revision to get to is r2; r0 is the last that all had, r1 one that was given up.
+	for name, tc := range map[string]struct {
+		pools    string
+		strategy Strategy
+		want     string // verbs, pools and revisions
+		phases   string
+		stopped  bool
+	}{
+		"the first begins":                                {pools: "a:r0 b:r0", want: "update a r2", phases: "Updating Waiting"},
+		"a pool that is refused stops the rollout":        {pools: "a:r0x b:r0", phases: "Failed Held", stopped: true},
+		"it does not where the others go on":              {pools: "a:r0x b:r0", strategy: Strategy{Continue: true}, want: "update b r2", phases: "Failed Updating"},
+		"nor where it was never up":                       {pools: "a:-r0x b:r0", want: "update b r2", phases: "Failed Updating"},
+		"nor where it has no workload":                    {pools: "ax b:r0", want: "update b r2", phases: "Failed Updating"},
+		"a pool that is away goes on though one refuses":  {pools: "a:r0x b:r1!", want: "update b r2", phases: "Failed Updating"},
+		"not where the new revision has failed":           {pools: "a:r2? b:r1! c:r0", strategy: Strategy{MaxUpdating: 3}, phases: "Failed Held Held", stopped: true},
+		"one that failed and is left behind, one is away": {pools: "a:r2? b:r2! c:r0", strategy: Strategy{Continue: true}, phases: "Failed Updating Waiting"},
+		"two at once, of which one is away already":       {pools: "a:r0 b:r0 c:r1!", strategy: Strategy{MaxUpdating: 2}, want: "update a r2, update c r2", phases: "Updating Waiting Updating"},
+		"one that is away waits for its turn":             {pools: "a:r2! b:r1!", phases: "Updating Waiting"},
+		"one that is away takes its turn":                 {pools: "a:r1! b:r0", want: "update a r2", phases: "Updating Waiting"},
+
+		"a new pool before the rollout comes to it":      {pools: "a:r0 b", want: "update a r2, create b r0", phases: "Updating Pending"},
+		"a new pool while the one before it is away":     {pools: "a:r2! b c:r0", want: "create b r0", phases: "Updating Pending Waiting"},
+		"a new pool where the rollout has been":          {pools: "a:r2 b c:r0", want: "create b r2, update c r2", phases: "Ready Pending Updating"},
+		"a new pool where no other has the old revision": {pools: "a:r2! b", want: "create b r2", phases: "Updating Pending"},
+		"a new pool that the partition holds":            {pools: "a:r2 b c:r0", strategy: Strategy{Partition: 2}, want: "create b r0", phases: "Ready Pending Held"},
+		"a new pool while the rollout is paused":         {pools: "a:r2 b c:r0", strategy: Strategy{Paused: true}, want: "create b r0", phases: "Ready Pending Held"},
+		"a new pool while the rollout is stopped":        {pools: "a:r2x b c:r0", want: "create b r0", phases: "Failed Pending Held", stopped: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pools, children := read(tc.pools)
+			tc.strategy.MaxUpdating = max(1, tc.strategy.MaxUpdating)
+			plan := State{Pools: pools, Children: children, Strategy: tc.strategy, Update: "r2", Current: "r0", Base: "r0", HasReplicas: true}.Plan()
+			var actions, phases []string
+			for _, a := range plan.Actions {
+				actions = append(actions, string(a.Verb)+" "+a.Pool+" "+a.Revision)
+			}
+			for _, p := range plan.Pools {
+				phases = append(phases, string(p.Phase))
+			}
+			if got := strings.Join(actions, ", "); got != tc.want {
+				t.Errorf("it does %q, want %q", got, tc.want)
+			}
+			if got := strings.Join(phases, " "); got != tc.phases || plan.Stopped != tc.stopped {
+				t.Errorf("phases are %s, stopped %t; want %s, %t", got, plan.Stopped, tc.phases, tc.stopped)
+			}
+		})
+	}
+}
+
+// TestLeaving: of workloads of removed pools those that are ours and stay are emptied.
+func TestLeaving(t *testing.T) {
+	s := State{Pools: []Pool{{Name: "a"}, {Name: "b"}}, Children: []Child{
+		{Name: "web-a", Pool: "a"}, {Name: "web-c", Pool: "c"}, {Name: "web-d", Pool: "d", Deleting: true}, {Name: "web-e", Pool: "e", Owner: Nobodys}, {Name: "web-f", Pool: "f"},
+	}}
+	var got []string
+	for _, c := range s.Leaving() {
+		got = append(got, c.Name)
+	}
+	if want := []string{"web-c", "web-f"}; !slices.Equal(got, want) {
+		t.Errorf("they are %v, want %v", got, want)
 	}
 }
