@@ -119,7 +119,7 @@ fmt: ## Fail if a Go file is not formatted.
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Run golangci-lint on every module.
 	@for module in $(CODE_MODULES); do \
-		echo "lint $$module"; (cd $$module && $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml); done
+		echo "lint $$module"; (cd $$module && $(CURDIR)/$(GOLANGCI_LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yml); done
 
 .PHONY: tidy
 tidy: ## Fail if a go.mod or go.sum is not tidy.
