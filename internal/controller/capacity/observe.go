@@ -96,11 +96,12 @@ func (r *Reconciler) canTake(ctx context.Context, s *scope) func(capacity.Class,
 	return func(class capacity.Class, pod *seats.Pod) (bool, fit.Reason) {
 		var affinity []*nodeaffinity.NodeSelector
 		if pod.Demand != nil && pod.Demand.Claims {
-			var err error
-			if affinity, err = r.volumes.Read(ctx, r.Pods, r.Clock.Now(), pod.Key(), pod.UID, &reads); err != nil {
+			reach, err := r.volumes.Read(ctx, r.Pods, r.Clock.Now(), pod.Key(), pod.UID, &reads)
+			if err != nil {
 				s.unread = err
 				return false, fit.Unread
 			}
+			affinity = reach.Selectors
 		}
 		return r.Ledger.ClassCanTake(class, pod, affinity, s.below)
 	}
