@@ -681,7 +681,7 @@ func TestPodsThatWaitAreFreeAfterAnError(t *testing.T) {
 			}
 			s.World.Walker.Put(build.Owner(build.Deployment("web", build.Replicas(2))))
 			s.Answers = []error{answer}
-			if result, err := s.pass(); len(s.Evicted) != 1 || s.split() == nil || errors.Is(err, broken) != (answer == broken) || err == nil && result.RequeueAfter != eviction.Retry {
+			if result, err := s.pass(); len(s.Evicted) != 1 || s.split() == nil || errors.Is(err, broken) != errors.Is(answer, broken) || err == nil && result.RequeueAfter != eviction.Retry {
 				t.Fatalf("gone are %v, comes back after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
 			}
 			if result, err := s.pass(); err != nil || len(s.Evicted) != 1 || result.RequeueAfter != eviction.Retry {

@@ -76,8 +76,8 @@ func planFor(o observed) plan {
 		p.want[o.fellBack] = min(p.have[o.fellBack], total)
 		p.want[o.fellBack.Other()] = total - p.want[o.fellBack]
 	}
-	pinned := 0
-	p.evict, pinned, p.closed = o.misplaced(p)
+	evict, pinned, closed := o.misplaced(p)
+	p.evict, p.closed = evict, closed
 	p.explain(o, pinned)
 	if o.inVain != "" {
 		p.evict = nil

@@ -127,11 +127,13 @@ func TestPlan(t *testing.T) {
 		"and what runs of it moves":                            {replicas: 2, count: capacity.MaxCount, pods: pods("od", "spot"), change: both(without(capacity.Spot), func(o *observed) { o.asked = 2 }), evict: []string{"pod-1"}, reason: api.ReasonConverging},
 		"a StatefulSet of which what runs stays":               {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot"), change: both(without(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(capacity.MaxCount) }), reason: api.ReasonFellBack},
 		"and what waits is made anew":                          {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot+waits"), change: both(without(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(capacity.MaxCount) }), evict: []string{"pod-1"}, reason: api.ReasonConverging},
-		"what runs stays, and one that waits cannot move":      {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot+waits"), change: both(without(capacity.Spot), refuses(fit.OutOfReach)), reason: api.ReasonPodsWaiting},
-		"it waits, and its volumes are of the other class":     {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(1) }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
-		"in a rollout too":                                     {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.rollout = true }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
-		"its volumes are of its own class":                     {replicas: 1, count: 1, pods: pods("od+stuck"), change: tied(capacity.OnDemand), reason: api.ReasonPodsWaiting},
-		"it is tied to its class already":                      {replicas: 1, count: 1, pods: pods("od+stuck+pinned"), change: tied(capacity.Spot), reason: api.ReasonPodsWaiting},
+		"what runs stays, and one that waits cannot move": {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot+waits"), change: both(without(capacity.Spot), func(o *observed) {
+			o.canTake = func(_ capacity.Class, pod *seats.Pod) (bool, fit.Reason) { return pod.Node != "", fit.OutOfReach }
+		}), reason: api.ReasonPodsWaiting},
+		"it waits, and its volumes are of the other class": {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(1) }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
+		"in a rollout too":                 {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.rollout = true }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
+		"its volumes are of its own class": {replicas: 1, count: 1, pods: pods("od+stuck"), change: tied(capacity.OnDemand), reason: api.ReasonPodsWaiting},
+		"it is tied to its class already":  {replicas: 1, count: 1, pods: pods("od+stuck+pinned"), change: tied(capacity.Spot), reason: api.ReasonPodsWaiting},
 		"no room": {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) {
 			o.canTake = func(capacity.Class, *seats.Pod) (bool, fit.Reason) { return false, fit.NoRoom }
 		}, reason: api.ReasonNoRoom},

@@ -36,7 +36,7 @@ func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownersh
 	}
 	// Only the leader knows the last count that could be used, and whether pods fall back:
 	// each replica has another idea of since when a class has no nodes.
-	if class := c.OfOrdinal(pod.Name); class != capacity.None && c.Invalid == nil && !c.Fallback {
+	if class = c.OfOrdinal(pod.Name); class != capacity.None && c.Invalid == nil && !c.Fallback {
 		assign.Classify(pod, classes, class, assign.Reason(&c, class))
 		return class, true
 	}
