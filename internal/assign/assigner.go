@@ -77,6 +77,8 @@ type Answer struct {
 	// Class is the class of capacity, where that was asked for; "" for a pod that is
 	// not divided.
 	Class string `json:"class,omitempty"`
+	// Reason is why the pod is of that class.
+	Reason string `json:"reason,omitempty"`
 	// NoSeat: there is no seat for the pod now.
 	NoSeat bool `json:"noSeat,omitempty"`
 }
@@ -213,7 +215,10 @@ func (d *Assigner) takeClass(ctx context.Context, pod *ownership.Object, ask Ask
 		return Answer{}, err
 	}
 	class, why := d.Ledger.TakeClass(d.Policies.ClassRequest(&c, ask.Token, pod.Name, ask.Revision, capacity.None), ask.DryRun)
-	return Answer{Class: class.String(), NoSeat: why != seats.Seated}, nil
+	if why != seats.Seated {
+		return Answer{NoSeat: true}, nil
+	}
+	return Answer{Class: class.String(), Reason: Reason(&c, class)}, nil
 }
 
 // SeatCost is the deletion cost of the seat that a pod has just got; nil for a pod

@@ -21,37 +21,46 @@ const (
 	spotCost     int32 = 1
 )
 
-// Classify keeps a pod to a class of capacity, and says on it why.
-func Classify(pod *corev1.Pod, classes *capacity.Classes, c *policies.Capacity, class capacity.Class) {
+// Classify keeps a pod to a class of capacity, and says on it why, if that is known.
+func Classify(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class, why string) {
 	classes.Restrict(&pod.Spec, class)
 	if pod.Labels == nil {
 		pod.Labels = map[string]string{}
 	}
 	pod.Labels[gm.CapacityClassLabel] = class.String()
-	Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, reasonOf(c, class))
+	if why != "" {
+		Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, why)
+	}
 }
 
-// TiedTo is the class of the only nodes that a pod's volumes can be used on; None if they
-// leave it both. The API server is asked only where the pod mounts claims.
-func TiedTo(ctx context.Context, client kubernetes.Interface, resolver *policies.Resolver, namespace string, spec *corev1.PodSpec) (capacity.Class, error) {
+// TiedTo tells whether a pod's volumes tie it to nodes, and of which class these are; None
+// if that is not known. The API server is asked only where the pod mounts claims.
+func TiedTo(ctx context.Context, client kubernetes.Interface, resolver *policies.Resolver, namespace string, spec *corev1.PodSpec) (class capacity.Class, tied bool, err error) {
 	required, _, err := volumes.Of(ctx, client, namespace, spec)
 	if err != nil && !apierrors.IsNotFound(err) { // a claim that comes after the pod has no volume yet
-		return capacity.None, err
+		return capacity.None, false, err
 	}
-	return resolver.ClassOfVolumes(required), nil
+	class, tied = resolver.ClassOfVolumes(required)
+	return class, tied, nil
 }
 
 // Tie keeps a pod to the class of its volumes. That is nobody's choice, as where the pod's
-// own demands leave it one class: the pod gets no class from us.
+// own demands leave it one class: the pod gets no class from us. While that class is not
+// known the pod stays as it is: it can go nowhere else than to its volumes.
 func Tie(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class) {
+	if class == capacity.None {
+		Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, "its volumes are on nodes that are away, or of no class")
+		return
+	}
 	classes.Restrict(&pod.Spec, class)
 	Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, "its volumes are on nodes of class "+class.String())
 }
 
-func reasonOf(c *policies.Capacity, class capacity.Class) string {
+// Reason is why a pod is of the class that it is. Only the replica that decided knows.
+func Reason(c *policies.Capacity, class capacity.Class) string {
 	workload := c.Workload.Kind + " " + c.Workload.Name
 	switch {
-	case c.FellBack != capacity.None:
+	case c.Misses():
 		return "class " + c.FellBack.String() + " has no nodes: pods of " + workload + " fall back to the other"
 	case c.Count == capacity.MaxCount:
 		return "all pods of " + workload + " are on-demand"

@@ -100,8 +100,13 @@ const DefaultFallback = 5 * time.Minute
 func (b *Resolver) SetFallback(after time.Duration) { b.fallbackAfter = after }
 
 // ClassOfVolumes is seats.Ledger.ClassOfVolumes.
-func (b *Resolver) ClassOfVolumes(required []*corev1.NodeSelector) capacity.Class {
+func (b *Resolver) ClassOfVolumes(required []*corev1.NodeSelector) (class capacity.Class, tied bool) {
 	return b.ledger.ClassOfVolumes(required)
+}
+
+// Misses tells whether the workload does without a class that it is to have pods of.
+func (c *Capacity) Misses() bool {
+	return c.Workload.Replicas != nil && capacity.Wants(c.FellBack, int(*c.Workload.Replicas), c.Asked)
 }
 
 // CapacityOfPod is CapacityOf for a pod.

@@ -87,7 +87,7 @@ func (l *Ledger) PlaceClass(r ClassRequest) (capacity.Class, Reason) {
 	}
 	l.lapseLocked(s.cohort)
 	class := s.class
-	if class == capacity.None {
+	if class == capacity.None || r.Class != capacity.None {
 		class = l.turnOfClassLocked(s, r)
 	}
 	if class == capacity.None {
@@ -359,44 +359,57 @@ func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaff
 	return false, why
 }
 
-// ClassOfVolumes is the class of the nodes that reach all volumes with these required node
-// affinities, if one of them names its nodes, as local volumes do, and these nodes are of
-// one class; else None. Volumes of a zone tie a pod to no class: nodes of the other one
-// may come to be there.
-func (l *Ledger) ClassOfVolumes(required []*corev1.NodeSelector) capacity.Class {
-	if !slices.ContainsFunc(required, namesNodes) {
-		return capacity.None
-	}
+// ClassOfVolumes tells whether volumes with these required node affinities tie a pod to
+// nodes: one of them names its nodes, as local volumes do, and these are not of both
+// classes. The class is theirs; None if they are away, or if some are of neither class.
+// Volumes of a zone tie a pod to nothing: nodes of the other class may come to be there.
+func (l *Ledger) ClassOfVolumes(required []*corev1.NodeSelector) (class capacity.Class, tied bool) {
 	var volumes []*nodeaffinity.NodeSelector
 	for _, r := range required {
 		volume, err := nodeaffinity.NewNodeSelector(r)
 		if err != nil {
-			return capacity.None // kube-scheduler finds no node either
+			return capacity.None, false // kube-scheduler finds no node either
 		}
 		volumes = append(volumes, volume)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	class := capacity.None
+	if !slices.ContainsFunc(required, l.namesNodesLocked) {
+		return capacity.None, false
+	}
+	var nodes [3]int // by class
 	for _, n := range l.nodes {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Offer.Labels}}
-		if !n.exists || slices.ContainsFunc(volumes, func(volume *nodeaffinity.NodeSelector) bool { return !volume.Match(node) }) {
-			continue
+		if n.exists && !slices.ContainsFunc(volumes, func(volume *nodeaffinity.NodeSelector) bool { return !volume.Match(node) }) {
+			nodes[n.class]++
 		}
-		if n.class == capacity.None || class != capacity.None && class != n.class {
-			return capacity.None
-		}
-		class = n.class
 	}
-	return class
+	switch onDemand, spot := nodes[capacity.OnDemand] > 0, nodes[capacity.Spot] > 0; {
+	case onDemand && spot:
+		return capacity.None, false
+	case nodes[capacity.None] > 0:
+		return capacity.None, true
+	case onDemand:
+		return capacity.OnDemand, true
+	case spot:
+		return capacity.Spot, true
+	default:
+		return capacity.None, true
+	}
 }
 
-// namesNodes tells whether each term is about nodes by their names.
-func namesNodes(required *corev1.NodeSelector) bool {
+// namesNodesLocked tells whether each term is about nodes by their names: by the field or
+// the label that Kubernetes has for it, or by a label of a CSI driver whose value is the
+// name of the node that has it.
+func (l *Ledger) namesNodesLocked(required *corev1.NodeSelector) bool {
+	names := func(r corev1.NodeSelectorRequirement) bool {
+		return r.Operator == corev1.NodeSelectorOpIn && (r.Key == corev1.LabelHostname || slices.ContainsFunc(r.Values, func(name string) bool {
+			n := l.nodes[name]
+			return n != nil && n.exists && n.Offer.Labels[r.Key] == name
+		}))
+	}
 	return !slices.ContainsFunc(required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
-		return len(term.MatchFields) == 0 && !slices.ContainsFunc(term.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool {
-			return r.Key == corev1.LabelHostname && r.Operator == corev1.NodeSelectorOpIn
-		})
+		return len(term.MatchFields) == 0 && !slices.ContainsFunc(term.MatchExpressions, names)
 	})
 }
 

@@ -212,6 +212,23 @@ func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 	}
 }
 
+// TestAPodAtTheGateGivesItsTurnBack once it is found to be tied to the other class.
+func TestAPodAtTheGateGivesItsTurnBack(t *testing.T) {
+	r := newClassRoom(t)
+	r.arrives("a", "", capacity.None, "", build.Gated())
+	r.arrives("b", "", capacity.None, "", build.Gated())
+	tied := ask("a", 2, 1)
+	for _, want := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
+		if got, _ := r.PlaceClass(tied); got != want {
+			t.Errorf("a is %q, want %q", got, want)
+		}
+		tied.Class = capacity.Spot
+	}
+	if got, _ := r.PlaceClass(ask("b", 2, 1)); got != capacity.OnDemand {
+		t.Errorf("b is %q, want the turn that a gave back", got)
+	}
+}
+
 // TestOneEntryForSeatAndClass: a pod that takes both counts once.
 func TestOneEntryForSeatAndClass(t *testing.T) {
 	r := newClassRoom(t)
@@ -238,11 +255,52 @@ func TestWhichClassCanTakeAPod(t *testing.T) {
 	}
 }
 
+// TestOnlyNodesOfItsGroupTakeAPod that has its seat there.
+func TestOnlyNodesOfItsGroupTakeAPod(t *testing.T) {
+	r := newClassRoom(t)
+	r.arrives("a", "t", capacity.OnDemand, "on-demand", build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = nil }))
+	seated := *r.Pod("a")
+	seated.GroupStamp = "hz"
+	if can, why := r.ClassCanTake(capacity.Spot, &seated, nil, nil); can || why != fit.NoOpenNode {
+		t.Errorf("a spot node of no group can take it: %t (%s)", can, why)
+	}
+	r.ObserveNode(SlimNode(build.Node("spot-hz", build.InGroup("hz"), build.Label("node.kubernetes.io/capacity", "spot"))))
+	if can, why := r.ClassCanTake(capacity.Spot, &seated, nil, nil); !can {
+		t.Errorf("a spot node of its group cannot take it: %s", why)
+	}
+}
+
+// TestWhatAPodOfTheClassTolerates: its successor has the tolerations of the other class.
+func TestWhatAPodOfTheClassTolerates(t *testing.T) {
+	const key = "kubernetes.azure.com/scalesetpriority"
+	classes, err := capacity.Presets()["aks"].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
+	ledger.SetClasses(&classes)
+	ledger.ObserveNode(SlimNode(build.Node("spot", build.Label(key, "spot"), build.With(func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: key, Value: "spot", Effect: corev1.TaintEffectNoSchedule}}
+	}))))
+	ledger.ObserveNode(SlimNode(build.Node("on-demand")))
+	pod := build.Pod("a", build.OwnedBy(web), build.On("on-demand"), build.Label(gm.CapacityClassLabel, "on-demand"))
+	classes.Restrict(&pod.Spec, capacity.OnDemand)
+	ledger.Observe(Slim(pod))
+	if can, why := ledger.ClassCanTake(capacity.Spot, ledger.Pod("a"), nil, nil); !can {
+		t.Errorf("a spot node cannot take it: %s", why)
+	}
+}
+
 // TestTheClassOfVolumes is that of the nodes that they name, if all these are of one.
 func TestTheClassOfVolumes(t *testing.T) {
 	hosts := func(names ...string) *corev1.NodeSelector {
 		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
 			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: names},
+		}}}}
+	}
+	driver := func(name string) *corev1.NodeSelector { // TopoLVM's; others have labels of their own as well
+		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: "topology.topolvm.io/node", Operator: corev1.NodeSelectorOpIn, Values: []string{name}},
 		}}}}
 	}
 	zone := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
@@ -256,31 +314,34 @@ func TestTheClassOfVolumes(t *testing.T) {
 	tests := map[string]struct {
 		volumes []*corev1.NodeSelector
 		want    capacity.Class
+		tied    bool
 	}{
-		"no volumes":                         {nil, capacity.None},
-		"a node":                             {[]*corev1.NodeSelector{hosts("spot")}, capacity.Spot},
-		"a node by its name":                 {[]*corev1.NodeSelector{named}, capacity.Spot},
-		"nodes of both classes":              {[]*corev1.NodeSelector{hosts("spot", "on-demand")}, capacity.None},
-		"one of them has the other volume":   {[]*corev1.NodeSelector{hosts("spot", "on-demand"), hosts("on-demand")}, capacity.OnDemand},
-		"a node of neither class":            {[]*corev1.NodeSelector{hosts("spot", "neither")}, capacity.None},
-		"a node that is gone":                {[]*corev1.NodeSelector{hosts("gone")}, capacity.None},
-		"a zone, where others may come":      {[]*corev1.NodeSelector{zone}, capacity.None},
-		"a zone, and a node of it":           {[]*corev1.NodeSelector{zone, hosts("spot")}, capacity.Spot},
-		"a zone, and a node of another zone": {[]*corev1.NodeSelector{zone, hosts("on-demand")}, capacity.None},
-		"what cannot be read":                {[]*corev1.NodeSelector{unread}, capacity.None},
+		"no volumes":                         {nil, capacity.None, false},
+		"a node":                             {[]*corev1.NodeSelector{hosts("spot")}, capacity.Spot, true},
+		"a node by its name":                 {[]*corev1.NodeSelector{named}, capacity.Spot, true},
+		"a node by a label of a CSI driver":  {[]*corev1.NodeSelector{driver("spot")}, capacity.Spot, true},
+		"one that such a driver has lost":    {[]*corev1.NodeSelector{driver("gone")}, capacity.None, false},
+		"nodes of both classes":              {[]*corev1.NodeSelector{hosts("spot", "on-demand")}, capacity.None, false},
+		"one of them has the other volume":   {[]*corev1.NodeSelector{hosts("spot", "on-demand"), hosts("on-demand")}, capacity.OnDemand, true},
+		"a node of neither class":            {[]*corev1.NodeSelector{hosts("spot", "neither")}, capacity.None, true},
+		"a node that is gone":                {[]*corev1.NodeSelector{hosts("gone")}, capacity.None, true},
+		"a zone, where others may come":      {[]*corev1.NodeSelector{zone}, capacity.None, false},
+		"a zone, and a node of it":           {[]*corev1.NodeSelector{zone, hosts("spot")}, capacity.Spot, true},
+		"a zone, and a node of another zone": {[]*corev1.NodeSelector{zone, hosts("on-demand")}, capacity.None, true},
+		"what cannot be read":                {[]*corev1.NodeSelector{unread}, capacity.None, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			r := newClassRoom(t)
 			for _, name := range []string{"on-demand", "spot", "neither"} {
-				labels := []build.Option{build.Label("node.kubernetes.io/capacity", name), build.Label(corev1.LabelHostname, name)}
+				labels := []build.Option{build.Label("node.kubernetes.io/capacity", name), build.Label(corev1.LabelHostname, name), build.Label("topology.topolvm.io/node", name)}
 				if name == "spot" {
 					labels = append(labels, build.Label("zone", "z"))
 				}
 				r.ObserveNode(SlimNode(build.Node(name, labels...)))
 			}
-			if got := r.ClassOfVolumes(tc.volumes); got != tc.want {
-				t.Errorf("got %q, want %q", got, tc.want)
+			if got, tied := r.ClassOfVolumes(tc.volumes); got != tc.want || tied != tc.tied {
+				t.Errorf("got %q, tied %t, want %q, %t", got, tied, tc.want, tc.tied)
 			}
 		})
 	}
@@ -316,6 +377,33 @@ func TestPodsThatKeepApartNeedANodeOfTheirOwn(t *testing.T) {
 	r.ForgetNode("spot-2")
 	r.Forget("stays")
 	takes(fit.Fits)
+}
+
+// TestWhoKeepsAPodApart from a zone: neither the pod that leaves it, nor one that is over.
+func TestWhoKeepsAPodApart(t *testing.T) {
+	r := newClassRoom(t)
+	for _, class := range []string{"on-demand", "spot"} {
+		r.ObserveNode(SlimNode(build.Node(class, build.Label("node.kubernetes.io/capacity", class), build.Label("zone", "z"))))
+	}
+	apart := build.With(func(p *corev1.Pod) {
+		build.Label("app", "web")(p)
+		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
+			{TopologyKey: "zone", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+		}}}
+	})
+	takes := func(want fit.Reason) {
+		t.Helper()
+		if can, why := r.ClassCanTake(capacity.Spot, r.Pod("leaves"), nil, []types.UID{"web-1"}); can != (want == fit.Fits) || why != want {
+			t.Errorf("spot can take it: %t (%s), want %q", can, why, want)
+		}
+	}
+	r.arrives("leaves", "", capacity.None, "on-demand", apart)
+	takes(fit.Fits)
+	over := build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
+	r.arrives("other", "", capacity.None, "spot", apart, over)
+	takes(fit.Fits)
+	r.arrives("other", "", capacity.None, "spot", apart)
+	takes(fit.TooClose)
 }
 
 // TestNoTwoGetOneOnDemandSeat: many pods are asked about at the same time, by as

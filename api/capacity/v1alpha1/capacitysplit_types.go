@@ -124,7 +124,7 @@ const (
 	ReasonSatisfied = "Satisfied"
 	// ReasonConverging: pods are created, or moved from one class to the other.
 	ReasonConverging = "Converging"
-	// ReasonPodsWaiting: pods of a class have no node.
+	// ReasonPodsWaiting: pods have no node, or wait at the scheduling gate of atoll-manager.
 	ReasonPodsWaiting = "PodsWaiting"
 	// ReasonNoNodes: a class that is wanted has no node that is Ready and not cordoned.
 	ReasonNoNodes = "NoNodes"

@@ -97,6 +97,8 @@ type Reconciler struct {
 // move is the eviction of a pod of the wrong class.
 type move struct {
 	at    time.Time
+	pod   types.UID
+	name  string
 	class capacity.Class
 	// count is the one that was in force.
 	count int
@@ -266,7 +268,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 	s.capacity = r.Policies.CapacityOf(chain[:min(1, len(chain))])
 	switch top := ownership.CapacityWorkload(chain); {
 	case !asksForIt(r.Policies.CapacityOf(chain)):
-		return phase.Run(ctx, s, r.free, r.hide)
+		return phase.Run(ctx, s, r.leave)
 	case top == nil || top.UID != req.uid: // its pods are divided as another's
 		return phase.Run(ctx, s, r.hide)
 	}

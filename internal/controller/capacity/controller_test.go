@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
@@ -292,11 +293,17 @@ func TestAPodStaysWithItsVolume(t *testing.T) {
 // volume makes the claim data, whose volume nodes of one class reach.
 func (s *site) volume(class string) {
 	s.t.Helper()
+	s.volumeOn("node.kubernetes.io/capacity", class)
+}
+
+// volumeOn makes the claim data, whose volume nodes with a label reach.
+func (s *site) volumeOn(key, value string) {
+	s.t.Helper()
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}
 	claim.Status.Phase = corev1.ClaimBound
 	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
 		Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
-			{Key: "node.kubernetes.io/capacity", Operator: corev1.NodeSelectorOpIn, Values: []string{class}},
+			{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}},
 		}}}},
 	}}}
 	for _, o := range []build.Object{claim, disk} {
@@ -307,7 +314,8 @@ func (s *site) volume(class string) {
 }
 
 // TestAStatefulSetsPodStaysWithItsVolume, whatever the class of its ordinal is. One that
-// waits where its ordinal belongs is not made anew for a volume that it does not reach.
+// waits where its ordinal belongs is not made anew for the volume of a zone, where nodes of
+// its class may come to be: its successor would wait as well.
 func TestAStatefulSetsPodStaysWithItsVolume(t *testing.T) {
 	set := build.StatefulSet("db", asks("1"), build.Replicas(1))
 	local := build.With(func(p *corev1.Pod) {
@@ -316,7 +324,8 @@ func TestAStatefulSetsPodStaysWithItsVolume(t *testing.T) {
 		}}}
 	})
 	s := newSite(t, set, running("db-0", set, "spot", local))
-	s.volume("spot")
+	s.World.Add(t, build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), build.Label("zone", "z"), full))
+	s.volumeOn("zone", "z")
 	look := func(want string) {
 		t.Helper()
 		s.World.Evicted = nil
@@ -336,14 +345,46 @@ func TestAStatefulSetsPodStaysWithItsVolume(t *testing.T) {
 	look(api.ReasonNoRoom)
 
 	s.World.Ledger.Forget("db-0")
-	s.World.See(running("db-0", set, "on-demand", local, build.UID("again"), build.With(func(p *corev1.Pod) {
-		s.Reconciler.Policies.Classes().Restrict(&p.Spec, capacity.OnDemand)
-		p.Spec.NodeName, p.Status.Conditions = "", nil
-	})))
+	s.World.See(running("db-0", set, "on-demand", local, build.UID("again"), waits(t, capacity.OnDemand)))
 	for range 3 {
 		look(api.ReasonPodsWaiting)
 		s.World.Clock.Step(retryRoom)
 	}
+}
+
+// TestAPodThatDoesNotReachItsVolume is made anew: when it was created the node of the
+// volume was away, or had no class. Its successor is kept to the class of the node, and
+// stays, whatever its ordinal is.
+func TestAPodThatDoesNotReachItsVolume(t *testing.T) {
+	set := build.StatefulSet("db", asks("1"), build.Replicas(1))
+	claims := build.With(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}
+	})
+	s := newSite(t, set, running("db-0", set, "on-demand", claims, waits(t, capacity.OnDemand)))
+	s.volumeOn(corev1.LabelHostname, "spot-0")
+	look := func(want int) {
+		t.Helper()
+		s.World.Evicted = nil
+		if _, err := s.Reconcile(t.Context(), request{"db"}); err != nil || len(s.Evicted) != want {
+			t.Errorf("evicted %v, error %v, want %d", s.Evicted, err, want)
+		}
+	}
+	look(0)
+	s.World.Add(t, build.Node("spot-0", build.Label("node.kubernetes.io/capacity", "spot"), build.Label(corev1.LabelHostname, "spot-0"), full))
+	look(1)
+	s.World.Ledger.Forget("db-0")
+	tied := running("db-0", set, "", claims, waits(t, capacity.Spot), build.UID("again"))
+	delete(tied.Labels, gm.CapacityClassLabel)
+	s.World.See(tied)
+	for range 3 {
+		look(0)
+		s.World.Clock.Step(retryRoom)
+	}
+	tied.Spec.NodeName, tied.Status.Conditions = "spot-0", []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	s.World.See(tied)
+	look(0)
 }
 
 // TestPodsWhoseStampsAreTakenOff count where they are. What they demand of a node is
@@ -526,8 +567,186 @@ func TestPodsThatWaitAreFree(t *testing.T) {
 		t.Fatalf("evicted %v, error %v", s.Evicted, err)
 	}
 	s.World.Walker.Put(build.Owner(build.Deployment("web", build.Replicas(2))))
-	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != waits.Name || s.split() != nil {
-		t.Errorf("gone are %v, error %v, split %+v", s.Evicted, err, s.split())
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != waits.Name {
+		t.Errorf("gone are %v, error %v", s.Evicted, err)
+	}
+	s.World.Ledger.Forget(waits.UID)
+	if _, err := s.pass(); err != nil || s.split() != nil {
+		t.Errorf("error %v, split %+v", err, s.split())
+	}
+}
+
+// waits makes a pod wait for a node of its class, as kube-scheduler says it.
+func waits(t *testing.T, class capacity.Class) build.Option {
+	t.Helper()
+	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return build.With(func(p *corev1.Pod) {
+		classes.Restrict(&p.Spec, class)
+		p.Spec.NodeName = ""
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	})
+}
+
+// full is a node that takes no pod.
+var full = build.With(func(n *corev1.Node) {
+	n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}
+})
+
+// TestPodsFallBackInARollout: a pod that waits for a class without nodes is never Ready,
+// so the rollout does not end, and never stands still either.
+func TestPodsFallBackInARollout(t *testing.T) {
+	deployment := build.Deployment("web", asks("0"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(2))
+	old := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2))
+	next := build.ReplicaSet("web-2", build.OwnedBy(deployment), build.Replicas(1))
+	s := newSite(t, deployment, old, next, running("old-0", old, "spot"), running("old-1", old, "spot"), running("new-0", next, "spot", waits(t, capacity.Spot)))
+	s.World.Add(t, build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true })))
+	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNoNodes || result.RequeueAfter != retryRoom {
+		t.Fatalf("gone are %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
+	}
+	s.World.Clock.Step(policies.DefaultFallback)
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != "new-0" {
+		t.Fatalf("gone are %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+	}
+	s.World.Ledger.Forget("new-0")
+	s.World.Clock.Step(2 * time.Second)
+	s.World.See(running("new-1", next, "on-demand", waits(t, capacity.OnDemand), build.Created(s.World.Clock.Now())))
+	for range 10 { // it is of the other class now, and waits for a node there
+		if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonFellBack {
+			t.Errorf("gone are %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+		}
+		s.World.Clock.Step(time.Minute)
+	}
+}
+
+// TestPodsFallBackToFullNodes: a cluster autoscaler makes nodes for pods that wait for
+// them. A pod that has no node loses nothing, and is made anew once.
+func TestPodsFallBackToFullNodes(t *testing.T) {
+	objects := web("0", "spot")
+	build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback)(objects[0])
+	waits(t, capacity.Spot)(objects[2])
+	s := newSite(t, objects...)
+	s.World.Ledger.ForgetNode("spot")
+	s.World.Add(t, build.Node("on-demand", build.Label("node.kubernetes.io/capacity", "on-demand"), full))
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 {
+		t.Fatalf("gone are %v, error %v", s.Evicted, err)
+	}
+	s.World.Clock.Step(policies.DefaultFallback)
+	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
+		t.Fatalf("gone are %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+	}
+	s.World.Ledger.Forget("pod-0")
+	s.World.Clock.Step(2 * time.Second)
+	s.World.See(running("again", build.ReplicaSet("web-1"), "on-demand", waits(t, capacity.OnDemand), build.Created(s.World.Clock.Now())))
+	for range 10 {
+		if _, err := s.pass(); err != nil || len(s.Evicted) != 0 {
+			t.Errorf("it waits for an on-demand node, and is made anew again: %v (error %v)", s.Evicted, err)
+		}
+		s.World.Clock.Step(time.Minute)
+	}
+}
+
+// TestNobodyFellBack: all pods are on-demand because the workload wants that.
+func TestNobodyFellBack(t *testing.T) {
+	objects := web("2", "on-demand", "on-demand")
+	build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback)(objects[0])
+	s := newSite(t, objects...)
+	s.World.Ledger.ForgetNode("spot")
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	s.World.Clock.Step(policies.DefaultFallback)
+	if _, err := s.pass(); err != nil || s.split().Status.Conditions[0].Reason != api.ReasonSatisfied {
+		t.Errorf("the status is %+v, error %v", s.split().Status, err)
+	}
+}
+
+// TestPodsThatWaitAreFreeAfterAnError: the answer to the first was one, and another pod
+// was looked at by kube-scheduler only later.
+func TestPodsThatWaitAreFreeAfterAnError(t *testing.T) {
+	broken := errors.New("broken")
+	for name, answer := range map[string]error{"the API server failed": broken, "it is busy": apierrors.NewTooManyRequests("later", 1)} {
+		t.Run(name, func(t *testing.T) {
+			objects := web("0", "spot", "spot")
+			waits(t, capacity.Spot)(objects[2])
+			later := objects[3].(*corev1.Pod)
+			waits(t, capacity.Spot)(later)
+			unschedulable := later.Status.Conditions
+			later.Status.Conditions = nil
+			s := newSite(t, objects...)
+			if _, err := s.pass(); err != nil || len(s.Evicted) != 0 {
+				t.Fatalf("evicted %v, error %v", s.Evicted, err)
+			}
+			s.World.Walker.Put(build.Owner(build.Deployment("web", build.Replicas(2))))
+			s.Answers = []error{answer}
+			if result, err := s.pass(); len(s.Evicted) != 1 || s.split() == nil || errors.Is(err, broken) != errors.Is(answer, broken) || err == nil && result.RequeueAfter != eviction.Retry {
+				t.Fatalf("gone are %v, comes back after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
+			}
+			if result, err := s.pass(); err != nil || len(s.Evicted) != 1 || result.RequeueAfter != eviction.Retry {
+				t.Errorf("gone are %v, comes back after %s with error %v", s.Evicted, result.RequeueAfter, err)
+			}
+			s.World.Ledger.Forget("pod-0")
+			later.Status.Conditions = unschedulable
+			s.World.See(later)
+			if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != later.Name {
+				t.Errorf("gone are %v, error %v", s.Evicted, err)
+			}
+			later.Spec.NodeName = "spot" // it was quicker
+			s.World.See(later)
+			if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split() != nil || result.RequeueAfter != 0 {
+				t.Errorf("gone are %v, comes back after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
+			}
+		})
+	}
+}
+
+// TestWhenIsLookedAgain: what is shown may be another problem than what is waited for.
+func TestWhenIsLookedAgain(t *testing.T) {
+	t.Run("a pod waits, and another has no room", func(t *testing.T) {
+		objects := web("1", "on-demand", "on-demand", "spot")
+		waits(t, capacity.Spot)(objects[4])
+		s := newSite(t, objects...)
+		s.World.Add(t, build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), full))
+		if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || result.RequeueAfter != retryRoom {
+			t.Errorf("evicted %v, comes back after %s with error %v", s.Evicted, result.RequeueAfter, err)
+		}
+	})
+	t.Run("a rollout goes on", func(t *testing.T) {
+		deployment := build.Deployment("web", asks("1"), build.Replicas(2))
+		old := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1))
+		next := build.ReplicaSet("web-2", build.OwnedBy(deployment), build.Replicas(1))
+		s := newSite(t, deployment, old, next, running("old-0", old, "on-demand"))
+		s.World.See(running("new-0", next, "on-demand", build.Created(s.World.Clock.Now())))
+		if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || result.RequeueAfter != stillTime {
+			t.Errorf("evicted %v, comes back after %s with error %v", s.Evicted, result.RequeueAfter, err)
+		}
+		s.World.Clock.Step(stillTime) // it is paused
+		if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
+			t.Errorf("once it stands still evicted are %v, error %v", s.Evicted, err)
+		}
+	})
+}
+
+// TestAnOrdinalThatComesBackTheSame: whatever makes it so, the next one would be the same.
+func TestAnOrdinalThatComesBackTheSame(t *testing.T) {
+	set := build.StatefulSet("db", asks("0"), build.Replicas(2))
+	s := newSite(t, set, running("db-0", set, "on-demand"), running("db-1", set, "spot"))
+	look := func() (ctrl.Result, error) {
+		s.World.Evicted = nil
+		return s.Reconcile(t.Context(), request{"db"})
+	}
+	if _, err := look(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != "db-0" {
+		t.Fatalf("evicted %v, error %v", s.Evicted, err)
+	}
+	s.World.Ledger.Forget("db-0")
+	s.World.Ledger.Observe(seats.Slim(running("db-0", set, "on-demand", build.UID("again"), build.Created(s.World.Clock.Now()))))
+	for range 5 {
+		if result, err := look(); err != nil || len(s.Evicted) != 0 || result.RequeueAfter != tryTime {
+			t.Errorf("evicted %v, comes back after %s with error %v", s.Evicted, result.RequeueAfter, err)
+		}
+		s.World.Clock.Step(10 * time.Second)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
@@ -27,7 +28,8 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	}
 	if len(s.plan.evict) == 0 {
 		switch {
-		case s.plan.reason == api.ReasonNoRoom || s.plan.reason == api.ReasonNoNodes: // it may fall back soon
+		case s.plan.closed != fit.Fits, s.plan.reason == api.ReasonNoNodes, // it may fall back soon
+			errors.Is(s.unread, volumes.ErrMany):
 			return phase.Wait("a node of the class", retryRoom)
 		case s.observed.inVain != "":
 			return phase.Wait("another try to move a pod", tryTime)
@@ -69,7 +71,7 @@ func (r *Reconciler) evicted(ctx context.Context, s *scope, pod *seats.Pod) {
 	if r.moved == nil {
 		r.moved = map[types.UID]move{}
 	}
-	r.moved[s.workload.UID] = move{at: r.Clock.Now(), class: r.classOf(s, pod), count: s.capacity.Count}
+	r.moved[s.workload.UID] = move{at: r.Clock.Now(), pod: pod.UID, name: pod.Name, class: r.classOf(s, pod), count: s.capacity.Count}
 	r.mu.Unlock()
 	log.FromContext(ctx).Info("Evicted a pod of the wrong class of capacity", "pod", pod.Key(), "workload", s.workload.Namespace+"/"+s.workload.Name)
 	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}

@@ -6,13 +6,13 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
@@ -21,9 +21,10 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	s.seen = r.Clock.Now()
 	s.below = r.below(s.workload)
 	o := observed{
-		replicas: int(*s.workload.Replicas), count: s.capacity.Count, fellBack: s.capacity.FellBack,
-		reserved: r.Ledger.ReservedOfClass(s.below), canTake: r.canTake(ctx, s),
+		replicas: int(*s.workload.Replicas), count: s.capacity.Count, asked: s.capacity.Asked, fellBack: s.capacity.FellBack,
+		reserved: r.Ledger.ReservedOfClass(s.below),
 	}
+	r.aboutVolumes(ctx, s, &o)
 	if s.capacity.Ordinal {
 		o.ofOrdinal = s.capacity.OfOrdinal
 	}
@@ -89,25 +90,40 @@ func (r *Reconciler) below(workload *ownership.Object) []types.UID {
 	})
 }
 
-// canTake makes the question that the plan of one workload asks. What keeps it
-// from an answer is the workload's unread.
-func (r *Reconciler) canTake(ctx context.Context, s *scope) func(capacity.Class, *seats.Pod) (bool, fit.Reason) {
+// aboutVolumes makes the questions that the plan of one workload asks and that need to
+// know where volumes are. What keeps them from an answer is the workload's unread.
+func (r *Reconciler) aboutVolumes(ctx context.Context, s *scope, o *observed) {
 	reads := 0
-	return func(class capacity.Class, pod *seats.Pod) (bool, fit.Reason) {
-		var affinity []*nodeaffinity.NodeSelector
-		if pod.Demand != nil && pod.Demand.Claims {
-			var err error
-			if affinity, err = r.volumes.Read(ctx, r.Pods, r.Clock.Now(), pod.Key(), pod.UID, &reads); err != nil {
-				s.unread = err
-				return false, fit.Unread
-			}
+	read := func(pod *seats.Pod) (volumes.Reach, error) {
+		if pod.Demand == nil || !pod.Demand.Claims {
+			return volumes.Reach{}, nil
 		}
-		return r.Ledger.ClassCanTake(class, pod, affinity, s.below)
+		reach, err := r.volumes.Read(ctx, r.Pods, r.Clock.Now(), pod.Key(), pod.UID, &reads)
+		if err != nil {
+			s.unread = err
+		}
+		return reach, err
+	}
+	o.canTake = func(class capacity.Class, pod *seats.Pod) (bool, fit.Reason) {
+		reach, err := read(pod)
+		if err != nil {
+			return false, fit.Unread
+		}
+		return r.Ledger.ClassCanTake(class, pod, reach.Selectors, s.below)
+	}
+	o.tied = func(pod *seats.Pod) capacity.Class {
+		reach, err := read(pod)
+		if err != nil {
+			return capacity.None
+		}
+		class, _ := r.Ledger.ClassOfVolumes(reach.Required)
+		return class
 	}
 }
 
 // inVain tells why more moves would help nothing, or "": of the pods that came after
-// the last one, some did not pass the webhook, or are of the class that was left.
+// the last one, some did not pass the webhook, or are of the class that was left; of a
+// StatefulSet's pods only the one that is the successor tells.
 // After tryTime one is tried again.
 func (r *Reconciler) inVain(s *scope, pods []seats.SeatView) (reason string) {
 	r.mu.Lock()
@@ -124,9 +140,17 @@ func (r *Reconciler) inVain(s *scope, pods []seats.SeatView) (reason string) {
 		case pod.Created.Before(last.at.Truncate(time.Second)):
 		case !pod.Admitted:
 			return api.ReasonNotAdmitted
-		case !s.capacity.Ordinal && pod.Class == last.class && pod.Created.After(last.at):
+		case pod.Class == last.class && last.tells(pod, s.capacity.Ordinal):
 			return api.ReasonPinned
 		}
 	}
 	return ""
+}
+
+// tells: the pod was made after the move, or, of a StatefulSet's, is the successor.
+func (m *move) tells(pod seats.SeatView, ordinal bool) bool {
+	if ordinal {
+		return pod.Name == m.name && pod.UID != m.pod
+	}
+	return pod.Created.After(m.at)
 }

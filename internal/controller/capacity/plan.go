@@ -14,7 +14,9 @@ import (
 // observed is what was seen of one workload.
 type observed struct {
 	replicas int
-	count    int
+	// count is the one in force, and asked the one that the workload asks for: they differ
+	// while pods fall back.
+	count, asked int
 	// ofOrdinal is the class of a StatefulSet's pod by its name; nil for workloads
 	// whose pods are counted.
 	ofOrdinal func(pod string) capacity.Class
@@ -31,6 +33,9 @@ type observed struct {
 	reserved, open [3]int
 	// canTake tells whether a node of a class could run the successor of a pod.
 	canTake func(class capacity.Class, pod *seats.Pod) (bool, fit.Reason)
+	// tied is the class of the only nodes that a pod's volumes can be used on; None if
+	// there are others, or if that is not known. It is asked about pods with claims.
+	tied func(pod *seats.Pod) capacity.Class
 	// inVain is the reason why moves help nothing, or "", and refused what the API
 	// server says about pods that it does not let be created.
 	inVain, refused string
@@ -40,9 +45,13 @@ type observed struct {
 type plan struct {
 	// evict are pods of the wrong class in the order in which they are to leave.
 	evict []*seats.Pod
-	// to is the class whose pods each of evict makes room for.
+	// want, have and waiting count pods by class: to be, with a node, and without one.
 	want, have, waiting [3]int
-	reason, message     string
+	// gated are those of waiting that a scheduling gate of ours holds back.
+	gated [3]int
+	// closed is why other pods of the wrong class stay: their successors would find no node.
+	closed          fit.Reason
+	reason, message string
 }
 
 // planFor decides for one workload. It is a pure function.
@@ -56,19 +65,20 @@ func planFor(o observed) plan {
 	for _, pod := range o.pods {
 		if pod.Node == "" {
 			p.waiting[pod.Class]++
+			if pod.Gated {
+				p.gated[pod.Class]++
+			}
 		} else {
 			p.have[pod.Class]++
 		}
 	}
-	if o.fellBack != capacity.None { // what runs of it stays
+	if o.misses() { // what runs of it stays
 		p.want[o.fellBack] = min(p.have[o.fellBack], total)
 		p.want[o.fellBack.Other()] = total - p.want[o.fellBack]
 	}
-	pinned, closed := 0, fit.Fits
-	if !o.rollout || o.still {
-		p.evict, pinned, closed = o.misplaced(p)
-	}
-	p.explain(o, pinned, closed)
+	evict, pinned, closed := o.misplaced(p)
+	p.evict, p.closed = evict, closed
+	p.explain(o, pinned)
 	if o.inVain != "" {
 		p.evict = nil
 	}
@@ -85,34 +95,22 @@ func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit
 		lacks[class] = -surplus[class] - o.reserved[class]
 	}
 	for _, pod := range o.candidates() {
+		stuck := o.stuck(pod)
 		right := pod.Class.Other()
-		switch {
-		case pod.Gated: // it gets its class there
-			continue
-		case o.fellBack != capacity.None && pod.Node != "": // it runs
-			continue
-		case o.ofOrdinal != nil:
-			if right = o.ofOrdinal(pod.Name); right == pod.Class || right == capacity.None {
-				continue
-			}
-		case pod.Class == capacity.None: // on a node of neither class, or it waits for any
-			if right = capacity.OnDemand; lacks[right] <= 0 {
-				right = capacity.Spot
-			}
-			if lacks[right] <= 0 {
-				continue
-			}
-		case surplus[pod.Class] <= 0 || lacks[right] <= 0:
+		if !stuck {
+			right = o.right(pod, surplus, lacks)
+		}
+		if right == capacity.None {
 			continue
 		}
 		if pod.NamesNode || pod.ClassStamp == capacity.None && pod.Pod.Class != capacity.None {
 			pinned++
 			continue
 		}
-		if o.rollout && o.next(pod) != right {
+		if o.rollout && !stuck && o.next(pod) != right {
 			continue
 		}
-		if can, why := o.canTake(right, pod.Pod); !can {
+		if can, why := o.canTake(right, pod.Pod); !can && (pod.Node != "" || !crowded(why)) {
 			closed = fit.Further(why, closed)
 			continue
 		}
@@ -121,6 +119,49 @@ func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit
 		leave = append(leave, pod.Pod)
 	}
 	return leave, pinned, closed
+}
+
+// right is the class that a pod is to have and has not; None for a pod that stays.
+func (o *observed) right(pod seats.SeatView, surplus, lacks [3]int) capacity.Class {
+	switch other := pod.Class.Other(); {
+	case pod.Gated: // it gets its class there
+	case o.rolls():
+	case o.misses() && pod.Node != "": // it runs
+	case o.ofOrdinal != nil:
+		if right := o.ofOrdinal(pod.Name); right != pod.Class {
+			return right
+		}
+	case pod.Class == capacity.None && lacks[capacity.OnDemand] > 0: // on a node of neither class, or it waits for any
+		return capacity.OnDemand
+	case pod.Class == capacity.None && lacks[capacity.Spot] > 0:
+		return capacity.Spot
+	case surplus[pod.Class] > 0 && lacks[other] > 0:
+		return other
+	}
+	return capacity.None
+}
+
+// stuck tells whether a pod waits for nodes of its class that it does not get, while its
+// successor would be of the other class: pods fall back, or its volumes are there. A
+// rollout would wait for such a pod for ever.
+func (o *observed) stuck(pod seats.SeatView) bool {
+	if pod.Gated || pod.Node != "" || pod.Class == capacity.None {
+		return false
+	}
+	return pod.Class == o.fellBack ||
+		pod.Unschedulable && pod.ClassStamp != capacity.None && pod.Demand != nil && pod.Demand.Claims && o.tied(pod.Pod) == pod.Class.Other()
+}
+
+// rolls: a rollout goes on.
+func (o *observed) rolls() bool { return o.rollout && !o.still }
+
+// misses tells whether the workload does without a class that it is to have pods of.
+func (o *observed) misses() bool { return capacity.Wants(o.fellBack, o.replicas, o.asked) }
+
+// crowded: nodes would do if there were more room, which a cluster autoscaler makes for
+// pods that wait. A pod that has no node loses nothing by waiting for that instead.
+func crowded(why fit.Reason) bool {
+	return why == fit.NoRoom || why == fit.PortTaken || why == fit.TooClose
 }
 
 // candidates are the pods in the order in which they would leave: first those that
@@ -150,10 +191,11 @@ func (o *observed) candidates() []seats.SeatView {
 }
 
 // explain sums up, the first problem first. Messages hold no number that moves.
-func (p *plan) explain(o observed, pinned int, closed fit.Reason) {
+func (p *plan) explain(o observed, pinned int) {
 	set := func(reason, message string, args ...any) { p.reason, p.message = reason, fmt.Sprintf(message, args...) }
 	for _, class := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
-		if p.want[class] > p.have[class] && o.open[class] == 0 {
+		stay := p.waiting[class] > 0 && len(p.evict) == 0 && class != o.fellBack
+		if o.open[class] == 0 && (stay || p.want[class] > p.have[class]) {
 			set(api.ReasonNoNodes, "no node of class %s is Ready and not cordoned", class)
 			return
 		}
@@ -167,30 +209,39 @@ func (p *plan) explain(o observed, pinned int, closed fit.Reason) {
 		set(api.ReasonConverging, "pods are moved to the class that they are to have")
 	case len(o.pods) < o.replicas && o.refused != "":
 		set(api.ReasonPodsRefused, "the API server refuses pods: %s", o.refused)
-	case o.rollout && !o.still:
+	case o.rolls() && o.misses():
+		p.fellBack(o)
+	case o.rolls():
 		set(api.ReasonConverging, "a rollout is in progress")
-	case p.waiting[capacity.OnDemand]+p.waiting[capacity.Spot]+p.waiting[capacity.None] > 0:
-		set(api.ReasonPodsWaiting, "pods wait for a node%s", waitingFor(p.waiting))
-	case closed != fit.Fits:
-		set(api.ReasonNoRoom, "pods of the wrong class stay: of the other class, %s", closed)
+	case p.waiting != p.gated:
+		set(api.ReasonPodsWaiting, "pods wait for a node%s", p.waitingFor())
+	case p.waiting != [3]int{}:
+		set(api.ReasonPodsWaiting, "pods wait at the scheduling gate of atoll-manager")
+	case p.closed != fit.Fits:
+		set(api.ReasonNoRoom, "pods of the wrong class stay: of the other class, %s", p.closed)
 	case pinned > 0:
 		set(api.ReasonPinned, "pods of the wrong class stay: their own node selector, affinity or volumes leave them no other")
 	case p.have[capacity.OnDemand] != p.want[capacity.OnDemand] || p.have[capacity.Spot] != p.want[capacity.Spot]:
 		set(api.ReasonConverging, "pods are created or on their way out")
-	case o.fellBack != capacity.None:
-		set(api.ReasonFellBack, "class %s has no nodes: pods are of the other class until it has some", o.fellBack)
+	case o.misses():
+		p.fellBack(o)
 	default:
 		set(api.ReasonSatisfied, "each class has as many pods as it is to have")
 	}
 }
 
-func waitingFor(waiting [3]int) string {
+func (p *plan) fellBack(o observed) {
+	p.reason, p.message = api.ReasonFellBack, fmt.Sprintf("class %s has no nodes: pods are of the other class until it has some", o.fellBack)
+}
+
+func (p *plan) waitingFor() string {
+	waits := func(class capacity.Class) bool { return p.waiting[class] > p.gated[class] }
 	switch {
-	case waiting[capacity.OnDemand] > 0 && waiting[capacity.Spot] > 0:
+	case waits(capacity.OnDemand) && waits(capacity.Spot):
 		return " of both classes"
-	case waiting[capacity.OnDemand] > 0:
+	case waits(capacity.OnDemand):
 		return " of class on-demand"
-	case waiting[capacity.Spot] > 0:
+	case waits(capacity.Spot):
 		return " of class spot"
 	default:
 		return ""

@@ -30,6 +30,8 @@ func pods(words ...string) (out []seats.SeatView) {
 			switch special {
 			case "waits":
 				pod.Node, pod.Ready = "", false
+			case "stuck": // as kube-scheduler says
+				pod.Node, pod.Ready, pod.Unschedulable, pod.Demand = "", false, true, &fit.Demand{Claims: true}
 			case "unready":
 				pod.Ready = false
 			case "pinned":
@@ -64,6 +66,32 @@ func TestPlan(t *testing.T) {
 			return capacity.OfOrdinal(n, 0, count)
 		}
 	}
+	// rolling is a rollout that goes on, while a class is done without.
+	rolling := func(empty capacity.Class) func(*observed) {
+		return func(o *observed) {
+			o.rollout, o.fellBack, o.open[empty] = true, empty, 0
+			o.next = func(seats.SeatView) capacity.Class { return empty.Other() }
+		}
+	}
+	// refuses is that no node takes a pod.
+	refuses := func(why fit.Reason) func(*observed) {
+		return func(o *observed) {
+			o.canTake = func(capacity.Class, *seats.Pod) (bool, fit.Reason) { return false, why }
+		}
+	}
+	both := func(changes ...func(*observed)) func(*observed) {
+		return func(o *observed) {
+			for _, change := range changes {
+				change(o)
+			}
+		}
+	}
+	without := func(empty capacity.Class) func(*observed) {
+		return func(o *observed) { o.fellBack, o.open[empty] = empty, 0 }
+	}
+	tied := func(class capacity.Class) func(*observed) {
+		return func(o *observed) { o.tied = func(*seats.Pod) capacity.Class { return class } }
+	}
 	tests := map[string]struct {
 		replicas, count int
 		pods            []seats.SeatView
@@ -86,6 +114,26 @@ func TestPlan(t *testing.T) {
 		"pods wait":                                            {replicas: 3, count: 1, pods: pods("od", "spot", "spot+waits"), reason: api.ReasonPodsWaiting},
 		"no node of a class":                                   {replicas: 2, count: 1, pods: pods("od", "spot+waits"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonNoNodes},
 		"no node of a class that nobody wants":                 {replicas: 1, count: 1, pods: pods("od"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonSatisfied},
+		"no node of a class that pods wait for, in a rollout":  {replicas: 2, count: 0, pods: pods("spot", "spot", "spot+waits"), change: func(o *observed) { o.rollout, o.open[capacity.Spot] = true, 0 }, reason: api.ReasonNoNodes},
+		"no room for one that waits":                           {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.NoRoom), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"too close to others for one that waits":               {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.TooClose), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"its host port is taken, and it waits":                 {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.PortTaken), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"no node that it may go to, and it waits":              {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.NoMatch), reason: api.ReasonPodsWaiting},
+		"nodes that it does not tolerate, and it waits":        {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.Tainted), reason: api.ReasonPodsWaiting},
+		"no node reaches its volumes, and it waits":            {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.OutOfReach), reason: api.ReasonPodsWaiting},
+		"a rollout in which a class is done without":           {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot", "spot+waits"), change: rolling(capacity.Spot), evict: []string{"pod-2"}, reason: api.ReasonConverging},
+		"and what waited has the other class":                  {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot", "od+waits"), change: rolling(capacity.Spot), reason: api.ReasonFellBack},
+		"a class that nobody asks for is done without":         {replicas: 2, count: capacity.MaxCount, pods: pods("od", "od"), change: both(without(capacity.Spot), func(o *observed) { o.asked = 2 }), reason: api.ReasonSatisfied},
+		"and what runs of it moves":                            {replicas: 2, count: capacity.MaxCount, pods: pods("od", "spot"), change: both(without(capacity.Spot), func(o *observed) { o.asked = 2 }), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"a StatefulSet of which what runs stays":               {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot"), change: both(without(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(capacity.MaxCount) }), reason: api.ReasonFellBack},
+		"and what waits is made anew":                          {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot+waits"), change: both(without(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(capacity.MaxCount) }), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"what runs stays, and one that waits cannot move": {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot+waits"), change: both(without(capacity.Spot), func(o *observed) {
+			o.canTake = func(_ capacity.Class, pod *seats.Pod) (bool, fit.Reason) { return pod.Node != "", fit.OutOfReach }
+		}), reason: api.ReasonPodsWaiting},
+		"it waits, and its volumes are of the other class": {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(1) }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
+		"in a rollout too":                 {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.rollout = true }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
+		"its volumes are of its own class": {replicas: 1, count: 1, pods: pods("od+stuck"), change: tied(capacity.OnDemand), reason: api.ReasonPodsWaiting},
+		"it is tied to its class already":  {replicas: 1, count: 1, pods: pods("od+stuck+pinned"), change: tied(capacity.Spot), reason: api.ReasonPodsWaiting},
 		"no room": {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) {
 			o.canTake = func(capacity.Class, *seats.Pod) (bool, fit.Reason) { return false, fit.NoRoom }
 		}, reason: api.ReasonNoRoom},
@@ -123,5 +171,36 @@ func TestPlan(t *testing.T) {
 				t.Errorf("%s: %q, want %s; evictions (-want +got):\n%s", p.reason, p.message, tc.reason, diff)
 			}
 		})
+	}
+}
+
+// TestWhatPodsWaitFor: those at our gate wait for us, and not for a node.
+func TestWhatPodsWaitFor(t *testing.T) {
+	for message, waiting := range map[string][]seats.SeatView{
+		"pods wait for a node of class spot":                pods("od", "spot+waits", "none+gated"),
+		"pods wait for a node of both classes":              pods("od+waits", "spot+waits"),
+		"pods wait for a node of class on-demand":           pods("od+waits", "spot"),
+		"pods wait for a node":                              pods("od", "none+waits+free"),
+		"pods wait at the scheduling gate of atoll-manager": pods("od", "none+gated"),
+	} {
+		p := planFor(observed{replicas: len(waiting), count: 1, pods: waiting, open: [3]int{0, 1, 1}, canTake: func(capacity.Class, *seats.Pod) (bool, fit.Reason) { return false, fit.NoMatch }})
+		if p.reason != api.ReasonPodsWaiting || p.message != message {
+			t.Errorf("%s: %q, want %q", p.reason, p.message, message)
+		}
+	}
+}
+
+// TestARolloutStandsStill once each pod is Ready, and none is younger than stillTime.
+func TestARolloutStandsStill(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	for age, want := range map[time.Duration]bool{29 * time.Second: false, 30 * time.Second: true, time.Hour: true} {
+		all := pods("od", "spot")
+		all[1].Created = now.Add(-age)
+		if got := stands(all, now); got != want {
+			t.Errorf("with a pod that is %s old: %t", age, got)
+		}
+	}
+	if stands(pods("od", "spot+unready"), now) {
+		t.Error("with a pod that is not Ready")
 	}
 }

@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -103,28 +104,41 @@ func (r *Reconciler) bury(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// free deletes pods of a workload that is divided no more and that wait for a node of
-// the class that they were given: their successors go anywhere.
-func (r *Reconciler) free(ctx context.Context, s *scope) error {
-	if !r.isShown(s.workload.UID) {
-		return nil
+// leave ends what is done for a workload that is divided no more. It is shown for as long
+// as pods of it wait for a node of the class that they were given: a replica that comes
+// to lead looks at what is shown.
+func (r *Reconciler) leave(ctx context.Context, s *scope) error {
+	if r.isShown(s.workload.UID) {
+		if wait, err := r.free(ctx, s); err != nil || wait {
+			return cmp.Or(err, phase.Wait("pods of a class to go, or to get a node", eviction.Retry))
+		}
 	}
+	return r.hide(ctx, s)
+}
+
+// free deletes pods that wait for a node of the class that they were given: their
+// successors go anywhere. It tells whether any pods wait, for kube-scheduler too.
+func (r *Reconciler) free(ctx context.Context, s *scope) (wait bool, err error) {
 	for _, c := range r.Ledger.View(r.below(s.workload)) {
 		for _, pod := range c.Pods {
-			if pod.ClassStamp == capacity.None || pod.Node != "" || !pod.Unschedulable {
+			if pod.ClassStamp == capacity.None || pod.Node != "" {
+				continue
+			}
+			wait = true
+			if !pod.Unschedulable {
 				continue
 			}
 			err := r.Evictor.Discard(ctx, pod.Key(), pod.UID)
 			switch {
 			case err == nil || eviction.Moot(err):
-			case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrBusy), errors.Is(err, eviction.ErrRefused):
-				return phase.Wait(err.Error(), eviction.Retry)
+			case errors.Is(err, eviction.ErrBusy), errors.Is(err, eviction.ErrRefused):
+				return true, nil
 			default:
-				return err
+				return true, err
 			}
 		}
 	}
-	return nil
+	return wait, nil
 }
 
 // hide deletes what is shown of a workload that is divided no more.

@@ -26,11 +26,12 @@ func (r *Reconciler) canTake(ctx context.Context, a *appScope) func(string, *sea
 					return false, why
 				}
 			}
-			var err error
-			if affinity, err = r.volumes.Read(ctx, r.Pods, r.Clock.Now(), pod.Key(), pod.UID, &reads); err != nil {
+			reach, err := r.volumes.Read(ctx, r.Pods, r.Clock.Now(), pod.Key(), pod.UID, &reads)
+			if err != nil {
 				a.unread = err
 				return false, fit.Unread
 			}
+			affinity = reach.Selectors
 		}
 		return places.Take(group, pod, affinity)
 	}

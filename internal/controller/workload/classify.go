@@ -55,11 +55,11 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 	if tied {
 		assign.Tie(changed, classes, class)
 	} else {
-		assign.Classify(changed, classes, &c, class)
+		assign.Classify(changed, classes, class, assign.Reason(&c, class))
 		changed.Labels = r.selectorOf(pod).Keep(live.Labels, changed.Labels)
-		if app.Propagation == nil && !c.Ordinal {
-			assign.SetClassCost(changed, class)
-		}
+	}
+	if app.Propagation == nil && !c.Ordinal {
+		assign.SetClassCost(changed, class)
 	}
 	if !app.Managed() {
 		changed.Spec.SchedulingGates = slices.DeleteFunc(changed.Spec.SchedulingGates, isOurs)
@@ -78,33 +78,37 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 // classOf is the class whose turn it is for a pod at the gate, or the one that the pod is
 // tied to by its volumes.
 func (r *Reconciler) classOf(ctx context.Context, pod *seats.Pod, c *policies.Capacity) (class capacity.Class, tied bool, err error) {
-	if pod.Demand != nil && pod.Demand.Claims {
-		class, err = r.tiedTo(ctx, pod)
-		if err != nil || class != capacity.None {
-			return class, true, err
-		}
-	}
 	request := r.Policies.ClassRequest(c, pod.UID, pod.Name, pod.Revision, capacity.None)
 	request.Final = r.Clock.Now().Sub(pod.Created) > doubtTime
 	class, why := r.Ledger.PlaceClass(request)
-	if why != seats.Seated {
+	if why != seats.Seated { // volumes are read once that is known, and not with each try
 		return class, false, phase.Wait("a class of capacity for a pod at the gate", retryClass)
 	}
-	return class, false, nil
+	if pod.Demand == nil || !pod.Demand.Claims {
+		return class, false, nil
+	}
+	of, tied, err := r.tiedTo(ctx, pod)
+	if err != nil || !tied {
+		return class, false, err
+	}
+	if of != capacity.None { // others have its turn
+		r.Ledger.PlaceClass(r.Policies.ClassRequest(c, pod.UID, pod.Name, pod.Revision, of))
+	}
+	return of, true, nil
 }
 
-// tiedTo is the class of the only nodes that a pod's volumes can be used on.
-func (r *Reconciler) tiedTo(ctx context.Context, pod *seats.Pod) (capacity.Class, error) {
+// tiedTo is assign.TiedTo for a pod at the gate.
+func (r *Reconciler) tiedTo(ctx context.Context, pod *seats.Pod) (class capacity.Class, tied bool, err error) {
 	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return capacity.None, nil // whoever wants to change it finds that out
+		return capacity.None, false, nil // whoever wants to change it finds that out
 	}
 	if err != nil {
-		return capacity.None, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
+		return capacity.None, false, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
 	}
-	class, err := assign.TiedTo(ctx, r.Pods, r.Policies, live.Namespace, &live.Spec)
+	class, tied, err = assign.TiedTo(ctx, r.Pods, r.Policies, live.Namespace, &live.Spec)
 	if err != nil {
-		return capacity.None, fmt.Errorf("reading the volumes of pod %s: %w", pod.Key(), err)
+		return capacity.None, false, fmt.Errorf("reading the volumes of pod %s: %w", pod.Key(), err)
 	}
-	return class, nil
+	return class, tied, nil
 }

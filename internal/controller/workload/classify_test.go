@@ -107,7 +107,7 @@ func TestAPodAtTheGateStaysItsOwners(t *testing.T) {
 }
 
 // TestAPodAtTheGateThatIsTied is kept to the class of its volume, and is none of ours to
-// choose: it has no label and no cost. One whose own demands leave it neither class is let
+// choose: it has the cost of the class, and no label. One whose own demands leave it neither class is let
 // go as it is.
 func TestAPodAtTheGateThatIsTied(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(2))
@@ -137,15 +137,40 @@ func TestAPodAtTheGateThatIsTied(t *testing.T) {
 	})))
 	s.reconcile("web")
 	s.reconcile("web-1")
+	costs := map[string]string{"tied": "1"}
 	for name, want := range map[string]*corev1.NodeSelector{"tied": {NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
 		{Key: "node.kubernetes.io/capacity", Operator: corev1.NodeSelectorOpIn, Values: []string{"spot"}},
 	}}}}, "neither": neither} {
 		pod := s.pod(name)
-		if len(pod.Spec.SchedulingGates) > 0 || pod.Labels[gm.CapacityClassLabel] != "" || pod.Annotations[corev1.PodDeletionCost] != "" {
+		if len(pod.Spec.SchedulingGates) > 0 || pod.Labels[gm.CapacityClassLabel] != "" || pod.Annotations[corev1.PodDeletionCost] != costs[name] {
 			t.Errorf("pod %s has labels %v, annotations %v and gates %v", name, pod.Labels, pod.Annotations, pod.Spec.SchedulingGates)
 		}
 		if diff := cmp.Diff(want, pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution); diff != "" {
 			t.Errorf("pod %s may go elsewhere (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestVolumesOfAPodAtTheGateThatIsInDoubt are not read with each try.
+func TestVolumesOfAPodAtTheGateThatIsInDoubt(t *testing.T) {
+	deployment := build.Deployment("web", asks("1"), build.Replicas(1))
+	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1))
+	s := newCapacitySite(t, deployment, owner)
+	s.World.Add(t, build.Node("on-demand", build.Label("node.kubernetes.io/capacity", "on-demand")))
+	s.World.Add(t, build.Pod("going", build.OwnedBy(owner), build.On("on-demand")))
+	s.World.Add(t, waiting("a", build.Gated(), aged(time.Second), build.With(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}
+	})))
+	s.World.Pods.ClearActions()
+	result, err := s.Reconcile(t.Context(), request{"web"})
+	if err != nil || result.RequeueAfter != retryClass {
+		t.Fatalf("comes back after %s with error %v", result.RequeueAfter, err)
+	}
+	for _, action := range s.World.Pods.Actions() {
+		if action.Matches("get", "pods") || action.Matches("get", "persistentvolumeclaims") {
+			t.Errorf("read: %s %s", action.GetVerb(), action.GetResource().Resource)
 		}
 	}
 }

@@ -169,6 +169,13 @@ func Divide(n, count int) (onDemand, spot int) {
 	return onDemand, max(0, n) - onDemand
 }
 
+// Wants tells whether some of n pods are to be of a class.
+func Wants(class Class, n, count int) bool {
+	var of [3]int
+	of[OnDemand], of[Spot] = Divide(n, count)
+	return of[class] > 0
+}
+
 // Revision is what there is of another revision of a workload.
 type Revision struct {
 	// OnDemand is the number of its on-demand pods.

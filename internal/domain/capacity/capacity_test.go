@@ -57,6 +57,18 @@ func TestDivide(t *testing.T) {
 	}
 }
 
+func TestWants(t *testing.T) {
+	for _, tc := range []struct {
+		class    Class
+		n, count int
+		want     bool
+	}{{OnDemand, 2, 1, true}, {Spot, 2, 1, true}, {Spot, 2, 2, false}, {OnDemand, 2, 0, false}, {Spot, 0, 0, false}, {None, 2, 1, false}} {
+		if got := Wants(tc.class, tc.n, tc.count); got != tc.want {
+			t.Errorf("of %d pods with count %d some are %q: %t", tc.n, tc.count, tc.class, got)
+		}
+	}
+}
+
 func TestClassesSurviveTheWayThroughLabels(t *testing.T) {
 	for _, c := range []Class{None, OnDemand, Spot} {
 		if got := ParseClass(c.String()); got != c {

@@ -16,6 +16,10 @@ type Apart struct {
 	// has fewest (topology spread, DoNotSchedule). 0: a domain may have one pod
 	// (required pod anti-affinity).
 	Skew int32
+	// MinDomains: as long as there are fewer domains, the fewest pods of one count as 0.
+	MinDomains int32
+	// Everywhere: nodes that the pod may not go to count as well (nodeAffinityPolicy: Ignore).
+	Everywhere bool
 }
 
 // apartOf reads the rules of a pod that are about pods like it. What it demands of
@@ -36,7 +40,14 @@ func apartOf(pod *corev1.Pod) (rules []Apart) {
 	}
 	for _, constraint := range pod.Spec.TopologySpreadConstraints {
 		if constraint.WhenUnsatisfiable == corev1.DoNotSchedule {
-			add(constraint.LabelSelector, Apart{Key: constraint.TopologyKey, Skew: constraint.MaxSkew})
+			rule := Apart{Key: constraint.TopologyKey, Skew: constraint.MaxSkew}
+			if constraint.MinDomains != nil {
+				rule.MinDomains = *constraint.MinDomains
+			}
+			if policy := constraint.NodeAffinityPolicy; policy != nil {
+				rule.Everywhere = *policy == corev1.NodeInclusionPolicyIgnore
+			}
+			add(constraint.LabelSelector, rule)
 		}
 	}
 	return rules
@@ -46,6 +57,9 @@ func apartOf(pod *corev1.Pod) (rules []Apart) {
 type Domains struct {
 	rules []Apart
 	pods  []map[string]int // of each rule, by the value of its label
+	// fewest is, of each rule, the number of pods in the domain that has fewest; nil until
+	// it is asked for.
+	fewest []int
 }
 
 // Domains makes a count for the workload of the pod that is checked; nil if its pods do
@@ -65,8 +79,9 @@ func (c *Check) Domains() *Domains {
 // Topology spread looks only at nodes that the pod's node selector and affinity let it
 // go to: eligible.
 func (d *Domains) Add(n *Node, eligible bool, pods int) {
+	d.fewest = nil
 	for i, rule := range d.rules {
-		if value, labelled := n.Labels[rule.Key]; labelled && (eligible || rule.Skew == 0) {
+		if value, labelled := n.Labels[rule.Key]; labelled && (eligible || rule.Skew == 0 || rule.Everywhere) {
 			d.pods[i][value] += pods
 		}
 	}
@@ -74,6 +89,11 @@ func (d *Domains) Add(n *Node, eligible bool, pods int) {
 
 // Take tells whether the rules let the node take one more pod.
 func (d *Domains) Take(n *Node) bool {
+	if d.fewest == nil { // once for all nodes
+		for i := range d.rules {
+			d.fewest = append(d.fewest, d.fewestOf(i))
+		}
+	}
 	for i, rule := range d.rules {
 		value, labelled := n.Labels[rule.Key]
 		there := d.pods[i][value]
@@ -82,15 +102,18 @@ func (d *Domains) Take(n *Node) bool {
 			if labelled && there > 0 {
 				return false
 			}
-		case !labelled || there+1-d.fewest(i) > int(rule.Skew):
+		case !labelled || there+1-d.fewest[i] > int(rule.Skew):
 			return false
 		}
 	}
 	return true
 }
 
-// fewest is the number of pods in the domain that has fewest.
-func (d *Domains) fewest(rule int) int {
+// fewestOf is the number of pods in the domain that has fewest.
+func (d *Domains) fewestOf(rule int) int {
+	if len(d.pods[rule]) < int(d.rules[rule].MinDomains) {
+		return 0
+	}
 	fewest := -1
 	for _, pods := range d.pods[rule] {
 		if fewest < 0 || pods < fewest {

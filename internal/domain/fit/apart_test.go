@@ -2,6 +2,7 @@ package fit
 
 import (
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -25,6 +26,11 @@ func TestWhatKeepsPodsApart(t *testing.T) {
 	spread := func(selector *metav1.LabelSelector, when corev1.UnsatisfiableConstraintAction) corev1.PodSpec {
 		return corev1.PodSpec{TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{TopologyKey: "host", MaxSkew: 2, WhenUnsatisfiable: when, LabelSelector: selector}}}
 	}
+	spreadWith := func(change func(*corev1.TopologySpreadConstraint)) corev1.PodSpec {
+		spec := spread(selects("web"), corev1.DoNotSchedule)
+		change(&spec.TopologySpreadConstraints[0])
+		return spec
+	}
 	in := func(namespaces ...string) func(*corev1.PodAffinityTerm) {
 		return func(t *corev1.PodAffinityTerm) { t.Namespaces = namespaces }
 	}
@@ -44,6 +50,9 @@ func TestWhatKeepsPodsApart(t *testing.T) {
 		"anti-affinity that is only preferred":   {corev1.PodSpec{Affinity: &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}}}, nil},
 		"affinity":                               {corev1.PodSpec{Affinity: &corev1.Affinity{PodAffinity: &corev1.PodAffinity{}}}, nil},
 		"topology spread":                        {spread(selects("web"), corev1.DoNotSchedule), []Apart{{Key: "host", Skew: 2}}},
+		"topology spread over so many domains":   {spreadWith(func(c *corev1.TopologySpreadConstraint) { c.MinDomains = new(int32(3)) }), []Apart{{Key: "host", Skew: 2, MinDomains: 3}}},
+		"over the nodes that it may go to":       {spreadWith(func(c *corev1.TopologySpreadConstraint) { c.NodeAffinityPolicy = new(corev1.NodeInclusionPolicyHonor) }), []Apart{{Key: "host", Skew: 2}}},
+		"over all nodes":                         {spreadWith(func(c *corev1.TopologySpreadConstraint) { c.NodeAffinityPolicy = new(corev1.NodeInclusionPolicyIgnore) }), []Apart{{Key: "host", Skew: 2, Everywhere: true}}},
 		"topology spread of others":              {spread(selects("db"), corev1.DoNotSchedule), nil},
 		"topology spread that is only preferred": {spread(selects("web"), corev1.ScheduleAnyway), nil},
 	}
@@ -84,6 +93,10 @@ func TestNodesThatTakeOneMore(t *testing.T) {
 		"spread with more room":               {[]Apart{{Key: "zone", Skew: 2}}, []site{{"a", "1", 2, false}, {"c", "2", 1, false}}, []string{"a", "c"}},
 		"spread over one zone":                {[]Apart{{Key: "zone", Skew: 1}}, []site{{"a", "1", 5, false}}, []string{"a"}},
 		"spread looks at no other nodes":      {[]Apart{{Key: "zone", Skew: 1}}, []site{{"a", "1", 5, false}, {"b", "2", 0, true}}, []string{"a"}},
+		"spread over all nodes":               {[]Apart{{Key: "zone", Skew: 1, Everywhere: true}}, []site{{"a", "1", 1, false}, {"b", "2", 0, true}, {"c", "1", 0, false}}, nil},
+		"and those it may not go to count":    {[]Apart{{Key: "zone", Skew: 1, Everywhere: true}}, []site{{"a", "1", 0, false}, {"b", "1", 2, true}, {"c", "2", 0, true}}, nil},
+		"spread over fewer zones than wanted": {[]Apart{{Key: "zone", Skew: 1, MinDomains: 2}}, []site{{"a", "1", 1, false}}, nil},
+		"and over as many as wanted":          {[]Apart{{Key: "zone", Skew: 1, MinDomains: 2}}, []site{{"a", "1", 1, false}, {"b", "2", 1, false}}, []string{"a", "b"}},
 		"spread knows no node without a zone": {[]Apart{{Key: "zone", Skew: 9}}, []site{{"a", "", 0, false}}, nil},
 		"both":                                {[]Apart{{Key: "name"}, {Key: "zone", Skew: 1}}, []site{{"a", "1", 1, false}, {"b", "1", 0, false}, {"c", "2", 1, false}, {"d", "2", 0, false}}, []string{"b", "d"}},
 	}
@@ -110,6 +123,40 @@ func TestNodesThatTakeOneMore(t *testing.T) {
 				t.Errorf("%v take one more, want %v", got, tc.want)
 			}
 		})
+	}
+}
+
+// TestPodsThatAreAddedLater count as well.
+func TestPodsThatAreAddedLater(t *testing.T) {
+	domains := NewCheck(&Demand{Apart: []Apart{{Key: "zone", Skew: 1}}}, nil).Domains()
+	a, b := &Node{Labels: map[string]string{"zone": "a"}}, &Node{Labels: map[string]string{"zone": "b"}}
+	domains.Add(a, true, 1)
+	domains.Add(b, true, 0)
+	if domains.Take(a) {
+		t.Error("a takes one more than b has room for")
+	}
+	domains.Add(b, true, 1)
+	if !domains.Take(a) {
+		t.Error("b has a pod now, and a takes no other")
+	}
+}
+
+// BenchmarkDomainsOfManyNodes asks each of 5,000 nodes, of which each is a domain.
+func BenchmarkDomainsOfManyNodes(b *testing.B) {
+	nodes := make([]*Node, 5000)
+	for i := range nodes {
+		nodes[i] = &Node{Labels: map[string]string{"name": strconv.Itoa(i)}}
+	}
+	for b.Loop() {
+		domains := NewCheck(&Demand{Apart: []Apart{{Key: "name", Skew: 1}}}, nil).Domains()
+		for i, n := range nodes {
+			domains.Add(n, true, min(1, i))
+		}
+		for _, n := range nodes[1:] {
+			if domains.Take(n) {
+				b.Fatal("a node takes a second pod before one has none")
+			}
+		}
 	}
 }
 

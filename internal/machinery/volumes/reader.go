@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -36,27 +37,34 @@ type Reader struct {
 }
 
 type kept struct {
-	affinity []*nodeaffinity.NodeSelector
-	until    time.Time
+	Reach
+	until time.Time
+}
+
+// Reach is where the bound volumes of a pod can be used: on nodes that meet all required
+// node affinities. Selectors are the same, ready for questions.
+type Reach struct {
+	Required  []*corev1.NodeSelector
+	Selectors []*nodeaffinity.NodeSelector
 }
 
 // Read returns the node affinities of a pod's bound volumes. reads counts the pods
 // that were read. Errors: ErrMany; NotFound of what apierrors knows, where a claim
 // is missing; or what kept the API server from answering.
-func (v *Reader) Read(ctx context.Context, client kubernetes.Interface, now time.Time, pod types.NamespacedName, uid types.UID, reads *int) ([]*nodeaffinity.NodeSelector, error) {
+func (v *Reader) Read(ctx context.Context, client kubernetes.Interface, now time.Time, pod types.NamespacedName, uid types.UID, reads *int) (Reach, error) {
 	v.mu.Lock()
 	known, ok := v.kept[uid]
 	v.mu.Unlock()
 	if ok && now.Before(known.until) {
-		return known.affinity, nil
+		return known.Reach, nil
 	}
 	if *reads == MaxReads {
-		return nil, ErrMany
+		return Reach{}, ErrMany
 	}
 	*reads++
-	affinity, bound, err := read(ctx, client, pod)
+	reach, bound, err := read(ctx, client, pod)
 	if err != nil {
-		return nil, fmt.Errorf("reading the volumes of pod %s: %w", pod, err)
+		return Reach{}, fmt.Errorf("reading the volumes of pod %s: %w", pod, err)
 	}
 	ttl := KeptFor
 	if !bound {
@@ -72,21 +80,20 @@ func (v *Reader) Read(ctx context.Context, client kubernetes.Interface, now time
 	if v.kept == nil {
 		v.kept = map[types.UID]kept{}
 	}
-	v.kept[uid] = kept{affinity, now.Add(ttl)}
-	return affinity, nil
+	v.kept[uid] = kept{reach, now.Add(ttl)}
+	return reach, nil
 }
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get
 
-func read(ctx context.Context, client kubernetes.Interface, pod types.NamespacedName) (affinity []*nodeaffinity.NodeSelector, bound bool, err error) {
+func read(ctx context.Context, client kubernetes.Interface, pod types.NamespacedName) (reach Reach, bound bool, err error) {
 	live, err := client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
-		return nil, false, err
+		return reach, false, err
 	}
-	required, bound, err := Of(ctx, client, pod.Namespace, &live.Spec)
-	if err != nil {
-		return nil, false, err
+	if reach.Required, bound, err = Of(ctx, client, pod.Namespace, &live.Spec); err != nil {
+		return reach, false, err
 	}
-	affinity, err = Selectors(required)
-	return affinity, bound, err
+	reach.Selectors, err = Selectors(reach.Required)
+	return reach, bound, err
 }

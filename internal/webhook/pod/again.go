@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,7 +30,10 @@ const proofTTL = 30 * time.Second
 
 // prove marks a pod that got what it gets once, so that it is known if it comes again.
 func (w *Webhook) prove(pod *corev1.Pod, namespace string) {
-	if pod.Annotations[gm.SeatAnnotation] == "" && pod.Annotations[gm.AdmissionAnnotation] == "" && pod.Labels[gm.CapacityClassLabel] == "" {
+	stamps := []string{
+		pod.Annotations[gm.SeatAnnotation], pod.Annotations[gm.AdmissionAnnotation], pod.Labels[gm.CapacityClassLabel], pod.Annotations[gm.CapacityReasonAnnotation],
+	}
+	if !slices.ContainsFunc(stamps, func(stamp string) bool { return stamp != "" }) {
 		return
 	}
 	key := w.Key()
@@ -68,6 +72,7 @@ func proof(key []byte, pod *corev1.Pod, namespace, until string) string {
 		until, namespace, string(owner), pod.Labels[gm.NodeGroupLabel], pod.Labels[gm.CapacityClassLabel],
 		pod.Annotations[gm.SeatAnnotation], pod.Annotations[gm.AdmissionAnnotation], pod.Annotations[gm.OriginalImagesAnnotation],
 		pod.Annotations[gm.OverridesAnnotation], pod.Annotations[gm.CreatedForAnnotation], pod.Annotations[gm.UnassignedAnnotation],
+		pod.Annotations[gm.CapacityReasonAnnotation],
 	})
 	mac := hmac.New(sha256.New, key)
 	_, _ = mac.Write(said)

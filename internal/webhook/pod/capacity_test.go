@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -217,7 +218,7 @@ func TestPodsWaitForALeader(t *testing.T) {
 // One that has just come to know would make the pod of the class that the leader does
 // without, and the leader would delete that, again and again.
 func TestOrdinalsThatFallBack(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback))
+	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(2))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
 	spot, onDemand := build.Pod("db-1", build.OwnedBy(set)), "on-demand"
@@ -233,6 +234,129 @@ func TestOrdinalsThatFallBack(t *testing.T) {
 	if got := admit(t, w, spot, false); len(gates(got)) != 1 || got.Labels[gm.CapacityClassLabel] != "" {
 		t.Errorf("without a leader the pod is %v, gates %v", got.Labels, gates(got))
 	}
+}
+
+// replies is another replica that leads: it has another idea of since when a class has no
+// nodes, and of the last count that could be used.
+type replies assign.Answer
+
+func (r replies) Assign(context.Context, assign.Ask) (assign.Answer, error) {
+	return assign.Answer(r), nil
+}
+
+// TestWhyAPodGotItsClass: what is written on the pod is what the replica that leads
+// decided by. One that is older and does not say is not spoken for.
+func TestWhyAPodGotItsClass(t *testing.T) {
+	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(8))
+	w := newCapacityWebhook(t, set)
+	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
+	says := func(want string) {
+		t.Helper()
+		if why := admit(t, w, build.Pod("db-7", build.OwnedBy(set)), false).Annotations[gm.CapacityReasonAnnotation]; why != want {
+			t.Errorf("it says %q, want %q", why, want)
+		}
+	}
+	says("its ordinal is not among the first 1 of StatefulSet db")
+	w.Clock.(*testingclock.FakeClock).Step(policies.DefaultFallback)
+	says("class spot has no nodes: pods of StatefulSet db fall back to the other")
+	w.Assigner = replies{Class: "spot", Reason: "the leader knows"}
+	says("the leader knows")
+	w.Assigner = replies{Class: "spot"}
+	says("")
+}
+
+// TestOrdinalsOfACountThatIsNone are asked about: only the leader knows the last one.
+func TestOrdinalsOfACountThatIsNone(t *testing.T) {
+	set := build.StatefulSet("db", asks("true", "x"))
+	w := newCapacityWebhook(t, set)
+	w.Assigner = replies{Class: "spot"}
+	if got := admit(t, w, build.Pod("db-0", build.OwnedBy(set)), false); got.Labels[gm.CapacityClassLabel] != "spot" {
+		t.Errorf("the pod is %v", got.Labels)
+	}
+}
+
+// TestNobodyFallsBackFromWhatIsNotAsked: all pods are on-demand anyway.
+func TestNobodyFallsBackFromWhatIsNotAsked(t *testing.T) {
+	deployment := build.Deployment("web", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(1))
+	w := newCapacityWebhook(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1)))
+	ledger := w.Assigner.(*assign.Assigner).Ledger
+	ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
+	ledger.EmptyClass(policies.DefaultFallback)
+	w.Clock.(*testingclock.FakeClock).Step(policies.DefaultFallback)
+	if why := admit(t, w, webPod(), false).Annotations[gm.CapacityReasonAnnotation]; why != "all pods of Deployment web are on-demand" {
+		t.Errorf("it says %q", why)
+	}
+}
+
+// claimOn makes a claim, whose volume is on a node, and a pod that mounts it.
+func claimOn(t *testing.T, w *Webhook, node string) build.Option {
+	t.Helper()
+	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
+		Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+		}}}},
+	}}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}
+	for _, o := range []build.Object{disk, claim} {
+		if err := w.API.(*fake.Clientset).Tracker().Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return build.With(func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	})
+}
+
+// TestTheNodeOfItsVolumeIsAwayForAMoment: a node that is rebooted may be deleted, and come
+// again under its name. The pod that is created meanwhile goes where its volume is, and
+// nothing else keeps it.
+func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
+	set := build.StatefulSet("db", asks("true", "1"))
+	w := newCapacityWebhook(t, set)
+	got := admit(t, w, build.Pod("db-0", build.OwnedBy(set), claimOn(t, w, "spot-0")), false)
+	if got.Spec.Affinity != nil || got.Labels[gm.CapacityClassLabel] != "" || len(gates(got)) > 0 {
+		t.Errorf("labels %v, gates %v, affinity %+v", got.Labels, gates(got), got.Spec.Affinity)
+	}
+	if why := got.Annotations[gm.CapacityReasonAnnotation]; why != "its volumes are on nodes that are away, or of no class" {
+		t.Errorf("it says %q", why)
+	}
+}
+
+// TestTiedPodsAreShownAgain: what is written on them stays, and one of a ReplicaSet has the
+// cost of the class.
+func TestTiedPodsAreShownAgain(t *testing.T) {
+	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1")), replicaSet)
+	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
+	got := admit(t, w, webPod(claimOn(t, w, "spot-0")), false)
+	if got.Annotations[corev1.PodDeletionCost] != "1" || got.Annotations[gm.CapacityReasonAnnotation] != "its volumes are on nodes of class spot" {
+		t.Errorf("annotations %v", got.Annotations)
+	}
+	if diff := cmp.Diff(got, admit(t, w, got, false)); diff != "" {
+		t.Errorf("shown again (-want +got):\n%s", diff)
+	}
+}
+
+// TestWhatIsReadOfClaims while a pod is created: each claim, and its volume if it has one.
+func TestWhatIsReadOfClaims(t *testing.T) {
+	set := build.StatefulSet("db", asks("true", "1"))
+	w := newCapacityWebhook(t, set)
+	claim := claimOn(t, w, "spot-0")
+	api := w.API.(*fake.Clientset)
+	reads := func(want int, options ...build.Option) {
+		t.Helper()
+		api.ClearActions()
+		admit(t, w, build.Pod("db-1", append(options, build.OwnedBy(set))...), false)
+		if n := len(api.Actions()); n != want {
+			t.Errorf("%d reads, want %d", n, want)
+		}
+	}
+	reads(0)
+	reads(2, claim)
+	unbound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "data"}}
+	if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims"), unbound, build.Namespace); err != nil {
+		t.Fatal(err)
+	}
+	reads(1, claim)
 }
 
 // TestPodsThatAreTiedToAClass by the node of their volume are kept to that, whatever their

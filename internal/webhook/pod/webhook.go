@@ -117,12 +117,17 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 		return
 	}
 	token := uuid.NewUUID()
-	gate := share.On && !w.classify(ctx, pod, object, share, token, dryRun) // the class first: not every group has nodes of each
+	gate, class := false, capacity.None
+	if share.On { // the class first: not every group has nodes of each
+		var known bool
+		class, known = w.classify(ctx, pod, object, share, token, dryRun)
+		gate = !known
+	}
 	if app.Managed() {
 		gate = w.place(ctx, pod, object, app, token, dryRun) || gate
 	}
 	if !share.Ordinal {
-		assign.SetClassCost(pod, capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]))
+		assign.SetClassCost(pod, class)
 	}
 	if gate {
 		setGate(pod)
