@@ -10,6 +10,7 @@
 package podgroup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -156,14 +157,15 @@ func (r *Reconciler) podChanged(old, new *gangs.Pod) {
 		delete(r.told, old.Key())
 		r.mu.Unlock()
 	}
-	if new != nil && new.Group != "" && new.Controller != nil && (old == nil || old.Group != new.Group) {
-		r.leave(new)
-	}
+	r.leave(cmp.Or(new, old))
 }
 
 // leave looks at PodGroups that owners of a pod have, where the pod names another: they
-// may have waited for it.
+// may have waited for it, and have more room when it ends.
 func (r *Reconciler) leave(pod *gangs.Pod) {
+	if pod.Controller == nil || pod.Group == "" && !pod.OthersGroup {
+		return
+	}
 	owners := r.Lineage.Above(pod.Controller.UID)
 	if len(owners) == 0 {
 		owners = []*ownership.Object{{UID: pod.Controller.UID}}
@@ -200,23 +202,30 @@ func (r *Reconciler) groupChanged(old, new *gangs.Group) {
 	r.groups.Add(ctrl.Request{NamespacedName: group.Key()})
 }
 
-// ownerChanged looks at the PodGroup of an owner, and at those of the pods below it.
-// Owners without pods of gang schedulers cost no more than a few lookups.
+// ownerChanged looks at the PodGroups of an owner and of those above it, and at those of
+// the pods below it. Owners without pods of gang schedulers cost no more than a few lookups.
 func (r *Reconciler) ownerChanged(old, new *ownership.Object) {
-	o := new
-	if o == nil {
-		o = old
-	}
+	o := cmp.Or(new, old)
 	seen := map[types.NamespacedName]bool{}
-	if key := (types.NamespacedName{Namespace: o.Namespace, Name: gang.Name(o.UID)}); r.Store.Group(key) != nil {
-		seen[key] = true
-		r.groups.Add(ctrl.Request{NamespacedName: key})
+	look := func(key types.NamespacedName) {
+		if !seen[key] {
+			seen[key] = true
+			r.groups.Add(ctrl.Request{NamespacedName: key})
+		}
+	}
+	above := []*ownership.Object{o}
+	if o.Controller != nil {
+		above = append(above, r.Lineage.Above(o.Controller.UID)...)
+	}
+	for _, owner := range above {
+		if key := (types.NamespacedName{Namespace: o.Namespace, Name: gang.Name(owner.UID)}); r.Store.Group(key) != nil {
+			look(key)
+		}
 	}
 	for _, below := range r.Lineage.Descendants(o.UID) {
 		for _, pod := range r.Store.OwnedByAnywhere(below) {
-			if key := pod.GroupKey(); pod.Group != "" && !seen[key] {
-				seen[key] = true
-				r.groups.Add(ctrl.Request{NamespacedName: key})
+			if pod.Group != "" {
+				look(pod.GroupKey())
 			}
 		}
 	}

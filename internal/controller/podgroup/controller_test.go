@@ -390,17 +390,128 @@ func TestAPodThatCannotBeReadKeepsNobodyElse(t *testing.T) {
 func TestAMissingPodGroupIsLookedAtWhenItsOwnerChanges(t *testing.T) {
 	s := newSite(t)
 	s.web()
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
-	defer queue.ShutDown()
 	s.groups = &trigger.Source[ctrl.Request]{}
-	if err := s.groups.Start(t.Context(), queue); err != nil {
-		t.Fatal(err)
-	}
+	queue := queued(t, s.groups)
 	s.ownerChanged(nil, build.Owner(build.Deployment("web", build.Replicas(1))))
 	build.Eventually(t, "it is looked at", func() bool { return queue.Len() == 1 })
 	want := types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}
 	if got, _ := queue.Get(); got.NamespacedName != want {
 		t.Errorf("%s is looked at, want %s", got, want)
+	}
+}
+
+// queued starts a controller's source, and returns its queue.
+func queued(t *testing.T, source *trigger.Source[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request] {
+	t.Helper()
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
+	t.Cleanup(queue.ShutDown)
+	if err := source.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	return queue
+}
+
+// TestAGangThatIsSplitByNewRulesGetsItsPods: minMember counts no pods that stay in another
+// PodGroup, such as those with a node that Volcano's PodGroup of their ReplicaSet has.
+func TestAGangThatIsSplitByNewRulesGetsItsPods(t *testing.T) {
+	ended := build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
+	tests := map[string]struct {
+		rules  string
+		others []build.Option // of pods in the PodGroup of the ReplicaSet
+		want   int64
+	}{
+		"three stay where they are":              {"", []build.Option{build.On("n"), build.On("n"), build.On("n")}, 1},
+		"all stay, and a rollout adds one":       {"", []build.Option{build.On("n"), build.On("n"), build.On("n"), build.On("n")}, 1},
+		"one has ended":                          {"", []build.Option{build.On("n"), build.On("n"), ended}, 2},
+		"one is being deleted":                   {"", []build.Option{build.On("n"), build.On("n"), build.Deleting("x")}, 2},
+		"those without a node are about to come": {"migrate: Pending", []build.Option{build.On("n"), build.Label("a", "b"), build.Label("a", "b")}, 3},
+		"those without a node stay too":          {"", []build.Option{build.On("n"), build.Label("a", "b"), build.Label("a", "b")}, 1},
+		"a person named another":                 {"migrate: Pending", []build.Option{build.Annotation(scheduling.GroupNameAnnotation, "mine")}, 3},
+		"by the key that is not read":            {"", []build.Option{build.With(func(p *corev1.Pod) { p.Annotations = map[string]string{scheduling.VolcanoGroupNameAnnotation: "mine"} })}, 3},
+		"one is still to be named":               {"", []build.Option{build.With(func(p *corev1.Pod) { p.Annotations = nil })}, 4},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			levels, _, err := ownership.ParseLevels(tc.rules)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Resolver.SetLevels(levels, s.clock.Now())
+			web := build.Deployment("web", build.Replicas(4), build.Annotation(scheduling.MinMemberAnnotation, "4"))
+			set := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(4))
+			s.owners(web, set)
+			for i, option := range tc.others {
+				s.Store.PutPod(memberOf(fmt.Sprint("old-", i), set, "web-1", option))
+			}
+			s.Store.PutPod(memberOf("new", set, "web"))
+			if err := s.pass("web"); err != nil {
+				t.Fatal(err)
+			}
+			if n, _, _ := unstructured.NestedInt64(s.written("web").Object, "spec", "minMember"); n != tc.want {
+				t.Errorf("minMember is %d, want %d", n, tc.want)
+			}
+		})
+	}
+}
+
+// TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds: it has more room then, and a pod's own end
+// and that of its ReplicaSet come in any order.
+func TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds(t *testing.T) {
+	web := build.Deployment("web", build.Replicas(4))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(4))
+	slim := func(s *site, options ...build.Option) *gangs.Pod {
+		s.Store.PutPod(memberOf("old", set, "web-1", options...))
+		return s.Store.Pod(types.NamespacedName{Namespace: build.Namespace, Name: "old"})
+	}
+	for name, change := range map[string]func(s *site){
+		"it has ended": func(s *site) {
+			s.podChanged(slim(s), slim(s, build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })))
+		},
+		"it is being deleted":        func(s *site) { s.podChanged(slim(s), slim(s, build.Deleting("x"))) },
+		"it got a node":              func(s *site) { s.podChanged(slim(s), slim(s, build.On("n"))) },
+		"it is gone":                 func(s *site) { s.podChanged(slim(s), nil) },
+		"its ReplicaSet is gone":     func(s *site) { s.walker.Drop(set.UID); s.ownerChanged(build.Owner(set), nil) },
+		"its ReplicaSet wants fewer": func(s *site) { s.ownerChanged(build.Owner(set), build.Owner(set)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.pods, s.groups = &trigger.Source[ctrl.Request]{}, &trigger.Source[ctrl.Request]{}
+			queue := queued(t, s.groups)
+			s.owners(web, set)
+			key := types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}
+			s.Store.PutGroup(&gangs.Group{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}})
+			change(s)
+			looked := map[types.NamespacedName]bool{}
+			build.Eventually(t, "the PodGroup of the Deployment is looked at", func() bool {
+				for queue.Len() > 0 {
+					request, _ := queue.Get()
+					queue.Done(request)
+					looked[request.NamespacedName] = true
+				}
+				return looked[key]
+			})
+		})
+	}
+}
+
+// TestAGangBelowAPodIsWhole: executors of Spark have their driver, a pod, as controller. It
+// is one pod, and owns many.
+func TestAGangBelowAPodIsWhole(t *testing.T) {
+	s := newSite(t)
+	driver := build.Pod("driver")
+	s.owners(driver)
+	for i := range 3 {
+		s.Store.PutPod(memberOf(fmt.Sprint("exec-", i), driver, "driver", build.Annotation(scheduling.MinMemberAnnotation, "3")))
+	}
+	s.Store.PutPod(build.Pod("alone", build.Annotation(scheduling.GroupNameAnnotation, gang.Name("alone")), build.Annotation(scheduling.MinMemberAnnotation, "3")))
+	for owner, want := range map[string]int64{"driver": 3, "alone": 1} {
+		if err := s.pass(owner); err != nil {
+			t.Fatal(err)
+		}
+		if n, _, _ := unstructured.NestedInt64(s.written(owner).Object, "spec", "minMember"); n != want {
+			t.Errorf("minMember of %s is %d, want %d", owner, n, want)
+		}
 	}
 }
 
@@ -807,7 +918,7 @@ func (s *site) wanted(owner string) map[string]any {
 	if err := s.observe(s.t.Context(), sc); err != nil {
 		s.t.Fatal(err)
 	}
-	want := gang.Want(sc.members[0].pod.Gang, sc.above, sc.owner.Members())
+	want := gang.Want(sc.members[0].pod.Gang, sc.above, s.room(sc))
 	applied, err := want.Applied()
 	if err != nil {
 		s.t.Fatal(err)

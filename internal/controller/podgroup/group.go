@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"regexp"
 	"slices"
@@ -181,7 +182,7 @@ func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
 	var want gang.PodGroup
 	switch {
 	case len(s.members) > 0:
-		want = gang.Want(s.members[0].pod.Gang, s.above, s.owner.Members())
+		want = gang.Want(s.members[0].pod.Gang, s.above, r.room(s))
 	case len(s.strays) > 0 && s.group == nil && isUID(gang.OwnerOf(s.key.Name)):
 		// Its owner has left them, and the PodGroup is gone: they would wait for ever.
 		want = gang.Want(s.strays[0].Gang, nil, nil)
@@ -203,6 +204,45 @@ func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
 		return phase.Wait("the PodGroup to be seen", lag)
 	}
 	return err
+}
+
+// room is how many pods can be in the PodGroup at the most: as many as its owner wants,
+// without those that stay in other PodGroups. nil if that is not known.
+func (r *Reconciler) room(s *scope) *int32 {
+	if !slices.ContainsFunc(s.members, func(m member) bool { return m.at > 0 }) {
+		return new(int32(1)) // a pod's own PodGroup
+	}
+	members := s.owner.Members()
+	if members == nil {
+		return nil
+	}
+	left := *members
+	for pod := range r.below(s.key) {
+		if (pod.OthersGroup || pod.Group != "") && pod.Group != s.key.Name && !r.isComing(pod) {
+			left--
+		}
+	}
+	return &left
+}
+
+// below are the live pods of a PodGroup's owner, whichever PodGroup they are in.
+func (r *Reconciler) below(group types.NamespacedName) iter.Seq[*gangs.Pod] {
+	return func(yield func(*gangs.Pod) bool) {
+		for _, owner := range r.Lineage.Descendants(gang.OwnerOf(group.Name)) {
+			for _, pod := range r.Store.OwnedBy(group.Namespace, owner) {
+				if pod.Live && !pod.Terminating && !yield(pod) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// isComing tells whether a pod with a controller leaves its PodGroup for the one that the
+// rules choose.
+func (r *Reconciler) isComing(pod *gangs.Pod) bool {
+	chain := append(r.Lineage.Above(pod.Controller.UID), pod.Object())
+	return r.mayMove(pod) && inChain(chain, gang.OwnerOf(pod.Group))
 }
 
 // isUID tells whether a text is as the UIDs that the API server makes. People give
@@ -529,12 +569,9 @@ func (r *Reconciler) needed(s *scope) bool {
 	if members == nil || *members == 0 {
 		return false
 	}
-	// Its pods are there and are in other PodGroups: the rules have changed.
-	for _, below := range r.Lineage.Descendants(uid) {
-		for _, pod := range r.Store.OwnedBy(s.key.Namespace, below) {
-			if pod.Live && !pod.Terminating && pod.Group != "" {
-				return false
-			}
+	for pod := range r.below(s.key) {
+		if pod.Group != "" {
+			return false // its pods are there and are in other PodGroups: the rules have changed
 		}
 	}
 	return true

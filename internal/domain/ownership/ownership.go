@@ -77,13 +77,14 @@ type Gang struct {
 	UpdateRevision string
 }
 
-// Members is how many pods the object has at the most; nil if that is not known.
+// Members is how many pods the object owns at the most; nil if that is not known. A pod
+// may own any number of others.
 func (o *Object) Members() *int32 {
 	if o.Gang.Members != nil {
 		return o.Gang.Members
 	}
 	if o.Kind == "Pod" && o.Group == "" {
-		return new(int32(1))
+		return nil
 	}
 	return o.Replicas
 }
