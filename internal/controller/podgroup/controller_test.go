@@ -1,7 +1,6 @@
 package podgroup
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -756,88 +755,6 @@ func TestRulesThatComeWithTheListAreKept(t *testing.T) {
 	r.setNone()
 	if n := len(r.Resolver.Levels().Rules); n != 1 {
 		t.Errorf("%d rules are in force, want one", n)
-	}
-}
-
-// TestOneListCollectsMany: three hundred ReplicaSets that go to none cost one list; what
-// is due later another, and no list is believed for long.
-func TestOneListCollectsMany(t *testing.T) {
-	var l lists
-	asked := 0
-	list := func(context.Context, string) (map[string]bool, error) {
-		asked++
-		return map[string]bool{"podgroup-7": true}, nil
-	}
-	now := time.Unix(1_000_000, 0)
-	named := func(name string, due time.Time) (bool, error) {
-		return l.named(t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, due, func() time.Time { return now }, list)
-	}
-	due := now
-	for i := range 300 {
-		name := fmt.Sprintf("podgroup-%d", i)
-		if is, err := named(name, due); err != nil || is != (i == 7) {
-			t.Errorf("%s is named: %t, %v", name, is, err)
-		}
-	}
-	if asked != 1 {
-		t.Errorf("%d lists, want one", asked)
-	}
-	now = now.Add(listRest / 2)
-	if _, err := named("podgroup-0", now); err == nil || asked != 1 {
-		t.Errorf("%d lists within a moment: %v", asked, err)
-	}
-	now = now.Add(listRest)
-	if _, err := named("podgroup-0", now); err != nil || asked != 2 {
-		t.Errorf("%d lists, want one more for what is due later: %v", asked, err)
-	}
-	now = now.Add(listTrusted)
-	if _, err := named("podgroup-0", due); err != nil || asked != 3 {
-		t.Errorf("%d lists, want one more: the last is old: %v", asked, err)
-	}
-}
-
-// TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt: a list from before does not count.
-func TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt(t *testing.T) {
-	s := newSite(t)
-	a, b := build.Deployment("aa", build.Replicas(0)), build.Deployment("bb", build.Replicas(0))
-	set := build.ReplicaSet("bb-1", build.OwnedBy(b))
-	s.owners(a, b, set)
-	for _, owner := range []build.Object{a, b} {
-		uid := owner.GetUID()
-		s.Store.PutGroup(&gangs.Group{
-			ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: gang.Name(uid), UID: "group-" + uid}, Ours: true, Now: &gang.Applied{}, Last: &gang.Applied{Owner: uid},
-			Controller: &ownership.Reference{GroupVersionKind: build.Owner(owner).GroupVersionKind, Name: owner.GetName(), UID: uid},
-		})
-	}
-	step := func(owner string, after time.Duration) {
-		s.clock.Step(after)
-		if err := s.pass(owner); err != nil {
-			t.Fatal(err)
-		}
-	}
-	step("aa", 0)
-	step("bb", grace-time.Second)
-	step("aa", time.Second) // is collected: there is a list now
-	s.clock.Step(grace - time.Second - time.Millisecond)
-	if _, err := s.Pods.CoreV1().Pods(build.Namespace).Create(t.Context(), memberOf("late", set, "bb"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	step("bb", time.Millisecond)
-	var deleted []string
-	for _, action := range s.objects.Actions() {
-		if d, ok := action.(clienttesting.DeleteAction); ok {
-			deleted = append(deleted, d.GetName())
-		}
-	}
-	if diff := cmp.Diff([]string{gang.Name("aa")}, deleted); diff != "" {
-		t.Errorf("deleted (-want +got):\n%s", diff)
-	}
-	if err := s.Pods.CoreV1().Pods(build.Namespace).Delete(t.Context(), "late", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	step("bb", lag)
-	if n := len(s.objects.Actions()); s.objects.Actions()[n-1].GetVerb() != "delete" {
-		t.Error("it is not collected when the pod is gone")
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -398,7 +397,8 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	}
 	named, err := r.isNamed(ctx, s)
 	if err != nil || named {
-		return errors.Join(err, phase.Wait("pods to be seen", lag))
+		// A pod that no watch of ours shows may be another scheduler's, and live for long.
+		return errors.Join(err, phase.Wait("pods to be seen", min(max(r.idleFor(s.key), lag), listRare)))
 	}
 	err = r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Delete(ctx, s.key.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &s.group.UID, ResourceVersion: &s.group.ResourceVersion},
@@ -414,13 +414,6 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	r.rewrites.forget(s.key)
 	return nil
 }
-
-const (
-	// askWithin bounds the question whether a live pod names a PodGroup.
-	askWithin = 10 * time.Second
-	// page is the number of pods that are listed at a time.
-	page = 500
-)
 
 // showsDone tells whether the PodGroup stays to show that all has been done, for as long
 // as its owner does.
@@ -438,104 +431,6 @@ func (r *Reconciler) showsDone(ctx context.Context, s *scope) (bool, error) {
 	}
 	return len(chain) > 1 && (end == nil || end.At.UID != s.group.Owner() || end.Reason == owners.EndForbidden), nil
 }
-
-// isNamed asks the API server whether a live pod names a PodGroup.
-func (r *Reconciler) isNamed(ctx context.Context, s *scope) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
-	defer cancel()
-	if s.group.OfPod() == "" {
-		return r.lists.named(ctx, s.key, r.idleSince(s.key).Add(grace), r.Clock.Now, r.listNamed)
-	}
-	pod, err := r.Pods.CoreV1().Pods(s.key.Namespace).Get(ctx, s.group.OfPod(), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil // the garbage collector has the PodGroup
-	}
-	if err != nil {
-		return false, fmt.Errorf("reading pod %s/%s: %w", s.key.Namespace, s.group.OfPod(), err)
-	}
-	// A watch that shows the pod shows those that it owns.
-	return names(pod) == s.key.Name || slices.Contains(r.Resolver.Schedulers, pod.Spec.SchedulerName) && r.Store.PodOf(pod.UID) == nil, nil
-}
-
-// names is the PodGroup that a live pod names, or "".
-func names(pod *corev1.Pod) string {
-	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		return ""
-	}
-	return pod.Annotations[scheduling.GroupNameAnnotation]
-}
-
-// listNamed lists the PodGroups that live pods of a namespace name.
-func (r *Reconciler) listNamed(ctx context.Context, namespace string) (map[string]bool, error) {
-	all := map[string]bool{}
-	for _, scheduler := range r.Resolver.Schedulers {
-		options := metav1.ListOptions{FieldSelector: "spec.schedulerName=" + scheduler, Limit: page}
-		for {
-			list, err := r.Pods.CoreV1().Pods(namespace).List(ctx, options)
-			if err != nil {
-				return nil, fmt.Errorf("listing the pods of %s in %s: %w", scheduler, namespace, err)
-			}
-			for i := range list.Items {
-				if name := names(&list.Items[i]); name != "" {
-					all[name] = true
-				}
-			}
-			if options.Continue = list.Continue; options.Continue == "" {
-				break
-			}
-		}
-	}
-	return all, nil
-}
-
-// lists are the last lists of pods, by namespace: many PodGroups that nobody needs are
-// collected with one.
-type lists struct {
-	mu   sync.Mutex
-	last map[string]listed
-}
-
-type listed struct {
-	names map[string]bool
-	began time.Time
-}
-
-// named tells whether a live pod names a PodGroup, by a list that began after a time and
-// is not older than a watch may be.
-func (l *lists) named(
-	ctx context.Context, key types.NamespacedName, after time.Time, now func() time.Time, list func(context.Context, string) (map[string]bool, error),
-) (bool, error) {
-	if !l.mu.TryLock() {
-		return false, phase.Wait("another list of pods", again)
-	}
-	defer l.mu.Unlock()
-	last, ok := l.last[key.Namespace]
-	began := now()
-	if !ok || last.began.Before(after) || began.Sub(last.began) >= listTrusted {
-		if left := listRest - began.Sub(last.began); ok && left > 0 {
-			return false, phase.Wait("a list of pods for more PodGroups", left)
-		}
-		names, err := list(ctx, key.Namespace)
-		if err != nil {
-			return false, err
-		}
-		last = listed{names, began}
-		if l.last == nil || len(l.last) >= maxLists {
-			l.last = map[string]listed{}
-		}
-		l.last[key.Namespace] = last
-	}
-	return last.names[key.Name], nil
-}
-
-const (
-	// listTrusted is how long a list of pods is believed, and listRest the least time from
-	// one list of a namespace to the next.
-	listTrusted, listRest = 2 * time.Second, time.Second
-)
-
-// maxLists bounds the lists that are kept.
-const maxLists = 20
 
 func (r *Reconciler) idleSince(key types.NamespacedName) time.Time {
 	r.mu.Lock()
