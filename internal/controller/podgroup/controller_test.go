@@ -226,6 +226,44 @@ func TestAnOwnerThatGoesGetsNoPodGroup(t *testing.T) {
 	}
 }
 
+// TestAnOwnerThatLeavesItsPodsIsNotNamed: kubectl delete --cascade=orphan. The garbage
+// collector takes the owner out of its dependents one by one. A PodGroup that named it again
+// would be deleted under live pods.
+func TestAnOwnerThatLeavesItsPodsIsNotNamed(t *testing.T) {
+	for name, made := range map[string]bool{"in a PodGroup that is there": true, "in a new one": false} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.web()
+			if made {
+				if err := s.pass("web"); err != nil {
+					t.Fatal(err)
+				}
+				u := s.written("web").DeepCopy()
+				u.SetOwnerReferences(nil)
+				u.SetResourceVersion("2")
+				if _, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Update(t.Context(), u, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.web(build.Deleting(metav1.FinalizerOrphanDependents))
+			for range 3 {
+				s.written("web")
+				delete(s.made, types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")})
+				if err := s.pass("web"); err != nil {
+					t.Fatal(err)
+				}
+				s.clock.Step(time.Second)
+			}
+			if u := s.written("web"); u == nil || len(u.GetOwnerReferences()) > 0 {
+				t.Errorf("the PodGroup is %v, want one without an owner", u)
+			}
+			if len(s.recorder.Events) > 0 {
+				t.Errorf("told that %s", <-s.recorder.Events)
+			}
+		})
+	}
+}
+
 // TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup: it waits for a finalizer of its own,
 // and perhaps for these pods.
 func TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup(t *testing.T) {
@@ -591,6 +629,126 @@ func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 	}
 	if got := s.written("web").GetAnnotations()["volcano.sh/sla-waiting-time"]; got != "1h" {
 		t.Errorf("the annotation is %q: another content waits as well", got)
+	}
+}
+
+// strips makes every write of a PodGroup come out without our label and annotation, and
+// where it counts with a new resourceVersion: admission of others does so in the write.
+func (s *site) strips(counts bool) {
+	version := 100
+	strip := func(u *unstructured.Unstructured) *unstructured.Unstructured {
+		u.SetLabels(nil)
+		annotations := u.GetAnnotations()
+		delete(annotations, scheduling.AppliedAnnotation)
+		u.SetAnnotations(annotations)
+		if counts || u.GetResourceVersion() == "" {
+			version++
+			u.SetResourceVersion(strconv.Itoa(version))
+		}
+		return u
+	}
+	tracker := s.objects.Tracker()
+	s.objects.PrependReactor("create", "podgroups", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		u := strip(action.(clienttesting.CreateAction).GetObject().(*unstructured.Unstructured).DeepCopy())
+		return true, u, tracker.Create(gangs.Resource, u, build.Namespace)
+	})
+	s.objects.PrependReactor("patch", "podgroups", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		obj, err := tracker.Get(gangs.Resource, build.Namespace, action.(clienttesting.PatchAction).GetName())
+		if err != nil {
+			return true, nil, err
+		}
+		u := strip(obj.(*unstructured.Unstructured).DeepCopy())
+		return true, u, tracker.Update(gangs.Resource, u, build.Namespace)
+	})
+}
+
+// TestWhatAdmissionTakesAwayIsWrittenSlowly: as where somebody takes it away later.
+func TestWhatAdmissionTakesAwayIsWrittenSlowly(t *testing.T) {
+	for name, counts := range map[string]bool{"and nothing else changes": false, "and it is a change": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.strips(counts)
+			s.web()
+			patches, minutes := 0, 10
+			for elapsed := time.Duration(0); elapsed < time.Duration(minutes)*time.Minute && patches <= 100; {
+				before := len(s.objects.Actions())
+				if err := s.pass("web"); err != nil {
+					t.Fatal(err)
+				}
+				next := s.after
+				for _, action := range s.objects.Actions()[before:] {
+					if action.GetVerb() == "patch" {
+						patches++
+						if counts { // the watch wakes us
+							next = debounce
+						}
+					}
+				}
+				s.written("web")
+				if next <= 0 {
+					t.Fatal("it is not looked at again")
+				}
+				s.clock.Step(next)
+				elapsed += next
+			}
+			if patches > 2*minutes || len(s.recorder.Events) != 1 {
+				t.Errorf("%d patches within %d minutes and %d events, want about one a minute, and one event", patches, minutes, len(s.recorder.Events))
+			}
+		})
+	}
+}
+
+// TestAPodGroupThatOnlyTheWatchHasIsMade, and one that another has replaced is looked at: a
+// watch may stand still.
+func TestAPodGroupThatOnlyTheWatchHasIsMade(t *testing.T) {
+	for name, replaced := range map[string]bool{"it is gone": false, "there is another": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.web()
+			if err := s.pass("web"); err != nil {
+				t.Fatal(err)
+			}
+			u := s.written("web") // the last that the watch shows
+			client := s.objects.Resource(gangs.Resource).Namespace(build.Namespace)
+			if err := client.Delete(t.Context(), u.GetName(), metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if replaced {
+				s.objects.PrependReactor("patch", "podgroups", func(action clienttesting.Action) (bool, runtime.Object, error) {
+					var body struct{ Metadata metav1.ObjectMeta }
+					if err := json.Unmarshal(action.(clienttesting.PatchAction).GetPatch(), &body); err != nil || body.Metadata.UID == "another" {
+						return false, nil, err
+					}
+					return true, nil, apierrors.NewConflict(gangs.Resource.GroupResource(), u.GetName(), errors.New("Precondition failed: UID in precondition: a, UID in object meta: another"))
+				})
+				another := u.DeepCopy()
+				another.SetUID("another")
+				another.SetResourceVersion("9")
+				if _, err := client.Create(t.Context(), another, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				u.SetResourceVersion("8")
+				s.Store.PutGroup(gangs.Slim(u))
+			}
+			s.web(build.Annotation("volcano.sh/a", "b"))
+			before := len(s.objects.Actions())
+			for elapsed := time.Duration(0); elapsed < time.Minute; elapsed += s.after {
+				if err := s.pass("web"); err != nil {
+					t.Fatal(err)
+				}
+				if s.after <= 0 {
+					break
+				}
+				s.clock.Step(s.after)
+			}
+			calls := len(s.objects.Actions()) - before
+			if is, err := client.Get(t.Context(), u.GetName(), metav1.GetOptions{}); err != nil || is.GetAnnotations()["volcano.sh/a"] != "b" {
+				t.Errorf("the PodGroup is %v: %v", is, err)
+			}
+			if calls > 30 {
+				t.Errorf("%d calls within a minute", calls)
+			}
+		})
 	}
 }
 

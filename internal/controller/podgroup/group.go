@@ -268,19 +268,42 @@ func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) erro
 	made, err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Create(ctx, u, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		if made, err = r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{}); err != nil {
-			return fmt.Errorf("reading PodGroup %s: %w", s.key, err)
-		}
-		r.setMade(made)
-		return phase.Wait("the PodGroup to be looked at", again)
+		return r.read(ctx, s)
 	case err != nil:
 		return fmt.Errorf("creating PodGroup %s: %w", s.key, err)
 	}
-	r.setMade(made)
-	s.unseen = true
-	r.rewrites.wrote(s.key, text, made.GetResourceVersion(), "", r.Clock.Now())
+	r.wrote(s, text, "", s.mayBeOwned(), made)
 	writesTotal.WithLabelValues("create").Inc()
 	return nil
+}
+
+// read reads a PodGroup that no watch has shown yet.
+func (r *Reconciler) read(ctx context.Context, s *scope) error {
+	is, err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("reading PodGroup %s: %w", s.key, err)
+	}
+	r.setMade(is)
+	return phase.Wait("the PodGroup to be looked at", again)
+}
+
+// wrote records what was written into a PodGroup that was seen in a version, and what the
+// API server made of it: admission may take our marks away in the write itself.
+func (r *Reconciler) wrote(s *scope, text, seen string, owned bool, made *unstructured.Unstructured) {
+	r.setMade(made)
+	s.unseen = true
+	version, is := made.GetResourceVersion(), gangs.Slim(made)
+	if !is.Ours || made.GetAnnotations()[scheduling.AppliedAnnotation] != text || owned && is.Controller == nil {
+		version = "" // it was taken away
+	}
+	r.rewrites.wrote(s.key, text, version, seen, r.Clock.Now())
+}
+
+// mayBeOwned tells whether the PodGroup is to name its owner. One that is being deleted
+// without what it owns is about to take the name out again: a PodGroup that names it later
+// would be deleted under live pods.
+func (s *scope) mayBeOwned() bool {
+	return s.owner != nil && !s.owner.Gang.DependentsFirst && !s.owner.Gang.Orphans
 }
 
 // again waits where the same has just been written and was taken away since.
@@ -305,7 +328,7 @@ func newGroup(s *scope, a *gang.Applied, text string) (*unstructured.Unstructure
 	labels[scheduling.ManagedByLabel] = scheduling.ManagedByAtoll
 	annotations[scheduling.AppliedAnnotation] = text
 	metadata := map[string]any{"namespace": s.key.Namespace, "name": s.key.Name, "labels": labels, "annotations": annotations}
-	if s.owner != nil {
+	if s.mayBeOwned() {
 		metadata["ownerReferences"] = ownedBy(s.owner)
 	}
 	object := map[string]any{
@@ -331,14 +354,14 @@ func ownedBy(o *ownership.Object) []map[string]any {
 }
 
 // update writes the keys that are to be otherwise, and no others: the scheduler writes
-// the object as a whole.
+// the object as a whole. A PodGroup that only the watch still has is made.
 func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) error {
 	last := s.group.Last
 	if !s.group.Ours {
 		last = nil // whoever wrote it
 	}
 	changes := a.Changes(last, s.group.Now)
-	lost := s.group.Controller == nil && s.owner != nil && !s.owner.Gang.DependentsFirst && !s.group.Deleting
+	lost := s.group.Controller == nil && s.mayBeOwned() && !s.group.Deleting
 	if changes.None() && last != nil && last.Owner == a.Owner && !lost {
 		return nil
 	}
@@ -365,14 +388,15 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	}
 	made, err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Patch(ctx, s.key.Name, types.MergePatchType, raw, metav1.PatchOptions{})
 	switch {
-	case apierrors.IsNotFound(err) || patch.AnotherOfThatName(err):
-		return phase.Wait("the PodGroup to be seen", lag/100)
+	case apierrors.IsNotFound(err): // the watch is behind
+		s.group = nil
+		return r.create(ctx, s, a)
+	case patch.AnotherOfThatName(err):
+		return r.read(ctx, s)
 	case err != nil:
 		return fmt.Errorf("writing PodGroup %s: %w", s.key, err)
 	}
-	r.setMade(made)
-	s.unseen = true
-	r.rewrites.wrote(s.key, text, made.GetResourceVersion(), s.group.ResourceVersion, r.Clock.Now())
+	r.wrote(s, text, s.group.ResourceVersion, lost, made)
 	writesTotal.WithLabelValues("patch").Inc()
 	return nil
 }

@@ -68,6 +68,8 @@ type Gang struct {
 	// DependentsFirst: the object is being deleted in the foreground, so that whatever it
 	// owns is deleted before it.
 	DependentsFirst bool
+	// Orphans: the object is being deleted without what it owns.
+	Orphans bool
 	// Members is how many pods an object has at the most that is no plain number of
 	// replicas: a Job, a DaemonSet. nil for all others.
 	Members *int32
