@@ -798,6 +798,43 @@ func TestRulesThatChangeAllTheTimeMoveNoPod(t *testing.T) {
 	}
 }
 
+// TestAPodThatAPersonNamedStaysWhereItIs, though new rules move pods without a node, and the
+// name is as ours are.
+func TestAPodThatAPersonNamedStaysWhereItIs(t *testing.T) {
+	set := build.ReplicaSet("web-1")
+	pod := memberOf("a", set, "x")
+	s := newSite(t, pod)
+	s.owners(set)
+	s.Store.PutPod(pod)
+	s.Resolver.SetLevels(ownership.Levels{MovePending: true}, s.clock.Now())
+	s.clock.Step(settled)
+	if _, err := s.name(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: "a"}}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Pods.CoreV1().Pods(build.Namespace).Get(t.Context(), "a", metav1.GetOptions{})
+	if err != nil || got.Annotations[scheduling.GroupNameAnnotation] != "podgroup-x" {
+		t.Errorf("it names %q: %v", got.Annotations[scheduling.GroupNameAnnotation], err)
+	}
+}
+
+// TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes: its own next try may be far away, and
+// is no later than in a minute.
+func TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes(t *testing.T) {
+	s := newSite(t)
+	set := build.ReplicaSet("web-1")
+	s.Store.PutPod(memberOf("a", set, "", build.With(func(p *corev1.Pod) { p.Annotations = nil })))
+	s.pods, s.groups = &trigger.Source[ctrl.Request]{}, &trigger.Source[ctrl.Request]{}
+	queue := queued(t, s.pods)
+	s.ownerChanged(nil, build.Owner(set))
+	build.Eventually(t, "the pod is looked at", func() bool { return queue.Len() == 1 })
+	limit := optionsFor(1).RateLimiter
+	for range 100 {
+		if after := limit.When(ctrl.Request{}); after > time.Minute {
+			t.Fatalf("it is tried again after %s", after)
+		}
+	}
+}
+
 // rulesOf are rules in a ConfigMap on an API server, of a replica that leads.
 func rulesOf(t *testing.T, text string) (*Rules, *fake.Clientset, *events.FakeRecorder) {
 	t.Helper()
