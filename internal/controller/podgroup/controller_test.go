@@ -944,6 +944,130 @@ func TestRulesOfAGroupThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
+// TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes: kubectl replace takes it away together
+// with the right text. What was taken from it is not kept in its place.
+func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
+	const good, bad = "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]", "podgroupLevel: ["
+	r, client, _ := rulesOf(t, good)
+	set := func(last string) *corev1.ConfigMap {
+		config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "rules", UID: "rules", ResourceVersion: "2"}, Data: map[string]string{ownership.LevelsKey: bad}}
+		if last != "" {
+			config.Annotations = map[string]string{LastGoodAnnotation: last}
+		}
+		if _, err := client.CoreV1().ConfigMaps("ns").Update(t.Context(), config, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		return config
+	}
+	annotation := func() string {
+		t.Helper()
+		config, err := client.CoreV1().ConfigMaps("ns").Get(t.Context(), "rules", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return config.Annotations[LastGoodAnnotation]
+	}
+	r.look(t.Context())
+	if got := annotation(); got != good {
+		t.Fatalf("the annotation is %q", got)
+	}
+	r.Set(set(""))
+	r.look(t.Context())
+	if got := annotation(); got != good || len(r.Resolver.Levels().Rules) != 1 {
+		t.Errorf("the annotation is %q with %d rules in force", got, len(r.Resolver.Levels().Rules))
+	}
+	later := &Rules{Client: client, Discovery: r.Discovery, ConfigMap: r.ConfigMap, Resolver: &gangs.Resolver{}, Recorder: r.Recorder, Leads: r.Leads}
+	later.Set(set(good))
+	later.Set(set("noMatch: Root"))
+	later.look(t.Context())
+	if got := annotation(); got != "noMatch: Root" {
+		t.Errorf("the annotation is %q: it was another's to say", got)
+	}
+}
+
+// TestAConfigMapThatComesBackIsTold: the events of the one before may be long gone.
+func TestAConfigMapThatComesBackIsTold(t *testing.T) {
+	const text = "podgroupLevel: [{apiversion: nobody.example.com/v1, kind: ghost}]"
+	for name, goes := range map[string]func(*Rules, *corev1.ConfigMap){
+		"it is deleted and made again": func(r *Rules, config *corev1.ConfigMap) {
+			r.Set(nil)
+			r.look(t.Context())
+			r.Set(config)
+		},
+		"it loses the key for a while": func(r *Rules, config *corev1.ConfigMap) {
+			without := config.DeepCopy()
+			without.Data = nil
+			r.Set(without)
+			r.look(t.Context())
+			r.Set(config)
+		},
+		"it is replaced by another": func(r *Rules, config *corev1.ConfigMap) {
+			another := config.DeepCopy()
+			another.UID = "another"
+			r.Set(another)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, _, recorder := rulesOf(t, text)
+			told := func() (n int) {
+				r.look(t.Context())
+				for ; len(recorder.Events) > 0; n++ {
+					<-recorder.Events
+				}
+				return n
+			}
+			if n := told(); n != 2 {
+				t.Fatalf("%d events, want one of rules in force and one of a problem", n)
+			}
+			if n := told(); n != 0 {
+				t.Errorf("%d events of the same", n)
+			}
+			goes(r, r.config)
+			if n := told(); n != 2 {
+				t.Errorf("%d events, want both again", n)
+			}
+		})
+	}
+}
+
+// TestARuleThatMatchesIsNoProblem: a Deployment of extensions is one of apps.
+func TestARuleThatMatchesIsNoProblem(t *testing.T) {
+	r, client, _ := rulesOf(t, "podgroupLevel: [{apiversion: extensions/v1beta1, kind: deployment}]")
+	client.Resources = []*metav1.APIResourceList{{GroupVersion: "apps/v1", APIResources: []metav1.APIResource{{Name: "deployments", Kind: "Deployment", Namespaced: true}}}}
+	client.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		is := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
+		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: is.Spec.ResourceAttributes.Group == "apps"}}, nil
+	})
+	r.look(t.Context())
+	chain := []*ownership.Object{build.Owner(build.Pod("a")), build.Owner(build.ReplicaSet("web-1")), build.Owner(build.Deployment("web"))}
+	if got := r.Resolver.Levels().Select(chain); got.Rule != 0 {
+		t.Fatalf("the rule does not match: %+v", got)
+	}
+	if got := gauge(t, "atoll_podgroup_rules_problems"); got != 0 {
+		t.Errorf("%v problems are told", got)
+	}
+}
+
+// TestAKindThatMayNotBeWatchedIsTold, and with which permission it could be.
+func TestAKindThatMayNotBeWatchedIsTold(t *testing.T) {
+	for _, missing := range []string{"get", "list", "watch"} {
+		r, client, recorder := rulesOf(t, "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]")
+		client.Resources = []*metav1.APIResourceList{{GroupVersion: "apps/v1", APIResources: []metav1.APIResource{{Name: "deployments", Kind: "Deployment", Namespaced: true}}}}
+		client.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			is := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
+			return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: is.Spec.ResourceAttributes.Verb != missing}}, nil
+		})
+		r.look(t.Context())
+		told := ""
+		for len(recorder.Events) > 0 {
+			told += <-recorder.Events
+		}
+		if !strings.Contains(told, "may not "+missing+" deployments.apps") {
+			t.Errorf("told that %s, want that it may not %s", told, missing)
+		}
+	}
+}
+
 // TestRulesThatComeWithTheListAreKept: no rules are put in force only where none came.
 func TestRulesThatComeWithTheListAreKept(t *testing.T) {
 	r, _, _ := rulesOf(t, "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]")
