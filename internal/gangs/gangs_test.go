@@ -1,15 +1,29 @@
 package gangs
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/gang"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -67,6 +81,80 @@ func TestWhatChangesOfAPod(t *testing.T) {
 				t.Errorf("same is %t, want %t", got, tc.same)
 			}
 		})
+	}
+}
+
+// TestRulesThatPointBeyondAnEndAreCounted, whoever asks.
+func TestRulesThatPointBeyondAnEndAreCounted(t *testing.T) {
+	clamped := func() float64 {
+		t.Helper()
+		families, err := metrics.Registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			if family.GetName() == "atoll_podgroup_levels_clamped_total" {
+				return family.GetMetric()[0].GetCounter().GetValue()
+			}
+		}
+		t.Fatal("there is no such metric")
+		return 0
+	}
+	walker, client := owners.NewWalker(build.NewAPI(t).Client()), fake.NewClientset()
+	set := build.ReplicaSet("web-1")
+	walker.Put(build.Owner(set))
+	r := &Resolver{Lineage: owners.NewLineage(walker, metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()), client.Discovery())}
+	for adjust, want := range map[int]float64{0: 0, -1: 0, -2: 1, 1: 1} {
+		before := clamped()
+		r.SetLevels(ownership.Levels{Rules: []ownership.LevelRule{{AnyGroup: true, Kind: "ReplicaSet", Adjust: adjust}}}, time.Now())
+		if _, err := r.Choose(t.Context(), build.Owner(build.Pod("a", build.OwnedBy(set)))); err != nil {
+			t.Fatal(err)
+		}
+		if got := clamped() - before; got != want {
+			t.Errorf("adjust-level %d counts %v times, want %v", adjust, got, want)
+		}
+	}
+}
+
+// TestPodGroupsAreServedOrNot: whoever may not read them gets none either, and an API server
+// that fails says nothing.
+func TestPodGroupsAreServedOrNot(t *testing.T) {
+	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{Resource: "PodGroupList"})
+	s, err := NewStore(fake.NewClientset(), objects, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer error
+	for _, verb := range []string{"list", "watch"} {
+		objects.PrependReactor(verb, "podgroups", func(clienttesting.Action) (bool, runtime.Object, error) { return answer != nil, nil, answer })
+	}
+	objects.PrependWatchReactor("podgroups", func(clienttesting.Action) (bool, watch.Interface, error) { return true, watch.NewFake(), answer })
+	again := 0
+	s.OnServed(func() { again++ })
+	source := s.listWatch(objects).(cache.ListerWatcherWithContext)
+	groups := Resource.GroupResource()
+	for i, step := range []struct {
+		answer   error
+		unserved bool
+		again    int
+	}{
+		{apierrors.NewInternalError(errors.New("busy")), false, 0},
+		{apierrors.NewForbidden(groups, "", errors.New("no")), true, 0},
+		{apierrors.NewInternalError(errors.New("busy")), true, 0},
+		{nil, false, 1},
+		{nil, false, 1},
+		{apierrors.NewNotFound(groups, ""), true, 1},
+		{nil, false, 2},
+	} {
+		answer = step.answer
+		if i%2 == 0 {
+			_, _ = source.ListWithContext(t.Context(), metav1.ListOptions{})
+		} else {
+			_, _ = source.WatchWithContext(t.Context(), metav1.ListOptions{})
+		}
+		if got := s.unserved.Load(); got != step.unserved || again != step.again {
+			t.Errorf("step %d: unserved: %t, served again %d times", i, got, again)
+		}
 	}
 }
 

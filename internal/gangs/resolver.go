@@ -74,7 +74,11 @@ func (r *Resolver) Choose(ctx context.Context, pod *ownership.Object) (Choice, e
 	if err != nil {
 		return Choice{}, err
 	}
-	return Choice{Chain: chain, End: end, Level: r.Levels().Select(chain)}, nil
+	choice := Choice{Chain: chain, End: end, Level: r.Levels().Select(chain)}
+	if choice.Clamped {
+		clampedTotal.Inc()
+	}
+	return choice, nil
 }
 
 // Handles tells whether a pod is to have a PodGroup of ours: its scheduler wants one,

@@ -20,14 +20,16 @@ const revisionAnnotation = "deployment.kubernetes.io/revision"
 
 // gangOf reads what a PodGroup takes from an object.
 func gangOf(obj metav1.Object) ownership.Gang {
-	g := ownership.Gang{Annotations: gang.Annotations(obj.GetAnnotations()), DependentsFirst: gang.DependentsFirst(obj)}
+	g := ownership.Gang{Annotations: gang.Annotations(obj.GetAnnotations()), DependentsFirst: gang.DependentsFirst(obj), Orphans: gang.Orphans(obj)}
 	switch o := obj.(type) {
 	case *appsv1.ReplicaSet:
 		g.Order, _ = strconv.ParseInt(o.Annotations[revisionAnnotation], 10, 64)
 	case *appsv1.StatefulSet:
 		g.UpdateRevision = strings.Clone(o.Status.UpdateRevision)
 	case *appsv1.DaemonSet:
-		g.Members = new(o.Status.DesiredNumberScheduled)
+		if o.Status.ObservedGeneration > 0 { // a new one's pods come before its status says how many
+			g.Members = new(o.Status.DesiredNumberScheduled)
+		}
 	case *batchv1.Job:
 		g.Members = new(membersOf(o))
 	}
@@ -54,6 +56,6 @@ func membersOf(job *batchv1.Job) int32 {
 // sameGang tells whether PodGroups take the same from two states of an object.
 func sameGang(a, b *ownership.Object) bool {
 	return a.Gang.Order == b.Gang.Order && a.Gang.UpdateRevision == b.Gang.UpdateRevision && a.Deleting == b.Deleting &&
-		a.Gang.DependentsFirst == b.Gang.DependentsFirst &&
+		a.Gang.DependentsFirst == b.Gang.DependentsFirst && a.Gang.Orphans == b.Gang.Orphans &&
 		ptr.Equal(a.Members(), b.Members()) && maps.Equal(a.Gang.Annotations, b.Gang.Annotations) && ptr.Equal(a.Controller, b.Controller)
 }

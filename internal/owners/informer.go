@@ -202,6 +202,7 @@ func (f *informer) replace(objects []*ownership.Object, present uidSet) bool {
 func (f *informer) setSynced() {
 	f.mu.Lock()
 	f.synced.Store(true)
+	f.kind.listed.Store(true)
 	was := f.slow
 	f.slow = false
 	f.mu.Unlock()

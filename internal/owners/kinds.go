@@ -49,6 +49,8 @@ type kind struct {
 	// unread is set for a while after a read failed: nothing is read until then. Only
 	// of a further kind.
 	unread atomic.Pointer[unread]
+	// listed: the caches hold all objects of the kind.
+	listed atomic.Bool
 }
 
 // unread is why no object of a kind is read, and until when.

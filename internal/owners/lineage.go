@@ -40,14 +40,14 @@ type Lineage struct {
 	unknown map[schema.GroupKind]unread
 	// aliases are kinds that references write otherwise than the API server does.
 	aliases map[schema.GroupKind]schema.GroupKind
-	// hung are versions of API groups that did not answer how a kind is served, until when
-	// they are not asked again: whoever names many kinds of one waits once.
-	hung map[schema.GroupVersion]time.Time
+	// hung are API groups that did not answer how a kind is served, until when they are not
+	// asked again: whoever names many kinds or versions of one waits once.
+	hung map[string]time.Time
 	// mapTime is how long is waited for that answer.
 	mapTime time.Duration
 	// questions are those that the mapper has not answered yet.
 	questions map[schema.GroupVersionKind]*question
-	// watched are the kinds of others whose metadata is watched.
+	// watched are the kinds of others whose metadata is watched, as far as that is allowed.
 	watched map[schema.GroupKind]bool
 }
 
@@ -61,7 +61,14 @@ type reading struct {
 	done  chan struct{}
 	owner *ownership.Object
 	err   error
-	until time.Time
+	// until is how long it counts; recent is for an owner whose kind a watch has listed
+	// since: by then the watch has it.
+	recent, until time.Time
+}
+
+// over tells whether the owner is to be read again.
+func (r *reading) over(now time.Time, listed bool) bool {
+	return !r.until.IsZero() && (!now.Before(r.until) || listed && !now.Before(r.recent))
 }
 
 // EndReason says why a walk ended below the topmost owner.
@@ -90,8 +97,8 @@ type End struct {
 }
 
 const (
-	// recentTime is how long a read counts of an owner whose kind is watched: by then
-	// the watch has it. keptTime is for kinds that are not.
+	// recentTime is how long a read counts of an owner whose kind a watch has listed.
+	// keptTime is for kinds that are not watched, because they are too many or may not be.
 	recentTime, keptTime = 10 * time.Second, 10 * time.Minute
 	// maxReadings bounds the reads that are remembered.
 	maxReadings = 20_000
@@ -111,7 +118,7 @@ func NewLineage(walker *Walker, metadata metadata.Interface, discovery discovery
 	others.metadata = metadata
 	return &Lineage{
 		walker: walker, others: others, discovery: discovery,
-		readings: map[readingKey]*reading{}, unknown: map[schema.GroupKind]unread{}, aliases: map[schema.GroupKind]schema.GroupKind{}, hung: map[schema.GroupVersion]time.Time{}, mapTime: mapTime, questions: map[schema.GroupVersionKind]*question{}, watched: map[schema.GroupKind]bool{},
+		readings: map[readingKey]*reading{}, unknown: map[schema.GroupKind]unread{}, aliases: map[schema.GroupKind]schema.GroupKind{}, hung: map[string]time.Time{}, mapTime: mapTime, questions: map[schema.GroupVersionKind]*question{}, watched: map[schema.GroupKind]bool{},
 	}
 }
 
@@ -255,7 +262,7 @@ func (l *Lineage) once(ctx context.Context, in *Walker, k *kind, of *ownership.O
 	now := in.clock.Now()
 	l.mu.Lock()
 	r := l.readings[key]
-	if r == nil || !r.until.IsZero() && !now.Before(r.until) {
+	if r == nil || r.over(now, in == l.walker || k.listed.Load()) {
 		r = &reading{done: make(chan struct{})}
 		l.forgetLocked(now)
 		l.readings[key] = r
@@ -276,25 +283,20 @@ func (l *Lineage) read(ctx context.Context, in *Walker, k *kind, of *ownership.O
 	if err == nil && !mayOwn(owner, of) {
 		owner, err = nil, ErrOwnerGone
 	}
-	watched := in == l.walker
 	if err == nil && in == l.others {
-		watched = l.watch(k)
+		l.watch(k)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	defer close(r.done)
 	r.owner, r.err = owner, err
+	now := in.clock.Now()
+	r.recent, r.until = now.Add(recentTime), now.Add(keptTime)
 	switch {
 	case apierrors.IsForbidden(err): // in this namespace, or for this owner: others may be read
-		r.until = in.clock.Now().Add(unreadTime)
-		return
+		r.recent, r.until = now.Add(unreadTime), now.Add(unreadTime)
 	case err != nil:
 		delete(l.readings, key) // the walker knows what not to ask again
-		return
-	}
-	r.until = in.clock.Now().Add(keptTime)
-	if watched {
-		r.until = in.clock.Now().Add(recentTime)
 	}
 }
 
@@ -312,14 +314,13 @@ func (l *Lineage) forgetLocked(now time.Time) {
 	}
 }
 
-// watch begins to watch a kind of which an object was read, and tells whether it is
-// watched. Pods are not: they are too many.
-func (l *Lineage) watch(k *kind) bool {
+// watch begins to watch a kind of which an object was read. Pods are not watched: they are
+// too many.
+func (l *Lineage) watch(k *kind) {
 	l.mu.Lock()
 	if l.watched[k.GroupKind()] || k.Group == "" || len(l.watched) >= maxOthers {
-		watched := l.watched[k.GroupKind()]
 		l.mu.Unlock()
-		return watched
+		return
 	}
 	l.watched[k.GroupKind()] = true
 	l.mu.Unlock()
@@ -328,7 +329,6 @@ func (l *Lineage) watch(k *kind) bool {
 	if f := l.others.further[k.GroupKind()]; f != nil && f.cancel == nil {
 		l.others.launchLocked(f.informer)
 	}
-	return true
 }
 
 // meet finds out how a kind is served that was not met before.
@@ -393,7 +393,7 @@ func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind
 	now := l.walker.clock.Now()
 	l.mu.Lock()
 	q := l.questions[gvk]
-	if until, hung := l.hung[gvk.GroupVersion()]; hung && now.Before(until) {
+	if until, hung := l.hung[gvk.Group]; hung && now.Before(until) {
 		l.mu.Unlock()
 		return Kind{}, errHung
 	}
@@ -412,14 +412,14 @@ func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind
 			if len(l.hung) >= maxGone {
 				clear(l.hung)
 			}
-			l.hung[gvk.GroupVersion()] = now.Add(l.mapTime + hungTime)
+			l.hung[gvk.Group] = now.Add(l.mapTime + hungTime)
 			l.mu.Unlock()
 		}
 		return Kind{}, context.Cause(bounded)
 	}
 }
 
-// errHung says that a version of an API group did not answer a moment ago.
+// errHung says that an API group did not answer a moment ago.
 var errHung = errors.New("it did not answer a moment ago")
 
 // question is how a kind is served: done is closed when the rest is set.

@@ -353,6 +353,116 @@ func TestAnAPIGroupThatHangsIsWaitedForOnce(t *testing.T) {
 	}
 }
 
+// TestAnAPIGroupThatHangsIsWaitedForOnceInAnyVersion: whoever creates a pod can write any.
+func TestAnAPIGroupThatHangsIsWaitedForOnceInAnyVersion(t *testing.T) {
+	r := newRiver(t, nil)
+	r.mapTime = 50 * time.Millisecond
+	let := make(chan struct{})
+	defer close(let)
+	var asked atomic.Int32
+	r.api.PrependReactor("get", "resource", func(clienttesting.Action) (bool, runtime.Object, error) {
+		asked.Add(1)
+		<-let
+		return false, nil, nil
+	})
+	for i := range 20 {
+		of := schema.GroupVersionKind{Group: "hangs.example.com", Version: fmt.Sprint("v", i+1), Kind: fmt.Sprint("Kind", i)}
+		if _, _, err := r.Chain(t.Context(), podOf(ref(of, "a"))); err == nil {
+			t.Error("nobody waits for what is not known")
+		}
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("asked %d times, want once", n)
+	}
+}
+
+// TestAnExactVersionIsThatOfTheReference, whichever version of the kind was met first.
+func TestAnExactVersionIsThatOfTheReference(t *testing.T) {
+	exact := &ownership.Levels{Rules: []ownership.LevelRule{{Group: "example.com", Version: "v1beta1", ExactVersion: true, Kind: "Flow", Adjust: -1}}}
+	beta := schema.GroupVersionKind{Group: "example.com", Version: "v1beta1", Kind: "Flow"}
+	for name, before := range map[string][]schema.GroupVersionKind{"it is the first": nil, "another version was met": {flows}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRiver(t, nil, of(flows, "flow", nil), of(flows, "other", nil))
+			r.api.Resources = append(r.api.Resources, &metav1.APIResourceList{GroupVersion: "example.com/v1beta1", APIResources: []metav1.APIResource{{Name: "flows", Kind: "Flow", Namespaced: true}}})
+			r.meta.PrependReactor("get", "flows", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				return true, of(flows, action.(clienttesting.GetAction).GetName(), nil), nil
+			})
+			for _, gvk := range before {
+				if _, _, err := r.Chain(t.Context(), podOf(ref(gvk, "other"))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for gvk, want := range map[schema.GroupVersionKind]int{beta: 0, flows: -1} {
+				chain, _, err := r.Chain(t.Context(), podOf(ref(gvk, "flow")))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := exact.Select(chain); got.Rule != want {
+					t.Errorf("for a reference to %s rule %d counts, want %d", gvk.Version, got.Rule, want)
+				}
+			}
+		})
+	}
+}
+
+// TestAKindThatMayBeReadAndNotListedIsReadSeldom: no watch has it, and reads are all there
+// is.
+func TestAKindThatMayBeReadAndNotListedIsReadSeldom(t *testing.T) {
+	r := newRiver(t, nil, of(flows, "flow", nil))
+	r.meta.PrependReactor("list", "flows", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("get only"))
+	})
+	r.run(t)
+	for range 2 {
+		before := len(r.seen())
+		for range keptTime / recentTime {
+			if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
+				t.Fatal(err)
+			}
+			r.clock.Step(recentTime)
+		}
+		if n := len(r.seen()) - before; n != 1 {
+			t.Errorf("%d reads of one owner within %s, want one", n, keptTime)
+		}
+	}
+}
+
+// TestAnOwnerThatGoesIsNotKept: what was read before the watch had listed its kind counts
+// no longer than what the watch has.
+func TestAnOwnerThatGoesIsNotKept(t *testing.T) {
+	r := newRiver(t, nil, of(flows, "flow", nil))
+	r.run(t)
+	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
+		t.Fatal(err)
+	}
+	build.Eventually(t, "the flow is watched", func() bool { return r.Get("flow") != nil })
+	if err := r.meta.Tracker().Delete(flows.GroupVersion().WithResource("flows"), build.Namespace, "flow"); err != nil {
+		t.Fatal(err)
+	}
+	build.Eventually(t, "the flow is gone", func() bool { return r.Get("flow") == nil })
+	r.clock.Step(recentTime)
+	if _, end, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil || end == nil || end.Reason != EndGone {
+		t.Errorf("the walk ended with %+v: %v", end, err)
+	}
+}
+
+// TestAKindThatIsForgottenIsWatchedAgain once it is met anew.
+func TestAKindThatIsForgottenIsWatchedAgain(t *testing.T) {
+	r := newRiver(t, nil, of(flows, "flow", nil))
+	r.run(t)
+	for range 2 {
+		if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
+			t.Fatal(err)
+		}
+		build.Eventually(t, "the flow is watched", func() bool { return r.Get("flow") != nil })
+		r.forget(flows.GroupKind())
+		if r.Get("flow") != nil {
+			t.Error("what is forgotten is known")
+		}
+		r.clock.Step(keptTime)
+	}
+}
+
 // TestAKindThatIsWrittenOtherwiseIsTheSame: owner references have any case.
 func TestAKindThatIsWrittenOtherwiseIsTheSame(t *testing.T) {
 	r := newRiver(t, nil, of(flows, "flow", nil))

@@ -353,6 +353,7 @@ func TestGangsOrphans(t *testing.T) {
 	web := deployment("web", 2, "", volcanos)
 	f.create(web)
 	f.eventually(patience, "it has its PodGroup", func() error { return errors.Join(f.ownedBy(web), f.named("web", 2, web)) })
+	uid := f.groups()[0].UID
 	orphan := client.PropagationPolicy(metav1.DeletePropagationOrphan)
 	if err := f.client.Delete(f.ctx, web, orphan); err != nil {
 		t.Fatal(err)
@@ -375,8 +376,12 @@ func TestGangsOrphans(t *testing.T) {
 		return nil
 	})
 	f.always(7*time.Second, "the PodGroup stays for them", func() error {
-		if n := len(f.groups()); n != 1 {
-			return fmt.Errorf("there are %d", n)
+		groups := f.groups()
+		if len(groups) != 1 {
+			return fmt.Errorf("there are %d", len(groups))
+		}
+		if is := groups[0]; is.UID != uid {
+			return fmt.Errorf("it is another: %s was %s", is.UID, uid)
 		}
 		return nil
 	})

@@ -10,6 +10,7 @@
 package podgroup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -46,6 +48,8 @@ const (
 	lag = 10 * time.Second
 	// again is when is looked again at what somebody else has just written.
 	again = 50 * time.Millisecond
+	// retryFirst and retryLast bound how long waits what failed: pods wait for it.
+	retryFirst, retryLast = 5 * time.Millisecond, time.Minute
 	// settled is how long rules are in force before pods move because of them: rules
 	// that somebody changes all the time move no pod.
 	settled = 3 * time.Second
@@ -119,13 +123,20 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		run     func(context.Context, ctrl.Request) (ctrl.Result, error)
 	}{{"podgroup-pods", r.pods, namers, r.name}, {"podgroup", r.groups, workers, r.Reconcile}} {
 		err := ctrl.NewControllerManagedBy(mgr).Named(c.name).WatchesRawSource(c.source).
-			WithOptions(controller.Options{MaxConcurrentReconciles: c.workers}).
+			WithOptions(optionsFor(c.workers)).
 			Complete(phase.Backoff[ctrl.Request](reconcile.Func(c.run)))
 		if err != nil {
 			return fmt.Errorf("registering %s: %w", c.name, err)
 		}
 	}
 	return nil
+}
+
+func optionsFor(workers int) controller.Options {
+	return controller.Options{
+		MaxConcurrentReconciles: workers,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
+	}
 }
 
 // ready tells whether everything is known that decisions stand on.
@@ -156,14 +167,15 @@ func (r *Reconciler) podChanged(old, new *gangs.Pod) {
 		delete(r.told, old.Key())
 		r.mu.Unlock()
 	}
-	if new != nil && new.Group != "" && new.Controller != nil && (old == nil || old.Group != new.Group) {
-		r.leave(new)
-	}
+	r.leave(cmp.Or(new, old))
 }
 
 // leave looks at PodGroups that owners of a pod have, where the pod names another: they
-// may have waited for it.
+// may have waited for it, and have more room when it ends.
 func (r *Reconciler) leave(pod *gangs.Pod) {
+	if pod.Controller == nil || pod.Group == "" && !pod.OthersGroup {
+		return
+	}
 	owners := r.Lineage.Above(pod.Controller.UID)
 	if len(owners) == 0 {
 		owners = []*ownership.Object{{UID: pod.Controller.UID}}
@@ -200,23 +212,33 @@ func (r *Reconciler) groupChanged(old, new *gangs.Group) {
 	r.groups.Add(ctrl.Request{NamespacedName: group.Key()})
 }
 
-// ownerChanged looks at the PodGroup of an owner, and at those of the pods below it.
-// Owners without pods of gang schedulers cost no more than a few lookups.
+// ownerChanged looks at the PodGroups of an owner and of those above it, and at those of
+// the pods below it, and names those that name none. Owners without pods of gang schedulers cost no more than a few lookups.
 func (r *Reconciler) ownerChanged(old, new *ownership.Object) {
-	o := new
-	if o == nil {
-		o = old
-	}
+	o := cmp.Or(new, old)
 	seen := map[types.NamespacedName]bool{}
-	if key := (types.NamespacedName{Namespace: o.Namespace, Name: gang.Name(o.UID)}); r.Store.Group(key) != nil {
-		seen[key] = true
-		r.groups.Add(ctrl.Request{NamespacedName: key})
+	look := func(key types.NamespacedName) {
+		if !seen[key] {
+			seen[key] = true
+			r.groups.Add(ctrl.Request{NamespacedName: key})
+		}
+	}
+	above := []*ownership.Object{o}
+	if o.Controller != nil {
+		above = append(above, r.Lineage.Above(o.Controller.UID)...)
+	}
+	for _, owner := range above {
+		if key := (types.NamespacedName{Namespace: o.Namespace, Name: gang.Name(owner.UID)}); r.Store.Group(key) != nil {
+			look(key)
+		}
 	}
 	for _, below := range r.Lineage.Descendants(o.UID) {
 		for _, pod := range r.Store.OwnedByAnywhere(below) {
-			if key := pod.GroupKey(); pod.Group != "" && !seen[key] {
-				seen[key] = true
-				r.groups.Add(ctrl.Request{NamespacedName: key})
+			switch {
+			case pod.Group != "":
+				look(pod.GroupKey())
+			case pod.Unnamed(): // it may have waited for this owner
+				r.pods.Add(ctrl.Request{NamespacedName: pod.Key()})
 			}
 		}
 	}

@@ -1,7 +1,6 @@
 package podgroup
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -227,6 +226,44 @@ func TestAnOwnerThatGoesGetsNoPodGroup(t *testing.T) {
 	}
 }
 
+// TestAnOwnerThatLeavesItsPodsIsNotNamed: kubectl delete --cascade=orphan. The garbage
+// collector takes the owner out of its dependents one by one. A PodGroup that named it again
+// would be deleted under live pods.
+func TestAnOwnerThatLeavesItsPodsIsNotNamed(t *testing.T) {
+	for name, made := range map[string]bool{"in a PodGroup that is there": true, "in a new one": false} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.web()
+			if made {
+				if err := s.pass("web"); err != nil {
+					t.Fatal(err)
+				}
+				u := s.written("web").DeepCopy()
+				u.SetOwnerReferences(nil)
+				u.SetResourceVersion("2")
+				if _, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Update(t.Context(), u, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.web(build.Deleting(metav1.FinalizerOrphanDependents))
+			for range 3 {
+				s.written("web")
+				delete(s.made, types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")})
+				if err := s.pass("web"); err != nil {
+					t.Fatal(err)
+				}
+				s.clock.Step(time.Second)
+			}
+			if u := s.written("web"); u == nil || len(u.GetOwnerReferences()) > 0 {
+				t.Errorf("the PodGroup is %v, want one without an owner", u)
+			}
+			if len(s.recorder.Events) > 0 {
+				t.Errorf("told that %s", <-s.recorder.Events)
+			}
+		})
+	}
+}
+
 // TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup: it waits for a finalizer of its own,
 // and perhaps for these pods.
 func TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup(t *testing.T) {
@@ -390,17 +427,128 @@ func TestAPodThatCannotBeReadKeepsNobodyElse(t *testing.T) {
 func TestAMissingPodGroupIsLookedAtWhenItsOwnerChanges(t *testing.T) {
 	s := newSite(t)
 	s.web()
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
-	defer queue.ShutDown()
 	s.groups = &trigger.Source[ctrl.Request]{}
-	if err := s.groups.Start(t.Context(), queue); err != nil {
-		t.Fatal(err)
-	}
+	queue := queued(t, s.groups)
 	s.ownerChanged(nil, build.Owner(build.Deployment("web", build.Replicas(1))))
 	build.Eventually(t, "it is looked at", func() bool { return queue.Len() == 1 })
 	want := types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}
 	if got, _ := queue.Get(); got.NamespacedName != want {
 		t.Errorf("%s is looked at, want %s", got, want)
+	}
+}
+
+// queued starts a controller's source, and returns its queue.
+func queued(t *testing.T, source *trigger.Source[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request] {
+	t.Helper()
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
+	t.Cleanup(queue.ShutDown)
+	if err := source.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	return queue
+}
+
+// TestAGangThatIsSplitByNewRulesGetsItsPods: minMember counts no pods that stay in another
+// PodGroup, such as those with a node that Volcano's PodGroup of their ReplicaSet has.
+func TestAGangThatIsSplitByNewRulesGetsItsPods(t *testing.T) {
+	ended := build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
+	tests := map[string]struct {
+		rules  string
+		others []build.Option // of pods in the PodGroup of the ReplicaSet
+		want   int64
+	}{
+		"three stay where they are":              {"", []build.Option{build.On("n"), build.On("n"), build.On("n")}, 1},
+		"all stay, and a rollout adds one":       {"", []build.Option{build.On("n"), build.On("n"), build.On("n"), build.On("n")}, 1},
+		"one has ended":                          {"", []build.Option{build.On("n"), build.On("n"), ended}, 2},
+		"one is being deleted":                   {"", []build.Option{build.On("n"), build.On("n"), build.Deleting("x")}, 2},
+		"those without a node are about to come": {"migrate: Pending", []build.Option{build.On("n"), build.Label("a", "b"), build.Label("a", "b")}, 3},
+		"those without a node stay too":          {"", []build.Option{build.On("n"), build.Label("a", "b"), build.Label("a", "b")}, 1},
+		"a person named another":                 {"migrate: Pending", []build.Option{build.Annotation(scheduling.GroupNameAnnotation, "mine")}, 3},
+		"by the key that is not read":            {"", []build.Option{build.With(func(p *corev1.Pod) { p.Annotations = map[string]string{scheduling.VolcanoGroupNameAnnotation: "mine"} })}, 3},
+		"one is still to be named":               {"", []build.Option{build.With(func(p *corev1.Pod) { p.Annotations = nil })}, 4},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			levels, _, err := ownership.ParseLevels(tc.rules)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Resolver.SetLevels(levels, s.clock.Now())
+			web := build.Deployment("web", build.Replicas(4), build.Annotation(scheduling.MinMemberAnnotation, "4"))
+			set := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(4))
+			s.owners(web, set)
+			for i, option := range tc.others {
+				s.Store.PutPod(memberOf(fmt.Sprint("old-", i), set, "web-1", option))
+			}
+			s.Store.PutPod(memberOf("new", set, "web"))
+			if err := s.pass("web"); err != nil {
+				t.Fatal(err)
+			}
+			if n, _, _ := unstructured.NestedInt64(s.written("web").Object, "spec", "minMember"); n != tc.want {
+				t.Errorf("minMember is %d, want %d", n, tc.want)
+			}
+		})
+	}
+}
+
+// TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds: it has more room then, and a pod's own end
+// and that of its ReplicaSet come in any order.
+func TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds(t *testing.T) {
+	web := build.Deployment("web", build.Replicas(4))
+	set := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(4))
+	slim := func(s *site, options ...build.Option) *gangs.Pod {
+		s.Store.PutPod(memberOf("old", set, "web-1", options...))
+		return s.Store.Pod(types.NamespacedName{Namespace: build.Namespace, Name: "old"})
+	}
+	for name, change := range map[string]func(s *site){
+		"it has ended": func(s *site) {
+			s.podChanged(slim(s), slim(s, build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })))
+		},
+		"it is being deleted":        func(s *site) { s.podChanged(slim(s), slim(s, build.Deleting("x"))) },
+		"it got a node":              func(s *site) { s.podChanged(slim(s), slim(s, build.On("n"))) },
+		"it is gone":                 func(s *site) { s.podChanged(slim(s), nil) },
+		"its ReplicaSet is gone":     func(s *site) { s.walker.Drop(set.UID); s.ownerChanged(build.Owner(set), nil) },
+		"its ReplicaSet wants fewer": func(s *site) { s.ownerChanged(build.Owner(set), build.Owner(set)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.pods, s.groups = &trigger.Source[ctrl.Request]{}, &trigger.Source[ctrl.Request]{}
+			queue := queued(t, s.groups)
+			s.owners(web, set)
+			key := types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}
+			s.Store.PutGroup(&gangs.Group{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}})
+			change(s)
+			looked := map[types.NamespacedName]bool{}
+			build.Eventually(t, "the PodGroup of the Deployment is looked at", func() bool {
+				for queue.Len() > 0 {
+					request, _ := queue.Get()
+					queue.Done(request)
+					looked[request.NamespacedName] = true
+				}
+				return looked[key]
+			})
+		})
+	}
+}
+
+// TestAGangBelowAPodIsWhole: executors of Spark have their driver, a pod, as controller. It
+// is one pod, and owns many.
+func TestAGangBelowAPodIsWhole(t *testing.T) {
+	s := newSite(t)
+	driver := build.Pod("driver")
+	s.owners(driver)
+	for i := range 3 {
+		s.Store.PutPod(memberOf(fmt.Sprint("exec-", i), driver, "driver", build.Annotation(scheduling.MinMemberAnnotation, "3")))
+	}
+	s.Store.PutPod(build.Pod("alone", build.Annotation(scheduling.GroupNameAnnotation, gang.Name("alone")), build.Annotation(scheduling.MinMemberAnnotation, "3")))
+	for owner, want := range map[string]int64{"driver": 3, "alone": 1} {
+		if err := s.pass(owner); err != nil {
+			t.Fatal(err)
+		}
+		if n, _, _ := unstructured.NestedInt64(s.written(owner).Object, "spec", "minMember"); n != want {
+			t.Errorf("minMember of %s is %d, want %d", owner, n, want)
+		}
 	}
 }
 
@@ -484,6 +632,126 @@ func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 	}
 }
 
+// strips makes every write of a PodGroup come out without our label and annotation, and
+// where it counts with a new resourceVersion: admission of others does so in the write.
+func (s *site) strips(counts bool) {
+	version := 100
+	strip := func(u *unstructured.Unstructured) *unstructured.Unstructured {
+		u.SetLabels(nil)
+		annotations := u.GetAnnotations()
+		delete(annotations, scheduling.AppliedAnnotation)
+		u.SetAnnotations(annotations)
+		if counts || u.GetResourceVersion() == "" {
+			version++
+			u.SetResourceVersion(strconv.Itoa(version))
+		}
+		return u
+	}
+	tracker := s.objects.Tracker()
+	s.objects.PrependReactor("create", "podgroups", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		u := strip(action.(clienttesting.CreateAction).GetObject().(*unstructured.Unstructured).DeepCopy())
+		return true, u, tracker.Create(gangs.Resource, u, build.Namespace)
+	})
+	s.objects.PrependReactor("patch", "podgroups", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		obj, err := tracker.Get(gangs.Resource, build.Namespace, action.(clienttesting.PatchAction).GetName())
+		if err != nil {
+			return true, nil, err
+		}
+		u := strip(obj.(*unstructured.Unstructured).DeepCopy())
+		return true, u, tracker.Update(gangs.Resource, u, build.Namespace)
+	})
+}
+
+// TestWhatAdmissionTakesAwayIsWrittenSlowly: as where somebody takes it away later.
+func TestWhatAdmissionTakesAwayIsWrittenSlowly(t *testing.T) {
+	for name, counts := range map[string]bool{"and nothing else changes": false, "and it is a change": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.strips(counts)
+			s.web()
+			patches, minutes := 0, 10
+			for elapsed := time.Duration(0); elapsed < time.Duration(minutes)*time.Minute && patches <= 100; {
+				before := len(s.objects.Actions())
+				if err := s.pass("web"); err != nil {
+					t.Fatal(err)
+				}
+				next := s.after
+				for _, action := range s.objects.Actions()[before:] {
+					if action.GetVerb() == "patch" {
+						patches++
+						if counts { // the watch wakes us
+							next = debounce
+						}
+					}
+				}
+				s.written("web")
+				if next <= 0 {
+					t.Fatal("it is not looked at again")
+				}
+				s.clock.Step(next)
+				elapsed += next
+			}
+			if patches > 2*minutes || len(s.recorder.Events) != 1 {
+				t.Errorf("%d patches within %d minutes and %d events, want about one a minute, and one event", patches, minutes, len(s.recorder.Events))
+			}
+		})
+	}
+}
+
+// TestAPodGroupThatOnlyTheWatchHasIsMade, and one that another has replaced is looked at: a
+// watch may stand still.
+func TestAPodGroupThatOnlyTheWatchHasIsMade(t *testing.T) {
+	for name, replaced := range map[string]bool{"it is gone": false, "there is another": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.web()
+			if err := s.pass("web"); err != nil {
+				t.Fatal(err)
+			}
+			u := s.written("web") // the last that the watch shows
+			client := s.objects.Resource(gangs.Resource).Namespace(build.Namespace)
+			if err := client.Delete(t.Context(), u.GetName(), metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if replaced {
+				s.objects.PrependReactor("patch", "podgroups", func(action clienttesting.Action) (bool, runtime.Object, error) {
+					var body struct{ Metadata metav1.ObjectMeta }
+					if err := json.Unmarshal(action.(clienttesting.PatchAction).GetPatch(), &body); err != nil || body.Metadata.UID == "another" {
+						return false, nil, err
+					}
+					return true, nil, apierrors.NewConflict(gangs.Resource.GroupResource(), u.GetName(), errors.New("Precondition failed: UID in precondition: a, UID in object meta: another"))
+				})
+				another := u.DeepCopy()
+				another.SetUID("another")
+				another.SetResourceVersion("9")
+				if _, err := client.Create(t.Context(), another, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				u.SetResourceVersion("8")
+				s.Store.PutGroup(gangs.Slim(u))
+			}
+			s.web(build.Annotation("volcano.sh/a", "b"))
+			before := len(s.objects.Actions())
+			for elapsed := time.Duration(0); elapsed < time.Minute; elapsed += s.after {
+				if err := s.pass("web"); err != nil {
+					t.Fatal(err)
+				}
+				if s.after <= 0 {
+					break
+				}
+				s.clock.Step(s.after)
+			}
+			calls := len(s.objects.Actions()) - before
+			if is, err := client.Get(t.Context(), u.GetName(), metav1.GetOptions{}); err != nil || is.GetAnnotations()["volcano.sh/a"] != "b" {
+				t.Errorf("the PodGroup is %v: %v", is, err)
+			}
+			if calls > 30 {
+				t.Errorf("%d calls within a minute", calls)
+			}
+		})
+	}
+}
+
 // TestRulesThatChangeAllTheTimeMoveNoPod: one moves once rules have been in force for a
 // while.
 func TestRulesThatChangeAllTheTimeMoveNoPod(t *testing.T) {
@@ -527,6 +795,43 @@ func TestRulesThatChangeAllTheTimeMoveNoPod(t *testing.T) {
 	s.clock.Step(settled)
 	if !moved() {
 		t.Error("it does not move")
+	}
+}
+
+// TestAPodThatAPersonNamedStaysWhereItIs, though new rules move pods without a node, and the
+// name is as ours are.
+func TestAPodThatAPersonNamedStaysWhereItIs(t *testing.T) {
+	set := build.ReplicaSet("web-1")
+	pod := memberOf("a", set, "x")
+	s := newSite(t, pod)
+	s.owners(set)
+	s.Store.PutPod(pod)
+	s.Resolver.SetLevels(ownership.Levels{MovePending: true}, s.clock.Now())
+	s.clock.Step(settled)
+	if _, err := s.name(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: "a"}}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Pods.CoreV1().Pods(build.Namespace).Get(t.Context(), "a", metav1.GetOptions{})
+	if err != nil || got.Annotations[scheduling.GroupNameAnnotation] != "podgroup-x" {
+		t.Errorf("it names %q: %v", got.Annotations[scheduling.GroupNameAnnotation], err)
+	}
+}
+
+// TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes: its own next try may be far away, and
+// is no later than in a minute.
+func TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes(t *testing.T) {
+	s := newSite(t)
+	set := build.ReplicaSet("web-1")
+	s.Store.PutPod(memberOf("a", set, "", build.With(func(p *corev1.Pod) { p.Annotations = nil })))
+	s.pods, s.groups = &trigger.Source[ctrl.Request]{}, &trigger.Source[ctrl.Request]{}
+	queue := queued(t, s.pods)
+	s.ownerChanged(nil, build.Owner(set))
+	build.Eventually(t, "the pod is looked at", func() bool { return queue.Len() == 1 })
+	limit := optionsFor(1).RateLimiter
+	for range 100 {
+		if after := limit.When(ctrl.Request{}); after > time.Minute {
+			t.Fatalf("it is tried again after %s", after)
+		}
 	}
 }
 
@@ -639,94 +944,136 @@ func TestRulesOfAGroupThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
+// TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes: kubectl replace takes it away together
+// with the right text. What was taken from it is not kept in its place.
+func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
+	const good, bad = "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]", "podgroupLevel: ["
+	r, client, _ := rulesOf(t, good)
+	set := func(last string) *corev1.ConfigMap {
+		config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "rules", UID: "rules", ResourceVersion: "2"}, Data: map[string]string{ownership.LevelsKey: bad}}
+		if last != "" {
+			config.Annotations = map[string]string{LastGoodAnnotation: last}
+		}
+		if _, err := client.CoreV1().ConfigMaps("ns").Update(t.Context(), config, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		return config
+	}
+	annotation := func() string {
+		t.Helper()
+		config, err := client.CoreV1().ConfigMaps("ns").Get(t.Context(), "rules", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return config.Annotations[LastGoodAnnotation]
+	}
+	r.look(t.Context())
+	if got := annotation(); got != good {
+		t.Fatalf("the annotation is %q", got)
+	}
+	r.Set(set(""))
+	r.look(t.Context())
+	if got := annotation(); got != good || len(r.Resolver.Levels().Rules) != 1 {
+		t.Errorf("the annotation is %q with %d rules in force", got, len(r.Resolver.Levels().Rules))
+	}
+	later := &Rules{Client: client, Discovery: r.Discovery, ConfigMap: r.ConfigMap, Resolver: &gangs.Resolver{}, Recorder: r.Recorder, Leads: r.Leads}
+	later.Set(set(good))
+	later.Set(set("noMatch: Root"))
+	later.look(t.Context())
+	if got := annotation(); got != "noMatch: Root" {
+		t.Errorf("the annotation is %q: it was another's to say", got)
+	}
+}
+
+// TestAConfigMapThatComesBackIsTold: the events of the one before may be long gone.
+func TestAConfigMapThatComesBackIsTold(t *testing.T) {
+	const text = "podgroupLevel: [{apiversion: nobody.example.com/v1, kind: ghost}]"
+	for name, goes := range map[string]func(*Rules, *corev1.ConfigMap){
+		"it is deleted and made again": func(r *Rules, config *corev1.ConfigMap) {
+			r.Set(nil)
+			r.look(t.Context())
+			r.Set(config)
+		},
+		"it loses the key for a while": func(r *Rules, config *corev1.ConfigMap) {
+			without := config.DeepCopy()
+			without.Data = nil
+			r.Set(without)
+			r.look(t.Context())
+			r.Set(config)
+		},
+		"it is replaced by another": func(r *Rules, config *corev1.ConfigMap) {
+			another := config.DeepCopy()
+			another.UID = "another"
+			r.Set(another)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, _, recorder := rulesOf(t, text)
+			told := func() (n int) {
+				r.look(t.Context())
+				for ; len(recorder.Events) > 0; n++ {
+					<-recorder.Events
+				}
+				return n
+			}
+			if n := told(); n != 2 {
+				t.Fatalf("%d events, want one of rules in force and one of a problem", n)
+			}
+			if n := told(); n != 0 {
+				t.Errorf("%d events of the same", n)
+			}
+			goes(r, r.config)
+			if n := told(); n != 2 {
+				t.Errorf("%d events, want both again", n)
+			}
+		})
+	}
+}
+
+// TestARuleThatMatchesIsNoProblem: a Deployment of extensions is one of apps.
+func TestARuleThatMatchesIsNoProblem(t *testing.T) {
+	r, client, _ := rulesOf(t, "podgroupLevel: [{apiversion: extensions/v1beta1, kind: deployment}]")
+	client.Resources = []*metav1.APIResourceList{{GroupVersion: "apps/v1", APIResources: []metav1.APIResource{{Name: "deployments", Kind: "Deployment", Namespaced: true}}}}
+	client.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		is := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
+		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: is.Spec.ResourceAttributes.Group == "apps"}}, nil
+	})
+	r.look(t.Context())
+	chain := []*ownership.Object{build.Owner(build.Pod("a")), build.Owner(build.ReplicaSet("web-1")), build.Owner(build.Deployment("web"))}
+	if got := r.Resolver.Levels().Select(chain); got.Rule != 0 {
+		t.Fatalf("the rule does not match: %+v", got)
+	}
+	if got := gauge(t, "atoll_podgroup_rules_problems"); got != 0 {
+		t.Errorf("%v problems are told", got)
+	}
+}
+
+// TestAKindThatMayNotBeWatchedIsTold, and with which permission it could be.
+func TestAKindThatMayNotBeWatchedIsTold(t *testing.T) {
+	for _, missing := range []string{"get", "list", "watch"} {
+		r, client, recorder := rulesOf(t, "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]")
+		client.Resources = []*metav1.APIResourceList{{GroupVersion: "apps/v1", APIResources: []metav1.APIResource{{Name: "deployments", Kind: "Deployment", Namespaced: true}}}}
+		client.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			is := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
+			return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: is.Spec.ResourceAttributes.Verb != missing}}, nil
+		})
+		r.look(t.Context())
+		told := ""
+		for len(recorder.Events) > 0 {
+			told += <-recorder.Events
+		}
+		if !strings.Contains(told, "may not "+missing+" deployments.apps") {
+			t.Errorf("told that %s, want that it may not %s", told, missing)
+		}
+	}
+}
+
 // TestRulesThatComeWithTheListAreKept: no rules are put in force only where none came.
 func TestRulesThatComeWithTheListAreKept(t *testing.T) {
 	r, _, _ := rulesOf(t, "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]")
 	r.setNone()
 	if n := len(r.Resolver.Levels().Rules); n != 1 {
 		t.Errorf("%d rules are in force, want one", n)
-	}
-}
-
-// TestOneListCollectsMany: three hundred ReplicaSets that go to none cost one list; what
-// is due later another, and no list is believed for long.
-func TestOneListCollectsMany(t *testing.T) {
-	var l lists
-	asked := 0
-	list := func(context.Context, string) (map[string]bool, error) {
-		asked++
-		return map[string]bool{"podgroup-7": true}, nil
-	}
-	now := time.Unix(1_000_000, 0)
-	named := func(name string, due time.Time) (bool, error) {
-		return l.named(t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, due, func() time.Time { return now }, list)
-	}
-	due := now
-	for i := range 300 {
-		name := fmt.Sprintf("podgroup-%d", i)
-		if is, err := named(name, due); err != nil || is != (i == 7) {
-			t.Errorf("%s is named: %t, %v", name, is, err)
-		}
-	}
-	if asked != 1 {
-		t.Errorf("%d lists, want one", asked)
-	}
-	now = now.Add(listRest / 2)
-	if _, err := named("podgroup-0", now); err == nil || asked != 1 {
-		t.Errorf("%d lists within a moment: %v", asked, err)
-	}
-	now = now.Add(listRest)
-	if _, err := named("podgroup-0", now); err != nil || asked != 2 {
-		t.Errorf("%d lists, want one more for what is due later: %v", asked, err)
-	}
-	now = now.Add(listTrusted)
-	if _, err := named("podgroup-0", due); err != nil || asked != 3 {
-		t.Errorf("%d lists, want one more: the last is old: %v", asked, err)
-	}
-}
-
-// TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt: a list from before does not count.
-func TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt(t *testing.T) {
-	s := newSite(t)
-	a, b := build.Deployment("aa", build.Replicas(0)), build.Deployment("bb", build.Replicas(0))
-	set := build.ReplicaSet("bb-1", build.OwnedBy(b))
-	s.owners(a, b, set)
-	for _, owner := range []build.Object{a, b} {
-		uid := owner.GetUID()
-		s.Store.PutGroup(&gangs.Group{
-			ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: gang.Name(uid), UID: "group-" + uid}, Ours: true, Now: &gang.Applied{}, Last: &gang.Applied{Owner: uid},
-			Controller: &ownership.Reference{GroupVersionKind: build.Owner(owner).GroupVersionKind, Name: owner.GetName(), UID: uid},
-		})
-	}
-	step := func(owner string, after time.Duration) {
-		s.clock.Step(after)
-		if err := s.pass(owner); err != nil {
-			t.Fatal(err)
-		}
-	}
-	step("aa", 0)
-	step("bb", grace-time.Second)
-	step("aa", time.Second) // is collected: there is a list now
-	s.clock.Step(grace - time.Second - time.Millisecond)
-	if _, err := s.Pods.CoreV1().Pods(build.Namespace).Create(t.Context(), memberOf("late", set, "bb"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	step("bb", time.Millisecond)
-	var deleted []string
-	for _, action := range s.objects.Actions() {
-		if d, ok := action.(clienttesting.DeleteAction); ok {
-			deleted = append(deleted, d.GetName())
-		}
-	}
-	if diff := cmp.Diff([]string{gang.Name("aa")}, deleted); diff != "" {
-		t.Errorf("deleted (-want +got):\n%s", diff)
-	}
-	if err := s.Pods.CoreV1().Pods(build.Namespace).Delete(t.Context(), "late", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	step("bb", lag)
-	if n := len(s.objects.Actions()); s.objects.Actions()[n-1].GetVerb() != "delete" {
-		t.Error("it is not collected when the pod is gone")
 	}
 }
 
@@ -807,7 +1154,7 @@ func (s *site) wanted(owner string) map[string]any {
 	if err := s.observe(s.t.Context(), sc); err != nil {
 		s.t.Fatal(err)
 	}
-	want := gang.Want(sc.members[0].pod.Gang, sc.above, sc.owner.Members())
+	want := gang.Want(sc.members[0].pod.Gang, sc.above, s.room(sc))
 	applied, err := want.Applied()
 	if err != nil {
 		s.t.Fatal(err)

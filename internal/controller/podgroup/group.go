@@ -6,12 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -181,7 +181,7 @@ func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
 	var want gang.PodGroup
 	switch {
 	case len(s.members) > 0:
-		want = gang.Want(s.members[0].pod.Gang, s.above, s.owner.Members())
+		want = gang.Want(s.members[0].pod.Gang, s.above, r.room(s))
 	case len(s.strays) > 0 && s.group == nil && isUID(gang.OwnerOf(s.key.Name)):
 		// Its owner has left them, and the PodGroup is gone: they would wait for ever.
 		want = gang.Want(s.strays[0].Gang, nil, nil)
@@ -203,6 +203,45 @@ func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
 		return phase.Wait("the PodGroup to be seen", lag)
 	}
 	return err
+}
+
+// room is how many pods can be in the PodGroup at the most: as many as its owner wants,
+// without those that stay in other PodGroups. nil if that is not known.
+func (r *Reconciler) room(s *scope) *int32 {
+	if !slices.ContainsFunc(s.members, func(m member) bool { return m.at > 0 }) {
+		return new(int32(1)) // a pod's own PodGroup
+	}
+	members := s.owner.Members()
+	if members == nil {
+		return nil
+	}
+	left := *members
+	for pod := range r.below(s.key) {
+		if (pod.OthersGroup || pod.Group != "") && pod.Group != s.key.Name && !r.isComing(pod) {
+			left--
+		}
+	}
+	return &left
+}
+
+// below are the live pods of a PodGroup's owner, whichever PodGroup they are in.
+func (r *Reconciler) below(group types.NamespacedName) iter.Seq[*gangs.Pod] {
+	return func(yield func(*gangs.Pod) bool) {
+		for _, owner := range r.Lineage.Descendants(gang.OwnerOf(group.Name)) {
+			for _, pod := range r.Store.OwnedBy(group.Namespace, owner) {
+				if pod.Live && !pod.Terminating && !yield(pod) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// isComing tells whether a pod with a controller leaves its PodGroup for the one that the
+// rules choose.
+func (r *Reconciler) isComing(pod *gangs.Pod) bool {
+	chain := append(r.Lineage.Above(pod.Controller.UID), pod.Object())
+	return r.mayMove(pod) && inChain(chain, gang.OwnerOf(pod.Group))
 }
 
 // isUID tells whether a text is as the UIDs that the API server makes. People give
@@ -229,19 +268,42 @@ func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) erro
 	made, err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Create(ctx, u, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		if made, err = r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{}); err != nil {
-			return fmt.Errorf("reading PodGroup %s: %w", s.key, err)
-		}
-		r.setMade(made)
-		return phase.Wait("the PodGroup to be looked at", again)
+		return r.read(ctx, s)
 	case err != nil:
 		return fmt.Errorf("creating PodGroup %s: %w", s.key, err)
 	}
-	r.setMade(made)
-	s.unseen = true
-	r.rewrites.wrote(s.key, text, made.GetResourceVersion(), "", r.Clock.Now())
+	r.wrote(s, text, "", s.mayBeOwned(), made)
 	writesTotal.WithLabelValues("create").Inc()
 	return nil
+}
+
+// read reads a PodGroup that no watch has shown yet.
+func (r *Reconciler) read(ctx context.Context, s *scope) error {
+	is, err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("reading PodGroup %s: %w", s.key, err)
+	}
+	r.setMade(is)
+	return phase.Wait("the PodGroup to be looked at", again)
+}
+
+// wrote records what was written into a PodGroup that was seen in a version, and what the
+// API server made of it: admission may take our marks away in the write itself.
+func (r *Reconciler) wrote(s *scope, text, seen string, owned bool, made *unstructured.Unstructured) {
+	r.setMade(made)
+	s.unseen = true
+	version, is := made.GetResourceVersion(), gangs.Slim(made)
+	if !is.Ours || made.GetAnnotations()[scheduling.AppliedAnnotation] != text || owned && is.Controller == nil {
+		version = "" // it was taken away
+	}
+	r.rewrites.wrote(s.key, text, version, seen, r.Clock.Now())
+}
+
+// mayBeOwned tells whether the PodGroup is to name its owner. One that is being deleted
+// without what it owns is about to take the name out again: a PodGroup that names it later
+// would be deleted under live pods.
+func (s *scope) mayBeOwned() bool {
+	return s.owner != nil && !s.owner.Gang.DependentsFirst && !s.owner.Gang.Orphans
 }
 
 // again waits where the same has just been written and was taken away since.
@@ -266,7 +328,7 @@ func newGroup(s *scope, a *gang.Applied, text string) (*unstructured.Unstructure
 	labels[scheduling.ManagedByLabel] = scheduling.ManagedByAtoll
 	annotations[scheduling.AppliedAnnotation] = text
 	metadata := map[string]any{"namespace": s.key.Namespace, "name": s.key.Name, "labels": labels, "annotations": annotations}
-	if s.owner != nil {
+	if s.mayBeOwned() {
 		metadata["ownerReferences"] = ownedBy(s.owner)
 	}
 	object := map[string]any{
@@ -292,14 +354,14 @@ func ownedBy(o *ownership.Object) []map[string]any {
 }
 
 // update writes the keys that are to be otherwise, and no others: the scheduler writes
-// the object as a whole.
+// the object as a whole. A PodGroup that only the watch still has is made.
 func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) error {
 	last := s.group.Last
 	if !s.group.Ours {
 		last = nil // whoever wrote it
 	}
 	changes := a.Changes(last, s.group.Now)
-	lost := s.group.Controller == nil && s.owner != nil && !s.owner.Gang.DependentsFirst && !s.group.Deleting
+	lost := s.group.Controller == nil && s.mayBeOwned() && !s.group.Deleting
 	if changes.None() && last != nil && last.Owner == a.Owner && !lost {
 		return nil
 	}
@@ -326,14 +388,15 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	}
 	made, err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Patch(ctx, s.key.Name, types.MergePatchType, raw, metav1.PatchOptions{})
 	switch {
-	case apierrors.IsNotFound(err) || patch.AnotherOfThatName(err):
-		return phase.Wait("the PodGroup to be seen", lag/100)
+	case apierrors.IsNotFound(err): // the watch is behind
+		s.group = nil
+		return r.create(ctx, s, a)
+	case patch.AnotherOfThatName(err):
+		return r.read(ctx, s)
 	case err != nil:
 		return fmt.Errorf("writing PodGroup %s: %w", s.key, err)
 	}
-	r.setMade(made)
-	s.unseen = true
-	r.rewrites.wrote(s.key, text, made.GetResourceVersion(), s.group.ResourceVersion, r.Clock.Now())
+	r.wrote(s, text, s.group.ResourceVersion, lost, made)
 	writesTotal.WithLabelValues("patch").Inc()
 	return nil
 }
@@ -358,7 +421,8 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	}
 	named, err := r.isNamed(ctx, s)
 	if err != nil || named {
-		return errors.Join(err, phase.Wait("pods to be seen", lag))
+		// A pod that no watch of ours shows may be another scheduler's, and live for long.
+		return errors.Join(err, phase.Wait("pods to be seen", min(max(r.idleFor(s.key), lag), listRare)))
 	}
 	err = r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Delete(ctx, s.key.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &s.group.UID, ResourceVersion: &s.group.ResourceVersion},
@@ -374,13 +438,6 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	r.rewrites.forget(s.key)
 	return nil
 }
-
-const (
-	// askWithin bounds the question whether a live pod names a PodGroup.
-	askWithin = 10 * time.Second
-	// page is the number of pods that are listed at a time.
-	page = 500
-)
 
 // showsDone tells whether the PodGroup stays to show that all has been done, for as long
 // as its owner does.
@@ -398,104 +455,6 @@ func (r *Reconciler) showsDone(ctx context.Context, s *scope) (bool, error) {
 	}
 	return len(chain) > 1 && (end == nil || end.At.UID != s.group.Owner() || end.Reason == owners.EndForbidden), nil
 }
-
-// isNamed asks the API server whether a live pod names a PodGroup.
-func (r *Reconciler) isNamed(ctx context.Context, s *scope) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
-	defer cancel()
-	if s.group.OfPod() == "" {
-		return r.lists.named(ctx, s.key, r.idleSince(s.key).Add(grace), r.Clock.Now, r.listNamed)
-	}
-	pod, err := r.Pods.CoreV1().Pods(s.key.Namespace).Get(ctx, s.group.OfPod(), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil // the garbage collector has the PodGroup
-	}
-	if err != nil {
-		return false, fmt.Errorf("reading pod %s/%s: %w", s.key.Namespace, s.group.OfPod(), err)
-	}
-	// A watch that shows the pod shows those that it owns.
-	return names(pod) == s.key.Name || slices.Contains(r.Resolver.Schedulers, pod.Spec.SchedulerName) && r.Store.PodOf(pod.UID) == nil, nil
-}
-
-// names is the PodGroup that a live pod names, or "".
-func names(pod *corev1.Pod) string {
-	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		return ""
-	}
-	return pod.Annotations[scheduling.GroupNameAnnotation]
-}
-
-// listNamed lists the PodGroups that live pods of a namespace name.
-func (r *Reconciler) listNamed(ctx context.Context, namespace string) (map[string]bool, error) {
-	all := map[string]bool{}
-	for _, scheduler := range r.Resolver.Schedulers {
-		options := metav1.ListOptions{FieldSelector: "spec.schedulerName=" + scheduler, Limit: page}
-		for {
-			list, err := r.Pods.CoreV1().Pods(namespace).List(ctx, options)
-			if err != nil {
-				return nil, fmt.Errorf("listing the pods of %s in %s: %w", scheduler, namespace, err)
-			}
-			for i := range list.Items {
-				if name := names(&list.Items[i]); name != "" {
-					all[name] = true
-				}
-			}
-			if options.Continue = list.Continue; options.Continue == "" {
-				break
-			}
-		}
-	}
-	return all, nil
-}
-
-// lists are the last lists of pods, by namespace: many PodGroups that nobody needs are
-// collected with one.
-type lists struct {
-	mu   sync.Mutex
-	last map[string]listed
-}
-
-type listed struct {
-	names map[string]bool
-	began time.Time
-}
-
-// named tells whether a live pod names a PodGroup, by a list that began after a time and
-// is not older than a watch may be.
-func (l *lists) named(
-	ctx context.Context, key types.NamespacedName, after time.Time, now func() time.Time, list func(context.Context, string) (map[string]bool, error),
-) (bool, error) {
-	if !l.mu.TryLock() {
-		return false, phase.Wait("another list of pods", again)
-	}
-	defer l.mu.Unlock()
-	last, ok := l.last[key.Namespace]
-	began := now()
-	if !ok || last.began.Before(after) || began.Sub(last.began) >= listTrusted {
-		if left := listRest - began.Sub(last.began); ok && left > 0 {
-			return false, phase.Wait("a list of pods for more PodGroups", left)
-		}
-		names, err := list(ctx, key.Namespace)
-		if err != nil {
-			return false, err
-		}
-		last = listed{names, began}
-		if l.last == nil || len(l.last) >= maxLists {
-			l.last = map[string]listed{}
-		}
-		l.last[key.Namespace] = last
-	}
-	return last.names[key.Name], nil
-}
-
-const (
-	// listTrusted is how long a list of pods is believed, and listRest the least time from
-	// one list of a namespace to the next.
-	listTrusted, listRest = 2 * time.Second, time.Second
-)
-
-// maxLists bounds the lists that are kept.
-const maxLists = 20
 
 func (r *Reconciler) idleSince(key types.NamespacedName) time.Time {
 	r.mu.Lock()
@@ -529,12 +488,9 @@ func (r *Reconciler) needed(s *scope) bool {
 	if members == nil || *members == 0 {
 		return false
 	}
-	// Its pods are there and are in other PodGroups: the rules have changed.
-	for _, below := range r.Lineage.Descendants(uid) {
-		for _, pod := range r.Store.OwnedBy(s.key.Namespace, below) {
-			if pod.Live && !pod.Terminating && pod.Group != "" {
-				return false
-			}
+	for pod := range r.below(s.key) {
+		if pod.Group != "" {
+			return false // its pods are there and are in other PodGroups: the rules have changed
 		}
 	}
 	return true

@@ -14,10 +14,6 @@ var (
 		Namespace: "atoll", Subsystem: "podgroup", Name: "writes_total",
 		Help: "PodGroups created, patched and deleted, by verb.",
 	}, []string{"verb"})
-	clampedTotal = prometheus.NewCounter(prometheus.CounterOpts{
-		Namespace: "atoll", Subsystem: "podgroup", Name: "levels_clamped_total",
-		Help: "Times that a rule pointed beyond an end of a pod's owners, so that the end got the PodGroup.",
-	})
 	endedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "podgroup", Name: "walks_ended_total",
 		Help: "Times that the owners of a pod could not be followed to the topmost, by reason.",
@@ -41,5 +37,5 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(namedTotal, writesTotal, clampedTotal, endedTotal, rulesGauge, rejectedGauge, unreadableGauge, problemsGauge)
+	metrics.Registry.MustRegister(namedTotal, writesTotal, endedTotal, rulesGauge, rejectedGauge, unreadableGauge, problemsGauge)
 }

@@ -40,9 +40,6 @@ func (r *Reconciler) nameSeen(ctx context.Context, pod *gangs.Pod) (ctrl.Result,
 		return ctrl.Result{}, fmt.Errorf("choosing the PodGroup of pod %s: %w", pod, err)
 	}
 	r.Rules.note(pod, choice.End)
-	if choice.Clamped {
-		clampedTotal.Inc()
-	}
 	name := choice.Name()
 	if pod.Group == name || pod.Group != "" && !inChain(choice.Chain, gang.OwnerOf(pod.Group)) {
 		return ctrl.Result{}, nil // a person named it

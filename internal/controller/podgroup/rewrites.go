@@ -27,7 +27,8 @@ type rewrites struct {
 }
 
 type rewrite struct {
-	// content is a hash of what was written, and version the resourceVersion that it got.
+	// content is a hash of what was written, and version the resourceVersion that it got; ""
+	// if it was taken away in the write itself.
 	content uint64
 	version string
 	at      time.Time

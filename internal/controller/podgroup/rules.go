@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -92,6 +93,8 @@ type Rules struct {
 	// config is the ConfigMap, nil if there is none; text is the text in force.
 	config *corev1.ConfigMap
 	text   *string
+	// accepted: the text in force is that of a ConfigMap as it was, and not of its annotation.
+	accepted bool
 	// rejected is what is wrong with the ConfigMap's text, and notes are about what is
 	// in force.
 	rejected error
@@ -220,7 +223,9 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	levels, notes, err := ownership.ParseLevels(text)
 	r.rejected = err
 	rejectedGauge.Set(0)
-	if err != nil {
+	if err == nil {
+		r.accepted = config != nil
+	} else {
 		rejectedGauge.Set(1)
 		if r.text != nil {
 			return false // the rules before stay
@@ -295,15 +300,18 @@ func (r *Rules) look(ctx context.Context) (answered bool) {
 		return false
 	}
 	r.mu.Lock()
-	config, rejected, notes := r.config, r.rejected, slices.Clone(r.notes)
+	config, rejected, notes, text, accepted := r.config, r.rejected, slices.Clone(r.notes), ptr.Deref(r.text, ""), r.accepted
 	r.mu.Unlock()
 	levels := r.Resolver.Levels()
 	if config == nil || levels == nil {
 		problemsGauge.Set(0)
+		for _, reason := range []string{ReasonRulesInForce, ReasonRulesRejected, ReasonRulesProblem} {
+			r.say(nil, corev1.EventTypeNormal, reason, "")
+		}
 		return true
 	}
-	if rejected == nil { // first what a replica that starts later needs
-		switch err := r.remember(ctx, config); {
+	if accepted { // first what a replica that starts later needs
+		switch err := r.remember(ctx, config, text); {
 		case err == nil || ctx.Err() != nil:
 		case patch.Refused(err):
 			notes = append(notes, fmt.Sprintf("the annotation %s cannot be written, so that a replica that starts while the text is wrong has no rules: %v", LastGoodAnnotation, errors.Unwrap(err)))
@@ -370,18 +378,18 @@ func (r *Rules) stillUnread(ctx context.Context) (notes []string) {
 // mayGet tells whether atoll-manager may read objects. What the API server does not say
 // counts as no.
 func (r *Rules) mayGet(ctx context.Context, resource schema.GroupResource) bool {
-	review, err := r.review(ctx, resource)
+	review, err := r.review(ctx, "get", resource)
 	return err == nil && review.Status.Allowed
 }
 
-func (r *Rules) review(ctx context.Context, resource schema.GroupResource) (*authorizationv1.SelfSubjectAccessReview, error) {
+func (r *Rules) review(ctx context.Context, verb string, resource schema.GroupResource) (*authorizationv1.SelfSubjectAccessReview, error) {
 	review, err := r.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Verb: "get", Group: resource.Group, Resource: resource.Resource,
+			Verb: verb, Group: resource.Group, Resource: resource.Resource,
 		}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("asking whether %s may be read: %w", resource, err)
+		return nil, fmt.Errorf("asking for permission to %s %s: %w", verb, resource, err)
 	}
 	return review, nil
 }
@@ -458,7 +466,7 @@ func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) (no
 	if ctx.Err() != nil {
 		return "", false
 	}
-	gvk := schema.GroupVersionKind{Group: rule.Group, Version: rule.Version, Kind: rule.Kind}
+	gvk := schema.GroupVersionKind{Group: rule.ServedGroup(), Version: rule.Version, Kind: rule.Kind}
 	kind, err := owners.Served(r.Discovery, gvk, rule.ExactVersion)
 	if meta.IsNoMatchError(err) {
 		return fmt.Sprintf("the API server does not serve a kind %s in group %q: the rule matches nothing until it does", rule.Kind, rule.Group), true
@@ -470,15 +478,21 @@ func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) (no
 		return fmt.Sprintf("atoll-manager reads no %s: the rule matches only pods whose own controller is one", kind.Kind), true
 	}
 	resource := schema.GroupResource{Group: kind.Group, Resource: kind.Resource}
-	review, err := r.review(ctx, resource)
-	if err != nil {
-		return "", false
+	for _, verb := range readVerbs {
+		review, err := r.review(ctx, verb, resource)
+		if err != nil {
+			return "", false
+		}
+		if !review.Status.Allowed {
+			return fmt.Sprintf("atoll-manager may not %s %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true", verb, resource), true
+		}
 	}
-	if review.Status.Allowed {
-		return "", true
-	}
-	return fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true", resource), true
+	return "", true
 }
+
+// readVerbs are what reading owners needs. Those that may be got and not watched are seen
+// late.
+var readVerbs = [...]string{"get", "list", "watch"}
 
 // maxShown bounds the problems in one event.
 const maxShown = 3
@@ -490,9 +504,11 @@ func (r *Rules) tell(config *corev1.ConfigMap, rejected error, notes []string, r
 		return
 	}
 	say(corev1.EventTypeWarning, ReasonRulesRejected, "")
+	inForce := ""
 	if config.Data[ownership.LevelsKey] != "" {
-		say(corev1.EventTypeNormal, ReasonRulesInForce, fmt.Sprintf("Rules for PodGroups in force: %d", rules))
+		inForce = fmt.Sprintf("Rules for PodGroups in force: %d", rules)
 	}
+	say(corev1.EventTypeNormal, ReasonRulesInForce, inForce)
 	if len(notes) > maxShown {
 		notes = append(notes[:maxShown:maxShown], fmt.Sprintf("and %d more", len(notes)-maxShown))
 	}
@@ -503,7 +519,8 @@ func (r *Rules) tell(config *corev1.ConfigMap, rejected error, notes []string, r
 func (r *Rules) say(config *corev1.ConfigMap, kind, reason, text string) {
 	state := text
 	if config != nil {
-		state += "\n" + config.Data[ownership.LevelsKey] // the same mistake after another edit is told again
+		// The same mistake after another edit is told again, and so is that of another ConfigMap.
+		state += "\n" + string(config.UID) + "\n" + config.Data[ownership.LevelsKey]
 	}
 	r.mu.Lock()
 	was := r.told[reason]
@@ -527,9 +544,8 @@ func shorten(text string) string {
 	return text
 }
 
-// remember keeps a text that is right.
-func (r *Rules) remember(ctx context.Context, config *corev1.ConfigMap) error {
-	text := config.Data[ownership.LevelsKey]
+// remember keeps a text that is right, on a ConfigMap that may have another by now.
+func (r *Rules) remember(ctx context.Context, config *corev1.ConfigMap, text string) error {
 	if config.Annotations[LastGoodAnnotation] == text {
 		return nil
 	}

@@ -172,6 +172,12 @@ func DependentsFirst(obj metav1.Object) bool {
 	return obj.GetDeletionTimestamp() != nil && slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents)
 }
 
+// Orphans tells whether an object is being deleted without what it owns: the garbage
+// collector takes the object out of the owners of each.
+func Orphans(obj metav1.Object) bool {
+	return obj.GetDeletionTimestamp() != nil && slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents)
+}
+
 // Labels keeps of a pod's labels those that its PodGroup has too; nil if there are none.
 func Labels(all map[string]string) map[string]string {
 	return keep(all, func(key string) bool { return key == scheduling.PreemptableKey || key == scheduling.CooldownTimeKey })

@@ -68,8 +68,12 @@ func (l *Levels) Select(chain []*Object) Level {
 func (l *Levels) match(chain []*Object) Level {
 	top := len(chain) - 1
 	for i, o := range chain[1:] {
+		version := o.Version
+		if ref := chain[i].Controller; ref != nil {
+			version = ref.Version // whichever version of the kind was read
+		}
 		for r := range l.Rules {
-			if !l.Rules[r].matches(o) {
+			if !l.Rules[r].matches(o, version) {
 				continue
 			}
 			// Adjust may be any int: compare before adding.
@@ -89,12 +93,22 @@ func (l *Levels) match(chain []*Object) Level {
 	return Level{Index: min(1, top), Rule: -1}
 }
 
-// matches tells whether a rule is about the kind of an owner.
-func (r *LevelRule) matches(o *Object) bool {
-	if !strings.EqualFold(r.Kind, o.Kind) || r.ExactVersion && r.Version != o.Version {
+// matches tells whether a rule is about the kind of an owner, which is referred to in a
+// version.
+func (r *LevelRule) matches(o *Object, version string) bool {
+	if !strings.EqualFold(r.Kind, o.Kind) || r.ExactVersion && r.Version != version {
 		return false
 	}
 	return r.AnyGroup || r.Group == o.Group || sameGroup(r.Kind, r.Group, o.Group)
+}
+
+// ServedGroup is the group in which the rule's kind is served: apps for what was in
+// extensions once.
+func (r *LevelRule) ServedGroup() string {
+	if sameGroup(r.Kind, r.Group, "apps") {
+		return "apps"
+	}
+	return r.Group
 }
 
 // sameGroup tells whether two groups are names of one for a kind: what is in apps was

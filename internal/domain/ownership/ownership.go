@@ -68,6 +68,8 @@ type Gang struct {
 	// DependentsFirst: the object is being deleted in the foreground, so that whatever it
 	// owns is deleted before it.
 	DependentsFirst bool
+	// Orphans: the object is being deleted without what it owns.
+	Orphans bool
 	// Members is how many pods an object has at the most that is no plain number of
 	// replicas: a Job, a DaemonSet. nil for all others.
 	Members *int32
@@ -77,13 +79,14 @@ type Gang struct {
 	UpdateRevision string
 }
 
-// Members is how many pods the object has at the most; nil if that is not known.
+// Members is how many pods the object owns at the most; nil if that is not known. A pod
+// may own any number of others.
 func (o *Object) Members() *int32 {
 	if o.Gang.Members != nil {
 		return o.Gang.Members
 	}
 	if o.Kind == "Pod" && o.Group == "" {
-		return new(int32(1))
+		return nil
 	}
 	return o.Replicas
 }

@@ -377,7 +377,7 @@ func Owner(o Object) *ownership.Object {
 		OverridesStopped: o.GetAnnotations()[gm.OverridesStoppedAnnotation] != "",
 	}
 	out.Capacity = ownership.CapacityOf(o.GetAnnotations(), o.GetLabels())
-	out.Gang.Annotations, out.Gang.DependentsFirst = gang.Annotations(o.GetAnnotations()), gang.DependentsFirst(o)
+	out.Gang.Annotations, out.Gang.DependentsFirst, out.Gang.Orphans = gang.Annotations(o.GetAnnotations()), gang.DependentsFirst(o), gang.Orphans(o)
 	if ref := metav1.GetControllerOf(o); ref != nil {
 		out.Controller = &ownership.Reference{
 			GroupVersionKind: schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind), Name: ref.Name, UID: ref.UID,
@@ -399,7 +399,9 @@ func Owner(o Object) *ownership.Object {
 		out.Gang.UpdateRevision = o.Status.UpdateRevision
 	case *appsv1.DaemonSet:
 		out.Selector = ownership.SelectorOf(o.Spec.Selector)
-		out.Gang.Members = new(o.Status.DesiredNumberScheduled)
+		if o.Status.ObservedGeneration > 0 {
+			out.Gang.Members = new(o.Status.DesiredNumberScheduled)
+		}
 	case *batchv1.Job:
 		out.Gang.Members = new(ptr.Deref(o.Spec.Parallelism, 1))
 		out.Replicas, out.Selector = o.Spec.Parallelism, ownership.SelectorOf(o.Spec.Selector)
