@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"strconv"
 	"strings"
 	"testing"
@@ -632,15 +633,12 @@ func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 	}
 }
 
-// strips makes every write of a PodGroup come out without our label and annotation, and
-// where it counts with a new resourceVersion: admission of others does so in the write.
-func (s *site) strips(counts bool) {
+// strips makes every write of a PodGroup come out without something of ours, and where it
+// counts with a new resourceVersion: admission of others does so in the write.
+func (s *site) strips(takeAway func(*unstructured.Unstructured), counts bool) {
 	version := 100
 	strip := func(u *unstructured.Unstructured) *unstructured.Unstructured {
-		u.SetLabels(nil)
-		annotations := u.GetAnnotations()
-		delete(annotations, scheduling.AppliedAnnotation)
-		u.SetAnnotations(annotations)
+		takeAway(u)
 		if counts || u.GetResourceVersion() == "" {
 			version++
 			u.SetResourceVersion(strconv.Itoa(version))
@@ -657,44 +655,73 @@ func (s *site) strips(counts bool) {
 		if err != nil {
 			return true, nil, err
 		}
-		u := strip(obj.(*unstructured.Unstructured).DeepCopy())
+		u := obj.(*unstructured.Unstructured).DeepCopy()
+		var body struct{ Metadata metav1.ObjectMeta }
+		if err := json.Unmarshal(action.(clienttesting.PatchAction).GetPatch(), &body); err != nil {
+			return true, nil, err
+		}
+		labels, annotations := u.GetLabels(), u.GetAnnotations()
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		if annotations == nil {
+			annotations = map[string]string{}
+		}
+		maps.Copy(labels, body.Metadata.Labels)
+		maps.Copy(annotations, body.Metadata.Annotations)
+		u.SetLabels(labels)
+		u.SetAnnotations(annotations)
+		if len(body.Metadata.OwnerReferences) > 0 {
+			u.SetOwnerReferences(body.Metadata.OwnerReferences)
+		}
+		strip(u)
 		return true, u, tracker.Update(gangs.Resource, u, build.Namespace)
 	})
 }
 
 // TestWhatAdmissionTakesAwayIsWrittenSlowly: as where somebody takes it away later.
 func TestWhatAdmissionTakesAwayIsWrittenSlowly(t *testing.T) {
-	for name, counts := range map[string]bool{"and nothing else changes": false, "and it is a change": true} {
-		t.Run(name, func(t *testing.T) {
-			s := newSite(t)
-			s.strips(counts)
-			s.web()
-			patches, minutes := 0, 10
-			for elapsed := time.Duration(0); elapsed < time.Duration(minutes)*time.Minute && patches <= 100; {
-				before := len(s.objects.Actions())
-				if err := s.pass("web"); err != nil {
-					t.Fatal(err)
-				}
-				next := s.after
-				for _, action := range s.objects.Actions()[before:] {
-					if action.GetVerb() == "patch" {
-						patches++
-						if counts { // the watch wakes us
-							next = debounce
+	for name, takeAway := range map[string]func(*unstructured.Unstructured){
+		"the label":      func(u *unstructured.Unstructured) { u.SetLabels(nil) },
+		"the annotation": func(u *unstructured.Unstructured) { u.SetAnnotations(nil) },
+		"another annotation": func(u *unstructured.Unstructured) {
+			u.SetAnnotations(map[string]string{scheduling.AppliedAnnotation: "{}"})
+		},
+		"the owner": func(u *unstructured.Unstructured) { u.SetOwnerReferences(nil) },
+		"all":       func(u *unstructured.Unstructured) { u.SetLabels(nil); u.SetAnnotations(nil); u.SetOwnerReferences(nil) },
+	} {
+		for _, counts := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, and it is a change: %t", name, counts), func(t *testing.T) {
+				s := newSite(t)
+				s.strips(takeAway, counts)
+				s.web()
+				patches, minutes := 0, 10
+				for elapsed := time.Duration(0); elapsed < time.Duration(minutes)*time.Minute && patches <= 100; {
+					before := len(s.objects.Actions())
+					if err := s.pass("web"); err != nil {
+						t.Fatal(err)
+					}
+					next := s.after
+					for _, action := range s.objects.Actions()[before:] {
+						if action.GetVerb() == "patch" {
+							patches++
+							if counts { // the watch wakes us
+								next = debounce
+							}
 						}
 					}
+					s.written("web")
+					if next <= 0 {
+						t.Fatal("it is not looked at again")
+					}
+					s.clock.Step(next)
+					elapsed += next
 				}
-				s.written("web")
-				if next <= 0 {
-					t.Fatal("it is not looked at again")
+				if patches < minutes/2 || patches > 2*minutes || len(s.recorder.Events) != 1 {
+					t.Errorf("%d patches within %d minutes and %d events, want about one a minute, and one event", patches, minutes, len(s.recorder.Events))
 				}
-				s.clock.Step(next)
-				elapsed += next
-			}
-			if patches > 2*minutes || len(s.recorder.Events) != 1 {
-				t.Errorf("%d patches within %d minutes and %d events, want about one a minute, and one event", patches, minutes, len(s.recorder.Events))
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -808,7 +835,11 @@ func TestAPodThatAPersonNamedStaysWhereItIs(t *testing.T) {
 	s.Store.PutPod(pod)
 	s.Resolver.SetLevels(ownership.Levels{MovePending: true}, s.clock.Now())
 	s.clock.Step(settled)
-	if _, err := s.name(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: "a"}}); err != nil {
+	slim := s.Store.Pod(types.NamespacedName{Namespace: build.Namespace, Name: "a"})
+	if !s.mayMove(slim) {
+		t.Fatal("nobody looks where it is to be")
+	}
+	if _, err := s.nameSeen(t.Context(), slim); err != nil {
 		t.Fatal(err)
 	}
 	got, err := s.Pods.CoreV1().Pods(build.Namespace).Get(t.Context(), "a", metav1.GetOptions{})
@@ -977,11 +1008,13 @@ func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
 		t.Errorf("the annotation is %q with %d rules in force", got, len(r.Resolver.Levels().Rules))
 	}
 	later := &Rules{Client: client, Discovery: r.Discovery, ConfigMap: r.ConfigMap, Resolver: &gangs.Resolver{}, Recorder: r.Recorder, Leads: r.Leads}
-	later.Set(set(good))
-	later.Set(set("noMatch: Root"))
-	later.look(t.Context())
-	if got := annotation(); got != "noMatch: Root" {
-		t.Errorf("the annotation is %q: it was another's to say", got)
+	for _, before := range []*corev1.ConfigMap{set(good), nil} {
+		later.Set(before)
+		later.Set(set("noMatch: Root"))
+		later.look(t.Context())
+		if got := annotation(); got != "noMatch: Root" {
+			t.Errorf("the annotation is %q: it was another's to say", got)
+		}
 	}
 }
 

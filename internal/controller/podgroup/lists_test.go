@@ -61,6 +61,10 @@ func TestOneListCollectsMany(t *testing.T) {
 	if _, err := named("podgroup-0", due); err != nil || asked != 3 {
 		t.Errorf("%d lists, want one more: the last is old: %v", asked, err)
 	}
+	now = now.Add(lag - time.Millisecond)
+	if is, err := named("podgroup-7", now); err != nil || !is || asked != 3 {
+		t.Errorf("%d lists, want none for what a live pod named a moment ago: %t, %v", asked, is, err)
+	}
 }
 
 // TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt: a list from before does not count.
