@@ -29,7 +29,7 @@ func TestWhatIsCommittedIsTrimmed(t *testing.T) {
 	if string(again) != string(raw) {
 		t.Error("trimming it again changes it")
 	}
-	for _, ours := range []string{"strategic merge patch of this pool's", "the pools have the replicas"} {
+	for _, ours := range []string{"strategic merge patch that is applied to this pool's", "the pools have the replicas"} {
 		if !strings.Contains(string(raw), ours) {
 			t.Errorf("it does not say %q any more", ours)
 		}
