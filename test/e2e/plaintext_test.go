@@ -105,10 +105,11 @@ func TestPlaintextAndCommands(t *testing.T) {
 	}))
 	are := func(want map[string]string) func() error {
 		return func() error {
-			if err := f.allReady("app", 5); err != nil {
+			pods := f.pods("app") // once: what is looked at twice may have changed in between
+			if err := readyOf("app", pods, 5); err != nil {
 				return err
 			}
-			for _, pod := range f.pods("app") {
+			for _, pod := range pods {
 				if got, is := looks(&pod), want[pod.Spec.NodeName[:len("plain-a")]]; got != is {
 					return fmt.Errorf("pod %s on %s has %s, want %s", pod.Name, pod.Spec.NodeName, got, is)
 				}
