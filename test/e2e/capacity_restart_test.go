@@ -33,26 +33,31 @@ func TestCapacityRestart(t *testing.T) {
 	const replicas, onDemand = 10, 3
 	f := trio.fixture(t)
 	n := *manyWorkloads
+	long := patience + time.Duration(n)*time.Second/4
+	f.lastsUpTo(10*time.Minute + 3*long)
 	f.classes(1+n*onDemand/100, 1+n*(replicas-onDemand)/100)
 	f.each(n, func(ctx context.Context, i int) error {
 		d := split(fmt.Sprintf("many-%d", i), replicas, fmt.Sprint(onDemand))
 		d.Namespace = f.ns
 		return f.client.Create(ctx, d)
 	})
-	long := patience + time.Duration(n)*time.Second/4
 	exact := func() error { return f.allDivided(n, onDemand, replicas-onDemand) }
 	f.eventually(long, "all workloads are exactly divided", exact)
+	t.Log("all workloads are exactly divided")
 
 	makesPods := f.killForNow(devcluster.ControllerManager)
+	list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := map[string]string{} // a pod of each workload and class
+	for _, pod := range list.Items {
+		pods[pod.Labels["app"]+" "+pod.Labels[gm.CapacityClassLabel]] = pod.Name
+	}
 	f.each(n, func(ctx context.Context, i int) error {
 		class := []string{"on-demand", "spot"}[i%2]
-		list, err := f.kube.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{
-			LabelSelector: fmt.Sprintf("app=many-%d,%s=%s", i, gm.CapacityClassLabel, class),
-		})
-		if err != nil {
-			return err
-		}
-		return f.kube.CoreV1().Pods(f.ns).Delete(ctx, list.Items[0].Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+		pod := pods[fmt.Sprintf("many-%d %s", i, class)]
+		return f.kube.CoreV1().Pods(f.ns).Delete(ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 	})
 	restart := f.killForNow(atoll.ManagerReplica(0), atoll.ManagerReplica(1), atoll.ManagerReplica(2))
 	var gone atomic.Int32

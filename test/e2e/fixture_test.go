@@ -63,9 +63,8 @@ func newFixtureOfItsOwn(t *testing.T, o atoll.Options) *fixture {
 
 func newFixtureIn(t *testing.T, e environment) *fixture {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	t.Cleanup(cancel)
-	f := &fixture{T: t, ctx: ctx, environment: e}
+	f := &fixture{T: t, environment: e}
+	f.lastsUpTo(10 * time.Minute)
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: namespacePrefix}}
 	f.create(ns)
 	f.ns = ns.Name
@@ -80,6 +79,13 @@ func newFixtureIn(t *testing.T, e environment) *fixture {
 	return f
 }
 
+// lastsUpTo sets how long the test may take from now on.
+func (f *fixture) lastsUpTo(d time.Duration) {
+	var cancel context.CancelFunc
+	f.ctx, cancel = context.WithTimeout(f.T.Context(), d)
+	f.Cleanup(cancel)
+}
+
 // clear deletes the workloads and pods of the namespace, so that they are in
 // nobody's way while the namespace goes: Kubernetes takes 5 s before it begins.
 func (f *fixture) clear() {
@@ -87,9 +93,9 @@ func (f *fixture) clear() {
 	for _, kind := range []client.Object{
 		&apps.UnitedDeployment{}, &appsv1.Deployment{}, &appsv1.StatefulSet{}, &appsv1.DaemonSet{}, &appsv1.ReplicaSet{}, &batchv1.CronJob{}, &batchv1.Job{},
 	} {
-		if err := f.client.DeleteAllOf(f.ctx, kind, client.InNamespace(f.ns), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
-			f.Errorf("deleting every %T: %v", kind, err)
-		}
+		f.eventually(patience, fmt.Sprintf("every %T is deleted", kind), func() error { // thousands take longer than one request may
+			return f.client.DeleteAllOf(f.ctx, kind, client.InNamespace(f.ns), client.PropagationPolicy(metav1.DeletePropagationBackground))
+		})
 	}
 	f.eventually(patience, "the pods go", func() error {
 		if err := f.client.DeleteAllOf(f.ctx, &corev1.Pod{}, client.InNamespace(f.ns), client.GracePeriodSeconds(0)); err != nil {
