@@ -1,13 +1,14 @@
 package seats
 
-// GroupsHandler is told which groups changed: a node joined or left them, or
-// came to take pods, or to be Ready, or stopped to. It must not block.
+// GroupsHandler is called with the groups that a change of a node concerns: a node joined or
+// left them, became open or Ready, or stopped being so. It is called without the ledger's
+// mutex, and it must not block.
 type GroupsHandler func(groups ...string)
 
-// OnGroups adds a handler. Call before the ledger is fed.
+// OnGroups adds a handler. Call it before the first ObserveNode.
 func (l *Ledger) OnGroups(h GroupsHandler) { l.groupsHandlers = append(l.groupsHandlers, h) }
 
-// notifyGroups tells whom a change of a node concerns.
+// notifyGroups calls the handlers with the groups that a change of a node concerns.
 func (l *Ledger) notifyGroups(before, after Node) {
 	var groups []string
 	switch {

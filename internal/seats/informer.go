@@ -22,27 +22,29 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
 
-// Informer keeps a ledger up to date with the API server's pods. It is the store
-// behind a reflector: every pod is slimmed and handed on, none is kept.
+// Informer keeps a ledger up to date with the API server's pods. It is the store of a
+// reflector, but it stores no pods: it reduces each with SlimBy and passes it to the ledger.
 type Informer struct {
 	ledger   *Ledger
 	client   kubernetes.Interface
 	revision RevisionOf
 	synced   atomic.Bool
-	seen     atomic.Uint64 // the highest resourceVersion that came in
+	seen     atomic.Uint64 // the highest resourceVersion that was received
 
-	mu    sync.Mutex
+	// mu guards the fields below.
+	mu sync.Mutex
+	// known are the pods that the ledger has from this informer.
 	known map[types.UID]struct{}
-	// relist ends the watch that runs, so that the next begins with a list; nil
-	// until one runs.
+	// relist stops the running watch, so that the next one begins with a list; nil until the
+	// first watch runs.
 	relist context.CancelFunc
-	// asked counts the calls of Relist, and run those that came before the watch
-	// that runs began.
-	asked, run int
+	// requested is the number of lists that were requested. served is the value of requested
+	// when the running watch began. If they differ, the next list is not the requested one.
+	requested, served int
 }
 
-// NewInformer makes an informer; Start runs it. revision is asked once for each state of
-// a pod: call Relist when it comes to answer otherwise.
+// NewInformer returns an informer; Start runs it. revision is called once for each state of a
+// pod. Call Relist when it begins to return other revisions for pods that exist.
 func NewInformer(ledger *Ledger, client kubernetes.Interface, revision RevisionOf) *Informer {
 	return &Informer{ledger: ledger, client: client, revision: revision, known: map[types.UID]struct{}{}}
 }
@@ -55,14 +57,16 @@ func (f *Informer) Start(ctx context.Context) error {
 	list := lw.ListWithContextFunc
 	lw.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		if options.ResourceVersion == "0" {
-			options.ResourceVersion = "" // nothing older than now, as where the API server streams lists: CatchUp stands on it
+			// "" makes the API server return nothing older than now, as it does for streamed
+			// lists. CatchUp relies on it.
+			options.ResourceVersion = ""
 		}
 		return list(ctx, options)
 	}
 	for ctx.Err() == nil {
 		run, cancel := context.WithCancel(ctx)
 		f.mu.Lock()
-		f.relist, f.run = cancel, f.asked
+		f.relist, f.served = cancel, f.requested
 		f.mu.Unlock()
 		cache.NewReflectorWithOptions(lw, &corev1.Pod{}, f, cache.ReflectorOptions{Name: "seats/pods"}).RunWithContext(run)
 		cancel()
@@ -70,37 +74,39 @@ func (f *Informer) Start(ctx context.Context) error {
 	return nil
 }
 
-// Relist lists all pods anew: those that are known have other revisions now.
-// The informer has not synced until that is done.
+// Relist lists all pods again, because the revisions of known pods have changed. HasSynced is
+// false until that is done.
 func (f *Informer) Relist() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.beginAnewLocked()
+	f.restartLocked()
 }
 
-// beginAnew begins the list anew unless it is done, and tells whether it did.
-func (f *Informer) beginAnew() bool {
+// restartUnlessSynced starts the list again if the informer has not synced. It returns whether it
+// did.
+func (f *Informer) restartUnlessSynced() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.synced.Load() {
 		return false
 	}
-	f.beginAnewLocked()
+	f.restartLocked()
 	return true
 }
 
-func (f *Informer) beginAnewLocked() {
-	f.asked++
+func (f *Informer) restartLocked() {
+	f.requested++
 	f.synced.Store(false)
 	if f.relist != nil {
 		f.relist()
 	}
 }
 
-// NeedLeaderElection is false: every replica keeps a warm ledger.
+// NeedLeaderElection returns false: every replica fills its ledger, so that it is ready when it
+// becomes the leader.
 func (f *Informer) NeedLeaderElection() bool { return false }
 
-// HasSynced tells whether all pods have been listed once.
+// HasSynced returns whether all pods have been listed, since the last Relist if there was one.
 func (f *Informer) HasSynced() bool { return f.synced.Load() }
 
 // Add implements cache.ReflectorStore.
@@ -134,8 +140,8 @@ func (f *Informer) Delete(obj any) error {
 	return nil
 }
 
-// Transformer implements cache.TransformingStore: of the pods that a list streams,
-// the reflector gathers what is kept of them, and not the whole.
+// Transformer implements cache.TransformingStore: while a list is streamed, the reflector
+// collects the reduced pods and not the whole objects.
 func (f *Informer) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if pod, ok := obj.(*corev1.Pod); ok {
@@ -145,8 +151,8 @@ func (f *Informer) Transformer() cache.TransformFunc {
 	}
 }
 
-// Replace implements cache.ReflectorStore: what the new list does not hold is
-// gone. Pods come as Transformer left them, or whole where nothing is streamed.
+// Replace implements cache.ReflectorStore: pods that are not in the list are deleted. The list
+// has pods that Transformer has reduced, or whole ones if the list was not streamed.
 func (f *Informer) Replace(list []any, version string) error {
 	pods := make([]*Pod, 0, len(list))
 	present := make(map[types.UID]struct{}, len(list))
@@ -175,12 +181,12 @@ func (f *Informer) Replace(list []any, version string) error {
 	f.note(version)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.synced.Store(f.run == f.asked)
+	f.synced.Store(f.served == f.requested)
 	return nil
 }
 
-// note records that everything up to a resourceVersion has come in: the API
-// server sends changes in their order.
+// note records that all changes up to a resourceVersion were received: the API server sends
+// changes in order.
 func (f *Informer) note(version string) {
 	if v, err := strconv.ParseUint(version, 10, 64); err == nil && v > f.seen.Load() {
 		f.seen.Store(v)
@@ -188,16 +194,16 @@ func (f *Informer) note(version string) {
 }
 
 const (
-	// lookEvery is how often is looked what became of pods that were not seen.
+	// lookEvery is how often the informer looks for pods that the watch should have shown.
 	lookEvery = 2 * time.Second
-	// lookWithin bounds that for one namespace.
+	// lookWithin is the time limit of that for one namespace.
 	lookWithin = 10 * time.Second
-	// page is the number of pods that are listed at a time.
+	// page is the number of pods in one response to a list.
 	page = 500
 )
 
-// look finds out what became of pods that should have been seen by now. Where it
-// cannot, their reservations lapse in the end.
+// look finds out whether the pods that the watch should have shown by now were written. If a
+// list fails, their reservations expire after lookTime.
 func (f *Informer) look(ctx context.Context) {
 	for namespace, overdue := range f.ledger.Overdue() {
 		within, cancel := context.WithTimeout(ctx, lookWithin)
@@ -215,16 +221,17 @@ func (f *Informer) look(ctx context.Context) {
 	}
 }
 
-// list calls see with each pod that the API server has now.
-func (f *Informer) list(ctx context.Context, namespace string, see func(*corev1.Pod)) error {
-	options := metav1.ListOptions{Limit: page} // without a resourceVersion: nothing older than now
+// list calls visit with each pod that the API server has now, of all namespaces if namespace is
+// "".
+func (f *Informer) list(ctx context.Context, namespace string, visit func(*corev1.Pod)) error {
+	options := metav1.ListOptions{Limit: page} // no resourceVersion: the result is not older than now
 	for {
 		pods, err := f.client.CoreV1().Pods(namespace).List(ctx, options)
 		if err != nil {
 			return fmt.Errorf("listing pods: %w", err)
 		}
 		for i := range pods.Items {
-			see(&pods.Items[i])
+			visit(&pods.Items[i])
 		}
 		if options.Continue = pods.Continue; options.Continue == "" {
 			return nil
@@ -232,12 +239,12 @@ func (f *Informer) list(ctx context.Context, namespace string, see func(*corev1.
 	}
 }
 
-// CatchUp returns once the ledger knows all that the API server knows now. A
-// replica that comes to lead waits for it: what the last leader bound a moment
-// ago must not be counted as free. The list of an informer that has not synced may
-// have begun before now: it begins anew, and no other is needed.
+// CatchUp returns when the ledger has all pods in the state that the API server has now. A
+// replica that becomes the leader calls it first, so that a seat which the last leader has just
+// given to a pod does not count as open. If the informer has not synced, its list may have
+// started before now: the list is started again, and CatchUp waits for that one.
 func (f *Informer) CatchUp(ctx context.Context) error {
-	if f.beginAnew() {
+	if f.restartUnlessSynced() {
 		return f.until(ctx, f.HasSynced)
 	}
 	var newest uint64

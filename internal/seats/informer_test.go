@@ -88,7 +88,7 @@ func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
 	build.Eventually(t, "it is asked to begin anew", func() bool {
 		informer.mu.Lock()
 		defer informer.mu.Unlock()
-		return informer.asked > 0
+		return informer.requested > 0
 	})
 	close(leads)
 	if err := <-caught; err != nil || !informer.HasSynced() || counts(ledger, Cohort{Owner: "rs"})["hz"] != 1 {

@@ -158,13 +158,13 @@ func TestTheSeatOfABoundPodOutlivesAStaleView(t *testing.T) {
 	}
 	clock.Step(10 * time.Minute)
 	l.Lapse()
-	if got := l.cohorts[cohortOne].counts["a"]; got != 2 {
+	if got := l.cohorts.byKey[cohortOne].counts["a"]; got != 2 {
 		t.Errorf("%d seats are taken, want those of both bound pods", got)
 	}
 	l.Observe(podIn("seen", "node-a"))
 	clock.Step(boundTTL)
 	l.Lapse()
-	if got := l.cohorts[cohortOne].counts["a"]; got != 1 {
+	if got := l.cohorts.byKey[cohortOne].counts["a"]; got != 1 {
 		t.Errorf("%d seats, want that of the pod that is there: nobody tells of the end of one that was never seen", got)
 	}
 }
@@ -178,8 +178,8 @@ func TestReservationsOfPodsNeverSeenLeaveNothingBehind(t *testing.T) {
 	}
 	clock.Step(ReservationTTL)
 	l.Lapse()
-	if len(l.seats)+len(l.cohorts)+len(l.owners) != 0 {
-		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.seats), len(l.cohorts), len(l.owners))
+	if len(l.cohorts.byPod)+len(l.cohorts.byKey)+len(l.cohorts.byOwner) != 0 {
+		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.cohorts.byPod), len(l.cohorts.byKey), len(l.cohorts.byOwner))
 	}
 }
 
@@ -221,7 +221,7 @@ func TestAPodThatIsBeingBoundGetsNoOtherSeat(t *testing.T) {
 			if why := l.Confirm(request("p", 2, spread), "node-b"); why != NoSeatOpen {
 				t.Errorf("binding it elsewhere answered %q, want %q", why, NoSeatOpen)
 			}
-			if got := l.cohorts[cohortOne].counts; got["a"] != 1 || got["b"] != 0 {
+			if got := l.cohorts.byKey[cohortOne].counts; got["a"] != 1 || got["b"] != 0 {
 				t.Errorf("seats are %v, want one in a", got)
 			}
 			clock.Step(ReservationTTL)
@@ -253,8 +253,8 @@ func TestConfirmRefusedForAPodNeverSeenLeavesNothingBehind(t *testing.T) {
 	if why := l.Confirm(request("p", 1, weights("a", 1)), "node-b"); why != NoNodeInOpenGroup {
 		t.Errorf("binding to a group that takes no part answered %q, want %q", why, NoNodeInOpenGroup)
 	}
-	if len(l.seats)+len(l.cohorts)+len(l.owners) != 0 {
-		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.seats), len(l.cohorts), len(l.owners))
+	if len(l.cohorts.byPod)+len(l.cohorts.byKey)+len(l.cohorts.byOwner) != 0 {
+		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.cohorts.byPod), len(l.cohorts.byKey), len(l.cohorts.byOwner))
 	}
 }
 
@@ -272,8 +272,8 @@ func TestOnlyActivePodsHoldSeats(t *testing.T) {
 		t.Errorf("the seat of a terminating pod is not open: %v", got)
 	}
 	l.Forget("p")
-	if len(l.cohorts) != 0 || len(l.seats) != 0 {
-		t.Errorf("a deleted pod left %d cohorts, %d seats", len(l.cohorts), len(l.seats))
+	if len(l.cohorts.byKey) != 0 || len(l.cohorts.byPod) != 0 {
+		t.Errorf("a deleted pod left %d cohorts, %d seats", len(l.cohorts.byKey), len(l.cohorts.byPod))
 	}
 }
 
@@ -466,8 +466,8 @@ func TestLedgerIsAFunctionOfThePods(t *testing.T) {
 		if got != want {
 			t.Fatalf("seats are %s, a ledger made anew has %s", got, want)
 		}
-		if len(l.seats) != len(pods) {
-			t.Fatalf("%d seats are kept for %d pods", len(l.seats), len(pods))
+		if len(l.cohorts.byPod) != len(pods) {
+			t.Fatalf("%d seats are kept for %d pods", len(l.cohorts.byPod), len(pods))
 		}
 	})
 }
@@ -518,7 +518,7 @@ func (t *tally) Dec() { t.n-- }
 func TestHeldSeatsAreCountedByTheirState(t *testing.T) {
 	l, clock := newTestLedger("a")
 	reserved, observed := &tally{}, &tally{}
-	l.held = map[bool]prometheus.Gauge{true: reserved, false: observed}
+	l.cohorts.held = map[bool]prometheus.Gauge{true: reserved, false: observed}
 	r := request("p", 9, weights("a", 1), "node-a")
 	for _, step := range []struct {
 		what               string
@@ -592,8 +592,8 @@ func TestAPodThatIsRefusedASeatIsStillKnown(t *testing.T) {
 			t.Errorf("it is answered %q", why)
 		}
 	}
-	if l.Pod("seen") == nil || len(l.seats) != 1 {
-		t.Errorf("known is %v, of %d", l.Pod("seen"), len(l.seats))
+	if l.Pod("seen") == nil || len(l.cohorts.byPod) != 1 {
+		t.Errorf("known is %v, of %d", l.Pod("seen"), len(l.cohorts.byPod))
 	}
 }
 

@@ -6,35 +6,32 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A reservation for a pod that is being created, or taken off our gate, ends when
-// the watch shows the pod. Where it does not within takeTTL, the pod was refused by
-// somebody, or the watch is behind. The two look alike from here, and taking the one
-// for the other gives a seat to two pods. So a list is looked at, which is never
-// behind, before the reservation is dropped.
+// A reservation for a pod that is being created, or taken off our gate, ends when the watch
+// shows the pod. If the watch does not show it within takeTTL, either the API server refused
+// the pod or the watch is behind. The ledger cannot distinguish the two, and if it dropped the
+// reservation while the watch is behind, two pods would get the same seat. So before a
+// reservation is dropped, the Informer lists the pods: a list is never behind.
 
-// lookTime is how long an overdue reservation is kept where nobody could look.
+// lookTime is how long an expired reservation is kept if the Informer cannot list pods.
 const lookTime = time.Minute
 
-// promiseLocked reserves a seat, or a class, for a pod that is being written.
-func (l *Ledger) promiseLocked(s *seat, namespace string) {
-	l.reserveLocked(s, takeTTL)
+// promise reserves a seat, a class, or both, for a pod that is being written.
+func (cs *cohorts) promise(s *seat, namespace string) {
+	cs.reserveFor(s, takeTTL)
 	s.namespace = namespace
 }
 
-// overdue: the reservation's time is over, and a list has to say what became of
-// its pod.
+// overdue returns whether the reservation has expired and a list must show whether its pod
+// was written.
 func (s *seat) overdue(now time.Time) bool {
 	return s.namespace != "" && !now.Before(s.lapses)
 }
 
-// Overdue returns, by namespace, the tokens and the UIDs of pods that should have
-// been seen with what was reserved for them, and were not.
-func (l *Ledger) Overdue() map[string][]types.UID {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.clock.Now()
+// overdue is Overdue of the Ledger.
+func (cs *cohorts) overdue() map[string][]types.UID {
+	now := cs.clock.Now()
 	out := map[string][]types.UID{}
-	for _, c := range l.cohorts {
+	for _, c := range cs.byKey {
 		for _, s := range c.reservations {
 			if s.overdue(now) {
 				out[s.namespace] = append(out[s.namespace], s.uid)
@@ -44,20 +41,33 @@ func (l *Ledger) Overdue() map[string][]types.UID {
 	return out
 }
 
-// Looked takes note of what a list that began after Overdue shows: reservations of
-// pods that were written are kept until the watch shows them too, all others end.
+// looked is Looked of the Ledger.
+func (cs *cohorts) looked(overdue []types.UID, written func(types.UID) bool) {
+	now := cs.clock.Now()
+	for _, uid := range overdue {
+		s := cs.byPod[uid]
+		switch {
+		case s == nil || !s.reserved || !s.overdue(now): // observed in the meantime
+		case written(uid):
+			cs.promise(s, s.namespace)
+		default:
+			cs.end(s)
+		}
+	}
+}
+
+// Overdue returns, by namespace, the pods that the watch should have shown by now with what is
+// reserved for them: the tokens of pods in creation, and the UIDs of others.
+func (l *Ledger) Overdue() map[string][]types.UID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cohorts.overdue()
+}
+
+// Looked records the result of a list that began after Overdue. Reservations of pods that were
+// written are extended, until the watch shows these pods too. All other overdue ones end.
 func (l *Ledger) Looked(overdue []types.UID, written func(types.UID) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.clock.Now()
-	for _, uid := range overdue {
-		s := l.seats[uid]
-		switch {
-		case s == nil || !s.reserved || !s.overdue(now): // seen meanwhile
-		case written(uid):
-			l.promiseLocked(s, s.namespace)
-		default:
-			l.endLocked(s)
-		}
-	}
+	l.cohorts.looked(overdue, written)
 }

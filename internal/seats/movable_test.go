@@ -2,6 +2,7 @@ package seats
 
 import (
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -171,12 +172,12 @@ func TestALedgerForgetsWhatIsGone(t *testing.T) {
 	l.Observe(Slim(build.Pod("unknown", build.On("n3"))))
 	l.Observe(Slim(build.Pod("unknown", build.On("n3"), build.Deleting("x"))))
 	l.Forget("unknown")
-	if n := len(l.nodes); n != 0 {
+	if n := len(l.nodes.byName); n != 0 {
 		t.Errorf("%d nodes are kept that are gone", n)
 	}
 	clock.Step(time.Hour + time.Second)
 	l.Lapse()
-	if n := len(l.moved); n != 0 {
+	if n := len(l.nodes.moved); n != 0 {
 		t.Errorf("of %d groups is kept when they changed, an hour later", n)
 	}
 }
@@ -203,7 +204,7 @@ func TestSumsAreWhatTheyStandFor(t *testing.T) {
 			},
 			"forget":  func(t *rapid.T) { l.Forget(uid.Draw(t, "pod")) },
 			"disrupt": func(t *rapid.T) { l.Disrupt(uid.Draw(t, "pod"), []types.UID{"rs", "other"}, 4, 4) },
-			"spare":   func(t *rapid.T) { l.Undisrupt(uid.Draw(t, "pod")) },
+			"allow":   func(t *rapid.T) { l.Undisrupt(uid.Draw(t, "pod")) },
 			"time": func(t *rapid.T) {
 				clock.Step(rapid.SampledFrom([]time.Duration{time.Second, disruptionTTL}).Draw(t, "step"))
 			},
@@ -214,15 +215,18 @@ func TestSumsAreWhatTheyStandFor(t *testing.T) {
 			"": func(t *rapid.T) {
 				l.Lapse()
 				available, used, bound := map[types.UID]int{}, map[string]*fit.Use{}, map[string]int{}
-				for _, s := range l.seats {
+				for _, s := range l.cohorts.byPod {
 					p := s.pod
-					if until, ok := l.disrupted[s.uid]; p.Available() && (!ok || clock.Now().After(until)) {
+					if until, ok := l.disruptions.until[s.uid]; p.Available() && (!ok || clock.Now().After(until)) {
 						available[p.Owner()]++
 					}
 					if p.Node == "" {
 						continue
 					}
 					bound[p.Node]++
+					if n := l.nodes.byName[p.Node]; n == nil || n.pods[s.uid] != p {
+						t.Fatalf("node %s does not have the last state of pod %s", p.Node, s.uid)
+					}
 					if used[p.Node] == nil {
 						used[p.Node] = &fit.Use{}
 					}
@@ -230,12 +234,10 @@ func TestSumsAreWhatTheyStandFor(t *testing.T) {
 						used[p.Node].Add(p.Demand)
 					}
 				}
-				for owner, o := range l.owners {
-					if o.available != available[owner] {
-						t.Fatalf("owner %s has %d available pods, counted %d", owner, available[owner], o.available)
-					}
+				if !maps.Equal(available, l.disruptions.available) {
+					t.Fatalf("owners have %v available pods, counted %v", available, l.disruptions.available)
 				}
-				for name, n := range l.nodes {
+				for name, n := range l.nodes.byName {
 					if len(n.pods) != bound[name] || !n.exists && len(n.pods) == 0 {
 						t.Fatalf("node %s has %d pods, counted %d, exists %t", name, bound[name], len(n.pods), n.exists)
 					}

@@ -7,29 +7,30 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
-// Node is what the decisions need to know of a node.
+// Node is the part of a node that decisions need.
 type Node struct {
 	Name string
-	// Group is the node's NodeGroup, as its label says; "" is none.
+	// Group is the node's NodeGroup, from its label; "" if it has none.
 	Group string
 	// Created is when the node joined the cluster.
 	Created time.Time
-	// Open: Ready and not cordoned.
+	// Open: the node is Ready, not cordoned and not being deleted.
 	Open bool
-	// Ready: cordoned or not.
+	// Ready: the node is Ready, cordoned or not.
 	Ready bool
-	// NotReadySince is when it was Ready last, as far as is known; the zero time
-	// while it is.
+	// NotReadySince is when the node was last Ready, as far as is known; zero while it is
+	// Ready.
 	NotReadySince time.Time
-	// Offer is what pods find there. Its labels and taints are the cached
-	// object's: they are read only.
+	// Offer is what the node offers to pods. Its labels and taints are those of the cached
+	// object: they must not be changed.
 	Offer fit.Node
 }
 
-// SlimNode keeps of a node what the decisions need.
+// SlimNode returns the part of a node that decisions need.
 func SlimNode(n *corev1.Node) Node {
 	node := Node{
 		Name: n.Name, Group: n.Labels[gm.NodeGroupLabel], Created: n.CreationTimestamp.Time,
@@ -46,168 +47,116 @@ func SlimNode(n *corev1.Node) Node {
 	return node
 }
 
-// hasFreed tells whether a pod may find room in the node's group now that it
-// did not find before.
+// hasFreed returns whether the node's group may have room for a pod that it had no room for
+// before this change of the node.
 func (n Node) hasFreed(before Node) bool {
 	return n.Open && (!before.Open || n.Group != before.Group || n.Offer.Roomier(&before.Offer))
 }
 
-// ObserveNode records what a node is now.
+// ObserveNode records the current state of a node.
 func (l *Ledger) ObserveNode(node Node) {
-	before, classes := l.observeNode(node)
-	l.notifyGroups(before, node)
+	change, classes := l.observeNode(node)
+	l.notifyGroups(change.before, change.after)
 	l.notifyClasses(classes)
 }
 
-func (l *Ledger) observeNode(node Node) (before Node, classes classChange) {
+func (l *Ledger) observeNode(node Node) (nodeChange, classChange) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := l.nodeLocked(node.Name)
-	before = n.Node
-	l.rememberNotReadyLocked(&node, before)
-	l.moveLocked(n, node.Group)
-	n.Node, n.exists = node, true
-	classes = l.classifyNodeLocked(n, before)
-	l.countReadyLocked(before, node)
-	if node.hasFreed(before) {
-		l.clearAvoidedLocked(node.Group)
+	class := capacity.None
+	if l.classes != nil {
+		class = l.classes.OfNode(node.Offer.Labels)
 	}
-	return before, classes
+	change := l.nodes.observe(node, class)
+	if node.hasFreed(change.before) {
+		l.waiting.clearAvoided(node.Group)
+	}
+	return change, l.nodeChangedLocked(&change)
 }
 
-// ForgetNode records that a node is gone. Its pods count in no group.
+// ForgetNode records that a node is deleted. The seats of its pods are in no group from now
+// on.
 func (l *Ledger) ForgetNode(name string) {
-	before, classes := l.forgetNode(name)
-	l.notifyGroups(before, Node{Name: name})
+	change, classes := l.forgetNode(name)
+	l.notifyGroups(change.before, change.after)
 	l.notifyClasses(classes)
 }
 
-func (l *Ledger) forgetNode(name string) (before Node, classes classChange) {
+func (l *Ledger) forgetNode(name string) (nodeChange, classChange) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := l.nodes[name]
-	if n == nil {
-		return Node{Name: name}, classes
-	}
-	before = n.Node
-	l.moveLocked(n, "")
-	n.Node, n.exists = Node{Name: name}, false
-	classes = l.classifyNodeLocked(n, before)
-	l.countReadyLocked(before, n.Node)
-	l.leaveLocked(n)
-	return before, classes
+	change := l.nodes.forget(name)
+	return change, l.nodeChangedLocked(&change)
 }
 
-// leaveLocked forgets a node that is gone, with its last pod.
-func (l *Ledger) leaveLocked(n *node) {
-	if !n.exists && len(n.pods) == 0 {
-		delete(l.nodes, n.Name)
+// nodeChangedLocked gives the pods on a node the node's new group and class, and returns what
+// the ClassesHandlers have to be called with.
+func (l *Ledger) nodeChangedLocked(change *nodeChange) classChange {
+	classes := classChange{everybody: change.firstOrLast}
+	if !change.regrouped() && !change.reclassified {
+		return classes
 	}
-}
-
-// moveLocked moves a node, and the seats of its pods, to another group.
-func (l *Ledger) moveLocked(n *node, group string) {
-	if n.Group == group {
-		return
-	}
-	l.countMemberLocked(n, n.Group, false)
-	l.countMemberLocked(n, group, true)
-	n.Group = group
-	for _, s := range n.pods {
-		if s.seated {
-			l.seatLocked(s, group)
-			l.settleLocked(s)
+	for uid := range change.pods {
+		owner := l.cohorts.nodeChanged(uid, change)
+		if change.reclassified {
+			classes.owners = append(classes.owners, owner)
 		}
 	}
+	return classes
 }
 
-// newcomerTTL is how long after a node has joined the cluster its label may
-// come at the latest, for pods that are pinned to its group and come before it.
-const newcomerTTL = time.Minute
-
-// newcomerLocked tells whether the pod may be on a node of its group that is not
-// labelled yet.
-func (l *Ledger) newcomerLocked(pod *Pod, n *node) bool {
-	return pod.Pinned() && n.Group == "" && (!n.exists || l.clock.Now().Before(n.Created.Add(newcomerTTL)))
-}
-
-func (l *Ledger) countMemberLocked(n *node, group string, joins bool) {
-	if group == "" {
-		return
-	}
-	l.moved[group] = l.clock.Now()
-	members := l.members[group]
-	if joins {
-		if members == nil {
-			members = map[string]*node{}
-			l.members[group] = members
-			l.epoch++
-		}
-		members[n.Name] = n
-		return
-	}
-	delete(members, n.Name)
-	if len(members) == 0 {
-		delete(l.members, group)
-		l.epoch++
-	}
-}
-
-// movedTTL is how long is kept when a group changed. Nobody stabilizes for longer
-// (stabilizationSeconds of a PropagationPolicy is 3600 at most).
-const movedTTL = time.Hour
-
-// MovedAt is when a node joined or left one of the groups last, as far as this
-// ledger has seen; the zero time if never, or more than movedTTL ago.
+// MovedAt returns the last time when a node joined or left one of the groups, or became open
+// in it; zero if this ledger has seen none in the last hour.
 func (l *Ledger) MovedAt(groups ...string) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var last time.Time
-	for _, group := range groups {
-		if at := l.moved[group]; at.After(last) {
-			last = at
-		}
-	}
-	return last
+	return l.nodes.movedAt(groups)
 }
 
-// HasMembers tells whether a group has a node.
+// HasMembers returns whether a group has a node.
 func (l *Ledger) HasMembers(group string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.members[group]) > 0
+	return l.nodes.hasMembers(group)
 }
 
-// GroupsEpoch changes whenever HasMembers or NotReadySince changes its answer
-// for some group.
+// NotReadySince returns since when none of a group's nodes has been Ready. ok is false if one
+// is Ready, or if the group has no node.
+func (l *Ledger) NotReadySince(group string) (since time.Time, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.nodes.notReadySince(group)
+}
+
+// GroupsEpoch increases whenever HasMembers or NotReadySince changes its result for a group.
 func (l *Ledger) GroupsEpoch() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.epoch
+	return l.nodes.epoch
 }
 
-// NodeGroup returns the group of a node; "" is none.
+// NodeGroup returns the group of a node; "" if it has none.
 func (l *Ledger) NodeGroup(name string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n := l.nodes[name]; n != nil {
-		return n.Group
-	}
-	return ""
+	return l.nodes.group(name)
 }
 
-// NodeGroups returns the groups of the named nodes, in their order, in the room
-// that into has.
+// NodeGroups returns the groups of the named nodes, in the same order. It writes them into
+// the array of into, if that is large enough.
 func (l *Ledger) NodeGroups(into, names []string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	groups := slices.Grow(into[:0], len(names))
 	for _, name := range names {
-		group := ""
-		if n := l.nodes[name]; n != nil {
-			group = n.Group
-		}
-		groups = append(groups, group)
+		groups = append(groups, l.nodes.group(name))
 	}
 	return groups
+}
+
+// PodsOnNode returns the pods that are bound to a node, finished ones included.
+func (l *Ledger) PodsOnNode(name string) []*Pod {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.nodes.podsOn(name)
 }

@@ -7,14 +7,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
-// Places finds nodes for the successors of several pods, one after the other:
-// the room that it finds for one is not there for the next. It is of use for
-// one decision; not safe for concurrent use.
+// Places finds nodes for the successors of several pods, one after the other. The room on a
+// node that it finds for one pod is not available to the next. Make a new one for each
+// decision. It is not safe for concurrent use.
 type Places struct {
 	ledger *Ledger
 	taken  map[string]*fit.Use // by node
-	// found is what came of the last search for the same demand in a group: room
-	// only becomes less, so a search that found none need not be done again.
+	// found is the result of the last search for the same demand in a group. The room only
+	// decreases, so a search that failed is not repeated.
 	found map[search]result
 }
 
@@ -33,33 +33,112 @@ func (l *Ledger) Places() *Places {
 	return &Places{ledger: l, taken: map[string]*fit.Use{}, found: map[search]result{}}
 }
 
-// CanTake tells whether some open node of a group could run the successor of a
-// pod, as far as kube-scheduler looks at the one pod and the one node, and else
-// why not. A group that the pod's owner avoids cannot: the pod would not come there.
+// CanTake returns whether some open node of a group could run the successor of a pod, and if
+// not, why. It checks what kube-scheduler's filters check of one pod and one node. It is
+// false for a group that the pod's owner avoids, because the successor would not get a seat
+// there.
 func (l *Ledger) CanTake(group string, pod *Pod) (bool, fit.Reason) {
 	return l.Places().Take(group, pod, nil)
 }
 
-// CanReturn tells whether the successor of a pod that runs could run in the same
-// group, where the pod leaves its room, and else why not. A pod with volumes is
-// to return to its node, which reaches them.
+// CanReturn returns whether the successor of a running pod could run in the same group, and
+// if not, why. On the pod's own node, what the pod uses counts as free. A pod with volumes
+// must fit on its own node, because other nodes may not reach the volumes.
 func (l *Ledger) CanReturn(pod *Pod) (bool, fit.Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	own := l.nodes[pod.Node]
+	return l.nodes.canReturn(pod)
+}
+
+// Take is CanTake, and takes the room. volumes are the node affinities of the pod's
+// PersistentVolumes.
+func (p *Places) Take(group string, pod *Pod, volumes []*nodeaffinity.NodeSelector) (bool, fit.Reason) {
+	l := p.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.waiting.avoids(pod.Owner(), group) {
+		return false, fit.Avoided
+	}
+	key := search{group, pod.demand()}
+	before, searched := p.found[key]
+	if searched && before.why != fit.Fits {
+		return false, before.why
+	}
+	check := fit.NewCheck(key.demand, volumes)
+	if searched && l.nodes.fits(group, before.node, check, p.taken) {
+		p.take(before.node, key.demand)
+		return true, fit.Fits
+	}
+	node, why := l.nodes.search(group, pod.ClassStamp, check, p.taken)
+	switch {
+	case why == fit.Fits:
+		p.take(node, key.demand)
+		p.found[key] = result{node: node}
+	case len(volumes) == 0: // volumes are not part of the key
+		p.found[key] = result{why: why}
+	}
+	return why == fit.Fits, why
+}
+
+func (p *Places) take(node string, demand *fit.Demand) {
+	if p.taken[node] == nil {
+		p.taken[node] = &fit.Use{}
+	}
+	p.taken[node].Add(demand)
+}
+
+// check compares the node with the pod that is checked. taken, by node, is used in addition
+// to what the pods on the node use.
+func (n *node) check(check *fit.Check, taken map[string]*fit.Use) fit.Reason {
+	if t := taken[n.Name]; t != nil {
+		return check.Of(&n.Offer, &n.used, t)
+	}
+	return check.Of(&n.Offer, &n.used)
+}
+
+// fits returns whether the pod that is checked fits on an open node of a group.
+func (ns *nodes) fits(group, name string, check *fit.Check, taken map[string]*fit.Use) bool {
+	n := ns.members[group][name]
+	return n != nil && n.Open && n.check(check, taken) == fit.Fits
+}
+
+// search returns an open node of a group on which the pod that is checked fits, or why there
+// is none. class is the one that the pod is restricted to; None if it is not.
+func (ns *nodes) search(group string, class capacity.Class, check *fit.Check, taken map[string]*fit.Use) (name string, why fit.Reason) {
+	why, ofClass := fit.NoOpenNode, class == capacity.None
+	for _, n := range ns.members[group] {
+		if !n.Open {
+			continue
+		}
+		ofClass = ofClass || n.class == class
+		reason := n.check(check, taken)
+		if reason == fit.Fits {
+			return n.Name, fit.Fits
+		}
+		why = fit.Further(why, reason)
+	}
+	if why == fit.NoMatch && !ofClass {
+		why = map[capacity.Class]fit.Reason{capacity.OnDemand: fit.NoOnDemand, capacity.Spot: fit.NoSpot}[class]
+	}
+	return "", why
+}
+
+// canReturn is CanReturn of the Ledger.
+func (ns *nodes) canReturn(pod *Pod) (bool, fit.Reason) {
+	own := ns.byName[pod.Node]
 	if own == nil {
 		return false, fit.NoOpenNode
 	}
 	check, why := fit.NewCheck(pod.demand(), nil), fit.NoOpenNode
-	left := &fit.Use{}
-	left.Remove(pod.demand())
+	freed := &fit.Use{}
+	freed.Remove(pod.demand())
 	if own.Open {
-		why = check.Of(&own.Offer, &own.used, left)
+		why = check.Of(&own.Offer, &own.used, freed)
 	}
 	if why == fit.Fits || pod.demand().Claims {
 		return why == fit.Fits, why
 	}
-	for _, n := range l.members[own.Group] {
+	for _, n := range ns.members[own.Group] {
 		if n == own || !n.Open {
 			continue
 		}
@@ -70,60 +149,4 @@ func (l *Ledger) CanReturn(pod *Pod) (bool, fit.Reason) {
 		why = fit.Further(why, reason)
 	}
 	return false, why
-}
-
-// Take is CanTake, and takes the room. volumes are the node affinities of the
-// pod's PersistentVolumes.
-func (p *Places) Take(group string, pod *Pod, volumes []*nodeaffinity.NodeSelector) (bool, fit.Reason) {
-	l := p.ledger
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.avoidsLocked(pod.Owner(), group) {
-		return false, fit.Avoided
-	}
-	key := search{group, pod.demand()}
-	before, searched := p.found[key]
-	if searched && before.why != fit.Fits {
-		return false, before.why
-	}
-	check := fit.NewCheck(key.demand, volumes)
-	if n := l.members[group][before.node]; n != nil && n.Open && p.checkLocked(check, n) == fit.Fits {
-		p.takeLocked(n, key.demand)
-		return true, fit.Fits
-	}
-	why, ofClass := fit.NoOpenNode, pod.ClassStamp == capacity.None
-	for _, n := range l.members[group] {
-		if !n.Open {
-			continue
-		}
-		ofClass = ofClass || n.class == pod.ClassStamp
-		reason := p.checkLocked(check, n)
-		if reason == fit.Fits {
-			p.takeLocked(n, key.demand)
-			p.found[key] = result{node: n.Name}
-			return true, fit.Fits
-		}
-		why = fit.Further(why, reason)
-	}
-	if why == fit.NoMatch && !ofClass {
-		why = map[capacity.Class]fit.Reason{capacity.OnDemand: fit.NoOnDemand, capacity.Spot: fit.NoSpot}[pod.ClassStamp]
-	}
-	if len(volumes) == 0 {
-		p.found[key] = result{why: why}
-	}
-	return false, why
-}
-
-func (p *Places) checkLocked(check *fit.Check, n *node) fit.Reason {
-	if taken := p.taken[n.Name]; taken != nil {
-		return check.Of(&n.Offer, &n.used, taken)
-	}
-	return check.Of(&n.Offer, &n.used)
-}
-
-func (p *Places) takeLocked(n *node, demand *fit.Demand) {
-	if p.taken[n.Name] == nil {
-		p.taken[n.Name] = &fit.Use{}
-	}
-	p.taken[n.Name].Add(demand)
 }

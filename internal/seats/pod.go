@@ -19,8 +19,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// Pod is what the decisions need to know of a pod: a twentieth of the object.
-// Pods are shared and never changed.
+// Pod is the part of a pod that decisions need: about a twentieth of the object. After Observe
+// a Pod is shared and must not be changed.
 type Pod struct {
 	UID       types.UID
 	Namespace string
@@ -28,59 +28,60 @@ type Pod struct {
 
 	// Controller is the direct owner, or nil.
 	Controller *ownership.Reference
-	// Revision tells the revisions of one owner's template apart.
+	// Revision identifies the revision of the owner's template.
 	Revision string
-	// Policies are the labels that the pod itself carries.
+	// Policies are the policy labels of the pod itself.
 	Policies ownership.Policies
-	// IgnoreMissing: the pod's own missing-policy annotation says Ignore.
+	// IgnoreMissing: the pod's own missing-policy annotation is Ignore.
 	IgnoreMissing bool
-	// GroupStamp is the NodeGroup whose seat the pod took.
+	// GroupStamp is the NodeGroup in which the pod took a seat, from its label.
 	GroupStamp string
-	// Seat is the token under which the pod got its seat at creation; "" if it
-	// did not.
+	// Seat is the token with which the pod got its seat at creation; "" if it got none then.
 	Seat types.UID
-	// Admission is the token under which the pod was let to the scheduler
-	// without a seat; "" if nothing bounds how many go there.
+	// Admission is the token with which the pod was admitted to kube-scheduler without a seat;
+	// "" if its policy does not limit the number of pods.
 	Admission types.UID
-	// Admitted: the pod passed the pod webhook, and its workload required a policy
-	// or might have.
+	// Admitted: the pod passed the pod webhook, and its workload required a policy, or the
+	// webhook could not find out whether it does.
 	Admitted bool
-	// Overrides stands for what was overridden at creation and cannot change.
+	// Overrides is a hash of the overrides that were applied at creation and cannot be applied
+	// later; "" if there were none.
 	Overrides string
 	// CreatedFor is the UID of the direct owner that the pod had when it was
 	// created with overrides, or "".
 	CreatedFor types.UID
-	// Unassigned says why the pod could not be created as wanted.
+	// Unassigned is why the pod could not get its seat or its overrides at creation; "" if it
+	// got them.
 	Unassigned string
 
-	// ClassStamp is the class of capacity that the webhook gave the pod, and Class
-	// the one that its demands leave it: the ledger reads that.
+	// ClassStamp is the capacity class that the webhook gave the pod. Class is the one that the
+	// pod's demands leave to it; Observe sets it.
 	ClassStamp, Class capacity.Class
-	// NamesNode: the pod was created for the node that it has.
+	// NamesNode: the pod was created with a node's name.
 	NamesNode bool
 
-	// For is the one node that the pod is for, as DaemonSets say, or "".
+	// For is the one node that a DaemonSet's pod is for; "" for other pods.
 	For string
 	// Node is empty until the pod is bound.
 	Node string
 	// Active: neither finished nor terminating. Only active pods count.
 	Active bool
-	// Finished: succeeded or failed. It holds nothing on its node any more; a
-	// pod that terminates does.
+	// Finished: succeeded or failed. A finished pod uses nothing on its node any more; a
+	// terminating pod still does.
 	Finished bool
 	// Ready is the pod's Ready condition.
 	Ready bool
-	// Gated: a scheduling gate of ours holds the pod back.
+	// Gated: the pod has our scheduling gate.
 	Gated bool
 	// Unschedulable: kube-scheduler has looked at the pod and found no node.
 	Unschedulable bool
-	// UnschedulableSince is when that began.
+	// UnschedulableSince is when that began; zero while Unschedulable is false.
 	UnschedulableSince time.Time
-	// Refused: the extender refused nodes that kube-scheduler found.
+	// Refused: the extender refused nodes that kube-scheduler had found.
 	Refused bool
-	// Nominated: kube-scheduler preempts others for the pod.
+	// Nominated: kube-scheduler preempts other pods for the pod.
 	Nominated bool
-	// Claims: the pod has volumes of its own, which may tie it to nodes.
+	// Claims: the pod uses PersistentVolumeClaims, whose volumes may tie it to nodes.
 	Claims bool
 	// Nudge is the value of the nudge annotation.
 	Nudge string
@@ -88,10 +89,10 @@ type Pod struct {
 	Created time.Time
 	// DeletionCost is controller.kubernetes.io/pod-deletion-cost; 0 when unset.
 	DeletionCost int32
-	// HasCost: the annotation is set; OwnCost: by atoll-manager.
+	// HasCost: the annotation is set. OwnCost: atoll-manager has set it.
 	HasCost, OwnCost bool
-	// Demand is what the pod, and its successor, demands of a node. Pods of a
-	// cohort share theirs.
+	// Demand is what the pod and its successor demand of a node; nil means nothing. Pods of a
+	// cohort with equal demands share one.
 	Demand *fit.Demand
 
 	// Containers are the init containers and the containers, in this order.
@@ -109,12 +110,12 @@ type Container struct {
 	Running bool
 	// Restarts is its restartCount.
 	Restarts int32
-	// Restarting: its image was changed in place, and it has not restarted since.
+	// Restarting: its image was changed in place, and the kubelet has not restarted it since.
 	Restarting bool
 }
 
-// Owner is the UID under which the pod is counted: its controller's, or its
-// own when it has none.
+// Owner returns the UID under which the pod is counted: that of its controller, or its own if
+// it has none.
 func (p *Pod) Owner() types.UID {
 	if p.Controller != nil {
 		return p.Controller.UID
@@ -122,26 +123,27 @@ func (p *Pod) Owner() types.UID {
 	return p.UID
 }
 
-// Pinned tells whether the pod got its seat at creation: it can go to no group
-// but GroupStamp.
+// Pinned returns whether the pod got its seat at creation: it can only go to the group
+// GroupStamp.
 func (p *Pod) Pinned() bool { return p.Seat != "" && p.GroupStamp != "" }
 
-// GivenUp tells whether the pod was overridden when it was created and is not
-// its owner's any more: it lacks a label by which its owner finds its pods.
+// GivenUp returns whether the pod was overridden when it was created and does not belong to its
+// owner any more, because it lacks a label with which the owner selects its pods.
 func (p *Pod) GivenUp() bool {
 	return p.Active && p.CreatedFor != "" && (p.Controller == nil || p.Controller.UID != p.CreatedFor)
 }
 
-// UserCost tells whether the pod's deletion cost is not ours to write.
+// UserCost returns whether somebody else has set the pod's deletion cost, so that atoll-manager
+// must not write it.
 func (p *Pod) UserCost() bool { return p.HasCost && !p.OwnCost }
 
-// Key names the pod.
+// Key returns the namespace and the name of the pod.
 func (p *Pod) Key() types.NamespacedName {
 	return types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 }
 
-// Restarting tells whether a container's image was changed in place and the
-// kubelet has not restarted it yet.
+// Restarting returns whether a container's image was changed in place and the kubelet has not
+// restarted it yet.
 func (p *Pod) Restarting() bool {
 	for i := range p.Containers {
 		if p.Containers[i].Restarting {
@@ -151,10 +153,11 @@ func (p *Pod) Restarting() bool {
 	return false
 }
 
-// Available tells whether the pod does its work now.
+// Available returns whether the pod is active, bound and Ready, and no container is about to
+// restart.
 func (p *Pod) Available() bool { return p.Active && p.Ready && p.Node != "" && !p.Restarting() }
 
-// Object is the pod as the start of a walk up its owners.
+// Object returns the pod as the start of a walk up its owners.
 func (p *Pod) Object() *ownership.Object {
 	return &ownership.Object{
 		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
@@ -163,17 +166,16 @@ func (p *Pod) Object() *ownership.Object {
 	}
 }
 
-// RevisionOf tells the revision of a pod that has a controller and labels. The
-// owners' walk knows; see owners.Walker.
+// RevisionOf returns the revision of a pod from its controller, which may be nil, and its
+// labels. owners.Walker implements it for all kinds of workloads.
 type RevisionOf func(controller *ownership.Reference, labels map[string]string) string
 
-// Slim keeps of a pod what the decisions need. Its revision is that of the pods
-// of a built-in kind; see SlimBy for those of others.
+// Slim is SlimBy for pods of the kinds that Kubernetes itself has.
 func Slim(pod *corev1.Pod) *Pod {
 	return SlimBy(func(_ *ownership.Reference, labels map[string]string) string { return ownership.Revision(labels, "") }, pod)
 }
 
-// SlimBy keeps of a pod what the decisions need.
+// SlimBy returns the part of a pod that decisions need. revision computes its Revision.
 func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 	controller := owners.ControllerOf(pod.OwnerReferences)
 	p := &Pod{
@@ -223,7 +225,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 	return p
 }
 
-// HasClaims tells whether a pod has volumes of its own.
+// HasClaims returns whether a pod uses PersistentVolumeClaims, ephemeral ones included.
 func HasClaims(spec *corev1.PodSpec) bool {
 	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
 		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil
@@ -232,8 +234,8 @@ func HasClaims(spec *corev1.PodSpec) bool {
 
 func (p *Pod) setContainers(pod *corev1.Pod) {
 	if v := pod.Annotations[gm.OriginalImagesAnnotation]; v != "" {
-		// A value that does not parse is as good as none: the images that the
-		// pod has now are the base then.
+		// A value that cannot be parsed counts as missing: overrides then start from the
+		// images that the pod has now.
 		_ = json.Unmarshal([]byte(v), &p.Originals)
 	}
 	var before map[string]int32
@@ -264,9 +266,9 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 	}
 }
 
-// affinity is the required node affinity of the pod and its successor: a pod
-// that got its seat at creation is pinned to a group, and the next one to
-// another. That of a DaemonSet's pod, which names one node, is of no use.
+// affinity returns the required node affinity that the pod and its successor have in common. The
+// pin to a group is not part of it, because the successor may be pinned to another group. It is
+// nil for a DaemonSet's pod, whose affinity only names its node.
 func (p *Pod) affinity(pod *corev1.Pod) *corev1.NodeSelector {
 	required := requiredAffinity(pod)
 	switch {
@@ -279,7 +281,8 @@ func (p *Pod) affinity(pod *corev1.Pod) *corev1.NodeSelector {
 	}
 }
 
-// demand is Demand, of a pod that demands nothing too.
+// demand returns Demand; if that is nil, the demand of a pod without requests, which still
+// counts as one pod on its node.
 func (p *Pod) demand() *fit.Demand {
 	if p.Demand == nil {
 		return nothing
@@ -296,8 +299,8 @@ func requiredAffinity(pod *corev1.Pod) *corev1.NodeSelector {
 	return pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 }
 
-// NodeOf is the one node that a DaemonSet's pod is for: its controller demands
-// it by name. "" for other pods.
+// NodeOf returns the one node that a DaemonSet's pod is for, from the affinity that the
+// DaemonSet controller gives it; "" for other pods.
 func NodeOf(pod *corev1.Pod) string {
 	required, controller := requiredAffinity(pod), metav1.GetControllerOfNoCopy(pod)
 	if required == nil || controller == nil || controller.Kind != "DaemonSet" {

@@ -64,7 +64,7 @@ func TestPodsThatGetTheirSeatEndTheRounds(t *testing.T) {
 			pod.Created = began
 			tc.change(pod, began)
 			l.Observe(pod)
-			if ended := len(l.rounds) == 0; ended != tc.ended {
+			if ended := len(l.waiting.rounds) == 0; ended != tc.ended {
 				t.Errorf("the rounds have ended: %t", ended)
 			}
 		})

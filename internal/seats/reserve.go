@@ -1,16 +1,13 @@
 package seats
 
 import (
-	"time"
-
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
-// Reason says why a pod got no seat.
+// Reason is why a pod got no seat.
 type Reason string
 
 const (
@@ -20,115 +17,96 @@ const (
 	NoGroup Reason = "no NodeGroup of the PropagationPolicy has a node"
 	// NoSeatOpen: every group has its share of the pods.
 	NoSeatOpen Reason = "every NodeGroup has its share of the workload's pods"
-	// NoNodeInOpenGroup: of the groups that lack pods, no node can take this one.
+	// NoNodeInOpenGroup: no node that can take the pod is in a group that lacks pods.
 	NoNodeInOpenGroup Reason = "no node that fits belongs to a NodeGroup that lacks pods of the workload"
 )
 
-// Request asks for a seat for a pod.
+// Request is a request for a seat for a pod.
 type Request struct {
+	// Pod is the pod's UID, or the token of a pod that is being created.
 	Pod    types.UID
 	Cohort Cohort
-	// Namespace of a pod that is being created: see lost.go.
+	// Namespace is that of a pod that is being created. It is used to find the pod if the
+	// watch does not show it in time: see lost.go.
 	Namespace string
-	// Token is what a seat that the pod got at creation is known by; "" if none.
+	// Token identifies the seat that the pod got at creation; "" if it got none.
 	Token types.UID
-	// Total is the number of pods that the cohort may come to have, as far as
-	// its owners say; the ledger raises it to the number it knows of.
+	// Total is the number of pods that the cohort may have, as its owners state it. If the
+	// ledger has more active pods of the cohort, that number is used.
 	Total int
-	// Spread says how they divide.
+	// Spread divides the pods over the groups.
 	Spread placement.Spread
-	// Nodes are the names of the nodes that could take the pod, where somebody
-	// has found out.
+	// Nodes are the names of the nodes that can take the pod, from kube-scheduler. Only Reserve
+	// reads them.
 	Nodes []string
-	// Check, if not nil, tells which nodes the pod may go to at all. It is used
-	// under the ledger's lock and by nobody else meanwhile.
+	// Check returns which nodes the pod may go to at all; nil means all. Only Take and Place
+	// use it. It is used under the ledger's mutex, and must not be used elsewhere meanwhile.
 	Check *fit.Check
 }
 
-// Reserve hands out the seat whose turn it is, among the groups that have one
-// of the request's nodes, and returns its group. A reservation that the pod
-// had before is given back first. Nothing is reserved unless the Reason is Seated.
+// Reserve reserves a seat in the group that is next, of those groups that have one of the
+// request's nodes, and returns the group. An earlier reservation of the pod is dropped first.
+// If the Reason is not Seated, nothing is reserved. A pod that is bound, that got its seat at
+// creation or that is being bound keeps the seat that it has.
 func (l *Ledger) Reserve(r Request) (group string, why Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.entryLocked(r)
-	if l.claimLocked(s, r.Token) {
+	return l.cohorts.reserve(l.entryLocked(r.Pod, r.Cohort), r)
+}
+
+func (cs *cohorts) reserve(s *seat, r Request) (group string, why Reason) {
+	if cs.claim(s, r.Token) || s.seated && cs.fixed(s) {
 		return s.group, Seated
 	}
-	if s.seated && l.fixedLocked(s) {
-		return s.group, Seated // bound already and the scheduler does not know yet, or seated at creation
-	}
-	l.unseatLocked(s)
-	group, why = l.chooseLocked(s, r)
+	cs.unseat(s)
+	group, why = cs.choose(s, r)
 	if why != Seated {
 		if s.pod == nil {
-			l.dropLocked(s)
+			cs.drop(s)
 		}
 		return "", why
 	}
-	l.seatLocked(s, group)
-	l.reserveLocked(s, ReservationTTL)
+	cs.seat(s, group)
+	cs.reserveFor(s, ReservationTTL)
 	return group, Seated
 }
 
-// claimLocked gives a pod that was not seen yet the seat that was taken for it at
-// its creation: kube-scheduler may see a pod before we do.
-func (l *Ledger) claimLocked(s *seat, token types.UID) bool {
-	taken := l.seats[token]
+// claim gives a pod that was not observed yet the seat that was taken under its token when it
+// was created. kube-scheduler's watch may show a pod before ours does.
+func (cs *cohorts) claim(s *seat, token types.UID) bool {
+	taken := cs.byPod[token]
 	if token == "" || s.pod != nil || taken == nil || taken.pod != nil || !taken.seated || taken.cohort != s.cohort {
 		return false
 	}
 	group := taken.group
-	l.dropLocked(taken)
-	l.unseatLocked(s)
-	l.seatLocked(s, group)
-	l.reserveLocked(s, ReservationTTL)
+	cs.drop(taken)
+	cs.unseat(s)
+	cs.seat(s, group)
+	cs.reserveFor(s, ReservationTTL)
 	return true
 }
 
-// fixedLocked: the pod goes to no other group now. It is bound, or was seated at
-// creation, or is being bound: what came of that may not have been seen yet,
-// and another kube-scheduler may ask about the pod meanwhile.
-func (l *Ledger) fixedLocked(s *seat) bool {
-	return s.pod != nil && (s.pod.Node != "" || s.pod.Pinned()) || s.binding && l.clock.Now().Before(s.lapses)
+// fixed returns whether the pod cannot go to another group any more. It is bound, or was
+// seated at creation, or is being bound. In the last case the watch may not have shown the
+// result yet, and another kube-scheduler may send requests for the pod.
+func (cs *cohorts) fixed(s *seat) bool {
+	return s.pod != nil && (s.pod.Node != "" || s.pod.Pinned()) || s.binding && cs.clock.Now().Before(s.lapses)
 }
 
-// entryLocked is the entry of the request's pod, in the request's cohort.
-func (l *Ledger) entryLocked(r Request) *seat {
-	s := l.seats[r.Pod]
-	if s != nil && s.cohort.key != r.Cohort {
-		l.dropLocked(s)
-		s = nil
-	}
-	if s == nil {
-		s = l.enterLocked(r.Pod, r.Cohort)
-	}
-	return s
-}
-
-func (l *Ledger) reserveLocked(s *seat, ttl time.Duration) {
-	if s.seated && !s.reserved {
-		l.held[false].Dec()
-		l.held[true].Inc()
-	}
-	s.reserved, s.namespace = true, ""
-	s.lapses = l.clock.Now().Add(ttl)
-	s.cohort.reservations[s.uid] = s
-}
-
-func (l *Ledger) chooseLocked(s *seat, r Request) (string, Reason) {
+// choose returns the group that is next for an entry without a seat.
+func (cs *cohorts) choose(s *seat, r Request) (string, Reason) {
 	groups := r.Spread.Groups()
 	if len(groups) == 0 {
 		return "", NoGroup
 	}
 	c := s.cohort
-	l.lapseLocked(c)
+	cs.lapse(c)
 	desired := c.divide(r.Spread, max(r.Total, c.active))
 	for i, g := range groups {
 		c.current[i] = c.counts[g]
 		c.feasible[i] = false
 	}
-	l.markFeasibleLocked(c, groups, r.Nodes)
+	cs.markFeasible(c, groups, r.Nodes)
 	if i := r.Spread.Next(desired, c.current, c.feasible); i >= 0 {
 		return groups[i], Seated
 	}
@@ -140,16 +118,16 @@ func (l *Ledger) chooseLocked(s *seat, r Request) (string, Reason) {
 	return "", NoSeatOpen
 }
 
-// markFeasibleLocked marks the groups of the nodes. Nodes of one group tend to
-// come one after another, and most calls find every group soon.
-func (l *Ledger) markFeasibleLocked(c *cohort, groups []string, nodes []string) {
+// markFeasible marks the groups of the nodes. It is fast for most calls: nodes of one group
+// are often adjacent, and it returns when all groups are marked.
+func (cs *cohorts) markFeasible(c *cohort, groups []string, nodes []string) {
 	left, last := len(groups), ""
 	for _, name := range nodes {
-		n := l.nodes[name]
-		if n == nil || n.Group == "" || n.Group == last {
+		group := cs.nodes.group(name)
+		if group == "" || group == last {
 			continue
 		}
-		last = n.Group
+		last = group
 		for i, g := range groups {
 			if g == last && !c.feasible[i] {
 				c.feasible[i] = true
@@ -162,103 +140,43 @@ func (l *Ledger) markFeasibleLocked(c *cohort, groups []string, nodes []string) 
 	}
 }
 
-// lapseLocked drops the cohort's reservations whose time is over.
-func (l *Ledger) lapseLocked(c *cohort) {
-	if len(c.reservations) == 0 {
-		return
-	}
-	now := l.clock.Now()
-	for _, s := range c.reservations {
-		ends := s.lapses
-		if s.namespace != "" {
-			ends = ends.Add(lookTime) // before that a look ends it: see lost.go
-		}
-		if !now.Before(ends) {
-			l.endLocked(s)
-		}
-	}
-}
-
-// endLocked drops a reservation.
-func (l *Ledger) endLocked(s *seat) {
-	switch {
-	case s.pod == nil:
-		l.dropLocked(s)
-	case s.pod.Node != "": // the node did not join the group that the pod is pinned to
-		l.seatLocked(s, l.nodeLocked(s.pod.Node).Group)
-		l.settleLocked(s)
-	default:
-		l.unseatLocked(s)
-		s.granted = capacity.None
-		l.countClassLocked(s)
-	}
-}
-
-// Lapse drops every reservation whose time is over, and what else is not true
-// any more: that of cohorts and groups that nobody asks about would stay otherwise.
-func (l *Ledger) Lapse() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, c := range l.cohorts {
-		l.lapseLocked(c)
-	}
-	l.forgetWaitingLocked()
-	now := l.clock.Now()
-	for group, at := range l.moved {
-		if now.Sub(at) > movedTTL {
-			delete(l.moved, group)
-		}
-	}
-	l.calmLocked()
-}
-
-func (c *cohort) divide(spread placement.Spread, total int) []int {
-	if c.desired == nil || c.dividedTotal != total || !c.divided.Equal(spread) {
-		c.divided, c.dividedTotal = spread, total
-		c.desired = spread.Divide(total)
-		c.current = make([]int, len(c.desired))
-		c.feasible = make([]bool, len(c.desired))
-	}
-	return c.desired
-}
-
-// Confirm checks, before a pod is bound to a node, that it still holds a seat
-// in the node's group, and keeps the seat until the pod is seen there: until
-// then, until Release or until it lapses, the pod gets no other. A pod whose
-// reservation lapsed takes the seat if the group still lacks pods.
+// Confirm checks, before a pod is bound to a node, that the pod still holds a seat in the
+// node's group. If so, the seat is reserved for this binding: until the watch shows the pod on
+// its node, until Release, or until the reservation expires, the pod gets no other seat. A pod
+// whose reservation has expired gets a seat if the group still lacks pods.
 func (l *Ledger) Confirm(r Request, nodeName string) Reason {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.entryLocked(r)
-	group := ""
-	if n := l.nodes[nodeName]; n != nil {
-		group = n.Group
-	}
+	return l.cohorts.confirm(l.entryLocked(r.Pod, r.Cohort), r, l.nodes.group(nodeName))
+}
+
+func (cs *cohorts) confirm(s *seat, r Request, group string) Reason {
 	if s.seated && s.group == group {
 		if s.reserved {
-			l.reserveLocked(s, ReservationTTL)
+			cs.reserveFor(s, ReservationTTL)
 			s.binding = true
 		}
 		return Seated
 	}
-	if l.fixedLocked(s) {
-		return NoSeatOpen // it sits elsewhere
+	if cs.fixed(s) {
+		return NoSeatOpen // its seat is in another group
 	}
-	l.unseatLocked(s)
-	why := l.openLocked(s.cohort, r, group)
+	cs.unseat(s)
+	why := cs.hasOpen(s.cohort, r, group)
 	switch {
 	case why == Seated:
-		l.seatLocked(s, group)
-		l.reserveLocked(s, ReservationTTL)
+		cs.seat(s, group)
+		cs.reserveFor(s, ReservationTTL)
 		s.binding = true
 	case s.pod == nil:
-		l.dropLocked(s)
+		cs.drop(s)
 	}
 	return why
 }
 
-func (l *Ledger) openLocked(c *cohort, r Request, group string) Reason {
-	l.lapseLocked(c)
+// hasOpen returns Seated if a group lacks pods of the cohort, or else why there is no seat.
+func (cs *cohorts) hasOpen(c *cohort, r Request, group string) Reason {
+	cs.lapse(c)
 	desired := c.divide(r.Spread, max(r.Total, c.active))
 	for i, g := range r.Spread.Groups() {
 		if g == group && group != "" {
@@ -271,26 +189,34 @@ func (l *Ledger) openLocked(c *cohort, r Request, group string) Reason {
 	return NoNodeInOpenGroup
 }
 
-// KeepSeat keeps the seat of a pod whose binding is done until the pod is seen on
-// its node, however late that is: a view that lags must not make the seat look
-// free again.
+// KeepSeat extends the reservation of a pod that was bound, by boundTTL: the watch may be far
+// behind, and the seat must not become free for another pod before it shows the pod.
 func (l *Ledger) KeepSeat(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s := l.seats[uid]; s != nil && s.reserved {
-		l.reserveLocked(s, boundTTL)
+	l.cohorts.keep(uid)
+}
+
+func (cs *cohorts) keep(uid types.UID) {
+	if s := cs.byPod[uid]; s != nil && s.reserved {
+		cs.reserveFor(s, boundTTL)
 	}
 }
 
-// Release gives a reservation back. Seats of bound pods stay.
+// Release drops a reservation. An observed seat stays.
 func (l *Ledger) Release(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s := l.seats[uid]; s != nil && s.reserved {
-		if s.pod == nil {
-			l.dropLocked(s)
-			return
-		}
-		l.unseatLocked(s)
+	l.cohorts.release(uid)
+}
+
+func (cs *cohorts) release(uid types.UID) {
+	s := cs.byPod[uid]
+	switch {
+	case s == nil || !s.reserved:
+	case s.pod == nil:
+		cs.drop(s)
+	default:
+		cs.unseat(s)
 	}
 }

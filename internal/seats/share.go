@@ -2,19 +2,16 @@ package seats
 
 import "slices"
 
-// shareLocked lets a pod share with another of its cohort, and with its node,
-// what is equal: most of what is kept of thousands of pods is the same text.
-// Nobody else knows the pod yet.
-func (l *Ledger) shareLocked(pod *Pod, c *cohort) {
-	if n := l.nodes[pod.Node]; n != nil {
-		share(&pod.Node, n.Name)
-	}
+// intern replaces parts of a pod by equal parts of the pod of the cohort that was observed
+// before, so that one copy stays in memory: most of what is stored of thousands of pods is
+// the same text. It must be called before the pod is stored anywhere.
+func (c *cohort) intern(pod *Pod) {
 	like := c.like
 	c.like = pod
 	if like == nil {
 		return
 	}
-	share(&pod.Namespace, like.Namespace)
+	intern(&pod.Namespace, like.Namespace)
 	if pod.Controller != nil && like.Controller != nil && *pod.Controller == *like.Controller {
 		pod.Controller = like.Controller
 	}
@@ -34,14 +31,14 @@ func (l *Ledger) shareLocked(pod *Pod, c *cohort) {
 			return
 		}
 		mine, others := &pod.Containers[i], &like.Containers[i]
-		share(&mine.Name, others.Name)
-		share(&mine.Image, others.Image)
+		intern(&mine.Name, others.Name)
+		intern(&mine.Image, others.Image)
 	}
 }
 
-// share makes a string the other one, whose text it has.
-func share(mine *string, other string) {
-	if *mine == other {
-		*mine = other
+// intern replaces a string by the stored one if both have the same text.
+func intern(text *string, stored string) {
+	if *text == stored {
+		*text = stored
 	}
 }

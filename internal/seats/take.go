@@ -8,39 +8,38 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
-// takeTTL is how long a seat is kept for a pod that is being created, before
-// somebody looks what became of it: one that others refuse, as for a quota, gives
-// it back then.
+// takeTTL is how long a seat is reserved for a pod that is being created before the Informer
+// looks whether the pod was written. If the pod was refused, for example by a quota, the seat
+// becomes free then.
 const takeTTL = 10 * time.Second
 
-// maxUnseen bounds the seats of one cohort that are kept for pods which nobody has
-// seen yet, beyond as many as its owner wants. The API server shows a pod within
-// moments of its creation; what asks for more is not creating any. How many pods
-// there are does not matter: those that were deleted at once may not have been
-// seen to go when their successors come.
+// maxUnseen limits the entries of one cohort for pods in creation: Request.Total, plus
+// maxUnseen. The watch shows a pod within moments of its creation, so a caller that requests
+// more creates no pods. The number of existing pods does not count: when pods are deleted at
+// once, requests for their successors may arrive before the watch shows the deletions.
 const maxUnseen = 20
 
-// Take hands out the seat whose turn it is to a pod that is being created, and
-// returns its group. The pod is to carry the token, which stands for it in
-// Request.Pod, and is known by it once it is seen. Request.Nodes is not looked
-// at: groups that the owner avoids, or of which the pod may go to no node, get it
-// only if no other can. A dry run
-// answers the same and takes nothing.
+// Take reserves a seat in the group that is next for a pod that is being created, and returns
+// the group. Request.Pod is a token: the caller must write it on the pod, as the Seat of Pod.
+// Request.Nodes is not used. Groups that the owner avoids, or that have no node which the pod
+// may go to, are chosen only if no other group can be. A dry run returns the same and reserves
+// nothing.
 func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	groups := r.Spread.Groups()
 	if len(groups) == 0 {
 		return "", NoGroup
 	}
-	if l.askedTooOften(r) {
+	if l.tooManyUnseen(r) {
 		return "", NoSeatOpen
 	}
-	reached := l.reached(groups, r.Check)
+	usable := l.reached(groups, r.Check)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.entryLocked(r)
+	s := l.entryLocked(r.Pod, r.Cohort)
+	l.withoutAvoidedLocked(usable, groups, r.Cohort)
 	i := -1
-	if s.token || s.cohort.unseen < maxUnseen+r.Total {
-		i = l.turnLocked(s.cohort, r, groups, reached)
+	if !s.cohort.tooManyUnseen(s, r.Total) {
+		i = l.cohorts.turn(s.cohort, r, groups, usable)
 	}
 	if (i < 0 || dryRun) && s.granted == capacity.None {
 		l.dropLocked(s)
@@ -49,33 +48,48 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 		return "", NoSeatOpen
 	}
 	if !dryRun {
-		l.takenLocked(s)
-		l.seatLocked(s, groups[i])
-		l.promiseLocked(s, r.Namespace)
+		l.cohorts.take(s, groups[i], r.Namespace)
 	}
 	return groups[i], Seated
 }
 
-// askedTooOften: more seats of the cohort are kept for pods that nobody has seen
-// than its owner can make. A pod that is one of these already is asked about no
-// more often.
-func (l *Ledger) askedTooOften(r Request) bool {
+// tooManyUnseen returns whether the cohort of a request already has the maximum of entries
+// for pods in creation.
+func (l *Ledger) tooManyUnseen(r Request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c := l.cohorts[r.Cohort]
-	if c == nil || c.unseen < maxUnseen+r.Total {
-		return false
-	}
-	s := c.seats[r.Pod]
-	return s == nil || !s.token
+	c := l.cohorts.byKey[r.Cohort]
+	return c != nil && c.tooManyUnseen(c.seats[r.Pod], r.Total)
 }
 
-// reachSlice is how many nodes are looked at before others get the lock.
+// tooManyUnseen returns whether the cohort already has the maximum of entries for pods in
+// creation. It is false for a pod that has one of these entries. s may be nil.
+func (c *cohort) tooManyUnseen(s *seat, total int) bool {
+	return c.unseen >= maxUnseen+total && (s == nil || !s.token)
+}
+
+// take reserves a seat for a pod that is being created.
+func (cs *cohorts) take(s *seat, group, namespace string) {
+	cs.markUnseen(s)
+	cs.seat(s, group)
+	cs.promise(s, namespace)
+}
+
+// markUnseen counts an entry as one of a pod in creation, which the watch has not shown yet.
+func (cs *cohorts) markUnseen(s *seat) {
+	if s.token {
+		return
+	}
+	s.token = true
+	s.cohort.unseen++
+	s.cohort.arrived()
+}
+
+// reachSlice is how many nodes are checked before the mutex is released for others.
 const reachSlice = 64
 
-// reached tells of each group whether the pod may go to one of its nodes at all.
-// Others need the lock meanwhile, and what a pod demands may be long: it is held
-// for a few nodes at a time.
+// reached returns, for each group, whether the pod may go to one of its nodes at all. The
+// demands of a pod may be long, so the mutex is held for reachSlice nodes at a time.
 func (l *Ledger) reached(groups []string, check *fit.Check) []bool {
 	out := make([]bool, len(groups))
 	for i, g := range groups {
@@ -87,120 +101,125 @@ func (l *Ledger) reached(groups []string, check *fit.Check) []bool {
 func (l *Ledger) reaches(group string, check *fit.Check) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	looked := 0
-	var names []string
-	for _, n := range l.members[group] {
-		if looked++; looked <= reachSlice {
-			if check.Reaches(&n.Offer) {
-				return true
-			}
-			continue
-		}
-		names = append(names, n.Name)
+	reached, others := l.nodes.reach(group, check, reachSlice)
+	if reached {
+		return true
 	}
-	for part := range slices.Chunk(names, reachSlice) {
+	for part := range slices.Chunk(others, reachSlice) {
 		l.mu.Unlock()
-		l.mu.Lock() // others may have had it in between
-		for _, name := range part {
-			if n := l.members[group][name]; n != nil && check.Reaches(&n.Offer) {
-				return true
-			}
+		l.mu.Lock() // others may have held it in between
+		if l.nodes.reachAny(group, check, part) {
+			return true
 		}
 	}
 	return false
 }
 
-// Admit tells whether a seat is open for a pod that is being created and gets
-// it while it is scheduled: of a spread that bounds how many pods there are, no
-// more pods go to the scheduler than find a seat. The pod is to carry the token,
-// which stands for it in Request.Pod: it counts until the pod is seen, or for
-// some seconds. A dry run answers the same and counts nothing.
+// withoutAvoidedLocked sets usable to false for the groups that the cohort's owner avoids.
+func (l *Ledger) withoutAvoidedLocked(usable []bool, groups []string, cohort Cohort) {
+	for i, g := range groups {
+		usable[i] = usable[i] && !l.waiting.avoids(cohort.Owner, g)
+	}
+}
+
+// Admit returns whether a seat is open for a pod that is being created and that gets its seat
+// while it is scheduled. It is used for spreads that limit the number of pods: only as many
+// pods go to kube-scheduler as there are seats. Request.Pod is a token: the caller must write
+// it on the pod, as the Admission of Pod. The pod counts until the watch shows it, or for
+// takeTTL. A dry run returns the same and counts nothing.
 func (l *Ledger) Admit(r Request, dryRun bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.entryLocked(r)
-	open := l.admitsLocked(s.cohort, r)
+	s := l.entryLocked(r.Pod, r.Cohort)
+	open := l.cohorts.admits(s.cohort, r)
 	if !open || dryRun {
 		l.dropLocked(s)
 		return open
 	}
-	l.reserveLocked(s, takeTTL)
+	l.cohorts.reserveFor(s, takeTTL)
 	return true
 }
 
-// CanUngate tells whether a pod that waits at our gate may go to the scheduler: what
-// Admit tells of one that is being created. It counts as gone from then on, so
-// that neither another at the gate nor a new one gets the same seat. A caller
-// that fails to take the gate off asks again, and gets the same answer.
+// CanUngate returns whether a pod that waits at our gate may go to kube-scheduler: what Admit
+// returns for a pod in creation. From then on the pod counts as one that went, so that no other
+// pod, at the gate or new, gets the same seat. A caller that cannot take the gate off calls
+// again, and gets the same result.
 func (l *Ledger) CanUngate(r Request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.seats[r.Pod]
+	return l.cohorts.canUngate(r)
+}
+
+func (cs *cohorts) canUngate(r Request) bool {
+	s := cs.byPod[r.Pod]
 	if s == nil || !s.gated {
 		return true
 	}
 	s.setGated(false)
-	open := l.admitsLocked(s.cohort, r)
+	open := cs.admits(s.cohort, r)
 	s.setGated(!open)
 	return open
 }
 
-// admitsLocked tells whether each of the cohort's pods that go to the scheduler,
-// or are on their way there, finds a seat open.
-func (l *Ledger) admitsLocked(c *cohort, r Request) bool {
-	return l.openSeatsLocked(c, r) >= c.active-c.seated-c.gated
+// admits returns whether there are as many open seats as pods of the cohort that need one and
+// are, or will be, at kube-scheduler.
+func (cs *cohorts) admits(c *cohort, r Request) bool {
+	return cs.openSeats(c, r) >= c.active-c.seated-c.gated
 }
 
-// turnLocked is the index of the group whose turn it is, -1 if there is none. A
-// group that the owner avoids, or of which the pod may go to no node, comes after
-// those that have their share: the pod is on loan there.
-func (l *Ledger) turnLocked(c *cohort, r Request, groups []string, reached []bool) int {
-	l.lapseLocked(c)
-	desired := c.divide(r.Spread, max(r.Total, c.active))
-	closed := false
+// turn returns the index of the group that is next, or -1. Groups that are not usable are next
+// only if no usable group lacks pods and none may have more than its share: a pod that a usable
+// group has above its share is on loan there.
+func (cs *cohorts) turn(c *cohort, r Request, groups []string, usable []bool) int {
+	cs.lapse(c)
+	total := max(r.Total, c.active)
+	desired := c.divide(r.Spread, total)
 	for i, g := range groups {
 		c.current[i] = c.counts[g]
-		c.feasible[i] = !l.avoidsLocked(c.key.Owner, g) && reached[i]
-		closed = closed || !c.feasible[i]
 	}
-	if i := r.Spread.Next(desired, c.current, c.feasible); i >= 0 {
+	if i := r.Spread.Next(desired, c.current, usable); i >= 0 {
 		return i
 	}
-	if closed {
-		if i := r.Spread.NextOnLoan(max(r.Total, c.active), c.current, c.feasible); i >= 0 {
-			return i // on loan
+	if slices.Contains(usable, false) {
+		if i := r.Spread.NextOnLoan(total, c.current, usable); i >= 0 {
+			return i
 		}
 	}
 	return r.Spread.Next(desired, c.current, nil)
 }
 
-// Place gives a pod that waits at our gate the seat whose turn it is, for as long
-// as it takes to pin the pod there. A caller that fails to do that asks again,
-// and gets the same answer.
+// Place reserves a seat in the group that is next for a pod that waits at our gate, for takeTTL:
+// the caller pins the pod to that group. A caller that cannot do that calls again, and gets the
+// same result.
 func (l *Ledger) Place(r Request) (group string, why Reason) {
 	groups := r.Spread.Groups()
-	reached := l.reached(groups, r.Check)
+	usable := l.reached(groups, r.Check)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.seats[r.Pod]
-	switch {
-	case len(groups) == 0:
+	if len(groups) == 0 {
 		return "", NoGroup
-	case s == nil || s.pod == nil || s.cohort.key != r.Cohort:
-		return "", NoSeatOpen // it went, or is another's
 	}
-	l.lapseLocked(s.cohort)
+	l.withoutAvoidedLocked(usable, groups, r.Cohort)
+	return l.cohorts.place(r, groups, usable)
+}
+
+func (cs *cohorts) place(r Request, groups []string, usable []bool) (group string, why Reason) {
+	s := cs.byPod[r.Pod]
+	if s == nil || s.pod == nil || s.cohort.key != r.Cohort {
+		return "", NoSeatOpen // it was deleted, or has another owner or revision now
+	}
+	cs.lapse(s.cohort)
 	if s.seated {
 		if s.reserved {
-			l.promiseLocked(s, s.pod.Namespace)
+			cs.promise(s, s.pod.Namespace)
 		}
 		return s.group, Seated
 	}
-	i := l.turnLocked(s.cohort, r, groups, reached)
+	i := cs.turn(s.cohort, r, groups, usable)
 	if i < 0 {
 		return "", NoSeatOpen
 	}
-	l.seatLocked(s, groups[i])
-	l.promiseLocked(s, s.pod.Namespace)
+	cs.seat(s, groups[i])
+	cs.promise(s, s.pod.Namespace)
 	return groups[i], Seated
 }

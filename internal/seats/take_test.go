@@ -52,7 +52,7 @@ func taken(l *Ledger) map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := map[string]int{}
-	if c := l.cohorts[cohortOne]; c != nil {
+	if c := l.cohorts.byKey[cohortOne]; c != nil {
 		for g, n := range c.counts {
 			out[g] = n
 		}
@@ -77,8 +77,8 @@ func TestTakeRefusedLeavesNothingBehind(t *testing.T) {
 			t.Errorf("answered %q, want %q", why, want)
 		}
 	}
-	if len(l.seats)+len(l.cohorts)+len(l.owners) != 0 {
-		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.seats), len(l.cohorts), len(l.owners))
+	if len(l.cohorts.byPod)+len(l.cohorts.byKey)+len(l.cohorts.byOwner) != 0 {
+		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.cohorts.byPod), len(l.cohorts.byKey), len(l.cohorts.byOwner))
 	}
 }
 
@@ -118,8 +118,8 @@ func TestATakenSeatIsThePodsOnceItIsSeen(t *testing.T) {
 	}
 	l.Observe(pinned("p", "token", group, "node-"+group)) // bound
 	l.Forget("p")
-	if len(l.seats)+len(l.cohorts) != 0 {
-		t.Errorf("a deleted pod left %d seats, %d cohorts", len(l.seats), len(l.cohorts))
+	if len(l.cohorts.byPod)+len(l.cohorts.byKey) != 0 {
+		t.Errorf("a deleted pod left %d seats, %d cohorts", len(l.cohorts.byPod), len(l.cohorts.byKey))
 	}
 }
 
@@ -177,8 +177,8 @@ func TestSeatsOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
 	}
 	clock.Step(takeTTL)
 	l.Lapse()
-	if got := counts(l, cohortOne); got["a"] != 1 || got["b"] != 1 || len(l.seats) != 2 {
-		t.Errorf("the seats are %v, and %d entries are left", got, len(l.seats))
+	if got := counts(l, cohortOne); got["a"] != 1 || got["b"] != 1 || len(l.cohorts.byPod) != 2 {
+		t.Errorf("the seats are %v, and %d entries are left", got, len(l.cohorts.byPod))
 	}
 	if n := forge(); n != bound {
 		t.Errorf("afterwards %d are handed out, want %d", n, bound)
@@ -217,8 +217,8 @@ func TestATakenSeatLapsesWhenThePodIsNeverSeen(t *testing.T) {
 	take(t, l, request("next", 1, spread))
 	clock.Step(takeTTL)
 	l.Lapse()
-	if len(l.seats)+len(l.cohorts)+len(l.owners) != 0 {
-		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.seats), len(l.cohorts), len(l.owners))
+	if len(l.cohorts.byPod)+len(l.cohorts.byKey)+len(l.cohorts.byOwner) != 0 {
+		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.cohorts.byPod), len(l.cohorts.byKey), len(l.cohorts.byOwner))
 	}
 }
 
@@ -242,8 +242,8 @@ func TestADryRunTakesNothing(t *testing.T) {
 			t.Fatalf("asked again a dry run got %q (%s), first %q: it took a seat", again, why, first)
 		}
 	}
-	if len(l.seats)+len(l.cohorts)+len(l.owners) != 0 {
-		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.seats), len(l.cohorts), len(l.owners))
+	if len(l.cohorts.byPod)+len(l.cohorts.byKey)+len(l.cohorts.byOwner) != 0 {
+		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.cohorts.byPod), len(l.cohorts.byKey), len(l.cohorts.byOwner))
 	}
 	if got := take(t, l, request("real", 2, spread)); got != first {
 		t.Errorf("the real one got %q, the dry run %q", got, first)
@@ -347,8 +347,8 @@ func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {
 	}
 	clock.Step(maxAvoidTime + 1) // for as long it would count double
 	l.Lapse()
-	if len(l.avoided) != 0 {
-		t.Errorf("kept for ever: %v", l.avoided)
+	if len(l.waiting.avoided) != 0 {
+		t.Errorf("kept for ever: %v", l.waiting.avoided)
 	}
 }
 
@@ -480,8 +480,8 @@ func TestAnAdmissionCountsUntilThePodIsSeenOrLapses(t *testing.T) {
 		t.Error("the seat of a pod that is gone stays closed")
 	}
 	l.Release("fifth")
-	if len(l.seats)+len(l.cohorts) != 0 {
-		t.Errorf("%d pods and %d cohorts are left behind", len(l.seats), len(l.cohorts))
+	if len(l.cohorts.byPod)+len(l.cohorts.byKey) != 0 {
+		t.Errorf("%d pods and %d cohorts are left behind", len(l.cohorts.byPod), len(l.cohorts.byKey))
 	}
 }
 

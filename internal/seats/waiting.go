@@ -5,21 +5,22 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 )
 
 const (
-	// AvoidTime is how long an owner's new pods avoid a group in which one of
-	// them found no node. It doubles each time that the group still has none.
+	// AvoidTime is how long an owner's new pods avoid a group in which one of its pods found
+	// no node. It doubles each time that the group still has no node, up to maxAvoidTime.
 	AvoidTime = 5 * time.Minute
-	// maxAvoidTime bounds that.
+	// maxAvoidTime is the maximum of that time.
 	maxAvoidTime = time.Hour
-	// refusedTime is how long new pods of an owner get their group at creation
-	// after one of them was refused.
+	// refusedTime is how long new pods of an owner get their group at creation after one of
+	// its pods was refused.
 	refusedTime = 5 * time.Minute
 )
 
-// Texts with which the extender refuses nodes to a pod, for kube-scheduler to
-// write into the pod's condition. They never change: see package extender.
+// Texts with which the extender refuses nodes. kube-scheduler writes them into the pod's
+// condition, and SlimBy finds them there. They must not change: see package extender.
 const (
 	// TextOutsideGroups refuses a node that is in no group of the policy.
 	TextOutsideGroups = "node is in no NodeGroup of the workload's PropagationPolicy"
@@ -27,26 +28,57 @@ const (
 	TextOtherGroup = "node's NodeGroup has its share of the workload's pods"
 )
 
-// avoidance is a group that the pods of an owner do not get at creation.
+// waiting holds what was learned from pods that wait, by owner: groups to avoid, and when
+// waiting pods may be replaced. The Ledger's mutex guards it.
+type waiting struct {
+	clock clock.PassiveClock
+	// avoided are the groups in which new pods of an owner get no seat if another has one.
+	avoided map[avoidance]penalty
+	// refused is until when new pods of an owner get their group at creation.
+	refused map[types.UID]time.Time
+	// remade is when the current round of Remake began for an owner.
+	remade map[types.UID]time.Time
+	// rounds are the rounds of Renew, by owner: see renew.go.
+	rounds map[types.UID]round
+}
+
+// avoidance is a group that the new pods of an owner avoid.
 type avoidance struct {
 	owner types.UID
 	group string
 }
 
-// penalty is until when a group is avoided, and for how long that was at first.
+// penalty is until when a group is avoided, and how long that was at first.
 type penalty struct {
 	until time.Time
 	span  time.Duration
 }
 
-// Avoid makes new pods of an owner avoid a group for AvoidTime, or until one of
-// its nodes has room that it had not. If the group was avoided until less than
-// maxAvoidTime ago it is for twice as long as then.
-func (l *Ledger) Avoid(owner types.UID, group string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	key, now := avoidance{owner, group}, l.clock.Now()
-	last, known := l.avoided[key]
+func newWaiting(clock clock.PassiveClock) *waiting {
+	return &waiting{
+		clock:   clock,
+		avoided: map[avoidance]penalty{},
+		refused: map[types.UID]time.Time{},
+		remade:  map[types.UID]time.Time{},
+		rounds:  map[types.UID]round{},
+	}
+}
+
+// observe records whether a pod waits for a node of the group that is next, and ends the
+// rounds of an owner that gets the pods that it wants.
+func (w *waiting) observe(pod *Pod) {
+	if pod.Active && pod.Node == "" && (pod.Refused || pod.Pinned() && pod.Unschedulable) {
+		w.refused[pod.Owner()] = w.clock.Now().Add(refusedTime)
+	}
+	if last, known := w.rounds[pod.Owner()]; known && (pod.Pinned() || pod.CreatedFor != "") && !pod.Created.Before(last.began) {
+		delete(w.rounds, pod.Owner())
+	}
+}
+
+// avoid is Avoid of the Ledger.
+func (w *waiting) avoid(owner types.UID, group string) {
+	key, now := avoidance{owner, group}, w.clock.Now()
+	last, known := w.avoided[key]
 	span := AvoidTime
 	switch {
 	case known && now.Before(last.until):
@@ -54,77 +86,92 @@ func (l *Ledger) Avoid(owner types.UID, group string) {
 	case known && now.Before(last.until.Add(maxAvoidTime)):
 		span = min(2*last.span, maxAvoidTime)
 	}
-	l.avoided[key] = penalty{until: now.Add(span), span: span}
+	w.avoided[key] = penalty{until: now.Add(span), span: span}
 }
 
-// clearAvoidedLocked ends that anybody avoids a group. For how long it was is kept:
-// the room may not be for the pod that found none.
-func (l *Ledger) clearAvoidedLocked(group string) {
-	now := l.clock.Now()
-	for a, p := range l.avoided {
+// clearAvoided removes the penalty on a group for all owners. The span of each is kept,
+// because the new room may not fit the pod that found none.
+func (w *waiting) clearAvoided(group string) {
+	now := w.clock.Now()
+	for a, p := range w.avoided {
 		if a.group == group && now.Before(p.until) {
 			p.until = now
-			l.avoided[a] = p
+			w.avoided[a] = p
 		}
 	}
 }
 
-func (l *Ledger) avoidsLocked(owner types.UID, group string) bool {
-	return l.clock.Now().Before(l.avoided[avoidance{owner, group}].until)
+// avoids returns whether new pods of an owner avoid a group now.
+func (w *waiting) avoids(owner types.UID, group string) bool {
+	return w.clock.Now().Before(w.avoided[avoidance{owner, group}].until)
 }
 
-// noteRefusalLocked remembers that pods of an owner wait for a node of the group
-// whose turn it is.
-func (l *Ledger) noteRefusalLocked(pod *Pod) {
-	if pod.Active && pod.Node == "" && (pod.Refused || pod.Pinned() && pod.Unschedulable) {
-		l.refused[pod.Owner()] = l.clock.Now().Add(refusedTime)
-	}
-}
+// isRefused is Refused of the Ledger.
+func (w *waiting) isRefused(owner types.UID) bool { return w.clock.Now().Before(w.refused[owner]) }
 
-// Refused tells whether kube-scheduler was refused all nodes for a pod of the
-// owner a while ago. Every replica knows it from the pods alone. The owner's new
-// pods are to get their group at creation: one that waits without is asked about
-// whenever any pod changes.
-func (l *Ledger) Refused(owner types.UID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.clock.Now().Before(l.refused[owner])
-}
-
-// HoldRefused is Refused, and makes it last: the owner's pods are kept from
-// kube-scheduler, and nothing else would tell that they still wait.
-func (l *Ledger) HoldRefused(owner types.UID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.clock.Now()
-	held := now.Before(l.refused[owner])
+// holdRefused is HoldRefused of the Ledger.
+func (w *waiting) holdRefused(owner types.UID) bool {
+	held := w.isRefused(owner)
 	if held {
-		l.refused[owner] = now.Add(refusedTime)
+		w.refused[owner] = w.clock.Now().Add(refusedTime)
 	}
 	return held
 }
 
-// Remake tells whether a waiting pod of an owner, created at a time, may be made
-// anew so that the next one gets its group at creation. Each pod may once, and
-// its successor, should it wait as well, not before after: some seconds from the
-// first of them are a round, and the next round begins refusedTime later.
-func (l *Ledger) Remake(owner types.UID, created time.Time) (may bool, after time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.clock.Now()
-	began, known := l.remade[owner]
+// remake is Remake of the Ledger.
+func (w *waiting) remake(owner types.UID, created time.Time) (may bool, after time.Duration) {
+	now := w.clock.Now()
+	began, known := w.remade[owner]
 	if !known || !now.Before(began.Add(refusedTime)) {
-		began = now.Truncate(time.Second) // as times of creation are
-		l.remade[owner] = began
+		began = now.Truncate(time.Second) // creation times are whole seconds
+		w.remade[owner] = began
 	}
 	return created.Before(began), began.Add(refusedTime).Sub(now)
 }
 
-// forgetWaitingLocked drops what is over.
-func (l *Ledger) forgetWaitingLocked() {
-	now := l.clock.Now()
-	maps.DeleteFunc(l.avoided, func(_ avoidance, p penalty) bool { return now.After(p.until.Add(maxAvoidTime)) })
-	maps.DeleteFunc(l.refused, func(_ types.UID, until time.Time) bool { return now.After(until) })
-	maps.DeleteFunc(l.remade, func(_ types.UID, began time.Time) bool { return now.After(began.Add(refusedTime)) })
-	l.forgetRoundsLocked()
+// forget removes what has expired.
+func (w *waiting) forget() {
+	now := w.clock.Now()
+	maps.DeleteFunc(w.avoided, func(_ avoidance, p penalty) bool { return now.After(p.until.Add(maxAvoidTime)) })
+	maps.DeleteFunc(w.refused, func(_ types.UID, until time.Time) bool { return now.After(until) })
+	maps.DeleteFunc(w.remade, func(_ types.UID, began time.Time) bool { return now.After(began.Add(refusedTime)) })
+	maps.DeleteFunc(w.rounds, func(_ types.UID, r round) bool { return now.After(r.ends().Add(maxRound)) })
+}
+
+// Avoid makes new pods of an owner avoid a group for AvoidTime, or until a node of the group
+// has more room than before. If the group was avoided until less than maxAvoidTime ago, it is
+// avoided for twice as long as the last time.
+func (l *Ledger) Avoid(owner types.UID, group string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting.avoid(owner, group)
+}
+
+// Refused returns whether, in the last refusedTime, a pod of the owner was observed that the
+// extender had refused nodes, or that is pinned to a group and found no node there. This is read
+// from the pods, so every replica gets the same result. The owner's new pods are to get their
+// group at creation, because kube-scheduler retries a pod that waits without one whenever any
+// pod changes.
+func (l *Ledger) Refused(owner types.UID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waiting.isRefused(owner)
+}
+
+// HoldRefused is Refused, and extends it by refusedTime from now. It is for pods that are kept
+// from kube-scheduler: their conditions do not show that they still wait.
+func (l *Ledger) HoldRefused(owner types.UID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waiting.holdRefused(owner)
+}
+
+// Remake returns whether a waiting pod of an owner may be recreated, so that its successor
+// gets its group at creation. created is when the pod was created. Each pod may be recreated
+// once. A successor that waits as well may be recreated in the next round, which begins
+// refusedTime after the current one began: after is the time until then.
+func (l *Ledger) Remake(owner types.UID, created time.Time) (may bool, after time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waiting.remake(owner, created)
 }

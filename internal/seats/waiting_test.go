@@ -70,7 +70,7 @@ func TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom(t *testing.T) {
 				here, other = other, here
 				if swings++; welcome && swings == 6 {
 					l.mu.Lock()
-					l.clearAvoidedLocked(other)
+					l.waiting.clearAvoided(other)
 					l.mu.Unlock()
 				}
 			}
@@ -131,8 +131,8 @@ func TestRefusedIsKnownFromThePods(t *testing.T) {
 				t.Error("it never ends")
 			}
 			l.Lapse()
-			if len(l.refused) != 0 {
-				t.Errorf("kept for ever: %v", l.refused)
+			if len(l.waiting.refused) != 0 {
+				t.Errorf("kept for ever: %v", l.waiting.refused)
 			}
 		})
 	}
@@ -162,8 +162,8 @@ func TestAPodIsMadeAnewOnceARound(t *testing.T) {
 	}
 	clock.Step(2 * refusedTime)
 	l.Lapse()
-	if len(l.remade) != 0 {
-		t.Errorf("kept for ever: %v", l.remade)
+	if len(l.waiting.remade) != 0 {
+		t.Errorf("kept for ever: %v", l.waiting.remade)
 	}
 }
 
@@ -183,15 +183,15 @@ func TestAPodOnLoanScoresInItsGroupAlone(t *testing.T) {
 // TestRoundsEnd: nothing is kept of an owner whose pods wait at the gate no more.
 func TestRoundsEnd(t *testing.T) {
 	l, clock := newTestLedger("a")
-	if may, _ := l.Renew(Request{Cohort: cohortOne}, clock.Now().Add(-firstRound)); !may || len(l.rounds) != 1 {
-		t.Fatalf("may %t, kept %v", may, l.rounds)
+	if may, _ := l.Renew(Request{Cohort: cohortOne}, clock.Now().Add(-firstRound)); !may || len(l.waiting.rounds) != 1 {
+		t.Fatalf("may %t, kept %v", may, l.waiting.rounds)
 	}
 	clock.Step(firstRound + maxRound)
-	if l.Lapse(); len(l.rounds) != 1 {
+	if l.Lapse(); len(l.waiting.rounds) != 1 {
 		t.Error("the next round would be as soon as the first")
 	}
 	clock.Step(time.Second)
-	if l.Lapse(); len(l.rounds) != 0 {
-		t.Errorf("kept for ever: %v", l.rounds)
+	if l.Lapse(); len(l.waiting.rounds) != 0 {
+		t.Errorf("kept for ever: %v", l.waiting.rounds)
 	}
 }
