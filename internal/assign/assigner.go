@@ -1,9 +1,8 @@
-// Package assign hands out seats at creation (docs/sources.md, G22):
-// the pod webhook asks for a seat for a pod that does not exist yet. The replica
-// that leads asks its ledger; any other asks the one that leads, and without
-// one nobody gets a seat.
+// Package assign hands out seats at creation (docs/sources.md, G22): the pod webhook requests
+// a seat for a pod that does not exist yet. The leader takes the seat from its ledger. Every
+// other replica sends the request to the leader. While there is no leader, no pod gets a seat.
 //
-// It is a thin adapter: it joins what is known of the pod, asks, and answers.
+// It is a thin adapter: it finds the pod's policies, calls the ledger and returns the result.
 package assign
 
 import (
@@ -26,77 +25,80 @@ import (
 )
 
 const (
-	// Path is where a leader answers other replicas, over mutual TLS.
+	// Path is the URL path at which the leader serves requests of other replicas, over mutual
+	// TLS.
 	Path = "/assign"
-	// maxBody bounds a question: names, labels and one owner.
+	// maxBody is the maximum size of a request or response in bytes. A request has names,
+	// labels, the pod's demands and one owner.
 	maxBody = 1 << 20
-	// askTimeout bounds the way to the leader and back. It is well below the
-	// timeoutSeconds of the webhook: a pod whose leader hangs waits at the gate
-	// and does not go past.
+	// askTimeout is the timeout of a request to the leader. It is well below timeoutSeconds of
+	// the webhook: if the leader hangs, the pod gets the gate. If the webhook timed out, the pod
+	// would be created without its policy.
 	askTimeout = time.Second
 )
 
 var (
-	// ErrNoLeader: nobody decides at the moment.
+	// ErrNoLeader: no replica decides at the moment.
 	ErrNoLeader = errors.New("no replica of atoll-manager leads at the moment")
-	// ErrNoSeat: the policy gives no group another pod now.
+	// ErrNoSeat: no group of the policy may have another pod now.
 	ErrNoSeat = errors.New("no NodeGroup has a seat for the pod now")
 )
 
-// Ask is a question for a seat.
+// Ask is a request for a seat.
 type Ask struct {
 	// Pod is the start of the walk up the owners.
 	Pod *ownership.Object `json:"pod,omitempty"`
 	// Revision is ownership.Revision of the pod.
 	Revision string `json:"revision,omitempty"`
-	// Token is what the pod will be known by, once it is created.
+	// Token identifies the pod in the ledger before the pod has a UID. It is written on the
+	// pod.
 	Token types.UID `json:"token"`
-	// Node is the one node that the pod is for, as DaemonSets say; the pod then
-	// takes no seat.
+	// Node is the one node that a DaemonSet's pod is for; "" for other pods. A pod for one node
+	// takes no seat: Answer.Group is the group of the node.
 	Node string `json:"node,omitempty"`
-	// Late asks only whether a seat is open: the pod gets it while it is
-	// scheduled.
+	// Late: only find out whether a seat is open. The pod gets its seat while it is scheduled.
 	Late bool `json:"late,omitempty"`
-	// Overridden: the pod will be created with overrides that the API server can
-	// refuse. The replica that leads is the one that knows whether it does.
+	// Overridden: the pod will be created with overrides that the API server can refuse. Only
+	// the leader tries whether the API server accepts them.
 	Overridden bool `json:"overridden,omitempty"`
-	// Demands tell which groups the pod may go to; nil is any.
+	// Demands restrict the groups that the pod may go to; nil means any group.
 	Demands *Demands `json:"demands,omitempty"`
-	// Capacity asks for the pod's class of capacity, and nothing else.
+	// Capacity requests the pod's capacity class instead of a seat.
 	Capacity bool `json:"capacity,omitempty"`
-	// DryRun takes no seat.
+	// DryRun: return the same Answer, and reserve nothing.
 	DryRun bool `json:"dryRun,omitempty"`
 }
 
-// Answer is what the leader says.
+// Answer is the leader's response to an Ask.
 type Answer struct {
 	// Group is the NodeGroup of the seat.
 	Group string `json:"group,omitempty"`
-	// Cost is the deletion cost of the seat, where the pod's owner looks at it.
+	// Cost is the deletion cost of the seat; nil if the pod's owner does not use deletion
+	// costs.
 	Cost *int32 `json:"cost,omitempty"`
-	// Class is the class of capacity, where that was asked for; "" for a pod that is
-	// not divided.
+	// Class is the capacity class, if Ask.Capacity is set; "" for a pod whose workload is not
+	// divided over classes.
 	Class string `json:"class,omitempty"`
-	// Reason is why the pod is of that class.
+	// Reason is why the pod has that class.
 	Reason string `json:"reason,omitempty"`
 	// NoSeat: there is no seat for the pod now.
 	NoSeat bool `json:"noSeat,omitempty"`
 }
 
-// Assigner answers questions for seats. Safe for concurrent use.
+// Assigner serves requests for seats. It is safe for concurrent use.
 type Assigner struct {
 	Policies *policies.Resolver
 	Ledger   *seats.Ledger
-	// Leading tells whether this replica decides now.
+	// Leading returns whether this replica is the leader.
 	Leading func() bool
-	// Leader is the host:port of the one that does; "" while none is known.
+	// Leader returns the host:port of the leader; "" while there is none.
 	Leader func() string
-	// Transport speaks mutual TLS to other replicas.
+	// Transport connects to other replicas with mutual TLS.
 	Transport http.RoundTripper
 }
 
-// Assign asks for a seat, here or at the replica that leads. Errors: ErrNoSeat,
-// ErrNoLeader, or what kept the leader from answering.
+// Assign requests a seat from this replica if it is the leader, or else from the leader. It
+// returns ErrNoSeat, ErrNoLeader, or why the request failed.
 func (d *Assigner) Assign(ctx context.Context, ask Ask) (Answer, error) {
 	var answer Answer
 	var err error
@@ -111,21 +113,22 @@ func (d *Assigner) Assign(ctx context.Context, ask Ask) (Answer, error) {
 	return answer, err
 }
 
+// answer serves a request on the leader.
 func (d *Assigner) answer(ctx context.Context, ask Ask) (Answer, error) {
 	if ask.Pod == nil || ask.Token == "" {
-		return Answer{}, errors.New("asking for a seat: pod or token is missing")
+		return Answer{}, errors.New("requesting a seat: pod or token is missing")
 	}
 	pod := *ask.Pod
 	pod.UID = ask.Token
 	if ask.Capacity {
 		return d.answerClass(ctx, &pod, ask)
 	}
-	a, err := d.prospect(ctx, &pod, ask)
+	a, err := d.assignment(ctx, &pod, ask)
 	if o := a.Application.Override; ask.Overridden && o != nil {
 		trial, _ := d.Policies.Trial(o.UID)
 		why := trial.Refused
 		if why == nil && o.Policies.Override() != ownership.Bound {
-			why = trial.Untried // another replica may have found that it is refused
+			why = trial.Untried // another replica may have found that the API server refuses it
 		}
 		if why != nil {
 			return Answer{}, fmt.Errorf("overriding a pod of %s %s/%s: %w", o.Kind, o.Namespace, o.Name, why)
@@ -157,10 +160,11 @@ func (d *Assigner) answer(ctx context.Context, ask Ask) (Answer, error) {
 	return Answer{Group: group, Cost: SeatCost(d.Ledger, a, pod.Controller, pod.UID, group)}, nil
 }
 
-// prospect is what the seat of a pod is decided by. The successor of a pod that was
-// deleted is asked about within milliseconds: it waits until that is seen, for it
-// would get a seat that nobody has left.
-func (d *Assigner) prospect(ctx context.Context, pod *ownership.Object, ask Ask) (policies.Assignment, error) {
+// assignment returns the policy and the cohort by which the seat of a pod is decided. The owner
+// of a deleted pod creates the successor within milliseconds. If the ledger still counts the
+// deleted pod, the successor would get a seat in a group that lacks no pod. So assignment waits,
+// for catchUpTimeout at most, until the ledger has caught up.
+func (d *Assigner) assignment(ctx context.Context, pod *ownership.Object, ask Ask) (policies.Assignment, error) {
 	a, err := d.Policies.Prospect(ctx, pod, ask.Revision)
 	if err != nil || ask.DryRun || ask.Late || !d.behind(&a, ask.Token) {
 		return a, err
@@ -172,8 +176,8 @@ func (d *Assigner) prospect(ctx context.Context, pod *ownership.Object, ask Ask)
 	return a, err
 }
 
-// behind tells whether the owner of a pod has as many already as it makes. A Job's
-// pods end by themselves, and who makes more in a rollout says how many.
+// behind returns whether the ledger has as many pods of an owner as the owner creates at most,
+// its surge included. It is false for Jobs: they replace pods that have finished.
 func (d *Assigner) behind(a *policies.Assignment, token types.UID) bool {
 	if !a.Divided() || a.Job || len(a.Owners) == 0 || a.Owners[0].Replicas == nil {
 		return false
@@ -187,7 +191,7 @@ func (d *Assigner) answerClass(ctx context.Context, pod *ownership.Object, ask A
 	if err != nil || !answer.NoSeat || ask.DryRun {
 		return answer, err
 	}
-	// The successor of a pod that was deleted is asked about within milliseconds.
+	// The ledger may not have seen yet that the pod's predecessor was deleted.
 	catchUp(ctx, func(ctx context.Context) bool {
 		answer, err = d.takeClass(ctx, pod, ask)
 		return err != nil || !answer.NoSeat
@@ -195,18 +199,18 @@ func (d *Assigner) answerClass(ctx context.Context, pod *ownership.Object, ask A
 	return answer, err
 }
 
-// catchUp gives watches that are behind a moment, until done.
+// catchUp waits until done returns true, or for catchUpTimeout: the watches may be behind.
 func catchUp(ctx context.Context, done func(context.Context) bool) {
-	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), lagStep, lagTime, false, func(ctx context.Context) (bool, error) {
+	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), catchUpInterval, catchUpTimeout, false, func(ctx context.Context) (bool, error) {
 		return done(ctx), nil
 	})
 }
 
 const (
-	// lagTime bounds how long a pod's answer waits for watches that are behind, and
-	// lagStep is how often is looked.
-	lagTime = 300 * time.Millisecond
-	lagStep = 5 * time.Millisecond
+	// catchUpTimeout is how long a request waits at most for watches that are behind.
+	catchUpTimeout = 300 * time.Millisecond
+	// catchUpInterval is how often it checks.
+	catchUpInterval = 5 * time.Millisecond
 )
 
 func (d *Assigner) takeClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
@@ -221,8 +225,8 @@ func (d *Assigner) takeClass(ctx context.Context, pod *ownership.Object, ask Ask
 	return Answer{Class: class.String(), Reason: Reason(&c, class)}, nil
 }
 
-// SeatCost is the deletion cost of the seat that a pod has just got; nil for a pod
-// whose owner does not look at it.
+// SeatCost returns the deletion cost of the seat that a pod has just got. It is nil if the pod's
+// controller is not a ReplicaSet: only ReplicaSets use deletion costs.
 func SeatCost(ledger *seats.Ledger, a policies.Assignment, controller *ownership.Reference, pod types.UID, group string) *int32 {
 	if controller == nil || controller.Kind != "ReplicaSet" {
 		return nil
@@ -237,26 +241,26 @@ func (d *Assigner) askLeader(ctx context.Context, ask Ask) (Answer, error) {
 	}
 	body, err := json.Marshal(ask)
 	if err != nil {
-		return Answer{}, fmt.Errorf("encoding a question for a seat: %w", err)
+		return Answer{}, fmt.Errorf("encoding the request for a seat: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+leader+Path, bytes.NewReader(body))
 	if err != nil {
-		return Answer{}, fmt.Errorf("asking the leader for a seat: %w", err)
+		return Answer{}, fmt.Errorf("requesting a seat from the leader: %w", err)
 	}
 	request.Header.Set("Content-Type", "application/json")
 	response, err := (&http.Client{Transport: d.Transport}).Do(request)
 	if err != nil {
-		return Answer{}, fmt.Errorf("asking the leader for a seat: %w", err)
+		return Answer{}, fmt.Errorf("requesting a seat from the leader: %w", err)
 	}
 	defer func() { _ = response.Body.Close() }()
 	reply, err := io.ReadAll(io.LimitReader(response.Body, maxBody))
 	if err != nil {
-		return Answer{}, fmt.Errorf("asking the leader for a seat: %w", err)
+		return Answer{}, fmt.Errorf("requesting a seat from the leader: %w", err)
 	}
 	if response.StatusCode != http.StatusOK {
-		return Answer{}, fmt.Errorf("asking the leader for a seat: %s: %.200s", response.Status, reply)
+		return Answer{}, fmt.Errorf("requesting a seat from the leader: %s: %.200s", response.Status, reply)
 	}
 	var answer Answer
 	if err := json.Unmarshal(reply, &answer); err != nil {
@@ -265,17 +269,17 @@ func (d *Assigner) askLeader(ctx context.Context, ask Ask) (Answer, error) {
 	return answer, nil
 }
 
-// ServeHTTP answers other replicas. One that does not lead (any more) says so:
-// a question is never handed on twice.
+// ServeHTTP serves requests of other replicas. A replica that is not the leader, or not any more,
+// answers 503 and does not forward the request: a request is forwarded only once.
 func (d *Assigner) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
-		http.Error(w, "seats are asked for with POST", http.StatusMethodNotAllowed)
+		http.Error(w, "requests for seats use POST", http.StatusMethodNotAllowed)
 		return
 	}
 	var ask Ask
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&ask); err != nil {
-		http.Error(w, "decoding the question: "+err.Error(), http.StatusBadRequest)
+		http.Error(w, "decoding the request: "+err.Error(), http.StatusBadRequest)
 		return
 	}
 	if !d.Leading() {
@@ -288,5 +292,5 @@ func (d *Assigner) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(answer) // a failed write means that the asker has gone away
+	_ = json.NewEncoder(w).Encode(answer) // the write fails if the other replica has closed the connection
 }

@@ -273,7 +273,7 @@ func TestASuccessorWaitsForTheOneThatLeft(t *testing.T) {
 					r.World.Ledger.Forget("c")
 				}()
 			}
-			time.AfterFunc(4*lagStep, func() { close(asked) })
+			time.AfterFunc(4*catchUpInterval, func() { close(asked) })
 			answer, err := r.Assign(t.Context(), askFor("t"))
 			if err != nil || answer.Group != tc.want {
 				t.Errorf("it gets a seat in %q, want %q (error %v)", answer.Group, tc.want, err)

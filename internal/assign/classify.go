@@ -14,14 +14,15 @@ import (
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
-// Deletion costs by class (docs/sources.md, C9): a ReplicaSet that shrinks takes
-// spot pods first.
+// Deletion costs by class (docs/sources.md, C9): a ReplicaSet that is scaled down deletes spot
+// pods first.
 const (
 	onDemandCost int32 = 100
 	spotCost     int32 = 1
 )
 
-// Classify keeps a pod to a class of capacity, and says on it why, if that is known.
+// Classify restricts a pod to nodes of a class and labels it with the class. If why is not "", it
+// annotates the pod with it.
 func Classify(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class, why string) {
 	classes.Restrict(&pod.Spec, class)
 	if pod.Labels == nil {
@@ -33,30 +34,31 @@ func Classify(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class, 
 	}
 }
 
-// TiedTo tells whether a pod's volumes tie it to nodes, and of which class these are; None
-// if that is not known. The API server is asked only where the pod mounts claims.
+// TiedTo returns whether a pod's volumes tie it to nodes, and the class of these nodes; None if
+// that is not known. It reads from the API server only if the pod uses PersistentVolumeClaims.
 func TiedTo(ctx context.Context, client kubernetes.Interface, resolver *policies.Resolver, namespace string, spec *corev1.PodSpec) (class capacity.Class, tied bool, err error) {
 	required, _, err := volumes.Of(ctx, client, namespace, spec)
-	if err != nil && !apierrors.IsNotFound(err) { // a claim that comes after the pod has no volume yet
+	if err != nil && !apierrors.IsNotFound(err) { // a claim that is created after the pod has no volume yet
 		return capacity.None, false, err
 	}
 	class, tied = resolver.ClassOfVolumes(required)
 	return class, tied, nil
 }
 
-// Tie keeps a pod to the class of its volumes. That is nobody's choice, as where the pod's
-// own demands leave it one class: the pod gets no class from us. While that class is not
-// known the pod stays as it is: it can go nowhere else than to its volumes.
+// Tie restricts a pod to the class of its volumes. The class is given by the volumes and was not
+// chosen by us, so the pod does not get the label of the class. If class is None, the class is not
+// known. Then the pod is not restricted: its volumes restrict it to their nodes anyway.
 func Tie(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class) {
 	if class == capacity.None {
-		Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, "its volumes are on nodes that are away, or of no class")
+		Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, "no node matches its volumes, or a matching node has no class")
 		return
 	}
 	classes.Restrict(&pod.Spec, class)
 	Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, "its volumes are on nodes of class "+class.String())
 }
 
-// Reason is why a pod is of the class that it is. Only the replica that decided knows.
+// Reason returns the text that explains why a pod has its class. It is computed on the leader,
+// which decided the class.
 func Reason(c *policies.Capacity, class capacity.Class) string {
 	workload := c.Workload.Kind + " " + c.Workload.Name
 	switch {
@@ -75,7 +77,7 @@ func Reason(c *policies.Capacity, class capacity.Class) string {
 	}
 }
 
-// SetClassCost gives a pod the deletion cost of its class, unless it has one.
+// SetClassCost sets the pod's deletion cost to that of the class, unless it is set already.
 func SetClassCost(pod *corev1.Pod, class capacity.Class) {
 	switch class {
 	case capacity.OnDemand:

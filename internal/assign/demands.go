@@ -11,18 +11,18 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 )
 
-// Demands is what tells which nodes a pod may go to at all, of all that it is.
+// Demands is the part of a pod that restricts which nodes the pod may go to at all.
 type Demands struct {
-	NodeSelector map[string]string    `json:"nodeSelector,omitempty"`
-	Affinity     *corev1.NodeSelector `json:"affinity,omitempty"`
-	Tolerations  []corev1.Toleration  `json:"tolerations,omitempty"`
-	// Volumes are the node affinities of the PersistentVolumes that the pod has
-	// already.
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// Affinity is the required node affinity.
+	Affinity    *corev1.NodeSelector `json:"affinity,omitempty"`
+	Tolerations []corev1.Toleration  `json:"tolerations,omitempty"`
+	// Volumes are the node affinities of the PersistentVolumes that the pod has already.
 	Volumes []*corev1.NodeSelector `json:"volumes,omitempty"`
 }
 
-// DemandsOf reads what a pod demands before it is pinned. Only where the pod
-// mounts PersistentVolumeClaims the API server is asked, for these and their volumes.
+// DemandsOf returns the demands of a pod that is not pinned yet. If the pod uses
+// PersistentVolumeClaims, it reads these and their volumes from the API server.
 func DemandsOf(ctx context.Context, client kubernetes.Interface, namespace string, pod *corev1.Pod) (*Demands, error) {
 	d := &Demands{NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations}
 	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
@@ -30,12 +30,12 @@ func DemandsOf(ctx context.Context, client kubernetes.Interface, namespace strin
 	}
 	var err error
 	if d.Volumes, _, err = volumes.Of(ctx, client, namespace, &pod.Spec); apierrors.IsNotFound(err) {
-		return d, nil // a claim that comes after the pod has no volume yet
+		return d, nil // a claim that is created after the pod has no volume yet
 	}
 	return d, err
 }
 
-// Check makes the demands ready for questions about nodes.
+// Check compiles the demands for comparison with nodes. It returns nil for nil demands.
 func (d *Demands) Check() (*fit.Check, error) {
 	if d == nil {
 		return nil, nil

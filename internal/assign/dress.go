@@ -16,9 +16,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// Dress makes a pod as the rules want it in the group, and stamps what it was
-// and whose. The error is a rule's that cannot be applied; the pod is then as it
-// was.
+// Dress applies the override rules of a group to a pod that is being created. It also annotates
+// the pod with its images before the overrides, the hash of the overrides that cannot be changed
+// later, and the pod's owner. If a rule cannot be applied, Dress returns an error and the pod is
+// not changed.
 func Dress(pod *corev1.Pod, controller *ownership.Reference, creation policies.Creation, group string) error {
 	if creation.Rules == nil {
 		return nil
@@ -49,8 +50,8 @@ func Dress(pod *corev1.Pod, controller *ownership.Reference, creation policies.C
 	return nil
 }
 
-// DressImages is Dress for a pod that exists: of all that the rules want, its
-// images can still change.
+// DressImages is Dress for a pod that exists. It overrides only images, because the other fields
+// of an existing pod cannot be changed.
 func DressImages(pod *corev1.Pod, creation policies.Creation, group string) error {
 	change, err := policies.Images(creation.Rules, group, seats.Slim(pod))
 	if err != nil || !change.Needed() {
@@ -59,8 +60,8 @@ func DressImages(pod *corev1.Pod, creation policies.Creation, group string) erro
 	return change.ApplyTo(pod)
 }
 
-// Rebase makes the images that others gave a pod since it was dressed what the
-// rules start from: another webhook, say, that names a mirror.
+// Rebase records images that another webhook has set since Dress, for example those of a mirror,
+// as the images before the overrides. The rules start from these afterwards.
 func Rebase(pod *corev1.Pod, creation policies.Creation, group string) error {
 	slim := seats.Slim(pod)
 	change, err := policies.Images(creation.Rules, group, slim)
@@ -85,8 +86,8 @@ func Rebase(pod *corev1.Pod, creation policies.Creation, group string) error {
 	return nil
 }
 
-// Pin stamps a pod with its seat, and lets it run on nodes of the group only: on
-// members, and on newcomers (policies.Resolver.Newcomers).
+// Pin annotates a pod with the token of its seat and restricts it to nodes of the group: to its
+// members, and to newcomers (policies.Resolver.Newcomers).
 func Pin(pod *corev1.Pod, token types.UID, group string, newcomers [][]corev1.NodeSelectorRequirement) {
 	Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(token))
 	placement.Pin(&pod.Spec, gm.NodeGroupLabel, group, newcomers...)
@@ -96,9 +97,8 @@ func Pin(pod *corev1.Pod, token types.UID, group string, newcomers [][]corev1.No
 	pod.Labels[gm.NodeGroupLabel] = group
 }
 
-// SetCost gives a pod its deletion cost, unless somebody else has given it one.
-// With it from its creation on, a ReplicaSet that shrinks a moment later takes the
-// right pods away.
+// SetCost sets the deletion cost of a pod that is being created, unless it is set already. A
+// ReplicaSet that is scaled down a moment later then deletes the right pods.
 func SetCost(pod *corev1.Pod, cost *int32) {
 	if _, set := pod.Annotations[corev1.PodDeletionCost]; set || cost == nil {
 		return
@@ -108,6 +108,7 @@ func SetCost(pod *corev1.Pod, cost *int32) {
 	Annotate(&pod.ObjectMeta, gm.DeletionCostAnnotation, value)
 }
 
+// imagesChanged returns whether a container has another image than originals has under its name.
 func imagesChanged(pod *corev1.Pod, originals map[string]string) bool {
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
@@ -119,7 +120,7 @@ func imagesChanged(pod *corev1.Pod, originals map[string]string) bool {
 	return false
 }
 
-// Annotate sets an annotation.
+// Annotate sets an annotation on an object.
 func Annotate(meta *metav1.ObjectMeta, key, value string) {
 	if meta.Annotations == nil {
 		meta.Annotations = map[string]string{}

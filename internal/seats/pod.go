@@ -41,8 +41,8 @@ type Pod struct {
 	// Admission is the token with which the pod was admitted to kube-scheduler without a seat;
 	// "" if its policy does not limit the number of pods.
 	Admission types.UID
-	// Admitted: the pod passed the pod webhook, and its workload required a policy, or the
-	// webhook could not find out whether it does.
+	// Admitted: the pod passed the pod webhook, and its workload required a policy or could have
+	// required one.
 	Admitted bool
 	// Overrides is a hash of the overrides that were applied at creation and cannot be applied
 	// later; "" if there were none.
@@ -50,14 +50,14 @@ type Pod struct {
 	// CreatedFor is the UID of the direct owner that the pod had when it was
 	// created with overrides, or "".
 	CreatedFor types.UID
-	// Unassigned is why the pod could not get its seat or its overrides at creation; "" if it
-	// got them.
+	// Unassigned is why the pod was created without overrides: a version of the OverridePolicy
+	// and an error; "" if there was no error.
 	Unassigned string
 
 	// ClassStamp is the capacity class that the webhook gave the pod. Class is the one that the
 	// pod's demands leave to it; Observe sets it.
 	ClassStamp, Class capacity.Class
-	// NamesNode: the pod was created with a node's name.
+	// NamesNode: the pod's owner created it for one node, and its class is that node's.
 	NamesNode bool
 
 	// For is the one node that a DaemonSet's pod is for; "" for other pods.

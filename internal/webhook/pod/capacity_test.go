@@ -317,7 +317,7 @@ func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
 	if got.Spec.Affinity != nil || got.Labels[gm.CapacityClassLabel] != "" || len(gates(got)) > 0 {
 		t.Errorf("labels %v, gates %v, affinity %+v", got.Labels, gates(got), got.Spec.Affinity)
 	}
-	if why := got.Annotations[gm.CapacityReasonAnnotation]; why != "its volumes are on nodes that are away, or of no class" {
+	if why := got.Annotations[gm.CapacityReasonAnnotation]; why != "no node matches its volumes, or a matching node has no class" {
 		t.Errorf("it says %q", why)
 	}
 }
