@@ -18,20 +18,19 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// errSeatTaken: since the filter, other pods filled the group. The pod is
-// scheduled again.
+// errSeatTaken: other pods have filled the group since the filter. kube-scheduler schedules the
+// pod again.
 var errSeatTaken = errors.New("the node's NodeGroup got its share of the workload's pods meanwhile")
 
-// errNotAsWanted: the pod was created without what cannot change later. The
-// OverridePolicy's controller replaces it.
-var errNotAsWanted = errors.New("the pod was created without what the OverridePolicy wants in the node's NodeGroup, and is to be replaced")
+// errNotOverridden: the pod was created without the overrides that cannot be applied later. The
+// OverridePolicy's controller recreates it.
+var errNotOverridden = errors.New("the pod was created without the overrides of the node's NodeGroup, and will be recreated")
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=patch
 // +kubebuilder:rbac:groups="",resources=pods/binding,verbs=create
 
-// bind rechecks the seat, overrides images, and binds; in this order, so that
-// a kubelet never sees the pod without its overrides. Asked twice, it succeeds
-// twice.
+// bind checks the seat again, overrides images, and binds: in this order, so that the kubelet
+// never starts the pod without its overrides. If a request is repeated, it succeeds again.
 func (h *Handler) bind(b *buffers, w http.ResponseWriter, r *http.Request) {
 	var args bindingArgs
 	if !b.decode(w, r, &args) {
@@ -56,6 +55,7 @@ func (h *Handler) bind(b *buffers, w http.ResponseWriter, r *http.Request) {
 	b.encode(w, bindingResult{Error: err.Error()})
 }
 
+// bindPod is bind for a decoded request. It does nothing for a pod that is on that node already.
 func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 	pod := h.Ledger.Pod(args.PodUID)
 	if pod == nil {
@@ -79,7 +79,7 @@ func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 		return err
 	}
 	if err := h.post(ctx, pod, args.Node, stamps); err != nil {
-		if refused(err) { // else it may be done all the same: the seat lapses if it is not
+		if refused(err) { // if not, the pod may be bound: then the seat stays until it expires
 			h.Ledger.Release(pod.UID)
 		}
 		return err
@@ -88,32 +88,33 @@ func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 	return nil
 }
 
-// refused tells whether the API server has looked at a request and not done it.
+// refused returns whether the API server has answered that it did not do a request.
 func refused(err error) bool {
 	status := apierrors.APIStatus(nil)
 	return errors.As(err, &status) && status.Status().Code >= http.StatusBadRequest && status.Status().Code < http.StatusInternalServerError
 }
 
-// stamps are what a pod gets together with its node.
+// stamps are the labels and annotations that the Binding adds to a pod.
 type stamps struct{ labels, annotations map[string]string }
 
-// prepare confirms the pod's seat and writes its images.
+// prepare confirms the pod's seat and overrides its images. It returns the labels and annotations
+// for the Binding.
 func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (stamps, error) {
 	a, err := h.Policies.Assignment(ctx, pod.Object(), pod.Revision)
-	app := a.Application
-	unplaced := app.Propagation == nil || ignoresPropagation(app, err)
-	if err != nil && app.Propagation == nil || err != nil && !unplaced {
+	workload := a.Application
+	unplaced := workload.Propagation == nil || ignoresPropagation(workload, err)
+	if err != nil && workload.Propagation == nil || err != nil && !unplaced {
 		return stamps{}, err
 	}
-	if !app.Managed() {
+	if !workload.Managed() {
 		return stamps{}, nil
 	}
-	if waitsForOverride(app) {
+	if waitsForOverride(workload) {
 		return stamps{}, errors.New(TextOverrideNotBound)
 	}
 	group := h.Ledger.NodeGroup(node)
 	if !unplaced {
-		if app.Propagation.Policies.Propagation() != ownership.Bound {
+		if workload.Propagation.Policies.Propagation() != ownership.Bound {
 			return stamps{}, errors.New(TextNotBound)
 		}
 		request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
@@ -121,15 +122,16 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (sta
 			return stamps{}, errSeatTaken
 		}
 	}
-	if err := h.overrideImages(ctx, pod, app, group, (!unplaced || !a.Counted) && !a.Job); err != nil {
+	if err := h.overrideImages(ctx, pod, workload, group, (!unplaced || !a.Counted) && !a.Job); err != nil {
 		h.Ledger.Release(pod.UID)
 		return stamps{}, err
 	}
-	return stamps{labels: h.Policies.PodLabels(app, pod, group), annotations: h.deletionCost(pod, a, group)}, nil
+	return stamps{labels: h.Policies.PodLabels(workload, pod, group), annotations: h.deletionCost(pod, a, group)}, nil
 }
 
-// deletionCost is what a pod of a ReplicaSet costs in its seat, so that no
-// write of its own is needed later.
+// deletionCost returns the deletion cost of the pod's seat as annotations, so that no separate
+// write is needed later. It is nil for pods of other owners than ReplicaSets, and for pods whose
+// cost a user has set.
 func (h *Handler) deletionCost(pod *seats.Pod, a policies.Assignment, group string) map[string]string {
 	if len(a.Spread.Groups()) == 0 || !a.Counted || pod.Controller == nil || pod.Controller.Kind != "ReplicaSet" || pod.UserCost() {
 		return nil
@@ -138,13 +140,13 @@ func (h *Handler) deletionCost(pod *seats.Pod, a policies.Assignment, group stri
 	return map[string]string{corev1.PodDeletionCost: cost, gm.DeletionCostAnnotation: cost}
 }
 
-// overrideImages writes the images that the rules want in the group. fixed also
-// demands that the pod was created as they want it.
-func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app ownership.Application, group string, fixed bool) error {
-	if app.Override == nil || group == "" || app.Override.Policies.Override() != ownership.Bound {
+// overrideImages patches the pod's images as the rules of the group require. If fixed is true, it
+// returns errNotOverridden for a pod that was created without the overrides of other fields.
+func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, workload ownership.Application, group string, fixed bool) error {
+	if workload.Override == nil || group == "" || workload.Override.Policies.Override() != ownership.Bound {
 		return nil
 	}
-	policy, err := h.Policies.Override(ctx, pod.Namespace, app.Override.Policies.RequiredOverride)
+	policy, err := h.Policies.Override(ctx, pod.Namespace, workload.Override.Policies.RequiredOverride)
 	if err != nil {
 		return err
 	}
@@ -153,7 +155,7 @@ func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app owners
 		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, errs[0])
 	}
 	if fixed && rules.FixedHash(group) != pod.Overrides {
-		return errNotAsWanted
+		return errNotOverridden
 	}
 	change, err := policies.Images(rules, group, pod)
 	if err != nil {
@@ -173,6 +175,8 @@ func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, app owners
 	return nil
 }
 
+// post creates the Binding. After an error that leaves open whether the pod is bound, it reads the
+// pod. An error for which refused is false means that the pod may be bound.
 func (h *Handler) post(ctx context.Context, pod *seats.Pod, node string, s stamps) error {
 	binding := &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: s.labels, Annotations: s.annotations},
@@ -188,13 +192,14 @@ func (h *Handler) post(ctx context.Context, pod *seats.Pod, node string, s stamp
 		case getErr == nil && live.UID == pod.UID && live.Spec.NodeName == node:
 			return nil
 		case getErr == nil && live.UID == pod.UID && live.Spec.NodeName != "":
-			// Another kube-scheduler was quicker. We may not have seen that yet:
-			// a seat given back now would be given to another pod.
+			// Another kube-scheduler has bound the pod, and the ledger may not have seen
+			// that yet. The error does not wrap err, so that the seat is not released:
+			// another pod could get it.
 			return fmt.Errorf("binding pod %s/%s to node %s: it is bound to node %s", pod.Namespace, pod.Name, node, live.Spec.NodeName)
 		case getErr != nil && !apierrors.IsNotFound(getErr):
-			// Nor do we know now whether it is bound. What the API server says of
-			// reading is not its answer to the binding, and not to be taken for that.
-			return fmt.Errorf("binding pod %s/%s to node %s: %s; reading where it is: %s", pod.Namespace, pod.Name, node, err.Error(), getErr.Error())
+			// The pod may be bound. The error wraps neither error, so that refused is
+			// false: the response to the read is no response to the Binding.
+			return fmt.Errorf("binding pod %s/%s to node %s: %s; reading the pod: %s", pod.Namespace, pod.Name, node, err.Error(), getErr.Error())
 		}
 	}
 	return fmt.Errorf("binding pod %s/%s to node %s: %w", pod.Namespace, pod.Name, node, err)

@@ -152,14 +152,14 @@ func TestBind(t *testing.T) {
 			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.Container("odd", "NO IMAGE"))), pod: webPod(0), node: "node-hz", fails: true,
 		},
 		"a pod that was created without what cannot change later": {
-			objects: append(ground(build.Bound("", "o")), args, webPod(0)), pod: webPod(0), node: "node-hz", fails: true, says: "is to be replaced",
+			objects: append(ground(build.Bound("", "o")), args, webPod(0)), pod: webPod(0), node: "node-hz", fails: true, says: "will be recreated",
 		},
 		"a pod that was created by other rules": {
 			objects: append(ground(build.Bound("", "o")), args, webPod(0, build.Seated("hz"), build.Annotation(gm.OverridesAnnotation, "other"))),
-			pod:     webPod(0), node: "node-hz", fails: true, says: "is to be replaced",
+			pod:     webPod(0), node: "node-hz", fails: true, says: "will be recreated",
 		},
 		"a pod that was created by rules that are gone": {
-			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.Seated("hz"), asWanted)), pod: webPod(0), node: "node-hz", fails: true, says: "is to be replaced",
+			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.Seated("hz"), asWanted)), pod: webPod(0), node: "node-hz", fails: true, says: "will be recreated",
 		},
 		"a pod that was created as wanted": {
 			objects: append(ground(build.Bound("", "o")), args, webPod(0, build.Seated("hz"), asWanted)), pod: webPod(0), node: "node-hz", writes: []string{"bind"},
@@ -177,7 +177,7 @@ func TestBind(t *testing.T) {
 		},
 		"the pods of a DaemonSet that were created without what cannot change later": {
 			objects: append(ground(), args, daemons, build.Pod("agent-x", build.OwnedBy(daemons), build.Container("c", "agent:1"))),
-			pod:     build.Pod("agent-x"), node: "node-hz", fails: true, says: "is to be replaced",
+			pod:     build.Pod("agent-x"), node: "node-hz", fails: true, says: "will be recreated",
 		},
 		"the pods of a DaemonSet that were created as wanted": {
 			objects: append(ground(), args, daemons, build.Pod("agent-x", build.OwnedBy(daemons), build.Container("c", "agent:1"), asWanted)),

@@ -1,13 +1,12 @@
-// Package extender speaks kube-scheduler's extender protocol (docs/sources.md,
-// G9 to G11) and hands every question on to the ledger of
-// seats. It decodes, asks, encodes; it decides nothing.
+// Package extender serves kube-scheduler's extender protocol (docs/sources.md, G9 to G11). It
+// decodes requests, calls the ledger of seats and encodes the results; it decides nothing.
 //
-//	POST /scheduler/filter      narrow the nodes to the group whose turn it is, reserve the seat
-//	POST /scheduler/prioritize  score nodes by group: the one that lacks most first
-//	POST /scheduler/preempt     drop nodes where victims would die for nothing
-//	POST /scheduler/bind        recheck the seat, override images, bind
+//	POST /scheduler/filter      keep only nodes of the group that is next, reserve the seat
+//	POST /scheduler/prioritize  score nodes by group: the group that lacks most pods first
+//	POST /scheduler/preempt     drop nodes on which preemption would not give the pod a place
+//	POST /scheduler/bind        check the seat again, override images, bind
 //
-// Pods that no policy is about are answered at once and left as they are.
+// For pods without a policy, filter keeps all nodes, and nothing is recorded or changed.
 package extender
 
 import (
@@ -25,14 +24,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// Texts that kube-scheduler shows to users. They are constants: a text that
-// changes makes kube-scheduler try the pod again at once, for ever.
+// Texts that kube-scheduler writes into the pod's condition. They are constants: if the text
+// differed from one attempt to the next, kube-scheduler would retry the pod at once, for ever.
 const (
-	// TextNotBound refuses every node for a pod whose application requires a
-	// PropagationPolicy that is not bound (docs/sources.md, G5).
+	// TextNotBound refuses every node for a pod whose workload requires a PropagationPolicy
+	// that is not bound (docs/sources.md, G5).
 	TextNotBound = "the workload requires a PropagationPolicy that is missing, not valid or not bound yet"
-	// TextOverrideNotBound refuses every node for a pod whose application
-	// requires an OverridePolicy that is not bound: it must not start without.
+	// TextOverrideNotBound refuses every node for a pod whose workload requires an
+	// OverridePolicy that is not bound: the pod must not start without its overrides.
 	TextOverrideNotBound = "the workload requires an OverridePolicy that is missing, not valid or not bound yet"
 	// TextOutsideGroups refuses a node that is in no group of the policy.
 	TextOutsideGroups = seats.TextOutsideGroups
@@ -40,30 +39,30 @@ const (
 	TextOtherGroup = seats.TextOtherGroup
 )
 
-// Handler serves the protocol.
+// Handler serves the protocol. Its fields must not be changed once it serves.
 type Handler struct {
-	// Policies joins what is known of a pod.
+	// Policies finds the workload, the policies and the cohort of a pod.
 	Policies *policies.Resolver
-	// Ledger hands out seats.
+	// Ledger reserves seats.
 	Ledger *seats.Ledger
 	// Client binds pods and overrides their images.
 	Client kubernetes.Interface
-	// Wide lets the filter keep the nodes of every group that lacks pods, and
-	// reserve nothing (docs/sources.md, G10 and G11); prioritize ranks them, and
-	// bind refuses pods that come too late. Default: the filter keeps one group
-	// and reserves the seat.
+	// Wide: the filter keeps the nodes of every group that lacks pods and reserves nothing
+	// (docs/sources.md, G10 and G11). prioritize ranks the groups, and bind refuses the pod if
+	// its group is full by then. Default false: the filter keeps the nodes of one group and
+	// reserves the seat.
 	Wide bool
-	// Leading tells whether this replica decides now. One that does not
-	// forwards to the one that does.
+	// Leading returns whether this replica is the leader. A replica that is not forwards
+	// requests to the leader.
 	Leading func() bool
-	// Forwarder reaches the leader; without one, or without a leader, the
-	// answer is 503 and kube-scheduler tries again.
+	// Forwarder sends requests to the leader. If it is nil, or if there is no leader, the
+	// handler answers 503 and kube-scheduler retries.
 	Forwarder *Forwarder
-	// Log receives what went wrong.
+	// Log receives, at V(2), why pods wait or were not bound.
 	Log logr.Logger
 }
 
-// ServeMux routes the verbs.
+// ServeMux returns the routes of all verbs.
 func (h *Handler) ServeMux() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/scheduler/filter", h.serve("filter", h.filter))
@@ -73,6 +72,8 @@ func (h *Handler) ServeMux() *http.ServeMux {
 	return mux
 }
 
+// serve measures the duration of a verb, and forwards its requests if this replica is not the
+// leader.
 func (h *Handler) serve(verb string, serve func(*buffers, http.ResponseWriter, *http.Request)) http.HandlerFunc {
 	duration := requestSeconds.WithLabelValues(verb)
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -88,8 +89,9 @@ func (h *Handler) serve(verb string, serve func(*buffers, http.ResponseWriter, *
 	}
 }
 
-// assign joins what is known of the pod. Anything but managed means that the
-// pod is none of our business.
+// assign returns the policies and the cohort of a pod. managed is false for a pod without a
+// PropagationPolicy, and for a pod whose workload is configured to ignore a policy that cannot be
+// used.
 func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, managed bool, err error) {
 	object := pod.object()
 	if object.Controller == nil && object.Policies.RequiredPropagation == "" && object.Policies.RequiredOverride == "" {
@@ -97,31 +99,34 @@ func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, 
 	}
 	a, err = h.Policies.Assignment(r.Context(), object, h.Policies.Revision(object.Controller, pod.Metadata.Labels))
 	if ignoresPropagation(a.Application, err) {
-		return a, false, nil // the application says that a missing policy is none
+		return a, false, nil // the workload allows to ignore a policy that is missing
 	}
-	app := a.Application.Propagation
-	if err != nil && app != nil {
-		// The labels say bound, and the policy cannot be read or used: the pod waits.
+	owner := a.Application.Propagation
+	if err != nil && owner != nil {
+		// The workload is labelled as bound, but the policy cannot be read or used: the pod
+		// waits.
 		h.Log.V(2).Info("Pod waits for its policy", "pod", object.Namespace+"/"+object.Name, "why", err.Error())
 		return a, true, nil
 	}
-	return a, app != nil, err
+	return a, owner != nil, err
 }
 
-// ignoresPropagation: the PropagationPolicy that an application requires cannot
-// be used, and the application says that it wants none then. err is that of
-// asking for its Assignment.
-func ignoresPropagation(app ownership.Application, err error) bool {
-	o := app.Propagation
+// ignoresPropagation returns whether the PropagationPolicy that a workload requires cannot be
+// used and the workload is configured to ignore it then. err is the error of
+// Policies.Assignment.
+func ignoresPropagation(workload ownership.Application, err error) bool {
+	o := workload.Propagation
 	return o != nil && o.IgnoreMissing && (err != nil || o.Policies.Propagation() != ownership.Bound)
 }
 
-// waitsForOverride: the OverridePolicy that an application requires is not bound.
-func waitsForOverride(app ownership.Application) bool {
-	o := app.Override
+// waitsForOverride returns whether the OverridePolicy that a workload requires is not bound, and
+// the workload is not configured to ignore that.
+func waitsForOverride(workload ownership.Application) bool {
+	o := workload.Override
 	return o != nil && !o.IgnoreMissing && o.Policies.Override() != ownership.Bound
 }
 
+// filter keeps the nodes that a pod may be scheduled to.
 func (h *Handler) filter(b *buffers, w http.ResponseWriter, r *http.Request) {
 	args, ok := b.decodeFilter(w, r)
 	if !ok {
@@ -158,6 +163,7 @@ func (h *Handler) filter(b *buffers, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// filterCounted is filter for a pod that is counted in a cohort: it needs a seat.
 func (h *Handler) filterCounted(b *buffers, w http.ResponseWriter, args *filterArgs, a policies.Assignment, names []string, full []json.RawMessage) {
 	request := seats.Request{
 		Pod: args.Pod.Metadata.UID, Token: types.UID(args.Pod.Metadata.Annotations[gm.SeatAnnotation]),
@@ -187,9 +193,9 @@ func groupSet(groups []string) map[string]bool {
 	return set
 }
 
-// keepGroups keeps the nodes of the allowed groups. If none is left, each node
-// is refused with the reason that fits; otherwise nobody would read reasons,
-// and they are left out.
+// keepGroups keeps the nodes of the allowed groups. If there are none, each node is refused:
+// with TextOtherGroup if its group is in named, or else with TextOutsideGroups. If some are kept,
+// the result has no reasons for the others, because kube-scheduler does not use them.
 func (h *Handler) keepGroups(b *buffers, args *filterArgs, names []string, full []json.RawMessage, allowed, named map[string]bool) filterResult {
 	b.groups = h.Ledger.NodeGroups(b.groups, names)
 	groups := b.groups
@@ -206,8 +212,8 @@ func (h *Handler) keepGroups(b *buffers, args *filterArgs, names []string, full 
 	})
 }
 
-// keep answers in the form in which the nodes came, with those that are wanted;
-// nil is all. What it is given is not to be used any more.
+// keep returns the nodes for which want is true, in the form of the request: names or whole
+// nodes. A nil want keeps all. It overwrites names and full, which must not be used afterwards.
 func keep(args *filterArgs, names []string, full []json.RawMessage, want func(i int) bool) filterResult {
 	if args.Nodes != nil && !args.NodeNames.given {
 		kept := *args.Nodes
@@ -218,8 +224,8 @@ func keep(args *filterArgs, names []string, full []json.RawMessage, want func(i 
 	return filterResult{NodeNames: &kept}
 }
 
-// pick moves the wanted ones to the front. None are an empty list, not null,
-// which kube-scheduler takes for no answer.
+// pick moves the wanted elements to the front of the slice and returns them. It never returns
+// nil: kube-scheduler reads null as a missing result, and [] as no nodes.
 func pick[T any](all []T, want func(i int) bool) []T {
 	switch {
 	case all == nil:
@@ -236,7 +242,8 @@ func pick[T any](all []T, want func(i int) bool) []T {
 	return kept
 }
 
-// refuse refuses every node, as unresolvable: no preemption can help.
+// refuse refuses every node as unresolvable, so that kube-scheduler does not try preemption,
+// which would not help.
 func refuse(args *filterArgs, names []string, text func(i int) string) filterResult {
 	result := keep(args, nil, nil, nil)
 	result.FailedAndUnresolvableNodes = make(map[string]string, len(names))
@@ -246,6 +253,8 @@ func refuse(args *filterArgs, names []string, text func(i int) string) filterRes
 	return result
 }
 
+// prioritize scores nodes by their groups. It scores all nodes 0 if the pod needs no seat or its
+// policies cannot be read.
 func (h *Handler) prioritize(b *buffers, w http.ResponseWriter, r *http.Request) {
 	args, ok := b.decodeFilter(w, r)
 	if !ok {
@@ -272,6 +281,8 @@ func (h *Handler) prioritize(b *buffers, w http.ResponseWriter, r *http.Request)
 	b.encode(w, scores)
 }
 
+// preempt keeps the nodes on which preemption would give the pod a place: those of groups that
+// lack pods, or all nodes for a pod without a policy.
 func (h *Handler) preempt(b *buffers, w http.ResponseWriter, r *http.Request) {
 	var args preemptionArgs
 	if !b.decode(w, r, &args) {
@@ -309,7 +320,8 @@ func (h *Handler) preempt(b *buffers, w http.ResponseWriter, r *http.Request) {
 	b.encode(w, result)
 }
 
-// victims reads the request in either of its forms as the form of the answer.
+// victims returns the victims by node, in the form of the response. The request has them in that
+// form or with whole pods. Nodes whose victims cannot be decoded are left out.
 func (a *preemptionArgs) victims() map[string]metaVictims {
 	if a.NodeNameToMetaVictims != nil {
 		return a.NodeNameToMetaVictims

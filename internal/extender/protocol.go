@@ -20,44 +20,46 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// maxBody bounds a request: full Node objects of a large cluster are the
-// largest thing that kube-scheduler sends (72 MB were measured for 5,000).
+// maxBody is the maximum size of a request in bytes. The largest requests of kube-scheduler have
+// whole Node objects: 72 MB were measured for 5,000 nodes.
 const maxBody = 128 << 20
 
-// firstRead bounds the memory that a request gets for what it says its length is.
+// firstRead is the maximum number of bytes that are allocated because of a request's
+// Content-Length, before the body is read.
 const firstRead = 1 << 20
 
-// The protocol's types (k8s.io/kube-scheduler/extender/v1) decoded to what is
-// needed: of a pod its metadata, of a node its name. The rest is skipped over
-// (or, for nodes, kept as it came).
+// The types below are those of the protocol (k8s.io/kube-scheduler/extender/v1), reduced to what is
+// needed: the metadata of a pod and the name of a node. Other fields of a pod are not decoded;
+// nodes are kept as they were sent.
 type filterArgs struct {
 	Pod       *podMeta
 	Nodes     *nodeList
 	NodeNames nodeNames
 }
 
-// nodeNames are a few bytes each and as many as the cluster has nodes: they are
-// most of a request. They share one string, and their slice is reused by the next request.
+// nodeNames is a list of node names. It can be as long as the cluster has nodes and is most of a
+// request. All names share one string, and the slice is reused by the next request.
 type nodeNames struct {
 	list []string
-	// given: the request is in the form with names.
+	// given: the request has node names, and not whole nodes.
 	given bool
 }
 
-// UnmarshalJSON reads a list of strings, of which names of nodes are the plain kind.
+// UnmarshalJSON decodes a list of strings. It is fast for strings without escapes, and node names
+// have none; it decodes everything else with encoding/json.
 func (n *nodeNames) UnmarshalJSON(raw []byte) error {
 	n.given = string(raw) != "null"
 	if len(raw) == 0 || raw[0] != '[' || bytes.IndexByte(raw, '\\') >= 0 {
-		return json.Unmarshal(raw, &n.list) // null, an escape, or nothing that we want
+		return json.Unmarshal(raw, &n.list) // null, a list with escapes, or not a list
 	}
 	names := slices.Grow(n.list[:0], bytes.Count(raw, []byte{','})+1)
 	for rest := string(raw[1 : len(raw)-1]); rest != ""; {
-		// It is valid JSON: what stands between quotes is a string, if only
-		// commas and spaces stand between those.
+		// raw is valid JSON. So if there are only commas and spaces between the quoted parts,
+		// these are the strings of the list.
 		between, after, opened := strings.Cut(rest, `"`)
 		name, next, _ := strings.Cut(after, `"`)
 		if between != "," && strings.Trim(between, ", \t\r\n") != "" {
-			return json.Unmarshal(raw, &n.list) // its error says what is wrong
+			return json.Unmarshal(raw, &n.list) // it returns the error
 		}
 		if opened {
 			names = append(names, name)
@@ -79,6 +81,7 @@ type podMeta struct {
 	} `json:"metadata"`
 }
 
+// object returns the pod as the start of a walk up its owners.
 func (p *podMeta) object() *ownership.Object {
 	return &ownership.Object{
 		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
@@ -140,8 +143,8 @@ type preemptionResult struct {
 	NodeNameToMetaVictims map[string]metaVictims `json:",omitempty"`
 }
 
-// names returns the names of the request's nodes, in order, and for the form
-// with full nodes the nodes as they came.
+// names returns the names of the request's nodes, in order. If the request has whole nodes, full
+// are these nodes as they were sent.
 func (a *filterArgs) names() (names []string, full []json.RawMessage, err error) {
 	if a.NodeNames.given {
 		return a.NodeNames.list, nil, nil
@@ -160,8 +163,8 @@ func (a *filterArgs) names() (names []string, full []json.RawMessage, err error)
 	return names, a.Nodes.Items, nil
 }
 
-// buffers are the memory that one request needs while it is answered. They are
-// reused: allocating them for each request would cause most of the garbage.
+// buffers are reused by one request after the other: allocating them for each request would cause
+// most of the garbage.
 type buffers struct {
 	buffer        bytes.Buffer
 	names, groups []string
@@ -169,7 +172,7 @@ type buffers struct {
 
 var bufferPool = sync.Pool{New: func() any { return new(buffers) }}
 
-// release lets the next request use the buffers, unless they have grown too large to keep.
+// release returns the buffers to the pool, unless they have grown too large to keep.
 func (b *buffers) release() {
 	if b.buffer.Cap() > 2*firstRead || cap(b.names) > firstRead/16 {
 		return
@@ -180,13 +183,13 @@ func (b *buffers) release() {
 	bufferPool.Put(b)
 }
 
-// decode reads a request's JSON. It answers the request itself when it
-// returns false.
+// decode reads a request's JSON. If that fails, it answers the request and returns false.
 func (b *buffers) decode(w http.ResponseWriter, r *http.Request, into any) bool {
 	return b.read(w, r) && b.unmarshal(w, b.buffer.Bytes(), into)
 }
 
-// read reads a request's body into the buffer, or answers the request.
+// read reads a request's body into the buffer. If that fails, it answers the request and returns
+// false.
 func (b *buffers) read(w http.ResponseWriter, r *http.Request) bool {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -200,6 +203,7 @@ func (b *buffers) read(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
+// unmarshal decodes raw. If that fails, it answers the request and returns false.
 func (b *buffers) unmarshal(w http.ResponseWriter, raw []byte, into any) bool {
 	if err := json.Unmarshal(raw, into); err != nil {
 		http.Error(w, "decoding the request: "+err.Error(), http.StatusBadRequest)
@@ -208,8 +212,8 @@ func (b *buffers) unmarshal(w http.ResponseWriter, raw []byte, into any) bool {
 	return true
 }
 
-// decodeFilter is decode for a request about nodes. Their names are most of it,
-// and encoding/json would go over them three times.
+// decodeFilter is decode for a request with node names. These are most of the request, and
+// encoding/json would scan them three times; decodeFilter scans them once if it can.
 func (b *buffers) decodeFilter(w http.ResponseWriter, r *http.Request) (args filterArgs, ok bool) {
 	if !b.read(w, r) {
 		return args, false
@@ -227,11 +231,12 @@ func (b *buffers) decodeFilter(w http.ResponseWriter, r *http.Request) (args fil
 
 var lastField = []byte(`,"NodeNames":[`)
 
-// splitNames cuts a request in two: an object without the names, and the list of
-// names. kube-scheduler writes them last, without spaces; names is nil for a
-// request that looks otherwise. What looks like the beginning of the list is that:
-// in a string there would be a backslash before each quote, and if it were within
-// another object, the first part would be none.
+// splitNames splits a request in two: an object without the names, and the list of names.
+// kube-scheduler writes the names last and without spaces; for other requests names is nil.
+//
+// The last occurrence of lastField begins the list. It is not part of a string, because quotes in
+// a string have a backslash before them. If it is in a nested object, head is not valid JSON, and
+// the caller decodes the whole request instead.
 func splitNames(raw []byte) (head, names []byte) {
 	raw = bytes.TrimRight(raw, "\n")
 	i := bytes.LastIndex(raw, lastField)
@@ -267,10 +272,10 @@ func (n *nodeNames) read(raw []byte, reused []string) bool {
 	return true
 }
 
-// readBody reads a request's body, or says with which status it is refused.
+// readBody reads a request's body. If that fails, it returns the status for the response.
 func readBody(w http.ResponseWriter, r *http.Request, into *bytes.Buffer) (status int, err error) {
 	if r.ContentLength > maxBody {
-		w.Header().Set("Connection", "close") // what it sends is not read
+		w.Header().Set("Connection", "close") // the body is not read
 		return http.StatusRequestEntityTooLarge, fmt.Errorf("reading the request: %d bytes are more than %d", r.ContentLength, maxBody)
 	}
 	into.Reset()
@@ -285,9 +290,9 @@ func readBody(w http.ResponseWriter, r *http.Request, into *bytes.Buffer) (statu
 	return http.StatusOK, nil
 }
 
-// encode answers with JSON and its length. Without the length a reply above
-// 2 kB is sent in chunks, of which kube-scheduler never reads the last: every
-// call would then be a new TCP connection and TLS handshake.
+// encode answers with JSON and its Content-Length. Without that, a response above 2 kB is sent in
+// chunks, and kube-scheduler does not read the last one. It could then not reuse the connection:
+// each request would need a new TCP connection and TLS handshake.
 func (b *buffers) encode(w http.ResponseWriter, reply any) {
 	b.buffer.Reset()
 	if err := json.NewEncoder(&b.buffer).Encode(reply); err != nil {
@@ -296,6 +301,6 @@ func (b *buffers) encode(w http.ResponseWriter, reply any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(b.buffer.Len()))
-	// A failed write means that the scheduler has gone away; it will ask again.
+	// The write fails if kube-scheduler has closed the connection. It retries.
 	_, _ = w.Write(b.buffer.Bytes())
 }

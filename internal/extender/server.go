@@ -17,21 +17,23 @@ import (
 type Server struct {
 	// Address is host:port.
 	Address string
+	// TLS has the server's certificate and requires one of the client.
 	TLS     *tls.Config
 	Handler http.Handler
-	Log     logr.Logger
+	// Log receives the address when the server starts and, at V(2), errors of connections.
+	Log logr.Logger
 }
 
-// shutdownGrace is how long calls under way may take when the server stops.
+// shutdownGrace is how long running requests may take when the server stops.
 const shutdownGrace = 5 * time.Second
 
-// callsAtOnce is how many calls share a connection of HTTP/2. A replica whose
-// host is lost answers none, and kube-scheduler notices that of the connection
-// only after some 45 seconds; so few calls that time out use it up, and the
-// next call dials anew.
+// callsAtOnce is the maximum number of concurrent requests on one HTTP/2 connection. If the host
+// of a replica is lost, kube-scheduler closes its connection to it only after about 45 seconds.
+// Until then, requests on that connection time out. When callsAtOnce requests are stuck on it,
+// kube-scheduler opens a new connection, and may reach another replica.
 const callsAtOnce = 4
 
-// Start serves until ctx is done.
+// Start serves until ctx is done and running requests have ended or shutdownGrace is over.
 func (s *Server) Start(ctx context.Context) error {
 	listener, err := net.Listen("tcp", s.Address)
 	if err != nil {
@@ -52,7 +54,7 @@ func (s *Server) Start(ctx context.Context) error {
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
 		defer cancel()
 		if server.Shutdown(grace) != nil {
-			_ = server.Close() // calls that outlast the grace are cut off
+			_ = server.Close() // requests that take longer are cut off
 		}
 	}()
 	s.Log.Info("Serving kube-scheduler", "address", listener.Addr().String())
@@ -63,10 +65,11 @@ func (s *Server) Start(ctx context.Context) error {
 	return nil
 }
 
-// NeedLeaderElection is false: a replica that does not lead says so.
+// NeedLeaderElection returns false: a replica that is not the leader forwards requests, or answers
+// 503.
 func (s *Server) NeedLeaderElection() bool { return false }
 
-// errorLog hands what net/http complains of, such as bad handshakes, to the log.
+// errorLog writes the messages of net/http, for example about failed handshakes, to the log.
 type errorLog struct{ logr.Logger }
 
 func (l errorLog) Write(p []byte) (int, error) {
