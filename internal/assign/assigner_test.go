@@ -21,12 +21,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// replica is a assigner, the world that it sees, and its server.
+// replica is an Assigner, the cluster that it reads, and its server.
 type replica struct {
 	*Assigner
 	*world.World
-	server *httptest.Server
-	asked  int // over HTTP
+	server   *httptest.Server
+	requests int // received over HTTP
 }
 
 func newReplica(t *testing.T, leads bool, objects ...build.Object) *replica {
@@ -38,7 +38,7 @@ func newReplica(t *testing.T, leads bool, objects ...build.Object) *replica {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(Path, http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		r.asked++
+		r.requests++
 		r.ServeHTTP(w, request)
 	}))
 	r.server = httptest.NewTLSServer(mux)
@@ -46,13 +46,14 @@ func newReplica(t *testing.T, leads bool, objects ...build.Object) *replica {
 	return r
 }
 
-// follow makes a replica ask another as the one that leads.
+// follow makes a replica send its requests to leader.
 func (r *replica) follow(leader *replica) {
 	r.Leader = func() string { return strings.TrimPrefix(leader.server.URL, "https://") }
 	r.Transport = leader.server.Client().Transport
 }
 
-// ground is a Deployment of two pods, of which group hz takes one and bj none.
+// ground returns a Deployment of two pods and a policy by which group hz may have one of them,
+// and bj none.
 func ground() []build.Object {
 	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(2))
 	return []build.Object{
@@ -64,7 +65,7 @@ func ground() []build.Object {
 	}
 }
 
-// pod is one that is about to be created.
+// pod returns a pod that is about to be created.
 func pod(owner build.Object) *ownership.Object {
 	o := build.Owner(build.Pod("", build.OwnedBy(owner)))
 	o.UID = ""
@@ -89,16 +90,16 @@ func TestTheOneThatLeadsHandsOutSeats(t *testing.T) {
 		ask  Ask
 		want want
 	}{
-		"a seat":                          {askFor("t"), want{Answer: Answer{Group: "hz", Cost: new(int32(999_999_999))}}},
-		"a workload that spreads nowhere": {Ask{Pod: pod(build.ReplicaSet("free")), Token: "t"}, want{Answer{NoSeat: true}, ErrNoSeat}},
-		"a node tells its group":          {onNode("node-bj"), want{Answer: Answer{Group: "bj"}}},
-		"a node of no group":              {onNode("node-out"), want{}},
+		"a seat":                    {askFor("t"), want{Answer: Answer{Group: "hz", Cost: new(int32(999_999_999))}}},
+		"a workload without groups": {Ask{Pod: pod(build.ReplicaSet("free")), Token: "t"}, want{Answer{NoSeat: true}, ErrNoSeat}},
+		"the group of a node":       {onNode("node-bj"), want{Answer: Answer{Group: "bj"}}},
+		"a node without a group":    {onNode("node-out"), want{}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			for how, ask := range map[string]func(*replica) *replica{
 				"itself": func(r *replica) *replica { return r },
-				"asked by another": func(r *replica) *replica {
+				"from another replica": func(r *replica) *replica {
 					other := newReplica(t, false)
 					other.follow(r)
 					return other
@@ -121,7 +122,7 @@ func TestASeatIsHandedOutOnceThoughManyAsk(t *testing.T) {
 	dry.DryRun = true
 	for range 2 {
 		if answer, err := other.Assign(t.Context(), dry); err != nil || answer.Group != "hz" {
-			t.Errorf("a dry run is answered %+v, %v", answer, err)
+			t.Errorf("a dry run gets %+v, %v", answer, err)
 		}
 	}
 	if _, err := other.Assign(t.Context(), askFor("first")); err != nil {
@@ -139,13 +140,13 @@ func TestASeatIsHandedOutOnceThoughManyAsk(t *testing.T) {
 	}
 	leader.World.Ledger.Forget("web-1-0")
 	if _, err := other.Assign(t.Context(), askFor("third")); err != nil {
-		t.Errorf("the pod is gone and its seat is not handed out: %v", err)
+		t.Errorf("the pod is deleted and its seat is not handed out: %v", err)
 	}
 }
 
 func TestAQuestionThatCannotBeAnsweredIsAnError(t *testing.T) {
 	gone := Ask{Pod: pod(build.ReplicaSet("gone")), Token: "t"}
-	for name, ask := range map[string]Ask{"no token": {Pod: askFor("").Pod}, "no pod": {Token: "t"}, "an owner that is gone": gone} {
+	for name, ask := range map[string]Ask{"no token": {Pod: askFor("").Pod}, "no pod": {Token: "t"}, "an owner that does not exist": gone} {
 		t.Run(name, func(t *testing.T) {
 			leader, other := newReplica(t, true, ground()...), newReplica(t, false)
 			other.follow(leader)
@@ -159,23 +160,23 @@ func TestAQuestionThatCannotBeAnsweredIsAnError(t *testing.T) {
 }
 
 func TestWithoutALeaderNobodyGetsASeat(t *testing.T) {
-	t.Run("none is known", func(t *testing.T) {
+	t.Run("no leader is known", func(t *testing.T) {
 		if _, err := newReplica(t, false).Assign(t.Context(), askFor("t")); !errors.Is(err, ErrNoLeader) {
 			t.Errorf("error is %v", err)
 		}
 	})
-	t.Run("the one that seems to lead does not, and hands nothing on", func(t *testing.T) {
+	t.Run("the replica at that address does not lead, and forwards nothing", func(t *testing.T) {
 		leader, lost, other := newReplica(t, true, ground()...), newReplica(t, false), newReplica(t, false)
 		lost.follow(leader)
 		other.follow(lost)
 		if answer, err := other.Assign(t.Context(), askFor("t")); err == nil || !strings.Contains(err.Error(), "503") {
 			t.Errorf("answer %+v, error %v", answer, err)
 		}
-		if lost.asked != 1 || leader.asked != 0 {
-			t.Errorf("asked %d times, and on from there %d times", lost.asked, leader.asked)
+		if lost.requests != 1 || leader.requests != 0 {
+			t.Errorf("it got %d requests, want 1; the leader got %d, want 0", lost.requests, leader.requests)
 		}
 	})
-	t.Run("it is gone", func(t *testing.T) {
+	t.Run("the leader cannot be reached", func(t *testing.T) {
 		leader, other := newReplica(t, true), newReplica(t, false)
 		other.follow(leader)
 		leader.server.Close()
@@ -183,7 +184,7 @@ func TestWithoutALeaderNobodyGetsASeat(t *testing.T) {
 			t.Errorf("answer %+v", answer)
 		}
 	})
-	t.Run("it answers what nobody understands", func(t *testing.T) {
+	t.Run("the response is not valid", func(t *testing.T) {
 		odd := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }))
 		t.Cleanup(odd.Close)
 		other := newReplica(t, false)
@@ -205,13 +206,13 @@ func TestServeHTTP(t *testing.T) {
 		follows bool
 		want    int
 	}{
-		"a question":              {http.MethodPost, good, false, http.StatusOK},
-		"a read":                  {http.MethodGet, nil, false, http.StatusMethodNotAllowed},
-		"no body":                 {http.MethodPost, nil, false, http.StatusBadRequest},
-		"half a body":             {http.MethodPost, good[:len(good)/2], false, http.StatusBadRequest},
-		"a body without end":      {http.MethodPost, append([]byte(`"`), bytes.Repeat([]byte("a"), maxBody)...), false, http.StatusBadRequest},
-		"one that does not lead":  {http.MethodPost, good, true, http.StatusServiceUnavailable},
-		"a question about no pod": {http.MethodPost, []byte("{}"), false, http.StatusInternalServerError},
+		"a request":                        {http.MethodPost, good, false, http.StatusOK},
+		"a read":                           {http.MethodGet, nil, false, http.StatusMethodNotAllowed},
+		"no body":                          {http.MethodPost, nil, false, http.StatusBadRequest},
+		"half a body":                      {http.MethodPost, good[:len(good)/2], false, http.StatusBadRequest},
+		"a body without end":               {http.MethodPost, append([]byte(`"`), bytes.Repeat([]byte("a"), maxBody)...), false, http.StatusBadRequest},
+		"a replica that is not the leader": {http.MethodPost, good, true, http.StatusServiceUnavailable},
+		"a request without a pod":          {http.MethodPost, []byte("{}"), false, http.StatusInternalServerError},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -232,14 +233,14 @@ type transport func(*http.Request) (*http.Response, error)
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
-// TestALeaderThatHangsIsAskedForASecondAtMost: the API server waits two for the
-// webhook, and then creates the pod as if there was no policy.
+// TestALeaderThatHangsIsAskedForASecondAtMost: the API server waits two seconds for the webhook,
+// and then creates the pod without its policy.
 func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
 	r := newReplica(t, false)
 	r.Leader = func() string { return "leader:9444" }
 	r.Transport = transport(func(request *http.Request) (*http.Response, error) {
 		if deadline, bounded := request.Context().Deadline(); !bounded || time.Until(deadline) > time.Second {
-			t.Errorf("the leader is asked until %s, bounded: %t", deadline, bounded)
+			t.Errorf("the request ends at %s, has a deadline: %t", deadline, bounded)
 		}
 		return nil, context.DeadlineExceeded
 	})
@@ -248,15 +249,15 @@ func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
 	}
 }
 
-// TestASuccessorWaitsForTheOneThatLeft: its owner has seen the other go, and we have
-// not yet. Without that seat it would go where none is free.
+// TestASuccessorWaitsForTheOneThatLeft: the owner has seen that a pod was deleted, and the ledger
+// has not yet. A seat that is given before that would be in a group that lacks no pod.
 func TestASuccessorWaitsForTheOneThatLeft(t *testing.T) {
 	for name, tc := range map[string]struct {
-		leaves bool
-		want   string
+		deleted bool
+		want    string
 	}{
-		"it is seen to go":      {leaves: true, want: "bj"},
-		"it stays, or seems so": {want: "hz"},
+		"the deletion is observed":     {deleted: true, want: "bj"},
+		"the deletion is not observed": {want: "hz"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(3))
@@ -266,14 +267,14 @@ func TestASuccessorWaitsForTheOneThatLeft(t *testing.T) {
 				build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")),
 				build.Pod("a", build.OwnedBy(replicaSet), build.On("node-hz")), build.Pod("b", build.OwnedBy(replicaSet), build.On("node-hz")),
 				build.Pod("c", build.OwnedBy(replicaSet), build.On("node-bj")))
-			asked := make(chan struct{})
-			if tc.leaves {
+			observed := make(chan struct{})
+			if tc.deleted {
 				go func() {
-					<-asked
+					<-observed
 					r.World.Ledger.Forget("c")
 				}()
 			}
-			time.AfterFunc(4*catchUpInterval, func() { close(asked) })
+			time.AfterFunc(4*catchUpInterval, func() { close(observed) })
 			answer, err := r.Assign(t.Context(), askFor("t"))
 			if err != nil || answer.Group != tc.want {
 				t.Errorf("it gets a seat in %q, want %q (error %v)", answer.Group, tc.want, err)

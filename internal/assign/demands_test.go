@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// TestDemandsReadEachClaimOnce: one that comes later makes none of the others forgotten.
+// TestDemandsReadEachClaimOnce: a claim that does not exist yet has no effect on the others.
 func TestDemandsReadEachClaimOnce(t *testing.T) {
 	client := fake.NewClientset(
 		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "there"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
@@ -28,7 +28,7 @@ func TestDemandsReadEachClaimOnce(t *testing.T) {
 	}
 	d, err := DemandsOf(t.Context(), client, "default", pod)
 	if err != nil || len(d.Volumes) != 1 {
-		t.Errorf("%d volumes are known (%v), want that of the claim that is there", len(d.Volumes), err)
+		t.Errorf("%d volumes (%v), want one: that of the claim that exists", len(d.Volumes), err)
 	}
 	if n := len(client.Actions()); n != 3 {
 		t.Errorf("%d reads, want two claims and a volume", n)

@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// BenchmarkFilter answers a filter request as kube-scheduler sends it, over
-// clusters and numbers of candidates.
+// BenchmarkFilter measures a filter request as kube-scheduler sends it, by the number of nodes and
+// of candidates.
 func BenchmarkFilter(b *testing.B) {
 	for _, size := range []struct{ nodes, candidates int }{{1000, 1000}, {5000, 1000}, {5000, 5000}} {
 		b.Run(fmt.Sprintf("nodes=%d/candidates=%d", size.nodes, size.candidates), func(b *testing.B) {
@@ -43,7 +43,7 @@ func BenchmarkFilter(b *testing.B) {
 	}
 }
 
-// managedFields are about as long as those of a pod with one container.
+// managedFields has about the length of those of a pod with one container.
 var managedFields = func() string {
 	fields := map[string]any{}
 	for i := range 40 {

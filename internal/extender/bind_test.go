@@ -57,7 +57,7 @@ func TestBindOrdersImagesBeforeTheBindingAndLabelsWithIt(t *testing.T) {
 	}
 }
 
-// fixedHash puts on the hash that pods of a group carry.
+// fixedHash annotates a pod with the hash of the overrides of a group.
 func fixedHash(t *testing.T, policy *gm.OverridePolicy, group string) build.Option {
 	t.Helper()
 	rules, errs := override.Compile(policy.Spec)
@@ -74,24 +74,24 @@ func TestBind(t *testing.T) {
 	fullGroup := []build.Object{webPod(5, build.On("node-hz")), webPod(6, build.On("node-hz")), webPod(7, build.On("node-hz"))}
 	daemons := build.DaemonSet("agent", build.Bound("p", "o"))
 	args := build.OverridePolicy("o", build.Args("hz", "c", "--hz"))
-	asWanted := fixedHash(t, args, "hz")
+	overridden := fixedHash(t, args, "hz")
 	type labels map[string]string
 	managed := labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.NodeGroupLabel: "hz"}
 	tests := map[string]struct {
 		objects []build.Object
 		pod     *corev1.Pod
 		node    string
-		// uid is what the scheduler says, the pod's own if empty.
+		// uid is that of the request; "" for the pod's own.
 		uid    types.UID
 		writes []string
 		labels labels
 		fails  bool
 		says   string
 	}{
-		"a pod that nobody has asked about before takes its seat now": {
+		"a pod without a reservation gets its seat now": {
 			objects: append(ground(), webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"bind"}, labels: managed,
 		},
-		"a pod that the ledger has not seen yet is read": {
+		"a pod that the ledger has not observed is read": {
 			objects: ground(), pod: webPod(0), node: "node-hz", writes: []string{"bind"}, labels: managed,
 		},
 		"an unmanaged pod is bound as it is": {
@@ -106,29 +106,29 @@ func TestBind(t *testing.T) {
 		"a policy that is not bound any more": {
 			objects: append(ground(notBound), webPod(0)), pod: webPod(0), node: "node-hz", fails: true,
 		},
-		"a policy that is not bound any more, and a missing one is none": {
+		"a policy that is not bound any more, and a missing one is ignored": {
 			objects: append(ground(notBound, ignore), webPod(0)), pod: webPod(0), node: "node-out", writes: []string{"bind"},
 			labels: labels{gm.RequiredPropagationPolicyLabel: "p"},
 		},
-		"a missing policy is none, and images are overridden all the same": {
+		"a missing policy is ignored, and images are overridden": {
 			objects: append(ground(notBound, ignore, build.Bound("", "o")), rule, webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"patch", "bind"},
 			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
 		},
-		"a policy that is gone is none, and images are overridden all the same": {
+		"a deleted policy is ignored, and images are overridden": {
 			objects: append(ground(build.Bound("gone", "o"), ignore), rule, webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"patch", "bind"},
 			labels: labels{gm.RequiredPropagationPolicyLabel: "gone", gm.BindingPropagationPolicyLabel: "gone", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
 		},
 		"overrides that are not bound": {
 			objects: append(ground(build.Requires("", "o")), rule, webPod(0)), pod: webPod(0), node: "node-hz", fails: true, says: TextOverrideNotBound,
 		},
-		"overrides that are not bound, and missing ones are none": {
+		"overrides that are not bound, and missing ones are ignored": {
 			objects: append(ground(ignore, build.Requires("", "o")), webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"bind"},
 			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
 		},
 		"a pod that is on the node already is bound": {
 			objects: append(ground(), webPod(0, build.On("node-hz"))), pod: webPod(0), node: "node-hz",
 		},
-		"a pod that is on another node is not bound again, though no policy is about it": {
+		"a pod on another node is not bound again, although it has no policy": {
 			objects: append(ground(), build.Pod("bare", build.On("node-bj"))), pod: build.Pod("bare"), node: "node-hz", fails: true, says: "node-bj",
 		},
 		"a pod that was replaced by another of its name": {
@@ -151,36 +151,36 @@ func TestBind(t *testing.T) {
 		"a rule that cannot be applied": {
 			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.Container("odd", "NO IMAGE"))), pod: webPod(0), node: "node-hz", fails: true,
 		},
-		"a pod that was created without what cannot change later": {
+		"a pod that was created without overrides that cannot be applied later": {
 			objects: append(ground(build.Bound("", "o")), args, webPod(0)), pod: webPod(0), node: "node-hz", fails: true, says: "will be recreated",
 		},
-		"a pod that was created by other rules": {
+		"a pod that was created with other rules": {
 			objects: append(ground(build.Bound("", "o")), args, webPod(0, build.Seated("hz"), build.Annotation(gm.OverridesAnnotation, "other"))),
 			pod:     webPod(0), node: "node-hz", fails: true, says: "will be recreated",
 		},
-		"a pod that was created by rules that are gone": {
-			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.Seated("hz"), asWanted)), pod: webPod(0), node: "node-hz", fails: true, says: "will be recreated",
+		"a pod that was created with rules that were removed": {
+			objects: append(ground(build.Bound("", "o")), rule, webPod(0, build.Seated("hz"), overridden)), pod: webPod(0), node: "node-hz", fails: true, says: "will be recreated",
 		},
-		"a pod that was created as wanted": {
-			objects: append(ground(build.Bound("", "o")), args, webPod(0, build.Seated("hz"), asWanted)), pod: webPod(0), node: "node-hz", writes: []string{"bind"},
+		"a pod that was created with its overrides": {
+			objects: append(ground(build.Bound("", "o")), args, webPod(0, build.Seated("hz"), overridden)), pod: webPod(0), node: "node-hz", writes: []string{"bind"},
 			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
 		},
-		"a pod that has its seat goes to no other group": {
+		"a pod that has its seat cannot go to another group": {
 			objects: append(ground(), webPod(0, build.Seated("hz"))), pod: webPod(0), node: "node-bj", fails: true,
 		},
 		"a pod that has its seat keeps it in a group that filled up meanwhile": {
 			objects: append(append(ground(), webPod(0, build.Seated("hz"))), fullGroup...), pod: webPod(0), node: "node-hz", writes: []string{"bind"}, labels: managed,
 		},
-		"a missing policy is none, and nobody could create the pod as wanted": {
+		"a missing policy is ignored, so the pod could not be created with its overrides": {
 			objects: append(ground(notBound, ignore, build.Bound("", "o")), args, webPod(0)), pod: webPod(0), node: "node-hz", writes: []string{"bind"},
 			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
 		},
-		"the pods of a DaemonSet that were created without what cannot change later": {
+		"a pod of a DaemonSet that was created without overrides that cannot be applied later": {
 			objects: append(ground(), args, daemons, build.Pod("agent-x", build.OwnedBy(daemons), build.Container("c", "agent:1"))),
 			pod:     build.Pod("agent-x"), node: "node-hz", fails: true, says: "will be recreated",
 		},
-		"the pods of a DaemonSet that were created as wanted": {
-			objects: append(ground(), args, daemons, build.Pod("agent-x", build.OwnedBy(daemons), build.Container("c", "agent:1"), asWanted)),
+		"a pod of a DaemonSet that was created with its overrides": {
+			objects: append(ground(), args, daemons, build.Pod("agent-x", build.OwnedBy(daemons), build.Container("c", "agent:1"), overridden)),
 			pod:     build.Pod("agent-x"), node: "node-hz", writes: []string{"bind"},
 			labels: labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o", gm.BindingOverridePolicyLabel: "o", gm.NodeGroupLabel: "hz"},
 		},
@@ -206,7 +206,7 @@ func TestBind(t *testing.T) {
 				t.Fatalf("error is %v, want one: %t", err, tc.fails)
 			}
 			if err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("error is %q and does not say %q", err, tc.says)
+				t.Errorf("error is %q and does not contain %q", err, tc.says)
 			}
 			if diff := cmp.Diff(tc.writes, d.writes); diff != "" {
 				t.Errorf("wrong writes (-want +got):\n%s", diff)
@@ -243,7 +243,7 @@ func TestAPodOnAnotherNodeIsRefusedAndKeepsItsSeat(t *testing.T) {
 		t.Error("bound a second time, elsewhere")
 	}
 	if len(d.writes) != 0 {
-		t.Errorf("written all the same: %v", d.writes)
+		t.Errorf("written: %v", d.writes)
 	}
 	if diff := cmp.Diff(map[string]int{"bj": 1}, d.seated()); diff != "" {
 		t.Errorf("wrong seats (-want +got):\n%s", diff)
@@ -254,10 +254,10 @@ func TestAnswersToABinding(t *testing.T) {
 	conflict := apierrors.NewConflict(podResource, "web-1-0", errors.New("already assigned"))
 	tests := map[string]struct {
 		answer error
-		// live is the pod as it is by then.
+		// live is the pod in the API server when the Binding is created.
 		live  *corev1.Pod
 		fails bool
-		// unknown: it may be done all the same, and the pod keeps its seat.
+		// unknown: the pod may be bound, so it keeps its seat.
 		unknown bool
 	}{
 		"it is on this node already":               {conflict, webPod(0, build.On("node-hz")), false, false},
@@ -317,7 +317,7 @@ func TestASeatIsGivenBackWhenImagesCannotBeWritten(t *testing.T) {
 		t.Error("bound without its images")
 	}
 	if len(d.bindings) != 0 {
-		t.Error("the binding was posted all the same")
+		t.Error("the Binding was created")
 	}
 	if diff := cmp.Diff(map[string]int{}, d.seated()); diff != "" {
 		t.Errorf("wrong seats (-want +got):\n%s", diff)
@@ -351,8 +351,8 @@ func TestAPodThatIsRefusedKeepsTheSeatThatItGotAtCreation(t *testing.T) {
 	}
 }
 
-// TestAJobsPodStartsAsItIs: it is not evicted, so nobody would make it anew; a
-// pod of a Deployment is not bound.
+// TestAJobsPodStartsAsItIs: a Job's pod that lacks overrides is bound, because pods of Jobs are
+// not recreated. A pod of a Deployment is not bound.
 func TestAJobsPodStartsAsItIs(t *testing.T) {
 	job := build.Job("batch", build.Bound("p", "o"))
 	pod := build.Pod("batch-0", build.OwnedBy(job), build.Container("c", "nginx:1"))
@@ -363,7 +363,7 @@ func TestAJobsPodStartsAsItIs(t *testing.T) {
 		t.Errorf("the pod waits for ever: %v", err)
 	}
 	if diff := cmp.Diff([]string{"patch", "bind"}, d.writes); diff != "" {
-		t.Errorf("images can change all the same (-want +got):\n%s", diff)
+		t.Errorf("wrong writes (-want +got):\n%s", diff)
 	}
 	if err := d.bind(webPod(0), "node-hz"); err == nil {
 		t.Error("the pod of a Deployment is bound, and was created without its arguments")

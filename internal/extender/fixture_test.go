@@ -19,15 +19,15 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// fixture is a handler and the world that it sees.
+// fixture is a handler, and the cluster that it reads.
 type fixture struct {
 	*Handler
 	*world.World
 	t   testing.TB
 	mux http.Handler
-	// writes are the writes of pods in their order, as "verb subresource".
+	// writes are the writes of pods in order: "patch" or "bind".
 	writes []string
-	// bindings are those that were posted; bindError is the answer to them.
+	// bindings are those that were created. bindError is the response to each.
 	bindings  []*corev1.Binding
 	bindError error
 }
@@ -53,7 +53,7 @@ func newFixture(t testing.TB, objects ...build.Object) *fixture {
 	return d
 }
 
-// send posts a body and returns the answer, which must have its length with it.
+// send posts a body and returns the response, which must have a Content-Length.
 func (d *fixture) send(verb string, body []byte) *httptest.ResponseRecorder {
 	d.t.Helper()
 	w := httptest.NewRecorder()
@@ -65,7 +65,7 @@ func (d *fixture) send(verb string, body []byte) *httptest.ResponseRecorder {
 	return w
 }
 
-// ask posts a request and decodes the answer.
+// ask posts a request and decodes the response.
 func ask[R any](d *fixture, verb string, request any) R {
 	d.t.Helper()
 	body, err := json.Marshal(request)
@@ -126,8 +126,8 @@ func (d *fixture) seated() map[string]int {
 	return out
 }
 
-// ground is a Deployment of five pods, a policy of 3:2, a node in each group,
-// and one in none.
+// ground returns a Deployment of five pods, a policy of 3:2, a node in each group and a node
+// without a group.
 func ground(options ...build.Option) []build.Object {
 	options = append([]build.Option{build.Bound("p", ""), build.Replicas(5)}, options...)
 	deployment := build.Deployment("web", options...)
@@ -138,7 +138,7 @@ func ground(options ...build.Option) []build.Object {
 	}
 }
 
-// webPod is the i-th pod of the Deployment.
+// webPod returns the i-th pod of the Deployment.
 func webPod(i int, options ...build.Option) *corev1.Pod {
 	options = append([]build.Option{build.OwnedBy(build.ReplicaSet("web-1")), build.Container("c", "nginx:1")}, options...)
 	return build.Pod(fmt.Sprint("web-1-", i), options...)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// replicas answers calls between replicas by their host.
+// replicas is the transport between replicas: the handlers by host.
 type replicas map[string]http.Handler
 
 func (r replicas) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -17,7 +17,7 @@ func (r replicas) RoundTrip(request *http.Request) (*http.Response, error) {
 	}
 	handler, ok := r[request.URL.Host]
 	if !ok {
-		return nil, errors.New("nobody is there")
+		return nil, errors.New("no such host")
 	}
 	w := httptest.NewRecorder()
 	handler.ServeHTTP(w, request)
@@ -44,13 +44,13 @@ func TestAReplicaThatDoesNotLead(t *testing.T) {
 		want      int
 		calls     int
 	}{
-		"without a way to the leader: try again":         {want: http.StatusServiceUnavailable, body: request},
-		"nobody leads: try again":                        {forwarder: &Forwarder{Leader: func() string { return "" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
-		"the leader answers":                             {forwarder: lost.Forwarder, want: http.StatusOK, body: request, calls: 1},
-		"the leader refuses a bad request":               {forwarder: lost.Forwarder, want: http.StatusBadRequest, body: "{", calls: 1},
-		"the leader is gone: try again":                  {forwarder: &Forwarder{Leader: func() string { return "gone:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
-		"the one that seems to lead does not: try again": {forwarder: &Forwarder{Leader: func() string { return "lost:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
-		"what was handed on once is not handed on again": {forwarder: lost.Forwarder, forwarded: true, want: http.StatusServiceUnavailable, body: request},
+		"no forwarder: retry":                              {want: http.StatusServiceUnavailable, body: request},
+		"no leader: retry":                                 {forwarder: &Forwarder{Leader: func() string { return "" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
+		"the leader answers":                               {forwarder: lost.Forwarder, want: http.StatusOK, body: request, calls: 1},
+		"the leader refuses a malformed request":           {forwarder: lost.Forwarder, want: http.StatusBadRequest, body: "{", calls: 1},
+		"the leader cannot be reached: retry":              {forwarder: &Forwarder{Leader: func() string { return "gone:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
+		"the replica at that address does not lead: retry": {forwarder: &Forwarder{Leader: func() string { return "lost:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
+		"a forwarded request is not forwarded again":       {forwarder: lost.Forwarder, forwarded: true, want: http.StatusServiceUnavailable, body: request},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestAReplicaThatDoesNotLead(t *testing.T) {
 			}
 			direct := leader.send("filter", []byte(tc.body))
 			if w.Body.String() != direct.Body.String() || w.Header().Get("Content-Length") != direct.Header().Get("Content-Length") {
-				t.Errorf("answered %s, the leader itself says %s", w.Body, direct.Body)
+				t.Errorf("answered %s, the leader itself answers %s", w.Body, direct.Body)
 			}
 		})
 	}

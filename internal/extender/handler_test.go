@@ -48,24 +48,24 @@ func TestFilter(t *testing.T) {
 		"a pod of a workload that requires nothing passes": {
 			objects: []build.Object{build.ReplicaSet("free")}, pod: build.Pod("x", build.OwnedBy(build.ReplicaSet("free"))), nodes: allNodes, kept: allNodes,
 		},
-		"labels that an owned pod carries itself mean nothing": {
+		"policy labels of a pod with an owner are ignored": {
 			objects: append(ground(), build.ReplicaSet("free")), pod: build.Pod("x", build.OwnedBy(build.ReplicaSet("free")), build.Bound("p", "")),
 			nodes: allNodes, kept: allNodes,
 		},
 		"a bound pod is sent to the group that lacks most": {
 			objects: ground(), pod: webPod(0), nodes: allNodes, kept: []string{"node-hz"},
 		},
-		"and to the next when that one is not offered": {
+		"and to the next group if kube-scheduler has no node of the first": {
 			objects: ground(), pod: webPod(0), nodes: []string{"node-bj", "node-out"}, kept: []string{"node-bj"},
 		},
-		"the last seat of all is in bj": {
+		"the last open seat is in bj": {
 			objects: full, pod: webPod(4), nodes: allNodes, kept: []string{"node-bj"},
 		},
-		"the group whose turn it is has no node that fits: the others are full": {
+		"the group that is next has no node that fits: the others are full": {
 			objects: full, pod: webPod(4), nodes: []string{"node-hz", "node-out"},
 			refused: map[string]string{"node-hz": TextOtherGroup, "node-out": TextOutsideGroups},
 		},
-		"nodes outside of the groups and nodes that nobody knows are refused": {
+		"nodes without a group and unknown nodes are refused": {
 			objects: ground(), pod: webPod(0), nodes: []string{"node-out", "node-unknown"},
 			refused: map[string]string{"node-out": TextOutsideGroups, "node-unknown": TextOutsideGroups},
 		},
@@ -81,7 +81,7 @@ func TestFilter(t *testing.T) {
 		"situation 2: bound to another": {
 			objects: ground(build.Label(gm.BindingPropagationPolicyLabel, "q")), pod: webPod(0), nodes: allNodes, refused: everywhere(TextNotBound),
 		},
-		"bound, and the policy is gone": {
+		"bound, and the policy is deleted": {
 			objects: without("p", ground()), pod: webPod(0), nodes: allNodes, refused: everywhere(TextNotBound),
 		},
 		"bound, and the policy cannot be used": {
@@ -90,19 +90,19 @@ func TestFilter(t *testing.T) {
 		"bound, and no group of the policy has a node": {
 			objects: without("node-hz", without("node-bj", ground())), pod: webPod(0), nodes: allNodes, refused: everywhere(TextOutsideGroups),
 		},
-		"not bound, and a missing policy is none": {
+		"not bound, and a missing policy is ignored": {
 			objects: ground(ignore, build.Label(gm.BindingPropagationPolicyLabel, "")), pod: webPod(0), nodes: allNodes, kept: allNodes,
 		},
-		"the policy is gone, and a missing policy is none": {
+		"the policy is deleted, and a missing policy is ignored": {
 			objects: without("p", ground(ignore)), pod: webPod(0), nodes: allNodes, kept: allNodes,
 		},
-		"the policy is there, and a missing one would be none": {
+		"the policy exists, and a missing one would be ignored": {
 			objects: ground(ignore), pod: webPod(0), nodes: allNodes, kept: []string{"node-hz"},
 		},
 		"bound, and overrides are required and not bound": {
 			objects: ground(build.Requires("", "o")), pod: webPod(0), nodes: allNodes, refused: everywhere(TextOverrideNotBound),
 		},
-		"bound, overrides are not, and missing ones are none": {
+		"bound, overrides are not, and missing ones are ignored": {
 			objects: ground(ignore, build.Requires("", "o")), pod: webPod(0), nodes: allNodes, kept: []string{"node-hz"},
 		},
 		"only overrides are required, and not bound": {
@@ -112,14 +112,14 @@ func TestFilter(t *testing.T) {
 		"a pod without an owner that requires only overrides, not bound": {
 			objects: ground(), pod: build.Pod("bare", build.Requires("", "o")), nodes: allNodes, refused: everywhere(TextOverrideNotBound),
 		},
-		"the pods of a DaemonSet are kept to the groups, all of them": {
+		"the pods of a DaemonSet may go to all groups, and to no other node": {
 			objects: append(ground(), daemons), pod: build.Pod("agent-x", build.OwnedBy(daemons)), nodes: allNodes, kept: []string{"node-hz", "node-bj"},
 		},
-		"a DaemonSet's pod that belongs to a node of no group": {
+		"a DaemonSet's pod for a node without a group": {
 			objects: append(ground(), daemons), pod: build.Pod("agent-x", build.OwnedBy(daemons)), nodes: []string{"node-out"},
 			refused: map[string]string{"node-out": TextOutsideGroups},
 		},
-		"a pod whose owner is gone is an error, which kube-scheduler shows": {
+		"an owner that does not exist is an error": {
 			objects: ground(), pod: build.Pod("x", build.OwnedBy(build.ReplicaSet("gone"))), nodes: allNodes, failed: true,
 		},
 	}
@@ -163,10 +163,10 @@ func TestFilter(t *testing.T) {
 					}
 				}
 				if len(result.FailedNodes) != 0 {
-					t.Errorf("%v are refused so that preemption is tried, which cannot help", result.FailedNodes)
+					t.Errorf("%v are refused in a way that makes kube-scheduler try preemption, which cannot help", result.FailedNodes)
 				}
 				if (form == "names") != (result.NodeNames != nil) && !tc.failed {
-					t.Error("the answer is in the other form than the request")
+					t.Error("the response is not in the form of the request")
 				}
 			})
 		}
@@ -188,8 +188,8 @@ func TestUnmanagedPodsTouchNothing(t *testing.T) {
 	}
 }
 
-// TestNoNodesAreAnEmptyList: kube-scheduler takes null for an answer in the
-// other form. Buffers that a request has released hold nothing of it.
+// TestNoNodesAreAnEmptyList: kube-scheduler reads null as a response in the other form. Released
+// buffers must not have names of the last request.
 func TestNoNodesAreAnEmptyList(t *testing.T) {
 	d := newFixture(t, ground()...)
 	for _, pod := range []*corev1.Pod{build.Pod("bare"), webPod(0)} {
@@ -220,7 +220,7 @@ func TestFilterHandsOutSeatsAsThePolicyDivides(t *testing.T) {
 	}
 	first := *d.filter(webPod(0), allNodes...).NodeNames
 	if again := *d.filter(webPod(0), allNodes...).NodeNames; !slices.Equal(first, again) {
-		t.Errorf("asked again, the pod is sent to %v instead of %v", again, first)
+		t.Errorf("after a second request the pod is sent to %v instead of %v", again, first)
 	}
 }
 
@@ -231,12 +231,12 @@ func TestPrioritize(t *testing.T) {
 		pod     *corev1.Pod
 		want    map[string]int64
 	}{
-		"an unmanaged pod: all alike":               {ground(), build.Pod("bare"), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
-		"the group that lacks most first":           {ground(), webPod(0), map[string]int64{"node-hz": 10, "node-bj": 9, "node-out": 0}},
-		"a full group last":                         {append(ground(), webPod(8, build.On("node-bj")), webPod(9, build.On("node-bj"))), webPod(0), map[string]int64{"node-hz": 10, "node-bj": 0, "node-out": 0}},
-		"a pod that is not bound: all alike":        {ground(build.Label(gm.BindingPropagationPolicyLabel, "")), webPod(0), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
-		"the pods of a DaemonSet: all alike":        {append(ground(), pinned), build.Pod("x", build.OwnedBy(pinned)), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
-		"an owner that is gone: all alike, as well": {ground(), build.Pod("x", build.OwnedBy(build.ReplicaSet("gone"))), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
+		"an unmanaged pod: all 0":             {ground(), build.Pod("bare"), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
+		"the group that lacks most first":     {ground(), webPod(0), map[string]int64{"node-hz": 10, "node-bj": 9, "node-out": 0}},
+		"a full group last":                   {append(ground(), webPod(8, build.On("node-bj")), webPod(9, build.On("node-bj"))), webPod(0), map[string]int64{"node-hz": 10, "node-bj": 0, "node-out": 0}},
+		"a pod that is not bound: all 0":      {ground(build.Label(gm.BindingPropagationPolicyLabel, "")), webPod(0), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
+		"the pods of a DaemonSet: all 0":      {append(ground(), pinned), build.Pod("x", build.OwnedBy(pinned)), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
+		"an owner that does not exist: all 0": {ground(), build.Pod("x", build.OwnedBy(build.ReplicaSet("gone"))), map[string]int64{"node-hz": 0, "node-bj": 0, "node-out": 0}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -271,16 +271,16 @@ func TestPreemptDropsNodesWhereVictimsWouldDieForNothing(t *testing.T) {
 		"nodes without a victim are dropped": {
 			objects: full, pod: webPod(9), victims: map[string][]string{"node-bj": {}},
 		},
-		"the pods of a DaemonSet may displace in every group that the policy gives pods": {
+		"the pods of a DaemonSet may preempt in every group to which the policy gives pods": {
 			objects: append(full, build.PropagationPolicy("q", build.Weight(1, "hz", "bj"), build.Weight(0, "sh")), build.Node("node-sh", build.InGroup("sh")), daemons),
 			pod:     build.Pod("agent-x", build.OwnedBy(daemons)),
 			victims: map[string][]string{"node-hz": {"v1"}, "node-bj": {"v2"}, "node-sh": {"v3"}, "node-out": {"v4"}}, want: []string{"node-bj", "node-hz"},
 		},
-		"a pod that is not bound displaces nobody": {
+		"a pod that is not bound preempts no pod": {
 			objects: ground(build.Label(gm.BindingPropagationPolicyLabel, "")), pod: webPod(9),
 			victims: map[string][]string{"node-hz": {"v1"}},
 		},
-		"a pod whose owner is gone displaces nobody": {
+		"a pod whose owner does not exist preempts no pod": {
 			objects: ground(), pod: build.Pod("x", build.OwnedBy(build.ReplicaSet("gone"))),
 			victims: map[string][]string{"node-hz": {"v1"}},
 		},
@@ -363,16 +363,15 @@ func TestRequestsThatAreNone(t *testing.T) {
 			t.Errorf("answered %d: %s", w.Code, w.Body)
 		}
 	})
-	t.Run("a path that is none", func(t *testing.T) {
+	t.Run("an unknown path", func(t *testing.T) {
 		if w := d.send("unknown", []byte(`{}`)); w.Code != http.StatusNotFound {
 			t.Errorf("answered %d: %s", w.Code, w.Body)
 		}
 	})
 }
 
-// TestABodyBeyondTheLimitIsTooLarge: the limit itself is too large to be
-// reached in a unit test, so one body ends at a limit of its own. The other
-// says how long it is, and cannot be read.
+// TestABodyBeyondTheLimitIsTooLarge: maxBody is too large for a unit test. So one body has a limit
+// of its own, and the other has a Content-Length above the limit and must not be read.
 func TestABodyBeyondTheLimitIsTooLarge(t *testing.T) {
 	leads, follows := newFixture(t), newFixture(t)
 	follows.Leading, follows.Forwarder = func() bool { return false }, &Forwarder{Leader: func() string { return "leader:9444" }, Transport: replicas{}}
@@ -392,8 +391,8 @@ func TestABodyBeyondTheLimitIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestRepliesAreNotChunked asks through HTTP: a reply above 2 kB without a
-// length would go out in chunks.
+// TestRepliesAreNotChunked uses a real HTTP server: it would send a response above 2 kB without
+// Content-Length in chunks.
 func TestRepliesAreNotChunked(t *testing.T) {
 	d := newFixture(t, ground()...)
 	server := httptest.NewServer(d.mux)
@@ -427,8 +426,8 @@ func TestRepliesAreNotChunked(t *testing.T) {
 	}
 }
 
-// TestTextsNeverChange: kube-scheduler tries a pod again at once when a refusal
-// reads otherwise than the last time.
+// TestTextsNeverChange: kube-scheduler retries a pod at once if the text of a refusal differs from
+// the last one.
 func TestTextsNeverChange(t *testing.T) {
 	d := newFixture(t, ground()...)
 	var last map[string]string
@@ -466,7 +465,7 @@ func FuzzFilterDecode(f *testing.F) {
 				t.Errorf("%s answered %d to %q", verb, w.Code, body)
 			}
 			if w.Code == http.StatusOK && !json.Valid(w.Body.Bytes()) {
-				t.Errorf("%s answered %q to %q: that is no JSON", verb, w.Body, body)
+				t.Errorf("%s answered %q to %q: not valid JSON", verb, w.Body, body)
 			}
 		}
 	})

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// FuzzNodeNames holds the reading of names to what encoding/json says.
+// FuzzNodeNames compares the decoding of names with that of encoding/json.
 func FuzzNodeNames(f *testing.F) {
 	for _, seed := range []string{
 		`null`, `[]`, `[ ]`, `["a"]`, "[\"a\" ,\n\"b\"]", `[""]`, `["a,b", "c d"]`, `["a\"b"]`, `["\u0061"]`, `["é"]`,
@@ -22,7 +22,7 @@ func FuzzNodeNames(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
 		if !utf8.ValidString(raw) {
-			return // encoding/json mends it; a name that is none is in no group either way
+			return // encoding/json replaces invalid bytes; no node has such a name, so the result is the same
 		}
 		var got nodeNames
 		var want []string
@@ -36,7 +36,7 @@ func FuzzNodeNames(f *testing.F) {
 	})
 }
 
-// FuzzDecodeFilter holds the reading of requests to what encoding/json says.
+// FuzzDecodeFilter compares the decoding of requests with that of encoding/json.
 func FuzzDecodeFilter(f *testing.F) {
 	for _, seed := range []string{
 		`{"Pod":{"metadata":{"name":"p"}},"Nodes":null,"NodeNames":["a","b"]}`, `{"Pod":null,"NodeNames":[]}`, `{"NodeNames":["a"]}`,
@@ -48,14 +48,14 @@ func FuzzDecodeFilter(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
 		if !utf8.ValidString(raw) {
-			return // encoding/json mends it; a name that is none is in no group either way
+			return // encoding/json replaces invalid bytes; no node has such a name, so the result is the same
 		}
 		var want filterArgs
 		wantErr := json.Unmarshal([]byte(raw), &want)
 		answer := httptest.NewRecorder()
 		got, ok := new(buffers).decodeFilter(answer, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(raw)))
 		if strings.ContainsFunc(raw, func(r rune) bool { return r < ' ' && r != '\n' }) {
-			return // in a string it is none: names that have it are in no group either way
+			return // invalid in a JSON string, but accepted in a name; no node has such a name
 		}
 		if ok != (wantErr == nil) {
 			t.Fatalf("decoding %q: %t (%s), want error %v", raw, ok, answer.Body, wantErr)

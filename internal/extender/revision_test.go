@@ -15,20 +15,20 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestPodsAreCountedByTheRevisionLabelOfTheirOwnersKind: the extender, which is
-// asked first, and the ledger, which sees the pod later, mean the same cohort.
+// TestPodsAreCountedByTheRevisionLabelOfTheirOwnersKind: the extender, at the filter request, and
+// the ledger, when it observes the pod later, must put the pod in the same cohort.
 func TestPodsAreCountedByTheRevisionLabelOfTheirOwnersKind(t *testing.T) {
 	d := newFixture(t, build.PropagationPolicy("p", build.Weight(3, "hz"), build.Weight(2, "bj")), build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")))
-	sail := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}
+	cloneSet := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "CloneSet"}
 	d.World.Walker.Extend(nil, metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()))
-	d.World.Walker.SetKinds([]owners.Kind{{GroupVersionKind: sail, Resource: "sails", RevisionLabel: "cut"}})
+	d.World.Walker.SetKinds([]owners.Kind{{GroupVersionKind: cloneSet, Resource: "clonesets", RevisionLabel: "revision"}})
 	d.World.Walker.Put(&ownership.Object{
-		GroupVersionKind: sail, Namespace: build.Namespace, Name: "main", UID: "main",
+		GroupVersionKind: cloneSet, Namespace: build.Namespace, Name: "main", UID: "main",
 		Policies: ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p"},
 	})
 	yes := true
-	pod := build.Pod("a", build.Label("cut", "deep"), build.Label("pod-template-hash", "hash"), func(o build.Object) {
-		o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Sail", Name: "main", UID: "main", Controller: &yes}})
+	pod := build.Pod("a", build.Label("revision", "one"), build.Label("pod-template-hash", "hash"), func(o build.Object) {
+		o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "CloneSet", Name: "main", UID: "main", Controller: &yes}})
 	})
 	if r := d.filter(pod, "node-hz", "node-bj"); !cmp.Equal(*r.NodeNames, []string{"node-hz"}) {
 		t.Fatalf("the first pod may go to %v, error %q", r.NodeNames, r.Error)
@@ -36,14 +36,14 @@ func TestPodsAreCountedByTheRevisionLabelOfTheirOwnersKind(t *testing.T) {
 	if err := d.Pods.Tracker().Add(pod); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.bind(pod, "node-hz"); err != nil { // the ledger has not seen the pod: it is read
+	if err := d.bind(pod, "node-hz"); err != nil { // the ledger has not observed the pod, so it is read from the API server
 		t.Fatal(err)
 	}
 	bound := pod.DeepCopy()
 	build.On("node-hz")(bound)
 	d.World.Ledger.Observe(seats.SlimBy(d.World.Walker.Revision, bound))
 	cohorts := d.World.Ledger.View([]types.UID{"main"})
-	if len(cohorts) != 1 || cohorts[0].Revision != "deep" || len(cohorts[0].Pods) != 1 {
+	if len(cohorts) != 1 || cohorts[0].Revision != "one" || len(cohorts[0].Pods) != 1 {
 		t.Errorf("cohorts are %+v", cohorts)
 	}
 }

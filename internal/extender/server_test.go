@@ -19,8 +19,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// lossyHost stands before a server: connections that were made before lose
-// whatever is sent once it is cut, without an end, as when the host is gone.
+// lossyHost dials a server. After cut, whatever is sent on the connections that exist is lost,
+// and they stay open: like the connections to a host that has failed.
 type lossyHost struct {
 	mu    sync.Mutex
 	conns []*lossyConn
@@ -58,11 +58,12 @@ func (h *lossyHost) cut() (connections int) {
 	return len(h.conns)
 }
 
-// serve runs a server on a free port and returns its address and what trusts it.
+// serve runs a server on a free port. It returns its address and the TLS configuration of a client
+// that trusts it.
 func serve(t *testing.T, handler http.Handler) (address string, client *tls.Config) {
 	t.Helper()
 	certified := httptest.NewTLSServer(nil)
-	certified.Close() // its certificate is all that is wanted
+	certified.Close() // only its certificate is needed
 	roots := x509.NewCertPool()
 	roots.AddCert(certified.Certificate())
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -87,7 +88,7 @@ func serve(t *testing.T, handler http.Handler) (address string, client *tls.Conf
 	return address, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
 }
 
-// kube-scheduler's client is asked as kube-scheduler makes it.
+// TestALostHostIsLeftAfterAFewCalls uses an HTTP client that is configured as kube-scheduler's.
 func TestALostHostIsLeftAfterAFewCalls(t *testing.T) {
 	address, trust := serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	host := &lossyHost{}
@@ -124,26 +125,26 @@ func TestALostHostIsLeftAfterAFewCalls(t *testing.T) {
 	if n := host.cut(); n > 2 {
 		t.Errorf("%d connections for calls that came one after the other", n)
 	}
-	// A call is given up once it has been sent on the lost connection, not after
-	// a time: a slow machine may need longer than any time to send it.
+	// A call is cancelled as soon as it was sent on a lost connection. A timeout would not do: a
+	// slow machine may need longer than that to send it.
 	lost := 0
 	for ; lost < 2*callsAtOnce; lost++ {
-		ctx, giveUp := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(t.Context())
 		reused := false
 		err := call(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 			GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused },
 			WroteRequest: func(httptrace.WroteRequestInfo) {
 				if reused {
-					giveUp()
+					cancel()
 				}
 			},
 		}))
-		giveUp()
+		cancel()
 		if err == nil {
 			break
 		}
 	}
 	if lost > callsAtOnce {
-		t.Errorf("%d calls were sent on a connection that is lost, want at most %d", lost, callsAtOnce)
+		t.Errorf("%d calls were sent on a lost connection, want at most %d", lost, callsAtOnce)
 	}
 }
