@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// readyIs makes a node say since when it is Ready or not.
+// readyIs sets the Ready condition of a node and since when it has this value.
 func readyIs(status corev1.ConditionStatus, since time.Time) build.Option {
 	return build.With(func(n *corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status, LastTransitionTime: metav1.NewTime(since)}}
@@ -58,8 +58,8 @@ func TestNotReadySince(t *testing.T) {
 	is("all are gone", time.Time{}, false)
 }
 
-// TestTheEpochMovesWheneverAGroupComesOrGoes: what was computed of NotReadySince
-// and HasMembers may be kept for as long as the epoch stays.
+// TestTheEpochMovesWheneverAGroupComesOrGoes: callers may cache what they computed from
+// NotReadySince and HasMembers for as long as the epoch stays the same.
 func TestTheEpochMovesWheneverAGroupComesOrGoes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l, clock := newTestLedger()
@@ -95,8 +95,9 @@ func TestTheEpochMovesWheneverAGroupComesOrGoes(t *testing.T) {
 	})
 }
 
-// TestWhenAGroupChangedLast: when a node joined or left it, or came to take pods. What a
-// node says every few seconds is no change, or nobody would ever stabilize.
+// TestWhenAGroupChangedLast: a group changes when a node joins or leaves it, or becomes open.
+// The status updates that a node sends every few seconds are no change: otherwise no workload
+// would ever count as stable.
 func TestWhenAGroupChangedLast(t *testing.T) {
 	l, clock := newTestLedger()
 	node := Node{Name: "n", Group: "a", Open: true, Ready: true}
@@ -124,16 +125,16 @@ func TestWhenAGroupChangedLast(t *testing.T) {
 	last := l.MovedAt("a")
 	clock.SetTime(last.Add(movedTTL))
 	if l.Lapse(); !l.MovedAt("a").Equal(last) {
-		t.Error("forgotten while somebody may stabilize still")
+		t.Error("removed while a workload may still wait to be stable")
 	}
 	clock.Step(1)
 	if l.Lapse(); !l.MovedAt("a").IsZero() {
-		t.Error("kept for ever")
+		t.Error("never removed")
 	}
 }
 
-// TestWhoIsToldOfGroups: the groups that a node joins or leaves, and that of a node which
-// comes to take pods, or to be Ready, or stops to.
+// TestWhoIsToldOfGroups: the handler gets the groups that a node joins or leaves, and the
+// group of a node that becomes open or Ready or stops being so.
 func TestWhoIsToldOfGroups(t *testing.T) {
 	l, _ := newTestLedger()
 	var told [][]string
@@ -169,7 +170,7 @@ func TestWhoIsToldOfGroups(t *testing.T) {
 	}
 }
 
-// TestTheGroupsOfNodes are those of their labels; what is not known is in none.
+// TestTheGroupsOfNodes: the group of a node is that of its label. An unknown node has none.
 func TestTheGroupsOfNodes(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	l.ObserveNode(Node{Name: "free"})

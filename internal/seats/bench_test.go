@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// BenchmarkSlim tells what an event of a pod costs.
+// BenchmarkSlim measures what an event of a pod costs.
 func BenchmarkSlim(b *testing.B) {
 	pod := decoded(b, build.Pod("web-7d4b9c6f58-00001", build.OwnedBy(build.ReplicaSet("web-7d4b9c6f58")), build.Bound("policy", ""),
 		needs(map[corev1.ResourceName]string{"cpu": "100m", "memory": "128Mi"}), build.On("node"), build.Running(0)))
@@ -21,7 +21,7 @@ func BenchmarkSlim(b *testing.B) {
 	}
 }
 
-// BenchmarkDisrupt and BenchmarkCanTake hold the ledger's one lock.
+// BenchmarkDisrupt and BenchmarkCanTake measure calls that hold the ledger's mutex.
 func BenchmarkDisrupt(b *testing.B) {
 	for _, pods := range []int{100, 10_000} {
 		b.Run(fmt.Sprint("pods=", pods), func(b *testing.B) {
@@ -47,7 +47,7 @@ func BenchmarkCanTake(b *testing.B) {
 	}
 }
 
-// crowd is one workload on 10 nodes.
+// crowd returns a ledger with one workload on 10 nodes, and the owner of its pods.
 func crowd(pods int) (*Ledger, []types.UID) {
 	l := NewLedger(testingclock.NewFakePassiveClock(time.Unix(1_000_000, 0)))
 	for i := range 10 {

@@ -17,22 +17,23 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// classRoom is a ledger that knows classes, and a ReplicaSet whose pods it counts.
-type classRoom struct {
+// classFixture is a ledger with classes and three nodes. Its pods belong to the ReplicaSet
+// web-1.
+type classFixture struct {
 	*Ledger
 	*testing.T
 	clock   *testingclock.FakeClock
 	classes *capacity.Classes
 }
 
-func newClassRoom(t *testing.T) *classRoom {
+func newClassFixture(t *testing.T) *classFixture {
 	t.Helper()
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
 	if err != nil {
 		t.Fatal(err)
 	}
 	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
-	r := &classRoom{Ledger: NewLedger(clock), T: t, clock: clock, classes: &classes}
+	r := &classFixture{Ledger: NewLedger(clock), T: t, clock: clock, classes: &classes}
 	r.SetClasses(&classes)
 	for _, class := range []string{"on-demand", "spot"} {
 		r.ObserveNode(SlimNode(build.Node(class, build.Label("node.kubernetes.io/capacity", class))))
@@ -43,14 +44,14 @@ func newClassRoom(t *testing.T) *classRoom {
 
 var web = build.ReplicaSet("web-1")
 
-// ask asks for the class of the next pod of web, which is to have total pods.
+// ask returns a request for the class of the next pod of web-1, which is to have total pods.
 func ask(token types.UID, total, count int) ClassRequest {
 	return ClassRequest{Pod: token, Cohort: Cohort{Owner: "web-1"}, Total: total, Count: count}
 }
 
-// arrives lets the ledger see a pod that was created with a token and a class, on a
-// node if one is named.
-func (r *classRoom) arrives(name string, token types.UID, class capacity.Class, node string, options ...build.Option) {
+// arrives makes the ledger observe a pod that was created with a token and a class. node may
+// be "".
+func (r *classFixture) arrives(name string, token types.UID, class capacity.Class, node string, options ...build.Option) {
 	r.Helper()
 	pod := build.Pod(name, append([]build.Option{build.OwnedBy(web)}, options...)...)
 	if class != capacity.None {
@@ -64,14 +65,14 @@ func (r *classRoom) arrives(name string, token types.UID, class capacity.Class, 
 	r.Observe(Slim(pod))
 }
 
-func (r *classRoom) take(want capacity.Class, request ClassRequest) {
+func (r *classFixture) take(want capacity.Class, request ClassRequest) {
 	r.Helper()
 	if got, _ := r.TakeClass(request, false); got != want {
 		r.Errorf("%s is %q, want %q", request.Pod, got, want)
 	}
 }
 
-func (r *classRoom) counts(onDemand, spot int) {
+func (r *classFixture) counts(onDemand, spot int) {
 	r.Helper()
 	got := [3]int{}
 	for _, c := range r.View([]types.UID{"web-1"}) {
@@ -85,27 +86,27 @@ func (r *classRoom) counts(onDemand, spot int) {
 }
 
 func TestClassesAreHandedOutInTurn(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	for i, want := range []capacity.Class{capacity.OnDemand, capacity.OnDemand, capacity.Spot, capacity.Spot} {
 		token := types.UID(fmt.Sprint("t", i))
 		if got, _ := r.TakeClass(ask(token, 4, 2), true); got != want {
-			t.Errorf("a dry run says %q, want %q", got, want)
+			t.Errorf("a dry run returns %q, want %q", got, want)
 		}
 		r.take(want, ask(token, 4, 2))
-		r.take(want, ask(token, 4, 2)) // shown again
+		r.take(want, ask(token, 4, 2)) // a repeated request
 	}
 	r.arrives("a", "t0", capacity.OnDemand, "on-demand")
 	r.arrives("b", "t2", capacity.Spot, "")
 	r.counts(1, 1)
-	r.clock.Step(takeTTL + time.Second) // the others never came
+	r.clock.Step(takeTTL + time.Second) // the others were never created
 	r.take(capacity.OnDemand, ask("t4", 4, 2))
 	r.take(capacity.Spot, ask("t5", 4, 2))
 }
 
-// TestTheNodeTellsTheClass: pods that nobody was asked about count where they are,
-// and a label that changes moves them.
+// TestTheNodeTellsTheClass: a pod that was created without a request for its class has the
+// class of its node. If the label of the node changes, the class of the pod changes with it.
 func TestTheNodeTellsTheClass(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.arrives("free", "", capacity.None, "on-demand")
 	r.arrives("lost", "", capacity.None, "neither")
 	r.counts(1, 0)
@@ -122,10 +123,10 @@ func TestTheNodeTellsTheClass(t *testing.T) {
 	}
 }
 
-// TestASuccessorWaitsForTheWatch: an owner that makes a pod while it has as many as
-// it wants has lost one that we have not seen to go.
+// TestASuccessorWaitsForTheWatch: an owner that creates a pod while the ledger has as many as
+// it wants has lost a pod, and the ledger has not observed that yet.
 func TestASuccessorWaitsForTheWatch(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.arrives("a", "", capacity.OnDemand, "on-demand")
 	r.arrives("b", "", capacity.Spot, "spot")
 	r.take(capacity.Spot, ask("third", 3, 1)) // it wants a third
@@ -138,15 +139,15 @@ func TestASuccessorWaitsForTheWatch(t *testing.T) {
 	r.Forget("a")
 	r.take(capacity.OnDemand, ask("t", 2, 1))
 
-	none := newClassRoom(t) // nothing to doubt: whoever is gone was a spot pod
+	none := newClassFixture(t) // the deleted pod can only be a spot pod
 	none.arrives("a", "", capacity.Spot, "spot")
 	none.take(capacity.Spot, ask("t", 1, 0))
 }
 
-// TestRefusedPodsHoldNoSeatForOthers: the last of the pods that their owner wants
-// waits until it is known which were refused after they got their class.
+// TestRefusedPodsHoldNoSeatForOthers: the last pod that an owner wants waits until it is known
+// which pods were refused after they got their class.
 func TestRefusedPodsHoldNoSeatForOthers(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.take(capacity.OnDemand, ask("refused", 2, 1))
 	r.take(capacity.Spot, ask("a", 2, 1))
 	r.arrives("a", "a", capacity.Spot, "spot")
@@ -157,7 +158,7 @@ func TestRefusedPodsHoldNoSeatForOthers(t *testing.T) {
 
 // TestARevisionKnowsItsSiblings: on-demand pods are counted over all revisions.
 func TestARevisionKnowsItsSiblings(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	for _, name := range []string{"a", "b"} {
 		r.arrives(name, "", capacity.OnDemand, "on-demand")
 	}
@@ -175,18 +176,18 @@ func TestARevisionKnowsItsSiblings(t *testing.T) {
 	long := next(1, 0)
 	long.Final = true
 	if got, _ := r.TakeClass(long, true); got != capacity.OnDemand {
-		t.Errorf("the pod that the other does not keep stays, and the new one is %q in the end", got)
+		t.Errorf("the other revision does not delete its pod, and the new one is %q in the end", got)
 	}
 	r.Forget("a")
 	if got, _ := r.TakeClass(next(1, 0), true); got != capacity.OnDemand {
-		t.Errorf("the other has given up what it does not keep, and the pod is %q", got)
+		t.Errorf("the other revision has deleted its pod, and the new one is %q", got)
 	}
 }
 
-// TestPodsAtTheGateGetTheirClass, the same one if asked again, and keep it once they
-// are seen with it.
+// TestPodsAtTheGateGetTheirClass: a repeated request gets the same class, and the pod keeps it
+// once it is observed with it.
 func TestPodsAtTheGateGetTheirClass(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.arrives("a", "", capacity.None, "", build.Gated())
 	r.arrives("b", "", capacity.None, "", build.Gated())
 	place := func(pod types.UID, want capacity.Class) {
@@ -199,7 +200,7 @@ func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 	place("a", capacity.OnDemand)
 	place("b", capacity.Spot)
 	r.clock.Step(takeTTL + time.Second)
-	place("b", capacity.Spot) // it may have been written, and not be seen
+	place("b", capacity.Spot) // it may be written and not observed yet
 	r.clock.Step(takeTTL + time.Second)
 	r.Looked([]types.UID{"a", "b"}, func(types.UID) bool { return false })
 	place("b", capacity.OnDemand)
@@ -208,13 +209,14 @@ func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 	place("gone", capacity.None)
 	r.clock.Step(takeTTL + time.Second)
 	if overdue := r.Overdue(); len(overdue["ns"]) != 1 || overdue["ns"][0] != "a" {
-		t.Errorf("overdue are %v, want a, as b was seen", overdue)
+		t.Errorf("overdue are %v, want a: b was observed", overdue)
 	}
 }
 
-// TestAPodAtTheGateGivesItsTurnBack once it is found to be tied to the other class.
+// TestAPodAtTheGateGivesItsTurnBack: a pod that turns out to be tied to the other class frees
+// the class that was reserved for it.
 func TestAPodAtTheGateGivesItsTurnBack(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.arrives("a", "", capacity.None, "", build.Gated())
 	r.arrives("b", "", capacity.None, "", build.Gated())
 	tied := ask("a", 2, 1)
@@ -225,13 +227,13 @@ func TestAPodAtTheGateGivesItsTurnBack(t *testing.T) {
 		tied.Class = capacity.Spot
 	}
 	if got, _ := r.PlaceClass(ask("b", 2, 1)); got != capacity.OnDemand {
-		t.Errorf("b is %q, want the turn that a gave back", got)
+		t.Errorf("b is %q, want the class that a freed", got)
 	}
 }
 
 // TestOneEntryForSeatAndClass: a pod that takes both counts once.
 func TestOneEntryForSeatAndClass(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
 	spread := weights("hz", 1)
 	r.take(capacity.OnDemand, ask("t", 2, 1))
@@ -243,7 +245,7 @@ func TestOneEntryForSeatAndClass(t *testing.T) {
 }
 
 func TestWhichClassCanTakeAPod(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.arrives("a", "", capacity.OnDemand, "on-demand", build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }))
 	pod := r.Pod("a")
 	if can, why := r.ClassCanTake(capacity.Spot, pod, nil, nil); can || why != fit.NoMatch {
@@ -255,9 +257,10 @@ func TestWhichClassCanTakeAPod(t *testing.T) {
 	}
 }
 
-// TestOnlyNodesOfItsGroupTakeAPod that has its seat there.
+// TestOnlyNodesOfItsGroupTakeAPod: if a pod has a seat in a group, only nodes of that group
+// can take its successor.
 func TestOnlyNodesOfItsGroupTakeAPod(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.arrives("a", "t", capacity.OnDemand, "on-demand", build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = nil }))
 	seated := *r.Pod("a")
 	seated.GroupStamp = "hz"
@@ -270,7 +273,7 @@ func TestOnlyNodesOfItsGroupTakeAPod(t *testing.T) {
 	}
 }
 
-// TestWhatAPodOfTheClassTolerates: its successor has the tolerations of the other class.
+// TestWhatAPodOfTheClassTolerates: the successor has the tolerations of the other class.
 func TestWhatAPodOfTheClassTolerates(t *testing.T) {
 	const key = "kubernetes.azure.com/scalesetpriority"
 	classes, err := capacity.Presets()["aks"].Ready()
@@ -291,7 +294,8 @@ func TestWhatAPodOfTheClassTolerates(t *testing.T) {
 	}
 }
 
-// TestTheClassOfVolumes is that of the nodes that they name, if all these are of one.
+// TestTheClassOfVolumes: volumes that name their nodes have the class of these nodes, if all
+// have the same one.
 func TestTheClassOfVolumes(t *testing.T) {
 	hosts := func(names ...string) *corev1.NodeSelector {
 		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
@@ -332,7 +336,7 @@ func TestTheClassOfVolumes(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			r := newClassRoom(t)
+			r := newClassFixture(t)
 			for _, name := range []string{"on-demand", "spot", "neither"} {
 				labels := []build.Option{build.Label("node.kubernetes.io/capacity", name), build.Label(corev1.LabelHostname, name), build.Label("topology.topolvm.io/node", name)}
 				if name == "spot" {
@@ -347,10 +351,10 @@ func TestTheClassOfVolumes(t *testing.T) {
 	}
 }
 
-// TestPodsThatKeepApartNeedANodeOfTheirOwn: the pod that leaves is in nobody's way, and
-// neither are pods of other workloads.
+// TestPodsThatKeepApartNeedANodeOfTheirOwn: the pod that is recreated does not count, and
+// neither do pods of other workloads.
 func TestPodsThatKeepApartNeedANodeOfTheirOwn(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	spot := func(name string) {
 		r.ObserveNode(SlimNode(build.Node(name, build.Label("node.kubernetes.io/capacity", "spot"), build.Label(corev1.LabelHostname, name))))
 	}
@@ -379,9 +383,10 @@ func TestPodsThatKeepApartNeedANodeOfTheirOwn(t *testing.T) {
 	takes(fit.Fits)
 }
 
-// TestWhoKeepsAPodApart from a zone: neither the pod that leaves it, nor one that is over.
+// TestWhoKeepsAPodApart: neither the pod that is recreated nor a finished pod keeps others
+// from a zone.
 func TestWhoKeepsAPodApart(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	for _, class := range []string{"on-demand", "spot"} {
 		r.ObserveNode(SlimNode(build.Node(class, build.Label("node.kubernetes.io/capacity", class), build.Label("zone", "z"))))
 	}
@@ -406,10 +411,10 @@ func TestWhoKeepsAPodApart(t *testing.T) {
 	takes(fit.TooClose)
 }
 
-// TestNoTwoGetOneOnDemandSeat: many pods are asked about at the same time, by as
-// many as there are replicas of the webhook.
+// TestNoTwoGetOneOnDemandSeat: many pods request a class at the same time, from all replicas
+// of the webhook.
 func TestNoTwoGetOneOnDemandSeat(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	const replicas, count = 500, 50
 	classes := make([]capacity.Class, replicas)
 	var askers sync.WaitGroup
@@ -431,9 +436,9 @@ func TestNoTwoGetOneOnDemandSeat(t *testing.T) {
 	}
 }
 
-// TestARestartKnowsWhoIsWhere: what is on the pods is all that it needs.
+// TestARestartKnowsWhoIsWhere: a new ledger needs nothing but the pods.
 func TestARestartKnowsWhoIsWhere(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	for i := range 8 {
 		class, node := capacity.Spot, "spot"
 		if i < 3 {
@@ -446,7 +451,7 @@ func TestARestartKnowsWhoIsWhere(t *testing.T) {
 	r.take(capacity.OnDemand, ask("more", 10, 4))
 }
 
-// TestADeletedPodIsMissed, and one that is over or terminates: its place is free.
+// TestADeletedPodIsMissed: a deleted, finished or terminating pod does not count any more.
 func TestADeletedPodIsMissed(t *testing.T) {
 	over := map[string]build.Option{
 		"succeeded":   build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
@@ -455,21 +460,21 @@ func TestADeletedPodIsMissed(t *testing.T) {
 	}
 	for name, option := range over {
 		t.Run(name, func(t *testing.T) {
-			r := newClassRoom(t)
+			r := newClassFixture(t)
 			r.arrives("a", "", capacity.OnDemand, "on-demand", option)
 			r.take(capacity.OnDemand, ask("t", 2, 1))
 		})
 	}
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.arrives("a", "", capacity.OnDemand, "on-demand")
 	r.Forget("a")
 	r.take(capacity.OnDemand, ask("t", 2, 1))
 }
 
-// TestAClassIsEmptyForAWhile, and neither since before a node went nor while the other
-// has none either.
+// TestAClassIsEmptyForAWhile: the time starts when the last node is lost. A class is not empty
+// while the other class has no node either.
 func TestAClassIsEmptyForAWhile(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	empty := func(want capacity.Class) {
 		t.Helper()
 		if got := r.EmptyClass(time.Minute); got != want {
@@ -496,9 +501,9 @@ func TestAClassIsEmptyForAWhile(t *testing.T) {
 	empty(capacity.None)
 }
 
-// TestAGroupWithoutAClass: why it can take no pod names the class.
+// TestAGroupWithoutAClass: if a group has no node of the class, the reason names the class.
 func TestAGroupWithoutAClass(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.arrives("a", "", capacity.Spot, "spot")
 	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"), build.Label("node.kubernetes.io/capacity", "on-demand"))))
 	if can, why := r.CanTake("hz", r.Pod("a")); can || why != fit.NoSpot {
@@ -518,14 +523,14 @@ func TestAGroupWithoutAClass(t *testing.T) {
 	}
 	r.ObserveNode(SlimNode(build.Node("bj-1", build.InGroup("bj"), build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true }))))
 	if _, why := r.CanTake("bj", r.Pod("a")); why != fit.NoOpenNode {
-		t.Errorf("bj has no open node, and answers %q", why)
+		t.Errorf("bj has no open node, and gets %q", why)
 	}
 }
 
-// TestWhoIsToldOfClasses: the owners of pods on a node that changes its class, and
-// everybody when the first node of a class comes, or the last one goes.
+// TestWhoIsToldOfClasses: the handler gets the owners of the pods on a node that changes its
+// class. It gets everybody if a class got its first node or lost its last one.
 func TestWhoIsToldOfClasses(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	var owners []types.UID
 	everybody, calls := 0, 0
 	r.OnClasses(func(told []types.UID, all bool) {
@@ -541,34 +546,34 @@ func TestWhoIsToldOfClasses(t *testing.T) {
 	}
 	r.ObserveNode(SlimNode(build.Node("on-demand", class("on-demand")...)))
 	if calls > 0 {
-		t.Errorf("of nothing new are told %v, %d times everybody", owners, everybody)
+		t.Errorf("without a change the handler got owners %v, and %d times everybody", owners, everybody)
 	}
 	r.ObserveNode(SlimNode(build.Node("on-demand", class("spot")...)))
 	if len(owners) != 1 || owners[0] != "web-1" || everybody != 1 {
-		t.Errorf("of a node that is spot now are told %v, %d times everybody", owners, everybody)
+		t.Errorf("for a node that is spot now the handler got owners %v, and %d times everybody", owners, everybody)
 	}
 	r.ObserveNode(SlimNode(build.Node("more", class("on-demand")...)))
 	r.ObserveNode(SlimNode(build.Node("still-more", class("on-demand")...)))
 	r.ForgetNode("more")
 	if everybody != 2 {
-		t.Errorf("of the first on-demand node, a second and its end everybody is told %d times", everybody)
+		t.Errorf("for the first on-demand node, a second one and its deletion the handler got everybody %d times", everybody)
 	}
 	r.ForgetNode("still-more")
 	if everybody != 3 {
-		t.Error("of the end of the last on-demand node nobody is told")
+		t.Error("for the deletion of the last on-demand node the handler did not get everybody")
 	}
 	r.ObserveNode(SlimNode(build.Node("more", class("on-demand")...)))
 	owners, everybody = nil, 0
 	r.ObserveNode(SlimNode(build.Node("on-demand", class("on-demand")...)))
 	if len(owners) != 1 || everybody != 0 {
-		t.Errorf("of one of several nodes that is on-demand now are told %v, %d times everybody", owners, everybody)
+		t.Errorf("for one of several nodes that is on-demand now the handler got owners %v, and %d times everybody", owners, everybody)
 	}
 }
 
-// TestClassesOfPodsThatNobodyCreatesAreBounded: anybody who reaches the webhook can ask for
-// them. Who got a class gets the seat that goes with it.
+// TestClassesOfPodsThatNobodyCreatesAreBounded: everybody who reaches the webhook can send
+// requests. A pod that got a class gets its seat too.
 func TestClassesOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
 	const bound = maxUnseen + 2
 	n := 0
@@ -592,17 +597,17 @@ func TestClassesOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
 		t.Errorf("a pod that got its class gets no seat: %s", why)
 	}
 	if why := seat("other"); why != NoSeatOpen {
-		t.Errorf("another is answered %q, want %q", why, NoSeatOpen)
+		t.Errorf("another is got %q, want %q", why, NoSeatOpen)
 	}
 }
 
-// TestADryRunOfAClassTakesNothing, and takes nothing away.
+// TestADryRunOfAClassTakesNothing: a dry run reserves nothing, and does not end a reservation.
 func TestADryRunOfAClassTakesNothing(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	if class, why := r.TakeClass(ask("t", 2, 1), true); class != capacity.OnDemand || why != Seated {
-		t.Errorf("a dry run says %q (%s)", class, why)
+		t.Errorf("a dry run returns %q (%s)", class, why)
 	}
-	if left := len(r.seats) + len(r.cohorts) + len(r.owners); left != 0 {
+	if left := len(r.cohorts.byPod) + len(r.cohorts.byKey) + len(r.cohorts.byOwner); left != 0 {
 		t.Errorf("a dry run left %d entries", left)
 	}
 	r.take(capacity.OnDemand, ask("t", 2, 1))
@@ -612,10 +617,10 @@ func TestADryRunOfAClassTakesNothing(t *testing.T) {
 	r.take(capacity.Spot, ask("next", 2, 1))
 }
 
-// TestAllOnDemandPodsOfAWorkloadCount: those of other revisions of the same owner, and those
-// of its siblings, whatever these are to keep.
+// TestAllOnDemandPodsOfAWorkloadCount: the on-demand pods of other revisions of the same owner
+// count, and those of its siblings, whatever number the siblings are to keep.
 func TestAllOnDemandPodsOfAWorkloadCount(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	for i, pod := range []struct{ owner, revision string }{{"web-2", "new"}, {"web-2", "old"}, {"web-1", "a"}, {"web-1", "b"}, {"web-3", "c"}} {
 		r.Observe(Slim(build.Pod(fmt.Sprint("p", i), build.OwnedBy(build.ReplicaSet(pod.owner)), build.Label("pod-template-hash", pod.revision), build.On("on-demand"))))
 	}
@@ -630,9 +635,9 @@ func TestAllOnDemandPodsOfAWorkloadCount(t *testing.T) {
 	}
 }
 
-// TestTheClassOfAPodIsWhatItDemands: a label by itself keeps it to no nodes.
+// TestTheClassOfAPodIsWhatItDemands: a label alone does not restrict a pod to nodes.
 func TestTheClassOfAPodIsWhatItDemands(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	says := func(class capacity.Class) build.Option { return build.Label(gm.CapacityClassLabel, class.String()) }
 	kept := func(class capacity.Class) build.Option {
 		return build.With(func(p *corev1.Pod) { r.classes.Restrict(&p.Spec, class) })
@@ -659,22 +664,23 @@ func TestTheClassOfAPodIsWhatItDemands(t *testing.T) {
 	}
 }
 
-// TestAClassThatWasGrantedLastsWhileThePodWaits, and not once the pod has a node: that tells.
+// TestAClassThatWasGrantedLastsWhileThePodWaits: once the pod is bound, it has the class of
+// its node.
 func TestAClassThatWasGrantedLastsWhileThePodWaits(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.arrives("a", "", capacity.None, "", build.Gated())
 	if class, _ := r.PlaceClass(ask("a", 2, 1)); class != capacity.OnDemand {
 		t.Fatalf("it is %q", class)
 	}
 	r.arrives("a", "", capacity.None, "", build.Gated(), build.Unschedulable())
 	r.counts(1, 0)
-	r.arrives("a", "", capacity.None, "neither") // somebody else took the gate off
+	r.arrives("a", "", capacity.None, "neither") // another client took the gate off
 	r.counts(0, 0)
 }
 
-// TestOfAPodWithASeatOnlyNodesOfItsGroupCount: its successor is pinned there.
+// TestOfAPodWithASeatOnlyNodesOfItsGroupCount: the successor is pinned to the group.
 func TestOfAPodWithASeatOnlyNodesOfItsGroupCount(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	r.ForgetNode("spot")
 	r.arrives("seated", "", capacity.None, "on-demand", build.InGroup("hz"))
 	r.arrives("free", "", capacity.None, "on-demand")
@@ -697,9 +703,10 @@ func TestOfAPodWithASeatOnlyNodesOfItsGroupCount(t *testing.T) {
 	takes("one of its group is open", "seated", true)
 }
 
-// TestPodsSpreadOverTheNodesThatTheyMayGoTo: nodes of the other class are none of these.
+// TestPodsSpreadOverTheNodesThatTheyMayGoTo: nodes of the other class do not count for
+// topology spread.
 func TestPodsSpreadOverTheNodesThatTheyMayGoTo(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	node := func(name, class, zone string, options ...build.Option) {
 		r.ObserveNode(SlimNode(build.Node(name, append(options, build.Label("node.kubernetes.io/capacity", class), build.Label("zone", zone))...)))
 	}
@@ -727,10 +734,10 @@ func TestPodsSpreadOverTheNodesThatTheyMayGoTo(t *testing.T) {
 	takes("one is on the spot node, and none in the other zone", fit.TooClose)
 }
 
-// TestWhoIsInTheWayOfPodsThatKeepApart: neither the one that leaves, nor what terminates, nor
-// what is not there yet.
+// TestWhoIsInTheWayOfPodsThatKeepApart: neither the pod that is recreated, nor terminating
+// pods, nor pods that are not bound.
 func TestWhoIsInTheWayOfPodsThatKeepApart(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	for _, class := range []string{"on-demand", "spot"} {
 		r.ObserveNode(SlimNode(build.Node(class, build.Label("node.kubernetes.io/capacity", class), build.Label("zone", "z"))))
 	}
@@ -744,7 +751,7 @@ func TestWhoIsInTheWayOfPodsThatKeepApart(t *testing.T) {
 	takes := func(what string, want fit.Reason) {
 		t.Helper()
 		if _, why := r.ClassCanTake(capacity.Spot, r.Pod("leaves"), nil, []types.UID{"web-1"}); why != want {
-			t.Errorf("%s: spot answers %q, want %q", what, why, want)
+			t.Errorf("%s: spot gets %q, want %q", what, why, want)
 		}
 	}
 	takes("it is in the same zone itself", fit.Fits)
@@ -758,9 +765,10 @@ func TestWhoIsInTheWayOfPodsThatKeepApart(t *testing.T) {
 	takes("one stays", fit.TooClose)
 }
 
-// TestReservedOfClass: pods that are on their way, until they are seen or do not come.
+// TestReservedOfClass: a class is reserved until the pod is observed, or the reservation
+// expires.
 func TestReservedOfClass(t *testing.T) {
-	r := newClassRoom(t)
+	r := newClassFixture(t)
 	is := func(what string, onDemand, spot int) {
 		t.Helper()
 		if got := r.ReservedOfClass([]types.UID{"unknown", "web-1"}); got != [3]int{capacity.OnDemand: onDemand, capacity.Spot: spot} {

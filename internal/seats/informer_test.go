@@ -23,10 +23,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestRelistCountsPodsByTheirNewRevisions: what tells revisions apart may
-// change while pods run, and no pod changes with it.
+// TestRelistCountsPodsByTheirNewRevisions: the label that distinguishes revisions may be
+// configured while pods run, without a change of any pod.
 func TestRelistCountsPodsByTheirNewRevisions(t *testing.T) {
-	labels := []build.Option{build.Label("pod-template-hash", "hash"), build.Label("cut", "deep"), build.OwnedBy(build.ReplicaSet("rs")), build.On("node-hz")}
+	labels := []build.Option{build.Label("pod-template-hash", "hash"), build.Label("revision", "one"), build.OwnedBy(build.ReplicaSet("rs")), build.On("node-hz")}
 	api := build.NewAPI(t, build.Pod("a", labels...), build.Pod("b", labels...))
 	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
 	ledger.ObserveNode(Node{Name: "node-hz", Group: "hz"})
@@ -41,31 +41,30 @@ func TestRelistCountsPodsByTheirNewRevisions(t *testing.T) {
 			return informer.HasSynced() && counts(ledger, Cohort{Owner: "rs", Revision: revision})["hz"] == pods
 		})
 	}
-	informer.Relist() // nothing runs yet
+	informer.Relist() // no watch runs yet
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- informer.Start(ctx) }()
 	expect("at first", "hash", 2)
-	label.Store(new("cut"))
+	label.Store(new("revision"))
 	informer.Relist()
-	expect("after the label changed", "deep", 2)
+	expect("after the label changed", "one", 2)
 	if got := counts(ledger, Cohort{Owner: "rs", Revision: "hash"}); len(got) != 0 {
 		t.Errorf("%v pods are still counted as before", got)
 	}
 	api.Put(build.Pod("c", labels...))
-	expect("a pod that came later", "deep", 3)
+	expect("a pod that came later", "one", 3)
 	for range 5 {
 		informer.Relist()
 	}
-	expect("asked often", "deep", 3)
+	expect("asked often", "one", 3)
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }
 
-// TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore, and lists pods once
-// more, not twice.
+// TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore: it lists the pods again, once.
 func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
 	api := build.NewAPI(t, build.Pod("a", build.OwnedBy(build.ReplicaSet("rs")), build.On("node-hz")))
 	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
@@ -103,14 +102,14 @@ func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
 	}
 }
 
-// TestAListIsGatheredSlim: what the reflector holds until a list is complete is
-// what is kept, and the ledger comes to the same from it as from whole pods.
+// TestAListIsGatheredSlim: the reflector collects reduced pods while a list is streamed. The
+// ledger gets the same state from these as from whole pods.
 func TestAListIsGatheredSlim(t *testing.T) {
 	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
 	var store cache.ReflectorStore = NewInformer(ledger, nil, func(*ownership.Reference, map[string]string) string { return "r" })
 	transforming, ok := store.(cache.TransformingStore)
 	if !ok {
-		t.Fatal("whole pods are gathered")
+		t.Fatal("the informer does not transform pods")
 	}
 	slim, err := transforming.Transformer()(build.Pod("slim", build.On("node")))
 	if _, whole := slim.(*corev1.Pod); whole || err != nil {
@@ -125,14 +124,15 @@ func TestAListIsGatheredSlim(t *testing.T) {
 		}
 	}
 	if err := store.Replace(nil, "2"); err != nil || ledger.Pod("slim") != nil || ledger.Pod("whole") != nil {
-		t.Errorf("what a list does not hold stays, error %v", err)
+		t.Errorf("pods that are not in the list are kept, error %v", err)
 	}
 }
 
-// olderAPI is an API server that streams no list. It has pods, and watches of it bring nothing.
+// olderAPI is an API server that does not stream lists. It has pods, and its watches send no
+// events.
 type olderAPI struct {
 	pods   corev1.PodList
-	closed atomic.Bool // to lists
+	closed atomic.Bool // lists are refused
 
 	mu    sync.Mutex
 	lists []url.Values
@@ -172,8 +172,8 @@ func (a *olderAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestAListIsNeverOlderThanNow, where none is streamed too: a seat that was taken a moment
-// ago must not look free.
+// TestAListIsNeverOlderThanNow: this must hold also if lists are not streamed. From an older
+// list, a seat that was taken a moment ago would look free.
 func TestAListIsNeverOlderThanNow(t *testing.T) {
 	api := &olderAPI{pods: corev1.PodList{Items: []corev1.Pod{*build.Pod("a", build.On("node"))}}}
 	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
@@ -190,12 +190,13 @@ func TestAListIsNeverOlderThanNow(t *testing.T) {
 	defer api.mu.Unlock()
 	for _, asked := range api.lists {
 		if version := asked.Get("resourceVersion"); version != "" {
-			t.Errorf("a list as old as version %q would do", version)
+			t.Errorf("a list of version %q is requested, which may be older than now", version)
 		}
 	}
 }
 
-// TestCaughtUpIsWhoHasSeenAllThatThereIs, in whatever order it came in.
+// TestCaughtUpIsWhoHasSeenAllThatThereIs: CatchUp returns when the ledger has observed all
+// pods, in any order.
 func TestCaughtUpIsWhoHasSeenAllThatThereIs(t *testing.T) {
 	version := func(v string) build.Option { return build.With(func(p *corev1.Pod) { p.ResourceVersion = v }) }
 	pods := []*corev1.Pod{build.Pod("a", version("7")), build.Pod("b", version("9")), build.Pod("c", version("8"))}
@@ -217,20 +218,20 @@ func TestCaughtUpIsWhoHasSeenAllThatThereIs(t *testing.T) {
 	}
 	must(informer.Replace([]any{pods[0]}, "7"))
 	if caughtUp(50 * time.Millisecond) {
-		t.Error("caught up with pods that were not seen")
+		t.Error("caught up although pods were not observed")
 	}
 	must(informer.Update(pods[1]))
 	must(informer.Update(pods[2]))
 	if !caughtUp(20 * time.Second) {
-		t.Error("all pods were seen, and it waits")
+		t.Error("all pods were observed, and CatchUp waits")
 	}
 	api.closed.Store(true)
 	if caughtUp(20 * time.Second) {
-		t.Error("caught up with what nobody could list")
+		t.Error("caught up although the list fails")
 	}
 }
 
-// TestAPodThatIsDeletedIsForgotten, and what is no pod is refused.
+// TestAPodThatIsDeletedIsForgotten: objects that are not pods are refused.
 func TestAPodThatIsDeletedIsForgotten(t *testing.T) {
 	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
 	informer := NewInformer(ledger, nil, func(*ownership.Reference, map[string]string) string { return "" })
@@ -242,6 +243,6 @@ func TestAPodThatIsDeletedIsForgotten(t *testing.T) {
 		t.Errorf("a pod is not forgotten, error %v", err)
 	}
 	if informer.Update(build.Node("n")) == nil || informer.Delete(build.Node("n")) == nil {
-		t.Error("a node is taken for a pod")
+		t.Error("a node is accepted as a pod")
 	}
 }

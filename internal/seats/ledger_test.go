@@ -31,14 +31,14 @@ func newTestLedger(groups ...string) (*Ledger, *testingclock.FakeClock) {
 	return l, clock
 }
 
-// openNode has room for a CPU and 10 pods.
+// openNode returns a node with room for one CPU and 10 pods.
 func openNode(name, group string) Node {
 	return Node{Name: name, Group: group, Open: true, Offer: fit.Node{
 		Name: name, Allocatable: fit.Amounts{{Name: "cpu", Value: 1000}, {Name: "memory", Value: 1 << 30}, {Name: "pods", Value: 10}},
 	}}
 }
 
-// needing is what a pod demands that asks for CPU.
+// needing returns the demand of a pod that requests CPU, in thousandths.
 func needing(milliCPU int64) *fit.Demand {
 	return &fit.Demand{Requests: fit.Amounts{{Name: "cpu", Value: milliCPU}, {Name: "pods", Value: 1}}}
 }
@@ -111,7 +111,7 @@ func TestConcurrentReservationsNeverOverfillAGroup(t *testing.T) {
 	wg.Wait()
 	got := counts(l, cohortOne)
 	if got["a"] != 100 || got["b"] != 60 || got["c"] != 40 {
-		t.Errorf("200 pods at 5:3:2 sit %v, want a 100, b 60, c 40", got)
+		t.Errorf("200 pods at 5:3:2 are in %v, want a 100, b 60, c 40", got)
 	}
 }
 
@@ -141,8 +141,8 @@ func TestAReservationLapsesAndItsSeatIsHandedOutAgain(t *testing.T) {
 	}
 }
 
-// TestTheSeatOfABoundPodOutlivesAStaleView: until a pod that was bound is seen
-// on its node, nobody else gets its seat, however late that is.
+// TestTheSeatOfABoundPodOutlivesAStaleView: until a bound pod is observed on its node, no
+// other pod gets its seat, however late that is.
 func TestTheSeatOfABoundPodOutlivesAStaleView(t *testing.T) {
 	l, clock := newTestLedger("a")
 	spread := weights("a", 1)
@@ -165,7 +165,7 @@ func TestTheSeatOfABoundPodOutlivesAStaleView(t *testing.T) {
 	clock.Step(boundTTL)
 	l.Lapse()
 	if got := l.cohorts.byKey[cohortOne].counts["a"]; got != 1 {
-		t.Errorf("%d seats, want that of the pod that is there: nobody tells of the end of one that was never seen", got)
+		t.Errorf("%d seats, want one: the other pod was never observed, so its deletion is not either", got)
 	}
 }
 
@@ -194,12 +194,12 @@ func TestConfirmRefusesAGroupThatFilledUpMeanwhile(t *testing.T) {
 		t.Fatalf("the lapsed seat was not handed out again: got %q, want %q", taken, group)
 	}
 	if why := l.Confirm(request("late", 2, spread), "node-"+group); why != NoSeatOpen {
-		t.Errorf("binding to a group that filled up answered %q, want %q", why, NoSeatOpen)
+		t.Errorf("binding to a group that filled up got %q, want %q", why, NoSeatOpen)
 	}
 }
 
-// TestAPodThatIsBeingBoundGetsNoOtherSeat: two kube-schedulers may have the
-// same pod. What the first did is not seen yet when the second asks.
+// TestAPodThatIsBeingBoundGetsNoOtherSeat: two kube-schedulers may handle the same pod. The
+// second may send a request before the result of the first is observed.
 func TestAPodThatIsBeingBoundGetsNoOtherSeat(t *testing.T) {
 	spread := weights("a", 1, "b", 1)
 	for name, seen := range map[string]bool{"a pod that was seen": true, "a pod that was not": false} {
@@ -219,7 +219,7 @@ func TestAPodThatIsBeingBoundGetsNoOtherSeat(t *testing.T) {
 				t.Errorf("asked again, the seat is in %q (%s), want a, where it is being bound", group, why)
 			}
 			if why := l.Confirm(request("p", 2, spread), "node-b"); why != NoSeatOpen {
-				t.Errorf("binding it elsewhere answered %q, want %q", why, NoSeatOpen)
+				t.Errorf("binding it elsewhere got %q, want %q", why, NoSeatOpen)
 			}
 			if got := l.cohorts.byKey[cohortOne].counts; got["a"] != 1 || got["b"] != 0 {
 				t.Errorf("seats are %v, want one in a", got)
@@ -241,7 +241,7 @@ func TestConfirmKeepsTheSeatOfAPodThatSitsElsewhere(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	l.Observe(podIn("p", "node-a"))
 	if why := l.Confirm(request("p", 2, weights("a", 1, "b", 1)), "node-b"); why != NoSeatOpen {
-		t.Errorf("binding a pod a second time, elsewhere, answered %q, want %q", why, NoSeatOpen)
+		t.Errorf("binding a pod a second time, elsewhere, got %q, want %q", why, NoSeatOpen)
 	}
 	if got := counts(l, cohortOne); got["a"] != 1 || got["b"] != 0 {
 		t.Errorf("seats are %v, want one in a", got)
@@ -251,7 +251,7 @@ func TestConfirmKeepsTheSeatOfAPodThatSitsElsewhere(t *testing.T) {
 func TestConfirmRefusedForAPodNeverSeenLeavesNothingBehind(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	if why := l.Confirm(request("p", 1, weights("a", 1)), "node-b"); why != NoNodeInOpenGroup {
-		t.Errorf("binding to a group that takes no part answered %q, want %q", why, NoNodeInOpenGroup)
+		t.Errorf("binding to a group that takes no part got %q, want %q", why, NoNodeInOpenGroup)
 	}
 	if len(l.cohorts.byPod)+len(l.cohorts.byKey)+len(l.cohorts.byOwner) != 0 {
 		t.Errorf("%d seats, %d cohorts, %d owners are left", len(l.cohorts.byPod), len(l.cohorts.byKey), len(l.cohorts.byOwner))
@@ -320,15 +320,15 @@ func TestDisruptGivesTheLastPermissionOnce(t *testing.T) {
 	}
 	wg.Wait()
 	if len(granted) != 1 {
-		t.Fatalf("of five askers at once %v were allowed, want one", granted)
+		t.Fatalf("%v of five concurrent calls were allowed, want one", granted)
 	}
 	l.Undisrupt(types.UID(granted[0]))
 	if !l.Disrupt("p0", owners, 5, 1) {
-		t.Error("a permission that was given back is not handed out again")
+		t.Error("a permission that was taken back is not given again")
 	}
 	clock.Step(2 * disruptionTTL)
 	if !l.Disrupt("p1", owners, 5, 1) {
-		t.Error("a disruption whose effect was never seen blocks for ever")
+		t.Error("a disruption whose effect was never observed blocks others for ever")
 	}
 }
 
@@ -347,7 +347,7 @@ func TestDisruptWaitsForPodsThatAreMissingOrRestarting(t *testing.T) {
 		t.Error("allowed although the other pod is restarting")
 	}
 	if !l.Disrupt("p1", owners, 2, 1) {
-		t.Error("a pod that does no work may be disturbed: nothing is lost")
+		t.Error("a pod that is not available may not be disrupted")
 	}
 }
 
@@ -361,11 +361,11 @@ func TestDisruptLetsPodsGoThatDoNoWorkHoweverManyAreMissing(t *testing.T) {
 	owners := []types.UID{"rs"}
 	for _, uid := range []types.UID{"p1", "p2"} {
 		if !l.Disrupt(uid, owners, 9, 1) {
-			t.Errorf("%s does no work and is held: nothing would be lost", uid)
+			t.Errorf("%s is not available and may not be disrupted", uid)
 		}
 	}
 	if l.Disrupt("p0", owners, 9, 1) {
-		t.Error("allowed although the pod is the only one that works")
+		t.Error("allowed although no other pod is available")
 	}
 }
 
@@ -377,7 +377,7 @@ func TestCanTakeLooksAtRoom(t *testing.T) {
 	pod := podIn("p", "node-b")
 	pod.Demand = needing(200)
 	if canTake(l, "a", pod) {
-		t.Error("900m of 1000m are taken, 200m fit")
+		t.Error("200m fit although 900m of 1000m are used")
 	}
 	if !canTake(l, "b", pod) || canTake(l, "nowhere", pod) {
 		t.Error("an idle node has room; a group without nodes has none")
@@ -405,8 +405,8 @@ func TestScoresPutTheGroupThatLacksMostFirst(t *testing.T) {
 	}
 }
 
-// TestLedgerIsAFunctionOfThePods drives a ledger through random events and
-// compares it with one that is made from the surviving pods alone.
+// TestLedgerIsAFunctionOfThePods applies random events to a ledger and compares it with a new
+// one that observes only the pods that are left.
 func TestLedgerIsAFunctionOfThePods(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l, clock := newTestLedger("a", "b", "c")
@@ -464,7 +464,7 @@ func TestLedgerIsAFunctionOfThePods(t *testing.T) {
 		}
 		got, want := fmt.Sprint(counts(l, cohortOne)), fmt.Sprint(counts(fresh, cohortOne))
 		if got != want {
-			t.Fatalf("seats are %s, a ledger made anew has %s", got, want)
+			t.Fatalf("seats are %s, a new ledger has %s", got, want)
 		}
 		if len(l.cohorts.byPod) != len(pods) {
 			t.Fatalf("%d seats are kept for %d pods", len(l.cohorts.byPod), len(pods))
@@ -472,7 +472,8 @@ func TestLedgerIsAFunctionOfThePods(t *testing.T) {
 	})
 }
 
-// TestWhatIsToldOfPods: each change of a pod that was seen, with what it was before, once.
+// TestWhatIsToldOfPods: handlers get each change of an observed pod once, with its state
+// before.
 func TestWhatIsToldOfPods(t *testing.T) {
 	l, _ := newTestLedger("a")
 	type change struct{ old, new *Pod }
@@ -500,12 +501,12 @@ func TestWhatIsToldOfPods(t *testing.T) {
 	} {
 		told = nil
 		if step.do(); !slices.Equal(told, step.want) {
-			t.Errorf("%s: told is %v, want %v", step.what, told, step.want)
+			t.Errorf("%s: the handler got %v, want %v", step.what, told, step.want)
 		}
 	}
 }
 
-// tally is a gauge that goes up and down by one.
+// tally is a gauge that counts Inc and Dec.
 type tally struct {
 	prometheus.Gauge
 	n int
@@ -514,7 +515,8 @@ type tally struct {
 func (t *tally) Inc() { t.n++ }
 func (t *tally) Dec() { t.n-- }
 
-// TestHeldSeatsAreCountedByTheirState: what the metric says is what there is, whatever comes twice.
+// TestHeldSeatsAreCountedByTheirState: the metric is right also when calls and events are
+// repeated.
 func TestHeldSeatsAreCountedByTheirState(t *testing.T) {
 	l, clock := newTestLedger("a")
 	reserved, observed := &tally{}, &tally{}
@@ -552,7 +554,8 @@ func TestHeldSeatsAreCountedByTheirState(t *testing.T) {
 	}
 }
 
-// TestAnAnnouncedDisruptionLastsUntilItIsSeen on the pod itself, and no longer.
+// TestAnAnnouncedDisruptionLastsUntilItIsSeen: the announcement ends when the pod itself shows
+// the effect.
 func TestAnAnnouncedDisruptionLastsUntilItIsSeen(t *testing.T) {
 	l, _ := newTestLedger("a")
 	owners := []types.UID{"rs", "unknown", "other"}
@@ -565,11 +568,11 @@ func TestAnAnnouncedDisruptionLastsUntilItIsSeen(t *testing.T) {
 	}
 	const wanted, most = 3, 1
 	if !l.Disrupt("p0", owners, wanted, most) {
-		t.Fatal("all three pods of two owners work, and none may be disrupted")
+		t.Fatal("all three pods of two owners are available, and none may be disrupted")
 	}
 	l.Observe(podIn("p0", "node-a"))
 	if l.Disrupt("p1", owners, wanted, most) {
-		t.Error("the pod that is about to be restarted says something else, and another may be disrupted")
+		t.Error("the pod that is about to be restarted has changed otherwise, and another may be disrupted")
 	}
 	restarting := podIn("p0", "node-a")
 	restarting.Containers = []Container{{Name: "c", Restarting: true}}
@@ -583,13 +586,14 @@ func TestAnAnnouncedDisruptionLastsUntilItIsSeen(t *testing.T) {
 	}
 }
 
-// TestAPodThatIsRefusedASeatIsStillKnown, and one that nobody has seen leaves nothing.
+// TestAPodThatIsRefusedASeatIsStillKnown: an observed pod stays in the ledger. A pod that was
+// not observed leaves no entry.
 func TestAPodThatIsRefusedASeatIsStillKnown(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	l.Observe(podIn("seen", ""))
 	for _, name := range []string{"seen", "unseen"} {
 		if _, why := l.Reserve(request(name, 1, weights("a", 1), "node-b")); why != NoNodeInOpenGroup {
-			t.Errorf("it is answered %q", why)
+			t.Errorf("it gets %q", why)
 		}
 	}
 	if l.Pod("seen") == nil || len(l.cohorts.byPod) != 1 {
@@ -597,7 +601,8 @@ func TestAPodThatIsRefusedASeatIsStillKnown(t *testing.T) {
 	}
 }
 
-// TestNodesThatAreNotKnownHideNoOther: kube-scheduler may know a node before we do.
+// TestNodesThatAreNotKnownHideNoOther: kube-scheduler may have a node before the ledger has
+// it.
 func TestNodesThatAreNotKnownHideNoOther(t *testing.T) {
 	l, _ := newTestLedger("a")
 	l.ObserveNode(Node{Name: "free", Open: true})
@@ -606,7 +611,8 @@ func TestNodesThatAreNotKnownHideNoOther(t *testing.T) {
 	}
 }
 
-// TestAPolicyThatChangesCountsAtOnce, with as many pods as before.
+// TestAPolicyThatChangesCountsAtOnce: the division is computed again, also for the same number
+// of pods.
 func TestAPolicyThatChangesCountsAtOnce(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	for i, tc := range []struct {
@@ -619,8 +625,8 @@ func TestAPolicyThatChangesCountsAtOnce(t *testing.T) {
 	}
 }
 
-// TestViewLooksPastWhatHasNoPods: owners that are not known, and revisions of which no pod
-// was seen yet.
+// TestViewLooksPastWhatHasNoPods: unknown owners, and revisions without an observed pod, are
+// not in the view.
 func TestViewLooksPastWhatHasNoPods(t *testing.T) {
 	l, _ := newTestLedger("a")
 	l.Observe(podIn("p", "node-a"))
@@ -637,7 +643,8 @@ func TestViewLooksPastWhatHasNoPods(t *testing.T) {
 	}
 }
 
-// TestGatedPodsAreThoseThatWaitAtOurGate: not those that terminate, nor those on their way.
+// TestGatedPodsAreThoseThatWaitAtOurGate: terminating pods and pods in creation are not in the
+// result.
 func TestGatedPodsAreThoseThatWaitAtOurGate(t *testing.T) {
 	l, _ := newTestLedger("a")
 	for _, state := range []struct{ active, gated bool }{{true, true}, {true, false}, {false, true}, {false, false}} {
@@ -651,7 +658,7 @@ func TestGatedPodsAreThoseThatWaitAtOurGate(t *testing.T) {
 	}
 }
 
-// TestSeatNumbersGoUp: each pod of a burst has another, and one without a seat has none.
+// TestSeatNumbersGoUp: each pod of a burst has another number. A pod without a seat has 0.
 func TestSeatNumbersGoUp(t *testing.T) {
 	l, _ := newTestLedger("a")
 	spread := weights("a", 1)
@@ -674,11 +681,11 @@ func TestSeatNumbersGoUp(t *testing.T) {
 	finished.Active = false
 	l.Observe(finished)
 	if got := l.SeatNumber("waits"); got != 0 {
-		t.Errorf("a pod that is over has seat %d", got)
+		t.Errorf("a finished pod has seat %d", got)
 	}
 }
 
-// TestPodsOnNode: those that are bound to it, until they are gone.
+// TestPodsOnNode: bound pods are in the result until they are deleted.
 func TestPodsOnNode(t *testing.T) {
 	l, _ := newTestLedger("a")
 	finished := podIn("finished", "node-a")
@@ -699,7 +706,7 @@ func TestPodsOnNode(t *testing.T) {
 	}
 }
 
-// TestOpenSeats: of a cohort that is not known all are.
+// TestOpenSeats: all seats of an unknown cohort are open.
 func TestOpenSeats(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	r := request("", 4, weights("a", 1, "b", 1))
@@ -718,8 +725,8 @@ func TestOpenSeats(t *testing.T) {
 	open("one sits beyond its group's share", 2)
 }
 
-// TestScoresLookPastThePodsOwnSeat, for it is the pod that is asked about. Groups that lack
-// as many are rated alike.
+// TestScoresLookPastThePodsOwnSeat: the pod's own seat counts as open. Groups that lack the
+// same number have the same score.
 func TestScoresLookPastThePodsOwnSeat(t *testing.T) {
 	l, _ := newTestLedger("a", "b", "c")
 	spread := weights("a", 1, "b", 1, "c", 1)

@@ -14,9 +14,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAWatchThatIsBehindFreesNoSeat: the pods were created, the watch does not show
-// them, and a list does. Nothing that they hold is given to others, however long
-// that lasts; what was refused is free once that is known.
+// TestAWatchThatIsBehindFreesNoSeat: the pods were created, and a list shows them before the
+// watch does. Their reservations are kept for as long as that lasts. The seat of a refused pod
+// becomes free when a list shows that it was refused.
 func TestAWatchThatIsBehindFreesNoSeat(t *testing.T) {
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
 	if err != nil {
@@ -61,7 +61,7 @@ func TestAWatchThatIsBehindFreesNoSeat(t *testing.T) {
 	reads := api.Lists()
 	informer.look(t.Context())
 	if api.Lists() != reads {
-		t.Error("it is looked although nothing is overdue")
+		t.Error("pods are listed although nothing is overdue")
 	}
 	api.Delete(build.Pod("a"))
 	clock.Step(takeTTL + time.Second)
@@ -71,7 +71,7 @@ func TestAWatchThatIsBehindFreesNoSeat(t *testing.T) {
 	}
 }
 
-// TestNobodyCanLook: where pods cannot be listed, their seats lapse in the end.
+// TestNobodyCanLook: if pods cannot be listed, their reservations expire after lookTime.
 func TestNobodyCanLook(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
 	ledger := NewLedger(clock)
@@ -87,7 +87,7 @@ func TestNobodyCanLook(t *testing.T) {
 	informer.look(t.Context())
 	ledger.Lapse()
 	if got := ledger.Overdue()["ns"]; len(got) != 1 {
-		t.Errorf("seats are kept for %v, and nobody knows whether the pod was refused", got)
+		t.Errorf("seats are reserved for %v, want one: it is not known whether the pod was refused", got)
 	}
 	clock.Step(lookTime)
 	ledger.Lapse()
@@ -96,7 +96,8 @@ func TestNobodyCanLook(t *testing.T) {
 	}
 }
 
-// TestALookShowsWhichPodsAtTheGateWereWritten: with their group, or their class.
+// TestALookShowsWhichPodsAtTheGateWereWritten: a written pod has the label of its group or its
+// class.
 func TestALookShowsWhichPodsAtTheGateWereWritten(t *testing.T) {
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
 	if err != nil {
@@ -129,7 +130,8 @@ func TestALookShowsWhichPodsAtTheGateWereWritten(t *testing.T) {
 	}
 }
 
-// TestWhatIsSeenWhileSomebodyLooksIsKept: the list says nothing of it that is new.
+// TestWhatIsSeenWhileSomebodyLooksIsKept: a list is older than what was observed, or reserved
+// again, while it ran.
 func TestWhatIsSeenWhileSomebodyLooksIsKept(t *testing.T) {
 	l, clock := newTestLedger("a")
 	spread := weights("a", 1)

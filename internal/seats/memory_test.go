@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// decoded is a pod as a client gets it: no string is shared with another pod.
+// decoded returns the pod as a client decodes it: it shares no string with another pod.
 func decoded(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	raw, err := pod.Marshal()
@@ -27,7 +27,7 @@ func decoded(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 	return out
 }
 
-// BenchmarkMemory tells how much a pod takes in the ledger.
+// BenchmarkMemory measures the memory of a pod in the ledger.
 func BenchmarkMemory(b *testing.B) {
 	const pods = 10_000
 	replicaSet := build.ReplicaSet("web-7d4b9c6f58")
@@ -47,7 +47,8 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// What pods of one owner share stays each pod's own, whatever becomes of the others.
+// TestPodsThatShareTextAreTheirOwn: pods share memory, but each keeps its own content when
+// others change.
 func TestPodsThatShareTextAreTheirOwn(t *testing.T) {
 	ledger := NewLedger(testingclock.NewFakePassiveClock(time.Unix(0, 0)))
 	replicaSet := build.ReplicaSet("rs")

@@ -77,8 +77,8 @@ func pinnedTo(group string) build.Option {
 	}
 }
 
-// TestAPodCanBeTakenWhereKubeSchedulerWouldPlaceItsSuccessor: the pod runs in
-// group a, and group b has one node, of 8 CPUs and 32Gi.
+// TestAPodCanBeTakenWhereKubeSchedulerWouldPlaceItsSuccessor: the pod runs in group a. Group b
+// has one node, with 8 CPUs and 32Gi.
 func TestAPodCanBeTakenWhereKubeSchedulerWouldPlaceItsSuccessor(t *testing.T) {
 	type cpu = map[corev1.ResourceName]string
 	sidecar := new(corev1.ContainerRestartPolicyAlways)
@@ -157,7 +157,8 @@ func canTake(l *Ledger, group string, pod *Pod) bool {
 	return can
 }
 
-// TestALedgerForgetsWhatIsGone: nodes and groups come and go for years.
+// TestALedgerForgetsWhatIsGone: nodes and groups are added and removed for years, and must not
+// stay in memory.
 func TestALedgerForgetsWhatIsGone(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
 	l := NewLedger(clock)
@@ -173,17 +174,17 @@ func TestALedgerForgetsWhatIsGone(t *testing.T) {
 	l.Observe(Slim(build.Pod("unknown", build.On("n3"), build.Deleting("x"))))
 	l.Forget("unknown")
 	if n := len(l.nodes.byName); n != 0 {
-		t.Errorf("%d nodes are kept that are gone", n)
+		t.Errorf("%d deleted nodes are stored", n)
 	}
 	clock.Step(time.Hour + time.Second)
 	l.Lapse()
 	if n := len(l.nodes.moved); n != 0 {
-		t.Errorf("of %d groups is kept when they changed, an hour later", n)
+		t.Errorf("the last change of %d groups is stored after more than an hour", n)
 	}
 }
 
-// TestSumsAreWhatTheyStandFor: whatever happens, what owners and nodes sum up is
-// what a look at every pod says.
+// TestSumsAreWhatTheyStandFor: after any events, the sums of owners and nodes equal those
+// computed from all pods.
 func TestSumsAreWhatTheyStandFor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
@@ -254,8 +255,8 @@ func TestSumsAreWhatTheyStandFor(t *testing.T) {
 	})
 }
 
-// TestWhatIsFoundForOnePodIsNotThereForTheNext: pods that leave together do not
-// go for one place.
+// TestWhatIsFoundForOnePodIsNotThereForTheNext: pods that are recreated together do not count
+// on the same room.
 func TestWhatIsFoundForOnePodIsNotThereForTheNext(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	for i := range 3 {
@@ -274,7 +275,7 @@ func TestWhatIsFoundForOnePodIsNotThereForTheNext(t *testing.T) {
 	}
 }
 
-// TestCanReturn: the successor of a pod finds at least the room that the pod leaves.
+// TestCanReturn: the successor of a pod can use at least the room that the pod uses now.
 func TestCanReturn(t *testing.T) {
 	big := needs(map[corev1.ResourceName]string{"cpu": "8"})
 	volume := pod(func(p *corev1.Pod) {
@@ -282,7 +283,7 @@ func TestCanReturn(t *testing.T) {
 	})
 	cordoned := build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true })
 	tests := map[string]struct {
-		node, pod, beside []build.Option // beside is the other node of the group; nil is none
+		node, pod, beside []build.Option // beside is the other node of the group; nil means there is none
 		why               fit.Reason
 	}{
 		"it takes all of the node, and a port": {pod: []build.Option{big, listens("", 80)}},
@@ -309,8 +310,8 @@ func TestCanReturn(t *testing.T) {
 	}
 }
 
-// TestAPodThatNamesANodeGoesToNoOther: only a DaemonSet's pods name the one that
-// they are for, and their successors others.
+// TestAPodThatNamesANodeGoesToNoOther: only the pods of a DaemonSet name a node that their
+// successors do not name.
 func TestAPodThatNamesANodeGoesToNoOther(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	replicaSet := build.ReplicaSet("web")
@@ -323,7 +324,7 @@ func TestAPodThatNamesANodeGoesToNoOther(t *testing.T) {
 	}
 }
 
-// TestOneOpenNodeAmongMany is found, whichever is looked at first.
+// TestOneOpenNodeAmongMany: the only open node is found, in any order of the nodes.
 func TestOneOpenNodeAmongMany(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	for i := range 50 {
@@ -338,7 +339,8 @@ func TestOneOpenNodeAmongMany(t *testing.T) {
 	}
 }
 
-// TestVolumesThatAreOutOfReachAreOnePodsOwn: the next pod, alike in all else, has others.
+// TestVolumesThatAreOutOfReachAreOnePodsOwn: the next pod has an equal demand but other
+// volumes.
 func TestVolumesThatAreOutOfReachAreOnePodsOwn(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	elsewhere, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
@@ -349,14 +351,14 @@ func TestVolumesThatAreOutOfReachAreOnePodsOwn(t *testing.T) {
 	}
 	places, p := l.Places(), podIn("p", "node-a")
 	if _, why := places.Take("b", p, []*nodeaffinity.NodeSelector{elsewhere}); why != fit.OutOfReach {
-		t.Errorf("a pod whose volume is in no zone of group b is answered %q", why)
+		t.Errorf("a pod whose volume is in no zone of group b gets %q", why)
 	}
 	if can, why := places.Take("b", p, nil); !can {
 		t.Errorf("a pod without volumes finds no node there: %s", why)
 	}
 }
 
-// TestTheRoomOfAPodThatFinishesIsFree, while the pod is still there.
+// TestTheRoomOfAPodThatFinishesIsFree: a finished pod uses nothing, although it still exists.
 func TestTheRoomOfAPodThatFinishesIsFree(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	runs := podIn("job", "node-b")
@@ -365,12 +367,12 @@ func TestTheRoomOfAPodThatFinishesIsFree(t *testing.T) {
 	next := podIn("next", "node-a")
 	next.Demand = needing(200)
 	if canTake(l, "b", next) {
-		t.Error("900m of 1000m are taken, 200m fit")
+		t.Error("200m fit although 900m of 1000m are used")
 	}
 	finished := *runs
 	finished.Active, finished.Finished = false, true
 	l.Observe(&finished)
 	if !canTake(l, "b", next) {
-		t.Error("what finished holds its room")
+		t.Error("a finished pod uses its room")
 	}
 }

@@ -14,8 +14,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestWhatIsReadOfAPod: each field says what the pod says, and what another part of the
-// pod says is not taken for it.
+// TestWhatIsReadOfAPod: each field is read from its own part of the pod, and from no other.
 func TestWhatIsReadOfAPod(t *testing.T) {
 	condition := func(kind corev1.PodConditionType, status corev1.ConditionStatus, reason, message string) build.Option {
 		return build.With(func(p *corev1.Pod) {
@@ -96,8 +95,8 @@ func TestWhatIsReadOfAPod(t *testing.T) {
 	}
 }
 
-// TestWhatIsReadOfContainers: one whose image was changed in place restarts until its count
-// is above the one before.
+// TestWhatIsReadOfContainers: a container whose image was changed in place counts as
+// restarting until its restartCount has increased.
 func TestWhatIsReadOfContainers(t *testing.T) {
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 	pod := build.Pod("p",
@@ -124,7 +123,7 @@ func TestWhatIsReadOfContainers(t *testing.T) {
 	}
 }
 
-// TestWhichPodsAreWhat: pinned, given up, for one node.
+// TestWhichPodsAreWhat: which pods are pinned or given up.
 func TestWhichPodsAreWhat(t *testing.T) {
 	for _, seat := range []types.UID{"", "s"} {
 		for _, group := range []string{"", "g"} {
@@ -152,7 +151,7 @@ func TestWhichPodsAreWhat(t *testing.T) {
 	}
 }
 
-// TestTheNodeThatAPodIsFor is the one that a DaemonSet demands by its name.
+// TestTheNodeThatAPodIsFor: it is the node that a DaemonSet names in the affinity of its pod.
 func TestTheNodeThatAPodIsFor(t *testing.T) {
 	demand := func(key string, operator corev1.NodeSelectorOperator, values ...string) build.Option {
 		return build.With(func(p *corev1.Pod) {
@@ -180,7 +179,8 @@ func TestTheNodeThatAPodIsFor(t *testing.T) {
 	}
 }
 
-// TestWhoseDeletionCostItIs: what somebody else wrote is not ours to change.
+// TestWhoseDeletionCostItIs: a deletion cost that somebody else has written is not ours to
+// change.
 func TestWhoseDeletionCostItIs(t *testing.T) {
 	for _, has := range []bool{false, true} {
 		for _, own := range []bool{false, true} {
@@ -191,7 +191,8 @@ func TestWhoseDeletionCostItIs(t *testing.T) {
 	}
 }
 
-// TestTheObjectOfAPod is what a walk up its owners begins with: of one that terminates, too.
+// TestTheObjectOfAPod: the object is the start of a walk up the owners, also for a terminating
+// pod.
 func TestTheObjectOfAPod(t *testing.T) {
 	for name, tc := range map[string]struct {
 		options  []build.Option

@@ -10,22 +10,23 @@ import (
 )
 
 // TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom: each round takes twice as long
-// as the one before, five minutes at most; after as long without one it begins anew.
+// as the one before, five minutes at most. After five minutes without a round, the first one
+// is short again.
 func TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom(t *testing.T) {
 	l, clock := newTestLedger("a")
-	r := Request{Cohort: cohortOne} // a spread without groups: any pod may be made anew
+	r := Request{Cohort: cohortOne} // a spread without groups: any pod may be recreated
 	created := clock.Now().Add(-time.Minute)
 	expect := func(what string, may bool, after time.Duration) {
 		t.Helper()
 		if is, in := l.Renew(r, created); is != may || in != after {
-			t.Fatalf("%s: it may be made anew: %t, ask again in %s, want %t and %s", what, is, in, may, after)
+			t.Fatalf("%s: it may be recreated: %t, after %s, want %t and %s", what, is, in, may, after)
 		}
 	}
 	expect("the first", true, 0)
 	expect("one as old", true, 0)
 	for _, seconds := range []int{2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
 		span := time.Duration(seconds) * time.Second
-		created = clock.Now() // its successor
+		created = clock.Now() // the successor
 		expect("in a round", false, span)
 		clock.Step(span - time.Second)
 		expect("just before its end", false, time.Second)
@@ -40,7 +41,7 @@ func TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom(t *testing.T) {
 	expect("in the first of new rounds", false, firstRound)
 }
 
-// TestPodsThatGetTheirSeatEndTheRounds: what kept them from it is over.
+// TestPodsThatGetTheirSeatEndTheRounds: the reason why pods of the owner got no seat is gone.
 func TestPodsThatGetTheirSeatEndTheRounds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(p *Pod, began time.Time)
@@ -71,8 +72,8 @@ func TestPodsThatGetTheirSeatEndTheRounds(t *testing.T) {
 	}
 }
 
-// TestNoMorePodsAreMadeAnewThanThereAreSeats: one that is on its way will take one, until it
-// has come, or does not come.
+// TestNoMorePodsAreMadeAnewThanThereAreSeats: an expected successor takes one of the seats,
+// until it arrives or the time for it is over.
 func TestNoMorePodsAreMadeAnewThanThereAreSeats(t *testing.T) {
 	l, clock := newTestLedger("a")
 	spread := weights("a", 1)
@@ -85,7 +86,7 @@ func TestNoMorePodsAreMadeAnewThanThereAreSeats(t *testing.T) {
 		t.Helper()
 		for i := range pods + 1 {
 			if may, after := l.Renew(r, created); may != (i < pods) || !may && after != retryOpen {
-				t.Fatalf("%s: pod %d may be made anew: %t, ask again in %s; want %d in all", what, i, may, after, pods)
+				t.Fatalf("%s: pod %d may be recreated: %t, after %s; want %d in all", what, i, may, after, pods)
 			}
 		}
 	}
@@ -97,8 +98,8 @@ func TestNoMorePodsAreMadeAnewThanThereAreSeats(t *testing.T) {
 	l.Stay(Request{Cohort: Cohort{Owner: "unknown"}}) // nothing is known of it
 }
 
-// TestWhoNeedsNoSeatIsMadeAnew: a pod of a spread without groups, though others of its owner
-// sit somewhere, and a pod of an owner of whom nothing else is known.
+// TestWhoNeedsNoSeatIsMadeAnew: this is a pod of a spread without groups, even if other pods
+// of its owner have seats, and a pod of an owner that the ledger does not have.
 func TestWhoNeedsNoSeatIsMadeAnew(t *testing.T) {
 	l, clock := newTestLedger("a")
 	l.Observe(podIn("p", "node-a"))
@@ -112,8 +113,8 @@ func TestWhoNeedsNoSeatIsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestOneThatComesToTheGateIsOnItsWayNoMore: once, and only one that has no seat. Who stays
-// while nobody is on the way makes no room.
+// TestOneThatComesToTheGateIsOnItsWayNoMore: a successor arrives once, and only a pod at the
+// gate without a seat counts as one. Stay without an expected successor has no effect.
 func TestOneThatComesToTheGateIsOnItsWayNoMore(t *testing.T) {
 	l, clock := newTestLedger("a")
 	l.Observe(podIn("p", "node-a"))
@@ -124,7 +125,7 @@ func TestOneThatComesToTheGateIsOnItsWayNoMore(t *testing.T) {
 		t.Helper()
 		for i := range pods + 1 {
 			if may, _ := l.Renew(r, created); may != (i < pods) {
-				t.Fatalf("%s: pod %d may be made anew: %t, want %d in all", what, i, may, pods)
+				t.Fatalf("%s: pod %d may be recreated: %t, want %d in all", what, i, may, pods)
 			}
 		}
 	}
@@ -142,11 +143,11 @@ func TestOneThatComesToTheGateIsOnItsWayNoMore(t *testing.T) {
 	expect("another that no gate holds", 0)
 }
 
-// TestPodsOnTheirWayCountAmongThoseThatAreDivided: one that was made anew is gone, and is
-// coming, whatever its owner says it wants.
+// TestPodsOnTheirWayCountAmongThoseThatAreDivided: a deleted pod whose successor is expected
+// counts in the total, even if the owner states a smaller one.
 func TestPodsOnTheirWayCountAmongThoseThatAreDivided(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
-	l.Observe(podIn("sits", "node-a"))
+	l.Observe(podIn("bound", "node-a"))
 	for _, name := range []string{"first", "second"} {
 		gated := podIn(name, "")
 		gated.Gated = true
@@ -155,7 +156,7 @@ func TestPodsOnTheirWayCountAmongThoseThatAreDivided(t *testing.T) {
 	r, created := request("", 0, weights("a", 1, "b", 1)), clock.Now().Add(-time.Minute)
 	for _, name := range []types.UID{"first", "second"} {
 		if may, _ := l.Renew(r, created); !may {
-			t.Fatalf("of three pods one sits, and the %s is not made anew", name)
+			t.Fatalf("one of three pods is bound, and the %s is not recreated", name)
 		}
 		l.Forget(name)
 	}

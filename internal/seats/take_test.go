@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
-// atMost divides over groups in their order, each up to a number of pods.
+// atMost returns a spread that fills the groups in their order, each up to max pods.
 func atMost(t *testing.T, n int, groups ...string) placement.Spread {
 	t.Helper()
 	var spec gm.PropagationSpec
@@ -31,7 +31,7 @@ func atMost(t *testing.T, n int, groups ...string) placement.Spread {
 	return spread
 }
 
-// pinned is a pod that got its seat at creation, under a token.
+// pinned returns a pod that got its seat at creation, with a token.
 func pinned(uid, token, group, node string) *Pod {
 	p := podIn(uid, node)
 	p.Seat, p.GroupStamp = types.UID(token), group
@@ -47,7 +47,8 @@ func take(t *testing.T, l *Ledger, r Request) string {
 	return group
 }
 
-// taken counts all seats of the cohort, those of pods that nobody has seen too.
+// taken returns the seats of the cohort by group, those of pods that were not observed
+// included.
 func taken(l *Ledger) map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,7 +75,7 @@ func TestTakeRefusedLeavesNothingBehind(t *testing.T) {
 	l, _ := newTestLedger("hz")
 	for want, spread := range map[Reason]placement.Spread{NoGroup: {}, NoSeatOpen: atMost(t, 0, "hz")} {
 		if _, why := l.Take(request("t", 1, spread), false); why != want {
-			t.Errorf("answered %q, want %q", why, want)
+			t.Errorf("got %q, want %q", why, want)
 		}
 	}
 	if len(l.cohorts.byPod)+len(l.cohorts.byKey)+len(l.cohorts.byOwner) != 0 {
@@ -99,7 +100,7 @@ func TestConcurrentTakesNeverOverfillAGroup(t *testing.T) {
 	}
 	wg.Wait()
 	if got := counts(l, cohortOne); got["a"] != 100 || got["b"] != 60 || got["c"] != 40 {
-		t.Errorf("200 pods at 5:3:2 sit %v, want a 100, b 60, c 40", got)
+		t.Errorf("200 pods at 5:3:2 are in %v, want a 100, b 60, c 40", got)
 	}
 }
 
@@ -123,8 +124,9 @@ func TestATakenSeatIsThePodsOnceItIsSeen(t *testing.T) {
 	}
 }
 
-// TestASchedulerMaySeeAPodBeforeWeDo: it is asked about with the group that it got
-// at its creation as the only one that is left, and gets that seat.
+// TestASchedulerMaySeeAPodBeforeWeDo: kube-scheduler's request comes before the pod is
+// observed. Only nodes of the group that the pod got at creation are left, and the pod gets
+// that seat.
 func TestASchedulerMaySeeAPodBeforeWeDo(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := atMost(t, 1, "a", "b")
@@ -132,7 +134,7 @@ func TestASchedulerMaySeeAPodBeforeWeDo(t *testing.T) {
 	take(t, l, request("other", 2, spread)) // every group has its share
 	asked := request("p", 2, spread, "node-"+group)
 	if _, why := l.Reserve(asked); why != NoSeatOpen {
-		t.Errorf("without its token it is answered %q, want %q", why, NoSeatOpen)
+		t.Errorf("without its token it is got %q, want %q", why, NoSeatOpen)
 	}
 	asked.Token = "token"
 	for range 2 {
@@ -147,12 +149,12 @@ func TestASchedulerMaySeeAPodBeforeWeDo(t *testing.T) {
 	again := request("q", 2, spread, "node-"+group)
 	again.Token = "token"
 	if _, why := l.Reserve(again); why != NoSeatOpen {
-		t.Errorf("a pod with the token of another is answered %q, want %q", why, NoSeatOpen)
+		t.Errorf("a pod with the token of another is got %q, want %q", why, NoSeatOpen)
 	}
 }
 
-// TestSeatsOfPodsThatNobodyCreatesAreBounded: anybody who reaches the webhook can
-// ask for them.
+// TestSeatsOfPodsThatNobodyCreatesAreBounded: everybody who reaches the webhook can send
+// requests.
 func TestSeatsOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
 	spread := weights("a", 1, "b", 1)
@@ -185,8 +187,8 @@ func TestSeatsOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreNotSeenToGoYetTakeNoSeatOfTheirSuccessors: all pods are deleted
-// at once, and their successors come before that is seen.
+// TestPodsThatAreNotSeenToGoYetTakeNoSeatOfTheirSuccessors: all pods are deleted at once, and
+// requests for their successors come before the deletions are observed.
 func TestPodsThatAreNotSeenToGoYetTakeNoSeatOfTheirSuccessors(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := weights("a", 1, "b", 1)
@@ -252,7 +254,7 @@ func TestADryRunTakesNothing(t *testing.T) {
 
 func TestAPinnedPodKeepsItsSeatWhateverIsAsked(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
-	spread := weights("a", 0, "b", 1) // by now a is wanted by nobody
+	spread := weights("a", 0, "b", 1) // group a is to have no pods now
 	l.Observe(pinned("p", "token", "a", ""))
 	asked := func(what string) {
 		t.Helper()
@@ -265,7 +267,7 @@ func TestAPinnedPodKeepsItsSeatWhateverIsAsked(t *testing.T) {
 	}
 	asked("Reserve")
 	if why := l.Confirm(request("p", 1, spread), "node-b"); why != NoSeatOpen {
-		t.Errorf("binding to another group answered %q, want %q", why, NoSeatOpen)
+		t.Errorf("binding to another group got %q, want %q", why, NoSeatOpen)
 	}
 	asked("Confirm elsewhere")
 	if why := l.Confirm(request("p", 1, spread), "node-a"); why != Seated {
@@ -276,8 +278,8 @@ func TestAPinnedPodKeepsItsSeatWhateverIsAsked(t *testing.T) {
 	asked("Release")
 }
 
-// TestAPodOnANewcomerCountsInItsGroup: kube-scheduler may bind it before we have
-// labelled the node. A node that turns out to be none of the group's does not count.
+// TestAPodOnANewcomerCountsInItsGroup: kube-scheduler may bind the pod before the node has the
+// label of its group. If the node does not join the group, the pod does not count there.
 func TestAPodOnANewcomerCountsInItsGroup(t *testing.T) {
 	for name, tc := range map[string]struct {
 		group string        // of the node, when it is seen first
@@ -345,10 +347,10 @@ func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {
 	if got := take(t, l, request("later", 10, spread)); got != "a" {
 		t.Errorf("after %s the group still is avoided: got %q", AvoidTime, got)
 	}
-	clock.Step(maxAvoidTime + 1) // for as long it would count double
+	clock.Step(maxAvoidTime + 1) // until then a new penalty would be twice as long
 	l.Lapse()
 	if len(l.waiting.avoided) != 0 {
-		t.Errorf("kept for ever: %v", l.waiting.avoided)
+		t.Errorf("never removed: %v", l.waiting.avoided)
 	}
 }
 
@@ -406,8 +408,8 @@ func TestAnAvoidedGroupGetsThePodWhenNoOtherMay(t *testing.T) {
 	}
 }
 
-// TestNoMorePodsAreAdmittedThanSeatsAreOpen: whatever state the pods are in that
-// came before.
+// TestNoMorePodsAreAdmittedThanSeatsAreOpen: this holds whatever state the earlier pods are
+// in.
 func TestNoMorePodsAreAdmittedThanSeatsAreOpen(t *testing.T) {
 	waits := func(uid string) *Pod { return podIn(uid, "") }
 	atTheGate := func(uid string) *Pod {
@@ -462,13 +464,13 @@ func TestAnAdmissionCountsUntilThePodIsSeenOrLapses(t *testing.T) {
 	}
 	clock.Step(takeTTL)
 	if !l.Admit(request("third", 9, one), false) {
-		t.Fatal("a pod that never came keeps others away for ever")
+		t.Fatal("a pod that was never created keeps others away for ever")
 	}
 	seen := podIn("uid", "")
 	seen.Admission = "third"
 	l.Observe(seen)
 	if l.Admit(request("fourth", 9, one), false) {
-		t.Error("the pod that was admitted is forgotten once it is seen")
+		t.Error("the admitted pod does not count once it is observed")
 	}
 	r := request("uid", 9, one)
 	r.Nodes = []string{"node-a"}
@@ -477,7 +479,7 @@ func TestAnAdmissionCountsUntilThePodIsSeenOrLapses(t *testing.T) {
 	}
 	l.Forget("uid")
 	if !l.Admit(request("fifth", 9, one), false) {
-		t.Error("the seat of a pod that is gone stays closed")
+		t.Error("the seat of a deleted pod does not become open")
 	}
 	l.Release("fifth")
 	if len(l.cohorts.byPod)+len(l.cohorts.byKey) != 0 {
@@ -533,15 +535,15 @@ func TestAPodThatIsLetGoIsLetGoAgainUntilItIsSeen(t *testing.T) {
 	}
 	gated("1", false)
 	if l.CanUngate(request("2", 2, one)) {
-		t.Error("the pod that was let go is forgotten once it is seen")
+		t.Error("the pod that may go does not count once it is observed")
 	}
 	l.Forget("1")
 	if !l.CanUngate(request("2", 2, one)) {
-		t.Error("the seat of a pod that is gone stays closed")
+		t.Error("the seat of a deleted pod does not become open")
 	}
 }
 
-// TestPlaceKeepsTheSeatForAsLongAsItIsAskedFor: the patch may take some seconds.
+// TestPlaceKeepsTheSeatForAsLongAsItIsAskedFor: the patch of the pod may take some seconds.
 func TestPlaceKeepsTheSeatForAsLongAsItIsAskedFor(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
 	l.Observe(&Pod{UID: "p", Name: "p", Active: true, Gated: true})
@@ -558,7 +560,7 @@ func TestPlaceKeepsTheSeatForAsLongAsItIsAskedFor(t *testing.T) {
 	}
 }
 
-// TestADemandForOneNodeIsFoundAmongMany: nodes are looked at a few at a time.
+// TestADemandForOneNodeIsFoundAmongMany: reachSlice nodes are checked at a time.
 func TestADemandForOneNodeIsFoundAmongMany(t *testing.T) {
 	l, _ := newTestLedger()
 	for i := range 5 * reachSlice {
@@ -582,7 +584,7 @@ func TestADemandForOneNodeIsFoundAmongMany(t *testing.T) {
 	}
 }
 
-// TestNoSeatForAPodOfAnother: what is asked about has another owner by now.
+// TestNoSeatForAPodOfAnother: the pod in the request has another owner now.
 func TestNoSeatForAPodOfAnother(t *testing.T) {
 	l, _ := newTestLedger("a")
 	l.Observe(&Pod{UID: "p", Name: "p", Active: true, Gated: true})
@@ -595,8 +597,8 @@ func TestNoSeatForAPodOfAnother(t *testing.T) {
 	}
 }
 
-// TestBehind: an owner that has as many pods as it makes asks for another, so one of
-// them is gone. Who asks for more than any owner can make is not waited for.
+// TestBehind: an owner that has as many pods as it creates requests another, so one of them is
+// deleted. If more is requested than the owner can create, Behind is false.
 func TestBehind(t *testing.T) {
 	l, _ := newTestLedger("a")
 	spread := weights("a", 1)
@@ -622,8 +624,8 @@ func TestBehind(t *testing.T) {
 	behind(false, "more are asked for than the owner makes")
 }
 
-// TestBehindCountsAllRevisions of the owner: those that are there, and those that were asked
-// for.
+// TestBehindCountsAllRevisions: pods of all revisions of the owner count, observed or in
+// creation.
 func TestBehindCountsAllRevisions(t *testing.T) {
 	l, _ := newTestLedger("a")
 	const total = 2
@@ -654,7 +656,7 @@ func TestBehindCountsAllRevisions(t *testing.T) {
 	behind(false, "more were asked for than the owner makes, over both")
 }
 
-// TestAPodThatIsSeenKeepsItsSeat, whatever is taken under its token afterwards.
+// TestAPodThatIsSeenKeepsItsSeat: a later request with its token does not take the seat.
 func TestAPodThatIsSeenKeepsItsSeat(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := weights("a", 1, "b", 1)
@@ -669,7 +671,7 @@ func TestAPodThatIsSeenKeepsItsSeat(t *testing.T) {
 	}
 }
 
-// TestOnlyPodsAtTheGateAreHeldThere: one that is gone, or has passed, may go.
+// TestOnlyPodsAtTheGateAreHeldThere: a pod that was deleted, or has no gate, may go.
 func TestOnlyPodsAtTheGateAreHeldThere(t *testing.T) {
 	l, _ := newTestLedger("a")
 	full := atMost(t, 0, "a")
@@ -684,7 +686,7 @@ func TestOnlyPodsAtTheGateAreHeldThere(t *testing.T) {
 	}
 }
 
-// ranges divides over groups in their order, after each has its min.
+// ranges returns a spread that fills the groups in their order, after each has its min.
 func ranges(t *testing.T, rules ...gm.NodeGroupNumRange) placement.Spread {
 	t.Helper()
 	spread, err := placement.New(gm.PropagationSpec{NumRange: rules}, func(string) bool { return true }, "app")
@@ -694,8 +696,8 @@ func ranges(t *testing.T, rules ...gm.NodeGroupNumRange) placement.Spread {
 	return spread
 }
 
-// TestWhoseTurnItIsBesideAGroupThatIsAvoided: a group that lacks pods comes before one that
-// gets them on loan, and both before the one that is avoided.
+// TestWhoseTurnItIsBesideAGroupThatIsAvoided: a group that lacks pods is next, then one that
+// gets pods on loan, and the avoided group last.
 func TestWhoseTurnItIsBesideAGroupThatIsAvoided(t *testing.T) {
 	for name, tc := range map[string]struct {
 		avoided string

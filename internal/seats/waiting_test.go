@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAPodOnLoanGoesWhereItMay: group a is avoided, and has a share.
+// TestAPodOnLoanGoesWhereItMay: group a is avoided and lacks pods.
 func TestAPodOnLoanGoesWhereItMay(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := atMost(t, 3, "a", "b") // of four pods, a has three and b one
@@ -26,8 +26,8 @@ func TestAPodOnLoanGoesWhereItMay(t *testing.T) {
 	}
 }
 
-// TestAGroupThatStaysClosedIsAvoidedForLonger: each time for twice as long, at
-// most an hour; after a time without it begins anew.
+// TestAGroupThatStaysClosedIsAvoidedForLonger: each time for twice as long, an hour at most.
+// After an hour without a penalty, the first time is short again.
 func TestAGroupThatStaysClosedIsAvoidedForLonger(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
 	pod := podIn("p", "node-b")
@@ -52,10 +52,10 @@ func TestAGroupThatStaysClosedIsAvoidedForLonger(t *testing.T) {
 	}
 }
 
-// TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom: the pod finds a node in
-// neither. A node of the other group turns up in between, and is soon full.
+// TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom: the pod finds a node in neither group.
+// From time to time the other group gets a node, which is soon full.
 func TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom(t *testing.T) {
-	for name, welcome := range map[string]bool{"groups stay as they are": false, "a group was welcome once": true} {
+	for name, clears := range map[string]bool{"groups stay as they are": false, "the penalty on a group is cleared once": true} {
 		t.Run(name, func(t *testing.T) {
 			l, clock := newTestLedger("a", "b")
 			pod := podIn("p", "")
@@ -68,20 +68,21 @@ func TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom(t *testing.T) {
 				}
 				l.Avoid("rs", here)
 				here, other = other, here
-				if swings++; welcome && swings == 6 {
+				if swings++; clears && swings == 6 {
 					l.mu.Lock()
 					l.waiting.clearAvoided(other)
 					l.mu.Unlock()
 				}
 			}
 			if swings > 20 {
-				t.Errorf("the pod was made anew %d times in six hours, want 20 at most", swings)
+				t.Errorf("the pod was recreated %d times in six hours, want 20 at most", swings)
 			}
 		})
 	}
 }
 
-// refusedPod is one that kube-scheduler writes about as it does.
+// refusedPod returns a pod with the condition that kube-scheduler writes when it finds no
+// node.
 func refusedPod(name, message string, options ...build.Option) *corev1.Pod {
 	options = append([]build.Option{build.OwnedBy(build.ReplicaSet("rs")), build.With(func(p *corev1.Pod) {
 		p.Status.Conditions = []corev1.PodCondition{{
@@ -114,7 +115,7 @@ func TestRefusedIsKnownFromThePods(t *testing.T) {
 			if l.Refused("another") {
 				t.Error("another owner's pods were refused")
 			}
-			l.Forget(tc.pod.UID) // made anew
+			l.Forget(tc.pod.UID) // recreated
 			if got := l.Refused("rs"); got != tc.want {
 				t.Error("forgotten with the pod: its successor would wait in the same way")
 			}
@@ -132,14 +133,14 @@ func TestRefusedIsKnownFromThePods(t *testing.T) {
 			}
 			l.Lapse()
 			if len(l.waiting.refused) != 0 {
-				t.Errorf("kept for ever: %v", l.waiting.refused)
+				t.Errorf("never removed: %v", l.waiting.refused)
 			}
 		})
 	}
 }
 
-// TestAPodIsMadeAnewOnceARound however often is asked, and its successor not
-// before the next round, even if nothing gives it a group.
+// TestAPodIsMadeAnewOnceARound: a pod may be recreated once, however often Remake is called.
+// Its successor may be recreated in the next round, even if it gets no group.
 func TestAPodIsMadeAnewOnceARound(t *testing.T) {
 	l, clock := newTestLedger("a")
 	created := clock.Now().Add(-10 * time.Second)
@@ -158,16 +159,17 @@ func TestAPodIsMadeAnewOnceARound(t *testing.T) {
 		clock.Step(time.Second)
 	}
 	if made < 1 || made > 13 {
-		t.Errorf("a pod was made anew %d times in an hour, want once in five minutes", made)
+		t.Errorf("a pod was recreated %d times in an hour, want once in five minutes", made)
 	}
 	clock.Step(2 * refusedTime)
 	l.Lapse()
 	if len(l.waiting.remade) != 0 {
-		t.Errorf("kept for ever: %v", l.waiting.remade)
+		t.Errorf("never removed: %v", l.waiting.remade)
 	}
 }
 
-// TestAPodOnLoanScoresInItsGroupAlone: the group has its share without it.
+// TestAPodOnLoanScoresInItsGroupAlone: the group does not lack the pod, and is scored all the
+// same.
 func TestAPodOnLoanScoresInItsGroupAlone(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	for i := range 2 {
@@ -180,7 +182,7 @@ func TestAPodOnLoanScoresInItsGroupAlone(t *testing.T) {
 	}
 }
 
-// TestRoundsEnd: nothing is kept of an owner whose pods wait at the gate no more.
+// TestRoundsEnd: nothing is stored of an owner whose pods do not wait at the gate any more.
 func TestRoundsEnd(t *testing.T) {
 	l, clock := newTestLedger("a")
 	if may, _ := l.Renew(Request{Cohort: cohortOne}, clock.Now().Add(-firstRound)); !may || len(l.waiting.rounds) != 1 {
@@ -192,6 +194,6 @@ func TestRoundsEnd(t *testing.T) {
 	}
 	clock.Step(time.Second)
 	if l.Lapse(); len(l.waiting.rounds) != 0 {
-		t.Errorf("kept for ever: %v", l.waiting.rounds)
+		t.Errorf("never removed: %v", l.waiting.rounds)
 	}
 }
