@@ -1,6 +1,7 @@
-// Package assign hands out seats at creation (docs/sources.md, G22): the pod webhook requests
-// a seat for a pod that does not exist yet. The leader takes the seat from its ledger. Every
-// other replica sends the request to the leader. While there is no leader, no pod gets a seat.
+// Package assign hands out seats at creation (docs/sources.md, G22): the pod webhook
+// requests a seat for a pod that does not exist yet. The leader takes the seat from its
+// ledger. Every other replica sends the request to the leader. While there is no leader, no
+// pod gets a seat.
 //
 // It is a thin adapter: it finds the pod's policies, calls the ledger and returns the result.
 package assign
@@ -31,9 +32,9 @@ const (
 	// maxBody is the maximum size of a request or response in bytes. A request has names,
 	// labels, the pod's demands and one owner.
 	maxBody = 1 << 20
-	// askTimeout is the timeout of a request to the leader. It is well below timeoutSeconds of
-	// the webhook: if the leader hangs, the pod gets the gate. If the webhook timed out, the pod
-	// would be created without its policy.
+	// askTimeout is the timeout of a request to the leader. It is well below timeoutSeconds
+	// of the webhook: if the leader hangs, the pod gets the gate. If the webhook timed out,
+	// the pod would be created without its policy.
 	askTimeout = time.Second
 )
 
@@ -53,10 +54,11 @@ type Ask struct {
 	// Token identifies the pod in the ledger before the pod has a UID. It is written on the
 	// pod.
 	Token types.UID `json:"token"`
-	// Node is the one node that a DaemonSet's pod is for; "" for other pods. A pod for one node
-	// takes no seat: Answer.Group is the group of the node.
+	// Node is the one node that a DaemonSet's pod is for; "" for other pods. A pod for one
+	// node takes no seat: Answer.Group is the group of the node.
 	Node string `json:"node,omitempty"`
-	// Late: only find out whether a seat is open. The pod gets its seat while it is scheduled.
+	// Late: only find out whether a seat is open. The pod gets its seat while it is
+	// scheduled.
 	Late bool `json:"late,omitempty"`
 	// Overridden: the pod will be created with overrides that the API server can refuse. Only
 	// the leader tries whether the API server accepts them.
@@ -160,10 +162,10 @@ func (d *Assigner) answer(ctx context.Context, ask Ask) (Answer, error) {
 	return Answer{Group: group, Cost: SeatCost(d.Ledger, a, pod.Controller, pod.UID, group)}, nil
 }
 
-// assignment returns the policy and the cohort by which the seat of a pod is decided. The owner
-// of a deleted pod creates the successor within milliseconds. If the ledger still counts the
-// deleted pod, the successor would get a seat in a group that lacks no pod. So assignment waits,
-// for catchUpTimeout at most, until the ledger has caught up.
+// assignment returns the policy and the cohort by which the seat of a pod is decided. The
+// owner of a deleted pod creates the successor within milliseconds. If the ledger still
+// counts the deleted pod, the successor would get a seat in a group that lacks no pod. So
+// assignment waits, for catchUpTimeout at most, until the ledger has caught up.
 func (d *Assigner) assignment(ctx context.Context, pod *ownership.Object, ask Ask) (policies.Assignment, error) {
 	a, err := d.Policies.Prospect(ctx, pod, ask.Revision)
 	if err != nil || ask.DryRun || ask.Late || !d.behind(&a, ask.Token) {
@@ -176,8 +178,8 @@ func (d *Assigner) assignment(ctx context.Context, pod *ownership.Object, ask As
 	return a, err
 }
 
-// behind returns whether the ledger has as many pods of an owner as the owner creates at most,
-// its surge included. It is false for Jobs: they replace pods that have finished.
+// behind returns whether the ledger has as many pods of an owner as the owner creates at
+// most, its surge included. It is false for Jobs: they replace pods that have finished.
 func (d *Assigner) behind(a *policies.Assignment, token types.UID) bool {
 	if !a.Divided() || a.Job || len(a.Owners) == 0 || a.Owners[0].Replicas == nil {
 		return false
@@ -225,8 +227,8 @@ func (d *Assigner) takeClass(ctx context.Context, pod *ownership.Object, ask Ask
 	return Answer{Class: class.String(), Reason: Reason(&c, class)}, nil
 }
 
-// SeatCost returns the deletion cost of the seat that a pod has just got. It is nil if the pod's
-// controller is not a ReplicaSet: only ReplicaSets use deletion costs.
+// SeatCost returns the deletion cost of the seat that a pod has just got. It is nil if the
+// pod's controller is not a ReplicaSet: only ReplicaSets use deletion costs.
 func SeatCost(ledger *seats.Ledger, a policies.Assignment, controller *ownership.Reference, pod types.UID, group string) *int32 {
 	if controller == nil || controller.Kind != "ReplicaSet" {
 		return nil
@@ -269,8 +271,8 @@ func (d *Assigner) askLeader(ctx context.Context, ask Ask) (Answer, error) {
 	return answer, nil
 }
 
-// ServeHTTP serves requests of other replicas. A replica that is not the leader, or not any more,
-// answers 503 and does not forward the request: a request is forwarded only once.
+// ServeHTTP serves requests of other replicas. A replica that is not the leader, or not any
+// more, answers 503 and does not forward the request: a request is forwarded only once.
 func (d *Assigner) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)

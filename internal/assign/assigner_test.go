@@ -52,8 +52,8 @@ func (r *replica) follow(leader *replica) {
 	r.Transport = leader.server.Client().Transport
 }
 
-// ground returns a Deployment of two pods and a policy by which group hz may have one of them,
-// and bj none.
+// ground returns a Deployment of two pods and a policy by which group hz may have one of
+// them, and bj none.
 func ground() []build.Object {
 	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(2))
 	return []build.Object{
@@ -233,8 +233,8 @@ type transport func(*http.Request) (*http.Response, error)
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
-// TestALeaderThatHangsIsAskedForASecondAtMost: the API server waits two seconds for the webhook,
-// and then creates the pod without its policy.
+// TestALeaderThatHangsIsAskedForASecondAtMost: the API server waits two seconds for the
+// webhook, and then creates the pod without its policy.
 func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
 	r := newReplica(t, false)
 	r.Leader = func() string { return "leader:9444" }
@@ -249,8 +249,9 @@ func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
 	}
 }
 
-// TestASuccessorWaitsForTheOneThatLeft: the owner has seen that a pod was deleted, and the ledger
-// has not yet. A seat that is given before that would be in a group that lacks no pod.
+// TestASuccessorWaitsForTheOneThatLeft: the owner has seen that a pod was deleted, and the
+// ledger has not yet. A seat that is given before that would be in a group that lacks no
+// pod.
 func TestASuccessorWaitsForTheOneThatLeft(t *testing.T) {
 	for name, tc := range map[string]struct {
 		deleted bool

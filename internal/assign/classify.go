@@ -14,15 +14,15 @@ import (
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
-// Deletion costs by class (docs/sources.md, C9): a ReplicaSet that is scaled down deletes spot
-// pods first.
+// Deletion costs by class (docs/sources.md, C9): a ReplicaSet that is scaled down deletes
+// spot pods first.
 const (
 	onDemandCost int32 = 100
 	spotCost     int32 = 1
 )
 
-// Classify restricts a pod to nodes of a class and labels it with the class. If why is not "", it
-// annotates the pod with it.
+// Classify restricts a pod to nodes of a class and labels it with the class. If why is not
+// "", it annotates the pod with it.
 func Classify(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class, why string) {
 	classes.Restrict(&pod.Spec, class)
 	if pod.Labels == nil {
@@ -34,8 +34,9 @@ func Classify(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class, 
 	}
 }
 
-// TiedTo returns whether a pod's volumes tie it to nodes, and the class of these nodes; None if
-// that is not known. It reads from the API server only if the pod uses PersistentVolumeClaims.
+// TiedTo returns whether a pod's volumes tie it to nodes, and the class of these nodes;
+// None if that is not known. It reads from the API server only if the pod uses
+// PersistentVolumeClaims.
 func TiedTo(ctx context.Context, client kubernetes.Interface, resolver *policies.Resolver, namespace string, spec *corev1.PodSpec) (class capacity.Class, tied bool, err error) {
 	required, _, err := volumes.Of(ctx, client, namespace, spec)
 	if err != nil && !apierrors.IsNotFound(err) { // a claim that is created after the pod has no volume yet
@@ -45,9 +46,10 @@ func TiedTo(ctx context.Context, client kubernetes.Interface, resolver *policies
 	return class, tied, nil
 }
 
-// Tie restricts a pod to the class of its volumes. The class is given by the volumes and was not
-// chosen by us, so the pod does not get the label of the class. If class is None, the class is not
-// known. Then the pod is not restricted: its volumes restrict it to their nodes anyway.
+// Tie restricts a pod to the class of its volumes. The class is given by the volumes and
+// was not chosen by us, so the pod does not get the label of the class. If class is None,
+// the class is not known. Then the pod is not restricted: its volumes restrict it to their
+// nodes anyway.
 func Tie(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class) {
 	if class == capacity.None {
 		Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, "no node matches its volumes, or a matching node has no class")
@@ -57,8 +59,8 @@ func Tie(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class) {
 	Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, "its volumes are on nodes of class "+class.String())
 }
 
-// Reason returns the text that explains why a pod has its class. It is computed on the leader,
-// which decided the class.
+// Reason returns the text that explains why a pod has its class. It is computed on the
+// leader, which decided the class.
 func Reason(c *policies.Capacity, class capacity.Class) string {
 	workload := c.Workload.Kind + " " + c.Workload.Name
 	switch {

@@ -16,10 +16,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// Dress applies the override rules of a group to a pod that is being created. It also annotates
-// the pod with its images before the overrides, the hash of the overrides that cannot be changed
-// later, and the pod's owner. If a rule cannot be applied, Dress returns an error and the pod is
-// not changed.
+// Dress applies the override rules of a group to a pod that is being created. It also
+// annotates the pod with its images before the overrides, the hash of the overrides that
+// cannot be changed later, and the pod's owner. If a rule cannot be applied, Dress returns
+// an error and the pod is not changed.
 func Dress(pod *corev1.Pod, controller *ownership.Reference, creation policies.Creation, group string) error {
 	if creation.Rules == nil {
 		return nil
@@ -50,8 +50,8 @@ func Dress(pod *corev1.Pod, controller *ownership.Reference, creation policies.C
 	return nil
 }
 
-// DressImages is Dress for a pod that exists. It overrides only images, because the other fields
-// of an existing pod cannot be changed.
+// DressImages is Dress for a pod that exists. It overrides only images, because the other
+// fields of an existing pod cannot be changed.
 func DressImages(pod *corev1.Pod, creation policies.Creation, group string) error {
 	change, err := policies.Images(creation.Rules, group, seats.Slim(pod))
 	if err != nil || !change.Needed() {
@@ -60,8 +60,8 @@ func DressImages(pod *corev1.Pod, creation policies.Creation, group string) erro
 	return change.ApplyTo(pod)
 }
 
-// Rebase records images that another webhook has set since Dress, for example those of a mirror,
-// as the images before the overrides. The rules start from these afterwards.
+// Rebase records images that another webhook has set since Dress, for example those of a
+// mirror, as the images before the overrides. The rules start from these afterwards.
 func Rebase(pod *corev1.Pod, creation policies.Creation, group string) error {
 	slim := seats.Slim(pod)
 	change, err := policies.Images(creation.Rules, group, slim)
@@ -86,8 +86,8 @@ func Rebase(pod *corev1.Pod, creation policies.Creation, group string) error {
 	return nil
 }
 
-// Pin annotates a pod with the token of its seat and restricts it to nodes of the group: to its
-// members, and to newcomers (policies.Resolver.Newcomers).
+// Pin annotates a pod with the token of its seat and restricts it to nodes of the group: to
+// its members, and to newcomers (policies.Resolver.Newcomers).
 func Pin(pod *corev1.Pod, token types.UID, group string, newcomers [][]corev1.NodeSelectorRequirement) {
 	Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(token))
 	placement.Pin(&pod.Spec, gm.NodeGroupLabel, group, newcomers...)
@@ -108,7 +108,8 @@ func SetCost(pod *corev1.Pod, cost *int32) {
 	Annotate(&pod.ObjectMeta, gm.DeletionCostAnnotation, value)
 }
 
-// imagesChanged returns whether a container has another image than originals has under its name.
+// imagesChanged returns whether a container has another image than originals has under its
+// name.
 func imagesChanged(pod *corev1.Pod, originals map[string]string) bool {
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {

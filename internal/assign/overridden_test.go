@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestNoReplicaOverridesWhatTheAPIServerRefuses: the leader has tried the overrides on the API
-// server. Other replicas get the result from the leader.
+// TestNoReplicaOverridesWhatTheAPIServerRefuses: the leader has tried the overrides on the
+// API server. Other replicas get the result from the leader.
 func TestNoReplicaOverridesWhatTheAPIServerRefuses(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", "o"), build.Replicas(2))
 	objects := ground()[3:]
@@ -38,8 +38,8 @@ func TestNoReplicaOverridesWhatTheAPIServerRefuses(t *testing.T) {
 	}
 }
 
-// TestWhatCouldNotBeTriedOverridesPodsOfBoundWorkloadsOnly: if a workload is not bound, another
-// replica may have found that the API server refuses its pods.
+// TestWhatCouldNotBeTriedOverridesPodsOfBoundWorkloadsOnly: if a workload is not bound,
+// another replica may have found that the API server refuses its pods.
 func TestWhatCouldNotBeTriedOverridesPodsOfBoundWorkloadsOnly(t *testing.T) {
 	for name, tc := range map[string]struct {
 		labels build.Option

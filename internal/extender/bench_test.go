@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// BenchmarkFilter measures a filter request as kube-scheduler sends it, by the number of nodes and
-// of candidates.
+// BenchmarkFilter measures a filter request as kube-scheduler sends it, by the number of
+// nodes and of candidates.
 func BenchmarkFilter(b *testing.B) {
 	for _, size := range []struct{ nodes, candidates int }{{1000, 1000}, {5000, 1000}, {5000, 5000}} {
 		b.Run(fmt.Sprintf("nodes=%d/candidates=%d", size.nodes, size.candidates), func(b *testing.B) {

@@ -18,12 +18,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// errSeatTaken: other pods have filled the group since the filter. kube-scheduler schedules the
-// pod again.
+// errSeatTaken: other pods have filled the group since the filter. kube-scheduler schedules
+// the pod again.
 var errSeatTaken = errors.New("the node's NodeGroup got its share of the workload's pods meanwhile")
 
-// errNotOverridden: the pod was created without the overrides that cannot be applied later. The
-// OverridePolicy's controller recreates it.
+// errNotOverridden: the pod was created without the overrides that cannot be applied later.
+// The OverridePolicy's controller recreates it.
 var errNotOverridden = errors.New("the pod was created without the overrides of the node's NodeGroup, and will be recreated")
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=patch
@@ -55,7 +55,8 @@ func (h *Handler) bind(b *buffers, w http.ResponseWriter, r *http.Request) {
 	b.encode(w, bindingResult{Error: err.Error()})
 }
 
-// bindPod is bind for a decoded request. It does nothing for a pod that is on that node already.
+// bindPod is bind for a decoded request. It does nothing for a pod that is on that node
+// already.
 func (h *Handler) bindPod(ctx context.Context, args *bindingArgs) error {
 	pod := h.Ledger.Pod(args.PodUID)
 	if pod == nil {
@@ -97,8 +98,8 @@ func refused(err error) bool {
 // stamps are the labels and annotations that the Binding adds to a pod.
 type stamps struct{ labels, annotations map[string]string }
 
-// prepare confirms the pod's seat and overrides its images. It returns the labels and annotations
-// for the Binding.
+// prepare confirms the pod's seat and overrides its images. It returns the labels and
+// annotations for the Binding.
 func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (stamps, error) {
 	a, err := h.Policies.Assignment(ctx, pod.Object(), pod.Revision)
 	workload := a.Application
@@ -129,9 +130,9 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (sta
 	return stamps{labels: h.Policies.PodLabels(workload, pod, group), annotations: h.deletionCost(pod, a, group)}, nil
 }
 
-// deletionCost returns the deletion cost of the pod's seat as annotations, so that no separate
-// write is needed later. It is nil for pods of other owners than ReplicaSets, and for pods whose
-// cost a user has set.
+// deletionCost returns the deletion cost of the pod's seat as annotations, so that no
+// separate write is needed later. It is nil for pods of other owners than ReplicaSets, and
+// for pods whose cost a user has set.
 func (h *Handler) deletionCost(pod *seats.Pod, a policies.Assignment, group string) map[string]string {
 	if len(a.Spread.Groups()) == 0 || !a.Counted || pod.Controller == nil || pod.Controller.Kind != "ReplicaSet" || pod.UserCost() {
 		return nil
@@ -140,8 +141,9 @@ func (h *Handler) deletionCost(pod *seats.Pod, a policies.Assignment, group stri
 	return map[string]string{corev1.PodDeletionCost: cost, gm.DeletionCostAnnotation: cost}
 }
 
-// overrideImages patches the pod's images as the rules of the group require. If fixed is true, it
-// returns errNotOverridden for a pod that was created without the overrides of other fields.
+// overrideImages patches the pod's images as the rules of the group require. If fixed is
+// true, it returns errNotOverridden for a pod that was created without the overrides of
+// other fields.
 func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, workload ownership.Application, group string, fixed bool) error {
 	if workload.Override == nil || group == "" || workload.Override.Policies.Override() != ownership.Bound {
 		return nil
@@ -175,8 +177,8 @@ func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, workload o
 	return nil
 }
 
-// post creates the Binding. After an error that leaves open whether the pod is bound, it reads the
-// pod. An error for which refused is false means that the pod may be bound.
+// post creates the Binding. After an error that leaves open whether the pod is bound, it
+// reads the pod. An error for which refused is false means that the pod may be bound.
 func (h *Handler) post(ctx context.Context, pod *seats.Pod, node string, s stamps) error {
 	binding := &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: s.labels, Annotations: s.annotations},

@@ -351,8 +351,8 @@ func TestAPodThatIsRefusedKeepsTheSeatThatItGotAtCreation(t *testing.T) {
 	}
 }
 
-// TestAJobsPodStartsAsItIs: a Job's pod that lacks overrides is bound, because pods of Jobs are
-// not recreated. A pod of a Deployment is not bound.
+// TestAJobsPodStartsAsItIs: a Job's pod that lacks overrides is bound, because pods of Jobs
+// are not recreated. A pod of a Deployment is not bound.
 func TestAJobsPodStartsAsItIs(t *testing.T) {
 	job := build.Job("batch", build.Bound("p", "o"))
 	pod := build.Pod("batch-0", build.OwnedBy(job), build.Container("c", "nginx:1"))

@@ -11,8 +11,8 @@ import (
 )
 
 // forwardedHeader marks a request that another replica has forwarded. Such a request is not
-// forwarded again: if each of two replicas takes the other for the leader, they would forward it
-// to each other without end.
+// forwarded again: if each of two replicas takes the other for the leader, they would
+// forward it to each other without end.
 const forwardedHeader = "X-Atoll-Forwarded"
 
 // Forwarder sends requests to the leader.
@@ -26,8 +26,9 @@ type Forwarder struct {
 // errNoLeader is answered with 503: kube-scheduler retries.
 var errNoLeader = errors.New("no replica of atoll-manager leads at the moment")
 
-// forward answers a request with the leader's response, or with 503. It sends the request to the
-// leader once, and does not repeat it if that fails: the leader may have received it.
+// forward answers a request with the leader's response, or with 503. It sends the request
+// to the leader once, and does not repeat it if that fails: the leader may have received
+// it.
 func (f *Forwarder) forward(w http.ResponseWriter, r *http.Request) {
 	if f == nil || r.Header.Get(forwardedHeader) != "" || f.Leader() == "" {
 		unavailable(w, errNoLeader)
@@ -75,6 +76,6 @@ func (f *Forwarder) send(r *http.Request, leader string, body []byte) (reply []b
 	return reply, response.StatusCode, nil
 }
 
-// forwardTimeout is the timeout of a forwarded request. kube-scheduler has its own timeout, which
-// is set in its configuration.
+// forwardTimeout is the timeout of a forwarded request. kube-scheduler has its own timeout,
+// which is set in its configuration.
 const forwardTimeout = 30 * time.Second

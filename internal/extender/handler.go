@@ -24,8 +24,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// Texts that kube-scheduler writes into the pod's condition. They are constants: if the text
-// differed from one attempt to the next, kube-scheduler would retry the pod at once, for ever.
+// Texts that kube-scheduler writes into the pod's condition. They are constants: if the
+// text differed from one attempt to the next, kube-scheduler would retry the pod at once,
+// for ever.
 const (
 	// TextNotBound refuses every node for a pod whose workload requires a PropagationPolicy
 	// that is not bound (docs/sources.md, G5).
@@ -48,9 +49,9 @@ type Handler struct {
 	// Client binds pods and overrides their images.
 	Client kubernetes.Interface
 	// Wide: the filter keeps the nodes of every group that lacks pods and reserves nothing
-	// (docs/sources.md, G10 and G11). prioritize ranks the groups, and bind refuses the pod if
-	// its group is full by then. Default false: the filter keeps the nodes of one group and
-	// reserves the seat.
+	// (docs/sources.md, G10 and G11). prioritize ranks the groups, and bind refuses the pod
+	// if its group is full by then. Default false: the filter keeps the nodes of one group
+	// and reserves the seat.
 	Wide bool
 	// Leading returns whether this replica is the leader. A replica that is not forwards
 	// requests to the leader.
@@ -90,8 +91,8 @@ func (h *Handler) serve(verb string, serve func(*buffers, http.ResponseWriter, *
 }
 
 // assign returns the policies and the cohort of a pod. managed is false for a pod without a
-// PropagationPolicy, and for a pod whose workload is configured to ignore a policy that cannot be
-// used.
+// PropagationPolicy, and for a pod whose workload is configured to ignore a policy that
+// cannot be used.
 func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, managed bool, err error) {
 	object := pod.object()
 	if object.Controller == nil && object.Policies.RequiredPropagation == "" && object.Policies.RequiredOverride == "" {
@@ -119,8 +120,8 @@ func ignoresPropagation(workload ownership.Application, err error) bool {
 	return o != nil && o.IgnoreMissing && (err != nil || o.Policies.Propagation() != ownership.Bound)
 }
 
-// waitsForOverride returns whether the OverridePolicy that a workload requires is not bound, and
-// the workload is not configured to ignore that.
+// waitsForOverride returns whether the OverridePolicy that a workload requires is not
+// bound, and the workload is not configured to ignore that.
 func waitsForOverride(workload ownership.Application) bool {
 	o := workload.Override
 	return o != nil && !o.IgnoreMissing && o.Policies.Override() != ownership.Bound
@@ -193,9 +194,10 @@ func groupSet(groups []string) map[string]bool {
 	return set
 }
 
-// keepGroups keeps the nodes of the allowed groups. If there are none, each node is refused:
-// with TextOtherGroup if its group is in named, or else with TextOutsideGroups. If some are kept,
-// the result has no reasons for the others, because kube-scheduler does not use them.
+// keepGroups keeps the nodes of the allowed groups. If there are none, each node is
+// refused: with TextOtherGroup if its group is in named, or else with TextOutsideGroups. If
+// some are kept, the result has no reasons for the others, because kube-scheduler does not
+// use them.
 func (h *Handler) keepGroups(b *buffers, args *filterArgs, names []string, full []json.RawMessage, allowed, named map[string]bool) filterResult {
 	b.groups = h.Ledger.NodeGroups(b.groups, names)
 	groups := b.groups
@@ -213,7 +215,8 @@ func (h *Handler) keepGroups(b *buffers, args *filterArgs, names []string, full 
 }
 
 // keep returns the nodes for which want is true, in the form of the request: names or whole
-// nodes. A nil want keeps all. It overwrites names and full, which must not be used afterwards.
+// nodes. A nil want keeps all. It overwrites names and full, which must not be used
+// afterwards.
 func keep(args *filterArgs, names []string, full []json.RawMessage, want func(i int) bool) filterResult {
 	if args.Nodes != nil && !args.NodeNames.given {
 		kept := *args.Nodes
@@ -253,8 +256,8 @@ func refuse(args *filterArgs, names []string, text func(i int) string) filterRes
 	return result
 }
 
-// prioritize scores nodes by their groups. It scores all nodes 0 if the pod needs no seat or its
-// policies cannot be read.
+// prioritize scores nodes by their groups. It scores all nodes 0 if the pod needs no seat
+// or its policies cannot be read.
 func (h *Handler) prioritize(b *buffers, w http.ResponseWriter, r *http.Request) {
 	args, ok := b.decodeFilter(w, r)
 	if !ok {
@@ -281,8 +284,8 @@ func (h *Handler) prioritize(b *buffers, w http.ResponseWriter, r *http.Request)
 	b.encode(w, scores)
 }
 
-// preempt keeps the nodes on which preemption would give the pod a place: those of groups that
-// lack pods, or all nodes for a pod without a policy.
+// preempt keeps the nodes on which preemption would give the pod a place: those of groups
+// that lack pods, or all nodes for a pod without a policy.
 func (h *Handler) preempt(b *buffers, w http.ResponseWriter, r *http.Request) {
 	var args preemptionArgs
 	if !b.decode(w, r, &args) {
@@ -320,8 +323,8 @@ func (h *Handler) preempt(b *buffers, w http.ResponseWriter, r *http.Request) {
 	b.encode(w, result)
 }
 
-// victims returns the victims by node, in the form of the response. The request has them in that
-// form or with whole pods. Nodes whose victims cannot be decoded are left out.
+// victims returns the victims by node, in the form of the response. The request has them in
+// that form or with whole pods. Nodes whose victims cannot be decoded are left out.
 func (a *preemptionArgs) victims() map[string]metaVictims {
 	if a.NodeNameToMetaVictims != nil {
 		return a.NodeNameToMetaVictims

@@ -188,8 +188,8 @@ func TestUnmanagedPodsTouchNothing(t *testing.T) {
 	}
 }
 
-// TestNoNodesAreAnEmptyList: kube-scheduler reads null as a response in the other form. Released
-// buffers must not have names of the last request.
+// TestNoNodesAreAnEmptyList: kube-scheduler reads null as a response in the other form.
+// Released buffers must not have names of the last request.
 func TestNoNodesAreAnEmptyList(t *testing.T) {
 	d := newFixture(t, ground()...)
 	for _, pod := range []*corev1.Pod{build.Pod("bare"), webPod(0)} {
@@ -370,8 +370,9 @@ func TestRequestsThatAreNone(t *testing.T) {
 	})
 }
 
-// TestABodyBeyondTheLimitIsTooLarge: maxBody is too large for a unit test. So one body has a limit
-// of its own, and the other has a Content-Length above the limit and must not be read.
+// TestABodyBeyondTheLimitIsTooLarge: maxBody is too large for a unit test. So one body has
+// a limit of its own, and the other has a Content-Length above the limit and must not be
+// read.
 func TestABodyBeyondTheLimitIsTooLarge(t *testing.T) {
 	leads, follows := newFixture(t), newFixture(t)
 	follows.Leading, follows.Forwarder = func() bool { return false }, &Forwarder{Leader: func() string { return "leader:9444" }, Transport: replicas{}}
@@ -391,8 +392,8 @@ func TestABodyBeyondTheLimitIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestRepliesAreNotChunked uses a real HTTP server: it would send a response above 2 kB without
-// Content-Length in chunks.
+// TestRepliesAreNotChunked uses a real HTTP server: it would send a response above 2 kB
+// without Content-Length in chunks.
 func TestRepliesAreNotChunked(t *testing.T) {
 	d := newFixture(t, ground()...)
 	server := httptest.NewServer(d.mux)
@@ -426,8 +427,8 @@ func TestRepliesAreNotChunked(t *testing.T) {
 	}
 }
 
-// TestTextsNeverChange: kube-scheduler retries a pod at once if the text of a refusal differs from
-// the last one.
+// TestTextsNeverChange: kube-scheduler retries a pod at once if the text of a refusal
+// differs from the last one.
 func TestTextsNeverChange(t *testing.T) {
 	d := newFixture(t, ground()...)
 	var last map[string]string

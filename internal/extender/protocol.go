@@ -20,33 +20,33 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// maxBody is the maximum size of a request in bytes. The largest requests of kube-scheduler have
-// whole Node objects: 72 MB were measured for 5,000 nodes.
+// maxBody is the maximum size of a request in bytes. The largest requests of kube-scheduler
+// have whole Node objects: 72 MB were measured for 5,000 nodes.
 const maxBody = 128 << 20
 
 // firstRead is the maximum number of bytes that are allocated because of a request's
 // Content-Length, before the body is read.
 const firstRead = 1 << 20
 
-// The types below are those of the protocol (k8s.io/kube-scheduler/extender/v1), reduced to what is
-// needed: the metadata of a pod and the name of a node. Other fields of a pod are not decoded;
-// nodes are kept as they were sent.
+// The types below are those of the protocol (k8s.io/kube-scheduler/extender/v1), reduced to
+// what is needed: the metadata of a pod and the name of a node. Other fields of a pod are
+// not decoded; nodes are kept as they were sent.
 type filterArgs struct {
 	Pod       *podMeta
 	Nodes     *nodeList
 	NodeNames nodeNames
 }
 
-// nodeNames is a list of node names. It can be as long as the cluster has nodes and is most of a
-// request. All names share one string, and the slice is reused by the next request.
+// nodeNames is a list of node names. It can be as long as the cluster has nodes and is most
+// of a request. All names share one string, and the slice is reused by the next request.
 type nodeNames struct {
 	list []string
 	// given: the request has node names, and not whole nodes.
 	given bool
 }
 
-// UnmarshalJSON decodes a list of strings. It is fast for strings without escapes, and node names
-// have none; it decodes everything else with encoding/json.
+// UnmarshalJSON decodes a list of strings. It is fast for strings without escapes, and node
+// names have none; it decodes everything else with encoding/json.
 func (n *nodeNames) UnmarshalJSON(raw []byte) error {
 	n.given = string(raw) != "null"
 	if len(raw) == 0 || raw[0] != '[' || bytes.IndexByte(raw, '\\') >= 0 {
@@ -143,8 +143,8 @@ type preemptionResult struct {
 	NodeNameToMetaVictims map[string]metaVictims `json:",omitempty"`
 }
 
-// names returns the names of the request's nodes, in order. If the request has whole nodes, full
-// are these nodes as they were sent.
+// names returns the names of the request's nodes, in order. If the request has whole nodes,
+// full are these nodes as they were sent.
 func (a *filterArgs) names() (names []string, full []json.RawMessage, err error) {
 	if a.NodeNames.given {
 		return a.NodeNames.list, nil, nil
@@ -163,8 +163,8 @@ func (a *filterArgs) names() (names []string, full []json.RawMessage, err error)
 	return names, a.Nodes.Items, nil
 }
 
-// buffers are reused by one request after the other: allocating them for each request would cause
-// most of the garbage.
+// buffers are reused by one request after the other: allocating them for each request would
+// cause most of the garbage.
 type buffers struct {
 	buffer        bytes.Buffer
 	names, groups []string
@@ -188,8 +188,8 @@ func (b *buffers) decode(w http.ResponseWriter, r *http.Request, into any) bool 
 	return b.read(w, r) && b.unmarshal(w, b.buffer.Bytes(), into)
 }
 
-// read reads a request's body into the buffer. If that fails, it answers the request and returns
-// false.
+// read reads a request's body into the buffer. If that fails, it answers the request and
+// returns false.
 func (b *buffers) read(w http.ResponseWriter, r *http.Request) bool {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -234,9 +234,9 @@ var lastField = []byte(`,"NodeNames":[`)
 // splitNames splits a request in two: an object without the names, and the list of names.
 // kube-scheduler writes the names last and without spaces; for other requests names is nil.
 //
-// The last occurrence of lastField begins the list. It is not part of a string, because quotes in
-// a string have a backslash before them. If it is in a nested object, head is not valid JSON, and
-// the caller decodes the whole request instead.
+// The last occurrence of lastField begins the list. It is not part of a string, because
+// quotes in a string have a backslash before them. If it is in a nested object, head is not
+// valid JSON, and the caller decodes the whole request instead.
 func splitNames(raw []byte) (head, names []byte) {
 	raw = bytes.TrimRight(raw, "\n")
 	i := bytes.LastIndex(raw, lastField)
@@ -290,9 +290,9 @@ func readBody(w http.ResponseWriter, r *http.Request, into *bytes.Buffer) (statu
 	return http.StatusOK, nil
 }
 
-// encode answers with JSON and its Content-Length. Without that, a response above 2 kB is sent in
-// chunks, and kube-scheduler does not read the last one. It could then not reuse the connection:
-// each request would need a new TCP connection and TLS handshake.
+// encode answers with JSON and its Content-Length. Without that, a response above 2 kB is
+// sent in chunks, and kube-scheduler does not read the last one. It could then not reuse
+// the connection: each request would need a new TCP connection and TLS handshake.
 func (b *buffers) encode(w http.ResponseWriter, reply any) {
 	b.buffer.Reset()
 	if err := json.NewEncoder(&b.buffer).Encode(reply); err != nil {

@@ -15,8 +15,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestPodsAreCountedByTheRevisionLabelOfTheirOwnersKind: the extender, at the filter request, and
-// the ledger, when it observes the pod later, must put the pod in the same cohort.
+// TestPodsAreCountedByTheRevisionLabelOfTheirOwnersKind: the extender, at the filter
+// request, and the ledger, when it observes the pod later, must put the pod in the same
+// cohort.
 func TestPodsAreCountedByTheRevisionLabelOfTheirOwnersKind(t *testing.T) {
 	d := newFixture(t, build.PropagationPolicy("p", build.Weight(3, "hz"), build.Weight(2, "bj")), build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")))
 	cloneSet := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "CloneSet"}

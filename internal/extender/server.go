@@ -27,10 +27,10 @@ type Server struct {
 // shutdownGrace is how long running requests may take when the server stops.
 const shutdownGrace = 5 * time.Second
 
-// callsAtOnce is the maximum number of concurrent requests on one HTTP/2 connection. If the host
-// of a replica is lost, kube-scheduler closes its connection to it only after about 45 seconds.
-// Until then, requests on that connection time out. When callsAtOnce requests are stuck on it,
-// kube-scheduler opens a new connection, and may reach another replica.
+// callsAtOnce is the maximum number of concurrent requests on one HTTP/2 connection. If the
+// host of a replica is lost, kube-scheduler closes its connection to it only after about 45
+// seconds. Until then, requests on that connection time out. When callsAtOnce requests are
+// stuck on it, kube-scheduler opens a new connection, and may reach another replica.
 const callsAtOnce = 4
 
 // Start serves until ctx is done and running requests have ended or shutdownGrace is over.
@@ -65,8 +65,8 @@ func (s *Server) Start(ctx context.Context) error {
 	return nil
 }
 
-// NeedLeaderElection returns false: a replica that is not the leader forwards requests, or answers
-// 503.
+// NeedLeaderElection returns false: a replica that is not the leader forwards requests, or
+// answers 503.
 func (s *Server) NeedLeaderElection() bool { return false }
 
 // errorLog writes the messages of net/http, for example about failed handshakes, to the log.

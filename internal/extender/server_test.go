@@ -19,8 +19,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// lossyHost dials a server. After cut, whatever is sent on the connections that exist is lost,
-// and they stay open: like the connections to a host that has failed.
+// lossyHost dials a server. After cut, whatever is sent on the connections that exist is
+// lost, and they stay open: like the connections to a host that has failed.
 type lossyHost struct {
 	mu    sync.Mutex
 	conns []*lossyConn
@@ -58,8 +58,8 @@ func (h *lossyHost) cut() (connections int) {
 	return len(h.conns)
 }
 
-// serve runs a server on a free port. It returns its address and the TLS configuration of a client
-// that trusts it.
+// serve runs a server on a free port. It returns its address and the TLS configuration of a
+// client that trusts it.
 func serve(t *testing.T, handler http.Handler) (address string, client *tls.Config) {
 	t.Helper()
 	certified := httptest.NewTLSServer(nil)
@@ -88,7 +88,8 @@ func serve(t *testing.T, handler http.Handler) (address string, client *tls.Conf
 	return address, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
 }
 
-// TestALostHostIsLeftAfterAFewCalls uses an HTTP client that is configured as kube-scheduler's.
+// TestALostHostIsLeftAfterAFewCalls uses an HTTP client that is configured as
+// kube-scheduler's.
 func TestALostHostIsLeftAfterAFewCalls(t *testing.T) {
 	address, trust := serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	host := &lossyHost{}
@@ -125,8 +126,8 @@ func TestALostHostIsLeftAfterAFewCalls(t *testing.T) {
 	if n := host.cut(); n > 2 {
 		t.Errorf("%d connections for calls that came one after the other", n)
 	}
-	// A call is cancelled as soon as it was sent on a lost connection. A timeout would not do: a
-	// slow machine may need longer than that to send it.
+	// A call is cancelled as soon as it was sent on a lost connection. A timeout would not
+	// do: a slow machine may need longer than that to send it.
 	lost := 0
 	for ; lost < 2*callsAtOnce; lost++ {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -137,8 +137,8 @@ func TestWhenAGroupChangedLast(t *testing.T) {
 // group of a node that becomes open or Ready or stops being so.
 func TestWhoIsToldOfGroups(t *testing.T) {
 	l, _ := newTestLedger()
-	var told [][]string
-	l.OnGroups(func(groups ...string) { told = append(told, groups) })
+	var received [][]string
+	l.OnGroups(func(groups ...string) { received = append(received, groups) })
 	node := Node{Name: "n", Group: "a", Open: true, Ready: true}
 	for _, step := range []struct {
 		what   string
@@ -155,17 +155,17 @@ func TestWhoIsToldOfGroups(t *testing.T) {
 		{"it is cordoned, in none", func() { node.Open = false }, nil},
 		{"it comes back", func() { node.Group = "b" }, [][]string{{"b"}}},
 	} {
-		told = nil
+		received = nil
 		step.change()
 		l.ObserveNode(node)
-		if diff := cmp.Diff(step.want, told); diff != "" {
+		if diff := cmp.Diff(step.want, received); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.what, diff)
 		}
 	}
-	told = nil
+	received = nil
 	l.ForgetNode("n")
 	l.ForgetNode("n")
-	if diff := cmp.Diff([][]string{{"b"}}, told); diff != "" {
+	if diff := cmp.Diff([][]string{{"b"}}, received); diff != "" {
 		t.Errorf("it is gone (-want +got):\n%s", diff)
 	}
 }

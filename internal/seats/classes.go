@@ -49,10 +49,10 @@ type ClassRequest struct {
 // ObserveNode. Without it every class is None.
 func (l *Ledger) SetClasses(c *capacity.Classes) { l.classes = c }
 
-// TakeClass reserves a class for a pod that is being created, and returns it. ClassRequest.Pod
-// is a token that the caller must write on the pod; it may be the token of the seat that the
-// pod takes too. If the class cannot be decided now, it is None, with a Reason. A dry run
-// returns the same and reserves nothing.
+// TakeClass reserves a class for a pod that is being created, and returns it.
+// ClassRequest.Pod is a token that the caller must write on the pod; it may be the token of
+// the seat that the pod takes too. If the class cannot be decided now, it is None, with a
+// Reason. A dry run returns the same and reserves nothing.
 func (l *Ledger) TakeClass(r ClassRequest, dryRun bool) (capacity.Class, Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,11 +156,11 @@ func (cs *cohorts) turnOfClass(s *seat, r ClassRequest) capacity.Class {
 	return class
 }
 
-// Behind returns whether the ledger has at least total active pods of an owner, without the one
-// in creation that token stands for. total is the maximum that the owner creates. So if Behind
-// is true, some of these pods are deleted and the watch does not show it yet, or were refused
-// after they got a seat. Behind is false if more pods in creation are recorded for the owner
-// than it can create: then the ledger does not become correct by waiting.
+// Behind returns whether the ledger has at least total active pods of an owner, without the
+// one in creation that token stands for. total is the maximum that the owner creates. So if
+// Behind is true, some of these pods are deleted and the watch does not show it yet, or
+// were refused after they got a seat. Behind is false if more pods in creation are recorded
+// for the owner than it can create: then the ledger does not become correct by waiting.
 func (l *Ledger) Behind(owner, token types.UID, total int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -179,8 +179,8 @@ func (cs *cohorts) behind(owner, token types.UID, total int) bool {
 	return unseen < maxUnseen+total && o.behind(cs.byPod[token], total)
 }
 
-// behind returns whether an owner has at least total active pods, without the entry of the pod
-// that is being created. except is that entry, or nil.
+// behind returns whether an owner has at least total active pods, without the entry of the
+// pod that is being created. except is that entry, or nil.
 func (o *owner) behind(except *seat, total int) bool {
 	active := 0
 	for _, c := range o.cohorts {
@@ -210,8 +210,8 @@ func (cs *cohorts) classOf(s *seat) capacity.Class {
 	return s.granted
 }
 
-// countClass updates the class of an entry and the sums of its cohort. It must be called after
-// every change of the pod, of the class of its node, of active and of granted.
+// countClass updates the class of an entry and the sums of its cohort. It must be called
+// after every change of the pod, of the class of its node, of active and of granted.
 func (cs *cohorts) countClass(s *seat) {
 	class := cs.classOf(s)
 	if class == s.class {
@@ -261,8 +261,8 @@ func (cs *cohorts) podsByNode(owners []types.UID, except types.UID) map[string]i
 	return pods
 }
 
-// classifyLocked sets the class that a pod's own demands leave to it. It must be called before
-// the pod is stored anywhere.
+// classifyLocked sets the class that a pod's own demands leave to it. It must be called
+// before the pod is stored anywhere.
 func (l *Ledger) classifyLocked(pod *Pod) {
 	if l.classes == nil || pod.Demand == nil {
 		return
@@ -274,10 +274,10 @@ func (l *Ledger) classifyLocked(pod *Pod) {
 	pod.Class = l.classes.OfPod(pod.Demand.NodeSelector, pod.Demand.Affinity)
 }
 
-// ClassesHandler is called with the owners of the pods whose class has changed with the class
-// of their node. An owner is in owners once for each such pod. everybody is true if a class got
-// its first open node or lost its last one: this concerns all workloads. The handler is called
-// without the ledger's mutex, and it must not block.
+// ClassesHandler is called with the owners of the pods whose class has changed with the
+// class of their node. An owner is in owners once for each such pod. everybody is true if a
+// class got its first open node or lost its last one: this concerns all workloads. The
+// handler is called without the ledger's mutex, and it must not block.
 type ClassesHandler func(owners []types.UID, everybody bool)
 
 // OnClasses adds a handler. Call it before the first ObserveNode.
@@ -298,27 +298,27 @@ func (l *Ledger) notifyClasses(c classChange) {
 	}
 }
 
-// OpenOfClass returns the number of nodes of a class that are Ready, not cordoned and not being
-// deleted.
+// OpenOfClass returns the number of nodes of a class that are Ready, not cordoned and not
+// being deleted.
 func (l *Ledger) OpenOfClass(class capacity.Class) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.nodes.openOfClass[class]
 }
 
-// EmptyClass returns the class that has had no open node for at least the duration since, while
-// the other class has some; None if there is no such class. For a class that never had an open
-// node, the time starts with the first call of EmptyClass.
+// EmptyClass returns the class that has had no open node for at least the duration since,
+// while the other class has some; None if there is no such class. For a class that never
+// had an open node, the time starts with the first call of EmptyClass.
 func (l *Ledger) EmptyClass(since time.Duration) capacity.Class {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.nodes.emptyClass(since)
 }
 
-// ClassCanTake returns whether some open node of a class could run the successor of a pod, and
-// if not, why. It checks what kube-scheduler's filters check of the one pod, one node and the
-// other pods of its workload, which are those of owners. If the pod has a seat in a NodeGroup,
-// only nodes of that group count. volumes are the node affinities of the pod's
+// ClassCanTake returns whether some open node of a class could run the successor of a pod,
+// and if not, why. It checks what kube-scheduler's filters check of the one pod, one node
+// and the other pods of its workload, which are those of owners. If the pod has a seat in a
+// NodeGroup, only nodes of that group count. volumes are the node affinities of the pod's
 // PersistentVolumes.
 func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaffinity.NodeSelector, owners []types.UID) (bool, fit.Reason) {
 	l.mu.Lock()
@@ -339,11 +339,11 @@ func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaff
 	return l.nodes.searchClass(class, pod.GroupStamp, check, domains)
 }
 
-// ClassOfVolumes returns whether volumes with these required node affinities tie a pod to nodes
-// of one class, and which class that is. They do if one of them selects nodes by name, as local
-// volumes do, and the nodes that match all of them are not of both classes. The class is None if
-// no node matches, or if a matching node has no class. Volumes that select a zone do not tie a
-// pod: nodes of the other class may be added to the zone.
+// ClassOfVolumes returns whether volumes with these required node affinities tie a pod to
+// nodes of one class, and which class that is. They do if one of them selects nodes by
+// name, as local volumes do, and the nodes that match all of them are not of both classes.
+// The class is None if no node matches, or if a matching node has no class. Volumes that
+// select a zone do not tie a pod: nodes of the other class may be added to the zone.
 func (l *Ledger) ClassOfVolumes(required []*corev1.NodeSelector) (class capacity.Class, tied bool) {
 	var volumes []*nodeaffinity.NodeSelector
 	for _, r := range required {
@@ -358,8 +358,8 @@ func (l *Ledger) ClassOfVolumes(required []*corev1.NodeSelector) (class capacity
 	return l.nodes.classOfVolumes(required, volumes)
 }
 
-// ReservedOfClass returns, by class, the number of pods of these owners that have a reservation
-// and that the watch has not shown yet.
+// ReservedOfClass returns, by class, the number of pods of these owners that have a
+// reservation and that the watch has not shown yet.
 func (l *Ledger) ReservedOfClass(owners []types.UID) (reserved [3]int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

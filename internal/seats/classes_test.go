@@ -144,8 +144,8 @@ func TestASuccessorWaitsForTheWatch(t *testing.T) {
 	none.take(capacity.Spot, ask("t", 1, 0))
 }
 
-// TestRefusedPodsHoldNoSeatForOthers: the last pod that an owner wants waits until it is known
-// which pods were refused after they got their class.
+// TestRefusedPodsHoldNoSeatForOthers: the last pod that an owner wants waits until it is
+// known which pods were refused after they got their class.
 func TestRefusedPodsHoldNoSeatForOthers(t *testing.T) {
 	r := newClassFixture(t)
 	r.take(capacity.OnDemand, ask("refused", 2, 1))
@@ -184,8 +184,8 @@ func TestARevisionKnowsItsSiblings(t *testing.T) {
 	}
 }
 
-// TestPodsAtTheGateGetTheirClass: a repeated request gets the same class, and the pod keeps it
-// once it is observed with it.
+// TestPodsAtTheGateGetTheirClass: a repeated request gets the same class, and the pod keeps
+// it once it is observed with it.
 func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 	r := newClassFixture(t)
 	r.arrives("a", "", capacity.None, "", build.Gated())
@@ -471,8 +471,8 @@ func TestADeletedPodIsMissed(t *testing.T) {
 	r.take(capacity.OnDemand, ask("t", 2, 1))
 }
 
-// TestAClassIsEmptyForAWhile: the time starts when the last node is lost. A class is not empty
-// while the other class has no node either.
+// TestAClassIsEmptyForAWhile: the time starts when the last node is lost. A class is not
+// empty while the other class has no node either.
 func TestAClassIsEmptyForAWhile(t *testing.T) {
 	r := newClassFixture(t)
 	empty := func(want capacity.Class) {
@@ -533,9 +533,9 @@ func TestWhoIsToldOfClasses(t *testing.T) {
 	r := newClassFixture(t)
 	var owners []types.UID
 	everybody, calls := 0, 0
-	r.OnClasses(func(told []types.UID, all bool) {
+	r.OnClasses(func(changed []types.UID, all bool) {
 		calls++
-		owners = append(owners, told...)
+		owners = append(owners, changed...)
 		if all {
 			everybody++
 		}
@@ -601,7 +601,8 @@ func TestClassesOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
 	}
 }
 
-// TestADryRunOfAClassTakesNothing: a dry run reserves nothing, and does not end a reservation.
+// TestADryRunOfAClassTakesNothing: a dry run reserves nothing, and does not end a
+// reservation.
 func TestADryRunOfAClassTakesNothing(t *testing.T) {
 	r := newClassFixture(t)
 	if class, why := r.TakeClass(ask("t", 2, 1), true); class != capacity.OnDemand || why != Seated {
@@ -617,8 +618,8 @@ func TestADryRunOfAClassTakesNothing(t *testing.T) {
 	r.take(capacity.Spot, ask("next", 2, 1))
 }
 
-// TestAllOnDemandPodsOfAWorkloadCount: the on-demand pods of other revisions of the same owner
-// count, and those of its siblings, whatever number the siblings are to keep.
+// TestAllOnDemandPodsOfAWorkloadCount: the on-demand pods of other revisions of the same
+// owner count, and those of its siblings, whatever number the siblings are to keep.
 func TestAllOnDemandPodsOfAWorkloadCount(t *testing.T) {
 	r := newClassFixture(t)
 	for i, pod := range []struct{ owner, revision string }{{"web-2", "new"}, {"web-2", "old"}, {"web-1", "a"}, {"web-1", "b"}, {"web-3", "c"}} {

@@ -82,8 +82,8 @@ func (f *Informer) Relist() {
 	f.restartLocked()
 }
 
-// restartUnlessSynced starts the list again if the informer has not synced. It returns whether it
-// did.
+// restartUnlessSynced starts the list again if the informer has not synced. It returns
+// whether it did.
 func (f *Informer) restartUnlessSynced() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -102,11 +102,12 @@ func (f *Informer) restartLocked() {
 	}
 }
 
-// NeedLeaderElection returns false: every replica fills its ledger, so that it is ready when it
-// becomes the leader.
+// NeedLeaderElection returns false: every replica fills its ledger, so that it is ready
+// when it becomes the leader.
 func (f *Informer) NeedLeaderElection() bool { return false }
 
-// HasSynced returns whether all pods have been listed, since the last Relist if there was one.
+// HasSynced returns whether all pods have been listed, since the last Relist if there was
+// one.
 func (f *Informer) HasSynced() bool { return f.synced.Load() }
 
 // Add implements cache.ReflectorStore.
@@ -151,8 +152,8 @@ func (f *Informer) Transformer() cache.TransformFunc {
 	}
 }
 
-// Replace implements cache.ReflectorStore: pods that are not in the list are deleted. The list
-// has pods that Transformer has reduced, or whole ones if the list was not streamed.
+// Replace implements cache.ReflectorStore: pods that are not in the list are deleted. The
+// list has pods that Transformer has reduced, or whole ones if the list was not streamed.
 func (f *Informer) Replace(list []any, version string) error {
 	pods := make([]*Pod, 0, len(list))
 	present := make(map[types.UID]struct{}, len(list))
@@ -221,8 +222,8 @@ func (f *Informer) look(ctx context.Context) {
 	}
 }
 
-// list calls visit with each pod that the API server has now, of all namespaces if namespace is
-// "".
+// list calls visit with each pod that the API server has now, of all namespaces if
+// namespace is "".
 func (f *Informer) list(ctx context.Context, namespace string, visit func(*corev1.Pod)) error {
 	options := metav1.ListOptions{Limit: page} // no resourceVersion: the result is not older than now
 	for {
@@ -240,9 +241,9 @@ func (f *Informer) list(ctx context.Context, namespace string, visit func(*corev
 }
 
 // CatchUp returns when the ledger has all pods in the state that the API server has now. A
-// replica that becomes the leader calls it first, so that a seat which the last leader has just
-// given to a pod does not count as open. If the informer has not synced, its list may have
-// started before now: the list is started again, and CatchUp waits for that one.
+// replica that becomes the leader calls it first, so that a seat which the last leader has
+// just given to a pod does not count as open. If the informer has not synced, its list may
+// have started before now: the list is started again, and CatchUp waits for that one.
 func (f *Informer) CatchUp(ctx context.Context) error {
 	if f.restartUnlessSynced() {
 		return f.until(ctx, f.HasSynced)

@@ -57,7 +57,7 @@ func TestRelistCountsPodsByTheirNewRevisions(t *testing.T) {
 	for range 5 {
 		informer.Relist()
 	}
-	expect("asked often", "one", 3)
+	expect("after many requests", "one", 3)
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
@@ -84,7 +84,7 @@ func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
 	<-listed
 	caught := make(chan error)
 	go func() { caught <- informer.CatchUp(ctx) }()
-	build.Eventually(t, "it is asked to begin anew", func() bool {
+	build.Eventually(t, "the list is requested again", func() bool {
 		informer.mu.Lock()
 		defer informer.mu.Unlock()
 		return informer.requested > 0
@@ -154,10 +154,10 @@ func (a *olderAPI) client(t *testing.T) kubernetes.Interface {
 
 func (a *olderAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-	switch asked := r.URL.Query(); {
-	case asked.Has("sendInitialEvents"):
+	switch query := r.URL.Query(); {
+	case query.Has("sendInitialEvents"):
 		w.WriteHeader(http.StatusBadRequest)
-	case asked.Has("watch"):
+	case query.Has("watch"):
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	case a.closed.Load():
@@ -165,7 +165,7 @@ func (a *olderAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.lists = append(a.lists, asked)
+		a.lists = append(a.lists, query)
 		list := a.pods
 		list.APIVersion, list.Kind, list.ResourceVersion = "v1", "PodList", "1"
 		_ = json.NewEncoder(w).Encode(list)
@@ -188,8 +188,8 @@ func TestAListIsNeverOlderThanNow(t *testing.T) {
 	}
 	api.mu.Lock()
 	defer api.mu.Unlock()
-	for _, asked := range api.lists {
-		if version := asked.Get("resourceVersion"); version != "" {
+	for _, query := range api.lists {
+		if version := query.Get("resourceVersion"); version != "" {
 			t.Errorf("a list of version %q is requested, which may be older than now", version)
 		}
 	}

@@ -74,8 +74,8 @@ type Handler func(old, new *Pod)
 
 // Ledger holds all pods and seats. It is safe for concurrent use.
 //
-// The methods hold the mutex, except those that add handlers or set classes. What a call costs
-// grows with
+// The methods hold the mutex, except those that add handlers or set classes. What a call
+// costs grows with
 //
 //   - nothing (constant): Observe, Forget, Pod, KeepSeat, Release, SeatNumber, Undisrupt, Avoid,
 //     Refused, HoldRefused, Remake, Stay, HasMembers, GroupsEpoch, NodeGroup, OpenOfClass,

@@ -477,8 +477,8 @@ func TestLedgerIsAFunctionOfThePods(t *testing.T) {
 func TestWhatIsToldOfPods(t *testing.T) {
 	l, _ := newTestLedger("a")
 	type change struct{ old, new *Pod }
-	var told []change
-	l.OnChange(func(old, new *Pod) { told = append(told, change{old, new}) })
+	var received []change
+	l.OnChange(func(old, new *Pod) { received = append(received, change{old, new}) })
 	waits, bound, adopted := podIn("p", ""), podIn("p", "node-a"), podIn("p", "node-a")
 	other := *adopted.Controller
 	other.UID = "other"
@@ -488,7 +488,7 @@ func TestWhatIsToldOfPods(t *testing.T) {
 		do   func()
 		want []change
 	}{
-		{"only the scheduler has told of it", func() { l.Reserve(request("p", 1, weights("a", 1), "node-a")) }, nil},
+		{"it was reserved, and not observed", func() { l.Reserve(request("p", 1, weights("a", 1), "node-a")) }, nil},
 		{"it is seen", func() { l.Observe(waits) }, []change{{nil, waits}}},
 		{"it is bound", func() { l.Observe(bound) }, []change{{waits, bound}}},
 		{"another owner adopts it", func() { l.Observe(adopted) }, []change{{bound, adopted}}},
@@ -499,9 +499,9 @@ func TestWhatIsToldOfPods(t *testing.T) {
 			l.Forget("q")
 		}, nil},
 	} {
-		told = nil
-		if step.do(); !slices.Equal(told, step.want) {
-			t.Errorf("%s: the handler got %v, want %v", step.what, told, step.want)
+		received = nil
+		if step.do(); !slices.Equal(received, step.want) {
+			t.Errorf("%s: the handler got %v, want %v", step.what, received, step.want)
 		}
 	}
 }
@@ -554,8 +554,8 @@ func TestHeldSeatsAreCountedByTheirState(t *testing.T) {
 	}
 }
 
-// TestAnAnnouncedDisruptionLastsUntilItIsSeen: the announcement ends when the pod itself shows
-// the effect.
+// TestAnAnnouncedDisruptionLastsUntilItIsSeen: the announcement ends when the pod itself
+// shows the effect.
 func TestAnAnnouncedDisruptionLastsUntilItIsSeen(t *testing.T) {
 	l, _ := newTestLedger("a")
 	owners := []types.UID{"rs", "unknown", "other"}
@@ -611,8 +611,8 @@ func TestNodesThatAreNotKnownHideNoOther(t *testing.T) {
 	}
 }
 
-// TestAPolicyThatChangesCountsAtOnce: the division is computed again, also for the same number
-// of pods.
+// TestAPolicyThatChangesCountsAtOnce: the division is computed again, also for the same
+// number of pods.
 func TestAPolicyThatChangesCountsAtOnce(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	for i, tc := range []struct {
@@ -643,8 +643,8 @@ func TestViewLooksPastWhatHasNoPods(t *testing.T) {
 	}
 }
 
-// TestGatedPodsAreThoseThatWaitAtOurGate: terminating pods and pods in creation are not in the
-// result.
+// TestGatedPodsAreThoseThatWaitAtOurGate: terminating pods and pods in creation are not in
+// the result.
 func TestGatedPodsAreThoseThatWaitAtOurGate(t *testing.T) {
 	l, _ := newTestLedger("a")
 	for _, state := range []struct{ active, gated bool }{{true, true}, {true, false}, {false, true}, {false, false}} {

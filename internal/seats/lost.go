@@ -7,10 +7,10 @@ import (
 )
 
 // A reservation for a pod that is being created, or taken off our gate, ends when the watch
-// shows the pod. If the watch does not show it within takeTTL, either the API server refused
-// the pod or the watch is behind. The ledger cannot distinguish the two, and if it dropped the
-// reservation while the watch is behind, two pods would get the same seat. So before a
-// reservation is dropped, the Informer lists the pods: a list is never behind.
+// shows the pod. If the watch does not show it within takeTTL, either the API server
+// refused the pod or the watch is behind. The ledger cannot distinguish the two, and if it
+// dropped the reservation while the watch is behind, two pods would get the same seat. So
+// before a reservation is dropped, the Informer lists the pods: a list is never behind.
 
 // lookTime is how long an expired reservation is kept if the Informer cannot list pods.
 const lookTime = time.Minute
@@ -56,16 +56,17 @@ func (cs *cohorts) looked(overdue []types.UID, written func(types.UID) bool) {
 	}
 }
 
-// Overdue returns, by namespace, the pods that the watch should have shown by now with what is
-// reserved for them: the tokens of pods in creation, and the UIDs of others.
+// Overdue returns, by namespace, the pods that the watch should have shown by now with what
+// is reserved for them: the tokens of pods in creation, and the UIDs of others.
 func (l *Ledger) Overdue() map[string][]types.UID {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.cohorts.overdue()
 }
 
-// Looked records the result of a list that began after Overdue. Reservations of pods that were
-// written are extended, until the watch shows these pods too. All other overdue ones end.
+// Looked records the result of a list that began after Overdue. Reservations of pods that
+// were written are extended, until the watch shows these pods too. All other overdue ones
+// end.
 func (l *Ledger) Looked(overdue []types.UID, written func(types.UID) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,9 +14,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAWatchThatIsBehindFreesNoSeat: the pods were created, and a list shows them before the
-// watch does. Their reservations are kept for as long as that lasts. The seat of a refused pod
-// becomes free when a list shows that it was refused.
+// TestAWatchThatIsBehindFreesNoSeat: the pods were created, and a list shows them before
+// the watch does. Their reservations are kept for as long as that lasts. The seat of a
+// refused pod becomes free when a list shows that it was refused.
 func TestAWatchThatIsBehindFreesNoSeat(t *testing.T) {
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
 	if err != nil {
@@ -96,8 +96,8 @@ func TestNobodyCanLook(t *testing.T) {
 	}
 }
 
-// TestALookShowsWhichPodsAtTheGateWereWritten: a written pod has the label of its group or its
-// class.
+// TestALookShowsWhichPodsAtTheGateWereWritten: a written pod has the label of its group or
+// its class.
 func TestALookShowsWhichPodsAtTheGateWereWritten(t *testing.T) {
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
 	if err != nil {

@@ -77,8 +77,8 @@ func pinnedTo(group string) build.Option {
 	}
 }
 
-// TestAPodCanBeTakenWhereKubeSchedulerWouldPlaceItsSuccessor: the pod runs in group a. Group b
-// has one node, with 8 CPUs and 32Gi.
+// TestAPodCanBeTakenWhereKubeSchedulerWouldPlaceItsSuccessor: the pod runs in group a.
+// Group b has one node, with 8 CPUs and 32Gi.
 func TestAPodCanBeTakenWhereKubeSchedulerWouldPlaceItsSuccessor(t *testing.T) {
 	type cpu = map[corev1.ResourceName]string
 	sidecar := new(corev1.ContainerRestartPolicyAlways)
@@ -157,8 +157,8 @@ func canTake(l *Ledger, group string, pod *Pod) bool {
 	return can
 }
 
-// TestALedgerForgetsWhatIsGone: nodes and groups are added and removed for years, and must not
-// stay in memory.
+// TestALedgerForgetsWhatIsGone: nodes and groups are added and removed for years, and must
+// not stay in memory.
 func TestALedgerForgetsWhatIsGone(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
 	l := NewLedger(clock)

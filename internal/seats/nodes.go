@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// newcomerTTL is how long a node may take, after it was created, to get the label of its
-	// group. Until then a pod that is pinned to the group keeps its seat there on such a node.
+	// newcomerTTL is how long a node may take, after it was created, to get the label of
+	// its group. Until then a pod that is pinned to the group keeps its seat there on such
+	// a node.
 	newcomerTTL = time.Minute
 	// movedTTL is how long MovedAt returns a change of a group. It is as long as the longest
 	// stabilizationSeconds of a PropagationPolicy, which is 3600.

@@ -19,8 +19,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// Pod is the part of a pod that decisions need: about a twentieth of the object. After Observe
-// a Pod is shared and must not be changed.
+// Pod is the part of a pod that decisions need: about a twentieth of the object. After
+// Observe a Pod is shared and must not be changed.
 type Pod struct {
 	UID       types.UID
 	Namespace string
@@ -38,24 +38,24 @@ type Pod struct {
 	GroupStamp string
 	// Seat is the token with which the pod got its seat at creation; "" if it got none then.
 	Seat types.UID
-	// Admission is the token with which the pod was admitted to kube-scheduler without a seat;
-	// "" if its policy does not limit the number of pods.
+	// Admission is the token with which the pod was admitted to kube-scheduler without a
+	// seat; "" if its policy does not limit the number of pods.
 	Admission types.UID
-	// Admitted: the pod passed the pod webhook, and its workload required a policy or could have
-	// required one.
+	// Admitted: the pod passed the pod webhook, and its workload required a policy or could
+	// have required one.
 	Admitted bool
-	// Overrides is a hash of the overrides that were applied at creation and cannot be applied
-	// later; "" if there were none.
+	// Overrides is a hash of the overrides that were applied at creation and cannot be
+	// applied later; "" if there were none.
 	Overrides string
 	// CreatedFor is the UID of the direct owner that the pod had when it was
 	// created with overrides, or "".
 	CreatedFor types.UID
-	// Unassigned is why the pod was created without overrides: a version of the OverridePolicy
-	// and an error; "" if there was no error.
+	// Unassigned is why the pod was created without overrides: a version of the
+	// OverridePolicy and an error; "" if there was no error.
 	Unassigned string
 
-	// ClassStamp is the capacity class that the webhook gave the pod. Class is the one that the
-	// pod's demands leave to it; Observe sets it.
+	// ClassStamp is the capacity class that the webhook gave the pod. Class is the one that
+	// the pod's demands leave to it; Observe sets it.
 	ClassStamp, Class capacity.Class
 	// NamesNode: the pod's owner created it for one node, and its class is that node's.
 	NamesNode bool
@@ -127,14 +127,14 @@ func (p *Pod) Owner() types.UID {
 // GroupStamp.
 func (p *Pod) Pinned() bool { return p.Seat != "" && p.GroupStamp != "" }
 
-// GivenUp returns whether the pod was overridden when it was created and does not belong to its
-// owner any more, because it lacks a label with which the owner selects its pods.
+// GivenUp returns whether the pod was overridden when it was created and does not belong to
+// its owner any more, because it lacks a label with which the owner selects its pods.
 func (p *Pod) GivenUp() bool {
 	return p.Active && p.CreatedFor != "" && (p.Controller == nil || p.Controller.UID != p.CreatedFor)
 }
 
-// UserCost returns whether somebody else has set the pod's deletion cost, so that atoll-manager
-// must not write it.
+// UserCost returns whether somebody else has set the pod's deletion cost, so that
+// atoll-manager must not write it.
 func (p *Pod) UserCost() bool { return p.HasCost && !p.OwnCost }
 
 // Key returns the namespace and the name of the pod.
@@ -266,9 +266,9 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 	}
 }
 
-// affinity returns the required node affinity that the pod and its successor have in common. The
-// pin to a group is not part of it, because the successor may be pinned to another group. It is
-// nil for a DaemonSet's pod, whose affinity only names its node.
+// affinity returns the required node affinity that the pod and its successor have in
+// common. The pin to a group is not part of it, because the successor may be pinned to
+// another group. It is nil for a DaemonSet's pod, whose affinity only names its node.
 func (p *Pod) affinity(pod *corev1.Pod) *corev1.NodeSelector {
 	required := requiredAffinity(pod)
 	switch {

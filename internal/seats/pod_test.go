@@ -191,8 +191,8 @@ func TestWhoseDeletionCostItIs(t *testing.T) {
 	}
 }
 
-// TestTheObjectOfAPod: the object is the start of a walk up the owners, also for a terminating
-// pod.
+// TestTheObjectOfAPod: the object is the start of a walk up the owners, also for a
+// terminating pod.
 func TestTheObjectOfAPod(t *testing.T) {
 	for name, tc := range map[string]struct {
 		options  []build.Option

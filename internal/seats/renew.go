@@ -31,8 +31,8 @@ func (r round) ends() time.Time { return r.began.Add(r.span) }
 //
 // All pods that were created before a round began may be recreated in it. Their successors
 // wait for the next round. Each round is longer than the one before, because the reason why
-// pods get no seat may last. A successor is expected until it requests a seat, until the watch
-// shows it at the gate, or for takeTTL; see Stay.
+// pods get no seat may last. A successor is expected until it requests a seat, until the
+// watch shows it at the gate, or for takeTTL; see Stay.
 func (l *Ledger) Renew(r Request, created time.Time) (may bool, after time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -48,9 +48,9 @@ func (l *Ledger) Renew(r Request, created time.Time) (may bool, after time.Durat
 	return may, after
 }
 
-// mayRenew returns whether a pod of an owner that was created at that time may be recreated in
-// the current round, and if not, when the round ends. It begins a round if none is running, or
-// if created is in a round that has ended.
+// mayRenew returns whether a pod of an owner that was created at that time may be recreated
+// in the current round, and if not, when the round ends. It begins a round if none is
+// running, or if created is in a round that has ended.
 func (w *waiting) mayRenew(owner types.UID, created time.Time) (may bool, after time.Duration) {
 	now := w.clock.Now()
 	last, known := w.rounds[owner]

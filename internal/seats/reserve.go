@@ -36,8 +36,8 @@ type Request struct {
 	Total int
 	// Spread divides the pods over the groups.
 	Spread placement.Spread
-	// Nodes are the names of the nodes that can take the pod, from kube-scheduler. Only Reserve
-	// reads them.
+	// Nodes are the names of the nodes that can take the pod, from kube-scheduler. Only
+	// Reserve reads them.
 	Nodes []string
 	// Check returns which nodes the pod may go to at all; nil means all. Only Take and Place
 	// use it. It is used under the ledger's mutex, and must not be used elsewhere meanwhile.
@@ -141,9 +141,9 @@ func (cs *cohorts) markFeasible(c *cohort, groups []string, nodes []string) {
 }
 
 // Confirm checks, before a pod is bound to a node, that the pod still holds a seat in the
-// node's group. If so, the seat is reserved for this binding: until the watch shows the pod on
-// its node, until Release, or until the reservation expires, the pod gets no other seat. A pod
-// whose reservation has expired gets a seat if the group still lacks pods.
+// node's group. If so, the seat is reserved for this binding: until the watch shows the pod
+// on its node, until Release, or until the reservation expires, the pod gets no other seat.
+// A pod whose reservation has expired gets a seat if the group still lacks pods.
 func (l *Ledger) Confirm(r Request, nodeName string) Reason {
 	l.mu.Lock()
 	defer l.mu.Unlock()

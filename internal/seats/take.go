@@ -19,11 +19,11 @@ const takeTTL = 10 * time.Second
 // once, requests for their successors may arrive before the watch shows the deletions.
 const maxUnseen = 20
 
-// Take reserves a seat in the group that is next for a pod that is being created, and returns
-// the group. Request.Pod is a token: the caller must write it on the pod, as the Seat of Pod.
-// Request.Nodes is not used. Groups that the owner avoids, or that have no node which the pod
-// may go to, are chosen only if no other group can be. A dry run returns the same and reserves
-// nothing.
+// Take reserves a seat in the group that is next for a pod that is being created, and
+// returns the group. Request.Pod is a token: the caller must write it on the pod, as the
+// Seat of Pod. Request.Nodes is not used. Groups that the owner avoids, or that have no
+// node which the pod may go to, are chosen only if no other group can be. A dry run returns
+// the same and reserves nothing.
 func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	groups := r.Spread.Groups()
 	if len(groups) == 0 {
@@ -140,10 +140,10 @@ func (l *Ledger) Admit(r Request, dryRun bool) bool {
 	return true
 }
 
-// CanUngate returns whether a pod that waits at our gate may go to kube-scheduler: what Admit
-// returns for a pod in creation. From then on the pod counts as one that went, so that no other
-// pod, at the gate or new, gets the same seat. A caller that cannot take the gate off calls
-// again, and gets the same result.
+// CanUngate returns whether a pod that waits at our gate may go to kube-scheduler: what
+// Admit returns for a pod in creation. From then on the pod counts as one that went, so
+// that no other pod, at the gate or new, gets the same seat. A caller that cannot take the
+// gate off calls again, and gets the same result.
 func (l *Ledger) CanUngate(r Request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,9 +167,9 @@ func (cs *cohorts) admits(c *cohort, r Request) bool {
 	return cs.openSeats(c, r) >= c.active-c.seated-c.gated
 }
 
-// turn returns the index of the group that is next, or -1. Groups that are not usable are next
-// only if no usable group lacks pods and none may have more than its share: a pod that a usable
-// group has above its share is on loan there.
+// turn returns the index of the group that is next, or -1. Groups that are not usable are
+// next only if no usable group lacks pods and none may have more than its share: a pod that
+// a usable group has above its share is on loan there.
 func (cs *cohorts) turn(c *cohort, r Request, groups []string, usable []bool) int {
 	cs.lapse(c)
 	total := max(r.Total, c.active)
@@ -188,9 +188,9 @@ func (cs *cohorts) turn(c *cohort, r Request, groups []string, usable []bool) in
 	return r.Spread.Next(desired, c.current, nil)
 }
 
-// Place reserves a seat in the group that is next for a pod that waits at our gate, for takeTTL:
-// the caller pins the pod to that group. A caller that cannot do that calls again, and gets the
-// same result.
+// Place reserves a seat in the group that is next for a pod that waits at our gate, for
+// takeTTL: the caller pins the pod to that group. A caller that cannot do that calls again,
+// and gets the same result.
 func (l *Ledger) Place(r Request) (group string, why Reason) {
 	groups := r.Spread.Groups()
 	usable := l.reached(groups, r.Check)

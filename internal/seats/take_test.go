@@ -278,8 +278,9 @@ func TestAPinnedPodKeepsItsSeatWhateverIsAsked(t *testing.T) {
 	asked("Release")
 }
 
-// TestAPodOnANewcomerCountsInItsGroup: kube-scheduler may bind the pod before the node has the
-// label of its group. If the node does not join the group, the pod does not count there.
+// TestAPodOnANewcomerCountsInItsGroup: kube-scheduler may bind the pod before the node has
+// the label of its group. If the node does not join the group, the pod does not count
+// there.
 func TestAPodOnANewcomerCountsInItsGroup(t *testing.T) {
 	for name, tc := range map[string]struct {
 		group string        // of the node, when it is seen first
@@ -597,8 +598,8 @@ func TestNoSeatForAPodOfAnother(t *testing.T) {
 	}
 }
 
-// TestBehind: an owner that has as many pods as it creates requests another, so one of them is
-// deleted. If more is requested than the owner can create, Behind is false.
+// TestBehind: an owner that has as many pods as it creates requests another, so one of them
+// is deleted. If more is requested than the owner can create, Behind is false.
 func TestBehind(t *testing.T) {
 	l, _ := newTestLedger("a")
 	spread := weights("a", 1)

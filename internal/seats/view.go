@@ -114,9 +114,10 @@ func (l *Ledger) Open(r Request) int {
 	return l.cohorts.open(r)
 }
 
-// Scores rates the groups that lack pods of the request's cohort: 10 for the group that lacks
-// most, down to 1. Other groups are not in the result. A seat that the pod holds itself counts
-// as open. If the pod cannot go to another group any more, only its group is in the result.
+// Scores rates the groups that lack pods of the request's cohort: 10 for the group that
+// lacks most, down to 1. Other groups are not in the result. A seat that the pod holds
+// itself counts as open. If the pod cannot go to another group any more, only its group is
+// in the result.
 func (l *Ledger) Scores(r Request) map[string]int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -147,19 +147,19 @@ func (l *Ledger) Avoid(owner types.UID, group string) {
 	l.waiting.avoid(owner, group)
 }
 
-// Refused returns whether, in the last refusedTime, a pod of the owner was observed that the
-// extender had refused nodes, or that is pinned to a group and found no node there. This is read
-// from the pods, so every replica gets the same result. The owner's new pods are to get their
-// group at creation, because kube-scheduler retries a pod that waits without one whenever any
-// pod changes.
+// Refused returns whether, in the last refusedTime, a pod of the owner was observed that
+// the extender had refused nodes, or that is pinned to a group and found no node there.
+// This is read from the pods, so every replica gets the same result. The owner's new pods
+// are to get their group at creation, because kube-scheduler retries a pod that waits
+// without one whenever any pod changes.
 func (l *Ledger) Refused(owner types.UID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.waiting.isRefused(owner)
 }
 
-// HoldRefused is Refused, and extends it by refusedTime from now. It is for pods that are kept
-// from kube-scheduler: their conditions do not show that they still wait.
+// HoldRefused is Refused, and extends it by refusedTime from now. It is for pods that are
+// kept from kube-scheduler: their conditions do not show that they still wait.
 func (l *Ledger) HoldRefused(owner types.UID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
