@@ -587,7 +587,7 @@ func TestClassesOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
 		}
 	}
 	if n != bound {
-		t.Errorf("%d pods that nobody has seen have a class, want %d", n, bound)
+		t.Errorf("%d pods that were not observed have a class, want %d", n, bound)
 	}
 	seat := func(token types.UID) Reason {
 		_, why := r.Take(Request{Pod: token, Cohort: Cohort{Owner: "web-1"}, Total: 2, Spread: weights("hz", 1)}, false)
@@ -776,7 +776,7 @@ func TestReservedOfClass(t *testing.T) {
 			t.Errorf("%s: reserved are %v, want %d and %d", what, got, onDemand, spot)
 		}
 	}
-	is("nobody is there", 0, 0)
+	is("there are no pods", 0, 0)
 	for i, want := range []capacity.Class{capacity.OnDemand, capacity.OnDemand, capacity.Spot} {
 		r.take(want, ask(types.UID(fmt.Sprint("t", i)), 9, 2))
 	}

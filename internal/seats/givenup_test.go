@@ -14,11 +14,11 @@ func TestGivenUp(t *testing.T) {
 		options []build.Option
 		want    bool
 	}{
-		"a pod that was not overridden":         {nil, false},
-		"a pod that its owner has":              {[]build.Option{created, own}, false},
-		"a pod that nobody has":                 {[]build.Option{created}, true},
-		"a pod that another has":                {[]build.Option{created, other}, true},
-		"a pod that nobody has, on its way out": {[]build.Option{created, build.Deleting("")}, false},
+		"a pod that was not overridden":       {nil, false},
+		"a pod that belongs to its owner":     {[]build.Option{created, own}, false},
+		"a pod without an owner":              {[]build.Option{created}, true},
+		"a pod that belongs to another owner": {[]build.Option{created, other}, true},
+		"a terminating pod without an owner":  {[]build.Option{created, build.Deleting("")}, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -716,7 +716,7 @@ func TestOpenSeats(t *testing.T) {
 			t.Errorf("%s: %d seats are open, want %d", what, got, want)
 		}
 	}
-	open("nobody is there", 4)
+	open("there are no pods", 4)
 	l.Observe(podIn("1", "node-a"))
 	open("one sits", 3)
 	for _, name := range []string{"2", "3"} {
@@ -736,7 +736,7 @@ func TestScoresLookPastThePodsOwnSeat(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
-	score("nobody is there", "p", 3, map[string]int64{"a": 10, "b": 10, "c": 10})
+	score("there are no pods", "p", 3, map[string]int64{"a": 10, "b": 10, "c": 10})
 	l.Observe(podIn("p", ""))
 	if group, _ := l.Reserve(request("p", 3, spread, "node-a")); group != "a" {
 		t.Fatalf("it is sent to %q", group)

@@ -70,19 +70,19 @@ func TestWhatIsReadOfAPod(t *testing.T) {
 		"no cost":                         {nil, "HasCost", false},
 		"no cost is not ours":             {nil, "OwnCost", false},
 		"a cost":                          {[]build.Option{cost("-7", "")}, "DeletionCost", int32(-7)},
-		"somebody's cost":                 {[]build.Option{cost("7", "6")}, "OwnCost", false},
+		"a cost of another client":        {[]build.Option{cost("7", "6")}, "OwnCost", false},
 		"our cost":                        {[]build.Option{cost("7", "7")}, "OwnCost", true},
-		"a cost that is none":             {[]build.Option{cost("much", "much")}, "HasCost", false},
+		"a cost that is not a number":     {[]build.Option{cost("much", "much")}, "HasCost", false},
 		"a cost that is too high":         {[]build.Option{cost("2147483648", "2147483648")}, "HasCost", false},
 		"a claim":                         {[]build.Option{volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}})}, "Claims", true},
 		"a claim of its own":              {[]build.Option{volume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}})}, "Claims", true},
 		"a volume that is no claim":       {[]build.Option{volume(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}})}, "Claims", false},
-		"nobody is preempted for it":      {nil, "Nominated", false},
-		"somebody is":                     {[]build.Option{build.With(func(p *corev1.Pod) { p.Status.NominatedNodeName = "n" })}, "Nominated", true},
+		"no pod is preempted for it":      {nil, "Nominated", false},
+		"pods are preempted for it":       {[]build.Option{build.With(func(p *corev1.Pod) { p.Status.NominatedNodeName = "n" })}, "Nominated", true},
 		"it passed no webhook":            {nil, "Admitted", false},
 		"it passed the webhook":           {[]build.Option{build.Annotation(gm.AdmittedAnnotation, "x")}, "Admitted", true},
 		"it was not created for its node": {[]build.Option{build.Annotation(gm.CapacityReasonAnnotation, "x")}, "NamesNode", false},
-		"it was":                          {[]build.Option{build.Annotation(gm.CapacityReasonAnnotation, capacity.NamesNode)}, "NamesNode", true},
+		"it was created for its node":     {[]build.Option{build.Annotation(gm.CapacityReasonAnnotation, capacity.NamesNode)}, "NamesNode", true},
 		"no seat":                         {nil, "Seat", types.UID("")},
 	}
 	for name, tc := range tests {
@@ -139,7 +139,7 @@ func TestWhichPodsAreWhat(t *testing.T) {
 		want    bool
 	}{
 		"its owner's":                  {[]build.Option{created, build.OwnedBy(web)}, false},
-		"nobody's":                     {[]build.Option{created}, true},
+		"without an owner":             {[]build.Option{created}, true},
 		"another's":                    {[]build.Option{created, build.OwnedBy(other)}, true},
 		"not overridden":               {nil, false},
 		"it terminates":                {[]build.Option{created, build.Deleting("x")}, false},

@@ -47,10 +47,10 @@ func TestPodsThatGetTheirSeatEndTheRounds(t *testing.T) {
 		change func(p *Pod, began time.Time)
 		ended  bool
 	}{
-		"a pinned pod":                    {func(p *Pod, _ time.Time) { p.Seat, p.GroupStamp = "s", "a" }, true},
-		"an overridden pod":               {func(p *Pod, _ time.Time) { p.CreatedFor = "rs" }, true},
-		"a pinned pod from before":        {func(p *Pod, began time.Time) { p.Seat, p.GroupStamp, p.Created = "s", "a", began.Add(-time.Second) }, false},
-		"one that is created as it comes": {func(*Pod, time.Time) {}, false},
+		"a pinned pod":      {func(p *Pod, _ time.Time) { p.Seat, p.GroupStamp = "s", "a" }, true},
+		"an overridden pod": {func(p *Pod, _ time.Time) { p.CreatedFor = "rs" }, true},
+		"a pinned pod that was created before the round": {func(p *Pod, began time.Time) { p.Seat, p.GroupStamp, p.Created = "s", "a", began.Add(-time.Second) }, false},
+		"a pod that got no seat":                         {func(*Pod, time.Time) {}, false},
 		"a pod of another owner": {func(p *Pod, _ time.Time) {
 			other := *p.Controller
 			other.UID = "other"
@@ -92,10 +92,10 @@ func TestNoMorePodsAreMadeAnewThanThereAreSeats(t *testing.T) {
 	}
 	expect("as many as there are open seats", 2)
 	l.Stay(r)
-	expect("one for the one that stayed", 1)
+	expect("one for the pod that was not deleted", 1)
 	clock.Step(takeTTL)
-	expect("those that did not come are not waited for", 2)
-	l.Stay(Request{Cohort: Cohort{Owner: "unknown"}}) // nothing is known of it
+	expect("those that did not arrive in time are not expected any more", 2)
+	l.Stay(Request{Cohort: Cohort{Owner: "unknown"}}) // the ledger does not have it
 }
 
 // TestWhoNeedsNoSeatIsMadeAnew: this is a pod of a spread without groups, even if other pods
@@ -136,11 +136,11 @@ func TestOneThatComesToTheGateIsOnItsWayNoMore(t *testing.T) {
 	}
 	expect("as many as there are open seats", 2)
 	l.Observe(gated("successor"))
-	expect("one has come", 1)
+	expect("one has arrived", 1)
 	l.Observe(gated("successor"))
-	expect("the same is seen again", 0)
+	expect("it is observed again", 0)
 	l.Observe(podIn("free", ""))
-	expect("another that no gate holds", 0)
+	expect("a pod without our gate", 0)
 }
 
 // TestPodsOnTheirWayCountAmongThoseThatAreDivided: a deleted pod whose successor is expected

@@ -427,7 +427,7 @@ func TestNoMorePodsAreAdmittedThanSeatsAreOpen(t *testing.T) {
 		pods []*Pod
 		want int // of ten that ask
 	}{
-		"nobody is there":                   {nil, 4},
+		"there are no pods":                 {nil, 4},
 		"two sit":                           {[]*Pod{podIn("1", "node-a"), podIn("2", "node-b")}, 2},
 		"one sits, two are on their way":    {[]*Pod{podIn("1", "node-a"), waits("2"), waits("3")}, 1},
 		"those at the gate take none":       {[]*Pod{podIn("1", "node-a"), atTheGate("2"), atTheGate("3")}, 3},
