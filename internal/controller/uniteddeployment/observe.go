@@ -103,7 +103,7 @@ func (s *scope) concerns(w united.Workload) (united.Owner, bool) {
 	if owner := metav1.GetControllerOfNoCopy(w); owner != nil {
 		return united.Ours, owner.UID == s.ud.UID
 	}
-	return united.Nobodys, w.GetDeletionTimestamp() == nil && united.IsOfPool(w, s.ud.Spec.Selector)
+	return united.Unowned, w.GetDeletionTimestamp() == nil && united.IsOfPool(w, s.ud.Spec.Selector)
 }
 
 // admit adds a workload to what there is, if it concerns us.
@@ -163,7 +163,7 @@ func (r *Reconciler) failureOf(s *scope, w united.Workload, c *united.Child, m *
 	if reason, message := united.FailureOf(w); reason != "" {
 		return failure{reason, message}
 	}
-	if left := r.untilDeadline(s, m); (!c.Settled || c.Revision != s.state.Current) && m.LastProgressTime != nil && left <= 0 && !progressed(m, united.CountPods(w)) {
+	if left := r.untilDeadline(s, m); c.InRollout(s.state.Current) && m.LastProgressTime != nil && left <= 0 && !progressed(m, united.CountPods(w)) {
 		return failure{apps.ReasonProgressDeadlineExceeded, fmt.Sprintf("%s %q made no progress for %s", s.ud.Spec.WorkloadTemplate.Type(), w.GetName(), s.deadline())}
 	}
 	return failure{}

@@ -180,35 +180,19 @@ func setConditions(s *scope) {
 	}
 }
 
+// provisioned returns status, reason and message of the condition PoolProvisioned.
 func provisioned(s *scope) (metav1.ConditionStatus, string, string) {
-	var pending, orphaned, left, draining []string
+	var pending, orphaned []string
 	for i, out := range s.plan.Pools {
 		name := s.state.Pools[i].Name
-		if c := out.Child; c == nil || c.Owner != united.Ours || c.Deleting {
+		if !out.Provisioned {
 			pending = append(pending, name)
 		}
 		if s.nodePools[name] == nil {
 			orphaned = append(orphaned, name)
 		}
 	}
-	kept := map[string]bool{}
-	for _, out := range s.plan.Pools {
-		if out.Child != nil {
-			kept[out.Child.Name] = true
-		}
-	}
-	for i := range s.state.Children {
-		if c := &s.state.Children[i]; c.Owner == united.Ours && !kept[c.Name] {
-			left = append(left, c.Name)
-		}
-	}
-	for _, c := range s.state.Leaving() {
-		draining = append(draining, c.Name)
-		left = slices.DeleteFunc(left, func(name string) bool { return name == c.Name })
-	}
-	slices.Sort(left)
-	slices.Sort(draining)
-	switch {
+	switch draining, surplus := s.plan.Draining, s.plan.Surplus; {
 	case len(pending) > 0:
 		return metav1.ConditionFalse, apps.ReasonProvisioning, "pools without a workload: " + conditions.List(pending)
 	case len(draining) > 0:
@@ -219,20 +203,20 @@ func provisioned(s *scope) (metav1.ConditionStatus, string, string) {
 			}
 		}
 		return metav1.ConditionFalse, apps.ReasonDraining, message
-	case len(left) > 0:
-		return metav1.ConditionFalse, apps.ReasonProvisioning, "workloads that are being deleted: " + conditions.List(left)
+	case len(surplus) > 0:
+		return metav1.ConditionFalse, apps.ReasonProvisioning, "workloads that are being deleted: " + conditions.List(surplus)
 	case len(orphaned) > 0:
 		return metav1.ConditionFalse, apps.ReasonNodePoolMissing, "there is no NodePool named " + conditions.List(orphaned) + "; their workloads stay"
 	}
 	return metav1.ConditionTrue, apps.ReasonProvisioned, "every pool has its workload"
 }
 
+// updated returns status, reason and message of the condition PoolUpdated.
 func updated(s *scope) (metav1.ConditionStatus, string, string) {
 	var behind []string
 	for i, out := range s.plan.Pools {
-		c, pool := out.Child, s.state.Pools[i]
-		if c == nil || c.Owner != united.Ours || c.Revision != s.state.Update || c.PoolRevision != pool.Contents[s.state.Update] || !c.RolloutComplete || c.Partition > 0 && c.Replicas > 0 {
-			behind = append(behind, pool.Name)
+		if !out.Updated {
+			behind = append(behind, s.state.Pools[i].Name)
 		}
 	}
 	message := "pools that are not updated in full: " + conditions.List(behind)
@@ -243,20 +227,8 @@ func updated(s *scope) (metav1.ConditionStatus, string, string) {
 		return metav1.ConditionFalse, apps.ReasonStopped, message + "; a pool failed, see PoolFailure"
 	case s.plan.Paused:
 		return metav1.ConditionFalse, apps.ReasonPaused, message
-	case s.plan.Partitioned, s.onlyPartitions():
+	case s.plan.Partitioned:
 		return metav1.ConditionFalse, apps.ReasonPartitioned, message
 	}
 	return metav1.ConditionFalse, apps.ReasonUpdating, message
-}
-
-// onlyPartitions tells whether partitions of StatefulSets are all that keeps
-// pools from being updated in full.
-func (s *scope) onlyPartitions() bool {
-	for i, out := range s.plan.Pools {
-		c := out.Child
-		if c == nil || !c.RolloutComplete || c.Revision != s.state.Update || c.PoolRevision != s.state.Pools[i].Contents[s.state.Update] {
-			return false
-		}
-	}
-	return true
 }

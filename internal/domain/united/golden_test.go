@@ -137,10 +137,10 @@ func TestRollouts(t *testing.T) {
 		},
 		"leftovers-and-orphans": func(t *testing.T) *world {
 			w := newWorld(t, 11, stop, "a", "b")
-			w.children["web-a"] = &child{Child: Child{Name: "web-a", Pool: "a", Owner: Nobodys, Replicas: 2, Revision: "r0", PoolRevision: "?"}}
-			w.children["web-a-2"] = &child{Child: Child{Name: "web-a-2", Pool: "a", Owner: Nobodys, Created: 9}}
+			w.children["web-a"] = &child{Child: Child{Name: "web-a", Pool: "a", Owner: Unowned, Replicas: 2, Revision: "r0", PoolRevision: "?"}}
+			w.children["web-a-2"] = &child{Child: Child{Name: "web-a-2", Pool: "a", Owner: Unowned, Created: 9}}
 			w.children["old"] = &child{Child: Child{Name: "old", Pool: "gone", Created: 1}}
-			w.children["strange"] = &child{Child: Child{Name: "strange", Pool: "gone", Owner: Nobodys}}
+			w.children["strange"] = &child{Child: Child{Name: "strange", Pool: "gone", Owner: Unowned}}
 			w.release("r1")
 			w.run(50)
 			w.say("-- a second workload of b")

@@ -129,8 +129,8 @@ func TestFailureOf(t *testing.T) {
 	}
 }
 
-// TestWhatIsNobodysAndOfAPool: only with the pool's very selector would its pods be ours.
-func TestWhatIsNobodysAndOfAPool(t *testing.T) {
+// TestWhatIsUnownedAndOfAPool: only with the pool's very selector would its pods be ours.
+func TestWhatIsUnownedAndOfAPool(t *testing.T) {
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 	for name, tc := range map[string]struct {
 		change func(*appsv1.Deployment)

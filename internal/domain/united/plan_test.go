@@ -136,11 +136,11 @@ func TestPlanOfOneStep(t *testing.T) {
 		},
 		"A4: of two the older is kept": {
 			pool: Pool{Replicas: 2}, children: []Child{second, at("r1")}, phase: apps.PoolReady, complete: true,
-			want: []string{"delete a (other): the pool has web-a too"},
+			want: []string{"delete a (other): the pool also has web-a"},
 		},
 		"of two the one that is up is kept": {
 			pool: Pool{Replicas: 2}, children: []Child{second, with(at("r1"), func(c *Child) { c.Available = false })}, phase: apps.PoolReady, complete: true,
-			want: []string{"delete a (web-a): the pool has other too"},
+			want: []string{"delete a (web-a): the pool also has other"},
 		},
 		"A9: what was edited is put back, while it waits too": {
 			pool: Pool{Replicas: 2}, strategy: Strategy{Paused: true}, children: []Child{with(at("r0"), func(c *Child) { c.Edited = true })},
@@ -158,7 +158,7 @@ func TestPlanOfOneStep(t *testing.T) {
 		},
 		"held whole, its patch goes on": {
 			pool: Pool{Replicas: 2, Contents: map[string]string{"r0": "r0/a-patched"}}, strategy: Strategy{Partition: 1}, children: []Child{at("r0")}, phase: apps.PoolUpdating,
-			want: []string{"update a (web-a) at r0: its turn, 1 of at most 1"},
+			want: []string{"update a (web-a) at r0: pool 1 of at most 1 at a time"},
 		},
 		"being deleted, its name is waited for": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Deleting = true })}, phase: apps.PoolPending,
@@ -170,11 +170,11 @@ func TestPlanOfOneStep(t *testing.T) {
 			pool: Pool{Replicas: 2, Refused: true}, phase: apps.PoolFailed,
 		},
 		"refused, it is not adopted": {
-			pool: Pool{Replicas: 2, Refused: true}, children: []Child{with(at("r1"), func(c *Child) { c.Owner = Nobodys })}, phase: apps.PoolFailed,
+			pool: Pool{Replicas: 2, Refused: true}, children: []Child{with(at("r1"), func(c *Child) { c.Owner = Unowned })}, phase: apps.PoolFailed,
 		},
 		"nobody's, it is not complete before it is ours": {
-			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Owner = Nobodys })}, phase: apps.PoolPending,
-			want: []string{"adopt a (web-a): it has no owner and is of this pool"},
+			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Owner = Unowned })}, phase: apps.PoolPending,
+			want: []string{"adopt a (web-a): the workload of the pool has no owner"},
 		},
 		"edited, it is not complete before that is put back": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Edited = true })}, phase: apps.PoolReady,
@@ -185,15 +185,15 @@ func TestPlanOfOneStep(t *testing.T) {
 		},
 		"held whole, of a revision that cannot be made any more": {
 			pool: Pool{Replicas: 2}, strategy: Strategy{Partition: 1}, children: []Child{at("gone")}, phase: apps.PoolUpdating,
-			want: []string{"update a (web-a) at r1: its turn, 1 of at most 1"},
+			want: []string{"update a (web-a) at r1: pool 1 of at most 1 at a time"},
 		},
 		"its NodePool has changed": {
 			pool: Pool{Replicas: 2, Contents: map[string]string{"r1": "r1/a-tainted"}}, children: []Child{at("r1")}, phase: apps.PoolUpdating,
-			want: []string{"update a (web-a) at r1: its turn, 1 of at most 1"},
+			want: []string{"update a (web-a) at r1: pool 1 of at most 1 at a time"},
 		},
 		"the label of its revision was edited": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r0"), func(c *Child) { c.PoolRevision, c.Edited = "r1/a", true })}, phase: apps.PoolUpdating,
-			want: []string{"update a (web-a) at r1: its turn, 1 of at most 1"},
+			want: []string{"update a (web-a) at r1: pool 1 of at most 1 at a time"},
 		},
 		"held in part, of no replicas": {
 			pool: Pool{Partition: 1}, children: []Child{with(at("r1"), func(c *Child) { c.Replicas, c.Partition = 0, 1 })}, phase: apps.PoolReady, complete: true,
@@ -204,20 +204,20 @@ func TestPlanOfOneStep(t *testing.T) {
 		"the one that stays is kept, whatever the other is": {
 			pool: Pool{Replicas: 2}, children: []Child{
 				with(at("r1"), func(c *Child) { c.Deleting = true }),
-				with(second, func(c *Child) { c.Owner, c.Available, c.Established = Nobodys, false, false }),
+				with(second, func(c *Child) { c.Owner, c.Available, c.Established = Unowned, false, false }),
 			},
-			want: []string{"adopt a (other): it has no owner and is of this pool"}, phase: apps.PoolPending,
+			want: []string{"adopt a (other): the workload of the pool has no owner"}, phase: apps.PoolPending,
 		},
 		"ours is kept, whatever somebody else's is": {
 			pool: Pool{Replicas: 2}, children: []Child{
-				with(at("r1"), func(c *Child) { c.Owner = Nobodys }),
+				with(at("r1"), func(c *Child) { c.Owner = Unowned }),
 				with(second, func(c *Child) { c.Available, c.RolloutComplete, c.Established, c.Settled = false, false, false, false }),
 			},
 			phase: apps.PoolUpdating,
 		},
 		"being up without a pod is nothing": {
 			pool: Pool{Replicas: 2}, children: []Child{with(second, func(c *Child) { c.Replicas = 0 }), with(at("r1"), func(c *Child) { c.Available = false })}, phase: apps.PoolUnavailable,
-			want: []string{"delete a (other): the pool has web-a too"},
+			want: []string{"delete a (other): the pool also has web-a"},
 		},
 		"its update has not come to its end": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Available, c.Settled = false, false })}, phase: apps.PoolUpdating,
@@ -335,7 +335,7 @@ func TestPlanOfSeveralPools(t *testing.T) {
 // TestLeaving: of workloads of removed pools those that are ours and stay are emptied.
 func TestLeaving(t *testing.T) {
 	s := State{Pools: []Pool{{Name: "a"}, {Name: "b"}}, Children: []Child{
-		{Name: "web-a", Pool: "a"}, {Name: "web-c", Pool: "c"}, {Name: "web-d", Pool: "d", Deleting: true}, {Name: "web-e", Pool: "e", Owner: Nobodys}, {Name: "web-f", Pool: "f"},
+		{Name: "web-a", Pool: "a"}, {Name: "web-c", Pool: "c"}, {Name: "web-d", Pool: "d", Deleting: true}, {Name: "web-e", Pool: "e", Owner: Unowned}, {Name: "web-f", Pool: "f"},
 	}}
 	var got []string
 	for _, c := range s.Leaving() {
@@ -343,5 +343,112 @@ func TestLeaving(t *testing.T) {
 	}
 	if want := []string{"web-c", "web-f"}; !slices.Equal(got, want) {
 		t.Errorf("they are %v, want %v", got, want)
+	}
+}
+
+// TestPlanSummary checks what the plan reports about all pools: the controller's
+// conditions are made from it.
+func TestPlanSummary(t *testing.T) {
+	at := func(pool, revision string, changes ...func(*Child)) Child {
+		c := Child{
+			Name: "web-" + pool, Pool: pool, Revision: revision, PoolRevision: content(revision, pool), Replicas: 2,
+			RolloutComplete: true, Available: true, Settled: true, Established: true,
+		}
+		for _, change := range changes {
+			change(&c)
+		}
+		return c
+	}
+	partition := func(c *Child) { c.Partition = 1 }
+	deleting := func(c *Child) { c.Deleting = true }
+	unowned := func(c *Child) { c.Owner = Unowned }
+	type summary struct {
+		provisioned, updated                   string // names of pools
+		draining, surplus                      string // names of workloads
+		stopped, paused, partitioned, complete bool
+	}
+	for name, tc := range map[string]struct {
+		children []Child
+		strategy Strategy
+		want     summary
+	}{
+		"every pool is updated": {
+			children: []Child{at("a", "r2"), at("b", "r2")},
+			want:     summary{provisioned: "a b", updated: "a b", complete: true},
+		},
+		"a pool has no workload": {
+			children: []Child{at("a", "r2")},
+			want:     summary{provisioned: "a", updated: "a"},
+		},
+		"a workload is being deleted": {
+			children: []Child{at("a", "r2", deleting), at("b", "r2")},
+			want:     summary{provisioned: "b", updated: "a b"},
+		},
+		"a workload has no owner": {
+			children: []Child{at("a", "r2", unowned), at("b", "r2")},
+			want:     summary{provisioned: "b", updated: "b", partitioned: true},
+		},
+		"the pods of a pool are not available": {
+			children: []Child{at("a", "r2", func(c *Child) { c.Available = false }), at("b", "r2")},
+			want:     summary{provisioned: "a b", updated: "a b"},
+		},
+		"a pool has an older revision": {
+			children: []Child{at("a", "r2"), at("b", "r1")},
+			want:     summary{provisioned: "a b", updated: "a"},
+		},
+		"the rollout is paused": {
+			children: []Child{at("a", "r1"), at("b", "r1")}, strategy: Strategy{Paused: true},
+			want: summary{provisioned: "a b", paused: true},
+		},
+		"a pool failed": {
+			children: []Child{at("a", "r2", func(c *Child) { c.RolloutComplete, c.Settled, c.Failure = false, false, "no progress" }), at("b", "r1")},
+			want:     summary{provisioned: "a b", stopped: true},
+		},
+		"the partition of the UnitedDeployment holds a pool": {
+			children: []Child{at("a", "r2"), at("b", "r1")}, strategy: Strategy{Partition: 1},
+			want: summary{provisioned: "a b", updated: "a", partitioned: true},
+		},
+		"the partition of a StatefulSet holds pods": {
+			children: []Child{at("a", "r2"), at("b", "r2", partition)},
+			want:     summary{provisioned: "a b", updated: "a", partitioned: true},
+		},
+		"a partition holds pods, and another pool is being updated": {
+			children: []Child{at("a", "r2", partition), at("b", "r1")},
+			want:     summary{provisioned: "a b"},
+		},
+		"workloads that no pool keeps": {
+			children: []Child{
+				at("a", "r2"), at("a", "r2", func(c *Child) { c.Name, c.Created = "younger", 1 }), at("b", "r2"),
+				at("b", "r2", unowned, func(c *Child) { c.Name = "foreign" }),
+				at("removed", "r2"), at("drained", "r2", func(c *Child) { c.Drained = true }), at("deleted", "r2", deleting),
+			},
+			want: summary{provisioned: "a b", updated: "a b", complete: true, draining: "web-drained web-removed", surplus: "web-deleted younger"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := State{Children: tc.children, Strategy: tc.strategy, Update: "r2", Current: "r1", Base: "r1", HasReplicas: true}
+			s.Strategy.MaxUpdating = 1
+			for _, pool := range []string{"a", "b"} {
+				s.Pools = append(s.Pools, Pool{Name: pool, Replicas: 2, Contents: map[string]string{"r1": content("r1", pool), "r2": content("r2", pool)}})
+			}
+			plan := s.Plan()
+			var provisioned, updated []string
+			for i, out := range plan.Pools {
+				if out.Provisioned {
+					provisioned = append(provisioned, s.Pools[i].Name)
+				}
+				if out.Updated {
+					updated = append(updated, s.Pools[i].Name)
+				}
+			}
+			got := summary{
+				provisioned: strings.Join(provisioned, " "), updated: strings.Join(updated, " "),
+				draining: strings.Join(plan.Draining, " "), surplus: strings.Join(plan.Surplus, " "),
+				stopped: plan.Stopped, paused: plan.Paused, partitioned: plan.Partitioned, complete: plan.Complete,
+			}
+			if got != tc.want {
+				t.Errorf("the summary is %+v, want %+v", got, tc.want)
+			}
+		})
 	}
 }
