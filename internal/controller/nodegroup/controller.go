@@ -17,8 +17,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,20 +25,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
 // workers is how many groups are reconciled at a time: whose a node is follows
@@ -120,38 +115,9 @@ type scope struct {
 // the resourceVersion in each label patch keeps two of them from deciding about
 // the same version of a node.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	return ctrl.NewControllerManagedBy(mgr).
-		For(&gm.NodeGroup{}).
-		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.groupsOf), builder.WithPredicates(nodeChanged)).
+	return watch.Add(ctrl.NewControllerManagedBy(mgr), r.watches()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[ctrl.Request](r))
-}
-
-// nodeChanged is true for changes of a node that can matter to a group.
-var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-	before, beforeOK := e.ObjectOld.(*corev1.Node)
-	after, ok := e.ObjectNew.(*corev1.Node)
-	return !ok || !beforeOK || before.UID != after.UID || !maps.Equal(before.Labels, after.Labels) || readyStatus(before) != readyStatus(after)
-}}
-
-// groupsOf names the groups that a change of a node can matter to: those that
-// select it, as it was or as it is, and the one that it is labelled with.
-func (r *Reconciler) groupsOf(ctx context.Context, node client.Object) []ctrl.Request {
-	var list gm.NodeGroupList
-	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil // the cache is not started yet: every group is reconciled when it is
-	}
-	has := node.GetLabels()[gm.NodeGroupLabel]
-	exists := has == "" || slices.ContainsFunc(list.Items, func(g gm.NodeGroup) bool { return g.Name == has })
-	var requests []ctrl.Request
-	for i := range list.Items {
-		group, _ := r.compile(&list.Items[i])
-		stray := i == 0 && !exists // any group's pass takes it off
-		if has == group.Name || stray || group.Selects(node.GetName(), node.GetLabels()) {
-			requests = append(requests, ctrl.Request{NamespacedName: types.NamespacedName{Name: group.Name}})
-		}
-	}
-	return requests
 }
 
 // Reconcile runs the phases for one group.

@@ -19,7 +19,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
@@ -291,41 +290,6 @@ func TestANodeThatVanishesMeanwhileIsNoError(t *testing.T) {
 	s.reconcile("g")
 }
 
-func TestGroupsOf(t *testing.T) {
-	s := newSite(t,
-		build.NodeGroup("by-name", build.Selects("n")), build.NodeGroup("by-label", selects(map[string]string{"site": "x"})),
-		build.NodeGroup("labelled"), build.NodeGroup("none-of-it", build.Selects("m")), build.NodeGroup("leaving", build.Deleting("example.com/f")),
-	)
-	tests := map[string]struct {
-		node *corev1.Node
-		want []string
-	}{
-		"a group that names it":        {build.Node("n"), []string{"by-name"}},
-		"a group that selects it":      {build.Node("x", build.Label("site", "x")), []string{"by-label"}},
-		"the group whose label it has": {build.Node("x", build.InGroup("labelled")), []string{"labelled"}},
-		"the group that is leaving":    {build.Node("x", build.InGroup("leaving")), []string{"leaving"}},
-		"all of them":                  {build.Node("n", build.Label("site", "x"), build.InGroup("labelled")), []string{"by-label", "by-name", "labelled"}},
-		"none":                         {build.Node("x"), nil},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			var got []string
-			for _, r := range s.groupsOf(t.Context(), tc.node) {
-				got = append(got, r.Name)
-			}
-			slices.Sort(got)
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("wrong groups (-want +got):\n%s", diff)
-			}
-		})
-	}
-	t.Run("any one group, for a label that names none", func(t *testing.T) {
-		if got := s.groupsOf(t.Context(), build.Node("x", build.InGroup("nobody"))); len(got) != 1 {
-			t.Errorf("asks for %v, want one", got)
-		}
-	})
-}
-
 func TestMessagesAreBounded(t *testing.T) {
 	var missing []string
 	for i := range 1000 {
@@ -335,40 +299,6 @@ func TestMessagesAreBounded(t *testing.T) {
 	s.reconcile("g")
 	if c := s.ready("g"); len(c.Message) > 200 {
 		t.Errorf("the message takes %d characters: %s", len(c.Message), c.Message)
-	}
-}
-
-func TestWhichChangesOfANodeMatter(t *testing.T) {
-	ready := func(is corev1.ConditionStatus) build.Option {
-		return build.With(func(n *corev1.Node) {
-			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: is}}
-		})
-	}
-	node := func(options ...build.Option) *corev1.Node {
-		return build.Node("n", append([]build.Option{build.Label("zone", "a"), ready(corev1.ConditionTrue)}, options...)...)
-	}
-	for name, tc := range map[string]struct {
-		after *corev1.Node
-		want  bool
-	}{
-		"a label":                    {node(build.Label("zone", "b")), true},
-		"a label that is new":        {node(build.Label("rack", "1")), true},
-		"its readiness":              {node(ready(corev1.ConditionFalse)), true},
-		"nobody knows its readiness": {node(ready(corev1.ConditionUnknown)), true},
-		"another node of that name":  {node(build.UID("younger")), true},
-		"nothing":                    {node(), false},
-		"an annotation":              {node(build.Annotation("a", "b")), false},
-		"a heartbeat":                {node(build.With(func(n *corev1.Node) { n.Status.Conditions[0].LastHeartbeatTime = metav1.Now() })), false},
-		"a taint":                    {node(build.With(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "k"}} })), false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := nodeChanged.Update(event.UpdateEvent{ObjectOld: node(), ObjectNew: tc.after}); got != tc.want {
-				t.Errorf("matters: %t, want %t", got, tc.want)
-			}
-		})
-	}
-	if !nodeChanged.Create(event.CreateEvent{Object: node()}) || !nodeChanged.Delete(event.DeleteEvent{Object: node()}) {
-		t.Error("a node that comes or goes does not matter")
 	}
 }
 

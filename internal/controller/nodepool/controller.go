@@ -39,6 +39,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
 const (
@@ -116,18 +117,14 @@ type member struct {
 // SetupWithManager registers the two controllers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.woken.Debounce = gather
-	err := ctrl.NewControllerManagedBy(mgr).
-		For(&apps.NodePool{}).
+	err := watch.Add(ctrl.NewControllerManagedBy(mgr), r.poolWatches()).
 		WatchesRawSource(&r.woken).
 		WithOptions(controller.Options{MaxConcurrentReconciles: poolsAtOnce}).
 		Complete(phase.Backoff[ctrl.Request](r))
 	if err != nil {
 		return err
 	}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("nodepool-node").
-		Watches(&corev1.Node{}, r.nodeEvents()).
-		Watches(&apps.NodePool{}, r.poolEvents()).
+	return watch.Add(ctrl.NewControllerManagedBy(mgr).Named("nodepool-node"), r.nodeWatches()).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: nodesAtOnce,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	clocktesting "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,6 +27,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/watched"
 )
 
 // site is a reconciler over objects in memory.
@@ -492,90 +492,6 @@ func TestRepairsHaveAPace(t *testing.T) {
 	}
 }
 
-// queued is a queue that only remembers.
-type queued struct {
-	workqueue.TypedRateLimitingInterface[ctrl.Request]
-	names []string
-}
-
-func (q *queued) Add(r ctrl.Request) { q.names = append(q.names, r.Name) }
-
-func (q *queued) AddAfter(r ctrl.Request, _ time.Duration) { q.Add(r) }
-
-func (q *queued) take() string {
-	slices.Sort(q.names)
-	got := strings.Join(slices.Compact(q.names), " ")
-	q.names = nil
-	return got
-}
-
-// TestNodeEventsReachWhomTheyConcern: nodes come back when they carry something
-// else, pools when they have, had, select or selected a node that changed.
-func TestNodeEventsReachWhomTheyConcern(t *testing.T) {
-	s := newSite(t, build.NodePool("x", selects("site", "x")), build.NodePool("y", selects("site", "y")), build.NodePool("chosen"), build.NodePool("other"))
-	nodes, pools := &queued{}, &queued{}
-	if err := s.woken.Start(t.Context(), pools); err != nil {
-		t.Fatal(err)
-	}
-	notReady := build.With(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse })
-	tests := map[string]struct {
-		old, new         *corev1.Node
-		nodes, concerned string
-	}{
-		"nothing that matters": {build.Node("n", build.Label("site", "x")), build.Node("n", build.Label("site", "x"),
-			build.With(func(n *corev1.Node) { n.Status.Conditions[0].Reason = "KubeletReady" })), "", ""},
-		"a node turns":           {build.Node("n", build.Label("site", "x")), build.Node("n", build.Label("site", "x"), notReady), "", "x"},
-		"a node matches another": {build.Node("n", build.Label("site", "x")), build.Node("n", build.Label("site", "y")), "n", "x y"},
-		"a node names another":   {build.Node("n", names("other")), build.Node("n", names("chosen"), build.Label("site", "x")), "n", "chosen other x"},
-		"a taint": {build.Node("n", names("other")), build.Node("n", names("other"),
-			build.With(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "k"}} })), "n", "other"},
-		"an annotation": {build.Node("n"), build.Node("n", build.Annotation("a", "b")), "n", ""},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: tc.old, ObjectNew: tc.new}, nodes)
-			if got := nodes.take(); got != tc.nodes {
-				t.Errorf("nodes %q come back, want %q", got, tc.nodes)
-			}
-			if got := pools.take(); got != tc.concerned {
-				t.Errorf("pools %q come back, want %q", got, tc.concerned)
-			}
-		})
-	}
-}
-
-// TestPoolEventsReachTheirNodes: those that the pool has, that name it and that
-// it selects; a status that was written reaches none.
-func TestPoolEventsReachTheirNodes(t *testing.T) {
-	s := newSite(t, build.NodePool("p", selects("site", "x")), build.Node("selected", build.Label("site", "x")), build.Node("naming", names("p")),
-		build.Node("had", build.Annotation(apps.NodePoolAnnotation, `{"pool":"p"}`)), build.Node("other", names("q"), build.Label("site", "y")))
-	q := &queued{}
-	before, after := s.pool("p"), s.pool("p")
-	after.Status.ReadyNode = 3
-	s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
-	if got := q.take(); got != "" {
-		t.Errorf("a status brought back %q", got)
-	}
-	for what, change := range map[string]func(){
-		"its spec": func() { after.Generation++ },
-		"its finalizer": func() {
-			before.Finalizers = nil
-		},
-		"its end": func() { after.DeletionTimestamp = &metav1.Time{} },
-	} {
-		before, after = s.pool("p"), s.pool("p")
-		change()
-		s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
-		if got := q.take(); got != "had naming selected" {
-			t.Errorf("%s brought back %q", what, got)
-		}
-	}
-	s.poolEvents().Create(t.Context(), event.CreateEvent{Object: before}, q)
-	if got := q.take(); got != "had naming selected" {
-		t.Errorf("its creation brought back %q", got)
-	}
-}
-
 // reads counts what is read of nodes, and answers from memory without a copy,
 // as the manager's cache does.
 type reads struct {
@@ -653,7 +569,7 @@ func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 
 	turned := c.byName["n3-1"].DeepCopy()
 	turned.ResourceVersion, turned.Labels["own"] = "2", "x"
-	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: c.byName["n3-1"], ObjectNew: turned}, &queued{})
+	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: c.byName["n3-1"], ObjectNew: turned}, &watched.Queue{})
 	c.byName["n3-1"] = turned
 	has("p3", "n3-0", "n3-1", "n3-2", "n3-3", "n3-4")
 	if c.lists != 0 || c.gets != 5 {
@@ -663,17 +579,17 @@ func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 	to := turned.DeepCopy()
 	to.ResourceVersion, to.Labels["site"] = "3", "s4"
 	c.byName["n3-1"] = to
-	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: turned, ObjectNew: to}, &queued{})
+	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: turned, ObjectNew: to}, &watched.Queue{})
 	has("p3", "n3-0", "n3-2", "n3-3", "n3-4")
 	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
 
 	gone := c.byName["n4-0"]
 	delete(c.byName, "n4-0")
 	has("p4", "n3-1", "n4-1", "n4-2", "n4-3", "n4-4") // before its event
-	s.nodeEvents().Delete(t.Context(), event.DeleteEvent{Object: gone}, &queued{})
+	s.nodeEvents().Delete(t.Context(), event.DeleteEvent{Object: gone}, &watched.Queue{})
 	has("p4", "n3-1", "n4-1", "n4-2", "n4-3", "n4-4")
 	c.byName["n4-0"] = gone
-	s.nodeEvents().Create(t.Context(), event.CreateEvent{Object: gone}, &queued{})
+	s.nodeEvents().Create(t.Context(), event.CreateEvent{Object: gone}, &watched.Queue{})
 	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
 	if c.lists != 0 {
 		t.Errorf("all nodes were listed %d times", c.lists)
@@ -693,7 +609,7 @@ func BenchmarkNodeEvent(b *testing.B) {
 			s, c := newSites(b, n)
 			before := c.byName["n5-0"]
 			pool := s.pool("p5")
-			q, events := &queued{}, s.nodeEvents()
+			q, events := &watched.Queue{}, s.nodeEvents()
 			if err := s.observe(b.Context(), &scope{pool: pool}); err != nil { // lists all nodes, once
 				b.Fatal(err)
 			}
@@ -713,7 +629,7 @@ func BenchmarkNodeEvent(b *testing.B) {
 				if err := s.observe(b.Context(), &scope{pool: pool}); err != nil {
 					b.Fatal(err)
 				}
-				q.names = nil
+				q.Take()
 			}
 		})
 	}

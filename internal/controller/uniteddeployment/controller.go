@@ -17,22 +17,18 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/united"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
-	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
 const (
@@ -102,53 +98,12 @@ type failure struct{ reason, message string }
 
 // SetupWithManager registers the controller.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	owner := handler.EnqueueRequestsFromMapFunc(ownerOf)
-	return ctrl.NewControllerManagedBy(mgr).
-		For(&apps.UnitedDeployment{}, builder.WithPredicates(predicate.Or(
-			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, trigger.StatusWritten))).
-		Watches(&appsv1.Deployment{}, owner).
-		Watches(&appsv1.StatefulSet{}, owner).
-		Watches(&appsv1.DaemonSet{}, owner).
-		Watches(&appsv1.ControllerRevision{}, owner).
-		Watches(&apps.NodePool{}, handler.EnqueueRequestsFromMapFunc(r.poolsOf), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+	return watch.Add(ctrl.NewControllerManagedBy(mgr), r.watches()).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrency,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
 		}).
 		Complete(phase.Backoff[ctrl.Request](r))
-}
-
-// ownerOf names the UnitedDeployment that a workload or a revision is of, or
-// was made for.
-func ownerOf(_ context.Context, o client.Object) []ctrl.Request {
-	name := o.GetLabels()[apps.UnitedDeploymentLabel]
-	if ref := metav1.GetControllerOfNoCopy(o); ref != nil {
-		if ref.Kind != "UnitedDeployment" || ref.APIVersion != apps.GroupVersion.String() {
-			return nil
-		}
-		name = ref.Name
-	}
-	if name == "" {
-		return nil
-	}
-	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}
-}
-
-// poolsOf names the UnitedDeployments that have a pool of a NodePool's name.
-func (r *Reconciler) poolsOf(ctx context.Context, pool client.Object) []ctrl.Request {
-	var list apps.UnitedDeploymentList
-	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil // the cache is not started yet: all are reconciled when it is
-	}
-	var requests []ctrl.Request
-	for i := range list.Items {
-		for j := range list.Items[i].Spec.Topology.Pools {
-			if list.Items[i].Spec.Topology.Pools[j].Name == pool.GetName() {
-				requests = append(requests, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-			}
-		}
-	}
-	return requests
 }
 
 // Reconcile runs the phases for one UnitedDeployment.

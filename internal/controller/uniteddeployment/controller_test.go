@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
@@ -137,7 +136,7 @@ func TestATaintOfTheNodePoolIsTolerated(t *testing.T) {
 	if err := s.all.Update(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.poolsOf(t.Context(), pool); len(got) != 1 || got[0].Name != "web" {
+	if got := s.havingPool(t.Context(), pool); len(got) != 1 || got[0].Name != "web" {
 		t.Errorf("it matters to %v", got)
 	}
 	s.rest()
@@ -569,21 +568,5 @@ func TestAPartitionThatCannotBe(t *testing.T) {
 		if _, err := s.pass(); err != nil || len(s.writes) > 0 {
 			t.Fatalf("it wrote %v, error %v", s.writes, err)
 		}
-	}
-}
-
-func TestOwnerOf(t *testing.T) {
-	ud := web("a")
-	d := build.Deployment("d", build.Label(apps.UnitedDeploymentLabel, "was"))
-	if got := ownerOf(t.Context(), d); len(got) != 1 || got[0].Name != "was" {
-		t.Errorf("an orphan is %v", got)
-	}
-	d.OwnerReferences = []metav1.OwnerReference{*controllerRef(ud)}
-	if got := ownerOf(t.Context(), d); len(got) != 1 || got[0].NamespacedName != (types.NamespacedName{Namespace: build.Namespace, Name: "web"}) {
-		t.Errorf("one of ours is %v", got)
-	}
-	build.OwnedBy(build.Deployment("other"))(d)
-	if got := ownerOf(t.Context(), d); len(got) != 0 {
-		t.Errorf("another's is %v", got)
 	}
 }
