@@ -137,7 +137,7 @@ func (r *Reconciler) lack(ctx context.Context, pool string, taints []corev1.Tain
 	}
 	var lacking []string
 	for _, w := range workloads {
-		if template, _ := united.PodsOf(w); !united.Tolerates(template.Spec.Tolerations, taints) {
+		if template, _ := united.TemplateOf(w); !united.Tolerates(template.Spec.Tolerations, taints) {
 			lacking = append(lacking, w.GetNamespace()+"/"+w.GetName())
 		}
 	}
@@ -146,7 +146,7 @@ func (r *Reconciler) lack(ctx context.Context, pool string, taints []corev1.Tain
 		return lacking, nil
 	}
 	for _, w := range workloads {
-		_, of := united.PodsOf(w)
+		_, of := united.TemplateOf(w)
 		selector, err := metav1.LabelSelectorAsSelector(of)
 		if err != nil {
 			return nil, err

@@ -55,13 +55,13 @@ func (r *Reconciler) drain(ctx context.Context, s *scope, a united.Action) error
 		return phase.Wait("pods could not be listed", eviction.Retry)
 	}
 	live := s.live[a.Child]
-	if daemons, ok := live.(*appsv1.DaemonSet); ok && !united.Gated(daemons) {
+	if daemons, ok := live.(*appsv1.DaemonSet); ok && !united.IsGated(daemons) {
 		after := daemons.DeepCopy()
 		united.Gate(after)
 		return r.lowered(ctx, s, a, after)
 	}
 	may, others := r.mayLeave(s, live, pods)
-	step := united.Depart(live, pods, may)
+	step := united.NextDrainStep(live, pods, may)
 	if len(others) > 0 && len(step.Evict) == 0 {
 		s.waits[a.Child] = "waits until the pods of other pools are available: " + conditions.List(others)
 	}
@@ -87,7 +87,7 @@ func (r *Reconciler) drain(ctx context.Context, s *scope, a united.Action) error
 		return errors.Join(failed, wait)
 	}
 	after := live.DeepCopyObject().(united.Workload)
-	united.Lower(after, lower)
+	united.ScaleDown(after, lower)
 	return errors.Join(failed, r.lowered(ctx, s, a, after), wait)
 }
 
@@ -111,7 +111,7 @@ func (r *Reconciler) mayLeave(s *scope, w united.Workload, pods []united.Leaving
 	if s.ud.Spec.Replicas != nil {
 		of = *s.ud.Spec.Replicas
 	}
-	may = united.MayLeave(w, of)
+	may = united.MaxUnavailable(w, of)
 	for _, p := range pods {
 		if p.Terminating && !p.Overdue {
 			may--

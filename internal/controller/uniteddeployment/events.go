@@ -45,7 +45,7 @@ func (r *Reconciler) did(s *scope, a united.Action, w united.Workload) {
 }
 
 func (r *Reconciler) drained(ud *apps.UnitedDeployment, w united.Workload, pool string) {
-	if united.Gated(w) {
+	if united.IsGated(w) {
 		r.note(ud, w, ReasonScaled, "Drain", "Let %q of the removed pool %q start no pod any more", w.GetName(), pool)
 		return
 	}

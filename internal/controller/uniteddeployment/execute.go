@@ -211,7 +211,7 @@ func (r *Reconciler) remember(s *scope, a united.Action, w united.Workload) erro
 		m.Written = ""
 		return r.admit(s, w)
 	}
-	written, err := united.Written(w)
+	written, err := united.WrittenHash(w)
 	if err != nil {
 		return fmt.Errorf("hashing %q: %w", w.GetName(), err)
 	}

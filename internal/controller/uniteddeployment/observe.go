@@ -103,7 +103,7 @@ func (s *scope) concerns(w united.Workload) (united.Owner, bool) {
 	if owner := metav1.GetControllerOfNoCopy(w); owner != nil {
 		return united.Ours, owner.UID == s.ud.UID
 	}
-	return united.Unowned, w.GetDeletionTimestamp() == nil && united.IsOfPool(w, s.ud.Spec.Selector)
+	return united.Unowned, w.GetDeletionTimestamp() == nil && united.IsAdoptable(w, s.ud.Spec.Selector)
 }
 
 // admit adds a workload to what there is, if it concerns us.
@@ -118,7 +118,7 @@ func (r *Reconciler) admit(s *scope, w united.Workload) error {
 		child.Pool = s.poolNamed(w.GetName())
 	}
 	if m := s.remembered[child.Pool]; m != nil && m.Workload == child.Name {
-		written, err := united.Written(w)
+		written, err := united.WrittenHash(w)
 		if err != nil {
 			return fmt.Errorf("hashing %q: %w", w.GetName(), err)
 		}
@@ -258,7 +258,7 @@ func (s *scope) build(i int, revision string) (united.Workload, error) {
 		return nil, errNoRevision
 	}
 	pool := &s.ud.Spec.Topology.Pools[i]
-	return united.Build(united.Recipe{
+	return united.Build(united.BuildInput{
 		Namespace: s.ud.Namespace, Owner: s.ud.Name, Template: template, Revision: revision, Selector: s.ud.Spec.Selector,
 		Pool: pool, Taints: s.taints(pool.Name), Replicas: s.state.Pools[i].Replicas, Partition: s.state.Pools[i].Partition,
 	})

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// shares reads "3 50% -": a number, a percentage, nothing.
+// shares parses "3 50% -": a number, a percentage, no share.
 func shares(text string) []*intstr.IntOrString {
 	var out []*intstr.IntOrString
 	for field := range strings.FieldsSeq(text) {
@@ -66,8 +66,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// TestTheSumIsTheTotal: exactly, whatever the pools say, and nobody has less
-// than nothing.
+// TestTheSumIsTheTotal: the sum is exact for any shares, and no pool has fewer than 0 pods.
 func TestTheSumIsTheTotal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total := rapid.Int32Range(0, 1_000_000).Draw(t, "total")
@@ -95,8 +94,8 @@ func TestTheSumIsTheTotal(t *testing.T) {
 	})
 }
 
-// drawShares draws percentages that are at most 100 together, with pools that
-// say nothing and, if asked for, numbers between them.
+// drawShares draws percentages whose sum is at most 100, pools without a share and, if
+// asked for, numbers between them.
 func drawShares(t *rapid.T, numbers bool) []string {
 	left, text := 100, []string{}
 	for range rapid.IntRange(1, 30).Draw(t, "pools") {
@@ -120,8 +119,8 @@ func drawShares(t *rapid.T, numbers bool) []string {
 	return text
 }
 
-// TestAPercentageGetsItsShare: rounded down or up, beside a rest and without
-// one, of every total; numbers are given first and may leave too few.
+// TestAPercentageGetsItsShare: it is rounded down or up, for every total, with and without
+// pools that have no share. Numbers are served first and may leave too few pods.
 func TestAPercentageGetsItsShare(t *testing.T) {
 	check := func(t interface{ Fatalf(string, ...any) }, total int32, text []string) {
 		fixed, percents := int32(0), int32(0)
@@ -161,8 +160,8 @@ func TestAPercentageGetsItsShare(t *testing.T) {
 	})
 }
 
-// TestARestIsWhatIsLeftOf100: a pool that says nothing is as if it said what the
-// others leave of 100.
+// TestARestIsWhatIsLeftOf100: a pool without a share gets as much as one whose percentage
+// is what the others leave of 100.
 func TestARestIsWhatIsLeftOf100(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		left, text := 100, []string{}
@@ -181,8 +180,7 @@ func TestARestIsWhatIsLeftOf100(t *testing.T) {
 	})
 }
 
-// TestGrowthTakesNoPod: a larger total takes no pod from any pool, whatever the
-// pools say.
+// TestGrowthTakesNoPod: a larger total takes no pod from any pool, for any shares.
 func TestGrowthTakesNoPod(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := drawShares(t, rapid.Bool().Draw(t, "numbers"))

@@ -16,8 +16,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// leavers reads "p0 p1! p2- p3~": Ready, bound and not Ready, without a node, terminating.
-func leavers(text string) []LeavingPod {
+// parsePods parses "p0 p1! p2- p3~": Ready, bound and not Ready, without a node, terminating.
+func parsePods(text string) []LeavingPod {
 	var out []LeavingPod
 	for field := range strings.FieldsSeq(text) {
 		p := LeavingPod{Name: strings.TrimRight(field, "!-~"), Bound: true, Ready: true}
@@ -101,8 +101,8 @@ func TestDepart(t *testing.T) {
 		"a DaemonSet that runs on no node": {w: &appsv1.DaemonSet{}, may: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pods := leavers(tc.pods)
-			got := Depart(tc.w, pods, tc.may)
+			pods := parsePods(tc.pods)
+			got := NextDrainStep(tc.w, pods, tc.may)
 			var names []string
 			for _, p := range got.Evict {
 				names = append(names, p.Name)
@@ -122,9 +122,9 @@ func ordinal(name string) (n int32) {
 	return n
 }
 
-// TestDrainsEnd plays the emptying of workloads whose controllers do something
-// at any time, whose pods become Ready and not Ready, and whose budget refuses:
-// no Ready pod goes that was not evicted, and in the end none is left.
+// TestDrainsEnd simulates drains of workloads whose controllers act at any time, whose pods
+// become Ready and not Ready, and whose disruption budget refuses evictions: no Ready pod
+// is deleted without an eviction, and in the end no pod is left.
 func TestDrainsEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.Int32Range(0, 6).Draw(t, "replicas")
@@ -186,8 +186,8 @@ func TestDrainsEnd(t *testing.T) {
 			}
 		}
 		step := func(refuse, cut bool) {
-			now := Depart(w, pods, 1)
-			Lower(w, now.Replicas)
+			now := NextDrainStep(w, pods, 1)
+			ScaleDown(w, now.Replicas)
 			for _, p := range now.Evict {
 				if refuse {
 					return
@@ -199,7 +199,7 @@ func TestDrainsEnd(t *testing.T) {
 					return
 				}
 				control()
-				Lower(w, replicasOf(w)-1)
+				ScaleDown(w, replicasOf(w)-1)
 			}
 		}
 		for range rapid.IntRange(0, 40).Draw(t, "ticks") {
@@ -236,15 +236,15 @@ func TestDrainsEnd(t *testing.T) {
 	})
 }
 
-// TestClaimsOfADrain: a StatefulSet that is told to keep its claims when it is
-// deleted keeps them when it is emptied before.
+// TestClaimsOfADrain: a StatefulSet whose policy keeps the claims when it is deleted also
+// keeps them when it is drained.
 func TestClaimsOfADrain(t *testing.T) {
 	s := stateful(2, func(s *appsv1.StatefulSet) {
 		s.Spec.PersistentVolumeClaimRetentionPolicy = &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
 			WhenScaled: appsv1.DeletePersistentVolumeClaimRetentionPolicyType, WhenDeleted: appsv1.RetainPersistentVolumeClaimRetentionPolicyType,
 		}
 	})
-	Lower(s, 1)
+	ScaleDown(s, 1)
 	if p := s.Spec.PersistentVolumeClaimRetentionPolicy; p.WhenScaled != appsv1.RetainPersistentVolumeClaimRetentionPolicyType || *s.Spec.Replicas != 1 {
 		t.Errorf("it is %+v", s.Spec)
 	}
@@ -274,7 +274,7 @@ func TestMayLeave(t *testing.T) {
 			RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("34%"))},
 		}}}, 9, 3},
 	} {
-		if got := MayLeave(tc.w, tc.of); got != tc.want {
+		if got := MaxUnavailable(tc.w, tc.of); got != tc.want {
 			t.Errorf("%s: %d of %d, want %d", name, got, tc.of, tc.want)
 		}
 	}
@@ -311,7 +311,7 @@ func TestLeavingPods(t *testing.T) {
 	}
 }
 
-// TestWhatIsKnownOfALeavingPod: by it the order is chosen in which pods go.
+// TestWhatIsKnownOfALeavingPod covers the fields that decide the order of evictions.
 func TestWhatIsKnownOfALeavingPod(t *testing.T) {
 	pod := func(modify ...func(*corev1.Pod)) corev1.Pod {
 		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db-0", UID: "p", OwnerReferences: []metav1.OwnerReference{{UID: "s", Controller: new(true)}}}}

@@ -11,7 +11,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// rolledDeployment, rolledStatefulSet and rolledDaemonSet are workloads of two pods, of which all is as it is to be.
+// rolledDeployment, rolledStatefulSet and rolledDaemonSet are complete workloads of two pods.
 func rolledDeployment(modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
 	return deployment(2, append([]func(*appsv1.Deployment){func(d *appsv1.Deployment) {
 		d.Generation = 3
@@ -35,8 +35,8 @@ func rolledDaemonSet(modify ...func(*appsv1.DaemonSet)) *appsv1.DaemonSet {
 	return d
 }
 
-// TestWhenAWorkloadIsWhole: a rollout goes on to the next pool when all pods of one are of
-// its template (rolled) and serve (up).
+// TestWhenAWorkloadIsWhole: a rollout goes on to the next pool when all pods of a pool have
+// the current template (rolled) and are available (up).
 func TestWhenAWorkloadIsWhole(t *testing.T) {
 	partition := func(s *appsv1.StatefulSet, n int32) {
 		s.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateStatefulSetStrategy{Partition: &n}
@@ -96,8 +96,8 @@ func TestChildOf(t *testing.T) {
 	}
 }
 
-// TestFailureOf: a rollout stops for what a Deployment says of itself as it is now, and of
-// nothing else.
+// TestFailureOf: a rollout stops for a failure that a Deployment reports about its current
+// generation, and for no other.
 func TestFailureOf(t *testing.T) {
 	says := func(kind appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason string) func(*appsv1.Deployment) {
 		return func(d *appsv1.Deployment) {
@@ -129,7 +129,7 @@ func TestFailureOf(t *testing.T) {
 	}
 }
 
-// TestWhatIsUnownedAndOfAPool: only with the pool's very selector would its pods be ours.
+// TestWhatIsUnownedAndOfAPool: a workload with another selector would not control the pool's pods.
 func TestWhatIsUnownedAndOfAPool(t *testing.T) {
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 	for name, tc := range map[string]struct {
@@ -144,13 +144,13 @@ func TestWhatIsUnownedAndOfAPool(t *testing.T) {
 	} {
 		d := build(t)
 		tc.change(d)
-		if got := IsOfPool(d, selector); got != tc.want {
+		if got := IsAdoptable(d, selector); got != tc.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
 }
 
-// TestAWorkloadThatSomebodyElseMade has nothing that can be read, and is made ours all the same.
+// TestAWorkloadThatSomebodyElseMade has no annotations of ours. Overlay sets all of them.
 func TestAWorkloadThatSomebodyElseMade(t *testing.T) {
 	theirs := deployment(1)
 	theirs.Annotations = map[string]string{apps.PoolTaintsAnnotation: "{", apps.TemplateKeysAnnotation: `{"labels": 1}`}

@@ -11,8 +11,8 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// away are the pools that an update took away and that have not come back.
-// Those that failed count unless they are left behind.
+// away counts the pools that an update made unavailable and that are not complete again.
+// Failed pools count unless the rollout goes on without them.
 func (w *world) away() int {
 	n := 0
 	for _, p := range w.state.Pools {
@@ -23,9 +23,9 @@ func (w *world) away() int {
 	return n
 }
 
-// TestRolloutsStayWithinBounds plays rollouts with pools that come and go, are
-// scaled, edited, break and refuse: at no step are more pools taken away than
-// allowed, and in the end every pool has one workload, as the last release says.
+// TestRolloutsStayWithinBounds simulates rollouts with pools that are added, removed,
+// scaled, edited, broken and refused. At no step are more pools unavailable than allowed,
+// and in the end every pool has one workload, of the last release.
 func TestRolloutsStayWithinBounds(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		strategy := Strategy{
@@ -82,8 +82,8 @@ func TestRolloutsStayWithinBounds(t *testing.T) {
 	})
 }
 
-// check is one step. It may take pools away that are there only as long as no
-// more of them are away than allowed, and writes to each workload once.
+// check runs one step. The step may begin updates of complete pools only up to the allowed
+// number of unavailable pools, and writes to each workload once.
 func (w *world) check(t *rapid.T) {
 	w.observe()
 	away, taken := w.away(), 0
@@ -254,11 +254,10 @@ func TestPlanOfOneStep(t *testing.T) {
 	}
 }
 
-// TestPlanOfSeveralPools: what one pool is makes others wait, or not.
+// TestPlanOfSeveralPools covers which states of a pool make other pools wait.
 func TestPlanOfSeveralPools(t *testing.T) {
-	// read takes "a:r0", with a "!" for pods that are away, a "?" for a failure on top of
-	// that, and a "-" before the revision for a pool that was never up; "a" has no
-	// workload. An "x" at the end: it is refused.
+	// read parses "a:r0". "a:r0!" has pods that are not available, "a:r0?" failed too, and
+	// "a:-r0" was never complete. "a" has no workload. "x" at the end: a write was refused.
 	read := func(text string) (pools []Pool, children []Child) {
 		for field := range strings.FieldsSeq(text) {
 			name, is, found := strings.Cut(strings.TrimSuffix(field, "x"), ":")
@@ -283,7 +282,7 @@ func TestPlanOfSeveralPools(t *testing.T) {
 		}
 		return pools, children
 	}
-	// The revision to get to is r2; r0 is the last that all had, r1 one that was given up.
+	// The update revision is r2. r0 is the last that all pools had, r1 one that was abandoned.
 	for name, tc := range map[string]struct {
 		pools    string
 		strategy Strategy
@@ -332,7 +331,7 @@ func TestPlanOfSeveralPools(t *testing.T) {
 	}
 }
 
-// TestLeaving: of workloads of removed pools those that are ours and stay are emptied.
+// TestLeaving: our workloads of removed pools are drained, unless they are being deleted.
 func TestLeaving(t *testing.T) {
 	s := State{Pools: []Pool{{Name: "a"}, {Name: "b"}}, Children: []Child{
 		{Name: "web-a", Pool: "a"}, {Name: "web-c", Pool: "c"}, {Name: "web-d", Pool: "d", Deleting: true}, {Name: "web-e", Pool: "e", Owner: Unowned}, {Name: "web-f", Pool: "f"},
