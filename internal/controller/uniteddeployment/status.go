@@ -17,11 +17,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
-// maxMessage bounds what is told of one failure, in bytes.
+// maxMessage bounds the messages of conditions and pools, in bytes.
 const maxMessage = 800
 
-// report writes the status, if it changed, and only over the one that was read:
-// the next pool's turn depends on it.
+// report writes the status if it changed. The write is refused if the object has changed
+// since it was read, because the status decides which pool is updated next.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if s.replaced {
 		return nil
@@ -57,7 +57,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// reportEvents emits an event for each failure that is new.
+// reportEvents emits an event for each new failure of a pool.
 func (r *Reconciler) reportEvents(s *scope) {
 	for i := range s.ud.Status.Pools {
 		p := &s.ud.Status.Pools[i]
@@ -70,13 +70,13 @@ func (r *Reconciler) reportEvents(s *scope) {
 	}
 }
 
-// setPools writes what each pool is like, and returns how long it is until one
-// of them may have failed; 0 is never.
+// setPools sets the status of all pools and their sums. It returns the time until the
+// first progress deadline ends; 0 if there is none.
 func (r *Reconciler) setPools(s *scope) (next time.Duration) {
-	for i := range s.state.Pools { // a write that came too late is no failure
+	for i := range s.state.Pools { // recordFailure also marks pools whose write had a conflict
 		_, s.state.Pools[i].Refused = s.failures[s.state.Pools[i].Name]
 	}
-	s.plan = s.state.Plan() // as it is after what was done
+	s.plan = s.state.Plan() // with the results of the writes
 	status := &s.ud.Status
 	status.Replicas, status.ReadyReplicas, status.UpdatedReplicas = 0, 0, 0
 	status.Pools, status.PoolReplicas = nil, nil
@@ -101,7 +101,7 @@ func (r *Reconciler) setPools(s *scope) (next time.Duration) {
 	return next
 }
 
-// poolStatus is the status of the i-th pool.
+// poolStatus returns the status of the i-th pool.
 func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolStatus {
 	pool := s.state.Pools[i]
 	p := apps.PoolStatus{Name: pool.Name, Phase: out.Phase, DesiredReplicas: pool.Replicas}
@@ -120,7 +120,7 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 		p.Settled, p.Established = c.Settled, c.Established
 		if m := s.remembered[pool.Name]; m != nil && m.Workload == c.Name {
 			p.Written, p.LastProgressTime = m.Written, m.LastProgressTime
-			// Whatever was seen before the write is no progress after it.
+			// The progress deadline of an incomplete workload restarts whenever its counts change.
 			if progressed(m, pods) && !c.Complete() {
 				p.LastProgressTime = new(r.now())
 			}
@@ -135,7 +135,7 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 	return p
 }
 
-// setConditions sums up.
+// setConditions sets the conditions.
 func setConditions(s *scope) {
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		conditions.Set(&s.ud.Status.Conditions, s.ud.Generation, kind, status, reason, conditions.Truncate(message, maxMessage))
@@ -165,7 +165,7 @@ func setConditions(s *scope) {
 		if s.index(pool) >= 0 {
 			continue
 		}
-		if f := s.failures[pool]; len(failed) == 0 { // of a pool that is to go
+		if f := s.failures[pool]; len(failed) == 0 { // pool was removed
 			first = f
 		}
 		failed = append(failed, pool)
