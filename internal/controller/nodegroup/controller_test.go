@@ -25,13 +25,13 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// site is a reconciler over objects in memory.
+// site is a reconciler with a fake client.
 type site struct {
 	*Reconciler
 	t *testing.T
-	// writes are the objects that were patched since they were looked at last.
+	// writes are the names of the objects that were patched since the test cleared them.
 	writes []string
-	// refuse says which object may not be patched.
+	// refuse is the name of an object whose patches fail with answer.
 	refuse string
 	answer error
 	clock  *testingclock.FakeClock
@@ -78,7 +78,7 @@ func (s *site) node(name string) *corev1.Node {
 	return node
 }
 
-// labels are the groups that nodes are labelled with.
+// labels returns the group in the label of each node, by name of the node.
 func (s *site) labels() map[string]string {
 	s.t.Helper()
 	var list corev1.NodeList
@@ -302,7 +302,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// TestStatusIsWrittenAtAPace: a node that flaps must not make a write each time.
+// TestStatusIsWrittenAtAPace: a node whose readiness flaps must not cause a write each time.
 func TestStatusIsWrittenAtAPace(t *testing.T) {
 	n := build.Node("n", build.Label("zone", "a"))
 	s := newSite(t, build.NodeGroup("g", selects(map[string]string{"zone": "a"})), n)
@@ -351,7 +351,7 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 	}
 }
 
-// TestANodeThatChangedMeanwhileIsNotLabelled: it is decided about again.
+// TestANodeThatChangedMeanwhileIsNotLabelled: the next pass decides about its new version.
 func TestANodeThatChangedMeanwhileIsNotLabelled(t *testing.T) {
 	s := newSite(t, build.NodeGroup("g", selects(map[string]string{"zone": "a"})), build.Node("n", build.Label("zone", "a")))
 	stale := s.node("n")

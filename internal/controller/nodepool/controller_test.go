@@ -30,21 +30,21 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/watched"
 )
 
-// site is a reconciler over objects in memory.
+// site is a reconciler with a fake client.
 type site struct {
 	*Reconciler
-	t     testing.TB
-	clock *clocktesting.FakePassiveClock
-	told  *events.FakeRecorder
-	mu    sync.Mutex
-	// writes are the patches since they were looked at last.
+	t        testing.TB
+	clock    *clocktesting.FakePassiveClock
+	recorder *events.FakeRecorder
+	mu       sync.Mutex
+	// writes are the patches since the test cleared them.
 	writes []string
-	// refuse says which object may not be patched, and how that is answered.
+	// refuse are the errors of patches, by name of the object.
 	refuse map[string]error
 }
 
 func newSite(t testing.TB, objects ...client.Object) *site {
-	s := &site{t: t, refuse: map[string]error{}, told: events.NewFakeRecorder(1000), clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0))}
+	s := &site{t: t, refuse: map[string]error{}, recorder: events.NewFakeRecorder(1000), clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0))}
 	c := build.Client(interceptor.Funcs{
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			if err := s.refuse[o.GetName()]; err != nil {
@@ -66,7 +66,7 @@ func newSite(t testing.TB, objects ...client.Object) *site {
 			return c.SubResource(name).Patch(ctx, o, patch, opts...)
 		},
 	}, objects...)
-	s.Reconciler = &Reconciler{Client: c, Live: c, Recorder: s.told, Clock: s.clock}
+	s.Reconciler = &Reconciler{Client: c, Live: c, Recorder: s.recorder, Clock: s.clock}
 	return s
 }
 
@@ -114,12 +114,12 @@ func (s *site) node(name string) *corev1.Node {
 	return node
 }
 
-// events are the reasons of the events since they were looked at last.
+// events returns the reasons of the events since the last call.
 func (s *site) events() []string {
 	var reasons []string
 	for {
 		select {
-		case e := <-s.told.Events:
+		case e := <-s.recorder.Events:
 			reasons = append(reasons, strings.Fields(e)[1])
 		default:
 			return reasons
@@ -152,8 +152,8 @@ func forbidden(name string) error {
 	return apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, name, errors.New("policy says no"))
 }
 
-// TestFinalizerComesFirst: no node joins a pool that could go without giving
-// back.
+// TestFinalizerComesFirst: no node joins a pool that could be deleted before the node's own
+// attributes are restored.
 func TestFinalizerComesFirst(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x")))
 	p := s.pool("p")
@@ -178,7 +178,7 @@ func TestFinalizerComesFirst(t *testing.T) {
 	}
 }
 
-// TestPatchHoldsOnlyWhatChanges: and the version that it is about.
+// TestPatchHoldsOnlyWhatChanges: a patch has only the changes and the resourceVersion.
 func TestPatchHoldsOnlyWhatChanges(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p"), build.Label("own", "o"), build.Annotation("own", "o")))
 	version := s.node("n").ResourceVersion
@@ -202,7 +202,7 @@ func TestPatchHoldsOnlyWhatChanges(t *testing.T) {
 	}
 }
 
-// TestConflictIsTriedAgainSilently: with what the node is by then.
+// TestConflictIsTriedAgainSilently: the next pass uses the new version of the node.
 func TestConflictIsTriedAgainSilently(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
 	s.refuse["n"] = apierrors.NewConflict(schema.GroupResource{Resource: "nodes"}, "n", errors.New("changed"))
@@ -222,8 +222,8 @@ func TestConflictIsTriedAgainSilently(t *testing.T) {
 	}
 }
 
-// TestOnlyTheAPIServerSaysThatAPoolIsGone: a cache that does not know the pool
-// of a node yet takes nothing off it.
+// TestOnlyTheAPIServerSaysThatAPoolIsGone: while only the cache
+// does not have the pool of a node, nothing is removed from the node.
 func TestOnlyTheAPIServerSaysThatAPoolIsGone(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x")))
 	s.nodes("n")
@@ -241,7 +241,7 @@ func TestOnlyTheAPIServerSaysThatAPoolIsGone(t *testing.T) {
 	}
 }
 
-// TestMissingPoolIsToldOnce: and again when the pool has been there meanwhile.
+// TestMissingPoolIsToldOnce: the event is emitted again only if the pool existed meanwhile.
 func TestMissingPoolIsToldOnce(t *testing.T) {
 	s := newSite(t, build.Node("n", names("p")))
 	s.nodes("n", "n", "n")
@@ -266,7 +266,8 @@ func TestMissingPoolIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestBadNodesAreNamed: with why, bounded, and the rest of the status is right.
+// TestBadNodesAreNamed: the message has the names and the error, and is bounded. The rest of
+// the status is right.
 func TestBadNodesAreNamed(t *testing.T) {
 	objects := []client.Object{build.NodePool("p", gives("a", "b"), selects("site", "x"))}
 	for i := range 6 {
@@ -306,8 +307,8 @@ func TestBadNodesAreNamed(t *testing.T) {
 	}
 }
 
-// TestPassesRunSideBySide: nodes and pools, while a pool changes again and again;
-// they end as they would have one after the other.
+// TestPassesRunSideBySide: concurrent passes over nodes and pools, while a pool changes again
+// and again, have the same result as sequential ones.
 func TestPassesRunSideBySide(t *testing.T) {
 	objects := []client.Object{build.NodePool("p", gives("a", "0"), selects("site", "x")), build.NodePool("q", selects("site", "x"))}
 	var all []string
@@ -351,7 +352,7 @@ func TestPassesRunSideBySide(t *testing.T) {
 	}
 }
 
-// TestBadNodeThatGoesIsForgotten: its pool does not speak of it for ever.
+// TestBadNodeThatGoesIsForgotten: the status of its pool no longer names it.
 func TestBadNodeThatGoesIsForgotten(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
 	s.refuse["n"] = forbidden("n")
@@ -368,7 +369,7 @@ func TestBadNodeThatGoesIsForgotten(t *testing.T) {
 	}
 }
 
-// TestDeletedPoolGoesLast: after every node has its own back.
+// TestDeletedPoolGoesLast: the finalizer is removed when every node has its own attributes.
 func TestDeletedPoolGoesLast(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x"), build.Label("a", "mine")))
 	s.nodes("n")
@@ -404,7 +405,8 @@ func TestDeletedPoolGoesLast(t *testing.T) {
 	}
 }
 
-// TestWhatTheSchemaWouldRefuse: what was stored without it is left out and told.
+// TestWhatTheSchemaWouldRefuse: invalid values that were stored without the schema are
+// ignored, and a condition names them.
 func TestWhatTheSchemaWouldRefuse(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("kubernetes.io/hostname", "x")), build.NodePool("q", selects("not a key", "x")), build.Node("n", names("p")))
 	s.nodes("n")
@@ -417,8 +419,8 @@ func TestWhatTheSchemaWouldRefuse(t *testing.T) {
 	}
 }
 
-// TestStatusIsWrittenAtAPace: some writes at once, then one every pace.StatusEvery,
-// and the last one is never lost.
+// TestStatusIsWrittenAtAPace: some writes without delay, then one every pace.StatusEvery. The
+// last status is always written.
 func TestStatusIsWrittenAtAPace(t *testing.T) {
 	s := newSite(t, build.NodePool("p"), build.Node("n", names("p")))
 	s.nodes("n")
@@ -460,8 +462,8 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 	}
 }
 
-// TestRepairsHaveAPace: somebody who changes a node as often as it is repaired
-// is not raced, and does not keep a pool from giving something else.
+// TestRepairsHaveAPace: a program that changes a node after each repair causes a bounded
+// number of writes, and does not delay changes of the pool.
 func TestRepairsHaveAPace(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
 	s.nodes("n")
@@ -492,8 +494,8 @@ func TestRepairsHaveAPace(t *testing.T) {
 	}
 }
 
-// reads counts what is read of nodes, and answers from memory without a copy,
-// as the manager's cache does.
+// reads is a client that counts reads of nodes. It returns its objects without a copy, as
+// the manager's cache does.
 type reads struct {
 	client.Client
 	byName      map[string]*corev1.Node
@@ -526,7 +528,7 @@ func (c *reads) List(ctx context.Context, list client.ObjectList, opts ...client
 	return nil
 }
 
-// newSites are as many pools as asked for, of five nodes each.
+// newSites returns a site with n pools of five nodes each.
 func newSites(t testing.TB, n int) (*site, *reads) {
 	t.Helper()
 	var pools []client.Object
@@ -546,8 +548,8 @@ func newSites(t testing.TB, n int) (*site, *reads) {
 	return s, c
 }
 
-// TestANodesChangeReadsTheNodesOfItsPools: and no other, however many there are.
-// What concerns a pool stays true when nodes come, move and go.
+// TestANodesChangeReadsTheNodesOfItsPools: no other nodes are read, however many exist. The
+// index stays right when nodes are created, move and are deleted.
 func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 	s, c := newSites(t, 40)
 	has := func(pool string, want ...string) {
@@ -599,8 +601,8 @@ func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
 }
 
-// BenchmarkNodeEvent: what a node's change costs the two controllers must not
-// grow with the number of pools, nor with that of nodes.
+// BenchmarkNodeEvent: the cost of a node's change in both controllers must not grow with the
+// number of pools or nodes.
 //
 //	go test ./internal/controller/nodepool -run '^$' -bench NodeEvent -benchmem
 func BenchmarkNodeEvent(b *testing.B) {

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	nodeutil "k8s.io/component-helpers/node/util"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -42,7 +43,7 @@ func (r *Reconciler) nodeEvents() handler.EventHandler {
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
 			if node, ok := e.Object.(*corev1.Node); ok {
 				q.Add(requestFor(node))
-				r.wake(r.moved(ctx, nil, node)...)
+				r.enqueuePools(r.moved(ctx, nil, node)...)
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
@@ -54,15 +55,15 @@ func (r *Reconciler) nodeEvents() handler.EventHandler {
 			switch {
 			case carriesOther(before, node):
 				q.Add(requestFor(node))
-				r.wake(r.moved(ctx, before, node)...)
+				r.enqueuePools(r.moved(ctx, before, node)...)
 			case isReady(before) != isReady(node):
-				r.wake(r.moved(ctx, node, node)...)
+				r.enqueuePools(r.moved(ctx, node, node)...)
 			}
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
 			if node, ok := e.Object.(*corev1.Node); ok {
 				q.Add(requestFor(node))
-				r.wake(r.moved(ctx, node, nil)...)
+				r.enqueuePools(r.moved(ctx, node, nil)...)
 			}
 		},
 	}
@@ -81,7 +82,7 @@ func (r *Reconciler) poolEvents() handler.EventHandler {
 			}
 			r.index.invalidate()
 			r.enqueueNodes(ctx, e.ObjectNew, q)
-			r.wake(e.ObjectNew.GetName())
+			r.enqueuePools(e.ObjectNew.GetName())
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
 			r.index.invalidate()
@@ -109,12 +110,8 @@ func carriesOther(a, b *corev1.Node) bool {
 }
 
 func isReady(n *corev1.Node) bool {
-	for i := range n.Status.Conditions {
-		if c := &n.Status.Conditions[i]; c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
+	_, c := nodeutil.GetNodeCondition(&n.Status, corev1.NodeReady)
+	return c != nil && c.Status == corev1.ConditionTrue
 }
 
 // moved records in the index which pools a node concerns now instead of before. It

@@ -58,7 +58,7 @@ func TestWatches(t *testing.T) {
 			s := newSite(t, x(), build.NodePool("y", selects("site", "y")), build.NodePool("chosen"), build.NodePool("other"),
 				build.Node("matching", inX), build.Node("naming", names("x")), build.Node("carrying", carries), build.Node("unconcerned", names("y"), inY))
 			var nodes, pools watched.Queue
-			if err := s.woken.Start(t.Context(), &pools); err != nil {
+			if err := s.poolRequests.Start(t.Context(), &pools); err != nil {
 				t.Fatal(err)
 			}
 			nodes.Send(t.Context(), s.nodeWatches(), tc.before, tc.after)
