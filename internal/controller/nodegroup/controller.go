@@ -8,9 +8,10 @@
 //   - finalize: removes the finalizer of a deleted group when no node carries its label.
 //   - report: writes the status, at a bounded pace.
 //
-// The label decides about membership: a node stays in the group that its label names as
-// long as that group selects it. The ledger of seats reads the label, and kube-scheduler
-// tries refused pods again when it changes.
+// The label decides about membership: a node stays in the group that its label names until
+// that group no longer selects it or is deleted; a group with an invalid selector keeps its
+// nodes. The ledger of seats reads the label, and kube-scheduler tries refused pods again
+// when it changes.
 package nodegroup
 
 import (
@@ -187,7 +188,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		has := node.Labels[gm.NodeGroupLabel]
 		_, exists := index.Get(has)
 		if has != s.group.Name && (has == "" || exists) && !s.compiled.Selects(node.Name, node.Labels) {
-			continue // it does not concern this group; Assign tests all groups, which is slow
+			continue // it does not concern this group; Assign may test all groups, which is slow
 		}
 		want := index.Assign(node.Name, node.Labels)
 		if has != want && (has == s.group.Name || want == s.group.Name || has != "" && !exists) {
