@@ -135,7 +135,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			want:   map[string]string{"by-name": "g", "by-label": "g"},
 			reason: map[string]string{"g": gm.ReasonMembersReady},
 		},
-		"of two groups that want a free node the older gets it, whoever comes first": {
+		"of two groups that select a free node the older gets it, in any order of passes": {
 			objects: []client.Object{build.NodeGroup("young", created(2), build.Selects("n")), build.NodeGroup("old", created(1), build.Selects("n")), build.Node("n")},
 			groups:  []string{"young", "old"},
 			want:    map[string]string{"n": "old"},
@@ -147,7 +147,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			want:    map[string]string{"n": "young"},
 			reason:  map[string]string{"old": gm.ReasonNodesContested, "young": gm.ReasonMembersReady},
 		},
-		"a node that is selected no more loses its label, or goes to who selects it": {
+		"a node that is no longer selected loses its label, or moves to a group that selects it": {
 			objects: []client.Object{build.NodeGroup("g"), build.NodeGroup("h", build.Selects("b")), build.Node("a", build.InGroup("g")), build.Node("b", build.InGroup("g"))},
 			groups:  []string{"g", "h"},
 			want:    map[string]string{"b": "h"},
@@ -193,7 +193,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			}
 			s := newSite(t, tc.objects...)
 			s.reconcile(tc.groups...)
-			s.reconcile(tc.groups...) // the status tells of labels as they were seen
+			s.reconcile(tc.groups...) // the status shows the labels that the last pass observed
 			if diff := cmp.Diff(tc.want, s.labels()); diff != "" {
 				t.Errorf("wrong labels (-want +got):\n%s", diff)
 			}
@@ -210,7 +210,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 				}
 				slices.Sort(members)
 				if got := s.group(group).Status; !slices.Equal(members, got.ContainedNodes) || int(got.Total) != len(members) {
-					t.Errorf("group %s says that it contains %v, %d; its label is on %v", group, got.ContainedNodes, got.Total, members)
+					t.Errorf("the status of group %s has nodes %v, total %d; its label is on %v", group, got.ContainedNodes, got.Total, members)
 				}
 			}
 			for _, o := range tc.objects {
@@ -220,7 +220,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			}
 			s.writes = nil
 			if s.reconcile(tc.groups...); len(s.writes) != 0 {
-				t.Errorf("at rest there was written: %v", s.writes)
+				t.Errorf("a pass without changes wrote %v", s.writes)
 			}
 		})
 	}
@@ -237,7 +237,7 @@ func TestAGroupIsHeldUntilItsLabelIsOffEveryNode(t *testing.T) {
 	}
 	s.refuse, s.answer = "a", errors.New("no")
 	if _, err := s.pass("g"); err == nil {
-		t.Error("a node that could not be written is no error")
+		t.Error("a failed patch returned no error")
 	}
 	if diff := cmp.Diff(map[string]string{"a": "g", "b": "heir"}, s.labels()); diff != "" {
 		t.Errorf("one bad node stops the others (-want +got):\n%s", diff)
@@ -252,7 +252,7 @@ func TestAGroupIsHeldUntilItsLabelIsOffEveryNode(t *testing.T) {
 	if err := s.Client.Get(t.Context(), client.ObjectKey{Name: "g"}, &gm.NodeGroup{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the group is still there: %v", err)
 	}
-	s.reconcile("g") // a group that is gone is no error
+	s.reconcile("g") // a deleted group is not an error
 }
 
 func TestNoNodeIsLabelledBeforeTheGroupIsHeld(t *testing.T) {
@@ -347,7 +347,7 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 		t.Errorf("%d writes once the time has come, want 1", got)
 	}
 	if got := s.group("g").Status.Ready; got != 0 {
-		t.Errorf("status says that %d nodes are Ready", got)
+		t.Errorf("status has %d Ready nodes", got)
 	}
 }
 

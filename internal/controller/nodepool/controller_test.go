@@ -237,7 +237,7 @@ func TestOnlyTheAPIServerSaysThatAPoolIsGone(t *testing.T) {
 	behind.Live = behind.Client
 	behind.nodes("n")
 	if n := behind.node("n"); n.Labels["a"] != "" || n.Labels[apps.NodePoolLabel] != "" || n.Annotations[apps.NodePoolAnnotation] != "" {
-		t.Errorf("the node of a pool that is gone carries %v, %v", n.Labels, n.Annotations)
+		t.Errorf("the node of a deleted pool carries %v, %v", n.Labels, n.Annotations)
 	}
 }
 
@@ -453,7 +453,7 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 		}
 	}
 	if last.RequeueAfter == 0 || last.RequeueAfter > pace.StatusEvery {
-		t.Errorf("what is left to write comes back after %s", last.RequeueAfter)
+		t.Errorf("the rest is written after %s", last.RequeueAfter)
 	}
 	s.clock.SetTime(s.clock.Now().Add(last.RequeueAfter))
 	s.pools("p")

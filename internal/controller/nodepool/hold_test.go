@@ -67,7 +67,7 @@ func TestATaintThatEvictsWaitsForTolerations(t *testing.T) {
 	tolerant := []corev1.Toleration{{Key: "offline", Operator: corev1.TolerationOpExists}}
 	s := newSite(t, append(unitedIn("p", nil, nil), build.NodePool("p", offline("")), build.Node("n", names("p")))...)
 	if !s.visit("n", "p") {
-		t.Error("nobody comes back")
+		t.Error("no pass is repeated")
 	}
 	if got := s.taints("n"); got != "" || s.node("n").Labels["a"] != "b" {
 		t.Errorf("taints are %q, labels %v", got, s.node("n").Labels)
@@ -111,7 +111,7 @@ func TestATaintWaitsFiveMinutes(t *testing.T) {
 	s := newSite(t, append(unitedIn("p", nil, nil), build.NodePool("p", offline("")), build.Node("n", names("p")))...)
 	s.clock.SetTime(time.Now()) // conditions have the time of day
 	if !s.visit("n", "p") {
-		t.Error("nobody comes back")
+		t.Error("no pass is repeated")
 	}
 	s.Reconciler = &Reconciler{Client: s.Client, Live: s.Live, Recorder: s.recorder, Clock: s.clock}
 	s.clock.SetTime(s.clock.Now().Add(holdMost - time.Minute))

@@ -23,7 +23,7 @@ import (
 type queue = workqueue.TypedRateLimitingInterface[ctrl.Request]
 
 // poolWatches returns which changes start a pass over a NodePool. nodeEvents and
-// poolEvents enqueue more of them, through wake.
+// poolEvents enqueue more pools, with enqueuePools.
 func (r *Reconciler) poolWatches() []watch.Watch {
 	return []watch.Watch{{Object: &apps.NodePool{}}}
 }
@@ -36,8 +36,8 @@ func (r *Reconciler) nodeWatches() []watch.Watch {
 	}
 }
 
-// nodeEvents enqueues a node when its labels, annotations or taints changed. It wakes
-// the pools that the node concerns when these or the node's readiness changed.
+// nodeEvents enqueues a node when its labels, annotations or taints changed. It
+// enqueues the pools that the node concerns when these or the node's readiness changed.
 func (r *Reconciler) nodeEvents() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {

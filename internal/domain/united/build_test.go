@@ -174,10 +174,10 @@ func TestBuildPatches(t *testing.T) {
 		})
 	}
 	if got, want := build(t, patch("")), build(t); !cmp.Equal(want, got) {
-		t.Errorf("a patch that says nothing makes another workload:\n%s", cmp.Diff(want, got))
+		t.Errorf("an empty patch changes the workload:\n%s", cmp.Diff(want, got))
 	}
 	if _, err := Build(input(patch(`{"spec":{"updateStrategy":{"rollingUpdate":1}}}`))); err == nil || strings.Contains(err.Error(), "partition") {
-		t.Errorf("of a patch that says nothing of a partition the error is %v", err)
+		t.Errorf("the error of a patch without a partition is %v", err)
 	}
 	_, err := Build(input(patch(`{"spec":{"template":{"metadata":{"labels":{"app":null}}}}}`), func(r *BuildInput) {
 		r.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}
@@ -202,7 +202,7 @@ func TestPoolRevision(t *testing.T) {
 		return build(t, modify...).Annotations[apps.PoolRevisionAnnotation]
 	}
 	if of() != of(func(r *BuildInput) { r.Replicas, r.Partition = 9, 1 }) {
-		t.Error("scaling makes another revision")
+		t.Error("scaling changes the PoolRevision")
 	}
 	for name, change := range map[string]func(*BuildInput){
 		"a patch":    patch(`{"spec":{"minReadySeconds":5}}`),
@@ -212,7 +212,7 @@ func TestPoolRevision(t *testing.T) {
 		"a revision": func(r *BuildInput) { r.Revision = "r2" },
 	} {
 		if of() == of(change) {
-			t.Errorf("%s makes none", name)
+			t.Errorf("%s does not change the PoolRevision", name)
 		}
 	}
 }
@@ -260,7 +260,7 @@ func TestOverlay(t *testing.T) {
 		t.Errorf("wrong spec (-want +got):\n%s", diff)
 	}
 	if old.Labels["leaves"] != "x" {
-		t.Error("what is there was changed")
+		t.Error("the live workload was changed")
 	}
 }
 
@@ -293,7 +293,7 @@ func TestWritten(t *testing.T) {
 		d.Labels["x"], d.Annotations["y"] = "others", "others"
 		d.Status.Replicas, d.ResourceVersion, d.Generation = 3, "9", 4
 	}) != base {
-		t.Error("what is not ours is seen")
+		t.Error("the hash depends on keys of others")
 	}
 }
 

@@ -79,7 +79,7 @@ func TestDepart(t *testing.T) {
 		"a rollout that is over":                     {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 4 }), pods: "p1 p2 p3", may: 1, want: 2},
 		"a rollout without surge":                    {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate = nil }), pods: "p1 p2 p3", may: 1, want: 2},
 		"a rollout that surges":                      {w: deployment(2, inRollout), pods: "p1 p2 p3", may: 1, want: 2, evicted: "p1"},
-		"pods that serve nobody":                     {w: deployment(3), pods: "p0 p1! p2-", may: 1, want: 1},
+		"pods that are not Ready":                    {w: deployment(3), pods: "p0 p1! p2-", may: 1, want: 1},
 		"a site that is away":                        {w: deployment(3), pods: "p0! p1! p2!", may: 1, want: 0},
 		"the last":                                   {w: deployment(0), pods: "p2", may: 1, want: 0},
 		"nothing is left":                            {w: deployment(0), pods: "p2~", may: 1, want: 0, drained: true},
@@ -90,12 +90,12 @@ func TestDepart(t *testing.T) {
 		"the highest is not Ready":    {w: stateful(3), pods: "db-0 db-1 db-2!", may: 1, want: 2, evicted: "db-1"},
 		"one below is not Ready":      {w: stateful(3), pods: "db-0 db-1! db-2", may: 3, want: 3, evicted: "db-2"},
 		"the last may not go yet":     {w: stateful(1), pods: "db-0", may: 0, want: 1},
-		"the highest goes":            {w: stateful(3), pods: "db-0 db-1 db-2~", may: 0, want: 2},
+		"the highest ordinal":         {w: stateful(3), pods: "db-0 db-1 db-2~", may: 0, want: 2},
 		"ordinals that begin at five": {w: stateful(2, func(s *appsv1.StatefulSet) { s.Spec.Ordinals = &appsv1.StatefulSetOrdinals{Start: 5} }), pods: "db-5 db-6", may: 1, want: 2, evicted: "db-6"},
 		"a StatefulSet without pods":  {w: stateful(0), may: 1, want: 0, drained: true},
 
 		"a DaemonSet's, when it is gated":  {w: gated(), pods: "a b! c- d", may: 2, evicted: "b a"},
-		"those that serve nobody first":    {w: gated(), pods: "b! a", may: 1, evicted: "b"},
+		"those that are not Ready first":   {w: gated(), pods: "b! a", may: 1, evicted: "b"},
 		"a DaemonSet that is not yet":      {w: &appsv1.DaemonSet{}, pods: "a", may: 2},
 		"a DaemonSet of pods that wait":    {w: gated(), pods: "a- b- c~", may: 1, drained: true},
 		"a DaemonSet that runs on no node": {w: &appsv1.DaemonSet{}, may: 1},
@@ -214,7 +214,7 @@ func TestDrainsEnd(t *testing.T) {
 				if now := active(); len(now) > 0 {
 					p := now[rapid.IntRange(0, len(now)-1).Draw(t, "pod")]
 					// One that was not Ready when replicas were lowered may become so before
-					// its controller takes it: nobody can know that.
+					// its controller deletes it, which the caller cannot prevent.
 					if !isStateful || ordinal(p.Name) < replicasOf(w) {
 						p.Bound, p.Ready = true, true
 					}
@@ -261,11 +261,11 @@ func TestMayLeave(t *testing.T) {
 		w        Workload
 		of, want int32
 	}{
-		"a quarter":     {deployment(1), 9, 2},
-		"never none":    {deployment(1, rolling(intstr.FromInt32(0))), 9, 1},
-		"what it says":  {deployment(1, rolling(intstr.FromString("50%"))), 9, 4},
-		"Recreate":      {deployment(1, recreate), 9, 9},
-		"a StatefulSet": {stateful(1), 9, 1},
+		"a quarter":          {deployment(1), 9, 2},
+		"never none":         {deployment(1, rolling(intstr.FromInt32(0))), 9, 1},
+		"its maxUnavailable": {deployment(1, rolling(intstr.FromString("50%"))), 9, 4},
+		"Recreate":           {deployment(1, recreate), 9, 9},
+		"a StatefulSet":      {stateful(1), 9, 1},
 		"a StatefulSet that may more": {stateful(1, func(s *appsv1.StatefulSet) {
 			s.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateStatefulSetStrategy{MaxUnavailable: new(intstr.FromInt32(3))}
 		}), 9, 3},

@@ -50,7 +50,7 @@ func TestWhenAWorkloadIsWhole(t *testing.T) {
 		"one with an old pod beside the new ones": {rolledDeployment(func(d *appsv1.Deployment) { d.Status.Replicas = 3 }), false, true},
 		"one with an old pod among them":          {rolledDeployment(func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 1 }), false, true},
 		"one with a pod that does not serve":      {rolledDeployment(func(d *appsv1.Deployment) { d.Status.AvailableReplicas = 1 }), true, false},
-		"one of one pod, which it does not say": {rolledDeployment(func(d *appsv1.Deployment) {
+		"one pod by default": {rolledDeployment(func(d *appsv1.Deployment) {
 			d.Spec.Replicas = nil
 			d.Status.Replicas, d.Status.UpdatedReplicas, d.Status.AvailableReplicas = 1, 1, 1
 		}), true, true},
@@ -67,7 +67,7 @@ func TestWhenAWorkloadIsWhole(t *testing.T) {
 		}), true, true},
 
 		"a DaemonSet":                         {rolledDaemonSet(), true, true},
-		"one that nobody has seen yet":        {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.ObservedGeneration = 2 }), false, false},
+		"not observed yet":                    {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.ObservedGeneration = 2 }), false, false},
 		"one whose node got no pod yet":       {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.CurrentNumberScheduled = 1 }), false, true},
 		"one with an old pod":                 {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.UpdatedNumberScheduled = 1 }), false, true},
 		"one on a node that is away":          {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.NumberAvailable = 1 }), true, false},
@@ -111,17 +111,17 @@ func TestFailureOf(t *testing.T) {
 		w               Workload
 		reason, message string
 	}{
-		"nothing is wrong":            {rolledDeployment(), "", ""},
-		"its pods are refused":        {rolledDeployment(available, refused), apps.ReasonPodsRefused, "ReplicaFailure"},
-		"they were":                   {rolledDeployment(says(appsv1.DeploymentReplicaFailure, corev1.ConditionFalse, "")), "", ""},
-		"it makes no progress":        {rolledDeployment(available, late), apps.ReasonProgressDeadlineExceeded, "Progressing"},
-		"it makes some":               {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionTrue, "ReplicaSetUpdated")), "", ""},
-		"it may yet":                  {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionUnknown, "ProgressDeadlineExceeded")), "", ""},
-		"it has failed in other ways": {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionFalse, "FailedCreate")), "", ""},
-		"pods that serve nobody":      {rolledDeployment(available), "", ""},
-		"something else is too late":  {rolledDeployment(says("Other", corev1.ConditionFalse, "ProgressDeadlineExceeded")), "", ""},
-		"that was before the change":  {rolledDeployment(refused, func(d *appsv1.Deployment) { d.Generation = 4 }), "", ""},
-		"a StatefulSet never says":    {rolledStatefulSet(), "", ""},
+		"nothing is wrong":              {rolledDeployment(), "", ""},
+		"its pods are refused":          {rolledDeployment(available, refused), apps.ReasonPodsRefused, "ReplicaFailure"},
+		"they were":                     {rolledDeployment(says(appsv1.DeploymentReplicaFailure, corev1.ConditionFalse, "")), "", ""},
+		"it makes no progress":          {rolledDeployment(available, late), apps.ReasonProgressDeadlineExceeded, "Progressing"},
+		"it makes progress":             {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionTrue, "ReplicaSetUpdated")), "", ""},
+		"Progressing is Unknown":        {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionUnknown, "ProgressDeadlineExceeded")), "", ""},
+		"another reason of Progressing": {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionFalse, "FailedCreate")), "", ""},
+		"pods that are not available":   {rolledDeployment(available), "", ""},
+		"another condition":             {rolledDeployment(says("Other", corev1.ConditionFalse, "ProgressDeadlineExceeded")), "", ""},
+		"that was before the change":    {rolledDeployment(refused, func(d *appsv1.Deployment) { d.Generation = 4 }), "", ""},
+		"a StatefulSet":                 {rolledStatefulSet(), "", ""},
 	} {
 		if reason, message := FailureOf(tc.w); reason != tc.reason || message != tc.message {
 			t.Errorf("%s: %q, %q; want %q, %q", name, reason, message, tc.reason, tc.message)

@@ -475,7 +475,7 @@ func (r *rollout) isUpdated(i int) bool {
 	return r.isRolledOut(i) && c.Owner == Ours && (c.Partition <= 0 || c.Replicas <= 0)
 }
 
-// summarize sets what the plan says about all pools together.
+// summarize sets the fields of the plan that concern all pools.
 func (r *rollout) summarize() {
 	updated, rolledOut := true, true
 	r.plan.Complete = true

@@ -124,13 +124,13 @@ func TestPlanOfOneStep(t *testing.T) {
 		phase    apps.PoolPhase
 		complete bool
 	}{
-		"as it is to be": {
+		"nothing to do": {
 			pool: Pool{Replicas: 2}, children: []Child{at("r1")}, phase: apps.PoolReady, complete: true,
 		},
 		"A8: no replicas and none wanted is complete": {
 			pool: Pool{Replicas: 0}, children: []Child{with(at("r1"), func(c *Child) { c.Replicas = 0 })}, phase: apps.PoolReady, complete: true,
 		},
-		"A1: scaling is no update": {
+		"A1: scaling is not an update": {
 			pool: Pool{Replicas: 3}, children: []Child{at("r1")}, phase: apps.PoolReady,
 			want: []string{"scale a (web-a): 3 replicas, not 2 replicas"},
 		},
@@ -138,11 +138,11 @@ func TestPlanOfOneStep(t *testing.T) {
 			pool: Pool{Replicas: 2}, children: []Child{second, at("r1")}, phase: apps.PoolReady, complete: true,
 			want: []string{"delete a (other): the pool also has web-a"},
 		},
-		"of two the one that is up is kept": {
+		"of two the available one is kept": {
 			pool: Pool{Replicas: 2}, children: []Child{second, with(at("r1"), func(c *Child) { c.Available = false })}, phase: apps.PoolReady, complete: true,
 			want: []string{"delete a (web-a): the pool also has other"},
 		},
-		"A9: what was edited is put back, while it waits too": {
+		"A9: an edit is undone although the rollout is paused": {
 			pool: Pool{Replicas: 2}, strategy: Strategy{Paused: true}, children: []Child{with(at("r0"), func(c *Child) { c.Edited = true })},
 			want: []string{"restore a (web-a) at r0: it was edited by hand"}, phase: apps.PoolHeld,
 		},
@@ -150,40 +150,40 @@ func TestPlanOfOneStep(t *testing.T) {
 			pool: Pool{Replicas: 2, Partition: 1}, children: []Child{at("r1")}, phase: apps.PoolReady,
 			want: []string{"scale a (web-a): 2 replicas, partition 1, not 2 replicas"},
 		},
-		"held in part, it is not complete": {
+		"a partition holds pods: it is not complete": {
 			pool: Pool{Replicas: 2, Partition: 1}, children: []Child{with(at("r1"), func(c *Child) { c.Partition = 1 })}, phase: apps.PoolReady,
 		},
-		"held whole": {
+		"the pool is held": {
 			pool: Pool{Replicas: 2}, strategy: Strategy{Partition: 1}, children: []Child{at("r0")}, phase: apps.PoolHeld,
 		},
-		"held whole, its patch goes on": {
+		"the pool is held, and its patch changes": {
 			pool: Pool{Replicas: 2, Contents: map[string]string{"r0": "r0/a-patched"}}, strategy: Strategy{Partition: 1}, children: []Child{at("r0")}, phase: apps.PoolUpdating,
 			want: []string{"update a (web-a) at r0: pool 1 of at most 1 at a time"},
 		},
-		"being deleted, its name is waited for": {
+		"its workload is being deleted": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Deleting = true })}, phase: apps.PoolPending,
 		},
-		"refused, nothing is tried again in the same pass": {
+		"it was refused: no second attempt in the same pass": {
 			pool: Pool{Replicas: 3, Refused: true}, children: []Child{at("r0")}, phase: apps.PoolFailed,
 		},
-		"refused, it is not tried to make it": {
+		"it was refused: the workload is not created": {
 			pool: Pool{Replicas: 2, Refused: true}, phase: apps.PoolFailed,
 		},
-		"refused, it is not adopted": {
+		"it was refused: the workload is not adopted": {
 			pool: Pool{Replicas: 2, Refused: true}, children: []Child{with(at("r1"), func(c *Child) { c.Owner = Unowned })}, phase: apps.PoolFailed,
 		},
-		"nobody's, it is not complete before it is ours": {
+		"a workload without an owner is adopted first": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Owner = Unowned })}, phase: apps.PoolPending,
 			want: []string{"adopt a (web-a): the workload of the pool has no owner"},
 		},
-		"edited, it is not complete before that is put back": {
+		"edited: it is not complete before it is restored": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Edited = true })}, phase: apps.PoolReady,
 			want: []string{"restore a (web-a) at r1: it was edited by hand"},
 		},
-		"edited, of a revision that cannot be made any more": {
+		"edited, at a revision that cannot be built": {
 			pool: Pool{Replicas: 2}, strategy: Strategy{Paused: true}, children: []Child{with(at("gone"), func(c *Child) { c.Edited = true })}, phase: apps.PoolHeld,
 		},
-		"held whole, of a revision that cannot be made any more": {
+		"held at a revision that cannot be built": {
 			pool: Pool{Replicas: 2}, strategy: Strategy{Partition: 1}, children: []Child{at("gone")}, phase: apps.PoolUpdating,
 			want: []string{"update a (web-a) at r1: pool 1 of at most 1 at a time"},
 		},
@@ -195,31 +195,31 @@ func TestPlanOfOneStep(t *testing.T) {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r0"), func(c *Child) { c.PoolRevision, c.Edited = "r1/a", true })}, phase: apps.PoolUpdating,
 			want: []string{"update a (web-a) at r1: pool 1 of at most 1 at a time"},
 		},
-		"held in part, of no replicas": {
+		"a partition without replicas": {
 			pool: Pool{Partition: 1}, children: []Child{with(at("r1"), func(c *Child) { c.Replicas, c.Partition = 0, 1 })}, phase: apps.PoolReady, complete: true,
 		},
-		"a DaemonSet is as large as its pool": {
+		"a DaemonSet has no replicas": {
 			pool: Pool{Replicas: 3}, unsized: true, children: []Child{with(at("r1"), func(c *Child) { c.Replicas = 0 })}, phase: apps.PoolReady, complete: true,
 		},
-		"the one that stays is kept, whatever the other is": {
+		"one that is being deleted is not kept": {
 			pool: Pool{Replicas: 2}, children: []Child{
 				with(at("r1"), func(c *Child) { c.Deleting = true }),
 				with(second, func(c *Child) { c.Owner, c.Available, c.Established = Unowned, false, false }),
 			},
 			want: []string{"adopt a (other): the workload of the pool has no owner"}, phase: apps.PoolPending,
 		},
-		"ours is kept, whatever somebody else's is": {
+		"ours is kept, although another one is available": {
 			pool: Pool{Replicas: 2}, children: []Child{
 				with(at("r1"), func(c *Child) { c.Owner = Unowned }),
 				with(second, func(c *Child) { c.Available, c.RolloutComplete, c.Established, c.Settled = false, false, false, false }),
 			},
 			phase: apps.PoolUpdating,
 		},
-		"being up without a pod is nothing": {
+		"one without pods does not count as available": {
 			pool: Pool{Replicas: 2}, children: []Child{with(second, func(c *Child) { c.Replicas = 0 }), with(at("r1"), func(c *Child) { c.Available = false })}, phase: apps.PoolUnavailable,
 			want: []string{"delete a (other): the pool also has web-a"},
 		},
-		"its update has not come to its end": {
+		"its update is not finished": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Available, c.Settled = false, false })}, phase: apps.PoolUpdating,
 		},
 		"it is new": {
@@ -228,7 +228,7 @@ func TestPlanOfOneStep(t *testing.T) {
 		"its pods are being replaced": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.RolloutComplete = false })}, phase: apps.PoolUpdating,
 		},
-		"its pods went away long after": {
+		"its pods became unavailable after the update": {
 			pool: Pool{Replicas: 2}, children: []Child{with(at("r1"), func(c *Child) { c.Available = false })}, phase: apps.PoolUnavailable,
 		},
 	} {
@@ -292,23 +292,23 @@ func TestPlanOfSeveralPools(t *testing.T) {
 	}{
 		"the first begins":                                {pools: "a:r0 b:r0", want: "update a r2", phases: "Updating Waiting"},
 		"a pool that is refused stops the rollout":        {pools: "a:r0x b:r0", phases: "Failed Held", stopped: true},
-		"it does not where the others go on":              {pools: "a:r0x b:r0", strategy: Strategy{Continue: true}, want: "update b r2", phases: "Failed Updating"},
-		"nor where it was never up":                       {pools: "a:-r0x b:r0", want: "update b r2", phases: "Failed Updating"},
-		"nor where it has no workload":                    {pools: "ax b:r0", want: "update b r2", phases: "Failed Updating"},
-		"a pool that is away goes on though one refuses":  {pools: "a:r0x b:r1!", want: "update b r2", phases: "Failed Updating"},
-		"not where the new revision has failed":           {pools: "a:r2? b:r1! c:r0", strategy: Strategy{MaxUpdating: 3}, phases: "Failed Held Held", stopped: true},
-		"one that failed and is left behind, one is away": {pools: "a:r2? b:r2! c:r0", strategy: Strategy{Continue: true}, phases: "Failed Updating Waiting"},
-		"two at once, of which one is away already":       {pools: "a:r0 b:r0 c:r1!", strategy: Strategy{MaxUpdating: 2}, want: "update a r2, update c r2", phases: "Updating Waiting Updating"},
-		"one that is away waits for its turn":             {pools: "a:r2! b:r1!", phases: "Updating Waiting"},
-		"one that is away takes its turn":                 {pools: "a:r1! b:r0", want: "update a r2", phases: "Updating Waiting"},
+		"it does not stop with Continue":                  {pools: "a:r0x b:r0", strategy: Strategy{Continue: true}, want: "update b r2", phases: "Failed Updating"},
+		"nor if it was never complete":                    {pools: "a:-r0x b:r0", want: "update b r2", phases: "Failed Updating"},
+		"nor if it has no workload":                       {pools: "ax b:r0", want: "update b r2", phases: "Failed Updating"},
+		"a busy pool goes on although another is refused": {pools: "a:r0x b:r1!", want: "update b r2", phases: "Failed Updating"},
+		"but not if the new revision has failed":          {pools: "a:r2? b:r1! c:r0", strategy: Strategy{MaxUpdating: 3}, phases: "Failed Held Held", stopped: true},
+		"a failed pool with Continue, and a busy one":     {pools: "a:r2? b:r2! c:r0", strategy: Strategy{Continue: true}, phases: "Failed Updating Waiting"},
+		"two at a time, one of them busy already":         {pools: "a:r0 b:r0 c:r1!", strategy: Strategy{MaxUpdating: 2}, want: "update a r2, update c r2", phases: "Updating Waiting Updating"},
+		"a busy pool waits for its turn":                  {pools: "a:r2! b:r1!", phases: "Updating Waiting"},
+		"a busy pool is updated before others":            {pools: "a:r1! b:r0", want: "update a r2", phases: "Updating Waiting"},
 
-		"a new pool before the rollout comes to it":      {pools: "a:r0 b", want: "update a r2, create b r0", phases: "Updating Pending"},
-		"a new pool while the one before it is away":     {pools: "a:r2! b c:r0", want: "create b r0", phases: "Updating Pending Waiting"},
-		"a new pool where the rollout has been":          {pools: "a:r2 b c:r0", want: "create b r2, update c r2", phases: "Ready Pending Updating"},
-		"a new pool where no other has the old revision": {pools: "a:r2! b", want: "create b r2", phases: "Updating Pending"},
-		"a new pool that the partition holds":            {pools: "a:r2 b c:r0", strategy: Strategy{Partition: 2}, want: "create b r0", phases: "Ready Pending Held"},
-		"a new pool while the rollout is paused":         {pools: "a:r2 b c:r0", strategy: Strategy{Paused: true}, want: "create b r0", phases: "Ready Pending Held"},
-		"a new pool while the rollout is stopped":        {pools: "a:r2x b c:r0", want: "create b r0", phases: "Failed Pending Held", stopped: true},
+		"a new pool before the rollout reaches it":    {pools: "a:r0 b", want: "update a r2, create b r0", phases: "Updating Pending"},
+		"a new pool while the one before it is busy":  {pools: "a:r2! b c:r0", want: "create b r0", phases: "Updating Pending Waiting"},
+		"a new pool that the rollout has passed":      {pools: "a:r2 b c:r0", want: "create b r2, update c r2", phases: "Ready Pending Updating"},
+		"a new pool if no other has the old revision": {pools: "a:r2! b", want: "create b r2", phases: "Updating Pending"},
+		"a new pool that the partition holds":         {pools: "a:r2 b c:r0", strategy: Strategy{Partition: 2}, want: "create b r0", phases: "Ready Pending Held"},
+		"a new pool while the rollout is paused":      {pools: "a:r2 b c:r0", strategy: Strategy{Paused: true}, want: "create b r0", phases: "Ready Pending Held"},
+		"a new pool while the rollout is stopped":     {pools: "a:r2x b c:r0", want: "create b r0", phases: "Failed Pending Held", stopped: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pools, children := read(tc.pools)

@@ -47,8 +47,8 @@ type Entry struct {
 	// PodTemplatePath is the path of the pod template. OverridePolicies are tried on this
 	// template before they are used. Empty: they are not tried.
 	PodTemplatePath Path
-	// RevisionLabel is the key of the pod label that tells the revisions of an
-	// object's pods apart. Empty: the labels that Kubernetes' own kinds use.
+	// RevisionLabel is the key of the pod label whose value differs between revisions of an
+	// object. Empty: the labels that Kubernetes' own kinds use.
 	RevisionLabel string
 }
 

@@ -19,11 +19,11 @@ func TestParse(t *testing.T) {
 		"nothing":              {"", nil},
 		"comments only":        {"# none yet\n", nil},
 		"an empty list":        {"[]", nil},
-		"a document's marker":  {"--- # kinds\n[]\n", nil},
-		"what an entry needs":  {"- {group: example.com, version: v1, kind: Widget}", []Entry{{GroupVersionKind: widget}}},
+		"a document marker":    {"--- # kinds\n[]\n", nil},
+		"required fields only": {"- {group: example.com, version: v1, kind: Widget}", []Entry{{GroupVersionKind: widget}}},
 		"an entry of JSON":     {`[{"group":"example.com","version":"v1","kind":"Widget"}]`, []Entry{{GroupVersionKind: widget}}},
 		"a kind of the core":   {"- {version: v1, kind: ReplicationController}", []Entry{{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "ReplicationController"}}}},
-		"null is not said":     {"- {group: example.com, version: v1, kind: Widget, replicasPath: null}", []Entry{{GroupVersionKind: widget}}},
+		"a field that is null": {"- {group: example.com, version: v1, kind: Widget, replicasPath: null}", []Entry{{GroupVersionKind: widget}}},
 		"a path without a dot": {"- {group: example.com, version: v1, kind: Widget, replicasPath: spec.count}", []Entry{{GroupVersionKind: widget, ReplicasPath: Path{"spec", "count"}}}},
 		"everything": {
 			`
@@ -65,8 +65,8 @@ func TestParseRefuses(t *testing.T) {
 		"a key twice":                {"- {kind: A, kind: B, version: v1}", "workloads.yaml: the text is not valid YAML: "},
 		"no list":                    {"group: example.com", `workloads.yaml: the text is not a list: begin each entry with "- "`},
 		"a second document":          {"- {version: v1, kind: A}\n---\n- {version: v1, kind: B}", "workloads.yaml: the text has more than one YAML document: write one list"},
-		"a text without end":         {strings.Repeat("#", MaxText+1), "workloads.yaml: the text has 65537 bytes: at most 65536 are allowed"},
-		"a list without end":         {strings.Repeat("- {}\n", MaxEntries+1), "workloads.yaml: the list has 51 entries: at most 50 are allowed"},
+		"a text that is too long":    {strings.Repeat("#", MaxText+1), "workloads.yaml: the text has 65537 bytes: at most 65536 are allowed"},
+		"a list that is too long":    {strings.Repeat("- {}\n", MaxEntries+1), "workloads.yaml: the list has 51 entries: at most 50 are allowed"},
 		"an entry that is a word":    {"- Widget", "workloads.yaml[0]: is not an object: the fields are group, version, kind, resource, replicasPath, podTemplatePath, revisionLabel"},
 		"an unknown field":           {entry(", replicaPath: .spec.replicas"), `workloads.yaml[0] (Widget.example.com): unknown field "replicaPath": the fields are group, version, kind, resource, replicasPath, podTemplatePath, revisionLabel`},
 		"a field in another case":    {"- {version: v1, Kind: Widget}", `workloads.yaml[0]: unknown field "Kind": the fields are`},
@@ -76,20 +76,20 @@ func TestParseRefuses(t *testing.T) {
 		"no version":                 {"- {group: example.com, kind: Widget}", "workloads.yaml[0] (Widget.example.com): version is missing, such as v1alpha1"},
 		"an apiVersion as version":   {"- {version: example.com/v1, kind: Widget}", `workloads.yaml[0] (Widget): version "example.com/v1" is not a valid version, such as v1alpha1: write the group in the field group`},
 		"a group in upper case":      {"- {group: Example, version: v1, kind: Widget}", `workloads.yaml[0]: group "Example" is not a valid API group name`},
-		"every group":                {"- {group: '*', version: v1, kind: Widget}", `workloads.yaml[0]: group "*" is not a valid API group name`},
+		"a wildcard as group":        {"- {group: '*', version: v1, kind: Widget}", `workloads.yaml[0]: group "*" is not a valid API group name`},
 		"a built-in kind":            {"- {group: apps, version: v1beta1, kind: Deployment}", "workloads.yaml[0] (Deployment.apps): the kind is built in: remove the entry"},
 		"pods":                       {"- {version: v1, kind: Pod}", "workloads.yaml[0] (Pod): the kind is built in: remove the entry"},
 		"a kind twice":               {entry("") + "\n- {group: example.com, version: v2, kind: Widget}", "workloads.yaml[1] (Widget.example.com): entry 0 names the same kind: keep one of them"},
-		"every resource":             {entry(", resource: '*'"), `workloads.yaml[0] (Widget.example.com): resource "*" is not a valid plural name, such as clonesets`},
-		"a label that is none":       {entry(", revisionLabel: a b"), `workloads.yaml[0] (Widget.example.com): revisionLabel "a b" is not a valid label key, such as pod-template-hash`},
+		"a wildcard as resource":     {entry(", resource: '*'"), `workloads.yaml[0] (Widget.example.com): resource "*" is not a valid plural name, such as clonesets`},
+		"an invalid label key":       {entry(", revisionLabel: a b"), `workloads.yaml[0] (Widget.example.com): revisionLabel "a b" is not a valid label key, such as pod-template-hash`},
 		"a path into a list":         {entry(", replicasPath: '.spec.sets[0].replicas'"), `workloads.yaml[0] (Widget.example.com): replicasPath ".spec.sets[0].replicas" leads into a list`},
 		"a JSONPath":                 {entry(", replicasPath: '{.spec.replicas}'"), `workloads.yaml[0] (Widget.example.com): replicasPath "{.spec.replicas}" leads into a list`},
 		"a JSON pointer":             {entry(", replicasPath: /spec/replicas"), `workloads.yaml[0] (Widget.example.com): replicasPath "/spec/replicas" is not a path: write names of fields with dots between them, such as .spec.replicas`},
 		"a dot":                      {entry(", replicasPath: ."), `workloads.yaml[0] (Widget.example.com): replicasPath "." is not a path`},
 		"a dot at the end":           {entry(", podTemplatePath: .spec."), `workloads.yaml[0] (Widget.example.com): podTemplatePath ".spec." is not a path`},
 		"a path into metadata":       {entry(", replicasPath: .metadata.generation"), `workloads.yaml[0] (Widget.example.com): replicasPath ".metadata.generation" leads into metadata: the value cannot be there`},
-		"a path without end":         {entry(", replicasPath: " + strings.Repeat(".a", 200)), "workloads.yaml[0] (Widget.example.com): replicasPath has 400 characters: at most 253 are allowed"},
-		"an alias that never ends":   {"&a [*a]", "workloads.yaml: the text is not valid YAML: "},
+		"a path that is too long":    {entry(", replicasPath: " + strings.Repeat(".a", 200)), "workloads.yaml[0] (Widget.example.com): replicasPath has 400 characters: at most 253 are allowed"},
+		"a recursive alias":          {"&a [*a]", "workloads.yaml: the text is not valid YAML: "},
 		"one bad entry among others": {"- {version: v1, kind: A}\n- {version: v1}\n- {version: v1, kind: B}", "workloads.yaml[1]: kind is missing"},
 	}
 	for name, tc := range tests {
@@ -115,8 +115,8 @@ func TestGoodEntriesAreReadBesideBadOnes(t *testing.T) {
 	}
 }
 
-// FuzzParse: no text makes it panic, the same text reads the same, and what is
-// read can be written again.
+// FuzzParse: no text makes Parse panic, the same text has the same result, and each parsed
+// path can be written as text and parsed again.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"", "[]", "- {group: example.com, version: v1, kind: Widget, replicasPath: .spec.replicas}", "- &a {kind: *a}",
@@ -128,10 +128,10 @@ func FuzzParse(f *testing.F) {
 		entries, errs := Parse(text)
 		again, errsAgain := Parse(text)
 		if diff := cmp.Diff(entries, again); diff != "" {
-			t.Errorf("read twice it says otherwise:\n%s", diff)
+			t.Errorf("the second result differs:\n%s", diff)
 		}
 		if len(errs) != len(errsAgain) {
-			t.Fatalf("read twice it has other errors: %v, %v", errs, errsAgain)
+			t.Fatalf("the errors differ: %v, %v", errs, errsAgain)
 		}
 		for i, err := range errs {
 			if err.Error() == "" || err.Error() != errsAgain[i].Error() {
@@ -154,7 +154,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestTheLimits: what is as long as it may be is read.
+// TestTheLimits: texts at the limits are parsed, longer ones are refused.
 func TestTheLimits(t *testing.T) {
 	path := strings.Repeat("a", maxPath)
 	for name, text := range map[string]string{
