@@ -56,7 +56,7 @@ func gated() *appsv1.DaemonSet {
 	return d
 }
 
-func TestDepart(t *testing.T) {
+func TestNextDrainStep(t *testing.T) {
 	inRollout := func(d *appsv1.Deployment) {
 		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.FromInt32(1))}
 		d.Status.Replicas, d.Status.UpdatedReplicas = 4, 1
@@ -69,36 +69,36 @@ func TestDepart(t *testing.T) {
 		evicted string
 		drained bool
 	}{
-		"one of three":                               {w: deployment(3), pods: "p0 p1 p2", may: 1, want: 3, evicted: "p0"},
-		"the first by name":                          {w: deployment(3), pods: "p2 p0 p1", may: 2, want: 3, evicted: "p0 p1"},
-		"two of three":                               {w: deployment(3), pods: "p0 p1 p2", may: 2, want: 3, evicted: "p0 p1"},
-		"none may go":                                {w: deployment(3), pods: "p0 p1 p2", may: 0, want: 3},
-		"the one before is away":                     {w: deployment(2), pods: "p0~ p1 p2", may: 1, want: 2, evicted: "p1"},
-		"evicted, and not lowered":                   {w: deployment(3), pods: "p0~ p1 p2 p3-", may: 1, want: 2},
-		"what replaces it is Ready before it is cut": {w: deployment(2), pods: "p1 p2 p3", may: 1, want: 2},
-		"a rollout that is over":                     {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 4 }), pods: "p1 p2 p3", may: 1, want: 2},
-		"a rollout without surge":                    {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate = nil }), pods: "p1 p2 p3", may: 1, want: 2},
-		"a rollout that surges":                      {w: deployment(2, inRollout), pods: "p1 p2 p3", may: 1, want: 2, evicted: "p1"},
-		"pods that are not Ready":                    {w: deployment(3), pods: "p0 p1! p2-", may: 1, want: 1},
-		"a site that is away":                        {w: deployment(3), pods: "p0! p1! p2!", may: 1, want: 0},
-		"the last":                                   {w: deployment(0), pods: "p2", may: 1, want: 0},
-		"nothing is left":                            {w: deployment(0), pods: "p2~", may: 1, want: 0, drained: true},
-		"a Deployment that never had a pod":          {w: deployment(3), may: 1, want: 0},
+		"one of three":                  {w: deployment(3), pods: "p0 p1 p2", may: 1, want: 3, evicted: "p0"},
+		"the first by name":             {w: deployment(3), pods: "p2 p0 p1", may: 2, want: 3, evicted: "p0 p1"},
+		"two of three":                  {w: deployment(3), pods: "p0 p1 p2", may: 2, want: 3, evicted: "p0 p1"},
+		"none is allowed":               {w: deployment(3), pods: "p0 p1 p2", may: 0, want: 3},
+		"one is terminating":            {w: deployment(2), pods: "p0~ p1 p2", may: 1, want: 2, evicted: "p1"},
+		"evicted, replicas not lowered": {w: deployment(3), pods: "p0~ p1 p2 p3-", may: 1, want: 2},
+		"its replacement is Ready before replicas are lowered": {w: deployment(2), pods: "p1 p2 p3", may: 1, want: 2},
+		"a rollout that is over":                               {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 4 }), pods: "p1 p2 p3", may: 1, want: 2},
+		"a rollout without surge":                              {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate = nil }), pods: "p1 p2 p3", may: 1, want: 2},
+		"a rollout that surges":                                {w: deployment(2, inRollout), pods: "p1 p2 p3", may: 1, want: 2, evicted: "p1"},
+		"pods that are not Ready":                              {w: deployment(3), pods: "p0 p1! p2-", may: 1, want: 1},
+		"no pod is Ready":                                      {w: deployment(3), pods: "p0! p1! p2!", may: 1, want: 0},
+		"the last pod":                                         {w: deployment(0), pods: "p2", may: 1, want: 0},
+		"nothing is left":                                      {w: deployment(0), pods: "p2~", may: 1, want: 0, drained: true},
+		"a Deployment that never had a pod":                    {w: deployment(3), may: 1, want: 0},
 
 		"the highest ordinal":         {w: stateful(3), pods: "db-0 db-1 db-2", may: 1, want: 3, evicted: "db-2"},
 		"downwards":                   {w: stateful(3), pods: "db-0 db-1 db-2", may: 2, want: 3, evicted: "db-2 db-1"},
 		"the highest is not Ready":    {w: stateful(3), pods: "db-0 db-1 db-2!", may: 1, want: 2, evicted: "db-1"},
 		"one below is not Ready":      {w: stateful(3), pods: "db-0 db-1! db-2", may: 3, want: 3, evicted: "db-2"},
-		"the last may not go yet":     {w: stateful(1), pods: "db-0", may: 0, want: 1},
-		"the highest ordinal":         {w: stateful(3), pods: "db-0 db-1 db-2~", may: 0, want: 2},
+		"the last is not allowed yet": {w: stateful(1), pods: "db-0", may: 0, want: 1},
+		"the highest is terminating":  {w: stateful(3), pods: "db-0 db-1 db-2~", may: 0, want: 2},
 		"ordinals that begin at five": {w: stateful(2, func(s *appsv1.StatefulSet) { s.Spec.Ordinals = &appsv1.StatefulSetOrdinals{Start: 5} }), pods: "db-5 db-6", may: 1, want: 2, evicted: "db-6"},
 		"a StatefulSet without pods":  {w: stateful(0), may: 1, want: 0, drained: true},
 
-		"a DaemonSet's, when it is gated":  {w: gated(), pods: "a b! c- d", may: 2, evicted: "b a"},
-		"those that are not Ready first":   {w: gated(), pods: "b! a", may: 1, evicted: "b"},
-		"a DaemonSet that is not yet":      {w: &appsv1.DaemonSet{}, pods: "a", may: 2},
-		"a DaemonSet of pods that wait":    {w: gated(), pods: "a- b- c~", may: 1, drained: true},
-		"a DaemonSet that runs on no node": {w: &appsv1.DaemonSet{}, may: 1},
+		"a gated DaemonSet":                 {w: gated(), pods: "a b! c- d", may: 2, evicted: "b a"},
+		"those that are not Ready first":    {w: gated(), pods: "b! a", may: 1, evicted: "b"},
+		"a DaemonSet that is not gated":     {w: &appsv1.DaemonSet{}, pods: "a", may: 2},
+		"a gated DaemonSet whose pods wait": {w: gated(), pods: "a- b- c~", may: 1, drained: true},
+		"a DaemonSet that runs on no node":  {w: &appsv1.DaemonSet{}, may: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pods := parsePods(tc.pods)
@@ -250,7 +250,7 @@ func TestClaimsOfADrain(t *testing.T) {
 	}
 }
 
-func TestMayLeave(t *testing.T) {
+func TestMaxUnavailable(t *testing.T) {
 	rolling := func(n intstr.IntOrString) func(*appsv1.Deployment) {
 		return func(d *appsv1.Deployment) {
 			d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxUnavailable: &n}
