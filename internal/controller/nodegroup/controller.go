@@ -86,6 +86,7 @@ func (r *Reconciler) compile(g *gm.NodeGroup) (membership.Group, error) {
 	return c.group, c.invalid
 }
 
+// forget removes a deleted group from the cache of compiled groups.
 func (r *Reconciler) forget(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,6 +202,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	return nil
 }
 
+// readyStatus returns the readiness of a node as the group's status shows it.
 func readyStatus(node *corev1.Node) gm.NodeReadyStatus {
 	_, c := nodeutil.GetNodeCondition(&node.Status, corev1.NodeReady)
 	switch {

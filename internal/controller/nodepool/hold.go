@@ -75,6 +75,7 @@ type delay struct {
 	failed    error
 }
 
+// waits reports whether the taints wait.
 func (d *delay) waits() bool { return len(d.workloads) > 0 || d.failed != nil }
 
 // retry returns an error that repeats the pass when the delay may be over; nil if none waits.
@@ -82,7 +83,7 @@ func (d *delay) retry(now time.Time) error {
 	if !d.waits() {
 		return nil
 	}
-	return phase.Wait("for pods to tolerate a NoExecute taint", min(holdEvery, d.until.Sub(now)))
+	return phase.Wait("pods that do not tolerate a NoExecute taint", min(holdEvery, d.until.Sub(now)))
 }
 
 // delayOf returns whether NoExecute taints must wait before they are put on nodes of a pool,
@@ -113,6 +114,7 @@ func (r *Reconciler) delayOf(ctx context.Context, pool string, taints []corev1.T
 	return h.delay
 }
 
+// sameTaint reports whether two taints are equal, ignoring the time at which they were added.
 func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
 
 // waitsSince returns when taints of a pool began to wait. It reads the status, because they

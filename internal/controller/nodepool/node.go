@@ -197,6 +197,7 @@ const (
 	repaired = "repaired"
 )
 
+// kindOf returns which of these kinds a change is.
 func kindOf(c *attributes.Change) string {
 	switch {
 	case c.From == "" && c.To != "":

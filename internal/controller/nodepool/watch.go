@@ -109,6 +109,7 @@ func carriesOther(a, b *corev1.Node) bool {
 		!equality.Semantic.DeepEqual(a.Spec.Taints, b.Spec.Taints)
 }
 
+// isReady reports whether the condition Ready of a node is True.
 func isReady(n *corev1.Node) bool {
 	_, c := nodeutil.GetNodeCondition(&n.Status, corev1.NodeReady)
 	return c != nil && c.Status == corev1.ConditionTrue

@@ -52,7 +52,7 @@ func (r *Reconciler) observeLeaving(ctx context.Context, s *scope) {
 func (r *Reconciler) drain(ctx context.Context, s *scope, a united.Action) error {
 	pods, listed := s.leaving[a.Child]
 	if !listed {
-		return phase.Wait("the pods of a removed pool to be listed", eviction.Retry)
+		return phase.Wait("the list of the pods of a removed pool", eviction.Retry)
 	}
 	live := s.live[a.Child]
 	if daemons, ok := live.(*appsv1.DaemonSet); ok && !united.IsGated(daemons) {
@@ -82,7 +82,7 @@ func (r *Reconciler) drain(ctx context.Context, s *scope, a united.Action) error
 		}
 		break
 	}
-	wait := phase.Wait("the pods of a removed pool to leave", every)
+	wait := phase.Wait("the pods of a removed pool", every)
 	if united.CountPods(live).Desired == lower || !s.state.HasReplicas {
 		return errors.Join(failed, wait)
 	}

@@ -68,7 +68,7 @@ func (r *Reconciler) recordFailure(s *scope, a united.Action, err error) error {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return nil // no object can be created there any more
 	case apierrors.IsNotFound(err) && a.Verb != united.Create:
-		return phase.Wait("the cache to have the deletion of the workload", retryFirst)
+		return phase.Wait("the deletion of the workload in the cache", retryFirst)
 	case errors.Is(err, errNamesTaken):
 		s.failures[a.Pool] = failure{apps.ReasonNameTaken, err.Error()}
 	default:

@@ -48,6 +48,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	return nil
 }
 
+// observeNodePools reads the NodePools of the spec's pools. Missing ones are left out.
 func (r *Reconciler) observeNodePools(ctx context.Context, s *scope) error {
 	s.nodePools = map[string]*apps.NodePool{}
 	for i := range s.ud.Spec.Topology.Pools {
@@ -98,7 +99,8 @@ func (r *Reconciler) listWorkloads(ctx context.Context, s *scope) ([]united.Work
 	return out, nil
 }
 
-// ownership returns whether a workload is ours or can be adopted, and which of both.
+// ownership returns the kind of owner of a workload, and whether the workload is ours or can
+// be adopted.
 func (s *scope) ownership(w united.Workload) (united.Owner, bool) {
 	if owner := metav1.GetControllerOfNoCopy(w); owner != nil {
 		return united.Ours, owner.UID == s.ud.UID
@@ -171,6 +173,7 @@ func (r *Reconciler) failureOf(s *scope, w united.Workload, c *united.Child, m *
 	return failure{}
 }
 
+// deadline returns how long a pool may make no progress during an update.
 func (s *scope) deadline() time.Duration {
 	seconds := apps.DefaultProgressDeadlineSeconds
 	if n := s.ud.Spec.UpdateStrategy.ProgressDeadlineSeconds; n != nil {
@@ -193,6 +196,7 @@ func progressed(m *apps.PoolStatus, pods united.Pods) bool {
 	return m.Replicas != pods.Total || m.UpdatedReplicas != pods.Updated || m.AvailableReplicas != pods.Available
 }
 
+// strategyOf returns the planner's strategy, with the defaults of the schema.
 func strategyOf(u *apps.UnitedDeploymentUpdateStrategy) united.Strategy {
 	s := united.Strategy{Paused: u.Paused, MaxUpdating: 1, Continue: u.OnFailure == apps.FailureContinue}
 	if u.Partition != nil {

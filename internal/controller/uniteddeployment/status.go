@@ -120,7 +120,8 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 		p.Settled, p.Established = c.Settled, c.Established
 		if m := s.remembered[pool.Name]; m != nil && m.Workload == c.Name {
 			p.Written, p.LastProgressTime = m.Written, m.LastProgressTime
-			// The progress deadline of an incomplete workload restarts whenever its counts change.
+			// The progress deadline of an incomplete workload restarts when its counts
+			// change.
 			if progressed(m, pods) && !c.Complete() {
 				p.LastProgressTime = new(r.now())
 			}

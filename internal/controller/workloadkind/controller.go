@@ -158,6 +158,7 @@ func (r *Reconciler) resolve(ctx context.Context, s *scope) error {
 	return nil
 }
 
+// resolveText parses a list and resolves its entries.
 func (r *Reconciler) resolveText(ctx context.Context, text string) resolution {
 	out := resolution{badKinds: sets.New[schema.GroupKind]()}
 	entries, errs := workloadkind.Parse(text)

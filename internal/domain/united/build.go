@@ -303,6 +303,8 @@ func Tolerates(list []corev1.Toleration, taints []corev1.Taint) bool {
 	return true
 }
 
+// tolerates is the rule of kube-scheduler for the operators Equal and Exists. Other operators
+// tolerate nothing.
 func tolerates(t *corev1.Toleration, taint *corev1.Taint) bool {
 	if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
 		return false

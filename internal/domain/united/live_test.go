@@ -129,7 +129,8 @@ func TestFailureOf(t *testing.T) {
 	}
 }
 
-// TestWhatIsUnownedAndOfAPool: a workload with another selector would not control the pool's pods.
+// TestWhatIsUnownedAndOfAPool: a workload with another selector would not control the pods of
+// the pool.
 func TestWhatIsUnownedAndOfAPool(t *testing.T) {
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 	for name, tc := range map[string]struct {

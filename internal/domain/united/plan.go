@@ -441,6 +441,7 @@ func (r *rollout) isSized(i int) bool {
 	return !r.HasReplicas || c.Replicas == p.Replicas && c.Partition == p.Partition
 }
 
+// size returns replicas and partition as text.
 func size(replicas, partition int32) string {
 	if partition == 0 {
 		return fmt.Sprintf("%d replicas", replicas)
@@ -448,6 +449,7 @@ func size(replicas, partition int32) string {
 	return fmt.Sprintf("%d replicas, partition %d", replicas, partition)
 }
 
+// phaseOf returns the phase of a workload of ours that nothing holds.
 func phaseOf(c *Child, busy bool) apps.PoolPhase {
 	switch {
 	case c.Complete():

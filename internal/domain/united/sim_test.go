@@ -11,7 +11,8 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// world is a simulated cluster. A workload reaches the state of its spec a few ticks after a write.
+// world is a simulated cluster. A workload reaches the state of its spec a few ticks after a
+// write.
 type world struct {
 	t        *testing.T
 	log      strings.Builder
