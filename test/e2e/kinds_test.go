@@ -532,7 +532,7 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 	})
 	f.part("a bad text is named, and what was in force stays", func(f *fixture) {
 		f.configure(sailEntry + "- {kind")
-		f.told(workloadkind.ReasonRejected, "workloads.yaml: the text is no YAML: ")
+		f.told(workloadkind.ReasonRejected, "workloads.yaml: the text is not valid YAML: ")
 		works(f, "written")
 		if err := f.cluster.Restart(f.ctx, atoll.Manager); err != nil {
 			f.Fatal(err)

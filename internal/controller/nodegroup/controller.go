@@ -1,15 +1,17 @@
 // Package nodegroup reconciles NodeGroups (docs/sources.md, G12):
 //
-//   - observe: which nodes belong to the group, and which that carry its label do not.
-//   - label: member nodes carry the group's name in gm.NodeGroupLabel; nodes
-//     that are no members lose it, whether that group exists or not. Nothing
-//     else on a node is touched.
-//   - finalize: a deleted group's label comes off every node, then it goes.
-//   - report: status, at a bounded pace.
+//   - observe: finds the members of the group, and other nodes that carry its label.
+//   - adopt: sets the finalizer, before any node is labelled.
+//   - label: sets gm.NodeGroupLabel of member nodes to the group's name, and removes it from
+//     nodes that are not members, also if the label names no existing group. Nothing else
+//     of a node is changed.
+//   - finalize: removes the finalizer of a deleted group when no node carries its label.
+//   - report: writes the status, at a bounded pace.
 //
-// The label is the one truth about membership: it keeps a node with the group
-// that has it, the ledger of seats reads it, and kube-scheduler tries refused
-// pods again when it changes.
+// The label decides about membership: a node stays in the group that its label names until
+// that group no longer selects it or is deleted; a group with an invalid selector keeps its
+// nodes. The ledger of seats reads the label, and kube-scheduler tries refused pods again
+// when it changes.
 package nodegroup
 
 import (
@@ -17,51 +19,47 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	nodeutil "k8s.io/component-helpers/node/util"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
-// workers is how many groups are reconciled at a time: whose a node is follows
-// from what is cached, whoever asks.
+// workers is how many groups are reconciled at a time. Membership is computed from the cache
+// only, so concurrent passes come to the same result about a node.
 const workers = 4
 
-// Reconciler keeps nodes labelled with their group.
+// Reconciler labels nodes with their group, and writes the status of groups.
 type Reconciler struct {
 	Client client.Client
 	Clock  clock.PassiveClock
 
-	// statuses are paced by group.
+	// statuses bounds status writes by group.
 	statuses pace.ByName
 
-	mu sync.Mutex // guards what is below
-	// compiled are the groups as they were last, by name: every change of every
-	// node asks for all of them.
+	mu sync.Mutex // guards the field below
+	// compiled are the compiled groups, by name. They are cached because groupsOf needs all
+	// of them for every change of a node.
 	compiled map[string]compiled
 }
 
-// compiled is a group made ready, and of what.
+// compiled is a compiled group, and the version of the object that it was compiled from.
 type compiled struct {
 	uid        types.UID
 	generation int64
@@ -70,7 +68,8 @@ type compiled struct {
 	invalid    error
 }
 
-// compile makes a group ready for questions. Safe for concurrent use.
+// compile returns the compiled group, and the error of its selector. It compiles each version
+// once. It is safe for concurrent use.
 func (r *Reconciler) compile(g *gm.NodeGroup) (membership.Group, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -87,6 +86,7 @@ func (r *Reconciler) compile(g *gm.NodeGroup) (membership.Group, error) {
 	return c.group, c.invalid
 }
 
+// forget removes a deleted group from the cache of compiled groups.
 func (r *Reconciler) forget(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,17 +98,19 @@ type scope struct {
 	group    *gm.NodeGroup
 	compiled membership.Group
 	invalid  error
-	// nodes are those that the group selects or is written on, and strays.
+	// nodes are the nodes that the group selects, that carry its label, or that carry a label
+	// which names no existing group.
 	nodes []membership.Node
-	// relabel are the nodes whose label is not as it should be, by name, with
-	// the group that they should name; "" is none.
+	// relabel is the right value of the label of nodes whose label is wrong, by name of the
+	// node; "" is no label.
 	relabel map[string]string
-	// seen are the nodes of nodes as they were seen, by name.
+	// seen are the cached objects of nodes, by name.
 	seen map[string]*corev1.Node
-	// adopted: the group has its finalizer, or is on its way out.
+	// adopted is true if the group has its finalizer or is being deleted.
 	adopted bool
+	// patched is true if every node in relabel was patched.
 	patched bool
-	// held: some node carries the group's label.
+	// held is true if a node carries the group's label in the cache.
 	held bool
 }
 
@@ -116,42 +118,13 @@ type scope struct {
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=nodegroups/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
 
-// SetupWithManager registers the controller. Groups are reconciled side by side;
-// the resourceVersion in each label patch keeps two of them from deciding about
-// the same version of a node.
+// SetupWithManager registers the controller. Groups are reconciled concurrently. Each patch
+// of a label has a resourceVersion, so two groups cannot both write the same version of a
+// node.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	return ctrl.NewControllerManagedBy(mgr).
-		For(&gm.NodeGroup{}).
-		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.groupsOf), builder.WithPredicates(nodeChanged)).
+	return watch.Add(ctrl.NewControllerManagedBy(mgr), r.watches()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[ctrl.Request](r))
-}
-
-// nodeChanged is true for changes of a node that can matter to a group.
-var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-	before, beforeOK := e.ObjectOld.(*corev1.Node)
-	after, ok := e.ObjectNew.(*corev1.Node)
-	return !ok || !beforeOK || before.UID != after.UID || !maps.Equal(before.Labels, after.Labels) || readyStatus(before) != readyStatus(after)
-}}
-
-// groupsOf names the groups that a change of a node can matter to: those that
-// select it, as it was or as it is, and the one that it is labelled with.
-func (r *Reconciler) groupsOf(ctx context.Context, node client.Object) []ctrl.Request {
-	var list gm.NodeGroupList
-	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil // the cache is not started yet: every group is reconciled when it is
-	}
-	has := node.GetLabels()[gm.NodeGroupLabel]
-	exists := has == "" || slices.ContainsFunc(list.Items, func(g gm.NodeGroup) bool { return g.Name == has })
-	var requests []ctrl.Request
-	for i := range list.Items {
-		group, _ := r.compile(&list.Items[i])
-		stray := i == 0 && !exists // any group's pass takes it off
-		if has == group.Name || stray || group.Selects(node.GetName(), node.GetLabels()) {
-			requests = append(requests, ctrl.Request{NamespacedName: types.NamespacedName{Name: group.Name}})
-		}
-	}
-	return requests
 }
 
 // Reconcile runs the phases for one group.
@@ -171,7 +144,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return phase.Run(ctx, s, r.adopt, r.label, r.finalize, r.report)
 }
 
-// adopt puts the finalizer on before any node is labelled.
+// adopt sets the finalizer. Nodes are labelled only after that.
 func (r *Reconciler) adopt(ctx context.Context, s *scope) error {
 	before := s.group.DeepCopy()
 	s.adopted = s.group.DeletionTimestamp != nil || !controllerutil.AddFinalizer(s.group, gm.NodeGroupFinalizer)
@@ -184,7 +157,7 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope) error {
 }
 
 func (r *Reconciler) patchFinalizers(ctx context.Context, group, before *gm.NodeGroup) error {
-	// Finalizers are a list that others write too: the resourceVersion guards it.
+	// Other programs write the list of finalizers too, so the patch has a resourceVersion.
 	err := r.Client.Patch(ctx, group, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if err != nil {
 		return fmt.Errorf("writing finalizers of NodeGroup %q: %w", group.Name, err)
@@ -192,7 +165,7 @@ func (r *Reconciler) patchFinalizers(ctx context.Context, group, before *gm.Node
 	return nil
 }
 
-// observe decides about every node that the group selects or is written on.
+// observe computes the right label of every node that concerns the group.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	var groups gm.NodeGroupList
 	if err := r.Client.List(ctx, &groups, client.UnsafeDisableDeepCopy); err != nil {
@@ -216,7 +189,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		has := node.Labels[gm.NodeGroupLabel]
 		_, exists := index.Get(has)
 		if has != s.group.Name && (has == "" || exists) && !s.compiled.Selects(node.Name, node.Labels) {
-			continue // nothing to this group: to ask all groups about all nodes takes too long
+			continue // it does not concern this group; Assign may test all groups, which is slow
 		}
 		want := index.Assign(node.Name, node.Labels)
 		if has != want && (has == s.group.Name || want == s.group.Name || has != "" && !exists) {
@@ -229,24 +202,23 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	return nil
 }
 
+// readyStatus returns the readiness of a node as the group's status shows it.
 func readyStatus(node *corev1.Node) gm.NodeReadyStatus {
-	for _, c := range node.Status.Conditions {
-		if c.Type != corev1.NodeReady {
-			continue
-		}
-		switch c.Status {
-		case corev1.ConditionTrue:
-			return gm.NodeReady
-		case corev1.ConditionFalse:
-			return gm.NodeNotReady
-		}
+	_, c := nodeutil.GetNodeCondition(&node.Status, corev1.NodeReady)
+	switch {
+	case c == nil:
+		return gm.NodeUnknown
+	case c.Status == corev1.ConditionTrue:
+		return gm.NodeReady
+	case c.Status == corev1.ConditionFalse:
+		return gm.NodeNotReady
 	}
 	return gm.NodeUnknown
 }
 
-// label makes the label true on the nodes where it is not. One bad node does
-// not stop the others. A node that has changed since it was seen is decided about
-// again: it may be another group's by now.
+// label patches the label of the nodes in relabel. A node whose patch fails does not stop the
+// others. If a node has changed since it was observed, the patch has a conflict and the pass
+// is repeated: the node may belong to another group now.
 func (r *Reconciler) label(ctx context.Context, s *scope) error {
 	if !s.adopted {
 		return nil
@@ -277,8 +249,8 @@ func (r *Reconciler) label(ctx context.Context, s *scope) error {
 	return errors.Join(errs...)
 }
 
-// finalize lets a deleted group go when no node carries its label any more, as
-// far as is seen: the patches of this pass come back as events.
+// finalize removes the finalizer of a deleted group when no node in the cache carries its
+// label. The patches of this pass reach the cache later, and their events start a new pass.
 func (r *Reconciler) finalize(ctx context.Context, s *scope) error {
 	if s.group.DeletionTimestamp == nil || !s.patched || s.held {
 		return nil
@@ -290,7 +262,7 @@ func (r *Reconciler) finalize(ctx context.Context, s *scope) error {
 	return client.IgnoreNotFound(r.patchFinalizers(ctx, s.group, before))
 }
 
-// report writes the status, if it changed and the pace allows it.
+// report writes the status if it changed and the pace allows it.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if s.group.DeletionTimestamp != nil {
 		return nil

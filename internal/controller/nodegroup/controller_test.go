@@ -19,20 +19,19 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// site is a reconciler over objects in memory.
+// site is a reconciler with a fake client.
 type site struct {
 	*Reconciler
 	t *testing.T
-	// writes are the objects that were patched since they were looked at last.
+	// writes are the names of the objects that were patched since the test cleared them.
 	writes []string
-	// refuse says which object may not be patched.
+	// refuse is the name of an object whose patches fail with answer.
 	refuse string
 	answer error
 	clock  *testingclock.FakeClock
@@ -79,7 +78,7 @@ func (s *site) node(name string) *corev1.Node {
 	return node
 }
 
-// labels are the groups that nodes are labelled with.
+// labels returns the group in the label of each node, by name of the node.
 func (s *site) labels() map[string]string {
 	s.t.Helper()
 	var list corev1.NodeList
@@ -136,7 +135,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			want:   map[string]string{"by-name": "g", "by-label": "g"},
 			reason: map[string]string{"g": gm.ReasonMembersReady},
 		},
-		"of two groups that want a free node the older gets it, whoever comes first": {
+		"of two groups that select a free node the older gets it, in any order of passes": {
 			objects: []client.Object{build.NodeGroup("young", created(2), build.Selects("n")), build.NodeGroup("old", created(1), build.Selects("n")), build.Node("n")},
 			groups:  []string{"young", "old"},
 			want:    map[string]string{"n": "old"},
@@ -148,7 +147,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			want:    map[string]string{"n": "young"},
 			reason:  map[string]string{"old": gm.ReasonNodesContested, "young": gm.ReasonMembersReady},
 		},
-		"a node that is selected no more loses its label, or goes to who selects it": {
+		"a node that is no longer selected loses its label, or moves to a group that selects it": {
 			objects: []client.Object{build.NodeGroup("g"), build.NodeGroup("h", build.Selects("b")), build.Node("a", build.InGroup("g")), build.Node("b", build.InGroup("g"))},
 			groups:  []string{"g", "h"},
 			want:    map[string]string{"b": "h"},
@@ -194,7 +193,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			}
 			s := newSite(t, tc.objects...)
 			s.reconcile(tc.groups...)
-			s.reconcile(tc.groups...) // the status tells of labels as they were seen
+			s.reconcile(tc.groups...) // the status shows the labels that the last pass observed
 			if diff := cmp.Diff(tc.want, s.labels()); diff != "" {
 				t.Errorf("wrong labels (-want +got):\n%s", diff)
 			}
@@ -211,7 +210,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 				}
 				slices.Sort(members)
 				if got := s.group(group).Status; !slices.Equal(members, got.ContainedNodes) || int(got.Total) != len(members) {
-					t.Errorf("group %s says that it contains %v, %d; its label is on %v", group, got.ContainedNodes, got.Total, members)
+					t.Errorf("the status of group %s has nodes %v, total %d; its label is on %v", group, got.ContainedNodes, got.Total, members)
 				}
 			}
 			for _, o := range tc.objects {
@@ -221,7 +220,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			}
 			s.writes = nil
 			if s.reconcile(tc.groups...); len(s.writes) != 0 {
-				t.Errorf("at rest there was written: %v", s.writes)
+				t.Errorf("a pass without changes wrote %v", s.writes)
 			}
 		})
 	}
@@ -238,7 +237,7 @@ func TestAGroupIsHeldUntilItsLabelIsOffEveryNode(t *testing.T) {
 	}
 	s.refuse, s.answer = "a", errors.New("no")
 	if _, err := s.pass("g"); err == nil {
-		t.Error("a node that could not be written is no error")
+		t.Error("a failed patch returned no error")
 	}
 	if diff := cmp.Diff(map[string]string{"a": "g", "b": "heir"}, s.labels()); diff != "" {
 		t.Errorf("one bad node stops the others (-want +got):\n%s", diff)
@@ -253,7 +252,7 @@ func TestAGroupIsHeldUntilItsLabelIsOffEveryNode(t *testing.T) {
 	if err := s.Client.Get(t.Context(), client.ObjectKey{Name: "g"}, &gm.NodeGroup{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the group is still there: %v", err)
 	}
-	s.reconcile("g") // a group that is gone is no error
+	s.reconcile("g") // a deleted group is not an error
 }
 
 func TestNoNodeIsLabelledBeforeTheGroupIsHeld(t *testing.T) {
@@ -291,41 +290,6 @@ func TestANodeThatVanishesMeanwhileIsNoError(t *testing.T) {
 	s.reconcile("g")
 }
 
-func TestGroupsOf(t *testing.T) {
-	s := newSite(t,
-		build.NodeGroup("by-name", build.Selects("n")), build.NodeGroup("by-label", selects(map[string]string{"site": "x"})),
-		build.NodeGroup("labelled"), build.NodeGroup("none-of-it", build.Selects("m")), build.NodeGroup("leaving", build.Deleting("example.com/f")),
-	)
-	tests := map[string]struct {
-		node *corev1.Node
-		want []string
-	}{
-		"a group that names it":        {build.Node("n"), []string{"by-name"}},
-		"a group that selects it":      {build.Node("x", build.Label("site", "x")), []string{"by-label"}},
-		"the group whose label it has": {build.Node("x", build.InGroup("labelled")), []string{"labelled"}},
-		"the group that is leaving":    {build.Node("x", build.InGroup("leaving")), []string{"leaving"}},
-		"all of them":                  {build.Node("n", build.Label("site", "x"), build.InGroup("labelled")), []string{"by-label", "by-name", "labelled"}},
-		"none":                         {build.Node("x"), nil},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			var got []string
-			for _, r := range s.groupsOf(t.Context(), tc.node) {
-				got = append(got, r.Name)
-			}
-			slices.Sort(got)
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("wrong groups (-want +got):\n%s", diff)
-			}
-		})
-	}
-	t.Run("any one group, for a label that names none", func(t *testing.T) {
-		if got := s.groupsOf(t.Context(), build.Node("x", build.InGroup("nobody"))); len(got) != 1 {
-			t.Errorf("asks for %v, want one", got)
-		}
-	})
-}
-
 func TestMessagesAreBounded(t *testing.T) {
 	var missing []string
 	for i := range 1000 {
@@ -338,41 +302,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 }
 
-func TestWhichChangesOfANodeMatter(t *testing.T) {
-	ready := func(is corev1.ConditionStatus) build.Option {
-		return build.With(func(n *corev1.Node) {
-			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: is}}
-		})
-	}
-	node := func(options ...build.Option) *corev1.Node {
-		return build.Node("n", append([]build.Option{build.Label("zone", "a"), ready(corev1.ConditionTrue)}, options...)...)
-	}
-	for name, tc := range map[string]struct {
-		after *corev1.Node
-		want  bool
-	}{
-		"a label":                    {node(build.Label("zone", "b")), true},
-		"a label that is new":        {node(build.Label("rack", "1")), true},
-		"its readiness":              {node(ready(corev1.ConditionFalse)), true},
-		"nobody knows its readiness": {node(ready(corev1.ConditionUnknown)), true},
-		"another node of that name":  {node(build.UID("younger")), true},
-		"nothing":                    {node(), false},
-		"an annotation":              {node(build.Annotation("a", "b")), false},
-		"a heartbeat":                {node(build.With(func(n *corev1.Node) { n.Status.Conditions[0].LastHeartbeatTime = metav1.Now() })), false},
-		"a taint":                    {node(build.With(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "k"}} })), false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := nodeChanged.Update(event.UpdateEvent{ObjectOld: node(), ObjectNew: tc.after}); got != tc.want {
-				t.Errorf("matters: %t, want %t", got, tc.want)
-			}
-		})
-	}
-	if !nodeChanged.Create(event.CreateEvent{Object: node()}) || !nodeChanged.Delete(event.DeleteEvent{Object: node()}) {
-		t.Error("a node that comes or goes does not matter")
-	}
-}
-
-// TestStatusIsWrittenAtAPace: a node that flaps must not make a write each time.
+// TestStatusIsWrittenAtAPace: a node whose readiness flaps must not cause a write each time.
 func TestStatusIsWrittenAtAPace(t *testing.T) {
 	n := build.Node("n", build.Label("zone", "a"))
 	s := newSite(t, build.NodeGroup("g", selects(map[string]string{"zone": "a"})), n)
@@ -417,11 +347,11 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 		t.Errorf("%d writes once the time has come, want 1", got)
 	}
 	if got := s.group("g").Status.Ready; got != 0 {
-		t.Errorf("status says that %d nodes are Ready", got)
+		t.Errorf("status has %d Ready nodes", got)
 	}
 }
 
-// TestANodeThatChangedMeanwhileIsNotLabelled: it is decided about again.
+// TestANodeThatChangedMeanwhileIsNotLabelled: the next pass decides about its new version.
 func TestANodeThatChangedMeanwhileIsNotLabelled(t *testing.T) {
 	s := newSite(t, build.NodeGroup("g", selects(map[string]string{"zone": "a"})), build.Node("n", build.Label("zone", "a")))
 	stale := s.node("n")

@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 )
 
-// setStatus writes what was observed into the group's status.
+// setStatus sets the group's status from what was observed.
 func setStatus(s *scope) {
 	observed := s.compiled.Status(s.nodes)
 	status := &s.group.Status
@@ -24,7 +24,7 @@ func setStatus(s *scope) {
 	case status.Total == 0 && observed.Failed == 0:
 		ready, reason, message = metav1.ConditionFalse, gm.ReasonNoMembers, "no node is selected by spec.nodes, spec.matchLabels or spec.matchExpressions"
 	case observed.Failed > 0:
-		ready, reason, message = metav1.ConditionFalse, gm.ReasonNodesContested, "selected and not members, see status.nodeStatuses: "+conditions.List(named(observed.Nodes, func(n gm.NodeStatus) bool {
+		ready, reason, message = metav1.ConditionFalse, gm.ReasonNodesContested, "selected, but not members, see status.nodeStatuses: "+conditions.List(named(observed.Nodes, func(n gm.NodeStatus) bool {
 			return n.SelectionStatus == gm.SelectionFailed
 		}))
 	case observed.Ready < status.Total:
@@ -35,6 +35,7 @@ func setStatus(s *scope) {
 	conditions.Set(&status.Conditions, s.group.Generation, gm.ConditionReady, ready, reason, message)
 }
 
+// named returns the names of the nodes that satisfy want.
 func named(nodes []gm.NodeStatus, want func(gm.NodeStatus) bool) []string {
 	var names []string
 	for _, n := range nodes {

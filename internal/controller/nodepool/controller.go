@@ -1,19 +1,18 @@
 // Package nodepool reconciles NodePools (docs/sources.md, P1 to P5) with two
 // queues.
 //
-// One has nodes. A pass reads one node, asks which pool it is in and what it is
-// to carry there, and writes the difference in one patch: labels, annotations,
-// taints and the record of what was the node's own. So joining, moving and
-// leaving are one step each, two pools never decide about a node side by side,
-// a node that cannot be written stops no other, and a pass that is cut off has
-// done everything or nothing.
+// One queue has nodes. A pass over a node computes its pool and what it must carry there,
+// and writes the difference in one patch: labels, annotations, taints, and the record of
+// the node's own values. So a node joins, moves or leaves in a single write. Two pools never
+// decide about a node concurrently, and a node that cannot be written does not stop others.
+// If the process ends during a pass, the pass has written everything or nothing.
 //
-// The other has pools:
+// The other queue has pools:
 //
-//   - adopt: the finalizer is on before any node joins.
-//   - observe: which nodes are in the pool, and which are not as they ought to be.
-//   - finalize: a deleted pool goes when no node carries anything of it.
-//   - report: status, at a bounded pace.
+//   - adopt: sets the finalizer, before any node joins.
+//   - observe: finds the nodes in the pool, and those that have to be written.
+//   - finalize: removes the finalizer of a deleted pool when no node carries anything of it.
+//   - report: writes the status, at a bounded pace.
 package nodepool
 
 import (
@@ -39,70 +38,74 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
 const (
-	// nodesAtOnce and poolsAtOnce are how many are written side by side.
+	// nodesAtOnce and poolsAtOnce are how many are reconciled at a time.
 	nodesAtOnce, poolsAtOnce = 8, 4
-	// A node is repaired repairBurst times without delay and then once every
-	// repairEvery: whoever insists on another value is not raced.
+	// A node is repaired repairBurst times without delay, and then once every repairEvery.
+	// This bounds the writes if another program changes the node after each repair.
 	repairBurst = 10
 	repairEvery = 5 * time.Second
-	// gather is how long a pool waits for more of its nodes to change.
-	gather = 100 * time.Millisecond
-	// retryFirst and retryLast bound how long a node waits that cannot be
-	// written: whoever refuses it may let it pass any time.
+	// debounce is how long a pass over a pool waits for more changes of nodes.
+	debounce = 100 * time.Millisecond
+	// retryFirst and retryLast bound the delay before a node whose write failed is tried
+	// again. The cause, such as an admission policy, may disappear without an event.
 	retryFirst, retryLast = 100 * time.Millisecond, time.Minute
 )
 
-// Reconciler keeps nodes as their pools want them.
+// Reconciler gives nodes the attributes of their pools, and writes the status of pools.
 type Reconciler struct {
 	Client client.Client
-	// Live reads from the API server: a pool is gone only if it says so.
+	// Live reads from the API server. Only it decides that a pool does not exist.
 	Live     client.Reader
 	Recorder events.EventRecorder
 	Clock    clock.PassiveClock
 
 	index index
-	// woken asks for passes over pools.
-	woken trigger.Source[ctrl.Request]
-	// troubles are the nodes that could not be written.
-	troubles troubles
+	// poolRequests enqueues pools for changes of nodes, and after writes of nodes.
+	poolRequests trigger.Source[ctrl.Request]
+	// failedWrites are the nodes that could not be written.
+	failedWrites failedWrites
 
-	// holds are the pools whose NoExecute taints wait.
+	// holds are the delays of NoExecute taints, by pool.
 	holds holds
 
-	// statuses are paced by pool, repairs by node.
+	// statuses bounds status writes by pool, repairs bounds repairs by node.
 	statuses, repairs pace.ByName
 
-	mu sync.Mutex
-	// reportedMissing is the missing pool that the last event of a node named, by node.
+	mu sync.Mutex // guards the field below
+	// reportedMissing is the missing pool that the last event named, by node.
 	reportedMissing map[string]string
 }
 
 // scope is what one pass over a pool observed.
 type scope struct {
 	pool *apps.NodePool
-	// nodes are those in the pool, sorted by name.
+	// nodes are the nodes in the pool, sorted by name.
 	nodes []member
-	// leaving carry the pool's attributes and are in it no more; contested are
-	// selected and in another pool, without their owner having chosen it.
+	// leaving are nodes that still carry the pool's attributes and are not in it any more.
+	// contested are nodes that the pool selects and that are in another pool, although
+	// their label does not name one. Both are sorted, as are behind and failed.
 	leaving, contested []string
-	// behind are not as they ought to be; failed could not be written, with why.
+	// behind are nodes in the pool that have to be written. failed are nodes that could not
+	// be written.
 	behind []string
 	failed []failure
-	// evicting are the NoExecute taints that nodes of the pool do not carry
-	// yet; delay is why they wait.
+	// evicting are the NoExecute taints that nodes of the pool do not carry yet. delay is
+	// whether and why they wait.
 	evicting []corev1.Taint
 	delay    delay
-	// invalid is what is wrong with spec.
+	// invalid is the error of spec.selector. ignored are the keys in spec that a pool cannot
+	// give.
 	invalid error
 	ignored []string
-	// observed: all of the above is filled in.
+	// observed is true once all fields above are set.
 	observed bool
 }
 
-// member is a node in the pool.
+// member is a node in a pool.
 type member struct {
 	name  string
 	ready bool
@@ -115,19 +118,15 @@ type member struct {
 
 // SetupWithManager registers the two controllers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.woken.Debounce = gather
-	err := ctrl.NewControllerManagedBy(mgr).
-		For(&apps.NodePool{}).
-		WatchesRawSource(&r.woken).
+	r.poolRequests.Debounce = debounce
+	err := watch.Add(ctrl.NewControllerManagedBy(mgr), r.poolWatches()).
+		WatchesRawSource(&r.poolRequests).
 		WithOptions(controller.Options{MaxConcurrentReconciles: poolsAtOnce}).
 		Complete(phase.Backoff[ctrl.Request](r))
 	if err != nil {
 		return err
 	}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("nodepool-node").
-		Watches(&corev1.Node{}, r.nodeEvents()).
-		Watches(&apps.NodePool{}, r.poolEvents()).
+	return watch.Add(ctrl.NewControllerManagedBy(mgr).Named("nodepool-node"), r.nodeWatches()).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: nodesAtOnce,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
@@ -141,14 +140,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Client.Get(ctx, req.NamespacedName, pool); err != nil {
 		if client.IgnoreNotFound(err) == nil {
 			r.statuses.Forget(req.Name)
-			r.holds.released(req.Name)
+			r.holds.forget(req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	return phase.Run(ctx, &scope{pool: pool}, r.adopt, r.observe, r.finalize, r.report)
 }
 
-// adopt puts the finalizer on; nodes join afterwards.
+// adopt sets the finalizer. Nodes join only a pool that has it.
 func (r *Reconciler) adopt(ctx context.Context, s *scope) error {
 	before := s.pool.DeepCopy()
 	if s.pool.DeletionTimestamp != nil || !controllerutil.AddFinalizer(s.pool, apps.NodePoolFinalizer) {
@@ -158,7 +157,7 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope) error {
 }
 
 func (r *Reconciler) patchFinalizers(ctx context.Context, pool, before *apps.NodePool) error {
-	// Finalizers are a list that others write too: the resourceVersion guards it.
+	// Other programs write the list of finalizers too, so the patch has a resourceVersion.
 	err := r.Client.Patch(ctx, pool, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if err != nil {
 		return fmt.Errorf("writing finalizers of NodePool %q: %w", pool.Name, err)
@@ -166,9 +165,9 @@ func (r *Reconciler) patchFinalizers(ctx context.Context, pool, before *apps.Nod
 	return nil
 }
 
-// finalize lets a deleted pool go when no node is in it and none carries
-// anything of it any more. A node that joined without this pass having seen it
-// is let go by its own pass, once the pool is gone.
+// finalize removes the finalizer of a deleted pool when no node is in it and none carries
+// its attributes. A node that joined too late for this pass loses the attributes in its own
+// pass, once the pool does not exist.
 func (r *Reconciler) finalize(ctx context.Context, s *scope) error {
 	if !s.observed || s.pool.DeletionTimestamp == nil || len(s.nodes)+len(s.leaving) > 0 {
 		return nil
@@ -180,14 +179,14 @@ func (r *Reconciler) finalize(ctx context.Context, s *scope) error {
 	return client.IgnoreNotFound(r.patchFinalizers(ctx, s.pool, before))
 }
 
-// report writes the status, if it changed and the pace allows it.
+// report writes the status if it changed and the pace allows it.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if !s.observed {
 		return nil
 	}
 	before := s.pool.DeepCopy()
 	setStatus(s)
-	waits := s.delay.comeBack(r.Clock.Now())
+	waits := s.delay.retry(r.Clock.Now())
 	if !statusDiffers(before, s.pool) {
 		return waits
 	}

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	clocktesting "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,23 +27,24 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/watched"
 )
 
-// site is a reconciler over objects in memory.
+// site is a reconciler with a fake client.
 type site struct {
 	*Reconciler
-	t     testing.TB
-	clock *clocktesting.FakePassiveClock
-	told  *events.FakeRecorder
-	mu    sync.Mutex
-	// writes are the patches since they were looked at last.
+	t        testing.TB
+	clock    *clocktesting.FakePassiveClock
+	recorder *events.FakeRecorder
+	mu       sync.Mutex
+	// writes are the patches since the test cleared them.
 	writes []string
-	// refuse says which object may not be patched, and how that is answered.
+	// refuse are the errors of patches, by name of the object.
 	refuse map[string]error
 }
 
 func newSite(t testing.TB, objects ...client.Object) *site {
-	s := &site{t: t, refuse: map[string]error{}, told: events.NewFakeRecorder(1000), clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0))}
+	s := &site{t: t, refuse: map[string]error{}, recorder: events.NewFakeRecorder(1000), clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0))}
 	c := build.Client(interceptor.Funcs{
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			if err := s.refuse[o.GetName()]; err != nil {
@@ -66,7 +66,7 @@ func newSite(t testing.TB, objects ...client.Object) *site {
 			return c.SubResource(name).Patch(ctx, o, patch, opts...)
 		},
 	}, objects...)
-	s.Reconciler = &Reconciler{Client: c, Live: c, Recorder: s.told, Clock: s.clock}
+	s.Reconciler = &Reconciler{Client: c, Live: c, Recorder: s.recorder, Clock: s.clock}
 	return s
 }
 
@@ -114,12 +114,12 @@ func (s *site) node(name string) *corev1.Node {
 	return node
 }
 
-// events are the reasons of the events since they were looked at last.
+// events returns the reasons of the events since the last call.
 func (s *site) events() []string {
 	var reasons []string
 	for {
 		select {
-		case e := <-s.told.Events:
+		case e := <-s.recorder.Events:
 			reasons = append(reasons, strings.Fields(e)[1])
 		default:
 			return reasons
@@ -152,8 +152,8 @@ func forbidden(name string) error {
 	return apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, name, errors.New("policy says no"))
 }
 
-// TestFinalizerComesFirst: no node joins a pool that could go without giving
-// back.
+// TestFinalizerComesFirst: no node joins a pool that could be deleted before the node's own
+// attributes are restored.
 func TestFinalizerComesFirst(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x")))
 	p := s.pool("p")
@@ -178,7 +178,7 @@ func TestFinalizerComesFirst(t *testing.T) {
 	}
 }
 
-// TestPatchHoldsOnlyWhatChanges: and the version that it is about.
+// TestPatchHoldsOnlyWhatChanges: a patch has only the changes and the resourceVersion.
 func TestPatchHoldsOnlyWhatChanges(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p"), build.Label("own", "o"), build.Annotation("own", "o")))
 	version := s.node("n").ResourceVersion
@@ -202,7 +202,7 @@ func TestPatchHoldsOnlyWhatChanges(t *testing.T) {
 	}
 }
 
-// TestConflictIsTriedAgainSilently: with what the node is by then.
+// TestConflictIsTriedAgainSilently: the next pass uses the new version of the node.
 func TestConflictIsTriedAgainSilently(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
 	s.refuse["n"] = apierrors.NewConflict(schema.GroupResource{Resource: "nodes"}, "n", errors.New("changed"))
@@ -222,8 +222,8 @@ func TestConflictIsTriedAgainSilently(t *testing.T) {
 	}
 }
 
-// TestOnlyTheAPIServerSaysThatAPoolIsGone: a cache that does not know the pool
-// of a node yet takes nothing off it.
+// TestOnlyTheAPIServerSaysThatAPoolIsGone: while only the cache
+// does not have the pool of a node, nothing is removed from the node.
 func TestOnlyTheAPIServerSaysThatAPoolIsGone(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x")))
 	s.nodes("n")
@@ -237,11 +237,11 @@ func TestOnlyTheAPIServerSaysThatAPoolIsGone(t *testing.T) {
 	behind.Live = behind.Client
 	behind.nodes("n")
 	if n := behind.node("n"); n.Labels["a"] != "" || n.Labels[apps.NodePoolLabel] != "" || n.Annotations[apps.NodePoolAnnotation] != "" {
-		t.Errorf("the node of a pool that is gone carries %v, %v", n.Labels, n.Annotations)
+		t.Errorf("the node of a deleted pool carries %v, %v", n.Labels, n.Annotations)
 	}
 }
 
-// TestMissingPoolIsToldOnce: and again when the pool has been there meanwhile.
+// TestMissingPoolIsToldOnce: the event is emitted again only if the pool existed meanwhile.
 func TestMissingPoolIsToldOnce(t *testing.T) {
 	s := newSite(t, build.Node("n", names("p")))
 	s.nodes("n", "n", "n")
@@ -266,7 +266,8 @@ func TestMissingPoolIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestBadNodesAreNamed: with why, bounded, and the rest of the status is right.
+// TestBadNodesAreNamed: the message has the names and the error, and is bounded. The rest of
+// the status is right.
 func TestBadNodesAreNamed(t *testing.T) {
 	objects := []client.Object{build.NodePool("p", gives("a", "b"), selects("site", "x"))}
 	for i := range 6 {
@@ -306,8 +307,8 @@ func TestBadNodesAreNamed(t *testing.T) {
 	}
 }
 
-// TestPassesRunSideBySide: nodes and pools, while a pool changes again and again;
-// they end as they would have one after the other.
+// TestPassesRunSideBySide: concurrent passes over nodes and pools, while a pool changes again
+// and again, have the same result as sequential ones.
 func TestPassesRunSideBySide(t *testing.T) {
 	objects := []client.Object{build.NodePool("p", gives("a", "0"), selects("site", "x")), build.NodePool("q", selects("site", "x"))}
 	var all []string
@@ -351,7 +352,7 @@ func TestPassesRunSideBySide(t *testing.T) {
 	}
 }
 
-// TestBadNodeThatGoesIsForgotten: its pool does not speak of it for ever.
+// TestBadNodeThatGoesIsForgotten: the status of its pool no longer names it.
 func TestBadNodeThatGoesIsForgotten(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
 	s.refuse["n"] = forbidden("n")
@@ -368,7 +369,7 @@ func TestBadNodeThatGoesIsForgotten(t *testing.T) {
 	}
 }
 
-// TestDeletedPoolGoesLast: after every node has its own back.
+// TestDeletedPoolGoesLast: the finalizer is removed when every node has its own attributes.
 func TestDeletedPoolGoesLast(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x"), build.Label("a", "mine")))
 	s.nodes("n")
@@ -404,7 +405,8 @@ func TestDeletedPoolGoesLast(t *testing.T) {
 	}
 }
 
-// TestWhatTheSchemaWouldRefuse: what was stored without it is left out and told.
+// TestWhatTheSchemaWouldRefuse: invalid values that were stored without the schema are
+// ignored, and a condition names them.
 func TestWhatTheSchemaWouldRefuse(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("kubernetes.io/hostname", "x")), build.NodePool("q", selects("not a key", "x")), build.Node("n", names("p")))
 	s.nodes("n")
@@ -417,8 +419,8 @@ func TestWhatTheSchemaWouldRefuse(t *testing.T) {
 	}
 }
 
-// TestStatusIsWrittenAtAPace: some writes at once, then one every pace.StatusEvery,
-// and the last one is never lost.
+// TestStatusIsWrittenAtAPace: some writes without delay, then one every pace.StatusEvery. The
+// last status is always written.
 func TestStatusIsWrittenAtAPace(t *testing.T) {
 	s := newSite(t, build.NodePool("p"), build.Node("n", names("p")))
 	s.nodes("n")
@@ -451,7 +453,7 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 		}
 	}
 	if last.RequeueAfter == 0 || last.RequeueAfter > pace.StatusEvery {
-		t.Errorf("what is left to write comes back after %s", last.RequeueAfter)
+		t.Errorf("the rest is written after %s", last.RequeueAfter)
 	}
 	s.clock.SetTime(s.clock.Now().Add(last.RequeueAfter))
 	s.pools("p")
@@ -460,8 +462,8 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 	}
 }
 
-// TestRepairsHaveAPace: somebody who changes a node as often as it is repaired
-// is not raced, and does not keep a pool from giving something else.
+// TestRepairsHaveAPace: a program that changes a node after each repair causes a bounded
+// number of writes, and does not delay changes of the pool.
 func TestRepairsHaveAPace(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
 	s.nodes("n")
@@ -492,92 +494,8 @@ func TestRepairsHaveAPace(t *testing.T) {
 	}
 }
 
-// queued is a queue that only remembers.
-type queued struct {
-	workqueue.TypedRateLimitingInterface[ctrl.Request]
-	names []string
-}
-
-func (q *queued) Add(r ctrl.Request) { q.names = append(q.names, r.Name) }
-
-func (q *queued) AddAfter(r ctrl.Request, _ time.Duration) { q.Add(r) }
-
-func (q *queued) take() string {
-	slices.Sort(q.names)
-	got := strings.Join(slices.Compact(q.names), " ")
-	q.names = nil
-	return got
-}
-
-// TestNodeEventsReachWhomTheyConcern: nodes come back when they carry something
-// else, pools when they have, had, select or selected a node that changed.
-func TestNodeEventsReachWhomTheyConcern(t *testing.T) {
-	s := newSite(t, build.NodePool("x", selects("site", "x")), build.NodePool("y", selects("site", "y")), build.NodePool("chosen"), build.NodePool("other"))
-	nodes, pools := &queued{}, &queued{}
-	if err := s.woken.Start(t.Context(), pools); err != nil {
-		t.Fatal(err)
-	}
-	notReady := build.With(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse })
-	tests := map[string]struct {
-		old, new         *corev1.Node
-		nodes, concerned string
-	}{
-		"nothing that matters": {build.Node("n", build.Label("site", "x")), build.Node("n", build.Label("site", "x"),
-			build.With(func(n *corev1.Node) { n.Status.Conditions[0].Reason = "KubeletReady" })), "", ""},
-		"a node turns":           {build.Node("n", build.Label("site", "x")), build.Node("n", build.Label("site", "x"), notReady), "", "x"},
-		"a node matches another": {build.Node("n", build.Label("site", "x")), build.Node("n", build.Label("site", "y")), "n", "x y"},
-		"a node names another":   {build.Node("n", names("other")), build.Node("n", names("chosen"), build.Label("site", "x")), "n", "chosen other x"},
-		"a taint": {build.Node("n", names("other")), build.Node("n", names("other"),
-			build.With(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "k"}} })), "n", "other"},
-		"an annotation": {build.Node("n"), build.Node("n", build.Annotation("a", "b")), "n", ""},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: tc.old, ObjectNew: tc.new}, nodes)
-			if got := nodes.take(); got != tc.nodes {
-				t.Errorf("nodes %q come back, want %q", got, tc.nodes)
-			}
-			if got := pools.take(); got != tc.concerned {
-				t.Errorf("pools %q come back, want %q", got, tc.concerned)
-			}
-		})
-	}
-}
-
-// TestPoolEventsReachTheirNodes: those that the pool has, that name it and that
-// it selects; a status that was written reaches none.
-func TestPoolEventsReachTheirNodes(t *testing.T) {
-	s := newSite(t, build.NodePool("p", selects("site", "x")), build.Node("selected", build.Label("site", "x")), build.Node("naming", names("p")),
-		build.Node("had", build.Annotation(apps.NodePoolAnnotation, `{"pool":"p"}`)), build.Node("other", names("q"), build.Label("site", "y")))
-	q := &queued{}
-	before, after := s.pool("p"), s.pool("p")
-	after.Status.ReadyNode = 3
-	s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
-	if got := q.take(); got != "" {
-		t.Errorf("a status brought back %q", got)
-	}
-	for what, change := range map[string]func(){
-		"its spec": func() { after.Generation++ },
-		"its finalizer": func() {
-			before.Finalizers = nil
-		},
-		"its end": func() { after.DeletionTimestamp = &metav1.Time{} },
-	} {
-		before, after = s.pool("p"), s.pool("p")
-		change()
-		s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
-		if got := q.take(); got != "had naming selected" {
-			t.Errorf("%s brought back %q", what, got)
-		}
-	}
-	s.poolEvents().Create(t.Context(), event.CreateEvent{Object: before}, q)
-	if got := q.take(); got != "had naming selected" {
-		t.Errorf("its creation brought back %q", got)
-	}
-}
-
-// reads counts what is read of nodes, and answers from memory without a copy,
-// as the manager's cache does.
+// reads is a client that counts reads of nodes. It returns its objects without a copy, as
+// the manager's cache does.
 type reads struct {
 	client.Client
 	byName      map[string]*corev1.Node
@@ -610,7 +528,7 @@ func (c *reads) List(ctx context.Context, list client.ObjectList, opts ...client
 	return nil
 }
 
-// newSites are as many pools as asked for, of five nodes each.
+// newSites returns a site with n pools of five nodes each.
 func newSites(t testing.TB, n int) (*site, *reads) {
 	t.Helper()
 	var pools []client.Object
@@ -630,8 +548,8 @@ func newSites(t testing.TB, n int) (*site, *reads) {
 	return s, c
 }
 
-// TestANodesChangeReadsTheNodesOfItsPools: and no other, however many there are.
-// What concerns a pool stays true when nodes come, move and go.
+// TestANodesChangeReadsTheNodesOfItsPools: no other nodes are read, however many exist. The
+// index stays right when nodes are created, move and are deleted.
 func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 	s, c := newSites(t, 40)
 	has := func(pool string, want ...string) {
@@ -653,7 +571,7 @@ func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 
 	turned := c.byName["n3-1"].DeepCopy()
 	turned.ResourceVersion, turned.Labels["own"] = "2", "x"
-	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: c.byName["n3-1"], ObjectNew: turned}, &queued{})
+	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: c.byName["n3-1"], ObjectNew: turned}, &watched.Queue{})
 	c.byName["n3-1"] = turned
 	has("p3", "n3-0", "n3-1", "n3-2", "n3-3", "n3-4")
 	if c.lists != 0 || c.gets != 5 {
@@ -663,17 +581,17 @@ func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 	to := turned.DeepCopy()
 	to.ResourceVersion, to.Labels["site"] = "3", "s4"
 	c.byName["n3-1"] = to
-	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: turned, ObjectNew: to}, &queued{})
+	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: turned, ObjectNew: to}, &watched.Queue{})
 	has("p3", "n3-0", "n3-2", "n3-3", "n3-4")
 	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
 
 	gone := c.byName["n4-0"]
 	delete(c.byName, "n4-0")
 	has("p4", "n3-1", "n4-1", "n4-2", "n4-3", "n4-4") // before its event
-	s.nodeEvents().Delete(t.Context(), event.DeleteEvent{Object: gone}, &queued{})
+	s.nodeEvents().Delete(t.Context(), event.DeleteEvent{Object: gone}, &watched.Queue{})
 	has("p4", "n3-1", "n4-1", "n4-2", "n4-3", "n4-4")
 	c.byName["n4-0"] = gone
-	s.nodeEvents().Create(t.Context(), event.CreateEvent{Object: gone}, &queued{})
+	s.nodeEvents().Create(t.Context(), event.CreateEvent{Object: gone}, &watched.Queue{})
 	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
 	if c.lists != 0 {
 		t.Errorf("all nodes were listed %d times", c.lists)
@@ -683,8 +601,8 @@ func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
 }
 
-// BenchmarkNodeEvent: what a node's change costs the two controllers must not
-// grow with the number of pools, nor with that of nodes.
+// BenchmarkNodeEvent: the cost of a node's change in both controllers must not grow with the
+// number of pools or nodes.
 //
 //	go test ./internal/controller/nodepool -run '^$' -bench NodeEvent -benchmem
 func BenchmarkNodeEvent(b *testing.B) {
@@ -693,7 +611,7 @@ func BenchmarkNodeEvent(b *testing.B) {
 			s, c := newSites(b, n)
 			before := c.byName["n5-0"]
 			pool := s.pool("p5")
-			q, events := &queued{}, s.nodeEvents()
+			q, events := &watched.Queue{}, s.nodeEvents()
 			if err := s.observe(b.Context(), &scope{pool: pool}); err != nil { // lists all nodes, once
 				b.Fatal(err)
 			}
@@ -713,7 +631,7 @@ func BenchmarkNodeEvent(b *testing.B) {
 				if err := s.observe(b.Context(), &scope{pool: pool}); err != nil {
 					b.Fatal(err)
 				}
-				q.names = nil
+				q.Take()
 			}
 		})
 	}

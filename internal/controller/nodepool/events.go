@@ -9,40 +9,40 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
 )
 
-// joined tells that the node got the pool's attributes.
+// joined emits the event of a node that got the pool's attributes.
 func (r *Reconciler) joined(node *corev1.Node, pool *corev1.ObjectReference) {
 	r.Recorder.Eventf(node, pool, corev1.EventTypeNormal, apps.ReasonJoined, "Join", "Joined NodePool %q", pool.Name)
 }
 
-// movedPool tells that the node got another pool's attributes.
+// movedPool emits the event of a node that got another pool's attributes.
 func (r *Reconciler) movedPool(node *corev1.Node, from string, to *corev1.ObjectReference) {
 	r.Recorder.Eventf(node, to, corev1.EventTypeNormal, apps.ReasonMoved, "Move", "Moved from NodePool %q to %q", from, to.Name)
 }
 
-// left tells that the node has its own attributes back.
+// left emits the event of a node whose own attributes were restored.
 func (r *Reconciler) left(node *corev1.Node, pool *corev1.ObjectReference) {
 	r.Recorder.Eventf(node, pool, corev1.EventTypeNormal, apps.ReasonLeft, "Leave",
-		"Left NodePool %q and has its own labels, annotations and taints back", pool.Name)
+		"Left NodePool %q: the node's own labels, annotations and taints are restored", pool.Name)
 }
 
-// repaired tells that what somebody changed on the node was put back.
+// repaired emits the event of a node on which changes of others were undone.
 func (r *Reconciler) repaired(node *corev1.Node, pool *corev1.ObjectReference, c *attributes.Change) {
-	const shown = 900 // of the 1024 bytes that the API server takes
+	const shown = 900 // bytes; the API server accepts 1024 for the whole text
 	keys := strings.Join(c.Keys(), ", ")
 	if len(keys) > shown {
 		keys = keys[:shown] + "…"
 	}
-	r.Recorder.Eventf(node, pool, corev1.EventTypeWarning, apps.ReasonRepaired, "Repair", "Put back what NodePool %q gives: %s", pool.Name, keys)
+	r.Recorder.Eventf(node, pool, corev1.EventTypeWarning, apps.ReasonRepaired, "Repair", "Restored what NodePool %q gives: %s", pool.Name, keys)
 }
 
-// recordLost tells that the record of the node's own attributes was made anew.
+// recordLost emits the event of a node whose record of its own attributes was replaced.
 func (r *Reconciler) recordLost(node *corev1.Node) {
 	r.Recorder.Eventf(node, nil, corev1.EventTypeWarning, apps.ReasonRecordLost, "Repair",
-		"Annotation %s could not be read: what is not as the NodePool gives it counts as the node's own from here on", apps.NodePoolAnnotation)
+		"Annotation %s could not be decoded: all values that differ from those of the NodePool now count as the node's own", apps.NodePoolAnnotation)
 }
 
-// missing tells, once a pool, that the node names a pool that takes none; ""
-// lets it tell again.
+// missing emits an event if the label of a node names a pool that the node cannot join,
+// once for each pool. pool is "" if there is no such pool: the next one gets an event again.
 func (r *Reconciler) missing(node *corev1.Node, pool string) {
 	r.mu.Lock()
 	reported := pool == "" || r.reportedMissing[node.Name] == pool

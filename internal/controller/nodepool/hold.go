@@ -20,31 +20,32 @@ import (
 const (
 	// holdMost is how long a NoExecute taint waits for tolerations.
 	holdMost = 5 * time.Minute
-	// holdEvery is how often is looked whether it still has to.
+	// holdEvery is how often pools are checked for taints that need not wait any more.
 	holdEvery = 2 * time.Second
 )
 
 // +kubebuilder:rbac:groups=apps,resources=deployments;statefulsets;daemonsets,verbs=list;watch
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list
 
-// hold is what is known of a pool whose NoExecute taints may have to wait.
+// hold is the state of a pool whose NoExecute taints may have to wait.
 type hold struct {
 	mu sync.Mutex
-	// since is when the first taint began to wait; zero if none does.
+	// since is when the first taint began to wait; zero if none waits.
 	since time.Time
-	// looked is when delay was found out, and taints what it is about.
+	// looked is when delay was computed, for taints.
 	looked time.Time
 	taints []corev1.Taint
 	delay  delay
 }
 
-// holds remembers by pool what was found out, so that the nodes of a pool ask
-// once and not each of them. Safe for concurrent use.
+// holds caches the delay of each pool, so that it is computed once for all nodes of the
+// pool. It is safe for concurrent use.
 type holds struct {
 	mu     sync.Mutex
 	byPool map[string]*hold
 }
 
+// of returns the hold of a pool. It creates one if there is none.
 func (h *holds) of(pool string) *hold {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -57,36 +58,37 @@ func (h *holds) of(pool string) *hold {
 	return h.byPool[pool]
 }
 
-// released forgets a pool of which no taint waits.
-func (h *holds) released(pool string) {
+// forget removes a pool of which no taint waits.
+func (h *holds) forget(pool string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.byPool, pool)
 }
 
-// delay says that taints of a pool wait; the zero value is that they do not.
+// delay is why NoExecute taints of a pool wait. The zero value means that none waits.
 type delay struct {
-	// until is when they come at the latest.
+	// until is when the taints are put on nodes at the latest.
 	until time.Time
-	// workloads have pods that do not tolerate them; failed is why that could
-	// not be looked at.
+	// workloads are the workloads whose pods do not tolerate the taints, as
+	// "namespace/name". failed is the error if the workloads could not be read.
 	workloads []string
 	failed    error
 }
 
+// waits reports whether the taints wait.
 func (d *delay) waits() bool { return len(d.workloads) > 0 || d.failed != nil }
 
-// comeBack asks for a pass when it may be over.
-func (d *delay) comeBack(now time.Time) error {
+// retry returns an error that repeats the pass when the delay may be over; nil if none waits.
+func (d *delay) retry(now time.Time) error {
 	if !d.waits() {
 		return nil
 	}
-	return phase.Wait("pods that do not tolerate a taint", min(holdEvery, d.until.Sub(now)))
+	return phase.Wait("pods that do not tolerate a NoExecute taint", min(holdEvery, d.until.Sub(now)))
 }
 
-// delayOf says whether NoExecute taints that are about to be put on nodes of a
-// pool wait, because they would evict pods of UnitedDeployments. Where that
-// cannot be looked at they wait too, and nothing else that a pool gives does.
+// delayOf returns whether NoExecute taints must wait before they are put on nodes of a pool,
+// because they would evict pods of UnitedDeployments. They also wait if the workloads cannot
+// be read. Nothing else that a pool gives waits.
 func (r *Reconciler) delayOf(ctx context.Context, pool string, taints []corev1.Taint) delay {
 	if len(taints) == 0 {
 		return delay{}
@@ -97,7 +99,7 @@ func (r *Reconciler) delayOf(ctx context.Context, pool string, taints []corev1.T
 	now := r.Clock.Now()
 	if now.Sub(h.looked) >= holdEvery/2 || !slices.EqualFunc(h.taints, taints, sameTaint) {
 		h.delay = delay{}
-		h.delay.workloads, h.delay.failed = r.lack(ctx, pool, taints)
+		h.delay.workloads, h.delay.failed = r.untolerating(ctx, pool, taints)
 		h.looked, h.taints = now, taints
 	}
 	if !h.delay.waits() {
@@ -112,10 +114,11 @@ func (r *Reconciler) delayOf(ctx context.Context, pool string, taints []corev1.T
 	return h.delay
 }
 
+// sameTaint reports whether two taints are equal, ignoring the time at which they were added.
 func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
 
-// waitsSince is when taints of a pool began to wait, by its status: another
-// process may have begun.
+// waitsSince returns when taints of a pool began to wait. It reads the status, because they
+// may have begun to wait under another process.
 func (r *Reconciler) waitsSince(ctx context.Context, pool string, now time.Time) time.Time {
 	p := &apps.NodePool{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Name: pool}, p); err != nil {
@@ -128,26 +131,27 @@ func (r *Reconciler) waitsSince(ctx context.Context, pool string, now time.Time)
 	return c.LastTransitionTime.Time
 }
 
-// lack names the workloads of UnitedDeployments in a pool that make pods which
-// do not tolerate all of the taints or, where none does, one that still has such.
-func (r *Reconciler) lack(ctx context.Context, pool string, taints []corev1.Taint) ([]string, error) {
+// untolerating returns the workloads of UnitedDeployments in a pool whose pod template does
+// not tolerate all of the taints. If there is none, it returns the first workload that still
+// has a running pod which does not tolerate them.
+func (r *Reconciler) untolerating(ctx context.Context, pool string, taints []corev1.Taint) ([]string, error) {
 	workloads, err := r.workloadsOf(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
-	var lacking []string
+	var out []string
 	for _, w := range workloads {
-		if template, _ := united.PodsOf(w); !united.Tolerates(template.Spec.Tolerations, taints) {
-			lacking = append(lacking, w.GetNamespace()+"/"+w.GetName())
+		if template, _ := united.TemplateOf(w); !united.Tolerates(template.Spec.Tolerations, taints) {
+			out = append(out, w.GetNamespace()+"/"+w.GetName())
 		}
 	}
-	if len(lacking) > 0 {
-		slices.Sort(lacking)
-		return lacking, nil
+	if len(out) > 0 {
+		slices.Sort(out)
+		return out, nil
 	}
 	for _, w := range workloads {
-		_, of := united.PodsOf(w)
-		selector, err := metav1.LabelSelectorAsSelector(of)
+		_, labelSelector := united.TemplateOf(w)
+		selector, err := metav1.LabelSelectorAsSelector(labelSelector)
 		if err != nil {
 			return nil, err
 		}
@@ -164,8 +168,8 @@ func (r *Reconciler) lack(ctx context.Context, pool string, taints []corev1.Tain
 	return nil, nil
 }
 
-// workloadsOf lists the workloads that UnitedDeployments have in a pool, as
-// they are in the cache.
+// workloadsOf lists the workloads of UnitedDeployments in a pool from the cache. The caller
+// must not change them.
 func (r *Reconciler) workloadsOf(ctx context.Context, pool string) ([]united.Workload, error) {
 	options := []client.ListOption{client.MatchingLabels{apps.PoolNameLabel: pool}, client.UnsafeDisableDeepCopy}
 	var deployments appsv1.DeploymentList

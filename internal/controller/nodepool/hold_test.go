@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// offline is what a pool gives: a taint that evicts, and a label.
+// offline returns a pool that gives a NoExecute taint and a label.
 func offline(value apps.LabelValue) build.Option {
 	return build.With(func(p *apps.NodePool) {
 		p.Spec.Labels = map[string]apps.LabelValue{"a": "b"}
@@ -24,8 +24,8 @@ func offline(value apps.LabelValue) build.Option {
 	})
 }
 
-// unitedIn is the Deployment of a UnitedDeployment in a pool, and a pod of it,
-// which tolerate as they are told.
+// unitedIn returns the Deployment of a UnitedDeployment in a pool and a pod of it, with the
+// given tolerations.
 func unitedIn(pool string, template, live []corev1.Toleration) []client.Object {
 	labels := map[string]string{"app": "web", apps.PoolNameLabel: pool}
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "web-" + pool, Labels: labels, OwnerReferences: []metav1.OwnerReference{{
@@ -45,8 +45,8 @@ func (s *site) taints(node string) (keys string) {
 	return strings.TrimSpace(keys)
 }
 
-// visit runs a pass over a node and one over its pool, and tells whether both
-// come back.
+// visit runs a pass over a node and one over its pool. It reports whether both have to be
+// repeated.
 func (s *site) visit(node, pool string) (waits bool) {
 	s.t.Helper()
 	s.index.invalidate()
@@ -61,13 +61,13 @@ func (s *site) visit(node, pool string) (waits bool) {
 	return n.RequeueAfter > 0 && p.RequeueAfter > 0
 }
 
-// TestATaintThatEvictsWaitsForTolerations: what a NodePool gives comes at once,
-// but for a NoExecute taint that pods of a UnitedDeployment do not tolerate yet.
+// TestATaintThatEvictsWaitsForTolerations: everything that a NodePool gives is
+// written at once, except a NoExecute taint that pods of a UnitedDeployment do not tolerate.
 func TestATaintThatEvictsWaitsForTolerations(t *testing.T) {
 	tolerant := []corev1.Toleration{{Key: "offline", Operator: corev1.TolerationOpExists}}
 	s := newSite(t, append(unitedIn("p", nil, nil), build.NodePool("p", offline("")), build.Node("n", names("p")))...)
 	if !s.visit("n", "p") {
-		t.Error("nobody comes back")
+		t.Error("no pass is repeated")
 	}
 	if got := s.taints("n"); got != "" || s.node("n").Labels["a"] != "b" {
 		t.Errorf("taints are %q, labels %v", got, s.node("n").Labels)
@@ -105,15 +105,15 @@ func TestATaintThatEvictsWaitsForTolerations(t *testing.T) {
 	}
 }
 
-// TestATaintWaitsFiveMinutes: and no longer, whatever pods do; another process
-// goes on with the same clock.
+// TestATaintWaitsFiveMinutes: it does not wait longer, whatever pods do, and the time
+// continues in another process.
 func TestATaintWaitsFiveMinutes(t *testing.T) {
 	s := newSite(t, append(unitedIn("p", nil, nil), build.NodePool("p", offline("")), build.Node("n", names("p")))...)
 	s.clock.SetTime(time.Now()) // conditions have the time of day
 	if !s.visit("n", "p") {
-		t.Error("nobody comes back")
+		t.Error("no pass is repeated")
 	}
-	s.Reconciler = &Reconciler{Client: s.Client, Live: s.Live, Recorder: s.told, Clock: s.clock}
+	s.Reconciler = &Reconciler{Client: s.Client, Live: s.Live, Recorder: s.recorder, Clock: s.clock}
 	s.clock.SetTime(s.clock.Now().Add(holdMost - time.Minute))
 	if !s.visit("n", "p") || s.taints("n") != "" {
 		t.Errorf("before, taints are %q", s.taints("n"))
@@ -124,7 +124,7 @@ func TestATaintWaitsFiveMinutes(t *testing.T) {
 	}
 }
 
-// TestATaintsOldValueStaysWhileTheNewOneWaits, for the pods that tolerate that.
+// TestATaintsOldValueStaysWhileTheNewOneWaits: pods may tolerate only the old one.
 func TestATaintsOldValueStaysWhileTheNewOneWaits(t *testing.T) {
 	old := []corev1.Toleration{{Key: "offline", Operator: corev1.TolerationOpEqual, Value: "1"}}
 	s := newSite(t, append(unitedIn("p", old, old), build.NodePool("p", offline("1")), build.Node("n", names("p")))...)
@@ -152,14 +152,14 @@ func TestATaintsOldValueStaysWhileTheNewOneWaits(t *testing.T) {
 	}
 }
 
-// unreadable answers no list of pods.
+// unreadable is a client that fails to list pods.
 type unreadable struct{ client.Reader }
 
 func (unreadable) List(context.Context, client.ObjectList, ...client.ListOption) error {
 	return errors.New("no pods today")
 }
 
-// TestPodsThatCannotBeRead keep the taint away, and nothing else.
+// TestPodsThatCannotBeRead: only the taint waits.
 func TestPodsThatCannotBeRead(t *testing.T) {
 	tolerant := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	s := newSite(t, append(unitedIn("p", tolerant, tolerant), build.NodePool("p", offline("")), build.Node("n", names("p")))...)
@@ -179,8 +179,8 @@ func TestPodsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestNobodyElseIsWaitedFor: taints that evict nobody, workloads that are no
-// UnitedDeployment's, pools without any.
+// TestNobodyElseIsWaitedFor: no delay for taints without eviction, for workloads that do not
+// belong to a UnitedDeployment, and for pools without workloads.
 func TestNobodyElseIsWaitedFor(t *testing.T) {
 	theirs := unitedIn("p", nil, nil)
 	theirs[0].SetOwnerReferences(nil)

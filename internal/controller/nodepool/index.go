@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -18,19 +19,20 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 )
 
-// pools are all NodePools made ready for questions. Immutable, nodes excepted.
+// pools are all NodePools with compiled selectors. Everything but nodes is immutable.
 type pools struct {
 	membership.Pools
-	byName map[string]entry
+	byName map[string]poolEntry
 
 	mu sync.Mutex
-	// nodes are the names of the nodes that concern a pool, by pool; nil until
-	// somebody asks. A pool's pass reads these nodes and no other.
-	nodes map[string]map[string]bool
+	// nodes are the names of the nodes that concern a pool, by pool; nil until nodesOf is
+	// called. A pass over a pool reads these nodes only.
+	nodes map[string]sets.Set[string]
 }
 
-// concerned names the pools that the node is in, that it names or carries, and
-// that select it. It asks few pools of many.
+// concerned returns the names of the pools that a node concerns: the pool whose attributes
+// it carries, the one that its label names, and all that select it. The index of selectors
+// finds the latter without a test of every pool.
 func (ps *pools) concerned(n *attributes.Node) []string {
 	names := []string{n.Incumbent(), n.Label()}
 	for _, pool := range ps.Selecting(n.OwnLabels()) {
@@ -44,11 +46,11 @@ func (ps *pools) concerned(n *attributes.Node) []string {
 	return names
 }
 
-// nodesOf names the nodes that concern a pool, sorted. The first to ask lists
-// all nodes; from then on move keeps the answer true.
+// nodesOf returns the names of the nodes that concern a pool, sorted. The first call lists
+// all nodes. From then on move keeps the result up to date.
 //
-// The lock is held while nodes are listed: an event that is not in the list
-// comes after it, and finds the answer there.
+// The lock is held during the list: the event of a change that is not in the list calls
+// move after it.
 func (ps *pools) nodesOf(ctx context.Context, c client.Reader, pool string, read func(*corev1.Node) *attributes.Node) ([]string, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -57,16 +59,16 @@ func (ps *pools) nodesOf(ctx context.Context, c client.Reader, pool string, read
 		if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, fmt.Errorf("listing nodes: %w", err)
 		}
-		ps.nodes = map[string]map[string]bool{}
+		ps.nodes = map[string]sets.Set[string]{}
 		for i := range list.Items {
 			ps.addLocked(list.Items[i].Name, ps.concerned(read(&list.Items[i])))
 		}
 	}
-	return slices.Sorted(maps.Keys(ps.nodes[pool])), nil
+	return sets.List(ps.nodes[pool]), nil
 }
 
-// move notes that a node concerns other pools than before. Events of one node
-// have to come in their order.
+// move records that a node concerns other pools than before. The events of one node must
+// arrive in their order.
 func (ps *pools) move(node string, before, after []string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -74,7 +76,7 @@ func (ps *pools) move(node string, before, after []string) {
 		return
 	}
 	for _, pool := range before {
-		if delete(ps.nodes[pool], node); len(ps.nodes[pool]) == 0 {
+		if ps.nodes[pool].Delete(node); len(ps.nodes[pool]) == 0 {
 			delete(ps.nodes, pool)
 		}
 	}
@@ -84,47 +86,50 @@ func (ps *pools) move(node string, before, after []string) {
 func (ps *pools) addLocked(node string, to []string) {
 	for _, pool := range to {
 		if ps.nodes[pool] == nil {
-			ps.nodes[pool] = map[string]bool{}
+			ps.nodes[pool] = sets.New[string]()
 		}
-		ps.nodes[pool][node] = true
+		ps.nodes[pool].Insert(node)
 	}
 }
 
-// entry is one NodePool.
-type entry struct {
+// poolEntry is one NodePool.
+type poolEntry struct {
 	uid        types.UID
 	gives      attributes.Pool
 	generation int64
 	deleting   bool
-	// invalid is what is wrong with its selector.
+	// invalid is the error of its selector.
 	invalid error
-	// adopted: the pool has its finalizer, so nodes may join.
+	// adopted is true if the pool has its finalizer or is being deleted: nodes in it may be
+	// written.
 	adopted bool
 }
 
-// reference names a pool for events, whether it is still there or not.
+// reference returns a reference to a pool for events. Its UID is empty if the pool does not
+// exist.
 func (ps *pools) reference(name string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: apps.GroupVersion.String(), Kind: "NodePool", Name: name, UID: ps.byName[name].uid}
 }
 
-// index keeps what is derived from cached objects until they change. Safe for
+// index keeps what is computed from cached objects until they change. It is safe for
 // concurrent use.
 type index struct {
 	mu sync.Mutex
-	// current is nil when a pool changed since it was made; changes counts them.
+	// current is nil if a pool has changed since it was computed. changes counts these
+	// changes.
 	current *pools
 	changes int
 	nodes   map[string]known
 }
 
-// known is a node as it was read from one version of the object.
+// known is the result of attributes.Read for one version of a node.
 type known struct {
 	uid     types.UID
 	version string
 	node    *attributes.Node
 }
 
-// invalidate is called when a pool changed.
+// invalidate must be called when a pool changed.
 func (x *index) invalidate() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -132,7 +137,7 @@ func (x *index) invalidate() {
 	x.changes++
 }
 
-// pools returns all pools, read again after a change.
+// pools returns all pools. After a change it lists them again.
 func (x *index) pools(ctx context.Context, c client.Reader) (*pools, error) {
 	x.mu.Lock()
 	current, changes := x.current, x.changes
@@ -144,13 +149,13 @@ func (x *index) pools(ctx context.Context, c client.Reader) (*pools, error) {
 	if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing NodePools: %w", err)
 	}
-	fresh := &pools{byName: make(map[string]entry, len(list.Items))}
+	fresh := &pools{byName: make(map[string]poolEntry, len(list.Items))}
 	compiled := make([]membership.Pool, 0, len(list.Items))
 	for i := range list.Items {
 		p := &list.Items[i]
 		pool, err := membership.CompilePool(p)
 		compiled = append(compiled, pool)
-		fresh.byName[p.Name] = entry{
+		fresh.byName[p.Name] = poolEntry{
 			uid: p.UID, gives: attributes.Of(p), generation: p.Generation, deleting: p.DeletionTimestamp != nil, invalid: err,
 			adopted: p.DeletionTimestamp != nil || controllerutil.ContainsFinalizer(p, apps.NodePoolFinalizer),
 		}
@@ -158,13 +163,13 @@ func (x *index) pools(ctx context.Context, c client.Reader) (*pools, error) {
 	fresh.Pools = membership.NewPools(compiled)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.changes == changes { // else a pool changed while they were listed
+	if x.changes == changes { // otherwise a pool changed during the list
 		x.current = fresh
 	}
 	return fresh, nil
 }
 
-// read reads a node, or remembers how it was read.
+// read returns the attributes of a node. It reads each version once.
 func (x *index) read(n *corev1.Node) *attributes.Node {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -179,15 +184,16 @@ func (x *index) read(n *corev1.Node) *attributes.Node {
 	return node
 }
 
-// drop forgets a node.
+// drop removes a node.
 func (x *index) drop(name string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.nodes, name)
 }
 
-// claim is what the node says about pools. The label of a node whose record is
-// lost counts as its owner's unless the pool selects the node anyway.
+// claim returns the input of the assignment of a node to a pool. If the node's record is
+// lost, it is unknown whether the user or a pool set the pool label. It counts as the
+// user's, unless the pool that it names also selects the node.
 func (ps *pools) claim(n *attributes.Node) membership.Claim {
 	c := membership.Claim{Own: n.OwnLabels(), Chosen: n.Chosen(), Incumbent: n.Incumbent()}
 	if n.Lost() == nil || c.Chosen == "" {
@@ -201,12 +207,12 @@ func (ps *pools) claim(n *attributes.Node) membership.Claim {
 	return c
 }
 
-// plan says which pool the node is in and what to change on it. The entry is
-// nil for no pool.
-func (ps *pools) plan(n *attributes.Node) (membership.Claim, *entry, attributes.Change, error) {
+// plan returns the pool of a node, which is nil for none, and the change of the node that
+// this demands.
+func (ps *pools) plan(n *attributes.Node) (membership.Claim, *poolEntry, attributes.Change, error) {
 	claim := ps.claim(n)
 	name, selected := ps.Assign(claim)
-	var in *entry
+	var in *poolEntry
 	var gives *attributes.Pool
 	if name != "" {
 		e := ps.byName[name]
@@ -221,34 +227,34 @@ type failure struct {
 	node, why string
 }
 
-// troubles remembers nodes that could not be written. Safe for concurrent use.
-type troubles struct {
+// failedWrites are the nodes that could not be written. It is safe for concurrent use.
+type failedWrites struct {
 	mu     sync.Mutex
-	byNode map[string]trouble
+	byNode map[string]failedWrite
 }
 
-// trouble is a failed write and the pools that it was about.
-type trouble struct {
+// failedWrite is the error of a write, and the pools that the node was to leave and to join.
+type failedWrite struct {
 	why      string
 	from, to string
 }
 
-// set notes that a node could not be written, and reports whether that is new.
-func (t *troubles) set(node string, is trouble) bool {
+// set records that a node could not be written. It reports whether that is new.
+func (t *failedWrites) set(node string, is failedWrite) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.byNode[node] == is {
 		return false
 	}
 	if t.byNode == nil {
-		t.byNode = map[string]trouble{}
+		t.byNode = map[string]failedWrite{}
 	}
 	t.byNode[node] = is
 	return true
 }
 
-// clear forgets a node's failure and returns it.
-func (t *troubles) clear(node string) (was trouble, had bool) {
+// clear removes a node's failure and returns it.
+func (t *failedWrites) clear(node string) (was failedWrite, had bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	was, had = t.byNode[node]
@@ -256,8 +262,8 @@ func (t *troubles) clear(node string) (was trouble, had bool) {
 	return was, had
 }
 
-// of are the failures that a pool is to tell of, by node.
-func (t *troubles) of(pool string) []failure {
+// of returns the failures that concern a pool, sorted by node.
+func (t *failedWrites) of(pool string) []failure {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []failure

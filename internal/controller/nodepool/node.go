@@ -23,8 +23,8 @@ type visit struct {
 	pools  *pools
 	read   *attributes.Node
 	change attributes.Change
-	// holdOff: what there is to change has to wait.
-	holdOff bool
+	// skip is true if nothing is to be written now.
+	skip bool
 }
 
 // reconcileNode runs the phases for one node.
@@ -44,9 +44,9 @@ func (r *Reconciler) reconcileNode(ctx context.Context, req ctrl.Request) (ctrl.
 	return phase.Run(ctx, v, r.decide, r.write)
 }
 
-// decide plans the change, and holds it off where it would be too early.
+// decide plans the change of the node. It sets skip if the change is empty or must wait.
 func (r *Reconciler) decide(ctx context.Context, v *visit) error {
-	v.holdOff = true
+	v.skip = true
 	claim, in, change, err := v.pools.plan(v.read)
 	if err != nil {
 		return fmt.Errorf("planning node %q: %w", v.node.Name, err)
@@ -59,7 +59,7 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 			if change, err = v.read.Plan(&gives, selected); err != nil {
 				return fmt.Errorf("planning node %q: %w", v.node.Name, err)
 			}
-			waits = hold.comeBack(r.Clock.Now())
+			waits = hold.retry(r.Clock.Now())
 		}
 	}
 	v.change = change
@@ -72,26 +72,26 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 	}
 	r.missing(v.node, missing)
 	if in != nil && !in.adopted {
-		return nil // the finalizer comes first; the pool's change brings the node back
+		return nil // adopt must set the finalizer first; that change of the pool enqueues the node
 	}
 	if _, known := v.pools.Get(claim.Incumbent); claim.Incumbent != "" && !known {
-		// Taking a pool's attributes off because it is gone is for good only if
-		// it is gone, and not if a cache has not seen it yet.
+		// The attributes of a pool that does not exist are removed. The cache may not have a
+		// new pool yet, so the API server is asked.
 		err := r.Live.Get(ctx, types.NamespacedName{Name: claim.Incumbent}, &apps.NodePool{})
 		if err == nil {
-			return phase.Wait("the cache does not know a NodePool yet", gather)
+			return phase.Wait("the cache does not have a NodePool yet", debounce)
 		}
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("looking for NodePool %q of node %q: %w", claim.Incumbent, v.node.Name, err)
 		}
 	}
-	v.holdOff = change.Empty()
+	v.skip = change.Empty()
 	return waits
 }
 
-// write makes the node as planned, in one patch.
+// write writes the planned change in one patch.
 func (r *Reconciler) write(ctx context.Context, v *visit) error {
-	if v.holdOff {
+	if v.skip {
 		return nil
 	}
 	if v.change.Repair {
@@ -118,15 +118,15 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 		return err
 	default:
 		patchesTotal.WithLabelValues("error").Inc()
-		is := trouble{why: reasonOf(err), from: v.change.From, to: v.change.To}
-		if r.troubles.set(v.node.Name, is) {
-			r.wake(is.from, is.to)
+		is := failedWrite{why: reasonOf(err), from: v.change.From, to: v.change.To}
+		if r.failedWrites.set(v.node.Name, is) {
+			r.enqueuePools(is.from, is.to)
 		}
 		return fmt.Errorf("writing attributes of node %q: %w", v.node.Name, err)
 	}
 }
 
-// forgetNode drops what is remembered of a node that is gone.
+// forgetNode removes everything that is kept about a deleted node.
 func (r *Reconciler) forgetNode(name string) {
 	r.index.drop(name)
 	r.repairs.Forget(name)
@@ -136,24 +136,24 @@ func (r *Reconciler) forgetNode(name string) {
 	delete(r.reportedMissing, name)
 }
 
-// cleared forgets that a node could not be written, and lets its pools say so.
+// cleared removes the failure of a node, if any, and enqueues its pools to update their
+// status.
 func (r *Reconciler) cleared(node string) {
-	if was, had := r.troubles.clear(node); had {
-		r.wake(was.from, was.to)
+	if was, had := r.failedWrites.clear(node); had {
+		r.enqueuePools(was.from, was.to)
 	}
 }
 
-// wake asks for a pass over pools; "" is none.
-func (r *Reconciler) wake(names ...string) {
+// enqueuePools enqueues pools, except "".
+func (r *Reconciler) enqueuePools(names ...string) {
 	for _, name := range names {
 		if name != "" {
-			r.woken.Add(ctrl.Request{NamespacedName: types.NamespacedName{Name: name}})
+			r.poolRequests.Add(ctrl.Request{NamespacedName: types.NamespacedName{Name: name}})
 		}
 	}
 }
 
-// reasonOf is what an API server's refusal says, without what changes from one
-// try to the next.
+// reasonOf returns the text of an error, bounded, for a status message.
 func reasonOf(err error) string {
 	const shown = 200
 	text := err.Error()
@@ -166,8 +166,9 @@ func reasonOf(err error) string {
 	return text
 }
 
-// patchOf writes a change as a merge patch. Taints are a list, and what is
-// remembered has to be what is overwritten: the resourceVersion guards both.
+// patchOf encodes a change as a merge patch. It has the resourceVersion of the node, because
+// it replaces the whole list of taints, and because the record in the annotation must match
+// the values that are overwritten.
 func patchOf(node *corev1.Node, c *attributes.Change) ([]byte, error) {
 	metadata := map[string]any{"resourceVersion": node.ResourceVersion}
 	if len(c.Labels) > 0 {
@@ -187,7 +188,7 @@ func patchOf(node *corev1.Node, c *attributes.Change) ([]byte, error) {
 	return raw, nil
 }
 
-// Kinds of changes, as the metric and the log tell them.
+// Kinds of changes: the values of the metric's label and of the log.
 const (
 	joined   = "joined"
 	moved    = "moved"
@@ -196,6 +197,7 @@ const (
 	repaired = "repaired"
 )
 
+// kindOf returns which of these kinds a change is.
 func kindOf(c *attributes.Change) string {
 	switch {
 	case c.From == "" && c.To != "":

@@ -17,8 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
-// observe reads every node that concerns the pool; s.nodes and the others get
-// sorted by name.
+// observe reads every node that concerns the pool, in the order of their names.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	pools, err := r.index.pools(ctx, r.Client)
 	if err != nil {
@@ -27,7 +26,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	self, listed := pools.Get(s.pool.Name)
 	e := pools.byName[s.pool.Name]
 	if !listed || e.generation != s.pool.Generation || e.deleting != (s.pool.DeletionTimestamp != nil) {
-		return phase.Wait("the pools were listed before this one changed", gather)
+		return phase.Wait("the index does not have the pool's last change yet", debounce)
 	}
 	s.invalid, s.ignored = e.invalid, e.gives.Ignored
 	names, err := pools.nodesOf(ctx, r.Client, s.pool.Name, r.index.read)
@@ -38,7 +37,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		node := &corev1.Node{}
 		switch err := r.Client.Get(ctx, client.ObjectKey{Name: name}, node, client.UnsafeDisableDeepCopy); {
 		case apierrors.IsNotFound(err):
-			continue // its event is on the way, and wakes this pool
+			continue // the event of its deletion enqueues this pool
 		case err != nil:
 			return fmt.Errorf("reading node %q: %w", name, err)
 		}
@@ -47,13 +46,14 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		}
 	}
 	if s.delay = r.delayOf(ctx, s.pool.Name, s.evicting); len(s.evicting) == 0 {
-		r.holds.released(s.pool.Name)
+		r.holds.forget(s.pool.Name)
 	}
-	s.failed = r.troubles.of(s.pool.Name)
+	s.failed = r.failedWrites.of(s.pool.Name)
 	s.observed = true
 	return nil
 }
 
+// observeNode adds a node to the lists of the scope that it belongs to.
 func (r *Reconciler) observeNode(s *scope, pools *pools, self *membership.Pool, node *corev1.Node) error {
 	read := r.index.read(node)
 	has, selects := read.Incumbent() == self.Name, self.Selects(read.OwnLabels())
@@ -84,12 +84,13 @@ func (r *Reconciler) observeNode(s *scope, pools *pools, self *membership.Pool, 
 	return nil
 }
 
-// statusDiffers tells whether there is something to write.
+// statusDiffers reports whether the status has to be written.
 func statusDiffers(before, after *apps.NodePool) bool {
 	return !equality.Semantic.DeepEqual(before.Status, after.Status)
 }
 
-// setStatus writes what was observed into the pool's status.
+// setStatus sets the pool's status from what was observed. Of the condition Ready it sets
+// the first reason that applies.
 func setStatus(s *scope) {
 	status := &s.pool.Status
 	status.ObservedGeneration = s.pool.Generation
@@ -131,7 +132,7 @@ func setStatus(s *scope) {
 
 	alone, aloneReason, aloneMessage := metav1.ConditionTrue, apps.ReasonUncontested, "no node that spec.selector matches is in another pool"
 	if len(s.contested) > 0 {
-		alone, aloneReason, aloneMessage = metav1.ConditionFalse, apps.ReasonNodesContested, "nodes that spec.selector matches and another pool has: "+conditions.List(s.contested)
+		alone, aloneReason, aloneMessage = metav1.ConditionFalse, apps.ReasonNodesContested, "nodes that spec.selector matches and that are in another pool: "+conditions.List(s.contested)
 	}
 	set(apps.ConditionUncontested, alone, aloneReason, aloneMessage)
 
@@ -139,12 +140,12 @@ func setStatus(s *scope) {
 	no := metav1.ConditionFalse
 	switch {
 	case s.pool.DeletionTimestamp != nil && len(names) > 0:
-		ready, reason, message = no, apps.ReasonDeletionWaits, "the pool is deleted and waits for its nodes: take the label "+apps.NodePoolLabel+
-			" off them or change it, and take spec.selector away: "+conditions.List(names)
+		ready, reason, message = no, apps.ReasonDeletionWaits, "the pool is being deleted and still has nodes: remove or change their label "+apps.NodePoolLabel+
+			", and remove spec.selector: "+conditions.List(names)
 	case s.invalid != nil:
 		ready, reason, message = no, apps.ReasonInvalid, s.invalid.Error()
 	case len(s.ignored) > 0:
-		ready, reason, message = no, apps.ReasonInvalid, "not a pool's to give and left out: "+conditions.List(s.ignored)
+		ready, reason, message = no, apps.ReasonInvalid, "keys that a pool cannot give, and that are ignored: "+conditions.List(s.ignored)
 	case synced != metav1.ConditionTrue:
 		ready, reason, message = no, syncReason, syncMessage
 	case alone != metav1.ConditionTrue:
@@ -157,15 +158,16 @@ func setStatus(s *scope) {
 	set(apps.ConditionReady, ready, reason, message)
 }
 
-// waitsFor says what a taint waits for.
+// waitsFor returns the message about what NoExecute taints wait for.
 func waitsFor(d *delay) string {
 	if d.failed != nil {
-		return "NoExecute taints wait, 5 minutes at most: the pods that are to tolerate them cannot be read: " + reasonOf(d.failed)
+		return "NoExecute taints wait, 5 minutes at most: the pods that must tolerate them cannot be read: " + reasonOf(d.failed)
 	}
-	return "NoExecute taints wait, 5 minutes at most, until they are tolerated by the pods of " + conditions.List(d.workloads)
+	return "NoExecute taints wait, 5 minutes at most, for the pods of these workloads to tolerate them: " + conditions.List(d.workloads)
 }
 
-// failures names nodes that could not be written, and why the first could not.
+// failures returns the message about nodes that could not be written, with the error of the
+// first.
 func failures(all []failure) string {
 	names := make([]string, len(all))
 	for i := range all {

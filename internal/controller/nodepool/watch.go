@@ -9,24 +9,41 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	nodeutil "k8s.io/component-helpers/node/util"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
+	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
 type queue = workqueue.TypedRateLimitingInterface[ctrl.Request]
 
-// nodeEvents brings a node back when what it carries changed, and wakes the
-// pools to which that or the node's readiness matters.
+// poolWatches returns which changes start a pass over a NodePool. nodeEvents and
+// poolEvents enqueue more pools, with enqueuePools.
+func (r *Reconciler) poolWatches() []watch.Watch {
+	return []watch.Watch{{Object: &apps.NodePool{}}}
+}
+
+// nodeWatches returns which changes start a pass over a node.
+func (r *Reconciler) nodeWatches() []watch.Watch {
+	return []watch.Watch{
+		{Object: &corev1.Node{}, Handler: r.nodeEvents()},
+		{Object: &apps.NodePool{}, Handler: r.poolEvents()},
+	}
+}
+
+// nodeEvents enqueues a node when its labels, annotations or taints changed. It
+// enqueues the pools that the node concerns when these or the node's readiness changed.
 func (r *Reconciler) nodeEvents() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
 			if node, ok := e.Object.(*corev1.Node); ok {
 				q.Add(requestFor(node))
-				r.wake(r.moved(ctx, nil, node)...)
+				r.enqueuePools(r.moved(ctx, nil, node)...)
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
@@ -38,21 +55,21 @@ func (r *Reconciler) nodeEvents() handler.EventHandler {
 			switch {
 			case carriesOther(before, node):
 				q.Add(requestFor(node))
-				r.wake(r.moved(ctx, before, node)...)
+				r.enqueuePools(r.moved(ctx, before, node)...)
 			case isReady(before) != isReady(node):
-				r.wake(r.moved(ctx, node, node)...)
+				r.enqueuePools(r.moved(ctx, node, node)...)
 			}
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
 			if node, ok := e.Object.(*corev1.Node); ok {
 				q.Add(requestFor(node))
-				r.wake(r.moved(ctx, node, nil)...)
+				r.enqueuePools(r.moved(ctx, node, nil)...)
 			}
 		},
 	}
 }
 
-// poolEvents brings nodes back that a change of a pool matters to.
+// poolEvents enqueues the nodes that a change of a pool concerns.
 func (r *Reconciler) poolEvents() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
@@ -65,7 +82,7 @@ func (r *Reconciler) poolEvents() handler.EventHandler {
 			}
 			r.index.invalidate()
 			r.enqueueNodes(ctx, e.ObjectNew, q)
-			r.wake(e.ObjectNew.GetName())
+			r.enqueuePools(e.ObjectNew.GetName())
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
 			r.index.invalidate()
@@ -74,7 +91,8 @@ func (r *Reconciler) poolEvents() handler.EventHandler {
 	}
 }
 
-// poolChanged tells a change that can matter to nodes from one of status.
+// poolChanged reports whether more of a pool changed than its status and metadata that
+// no node depends on.
 func poolChanged(before, after client.Object) bool {
 	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration() ||
 		(before.GetDeletionTimestamp() == nil) != (after.GetDeletionTimestamp() == nil) ||
@@ -85,27 +103,25 @@ func requestFor(o client.Object) ctrl.Request {
 	return ctrl.Request{NamespacedName: types.NamespacedName{Name: o.GetName()}}
 }
 
-// carriesOther tells whether something changed that a pool could have given.
+// carriesOther reports whether something changed that a pool can give to a node.
 func carriesOther(a, b *corev1.Node) bool {
 	return a.UID != b.UID || !maps.Equal(a.Labels, b.Labels) || !maps.Equal(a.Annotations, b.Annotations) ||
 		!equality.Semantic.DeepEqual(a.Spec.Taints, b.Spec.Taints)
 }
 
+// isReady reports whether the condition Ready of a node is True.
 func isReady(n *corev1.Node) bool {
-	for i := range n.Status.Conditions {
-		if c := &n.Status.Conditions[i]; c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
+	_, c := nodeutil.GetNodeCondition(&n.Status, corev1.NodeReady)
+	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// moved notes whom a node concerned and whom it does now, and names all of
-// them. The node is nil before it was created and after it was deleted.
+// moved records in the index which pools a node concerns now instead of before. It
+// returns both sets. before is nil for a node that was created, after for one that was
+// deleted.
 func (r *Reconciler) moved(ctx context.Context, before, after *corev1.Node) []string {
 	pools, err := r.index.pools(ctx, r.Client)
 	if err != nil {
-		return nil // the cache is not started yet: every pool is reconciled when it is
+		return nil // the cache has not started; when it has, every pool is reconciled
 	}
 	var name string
 	var sides [2][]string
@@ -114,7 +130,7 @@ func (r *Reconciler) moved(ctx context.Context, before, after *corev1.Node) []st
 			continue
 		}
 		name = node.Name
-		sides[i] = pools.concerned(attributes.Read(node)) // not the index: this may be an old version
+		sides[i] = pools.concerned(attributes.Read(node)) // the index keeps only the newest version
 		if before == after {
 			return sides[i]
 		}
@@ -123,11 +139,12 @@ func (r *Reconciler) moved(ctx context.Context, before, after *corev1.Node) []st
 	return slices.Concat(sides[0], sides[1])
 }
 
-// enqueueNodes brings all nodes back that the pool has, had or selects.
+// enqueueNodes enqueues all nodes that carry the pool's attributes, name it in their
+// label, or match its selector.
 func (r *Reconciler) enqueueNodes(ctx context.Context, o client.Object, q queue) {
 	pools, err := r.index.pools(ctx, r.Client)
 	if err != nil {
-		return // the cache is not started yet: every node is reconciled when it is
+		return // the cache has not started; when it has, every node is reconciled
 	}
 	var nodes corev1.NodeList
 	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {

@@ -1,13 +1,12 @@
 // Package uniteddeployment reconciles UnitedDeployments (docs/sources.md, P6 to P14): one
-// Deployment, StatefulSet or DaemonSet a pool, from one template.
+// Deployment, StatefulSet or DaemonSet for each pool, from one template.
 //
-//	roll back? ─► revise: ControllerRevisions ─► observe: workloads, NodePools ─► execute: what domain/united plans ─► report ─► trim
+//	revise: ControllerRevisions ─► rollBack ─► observe: workloads, NodePools ─► execute: the plan of domain/united ─► report ─► trim
 //
-// A pass begins with the UnitedDeployment as the API server has it: what it
-// remembers of its pools decides whether the next may be updated. Of workloads
-// an older view will do. Their names are functions of the pool's, so that one
-// that is not seen yet is found instead of made twice, and a write to one that
-// has changed since is refused.
+// A pass reads the UnitedDeployment from the API server: its status decides whether the
+// next pool may be updated, so it must not be stale. Workloads may be stale. Their names
+// follow from the pool's name, so a workload that the cache does not have yet is found
+// instead of created twice. The API server refuses writes to a stale version.
 package uniteddeployment
 
 import (
@@ -17,37 +16,33 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/united"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
-	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
 const (
-	// retryFirst and retryLast bound how long is waited before what failed is
-	// tried again. No event tells that a quota has room again.
+	// retryFirst and retryLast bound the delay before a failed pass is repeated. The bound
+	// is short because no event arrives when a quota has room again.
 	retryFirst, retryLast = 100 * time.Millisecond, 30 * time.Second
-	// concurrency is how many UnitedDeployments are reconciled side by side.
+	// concurrency is how many UnitedDeployments are reconciled at a time.
 	concurrency = 4
 )
 
-// Reconciler keeps the workloads of UnitedDeployments.
+// Reconciler writes the workloads of UnitedDeployments.
 type Reconciler struct {
 	// Client reads workloads, revisions and NodePools from a cache.
 	Client client.Client
-	// Live reads what must not be old.
+	// Live reads from the API server what must not be stale.
 	Live     client.Reader
 	Recorder events.EventRecorder
 	Clock    clock.PassiveClock
@@ -62,35 +57,38 @@ type scope struct {
 	ud *apps.UnitedDeployment
 	// before is the UnitedDeployment as it was read.
 	before *apps.UnitedDeployment
-	// revisions are ours, the newest last; update is the one of the template.
+	// revisions are the ControllerRevisions of ud, the newest last. update is the one with
+	// the current template.
 	revisions []*appsv1.ControllerRevision
 	update    *appsv1.ControllerRevision
-	// templates are what revisions hold, by their short name.
+	// templates are the templates in the revisions, by short name of the revision.
 	templates map[string]*apps.WorkloadTemplate
-	// observed: what follows is known.
+	// observed is true once the fields below are set.
 	observed bool
-	// nodePools are the NodePools that there are, by name.
+	// nodePools are the existing NodePools of the spec's pools, by name.
 	nodePools map[string]*apps.NodePool
-	// live are the workloads that concern us, by name.
+	// live are our workloads and those that can be adopted, by name. They may come from
+	// the cache: change a copy.
 	live map[string]united.Workload
-	// remembered are the pools of status, by name, as they are to be written.
+	// remembered are the entries of status.pools, by name of the pool. remember updates
+	// them after a write, and report writes them.
 	remembered map[string]*apps.PoolStatus
 	state      united.State
 	plan       united.Plan
-	// leaving are the pods of workloads whose pool is removed, by workload, and
-	// waits is why they do not go now.
+	// leaving are the pods of workloads of removed pools, by workload. waits is why such a
+	// workload is not drained further now.
 	leaving map[string][]united.LeavingPod
 	waits   map[string]string
-	// failures are of pools, by name; failure is of all of them.
+	// failures are the failures of pools, by name. failure concerns all pools.
 	failures map[string]failure
 	failure  failure
-	// reported: the status is as it is to be.
+	// reported is true once the status is written or needs no write.
 	reported bool
-	// replaced: the spec was written; the next pass goes on from there.
+	// replaced is true if rollBack wrote the spec: the rest is left to the next pass.
 	replaced bool
 }
 
-// failure is what PoolFailure tells.
+// failure is reason and message of the condition PoolFailure.
 type failure struct{ reason, message string }
 
 // +kubebuilder:rbac:groups=apps.openyurt.io,resources=uniteddeployments,verbs=get;list;watch;patch
@@ -102,53 +100,12 @@ type failure struct{ reason, message string }
 
 // SetupWithManager registers the controller.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	owner := handler.EnqueueRequestsFromMapFunc(ownerOf)
-	return ctrl.NewControllerManagedBy(mgr).
-		For(&apps.UnitedDeployment{}, builder.WithPredicates(predicate.Or(
-			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, trigger.StatusWritten))).
-		Watches(&appsv1.Deployment{}, owner).
-		Watches(&appsv1.StatefulSet{}, owner).
-		Watches(&appsv1.DaemonSet{}, owner).
-		Watches(&appsv1.ControllerRevision{}, owner).
-		Watches(&apps.NodePool{}, handler.EnqueueRequestsFromMapFunc(r.poolsOf), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+	return watch.Add(ctrl.NewControllerManagedBy(mgr), r.watches()).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrency,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
 		}).
 		Complete(phase.Backoff[ctrl.Request](r))
-}
-
-// ownerOf names the UnitedDeployment that a workload or a revision is of, or
-// was made for.
-func ownerOf(_ context.Context, o client.Object) []ctrl.Request {
-	name := o.GetLabels()[apps.UnitedDeploymentLabel]
-	if ref := metav1.GetControllerOfNoCopy(o); ref != nil {
-		if ref.Kind != "UnitedDeployment" || ref.APIVersion != apps.GroupVersion.String() {
-			return nil
-		}
-		name = ref.Name
-	}
-	if name == "" {
-		return nil
-	}
-	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}
-}
-
-// poolsOf names the UnitedDeployments that have a pool of a NodePool's name.
-func (r *Reconciler) poolsOf(ctx context.Context, pool client.Object) []ctrl.Request {
-	var list apps.UnitedDeploymentList
-	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil // the cache is not started yet: all are reconciled when it is
-	}
-	var requests []ctrl.Request
-	for i := range list.Items {
-		for j := range list.Items[i].Spec.Topology.Pools {
-			if list.Items[i].Spec.Topology.Pools[j].Name == pool.GetName() {
-				requests = append(requests, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-			}
-		}
-	}
-	return requests
 }
 
 // Reconcile runs the phases for one UnitedDeployment.
@@ -158,7 +115,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if ud.DeletionTimestamp != nil {
-		return ctrl.Result{}, nil // its workloads go, or stay, as whoever deletes it says
+		return ctrl.Result{}, nil // the garbage collector deletes or orphans its workloads, by the propagation policy
 	}
 	s := &scope{ud: ud, before: ud.DeepCopy(), failures: map[string]failure{}, remembered: map[string]*apps.PoolStatus{}}
 	for i := range ud.Status.Pools {
@@ -167,14 +124,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return phase.Run(ctx, s, r.revise, r.rollBack, r.observe, r.execute, r.report, r.trim)
 }
 
-// fail remembers a failure of everything, for the condition.
-func (s *scope) fail(reason, what string, err error) error {
-	err = fmt.Errorf("%s: %w", what, err)
+// fail records a failure that concerns all pools, for the condition. It returns the error
+// with the action before it. The first failure of a pass is kept.
+func (s *scope) fail(reason, action string, err error) error {
+	err = fmt.Errorf("%s: %w", action, err)
 	if s.failure.reason == "" {
 		s.failure = failure{reason, err.Error()}
 	}
 	return err
 }
 
-// now is a time as the API server keeps it.
+// now returns the current time with the precision of the API server, which is a second.
 func (r *Reconciler) now() metav1.Time { return metav1.NewTime(r.Clock.Now()).Rfc3339Copy() }

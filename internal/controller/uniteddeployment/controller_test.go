@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
@@ -26,8 +25,8 @@ import (
 
 var deployments = schema.GroupResource{Group: "apps", Resource: "deployments"}
 
-// TestFiftyPassesAtRestWriteNothing is scenario 43 and A2: six pools, messages
-// that list several of them, and a manager that has just started.
+// TestFiftyPassesAtRestWriteNothing is scenario 43 and A2, with six pools, messages that
+// list several of them, and a manager that has just started.
 func TestFiftyPassesAtRestWriteNothing(t *testing.T) {
 	s := newSite(t, web("f", "e", "d", "c", "b", "a")) // no NodePool at all
 	s.rest()
@@ -48,8 +47,8 @@ func TestFiftyPassesAtRestWriteNothing(t *testing.T) {
 	}
 }
 
-// TestARefusedPoolIsTold is scenario 44 and A3: the status is written whatever
-// fails, names the pool, and forgets it when it works.
+// TestARefusedPoolIsTold is scenario 44 and A3: the status is written although a
+// pool fails, names the pool, and no longer names it when the pool works.
 func TestARefusedPoolIsTold(t *testing.T) {
 	s := newUnited(t, "a", "b", "c")
 	s.refuse = func(write string) error {
@@ -103,8 +102,8 @@ func TestScalingWritesOneWorkload(t *testing.T) {
 	}
 }
 
-// TestACacheThatIsBehindMakesNoSecondWorkload is A4 and F9: what the cache does
-// not show is found under its name.
+// TestACacheThatIsBehindMakesNoSecondWorkload is A4 and F9: a workload
+// that the cache does not have is found by its name.
 func TestACacheThatIsBehindMakesNoSecondWorkload(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.rest()
@@ -124,8 +123,8 @@ func TestACacheThatIsBehindMakesNoSecondWorkload(t *testing.T) {
 	}
 }
 
-// TestATaintOfTheNodePoolIsTolerated is A5's kind: what is decided by a NodePool
-// follows it, without a new revision, from pool to pool; gone, it changes nothing.
+// TestATaintOfTheNodePoolIsTolerated is similar to A5: a new taint of a NodePool changes the
+// workloads pool by pool without a new revision. A deleted NodePool changes nothing.
 func TestATaintOfTheNodePoolIsTolerated(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.rest()
@@ -137,7 +136,7 @@ func TestATaintOfTheNodePoolIsTolerated(t *testing.T) {
 	if err := s.all.Update(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.poolsOf(t.Context(), pool); len(got) != 1 || got[0].Name != "web" {
+	if got := s.havingPool(t.Context(), pool); len(got) != 1 || got[0].Name != "web" {
 		t.Errorf("it matters to %v", got)
 	}
 	s.rest()
@@ -160,7 +159,7 @@ func TestATaintOfTheNodePoolIsTolerated(t *testing.T) {
 	}
 }
 
-// TestAHandEditIsPutBack is A9, of a pool that waits for its turn too.
+// TestAHandEditIsPutBack is A9, also for a pool that waits for its update.
 func TestAHandEditIsPutBack(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.rest()
@@ -179,7 +178,7 @@ func TestAHandEditIsPutBack(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreRefusedAreAFailure: of a pool that is scaled and not updated too.
+// TestPodsThatAreRefusedAreAFailure: also of a pool that is only scaled.
 func TestPodsThatAreRefusedAreAFailure(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.rest()
@@ -225,8 +224,8 @@ func TestConflictsAreNoFailures(t *testing.T) {
 	}
 }
 
-// TestStatusIsNotWrittenOverANewerOne: what it remembers decides whose turn it
-// is, so that a pass over an old one comes again instead.
+// TestStatusIsNotWrittenOverANewerOne: the status decides which pool is updated next, so a
+// pass over a stale version is repeated.
 func TestStatusIsNotWrittenOverANewerOne(t *testing.T) {
 	s := newUnited(t, "a")
 	s.rest()
@@ -248,7 +247,7 @@ func TestStatusIsNotWrittenOverANewerOne(t *testing.T) {
 	}
 }
 
-// TestNoProgressInTimeIsAFailure: with the clock, and not before.
+// TestNoProgressInTimeIsAFailure: at the deadline, and not before.
 func TestNoProgressInTimeIsAFailure(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.rest()
@@ -294,8 +293,8 @@ func TestNoProgressInTimeIsAFailure(t *testing.T) {
 }
 
 // TestKilledAtEveryWrite is F7: the manager dies before, or right after, each
-// write of a rollout with a pool that comes and one that goes. What the next
-// one makes of it is what it would have been.
+// write of a rollout in which one pool is added and one is removed. The next process
+// reaches the same result.
 func TestKilledAtEveryWrite(t *testing.T) {
 	play := func(t *testing.T, killAt int, after bool) (images map[string]string, total int, revisions int) {
 		s := newUnited(t, "a", "b", "c", "d")
@@ -358,8 +357,8 @@ func TestKilledAtEveryWrite(t *testing.T) {
 	}
 }
 
-// TestStormsOfErrorsPass is F8: of the writes of a rollout a half fails, in one
-// way or another. It takes longer, and ends the same.
+// TestStormsOfErrorsPass is F8: half of the writes of a rollout fail, with different
+// errors. The rollout takes longer and ends the same.
 func TestStormsOfErrorsPass(t *testing.T) {
 	for seed := range uint64(3) {
 		s := newUnited(t, "a", "b", "c")
@@ -392,7 +391,7 @@ func TestStormsOfErrorsPass(t *testing.T) {
 	}
 }
 
-// TestBeingDeletedItWritesNothing: orphans are left to be orphans.
+// TestBeingDeletedItWritesNothing: orphaned workloads stay orphaned.
 func TestBeingDeletedItWritesNothing(t *testing.T) {
 	ud := web("a")
 	build.Deleting("orphan")(ud)
@@ -402,8 +401,8 @@ func TestBeingDeletedItWritesNothing(t *testing.T) {
 	}
 }
 
-// TestOthersWorkloadsAreLeftAlone: neither one that has another owner, nor one
-// whose selector is another.
+// TestOthersWorkloadsAreLeftAlone: workloads with another owner or another selector are not
+// written.
 func TestOthersWorkloadsAreLeftAlone(t *testing.T) {
 	labels := map[string]string{"app": "web", apps.PoolNameLabel: "a"}
 	owned := build.Deployment("web-a", build.OwnedBy(build.Deployment("other")))
@@ -427,7 +426,7 @@ func TestOthersWorkloadsAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestBothNamesAreTaken: it says so, and takes nobody's.
+// TestBothNamesAreTaken: the condition names the pool, and no workload of others is written.
 func TestBothNamesAreTaken(t *testing.T) {
 	fresh := newUnited(t, "a")
 	fresh.refuse = func(write string) error {
@@ -449,7 +448,7 @@ func TestBothNamesAreTaken(t *testing.T) {
 	}
 }
 
-// TestHashCollision is scenario 56: the name is another's, and is left to it.
+// TestHashCollision is scenario 56: a revision with the name exists and stays.
 func TestHashCollision(t *testing.T) {
 	first := newUnited(t, "a")
 	first.rest()
@@ -465,8 +464,8 @@ func TestHashCollision(t *testing.T) {
 	}
 }
 
-// TestHistory is scenarios 54 and 55: old revisions go, those that a pool is at
-// do not, and an old template gets its old revision with a new number.
+// TestHistory is scenarios 54 and 55: old revisions are deleted unless a pool has them, and
+// an old template gets its old revision with a new number.
 func TestHistory(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.change(func(ud *apps.UnitedDeployment) { ud.Spec.RevisionHistoryLimit = new(int32(2)) })
@@ -498,7 +497,7 @@ func TestHistory(t *testing.T) {
 		}
 		s.roll()
 	}
-	// Nothing need happen after the pass in which it became current.
+	// Revisions are trimmed in the same pass in which the update revision becomes current.
 	if left, _ := names(); len(left) != 3 {
 		t.Errorf("%v are left", left)
 	}
@@ -520,8 +519,8 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestOrphansThatRunAreUpdatedInTurn: what was taken over is up, so another
-// template goes through it pool by pool.
+// TestOrphansThatRunAreUpdatedInTurn: adopted workloads are available, so a new template is
+// rolled out to them pool by pool.
 func TestOrphansThatRunAreUpdatedInTurn(t *testing.T) {
 	first := newUnited(t, "a", "b", "c")
 	first.rest()
@@ -554,8 +553,8 @@ func TestOrphansThatRunAreUpdatedInTurn(t *testing.T) {
 	}
 }
 
-// TestAPartitionThatCannotBe: a StatefulSet whose pods are replaced by hand has
-// no partition, and none is written again and again.
+// TestAPartitionThatCannotBe: a StatefulSet that is updated OnDelete has no partition, and
+// the controller does not try to write one in each pass.
 func TestAPartitionThatCannotBe(t *testing.T) {
 	ud := web("a")
 	template := ud.Spec.WorkloadTemplate.DeploymentTemplate.Spec.Template
@@ -569,21 +568,5 @@ func TestAPartitionThatCannotBe(t *testing.T) {
 		if _, err := s.pass(); err != nil || len(s.writes) > 0 {
 			t.Fatalf("it wrote %v, error %v", s.writes, err)
 		}
-	}
-}
-
-func TestOwnerOf(t *testing.T) {
-	ud := web("a")
-	d := build.Deployment("d", build.Label(apps.UnitedDeploymentLabel, "was"))
-	if got := ownerOf(t.Context(), d); len(got) != 1 || got[0].Name != "was" {
-		t.Errorf("an orphan is %v", got)
-	}
-	d.OwnerReferences = []metav1.OwnerReference{*controllerRef(ud)}
-	if got := ownerOf(t.Context(), d); len(got) != 1 || got[0].NamespacedName != (types.NamespacedName{Namespace: build.Namespace, Name: "web"}) {
-		t.Errorf("one of ours is %v", got)
-	}
-	build.OwnedBy(build.Deployment("other"))(d)
-	if got := ownerOf(t.Context(), d); len(got) != 0 {
-		t.Errorf("another's is %v", got)
 	}
 }

@@ -20,14 +20,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
-// drainEvery is how often is looked whether more pods of a removed pool may go.
-// Not every change of a pod changes the status of its workload.
+// drainEvery is the interval of passes while a removed pool is drained. Watches are not
+// enough: not every change of a pod changes the status of its workload.
 const drainEvery = time.Second
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list
 
-// observeLeaving lists the pods of workloads whose pool is removed. Nothing
-// else needs pods, so they are asked for and in no cache.
+// observeLeaving lists the pods of workloads of removed pools from the API server. Nothing
+// else in this controller needs pods, so they are not cached.
 func (r *Reconciler) observeLeaving(ctx context.Context, s *scope) {
 	s.leaving, s.waits = map[string][]united.LeavingPod{}, map[string]string{}
 	for _, c := range s.state.Leaving() {
@@ -46,24 +46,24 @@ func (r *Reconciler) observeLeaving(ctx context.Context, s *scope) {
 	}
 }
 
-// drain lets as many pods of a removed pool go as may now: those that are Ready
-// by eviction, and replicas follow. The state of it is the workload's own, so
-// a pass goes on from where another ended.
+// drain removes as many pods of a removed pool as is allowed now. It evicts Ready pods and
+// lowers replicas by the evicted ones. All state is in the workload itself, so that another
+// pass can continue at any point.
 func (r *Reconciler) drain(ctx context.Context, s *scope, a united.Action) error {
 	pods, listed := s.leaving[a.Child]
 	if !listed {
-		return phase.Wait("pods could not be listed", eviction.Retry)
+		return phase.Wait("the list of the pods of a removed pool", eviction.Retry)
 	}
 	live := s.live[a.Child]
-	if daemons, ok := live.(*appsv1.DaemonSet); ok && !united.Gated(daemons) {
+	if daemons, ok := live.(*appsv1.DaemonSet); ok && !united.IsGated(daemons) {
 		after := daemons.DeepCopy()
 		united.Gate(after)
-		return r.lowered(ctx, s, a, after)
+		return r.updateDraining(ctx, s, a, after)
 	}
-	may, others := r.mayLeave(s, live, pods)
-	step := united.Depart(live, pods, may)
-	if len(others) > 0 && len(step.Evict) == 0 {
-		s.waits[a.Child] = "waits until the pods of other pools are available: " + conditions.List(others)
+	allowed, lacking := r.evictable(s, live, pods)
+	step := united.NextDrainStep(live, pods, allowed)
+	if len(lacking) > 0 && len(step.Evict) == 0 {
+		s.waits[a.Child] = "waits until the pods of other pools are available: " + conditions.List(lacking)
 	}
 	lower, every := step.Replicas, drainEvery
 	var failed error
@@ -78,23 +78,23 @@ func (r *Reconciler) drain(ctx context.Context, s *scope, a united.Action) error
 		case errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
 			s.waits[a.Child], every = err.Error(), eviction.Retry
 		default:
-			failed = r.refused(s, a, err)
+			failed = r.recordFailure(s, a, err)
 		}
 		break
 	}
-	wait := phase.Wait("pods of a removed pool", every)
+	wait := phase.Wait("the pods of a removed pool", every)
 	if united.CountPods(live).Desired == lower || !s.state.HasReplicas {
 		return errors.Join(failed, wait)
 	}
 	after := live.DeepCopyObject().(united.Workload)
-	united.Lower(after, lower)
-	return errors.Join(failed, r.lowered(ctx, s, a, after), wait)
+	united.ScaleDown(after, lower)
+	return errors.Join(failed, r.updateDraining(ctx, s, a, after), wait)
 }
 
-// lowered writes a workload that is emptied.
-func (r *Reconciler) lowered(ctx context.Context, s *scope, a united.Action, after united.Workload) error {
+// updateDraining writes a workload that is being drained.
+func (r *Reconciler) updateDraining(ctx context.Context, s *scope, a united.Action, after united.Workload) error {
 	if err := r.Client.Update(ctx, after); err != nil {
-		return r.refused(s, a, err)
+		return r.recordFailure(s, a, err)
 	}
 	actionsTotal.WithLabelValues(string(a.Verb), resultOf(nil)).Inc()
 	log.FromContext(ctx).Info("Pool changed", "pool", a.Pool, "action", string(a.Verb), "workload", a.Child)
@@ -103,22 +103,23 @@ func (r *Reconciler) lowered(ctx context.Context, s *scope, a united.Action, aft
 	return nil
 }
 
-// mayLeave is how many pods of a workload may go now: what its update strategy
-// lets be unavailable, without those that go already and, where other pools
-// take the pods over, without those that these lack. It names these pools.
-func (r *Reconciler) mayLeave(s *scope, w united.Workload, pods []united.LeavingPod) (may int32, others []string) {
-	of := united.CountPods(w).Desired
+// evictable returns how many pods of a workload may be evicted now; it may be negative. That
+// is the number of pods that the update strategy allows to be unavailable, minus the pods
+// that are being deleted. If the spec has a total, other pools replace the pods, and the
+// pods that they lack are subtracted too. lacking are the names of these pools.
+func (r *Reconciler) evictable(s *scope, w united.Workload, pods []united.LeavingPod) (allowed int32, lacking []string) {
+	total := united.CountPods(w).Desired
 	if s.ud.Spec.Replicas != nil {
-		of = *s.ud.Spec.Replicas
+		total = *s.ud.Spec.Replicas
 	}
-	may = united.MayLeave(w, of)
+	allowed = united.MaxUnavailable(w, total)
 	for _, p := range pods {
 		if p.Terminating && !p.Overdue {
-			may--
+			allowed--
 		}
 	}
 	if s.ud.Spec.Replicas == nil {
-		return may, nil
+		return allowed, nil
 	}
 	for i, out := range s.plan.Pools {
 		lacks := s.state.Pools[i].Replicas
@@ -126,9 +127,9 @@ func (r *Reconciler) mayLeave(s *scope, w united.Workload, pods []united.Leaving
 			lacks -= united.CountPods(s.live[c.Name]).Available
 		}
 		if lacks > 0 {
-			may -= lacks
-			others = append(others, s.state.Pools[i].Name)
+			allowed -= lacks
+			lacking = append(lacking, s.state.Pools[i].Name)
 		}
 	}
-	return may, others
+	return allowed, lacking
 }

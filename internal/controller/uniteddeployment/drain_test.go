@@ -23,8 +23,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// evicting gives the site an Eviction API. A pod that is evicted is gone at
-// once; allowed is asked first, and what was evicted is kept.
+// evicting adds an Eviction API to the site. allowed decides about each eviction. An
+// evicted pod disappears at once. evicting returns the evicted pods.
 func (s *site) evicting(allowed func() bool) (evicted *[]string) {
 	evicted = &[]string{}
 	kube := fake.NewClientset()
@@ -44,7 +44,7 @@ func (s *site) evicting(allowed func() bool) (evicted *[]string) {
 	return evicted
 }
 
-// readyPods makes Ready pods of a pool's Deployment.
+// readyPods creates Ready pods of a pool's Deployment.
 func (s *site) readyPods(pool string, n int) {
 	s.t.Helper()
 	for i := range n {
@@ -71,8 +71,8 @@ func threeInB(t *testing.T) *site {
 
 func withoutB(ud *apps.UnitedDeployment) { ud.Spec.Topology.Pools = ud.Spec.Topology.Pools[:1] }
 
-// TestARemovedPoolIsEmptiedBeforeItIsDeleted: pod by pod, by eviction, and the
-// workload goes when none is left; whichever process does it.
+// TestARemovedPoolIsEmptiedBeforeItIsDeleted: the pods are evicted one by one, and the
+// workload is deleted when none is left, also if another process continues.
 func TestARemovedPoolIsEmptiedBeforeItIsDeleted(t *testing.T) {
 	s := threeInB(t)
 	s.evicting(func() bool { return true })
@@ -104,8 +104,8 @@ func TestARemovedPoolIsEmptiedBeforeItIsDeleted(t *testing.T) {
 	}
 }
 
-// TestARemovedPoolWaitsForItsBudget: what a PodDisruptionBudget refuses stays,
-// the status says so, and nothing else waits for it.
+// TestARemovedPoolWaitsForItsBudget: pods whose eviction a PodDisruptionBudget refuses stay,
+// a condition reports that, and nothing else waits for it.
 func TestARemovedPoolWaitsForItsBudget(t *testing.T) {
 	s := threeInB(t)
 	allowed := 1
@@ -131,8 +131,8 @@ func TestARemovedPoolWaitsForItsBudget(t *testing.T) {
 	}
 }
 
-// TestAPoolThatComesBackTakesItsWorkloadBack: in the middle, with the pods that
-// are left.
+// TestAPoolThatComesBackTakesItsWorkloadBack: a pool that is added again during its drain
+// keeps its workload and the pods that are left.
 func TestAPoolThatComesBackTakesItsWorkloadBack(t *testing.T) {
 	s := threeInB(t)
 	s.evicting(func() bool { return true })
@@ -153,8 +153,8 @@ func TestAPoolThatComesBackTakesItsWorkloadBack(t *testing.T) {
 	}
 }
 
-// TestPodsThatMoveWaitForTheirPlace: with a total, other pools take the pods
-// over. They leave when those are available.
+// TestPodsThatMoveWaitForTheirPlace: with a total, other pools replace the pods. Pods are
+// evicted when their replacements are available.
 func TestPodsThatMoveWaitForTheirPlace(t *testing.T) {
 	s := threeInB(t)
 	evicted := s.evicting(func() bool { return true })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,11 +17,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
-// errTaken: objects that are not ours have the names of a pool's workload.
-var errTaken = errors.New("objects that are not of this UnitedDeployment have its names")
+// errNamesTaken means that objects that are not ours have both names of a pool's workload.
+var errNamesTaken = errors.New("objects that do not belong to this UnitedDeployment have both possible names")
 
-// execute does what the planner says. One pool that is refused keeps no other
-// from what it is due: the rest is planned again without it.
+// execute executes the plan's actions. After each round it plans again, with refused pools
+// marked, so that a refused pool does not block actions on other pools. It ends when a plan
+// has no new action.
 func (r *Reconciler) execute(ctx context.Context, s *scope) error {
 	if !s.observed {
 		return nil
@@ -31,7 +33,7 @@ func (r *Reconciler) execute(ctx context.Context, s *scope) error {
 		again = false
 		s.plan = s.state.Plan()
 		for _, a := range s.plan.Actions {
-			a.Why = "" // it may be put otherwise the next time
+			a.Why = "" // the same action may have another reason in the next plan
 			if done[a] {
 				continue
 			}
@@ -40,33 +42,34 @@ func (r *Reconciler) execute(ctx context.Context, s *scope) error {
 				errs = append(errs, r.drain(ctx, s, a))
 				continue
 			}
-			if err := r.do(ctx, s, a); err != nil {
-				errs = append(errs, r.refused(s, a, err))
+			if err := r.write(ctx, s, a); err != nil {
+				errs = append(errs, r.recordFailure(s, a, err))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// refused keeps what a pool failed with. A write that came too late is none.
-func (r *Reconciler) refused(s *scope, a united.Action, err error) error {
+// recordFailure marks a pool as refused in this pass, and records the failure for its
+// status. Conflicts, missing objects and early repairs are not failures of the pool.
+func (r *Reconciler) recordFailure(s *scope, a united.Action, err error) error {
 	err = fmt.Errorf("pool %q: trying to %s its workload: %w", a.Pool, a.Verb, err)
 	for i := range s.state.Pools {
 		if s.state.Pools[i].Name == a.Pool {
 			s.state.Pools[i].Refused = true
 		}
 	}
-	if early := (*pacedError)(nil); errors.As(err, &early) {
+	if early := (*earlyError)(nil); errors.As(err, &early) {
 		return phase.Wait(err.Error(), early.after)
 	}
 	actionsTotal.WithLabelValues(string(a.Verb), resultOf(err)).Inc()
 	switch {
 	case apierrors.IsConflict(err):
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		return nil // nothing will ever be made there
+		return nil // no object can be created there any more
 	case apierrors.IsNotFound(err) && a.Verb != united.Create:
-		return phase.Wait("the workload is gone, and is looked for again", retryFirst)
-	case errors.Is(err, errTaken):
+		return phase.Wait("the deletion of the workload in the cache", retryFirst)
+	case errors.Is(err, errNamesTaken):
 		s.failures[a.Pool] = failure{apps.ReasonNameTaken, err.Error()}
 	default:
 		s.failures[a.Pool] = failure{apps.ReasonRefused, err.Error()}
@@ -74,8 +77,8 @@ func (r *Reconciler) refused(s *scope, a united.Action, err error) error {
 	return err
 }
 
-// do does one thing.
-func (r *Reconciler) do(ctx context.Context, s *scope, a united.Action) error {
+// write executes one action other than Drain, and records its result.
+func (r *Reconciler) write(ctx context.Context, s *scope, a united.Action) error {
 	live := s.live[a.Child]
 	var after united.Workload
 	var err error
@@ -84,14 +87,14 @@ func (r *Reconciler) do(ctx context.Context, s *scope, a united.Action) error {
 		after, err = r.create(ctx, s, a)
 	case united.Update, united.Restore:
 		if a.Verb == united.Restore {
-			if err := r.pace.early(live.GetUID(), r.Clock.Now()); err != nil {
+			if err := r.pace.check(live.GetUID(), r.Clock.Now()); err != nil {
 				return err
 			}
 		}
 		var want united.Workload
 		if want, err = s.build(s.index(a.Pool), a.Revision); err == nil {
 			after = united.Overlay(live, want)
-			own(after, s.ud)
+			setController(after, s.ud)
 			err = r.Client.Update(ctx, after)
 		}
 	case united.Scale:
@@ -101,7 +104,7 @@ func (r *Reconciler) do(ctx context.Context, s *scope, a united.Action) error {
 		err = r.Client.Update(ctx, after)
 	case united.Adopt:
 		after = live.DeepCopyObject().(united.Workload)
-		own(after, s.ud)
+		setController(after, s.ud)
 		err = r.Client.Update(ctx, after)
 	case united.Delete:
 		uid := live.GetUID()
@@ -113,41 +116,36 @@ func (r *Reconciler) do(ctx context.Context, s *scope, a united.Action) error {
 		return err
 	}
 	if after == nil && a.Verb == united.Create {
-		return nil // it was there, and is looked at next
+		return nil // it exists already; the next plan decides about it
 	}
 	actionsTotal.WithLabelValues(string(a.Verb), resultOf(nil)).Inc()
 	log.FromContext(ctx).Info("Pool changed", "pool", a.Pool, "action", string(a.Verb), "workload", a.Child, "revision", a.Revision)
 	if after == nil {
-		r.gone(s, a, live)
+		r.markDeleting(s, a, live)
 		return nil
 	}
 	if a.Verb == united.Restore {
 		r.pace.restored(live.GetUID(), r.Clock.Now())
 	}
-	r.did(s, a, after)
+	r.written(s, a, after)
 	return r.remember(s, a, after)
 }
 
-// index is where a pool stands in the spec.
+// index returns the index of a pool in the spec; -1 if it was removed.
 func (s *scope) index(pool string) int {
-	for i := range s.state.Pools {
-		if s.state.Pools[i].Name == pool {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(s.state.Pools, func(p united.Pool) bool { return p.Name == pool })
 }
 
-// own makes the UnitedDeployment the controller of a workload.
-func own(w united.Workload, ud *apps.UnitedDeployment) {
+// setController makes the UnitedDeployment the controller of a workload.
+func setController(w united.Workload, ud *apps.UnitedDeployment) {
 	if metav1.IsControlledBy(w, ud) {
 		return
 	}
 	w.SetOwnerReferences(append(w.GetOwnerReferences(), *controllerRef(ud)))
 }
 
-// create makes a pool's workload under the first of its names that is free. One
-// that is there already and concerns us was not seen yet: the cache was behind.
+// create creates a pool's workload with the first of its names that is free. If a workload
+// of ours has the name, the cache was stale: create adds it to the scope and returns nil.
 func (r *Reconciler) create(ctx context.Context, s *scope, a united.Action) (united.Workload, error) {
 	plain, hashed := united.Names(s.ud.Name, a.Pool)
 	for _, name := range []string{plain, hashed} {
@@ -156,7 +154,7 @@ func (r *Reconciler) create(ctx context.Context, s *scope, a united.Action) (uni
 			return nil, err
 		}
 		w.SetName(name)
-		own(w, s.ud)
+		setController(w, s.ud)
 		err = r.Client.Create(ctx, w)
 		if !apierrors.IsAlreadyExists(err) {
 			return w, err
@@ -165,17 +163,16 @@ func (r *Reconciler) create(ctx context.Context, s *scope, a united.Action) (uni
 		if err := r.Live.Get(ctx, client.ObjectKeyFromObject(w), there); err != nil {
 			return nil, err
 		}
-		if _, ours := s.concerns(there); ours {
-			return nil, r.admitLate(s, a.Pool, there)
+		if _, ours := s.ownership(there); ours {
+			return nil, r.addUncached(s, a.Pool, there)
 		}
 	}
-	return nil, errTaken
+	return nil, errNamesTaken
 }
 
-// admitLate adds a workload that the cache did not have, and lets the planner
-// look at it.
-func (r *Reconciler) admitLate(s *scope, pool string, w united.Workload) error {
-	if err := r.admit(s, w); err != nil {
+// addUncached adds a workload that the cache did not have, so that the next plan has it.
+func (r *Reconciler) addUncached(s *scope, pool string, w united.Workload) error {
+	if err := r.addChild(s, w); err != nil {
 		return err
 	}
 	refused := s.state.Pools[s.index(pool)].Refused
@@ -184,8 +181,8 @@ func (r *Reconciler) admitLate(s *scope, pool string, w united.Workload) error {
 	return nil
 }
 
-// gone forgets a workload that is deleted, or is on its way.
-func (r *Reconciler) gone(s *scope, a united.Action, live united.Workload) {
+// markDeleting marks a workload as being deleted after its deletion was accepted.
+func (r *Reconciler) markDeleting(s *scope, a united.Action, live united.Workload) {
 	r.deleted(s.ud, live, a.Pool)
 	for i := range s.state.Children {
 		if s.state.Children[i].Name == a.Child {
@@ -194,24 +191,24 @@ func (r *Reconciler) gone(s *scope, a united.Action, live united.Workload) {
 	}
 }
 
-// remember writes down what a pool's workload is like after a write.
+// remember records the state of a pool's workload after a write.
 func (r *Reconciler) remember(s *scope, a united.Action, w united.Workload) error {
 	m := s.remembered[a.Pool]
 	if m == nil || m.Workload != w.GetName() {
 		m = &apps.PoolStatus{Name: a.Pool, Workload: w.GetName()}
 		s.remembered[a.Pool] = m
 	}
-	for i := range s.state.Children { // what was seen of it before the write
+	for i := range s.state.Children { // as it was observed before the write
 		if c := &s.state.Children[i]; c.Name == w.GetName() {
 			m.Settled, m.Established = c.Settled, c.Established
 		}
 	}
 	if a.Verb == united.Adopt {
-		delete(s.live, a.Child) // what it is made of is looked at next
+		delete(s.live, a.Child) // addChild reads its content again
 		m.Written = ""
-		return r.admit(s, w)
+		return r.addChild(s, w)
 	}
-	written, err := united.Written(w)
+	written, err := united.WrittenHash(w)
 	if err != nil {
 		return fmt.Errorf("hashing %q: %w", w.GetName(), err)
 	}
@@ -220,5 +217,5 @@ func (r *Reconciler) remember(s *scope, a united.Action, w united.Workload) erro
 		m.Settled = false
 		m.LastProgressTime = new(r.now())
 	}
-	return r.admit(s, w)
+	return r.addChild(s, w)
 }

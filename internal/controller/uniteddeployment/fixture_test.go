@@ -24,18 +24,18 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// site is a reconciler over objects in memory.
+// site is a reconciler with a fake client.
 type site struct {
 	*Reconciler
 	t      *testing.T
 	clock  *testingclock.FakeClock
 	events *events.FakeRecorder
 	all    client.Client
-	// writes are what was written since it was looked at last.
+	// writes are the writes since the test cleared them.
 	writes []string
-	// refuse answers a write instead of the API server; nil lets it through.
+	// refuse returns the error of a write; nil lets the write through.
 	refuse func(write string) error
-	// hidden are names of objects that the cache does not show yet.
+	// hidden are the names of Deployments that the cache does not have yet.
 	hidden []string
 }
 
@@ -102,7 +102,7 @@ func newSite(t *testing.T, objects ...client.Object) *site {
 	return s
 }
 
-// web is a UnitedDeployment of Deployments, with one pod a pool.
+// web returns a UnitedDeployment of Deployments with one pod in each pool.
 func web(pools ...string) *apps.UnitedDeployment {
 	ud := &apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "web", UID: "web-uid", Generation: 1}}
 	labels := map[string]string{"app": "web"}
@@ -117,7 +117,7 @@ func web(pools ...string) *apps.UnitedDeployment {
 	return ud
 }
 
-// nodePools makes NodePools.
+// nodePools returns NodePools with these names.
 func nodePools(names ...string) []client.Object {
 	var out []client.Object
 	for _, name := range names {
@@ -126,7 +126,7 @@ func nodePools(names ...string) []client.Object {
 	return out
 }
 
-// newUnited is a site with a UnitedDeployment and its NodePools.
+// newUnited returns a site with a UnitedDeployment and its NodePools.
 func newUnited(t *testing.T, pools ...string) *site {
 	return newSite(t, append(nodePools(pools...), web(pools...))...)
 }
@@ -135,7 +135,7 @@ func (s *site) pass() (ctrl.Result, error) {
 	return s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: build.Namespace, Name: "web"}})
 }
 
-// rest reconciles, with pods that do as told, until nothing is written.
+// rest reconciles until nothing is written. Deployments become complete after each pass.
 func (s *site) rest() {
 	s.t.Helper()
 	for range 50 {
@@ -150,7 +150,8 @@ func (s *site) rest() {
 	s.t.Fatalf("not at rest; the last writes were %v", s.writes)
 }
 
-// roll makes every Deployment's pods as it says, and tells whether any was not.
+// roll makes the status of every Deployment complete, except that the named ones have no
+// updated pods. It reports whether a status changed.
 func (s *site) roll(but ...string) (changed bool) {
 	s.t.Helper()
 	for _, d := range s.deployments() {
@@ -198,7 +199,7 @@ func (s *site) ud() *apps.UnitedDeployment {
 	return ud
 }
 
-// change is what a user does.
+// change changes the UnitedDeployment as a user does.
 func (s *site) change(change func(*apps.UnitedDeployment)) {
 	s.t.Helper()
 	ud := s.ud()
@@ -215,7 +216,7 @@ func release(image string) func(*apps.UnitedDeployment) {
 	}
 }
 
-// condition is "status, reason" of a condition.
+// condition returns "status, reason" of a condition.
 func (s *site) condition(kind string) string {
 	s.t.Helper()
 	c := meta.FindStatusCondition(s.ud().Status.Conditions, kind)
@@ -225,7 +226,7 @@ func (s *site) condition(kind string) string {
 	return fmt.Sprintf("%s, %s", c.Status, c.Reason)
 }
 
-// phases are the pools' phases, in order.
+// phases returns the phases of the pools, in order.
 func (s *site) phases() string {
 	s.t.Helper()
 	var out []string
@@ -235,7 +236,7 @@ func (s *site) phases() string {
 	return fmt.Sprint(out)
 }
 
-// images are the images of Deployments, by name.
+// images returns the images of the Deployments, by name.
 func (s *site) images() map[string]string {
 	s.t.Helper()
 	out := map[string]string{}

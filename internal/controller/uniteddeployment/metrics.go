@@ -13,6 +13,7 @@ var actionsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 
 func init() { metrics.Registry.MustRegister(actionsTotal) }
 
+// resultOf returns the value of the label result.
 func resultOf(err error) string {
 	switch {
 	case err == nil:

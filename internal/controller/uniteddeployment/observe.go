@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/united"
 )
 
-// observe makes the planner's state of what there is.
+// observe sets the planner's input.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	if s.update == nil || s.replaced {
 		return nil
@@ -38,7 +38,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		s.state.Base = s.state.Current
 	}
 	for _, w := range workloads {
-		if err := r.admit(s, w); err != nil {
+		if err := r.addChild(s, w); err != nil {
 			return s.fail(apps.ReasonObservationFailed, "reading the workloads of pools", err)
 		}
 	}
@@ -48,6 +48,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	return nil
 }
 
+// observeNodePools reads the NodePools of the spec's pools. Missing ones are left out.
 func (r *Reconciler) observeNodePools(ctx context.Context, s *scope) error {
 	s.nodePools = map[string]*apps.NodePool{}
 	for i := range s.ud.Spec.Topology.Pools {
@@ -64,8 +65,8 @@ func (r *Reconciler) observeNodePools(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// listWorkloads lists the workloads of any pool in the namespace. They come from
-// the cache as they are and must not be changed.
+// listWorkloads lists all workloads in the namespace that have the label of a pool, whoever
+// owns them. They are the cache's own objects and must not be changed.
 func (r *Reconciler) listWorkloads(ctx context.Context, s *scope) ([]united.Workload, error) {
 	var out []united.Workload
 	options := []client.ListOption{client.InNamespace(s.ud.Namespace), client.HasLabels{apps.PoolNameLabel}, client.UnsafeDisableDeepCopy}
@@ -98,27 +99,29 @@ func (r *Reconciler) listWorkloads(ctx context.Context, s *scope) ([]united.Work
 	return out, nil
 }
 
-// concerns tells whether a workload is ours, or nobody's and as if it were.
-func (s *scope) concerns(w united.Workload) (united.Owner, bool) {
+// ownership returns the kind of owner of a workload, and whether the workload is ours or can
+// be adopted.
+func (s *scope) ownership(w united.Workload) (united.Owner, bool) {
 	if owner := metav1.GetControllerOfNoCopy(w); owner != nil {
 		return united.Ours, owner.UID == s.ud.UID
 	}
-	return united.Nobodys, w.GetDeletionTimestamp() == nil && united.IsOfPool(w, s.ud.Spec.Selector)
+	return united.Unowned, w.GetDeletionTimestamp() == nil && united.IsAdoptable(w, s.ud.Spec.Selector)
 }
 
-// admit adds a workload to what there is, if it concerns us.
-func (r *Reconciler) admit(s *scope, w united.Workload) error {
-	owner, ours := s.concerns(w)
+// addChild adds a workload to the planner's input, or replaces it there, if it is ours or
+// can be adopted.
+func (r *Reconciler) addChild(s *scope, w united.Workload) error {
+	owner, ours := s.ownership(w)
 	if !ours {
 		return nil
 	}
 	child := united.ChildOf(w)
 	child.Owner = owner
-	if child.Pool == "" { // its label was taken off: the name says it
+	if child.Pool == "" { // somebody removed the label
 		child.Pool = s.poolNamed(w.GetName())
 	}
 	if m := s.remembered[child.Pool]; m != nil && m.Workload == child.Name {
-		written, err := united.Written(w)
+		written, err := united.WrittenHash(w)
 		if err != nil {
 			return fmt.Errorf("hashing %q: %w", w.GetName(), err)
 		}
@@ -130,7 +133,7 @@ func (r *Reconciler) admit(s *scope, w united.Workload) error {
 		}
 		child.Failure = r.failureOf(s, w, &child, m).message
 	} else {
-		child.Edited = true // what it was like when it was written is not known
+		child.Edited = true // the hash of the last write is unknown
 		child.Settled, child.Established = child.Complete(), child.Complete()
 	}
 	s.live[w.GetName()] = w
@@ -144,7 +147,7 @@ func (r *Reconciler) admit(s *scope, w united.Workload) error {
 	return nil
 }
 
-// poolNamed is the pool whose workload has a name; "" if that is none.
+// poolNamed returns the pool whose workload has this name; "" if there is none.
 func (s *scope) poolNamed(workload string) string {
 	for i := range s.ud.Spec.Topology.Pools {
 		pool := s.ud.Spec.Topology.Pools[i].Name
@@ -155,7 +158,8 @@ func (s *scope) poolNamed(workload string) string {
 	return ""
 }
 
-// failureOf says why a workload that is not as it is to be makes no progress.
+// failureOf returns why an incomplete workload makes no progress: a failure that it reports
+// itself, or the progress deadline. The zero value is no failure.
 func (r *Reconciler) failureOf(s *scope, w united.Workload, c *united.Child, m *apps.PoolStatus) failure {
 	if c.Complete() {
 		return failure{}
@@ -163,12 +167,13 @@ func (r *Reconciler) failureOf(s *scope, w united.Workload, c *united.Child, m *
 	if reason, message := united.FailureOf(w); reason != "" {
 		return failure{reason, message}
 	}
-	if left := r.untilDeadline(s, m); (!c.Settled || c.Revision != s.state.Current) && m.LastProgressTime != nil && left <= 0 && !progressed(m, united.CountPods(w)) {
+	if left := r.untilDeadline(s, m); c.InRollout(s.state.Current) && m.LastProgressTime != nil && left <= 0 && !progressed(m, united.CountPods(w)) {
 		return failure{apps.ReasonProgressDeadlineExceeded, fmt.Sprintf("%s %q made no progress for %s", s.ud.Spec.WorkloadTemplate.Type(), w.GetName(), s.deadline())}
 	}
 	return failure{}
 }
 
+// deadline returns how long a pool may make no progress during an update.
 func (s *scope) deadline() time.Duration {
 	seconds := apps.DefaultProgressDeadlineSeconds
 	if n := s.ud.Spec.UpdateStrategy.ProgressDeadlineSeconds; n != nil {
@@ -177,7 +182,8 @@ func (s *scope) deadline() time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// untilDeadline is how long a pool may still make no progress.
+// untilDeadline returns how long a pool may stay without progress before it fails. It is
+// negative after the deadline.
 func (r *Reconciler) untilDeadline(s *scope, m *apps.PoolStatus) time.Duration {
 	if m.LastProgressTime == nil {
 		return s.deadline()
@@ -185,11 +191,12 @@ func (r *Reconciler) untilDeadline(s *scope, m *apps.PoolStatus) time.Duration {
 	return s.deadline() - r.Clock.Since(m.LastProgressTime.Time)
 }
 
-// progressed tells whether pods are otherwise than when we looked last.
+// progressed reports whether the numbers of pods differ from those in the last status.
 func progressed(m *apps.PoolStatus, pods united.Pods) bool {
 	return m.Replicas != pods.Total || m.UpdatedReplicas != pods.Updated || m.AvailableReplicas != pods.Available
 }
 
+// strategyOf returns the planner's strategy, with the defaults of the schema.
 func strategyOf(u *apps.UnitedDeploymentUpdateStrategy) united.Strategy {
 	s := united.Strategy{Paused: u.Paused, MaxUpdating: 1, Continue: u.OnFailure == apps.FailureContinue}
 	if u.Partition != nil {
@@ -201,7 +208,7 @@ func strategyOf(u *apps.UnitedDeploymentUpdateStrategy) united.Strategy {
 	return s
 }
 
-// makePools says what each pool is to be.
+// makePools sets the desired state of each pool.
 func (s *scope) makePools() {
 	spec := &s.ud.Spec
 	shares := make([]*intstr.IntOrString, len(spec.Topology.Pools))
@@ -223,7 +230,8 @@ func (s *scope) makePools() {
 	}
 }
 
-// makePool computes what the i-th pool is made of.
+// makePool computes the contents of the i-th pool: at the update revision, and at the
+// revisions that its workloads have. If its workload cannot be built, it is refused.
 func (s *scope) makePool(i int) {
 	pool := &s.state.Pools[i]
 	target, err := s.build(i, s.state.Update)
@@ -236,7 +244,7 @@ func (s *scope) makePool(i int) {
 		s.failures[pool.Name] = failure{reason, err.Error()}
 		return
 	}
-	pool.Partition = united.ChildOf(target).Partition // none where pods are updated by hand
+	pool.Partition = united.ChildOf(target).Partition // 0 if the StatefulSet is updated OnDelete
 	pool.Contents = map[string]string{s.state.Update: target.GetAnnotations()[apps.PoolRevisionAnnotation]}
 	for j := range s.state.Children {
 		c := &s.state.Children[j]
@@ -249,22 +257,22 @@ func (s *scope) makePool(i int) {
 	}
 }
 
-var errNoRevision = errors.New("its ControllerRevision is gone")
+var errNoRevision = errors.New("its ControllerRevision does not exist")
 
-// build makes the workload of the i-th pool at a revision.
+// build returns the workload of the i-th pool at a revision, without a name.
 func (s *scope) build(i int, revision string) (united.Workload, error) {
 	template := s.templates[revision]
 	if template == nil {
 		return nil, errNoRevision
 	}
 	pool := &s.ud.Spec.Topology.Pools[i]
-	return united.Build(united.Recipe{
+	return united.Build(united.BuildInput{
 		Namespace: s.ud.Namespace, Owner: s.ud.Name, Template: template, Revision: revision, Selector: s.ud.Spec.Selector,
 		Pool: pool, Taints: s.taints(pool.Name), Replicas: s.state.Pools[i].Replicas, Partition: s.state.Pools[i].Partition,
 	})
 }
 
-// taints are those of a NodePool, or those that it had when it was there.
+// taints returns the taints of a NodePool or, if it does not exist, its last known taints.
 func (s *scope) taints(pool string) []corev1.Taint {
 	if np := s.nodePools[pool]; np != nil {
 		var taints []corev1.Taint

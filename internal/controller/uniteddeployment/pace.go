@@ -9,39 +9,40 @@ import (
 )
 
 const (
-	// freeRestores is how often a workload is put back at once. Somebody who
-	// edits it again and again is no person; from then on each time waits twice
-	// as long, up to restoreLast.
+	// freeRestores is how often a workload is restored without delay. More edits than that
+	// are made by a program, not a person: from then on the delay is restoreFirst, and
+	// doubles with each restore up to restoreLast.
 	freeRestores = 10
 	restoreFirst = time.Second
 	restoreLast  = 5 * time.Minute
-	// restoreForgotten is how long nobody has to touch a workload until it is
-	// put back at once again.
+	// restoreForgotten is the time after the last restore at which the count starts at 0
+	// again.
 	restoreForgotten = 10 * time.Minute
 )
 
-// pace slows down repairs of workloads that something else insists on changing:
-// each repair may replace pods, and so may each change. What it remembers is
-// lost with the process.
+// pace slows down the repair of workloads that another program changes again and again:
+// each change and each repair may replace pods. It is lost when the process ends. It is
+// safe for concurrent use.
 type pace struct {
 	mu       sync.Mutex
 	restores map[types.UID]restores
 }
 
+// restores are the restores of one workload.
 type restores struct {
 	count int
 	last  time.Time
 }
 
-// pacedError says that it is too early to put a workload back.
-type pacedError struct{ after time.Duration }
+// earlyError means that a workload must not be restored before a delay.
+type earlyError struct{ after time.Duration }
 
-func (e *pacedError) Error() string {
-	return fmt.Sprintf("it is changed again and again, and is put back in %s", e.after)
+func (e *earlyError) Error() string {
+	return fmt.Sprintf("another program changes it again and again: the next repair is in %s", e.after)
 }
 
-// early is an error while it is too early to put a workload back.
-func (p *pace) early(workload types.UID, now time.Time) error {
+// check returns an earlyError if a workload must not be restored yet.
+func (p *pace) check(workload types.UID, now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for uid, r := range p.restores {
@@ -53,13 +54,13 @@ func (p *pace) early(workload types.UID, now time.Time) error {
 	if over := r.count - freeRestores; over >= 0 {
 		wait := min(restoreFirst<<min(over, 20), restoreLast)
 		if left := wait - now.Sub(r.last); left > 0 {
-			return &pacedError{left}
+			return &earlyError{left}
 		}
 	}
 	return nil
 }
 
-// restored counts a repair that was written.
+// restored counts a restore that was written.
 func (p *pace) restored(workload types.UID, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// TestWhoeverInsistsIsNotRaced: something changes a workload as soon as it is
-// put back. Ten times that is repaired at once, then slower and slower, and
-// other pools are as quick as ever.
+// TestWhoeverInsistsIsNotRaced: a program changes a workload after each repair. The first
+// ten repairs have no delay, later ones have longer and longer delays. Other pools have no
+// delay.
 func TestWhoeverInsistsIsNotRaced(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.rest()
@@ -45,12 +45,12 @@ func TestPace(t *testing.T) {
 	p, now := &pace{}, time.Unix(0, 0)
 	var waited []time.Duration
 	for range freeRestores + 14 {
-		err := p.early("u", now)
-		var early *pacedError
+		err := p.check("u", now)
+		var early *earlyError
 		if errors.As(err, &early) {
 			waited = append(waited, early.after)
 			now = now.Add(early.after)
-			err = p.early("u", now)
+			err = p.check("u", now)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -62,7 +62,7 @@ func TestPace(t *testing.T) {
 	}
 	now = now.Add(restoreForgotten + 1)
 	for range freeRestores {
-		if err := p.early("u", now); err != nil {
+		if err := p.check("u", now); err != nil {
 			t.Errorf("long after: %v", err)
 		}
 		p.restored("u", now)

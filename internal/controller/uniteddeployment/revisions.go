@@ -24,9 +24,9 @@ import (
 // collisions bounds how many names are tried for one revision in one pass.
 const collisions = 5
 
-// revise finds the ControllerRevision of the template, or makes it. A revision
-// holds the template and nothing else: replicas, patches and pools are none of
-// its business. One that was there before gets the highest number again.
+// revise finds or creates the ControllerRevision of the template. A revision contains the
+// template only, without replicas, patches and pools. If the template equals that of an
+// older revision, this revision gets the highest number.
 func (r *Reconciler) revise(ctx context.Context, s *scope) error {
 	if s.ud.Spec.WorkloadTemplate.Type() == "" {
 		return s.fail(apps.ReasonRevisionFailed, "reading spec.workloadTemplate", fmt.Errorf("no template is set"))
@@ -58,8 +58,7 @@ func (r *Reconciler) revise(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// listRevisions reads the revisions that are ours, and makes those ours that
-// are nobody's.
+// listRevisions lists our revisions, and adopts those that have our label and no controller.
 func (r *Reconciler) listRevisions(ctx context.Context, s *scope) error {
 	var list appsv1.ControllerRevisionList
 	err := r.Client.List(ctx, &list, client.InNamespace(s.ud.Namespace), client.MatchingLabels{apps.UnitedDeploymentLabel: s.ud.Name})
@@ -79,7 +78,7 @@ func (r *Reconciler) listRevisions(ctx context.Context, s *scope) error {
 				return fmt.Errorf("adopting %q: %w", revision.Name, err)
 			}
 		}
-		s.keep(revision)
+		s.addRevision(revision)
 	}
 	slices.SortFunc(s.revisions, func(a, b *appsv1.ControllerRevision) int {
 		return cmp.Or(cmp.Compare(a.Revision, b.Revision), cmp.Compare(a.Name, b.Name))
@@ -87,15 +86,15 @@ func (r *Reconciler) listRevisions(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// keep adds a revision and what it holds. What cannot be read holds nothing.
-func (s *scope) keep(revision *appsv1.ControllerRevision) {
+// addRevision adds a revision and its template, if that can be decoded.
+func (s *scope) addRevision(revision *appsv1.ControllerRevision) {
 	s.revisions = append(s.revisions, revision)
 	if template := templateIn(revision); template != nil {
 		s.templates[s.short(revision.Name)] = template
 	}
 }
 
-// templateIn is what a revision holds; nil if that is no template.
+// templateIn returns the template in a revision; nil if it cannot be decoded.
 func templateIn(revision *appsv1.ControllerRevision) *apps.WorkloadTemplate {
 	template := &apps.WorkloadTemplate{}
 	if json.Unmarshal(revision.Data.Raw, template) != nil {
@@ -104,13 +103,13 @@ func templateIn(revision *appsv1.ControllerRevision) *apps.WorkloadTemplate {
 	return template
 }
 
-// short is the name of a revision without the UnitedDeployment's before it, as
-// labels have it.
+// short returns the name of a revision without the prefix "<UnitedDeployment>-". Labels
+// have this form.
 func (s *scope) short(revision string) string {
 	return strings.TrimPrefix(revision, s.ud.Name+"-")
 }
 
-// long is the name of a revision of which a label has the short one.
+// long returns the name of the revision with a short name; "" for "".
 func (s *scope) long(short string) string {
 	if short == "" {
 		return ""
@@ -118,7 +117,8 @@ func (s *scope) long(short string) string {
 	return s.ud.Name + "-" + short
 }
 
-// createRevision makes a revision under a name that no other has.
+// createRevision creates a revision. If its name is taken by a revision with another
+// template, it increases the collision count, which changes the name.
 func (r *Reconciler) createRevision(ctx context.Context, s *scope, number int64) error {
 	raw, err := canonical(&s.ud.Spec.WorkloadTemplate)
 	if err != nil {
@@ -148,7 +148,7 @@ func (r *Reconciler) createRevision(ctx context.Context, s *scope, number int64)
 			return err
 		}
 		if revision != nil {
-			s.keep(revision)
+			s.addRevision(revision)
 			s.update = revision
 			return nil
 		}
@@ -159,8 +159,8 @@ func (r *Reconciler) createRevision(ctx context.Context, s *scope, number int64)
 	return last
 }
 
-// sameRevision returns the revision that has the name of one that was to be
-// made, if it is ours and holds the same: the cache was behind. Else nil.
+// sameRevision returns the existing revision with the name of want if it is ours and has
+// the same template: then the cache was stale. Otherwise it returns nil.
 func (r *Reconciler) sameRevision(ctx context.Context, s *scope, want *appsv1.ControllerRevision) (*appsv1.ControllerRevision, error) {
 	there := &appsv1.ControllerRevision{}
 	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(want), there); err != nil {
@@ -172,9 +172,9 @@ func (r *Reconciler) sameRevision(ctx context.Context, s *scope, want *appsv1.Co
 	return nil, nil
 }
 
-// canonical is the JSON of a template with sorted keys and without nulls. A
-// ControllerRevision's data cannot change, and whoever patches its metadata,
-// as the garbage collector does, writes the data back in this form.
+// canonical returns the JSON of a template with sorted keys and without nulls. The data of
+// a ControllerRevision is immutable, and a client that patches its metadata, such as the
+// garbage collector, writes the data back in this form.
 func canonical(template *apps.WorkloadTemplate) ([]byte, error) {
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
 	if err != nil {
@@ -183,6 +183,7 @@ func canonical(template *apps.WorkloadTemplate) ([]byte, error) {
 	return json.Marshal(withoutNulls(object))
 }
 
+// withoutNulls removes all keys of maps whose value is nil, in place.
 func withoutNulls(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -199,6 +200,7 @@ func withoutNulls(value any) any {
 	return value
 }
 
+// revisionHash returns the short name of a revision.
 func revisionHash(raw []byte, collisionCount int32) string {
 	sum := sha256.New()
 	sum.Write(raw)
@@ -212,9 +214,9 @@ func controllerRef(ud *apps.UnitedDeployment) *metav1.OwnerReference {
 	return metav1.NewControllerRef(ud, apps.GroupVersion.WithKind("UnitedDeployment"))
 }
 
-// rollBack puts the template of an older revision back where its annotation
-// asks for it. The spec is the user's, so it is written only then, and only as
-// it was read.
+// rollBack replaces the template by that of an older revision if an annotation demands it,
+// and removes the annotation. This is the only write to the spec, which belongs to the
+// user. It is refused if the object has changed since it was read.
 func (r *Reconciler) rollBack(ctx context.Context, s *scope) error {
 	to, asked := s.ud.Annotations[apps.RollbackToAnnotation]
 	if !asked || s.update == nil {
@@ -240,8 +242,8 @@ func (r *Reconciler) rollBack(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// find is the revision that a rollback asks for; nil if there is none that can
-// be read.
+// find returns the revision that a rollback names: by name, short name, number or
+// apps.RollbackToPrevious. It returns nil if no such revision with a template exists.
 func (s *scope) find(to string) *appsv1.ControllerRevision {
 	for i := len(s.revisions) - 1; i >= 0; i-- {
 		revision := s.revisions[i]
@@ -260,9 +262,9 @@ func (s *scope) find(to string) *appsv1.ControllerRevision {
 	return nil
 }
 
-// trim deletes revisions beyond the limit, the oldest first, and none that a
-// pool is at or is to get to. It comes after the status, which says what is
-// current.
+// trim deletes revisions beyond the limit, the oldest first. It keeps the update revision,
+// the current revision and those of existing workloads. It runs after report, which sets
+// the current revision.
 func (r *Reconciler) trim(ctx context.Context, s *scope) error {
 	if !s.observed || !s.reported {
 		return nil

@@ -17,11 +17,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
-// maxMessage bounds what is told of one failure, in bytes.
+// maxMessage bounds the messages of conditions and pools, in bytes.
 const maxMessage = 800
 
-// report writes the status, if it changed, and only over the one that was read:
-// the next pool's turn depends on it.
+// report writes the status if it changed. The write is refused if the object has changed
+// since it was read, because the status decides which pool is updated next.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if s.replaced {
 		return nil
@@ -57,7 +57,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// reportEvents emits an event for each failure that is new.
+// reportEvents emits an event for each new failure of a pool.
 func (r *Reconciler) reportEvents(s *scope) {
 	for i := range s.ud.Status.Pools {
 		p := &s.ud.Status.Pools[i]
@@ -70,13 +70,13 @@ func (r *Reconciler) reportEvents(s *scope) {
 	}
 }
 
-// setPools writes what each pool is like, and returns how long it is until one
-// of them may have failed; 0 is never.
+// setPools sets the status of all pools and their sums. It returns the time until the
+// first progress deadline ends; 0 if there is none.
 func (r *Reconciler) setPools(s *scope) (next time.Duration) {
-	for i := range s.state.Pools { // a write that came too late is no failure
+	for i := range s.state.Pools { // recordFailure also marks pools whose write had a conflict
 		_, s.state.Pools[i].Refused = s.failures[s.state.Pools[i].Name]
 	}
-	s.plan = s.state.Plan() // as it is after what was done
+	s.plan = s.state.Plan() // with the results of the writes
 	status := &s.ud.Status
 	status.Replicas, status.ReadyReplicas, status.UpdatedReplicas = 0, 0, 0
 	status.Pools, status.PoolReplicas = nil, nil
@@ -101,7 +101,7 @@ func (r *Reconciler) setPools(s *scope) (next time.Duration) {
 	return next
 }
 
-// poolStatus is the status of the i-th pool.
+// poolStatus returns the status of the i-th pool.
 func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolStatus {
 	pool := s.state.Pools[i]
 	p := apps.PoolStatus{Name: pool.Name, Phase: out.Phase, DesiredReplicas: pool.Replicas}
@@ -120,7 +120,8 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 		p.Settled, p.Established = c.Settled, c.Established
 		if m := s.remembered[pool.Name]; m != nil && m.Workload == c.Name {
 			p.Written, p.LastProgressTime = m.Written, m.LastProgressTime
-			// Whatever was seen before the write is no progress after it.
+			// The progress deadline of an incomplete workload restarts when its counts
+			// change.
 			if progressed(m, pods) && !c.Complete() {
 				p.LastProgressTime = new(r.now())
 			}
@@ -135,7 +136,7 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 	return p
 }
 
-// setConditions sums up.
+// setConditions sets the conditions.
 func setConditions(s *scope) {
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		conditions.Set(&s.ud.Status.Conditions, s.ud.Generation, kind, status, reason, conditions.Truncate(message, maxMessage))
@@ -165,7 +166,7 @@ func setConditions(s *scope) {
 		if s.index(pool) >= 0 {
 			continue
 		}
-		if f := s.failures[pool]; len(failed) == 0 { // of a pool that is to go
+		if f := s.failures[pool]; len(failed) == 0 { // pool was removed
 			first = f
 		}
 		failed = append(failed, pool)
@@ -180,35 +181,19 @@ func setConditions(s *scope) {
 	}
 }
 
+// provisioned returns status, reason and message of the condition PoolProvisioned.
 func provisioned(s *scope) (metav1.ConditionStatus, string, string) {
-	var pending, orphaned, left, draining []string
+	var pending, orphaned []string
 	for i, out := range s.plan.Pools {
 		name := s.state.Pools[i].Name
-		if c := out.Child; c == nil || c.Owner != united.Ours || c.Deleting {
+		if !out.Provisioned {
 			pending = append(pending, name)
 		}
 		if s.nodePools[name] == nil {
 			orphaned = append(orphaned, name)
 		}
 	}
-	kept := map[string]bool{}
-	for _, out := range s.plan.Pools {
-		if out.Child != nil {
-			kept[out.Child.Name] = true
-		}
-	}
-	for i := range s.state.Children {
-		if c := &s.state.Children[i]; c.Owner == united.Ours && !kept[c.Name] {
-			left = append(left, c.Name)
-		}
-	}
-	for _, c := range s.state.Leaving() {
-		draining = append(draining, c.Name)
-		left = slices.DeleteFunc(left, func(name string) bool { return name == c.Name })
-	}
-	slices.Sort(left)
-	slices.Sort(draining)
-	switch {
+	switch draining, surplus := s.plan.Draining, s.plan.Surplus; {
 	case len(pending) > 0:
 		return metav1.ConditionFalse, apps.ReasonProvisioning, "pools without a workload: " + conditions.List(pending)
 	case len(draining) > 0:
@@ -219,20 +204,20 @@ func provisioned(s *scope) (metav1.ConditionStatus, string, string) {
 			}
 		}
 		return metav1.ConditionFalse, apps.ReasonDraining, message
-	case len(left) > 0:
-		return metav1.ConditionFalse, apps.ReasonProvisioning, "workloads that are being deleted: " + conditions.List(left)
+	case len(surplus) > 0:
+		return metav1.ConditionFalse, apps.ReasonProvisioning, "workloads that are being deleted: " + conditions.List(surplus)
 	case len(orphaned) > 0:
 		return metav1.ConditionFalse, apps.ReasonNodePoolMissing, "there is no NodePool named " + conditions.List(orphaned) + "; their workloads stay"
 	}
 	return metav1.ConditionTrue, apps.ReasonProvisioned, "every pool has its workload"
 }
 
+// updated returns status, reason and message of the condition PoolUpdated.
 func updated(s *scope) (metav1.ConditionStatus, string, string) {
 	var behind []string
 	for i, out := range s.plan.Pools {
-		c, pool := out.Child, s.state.Pools[i]
-		if c == nil || c.Owner != united.Ours || c.Revision != s.state.Update || c.PoolRevision != pool.Contents[s.state.Update] || !c.RolloutComplete || c.Partition > 0 && c.Replicas > 0 {
-			behind = append(behind, pool.Name)
+		if !out.Updated {
+			behind = append(behind, s.state.Pools[i].Name)
 		}
 	}
 	message := "pools that are not updated in full: " + conditions.List(behind)
@@ -243,20 +228,8 @@ func updated(s *scope) (metav1.ConditionStatus, string, string) {
 		return metav1.ConditionFalse, apps.ReasonStopped, message + "; a pool failed, see PoolFailure"
 	case s.plan.Paused:
 		return metav1.ConditionFalse, apps.ReasonPaused, message
-	case s.plan.Partitioned, s.onlyPartitions():
+	case s.plan.Partitioned:
 		return metav1.ConditionFalse, apps.ReasonPartitioned, message
 	}
 	return metav1.ConditionFalse, apps.ReasonUpdating, message
-}
-
-// onlyPartitions tells whether partitions of StatefulSets are all that keeps
-// pools from being updated in full.
-func (s *scope) onlyPartitions() bool {
-	for i, out := range s.plan.Pools {
-		c := out.Child
-		if c == nil || !c.RolloutComplete || c.Revision != s.state.Update || c.PoolRevision != s.state.Pools[i].Contents[s.state.Update] {
-			return false
-		}
-	}
-	return true
 }

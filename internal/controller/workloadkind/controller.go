@@ -1,12 +1,13 @@
-// Package workloadkind reconciles the ConfigMap groupmanagement-config: the kinds
-// of workloads beside those of Kubernetes itself (docs/sources.md, G8).
+// Package workloadkind reconciles the ConfigMap groupmanagement-config: the kinds of
+// workloads beside those that are built in (docs/sources.md, G8).
 //
-//	resolve (read? served? namespaced? allowed?) ─► force: owners.Walker.SetKinds ─► remember ─► tell
+//	resolve (parsed? served? namespaced? allowed?) ─► apply: owners.Walker.SetKinds ─► remember ─► reportEvents
 //
-// A text that is not right as a whole changes nothing: the kinds in force stay,
-// and an event names the entry and the way out. Kinds that are not served, or
-// not allowed, are asked about again. It runs on every replica, since each has
-// caches of its own; the one that leads writes and tells.
+// The list is in force as a whole or not at all: if one entry is wrong, the kinds in
+// force stay, and an event names the entry and the remedy. Kinds that the API server
+// does not serve or allow are tried again. The controller runs on every replica, because
+// each replica has caches of its own. Only the leader writes to the ConfigMap and emits
+// events.
 package workloadkind
 
 import (
@@ -22,20 +23,21 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -43,56 +45,59 @@ import (
 const ConfigMapName = "groupmanagement-config"
 
 const (
-	// minRetry and maxRetry bound how long is waited before the API server is
-	// asked again about kinds that it does not serve or allow.
+	// minRetry and maxRetry bound the delay before kinds that the API server does not
+	// serve or allow are tried again. The delay doubles with each attempt.
 	minRetry, maxRetry = time.Second, 30 * time.Second
-	// askTime bounds the questions about one kind: an API server behind the API
-	// server may hang.
-	askTime = 3 * time.Second
+	// resolveTimeout bounds the requests about one kind: an aggregated API server may hang.
+	resolveTimeout = 3 * time.Second
 )
 
-// Reconciler makes the owners' walk know the kinds that the ConfigMap names.
+// Reconciler gives the kinds that the ConfigMap names to the Walker.
 type Reconciler struct {
 	// Client reads the ConfigMap from a cache.
 	Client client.Client
-	// API is asked which kinds are served and what is allowed.
+	// API reads which kinds are served, and which permissions the manager has.
 	API      kubernetes.Interface
 	Walker   *owners.Walker
 	Recorder events.EventRecorder
 	// Namespace is where the ConfigMap is.
 	Namespace string
-	// Leads tells whether this replica leads: only that one emits events.
+	// Leads reports whether this replica leads. SetupWithManager sets it if it is nil.
 	Leads func() bool
 
+	// changed enqueues the ConfigMap for other reasons than its own changes.
 	changed *trigger.Source[ctrl.Request]
 
-	// What follows is of one reconcile after the other: there is one ConfigMap.
+	// The fields below need no lock: there is one request, so passes never overlap.
 
-	// inForce are the kinds that the walk knows; settled once it was told of
-	// them, be there none.
+	// inForce are the kinds that the Walker has. applied is true once the Walker got
+	// its kinds for the first time, even if there were none.
 	inForce []owners.Kind
-	settled bool
-	// failures counts the passes in a row that the API server kept from ending well.
-	failures int
-	// lastEvents are the last event texts, by reason.
+	applied bool
+	// retries counts the passes in a row after which kinds have to be tried again.
+	retries workqueue.TypedRateLimiter[ctrl.Request]
+	// lastEvents are the states for which the last events were emitted, by reason.
 	lastEvents map[string]string
 }
 
 // scope is what one pass observed.
 type scope struct {
 	config *corev1.ConfigMap // nil if there is none
-	reading
+	resolution
 }
 
-// reading is what a text stands for.
-type reading struct {
+// resolution is the result of resolving a list of kinds.
+type resolution struct {
+	// good are the kinds that can be used.
 	good []owners.Kind
-	// bad are the entries that cannot be used, and badKinds the kinds of those
-	// that the API server refuses; retry: another try may do.
+	// bad are the errors of all other entries. badKinds are the kinds of those that
+	// could be parsed.
 	bad      []error
-	badKinds map[schema.GroupKind]bool
-	retry    bool
-	// unsure are the kinds of which the API server could not say anything.
+	badKinds sets.Set[schema.GroupKind]
+	// retry is true if a later attempt may succeed although the list does not change.
+	retry bool
+	// unsure are the kinds about which the API server could not answer. They are also
+	// in bad. They have no resource, so the Walker cannot read them.
 	unsure []owners.Kind
 }
 
@@ -100,7 +105,7 @@ type reading struct {
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=selfsubjectaccessreviews,verbs=create
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
-// SetupWithManager registers the controller. Call before the walker is started.
+// SetupWithManager registers the controller. It must be called before the Walker starts.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	if r.Leads == nil {
 		r.Leads = func() bool {
@@ -112,33 +117,29 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			}
 		}
 	}
-	only := ctrl.Request{NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: ConfigMapName}}
-	r.changed = &trigger.Source[ctrl.Request]{All: func() []ctrl.Request { return []ctrl.Request{only} }}
-	again := func() { r.changed.Add(only) }
-	r.Walker.OnProblem(again)
-	// A runnable that says nothing of leaders runs on the one that leads: it
-	// tells what it has found before. It is started before Elected says so.
-	leads := func(ctx context.Context) error {
+	r.changed = &trigger.Source[ctrl.Request]{All: func() []ctrl.Request { return []ctrl.Request{r.request()} }}
+	enqueue := func() { r.changed.Add(r.request()) }
+	r.Walker.OnProblem(enqueue)
+	// A new leader emits the events about what it found before. A RunnableFunc needs
+	// leader election. It may start before Elected is closed, so it waits for that.
+	whenElected := func(ctx context.Context) error {
 		select {
 		case <-mgr.Elected():
-			again()
+			enqueue()
 		case <-ctx.Done():
 		}
 		return nil
 	}
-	if err := mgr.Add(manager.RunnableFunc(leads)); err != nil {
-		return fmt.Errorf("waiting to lead: %w", err)
+	if err := mgr.Add(manager.RunnableFunc(whenElected)); err != nil {
+		return fmt.Errorf("adding the runnable that waits for the election: %w", err)
 	}
-	isOurs := predicate.NewPredicateFuncs(func(o client.Object) bool { return client.ObjectKeyFromObject(o) == only.NamespacedName })
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("workloadkind").
-		For(&corev1.ConfigMap{}, builder.WithPredicates(isOurs)).
+	return watch.Add(ctrl.NewControllerManagedBy(mgr).Named("workloadkind"), r.watches()).
 		WatchesRawSource(r.changed).
 		WithOptions(controller.Options{NeedLeaderElection: new(false)}).
 		Complete(phase.Backoff[ctrl.Request](r))
 }
 
-// Reconcile runs the phases.
+// Reconcile runs the phases for the ConfigMap. A missing ConfigMap is an empty list.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	s := &scope{config: &corev1.ConfigMap{}}
 	if err := r.Client.Get(ctx, req.NamespacedName, s.config); apierrors.IsNotFound(err) {
@@ -146,79 +147,83 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	} else if err != nil {
 		return ctrl.Result{}, fmt.Errorf("reading ConfigMap %s: %w", req.NamespacedName, err)
 	}
-	return phase.Run(ctx, s, r.resolve, r.force, r.remember, r.reportEvents)
+	return phase.Run(ctx, s, r.resolve, r.apply, r.remember, r.reportEvents)
 }
 
-// resolve finds out which kinds the text stands for.
+// resolve finds the kinds that the list in the ConfigMap names.
 func (r *Reconciler) resolve(ctx context.Context, s *scope) error {
 	if s.config != nil {
-		s.reading = r.read(ctx, s.config.Data[workloadkind.Key])
+		s.resolution = r.resolveText(ctx, s.config.Data[workloadkind.Key])
 	}
 	return nil
 }
 
-func (r *Reconciler) read(ctx context.Context, text string) reading {
-	out := reading{badKinds: map[schema.GroupKind]bool{}}
+// resolveText parses a list and resolves its entries.
+func (r *Reconciler) resolveText(ctx context.Context, text string) resolution {
+	out := resolution{badKinds: sets.New[schema.GroupKind]()}
 	entries, errs := workloadkind.Parse(text)
 	for _, err := range errs {
 		out.bad = append(out.bad, err)
 	}
-	kinds, refusals := r.ask(ctx, entries)
+	kinds, failures := r.resolveEntries(ctx, entries)
 	for i, e := range entries {
-		kind, err := kinds[i], refusals[i]
+		kind, err := kinds[i], failures[i]
 		if err == nil {
 			out.good = append(out.good, kind)
 			continue
 		}
 		out.bad = append(out.bad, fmt.Errorf("%s (%s): %w", workloadkind.Key, e.GroupKind(), err))
-		out.badKinds[e.GroupKind()] = true
-		var no refusal
-		refused := errors.As(err, &no)
-		out.retry = out.retry || !refused || no.passes
-		if !refused {
-			kind.Resource = "" // its pods wait until the API server says what it is
+		out.badKinds.Insert(e.GroupKind())
+		var refused refusal
+		isRefusal := errors.As(err, &refused)
+		out.retry = out.retry || !isRefusal || refused.temporary
+		if !isRefusal {
+			kind.Resource = "" // new pods of the kind wait until the API server answers
 			out.unsure = append(out.unsure, kind)
 		}
 	}
 	return out
 }
 
-// ask finds the kinds that entries stand for, side by side: one about which the
-// API server does not answer takes no time from the others.
-func (r *Reconciler) ask(ctx context.Context, entries []workloadkind.Entry) ([]owners.Kind, []error) {
+// resolveEntries resolves all entries concurrently, so that a kind whose API server does
+// not answer does not delay the others. Both results are in the order of the entries.
+func (r *Reconciler) resolveEntries(ctx context.Context, entries []workloadkind.Entry) ([]owners.Kind, []error) {
 	kinds, errs := make([]owners.Kind, len(entries)), make([]error, len(entries))
-	var asking sync.WaitGroup
+	var running sync.WaitGroup
 	for i, e := range entries {
-		asking.Go(func() {
-			bounded, cancel := context.WithTimeout(ctx, askTime)
+		running.Go(func() {
+			bounded, cancel := context.WithTimeout(ctx, resolveTimeout)
 			defer cancel()
-			kinds[i], errs[i] = r.kind(bounded, e)
+			kinds[i], errs[i] = r.resolveEntry(bounded, e)
 		})
 	}
-	asking.Wait()
+	running.Wait()
 	return kinds, errs
 }
 
-// force makes the walk know the kinds, if all of the text is right; else those
-// that it knows stay. A replica that has just started begins with the last text
-// that was right, or with the entries that are; pods of kinds about which the API
-// server could not say anything wait.
-func (r *Reconciler) force(ctx context.Context, s *scope) error {
-	if s.retry {
-		r.failures++
-	} else {
-		r.failures = 0
+// apply gives the kinds to the Walker if the whole list is right. Otherwise the kinds in
+// force stay. A replica that has just started has none in force. It takes the last list
+// that was right or, without one, the right entries of this list. Kinds about which the
+// API server could not answer are included then, so that their pods wait.
+func (r *Reconciler) apply(ctx context.Context, s *scope) error {
+	var retry error
+	if r.retries == nil {
+		r.retries = workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](minRetry, maxRetry)
 	}
-	ask := phase.Wait("the API server to serve and allow every kind", backoff(r.failures))
+	if s.retry {
+		retry = phase.Wait("the API server to serve and allow every kind", r.retries.When(r.request()))
+	} else {
+		r.retries.Forget(r.request())
+	}
 	kinds := s.good
 	switch {
 	case len(s.bad) == 0:
-	case r.settled:
+	case r.applied:
 		kinds = r.inForce
 	default:
-		start := s.reading
+		start := s.resolution
 		if last, ok := s.config.Annotations[gm.LastGoodWorkloadsAnnotation]; ok && last != s.config.Data[workloadkind.Key] {
-			start = r.read(ctx, last)
+			start = r.resolveText(ctx, last)
 		}
 		kinds = slices.Concat(start.good, start.unsure)
 	}
@@ -226,15 +231,12 @@ func (r *Reconciler) force(ctx context.Context, s *scope) error {
 	if before, now := namesOf(r.inForce), namesOf(kinds); before != now {
 		log.FromContext(ctx).Info("Kinds of workloads beside the built-in ones", "kinds", now, "before", before)
 	}
-	r.inForce, r.settled = kinds, true
-	if s.retry {
-		return ask
-	}
-	return nil
+	r.inForce, r.applied = kinds, true
+	return retry
 }
 
-// remember keeps a text that is right where a replica that starts later finds
-// it, whatever the text has become by then.
+// remember writes a list that is right to an annotation of the ConfigMap. A replica that
+// starts while the list is wrong reads it there.
 func (r *Reconciler) remember(ctx context.Context, s *scope) error {
 	if s.config == nil || len(s.bad) > 0 || !r.Leads() {
 		return nil
@@ -255,11 +257,4 @@ func (r *Reconciler) remember(ctx context.Context, s *scope) error {
 		return fmt.Errorf("writing the last good text to ConfigMap %s/%s: %w", s.config.Namespace, s.config.Name, err)
 	}
 	return nil
-}
-
-func backoff(failures int) time.Duration {
-	if failures > 5 {
-		return maxRetry
-	}
-	return min(maxRetry, minRetry<<max(0, failures-1))
 }

@@ -33,12 +33,12 @@ import (
 )
 
 const (
-	sail = "- {group: example.com, version: v1, kind: Sail, replicasPath: .spec.crew}\n"
-	oar  = "- {group: example.com, version: v1, kind: Oar}\n"
-	buoy = "- {group: example.com, version: v1, kind: Buoy}\n"
+	widget = "- {group: example.com, version: v1, kind: Widget, replicasPath: .spec.count}\n"
+	gadget = "- {group: example.com, version: v1, kind: Gadget}\n"
+	gizmo  = "- {group: example.com, version: v1, kind: Gizmo}\n"
 )
 
-// site is a reconciler, and an API server that serves a few kinds.
+// site is a reconciler with an API server that serves a few kinds.
 type site struct {
 	*Reconciler
 	t        *testing.T
@@ -46,7 +46,7 @@ type site struct {
 	api      *fake.Clientset
 	// denied are the verbs that the manager may not use, by resource.
 	denied map[string]string
-	// broken is what the API server answers about kinds and permissions, if not nil.
+	// broken is the error of all requests about kinds and permissions; nil is none.
 	broken error
 	leads  bool
 }
@@ -54,11 +54,11 @@ type site struct {
 func newSite(t *testing.T, objects ...client.Object) *site {
 	t.Helper()
 	s := &site{t: t, recorder: events.NewFakeRecorder(100), api: fake.NewClientset(), denied: map[string]string{}, leads: true}
-	s.serve("sails", "Sail", true, verbs...)
-	s.serve("sails/status", "Sail", true, verbs...)
-	s.serve("oars", "Oar", true, verbs...)
-	s.serve("seas", "Sea", false, verbs...)
-	s.serve("winds", "Wind", true, "create")
+	s.serve("widgets", "Widget", true, verbs...)
+	s.serve("widgets/status", "Widget", true, verbs...)
+	s.serve("gadgets", "Gadget", true, verbs...)
+	s.serve("territories", "Territory", false, verbs...)
+	s.serve("reports", "Report", true, "create")
 	s.api.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
 		a := review.Spec.ResourceAttributes
@@ -112,7 +112,7 @@ func (s *site) write(text string) {
 	}
 }
 
-// reconcile runs one pass, and returns when the next is wanted.
+// reconcile runs one pass and returns the delay until the next.
 func (s *site) reconcile() time.Duration {
 	s.t.Helper()
 	result, err := s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: ConfigMapName}})
@@ -122,8 +122,8 @@ func (s *site) reconcile() time.Duration {
 	return result.RequeueAfter
 }
 
-// said are the events since the last call.
-func (s *site) said() []string {
+// emitted returns the events since the last call.
+func (s *site) emitted() []string {
 	var out []string
 	for {
 		select {
@@ -140,7 +140,7 @@ func (s *site) expect(when, inForce string, events ...string) {
 	if got := namesOf(s.inForce); got != inForce {
 		s.t.Errorf("%s %s are in force, want %s", when, got, inForce)
 	}
-	got := s.said()
+	got := s.emitted()
 	if len(got) != len(events) {
 		s.t.Fatalf("%s the events are %q, want %q", when, got, events)
 	}
@@ -153,8 +153,8 @@ func (s *site) expect(when, inForce string, events ...string) {
 
 func TestKindsFollowTheConfigMap(t *testing.T) {
 	s := newSite(t)
-	if s.settled || s.reconcile() != 0 || !s.settled {
-		t.Error("without a ConfigMap nobody says that there are no kinds")
+	if s.applied || s.reconcile() != 0 || !s.applied {
+		t.Error("without a ConfigMap the Walker did not get an empty list")
 	}
 	s.expect("without a ConfigMap", "none")
 	if err := s.Client.Create(t.Context(), config("# none yet")); err != nil {
@@ -162,27 +162,27 @@ func TestKindsFollowTheConfigMap(t *testing.T) {
 	}
 	s.reconcile()
 	s.expect("of an empty list", "none")
-	s.write(sail)
+	s.write(widget)
 	s.reconcile()
-	s.expect("when one is named", "Sail.example.com", "Normal WorkloadsInForce Workloads beside the built-in kinds: Sail.example.com")
+	s.expect("when one is named", "Widget.example.com", "Normal WorkloadsInForce Workloads beside the built-in kinds: Widget.example.com")
 	want := owners.Kind{
-		GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"},
-		Resource:         "sails", ReplicasPath: []string{"spec", "crew"},
+		GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"},
+		Resource:         "widgets", ReplicasPath: []string{"spec", "count"},
 	}
 	if diff := cmp.Diff([]owners.Kind{want}, s.inForce); diff != "" {
 		t.Errorf("wrong kinds (-want +got):\n%s", diff)
 	}
 	s.reconcile()
-	s.expect("looked at again", "Sail.example.com")
-	s.write(oar + sail)
+	s.expect("looked at again", "Widget.example.com")
+	s.write(gadget + widget)
 	s.reconcile()
-	s.expect("when two are named", "Oar.example.com, Sail.example.com", "Normal WorkloadsInForce Workloads beside the built-in kinds: Oar.example.com, Sail.example.com")
+	s.expect("when two are named", "Gadget.example.com, Widget.example.com", "Normal WorkloadsInForce Workloads beside the built-in kinds: Gadget.example.com, Widget.example.com")
 	s.write("")
 	s.reconcile()
 	s.expect("when none is named any more", "none", "Normal WorkloadsInForce Workloads beside the built-in kinds: none")
-	s.write(sail)
+	s.write(widget)
 	s.reconcile()
-	s.said()
+	s.emitted()
 	if err := s.Client.Delete(t.Context(), config("")); err != nil {
 		t.Fatal(err)
 	}
@@ -195,57 +195,57 @@ func TestABadTextKeepsWhatIsInForce(t *testing.T) {
 		text, want string
 		again      bool
 	}{
-		"no YAML":              {sail + "- {", "workloads.yaml: the text is no YAML: ", false},
-		"an unknown field":     {sail + "- {group: example.com, version: v1, kind: Oar, replicaPath: a}", "workloads.yaml[1] (Oar.example.com): unknown field", false},
-		"a bad path":           {"- {group: example.com, version: v1, kind: Sail, replicasPath: 'a[0]'}", `workloads.yaml[0] (Sail.example.com): replicasPath "a[0]" leads into a list`, false},
-		"a built-in kind":      {sail + "- {group: apps, version: v1, kind: Deployment}", "workloads.yaml[1] (Deployment.apps): the kind is always on", false},
-		"a kind of no group":   {oar + buoy, "workloads.yaml (Buoy.example.com): the API server does not serve example.com/v1, kind Buoy: install its CustomResourceDefinition", true},
-		"a version of nobody":  {"- {group: example.com, version: v2, kind: Sail}", "workloads.yaml (Sail.example.com): the API server does not serve example.com/v2, kind Sail", true},
-		"a cluster-scoped one": {oar + "- {group: example.com, version: v1, kind: Sea}", "workloads.yaml (Sea.example.com): the kind is cluster-scoped", false},
-		"one without watches":  {"- {group: example.com, version: v1, kind: Wind}", "workloads.yaml (Wind.example.com): the API server serves the kind without the verb get", false},
-		"another plural":       {"- {group: example.com, version: v1, kind: Sail, resource: sailes}", `workloads.yaml (Sail.example.com): resource is "sailes" and the API server serves the kind as "sails"`, false},
+		"no YAML":                      {widget + "- {", "workloads.yaml: the text is not valid YAML: ", false},
+		"an unknown field":             {widget + "- {group: example.com, version: v1, kind: Gadget, replicaPath: a}", "workloads.yaml[1] (Gadget.example.com): unknown field", false},
+		"a bad path":                   {"- {group: example.com, version: v1, kind: Widget, replicasPath: 'a[0]'}", `workloads.yaml[0] (Widget.example.com): replicasPath "a[0]" leads into a list`, false},
+		"a built-in kind":              {widget + "- {group: apps, version: v1, kind: Deployment}", "workloads.yaml[1] (Deployment.apps): the kind is built in", false},
+		"a kind that is not served":    {gadget + gizmo, "workloads.yaml (Gizmo.example.com): the API server does not serve example.com/v1, kind Gizmo: install its CustomResourceDefinition", true},
+		"a version that is not served": {"- {group: example.com, version: v2, kind: Widget}", "workloads.yaml (Widget.example.com): the API server does not serve example.com/v2, kind Widget", true},
+		"a cluster-scoped one":         {gadget + "- {group: example.com, version: v1, kind: Territory}", "workloads.yaml (Territory.example.com): the kind is cluster-scoped", false},
+		"a kind without watches":       {"- {group: example.com, version: v1, kind: Report}", "workloads.yaml (Report.example.com): the API server serves the kind without the verb get", false},
+		"another plural":               {"- {group: example.com, version: v1, kind: Widget, resource: widgetes}", `workloads.yaml (Widget.example.com): resource is "widgetes", but the API server serves the kind as "widgets"`, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, config(sail))
+			s := newSite(t, config(widget))
 			s.reconcile()
-			s.said()
+			s.emitted()
 			s.write(tc.text)
 			if again := s.reconcile(); (again > 0) != tc.again {
 				t.Errorf("comes back after %s, want to: %t", again, tc.again)
 			}
-			s.expect("now", "Sail.example.com", "Warning WorkloadsRejected "+tc.want)
+			s.expect("now", "Widget.example.com", "Warning WorkloadsRejected "+tc.want)
 			s.reconcile()
-			s.expect("looked at again", "Sail.example.com")
-			if got := s.stored().Annotations[gm.LastGoodWorkloadsAnnotation]; got != sail {
+			s.expect("looked at again", "Widget.example.com")
+			if got := s.stored().Annotations[gm.LastGoodWorkloadsAnnotation]; got != widget {
 				t.Errorf("remembered is %q", got)
 			}
-			s.write(sail)
+			s.write(widget)
 			s.reconcile()
-			s.expect("mended", "Sail.example.com", "Normal WorkloadsInForce ")
+			s.expect("corrected", "Widget.example.com", "Normal WorkloadsInForce ")
 		})
 	}
 }
 
 func TestTheEventNamesWhatStaysInForceAndIsBounded(t *testing.T) {
-	s := newSite(t, config(sail))
+	s := newSite(t, config(widget))
 	s.reconcile()
-	s.said()
+	s.emitted()
 	s.write(strings.Repeat("- {version: v1}\n", 7))
 	s.reconcile()
-	said := s.said()
-	if len(said) != 1 || !strings.HasSuffix(said[0], "workloads.yaml[2]: kind is missing; and 4 more. In force: Sail.example.com") {
-		t.Errorf("events are %q", said)
+	emitted := s.emitted()
+	if len(emitted) != 1 || !strings.HasSuffix(emitted[0], "workloads.yaml[2]: kind is missing; and 4 more. In force: Widget.example.com") {
+		t.Errorf("events are %q", emitted)
 	}
-	s.write(strings.Repeat("- {group: example.com, version: v1, kind: Oar, "+strings.Repeat("x", 500)+": y}\n", 7) + "- {" + strings.Repeat("é", 3000))
+	s.write(strings.Repeat("- {group: example.com, version: v1, kind: Gadget, "+strings.Repeat("x", 500)+": y}\n", 7) + "- {" + strings.Repeat("é", 3000))
 	s.reconcile()
-	if said := s.said(); len(said) != 1 || len(said[0]) > 1024 {
-		t.Errorf("events are %q", said)
+	if emitted := s.emitted(); len(emitted) != 1 || len(emitted[0]) > 1024 {
+		t.Errorf("events are %q", emitted)
 	}
 }
 
 func TestAKindThatIsServedLaterIsPickedUp(t *testing.T) {
-	s := newSite(t, config(buoy+sail))
+	s := newSite(t, config(gizmo+widget))
 	last := time.Duration(0)
 	for range 10 {
 		again := s.reconcile()
@@ -257,122 +257,122 @@ func TestAKindThatIsServedLaterIsPickedUp(t *testing.T) {
 	if last != maxRetry {
 		t.Errorf("comes back after %s in the end", last)
 	}
-	s.expect("at first", "Sail.example.com", "Warning WorkloadsRejected workloads.yaml (Buoy.example.com): the API server does not serve")
-	s.serve("buoys", "Buoy", true, verbs...)
+	s.expect("at first", "Widget.example.com", "Warning WorkloadsRejected workloads.yaml (Gizmo.example.com): the API server does not serve")
+	s.serve("gizmos", "Gizmo", true, verbs...)
 	if again := s.reconcile(); again != 0 {
 		t.Errorf("comes back after %s", again)
 	}
-	s.expect("served", "Buoy.example.com, Sail.example.com", "Normal WorkloadsInForce ")
+	s.expect("served", "Gizmo.example.com, Widget.example.com", "Normal WorkloadsInForce ")
 }
 
 func TestAMissingPermissionIsNamedAndPickedUp(t *testing.T) {
-	s := newSite(t, config(sail))
+	s := newSite(t, config(widget))
 	s.reconcile()
-	s.said()
-	s.denied["oars"] = "watch patch"
-	s.write(sail + oar)
+	s.emitted()
+	s.denied["gadgets"] = "watch patch"
+	s.write(widget + gadget)
 	if s.reconcile() == 0 {
 		t.Error("does not come back")
 	}
-	s.expect("denied", "Sail.example.com", "Warning WorkloadsRejected workloads.yaml (Oar.example.com): atoll-manager may not watch, patch oars.example.com in every namespace: list the kind in the chart's value workloads, with resource: oars, or grant")
-	delete(s.denied, "oars")
+	s.expect("denied", "Widget.example.com", "Warning WorkloadsRejected workloads.yaml (Gadget.example.com): atoll-manager may not watch, patch gadgets.example.com in every namespace: list the kind in the chart's value workloads, with resource: gadgets, or grant")
+	delete(s.denied, "gadgets")
 	if again := s.reconcile(); again != 0 {
 		t.Errorf("comes back after %s", again)
 	}
-	s.expect("granted", "Oar.example.com, Sail.example.com", "Normal WorkloadsInForce ")
+	s.expect("granted", "Gadget.example.com, Widget.example.com", "Normal WorkloadsInForce ")
 }
 
-// TestAReplicaThatStartsWithABadText: there is nothing yet that could stay in
-// force, but what another replica remembered.
+// TestAReplicaThatStartsWithABadText: no kinds are in force yet. The annotation has the
+// last list that was right.
 func TestAReplicaThatStartsWithABadText(t *testing.T) {
-	bad := sail + "- {version: v1}"
-	s := newSite(t, config(bad, build.Annotation(gm.LastGoodWorkloadsAnnotation, sail+oar)))
+	bad := widget + "- {version: v1}"
+	s := newSite(t, config(bad, build.Annotation(gm.LastGoodWorkloadsAnnotation, widget+gadget)))
 	s.reconcile()
-	s.expect("from what was right last", "Oar.example.com, Sail.example.com", "Warning WorkloadsRejected ")
+	s.expect("from what was right last", "Gadget.example.com, Widget.example.com", "Warning WorkloadsRejected ")
 	s.write("[]")
 	s.reconcile()
 	s.expect("then emptied", "none", "Normal WorkloadsInForce Workloads beside the built-in kinds: none")
 	s = newSite(t, config(bad))
 	s.reconcile()
-	s.expect("from the entries that are right", "Sail.example.com", "Warning WorkloadsRejected ")
+	s.expect("from the entries that are right", "Widget.example.com", "Warning WorkloadsRejected ")
 	if _, ok := s.stored().Annotations[gm.LastGoodWorkloadsAnnotation]; ok {
-		t.Error("a text that is not right is remembered")
+		t.Error("a wrong list was written to the annotation")
 	}
-	s.write(oar)
+	s.write(gadget)
 	s.reconcile()
-	s.expect("then mended", "Oar.example.com", "Normal WorkloadsInForce ")
+	s.expect("then corrected", "Gadget.example.com", "Normal WorkloadsInForce ")
 }
 
 // TestAnAPIServerThatFailsHoldsUpTheKindsInQuestionOnly: a replica that has just
-// started is ready, and pods of the kinds wait.
+// started gets ready, and only pods of the kinds wait.
 func TestAnAPIServerThatFailsHoldsUpTheKindsInQuestionOnly(t *testing.T) {
-	s := newSite(t, config(sail))
+	s := newSite(t, config(widget))
 	s.broken = apierrors.NewInternalError(errors.New("later"))
-	if s.reconcile() == 0 || !s.settled {
-		t.Error("it waits for an answer, and all pods with it")
+	if s.reconcile() == 0 || !s.applied {
+		t.Error("the Walker got no kinds, so all pods wait")
 	}
-	s.expect("without an answer", "Sail.example.com", "Warning WorkloadsRejected workloads.yaml (Sail.example.com): asking for the kinds of example.com/v1: ")
+	s.expect("without an answer", "Widget.example.com", "Warning WorkloadsRejected workloads.yaml (Widget.example.com): reading the resources of example.com/v1: ")
 	pod := build.Owner(build.Pod("pod"))
-	pod.Controller = &ownership.Reference{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}, Name: "main", UID: "main"}
+	pod.Controller = &ownership.Reference{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}, Name: "main", UID: "main"}
 	if _, _, err := s.Walker.Application(t.Context(), pod); !errors.Is(err, owners.ErrOwnerUnread) {
 		t.Errorf("a pod of the kind in question: error %v, want that it waits", err)
 	}
 	s.broken = nil
 	s.reconcile()
-	s.expect("with one", "Sail.example.com", "Normal WorkloadsInForce ")
+	s.expect("with one", "Widget.example.com", "Normal WorkloadsInForce ")
 	s.broken = apierrors.NewInternalError(errors.New("later"))
-	s.write(oar)
+	s.write(gadget)
 	s.reconcile()
-	s.expect("without one again", "Sail.example.com", "Warning WorkloadsRejected ")
+	s.expect("without one again", "Widget.example.com", "Warning WorkloadsRejected ")
 }
 
 func TestOnlyTheReplicaThatLeadsWritesAndTells(t *testing.T) {
-	s := newSite(t, config(sail+"- 5"))
+	s := newSite(t, config(widget+"- 5"))
 	s.leads = false
 	s.reconcile()
-	s.expect("following", "Sail.example.com")
+	s.expect("following", "Widget.example.com")
 	s.leads = true
 	s.reconcile()
-	s.expect("leading", "Sail.example.com", "Warning WorkloadsRejected ")
+	s.expect("leading", "Widget.example.com", "Warning WorkloadsRejected ")
 	s.leads = false
-	s.write(oar)
+	s.write(gadget)
 	s.reconcile()
-	s.expect("following again", "Oar.example.com")
+	s.expect("following again", "Gadget.example.com")
 	if _, ok := s.stored().Annotations[gm.LastGoodWorkloadsAnnotation]; ok {
 		t.Error("a replica that does not lead writes")
 	}
 }
 
 func TestProblemsOfKindsInForceAreTold(t *testing.T) {
-	s := newSite(t, config(oar+sail))
+	s := newSite(t, config(gadget+widget))
 	ctx, cancel := context.WithCancel(t.Context())
 	walker := s.Walker
 	meta := metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme())
 	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
-		{Group: "example.com", Version: "v1", Resource: "sails"}: "SailList",
+		{Group: "example.com", Version: "v1", Resource: "widgets"}: "WidgetList",
 	})
-	meta.PrependReactor("list", "oars", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "example.com", Resource: "oars"}, "", errors.New("no"))
+	meta.PrependReactor("list", "gadgets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "example.com", Resource: "gadgets"}, "", errors.New("no"))
 	})
-	objects.PrependReactor("list", "sails", func(clienttesting.Action) (bool, runtime.Object, error) {
+	objects.PrependReactor("list", "widgets", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewGenericServerResponse(http.StatusNotFound, "list", schema.GroupResource{}, "", "", 0, true)
 	})
 	walker.Extend(objects, meta)
 	s.reconcile()
-	s.said()
+	s.emitted()
 	ended := make(chan error)
 	go func() { ended <- walker.Start(ctx) }()
 	build.Eventually(t, "both problems are there", func() bool { return len(walker.Problems()) == 2 })
 	s.reconcile()
-	s.expect("now", "Oar.example.com, Sail.example.com",
-		"Warning WorkloadProblem Oar.example.com: atoll-manager may not list oars.example.com in every namespace: list the kind in the chart's value workloads, with resource: oars, or grant it a ClusterRole; "+
-			"Sail.example.com: the API server does not serve example.com/v1 any more: install its CustomResourceDefinition, or take the entry out")
+	s.expect("now", "Gadget.example.com, Widget.example.com",
+		"Warning WorkloadProblem Gadget.example.com: atoll-manager may not list gadgets.example.com in every namespace: list the kind in the chart's value workloads, with resource: gadgets, or grant it a ClusterRole; "+
+			"Widget.example.com: the API server does not serve example.com/v1 any more: install its CustomResourceDefinition, or remove the entry")
 	s.reconcile()
-	s.expect("looked at again", "Oar.example.com, Sail.example.com")
-	s.denied["oars"] = "list" // the entry is refused for the same now: once is enough
+	s.expect("looked at again", "Gadget.example.com, Widget.example.com")
+	s.denied["gadgets"] = "list" // the event about the entry has the same reason; one is enough
 	s.reconcile()
-	if said := s.said(); len(said) != 2 || strings.Contains(said[1], "Oar.example.com: ") {
-		t.Errorf("events are %q", said)
+	if emitted := s.emitted(); len(emitted) != 2 || strings.Contains(emitted[1], "Gadget.example.com: ") {
+		t.Errorf("events are %q", emitted)
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -386,9 +386,9 @@ func TestAConflictWhileRememberingIsNoFailure(t *testing.T) {
 		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
 			return apierrors.NewConflict(schema.GroupResource{Resource: "configmaps"}, ConfigMapName, errors.New("changed"))
 		},
-	}, config(sail))
+	}, config(widget))
 	if again := s.reconcile(); again == 0 {
 		t.Error("does not come back")
 	}
-	s.expect("all the same", "Sail.example.com", "Normal WorkloadsInForce ")
+	s.expect("all the same", "Widget.example.com", "Normal WorkloadsInForce ")
 }

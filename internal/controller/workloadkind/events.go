@@ -17,33 +17,35 @@ import (
 
 // Reasons of the events on the ConfigMap.
 const (
-	// ReasonInForce: the kinds that the event names are workloads from here on.
+	// ReasonInForce: the event names the kinds that are workloads from now on.
 	ReasonInForce = "WorkloadsInForce"
-	// ReasonRejected: the text is not right; what was in force stays so.
+	// ReasonRejected: the list is wrong, and the kinds in force stay.
 	ReasonRejected = "WorkloadsRejected"
-	// ReasonProblem: a kind that is in force cannot be listed or watched, or an object of it not be read.
+	// ReasonProblem: a kind in force cannot be listed or watched, or an object of it
+	// cannot be read.
 	ReasonProblem = "WorkloadProblem"
 )
 
 const (
-	// maxShown bounds the errors of one event, maxNote its text in bytes: the
-	// API server takes 1024.
+	// maxShown bounds the errors that one event names. maxNote bounds its text, in
+	// bytes: the API server accepts 1024.
 	maxShown, maxNote = 3, 1000
 )
 
-// reportEvents emits events, and logs, what has changed.
+// reportEvents emits events about the list and about problems with kinds in force, if
+// they differ from the last events.
 func (r *Reconciler) reportEvents(ctx context.Context, s *scope) error {
 	if s.config == nil {
 		r.lastEvents = nil
 		return nil
 	}
-	if !r.settled {
+	if !r.applied {
 		return nil
 	}
 	if len(s.bad) > 0 {
 		r.event(ctx, s, corev1.EventTypeWarning, ReasonRejected, fmt.Sprintf("%s. In force: %s", joinFirst(s.bad), namesOf(r.inForce)))
 		if r.lastEvents != nil && (r.lastEvents[ReasonInForce] != "" || len(r.inForce) > 0) {
-			r.lastEvents[ReasonInForce] = "something else since" // so that an event says when it is over
+			r.lastEvents[ReasonInForce] = "rejected since" // an event is emitted when the list is right again
 		}
 	} else {
 		delete(r.lastEvents, ReasonRejected)
@@ -53,7 +55,7 @@ func (r *Reconciler) reportEvents(ctx context.Context, s *scope) error {
 	}
 	var problems []error
 	for _, p := range r.Walker.Problems() {
-		if !s.badKinds[p.Kind.GroupKind()] {
+		if !s.badKinds.Has(p.Kind.GroupKind()) { // the event about the entry covers it
 			problems = append(problems, explain(p))
 		}
 	}
@@ -65,13 +67,13 @@ func (r *Reconciler) reportEvents(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// event emits an event once for each state of the ConfigMap. Every replica finds the
-// same; only the leader emits it.
+// event emits an event, if it is not the last one of its reason for this text of the
+// ConfigMap. Every replica calls it; only the leader emits.
 func (r *Reconciler) event(ctx context.Context, s *scope, kind, reason, text string) {
 	if !r.Leads() {
 		return
 	}
-	state := text + "\n" + s.config.Data[workloadkind.Key] // the same mistake after another edit gets an event again
+	state := text + "\n" + s.config.Data[workloadkind.Key] // the same error after another edit gets a new event
 	if r.lastEvents[reason] == state {
 		return
 	}
@@ -83,22 +85,22 @@ func (r *Reconciler) event(ctx context.Context, s *scope, kind, reason, text str
 	r.Recorder.Eventf(s.config, nil, kind, reason, "Configure", "%s", conditions.Truncate(text, maxNote))
 }
 
-// explain says what is wrong with a kind in force, and the way out.
+// explain returns what is wrong with a kind in force, and the remedy.
 func explain(p owners.Problem) error {
 	name := p.Kind.GroupKind().String()
 	switch {
 	case apierrors.IsForbidden(p.Err):
 		return fmt.Errorf("%s: %s", name, forbidden(p.Kind, p.Verb))
 	case apierrors.IsNotFound(p.Err):
-		return fmt.Errorf("%s: the API server does not serve %s any more: install its CustomResourceDefinition, or take the entry out", name, p.Kind.GroupVersion())
+		return fmt.Errorf("%s: the API server does not serve %s any more: install its CustomResourceDefinition, or remove the entry", name, p.Kind.GroupVersion())
 	case p.Verb != "":
-		return fmt.Errorf("%s: the API server cannot %s it: %w: mend that, or take the entry out; until then new pods of the kind wait", name, p.Verb, p.Err)
+		return fmt.Errorf("%s: the API server cannot %s it: %w: repair that, or remove the entry; until then new pods of the kind wait", name, p.Verb, p.Err)
 	default:
-		return fmt.Errorf("%s: %w: correct replicasPath, or the object; until then its pods are counted as they come", name, p.Err)
+		return fmt.Errorf("%s: %w: correct replicasPath, or the object; until then the pods that exist are counted", name, p.Err)
 	}
 }
 
-// joinFirst joins the first errors and says how many more there are.
+// joinFirst joins the first maxShown errors and the number of the others.
 func joinFirst(errs []error) string {
 	var texts []string
 	for i, err := range errs {
@@ -111,9 +113,10 @@ func joinFirst(errs []error) string {
 	return strings.Join(texts, "; ")
 }
 
-// noKinds stands for an empty list.
+// noKinds is the text for an empty list.
 const noKinds = "none"
 
+// namesOf returns the names of kinds, sorted.
 func namesOf(kinds []owners.Kind) string {
 	if len(kinds) == 0 {
 		return noKinds

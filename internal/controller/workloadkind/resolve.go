@@ -14,22 +14,22 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// verbs are what the manager does with objects of a kind: it watches them,
-// reads one that it has not seen yet, and writes binding labels.
+// verbs are what the manager needs for a kind: it watches all objects, reads single
+// objects that are not in the cache yet, and writes binding labels.
 var verbs = []string{"get", "list", "watch", "patch"}
 
-// refusal is why a kind cannot be used, and the way out.
+// refusal is the reason why a kind cannot be used, and the remedy.
 type refusal struct {
 	text string
-	// passes: it may be otherwise later, without another edit.
-	passes bool
+	// temporary is true if the reason may disappear although the list does not change.
+	temporary bool
 }
 
 func (r refusal) Error() string { return r.text }
 
-// kind finds the kind that an entry stands for. An error that is no refusal is
-// the API server's, and says nothing about the kind.
-func (r *Reconciler) kind(ctx context.Context, e workloadkind.Entry) (owners.Kind, error) {
+// resolveEntry returns the kind that an entry names. An error that is not a refusal means
+// that the API server could not answer.
+func (r *Reconciler) resolveEntry(ctx context.Context, e workloadkind.Entry) (owners.Kind, error) {
 	kind := owners.Kind{
 		GroupVersionKind: e.GroupVersionKind,
 		ReplicasPath:     e.ReplicasPath, RevisionLabel: e.RevisionLabel, PodTemplatePath: e.PodTemplatePath,
@@ -41,9 +41,9 @@ func (r *Reconciler) kind(ctx context.Context, e workloadkind.Entry) (owners.Kin
 	kind.Resource = resource.Name
 	switch {
 	case e.Resource != "" && e.Resource != resource.Name:
-		return kind, refusal{text: fmt.Sprintf("resource is %q and the API server serves the kind as %q: write that, or leave it out", e.Resource, resource.Name)}
+		return kind, refusal{text: fmt.Sprintf("resource is %q, but the API server serves the kind as %q: write the latter, or leave resource out", e.Resource, resource.Name)}
 	case !resource.Namespaced:
-		return kind, refusal{text: "the kind is cluster-scoped: a policy is for workloads of its own namespace. List the kinds that it owns instead"}
+		return kind, refusal{text: "the kind is cluster-scoped: a policy applies only to workloads of its own namespace. List the kinds that it owns instead"}
 	}
 	for _, verb := range verbs {
 		if !slices.Contains(resource.Verbs, verb) {
@@ -53,11 +53,11 @@ func (r *Reconciler) kind(ctx context.Context, e workloadkind.Entry) (owners.Kin
 	return kind, r.allowed(ctx, kind)
 }
 
-// served asks the API server for the resource of a kind.
+// served returns the resource under which the API server serves a kind.
 func (r *Reconciler) served(ctx context.Context, e workloadkind.Entry) (metav1.APIResource, error) {
 	list, err := r.resourcesOf(ctx, e.GroupVersion().String())
 	if err != nil && !apierrors.IsNotFound(err) {
-		return metav1.APIResource{}, fmt.Errorf("asking for the kinds of %s: %w", e.GroupVersion(), err)
+		return metav1.APIResource{}, fmt.Errorf("reading the resources of %s: %w", e.GroupVersion(), err)
 	}
 	if err == nil {
 		for _, resource := range list.APIResources {
@@ -66,18 +66,19 @@ func (r *Reconciler) served(ctx context.Context, e workloadkind.Entry) (metav1.A
 			}
 		}
 	}
-	return metav1.APIResource{}, refusal{passes: true, text: fmt.Sprintf(
+	return metav1.APIResource{}, refusal{temporary: true, text: fmt.Sprintf(
 		"the API server does not serve %s, kind %s: install its CustomResourceDefinition, or correct group, version and kind", e.GroupVersion(), e.Kind)}
 }
 
-// resourcesOf asks for as long as ctx allows: the client takes no context.
+// resourcesOf reads the resources of a group and version. It returns when ctx ends: the
+// discovery client takes no context.
 func (r *Reconciler) resourcesOf(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error) {
 	type answer struct {
 		list *metav1.APIResourceList
 		err  error
 	}
 	answers := make(chan answer, 1)
-	go func() { // ends with the client's own timeout at the latest
+	go func() { // ends at the latest when the request times out
 		list, err := r.API.Discovery().ServerResourcesForGroupVersion(groupVersion)
 		answers <- answer{list, err}
 	}()
@@ -89,7 +90,7 @@ func (r *Reconciler) resourcesOf(ctx context.Context, groupVersion string) (*met
 	}
 }
 
-// allowed asks whether the manager may do all that it has to.
+// allowed checks that the manager has the permission for all verbs in all namespaces.
 func (r *Reconciler) allowed(ctx context.Context, kind owners.Kind) error {
 	var denied []string
 	for _, verb := range verbs {
@@ -99,19 +100,19 @@ func (r *Reconciler) allowed(ctx context.Context, kind owners.Kind) error {
 			}},
 		}, metav1.CreateOptions{})
 		if err != nil {
-			return fmt.Errorf("asking whether it is allowed to %s %s: %w", verb, kind.Resource, err)
+			return fmt.Errorf("reviewing the permission to %s %s: %w", verb, kind.Resource, err)
 		}
 		if !review.Status.Allowed {
 			denied = append(denied, verb)
 		}
 	}
 	if len(denied) > 0 {
-		return refusal{passes: true, text: forbidden(kind, denied...)}
+		return refusal{temporary: true, text: forbidden(kind, denied...)}
 	}
 	return nil
 }
 
-// forbidden names the permissions that are missing, and who can give them.
+// forbidden returns the text about missing permissions, and how they can be granted.
 func forbidden(kind owners.Kind, denied ...string) string {
 	return fmt.Sprintf("atoll-manager may not %s %s in every namespace: list the kind in the chart's value workloads, with resource: %s, or grant it a ClusterRole",
 		strings.Join(denied, ", "), kind.GroupVersion().WithResource(kind.Resource).GroupResource(), kind.Resource)

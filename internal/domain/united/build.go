@@ -26,53 +26,56 @@ type Workload interface {
 	runtime.Object
 }
 
-// Recipe is what a pool's workload is made of.
-type Recipe struct {
-	// Namespace and Owner are those of the UnitedDeployment.
+// BuildInput is everything from which Build makes a pool's workload.
+type BuildInput struct {
+	// Namespace and Owner are the namespace and the name of the UnitedDeployment.
 	Namespace, Owner string
-	// Template is the shared template and Revision the value of its label.
+	// Template is the shared template. Revision is the value of apps.RevisionLabel: the
+	// name of the template's ControllerRevision without the UnitedDeployment's name.
 	Template *apps.WorkloadTemplate
 	Revision string
+	// Selector is spec.selector of the UnitedDeployment.
 	Selector *metav1.LabelSelector
 	Pool     *apps.Pool
-	// Taints are those of the NodePool, as it is or was when it was seen last.
+	// Taints are the taints of the NodePool or, if it is gone, its last known taints.
 	Taints []corev1.Taint
-	// Replicas and Partition are no part of what a pool's revision is.
+	// Replicas and Partition do not change the hash in apps.PoolRevisionAnnotation.
 	Replicas, Partition int32
 }
 
-// ErrNoTemplate: no template is set.
+// ErrNoTemplate means that the UnitedDeployment has no workload template.
 var ErrNoTemplate = errors.New("workloadTemplate: none of deploymentTemplate, statefulSetTemplate and daemonSetTemplate is set")
 
-// Build makes the workload, without a name. Its annotation
-// apps.PoolRevisionAnnotation is a hash of everything but replicas and
-// partition. The recipe is left as it is.
-func Build(r Recipe) (Workload, error) {
-	w, err := blank(r.Template)
+// Build returns the workload of a pool, without a name. Its annotation
+// apps.PoolRevisionAnnotation is a hash of everything but replicas and partition. Build
+// does not change its input. It fails if the patch cannot be applied, or if the selector
+// does not match the pods.
+func Build(in BuildInput) (Workload, error) {
+	w, err := fromTemplate(in.Template)
 	if err != nil {
 		return nil, err
 	}
-	if r.Pool.Patch != nil && len(r.Pool.Patch.Raw) > 0 {
-		if w, err = patched(w, r.Pool.Patch.Raw); err != nil {
-			return nil, fmt.Errorf("topology.pools[%s].patch: %w", r.Pool.Name, err)
+	if in.Pool.Patch != nil && len(in.Pool.Patch.Raw) > 0 {
+		if w, err = patched(w, in.Pool.Patch.Raw); err != nil {
+			return nil, fmt.Errorf("topology.pools[%s].patch: %w", in.Pool.Name, err)
 		}
 	}
-	w.SetNamespace(r.Namespace)
-	template, selector := podsOf(w)
-	*selector = selectorOf(r)
-	if err := label(r, w, template); err != nil {
+	w.SetNamespace(in.Namespace)
+	template, selector := templateOf(w)
+	*selector = poolSelector(in)
+	if err := label(in, w, template); err != nil {
 		return nil, err
 	}
-	place(&template.Spec, r)
-	if err := annotate(w, r.Taints); err != nil {
+	constrain(&template.Spec, in)
+	if err := annotate(w, in.Taints); err != nil {
 		return nil, err
 	}
-	Resize(w, r.Replicas, r.Partition)
+	Resize(w, in.Replicas, in.Partition)
 	return w, nil
 }
 
-// blank is the workload as the template has it.
-func blank(t *apps.WorkloadTemplate) (Workload, error) {
+// fromTemplate returns a copy of the workload in the template.
+func fromTemplate(t *apps.WorkloadTemplate) (Workload, error) {
 	meta := func(from *metav1.ObjectMeta) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Labels: clean(from.Labels), Annotations: clean(from.Annotations)}
 	}
@@ -89,24 +92,25 @@ func blank(t *apps.WorkloadTemplate) (Workload, error) {
 	return nil, ErrNoTemplate
 }
 
-// others are keys that somebody else writes on workloads: to write them too
-// would be a quarrel without end.
-var others = []string{
+// foreignKeys are labels and annotations of workloads that another program writes. If
+// Build set them too, both programs would overwrite each other's values forever.
+var foreignKeys = []string{
 	gm.BindingPropagationPolicyLabel, gm.BindingOverridePolicyLabel,
 	appsv1.DeprecatedTemplateGeneration, corev1.LastAppliedConfigAnnotation,
 }
 
-// clean copies labels or annotations without those that somebody else writes.
+// clean copies labels or annotations without the ones that another program writes.
 func clean(from map[string]string) map[string]string {
 	to := maps.Clone(from)
 	maps.DeleteFunc(to, func(key, _ string) bool {
-		return slices.Contains(others, key) || strings.HasPrefix(key, "deployment.kubernetes.io/")
+		return slices.Contains(foreignKeys, key) || strings.HasPrefix(key, "deployment.kubernetes.io/")
 	})
 	return to
 }
 
-// podsOf are the parts that the three kinds have in common.
-func podsOf(w Workload) (*corev1.PodTemplateSpec, **metav1.LabelSelector) {
+// templateOf returns pointers to the pod template and the selector of a workload. The
+// caller may change the workload through them.
+func templateOf(w Workload) (*corev1.PodTemplateSpec, **metav1.LabelSelector) {
 	switch w := w.(type) {
 	case *appsv1.Deployment:
 		return &w.Spec.Template, &w.Spec.Selector
@@ -115,36 +119,37 @@ func podsOf(w Workload) (*corev1.PodTemplateSpec, **metav1.LabelSelector) {
 	case *appsv1.DaemonSet:
 		return &w.Spec.Template, &w.Spec.Selector
 	}
-	panic(fmt.Sprintf("a %T is no workload of a pool", w))
+	panic(fmt.Sprintf("a %T is not a kind of workload that pools have", w))
 }
 
-// PodsOf are the pod template and the selector of a workload.
-func PodsOf(w Workload) (*corev1.PodTemplateSpec, *metav1.LabelSelector) {
-	template, selector := podsOf(w)
+// TemplateOf returns the pod template and the selector of a workload. The caller must not
+// change them.
+func TemplateOf(w Workload) (*corev1.PodTemplateSpec, *metav1.LabelSelector) {
+	template, selector := templateOf(w)
 	return template, *selector
 }
 
-// selectorOf is the selector of the UnitedDeployment and the pool's name.
-func selectorOf(r Recipe) *metav1.LabelSelector {
+// poolSelector returns the selector of the UnitedDeployment with the label of the pool.
+func poolSelector(in BuildInput) *metav1.LabelSelector {
 	selector := &metav1.LabelSelector{}
-	if r.Selector != nil {
-		selector = r.Selector.DeepCopy()
+	if in.Selector != nil {
+		selector = in.Selector.DeepCopy()
 	}
 	if selector.MatchLabels == nil {
 		selector.MatchLabels = map[string]string{}
 	}
-	selector.MatchLabels[apps.PoolNameLabel] = r.Pool.Name
+	selector.MatchLabels[apps.PoolNameLabel] = in.Pool.Name
 	return selector
 }
 
-// SelectorOf is the selector of a pool's workload.
+// SelectorOf returns the selector of a pool's workload.
 func SelectorOf(selector *metav1.LabelSelector, pool string) *metav1.LabelSelector {
-	return selectorOf(Recipe{Selector: selector, Pool: &apps.Pool{Name: pool}})
+	return poolSelector(BuildInput{Selector: selector, Pool: &apps.Pool{Name: pool}})
 }
 
-// label puts the labels on that the workload and its pods are known by.
-func label(r Recipe, w Workload, template *corev1.PodTemplateSpec) error {
-	_, selector := podsOf(w)
+// label sets the labels by which the workload and its pods are found.
+func label(in BuildInput, w Workload, template *corev1.PodTemplateSpec) error {
+	_, selector := templateOf(w)
 	own := w.GetLabels()
 	if own == nil {
 		own = map[string]string{}
@@ -154,19 +159,20 @@ func label(r Recipe, w Workload, template *corev1.PodTemplateSpec) error {
 	}
 	maps.Copy(own, (*selector).MatchLabels)
 	maps.Copy(template.Labels, (*selector).MatchLabels)
-	own[apps.UnitedDeploymentLabel], own[apps.RevisionLabel] = r.Owner, r.Revision
+	own[apps.UnitedDeploymentLabel], own[apps.RevisionLabel] = in.Owner, in.Revision
 	w.SetLabels(own)
 	matches, err := metav1.LabelSelectorAsSelector(*selector)
 	if err != nil {
 		return fmt.Errorf("selector: %w", err)
 	}
 	if !matches.Matches(labels.Set(template.Labels)) {
-		return fmt.Errorf("selector: %s does not match the labels of the pods of pool %q", matches, r.Pool.Name)
+		return fmt.Errorf("selector: %s does not match the labels of the pods of pool %q", matches, in.Pool.Name)
 	}
 	return nil
 }
 
-// annotate says what the workload was made of.
+// annotate records from what the workload was made. It sets replicas and partition to 0,
+// because the hash must not depend on them.
 func annotate(w Workload, taints []corev1.Taint) error {
 	notes := w.GetAnnotations()
 	if notes == nil {
@@ -177,13 +183,13 @@ func annotate(w Workload, taints []corev1.Taint) error {
 		Annotations: slices.Sorted(maps.Keys(notes)),
 	})
 	if err != nil {
-		return fmt.Errorf("writing down the keys of the template: %w", err)
+		return fmt.Errorf("encoding the keys of the template: %w", err)
 	}
 	notes[apps.TemplateKeysAnnotation] = string(keys)
 	if len(taints) > 0 {
 		raw, err := json.Marshal(taints)
 		if err != nil {
-			return fmt.Errorf("writing down the taints of the NodePool: %w", err)
+			return fmt.Errorf("encoding the taints of the NodePool: %w", err)
 		}
 		notes[apps.PoolTaintsAnnotation] = string(raw)
 	}
@@ -198,13 +204,14 @@ func annotate(w Workload, taints []corev1.Taint) error {
 	return nil
 }
 
-// templateKeys are the keys that a template put on its workload.
+// templateKeys are the labels and annotations that a workload has from its template. They
+// are kept in an annotation, so that a key that leaves the template is removed.
 type templateKeys struct {
 	Labels      []string `json:"labels,omitempty"`
 	Annotations []string `json:"annotations,omitempty"`
 }
 
-// hash is over JSON: maps are sorted in it.
+// hash returns a hash of the values' JSON, which has the keys of maps in order.
 func hash(values ...any) (string, error) {
 	sum := sha256.New()
 	for _, value := range values {
@@ -217,7 +224,8 @@ func hash(values ...any) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil))[:16], nil
 }
 
-// Resize sets replicas and partition, where the kind has them.
+// Resize sets replicas and partition if the kind has them. A StatefulSet that is updated
+// OnDelete gets no partition.
 func Resize(w Workload, replicas, partition int32) {
 	switch w := w.(type) {
 	case *appsv1.Deployment:
@@ -235,12 +243,13 @@ func Resize(w Workload, replicas, partition int32) {
 	}
 }
 
-// place makes sure that the pods run in the pool, and may.
-func place(spec *corev1.PodSpec, r Recipe) {
-	term := r.Pool.NodeSelectorTerm.DeepCopy()
+// constrain restricts the pods to the nodes of the pool, and adds the tolerations that
+// they need there.
+func constrain(spec *corev1.PodSpec, in BuildInput) {
+	term := in.Pool.NodeSelectorTerm.DeepCopy()
 	if len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0 {
 		term.MatchExpressions = []corev1.NodeSelectorRequirement{{
-			Key: apps.NodePoolLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{r.Pool.Name},
+			Key: apps.NodePoolLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{in.Pool.Name},
 		}}
 	}
 	if spec.Affinity == nil {
@@ -253,37 +262,38 @@ func place(spec *corev1.PodSpec, r Recipe) {
 	if *required == nil {
 		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{*term}}
 	} else {
-		(*required).NodeSelectorTerms = restricted((*required).NodeSelectorTerms, term)
+		(*required).NodeSelectorTerms = withTerm((*required).NodeSelectorTerms, term)
 	}
-	for i := range r.Pool.Tolerations {
-		spec.Tolerations = tolerating(spec.Tolerations, r.Pool.Tolerations[i])
+	for i := range in.Pool.Tolerations {
+		spec.Tolerations = withToleration(spec.Tolerations, in.Pool.Tolerations[i])
 	}
-	for i := range r.Taints {
-		taint := &r.Taints[i]
+	for i := range in.Taints {
+		taint := &in.Taints[i]
 		operator := corev1.TolerationOpEqual
 		if taint.Value == "" {
 			operator = corev1.TolerationOpExists
 		}
-		spec.Tolerations = tolerating(spec.Tolerations, corev1.Toleration{Key: taint.Key, Operator: operator, Value: taint.Value, Effect: taint.Effect})
+		spec.Tolerations = withToleration(spec.Tolerations, corev1.Toleration{Key: taint.Key, Operator: operator, Value: taint.Value, Effect: taint.Effect})
 	}
 }
 
-// restricted adds a term to each of several of which one is enough. An empty
-// one matches no node: it must not become one that matches the pool.
-func restricted(terms []corev1.NodeSelectorTerm, by *corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm {
+// withTerm adds the requirements of a term to each of the terms, of which a node has to
+// match only one. An empty term matches no node and stays empty: with requirements it
+// would match the pool.
+func withTerm(terms []corev1.NodeSelectorTerm, term *corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm {
 	for i := range terms {
 		t := &terms[i]
 		if len(t.MatchExpressions) == 0 && len(t.MatchFields) == 0 {
 			continue
 		}
-		t.MatchExpressions = append(t.MatchExpressions, by.DeepCopy().MatchExpressions...)
-		t.MatchFields = append(t.MatchFields, by.DeepCopy().MatchFields...)
+		t.MatchExpressions = append(t.MatchExpressions, term.DeepCopy().MatchExpressions...)
+		t.MatchFields = append(t.MatchFields, term.DeepCopy().MatchFields...)
 	}
 	return terms
 }
 
-// Tolerates tells whether pods with these tolerations run on under all of these
-// taints, for as long as they are there.
+// Tolerates reports whether pods with these tolerations keep running under all of these
+// taints without a time limit.
 func Tolerates(list []corev1.Toleration, taints []corev1.Taint) bool {
 	for i := range taints {
 		if !slices.ContainsFunc(list, func(t corev1.Toleration) bool { return t.TolerationSeconds == nil && tolerates(&t, &taints[i]) }) {
@@ -293,6 +303,8 @@ func Tolerates(list []corev1.Toleration, taints []corev1.Taint) bool {
 	return true
 }
 
+// tolerates is the rule of kube-scheduler for the operators Equal and Exists. Other operators
+// tolerate nothing.
 func tolerates(t *corev1.Toleration, taint *corev1.Taint) bool {
 	if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
 		return false
@@ -306,7 +318,8 @@ func tolerates(t *corev1.Toleration, taint *corev1.Taint) bool {
 	return false
 }
 
-func tolerating(list []corev1.Toleration, one corev1.Toleration) []corev1.Toleration {
+// withToleration adds a toleration unless the list has the same one.
+func withToleration(list []corev1.Toleration, one corev1.Toleration) []corev1.Toleration {
 	if slices.ContainsFunc(list, func(has corev1.Toleration) bool {
 		return has.MatchToleration(&one) && has.TolerationSeconds == nil && one.TolerationSeconds == nil
 	}) {

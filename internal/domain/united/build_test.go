@@ -24,9 +24,9 @@ func pods() corev1.PodTemplateSpec {
 	}
 }
 
-// recipe is of a Deployment in pool a.
-func recipe(modify ...func(*Recipe)) Recipe {
-	r := Recipe{
+// input describes a Deployment in pool a.
+func input(modify ...func(*BuildInput)) BuildInput {
+	r := BuildInput{
 		Namespace: "ns", Owner: "web", Revision: "r1", Replicas: 3,
 		Template: &apps.WorkloadTemplate{DeploymentTemplate: &apps.DeploymentTemplateSpec{Spec: appsv1.DeploymentSpec{Template: pods()}}},
 		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
@@ -38,13 +38,13 @@ func recipe(modify ...func(*Recipe)) Recipe {
 	return r
 }
 
-func patch(text string) func(*Recipe) {
-	return func(r *Recipe) { r.Pool.Patch = &runtime.RawExtension{Raw: []byte(text)} }
+func patch(text string) func(*BuildInput) {
+	return func(r *BuildInput) { r.Pool.Patch = &runtime.RawExtension{Raw: []byte(text)} }
 }
 
-func build(t *testing.T, modify ...func(*Recipe)) *appsv1.Deployment {
+func build(t *testing.T, modify ...func(*BuildInput)) *appsv1.Deployment {
 	t.Helper()
-	w, err := Build(recipe(modify...))
+	w, err := Build(input(modify...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func build(t *testing.T, modify ...func(*Recipe)) *appsv1.Deployment {
 }
 
 func TestBuildKnowsItsPool(t *testing.T) {
-	d := build(t, func(r *Recipe) {
+	d := build(t, func(r *BuildInput) {
 		r.Template.DeploymentTemplate.Labels = map[string]string{"tier": "front", gm.BindingPropagationPolicyLabel: "not-ours"}
 		r.Template.DeploymentTemplate.Annotations = map[string]string{"note": "x", "deployment.kubernetes.io/revision": "7"}
 	})
@@ -77,9 +77,9 @@ func TestBuildKnowsItsPool(t *testing.T) {
 	}
 }
 
-// TestBuildOfExpressionsOnly is A6: a selector without labels is no reason to fall over.
+// TestBuildOfExpressionsOnly is A6: a selector without labels must not panic.
 func TestBuildOfExpressionsOnly(t *testing.T) {
-	d := build(t, func(r *Recipe) {
+	d := build(t, func(r *BuildInput) {
 		r.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}
 	})
 	if d.Spec.Selector.MatchLabels[apps.PoolNameLabel] != "a" || len(d.Spec.Selector.MatchExpressions) != 1 {
@@ -109,7 +109,7 @@ func TestBuildPlacesPods(t *testing.T) {
 		"an empty one matches nothing": {template: []corev1.NodeSelectorTerm{{}, term(on("x", "1"))}, want: []corev1.NodeSelectorTerm{{}, term(on("x", "1"), byLabel)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := build(t, func(r *Recipe) {
+			d := build(t, func(r *BuildInput) {
 				r.Pool.NodeSelectorTerm = tc.pool
 				if tc.template != nil {
 					r.Template.DeploymentTemplate.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
@@ -127,7 +127,7 @@ func TestBuildPlacesPods(t *testing.T) {
 
 func TestBuildTolerates(t *testing.T) {
 	own := corev1.Toleration{Key: "own", Operator: corev1.TolerationOpExists}
-	d := build(t, func(r *Recipe) {
+	d := build(t, func(r *BuildInput) {
 		r.Template.DeploymentTemplate.Spec.Template.Spec.Tolerations = []corev1.Toleration{own}
 		r.Pool.Tolerations = []corev1.Toleration{own, {Key: "pool", Operator: corev1.TolerationOpExists}}
 		r.Taints = []corev1.Taint{{Key: "site", Value: "a", Effect: corev1.TaintEffectNoSchedule}, {Key: "cut", Effect: corev1.TaintEffectNoExecute}}
@@ -167,19 +167,19 @@ func TestBuildPatches(t *testing.T) {
 		"a list without key": {`{"spec":{"template":{"spec":{"containers":[{"image":"x"}]}}}}`, "name"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Build(recipe(patch(tc.patch)))
+			_, err := Build(input(patch(tc.patch)))
 			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "topology.pools[a].patch") {
 				t.Errorf("error is %v, want one about %q", err, tc.want)
 			}
 		})
 	}
 	if got, want := build(t, patch("")), build(t); !cmp.Equal(want, got) {
-		t.Errorf("a patch that says nothing makes another workload:\n%s", cmp.Diff(want, got))
+		t.Errorf("an empty patch changes the workload:\n%s", cmp.Diff(want, got))
 	}
-	if _, err := Build(recipe(patch(`{"spec":{"updateStrategy":{"rollingUpdate":1}}}`))); err == nil || strings.Contains(err.Error(), "partition") {
-		t.Errorf("of a patch that says nothing of a partition the error is %v", err)
+	if _, err := Build(input(patch(`{"spec":{"updateStrategy":{"rollingUpdate":1}}}`))); err == nil || strings.Contains(err.Error(), "partition") {
+		t.Errorf("the error of a patch without a partition is %v", err)
 	}
-	_, err := Build(recipe(patch(`{"spec":{"template":{"metadata":{"labels":{"app":null}}}}}`), func(r *Recipe) {
+	_, err := Build(input(patch(`{"spec":{"template":{"metadata":{"labels":{"app":null}}}}}`), func(r *BuildInput) {
 		r.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}
 	}))
 	if err == nil || !strings.Contains(err.Error(), "does not match") {
@@ -189,38 +189,38 @@ func TestBuildPatches(t *testing.T) {
 
 func TestBuildOfNoTemplate(t *testing.T) {
 	for _, template := range []*apps.WorkloadTemplate{nil, {}} {
-		if _, err := Build(recipe(func(r *Recipe) { r.Template = template })); err == nil {
+		if _, err := Build(input(func(r *BuildInput) { r.Template = template })); err == nil {
 			t.Error("something was made of nothing")
 		}
 	}
 }
 
-// TestPoolRevision: replicas and partition are no part of it (A1), a patch is
-// one of its pool alone.
+// TestPoolRevision: replicas and partition do not change it (A1), and a patch changes it
+// for its pool only.
 func TestPoolRevision(t *testing.T) {
-	of := func(modify ...func(*Recipe)) string {
+	of := func(modify ...func(*BuildInput)) string {
 		return build(t, modify...).Annotations[apps.PoolRevisionAnnotation]
 	}
-	if of() != of(func(r *Recipe) { r.Replicas, r.Partition = 9, 1 }) {
-		t.Error("scaling makes another revision")
+	if of() != of(func(r *BuildInput) { r.Replicas, r.Partition = 9, 1 }) {
+		t.Error("scaling changes the PoolRevision")
 	}
-	for name, change := range map[string]func(*Recipe){
+	for name, change := range map[string]func(*BuildInput){
 		"a patch":    patch(`{"spec":{"minReadySeconds":5}}`),
-		"a taint":    func(r *Recipe) { r.Taints = []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}} },
-		"the image":  func(r *Recipe) { r.Template.DeploymentTemplate.Spec.Template.Spec.Containers[0].Image = "other" },
-		"a label":    func(r *Recipe) { r.Template.DeploymentTemplate.Labels = map[string]string{"a": "b"} },
-		"a revision": func(r *Recipe) { r.Revision = "r2" },
+		"a taint":    func(r *BuildInput) { r.Taints = []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}} },
+		"the image":  func(r *BuildInput) { r.Template.DeploymentTemplate.Spec.Template.Spec.Containers[0].Image = "other" },
+		"a label":    func(r *BuildInput) { r.Template.DeploymentTemplate.Labels = map[string]string{"a": "b"} },
+		"a revision": func(r *BuildInput) { r.Revision = "r2" },
 	} {
 		if of() == of(change) {
-			t.Errorf("%s makes none", name)
+			t.Errorf("%s does not change the PoolRevision", name)
 		}
 	}
 }
 
-// TestBuildSharesNothing is A12: what one pool's workload is made of is no part
-// of another's, nor of the template.
+// TestBuildSharesNothing is A12: the workloads of two pools share no memory with each
+// other or with the template.
 func TestBuildSharesNothing(t *testing.T) {
-	r := recipe(func(r *Recipe) {
+	r := input(func(r *BuildInput) {
 		r.Template.DeploymentTemplate.Labels = map[string]string{"a": "b"}
 		r.Pool.NodeSelectorTerm.MatchExpressions = []corev1.NodeSelectorRequirement{{Key: "k", Operator: corev1.NodeSelectorOpExists}}
 	})
@@ -243,12 +243,12 @@ func TestBuildSharesNothing(t *testing.T) {
 }
 
 func TestOverlay(t *testing.T) {
-	old := build(t, func(r *Recipe) {
+	old := build(t, func(r *BuildInput) {
 		r.Template.DeploymentTemplate.Labels = map[string]string{"leaves": "x", "tier": "front"}
 	})
 	old.Name, old.ResourceVersion = "web-a", "7"
 	old.Labels["somebody-elses"], old.Annotations["deployment.kubernetes.io/revision"] = "stays", "3"
-	want := build(t, func(r *Recipe) { r.Template.DeploymentTemplate.Labels = map[string]string{"tier": "back"} })
+	want := build(t, func(r *BuildInput) { r.Template.DeploymentTemplate.Labels = map[string]string{"tier": "back"} })
 	got := Overlay(old, want).(*appsv1.Deployment)
 	if _, has := got.Labels["leaves"]; has || got.Labels["tier"] != "back" || got.Labels["somebody-elses"] != "stays" {
 		t.Errorf("labels are %v", got.Labels)
@@ -260,15 +260,15 @@ func TestOverlay(t *testing.T) {
 		t.Errorf("wrong spec (-want +got):\n%s", diff)
 	}
 	if old.Labels["leaves"] != "x" {
-		t.Error("what is there was changed")
+		t.Error("the live workload was changed")
 	}
 }
 
 func TestWritten(t *testing.T) {
 	of := func(change func(*appsv1.Deployment)) string {
-		d := build(t, func(r *Recipe) { r.Template.DeploymentTemplate.Labels = map[string]string{"tier": "front"} })
+		d := build(t, func(r *BuildInput) { r.Template.DeploymentTemplate.Labels = map[string]string{"tier": "front"} })
 		change(d)
-		sum, err := Written(d)
+		sum, err := WrittenHash(d)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -293,7 +293,7 @@ func TestWritten(t *testing.T) {
 		d.Labels["x"], d.Annotations["y"] = "others", "others"
 		d.Status.Replicas, d.ResourceVersion, d.Generation = 3, "9", 4
 	}) != base {
-		t.Error("what is not ours is seen")
+		t.Error("the hash depends on keys of others")
 	}
 }
 

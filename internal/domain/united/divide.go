@@ -8,20 +8,24 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Divide says how many pods each pool has, in the order of the pools.
+// Divide returns the number of pods of each pool, in the order of shares. A share is the
+// pool's replicas: a number, a percentage, or nil.
 //
-// Without a total every pool has its number; one that says none has one pod,
-// as any workload. With a total the sum is the total: numbers come first, in
-// order and as far as the total reaches. Percentages are of the total, and the
-// pools that say nothing have, together, what is left of 100. Each percentage
-// gets its share, rounded down or up, as far as the numbers leave pods. The
-// pools that say nothing share evenly, the first of them one more.
+// Without a total (nil) each pool gets its number, and a pool without one gets 1 pod.
 //
-// What the schema refuses is divided too: a percentage counts as far as 100
-// reaches; where no pool says nothing, the rest goes to the percentages in
-// proportion, and to the last pool where there are none.
+// With a total the sum of the result is the total, in three steps:
 //
-// Growth takes no pod from any pool.
+//  1. Numbers are served first, in order, as far as the total reaches.
+//  2. Percentages are of the total. The pools without a share together have the weight
+//     that is left of 100. Each weight gets its part of the total, rounded up or down, as
+//     far as step 1 left pods.
+//  3. The pools without a share divide the rest evenly. The first of them get one more.
+//
+// Invalid input that the schema refuses is divided too: percentages count until their sum
+// is 100. If every pool has a share, the rest goes to the percentages in proportion, or
+// to the last pool if there are none.
+//
+// A larger total takes no pod from any pool.
 func Divide(total *int32, shares []*intstr.IntOrString) []int32 {
 	out := make([]int32, len(shares))
 	if total == nil {
@@ -51,7 +55,7 @@ func Divide(total *int32, shares []*intstr.IntOrString) []int32 {
 			hundred -= weights[i]
 		}
 	}
-	rest := -1 // the weight of the pools that say nothing
+	rest := -1 // the index of the weight of all pools without a share
 	if len(open) > 0 {
 		rest = open[0]
 		weights[rest] = hundred
@@ -71,7 +75,7 @@ func Divide(total *int32, shares []*intstr.IntOrString) []int32 {
 	return out
 }
 
-// percent reads "30%"; what is none is 0.
+// percent parses "30%", bounded to 0 to 100. An invalid text is 0.
 func percent(s string) int {
 	n, err := strconv.Atoi(strings.TrimSuffix(s, "%"))
 	if err != nil {
@@ -80,12 +84,12 @@ func percent(s string) int {
 	return min(max(0, n), 100)
 }
 
-// apportion adds to out what each weight but the rest's gets of a total, and at
-// most limit of them together. It returns how many those are. Without a rest
-// (-1) the limit is divided.
+// apportion divides a total over the weights. It adds the pods of each weight to out,
+// except those of the weight at index rest, and adds at most limit pods in all. It returns
+// the number of added pods. If rest is -1, it divides the limit instead of the total.
 //
-// Pods are handed out in one order, whatever the total: so growth takes no pod
-// from a weight, and neither does a limit that grows.
+// Pods are handed out in an order that does not depend on the total. So a larger total or
+// a larger limit takes no pod from a weight.
 func apportion(weights []int, rest, total int, limit int32, out []int32) (given int32) {
 	turns := order(weights)
 	if len(turns) == 0 {
@@ -102,15 +106,15 @@ func apportion(weights []int, rest, total int, limit int32, out []int32) (given 
 			given += int32(n)
 		}
 	}
-	// The order begins anew each time it is through. What is cut off by the
-	// limit is cut off at its end.
-	ours := len(turns)
+	// The order is repeated until the total is reached. The limit cuts off its end.
+	// counted is how many turns of one round count against the limit.
+	counted := len(turns)
 	if rest >= 0 {
-		ours -= weights[rest]
+		counted -= weights[rest]
 	}
 	rounds, more := total/len(turns), total%len(turns)
-	if ours > 0 && rounds > int(limit)/ours {
-		rounds, more = int(limit)/ours, len(turns)
+	if counted > 0 && rounds > int(limit)/counted {
+		rounds, more = int(limit)/counted, len(turns)
 	}
 	for i, w := range weights {
 		add(i, rounds*w)
@@ -124,22 +128,23 @@ func apportion(weights []int, rest, total int, limit int32, out []int32) (given 
 	return given
 }
 
-// order says whose turn it is to get a pod, once for each of the sum of the
-// weights. After any number of turns every weight has had its share of them,
-// rounded down or up.
+// order returns the order in which pods are handed out: one index into weights for each
+// of the sum of the weights. After any number of turns every weight has its share of
+// them, rounded up or down.
 //
-// Of those that may have the next, it is the turn of the largest weight/(2·has+1),
-// of equals of the first: Webster's method. A weight may have no more than its
-// share rounded up; and none may have one that leaves too few turns for what
-// others have to have by some later turn. (J. W. Still, A Class of New Methods
-// for Congressional Apportionment, 1979, shows that one always may.)
+// The next pod goes to the weight with the largest weight/(2·had+1), had being the pods
+// that it has; of equal ones to the first. This is Webster's method. Two conditions
+// restrict the choice: no weight may exceed its share rounded up, and no pod may be given
+// away if then too few turns are left to give all weights their share rounded down at
+// some later turn. (J. W. Still, A Class of New Methods for Congressional Apportionment,
+// 1979, proves that at least one weight always satisfies both.)
 func order(weights []int) []int {
 	sum := 0
 	for _, w := range weights {
 		sum += w
 	}
-	// owed is how many turns there have to have been by each turn: of every
-	// weight what it has had, or its share rounded down if that is more.
+	// owed[t] is the number of turns that must have happened after t turns: for each
+	// weight the turns that it had, or its share rounded down if that is more.
 	owed := make([]int, sum+1)
 	for turn := range owed {
 		for _, w := range weights {
@@ -151,7 +156,8 @@ func order(weights []int) []int {
 	turns := make([]int, 0, sum)
 	had := make([]int, len(weights))
 	for turn := 1; turn <= sum; turn++ {
-		// Up to the first turn by which all are owed, only what is owed by then.
+		// full is the first turn by which all turns are owed. Until then only weights that
+		// are owed a turn by then may have one.
 		full := turn
 		for owed[full] < full {
 			full++
@@ -161,13 +167,13 @@ func order(weights []int) []int {
 			if had[i]*sum >= turn*w {
 				continue
 			}
-			by := ((had[i]+1)*sum + w - 1) / w // the turn by which it is owed one more
+			by := ((had[i]+1)*sum + w - 1) / w // the turn by which it is owed its next pod
 			if by <= full && (next < 0 || w*(2*had[next]+1) > weights[next]*(2*had[i]+1)) {
 				next, due = i, by
 			}
 		}
 		if next < 0 {
-			break // cannot be
+			break // impossible, see above
 		}
 		for t := turn; t < due; t++ {
 			owed[t]++

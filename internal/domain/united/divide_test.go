@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// shares reads "3 50% -": a number, a percentage, nothing.
+// shares parses "3 50% -": a number, a percentage, no share.
 func shares(text string) []*intstr.IntOrString {
 	var out []*intstr.IntOrString
 	for field := range strings.FieldsSeq(text) {
@@ -31,32 +31,32 @@ func TestDivide(t *testing.T) {
 		shares string
 		want   []int32
 	}{
-		"each its own":                         {nil, "3 0 5", []int32{3, 0, 5}},
-		"one that says nothing has one":        {nil, "3 -", []int32{3, 1}},
-		"a percentage of nothing is none":      {nil, "50% 2", []int32{0, 2}},
-		"an even share, the first one more":    {total(8), "- - -", []int32{3, 3, 2}},
-		"thirds":                               {total(10), "33% 33% 34%", []int32{3, 3, 4}},
-		"half of three":                        {total(3), "50% 50%", []int32{2, 1}},
-		"percentages and the rest":             {total(10), "20% - 20%", []int32{2, 6, 2}},
-		"numbers first, then percentages":      {total(10), "4 50% -", []int32{4, 5, 1}},
-		"what is left of a percentage":         {total(10), "8 50% -", []int32{8, 2, 0}},
-		"numbers as far as the total reaches":  {total(5), "4 4 -", []int32{4, 1, 0}},
-		"no pod at all":                        {total(0), "4 50% -", []int32{0, 0, 0}},
-		"0% never has one":                     {total(7), "0% 100%", []int32{0, 7}},
-		"a rest that nobody takes is the last": {total(7), "2 3", []int32{2, 5}},
-		"a rest goes to percentages":           {total(10), "2 10% 10%", []int32{2, 4, 4}},
-		"no pool":                              {total(7), "", []int32{}},
-		"a rest is 90%":                        {total(9), "10% -", []int32{1, 8}},
-		"as if it were written":                {total(9), "10% 90%", []int32{1, 8}},
-		"a rest of 1%":                         {total(10), "99% -", []int32{10, 0}},
-		"two share a rest of 1%":               {total(100), "99% - -", []int32{99, 1, 0}},
-		"nothing is left for a rest":           {total(10), "50% 50% -", []int32{5, 5, 0}},
-		"many small ones":                      {total(14), "60% 5% 5% 5% 5% 5% 5% 5% 5%", []int32{8, 1, 1, 1, 1, 1, 1, 0, 0}},
-		"more than 100%":                       {total(10), "60% 60% -", []int32{6, 4, 0}},
-		"a rest before a number":               {total(10), "- 4 50%", []int32{1, 4, 5}},
-		"a large rest before a number":         {total(1000), "- 500 10%", []int32{400, 500, 100}},
-		"shares that are hard to meet":         {total(51), "19% 1% 3% 77%", []int32{10, 1, 1, 39}},
-		"numbers that leave too few":           {total(10), "7 40% 20% -", []int32{7, 2, 1, 0}},
+		"each its own":                        {nil, "3 0 5", []int32{3, 0, 5}},
+		"no share and no total is 1":          {nil, "3 -", []int32{3, 1}},
+		"a percentage of nothing is none":     {nil, "50% 2", []int32{0, 2}},
+		"an even share, the first one more":   {total(8), "- - -", []int32{3, 3, 2}},
+		"thirds":                              {total(10), "33% 33% 34%", []int32{3, 3, 4}},
+		"half of three":                       {total(3), "50% 50%", []int32{2, 1}},
+		"percentages and the rest":            {total(10), "20% - 20%", []int32{2, 6, 2}},
+		"numbers first, then percentages":     {total(10), "4 50% -", []int32{4, 5, 1}},
+		"what is left of a percentage":        {total(10), "8 50% -", []int32{8, 2, 0}},
+		"numbers as far as the total reaches": {total(5), "4 4 -", []int32{4, 1, 0}},
+		"no pod at all":                       {total(0), "4 50% -", []int32{0, 0, 0}},
+		"0% never has one":                    {total(7), "0% 100%", []int32{0, 7}},
+		"the last pool gets the rest":         {total(7), "2 3", []int32{2, 5}},
+		"a rest goes to percentages":          {total(10), "2 10% 10%", []int32{2, 4, 4}},
+		"no pool":                             {total(7), "", []int32{}},
+		"a rest is 90%":                       {total(9), "10% -", []int32{1, 8}},
+		"as if it were written":               {total(9), "10% 90%", []int32{1, 8}},
+		"a rest of 1%":                        {total(10), "99% -", []int32{10, 0}},
+		"two share a rest of 1%":              {total(100), "99% - -", []int32{99, 1, 0}},
+		"nothing is left for a rest":          {total(10), "50% 50% -", []int32{5, 5, 0}},
+		"many small ones":                     {total(14), "60% 5% 5% 5% 5% 5% 5% 5% 5%", []int32{8, 1, 1, 1, 1, 1, 1, 0, 0}},
+		"more than 100%":                      {total(10), "60% 60% -", []int32{6, 4, 0}},
+		"a rest before a number":              {total(10), "- 4 50%", []int32{1, 4, 5}},
+		"a large rest before a number":        {total(1000), "- 500 10%", []int32{400, 500, 100}},
+		"shares that are hard to meet":        {total(51), "19% 1% 3% 77%", []int32{10, 1, 1, 39}},
+		"numbers that leave too few":          {total(10), "7 40% 20% -", []int32{7, 2, 1, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tc.want, Divide(tc.total, shares(tc.shares))); diff != "" {
@@ -66,8 +66,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// TestTheSumIsTheTotal: exactly, whatever the pools say, and nobody has less
-// than nothing.
+// TestTheSumIsTheTotal: the sum is exact for any shares, and no pool has fewer than 0 pods.
 func TestTheSumIsTheTotal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total := rapid.Int32Range(0, 1_000_000).Draw(t, "total")
@@ -95,8 +94,8 @@ func TestTheSumIsTheTotal(t *testing.T) {
 	})
 }
 
-// drawShares draws percentages that are at most 100 together, with pools that
-// say nothing and, if asked for, numbers between them.
+// drawShares draws percentages whose sum is at most 100, pools without a share and, if
+// asked for, numbers between them.
 func drawShares(t *rapid.T, numbers bool) []string {
 	left, text := 100, []string{}
 	for range rapid.IntRange(1, 30).Draw(t, "pools") {
@@ -120,8 +119,8 @@ func drawShares(t *rapid.T, numbers bool) []string {
 	return text
 }
 
-// TestAPercentageGetsItsShare: rounded down or up, beside a rest and without
-// one, of every total; numbers are given first and may leave too few.
+// TestAPercentageGetsItsShare: it is rounded down or up, for every total, with and without
+// pools that have no share. Numbers are served first and may leave too few pods.
 func TestAPercentageGetsItsShare(t *testing.T) {
 	check := func(t interface{ Fatalf(string, ...any) }, total int32, text []string) {
 		fixed, percents := int32(0), int32(0)
@@ -161,8 +160,8 @@ func TestAPercentageGetsItsShare(t *testing.T) {
 	})
 }
 
-// TestARestIsWhatIsLeftOf100: a pool that says nothing is as if it said what the
-// others leave of 100.
+// TestARestIsWhatIsLeftOf100: a pool without a share gets as much as one whose percentage
+// is what the others leave of 100.
 func TestARestIsWhatIsLeftOf100(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		left, text := 100, []string{}
@@ -173,16 +172,15 @@ func TestARestIsWhatIsLeftOf100(t *testing.T) {
 		}
 		at := rapid.IntRange(0, len(text)).Draw(t, "at")
 		total := rapid.Int32Range(0, 5000).Draw(t, "total")
-		said := Divide(&total, shares(strings.Join(slices.Insert(slices.Clone(text), at, fmt.Sprintf("%d%%", left)), " ")))
-		unsaid := Divide(&total, shares(strings.Join(slices.Insert(slices.Clone(text), at, "-"), " ")))
-		if !slices.Equal(said, unsaid) {
-			t.Fatalf("of %d, %v with the rest at %d are %v, and %v where it is written", total, text, at, unsaid, said)
+		withShare := Divide(&total, shares(strings.Join(slices.Insert(slices.Clone(text), at, fmt.Sprintf("%d%%", left)), " ")))
+		withoutShare := Divide(&total, shares(strings.Join(slices.Insert(slices.Clone(text), at, "-"), " ")))
+		if !slices.Equal(withShare, withoutShare) {
+			t.Fatalf("of %d, %v with the rest at %d are %v, and %v where it is written", total, text, at, withoutShare, withShare)
 		}
 	})
 }
 
-// TestGrowthTakesNoPod: a larger total takes no pod from any pool, whatever the
-// pools say.
+// TestGrowthTakesNoPod: a larger total takes no pod from any pool, for any shares.
 func TestGrowthTakesNoPod(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := drawShares(t, rapid.Bool().Draw(t, "numbers"))

@@ -14,20 +14,20 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// LeavingPod is a pod of a workload whose pool is removed.
+// LeavingPod is a pod of a workload whose pool was removed.
 type LeavingPod struct {
 	Name string
 	UID  types.UID
-	// Bound: it has a node. Ready: it is Ready. Terminating: it has been told to
-	// go. Overdue: it should be gone by now; its node is away, mostly.
+	// Bound is true if the pod has a node. Ready is its condition. Terminating is true if
+	// it is being deleted. Overdue is true if its grace period ended some time ago, which
+	// usually means that its node is unreachable.
 	Bound, Ready, Terminating, Overdue bool
 }
 
-// overdue is how long after its grace a pod that goes is waited for.
+// overdue is the time after the end of its grace period at which a pod is Overdue.
 const overdue = 30 * time.Second
 
-// LeavingPods are the pods of a workload that hold a place: those that are over
-// are left out.
+// LeavingPods returns those of the pods that belong to the workload and have not ended.
 func LeavingPods(w Workload, pods []corev1.Pod, now time.Time) []LeavingPod {
 	var out []LeavingPod
 	for i := range pods {
@@ -46,8 +46,8 @@ func LeavingPods(w Workload, pods []corev1.Pod, now time.Time) []LeavingPod {
 	return out
 }
 
-// belongs tells whether the workload, or a ReplicaSet of it, is the controller
-// of a pod that the workload's selector matches.
+// belongs reports whether the workload, or a ReplicaSet of it, controls a pod that the
+// workload's selector matches.
 func belongs(w Workload, pod *corev1.Pod) bool {
 	for i := range pod.OwnerReferences {
 		ref := &pod.OwnerReferences[i]
@@ -63,23 +63,24 @@ func belongs(w Workload, pod *corev1.Pod) bool {
 	return false
 }
 
-// Drained tells whether a workload whose pool is removed has no pod left that
-// deleting it would take away.
+// Drained reports whether deleting a workload whose pool was removed would delete no pod
+// that is not being deleted already. A DaemonSet must be gated; its pods without a node do
+// not count.
 func Drained(w Workload, pods []LeavingPod) bool {
 	if _, ok := w.(*appsv1.DaemonSet); ok {
-		return Gated(w) && !slices.ContainsFunc(pods, func(p LeavingPod) bool { return p.Bound && !p.Terminating })
+		return IsGated(w) && !slices.ContainsFunc(pods, func(p LeavingPod) bool { return p.Bound && !p.Terminating })
 	}
 	return replicasOf(w) == 0 && !slices.ContainsFunc(pods, func(p LeavingPod) bool { return !p.Terminating })
 }
 
-// MayLeave is how many pods of a workload may be away at once, of so many: what
-// its update strategy lets be unavailable, and at least one.
-func MayLeave(w Workload, of int32) int32 {
-	share := func(n *intstr.IntOrString, otherwise intstr.IntOrString) int32 {
+// MaxUnavailable returns how many of total pods may be unavailable at a time according to
+// the workload's update strategy; at least 1. All may be if the strategy is Recreate.
+func MaxUnavailable(w Workload, total int32) int32 {
+	share := func(n *intstr.IntOrString, byDefault intstr.IntOrString) int32 {
 		if n == nil {
-			n = &otherwise
+			n = &byDefault
 		}
-		scaled, err := intstr.GetScaledValueFromIntOrPercent(n, int(of), false)
+		scaled, err := intstr.GetScaledValueFromIntOrPercent(n, int(total), false)
 		if err != nil {
 			return 1
 		}
@@ -89,7 +90,7 @@ func MayLeave(w Workload, of int32) int32 {
 	switch w := w.(type) {
 	case *appsv1.Deployment:
 		if w.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
-			return max(1, of)
+			return max(1, total)
 		}
 		var n *intstr.IntOrString
 		if u := w.Spec.Strategy.RollingUpdate; u != nil {
@@ -108,31 +109,31 @@ func MayLeave(w Workload, of int32) int32 {
 	return 1
 }
 
-// Departure is what is done next to empty a workload.
-type Departure struct {
-	// Replicas is what they are lowered to before any eviction: pods that are
-	// not Ready serve nobody, and their controller takes them first.
+// DrainStep is the next step of draining a workload.
+type DrainStep struct {
+	// Replicas is the value to which spec.replicas is lowered without an eviction. It
+	// removes pods that are not Ready: their controller deletes these first.
 	Replicas int32
-	// Evict are the pods that are evicted now, in this order. Each that goes
-	// lowers replicas by one more, so that no other takes its place.
+	// Evict are the pods to evict now, in this order. After each eviction the caller
+	// lowers Replicas by one, so that the pod is not replaced.
 	Evict []LeavingPod
 }
 
-// Depart says what is done next to empty a workload while so many of its pods
-// may go.
+// NextDrainStep returns the next step of draining a workload. allowed is how many of its
+// pods may be evicted now; it may be negative.
 //
-// A Deployment's pods go in any order, and nothing goes while it still scales
-// down: a pod that it made in place of an evicted one would be counted. A
-// StatefulSet's go by ordinal, the highest first. Where the process that
-// evicted ended before it lowered replicas, the pod that came instead is not
-// Ready, and replicas follow.
-func Depart(w Workload, pods []LeavingPod, may int32) Departure {
-	now := Departure{Replicas: replicasOf(w)}
+// Pods of a Deployment are evicted in any order, and none while it still scales down: a
+// replacement of an evicted pod would count as a Ready pod. Pods of a StatefulSet are
+// evicted by ordinal, the highest first. If the process ends between an eviction and the
+// update of replicas, the replacement of the pod is not Ready, and a later step lowers
+// replicas for it.
+func NextDrainStep(w Workload, pods []LeavingPod, allowed int32) DrainStep {
+	now := DrainStep{Replicas: replicasOf(w)}
 	if daemons, ok := w.(*appsv1.DaemonSet); ok {
-		if !Gated(daemons) {
+		if !IsGated(daemons) {
 			return now
 		}
-		now.Evict = some(pods, may, func(p LeavingPod) bool { return p.Bound })
+		now.Evict = pick(pods, allowed, func(p LeavingPod) bool { return p.Bound })
 		return now
 	}
 	if stateful, ok := w.(*appsv1.StatefulSet); ok {
@@ -144,7 +145,7 @@ func Depart(w Workload, pods []LeavingPod, may int32) Departure {
 			name := w.GetName() + "-" + strconv.Itoa(int(first+n-1))
 			at := slices.IndexFunc(pods, func(p LeavingPod) bool { return p.Name == name && p.Ready && !p.Terminating })
 			switch {
-			case at >= 0 && may > int32(len(now.Evict)):
+			case at >= 0 && allowed > int32(len(now.Evict)):
 				now.Evict = append(now.Evict, pods[at])
 			case at >= 0 || len(now.Evict) > 0:
 				return now
@@ -164,13 +165,14 @@ func Depart(w Workload, pods []LeavingPod, may int32) Departure {
 	case now.Replicas > ready:
 		now.Replicas = ready
 	case ready <= now.Replicas+surgeOf(w):
-		now.Evict = some(pods, may, func(p LeavingPod) bool { return p.Ready })
+		now.Evict = pick(pods, allowed, func(p LeavingPod) bool { return p.Ready })
 	}
 	return now
 }
 
-// some are at most so many pods that are to go, those that are not Ready first.
-func some(pods []LeavingPod, n int32, which func(LeavingPod) bool) []LeavingPod {
+// pick returns at most n of the pods that are not terminating and satisfy which: those
+// that are not Ready first, then by name.
+func pick(pods []LeavingPod, n int32, which func(LeavingPod) bool) []LeavingPod {
 	var out []LeavingPod
 	for _, p := range pods {
 		if !p.Terminating && which(p) {
@@ -189,7 +191,8 @@ func some(pods []LeavingPod, n int32, which func(LeavingPod) bool) []LeavingPod 
 	return out[:min(len(out), int(max(0, n)))]
 }
 
-// surgeOf is how many pods more than replicas a Deployment has in a rollout.
+// surgeOf returns how many pods more than replicas a Deployment may have, which is not 0
+// only during a rollout.
 func surgeOf(w Workload) int32 {
 	d, ok := w.(*appsv1.Deployment)
 	if !ok || d.Status.UpdatedReplicas == d.Status.Replicas || d.Spec.Strategy.RollingUpdate == nil {
@@ -202,20 +205,20 @@ func surgeOf(w Workload) int32 {
 	return int32(n)
 }
 
-// replicasOf are those of a workload's spec; none where the kind has none.
+// replicasOf returns spec.replicas of a workload; 0 for a DaemonSet.
 func replicasOf(w Workload) int32 {
 	switch w := w.(type) {
 	case *appsv1.Deployment:
-		return size32(w.Spec.Replicas)
+		return orOne(w.Spec.Replicas)
 	case *appsv1.StatefulSet:
-		return size32(w.Spec.Replicas)
+		return orOne(w.Spec.Replicas)
 	}
 	return 0
 }
 
-// Lower sets the replicas of a workload that is emptied. What a StatefulSet
-// does with the claims of such pods is what it is told for its own deletion.
-func Lower(w Workload, replicas int32) {
+// ScaleDown sets the replicas of a workload that is drained. A StatefulSet then keeps or
+// deletes the claims of the removed pods as its policy says for its own deletion.
+func ScaleDown(w Workload, replicas int32) {
 	switch w := w.(type) {
 	case *appsv1.Deployment:
 		w.Spec.Replicas = &replicas
@@ -227,16 +230,17 @@ func Lower(w Workload, replicas int32) {
 	}
 }
 
-// Gated tells whether a DaemonSet is emptied.
-func Gated(w Workload) bool {
+// IsGated reports whether a workload is a DaemonSet that was changed by Gate.
+func IsGated(w Workload) bool {
 	d, ok := w.(*appsv1.DaemonSet)
 	return ok && slices.ContainsFunc(d.Spec.Template.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
 		return g.Name == apps.PoolRemovedGate
 	})
 }
 
-// Gate makes a DaemonSet one that is emptied: a pod that it makes in place of
-// one that is evicted waits, and it replaces none by itself.
+// Gate prepares a DaemonSet for being drained. Its new pods get a scheduling gate, so that
+// they do not start in place of evicted ones. Its update strategy becomes OnDelete, so
+// that the change of the template replaces no pod.
 func Gate(d *appsv1.DaemonSet) {
 	d.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
 	d.Spec.Template.Spec.SchedulingGates = append(d.Spec.Template.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: apps.PoolRemovedGate})

@@ -16,8 +16,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// leavers reads "p0 p1! p2- p3~": Ready, bound and not Ready, without a node, terminating.
-func leavers(text string) []LeavingPod {
+// parsePods parses "p0 p1! p2- p3~": Ready, bound and not Ready, without a node, terminating.
+func parsePods(text string) []LeavingPod {
 	var out []LeavingPod
 	for field := range strings.FieldsSeq(text) {
 		p := LeavingPod{Name: strings.TrimRight(field, "!-~"), Bound: true, Ready: true}
@@ -56,7 +56,7 @@ func gated() *appsv1.DaemonSet {
 	return d
 }
 
-func TestDepart(t *testing.T) {
+func TestNextDrainStep(t *testing.T) {
 	inRollout := func(d *appsv1.Deployment) {
 		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.FromInt32(1))}
 		d.Status.Replicas, d.Status.UpdatedReplicas = 4, 1
@@ -69,40 +69,40 @@ func TestDepart(t *testing.T) {
 		evicted string
 		drained bool
 	}{
-		"one of three":                               {w: deployment(3), pods: "p0 p1 p2", may: 1, want: 3, evicted: "p0"},
-		"the first by name":                          {w: deployment(3), pods: "p2 p0 p1", may: 2, want: 3, evicted: "p0 p1"},
-		"two of three":                               {w: deployment(3), pods: "p0 p1 p2", may: 2, want: 3, evicted: "p0 p1"},
-		"none may go":                                {w: deployment(3), pods: "p0 p1 p2", may: 0, want: 3},
-		"the one before is away":                     {w: deployment(2), pods: "p0~ p1 p2", may: 1, want: 2, evicted: "p1"},
-		"evicted, and not lowered":                   {w: deployment(3), pods: "p0~ p1 p2 p3-", may: 1, want: 2},
-		"what replaces it is Ready before it is cut": {w: deployment(2), pods: "p1 p2 p3", may: 1, want: 2},
-		"a rollout that is over":                     {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 4 }), pods: "p1 p2 p3", may: 1, want: 2},
-		"a rollout without surge":                    {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate = nil }), pods: "p1 p2 p3", may: 1, want: 2},
-		"a rollout that surges":                      {w: deployment(2, inRollout), pods: "p1 p2 p3", may: 1, want: 2, evicted: "p1"},
-		"pods that serve nobody":                     {w: deployment(3), pods: "p0 p1! p2-", may: 1, want: 1},
-		"a site that is away":                        {w: deployment(3), pods: "p0! p1! p2!", may: 1, want: 0},
-		"the last":                                   {w: deployment(0), pods: "p2", may: 1, want: 0},
-		"nothing is left":                            {w: deployment(0), pods: "p2~", may: 1, want: 0, drained: true},
-		"a Deployment that never had a pod":          {w: deployment(3), may: 1, want: 0},
+		"one of three":                  {w: deployment(3), pods: "p0 p1 p2", may: 1, want: 3, evicted: "p0"},
+		"the first by name":             {w: deployment(3), pods: "p2 p0 p1", may: 2, want: 3, evicted: "p0 p1"},
+		"two of three":                  {w: deployment(3), pods: "p0 p1 p2", may: 2, want: 3, evicted: "p0 p1"},
+		"none is allowed":               {w: deployment(3), pods: "p0 p1 p2", may: 0, want: 3},
+		"one is terminating":            {w: deployment(2), pods: "p0~ p1 p2", may: 1, want: 2, evicted: "p1"},
+		"evicted, replicas not lowered": {w: deployment(3), pods: "p0~ p1 p2 p3-", may: 1, want: 2},
+		"its replacement is Ready before replicas are lowered": {w: deployment(2), pods: "p1 p2 p3", may: 1, want: 2},
+		"a rollout that is over":                               {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 4 }), pods: "p1 p2 p3", may: 1, want: 2},
+		"a rollout without surge":                              {w: deployment(2, inRollout, func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate = nil }), pods: "p1 p2 p3", may: 1, want: 2},
+		"a rollout that surges":                                {w: deployment(2, inRollout), pods: "p1 p2 p3", may: 1, want: 2, evicted: "p1"},
+		"pods that are not Ready":                              {w: deployment(3), pods: "p0 p1! p2-", may: 1, want: 1},
+		"no pod is Ready":                                      {w: deployment(3), pods: "p0! p1! p2!", may: 1, want: 0},
+		"the last pod":                                         {w: deployment(0), pods: "p2", may: 1, want: 0},
+		"nothing is left":                                      {w: deployment(0), pods: "p2~", may: 1, want: 0, drained: true},
+		"a Deployment that never had a pod":                    {w: deployment(3), may: 1, want: 0},
 
 		"the highest ordinal":         {w: stateful(3), pods: "db-0 db-1 db-2", may: 1, want: 3, evicted: "db-2"},
 		"downwards":                   {w: stateful(3), pods: "db-0 db-1 db-2", may: 2, want: 3, evicted: "db-2 db-1"},
 		"the highest is not Ready":    {w: stateful(3), pods: "db-0 db-1 db-2!", may: 1, want: 2, evicted: "db-1"},
 		"one below is not Ready":      {w: stateful(3), pods: "db-0 db-1! db-2", may: 3, want: 3, evicted: "db-2"},
-		"the last may not go yet":     {w: stateful(1), pods: "db-0", may: 0, want: 1},
-		"the highest goes":            {w: stateful(3), pods: "db-0 db-1 db-2~", may: 0, want: 2},
+		"the last is not allowed yet": {w: stateful(1), pods: "db-0", may: 0, want: 1},
+		"the highest is terminating":  {w: stateful(3), pods: "db-0 db-1 db-2~", may: 0, want: 2},
 		"ordinals that begin at five": {w: stateful(2, func(s *appsv1.StatefulSet) { s.Spec.Ordinals = &appsv1.StatefulSetOrdinals{Start: 5} }), pods: "db-5 db-6", may: 1, want: 2, evicted: "db-6"},
 		"a StatefulSet without pods":  {w: stateful(0), may: 1, want: 0, drained: true},
 
-		"a DaemonSet's, when it is gated":  {w: gated(), pods: "a b! c- d", may: 2, evicted: "b a"},
-		"those that serve nobody first":    {w: gated(), pods: "b! a", may: 1, evicted: "b"},
-		"a DaemonSet that is not yet":      {w: &appsv1.DaemonSet{}, pods: "a", may: 2},
-		"a DaemonSet of pods that wait":    {w: gated(), pods: "a- b- c~", may: 1, drained: true},
-		"a DaemonSet that runs on no node": {w: &appsv1.DaemonSet{}, may: 1},
+		"a gated DaemonSet":                 {w: gated(), pods: "a b! c- d", may: 2, evicted: "b a"},
+		"those that are not Ready first":    {w: gated(), pods: "b! a", may: 1, evicted: "b"},
+		"a DaemonSet that is not gated":     {w: &appsv1.DaemonSet{}, pods: "a", may: 2},
+		"a gated DaemonSet whose pods wait": {w: gated(), pods: "a- b- c~", may: 1, drained: true},
+		"a DaemonSet that runs on no node":  {w: &appsv1.DaemonSet{}, may: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pods := leavers(tc.pods)
-			got := Depart(tc.w, pods, tc.may)
+			pods := parsePods(tc.pods)
+			got := NextDrainStep(tc.w, pods, tc.may)
 			var names []string
 			for _, p := range got.Evict {
 				names = append(names, p.Name)
@@ -122,9 +122,9 @@ func ordinal(name string) (n int32) {
 	return n
 }
 
-// TestDrainsEnd plays the emptying of workloads whose controllers do something
-// at any time, whose pods become Ready and not Ready, and whose budget refuses:
-// no Ready pod goes that was not evicted, and in the end none is left.
+// TestDrainsEnd simulates drains of workloads whose controllers act at any time, whose pods
+// become Ready and not Ready, and whose disruption budget refuses evictions: no Ready pod
+// is deleted without an eviction, and in the end no pod is left.
 func TestDrainsEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.Int32Range(0, 6).Draw(t, "replicas")
@@ -186,8 +186,8 @@ func TestDrainsEnd(t *testing.T) {
 			}
 		}
 		step := func(refuse, cut bool) {
-			now := Depart(w, pods, 1)
-			Lower(w, now.Replicas)
+			now := NextDrainStep(w, pods, 1)
+			ScaleDown(w, now.Replicas)
 			for _, p := range now.Evict {
 				if refuse {
 					return
@@ -199,7 +199,7 @@ func TestDrainsEnd(t *testing.T) {
 					return
 				}
 				control()
-				Lower(w, replicasOf(w)-1)
+				ScaleDown(w, replicasOf(w)-1)
 			}
 		}
 		for range rapid.IntRange(0, 40).Draw(t, "ticks") {
@@ -214,7 +214,7 @@ func TestDrainsEnd(t *testing.T) {
 				if now := active(); len(now) > 0 {
 					p := now[rapid.IntRange(0, len(now)-1).Draw(t, "pod")]
 					// One that was not Ready when replicas were lowered may become so before
-					// its controller takes it: nobody can know that.
+					// its controller deletes it, which the caller cannot prevent.
 					if !isStateful || ordinal(p.Name) < replicasOf(w) {
 						p.Bound, p.Ready = true, true
 					}
@@ -236,21 +236,21 @@ func TestDrainsEnd(t *testing.T) {
 	})
 }
 
-// TestClaimsOfADrain: a StatefulSet that is told to keep its claims when it is
-// deleted keeps them when it is emptied before.
+// TestClaimsOfADrain: a StatefulSet whose policy keeps the claims when it is deleted also
+// keeps them when it is drained.
 func TestClaimsOfADrain(t *testing.T) {
 	s := stateful(2, func(s *appsv1.StatefulSet) {
 		s.Spec.PersistentVolumeClaimRetentionPolicy = &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
 			WhenScaled: appsv1.DeletePersistentVolumeClaimRetentionPolicyType, WhenDeleted: appsv1.RetainPersistentVolumeClaimRetentionPolicyType,
 		}
 	})
-	Lower(s, 1)
+	ScaleDown(s, 1)
 	if p := s.Spec.PersistentVolumeClaimRetentionPolicy; p.WhenScaled != appsv1.RetainPersistentVolumeClaimRetentionPolicyType || *s.Spec.Replicas != 1 {
 		t.Errorf("it is %+v", s.Spec)
 	}
 }
 
-func TestMayLeave(t *testing.T) {
+func TestMaxUnavailable(t *testing.T) {
 	rolling := func(n intstr.IntOrString) func(*appsv1.Deployment) {
 		return func(d *appsv1.Deployment) {
 			d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxUnavailable: &n}
@@ -261,11 +261,11 @@ func TestMayLeave(t *testing.T) {
 		w        Workload
 		of, want int32
 	}{
-		"a quarter":     {deployment(1), 9, 2},
-		"never none":    {deployment(1, rolling(intstr.FromInt32(0))), 9, 1},
-		"what it says":  {deployment(1, rolling(intstr.FromString("50%"))), 9, 4},
-		"Recreate":      {deployment(1, recreate), 9, 9},
-		"a StatefulSet": {stateful(1), 9, 1},
+		"a quarter":          {deployment(1), 9, 2},
+		"never none":         {deployment(1, rolling(intstr.FromInt32(0))), 9, 1},
+		"its maxUnavailable": {deployment(1, rolling(intstr.FromString("50%"))), 9, 4},
+		"Recreate":           {deployment(1, recreate), 9, 9},
+		"a StatefulSet":      {stateful(1), 9, 1},
 		"a StatefulSet that may more": {stateful(1, func(s *appsv1.StatefulSet) {
 			s.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateStatefulSetStrategy{MaxUnavailable: new(intstr.FromInt32(3))}
 		}), 9, 3},
@@ -274,7 +274,7 @@ func TestMayLeave(t *testing.T) {
 			RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("34%"))},
 		}}}, 9, 3},
 	} {
-		if got := MayLeave(tc.w, tc.of); got != tc.want {
+		if got := MaxUnavailable(tc.w, tc.of); got != tc.want {
 			t.Errorf("%s: %d of %d, want %d", name, got, tc.of, tc.want)
 		}
 	}
@@ -311,7 +311,7 @@ func TestLeavingPods(t *testing.T) {
 	}
 }
 
-// TestWhatIsKnownOfALeavingPod: by it the order is chosen in which pods go.
+// TestWhatIsKnownOfALeavingPod covers the fields that decide the order of evictions.
 func TestWhatIsKnownOfALeavingPod(t *testing.T) {
 	pod := func(modify ...func(*corev1.Pod)) corev1.Pod {
 		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db-0", UID: "p", OwnerReferences: []metav1.OwnerReference{{UID: "s", Controller: new(true)}}}}

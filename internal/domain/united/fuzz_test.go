@@ -10,8 +10,8 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// FuzzBuild: whatever a UnitedDeployment says, building its workloads ends with
-// a workload that selects its own pods or with an error, and twice the same.
+// FuzzBuild: for any UnitedDeployment, Build returns a workload that selects its own pods,
+// or an error, and the same result when it is called again.
 func FuzzBuild(f *testing.F) {
 	f.Add([]byte(`{"selector":{"matchLabels":{"app":"x"}},"workloadTemplate":{"deploymentTemplate":{"spec":{"template":{}}}},"topology":{"pools":[{"name":"a"}]}}`), []byte(`{"spec":{"template":{"spec":{"containers":[{"name":"c"}]}}}}`))
 	f.Add([]byte(`{"selector":{"matchExpressions":[{"key":"a","operator":"In","values":["b"]}]},"workloadTemplate":{"statefulSetTemplate":{"spec":{"updateStrategy":{"rollingUpdate":{}}}}},"topology":{"pools":[{"name":"a","nodeSelectorTerm":{"matchFields":[{}]},"partition":3}]}}`), []byte(`{"spec":{"template":{"$patch":"delete"}}}`))
@@ -27,7 +27,7 @@ func FuzzBuild(f *testing.F) {
 			if len(patch) > 0 {
 				pool.Patch = &runtime.RawExtension{Raw: patch}
 			}
-			r := Recipe{Namespace: "ns", Owner: "ud", Template: &s.WorkloadTemplate, Revision: "r", Selector: s.Selector, Pool: pool, Replicas: 1}
+			r := BuildInput{Namespace: "ns", Owner: "ud", Template: &s.WorkloadTemplate, Revision: "r", Selector: s.Selector, Pool: pool, Replicas: 1}
 			w, err := Build(r)
 			if err != nil {
 				continue
@@ -36,11 +36,11 @@ func FuzzBuild(f *testing.F) {
 			if err != nil || again.GetAnnotations()[apps.PoolRevisionAnnotation] != w.GetAnnotations()[apps.PoolRevisionAnnotation] {
 				t.Fatalf("the second time it is another (error %v)", err)
 			}
-			if !IsOfPool(w, s.Selector) && w.GetLabels()[apps.PoolNameLabel] != "" {
+			if !IsAdoptable(w, s.Selector) && w.GetLabels()[apps.PoolNameLabel] != "" {
 				t.Fatal("it is not of its pool")
 			}
 			Overlay(w, again)
-			if _, err := Written(w); err != nil {
+			if _, err := WrittenHash(w); err != nil {
 				t.Fatal(err)
 			}
 			FailureOf(w)

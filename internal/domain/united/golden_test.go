@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden logs in testdata")
 
-// TestRollouts replays whole rollouts. The logs are to be read as prose.
+// TestRollouts simulates whole rollouts. People review the logs like prose.
 func TestRollouts(t *testing.T) {
 	stop := Strategy{MaxUpdating: 1}
 	for name, play := range map[string]func(t *testing.T) *world{
@@ -70,7 +70,7 @@ func TestRollouts(t *testing.T) {
 			w.release("r2")
 			w.step()
 			w.add("d")
-			w.say("-- d is added, b removed")
+			w.logf("-- d is added, b removed")
 			w.state.Pools = slices.DeleteFunc(w.state.Pools, func(p Pool) bool { return p.Name == "b" })
 			w.run(80)
 			return w
@@ -79,11 +79,11 @@ func TestRollouts(t *testing.T) {
 			w := newWorld(t, 12, stop, "a", "b")
 			w.release("r1")
 			w.run(50)
-			w.say("-- b is removed")
+			w.logf("-- b is removed")
 			b := w.state.Pools[1]
 			w.state.Pools = w.state.Pools[:1]
 			w.step()
-			w.say("-- b is added back")
+			w.logf("-- b is added back")
 			w.state.Pools = append(w.state.Pools, b)
 			w.run(50)
 			return w
@@ -94,10 +94,10 @@ func TestRollouts(t *testing.T) {
 			w.run(50)
 			w.release("r2")
 			w.run(50)
-			w.say("-- the partition is lowered, and it is paused")
+			w.logf("-- the partition is lowered, and it is paused")
 			w.state.Strategy = Strategy{MaxUpdating: 1, Partition: 1, Paused: true}
 			w.run(50)
-			w.say("-- on")
+			w.logf("-- on")
 			w.state.Strategy = stop
 			w.run(50)
 			return w
@@ -129,7 +129,7 @@ func TestRollouts(t *testing.T) {
 			w.run(50)
 			w.release("r2")
 			w.step()
-			w.say("-- c is scaled to 5, b edited by hand")
+			w.logf("-- c is scaled to 5, b edited by hand")
 			w.state.Pools[2].Replicas = 5
 			w.children["web-b"].Edited = true
 			w.run(80)
@@ -137,13 +137,13 @@ func TestRollouts(t *testing.T) {
 		},
 		"leftovers-and-orphans": func(t *testing.T) *world {
 			w := newWorld(t, 11, stop, "a", "b")
-			w.children["web-a"] = &child{Child: Child{Name: "web-a", Pool: "a", Owner: Nobodys, Replicas: 2, Revision: "r0", PoolRevision: "?"}}
-			w.children["web-a-2"] = &child{Child: Child{Name: "web-a-2", Pool: "a", Owner: Nobodys, Created: 9}}
+			w.children["web-a"] = &child{Child: Child{Name: "web-a", Pool: "a", Owner: Unowned, Replicas: 2, Revision: "r0", PoolRevision: "?"}}
+			w.children["web-a-2"] = &child{Child: Child{Name: "web-a-2", Pool: "a", Owner: Unowned, Created: 9}}
 			w.children["old"] = &child{Child: Child{Name: "old", Pool: "gone", Created: 1}}
-			w.children["strange"] = &child{Child: Child{Name: "strange", Pool: "gone", Owner: Nobodys}}
+			w.children["strange"] = &child{Child: Child{Name: "strange", Pool: "gone", Owner: Unowned}}
 			w.release("r1")
 			w.run(50)
-			w.say("-- a second workload of b")
+			w.logf("-- a second workload of b")
 			w.children["web-b-2"] = &child{Child: Child{Name: "web-b-2", Pool: "b", Created: 5, Revision: "r1", PoolRevision: "r1/b", Replicas: 2}}
 			w.run(50)
 			return w

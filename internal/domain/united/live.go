@@ -13,27 +13,28 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// Pods counts the pods of a workload.
+// Pods are the numbers of pods of a workload.
 type Pods struct {
-	// Desired is how many there are to be.
+	// Desired is the number that the spec demands or, for a DaemonSet, the number of nodes
+	// that should have a pod. All others are observed.
 	Desired, Total, Ready, Updated, Available int32
-	// Current: the counts are about the workload as it is now.
+	// Current is true if the numbers were observed for the current spec.
 	Current bool
 }
 
-// CountPods reads the status of a workload.
+// CountPods returns the numbers of pods from a workload's spec and status.
 func CountPods(w Workload) Pods {
 	switch w := w.(type) {
 	case *appsv1.Deployment:
 		s := &w.Status
-		return Pods{size32(w.Spec.Replicas), s.Replicas, s.ReadyReplicas, s.UpdatedReplicas, s.AvailableReplicas, s.ObservedGeneration >= w.Generation}
+		return Pods{orOne(w.Spec.Replicas), s.Replicas, s.ReadyReplicas, s.UpdatedReplicas, s.AvailableReplicas, s.ObservedGeneration >= w.Generation}
 	case *appsv1.StatefulSet:
 		s := &w.Status
 		updated := s.UpdatedReplicas
 		if s.CurrentRevision == s.UpdateRevision {
-			updated = s.Replicas // the count of updated ones is of a rollout that is over
+			updated = s.Replicas // UpdatedReplicas is not kept up to date after a rollout
 		}
-		return Pods{size32(w.Spec.Replicas), s.Replicas, s.ReadyReplicas, updated, s.AvailableReplicas, s.ObservedGeneration >= w.Generation}
+		return Pods{orOne(w.Spec.Replicas), s.Replicas, s.ReadyReplicas, updated, s.AvailableReplicas, s.ObservedGeneration >= w.Generation}
 	case *appsv1.DaemonSet:
 		s := &w.Status
 		return Pods{s.DesiredNumberScheduled, s.CurrentNumberScheduled, s.NumberReady, s.UpdatedNumberScheduled, s.NumberAvailable, s.ObservedGeneration >= w.Generation}
@@ -41,23 +42,23 @@ func CountPods(w Workload) Pods {
 	return Pods{}
 }
 
-// size32 reads replicas, which are one where nothing is said.
-func size32(n *int32) int32 {
+// orOne returns replicas, or the default of 1.
+func orOne(n *int32) int32 {
 	if n == nil {
 		return 1
 	}
 	return *n
 }
 
-// rolled tells whether all pods that are to be of the template are, and no
-// other is left.
-func (p Pods) rolled(partition int32) bool {
+// rolloutComplete reports whether all pods that should have the current template have it,
+// and no surplus pod is left. partition pods may keep an older template.
+func (p Pods) rolloutComplete(partition int32) bool {
 	return p.Current && p.Total == p.Desired && p.Updated >= p.Desired-min(partition, p.Desired)
 }
 
-// ChildOf is what the planner knows of a workload. What only the
-// UnitedDeployment remembers (Edited, Settled, Established, Failure) and whose it is
-// are left to the caller.
+// ChildOf returns the planner's input for a workload. The caller sets the fields that do
+// not follow from the workload alone: Owner, Edited, Settled, Established, Failure,
+// Drained.
 func ChildOf(w Workload) Child {
 	c := Child{
 		Name: w.GetName(), UID: string(w.GetUID()), Pool: w.GetLabels()[apps.PoolNameLabel],
@@ -66,21 +67,22 @@ func ChildOf(w Workload) Child {
 	}
 	switch w := w.(type) {
 	case *appsv1.Deployment:
-		c.Replicas = size32(w.Spec.Replicas)
+		c.Replicas = orOne(w.Spec.Replicas)
 	case *appsv1.StatefulSet:
-		c.Replicas = size32(w.Spec.Replicas)
+		c.Replicas = orOne(w.Spec.Replicas)
 		if u := w.Spec.UpdateStrategy.RollingUpdate; u != nil && u.Partition != nil {
 			c.Partition = *u.Partition
 		}
 	}
 	pods := CountPods(w)
-	c.RolloutComplete = pods.rolled(c.Partition)
+	c.RolloutComplete = pods.rolloutComplete(c.Partition)
 	c.Available = pods.Current && pods.Available >= pods.Desired
 	return c
 }
 
-// FailureOf says what the workload itself says about why it makes no progress:
-// a reason of the apps package and a message, or nothing.
+// FailureOf returns why a workload makes no progress according to its own conditions: a
+// reason of the apps package and a message. Both are empty if it reports no failure, and
+// for kinds that report none.
 func FailureOf(w Workload) (reason, message string) {
 	d, ok := w.(*appsv1.Deployment)
 	if !ok || d.Status.ObservedGeneration < d.Generation {
@@ -98,22 +100,23 @@ func FailureOf(w Workload) (reason, message string) {
 	return "", ""
 }
 
-// IsOfPool tells whether a workload that has no owner is as if it had been made
-// for its pool: selected by the UnitedDeployment, with the pool's very selector.
-func IsOfPool(w Workload, selector *metav1.LabelSelector) bool {
-	_, has := podsOf(w)
+// IsAdoptable reports whether a workload without an owner has exactly the selector that
+// Build would give it for the pool in its label.
+func IsAdoptable(w Workload, selector *metav1.LabelSelector) bool {
+	_, has := templateOf(w)
 	return *has != nil && equality.Semantic.DeepEqual(*has, SelectorOf(selector, w.GetLabels()[apps.PoolNameLabel]))
 }
 
-// Written is a hash of all of a workload that is ours: its spec, its owner, and
-// the labels and annotations that we put on.
-func Written(w Workload) (string, error) {
-	keys := keysOf(w)
+// WrittenHash returns a hash of everything that the UnitedDeployment's controller writes to
+// a workload: its spec, its owner, and the labels and annotations from the template and of
+// the controller itself.
+func WrittenHash(w Workload) (string, error) {
+	keys := templateKeysOf(w)
 	labels, notes := map[string]string{}, map[string]string{}
 	for _, key := range append(keys.Labels, apps.PoolNameLabel, apps.UnitedDeploymentLabel, apps.RevisionLabel) {
 		labels[key] = w.GetLabels()[key]
 	}
-	for _, key := range append(keys.Annotations, ownNotes...) {
+	for _, key := range append(keys.Annotations, ownAnnotations...) {
 		notes[key] = w.GetAnnotations()[key]
 	}
 	owner := ""
@@ -132,11 +135,12 @@ func Written(w Workload) (string, error) {
 	return hash(owner, labels, notes, spec)
 }
 
-// ownNotes are the annotations that are on every workload of ours.
-var ownNotes = []string{apps.PoolRevisionAnnotation, apps.PoolTaintsAnnotation, apps.TemplateKeysAnnotation}
+// ownAnnotations are the annotations that Build itself sets.
+var ownAnnotations = []string{apps.PoolRevisionAnnotation, apps.PoolTaintsAnnotation, apps.TemplateKeysAnnotation}
 
-// keysOf reads what a template put on the workload; nothing if that is not told.
-func keysOf(w Workload) templateKeys {
+// templateKeysOf returns the keys that a workload has from its template; none if the
+// annotation is missing or invalid.
+func templateKeysOf(w Workload) templateKeys {
 	var keys templateKeys
 	if err := json.Unmarshal([]byte(w.GetAnnotations()[apps.TemplateKeysAnnotation]), &keys); err != nil {
 		return templateKeys{}
@@ -144,7 +148,7 @@ func keysOf(w Workload) templateKeys {
 	return keys
 }
 
-// TaintsOf are the taints that the workload's NodePool had when it was seen last.
+// TaintsOf returns the taints that the NodePool had when the workload was written last.
 func TaintsOf(w Workload) []corev1.Taint {
 	var taints []corev1.Taint
 	if err := json.Unmarshal([]byte(w.GetAnnotations()[apps.PoolTaintsAnnotation]), &taints); err != nil {
@@ -153,13 +157,13 @@ func TaintsOf(w Workload) []corev1.Taint {
 	return taints
 }
 
-// Overlay is a workload that is there, made as another: the spec wholly,
-// labels and annotations but for those that others put on.
+// Overlay returns a copy of live with the spec, labels and annotations of want. Labels and
+// annotations that neither the template nor Build set on live stay.
 func Overlay(live, want Workload) Workload {
 	out := live.DeepCopyObject().(Workload)
-	keys := keysOf(live)
+	keys := templateKeysOf(live)
 	out.SetLabels(overlaid(live.GetLabels(), keys.Labels, want.GetLabels()))
-	out.SetAnnotations(overlaid(live.GetAnnotations(), slices.Concat(keys.Annotations, ownNotes), want.GetAnnotations()))
+	out.SetAnnotations(overlaid(live.GetAnnotations(), slices.Concat(keys.Annotations, ownAnnotations), want.GetAnnotations()))
 	switch out := out.(type) {
 	case *appsv1.Deployment:
 		out.Spec = want.(*appsv1.Deployment).Spec
@@ -171,6 +175,7 @@ func Overlay(live, want Workload) Workload {
 	return out
 }
 
+// overlaid returns live without the keys in had, and with everything in want.
 func overlaid(live map[string]string, had []string, want map[string]string) map[string]string {
 	out := maps.Clone(live)
 	if out == nil {

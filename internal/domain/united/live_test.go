@@ -11,7 +11,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// rolledDeployment, rolledStatefulSet and rolledDaemonSet are workloads of two pods, of which all is as it is to be.
+// rolledDeployment, rolledStatefulSet and rolledDaemonSet are complete workloads of two pods.
 func rolledDeployment(modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
 	return deployment(2, append([]func(*appsv1.Deployment){func(d *appsv1.Deployment) {
 		d.Generation = 3
@@ -35,8 +35,8 @@ func rolledDaemonSet(modify ...func(*appsv1.DaemonSet)) *appsv1.DaemonSet {
 	return d
 }
 
-// TestWhenAWorkloadIsWhole: a rollout goes on to the next pool when all pods of one are of
-// its template (rolled) and serve (up).
+// TestWhenAWorkloadIsWhole: a rollout goes on to the next pool when all pods of a pool have
+// the current template (rolled) and are available (up).
 func TestWhenAWorkloadIsWhole(t *testing.T) {
 	partition := func(s *appsv1.StatefulSet, n int32) {
 		s.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateStatefulSetStrategy{Partition: &n}
@@ -50,7 +50,7 @@ func TestWhenAWorkloadIsWhole(t *testing.T) {
 		"one with an old pod beside the new ones": {rolledDeployment(func(d *appsv1.Deployment) { d.Status.Replicas = 3 }), false, true},
 		"one with an old pod among them":          {rolledDeployment(func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 1 }), false, true},
 		"one with a pod that does not serve":      {rolledDeployment(func(d *appsv1.Deployment) { d.Status.AvailableReplicas = 1 }), true, false},
-		"one of one pod, which it does not say": {rolledDeployment(func(d *appsv1.Deployment) {
+		"one pod by default": {rolledDeployment(func(d *appsv1.Deployment) {
 			d.Spec.Replicas = nil
 			d.Status.Replicas, d.Status.UpdatedReplicas, d.Status.AvailableReplicas = 1, 1, 1
 		}), true, true},
@@ -67,7 +67,7 @@ func TestWhenAWorkloadIsWhole(t *testing.T) {
 		}), true, true},
 
 		"a DaemonSet":                         {rolledDaemonSet(), true, true},
-		"one that nobody has seen yet":        {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.ObservedGeneration = 2 }), false, false},
+		"not observed yet":                    {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.ObservedGeneration = 2 }), false, false},
 		"one whose node got no pod yet":       {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.CurrentNumberScheduled = 1 }), false, true},
 		"one with an old pod":                 {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.UpdatedNumberScheduled = 1 }), false, true},
 		"one on a node that is away":          {rolledDaemonSet(func(d *appsv1.DaemonSet) { d.Status.NumberAvailable = 1 }), true, false},
@@ -96,8 +96,8 @@ func TestChildOf(t *testing.T) {
 	}
 }
 
-// TestFailureOf: a rollout stops for what a Deployment says of itself as it is now, and of
-// nothing else.
+// TestFailureOf: a rollout stops for a failure that a Deployment reports about its current
+// generation, and for no other.
 func TestFailureOf(t *testing.T) {
 	says := func(kind appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason string) func(*appsv1.Deployment) {
 		return func(d *appsv1.Deployment) {
@@ -111,17 +111,17 @@ func TestFailureOf(t *testing.T) {
 		w               Workload
 		reason, message string
 	}{
-		"nothing is wrong":            {rolledDeployment(), "", ""},
-		"its pods are refused":        {rolledDeployment(available, refused), apps.ReasonPodsRefused, "ReplicaFailure"},
-		"they were":                   {rolledDeployment(says(appsv1.DeploymentReplicaFailure, corev1.ConditionFalse, "")), "", ""},
-		"it makes no progress":        {rolledDeployment(available, late), apps.ReasonProgressDeadlineExceeded, "Progressing"},
-		"it makes some":               {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionTrue, "ReplicaSetUpdated")), "", ""},
-		"it may yet":                  {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionUnknown, "ProgressDeadlineExceeded")), "", ""},
-		"it has failed in other ways": {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionFalse, "FailedCreate")), "", ""},
-		"pods that serve nobody":      {rolledDeployment(available), "", ""},
-		"something else is too late":  {rolledDeployment(says("Other", corev1.ConditionFalse, "ProgressDeadlineExceeded")), "", ""},
-		"that was before the change":  {rolledDeployment(refused, func(d *appsv1.Deployment) { d.Generation = 4 }), "", ""},
-		"a StatefulSet never says":    {rolledStatefulSet(), "", ""},
+		"nothing is wrong":              {rolledDeployment(), "", ""},
+		"its pods are refused":          {rolledDeployment(available, refused), apps.ReasonPodsRefused, "ReplicaFailure"},
+		"they were":                     {rolledDeployment(says(appsv1.DeploymentReplicaFailure, corev1.ConditionFalse, "")), "", ""},
+		"it makes no progress":          {rolledDeployment(available, late), apps.ReasonProgressDeadlineExceeded, "Progressing"},
+		"it makes progress":             {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionTrue, "ReplicaSetUpdated")), "", ""},
+		"Progressing is Unknown":        {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionUnknown, "ProgressDeadlineExceeded")), "", ""},
+		"another reason of Progressing": {rolledDeployment(says(appsv1.DeploymentProgressing, corev1.ConditionFalse, "FailedCreate")), "", ""},
+		"pods that are not available":   {rolledDeployment(available), "", ""},
+		"another condition":             {rolledDeployment(says("Other", corev1.ConditionFalse, "ProgressDeadlineExceeded")), "", ""},
+		"that was before the change":    {rolledDeployment(refused, func(d *appsv1.Deployment) { d.Generation = 4 }), "", ""},
+		"a StatefulSet":                 {rolledStatefulSet(), "", ""},
 	} {
 		if reason, message := FailureOf(tc.w); reason != tc.reason || message != tc.message {
 			t.Errorf("%s: %q, %q; want %q, %q", name, reason, message, tc.reason, tc.message)
@@ -129,8 +129,9 @@ func TestFailureOf(t *testing.T) {
 	}
 }
 
-// TestWhatIsNobodysAndOfAPool: only with the pool's very selector would its pods be ours.
-func TestWhatIsNobodysAndOfAPool(t *testing.T) {
+// TestWhatIsUnownedAndOfAPool: a workload with another selector would not control the pods of
+// the pool.
+func TestWhatIsUnownedAndOfAPool(t *testing.T) {
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 	for name, tc := range map[string]struct {
 		change func(*appsv1.Deployment)
@@ -144,13 +145,13 @@ func TestWhatIsNobodysAndOfAPool(t *testing.T) {
 	} {
 		d := build(t)
 		tc.change(d)
-		if got := IsOfPool(d, selector); got != tc.want {
+		if got := IsAdoptable(d, selector); got != tc.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
 }
 
-// TestAWorkloadThatSomebodyElseMade has nothing that can be read, and is made ours all the same.
+// TestAWorkloadThatSomebodyElseMade has no annotations of ours. Overlay sets all of them.
 func TestAWorkloadThatSomebodyElseMade(t *testing.T) {
 	theirs := deployment(1)
 	theirs.Annotations = map[string]string{apps.PoolTaintsAnnotation: "{", apps.TemplateKeysAnnotation: `{"labels": 1}`}

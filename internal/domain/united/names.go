@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// maxName is the longest name of a workload: a StatefulSet's revision label is
-// its name, a dash and ten characters, and a label's value has 63 at most.
+// maxName is the maximum length of a workload's name. The pods of a StatefulSet have a
+// label whose value is its name, a dash and ten characters. A label value has at most 63.
 const maxName = 52
 
 const hashLength = 8
 
-// Names are the two names that a pool's workload can have: <name>-<pool>, and
-// one with a hash, for when the first is too long or an object that is not
-// ours has it. Both are functions of the arguments, so that whoever has lost
-// sight of a workload finds it again instead of making a second.
+// Names returns the two possible names of a pool's workload: <name>-<pool>, and a name
+// with a hash, for the case that the first is too long or another object has it. Both
+// depend on the arguments only, so that a workload that the cache does not have yet is
+// found by its name, and no second one is created.
 func Names(name, pool string) (plain, hashed string) {
 	full := name + "-" + pool
-	// A slash is in no name, so no other pair gives the same.
+	// No name contains a slash, so no other pair of names gives the same hash input.
 	sum := sha256.Sum256([]byte(name + "/" + pool))
 	hash := hex.EncodeToString(sum[:])[:hashLength]
 	head := full

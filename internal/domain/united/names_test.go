@@ -24,8 +24,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNamesAreValidAndApart: scenario 61. Names are valid whatever they are
-// made of, and two UnitedDeployments whose plain names are one have two.
+// TestNamesAreValidAndApart: scenario 61. Names are valid for any input. Two
+// UnitedDeployments with the same plain name have different hashed names.
 func TestNamesAreValidAndApart(t *testing.T) {
 	label := rapid.StringMatching(`[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?`)
 	rapid.Check(t, func(t *rapid.T) {

@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// ours are the fields that a patch may not touch, and who has them.
-var ours = []struct {
+// unpatchable are the fields that a patch must not set, and what to do instead.
+var unpatchable = []struct {
 	path []string
 	why  string
 }{
@@ -19,13 +20,13 @@ var ours = []struct {
 	{[]string{"spec", "updateStrategy", "rollingUpdate", "partition"}, "set partition of the pool"},
 }
 
-// patched applies a strategic merge patch. What is no field of the kind is an
-// error, as it is when the workload itself is applied.
+// patched returns a workload with a strategic merge patch applied. A field that the kind
+// does not have is an error.
 func patched(w Workload, raw []byte) (out Workload, err error) {
-	// A patch is anybody's text, and merging it is reflection all the way down.
+	// The text is user input, and the library merges it by reflection: it may panic.
 	defer func() {
 		if r := recover(); r != nil {
-			out, err = nil, fmt.Errorf("it cannot be merged: %v", r)
+			out, err = nil, fmt.Errorf("merging it failed: %v", r)
 		}
 	}()
 	if err := checkPatch(raw); err != nil {
@@ -50,11 +51,11 @@ func patched(w Workload, raw []byte) (out Workload, err error) {
 	return out, nil
 }
 
-// checkPatch refuses what a pool's workload has from elsewhere.
+// checkPatch refuses a patch of fields that Build or the user sets elsewhere.
 func checkPatch(raw []byte) error {
 	var patch map[string]any
 	if err := json.Unmarshal(raw, &patch); err != nil {
-		return fmt.Errorf("it is no object: %w", err)
+		return fmt.Errorf("it is not an object: %w", err)
 	}
 	for key, value := range patch {
 		switch key {
@@ -70,24 +71,16 @@ func checkPatch(raw []byte) error {
 			return fmt.Errorf("%s: only metadata and spec can be patched", key)
 		}
 	}
-	for _, field := range ours {
+	for _, field := range unpatchable {
 		var at any = patch
 		found := false
 		for _, key := range field.path {
-			m, _ := at.(map[string]any) // what is no object has no keys
+			m, _ := at.(map[string]any) // nil, without keys, if at is not an object
 			at, found = m[key]
 		}
 		if found {
-			return fmt.Errorf("%s: %s", dotted(field.path), field.why)
+			return fmt.Errorf("%s: %s", strings.Join(field.path, "."), field.why)
 		}
 	}
 	return nil
-}
-
-func dotted(path []string) string {
-	out := path[0]
-	for _, key := range path[1:] {
-		out += "." + key
-	}
-	return out
 }

@@ -2,6 +2,7 @@ package united
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -10,30 +11,31 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// world is a cluster in which workloads do what they are told, some time later.
+// world is a simulated cluster. A workload reaches the state of its spec a few ticks after a
+// write.
 type world struct {
 	t        *testing.T
 	log      strings.Builder
-	chance   *rand.Rand
+	random   *rand.Rand
 	state    State
 	children map[string]*child
 	tick     int
-	// broken are revisions whose pods never get up, by pool; "*" is every pool.
+	// broken are the revisions whose pods never become available, by pool; "*" is every pool.
 	broken map[string][]string
-	// refuses are pools of which no write is taken.
+	// refuses are the pools whose writes fail.
 	refuses map[string]bool
 	last    map[string]apps.PoolPhase
 }
 
 type child struct {
 	Child
-	// due is the tick at which its pods are as it says.
+	// due is the tick at which the pods match the spec.
 	due int
 }
 
 func newWorld(t *testing.T, seed uint64, strategy Strategy, pools ...string) *world {
 	w := &world{
-		t: t, chance: rand.New(rand.NewPCG(seed, 0)), children: map[string]*child{},
+		t: t, random: rand.New(rand.NewPCG(seed, 0)), children: map[string]*child{},
 		broken: map[string][]string{}, refuses: map[string]bool{}, last: map[string]apps.PoolPhase{},
 	}
 	w.state = State{Strategy: strategy, HasReplicas: true}
@@ -47,20 +49,20 @@ func (w *world) add(name string) {
 	w.state.Pools = append(w.state.Pools, Pool{Name: name, Replicas: 2})
 }
 
-func (w *world) say(format string, args ...any) {
+func (w *world) logf(format string, args ...any) {
 	fmt.Fprintf(&w.log, "%3d  "+format+"\n", append([]any{w.tick}, args...)...)
 }
 
-// release makes a revision the one to get to.
+// release sets the update revision.
 func (w *world) release(revision string) {
 	w.state.Update = revision
-	w.say("-- release %s", revision)
+	w.logf("-- release %s", revision)
 }
 
-// observe makes the state of what there is.
+// observe sets the planner's input.
 func (w *world) observe() {
 	w.state.Children = nil
-	for _, name := range slices.Sorted(mapKeys(w.children)) {
+	for _, name := range slices.Sorted(maps.Keys(w.children)) {
 		c := w.children[name]
 		ok := !slices.Contains(w.broken[c.Pool], c.Revision) && !slices.Contains(w.broken["*"], c.Revision)
 		c.RolloutComplete, c.Available = w.tick >= c.due && ok, w.tick >= c.due && ok
@@ -83,17 +85,8 @@ func (w *world) observe() {
 	w.state.Base = w.state.Current
 }
 
+// content returns the PoolRevision of a pool at a revision.
 func content(revision, pool string) string { return revision + "/" + pool }
-
-func mapKeys[V any](m map[string]V) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
-}
 
 // step is one pass of the controller, then one tick of time.
 func (w *world) step() Plan {
@@ -103,7 +96,7 @@ func (w *world) step() Plan {
 	for i, out := range plan.Pools {
 		name := w.state.Pools[i].Name
 		if w.last[name] != out.Phase {
-			w.say("%-8s %s", name, out.Phase)
+			w.logf("%-8s %s", name, out.Phase)
 			w.last[name] = out.Phase
 		}
 	}
@@ -112,7 +105,7 @@ func (w *world) step() Plan {
 	}
 	if plan.Complete && w.state.Current != w.state.Update {
 		w.state.Current = w.state.Update
-		w.say("-- current is %s", w.state.Current)
+		w.logf("-- current is %s", w.state.Current)
 	}
 	w.tick++
 	return plan
@@ -120,11 +113,11 @@ func (w *world) step() Plan {
 
 func (w *world) execute(a Action) {
 	if w.refuses[a.Pool] {
-		w.say("REFUSED %s", a)
+		w.logf("REFUSED %s", a)
 		return
 	}
-	w.say("%s", a)
-	late := 1 + w.chance.IntN(3)
+	w.logf("%s", a)
+	late := 1 + w.random.IntN(3)
 	pool := slices.IndexFunc(w.state.Pools, func(p Pool) bool { return p.Name == a.Pool })
 	switch c := w.children[a.Child]; a.Verb {
 	case Create:
@@ -160,7 +153,7 @@ func (w *world) run(n int) {
 			idle = 0
 		}
 		if idle > 6 {
-			w.say("-- at rest")
+			w.logf("-- at rest")
 			return
 		}
 	}

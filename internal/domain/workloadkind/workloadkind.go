@@ -1,19 +1,19 @@
-// Package workloadkind reads what users write about kinds of workloads that
-// Kubernetes itself does not have in the ConfigMap
-// groupmanagement-config (docs/sources.md, G8):
+// Package workloadkind parses the list of further kinds of workloads that users write to
+// the ConfigMap groupmanagement-config (docs/sources.md, G8):
 //
 //   - group: apps.example.com
 //     version: v1
-//     kind: Sail
+//     kind: Widget
 //     replicasPath: .spec.replicas
 //
-// It judges the text alone. Whether a kind is served, and whether it may be
-// watched, is for others to find out.
+// It checks the text only. The caller finds out whether the API server serves a kind and
+// allows the manager to watch it.
 package workloadkind
 
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,38 +24,38 @@ import (
 )
 
 const (
-	// Key is the key of the ConfigMap under which the list of kinds is.
+	// Key is the key of the ConfigMap whose value is the list of kinds.
 	Key = "workloads.yaml"
 
 	// MaxText bounds the text, in bytes.
 	MaxText = 64 << 10
-	// MaxEntries bounds the list: each entry is a watch on every replica.
+	// MaxEntries bounds the list: every replica has one watch for each entry.
 	MaxEntries = 50
 	// maxPath bounds a path, in bytes.
 	maxPath = 253
 )
 
-// Entry is one kind of workload, as its user describes it.
+// Entry is one kind of workload, as the user describes it.
 type Entry struct {
 	schema.GroupVersionKind
-	// Resource is the plural under which the kind is served, where the user
-	// wrote it; the API server knows.
+	// Resource is the plural name under which the kind is served. Empty: the API server
+	// is asked for it.
 	Resource string
-	// ReplicasPath leads to the number of pods that an object wants. Empty: it
-	// has no such number.
+	// ReplicasPath is the path of the field with the desired number of pods. Empty: the
+	// kind has no such field.
 	ReplicasPath Path
-	// PodTemplatePath leads to the template of the object's pods. What an
-	// OverridePolicy makes of them is tried on it. Empty: nothing is tried.
+	// PodTemplatePath is the path of the pod template. OverridePolicies are tried on this
+	// template before they are used. Empty: they are not tried.
 	PodTemplatePath Path
-	// RevisionLabel is the key of the pod label that tells the revisions of an
-	// object's pods apart. Empty: the labels that Kubernetes' own kinds use.
+	// RevisionLabel is the key of the pod label whose value differs between revisions of an
+	// object. Empty: the labels that Kubernetes' own kinds use.
 	RevisionLabel string
 }
 
-// Path is the names of the fields that lead to a value.
+// Path is the path of a field in an object: one field name for each level.
 type Path []string
 
-// String spells the path as users do: .spec.replicas.
+// String returns the path as users write it, such as .spec.replicas.
 func (p Path) String() string {
 	if len(p) == 0 {
 		return ""
@@ -63,18 +63,18 @@ func (p Path) String() string {
 	return "." + strings.Join(p, ".")
 }
 
-// EntryError says what is wrong with an entry and what would be right.
+// EntryError is the error of an entry, with what would be right.
 type EntryError struct {
-	// Index is the entry's place in the list, from 0; -1 is the text as a whole.
+	// Index is the entry's index in the list, from 0; -1 for the text as a whole.
 	Index int
-	// Kind is the entry's kind, as far as it could be read.
+	// Kind is the entry's kind and group; empty if they could not be parsed.
 	Kind string
-	// Err holds no line numbers and no order of maps: the same text has the same
-	// errors.
+	// Err depends on the text only, not on the order of maps, so that the same text
+	// always has the same errors.
 	Err error
 }
 
-// Error names the entry.
+// Error returns the error with the entry before it.
 func (e EntryError) Error() string {
 	switch {
 	case e.Index < 0:
@@ -86,10 +86,10 @@ func (e EntryError) Error() string {
 	}
 }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the error without the entry.
 func (e EntryError) Unwrap() error { return e.Err }
 
-// builtin are the kinds that are always on.
+// builtin are the kinds that are workloads without an entry.
 var builtin = map[schema.GroupKind]bool{
 	{Kind: "Pod"}:                        true,
 	{Group: "apps", Kind: "Deployment"}:  true,
@@ -100,8 +100,8 @@ var builtin = map[schema.GroupKind]bool{
 	{Group: "batch", Kind: "CronJob"}:    true,
 }
 
-// Parse reads the list. It returns the entries that are right, also beside
-// others that are not; an error for each of those; and never both for one.
+// Parse parses the list. It returns the valid entries, and one error for each invalid
+// entry. An error of the text as a whole leaves no entries.
 func Parse(text string) ([]Entry, []EntryError) {
 	list, err := decode(text)
 	if err != nil {
@@ -113,7 +113,7 @@ func Parse(text string) ([]Entry, []EntryError) {
 	for i, item := range list {
 		e, err := parseEntry(item)
 		if at, twice := first[e.GroupKind()]; err == nil && twice {
-			err = fmt.Errorf("entry %d is about the same kind: keep one of them", at)
+			err = fmt.Errorf("entry %d names the same kind: keep one of them", at)
 		}
 		if err != nil {
 			errs = append(errs, EntryError{Index: i, Kind: kindOf(item), Err: err})
@@ -125,32 +125,32 @@ func Parse(text string) ([]Entry, []EntryError) {
 	return entries, errs
 }
 
-// decode reads the text as a list. An empty text is an empty list.
+// decode parses the text as a list. An empty text is an empty list.
 func decode(text string) ([]any, error) {
 	if len(text) > MaxText {
-		return nil, fmt.Errorf("the text has %d bytes: at most %d are read", len(text), MaxText)
+		return nil, fmt.Errorf("the text has %d bytes: at most %d are allowed", len(text), MaxText)
 	}
 	if manyDocuments(text) {
 		return nil, errors.New("the text has more than one YAML document: write one list")
 	}
 	var value any
 	if err := yaml.UnmarshalStrict([]byte(text), &value); err != nil {
-		return nil, fmt.Errorf("the text is no YAML: %s", firstLine(err.Error()))
+		return nil, fmt.Errorf("the text is not valid YAML: %s", firstLine(err.Error()))
 	}
 	switch list := value.(type) {
 	case nil:
 		return nil, nil
 	case []any:
 		if len(list) > MaxEntries {
-			return nil, fmt.Errorf("the list has %d entries: at most %d are read", len(list), MaxEntries)
+			return nil, fmt.Errorf("the list has %d entries: at most %d are allowed", len(list), MaxEntries)
 		}
 		return list, nil
 	}
 	return nil, errors.New(`the text is not a list: begin each entry with "- "`)
 }
 
-// manyDocuments tells whether content follows content behind a "---": the
-// decoder would pass it over in silence.
+// manyDocuments reports whether the text has more than one YAML document with content.
+// The decoder would ignore all but the first without an error.
 func manyDocuments(text string) bool {
 	content := false
 	for line := range strings.Lines(text) {
@@ -167,6 +167,7 @@ func manyDocuments(text string) bool {
 	return false
 }
 
+// firstLine returns the first line of a decoder's error, without its prefixes.
 func firstLine(text string) string {
 	for _, prefix := range []string{"error converting YAML to JSON: ", "yaml: "} {
 		text = strings.TrimPrefix(text, prefix)
@@ -176,15 +177,15 @@ func firstLine(text string) string {
 	return text
 }
 
-// fields are what an entry may say, in the order in which docs list them.
+// fields are the fields of an entry, in the order of docs/workloads.md.
 var fields = []string{"group", "version", "kind", "resource", "replicasPath", "podTemplatePath", "revisionLabel"}
 
 func parseEntry(item any) (Entry, error) {
 	object, ok := item.(map[string]any)
 	if !ok {
-		return Entry{}, fmt.Errorf("is no object: the fields are %s", strings.Join(fields, ", "))
+		return Entry{}, fmt.Errorf("is not an object: the fields are %s", strings.Join(fields, ", "))
 	}
-	for _, name := range sorted(object) {
+	for _, name := range slices.Sorted(maps.Keys(object)) {
 		if !slices.Contains(fields, name) {
 			return Entry{}, fmt.Errorf("unknown field %.63q: the fields are %s", name, strings.Join(fields, ", "))
 		}
@@ -217,15 +218,7 @@ func parseEntry(item any) (Entry, error) {
 	return e, nil
 }
 
-func sorted(object map[string]any) []string {
-	names := make([]string, 0, len(object))
-	for name := range object {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
+// kindOf returns the kind and group of an entry; empty if one of them is not valid.
 func kindOf(item any) string {
 	object, _ := item.(map[string]any)
 	kind, _ := object["kind"].(string)
@@ -246,31 +239,30 @@ func (e *Entry) check() error {
 	case e.Kind == "":
 		return errors.New("kind is missing")
 	case !kindPattern.MatchString(e.Kind):
-		return fmt.Errorf("kind %.63q is no name of a kind, such as CloneSet", e.Kind)
+		return fmt.Errorf("kind %.63q is not a valid kind name, such as CloneSet", e.Kind)
 	case e.Group != "" && len(validation.IsDNS1123Subdomain(e.Group)) > 0:
-		return fmt.Errorf("group %.63q is no name of an API group, such as apps.example.com; the core group is \"\"", e.Group)
+		return fmt.Errorf("group %.63q is not a valid API group name, such as apps.example.com; the core group is \"\"", e.Group)
 	case e.Version == "":
 		return errors.New("version is missing, such as v1alpha1")
 	case len(validation.IsDNS1035Label(e.Version)) > 0:
-		return fmt.Errorf("version %.63q is no version, such as v1alpha1: the group has a field of its own", e.Version)
+		return fmt.Errorf("version %.63q is not a valid version, such as v1alpha1: write the group in the field group", e.Version)
 	case builtin[e.GroupKind()]:
-		return errors.New("the kind is always on: take the entry out")
+		return errors.New("the kind is built in: remove the entry")
 	case e.Resource != "" && len(validation.IsDNS1035Label(e.Resource)) > 0:
-		return fmt.Errorf("resource %.63q is no plural, such as clonesets", e.Resource)
+		return fmt.Errorf("resource %.63q is not a valid plural name, such as clonesets", e.Resource)
 	case e.RevisionLabel != "" && len(validation.IsQualifiedName(e.RevisionLabel)) > 0:
-		return fmt.Errorf("revisionLabel %.63q is no key of a label, such as pod-template-hash", e.RevisionLabel)
+		return fmt.Errorf("revisionLabel %.63q is not a valid label key, such as pod-template-hash", e.RevisionLabel)
 	}
 	return nil
 }
 
-// parsePath reads names of fields with dots between them. A dot before the
-// first may be left out.
+// parsePath parses names of fields with dots between them. The first dot is optional.
 func parsePath(text string) (Path, error) {
 	if text == "" {
 		return nil, nil
 	}
 	if len(text) > maxPath {
-		return nil, fmt.Errorf("has %d characters: at most %d are read", len(text), maxPath)
+		return nil, fmt.Errorf("has %d characters: at most %d are allowed", len(text), maxPath)
 	}
 	path := Path(strings.Split(strings.TrimPrefix(text, "."), "."))
 	for _, name := range path {
@@ -278,11 +270,11 @@ func parsePath(text string) (Path, error) {
 		case strings.ContainsAny(name, "[]*{}$@"):
 			return nil, fmt.Errorf("%q leads into a list: only names of fields with dots between them can be followed, such as .spec.replicas", text)
 		case !namePattern.MatchString(name):
-			return nil, fmt.Errorf("%q is no path: write names of fields with dots between them, such as .spec.replicas", text)
+			return nil, fmt.Errorf("%q is not a path: write names of fields with dots between them, such as .spec.replicas", text)
 		}
 	}
 	if path[0] == "metadata" {
-		return nil, fmt.Errorf("%q leads into metadata: no object keeps it there", text)
+		return nil, fmt.Errorf("%q leads into metadata: the value cannot be there", text)
 	}
 	return path, nil
 }

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-var sail = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}
+var widget = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
 
 func TestParse(t *testing.T) {
 	tests := map[string]struct {
@@ -19,18 +19,18 @@ func TestParse(t *testing.T) {
 		"nothing":              {"", nil},
 		"comments only":        {"# none yet\n", nil},
 		"an empty list":        {"[]", nil},
-		"a document's marker":  {"--- # kinds\n[]\n", nil},
-		"what an entry needs":  {"- {group: example.com, version: v1, kind: Sail}", []Entry{{GroupVersionKind: sail}}},
-		"an entry of JSON":     {`[{"group":"example.com","version":"v1","kind":"Sail"}]`, []Entry{{GroupVersionKind: sail}}},
+		"a document marker":    {"--- # kinds\n[]\n", nil},
+		"required fields only": {"- {group: example.com, version: v1, kind: Widget}", []Entry{{GroupVersionKind: widget}}},
+		"an entry of JSON":     {`[{"group":"example.com","version":"v1","kind":"Widget"}]`, []Entry{{GroupVersionKind: widget}}},
 		"a kind of the core":   {"- {version: v1, kind: ReplicationController}", []Entry{{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "ReplicationController"}}}},
-		"null is not said":     {"- {group: example.com, version: v1, kind: Sail, replicasPath: null}", []Entry{{GroupVersionKind: sail}}},
-		"a path without a dot": {"- {group: example.com, version: v1, kind: Sail, replicasPath: spec.crew}", []Entry{{GroupVersionKind: sail, ReplicasPath: Path{"spec", "crew"}}}},
+		"a field that is null": {"- {group: example.com, version: v1, kind: Widget, replicasPath: null}", []Entry{{GroupVersionKind: widget}}},
+		"a path without a dot": {"- {group: example.com, version: v1, kind: Widget, replicasPath: spec.count}", []Entry{{GroupVersionKind: widget, ReplicasPath: Path{"spec", "count"}}}},
 		"everything": {
 			`
 - group: example.com
   version: v1
-  kind: Sail
-  resource: sails
+  kind: Widget
+  resource: widgets
   replicasPath: .spec.replicas
   podTemplatePath: .spec.template
   revisionLabel: example.com/revision
@@ -40,7 +40,7 @@ func TestParse(t *testing.T) {
   kind: Rollout
 `,
 			[]Entry{{
-				GroupVersionKind: sail, Resource: "sails",
+				GroupVersionKind: widget, Resource: "widgets",
 				ReplicasPath: Path{"spec", "replicas"}, PodTemplatePath: Path{"spec", "template"}, RevisionLabel: "example.com/revision",
 			}, {GroupVersionKind: schema.GroupVersionKind{Group: "argoproj.io", Version: "v1alpha1", Kind: "Rollout"}}},
 		},
@@ -59,37 +59,37 @@ func TestParse(t *testing.T) {
 }
 
 func TestParseRefuses(t *testing.T) {
-	entry := func(more string) string { return "- {group: example.com, version: v1, kind: Sail" + more + "}" }
+	entry := func(more string) string { return "- {group: example.com, version: v1, kind: Widget" + more + "}" }
 	tests := map[string]struct{ text, want string }{
-		"no YAML":                    {"- {group: example.com", "workloads.yaml: the text is no YAML: "},
-		"a key twice":                {"- {kind: A, kind: B, version: v1}", "workloads.yaml: the text is no YAML: "},
+		"no YAML":                    {"- {group: example.com", "workloads.yaml: the text is not valid YAML: "},
+		"a key twice":                {"- {kind: A, kind: B, version: v1}", "workloads.yaml: the text is not valid YAML: "},
 		"no list":                    {"group: example.com", `workloads.yaml: the text is not a list: begin each entry with "- "`},
 		"a second document":          {"- {version: v1, kind: A}\n---\n- {version: v1, kind: B}", "workloads.yaml: the text has more than one YAML document: write one list"},
-		"a text without end":         {strings.Repeat("#", MaxText+1), "workloads.yaml: the text has 65537 bytes: at most 65536 are read"},
-		"a list without end":         {strings.Repeat("- {}\n", MaxEntries+1), "workloads.yaml: the list has 51 entries: at most 50 are read"},
-		"an entry that is a word":    {"- Sail", "workloads.yaml[0]: is no object: the fields are group, version, kind, resource, replicasPath, podTemplatePath, revisionLabel"},
-		"an unknown field":           {entry(", replicaPath: .spec.replicas"), `workloads.yaml[0] (Sail.example.com): unknown field "replicaPath": the fields are group, version, kind, resource, replicasPath, podTemplatePath, revisionLabel`},
-		"a field in another case":    {"- {version: v1, Kind: Sail}", `workloads.yaml[0]: unknown field "Kind": the fields are`},
-		"a number":                   {"- {group: example.com, version: 1, kind: Sail}", "workloads.yaml[0] (Sail.example.com): version is not a string: put it in quotes"},
+		"a text that is too long":    {strings.Repeat("#", MaxText+1), "workloads.yaml: the text has 65537 bytes: at most 65536 are allowed"},
+		"a list that is too long":    {strings.Repeat("- {}\n", MaxEntries+1), "workloads.yaml: the list has 51 entries: at most 50 are allowed"},
+		"an entry that is a word":    {"- Widget", "workloads.yaml[0]: is not an object: the fields are group, version, kind, resource, replicasPath, podTemplatePath, revisionLabel"},
+		"an unknown field":           {entry(", replicaPath: .spec.replicas"), `workloads.yaml[0] (Widget.example.com): unknown field "replicaPath": the fields are group, version, kind, resource, replicasPath, podTemplatePath, revisionLabel`},
+		"a field in another case":    {"- {version: v1, Kind: Widget}", `workloads.yaml[0]: unknown field "Kind": the fields are`},
+		"a number":                   {"- {group: example.com, version: 1, kind: Widget}", "workloads.yaml[0] (Widget.example.com): version is not a string: put it in quotes"},
 		"no kind":                    {"- {group: example.com, version: v1}", "workloads.yaml[0]: kind is missing"},
-		"a plural for a kind":        {"- {version: v1, kind: sails}", `workloads.yaml[0]: kind "sails" is no name of a kind, such as CloneSet`},
-		"no version":                 {"- {group: example.com, kind: Sail}", "workloads.yaml[0] (Sail.example.com): version is missing, such as v1alpha1"},
-		"an apiVersion as version":   {"- {version: example.com/v1, kind: Sail}", `workloads.yaml[0] (Sail): version "example.com/v1" is no version, such as v1alpha1: the group has a field of its own`},
-		"a group in upper case":      {"- {group: Example, version: v1, kind: Sail}", `workloads.yaml[0]: group "Example" is no name of an API group`},
-		"every group":                {"- {group: '*', version: v1, kind: Sail}", `workloads.yaml[0]: group "*" is no name of an API group`},
-		"a built-in kind":            {"- {group: apps, version: v1beta1, kind: Deployment}", "workloads.yaml[0] (Deployment.apps): the kind is always on: take the entry out"},
-		"pods":                       {"- {version: v1, kind: Pod}", "workloads.yaml[0] (Pod): the kind is always on: take the entry out"},
-		"a kind twice":               {entry("") + "\n- {group: example.com, version: v2, kind: Sail}", "workloads.yaml[1] (Sail.example.com): entry 0 is about the same kind: keep one of them"},
-		"every resource":             {entry(", resource: '*'"), `workloads.yaml[0] (Sail.example.com): resource "*" is no plural, such as clonesets`},
-		"a label that is none":       {entry(", revisionLabel: a b"), `workloads.yaml[0] (Sail.example.com): revisionLabel "a b" is no key of a label, such as pod-template-hash`},
-		"a path into a list":         {entry(", replicasPath: '.spec.sets[0].replicas'"), `workloads.yaml[0] (Sail.example.com): replicasPath ".spec.sets[0].replicas" leads into a list`},
-		"a JSONPath":                 {entry(", replicasPath: '{.spec.replicas}'"), `workloads.yaml[0] (Sail.example.com): replicasPath "{.spec.replicas}" leads into a list`},
-		"a JSON pointer":             {entry(", replicasPath: /spec/replicas"), `workloads.yaml[0] (Sail.example.com): replicasPath "/spec/replicas" is no path: write names of fields with dots between them, such as .spec.replicas`},
-		"a dot":                      {entry(", replicasPath: ."), `workloads.yaml[0] (Sail.example.com): replicasPath "." is no path`},
-		"a dot at the end":           {entry(", podTemplatePath: .spec."), `workloads.yaml[0] (Sail.example.com): podTemplatePath ".spec." is no path`},
-		"a path into metadata":       {entry(", replicasPath: .metadata.generation"), `workloads.yaml[0] (Sail.example.com): replicasPath ".metadata.generation" leads into metadata: no object keeps it there`},
-		"a path without end":         {entry(", replicasPath: " + strings.Repeat(".a", 200)), "workloads.yaml[0] (Sail.example.com): replicasPath has 400 characters: at most 253 are read"},
-		"an alias that never ends":   {"&a [*a]", "workloads.yaml: the text is no YAML: "},
+		"a plural for a kind":        {"- {version: v1, kind: widgets}", `workloads.yaml[0]: kind "widgets" is not a valid kind name, such as CloneSet`},
+		"no version":                 {"- {group: example.com, kind: Widget}", "workloads.yaml[0] (Widget.example.com): version is missing, such as v1alpha1"},
+		"an apiVersion as version":   {"- {version: example.com/v1, kind: Widget}", `workloads.yaml[0] (Widget): version "example.com/v1" is not a valid version, such as v1alpha1: write the group in the field group`},
+		"a group in upper case":      {"- {group: Example, version: v1, kind: Widget}", `workloads.yaml[0]: group "Example" is not a valid API group name`},
+		"a wildcard as group":        {"- {group: '*', version: v1, kind: Widget}", `workloads.yaml[0]: group "*" is not a valid API group name`},
+		"a built-in kind":            {"- {group: apps, version: v1beta1, kind: Deployment}", "workloads.yaml[0] (Deployment.apps): the kind is built in: remove the entry"},
+		"pods":                       {"- {version: v1, kind: Pod}", "workloads.yaml[0] (Pod): the kind is built in: remove the entry"},
+		"a kind twice":               {entry("") + "\n- {group: example.com, version: v2, kind: Widget}", "workloads.yaml[1] (Widget.example.com): entry 0 names the same kind: keep one of them"},
+		"a wildcard as resource":     {entry(", resource: '*'"), `workloads.yaml[0] (Widget.example.com): resource "*" is not a valid plural name, such as clonesets`},
+		"an invalid label key":       {entry(", revisionLabel: a b"), `workloads.yaml[0] (Widget.example.com): revisionLabel "a b" is not a valid label key, such as pod-template-hash`},
+		"a path into a list":         {entry(", replicasPath: '.spec.sets[0].replicas'"), `workloads.yaml[0] (Widget.example.com): replicasPath ".spec.sets[0].replicas" leads into a list`},
+		"a JSONPath":                 {entry(", replicasPath: '{.spec.replicas}'"), `workloads.yaml[0] (Widget.example.com): replicasPath "{.spec.replicas}" leads into a list`},
+		"a JSON pointer":             {entry(", replicasPath: /spec/replicas"), `workloads.yaml[0] (Widget.example.com): replicasPath "/spec/replicas" is not a path: write names of fields with dots between them, such as .spec.replicas`},
+		"a dot":                      {entry(", replicasPath: ."), `workloads.yaml[0] (Widget.example.com): replicasPath "." is not a path`},
+		"a dot at the end":           {entry(", podTemplatePath: .spec."), `workloads.yaml[0] (Widget.example.com): podTemplatePath ".spec." is not a path`},
+		"a path into metadata":       {entry(", replicasPath: .metadata.generation"), `workloads.yaml[0] (Widget.example.com): replicasPath ".metadata.generation" leads into metadata: the value cannot be there`},
+		"a path that is too long":    {entry(", replicasPath: " + strings.Repeat(".a", 200)), "workloads.yaml[0] (Widget.example.com): replicasPath has 400 characters: at most 253 are allowed"},
+		"a recursive alias":          {"&a [*a]", "workloads.yaml: the text is not valid YAML: "},
 		"one bad entry among others": {"- {version: v1, kind: A}\n- {version: v1}\n- {version: v1, kind: B}", "workloads.yaml[1]: kind is missing"},
 	}
 	for name, tc := range tests {
@@ -115,12 +115,12 @@ func TestGoodEntriesAreReadBesideBadOnes(t *testing.T) {
 	}
 }
 
-// FuzzParse: no text makes it panic, the same text reads the same, and what is
-// read can be written again.
+// FuzzParse: no text makes Parse panic, the same text has the same result, and each parsed
+// path can be written as text and parsed again.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
-		"", "[]", "- {group: example.com, version: v1, kind: Sail, replicasPath: .spec.replicas}", "- &a {kind: *a}",
-		"a: b", "- - -", "\xff", "--- a\n--- b", "- {kind: Sail, version: v1, revisionLabel: a/b}", "- !!binary aGk=", "- 1e400",
+		"", "[]", "- {group: example.com, version: v1, kind: Widget, replicasPath: .spec.replicas}", "- &a {kind: *a}",
+		"a: b", "- - -", "\xff", "--- a\n--- b", "- {kind: Widget, version: v1, revisionLabel: a/b}", "- !!binary aGk=", "- 1e400",
 	} {
 		f.Add(seed)
 	}
@@ -128,10 +128,10 @@ func FuzzParse(f *testing.F) {
 		entries, errs := Parse(text)
 		again, errsAgain := Parse(text)
 		if diff := cmp.Diff(entries, again); diff != "" {
-			t.Errorf("read twice it says otherwise:\n%s", diff)
+			t.Errorf("the second result differs:\n%s", diff)
 		}
 		if len(errs) != len(errsAgain) {
-			t.Fatalf("read twice it has other errors: %v, %v", errs, errsAgain)
+			t.Fatalf("the errors differ: %v, %v", errs, errsAgain)
 		}
 		for i, err := range errs {
 			if err.Error() == "" || err.Error() != errsAgain[i].Error() {
@@ -154,12 +154,12 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestTheLimits: what is as long as it may be is read.
+// TestTheLimits: texts at the limits are parsed, longer ones are refused.
 func TestTheLimits(t *testing.T) {
 	path := strings.Repeat("a", maxPath)
 	for name, text := range map[string]string{
 		"the text":       "[]\n#" + strings.Repeat(".", MaxText-4),
-		"a path":         "- {group: example.com, version: v1, kind: Sail, replicasPath: " + path + "}",
+		"a path":         "- {group: example.com, version: v1, kind: Widget, replicasPath: " + path + "}",
 		"a plain marker": "# kinds\n\n---\n[]\n",
 		"a directive":    "%YAML 1.1\n---\n[]\n",
 	} {
@@ -174,10 +174,10 @@ func TestTheLimits(t *testing.T) {
 				t.Errorf("%d entries: %d are read, %v", i, len(entries), errs)
 			}
 		}
-		fmt.Fprintf(&many, "- {group: example.com, version: v1, kind: Sail%d}\n", i)
+		fmt.Fprintf(&many, "- {group: example.com, version: v1, kind: Widget%d}\n", i)
 	}
 	for name, text := range map[string]string{
-		"a longer text": "[]\n#" + strings.Repeat(".", MaxText-3), "a longer path": "- {group: example.com, version: v1, kind: Sail, replicasPath: " + path + "a}",
+		"a longer text": "[]\n#" + strings.Repeat(".", MaxText-3), "a longer path": "- {group: example.com, version: v1, kind: Widget, replicasPath: " + path + "a}",
 		"more entries": many.String(), "two documents": "[]\n---\n[]\n", "two, the second with a comment": "[]\n--- # more\n[]\n",
 	} {
 		if _, errs := Parse(text); len(errs) == 0 {

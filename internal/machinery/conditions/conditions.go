@@ -1,5 +1,5 @@
-// Package conditions sets status conditions in one way: observedGeneration
-// always, the transition time only when the status turns, messages bounded.
+// Package conditions sets status conditions in one way: observedGeneration is always set,
+// the transition time moves only when the status changes, and messages are bounded.
 package conditions
 
 import (
@@ -10,24 +10,24 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Set writes one condition and reports whether anything changed.
+// Set sets one condition in the slice and reports whether the condition changed.
 func Set(conditions *[]metav1.Condition, generation int64, kind string, status metav1.ConditionStatus, reason, message string) bool {
 	return meta.SetStatusCondition(conditions, metav1.Condition{
 		Type: kind, Status: status, ObservedGeneration: generation, Reason: reason, Message: message,
 	})
 }
 
-// maxMessage bounds messages that repeat what somebody else said, in bytes. The
-// API allows 32768 characters.
+// maxMessage bounds messages with texts of other programs, in bytes. The API allows 32768
+// characters.
 const maxMessage = 2000
 
-// Bounded shortens a message that repeats what somebody else said.
+// Bounded shortens a message that contains the text of another program to 2000 bytes.
 func Bounded(message string) string {
 	return Truncate(message, maxMessage)
 }
 
-// Truncate returns a text of at most limit bytes: one that is longer loses its end, and
-// ends with "…". No character is cut in two. The limit must be at least 3.
+// Truncate shortens a text to at most limit bytes. A text that was cut ends with "…". No
+// UTF-8 character is split. The limit must be at least 3.
 func Truncate(text string, limit int) string {
 	const mark = "…"
 	if len(text) <= limit {
@@ -36,7 +36,8 @@ func Truncate(text string, limit int) string {
 	return strings.ToValidUTF8(text[:limit-len(mark)], "") + mark
 }
 
-// List joins sorted names for a message, the first three and how many more.
+// List joins names for a message: the first three, quoted, and the number of the others. For
+// stable messages the caller sorts the names.
 func List(names []string) string {
 	const shown = 3
 	quoted := make([]string, 0, shown)

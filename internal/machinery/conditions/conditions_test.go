@@ -39,7 +39,7 @@ func TestListIsBoundedAndSaysEveryNameOrCountsIt(t *testing.T) {
 		}
 		shown := min(len(names), 3)
 		if strings.Count(got, `"`) != 2*shown {
-			t.Fatalf("of %d names %s shows not %d", len(names), got, shown)
+			t.Fatalf("of %d names %s does not show %d", len(names), got, shown)
 		}
 		if more := fmt.Sprintf(" and %d more", len(names)-shown); (len(names) > shown) != strings.HasSuffix(got, more) {
 			t.Fatalf("%d names are %s", len(names), got)
@@ -50,28 +50,28 @@ func TestListIsBoundedAndSaysEveryNameOrCountsIt(t *testing.T) {
 func TestSetMovesTheTransitionTimeOnlyWhenTheStatusTurns(t *testing.T) {
 	var conditions []metav1.Condition
 	if !Set(&conditions, 1, "Ready", metav1.ConditionFalse, "Waiting", "a") {
-		t.Error("a new condition changes nothing")
+		t.Error("a new condition is not reported as a change")
 	}
 	then := metav1.NewTime(time.Unix(1_000_000, 0))
 	conditions[0].LastTransitionTime = then
 	if Set(&conditions, 1, "Ready", metav1.ConditionFalse, "Waiting", "a") {
-		t.Error("the same condition changes something")
+		t.Error("the same condition is reported as a change")
 	}
 	if !Set(&conditions, 2, "Ready", metav1.ConditionFalse, "Waiting", "b") || !conditions[0].LastTransitionTime.Equal(&then) {
-		t.Error("another message and generation are a change, and no transition")
+		t.Error("another message and generation must be a change without a transition")
 	}
 	if c := conditions[0]; c.ObservedGeneration != 2 || c.Message != "b" {
 		t.Errorf("the condition is %+v", c)
 	}
 	if !Set(&conditions, 2, "Ready", metav1.ConditionTrue, "Satisfied", "") || conditions[0].LastTransitionTime.Equal(&then) {
-		t.Error("the status turned, and the transition time did not move")
+		t.Error("the status changed, but the transition time did not move")
 	}
 	if !Set(&conditions, 2, "Other", metav1.ConditionTrue, "Satisfied", "") || len(conditions) != 2 {
-		t.Errorf("a second condition took the place of the first: %+v", conditions)
+		t.Errorf("a second condition replaced the first: %+v", conditions)
 	}
 }
 
-// TestTruncateCutsNoCharacter: the API server would put another character in its place.
+// TestTruncateCutsNoCharacter: the API server would replace a split character.
 func TestTruncateCutsNoCharacter(t *testing.T) {
 	for text, want := range map[string]string{
 		"12345678": "12345678", "123456789": "12345…", "1234äöü": "1234…", "123456äö": "12345…", "äöüß": "äöüß", "äöüßä": "äö…",

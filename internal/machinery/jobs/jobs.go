@@ -1,12 +1,11 @@
-// Package jobs lets a Job make its pods anew. An evicted pod counts as failed
-// to the Job controller; the pods that it deletes because the Job is suspended
-// do not. So a Job that has not started is suspended and, when its pods are gone,
-// resumed.
+// Package jobs makes the Job controller recreate the pods of a Job that has not started: it
+// suspends the Job and, when its pods are gone, resumes it. Eviction is not possible, because
+// the Job controller counts an evicted pod as failed. It does not count the pods that it
+// deletes itself because the Job is suspended.
 //
-// An annotation of ours is written together with the suspension: whoever finds
-// it resumes the Job, after a restart too, and a Job that somebody else suspended
-// is never resumed. It knows no policy: whether pods are to be made anew is
-// decided before.
+// The suspension and an annotation are written in one patch. A Job is resumed only if it has
+// the annotation: so another process can resume it after a restart, and a Job that somebody
+// else suspended is never resumed. The caller decides whether pods are to be recreated.
 package jobs
 
 import (
@@ -25,46 +24,47 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Why a Job is not suspended. Errors that wrap none of them say nothing about the Job.
+// The reasons why Suspend does not suspend a Job. Any other error means that the Job could not
+// be read or written.
 var (
-	// ErrStarted: a pod of the Job has had a node, or has ended.
+	// ErrStarted: a pod of the Job has or had a node, or has ended.
 	ErrStarted = errors.New("the Job has started")
-	// ErrManaged: whether the Job is suspended is somebody else's to say.
+	// ErrManaged: another program or a user decides whether the Job is suspended.
 	ErrManaged = errors.New("somebody else suspends and resumes the Job")
 	// ErrAgain: the Job was suspended and resumed for the same reason before.
-	ErrAgain = errors.New("the Job's pods were made anew already, to no avail")
-	// ErrGone: the Job is gone, about to go, or another of that name.
+	ErrAgain = errors.New("the Job's pods were already recreated for this reason")
+	// ErrGone: the Job does not exist, is being deleted, or another Job has its name.
 	ErrGone = errors.New("the Job is gone")
 )
 
-// Refused tells whether an error of Suspend says that the Job's pods are to stay
-// as they are.
+// Refused reports whether an error of Suspend means that the Job must not be suspended: its
+// pods stay as they are.
 func Refused(err error) bool {
 	return errors.Is(err, ErrStarted) || errors.Is(err, ErrManaged) || errors.Is(err, ErrAgain)
 }
 
-// queueLabel is Kueue's: it suspends and resumes the Jobs that carry it.
+// queueLabel is a label of Kueue, which suspends and resumes the Jobs that have it.
 const queueLabel = "kueue.x-k8s.io/queue-name"
 
-// Restarter suspends and resumes Jobs. Safe for concurrent use.
+// Restarter suspends and resumes Jobs. It is safe for concurrent use.
 type Restarter struct {
 	Client kubernetes.Interface
-	// Annotation is the key of our annotation.
+	// Annotation is the key of the annotation that records suspensions.
 	Annotation string
 }
 
-// A value of the annotation is one of these words, the Job's UID (a copied
-// annotation means nothing) and the reasons so far, the last one last.
+// The annotation's value is one of these words, the Job's UID and the reasons so far, the
+// newest last, separated by spaces. The UID makes the annotation of a copied Job invalid.
 const (
 	suspended = "suspended"
 	resumed   = "resumed"
 )
 
-// maxReasons bounds the reasons that are kept.
+// maxReasons bounds the reasons in the annotation. The oldest are dropped.
 const maxReasons = 50
 
-// Suspended tells whether a value of the annotation on the Job with this UID says
-// that we suspended it and have not resumed it.
+// Suspended reports whether a value of the annotation on the Job with this UID means that a
+// Restarter suspended the Job and has not resumed it.
 func Suspended(value string, uid types.UID) bool {
 	return strings.HasPrefix(value, suspended+" "+string(uid)+" ")
 }
@@ -72,8 +72,8 @@ func Suspended(value string, uid types.UID) bool {
 // +kubebuilder:rbac:groups=batch,resources=jobs,verbs=get;patch
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list
 
-// Suspend suspends a Job that has not started, once for each reason. Asked again
-// before the Job is resumed, it succeeds and changes nothing.
+// Suspend suspends a Job that has not started, once for each reason. It does nothing if it
+// suspended the Job before and the Job is not resumed yet. The reason must not contain spaces.
 func (r *Restarter) Suspend(ctx context.Context, name types.NamespacedName, uid types.UID, why string) error {
 	job, err := r.read(ctx, name, uid)
 	if err != nil {
@@ -84,7 +84,7 @@ func (r *Restarter) Suspend(ctx context.Context, name types.NamespacedName, uid 
 	switch {
 	case isSuspended(job) && Suspended(note, uid):
 		return nil
-	case isSuspended(job) || !ours(job):
+	case isSuspended(job) || !isUnmanaged(job):
 		return ErrManaged
 	case started(job):
 		return ErrStarted
@@ -105,7 +105,7 @@ func (r *Restarter) Suspend(ctx context.Context, name types.NamespacedName, uid 
 	return r.patch(ctx, job, true, strings.Join(append([]string{suspended, string(uid)}, reasons...), " "))
 }
 
-// reasonsOf are the reasons for which a Job was resumed after a suspension of ours.
+// reasonsOf returns the reasons of earlier suspensions of a resumed Job.
 func reasonsOf(note string, uid types.UID) []string {
 	words := strings.Fields(note)
 	if len(words) < 2 || words[0] != resumed || words[1] != string(uid) {
@@ -114,8 +114,8 @@ func reasonsOf(note string, uid types.UID) []string {
 	return words[2:]
 }
 
-// Resume resumes a Job that Suspend suspended, once its pods are gone. It
-// reports whether nothing is left to be done.
+// Resume resumes a Job that Suspend suspended, once its pods are gone. It returns false if the
+// caller has to call it again later.
 func (r *Restarter) Resume(ctx context.Context, name types.NamespacedName, uid types.UID) (done bool, err error) {
 	job, err := r.read(ctx, name, uid)
 	if errors.Is(err, ErrGone) {
@@ -152,7 +152,7 @@ func (r *Restarter) read(ctx context.Context, name types.NamespacedName, uid typ
 	return job, nil
 }
 
-// pods are those of the Job, whatever their state.
+// pods lists the pods of the Job in any state.
 func (r *Restarter) pods(ctx context.Context, job *batchv1.Job) ([]corev1.Pod, error) {
 	selector, err := metav1.LabelSelectorAsSelector(job.Spec.Selector)
 	if err != nil {
@@ -169,7 +169,7 @@ func isActive(pod corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
-// patch writes spec.suspend and our annotation in one, for the Job as it was read.
+// patch writes spec.suspend and the annotation. It fails if the Job changed since it was read.
 func (r *Restarter) patch(ctx context.Context, job *batchv1.Job, suspend bool, note string) error {
 	raw, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{
@@ -188,13 +188,14 @@ func (r *Restarter) patch(ctx context.Context, job *batchv1.Job, suspend bool, n
 
 func isSuspended(job *batchv1.Job) bool { return job.Spec.Suspend != nil && *job.Spec.Suspend }
 
-// ours: Kubernetes' own Job controller runs the Job, and no queue admits it.
-func ours(job *batchv1.Job) bool {
+// isUnmanaged reports whether Kubernetes' own Job controller runs the Job, and no queue
+// suspends it.
+func isUnmanaged(job *batchv1.Job) bool {
 	_, queued := job.Labels[queueLabel]
 	return !queued && (job.Spec.ManagedBy == nil || *job.Spec.ManagedBy == batchv1.JobControllerName)
 }
 
-// started tells whether a pod of the Job ever ran, as its status says.
+// started reports whether a pod of the Job ever ran, according to the Job's status.
 func started(job *batchv1.Job) bool {
 	s := &job.Status
 	if s.Succeeded > 0 || s.Failed > 0 || s.Ready != nil && *s.Ready > 0 || s.CompletionTime != nil {
@@ -205,7 +206,7 @@ func started(job *batchv1.Job) bool {
 	}
 	for _, c := range s.Conditions {
 		if c.Type != batchv1.JobSuspended && c.Status == corev1.ConditionTrue {
-			return true // complete, failed, or about to be
+			return true // complete, failed, or soon one of these
 		}
 	}
 	return false

@@ -9,9 +9,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Refused tells whether the API server, or an admission policy or webhook that it
-// asks, does not want a change, and will not as long as neither is different. A
-// conflict, an object that is gone and a server that is busy are no refusals.
+// Refused reports whether the API server, an admission policy or a webhook refuses a change,
+// so that the same write will fail again until the change or their configuration differs.
+// Conflicts, missing objects, missing authentication and a busy server are not refusals.
 func Refused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || AnotherOfThatName(err) {
@@ -25,14 +25,14 @@ func Refused(err error) bool {
 	}
 }
 
-// AnotherOfThatName tells whether a patch that carried a UID was refused
-// because the object of that name is another one by now. The API server calls
-// it a change of an immutable field (422), or a conflict where the UID was a
-// precondition (409). A conflict about anything else is to be tried again: the
-// API server gives up a patch of an object that others write all the time.
+// AnotherOfThatName reports whether a patch with a UID failed because the object was deleted
+// and another one was created with its name. The API server reports that as a change of an
+// immutable field (422) or, if the UID was a precondition, as a conflict (409). Any other
+// conflict must be tried again: the API server gives up a patch of an object that others
+// write all the time.
 func AnotherOfThatName(err error) bool {
 	if apierrors.IsConflict(err) {
-		// Nothing but the text tells the two apart.
+		// Only the text distinguishes this conflict from others.
 		return strings.Contains(err.Error(), "UID in precondition") || strings.Contains(err.Error(), "UID in the precondition")
 	}
 	var status apierrors.APIStatus

@@ -1,5 +1,5 @@
-// Package patch writes what a reconciler changed, and nothing else. It knows
-// no kind.
+// Package patch writes statuses as patches that contain only the changes of a reconciler, and
+// classifies the errors of patches. It depends on no kind.
 package patch
 
 import (
@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// Status patches an object's status if it differs from what it was before. An
-// object that is gone needs none.
+// Status patches an object's status if object differs from before. The patch has no
+// resourceVersion. A missing object is not an error.
 func Status(ctx context.Context, c client.Client, object, before client.Object) error {
 	if equality.Semantic.DeepEqual(before, object) {
 		return nil

@@ -15,22 +15,23 @@ import (
 )
 
 const (
-	// KeptFor is how long is kept where a pod's volumes are. A pod that runs keeps
-	// the volumes that it has.
+	// KeptFor is how long the Reach of a pod is cached. The volumes of a pod do not change
+	// once all of its claims are bound.
 	KeptFor = 10 * time.Minute
-	// unboundFor is the same for a pod of which a claim has no volume yet.
+	// unboundFor is the same for a pod with a claim that is not bound yet.
 	unboundFor = 5 * time.Second
-	// MaxReads bounds the pods whose volumes are read for one workload in one pass;
-	// the next pass goes on.
+	// MaxReads bounds the pods whose volumes are read for one workload in one pass. The next
+	// pass continues.
 	MaxReads = 20
 )
 
-// ErrMany: the volumes of other pods were read in this pass.
+// ErrMany means that MaxReads pods were read in this pass.
 var ErrMany = errors.New("volumes of more pods are to be read")
 
-// Reader knows on which nodes the PersistentVolumes of pods can be used. It reads
-// them from the API server, for the few pods that are to be moved, running or not:
-// no cache of all claims is worth that. The zero value is of use.
+// Reader returns on which nodes the PersistentVolumes of pods can be used. It reads them from
+// the API server, and caches the results by pod: it is called for the few pods that may be
+// moved, so a cache of all claims would cost more. The zero value is useful. It is safe for
+// concurrent use.
 type Reader struct {
 	mu   sync.Mutex
 	kept map[types.UID]kept // by pod
@@ -41,16 +42,17 @@ type kept struct {
 	until time.Time
 }
 
-// Reach is where the bound volumes of a pod can be used: on nodes that meet all required
-// node affinities. Selectors are the same, ready for questions.
+// Reach is where the bound volumes of a pod can be used: on nodes that match all of the
+// required node affinities. Selectors are Required, compiled.
 type Reach struct {
 	Required  []*corev1.NodeSelector
 	Selectors []*nodeaffinity.NodeSelector
 }
 
-// Read returns the node affinities of a pod's bound volumes. reads counts the pods
-// that were read. Errors: ErrMany; NotFound of what apierrors knows, where a claim
-// is missing; or what kept the API server from answering.
+// Read returns the node affinities of a pod's bound volumes. Each read of a pod that is not
+// cached increases reads. It returns ErrMany if reads is MaxReads, an error for which
+// apierrors.IsNotFound is true if the pod, a claim or a volume does not exist, and other
+// errors of the API server.
 func (v *Reader) Read(ctx context.Context, client kubernetes.Interface, now time.Time, pod types.NamespacedName, uid types.UID, reads *int) (Reach, error) {
 	v.mu.Lock()
 	known, ok := v.kept[uid]

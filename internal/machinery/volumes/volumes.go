@@ -1,6 +1,5 @@
-// Package volumes reads where the PersistentVolumes of a pod can be used. It asks
-// the API server for the one pod in question: no cache of all claims is worth
-// that.
+// Package volumes reads where the PersistentVolumes of a pod can be used. It reads from the
+// API server, because few pods are of interest, and a cache of all claims would cost more.
 package volumes
 
 import (
@@ -17,11 +16,11 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims;persistentvolumes,verbs=get
 
-// Of reads the node affinity of each volume that a pod mounts through a claim
-// which outlives it. A claim of a generic ephemeral volume goes with the pod, and
-// its successor gets another. bound tells whether each claim has its volume. A
-// claim that does not exist is an error that apierrors.IsNotFound knows, and what
-// was found of the others is there all the same.
+// Of returns the required node affinities of the volumes that a pod mounts through claims
+// which outlive it. Claims of generic ephemeral volumes are ignored: they are deleted with the
+// pod, and its successor gets others. bound is true if every claim is bound. If a claim or its
+// volume does not exist, apierrors.IsNotFound is true for the error, and affinity still has
+// the affinities of the other volumes.
 func Of(ctx context.Context, client kubernetes.Interface, namespace string, spec *corev1.PodSpec) (affinity []*corev1.NodeSelector, bound bool, err error) {
 	bound = true
 	var missing error
@@ -42,8 +41,7 @@ func Of(ctx context.Context, client kubernetes.Interface, namespace string, spec
 	return affinity, bound && missing == nil, missing
 }
 
-// Claims are the names of the claims that a pod mounts and that outlive it, each
-// once.
+// Claims returns the names of the claims that a pod mounts and that outlive it, each once.
 func Claims(spec *corev1.PodSpec) (names []string) {
 	for i := range spec.Volumes {
 		if source := spec.Volumes[i].PersistentVolumeClaim; source != nil && !slices.Contains(names, source.ClaimName) {
@@ -53,6 +51,7 @@ func Claims(spec *corev1.PodSpec) (names []string) {
 	return names
 }
 
+// volumeOf returns the volume of a claim; nil if the claim is not bound.
 func volumeOf(ctx context.Context, client kubernetes.Interface, namespace, name string) (*corev1.PersistentVolume, error) {
 	claim, err := client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -68,7 +67,7 @@ func volumeOf(ctx context.Context, client kubernetes.Interface, namespace, name 
 	return volume, nil
 }
 
-// Selectors makes node affinities ready for questions.
+// Selectors compiles node affinities. It fails if one of them is invalid.
 func Selectors(affinity []*corev1.NodeSelector) ([]*nodeaffinity.NodeSelector, error) {
 	out := make([]*nodeaffinity.NodeSelector, len(affinity))
 	for i := range affinity {
