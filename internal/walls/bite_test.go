@@ -140,7 +140,11 @@ func TestEachWallBites(t *testing.T) {
 		},
 		"domain imports another domain package": {
 			world: world{"./internal/domain/placement": {"./internal/domain/override"}},
-			want:  "domain is pure", says: "domain packages import api and domain/membership only",
+			want:  "domain is pure", says: "domain packages import api and internal/domain/affinity, internal/domain/membership, internal/domain/webster only",
+		},
+		"a leaf of domain imports another": {
+			world: world{"./internal/domain/webster": {"./internal/domain/affinity"}},
+			want:  "domain is pure", says: "a leaf of domain imports api only",
 		},
 		"domain's tests import an adapter": {
 			world: world{"./internal/domain/placement": {"./internal/extender"}},
@@ -149,7 +153,8 @@ func TestEachWallBites(t *testing.T) {
 		},
 		"domain imports what it may": {
 			world: world{"./internal/domain/placement": {
-				"./internal/domain/membership", "./internal/domain/placement/divide", "./api/apps/v1alpha1",
+				"./internal/domain/affinity", "./internal/domain/membership", "./internal/domain/webster",
+				"./internal/domain/placement/divide", "./api/apps/v1alpha1",
 				"k8s.io/api/core/v1", "k8s.io/apimachinery/pkg/labels", "github.com/distribution/reference",
 				"time", "strings", "net/netip", "net/url",
 			}},

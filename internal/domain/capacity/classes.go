@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 )
 
 // Definition says which nodes are of a class, and what pods for them carry.
@@ -259,55 +261,35 @@ func met(r corev1.NodeSelectorRequirement, value string, absent bool) bool {
 	}
 }
 
-// Restrict keeps a pod to the nodes of a class, on top of what it demands
-// already: node selector terms are ORed, so each gets the class's demands at its
-// end. A term without expressions and fields matches no node and stays as it is;
-// a pod without terms gets one. Doing it again changes nothing.
+// Restrict adds required node affinity and tolerations to a pod, so that it runs only on
+// nodes of a class, in addition to what it requires already: each term of its node affinity
+// gets the class's requirements at its end. Restrict is idempotent.
 func (c *Classes) Restrict(spec *corev1.PodSpec, class Class) {
-	definition := c.of(class)
-	if spec.Affinity == nil {
-		spec.Affinity = &corev1.Affinity{}
-	}
-	if spec.Affinity.NodeAffinity == nil {
-		spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
-	}
-	required := &spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-	if *required == nil {
-		*required = &corev1.NodeSelector{}
-	}
-	if len((*required).NodeSelectorTerms) == 0 {
-		(*required).NodeSelectorTerms = []corev1.NodeSelectorTerm{{}}
-		(*required).NodeSelectorTerms[0].MatchExpressions = slices.Clone(definition.Demands)
-	} else {
-		for i := range (*required).NodeSelectorTerms {
-			term := &(*required).NodeSelectorTerms[i]
-			if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
-				continue
-			}
-			for _, demand := range definition.Demands {
-				if !slices.ContainsFunc(term.MatchExpressions, same(demand)) {
-					term.MatchExpressions = append(slices.Clip(term.MatchExpressions), demand)
-				}
+	affinity.Narrow(spec, func(term corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm {
+		for _, demand := range c.of(class).Demands {
+			if !affinity.Contains(term.MatchExpressions, demand) {
+				term.MatchExpressions = append(slices.Clip(term.MatchExpressions), demand)
 			}
 		}
-	}
+		return []corev1.NodeSelectorTerm{term}
+	})
 	spec.Tolerations = c.Tolerations(spec.Tolerations, class)
 }
 
-// Restricted tells whether Restrict has kept a pod with this node affinity to a
-// class, or the pod demands the same by itself.
+// Restricted reports whether Restrict was applied to a pod with this required node
+// affinity, or the pod itself requires the same.
 func (c *Classes) Restricted(required *corev1.NodeSelector, class Class) bool {
 	if required == nil || len(required.NodeSelectorTerms) == 0 {
 		return false
 	}
 	return !slices.ContainsFunc(required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
-		return len(term.MatchExpressions)+len(term.MatchFields) > 0 && slices.ContainsFunc(c.of(class).Demands, func(demand corev1.NodeSelectorRequirement) bool {
-			return !slices.ContainsFunc(term.MatchExpressions, same(demand))
+		return !affinity.IsEmpty(term) && slices.ContainsFunc(c.of(class).Demands, func(demand corev1.NodeSelectorRequirement) bool {
+			return !affinity.Contains(term.MatchExpressions, demand)
 		})
 	})
 }
 
-// Tolerations are those that a pod has once it is kept to a class.
+// Tolerations returns the tolerations that a pod with the given ones has after Restrict.
 func (c *Classes) Tolerations(own []corev1.Toleration, class Class) []corev1.Toleration {
 	for _, toleration := range c.of(class).Tolerations {
 		if !slices.Contains(own, toleration) {
@@ -317,9 +299,9 @@ func (c *Classes) Tolerations(own []corev1.Toleration, class Class) []corev1.Tol
 	return own
 }
 
-// Free returns what a pod demanded before Restrict, as far as that can be told:
-// one that demanded the same by itself is not told apart. What it is given stays
-// as it is.
+// Free is the inverse of Restrict: it returns the required node affinity and the
+// tolerations that a pod had before. The arguments stay as they are. If the pod itself
+// had the same requirements or tolerations, Free removes those too.
 func (c *Classes) Free(required *corev1.NodeSelector, tolerations []corev1.Toleration, class Class) (*corev1.NodeSelector, []corev1.Toleration) {
 	definition := c.of(class)
 	if len(definition.Tolerations) > 0 {
@@ -332,22 +314,19 @@ func (c *Classes) Free(required *corev1.NodeSelector, tolerations []corev1.Toler
 	for _, term := range required.NodeSelectorTerms {
 		if len(term.MatchExpressions) > 0 {
 			own := slices.DeleteFunc(slices.Clone(term.MatchExpressions), func(r corev1.NodeSelectorRequirement) bool {
-				return slices.ContainsFunc(definition.Demands, same(r))
+				return affinity.Contains(definition.Demands, r)
 			})
 			switch {
 			case len(own)+len(term.MatchFields) > 0:
 				term.MatchExpressions = own
 			case len(required.NodeSelectorTerms) == 1:
-				return nil, tolerations // the term that Restrict gives a pod without terms
-			} // an empty term would match nothing: one of several that says no more is the user's own
+				return nil, tolerations // Restrict gives this term to a pod without terms
+			}
+			// Otherwise one of several terms requires only the class. It is the user's own:
+			// Restrict gives a pod without terms exactly one. It stays, because an empty
+			// term would match no node.
 		}
 		out.NodeSelectorTerms = append(out.NodeSelectorTerms, term)
 	}
 	return out, tolerations
-}
-
-func same(demand corev1.NodeSelectorRequirement) func(corev1.NodeSelectorRequirement) bool {
-	return func(r corev1.NodeSelectorRequirement) bool {
-		return r.Key == demand.Key && r.Operator == demand.Operator && slices.Equal(r.Values, demand.Values)
-	}
 }

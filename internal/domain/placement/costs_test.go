@@ -35,7 +35,7 @@ func TestRecostKeepsWhatFits(t *testing.T) {
 			}
 		})
 	}
-	if got := s.Recost("nowhere", []*int32{nil}, 5); got[0] != OutsideDeletionCost {
+	if got := s.Recost("nowhere", []*int32{nil}, 5); got[0] != outsideDeletionCost {
 		t.Errorf("a pod outside all groups costs %d", got[0])
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 )
 
 // Workload is a Deployment, a StatefulSet or a DaemonSet.
@@ -243,17 +244,13 @@ func place(spec *corev1.PodSpec, r Recipe) {
 			Key: apps.NodePoolLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{r.Pool.Name},
 		}}
 	}
-	if spec.Affinity == nil {
-		spec.Affinity = &corev1.Affinity{}
-	}
-	if spec.Affinity.NodeAffinity == nil {
-		spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
-	}
-	required := &spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-	if *required == nil {
-		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{*term}}
-	} else {
-		(*required).NodeSelectorTerms = restricted((*required).NodeSelectorTerms, term)
+	// A node selector without terms stays as it is, for the API server to refuse.
+	if required := affinity.Required(spec); required == nil || len(required.NodeSelectorTerms) > 0 {
+		affinity.Narrow(spec, func(t corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm {
+			t.MatchExpressions = append(slices.Clip(t.MatchExpressions), term.DeepCopy().MatchExpressions...)
+			t.MatchFields = append(slices.Clip(t.MatchFields), term.DeepCopy().MatchFields...)
+			return []corev1.NodeSelectorTerm{t}
+		})
 	}
 	for i := range r.Pool.Tolerations {
 		spec.Tolerations = tolerating(spec.Tolerations, r.Pool.Tolerations[i])
@@ -266,20 +263,6 @@ func place(spec *corev1.PodSpec, r Recipe) {
 		}
 		spec.Tolerations = tolerating(spec.Tolerations, corev1.Toleration{Key: taint.Key, Operator: operator, Value: taint.Value, Effect: taint.Effect})
 	}
-}
-
-// restricted adds a term to each of several of which one is enough. An empty
-// one matches no node: it must not become one that matches the pool.
-func restricted(terms []corev1.NodeSelectorTerm, by *corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm {
-	for i := range terms {
-		t := &terms[i]
-		if len(t.MatchExpressions) == 0 && len(t.MatchFields) == 0 {
-			continue
-		}
-		t.MatchExpressions = append(t.MatchExpressions, by.DeepCopy().MatchExpressions...)
-		t.MatchFields = append(t.MatchFields, by.DeepCopy().MatchFields...)
-	}
-	return terms
 }
 
 // Tolerates tells whether pods with these tolerations run on under all of these
