@@ -1,6 +1,7 @@
 package override
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -112,7 +113,7 @@ func TestPredicates(t *testing.T) {
 			pod := aPod()
 			err := mustCompile(t, spec).Apply("edge", pod)
 			if tc.wantErr != "" {
-				ruleError, ok := AsRuleError(err)
+				ruleError, ok := errors.AsType[RuleError](err)
 				if !ok || ruleError.Rule != 1 || !strings.HasSuffix(err.Error(), tc.wantErr) {
 					t.Fatalf("error %v, want %q of rule 1", err, tc.wantErr)
 				}
@@ -198,8 +199,8 @@ func TestApply(t *testing.T) {
 		"one of two fails and none is applied": {overriders: patch(plain("add", "/spec/hostname", `"a"`), plain("remove", "/spec/none", "")), wantErr: `plaintext[1]: "none" does not exist`},
 		"a field that pods do not have":        {overriders: patch(plain("add", "/spec/hostNam", `"a"`)), wantErr: `unknown field "spec.hostNam"`},
 		"a field in the wrong case":            {overriders: patch(plain("add", "/spec/NodeName", `"a"`)), wantErr: `unknown field "spec.NodeName"`},
-		"a value of the wrong type":            {overriders: patch(plain("add", "/spec/hostname", `{}`)), wantErr: "the result is no pod"},
-		"a number that does not fit":           {overriders: patch(plain("add", "/spec/activeDeadlineSeconds", `"many"`)), wantErr: "the result is no pod"},
+		"a value of the wrong type":            {overriders: patch(plain("add", "/spec/hostname", `{}`)), wantErr: "the result is not a pod"},
+		"a number that does not fit":           {overriders: patch(plain("add", "/spec/activeDeadlineSeconds", `"many"`)), wantErr: "the result is not a pod"},
 		"a container with an invalid image":    {overriders: patch(plain("add", "/spec/containers/-", `{"name":"x","image":"r.io/Foo"}`)), wantErr: `container "x": image "r.io/Foo"`},
 		"an invalid image instead of one":      {overriders: patch(plain("replace", "/spec/containers/0", `{"name":"web","image":"r.io/Foo"}`)), wantErr: `container "web": image "r.io/Foo"`},
 		"a container without an image":         {overriders: patch(plain("remove", "/spec/containers/0", ""), plain("add", "/spec/containers/0", `{"name":"x"}`)), wantErr: `container "x": image ""`},
@@ -213,7 +214,7 @@ func TestApply(t *testing.T) {
 			case tc.wantErr != "" && (err == nil || !strings.Contains(err.Error(), tc.wantErr)):
 				t.Errorf("error %v does not contain %q", err, tc.wantErr)
 			case tc.wantErr != "":
-				if _, ok := AsRuleError(err); !ok {
+				if _, ok := errors.AsType[RuleError](err); !ok {
 					t.Errorf("%v is no RuleError", err)
 				}
 			case err != nil:

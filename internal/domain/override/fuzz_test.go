@@ -2,6 +2,7 @@ package override
 
 import (
 	"encoding/json"
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -50,7 +51,7 @@ func FuzzApply(f *testing.F) {
 		pod, again := base.DeepCopy(), base.DeepCopy()
 		err := rules.Apply(group, pod)
 		if err != nil {
-			if _, ok := AsRuleError(err); !ok {
+			if _, ok := errors.AsType[RuleError](err); !ok {
 				t.Fatalf("%v is no RuleError", err)
 			}
 			if !reflect.DeepEqual(pod, &base) {

@@ -1,6 +1,7 @@
 package override
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -53,11 +54,11 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 		rule gm.PlaintextOverrider
 		want string // of the error; "" is none
 	}{
-		"a DaemonSet's pod loses its node":         {onNode, plain("remove", "/spec/affinity", ""), "must leave the node affinity"},
+		"a DaemonSet's pod loses its node":         {onNode, plain("remove", "/spec/affinity", ""), "must not change the node affinity"},
 		"a DaemonSet's pod keeps it":               {onNode, plain("add", "/spec/affinity/podAntiAffinity", `{}`), ""},
 		"another pod's affinity goes":              {func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{} }, plain("remove", "/spec/affinity", ""), ""},
 		"a pod that may not be on one node":        {offNode, plain("remove", "/spec/affinity", ""), ""},
-		"a StatefulSet's pod loses its claim":      {claim("data-web-0"), plain("replace", "/spec/volumes", empty), `must leave the volume "data"`},
+		"a StatefulSet's pod loses its claim":      {claim("data-web-0"), plain("replace", "/spec/volumes", empty), `must not change the volume "data"`},
 		"a claim that any pod may do without goes": {claim("shared"), plain("replace", "/spec/volumes", empty), ""},
 		"the token's volume comes back": {
 			func(p *corev1.Pod) {
@@ -99,7 +100,7 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error is %v, want %q", err, tc.want)
 			}
-			if problem, ok := AsRuleError(err); !ok || !strings.Contains(problem.Overrider, "plaintext[0]") {
+			if problem, ok := errors.AsType[RuleError](err); !ok || !strings.Contains(problem.Overrider, "plaintext[0]") {
 				t.Errorf("error %v does not name the overrider", err)
 			}
 			if diff := cmp.Diff(was, pod); diff != "" {
@@ -156,7 +157,7 @@ func TestTheGuiltyOverriderIsNamed(t *testing.T) {
 		}}}
 	})
 	err := rules.ApplyTo("hz", pod, Selected{})
-	if problem, ok := AsRuleError(err); !ok || problem.Overrider != "spec.overrideRules[0].overriders.plaintext[2]" {
+	if problem, ok := errors.AsType[RuleError](err); !ok || problem.Overrider != "spec.overrideRules[0].overriders.plaintext[2]" {
 		t.Errorf("error is %v, want one about the third overrider", err)
 	}
 }

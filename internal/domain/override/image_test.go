@@ -1,6 +1,7 @@
 package override
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -153,7 +154,7 @@ func TestImageTableOfInvalidImages(t *testing.T) {
 	for name, image := range tests {
 		t.Run(name, func(t *testing.T) {
 			_, err := oneImage(rules, image)
-			ruleError, ok := AsRuleError(err)
+			ruleError, ok := errors.AsType[RuleError](err)
 			if !ok || ruleError.Rule != 0 || ruleError.Overrider != "spec.overrideRules[0].imageOverrider[0]" {
 				t.Fatalf("%q gave %v, not an error that names the rule", image, err)
 			}
