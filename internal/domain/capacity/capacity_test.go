@@ -21,7 +21,7 @@ func TestRead(t *testing.T) {
 		"each key is looked for by itself":    {[]Source{{Count: "0"}, {}, {Switch: "true"}}, Settings{On: true, Count: 0}, ""},
 		"the highest count":                   {[]Source{{Switch: "true", Count: "2147483647"}}, Settings{On: true, Count: MaxCount}, ""},
 		"beyond":                              {[]Source{{Switch: "true", Count: "2147483648"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"negative":                            {[]Source{{Switch: "true", Count: "-1"}}, Settings{On: true, Count: MaxCount}, `"-1" is no whole number`},
+		"negative":                            {[]Source{{Switch: "true", Count: "-1"}}, Settings{On: true, Count: MaxCount}, `"-1" is not an integer`},
 		"a sign":                              {[]Source{{Switch: "true", Count: "+1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
 		"a space":                             {[]Source{{Switch: "true", Count: " 1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
 		"a percentage":                        {[]Source{{Switch: "true", Count: "50%"}}, Settings{On: true, Count: MaxCount}, "no whole number"},

@@ -342,7 +342,7 @@ func TestSatisfiable(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := Satisfiable(tc.all); got != tc.want {
+			if got := satisfiable(tc.all); got != tc.want {
 				t.Errorf("it is %t, want %t", got, tc.want)
 			}
 		})

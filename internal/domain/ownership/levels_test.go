@@ -191,19 +191,19 @@ func TestParseLevels(t *testing.T) {
 		"two levels for one kind": {
 			"podgroup-level-rules: [{apiversion: apps/v1, kind: deployment}]\npodgroupLevel: [{apiversion: apps/v1, kind: Deployment, adjust-level: 1}]",
 			Levels{NoMatch: NoMatchDirectOwner, Rules: []LevelRule{deploymentRule}},
-			[]string{"podgroupLevel[0] (Deployment): an earlier rule is about the same kind, and is the one that counts"}, "",
+			[]string{"podgroupLevel[0] (Deployment): is not used, because an earlier rule is about the same kind"}, "",
 		},
-		"no YAML":              {"podgroupLevel: [", Levels{}, nil, "volcano-controller.conf is no YAML"},
-		"a list":               {"- a", Levels{}, nil, "volcano-controller.conf is no mapping"},
-		"no list":              {"podgroupLevel: {a: b}", Levels{}, nil, "podgroupLevel is no list"},
-		"no rule":              {"podgroupLevel: [a]", Levels{}, nil, "podgroupLevel[0]: is no mapping"},
+		"no YAML":              {"podgroupLevel: [", Levels{}, nil, "volcano-controller.conf is not YAML"},
+		"a list":               {"- a", Levels{}, nil, "volcano-controller.conf is not a mapping"},
+		"no list":              {"podgroupLevel: {a: b}", Levels{}, nil, "podgroupLevel is not a list"},
+		"no rule":              {"podgroupLevel: [a]", Levels{}, nil, "podgroupLevel[0]: is not a mapping"},
 		"no kind":              {"podgroupLevel: [{apiversion: v1}]", Levels{}, nil, "podgroupLevel[0]: kind must be"},
 		"an empty kind":        {"podgroupLevel: [{apiversion: v1, kind: ''}]", Levels{}, nil, "podgroupLevel[0]: kind must be"},
 		"no version":           {"podgroupLevel: [{kind: Job}]", Levels{}, nil, "podgroupLevel[0] (Job): apiversion must be"},
 		"an empty version":     {"podgroupLevel: [{kind: Job, apiversion: ''}]", Levels{}, nil, "podgroupLevel[0] (Job): apiversion must be"},
 		"no such version":      {"podgroupLevel: [{kind: Job, apiversion: a/b/c}]", Levels{}, nil, `apiversion is "a/b/c"`},
 		"an unknown field":     {"podgroupLevel: [{kind: Job, apiversion: batch/v1, level: 1}]", Levels{}, nil, `unknown field "level"`},
-		"a field twice":        {"podgroupLevel: [{kind: Job, apiversion: batch/v1, apiVersion: batch/v1}]", Levels{}, nil, "apiversion is there twice"},
+		"a field twice":        {"podgroupLevel: [{kind: Job, apiversion: batch/v1, apiVersion: batch/v1}]", Levels{}, nil, "apiversion is set twice"},
 		"half a level":         {"podgroupLevel: [{kind: Job, apiversion: batch/v1, adjust-level: 0.5}]", Levels{}, nil, "adjust-level is 0.5"},
 		"a level that is text": {"podgroupLevel: [{kind: Job, apiversion: batch/v1, adjust-level: up}]", Levels{}, nil, "adjust-level is up"},
 		"a level beyond all":   {"podgroupLevel: [{kind: Job, apiversion: batch/v1, adjust-level: 9999999999999999999999}]", Levels{}, nil, "it must be an integer from -1000"},
@@ -265,7 +265,7 @@ func TestRulesAboutTheSameObjects(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := tc.a.Same(&tc.b); got != tc.want {
+			if got := tc.a.same(&tc.b); got != tc.want {
 				t.Errorf("same is %t, want %t", got, tc.want)
 			}
 		})
@@ -275,7 +275,7 @@ func TestRulesAboutTheSameObjects(t *testing.T) {
 // TestEveryWrongRuleIsNamed, and texts and levels at their bounds are right.
 func TestEveryWrongRuleIsNamed(t *testing.T) {
 	_, _, err := ParseLevels("podgroup-level-rules: {a: b}\npodgroupLevel:\n- {kind: Job}\n- {apiversion: batch/v1}\n- {apiversion: batch/v1, kind: job, adjust-level: 1001}\n")
-	for _, part := range []string{"podgroup-level-rules is no list", "podgroupLevel[0] (Job)", "podgroupLevel[1]: kind", "podgroupLevel[2] (job): adjust-level is 1001"} {
+	for _, part := range []string{"podgroup-level-rules is not a list", "podgroupLevel[0] (Job)", "podgroupLevel[1]: kind", "podgroupLevel[2] (job): adjust-level is 1001"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("the error lacks %q: %v", part, err)
 		}

@@ -25,8 +25,8 @@ func TestBindingOf(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := BindingOf(tc.required, tc.binding); got != tc.want {
-				t.Errorf("BindingOf(%q, %q) = %v, want %v", tc.required, tc.binding, got, tc.want)
+			if got := bindingOf(tc.required, tc.binding); got != tc.want {
+				t.Errorf("bindingOf(%q, %q) = %v, want %v", tc.required, tc.binding, got, tc.want)
 			}
 		})
 	}
