@@ -135,7 +135,7 @@ func TestPoolsAskFewAndMissNone(t *testing.T) {
 		}
 		index := compiledPools(pools...)
 		var want, got []string
-		for _, p := range index.All() {
+		for _, p := range index.byAge {
 			if p.Selects(own) {
 				want = append(want, p.Name)
 			}
