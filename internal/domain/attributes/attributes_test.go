@@ -423,7 +423,7 @@ func TestAnySequenceGivesBack(t *testing.T) {
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
 			covered := Read(n).record
 			if covered == nil {
-				covered = &Record{}
+				covered = &record{}
 			}
 			key, value := rapid.SampledFrom(keys).Draw(t, "key"), values.Draw(t, "value")
 			switch rapid.SampledFrom([]string{"move", "leave", "edit pool", "edit label", "edit annotation", "add taint", "take taint"}).Draw(t, "step") {
@@ -494,8 +494,8 @@ func editMap(now, own map[string]string, covered map[string]*string, key, value 
 	}
 }
 
-func covers(r *Record, t corev1.Taint) bool {
-	return slices.ContainsFunc(r.Taints, func(c Covered) bool { return c.Key == t.Key && c.Effect == t.Effect })
+func covers(r *record, t corev1.Taint) bool {
+	return slices.ContainsFunc(r.Taints, func(c coveredTaint) bool { return c.Key == t.Key && c.Effect == t.Effect })
 }
 
 func replaceTaint(taints []corev1.Taint, t corev1.Taint, add bool) []corev1.Taint {
