@@ -5,11 +5,11 @@ import (
 	"testing"
 )
 
-// world is a fabricated import graph: what each package imports.
+// world is an invented import graph: the imports of each package.
 type world map[string][]string
 
-// graph closes w over its imports. Paths that start with "./" are ours; tests
-// marks packages whose imports are only in their tests.
+// graph makes the transitive graph of w. Paths that start with "./" are in the module. tests
+// are the packages whose imports are in their test files only.
 func (w world) graph(tests ...string) graph {
 	ours := func(name string) string {
 		if rest, found := strings.CutPrefix(name, "./"); found {
@@ -51,7 +51,7 @@ func (w world) graph(tests ...string) graph {
 	return g
 }
 
-// reach returns everything that from leads to.
+// reach returns every package that from imports, directly or indirectly.
 func (g graph) reach(from string) []string {
 	var found []string
 	seen := map[string]bool{from: true}
@@ -70,11 +70,11 @@ func (g graph) reach(from string) []string {
 func TestEachWallBites(t *testing.T) {
 	tests := map[string]struct {
 		world world
-		// tests are the packages of world whose imports are their tests'.
+		// tests are the packages of world whose imports are in their test files only.
 		tests []string
-		// want is the wall that must bite, "" when none may.
+		// want is the name of the wall that must be breached, "" if none may be.
 		want string
-		// says is what the message must contain.
+		// says is a text that the message must contain.
 		says string
 	}{
 		"api imports domain": {
@@ -262,12 +262,12 @@ func TestEachWallBites(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("wall %q does not bite; breaches: %q", test.want, breaches)
+			t.Errorf("wall %q is not breached; breaches: %q", test.want, breaches)
 		})
 	}
 	for _, w := range walls {
 		if !bitten[w.name] {
-			t.Errorf("no case above shows that wall %q bites", w.name)
+			t.Errorf("no case above breaches wall %q", w.name)
 		}
 	}
 }
