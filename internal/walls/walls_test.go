@@ -71,7 +71,7 @@ var walls = []wall{
 		links: []string{"k8s.io/client-go", "sigs.k8s.io/controller-runtime"},
 	},
 	{
-		name: "machinery knows no kind",
+		name: "machinery imports no kind",
 		why: "internal/machinery is code that every controller uses to reconcile. If it imported one kind, all controllers " +
 			"would depend on that kind. Put code about a kind beside its controller.",
 		room: under("internal/machinery"),
@@ -83,26 +83,26 @@ var walls = []wall{
 		},
 	},
 	{
-		name: "what adapters ask knows no adapter",
+		name: "shared packages import no adapter",
 		why: "Controllers, webhooks and the extender import internal/seats, internal/owners, internal/policies, internal/gangs and internal/assign. " +
 			"With an import in the other direction, one adapter would depend on another through them.",
-		room: under(asked...),
+		room: under(services...),
 		imports: func(_, imported string) string {
-			return ofOurs(imported, shared, asked)
+			return ofOurs(imported, shared, services)
 		},
 	},
 	{
-		name: "adapters do not know each other",
+		name: "adapters do not import each other",
 		why: "Kinds communicate through the API server: what one controller needs from another is a field, a label or a " +
 			"condition, which users can see too. State that one adapter passes to another in memory is hidden from them and lost at a restart. " +
 			"Code that two adapters need belongs to internal/domain (decisions), internal/seats (the ledger of seats), " +
 			"internal/owners (the owners of pods), internal/policies (compiled policies), internal/gangs (PodGroups), internal/assign (seats at creation) or internal/machinery (how controllers reconcile).",
 		room: isAdapter,
 		imports: func(pkg, imported string) string {
-			return ofOurs(imported, shared, asked, []string{adapterOf(pkg)})
+			return ofOurs(imported, shared, services, []string{adapterOf(pkg)})
 		},
 		testImports: func(pkg, imported string) string {
-			return ofOurs(imported, shared, asked, []string{adapterOf(pkg), "internal/testing"})
+			return ofOurs(imported, shared, services, []string{adapterOf(pkg), "internal/testing"})
 		},
 	},
 	{
@@ -194,11 +194,11 @@ func isImpure(imported string) bool {
 	return imported != "net/netip" && imported != "net/url" && slices.ContainsFunc(impure, covers(imported))
 }
 
-// shared are the rooms that adapters and all rooms of asked may import. asked are the rooms
+// shared are the rooms that adapters and all rooms of services may import. services are the rooms
 // that adapters and each other may import.
 var (
 	shared = []string{"api", "internal/domain", "internal/machinery"}
-	asked  = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs"}
+	services  = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs"}
 )
 
 // leaves are the domain packages that other domain packages may import. Each holds one
