@@ -114,7 +114,8 @@ func TestTheNearestBudgetCounts(t *testing.T) {
 	}
 }
 
-// TestModesInAnyCase: the annotations are written by people.
+// TestModesInAnyCase checks that the case of annotations that people write does not
+// matter.
 func TestModesInAnyCase(t *testing.T) {
 	for text, want := range map[string]scheduling.NetworkTopologyMode{
 		"hard": scheduling.NetworkTopologyHard, "Hard": scheduling.NetworkTopologyHard, "SOFT": scheduling.NetworkTopologySoft,
@@ -177,8 +178,8 @@ func TestUsageOf(t *testing.T) {
 	}
 }
 
-// TestChangesLeaveWhatOthersWrote: a merge patch of the changes makes the keys what they
-// are to be, and touches nothing else.
+// TestChangesLeaveWhatOthersWrote checks that a merge patch of the changes gives the keys
+// their wanted values and changes nothing else.
 func TestChangesLeaveWhatOthersWrote(t *testing.T) {
 	values := rapid.MapOfN(rapid.SampledFrom([]string{"a", "b", "c", "d"}), rapid.SampledFrom([]any{"x", "y", float64(1), map[string]any{"k": "1"}, map[string]any{"l": "2"}}), 0, 4)
 	rapid.Check(t, func(t *rapid.T) {
@@ -222,8 +223,8 @@ func TestChangesLeaveWhatOthersWrote(t *testing.T) {
 	})
 }
 
-// TestNothingIsLeftOfTheValueBefore: a merge patch would keep the keys of an object that
-// the new one does not have.
+// TestNothingIsLeftOfTheValueBefore checks values that are objects: a merge patch would
+// keep keys that the new value does not have.
 func TestNothingIsLeftOfTheValueBefore(t *testing.T) {
 	type object = map[string]any
 	last := &Applied{Spec: object{
@@ -276,8 +277,9 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestWhatIsKeptOfObjects: all else would only take memory, in every replica.
-func TestWhatIsKeptOfObjects(t *testing.T) {
+// TestFilters checks that Annotations and Labels leave out other keys, which would only
+// use memory in every replica.
+func TestFilters(t *testing.T) {
 	all := notes{
 		scheduling.MinMemberAnnotation: "3", scheduling.QueueNameAnnotation: "q", scheduling.InheritedPrefix + "sla-waiting-time": "1h",
 		scheduling.PreemptableKey: "true", scheduling.CooldownTimeKey: "1m", "app": "web",
@@ -295,7 +297,8 @@ func TestWhatIsKeptOfObjects(t *testing.T) {
 	}
 }
 
-// TestDependentsFirst: what is made for an object that is deleted in the foreground is deleted too.
+// TestDependentsFirst checks objects that are being deleted in the foreground: objects
+// created for them are deleted too.
 func TestDependentsFirst(t *testing.T) {
 	now := metav1.Now()
 	for name, tc := range map[string]struct {

@@ -225,7 +225,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestWhyANodeIsNoMember: the reason is that of the node, and not only of the group.
+// TestWhyANodeIsNoMember checks that the reason depends on the node, not only on the
+// group.
 func TestWhyANodeIsNoMember(t *testing.T) {
 	nodes := []Node{{Name: "n"}}
 	for name, tc := range map[string]struct {
@@ -249,8 +250,9 @@ func TestWhyANodeIsNoMember(t *testing.T) {
 	}
 }
 
-// TestEveryMissingNodeIsTold, beside those that are there.
-func TestEveryMissingNodeIsTold(t *testing.T) {
+// TestStatusHasEveryMissingNode checks nodes that the spec names and that do not exist,
+// beside nodes that do.
+func TestStatusHasEveryMissingNode(t *testing.T) {
 	var nodes []Node
 	var named, missing []string
 	for i := range 20 {
@@ -353,8 +355,8 @@ func BenchmarkAssign(b *testing.B) {
 	})
 }
 
-// TestNewcomersAreTheNodesThatTheGroupTakesIn: a node fits one of the ways if,
-// and only if, the group selects it by its labels.
+// TestNewcomersAreTheNodesThatTheGroupTakesIn checks that a node meets one of the lists
+// if, and only if, the group selects the node by its labels.
 func TestNewcomersAreTheNodesThatTheGroupTakesIn(t *testing.T) {
 	fits := func(ways [][]corev1.NodeSelectorRequirement, node map[string]string) bool {
 		for _, way := range ways {

@@ -109,7 +109,8 @@ func TestCompilePoolNamesTheField(t *testing.T) {
 	}
 }
 
-// TestPoolsAskFewAndMissNone: what the index finds is what asking every pool finds.
+// TestPoolsAskFewAndMissNone checks that the index finds the same pools as a check of
+// every pool.
 func TestPoolsAskFewAndMissNone(t *testing.T) {
 	keys, values := []string{"a", "b", "c"}, []apps.LabelValue{"1", "2", ""}
 	operators := []metav1.LabelSelectorOperator{metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist}
@@ -149,8 +150,9 @@ func TestPoolsAskFewAndMissNone(t *testing.T) {
 	})
 }
 
-// TestANodeAsksFewPools: of a thousand pools that all ask for one label, and each
-// for another of its own, a node asks the one that its own label leads to.
+// TestANodeAsksFewPools checks the index with a thousand pools that all require one
+// label, and each another one of its own: only the pool with the node's own label is
+// checked.
 func TestANodeAsksFewPools(t *testing.T) {
 	var pools []*apps.NodePool
 	for i := range 1000 {

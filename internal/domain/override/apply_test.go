@@ -14,7 +14,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// aPod has an init container, two containers and an ephemeral container.
+// aPod makes a pod with an init container, two containers and an ephemeral container.
 func aPod(modify ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "shop", Labels: map[string]string{"app": "web", gm.NodeGroupLabel: "edge"}},
@@ -48,7 +48,7 @@ func imagesOf(pod *corev1.Pod) []string {
 	return images
 }
 
-// baseOf is what Images takes, init containers first.
+// baseOf returns the argument base of Images, init containers first.
 func baseOf(pod *corev1.Pod) []Image {
 	var base []Image
 	for _, c := range pod.Spec.InitContainers {
@@ -229,9 +229,9 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestAnImageThatIsNoRulesBusinessStaysAsItIs: a template may have an image that no
-// runtime takes; it does not keep rules about other things from being applied.
-func TestAnImageThatIsNoRulesBusinessStaysAsItIs(t *testing.T) {
+// TestInvalidImageOfTheTemplateStays checks that an invalid image in the template does
+// not prevent rules about other fields.
+func TestInvalidImageOfTheTemplateStays(t *testing.T) {
 	broken := func(p *corev1.Pod) { p.Spec.Containers[1].Image = "r.io/Foo" }
 	pod, want := aPod(broken), aPod(broken)
 	want.Spec.Hostname = "a"
@@ -243,9 +243,9 @@ func TestAnImageThatIsNoRulesBusinessStaysAsItIs(t *testing.T) {
 	}
 }
 
-// TestImagesAreToldWhateverElseRulesChange: of a pod that is there only the images are
-// looked at, so that what a rule changes beside them is not there to be changed.
-func TestImagesAreToldWhateverElseRulesChange(t *testing.T) {
+// TestImagesIgnoresOtherChanges checks that Images applies only changes of images: it has
+// no other fields of the pod, on which other changes would fail.
+func TestImagesIgnoresOtherChanges(t *testing.T) {
 	fields := func(p *corev1.Pod) {
 		p.Spec.Hostname = "web"
 		p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "a", Value: "1"}}
@@ -274,8 +274,8 @@ func TestImagesAreToldWhateverElseRulesChange(t *testing.T) {
 	}
 }
 
-// TestAContainerWithAnotherNameKeepsItsImage, whatever image the new one has: a pod that
-// is there cannot get containers of other names.
+// TestAContainerWithAnotherNameKeepsItsImage checks that a renamed container keeps its
+// image, because the containers of an existing pod cannot be renamed.
 func TestAContainerWithAnotherNameKeepsItsImage(t *testing.T) {
 	rules := mustCompile(t, plainRule(
 		plain("replace", "/spec/containers/0/name", `"shop"`), plain("replace", "/spec/containers/0/image", `"x.io/shop"`)))
@@ -284,7 +284,8 @@ func TestAContainerWithAnotherNameKeepsItsImage(t *testing.T) {
 	}
 }
 
-// TestTheImageOfAVolume is a field as any other.
+// TestTheImageOfAVolume checks that the image of a volume can be overridden like any
+// other field.
 func TestTheImageOfAVolume(t *testing.T) {
 	mount := func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "models", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "r.io/models:1"}}}}

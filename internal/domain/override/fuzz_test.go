@@ -12,9 +12,9 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// FuzzApply: no policy and no pod make the package panic; a pod comes out
-// whole or untouched; the same base gives the same answer; and what must not
-// be overridden is not.
+// FuzzApply checks that no policy and no pod cause a panic, that a pod is changed
+// completely or not at all, that the same input gives the same result, and that forbidden
+// fields stay the same.
 func FuzzApply(f *testing.F) {
 	podText, err := json.Marshal(aPod())
 	if err != nil {
@@ -102,7 +102,8 @@ func ours(keys map[string]string) map[string]string {
 	return kept
 }
 
-// FuzzParsePointer: a pointer that is accepted says the same when written again.
+// FuzzParsePointer checks that an accepted pointer, when it is written again, gives the
+// same text.
 func FuzzParsePointer(f *testing.F) {
 	for _, seed := range []string{"", "/", "/spec/a~1b", "/spec/~0~1", "/spec/~", "/spec//x", "spec"} {
 		f.Add(seed)

@@ -13,9 +13,9 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// TestWhatControllersKnowPodsByIsRefused: a Job counts its pods by a finalizer
-// and an annotation; a pod that loses them is made again, without end.
-func TestWhatControllersKnowPodsByIsRefused(t *testing.T) {
+// TestWhatControllersCountPodsByIsRefused checks the finalizer and the annotation by
+// which a Job counts its pods. If a pod lost them, the Job would recreate it without end.
+func TestWhatControllersCountPodsByIsRefused(t *testing.T) {
 	for name, o := range map[string]gm.PlaintextOverrider{
 		"finalizers are replaced": plain("replace", "/metadata/finalizers", `[]`),
 		"finalizers are removed":  plain("remove", "/metadata/finalizers", ""),
@@ -29,9 +29,9 @@ func TestWhatControllersKnowPodsByIsRefused(t *testing.T) {
 	}
 }
 
-// TestAPodStaysWhatItsOwnerKnowsItBy: rules that take away by what a controller
-// knows its pod cannot be applied to it; finalizers come back.
-func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
+// TestOwnersRecognizeTheirPods checks that rules fail if they remove something by which a
+// controller recognizes the pod, and that finalizers are restored.
+func TestOwnersRecognizeTheirPods(t *testing.T) {
 	onNode := func(p *corev1.Pod) {
 		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n"}}}}},
@@ -110,8 +110,8 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 	}
 }
 
-// TestVolumesThatARuleChanges: all of them are as the rule says, but for those that a pod
-// cannot be without.
+// TestVolumesThatARuleChanges checks that all volumes are as the rule sets them, except
+// for those that a pod cannot run without.
 func TestVolumesThatARuleChanges(t *testing.T) {
 	token := corev1.Volume{Name: "kube-api-access-abcde", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}
 	own := corev1.Volume{Name: "config", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}
@@ -147,8 +147,9 @@ func TestVolumesThatARuleChanges(t *testing.T) {
 	}
 }
 
-// TestTheGuiltyOverriderIsNamed, not one that stands before it.
-func TestTheGuiltyOverriderIsNamed(t *testing.T) {
+// TestTheErrorNamesTheOverriderThatCausedIt checks that the error is not about an
+// overrider before it.
+func TestTheErrorNamesTheOverriderThatCausedIt(t *testing.T) {
 	rules := mustCompile(t, plainRule(
 		plain("add", "/metadata/labels/volumes", `"few"`), plain("add", "/spec/hostname", `"a"`), plain("remove", "/spec/volumes", "")))
 	pod := aPod(func(p *corev1.Pod) {

@@ -28,7 +28,8 @@ func TestCapacityOf(t *testing.T) {
 	}
 }
 
-// TestCapacityWorkload: pods are divided over classes where each is as good as any other.
+// TestCapacityWorkload checks that only pods that are interchangeable are divided over
+// capacity classes.
 func TestCapacityWorkload(t *testing.T) {
 	const statefulSet = "apps/v1/StatefulSet"
 	tests := map[string]struct {

@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// chainOf is a chain of kinds, as in "v1/Pod batch/v1/Job".
+// chainOf makes a chain from kinds, as in "v1/Pod batch/v1/Job".
 func chainOf(kinds ...string) []*Object {
 	var chain []*Object
 	for i, kind := range kinds {
@@ -36,7 +36,7 @@ const (
 	cronWorkflow = "argoproj.io/v1alpha1/CronWorkflow"
 )
 
-// documentRules are the ConfigMaps of docs/sources.md, V3, in both spellings.
+// documentRules are the ConfigMaps of docs/sources.md, V3, with both keys.
 var documentRules = map[string]string{
 	"podgroup-level-rules": `podgroup-level-rules:
 - apiversion: apps/v1
@@ -130,8 +130,8 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// TestSelectIsAlwaysInTheChain: whatever the rules, one of the chain is chosen, and an
-// owner above that no rule is about changes nothing but for Root.
+// TestSelectIsAlwaysInTheChain checks that Select returns an object of the chain for any
+// rules, and that one more owner that no rule matches changes the result only for Root.
 func TestSelectIsAlwaysInTheChain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		kinds := []string{replicaSet, deployment, job, cronJob, workflow, cronWorkflow, podKind}
@@ -272,7 +272,8 @@ func TestRulesAboutTheSameObjects(t *testing.T) {
 	}
 }
 
-// TestEveryWrongRuleIsNamed, and texts and levels at their bounds are right.
+// TestEveryWrongRuleIsNamed checks that one error names all invalid rules, and that texts
+// and levels at their bounds are valid.
 func TestEveryWrongRuleIsNamed(t *testing.T) {
 	_, _, err := ParseLevels("podgroup-level-rules: {a: b}\npodgroupLevel:\n- {kind: Job}\n- {apiversion: batch/v1}\n- {apiversion: batch/v1, kind: job, adjust-level: 1001}\n")
 	for _, part := range []string{"podgroup-level-rules is not a list", "podgroupLevel[0] (Job)", "podgroupLevel[1]: kind", "podgroupLevel[2] (job): adjust-level is 1001"} {

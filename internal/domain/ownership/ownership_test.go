@@ -116,8 +116,8 @@ func TestRevision(t *testing.T) {
 	}
 }
 
-// TestLabelsThatAnOwnerSelectsByStay: a pod that lost one would be nobody's, and its
-// owner would make pods without end.
+// TestLabelsThatAnOwnerSelectsByStay checks Selector.Keep. A pod without such a label
+// would belong to no owner, and its owner would create pods without end.
 func TestLabelsThatAnOwnerSelectsByStay(t *testing.T) {
 	type labels = map[string]string
 	tests := map[string]struct {
@@ -179,7 +179,7 @@ func TestSelectorOf(t *testing.T) {
 	}
 }
 
-// TestMembers: a gang never waits for more pods than there can be.
+// TestMembers checks that a gang never waits for more pods than its owner can have.
 func TestMembers(t *testing.T) {
 	of := func(kind string, change func(*Object)) *Object {
 		o := chainOf(kind)[0]
@@ -205,7 +205,8 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// TestTies: a pod keeps what it was known by before it had a UID; nothing else has such a name.
+// TestTies checks that a pod keeps the token from before it had a UID, and that other
+// objects use their UID.
 func TestTies(t *testing.T) {
 	for name, tc := range map[string]struct {
 		kind string
@@ -233,7 +234,8 @@ func TestIgnoresMissing(t *testing.T) {
 	}
 }
 
-// TestCopiesOnAPod: a pod carries the labels of each policy from the object that requires it.
+// TestCopiesOnAPod checks that the copies on a pod come from the object that requires
+// each policy.
 func TestCopiesOnAPod(t *testing.T) {
 	propagation := &Object{Policies: Policies{RequiredPropagation: "p", BindingPropagation: "p", BindingOverride: "stray"}}
 	override := &Object{Policies: Policies{RequiredOverride: "o", BindingOverride: "q", BindingPropagation: "stray"}}

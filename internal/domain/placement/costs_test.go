@@ -40,8 +40,9 @@ func TestRecostKeepsWhatFits(t *testing.T) {
 	}
 }
 
-// TestRecostedPodsShrinkAlongTheDivision: whatever costs pods had, after
-// Recost the ones that go first leave what Divide wants.
+// TestRecostedPodsShrinkAlongTheDivision checks that pods with costs from Recost, removed
+// from the lowest cost on, always leave what Divide returns, whatever costs they had
+// before.
 func TestRecostedPodsShrinkAlongTheDivision(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := StaticWeight([]gm.StaticNodeGroupWeight{

@@ -15,7 +15,7 @@ import (
 
 func at(second int64) time.Time { return time.Unix(second, 0) }
 
-// running is a healthy pod on a node of its own.
+// running makes a Ready pod on a node of its own.
 func running(uid types.UID, modify ...func(*Candidate)) Candidate {
 	c := Candidate{UID: uid, Node: "node-" + string(uid), Ready: true, Bound: true, Created: at(100)}
 	for _, m := range modify {
@@ -94,7 +94,8 @@ func TestTheOrderOfVictimsDoesNotDependOnTheOrderOfPods(t *testing.T) {
 	})
 }
 
-// shrink removes the m pods of lowest cost and counts what is left by group.
+// shrink removes the m pods of the lowest costs and returns the number of the others by
+// group.
 func shrink(t *rapid.T, costs [][]int32, m int) []int {
 	type pod struct {
 		group int
@@ -120,7 +121,7 @@ func shrink(t *rapid.T, costs [][]int32, m int) []int {
 	return left
 }
 
-// costsOf lists the costs of the seats of each group, from its first seat on.
+// costsOf returns the costs of the seats of each group, from the first seat on.
 func costsOf(s Spread, seats ...int) [][]int32 {
 	total := 0
 	for _, count := range seats {

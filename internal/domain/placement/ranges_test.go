@@ -12,7 +12,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// between makes a rule; an empty bound is unset.
+// between makes a rule; "" leaves a bound unset.
 func between(low, high string, names ...string) gm.NodeGroupNumRange {
 	parse := func(s string) *intstr.IntOrString {
 		if s == "" {

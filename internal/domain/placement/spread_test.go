@@ -81,7 +81,7 @@ func TestNextOfFewerGroups(t *testing.T) {
 	}
 }
 
-// TestPercentagesCostByAllPods: a percentage is of the pods of all groups.
+// TestPercentagesCostByAllPods checks that percentages are of the pods of all groups.
 func TestPercentagesCostByAllPods(t *testing.T) {
 	half := intstr.FromString("50%")
 	s := NumRange([]gm.NodeGroupNumRange{{NodeGroupNames: []string{"a"}, Max: &half}, {NodeGroupNames: []string{"b"}}}, nil, "")
@@ -93,7 +93,8 @@ func TestPercentagesCostByAllPods(t *testing.T) {
 	}
 }
 
-// TestTheBoundsOfAPolicy: the last value that can be used, and the first that cannot.
+// TestTheBoundsOfAPolicy checks the last valid value and the first invalid value of each
+// field.
 func TestTheBoundsOfAPolicy(t *testing.T) {
 	weight := func(weight int64, names ...string) gm.PropagationSpec {
 		return gm.PropagationSpec{StaticWeight: []gm.StaticNodeGroupWeight{{NodeGroupNames: names, Weight: weight}}}

@@ -13,7 +13,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// UIDs by the direction in which they break ties.
+// UIDs that break ties in either direction.
 const (
 	ascendingUID  = types.UID("a")
 	descendingUID = types.UID("b")
@@ -25,7 +25,7 @@ func TestTheUIDsOfTheseTestsBreakTiesBothWays(t *testing.T) {
 	}
 }
 
-// weighted gives the groups a, b, c, … one weight each.
+// weighted makes one rule for each of the groups a, b, c, ….
 func weighted(weights ...int64) []gm.StaticNodeGroupWeight {
 	rules := make([]gm.StaticNodeGroupWeight, 0, len(weights))
 	for i, weight := range weights {
