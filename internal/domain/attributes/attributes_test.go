@@ -158,12 +158,12 @@ func TestJoinEditLeave(t *testing.T) {
 			before := tc.node.DeepCopy()
 			n := tc.node
 			if c := settle(t, n, tc.pool, true); c.From != "" || c.To != "p" || c.Repair {
-				t.Errorf("joining is told as %+v", c)
+				t.Errorf("after joining, the change is %+v", c)
 			}
 			expect(t, "joined", n, tc.joined)
 			if tc.edited != nil {
 				if c := settle(t, n, tc.edited, true); c.From != "p" || c.To != "p" || c.Repair {
-					t.Errorf("an edit of the pool is told as %+v", c)
+					t.Errorf("after an edit of the pool, the change is %+v", c)
 				}
 				expect(t, "edited", n, tc.afterEdit)
 			}
@@ -183,7 +183,7 @@ func TestMoveIsOneStep(t *testing.T) {
 	settle(t, n, poolWith("a", map[string]string{"region": "a", "only-a": "1"}, nil, taint("k", "a", corev1.TaintEffectNoSchedule)), true)
 	c := settle(t, n, poolWith("b", map[string]string{"region": "b", "only-b": "1"}, nil, taint("k", "b", corev1.TaintEffectNoSchedule)), true)
 	if c.From != "a" || c.To != "b" {
-		t.Errorf("the move is told as %q to %q", c.From, c.To)
+		t.Errorf("the change is from pool %q to %q", c.From, c.To)
 	}
 	expect(t, "moved", n, nodeWith(map[string]string{"region": "b", "only-b": "1", apps.NodePoolLabel: "b"}, nil, taint("k", "b", corev1.TaintEffectNoSchedule)))
 	settle(t, n, nil, false)
@@ -208,7 +208,7 @@ func TestHandEditsAreRepaired(t *testing.T) {
 			synced := n.DeepCopy()
 			edit(n)
 			if c := settle(t, n, pool, true); !c.Repair || c.Empty() {
-				t.Errorf("the repair is told as %+v", c)
+				t.Errorf("after an edit by hand, the change is %+v", c)
 			}
 			if d := cmp.Diff(synced, n, byKey, empties); d != "" {
 				t.Errorf("not repaired (-before +after):\n%s", d)
@@ -336,12 +336,12 @@ func TestTimesOfTaints(t *testing.T) {
 		pool, node, want *metav1.Time
 		changed          bool
 	}{
-		"nobody asks for one":           {nil, nil, nil, false},
-		"the node has one":              {nil, at(5, 0), at(5, 0), false},
-		"the pool asks for one":         {at(5, 0), nil, at(5, 0), true},
-		"they have the same":            {at(5, 0), at(5, 0), at(5, 0), false},
-		"they have the same second":     {at(5, 7), at(5, 0), at(5, 0), false},
-		"the pool asks for another one": {at(6, 0), at(5, 0), at(6, 0), true},
+		"no time":                   {nil, nil, nil, false},
+		"the node has one":          {nil, at(5, 0), at(5, 0), false},
+		"the pool has a time":       {at(5, 0), nil, at(5, 0), true},
+		"they have the same":        {at(5, 0), at(5, 0), at(5, 0), false},
+		"they have the same second": {at(5, 7), at(5, 0), at(5, 0), false},
+		"the pool has another time": {at(6, 0), at(5, 0), at(6, 0), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			with := func(when *metav1.Time) corev1.Taint {

@@ -235,7 +235,7 @@ func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
 	}
 }
 
-// TestTheClassOfAPodIsTheOneThatItsDemandsLeave checks OfPod against all nodes.
+// TestTheClassOfAPodIsTheOneThatItsDemandsLeave checks that a pod with a class never fits a node of the other class.
 func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
 	c := ready(t, "cloudpilot")
 	for seed := range uint64(4_000) {
@@ -338,7 +338,7 @@ func TestSatisfiable(t *testing.T) {
 		"absent, and not some value":          {[]corev1.NodeSelectorRequirement{is("DoesNotExist"), is("NotIn", "a")}, true},
 		"there, and none of some":             {[]corev1.NodeSelectorRequirement{is("Exists"), is("NotIn", "other", "other-")}, true},
 		"there and absent":                    {[]corev1.NodeSelectorRequirement{is("Exists"), is("DoesNotExist")}, false},
-		"an operator that nobody knows":       {[]corev1.NodeSelectorRequirement{is("Near", "a")}, false},
+		"an unknown operator":                 {[]corev1.NodeSelectorRequirement{is("Near", "a")}, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

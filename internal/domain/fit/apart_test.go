@@ -43,7 +43,7 @@ func TestWhatKeepsPodsApart(t *testing.T) {
 		"nothing":                                {},
 		"anti-affinity to its own":               {term(selects("web")), zone},
 		"to another workload's":                  {term(selects("db")), nil},
-		"to nobody's":                            {term(nil), nil},
+		"without a selector":                     {term(nil), nil},
 		"a selector that cannot be read":         {term(&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}}), nil},
 		"in its namespace":                       {term(selects("web"), in("other", "own")), zone},
 		"in another one":                         {term(selects("web"), in("other")), nil},
@@ -98,7 +98,7 @@ func TestNodesThatTakeOneMore(t *testing.T) {
 		"and those it may not go to count":    {[]Apart{{Key: "zone", Skew: 1, Everywhere: true}}, []site{{"a", "1", 0, false}, {"b", "1", 2, true}, {"c", "2", 0, true}}, nil},
 		"spread over fewer zones than wanted": {[]Apart{{Key: "zone", Skew: 1, MinDomains: 2}}, []site{{"a", "1", 1, false}}, nil},
 		"and over as many as wanted":          {[]Apart{{Key: "zone", Skew: 1, MinDomains: 2}}, []site{{"a", "1", 1, false}, {"b", "2", 1, false}}, []string{"a", "b"}},
-		"spread knows no node without a zone": {[]Apart{{Key: "zone", Skew: 9}}, []site{{"a", "", 0, false}}, nil},
+		"spread without a zone":               {[]Apart{{Key: "zone", Skew: 9}}, []site{{"a", "", 0, false}}, nil},
 		"both":                                {[]Apart{{Key: "name"}, {Key: "zone", Skew: 1}}, []site{{"a", "1", 1, false}, {"b", "1", 0, false}, {"c", "2", 1, false}, {"d", "2", 0, false}}, []string{"b", "d"}},
 	}
 	for name, tc := range tests {

@@ -139,7 +139,7 @@ func TestUse(t *testing.T) {
 			fits = now
 			for _, of := range [][]*Use{{&Use{}, used}, {&parts[0], &parts[1]}, {used, &Use{}}} {
 				if split := NewCheck(pod, nil).Of(n, of...) == Fits; split != now {
-					t.Fatalf("one sum says %t, two say %t", now, split)
+					t.Fatalf("with one sum: %t, with two: %t", now, split)
 				}
 			}
 		}
@@ -270,9 +270,9 @@ func TestReaches(t *testing.T) {
 		"more than there is":                          {Demand{Requests: Amounts{{corev1.ResourceCPU, 1}}}, node, true},
 		"its node selector matches":                   {Demand{NodeSelector: map[string]string{"disk": "ssd"}}, node, true},
 		"and does not":                                {Demand{NodeSelector: map[string]string{"disk": "hdd"}}, node, false},
-		"a taint that somebody wrote":                 {Demand{}, tainted("site", corev1.TaintEffectNoSchedule), false},
+		"a taint of a person":                         {Demand{}, tainted("site", corev1.TaintEffectNoSchedule), false},
 		"which it tolerates":                          {Demand{Tolerations: []corev1.Toleration{{Key: "site", Operator: corev1.TolerationOpExists}}}, tainted("site", corev1.TaintEffectNoSchedule), true},
-		"one that only asks":                          {Demand{}, tainted("site", corev1.TaintEffectPreferNoSchedule), true},
+		"a taint that is only a preference":           {Demand{}, tainted("site", corev1.TaintEffectPreferNoSchedule), true},
 		"one of Kubernetes, which comes and goes":     {Demand{}, tainted(corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule), true},
 		"one of a cloud's controller, which does too": {Demand{}, tainted("node.cloudprovider.kubernetes.io/uninitialized", corev1.TaintEffectNoSchedule), true},
 	}

@@ -140,7 +140,7 @@ func TestAssign(t *testing.T) {
 		want   string
 	}{
 		"no group at all":                          {labels: carrying("old")},
-		"nobody selects the node":                  {groups: []*gm.NodeGroup{old}, labels: map[string]string{"x": "2"}},
+		"no group selects the node":                {groups: []*gm.NodeGroup{old}, labels: map[string]string{"x": "2"}},
 		"the older group gets a free node":         {groups: []*gm.NodeGroup{young, old}, labels: map[string]string{"x": "1"}, want: "old"},
 		"the incumbent keeps it from an older one": {groups: []*gm.NodeGroup{old, young}, labels: carrying("young"), want: "young"},
 		"equal age goes by name": {
@@ -234,7 +234,7 @@ func TestWhyANodeIsNoMember(t *testing.T) {
 		of    string
 		want  string
 	}{
-		"nobody has looked at it yet":         {nodeGroup("g", names("n")), "", `node "n" is not assigned yet`},
+		"not assigned yet":                    {nodeGroup("g", names("n")), "", `node "n" is not assigned yet`},
 		"its group goes":                      {nodeGroup("g", names("n"), deleting), "", "NodeGroup is being deleted"},
 		"its group goes, and another has it":  {nodeGroup("g", names("n"), deleting), "other", `node "n" belongs to NodeGroup "other"`},
 		"its group stays, and another has it": {nodeGroup("g", names("n")), "other", `node "n" belongs to NodeGroup "other"`},
@@ -318,7 +318,7 @@ func TestAssignmentIsStableAndDoesNotDependOnOrder(t *testing.T) {
 		if got == "" {
 			for _, g := range all {
 				if !g.Deleting && g.Selects(node, nodeLabels) {
-					t.Fatalf("%q selects the node and nobody has it", g.Name)
+					t.Fatalf("%q selects the node, but no group has it", g.Name)
 				}
 			}
 			return

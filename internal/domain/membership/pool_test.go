@@ -104,7 +104,7 @@ func TestCompilePoolNamesTheField(t *testing.T) {
 	} {
 		pool, err := CompilePool(p)
 		if err == nil || !strings.Contains(err.Error(), want) || !pool.Invalid {
-			t.Errorf("the error does not say %q: %v (invalid: %t)", want, err, pool.Invalid)
+			t.Errorf("the error does not contain %q: %v (invalid: %t)", want, err, pool.Invalid)
 		}
 	}
 }
@@ -164,7 +164,7 @@ func TestANodeAsksFewPools(t *testing.T) {
 		asked += len(index.byAnchor[anchor{key: key, value: value}]) + len(index.byAnchor[anchor{key: key, any: true}])
 	}
 	if asked != 1 {
-		t.Errorf("the node asks %d pools", asked)
+		t.Errorf("%d pools are checked for the node", asked)
 	}
 }
 

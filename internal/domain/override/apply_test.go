@@ -64,7 +64,7 @@ func registry(value string) gm.Overriders {
 	return gm.Overriders{ImageOverrider: []gm.ImageOverrider{{Component: "Registry", Operator: "replace", Value: value}}}
 }
 
-func TestTheExampleOfDocument000(t *testing.T) {
+func TestARegistryForEachGroup(t *testing.T) {
 	rules := mustCompile(t, gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{
 		inline(registry("beijing.registry.io"), "Beijing"), inline(registry("hangzhou.registry.io"), "Hangzhou"),
 	}})
@@ -346,14 +346,14 @@ func TestApplyAndImagesAgree(t *testing.T) {
 		base := baseOf(aPod())
 		images, err := rules.Images("edge", base)
 		if err != nil {
-			t.Fatalf("Apply worked and Images says %v", err)
+			t.Fatalf("Apply succeeded, and Images returned %v", err)
 		}
 		if second, _ := rules.Images("edge", base); !cmp.Equal(images, second) || !cmp.Equal(base, baseOf(aPod())) {
 			t.Fatalf("from the same base %v and %v", images, second)
 		}
 		for _, image := range images {
 			if c := containerNamed(pod, image.Container); c != nil && c.Image != image.Image {
-				t.Fatalf("container %s has %s, Images says %s", c.Name, c.Image, image.Image)
+				t.Fatalf("container %s has %s, Images returned %s", c.Name, c.Image, image.Image)
 			}
 		}
 	})

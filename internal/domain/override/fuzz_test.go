@@ -65,7 +65,7 @@ func FuzzApply(f *testing.F) {
 		checkUntouched(t, &base, pod)
 		images, err := rules.Images(group, baseOf(&base))
 		if err != nil {
-			t.Fatalf("Apply worked and Images says %v", err)
+			t.Fatalf("Apply succeeded, and Images returned %v", err)
 		}
 		for i, image := range images {
 			if image.Image != baseOf(&base)[i].Image {

@@ -278,7 +278,7 @@ func FuzzParseImage(f *testing.F) {
 			return
 		}
 		if wantErr != nil {
-			t.Fatalf("%q is accepted as %+v; the library says %v", image, got, wantErr)
+			t.Fatalf("%q is accepted as %+v; the library returns %v", image, got, wantErr)
 		}
 		if got.String() != image {
 			t.Fatalf("%q came back as %q", image, got)
@@ -291,7 +291,7 @@ func FuzzParseImage(f *testing.F) {
 			path = "library/" + path
 		}
 		if domain != reference.Domain(want) || path != reference.Path(want) {
-			t.Fatalf("%q: %+v, the library says %q and %q", image, got, reference.Domain(want), reference.Path(want))
+			t.Fatalf("%q: %+v, the library returns %q and %q", image, got, reference.Domain(want), reference.Path(want))
 		}
 		if tagged, ok := want.(reference.Tagged); ok != (got.tag != "") || ok && tagged.Tag() != got.tag {
 			t.Fatalf("%q: tag %q", image, got.tag)

@@ -102,7 +102,7 @@ func TestTheSchemaRefusesWhatTheWebhookDoes(t *testing.T) {
 				if (webhook == nil) != schema {
 					different++
 					if different < 10 {
-						t.Errorf("%s %s %q: the webhook says %v, the schema accepts: %v", component, operator, value, webhook, schema)
+						t.Errorf("%s %s %q: the webhook returns %v, the schema accepts: %v", component, operator, value, webhook, schema)
 					}
 					return
 				}

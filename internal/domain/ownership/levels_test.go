@@ -166,8 +166,8 @@ func TestParseLevels(t *testing.T) {
 		notes []string
 		err   string
 	}{
-		"nothing":                      {"", Levels{NoMatch: NoMatchDirectOwner}, nil, ""},
-		"only what is somebody else's": {"networkTopologyDiscovery:\n- source: ufm\n", Levels{NoMatch: NoMatchDirectOwner}, nil, ""},
+		"nothing":                     {"", Levels{NoMatch: NoMatchDirectOwner}, nil, ""},
+		"only keys of other programs": {"networkTopologyDiscovery:\n- source: ufm\n", Levels{NoMatch: NoMatchDirectOwner}, nil, ""},
 		"both lists, in their order": {
 			"podgroupLevel:\n- {apiversion: batch/v1, kind: job, adjust-level: 1}\npodgroup-level-rules:\n- {apiVersion: apps/v1, kind: deployment}\n",
 			Levels{NoMatch: NoMatchDirectOwner, Rules: []LevelRule{deploymentRule, {Group: "batch", Version: "v1", Kind: "job", Adjust: 1}}}, nil, "",
@@ -254,11 +254,11 @@ func TestRulesAboutTheSameObjects(t *testing.T) {
 		"by its old name, of the old one":       {LevelRule{Group: "extensions", Kind: "deployment"}, rule, true},
 		"another kind":                          {rule, LevelRule{Group: "apps", Kind: "StatefulSet"}, false},
 		"another group":                         {rule, LevelRule{Group: "example.com", Kind: "Deployment"}, false},
-		"a group that is nobody's old name":     {LevelRule{Group: "example.com", Kind: "Deployment"}, LevelRule{Group: "apps", Kind: "Deployment"}, false},
+		"a group without an old name":           {LevelRule{Group: "example.com", Kind: "Deployment"}, LevelRule{Group: "apps", Kind: "Deployment"}, false},
 		"another group of a kind never renamed": {LevelRule{Group: "apps", Kind: "StatefulSet"}, LevelRule{Group: "extensions", Kind: "StatefulSet"}, false},
 		"any group and one":                     {anyGroup, rule, false},
 		"any group twice":                       {anyGroup, anyGroup, true},
-		"any group, whatever it says":           {anyGroup, LevelRule{AnyGroup: true, Group: "x", Kind: "Deployment"}, true},
+		"any group, with a group":               {anyGroup, LevelRule{AnyGroup: true, Group: "x", Kind: "Deployment"}, true},
 		"exact and any version":                 {exact, rule, false},
 		"exact twice":                           {exact, exact, true},
 		"exact, of another version":             {exact, LevelRule{Group: "apps", Version: "v2", Kind: "Deployment", ExactVersion: true}, false},

@@ -41,7 +41,7 @@ func TestApplicationOf(t *testing.T) {
 		wantPropagation, wantOver string
 	}{
 		"no chain": {},
-		"nobody requires anything": {
+		"no policy is required": {
 			chain: []*Object{object("pod", "", ""), object("rs", "", "")},
 		},
 		"the topmost object that requires a policy decides": {
@@ -130,7 +130,7 @@ func TestLabelsThatAnOwnerSelectsByStay(t *testing.T) {
 		"one without a value was taken off": {SelectorByKeys("ours"), labels{"ours": ""}, labels{"new": "1"}, labels{"ours": "", "new": "1"}},
 		"one came that must not exist":      {SelectorByKeys("ours"), nil, labels{"ours": "set"}, nil},
 		"it is looked for by no label":      {SelectorByKeys(), labels{"ours": "mine"}, labels{"ours": "set"}, labels{"ours": "set"}},
-		"nobody knows what it looks at":     {Selector{}, labels{"ours": "mine"}, labels{"new": "1"}, labels{"new": "1"}},
+		"an unknown selector":               {Selector{}, labels{"ours": "mine"}, labels{"new": "1"}, labels{"new": "1"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestTies(t *testing.T) {
 		"a pod that got its seat at its creation": {podKind, "token", "token"},
 		"one that got it later":                   {podKind, "", "0"},
 		"a Deployment":                            {deployment, "", "0"},
-		"a Deployment, whatever it says":          {deployment, "token", "0"},
+		"a Deployment with a token":               {deployment, "token", "0"},
 	} {
 		o := chainOf(tc.kind)[0]
 		o.Seat = tc.seat

@@ -108,8 +108,8 @@ func TestMissingGroupsAreLeftOutAndTheOthersShare(t *testing.T) {
 		"nothing is missing":                {weights: []int64{3, 2, 1}, n: 12, wantGroups: []string{"a", "b", "c"}, want: []int{6, 4, 2}},
 		"one is missing":                    {weights: []int64{3, 2, 1}, absent: "b", n: 12, wantGroups: []string{"a", "c"}, wantMissing: []string{"b"}, want: []int{9, 3}},
 		"all are missing":                   {weights: []int64{3, 2}, absent: "ab", n: 12, wantMissing: []string{"a", "b"}, want: []int{}},
-		"what is left says never":           {weights: []int64{0, 5}, absent: "b", n: 4, wantGroups: []string{"a"}, wantMissing: []string{"b"}, want: []int{0}},
-		"all say 0 and one of them is gone": {weights: []int64{0, 0}, absent: "b", n: 4, wantGroups: []string{"a"}, wantMissing: []string{"b"}, want: []int{4}},
+		"only a weight of 0 remains":        {weights: []int64{0, 5}, absent: "b", n: 4, wantGroups: []string{"a"}, wantMissing: []string{"b"}, want: []int{0}},
+		"all weights are 0, one is missing": {weights: []int64{0, 0}, absent: "b", n: 4, wantGroups: []string{"a"}, wantMissing: []string{"b"}, want: []int{4}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -216,9 +216,9 @@ func TestNext(t *testing.T) {
 		"the second goes to the second":             {desired: []int{3, 2, 1}, current: []int{1, 0, 0}, want: 1},
 		"a group that is full is passed over":       {desired: []int{1, 2, 1}, current: []int{1, 1, 0}, want: 2},
 		"a group that is not feasible too":          {desired: []int{3, 2, 1}, current: []int{0, 0, 0}, feasible: []bool{false, true, true}, want: 1},
-		"nobody lacks a pod":                        {desired: []int{3, 2, 1}, current: []int{3, 2, 1}, want: -1},
-		"a surplus elsewhere opens nothing":         {desired: []int{3, 2, 1}, current: []int{3, 2, 5}, want: -1},
-		"nobody is feasible":                        {desired: []int{3, 2, 1}, current: []int{0, 0, 0}, feasible: []bool{false, false, false}, want: -1},
+		"no group lacks a pod":                      {desired: []int{3, 2, 1}, current: []int{3, 2, 1}, want: -1},
+		"a surplus in another group":                {desired: []int{3, 2, 1}, current: []int{3, 2, 5}, want: -1},
+		"no group is feasible":                      {desired: []int{3, 2, 1}, current: []int{0, 0, 0}, feasible: []bool{false, false, false}, want: -1},
 		"a short feasible list leaves the rest out": {desired: []int{3, 2, 1}, current: []int{3, 2, 0}, feasible: []bool{true}, want: -1},
 		"a short current list counts as no pods":    {desired: []int{0, 0, 1}, want: 2},
 		"nothing desired":                           {want: -1},
