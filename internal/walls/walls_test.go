@@ -197,8 +197,8 @@ func isImpure(imported string) bool {
 // shared are the rooms that adapters and all rooms of services may import. services are the rooms
 // that adapters and each other may import.
 var (
-	shared = []string{"api", "internal/domain", "internal/machinery"}
-	services  = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs"}
+	shared   = []string{"api", "internal/domain", "internal/machinery"}
+	services = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs"}
 )
 
 // leaves are the domain packages that other domain packages may import. Each holds one
