@@ -194,8 +194,8 @@ func isImpure(imported string) bool {
 	return imported != "net/netip" && imported != "net/url" && slices.ContainsFunc(impure, covers(imported))
 }
 
-// shared are the rooms that adapters and all rooms of services may import. services are the rooms
-// that adapters and each other may import.
+// shared are the rooms that adapters and services may import. services are the rooms that
+// adapters and other services may import.
 var (
 	shared   = []string{"api", "internal/domain", "internal/machinery"}
 	services = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs"}

@@ -253,8 +253,8 @@ func (s Spread) First(k, n int) []int {
 // whose current number is below the desired one, the first by the rule of division. It
 // returns -1 if there is none. A nil feasible means that all groups are feasible.
 //
-// Next agrees with First: if desired is Divide(n) and current is First(k, n), then one more
-// pod in the returned group gives First(k+1, n).
+// Next agrees with First: if desired is Divide(n) with the sum n, and current is First(k, n),
+// then one more pod in the returned group gives First(k+1, n).
 func (s Spread) Next(desired, current []int, feasible []bool) int {
 	if s.ranges != nil {
 		var total int64
