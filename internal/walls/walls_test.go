@@ -293,8 +293,8 @@ func isOurs(imported string) bool {
 	return imported == module || strings.HasPrefix(imported, module+"/")
 }
 
-// below returns the path of a package of the module relative to the module. It puts "//" before
-// any other path, so that it is in no room.
+// below returns the path of a package of the module relative to the module. It puts "//"
+// before any other path, so that it is in no room.
 func below(imported string) string {
 	if isOurs(imported) {
 		return strings.TrimPrefix(strings.TrimPrefix(imported, module), "/")

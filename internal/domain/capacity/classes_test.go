@@ -235,7 +235,8 @@ func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
 	}
 }
 
-// TestTheClassOfAPodIsTheOneThatItsDemandsLeave checks that a pod with a class never fits a node of the other class.
+// TestTheClassOfAPodIsTheOneThatItsDemandsLeave checks that a pod with a class never fits a
+// node of the other class.
 func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
 	c := ready(t, "cloudpilot")
 	for seed := range uint64(4_000) {

@@ -5,7 +5,8 @@ import "slices"
 // WithoutAway returns the spread while some groups are away: those still take part, with
 // a share of 0, and the other groups divide their pods. If every group that can get a pod
 // is away, none counts as away, because no group would be left for the pods. away reports
-// whether a group is away, and must be a pure function. Home of the result is the receiver.
+// whether a group is away, and must give the same result each time. Home of the result is
+// Home of the receiver.
 func (s Spread) WithoutAway(away func(group string) bool) Spread {
 	s = s.Home()
 	rest := s
@@ -44,9 +45,9 @@ func (s Spread) Home() Spread {
 // changed.
 func (s Spread) Away() []string { return s.away }
 
-// NextOnLoan returns the index of the group that gets a pod on loan: a pod of a group that
-// has its share elsewhere, while that group cannot take it. It is Next with Ceilings(n) as
-// the desired numbers, where n is the number of the workload's pods.
+// NextOnLoan returns the index of the group that gets a pod on loan: a pod beyond the group's
+// share, because the groups below their share cannot take it. It is Next with Ceilings(n)
+// as the desired numbers, where n is the number of the workload's pods.
 func (s Spread) NextOnLoan(n int, current []int, feasible []bool) int {
 	ceilings := s.Ceilings(n)
 	if s.ranges != nil {
@@ -56,7 +57,7 @@ func (s Spread) NextOnLoan(n int, current []int, feasible []bool) int {
 }
 
 // Ceilings returns the number of pods that each group may have at most when n pods are
-// divided, including pods on loan from groups that cannot take them. By ranges it is the
+// divided: its share, and pods on loan from groups that cannot take them. By ranges it is the
 // max of the range and at most n, by weights n; 0 for a group that never gets a pod.
 func (s Spread) Ceilings(n int) []int {
 	n = min(max(n, 0), maxReplicas)
