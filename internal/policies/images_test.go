@@ -2,6 +2,7 @@ package policies
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -183,7 +184,7 @@ func TestImages(t *testing.T) {
 func TestImagesNamesTheRuleThatCannotBeApplied(t *testing.T) {
 	rules := rulesOf(t, build.Registry("bj", "bj.io"))
 	_, err := Images(rules, "bj", seats.Slim(build.Pod("p", build.Container("web", "NO IMAGE"))))
-	if found, ok := override.AsRuleError(err); !ok || found.Rule != 0 {
+	if found, ok := errors.AsType[override.RuleError](err); !ok || found.Rule != 0 {
 		t.Errorf("error is %v: it must name the rule", err)
 	}
 }

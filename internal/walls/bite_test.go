@@ -5,11 +5,11 @@ import (
 	"testing"
 )
 
-// world is a fabricated import graph: what each package imports.
+// world is an invented import graph: the imports of each package.
 type world map[string][]string
 
-// graph closes w over its imports. Paths that start with "./" are ours; tests
-// marks packages whose imports are only in their tests.
+// graph makes the transitive graph of w. Paths that start with "./" are in the module. tests
+// are the packages whose imports are in their test files only.
 func (w world) graph(tests ...string) graph {
 	ours := func(name string) string {
 		if rest, found := strings.CutPrefix(name, "./"); found {
@@ -51,7 +51,7 @@ func (w world) graph(tests ...string) graph {
 	return g
 }
 
-// reach returns everything that from leads to.
+// reach returns every package that from imports, directly or indirectly.
 func (g graph) reach(from string) []string {
 	var found []string
 	seen := map[string]bool{from: true}
@@ -70,11 +70,11 @@ func (g graph) reach(from string) []string {
 func TestEachWallBites(t *testing.T) {
 	tests := map[string]struct {
 		world world
-		// tests are the packages of world whose imports are their tests'.
+		// tests are the packages of world whose imports are in their test files only.
 		tests []string
-		// want is the wall that must bite, "" when none may.
+		// want is the name of the wall that must be breached, "" if none may be.
 		want string
-		// says is what the message must contain.
+		// says is a text that the message must contain.
 		says string
 	}{
 		"api imports domain": {
@@ -140,7 +140,11 @@ func TestEachWallBites(t *testing.T) {
 		},
 		"domain imports another domain package": {
 			world: world{"./internal/domain/placement": {"./internal/domain/override"}},
-			want:  "domain is pure", says: "domain packages import api and domain/membership only",
+			want:  "domain is pure", says: "domain packages import api and internal/domain/affinity, internal/domain/membership, internal/domain/webster only",
+		},
+		"a leaf of domain imports another": {
+			world: world{"./internal/domain/webster": {"./internal/domain/affinity"}},
+			want:  "domain is pure", says: "a leaf of domain imports api only",
 		},
 		"domain's tests import an adapter": {
 			world: world{"./internal/domain/placement": {"./internal/extender"}},
@@ -149,7 +153,8 @@ func TestEachWallBites(t *testing.T) {
 		},
 		"domain imports what it may": {
 			world: world{"./internal/domain/placement": {
-				"./internal/domain/membership", "./internal/domain/placement/divide", "./api/apps/v1alpha1",
+				"./internal/domain/affinity", "./internal/domain/membership", "./internal/domain/webster",
+				"./internal/domain/placement/divide", "./api/apps/v1alpha1",
 				"k8s.io/api/core/v1", "k8s.io/apimachinery/pkg/labels", "github.com/distribution/reference",
 				"time", "strings", "net/netip", "net/url",
 			}},
@@ -160,39 +165,39 @@ func TestEachWallBites(t *testing.T) {
 		},
 		"machinery knows a kind": {
 			world: world{"./internal/machinery/phase": {"./api/apps/v1alpha1"}},
-			want:  "machinery knows no kind",
+			want:  "machinery imports no kind",
 		},
 		"seats ask an adapter": {
 			world: world{"./internal/seats": {"./internal/extender"}},
-			want:  "what adapters ask knows no adapter",
+			want:  "shared packages import no adapter",
 		},
 		"policies ask a controller": {
 			world: world{"./internal/policies": {"./internal/controller/policy"}},
-			want:  "what adapters ask knows no adapter",
+			want:  "shared packages import no adapter",
 		},
 		"seats import what they may": {
 			world: world{"./internal/seats": {"./internal/domain/placement", "./internal/owners", "./api/apps/v1alpha1", "k8s.io/client-go/tools/cache"}},
 		},
 		"a controller imports another": {
 			world: world{"./internal/controller/nodepool": {"./internal/controller/nodegroup"}},
-			want:  "adapters do not know each other", says: "controller/nodepool imports " + module + "/internal/controller/nodegroup",
+			want:  "adapters do not import each other", says: "controller/nodepool imports " + module + "/internal/controller/nodegroup",
 		},
 		"a controller imports a webhook": {
 			world: world{"./internal/controller/nodepool": {"./internal/webhook/pod"}},
-			want:  "adapters do not know each other",
+			want:  "adapters do not import each other",
 		},
 		"a controller imports the index of controllers": {
 			world: world{"./internal/controller/nodepool": {"./internal/controller"}},
-			want:  "adapters do not know each other",
+			want:  "adapters do not import each other",
 		},
 		"the extender imports the hub in a test": {
 			world: world{"./internal/extender": {"./internal/hub/cache"}},
 			tests: []string{"./internal/extender"},
-			want:  "adapters do not know each other", says: "imports in tests",
+			want:  "adapters do not import each other", says: "imports in tests",
 		},
 		"a controller's name begins like another's": {
 			world: world{"./internal/controller/pool": {"./internal/controller/poolgovernance"}},
-			want:  "adapters do not know each other",
+			want:  "adapters do not import each other",
 		},
 		"adapters import what they may": {
 			world: world{
@@ -257,12 +262,12 @@ func TestEachWallBites(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("wall %q does not bite; breaches: %q", test.want, breaches)
+			t.Errorf("wall %q is not breached; breaches: %q", test.want, breaches)
 		})
 	}
 	for _, w := range walls {
 		if !bitten[w.name] {
-			t.Errorf("no case above shows that wall %q bites", w.name)
+			t.Errorf("no case above breaches wall %q", w.name)
 		}
 	}
 }

@@ -1,6 +1,7 @@
-// Package walls holds no code, only a test: which package may import which,
-// and why. docs/architecture.md describes the rooms that the walls divide.
+// Package walls has only tests. TestWalls checks which package may import which;
+// docs/architecture.md describes these rules (walls) and the parts of the repository that they
+// separate (rooms). The other tests check that the documents agree with the code.
 //
-// The linter (.golangci.yml, depguard) says the same of direct imports while
-// one types; the test also sees what comes in through somebody else's import.
+// The linter (.golangci.yml, depguard) applies the same rules to direct imports. TestWalls
+// also covers indirect imports, and explains each rule.
 package walls

@@ -20,22 +20,22 @@ type pkg struct {
 	ImportPath string
 	Name       string
 	Imports    []string
-	// TestImports and XTestImports are what its test files import.
+	// TestImports and XTestImports are the imports of its test files.
 	TestImports  []string
 	XTestImports []string
-	// Deps is everything that Imports leads to.
+	// Deps are all packages that it imports, directly or indirectly.
 	Deps     []string
 	Standard bool
-	// DepOnly is set on packages that are not of this module.
+	// DepOnly is true for packages that are not of this module.
 	DepOnly bool
 }
 
-// testImports returns what only the tests of p import.
+// testImports returns the imports of the test files of p.
 func (p pkg) testImports() []string {
 	return append(append([]string{}, p.TestImports...), p.XTestImports...)
 }
 
-// graph is every package that the module leads to, by import path.
+// graph has every package that the module imports, directly or indirectly, by import path.
 type graph map[string]pkg
 
 // own returns the packages of the module itself.
@@ -49,8 +49,7 @@ func (g graph) own() []pkg {
 	return own
 }
 
-// chain returns one shortest way of imports from one package to another, for a
-// message that a person can act upon.
+// chain returns a shortest chain of imports from one package to another, for messages.
 func (g graph) chain(from, to string) []string {
 	before := map[string]string{from: ""}
 	queue := []string{from}
@@ -74,16 +73,16 @@ func (g graph) chain(from, to string) []string {
 	return []string{from, "…", to}
 }
 
-// loadGraph asks the go command for the packages of the module in root.
+// loadGraph lists the packages of the module in root with the go command.
 func loadGraph(root string) (graph, error) {
 	list := exec.Command("go", "list", "-deps",
 		"-json=ImportPath,Name,Imports,TestImports,XTestImports,Deps,Standard,DepOnly", "./...")
 	list.Dir = root
-	var complaints bytes.Buffer
-	list.Stderr = &complaints
+	var stderr bytes.Buffer
+	list.Stderr = &stderr
 	output, err := list.Output()
 	if err != nil {
-		return nil, fmt.Errorf("listing packages: %w\n%s", err, complaints.String())
+		return nil, fmt.Errorf("listing packages: %w\n%s", err, stderr.String())
 	}
 	g := graph{}
 	for decoder := json.NewDecoder(bytes.NewReader(output)); ; {
@@ -99,9 +98,8 @@ func loadGraph(root string) (graph, error) {
 	}
 }
 
-// dependOnSources makes the test's cached result depend on every file of the
-// module: go test notices what a test opens itself, not what a command that it
-// starts reads.
+// dependOnSources makes the cached result of the test depend on every file of the module. go
+// test records the files that a test opens itself, not those that a command reads for it.
 func dependOnSources(t *testing.T, root string) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestPromisesAreTested: every test that docs/guarantees.md names is there, so
-// that no promise loses its test by a new name; and those that it marks are the
-// ones that run in each form.
+// TestPromisesAreTested checks that every test named in docs/guarantees.md exists, so that
+// nobody renames a test without its document, and that exactly the tests marked there with ³
+// run in each form of installation.
 func TestPromisesAreTested(t *testing.T) {
 	root := filepath.Join("..", "..")
 	inEachForm := map[string]bool{} // by name
@@ -40,14 +40,14 @@ func TestPromisesAreTested(t *testing.T) {
 	}
 	for _, match := range named {
 		name, marked := string(match[1]), len(match[2]) > 0
-		is, ok := inEachForm[name]
+		everyForm, ok := inEachForm[name]
 		switch {
 		case !ok:
-			t.Errorf("docs/guarantees.md names %s, and there is no such test", name)
-		case is && !marked:
-			t.Errorf("docs/guarantees.md names %s without ³, and it runs in each form", name)
-		case !is && marked:
-			t.Errorf("docs/guarantees.md names %s with ³, and it does not run in each form", name)
+			t.Errorf("docs/guarantees.md names %s, which does not exist", name)
+		case everyForm && !marked:
+			t.Errorf("docs/guarantees.md names %s without ³, but it runs in each form", name)
+		case !everyForm && marked:
+			t.Errorf("docs/guarantees.md names %s with ³, but it does not run in each form", name)
 		}
 	}
 }

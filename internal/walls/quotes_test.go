@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// foreign are the texts of others that the documents quote: of the API server,
-// of kube-scheduler, and what is no message at all.
+// foreign matches quotes in the documents that are not messages of atoll-manager: messages of
+// the API server and of kube-scheduler, commands, and other code.
 var foreign = []*regexp.Regexp{
 	regexp.MustCompile(`^(Too (many|long)|Unsupported value|Duplicate value|Invalid value|Required value|supported values|may not be more than|must have at most \S+ items)`),
 	regexp.MustCompile(`^should (match|be (greater|less) than or equal to|have at least)|in body should be`),
@@ -25,17 +25,18 @@ var foreign = []*regexp.Regexp{
 	regexp.MustCompile(`not found$`),
 }
 
-// a piece of a message is what stands between two colons, and a changing part
-// of it is a quoted name, a dotted path or what a document leaves out.
+// pieceEnd splits a message into pieces, at colons and semicolons. changing matches the parts
+// of a piece that vary: a quoted name, or an ellipsis in the document. verb matches the verbs
+// of format strings.
 var (
 	pieceEnd = regexp.MustCompile(`:\s+|:$|;\s|^spec\.\S+$`)
 	changing = regexp.MustCompile(`…|"[^"]*"|\\\|`)
 	verb     = regexp.MustCompile(`%[-+#.0-9]*[a-zA-Z]`)
 )
 
-// TestQuotedMessagesAreOfTheCode: a message that a document quotes is one that
-// the code writes, so that who searches for it finds it. Quoted in a document is
-// what stands between backticks and has three words or more.
+// TestQuotedMessagesAreOfTheCode checks that the code writes each message that a document
+// quotes, so that users who search for a message find it. Text between backticks of three
+// words or more counts as a quoted message.
 func TestQuotedMessagesAreOfTheCode(t *testing.T) {
 	root := filepath.Join("..", "..")
 	written := messagesOf(t, root)
@@ -61,18 +62,18 @@ func TestQuotedMessagesAreOfTheCode(t *testing.T) {
 			quoted++
 			for _, piece := range pieceEnd.Split(message, -1) {
 				if !isWritten(strings.TrimSpace(piece), written) {
-					t.Errorf("%s quotes %q, and no code writes %q", filepath.Base(page), message, piece)
+					t.Errorf("%s quotes %q, but no code writes %q", filepath.Base(page), message, piece)
 				}
 			}
 		}
 	}
 	if quoted < 100 {
-		t.Errorf("only %d quoted messages were found: the documents have changed their form", quoted)
+		t.Errorf("only %d quoted messages were found: the format of the documents has changed", quoted)
 	}
 }
 
-// quotesOf are the quoted messages of a page. Of blocks of commands and their
-// output they are the lines that begin with a workload, or a reason and one.
+// quotesOf returns the quoted messages of a page. In code blocks, those are the lines that
+// begin with a kind and a quoted name, with or without a reason before them.
 func quotesOf(page string) []string {
 	var out []string
 	for _, block := range regexp.MustCompile("(?s)```.*?```").FindAllString(page, -1) {
@@ -89,11 +90,11 @@ func quotesOf(page string) []string {
 	return out
 }
 
-// isWritten tells whether the code has a text like the piece: what changes in
-// it may be anything.
+// isWritten reports whether the code has a text that matches the piece. The changing parts of
+// the piece match anything.
 func isWritten(piece string, written []text) bool {
 	if len(strings.Fields(changing.ReplaceAllString(piece, ""))) < 3 {
-		return true // too little to search for
+		return true // too short to search for
 	}
 	for _, other := range foreign {
 		if other.MatchString(piece) {
@@ -105,11 +106,11 @@ func isWritten(piece string, written []text) bool {
 			return true
 		}
 	}
-	// A text may be put together where it has a comma.
+	// The code may join two texts with a comma.
 	if first, rest, ok := strings.Cut(piece, ", "); ok && isWritten(first, written) && isWritten(rest, written) {
 		return true
 	}
-	// What a document leaves out may be anywhere in it.
+	// The parts between ellipses may be anywhere in a text, in their order.
 	parts := changing.Split(piece, -1)
 	for i := range parts {
 		parts[i] = regexp.QuoteMeta(strings.TrimSpace(parts[i]))
@@ -123,8 +124,8 @@ func isWritten(piece string, written []text) bool {
 	return false
 }
 
-// joined is a string literal, or a sum of such and of what is not known before
-// the code runs. Anything else is "".
+// joined returns the value of a string literal, or of a concatenation, with %s for operands
+// that are not literals. It returns "" for other expressions.
 func joined(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -140,14 +141,14 @@ func joined(e ast.Expr) string {
 	return ""
 }
 
-// text is a text of the code, and the pattern of what it may become.
+// text is a string of the code, and a pattern that matches its formatted results.
 type text struct {
 	as      string
 	pattern *regexp.Regexp
 }
 
-// messagesOf are the texts of the product's code, each as a pattern of what may
-// come of it, cut where pieces of messages are.
+// messagesOf returns the strings in the product's code and in the messages of its CEL rules,
+// split into pieces.
 func messagesOf(t *testing.T, root string) []text {
 	t.Helper()
 	var out []text

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCitedRulesExist: whoever cites a rule of docs/sources.md cites one that is there,
-// and nobody cites a design document itself, which readers do not have.
+// TestCitedRulesExist checks that every cited rule exists in docs/sources.md, and that no file
+// cites a design document itself, which readers do not have.
 func TestCitedRulesExist(t *testing.T) {
 	root := filepath.Join("..", "..")
 	sources, err := os.ReadFile(filepath.Join(root, "docs", "sources.md"))
@@ -62,6 +62,6 @@ func TestCitedRulesExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	if cited == 0 {
-		t.Error("nobody cites docs/sources.md")
+		t.Error("no file cites docs/sources.md")
 	}
 }

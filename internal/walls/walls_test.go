@@ -10,25 +10,23 @@ import (
 
 const module = "github.com/atoll-k8s/atoll"
 
-// wall is one rule about imports. A package of the module in whose room it
-// stands may not import what breach names.
+// wall is one rule about the packages of the module.
 type wall struct {
 	name string
-	// why is told to whoever runs into the wall: what would break, and where
-	// the code belongs instead.
+	// why is part of the failure message: what would break, and where the code belongs
+	// instead.
 	why string
-	// room says which packages of the module the wall surrounds, by path below
-	// the module.
+	// room reports whether the rule is about a package, by its path below the module.
 	room func(pkg string) bool
-	// imports judges what a package of the room imports itself: it returns what
-	// is wrong with it, or "". Paths below the module start with "./".
+	// imports checks a direct import of a package in the room. It returns what is wrong with
+	// the import, "" if nothing is. imported is a full import path.
 	imports func(pkg, imported string) string
-	// testImports judges, likewise, what only its tests import.
+	// testImports is the same for imports of the package's test files.
 	testImports func(pkg, imported string) string
-	// named judges the path and the name of the package itself.
+	// named checks the path and the name of the package itself.
 	named func(pkg, name string) string
-	// links lists what the package must not lead to, over any number of
-	// imports: a path and everything below it.
+	// links are packages that the package must not import over any number of steps. A path
+	// includes everything below it.
 	links []string
 }
 
@@ -36,8 +34,8 @@ type wall struct {
 var walls = []wall{
 	{
 		name: "api stands alone",
-		why: "api is what users and other programs import to read and write our objects. Whatever it imports, they " +
-			"compile too. Code that decides belongs to internal/domain, code that talks to a cluster to an adapter.",
+		why: "api is what users and other programs import to read and write our objects. They compile everything that it " +
+			"imports. Decisions belong to internal/domain, access to a cluster belongs to an adapter.",
 		room: under("api"),
 		imports: func(_, imported string) string {
 			if isOurs(imported) && !under("api")(below(imported)) {
@@ -49,8 +47,8 @@ var walls = []wall{
 	},
 	{
 		name: "domain is pure",
-		why: "internal/domain holds decisions as functions of what was observed, so that a test can try a thousand " +
-			"cases a second and replay any of them. A client, a logger, a clock or chance in here ends that. Pass in " +
+		why: "internal/domain holds decisions as pure functions of what was observed, so that a test can try thousands of " +
+			"cases a second and repeat any of them. With a client, a logger, a clock or random numbers it cannot. Pass in " +
 			"what was observed (the time too, as a value), return what to do, and do it in the caller.",
 		room: under("internal/domain"),
 		imports: func(pkg, imported string) string {
@@ -73,9 +71,9 @@ var walls = []wall{
 		links: []string{"k8s.io/client-go", "sigs.k8s.io/controller-runtime"},
 	},
 	{
-		name: "machinery knows no kind",
-		why: "internal/machinery is how every controller reconciles. If it knew one kind, all of them would depend on " +
-			"that kind. Put what is about a kind beside its controller.",
+		name: "machinery imports no kind",
+		why: "internal/machinery is code that every controller uses to reconcile. If it imported one kind, all controllers " +
+			"would depend on that kind. Put code about a kind beside its controller.",
 		room: under("internal/machinery"),
 		imports: func(_, imported string) string {
 			if isOurs(imported) && !under("internal/machinery")(below(imported)) {
@@ -85,31 +83,31 @@ var walls = []wall{
 		},
 	},
 	{
-		name: "what adapters ask knows no adapter",
-		why: "internal/seats, internal/owners, internal/policies, internal/gangs and internal/assign are asked by controllers, webhooks and the extender. An " +
-			"import the other way round would make one adapter reach into another through them.",
-		room: under(asked...),
+		name: "shared packages import no adapter",
+		why: "Controllers, webhooks and the extender import internal/seats, internal/owners, internal/policies, internal/gangs and internal/assign. " +
+			"With an import in the other direction, one adapter would depend on another through them.",
+		room: under(services...),
 		imports: func(_, imported string) string {
-			return ofOurs(imported, shared, asked)
+			return ofOurs(imported, shared, services)
 		},
 	},
 	{
-		name: "adapters do not know each other",
-		why: "Kinds talk through the API server: what one controller needs from another is a field, a label or a condition " +
-			"that users can see too. An import from one adapter to another is a hidden channel that no restart survives. " +
-			"What two of them need belongs to internal/domain (decisions), internal/seats (who sits where), " +
-			"internal/owners (whose pod it is), internal/policies (what it is bound to), internal/gangs (its PodGroup), internal/assign (seats at creation) or internal/machinery (how we reconcile).",
+		name: "adapters do not import each other",
+		why: "Kinds communicate through the API server: what one controller needs from another is a field, a label or a " +
+			"condition, which users can see too. State that one adapter passes to another in memory is hidden from them and lost at a restart. " +
+			"Code that two adapters need belongs to internal/domain (decisions), internal/seats (the ledger of seats), " +
+			"internal/owners (the owners of pods), internal/policies (compiled policies), internal/gangs (PodGroups), internal/assign (seats at creation) or internal/machinery (how controllers reconcile).",
 		room: isAdapter,
 		imports: func(pkg, imported string) string {
-			return ofOurs(imported, shared, asked, []string{adapterOf(pkg)})
+			return ofOurs(imported, shared, services, []string{adapterOf(pkg)})
 		},
 		testImports: func(pkg, imported string) string {
-			return ofOurs(imported, shared, asked, []string{adapterOf(pkg), "internal/testing"})
+			return ofOurs(imported, shared, services, []string{adapterOf(pkg), "internal/testing"})
 		},
 	},
 	{
 		name: "programs are the top",
-		why:  "cmd is flags and wiring. What somebody wants to import from there is logic, and belongs into a room of internal.",
+		why:  "cmd is flags and wiring. Code that another package needs is logic, and belongs to a package of internal.",
 		room: func(pkg string) bool { return !under("cmd")(pkg) },
 		imports: func(_, imported string) string {
 			if under("cmd")(below(imported)) {
@@ -120,8 +118,8 @@ var walls = []wall{
 	},
 	{
 		name: "the hub stays small",
-		why: "atoll-hub runs on every edge node, beside a kubelet, in little memory. A controller manager or a webhook server " +
-			"linked into it costs tens of megabytes on each of thousands of nodes. It needs a reverse proxy and a disk cache.",
+		why: "atoll-hub runs on every edge node, beside a kubelet, with little memory. A controller manager or a webhook server " +
+			"in it costs tens of megabytes on each of thousands of nodes. It needs a reverse proxy and a disk cache only.",
 		room: under("internal/hub", "cmd/atoll-hub"),
 		links: []string{
 			"sigs.k8s.io/controller-runtime/pkg/manager",
@@ -134,8 +132,8 @@ var walls = []wall{
 	},
 	{
 		name: "no package for whatever is left over",
-		why: "A package called util, common or helper says nothing about what belongs into it, so everything does, and in the " +
-			"end everybody imports it. Name it after what it knows.",
+		why: "A name like util, common or helper does not say what belongs in the package, so anything is added, and in the " +
+			"end every package imports it. Name the package after its content.",
 		room: func(string) bool { return true },
 		named: func(pkg, name string) string {
 			for element := range strings.SplitSeq(path.Join(pkg, name), "/") {
@@ -148,8 +146,8 @@ var walls = []wall{
 	},
 	{
 		name: "tests' tools stay in tests",
-		why: "internal/testing builds objects and expectations for tests. In a program it would bring its shortcuts (defaults, " +
-			"panics, fixed clocks) to production.",
+		why: "internal/testing makes objects and environments for tests. In a program, its shortcuts (defaults, panics, fixed " +
+			"clocks) would run in production.",
 		room: func(pkg string) bool { return !under("internal/testing")(pkg) },
 		imports: func(_, imported string) string {
 			if under("internal/testing")(below(imported)) {
@@ -160,8 +158,8 @@ var walls = []wall{
 	},
 	{
 		name: "Kubernetes itself is no dependency of the product",
-		why: "k8s.io/kubernetes promises no stable Go API and drags a hundred modules along, Helm no fewer. devcluster, test and " +
-			"hack are modules of their own so that they may need them and the product does not.",
+		why: "k8s.io/kubernetes has no stable Go API and depends on a hundred modules, and so does Helm. devcluster, test and " +
+			"hack are separate modules, so that they can use both without a dependency of the product.",
 		room: func(string) bool { return true },
 		links: []string{
 			"k8s.io/kubernetes", "helm.sh/helm/v3", "go.etcd.io/etcd",
@@ -170,19 +168,19 @@ var walls = []wall{
 	},
 }
 
-// The third-party packages of the inner rooms. One that is pure (no I/O, no
-// state, no clock) may be added together with a line in docs/dependencies.md.
+// The third-party packages that api and domain may import. A package that is pure (no I/O, no
+// state, no clock) may be added, together with a line in docs/dependencies.md.
 var (
 	// apimachinery: the types that every Kubernetes object is made of.
 	apimachinery = []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/apiextensions-apiserver/pkg/apis"}
-	// domainLibraries: the grammar of image references, RFC 6902, YAML, and what
-	// kube-scheduler's filters count.
-	domainLibraries = []string{"github.com/distribution/reference", "github.com/evanphx/json-patch/v5", "sigs.k8s.io/yaml", "k8s.io/component-helpers"}
+	// domainLibraries: the grammar of image references, YAML, and the parts of
+	// kube-scheduler's filters that are pure.
+	domainLibraries = []string{"github.com/distribution/reference", "sigs.k8s.io/yaml", "k8s.io/component-helpers"}
 )
 
-// impure are the packages with which a function stops being one of its
-// arguments. time is not among them: durations and instants are values. The
-// linter forbids time.Now and its like in internal/domain.
+// impure are packages whose functions depend on more than their arguments. time is not among
+// them, because durations and instants are values; the linter forbids time.Now and the like
+// in internal/domain.
 var impure = []string{
 	"context", "crypto/rand", "database/sql", "embed", "io/ioutil", "log", "math/rand", "net", "os", "plugin",
 	"runtime", "syscall", "testing",
@@ -190,21 +188,25 @@ var impure = []string{
 	"k8s.io/apimachinery/pkg/watch",
 }
 
-// isImpure says whether a path is at or below one of impure. Addresses and
-// URLs are values, whatever they stand below.
+// isImpure reports whether a path is one of impure or below one. net/netip and net/url are
+// not: addresses and URLs are values.
 func isImpure(imported string) bool {
 	return imported != "net/netip" && imported != "net/url" && slices.ContainsFunc(impure, covers(imported))
 }
 
-// Rooms of ours that others may import: shared by every room around them, and
-// asked by the adapters and by each other.
+// shared are the rooms that adapters and services may import. services are the rooms that
+// adapters and other services may import.
 var (
-	shared = []string{"api", "internal/domain", "internal/machinery"}
-	asked  = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs"}
+	shared   = []string{"api", "internal/domain", "internal/machinery"}
+	services = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs"}
 )
 
-// adapters are the rooms in which every package below is an adapter of its own
-// (one a kind, one a verb), or, with their own path as the unit, which are one.
+// leaves are the domain packages that other domain packages may import. Each holds one
+// thing that several decisions need.
+var leaves = []string{"internal/domain/affinity", "internal/domain/membership", "internal/domain/webster"}
+
+// adapters are the rooms of adapters. true means that every package directly below the room
+// is a separate adapter (one for each kind or verb), false that the room is one adapter.
 var adapters = map[string]bool{
 	"internal/controller": true,
 	"internal/webhook":    true,
@@ -222,9 +224,9 @@ func isAdapter(pkg string) bool {
 	return false
 }
 
-// adapterOf returns the path that pkg shares with the rest of its adapter. The
-// package at the top of a room of many adapters (the index that lists them)
-// may import each of them.
+// adapterOf returns the path of the adapter that pkg is part of. For the top package of a room
+// with many adapters, the index that lists them, it returns the room, so that the index may
+// import each of them.
 func adapterOf(pkg string) string {
 	for room, many := range adapters {
 		if !under(room)(pkg) || pkg == room || !many {
@@ -241,8 +243,8 @@ func adapterOf(pkg string) string {
 	return pkg
 }
 
-// ofOurs returns what is wrong with an import of a package of ours that is in
-// none of the rooms.
+// ofOurs returns an error text if imported is a package of the module and in none of the
+// rooms.
 func ofOurs(imported string, lists ...[]string) string {
 	rooms := slices.Concat(lists...)
 	if !isOurs(imported) || under(rooms...)(below(imported)) {
@@ -251,20 +253,23 @@ func ofOurs(imported string, lists ...[]string) string {
 	return "of ours, only " + strings.Join(rooms, ", ")
 }
 
-// ofOursInDomain is ofOurs for internal/domain, whose packages do not import
-// each other either.
+// ofOursInDomain is ofOurs for internal/domain. Its packages do not import each other,
+// except for the leaves; a leaf imports no other leaf.
 func ofOursInDomain(pkg, imported string) string {
-	if under("api", "internal/domain/membership")(imported) {
-		return ""
-	}
 	own, _, _ := strings.Cut(strings.TrimPrefix(pkg, "internal/domain/"), "/")
-	if under("internal/domain/" + own)(imported) {
+	own = "internal/domain/" + own
+	switch {
+	case under("api", own)(imported):
+		return ""
+	case under(leaves...)(own):
+		return "of ours, a leaf of domain imports api only"
+	case under(leaves...)(imported):
 		return ""
 	}
-	return "of ours, domain packages import api and domain/membership only"
+	return "of ours, domain packages import api and " + strings.Join(leaves, ", ") + " only"
 }
 
-// notIn returns what is wrong with a package of a third party that no list names.
+// notIn returns an error text if imported is a third-party package and in none of the lists.
 func notIn(imported, room string, lists ...[]string) string {
 	if isOurs(imported) || isStandard(imported) || slices.ContainsFunc(slices.Concat(lists...), covers(imported)) {
 		return ""
@@ -272,12 +277,12 @@ func notIn(imported, room string, lists ...[]string) string {
 	return "not a library of " + room
 }
 
-// under matches the rooms and everything below them.
+// under returns a function that reports whether a path is one of the rooms or below one.
 func under(rooms ...string) func(string) bool {
 	return func(pkg string) bool { return slices.ContainsFunc(rooms, covers(pkg)) }
 }
 
-// covers matches the paths that are imported or above it.
+// covers returns a function that reports whether a path is imported or above it.
 func covers(imported string) func(string) bool {
 	return func(above string) bool {
 		return imported == above || strings.HasPrefix(imported, above+"/")
@@ -288,8 +293,8 @@ func isOurs(imported string) bool {
 	return imported == module || strings.HasPrefix(imported, module+"/")
 }
 
-// below returns the path of a package of ours below the module, and any other
-// path with a mark before it that no room starts with.
+// below returns the path of a package of the module relative to the module. It puts "//"
+// before any other path, so that it is in no room.
 func below(imported string) string {
 	if isOurs(imported) {
 		return strings.TrimPrefix(strings.TrimPrefix(imported, module), "/")
@@ -297,17 +302,16 @@ func below(imported string) string {
 	return "//" + imported
 }
 
-// isStandard says whether a path is of the standard library: no dot in its
-// first element.
+// isStandard reports whether a path is of the standard library: its first element has no dot.
 func isStandard(imported string) bool {
 	first, _, _ := strings.Cut(imported, "/")
 	return !strings.Contains(first, ".")
 }
 
-// leftOver are names that say nothing.
+// leftOver are names that do not describe the content of a package.
 var leftOver = []string{"util", "utils", "common", "commons", "helper", "helpers"}
 
-// check returns every breach of a wall in g, sorted, each with its why.
+// check returns every breach of a wall in g, sorted, each with the wall's reason.
 func check(g graph) []string {
 	var breaches []string
 	for _, w := range walls {
@@ -346,7 +350,7 @@ func (w wall) breachesOf(g graph, p pkg, self string) []string {
 		if slices.ContainsFunc(w.links, covers(dependency)) {
 			breaches = append(breaches, fmt.Sprintf("%s links %s: %s", self, dependency,
 				strings.Join(g.chain(p.ImportPath, dependency), " → ")))
-			break // One example is enough; its neighbours come along with it.
+			break // One is enough: the others usually come with the same import.
 		}
 	}
 	if w.named != nil {

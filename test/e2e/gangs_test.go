@@ -222,7 +222,7 @@ func TestGangsRulesReload(t *testing.T) {
 	})
 
 	f.editRules("podgroupLevel: [{kind: deployment")
-	f.rulesTold("PodGroupRulesRejected", "is no YAML")
+	f.rulesTold("PodGroupRulesRejected", "is not YAML")
 	late := deployment("late", 1, "", volcanos)
 	f.create(late)
 	f.eventually(patience, "the rules before are in force", func() error { return f.named("late", 1, late) })

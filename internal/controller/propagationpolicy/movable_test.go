@@ -92,11 +92,11 @@ func TestPodsStayWhereTheirVolumesAre(t *testing.T) {
 		},
 		"a claim that is gone: its successor would wait": {
 			claims: map[int]string{0: "data", 1: "data", 2: "data", 3: "data", 4: "data"}, requeue: retryFeasible,
-			message: `pods are surplus and stay: NodeGroup "hz" can take none: where the pods' volumes can be used is not known yet`,
+			message: `pods are surplus and stay: NodeGroup "hz" can take none: the nodes that reach the pods' volumes are not known yet`,
 		},
 		"a volume that cannot be read": {
 			claims: map[int]string{4: "data"}, objects: local("data"), fails: "persistentvolumes", evicted: []string{"web-1-3"}, err: broken,
-			message: `surplus pods are being moved, but for some: NodeGroup "hz" can take none: where the pods' volumes can be used is not known yet`,
+			message: `surplus pods are being moved, but for some: NodeGroup "hz" can take none: the nodes that reach the pods' volumes are not known yet`,
 		},
 	}
 	for name, tc := range tests {

@@ -1,9 +1,12 @@
-// Package attributes decides what a node carries: what is its own, and over it
-// what its NodePool gives (docs/sources.md, P3 and P4). What the node had
-// under the keys that its pool gives is remembered on the node, in one
-// annotation, and comes back when the pool no longer gives the key.
+// Package attributes decides which labels, annotations and taints a node carries: its own,
+// and those of its NodePool, which replace its own (docs/sources.md, P3 and P4).
 //
-// It must not know why a node is in a pool, nor how a node is written.
+// A record in one annotation of the node has the values that the node had under the keys of
+// its pool. They come back when the pool no longer has the key, or when the node leaves the
+// pool. Read parses a node, Of parses a pool, and Node.Plan computes the change.
+//
+// The package must not decide which pool a node is in (see package membership), and must not
+// contain anything about how nodes are written.
 package attributes
 
 import (
@@ -20,31 +23,32 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// Set is a set of attributes. Maps and lists are shared and never changed.
+// Set is a set of attributes. Its maps and lists are shared and must not be changed.
 type Set struct {
 	Labels      map[string]string
 	Annotations map[string]string
-	// Taints have no two of the same key and effect.
+	// Taints have no two entries with the same key and effect.
 	Taints []corev1.Taint
 }
 
-// Pool is what a NodePool gives to its nodes.
+// Pool is the set of attributes that a NodePool gives to its nodes.
 type Pool struct {
 	Name string
 	Set
-	// Ignored are keys in spec that are not a pool's to give, sorted. The
-	// schema refuses them; what was stored without it is left out.
+	// Ignored has the reserved keys in the spec, with the path of their field, sorted. The
+	// CRD refuses them, but a stored object may be older than that check. They are not in
+	// the set.
 	Ignored []string
-	// hash is of the set, to tell an edit of the pool from one of a node.
+	// hash is a hash of the set, by which a record shows whether the pool was edited since.
 	hash string
 }
 
-// Of reads a NodePool.
+// Of returns the attributes of a NodePool.
 func Of(p *apps.NodePool) Pool {
 	pool := Pool{Name: p.Name}
 	var ignored [2][]string
-	pool.Labels, ignored[0] = keep(p.Spec.Labels, "spec.labels: ", reservedLabel)
-	pool.Annotations, ignored[1] = keep(p.Spec.Annotations, "spec.annotations: ", reservedAnnotation)
+	pool.Labels, ignored[0] = withoutReserved(p.Spec.Labels, "spec.labels: ", reservedLabel)
+	pool.Annotations, ignored[1] = withoutReserved(p.Spec.Annotations, "spec.annotations: ", reservedAnnotation)
 	pool.Ignored = slices.Concat(ignored[:]...)
 	for i := range p.Spec.Taints {
 		t := &p.Spec.Taints[i]
@@ -60,13 +64,14 @@ func Of(p *apps.NodePool) Pool {
 }
 
 func (s *Set) sum() string {
-	raw, _ := json.Marshal(s) // strings and times always encode; maps are sorted
+	raw, _ := json.Marshal(s) // never fails for strings and times, and sorts maps
 	sum := fnv.New64a()
 	_, _ = sum.Write(raw)
 	return strconv.FormatUint(sum.Sum64(), 36)
 }
 
-// Evicting are the NoExecute taints of the pool that the node does not carry.
+// Evicting returns the NoExecute taints of the pool that the node does not carry yet. They
+// would evict pods from the node.
 func (p *Pool) Evicting(n *Node) []corev1.Taint {
 	var out []corev1.Taint
 	for i := range p.Taints {
@@ -78,16 +83,16 @@ func (p *Pool) Evicting(n *Node) []corev1.Taint {
 	return out
 }
 
-// WithoutEvicting is the pool as long as it does not give these taints to the
-// node. Where it gave the node another value of one before, that stays.
+// WithoutEvicting returns the pool without the taints of Evicting, for the time until the node
+// may get them. If the pool gave the node such a taint with another value, that one stays.
 func (p *Pool) WithoutEvicting(n *Node) Pool {
 	out := *p
 	out.Taints = nil
-	wait := p.Evicting(n)
+	evicting := p.Evicting(n)
 	for i := range p.Taints {
 		t := p.Taints[i]
-		if slices.ContainsFunc(wait, func(w corev1.Taint) bool { return slotOf(&w) == slotOf(&t) }) {
-			before, had := n.given(p.Name, slotOf(&t))
+		if slices.ContainsFunc(evicting, func(e corev1.Taint) bool { return slotOf(&e) == slotOf(&t) }) {
+			before, had := n.givenBy(p.Name, slotOf(&t))
 			if !had {
 				continue
 			}
@@ -99,8 +104,9 @@ func (p *Pool) WithoutEvicting(n *Node) Pool {
 	return out
 }
 
-// keep leaves out what is reserved, and names it.
-func keep[V ~string](from map[string]V, field string, reserved func(string) bool) (kept map[string]string, ignored []string) {
+// withoutReserved returns the entries that are not reserved, and the keys of the others with
+// field before them.
+func withoutReserved[V ~string](from map[string]V, field string, reserved func(string) bool) (kept map[string]string, ignored []string) {
 	kept = make(map[string]string, len(from))
 	for key, value := range from {
 		if reserved(key) {
@@ -112,36 +118,38 @@ func keep[V ~string](from map[string]V, field string, reserved func(string) bool
 	return kept, ignored
 }
 
-// ours is the prefix of the keys that only atoll-manager writes.
-const ours = "atoll.dev/"
+// ownPrefix is the prefix of keys that only atoll-manager writes.
+const ownPrefix = "atoll.dev/"
 
-// reservedLabel: the kubelet writes what a node is, and membership is written
-// by who decides it.
+// reservedLabel reports whether a pool must not give a label: the kubelet writes labels about
+// the machine, and atoll-manager writes the labels of group and pool.
 func reservedLabel(key string) bool {
 	switch key {
 	case corev1.LabelHostname, corev1.LabelOSStable, corev1.LabelArchStable, "beta.kubernetes.io/os", "beta.kubernetes.io/arch",
 		apps.NodePoolLabel, "groupmanagement.kubeedge.io/nodegroup":
 		return true
 	}
-	return strings.HasPrefix(key, ours)
+	return strings.HasPrefix(key, ownPrefix)
 }
 
-// reservedAnnotation: Kubernetes and kubectl write these themselves.
+// reservedAnnotation reports whether a pool must not give an annotation, because Kubernetes,
+// kubectl or atoll-manager writes it.
 func reservedAnnotation(key string) bool {
 	switch key {
 	case corev1.LastAppliedConfigAnnotation, corev1.ObjectTTLAnnotationKey,
 		"volumes.kubernetes.io/controller-managed-attach-detach", "csi.volume.kubernetes.io/nodeid":
 		return true
 	}
-	return strings.HasPrefix(key, ours)
+	return strings.HasPrefix(key, ownPrefix)
 }
 
-// reservedTaint: Kubernetes puts these on and takes them off.
+// reservedTaint reports whether a pool must not give a taint, because Kubernetes adds and
+// removes it.
 func reservedTaint(key string) bool {
 	return strings.HasPrefix(key, "node.kubernetes.io/") || strings.HasPrefix(key, "node.cloudprovider.kubernetes.io/")
 }
 
-// slot is what makes a taint replace another.
+// slot is the identity of a taint: a node has one taint for each key and effect.
 type slot struct {
 	key    string
 	effect corev1.TaintEffect
@@ -149,35 +157,35 @@ type slot struct {
 
 func slotOf(t *corev1.Taint) slot { return slot{t.Key, t.Effect} }
 
-// overlay is own with what the pool gives over it, and the record of what of
-// own lies below.
-func (p *Pool) overlay(own Set, selected bool) (Set, Record) {
-	record := Record{Pool: p.Name, Selected: selected, Given: p.hash}
+// overlay returns own with the pool's attributes over it, and the record of the own attributes
+// that they replace.
+func (p *Pool) overlay(own Set, selected bool) (Set, record) {
+	rec := record{Pool: p.Name, Selected: selected, Given: p.hash}
 	out := Set{}
-	out.Labels, record.Labels = cover(own.Labels, p.Labels)
-	out.Annotations, record.Annotations = cover(own.Annotations, p.Annotations)
+	out.Labels, rec.Labels = cover(own.Labels, p.Labels)
+	out.Annotations, rec.Annotations = cover(own.Annotations, p.Annotations)
 	given := map[slot]*corev1.Taint{}
 	for i := range p.Taints {
 		given[slotOf(&p.Taints[i])] = &p.Taints[i]
 	}
-	below := map[slot]*Before{}
+	below := map[slot]*ownTaint{}
 	for i := range own.Taints {
 		t := &own.Taints[i]
 		if given[slotOf(t)] == nil {
 			out.Taints = append(out.Taints, *t)
 			continue
 		}
-		below[slotOf(t)] = &Before{Value: t.Value, TimeAdded: t.TimeAdded}
+		below[slotOf(t)] = &ownTaint{Value: t.Value, TimeAdded: t.TimeAdded}
 	}
 	for i := range p.Taints {
 		t := &p.Taints[i]
 		out.Taints = append(out.Taints, *t)
-		record.Taints = append(record.Taints, Covered{Key: t.Key, Effect: t.Effect, Before: below[slotOf(t)]})
+		rec.Taints = append(rec.Taints, coveredTaint{Key: t.Key, Effect: t.Effect, Before: below[slotOf(t)]})
 	}
-	return out, record
+	return out, rec
 }
 
-// cover lays given over own, and returns what of own lies below.
+// cover returns own with given over it, and the own value of each given key, nil for none.
 func cover(own, given map[string]string) (map[string]string, map[string]*string) {
 	if len(given) == 0 {
 		return own, nil
@@ -196,7 +204,7 @@ func cover(own, given map[string]string) (map[string]string, map[string]*string)
 	return out, below
 }
 
-// uncover gives own back.
+// uncover is the inverse of cover: it returns own.
 func uncover(now map[string]string, below map[string]*string) map[string]string {
 	if len(below) == 0 {
 		return now
@@ -215,8 +223,8 @@ func uncover(now map[string]string, below map[string]*string) map[string]string 
 	return own
 }
 
-// uncoverTaints gives the node's own taints back.
-func uncoverTaints(now []corev1.Taint, covered []Covered) []corev1.Taint {
+// uncoverTaints returns the node's own taints, from its present ones and the record.
+func uncoverTaints(now []corev1.Taint, covered []coveredTaint) []corev1.Taint {
 	if len(covered) == 0 {
 		return now
 	}
@@ -238,9 +246,9 @@ func uncoverTaints(now []corev1.Taint, covered []Covered) []corev1.Taint {
 	return own
 }
 
-// settleTaints orders the wanted taints as the node has them, new ones last,
-// and says whether anything differs. When nobody asks for a time, the node's
-// is kept.
+// settleTaints returns the wanted taints in the order in which the node has them, new ones
+// last, and whether they differ from the present ones. If a wanted taint has no timeAdded,
+// the node's stays.
 func settleTaints(now, want []corev1.Taint) ([]corev1.Taint, bool) {
 	left := make(map[slot]*corev1.Taint, len(want))
 	for i := range want {
@@ -271,6 +279,5 @@ func settleTaints(now, want []corev1.Taint) ([]corev1.Taint, bool) {
 	return out, changed
 }
 
-// sameTime compares a time with one that may not be set, as the API server stores
-// them: in seconds.
+// sameTime reports whether b is set and equals a, in seconds, as the API server stores times.
 func sameTime(a, b *metav1.Time) bool { return b != nil && a.Unix() == b.Unix() }

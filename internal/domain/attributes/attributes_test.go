@@ -43,7 +43,7 @@ func poolWith(name string, labels, annotations map[string]string, taints ...core
 	return p
 }
 
-// apply does to the node what the API server does with a merge patch.
+// apply changes the node as the API server does with a merge patch.
 func apply(n *corev1.Node, c Change) {
 	merge := func(into map[string]string, changes map[string]*string) map[string]string {
 		out := maps.Clone(into)
@@ -65,7 +65,7 @@ func apply(n *corev1.Node, c Change) {
 	}
 }
 
-// settle makes the node as it ought to be, and fails if that is not the end of it.
+// settle applies Plan to the node, and fails if a second Plan is not empty.
 func settle(t interface {
 	Helper()
 	Fatalf(string, ...any)
@@ -111,7 +111,7 @@ func TestJoinEditLeave(t *testing.T) {
 		node   *corev1.Node
 		pool   *apps.NodePool
 		joined *corev1.Node
-		// edited is the pool's spec later; nil is as before.
+		// edited is the pool's spec after an edit; nil means no edit.
 		edited    *apps.NodePool
 		afterEdit *corev1.Node
 	}{
@@ -158,12 +158,12 @@ func TestJoinEditLeave(t *testing.T) {
 			before := tc.node.DeepCopy()
 			n := tc.node
 			if c := settle(t, n, tc.pool, true); c.From != "" || c.To != "p" || c.Repair {
-				t.Errorf("joining is told as %+v", c)
+				t.Errorf("after joining, the change is %+v", c)
 			}
 			expect(t, "joined", n, tc.joined)
 			if tc.edited != nil {
 				if c := settle(t, n, tc.edited, true); c.From != "p" || c.To != "p" || c.Repair {
-					t.Errorf("an edit of the pool is told as %+v", c)
+					t.Errorf("after an edit of the pool, the change is %+v", c)
 				}
 				expect(t, "edited", n, tc.afterEdit)
 			}
@@ -175,15 +175,15 @@ func TestJoinEditLeave(t *testing.T) {
 	}
 }
 
-// TestMoveIsOneStep: the second pool's original is the node's own value, not
-// the first pool's.
+// TestMoveIsOneStep checks that the record for the second pool has the node's own value,
+// not that of the first pool.
 func TestMoveIsOneStep(t *testing.T) {
 	n := nodeWith(map[string]string{"region": "mine"}, nil, taint("k", "mine", corev1.TaintEffectNoSchedule))
 	before := n.DeepCopy()
 	settle(t, n, poolWith("a", map[string]string{"region": "a", "only-a": "1"}, nil, taint("k", "a", corev1.TaintEffectNoSchedule)), true)
 	c := settle(t, n, poolWith("b", map[string]string{"region": "b", "only-b": "1"}, nil, taint("k", "b", corev1.TaintEffectNoSchedule)), true)
 	if c.From != "a" || c.To != "b" {
-		t.Errorf("the move is told as %q to %q", c.From, c.To)
+		t.Errorf("the change is from pool %q to %q", c.From, c.To)
 	}
 	expect(t, "moved", n, nodeWith(map[string]string{"region": "b", "only-b": "1", apps.NodePoolLabel: "b"}, nil, taint("k", "b", corev1.TaintEffectNoSchedule)))
 	settle(t, n, nil, false)
@@ -208,7 +208,7 @@ func TestHandEditsAreRepaired(t *testing.T) {
 			synced := n.DeepCopy()
 			edit(n)
 			if c := settle(t, n, pool, true); !c.Repair || c.Empty() {
-				t.Errorf("the repair is told as %+v", c)
+				t.Errorf("after an edit by hand, the change is %+v", c)
 			}
 			if d := cmp.Diff(synced, n, byKey, empties); d != "" {
 				t.Errorf("not repaired (-before +after):\n%s", d)
@@ -217,8 +217,8 @@ func TestHandEditsAreRepaired(t *testing.T) {
 	}
 }
 
-// TestOthersTaintsAreNoDrift: taints that come and go beside the pool's, in any
-// order, and a time that somebody adds, ask for no write.
+// TestOthersTaintsAreNoDrift checks that other taints, in any order, and a time that
+// something adds to a taint need no write.
 func TestOthersTaintsAreNoDrift(t *testing.T) {
 	pool := Of(poolWith("p", nil, nil, taint("k", "p", corev1.TaintEffectNoExecute)))
 	n := nodeWith(nil, nil, taint("own", "", corev1.TaintEffectNoSchedule))
@@ -233,8 +233,8 @@ func TestOthersTaintsAreNoDrift(t *testing.T) {
 	}
 }
 
-// TestLabelOfTheOwnerStays: a node that chose its pool keeps its label when the
-// pool is gone; a label that a selector brought goes.
+// TestLabelOfTheOwnerStays checks that a label that a person wrote stays when the pool is
+// deleted, and that a label from a selector is removed.
 func TestLabelOfTheOwnerStays(t *testing.T) {
 	for name, tc := range map[string]struct {
 		labels   map[string]string
@@ -261,7 +261,8 @@ func TestLabelOfTheOwnerStays(t *testing.T) {
 	}
 }
 
-// TestLostRecordHeals: what is just as the pool gives it counts as given.
+// TestLostRecordHeals checks that attributes with the value of the pool count as the
+// pool's.
 func TestLostRecordHeals(t *testing.T) {
 	pool := poolWith("p", map[string]string{"region": "x"}, map[string]string{"note": "y"}, taint("k", "p", corev1.TaintEffectNoSchedule))
 	for name, raw := range map[string]string{"no JSON": "{", "no pool": "{}", "empty": "", "another type": `{"pool":3}`} {
@@ -293,8 +294,8 @@ func TestLostRecordHeals(t *testing.T) {
 	}
 }
 
-// TestALostRecordTakesNothingOfTheNode: what differs from what the pool gives is the
-// node's own, and comes back.
+// TestALostRecordTakesNothingOfTheNode checks that attributes with another value than the
+// pool's count as the node's own, and come back.
 func TestALostRecordTakesNothingOfTheNode(t *testing.T) {
 	pool := poolWith("p", map[string]string{"region": "x"}, map[string]string{"note": "y"}, taint("k", "p", corev1.TaintEffectNoSchedule))
 	n := nodeWith(map[string]string{"region": "mine", "own": "", apps.NodePoolLabel: "p"}, map[string]string{"note": "mine", "own": ""},
@@ -306,7 +307,8 @@ func TestALostRecordTakesNothingOfTheNode(t *testing.T) {
 	expect(t, "left", n, want)
 }
 
-// TestKeysThatAreLeftOutHideNoOthers, in whatever order they stand.
+// TestKeysThatAreLeftOutHideNoOthers checks that the keys after a reserved one are used,
+// in any order.
 func TestKeysThatAreLeftOutHideNoOthers(t *testing.T) {
 	labels, annotations, want := map[string]string{}, map[string]string{}, nodeWith(map[string]string{}, map[string]string{}, taint("k", "", corev1.TaintEffectNoSchedule))
 	for i := range 20 {
@@ -324,8 +326,8 @@ func TestKeysThatAreLeftOutHideNoOthers(t *testing.T) {
 	}
 }
 
-// TestTimesOfTaints: a pool that asks for a time gets it, to the second, as the API
-// server stores it; one that does not leaves the node's.
+// TestTimesOfTaints checks that the pool's timeAdded, if it has one, replaces the node's,
+// with the precision of seconds in which the API server stores times.
 func TestTimesOfTaints(t *testing.T) {
 	at := func(seconds, nanoseconds int64) *metav1.Time {
 		return new(metav1.NewTime(time.Unix(seconds, nanoseconds)))
@@ -334,12 +336,12 @@ func TestTimesOfTaints(t *testing.T) {
 		pool, node, want *metav1.Time
 		changed          bool
 	}{
-		"nobody asks for one":           {nil, nil, nil, false},
-		"the node has one":              {nil, at(5, 0), at(5, 0), false},
-		"the pool asks for one":         {at(5, 0), nil, at(5, 0), true},
-		"they have the same":            {at(5, 0), at(5, 0), at(5, 0), false},
-		"they have the same second":     {at(5, 7), at(5, 0), at(5, 0), false},
-		"the pool asks for another one": {at(6, 0), at(5, 0), at(6, 0), true},
+		"no time":                   {nil, nil, nil, false},
+		"the node has one":          {nil, at(5, 0), at(5, 0), false},
+		"the pool has a time":       {at(5, 0), nil, at(5, 0), true},
+		"they have the same":        {at(5, 0), at(5, 0), at(5, 0), false},
+		"they have the same second": {at(5, 7), at(5, 0), at(5, 0), false},
+		"the pool has another time": {at(6, 0), at(5, 0), at(6, 0), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			with := func(when *metav1.Time) corev1.Taint {
@@ -359,7 +361,7 @@ func TestTimesOfTaints(t *testing.T) {
 	}
 }
 
-// TestKeysOfAChange are told to people, who do not know the record.
+// TestKeysOfAChange checks that Keys leaves out the record.
 func TestKeysOfAChange(t *testing.T) {
 	pool := Of(poolWith("p", map[string]string{"b": "1", "a": "2"}, map[string]string{"note": "y"}, taint("k", "", corev1.TaintEffectNoSchedule)))
 	change, err := Read(nodeWith(map[string]string{apps.NodePoolLabel: "p"}, nil)).Plan(&pool, false)
@@ -374,8 +376,8 @@ func TestKeysOfAChange(t *testing.T) {
 	}
 }
 
-// TestOwnLabelsAreAllThatTheNodeHas without its pool, and the label of the pool that its
-// owner chose.
+// TestOwnLabelsAreAllThatTheNodeHas checks that own labels are those without the pool's,
+// with the label of the pool only if a person wrote it.
 func TestOwnLabelsAreAllThatTheNodeHas(t *testing.T) {
 	for _, selected := range []bool{false, true} {
 		n, want := nodeWith(map[string]string{"own": "o"}, nil), map[string]string{"own": "o"}
@@ -389,9 +391,9 @@ func TestOwnLabelsAreAllThatTheNodeHas(t *testing.T) {
 	}
 }
 
-// TestAnySequenceGivesBack: whatever order pools, edits of pools and edits of
-// the node come in, the node carries its own attributes under those of its
-// pool, and its own alone at the end.
+// TestAnySequenceGivesBack checks that, after any sequence of pools, edits of pools and
+// edits of the node, the node carries its own attributes under those of its pool, and
+// only its own at the end.
 func TestAnySequenceGivesBack(t *testing.T) {
 	keys := []string{"a", "b", "c"}
 	values := rapid.SampledFrom([]string{"", "1", "2"})
@@ -423,7 +425,7 @@ func TestAnySequenceGivesBack(t *testing.T) {
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
 			covered := Read(n).record
 			if covered == nil {
-				covered = &Record{}
+				covered = &record{}
 			}
 			key, value := rapid.SampledFrom(keys).Draw(t, "key"), values.Draw(t, "value")
 			switch rapid.SampledFrom([]string{"move", "leave", "edit pool", "edit label", "edit annotation", "add taint", "take taint"}).Draw(t, "step") {
@@ -478,7 +480,7 @@ func TestAnySequenceGivesBack(t *testing.T) {
 	})
 }
 
-// editMap writes a value by hand, or takes the key off if it is "2". It is the
+// editMap sets a value by hand, or removes the key if the value is "2". The value is the
 // node's own unless a pool has the key.
 func editMap(now, own map[string]string, covered map[string]*string, key, value string) {
 	_, pools := covered[key]
@@ -494,8 +496,8 @@ func editMap(now, own map[string]string, covered map[string]*string, key, value 
 	}
 }
 
-func covers(r *Record, t corev1.Taint) bool {
-	return slices.ContainsFunc(r.Taints, func(c Covered) bool { return c.Key == t.Key && c.Effect == t.Effect })
+func covers(r *record, t corev1.Taint) bool {
+	return slices.ContainsFunc(r.Taints, func(c coveredTaint) bool { return c.Key == t.Key && c.Effect == t.Effect })
 }
 
 func replaceTaint(taints []corev1.Taint, t corev1.Taint, add bool) []corev1.Taint {

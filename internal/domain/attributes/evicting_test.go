@@ -10,9 +10,9 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// TestATaintThatWaitsComesAsIfItHadNot: whatever the node has, it carries the
-// pool's NoExecute taints in the end as if they had come at once, and gives back
-// what was its own; while they wait it carries what it had of them.
+// TestATaintThatWaitsComesAsIfItHadNot checks that, after the wait, the node carries the
+// pool's NoExecute taints as if there had been no wait, and later gives back its own;
+// during the wait it keeps the values that it had.
 func TestATaintThatWaitsComesAsIfItHadNot(t *testing.T) {
 	pool := func(value apps.LabelValue) Pool {
 		return Of(&apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: apps.NodePoolSpec{Taints: []apps.NodePoolTaint{
@@ -21,7 +21,8 @@ func TestATaintThatWaitsComesAsIfItHadNot(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		own, waiting []corev1.Taint
-		// before is the value that the pool gave before; "" is that the node is new to it.
+		// before is the value that the pool gave before; "" means that the node was not in the
+		// pool.
 		before apps.LabelValue
 	}{
 		"a node without taints":     {nil, []corev1.Taint{taint("k", "", corev1.TaintEffectNoSchedule)}, ""},
@@ -67,7 +68,8 @@ func TestATaintThatWaitsComesAsIfItHadNot(t *testing.T) {
 	}
 }
 
-// TestTaintsThatWouldEvict are those that the node does not have just so.
+// TestTaintsThatWouldEvict checks that Evicting returns the taints that the node does not
+// have with the same value.
 func TestTaintsThatWouldEvict(t *testing.T) {
 	pool := Of(poolWith("p", nil, nil, taint("k", "v", corev1.TaintEffectNoExecute), taint("l", "v", corev1.TaintEffectNoSchedule)))
 	for name, tc := range map[string]struct {

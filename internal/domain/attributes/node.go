@@ -12,62 +12,65 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// Record is the value of apps.NodePoolAnnotation: the pool that a node carries
-// the attributes of, and what was the node's own under the keys of the pool.
-type Record struct {
+// record is the value of apps.NodePoolAnnotation: the pool whose attributes a node carries,
+// and the node's own attributes that they replace. Nodes of older releases carry it too, so
+// its JSON must stay compatible.
+type record struct {
 	// Pool is the pool's name.
 	Pool string `json:"pool"`
-	// Selected: a selector brought the node into the pool, and the node's
-	// label is written by atoll-manager.
+	// Selected is true if a selector brought the node into the pool, so that atoll-manager
+	// wrote the node's label.
 	Selected bool `json:"selected,omitempty"`
-	// Given is a hash of what the pool gave.
+	// Given is the hash of the pool's attributes.
 	Given string `json:"given,omitempty"`
-	// Labels and Annotations have every key that the pool gave, and the value
-	// that the node had; null is none.
+	// Labels and Annotations have every key of the pool, with the value that the node had
+	// itself; null for none.
 	Labels      map[string]*string `json:"labels,omitempty"`
 	Annotations map[string]*string `json:"annotations,omitempty"`
-	// Taints has every taint that the pool gave.
-	Taints []Covered `json:"taints,omitempty"`
+	// Taints has every taint of the pool.
+	Taints []coveredTaint `json:"taints,omitempty"`
 }
 
-// Covered is a taint that the pool gave.
-type Covered struct {
+// coveredTaint is a taint of the pool, with the node's own taint that it replaces.
+type coveredTaint struct {
 	Key    string             `json:"key"`
 	Effect corev1.TaintEffect `json:"effect"`
-	// Before is what the node had of the same key and effect; nil is none.
-	Before *Before `json:"before,omitempty"`
+	// Before is the node's own taint of the same key and effect; nil for none.
+	Before *ownTaint `json:"before,omitempty"`
 }
 
-// Before is the rest of a node's own taint.
-type Before struct {
+// ownTaint is the rest of a node's own taint.
+type ownTaint struct {
 	Value     string       `json:"value,omitempty"`
 	TimeAdded *metav1.Time `json:"timeAdded,omitempty"`
 }
 
-func (r *Record) encode() (string, error) {
+func (r *record) encode() (string, error) {
 	raw, err := json.Marshal(r)
 	if err != nil {
-		return "", fmt.Errorf("encoding what the node had before: %w", err)
+		return "", fmt.Errorf("encoding the attributes that the node had before: %w", err)
 	}
 	return string(raw), nil
 }
 
-// Node is a node as it is, read once.
+// Node is the present state of a node, parsed by Read.
 type Node struct {
-	// now is what it carries, its label and the record of its pool apart.
+	// now has the attributes that the node carries, except for apps.NodePoolLabel and
+	// apps.NodePoolAnnotation.
 	now Set
 	// label is the value of apps.NodePoolLabel, "" if there is none.
 	label string
-	// raw is the record as it stands on the node, "" if there is none.
+	// raw is the value of apps.NodePoolAnnotation, "" if there is none.
 	raw string
-	// record is nil where there is none, and where it cannot be read: then
-	// lost is the reason.
-	record *Record
+	// record is the parsed annotation; nil if there is none or it cannot be parsed. In the
+	// second case lost is the error.
+	record *record
 	lost   error
-	own    Set
+	// own has the node's own attributes: now without those of the pool.
+	own Set
 }
 
-// Read reads a node.
+// Read parses a node. It does not change the node, whose maps the result shares.
 func Read(n *corev1.Node) *Node {
 	out := &Node{now: Set{Labels: n.Labels, Annotations: n.Annotations, Taints: n.Spec.Taints}}
 	if label, labelled := n.Labels[apps.NodePoolLabel]; labelled {
@@ -91,23 +94,23 @@ func Read(n *corev1.Node) *Node {
 	return out
 }
 
-func decode(raw string) (*Record, error) {
-	record := &Record{}
-	if err := json.Unmarshal([]byte(raw), record); err != nil {
+func decode(raw string) (*record, error) {
+	r := &record{}
+	if err := json.Unmarshal([]byte(raw), r); err != nil {
 		return nil, fmt.Errorf("reading annotation %s: %w", apps.NodePoolAnnotation, err)
 	}
-	if record.Pool == "" {
+	if r.Pool == "" {
 		return nil, fmt.Errorf("reading annotation %s: it names no pool", apps.NodePoolAnnotation)
 	}
-	return record, nil
+	return r, nil
 }
 
-// Lost tells why the record of what the node had before cannot be read; nil if
-// it can be, or there is none.
+// Lost returns why the annotation with the node's own attributes cannot be read; nil if it can
+// be read, or if there is none.
 func (n *Node) Lost() error { return n.lost }
 
-// Incumbent is the pool whose attributes the node carries, "" if none. Where
-// the record is lost it is the pool that the label names.
+// Incumbent returns the pool whose attributes the node carries, "" if none. If the annotation
+// cannot be read, it is the pool in the node's label.
 func (n *Node) Incumbent() string {
 	switch {
 	case n.record != nil:
@@ -118,9 +121,9 @@ func (n *Node) Incumbent() string {
 	return ""
 }
 
-// given is the taint that the node carries in a slot, if the pool gave it.
-func (n *Node) given(pool string, s slot) (corev1.Taint, bool) {
-	if n.record == nil || n.record.Pool != pool || !slices.ContainsFunc(n.record.Taints, func(c Covered) bool { return slot{c.Key, c.Effect} == s }) {
+// givenBy returns the taint that the node carries in a slot, if the pool gave it.
+func (n *Node) givenBy(pool string, s slot) (corev1.Taint, bool) {
+	if n.record == nil || n.record.Pool != pool || !slices.ContainsFunc(n.record.Taints, func(c coveredTaint) bool { return slot{c.Key, c.Effect} == s }) {
 		return corev1.Taint{}, false
 	}
 	i := slices.IndexFunc(n.now.Taints, func(t corev1.Taint) bool { return slotOf(&t) == s })
@@ -130,10 +133,12 @@ func (n *Node) given(pool string, s slot) (corev1.Taint, bool) {
 	return n.now.Taints[i], true
 }
 
-// Label is the node's label as it stands, whoever wrote it.
+// Label returns the value of the node's label apps.NodePoolLabel, no matter who wrote it; ""
+// if there is none.
 func (n *Node) Label() string { return n.label }
 
-// Chosen is the pool that the node's owner wrote into the label, "" if none.
+// Chosen returns the pool that a person wrote into the node's label, "" if none: the value of
+// the label, unless atoll-manager wrote it for a selector.
 func (n *Node) Chosen() string {
 	if n.record != nil && n.record.Selected && n.record.Pool == n.label {
 		return ""
@@ -141,8 +146,8 @@ func (n *Node) Chosen() string {
 	return n.label
 }
 
-// OwnLabels are the node's own labels, with the label of its pool only if the
-// node's owner wrote it.
+// OwnLabels returns the node's own labels. apps.NodePoolLabel is among them only if a person
+// wrote it. The map must not be changed.
 func (n *Node) OwnLabels() map[string]string {
 	if chosen := n.Chosen(); chosen != "" {
 		own := maps.Clone(n.own.Labels)
@@ -155,26 +160,27 @@ func (n *Node) OwnLabels() map[string]string {
 	return n.own.Labels
 }
 
-// Change is what makes a node as it ought to be.
+// Change is the difference between a node's present and wanted attributes.
 type Change struct {
-	// From and To are the pools before and after; "" is none.
+	// From and To are the node's pools before and after; "" is none.
 	From, To string
-	// Labels and Annotations have the keys that change; nil takes one off.
+	// Labels and Annotations have the keys that change; a nil value removes the key.
 	Labels, Annotations map[string]*string
-	// Taints are all taints afterwards, if TaintsChanged.
+	// Taints has all taints of the node after the change. It counts only if TaintsChanged.
 	Taints        []corev1.Taint
 	TaintsChanged bool
-	// Repair: neither the pool nor what it gives changed, so somebody else
-	// changed the node.
+	// Repair is true if the node's pool and the pool's attributes are the same as before. If
+	// the change is not empty, something other than atoll-manager changed the node.
 	Repair bool
 }
 
-// Empty tells that the node is as it ought to be.
+// Empty reports whether there is nothing to change.
 func (c *Change) Empty() bool {
 	return len(c.Labels) == 0 && len(c.Annotations) == 0 && !c.TaintsChanged
 }
 
-// Keys names what changes, sorted, for people; the record is left out.
+// Keys describes the attributes that change, for messages: labels and annotations sorted, then
+// taints. It leaves out the annotation with the record.
 func (c *Change) Keys() []string {
 	var keys []string
 	for key := range c.Labels {
@@ -192,12 +198,12 @@ func (c *Change) Keys() []string {
 	return keys
 }
 
-// Plan says what to change on the node so that it carries its own attributes
-// and, over them, those of the pool; nil is no pool. Selected says that a
-// selector brought the node into the pool.
+// Plan returns what to change on the node, so that it carries its own attributes and, over
+// them, those of the pool; a nil pool is no pool. selected is true if a selector brought the
+// node into the pool, so that atoll-manager writes its label.
 //
-// A lost record is made anew: what the node has just like the pool gives it
-// counts as given, everything else as the node's own.
+// If the record cannot be read, Plan writes a new one: attributes with the same value in the
+// pool count as the pool's, all others as the node's own.
 func (n *Node) Plan(pool *Pool, selected bool) (Change, error) {
 	change := Change{From: n.Incumbent()}
 	own := n.own
@@ -208,13 +214,13 @@ func (n *Node) Plan(pool *Pool, selected bool) (Change, error) {
 	raw := ""
 	if pool != nil {
 		change.To = pool.Name
-		var record Record
-		want, record = pool.overlay(own, selected)
+		var rec record
+		want, rec = pool.overlay(own, selected)
 		if selected {
 			label = pool.Name
 		}
 		var err error
-		if raw, err = record.encode(); err != nil {
+		if raw, err = rec.encode(); err != nil {
 			return change, err
 		}
 		change.Repair = n.record != nil && n.record.Pool == pool.Name && n.record.Given == pool.hash && n.record.Selected == selected
@@ -231,7 +237,7 @@ func (n *Node) Plan(pool *Pool, selected bool) (Change, error) {
 	return change, nil
 }
 
-// without takes off what is just as given.
+// without returns own without the attributes that are the same in given.
 func without(own, given Set) Set {
 	strip := func(own, given map[string]string) map[string]string {
 		out := maps.Clone(own)
@@ -247,7 +253,7 @@ func without(own, given Set) Set {
 	return out
 }
 
-// diff has the keys in which want differs from now; nil takes one off.
+// diff returns the keys in which want differs from now; nil removes a key.
 func diff(now, want map[string]string) map[string]*string {
 	var out map[string]*string
 	for key, value := range want {
@@ -264,7 +270,7 @@ func diff(now, want map[string]string) map[string]*string {
 	return out
 }
 
-// set notes a value; "" takes the key off.
+// set records a value in changes, or nil for "", which removes the key.
 func set(changes map[string]*string, key, value string) map[string]*string {
 	if changes == nil {
 		changes = map[string]*string{}

@@ -1,8 +1,10 @@
-// Package capacity decides which pods of a workload run on on-demand nodes and
-// which on spot nodes (docs/sources.md, C1 to C14): so many on-demand, the rest spot, exactly.
+// Package capacity decides which pods of a workload run on on-demand nodes and which on spot
+// nodes (docs/sources.md, C1 to C14). Users set the number of on-demand pods; the rest are
+// spot.
 //
-// It is pure: what there is comes in, what is to be goes out. Who counts pods,
-// and who keeps two decisions from taking the same place, is internal/seats.
+// Read parses a workload's settings, Next and OfOrdinal choose the class of a new pod, and
+// Classes defines which nodes are of a class and restricts pods to them. The ledger
+// (internal/seats) counts pods and serializes decisions; this package must not.
 package capacity
 
 import (
@@ -14,24 +16,24 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// Class is a class of capacity.
+// Class is a capacity class of nodes and pods.
 type Class int8
 
 const (
-	// None: neither, or not known.
+	// None: no class, or not known.
 	None Class = iota
-	// OnDemand is capacity that stays.
+	// OnDemand nodes stay until they are deleted.
 	OnDemand
-	// Spot is capacity that its owner may take back at any time.
+	// Spot nodes may be taken away by the cloud provider at any time.
 	Spot
 )
 
-// String is the class as labels and columns have it; "" is None.
+// String returns the class as labels and columns show it, "" for None.
 func (c Class) String() string {
 	return [...]string{None: "", OnDemand: "on-demand", Spot: "spot"}[c]
 }
 
-// ParseClass is the inverse of String. What is no class is None.
+// ParseClass is the inverse of String. Any other text is None.
 func ParseClass(s string) Class {
 	switch s {
 	case OnDemand.String():
@@ -43,7 +45,7 @@ func ParseClass(s string) Class {
 	}
 }
 
-// Other is the other class; that of None is None.
+// Other returns the other class, None for None.
 func (c Class) Other() Class {
 	switch c {
 	case OnDemand:
@@ -55,38 +57,39 @@ func (c Class) Other() Class {
 	}
 }
 
-// Source is what one object says under the keys of on-demand and spot nodes. Empty is
+// Source has the values of the three capacity keys of one object. "" means that the key is
 // absent.
 type Source struct{ Switch, Count, OnEmpty string }
 
-// Settings are what a workload, its pod template and its namespace say together.
+// Settings are the capacity settings of a workload, joined from the workload, its pod
+// template and its namespace.
 type Settings struct {
-	// On: the workload's pods are divided.
+	// On is true if the workload's pods are divided over the classes. The default is false.
 	On bool
-	// Count is the number of on-demand pods at most, from 0. Without a count it
-	// is more than any workload has pods.
+	// Count is the highest number of on-demand pods, from 0. The default is MaxCount.
 	Count int
-	// Fallback: pods of a class that has had no node for long get the other one.
+	// Fallback: if a class has had no node for some time, its pods get the other class. The
+	// default is false: they wait.
 	Fallback bool
-	// Invalid says which value cannot be used; nil if all can. A switch that
-	// cannot be used counts as absent, and so does a count.
+	// Invalid is the first error in a value, nil if all are valid. An invalid value counts as
+	// absent, but hides the values of sources after it.
 	Invalid error
 }
 
-// NamesNode is why a pod is of the class that it is, which its owner made for one
-// node: gm.CapacityReasonAnnotation.
+// NamesNode is the value of gm.CapacityReasonAnnotation on a pod that has its class because
+// its owner created it for one node, as a DaemonSet does.
 const NamesNode = "its owner names the node"
 
-// MaxCount is the highest count, and stands for no count at all.
+// MaxCount is the highest count, and means that all pods are on-demand.
 const MaxCount = math.MaxInt32
 
-// Read joins sources, the nearest first: of each key the first that says
-// something counts.
+// Read joins sources in order of precedence, the workload first. For each key, the first
+// source that has it counts.
 func Read(sources ...Source) Settings {
 	s := Settings{Count: MaxCount}
 	for _, source := range sources {
 		if source.Switch != "" {
-			if on, err := ParseSwitch(source.Switch); err == nil {
+			if on, err := parseSwitch(source.Switch); err == nil {
 				s.On = on
 			} else {
 				s.Invalid = err
@@ -96,7 +99,7 @@ func Read(sources ...Source) Settings {
 	}
 	for _, source := range sources {
 		if source.Count != "" {
-			if count, err := ParseCount(source.Count); err == nil {
+			if count, err := parseCount(source.Count); err == nil {
 				s.Count = count
 			} else if s.Invalid == nil {
 				s.Invalid = err
@@ -106,7 +109,7 @@ func Read(sources ...Source) Settings {
 	}
 	for _, source := range sources {
 		if source.OnEmpty != "" {
-			fallback, err := ParseOnEmpty(source.OnEmpty)
+			fallback, err := parseOnEmpty(source.OnEmpty)
 			s.Fallback = fallback
 			if s.Invalid == nil && err != nil {
 				s.Invalid = err
@@ -117,8 +120,8 @@ func Read(sources ...Source) Settings {
 	return s
 }
 
-// ParseOnEmpty tells whether pods fall back to the other class.
-func ParseOnEmpty(s string) (fallback bool, err error) {
+// parseOnEmpty parses whether pods fall back to the other class.
+func parseOnEmpty(s string) (fallback bool, err error) {
 	switch s {
 	case gm.OnEmptyFallback:
 		return true, nil
@@ -129,8 +132,8 @@ func ParseOnEmpty(s string) (fallback bool, err error) {
 	}
 }
 
-// WithoutNodes is the count that is in force while one class has no nodes and pods
-// fall back to the other.
+// WithoutNodes returns the count that applies to a workload with Fallback while the class
+// empty has no nodes: all pods get the other class. Without an empty class it is count.
 func WithoutNodes(count int, empty Class) int {
 	switch empty {
 	case OnDemand:
@@ -142,8 +145,8 @@ func WithoutNodes(count int, empty Class) int {
 	}
 }
 
-// ParseSwitch reads the switch: true or false.
-func ParseSwitch(s string) (bool, error) {
+// parseSwitch parses the switch: true or false.
+func parseSwitch(s string) (bool, error) {
 	switch s {
 	case "true":
 		return true, nil
@@ -154,42 +157,43 @@ func ParseSwitch(s string) (bool, error) {
 	}
 }
 
-// ParseCount reads a count of on-demand pods: a whole number from 0 to MaxCount.
-func ParseCount(s string) (int, error) {
+// parseCount parses the number of on-demand pods: an integer from 0 to MaxCount.
+func parseCount(s string) (int, error) {
 	n, err := strconv.ParseUint(s, 10, 31)
 	if err != nil {
-		return 0, fmt.Errorf("%.64q is no whole number from 0 to %d", s, MaxCount)
+		return 0, fmt.Errorf("%.64q is not an integer from 0 to %d", s, MaxCount)
 	}
 	return int(n), nil
 }
 
-// Divide is how n pods divide at rest.
+// Divide returns how many of n pods are of each class when no rollout is in progress.
 func Divide(n, count int) (onDemand, spot int) {
 	onDemand = max(0, min(n, count))
 	return onDemand, max(0, n) - onDemand
 }
 
-// Wants tells whether some of n pods are to be of a class.
+// Wants reports whether Divide gives the class at least one of n pods.
 func Wants(class Class, n, count int) bool {
-	var of [3]int
-	of[OnDemand], of[Spot] = Divide(n, count)
-	return of[class] > 0
+	var pods [3]int
+	pods[OnDemand], pods[Spot] = Divide(n, count)
+	return pods[class] > 0
 }
 
-// Revision is what there is of another revision of a workload.
+// Revision is another revision of a workload in a rollout.
 type Revision struct {
 	// OnDemand is the number of its on-demand pods.
 	OnDemand int
-	// Replicas is the number of pods that it is to have now.
+	// Replicas is the number of pods that it should have now.
 	Replicas int
 }
 
-// Next is the class of the next pod of a revision that has own on-demand pods.
-// While several revisions have pods, at most count + surge are on-demand, and of
-// another revision only as many count as it is to keep: those that it gives up
-// are about to go. Rollouts end exact with this in all but the rarest orders of
-// events; holding all revisions to count alone would leave half of them with too
-// few on-demand pods.
+// Next returns the class of the next pod of a revision that has own on-demand pods.
+//
+// While several revisions have pods, at most count + surge pods are on-demand together. Of
+// another revision at most Replicas pods count, because the pods beyond are about to be
+// deleted. With this, rollouts end with the exact count except in very rare orders of
+// events. A limit of count without surge would leave half of the rollouts with too few
+// on-demand pods.
 func Next(own int, others []Revision, count, surge int) Class {
 	if own >= count {
 		return Spot
@@ -204,8 +208,8 @@ func Next(own int, others []Revision, count, surge int) Class {
 	return OnDemand
 }
 
-// OfOrdinal is the class of a StatefulSet's pod: those with the lowest ordinals
-// are on-demand. Nothing has to be counted.
+// OfOrdinal returns the class of a StatefulSet's pod: the count lowest ordinals, from start,
+// are on-demand. It needs no counting of pods.
 func OfOrdinal(ordinal, start, count int) Class {
 	if ordinal-start < count {
 		return OnDemand
@@ -213,7 +217,7 @@ func OfOrdinal(ordinal, start, count int) Class {
 	return Spot
 }
 
-// Ordinal reads the ordinal of a StatefulSet's pod from its name.
+// Ordinal parses the ordinal of a StatefulSet's pod from the pod's name.
 func Ordinal(pod string) (ordinal int, ok bool) {
 	i := strings.LastIndexByte(pod, '-')
 	if i < 0 {

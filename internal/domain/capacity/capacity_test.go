@@ -13,24 +13,24 @@ func TestRead(t *testing.T) {
 		want    Settings
 		invalid string
 	}{
-		"nothing said":                        {nil, Settings{Count: MaxCount}, ""},
-		"on without a count: all on-demand":   {[]Source{{Switch: "true"}}, Settings{On: true, Count: MaxCount}, ""},
-		"a count alone is no switch":          {[]Source{{Count: "3"}}, Settings{Count: 3}, ""},
-		"the workload says both":              {[]Source{{Switch: "true", Count: "3"}, {Switch: "false", Count: "5"}}, Settings{On: true, Count: 3}, ""},
-		"the workload opts out":               {[]Source{{Switch: "false"}, {Switch: "true", Count: "5"}}, Settings{Count: 5}, ""},
-		"each key is looked for by itself":    {[]Source{{Count: "0"}, {}, {Switch: "true"}}, Settings{On: true, Count: 0}, ""},
-		"the highest count":                   {[]Source{{Switch: "true", Count: "2147483647"}}, Settings{On: true, Count: MaxCount}, ""},
-		"beyond":                              {[]Source{{Switch: "true", Count: "2147483648"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"negative":                            {[]Source{{Switch: "true", Count: "-1"}}, Settings{On: true, Count: MaxCount}, `"-1" is no whole number`},
-		"a sign":                              {[]Source{{Switch: "true", Count: "+1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"a space":                             {[]Source{{Switch: "true", Count: " 1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"a percentage":                        {[]Source{{Switch: "true", Count: "50%"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"junk hides what is further away":     {[]Source{{Switch: "true", Count: "x"}, {Switch: "", Count: "5"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
-		"a switch that is none is off":        {[]Source{{Switch: "yes"}, {Switch: "true"}}, Settings{Count: MaxCount}, "neither true nor false"},
-		"the other class where one is empty":  {[]Source{{Switch: "true", Count: "1"}, {OnEmpty: "Fallback"}}, Settings{On: true, Count: 1, Fallback: true}, ""},
-		"waiting is nearer":                   {[]Source{{Switch: "true", Count: "1", OnEmpty: "Wait"}, {OnEmpty: "Fallback"}}, Settings{On: true, Count: 1}, ""},
-		"neither of them":                     {[]Source{{Switch: "true", Count: "1", OnEmpty: "fallback"}}, Settings{On: true, Count: 1}, "neither Wait nor Fallback"},
-		"the first that cannot be used tells": {[]Source{{Switch: "yes", Count: "x"}}, Settings{Count: MaxCount}, "neither true nor false"},
+		"nothing said":                       {nil, Settings{Count: MaxCount}, ""},
+		"on without a count: all on-demand":  {[]Source{{Switch: "true"}}, Settings{On: true, Count: MaxCount}, ""},
+		"a count alone is no switch":         {[]Source{{Count: "3"}}, Settings{Count: 3}, ""},
+		"the workload has both keys":         {[]Source{{Switch: "true", Count: "3"}, {Switch: "false", Count: "5"}}, Settings{On: true, Count: 3}, ""},
+		"the workload opts out":              {[]Source{{Switch: "false"}, {Switch: "true", Count: "5"}}, Settings{Count: 5}, ""},
+		"each key is looked for by itself":   {[]Source{{Count: "0"}, {}, {Switch: "true"}}, Settings{On: true, Count: 0}, ""},
+		"the highest count":                  {[]Source{{Switch: "true", Count: "2147483647"}}, Settings{On: true, Count: MaxCount}, ""},
+		"beyond":                             {[]Source{{Switch: "true", Count: "2147483648"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"negative":                           {[]Source{{Switch: "true", Count: "-1"}}, Settings{On: true, Count: MaxCount}, `"-1" is not an integer`},
+		"a sign":                             {[]Source{{Switch: "true", Count: "+1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"a space":                            {[]Source{{Switch: "true", Count: " 1"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"a percentage":                       {[]Source{{Switch: "true", Count: "50%"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"junk hides what is further away":    {[]Source{{Switch: "true", Count: "x"}, {Switch: "", Count: "5"}}, Settings{On: true, Count: MaxCount}, "no whole number"},
+		"a switch that is none is off":       {[]Source{{Switch: "yes"}, {Switch: "true"}}, Settings{Count: MaxCount}, "neither true nor false"},
+		"the other class where one is empty": {[]Source{{Switch: "true", Count: "1"}, {OnEmpty: "Fallback"}}, Settings{On: true, Count: 1, Fallback: true}, ""},
+		"waiting is nearer":                  {[]Source{{Switch: "true", Count: "1", OnEmpty: "Wait"}, {OnEmpty: "Fallback"}}, Settings{On: true, Count: 1}, ""},
+		"neither of them":                    {[]Source{{Switch: "true", Count: "1", OnEmpty: "fallback"}}, Settings{On: true, Count: 1}, "neither Wait nor Fallback"},
+		"two values are invalid":             {[]Source{{Switch: "yes", Count: "x"}}, Settings{Count: MaxCount}, "neither true nor false"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -45,7 +45,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestDivide has the four cases of docs/sources.md, C4, first.
+// TestDivide begins with the four cases of docs/sources.md, C4.
 func TestDivide(t *testing.T) {
 	for _, tc := range [][4]int{
 		{5, 5, 5, 0}, {5, 3, 3, 2}, {5, 0, 0, 5}, {5, 7, 5, 0},
@@ -104,8 +104,8 @@ func TestOrdinals(t *testing.T) {
 	}
 }
 
-// rollout plays a Deployment's rollouts with pods that come Ready and go in any
-// order, as its controller scales the ReplicaSets.
+// rollout simulates rollouts of a Deployment, in which pods become Ready and are deleted
+// in any order, as its controller scales the ReplicaSets.
 type rollout struct {
 	*rand.Rand
 	replicas, count, surge, unavailable int
@@ -144,7 +144,7 @@ func (r *rollout) pods() (all, ready, onDemand int) {
 	return all, ready, onDemand
 }
 
-// create makes one pod that a revision lacks, if one does.
+// create makes one pod of a revision that has too few, if there is one.
 func (r *rollout) create() bool {
 	for _, i := range r.Perm(len(r.revisions)) {
 		rev := r.revisions[i]
@@ -163,8 +163,8 @@ func (r *rollout) create() bool {
 	return false
 }
 
-// remove takes a pod that a revision has too many: one that is not Ready first,
-// then the cheapest, as a ReplicaSet does.
+// remove deletes a pod of a revision that has too many: first one that is not Ready, then
+// the one of the lowest deletion cost, as a ReplicaSet does.
 func (r *rollout) remove() bool {
 	for _, i := range r.Perm(len(r.revisions)) {
 		rev := r.revisions[i]
@@ -201,7 +201,7 @@ func (r *rollout) becomeReady() bool {
 	return false
 }
 
-// scale is a step of the Deployment's controller.
+// scale is one step of the Deployment's controller.
 func (r *rollout) scale() bool {
 	newest := r.revisions[len(r.revisions)-1]
 	total, all, ready := 0, 0, 0
@@ -229,9 +229,9 @@ func (r *rollout) scale() bool {
 	return false
 }
 
-// TestRolloutsEndExact: whatever the order in which pods come, get Ready and go,
-// with every mix of surge and unavailability, and never are more than count +
-// surge on-demand that are not about to go.
+// TestRolloutsEndExact checks that rollouts end with the exact count, in whatever order
+// pods are created, become Ready and are deleted, and with any surge and unavailability.
+// At most count + surge on-demand pods exist that are not about to be deleted.
 func TestRolloutsEndExact(t *testing.T) {
 	for seed := range uint64(4000) {
 		rnd := rand.New(rand.NewPCG(seed, 11))
@@ -267,8 +267,8 @@ func TestRolloutsEndExact(t *testing.T) {
 	}
 }
 
-// TestNextAmongRevisions: of all others each counts, as many as it is to keep, and the
-// surge bounds them together.
+// TestNextAmongRevisions checks that each other revision counts with as many pods as it
+// should keep, and that the surge bounds all revisions together.
 func TestNextAmongRevisions(t *testing.T) {
 	tests := map[string]struct {
 		own          int
@@ -298,8 +298,8 @@ func TestNextAmongRevisions(t *testing.T) {
 	}
 }
 
-// TestTheFirstThatCannotBeUsedIsTold, of all three keys.
-func TestTheFirstThatCannotBeUsedIsTold(t *testing.T) {
+// TestReadReportsTheFirstInvalidValue checks all three keys.
+func TestReadReportsTheFirstInvalidValue(t *testing.T) {
 	got := Read(Source{Switch: "yes", Count: "x", OnEmpty: "never"})
 	if got.Invalid == nil || !strings.Contains(got.Invalid.Error(), "neither true nor false") {
 		t.Errorf("invalid is %v", got.Invalid)

@@ -9,22 +9,25 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 )
 
-// Definition says which nodes are of a class, and what pods for them carry.
+// Definition defines the nodes of a class, and what pods need to run there.
 type Definition struct {
-	// Demands are met, all of them, by the nodes of the class and by no others.
+	// Demands are requirements on labels. A node is of the class if it meets all of them.
 	Demands []corev1.NodeSelectorRequirement `json:"demands"`
-	// Tolerations are given to the pods of the class.
+	// Tolerations are added to the pods of the class.
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 }
 
-// Classes are the definitions of both classes.
+// Classes are the definitions of both classes. Use the result of Ready; in the zero value no
+// node or pod has a class.
 type Classes struct {
 	OnDemand Definition `json:"onDemand"`
 	Spot     Definition `json:"spot"`
 
-	// How nodes are told apart, made ready by Ready.
+	// The compiled Demands; nil before Ready.
 	onDemand, spot labels.Selector
 }
 
@@ -32,7 +35,7 @@ func in(key string, values ...string) []corev1.NodeSelectorRequirement {
 	return []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}}
 }
 
-// DefaultPreset knows the label of docs/sources.md, C8.
+// DefaultPreset is the name of the preset with the label of docs/sources.md, C8.
 const DefaultPreset = "cloudpilot"
 
 const (
@@ -40,15 +43,15 @@ const (
 	aksSpot = "kubernetes.azure.com/scalesetpriority"
 )
 
-// Presets are the definitions by who provisions the nodes, as each documents its
-// labels and taints.
+// Presets returns definitions by name. Each uses the labels and taints that a cloud provider
+// or a provisioner of nodes documents.
 func Presets() map[string]Classes {
 	return map[string]Classes{
 		DefaultPreset: {
 			OnDemand: Definition{Demands: in("node.kubernetes.io/capacity", "on-demand")},
 			Spot:     Definition{Demands: in("node.kubernetes.io/capacity", "spot")},
 		},
-		// Reserved capacity stays as on-demand does.
+		// Like on-demand capacity, reserved capacity is not taken away.
 		"karpenter": {
 			OnDemand: Definition{Demands: in("karpenter.sh/capacity-type", "on-demand", "reserved")},
 			Spot:     Definition{Demands: in("karpenter.sh/capacity-type", "spot")},
@@ -57,7 +60,7 @@ func Presets() map[string]Classes {
 			OnDemand: Definition{Demands: in("eks.amazonaws.com/capacityType", "ON_DEMAND", "CAPACITY_BLOCK")},
 			Spot:     Definition{Demands: in("eks.amazonaws.com/capacityType", "SPOT")},
 		},
-		// On-demand nodes carry no label of their own.
+		// GKE and AKS have no label for on-demand nodes.
 		"gke": {
 			OnDemand: Definition{Demands: []corev1.NodeSelectorRequirement{{Key: gkeSpot, Operator: corev1.NodeSelectorOpDoesNotExist}}},
 			Spot:     Definition{Demands: in(gkeSpot, "true")},
@@ -71,8 +74,7 @@ func Presets() map[string]Classes {
 	}
 }
 
-// Ready checks the definitions and makes them ready for use. Errors name the
-// field.
+// Ready checks and compiles the definitions. Errors begin with the path of the field.
 func (c Classes) Ready() (Classes, error) {
 	var err error
 	if c.onDemand, err = c.OnDemand.selector(); err != nil {
@@ -81,8 +83,8 @@ func (c Classes) Ready() (Classes, error) {
 	if c.spot, err = c.Spot.selector(); err != nil {
 		return c, fmt.Errorf("spot.%w", err)
 	}
-	if Satisfiable(slices.Concat(c.OnDemand.Demands, c.Spot.Demands)) {
-		return c, errors.New("a node could be of both classes: onDemand.demands and spot.demands must exclude each other")
+	if satisfiable(slices.Concat(c.OnDemand.Demands, c.Spot.Demands)) {
+		return c, errors.New("onDemand.demands and spot.demands must exclude each other: a node could be of both classes")
 	}
 	return c, nil
 }
@@ -94,7 +96,7 @@ var operators = map[corev1.NodeSelectorOperator]selection.Operator{
 
 func (d Definition) selector() (labels.Selector, error) {
 	if len(d.Demands) == 0 {
-		return nil, errors.New("demands: there must be one at least")
+		return nil, errors.New("demands: must not be empty")
 	}
 	selector := labels.NewSelector()
 	for i, demand := range d.Demands {
@@ -118,11 +120,11 @@ func (c *Classes) of(class Class) *Definition {
 	return &c.Spot
 }
 
-// OfNode is the class of a node with these labels.
+// OfNode returns the class of a node with these labels, None if it has none.
 func (c *Classes) OfNode(nodeLabels map[string]string) Class {
 	switch set := labels.Set(nodeLabels); {
 	case c.spot == nil:
-		return None // not in use
+		return None // not Ready: classes are not in use
 	case c.spot.Matches(set):
 		return Spot
 	case c.onDemand.Matches(set):
@@ -132,24 +134,25 @@ func (c *Classes) OfNode(nodeLabels map[string]string) Class {
 	}
 }
 
-// LeavesBoth tells whether a pod's own demands leave it nodes of both classes. Those that
-// name a node in each term, and those that no node of either class meets, do not.
+// LeavesBoth reports whether a pod's own node selector and required node affinity allow nodes
+// of both classes. A pod that names a node in each term is for those nodes, so the result
+// is false.
 func (c *Classes) LeavesBoth(nodeSelector map[string]string, required *corev1.NodeSelector) bool {
 	if c.spot == nil {
 		return false
 	}
 	if required != nil {
-		unnamed := slices.DeleteFunc(slices.Clone(required.NodeSelectorTerms), func(term corev1.NodeSelectorTerm) bool { return len(term.MatchFields) > 0 })
-		if len(unnamed) == 0 && len(required.NodeSelectorTerms) > 0 {
+		byLabels := slices.DeleteFunc(slices.Clone(required.NodeSelectorTerms), func(term corev1.NodeSelectorTerm) bool { return len(term.MatchFields) > 0 })
+		if len(byLabels) == 0 && len(required.NodeSelectorTerms) > 0 {
 			return false
 		}
-		required = &corev1.NodeSelector{NodeSelectorTerms: unnamed}
+		required = &corev1.NodeSelector{NodeSelectorTerms: byLabels}
 	}
 	return c.allows(OnDemand, nodeSelector, required) && c.allows(Spot, nodeSelector, required)
 }
 
-// OfPod is the one class that a pod's own demands leave it; None if they leave
-// it both, or no node at all.
+// OfPod returns the class that a pod's own node selector and required node affinity allow;
+// None if they allow both classes or neither.
 func (c *Classes) OfPod(nodeSelector map[string]string, required *corev1.NodeSelector) Class {
 	if c.spot == nil || len(nodeSelector) == 0 && required == nil {
 		return None
@@ -165,28 +168,31 @@ func (c *Classes) OfPod(nodeSelector map[string]string, required *corev1.NodeSel
 	}
 }
 
-// allows tells whether some node of the class could meet the demands.
+// allows reports whether some node of the class could match a pod's node selector and
+// required node affinity.
 func (c *Classes) allows(class Class, nodeSelector map[string]string, required *corev1.NodeSelector) bool {
 	demands := slices.Clone(c.of(class).Demands)
 	for key, value := range nodeSelector {
 		demands = append(demands, corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}})
 	}
 	if required == nil || len(required.NodeSelectorTerms) == 0 {
-		return Satisfiable(demands)
+		return satisfiable(demands)
 	}
 	return slices.ContainsFunc(required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
-		return len(term.MatchExpressions)+len(term.MatchFields) > 0 && Satisfiable(slices.Concat(demands, term.MatchExpressions))
+		return !affinity.IsEmpty(term) && satisfiable(slices.Concat(demands, term.MatchExpressions))
 	})
 }
 
-// Satisfiable tells whether the labels of some node could meet all requirements.
-func Satisfiable(all []corev1.NodeSelectorRequirement) bool {
+// satisfiable reports whether the labels of some node could meet all requirements. For each
+// key it tries the absent label, every value that a requirement names, and values around
+// the bounds of Gt and Lt: if none of them meets the requirements on the key, no value does.
+func satisfiable(all []corev1.NodeSelectorRequirement) bool {
 	for i := range all {
 		key := all[i].Key
 		if slices.ContainsFunc(all[:i], func(r corev1.NodeSelectorRequirement) bool { return r.Key == key }) {
-			continue // looked at
+			continue // the key was checked before
 		}
-		var about []corev1.NodeSelectorRequirement
+		var about []corev1.NodeSelectorRequirement // the requirements on this key
 		candidates := []string{"", "0"}
 		excluded := 0
 		for _, r := range all[i:] {
@@ -197,12 +203,12 @@ func Satisfiable(all []corev1.NodeSelectorRequirement) bool {
 			}
 		}
 		for _, r := range about {
-			candidates = append(candidates, beyond(r, excluded)...)
+			candidates = append(candidates, withinBound(r, excluded)...)
 		}
 		meets := func(value string, absent bool) bool {
 			return !slices.ContainsFunc(about, func(r corev1.NodeSelectorRequirement) bool { return !met(r, value, absent) })
 		}
-		other := "other" // a value that nobody names
+		other := "other" // a value that no requirement names
 		for slices.Contains(candidates, other) {
 			other += "-"
 		}
@@ -213,8 +219,9 @@ func Satisfiable(all []corev1.NodeSelectorRequirement) bool {
 	return true
 }
 
-// beyond are more values that a bound lets pass than others can exclude.
-func beyond(r corev1.NodeSelectorRequirement, excluded int) (values []string) {
+// withinBound returns excluded+1 values that a requirement with Gt or Lt allows, so that the
+// other requirements, which exclude at most excluded values, cannot exclude all of them.
+func withinBound(r corev1.NodeSelectorRequirement, excluded int) (values []string) {
 	step := map[corev1.NodeSelectorOperator]int64{corev1.NodeSelectorOpGt: 1, corev1.NodeSelectorOpLt: -1}[r.Operator]
 	if step == 0 || len(r.Values) != 1 {
 		return nil
@@ -229,8 +236,8 @@ func beyond(r corev1.NodeSelectorRequirement, excluded int) (values []string) {
 	return values
 }
 
-// met tells whether a label meets a requirement. One that kube-scheduler does
-// not know is met by nothing, there as here.
+// met reports whether a label meets a requirement, as in kube-scheduler. A requirement with an
+// unknown operator is never met.
 func met(r corev1.NodeSelectorRequirement, value string, absent bool) bool {
 	switch r.Operator {
 	case corev1.NodeSelectorOpIn:
@@ -259,55 +266,35 @@ func met(r corev1.NodeSelectorRequirement, value string, absent bool) bool {
 	}
 }
 
-// Restrict keeps a pod to the nodes of a class, on top of what it demands
-// already: node selector terms are ORed, so each gets the class's demands at its
-// end. A term without expressions and fields matches no node and stays as it is;
-// a pod without terms gets one. Doing it again changes nothing.
+// Restrict adds required node affinity and tolerations to a pod, so that it runs only on
+// nodes of a class, in addition to what it requires already: each term of its node affinity
+// gets the class's requirements at its end. Restrict is idempotent.
 func (c *Classes) Restrict(spec *corev1.PodSpec, class Class) {
-	definition := c.of(class)
-	if spec.Affinity == nil {
-		spec.Affinity = &corev1.Affinity{}
-	}
-	if spec.Affinity.NodeAffinity == nil {
-		spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
-	}
-	required := &spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-	if *required == nil {
-		*required = &corev1.NodeSelector{}
-	}
-	if len((*required).NodeSelectorTerms) == 0 {
-		(*required).NodeSelectorTerms = []corev1.NodeSelectorTerm{{}}
-		(*required).NodeSelectorTerms[0].MatchExpressions = slices.Clone(definition.Demands)
-	} else {
-		for i := range (*required).NodeSelectorTerms {
-			term := &(*required).NodeSelectorTerms[i]
-			if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
-				continue
-			}
-			for _, demand := range definition.Demands {
-				if !slices.ContainsFunc(term.MatchExpressions, same(demand)) {
-					term.MatchExpressions = append(slices.Clip(term.MatchExpressions), demand)
-				}
+	affinity.Narrow(spec, func(term corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm {
+		for _, demand := range c.of(class).Demands {
+			if !affinity.Contains(term.MatchExpressions, demand) {
+				term.MatchExpressions = append(slices.Clip(term.MatchExpressions), demand)
 			}
 		}
-	}
+		return []corev1.NodeSelectorTerm{term}
+	})
 	spec.Tolerations = c.Tolerations(spec.Tolerations, class)
 }
 
-// Restricted tells whether Restrict has kept a pod with this node affinity to a
-// class, or the pod demands the same by itself.
+// Restricted reports whether Restrict was applied to a pod with this required node
+// affinity, or the pod itself requires the same.
 func (c *Classes) Restricted(required *corev1.NodeSelector, class Class) bool {
 	if required == nil || len(required.NodeSelectorTerms) == 0 {
 		return false
 	}
 	return !slices.ContainsFunc(required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
-		return len(term.MatchExpressions)+len(term.MatchFields) > 0 && slices.ContainsFunc(c.of(class).Demands, func(demand corev1.NodeSelectorRequirement) bool {
-			return !slices.ContainsFunc(term.MatchExpressions, same(demand))
+		return !affinity.IsEmpty(term) && slices.ContainsFunc(c.of(class).Demands, func(demand corev1.NodeSelectorRequirement) bool {
+			return !affinity.Contains(term.MatchExpressions, demand)
 		})
 	})
 }
 
-// Tolerations are those that a pod has once it is kept to a class.
+// Tolerations returns the tolerations that a pod with the given ones has after Restrict.
 func (c *Classes) Tolerations(own []corev1.Toleration, class Class) []corev1.Toleration {
 	for _, toleration := range c.of(class).Tolerations {
 		if !slices.Contains(own, toleration) {
@@ -317,9 +304,9 @@ func (c *Classes) Tolerations(own []corev1.Toleration, class Class) []corev1.Tol
 	return own
 }
 
-// Free returns what a pod demanded before Restrict, as far as that can be told:
-// one that demanded the same by itself is not told apart. What it is given stays
-// as it is.
+// Free is the inverse of Restrict: it returns the required node affinity and the
+// tolerations that a pod had before. The arguments stay as they are. If the pod itself
+// had the same requirements or tolerations, Free removes those too.
 func (c *Classes) Free(required *corev1.NodeSelector, tolerations []corev1.Toleration, class Class) (*corev1.NodeSelector, []corev1.Toleration) {
 	definition := c.of(class)
 	if len(definition.Tolerations) > 0 {
@@ -332,22 +319,19 @@ func (c *Classes) Free(required *corev1.NodeSelector, tolerations []corev1.Toler
 	for _, term := range required.NodeSelectorTerms {
 		if len(term.MatchExpressions) > 0 {
 			own := slices.DeleteFunc(slices.Clone(term.MatchExpressions), func(r corev1.NodeSelectorRequirement) bool {
-				return slices.ContainsFunc(definition.Demands, same(r))
+				return affinity.Contains(definition.Demands, r)
 			})
 			switch {
 			case len(own)+len(term.MatchFields) > 0:
 				term.MatchExpressions = own
 			case len(required.NodeSelectorTerms) == 1:
-				return nil, tolerations // the term that Restrict gives a pod without terms
-			} // an empty term would match nothing: one of several that says no more is the user's own
+				return nil, tolerations // Restrict gives this term to a pod without terms
+			}
+			// Otherwise one of several terms requires only the class. It is the user's own:
+			// Restrict gives a pod without terms exactly one. It stays, because an empty
+			// term would match no node.
 		}
 		out.NodeSelectorTerms = append(out.NodeSelectorTerms, term)
 	}
 	return out, tolerations
-}
-
-func same(demand corev1.NodeSelectorRequirement) func(corev1.NodeSelectorRequirement) bool {
-	return func(r corev1.NodeSelectorRequirement) bool {
-		return r.Key == demand.Key && r.Operator == demand.Operator && slices.Equal(r.Values, demand.Values)
-	}
 }

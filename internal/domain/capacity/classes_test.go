@@ -22,7 +22,7 @@ func ready(t testing.TB, preset string) *Classes {
 	return &c
 }
 
-// TestPresets holds what pods get where each provisioner's labels are used.
+// TestPresets checks what pods get with each preset.
 func TestPresets(t *testing.T) {
 	tests := map[string]struct{ onDemand, spot string }{
 		"cloudpilot": {
@@ -123,12 +123,12 @@ func TestBadDefinitions(t *testing.T) {
 	}
 }
 
-// chance makes node affinity of any shape, over few keys and values.
-type chance struct{ *rand.Rand }
+// generator makes node affinity of any shape, with few keys and values.
+type generator struct{ *rand.Rand }
 
-func (r chance) pick(of ...string) string { return of[r.IntN(len(of))] }
+func (r generator) pick(of ...string) string { return of[r.IntN(len(of))] }
 
-func (r chance) requirement() corev1.NodeSelectorRequirement {
+func (r generator) requirement() corev1.NodeSelectorRequirement {
 	key := r.pick("node.kubernetes.io/capacity", "zone", "size")
 	switch op := corev1.NodeSelectorOperator(r.pick("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")); op {
 	case "Exists", "DoesNotExist":
@@ -144,7 +144,7 @@ func (r chance) requirement() corev1.NodeSelectorRequirement {
 	}
 }
 
-func (r chance) spec() *corev1.PodSpec {
+func (r generator) spec() *corev1.PodSpec {
 	spec := &corev1.PodSpec{}
 	if r.IntN(3) == 0 {
 		spec.NodeSelector = map[string]string{r.pick("node.kubernetes.io/capacity", "zone"): r.pick("on-demand", "spot", "1")}
@@ -167,7 +167,7 @@ func (r chance) spec() *corev1.PodSpec {
 	return spec
 }
 
-func (r chance) node() *corev1.Node {
+func (r generator) node() *corev1.Node {
 	labels := map[string]string{}
 	if r.IntN(5) > 0 {
 		labels["node.kubernetes.io/capacity"] = r.pick("on-demand", "spot", "other", "1")
@@ -193,21 +193,21 @@ func required(spec *corev1.PodSpec) *corev1.NodeSelector {
 	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 }
 
-// TestARestrictedPodGoesWhereItWouldHaveGone, if the node is of its class: what
-// users wrote, of every shape, is all there.
+// TestARestrictedPodGoesWhereItWouldHaveGone checks that a restricted pod fits exactly
+// the nodes of its class that it fitted before, for node affinity of any shape.
 func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
 	for _, preset := range []string{"cloudpilot", "gke"} {
 		c := ready(t, preset)
 		for seed := range uint64(4_000) {
-			r := chance{rand.New(rand.NewPCG(seed, 4))}
+			r := generator{rand.New(rand.NewPCG(seed, 4))}
 			before := r.spec()
 			class := []Class{OnDemand, Spot}[r.IntN(2)]
 			after := before.DeepCopy()
 			c.Restrict(after, class)
 			for range 8 {
 				node := r.node()
-				// A nil or empty list of terms demands nothing, as kube-scheduler reads
-				// the first; the API server refuses the second.
+				// A nil selector matches every node in kube-scheduler. The API server refuses a selector
+				// without terms.
 				if n := required(before); n != nil && len(n.NodeSelectorTerms) == 0 {
 					break
 				}
@@ -235,11 +235,12 @@ func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
 	}
 }
 
-// TestTheClassOfAPodIsTheOneThatItsDemandsLeave.
+// TestTheClassOfAPodIsTheOneThatItsDemandsLeave checks that a pod with a class never fits a
+// node of the other class.
 func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
 	c := ready(t, "cloudpilot")
 	for seed := range uint64(4_000) {
-		r := chance{rand.New(rand.NewPCG(seed, 5))}
+		r := generator{rand.New(rand.NewPCG(seed, 5))}
 		spec := r.spec()
 		class := c.OfPod(spec.NodeSelector, required(spec))
 		for range 20 {
@@ -271,12 +272,12 @@ func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
 	}
 }
 
-// TestFreeUndoesRestrict.
+// TestFreeUndoesRestrict checks that Free is the inverse of Restrict.
 func TestFreeUndoesRestrict(t *testing.T) {
 	for _, preset := range []string{"cloudpilot", "aks"} {
 		c := ready(t, preset)
 		for seed := range uint64(1_000) {
-			r := chance{rand.New(rand.NewPCG(seed, 6))}
+			r := generator{rand.New(rand.NewPCG(seed, 6))}
 			before := r.spec()
 			if c.OfPod(before.NodeSelector, required(before)) != None {
 				continue // it may have demanded the same by itself
@@ -305,8 +306,8 @@ func TestFreeUndoesRestrict(t *testing.T) {
 	}
 }
 
-// TestSatisfiable: bounds exclude what is at them, and values that others exclude do not
-// make a demand impossible.
+// TestSatisfiable checks that the bounds of Gt and Lt exclude the bound itself, and that
+// excluded values do not make other values impossible.
 func TestSatisfiable(t *testing.T) {
 	is := func(operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
 		return corev1.NodeSelectorRequirement{Key: "k", Operator: operator, Values: values}
@@ -338,18 +339,19 @@ func TestSatisfiable(t *testing.T) {
 		"absent, and not some value":          {[]corev1.NodeSelectorRequirement{is("DoesNotExist"), is("NotIn", "a")}, true},
 		"there, and none of some":             {[]corev1.NodeSelectorRequirement{is("Exists"), is("NotIn", "other", "other-")}, true},
 		"there and absent":                    {[]corev1.NodeSelectorRequirement{is("Exists"), is("DoesNotExist")}, false},
-		"an operator that nobody knows":       {[]corev1.NodeSelectorRequirement{is("Near", "a")}, false},
+		"an unknown operator":                 {[]corev1.NodeSelectorRequirement{is("Near", "a")}, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := Satisfiable(tc.all); got != tc.want {
+			if got := satisfiable(tc.all); got != tc.want {
 				t.Errorf("it is %t, want %t", got, tc.want)
 			}
 		})
 	}
 }
 
-// TestFreeKeepsTheTolerationsOfOthers, and takes those of the class.
+// TestFreeKeepsTheTolerationsOfOthers checks that Free removes only the tolerations of
+// the class.
 func TestFreeKeepsTheTolerationsOfOthers(t *testing.T) {
 	c := ready(t, "aks")
 	own := corev1.Toleration{Key: "mine", Operator: corev1.TolerationOpExists}
@@ -365,7 +367,7 @@ func TestFreeKeepsTheTolerationsOfOthers(t *testing.T) {
 	}
 }
 
-// TestPodsThatMayGoToBothClasses: of others it is not this project's to say where they go.
+// TestPodsThatMayGoToBothClasses checks LeavesBoth. Atoll does not restrict other pods.
 func TestPodsThatMayGoToBothClasses(t *testing.T) {
 	c := ready(t, "cloudpilot")
 	expressions := func(r ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
@@ -405,13 +407,13 @@ func TestPodsThatMayGoToBothClasses(t *testing.T) {
 	}
 }
 
-// TestRestricted: what Restrict has kept to a class is known as that, whatever it demanded
-// before.
+// TestRestricted checks that a pod counts as restricted after Restrict, whatever it
+// required before.
 func TestRestricted(t *testing.T) {
 	for _, preset := range []string{"cloudpilot", "gke"} {
 		c := ready(t, preset)
 		for seed := range uint64(500) {
-			spec := chance{rand.New(rand.NewPCG(seed, 7))}.spec()
+			spec := generator{rand.New(rand.NewPCG(seed, 7))}.spec()
 			for _, class := range []Class{OnDemand, Spot} {
 				after := spec.DeepCopy()
 				c.Restrict(after, class)
@@ -448,7 +450,7 @@ func TestRestricted(t *testing.T) {
 	}
 }
 
-// TestFree: what a pod demanded before it was kept to a class comes back, and no more.
+// TestFree checks that Free returns exactly what a pod required before Restrict.
 func TestFree(t *testing.T) {
 	c := ready(t, "cloudpilot")
 	spot, zone, field := in("node.kubernetes.io/capacity", "spot"), in("zone", "z"), in(metav1.ObjectNameField, "a")

@@ -8,22 +8,25 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Apart is a rule by which pods of one workload keep apart from each other.
+// Apart is a rule that keeps the pods of one workload apart: a term of required pod
+// anti-affinity, or a topology spread constraint with DoNotSchedule.
 type Apart struct {
-	// Key is the label of nodes that makes domains: nodes with the same value are in one.
+	// Key is the topology key: nodes with the same value of this label are one domain.
 	Key string
-	// Skew is how many more pods of the workload a domain may have than the one that
-	// has fewest (topology spread, DoNotSchedule). 0: a domain may have one pod
-	// (required pod anti-affinity).
+	// Skew is the maxSkew of topology spread: the number of pods that a domain may have
+	// beyond the domain with the fewest. 0 means pod anti-affinity: a domain may have one
+	// pod.
 	Skew int32
-	// MinDomains: as long as there are fewer domains, the fewest pods of one count as 0.
+	// MinDomains is the minDomains of topology spread: while there are fewer domains, the
+	// domain with the fewest pods counts as having 0.
 	MinDomains int32
-	// Everywhere: nodes that the pod may not go to count as well (nodeAffinityPolicy: Ignore).
+	// Everywhere is true for nodeAffinityPolicy: Ignore. Then pods count that are on nodes
+	// that the pod cannot run on.
 	Everywhere bool
 }
 
-// apartOf reads the rules of a pod that are about pods like it. What it demands of
-// other workloads' pods is not among them.
+// apartOf returns the rules of a pod whose selector matches the pod itself. It leaves out
+// rules about pods of other workloads.
 func apartOf(pod *corev1.Pod) (rules []Apart) {
 	add := func(selector *metav1.LabelSelector, rule Apart) {
 		like, err := metav1.LabelSelectorAsSelector(selector)
@@ -53,17 +56,17 @@ func apartOf(pod *corev1.Pod) (rules []Apart) {
 	return rules
 }
 
-// Domains counts the pods of a workload by the domains in which they keep apart.
+// Domains counts the pods of a workload by domain, for each rule. It is not safe for
+// concurrent use.
 type Domains struct {
 	rules []Apart
-	pods  []map[string]int // of each rule, by the value of its label
-	// fewest is, of each rule, the number of pods in the domain that has fewest; nil until
-	// it is asked for.
+	pods  []map[string]int // by rule, and then by value of the rule's label
+	// fewest is, by rule, the number of pods in the domain with the fewest. nil means that
+	// it has to be computed.
 	fewest []int
 }
 
-// Domains makes a count for the workload of the pod that is checked; nil if its pods do
-// not keep apart.
+// Domains returns an empty count for the workload of the pod, nil if the pod has no rules.
 func (c *Check) Domains() *Domains {
 	if len(c.demand.Apart) == 0 {
 		return nil
@@ -75,9 +78,9 @@ func (c *Check) Domains() *Domains {
 	return d
 }
 
-// Add counts the pods that the workload has on a node, but for the one that leaves.
-// Topology spread looks only at nodes that the pod's node selector and affinity let it
-// go to: eligible.
+// Add adds the pods that the workload has on a node, without the one that is to leave.
+// eligible is true if the pod's node selector and affinity match the node; for topology
+// spread, only those nodes count.
 func (d *Domains) Add(n *Node, eligible bool, pods int) {
 	d.fewest = nil
 	for i, rule := range d.rules {
@@ -87,29 +90,29 @@ func (d *Domains) Add(n *Node, eligible bool, pods int) {
 	}
 }
 
-// Take tells whether the rules let the node take one more pod.
+// Take reports whether the rules allow one more pod on the node.
 func (d *Domains) Take(n *Node) bool {
-	if d.fewest == nil { // once for all nodes
+	if d.fewest == nil { // computed once for all nodes
 		for i := range d.rules {
 			d.fewest = append(d.fewest, d.fewestOf(i))
 		}
 	}
 	for i, rule := range d.rules {
 		value, labelled := n.Labels[rule.Key]
-		there := d.pods[i][value]
+		present := d.pods[i][value]
 		switch {
 		case rule.Skew == 0:
-			if labelled && there > 0 {
+			if labelled && present > 0 {
 				return false
 			}
-		case !labelled || there+1-d.fewest[i] > int(rule.Skew):
+		case !labelled || present+1-d.fewest[i] > int(rule.Skew):
 			return false
 		}
 	}
 	return true
 }
 
-// fewestOf is the number of pods in the domain that has fewest.
+// fewestOf returns the number of pods in the domain with the fewest.
 func (d *Domains) fewestOf(rule int) int {
 	if len(d.pods[rule]) < int(d.rules[rule].MinDomains) {
 		return 0

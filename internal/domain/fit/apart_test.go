@@ -11,7 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestWhatKeepsPodsApart: only rules that bind, and that are about pods like the pod.
+// TestWhatKeepsPodsApart checks that only required rules count whose selector matches the
+// pod itself.
 func TestWhatKeepsPodsApart(t *testing.T) {
 	selects := func(app string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
@@ -42,7 +43,7 @@ func TestWhatKeepsPodsApart(t *testing.T) {
 		"nothing":                                {},
 		"anti-affinity to its own":               {term(selects("web")), zone},
 		"to another workload's":                  {term(selects("db")), nil},
-		"to nobody's":                            {term(nil), nil},
+		"without a selector":                     {term(nil), nil},
 		"a selector that cannot be read":         {term(&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}}), nil},
 		"in its namespace":                       {term(selects("web"), in("other", "own")), zone},
 		"in another one":                         {term(selects("web"), in("other")), nil},
@@ -73,8 +74,8 @@ func TestWhatKeepsPodsApart(t *testing.T) {
 	}
 }
 
-// TestNodesThatTakeOneMore are those in which the rules are kept, with one more pod of
-// the workload.
+// TestNodesThatTakeOneMore checks that Take returns the nodes on which one more pod keeps
+// all rules.
 func TestNodesThatTakeOneMore(t *testing.T) {
 	type site struct {
 		name, zone string
@@ -97,7 +98,7 @@ func TestNodesThatTakeOneMore(t *testing.T) {
 		"and those it may not go to count":    {[]Apart{{Key: "zone", Skew: 1, Everywhere: true}}, []site{{"a", "1", 0, false}, {"b", "1", 2, true}, {"c", "2", 0, true}}, nil},
 		"spread over fewer zones than wanted": {[]Apart{{Key: "zone", Skew: 1, MinDomains: 2}}, []site{{"a", "1", 1, false}}, nil},
 		"and over as many as wanted":          {[]Apart{{Key: "zone", Skew: 1, MinDomains: 2}}, []site{{"a", "1", 1, false}, {"b", "2", 1, false}}, []string{"a", "b"}},
-		"spread knows no node without a zone": {[]Apart{{Key: "zone", Skew: 9}}, []site{{"a", "", 0, false}}, nil},
+		"spread without a zone":               {[]Apart{{Key: "zone", Skew: 9}}, []site{{"a", "", 0, false}}, nil},
 		"both":                                {[]Apart{{Key: "name"}, {Key: "zone", Skew: 1}}, []site{{"a", "1", 1, false}, {"b", "1", 0, false}, {"c", "2", 1, false}, {"d", "2", 0, false}}, []string{"b", "d"}},
 	}
 	for name, tc := range tests {
@@ -126,7 +127,7 @@ func TestNodesThatTakeOneMore(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreAddedLater count as well.
+// TestPodsThatAreAddedLater checks that pods added after Take count too.
 func TestPodsThatAreAddedLater(t *testing.T) {
 	domains := NewCheck(&Demand{Apart: []Apart{{Key: "zone", Skew: 1}}}, nil).Domains()
 	a, b := &Node{Labels: map[string]string{"zone": "a"}}, &Node{Labels: map[string]string{"zone": "b"}}
@@ -141,7 +142,7 @@ func TestPodsThatAreAddedLater(t *testing.T) {
 	}
 }
 
-// BenchmarkDomainsOfManyNodes asks each of 5,000 nodes, of which each is a domain.
+// BenchmarkDomainsOfManyNodes checks 5,000 nodes, each a domain of its own.
 func BenchmarkDomainsOfManyNodes(b *testing.B) {
 	nodes := make([]*Node, 5000)
 	for i := range nodes {
@@ -160,8 +161,8 @@ func BenchmarkDomainsOfManyNodes(b *testing.B) {
 	}
 }
 
-// TestSpreadIsKept: pods that are put only where one more is taken are never further
-// apart than the rule says, and there is always a place for the next one.
+// TestSpreadIsKept checks that pods placed only where Take allows one never exceed the
+// skew, and that there is always a node for the next pod.
 func TestSpreadIsKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		skew := rapid.Int32Range(1, 3).Draw(t, "skew")

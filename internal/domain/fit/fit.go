@@ -1,9 +1,11 @@
-// Package fit decides whether a node could take a pod, as kube-scheduler's
-// filters decide it: node selector and affinity, taints, host ports, requests.
+// Package fit decides whether a node can take a pod, with the same result as kube-scheduler's
+// filters for node selector, node affinity, volumes, taints, host ports and requests. The
+// ledger uses it before it moves a pod, so that no pod is evicted from a place that it
+// cannot get elsewhere.
 //
-// It looks at one pod and one node, and at how the pods of one workload keep apart
-// from each other (Domains). It knows neither groups nor seats, and not what depends
-// on pods of other workloads.
+// Check compares one pod with one node, and Domains applies anti-affinity and topology spread
+// among the pods of one workload. Affinity to pods of other workloads is not covered. The
+// package must not contain anything about groups or seats.
 package fit
 
 import (
@@ -18,38 +20,40 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// Reason says why no node of a NodeGroup can take a pod. Texts are stable.
+// Reason is why no node of a NodeGroup can take a pod, as text for messages about the group.
+// The texts contain nothing that changes. An open node is one that is Ready and not cordoned.
 type Reason string
 
 const (
 	// Fits: a node can take the pod.
 	Fits Reason = ""
-	// Avoided: the next pod of the owner would not go to the group.
+	// Avoided: the ledger gives the group no new pods of the workload for a while.
 	Avoided Reason = "a pod of the workload found no node there lately"
-	// NoOpenNode: no node is Ready and schedulable.
+	// NoOpenNode: no node is Ready and not cordoned.
 	NoOpenNode Reason = "it has no node that is Ready and not cordoned"
-	// NoMatch: node selector or required node affinity.
+	// NoMatch: the pod's node selector or required node affinity.
 	NoMatch Reason = "no open node matches the pods' node selector and affinity"
-	// NoOnDemand: the pods were made on-demand, and the group has no such open node.
+	// NoOnDemand: atoll-manager restricted the pod to on-demand nodes, and the group has no
+	// open one.
 	NoOnDemand Reason = "it has no open node of class on-demand"
-	// NoSpot is the same for spot pods.
+	// NoSpot is NoOnDemand for spot nodes.
 	NoSpot Reason = "it has no open node of class spot"
-	// OutOfReach: node affinity of PersistentVolumes.
+	// OutOfReach: the node affinity of the pod's PersistentVolumes.
 	OutOfReach Reason = "no open node reaches the pods' volumes"
-	// Unread: it is not known where PersistentVolumes can be used.
-	Unread Reason = "where the pods' volumes can be used is not known yet"
+	// Unread: the pod's PersistentVolumes have not been read yet.
+	Unread Reason = "the nodes that reach the pods' volumes are not known yet"
 	// Tainted: a taint NoSchedule or NoExecute.
 	Tainted Reason = "its open nodes have taints that the pods do not tolerate"
-	// PortTaken: a host port.
+	// PortTaken: another pod uses the host port.
 	PortTaken Reason = "the pods' host ports are taken on its open nodes"
-	// NoRoom: requests, and the number of pods.
+	// NoRoom: the pod's requests, or the number of pods on the node.
 	NoRoom Reason = "no open node has room for the pods' requests"
-	// TooClose: required pod anti-affinity, or topology spread.
-	TooClose Reason = "its open nodes are too close to other pods of the workload"
+	// TooClose: required pod anti-affinity, or topology spread with DoNotSchedule.
+	TooClose Reason = "the workload's pod anti-affinity or topology spread excludes its open nodes"
 )
 
-// order is that of the checks: of several nodes, the reason of the one that
-// came furthest tells most.
+// order is the order of the checks. If several nodes fail, the reason of the node that passed
+// the most checks is the most useful one.
 var order = []Reason{NoOpenNode, NoOnDemand, NoSpot, NoMatch, Unread, OutOfReach, Tainted, PortTaken, NoRoom, TooClose}
 
 // Further returns the reason of the two whose check comes later.
@@ -60,17 +64,17 @@ func Further(a, b Reason) Reason {
 	return a
 }
 
-// Amount is how much of one resource: CPU in thousandths of a core, others in
-// their own unit.
+// Amount is an amount of one resource: of CPU in millicores, of others in their own unit.
 type Amount struct {
 	Name  corev1.ResourceName
 	Value int64
 }
 
-// Amounts are sorted by name. What is missing is 0.
+// Amounts are amounts of several resources, sorted by name, none of them 0. A resource that is
+// not listed is 0.
 type Amounts []Amount
 
-// AmountsOf converts a list, without what is 0.
+// AmountsOf converts a ResourceList.
 func AmountsOf(list corev1.ResourceList) Amounts {
 	out := make(Amounts, 0, len(list))
 	for name, q := range list {
@@ -88,7 +92,7 @@ func AmountsOf(list corev1.ResourceList) Amounts {
 
 func compare(a, b Amount) int { return strings.Compare(string(a.Name), string(b.Name)) }
 
-// Of is the amount of one resource.
+// Of returns the amount of one resource.
 func (a Amounts) Of(name corev1.ResourceName) int64 {
 	for i := range a {
 		if a[i].Name == name {
@@ -98,12 +102,12 @@ func (a Amounts) Of(name corev1.ResourceName) int64 {
 	return 0
 }
 
-// Exceeds tells whether there is more of some resource than in b.
-func (a Amounts) Exceeds(b Amounts) bool {
+// exceeds reports whether a has more of some resource than b.
+func (a Amounts) exceeds(b Amounts) bool {
 	return slices.ContainsFunc(a, func(amount Amount) bool { return amount.Value > b.Of(amount.Name) })
 }
 
-// plus adds b, sign times.
+// plus returns a + sign·b. It may change the memory of a.
 func (a Amounts) plus(b Amounts, sign int64) Amounts {
 	for _, amount := range b {
 		i, found := slices.BinarySearchFunc(a, amount, compare)
@@ -117,31 +121,32 @@ func (a Amounts) plus(b Amounts, sign int64) Amounts {
 	return a
 }
 
-// Port is a host port. An empty IP is every address of the node.
+// Port is a host port. If IP is "", it is the port on every address of the node.
 type Port struct {
 	Protocol corev1.Protocol
 	IP       string
 	Number   int32
 }
 
-// Demand is what a pod demands of a node. Demands are shared and never changed.
+// Demand is what a pod requires of a node. Demands are shared and must not be changed.
 type Demand struct {
-	// Requests are what kube-scheduler counts, and one of the resource pods.
+	// Requests are the pod's requests as kube-scheduler counts them, and 1 of the resource
+	// pods.
 	Requests Amounts
 	Ports    []Port
-	// NodeSelector and Affinity are both to be met; a nil Affinity demands nothing.
+	// NodeSelector and Affinity must both match the node. A nil Affinity matches every node.
 	NodeSelector map[string]string
 	Affinity     *corev1.NodeSelector
-	// Tolerations are without their seconds.
+	// Tolerations have no tolerationSeconds, so that more pods have equal demands.
 	Tolerations []corev1.Toleration
-	// Claims: the pod mounts PersistentVolumeClaims that outlive it.
+	// Claims is true if the pod mounts PersistentVolumeClaims that outlive it.
 	Claims bool
-	// Apart is how it keeps apart from other pods of its workload.
+	// Apart are the rules that keep pods of the workload apart.
 	Apart []Apart
 }
 
-// DemandOf reads what a pod demands. affinity is the required node affinity
-// that counts, which need not be all that the pod has.
+// DemandOf returns what a pod requires. affinity replaces the pod's required node affinity:
+// callers leave out what atoll-manager added to pin the pod.
 func DemandOf(pod *corev1.Pod, affinity *corev1.NodeSelector) *Demand {
 	d := &Demand{NodeSelector: pod.Spec.NodeSelector, Affinity: affinity, Apart: apartOf(pod)}
 	d.Requests = AmountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{
@@ -187,7 +192,7 @@ func (d *Demand) addPorts(c *corev1.Container) {
 
 const anyAddress = "0.0.0.0"
 
-// Equal tells whether two demands are the same.
+// Equal reports whether two demands are the same. Both may be nil.
 func (d *Demand) Equal(o *Demand) bool {
 	if d == nil || o == nil {
 		return d == o
@@ -198,7 +203,7 @@ func (d *Demand) Equal(o *Demand) bool {
 		maps.Equal(d.NodeSelector, o.NodeSelector) && reflect.DeepEqual(d.Affinity, o.Affinity)
 }
 
-// Node is what a node has.
+// Node is a node, as far as checks need it.
 type Node struct {
 	Name        string
 	Labels      map[string]string
@@ -206,18 +211,21 @@ type Node struct {
 	Allocatable Amounts
 }
 
-// Use is the sum of what pods hold on a node. The zero Use is none.
+// Use is the sum of what pods use on a node. The zero Use is of no pods. It is not safe for
+// concurrent use.
 type Use struct {
 	amounts Amounts
-	ports   map[Port]int
-	// numbers counts ports whatever their address.
+	// ports counts the pods by port and address.
+	ports map[Port]int
+	// numbers counts the pods by port, on any address.
 	numbers map[Port]int
 }
 
-// Add counts a pod in.
+// Add adds a pod.
 func (u *Use) Add(d *Demand) { u.count(d, 1) }
 
-// Remove takes a pod out that was added.
+// Remove subtracts a pod. The sum may become negative: Check.Of takes such a Use for pods that
+// leave.
 func (u *Use) Remove(d *Demand) { u.count(d, -1) }
 
 func (u *Use) count(d *Demand, sign int) {
@@ -239,12 +247,12 @@ func add(counts map[Port]int, port Port, n int) {
 
 func (p Port) anywhere() Port { return Port{Protocol: p.Protocol, Number: p.Number} }
 
-// Equal tells whether two sums are the same.
+// Equal reports whether two sums are the same.
 func (u *Use) Equal(o *Use) bool {
-	return !u.amounts.Exceeds(o.amounts) && !o.amounts.Exceeds(u.amounts) && maps.Equal(u.ports, o.ports)
+	return !u.amounts.exceeds(o.amounts) && !o.amounts.exceeds(u.amounts) && maps.Equal(u.ports, o.ports)
 }
 
-// holders counts the pods that hold a port.
+// holders returns the number of pods whose host port conflicts with port.
 func (u *Use) holders(port Port) int {
 	if port.IP == "" {
 		return u.numbers[port]
@@ -252,15 +260,15 @@ func (u *Use) holders(port Port) int {
 	return u.ports[port] + u.ports[port.anywhere()]
 }
 
-// Check compares nodes with what one pod demands.
+// Check compares nodes with the demand of one pod. It is not safe for concurrent use.
 type Check struct {
 	demand   *Demand
 	affinity nodeaffinity.RequiredNodeAffinity
 	volumes  []*nodeaffinity.NodeSelector
-	node     corev1.Node // what nodeaffinity wants to see
+	node     corev1.Node // reused as the argument of nodeaffinity
 }
 
-// NewCheck makes a check of a demand, and of the node affinity of volumes.
+// NewCheck makes a Check from a demand and from the node affinity of the pod's volumes.
 func NewCheck(d *Demand, volumes []*nodeaffinity.NodeSelector) *Check {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeSelector: d.NodeSelector}}
 	if d.Affinity != nil {
@@ -269,17 +277,15 @@ func NewCheck(d *Demand, volumes []*nodeaffinity.NodeSelector) *Check {
 	return &Check{demand: d, affinity: nodeaffinity.GetRequiredNodeAffinity(pod), volumes: volumes}
 }
 
-// Matches tells whether the pod's node selector and required node affinity let it go
-// to a node.
+// Matches reports whether the pod's node selector and required node affinity match a node.
 func (c *Check) Matches(n *Node) bool {
 	c.node.Name, c.node.Labels = n.Name, n.Labels
 	matches, err := c.affinity.Match(&c.node)
 	return err == nil && matches
 }
 
-// Of returns Fits, or the first reason why an open node cannot take the pod
-// beside what is used there: the sum of used, of which one may be less than
-// nothing, for what leaves.
+// Of returns Fits, or the first reason why an open node cannot take the pod. What is used on
+// the node is the sum of used. One of them may be negative, for pods that leave.
 func (c *Check) Of(n *Node, used ...*Use) Reason {
 	if !c.Matches(n) {
 		return NoMatch
@@ -313,9 +319,9 @@ func (c *Check) Of(n *Node, used ...*Use) Reason {
 	return Fits
 }
 
-// Reaches tells whether a node is one that the pod may go to at all, whatever
-// runs there now and whether or not it is open: what it demands of labels, where
-// its volumes are, and the taints that people write.
+// Reaches reports whether the pod could run on a node at some time, no matter what runs there
+// now and whether the node is open. It checks node selector and affinity, volumes, and
+// taints other than those that Kubernetes adds and removes.
 func (c *Check) Reaches(n *Node) bool {
 	if !c.Matches(n) {
 		return false
@@ -328,17 +334,17 @@ func (c *Check) Reaches(n *Node) bool {
 	return !untolerated(n.Taints, c.demand.Tolerations, lasting)
 }
 
-// lasting taints are there for good: those that Kubernetes writes come and go
-// with the state of a node.
+// lasting reports whether a taint keeps pods away and is not one that Kubernetes adds and
+// removes with the state of the node.
 func lasting(t *corev1.Taint) bool {
 	return closes(t) && !strings.HasPrefix(t.Key, "node.kubernetes.io/") && !strings.HasPrefix(t.Key, "node.cloudprovider.kubernetes.io/")
 }
 
-// untolerated tells whether there is a taint that no toleration tolerates.
+// untolerated reports whether some taint that the filter selects is not tolerated.
 var untolerated = withoutLogger(scheduling.FindMatchingUntoleratedTaint)
 
-// withoutLogger calls with the zero logger, which drops everything: component-helpers
-// want one for tolerations that cannot be read, and domain has none.
+// withoutLogger passes the zero logger, which drops everything. component-helpers logs
+// invalid tolerations, and domain packages must not import a logger.
 func withoutLogger[Logger, Filter any](
 	find func(Logger, []corev1.Taint, []corev1.Toleration, Filter, bool) (corev1.Taint, bool),
 ) func([]corev1.Taint, []corev1.Toleration, Filter) bool {
@@ -349,14 +355,15 @@ func withoutLogger[Logger, Filter any](
 	}
 }
 
-// closes tells whether kube-scheduler keeps pods from a node that has the taint.
+// closes reports whether kube-scheduler keeps pods away from a node with the taint.
 func closes(t *corev1.Taint) bool {
 	return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 }
 
-// Roomier tells whether a pod may fit on the node now that did not before.
+// Roomier reports whether the node has changed so that a pod may fit now that did not before:
+// more allocatable resources, other labels, or a taint less.
 func (n *Node) Roomier(before *Node) bool {
-	return n.Allocatable.Exceeds(before.Allocatable) || !maps.Equal(n.Labels, before.Labels) ||
+	return n.Allocatable.exceeds(before.Allocatable) || !maps.Equal(n.Labels, before.Labels) ||
 		slices.ContainsFunc(before.Taints, func(t corev1.Taint) bool {
 			return closes(&t) && !slices.ContainsFunc(n.Taints, func(now corev1.Taint) bool { return now.MatchTaint(&t) && now.Value == t.Value })
 		})

@@ -52,8 +52,8 @@ func TestDemandOf(t *testing.T) {
 	}
 }
 
-// TestTheReasonIsThatOfTheFirstCheckThatFails: each case mends what the one
-// before it failed for.
+// TestTheReasonIsThatOfTheFirstCheckThatFails repairs in each case what failed in the
+// case before.
 func TestTheReasonIsThatOfTheFirstCheckThatFails(t *testing.T) {
 	volume, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: in("zone", "z1")})
 	if err != nil {
@@ -97,7 +97,8 @@ func TestFurther(t *testing.T) {
 	}
 }
 
-// TestFurtherThanNothing: a reason that is no check's is told where there is no other.
+// TestFurtherThanNothing checks that a reason that belongs to no check is used only if
+// there is no other.
 func TestFurtherThanNothing(t *testing.T) {
 	if got := Further(Avoided, Fits); got != Avoided {
 		t.Errorf("beside nothing it is %q", got)
@@ -119,8 +120,8 @@ func demands() *rapid.Generator[*Demand] {
 	})
 }
 
-// TestUse: what is added and removed again leaves nothing behind, and a node
-// that holds more takes nothing that it did not take before.
+// TestUse checks that adding and removing a pod leaves no trace, and that a node with
+// more pods takes no pod that it did not take before.
 func TestUse(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := rapid.SliceOfN(demands(), 1, 6).Draw(t, "pods")
@@ -138,7 +139,7 @@ func TestUse(t *testing.T) {
 			fits = now
 			for _, of := range [][]*Use{{&Use{}, used}, {&parts[0], &parts[1]}, {used, &Use{}}} {
 				if split := NewCheck(pod, nil).Of(n, of...) == Fits; split != now {
-					t.Fatalf("one sum says %t, two say %t", now, split)
+					t.Fatalf("with one sum: %t, with two: %t", now, split)
 				}
 			}
 		}
@@ -228,8 +229,8 @@ func TestEqualUses(t *testing.T) {
 	}
 }
 
-// TestPortsWithAndWithoutAnAddress: one without is taken by any, and takes any; two
-// addresses do not meet.
+// TestPortsWithAndWithoutAnAddress checks that a port without an address conflicts with
+// all, and that ports of two addresses do not conflict.
 func TestPortsWithAndWithoutAnAddress(t *testing.T) {
 	n := &Node{Name: "n", Allocatable: Amounts{{"pods", 9}}}
 	of := func(ip string) *Demand { return &Demand{Ports: []Port{{Protocol: "TCP", IP: ip, Number: 80}}} }
@@ -245,7 +246,7 @@ func TestPortsWithAndWithoutAnAddress(t *testing.T) {
 			t.Errorf("port of %q beside one of %q: %q, want %q", tc.wanted, tc.held, got, tc.want)
 		}
 	}
-	// One that leaves frees what it holds.
+	// A pod that leaves frees its ports and requests.
 	u, leaving := &Use{}, &Use{}
 	u.Add(of("10.0.0.1"))
 	leaving.Remove(of("10.0.0.1"))
@@ -254,7 +255,7 @@ func TestPortsWithAndWithoutAnAddress(t *testing.T) {
 	}
 }
 
-// TestReaches: what is for good counts, and not what a node is like now.
+// TestReaches checks that only lasting properties of a node count, not its present state.
 func TestReaches(t *testing.T) {
 	node := &Node{Labels: map[string]string{"disk": "ssd"}}
 	tainted := func(key string, effect corev1.TaintEffect) *Node {
@@ -269,9 +270,9 @@ func TestReaches(t *testing.T) {
 		"more than there is":                          {Demand{Requests: Amounts{{corev1.ResourceCPU, 1}}}, node, true},
 		"its node selector matches":                   {Demand{NodeSelector: map[string]string{"disk": "ssd"}}, node, true},
 		"and does not":                                {Demand{NodeSelector: map[string]string{"disk": "hdd"}}, node, false},
-		"a taint that somebody wrote":                 {Demand{}, tainted("site", corev1.TaintEffectNoSchedule), false},
+		"a taint of a person":                         {Demand{}, tainted("site", corev1.TaintEffectNoSchedule), false},
 		"which it tolerates":                          {Demand{Tolerations: []corev1.Toleration{{Key: "site", Operator: corev1.TolerationOpExists}}}, tainted("site", corev1.TaintEffectNoSchedule), true},
-		"one that only asks":                          {Demand{}, tainted("site", corev1.TaintEffectPreferNoSchedule), true},
+		"a taint that is only a preference":           {Demand{}, tainted("site", corev1.TaintEffectPreferNoSchedule), true},
 		"one of Kubernetes, which comes and goes":     {Demand{}, tainted(corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule), true},
 		"one of a cloud's controller, which does too": {Demand{}, tainted("node.cloudprovider.kubernetes.io/uninitialized", corev1.TaintEffectNoSchedule), true},
 	}
@@ -284,7 +285,7 @@ func TestReaches(t *testing.T) {
 	}
 }
 
-// TestReachesWhereItsVolumesAre: all of them.
+// TestReachesWhereItsVolumesAre checks that a node has to reach all volumes.
 func TestReachesWhereItsVolumesAre(t *testing.T) {
 	var volumes []*nodeaffinity.NodeSelector
 	for _, terms := range [][]corev1.NodeSelectorTerm{in("zone", "z1", "z2"), in("zone", "z2", "z3")} {

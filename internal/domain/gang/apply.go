@@ -10,19 +10,19 @@ import (
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 )
 
-// Applied is what was last written into a PodGroup: each key of its spec, and its
-// labels and annotations. Whatever else is in the PodGroup is somebody else's and
-// stays, and so does what somebody else made of these keys, until something else is
-// to be written.
+// Applied is what atoll-manager last wrote to a PodGroup: keys of its spec, labels and
+// annotations. All other keys belong to users and to the scheduler and stay. If they change
+// one of these keys, their value stays until atoll-manager wants another value than it wrote
+// last.
 type Applied struct {
-	// Owner is the UID of the owner for whose pods the PodGroup was made.
+	// Owner is the UID of the owner whose pods the PodGroup is for.
 	Owner       types.UID         `json:"owner,omitempty"`
 	Spec        map[string]any    `json:"spec,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// ParseApplied reads what Encode wrote; nil if there is nothing that can be read.
+// ParseApplied is the inverse of Encode. It returns nil if the text is "" or invalid.
 func ParseApplied(text string) *Applied {
 	a := &Applied{}
 	if text == "" || json.Unmarshal([]byte(text), a) != nil {
@@ -31,17 +31,17 @@ func ParseApplied(text string) *Applied {
 	return a
 }
 
-// Encode writes it for the annotation AppliedAnnotation. The same content is the same
+// Encode returns the value of the annotation AppliedAnnotation. Equal content gives the same
 // text.
 func (a *Applied) Encode() (string, error) {
 	raw, err := json.Marshal(a)
 	if err != nil {
-		return "", fmt.Errorf("encoding what is written into a PodGroup: %w", err)
+		return "", fmt.Errorf("encoding the applied keys of a PodGroup: %w", err)
 	}
 	return string(raw), nil
 }
 
-// Applied is the PodGroup as the keys that are written.
+// Applied returns the keys of the PodGroup that atoll-manager writes, without Owner.
 func (w *PodGroup) Applied() (*Applied, error) {
 	spec := scheduling.PodGroupSpec{
 		MinMember: w.MinMember, Queue: w.Queue, PriorityClassName: w.PriorityClassName, NetworkTopology: w.NetworkTopology,
@@ -58,9 +58,11 @@ func (w *PodGroup) Applied() (*Applied, error) {
 	return a, nil
 }
 
-// Changes are the keys that are to be written, nil for those that are to go. Nothing
-// is written that is as it was written last, whatever it is now. Where it is not known
-// what was written last, what differs from now is.
+// Changes returns the keys to write, with nil for keys to remove. a is the wanted content,
+// last is what was written last, nil if that is not known, and now is the present content.
+//
+// A key is written if its wanted value differs from the last one, whatever its present value
+// is. If last is nil, present values are compared instead and no key is removed.
 func (a *Applied) Changes(last *Applied, now *Applied) *Changes {
 	known := last != nil
 	if !known {
@@ -73,24 +75,24 @@ func (a *Applied) Changes(last *Applied, now *Applied) *Changes {
 	}
 }
 
-// Changes are the parts of a merge patch.
+// Changes are the parts of a JSON merge patch. A nil value removes its key.
 type Changes struct{ Spec, Labels, Annotations map[string]any }
 
-// None tells whether nothing is to be written.
+// None reports whether there is nothing to write.
 func (c *Changes) None() bool {
 	return len(c.Spec) == 0 && len(c.Labels) == 0 && len(c.Annotations) == 0
 }
 
-// differences are the keys of want that are otherwise in last; with taken, also those
-// that are in last alone, as nil.
-func differences[V any](want, last map[string]V, taken bool) map[string]any {
+// differences returns the keys of want whose value in last is different or absent. If remove
+// is true, it also returns the keys that only last has, with nil.
+func differences[V any](want, last map[string]V, remove bool) map[string]any {
 	out := map[string]any{}
 	for key, value := range want {
 		if was, ok := last[key]; !ok || !reflect.DeepEqual(any(was), any(value)) {
 			out[key] = whole(any(value), any(was))
 		}
 	}
-	if taken {
+	if remove {
 		for key := range last {
 			if _, ok := want[key]; !ok {
 				out[key] = nil
@@ -100,8 +102,8 @@ func differences[V any](want, last map[string]V, taken bool) map[string]any {
 	return out
 }
 
-// whole is a value for a merge patch that leaves nothing of the one before: keys that
-// it does not have become null.
+// whole returns a value for a JSON merge patch that replaces was completely. A merge patch
+// keeps keys of objects that it does not have, so those become null.
 func whole(value, was any) any {
 	now, isMap := value.(map[string]any)
 	before, wasMap := was.(map[string]any)

@@ -1,6 +1,10 @@
-// Package gang decides what is in the PodGroup of pods that have none of their own
-// (docs/sources.md, V1 to V9): how many must run together, what they need at the least, their queue
-// and their priority. Which owner has the PodGroup is domain/ownership's to say.
+// Package gang decides the content of the PodGroups that atoll-manager creates for gang
+// schedulers (docs/sources.md, V1 to V9): how many pods must run together, the resources that
+// they need at least, their queue and their priority.
+//
+// Want computes a PodGroup. Applied and Changes decide which of its keys are written, so that
+// keys that users or the scheduler changed stay. Package ownership selects the owner of a
+// PodGroup.
 package gang
 
 import (
@@ -17,10 +21,11 @@ import (
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 )
 
-// Name is the name of the PodGroup of an owner.
+// Name returns the name of an owner's PodGroup.
 func Name(owner types.UID) string { return scheduling.PodGroupNamePrefix + string(owner) }
 
-// OwnerOf is the UID of the owner whose PodGroup has the name, or "".
+// OwnerOf returns the UID of the owner of a PodGroup, from the PodGroup's name; "" if
+// atoll-manager does not use such a name.
 func OwnerOf(name string) types.UID {
 	uid, found := strings.CutPrefix(name, scheduling.PodGroupNamePrefix)
 	if !found {
@@ -29,19 +34,21 @@ func OwnerOf(name string) types.UID {
 	return types.UID(uid)
 }
 
-// Pod is what a PodGroup takes from the pods of one template.
+// Pod is the part of a pod that its PodGroup depends on. It is the same for all pods of one
+// template.
 type Pod struct {
-	// Annotations are those of Annotations.
+	// Annotations are the result of the function Annotations.
 	Annotations map[string]string
-	// Labels are those of Labels.
+	// Labels are the result of the function Labels.
 	Labels map[string]string
-	// PriorityClassName is the pod's.
+	// PriorityClassName is the pod's spec.priorityClassName.
 	PriorityClassName string
-	// Usage is what one pod counts against a quota.
+	// Usage is the result of UsageOf.
 	Usage corev1.ResourceList
 }
 
-// PodGroup is what a PodGroup is to hold. What is empty is left to its default.
+// PodGroup is the wanted content of a PodGroup. The scheduler's defaults apply to fields that
+// are empty.
 type PodGroup struct {
 	MinMember         int32
 	MinResources      corev1.ResourceList
@@ -50,21 +57,24 @@ type PodGroup struct {
 	NetworkTopology   *scheduling.NetworkTopologySpec
 	Annotations       map[string]string
 	Labels            map[string]string
-	// Problems say which annotations could not be used, and what was taken instead.
+	// Problems are messages about annotations that are invalid, with the value that is used
+	// instead.
 	Problems []string
 }
 
-// Want computes a PodGroup. newest is a pod of the newest template; owners are the
-// annotations of its owners, from the pod's controller up to the one that has the
-// PodGroup; members is how many pods that one has at the most, nil if that is not known.
+// Want computes a PodGroup. newest is a pod of the newest template. owners are the
+// annotations of its owners, from the pod's controller up to the owner of the PodGroup.
+// members is the highest number of pods of that owner, nil if it is not known.
+//
+// For each annotation, the object nearest to the pod that has it counts.
 func Want(newest Pod, owners []map[string]string, members *int32) PodGroup {
 	w := PodGroup{PriorityClassName: newest.PriorityClassName, Annotations: map[string]string{}, Labels: newest.Labels}
-	says := append([]map[string]string{newest.Annotations}, owners...)
-	w.MinMember = w.minMember(nearest(says, scheduling.MinMemberAnnotation), members)
+	sources := append([]map[string]string{newest.Annotations}, owners...) // nearest first
+	w.MinMember = w.minMember(nearest(sources, scheduling.MinMemberAnnotation), members)
 	w.MinResources = times(newest.Usage, int64(w.MinMember))
-	if queue := nearest(says, scheduling.QueueNameAnnotation); queue != "" {
+	if queue := nearest(sources, scheduling.QueueNameAnnotation); queue != "" {
 		if len(validation.IsDNS1123Subdomain(queue)) > 0 {
-			w.problem("%s is %.63q, which is no name of a queue: the default queue is used", scheduling.QueueNameAnnotation, queue)
+			w.problem("%s is %.63q, which is not a valid name of a queue: the default queue is used", scheduling.QueueNameAnnotation, queue)
 		} else {
 			w.Queue = queue
 		}
@@ -81,16 +91,17 @@ func Want(newest Pod, owners []map[string]string, members *int32) PodGroup {
 			w.Annotations[key] = value
 		}
 	}
-	// The two exclude each other: the nearest that says either counts, and of both the first.
-	for _, annotations := range says {
-		_, least := annotations[scheduling.JDBMinAvailableAnnotation]
-		_, most := annotations[scheduling.JDBMaxUnavailableAnnotation]
-		if least {
+	// The annotations for minAvailable and maxUnavailable exclude each other. The nearest
+	// object with either decides; if it has both, minAvailable counts.
+	for _, annotations := range sources {
+		_, hasMin := annotations[scheduling.JDBMinAvailableAnnotation]
+		_, hasMax := annotations[scheduling.JDBMaxUnavailableAnnotation]
+		if hasMin {
 			delete(w.Annotations, scheduling.JDBMaxUnavailableAnnotation)
-		} else if most {
+		} else if hasMax {
 			delete(w.Annotations, scheduling.JDBMinAvailableAnnotation)
 		}
-		if least || most {
+		if hasMin || hasMax {
 			break
 		}
 	}
@@ -98,15 +109,15 @@ func Want(newest Pod, owners []map[string]string, members *int32) PodGroup {
 	return w
 }
 
-// podKeys are the annotations of a pod that its PodGroup has too.
+// podKeys are the annotations that a PodGroup takes from its pods.
 var podKeys = []string{
 	scheduling.PreemptableKey, scheduling.CooldownTimeKey, scheduling.RevocableZoneAnnotation,
 	scheduling.JDBMinAvailableAnnotation, scheduling.JDBMaxUnavailableAnnotation,
 }
 
-// nearest is the value of a key in the first that has it.
-func nearest(says []map[string]string, key string) string {
-	for _, annotations := range says {
+// nearest returns the value of a key in the first source that has it, "" if none has.
+func nearest(sources []map[string]string, key string) string {
+	for _, annotations := range sources {
 		if value, ok := annotations[key]; ok {
 			return value
 		}
@@ -118,7 +129,8 @@ func (w *PodGroup) problem(format string, args ...any) {
 	w.Problems = append(w.Problems, fmt.Sprintf(format, args...))
 }
 
-// minMember is at least 1, and no more than there are pods: more would never come.
+// minMember parses the number of pods that must run together. It returns at least 1, and at
+// most members: the scheduler would wait for more pods without end.
 func (w *PodGroup) minMember(text string, members *int32) int32 {
 	n := int64(1)
 	if text != "" {
@@ -134,6 +146,7 @@ func (w *PodGroup) minMember(text string, members *int32) int32 {
 	return int32(max(n, 1))
 }
 
+// topology parses the annotations about the network topology, nil if there are none.
 func (w *PodGroup) topology(annotations map[string]string) *scheduling.NetworkTopologySpec {
 	mode, hasMode := annotations[scheduling.NetworkTopologyModeAnnotation]
 	tier, hasTier := annotations[scheduling.NetworkTopologyHighestTierAnnotation]
@@ -158,32 +171,34 @@ func (w *PodGroup) topology(annotations map[string]string) *scheduling.NetworkTo
 	return out
 }
 
-// Annotations keeps of an object's annotations those that have a say in PodGroups; nil
-// if there are none.
+// Annotations returns those of an object's annotations that PodGroups use, nil if there are
+// none.
 func Annotations(all map[string]string) map[string]string {
-	return keep(all, func(key string) bool {
+	return filter(all, func(key string) bool {
 		return key == scheduling.MinMemberAnnotation || key == scheduling.QueueNameAnnotation || strings.HasPrefix(key, scheduling.InheritedPrefix)
 	})
 }
 
-// DependentsFirst tells whether an object is being deleted in the foreground: the garbage
-// collector deletes whatever it owns before it, new objects too.
+// DependentsFirst reports whether an object is being deleted in the foreground. The garbage
+// collector then deletes everything that the object owns before it, new objects too.
 func DependentsFirst(obj metav1.Object) bool {
 	return obj.GetDeletionTimestamp() != nil && slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents)
 }
 
-// Orphans tells whether an object is being deleted without what it owns: the garbage
-// collector takes the object out of the owners of each.
+// Orphans reports whether an object is being deleted and what it owns stays. The garbage
+// collector removes the object from the owner references of those.
 func Orphans(obj metav1.Object) bool {
 	return obj.GetDeletionTimestamp() != nil && slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents)
 }
 
-// Labels keeps of a pod's labels those that its PodGroup has too; nil if there are none.
+// Labels returns those of a pod's labels that its PodGroup gets too, nil if there are none.
 func Labels(all map[string]string) map[string]string {
-	return keep(all, func(key string) bool { return key == scheduling.PreemptableKey || key == scheduling.CooldownTimeKey })
+	return filter(all, func(key string) bool { return key == scheduling.PreemptableKey || key == scheduling.CooldownTimeKey })
 }
 
-func keep(all map[string]string, wanted func(string) bool) (kept map[string]string) {
+// filter copies the wanted keys. It clones the strings, because they may be substrings of a
+// large decoded object that would stay in memory.
+func filter(all map[string]string, wanted func(string) bool) (kept map[string]string) {
 	for key, value := range all {
 		if wanted(key) {
 			if kept == nil {

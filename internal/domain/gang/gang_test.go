@@ -26,12 +26,12 @@ func TestMinMember(t *testing.T) {
 		want    int32
 		problem bool
 	}{
-		"nobody says":                   {nil, nil, new(int32(5)), 1, false},
-		"an owner says":                 {nil, []notes{{scheduling.MinMemberAnnotation: "3"}}, new(int32(5)), 3, false},
+		"no annotation":                 {nil, nil, new(int32(5)), 1, false},
+		"an annotation of an owner":     {nil, []notes{{scheduling.MinMemberAnnotation: "3"}}, new(int32(5)), 3, false},
 		"the nearest wins":              {notes{scheduling.MinMemberAnnotation: "2"}, []notes{{scheduling.MinMemberAnnotation: "3"}}, nil, 2, false},
 		"no more than there are pods":   {nil, []notes{{scheduling.MinMemberAnnotation: "4"}}, new(int32(1)), 1, false},
 		"nor less than one":             {nil, []notes{{scheduling.MinMemberAnnotation: "4"}}, new(int32(0)), 1, false},
-		"nobody knows how many":         {nil, []notes{{scheduling.MinMemberAnnotation: "4"}}, nil, 4, false},
+		"an unknown number of members":  {nil, []notes{{scheduling.MinMemberAnnotation: "4"}}, nil, 4, false},
 		"none at all is one":            {nil, []notes{{scheduling.MinMemberAnnotation: "0"}}, nil, 1, false},
 		"below none":                    {nil, []notes{{scheduling.MinMemberAnnotation: "-2"}}, nil, 1, true},
 		"junk":                          {nil, []notes{{scheduling.MinMemberAnnotation: "many"}}, nil, 1, true},
@@ -103,7 +103,7 @@ func TestTheNearestBudgetCounts(t *testing.T) {
 		"the pod's most, and an owner's least": {most, least, nil, most},
 		"the pod's least, and an owner's most": {least, most, nil, least},
 		"of owners the nearest":                {nil, most, least, most},
-		"one that says both":                   {nil, notes{scheduling.JDBMinAvailableAnnotation: "1", scheduling.JDBMaxUnavailableAnnotation: "2"}, nil, least},
+		"one with both":                        {nil, notes{scheduling.JDBMinAvailableAnnotation: "1", scheduling.JDBMaxUnavailableAnnotation: "2"}, nil, least},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := Want(Pod{Annotations: tc.pod}, []notes{tc.near, tc.far}, nil)
@@ -114,7 +114,8 @@ func TestTheNearestBudgetCounts(t *testing.T) {
 	}
 }
 
-// TestModesInAnyCase: the annotations are written by people.
+// TestModesInAnyCase checks that the case of annotations that people write does not
+// matter.
 func TestModesInAnyCase(t *testing.T) {
 	for text, want := range map[string]scheduling.NetworkTopologyMode{
 		"hard": scheduling.NetworkTopologyHard, "Hard": scheduling.NetworkTopologyHard, "SOFT": scheduling.NetworkTopologySoft,
@@ -177,8 +178,8 @@ func TestUsageOf(t *testing.T) {
 	}
 }
 
-// TestChangesLeaveWhatOthersWrote: a merge patch of the changes makes the keys what they
-// are to be, and touches nothing else.
+// TestChangesLeaveWhatOthersWrote checks that a merge patch of the changes gives the keys
+// their wanted values and changes nothing else.
 func TestChangesLeaveWhatOthersWrote(t *testing.T) {
 	values := rapid.MapOfN(rapid.SampledFrom([]string{"a", "b", "c", "d"}), rapid.SampledFrom([]any{"x", "y", float64(1), map[string]any{"k": "1"}, map[string]any{"l": "2"}}), 0, 4)
 	rapid.Check(t, func(t *rapid.T) {
@@ -186,7 +187,7 @@ func TestChangesLeaveWhatOthersWrote(t *testing.T) {
 		want := &Applied{Spec: values.Draw(t, "want")}
 		others := values.Draw(t, "others")
 		now := maps.Clone(last.Spec)
-		maps.Copy(now, others) // somebody edits, and adds
+		maps.Copy(now, others) // edits and additions by others
 		changes := want.Changes(last, &Applied{Spec: now})
 		if cmp.Equal(want.Spec, last.Spec) != changes.None() {
 			t.Fatalf("changes are %v from %v to %v", changes, last.Spec, want.Spec)
@@ -216,14 +217,14 @@ func TestChangesLeaveWhatOthersWrote(t *testing.T) {
 			case wanting && !cmp.Equal(is, wanted):
 				t.Fatalf("%s is %v, want %v (last %v)", key, is, wanted, last.Spec[key])
 			case !wanting && !cmp.Equal(is, now[key]):
-				t.Fatalf("%s is %v, and somebody wrote %v", key, is, now[key])
+				t.Fatalf("%s is %v, but others wrote %v", key, is, now[key])
 			}
 		}
 	})
 }
 
-// TestNothingIsLeftOfTheValueBefore: a merge patch would keep the keys of an object that
-// the new one does not have.
+// TestNothingIsLeftOfTheValueBefore checks values that are objects: a merge patch would
+// keep keys that the new value does not have.
 func TestNothingIsLeftOfTheValueBefore(t *testing.T) {
 	type object = map[string]any
 	last := &Applied{Spec: object{
@@ -272,12 +273,13 @@ func TestNames(t *testing.T) {
 		t.Errorf("the PodGroup of 4711 is that of %q", got)
 	}
 	if got := OwnerOf("somebody-elses"); got != "" {
-		t.Errorf("somebody else's is that of %q", got)
+		t.Errorf("a name of others has the owner %q", got)
 	}
 }
 
-// TestWhatIsKeptOfObjects: all else would only take memory, in every replica.
-func TestWhatIsKeptOfObjects(t *testing.T) {
+// TestFilters checks that Annotations and Labels leave out other keys, which would only
+// use memory in every replica.
+func TestFilters(t *testing.T) {
 	all := notes{
 		scheduling.MinMemberAnnotation: "3", scheduling.QueueNameAnnotation: "q", scheduling.InheritedPrefix + "sla-waiting-time": "1h",
 		scheduling.PreemptableKey: "true", scheduling.CooldownTimeKey: "1m", "app": "web",
@@ -291,11 +293,12 @@ func TestWhatIsKeptOfObjects(t *testing.T) {
 		t.Errorf("wrong labels (-want +got):\n%s", diff)
 	}
 	if other := (notes{"app": "web"}); Annotations(other) != nil || Labels(other) != nil {
-		t.Errorf("%v and %v are kept of what nobody reads", Annotations(other), Labels(other))
+		t.Errorf("%v and %v are kept, which no PodGroup uses", Annotations(other), Labels(other))
 	}
 }
 
-// TestDependentsFirst: what is made for an object that is deleted in the foreground is deleted too.
+// TestDependentsFirst checks objects that are being deleted in the foreground: objects
+// created for them are deleted too.
 func TestDependentsFirst(t *testing.T) {
 	now := metav1.Now()
 	for name, tc := range map[string]struct {

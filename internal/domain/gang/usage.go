@@ -8,9 +8,10 @@ import (
 	helpers "k8s.io/component-helpers/resource"
 )
 
-// UsageOf is what one pod counts against a ResourceQuota, under the names that quotas
-// use, and what it requests of extended resources under their own names too: schedulers
-// of gangs compare it with both.
+// UsageOf returns the usage of one pod as a ResourceQuota counts it, under the quota's names
+// (such as requests.cpu and count/pods). Requests are also there under the plain names of
+// their resources: gang schedulers compare the usage with quotas and with the capacity of
+// nodes.
 func UsageOf(pod *corev1.Pod) corev1.ResourceList {
 	one := resource.MustParse("1")
 	usage := corev1.ResourceList{corev1.ResourcePods: one, "count/pods": one}
@@ -30,13 +31,13 @@ func UsageOf(pod *corev1.Pod) corev1.ResourceList {
 	return usage
 }
 
-// isExtended tells whether a resource is of somebody beside Kubernetes.
+// isExtended reports whether the name is that of an extended resource.
 func isExtended(name corev1.ResourceName) bool {
 	return strings.Contains(string(name), "/") && !strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix) &&
 		!strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix)
 }
 
-// times multiplies each quantity.
+// times multiplies each quantity by n.
 func times(usage corev1.ResourceList, n int64) corev1.ResourceList {
 	out := make(corev1.ResourceList, len(usage))
 	for name, q := range usage {

@@ -1,10 +1,10 @@
-// Package membership decides which node belongs to which NodeGroup (docs/sources.md,
-// G12) and to which NodePool (P2):
-// of several that want a node one gets it, the one that has it before the
-// oldest.
+// Package membership decides which NodeGroup (docs/sources.md, G12) and which NodePool (P2) a
+// node belongs to. If several select the node, the present one keeps it; otherwise the
+// oldest gets it.
 //
-// It must not know how nodes, groups and pools are watched, nor how a
-// membership is written down; it reads a node's name and labels and answers.
+// Groups and Pools are indexes; their method Assign decides for one node, from its name and
+// labels only. The package must not contain anything about how nodes, groups and pools are
+// watched, or how a membership is written to the node.
 package membership
 
 import (
@@ -18,35 +18,35 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// Group is a NodeGroup made ready for questions. Immutable once compiled and
-// safe for concurrent use.
+// Group is a compiled NodeGroup. It is immutable and safe for concurrent use.
 type Group struct {
 	// Name is the NodeGroup's name and the value of its members' label.
 	Name string
-	// Created orders groups that want the same node: the older one wins.
+	// Created is the creationTimestamp. Of several groups that select a node, the oldest
+	// gets it.
 	Created time.Time
-	// Deleting groups have no members: their nodes go to whom else selects them.
+	// Deleting groups have no members: their nodes go to other groups that select them.
 	Deleting bool
-	// Invalid groups have a selector that cannot be used. They select nothing,
-	// and keep the nodes that carry their label until the spec is repaired: a
-	// typing error must not empty a site.
+	// Invalid groups have a selector that cannot be used. They select no node, but keep the
+	// nodes that carry their label until the spec is repaired, so that a typing error does
+	// not remove all nodes of a site.
 	Invalid bool
 
-	nodes       map[string]struct{}
+	nodes       sets.Set[string]
 	byLabels    labels.Selector // nil selects nothing
 	expressions labels.Selector // nil selects nothing
 }
 
-// Compile makes a Group of a NodeGroup. The error names the first field that
-// cannot be used; the Group that comes with it is Invalid and is to be put
-// into the index like any other.
+// Compile makes a Group from a NodeGroup. The error names the first field that cannot be
+// used. The Group returned with an error is Invalid; callers must add it to the index too.
 //
-// A selector on the label that members carry is refused: it would make
-// membership the cause of itself, and no order of events would end it.
+// Compile refuses a selector on the label that members carry: a node would then be a member
+// because it is one, and nothing could end the membership.
 func Compile(g *gm.NodeGroup) (Group, error) {
 	group := Group{
 		Name:     g.Name,
@@ -65,10 +65,7 @@ func Compile(g *gm.NodeGroup) (Group, error) {
 	}
 	group.byLabels, group.expressions = byLabels, expressions
 	if len(g.Spec.Nodes) > 0 {
-		group.nodes = make(map[string]struct{}, len(g.Spec.Nodes))
-		for _, name := range g.Spec.Nodes {
-			group.nodes[name] = struct{}{}
-		}
+		group.nodes = sets.New(g.Spec.Nodes...)
 	}
 	return group, nil
 }
@@ -78,7 +75,7 @@ func compileLabels(want map[string]string) (labels.Selector, error) {
 		return nil, nil
 	}
 	selector := labels.NewSelector()
-	for _, key := range slices.Sorted(maps.Keys(want)) { // sorted: the same error every time
+	for _, key := range slices.Sorted(maps.Keys(want)) { // sorted, so that the error is the same each time
 		requirement, err := compileRequirement(key, selection.Equals, []string{want[key]})
 		if err != nil {
 			return nil, fmt.Errorf("spec.matchLabels[%s]: %w", key, err)
@@ -123,14 +120,15 @@ func operatorOf(operator metav1.LabelSelectorOperator) (selection.Operator, erro
 
 func compileRequirement(key string, operator selection.Operator, values []string) (*labels.Requirement, error) {
 	if key == gm.NodeGroupLabel {
-		return nil, fmt.Errorf("the label %s is put on nodes because they are members and cannot select them", key)
+		return nil, fmt.Errorf("must not select by the label %s: atoll-manager puts it on members", key)
 	}
 	return labels.NewRequirement(key, operator, values)
 }
 
-// Selects says whether the spec wants the node, whoever has it now.
+// Selects reports whether the spec selects the node, by name or by labels, no matter which
+// group the node is in.
 func (g Group) Selects(name string, nodeLabels map[string]string) bool {
-	if _, named := g.nodes[name]; named {
+	if g.nodes.Has(name) {
 		return true
 	}
 	if g.byLabels != nil && g.byLabels.Matches(labels.Set(nodeLabels)) {
@@ -139,15 +137,15 @@ func (g Group) Selects(name string, nodeLabels map[string]string) bool {
 	return g.expressions != nil && g.expressions.Matches(labels.Set(nodeLabels))
 }
 
-// Groups is an index over all NodeGroups. Immutable and safe for concurrent
-// use. The zero value has no group.
+// Groups is an index of all NodeGroups. It is immutable and safe for concurrent use. The zero
+// value has no group.
 type Groups struct {
 	byAge  []Group
 	byName map[string]int
 }
 
-// NewGroups indexes the groups; the slice is copied. Names are unique among
-// cluster-scoped objects; of two that are equal the older is found by name.
+// NewGroups makes an index of the groups. It copies the slice. If two groups have the same
+// name, Get finds the older one; the API server does not allow that.
 func NewGroups(groups []Group) Groups {
 	byAge := slices.Clone(groups)
 	slices.SortStableFunc(byAge, func(a, b Group) int {
@@ -171,14 +169,12 @@ func (gs Groups) Get(name string) (Group, bool) {
 	return gs.byAge[i], true
 }
 
-// All returns the groups, oldest first. The slice must not be changed.
-func (gs Groups) All() []Group { return gs.byAge }
-
-// Assign names the one group that the node belongs to, "" if none: the group
-// whose label it carries keeps it while that group selects it, or is Invalid;
-// otherwise it goes to the oldest group that selects it, by creation and then
-// by name. Deleting groups neither keep nor get. The cost is one lookup while
-// the incumbent holds and one question per group when not.
+// Assign returns the one group that the node belongs to, "" if none. The group in the node's
+// label keeps the node while it selects the node or is Invalid. Otherwise the oldest group
+// that selects the node gets it, by creation and then by name. A group that is Deleting
+// neither keeps nor gets nodes.
+//
+// The cost is one lookup if the present group keeps the node, else one check for each group.
 func (gs Groups) Assign(nodeName string, nodeLabels map[string]string) string {
 	if incumbent := nodeLabels[gm.NodeGroupLabel]; incumbent != "" {
 		if i, found := gs.byName[incumbent]; found {
@@ -197,30 +193,33 @@ func (gs Groups) Assign(nodeName string, nodeLabels map[string]string) string {
 	return ""
 }
 
-// Newcomers are what a node that is in no group yet has to have so that the
-// NodeGroup takes it in by its labels: one list for each way, all of it to be
-// met. A group of names alone has none: only its members' label tells. Of
-// several groups that want a node the oldest gets it, which this does not tell.
-func Newcomers(g *gm.NodeGroup) (ways [][]corev1.NodeSelectorRequirement) {
+// Newcomers returns the requirements that select a node by its labels before the node is in
+// any group, as for placement.Pin: one list each for matchLabels and matchExpressions. A
+// node has to meet all requirements of one list. The result is nil for a group that selects
+// nodes by name only, is being deleted, or is invalid.
+//
+// A node that meets a list may still become a member of another group, if an older one
+// selects it too.
+func Newcomers(g *gm.NodeGroup) (lists [][]corev1.NodeSelectorRequirement) {
 	if g.DeletionTimestamp != nil {
 		return nil
 	}
 	if _, err := Compile(g); err != nil {
-		return nil // it takes nobody in until it is repaired
+		return nil // it gets no node until its spec is repaired
 	}
 	if len(g.Spec.MatchLabels) > 0 {
-		var way []corev1.NodeSelectorRequirement
+		var list []corev1.NodeSelectorRequirement
 		for _, key := range slices.Sorted(maps.Keys(g.Spec.MatchLabels)) {
-			way = append(way, corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{g.Spec.MatchLabels[key]}})
+			list = append(list, corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{g.Spec.MatchLabels[key]}})
 		}
-		ways = append(ways, way)
+		lists = append(lists, list)
 	}
 	if len(g.Spec.MatchExpressions) > 0 {
-		var way []corev1.NodeSelectorRequirement
+		var list []corev1.NodeSelectorRequirement
 		for _, e := range g.Spec.MatchExpressions {
-			way = append(way, corev1.NodeSelectorRequirement{Key: e.Key, Operator: corev1.NodeSelectorOperator(e.Operator), Values: e.Values})
+			list = append(list, corev1.NodeSelectorRequirement{Key: e.Key, Operator: corev1.NodeSelectorOperator(e.Operator), Values: e.Values})
 		}
-		ways = append(ways, way)
+		lists = append(lists, list)
 	}
-	return ways
+	return lists
 }

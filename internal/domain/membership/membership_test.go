@@ -140,7 +140,7 @@ func TestAssign(t *testing.T) {
 		want   string
 	}{
 		"no group at all":                          {labels: carrying("old")},
-		"nobody selects the node":                  {groups: []*gm.NodeGroup{old}, labels: map[string]string{"x": "2"}},
+		"no group selects the node":                {groups: []*gm.NodeGroup{old}, labels: map[string]string{"x": "2"}},
 		"the older group gets a free node":         {groups: []*gm.NodeGroup{young, old}, labels: map[string]string{"x": "1"}, want: "old"},
 		"the incumbent keeps it from an older one": {groups: []*gm.NodeGroup{old, young}, labels: carrying("young"), want: "young"},
 		"equal age goes by name": {
@@ -225,7 +225,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestWhyANodeIsNoMember: the reason is that of the node, and not only of the group.
+// TestWhyANodeIsNoMember checks that the reason depends on the node, not only on the
+// group.
 func TestWhyANodeIsNoMember(t *testing.T) {
 	nodes := []Node{{Name: "n"}}
 	for name, tc := range map[string]struct {
@@ -233,7 +234,7 @@ func TestWhyANodeIsNoMember(t *testing.T) {
 		of    string
 		want  string
 	}{
-		"nobody has looked at it yet":         {nodeGroup("g", names("n")), "", `node "n" is not assigned yet`},
+		"not assigned yet":                    {nodeGroup("g", names("n")), "", `node "n" is not assigned yet`},
 		"its group goes":                      {nodeGroup("g", names("n"), deleting), "", "NodeGroup is being deleted"},
 		"its group goes, and another has it":  {nodeGroup("g", names("n"), deleting), "other", `node "n" belongs to NodeGroup "other"`},
 		"its group stays, and another has it": {nodeGroup("g", names("n")), "other", `node "n" belongs to NodeGroup "other"`},
@@ -249,8 +250,9 @@ func TestWhyANodeIsNoMember(t *testing.T) {
 	}
 }
 
-// TestEveryMissingNodeIsTold, beside those that are there.
-func TestEveryMissingNodeIsTold(t *testing.T) {
+// TestStatusHasEveryMissingNode checks nodes that the spec names and that do not exist,
+// beside nodes that do.
+func TestStatusHasEveryMissingNode(t *testing.T) {
 	var nodes []Node
 	var named, missing []string
 	for i := range 20 {
@@ -316,7 +318,7 @@ func TestAssignmentIsStableAndDoesNotDependOnOrder(t *testing.T) {
 		if got == "" {
 			for _, g := range all {
 				if !g.Deleting && g.Selects(node, nodeLabels) {
-					t.Fatalf("%q selects the node and nobody has it", g.Name)
+					t.Fatalf("%q selects the node, but no group has it", g.Name)
 				}
 			}
 			return
@@ -353,8 +355,8 @@ func BenchmarkAssign(b *testing.B) {
 	})
 }
 
-// TestNewcomersAreTheNodesThatTheGroupTakesIn: a node fits one of the ways if,
-// and only if, the group selects it by its labels.
+// TestNewcomersAreTheNodesThatTheGroupTakesIn checks that a node meets one of the lists
+// if, and only if, the group selects the node by its labels.
 func TestNewcomersAreTheNodesThatTheGroupTakesIn(t *testing.T) {
 	fits := func(ways [][]corev1.NodeSelectorRequirement, node map[string]string) bool {
 		for _, way := range ways {

@@ -13,30 +13,31 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// Pool is a NodePool made ready for questions.
-// Immutable once compiled and safe for concurrent use.
+// Pool is a compiled NodePool. It is immutable and safe for concurrent use.
 type Pool struct {
 	// Name is the NodePool's name.
 	Name string
-	// Created orders pools that want the same node: the older one wins.
+	// Created is the creationTimestamp. Of several pools that select a node, the oldest gets
+	// it.
 	Created time.Time
-	// Deleting pools take no node. What they have goes to another pool that
-	// selects it, and stays where there is none.
+	// Deleting pools get no node. Each of their nodes goes to another pool that selects it,
+	// and stays if there is none.
 	Deleting bool
-	// Invalid pools have a selector that cannot be used. They select nothing
-	// and keep the nodes that they have.
+	// Invalid pools have a selector that cannot be used. They select no node, but keep the
+	// nodes that they have.
 	Invalid bool
 
-	requirements []labels.Requirement // all of them hold; none selects nothing
+	// requirements is the compiled selector: a node has to meet all. Without requirements
+	// the pool selects no node.
+	requirements []labels.Requirement
 }
 
-// CompilePool makes a Pool of a NodePool. The error names the first field that
-// cannot be used; the Pool that comes with it is Invalid and is to be put into
-// the index like any other.
+// CompilePool makes a Pool from a NodePool. The error names the first field that cannot be
+// used. The Pool returned with an error is Invalid; callers must add it to the index too.
 //
-// A selector on the label of NodeGroups is refused: a NodeGroup may select the
-// nodes of a pool, and if the pool selected those of the group, each membership
-// would be the cause of the other.
+// CompilePool refuses a selector on the label of NodeGroups. A NodeGroup may select the nodes
+// of a pool; if the pool also selected the nodes of that group, each membership would depend
+// on the other.
 func CompilePool(p *apps.NodePool) (Pool, error) {
 	pool := Pool{Name: p.Name, Created: p.CreationTimestamp.Time, Deleting: p.DeletionTimestamp != nil}
 	if p.Spec.Selector == nil {
@@ -75,7 +76,7 @@ func compileSelector(s *apps.NodeSelector) ([]labels.Requirement, error) {
 	return all, nil
 }
 
-// Selects says whether the pool's selector matches a node's own labels.
+// Selects reports whether the pool's selector matches a node's own labels.
 func (p *Pool) Selects(own map[string]string) bool {
 	for i := range p.requirements {
 		if !p.requirements[i].Matches(labels.Set(own)) {
@@ -85,15 +86,15 @@ func (p *Pool) Selects(own map[string]string) bool {
 	return len(p.requirements) > 0
 }
 
-// anchor is a label that a node has to carry for a pool to select it. An empty
-// value with any set stands for whatever value.
+// anchor is a label that a node must carry so that a pool can select it. If any is true,
+// every value is accepted and value is "".
 type anchor struct {
 	key, value string
 	any        bool
 }
 
-// anchors are the labels of which a node needs one to satisfy a requirement;
-// none means that it can be satisfied without the label.
+// anchors returns the labels of which a node must carry one to meet a requirement. The result
+// is nil if a node can meet the requirement without the label.
 func anchors(r *labels.Requirement) []anchor {
 	switch r.Operator() {
 	case selection.Equals, selection.In:
@@ -108,31 +109,31 @@ func anchors(r *labels.Requirement) []anchor {
 	return nil
 }
 
-// Pools is an index over all NodePools. Immutable and safe for concurrent use.
-// The zero value has no pool.
+// Pools is an index of all NodePools. It is immutable and safe for concurrent use. The zero
+// value has no pool.
 type Pools struct {
 	byAge  []Pool
 	byName map[string]int
-	// byAnchor has the pools that can only select nodes with that label, so
-	// that a node asks few pools of many; unanchored are all that select
-	// otherwise. Positions in byAge, oldest first.
+	// byAnchor has the pools that only select nodes with that label, so that Selecting
+	// checks few of many pools. unanchored has the others that have a selector. Both hold
+	// indexes in byAge, oldest first.
 	byAnchor   map[anchor][]int
 	unanchored []int
 }
 
-// NewPools indexes the pools; the slice is copied.
+// NewPools makes an index of the pools. It copies the slice.
 func NewPools(pools []Pool) Pools {
 	ps := Pools{byAge: slices.Clone(pools), byName: make(map[string]int, len(pools)), byAnchor: map[anchor][]int{}}
 	slices.SortStableFunc(ps.byAge, func(a, b Pool) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
 	})
-	// A label that few pools ask for tells them apart best.
-	asked := map[anchor]int{}
+	// A pool may have several anchors. It is indexed by the ones that the fewest pools have.
+	users := map[anchor]int{}
 	for i := range ps.byAge {
 		ps.byName[ps.byAge[i].Name] = i
 		for j := range ps.byAge[i].requirements {
 			for _, a := range anchors(&ps.byAge[i].requirements[j]) {
-				asked[a]++
+				users[a]++
 			}
 		}
 	}
@@ -140,13 +141,13 @@ func NewPools(pools []Pool) Pools {
 		var best []anchor
 		least := 0
 		for j := range ps.byAge[i].requirements {
-			of := anchors(&ps.byAge[i].requirements[j])
+			candidates := anchors(&ps.byAge[i].requirements[j])
 			sum := 0
-			for _, a := range of {
-				sum += asked[a]
+			for _, a := range candidates {
+				sum += users[a]
 			}
-			if of != nil && (best == nil || sum < least) {
-				best, least = of, sum
+			if candidates != nil && (best == nil || sum < least) {
+				best, least = candidates, sum
 			}
 		}
 		for _, a := range best {
@@ -168,14 +169,11 @@ func (ps *Pools) Get(name string) (*Pool, bool) {
 	return &ps.byAge[i], true
 }
 
-// All returns the pools, oldest first. The slice must not be changed.
-func (ps *Pools) All() []Pool { return ps.byAge }
-
-// Selecting returns the pools whose selector matches a node's own labels,
-// oldest first. It asks only the pools that a label of the node leads to.
+// Selecting returns the pools whose selector matches a node's own labels, oldest first. It
+// checks only the pools that the index has for the labels of the node.
 func (ps *Pools) Selecting(own map[string]string) []*Pool {
 	var found []int
-	ask := func(candidates []int) {
+	check := func(candidates []int) {
 		for _, i := range candidates {
 			if ps.byAge[i].Selects(own) {
 				found = append(found, i)
@@ -183,10 +181,10 @@ func (ps *Pools) Selecting(own map[string]string) []*Pool {
 		}
 	}
 	for key, value := range own {
-		ask(ps.byAnchor[anchor{key: key, value: value}])
-		ask(ps.byAnchor[anchor{key: key, any: true}])
+		check(ps.byAnchor[anchor{key: key, value: value}])
+		check(ps.byAnchor[anchor{key: key, any: true}])
 	}
-	ask(ps.unanchored)
+	check(ps.unanchored)
 	slices.Sort(found)
 	pools := make([]*Pool, len(found))
 	for i, at := range found {
@@ -195,26 +193,26 @@ func (ps *Pools) Selecting(own map[string]string) []*Pool {
 	return pools
 }
 
-// Claim is what a node says about pools.
+// Claim is the part of a node that decides about its pool.
 type Claim struct {
-	// Own are the node's own labels: without those that its pool gave it, and
-	// with what it had under their keys before.
+	// Own has the node's own labels: labels from its pool are replaced by the values that
+	// the node had before.
 	Own map[string]string
-	// Chosen is the pool that the node's owner wrote into its label, "" if none.
+	// Chosen is the pool that a person wrote into the node's label, "" if none.
 	Chosen string
 	// Incumbent is the pool whose attributes the node carries, "" if none.
 	Incumbent string
 }
 
-// Assign names the one pool that a node belongs to, "" if none, and says
-// whether a selector brought it there.
+// Assign returns the one pool that a node belongs to, "" if none. selected is true if a
+// selector decided, false if the node's label did.
 //
-// The owner's word goes first: a node whose label he wrote is in that pool or,
-// while the pool does not exist or is being deleted, in none. Otherwise the
-// pool that has the node keeps it while its selector matches or cannot be used;
-// else the oldest pool that selects the node gets it, by creation and then by
-// name. A pool that is being deleted gets no node, and keeps one only as long
-// as no other pool selects it.
+// A label that a person wrote takes precedence: the node is in that pool or, if the pool does
+// not exist or is being deleted, in none; but a pool that is being deleted keeps the nodes
+// that carry its attributes. Without such a label, the present pool keeps the node while its
+// selector matches or is invalid. Otherwise the oldest pool that selects the node gets it, by
+// creation and then by name. A pool that is being deleted gets no node, and keeps one only
+// while no other pool selects it.
 func (ps *Pools) Assign(c Claim) (pool string, selected bool) {
 	incumbent, has := ps.Get(c.Incumbent)
 	if c.Chosen != "" {

@@ -104,12 +104,13 @@ func TestCompilePoolNamesTheField(t *testing.T) {
 	} {
 		pool, err := CompilePool(p)
 		if err == nil || !strings.Contains(err.Error(), want) || !pool.Invalid {
-			t.Errorf("the error does not say %q: %v (invalid: %t)", want, err, pool.Invalid)
+			t.Errorf("the error does not contain %q: %v (invalid: %t)", want, err, pool.Invalid)
 		}
 	}
 }
 
-// TestPoolsAskFewAndMissNone: what the index finds is what asking every pool finds.
+// TestPoolsAskFewAndMissNone checks that the index finds the same pools as a check of
+// every pool.
 func TestPoolsAskFewAndMissNone(t *testing.T) {
 	keys, values := []string{"a", "b", "c"}, []apps.LabelValue{"1", "2", ""}
 	operators := []metav1.LabelSelectorOperator{metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist}
@@ -135,7 +136,7 @@ func TestPoolsAskFewAndMissNone(t *testing.T) {
 		}
 		index := compiledPools(pools...)
 		var want, got []string
-		for _, p := range index.All() {
+		for _, p := range index.byAge {
 			if p.Selects(own) {
 				want = append(want, p.Name)
 			}
@@ -149,8 +150,9 @@ func TestPoolsAskFewAndMissNone(t *testing.T) {
 	})
 }
 
-// TestANodeAsksFewPools: of a thousand pools that all ask for one label, and each
-// for another of its own, a node asks the one that its own label leads to.
+// TestANodeAsksFewPools checks the index with a thousand pools that all require one
+// label, and each another one of its own: only the pool with the node's own label is
+// checked.
 func TestANodeAsksFewPools(t *testing.T) {
 	var pools []*apps.NodePool
 	for i := range 1000 {
@@ -162,7 +164,7 @@ func TestANodeAsksFewPools(t *testing.T) {
 		asked += len(index.byAnchor[anchor{key: key, value: value}]) + len(index.byAnchor[anchor{key: key, any: true}])
 	}
 	if asked != 1 {
-		t.Errorf("the node asks %d pools", asked)
+		t.Errorf("%d pools are checked for the node", asked)
 	}
 }
 

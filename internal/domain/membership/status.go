@@ -5,51 +5,50 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// Reasons for which a selected node is not a member. They hold no time and no
-// counter, so that a status is written only when something changed.
+// Reasons why a selected node is not a member. They contain no times and no counters, so
+// that a status is written only when something changed.
 const (
 	reasonNodeMissing   = "node does not exist"
 	reasonGroupDeleting = "NodeGroup is being deleted"
 )
 
-// Node is what a group's status tells of one existing node.
+// Node is an existing node, as far as Group.Status needs it.
 type Node struct {
 	Name   string
 	Labels map[string]string
 	// Ready is the node's own Ready condition; empty counts as Unknown.
 	Ready gm.NodeReadyStatus
-	// Group is what Groups.Assign said for the node; "" is no group.
+	// Group is the result of Groups.Assign for the node; "" is no group.
 	Group string
 }
 
-// Status is the observed part of one group.
+// Status is the observed state of one group.
 type Status struct {
-	// Nodes has an entry for every node that the spec selects or names and for
-	// every member, sorted by name.
+	// Nodes has an entry for every node that the spec selects or names, and for every member,
+	// sorted by name.
 	Nodes []gm.NodeStatus
-	// Contained are the members, sorted.
+	// Contained has the names of the members, sorted.
 	Contained []string
 	// Ready is the number of members whose Ready condition is True.
 	Ready int32
-	// Failed is the number of entries in Nodes that are no members.
+	// Failed is the number of entries in Nodes that are not members.
 	Failed int32
 }
 
-// Status tells of every node that the group selects whether it is a member
-// and why not. Nodes are all nodes of the cluster in any order, each once.
+// Status reports for every node that the group selects whether it is a member, and if not,
+// why. nodes has all nodes of the cluster in any order, each once.
 func (g Group) Status(nodes []Node) Status {
 	var status Status
-	var seen map[string]struct{}
-	if len(g.nodes) > 0 {
-		seen = make(map[string]struct{}, len(g.nodes))
-	}
+	seen := sets.Set[string]{} // nodes that the spec names and that exist
 	for i := range nodes {
 		node := &nodes[i]
-		if _, named := g.nodes[node.Name]; named {
-			seen[node.Name] = struct{}{}
+		if g.nodes.Has(node.Name) {
+			seen.Insert(node.Name)
 		}
 		member := node.Group == g.Name && g.Name != ""
 		if !member && !g.Selects(node.Name, node.Labels) {
@@ -73,7 +72,7 @@ func (g Group) Status(nodes []Node) Status {
 		status.Nodes = append(status.Nodes, entry)
 	}
 	for name := range g.nodes {
-		if _, exists := seen[name]; exists {
+		if seen.Has(name) {
 			continue
 		}
 		status.Failed++

@@ -21,17 +21,18 @@ const (
 type Image struct {
 	// Container is the container's name, unique in a pod.
 	Container string
-	// Init is set for init containers.
+	// Init is true for init containers.
 	Init bool
-	// Image is what the container's image field says.
+	// Image is the value of the container's field image.
 	Image string
 }
 
-// Images says which images the containers have in the group, given those of
-// the pod's template: in base are all init containers and containers, each in
-// the order of the pod, in any mixture. The answer is in the order of base.
-// The error is a RuleError. Plaintext counts as far as it bears on images;
-// a container that plaintext takes away or renames keeps what it had.
+// Images returns the images of a pod's containers in the group. base has the images of the
+// pod template: all containers and init containers, each kind in the order of the pod. The
+// result is in the order of base.
+//
+// Of plaintext overriders, only those count that can change images. A container that
+// plaintext removes or renames keeps its image. The error is a RuleError.
 func (r *Rules) Images(group string, base []Image) ([]Image, error) {
 	images := slices.Clone(base)
 	if !slices.ContainsFunc(r.all(), func(x rule) bool { return x.applies(group) && (len(x.images) > 0 || len(x.patch) > 0) }) {
@@ -63,10 +64,13 @@ func (r *Rules) Images(group string, base []Image) ([]Image, error) {
 	return images, nil
 }
 
-// Apply makes a pod that is about to be created as it should be in the group:
-// rules in list order, each on what the one before it left; in a rule first
-// images, then command, args, and all plaintext as one patch. The error is a
-// RuleError; the pod is then as it was. Ephemeral containers are left alone.
+// Apply changes a pod that is being created into what it is in the group. It applies rules
+// in the order of the list, each to the result of the one before. Within a rule the order
+// is images, command, args, and then all plaintext as one patch. Ephemeral containers stay
+// as they are.
+//
+// The error is a RuleError; the pod is then unchanged. For a pod that has owners, use
+// ApplyTo.
 func (r *Rules) Apply(group string, pod *corev1.Pod) error {
 	if !slices.ContainsFunc(r.all(), func(x rule) bool { return x.applies(group) }) {
 		return nil
@@ -79,8 +83,8 @@ func (r *Rules) Apply(group string, pod *corev1.Pod) error {
 	return nil
 }
 
-// applied changes the pod, or returns another in its place. imagesOnly leaves
-// everything out that does not bear on images.
+// applied applies the rules to pod and returns the result, which may be pod itself or a new
+// object. imagesOnly skips every change that cannot affect images.
 func (r *Rules) applied(group string, pod *corev1.Pod, imagesOnly bool) (*corev1.Pod, error) {
 	for i := range r.rules {
 		x := &r.rules[i]
@@ -181,8 +185,8 @@ func containerNamed(pod *corev1.Pod, name string) *corev1.Container {
 	return nil
 }
 
-// applyPatch returns the pod after all plaintext of the rule, or fails as a
-// whole. A field that a pod does not have is an error, not silently lost.
+// applyPatch returns the pod after all plaintext of the rule. If one step fails, all do. A
+// field that pods do not have is an error.
 func (r *rule) applyPatch(pod *corev1.Pod, imagesOnly bool) (*corev1.Pod, error) {
 	skip := func(s *patchStep) bool { return imagesOnly && !s.bearsOnImages() }
 	if !slices.ContainsFunc(r.patch, func(s patchStep) bool { return !skip(&s) }) {
@@ -204,7 +208,7 @@ func (r *rule) applyPatch(pod *corev1.Pod, imagesOnly bool) (*corev1.Pod, error)
 	if err != nil {
 		return nil, r.failed(r.path+".plaintext", err)
 	}
-	// No step reaches these; a detour through JSON need not change them either.
+	// No step can change these, and the conversion to JSON and back must not either.
 	changed.TypeMeta, changed.Status = pod.TypeMeta, pod.Status
 	meta := pod.ObjectMeta
 	meta.Labels, meta.Annotations, meta.Finalizers = nilIfEmpty(changed.Labels), nilIfEmpty(changed.Annotations), changed.Finalizers
@@ -222,8 +226,8 @@ func nilIfEmpty(keys map[string]string) map[string]string {
 	return keys
 }
 
-// treeOf is the pod as JSON has it. Labels and annotations are there even when
-// empty, so that a first one can be added.
+// treeOf returns the pod as a JSON object. It has labels and annotations even if they are
+// empty, so that a step can add the first one.
 func treeOf(pod *corev1.Pod) (map[string]any, error) {
 	text, err := json.Marshal(pod)
 	if err != nil {
@@ -246,8 +250,8 @@ func treeOf(pod *corev1.Pod) (map[string]any, error) {
 	return tree, nil
 }
 
-// podOf decodes the tree. Names of fields are compared exactly and numbers
-// must fit; a second look finds fields that pods do not have.
+// podOf decodes the tree. It compares names of fields exactly, and refuses numbers that do
+// not fit and fields that pods do not have.
 func podOf(tree map[string]any) (*corev1.Pod, error) {
 	text, err := json.Marshal(tree)
 	if err != nil {
@@ -255,16 +259,16 @@ func podOf(tree map[string]any) (*corev1.Pod, error) {
 	}
 	pod := &corev1.Pod{}
 	if err := utiljson.Unmarshal(text, pod); err != nil {
-		return nil, fmt.Errorf("the result is no pod: %w", err)
+		return nil, fmt.Errorf("the result is not a pod: %w", err)
 	}
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(tree, &corev1.Pod{}, true); err != nil {
-		return nil, fmt.Errorf("the result is no pod: %w", err)
+		return nil, fmt.Errorf("the result is not a pod: %w", err)
 	}
 	return pod, nil
 }
 
-// checkChangedImages refuses images that are new and invalid. An image that
-// was there before is not the rule's business.
+// checkChangedImages refuses images that the rule changed and that are invalid. Invalid
+// images of the template are not an error of the rule.
 func checkChangedImages(before, after *corev1.Pod) error {
 	for _, list := range [][]corev1.Container{after.Spec.InitContainers, after.Spec.Containers} {
 		for i := range list {

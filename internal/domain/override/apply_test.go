@@ -1,6 +1,7 @@
 package override
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -13,7 +14,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// aPod has an init container, two containers and an ephemeral container.
+// aPod makes a pod with an init container, two containers and an ephemeral container.
 func aPod(modify ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "shop", Labels: map[string]string{"app": "web", gm.NodeGroupLabel: "edge"}},
@@ -47,7 +48,7 @@ func imagesOf(pod *corev1.Pod) []string {
 	return images
 }
 
-// baseOf is what Images takes, init containers first.
+// baseOf returns the argument base of Images, init containers first.
 func baseOf(pod *corev1.Pod) []Image {
 	var base []Image
 	for _, c := range pod.Spec.InitContainers {
@@ -63,7 +64,7 @@ func registry(value string) gm.Overriders {
 	return gm.Overriders{ImageOverrider: []gm.ImageOverrider{{Component: "Registry", Operator: "replace", Value: value}}}
 }
 
-func TestTheExampleOfDocument000(t *testing.T) {
+func TestARegistryForEachGroup(t *testing.T) {
 	rules := mustCompile(t, gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{
 		inline(registry("beijing.registry.io"), "Beijing"), inline(registry("hangzhou.registry.io"), "Hangzhou"),
 	}})
@@ -112,7 +113,7 @@ func TestPredicates(t *testing.T) {
 			pod := aPod()
 			err := mustCompile(t, spec).Apply("edge", pod)
 			if tc.wantErr != "" {
-				ruleError, ok := AsRuleError(err)
+				ruleError, ok := errors.AsType[RuleError](err)
 				if !ok || ruleError.Rule != 1 || !strings.HasSuffix(err.Error(), tc.wantErr) {
 					t.Fatalf("error %v, want %q of rule 1", err, tc.wantErr)
 				}
@@ -198,8 +199,8 @@ func TestApply(t *testing.T) {
 		"one of two fails and none is applied": {overriders: patch(plain("add", "/spec/hostname", `"a"`), plain("remove", "/spec/none", "")), wantErr: `plaintext[1]: "none" does not exist`},
 		"a field that pods do not have":        {overriders: patch(plain("add", "/spec/hostNam", `"a"`)), wantErr: `unknown field "spec.hostNam"`},
 		"a field in the wrong case":            {overriders: patch(plain("add", "/spec/NodeName", `"a"`)), wantErr: `unknown field "spec.NodeName"`},
-		"a value of the wrong type":            {overriders: patch(plain("add", "/spec/hostname", `{}`)), wantErr: "the result is no pod"},
-		"a number that does not fit":           {overriders: patch(plain("add", "/spec/activeDeadlineSeconds", `"many"`)), wantErr: "the result is no pod"},
+		"a value of the wrong type":            {overriders: patch(plain("add", "/spec/hostname", `{}`)), wantErr: "the result is not a pod"},
+		"a number that does not fit":           {overriders: patch(plain("add", "/spec/activeDeadlineSeconds", `"many"`)), wantErr: "the result is not a pod"},
 		"a container with an invalid image":    {overriders: patch(plain("add", "/spec/containers/-", `{"name":"x","image":"r.io/Foo"}`)), wantErr: `container "x": image "r.io/Foo"`},
 		"an invalid image instead of one":      {overriders: patch(plain("replace", "/spec/containers/0", `{"name":"web","image":"r.io/Foo"}`)), wantErr: `container "web": image "r.io/Foo"`},
 		"a container without an image":         {overriders: patch(plain("remove", "/spec/containers/0", ""), plain("add", "/spec/containers/0", `{"name":"x"}`)), wantErr: `container "x": image ""`},
@@ -213,7 +214,7 @@ func TestApply(t *testing.T) {
 			case tc.wantErr != "" && (err == nil || !strings.Contains(err.Error(), tc.wantErr)):
 				t.Errorf("error %v does not contain %q", err, tc.wantErr)
 			case tc.wantErr != "":
-				if _, ok := AsRuleError(err); !ok {
+				if _, ok := errors.AsType[RuleError](err); !ok {
 					t.Errorf("%v is no RuleError", err)
 				}
 			case err != nil:
@@ -228,9 +229,9 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestAnImageThatIsNoRulesBusinessStaysAsItIs: a template may have an image that no
-// runtime takes; it does not keep rules about other things from being applied.
-func TestAnImageThatIsNoRulesBusinessStaysAsItIs(t *testing.T) {
+// TestInvalidImageOfTheTemplateStays checks that an invalid image in the template does
+// not prevent rules about other fields.
+func TestInvalidImageOfTheTemplateStays(t *testing.T) {
 	broken := func(p *corev1.Pod) { p.Spec.Containers[1].Image = "r.io/Foo" }
 	pod, want := aPod(broken), aPod(broken)
 	want.Spec.Hostname = "a"
@@ -242,9 +243,9 @@ func TestAnImageThatIsNoRulesBusinessStaysAsItIs(t *testing.T) {
 	}
 }
 
-// TestImagesAreToldWhateverElseRulesChange: of a pod that is there only the images are
-// looked at, so that what a rule changes beside them is not there to be changed.
-func TestImagesAreToldWhateverElseRulesChange(t *testing.T) {
+// TestImagesIgnoresOtherChanges checks that Images applies only changes of images: it has
+// no other fields of the pod, on which other changes would fail.
+func TestImagesIgnoresOtherChanges(t *testing.T) {
 	fields := func(p *corev1.Pod) {
 		p.Spec.Hostname = "web"
 		p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "a", Value: "1"}}
@@ -273,8 +274,8 @@ func TestImagesAreToldWhateverElseRulesChange(t *testing.T) {
 	}
 }
 
-// TestAContainerWithAnotherNameKeepsItsImage, whatever image the new one has: a pod that
-// is there cannot get containers of other names.
+// TestAContainerWithAnotherNameKeepsItsImage checks that a renamed container keeps its
+// image, because the containers of an existing pod cannot be renamed.
 func TestAContainerWithAnotherNameKeepsItsImage(t *testing.T) {
 	rules := mustCompile(t, plainRule(
 		plain("replace", "/spec/containers/0/name", `"shop"`), plain("replace", "/spec/containers/0/image", `"x.io/shop"`)))
@@ -283,7 +284,8 @@ func TestAContainerWithAnotherNameKeepsItsImage(t *testing.T) {
 	}
 }
 
-// TestTheImageOfAVolume is a field as any other.
+// TestTheImageOfAVolume checks that the image of a volume can be overridden like any
+// other field.
 func TestTheImageOfAVolume(t *testing.T) {
 	mount := func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "models", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "r.io/models:1"}}}}
@@ -344,14 +346,14 @@ func TestApplyAndImagesAgree(t *testing.T) {
 		base := baseOf(aPod())
 		images, err := rules.Images("edge", base)
 		if err != nil {
-			t.Fatalf("Apply worked and Images says %v", err)
+			t.Fatalf("Apply succeeded, and Images returned %v", err)
 		}
 		if second, _ := rules.Images("edge", base); !cmp.Equal(images, second) || !cmp.Equal(base, baseOf(aPod())) {
 			t.Fatalf("from the same base %v and %v", images, second)
 		}
 		for _, image := range images {
 			if c := containerNamed(pod, image.Container); c != nil && c.Image != image.Image {
-				t.Fatalf("container %s has %s, Images says %s", c.Name, c.Image, image.Image)
+				t.Fatalf("container %s has %s, Images returned %s", c.Name, c.Image, image.Image)
 			}
 		}
 	})

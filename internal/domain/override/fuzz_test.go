@@ -2,6 +2,7 @@ package override
 
 import (
 	"encoding/json"
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -11,9 +12,9 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// FuzzApply: no policy and no pod make the package panic; a pod comes out
-// whole or untouched; the same base gives the same answer; and what must not
-// be overridden is not.
+// FuzzApply checks that no policy and no pod cause a panic, that a pod is changed
+// completely or not at all, that the same input gives the same result, and that forbidden
+// fields stay the same.
 func FuzzApply(f *testing.F) {
 	podText, err := json.Marshal(aPod())
 	if err != nil {
@@ -50,7 +51,7 @@ func FuzzApply(f *testing.F) {
 		pod, again := base.DeepCopy(), base.DeepCopy()
 		err := rules.Apply(group, pod)
 		if err != nil {
-			if _, ok := AsRuleError(err); !ok {
+			if _, ok := errors.AsType[RuleError](err); !ok {
 				t.Fatalf("%v is no RuleError", err)
 			}
 			if !reflect.DeepEqual(pod, &base) {
@@ -64,7 +65,7 @@ func FuzzApply(f *testing.F) {
 		checkUntouched(t, &base, pod)
 		images, err := rules.Images(group, baseOf(&base))
 		if err != nil {
-			t.Fatalf("Apply worked and Images says %v", err)
+			t.Fatalf("Apply succeeded, and Images returned %v", err)
 		}
 		for i, image := range images {
 			if image.Image != baseOf(&base)[i].Image {
@@ -101,7 +102,8 @@ func ours(keys map[string]string) map[string]string {
 	return kept
 }
 
-// FuzzParsePointer: a pointer that is accepted says the same when written again.
+// FuzzParsePointer checks that an accepted pointer, when it is written again, gives the
+// same text.
 func FuzzParsePointer(f *testing.F) {
 	for _, seed := range []string{"", "/", "/spec/a~1b", "/spec/~0~1", "/spec/~", "/spec//x", "spec"} {
 		f.Add(seed)

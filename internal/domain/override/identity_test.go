@@ -1,6 +1,7 @@
 package override
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -12,9 +13,9 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// TestWhatControllersKnowPodsByIsRefused: a Job counts its pods by a finalizer
-// and an annotation; a pod that loses them is made again, without end.
-func TestWhatControllersKnowPodsByIsRefused(t *testing.T) {
+// TestWhatControllersCountPodsByIsRefused checks the finalizer and the annotation by
+// which a Job counts its pods. If a pod lost them, the Job would recreate it without end.
+func TestWhatControllersCountPodsByIsRefused(t *testing.T) {
 	for name, o := range map[string]gm.PlaintextOverrider{
 		"finalizers are replaced": plain("replace", "/metadata/finalizers", `[]`),
 		"finalizers are removed":  plain("remove", "/metadata/finalizers", ""),
@@ -28,9 +29,9 @@ func TestWhatControllersKnowPodsByIsRefused(t *testing.T) {
 	}
 }
 
-// TestAPodStaysWhatItsOwnerKnowsItBy: rules that take away by what a controller
-// knows its pod cannot be applied to it; finalizers come back.
-func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
+// TestOwnersRecognizeTheirPods checks that rules fail if they remove something by which a
+// controller recognizes the pod, and that finalizers are restored.
+func TestOwnersRecognizeTheirPods(t *testing.T) {
 	onNode := func(p *corev1.Pod) {
 		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n"}}}}},
@@ -53,11 +54,11 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 		rule gm.PlaintextOverrider
 		want string // of the error; "" is none
 	}{
-		"a DaemonSet's pod loses its node":         {onNode, plain("remove", "/spec/affinity", ""), "must leave the node affinity"},
+		"a DaemonSet's pod loses its node":         {onNode, plain("remove", "/spec/affinity", ""), "must not change the node affinity"},
 		"a DaemonSet's pod keeps it":               {onNode, plain("add", "/spec/affinity/podAntiAffinity", `{}`), ""},
 		"another pod's affinity goes":              {func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{} }, plain("remove", "/spec/affinity", ""), ""},
 		"a pod that may not be on one node":        {offNode, plain("remove", "/spec/affinity", ""), ""},
-		"a StatefulSet's pod loses its claim":      {claim("data-web-0"), plain("replace", "/spec/volumes", empty), `must leave the volume "data"`},
+		"a StatefulSet's pod loses its claim":      {claim("data-web-0"), plain("replace", "/spec/volumes", empty), `must not change the volume "data"`},
 		"a claim that any pod may do without goes": {claim("shared"), plain("replace", "/spec/volumes", empty), ""},
 		"the token's volume comes back": {
 			func(p *corev1.Pod) {
@@ -99,7 +100,7 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error is %v, want %q", err, tc.want)
 			}
-			if problem, ok := AsRuleError(err); !ok || !strings.Contains(problem.Overrider, "plaintext[0]") {
+			if problem, ok := errors.AsType[RuleError](err); !ok || !strings.Contains(problem.Overrider, "plaintext[0]") {
 				t.Errorf("error %v does not name the overrider", err)
 			}
 			if diff := cmp.Diff(was, pod); diff != "" {
@@ -109,8 +110,8 @@ func TestAPodStaysWhatItsOwnerKnowsItBy(t *testing.T) {
 	}
 }
 
-// TestVolumesThatARuleChanges: all of them are as the rule says, but for those that a pod
-// cannot be without.
+// TestVolumesThatARuleChanges checks that all volumes are as the rule sets them, except
+// for those that a pod cannot run without.
 func TestVolumesThatARuleChanges(t *testing.T) {
 	token := corev1.Volume{Name: "kube-api-access-abcde", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}
 	own := corev1.Volume{Name: "config", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}
@@ -146,8 +147,9 @@ func TestVolumesThatARuleChanges(t *testing.T) {
 	}
 }
 
-// TestTheGuiltyOverriderIsNamed, not one that stands before it.
-func TestTheGuiltyOverriderIsNamed(t *testing.T) {
+// TestTheErrorNamesTheOverriderThatCausedIt checks that the error is not about an
+// overrider before it.
+func TestTheErrorNamesTheOverriderThatCausedIt(t *testing.T) {
 	rules := mustCompile(t, plainRule(
 		plain("add", "/metadata/labels/volumes", `"few"`), plain("add", "/spec/hostname", `"a"`), plain("remove", "/spec/volumes", "")))
 	pod := aPod(func(p *corev1.Pod) {
@@ -156,7 +158,7 @@ func TestTheGuiltyOverriderIsNamed(t *testing.T) {
 		}}}
 	})
 	err := rules.ApplyTo("hz", pod, Selected{})
-	if problem, ok := AsRuleError(err); !ok || problem.Overrider != "spec.overrideRules[0].overriders.plaintext[2]" {
+	if problem, ok := errors.AsType[RuleError](err); !ok || problem.Overrider != "spec.overrideRules[0].overriders.plaintext[2]" {
 		t.Errorf("error is %v, want one about the third overrider", err)
 	}
 }

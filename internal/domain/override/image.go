@@ -13,18 +13,18 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// maxImageLength bounds an image's name in bytes: the parts of a useful one
-// cannot make up more, and error messages repeat it.
+// maxImageLength is the longest name of an image in bytes. It bounds error messages, which
+// repeat the name; the parts of a valid name together are shorter.
 const maxImageLength = 1024
 
-// imageName is an image's name in parts, [registry/]repository[:tag][@digest].
-// Nothing is implied: no docker.io, no library/, no latest.
+// imageName is the name of an image in parts: [registry/]repository[:tag][@digest]. Parts
+// that the name leaves out are "": docker.io, library/ and latest are not filled in.
 type imageName struct{ registry, repository, tag, digest string }
 
-// parseImage takes a name apart. The first part is a registry if it holds a
-// "." or ":" or is "localhost"; all others belong to the repository. What
-// container runtimes refuse is an error, and so is an upper case first part
-// without "." and ":", of which runtimes think differently.
+// parseImage splits the name of an image into parts. The first path element is the registry
+// if it contains "." or ":" or is "localhost"; the others are the repository. Names that
+// container runtimes refuse are errors. So is a first element with upper case letters and
+// without "." and ":", because runtimes read it in different ways.
 func parseImage(image string) (imageName, error) {
 	if len(image) > maxImageLength {
 		return imageName{}, fmt.Errorf("image %.64q… is longer than %d characters", image, maxImageLength)
@@ -63,23 +63,23 @@ func (n imageName) String() string {
 	return b.String()
 }
 
-// imageChange is one imageOverrider. Exported fields are what Hash is made of.
+// imageChange is one imageOverrider. Hash covers the exported fields.
 type imageChange struct {
 	path      string
 	Component gm.ImageComponent
 	Operator  gm.OverriderOperator
 	Value     string
-	// List is containers or initContainers, or "" for both.
+	// List is containers or initContainers, "" for both.
 	List string `json:",omitempty"`
-	// Index is the place in List; everyIndex for all.
+	// Index is the index in List; everyIndex for all.
 	Index int
 }
 
 const everyIndex = -1
 
-// apply changes one part of an image. The result is taken apart again: a
-// broken name does not come out, nor one that means another registry than was
-// asked for, as when the registry of r.io/b.io/c is removed.
+// apply changes one part of an image's name. It fails if the result is not valid, or if the
+// result has another registry than was asked for: without its registry, r.io/b.io/c would
+// be an image of the registry b.io.
 func (c *imageChange) apply(image string) (string, error) {
 	name, err := parseImage(image)
 	if err != nil {
@@ -114,9 +114,9 @@ func changePart(operator gm.OverriderOperator, part, value string) string {
 	return ""
 }
 
-// applyTag changes tag and digest together: a tag that was changed does not
-// name what the old digest pins. Of an image that has a digest only, the tag
-// is empty: add makes value its tag.
+// applyTag changes the tag and removes the digest, which belongs to the old tag. A value
+// that is a digest replaces both. The tag of an image with a digest only is empty, so that
+// add sets it to the value.
 func (c *imageChange) applyTag(name *imageName) {
 	name.digest = ""
 	if digestValue.MatchString(c.Value) && c.Operator == gm.OverriderOpReplace {
@@ -126,14 +126,14 @@ func (c *imageChange) applyTag(name *imageName) {
 	name.tag = changePart(c.Operator, name.tag, strings.TrimPrefix(c.Value, ":"))
 }
 
-// What a value may look like; the same as in the API's schema, whose cost grows
-// with the length of the patterns.
+// The patterns of values are those of the CRD's schema. They are short, because their
+// length adds to the cost of its CEL rules, which is limited.
 var (
 	registryValue = regexp.MustCompile(`^([A-Za-z\d]+((-+|\.)[A-Za-z\d]+)*|\[[a-fA-F\d]*:[a-fA-F\d:]*\])(:\d{1,5})?$`)
-	// A host without dot and port is read as a part of the repository, which has
-	// no upper case.
+	// A host without dot and port counts as part of the repository, which must not have
+	// upper case letters.
 	registryUpper = regexp.MustCompile(`^[^.:]*[A-Z][^.:]*$`)
-	// What is added follows a letter or a digit, or stands alone.
+	// The value of add follows a letter or a digit, or is the whole name.
 	registryPart    = regexp.MustCompile(`^([A-Za-z\d]*((-+|\.)[A-Za-z\d]+)*|\[[a-fA-F\d]*:[a-fA-F\d:]*\])(:\d{1,5})?$`)
 	repositoryValue = regexp.MustCompile(`^[a-z\d]+(([._/]|__|-+)[a-z\d]+)*$`)
 	repositoryPart  = regexp.MustCompile(`^[a-z\d]*(([._/]|__|-+)[a-z\d]+)*$`)
@@ -195,7 +195,7 @@ func (c *compiler) compileImage(o *gm.ImageOverrider, at string) (imageChange, b
 	return change, true
 }
 
-// checkImageValue refuses values with which no image would be valid.
+// checkImageValue refuses values that would make every image invalid.
 func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator, value string) error {
 	if value == "" {
 		return errors.New("value must not be empty when operator is add or replace")
@@ -227,7 +227,7 @@ func checkImageValue(component gm.ImageComponent, operator gm.OverriderOperator,
 	return nil
 }
 
-// checkRepository says what is wrong with the shape of a part of an image path.
+// checkRepository checks an image path, or, if whole is false, a part of one.
 func checkRepository(value string, whole bool) error {
 	part, shape := "a part of an image path", repositoryPart
 	if whole {

@@ -1,6 +1,7 @@
 package override
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -16,12 +17,12 @@ var (
 	digestB = "sha256:" + strings.Repeat("b", 64)
 )
 
-// imageRule makes a spec of one rule for every group.
+// imageRule makes a spec with one rule for every group.
 func imageRule(overriders ...gm.ImageOverrider) gm.OverrideSpec {
 	return gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{inline(gm.Overriders{ImageOverrider: overriders})}}
 }
 
-// inline makes a rule of the form without nesting.
+// inline makes a rule with overriders directly in the rule.
 func inline(overriders gm.Overriders, groups ...string) gm.RuleWithNodeGroup {
 	return gm.RuleWithNodeGroup{TargetNodeGroup: groups, InlineOverriders: gm.InlineOverriders(overriders)}
 }
@@ -35,7 +36,7 @@ func mustCompile(t testing.TB, spec gm.OverrideSpec) *Rules {
 	return rules
 }
 
-// oneImage applies the rules to one container.
+// oneImage applies the rules to a pod with one container.
 func oneImage(rules *Rules, image string) (string, error) {
 	images, err := rules.Images("edge", []Image{{Container: "c", Image: image}})
 	if err != nil {
@@ -153,7 +154,7 @@ func TestImageTableOfInvalidImages(t *testing.T) {
 	for name, image := range tests {
 		t.Run(name, func(t *testing.T) {
 			_, err := oneImage(rules, image)
-			ruleError, ok := AsRuleError(err)
+			ruleError, ok := errors.AsType[RuleError](err)
 			if !ok || ruleError.Rule != 0 || ruleError.Overrider != "spec.overrideRules[0].imageOverrider[0]" {
 				t.Fatalf("%q gave %v, not an error that names the rule", image, err)
 			}
@@ -167,7 +168,8 @@ func TestImageTableOfInvalidImages(t *testing.T) {
 	}
 }
 
-// TestAnImageOfTheGreatestLength is one that is changed as any other.
+// TestAnImageOfTheGreatestLength checks that an image of the highest length can be
+// changed.
 func TestAnImageOfTheGreatestLength(t *testing.T) {
 	rules := mustCompile(t, imageRule(gm.ImageOverrider{Component: "Tag", Operator: "replace", Value: "2"}))
 	host := strings.Repeat("a.", maxImageLength/2-3)
@@ -181,7 +183,7 @@ func TestAnImageOfTheGreatestLength(t *testing.T) {
 	}
 }
 
-func TestAResultThatIsBrokenDoesNotComeOut(t *testing.T) {
+func TestInvalidResultsAreErrors(t *testing.T) {
 	tests := map[string]struct {
 		in       string
 		override gm.ImageOverrider
@@ -255,8 +257,8 @@ func TestRegistryAndRepositoryKeepTagAndDigestAndTagDropsTheDigest(t *testing.T)
 	})
 }
 
-// FuzzParseImage compares the parts of an image with what the library of the
-// container runtimes makes of it, apart from what that library implies.
+// FuzzParseImage compares the parts of an image with the result of the library of the
+// container runtimes, without the defaults that the library adds.
 func FuzzParseImage(f *testing.F) {
 	for _, seed := range []string{
 		"nginx", "r.io/a:1", "r.io:5000/a/b", "docker.io/library/nginx:1", "docker.io/nginx", "index.docker.io/a",
@@ -276,7 +278,7 @@ func FuzzParseImage(f *testing.F) {
 			return
 		}
 		if wantErr != nil {
-			t.Fatalf("%q is accepted as %+v; the library says %v", image, got, wantErr)
+			t.Fatalf("%q is accepted as %+v; the library returns %v", image, got, wantErr)
 		}
 		if got.String() != image {
 			t.Fatalf("%q came back as %q", image, got)
@@ -289,7 +291,7 @@ func FuzzParseImage(f *testing.F) {
 			path = "library/" + path
 		}
 		if domain != reference.Domain(want) || path != reference.Path(want) {
-			t.Fatalf("%q: %+v, the library says %q and %q", image, got, reference.Domain(want), reference.Path(want))
+			t.Fatalf("%q: %+v, the library returns %q and %q", image, got, reference.Domain(want), reference.Path(want))
 		}
 		if tagged, ok := want.(reference.Tagged); ok != (got.tag != "") || ok && tagged.Tag() != got.tag {
 			t.Fatalf("%q: tag %q", image, got.tag)

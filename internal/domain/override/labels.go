@@ -12,22 +12,23 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 )
 
-// The fields of metadata that plaintext can reach.
+// The fields of metadata that plaintext can change.
 const (
 	fieldLabels      = "labels"
 	fieldAnnotations = "annotations"
 	fieldFinalizers  = "finalizers"
 )
 
-// ownPrefixes begin the keys of labels and annotations that users cannot
-// override: they say which policies and which group a pod belongs to.
+// ownPrefixes are the prefixes of labels and annotations that record the policies and the
+// group of a pod. Users cannot override them.
 var ownPrefixes = []string{"groupmanagement.kubeedge.io/", "atoll.dev/"}
 
-// ownedPrefixes and ownedLabels are the labels by which controllers find and
-// count their pods. A pod that loses one is not its owner's any more, and the
-// owner makes another one, without end.
+// ownedPrefixes and ownedLabels are the labels by which controllers select and count their
+// pods. If a pod lost one, its owner would create another pod, which would lose it too,
+// and so on without end.
 var (
 	ownedPrefixes = []string{"statefulset.kubernetes.io/", "batch.kubernetes.io/"}
 	ownedLabels   = []string{
@@ -37,18 +38,19 @@ var (
 	}
 )
 
-// checkKey refuses a label or an annotation that is not a policy's to change.
+// checkKey refuses keys of labels or annotations that are invalid or that a policy must not
+// change.
 func checkKey(field, key string) error {
 	spelled := key
 	if field == fieldAnnotations {
-		spelled = strings.ToLower(key) // of annotations the API server does not mind the case
+		spelled = strings.ToLower(key) // for annotations, the API server ignores the case
 	}
 	if errs := validation.IsQualifiedName(spelled); len(errs) > 0 {
 		return fmt.Errorf("cannot be the key of %s: %s", singular(field), errs[0])
 	}
 	for _, prefix := range ownPrefixes {
 		if strings.HasPrefix(key, prefix) {
-			return fmt.Errorf("must not be overridden: keys under %s say what the pod belongs to", prefix)
+			return fmt.Errorf("must not be overridden: keys under %s record the policies and the group of the pod", prefix)
 		}
 	}
 	if field == fieldLabels && isOwned(key) {
@@ -72,8 +74,8 @@ func isOwned(key string) bool {
 		slices.ContainsFunc(ownedPrefixes, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 }
 
-// checkMetadataValue refuses what the API server would refuse of a label, an
-// annotation or a finalizer.
+// checkMetadataValue refuses values of labels, annotations and finalizers that the API
+// server would refuse.
 func (s *patchStep) checkMetadataValue() error {
 	if s.Operator == gm.OverriderOpRemove || s.Pointer[0] != "metadata" {
 		return nil
@@ -97,7 +99,7 @@ func (s *patchStep) checkMetadataValue() error {
 	return nil
 }
 
-// checkFinalizers looks at one finalizer, or at a list of them.
+// checkFinalizers checks a list of finalizers, or, if one is true, a single finalizer.
 func checkFinalizers(value any, one bool) error {
 	list, isList := value.([]any)
 	if one {
@@ -118,16 +120,17 @@ func checkFinalizers(value any, one bool) error {
 	return nil
 }
 
-// LabelChange is a label that a rule writes or takes away.
+// LabelChange is a label that a rule adds, replaces or removes.
 type LabelChange struct {
 	// Rule is the index in spec.overrideRules.
 	Rule int
-	// Path is that of the plaintext overrider.
+	// Path is the path of the plaintext overrider in the spec.
 	Path string
-	Key  string
+	// Key is the label's key.
+	Key string
 }
 
-// Labels are the labels that some rule changes, in the order of the spec.
+// Labels returns the labels that some rule changes, in the order of the spec.
 func (r *Rules) Labels() []LabelChange {
 	var changes []LabelChange
 	for _, x := range r.all() {
@@ -140,9 +143,9 @@ func (r *Rules) Labels() []LabelChange {
 	return changes
 }
 
-// ChangesLifetime is the path of the first overrider that decides whether a pod
-// comes to an end by itself, or "". The owners of pods that never end make
-// another pod for each that does.
+// ChangesLifetime returns the path of the first overrider that decides whether a pod ends by
+// itself (restartPolicy, activeDeadlineSeconds), "" if there is none. A workload whose pods
+// never end, such as a Deployment, creates another pod for each one that does.
 func (r *Rules) ChangesLifetime() string {
 	for _, x := range r.all() {
 		for _, s := range x.patch {
@@ -154,17 +157,18 @@ func (r *Rules) ChangesLifetime() string {
 	return ""
 }
 
-// Selected are the labels by which the owners of a pod find it.
+// Selected are the labels by which the owners of a pod select it.
 type Selected struct {
-	// Keys are those that are known.
+	// Keys are the known keys.
 	Keys []string
-	// Unknown: what one of the owners selects by is not known. Then every label
-	// that the pod has stays.
+	// Unknown is true if the selector of one of the owners is not known. Then no label that
+	// the pod has may change.
 	Unknown bool
 }
 
-// ApplyTo is Apply for a pod that has owners. It is an error for a pod to come
-// out without what its owners know it by: the pod is then as it was.
+// ApplyTo is Apply for a pod that has owners. It fails if the rules change a label, a volume
+// or the node affinity by which an owner recognizes the pod. The error is a RuleError, if
+// the overrider is known; the pod is then unchanged.
 func (r *Rules) ApplyTo(group string, pod *corev1.Pod, selected Selected) error {
 	if !slices.ContainsFunc(r.all(), func(x rule) bool { return len(x.patch) > 0 }) {
 		return r.Apply(group, pod)
@@ -180,8 +184,8 @@ func (r *Rules) ApplyTo(group string, pod *corev1.Pod, selected Selected) error 
 		if was == is && had == has {
 			continue
 		}
-		if why := selected.keeps(change.Key, had); why != nil {
-			return RuleError{Rule: change.Rule, Overrider: change.Path, Err: why}
+		if err := selected.refuse(change.Key, had); err != nil {
+			return RuleError{Rule: change.Rule, Overrider: change.Path, Err: err}
 		}
 	}
 	if err := r.keepsIdentity(pod, changed); err != nil {
@@ -191,10 +195,12 @@ func (r *Rules) ApplyTo(group string, pod *corev1.Pod, selected Selected) error 
 	return nil
 }
 
-// keepsIdentity tells what a controller of Kubernetes knows a pod by, beside its
-// labels, and the rules took away; or nil. Finalizers that the pod had, and the
-// volume of its service account's token, come back without an error: the template
-// does not have them, and who wrote the rules does not see them.
+// keepsIdentity returns an error if the rules removed something other than labels by which a
+// controller of Kubernetes recognizes the pod: the node of a DaemonSet's pod, or the claim of
+// a StatefulSet's pod.
+//
+// It restores finalizers of the pod and the volume with its service account's token without
+// an error. They are not in the template, so the author of the rules does not see them.
 func (r *Rules) keepsIdentity(pod, changed *corev1.Pod) error {
 	for i, name := range pod.Finalizers {
 		if !slices.Contains(changed.Finalizers, name) {
@@ -207,18 +213,18 @@ func (r *Rules) keepsIdentity(pod, changed *corev1.Pod) error {
 		}
 	}
 	if node := nodeNameOf(pod); node != "" && nodeNameOf(changed) != node {
-		return r.blame("affinity", "must leave the node affinity of a DaemonSet's pod as it is: the DaemonSet knows by it for which node the pod is")
+		return r.blame("affinity", "must not change the node affinity of a DaemonSet's pod: it names the node that the pod is for")
 	}
 	for i := range pod.Spec.Volumes {
 		claim := claimOf(pod, &pod.Spec.Volumes[i])
 		if claim != "" && !slices.ContainsFunc(changed.Spec.Volumes, func(v corev1.Volume) bool { return claimOf(pod, &v) == claim }) {
-			return r.blame("volumes", fmt.Sprintf("must leave the volume %q as it is: a StatefulSet knows its pod by the claim of it", pod.Spec.Volumes[i].Name))
+			return r.blame("volumes", fmt.Sprintf("must not change the volume %q: a StatefulSet recognizes its pod by the claim of this volume", pod.Spec.Volumes[i].Name))
 		}
 	}
 	return nil
 }
 
-// blame names the first overrider that changes a field of spec.
+// blame returns a RuleError about the first overrider that changes a field of spec.
 func (r *Rules) blame(field, why string) error {
 	for _, x := range r.all() {
 		for _, s := range x.patch {
@@ -230,13 +236,13 @@ func (r *Rules) blame(field, why string) error {
 	return errors.New(why)
 }
 
-// nodeNameOf is the node that a DaemonSet's pod is for; "" for other pods.
+// nodeNameOf returns the node that a DaemonSet's pod is for, "" for other pods.
 func nodeNameOf(pod *corev1.Pod) string {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil ||
-		pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+	required := affinity.Required(&pod.Spec)
+	if required == nil {
 		return ""
 	}
-	for _, term := range pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+	for _, term := range required.NodeSelectorTerms {
 		for _, field := range term.MatchFields {
 			if field.Key == "metadata.name" && field.Operator == corev1.NodeSelectorOpIn && len(field.Values) == 1 {
 				return field.Values[0]
@@ -246,13 +252,13 @@ func nodeNameOf(pod *corev1.Pod) string {
 	return ""
 }
 
-// isTokenVolume tells whether the API server's admission has put the volume into
-// the pod and into its containers' mounts.
+// isTokenVolume reports whether the API server's admission added the volume, for the token
+// of the pod's service account.
 func isTokenVolume(v *corev1.Volume) bool {
 	return v.Projected != nil && strings.HasPrefix(v.Name, "kube-api-access-")
 }
 
-// claimOf is the claim of a volume that a StatefulSet gave to the pod; "" for
+// claimOf returns the name of the claim if a StatefulSet added the volume to the pod, "" for
 // other volumes.
 func claimOf(pod *corev1.Pod, v *corev1.Volume) string {
 	if pod.Name == "" || v.PersistentVolumeClaim == nil || v.PersistentVolumeClaim.ClaimName != v.Name+"-"+pod.Name {
@@ -261,13 +267,14 @@ func claimOf(pod *corev1.Pod, v *corev1.Volume) string {
 	return v.PersistentVolumeClaim.ClaimName
 }
 
-// keeps tells why the label must stay as it is, or nil. had: the pod has it.
-func (s Selected) keeps(key string, had bool) error {
+// refuse returns an error if a rule must not change the label. had is true if the pod had
+// the label before.
+func (s Selected) refuse(key string, had bool) error {
 	switch {
 	case slices.Contains(s.Keys, key):
-		return fmt.Errorf("must not change the label %s: the owner of the pod finds it by that", key)
+		return fmt.Errorf("must not change the label %s: the owner of the pod selects its pods by it", key)
 	case s.Unknown && had:
-		return fmt.Errorf("must not change the label %s of the template: it is not known by which labels the owner of the pod finds it", key)
+		return fmt.Errorf("must not change the label %s of the template: the labels by which the owner of the pod selects its pods are not known", key)
 	}
 	return nil
 }

@@ -96,8 +96,8 @@ func TestLabelsThatRulesChange(t *testing.T) {
 	}
 }
 
-// TestApplyToKeepsWhatOwnersSelectBy: whatever the rules are, a pod comes out
-// with the labels by which its owners find it, or not at all.
+// TestApplyToKeepsWhatOwnersSelectBy checks that ApplyTo either keeps the labels by which
+// owners select the pod, or fails, whatever the rules are.
 func TestApplyToKeepsWhatOwnersSelectBy(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	keys := []string{"app", "tier", "zone", "example.com~1a"}
@@ -140,8 +140,8 @@ func TestApplyToKeepsWhatOwnersSelectBy(t *testing.T) {
 	}
 }
 
-// TestLabelsOfPodsThatHaveOwners: what their owners do not select by can be changed, and
-// what they do can be said again.
+// TestLabelsOfPodsThatHaveOwners checks that labels that no owner selects by can change,
+// and that a label of the selector can be set to the value that it has.
 func TestLabelsOfPodsThatHaveOwners(t *testing.T) {
 	tests := map[string]struct {
 		rule    gm.PlaintextOverrider

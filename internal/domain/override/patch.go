@@ -12,16 +12,16 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// patchStep is one operation of RFC 6902. Exported fields are what Hash is
-// made of.
+// patchStep is one plaintextOverrider: an operation of RFC 6902 (JSON patch). Hash covers
+// the exported fields.
 type patchStep struct {
 	path     string
-	Pointer  []string // unescaped, at least two
+	Pointer  []string // unescaped tokens, at least two
 	Operator gm.OverriderOperator
 	Value    any // as decoded from JSON: whole numbers are int64
 }
 
-// forbiddenSpec are fields of a pod's spec that a policy must not change.
+// forbiddenSpec maps the fields of a pod's spec that a policy must not change to the reason.
 var forbiddenSpec = map[string]string{
 	"priority":            "the API server sets it from the priority class",
 	"priorityClassName":   "the API server has set the pod's priority by the class of the template before, and refuses another class",
@@ -68,7 +68,7 @@ func (c *compiler) compileStep(o *gm.PlaintextOverrider, at string) (patchStep, 
 			return step, false
 		}
 		if step.setsImage() {
-			c.refuse(at+".operator", "a container without an image is no container: use replace")
+			c.refuse(at+".operator", "a container must have an image: use replace")
 			return step, false
 		}
 		return step, true
@@ -99,7 +99,7 @@ func (c *compiler) compileStep(o *gm.PlaintextOverrider, at string) (patchStep, 
 	return step, true
 }
 
-// parsePointer takes a JSON pointer (RFC 6901) apart.
+// parsePointer splits a JSON pointer (RFC 6901) into unescaped tokens.
 func parsePointer(path string) ([]string, error) {
 	if len(path) > 255 {
 		return nil, fmt.Errorf("must be at most 255 characters")
@@ -119,12 +119,12 @@ func parsePointer(path string) ([]string, error) {
 	return tokens, nil
 }
 
-// checkPointer refuses what a policy must not change. What is left reaches
-// single labels and annotations, finalizers, and fields of spec. As there is
-// neither move nor copy, checking where a step writes is enough.
+// checkPointer refuses fields that a policy must not change. It allows single labels and
+// annotations, finalizers, and fields of spec. Checking the pointer is enough, because the
+// operations move and copy, which read from another place, do not exist.
 func checkPointer(pointer []string) error {
 	if len(pointer) < 2 || pointer[1] == "" {
-		return fmt.Errorf("must point into metadata or spec, not to the whole of it")
+		return fmt.Errorf("must point to a field in metadata or spec")
 	}
 	switch pointer[0] {
 	case "metadata":
@@ -147,21 +147,21 @@ func checkMetadata(pointer []string) error {
 		return nil
 	case fieldLabels, fieldAnnotations:
 		if len(pointer) != 2 {
-			return fmt.Errorf("must point to one key, for others write %s too; / within a key is ~1", pointer[0])
+			return fmt.Errorf("must point to one key of %s; / within a key is written ~1", pointer[0])
 		}
 		return checkKey(pointer[0], pointer[1])
 	}
 	return fmt.Errorf("must not be overridden: of metadata only labels, annotations and finalizers can be")
 }
 
-// setsImage says whether the step writes the image of one container or init
-// container and nothing else.
+// setsImage reports whether the step writes the image of one container or init container
+// and nothing else.
 func (s *patchStep) setsImage() bool {
 	return len(s.Pointer) == 4 && s.inContainers() && s.Pointer[3] == "image"
 }
 
-// bearsOnImages says whether the step can change which image a container has:
-// its image, its name, or which containers there are.
+// bearsOnImages reports whether the step can change the image of a container: it writes the
+// image, the name, or the list of containers.
 func (s *patchStep) bearsOnImages() bool {
 	return s.inContainers() && (len(s.Pointer) < 4 || len(s.Pointer) == 4 && (s.Pointer[3] == "image" || s.Pointer[3] == "name"))
 }
@@ -170,13 +170,17 @@ func (s *patchStep) inContainers() bool {
 	return s.Pointer[0] == "spec" && (s.Pointer[1] == listContainers || s.Pointer[1] == listInitContainers)
 }
 
-// apply changes the tree in place. On an error the tree is of no more use.
+// apply changes the tree in place. After an error the tree must not be used.
+//
+// The JSON patch library is not used here: it works on JSON text and does not report which
+// of several operations failed.
 func (s *patchStep) apply(tree map[string]any) error {
 	_, err := s.edit(tree, s.Pointer)
 	return err
 }
 
-// edit returns node as it is after the step, for lists that move as they grow.
+// edit applies the step to node, below which pointer leads, and returns the new node. It
+// differs from node if a list had to grow.
 func (s *patchStep) edit(node any, pointer []string) (any, error) {
 	switch node := node.(type) {
 	case map[string]any:
@@ -184,7 +188,7 @@ func (s *patchStep) edit(node any, pointer []string) (any, error) {
 	case []any:
 		return s.editList(node, pointer)
 	}
-	return nil, fmt.Errorf("%q is looked for in what is neither an object nor a list", pointer[0])
+	return nil, fmt.Errorf("cannot look up %q in a value that is neither an object nor a list", pointer[0])
 }
 
 func (s *patchStep) editObject(node map[string]any, pointer []string) (any, error) {
@@ -212,7 +216,7 @@ func (s *patchStep) editObject(node map[string]any, pointer []string) (any, erro
 func (s *patchStep) editList(node []any, pointer []string) (any, error) {
 	last := len(pointer) == 1
 	adding := last && s.Operator == gm.OverriderOpAdd
-	limit := len(node) // what the index must be below
+	limit := len(node) // the index must be below
 	if adding {
 		limit++
 	}
@@ -241,7 +245,7 @@ func (s *patchStep) editList(node []any, pointer []string) (any, error) {
 	return slices.Delete(node, index, index+1), nil
 }
 
-// parseIndex reads an index as RFC 6901 has it: digits without a leading zero.
+// parseIndex parses the index of a list as in RFC 6901: digits without a leading zero.
 func parseIndex(token string) (int, bool) {
 	if len(token) > 1 && token[0] == '0' || strings.Trim(token, "0123456789") != "" {
 		return 0, false

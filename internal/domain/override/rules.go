@@ -1,27 +1,31 @@
-// Package override decides what a pod looks like in a NodeGroup (docs/sources.md,
-// G16 to G19): which images, commands, args and other fields
-// differ from its template.
+// Package override decides what a pod looks like in a NodeGroup (docs/sources.md, G16 to
+// G19): which images, commands, args and other fields differ from its template.
 //
-// It always starts from the template's values, so that applying rules again
-// changes nothing and a rule taken away gives the old value back. It must not
-// know which group a pod will be in, nor when and how its answer is written.
+// Compile makes Rules from an OverridePolicy. ApplyTo changes a pod that is being created;
+// Images computes the images of a pod that exists, whose other fields cannot change.
+//
+// Callers pass the values of the pod template, never the result of an earlier call. So
+// applying rules twice gives the same result, and a value comes back when its rule is
+// deleted. The package must not choose the group of a pod, and must not contain anything
+// about how pods are written.
 package override
 
 import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// Rules are an OverridePolicy made ready for use. Immutable and safe for
-// concurrent use. A nil *Rules changes nothing.
+// Rules are a compiled OverridePolicy. They are immutable and safe for concurrent use. A nil
+// *Rules has no rule.
 type Rules struct {
 	rules   []rule
 	groups  []string
@@ -29,12 +33,12 @@ type Rules struct {
 	aliases []string
 }
 
-// rule is one entry of spec.overrideRules. What it does is applied in the
-// order of its fields.
+// rule is one entry of spec.overrideRules. Its changes are applied in the order of the
+// fields below.
 type rule struct {
 	index   int
-	path    string // where the overriders stand, for example spec.overrideRules[2].overriders
-	targets map[string]struct{}
+	path    string // of the overriders, for example spec.overrideRules[2].overriders
+	targets sets.Set[string]
 
 	images   []imageChange
 	commands []listChange
@@ -42,33 +46,33 @@ type rule struct {
 	patch    []patchStep
 }
 
-// RuleError says which rule of a policy cannot be used, or cannot be applied
-// to a pod. Its text holds no time and no counter that moves.
+// RuleError is about a rule of a policy that is invalid, or that cannot be applied to a
+// pod. The same problem always gives the same text, so that it can be part of a condition.
 type RuleError struct {
 	// Rule is the index in spec.overrideRules.
 	Rule int
-	// Overrider is the path of the field that is to be repaired, for example
+	// Overrider is the path of the field that causes the error, for example
 	// spec.overrideRules[2].overriders.imageOverrider[0].value.
 	Overrider string
-	// Err says what is wrong.
+	// Err is the cause.
 	Err error
 }
 
 func (e RuleError) Error() string { return e.Overrider + ": " + e.Err.Error() }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the cause.
 func (e RuleError) Unwrap() error { return e.Err }
 
-// groupName is what the API accepts as the name of a group, in any case.
+// groupName matches the names that the API accepts for a group, in lower or upper case.
 var groupName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?$`)
 
-// Compile makes Rules of a policy's spec. Overriders may stand nested or
-// inline, update is replace, names of groups are folded to lower case.
+// Compile makes Rules from the spec of an OverridePolicy. It accepts overriders that are
+// nested under overriders and those directly in the rule, replaces the operator update by
+// replace, and folds names of groups to lower case.
 //
-// Every problem is reported, in the order of the spec, and Rules is nil if
-// there is one: a policy of which half is in force is one that nobody wrote.
-// What the API server refuses is refused here again, for objects written
-// before a rule was.
+// It returns every problem, in the order of the spec. Rules is nil if there is a problem:
+// half of a policy is not what its author wrote. Compile repeats the checks of the CRD,
+// because a stored object may be older than a check.
 func Compile(spec gm.OverrideSpec) (*Rules, []RuleError) {
 	c := compiler{rules: &Rules{}}
 	for i := range spec.OverrideRules {
@@ -88,14 +92,14 @@ func sortedUnique(names []string) []string {
 	return slices.Compact(names)
 }
 
-// compiler collects the rules and every problem with them.
+// compiler collects rules and problems.
 type compiler struct {
 	rules    *Rules
 	problems []RuleError
-	rule     int
+	rule     int // index of the current rule
 }
 
-// refuse notes a problem of the current rule.
+// refuse records a problem of the current rule.
 func (c *compiler) refuse(field, format string, args ...any) {
 	c.problems = append(c.problems, RuleError{Rule: c.rule, Overrider: field, Err: fmt.Errorf(format, args...)})
 }
@@ -113,9 +117,9 @@ func (c *compiler) compileRule(index int, spec *gm.RuleWithNodeGroup) {
 			c.rules.folded = append(c.rules.folded, name)
 		}
 		if out.targets == nil {
-			out.targets = make(map[string]struct{}, len(spec.TargetNodeGroup))
+			out.targets = sets.New[string]()
 		}
-		out.targets[lower] = struct{}{}
+		out.targets.Insert(lower)
 		c.rules.groups = append(c.rules.groups, lower)
 	}
 	overriders := inlineOf(spec)
@@ -134,7 +138,7 @@ func (c *compiler) compileRule(index int, spec *gm.RuleWithNodeGroup) {
 	c.rules.rules = append(c.rules.rules, out)
 }
 
-// inlineOf are the overriders that stand directly in the rule.
+// inlineOf returns the overriders that are directly in the rule (docs/sources.md, G17).
 func inlineOf(spec *gm.RuleWithNodeGroup) *gm.Overriders {
 	return (*gm.Overriders)(&spec.InlineOverriders)
 }
@@ -143,8 +147,9 @@ func hasAny(o *gm.Overriders) bool {
 	return o.Plaintext != nil || o.ImageOverrider != nil || o.CommandOverrider != nil || o.ArgsOverrider != nil
 }
 
-// operator checks an operator and turns its alias into what it stands for.
-func (c *compiler) operator(operator gm.OverriderOperator, path string) (gm.OverriderOperator, bool) {
+// operator checks an operator, and replaces the alias update by replace. ok is false after
+// a problem.
+func (c *compiler) operator(operator gm.OverriderOperator, path string) (known gm.OverriderOperator, ok bool) {
 	switch operator {
 	case gm.OverriderOpAdd, gm.OverriderOpRemove, gm.OverriderOpReplace:
 		return operator, true
@@ -156,7 +161,7 @@ func (c *compiler) operator(operator gm.OverriderOperator, path string) (gm.Over
 	return "", false
 }
 
-// listChange is one commandOverrider or argsOverrider that changes something.
+// listChange is one commandOverrider or argsOverrider. Hash covers the exported fields.
 type listChange struct {
 	path      string
 	Container string
@@ -164,13 +169,14 @@ type listChange struct {
 	Value     []string
 }
 
-// compileLists leaves entries without values out: they change nothing.
+// compileLists compiles overriders of command or args. It leaves out entries without
+// values, which change nothing.
 func (c *compiler) compileLists(overriders []gm.CommandArgsOverrider, path string) []listChange {
 	var changes []listChange
 	for i := range overriders {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		if overriders[i].ContainerName == "" {
-			c.refuse(at+".containerName", "names no container")
+			c.refuse(at+".containerName", "must not be empty")
 			continue
 		}
 		operator, ok := c.operator(overriders[i].Operator, at+".operator")
@@ -184,8 +190,8 @@ func (c *compiler) compileLists(overriders []gm.CommandArgsOverrider, path strin
 	return changes
 }
 
-// applies says whether the rule is in force in the group. A rule without
-// targets is in force in every group; a node of no group, "", gets nothing.
+// applies reports whether the rule is in force in the group. A rule without targets is in
+// force in every group. No rule is in force for pods outside all groups, group "".
 func (r *rule) applies(group string) bool {
 	if group == "" {
 		return false
@@ -193,12 +199,11 @@ func (r *rule) applies(group string) bool {
 	if len(r.targets) == 0 {
 		return true
 	}
-	_, targeted := r.targets[group]
-	return targeted
+	return r.targets.Has(group)
 }
 
-// touchesImmutable says whether the rule changes anything that cannot be
-// changed on a pod that exists.
+// touchesImmutable reports whether the rule changes a field that cannot change after the
+// pod's creation: any but the images of containers and init containers.
 func (r *rule) touchesImmutable() bool {
 	return len(r.commands) > 0 || len(r.args) > 0 ||
 		slices.ContainsFunc(r.patch, func(s patchStep) bool { return !s.setsImage() })
@@ -211,22 +216,23 @@ func (r *Rules) all() []rule {
 	return r.rules
 }
 
-// TouchesImmutable says whether some rule that is in force in the group
-// changes anything but images of containers and init containers: such a pod
-// must be as wanted from its creation.
+// TouchesImmutable reports whether some rule in force in the group changes anything but the
+// images of containers and init containers. The API server accepts such changes only when
+// a pod is created.
 func (r *Rules) TouchesImmutable(group string) bool {
 	return slices.ContainsFunc(r.all(), func(x rule) bool { return x.applies(group) && x.touchesImmutable() })
 }
 
-// TouchesImmutableAnywhere is TouchesImmutable for any group at all.
+// TouchesImmutableAnywhere reports whether TouchesImmutable is true for some group.
 func (r *Rules) TouchesImmutableAnywhere() bool {
 	return slices.ContainsFunc(r.all(), func(x rule) bool { return x.touchesImmutable() })
 }
 
-// Len is the number of rules.
+// Len returns the number of rules.
 func (r *Rules) Len() int { return len(r.all()) }
 
-// First are the first n rules. A rule is what n and n-1 differ in.
+// First returns the first n rules; n must not be above Len. The effect of rule n is the
+// difference between First(n) and First(n-1).
 func (r *Rules) First(n int) *Rules {
 	if r == nil {
 		return nil
@@ -236,11 +242,11 @@ func (r *Rules) First(n int) *Rules {
 	return &first
 }
 
-// Path is where the overriders of the n-th rule stand in the spec, from 1.
+// Path returns the path of the overriders of the n-th rule, from 1, in the spec.
 func (r *Rules) Path(n int) string { return r.all()[n-1].path }
 
-// Groups are the groups that some rule names, in lower case, sorted. Rules
-// that name none are in force in all others too.
+// Groups returns the groups that some rule names, in lower case, sorted. A rule that names
+// none is in force in every group.
 func (r *Rules) Groups() []string {
 	if r == nil {
 		return nil
@@ -248,8 +254,7 @@ func (r *Rules) Groups() []string {
 	return slices.Clone(r.groups)
 }
 
-// Folded are the names of groups that were not in lower case, as written,
-// sorted.
+// Folded returns the names of groups that are not in lower case, as written, sorted.
 func (r *Rules) Folded() []string {
 	if r == nil {
 		return nil
@@ -257,8 +262,8 @@ func (r *Rules) Folded() []string {
 	return slices.Clone(r.folded)
 }
 
-// Aliases are the paths of the fields that say update instead of replace, in
-// the order of the spec.
+// Aliases returns the paths of the operators that are update instead of replace, in the
+// order of the spec.
 func (r *Rules) Aliases() []string {
 	if r == nil {
 		return nil
@@ -266,17 +271,17 @@ func (r *Rules) Aliases() []string {
 	return slices.Clone(r.aliases)
 }
 
-// Hash is 16 hexadecimal digits that stand for what is in force in the group:
-// the same for specs that do the same in the same words, whatever they do in
-// other groups and however their JSON is spaced. "" if nothing is in force.
+// Hash returns 16 hexadecimal digits over the rules in force in the group, "" if there are
+// none. Rules for other groups, names of groups and the formatting of JSON values do not
+// change it.
 func (r *Rules) Hash(group string) string {
 	return r.hash(group, func(rule) bool { return true }, func(x rule) effect {
 		return effect{x.images, x.commands, x.args, x.patch}
 	})
 }
 
-// FixedHash is Hash of what is in force in the group and cannot be changed on
-// a pod that exists: a pod that was created under another one must be replaced.
+// FixedHash is Hash of the changes that are possible only when a pod is created. A pod that
+// was created under another FixedHash has to be recreated.
 func (r *Rules) FixedHash(group string) string {
 	return r.hash(group, func(x rule) bool { return x.touchesImmutable() }, func(x rule) effect {
 		fixed := slices.DeleteFunc(slices.Clone(x.patch), func(s patchStep) bool { return s.setsImage() })
@@ -284,7 +289,8 @@ func (r *Rules) FixedHash(group string) string {
 	})
 }
 
-// effect is what a rule does, in the words of its spec.
+// effect is the input of a hash: the changes of one rule. Its JSON must not change from
+// release to release, because pods carry the hashes.
 type effect struct {
 	Images         []imageChange
 	Commands, Args []listChange
@@ -302,16 +308,9 @@ func (r *Rules) hash(group string, counts func(rule) bool, effectOf func(rule) e
 		return ""
 	}
 	text, err := json.Marshal(effects)
-	if err != nil { // values were decoded from JSON and can be encoded
+	if err != nil { // cannot happen: the values were decoded from JSON
 		text = []byte(err.Error())
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:8])
-}
-
-// AsRuleError finds the rule that an error of Images or Apply is about.
-func AsRuleError(err error) (RuleError, bool) {
-	var ruleError RuleError
-	found := errors.As(err, &ruleError)
-	return ruleError, found
 }

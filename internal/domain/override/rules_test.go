@@ -143,7 +143,8 @@ func TestCompileRefuses(t *testing.T) {
 	}
 }
 
-// TestCompileAcceptsWhatIsJustAllowed: what the schema lets in is not refused here.
+// TestCompileAcceptsWhatIsJustAllowed checks that Compile accepts the extreme values that
+// the CRD accepts.
 func TestCompileAcceptsWhatIsJustAllowed(t *testing.T) {
 	noValue := plain("remove", "/spec/hostname", "")
 	noValue.Value = &apiextensionsv1.JSON{}
@@ -159,8 +160,8 @@ func TestCompileAcceptsWhatIsJustAllowed(t *testing.T) {
 	}
 }
 
-// TestOverridersInBothPlacesOfEveryKind: whichever stand directly in the rule would not
-// be in force.
+// TestOverridersInBothPlacesOfEveryKind checks that overriders in both places are an
+// error for each kind of overrider; those directly in the rule would have no effect.
 func TestOverridersInBothPlacesOfEveryKind(t *testing.T) {
 	for name, overriders := range map[string]gm.Overriders{
 		"plaintext": {Plaintext: []gm.PlaintextOverrider{plain("remove", "/spec/hostname", "")}},
@@ -176,7 +177,8 @@ func TestOverridersInBothPlacesOfEveryKind(t *testing.T) {
 	}
 }
 
-// TestEntriesWithoutAValueAreLeftOut, and those after them are not.
+// TestEntriesWithoutAValueAreLeftOut checks that entries after one without values are
+// kept.
 func TestEntriesWithoutAValueAreLeftOut(t *testing.T) {
 	rules := mustCompile(t, gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{inline(gm.Overriders{ArgsOverrider: []gm.CommandArgsOverrider{
 		{ContainerName: "web", Operator: "add"}, {ContainerName: "web", Operator: "add", Value: []string{"-v"}},
@@ -187,7 +189,8 @@ func TestEntriesWithoutAValueAreLeftOut(t *testing.T) {
 	}
 }
 
-// TestFirstRules: with their help the rule is found that the API server does not take.
+// TestFirstRules checks the rules that First returns, with which a controller finds the
+// rule that the API server refuses.
 func TestFirstRules(t *testing.T) {
 	rules := mustCompile(t, gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{forGroups(registry("hz.io")), inline(registry("bj.io"))}})
 	for n, want := range []string{"nginx", "hz.io/nginx", "bj.io/nginx"} {

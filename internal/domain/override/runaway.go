@@ -1,14 +1,15 @@
 package override
 
-// spare is how many pods a workload may have given up beyond what it wants. A
-// person takes a pod out of a workload by its labels, to look at it in peace;
-// some take all of them out at once.
-const spare = 10
+// tolerated is how many pods beyond its wanted number a workload may lose before Runaway.
+// People remove pods from a workload by changing their labels, to debug them; some remove
+// all pods at once.
+const tolerated = 10
 
-// Runaway tells whether a workload makes pods without end. givenUp is the number
-// of its pods that were overridden when they were created, are active, and are
-// not their owner's any more; wants is the highest number of pods that the
-// workload wanted, surge included, while there were any. A workload that finds
-// its pods gives up none, however it is rolled out or scaled and however often
-// its pods crash.
-func Runaway(givenUp, wants int) bool { return givenUp > wants+spare }
+// Runaway reports whether a workload creates pods without end, because overrides make its
+// pods unrecognizable to it. lost is the number of active pods that had overrides at
+// creation and no longer belong to the workload. wants is the highest number of pods that
+// the workload wanted, surge included, while there were any such pods.
+//
+// Rollouts, scaling and crashing pods do not count: a workload that recognizes its pods
+// loses none.
+func Runaway(lost, wants int) bool { return lost > wants+tolerated }

@@ -2,8 +2,8 @@ package override
 
 import "testing"
 
-// TestRunaway: as many pods as a workload wants, and ten more, may have been taken
-// out of it by a person.
+// TestRunaway checks that a workload may lose as many pods as it wants, and ten more,
+// before it counts as a runaway.
 func TestRunaway(t *testing.T) {
 	for _, tc := range []struct {
 		givenUp, wants int
@@ -15,7 +15,7 @@ func TestRunaway(t *testing.T) {
 	}
 }
 
-// TestFirstRulesOfNone: where no rule is in force, none is the first.
+// TestFirstRulesOfNone checks First of a nil Rules.
 func TestFirstRulesOfNone(t *testing.T) {
 	if got := (*Rules)(nil).First(1); got != nil {
 		t.Errorf("of no rules %v is the first", got)

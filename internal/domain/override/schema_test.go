@@ -12,7 +12,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// schemaRule is what the schema says of the value of one component.
+// schemaRule is the CRD's rule for the value of one component.
 type schemaRule struct {
 	component string
 	operators string
@@ -77,7 +77,7 @@ func schemaAccepts(rules []schemaRule, component gm.ImageComponent, operator gm.
 	return true
 }
 
-// eachValue goes through every value of up to n of the signs.
+// eachValue calls a function with every text of up to n of the characters.
 func eachValue(signs string, n int, prefix string, visit func(string)) {
 	for _, sign := range signs {
 		value := prefix + string(sign)
@@ -88,8 +88,8 @@ func eachValue(signs string, n int, prefix string, visit func(string)) {
 	}
 }
 
-// TestTheSchemaRefusesWhatTheWebhookDoes: of values of images both say the same,
-// and what they accept makes a valid image of some other.
+// TestTheSchemaRefusesWhatTheWebhookDoes checks that the CRD and the webhook accept the
+// same values of images, and that an accepted value makes a valid image from a valid one.
 func TestTheSchemaRefusesWhatTheWebhookDoes(t *testing.T) {
 	rules := schemaRules(t)
 	images := []string{"nginx:1", "r.io/nginx:1", "[::1]/nginx:1"}
@@ -102,7 +102,7 @@ func TestTheSchemaRefusesWhatTheWebhookDoes(t *testing.T) {
 				if (webhook == nil) != schema {
 					different++
 					if different < 10 {
-						t.Errorf("%s %s %q: the webhook says %v, the schema accepts: %v", component, operator, value, webhook, schema)
+						t.Errorf("%s %s %q: the webhook returns %v, the schema accepts: %v", component, operator, value, webhook, schema)
 					}
 					return
 				}
@@ -129,7 +129,7 @@ func TestTheSchemaRefusesWhatTheWebhookDoes(t *testing.T) {
 	}
 }
 
-// TestRepositoriesOfWrongShape: the message says what is wrong with them.
+// TestRepositoriesOfWrongShape checks that the message describes the problem.
 func TestRepositoriesOfWrongShape(t *testing.T) {
 	tests := map[string]struct {
 		operator gm.OverriderOperator
@@ -160,7 +160,7 @@ func TestRepositoriesOfWrongShape(t *testing.T) {
 	}
 }
 
-// TestAnIPv6RegistryCanBeAdded as it can be replaced.
+// TestAnIPv6RegistryCanBeAdded checks add; replace accepts it too.
 func TestAnIPv6RegistryCanBeAdded(t *testing.T) {
 	for _, operator := range []gm.OverriderOperator{gm.OverriderOpAdd, gm.OverriderOpReplace} {
 		rules, problems := Compile(imageRule(gm.ImageOverrider{Component: gm.Registry, Operator: operator, Value: "[fd00::1]:5000"}))

@@ -6,11 +6,11 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// Capacity is what an object says about on-demand and spot nodes: the
-// values of the three keys. Empty is absent.
+// Capacity has the values of the three keys about on-demand and spot nodes on one object. ""
+// means that the key is absent. Values are not checked; package capacity parses them.
 type Capacity struct{ Switch, Count, OnEmpty string }
 
-// CapacityOf reads the keys, of each the annotation before the label.
+// CapacityOf reads the three keys. An annotation takes precedence over a label.
 func CapacityOf(annotations, labels map[string]string) Capacity {
 	if len(annotations)+len(labels) == 0 {
 		return Capacity{}
@@ -23,11 +23,12 @@ func CapacityOf(annotations, labels map[string]string) Capacity {
 	}
 }
 
-// CapacityWorkload picks, from a chain without the pod, the workload whose pods
-// are divided over classes of capacity: the topmost owner that says how many pods
-// it wants, but a StatefulSet speaks for itself, whatever made it. It is nil for
-// pods whose owners do not make each as good as any other: those of Jobs and
-// DaemonSets, and pods without an owner.
+// CapacityWorkload finds the workload whose pods are divided over capacity classes, in a
+// chain without the pod. It is the topmost owner that has a number of replicas. If the direct
+// owner is a StatefulSet it is the StatefulSet, because ordinals count within one.
+//
+// The result is nil for pods that are not interchangeable: those of Jobs and DaemonSets, and
+// pods without an owner or with one that has no number of replicas.
 func CapacityWorkload(owners []*Object) (workload *Object) {
 	if len(owners) > 0 && owners[0].IsStatefulSet() {
 		return owners[0]
@@ -47,5 +48,5 @@ func CapacityWorkload(owners []*Object) (workload *Object) {
 	return workload
 }
 
-// IsStatefulSet tells whether the object is one of Kubernetes' own.
+// IsStatefulSet reports whether the object is a StatefulSet of the API group apps.
 func (o *Object) IsStatefulSet() bool { return o.Kind == "StatefulSet" && o.Group == "apps" }

@@ -2,61 +2,61 @@ package ownership
 
 import "strings"
 
-// LevelRule says at which owner the PodGroup of a pod is, for pods that have an
-// owner of one kind above them (docs/sources.md, V3 to V5).
+// LevelRule is a rule about the owner of a PodGroup, for pods with an owner of one kind
+// (docs/sources.md, V3 to V5).
 type LevelRule struct {
 	// Group is the API group of the kind; "" is the core group.
 	Group string
-	// AnyGroup: the group does not matter.
+	// AnyGroup: the rule matches any API group, and Group is not used.
 	AnyGroup bool
-	// Version is the version of the kind. It matters only with ExactVersion.
+	// Version is the version of the kind. It is used only with ExactVersion.
 	Version string
-	// ExactVersion: a reference to another version of the kind does not match.
+	// ExactVersion: the rule does not match a reference to another version of the kind.
 	ExactVersion bool
 	// Kind is compared without regard to case.
 	Kind string
-	// Adjust is how many steps from the owner that matches the PodGroup is: below 0
-	// towards the pod, above 0 towards the topmost owner.
+	// Adjust is the number of steps in the chain from the matching owner to the owner of the
+	// PodGroup: below 0 towards the pod, above 0 towards the topmost owner.
 	Adjust int
 }
 
-// NoMatch says who owns the PodGroup of a pod that no rule is about.
+// NoMatch selects the owner of the PodGroup for pods that no rule matches.
 type NoMatch string
 
 const (
-	// NoMatchDirectOwner is the pod's controller, or the pod where it has none.
+	// NoMatchDirectOwner is the pod's controller, or the pod itself if it has none.
 	NoMatchDirectOwner NoMatch = "DirectOwner"
 	// NoMatchRoot is the topmost owner.
 	NoMatchRoot NoMatch = "Root"
 )
 
-// Levels are the rules by which the owner of a PodGroup is chosen. The zero value has
-// no rule.
+// Levels are the rules that select the owner of a PodGroup. The zero value has no rule.
 type Levels struct {
 	Rules []LevelRule
-	// NoMatch is used where no rule matches. Unset is NoMatchDirectOwner.
+	// NoMatch is used if no rule matches. "" means NoMatchDirectOwner.
 	NoMatch NoMatch
-	// MovePending: a pod that has no node yet changes to the PodGroup that new rules
-	// choose. Pods that have one never do.
+	// MovePending: when rules change, pods without a node move to the PodGroup that the new
+	// rules select. Pods with a node never move.
 	MovePending bool
-	// AtMostDirectOwner: no PodGroup is above the pod's controller, whatever the rules
-	// say.
+	// AtMostDirectOwner: the owner of a PodGroup is the pod or its controller, even if a rule
+	// selects an owner above.
 	AtMostDirectOwner bool
 }
 
-// Level is the choice for one pod.
+// Level is the owner of the PodGroup for one pod.
 type Level struct {
-	// Index is the place of the owner in the chain; 0 is the pod itself.
+	// Index is the index of the owner in the chain; 0 is the pod itself.
 	Index int
-	// Rule is the index of the rule that matched, or -1.
+	// Rule is the index of the rule that matched; -1 if none did.
 	Rule int
-	// Clamped: the rule points beyond an end of the chain, and the end was taken.
+	// Clamped is true if the rule's Adjust leads beyond an end of the chain. Index is that
+	// end then.
 	Clamped bool
 }
 
-// Select chooses from a chain that begins with the pod and ends with its topmost known
-// owner. The owner nearest to the pod that a rule matches decides; of several rules
-// that match it, the first. The chain must not be empty.
+// Select returns the owner of the PodGroup from a chain that begins with the pod. The owner
+// nearest to the pod that matches a rule decides; if several rules match it, the first one
+// counts. The chain must not be empty.
 func (l *Levels) Select(chain []*Object) Level {
 	level := l.match(chain)
 	if l.AtMostDirectOwner {
@@ -70,7 +70,7 @@ func (l *Levels) match(chain []*Object) Level {
 	for i, o := range chain[1:] {
 		version := o.Version
 		if ref := chain[i].Controller; ref != nil {
-			version = ref.Version // whichever version of the kind was read
+			version = ref.Version // the owner may have been read in another version
 		}
 		for r := range l.Rules {
 			if !l.Rules[r].matches(o, version) {
@@ -93,8 +93,8 @@ func (l *Levels) match(chain []*Object) Level {
 	return Level{Index: min(1, top), Rule: -1}
 }
 
-// matches tells whether a rule is about the kind of an owner, which is referred to in a
-// version.
+// matches reports whether the rule matches an owner. version is the version of its kind in
+// the reference to it.
 func (r *LevelRule) matches(o *Object, version string) bool {
 	if !strings.EqualFold(r.Kind, o.Kind) || r.ExactVersion && r.Version != version {
 		return false
@@ -102,8 +102,8 @@ func (r *LevelRule) matches(o *Object, version string) bool {
 	return r.AnyGroup || r.Group == o.Group || sameGroup(r.Kind, r.Group, o.Group)
 }
 
-// ServedGroup is the group in which the rule's kind is served: apps for what was in
-// extensions once.
+// ServedGroup returns the API group that serves the rule's kind: apps for kinds that were
+// in extensions formerly.
 func (r *LevelRule) ServedGroup() string {
 	if sameGroup(r.Kind, r.Group, "apps") {
 		return "apps"
@@ -111,8 +111,8 @@ func (r *LevelRule) ServedGroup() string {
 	return r.Group
 }
 
-// sameGroup tells whether two groups are names of one for a kind: what is in apps was
-// in extensions once.
+// sameGroup reports whether two API groups hold the same kind. Some kinds of apps were in
+// extensions formerly.
 func sameGroup(kind, a, b string) bool {
 	if a != "apps" && a != "extensions" || b != "apps" && b != "extensions" {
 		return false
@@ -124,9 +124,8 @@ func sameGroup(kind, a, b string) bool {
 	return false
 }
 
-// Same tells whether two rules are about the same objects, so that the second never
-// has a say.
-func (r *LevelRule) Same(o *LevelRule) bool {
+// same reports whether two rules match the same objects, so that the second is never used.
+func (r *LevelRule) same(o *LevelRule) bool {
 	if !strings.EqualFold(r.Kind, o.Kind) || r.AnyGroup != o.AnyGroup || r.ExactVersion != o.ExactVersion {
 		return false
 	}

@@ -13,39 +13,40 @@ import (
 )
 
 const (
-	// LevelsKey is the key of the ConfigMap under which the rules are, beside settings
-	// of others (docs/sources.md, V3).
+	// LevelsKey is the key of the rules in the ConfigMap. The text under it also has settings
+	// for other programs (docs/sources.md, V3).
 	LevelsKey = "volcano-controller.conf"
 
-	// maxLevelsText bounds the text, in bytes, and maxLevelRules the rules.
+	// maxLevelsText is the highest length of the text, in bytes, and maxLevelRules the
+	// highest number of rules.
 	maxLevelsText, maxLevelRules = 128 << 10, 200
-	// maxAdjust bounds adjust-level: no chain is longer.
+	// maxAdjust bounds adjust-level in both directions. No chain is longer.
 	maxAdjust = 1000
 )
 
-// levelKeys are both spellings of the list of rules (docs/sources.md, V3).
+// levelKeys are both keys of the list of rules (docs/sources.md, V3).
 var levelKeys = [...]string{"podgroup-level-rules", "podgroupLevel"}
 
-// ParseLevels reads rules out of the text of a ConfigMap. Keys that are not ours are
-// passed over: the file has other readers. notes say what was read in another way than
-// its writer may think; an error means that nothing of the text is used.
+// ParseLevels parses the rules in the text of a ConfigMap. It ignores unknown keys, which
+// are for other programs. notes are warnings for the author: rules that have no effect. An
+// error names every problem, and means that no rule of the text is used.
 func ParseLevels(text string) (levels Levels, notes []string, err error) {
 	if len(text) > maxLevelsText {
 		return Levels{}, nil, fmt.Errorf("%s has %d bytes: at most %d are read", LevelsKey, len(text), maxLevelsText)
 	}
 	var root any
 	if err := yaml.Unmarshal([]byte(text), &root); err != nil {
-		return Levels{}, nil, fmt.Errorf("%s is no YAML: %s", LevelsKey, firstLine(err.Error()))
+		return Levels{}, nil, fmt.Errorf("%s is not YAML: %s", LevelsKey, firstLine(err.Error()))
 	}
 	file, ok := root.(map[string]any)
 	if !ok && root != nil {
-		return Levels{}, nil, fmt.Errorf("%s is no mapping: begin with the key %s", LevelsKey, levelKeys[0])
+		return Levels{}, nil, fmt.Errorf("%s is not a mapping: begin with the key %s", LevelsKey, levelKeys[0])
 	}
 	var errs []error
 	for _, key := range levelKeys {
 		list, ok := file[key].([]any)
 		if !ok && file[key] != nil {
-			errs = append(errs, fmt.Errorf("%s is no list: begin each rule with \"- \"", key))
+			errs = append(errs, fmt.Errorf("%s is not a list: begin each rule with \"- \"", key))
 			continue
 		}
 		for i, item := range list {
@@ -55,9 +56,9 @@ func ParseLevels(text string) (levels Levels, notes []string, err error) {
 				errs = append(errs, fmt.Errorf("%s%s: %w", at, nameOf(item), err))
 				continue
 			}
-			if j := slices.IndexFunc(levels.Rules, func(r LevelRule) bool { return r.Same(&rule) }); j >= 0 {
+			if j := slices.IndexFunc(levels.Rules, func(r LevelRule) bool { return r.same(&rule) }); j >= 0 {
 				if levels.Rules[j].Adjust != rule.Adjust {
-					notes = append(notes, fmt.Sprintf("%s%s: an earlier rule is about the same kind, and is the one that counts", at, nameOf(item)))
+					notes = append(notes, fmt.Sprintf("%s%s: is not used, because an earlier rule is about the same kind", at, nameOf(item)))
 				}
 				continue
 			}
@@ -81,7 +82,7 @@ func ParseLevels(text string) (levels Levels, notes []string, err error) {
 	return levels, notes, nil
 }
 
-// migrate is what becomes of pods whose PodGroup new rules would not choose.
+// migrate is what happens to pods when new rules select another PodGroup for them.
 type migrate string
 
 const (
@@ -89,7 +90,7 @@ const (
 	migratePending migrate = "Pending"
 )
 
-// oneOf reads a setting that has two values; unset is the first.
+// oneOf reads a setting with two values, without regard to case. The default is the first.
 func oneOf[T ~string](file map[string]any, key string, first, second T) (T, error) {
 	switch value := file[key].(type) {
 	case nil:
@@ -104,13 +105,13 @@ func oneOf[T ~string](file map[string]any, key string, first, second T) (T, erro
 	return first, fmt.Errorf("%s is %.63v: it must be %s or %s", key, file[key], first, second)
 }
 
-// levelFields are what a rule may say, without regard to case and dashes.
+// levelFields are the fields of a rule, by their name in lower case and without dashes.
 var levelFields = map[string]string{"apiversion": "apiversion", "kind": "kind", "adjustlevel": "adjust-level", "exactversion": "exactVersion"}
 
 func parseLevelRule(item any) (LevelRule, error) {
 	object, ok := item.(map[string]any)
 	if !ok {
-		return LevelRule{}, errors.New("is no mapping: a rule has apiversion, kind and adjust-level")
+		return LevelRule{}, errors.New("is not a mapping: a rule has apiversion, kind and adjust-level")
 	}
 	values := map[string]any{}
 	for key, value := range object {
@@ -119,7 +120,7 @@ func parseLevelRule(item any) (LevelRule, error) {
 			return LevelRule{}, fmt.Errorf("unknown field %.63q: a rule has apiversion, kind, adjust-level and exactVersion", key)
 		}
 		if _, twice := values[name]; twice {
-			return LevelRule{}, fmt.Errorf("%s is there twice: keep one of its spellings", name)
+			return LevelRule{}, fmt.Errorf("%s is set twice: keep one of its spellings", name)
 		}
 		values[name] = value
 	}
@@ -142,7 +143,7 @@ func parseLevelRule(item any) (LevelRule, error) {
 		return LevelRule{}, errors.New("exactVersion must be true or false")
 	}
 	if rule.ExactVersion && (rule.Version == "" || rule.Version == "*") {
-		return LevelRule{}, fmt.Errorf("exactVersion needs an apiversion that names one; it is %q", apiVersion)
+		return LevelRule{}, fmt.Errorf("exactVersion needs an apiversion with a version; it is %q", apiVersion)
 	}
 	switch adjust := values["adjust-level"].(type) {
 	case nil:
@@ -157,7 +158,7 @@ func parseLevelRule(item any) (LevelRule, error) {
 	return rule, nil
 }
 
-// setVersion reads an apiVersion, with "*" for any group or any version.
+// setVersion parses an apiVersion, in which "*" is any group or any version.
 func (r *LevelRule) setVersion(apiVersion string) error {
 	if apiVersion == "*" {
 		r.AnyGroup = true
@@ -174,7 +175,7 @@ func (r *LevelRule) setVersion(apiVersion string) error {
 	return nil
 }
 
-// nameOf shows which rule an error is about, as far as that can be read.
+// nameOf returns the kind of a rule for an error message, "" if it cannot be read.
 func nameOf(item any) string {
 	if object, ok := item.(map[string]any); ok {
 		if kind, ok := object["kind"].(string); ok && kind != "" {
@@ -184,6 +185,7 @@ func nameOf(item any) string {
 	return ""
 }
 
+// firstLine shortens an error of the YAML parser.
 func firstLine(text string) string {
 	text = strings.TrimPrefix(text, "error converting YAML to JSON: ")
 	text, _, _ = strings.Cut(strings.TrimPrefix(text, "yaml: "), "\n")

@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// chainOf is a chain of kinds, as in "v1/Pod batch/v1/Job".
+// chainOf makes a chain from kinds, as in "v1/Pod batch/v1/Job".
 func chainOf(kinds ...string) []*Object {
 	var chain []*Object
 	for i, kind := range kinds {
@@ -36,7 +36,7 @@ const (
 	cronWorkflow = "argoproj.io/v1alpha1/CronWorkflow"
 )
 
-// documentRules are the ConfigMaps of docs/sources.md, V3, in both spellings.
+// documentRules are the ConfigMaps of docs/sources.md, V3, with both keys.
 var documentRules = map[string]string{
 	"podgroup-level-rules": `podgroup-level-rules:
 - apiversion: apps/v1
@@ -130,8 +130,8 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// TestSelectIsAlwaysInTheChain: whatever the rules, one of the chain is chosen, and an
-// owner above that no rule is about changes nothing but for Root.
+// TestSelectIsAlwaysInTheChain checks that Select returns an object of the chain for any
+// rules, and that one more owner that no rule matches changes the result only for Root.
 func TestSelectIsAlwaysInTheChain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		kinds := []string{replicaSet, deployment, job, cronJob, workflow, cronWorkflow, podKind}
@@ -166,8 +166,8 @@ func TestParseLevels(t *testing.T) {
 		notes []string
 		err   string
 	}{
-		"nothing":                      {"", Levels{NoMatch: NoMatchDirectOwner}, nil, ""},
-		"only what is somebody else's": {"networkTopologyDiscovery:\n- source: ufm\n", Levels{NoMatch: NoMatchDirectOwner}, nil, ""},
+		"nothing":                     {"", Levels{NoMatch: NoMatchDirectOwner}, nil, ""},
+		"only keys of other programs": {"networkTopologyDiscovery:\n- source: ufm\n", Levels{NoMatch: NoMatchDirectOwner}, nil, ""},
 		"both lists, in their order": {
 			"podgroupLevel:\n- {apiversion: batch/v1, kind: job, adjust-level: 1}\npodgroup-level-rules:\n- {apiVersion: apps/v1, kind: deployment}\n",
 			Levels{NoMatch: NoMatchDirectOwner, Rules: []LevelRule{deploymentRule, {Group: "batch", Version: "v1", Kind: "job", Adjust: 1}}}, nil, "",
@@ -191,19 +191,19 @@ func TestParseLevels(t *testing.T) {
 		"two levels for one kind": {
 			"podgroup-level-rules: [{apiversion: apps/v1, kind: deployment}]\npodgroupLevel: [{apiversion: apps/v1, kind: Deployment, adjust-level: 1}]",
 			Levels{NoMatch: NoMatchDirectOwner, Rules: []LevelRule{deploymentRule}},
-			[]string{"podgroupLevel[0] (Deployment): an earlier rule is about the same kind, and is the one that counts"}, "",
+			[]string{"podgroupLevel[0] (Deployment): is not used, because an earlier rule is about the same kind"}, "",
 		},
-		"no YAML":              {"podgroupLevel: [", Levels{}, nil, "volcano-controller.conf is no YAML"},
-		"a list":               {"- a", Levels{}, nil, "volcano-controller.conf is no mapping"},
-		"no list":              {"podgroupLevel: {a: b}", Levels{}, nil, "podgroupLevel is no list"},
-		"no rule":              {"podgroupLevel: [a]", Levels{}, nil, "podgroupLevel[0]: is no mapping"},
+		"no YAML":              {"podgroupLevel: [", Levels{}, nil, "volcano-controller.conf is not YAML"},
+		"a list":               {"- a", Levels{}, nil, "volcano-controller.conf is not a mapping"},
+		"no list":              {"podgroupLevel: {a: b}", Levels{}, nil, "podgroupLevel is not a list"},
+		"no rule":              {"podgroupLevel: [a]", Levels{}, nil, "podgroupLevel[0]: is not a mapping"},
 		"no kind":              {"podgroupLevel: [{apiversion: v1}]", Levels{}, nil, "podgroupLevel[0]: kind must be"},
 		"an empty kind":        {"podgroupLevel: [{apiversion: v1, kind: ''}]", Levels{}, nil, "podgroupLevel[0]: kind must be"},
 		"no version":           {"podgroupLevel: [{kind: Job}]", Levels{}, nil, "podgroupLevel[0] (Job): apiversion must be"},
 		"an empty version":     {"podgroupLevel: [{kind: Job, apiversion: ''}]", Levels{}, nil, "podgroupLevel[0] (Job): apiversion must be"},
 		"no such version":      {"podgroupLevel: [{kind: Job, apiversion: a/b/c}]", Levels{}, nil, `apiversion is "a/b/c"`},
 		"an unknown field":     {"podgroupLevel: [{kind: Job, apiversion: batch/v1, level: 1}]", Levels{}, nil, `unknown field "level"`},
-		"a field twice":        {"podgroupLevel: [{kind: Job, apiversion: batch/v1, apiVersion: batch/v1}]", Levels{}, nil, "apiversion is there twice"},
+		"a field twice":        {"podgroupLevel: [{kind: Job, apiversion: batch/v1, apiVersion: batch/v1}]", Levels{}, nil, "apiversion is set twice"},
 		"half a level":         {"podgroupLevel: [{kind: Job, apiversion: batch/v1, adjust-level: 0.5}]", Levels{}, nil, "adjust-level is 0.5"},
 		"a level that is text": {"podgroupLevel: [{kind: Job, apiversion: batch/v1, adjust-level: up}]", Levels{}, nil, "adjust-level is up"},
 		"a level beyond all":   {"podgroupLevel: [{kind: Job, apiversion: batch/v1, adjust-level: 9999999999999999999999}]", Levels{}, nil, "it must be an integer from -1000"},
@@ -254,28 +254,29 @@ func TestRulesAboutTheSameObjects(t *testing.T) {
 		"by its old name, of the old one":       {LevelRule{Group: "extensions", Kind: "deployment"}, rule, true},
 		"another kind":                          {rule, LevelRule{Group: "apps", Kind: "StatefulSet"}, false},
 		"another group":                         {rule, LevelRule{Group: "example.com", Kind: "Deployment"}, false},
-		"a group that is nobody's old name":     {LevelRule{Group: "example.com", Kind: "Deployment"}, LevelRule{Group: "apps", Kind: "Deployment"}, false},
+		"a group without an old name":           {LevelRule{Group: "example.com", Kind: "Deployment"}, LevelRule{Group: "apps", Kind: "Deployment"}, false},
 		"another group of a kind never renamed": {LevelRule{Group: "apps", Kind: "StatefulSet"}, LevelRule{Group: "extensions", Kind: "StatefulSet"}, false},
 		"any group and one":                     {anyGroup, rule, false},
 		"any group twice":                       {anyGroup, anyGroup, true},
-		"any group, whatever it says":           {anyGroup, LevelRule{AnyGroup: true, Group: "x", Kind: "Deployment"}, true},
+		"any group, with a group":               {anyGroup, LevelRule{AnyGroup: true, Group: "x", Kind: "Deployment"}, true},
 		"exact and any version":                 {exact, rule, false},
 		"exact twice":                           {exact, exact, true},
 		"exact, of another version":             {exact, LevelRule{Group: "apps", Version: "v2", Kind: "Deployment", ExactVersion: true}, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := tc.a.Same(&tc.b); got != tc.want {
+			if got := tc.a.same(&tc.b); got != tc.want {
 				t.Errorf("same is %t, want %t", got, tc.want)
 			}
 		})
 	}
 }
 
-// TestEveryWrongRuleIsNamed, and texts and levels at their bounds are right.
+// TestEveryWrongRuleIsNamed checks that one error names all invalid rules, and that texts
+// and levels at their bounds are valid.
 func TestEveryWrongRuleIsNamed(t *testing.T) {
 	_, _, err := ParseLevels("podgroup-level-rules: {a: b}\npodgroupLevel:\n- {kind: Job}\n- {apiversion: batch/v1}\n- {apiversion: batch/v1, kind: job, adjust-level: 1001}\n")
-	for _, part := range []string{"podgroup-level-rules is no list", "podgroupLevel[0] (Job)", "podgroupLevel[1]: kind", "podgroupLevel[2] (job): adjust-level is 1001"} {
+	for _, part := range []string{"podgroup-level-rules is not a list", "podgroupLevel[0] (Job)", "podgroupLevel[1]: kind", "podgroupLevel[2] (job): adjust-level is 1001"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("the error lacks %q: %v", part, err)
 		}

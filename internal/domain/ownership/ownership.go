@@ -1,8 +1,11 @@
-// Package ownership decides, from the chain of owners above a pod, which of
-// them is the application that a policy is about, and what the labels that it
-// carries say (docs/sources.md, G4 and G5).
+// Package ownership decides, from a pod and the chain of owners above it, which object is the
+// workload that a policy is for (Application), which owner has the pod's PodGroup (Levels),
+// and which workload is divided over capacity classes (CapacityWorkload). It also parses the
+// policy labels of an object (docs/sources.md, G4 and G5).
 //
-// It knows nothing of how the chain was found.
+// A chain is a list of objects in which each is the controller of the one before, up to the
+// topmost owner. internal/owners finds chains; this package must not contain anything
+// about how.
 package ownership
 
 import (
@@ -14,73 +17,75 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// MaxHops is the number of owners above a pod that are looked at.
+// MaxHops is the highest number of owners above a pod that a chain has.
 const MaxHops = 10
 
-// Object is what the decisions need to know of a pod or of one of its owners.
-// Objects are shared and never changed.
+// Object is a pod or one of its owners, reduced to what the decisions need. Objects are
+// shared between goroutines and must not be changed.
 type Object struct {
 	schema.GroupVersionKind
 	Namespace string
 	Name      string
 	UID       types.UID
 
-	// Policies holds the required and binding labels that the object carries.
+	// Policies has the values of the object's required and binding labels.
 	Policies Policies
-	// IgnoreMissing is set when the object's missing-policy annotation says Ignore.
+	// IgnoreMissing is true if the missing-policy annotation is Ignore.
 	IgnoreMissing bool
-	// Replicas is the number of pods that the object wants; nil when its kind
-	// has no such number.
+	// Replicas is the number of pods that the object wants (spec.replicas, of a Job
+	// spec.parallelism); nil if its kind has no such number.
 	Replicas *int32
-	// Deleting is set once the object has a deletionTimestamp.
+	// Deleting is true if the object has a deletionTimestamp.
 	Deleting bool
-	// Restarting: atoll-manager has suspended the object, a Job, and is to resume it.
+	// Restarting is true for a Job that atoll-manager suspended and will resume, to
+	// recreate its pods.
 	Restarting bool
 	// Generation is metadata.generation.
 	Generation int64
-	// Selector holds the labels by which the object finds its pods.
+	// Selector has the keys of the labels by which the object selects its pods.
 	Selector Selector
-	// OverridesStopped: the object's pods get no overrides until a person has
-	// looked at it.
+	// OverridesStopped is true if the object's pods get no overrides, because it created
+	// pods without end. Only a person resets it.
 	OverridesStopped bool
-	// PodsRefused is why pods of the object cannot be created, in the words of
-	// the API server; "" if they can, or if its kind does not say.
+	// PodsRefused is the API server's error for the creation of the object's pods, from a
+	// condition of the object. It is "" if there is none.
 	PodsRefused string
-	// Capacity and TemplateCapacity are what the object and its pod template say
-	// about classes of capacity.
+	// Capacity and TemplateCapacity are the settings of capacity classes on the object and
+	// on its pod template.
 	Capacity, TemplateCapacity Capacity
-	// Surge is how many pods beyond Replicas the object may have in a rollout, and
-	// FirstOrdinal the ordinal of a StatefulSet's first pod.
+	// Surge is the number of pods beyond Replicas that the object may have in a rollout.
+	// FirstOrdinal is the ordinal of a StatefulSet's first pod.
 	Surge, FirstOrdinal int32
-	// Controller is the object's own controller, if it has one.
+	// Controller is the object's own controller; nil if it has none.
 	Controller *Reference
-	// Gang is what a PodGroup takes from the object.
+	// Gang has what a PodGroup takes from the object.
 	Gang Gang
-	// Seat is the token by which a pod that got its seat at its creation was known
-	// before it had a UID; "" for all else.
+	// Seat is the token that identified a pod in the ledger of seats before the pod had a
+	// UID. It is "" for other objects, and for pods that got no seat at creation.
 	Seat types.UID
 }
 
-// Gang is what a PodGroup takes from an object of the chain.
+// Gang is the part of an Object that a PodGroup depends on.
 type Gang struct {
-	// Annotations are those that have a say in PodGroups; nil for most objects.
+	// Annotations are the annotations that PodGroups use; nil for most objects.
 	Annotations map[string]string
-	// DependentsFirst: the object is being deleted in the foreground, so that whatever it
-	// owns is deleted before it.
+	// DependentsFirst is true while the object is being deleted in the foreground: the
+	// garbage collector deletes what it owns before the object.
 	DependentsFirst bool
-	// Orphans: the object is being deleted without what it owns.
+	// Orphans is true while the object is being deleted and what it owns stays.
 	Orphans bool
-	// Members is how many pods an object has at the most that is no plain number of
-	// replicas: a Job, a DaemonSet. nil for all others.
+	// Members is the highest number of pods that the object has, for kinds where that is not
+	// Replicas: of a Job its parallelism, of a DaemonSet its number of nodes. nil for all
+	// others.
 	Members *int32
-	// Order tells the ReplicaSets of one Deployment apart: the newest has the highest.
+	// Order is higher for newer ReplicaSets of the same Deployment.
 	Order int64
 	// UpdateRevision is the revision of the newest pods of a StatefulSet.
 	UpdateRevision string
 }
 
-// Members is how many pods the object owns at the most; nil if that is not known. A pod
-// may own any number of others.
+// Members returns the highest number of pods that the object owns, nil if that is not known.
+// It is not known for a pod, which may own any number of others.
 func (o *Object) Members() *int32 {
 	if o.Gang.Members != nil {
 		return o.Gang.Members
@@ -91,9 +96,9 @@ func (o *Object) Members() *int32 {
 	return o.Replicas
 }
 
-// Ties is what decides between NodeGroups that are equal. It stays the same from
-// the creation of a pod that is a workload of its own: the group that it got
-// then is the one that it has a right to.
+// Ties returns the UID that decides between NodeGroups that are equal (see placement.For).
+// For a pod that is its own workload and got its seat at creation, it is the token Seat, so
+// that the result does not change when the pod gets its UID.
 func (o *Object) Ties() types.UID {
 	if o.Kind == "Pod" && o.Seat != "" {
 		return o.Seat
@@ -108,7 +113,8 @@ type Reference struct {
 	UID  types.UID
 }
 
-// Policies are the values of the four labels of docs/sources.md, G4. Empty is absent.
+// Policies are the values of the four policy labels (docs/sources.md, G4). "" means that the
+// label is absent.
 type Policies struct {
 	RequiredPropagation string
 	RequiredOverride    string
@@ -116,13 +122,13 @@ type Policies struct {
 	BindingOverride     string
 }
 
-// LabelKeys are the keys of the four labels.
+// LabelKeys are the keys of the four policy labels.
 var LabelKeys = [...]string{
 	gm.RequiredPropagationPolicyLabel, gm.RequiredOverridePolicyLabel,
 	gm.BindingPropagationPolicyLabel, gm.BindingOverridePolicyLabel,
 }
 
-// PoliciesOf reads the four labels.
+// PoliciesOf reads the four policy labels of an object.
 func PoliciesOf(labels map[string]string) Policies {
 	if len(labels) == 0 {
 		return Policies{}
@@ -135,12 +141,12 @@ func PoliciesOf(labels map[string]string) Policies {
 	}
 }
 
-// IgnoresMissing reads the missing-policy annotation.
+// IgnoresMissing reports whether the missing-policy annotation is Ignore.
 func IgnoresMissing(annotations map[string]string) bool {
 	return annotations[gm.MissingPolicyAnnotation] == gm.MissingPolicyIgnore
 }
 
-// Labels is the inverse of PoliciesOf: the labels that are not empty.
+// Labels is the inverse of PoliciesOf. It leaves out labels that are "".
 func (p Policies) Labels() map[string]string {
 	labels := make(map[string]string, 4)
 	for key, value := range map[string]string{
@@ -156,9 +162,9 @@ func (p Policies) Labels() map[string]string {
 	return labels
 }
 
-// Binding is what a required and a binding label of one kind of policy say
-// together: the four situations of docs/sources.md, G5. Binding without required is
-// the fourth; the label is stray.
+// Binding is the state of the required and the binding label of one kind of policy: the four
+// situations of docs/sources.md, G5. A binding label without a required label has no effect
+// and counts as Unmanaged.
 type Binding int
 
 const (
@@ -172,8 +178,8 @@ const (
 	Bound
 )
 
-// BindingOf tells the situation of one pair of labels.
-func BindingOf(required, binding string) Binding {
+// bindingOf returns the state of one pair of labels.
+func bindingOf(required, binding string) Binding {
 	switch {
 	case required == "":
 		return Unmanaged
@@ -186,18 +192,18 @@ func BindingOf(required, binding string) Binding {
 	}
 }
 
-// Propagation is the situation of the propagation labels.
+// Propagation returns the state of the labels for PropagationPolicies.
 func (p Policies) Propagation() Binding {
-	return BindingOf(p.RequiredPropagation, p.BindingPropagation)
+	return bindingOf(p.RequiredPropagation, p.BindingPropagation)
 }
 
-// Override is the situation of the override labels.
+// Override returns the state of the labels for OverridePolicies.
 func (p Policies) Override() Binding {
-	return BindingOf(p.RequiredOverride, p.BindingOverride)
+	return bindingOf(p.RequiredOverride, p.BindingOverride)
 }
 
-// Application is what a pod belongs to: for each kind of policy the topmost
-// object of the chain that requires one.
+// Application is the workload of a pod: for each kind of policy, the topmost object of the
+// chain that requires one. The two may be different objects.
 type Application struct {
 	// Propagation is the object that requires a PropagationPolicy, or nil.
 	Propagation *Object
@@ -205,10 +211,10 @@ type Application struct {
 	Override *Object
 }
 
-// Managed tells whether any policy is required.
+// Managed reports whether any policy is required.
 func (a Application) Managed() bool { return a.Propagation != nil || a.Override != nil }
 
-// Policies are the labels that a pod of the application carries as copies.
+// Policies returns the policy labels of the workload, which the webhook copies to its pods.
 func (a Application) Policies() Policies {
 	var p Policies
 	if a.Propagation != nil {
@@ -222,9 +228,8 @@ func (a Application) Policies() Policies {
 	return p
 }
 
-// ApplicationOf picks from a chain that starts with the pod and ends with its
-// topmost owner. A pod's own labels count only when it has no owner: on an
-// owned pod they are copies.
+// ApplicationOf finds the workload in a chain that starts with the pod. The pod's own labels
+// count only if it has no owner; on other pods they are copies. The chain must not be empty.
 func ApplicationOf(chain []*Object) Application {
 	if len(chain) > 1 {
 		chain = chain[1:]
@@ -232,7 +237,7 @@ func ApplicationOf(chain []*Object) Application {
 	return ApplicationOfOwners(chain)
 }
 
-// ApplicationOfOwners picks from a chain without the pod.
+// ApplicationOfOwners finds the workload in a chain without the pod.
 func ApplicationOfOwners(owners []*Object) Application {
 	var app Application
 	for _, o := range slices.Backward(owners) {
@@ -246,10 +251,10 @@ func ApplicationOfOwners(owners []*Object) Application {
 	return app
 }
 
-// Revision is the name under which the pods of one revision of a workload are
-// counted together, beside their direct owner. label is the key of the pod
-// label that tells revisions apart; empty stands for those that the kinds of
-// Kubernetes itself use.
+// Revision returns the revision of a pod, from the pod's labels. Pods of one direct owner and
+// one revision are counted together. label is the key of the label that holds the revision;
+// "" stands for the labels that Kubernetes' own kinds use. The result is "" if the label is
+// absent.
 func Revision(labels map[string]string, label string) string {
 	if label != "" {
 		return labels[label]

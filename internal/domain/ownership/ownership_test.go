@@ -25,8 +25,8 @@ func TestBindingOf(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := BindingOf(tc.required, tc.binding); got != tc.want {
-				t.Errorf("BindingOf(%q, %q) = %v, want %v", tc.required, tc.binding, got, tc.want)
+			if got := bindingOf(tc.required, tc.binding); got != tc.want {
+				t.Errorf("bindingOf(%q, %q) = %v, want %v", tc.required, tc.binding, got, tc.want)
 			}
 		})
 	}
@@ -41,7 +41,7 @@ func TestApplicationOf(t *testing.T) {
 		wantPropagation, wantOver string
 	}{
 		"no chain": {},
-		"nobody requires anything": {
+		"no policy is required": {
 			chain: []*Object{object("pod", "", ""), object("rs", "", "")},
 		},
 		"the topmost object that requires a policy decides": {
@@ -116,8 +116,8 @@ func TestRevision(t *testing.T) {
 	}
 }
 
-// TestLabelsThatAnOwnerSelectsByStay: a pod that lost one would be nobody's, and its
-// owner would make pods without end.
+// TestLabelsThatAnOwnerSelectsByStay checks Selector.Keep. A pod without such a label
+// would belong to no owner, and its owner would create pods without end.
 func TestLabelsThatAnOwnerSelectsByStay(t *testing.T) {
 	type labels = map[string]string
 	tests := map[string]struct {
@@ -130,7 +130,7 @@ func TestLabelsThatAnOwnerSelectsByStay(t *testing.T) {
 		"one without a value was taken off": {SelectorByKeys("ours"), labels{"ours": ""}, labels{"new": "1"}, labels{"ours": "", "new": "1"}},
 		"one came that must not exist":      {SelectorByKeys("ours"), nil, labels{"ours": "set"}, nil},
 		"it is looked for by no label":      {SelectorByKeys(), labels{"ours": "mine"}, labels{"ours": "set"}, labels{"ours": "set"}},
-		"nobody knows what it looks at":     {Selector{}, labels{"ours": "mine"}, labels{"new": "1"}, labels{"new": "1"}},
+		"an unknown selector":               {Selector{}, labels{"ours": "mine"}, labels{"new": "1"}, labels{"new": "1"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +179,7 @@ func TestSelectorOf(t *testing.T) {
 	}
 }
 
-// TestMembers: a gang never waits for more pods than there can be.
+// TestMembers checks that a gang never waits for more pods than its owner can have.
 func TestMembers(t *testing.T) {
 	of := func(kind string, change func(*Object)) *Object {
 		o := chainOf(kind)[0]
@@ -205,7 +205,8 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// TestTies: a pod keeps what it was known by before it had a UID; nothing else has such a name.
+// TestTies checks that a pod keeps the token from before it had a UID, and that other
+// objects use their UID.
 func TestTies(t *testing.T) {
 	for name, tc := range map[string]struct {
 		kind string
@@ -215,7 +216,7 @@ func TestTies(t *testing.T) {
 		"a pod that got its seat at its creation": {podKind, "token", "token"},
 		"one that got it later":                   {podKind, "", "0"},
 		"a Deployment":                            {deployment, "", "0"},
-		"a Deployment, whatever it says":          {deployment, "token", "0"},
+		"a Deployment with a token":               {deployment, "token", "0"},
 	} {
 		o := chainOf(tc.kind)[0]
 		o.Seat = tc.seat
@@ -233,7 +234,8 @@ func TestIgnoresMissing(t *testing.T) {
 	}
 }
 
-// TestCopiesOnAPod: a pod carries the labels of each policy from the object that requires it.
+// TestCopiesOnAPod checks that the copies on a pod come from the object that requires
+// each policy.
 func TestCopiesOnAPod(t *testing.T) {
 	propagation := &Object{Policies: Policies{RequiredPropagation: "p", BindingPropagation: "p", BindingOverride: "stray"}}
 	override := &Object{Policies: Policies{RequiredOverride: "o", BindingOverride: "q", BindingPropagation: "stray"}}

@@ -9,15 +9,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Selector holds the keys of the labels by which an object finds its pods. The
-// zero value is a selector that is not known. There is one for each ReplicaSet
-// of a cluster and hardly two are of different keys, so the keys are stored once.
+// Selector has the keys of the labels by which an object selects its pods. The zero value is
+// a selector that is not known. There is one for each ReplicaSet of a cluster, and most have
+// the same keys, so equal keys share memory.
 type Selector struct{ keys unique.Handle[string] }
 
-// separator is in no key of a label.
+// separator cannot be part of a label's key.
 const separator = "\n"
 
-// SelectorOf keeps the keys of a selector. Of nil they are not known.
+// SelectorOf returns the keys of a selector. A nil selector is not known.
 func SelectorOf(selector *metav1.LabelSelector) Selector {
 	if selector == nil {
 		return Selector{}
@@ -32,18 +32,18 @@ func SelectorOf(selector *metav1.LabelSelector) Selector {
 	return SelectorByKeys(keys...)
 }
 
-// SelectorByKeys is a selector that looks at these labels; at none, if the
-// object finds its pods in another way.
+// SelectorByKeys returns a selector with these keys. Without keys it is the known selector of
+// an object that does not select pods by labels.
 func SelectorByKeys(keys ...string) Selector {
 	keys = slices.Clone(keys)
 	slices.Sort(keys)
 	return Selector{unique.Make(strings.Join(slices.Compact(keys), separator))}
 }
 
-// Known tells whether the keys are known.
+// Known reports whether the keys are known.
 func (s Selector) Known() bool { return s != Selector{} }
 
-// Keys are the keys, sorted.
+// Keys returns the keys, sorted.
 func (s Selector) Keys() []string {
 	if !s.Known() || s.keys.Value() == "" {
 		return nil
@@ -51,9 +51,10 @@ func (s Selector) Keys() []string {
 	return strings.Split(s.keys.Value(), separator)
 }
 
-// Keep returns labels as they are to be, with those as they were by which the
-// object finds its pods: a pod that lost one would be another's, and its owner would
-// make a new one, without end. Where the selector is not known nothing is kept.
+// Keep returns the labels is, except that labels of the selector have their value in was, or
+// are absent if they were. If a pod lost such a label, its owner would create another pod,
+// which would lose it too, and so on without end. A selector that is not known keeps
+// nothing. The arguments stay as they are.
 func (s Selector) Keep(was, is map[string]string) map[string]string {
 	kept := is
 	for _, key := range s.Keys() {
@@ -65,15 +66,16 @@ func (s Selector) Keep(was, is map[string]string) map[string]string {
 		if kept = maps.Clone(kept); kept == nil {
 			kept = map[string]string{}
 		}
-		if delete(kept, key); had {
+		delete(kept, key)
+		if had {
 			kept[key] = before
 		}
 	}
 	return kept
 }
 
-// Equal tells whether two selectors look at the same labels.
+// Equal reports whether two selectors have the same keys, or are both not known.
 func (s Selector) Equal(o Selector) bool { return s == o }
 
-// String shows the keys, for messages.
+// String returns the keys as text for messages.
 func (s Selector) String() string { return strings.Join(s.Keys(), ", ") }

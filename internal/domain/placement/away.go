@@ -2,22 +2,22 @@ package placement
 
 import "slices"
 
-// WithoutAway is the spread while groups are away: they take part with a share
-// of nothing, and the others divide it. If every group that could get a pod is
-// away, none counts as away: nobody would be there to have the share. away must
-// give the same answer each time. The receiver stays as it is and is Home of
-// the result.
+// WithoutAway returns the spread while some groups are away: those still take part, with
+// a share of 0, and the other groups divide their pods. If every group that can get a pod
+// is away, none counts as away, because no group would be left for the pods. away reports
+// whether a group is away, and must give the same result each time. Home of the result is
+// Home of the receiver.
 func (s Spread) WithoutAway(away func(group string) bool) Spread {
 	s = s.Home()
 	rest := s
 	rest.weights, rest.ranges = slices.Clone(s.weights), slices.Clone(s.ranges)
-	there := false // some group may get pods
+	remaining := false // some group that can get pods is not away
 	for i, most := range s.Ceilings(maxReplicas) {
 		switch {
 		case most == 0: // never gets a pod
 			continue
 		case !away(s.names[i]):
-			there = true
+			remaining = true
 			continue
 		case s.ranges != nil:
 			rest.ranges[i] = bounds{}
@@ -26,14 +26,14 @@ func (s Spread) WithoutAway(away func(group string) bool) Spread {
 		}
 		rest.away = append(rest.away, s.names[i])
 	}
-	if !there || len(rest.away) == 0 {
+	if !remaining || len(rest.away) == 0 {
 		return s
 	}
 	rest.home = &s
 	return rest
 }
 
-// Home is the spread with every group in its place: what WithoutAway was asked of.
+// Home returns the spread with no group away: what it was before WithoutAway.
 func (s Spread) Home() Spread {
 	if s.home != nil {
 		return *s.home
@@ -41,12 +41,13 @@ func (s Spread) Home() Spread {
 	return s
 }
 
-// Away are the groups whose share the others divide, sorted. The slice must not
-// be changed.
+// Away returns the groups that WithoutAway counts as away, sorted. The slice must not be
+// changed.
 func (s Spread) Away() []string { return s.away }
 
-// NextOnLoan is Next for a pod that no group has a place for, of a workload of n pods:
-// groups may have as many as Ceilings says.
+// NextOnLoan returns the index of the group that gets a pod on loan: a pod beyond the group's
+// share, because the groups below their share cannot take it. It is Next with Ceilings(n)
+// as the desired numbers, where n is the number of the workload's pods.
 func (s Spread) NextOnLoan(n int, current []int, feasible []bool) int {
 	ceilings := s.Ceilings(n)
 	if s.ranges != nil {
@@ -55,9 +56,9 @@ func (s Spread) NextOnLoan(n int, current []int, feasible []bool) int {
 	return s.Next(ceilings, current, feasible)
 }
 
-// Ceilings is the number of pods that each group may hold at most when n are
-// divided, on loan from groups that have no place for them: of a range its max,
-// by weights n; 0 for a group that never gets a pod.
+// Ceilings returns the number of pods that each group may have at most when n pods are
+// divided: its share, and pods on loan from groups that cannot take them. By ranges it is the
+// max of the range and at most n, by weights n; 0 for a group that never gets a pod.
 func (s Spread) Ceilings(n int) []int {
 	n = min(max(n, 0), maxReplicas)
 	ceilings := make([]int, len(s.names))

@@ -29,8 +29,8 @@ func TestTheShareOfGroupsThatAreAwayIsDividedAmongTheOthers(t *testing.T) {
 		"none":                                  {weights, nil, []int{4, 2, 2, 0}, nil},
 		"one of three":                          {weights, []string{"a"}, []int{0, 4, 4, 0}, []string{"a"}},
 		"two of three":                          {weights, []string{"a", "c"}, []int{0, 8, 0, 0}, []string{"a", "c"}},
-		"all: nobody is there to have it":       {weights, []string{"a", "b", "c"}, []int{4, 2, 2, 0}, nil},
-		"one that gets nothing anyway":          {weights, []string{"never"}, []int{4, 2, 2, 0}, nil},
+		"all: no other group remains":           {weights, []string{"a", "b", "c"}, []int{4, 2, 2, 0}, nil},
+		"one of weight 0":                       {weights, []string{"never"}, []int{4, 2, 2, 0}, nil},
 		"one that no rule names":                {weights, []string{"x"}, []int{4, 2, 2, 0}, nil},
 		"ranges":                                {ranges, nil, []int{7, 1, 0}, nil},
 		"ranges: the others fill to their max":  {ranges, []string{"a"}, []int{0, 3, 0}, []string{"a"}},
@@ -56,9 +56,8 @@ func TestTheShareOfGroupsThatAreAwayIsDividedAmongTheOthers(t *testing.T) {
 	}
 }
 
-// TestAwayGroupsGetNothingAndTheOthersLoseNothing over random weights: the sum
-// stays, a group that is there never gets less than before, and the rest is
-// divided as if the groups that are away were not named at all.
+// TestAwayGroupsGetNothingAndTheOthersLoseNothing checks over random weights that the sum
+// stays the same and that no other group gets fewer pods than before.
 func TestAwayGroupsGetNothingAndTheOthersLoseNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := genSpread(t)
@@ -93,7 +92,8 @@ func TestAwayGroupsGetNothingAndTheOthersLoseNothing(t *testing.T) {
 	})
 }
 
-// TestFirstIsWhereSeatsGoOneByOne over random weights and ranges.
+// TestFirstIsWhereSeatsGoOneByOne checks over random weights and ranges that First agrees
+// with Next.
 func TestFirstIsWhereSeatsGoOneByOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := genSpread(t)
@@ -126,7 +126,8 @@ func TestFirstIsWhereSeatsGoOneByOne(t *testing.T) {
 	})
 }
 
-// TestOnLoanAPercentageIsOfTheReplicas: and not of what all groups may hold together.
+// TestOnLoanAPercentageIsOfTheReplicas checks that percentages are of the replicas, not
+// of the sum of the ceilings.
 func TestOnLoanAPercentageIsOfTheReplicas(t *testing.T) {
 	for _, low := range []string{"2", "50%"} {
 		s := NumRange([]gm.NodeGroupNumRange{between("", "", "x"), between("1", "", "b"), between(low, "", "c")}, nil, ascendingUID)
@@ -142,8 +143,8 @@ func TestOnLoanAPercentageIsOfTheReplicas(t *testing.T) {
 	}
 }
 
-// TestCeilingsAreNeverBelowTheShare: what a group may hold on loan includes
-// what is its own.
+// TestCeilingsAreNeverBelowTheShare checks that a ceiling includes the share of the group
+// itself.
 func TestCeilingsAreNeverBelowTheShare(t *testing.T) {
 	ranges := NumRange([]gm.NodeGroupNumRange{between("1", "2", "a"), between("1", "50%", "b"), between("", "0", "c")}, nil, ascendingUID)
 	if diff := cmp.Diff([]int{2, 4, 0}, ranges.Ceilings(8)); diff != "" {

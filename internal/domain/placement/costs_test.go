@@ -35,13 +35,14 @@ func TestRecostKeepsWhatFits(t *testing.T) {
 			}
 		})
 	}
-	if got := s.Recost("nowhere", []*int32{nil}, 5); got[0] != OutsideDeletionCost {
+	if got := s.Recost("nowhere", []*int32{nil}, 5); got[0] != outsideDeletionCost {
 		t.Errorf("a pod outside all groups costs %d", got[0])
 	}
 }
 
-// TestRecostedPodsShrinkAlongTheDivision: whatever costs pods had, after
-// Recost the ones that go first leave what Divide wants.
+// TestRecostedPodsShrinkAlongTheDivision checks that pods with costs from Recost, removed
+// from the lowest cost on, always leave what Divide returns, whatever costs they had
+// before.
 func TestRecostedPodsShrinkAlongTheDivision(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := StaticWeight([]gm.StaticNodeGroupWeight{

@@ -2,7 +2,8 @@ package placement
 
 import "slices"
 
-// Equal tells whether two spreads divide alike.
+// Equal reports whether two spreads divide alike and have the same groups away. Missing
+// and folded names do not count.
 func (s Spread) Equal(o Spread) bool {
 	return s.descending == o.descending &&
 		slices.Equal(s.names, o.names) &&

@@ -15,7 +15,7 @@ import (
 
 func at(second int64) time.Time { return time.Unix(second, 0) }
 
-// running is a healthy pod on a node of its own.
+// running makes a Ready pod on a node of its own.
 func running(uid types.UID, modify ...func(*Candidate)) Candidate {
 	c := Candidate{UID: uid, Node: "node-" + string(uid), Ready: true, Bound: true, Created: at(100)}
 	for _, m := range modify {
@@ -24,29 +24,12 @@ func running(uid types.UID, modify ...func(*Candidate)) Candidate {
 	return c
 }
 
-func TestSurplus(t *testing.T) {
-	tests := map[string]struct{ desired, current, want []int }{
-		"none":                   {[]int{3, 2}, []int{3, 1}, []int{0, 0}},
-		"one":                    {[]int{3, 2}, []int{2, 3}, []int{0, 1}},
-		"a group without a wish": {[]int{3}, []int{2, 3}, []int{0, 3}},
-		"no groups":              {nil, nil, []int{}},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, Surplus(tc.desired, tc.current)); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
-}
-
 func TestVictimsLeaveInThisOrder(t *testing.T) {
 	on := func(node string) func(*Candidate) { return func(c *Candidate) { c.Node = node } }
 	notReady := func(c *Candidate) { c.Ready = false }
 	unbound := func(c *Candidate) { c.Bound, c.Node, c.Ready = false, "", false }
 	cost := func(n int32) func(*Candidate) { return func(c *Candidate) { c.DeletionCost = n } }
 	born := func(second int64) func(*Candidate) { return func(c *Candidate) { c.Created = at(second) } }
-	kept := func(c *Candidate) { c.DoNotDisrupt = true }
 	tests := map[string]struct {
 		pods []Candidate
 		want []types.UID
@@ -65,12 +48,6 @@ func TestVictimsLeaveInThisOrder(t *testing.T) {
 			[]types.UID{"c", "b", "d", "a"},
 		},
 		"young before old, then the UID": {[]Candidate{running("b", born(1)), running("a", born(1)), running("c", born(2))}, []types.UID{"c", "a", "b"}},
-		"pods that may not be disrupted stay": {
-			[]Candidate{running("a", kept, unbound), running("b")}, []types.UID{"b"},
-		},
-		"and are company for the others on their node": {
-			[]Candidate{running("a", kept, on("x"), born(9)), running("b", on("x"), born(1)), running("c", born(5))}, []types.UID{"b", "c"},
-		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -94,7 +71,6 @@ func genCandidates(t *rapid.T, count int) []Candidate {
 			Ready:        rapid.Bool().Draw(t, "ready"),
 			DeletionCost: rapid.Int32Range(-1, 1).Draw(t, "cost"),
 			Created:      at(rapid.Int64Range(0, 3).Draw(t, "created")),
-			DoNotDisrupt: rapid.IntRange(0, 5).Draw(t, "kept") == 0,
 		}
 		pods[i].Bound = pods[i].Node != ""
 	}
@@ -118,7 +94,8 @@ func TestTheOrderOfVictimsDoesNotDependOnTheOrderOfPods(t *testing.T) {
 	})
 }
 
-// shrink removes the m pods of lowest cost and counts what is left by group.
+// shrink removes the m pods of the lowest costs and returns the number of the others by
+// group.
 func shrink(t *rapid.T, costs [][]int32, m int) []int {
 	type pod struct {
 		group int
@@ -144,15 +121,20 @@ func shrink(t *rapid.T, costs [][]int32, m int) []int {
 	return left
 }
 
-// podsOf makes the pods of a distribution, youngest first.
-func podsOf(seats []int) [][]Candidate {
-	pods := make([][]Candidate, len(seats))
+// costsOf returns the costs of the seats of each group, from the first seat on.
+func costsOf(s Spread, seats ...int) [][]int32 {
+	total := 0
+	for _, count := range seats {
+		total += count
+	}
+	costs := make([][]int32, len(seats))
 	for i, count := range seats {
+		costs[i] = []int32{}
 		for k := range count {
-			pods[i] = append(pods[i], running(types.UID(fmt.Sprintf("%d-%d", i, k)), func(c *Candidate) { c.Created = at(int64(count - k)) }))
+			costs[i] = append(costs[i], s.SeatCost(s.Groups()[i], k+1, total))
 		}
 	}
-	return pods
+	return costs
 }
 
 func TestRemovingTheCheapestPodsWalksTheDivisionsDownwards(t *testing.T) {
@@ -166,7 +148,7 @@ func TestRemovingTheCheapestPodsWalksTheDivisionsDownwards(t *testing.T) {
 		for _, count := range seats {
 			n += count
 		}
-		costs := s.DeletionCosts(podsOf(seats))
+		costs := costsOf(s, seats...)
 		for m := range n + 1 {
 			if diff := cmp.Diff(s.Divide(n-m), shrink(t, costs, m)); diff != "" {
 				t.Fatalf("%d of %d removed: %s", m, n, diff)
@@ -175,14 +157,14 @@ func TestRemovingTheCheapestPodsWalksTheDivisionsDownwards(t *testing.T) {
 	})
 }
 
-func TestDeletionCosts(t *testing.T) {
+func TestSeatCost(t *testing.T) {
 	t.Run("ten pods at 3:2 go down to five at 3:2", func(t *testing.T) {
 		s := StaticWeight(weighted(3, 2), nil, ascendingUID)
-		got := s.DeletionCosts(podsOf([]int{6, 4}))
+		got := costsOf(s, 6, 4)
 		const top = topDeletionCost
-		want := [][]int32{ // the youngest first
-			{top - 10, top - 8, top - 6, top - 5, top - 3, top - 1},
-			{top - 9, top - 7, top - 4, top - 2},
+		want := [][]int32{
+			{top - 1, top - 3, top - 5, top - 6, top - 8, top - 10},
+			{top - 2, top - 4, top - 7, top - 9},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
@@ -190,28 +172,16 @@ func TestDeletionCosts(t *testing.T) {
 	})
 	t.Run("they do not depend on what other groups have", func(t *testing.T) {
 		s := StaticWeight(weighted(3, 2), nil, ascendingUID)
-		one, other := s.DeletionCosts(podsOf([]int{6, 4})), s.DeletionCosts(podsOf([]int{6, 9}))
+		one, other := costsOf(s, 6, 4), costsOf(s, 6, 9)
 		if diff := cmp.Diff(one[0], other[0]); diff != "" {
 			t.Error(diff)
 		}
 	})
-	t.Run("the pod that is not ready and the younger are cheaper", func(t *testing.T) {
-		s := StaticWeight(weighted(1), nil, ascendingUID)
-		pods := [][]Candidate{{
-			running("a", func(c *Candidate) { c.Ready = false; c.Created = at(1) }),
-			running("b", func(c *Candidate) { c.Created = at(3) }),
-			running("c", func(c *Candidate) { c.Created = at(2) }),
-		}}
-		costs := s.DeletionCosts(pods)[0]
-		if costs[0] >= costs[1] || costs[1] >= costs[2] {
-			t.Errorf("costs %v", costs)
-		}
-	})
 	t.Run("pods that no size would put there come first, the last of them before the others", func(t *testing.T) {
-		byWeight := StaticWeight(weighted(1, 0), nil, ascendingUID).DeletionCosts(podsOf([]int{1, 2}))
-		byRange := NumRange([]gm.NodeGroupNumRange{between("", "", "a"), between("", "", "b")}, nil, ascendingUID).DeletionCosts(podsOf([]int{1, 2}))
+		byWeight := costsOf(StaticWeight(weighted(1, 0), nil, ascendingUID), 1, 2)
+		byRange := costsOf(NumRange([]gm.NodeGroupNumRange{between("", "", "a"), between("", "", "b")}, nil, ascendingUID), 1, 2)
 		for _, costs := range [][][]int32{byWeight, byRange} {
-			if diff := cmp.Diff([]int32{-2, -1}, costs[1]); diff != "" {
+			if diff := cmp.Diff([]int32{-1, -2}, costs[1]); diff != "" {
 				t.Error(diff)
 			}
 			if costs[0][0] <= 0 {
@@ -219,19 +189,18 @@ func TestDeletionCosts(t *testing.T) {
 			}
 		}
 	})
-	t.Run("more groups than the policy has", func(t *testing.T) {
-		costs := Spread{}.DeletionCosts(podsOf([]int{1}))
-		if diff := cmp.Diff([][]int32{{OutsideDeletionCost}}, costs); diff != "" {
-			t.Error(diff)
+	t.Run("a group that takes no part", func(t *testing.T) {
+		if cost := (Spread{}).SeatCost("a", 1, 1); cost != outsideDeletionCost {
+			t.Errorf("its pod costs %d", cost)
 		}
 	})
 }
 
-func BenchmarkDeletionCosts(b *testing.B) {
+func BenchmarkSeatCost(b *testing.B) {
 	s := StaticWeight(benchmarkWeights(10), nil, ascendingUID)
-	pods := podsOf(s.Divide(1000))
+	seats := s.Divide(1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		s.DeletionCosts(pods)
+		costsOf(s, seats...)
 	}
 }

@@ -4,80 +4,64 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 )
 
-// Pin lets a pod run only on nodes whose label key has the value, on top of what
-// it demands already, and on newcomers: nodes without that label that meet one
-// of the lists of demands. Required node selector terms are ORed, so each term
-// is there once for each way to be such a node; a term without expressions and
-// fields matches no node and stays as it is. A pod without terms gets them. A
-// term that demands the label already is left alone. With newcomers it is to be
-// called once for a pod.
+// Pin adds required node affinity to a pod, so that it runs only on members or newcomers,
+// in addition to what it requires already. Members are nodes that carry the label key with
+// the value. Newcomers are nodes without that label that meet all requirements of one of
+// the lists newcomers: nodes that will become members.
+//
+// Each term of the pod is repeated for each alternative, one for each list of newcomers and
+// one for members. A term that requires the label already stays as it is.
+//
+// Without newcomers, Pin is idempotent. With newcomers it is not: call it once for a pod,
+// or call Repin.
 func Pin(spec *corev1.PodSpec, key, value string, newcomers ...[]corev1.NodeSelectorRequirement) {
 	member := memberOf(key, value)
-	ways := make([][]corev1.NodeSelectorRequirement, 0, len(newcomers)+1)
-	for _, demands := range newcomers {
-		ways = append(ways, append(slices.Clip(demands), stranger(key)))
+	alternatives := make([][]corev1.NodeSelectorRequirement, 0, len(newcomers)+1)
+	for _, requirements := range newcomers {
+		alternatives = append(alternatives, append(slices.Clip(requirements), unlabelled(key)))
 	}
-	ways = append(ways, []corev1.NodeSelectorRequirement{member})
-
-	if spec.Affinity == nil {
-		spec.Affinity = &corev1.Affinity{}
-	}
-	if spec.Affinity.NodeAffinity == nil {
-		spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
-	}
-	affinity := spec.Affinity.NodeAffinity
-	required := affinity.RequiredDuringSchedulingIgnoredDuringExecution
-	if required == nil {
-		required = &corev1.NodeSelector{}
-		affinity.RequiredDuringSchedulingIgnoredDuringExecution = required
-	}
-	if len(required.NodeSelectorTerms) == 0 {
-		for _, way := range ways {
-			required.NodeSelectorTerms = append(required.NodeSelectorTerms, corev1.NodeSelectorTerm{MatchExpressions: way})
+	alternatives = append(alternatives, []corev1.NodeSelectorRequirement{member})
+	affinity.Narrow(spec, func(term corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm {
+		if affinity.Contains(term.MatchExpressions, member) {
+			return []corev1.NodeSelectorTerm{term}
 		}
-		return
-	}
-	terms := make([]corev1.NodeSelectorTerm, 0, len(required.NodeSelectorTerms)*len(ways))
-	for _, term := range required.NodeSelectorTerms {
-		if len(term.MatchExpressions)+len(term.MatchFields) == 0 || demands(member)(term) {
-			terms = append(terms, term)
-			continue
+		terms := make([]corev1.NodeSelectorTerm, len(alternatives))
+		for i, requirements := range alternatives {
+			terms[i] = corev1.NodeSelectorTerm{
+				MatchExpressions: slices.Concat(term.MatchExpressions, requirements), MatchFields: term.MatchFields,
+			}
 		}
-		for _, way := range ways {
-			terms = append(terms, corev1.NodeSelectorTerm{
-				MatchExpressions: slices.Concat(term.MatchExpressions, way), MatchFields: term.MatchFields,
-			})
-		}
-	}
-	required.NodeSelectorTerms = terms
+		return terms
+	})
 }
 
-// Pinned tells whether Pin has pinned a pod that demands nothing else since.
+// Pinned reports whether Pin was applied to a pod and no term was added since: each term
+// that can match a node requires a member or a node without the label.
 func Pinned(spec *corev1.PodSpec, key, value string) bool {
-	if spec.Affinity == nil || spec.Affinity.NodeAffinity == nil || spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+	required := affinity.Required(spec)
+	if required == nil || len(required.NodeSelectorTerms) == 0 {
 		return false
 	}
-	terms := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-	loose := func(term corev1.NodeSelectorTerm) bool {
-		return len(term.MatchExpressions)+len(term.MatchFields) > 0 && !demands(memberOf(key, value))(term) && !demands(stranger(key))(term)
-	}
-	return len(terms) > 0 && !slices.ContainsFunc(terms, loose)
+	return !slices.ContainsFunc(required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
+		return !affinity.IsEmpty(term) && !affinity.Contains(term.MatchExpressions, memberOf(key, value)) && !affinity.Contains(term.MatchExpressions, unlabelled(key))
+	})
 }
 
-// Repin pins a pod anew whose node affinity others changed after Pin.
+// Repin applies Pin to a pod whose node affinity somebody changed after Pin: it removes
+// what Pin added, as Unpin does, and pins again.
 func Repin(spec *corev1.PodSpec, key, value string, newcomers ...[]corev1.NodeSelectorRequirement) {
 	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
-		affinity := spec.Affinity.NodeAffinity
-		affinity.RequiredDuringSchedulingIgnoredDuringExecution = Unpin(affinity.RequiredDuringSchedulingIgnoredDuringExecution, key, value)
+		spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = Unpin(affinity.Required(spec), key, value)
 	}
 	Pin(spec, key, value, newcomers...)
 }
 
-// Unpin returns the required node affinity that a pod had before Pin, nil for
-// none. What it is given stays as it is. A pod that demanded the same by itself
-// is not told apart.
+// Unpin returns the required node affinity that a pod had before Pin, nil for none. The
+// argument stays as it is. If the pod itself required the same, Unpin removes that too.
 func Unpin(required *corev1.NodeSelector, key, value string) *corev1.NodeSelector {
 	if required == nil {
 		return nil
@@ -86,36 +70,27 @@ func Unpin(required *corev1.NodeSelector, key, value string) *corev1.NodeSelecto
 	out := &corev1.NodeSelector{}
 	for _, term := range required.NodeSelectorTerms {
 		switch {
-		case demands(member)(term):
-			term.MatchExpressions = slices.DeleteFunc(slices.Clone(term.MatchExpressions), same(member))
-			if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
-				return nil // the term that Pin gives a pod without terms
+		case affinity.Contains(term.MatchExpressions, member):
+			term.MatchExpressions = slices.DeleteFunc(slices.Clone(term.MatchExpressions), func(r corev1.NodeSelectorRequirement) bool {
+				return affinity.Equal(r, member)
+			})
+			if affinity.IsEmpty(term) {
+				return nil // Pin gives this term to a pod without terms
 			}
-		case demands(stranger(key))(term):
-			continue // the same term is there for members
+		case affinity.Contains(term.MatchExpressions, unlabelled(key)):
+			continue // for newcomers; the list has the same term for members
 		}
 		out.NodeSelectorTerms = append(out.NodeSelectorTerms, term)
 	}
 	return out
 }
 
+// memberOf requires a node that carries the label.
 func memberOf(key, value string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
 }
 
-// stranger demands a node that does not carry the label yet.
-func stranger(key string) corev1.NodeSelectorRequirement {
+// unlabelled requires a node that does not carry the label.
+func unlabelled(key string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpDoesNotExist}
-}
-
-func demands(demand corev1.NodeSelectorRequirement) func(corev1.NodeSelectorTerm) bool {
-	return func(term corev1.NodeSelectorTerm) bool {
-		return slices.ContainsFunc(term.MatchExpressions, same(demand))
-	}
-}
-
-func same(demand corev1.NodeSelectorRequirement) func(corev1.NodeSelectorRequirement) bool {
-	return func(r corev1.NodeSelectorRequirement) bool {
-		return r.Key == demand.Key && r.Operator == demand.Operator && slices.Equal(r.Values, demand.Values)
-	}
 }

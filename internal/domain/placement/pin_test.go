@@ -17,8 +17,9 @@ func in(key string, values ...string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}
 }
 
-// demanding is a pod that demands a node of one of the terms; of none, if nil.
-func demanding(terms []corev1.NodeSelectorTerm) *corev1.PodSpec {
+// requiring makes a pod that requires a node that matches one of the terms; nil requires
+// nothing.
+func requiring(terms []corev1.NodeSelectorTerm) *corev1.PodSpec {
 	spec := &corev1.PodSpec{}
 	if terms != nil {
 		spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
@@ -54,24 +55,24 @@ func TestPin(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			spec := demanding(tc.before)
+			spec := requiring(tc.before)
 			before := required(spec).DeepCopy()
 			Pin(spec, "group", "hz")
-			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
+			if diff := cmp.Diff(requiring(tc.want), spec); diff != "" {
 				t.Errorf("wrong demand (-want +got):\n%s", diff)
 			}
 			Pin(spec, "group", "hz")
-			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
+			if diff := cmp.Diff(requiring(tc.want), spec); diff != "" {
 				t.Errorf("pinned again, the pod changes:\n%s", diff)
 			}
 			got := Unpin(required(spec), "group", "hz")
 			if name == "the same demand is not doubled" {
-				before = required(demanding(terms(all(disk)))) // whose it was is not known
+				before = required(requiring(terms(all(disk)))) // whose it was is not known
 			}
 			if diff := cmp.Diff(before, got, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("unpinned, it demands (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
+			if diff := cmp.Diff(requiring(tc.want), spec); diff != "" {
 				t.Errorf("Unpin changed the pod:\n%s", diff)
 			}
 		})
@@ -92,12 +93,12 @@ func TestPinForNewcomers(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			spec := demanding(tc.before)
+			spec := requiring(tc.before)
 			before := required(spec).DeepCopy()
 			demands := make([]corev1.NodeSelectorRequirement, 1, 8) // what is appended must not be shared
 			demands[0] = zone
 			Pin(spec, "group", "hz", demands)
-			if diff := cmp.Diff(demanding(tc.want), spec); diff != "" {
+			if diff := cmp.Diff(requiring(tc.want), spec); diff != "" {
 				t.Errorf("wrong demand (-want +got):\n%s", diff)
 			}
 			if name == "it demands the group already" {
@@ -121,7 +122,7 @@ func TestPinKeepsWhatAPodPrefers(t *testing.T) {
 	}
 }
 
-// matches is how kube-scheduler reads required node affinity.
+// matches reports whether required node affinity matches a node, as in kube-scheduler.
 func matches(t *rapid.T, spec *corev1.PodSpec, node string, has labels.Set) bool {
 	if spec.Affinity == nil {
 		return true
@@ -150,8 +151,9 @@ var operators = map[corev1.NodeSelectorOperator]selection.Operator{
 	corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
 }
 
-// TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel, and those without the
-// label that meet what newcomers have to: no node more, none less.
+// TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel checks that a pinned pod fits
+// exactly those nodes that it fitted before and that carry the label or meet the
+// requirements for newcomers.
 func TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel(t *testing.T) {
 	key, value := rapid.SampledFrom([]string{"group", "disk", "zone"}), rapid.SampledFrom([]string{"a", "b", "c"})
 	operator := rapid.SampledFrom([]corev1.NodeSelectorOperator{
@@ -176,14 +178,14 @@ func TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel(t *testing.T) {
 		if rapid.Bool().Draw(t, "demands something") {
 			terms = rapid.SliceOfN(term, 1, 3).Draw(t, "terms")
 		}
-		before := demanding(terms)
+		before := requiring(terms)
 		after := before.DeepCopy()
 		group := value.Draw(t, "group")
 		newcomers := rapid.SliceOfN(rapid.SliceOfN(expression, 1, 2), 0, 2).Draw(t, "newcomers")
 		Pin(after, "group", group, newcomers...)
 		has := labels.Set(rapid.MapOf(key, value).Draw(t, "labels"))
 		comes := func(demands []corev1.NodeSelectorRequirement) bool {
-			return !has.Has("group") && matches(t, demanding([]corev1.NodeSelectorTerm{{MatchExpressions: demands}}), "n", has)
+			return !has.Has("group") && matches(t, requiring([]corev1.NodeSelectorTerm{{MatchExpressions: demands}}), "n", has)
 		}
 		want := matches(t, before, "n", has) && (has["group"] == group || slices.ContainsFunc(newcomers, comes))
 		if got := matches(t, after, "n", has); got != want {
@@ -192,8 +194,9 @@ func TestAPinnedPodFitsTheNodesThatItDidAndThatHaveTheLabel(t *testing.T) {
 	})
 }
 
-// TestPinnedAndRepin: a pod is pinned if each way that it may go demands the group, or a
-// node without one; terms that others add since are found, and pinned in their turn.
+// TestPinnedAndRepin checks that a pod counts as pinned only if each of its terms
+// requires the group, or a node without one, and that Repin pins terms that were added
+// later.
 func TestPinnedAndRepin(t *testing.T) {
 	const key, value = "group", "a"
 	member, newcomer := in(key, value), corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpDoesNotExist}
@@ -208,14 +211,14 @@ func TestPinnedAndRepin(t *testing.T) {
 		"no affinity":           {&corev1.PodSpec{}, false},
 		"no node affinity":      {&corev1.PodSpec{Affinity: &corev1.Affinity{}}, false},
 		"nothing required":      {&corev1.PodSpec{Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}}}, false},
-		"no terms":              {demanding([]corev1.NodeSelectorTerm{}), false},
-		"the group":             {demanding([]corev1.NodeSelectorTerm{term(member)}), true},
-		"the group, and more":   {demanding([]corev1.NodeSelectorTerm{term(in("zone", "z"), member)}), true},
-		"another group":         {demanding([]corev1.NodeSelectorTerm{term(in(key, "b"))}), false},
-		"a newcomer":            {demanding([]corev1.NodeSelectorTerm{term(newcomer), term(member)}), true},
-		"a way past it":         {demanding([]corev1.NodeSelectorTerm{term(member), term(in("zone", "z"))}), false},
-		"a way past it by name": {demanding([]corev1.NodeSelectorTerm{term(member), field}), false},
-		"a term of no node":     {demanding([]corev1.NodeSelectorTerm{term(member), {}}), true},
+		"no terms":              {requiring([]corev1.NodeSelectorTerm{}), false},
+		"the group":             {requiring([]corev1.NodeSelectorTerm{term(member)}), true},
+		"the group, and more":   {requiring([]corev1.NodeSelectorTerm{term(in("zone", "z"), member)}), true},
+		"another group":         {requiring([]corev1.NodeSelectorTerm{term(in(key, "b"))}), false},
+		"a newcomer":            {requiring([]corev1.NodeSelectorTerm{term(newcomer), term(member)}), true},
+		"a way past it":         {requiring([]corev1.NodeSelectorTerm{term(member), term(in("zone", "z"))}), false},
+		"a way past it by name": {requiring([]corev1.NodeSelectorTerm{term(member), field}), false},
+		"a term of no node":     {requiring([]corev1.NodeSelectorTerm{term(member), {}}), true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -232,9 +235,10 @@ func TestPinnedAndRepin(t *testing.T) {
 	}
 }
 
-// TestUnpinKeepsWhatElseATermDemands, fields too.
-func TestUnpinKeepsWhatElseATermDemands(t *testing.T) {
-	spec := demanding([]corev1.NodeSelectorTerm{{
+// TestUnpinKeepsOtherRequirements checks that Unpin keeps other expressions and fields of
+// a term.
+func TestUnpinKeepsOtherRequirements(t *testing.T) {
+	spec := requiring([]corev1.NodeSelectorTerm{{
 		MatchExpressions: []corev1.NodeSelectorRequirement{in("zone", "z")}, MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "n")},
 	}})
 	before := required(spec).DeepCopy()

@@ -1,10 +1,14 @@
 // Package placement decides how the replicas of one workload divide over
-// NodeGroups (docs/sources.md, G13): how many each group
-// gets, whose turn the next pod is, which pods leave a group that has too
-// many, and in which order pods should go when the workload shrinks.
+// NodeGroups (docs/sources.md, G13): how many pods each group gets, which group gets
+// the next pod, which pods leave a group that has too many, and which deletion cost
+// each pod has, so that a ReplicaSet that shrinks removes the right ones. Pin writes
+// the decision into a pod, as required node affinity.
 //
-// It counts. It must not know what a seat, a node or a revision is, nor how
-// pods are found, evicted or annotated.
+// Start with Spread: New makes one from a PropagationPolicy, Divide and Next use it.
+//
+// The package works on numbers of pods. It must not contain anything about how pods
+// are found, counted, evicted or written; the ledger of seats (internal/seats) does
+// that.
 package placement
 
 import (
@@ -17,46 +21,53 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/webster"
 )
 
 const (
-	// maxCount bounds weights and range bounds, as the API does.
+	// maxCount is the highest weight and the highest bound of a range, as in the API.
 	maxCount = 1_000_000
-	// maxReplicas bounds what is divided: replicas are an int32 in every
-	// workload kind. Products of the two fit an int64.
+	// maxReplicas is the highest number of pods that is divided: replicas are an int32
+	// in every workload kind. Products of maxCount and 2·maxReplicas fit an int64.
 	maxReplicas = math.MaxInt32
 )
 
-// Spread is a policy made ready for one workload: the groups that take part,
-// by index, and a rule of division. Immutable and safe for concurrent use. The
-// zero value has no group: it divides everything to nowhere.
+// Spread is a compiled PropagationPolicy for one workload: the groups that take part,
+// and either a weight or a range for each. It is immutable and safe for concurrent use.
+// The zero value has no group, so it places no pod.
 //
-// Slices that methods take or return are indexed as Groups; where one that is
-// taken is shorter, the rest counts as zero, or as not feasible.
+// Slices that methods take or return have one entry for each group, in the order of
+// Groups. If a slice argument is shorter, the missing entries count as 0, or as not
+// feasible.
 type Spread struct {
 	names   []string // sorted ascending
 	missing []string
 	folded  []string
-	// away are the groups that WithoutAway gave a share of nothing, and home is
-	// the spread before; nil if there are none.
+	// away are the groups whose share WithoutAway gave to the others, and home is the
+	// spread before that. Both are nil if there are none.
 	away []string
 	home *Spread
 
-	// Division by weights, 0 to maxCount, by index. nil when by ranges.
+	// weights are 0 to maxCount, by index of the group; nil for a division by ranges.
 	weights    []int64
-	descending bool // of groups that are equal in all else the last name wins
+	descending bool // breaks the last tie between groups: true prefers the last name
 
-	// Division by ranges. order lists indexes in the policy's order.
+	// ranges are by index of the group; nil for a division by weights. order lists
+	// indexes in the order of the policy's list.
 	ranges []bounds
 	order  []int32
 }
 
-// StaticWeight makes a Spread that divides in proportion to weights. Names are
-// folded to lower case. A rule that names several groups gives each the full
-// weight, of several rules for one group the largest counts, 0 is never, and
-// if all rules say 0 they mean equal. Weights outside 0 to 1,000,000 count as
-// the nearest bound. present says which groups exist and have a node; nil
-// means all. Others share what a missing group would have had.
+// StaticWeight makes a Spread that divides pods in proportion to weights.
+//
+// Names are folded to lower case. A rule that names several groups gives each of them
+// the full weight. If several rules name a group, the largest weight counts. A group of
+// weight 0 gets no pod, but if all weights are 0, all count as 1. Weights outside 0 to
+// 1,000,000 count as the nearest bound.
+//
+// present reports whether a group exists and has a node; a nil present means that all
+// do. Groups that are not present take no part, and the others divide their share. uid
+// is the workload's: see For.
 func StaticWeight(rules []gm.StaticNodeGroupWeight, present func(group string) bool, uid types.UID) Spread {
 	type entry struct {
 		name   string
@@ -74,7 +85,7 @@ func StaticWeight(rules []gm.StaticNodeGroupWeight, present func(group string) b
 			entries = append(entries, entry{s.fold(name), weight})
 		}
 	}
-	// The largest weight of a name comes first, and Compact keeps the first.
+	// The largest weight of a name sorts first, and CompactFunc keeps the first.
 	slices.SortFunc(entries, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(b.weight, a.weight))
 	})
@@ -94,12 +105,14 @@ func StaticWeight(rules []gm.StaticNodeGroupWeight, present func(group string) b
 	return s.For(uid)
 }
 
-// NumRange makes a Spread that fills groups between bounds: every group gets
-// its min in list order, then each is filled to its max in list order. Where
-// several rules name a group the first counts, as it also fixes the group's
-// place in the order. A bound that cannot be read counts as unset; where min
-// is above max, max counts, for no group may exceed it. Percentages are of the
-// replicas that are divided, rounded up. present is as for StaticWeight.
+// NumRange makes a Spread that fills groups in the order of the list: first each group
+// up to its min, then each group up to its max. Pods beyond all max get no group.
+//
+// Names are folded to lower case. If several rules name a group, the first counts, for
+// its bounds and for its place in the order. An unset min is 0, an unset max is no
+// limit, and a bound that cannot be parsed counts as unset. If min is above max, both
+// are max. Percentages are of the replicas that are divided, rounded up. present and
+// uid are as for StaticWeight.
 func NumRange(rules []gm.NodeGroupNumRange, present func(group string) bool, uid types.UID) Spread {
 	var s Spread
 	var listed []string
@@ -132,8 +145,8 @@ func NumRange(rules []gm.NodeGroupNumRange, present func(group string) bool, uid
 	return s.For(uid)
 }
 
-// fold returns the name in lower case, for object names always are, and
-// remembers names for which that made a difference.
+// fold returns the name in lower case, as object names always are, and records names
+// that it changed for Folded.
 func (s *Spread) fold(name string) string {
 	lower := strings.ToLower(name)
 	if lower != name {
@@ -142,6 +155,8 @@ func (s *Spread) fold(name string) string {
 	return lower
 }
 
+// admit adds a group to the spread, or to the missing ones, and reports which. Names
+// have to come in ascending order.
 func (s *Spread) admit(name string, present func(string) bool) bool {
 	if present != nil && !present(name) {
 		s.missing = append(s.missing, name)
@@ -156,26 +171,26 @@ func (s *Spread) finish() {
 	s.folded = slices.Compact(s.folded)
 }
 
-// For returns the same spread for another workload: which of two equal groups
-// comes first depends on the workload's UID, so that many small workloads do
-// not all start in the same group. It costs one hash.
+// For returns the same spread for another workload. A hash of the workload's UID decides
+// which of two equal groups comes first, so that many workloads with one pod each do not
+// all put it into the same group.
 func (s Spread) For(uid types.UID) Spread {
 	hash := fnv.New32a()
-	_, _ = hash.Write([]byte(uid)) // a hash never fails
+	_, _ = hash.Write([]byte(uid)) // never fails
 	s.descending = hash.Sum32()%2 == 1
 	return s
 }
 
-// Groups are the names of the groups that take part, sorted; groups of weight
-// 0 are among them and get nothing. The slice must not be changed.
+// Groups returns the names of the groups that take part, sorted. It includes groups that
+// never get a pod, such as those of weight 0. The slice must not be changed.
 func (s Spread) Groups() []string { return s.names }
 
-// Bounded tells whether groups have a number of pods that they must not
-// exceed: that of a range. By weights there is none, only a share.
+// Bounded reports whether the division is by ranges, so that a group must not exceed its
+// max. Weights set no such bound.
 func (s Spread) Bounded() bool { return s.ranges != nil }
 
-// Taking are the groups that get a pod once there are enough: those of weight
-// 0, or of a range that ends at 0, never do.
+// Taking returns the groups that get a pod if there are enough replicas, sorted. Groups
+// of weight 0 or of max 0 are not among them.
 func (s Spread) Taking() []string {
 	var taking []string
 	for i, n := range s.Divide(maxReplicas) {
@@ -186,15 +201,15 @@ func (s Spread) Taking() []string {
 	return taking
 }
 
-// Missing are the groups that the policy names and that do not exist or have
-// no node, sorted. The slice must not be changed.
+// Missing returns the groups that the policy names and that do not exist or have no
+// node, sorted. The slice must not be changed.
 func (s Spread) Missing() []string { return s.missing }
 
-// Folded are the names that were not in lower case, as written, sorted. The
-// slice must not be changed.
+// Folded returns the names in the policy that are not in lower case, as written, sorted.
+// The slice must not be changed.
 func (s Spread) Folded() []string { return s.folded }
 
-// Index is the index of a group, -1 if it takes no part.
+// Index returns the index of a group in Groups, -1 if the group takes no part.
 func (s Spread) Index(group string) int {
 	if i, found := slices.BinarySearch(s.names, group); found {
 		return i
@@ -202,23 +217,27 @@ func (s Spread) Index(group string) int {
 	return -1
 }
 
-// Divide says how many of n replicas each group gets. By weights the sum is n
-// unless no group can take any; by ranges it may be less, and the rest waits.
-// A negative n counts as 0.
+// Divide returns how many of n replicas each group gets. By weights the sum is n, or 0 if
+// no group can get a pod. By ranges the sum may be less than n: the other pods wait. A
+// negative n counts as 0.
 func (s Spread) Divide(n int) []int {
-	seats := make([]int, len(s.names))
 	n = min(max(n, 0), maxReplicas)
-	if s.ranges != nil {
-		s.fill(seats, n, n)
-	} else {
-		s.apportion(seats, int64(n))
+	if s.ranges == nil {
+		return s.webster().Divide(int64(n))
 	}
+	seats := make([]int, len(s.names))
+	s.fill(seats, n, n)
 	return seats
 }
 
-// First says where the first k of n replicas are, when they come one by one: what
-// one revision of several has. By weights that is Divide(k); by ranges,
-// percentages are of n.
+// webster is the division by weights. It must not be used when ranges are set.
+func (s *Spread) webster() webster.Division {
+	return webster.Division{Weights: s.weights, Descending: s.descending}
+}
+
+// First returns how many of the first k of n replicas each group gets, if replicas are
+// placed one by one. It is for a revision that has k of the workload's n pods. By weights
+// the result is Divide(k); by ranges, percentages are of n.
 func (s Spread) First(k, n int) []int {
 	n = min(max(n, 0), maxReplicas)
 	k = min(max(k, 0), n)
@@ -230,10 +249,12 @@ func (s Spread) First(k, n int) []int {
 	return seats
 }
 
-// Next is the index of the group whose turn it is to get a pod: of the
-// feasible groups with current below desired the one that comes first by the
-// rule of division; -1 if there is none. A nil feasible means all are. From
-// any state that Divide gives, Next follows Divide.
+// Next returns the index of the group that gets the next pod: among the feasible groups
+// whose current number is below the desired one, the first by the rule of division. It
+// returns -1 if there is none. A nil feasible means that all groups are feasible.
+//
+// Next agrees with First: if desired is Divide(n) with the sum n, and current is First(k, n),
+// then one more pod in the returned group gives First(k+1, n).
 func (s Spread) Next(desired, current []int, feasible []bool) int {
 	if s.ranges != nil {
 		var total int64
@@ -242,41 +263,25 @@ func (s Spread) Next(desired, current []int, feasible []bool) int {
 		}
 		return s.nextInOrder(desired, current, feasible, min(total, maxReplicas))
 	}
+	division := s.webster()
 	best := -1
-	var bestWeight, bestSeats int64
+	var bestSeats int64
 	for i := range min(len(s.weights), len(desired)) {
 		seats := seatsAt(current, i)
 		if int64(desired[i]) <= seats || feasible != nil && (i >= len(feasible) || !feasible[i]) {
 			continue
 		}
-		if best < 0 || s.precedes(s.weights[i], seats, i, bestWeight, bestSeats, best) {
-			best, bestWeight, bestSeats = i, s.weights[i], seats
+		if best < 0 || division.Before(i, seats, best, bestSeats) {
+			best, bestSeats = i, seats
 		}
 	}
 	return best
 }
 
-// NextWanted is Next with every group feasible: whose turn it would be.
-func (s Spread) NextWanted(desired, current []int) int {
-	return s.Next(desired, current, nil)
-}
-
+// seatsAt returns current[i], bounded to 0 to maxReplicas; 0 beyond the end.
 func seatsAt(current []int, i int) int64 {
 	if i >= len(current) {
 		return 0
 	}
 	return min(max(int64(current[i]), 0), maxReplicas)
-}
-
-// Surplus says by how many pods each group exceeds what it should have.
-func Surplus(desired, current []int) []int {
-	surplus := make([]int, len(current))
-	for i, have := range current {
-		want := 0
-		if i < len(desired) {
-			want = desired[i]
-		}
-		surplus[i] = max(have-want, 0)
-	}
-	return surplus
 }

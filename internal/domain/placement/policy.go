@@ -10,13 +10,13 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// groupName is what the API accepts as the name of a group, in any case.
+// groupName matches the names that the API accepts for a group, in lower or upper case.
 var groupName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?$`)
 
-// New makes a Spread of a policy's spec. The strategy may be left out where
-// one list is set. The error names the first field that cannot be used; what
-// the API server refuses is refused here again, for objects written before a
-// rule was. present and uid are as for StaticWeight.
+// New makes a Spread from the spec of a PropagationPolicy. The strategy may be unset if
+// only one of the two lists is set. The error names the first field that cannot be used.
+// New repeats the checks of the CRD, because a stored object may be older than a check.
+// present and uid are as for StaticWeight.
 func New(spec gm.PropagationSpec, present func(group string) bool, uid types.UID) (Spread, error) {
 	strategy, err := strategyOf(&spec)
 	if err != nil {

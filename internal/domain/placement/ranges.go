@@ -10,8 +10,8 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// unlimited is the max of a group that has none. It is above every number of
-// replicas, and a sum of two does not overflow.
+// unlimited is the max of a group that has none. It is above every number of replicas, and
+// the sum of two does not overflow.
 const unlimited = math.MaxInt64 / 4
 
 // bound is one end of a range: a number of pods, or a percentage of replicas.
@@ -20,7 +20,7 @@ type bound struct {
 	percent bool
 }
 
-// of is the bound in pods for n replicas; percentages are rounded up.
+// of returns the bound as a number of pods, for n replicas. Percentages are rounded up.
 func (b bound) of(n int64) int64 {
 	if !b.percent {
 		return b.value
@@ -31,7 +31,7 @@ func (b bound) of(n int64) int64 {
 // bounds is the range of one group.
 type bounds struct{ min, max bound }
 
-// of gives both ends in pods for n replicas, min never above max.
+// of returns both bounds as numbers of pods, for n replicas. low is never above high.
 func (b bounds) of(n int64) (low, high int64) {
 	high = b.max.of(n)
 	return min(b.min.of(n), high), high
@@ -48,8 +48,8 @@ func boundsOf(rule *gm.NodeGroupNumRange) bounds {
 	return b
 }
 
-// parseBound reads a number from 0 to 1,000,000 or a percentage from 0% to
-// 100%. ok is false when value is unset or neither.
+// parseBound parses a number from 0 to 1,000,000 or a percentage from 0% to 100%. ok is
+// false if value is nil or anything else.
 func parseBound(value *intstr.IntOrString) (b bound, ok bool) {
 	if value == nil {
 		return bound{}, false
@@ -65,7 +65,7 @@ func parseBound(value *intstr.IntOrString) (b bound, ok bool) {
 	return bound{value: int64(percent), percent: true}, err == nil && percent <= 100
 }
 
-// fill puts up to k of n seats into seats, which is all zero.
+// fill places the first k of n replicas. seats must be all zero; percentages are of n.
 func (s Spread) fill(seats []int, k, n int) {
 	left, total := int64(k), int64(n)
 	for _, i := range s.order {
@@ -85,12 +85,12 @@ func (s Spread) fill(seats []int, k, n int) {
 	}
 }
 
-// nextInOrder is Next by ranges: the first group below its min, then the first
-// below what it should have. Percentages of min are taken of total. Next takes the
-// sum of desired for it, which is the number of replicas unless all groups are at
-// their max, when the order no longer changes where pods end.
+// nextInOrder is Next by ranges: the first group in the policy's order that is below its
+// min, else the first that is below its desired number. Percentages are of total. Next
+// passes the sum of desired. That is the number of replicas unless all groups are at their
+// max; then each group gets its max in any order.
 func (s Spread) nextInOrder(desired, current []int, feasible []bool, total int64) int {
-	open := -1
+	first := -1 // the first group below desired
 	for _, i := range s.order {
 		index := int(i)
 		if index >= len(desired) || feasible != nil && (index >= len(feasible) || !feasible[index]) {
@@ -103,23 +103,25 @@ func (s Spread) nextInOrder(desired, current []int, feasible []bool, total int64
 		if low, _ := s.ranges[i].of(total); seats < low {
 			return index
 		}
-		if open < 0 {
-			open = index
+		if first < 0 {
+			first = index
 		}
 	}
-	return open
+	return first
 }
 
-// rangeRank is the place, from 1, of group i's k-th seat in the order in which
-// n replicas fill the groups; 0 if the group never gets it or it comes after
-// limit.
+// rangeRank returns the place, from 1, of the k-th seat of group i in the order in which n
+// replicas fill the groups. It returns 0 if the group never gets k seats, or if the place is
+// above limit.
 func (s Spread) rangeRank(i int, k, n, limit int64) int64 {
 	ownLow, ownHigh := s.ranges[i].of(n)
 	if k > ownHigh {
 		return 0
 	}
 	inMin := k <= ownLow
-	before, lows := int64(0), int64(0) // seats of the groups before i in this pass; all seats of the min pass
+	// before counts the seats of groups before i, up to their min if the seat is within
+	// the min of group i, else between min and max. lows is the sum of all min.
+	before, lows := int64(0), int64(0)
 	reached := false
 	for _, j := range s.order {
 		if int(j) == i {

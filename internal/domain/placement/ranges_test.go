@@ -12,7 +12,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// between makes a rule; an empty bound is unset.
+// between makes a rule; "" leaves a bound unset.
 func between(low, high string, names ...string) gm.NodeGroupNumRange {
 	parse := func(s string) *intstr.IntOrString {
 		if s == "" {
@@ -154,8 +154,8 @@ func TestNumRangeNextPassesOverWhatIsNotFeasible(t *testing.T) {
 	if got := s.Next([]int{4, 1}, []int{0, 1}, []bool{false, true}); got != -1 {
 		t.Errorf("Next = %d, want -1", got)
 	}
-	if got := s.NextWanted([]int{4, 1}, []int{1, 0}); got != 1 {
-		t.Errorf("a min comes before a rest: NextWanted = %d, want 1", got)
+	if got := s.Next([]int{4, 1}, []int{1, 0}, nil); got != 1 {
+		t.Errorf("a min comes before a rest: Next = %d, want 1", got)
 	}
 }
 

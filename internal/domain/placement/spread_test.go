@@ -12,7 +12,8 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// TestEqualSpreads: whatever decides how pods are divided makes two spreads differ.
+// TestEqualSpreads: spreads with a difference in any field that decides about the division
+// are not equal.
 func TestEqualSpreads(t *testing.T) {
 	whole := func() Spread {
 		return Spread{
@@ -37,8 +38,8 @@ func TestEqualSpreads(t *testing.T) {
 	}
 }
 
-// TestRulesThatSayNothing: a rule without a group has no say in whether all weights are 0,
-// and a name that comes twice hides none after it.
+// TestRulesThatSayNothing: a rule without a group does not count when all other weights
+// are 0, and a name that is repeated does not hide the names after it.
 func TestRulesThatSayNothing(t *testing.T) {
 	weights := StaticWeight([]gm.StaticNodeGroupWeight{{Weight: 5}, {NodeGroupNames: []string{"a", "b"}}}, nil, "")
 	if diff := cmp.Diff([]int{2, 2}, weights.Divide(4)); diff != "" {
@@ -50,7 +51,7 @@ func TestRulesThatSayNothing(t *testing.T) {
 	}
 }
 
-// TestGroupsThatTakePods are those that have a share of something.
+// TestGroupsThatTakePods: Taking leaves out groups that never get a pod.
 func TestGroupsThatTakePods(t *testing.T) {
 	none := intstr.FromInt32(0)
 	weights := StaticWeight([]gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"a", "b"}, Weight: 1}, {NodeGroupNames: []string{"c"}}}, nil, "")
@@ -63,7 +64,8 @@ func TestGroupsThatTakePods(t *testing.T) {
 	}
 }
 
-// TestNextOfFewerGroups: a group of which nobody says that it is feasible is not.
+// TestNextOfFewerGroups: a group beyond the end of a list counts as not feasible, and as
+// without a desired pod.
 func TestNextOfFewerGroups(t *testing.T) {
 	s := StaticWeight([]gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"a", "b", "c"}, Weight: 1}}, nil, "")
 	for _, feasible := range [][]bool{{}, {false}, {false, false}} {
@@ -79,12 +81,11 @@ func TestNextOfFewerGroups(t *testing.T) {
 	}
 }
 
-// TestPercentagesCostByAllPods: a percentage is of the pods of all groups.
+// TestPercentagesCostByAllPods checks that percentages are of the pods of all groups.
 func TestPercentagesCostByAllPods(t *testing.T) {
 	half := intstr.FromString("50%")
 	s := NumRange([]gm.NodeGroupNumRange{{NodeGroupNames: []string{"a"}, Max: &half}, {NodeGroupNames: []string{"b"}}}, nil, "")
-	pods := func(n int) []Candidate { return make([]Candidate, n) }
-	costs := s.DeletionCosts([][]Candidate{pods(2), pods(2)})
+	costs := costsOf(s, 2, 2)
 	for _, cost := range slices.Concat(costs...) {
 		if cost <= 0 {
 			t.Errorf("costs are %v: each of the four has a place, two in each group", costs)
@@ -92,7 +93,8 @@ func TestPercentagesCostByAllPods(t *testing.T) {
 	}
 }
 
-// TestTheBoundsOfAPolicy: the last value that can be used, and the first that cannot.
+// TestTheBoundsOfAPolicy checks the last valid value and the first invalid value of each
+// field.
 func TestTheBoundsOfAPolicy(t *testing.T) {
 	weight := func(weight int64, names ...string) gm.PropagationSpec {
 		return gm.PropagationSpec{StaticWeight: []gm.StaticNodeGroupWeight{{NodeGroupNames: names, Weight: weight}}}
@@ -135,35 +137,25 @@ func TestTheBoundsOfAPolicy(t *testing.T) {
 	}
 }
 
-// TestCostsOfRanges: first the min of each group, then each group to its max; no two pods
-// cost the same.
+// TestCostsOfRanges: costs fall in the order in which seats are given: first to the min of
+// each group, then to its max. No two seats cost the same.
 func TestCostsOfRanges(t *testing.T) {
 	s := NumRange([]gm.NodeGroupNumRange{between("1", "3", "a", "b")}, nil, "")
-	got := s.DeletionCosts([][]Candidate{make([]Candidate, 3), make([]Candidate, 3)})
 	want := [][]int32{{topDeletionCost - 1, topDeletionCost - 3, topDeletionCost - 4}, {topDeletionCost - 2, topDeletionCost - 5, topDeletionCost - 6}}
-	for i := range got {
-		slices.Sort(got[i])
-		slices.Reverse(got[i])
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, costsOf(s, 3, 3)); diff != "" {
 		t.Errorf("wrong costs (-want +got):\n%s", diff)
 	}
 }
 
-// TestEqualGroupsCostInTurns: of two groups of the same weight each seat has a place of its
-// own, whichever comes first.
+// TestEqualGroupsCostInTurns: the seats of two groups of the same weight take turns, and no
+// two cost the same, whichever group comes first.
 func TestEqualGroupsCostInTurns(t *testing.T) {
 	for uid, want := range map[types.UID][][]int32{
 		ascendingUID:  {{topDeletionCost - 1, topDeletionCost - 3}, {topDeletionCost - 2, topDeletionCost - 4}},
 		descendingUID: {{topDeletionCost - 2, topDeletionCost - 4}, {topDeletionCost - 1, topDeletionCost - 3}},
 	} {
 		s := StaticWeight(weighted(1, 1), nil, uid)
-		got := s.DeletionCosts([][]Candidate{make([]Candidate, 2), make([]Candidate, 2)})
-		for i := range got {
-			slices.Sort(got[i])
-			slices.Reverse(got[i])
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
+		if diff := cmp.Diff(want, costsOf(s, 2, 2)); diff != "" {
 			t.Errorf("UID %s: wrong costs (-want +got):\n%s", uid, diff)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 )
 
 // Workload is a Deployment, a StatefulSet or a DaemonSet.
@@ -252,17 +253,13 @@ func constrain(spec *corev1.PodSpec, in BuildInput) {
 			Key: apps.NodePoolLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{in.Pool.Name},
 		}}
 	}
-	if spec.Affinity == nil {
-		spec.Affinity = &corev1.Affinity{}
-	}
-	if spec.Affinity.NodeAffinity == nil {
-		spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
-	}
-	required := &spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-	if *required == nil {
-		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{*term}}
-	} else {
-		(*required).NodeSelectorTerms = withTerm((*required).NodeSelectorTerms, term)
+	// A node selector without terms stays as it is, for the API server to refuse.
+	if required := affinity.Required(spec); required == nil || len(required.NodeSelectorTerms) > 0 {
+		affinity.Narrow(spec, func(t corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm {
+			t.MatchExpressions = append(slices.Clip(t.MatchExpressions), term.DeepCopy().MatchExpressions...)
+			t.MatchFields = append(slices.Clip(t.MatchFields), term.DeepCopy().MatchFields...)
+			return []corev1.NodeSelectorTerm{t}
+		})
 	}
 	for i := range in.Pool.Tolerations {
 		spec.Tolerations = withToleration(spec.Tolerations, in.Pool.Tolerations[i])
@@ -275,21 +272,6 @@ func constrain(spec *corev1.PodSpec, in BuildInput) {
 		}
 		spec.Tolerations = withToleration(spec.Tolerations, corev1.Toleration{Key: taint.Key, Operator: operator, Value: taint.Value, Effect: taint.Effect})
 	}
-}
-
-// withTerm adds the requirements of a term to each of the terms, of which a node has to
-// match only one. An empty term matches no node and stays empty: with requirements it
-// would match the pool.
-func withTerm(terms []corev1.NodeSelectorTerm, term *corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm {
-	for i := range terms {
-		t := &terms[i]
-		if len(t.MatchExpressions) == 0 && len(t.MatchFields) == 0 {
-			continue
-		}
-		t.MatchExpressions = append(t.MatchExpressions, term.DeepCopy().MatchExpressions...)
-		t.MatchFields = append(t.MatchFields, term.DeepCopy().MatchFields...)
-	}
-	return terms
 }
 
 // Tolerates reports whether pods with these tolerations keep running under all of these

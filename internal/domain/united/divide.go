@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/atoll-k8s/atoll/internal/domain/webster"
 )
 
 // Divide returns the number of pods of each pool, in the order of shares. A share is the
@@ -168,7 +170,7 @@ func order(weights []int) []int {
 				continue
 			}
 			by := ((had[i]+1)*sum + w - 1) / w // the turn by which it is owed its next pod
-			if by <= full && (next < 0 || w*(2*had[next]+1) > weights[next]*(2*had[i]+1)) {
+			if by <= full && (next < 0 || webster.Compare(int64(w), int64(had[i]), int64(weights[next]), int64(had[next])) > 0) {
 				next, due = i, by
 			}
 		}

@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// API is an API server that holds a few objects: it answers reads and watches
-// of workloads, for clients that go through HTTP as a reflector does.
+// API is a fake API server over HTTP, for clients and reflectors. It serves get, list and
+// watch of a few objects.
 type API struct {
 	t      testing.TB
 	server *httptest.Server
@@ -30,7 +30,7 @@ type API struct {
 	watchers map[string]map[chan event]struct{}    // by resource
 	reads    int
 	lists    int
-	failure  int
+	failure  int // HTTP status, 0 for none
 }
 
 type event struct {
@@ -38,7 +38,7 @@ type event struct {
 	Object json.RawMessage `json:"object"`
 }
 
-// NewAPI serves the objects until the test ends.
+// NewAPI starts a server with the objects. It stops when the test ends.
 func NewAPI(t testing.TB, objects ...Object) *API {
 	t.Helper()
 	a := &API{t: t, objects: map[string]map[string]json.RawMessage{}, watchers: map[string]map[chan event]struct{}{}}
@@ -58,7 +58,7 @@ func NewAPI(t testing.TB, objects ...Object) *API {
 	return a
 }
 
-// Client speaks to the server without a limit of its own.
+// Client returns a client of the server without a rate limit.
 func (a *API) Client() kubernetes.Interface {
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: a.server.URL, QPS: -1, Timeout: time.Minute})
 	utilruntime.Must(err)
@@ -78,7 +78,7 @@ func (a *API) Put(o Object) {
 		a.objects[resource] = map[string]json.RawMessage{}
 	}
 	a.objects[resource][key] = a.encodeLocked(o)
-	a.tellLocked(resource, event{kind, a.objects[resource][key]})
+	a.notifyLocked(resource, event{kind, a.objects[resource][key]})
 }
 
 // Delete removes an object.
@@ -87,24 +87,25 @@ func (a *API) Delete(o Object) {
 	defer a.mu.Unlock()
 	resource := resourceOf(o)
 	delete(a.objects[resource], o.GetNamespace()+"/"+o.GetName())
-	a.tellLocked(resource, event{"DELETED", a.encodeLocked(o)})
+	a.notifyLocked(resource, event{"DELETED", a.encodeLocked(o)})
 }
 
-// Fail makes every read of a single object, and every list of a namespace, fail with an HTTP status; 0 ends it.
+// Fail makes every get, and every list of a namespace, fail with an HTTP status, until it is
+// called with 0.
 func (a *API) Fail(status int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.failure = status
 }
 
-// Reads is the number of reads of single objects so far.
+// Reads returns the number of gets so far.
 func (a *API) Reads() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.reads
 }
 
-// Lists is the number of lists that were begun so far.
+// Lists returns the number of lists and watches that were started so far.
 func (a *API) Lists() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -126,9 +127,9 @@ func (a *API) encodeLocked(o Object) json.RawMessage {
 	return raw
 }
 
-func (a *API) tellLocked(resource string, e event) {
+func (a *API) notifyLocked(resource string, e event) {
 	for w := range a.watchers[resource] {
-		w <- e // roomy: a test makes a handful of changes
+		w <- e // the buffer is large enough for the few changes of a test
 	}
 }
 
@@ -157,7 +158,7 @@ func fail(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	})
 }
 
-// list answers lists of one namespace.
+// list serves lists of one namespace.
 func (a *API) list(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -179,8 +180,7 @@ func (a *API) list(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// watch answers watches that begin with what is there, which is how a
-// reflector lists.
+// watch serves watches with sendInitialEvents, which reflectors use in place of a list.
 func (a *API) watch(w http.ResponseWriter, r *http.Request) {
 	group, resource := r.PathValue("group"), r.PathValue("resource")
 	if r.FormValue("sendInitialEvents") != "true" {
@@ -218,7 +218,7 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// listKinds are the kinds that are listed, by resource.
+// listKinds has the kind of each resource that the server lists.
 var listKinds = map[string]string{
 	"deployments": "Deployment", "replicasets": "ReplicaSet", "statefulsets": "StatefulSet",
 	"daemonsets": "DaemonSet", "jobs": "Job", "cronjobs": "CronJob", "pods": "Pod",
@@ -236,18 +236,19 @@ func (a *API) bookmarkLocked(group, resource string) json.RawMessage {
 	return raw
 }
 
-// Eventually waits until what it is told holds, looking often.
+// Eventually waits until holds returns true, for at most 20 seconds. what describes the
+// condition in the failure message.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(20 * time.Second)
 	defer deadline.Stop()
-	look := time.NewTicker(2 * time.Millisecond)
-	defer look.Stop()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
 	for !holds() {
 		select {
 		case <-deadline.C:
 			t.Fatalf("gave up waiting: %s", what)
-		case <-look.C:
+		case <-tick.C:
 		}
 	}
 }

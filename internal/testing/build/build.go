@@ -1,9 +1,9 @@
-// Package build makes objects for tests: small, valid, and with the defaults
-// that the API server would give. What a test is about stands in the options;
-// everything else is the same everywhere: namespace "ns", and the name as UID.
+// Package build makes objects for tests: small, valid, and with the defaults that the API
+// server would set. Options set what a test is about. Everything else is the same for all
+// objects: the namespace is "ns", and the UID is the name.
 //
-// It knows what an object looks like and must not know what anybody concludes
-// from it. Options panic on kinds that do not have what they set.
+// It must not contain anything that the product decides from objects. Options panic if the
+// kind does not have the field that they set.
 package build
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 )
 
-// Namespace is where everything namespaced is.
+// Namespace is the namespace of all namespaced objects.
 const Namespace = "ns"
 
 // Object is any API object.
@@ -43,7 +43,7 @@ type Object interface {
 // Option changes an object that is being built.
 type Option func(Object)
 
-// kinds knows every kind that tests read or write.
+// kinds is the scheme with every kind that tests read or write.
 var kinds = func() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
@@ -59,6 +59,7 @@ func kindOf(o Object) schema.GroupVersionKind {
 	return gvks[0]
 }
 
+// made sets what all objects have, and applies the options.
 func made[T Object](o T, namespace, name string, options []Option) T {
 	o.SetNamespace(namespace)
 	o.SetName(name)
@@ -70,37 +71,37 @@ func made[T Object](o T, namespace, name string, options []Option) T {
 	return o
 }
 
-// Deployment wants one pod.
+// Deployment makes a Deployment with one replica.
 func Deployment(name string, options ...Option) *appsv1.Deployment {
 	return made(&appsv1.Deployment{Spec: appsv1.DeploymentSpec{Replicas: new(int32(1))}}, Namespace, name, options)
 }
 
-// ReplicaSet wants one pod.
+// ReplicaSet makes a ReplicaSet with one replica.
 func ReplicaSet(name string, options ...Option) *appsv1.ReplicaSet {
 	return made(&appsv1.ReplicaSet{Spec: appsv1.ReplicaSetSpec{Replicas: new(int32(1))}}, Namespace, name, options)
 }
 
-// StatefulSet wants one pod.
+// StatefulSet makes a StatefulSet with one replica.
 func StatefulSet(name string, options ...Option) *appsv1.StatefulSet {
 	return made(&appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}}, Namespace, name, options)
 }
 
-// DaemonSet wants a pod a node.
+// DaemonSet makes a DaemonSet.
 func DaemonSet(name string, options ...Option) *appsv1.DaemonSet {
 	return made(&appsv1.DaemonSet{}, Namespace, name, options)
 }
 
-// Job wants one pod at a time.
+// Job makes a Job with a parallelism of 1.
 func Job(name string, options ...Option) *batchv1.Job {
 	return made(&batchv1.Job{Spec: batchv1.JobSpec{Parallelism: new(int32(1))}}, Namespace, name, options)
 }
 
-// Pod waits for a node, without containers.
+// Pod makes a pod that is Pending, without node and containers.
 func Pod(name string, options ...Option) *corev1.Pod {
 	return made(&corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodPending}}, Namespace, name, options)
 }
 
-// Node is Ready, open, and has room.
+// Node makes a node that is Ready and not cordoned, with 8 cores, 32 GiB and 110 pods.
 func Node(name string, options ...Option) *corev1.Node {
 	return made(&corev1.Node{Status: corev1.NodeStatus{
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
@@ -112,12 +113,12 @@ func Node(name string, options ...Option) *corev1.Node {
 	}}, "", name, options)
 }
 
-// NodeGroup selects nothing.
+// NodeGroup makes a NodeGroup that selects no node.
 func NodeGroup(name string, options ...Option) *gm.NodeGroup {
 	return made(&gm.NodeGroup{}, "", name, options)
 }
 
-// NodePool selects nothing and gives nothing. Its finalizer is on.
+// NodePool makes a NodePool that selects no node and has no attributes. It has its finalizer.
 func NodePool(name string, options ...Option) *apps.NodePool {
 	p := made(&apps.NodePool{}, "", name, options)
 	if len(p.Finalizers) == 0 {
@@ -126,24 +127,24 @@ func NodePool(name string, options ...Option) *apps.NodePool {
 	return p
 }
 
-// PropagationPolicy has the defaults of its schema, and no rule.
+// PropagationPolicy makes a policy without rules, with the defaults of the CRD.
 func PropagationPolicy(name string, options ...Option) *gm.PropagationPolicy {
 	return made(&gm.PropagationPolicy{Spec: gm.PropagationSpec{
 		Rescheduling: gm.Rescheduling{Mode: gm.ReschedulingEvict, MaxUnavailable: 1},
 	}}, Namespace, name, options)
 }
 
-// OverridePolicy has no rule.
+// OverridePolicy makes a policy without rules.
 func OverridePolicy(name string, options ...Option) *gm.OverridePolicy {
 	return made(&gm.OverridePolicy{}, Namespace, name, options)
 }
 
-// With changes what only one kind has.
+// With changes an object of one kind, in a way that no other option does.
 func With[T Object](change func(T)) Option {
 	return func(o Object) { change(o.(T)) }
 }
 
-// Label puts a label on.
+// Label sets a label.
 func Label(key, value string) Option {
 	return func(o Object) {
 		labels := o.GetLabels()
@@ -155,7 +156,7 @@ func Label(key, value string) Option {
 	}
 }
 
-// Annotation puts an annotation on.
+// Annotation sets an annotation.
 func Annotation(key, value string) Option {
 	return func(o Object) {
 		annotations := o.GetAnnotations()
@@ -167,12 +168,12 @@ func Annotation(key, value string) Option {
 	}
 }
 
-// Requires puts the required labels on; "" is none.
+// Requires sets the required labels; "" sets none.
 func Requires(propagation, override string) Option {
 	return policies(ownership.Policies{RequiredPropagation: propagation, RequiredOverride: override})
 }
 
-// Bound puts the required and the binding labels on; "" is none.
+// Bound sets the required and the binding labels; "" sets none.
 func Bound(propagation, override string) Option {
 	return policies(ownership.Policies{
 		RequiredPropagation: propagation, BindingPropagation: propagation,
@@ -188,24 +189,24 @@ func policies(p ownership.Policies) Option {
 	}
 }
 
-// OwnedBy makes an object the controller.
+// OwnedBy sets the object's controller.
 func OwnedBy(owner Object) Option {
 	return func(o Object) {
 		o.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(owner, kindOf(owner))})
 	}
 }
 
-// UID gives another UID than the name.
+// UID sets a UID that differs from the name.
 func UID(uid string) Option {
 	return func(o Object) { o.SetUID(types.UID(uid)) }
 }
 
-// Created says when the object was created.
+// Created sets the creationTimestamp.
 func Created(at time.Time) Option {
 	return func(o Object) { o.SetCreationTimestamp(metav1.NewTime(at)) }
 }
 
-// Deleting puts a deletionTimestamp on, and a finalizer that holds the object.
+// Deleting sets a deletionTimestamp, and a finalizer that keeps the object.
 func Deleting(finalizer string) Option {
 	return func(o Object) {
 		at := metav1.NewTime(time.Unix(2_000_000, 0))
@@ -214,7 +215,7 @@ func Deleting(finalizer string) Option {
 	}
 }
 
-// Replicas says how many pods a workload wants.
+// Replicas sets the number of pods that a workload wants; of a Job, its parallelism.
 func Replicas(n int32) Option {
 	return func(o Object) {
 		switch o := o.(type) {
@@ -251,7 +252,7 @@ func On(node string) Option {
 	return With(func(pod *corev1.Pod) { pod.Spec.NodeName = node })
 }
 
-// ForNode demands a node by name, as DaemonSets do.
+// ForNode requires a node by name, as the DaemonSet controller does.
 func ForNode(node string) Option {
 	return With(func(pod *corev1.Pod) {
 		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
@@ -262,7 +263,7 @@ func ForNode(node string) Option {
 	})
 }
 
-// Running makes every container run, after a number of restarts, and the pod Ready.
+// Running makes the pod Ready and every container running, after a number of restarts.
 func Running(restarts int32) Option {
 	return With(func(pod *corev1.Pod) {
 		pod.Status.Phase = corev1.PodRunning
@@ -275,14 +276,14 @@ func Running(restarts int32) Option {
 	})
 }
 
-// Gated holds a pod back with our scheduling gate.
+// Gated adds atoll-manager's scheduling gate.
 func Gated() Option {
 	return With(func(pod *corev1.Pod) {
 		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
 	})
 }
 
-// Unschedulable says that kube-scheduler has found no node for a pod.
+// Unschedulable sets the condition for a pod for which kube-scheduler found no node.
 func Unschedulable() Option {
 	return With(func(pod *corev1.Pod) {
 		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{
@@ -291,22 +292,22 @@ func Unschedulable() Option {
 	})
 }
 
-// InGroup puts the label of a NodeGroup on a node.
+// InGroup sets the label that makes a node a member of a NodeGroup.
 func InGroup(group string) Option { return Label(gm.NodeGroupLabel, group) }
 
-// Selects names nodes that a NodeGroup selects.
+// Selects makes a NodeGroup select nodes by name.
 func Selects(nodes ...string) Option {
 	return With(func(g *gm.NodeGroup) { g.Spec.Nodes = append(g.Spec.Nodes, nodes...) })
 }
 
-// Weight gives groups a weight.
+// Weight adds a rule that gives groups a weight.
 func Weight(weight int64, groups ...string) Option {
 	return With(func(p *gm.PropagationPolicy) {
 		p.Spec.StaticWeight = append(p.Spec.StaticWeight, gm.StaticNodeGroupWeight{NodeGroupNames: groups, Weight: weight})
 	})
 }
 
-// Registry replaces the registry of every image in a group.
+// Registry adds a rule that replaces the registry of every image in a group.
 func Registry(group, registry string) Option {
 	return With(func(p *gm.OverridePolicy) {
 		p.Spec.OverrideRules = append(p.Spec.OverrideRules, gm.RuleWithNodeGroup{
@@ -318,7 +319,7 @@ func Registry(group, registry string) Option {
 	})
 }
 
-// Args adds arguments to a container in a group.
+// Args adds a rule that appends arguments to a container in a group.
 func Args(group, container string, args ...string) Option {
 	return Overrides(group, gm.Overriders{ArgsOverrider: []gm.CommandArgsOverrider{
 		{ContainerName: container, Operator: gm.OverriderOpAdd, Value: args},
@@ -332,13 +333,12 @@ func Overrides(group string, overriders gm.Overriders) Option {
 	})
 }
 
-// Assigns says when pods get their group.
+// Assigns sets when pods get their group.
 func Assigns(when gm.Assignment) Option {
 	return With(func(p *gm.PropagationPolicy) { p.Spec.Assignment = when })
 }
 
-// SelectsBy makes a workload find its pods by these labels, each with the value
-// "x".
+// SelectsBy makes a workload select its pods by these labels, each with the value "x".
 func SelectsBy(keys ...string) Option {
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{}}
 	for _, key := range keys {
@@ -360,7 +360,7 @@ func SelectsBy(keys ...string) Option {
 	}
 }
 
-// Seated gives a pod its seat at creation.
+// Seated makes a pod one that got its seat at creation, in a group.
 func Seated(group string) Option {
 	return func(o Object) {
 		Label(gm.NodeGroupLabel, group)(o)
@@ -368,7 +368,7 @@ func Seated(group string) Option {
 	}
 }
 
-// Owner is an object as the decisions see it.
+// Owner converts an object to the form that internal/owners keeps.
 func Owner(o Object) *ownership.Object {
 	out := &ownership.Object{
 		GroupVersionKind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(),

@@ -13,16 +13,16 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// Client is a client over objects in memory. Status is a subresource, as in
-// the CRDs; funcs sees the calls first.
+// Client makes a client for objects in memory. Status is a subresource, as in the CRDs. funcs
+// can intercept calls.
 func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch {
 	return fake.NewClientBuilder().WithScheme(kinds).
 		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}, &capacity.CapacitySplit{}).
 		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
 }
 
-// BudgetSaysNo is what the API server answers an eviction that a
-// PodDisruptionBudget does not allow.
+// BudgetSaysNo returns the API server's error for an eviction that a PodDisruptionBudget does
+// not allow.
 func BudgetSaysNo() error {
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause})

@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
-// Stage is a manager that runs controllers beside informers that bring what a
-// test gives them.
+// Stage is a controller-runtime manager that runs controllers with fake informers, whose
+// events a test sends.
 type Stage struct {
 	ctrl.Manager
 	Informers *informertest.FakeInformers
@@ -27,18 +27,18 @@ type Stage struct {
 	runnables []manager.Runnable
 }
 
-// NewStage makes a stage for controllers that use the client.
+// NewStage makes a Stage for controllers that use the client.
 func NewStage(c client.Client) *Stage {
 	informers := &informertest.FakeInformers{Scheme: c.Scheme()}
 	return &Stage{Informers: informers, cache: lockedCache{FakeInformers: informers}, client: c}
 }
 
-// GetCache is the informers.
+// GetCache returns the fake informers.
 func (s *Stage) GetCache() cache.Cache { return &s.cache }
 
-// Update brings the change of an object to the handlers that controllers have
-// added by now. Call it again until its effect is seen: a controller that has just
-// been started may not have added its handlers.
+// Update sends an update event to the handlers that controllers have added so far. A
+// controller that was just started may add its handlers later, so call Update again until
+// its effect is seen.
 func (s *Stage) Update(t testing.TB, before, after client.Object) {
 	t.Helper()
 	s.cache.mu.Lock()
@@ -50,8 +50,8 @@ func (s *Stage) Update(t testing.TB, before, after client.Object) {
 	informer.Update(before, after)
 }
 
-// lockedCache lets a controller watch one kind twice: it adds its handlers side by
-// side, and fake informers are not made for that.
+// lockedCache serializes the access to fake informers, which are not safe for concurrent use:
+// a controller that watches one kind twice adds its handlers concurrently.
 type lockedCache struct {
 	*informertest.FakeInformers
 	mu sync.Mutex
@@ -77,27 +77,27 @@ func (i *lockedInformer) AddEventHandlerWithOptions(h toolscache.ResourceEventHa
 	return i.Informer.AddEventHandlerWithOptions(h, o)
 }
 
-// GetClient is the client of the controllers.
+// GetClient returns the client of the controllers.
 func (s *Stage) GetClient() client.Client { return s.client }
 
-// GetScheme is the client's.
+// GetScheme returns the scheme of the client.
 func (s *Stage) GetScheme() *runtime.Scheme { return s.client.Scheme() }
 
-// GetFieldIndexer indexes nothing.
+// GetFieldIndexer returns an indexer that does nothing.
 func (s *Stage) GetFieldIndexer() client.FieldIndexer { return s.Informers }
 
-// GetHTTPClient is for nobody.
+// GetHTTPClient returns the default client. Controllers do not use it.
 func (s *Stage) GetHTTPClient() *http.Client { return http.DefaultClient }
 
-// GetLogger says nothing.
+// GetLogger returns a logger that drops everything.
 func (s *Stage) GetLogger() logr.Logger { return logr.Discard() }
 
-// GetControllerOptions lets two tests make a controller of one name.
+// GetControllerOptions allows several tests to make controllers of the same name.
 func (s *Stage) GetControllerOptions() config.Controller {
 	return config.Controller{SkipNameValidation: new(true)}
 }
 
-// Add takes a controller to run.
+// Add adds a controller for Run.
 func (s *Stage) Add(r manager.Runnable) error {
 	s.runnables = append(s.runnables, r)
 	return nil
@@ -107,14 +107,14 @@ func (s *Stage) Add(r manager.Runnable) error {
 func (s *Stage) Run(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error)
+	stopped := make(chan error)
 	for _, r := range s.runnables {
-		go func() { ended <- r.Start(ctx) }()
+		go func() { stopped <- r.Start(ctx) }()
 	}
 	t.Cleanup(func() {
 		cancel()
 		for range s.runnables {
-			if err := <-ended; err != nil {
+			if err := <-stopped; err != nil {
 				t.Error(err)
 			}
 		}

@@ -1,6 +1,6 @@
-// Package world puts objects where the parts of atoll-manager look for them:
-// workloads into the owners' walk, nodes and pods into the ledger, policies
-// into the cache. Tests of adapters stand on it.
+// Package world is the environment for tests of adapters. It puts objects where the parts of
+// atoll-manager read them: workloads into the Walker, nodes and pods into the ledger, policies
+// into the client's cache.
 package world
 
 import (
@@ -25,29 +25,30 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// World is what has been observed of a cluster, without anything that goes on
-// observing it.
+// World is the state of a cluster as atoll-manager has observed it. Nothing watches the
+// cluster: tests add what atoll-manager is to see.
 type World struct {
-	// Clock stands still until it is stepped.
+	// Clock stands still until a test steps it.
 	Clock *testingclock.FakeClock
-	// API is asked for owners that Walker does not hold: it has none.
+	// API is the server for owners that Walker does not have. It has no objects.
 	API      *build.API
 	Walker   *owners.Walker
 	Ledger   *seats.Ledger
 	Policies *policies.Resolver
-	// Client holds policies and workloads.
+	// Client has policies and workloads.
 	Client client.WithWatch
-	// Pods holds pods.
+	// Pods has pods.
 	Pods *fake.Clientset
-	// Evicted are the pods whose eviction was asked for, in that order; no pod
-	// goes by it. Answers are what is answered, one after the other; then nil.
+	// Evicted has the names of the pods of all eviction requests, in order. An eviction does
+	// not delete its pod. Answers are the results of the requests, in order; further
+	// requests succeed.
 	Evicted []string
 	Answers []error
-	// Takes is how long each eviction takes by Clock.
+	// Takes is the time by which each eviction steps Clock.
 	Takes time.Duration
 }
 
-// New makes a world of the objects.
+// New makes a World with the objects.
 func New(t testing.TB, objects ...build.Object) *World {
 	t.Helper()
 	var stored []client.Object
@@ -80,7 +81,7 @@ func New(t testing.TB, objects ...build.Object) *World {
 func (w *World) evict(t testing.TB, eviction *policyv1.Eviction) (answer error) {
 	t.Helper()
 	if p := eviction.DeleteOptions.Preconditions; p == nil || p.UID == nil || string(*p.UID) != eviction.Name {
-		t.Errorf("eviction of %s has preconditions %v: another pod of that name would go", eviction.Name, p)
+		t.Errorf("eviction of %s has preconditions %v: it could evict another pod of that name", eviction.Name, p)
 	}
 	w.Evicted = append(w.Evicted, eviction.Name)
 	w.Clock.Step(w.Takes)
@@ -90,7 +91,7 @@ func (w *World) evict(t testing.TB, eviction *policyv1.Eviction) (answer error) 
 	return answer
 }
 
-// isStored: Client holds the object.
+// isStored reports whether Client has the object.
 func isStored(o build.Object) bool {
 	switch o.(type) {
 	case *corev1.Node, *corev1.Pod:
@@ -99,7 +100,7 @@ func isStored(o build.Object) bool {
 	return true
 }
 
-// Add creates an object, and lets everybody see it.
+// Add creates an object and makes it observed.
 func (w *World) Add(t testing.TB, o build.Object) {
 	t.Helper()
 	if isStored(o) {
@@ -122,8 +123,8 @@ func (w *World) see(o build.Object) {
 	}
 }
 
-// See lets the API server have a pod as it is now, and the ledger and, for a pod
-// without an owner, the walk see it.
+// See creates or updates a pod in Pods, and makes the ledger observe it; if the pod has no
+// owner, the Walker too.
 func (w *World) See(pod *corev1.Pod) {
 	pods := corev1.SchemeGroupVersion.WithResource("pods")
 	err := w.Pods.Tracker().Create(pods, pod, pod.Namespace)
@@ -138,8 +139,8 @@ func (w *World) See(pod *corev1.Pod) {
 	w.Ledger.Observe(slim)
 }
 
-// Settle lets policies and groups have been as they are for long enough that
-// pods may be moved because of them.
+// Settle steps Clock until policies and groups have been unchanged for long enough that
+// controllers move pods because of them.
 func (w *World) Settle(t testing.TB) {
 	t.Helper()
 	var list gm.PropagationPolicyList
