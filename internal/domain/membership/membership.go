@@ -9,6 +9,7 @@ package membership
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
@@ -41,27 +44,38 @@ type Group struct {
 	expressions labels.Selector // nil selects nothing
 }
 
-// Compile makes a Group of a NodeGroup. The error names the first field that
-// cannot be used; the Group that comes with it is Invalid and is to be put
+// Compile makes a Group of a NodeGroup. The error is the first fault that
+// Validate reports; the Group that comes with it is Invalid and is to be put
 // into the index like any other.
 //
 // A selector on the label that members carry is refused: it would make
 // membership the cause of itself, and no order of events would end it.
 func Compile(g *gm.NodeGroup) (Group, error) {
+	group, faults := compile(g)
+	if len(faults) > 0 {
+		return group, faults[0]
+	}
+	return group, nil
+}
+
+// Validate returns all faults of the NodeGroup's spec: matchLabels by key, then
+// matchExpressions in order. Compile succeeds exactly if there are no faults.
+func Validate(g *gm.NodeGroup) field.ErrorList {
+	_, faults := compile(g)
+	return faults
+}
+
+func compile(g *gm.NodeGroup) (Group, field.ErrorList) {
 	group := Group{
 		Name:     g.Name,
 		Created:  g.CreationTimestamp.Time,
 		Deleting: g.DeletionTimestamp != nil,
 	}
-	byLabels, err := compileLabels(g.Spec.MatchLabels)
-	if err != nil {
+	byLabels, faults := compileLabels(g.Spec.MatchLabels, field.NewPath("spec", "matchLabels"))
+	expressions, more := compileExpressions(g.Spec.MatchExpressions, field.NewPath("spec", "matchExpressions"))
+	if faults = append(faults, more...); len(faults) > 0 {
 		group.Invalid = true
-		return group, err
-	}
-	expressions, err := compileExpressions(g.Spec.MatchExpressions)
-	if err != nil {
-		group.Invalid = true
-		return group, err
+		return group, faults
 	}
 	group.byLabels, group.expressions = byLabels, expressions
 	if len(g.Spec.Nodes) > 0 {
@@ -73,38 +87,67 @@ func Compile(g *gm.NodeGroup) (Group, error) {
 	return group, nil
 }
 
-func compileLabels(want map[string]string) (labels.Selector, error) {
+func compileLabels(want map[string]string, path *field.Path) (labels.Selector, field.ErrorList) {
 	if len(want) == 0 {
 		return nil, nil
 	}
+	var faults field.ErrorList
 	selector := labels.NewSelector()
-	for _, key := range slices.Sorted(maps.Keys(want)) { // sorted: the same error every time
+	for _, key := range slices.Sorted(maps.Keys(want)) { // sorted: the same faults in the same order every time
+		at := path.Key(key)
 		requirement, err := compileRequirement(key, selection.Equals, []string{want[key]})
 		if err != nil {
-			return nil, fmt.Errorf("spec.matchLabels[%s]: %w", key, err)
+			for _, fault := range faultsOf(err, at) {
+				fault.Field = at.String() // an entry of a map has no fields of its own
+				faults = append(faults, fault)
+			}
+			continue
 		}
 		selector = selector.Add(*requirement)
 	}
-	return selector, nil
+	return selector, faults
 }
 
-func compileExpressions(want []metav1.LabelSelectorRequirement) (labels.Selector, error) {
+func compileExpressions(want []metav1.LabelSelectorRequirement, path *field.Path) (labels.Selector, field.ErrorList) {
 	if len(want) == 0 {
 		return nil, nil
 	}
+	var faults field.ErrorList
 	selector := labels.NewSelector()
 	for i, expression := range want {
+		at := path.Index(i)
+		values := expression.Values
 		operator, err := operatorOf(expression.Operator)
 		if err != nil {
-			return nil, fmt.Errorf("spec.matchExpressions[%d].operator: %w", i, err)
+			faults = append(faults, field.Invalid(at.Child("operator"), field.OmitValueType{}, err.Error()))
+			operator, values = selection.Exists, nil // so that the key is checked as well
 		}
-		requirement, err := compileRequirement(expression.Key, operator, expression.Values)
+		requirement, err := compileRequirement(expression.Key, operator, values, field.WithPath(at))
 		if err != nil {
-			return nil, fmt.Errorf("spec.matchExpressions[%d]: %w", i, err)
+			faults = append(faults, faultsOf(err, at)...)
+			continue
 		}
 		selector = selector.Add(*requirement)
 	}
-	return selector, nil
+	return selector, faults
+}
+
+// faultsOf returns the faults that an error of compileRequirement is made of:
+// those of labels.NewRequirement, or one at the given path.
+func faultsOf(err error, path *field.Path) field.ErrorList {
+	var all utilerrors.Aggregate
+	if !errors.As(err, &all) {
+		return field.ErrorList{field.Forbidden(path, err.Error())}
+	}
+	var faults field.ErrorList
+	for _, one := range all.Errors() {
+		var fault *field.Error
+		if !errors.As(one, &fault) {
+			fault = field.Invalid(path, field.OmitValueType{}, one.Error())
+		}
+		faults = append(faults, fault)
+	}
+	return faults
 }
 
 func operatorOf(operator metav1.LabelSelectorOperator) (selection.Operator, error) {
@@ -121,11 +164,11 @@ func operatorOf(operator metav1.LabelSelectorOperator) (selection.Operator, erro
 	return "", fmt.Errorf("%q is not one of In, NotIn, Exists, DoesNotExist", operator)
 }
 
-func compileRequirement(key string, operator selection.Operator, values []string) (*labels.Requirement, error) {
+func compileRequirement(key string, operator selection.Operator, values []string, path ...field.PathOption) (*labels.Requirement, error) {
 	if key == gm.NodeGroupLabel {
 		return nil, fmt.Errorf("the label %s is put on nodes because they are members and cannot select them", key)
 	}
-	return labels.NewRequirement(key, operator, values)
+	return labels.NewRequirement(key, operator, values, path...)
 }
 
 // Selects says whether the spec wants the node, whoever has it now.
