@@ -401,7 +401,7 @@ func TestPodsThatAreTiedToAClass(t *testing.T) {
 		t.Errorf("shown again it has labels %v and demands %+v", again.Labels, again.Spec.Affinity)
 	}
 	var many []string
-	for i := range mostClaims + 1 {
+	for i := range maxClaims + 1 {
 		many = append(many, fmt.Sprint("data-", i))
 	}
 	waits := func(pod *corev1.Pod) {

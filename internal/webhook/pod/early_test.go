@@ -427,7 +427,7 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 type hangingAssigner struct{ t *testing.T }
 
 func (d hangingAssigner) Assign(ctx context.Context, _ assign.Ask) (assign.Answer, error) {
-	if deadline, bounded := ctx.Deadline(); !bounded || time.Until(deadline) > patience {
+	if deadline, bounded := ctx.Deadline(); !bounded || time.Until(deadline) > admitTimeout {
 		d.t.Errorf("the assigner is asked until %s, bounded: %t", deadline, bounded)
 	}
 	return assign.Answer{}, context.DeadlineExceeded
@@ -436,8 +436,8 @@ func (d hangingAssigner) Assign(ctx context.Context, _ assign.Ask) (assign.Answe
 // TestAPodWhoseLeaderHangsWaitsAtTheGate: what it needs from its creation it
 // would lack for good.
 func TestAPodWhoseLeaderHangsWaitsAtTheGate(t *testing.T) {
-	if patience >= 2*time.Second {
-		t.Errorf("an admission takes up to %s, and the API server waits for 2s", patience)
+	if admitTimeout >= 2*time.Second {
+		t.Errorf("an admission takes up to %s, and the API server waits for 2s", admitTimeout)
 	}
 	w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, args)...)
 	w.Assigner = hangingAssigner{t}

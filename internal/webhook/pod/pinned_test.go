@@ -117,7 +117,7 @@ func TestAdmissionReadsNothing(t *testing.T) {
 		"a DaemonSet's":            {ground(build.Bound("p", "o"), images), daemon("node-hz"), 0},
 		"one without policies":     {ground(build.Replicas(1)), webPod(), 0},
 		"one with a claim":         {ground(build.Bound("p", ""), toHz), webPod(claims(1)), 1},
-		"one with too many claims": {ground(build.Bound("p", ""), toHz), webPod(claims(mostClaims + 1)), 0},
+		"one with too many claims": {ground(build.Bound("p", ""), toHz), webPod(claims(maxClaims + 1)), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newPinnedWebhook(t, tc.objects...)
@@ -133,7 +133,7 @@ func TestAdmissionReadsNothing(t *testing.T) {
 			if reads != tc.reads {
 				t.Errorf("%d reads, want %d", reads, tc.reads)
 			}
-			if many := len(tc.pod.Spec.Volumes) > mostClaims; many && len(gates(after)) == 0 {
+			if many := len(tc.pod.Spec.Volumes) > maxClaims; many && len(gates(after)) == 0 {
 				t.Error("a pod with too many claims does not wait at the gate")
 			}
 		})
