@@ -29,7 +29,7 @@ import (
 
 const classKey = "node.kubernetes.io/capacity"
 
-// newCapacityWebhook is a webhook that knows classes of capacity.
+// newCapacityWebhook returns a webhook with capacity classes.
 func newCapacityWebhook(t testing.TB, objects ...build.Object) *Webhook {
 	t.Helper()
 	w, _ := newWebhook(t, objects...)
@@ -57,8 +57,8 @@ func classTerm(class string) *corev1.NodeSelector {
 	}}}}
 }
 
-// TestPodsGetTheirClass: so many are on-demand, the others spot, with all that goes
-// with it and nothing else.
+// TestPodsGetTheirClass: as many pods as the count are on-demand, and the others spot.
+// Nothing else of a pod changes.
 func TestPodsGetTheirClass(t *testing.T) {
 	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1"), build.Replicas(3)), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)))
 	for i, want := range []string{"on-demand", "spot", "spot"} {
@@ -85,39 +85,39 @@ func TestPodsGetTheirClass(t *testing.T) {
 		again := got.DeepCopy()
 		again.Spec.Affinity = nil
 		if diff := cmp.Diff(got, admit(t, w, again, false)); diff != "" {
-			t.Errorf("pod %d, shown again (-want +got):\n%s", i, diff)
+			t.Errorf("pod %d, admitted again (-want +got):\n%s", i, diff)
 		}
 	}
 }
 
-// demands is the required node affinity of a pod.
+// demands sets the required node affinity of a pod.
 func demands(terms ...corev1.NodeSelectorTerm) build.Option {
 	return build.With(func(p *corev1.Pod) {
 		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}
 	})
 }
 
-// TestPodsThatAreNotDivided stay byte for byte as they come.
+// TestPodsThatAreNotDivided: these pods do not change at all.
 func TestPodsThatAreNotDivided(t *testing.T) {
 	on := asks("true", "0")
 	tests := map[string]struct {
 		objects []build.Object
 		pod     *corev1.Pod
 	}{
-		"nobody asked":            {[]build.Object{build.Deployment("web"), replicaSet}, webPod()},
-		"its workload opted out":  {[]build.Object{build.Deployment("web", asks("false", "1")), replicaSet}, webPod(asks("true", "1"))},
-		"a switch that is none":   {[]build.Object{build.Deployment("web", asks("yes", "1")), replicaSet}, webPod()},
-		"a pod of a DaemonSet":    {[]build.Object{build.DaemonSet("agent", on)}, daemon("node-a")},
-		"a pod of a Job":          {[]build.Object{build.Job("batch", on)}, build.Pod("", build.OwnedBy(build.Job("batch", on)))},
-		"a pod without an owner":  {nil, build.Pod("bare", on)},
-		"a pod that has its node": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.On("node-a"))},
-		"its own demands leave it neither": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
+		"a workload without the keys": {[]build.Object{build.Deployment("web"), replicaSet}, webPod()},
+		"its workload opted out":      {[]build.Object{build.Deployment("web", asks("false", "1")), replicaSet}, webPod(asks("true", "1"))},
+		"an invalid switch":           {[]build.Object{build.Deployment("web", asks("yes", "1")), replicaSet}, webPod()},
+		"a pod of a DaemonSet":        {[]build.Object{build.DaemonSet("agent", on)}, daemon("node-a")},
+		"a pod of a Job":              {[]build.Object{build.Job("batch", on)}, build.Pod("", build.OwnedBy(build.Job("batch", on)))},
+		"a pod without an owner":      {nil, build.Pod("bare", on)},
+		"a pod that names its node":   {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.On("node-a"))},
+		"its own affinity excludes both classes": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
 			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: classKey, Operator: corev1.NodeSelectorOpDoesNotExist}},
 		}))},
-		"its own demands name the node": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
+		"its own affinity names the node": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
 			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}},
 		}))},
-		"its own demands leave it a class": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{classKey: "on-demand"} }))},
+		"its own node selector excludes one class": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{classKey: "on-demand"} }))},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 	}
 }
 
-// TestPodsOfExcludedNamespacesAreNotDivided, whatever somebody wrote there.
+// TestPodsOfExcludedNamespacesAreNotDivided, whatever their annotations are.
 func TestPodsOfExcludedNamespacesAreNotDivided(t *testing.T) {
 	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
 	w.Policies.Exclude(build.Namespace)
@@ -150,7 +150,7 @@ func TestPodsOfExcludedNamespacesAreNotDivided(t *testing.T) {
 	}
 }
 
-// TestWhereTheKeysAre: on the workload, its pods' template or the namespace.
+// TestWhereTheKeysAre: the keys may be set on the workload, its pod template or the namespace.
 func TestWhereTheKeysAre(t *testing.T) {
 	label := func(o build.Object) {
 		build.Label(gm.CapacitySwitchKey, "true")(o)
@@ -161,12 +161,12 @@ func TestWhereTheKeysAre(t *testing.T) {
 		namespace  ownership.Capacity
 		want       string
 	}{
-		"annotations":                    {asks("true", "0"), ownership.Capacity{}, "spot"},
-		"labels":                         {label, ownership.Capacity{}, "spot"},
-		"the namespace":                  {build.With(func(build.Object) {}), ownership.Capacity{Switch: "true", Count: "0"}, "spot"},
-		"the workload's count is nearer": {build.Annotation(gm.CapacityCountKey, "1"), ownership.Capacity{Switch: "true", Count: "0"}, "on-demand"},
-		"no count: all are on-demand":    {asks("true", ""), ownership.Capacity{}, "on-demand"},
-		"a count that is none: the same": {asks("true", "x"), ownership.Capacity{}, "on-demand"},
+		"annotations":   {asks("true", "0"), ownership.Capacity{}, "spot"},
+		"labels":        {label, ownership.Capacity{}, "spot"},
+		"the namespace": {build.With(func(build.Object) {}), ownership.Capacity{Switch: "true", Count: "0"}, "spot"},
+		"the workload's count overrides that of the namespace": {build.Annotation(gm.CapacityCountKey, "1"), ownership.Capacity{Switch: "true", Count: "0"}, "on-demand"},
+		"no count: all are on-demand":                          {asks("true", ""), ownership.Capacity{}, "on-demand"},
+		"an invalid count: all are on-demand":                  {asks("true", "x"), ownership.Capacity{}, "on-demand"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +179,7 @@ func TestWhereTheKeysAre(t *testing.T) {
 	}
 }
 
-// TestStampsOfTemplatesAreDropped, and users' own costs stay.
+// TestStampsOfTemplatesAreDropped: deletion costs that users set stay.
 func TestStampsOfTemplatesAreDropped(t *testing.T) {
 	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
 	got := admit(t, w, webPod(
@@ -194,7 +194,8 @@ func TestStampsOfTemplatesAreDropped(t *testing.T) {
 	}
 }
 
-// TestPodsWaitForALeader that knows their class; those of StatefulSets need none.
+// TestPodsWaitForALeader because only the leader knows their class. Pods of StatefulSets
+// do not wait: their ordinal decides.
 func TestPodsWaitForALeader(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "1"))
 	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1")), replicaSet, set)
@@ -214,9 +215,9 @@ func TestPodsWaitForALeader(t *testing.T) {
 	}
 }
 
-// TestOrdinalsThatFallBack: since when a class has no nodes each replica knows otherwise.
-// One that has just come to know would make the pod of the class that the leader does
-// without, and the leader would delete that, again and again.
+// TestOrdinalsThatFallBack: replicas differ in since when they have seen no node of a
+// class. A replica that has just started would give the pod the class that the leader has
+// fallen back from, and the leader would delete the pod, again and again.
 func TestOrdinalsThatFallBack(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(2))
 	w := newCapacityWebhook(t, set)
@@ -236,16 +237,16 @@ func TestOrdinalsThatFallBack(t *testing.T) {
 	}
 }
 
-// replies is another replica that leads: it has another idea of since when a class has no
-// nodes, and of the last count that could be used.
+// replies is an assigner of another replica that leads. It differs in since when it has
+// seen no node of a class, and in the last valid count.
 type replies assign.Answer
 
 func (r replies) Assign(context.Context, assign.Ask) (assign.Answer, error) {
 	return assign.Answer(r), nil
 }
 
-// TestWhyAPodGotItsClass: what is written on the pod is what the replica that leads
-// decided by. One that is older and does not say is not spoken for.
+// TestWhyAPodGotItsClass: the reason on the pod is the one that the leader returns. If a
+// leader of an older version returns none, the pod gets none.
 func TestWhyAPodGotItsClass(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(8))
 	w := newCapacityWebhook(t, set)
@@ -253,7 +254,7 @@ func TestWhyAPodGotItsClass(t *testing.T) {
 	says := func(want string) {
 		t.Helper()
 		if why := admit(t, w, build.Pod("db-7", build.OwnedBy(set)), false).Annotations[gm.CapacityReasonAnnotation]; why != want {
-			t.Errorf("it says %q, want %q", why, want)
+			t.Errorf("the reason is %q, want %q", why, want)
 		}
 	}
 	says("its ordinal is not among the first 1 of StatefulSet db")
@@ -265,7 +266,7 @@ func TestWhyAPodGotItsClass(t *testing.T) {
 	says("")
 }
 
-// TestOrdinalsOfACountThatIsNone are asked about: only the leader knows the last one.
+// TestOrdinalsOfACountThatIsNone: with an invalid count the leader decides by the last valid one.
 func TestOrdinalsOfACountThatIsNone(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "x"))
 	w := newCapacityWebhook(t, set)
@@ -275,7 +276,7 @@ func TestOrdinalsOfACountThatIsNone(t *testing.T) {
 	}
 }
 
-// TestNobodyFallsBackFromWhatIsNotAsked: all pods are on-demand anyway.
+// TestNobodyFallsBackFromWhatIsNotAsked: a workload whose pods are all on-demand does not fall back from spot.
 func TestNobodyFallsBackFromWhatIsNotAsked(t *testing.T) {
 	deployment := build.Deployment("web", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(1))
 	w := newCapacityWebhook(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1)))
@@ -284,11 +285,11 @@ func TestNobodyFallsBackFromWhatIsNotAsked(t *testing.T) {
 	ledger.EmptyClass(policies.DefaultFallback)
 	w.Clock.(*testingclock.FakeClock).Step(policies.DefaultFallback)
 	if why := admit(t, w, webPod(), false).Annotations[gm.CapacityReasonAnnotation]; why != "all pods of Deployment web are on-demand" {
-		t.Errorf("it says %q", why)
+		t.Errorf("the reason is %q", why)
 	}
 }
 
-// claimOn makes a claim, whose volume is on a node, and a pod that mounts it.
+// claimOn creates a claim whose volume is on a node, and a pod that mounts it.
 func claimOn(t *testing.T, w *Webhook, node string) build.Option {
 	t.Helper()
 	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
@@ -307,9 +308,9 @@ func claimOn(t *testing.T, w *Webhook, node string) build.Option {
 	})
 }
 
-// TestTheNodeOfItsVolumeIsAwayForAMoment: a node that is rebooted may be deleted, and come
-// again under its name. The pod that is created meanwhile goes where its volume is, and
-// nothing else keeps it.
+// TestTheNodeOfItsVolumeIsAwayForAMoment: a node that reboots may be deleted and created
+// again with the same name. A pod that is created meanwhile is restricted to the node of
+// its volume only.
 func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "1"))
 	w := newCapacityWebhook(t, set)
@@ -318,12 +319,12 @@ func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
 		t.Errorf("labels %v, gates %v, affinity %+v", got.Labels, gates(got), got.Spec.Affinity)
 	}
 	if why := got.Annotations[gm.CapacityReasonAnnotation]; why != "its volumes are on nodes that are away, or of no class" {
-		t.Errorf("it says %q", why)
+		t.Errorf("the reason is %q", why)
 	}
 }
 
-// TestTiedPodsAreShownAgain: what is written on them stays, and one of a ReplicaSet has the
-// cost of the class.
+// TestTiedPodsAreShownAgain: a second call changes nothing. A pod of a ReplicaSet has the
+// deletion cost of its class.
 func TestTiedPodsAreShownAgain(t *testing.T) {
 	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1")), replicaSet)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
@@ -336,7 +337,7 @@ func TestTiedPodsAreShownAgain(t *testing.T) {
 	}
 }
 
-// TestWhatIsReadOfClaims while a pod is created: each claim, and its volume if it has one.
+// TestWhatIsReadOfClaims: a creation reads each claim of the pod, and its volume if it has one.
 func TestWhatIsReadOfClaims(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "1"))
 	w := newCapacityWebhook(t, set)
@@ -359,9 +360,9 @@ func TestWhatIsReadOfClaims(t *testing.T) {
 	reads(1, claim)
 }
 
-// TestPodsThatAreTiedToAClass by the node of their volume are kept to that, whatever their
-// turn is. While it cannot be read where volumes are, or there are too many to read, pods
-// wait at the gate.
+// TestPodsThatAreTiedToAClass: a pod whose volume is on a node gets the class of that
+// node, whatever the count is. It waits at the gate while its volumes cannot be read, or
+// if it has too many.
 func TestPodsThatAreTiedToAClass(t *testing.T) {
 	set := build.StatefulSet("db", asks("true", "1"))
 	w := newCapacityWebhook(t, set)
@@ -376,7 +377,7 @@ func TestPodsThatAreTiedToAClass(t *testing.T) {
 		return pod
 	}
 	if got := admit(t, w, claims("data"), false); got.Labels[gm.CapacityClassLabel] != "on-demand" {
-		t.Errorf("before its claim is there the pod is %v", got.Labels)
+		t.Errorf("before its claim exists the pod is %v", got.Labels)
 	}
 	api := w.API.(*fake.Clientset)
 	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
@@ -395,7 +396,7 @@ func TestPodsThatAreTiedToAClass(t *testing.T) {
 		t.Errorf("labels %v, gates %v, demands (-want +got):\n%s", got.Labels, gates(got), diff)
 	}
 	if why := got.Annotations[gm.CapacityReasonAnnotation]; why != "its volumes are on nodes of class spot" {
-		t.Errorf("it says %q", why)
+		t.Errorf("the reason is %q", why)
 	}
 	if again := admit(t, w, got, false); again.Labels[gm.CapacityClassLabel] != "" || len(again.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchExpressions) != 1 {
 		t.Errorf("shown again it has labels %v and demands %+v", again.Labels, again.Spec.Affinity)
@@ -415,7 +416,7 @@ func TestPodsThatAreTiedToAClass(t *testing.T) {
 	waits(claims("data"))
 }
 
-// TestAPodGetsItsClassAndItsGroup, and costs what its seat in the group does.
+// TestAPodGetsItsClassAndItsGroup: its deletion cost is that of its seat in the group.
 func TestAPodGetsItsClassAndItsGroup(t *testing.T) {
 	w := newCapacityWebhook(t, build.Deployment("web", build.Bound("p", ""), asks("true", "1")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)),
 		build.PropagationPolicy("p", build.Weight(1, "hz", "bj")),
@@ -432,8 +433,8 @@ func TestAPodGetsItsClassAndItsGroup(t *testing.T) {
 	}
 }
 
-// TestWhatUsersDemandIsAllThere: of affinity of any shape the result holds the
-// user's part.
+// TestWhatUsersDemandIsAllThere: the webhook removes nothing from a pod's own affinity,
+// whatever its form.
 func TestWhatUsersDemandIsAllThere(t *testing.T) {
 	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1000000")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(1000)))
 	for seed := range uint64(500) {
@@ -480,8 +481,8 @@ func TestWhatUsersDemandIsAllThere(t *testing.T) {
 	}
 }
 
-// TestAPodStaysItsOwners: a label by which its owner finds it is never changed, not
-// even one of ours that a template was not to carry.
+// TestAPodStaysItsOwners: a label by which its owner finds the pod never changes, also if
+// it is a label that only atoll-manager may write.
 func TestAPodStaysItsOwners(t *testing.T) {
 	ours := []string{gm.NodeGroupLabel, gm.CapacityClassLabel, gm.RequiredPropagationPolicyLabel}
 	for name, deployment := range map[string]build.Option{"divided": asks("true", "0"), "bound": build.Bound("p", ""), "neither": func(build.Object) {}} {
@@ -495,7 +496,7 @@ func TestAPodStaysItsOwners(t *testing.T) {
 			got := admit(t, w, pod, false)
 			for _, key := range ours {
 				if got.Labels[key] != "x" {
-					t.Errorf("%s became %q: the ReplicaSet would make pods without end", key, got.Labels[key])
+					t.Errorf("%s became %q: the ReplicaSet would create pods without end", key, got.Labels[key])
 				}
 			}
 		})
