@@ -81,8 +81,8 @@ func TestWithoutAnElectionAReplicaLeads(t *testing.T) {
 func TestAReplicaWhoseTenureIsOverWritesNothing(t *testing.T) {
 	now := time.Now()
 	held := &tenure{bounded: true, duration: time.Second, now: func() time.Time { return now }}
-	asked := 0
-	client := held.fence(roundTripper(func(*http.Request) (*http.Response, error) { asked++; return &http.Response{}, nil }))
+	requests := 0
+	client := held.fence(roundTripper(func(*http.Request) (*http.Response, error) { requests++; return &http.Response{}, nil }))
 	try := func(method, path string) error {
 		t.Helper()
 		request, err := http.NewRequestWithContext(t.Context(), method, "https://api"+path, http.NoBody)
@@ -108,8 +108,8 @@ func TestAReplicaWhoseTenureIsOverWritesNothing(t *testing.T) {
 			t.Errorf("%s goes through: %v", method, err)
 		}
 	}
-	if asked != 2 {
-		t.Errorf("the API server was asked %d times", asked)
+	if requests != 2 {
+		t.Errorf("%d requests reached the API server", requests)
 	}
 	for method, path := range map[string]string{
 		http.MethodGet: pods, http.MethodPut: "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l", http.MethodPost: "/apis/authentication.k8s.io/v1/tokenreviews",

@@ -103,7 +103,7 @@ func (k *Keeper) ensure(ctx context.Context) error {
 		if err := k.write(ctx, secret, exists); err != nil {
 			return err
 		}
-		k.Log.Info("Made certificates", "secret", ServerSecret)
+		k.Log.Info("Created certificates", "secret", ServerSecret)
 	}
 	client, err := k.ensureClient(ctx, ca, now)
 	if err != nil {

@@ -580,10 +580,10 @@ func TestInjectCAPatchesOnlyWhatDiffers(t *testing.T) {
 		have [][]byte
 		want string
 	}{
-		"no webhook":             {nil, ""},
-		"all webhooks have it":   {[][]byte{ca, ca}, ""},
-		"one has another CA":     {[][]byte{ca, []byte("old"), ca}, `[{"op":"add","path":"/webhooks/1/clientConfig/caBundle","value":"dGhlIENB"}]`},
-		"one has none yet":       {[][]byte{nil}, `[{"op":"add","path":"/webhooks/0/clientConfig/caBundle","value":"dGhlIENB"}]`},
+		"no webhook":           {nil, ""},
+		"all webhooks have it": {[][]byte{ca, ca}, ""},
+		"one has another CA":   {[][]byte{ca, []byte("old"), ca}, `[{"op":"add","path":"/webhooks/1/clientConfig/caBundle","value":"dGhlIENB"}]`},
+		"one has none yet":     {[][]byte{nil}, `[{"op":"add","path":"/webhooks/0/clientConfig/caBundle","value":"dGhlIENB"}]`},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -639,10 +639,10 @@ func TestStartKeepsEverythingAndEndsWithItsContext(t *testing.T) {
 func TestNoKeyIsEverLogged(t *testing.T) {
 	client := fake.NewSimpleClientset()
 	r := newReplica(t, client)
-	var said []string
+	var messages []string
 	keep := func(err error) {
 		if err != nil {
-			said = append(said, err.Error())
+			messages = append(messages, err.Error())
 		}
 	}
 	var secrets []string
@@ -670,11 +670,11 @@ func TestNoKeyIsEverLogged(t *testing.T) {
 	_, err := Issue(Pair{Cert: r.secret(ServerSecret).Data[caKeyField], Key: r.secret(ServerSecret).Data[caKeyField]}, Leaf{}, r.clock.Now())
 	keep(err)
 
-	if len(secrets) != 18 || r.log.Len() == 0 || len(said) != 2 {
-		t.Fatalf("%d secrets, %d bytes logged, %d errors: the test checks nothing", len(secrets), r.log.Len(), len(said))
+	if len(secrets) != 18 || r.log.Len() == 0 || len(messages) != 2 {
+		t.Fatalf("%d secrets, %d bytes logged, %d errors: the test checks nothing", len(secrets), r.log.Len(), len(messages))
 	}
 	for _, secret := range secrets {
-		if strings.Contains(r.log.String()+strings.Join(said, ""), secret) {
+		if strings.Contains(r.log.String()+strings.Join(messages, ""), secret) {
 			t.Error("a key is in the log or in an error")
 		}
 	}

@@ -171,7 +171,7 @@ func TestImages(t *testing.T) {
 				t.Errorf("the pod counts as restarting: %t", got)
 			}
 			if after.Annotations[keep] == "" {
-				t.Error("an annotation of somebody else is gone")
+				t.Error("an annotation of another program was removed")
 			}
 			if again := patched(t, rules, "bj", after); again != nil {
 				t.Errorf("applied again, images become %v", imagesOf(again))

@@ -42,7 +42,7 @@ func newCapacityWebhook(t testing.TB, objects ...build.Object) *Webhook {
 	return w
 }
 
-func asks(value, count string) build.Option {
+func divides(value, count string) build.Option {
 	return func(o build.Object) {
 		build.Annotation(gm.CapacitySwitchKey, value)(o)
 		if count != "" {
@@ -60,12 +60,12 @@ func classTerm(class string) *corev1.NodeSelector {
 // TestPodsGetTheirClass: as many pods as the count are on-demand, and the others spot.
 // Nothing else of a pod changes.
 func TestPodsGetTheirClass(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1"), build.Replicas(3)), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)))
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1"), build.Replicas(3)), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)))
 	for i, want := range []string{"on-demand", "spot", "spot"} {
 		dry := admit(t, w, webPod(), true)
 		got := admit(t, w, webPod(), false)
 		if dry.Labels[gm.CapacityClassLabel] != want {
-			t.Errorf("pod %d: a dry run says %v", i, dry.Labels)
+			t.Errorf("pod %d: the labels of a dry run are %v", i, dry.Labels)
 		}
 		expected := webPod(
 			build.Label(gm.CapacityClassLabel, want), build.Annotation(gm.CapacityReasonAnnotation, got.Annotations[gm.CapacityReasonAnnotation]),
@@ -99,14 +99,14 @@ func demands(terms ...corev1.NodeSelectorTerm) build.Option {
 
 // TestPodsThatAreNotDivided: these pods do not change at all.
 func TestPodsThatAreNotDivided(t *testing.T) {
-	on := asks("true", "0")
+	on := divides("true", "0")
 	tests := map[string]struct {
 		objects []build.Object
 		pod     *corev1.Pod
 	}{
 		"a workload without the keys": {[]build.Object{build.Deployment("web"), replicaSet}, webPod()},
-		"its workload opted out":      {[]build.Object{build.Deployment("web", asks("false", "1")), replicaSet}, webPod(asks("true", "1"))},
-		"an invalid switch":           {[]build.Object{build.Deployment("web", asks("yes", "1")), replicaSet}, webPod()},
+		"its workload opted out":      {[]build.Object{build.Deployment("web", divides("false", "1")), replicaSet}, webPod(divides("true", "1"))},
+		"an invalid switch":           {[]build.Object{build.Deployment("web", divides("yes", "1")), replicaSet}, webPod()},
 		"a pod of a DaemonSet":        {[]build.Object{build.DaemonSet("agent", on)}, daemon("node-a")},
 		"a pod of a Job":              {[]build.Object{build.Job("batch", on)}, build.Pod("", build.OwnedBy(build.Job("batch", on)))},
 		"a pod without an owner":      {nil, build.Pod("bare", on)},
@@ -127,7 +127,7 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 			got := admit(t, w, tc.pod, false)
 			delete(got.Annotations, gm.AdmittedAnnotation)
 			if tc.pod.Spec.NodeName != "" && got.Annotations[gm.CapacityReasonAnnotation] != "" {
-				delete(got.Annotations, gm.CapacityReasonAnnotation) // which says that its owner names the node
+				delete(got.Annotations, gm.CapacityReasonAnnotation) // the reason is that the pod names its node
 			}
 			if len(got.Annotations) == 0 {
 				got.Annotations = want.Annotations
@@ -141,7 +141,7 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 
 // TestPodsOfExcludedNamespacesAreNotDivided, whatever their annotations are.
 func TestPodsOfExcludedNamespacesAreNotDivided(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "0")), replicaSet)
 	w.Policies.Exclude(build.Namespace)
 	want := webPod()
 	want.Namespace, want.UID = "", ""
@@ -161,12 +161,12 @@ func TestWhereTheKeysAre(t *testing.T) {
 		namespace  ownership.Capacity
 		want       string
 	}{
-		"annotations":   {asks("true", "0"), ownership.Capacity{}, "spot"},
+		"annotations":   {divides("true", "0"), ownership.Capacity{}, "spot"},
 		"labels":        {label, ownership.Capacity{}, "spot"},
 		"the namespace": {build.With(func(build.Object) {}), ownership.Capacity{Switch: "true", Count: "0"}, "spot"},
 		"the workload's count overrides that of the namespace": {build.Annotation(gm.CapacityCountKey, "1"), ownership.Capacity{Switch: "true", Count: "0"}, "on-demand"},
-		"no count: all are on-demand":                          {asks("true", ""), ownership.Capacity{}, "on-demand"},
-		"an invalid count: all are on-demand":                  {asks("true", "x"), ownership.Capacity{}, "on-demand"},
+		"no count: all are on-demand":                          {divides("true", ""), ownership.Capacity{}, "on-demand"},
+		"an invalid count: all are on-demand":                  {divides("true", "x"), ownership.Capacity{}, "on-demand"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestWhereTheKeysAre(t *testing.T) {
 
 // TestStampsOfTemplatesAreDropped: deletion costs that users set stay.
 func TestStampsOfTemplatesAreDropped(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "0")), replicaSet)
 	got := admit(t, w, webPod(
 		build.Label(gm.CapacityClassLabel, "on-demand"), build.Annotation(gm.CapacityReasonAnnotation, "mine"), build.Annotation(gm.SeatAnnotation, "mine"),
 		build.Annotation(corev1.PodDeletionCost, "7"),
@@ -197,8 +197,8 @@ func TestStampsOfTemplatesAreDropped(t *testing.T) {
 // TestPodsWaitForALeader because only the leader knows their class. Pods of StatefulSets
 // do not wait: their ordinal decides.
 func TestPodsWaitForALeader(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"))
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1")), replicaSet, set)
+	set := build.StatefulSet("db", divides("true", "1"))
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1")), replicaSet, set)
 	w.Assigner.(*assign.Assigner).Leading = func() bool { return false }
 	got := admit(t, w, webPod(), false)
 	if len(gates(got)) != 1 || got.Labels[gm.CapacityClassLabel] != "" || got.Spec.Affinity != nil {
@@ -219,7 +219,7 @@ func TestPodsWaitForALeader(t *testing.T) {
 // class. A replica that has just started would give the pod the class that the leader has
 // fallen back from, and the leader would delete the pod, again and again.
 func TestOrdinalsThatFallBack(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(2))
+	set := build.StatefulSet("db", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(2))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
 	spot, onDemand := build.Pod("db-1", build.OwnedBy(set)), "on-demand"
@@ -248,27 +248,27 @@ func (r replies) Assign(context.Context, assign.Ask) (assign.Answer, error) {
 // TestWhyAPodGotItsClass: the reason on the pod is the one that the leader returns. If a
 // leader of an older version returns none, the pod gets none.
 func TestWhyAPodGotItsClass(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(8))
+	set := build.StatefulSet("db", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(8))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
-	says := func(want string) {
+	expectReason := func(want string) {
 		t.Helper()
 		if why := admit(t, w, build.Pod("db-7", build.OwnedBy(set)), false).Annotations[gm.CapacityReasonAnnotation]; why != want {
 			t.Errorf("the reason is %q, want %q", why, want)
 		}
 	}
-	says("its ordinal is not among the first 1 of StatefulSet db")
+	expectReason("its ordinal is not among the first 1 of StatefulSet db")
 	w.Clock.(*testingclock.FakeClock).Step(policies.DefaultFallback)
-	says("class spot has no nodes: pods of StatefulSet db fall back to the other")
-	w.Assigner = replies{Class: "spot", Reason: "the leader knows"}
-	says("the leader knows")
+	expectReason("class spot has no nodes: pods of StatefulSet db fall back to the other")
+	w.Assigner = replies{Class: "spot", Reason: "the leader decided"}
+	expectReason("the leader decided")
 	w.Assigner = replies{Class: "spot"}
-	says("")
+	expectReason("")
 }
 
 // TestOrdinalsOfACountThatIsNone: with an invalid count the leader decides by the last valid one.
 func TestOrdinalsOfACountThatIsNone(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "x"))
+	set := build.StatefulSet("db", divides("true", "x"))
 	w := newCapacityWebhook(t, set)
 	w.Assigner = replies{Class: "spot"}
 	if got := admit(t, w, build.Pod("db-0", build.OwnedBy(set)), false); got.Labels[gm.CapacityClassLabel] != "spot" {
@@ -278,7 +278,7 @@ func TestOrdinalsOfACountThatIsNone(t *testing.T) {
 
 // TestNobodyFallsBackFromWhatIsNotAsked: a workload whose pods are all on-demand does not fall back from spot.
 func TestNobodyFallsBackFromWhatIsNotAsked(t *testing.T) {
-	deployment := build.Deployment("web", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(1))
+	deployment := build.Deployment("web", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(1))
 	w := newCapacityWebhook(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1)))
 	ledger := w.Assigner.(*assign.Assigner).Ledger
 	ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
@@ -312,7 +312,7 @@ func claimOn(t *testing.T, w *Webhook, node string) build.Option {
 // again with the same name. A pod that is created meanwhile is restricted to the node of
 // its volume only.
 func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"))
+	set := build.StatefulSet("db", divides("true", "1"))
 	w := newCapacityWebhook(t, set)
 	got := admit(t, w, build.Pod("db-0", build.OwnedBy(set), claimOn(t, w, "spot-0")), false)
 	if got.Spec.Affinity != nil || got.Labels[gm.CapacityClassLabel] != "" || len(gates(got)) > 0 {
@@ -326,7 +326,7 @@ func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
 // TestTiedPodsAreShownAgain: a second call changes nothing. A pod of a ReplicaSet has the
 // deletion cost of its class.
 func TestTiedPodsAreShownAgain(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1")), replicaSet)
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1")), replicaSet)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
 	got := admit(t, w, webPod(claimOn(t, w, "spot-0")), false)
 	if got.Annotations[corev1.PodDeletionCost] != "1" || got.Annotations[gm.CapacityReasonAnnotation] != "its volumes are on nodes of class spot" {
@@ -339,7 +339,7 @@ func TestTiedPodsAreShownAgain(t *testing.T) {
 
 // TestWhatIsReadOfClaims: a creation reads each claim of the pod, and its volume if it has one.
 func TestWhatIsReadOfClaims(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"))
+	set := build.StatefulSet("db", divides("true", "1"))
 	w := newCapacityWebhook(t, set)
 	claim := claimOn(t, w, "spot-0")
 	api := w.API.(*fake.Clientset)
@@ -364,7 +364,7 @@ func TestWhatIsReadOfClaims(t *testing.T) {
 // node, whatever the count is. It waits at the gate while its volumes cannot be read, or
 // if it has too many.
 func TestPodsThatAreTiedToAClass(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"))
+	set := build.StatefulSet("db", divides("true", "1"))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
 	claims := func(names ...string) *corev1.Pod {
@@ -418,7 +418,7 @@ func TestPodsThatAreTiedToAClass(t *testing.T) {
 
 // TestAPodGetsItsClassAndItsGroup: its deletion cost is that of its seat in the group.
 func TestAPodGetsItsClassAndItsGroup(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", build.Bound("p", ""), asks("true", "1")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)),
+	w := newCapacityWebhook(t, build.Deployment("web", build.Bound("p", ""), divides("true", "1")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)),
 		build.PropagationPolicy("p", build.Weight(1, "hz", "bj")),
 		build.Node("node-hz", build.InGroup("hz"), build.Label(classKey, "spot")), build.Node("node-bj", build.InGroup("bj"), build.Label(classKey, "on-demand")))
 	for i, want := range []string{"on-demand bj", "spot hz", "spot hz"} {
@@ -436,7 +436,7 @@ func TestAPodGetsItsClassAndItsGroup(t *testing.T) {
 // TestWhatUsersDemandIsAllThere: the webhook removes nothing from a pod's own affinity,
 // whatever its form.
 func TestWhatUsersDemandIsAllThere(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1000000")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(1000)))
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1000000")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(1000)))
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		pod := webPod()
@@ -485,7 +485,7 @@ func TestWhatUsersDemandIsAllThere(t *testing.T) {
 // it is a label that only atoll-manager may write.
 func TestAPodStaysItsOwners(t *testing.T) {
 	ours := []string{gm.NodeGroupLabel, gm.CapacityClassLabel, gm.RequiredPropagationPolicyLabel}
-	for name, deployment := range map[string]build.Option{"divided": asks("true", "0"), "bound": build.Bound("p", ""), "neither": func(build.Object) {}} {
+	for name, deployment := range map[string]build.Option{"divided": divides("true", "0"), "bound": build.Bound("p", ""), "neither": func(build.Object) {}} {
 		t.Run(name, func(t *testing.T) {
 			owner := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.SelectsBy(ours...))
 			w := newCapacityWebhook(t, build.Deployment("web", deployment), owner, build.PropagationPolicy("p", build.Weight(1, "hz")), build.Node("node-hz", build.InGroup("hz")))

@@ -276,7 +276,7 @@ func TestAPodToWhichARuleCannotBeAppliedDoesNotChange(t *testing.T) {
 	got := admit(t, w, webPod(), false)
 	why := got.Annotations[gm.UnassignedAnnotation]
 	if !strings.HasPrefix(why, "o/1 spec.overrideRules[2]") {
-		t.Errorf("the pod says %q: it must name the policy's version and the rule", why)
+		t.Errorf("the annotation is %q: it must name the policy's version and the rule", why)
 	}
 	want := webPod(build.Bound("p", "o"), build.Gated(), admitted, build.Annotation(gm.UnassignedAnnotation, why))
 	want.Namespace, want.UID = "", ""
@@ -322,7 +322,7 @@ func TestLabelsThatOwnersSelectByStay(t *testing.T) {
 				t.Errorf("the pod is changed: %v %v", got.Labels, got.Annotations)
 			}
 			if !strings.Contains(got.Annotations[gm.UnassignedAnnotation], tc.says) {
-				t.Errorf("the pod says %q, want %q", got.Annotations[gm.UnassignedAnnotation], tc.says)
+				t.Errorf("the annotation is %q, want %q", got.Annotations[gm.UnassignedAnnotation], tc.says)
 			}
 		})
 	}

@@ -24,7 +24,7 @@ import (
 func post(t testing.TB, w *Webhook, raw []byte) *admissionv1.AdmissionResponse {
 	t.Helper()
 	body, err := json.Marshal(admissionv1.AdmissionReview{Request: &admissionv1.AdmissionRequest{
-		UID: types.UID("asked"), Namespace: build.Namespace, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
+		UID: types.UID("review"), Namespace: build.Namespace, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func post(t testing.TB, w *Webhook, raw []byte) *admissionv1.AdmissionResponse {
 	if err := json.Unmarshal(out.Body.Bytes(), &answer); err != nil || answer.Response == nil {
 		t.Fatalf("answered %d %s (%v)", out.Code, out.Body, err)
 	}
-	if r := answer.Response; r.UID != "asked" || !r.Allowed || answer.APIVersion != "admission.k8s.io/v1" || answer.Kind != "AdmissionReview" {
+	if r := answer.Response; r.UID != "review" || !r.Allowed || answer.APIVersion != "admission.k8s.io/v1" || answer.Kind != "AdmissionReview" {
 		t.Errorf("the answer is %+v", answer)
 	}
 	return answer.Response

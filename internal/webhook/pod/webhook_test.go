@@ -331,7 +331,7 @@ func TestWhatOnlyWeMayWriteIsDroppedWhateverHappens(t *testing.T) {
 		build.Annotation(gm.SeatAnnotation, "t"), build.Annotation(gm.OverridesAnnotation, "x"), build.Annotation(gm.CreatedForAnnotation, "x"), build.Annotation(gm.UnassignedAnnotation, "x/1 y"),
 		build.Annotation(corev1.PodDeletionCost, "1"), build.Annotation("example.com/note", "x"), gatedBy(gm.PolicyGate))
 	free := build.ReplicaSet("free")
-	for name, owner := range map[string]build.Object{"with an owner": free, "with an owner that nobody knows": build.ReplicaSet("gone")} {
+	for name, owner := range map[string]build.Object{"with an owner": free, "with an unknown owner": build.ReplicaSet("gone")} {
 		t.Run(name, func(t *testing.T) {
 			w, _ := newWebhook(t, free)
 			pod := forged.DeepCopy()
@@ -372,7 +372,7 @@ func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
 	t.Run("owners are not listed yet", func(t *testing.T) {
 		check(t, &Webhook{Walker: owners.NewWalker(build.NewAPI(t, build.ReplicaSet("rs", build.Requires("p", ""))).Client())})
 	})
-	t.Run("nobody said for which namespace", func(t *testing.T) {
+	t.Run("the pod names no namespace", func(t *testing.T) {
 		w, _ := newWebhook(t)
 		got := want.DeepCopy()
 		w.Admit(t.Context(), build.Namespace, false, got)

@@ -96,7 +96,7 @@ func (p Propagation) ValidateCreate(_ context.Context, policy *gm.PropagationPol
 		warnings = append(warnings, "spec.rescheduling.mode: Never is deprecated and means OnRollout")
 	}
 	if policy.Spec.Assignment == gm.AssignmentLate && !p.ExtenderInUse {
-		warnings = append(warnings, "spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler asks the extender")
+		warnings = append(warnings, "spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler calls the extender")
 	}
 	return warnings, invalid("PropagationPolicy", policy.Name, placement.Validate(&policy.Spec))
 }

@@ -75,7 +75,7 @@ func TestValidate(t *testing.T) {
 		},
 		"late assignment without the extender": {
 			object: build.PropagationPolicy("p", build.Weight(1, "a"), build.Assigns(gm.AssignmentLate)),
-			warned: []string{"spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler asks the extender"},
+			warned: []string{"spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler calls the extender"},
 		},
 		"no rule": {object: build.PropagationPolicy("p"), refused: []string{"staticWeightList", "numRange"}},
 		"two kinds of rules": {
