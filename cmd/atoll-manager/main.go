@@ -1,5 +1,5 @@
 // Command atoll-manager runs Atoll's controllers, admission webhooks and
-// scheduler extender. Several replicas agree on one that decides.
+// scheduler extender. Several replicas may run; the elected leader decides.
 package main
 
 import (
@@ -34,7 +34,7 @@ func run(ctx context.Context, c manager.Config) error {
 	}
 	rest, err := config.GetConfig()
 	if err != nil {
-		return fmt.Errorf("finding the API server: %w", err)
+		return fmt.Errorf("loading the client configuration: %w", err)
 	}
 	return manager.Run(ctx, rest, c)
 }

@@ -16,24 +16,26 @@ import (
 )
 
 const (
-	// bypassDelay is how long a pod waits to be looked at: its owners may be seen
-	// later than the pod.
+	// bypassDelay is how long after the first event of a pod its workload is looked
+	// up: the caches may get its owners later than the pod.
 	bypassDelay = 3 * time.Second
-	// maxBypassing bounds the pods that wait to be looked at; those beyond are
-	// not counted.
-	maxBypassing = 10_000
-	// aliveTimeout bounds the look for when atoll-manager ran last.
+	// maxWaiting bounds the number of pods that wait for this; pods above the bound
+	// are not counted.
+	maxWaiting = 10_000
+	// aliveTimeout bounds the request of lastAlive.
 	aliveTimeout = 5 * time.Second
 )
 
-// bypasses counts pods of workloads that require a policy that were created
-// without passing the pod webhook: they lack the mark that it leaves. Those that
-// a replica finds when it starts count if they are younger than the last sign of
-// life of any replica; older ones were counted then, or required nothing.
+// bypasses counts the pods that were created without passing the pod webhook although
+// their workload requires a policy. They lack the annotation that the webhook sets.
+//
+// Pods that exist when a replica starts count only if they were created after the last
+// renewal of the Lease by any replica: older ones have been counted, or their workload
+// required no policy then.
 type bypasses struct {
 	clock clock.PassiveClock
 	since time.Time
-	// application is what the pods of an owner belong to.
+	// application returns the owners that require policies for the pods of an owner.
 	application func(owner types.UID) ownership.Application
 	count       func()
 
@@ -41,23 +43,24 @@ type bypasses struct {
 	waiting map[types.UID]waitingPod
 }
 
+// waitingPod is a pod whose workload is looked up at due.
 type waitingPod struct {
 	owner types.UID
 	due   time.Time
 }
 
-// observe is a handler of the ledger.
+// observe is a handler of the ledger: it records new pods without the annotation.
 func (b *bypasses) observe(old, new *seats.Pod) {
 	if old != nil || new == nil || new.Admitted || !new.Active {
 		return
 	}
-	// Times of creation are in whole seconds.
+	// Creation times are cut to whole seconds.
 	if !new.Created.Add(time.Second).After(b.since) {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.waiting) < maxBypassing {
+	if len(b.waiting) < maxWaiting {
 		if b.waiting == nil {
 			b.waiting = map[types.UID]waitingPod{}
 		}
@@ -65,8 +68,8 @@ func (b *bypasses) observe(old, new *seats.Pod) {
 	}
 }
 
-// look counts the pods that have waited long enough.
-func (b *bypasses) look() {
+// countDue counts the pods that are due and whose workload requires a policy.
+func (b *bypasses) countDue() {
 	now := b.clock.Now()
 	var due []types.UID
 	b.mu.Lock()
@@ -84,17 +87,17 @@ func (b *bypasses) look() {
 	}
 }
 
-// Start looks until ctx is done.
+// Start implements manager.Runnable. It counts until ctx is done.
 func (b *bypasses) Start(ctx context.Context) error {
-	wait.UntilWithContext(ctx, func(context.Context) { b.look() }, time.Second)
+	wait.UntilWithContext(ctx, func(context.Context) { b.countDue() }, time.Second)
 	return nil
 }
 
-// NeedLeaderElection is false: a replica that does not lead sees pods too.
+// NeedLeaderElection is false: every replica watches pods and counts for itself.
 func (b *bypasses) NeedLeaderElection() bool { return false }
 
-// lastAlive is when a replica of atoll-manager renewed its lease last; now, if
-// that cannot be known.
+// lastAlive returns when any replica of atoll-manager last renewed the Lease. It returns
+// now if the Lease cannot be read, holds no time, or holds a time in the future.
 func lastAlive(ctx context.Context, client kubernetes.Interface, namespace string, now time.Time) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, aliveTimeout)
 	defer cancel()

@@ -26,17 +26,17 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 	tests := map[string]struct {
 		owner   build.Object
 		options []build.Option
-		// unseen: the watch brings the owner after the pod.
+		// unseen is true if the watch brings the owner after the pod.
 		unseen bool
 		want   int
 	}{
-		"a pod of a workload that requires a policy": {owner: managed, want: 1},
-		"one whose owner is seen later":              {owner: managed, unseen: true, want: 1},
-		"one whose template carries the labels":      {owner: managed, options: []build.Option{build.Bound("p", "")}, want: 1},
-		"one that passed the webhook":                {owner: managed, options: []build.Option{build.Annotation(gm.AdmittedAnnotation, "true")}},
-		"one from before the last replica was gone":  {owner: managed, options: []build.Option{build.Created(start.Add(-time.Minute))}},
-		"one of a workload that requires nothing":    {owner: free},
-		"one that is over":                           {owner: managed, options: []build.Option{build.Deleting("example.com/f")}},
+		"a pod of a workload that requires a policy":    {owner: managed, want: 1},
+		"one whose owner is seen later":                 {owner: managed, unseen: true, want: 1},
+		"one whose template carries the labels":         {owner: managed, options: []build.Option{build.Bound("p", "")}, want: 1},
+		"one that passed the webhook":                   {owner: managed, options: []build.Option{build.Annotation(gm.AdmittedAnnotation, "true")}},
+		"one from before the last renewal of the Lease": {owner: managed, options: []build.Option{build.Created(start.Add(-time.Minute))}},
+		"one of a workload that requires nothing":       {owner: free},
+		"one that is being deleted":                     {owner: managed, options: []build.Option{build.Deleting("example.com/f")}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -48,14 +48,14 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 				walker.Put(build.Owner(tc.owner))
 			}
 			pod := build.Pod("pod", append([]build.Option{build.OwnedBy(tc.owner), build.Created(start)}, tc.options...)...)
-			for range 3 { // its later states are no other pods
+			for range 3 { // later events of the same pod do not count
 				ledger.Observe(seats.Slim(pod))
 			}
-			b.look()
+			b.countDue()
 			walker.Put(build.Owner(tc.owner))
 			clock.Step(bypassDelay)
-			b.look()
-			b.look()
+			b.countDue()
+			b.countDue()
 			if n != tc.want {
 				t.Errorf("counted %d, want %d", n, tc.want)
 			}
@@ -65,10 +65,10 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 
 func TestPodsThatWaitToBeCountedAreBounded(t *testing.T) {
 	b := &bypasses{clock: testingclock.NewFakeClock(time.Unix(1_000_000, 0))}
-	for i := range maxBypassing + 10 {
+	for i := range maxWaiting + 10 {
 		b.observe(nil, seats.Slim(build.Pod(fmt.Sprint("pod-", i))))
 	}
-	if n := len(b.waiting); n > maxBypassing {
+	if n := len(b.waiting); n > maxWaiting {
 		t.Errorf("%d wait", n)
 	}
 }
@@ -88,11 +88,11 @@ func TestWhenAReplicaWasAliveLast(t *testing.T) {
 		client *fake.Clientset
 		want   time.Time
 	}{
-		"as its lease says":         {fake.NewClientset(lease(&before)), before.Time},
-		"never":                     {fake.NewClientset(), now},
-		"a lease that says nothing": {fake.NewClientset(lease(nil)), now},
-		"by a clock that is wrong":  {fake.NewClientset(lease(&later)), now},
-		"nobody can say":            {broken, now},
+		"the time in the Lease":    {fake.NewClientset(lease(&before)), before.Time},
+		"no Lease":                 {fake.NewClientset(), now},
+		"a Lease without a time":   {fake.NewClientset(lease(nil)), now},
+		"a time in the future":     {fake.NewClientset(lease(&later)), now},
+		"the Lease cannot be read": {broken, now},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := lastAlive(context.Background(), tc.client, build.Namespace, now); !got.Equal(tc.want) {

@@ -1,5 +1,5 @@
-// Package manager puts the parts of atoll-manager together: caches, ledger,
-// controllers, webhooks, extender. It holds no decisions.
+// Package manager creates and connects the components of atoll-manager: caches, ledger,
+// controllers, webhooks, extender. It decides nothing.
 package manager
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
-// DefaultGangConfig is Volcano's ConfigMap (docs/sources.md, V3).
+// DefaultGangConfig is the namespace/name of Volcano's ConfigMap (docs/sources.md, V3).
 const DefaultGangConfig = "volcano-system/volcano-controller-configmap"
 
 // Values of --filter.
@@ -38,63 +38,68 @@ const (
 	AssignmentEarly  = "Early"
 )
 
-// Config is what the command line of atoll-manager says.
+// Config is the configuration of atoll-manager. Each field is a flag; see AddFlags for
+// defaults and Validate for bounds.
 type Config struct {
-	// Namespace is where the manager's Secrets and Lease are.
+	// Namespace holds the manager's Secrets and Lease.
 	Namespace string
-	// WebhookAddress, ExtenderAddress, HealthAddress and MetricsAddress are
-	// host:port to listen on.
+	// WebhookAddress, ExtenderAddress, HealthAddress and MetricsAddress are the
+	// host:port to listen on. A MetricsAddress of "0" serves no metrics.
 	WebhookAddress, ExtenderAddress, HealthAddress, MetricsAddress string
-	// ProfileAddress is host:port of net/http/pprof; "" is off.
+	// ProfileAddress is the host:port of net/http/pprof; "" serves none.
 	ProfileAddress string
-	// Names are DNS names and IP addresses, beside those of the Service, under
-	// which the webhooks and the extender are reached.
+	// Names are further DNS names and IP addresses for the server certificate, beside
+	// those of the Service.
 	Names []string
-	// AdvertiseAddress is the host under which other replicas reach this one's
-	// extender.
+	// AdvertiseAddress is the host under which other replicas reach the extender of this
+	// replica. Validate sets it to 127.0.0.1 if it is empty.
 	AdvertiseAddress string
-	// LeaderElect makes replicas agree on one that decides.
+	// LeaderElect turns leader election on. Only the leader decides.
 	LeaderElect bool
-	// LeaseDuration is how long a leader that is not heard of keeps its place.
+	// LeaseDuration is how long after its last renewal a Lease is valid.
 	LeaseDuration time.Duration
-	// Assignment is Early or Policy: whether every pod gets its seat at creation,
-	// because nobody asks the extender, or as its PropagationPolicy says.
+	// Assignment is Early or Policy. With Early every pod gets its group at creation,
+	// and no kube-scheduler calls the extender. With Policy the PropagationPolicy
+	// decides when.
 	Assignment string
-	// Filter is Narrow or Wide: whether the extender's filter keeps one group or
-	// every group that lacks pods.
+	// Filter is Narrow or Wide: whether the extender's filter keeps the nodes of one
+	// group or of every group that lacks pods.
 	Filter string
 	// EvictionsPerSecond bounds the evictions of all workloads together.
 	EvictionsPerSecond float64
-	// SchedulerName is the scheduler that managed pods are given where the
-	// cluster's own does not ask the extender. Unset leaves them to theirs.
+	// SchedulerName is the scheduler for managed pods if the cluster's own
+	// kube-scheduler does not call the extender. "" changes no pod.
 	SchedulerName string
-	// MarkResource is the extended resource by which a kube-scheduler that asks
-	// the extender only about managed pods knows them. Unset marks no pod.
+	// MarkResource is the extended resource that is added to managed pods with a
+	// quantity of 0, so that kube-scheduler calls the extender for these pods only.
+	// "" adds none.
 	MarkResource string
-	// CapacityClasses say how on-demand and spot nodes are known: the name of a
-	// preset, or capacity.Classes as JSON. "None" leaves classes of capacity alone.
+	// CapacityClasses defines on-demand and spot nodes: the name of a preset, or
+	// capacity.Classes as JSON. "None" turns capacity classes off.
 	CapacityClasses string
-	// CapacityFallback is after how long without a node pods of a class fall back to
-	// the other one, where their workload says so.
+	// CapacityFallback is how long a class has to be without nodes before pods fall
+	// back to the other class, if their workload allows it.
 	CapacityFallback time.Duration
-	// ExcludedNamespaces are those whose pods no webhook of ours sees, beside
-	// kube-system, kube-node-lease and Namespace. Their pods are not divided.
+	// ExcludedNamespaces are namespaces that the webhooks do not see, beside
+	// kube-system, kube-node-lease and Namespace. Their pods get no capacity class.
 	ExcludedNamespaces []string
-	// Gangs: pods of GangSchedulers get PodGroups.
+	// Gangs turns PodGroups on for the pods of GangSchedulers.
 	Gangs bool
-	// GangSchedulers are the schedulers whose pods get PodGroups.
+	// GangSchedulers are the schedulers whose pods get PodGroups; volcano if empty.
 	GangSchedulers []string
-	// GangConfig is the ConfigMap that holds the rules for PodGroups, as namespace/name.
+	// GangConfig is the namespace/name of the ConfigMap with the rules for PodGroups.
 	GangConfig string
-	// GangMultiScheduler: several schedulers share pods out by the name of their
-	// controller, so that no PodGroup may be above it.
+	// GangMultiScheduler is true if several schedulers divide pods among themselves by
+	// the name of the pods' controller. A PodGroup then belongs to that controller or to
+	// the pod, never to an owner above.
 	GangMultiScheduler bool
-	// Pools: NodePools and UnitedDeployments are reconciled. Without, their kinds
-	// need not exist, or are another program's.
+	// Pools turns the controllers of NodePools and UnitedDeployments on. If it is false
+	// their CustomResourceDefinitions may be missing, or another program may reconcile
+	// them.
 	Pools bool
 }
 
-// AddFlags binds the configuration to flags, with defaults.
+// AddFlags binds the configuration to flags and sets the defaults.
 func (c *Config) AddFlags(fs *flag.FlagSet) {
 	namespace := os.Getenv("POD_NAMESPACE")
 	if namespace == "" {
@@ -104,8 +109,8 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.WebhookAddress, "webhook-address", ":9443", "host:port of the admission webhooks")
 	fs.StringVar(&c.ExtenderAddress, "extender-address", ":9444", "host:port of the scheduler extender")
 	fs.StringVar(&c.HealthAddress, "health-address", ":8081", "host:port of /healthz and /readyz, plain HTTP")
-	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8080", `host:port of /metrics, HTTPS with Kubernetes authentication; "0" is off`)
-	fs.StringVar(&c.ProfileAddress, "profile-address", "", "host:port of /debug/pprof, plain HTTP without authentication: use a loopback address; empty is off")
+	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8080", `host:port of /metrics, HTTPS with Kubernetes authentication; "0" serves none`)
+	fs.StringVar(&c.ProfileAddress, "profile-address", "", "host:port of /debug/pprof, plain HTTP without authentication, so use a loopback address; empty serves none")
 	list := func(into *[]string) func(string) error {
 		return func(s string) error {
 			for name := range strings.SplitSeq(s, ",") {
@@ -116,26 +121,27 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 			return nil
 		}
 	}
-	fs.Func("names", "comma-separated DNS names and IP addresses, beside the Service's, under which webhooks and extender are reached", list(&c.Names))
-	fs.Func("excluded-namespaces", "comma-separated namespaces, beside kube-system, kube-node-lease and the manager's own, whose pods are kept from the webhooks: they are not divided over classes of capacity", list(&c.ExcludedNamespaces))
+	fs.Func("names", "comma-separated DNS names and IP addresses, beside the Service's, under which the webhooks and the extender are reached", list(&c.Names))
+	fs.Func("excluded-namespaces", "comma-separated namespaces, beside kube-system, kube-node-lease and the manager's own, that the webhooks do not see: their pods are not divided over capacity classes", list(&c.ExcludedNamespaces))
 	fs.StringVar(&c.AdvertiseAddress, "advertise-address", os.Getenv("POD_IP"), "IP address or host name under which other replicas reach this one (default: $POD_IP, else 127.0.0.1)")
-	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "agree with other replicas on one that decides")
-	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that is not heard of keeps its place; at least 3s")
-	fs.StringVar(&c.Assignment, "assignment", AssignmentPolicy, "when pods get their NodeGroup: Policy is as spec.assignment of their PropagationPolicy says, and needs a kube-scheduler that asks the extender; Early is at creation, all of them, and needs none")
-	fs.StringVar(&c.Filter, "filter", FilterNarrow, "what the extender's filter keeps: Narrow is the group whose turn it is, and reserves the seat; Wide is every group that lacks pods: needs prioritizeVerb in kube-scheduler's configuration, and tries pods again that come too late")
-	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "bound on the evictions of all workloads together; bursts of as many as ten seconds' worth")
-	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler of the pods whose workload requires a policy, if they name none but the default one; unset leaves them to theirs")
-	fs.StringVar(&c.MarkResource, "mark-resource", "", "extended resource of which the pods whose workload requires a policy ask for none, for a kube-scheduler whose extender manages it; unset marks no pod")
-	fs.StringVar(&c.CapacityClasses, "capacity-classes", capacity.DefaultPreset, "how on-demand and spot nodes are known: cloudpilot, karpenter, eks, gke, aks, or a JSON object with onDemand and spot, each with demands and tolerations; None leaves all pods alone")
-	fs.DurationVar(&c.CapacityFallback, "capacity-fallback-after", policies.DefaultFallback, "how long a class of capacity has no node before pods of workloads with the annotation atoll.dev/capacity-on-empty-class: Fallback get the other one: longer than it takes to make nodes")
-	fs.BoolVar(&c.Gangs, "gangs", false, "give PodGroups (scheduling.volcano.sh/v1beta1) to the pods of --gangs-schedulers that name none")
+	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "elect a leader among the replicas; only the leader decides")
+	fs.DurationVar(&c.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "how long a leader that does not renew its Lease stays the leader; at least 3s")
+	fs.StringVar(&c.Assignment, "assignment", AssignmentPolicy, "when pods get their NodeGroup: Policy, as spec.assignment of their PropagationPolicy says, which needs a kube-scheduler that calls the extender; or Early, always at creation, which needs none")
+	fs.StringVar(&c.Filter, "filter", FilterNarrow, "nodes that the extender's filter keeps: Narrow, those of one group, in which it reserves the seat; or Wide, those of every group that lacks pods, which needs prioritizeVerb in kube-scheduler's configuration and makes kube-scheduler retry pods that find no seat left")
+	fs.Float64Var(&c.EvictionsPerSecond, "evictions-per-second", 1, "maximum rate of the evictions of all workloads together; a burst may be as large as the evictions of ten seconds")
+	fs.StringVar(&c.SchedulerName, "scheduler-name", "", "scheduler for the pods of workloads that require a policy, unless they name another than the default one; unset changes no pod")
+	fs.StringVar(&c.MarkResource, "mark-resource", "", "extended resource that is added with a quantity of 0 to the pods of workloads that require a policy, for a kube-scheduler that calls the extender for pods with this resource only; unset adds none")
+	fs.StringVar(&c.CapacityClasses, "capacity-classes", capacity.DefaultPreset, "how on-demand and spot nodes are recognized: cloudpilot, karpenter, eks, gke, aks, or a JSON object with onDemand and spot, each with demands and tolerations; None turns capacity classes off")
+	fs.DurationVar(&c.CapacityFallback, "capacity-fallback-after", policies.DefaultFallback, "how long a capacity class has to be without nodes before pods of workloads with the annotation atoll.dev/capacity-on-empty-class: Fallback get the other class; set it longer than an autoscaler needs to create a node")
+	fs.BoolVar(&c.Gangs, "gangs", false, "create PodGroups (scheduling.volcano.sh/v1beta1) for the pods of --gangs-schedulers that name none")
 	fs.Func("gangs-schedulers", "comma-separated schedulers whose pods get PodGroups (default: volcano)", list(&c.GangSchedulers))
-	fs.StringVar(&c.GangConfig, "gangs-config", DefaultGangConfig, "namespace/name of the ConfigMap that says which owner has the PodGroup, under the key volcano-controller.conf")
-	fs.BoolVar(&c.GangMultiScheduler, "gangs-multi-scheduler", false, "several gang schedulers share pods out by the name of their controller (MULTI_SCHEDULER_ENABLE): no PodGroup is above it")
-	fs.BoolVar(&c.Pools, "pools", true, "reconcile NodePools and UnitedDeployments; false where another program does, such as OpenYurt's")
+	fs.StringVar(&c.GangConfig, "gangs-config", DefaultGangConfig, "namespace/name of the ConfigMap with the rules for PodGroups, under the key volcano-controller.conf")
+	fs.BoolVar(&c.GangMultiScheduler, "gangs-multi-scheduler", false, "several gang schedulers divide pods among themselves by the name of the pods' controller (MULTI_SCHEDULER_ENABLE), so no owner above the controller gets the PodGroup")
+	fs.BoolVar(&c.Pools, "pools", true, "reconcile NodePools and UnitedDeployments; set it to false if another program, such as OpenYurt, does")
 }
 
-// Validate names what cannot be.
+// Validate returns an error for the first flag whose value cannot be used. It sets the
+// default of AdvertiseAddress.
 func (c *Config) Validate() error {
 	if c.EvictionsPerSecond <= 0 {
 		return fmt.Errorf("--evictions-per-second is %v: it must be above 0 (to stop evictions, set spec.rescheduling.mode of the policies)", c.EvictionsPerSecond)
@@ -161,7 +167,7 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("--assignment is %q: it must be %s or %s", c.Assignment, AssignmentPolicy, AssignmentEarly)
 	}
 	if c.Assignment == AssignmentEarly && (c.SchedulerName != "" || c.MarkResource != "" || c.Filter != FilterNarrow) {
-		return errors.New("--assignment is Early, so nobody asks the extender: --scheduler-name, --mark-resource and --filter must be unset")
+		return errors.New("--assignment is Early, so no kube-scheduler calls the extender: --scheduler-name, --mark-resource and --filter must be unset")
 	}
 	if c.Filter != FilterNarrow && c.Filter != FilterWide {
 		return fmt.Errorf("--filter is %q: it must be %s or %s", c.Filter, FilterNarrow, FilterWide)
@@ -173,7 +179,7 @@ func (c *Config) Validate() error {
 		return errors.New("--namespace is empty: name the namespace of the manager's Secrets and Lease")
 	}
 	if c.SchedulerName == corev1.DefaultSchedulerName {
-		return fmt.Errorf("--scheduler-name is %s: leave it unset where that scheduler asks the extender", c.SchedulerName)
+		return fmt.Errorf("--scheduler-name is %s: leave it unset if that scheduler calls the extender", c.SchedulerName)
 	}
 	if problems := validation.IsDNS1123Subdomain(c.SchedulerName); c.SchedulerName != "" && len(problems) > 0 {
 		return fmt.Errorf("--scheduler-name is %q: %s", c.SchedulerName, problems[0])
@@ -184,10 +190,10 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// capacityNone is the value of --capacity-classes that leaves all pods alone.
+// capacityNone is the value of --capacity-classes that turns capacity classes off.
 const capacityNone = "None"
 
-// classes are those of --capacity-classes; nil for none.
+// classes returns the classes of --capacity-classes; nil if they are off.
 func (c *Config) classes() (*capacity.Classes, error) {
 	if c.CapacityClasses == "" || c.CapacityClasses == capacityNone {
 		return nil, nil
@@ -208,16 +214,16 @@ func (c *Config) classes() (*capacity.Classes, error) {
 	return &ready, nil
 }
 
-// asked tells whether some kube-scheduler asks the extender.
-func (c *Config) asked() bool { return c.Assignment != AssignmentEarly }
+// extenderInUse returns true if some kube-scheduler calls the extender.
+func (c *Config) extenderInUse() bool { return c.Assignment != AssignmentEarly }
 
-// gangConfig names the ConfigMap of --gangs-config.
+// gangConfig returns the name of the ConfigMap of --gangs-config.
 func (c *Config) gangConfig() types.NamespacedName {
 	namespace, name, _ := strings.Cut(c.GangConfig, "/")
 	return types.NamespacedName{Namespace: namespace, Name: name}
 }
 
-// gangSchedulers are those of --gangs-schedulers.
+// gangSchedulers returns the schedulers of --gangs-schedulers, or the default.
 func (c *Config) gangSchedulers() []string {
 	if len(c.GangSchedulers) == 0 {
 		return []string{scheduling.DefaultSchedulerName}

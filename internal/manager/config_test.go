@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// parse reads a command line.
+// parse parses a command line.
 func parse(t *testing.T, args ...string) Config {
 	t.Helper()
 	var c Config
@@ -38,16 +38,16 @@ func TestFlags(t *testing.T) {
 		args []string
 		want Config
 	}{
-		"nothing said": {want: defaults},
+		"no flags": {want: defaults},
 		"in a pod": {
 			env:  map[string]string{"POD_NAMESPACE": "mine", "POD_IP": "10.0.0.1"},
 			want: changed(func(c *Config) { c.Namespace, c.AdvertiseAddress = "mine", "10.0.0.1" }),
 		},
-		"a flag counts more than the environment": {
+		"a flag overrides the environment": {
 			env: map[string]string{"POD_NAMESPACE": "mine"}, args: []string{"--namespace=other"},
 			want: changed(func(c *Config) { c.Namespace = "other" }),
 		},
-		"names are split, gathered and trimmed": {
+		"names are split, trimmed and joined": {
 			args: []string{"--names=a.example.com, 10.0.0.1 ,", "--names=b.example.com"},
 			want: changed(func(c *Config) { c.Names = []string{"a.example.com", "10.0.0.1", "b.example.com"} }),
 		},
@@ -86,38 +86,38 @@ func TestValidate(t *testing.T) {
 		"as it is by default":         {func(*Config) {}, true},
 		"slow evictions":              {func(c *Config) { c.EvictionsPerSecond = 0.01 }, true},
 		"no evictions":                {func(c *Config) { c.EvictionsPerSecond = 0 }, false},
-		"fewer than none":             {func(c *Config) { c.EvictionsPerSecond = math.Inf(-1) }, false},
+		"a negative rate":             {func(c *Config) { c.EvictionsPerSecond = math.Inf(-1) }, false},
 		"a lease of 3s":               {func(c *Config) { c.LeaseDuration = 3 * time.Second }, true},
 		"a shorter lease":             {func(c *Config) { c.LeaseDuration = 3*time.Second - 1 }, false},
 		"no namespace":                {func(c *Config) { c.Namespace = "" }, false},
 		"another scheduler":           {func(c *Config) { c.SchedulerName = "atoll-scheduler" }, true},
 		"a mark":                      {func(c *Config) { c.MarkResource = "atoll.dev/managed" }, true},
-		"a mark of nobody":            {func(c *Config) { c.MarkResource = "managed" }, false},
-		"a mark of others":            {func(c *Config) { c.MarkResource = "node.kubernetes.io/managed" }, false},
-		"a mark and a space":          {func(c *Config) { c.MarkResource = "atoll.dev/man aged" }, false},
+		"a mark without a domain":     {func(c *Config) { c.MarkResource = "managed" }, false},
+		"a mark of Kubernetes":        {func(c *Config) { c.MarkResource = "node.kubernetes.io/managed" }, false},
+		"a mark with a space":         {func(c *Config) { c.MarkResource = "atoll.dev/man aged" }, false},
 		"a preset of classes":         {func(c *Config) { c.CapacityClasses = "gke" }, true},
 		"pods that fall back at once": {func(c *Config) { c.CapacityFallback = 0 }, false},
 		"no classes":                  {func(c *Config) { c.CapacityClasses = "None" }, true},
 		"gangs":                       {func(c *Config) { c.Gangs, c.GangConfig = true, DefaultGangConfig }, true},
-		"rules in no namespace":       {func(c *Config) { c.Gangs, c.GangConfig = true, "rules" }, false},
-		"rules in two namespaces":     {func(c *Config) { c.Gangs, c.GangConfig = true, "a/b/c" }, false},
-		"no name of a scheduler":      {func(c *Config) { c.GangSchedulers = []string{"Volcano!"} }, false},
-		"a preset that nobody knows":  {func(c *Config) { c.CapacityClasses = "aws" }, false},
-		"classes of one's own": {func(c *Config) {
+		"rules without a namespace":   {func(c *Config) { c.Gangs, c.GangConfig = true, "rules" }, false},
+		"rules with two slashes":      {func(c *Config) { c.Gangs, c.GangConfig = true, "a/b/c" }, false},
+		"an invalid scheduler name":   {func(c *Config) { c.GangSchedulers = []string{"Volcano!"} }, false},
+		"an unknown preset":           {func(c *Config) { c.CapacityClasses = "aws" }, false},
+		"classes as JSON": {func(c *Config) {
 			c.CapacityClasses = `{"onDemand":{"demands":[{"key":"a","operator":"DoesNotExist"}]},"spot":{"demands":[{"key":"a","operator":"Exists"}]}}`
 		}, true},
 		"a class that is missing": {func(c *Config) {
 			c.CapacityClasses = `{"onDemand":{"demands":[{"key":"a","operator":"DoesNotExist"}]}}`
 		}, false},
-		"a wide filter":                                        {func(c *Config) { c.Filter = FilterWide }, true},
-		"another filter":                                       {func(c *Config) { c.Filter = "Open" }, false},
-		"all seats at creation":                                {func(c *Config) { c.Assignment = AssignmentEarly }, true},
-		"another time for seats":                               {func(c *Config) { c.Assignment = "Late" }, false},
-		"nobody asks, and a scheduler that does":               {func(c *Config) { c.Assignment, c.SchedulerName = AssignmentEarly, "atoll-scheduler" }, false},
-		"nobody asks, and a mark":                              {func(c *Config) { c.Assignment, c.MarkResource = AssignmentEarly, "atoll.dev/managed" }, false},
-		"nobody asks, and a wide filter":                       {func(c *Config) { c.Assignment, c.Filter = AssignmentEarly, FilterWide }, false},
-		"the default one, which would be another only by name": {func(c *Config) { c.SchedulerName = "default-scheduler" }, false},
-		"a scheduler that no pod can name":                     {func(c *Config) { c.SchedulerName = "Atoll Scheduler" }, false},
+		"a wide filter":          {func(c *Config) { c.Filter = FilterWide }, true},
+		"another filter":         {func(c *Config) { c.Filter = "Open" }, false},
+		"all seats at creation":  {func(c *Config) { c.Assignment = AssignmentEarly }, true},
+		"another time for seats": {func(c *Config) { c.Assignment = "Late" }, false},
+		"early assignment and a scheduler that calls the extender": {func(c *Config) { c.Assignment, c.SchedulerName = AssignmentEarly, "atoll-scheduler" }, false},
+		"early assignment and a mark":                              {func(c *Config) { c.Assignment, c.MarkResource = AssignmentEarly, "atoll.dev/managed" }, false},
+		"early assignment and a wide filter":                       {func(c *Config) { c.Assignment, c.Filter = AssignmentEarly, FilterWide }, false},
+		"the default scheduler":                                    {func(c *Config) { c.SchedulerName = "default-scheduler" }, false},
+		"a scheduler that no pod can name":                         {func(c *Config) { c.SchedulerName = "Atoll Scheduler" }, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestValidate(t *testing.T) {
 				t.Errorf("error is %v, want none: %t", err, tc.valid)
 			}
 			if tc.valid && c.AdvertiseAddress == "" {
-				t.Error("other replicas are told no address")
+				t.Error("the advertised address is empty")
 			}
 		})
 	}

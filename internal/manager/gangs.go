@@ -16,25 +16,27 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// askTimeout bounds one question how a kind is served.
-const askTimeout = 3 * time.Second
+// discoveryTimeout bounds one discovery request.
+const discoveryTimeout = 3 * time.Second
 
-// gangParts are what PodGroups need beside the rest. Nothing else waits for them.
+// gangParts are the components that only PodGroups need. No other component waits for
+// them.
 type gangParts struct {
 	resolver   *gangs.Resolver
 	store      *gangs.Store
 	controller *podgroup.Reconciler
 }
 
-// deps is the controller of PodGroups; nil where nobody wants any.
-func (g *gangParts) deps() *podgroup.Reconciler {
+// reconciler returns the controller of PodGroups; nil without --gangs.
+func (g *gangParts) reconciler() *podgroup.Reconciler {
 	if g == nil {
 		return nil
 	}
 	return g.controller
 }
 
-// addGangs makes what PodGroups need, before anything is fed.
+// addGangs creates the components for PodGroups, with --gangs. It must be called before
+// the walker gets its first object.
 func (p *parts) addGangs(config *rest.Config) error {
 	if !p.config.Gangs {
 		return nil
@@ -47,12 +49,13 @@ func (p *parts) addGangs(config *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("making a client of metadata: %w", err)
 	}
-	// A client of its own: whoever may create pods can have it ask about a group that hangs.
-	asking := rest.CopyConfig(config)
-	asking.Timeout = askTimeout
-	kinds, err := discovery.NewDiscoveryClientForConfig(asking)
+	// Discovery has a client with a timeout of its own: everybody who may create pods
+	// can make it request an API group whose server does not answer.
+	limited := rest.CopyConfig(config)
+	limited.Timeout = discoveryTimeout
+	kinds, err := discovery.NewDiscoveryClientForConfig(limited)
 	if err != nil {
-		return fmt.Errorf("making a client of kinds: %w", err)
+		return fmt.Errorf("making a client of discovery: %w", err)
 	}
 	lineage := owners.NewLineage(p.walker, meta, kinds)
 	store, err := gangs.NewStore(p.client, objects, p.config.gangSchedulers())

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAReplicaWhoseLockIsHeldIsNotReady: whoever is told to look in there waits.
+// TestAReplicaWhoseLockIsHeldIsNotReady: requests to such a replica would wait without end.
 func TestAReplicaWhoseLockIsHeldIsNotReady(t *testing.T) {
 	p, _ := connected(t)
 	for range 3 {
@@ -17,14 +17,14 @@ func TestAReplicaWhoseLockIsHeldIsNotReady(t *testing.T) {
 		}
 	}
 	release, held := make(chan struct{}), make(chan struct{})
-	stuck := p.look.begin(func() {
+	stuck := p.probe.begin(func() {
 		close(held)
 		<-release
 	})
 	<-held
-	for range 2 { // a second probe begins no second look
+	for range 2 { // a second probe starts no second attempt
 		if err := p.responsive(nil); err == nil {
-			t.Error("Ready, and does not answer")
+			t.Error("a replica whose lock is held is Ready")
 		}
 	}
 	close(release)
@@ -34,12 +34,12 @@ func TestAReplicaWhoseLockIsHeldIsNotReady(t *testing.T) {
 	}
 }
 
-// TestAListThatBeginsAnewLeavesAReplicaReady: a ConfigMap that somebody edits
-// would make all replicas not Ready at once.
+// TestAListThatBeginsAnewLeavesAReplicaReady: otherwise an edit of the ConfigMap would
+// make all replicas not Ready at once.
 func TestAListThatBeginsAnewLeavesAReplicaReady(t *testing.T) {
 	p, s := connected(t)
 	if p.listed(nil) == nil {
-		t.Fatal("Ready, and nothing was listed")
+		t.Fatal("Ready before anything was listed")
 	}
 	api := build.NewAPI(t)
 	p.walker = owners.NewWalker(api.Client())

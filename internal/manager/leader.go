@@ -16,14 +16,15 @@ import (
 )
 
 const (
-	// leaseName is the Lease by which replicas agree on a leader.
+	// leaseName is the name of the Lease of the leader election.
 	leaseName = "atoll-manager"
-	// leaderInterval is how often a replica looks who leads.
+	// leaderInterval is how often a replica reads the Lease to find the leader.
 	leaderInterval = time.Second
 )
 
-// leaderLock names this replica by the address of its extender, so that the
-// others learn from the Lease where to forward to.
+// leaderLock returns the lock of the leader election. The identity of a replica begins
+// with the host:port of its extender, so that the other replicas find in the Lease where
+// to forward requests to.
 func (p *parts) leaderLock() (resourcelock.Interface, error) {
 	_, port, err := splitAddress(p.config.ExtenderAddress)
 	if err != nil {
@@ -38,14 +39,15 @@ func (p *parts) leaderLock() (resourcelock.Interface, error) {
 	}, &p.tenure}, nil
 }
 
-// leaderWatch knows which replica leads, as of a second ago.
+// leaderWatch polls the Lease for the leader. Its answer is about leaderInterval old.
 type leaderWatch struct {
 	client    kubernetes.Interface
 	namespace string
 	holder    atomic.Pointer[string]
 }
 
-// address is the host:port of the leader's extender, or "".
+// address returns the host:port of the leader's extender; "" if there is no leader or
+// the Lease has not been read yet.
 func (l *leaderWatch) address() string {
 	if holder := l.holder.Load(); holder != nil {
 		address, _, _ := strings.Cut(*holder, "_")
@@ -54,7 +56,8 @@ func (l *leaderWatch) address() string {
 	return ""
 }
 
-// Start looks who leads until ctx is done.
+// Start implements manager.Runnable. It polls until ctx is done. If the Lease cannot be
+// read the last answer stays.
 func (l *leaderWatch) Start(ctx context.Context) error {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		lease, err := l.client.CoordinationV1().Leases(l.namespace).Get(ctx, leaseName, metav1.GetOptions{})
@@ -65,5 +68,5 @@ func (l *leaderWatch) Start(ctx context.Context) error {
 	return nil
 }
 
-// NeedLeaderElection is false: those that do not lead need it.
+// NeedLeaderElection is false: the replicas that do not lead need the address.
 func (l *leaderWatch) NeedLeaderElection() bool { return false }

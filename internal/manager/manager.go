@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
@@ -55,17 +56,17 @@ import (
 	policywebhook "github.com/atoll-k8s/atoll/internal/webhook/policy"
 )
 
-// dialTimeout bounds how long a replica tries to reach the leader's.
+// dialTimeout bounds the connection and the TLS handshake to the leader's extender.
 const dialTimeout = 3 * time.Second
 
-// lockTimeout bounds how long a replica that is Ready takes to look into its
-// ledger and its walk: one of which a lock is held for good answers nobody.
+// lockTimeout is how long the readiness probe waits for the locks of the ledger and the
+// walker. A replica in which such a lock is never released must not be Ready.
 const lockTimeout = time.Second
 
-// serviceName is the name of the Service that the chart puts before the manager.
+// serviceName is the name of the manager's Service in the chart.
 const serviceName = "atoll-manager"
 
-// Scheme knows the kinds that the manager reads and writes.
+// Scheme returns a scheme with the kinds that the manager reads and writes.
 func Scheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
@@ -76,7 +77,7 @@ func Scheme() *runtime.Scheme {
 	return scheme
 }
 
-// parts are what Run puts together.
+// parts are the components that Run creates and connects.
 type parts struct {
 	config   Config
 	mgr      ctrl.Manager
@@ -89,17 +90,18 @@ type parts struct {
 	nodes    toolscache.ResourceEventHandlerRegistration
 	// assigner hands out seats at creation.
 	assigner *assign.Assigner
-	// gangs are what PodGroups need; nil where nobody wants any.
+	// gangs are the components for PodGroups; nil without --gangs.
 	gangs *gangParts
-	// leader knows which replica leads.
+	// leader finds the replica that leads.
 	leader leaderWatch
-	// leading is set once this replica knows all that it decides by, and tenure is the
-	// time for which it may.
+	// leading is true while this replica is the leader and all its caches are filled.
+	// tenure is the time for which it holds the Lease. It decides only if both allow
+	// it: see leads.
 	leading atomic.Bool
 	tenure  tenure
 	// listedOnce is set once all caches have been filled.
 	listedOnce atomic.Bool
-	look       look
+	probe      lockProbe
 }
 
 // +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
@@ -109,7 +111,7 @@ type parts struct {
 func Run(ctx context.Context, config *rest.Config, c Config) error {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the API server's priority and fairness is the limit
-	p := &parts{config: c, tenure: tenure{bounded: c.LeaderElect, lasts: c.LeaseDuration, now: time.Now}}
+	p := &parts{config: c, tenure: tenure{bounded: c.LeaderElect, duration: c.LeaseDuration, now: time.Now}}
 	config.Wrap(p.tenure.fence)
 	protobuf := rest.CopyConfig(config)
 	protobuf.ContentType = runtime.ContentTypeProtobuf
@@ -140,9 +142,9 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	}
 	p.ledger.OnChange(bypassed.observe)
 	if err := p.mgr.Add(bypassed); err != nil {
-		return fmt.Errorf("counting pods that went past the webhook: %w", err)
+		return fmt.Errorf("adding the count of pods that bypass the webhook: %w", err)
 	}
-	p.policies = policies.NewResolver(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.asked())
+	p.policies = policies.NewResolver(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.extenderInUse())
 	if err := errors.Join(p.addCapacity(config), p.addGangs(config)); err != nil {
 		return err
 	}
@@ -161,7 +163,8 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	return p.mgr.Start(ctx)
 }
 
-// addCapacity makes classes of capacity known, before anything is fed.
+// addCapacity sets up the capacity classes, if they are in use. It must be called before
+// the ledger gets its first pod or node.
 func (p *parts) addCapacity(config *rest.Config) error {
 	classes, err := p.config.classes()
 	if err != nil || classes == nil {
@@ -181,7 +184,7 @@ func (p *parts) addCapacity(config *rest.Config) error {
 	return nil
 }
 
-// newWalker makes a walk that can be told of further kinds.
+// newWalker returns a walker that can watch further kinds at run time.
 func newWalker(config *rest.Config, client kubernetes.Interface) (*owners.Walker, error) {
 	objects, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -214,12 +217,12 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Node{}: {Transform: slimNode},
-				// Of workloads and revisions, those of UnitedDeployments.
+				// Only workloads and revisions of UnitedDeployments are cached.
 				&appsv1.Deployment{}:         {Label: hasLabel(apps.PoolNameLabel)},
 				&appsv1.StatefulSet{}:        {Label: hasLabel(apps.PoolNameLabel)},
 				&appsv1.DaemonSet{}:          {Label: hasLabel(apps.PoolNameLabel)},
 				&appsv1.ControllerRevision{}: {Label: hasLabel(apps.UnitedDeploymentLabel)},
-				// The manager may read no other.
+				// The manager has no permission for other ConfigMaps.
 				&corev1.ConfigMap{}: {
 					Namespaces: map[string]cache.Config{c.Namespace: {}},
 					Field:      fields.OneTermEqualSelector(metav1.ObjectNameField, workloadkind.ConfigMapName),
@@ -266,31 +269,32 @@ func serverNames(c Config) []string {
 	return append([]string{service, service + ".cluster.local"}, c.Names...)
 }
 
-// slimNode drops what nothing here reads; images alone are most of a Node.
+// slimNode drops all of a Node that the manager does not read, to save memory. The list
+// of images is most of a Node.
 func slimNode(obj any) (any, error) {
 	if node, ok := obj.(*corev1.Node); ok {
 		node.ManagedFields = nil
 		node.Status = corev1.NodeStatus{
-			Allocatable: keepSome(node.Status.Allocatable),
+			Allocatable: withoutZeros(node.Status.Allocatable),
 			Conditions:  readyCondition(node.Status.Conditions),
 		}
 	}
 	return obj, nil
 }
 
-// keepSome copies the resources of which there is some: a node that has no huge
-// pages names each size of them.
-func keepSome(all corev1.ResourceList) corev1.ResourceList {
-	kept := make(corev1.ResourceList, len(all))
+// withoutZeros copies the quantities that are not 0. A node lists each size of huge
+// pages, also if it has none.
+func withoutZeros(all corev1.ResourceList) corev1.ResourceList {
+	some := make(corev1.ResourceList, len(all))
 	for key, q := range all {
 		if !q.IsZero() {
-			kept[key] = q
+			some[key] = q
 		}
 	}
-	return kept
+	return some
 }
 
-// readyCondition copies the condition Ready, of which there is at most one.
+// readyCondition returns a list with the condition Ready only; nil if there is none.
 func readyCondition(all []corev1.NodeCondition) []corev1.NodeCondition {
 	for _, c := range all {
 		if c.Type == corev1.NodeReady {
@@ -300,7 +304,8 @@ func readyCondition(all []corev1.NodeCondition) []corev1.NodeCondition {
 	return nil
 }
 
-// connect feeds the ledger with nodes, and the walk with pods that have no owner.
+// connect passes nodes to the ledger, and pods without an owner from the ledger to the
+// walker, because such a pod is its own workload.
 func (p *parts) connect(ctx context.Context) error {
 	p.ledger.OnChange(func(old, new *seats.Pod) {
 		switch {
@@ -339,24 +344,24 @@ func (p *parts) connect(ctx context.Context) error {
 	return errors.Join(p.mgr.Add(p.walker), p.mgr.Add(p.informer), p.mgr.Add(p.keeper))
 }
 
-// trim gives memory back once everything has been listed: of what was decoded
-// a tenth is kept, and Go returns the rest to the system only slowly.
-func (p *parts) trim(ctx context.Context) error {
+// freeMemory returns memory to the system once everything has been listed. The caches
+// keep about a tenth of what was decoded, and Go returns the rest only slowly.
+func (p *parts) freeMemory(ctx context.Context) error {
 	if toolscache.WaitForCacheSync(ctx.Done(), p.walker.HasSynced, p.informer.HasSynced, p.nodes.HasSynced) {
 		debug.FreeOSMemory()
 	}
 	return nil
 }
 
-// replicaRunnable runs on every replica.
-type replicaRunnable func(context.Context) error
+// replicaRunnable runs on every replica. A manager.RunnableFunc alone runs on the
+// leader only.
+type replicaRunnable struct{ manager.RunnableFunc }
 
-func (f replicaRunnable) Start(ctx context.Context) error { return f(ctx) }
-func (f replicaRunnable) NeedLeaderElection() bool        { return false }
+func (replicaRunnable) NeedLeaderElection() bool { return false }
 
 func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
-		Gangs:     p.gangs.deps(),
+		Gangs:     p.gangs.reconciler(),
 		Namespace: p.config.Namespace, Pools: p.config.Pools,
 		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Policies: p.policies, Synced: p.leading.Load,
 		Evictor: &eviction.Evictor{
@@ -372,11 +377,12 @@ func (p *parts) addWebhooks(context.Context) error {
 		webhook.Gangs = &podwebhook.Gangs{Resolver: p.gangs.resolver, Store: p.gangs.store}
 	}
 	webhook.SetupWithManager(p.mgr)
-	return policywebhook.SetupWithManager(p.mgr, p.config.asked())
+	return policywebhook.SetupWithManager(p.mgr, p.config.extenderInUse())
 }
 
-// addExtender serves the extender on every replica, where somebody asks it, and
-// answers to other replicas; only the one that leads gives any.
+// addExtender adds the server for kube-scheduler, if one calls the extender, and for
+// requests that other replicas forward. It runs on every replica. A replica that does
+// not lead forwards the requests of kube-scheduler to the leader.
 func (p *parts) addExtender(context.Context) error {
 	handler := &extender.Handler{
 		Policies: p.policies, Ledger: p.ledger, Client: p.client, Wide: p.config.Filter == FilterWide,
@@ -387,7 +393,7 @@ func (p *parts) addExtender(context.Context) error {
 		},
 	}
 	mux := http.NewServeMux()
-	if p.config.asked() {
+	if p.config.extenderInUse() {
 		mux = handler.ServeMux()
 	}
 	mux.Handle(assign.Path, p.assigner)
@@ -395,17 +401,11 @@ func (p *parts) addExtender(context.Context) error {
 		Address: p.config.ExtenderAddress, TLS: p.keeper.MutualTLS(pki.ClientName),
 		Handler: mux, Log: ctrl.Log.WithName("extender"),
 	}
-	return errors.Join(p.mgr.Add(server), p.mgr.Add(leaderRunnable(p.lead)), p.mgr.Add(replicaRunnable(p.trim)), p.mgr.Add(&p.leader))
+	return errors.Join(p.mgr.Add(server), p.mgr.Add(manager.RunnableFunc(p.lead)), p.mgr.Add(replicaRunnable{p.freeMemory}), p.mgr.Add(&p.leader))
 }
 
-// leaderRunnable runs on the replica that leads.
-type leaderRunnable func(context.Context) error
-
-func (f leaderRunnable) Start(ctx context.Context) error { return f(ctx) }
-func (f leaderRunnable) NeedLeaderElection() bool        { return true }
-
-// lead opens the extender once everything that it reads has been listed, and
-// the ledger knows what the last leader did.
+// lead runs while this replica is elected. It sets leading once all caches are filled
+// and the ledger holds everything that the previous leader wrote.
 func (p *parts) lead(ctx context.Context) error {
 	if err := p.informer.CatchUp(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("catching up before leading: %w", err)
@@ -416,18 +416,18 @@ func (p *parts) lead(ctx context.Context) error {
 	}
 	p.leading.Store(true)
 	ctrl.Log.Info("Leading: the extender answers")
-	debug.FreeOSMemory() // as trim does, after one more list
+	debug.FreeOSMemory() // as freeMemory does: CatchUp has listed the pods again
 	<-ctx.Done()
 	p.leading.Store(false)
 	return nil
 }
 
-// leads tells whether this replica decides now.
+// leads returns true if this replica may decide now.
 func (p *parts) leads() bool { return p.leading.Load() && p.tenure.holds() }
 
-// addHealth: healthy is a process that serves; ready is one that can answer
-// webhooks, which every replica does. Neither depends on kinds that somebody
-// named: see owners.Walker.HasSynced.
+// addHealth adds the probes. A replica is live if it serves HTTP, and Ready if it can
+// answer webhooks, whether it leads or not. Neither depends on the further kinds that
+// users add: see owners.Walker.HasSynced.
 func (p *parts) addHealth(context.Context) error {
 	return errors.Join(
 		p.mgr.AddHealthzCheck("ping", healthz.Ping),
@@ -437,8 +437,9 @@ func (p *parts) addHealth(context.Context) error {
 	)
 }
 
-// listed is an error until everything has been listed once. A list that begins
-// anew, because somebody named another kind, leaves what is known in place.
+// listed returns an error until everything has been listed once. When a user adds a
+// further kind, its objects are listed while the other caches stay filled, so the
+// replica stays Ready.
 func (p *parts) listed(*http.Request) error {
 	if p.listedOnce.Load() {
 		return nil
@@ -450,42 +451,44 @@ func (p *parts) listed(*http.Request) error {
 	return nil
 }
 
-// look is a look into the ledger and the walk, of which one at most goes on.
-type look struct {
+// lockProbe takes locks to find out whether they are released. At most one attempt runs
+// at a time, however often the readiness probe is called.
+type lockProbe struct {
 	mu sync.Mutex
-	// answered is closed when it is over; nil while none goes on.
-	answered chan struct{}
+	// done is closed when the current attempt ends; nil if there is none.
+	done chan struct{}
 }
 
-// begin begins a look, or joins the one that goes on.
-func (l *look) begin(at func()) <-chan struct{} {
+// begin starts an attempt, unless one is running. The returned channel is closed when
+// the attempt ends.
+func (l *lockProbe) begin(attempt func()) <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.answered != nil {
-		return l.answered
+	if l.done != nil {
+		return l.done
 	}
-	answered := make(chan struct{})
-	l.answered = answered
-	go func() { // ends with the locks that it waits for, or with the process
-		at()
+	done := make(chan struct{})
+	l.done = done
+	go func() { // ends when the locks are released, or with the process
+		attempt()
 		l.mu.Lock()
-		l.answered = nil
+		l.done = nil
 		l.mu.Unlock()
-		close(answered)
+		close(done)
 	}()
-	return answered
+	return done
 }
 
-// responsive is an error while the ledger or the walk does not answer.
+// responsive returns an error while the lock of the ledger or the walker is not released.
 func (p *parts) responsive(*http.Request) error {
-	answered := p.look.begin(func() {
+	done := p.probe.begin(func() {
 		p.ledger.GroupsEpoch()
 		p.walker.Get("")
 	})
 	select {
-	case <-answered:
+	case <-done:
 		return nil
 	case <-time.After(lockTimeout):
-		return fmt.Errorf("the ledger or the owners' walk does not answer within %s", lockTimeout)
+		return fmt.Errorf("a lock of the ledger or the walker is not released within %s", lockTimeout)
 	}
 }

@@ -27,24 +27,24 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// stage is a manager that only remembers what was given to it.
-type stage struct {
+// fakeManager is a manager that only counts the runnables that are added.
+type fakeManager struct {
 	ctrl.Manager
 	informers *informertest.FakeInformers
 	added     int
 }
 
-func (s *stage) GetCache() cache.Cache { return s.informers }
+func (s *fakeManager) GetCache() cache.Cache { return s.informers }
 
-func (s *stage) Add(manager.Runnable) error {
+func (s *fakeManager) Add(manager.Runnable) error {
 	s.added++
 	return nil
 }
 
-// connected are parts whose ledger and walk are fed by hand.
-func connected(t *testing.T) (*parts, *stage) {
+// connected returns parts whose ledger and walker get their objects from the test.
+func connected(t *testing.T) (*parts, *fakeManager) {
 	t.Helper()
-	s := &stage{informers: &informertest.FakeInformers{Scheme: Scheme()}}
+	s := &fakeManager{informers: &informertest.FakeInformers{Scheme: Scheme()}}
 	client := build.NewAPI(t).Client()
 	p := &parts{mgr: s, client: client, keeper: &pki.Keeper{}, walker: owners.NewWalker(client)}
 	p.ledger = seats.NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
@@ -55,7 +55,7 @@ func connected(t *testing.T) (*parts, *stage) {
 	return p, s
 }
 
-func TestConnectLetsTheWalkKnowPodsWithoutOwners(t *testing.T) {
+func TestConnectPassesPodsWithoutOwnersToTheWalker(t *testing.T) {
 	p, _ := connected(t)
 	see := func(options ...build.Option) {
 		p.ledger.Observe(seats.Slim(build.Pod("pod", options...)))
@@ -69,31 +69,31 @@ func TestConnectLetsTheWalkKnowPodsWithoutOwners(t *testing.T) {
 	expect := func(when, want string) {
 		t.Helper()
 		if got := known(); got != want {
-			t.Errorf("%s the walk knows %q, want %q", when, got, want)
+			t.Errorf("%s: the walker has %q, want %q", when, got, want)
 		}
 	}
 	see()
-	expect("of a new pod", "Pod ")
+	expect("a new pod", "Pod ")
 	see(build.Requires("p", ""))
-	expect("of a label that was put on", "Pod p")
+	expect("a label was added", "Pod p")
 	see(build.Bound("p", ""))
-	expect("of a binding", "Pod pp")
+	expect("the pod was bound", "Pod pp")
 	see(build.Bound("p", ""), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore))
-	expect("of what a missing policy means", "Pod pp or none")
+	expect("a missing policy is ignored", "Pod pp or none")
 	see(build.Bound("p", ""), build.Deleting("example.com/f"))
-	expect("of a pod that is on its way out", "")
+	expect("the pod is being deleted", "")
 	see(build.Bound("p", ""))
 	see(build.Bound("p", ""), build.OwnedBy(build.ReplicaSet("rs")))
-	expect("of a pod that was adopted", "")
+	expect("the pod was adopted", "")
 	see(build.Bound("p", ""))
-	expect("of a pod that was let go", "Pod pp")
+	expect("the pod was released", "Pod pp")
 	p.ledger.Forget("pod")
-	expect("of a pod that is gone", "")
+	expect("the pod is deleted", "")
 	p.ledger.Observe(seats.Slim(build.Pod("pod", build.OwnedBy(build.ReplicaSet("rs")))))
-	expect("of a pod with an owner", "")
+	expect("a pod with an owner", "")
 }
 
-func TestConnectLetsTheLedgerKnowNodes(t *testing.T) {
+func TestConnectPassesNodesToTheLedger(t *testing.T) {
 	p, s := connected(t)
 	informer, err := s.informers.FakeInformerFor(t.Context(), &corev1.Node{})
 	if err != nil {
@@ -111,10 +111,10 @@ func TestConnectLetsTheLedgerKnowNodes(t *testing.T) {
 	}
 	informer.Delete(moved)
 	if p.ledger.HasMembers("b") {
-		t.Error("a node that is gone is a member")
+		t.Error("a deleted node is a member")
 	}
 	if s.added != 3 {
-		t.Errorf("%d parts run, want the walk, the informer and the keeper", s.added)
+		t.Errorf("%d runnables were added, want the walker, the informer and the keeper", s.added)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestLeadingEndsBeforeItBeginsWhenNothingIsListed(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- p.lead(ctx) }()
 	if p.leading.Load() {
-		t.Error("leads, and knows nothing")
+		t.Error("leads before anything is listed")
 	}
 	cancel()
 	if err := <-ended; err != nil || p.leading.Load() {
@@ -150,20 +150,20 @@ func TestSlimNodeKeepsWhatTheLedgerAndGroupsRead(t *testing.T) {
 	}
 	slim := got.(*corev1.Node)
 	if diff := cmp.Diff(want, seats.SlimNode(slim)); diff != "" {
-		t.Errorf("the ledger reads otherwise (-want +got):\n%s", diff)
+		t.Errorf("the ledger reads another node (-want +got):\n%s", diff)
 	}
 	if len(slim.Status.Images)+len(slim.ManagedFields)+len(slim.Status.Capacity)+len(slim.Status.NodeInfo.KernelVersion) != 0 || len(slim.Status.Conditions) != 1 {
-		t.Errorf("kept what nobody reads: %+v", slim)
+		t.Errorf("kept fields that are not read: %+v", slim)
 	}
 	if _, kept := slim.Status.Allocatable["hugepages-1Gi"]; kept || len(slim.Status.Allocatable) != 4 {
-		t.Errorf("kept what there is none of, or lost the rest: %v", slim.Status.Allocatable)
+		t.Errorf("kept a quantity of 0, or lost another: %v", slim.Status.Allocatable)
 	}
 	if slim.Annotations["a"] != "b" {
-		t.Error("lost the annotations, which a NodePool repairs")
+		t.Error("lost the annotations, which the NodePool controller reads")
 	}
 	tombstone := toolscache.DeletedFinalStateUnknown{Key: "n"}
 	if other, err := slimNode(tombstone); err != nil || other != any(tombstone) {
-		t.Errorf("something that is no node became %v, %v", other, err)
+		t.Errorf("an object that is not a node became %v, %v", other, err)
 	}
 }
 
@@ -183,7 +183,7 @@ func TestTheLeaderIsFoundInItsLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := p.leader.address(); got != "" {
-		t.Errorf("before anybody looked %q leads", got)
+		t.Errorf("before the Lease was read %q leads", got)
 	}
 	identity := lock.Identity()
 	if _, err := client.CoordinationV1().Leases("mine").Create(t.Context(), &coordinationv1.Lease{
@@ -210,9 +210,9 @@ func TestWhoHoldsTheLease(t *testing.T) {
 		holder *string
 		want   string
 	}{
-		"nobody has looked": {nil, ""},
-		"it was given back": {new(""), ""},
-		"a replica":         {new("10.0.0.1:9444_a-b-c"), "10.0.0.1:9444"},
+		"not read yet": {nil, ""},
+		"released":     {new(""), ""},
+		"a replica":    {new("10.0.0.1:9444_a-b-c"), "10.0.0.1:9444"},
 		"two replicas on one machine differ in their ports": {new("127.0.0.1:1_x"), "127.0.0.1:1"},
 	}
 	for name, tc := range tests {

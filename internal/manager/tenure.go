@@ -11,28 +11,31 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// errTenureOver: this replica led, and another may lead by now.
+// errTenureOver is returned for a write of a replica that led and did not renew the
+// Lease in time. Another replica may lead by now.
 var errTenureOver = errors.New("the Lease was not renewed in time: another replica may lead")
 
-// tenure is the time for which this replica holds the Lease. The election notices
-// only at its next attempts that it lost it: a process that was stopped, or whose
-// machine was, would go on as before for that long, beside the one that leads. So the
-// time is looked at with each answer and each write.
+// tenure is the time for which this replica holds the Lease. The leader election notices
+// the loss of the Lease only at its next attempt to renew it. A process that was stopped
+// or whose machine was suspended would act as the leader until then, beside the new
+// leader. So tenure is checked before each answer and each write.
 type tenure struct {
-	// bounded: there is an election. Without one a replica always leads.
+	// bounded is true if there is a leader election. Without one this replica always
+	// leads.
 	bounded bool
-	// lasts is how long a renewal counts: nobody else takes over before.
-	lasts time.Duration
-	// now is the time; time.Now but in tests.
+	// duration is how long after a renewal no other replica can take over.
+	duration time.Duration
+	// now is time.Now, replaced in tests.
 	now func() time.Time
 
 	mu      sync.Mutex
-	renewed time.Time // before the last request that renewed the Lease was sent
-	ever    bool      // this replica has led
+	renewed time.Time // when the last successful renewal was sent; zero after a release
+	hasLed  bool
 }
 
-// holds tells whether no other replica can lead. Both clocks are looked at: the one
-// that cannot be set stands still while a machine is suspended.
+// holds returns true if no other replica can lead now. It compares the monotonic clock
+// and the wall clock: the monotonic clock stands still while a machine is suspended, and
+// the wall clock may be set back.
 func (t *tenure) holds() bool {
 	if !t.bounded {
 		return true
@@ -40,58 +43,61 @@ func (t *tenure) holds() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
-	return t.ever && now.Sub(t.renewed) < t.lasts && now.Round(0).Sub(t.renewed.Round(0)) < t.lasts
+	return t.hasLed && now.Sub(t.renewed) < t.duration && now.Round(0).Sub(t.renewed.Round(0)) < t.duration
 }
 
-// over tells whether this replica led, and another may lead now.
+// over returns true if this replica has led and another may lead now.
 func (t *tenure) over() bool {
 	t.mu.Lock()
-	ever := t.ever
+	hasLed := t.hasLed
 	t.mu.Unlock()
-	return ever && !t.holds()
+	return hasLed && !t.holds()
 }
 
-// note takes note of an answered request about the Lease that was sent at a time.
-func (t *tenure) note(sent time.Time, ours bool) {
+// record records a write of the Lease that was sent at the given time. ours is true if
+// it names this replica as the holder.
+func (t *tenure) record(sent time.Time, ours bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
 	case ours:
-		t.renewed, t.ever = sent, true
-	case t.ever: // given back
+		t.renewed, t.hasLed = sent, true
+	case t.hasLed: // this replica releases the Lease
 		t.renewed = time.Time{}
 	}
 }
 
-// lock is the Lease's lock, which says when it was renewed.
+// lock is the lock of the Lease. It records renewals and releases in the tenure.
 type lock struct {
 	resourcelock.Interface
 	tenure *tenure
 }
 
 func (l lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.noted(record, func() error { return l.Interface.Create(ctx, record) })
+	return l.write(record, func() error { return l.Interface.Create(ctx, record) })
 }
 
 func (l lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.noted(record, func() error { return l.Interface.Update(ctx, record) })
+	return l.write(record, func() error { return l.Interface.Update(ctx, record) })
 }
 
-func (l lock) noted(record resourcelock.LeaderElectionRecord, write func() error) error {
+// write sends the record and updates the tenure: after success for a renewal, before the
+// request for a release, because a release may take effect although the answer is lost.
+func (l lock) write(record resourcelock.LeaderElectionRecord, send func() error) error {
 	sent := l.tenure.now()
 	ours := record.HolderIdentity == l.Identity()
 	if !ours {
-		l.tenure.note(sent, false) // whatever becomes of the write
+		l.tenure.record(sent, false)
 	}
-	err := write()
+	err := send()
 	if err == nil && ours {
-		l.tenure.note(sent, true)
+		l.tenure.record(sent, true)
 	}
 	return err
 }
 
-// fence lets a replica whose tenure is over write nothing any more: what it is about
-// to write was decided by what was the case long ago.
+// fence wraps a transport so that all writes fail while the tenure of this replica is
+// over: they would be based on old observations. See ofEveryReplica for exceptions.
 func (t *tenure) fence(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.Method != http.MethodGet && t.over() && !ofEveryReplica(r.URL.Path) {
@@ -104,7 +110,8 @@ func (t *tenure) fence(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// ofEveryReplica: who leads or does not writes there, the Lease itself among it.
+// ofEveryReplica returns true for paths to which replicas write whether they lead or
+// not: the Lease, and reviews of tokens and permissions.
 func ofEveryReplica(path string) bool {
 	for _, group := range []string{"coordination.k8s.io", "authentication.k8s.io", "authorization.k8s.io"} {
 		if strings.HasPrefix(path, "/apis/"+group+"/") {

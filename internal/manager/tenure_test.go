@@ -30,11 +30,11 @@ func (f *fakeLease) Create(ctx context.Context, r resourcelock.LeaderElectionRec
 	return f.Update(ctx, r)
 }
 
-// TestATenureEndsByTheClock, and not only when the election notices.
+// TestATenureEndsByTheClock: it does not wait for the election.
 func TestATenureEndsByTheClock(t *testing.T) {
-	const lasts = 15 * time.Second
+	const duration = 15 * time.Second
 	now := time.Now()
-	held := &tenure{bounded: true, lasts: lasts, now: func() time.Time { return now }}
+	held := &tenure{bounded: true, duration: duration, now: func() time.Time { return now }}
 	lease := &fakeLease{}
 	l := lock{lease, held}
 	hold := func(holder string) {
@@ -49,16 +49,16 @@ func TestATenureEndsByTheClock(t *testing.T) {
 	expect("before it leads", false, false)
 	lease.answer = errors.New("conflict")
 	hold("we")
-	expect("when another was quicker", false, false)
+	expect("when another replica got the Lease", false, false)
 	lease.answer = nil
 	hold("we")
 	expect("when it leads", true, false)
-	now = now.Add(lasts - time.Second)
+	now = now.Add(duration - time.Second)
 	expect("just before the end", true, false)
 	lease.during = func() { now = now.Add(10 * time.Second) } // a slow answer
 	hold("we")
 	lease.during = nil
-	expect("renewed, from when that was asked for", true, false)
+	expect("the time counts from when the renewal was sent", true, false)
 	now = now.Add(6 * time.Second)
 	expect("a stopped process goes on", false, true)
 	if hold("we"); !held.holds() {
@@ -68,21 +68,21 @@ func TestATenureEndsByTheClock(t *testing.T) {
 	expect("after a suspension", false, true)
 	hold("we")
 	hold("")
-	expect("given back", false, true)
+	expect("after the release", false, true)
 }
 
 func TestWithoutAnElectionAReplicaLeads(t *testing.T) {
 	if always := (&tenure{}); !always.holds() || always.over() {
-		t.Error("somebody else does")
+		t.Error("a replica without an election does not lead")
 	}
 }
 
-// TestAReplicaWhoseTenureIsOverWritesNothing but what every replica does.
+// TestAReplicaWhoseTenureIsOverWritesNothing except what every replica writes.
 func TestAReplicaWhoseTenureIsOverWritesNothing(t *testing.T) {
 	now := time.Now()
-	held := &tenure{bounded: true, lasts: time.Second, now: func() time.Time { return now }}
-	asked := 0
-	client := held.fence(roundTripper(func(*http.Request) (*http.Response, error) { asked++; return &http.Response{}, nil }))
+	held := &tenure{bounded: true, duration: time.Second, now: func() time.Time { return now }}
+	requests := 0
+	client := held.fence(roundTripper(func(*http.Request) (*http.Response, error) { requests++; return &http.Response{}, nil }))
 	try := func(method, path string) error {
 		t.Helper()
 		request, err := http.NewRequestWithContext(t.Context(), method, "https://api"+path, http.NoBody)
@@ -100,7 +100,7 @@ func TestAReplicaWhoseTenureIsOverWritesNothing(t *testing.T) {
 		if err := try(http.MethodPost, pods); err != nil {
 			t.Errorf("%s cannot write: %v", when, err)
 		}
-		held.note(now, true)
+		held.record(now, true)
 	}
 	now = now.Add(2 * time.Second)
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
@@ -108,8 +108,8 @@ func TestAReplicaWhoseTenureIsOverWritesNothing(t *testing.T) {
 			t.Errorf("%s goes through: %v", method, err)
 		}
 	}
-	if asked != 2 {
-		t.Errorf("the API server was asked %d times", asked)
+	if requests != 2 {
+		t.Errorf("%d requests reached the API server", requests)
 	}
 	for method, path := range map[string]string{
 		http.MethodGet: pods, http.MethodPut: "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l", http.MethodPost: "/apis/authentication.k8s.io/v1/tokenreviews",

@@ -71,12 +71,12 @@ func TestCallsAtTheSameTimeShareOneConnection(t *testing.T) {
 			t.Errorf("the server speaks %s", response.Proto)
 		}
 	}
-	var asked sync.WaitGroup
+	var pending sync.WaitGroup
 	for range calls {
-		asked.Go(get)
+		pending.Go(get)
 	}
-	asked.Wait()
-	// Those that start at the same time may each dial before one knows that the others may share.
+	pending.Wait()
+	// Calls that start at the same time may each dial a connection before one can be shared.
 	before := connections.Load()
 	under.Add(1)
 	get()

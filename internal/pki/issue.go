@@ -1,9 +1,9 @@
-// Package pki makes and keeps the certificates with which the parts of Atoll
-// trust each other: one CA, a server certificate for atoll-manager's webhooks
-// and extender, and a client certificate for kube-scheduler. They live in
-// Secrets, are made when missing and renewed at two thirds of their life.
+// Package pki creates and renews the certificates of Atoll: one CA, a server certificate
+// for atoll-manager's webhooks and extender, and a client certificate for kube-scheduler.
+// They are kept in Secrets, created if they are missing, and renewed after two thirds of
+// their lifetime.
 //
-// ECDSA P-256 throughout. No key is ever logged.
+// All keys are ECDSA P-256. No key is ever logged.
 package pki
 
 import (
@@ -23,33 +23,35 @@ import (
 )
 
 const (
-	// CALifetime is how long a CA certificate is valid. kube-scheduler reads
-	// its CA file only once, so the CA outlives any scheduler process.
+	// CALifetime is how long a CA certificate is valid. kube-scheduler reads its CA file
+	// only when it starts, so a CA has to be valid longer than any kube-scheduler runs.
 	CALifetime = 10 * 365 * 24 * time.Hour
 	// ServerLifetime is how long a server certificate is valid.
 	ServerLifetime = 90 * 24 * time.Hour
-	// ClientLifetime is how long a client certificate is valid. In some clusters
-	// people copy kube-scheduler's by hand.
+	// ClientLifetime is how long a client certificate is valid. It is longer than
+	// ServerLifetime because in some clusters people copy this certificate by hand.
 	ClientLifetime = 365 * 24 * time.Hour
-	// backdate makes certificates valid on machines whose clocks are behind.
+	// backdate is how long before its creation a certificate begins to be valid, so that
+	// machines whose clocks are slow accept it.
 	backdate = 10 * time.Minute
 )
 
-// Pair is a certificate with its key, both PEM.
+// Pair is a certificate, or a bundle of certificates, with the key of the first one. All
+// are PEM.
 type Pair struct {
 	Cert, Key []byte
 }
 
-// Leaf says what a certificate is for.
+// Leaf describes a certificate that is not a CA.
 type Leaf struct {
-	// CommonName names the holder.
+	// CommonName is the common name of the holder.
 	CommonName string
-	// Names are the DNS names and IP addresses of a server; a certificate
-	// without names is a client's.
+	// Names are the DNS names and IP addresses of a server. A certificate without names
+	// is a client certificate.
 	Names []string
 }
 
-// NewCA makes a CA that is valid from now on.
+// NewCA creates a CA that is valid from now on.
 func NewCA(now time.Time) (Pair, error) {
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: "atoll-ca"},
@@ -62,7 +64,7 @@ func NewCA(now time.Time) (Pair, error) {
 	return sign(template, nil, nil)
 }
 
-// Issue makes a certificate that the CA has signed.
+// Issue creates a key and a certificate that the CA signs.
 func Issue(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
 	caCert, err := parseCert(ca.Cert)
 	if err != nil {
@@ -93,6 +95,8 @@ func Issue(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
 	return sign(template, caCert, caKey)
 }
 
+// sign creates a key and a certificate for it. Without a parent the certificate is
+// self-signed.
 func sign(template, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -116,8 +120,8 @@ func sign(template, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (Pair
 	return Pair{Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), Key: keyPEM}, nil
 }
 
-// Fresh tells whether the pair was signed by the CA for what the leaf says and
-// is in the first two thirds of its life.
+// Fresh returns true if the CA has signed the pair, it is for the common name and all
+// names of the leaf, and it is in the first two thirds of its lifetime.
 func Fresh(pair, ca Pair, leaf Leaf, now time.Time) bool {
 	cert, err := parseCert(pair.Cert)
 	if err != nil {
@@ -139,7 +143,7 @@ func Fresh(pair, ca Pair, leaf Leaf, now time.Time) bool {
 	return young(cert, now)
 }
 
-// freshCA tells whether a CA can go on signing.
+// freshCA returns true if the CA can sign and is in the first two thirds of its lifetime.
 func freshCA(ca Pair, now time.Time) bool {
 	cert, err := parseCert(ca.Cert)
 	if err != nil || !cert.IsCA {
@@ -149,6 +153,7 @@ func freshCA(ca Pair, now time.Time) bool {
 	return err == nil && key.PublicKey.Equal(cert.PublicKey) && young(cert, now)
 }
 
+// young returns true in the first two thirds of a certificate's lifetime.
 func young(cert *x509.Certificate, now time.Time) bool {
 	life := cert.NotAfter.Sub(cert.NotBefore)
 	return !now.Before(cert.NotBefore) && now.Before(cert.NotBefore.Add(life*2/3))

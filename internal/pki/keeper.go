@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 )
 
@@ -30,33 +31,39 @@ const (
 	ClientSecret = "atoll-extender-client"
 	// ClientName is the common name of the extender's client.
 	ClientName = "atoll-kube-scheduler"
-	// MutatingWebhooks is the configuration of the pod webhook, which gets the CA.
+	// MutatingWebhooks is the name of the configuration of the pod webhook.
 	MutatingWebhooks = "atoll-pods"
-	// ValidatingWebhooks is the configuration of the policies' webhooks, which gets the CA.
+	// ValidatingWebhooks is the name of the configuration of the policies' webhooks.
 	ValidatingWebhooks = "atoll-policies"
 
 	caKeyField = "ca.key"
 	caField    = "ca.crt"
 
+	// checkInterval is how often Start checks certificates and webhook configurations.
 	checkInterval = time.Minute
 )
 
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=atoll-pods,verbs=get;patch
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=atoll-policies,verbs=get;patch
 
-// Keeper keeps certificates in Secrets of one namespace. Every replica runs
-// one: whoever comes first makes what is missing, the others read it.
+// Keeper keeps certificates in Secrets of one namespace. Every replica runs a Keeper.
+// The first one creates what is missing, and the others read it. All methods are safe
+// for concurrent use.
 type Keeper struct {
 	Client    kubernetes.Interface
 	Namespace string
-	// Names are the DNS names and IP addresses under which the server is reached.
+	// Names are the DNS names and IP addresses of the server certificate. There must be
+	// at least one.
 	Names []string
 	Clock clock.PassiveClock
 	Log   logr.Logger
 
+	// current holds the certificates in use; nil before the first Ensure. A bundle is
+	// never changed, only replaced.
 	current atomic.Pointer[bundle]
 }
 
+// bundle holds the certificates of both Secrets in the form in which TLS uses them.
 type bundle struct {
 	caPEM  []byte
 	roots  *x509.CertPool
@@ -65,15 +72,11 @@ type bundle struct {
 	shared []byte // SharedKey
 }
 
-// Ensure makes or renews what is missing or due, and reads the rest.
+// Ensure creates certificates that are missing, renews those that are due, and reads the
+// others. After it has succeeded once, the TLS configurations of the Keeper can be used.
 func (k *Keeper) Ensure(ctx context.Context) error {
-	var lastErr error
-	for range 5 { // another replica may write at the same time
-		if lastErr = k.ensure(ctx); !apierrors.IsConflict(lastErr) && !apierrors.IsAlreadyExists(lastErr) {
-			return lastErr
-		}
-	}
-	return lastErr
+	otherWrote := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	return retry.OnError(retry.DefaultRetry, otherWrote, func() error { return k.ensure(ctx) })
 }
 
 func (k *Keeper) ensure(ctx context.Context) error {
@@ -100,7 +103,7 @@ func (k *Keeper) ensure(ctx context.Context) error {
 		if err := k.write(ctx, secret, exists); err != nil {
 			return err
 		}
-		k.Log.Info("Made certificates", "secret", ServerSecret)
+		k.Log.Info("Created certificates", "secret", ServerSecret)
 	}
 	client, err := k.ensureClient(ctx, ca, now)
 	if err != nil {
@@ -109,8 +112,9 @@ func (k *Keeper) ensure(ctx context.Context) error {
 	return k.use(ca, server, client)
 }
 
-// renew keeps the CA while it can sign. A new CA's certificate stands before
-// the old one's, so that what the old one signed stays trusted.
+// renew issues a server certificate, and a new CA if the old one is due. The bundle then
+// holds the certificate of the new CA, followed by that of the old CA while it is valid,
+// so that certificates that the old CA has signed stay trusted.
 func renew(ca Pair, leaf Leaf, now time.Time) (newCA, server Pair, err error) {
 	if !freshCA(ca, now) {
 		old := ca.Cert
@@ -125,7 +129,8 @@ func renew(ca Pair, leaf Leaf, now time.Time) (newCA, server Pair, err error) {
 	return ca, server, err
 }
 
-// firstOf is the pair with only the first certificate of a bundle.
+// firstOf returns the pair with only the first certificate of its bundle, which is the
+// one that the key belongs to.
 func firstOf(p Pair) Pair {
 	const end = "-----END CERTIFICATE-----"
 	if i := bytes.Index(p.Cert, []byte(end)); i >= 0 {
@@ -134,6 +139,8 @@ func firstOf(p Pair) Pair {
 	return p
 }
 
+// ensureClient returns the client certificate of the extender, renewed if it is due or if
+// the CA has changed.
 func (k *Keeper) ensureClient(ctx context.Context, ca Pair, now time.Time) (Pair, error) {
 	secret, err := k.Client.CoreV1().Secrets(k.Namespace).Get(ctx, ClientSecret, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -176,6 +183,7 @@ func (k *Keeper) write(ctx context.Context, secret *corev1.Secret, exists bool) 
 	return nil
 }
 
+// use makes the certificates the current ones, unless they are already.
 func (k *Keeper) use(ca, server, client Pair) error {
 	if b := k.current.Load(); b != nil && bytes.Equal(b.caPEM, ca.Cert) &&
 		bytes.Equal(b.server.Certificate[0], der(server.Cert)) && bytes.Equal(b.client.Certificate[0], der(client.Cert)) {
@@ -201,8 +209,9 @@ func (k *Keeper) use(ca, server, client Pair) error {
 	return nil
 }
 
-// SharedKey is a secret that all replicas have and nobody else, for what one
-// proves to another. It changes with the CA. nil before there is one.
+// SharedKey returns a secret key that only the replicas have, so that one replica can
+// verify what another has signed. It changes with the CA. It is nil before the first
+// Ensure.
 func (k *Keeper) SharedKey() []byte {
 	if b := k.current.Load(); b != nil {
 		return b.shared
@@ -210,6 +219,7 @@ func (k *Keeper) SharedKey() []byte {
 	return nil
 }
 
+// der returns the DER encoding of the first certificate; nil if there is none.
 func der(certPEM []byte) []byte {
 	cert, err := parseCert(certPEM)
 	if err != nil {
@@ -218,18 +228,18 @@ func der(certPEM []byte) []byte {
 	return cert.Raw
 }
 
-// InjectCA writes the CA into the webhook configurations. A configuration that
-// does not exist is none of our business.
+// InjectCA writes the CA into the webhook configurations, where it differs. It ignores
+// configurations that do not exist. Ensure must have succeeded before.
 func (k *Keeper) InjectCA(ctx context.Context) error {
 	ca := k.current.Load().caPEM
 	var errs []error
 	admission := k.Client.AdmissionregistrationV1()
 	if c, err := admission.MutatingWebhookConfigurations().Get(ctx, MutatingWebhooks, metav1.GetOptions{}); err == nil {
-		var have [][]byte
+		var bundles [][]byte
 		for i := range c.Webhooks {
-			have = append(have, c.Webhooks[i].ClientConfig.CABundle)
+			bundles = append(bundles, c.Webhooks[i].ClientConfig.CABundle)
 		}
-		if patch := caPatch(ca, have); patch != nil {
+		if patch := caPatch(ca, bundles); patch != nil {
 			_, err = admission.MutatingWebhookConfigurations().Patch(ctx, MutatingWebhooks, types.JSONPatchType, patch, metav1.PatchOptions{})
 			errs = append(errs, err)
 		}
@@ -237,11 +247,11 @@ func (k *Keeper) InjectCA(ctx context.Context) error {
 		errs = append(errs, err)
 	}
 	if c, err := admission.ValidatingWebhookConfigurations().Get(ctx, ValidatingWebhooks, metav1.GetOptions{}); err == nil {
-		var have [][]byte
+		var bundles [][]byte
 		for i := range c.Webhooks {
-			have = append(have, c.Webhooks[i].ClientConfig.CABundle)
+			bundles = append(bundles, c.Webhooks[i].ClientConfig.CABundle)
 		}
-		if patch := caPatch(ca, have); patch != nil {
+		if patch := caPatch(ca, bundles); patch != nil {
 			_, err = admission.ValidatingWebhookConfigurations().Patch(ctx, ValidatingWebhooks, types.JSONPatchType, patch, metav1.PatchOptions{})
 			errs = append(errs, err)
 		}
@@ -254,15 +264,16 @@ func (k *Keeper) InjectCA(ctx context.Context) error {
 	return nil
 }
 
-// caPatch is a JSON patch that gives every webhook the CA, or nil.
-func caPatch(ca []byte, have [][]byte) []byte {
+// caPatch returns a JSON patch that sets the CA of each webhook of a configuration. The
+// bundles are the present ones, in order. It returns nil if all of them are equal to ca.
+func caPatch(ca []byte, bundles [][]byte) []byte {
 	type op struct {
 		Op    string `json:"op"`
 		Path  string `json:"path"`
 		Value []byte `json:"value"`
 	}
 	var ops []op
-	for i, bundle := range have {
+	for i, bundle := range bundles {
 		if !bytes.Equal(bundle, ca) {
 			ops = append(ops, op{"add", fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), ca})
 		}
@@ -277,7 +288,8 @@ func caPatch(ca []byte, have [][]byte) []byte {
 	return patch
 }
 
-// Start renews certificates and repairs webhook configurations until ctx is done.
+// Start implements manager.Runnable. It renews certificates and repairs the webhook
+// configurations every checkInterval, until ctx is done.
 func (k *Keeper) Start(ctx context.Context) error {
 	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
@@ -300,7 +312,7 @@ func (k *Keeper) Start(ctx context.Context) error {
 // NeedLeaderElection is false: every replica serves with the certificates.
 func (k *Keeper) NeedLeaderElection() bool { return false }
 
-// ServerTLS serves with the current certificate, TLS 1.3 only.
+// ServerTLS changes c so that it serves with the current certificate, and TLS 1.3 only.
 func (k *Keeper) ServerTLS(c *tls.Config) {
 	c.MinVersion = tls.VersionTLS13
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -311,8 +323,9 @@ func (k *Keeper) ServerTLS(c *tls.Config) {
 	}
 }
 
-// PeerTLS is for calls to another replica, as kube-scheduler makes them: the
-// server is held to the CA and to one of the names that every replica has.
+// PeerTLS returns the client configuration for requests to other replicas. It uses the
+// same client certificate as kube-scheduler. It accepts a server with a certificate of
+// the CA for Names[0], which every replica has.
 func (k *Keeper) PeerTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -323,8 +336,8 @@ func (k *Keeper) PeerTLS() *tls.Config {
 			}
 			return nil, errors.New("no certificate yet")
 		},
-		// The pool may change while the process runs, which RootCAs cannot:
-		// the same verification is done here, with the pool as it is.
+		// RootCAs cannot change while the process runs, but the CA can. So VerifyConnection
+		// does the same verification with the current CA.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies
 		VerifyConnection: func(s tls.ConnectionState) error {
 			b := k.current.Load()
@@ -343,10 +356,11 @@ func (k *Keeper) PeerTLS() *tls.Config {
 	}
 }
 
-// MutualTLS serves like ServerTLS, to clients only that hold a client
-// certificate of the given name signed by the CA. HTTP/2 is offered: of HTTP/1
-// kube-scheduler keeps two connections, and every further bind that is under
-// way at the same time would be a TCP connection and a TLS handshake of its own.
+// MutualTLS returns a server configuration like that of ServerTLS which accepts only
+// clients with a client certificate of the CA for the given common name.
+//
+// It offers HTTP/2. With HTTP/1 kube-scheduler keeps only two idle connections, and each
+// further concurrent bind would need a TCP connection and a TLS handshake of its own.
 func (k *Keeper) MutualTLS(clientName string) *tls.Config {
 	c := &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, NextProtos: []string{"h2", "http/1.1"}}
 	k.ServerTLS(c)

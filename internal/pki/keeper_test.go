@@ -30,7 +30,7 @@ import (
 
 const namespace = "atoll-system"
 
-// replica is one replica's keeper with what it wrote and logged.
+// replica is the Keeper of one replica, with its client, its clock and its log.
 type replica struct {
 	*Keeper
 	t      *testing.T
@@ -68,7 +68,7 @@ func (r *replica) secret(name string) *corev1.Secret {
 	return s
 }
 
-// writes lists what was written since the last call.
+// writes returns the requests that wrote since the last call.
 func (r *replica) writes() []string {
 	var out []string
 	for _, a := range r.client.Actions() {
@@ -112,7 +112,7 @@ func TestCertificatesAreMadeOnceAndUsedByTheNextReplica(t *testing.T) {
 	first.ensure()
 	second.ensure()
 	if got := first.writes(); len(got) != 0 {
-		t.Errorf("nothing was due, and there was written: %v", got)
+		t.Errorf("writes although nothing was due: %v", got)
 	}
 	if !bytes.Equal(first.current.Load().caPEM, second.current.Load().caPEM) ||
 		!bytes.Equal(first.current.Load().server.Certificate[0], second.current.Load().server.Certificate[0]) {
@@ -141,7 +141,7 @@ func TestRenewal(t *testing.T) {
 			change: func(r *replica) { r.spoil(ServerSecret, func(data map[string][]byte) { clear(data) }) },
 			want:   both, newCA: true,
 		},
-		"everything when the CA's key is another's": {
+		"everything when the key does not belong to the CA": {
 			change: func(r *replica) {
 				other, err := NewCA(r.clock.Now())
 				if err != nil {
@@ -151,13 +151,13 @@ func TestRenewal(t *testing.T) {
 			},
 			want: both, newCA: true,
 		},
-		"the server certificate when it is no certificate": {
+		"the server certificate when it cannot be parsed": {
 			change: func(r *replica) {
 				r.spoil(ServerSecret, func(data map[string][]byte) { data[corev1.TLSCertKey] = []byte("no certificate") })
 			},
 			want: []string{"update " + ServerSecret},
 		},
-		"the server certificate when its key is another's": {
+		"the server certificate when the key does not belong to it": {
 			change: func(r *replica) {
 				r.spoil(ServerSecret, func(data map[string][]byte) { data[corev1.TLSPrivateKeyKey] = data[caKeyField] })
 			},
@@ -196,11 +196,11 @@ func TestRenewal(t *testing.T) {
 				t.Error("the client certificate is not fresh")
 			}
 			if !bytes.Equal(r.secret(ClientSecret).Data[caField], after.Data[caField]) {
-				t.Error("kube-scheduler is given another CA than the server's")
+				t.Error("kube-scheduler's Secret holds another CA than the server's")
 			}
 			r.ensure()
 			if got := r.writes(); len(got) != 0 {
-				t.Errorf("nothing is due any more, and there was written: %v", got)
+				t.Errorf("writes although nothing is due any more: %v", got)
 			}
 		})
 	}
@@ -225,7 +225,7 @@ func TestANewCAKeepsTheOldOneTrustedWhileItIsValid(t *testing.T) {
 	r.ensure()
 	bundle := r.secret(ServerSecret).Data[caField]
 	if got := bytes.Count(bundle, []byte("BEGIN CERTIFICATE")); got != 2 {
-		t.Fatalf("the bundle holds %d certificates, want the new CA's and the old one's", got)
+		t.Fatalf("the bundle holds %d certificates, want those of the new and the old CA", got)
 	}
 	if _, err := Issue(Pair{Cert: bundle, Key: r.secret(ServerSecret).Data[caKeyField]}, Leaf{CommonName: "x"}, r.clock.Now()); err != nil {
 		t.Errorf("the first of the bundle cannot sign: %v", err)
@@ -253,15 +253,15 @@ func TestANewCAKeepsTheOldOneTrustedWhileItIsValid(t *testing.T) {
 	r.ensure()
 	bundle = r.secret(ServerSecret).Data[caField]
 	if got := bytes.Count(bundle, []byte("BEGIN CERTIFICATE")); got != 2 || bytes.Contains(bundle, bytes.TrimSpace(oldCA)) {
-		t.Errorf("the next bundle holds %d certificates, want two and not the one that is over", got)
+		t.Errorf("the next bundle holds %d certificates, want two, without the expired one", got)
 	}
 }
 
 func TestAnotherReplicaWroteFirst(t *testing.T) {
 	secrets := corev1.SchemeGroupVersion.WithResource("secrets")
 	resource := secrets.GroupResource()
-	// race lets the winner write just before the loser does, and answers the
-	// loser with the error.
+	// race makes the winner write just before the loser does, and the write of the loser
+	// fail with the error.
 	race := func(t *testing.T, loser, winner *replica, verb string, answer error) {
 		raced := false
 		loser.client.PrependReactor(verb, "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -281,7 +281,7 @@ func TestAnotherReplicaWroteFirst(t *testing.T) {
 		loser.ensure()
 		if !raced || !bytes.Equal(loser.current.Load().caPEM, winner.current.Load().caPEM) ||
 			!bytes.Equal(loser.current.Load().server.Certificate[0], winner.current.Load().server.Certificate[0]) {
-			t.Error("the loser uses certificates of its own")
+			t.Error("the loser does not use the certificates of the winner")
 		}
 	}
 	t.Run("it created the Secret: its certificates are read", func(t *testing.T) {
@@ -299,7 +299,7 @@ func TestAnotherReplicaWroteFirst(t *testing.T) {
 		loser.clock.Step(ServerLifetime * 2 / 3)
 		race(t, loser, winner, "update", apierrors.NewConflict(resource, ServerSecret, errors.New("changed meanwhile")))
 	})
-	t.Run("it always is: giving up ends, with the conflict", func(t *testing.T) {
+	t.Run("it always writes first: the retries end with the conflict", func(t *testing.T) {
 		client, tries := fake.NewSimpleClientset(), 0
 		client.PrependReactor("create", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
 			tries++
@@ -323,7 +323,7 @@ func TestAnErrorOfTheAPIServerIsReturnedAndTheOldCertificateServesOn(t *testing.
 		t.Errorf("error is %v, want Forbidden", err)
 	}
 	if r.current.Load() != before {
-		t.Error("what is served changed")
+		t.Error("the certificates in use changed")
 	}
 }
 
@@ -349,10 +349,10 @@ func TestIssue(t *testing.T) {
 		}
 	}
 	if cert.VerifyHostname("b.example.com") == nil || cert.IsCA {
-		t.Error("the certificate stands for more than it was made for")
+		t.Error("the certificate is valid for a name that was not requested")
 	}
 	if cert.NotBefore.After(time.Now().Add(-5 * time.Minute)) {
-		t.Errorf("valid from %s only: machines whose clocks are behind refuse it", cert.NotBefore)
+		t.Errorf("valid from %s only: machines whose clocks are slow refuse it", cert.NotBefore)
 	}
 }
 
@@ -428,7 +428,7 @@ func TestMutualTLS(t *testing.T) {
 		"a server certificate of the right name":             {certificates: issue(ca, Leaf{CommonName: ClientName, Names: []string{"a.example.com"}}, time.Now())},
 		"the manager's own server certificate":               {certificates: []tls.Certificate{*r.current.Load().server}},
 		"the right name signed by another CA":                {certificates: issue(stranger, Leaf{CommonName: ClientName}, time.Now())},
-		"a certificate that is over":                         {certificates: issue(ca, Leaf{CommonName: ClientName}, time.Now().Add(-2*ClientLifetime))},
+		"an expired certificate":                             {certificates: issue(ca, Leaf{CommonName: ClientName}, time.Now().Add(-2*ClientLifetime))},
 		"kube-scheduler's certificate over too old a TLS":    {certificates: []tls.Certificate{scheduler}, maxVersion: tls.VersionTLS12},
 		"kube-scheduler's certificate, connecting once more": {certificates: []tls.Certificate{scheduler}, want: true},
 	}
@@ -449,7 +449,7 @@ func TestMutualTLS(t *testing.T) {
 	}
 }
 
-func TestPeersAreHeldToTheCAAndToTheNameThatReplicasHave(t *testing.T) {
+func TestPeersNeedACertificateOfTheCAForTheNameOfReplicas(t *testing.T) {
 	client := fake.NewSimpleClientset()
 	here, there := newReplica(t, client), newReplica(t, client)
 	here.ensure()
@@ -478,7 +478,7 @@ func TestPeersAreHeldToTheCAAndToTheNameThatReplicasHave(t *testing.T) {
 		"another replica": {there.MutualTLS(ClientName), true},
 		"a server of the name with a certificate of another CA": {serving(stranger, Leaf{CommonName: "atoll-manager", Names: here.Names}), false},
 		"a server of another name":                              {serving(ca, Leaf{CommonName: "atoll-manager", Names: []string{"b.example.com"}}), false},
-		"a client certificate that serves":                      {serving(ca, Leaf{CommonName: ClientName}), false},
+		"a server with a client certificate":                    {serving(ca, Leaf{CommonName: ClientName}), false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -570,7 +570,7 @@ func TestInjectCA(t *testing.T) {
 	}
 	r.client.ClearActions()
 	if got := inject(); len(got) != 0 {
-		t.Errorf("everything was as it should be, and there was written: %v", got)
+		t.Errorf("writes although nothing differs: %v", got)
 	}
 }
 
@@ -580,10 +580,10 @@ func TestInjectCAPatchesOnlyWhatDiffers(t *testing.T) {
 		have [][]byte
 		want string
 	}{
-		"no webhook":       {nil, ""},
-		"all have it":      {[][]byte{ca, ca}, ""},
-		"one has another":  {[][]byte{ca, []byte("old"), ca}, `[{"op":"add","path":"/webhooks/1/clientConfig/caBundle","value":"dGhlIENB"}]`},
-		"one has none yet": {[][]byte{nil}, `[{"op":"add","path":"/webhooks/0/clientConfig/caBundle","value":"dGhlIENB"}]`},
+		"no webhook":           {nil, ""},
+		"all webhooks have it": {[][]byte{ca, ca}, ""},
+		"one has another CA":   {[][]byte{ca, []byte("old"), ca}, `[{"op":"add","path":"/webhooks/1/clientConfig/caBundle","value":"dGhlIENB"}]`},
+		"one has none yet":     {[][]byte{nil}, `[{"op":"add","path":"/webhooks/0/clientConfig/caBundle","value":"dGhlIENB"}]`},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -639,10 +639,10 @@ func TestStartKeepsEverythingAndEndsWithItsContext(t *testing.T) {
 func TestNoKeyIsEverLogged(t *testing.T) {
 	client := fake.NewSimpleClientset()
 	r := newReplica(t, client)
-	var said []string
+	var messages []string
 	keep := func(err error) {
 		if err != nil {
-			said = append(said, err.Error())
+			messages = append(messages, err.Error())
 		}
 	}
 	var secrets []string
@@ -670,11 +670,11 @@ func TestNoKeyIsEverLogged(t *testing.T) {
 	_, err := Issue(Pair{Cert: r.secret(ServerSecret).Data[caKeyField], Key: r.secret(ServerSecret).Data[caKeyField]}, Leaf{}, r.clock.Now())
 	keep(err)
 
-	if len(secrets) != 18 || r.log.Len() == 0 || len(said) != 2 {
-		t.Fatalf("%d secrets, %d bytes logged, %d errors: the test looks for nothing", len(secrets), r.log.Len(), len(said))
+	if len(secrets) != 18 || r.log.Len() == 0 || len(messages) != 2 {
+		t.Fatalf("%d secrets, %d bytes logged, %d errors: the test checks nothing", len(secrets), r.log.Len(), len(messages))
 	}
 	for _, secret := range secrets {
-		if strings.Contains(r.log.String()+strings.Join(said, ""), secret) {
+		if strings.Contains(r.log.String()+strings.Join(messages, ""), secret) {
 			t.Error("a key is in the log or in an error")
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// silent is a node that has not been Ready since a time.
+// silent makes a node whose Ready condition is Unknown since the given time.
 func silent(since time.Time) build.Option {
 	return build.With(func(n *corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.NewTime(since)}}
@@ -25,23 +25,23 @@ func failsOver(seconds int32) build.Option {
 	return build.With(func(p *gm.PropagationPolicy) { p.Spec.Failover = &gm.Failover{AfterSeconds: seconds} })
 }
 
-// TestAGroupIsAwayAfterTheTimeThatThePolicySays though nothing changes but the
-// clock, and for every application alike.
+// TestAGroupIsAwayAfterTheTimeThatThePolicySays also if only the clock changes, and in
+// the same way for each workload.
 func TestAGroupIsAwayAfterTheTimeThatThePolicySays(t *testing.T) {
-	l := newLibrary(t, build.Node("n-a", build.InGroup("a")), build.Node("n-b", build.InGroup("b")))
+	l := newTestResolver(t, build.Node("n-a", build.InGroup("a")), build.Node("n-b", build.InGroup("b")))
 	start := l.clock.Now()
 	policy := build.PropagationPolicy("p", build.Weight(1, "a", "b"), failsOver(60))
 	never := build.PropagationPolicy("never", build.Weight(1, "a", "b"))
 	never.UID = "never"
 	division := func(what string, want ...int) {
 		t.Helper()
-		for _, app := range []types.UID{"one", "two"} {
-			spread, err := l.Spread(policy, app)
+		for _, workload := range []types.UID{"one", "two"} {
+			spread, err := l.Spread(policy, workload)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, spread.Divide(4)); diff != "" {
-				t.Errorf("%s: wrong division for %s (-want +got):\n%s", what, app, diff)
+				t.Errorf("%s: wrong division for %s (-want +got):\n%s", what, workload, diff)
 			}
 		}
 		if spread, _ := l.Spread(never, "one"); spread.Divide(4)[0] != 2 {
@@ -68,7 +68,7 @@ func TestAGroupIsAwayAfterTheTimeThatThePolicySays(t *testing.T) {
 		t.Errorf("running pods may be moved at %s, want %s from now on", at, gm.DefaultStabilization)
 	}
 	l.ledger.ObserveNode(seats.SlimNode(build.Node("n-b", build.InGroup("b"), silent(start.Add(-time.Hour)))))
-	division("nobody is there", 2, 2)
+	division("both are silent", 2, 2)
 	l.ledger.ObserveNode(seats.SlimNode(build.Node("n-b", build.InGroup("b"))))
 	division("b is back", 0, 4)
 	l.ledger.ObserveNode(seats.SlimNode(build.Node("n-a", build.InGroup("a"))))
@@ -78,12 +78,11 @@ func TestAGroupIsAwayAfterTheTimeThatThePolicySays(t *testing.T) {
 	}
 }
 
-// TestDaemonSetsHaveNothingToDivide: their pods may go to nodes of a group that
-// is away.
+// TestDaemonSetsHaveNothingToDivide: their pods may run in a group that is away.
 func TestDaemonSetsHaveNothingToDivide(t *testing.T) {
 	daemons := build.DaemonSet("agent", build.Bound("p", ""))
 	policy := build.PropagationPolicy("p", build.Weight(1, "a", "b"), failsOver(1))
-	l := newLibrary(t, daemons, policy, build.Node("n-a", build.InGroup("a"), silent(time.Unix(0, 0))), build.Node("n-b", build.InGroup("b")))
+	l := newTestResolver(t, daemons, policy, build.Node("n-a", build.InGroup("a"), silent(time.Unix(0, 0))), build.Node("n-b", build.InGroup("b")))
 	a, err := l.Assignment(t.Context(), build.Owner(build.Pod("x", build.OwnedBy(daemons))), "")
 	if diff := cmp.Diff([]string{"a", "b"}, a.Spread.Taking()); diff != "" || err != nil {
 		t.Errorf("error %v; wrong groups (-want +got):\n%s", err, diff)

@@ -12,157 +12,160 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// Capacity is what is known about the class of capacity of a pod.
+// Capacity holds the data that a decision about the capacity class of a pod needs.
 type Capacity struct {
-	// Workload is the one whose pods are divided; nil for pods that are not.
+	// Workload is the workload whose pods are divided over the classes; nil for pods
+	// that are not divided.
 	Workload *ownership.Object
-	// Settings are what it says. Their Count is the one in force, and Asked the one
-	// that it asks for.
+	// Settings are those of the workload. Count is the most on-demand pods in
+	// force, and Asked is the number in its settings: they differ while FellBack is set.
 	capacity.Settings
 	Asked int
-	// FellBack is the class that has had no nodes for so long that the workload does
-	// without it; None if there is none.
+	// FellBack is the class that the workload does not use now because it has had no
+	// nodes for too long; None if there is none.
 	FellBack capacity.Class
-	// Ordinal: pods of a StatefulSet have their class by their ordinal.
+	// Ordinal is true for pods of a StatefulSet: their ordinal decides their class.
 	Ordinal bool
-	direct  *ownership.Object
+	// direct is the direct owner of the pod.
+	direct *ownership.Object
 }
 
-// SetClasses says how the classes are known. Without it no pod is divided. Call
+// SetClasses sets the capacity classes. Without it no pod is divided over classes. It
+// must be called before anything runs.
+func (r *Resolver) SetClasses(c *capacity.Classes) { r.classes = c }
+
+// Exclude excludes the pods of namespaces from capacity classes. It must be called
 // before anything runs.
-func (b *Resolver) SetClasses(c *capacity.Classes) { b.classes = c }
-
-// Exclude leaves the pods of namespaces as they are. Call before anything runs.
-func (b *Resolver) Exclude(namespaces ...string) {
-	for _, name := range namespaces {
-		b.excluded[name] = true
-	}
-}
+func (r *Resolver) Exclude(namespaces ...string) { r.excluded.Insert(namespaces...) }
 
 // KnowNamespaces records that all namespaces have been listed.
-func (b *Resolver) KnowNamespaces() { b.namespacesKnown.Store(true) }
+func (r *Resolver) KnowNamespaces() { r.namespacesKnown.Store(true) }
 
-// NamespacesKnown tells whether it is known what all namespaces say.
-func (b *Resolver) NamespacesKnown() bool { return b.namespacesKnown.Load() }
+// NamespacesKnown returns true once all namespaces have been listed.
+func (r *Resolver) NamespacesKnown() bool { return r.namespacesKnown.Load() }
 
-// Classes are what SetClasses was told; nil where classes are not in use.
-func (b *Resolver) Classes() *capacity.Classes { return b.classes }
+// Classes returns the capacity classes; nil if they are not in use.
+func (r *Resolver) Classes() *capacity.Classes { return r.classes }
 
-// OnNamespace adds a handler that is told of namespaces that come to say something
-// else. It must not block. Call before anything runs.
-func (b *Resolver) OnNamespace(h func(name string)) { b.onNamespace = append(b.onNamespace, h) }
+// OnNamespace adds a handler that is called when the capacity settings of a namespace
+// change. The handler must not block. OnNamespace must be called before anything runs.
+func (r *Resolver) OnNamespace(h func(name string)) { r.onNamespace = append(r.onNamespace, h) }
 
-// SetNamespace records what a namespace says. One that is gone says nothing.
-func (b *Resolver) SetNamespace(name string, says ownership.Capacity) {
-	b.mu.Lock()
-	before := b.namespaces[name]
-	if says == (ownership.Capacity{}) {
-		delete(b.namespaces, name)
+// SetNamespace records the capacity settings of a namespace; empty settings for a
+// namespace that has none or is deleted.
+func (r *Resolver) SetNamespace(name string, settings ownership.Capacity) {
+	r.mu.Lock()
+	before := r.namespaces[name]
+	if settings == (ownership.Capacity{}) {
+		delete(r.namespaces, name)
 	} else {
-		b.namespaces[name] = says
+		r.namespaces[name] = settings
 	}
-	b.mu.Unlock()
-	if before == says {
+	r.mu.Unlock()
+	if before == settings {
 		return
 	}
-	for _, h := range b.onNamespace {
+	for _, h := range r.onNamespace {
 		h(name)
 	}
 }
 
-// CapacityOf joins what is known of a pod with these owners, the direct one
-// first. On is false for pods that are not divided.
-func (b *Resolver) CapacityOf(owners []*ownership.Object) Capacity {
-	if b.classes == nil {
+// CapacityOf returns the Capacity of a pod with these owners, the direct one first. On
+// is false for pods that are not divided.
+func (r *Resolver) CapacityOf(owners []*ownership.Object) Capacity {
+	if r.classes == nil {
 		return Capacity{}
 	}
 	workload := ownership.CapacityWorkload(owners)
-	if workload == nil || b.excluded[workload.Namespace] {
+	if workload == nil || r.excluded.Has(workload.Namespace) {
 		return Capacity{}
 	}
 	c := Capacity{
-		Workload: workload, Settings: b.settings(workload), direct: owners[0],
+		Workload: workload, Settings: r.settings(workload), direct: owners[0],
 		Ordinal: owners[0].IsStatefulSet(),
 	}
 	c.Asked = c.Count
 	if c.On && c.Fallback {
-		c.FellBack = b.ledger.EmptyClass(b.fallbackAfter)
+		c.FellBack = r.ledger.EmptyClass(r.fallbackAfter)
 		c.Count = capacity.WithoutNodes(c.Count, c.FellBack)
 	}
 	return c
 }
 
-// DefaultFallback is after how long without a node pods of a class may fall back to the
-// other one: longer than it takes to make nodes.
+// DefaultFallback is how long a class has to be without nodes before pods may fall back
+// to the other class. It is longer than an autoscaler needs to create nodes.
 const DefaultFallback = 5 * time.Minute
 
-// SetFallback sets another time than DefaultFallback. Call before anything runs.
-func (b *Resolver) SetFallback(after time.Duration) { b.fallbackAfter = after }
+// SetFallback replaces DefaultFallback. It must be called before anything runs.
+func (r *Resolver) SetFallback(after time.Duration) { r.fallbackAfter = after }
 
-// ClassOfVolumes is seats.Ledger.ClassOfVolumes.
-func (b *Resolver) ClassOfVolumes(required []*corev1.NodeSelector) (class capacity.Class, tied bool) {
-	return b.ledger.ClassOfVolumes(required)
+// ClassOfVolumes calls seats.Ledger.ClassOfVolumes.
+func (r *Resolver) ClassOfVolumes(required []*corev1.NodeSelector) (class capacity.Class, tied bool) {
+	return r.ledger.ClassOfVolumes(required)
 }
 
-// Misses tells whether the workload does without a class that it is to have pods of.
+// Misses returns true if the workload fell back from a class of which its settings
+// demand pods.
 func (c *Capacity) Misses() bool {
 	return c.Workload.Replicas != nil && capacity.Wants(c.FellBack, int(*c.Workload.Replicas), c.Asked)
 }
 
-// CapacityOfPod is CapacityOf for a pod.
-func (b *Resolver) CapacityOfPod(ctx context.Context, pod *ownership.Object) (Capacity, error) {
-	if b.classes == nil {
+// CapacityOfPod looks up the owners of a pod and returns its Capacity; see CapacityOf.
+func (r *Resolver) CapacityOfPod(ctx context.Context, pod *ownership.Object) (Capacity, error) {
+	if r.classes == nil {
 		return Capacity{}, nil
 	}
-	chain, err := b.walker.Chain(ctx, pod)
+	chain, err := r.walker.Chain(ctx, pod)
 	if err != nil {
 		return Capacity{}, err
 	}
-	return b.CapacityOf(chain[1:]), nil
+	return r.CapacityOf(chain[1:]), nil
 }
 
-// settings are what a workload, its pod template and its namespace say. A count
-// that cannot be used leaves the last one that could in force.
-func (b *Resolver) settings(workload *ownership.Object) capacity.Settings {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// settings joins the settings of a workload, its pod template and its namespace. While
+// the count is invalid, the last valid one stays in force.
+func (r *Resolver) settings(workload *ownership.Object) capacity.Settings {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	sources := [...]capacity.Source{
-		capacity.Source(workload.Capacity), capacity.Source(workload.TemplateCapacity), capacity.Source(b.namespaces[workload.Namespace]),
+		capacity.Source(workload.Capacity), capacity.Source(workload.TemplateCapacity), capacity.Source(r.namespaces[workload.Namespace]),
 	}
 	s := capacity.Read(sources[:]...)
-	last, known := b.counts[workload.UID]
+	last, known := r.counts[workload.UID]
 	switch {
 	case !s.On:
-		delete(b.counts, workload.UID)
+		delete(r.counts, workload.UID)
 	case s.Invalid != nil && known:
 		s.Count = last
 	case s.Invalid == nil && (!known || last != s.Count):
-		if !known && len(b.counts) >= maxKept {
-			clear(b.counts)
+		if !known && len(r.counts) >= maxKept {
+			clear(r.counts)
 		}
-		b.counts[workload.UID] = s.Count
+		r.counts[workload.UID] = s.Count
 	}
 	return s
 }
 
-// RememberCount is the count that was in force for a workload when another replica
-// led, unless this one knows another.
-func (b *Resolver) RememberCount(workload types.UID, count int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if _, known := b.counts[workload]; !known && len(b.counts) < maxKept {
-		b.counts[workload] = count
+// RememberCount records the count that was in force for a workload under the previous
+// leader. It does nothing if this replica has recorded a count itself, or if the map
+// is full.
+func (r *Resolver) RememberCount(workload types.UID, count int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, known := r.counts[workload]; !known && len(r.counts) < maxKept {
+		r.counts[workload] = count
 	}
 }
 
-// DropCount forgets a workload that is gone.
-func (b *Resolver) DropCount(workload types.UID) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.counts, workload)
+// DropCount deletes the recorded count of a deleted workload.
+func (r *Resolver) DropCount(workload types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.counts, workload)
 }
 
-// OfOrdinal is the class that a StatefulSet's pod has by its name; None for others.
+// OfOrdinal returns the class of a StatefulSet's pod by the ordinal in its name; None
+// for other pods.
 func (c *Capacity) OfOrdinal(pod string) capacity.Class {
 	if ordinal, ok := capacity.Ordinal(pod); ok && c.Ordinal {
 		return capacity.OfOrdinal(ordinal, int(c.direct.FirstOrdinal), c.Count)
@@ -170,29 +173,30 @@ func (c *Capacity) OfOrdinal(pod string) capacity.Class {
 	return capacity.None
 }
 
-// ClassRequest asks for the class of a pod of c: uid is its UID, or the token of one that is
-// being created, own the class that its own demands leave it.
-func (b *Resolver) ClassRequest(c *Capacity, uid types.UID, name, revision string, own capacity.Class) seats.ClassRequest {
-	r := seats.ClassRequest{
+// ClassRequest returns the request to the ledger for the class of a pod of c. uid is the
+// pod's UID, or its token while it is being created. own is the class to which the pod
+// is restricted by its own node selector and affinity; None if it may be of both.
+func (r *Resolver) ClassRequest(c *Capacity, uid types.UID, name, revision string, own capacity.Class) seats.ClassRequest {
+	request := seats.ClassRequest{
 		Pod: uid, Namespace: c.direct.Namespace, Cohort: seats.Cohort{Owner: c.direct.UID, Revision: revision}, Total: 1,
 		Class: own, Count: c.Count, Surge: int(c.Workload.Surge),
 	}
 	if c.direct.Replicas != nil {
-		r.Total = int(*c.direct.Replicas)
+		request.Total = int(*c.direct.Replicas)
 	}
 	if c.direct.UID == c.Workload.UID {
-		r.Total += r.Surge // it makes those pods itself
+		request.Total += request.Surge // the workload creates its surge pods itself
 	}
 	if own != capacity.None {
-		return r
+		return request
 	}
-	if r.Class = c.OfOrdinal(name); r.Class != capacity.None {
-		return r
+	if request.Class = c.OfOrdinal(name); request.Class != capacity.None {
+		return request
 	}
-	for _, uid := range b.walker.Descendants(c.Workload.UID) {
-		if o := b.walker.Get(uid); o != nil && uid != c.direct.UID && o.Replicas != nil {
-			r.Siblings = append(r.Siblings, seats.Sibling{Owner: uid, Replicas: int(*o.Replicas)})
+	for _, uid := range r.walker.Descendants(c.Workload.UID) {
+		if o := r.walker.Get(uid); o != nil && uid != c.direct.UID && o.Replicas != nil {
+			request.Siblings = append(request.Siblings, seats.Sibling{Owner: uid, Replicas: int(*o.Replicas)})
 		}
 	}
-	return r
+	return request
 }

@@ -15,39 +15,39 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// What keeps a workload from an OverridePolicy that changes fields which
-// cannot change once a pod exists.
+// Reasons why a workload cannot be bound to an OverridePolicy. All but errNeedsGroup
+// are about fields that cannot change once a pod exists.
 var (
 	errNeedsPropagation = errors.New("it changes fields that cannot change once a pod exists, so the NodeGroup must be known at creation: let the workload require a PropagationPolicy too")
-	errNeedsGroup       = errors.New("nobody changes images while a pod is scheduled in the form Pinned, so the NodeGroup must be known at creation: let the workload require a PropagationPolicy too")
+	errNeedsGroup       = errors.New("in the form Pinned images are set when a pod is created, so the NodeGroup must be known at creation: let the workload require a PropagationPolicy too")
 	errIsLate           = errors.New("it changes fields that cannot change once a pod exists, and spec.assignment of the PropagationPolicy is Late: set it to Auto")
 	errIsPod            = errors.New("it changes fields that cannot change once a pod exists, and a pod without an owner exists already: let a workload own the pod")
 )
 
-// ErrStopped: the workload gave up pods that had been overridden, and a person
-// has to look at it.
-var ErrStopped = errors.New("overrides are stopped, because the workload gave up overridden pods and went on making others: mend the policy, delete those pods, then take the annotation " +
-	gm.OverridesStoppedAnnotation + " off the workload")
+// ErrStopped is returned for a workload whose owner gave up overridden pods, that is,
+// released them and created others. A person has to correct this.
+var ErrStopped = errors.New("overrides are stopped, because the workload gave up overridden pods and created others again and again: correct the policy, delete those pods, then remove the annotation " +
+	gm.OverridesStoppedAnnotation + " from the workload")
 
-// Usable tells why a workload cannot be bound to the OverridePolicy that it
-// requires although its rules are valid, or nil.
-func (b *Resolver) Usable(ctx context.Context, app *ownership.Object, rules *override.Rules) error {
-	if app.OverridesStopped {
+// Usable returns nil if a workload can be bound to the OverridePolicy that it requires,
+// and otherwise the reason why not. The rules are valid in themselves.
+func (r *Resolver) Usable(ctx context.Context, workload *ownership.Object, rules *override.Rules) error {
+	if workload.OverridesStopped {
 		return ErrStopped
 	}
 	fixed := rules.TouchesImmutableAnywhere()
-	if !fixed && b.asked {
+	if !fixed && r.extenderInUse {
 		return nil
 	}
 	if fixed {
-		if err := b.usableFixed(app, rules); err != nil {
+		if err := r.usableFixed(workload, rules); err != nil {
 			return err
 		}
 	}
-	if app.Kind == "DaemonSet" {
+	if workload.Kind == "DaemonSet" {
 		return nil
 	}
-	placed := b.walker.ApplicationOfOwner(app.UID).Propagation
+	placed := r.walker.ApplicationOfOwner(workload.UID).Propagation
 	switch {
 	case placed == nil && fixed:
 		return errNeedsPropagation
@@ -56,46 +56,46 @@ func (b *Resolver) Usable(ctx context.Context, app *ownership.Object, rules *ove
 	case !fixed:
 		return nil
 	}
-	policy, err := b.Propagation(ctx, placed.Namespace, placed.Policies.RequiredPropagation)
-	if err == nil && !b.early(policy) {
+	policy, err := r.Propagation(ctx, placed.Namespace, placed.Policies.RequiredPropagation)
+	if err == nil && !r.early(policy) {
 		return errIsLate
 	}
-	return nil // a PropagationPolicy that is missing keeps pods waiting by itself
+	return nil // pods wait for a missing PropagationPolicy in any case
 }
 
-// usableFixed tells why rules that change what cannot change later cannot be
-// used for a workload, wherever its pods go.
-func (b *Resolver) usableFixed(app *ownership.Object, rules *override.Rules) error {
-	if app.Kind == "Pod" {
+// usableFixed returns the reason why rules that change immutable fields cannot be used
+// for a workload in any group, nil if they can.
+func (r *Resolver) usableFixed(workload *ownership.Object, rules *override.Rules) error {
+	if workload.Kind == "Pod" {
 		return errIsPod
 	}
-	if err := b.keepsPods(app, rules); err != nil {
+	if err := r.checkOwnersKeepPods(workload, rules); err != nil {
 		return err
 	}
-	if t, found := b.Trial(app.UID); found && t.Refused != nil {
+	if t, found := r.Trial(workload.UID); found && t.Refused != nil {
 		return t.Refused
 	}
 	return nil
 }
 
-// keepsPods refuses rules with which owners would lose their pods and make
-// others without end: a label changes by which an owner finds its pods, or pods
-// come to an end that their owner wants to run.
-func (b *Resolver) keepsPods(app *ownership.Object, rules *override.Rules) error {
+// checkOwnersKeepPods refuses rules that would make owners create pods without end:
+// rules that change a label by which an owner finds its pods, and rules that make pods
+// end that their owner wants to keep running.
+func (r *Resolver) checkOwnersKeepPods(workload *ownership.Object, rules *override.Rules) error {
 	labels, ends := rules.Labels(), rules.ChangesLifetime()
 	if len(labels) == 0 && ends == "" {
 		return nil
 	}
 	var below []*ownership.Object
-	for _, uid := range b.walker.Descendants(app.UID) {
-		if o := b.walker.Get(uid); o != nil && uid != app.UID {
+	for _, uid := range r.walker.Descendants(workload.UID) {
+		if o := r.walker.Get(uid); o != nil && uid != workload.UID {
 			below = append(below, o)
 		}
 	}
-	slices.SortFunc(below, func(a, b *ownership.Object) int { // the message names the same one each time
+	slices.SortFunc(below, func(a, b *ownership.Object) int { // so that the message names the same object each time
 		return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Name, b.Name))
 	})
-	for _, o := range append([]*ownership.Object{app}, below...) {
+	for _, o := range append([]*ownership.Object{workload}, below...) {
 		for _, change := range labels {
 			if slices.Contains(o.Selector.Keys(), change.Key) {
 				return override.RuleError{Rule: change.Rule, Overrider: change.Path, Err: fmt.Errorf(
@@ -103,14 +103,15 @@ func (b *Resolver) keepsPods(app *ownership.Object, rules *override.Rules) error
 			}
 		}
 		if ends != "" && o.Kind != "Job" && o.Kind != "CronJob" {
-			return fmt.Errorf("%s: must not change when a pod ends: %s %q makes a new pod for each that does", ends, o.Kind, o.Name)
+			return fmt.Errorf("%s: must not change when a pod ends: %s %q creates a new pod for each pod that ends", ends, o.Kind, o.Name)
 		}
 	}
 	return nil
 }
 
-// selected are the labels by which the owners of a pod find it. Those above the
-// direct one find their own objects by others, so only its selector has to be known.
+// selected returns the label keys by which the owners of a pod find it. Unknown is set
+// only if the selector of the direct owner is unknown: the owners above it select
+// other objects, not the pod.
 func selected(owners []*ownership.Object) override.Selected {
 	var s override.Selected
 	for i, o := range owners {
@@ -120,34 +121,34 @@ func selected(owners []*ownership.Object) override.Selected {
 	return s
 }
 
-// early tells whether pods get their seat at creation: always where nobody asks
-// the extender.
-func (b *Resolver) early(policy *gm.PropagationPolicy) bool {
-	return !b.asked || policy.Spec.Assignment != gm.AssignmentLate
+// early returns true if pods get their seat at creation. That is always so if no
+// kube-scheduler calls the extender.
+func (r *Resolver) early(policy *gm.PropagationPolicy) bool {
+	return !r.extenderInUse || policy.Spec.Assignment != gm.AssignmentLate
 }
 
-// Creation is what the pods of an application are to be from their creation on.
+// Creation describes what the pods of a workload get when they are created.
 type Creation struct {
-	// Policy is the OverridePolicy whose Rules are in force; both are nil
-	// without one.
+	// Policy is the OverridePolicy in force, and Rules are its compiled rules. Both are
+	// nil without one.
 	Policy *gm.OverridePolicy
 	Rules  *override.Rules
-	// Early: pods get their seat at creation.
+	// Early is true if pods get their seat at creation.
 	Early bool
-	// Fixed: some rule changes what cannot change later.
+	// Fixed is true if some rule changes a field that cannot change once a pod exists.
 	Fixed bool
-	// Waiting: kube-scheduler was refused nodes for other pods of the owner a
-	// while ago, so that new ones get their seat at creation, too. Not so where
-	// nobody makes a pod anew that waits there for too long.
+	// Waiting is true if the extender recently refused all nodes for other pods of the
+	// owner. New pods then get their seat at creation, too. It is always false for pods
+	// of Jobs and pods without an owner: nothing recreates them if they wait too long.
 	Waiting bool
-	// AtOnce: the pod is to have its overrides from its creation on, or is kept to
-	// its groups from then on: nobody could do that while it is scheduled.
+	// AtOnce is true if the pod has to get its overrides, or be restricted to its
+	// groups, at creation, because that is not possible while it is scheduled.
 	AtOnce bool
-	// Selected are the labels by which the owners find the pod.
+	// Selected are the label keys by which the owners find the pod.
 	Selected override.Selected
 }
 
-// Version tells policies, and the generations of one, apart.
+// Version identifies the policy and its generation; "" without a policy.
 func (c *Creation) Version() string {
 	if c.Policy == nil {
 		return ""
@@ -155,17 +156,17 @@ func (c *Creation) Version() string {
 	return Version(c.Policy)
 }
 
-// Version tells OverridePolicies, and the generations of one, apart.
+// Version identifies an OverridePolicy and its generation.
 func Version(policy *gm.OverridePolicy) string {
 	return fmt.Sprintf("%s/%d", policy.UID, policy.Generation)
 }
 
-// Creation reads what the pods of an application are to be from their creation
-// on, as it will be once the application carries the binding labels. A policy
-// that is missing counts as none; one that cannot be used is an error.
-func (b *Resolver) Creation(ctx context.Context, a Assignment) (Creation, error) {
-	c := Creation{AtOnce: !b.asked && a.Application.Propagation != nil}
-	if err := b.creationRules(ctx, a.Application.Override, &c); err != nil && !a.Application.Override.IgnoreMissing {
+// Creation returns what the pods of a workload get at creation, as if the workload
+// carried the binding labels of the policies that it requires already. A missing policy
+// counts as none. A policy that cannot be used is an error.
+func (r *Resolver) Creation(ctx context.Context, a Assignment) (Creation, error) {
+	c := Creation{AtOnce: !r.extenderInUse && a.Application.Propagation != nil}
+	if err := r.creationRules(ctx, a.Application.Override, &c); err != nil && !a.Application.Override.IgnoreMissing {
 		return c, err
 	}
 	c.Selected = selected(a.Owners)
@@ -173,33 +174,33 @@ func (b *Resolver) Creation(ctx context.Context, a Assignment) (Creation, error)
 	if o == nil || !a.Counted {
 		return c, nil
 	}
-	policy, err := b.Propagation(ctx, o.Namespace, o.Policies.RequiredPropagation)
+	policy, err := r.Propagation(ctx, o.Namespace, o.Policies.RequiredPropagation)
 	if err != nil {
 		return c, client.IgnoreNotFound(err)
 	}
-	c.Early = b.early(policy)
-	if owner := b.walker.Get(a.Cohort.Owner); owner != nil && owner.Kind != "Job" && owner.Kind != "Pod" {
-		c.Waiting = b.ledger.Refused(a.Cohort.Owner)
+	c.Early = r.early(policy)
+	if owner := r.walker.Get(a.Cohort.Owner); owner != nil && owner.Kind != "Job" && owner.Kind != "Pod" {
+		c.Waiting = r.ledger.Refused(a.Cohort.Owner)
 	}
 	return c, nil
 }
 
-func (b *Resolver) creationRules(ctx context.Context, o *ownership.Object, c *Creation) error {
+func (r *Resolver) creationRules(ctx context.Context, o *ownership.Object, c *Creation) error {
 	if o == nil {
 		return nil
 	}
-	policy, err := b.Override(ctx, o.Namespace, o.Policies.RequiredOverride)
+	policy, err := r.Override(ctx, o.Namespace, o.Policies.RequiredOverride)
 	if err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	rules, errs := b.Rules(policy)
+	rules, errs := r.Rules(policy)
 	if len(errs) > 0 {
 		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, errs[0])
 	}
-	if err := b.Usable(ctx, o, rules); err != nil {
+	if err := r.Usable(ctx, o, rules); err != nil {
 		return fmt.Errorf("using OverridePolicy %s/%s: %w", policy.Namespace, policy.Name, err)
 	}
 	c.Policy, c.Rules, c.Fixed = policy, rules, rules.TouchesImmutableAnywhere()
-	c.AtOnce = c.Fixed || !b.asked
+	c.AtOnce = c.Fixed || !r.extenderInUse
 	return nil
 }

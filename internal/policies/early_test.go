@@ -27,15 +27,15 @@ func TestUsable(t *testing.T) {
 		other []build.Object
 		want  error
 	}{
-		"images only need nothing":              {app: build.Deployment("web", build.Requires("", "o")), rule: images},
-		"images only, at any time":              {app: build.Deployment("web", build.Requires("p", "o")), rule: images, when: assigns(gm.AssignmentLate)},
-		"what cannot change needs to be placed": {app: build.Deployment("web", build.Requires("", "o")), rule: args, want: errNeedsPropagation},
-		"and placed early":                      {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentLate), want: errIsLate},
-		"as by default":                         {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns("")},
-		"as with Auto":                          {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentAuto)},
-		"as with Early":                         {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentEarly)},
-		"a PropagationPolicy that is missing keeps pods waiting by itself": {app: build.Deployment("web", build.Requires("p", "o")), rule: args},
-		"an owner may place the workload": {
+		"images only, without a PropagationPolicy":              {app: build.Deployment("web", build.Requires("", "o")), rule: images},
+		"images only, assigned late":                            {app: build.Deployment("web", build.Requires("p", "o")), rule: images, when: assigns(gm.AssignmentLate)},
+		"immutable fields without a PropagationPolicy":          {app: build.Deployment("web", build.Requires("", "o")), rule: args, want: errNeedsPropagation},
+		"immutable fields, assigned late":                       {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentLate), want: errIsLate},
+		"immutable fields, assigned as by default":              {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns("")},
+		"immutable fields, assigned by Auto":                    {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentAuto)},
+		"immutable fields, assigned early":                      {app: build.Deployment("web", build.Requires("p", "o")), rule: args, when: assigns(gm.AssignmentEarly)},
+		"pods wait for a missing PropagationPolicy in any case": {app: build.Deployment("web", build.Requires("p", "o")), rule: args},
+		"an owner above the workload requires the PropagationPolicy": {
 			app: build.ReplicaSet("rs", build.OwnedBy(build.Deployment("d")), build.Requires("", "o")), rule: args, when: assigns(gm.AssignmentAuto),
 			other: []build.Object{build.Deployment("d", build.Requires("p", ""))},
 		},
@@ -48,7 +48,7 @@ func TestUsable(t *testing.T) {
 			if tc.when != nil {
 				objects = append(objects, tc.when)
 			}
-			l := newLibrary(t, objects...)
+			l := newTestResolver(t, objects...)
 			if err := l.Usable(t.Context(), build.Owner(tc.app), rulesOf(t, tc.rule)); !errors.Is(err, tc.want) {
 				t.Errorf("error is %v, want %v", err, tc.want)
 			}
@@ -56,8 +56,8 @@ func TestUsable(t *testing.T) {
 	}
 }
 
-// TestUsableKeepsPodsWithTheirOwners: no rule makes an owner lose its pods, or
-// make new ones for those that end.
+// TestUsableKeepsPodsWithTheirOwners: no rule makes an owner lose its pods, or create
+// new ones for pods that end.
 func TestUsableKeepsPodsWithTheirOwners(t *testing.T) {
 	label := func(key string) build.Option {
 		return build.Overrides("a", gm.Overriders{Plaintext: []gm.PlaintextOverrider{{
@@ -74,12 +74,12 @@ func TestUsableKeepsPodsWithTheirOwners(t *testing.T) {
 		rule       build.Option
 		want       string
 	}{
-		"a label beside": {app: web, rule: label("zone")},
+		"a label that no selector names": {app: web, rule: label("zone")},
 		"a label of the workload's selector": {
 			app: web, rule: label("app"),
 			want: `spec.overrideRules[0].overriders.plaintext[0]: must not change the label app: Deployment "web" finds its pods by app, tier`,
 		},
-		"a label of the selector of one that it owns": {
+		"a label of the selector of an object that it owns": {
 			app: build.Deployment("web", both), below: build.ReplicaSet("web-1", build.SelectsBy("hash", "app"), build.OwnedBy(build.Deployment("web"))), rule: label("hash"),
 			want: `spec.overrideRules[0].overriders.plaintext[0]: must not change the label hash: ReplicaSet "web-1" finds its pods by app, hash`,
 		},
@@ -90,7 +90,7 @@ func TestUsableKeepsPodsWithTheirOwners(t *testing.T) {
 		},
 		"pods that end": {
 			app: web, rule: ends,
-			want: `spec.overrideRules[0].overriders.plaintext[0]: must not change when a pod ends: Deployment "web" makes a new pod for each that does`,
+			want: `spec.overrideRules[0].overriders.plaintext[0]: must not change when a pod ends: Deployment "web" creates a new pod for each pod that ends`,
 		},
 		"pods of a Job end": {app: build.Job("web", both), rule: ends},
 		"a workload that is stopped": {
@@ -103,7 +103,7 @@ func TestUsableKeepsPodsWithTheirOwners(t *testing.T) {
 			if tc.below != nil {
 				objects = append(objects, tc.below)
 			}
-			l := newLibrary(t, objects...)
+			l := newTestResolver(t, objects...)
 			got := ""
 			if err := l.Usable(t.Context(), build.Owner(tc.app), rulesOf(t, tc.rule)); err != nil {
 				got = err.Error()
@@ -131,22 +131,22 @@ func TestCreation(t *testing.T) {
 		objects []build.Object
 		want    want
 	}{
-		"Auto is early for what cannot change":            {deployment(both), []build.Object{assigns(gm.AssignmentAuto), args}, want{"o/1", true, true, false}},
-		"and for images":                                  {deployment(both), []build.Object{assigns(gm.AssignmentAuto), images}, want{"o/1", true, false, false}},
-		"Early is early for images":                       {deployment(both), []build.Object{assigns(gm.AssignmentEarly), images}, want{"o/1", true, false, false}},
-		"and without overrides":                           {deployment(build.Requires("p", "")), []build.Object{assigns(gm.AssignmentEarly)}, want{Early: true}},
-		"Late is late for images":                         {deployment(both), []build.Object{assigns(gm.AssignmentLate), images}, want{"o/1", false, false, false}},
-		"and cannot be for what cannot change":            {deployment(both), []build.Object{assigns(gm.AssignmentLate), args}, want{Err: true}},
-		"and then counts as none where missing ones do":   {deployment(both, ignore), []build.Object{assigns(gm.AssignmentLate), args}, want{}},
-		"an OverridePolicy that is missing is none":       {deployment(both), []build.Object{assigns(gm.AssignmentAuto)}, want{Early: true}},
-		"an OverridePolicy that cannot be used":           {deployment(both), []build.Object{assigns(gm.AssignmentAuto), invalid}, want{Err: true}},
-		"a PropagationPolicy that is missing is none":     {deployment(both), []build.Object{args}, want{"o/1", false, true, false}},
-		"the pods of a DaemonSet get no seat":             {build.DaemonSet("ds", both), []build.Object{assigns(gm.AssignmentEarly), args}, want{"o/1", false, true, false}},
-		"the pods of a workload that nobody wants placed": {deployment(), []build.Object{args, assigns(gm.AssignmentEarly)}, want{}},
+		"Auto is early for immutable fields":             {deployment(both), []build.Object{assigns(gm.AssignmentAuto), args}, want{"o/1", true, true, false}},
+		"Auto is early for images":                       {deployment(both), []build.Object{assigns(gm.AssignmentAuto), images}, want{"o/1", true, false, false}},
+		"Early is early for images":                      {deployment(both), []build.Object{assigns(gm.AssignmentEarly), images}, want{"o/1", true, false, false}},
+		"Early is early without overrides":               {deployment(build.Requires("p", "")), []build.Object{assigns(gm.AssignmentEarly)}, want{Early: true}},
+		"Late is late for images":                        {deployment(both), []build.Object{assigns(gm.AssignmentLate), images}, want{"o/1", false, false, false}},
+		"Late cannot be used for immutable fields":       {deployment(both), []build.Object{assigns(gm.AssignmentLate), args}, want{Err: true}},
+		"and counts as no policy where missing ones do":  {deployment(both, ignore), []build.Object{assigns(gm.AssignmentLate), args}, want{}},
+		"an OverridePolicy that is missing is none":      {deployment(both), []build.Object{assigns(gm.AssignmentAuto)}, want{Early: true}},
+		"an OverridePolicy that cannot be used":          {deployment(both), []build.Object{assigns(gm.AssignmentAuto), invalid}, want{Err: true}},
+		"a PropagationPolicy that is missing is none":    {deployment(both), []build.Object{args}, want{"o/1", false, true, false}},
+		"the pods of a DaemonSet get no seat":            {build.DaemonSet("ds", both), []build.Object{assigns(gm.AssignmentEarly), args}, want{"o/1", false, true, false}},
+		"the pods of a workload that requires no policy": {deployment(), []build.Object{args, assigns(gm.AssignmentEarly)}, want{}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			l := newLibrary(t, append(tc.objects, tc.app, build.Node("n", build.InGroup("a")))...)
+			l := newTestResolver(t, append(tc.objects, tc.app, build.Node("n", build.InGroup("a")))...)
 			pod := seats.Slim(build.Pod("", build.OwnedBy(tc.app)))
 			a, err := l.Prospect(t.Context(), pod.Object(), "r1")
 			if err != nil && a.Application.Propagation == nil {
@@ -162,7 +162,7 @@ func TestCreation(t *testing.T) {
 }
 
 func TestProspectCountsARequiredPolicyAsBound(t *testing.T) {
-	l := newLibrary(t, build.Deployment("web", build.Requires("p", "")), assigns(gm.AssignmentAuto), build.Node("n", build.InGroup("a")))
+	l := newTestResolver(t, build.Deployment("web", build.Requires("p", "")), assigns(gm.AssignmentAuto), build.Node("n", build.InGroup("a")))
 	pod := seats.Slim(build.Pod("", build.OwnedBy(build.Deployment("web")))).Object()
 	a, err := l.Prospect(t.Context(), pod, "r1")
 	if diff := cmp.Diff([]string{"a"}, a.Spread.Groups()); diff != "" || err != nil {

@@ -2,36 +2,38 @@ package policies
 
 import "k8s.io/apimachinery/pkg/types"
 
-// OnHeld adds a handler that is told when SetHeld changes something. It must not
-// block. Call before anything runs.
-func (b *Resolver) OnHeld(h func(app types.UID)) { b.onHeld = append(b.onHeld, h) }
+// OnHeld adds a handler that is called when SetHeld changes the reason of a workload.
+// The handler must not block. OnHeld must be called before anything runs.
+func (r *Resolver) OnHeld(h func(workload types.UID)) { r.onHeld = append(r.onHeld, h) }
 
-// SetHeld records why pods of a workload stay at the gate although every policy
-// is there: the API server refuses what would let them go. "" is that it does not.
-func (b *Resolver) SetHeld(app types.UID, why string) {
-	b.mu.Lock()
-	if b.held[app] == why {
-		b.mu.Unlock()
+// SetHeld records why pods of a workload stay at the gate although all of its policies
+// exist: the API server refuses the update that would remove the gate. "" removes the
+// record.
+func (r *Resolver) SetHeld(workload types.UID, reason string) {
+	r.mu.Lock()
+	if r.held[workload] == reason {
+		r.mu.Unlock()
 		return
 	}
-	if why == "" {
-		delete(b.held, app)
+	if reason == "" {
+		delete(r.held, workload)
 	} else {
-		b.held[app] = why
+		r.held[workload] = reason
 	}
-	b.mu.Unlock()
-	for _, h := range b.onHeld {
-		h(app)
+	r.mu.Unlock()
+	for _, h := range r.onHeld {
+		h(workload)
 	}
 }
 
-// Held is what SetHeld recorded of the first of the objects that it did of.
-func (b *Resolver) Held(uids []types.UID) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// Held returns the reason that SetHeld recorded for the first of the objects that has
+// one; "" if none has.
+func (r *Resolver) Held(uids []types.UID) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, uid := range uids {
-		if why := b.held[uid]; why != "" {
-			return why
+		if reason := r.held[uid]; reason != "" {
+			return reason
 		}
 	}
 	return ""

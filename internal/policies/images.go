@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
@@ -13,22 +14,25 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// ImageChange is what would make a pod's images as the rules of its group
-// want them.
+// ImageChange is the difference between the images of a pod and those that the rules
+// give it in its group.
 type ImageChange struct {
 	pod *seats.Pod
-	// images are as wanted, and at is where each container is in the pod.
-	images  []override.Image
-	at      []int
-	base    map[string]string
-	changed map[string]bool
+	// images are the images according to the rules. at[i] is the index in
+	// pod.Containers of the container of images[i].
+	images []override.Image
+	at     []int
+	// base holds the images before any override, by the name of the container.
+	base map[string]string
+	// changed holds the names of the containers whose image differs.
+	changed sets.Set[string]
 }
 
-// Images compares a pod with what the rules want of it in a group. The images
-// that the pod had before its first override are the base, so that nothing is
-// ever applied twice. The error names the rule that cannot be applied.
+// Images compares the images of a pod with those that the rules give it in a group.
+// Rules are applied to the images that the pod had before its first override, so that
+// no rule is applied twice. The error names the rule that cannot be applied.
 func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, error) {
-	c := ImageChange{pod: pod, base: make(map[string]string, len(pod.Containers)), changed: map[string]bool{}}
+	c := ImageChange{pod: pod, base: make(map[string]string, len(pod.Containers)), changed: sets.New[string]()}
 	base := make([]override.Image, 0, len(pod.Containers))
 	for i, container := range pod.Containers {
 		image := container.Image
@@ -36,7 +40,7 @@ func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, e
 		if ok {
 			image = original
 		} else if pod.Overrides != "" {
-			continue // the rules added it themselves
+			continue // a rule added this container
 		}
 		base = append(base, override.Image{Container: container.Name, Init: container.Init, Image: image})
 		c.at = append(c.at, i)
@@ -48,32 +52,33 @@ func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, e
 	}
 	for i := range c.images {
 		if c.images[i].Image != pod.Containers[c.at[i]].Image {
-			c.changed[c.images[i].Container] = true
+			c.changed.Insert(c.images[i].Container)
 		}
 	}
 	return c, nil
 }
 
-// Changes tells whether the image of a container is not as wanted.
-func (c ImageChange) Changes(container string) bool { return c.changed[container] }
+// Changes returns true if the image of the container differs.
+func (c ImageChange) Changes(container string) bool { return c.changed.Has(container) }
 
-// Needed tells whether an image is not as wanted.
+// Needed returns true if any image differs.
 func (c ImageChange) Needed() bool { return len(c.changed) > 0 }
 
-// Restarts tells whether the change restarts a container that runs now, be it a
-// sidecar among the init containers. The kubelet takes a container that does not
-// run as it finds it.
+// Restarts returns true if the change restarts a container that is running now;
+// sidecars among the init containers count. The kubelet does not restart a container
+// that is not running.
 func (c ImageChange) Restarts() bool {
 	for i := range c.pod.Containers {
 		container := &c.pod.Containers[i]
-		if container.Running && c.changed[container.Name] {
+		if container.Running && c.changed.Has(container.Name) {
 			return true
 		}
 	}
 	return false
 }
 
-// ApplyTo makes the change in a pod that is being created.
+// ApplyTo writes the images, and the annotation with the original ones, into a pod that
+// is being created.
 func (c ImageChange) ApplyTo(pod *corev1.Pod) error {
 	raw, err := json.Marshal(c.base)
 	if err != nil {
@@ -95,8 +100,8 @@ func (c ImageChange) ApplyTo(pod *corev1.Pod) error {
 	return nil
 }
 
-// Patch is a strategic merge patch for the pod; it fails on another pod of the
-// same name. The labels are written with it.
+// Patch returns a strategic merge patch that changes the images of the pod and sets the
+// labels. The patch holds the UID, so that it fails on another pod of the same name.
 func (c ImageChange) Patch(labels map[string]string) ([]byte, error) {
 	type container struct {
 		Name  string `json:"name"`
@@ -117,7 +122,7 @@ func (c ImageChange) Patch(labels map[string]string) ([]byte, error) {
 	restarts, original := map[string]int32{}, true
 	for i, image := range c.images {
 		original = original && image.Image == c.base[image.Container]
-		if !c.changed[image.Container] {
+		if !c.changed.Has(image.Container) {
 			continue
 		}
 		list := &patch.Spec.Containers
@@ -153,14 +158,14 @@ func setJSON(annotations map[string]*string, key string, value any) error {
 	return nil
 }
 
-// PodLabels are the labels that a pod in a group carries for its application, but
-// for those by which its owner finds it.
-func (b *Resolver) PodLabels(app ownership.Application, pod *seats.Pod, group string) map[string]string {
-	labels := app.Policies().Labels()
+// PodLabels returns the policy labels and the group label of a pod, without the labels
+// by which its owner finds it.
+func (r *Resolver) PodLabels(application ownership.Application, pod *seats.Pod, group string) map[string]string {
+	labels := application.Policies().Labels()
 	if group != "" {
 		labels[gm.NodeGroupLabel] = group
 	}
-	if owner := b.walker.Get(pod.Owner()); owner != nil && pod.Controller != nil {
+	if owner := r.walker.Get(pod.Owner()); owner != nil && pod.Controller != nil {
 		for _, key := range owner.Selector.Keys() {
 			delete(labels, key)
 		}

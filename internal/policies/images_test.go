@@ -27,8 +27,8 @@ func rulesOf(t interface{ Fatal(...any) }, options ...build.Option) *override.Ru
 	return rules
 }
 
-// patched is the pod after what the rules want of it in a group was written
-// the way the API server does; nil if nothing is needed.
+// patched returns the pod after the patch for its group, applied as the API server
+// does; nil if no patch is needed.
 func patched(t interface{ Fatal(...any) }, rules *override.Rules, group string, pod *corev1.Pod) *corev1.Pod {
 	change, err := Images(rules, group, seats.Slim(pod))
 	if err != nil {
@@ -56,7 +56,7 @@ func patched(t interface{ Fatal(...any) }, rules *override.Rules, group string, 
 	return out
 }
 
-// imagesOf are the images by container name.
+// imagesOf returns the images by container name.
 func imagesOf(pod *corev1.Pod) map[string]string {
 	images := map[string]string{}
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -172,7 +172,7 @@ func TestImages(t *testing.T) {
 				t.Errorf("the pod counts as restarting: %t", got)
 			}
 			if after.Annotations[keep] == "" {
-				t.Error("an annotation of somebody else is gone")
+				t.Error("an annotation of another program was removed")
 			}
 			if again := patched(t, rules, "bj", after); again != nil {
 				t.Errorf("applied again, images become %v", imagesOf(again))
@@ -189,8 +189,8 @@ func TestImagesNamesTheRuleThatCannotBeApplied(t *testing.T) {
 	}
 }
 
-// TestImagesOfAPodThatWasOverriddenAtCreation applies all rules to a template,
-// as the webhook does, and looks at the images afterwards.
+// TestImagesOfAPodThatWasOverriddenAtCreation applies all rules to a template as the
+// webhook does, and checks the images afterwards.
 func TestImagesOfAPodThatWasOverriddenAtCreation(t *testing.T) {
 	plain := func(operator gm.OverriderOperator, path, value string) gm.PlaintextOverrider {
 		o := gm.PlaintextOverrider{Operator: operator, Path: path}
@@ -211,10 +211,10 @@ func TestImagesOfAPodThatWasOverriddenAtCreation(t *testing.T) {
 	sidecar := `{"name":"agent","image":"agent:1"}`
 	tests := map[string]struct {
 		rules []build.Option
-		// want are the images at creation; later ones have no reason to differ.
+		// want are the images at creation. They must not change later.
 		want map[string]string
-		// then are other rules that change the same in what cannot change; after
-		// are the images by these.
+		// then are other rules with the same effect on immutable fields. after are the
+		// images that they make.
 		then  []build.Option
 		after map[string]string
 	}{
@@ -230,7 +230,7 @@ func TestImagesOfAPodThatWasOverriddenAtCreation(t *testing.T) {
 			then:  []build.Option{build.Registry("bj", "new.io"), rule(plain("add", "/spec/containers/-", sidecar))},
 			after: map[string]string{"setup": "new.io/setup:3", "web": "new.io/nginx:1", "side": "new.io/side:2", "agent": "agent:1"},
 		},
-		"a place means the same container as at creation, though a rule added one before it": {
+		"an index means the same container as at creation, also if a rule added one before it": {
 			rules: []build.Option{at("/spec/containers/1/image", "x"), rule(plain("add", "/spec/containers/0", sidecar))},
 			want:  map[string]string{"setup": "setup:3", "web": "nginx:1", "side": "side:x", "agent": "agent:1"},
 			then:  []build.Option{at("/spec/containers/0/image", "y"), rule(plain("add", "/spec/containers/0", sidecar))},
@@ -262,7 +262,7 @@ func TestImagesOfAPodThatWasOverriddenAtCreation(t *testing.T) {
 				t.Errorf("wrong images at creation (-want +got):\n%s", diff)
 			}
 			if later := patched(t, rules, "bj", pod); later != nil {
-				t.Errorf("the same rules make of the images %v", imagesOf(later))
+				t.Errorf("the same rules change the images to %v", imagesOf(later))
 			}
 			if tc.then == nil {
 				return
@@ -333,9 +333,9 @@ func TestPatchesFailOnAnotherPodOfTheSameName(t *testing.T) {
 	}
 }
 
-// TestAPodThatWentThroughAnyRulesIsAsTheLastOnesWant applies rules one after
-// the other: only the last ones count, and without rules nothing is left.
-func TestAPodThatWentThroughAnyRulesIsAsTheLastOnesWant(t *testing.T) {
+// TestOnlyTheLastRulesOfAPodCount applies different rules one after the other. Only
+// the last ones count, and without rules the pod is as its template.
+func TestOnlyTheLastRulesOfAPodCount(t *testing.T) {
 	registry := rapid.SampledFrom([]string{"a.io", "b.io:5000", "localhost"})
 	rapid.Check(t, func(t *rapid.T) {
 		template := build.Pod("p", build.Running(0))
@@ -365,7 +365,7 @@ func TestAPodThatWentThroughAnyRulesIsAsTheLastOnesWant(t *testing.T) {
 			fresh = after
 		}
 		if diff := cmp.Diff(imagesOf(fresh), imagesOf(pod)); diff != "" {
-			t.Fatalf("the way here shows (-straight +got):\n%s", diff)
+			t.Fatalf("earlier rules have an effect (-want +got):\n%s", diff)
 		}
 		if after := patched(t, rulesOf(t), "bj", pod); after != nil {
 			pod = after
@@ -374,28 +374,28 @@ func TestAPodThatWentThroughAnyRulesIsAsTheLastOnesWant(t *testing.T) {
 			t.Fatalf("the template's images did not come back (-want +got):\n%s", diff)
 		}
 		if pod.Annotations[gm.OriginalImagesAnnotation] != "" {
-			t.Fatal("the memory stayed")
+			t.Fatal("the annotation with the original images was not removed")
 		}
 	})
 }
 
 func TestPodLabels(t *testing.T) {
 	app := ownership.Application{Propagation: build.Owner(build.Deployment("d", build.Bound("p", ""))), Override: build.Owner(build.Deployment("d", build.Requires("", "o")))}
-	b, pod := newLibrary(t).Resolver, seats.Slim(build.Pod("a", build.OwnedBy(build.ReplicaSet("web-1"))))
+	r, pod := newTestResolver(t).Resolver, seats.Slim(build.Pod("a", build.OwnedBy(build.ReplicaSet("web-1"))))
 	want := map[string]string{
 		gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p",
 		gm.RequiredOverridePolicyLabel: "o", gm.NodeGroupLabel: "bj",
 	}
-	if diff := cmp.Diff(want, b.PodLabels(app, pod, "bj")); diff != "" {
+	if diff := cmp.Diff(want, r.PodLabels(app, pod, "bj")); diff != "" {
 		t.Errorf("wrong labels (-want +got):\n%s", diff)
 	}
-	b.walker.Put(build.Owner(build.ReplicaSet("web-1", build.SelectsBy("app", gm.NodeGroupLabel, gm.RequiredOverridePolicyLabel))))
+	r.walker.Put(build.Owner(build.ReplicaSet("web-1", build.SelectsBy("app", gm.NodeGroupLabel, gm.RequiredOverridePolicyLabel))))
 	delete(want, gm.NodeGroupLabel)
 	delete(want, gm.RequiredOverridePolicyLabel)
-	if diff := cmp.Diff(want, b.PodLabels(app, pod, "bj")); diff != "" {
+	if diff := cmp.Diff(want, r.PodLabels(app, pod, "bj")); diff != "" {
 		t.Errorf("labels that the owner finds its pods by are written (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{}, b.PodLabels(ownership.Application{}, pod, "")); diff != "" {
-		t.Errorf("a pod of no application and no group has labels (-want +got):\n%s", diff)
+	if diff := cmp.Diff(map[string]string{}, r.PodLabels(ownership.Application{}, pod, "")); diff != "" {
+		t.Errorf("a pod without a workload and a group has labels (-want +got):\n%s", diff)
 	}
 }

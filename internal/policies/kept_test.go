@@ -9,16 +9,16 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAnEntryThatIsWrittenAgainDropsNoOther: as many are kept as may be.
+// TestAnEntryThatIsWrittenAgainDropsNoOther: a full map is emptied for new keys only.
 func TestAnEntryThatIsWrittenAgainDropsNoOther(t *testing.T) {
-	l := newLibrary(t, build.Node("n", build.InGroup("a")))
+	l := newTestResolver(t, build.Node("n", build.InGroup("a")))
 	propagation, rules := build.PropagationPolicy("p", build.Weight(1, "a")), build.OverridePolicy("o")
 	for i := range maxKept {
-		app := types.UID(fmt.Sprint(i))
-		l.SetTrial(app, Trial{})
-		rules.UID = app
+		workload := types.UID(fmt.Sprint(i))
+		l.SetTrial(workload, Trial{})
+		rules.UID = workload
 		l.Rules(rules)
-		if _, err := l.Spread(propagation, app); err != nil {
+		if _, err := l.Spread(propagation, workload); err != nil {
 			t.Fatal(err)
 		}
 	}

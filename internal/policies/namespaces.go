@@ -16,18 +16,18 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
 
-// Namespaces tells a Resolver what namespaces say about classes of capacity. No pod
-// waits for it: while namespaces cannot be read they say what they said last, and
-// nothing at first. Nothing is moved before.
+// Namespaces watches namespaces and passes their capacity settings to a Resolver. No
+// pod waits for it: while namespaces cannot be read their last settings stay in force,
+// none at first. Until all have been listed no pod is moved to another class.
 type Namespaces struct {
 	Resolver *Resolver
 	Client   metadata.Interface
 }
 
-// Start watches namespaces until ctx is done. It implements manager.Runnable.
+// Start implements manager.Runnable. It watches namespaces until ctx is done.
 func (n *Namespaces) Start(ctx context.Context) error {
 	informer := metadatainformer.NewFilteredMetadataInformer(n.Client, corev1.SchemeGroupVersion.WithResource("namespaces"), "", 0, nil, nil).Informer()
-	if err := informer.SetTransform(saysOnly); err != nil {
+	if err := informer.SetTransform(slimNamespace); err != nil {
 		return fmt.Errorf("watching namespaces: %w", err)
 	}
 	set := func(obj any) {
@@ -62,8 +62,9 @@ func (n *Namespaces) Start(ctx context.Context) error {
 // NeedLeaderElection is false: every replica admits pods.
 func (n *Namespaces) NeedLeaderElection() bool { return false }
 
-// saysOnly keeps of a namespace what is read.
-func saysOnly(obj any) (any, error) {
+// slimNamespace drops all of a namespace but its name, UID, version and capacity
+// settings, to save memory.
+func slimNamespace(obj any) (any, error) {
 	m, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {
 		return obj, nil

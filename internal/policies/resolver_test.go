@@ -21,15 +21,15 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// library is a book over objects in memory.
-type library struct {
+// testResolver is a Resolver over objects in memory, with its fake clock.
+type testResolver struct {
 	*Resolver
 	clock *testingclock.FakeClock
 }
 
-// newLibrary makes a book: workloads go to the walk, nodes and pods to the
-// ledger, policies to the cache.
-func newLibrary(t *testing.T, objects ...build.Object) *library {
+// newTestResolver puts nodes into the ledger, policies into the cache, and all other
+// objects into the walker.
+func newTestResolver(t *testing.T, objects ...build.Object) *testResolver {
 	t.Helper()
 	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
 	walker, ledger := owners.NewWalker(build.NewAPI(t).Client()), seats.NewLedger(clock)
@@ -45,7 +45,7 @@ func newLibrary(t *testing.T, objects ...build.Object) *library {
 		}
 	}
 	reader := build.Client(interceptor.Funcs{}, cached...)
-	return &library{Resolver: NewResolver(reader, walker, ledger, clock, true), clock: clock}
+	return &testResolver{Resolver: NewResolver(reader, walker, ledger, clock, true), clock: clock}
 }
 
 func TestAssignment(t *testing.T) {
@@ -66,22 +66,22 @@ func TestAssignment(t *testing.T) {
 		pod     *corev1.Pod
 		want    want
 	}{
-		"a pod that nobody requires a policy for": {
+		"a pod whose owners require no policy": {
 			objects: []build.Object{build.ReplicaSet("rs", build.Replicas(4))},
 			pod:     build.Pod("x", build.OwnedBy(build.ReplicaSet("rs"))),
 			want:    want{Counted: true, Owner: "rs", Total: 1},
 		},
-		"the total is the largest on the way up to the application": {
+		"the total is the most replicas of any owner up to the workload": {
 			objects: []build.Object{deployment, replicaSet, policy, node},
 			pod:     build.Pod("x", build.OwnedBy(replicaSet)),
 			want:    want{Managed: true, Counted: true, Owner: "rs", Total: 10, Groups: []string{"a"}},
 		},
-		"an owner below that wants more, as in a rollout, counts": {
+		"an owner below the workload with more replicas, as in a rollout, counts": {
 			objects: []build.Object{deployment, build.ReplicaSet("rs", build.OwnedBy(deployment), build.Replicas(12)), policy, node},
 			pod:     build.Pod("x", build.OwnedBy(replicaSet)),
 			want:    want{Managed: true, Counted: true, Owner: "rs", Total: 12, Groups: []string{"a"}},
 		},
-		"an owner above the application does not count": {
+		"an owner above the workload does not count": {
 			objects: []build.Object{
 				build.Deployment("d", build.Replicas(10)),
 				build.ReplicaSet("rs", build.OwnedBy(deployment), build.Replicas(4), build.Bound("p", "")), policy, node,
@@ -99,12 +99,12 @@ func TestAssignment(t *testing.T) {
 			pod:     build.Pod("x", build.Bound("p", "")),
 			want:    want{Managed: true, Counted: true, Owner: "x", Total: 1, Groups: []string{"a"}},
 		},
-		"an application that is not bound has no spread, and that is no error": {
+		"a workload that is not bound has no spread and no error": {
 			objects: []build.Object{build.Deployment("d", build.Requires("p", ""), build.Replicas(10)), replicaSet, policy, node},
 			pod:     build.Pod("x", build.OwnedBy(replicaSet)),
 			want:    want{Managed: true, Counted: true, Owner: "rs", Total: 10},
 		},
-		"a bound policy that is gone is an error": {
+		"a bound policy that is deleted is an error": {
 			objects: []build.Object{deployment, replicaSet, node},
 			pod:     build.Pod("x", build.OwnedBy(replicaSet)),
 			want:    want{Managed: true, Counted: true, Owner: "rs", Total: 10, Err: true},
@@ -114,7 +114,7 @@ func TestAssignment(t *testing.T) {
 			pod:     build.Pod("x", build.OwnedBy(replicaSet)),
 			want:    want{Managed: true, Counted: true, Owner: "rs", Total: 4, Err: true},
 		},
-		"an owner that is gone is an error, and nothing is known": {
+		"a deleted owner is an error, and the assignment is empty": {
 			pod:  build.Pod("x", build.OwnedBy(build.ReplicaSet("gone"))),
 			want: want{Err: true},
 		},
@@ -122,7 +122,7 @@ func TestAssignment(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			pod := seats.Slim(tc.pod)
-			a, err := newLibrary(t, tc.objects...).Assignment(t.Context(), pod.Object(), "r1")
+			a, err := newTestResolver(t, tc.objects...).Assignment(t.Context(), pod.Object(), "r1")
 			got := want{
 				Managed: a.Application.Managed(), Counted: a.Counted, Owner: a.Cohort.Owner,
 				Total: a.Total, Groups: a.Spread.Groups(), Err: err != nil,
@@ -137,8 +137,8 @@ func TestAssignment(t *testing.T) {
 	}
 }
 
-func TestAMissingPolicyIsToldApart(t *testing.T) {
-	l := newLibrary(t)
+func TestAMissingPolicyIsNotFound(t *testing.T) {
+	l := newTestResolver(t)
 	if _, err := l.Propagation(t.Context(), build.Namespace, "gone"); !apierrors.IsNotFound(err) {
 		t.Errorf("error is %v, want NotFound", err)
 	}
@@ -149,7 +149,7 @@ func TestAMissingPolicyIsToldApart(t *testing.T) {
 
 func TestSpreadIsKeptUntilPolicyOrGroupsChange(t *testing.T) {
 	policy := build.PropagationPolicy("p", build.Weight(1, "a", "b"))
-	l := newLibrary(t, build.Node("na", build.InGroup("a")))
+	l := newTestResolver(t, build.Node("na", build.InGroup("a")))
 	groups := func() []string {
 		t.Helper()
 		spread, err := l.Spread(policy, "app")
@@ -178,7 +178,7 @@ func TestSpreadIsKeptUntilPolicyOrGroupsChange(t *testing.T) {
 }
 
 func TestRulesAreKeptUntilThePolicyChanges(t *testing.T) {
-	l := newLibrary(t)
+	l := newTestResolver(t)
 	policy := build.OverridePolicy("o", build.Registry("a", "a.io"))
 	first, errs := l.Rules(policy)
 	if len(errs) > 0 {
@@ -205,38 +205,38 @@ func TestSettlesAt(t *testing.T) {
 	}
 	tests := map[string]struct {
 		seconds *int32
-		change  func(l *library, p *gm.PropagationPolicy)
+		change  func(l *testResolver, p *gm.PropagationPolicy)
 		// want is after the change, which is an hour after the start.
 		want time.Duration
 	}{
 		"nothing changed":              {want: -time.Hour + gm.DefaultStabilization},
 		"nothing changed, no time":     {seconds: &zero, want: -time.Hour},
-		"the policy divides otherwise": {seconds: &minute, want: time.Minute, change: func(_ *library, p *gm.PropagationPolicy) { p.Spec.StaticWeight[0].Weight, p.Generation = 9, 2 }},
-		"the policy divides as before": {seconds: &minute, want: time.Minute - time.Hour, change: func(_ *library, p *gm.PropagationPolicy) { p.Generation = 2 }},
+		"the policy divides otherwise": {seconds: &minute, want: time.Minute, change: func(_ *testResolver, p *gm.PropagationPolicy) { p.Spec.StaticWeight[0].Weight, p.Generation = 9, 2 }},
+		"the policy divides as before": {seconds: &minute, want: time.Minute - time.Hour, change: func(_ *testResolver, p *gm.PropagationPolicy) { p.Generation = 2 }},
 		"a node joined one of its groups": {
 			seconds: &minute, want: time.Minute,
-			change: func(l *library, _ *gm.PropagationPolicy) {
+			change: func(l *testResolver, _ *gm.PropagationPolicy) {
 				l.ledger.ObserveNode(seats.SlimNode(build.Node("na2", build.InGroup("a"))))
 			},
 		},
 		"a node left one of its groups": {
 			seconds: &minute, want: time.Minute,
-			change: func(l *library, _ *gm.PropagationPolicy) { l.ledger.ForgetNode("na1") },
+			change: func(l *testResolver, _ *gm.PropagationPolicy) { l.ledger.ForgetNode("na1") },
 		},
 		"the last node left one of its groups": {
 			seconds: &minute, want: time.Minute,
-			change: func(l *library, _ *gm.PropagationPolicy) { l.ledger.ForgetNode("nb") },
+			change: func(l *testResolver, _ *gm.PropagationPolicy) { l.ledger.ForgetNode("nb") },
 		},
 		"a node joined another group": {
 			seconds: &minute, want: time.Minute - time.Hour,
-			change: func(l *library, _ *gm.PropagationPolicy) {
+			change: func(l *testResolver, _ *gm.PropagationPolicy) {
 				l.ledger.ObserveNode(seats.SlimNode(build.Node("nz", build.InGroup("z"))))
 			},
 		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			l := newLibrary(t, build.Node("na1", build.InGroup("a")), build.Node("na", build.InGroup("a")), build.Node("nb", build.InGroup("b")))
+			l := newTestResolver(t, build.Node("na1", build.InGroup("a")), build.Node("na", build.InGroup("a")), build.Node("nb", build.InGroup("b")))
 			p := build.PropagationPolicy("p", build.Weight(1, "a"), build.Weight(2, "b"), stabilization(tc.seconds))
 			l.SettlesAt(p, "app")
 			l.clock.Step(time.Hour)
@@ -250,8 +250,8 @@ func TestSettlesAt(t *testing.T) {
 	}
 }
 
-func TestABookMayBeReadByMany(t *testing.T) {
-	l := newLibrary(t, build.Node("n", build.InGroup("a")))
+func TestResolverIsSafeForConcurrentUse(t *testing.T) {
+	l := newTestResolver(t, build.Node("n", build.InGroup("a")))
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -20,13 +21,13 @@ import (
 const (
 	// groupsField is the index of policies by the groups that they name.
 	groupsField = "spec.nodeGroups"
-	// everyGroup stands in it for a rule that is about every group. No group has
-	// that name.
+	// everyGroup is the key in this index of rules without target groups, which are
+	// about all groups. No NodeGroup can have this name.
 	everyGroup = "*"
 )
 
-// IndexGroups lets OfGroups find the policies of a kind. Call before the cache
-// is started.
+// IndexGroups adds the index that OfGroups reads to the cache of a kind of policies. It
+// must be called before the cache is started.
 func IndexGroups(indexer client.FieldIndexer, kind client.Object) error {
 	if err := indexer.IndexField(context.Background(), kind, groupsField, groupsOf); err != nil {
 		return fmt.Errorf("indexing policies by NodeGroup: %w", err)
@@ -34,8 +35,8 @@ func IndexGroups(indexer client.FieldIndexer, kind client.Object) error {
 	return nil
 }
 
-// groupsOf are the groups that a policy names, in lower case as their own names
-// are, whether the policy can be used or not.
+// groupsOf returns the groups that a policy names, in lower case like the names of
+// NodeGroups. The policy may be invalid.
 func groupsOf(o client.Object) []string {
 	var names []string
 	switch policy := o.(type) {
@@ -62,10 +63,11 @@ func groupsOf(o client.Object) []string {
 	return slices.Compact(names)
 }
 
-// OfGroups names the policies that are about one of the groups. list is an empty
-// list of their kind.
+// OfGroups returns the policies that name one of the groups, or that are about all
+// groups, each once. list is an empty list of their kind.
 func OfGroups(ctx context.Context, reader client.Reader, list client.ObjectList, groups ...string) ([]ctrl.Request, error) {
 	var requests []ctrl.Request
+	seen := sets.New[ctrl.Request]()
 	for _, group := range append(slices.Clone(groups), everyGroup) {
 		found := list.DeepCopyObject().(client.ObjectList)
 		if err := reader.List(ctx, found, client.MatchingFields{groupsField: group}, client.UnsafeDisableDeepCopy); err != nil {
@@ -73,7 +75,8 @@ func OfGroups(ctx context.Context, reader client.Reader, list client.ObjectList,
 		}
 		_ = meta.EachListItem(found, func(o runtime.Object) error {
 			request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))}
-			if !slices.Contains(requests, request) {
+			if !seen.Has(request) {
+				seen.Insert(request)
 				requests = append(requests, request)
 			}
 			return nil
@@ -82,9 +85,9 @@ func OfGroups(ctx context.Context, reader client.Reader, list client.ObjectList,
 	return requests, nil
 }
 
-// WakeOfGroups makes a handler of the ledger that asks for a reconcile of the
-// policies that are about a group which changed. Before the source runs nobody
-// has to be woken: it begins with all of them.
+// WakeOfGroups returns a handler for the ledger that requests a reconcile of the
+// policies that are about a changed group. It does nothing before the source runs: at
+// its start the controller reconciles all policies.
 func WakeOfGroups(reader client.Reader, list client.ObjectList, source *trigger.Source[ctrl.Request]) seats.GroupsHandler {
 	return func(groups ...string) {
 		if !source.Running() {
@@ -92,7 +95,7 @@ func WakeOfGroups(reader client.Reader, list client.ObjectList, source *trigger.
 		}
 		requests, err := OfGroups(context.Background(), reader, list, groups...)
 		if err != nil {
-			log.Log.Error(err, "Policies are not told of their NodeGroups", "nodeGroups", groups)
+			log.Log.Error(err, "Policies are not reconciled after a change of their NodeGroups", "nodeGroups", groups)
 			return
 		}
 		source.Add(requests...)

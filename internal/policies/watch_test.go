@@ -22,7 +22,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// indexed is a cache that knows policies by the groups that they name.
+// indexed returns a cache of policies with the index of the groups that they name.
 func indexed(t *testing.T, objects ...client.Object) client.Reader {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -33,7 +33,7 @@ func indexed(t *testing.T, objects ...client.Object) client.Reader {
 		WithIndex(&gm.PropagationPolicy{}, groupsField, groupsOf).WithIndex(&gm.OverridePolicy{}, groupsField, groupsOf).Build()
 }
 
-// woken is a ledger, and what its groups wake of a kind of policies.
+// woken is a ledger, and the queue of the policies that it wakes.
 type woken struct {
 	*seats.Ledger
 	queue workqueue.TypedRateLimitingInterface[ctrl.Request]
@@ -55,7 +55,7 @@ func newWoken(t *testing.T, list client.ObjectList, objects ...client.Object) *w
 	return w
 }
 
-// take empties the queue.
+// take empties the queue and returns the sorted names.
 func (w *woken) take() []string {
 	var out []string
 	for w.queue.Len() > 0 {
@@ -67,8 +67,8 @@ func (w *woken) take() []string {
 	return out
 }
 
-// TestANodeWakesTheOnesThatNameItsGroup: of 1,000 policies those are reconciled
-// that a change of the group's nodes can matter to.
+// TestANodeWakesTheOnesThatNameItsGroup: of 1,000 policies only those are reconciled
+// that name the group of the changed node.
 func TestANodeWakesTheOnesThatNameItsGroup(t *testing.T) {
 	var objects []client.Object
 	for i := range 997 {
@@ -96,7 +96,7 @@ func TestANodeWakesTheOnesThatNameItsGroup(t *testing.T) {
 		{"it is not Ready", func() { node(build.InGroup("hz"), notReady) }, []string{"never", "weight"}},
 		{"it is Ready again", func() { node(build.InGroup("hz")) }, []string{"never", "weight"}},
 		{"it goes to another group", func() { node(build.InGroup("sh")) }, []string{"never", "sh", "weight"}},
-		{"it goes to one of another policy", func() { node(build.InGroup("group-5")) }, []string{"never", "other-5", "sh", "weight"}},
+		{"it goes to a group of another policy", func() { node(build.InGroup("group-5")) }, []string{"never", "other-5", "sh", "weight"}},
 		{"it is deleted, the group's last", func() { w.ForgetNode("n") }, []string{"other-5"}},
 		{"it is deleted again", func() { w.ForgetNode("n") }, nil},
 	} {

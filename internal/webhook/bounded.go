@@ -1,6 +1,5 @@
-// Package webhook is what the webhooks have in common: how much of anybody's
-// requests they take in. Whoever reaches their port may send some; who the API
-// server is, TLS does not tell.
+// Package webhook bounds the requests that all webhooks read. The webhooks cannot
+// authenticate the API server, so everybody who reaches their port may send requests.
 package webhook
 
 import (
@@ -15,42 +14,43 @@ import (
 )
 
 const (
-	// maxBody bounds a request: twice what etcd takes of an object, encoded.
+	// maxBody bounds the body of one request, in bytes. It is twice the largest object
+	// that etcd accepts, in its JSON encoding.
 	maxBody = 7 << 20
-	// maxBodies bounds all requests that are read or answered at a time: as many as
-	// the largest API server sends, of pods as they are, and an eighth of the
-	// memory that the chart gives to atoll-manager.
+	// maxBodies bounds the bodies of all requests in progress together, in bytes. It is
+	// enough for pods of usual size at the rate of the largest API servers, and an
+	// eighth of the memory that the chart gives to atoll-manager.
 	maxBodies = 64 << 20
-	// readWithin bounds how long a body may take: longer than the API server
-	// waits for the answer.
-	readWithin = 3 * time.Second
+	// readTimeout bounds the time in which a body must arrive. It is longer than the API
+	// server waits for the answer.
+	readTimeout = 3 * time.Second
 )
 
-// Bounded is a server whose webhooks read bodies that are there in time, and only
-// as many as fit into memory. Others are refused, so that the API server goes on
-// without us.
+// Bounded is a webhook server that bounds the size of bodies, their sum, and the time in
+// which they must arrive. It refuses all other requests, so that the API server
+// continues without the webhook.
 type Bounded struct {
 	webhook.Server
-	taken atomic.Int64 // bytes of bodies that are read or answered
+	held atomic.Int64 // bytes of the bodies of all requests in progress
 }
 
-// errTooMuch: other requests have the room.
-var errTooMuch = errors.New("too many requests are under way")
+// errTooMuch is returned if the bodies of all requests in progress exceed maxBodies.
+var errTooMuch = errors.New("too many requests are in progress")
 
 // Register implements webhook.Server.
 func (b *Bounded) Register(path string, hook http.Handler) {
 	b.Server.Register(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		connection := http.NewResponseController(w)
-		if err := connection.SetReadDeadline(time.Now().Add(readWithin)); err != nil {
-			http.Error(w, "bounding the time for the request: "+err.Error(), http.StatusInternalServerError)
+		if err := connection.SetReadDeadline(time.Now().Add(readTimeout)); err != nil {
+			http.Error(w, "setting the deadline of the request: "+err.Error(), http.StatusInternalServerError)
 			return
 		}
-		counted := &counter{Reader: http.MaxBytesReader(w, r.Body, maxBody), all: &b.taken}
+		counted := &counter{Reader: http.MaxBytesReader(w, r.Body, maxBody), all: &b.held}
 		defer counted.release()
 		body, err := io.ReadAll(counted)
-		var long *http.MaxBytesError
+		var tooLong *http.MaxBytesError
 		switch {
-		case errors.As(err, &long):
+		case errors.As(err, &tooLong):
 			http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
 			return
 		case errors.Is(err, errTooMuch):
@@ -60,13 +60,14 @@ func (b *Bounded) Register(path string, hook http.Handler) {
 			http.Error(w, "reading the request: "+err.Error(), http.StatusBadRequest)
 			return
 		}
-		_ = connection.SetReadDeadline(time.Time{}) // it was possible before
+		_ = connection.SetReadDeadline(time.Time{}) // setting the deadline above succeeded, so this does
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		hook.ServeHTTP(w, r)
 	}))
 }
 
-// counter counts what has come of a body among that of all.
+// counter adds the bytes that it reads to those of all requests in progress, until
+// release.
 type counter struct {
 	io.Reader
 	all *atomic.Int64

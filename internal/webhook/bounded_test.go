@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// plainServer keeps what is registered.
+// plainServer registers webhooks with a plain mux.
 type plainServer struct {
 	webhook.Server
 	mux *http.ServeMux
@@ -52,9 +52,9 @@ func post(t *testing.T, server *httptest.Server, body io.Reader) (int, string) {
 	return response.StatusCode, string(answer)
 }
 
-// TestBodiesThatNeverEndTakeNoMemory: many callers send nearly all of a large body,
-// and nothing more. Those beyond what fits are refused at once, the others in
-// time; what only says that it will be large is in nobody's way.
+// TestBodiesThatNeverEndTakeNoMemory: many callers send nearly all of a large body, and
+// then nothing more. Those above the bound are refused at once, the others after the
+// deadline. A large Content-Length alone blocks no other request.
 func TestBodiesThatNeverEndTakeNoMemory(t *testing.T) {
 	b, server := serve(t)
 	const callers = 2 * maxBodies / maxBody
@@ -67,14 +67,14 @@ func TestBodiesThatNeverEndTakeNoMemory(t *testing.T) {
 		if _, err := fmt.Fprintf(conn, "POST /hook HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", maxBody); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = conn.Write(body) // who is refused is not read to the end
+		_, _ = conn.Write(body) // a refused body is not read to its end
 		return conn
 	}
 	for range callers {
 		begin([]byte("half"))
 	}
 	if code, answer := post(t, server, strings.NewReader("whole")); code != http.StatusOK || answer != "5 <nil>" {
-		t.Errorf("beside requests that say much the next one is answered %d %s", code, answer)
+		t.Errorf("beside requests with a large Content-Length the next one is answered %d %s", code, answer)
 	}
 	refused := map[string]int{}
 	var mu sync.Mutex
@@ -94,7 +94,7 @@ func TestBodiesThatNeverEndTakeNoMemory(t *testing.T) {
 	if refused["HTTP/1.1 400"] > maxBodies/(maxBody-1) || refused["HTTP/1.1 200"] > 0 {
 		t.Errorf("of %d requests without end %v are refused", callers, refused)
 	}
-	build.Eventually(t, "nothing is held", func() bool { return b.taken.Load() == 0 })
+	build.Eventually(t, "all bytes are released", func() bool { return b.held.Load() == 0 })
 	if code, answer := post(t, server, strings.NewReader("whole")); code != http.StatusOK || answer != "5 <nil>" {
 		t.Errorf("afterwards the next one is answered %d %s", code, answer)
 	}
@@ -104,12 +104,12 @@ func TestBodiesAreBounded(t *testing.T) {
 	_, server := serve(t)
 	long := bytes.Repeat([]byte("x"), maxBody+1)
 	if code, _ := post(t, server, bytes.NewReader(long)); code != http.StatusRequestEntityTooLarge {
-		t.Errorf("one that is too long is answered %d", code)
+		t.Errorf("a body that is too long is answered %d", code)
 	}
 	if code, _ := post(t, server, io.MultiReader(bytes.NewReader(long))); code != http.StatusRequestEntityTooLarge {
-		t.Errorf("one that does not say so is answered %d", code)
+		t.Errorf("a body that is too long, without a Content-Length, is answered %d", code)
 	}
 	if code, answer := post(t, server, bytes.NewReader(long[:maxBody])); code != http.StatusOK || answer != fmt.Sprint(maxBody, " <nil>") {
-		t.Errorf("the longest is answered %d %s", code, answer)
+		t.Errorf("a body of the largest size is answered %d %s", code, answer)
 	}
 }

@@ -2,14 +2,17 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -148,9 +151,25 @@ func TestBadInputIsRefused(t *testing.T) {
 				t.Error("accepted")
 			case tc.want != "" && !strings.Contains(err.Error(), tc.want):
 				t.Errorf("the refusal does not say %q: %v", tc.want, err)
+			case tc.want != "" && tc.want != "unknown field" && !apierrors.IsInvalid(err):
+				t.Errorf("the refusal is not Invalid: %v", err)
 			}
 		})
 	}
+	t.Run("two faults in one object", func(t *testing.T) {
+		err := f.dryRun([]byte(fmt.Sprintf(nodeGroup, "g", "{matchLabels: {a: 'no value'}, matchExpressions: [{key: a, operator: In}]}")))
+		var status apierrors.APIStatus
+		if !errors.As(err, &status) || !apierrors.IsInvalid(err) || status.Status().Details == nil {
+			t.Fatalf("the refusal is not Invalid: %v", err)
+		}
+		var got []string
+		for _, cause := range status.Status().Details.Causes {
+			got = append(got, cause.Field)
+		}
+		if want := []string{"spec.matchLabels[a]", "spec.matchExpressions[0].values"}; !slices.Equal(got, want) {
+			t.Errorf("causes name %q, want %q", got, want)
+		}
+	})
 }
 
 // TestManagerMayDoNoMoreThanItNeeds: atoll-manager runs as its ServiceAccount,

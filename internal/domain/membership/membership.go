@@ -9,6 +9,7 @@ package membership
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/util/sets"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
@@ -42,26 +45,38 @@ type Group struct {
 	expressions labels.Selector // nil selects nothing
 }
 
-// Compile makes a Group from a NodeGroup. The error names the first field that cannot be
-// used. The Group returned with an error is Invalid; callers must add it to the index too.
+// Compile makes a Group from a NodeGroup. The error is the first fault that
+// Validate reports. The Group returned with an error is Invalid; callers must add it to the
+// index too.
 //
 // Compile refuses a selector on the label that members carry: a node would then be a member
 // because it is one, and nothing could end the membership.
 func Compile(g *gm.NodeGroup) (Group, error) {
+	group, faults := compile(g)
+	if len(faults) > 0 {
+		return group, faults[0]
+	}
+	return group, nil
+}
+
+// Validate returns all faults of the NodeGroup's spec: matchLabels by key, then
+// matchExpressions in order. Compile succeeds exactly if there are no faults.
+func Validate(g *gm.NodeGroup) field.ErrorList {
+	_, faults := compile(g)
+	return faults
+}
+
+func compile(g *gm.NodeGroup) (Group, field.ErrorList) {
 	group := Group{
 		Name:     g.Name,
 		Created:  g.CreationTimestamp.Time,
 		Deleting: g.DeletionTimestamp != nil,
 	}
-	byLabels, err := compileLabels(g.Spec.MatchLabels)
-	if err != nil {
+	byLabels, faults := compileLabels(g.Spec.MatchLabels, field.NewPath("spec", "matchLabels"))
+	expressions, more := compileExpressions(g.Spec.MatchExpressions, field.NewPath("spec", "matchExpressions"))
+	if faults = append(faults, more...); len(faults) > 0 {
 		group.Invalid = true
-		return group, err
-	}
-	expressions, err := compileExpressions(g.Spec.MatchExpressions)
-	if err != nil {
-		group.Invalid = true
-		return group, err
+		return group, faults
 	}
 	group.byLabels, group.expressions = byLabels, expressions
 	if len(g.Spec.Nodes) > 0 {
@@ -70,38 +85,67 @@ func Compile(g *gm.NodeGroup) (Group, error) {
 	return group, nil
 }
 
-func compileLabels(want map[string]string) (labels.Selector, error) {
+func compileLabels(want map[string]string, path *field.Path) (labels.Selector, field.ErrorList) {
 	if len(want) == 0 {
 		return nil, nil
 	}
+	var faults field.ErrorList
 	selector := labels.NewSelector()
-	for _, key := range slices.Sorted(maps.Keys(want)) { // sorted, so that the error is the same each time
+	for _, key := range slices.Sorted(maps.Keys(want)) { // sorted, so that the faults are the same each time
+		at := path.Key(key)
 		requirement, err := compileRequirement(key, selection.Equals, []string{want[key]})
 		if err != nil {
-			return nil, fmt.Errorf("spec.matchLabels[%s]: %w", key, err)
+			for _, fault := range faultsOf(err, at) {
+				fault.Field = at.String() // an entry of a map has no fields of its own
+				faults = append(faults, fault)
+			}
+			continue
 		}
 		selector = selector.Add(*requirement)
 	}
-	return selector, nil
+	return selector, faults
 }
 
-func compileExpressions(want []metav1.LabelSelectorRequirement) (labels.Selector, error) {
+func compileExpressions(want []metav1.LabelSelectorRequirement, path *field.Path) (labels.Selector, field.ErrorList) {
 	if len(want) == 0 {
 		return nil, nil
 	}
+	var faults field.ErrorList
 	selector := labels.NewSelector()
 	for i, expression := range want {
+		at := path.Index(i)
+		values := expression.Values
 		operator, err := operatorOf(expression.Operator)
 		if err != nil {
-			return nil, fmt.Errorf("spec.matchExpressions[%d].operator: %w", i, err)
+			faults = append(faults, field.Invalid(at.Child("operator"), field.OmitValueType{}, err.Error()))
+			operator, values = selection.Exists, nil // so that the key is checked as well
 		}
-		requirement, err := compileRequirement(expression.Key, operator, expression.Values)
+		requirement, err := compileRequirement(expression.Key, operator, values, field.WithPath(at))
 		if err != nil {
-			return nil, fmt.Errorf("spec.matchExpressions[%d]: %w", i, err)
+			faults = append(faults, faultsOf(err, at)...)
+			continue
 		}
 		selector = selector.Add(*requirement)
 	}
-	return selector, nil
+	return selector, faults
+}
+
+// faultsOf returns the faults that an error of compileRequirement is made of:
+// those of labels.NewRequirement, or one at the given path.
+func faultsOf(err error, path *field.Path) field.ErrorList {
+	var all utilerrors.Aggregate
+	if !errors.As(err, &all) {
+		return field.ErrorList{field.Forbidden(path, err.Error())}
+	}
+	var faults field.ErrorList
+	for _, one := range all.Errors() {
+		var fault *field.Error
+		if !errors.As(one, &fault) {
+			fault = field.Invalid(path, field.OmitValueType{}, one.Error())
+		}
+		faults = append(faults, fault)
+	}
+	return faults
 }
 
 func operatorOf(operator metav1.LabelSelectorOperator) (selection.Operator, error) {
@@ -118,11 +162,11 @@ func operatorOf(operator metav1.LabelSelectorOperator) (selection.Operator, erro
 	return "", fmt.Errorf("%q is not one of In, NotIn, Exists, DoesNotExist", operator)
 }
 
-func compileRequirement(key string, operator selection.Operator, values []string) (*labels.Requirement, error) {
+func compileRequirement(key string, operator selection.Operator, values []string, path ...field.PathOption) (*labels.Requirement, error) {
 	if key == gm.NodeGroupLabel {
 		return nil, fmt.Errorf("must not select by the label %s: atoll-manager puts it on members", key)
 	}
-	return labels.NewRequirement(key, operator, values)
+	return labels.NewRequirement(key, operator, values, path...)
 }
 
 // Selects reports whether the spec selects the node, by name or by labels, no matter which

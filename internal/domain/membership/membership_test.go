@@ -109,8 +109,8 @@ func TestCompileNamesTheFieldThatCannotBeUsed(t *testing.T) {
 		"a bad label key":               {nodeGroup("g", matching("a b", "1")), "spec.matchLabels[a b]: "},
 		"a bad label value":             {nodeGroup("g", matching("a", "b c")), "spec.matchLabels[a]: "},
 		"an unknown operator":           {nodeGroup("g", expression("a", "Exists"), expression("a", "Like", "b")), "spec.matchExpressions[1].operator: "},
-		"In without values":             {nodeGroup("g", expression("a", "In")), "spec.matchExpressions[0]: "},
-		"Exists with values":            {nodeGroup("g", expression("a", "Exists", "b")), "spec.matchExpressions[0]: "},
+		"In without values":             {nodeGroup("g", expression("a", "In")), "spec.matchExpressions[0].values: "},
+		"Exists with values":            {nodeGroup("g", expression("a", "Exists", "b")), "spec.matchExpressions[0].values: "},
 		"our own label by value":        {nodeGroup("g", matching(gm.NodeGroupLabel, "g")), "cannot select"},
 		"our own label by expression":   {nodeGroup("g", expression(gm.NodeGroupLabel, "DoesNotExist")), "cannot select"},
 		"names do not hide a bad label": {nodeGroup("g", names("n"), matching("a", "b c")), "spec.matchLabels[a]: "},
@@ -125,6 +125,24 @@ func TestCompileNamesTheFieldThatCannotBeUsed(t *testing.T) {
 				t.Errorf("a group that does not compile must be Invalid, named, and select nothing: %+v", group)
 			}
 		})
+	}
+}
+
+func TestValidateReturnsEveryFault(t *testing.T) {
+	group := nodeGroup("g", matching("b", "b c"), matching("a b", "c d"), expression("x", "Like", "a"), expression("y z", "In"), expression(gm.NodeGroupLabel, "Exists"))
+	var got []string
+	for _, fault := range Validate(group) {
+		got = append(got, fault.Field)
+	}
+	want := []string{
+		"spec.matchLabels[a b]", "spec.matchLabels[a b]", "spec.matchLabels[b]",
+		"spec.matchExpressions[0].operator", "spec.matchExpressions[1].key", "spec.matchExpressions[1].values", "spec.matchExpressions[2]",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if faults := Validate(nodeGroup("g", matching("a", "b"), expression("x", "Exists"))); len(faults) > 0 {
+		t.Errorf("a group without a fault is refused: %v", faults)
 	}
 }
 

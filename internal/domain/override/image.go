@@ -159,11 +159,12 @@ func (c *compiler) compileImages(overriders []gm.ImageOverrider, path string) []
 func (c *compiler) compileImage(o *gm.ImageOverrider, at string) (imageChange, bool) {
 	operator, ok := c.operator(o.Operator, at+".operator")
 	change := imageChange{path: at, Component: o.Component, Operator: operator, Value: o.Value, Index: everyIndex}
+	pathOK := true
 	if o.Predicate != nil {
 		match := predicatePath.FindStringSubmatch(o.Predicate.Path)
 		if match == nil {
 			c.refuse(at+".predicate.path", "%.255q does not point to an image: use for example /spec/containers/0/image", o.Predicate.Path)
-			ok = false
+			pathOK = false
 		} else {
 			change.List = match[1]
 			if index, err := strconv.Atoi(match[2]); err == nil {
@@ -177,7 +178,7 @@ func (c *compiler) compileImage(o *gm.ImageOverrider, at string) (imageChange, b
 		c.refuse(at+".component", "%.64q is not one of Registry, Repository, Tag", o.Component)
 		ok = false
 	}
-	if !ok {
+	if !ok { // which values are valid depends on the operator and the component
 		return change, false
 	}
 	if operator == gm.OverriderOpRemove {
@@ -186,13 +187,13 @@ func (c *compiler) compileImage(o *gm.ImageOverrider, at string) (imageChange, b
 			c.refuse(at+".operator", "an image without a repository is no image: use replace")
 			return change, false
 		}
-		return change, true
+		return change, pathOK
 	}
 	if err := checkImageValue(o.Component, operator, o.Value); err != nil {
 		c.refuse(at+".value", "%w", err)
 		return change, false
 	}
-	return change, true
+	return change, pathOK
 }
 
 // checkImageValue refuses values that would make every image invalid.

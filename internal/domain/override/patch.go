@@ -43,22 +43,22 @@ func (c *compiler) compilePatch(overriders []gm.PlaintextOverrider, path string)
 }
 
 func (c *compiler) compileStep(o *gm.PlaintextOverrider, at string) (patchStep, bool) {
-	operator, ok := c.operator(o.Operator, at+".operator")
+	operator, operatorOK := c.operator(o.Operator, at+".operator")
 	step := patchStep{path: at, Operator: operator}
 	pointer, err := parsePointer(o.Path)
 	if err == nil {
 		err = checkPointer(pointer)
 	}
-	if err != nil {
+	pathOK := err == nil
+	if !pathOK {
 		c.refuse(at+".path", "%.255q: %w", o.Path, err)
-		ok = false
 	}
-	if !ok {
+	if !operatorOK { // whether there has to be a value depends on the operator
 		return step, false
 	}
 	step.Pointer = pointer
 	hasValue := o.Value != nil && len(o.Value.Raw) > 0
-	if pointer[0] == "metadata" && pointer[1] == fieldFinalizers && operator != gm.OverriderOpAdd {
+	if pathOK && pointer[0] == "metadata" && pointer[1] == fieldFinalizers && operator != gm.OverriderOpAdd {
 		c.refuse(at+".operator", "finalizers can only be added: a Job counts its pods by one of theirs")
 		return step, false
 	}
@@ -67,14 +67,17 @@ func (c *compiler) compileStep(o *gm.PlaintextOverrider, at string) (patchStep, 
 			c.refuse(at+".value", "value must be empty when operator is remove")
 			return step, false
 		}
-		if step.setsImage() {
+		if pathOK && step.setsImage() {
 			c.refuse(at+".operator", "a container must have an image: use replace")
 			return step, false
 		}
-		return step, true
+		return step, pathOK
 	}
 	if !hasValue {
 		c.refuse(at+".value", "value must be set when operator is add or replace")
+		return step, false
+	}
+	if !pathOK { // which values are valid depends on the path
 		return step, false
 	}
 	if err := json.Unmarshal(o.Value.Raw, &step.Value); err != nil {

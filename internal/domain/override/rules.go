@@ -175,12 +175,12 @@ func (c *compiler) compileLists(overriders []gm.CommandArgsOverrider, path strin
 	var changes []listChange
 	for i := range overriders {
 		at := fmt.Sprintf("%s[%d]", path, i)
-		if overriders[i].ContainerName == "" {
+		hasName := overriders[i].ContainerName != ""
+		if !hasName {
 			c.refuse(at+".containerName", "must not be empty")
-			continue
 		}
 		operator, ok := c.operator(overriders[i].Operator, at+".operator")
-		if !ok || len(overriders[i].Value) == 0 {
+		if !hasName || !ok || len(overriders[i].Value) == 0 {
 			continue
 		}
 		changes = append(changes, listChange{

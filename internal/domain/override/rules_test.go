@@ -232,6 +232,29 @@ func TestCompileReportsEveryProblemInOrder(t *testing.T) {
 	}
 }
 
+func TestCompileReportsEveryProblemOfOneOverrider(t *testing.T) {
+	_, problems := Compile(gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{inline(gm.Overriders{
+		ImageOverrider: []gm.ImageOverrider{{Component: "Tag", Operator: "add", Predicate: &gm.ImagePredicate{Path: "/metadata"}}},
+		ArgsOverrider:  []gm.CommandArgsOverrider{{Operator: "set"}},
+		Plaintext:      []gm.PlaintextOverrider{plain("add", "/status", "")},
+	})}})
+	var got []string
+	for _, p := range problems {
+		got = append(got, p.Overrider)
+	}
+	want := []string{
+		"spec.overrideRules[0].imageOverrider[0].predicate.path",
+		"spec.overrideRules[0].imageOverrider[0].value",
+		"spec.overrideRules[0].argsOverrider[0].containerName",
+		"spec.overrideRules[0].argsOverrider[0].operator",
+		"spec.overrideRules[0].plaintext[0].path",
+		"spec.overrideRules[0].plaintext[0].value",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestNamesAreFoldedAndAliasesReported(t *testing.T) {
 	replace := gm.Overriders{ImageOverrider: []gm.ImageOverrider{{Component: "Registry", Operator: "update", Value: "hz.io"}}}
 	rules := mustCompile(t, gm.OverrideSpec{OverrideRules: []gm.RuleWithNodeGroup{

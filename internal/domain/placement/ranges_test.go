@@ -159,6 +159,38 @@ func TestNumRangeNextPassesOverWhatIsNotFeasible(t *testing.T) {
 	}
 }
 
+func TestValidateReturnsEveryFault(t *testing.T) {
+	weights := []gm.StaticNodeGroupWeight{{Weight: -1}, {NodeGroupNames: []string{"a", "b c", ""}, Weight: 1_000_001}}
+	ranges := []gm.NodeGroupNumRange{between("few", "101%", "a"), between("9%", "5%")}
+	ofWeights := []string{
+		"spec.staticWeightList[0].nodeGroupNames", "spec.staticWeightList[0].weight",
+		"spec.staticWeightList[1].nodeGroupNames[1]", "spec.staticWeightList[1].nodeGroupNames[2]", "spec.staticWeightList[1].weight",
+	}
+	ofRanges := []string{"spec.numRange[0].min", "spec.numRange[0].max", "spec.numRange[1].nodeGroupNames", "spec.numRange[1].min"}
+	for name, tc := range map[string]struct {
+		strategy gm.PropagationStrategy
+		want     []string
+	}{
+		"weights":                 {gm.StaticWeightPropagationStrategy, ofWeights},
+		"ranges":                  {gm.NumRangePropagationStrategy, ofRanges},
+		"no strategy: both lists": {"", slices.Concat([]string{"spec.propagationStrategy"}, ofWeights, ofRanges)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := gm.PropagationSpec{PropagationStrategy: tc.strategy, StaticWeight: weights, NumRange: ranges}
+			var got []string
+			for _, fault := range Validate(&spec) {
+				got = append(got, fault.Field)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+			if _, err := New(spec, nil, ""); err == nil || !strings.HasPrefix(err.Error(), tc.want[0]+": ") {
+				t.Errorf("New returns %v, want the first of these faults", err)
+			}
+		})
+	}
+}
+
 func TestNew(t *testing.T) {
 	weights := []gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"Beijing"}, Weight: 2}, {NodeGroupNames: []string{"Hangzhou"}, Weight: 3}}
 	ranges := []gm.NodeGroupNumRange{between("1", "2", "a")}

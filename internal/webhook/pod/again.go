@@ -21,14 +21,16 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
-// The API server shows a pod again that another webhook changed after us. It has
-// its seat and its overrides, and neither can be given twice. Any replica may be
-// asked, one that leads since a moment ago too, so the pod carries the proof itself.
+// The API server calls the webhook a second time for a pod that another webhook changed
+// after the first call. The pod then has its seat and its overrides, and must not get
+// them twice. The second call may reach any replica, also one that has just started to
+// lead, so the pod carries a signed proof of the first call.
 
-// proofTTL is how long a pod is known again: longer than an admission can take.
+// proofTTL is how long a proof is valid. It is longer than an admission can take.
 const proofTTL = 30 * time.Second
 
-// prove marks a pod that got what it gets once, so that it is known if it comes again.
+// prove adds the proof to a pod that has a seat, an admission, a capacity class or the
+// reason for it.
 func (w *Webhook) prove(pod *corev1.Pod, namespace string) {
 	stamps := []string{
 		pod.Annotations[gm.SeatAnnotation], pod.Annotations[gm.AdmissionAnnotation], pod.Labels[gm.CapacityClassLabel], pod.Annotations[gm.CapacityReasonAnnotation],
@@ -44,9 +46,8 @@ func (w *Webhook) prove(pod *corev1.Pod, namespace string) {
 	pod.Annotations[gm.AdmittedAnnotation] = until + "." + proof(key, pod, namespace, until)
 }
 
-// seenBefore tells whether a pod is one that prove has marked a moment ago. A
-// template that carries our stamps was never given them, and those of another
-// owner's pod, or for another group, prove nothing.
+// seenBefore returns true if the pod carries a valid proof. Annotations that a template
+// sets, or that were copied from a pod of another owner or group, are no valid proof.
 func (w *Webhook) seenBefore(pod *corev1.Pod, namespace string) bool {
 	until, mac, ok := strings.Cut(pod.Annotations[gm.AdmittedAnnotation], ".")
 	if !ok {
@@ -60,7 +61,8 @@ func (w *Webhook) seenBefore(pod *corev1.Pod, namespace string) bool {
 	return hmac.Equal([]byte(mac), []byte(proof(key, pod, namespace, until)))
 }
 
-// proof is the code of all that only we write on a pod that is being created.
+// proof returns the HMAC of the namespace, the owner, and all labels and annotations that
+// only the webhook may write on a new pod.
 func proof(key []byte, pod *corev1.Pod, namespace, until string) string {
 	var owner types.UID
 	for _, o := range pod.OwnerReferences {
@@ -68,20 +70,20 @@ func proof(key []byte, pod *corev1.Pod, namespace, until string) string {
 			owner = o.UID
 		}
 	}
-	said, _ := json.Marshal([]string{ // strings always encode
+	message, _ := json.Marshal([]string{ // a list of strings can always be encoded
 		until, namespace, string(owner), pod.Labels[gm.NodeGroupLabel], pod.Labels[gm.CapacityClassLabel],
 		pod.Annotations[gm.SeatAnnotation], pod.Annotations[gm.AdmissionAnnotation], pod.Annotations[gm.OriginalImagesAnnotation],
 		pod.Annotations[gm.OverridesAnnotation], pod.Annotations[gm.CreatedForAnnotation], pod.Annotations[gm.UnassignedAnnotation],
 		pod.Annotations[gm.CapacityReasonAnnotation],
 	})
 	mac := hmac.New(sha256.New, key)
-	_, _ = mac.Write(said)
+	_, _ = mac.Write(message)
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// again makes a pod that was seen before whole: others may have taken the group's
-// node affinity away from it, added containers, or given it images.
-func (w *Webhook) again(ctx context.Context, pod *corev1.Pod, object *ownership.Object) {
+// restore repairs a pod that was seen before. Another webhook may have removed the node
+// affinity of the group or the class, added containers, or changed images.
+func (w *Webhook) restore(ctx context.Context, pod *corev1.Pod, object *ownership.Object) {
 	if class := capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]); class != capacity.None && w.Policies.Classes() != nil {
 		w.Policies.Classes().Restrict(&pod.Spec, class)
 	}
@@ -101,7 +103,7 @@ func (w *Webhook) again(ctx context.Context, pod *corev1.Pod, object *ownership.
 		return
 	}
 	if assign.Rebase(pod, creation, group) == nil {
-		_ = assign.DressImages(pod, creation, group) // else the controllers look again, and tell of it
+		_ = assign.DressImages(pod, creation, group) // on an error the controllers try again and report it
 	}
-	w.prove(pod, object.Namespace) // what images start from may have changed
+	w.prove(pod, object.Namespace) // the original images, which the proof covers, may have changed
 }

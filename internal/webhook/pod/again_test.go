@@ -17,10 +17,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAnyReplicaKnowsAPodAgain: the API server shows it to one that has not seen
-// it, leads since a moment ago, or knows of none that does.
+// TestAnyReplicaKnowsAPodAgain: the API server sends the pod the second time to a
+// replica that did not get it the first time. That replica may or may not lead.
 func TestAnyReplicaKnowsAPodAgain(t *testing.T) {
-	for name, leads := range map[string]bool{"one that leads": true, "one that knows no leader": false} {
+	for name, leads := range map[string]bool{"one that leads": true, "one that finds no leader": false} {
 		t.Run(name, func(t *testing.T) {
 			objects := ground(build.Bound("p", "o"), toHz, args)
 			w, _ := newWebhook(t, objects...)
@@ -28,45 +28,45 @@ func TestAnyReplicaKnowsAPodAgain(t *testing.T) {
 			other, _ := newWebhook(t, objects...)
 			other.Assigner.(*assign.Assigner).Leading = func() bool { return leads }
 			if diff := cmp.Diff(first, admit(t, other, first, false), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("looked at again, the pod changes:\n%s", diff)
+				t.Errorf("admitted again, the pod changes:\n%s", diff)
 			}
 			if n := reserved(other); n != 0 {
-				t.Errorf("%d seats are held there", n)
+				t.Errorf("%d seats are reserved in the other replica", n)
 			}
 		})
 	}
 }
 
-// TestWhatIsNoProof: who copies or changes what only we write is not believed.
+// TestWhatIsNoProof: copied or changed annotations are no valid proof.
 func TestWhatIsNoProof(t *testing.T) {
 	objects := ground(build.Bound("p", ""), toHz)
 	for name, change := range map[string]func(w *Webhook, p *corev1.Pod){
-		"another group":            func(_ *Webhook, p *corev1.Pod) { p.Labels[gm.NodeGroupLabel] = "bj" },
-		"other images to go back":  func(_ *Webhook, p *corev1.Pod) { p.Annotations[gm.OriginalImagesAnnotation] = `{"c":"evil:1"}` },
-		"another pod's owner":      func(_ *Webhook, p *corev1.Pod) { p.OwnerReferences[0].UID = "web-2" },
-		"a code that is too short": func(_ *Webhook, p *corev1.Pod) { p.Annotations[gm.AdmittedAnnotation] = "zzzzzzz." },
-		"a later end": func(_ *Webhook, p *corev1.Pod) {
+		"another group":             func(_ *Webhook, p *corev1.Pod) { p.Labels[gm.NodeGroupLabel] = "bj" },
+		"other original images":     func(_ *Webhook, p *corev1.Pod) { p.Annotations[gm.OriginalImagesAnnotation] = `{"c":"evil:1"}` },
+		"another owner":             func(_ *Webhook, p *corev1.Pod) { p.OwnerReferences[0].UID = "web-2" },
+		"an HMAC that is too short": func(_ *Webhook, p *corev1.Pod) { p.Annotations[gm.AdmittedAnnotation] = "zzzzzzz." },
+		"a later time of expiry": func(_ *Webhook, p *corev1.Pod) {
 			p.Annotations[gm.AdmittedAnnotation] = "z" + p.Annotations[gm.AdmittedAnnotation]
 		},
-		"it is old":   func(w *Webhook, _ *corev1.Pod) { w.Clock.(*clocktesting.FakeClock).Step(proofTTL + time.Second) },
-		"another key": func(w *Webhook, _ *corev1.Pod) { w.Key = func() []byte { return []byte("other") } },
-		"no key":      func(w *Webhook, _ *corev1.Pod) { w.Key = func() []byte { return nil } },
+		"an expired proof": func(w *Webhook, _ *corev1.Pod) { w.Clock.(*clocktesting.FakeClock).Step(proofTTL + time.Second) },
+		"another key":      func(w *Webhook, _ *corev1.Pod) { w.Key = func() []byte { return []byte("other") } },
+		"no key":           func(w *Webhook, _ *corev1.Pod) { w.Key = func() []byte { return nil } },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, _ := newWebhook(t, objects...)
 			pod := admit(t, w, webPod(), false)
 			if !w.seenBefore(pod, build.Namespace) || w.seenBefore(pod, "other") {
-				t.Fatal("the pod itself is not known, or in any namespace")
+				t.Fatal("the proof of the pod is not valid, or is valid in another namespace")
 			}
 			change(w, pod)
 			if w.seenBefore(pod, build.Namespace) {
-				t.Errorf("believed: %v %v", pod.Labels, pod.Annotations)
+				t.Errorf("the proof is valid: %v %v", pod.Labels, pod.Annotations)
 			}
 		})
 	}
 }
 
-// TestOthersTakeThePinAway: another webhook, after us.
+// TestOthersTakeThePinAway: another webhook removes the node affinity of the group.
 func TestOthersTakeThePinAway(t *testing.T) {
 	arch := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "arch", Operator: corev1.NodeSelectorOpExists}}}
 	for name, change := range map[string]func(p *corev1.Pod){
@@ -82,16 +82,16 @@ func TestOthersTakeThePinAway(t *testing.T) {
 			change(pod)
 			again := admit(t, w, pod, false)
 			if !placement.Pinned(&again.Spec, gm.NodeGroupLabel, "hz") {
-				t.Errorf("the pod may go anywhere: %v", again.Spec.Affinity)
+				t.Errorf("the pod is not pinned: %v", again.Spec.Affinity)
 			}
 			if diff := cmp.Diff(again, admit(t, w, again, false), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("looked at once more, it changes:\n%s", diff)
+				t.Errorf("admitted once more, it changes:\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestContainersOfOthersGetTheirImage: a sidecar that another webhook adds after us.
+// TestContainersOfOthersGetTheirImage: another webhook adds a sidecar after the first call.
 func TestContainersOfOthersGetTheirImage(t *testing.T) {
 	w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, images)...)
 	pod := admit(t, w, webPod(), false)
@@ -105,15 +105,15 @@ func TestContainersOfOthersGetTheirImage(t *testing.T) {
 		t.Errorf("images are %v", got)
 	}
 	if originals := again.Annotations[gm.OriginalImagesAnnotation]; !strings.Contains(originals, `"mesh":"mesh:1"`) || !strings.Contains(originals, `"c":"nginx:1"`) {
-		t.Errorf("they were %s", originals)
+		t.Errorf("the original images are %s", originals)
 	}
 	if diff := cmp.Diff(again, admit(t, w, again, false), cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("looked at once more, it changes:\n%s", diff)
+		t.Errorf("admitted once more, it changes:\n%s", diff)
 	}
 }
 
-// TestImagesOfOthersStay: a webhook after us that names a mirror. Rules about
-// images start from what it wrote, others leave it alone.
+// TestImagesOfOthersStay: another webhook replaces a registry by a mirror. Rules about
+// images are applied to its image; other rules leave it as it is.
 func TestImagesOfOthersStay(t *testing.T) {
 	onlyArgs := build.OverridePolicy("o", build.Overrides("hz", gm.Overriders{ArgsOverrider: []gm.CommandArgsOverrider{
 		{ContainerName: "c", Operator: gm.OverriderOpAdd, Value: []string{"--hz"}},
@@ -134,10 +134,10 @@ func TestImagesOfOthersStay(t *testing.T) {
 				t.Errorf("the image is %s, want %s", got, tc.image)
 			}
 			if got := again.Annotations[gm.OriginalImagesAnnotation]; got != tc.originals {
-				t.Errorf("it was %s, want %s", got, tc.originals)
+				t.Errorf("the original images are %s, want %s", got, tc.originals)
 			}
 			if diff := cmp.Diff(again, admit(t, w, again, false), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("looked at once more, it changes:\n%s", diff)
+				t.Errorf("admitted once more, it changes:\n%s", diff)
 			}
 		})
 	}

@@ -16,10 +16,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
-// classify keeps a pod to its class of capacity. A pod whose own demands leave it
-// one class, or neither, is as its owner wants it; one whose volumes leave it one class
-// is kept to that. known is false if nobody can tell the class
-// now: the pod is to wait at the gate. It returns the class, None if we know none.
+// classify restricts a pod to the nodes of its capacity class. It returns the class, and
+// known is false if the class cannot be determined now: the pod then has to wait at the
+// gate. It does not change a pod whose own node selector or affinity excludes a class,
+// and returns None for it. A pod with a volume that only nodes of one class can mount is
+// restricted to that class.
 func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownership.Object, c policies.Capacity, token types.UID, dryRun bool) (class capacity.Class, known bool) {
 	classes := w.Policies.Classes()
 	if !classes.LeavesBoth(pod.Spec.NodeSelector, requiredAffinity(&pod.Spec)) {
@@ -34,8 +35,8 @@ func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownersh
 		assign.Tie(pod, classes, class)
 		return class, true
 	}
-	// Only the leader knows the last count that could be used, and whether pods fall back:
-	// each replica has another idea of since when a class has no nodes.
+	// The leader alone decides by the last valid count, and whether pods fall back: the
+	// replicas differ in since when they have seen no node of a class.
 	if class = c.OfOrdinal(pod.Name); class != capacity.None && c.Invalid == nil && !c.Fallback {
 		assign.Classify(pod, classes, class, assign.Reason(&c, class))
 		return class, true
@@ -47,22 +48,23 @@ func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownersh
 	case errors.Is(err, assign.ErrNoSeat):
 		return capacity.None, false
 	case err != nil:
-		log.FromContext(ctx).Info("Pod waits for a replica that knows its class of capacity", "namespace", object.Namespace, "why", err.Error())
+		log.FromContext(ctx).Info("Pod waits at the gate for its capacity class", "namespace", object.Namespace, "why", err.Error())
 		return capacity.None, false
 	case class == capacity.None:
-		return class, true // the replica that leads knows that it is divided no more
+		return class, true // according to the leader the pod is not divided any more
 	}
 	assign.Classify(pod, classes, class, answer.Reason)
 	assign.Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(token))
 	return class, true
 }
 
-// errManyClaims: they are read at the gate.
+// errManyClaims is returned for a pod with more than maxClaims claims. The leader reads
+// them while the pod waits at the gate.
 var errManyClaims = errors.New("the pod mounts too many claims")
 
-// tiedTo is assign.TiedTo for a pod that may never be created.
+// tiedTo calls assign.TiedTo, for at most maxClaims claims.
 func (w *Webhook) tiedTo(ctx context.Context, pod *corev1.Pod, namespace string) (class capacity.Class, tied bool, err error) {
-	if len(volumes.Claims(&pod.Spec)) > mostClaims {
+	if len(volumes.Claims(&pod.Spec)) > maxClaims {
 		return capacity.None, false, errManyClaims
 	}
 	return assign.TiedTo(ctx, w.API, w.Policies, namespace, &pod.Spec)

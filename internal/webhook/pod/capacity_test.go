@@ -29,7 +29,7 @@ import (
 
 const classKey = "node.kubernetes.io/capacity"
 
-// newCapacityWebhook is a webhook that knows classes of capacity.
+// newCapacityWebhook returns a webhook with capacity classes.
 func newCapacityWebhook(t testing.TB, objects ...build.Object) *Webhook {
 	t.Helper()
 	w, _ := newWebhook(t, objects...)
@@ -42,7 +42,7 @@ func newCapacityWebhook(t testing.TB, objects ...build.Object) *Webhook {
 	return w
 }
 
-func asks(value, count string) build.Option {
+func divides(value, count string) build.Option {
 	return func(o build.Object) {
 		build.Annotation(gm.CapacitySwitchKey, value)(o)
 		if count != "" {
@@ -57,15 +57,15 @@ func classTerm(class string) *corev1.NodeSelector {
 	}}}}
 }
 
-// TestPodsGetTheirClass: so many are on-demand, the others spot, with all that goes
-// with it and nothing else.
+// TestPodsGetTheirClass: as many pods as the count are on-demand, and the others spot.
+// Nothing else of a pod changes.
 func TestPodsGetTheirClass(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1"), build.Replicas(3)), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)))
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1"), build.Replicas(3)), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)))
 	for i, want := range []string{"on-demand", "spot", "spot"} {
 		dry := admit(t, w, webPod(), true)
 		got := admit(t, w, webPod(), false)
 		if dry.Labels[gm.CapacityClassLabel] != want {
-			t.Errorf("pod %d: a dry run says %v", i, dry.Labels)
+			t.Errorf("pod %d: the labels of a dry run are %v", i, dry.Labels)
 		}
 		expected := webPod(
 			build.Label(gm.CapacityClassLabel, want), build.Annotation(gm.CapacityReasonAnnotation, got.Annotations[gm.CapacityReasonAnnotation]),
@@ -85,39 +85,39 @@ func TestPodsGetTheirClass(t *testing.T) {
 		again := got.DeepCopy()
 		again.Spec.Affinity = nil
 		if diff := cmp.Diff(got, admit(t, w, again, false)); diff != "" {
-			t.Errorf("pod %d, shown again (-want +got):\n%s", i, diff)
+			t.Errorf("pod %d, admitted again (-want +got):\n%s", i, diff)
 		}
 	}
 }
 
-// demands is the required node affinity of a pod.
+// demands sets the required node affinity of a pod.
 func demands(terms ...corev1.NodeSelectorTerm) build.Option {
 	return build.With(func(p *corev1.Pod) {
 		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}
 	})
 }
 
-// TestPodsThatAreNotDivided stay byte for byte as they come.
+// TestPodsThatAreNotDivided: these pods do not change at all.
 func TestPodsThatAreNotDivided(t *testing.T) {
-	on := asks("true", "0")
+	on := divides("true", "0")
 	tests := map[string]struct {
 		objects []build.Object
 		pod     *corev1.Pod
 	}{
-		"nobody asked":            {[]build.Object{build.Deployment("web"), replicaSet}, webPod()},
-		"its workload opted out":  {[]build.Object{build.Deployment("web", asks("false", "1")), replicaSet}, webPod(asks("true", "1"))},
-		"a switch that is none":   {[]build.Object{build.Deployment("web", asks("yes", "1")), replicaSet}, webPod()},
-		"a pod of a DaemonSet":    {[]build.Object{build.DaemonSet("agent", on)}, daemon("node-a")},
-		"a pod of a Job":          {[]build.Object{build.Job("batch", on)}, build.Pod("", build.OwnedBy(build.Job("batch", on)))},
-		"a pod without an owner":  {nil, build.Pod("bare", on)},
-		"a pod that has its node": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.On("node-a"))},
-		"its own demands leave it neither": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
+		"a workload without the keys": {[]build.Object{build.Deployment("web"), replicaSet}, webPod()},
+		"its workload opted out":      {[]build.Object{build.Deployment("web", divides("false", "1")), replicaSet}, webPod(divides("true", "1"))},
+		"an invalid switch":           {[]build.Object{build.Deployment("web", divides("yes", "1")), replicaSet}, webPod()},
+		"a pod of a DaemonSet":        {[]build.Object{build.DaemonSet("agent", on)}, daemon("node-a")},
+		"a pod of a Job":              {[]build.Object{build.Job("batch", on)}, build.Pod("", build.OwnedBy(build.Job("batch", on)))},
+		"a pod without an owner":      {nil, build.Pod("bare", on)},
+		"a pod that names its node":   {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.On("node-a"))},
+		"its own affinity excludes both classes": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
 			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: classKey, Operator: corev1.NodeSelectorOpDoesNotExist}},
 		}))},
-		"its own demands name the node": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
+		"its own affinity names the node": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(demands(corev1.NodeSelectorTerm{
 			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}},
 		}))},
-		"its own demands leave it a class": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{classKey: "on-demand"} }))},
+		"its own node selector excludes one class": {[]build.Object{build.Deployment("web", on), replicaSet}, webPod(build.With(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{classKey: "on-demand"} }))},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 			got := admit(t, w, tc.pod, false)
 			delete(got.Annotations, gm.AdmittedAnnotation)
 			if tc.pod.Spec.NodeName != "" && got.Annotations[gm.CapacityReasonAnnotation] != "" {
-				delete(got.Annotations, gm.CapacityReasonAnnotation) // which says that its owner names the node
+				delete(got.Annotations, gm.CapacityReasonAnnotation) // the reason is that the pod names its node
 			}
 			if len(got.Annotations) == 0 {
 				got.Annotations = want.Annotations
@@ -139,9 +139,9 @@ func TestPodsThatAreNotDivided(t *testing.T) {
 	}
 }
 
-// TestPodsOfExcludedNamespacesAreNotDivided, whatever somebody wrote there.
+// TestPodsOfExcludedNamespacesAreNotDivided, whatever their annotations are.
 func TestPodsOfExcludedNamespacesAreNotDivided(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "0")), replicaSet)
 	w.Policies.Exclude(build.Namespace)
 	want := webPod()
 	want.Namespace, want.UID = "", ""
@@ -150,7 +150,7 @@ func TestPodsOfExcludedNamespacesAreNotDivided(t *testing.T) {
 	}
 }
 
-// TestWhereTheKeysAre: on the workload, its pods' template or the namespace.
+// TestWhereTheKeysAre: the keys may be set on the workload, its pod template or the namespace.
 func TestWhereTheKeysAre(t *testing.T) {
 	label := func(o build.Object) {
 		build.Label(gm.CapacitySwitchKey, "true")(o)
@@ -161,12 +161,12 @@ func TestWhereTheKeysAre(t *testing.T) {
 		namespace  ownership.Capacity
 		want       string
 	}{
-		"annotations":                    {asks("true", "0"), ownership.Capacity{}, "spot"},
-		"labels":                         {label, ownership.Capacity{}, "spot"},
-		"the namespace":                  {build.With(func(build.Object) {}), ownership.Capacity{Switch: "true", Count: "0"}, "spot"},
-		"the workload's count is nearer": {build.Annotation(gm.CapacityCountKey, "1"), ownership.Capacity{Switch: "true", Count: "0"}, "on-demand"},
-		"no count: all are on-demand":    {asks("true", ""), ownership.Capacity{}, "on-demand"},
-		"a count that is none: the same": {asks("true", "x"), ownership.Capacity{}, "on-demand"},
+		"annotations":   {divides("true", "0"), ownership.Capacity{}, "spot"},
+		"labels":        {label, ownership.Capacity{}, "spot"},
+		"the namespace": {build.With(func(build.Object) {}), ownership.Capacity{Switch: "true", Count: "0"}, "spot"},
+		"the workload's count overrides that of the namespace": {build.Annotation(gm.CapacityCountKey, "1"), ownership.Capacity{Switch: "true", Count: "0"}, "on-demand"},
+		"no count: all are on-demand":                          {divides("true", ""), ownership.Capacity{}, "on-demand"},
+		"an invalid count: all are on-demand":                  {divides("true", "x"), ownership.Capacity{}, "on-demand"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -179,9 +179,9 @@ func TestWhereTheKeysAre(t *testing.T) {
 	}
 }
 
-// TestStampsOfTemplatesAreDropped, and users' own costs stay.
+// TestStampsOfTemplatesAreDropped: deletion costs that users set stay.
 func TestStampsOfTemplatesAreDropped(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "0")), replicaSet)
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "0")), replicaSet)
 	got := admit(t, w, webPod(
 		build.Label(gm.CapacityClassLabel, "on-demand"), build.Annotation(gm.CapacityReasonAnnotation, "mine"), build.Annotation(gm.SeatAnnotation, "mine"),
 		build.Annotation(corev1.PodDeletionCost, "7"),
@@ -194,10 +194,11 @@ func TestStampsOfTemplatesAreDropped(t *testing.T) {
 	}
 }
 
-// TestPodsWaitForALeader that knows their class; those of StatefulSets need none.
+// TestPodsWaitForALeader because only the leader knows their class. Pods of StatefulSets
+// do not wait: their ordinal decides.
 func TestPodsWaitForALeader(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"))
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1")), replicaSet, set)
+	set := build.StatefulSet("db", divides("true", "1"))
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1")), replicaSet, set)
 	w.Assigner.(*assign.Assigner).Leading = func() bool { return false }
 	got := admit(t, w, webPod(), false)
 	if len(gates(got)) != 1 || got.Labels[gm.CapacityClassLabel] != "" || got.Spec.Affinity != nil {
@@ -214,11 +215,11 @@ func TestPodsWaitForALeader(t *testing.T) {
 	}
 }
 
-// TestOrdinalsThatFallBack: since when a class has no nodes each replica knows otherwise.
-// One that has just come to know would make the pod of the class that the leader does
-// without, and the leader would delete that, again and again.
+// TestOrdinalsThatFallBack: replicas differ in since when they have seen no node of a
+// class. A replica that has just started would give the pod the class that the leader has
+// fallen back from, and the leader would delete the pod, again and again.
 func TestOrdinalsThatFallBack(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(2))
+	set := build.StatefulSet("db", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(2))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
 	spot, onDemand := build.Pod("db-1", build.OwnedBy(set)), "on-demand"
@@ -236,38 +237,38 @@ func TestOrdinalsThatFallBack(t *testing.T) {
 	}
 }
 
-// replies is another replica that leads: it has another idea of since when a class has no
-// nodes, and of the last count that could be used.
+// replies is an assigner of another replica that leads. It differs in since when it has
+// seen no node of a class, and in the last valid count.
 type replies assign.Answer
 
 func (r replies) Assign(context.Context, assign.Ask) (assign.Answer, error) {
 	return assign.Answer(r), nil
 }
 
-// TestWhyAPodGotItsClass: what is written on the pod is what the replica that leads
-// decided by. One that is older and does not say is not spoken for.
+// TestWhyAPodGotItsClass: the reason on the pod is the one that the leader returns. If a
+// leader of an older version returns none, the pod gets none.
 func TestWhyAPodGotItsClass(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(8))
+	set := build.StatefulSet("db", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(8))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
-	says := func(want string) {
+	expectReason := func(want string) {
 		t.Helper()
 		if why := admit(t, w, build.Pod("db-7", build.OwnedBy(set)), false).Annotations[gm.CapacityReasonAnnotation]; why != want {
-			t.Errorf("it says %q, want %q", why, want)
+			t.Errorf("the reason is %q, want %q", why, want)
 		}
 	}
-	says("its ordinal is not among the first 1 of StatefulSet db")
+	expectReason("its ordinal is not among the first 1 of StatefulSet db")
 	w.Clock.(*testingclock.FakeClock).Step(policies.DefaultFallback)
-	says("class spot has no nodes: pods of StatefulSet db fall back to the other")
-	w.Assigner = replies{Class: "spot", Reason: "the leader knows"}
-	says("the leader knows")
+	expectReason("class spot has no nodes: pods of StatefulSet db fall back to the other")
+	w.Assigner = replies{Class: "spot", Reason: "the leader decided"}
+	expectReason("the leader decided")
 	w.Assigner = replies{Class: "spot"}
-	says("")
+	expectReason("")
 }
 
-// TestOrdinalsOfACountThatIsNone are asked about: only the leader knows the last one.
+// TestOrdinalsOfACountThatIsNone: with an invalid count the leader decides by the last valid one.
 func TestOrdinalsOfACountThatIsNone(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "x"))
+	set := build.StatefulSet("db", divides("true", "x"))
 	w := newCapacityWebhook(t, set)
 	w.Assigner = replies{Class: "spot"}
 	if got := admit(t, w, build.Pod("db-0", build.OwnedBy(set)), false); got.Labels[gm.CapacityClassLabel] != "spot" {
@@ -275,20 +276,20 @@ func TestOrdinalsOfACountThatIsNone(t *testing.T) {
 	}
 }
 
-// TestNobodyFallsBackFromWhatIsNotAsked: all pods are on-demand anyway.
+// TestNobodyFallsBackFromWhatIsNotAsked: a workload whose pods are all on-demand does not fall back from spot.
 func TestNobodyFallsBackFromWhatIsNotAsked(t *testing.T) {
-	deployment := build.Deployment("web", asks("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(1))
+	deployment := build.Deployment("web", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(1))
 	w := newCapacityWebhook(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1)))
 	ledger := w.Assigner.(*assign.Assigner).Ledger
 	ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
 	ledger.EmptyClass(policies.DefaultFallback)
 	w.Clock.(*testingclock.FakeClock).Step(policies.DefaultFallback)
 	if why := admit(t, w, webPod(), false).Annotations[gm.CapacityReasonAnnotation]; why != "all pods of Deployment web are on-demand" {
-		t.Errorf("it says %q", why)
+		t.Errorf("the reason is %q", why)
 	}
 }
 
-// claimOn makes a claim, whose volume is on a node, and a pod that mounts it.
+// claimOn creates a claim whose volume is on a node, and a pod that mounts it.
 func claimOn(t *testing.T, w *Webhook, node string) build.Option {
 	t.Helper()
 	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
@@ -307,11 +308,11 @@ func claimOn(t *testing.T, w *Webhook, node string) build.Option {
 	})
 }
 
-// TestTheNodeOfItsVolumeIsAwayForAMoment: a node that is rebooted may be deleted, and come
-// again under its name. The pod that is created meanwhile goes where its volume is, and
-// nothing else keeps it.
+// TestTheNodeOfItsVolumeIsAwayForAMoment: a node that reboots may be deleted and created
+// again with the same name. A pod that is created meanwhile is restricted to the node of
+// its volume only.
 func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"))
+	set := build.StatefulSet("db", divides("true", "1"))
 	w := newCapacityWebhook(t, set)
 	got := admit(t, w, build.Pod("db-0", build.OwnedBy(set), claimOn(t, w, "spot-0")), false)
 	if got.Spec.Affinity != nil || got.Labels[gm.CapacityClassLabel] != "" || len(gates(got)) > 0 {
@@ -322,10 +323,10 @@ func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
 	}
 }
 
-// TestTiedPodsAreShownAgain: what is written on them stays, and one of a ReplicaSet has the
-// cost of the class.
+// TestTiedPodsAreShownAgain: a second call changes nothing. A pod of a ReplicaSet has the
+// deletion cost of its class.
 func TestTiedPodsAreShownAgain(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1")), replicaSet)
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1")), replicaSet)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
 	got := admit(t, w, webPod(claimOn(t, w, "spot-0")), false)
 	if got.Annotations[corev1.PodDeletionCost] != "1" || got.Annotations[gm.CapacityReasonAnnotation] != "its volumes are on nodes of class spot" {
@@ -336,9 +337,9 @@ func TestTiedPodsAreShownAgain(t *testing.T) {
 	}
 }
 
-// TestWhatIsReadOfClaims while a pod is created: each claim, and its volume if it has one.
+// TestWhatIsReadOfClaims: a creation reads each claim of the pod, and its volume if it has one.
 func TestWhatIsReadOfClaims(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"))
+	set := build.StatefulSet("db", divides("true", "1"))
 	w := newCapacityWebhook(t, set)
 	claim := claimOn(t, w, "spot-0")
 	api := w.API.(*fake.Clientset)
@@ -359,11 +360,11 @@ func TestWhatIsReadOfClaims(t *testing.T) {
 	reads(1, claim)
 }
 
-// TestPodsThatAreTiedToAClass by the node of their volume are kept to that, whatever their
-// turn is. While it cannot be read where volumes are, or there are too many to read, pods
-// wait at the gate.
+// TestPodsThatAreTiedToAClass: a pod whose volume is on a node gets the class of that
+// node, whatever the count is. It waits at the gate while its volumes cannot be read, or
+// if it has too many.
 func TestPodsThatAreTiedToAClass(t *testing.T) {
-	set := build.StatefulSet("db", asks("true", "1"))
+	set := build.StatefulSet("db", divides("true", "1"))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
 	claims := func(names ...string) *corev1.Pod {
@@ -376,7 +377,7 @@ func TestPodsThatAreTiedToAClass(t *testing.T) {
 		return pod
 	}
 	if got := admit(t, w, claims("data"), false); got.Labels[gm.CapacityClassLabel] != "on-demand" {
-		t.Errorf("before its claim is there the pod is %v", got.Labels)
+		t.Errorf("before its claim exists the pod is %v", got.Labels)
 	}
 	api := w.API.(*fake.Clientset)
 	disk := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
@@ -395,13 +396,13 @@ func TestPodsThatAreTiedToAClass(t *testing.T) {
 		t.Errorf("labels %v, gates %v, demands (-want +got):\n%s", got.Labels, gates(got), diff)
 	}
 	if why := got.Annotations[gm.CapacityReasonAnnotation]; why != "its volumes are on nodes of class spot" {
-		t.Errorf("it says %q", why)
+		t.Errorf("the reason is %q", why)
 	}
 	if again := admit(t, w, got, false); again.Labels[gm.CapacityClassLabel] != "" || len(again.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchExpressions) != 1 {
 		t.Errorf("shown again it has labels %v and demands %+v", again.Labels, again.Spec.Affinity)
 	}
 	var many []string
-	for i := range mostClaims + 1 {
+	for i := range maxClaims + 1 {
 		many = append(many, fmt.Sprint("data-", i))
 	}
 	waits := func(pod *corev1.Pod) {
@@ -415,9 +416,9 @@ func TestPodsThatAreTiedToAClass(t *testing.T) {
 	waits(claims("data"))
 }
 
-// TestAPodGetsItsClassAndItsGroup, and costs what its seat in the group does.
+// TestAPodGetsItsClassAndItsGroup: its deletion cost is that of its seat in the group.
 func TestAPodGetsItsClassAndItsGroup(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", build.Bound("p", ""), asks("true", "1")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)),
+	w := newCapacityWebhook(t, build.Deployment("web", build.Bound("p", ""), divides("true", "1")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(3)),
 		build.PropagationPolicy("p", build.Weight(1, "hz", "bj")),
 		build.Node("node-hz", build.InGroup("hz"), build.Label(classKey, "spot")), build.Node("node-bj", build.InGroup("bj"), build.Label(classKey, "on-demand")))
 	for i, want := range []string{"on-demand bj", "spot hz", "spot hz"} {
@@ -432,10 +433,10 @@ func TestAPodGetsItsClassAndItsGroup(t *testing.T) {
 	}
 }
 
-// TestWhatUsersDemandIsAllThere: of affinity of any shape the result holds the
-// user's part.
+// TestWhatUsersDemandIsAllThere: the webhook removes nothing from a pod's own affinity,
+// whatever its form.
 func TestWhatUsersDemandIsAllThere(t *testing.T) {
-	w := newCapacityWebhook(t, build.Deployment("web", asks("true", "1000000")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(1000)))
+	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1000000")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(1000)))
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		pod := webPod()
@@ -480,11 +481,11 @@ func TestWhatUsersDemandIsAllThere(t *testing.T) {
 	}
 }
 
-// TestAPodStaysItsOwners: a label by which its owner finds it is never changed, not
-// even one of ours that a template was not to carry.
+// TestAPodStaysItsOwners: a label by which its owner finds the pod never changes, also if
+// it is a label that only atoll-manager may write.
 func TestAPodStaysItsOwners(t *testing.T) {
 	ours := []string{gm.NodeGroupLabel, gm.CapacityClassLabel, gm.RequiredPropagationPolicyLabel}
-	for name, deployment := range map[string]build.Option{"divided": asks("true", "0"), "bound": build.Bound("p", ""), "neither": func(build.Object) {}} {
+	for name, deployment := range map[string]build.Option{"divided": divides("true", "0"), "bound": build.Bound("p", ""), "neither": func(build.Object) {}} {
 		t.Run(name, func(t *testing.T) {
 			owner := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.SelectsBy(ours...))
 			w := newCapacityWebhook(t, build.Deployment("web", deployment), owner, build.PropagationPolicy("p", build.Weight(1, "hz")), build.Node("node-hz", build.InGroup("hz")))
@@ -495,7 +496,7 @@ func TestAPodStaysItsOwners(t *testing.T) {
 			got := admit(t, w, pod, false)
 			for _, key := range ours {
 				if got.Labels[key] != "x" {
-					t.Errorf("%s became %q: the ReplicaSet would make pods without end", key, got.Labels[key])
+					t.Errorf("%s became %q: the ReplicaSet would create pods without end", key, got.Labels[key])
 				}
 			}
 		})

@@ -16,31 +16,33 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// mostClaims bounds what is read for a pod that may never be created.
-const mostClaims = 16
+// maxClaims bounds the volume claims that are read for one pod. Another webhook may still
+// refuse the pod.
+const maxClaims = 16
 
-// standing is what became of a pod at its creation.
-type standing int
+// outcome is the result of assign.
+type outcome int
 
 const (
-	// late: the pod gets what it needs while it is scheduled.
-	late standing = iota
-	// settled: it has its seat and its overrides, or needs none.
+	// late means that the pod gets its seat and its overrides while it is scheduled.
+	late outcome = iota
+	// settled means that the pod has the seat and the overrides that it needs.
 	settled
-	// waiting: it needs them and cannot have them now. It is to wait at the gate.
+	// waiting means that the pod needs its seat or its overrides now and cannot get
+	// them. It has to wait at the gate.
 	waiting
-	// pinnedLater: it waits there too, and gets its group before it leaves.
+	// pinnedLater is waiting for a pod that is pinned to its group before its gate is
+	// removed.
 	pinnedLater
 )
 
-// assign gives the pod its seat and its overrides if it needs them from the
-// start.
-func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, token types.UID, dryRun bool) standing {
+// assign gives the pod its seat and its overrides, if it needs them at creation.
+func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, token types.UID, dryRun bool) outcome {
 	revision := w.Walker.Revision(object.Controller, pod.Labels)
 	a, err := w.Policies.Prospect(ctx, object, revision)
 	if err != nil {
 		if w.Policies.Asked() || ignoresMissing(a.Application) {
-			return late // the extender makes the pod wait, or lets it pass
+			return late // the extender refuses all nodes, or no policy applies
 		}
 		return waiting
 	}
@@ -48,7 +50,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	if err != nil {
 		return waiting
 	}
-	wait := waiting
+	wait := waiting // the outcome if the pod gets no seat now
 	if a.Divided() && creation.Early {
 		wait = pinnedLater
 	}
@@ -59,9 +61,9 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 			return late
 		}
 	case !creation.Early && (!creation.Waiting || seats.HasClaims(&pod.Spec)):
-		return w.admit(ctx, pod, a, ask)
-	case len(volumes.Claims(&pod.Spec)) > mostClaims:
-		return wait // they are read at the gate
+		return w.admitLate(ctx, pod, a, ask)
+	case len(volumes.Claims(&pod.Spec)) > maxClaims:
+		return wait // the leader reads them while the pod waits at the gate
 	default:
 		if ask.Demands, err = assign.DemandsOf(ctx, w.API, object.Namespace, pod); err != nil {
 			log.FromContext(ctx).Info("Pod waits for its volumes to be read", "namespace", object.Namespace, "why", err.Error())
@@ -71,7 +73,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	answer, err := w.Assigner.Assign(ctx, ask)
 	if err != nil {
 		if !errors.Is(err, assign.ErrNoSeat) {
-			log.FromContext(ctx).Info("Pod waits for a replica that can seat it", "namespace", object.Namespace, "why", err.Error())
+			log.FromContext(ctx).Info("Pod waits at the gate for its seat", "namespace", object.Namespace, "why", err.Error())
 		}
 		return wait
 	}
@@ -79,7 +81,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		return wait
 	}
 	if answer.Group == "" {
-		return late // a DaemonSet's pod on a node of no group
+		return late // a pod of a DaemonSet on a node in no group
 	}
 	if err := assign.Dress(pod, object.Controller, creation, answer.Group); err != nil {
 		assign.Annotate(&pod.ObjectMeta, gm.UnassignedAnnotation, creation.Version()+" "+err.Error())
@@ -92,20 +94,22 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	}
 	assign.Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(ask.Token))
 	if w.Policies.Asked() {
-		return late // to the nodes of its groups: the extender sees to that
+		return late // the extender restricts the pod to the nodes of its groups
 	}
 	return settled
 }
 
-// ignoresMissing: the application wants no policies where one is missing.
-func ignoresMissing(app ownership.Application) bool {
-	return app.Propagation != nil && app.Propagation.IgnoreMissing
+// ignoresMissing returns true if the workload is treated as one without policies while
+// its PropagationPolicy is missing.
+func ignoresMissing(application ownership.Application) bool {
+	return application.Propagation != nil && application.Propagation.IgnoreMissing
 }
 
-// admit tells whether a pod that gets its seat while it is scheduled is let to
-// the scheduler now. Beyond what its policy bounds it is to wait at the gate: the
-// scheduler would look at it again whenever any pod changes.
-func (w *Webhook) admit(ctx context.Context, pod *corev1.Pod, a policies.Assignment, ask assign.Ask) standing {
+// admitLate returns late if a pod that gets its seat while it is scheduled may be
+// scheduled now. It returns waiting if the pod is above the maximum of its policy. At the
+// gate such a pod costs nothing, whereas kube-scheduler would try it again whenever any
+// pod changes.
+func (w *Webhook) admitLate(ctx context.Context, pod *corev1.Pod, a policies.Assignment, ask assign.Ask) outcome {
 	if !a.Spread.Bounded() {
 		return late
 	}
@@ -117,5 +121,5 @@ func (w *Webhook) admit(ctx context.Context, pod *corev1.Pod, a policies.Assignm
 	if errors.Is(err, assign.ErrNoSeat) {
 		return waiting
 	}
-	return late // the extender decides when nobody else can
+	return late // also on other errors: the extender decides
 }

@@ -28,19 +28,19 @@ var (
 	daemons    = build.DaemonSet("agent", build.Bound("", "o"))
 )
 
-// ground is a Deployment, a node in group hz, one in none, and the objects.
+// ground returns a Deployment, a node in group hz, a node in no group, and the objects.
 func ground(bound build.Option, objects ...build.Object) []build.Object {
 	return append([]build.Object{
 		build.Deployment("web", bound), replicaSet, daemons, build.Node("node-hz", build.InGroup("hz")), build.Node("node-out"),
 	}, objects...)
 }
 
-// webPod is a pod of the Deployment that is being created.
+// webPod returns a new pod of the Deployment.
 func webPod(options ...build.Option) *corev1.Pod {
 	return build.Pod("", append([]build.Option{build.OwnedBy(replicaSet), build.Container("c", "nginx:1")}, options...)...)
 }
 
-// daemon is a pod that a DaemonSet makes for a node.
+// daemon returns a new pod of a DaemonSet for a node.
 func daemon(node string) *corev1.Pod {
 	return build.Pod("", build.OwnedBy(daemons), build.Container("c", "nginx:1"), build.ForNode(node))
 }
@@ -51,7 +51,7 @@ func atMost(n int) *gm.PropagationPolicy {
 	}))
 }
 
-// fixed is the hash that pods of a group carry.
+// fixed returns the hash that pods of a group carry.
 func fixed(t *testing.T, policy *gm.OverridePolicy, group string) string {
 	t.Helper()
 	rules, errs := override.Compile(policy.Spec)
@@ -61,14 +61,14 @@ func fixed(t *testing.T, policy *gm.OverridePolicy, group string) string {
 	return rules.FixedHash(group)
 }
 
-// reserved are the seats that are held for pods of the Deployment.
+// reserved returns the number of seats that are reserved for pods of the Deployment.
 func reserved(w *Webhook) int {
 	spread := placement.StaticWeight([]gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"hz"}, Weight: 1}}, nil, "web")
 	const many = 100
 	return many - w.Assigner.(*assign.Assigner).Ledger.Open(seats.Request{Cohort: seats.Cohort{Owner: "web-1"}, Total: many, Spread: spread})
 }
 
-func TestAnEarlyPodIsAsWantedFromItsCreation(t *testing.T) {
+func TestAnEarlyPodGetsEverythingAtCreation(t *testing.T) {
 	policy := build.OverridePolicy("o", build.Registry("hz", "hz.io"), build.Overrides("hz", gm.Overriders{
 		CommandOverrider: []gm.CommandArgsOverrider{{ContainerName: "c", Operator: gm.OverriderOpReplace, Value: []string{"/hz"}}},
 		ArgsOverrider:    []gm.CommandArgsOverrider{{ContainerName: "c", Operator: gm.OverriderOpAdd, Value: []string{"--hz"}}},
@@ -114,7 +114,7 @@ func TestAnEarlyPodIsAsWantedFromItsCreation(t *testing.T) {
 }
 
 func TestAssign(t *testing.T) {
-	// what became of the pod
+	// the outcomes for the pod
 	type pod struct {
 		Gated, Token, Pinned bool
 		Group                string
@@ -148,10 +148,10 @@ func TestAssign(t *testing.T) {
 		want       pod
 		seats      int
 	}{
-		"a rule changes what cannot change later": {
+		"a rule changes an immutable field": {
 			objects: ground(both, toHz, args), want: early, seats: 1,
 		},
-		"and the policies are about to be bound: the pod waits, and has it all": {
+		"and the policies are not bound yet: the pod has its seat and waits at the gate": {
 			objects: ground(build.Requires("p", "o"), toHz, args), want: func() pod { p := early; p.Gated = true; return p }(), seats: 1,
 		},
 		"rules change images only": {
@@ -160,7 +160,7 @@ func TestAssign(t *testing.T) {
 		"a workload with a PropagationPolicy only": {
 			objects: ground(build.Bound("p", ""), toHz), want: seated, seats: 1,
 		},
-		"assignment is Late: that is for the extender": {
+		"assignment is Late: the extender assigns the seat": {
 			objects: ground(build.Bound("p", ""), when(gm.AssignmentLate)), want: asItWas,
 		},
 		"a workload with an OverridePolicy of images only": {
@@ -169,7 +169,7 @@ func TestAssign(t *testing.T) {
 		"assignment is Early and rules change images only": {
 			objects: ground(both, when(gm.AssignmentEarly), images), seats: 1, want: images1,
 		},
-		"assignment is Early and images are as they should be": {
+		"assignment is Early and images do not change": {
 			objects: ground(both, when(gm.AssignmentEarly), build.OverridePolicy("o", build.Registry("bj", "bj.io"))), seats: 1,
 			want: seated,
 		},
@@ -183,13 +183,13 @@ func TestAssign(t *testing.T) {
 		"assignment is Late and a rule could not be applied": {
 			objects: ground(both, when(gm.AssignmentLate), args), want: gated,
 		},
-		"the group is known to nobody at creation": {
+		"the group is unknown at creation": {
 			objects: ground(build.Bound("", "o"), args), want: gated,
 		},
-		"nobody leads": {
+		"no replica leads": {
 			objects: ground(both, toHz, args), leaderless: true, want: gated,
 		},
-		"nobody leads, and nobody has to": {
+		"no replica leads, and no seat is needed": {
 			objects: ground(both, when(gm.AssignmentLate), images), leaderless: true, want: asItWas,
 		},
 		"no seat is open": {
@@ -209,16 +209,16 @@ func TestAssign(t *testing.T) {
 		"an OverridePolicy that cannot be used": {
 			objects: ground(both, toHz, build.OverridePolicy("o", build.Registry("hz", "no registry"))), want: gated,
 		},
-		"a PropagationPolicy that is gone": {
+		"a deleted PropagationPolicy": {
 			objects: ground(both, args), want: asItWas,
 		},
-		"a PropagationPolicy that is missing, and is none": {
+		"a missing PropagationPolicy that is ignored": {
 			objects: ground(requires, args), want: asItWas,
 		},
-		"a template that forges what only we may write": {
+		"a template with annotations that only atoll-manager may write": {
 			objects: ground(both, toHz, args), pod: forged, want: early, seats: 1,
 		},
-		"a template that forges it and needs none of it": {
+		"the same for a pod that needs no seat": {
 			objects: ground(both, when(gm.AssignmentLate), images), pod: forged, want: asItWas,
 		},
 		"the pod of a DaemonSet has a node already": {
@@ -231,10 +231,10 @@ func TestAssign(t *testing.T) {
 		"the pod of a DaemonSet on a node of no group": {
 			objects: ground(both, args), pod: daemon("node-out"), want: asItWas,
 		},
-		"the pod of a DaemonSet, and nobody leads": {
+		"the pod of a DaemonSet, and no replica leads": {
 			objects: ground(both, args), pod: daemon("node-hz"), leaderless: true, want: gated,
 		},
-		"a pod of a DaemonSet that says not for which node": {
+		"a pod of a DaemonSet that names no node": {
 			objects: ground(both, args), pod: build.Pod("", build.OwnedBy(daemons), build.Container("c", "nginx:1")), want: asItWas,
 		},
 	}
@@ -260,23 +260,23 @@ func TestAssign(t *testing.T) {
 				t.Errorf("%d seats are held, want %d", n, tc.seats)
 			}
 			if diff := cmp.Diff(after, admit(t, w, after, false), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("looked at again, the pod changes:\n%s", diff)
+				t.Errorf("admitted again, the pod changes:\n%s", diff)
 			}
 			if n := reserved(w); tc.want.Token && n != tc.seats {
-				t.Errorf("looked at again, %d seats are held, want %d", n, tc.seats)
+				t.Errorf("admitted again, %d seats are held, want %d", n, tc.seats)
 			}
 		})
 	}
 }
 
-func TestAPodThatARuleCannotBeAppliedToIsOtherwiseAsItWas(t *testing.T) {
+func TestAPodToWhichARuleCannotBeAppliedDoesNotChange(t *testing.T) {
 	// The first rule could be applied, the second cannot.
 	policy := build.OverridePolicy("o", build.Registry("hz", "hz.io"), build.Args("hz", "c", "--hz"), build.Args("hz", "gone", "--hz"))
 	w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, policy)...)
 	got := admit(t, w, webPod(), false)
 	why := got.Annotations[gm.UnassignedAnnotation]
 	if !strings.HasPrefix(why, "o/1 spec.overrideRules[2]") {
-		t.Errorf("the pod says %q: it must name the policy's version and the rule", why)
+		t.Errorf("the annotation is %q: it must name the policy's version and the rule", why)
 	}
 	want := webPod(build.Bound("p", "o"), build.Gated(), admitted, build.Annotation(gm.UnassignedAnnotation, why))
 	want.Namespace, want.UID = "", ""
@@ -285,9 +285,9 @@ func TestAPodThatARuleCannotBeAppliedToIsOtherwiseAsItWas(t *testing.T) {
 	}
 }
 
-// TestLabelsThatOwnersSelectByStay: a rule that changes one is not applied, and
-// the pod waits at the gate as it was. Of an owner whose selector is not known,
-// no label of the template changes.
+// TestLabelsThatOwnersSelectByStay: a rule that changes such a label is not applied, and
+// the pod waits at the gate without overrides. If the selector of the owner is unknown,
+// no label of the template may change.
 func TestLabelsThatOwnersSelectByStay(t *testing.T) {
 	label := func(operator gm.OverriderOperator, key string) *gm.OverridePolicy {
 		overrider := gm.PlaintextOverrider{Operator: operator, Path: "/metadata/labels/" + key}
@@ -302,12 +302,12 @@ func TestLabelsThatOwnersSelectByStay(t *testing.T) {
 		gated    bool
 		says     string
 	}{
-		"a label beside":               {build.SelectsBy("app"), label("replace", "tier"), false, ""},
-		"a new label":                  {build.SelectsBy("app"), label("add", "zone"), false, ""},
-		"the label itself":             {build.SelectsBy("app"), label("replace", "app"), true, ""},
-		"the label itself, taken away": {build.SelectsBy("app"), label("remove", "app"), true, ""},
-		"any label of the template, for all one knows": {func(build.Object) {}, label("replace", "tier"), true, "spec.overrideRules[0].overriders.plaintext[0]: must not change the label tier of the template"},
-		"a new label, whoever selects":                 {func(build.Object) {}, label("add", "zone"), false, ""},
+		"a label that is not selected":                      {build.SelectsBy("app"), label("replace", "tier"), false, ""},
+		"a new label":                                       {build.SelectsBy("app"), label("add", "zone"), false, ""},
+		"the selected label":                                {build.SelectsBy("app"), label("replace", "app"), true, ""},
+		"the selected label, removed":                       {build.SelectsBy("app"), label("remove", "app"), true, ""},
+		"a label of the template, with an unknown selector": {func(build.Object) {}, label("replace", "tier"), true, "spec.overrideRules[0].overriders.plaintext[0]: must not change the label tier of the template"},
+		"a new label, with an unknown selector":             {func(build.Object) {}, label("add", "zone"), false, ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -322,7 +322,7 @@ func TestLabelsThatOwnersSelectByStay(t *testing.T) {
 				t.Errorf("the pod is changed: %v %v", got.Labels, got.Annotations)
 			}
 			if !strings.Contains(got.Annotations[gm.UnassignedAnnotation], tc.says) {
-				t.Errorf("the pod says %q, want %q", got.Annotations[gm.UnassignedAnnotation], tc.says)
+				t.Errorf("the annotation is %q, want %q", got.Annotations[gm.UnassignedAnnotation], tc.says)
 			}
 		})
 	}
@@ -333,22 +333,22 @@ func TestADryRunTakesNoSeat(t *testing.T) {
 	for range 2 {
 		dry := admit(t, w, webPod(), true)
 		if dry.Labels[gm.NodeGroupLabel] != "hz" {
-			t.Fatal("a dry run is not answered as the real one")
+			t.Fatal("a dry run gets another answer than the real request")
 		}
 		if diff := cmp.Diff(dry, admit(t, w, dry, true)); diff != "" {
-			t.Errorf("looked at again, the pod changes:\n%s", diff)
+			t.Errorf("admitted again, the pod changes:\n%s", diff)
 		}
 	}
 	if got := admit(t, w, webPod(), false); len(gates(got)) > 0 {
 		t.Error("the one seat was taken by a dry run")
 	}
 	if got := admit(t, w, webPod(), false); len(gates(got)) == 0 {
-		t.Error("the one seat was handed out twice")
+		t.Error("the one seat was assigned twice")
 	}
 }
 
-// TestPodsBeyondTheRangesWaitAtTheGate: they get their seat while they are
-// scheduled, and no more of them go there than there are seats.
+// TestPodsBeyondTheRangesWaitAtTheGate: pods get their seat while they are scheduled. No
+// more pods are admitted than there are seats.
 func TestPodsBeyondTheRangesWaitAtTheGate(t *testing.T) {
 	policy := atMost(2)
 	build.Assigns(gm.AssignmentLate)(policy)
@@ -363,18 +363,18 @@ func TestPodsBeyondTheRangesWaitAtTheGate(t *testing.T) {
 				t.Errorf("pod %d is stamped %v", i, got.Annotations)
 			}
 			if diff := cmp.Diff(got, admit(t, w, got, dry), cmpopts.EquateEmpty()); !dry && diff != "" {
-				t.Errorf("looked at again, pod %d changes:\n%s", i, diff)
+				t.Errorf("admitted again, pod %d changes:\n%s", i, diff)
 			}
 		}
 	}
 	w.Assigner.(*assign.Assigner).Leading = func() bool { return false }
 	if got := admit(t, w, webPod(), false); len(gates(got)) > 0 {
-		t.Error("nobody leads: the extender is to decide, when one does")
+		t.Error("without a leader the pod waits at the gate: the extender has to decide later")
 	}
 }
 
-// TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup though their policy is Late:
-// another pod of the owner was refused every node that has room.
+// TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup although their policy is Late: the
+// extender has refused all nodes for another pod of the owner.
 func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 	refused := func(owner build.Object) *corev1.Pod {
 		return build.Pod("waits", build.OwnedBy(owner), build.With(func(p *corev1.Pod) {
@@ -398,10 +398,10 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 		pinned bool
 		gated  bool
 	}{
-		"nobody waits":                              {late, nil, webPod(), false, false},
-		"another one waits":                         {late, refused(replicaSet), webPod(), true, false},
+		"no other pod waits":                        {late, nil, webPod(), false, false},
+		"another pod waits":                         {late, refused(replicaSet), webPod(), true, false},
 		"a range":                                   {range5, refused(replicaSet), webPod(), true, false},
-		"a pod of a Job may not be made anew":       {late, refused(job), build.Pod("", build.OwnedBy(job), build.Container("c", "nginx:1")), false, false},
+		"a pod of a Job is never recreated":         {late, refused(job), build.Pod("", build.OwnedBy(job), build.Container("c", "nginx:1")), false, false},
 		"a pod whose volumes may be elsewhere":      {late, refused(replicaSet), webPod(claim), false, false},
 		"no group has a node: it waits at the gate": {nowhere, refused(replicaSet), webPod(), false, true},
 	}
@@ -423,21 +423,21 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 	}
 }
 
-// hangingAssigner is a leader that does not answer in time.
+// hangingAssigner is an assigner whose leader does not answer in time.
 type hangingAssigner struct{ t *testing.T }
 
 func (d hangingAssigner) Assign(ctx context.Context, _ assign.Ask) (assign.Answer, error) {
-	if deadline, bounded := ctx.Deadline(); !bounded || time.Until(deadline) > patience {
-		d.t.Errorf("the assigner is asked until %s, bounded: %t", deadline, bounded)
+	if deadline, bounded := ctx.Deadline(); !bounded || time.Until(deadline) > admitTimeout {
+		d.t.Errorf("the deadline of the request is %s, bounded: %t", deadline, bounded)
 	}
 	return assign.Answer{}, context.DeadlineExceeded
 }
 
-// TestAPodWhoseLeaderHangsWaitsAtTheGate: what it needs from its creation it
-// would lack for good.
+// TestAPodWhoseLeaderHangsWaitsAtTheGate: created without the gate, it would never get
+// what it needs at creation.
 func TestAPodWhoseLeaderHangsWaitsAtTheGate(t *testing.T) {
-	if patience >= 2*time.Second {
-		t.Errorf("an admission takes up to %s, and the API server waits for 2s", patience)
+	if admitTimeout >= 2*time.Second {
+		t.Errorf("an admission takes up to %s, and the API server waits for 2s", admitTimeout)
 	}
 	w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, args)...)
 	w.Assigner = hangingAssigner{t}
@@ -447,8 +447,8 @@ func TestAPodWhoseLeaderHangsWaitsAtTheGate(t *testing.T) {
 	}
 }
 
-// TestPodsCostWhatTheirSeatDoesFromTheirCreation: a ReplicaSet that shrinks a
-// moment later takes those that the policy can spare.
+// TestPodsCostWhatTheirSeatDoesFromTheirCreation, so that a ReplicaSet that is scaled in
+// a moment later deletes the pods that are surplus according to the policy.
 func TestPodsCostWhatTheirSeatDoesFromTheirCreation(t *testing.T) {
 	w := newPinnedWebhook(t, build.Deployment("web", build.Bound("p", "")), replicaSet, build.PropagationPolicy("p", build.Weight(1, "hz")), build.Node("node-hz", build.InGroup("hz")))
 	costs := map[string]bool{}

@@ -13,26 +13,26 @@ import (
 	"github.com/atoll-k8s/atoll/internal/gangs"
 )
 
-// gangPatience bounds the search for the owner that has a pod's PodGroup. Caches answer
-// at once; where an owner has to be read and that takes longer, the controller writes
-// the name later.
-const gangPatience = 300 * time.Millisecond
+// gangTimeout bounds the search for the owner that gets a pod's PodGroup. Caches answer
+// at once. If an owner has to be read from the API server and that takes longer, the
+// PodGroup controller writes the name later.
+const gangTimeout = 300 * time.Millisecond
 
-// Gangs says to which PodGroup a new pod belongs.
+// Gangs finds the PodGroup of a new pod.
 type Gangs struct {
 	Resolver *gangs.Resolver
 	Store    *gangs.Store
 }
 
-// nameGroup writes the name of its PodGroup into a pod whose scheduler wants one. The
-// pod's own UID is not known yet: where the pod itself is to have the PodGroup, the
-// controller names it.
+// nameGroup writes the name of its PodGroup into a pod of a gang scheduler. If the pod
+// itself gets the PodGroup, the controller writes the name later, because the name
+// contains the UID of the pod, which it does not have yet.
 func (w *Webhook) nameGroup(ctx context.Context, pod *corev1.Pod, namespace string) {
 	g := w.Gangs
 	if g == nil || !g.Resolver.Handles(pod) || g.Resolver.Levels() == nil || !g.Store.Served() || !w.Walker.HasSynced() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, gangPatience)
+	ctx, cancel := context.WithTimeout(ctx, gangTimeout)
 	defer cancel()
 	choice, err := g.Resolver.Choose(ctx, objectOf(pod, namespace))
 	if err != nil {
@@ -44,8 +44,8 @@ func (w *Webhook) nameGroup(ctx context.Context, pod *corev1.Pod, namespace stri
 	}
 }
 
-// fits tells whether an annotation may be added: the API server refuses a pod that has
-// more of them than it takes.
+// fits returns true if the annotation can be added without exceeding the API server's
+// limit for the size of all annotations together.
 func fits(annotations map[string]string, key, value string) bool {
 	size := len(key) + len(value)
 	for k, v := range annotations {

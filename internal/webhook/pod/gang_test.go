@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/gangs"
 )
 
-// TestPodsAreNotNamedBeforeAllIsKnown: a pod that names a PodGroup which nobody makes
-// would wait for ever.
+// TestPodsAreNotNamedBeforeAllIsKnown: a pod with the name of a PodGroup that is never
+// created would wait forever.
 func TestPodsAreNotNamedBeforeAllIsKnown(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{SchedulerName: "volcano"}}
 	for name, w := range map[string]*Webhook{
@@ -27,11 +27,11 @@ func TestPodsAreNotNamedBeforeAllIsKnown(t *testing.T) {
 	}
 }
 
-// TestAPodThatIsAtTheBoundIsNotNamed: the API server would refuse it.
+// TestAPodThatIsAtTheBoundIsNotNamed: the API server would refuse it because of the size of its annotations.
 func TestAPodThatIsAtTheBoundIsNotNamed(t *testing.T) {
 	full := func(n int) map[string]string { return map[string]string{"k": strings.Repeat("x", n)} }
 	const limit = 256 << 10
 	if !fits(full(limit-1-4), "ab", "cd") || fits(full(limit-1-3), "ab", "cd") || !fits(nil, "ab", "cd") {
-		t.Error("the bound is another")
+		t.Error("the bound is not that of the API server")
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// newPinnedWebhook is a webhook in the form in which nobody asks the extender.
+// newPinnedWebhook returns a webhook in the form Pinned: no kube-scheduler calls the extender.
 func newPinnedWebhook(t *testing.T, objects ...build.Object) *Webhook {
 	t.Helper()
 	w, _ := newWebhook(t, objects...)
@@ -33,9 +33,9 @@ func newPinnedWebhook(t *testing.T, objects ...build.Object) *Webhook {
 	return w
 }
 
-// TestWhereNobodyAsks: a pod is pinned when it is created, or waits at the gate;
-// only those that no policy keeps from it go anywhere.
-func TestWhereNobodyAsks(t *testing.T) {
+// TestWithoutExtender: a pod is pinned when it is created, or waits at the gate. Only pods
+// to which no policy applies may run on all nodes.
+func TestWithoutExtender(t *testing.T) {
 	type pod struct {
 		Gated, Pinned bool
 		Image         string
@@ -59,19 +59,19 @@ func TestWhereNobodyAsks(t *testing.T) {
 		pod     *corev1.Pod
 		want    pod
 	}{
-		"pinned":                            {ground(build.Bound("p", ""), toHz), webPod(), pod{Pinned: true, Image: "nginx:1"}},
-		"Late is read as Early":             {ground(build.Bound("p", ""), build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))), webPod(), pod{Pinned: true, Image: "nginx:1"}},
-		"with its images":                   {ground(build.Bound("p", "o"), toHz, images), webPod(), pod{Pinned: true, Image: "hz.io/nginx:1"}},
-		"the policy is missing":             {ground(build.Bound("p", "")), webPod(), waits},
-		"and may be":                        {ground(ignoring("p", "")), webPod(), free},
-		"images, and nobody knows where":    {ground(build.Bound("", "o"), images), webPod(), waits},
-		"no policy":                         {ground(build.Replicas(1), toHz, images), webPod(), free},
-		"a DaemonSet's, in a group":         {daemons(build.Bound("p", "o"), toHz, args), daemon("node-hz"), pod{Image: "hz.io/nginx:1", Args: []string{"--hz"}}},
-		"in another group":                  {daemons(build.Bound("p", "o"), toHz, args), daemon("node-bj"), waits},
-		"in no group":                       {daemons(build.Bound("p", ""), toHz), daemon("node-out"), waits},
-		"in no group, with images only":     {daemons(build.Bound("", "o"), images), daemon("node-out"), free},
-		"in a group, with images only":      {daemons(build.Bound("", "o"), images), daemon("node-hz"), pod{Image: "hz.io/nginx:1"}},
-		"a Deployment's, that names a node": {ground(build.Bound("p", ""), toHz), webPod(build.ForNode("node-hz")), pod{Pinned: true, Image: "nginx:1"}},
+		"pinned":                             {ground(build.Bound("p", ""), toHz), webPod(), pod{Pinned: true, Image: "nginx:1"}},
+		"Late is read as Early":              {ground(build.Bound("p", ""), build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))), webPod(), pod{Pinned: true, Image: "nginx:1"}},
+		"with its images":                    {ground(build.Bound("p", "o"), toHz, images), webPod(), pod{Pinned: true, Image: "hz.io/nginx:1"}},
+		"the policy is missing":              {ground(build.Bound("p", "")), webPod(), waits},
+		"the missing policy is ignored":      {ground(ignoring("p", "")), webPod(), free},
+		"images without a PropagationPolicy": {ground(build.Bound("", "o"), images), webPod(), waits},
+		"no policy":                          {ground(build.Replicas(1), toHz, images), webPod(), free},
+		"a DaemonSet's, in a group":          {daemons(build.Bound("p", "o"), toHz, args), daemon("node-hz"), pod{Image: "hz.io/nginx:1", Args: []string{"--hz"}}},
+		"in another group":                   {daemons(build.Bound("p", "o"), toHz, args), daemon("node-bj"), waits},
+		"in no group":                        {daemons(build.Bound("p", ""), toHz), daemon("node-out"), waits},
+		"in no group, with images only":      {daemons(build.Bound("", "o"), images), daemon("node-out"), free},
+		"in a group, with images only":       {daemons(build.Bound("", "o"), images), daemon("node-hz"), pod{Image: "hz.io/nginx:1"}},
+		"a Deployment's, that names a node":  {ground(build.Bound("p", ""), toHz), webPod(build.ForNode("node-hz")), pod{Pinned: true, Image: "nginx:1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newPinnedWebhook(t, tc.objects...)
@@ -89,14 +89,14 @@ func TestWhereNobodyAsks(t *testing.T) {
 				t.Errorf("wrong pod (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(after, admit(t, w, after, false)); diff != "" {
-				t.Errorf("looked at again, it changes:\n%s", diff)
+				t.Errorf("admitted again, it changes:\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestAdmissionReadsNothing where all is cached, and never writes: the volumes of
-// a pod are read, sixteen claims at most before the pod exists.
+// TestAdmissionReadsNothing from the API server but the volume claims of a pod, at most
+// maxClaims, and writes nothing.
 func TestAdmissionReadsNothing(t *testing.T) {
 	claims := func(n int) build.Option {
 		return build.With(func(p *corev1.Pod) {
@@ -117,7 +117,7 @@ func TestAdmissionReadsNothing(t *testing.T) {
 		"a DaemonSet's":            {ground(build.Bound("p", "o"), images), daemon("node-hz"), 0},
 		"one without policies":     {ground(build.Replicas(1)), webPod(), 0},
 		"one with a claim":         {ground(build.Bound("p", ""), toHz), webPod(claims(1)), 1},
-		"one with too many claims": {ground(build.Bound("p", ""), toHz), webPod(claims(mostClaims + 1)), 0},
+		"one with too many claims": {ground(build.Bound("p", ""), toHz), webPod(claims(maxClaims + 1)), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newPinnedWebhook(t, tc.objects...)
@@ -127,13 +127,13 @@ func TestAdmissionReadsNothing(t *testing.T) {
 			reads := 0
 			for _, a := range client.Actions() {
 				if reads++; a.GetVerb() != "get" {
-					t.Errorf("the API server is asked to %s %s", a.GetVerb(), a.GetResource().Resource)
+					t.Errorf("the webhook sends %s %s", a.GetVerb(), a.GetResource().Resource)
 				}
 			}
 			if reads != tc.reads {
 				t.Errorf("%d reads, want %d", reads, tc.reads)
 			}
-			if many := len(tc.pod.Spec.Volumes) > mostClaims; many && len(gates(after)) == 0 {
+			if many := len(tc.pod.Spec.Volumes) > maxClaims; many && len(gates(after)) == 0 {
 				t.Error("a pod with too many claims does not wait at the gate")
 			}
 		})

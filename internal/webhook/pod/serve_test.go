@@ -20,11 +20,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// post asks the webhook as the API server does.
+// post sends a review as the API server does, and returns the answer.
 func post(t testing.TB, w *Webhook, raw []byte) *admissionv1.AdmissionResponse {
 	t.Helper()
 	body, err := json.Marshal(admissionv1.AdmissionReview{Request: &admissionv1.AdmissionRequest{
-		UID: types.UID("asked"), Namespace: build.Namespace, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
+		UID: types.UID("review"), Namespace: build.Namespace, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -35,14 +35,14 @@ func post(t testing.TB, w *Webhook, raw []byte) *admissionv1.AdmissionResponse {
 	if err := json.Unmarshal(out.Body.Bytes(), &answer); err != nil || answer.Response == nil {
 		t.Fatalf("answered %d %s (%v)", out.Code, out.Body, err)
 	}
-	if r := answer.Response; r.UID != "asked" || !r.Allowed || answer.APIVersion != "admission.k8s.io/v1" || answer.Kind != "AdmissionReview" {
+	if r := answer.Response; r.UID != "review" || !r.Allowed || answer.APIVersion != "admission.k8s.io/v1" || answer.Kind != "AdmissionReview" {
 		t.Errorf("the answer is %+v", answer)
 	}
 	return answer.Response
 }
 
-// TestThePatchMakesThePodThatIsWanted, and touches nothing that we do not know.
-func TestThePatchMakesThePodThatIsWanted(t *testing.T) {
+// TestThePatchMakesTheAdmittedPod and keeps fields of newer API versions.
+func TestThePatchMakesTheAdmittedPod(t *testing.T) {
 	for name, tc := range map[string]struct {
 		objects []build.Object
 		pod     *corev1.Pod
@@ -77,7 +77,7 @@ func TestThePatchMakesThePodThatIsWanted(t *testing.T) {
 				}
 			}
 			if !bytes.Contains(is, []byte("ofTomorrow")) {
-				t.Errorf("what we do not know is lost: %s", response.Patch)
+				t.Errorf("an unknown field is lost: %s", response.Patch)
 			}
 			var got corev1.Pod
 			if err := json.Unmarshal(is, &got); err != nil {
@@ -99,7 +99,7 @@ var requiresDisk = build.With(func(p *corev1.Pod) {
 	}}}
 })
 
-// TestWhateverBecomesOfUsThePodIsAllowed: a panic is told in the log.
+// TestWhateverBecomesOfUsThePodIsAllowed: the webhook allows the pod after a panic, and logs it.
 func TestWhateverBecomesOfUsThePodIsAllowed(t *testing.T) {
 	w, _ := newWebhook(t, ground(build.Bound("p", ""), toHz)...)
 	w.Policies = nil
@@ -112,7 +112,7 @@ func TestWhateverBecomesOfUsThePodIsAllowed(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoReviewIsRefused(t *testing.T) {
+func TestAMalformedReviewIsRefused(t *testing.T) {
 	w, _ := newWebhook(t)
 	for name, body := range map[string]string{
 		"nothing": "", "no JSON": "{", "no request": `{"kind":"AdmissionReview"}`, "no pod": `{"request":{"object":[]}}`,

@@ -1,14 +1,17 @@
-// Package pod admits new pods: it copies the policy labels of the pod's
-// application to the pod, gives pods that need it their seat and their overrides
-// (early assignment), holds the pod back with a scheduling gate while a policy
-// that the application requires is not bound, no seat is to be had or its owner
-// cannot be read for now, names the
-// scheduler that asks the extender where that is not the cluster's own, and
-// drops what a template wrote under keys that only atoll-manager may write.
+// Package pod is the mutating webhook of new pods. It
 //
-// It is a thin adapter: it asks the owners' walk and the assigner that hands out
-// seats, and decides nothing. It never refuses a pod; what it cannot find out is
-// left to the extender and the controllers.
+//   - copies the policy labels of the pod's workload to the pod;
+//   - gives the pod its seat, its overrides and its capacity class, if it needs them at
+//     creation (early assignment);
+//   - adds a scheduling gate if a policy that the workload requires is not bound, if
+//     there is no seat, or if an owner cannot be read now;
+//   - sets the scheduler that calls the extender, if the cluster's own does not;
+//   - removes the labels and annotations of the template that only atoll-manager may
+//     write.
+//
+// It is a thin adapter of the owners' walker and the assigner, and decides nothing. It
+// never refuses a pod: what it cannot find out is left to the extender and the
+// controllers.
 package pod
 
 import (
@@ -34,38 +37,37 @@ import (
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
-// Path is where the webhook is served.
+// Path is the HTTP path of the webhook.
 const Path = "/mutate-pods"
 
-// patience bounds one admission: below timeoutSeconds of the webhook, so that a
-// pod that cannot be decided about in time waits at the gate and does not go past.
-const patience = 1500 * time.Millisecond
+// admitTimeout bounds one admission. It is below timeoutSeconds of the webhook
+// configuration. So a pod for which no decision is made in time gets the gate; after
+// timeoutSeconds it would be created without it.
+const admitTimeout = 1500 * time.Millisecond
 
-// Webhook admits pods.
+// Webhook admits pods. It is safe for concurrent use.
 type Webhook struct {
 	Walker *owners.Walker
-	// SchedulerName is the scheduler of pods whose application requires a
-	// policy. Pods that name one of their own keep it. Unset leaves every pod to
-	// the scheduler that it came with.
+	// SchedulerName is the scheduler for pods whose workload requires a policy. Pods
+	// that name another scheduler than the default one keep theirs. "" changes no pod.
 	SchedulerName string
-	// Mark is the extended resource of which managed pods ask for none at all:
-	// a kube-scheduler that asks the extender only about pods that name it knows
-	// them by that. Unset marks no pod.
+	// Mark is the extended resource that is added to managed pods with a quantity of 0,
+	// so that kube-scheduler calls the extender for these pods only. "" adds none.
 	Mark     corev1.ResourceName
 	Policies *policies.Resolver
-	// Assigner hands out seats at creation.
+	// Assigner assigns seats at creation.
 	Assigner Assigner
-	// API is asked about the volumes of pods that have any.
+	// API is used to read the volume claims of pods.
 	API kubernetes.Interface
-	// Clock tells how old a proof is, and Key is what all replicas make proofs
-	// with; nil while there is none.
+	// Clock is the time for the age of proofs. Key returns the key of proofs, which all
+	// replicas share; nil while there is none.
 	Clock clock.PassiveClock
 	Key   func() []byte
-	// Gangs names the PodGroups of pods; nil names none.
+	// Gangs finds the PodGroups of pods; nil without PodGroups.
 	Gangs *Gangs
 }
 
-// Assigner hands out seats (assign.Assigner).
+// Assigner assigns seats. It is an assign.Assigner.
 type Assigner interface {
 	Assign(ctx context.Context, ask assign.Ask) (assign.Answer, error)
 }
@@ -75,56 +77,57 @@ func (w *Webhook) SetupWithManager(mgr ctrl.Manager) {
 	mgr.GetWebhookServer().Register(Path, w)
 }
 
-// Admit makes a pod that is being created as its policies want it.
+// Admit changes a pod that is being created in the given namespace according to its
+// policies. With dryRun it reserves no seat.
 func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod *corev1.Pod) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, admitTimeout)
 	defer cancel()
 	w.nameGroup(ctx, pod, namespace)
 	if w.seenBefore(pod, namespace) {
-		w.again(ctx, pod, objectOf(pod, namespace))
+		w.restore(ctx, pod, objectOf(pod, namespace))
 		return
 	}
-	was := maps.Clone(pod.Labels)
+	original := maps.Clone(pod.Labels)
 	dropStamps(pod)
 	object := objectOf(pod, namespace)
-	app, owned, err := w.application(ctx, object)
-	// Whatever is changed, the pod stays its owner's.
-	keep := func() {
+	application, owned, err := w.application(ctx, object)
+	// The labels by which the owner finds the pod must not change.
+	keepSelected := func() {
 		group := pod.Labels[gm.NodeGroupLabel]
-		pod.Labels = selectorOf(object, owned).Keep(was, pod.Labels)
-		if pod.Labels[gm.NodeGroupLabel] != group { // it cannot say which group it got: it counts once it has its node
+		pod.Labels = selectorOf(object, owned).Keep(original, pod.Labels)
+		if pod.Labels[gm.NodeGroupLabel] != group { // the pod cannot carry its group, so its seat counts only once it is on a node
 			delete(pod.Annotations, gm.SeatAnnotation)
 		}
 	}
-	defer keep()
+	defer keepSelected()
 	if errors.Is(err, owners.ErrOwnerUnread) {
 		w.hold(ctx, pod, err)
 		return
 	}
 	if err != nil {
-		log.FromContext(ctx).V(2).Info("Pod admitted without looking at policies", "why", err.Error())
+		log.FromContext(ctx).V(2).Info("Pod admitted without its policies", "why", err.Error())
 		return
 	}
-	setPolicyLabels(pod, app.Policies())
+	setPolicyLabels(pod, application.Policies())
 	share := w.Policies.CapacityOf(owned)
-	if app.Managed() || share.On {
+	if application.Managed() || share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	}
 	if pod.Spec.NodeName != "" && share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, capacity.NamesNode)
 	}
-	if pod.Spec.NodeName != "" || !app.Managed() && !share.On {
+	if pod.Spec.NodeName != "" || !application.Managed() && !share.On {
 		return
 	}
 	token := uuid.NewUUID()
 	gate, class := false, capacity.None
-	if share.On { // the class first: not every group has nodes of each
+	if share.On { // before the group, because not every group has nodes of each class
 		var known bool
 		class, known = w.classify(ctx, pod, object, share, token, dryRun)
 		gate = !known
 	}
-	if app.Managed() {
-		gate = w.place(ctx, pod, object, app, token, dryRun) || gate
+	if application.Managed() {
+		gate = w.place(ctx, pod, object, application, token, dryRun) || gate
 	}
 	if !share.Ordinal {
 		assign.SetClassCost(pod, class)
@@ -132,12 +135,12 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 	if gate {
 		setGate(pod)
 	}
-	keep()
+	keepSelected() // before the proof, which covers labels
 	w.prove(pod, namespace)
 }
 
-// selectorOf is what the direct owner of a pod finds it by; not known while the
-// owner is not. A pod without a controller nobody finds.
+// selectorOf returns the selector of the direct owner of a pod: an empty one for a pod
+// without an owner, an unknown one if the owner is unknown.
 func selectorOf(pod *ownership.Object, owned []*ownership.Object) ownership.Selector {
 	switch {
 	case pod.Controller == nil:
@@ -149,49 +152,52 @@ func selectorOf(pod *ownership.Object, owned []*ownership.Object) ownership.Sele
 	}
 }
 
-// place gives a pod what the policies of its application want, and tells whether
-// it is to wait at the gate.
-func (w *Webhook) place(ctx context.Context, pod *corev1.Pod, object *ownership.Object, app ownership.Application, token types.UID, dryRun bool) (gate bool) {
-	// A pod that gets its seat now has it when its policies are bound.
-	standing := w.assign(ctx, pod, object, token, dryRun)
-	if managed(app) && standing != settled && standing != pinnedLater {
+// place applies the policies of the workload to a pod. It returns true if the pod has to
+// wait at the gate.
+func (w *Webhook) place(ctx context.Context, pod *corev1.Pod, object *ownership.Object, application ownership.Application, token types.UID, dryRun bool) (gate bool) {
+	// The seat is assigned also if a policy is not bound yet, so that the pod has it when
+	// the policy is bound.
+	result := w.assign(ctx, pod, object, token, dryRun)
+	if managed(application) && result != settled && result != pinnedLater {
 		w.setScheduler(pod)
 		w.mark(pod)
 	}
-	return standing == waiting || standing == pinnedLater || waits(app.Propagation) || waits(app.Override)
+	return result == waiting || result == pinnedLater || waits(application.Propagation) || waits(application.Override)
 }
 
 func setGate(pod *corev1.Pod) {
 	pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
 }
 
-// hold makes a pod wait whose owner cannot be read for now: nobody knows whether
-// it requires policies. It is made ready for the case that it does, which
-// cannot be done later; without policies it is scheduled just as well.
+// hold makes a pod wait at the gate because one of its owners cannot be read now, so that
+// it is unknown whether policies apply. It prepares the pod for the case that they do,
+// because its scheduler and its requests cannot change later. A pod without policies can
+// be scheduled in the same way.
 func (w *Webhook) hold(ctx context.Context, pod *corev1.Pod, why error) {
 	assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	if pod.Spec.NodeName != "" {
 		return
 	}
-	log.FromContext(ctx).Info("Pod waits for its owner to be read", "why", why.Error())
+	log.FromContext(ctx).Info("Pod waits at the gate for its owner to be read", "why", why.Error())
 	w.setScheduler(pod)
 	w.mark(pod)
 	setGate(pod)
 }
 
-// application is what a pod belongs to, with its owners, the direct one first.
-func (w *Webhook) application(ctx context.Context, object *ownership.Object) (app ownership.Application, owned []*ownership.Object, err error) {
+// application returns the owners that require policies for a pod, and all of its owners,
+// the direct one first.
+func (w *Webhook) application(ctx context.Context, object *ownership.Object) (application ownership.Application, owned []*ownership.Object, err error) {
 	if !w.Walker.HasSynced() {
 		return ownership.Application{}, nil, errors.New("owners are not listed yet")
 	}
-	app, chain, err := w.Walker.Application(ctx, object)
+	application, chain, err := w.Walker.Application(ctx, object)
 	if err != nil {
-		return app, nil, err
+		return application, nil, err
 	}
-	return app, chain[1:], nil
+	return application, chain[1:], nil
 }
 
-// objectOf is the pod as the start of a walk up its owners.
+// objectOf returns the pod in the form in which the walker takes it.
 func objectOf(pod *corev1.Pod, namespace string) *ownership.Object {
 	return &ownership.Object{
 		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
@@ -202,8 +208,8 @@ func objectOf(pod *corev1.Pod, namespace string) *ownership.Object {
 	}
 }
 
-// dropStamps takes away what only atoll-manager may write. An update of the
-// same pod never comes here.
+// dropStamps removes the labels, annotations and gates that only atoll-manager may write,
+// so that a template cannot set them. The webhook is not called for updates of the pod.
 func dropStamps(pod *corev1.Pod) {
 	delete(pod.Labels, gm.NodeGroupLabel)
 	delete(pod.Labels, gm.CapacityClassLabel)
@@ -223,7 +229,7 @@ func dropStamps(pod *corev1.Pod) {
 	pod.Spec.SchedulingGates = gates
 }
 
-// setPolicyLabels makes the pod's four labels those of its application.
+// setPolicyLabels sets the pod's four policy labels to those of its workload.
 func setPolicyLabels(pod *corev1.Pod, want ownership.Policies) {
 	if ownership.PoliciesOf(pod.Labels) == want {
 		return
@@ -237,18 +243,17 @@ func setPolicyLabels(pod *corev1.Pod, want ownership.Policies) {
 	maps.Copy(pod.Labels, want.Labels())
 }
 
-// setScheduler hands the pod to the scheduler that asks the extender, unless
-// whoever wrote the pod chose another. The API server fills in the default
-// scheduler's name before we are asked.
+// setScheduler sets the scheduler that calls the extender, unless the pod names another
+// than the default one. The API server fills in the default before it calls the webhook.
 func (w *Webhook) setScheduler(pod *corev1.Pod) {
-	free := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
-	if w.SchedulerName != "" && free && pod.Spec.NodeName == "" {
+	isDefault := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
+	if w.SchedulerName != "" && isDefault && pod.Spec.NodeName == "" {
 		pod.Spec.SchedulerName = w.SchedulerName
 	}
 }
 
-// mark names the resource in the first container. None of it fits every node,
-// whoever counts, and no quota.
+// mark adds a request of 0 of the extended resource to the first container. A request of
+// 0 fits on every node and counts against no quota.
 func (w *Webhook) mark(pod *corev1.Pod) {
 	if w.Mark == "" || len(pod.Spec.Containers) == 0 {
 		return
@@ -262,16 +267,17 @@ func (w *Webhook) mark(pod *corev1.Pod) {
 	}
 }
 
-// managed tells whether a policy has a say in the pod: any that the application
-// requires, but for one that is missing and may be.
-func managed(app ownership.Application) bool {
-	says := func(o *ownership.Object, binding func(ownership.Policies) ownership.Binding) bool {
+// managed returns true if a policy applies to the pod: one that the workload requires,
+// unless it is not bound and the workload ignores missing policies.
+func managed(application ownership.Application) bool {
+	applies := func(o *ownership.Object, binding func(ownership.Policies) ownership.Binding) bool {
 		return o != nil && (!o.IgnoreMissing || binding(o.Policies) == ownership.Bound)
 	}
-	return says(app.Propagation, ownership.Policies.Propagation) || says(app.Override, ownership.Policies.Override)
+	return applies(application.Propagation, ownership.Policies.Propagation) || applies(application.Override, ownership.Policies.Override)
 }
 
-// waits tells whether the policies that an owner requires are not bound.
+// waits returns true if a policy that the owner requires is not bound, unless the owner
+// ignores missing policies.
 func waits(o *ownership.Object) bool {
 	if o == nil || o.IgnoreMissing {
 		return false

@@ -25,8 +25,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// newWebhook makes a webhook of a replica that leads: its walk has listed the
-// workloads among the objects, its resolver and its ledger have seen the others.
+// newWebhook returns the webhook of a replica that leads. Policies and nodes among the
+// objects are in its cache and its ledger; the walker has listed all others.
 func newWebhook(t testing.TB, objects ...build.Object) (*Webhook, *build.API) {
 	t.Helper()
 	var listed, seen []build.Object
@@ -62,7 +62,7 @@ func newWebhook(t testing.TB, objects ...build.Object) (*Webhook, *build.API) {
 	return w, api
 }
 
-// admit is the pod as it is created.
+// admit returns the pod as the webhook admits it.
 func admit(t *testing.T, w *Webhook, pod *corev1.Pod, dryRun bool) *corev1.Pod {
 	t.Helper()
 	pod = pod.DeepCopy()
@@ -111,29 +111,29 @@ func TestDefault(t *testing.T) {
 		labels  map[string]string
 		gates   []string
 	}{
-		"a pod of a workload that requires nothing is as it was": {
+		"a pod of a workload that requires no policy does not change": {
 			objects: deployment(), pod: owned(build.Label("app", "web"), gatedBy("example.com/gate")),
 			labels: map[string]string{"app": "web"}, gates: []string{"example.com/gate"},
 		},
-		"labels are copied from the application": {
+		"labels are copied from the workload": {
 			objects: deployment(build.Bound("p", "")), pod: owned(), labels: bound,
 		},
-		"a policy that is not bound holds the pod back": {
+		"a policy that is not bound adds the gate": {
 			objects: deployment(build.Requires("p", "")), pod: owned(), labels: required, gates: []string{gm.PolicyGate},
 		},
-		"and so does one that is bound otherwise": {
+		"another policy that is bound adds the gate": {
 			objects: deployment(build.Requires("p", ""), bindings("q", "")), pod: owned(),
 			labels: map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "q"}, gates: []string{gm.PolicyGate},
 		},
-		"and so does an override policy that is not bound": {
+		"an OverridePolicy that is not bound adds the gate": {
 			objects: deployment(build.Bound("p", ""), build.Requires("", "o")), pod: owned(),
 			labels: map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"},
 			gates:  []string{gm.PolicyGate},
 		},
-		"a missing policy is none, if the workload says so": {
+		"a missing policy is ignored if the workload has the annotation": {
 			objects: deployment(build.Requires("p", ""), ignore), pod: owned(), labels: required,
 		},
-		"the pod's own word about missing policies does not count when it is owned": {
+		"the annotation about missing policies of an owned pod does not count": {
 			objects: deployment(build.Requires("p", "")), pod: owned(ignore), labels: required, gates: []string{gm.PolicyGate},
 		},
 		"a template that forges a binding is corrected": {
@@ -142,26 +142,26 @@ func TestDefault(t *testing.T) {
 		"a template that requires what its workload does not is corrected": {
 			objects: deployment(), pod: owned(build.Bound("p", "o"), build.Label("app", "web")), labels: map[string]string{"app": "web"},
 		},
-		"our gate in a template is dropped when there is nothing to wait for": {
+		"the gate in a template is removed if the pod does not have to wait": {
 			objects: deployment(build.Bound("p", "")), pod: owned(gatedBy("example.com/a", gm.PolicyGate, "example.com/b")),
 			labels: bound, gates: []string{"example.com/a", "example.com/b"},
 		},
-		"and stands once when there is": {
+		"the gate in a template is not doubled if the pod has to wait": {
 			objects: deployment(build.Requires("p", "")), pod: owned(gatedBy(gm.PolicyGate)), labels: required, gates: []string{gm.PolicyGate},
 		},
-		"a pod that names its node is not held back: it could never be let go": {
+		"a pod that names its node gets no gate: it could never be removed": {
 			objects: deployment(build.Requires("p", "")), pod: owned(build.On("node")), labels: required,
 		},
-		"a pod without an owner speaks for itself": {
+		"a pod without an owner is its own workload": {
 			pod: build.Pod("bare", build.Requires("p", "")), labels: required, gates: []string{gm.PolicyGate},
 		},
-		"a pod without an owner that wants no policy to be waited for": {
+		"a pod without an owner that ignores missing policies": {
 			pod: build.Pod("bare", build.Requires("p", ""), ignore), labels: required,
 		},
 		"a pod of an unknown kind of owner carries no policy": {
 			pod: build.Pod("adrift", build.Requires("p", ""), func(o build.Object) {
 				yes := true
-				o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Sail", Name: "s", UID: "s", Controller: &yes}})
+				o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Custom", Name: "s", UID: "s", Controller: &yes}})
 			}),
 			labels: map[string]string{},
 		},
@@ -178,7 +178,7 @@ func TestDefault(t *testing.T) {
 			}
 			again := admit(t, w, got, false)
 			if diff := cmp.Diff(got, again, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("looked at again, the pod changes:\n%s", diff)
+				t.Errorf("admitted again, the pod changes:\n%s", diff)
 			}
 		})
 	}
@@ -199,18 +199,18 @@ func TestManagedPodsAreGivenToOurScheduler(t *testing.T) {
 		off      bool
 		want     string
 	}{
-		"a pod that names the default scheduler":                         {[]build.Option{build.Bound("p", "")}, on(corev1.DefaultSchedulerName), false, ours},
-		"a pod that names none":                                          {[]build.Option{build.Bound("p", "")}, on(""), false, ours},
-		"a pod that waits for its policy":                                {[]build.Option{build.Requires("p", "")}, on(corev1.DefaultSchedulerName), false, ours},
-		"a pod with overrides only: its images are written at binding":   {[]build.Option{build.Bound("", "o")}, on(corev1.DefaultSchedulerName), false, ours},
-		"a pod that names another scheduler keeps it":                    {[]build.Option{build.Bound("p", "o")}, on("volcano"), false, "volcano"},
-		"a pod of a workload that requires nothing":                      {nil, on(corev1.DefaultSchedulerName), false, corev1.DefaultSchedulerName},
-		"a pod that chose ours itself and requires nothing keeps it":     {nil, on(ours), false, ours},
-		"a policy that is missing, and may be":                           {[]build.Option{build.Requires("p", ""), ignore}, on(corev1.DefaultSchedulerName), false, corev1.DefaultSchedulerName},
-		"a policy that may be missing, and is not":                       {[]build.Option{build.Bound("p", ""), ignore}, on(corev1.DefaultSchedulerName), false, ours},
-		"one policy that is there and one that may be missing":           {[]build.Option{build.Requires("p", "o"), bindings("p", ""), ignore}, on(corev1.DefaultSchedulerName), false, ours},
-		"a pod that names its node passes no scheduler":                  {[]build.Option{build.Bound("p", "")}, on(corev1.DefaultSchedulerName, build.On("node")), false, corev1.DefaultSchedulerName},
-		"the cluster's own scheduler asks the extender: nothing changes": {[]build.Option{build.Bound("p", "")}, on(corev1.DefaultSchedulerName), true, corev1.DefaultSchedulerName},
+		"a pod that names the default scheduler":                          {[]build.Option{build.Bound("p", "")}, on(corev1.DefaultSchedulerName), false, ours},
+		"a pod that names none":                                           {[]build.Option{build.Bound("p", "")}, on(""), false, ours},
+		"a pod that waits for its policy":                                 {[]build.Option{build.Requires("p", "")}, on(corev1.DefaultSchedulerName), false, ours},
+		"a pod with overrides only: its images are written at binding":    {[]build.Option{build.Bound("", "o")}, on(corev1.DefaultSchedulerName), false, ours},
+		"a pod that names another scheduler keeps it":                     {[]build.Option{build.Bound("p", "o")}, on("volcano"), false, "volcano"},
+		"a pod of a workload that requires nothing":                       {nil, on(corev1.DefaultSchedulerName), false, corev1.DefaultSchedulerName},
+		"a pod that names our scheduler and requires nothing keeps it":    {nil, on(ours), false, ours},
+		"a missing policy that is ignored":                                {[]build.Option{build.Requires("p", ""), ignore}, on(corev1.DefaultSchedulerName), false, corev1.DefaultSchedulerName},
+		"a policy that may be missing and is bound":                       {[]build.Option{build.Bound("p", ""), ignore}, on(corev1.DefaultSchedulerName), false, ours},
+		"one bound policy and one that is missing and ignored":            {[]build.Option{build.Requires("p", "o"), bindings("p", ""), ignore}, on(corev1.DefaultSchedulerName), false, ours},
+		"a pod that names its node needs no scheduler":                    {[]build.Option{build.Bound("p", "")}, on(corev1.DefaultSchedulerName, build.On("node")), false, corev1.DefaultSchedulerName},
+		"the cluster's own scheduler calls the extender: nothing changes": {[]build.Option{build.Bound("p", "")}, on(corev1.DefaultSchedulerName), true, corev1.DefaultSchedulerName},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestManagedPodsAreGivenToOurScheduler(t *testing.T) {
 				t.Errorf("scheduler is %q, want %q", got.Spec.SchedulerName, tc.want)
 			}
 			if again := admit(t, w, got, false); again.Spec.SchedulerName != tc.want {
-				t.Errorf("looked at again, the scheduler is %q", again.Spec.SchedulerName)
+				t.Errorf("admitted again, the scheduler is %q", again.Spec.SchedulerName)
 			}
 		})
 	}
@@ -245,11 +245,11 @@ func TestManagedPodsAreMarked(t *testing.T) {
 		"a policy that is bound":                      {[]build.Option{build.Bound("p", "")}, of(), mark, true},
 		"a policy that the pod waits for":             {[]build.Option{build.Requires("p", "")}, of(), mark, true},
 		"overrides only: they are written at binding": {[]build.Option{build.Bound("", "o")}, of(), mark, true},
-		"no policy":                                    {nil, of(), mark, false},
-		"a policy that is missing, and may be":         {[]build.Option{build.Requires("p", ""), ignore}, of(), mark, false},
-		"a pod that names its node":                    {[]build.Option{build.Bound("p", "")}, of(build.On("node")), mark, false},
-		"kube-scheduler asks about every pod":          {[]build.Option{build.Bound("p", "")}, of(), "", false},
-		"a pod without containers is left to be wrong": {[]build.Option{build.Bound("p", "")}, build.Pod("", build.OwnedBy(replicaSet)), mark, false},
+		"no policy":                                                   {nil, of(), mark, false},
+		"a missing policy that is ignored":                            {[]build.Option{build.Requires("p", ""), ignore}, of(), mark, false},
+		"a pod that names its node":                                   {[]build.Option{build.Bound("p", "")}, of(build.On("node")), mark, false},
+		"kube-scheduler calls the extender for every pod":             {[]build.Option{build.Bound("p", "")}, of(), "", false},
+		"a pod without containers, which is invalid, does not change": {[]build.Option{build.Bound("p", "")}, build.Pod("", build.OwnedBy(replicaSet)), mark, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -277,32 +277,32 @@ func TestAPodWhoseOwnersCannotBeFoundKeepsItsScheduler(t *testing.T) {
 	}
 }
 
-// sails is a kind that an operator named as a workload and the API server cannot
-// convert.
-var sails = owners.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}, Resource: "sails"}
+// furtherKind is a kind that a user added as a workload. The API server cannot convert its
+// objects.
+var furtherKind = owners.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Custom"}, Resource: "customs"}
 
-// TestAPodWhoseOwnerCannotBeReadWaitsAtTheGate: its kind is a workload, and
-// nobody knows whether it requires a policy.
+// TestAPodWhoseOwnerCannotBeReadWaitsAtTheGate: the kind of the owner is a workload, and
+// it is unknown whether that workload requires a policy.
 func TestAPodWhoseOwnerCannotBeReadWaitsAtTheGate(t *testing.T) {
 	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web", build.Bound("p", ""))))
 	w, _ := newWebhook(t, build.Deployment("web", build.Bound("p", "")), replicaSet)
 	w.SchedulerName, w.Mark = "atoll-scheduler", "atoll.dev/managed"
 	broken := metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme())
-	broken.PrependReactor("*", "sails", func(clienttesting.Action) (bool, runtime.Object, error) {
+	broken.PrependReactor("*", "customs", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewInternalError(errors.New("conversion webhook failed"))
 	})
 	w.Walker = owners.NewWalker(build.NewAPI(t, build.Deployment("web", build.Bound("p", "")), replicaSet).Client())
 	w.Walker.Extend(dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), broken)
-	w.Walker.SetKinds([]owners.Kind{sails})
+	w.Walker.SetKinds([]owners.Kind{furtherKind})
 	go func() { _ = w.Walker.Start(t.Context()) }()
 	build.Eventually(t, "the built-in kinds are listed", w.Walker.HasSynced)
-	ofSail := func(options ...build.Option) *corev1.Pod {
+	ofFurtherKind := func(options ...build.Option) *corev1.Pod {
 		return build.Pod("", append([]build.Option{build.Container("c", "nginx"), func(o build.Object) {
 			yes := true
-			o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Sail", Name: "s", UID: "s", Controller: &yes}})
+			o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Custom", Name: "s", UID: "s", Controller: &yes}})
 		}}, options...)...)
 	}
-	got := admit(t, w, ofSail(), false)
+	got := admit(t, w, ofFurtherKind(), false)
 	if diff := cmp.Diff([]string{gm.PolicyGate}, gates(got)); diff != "" {
 		t.Errorf("wrong gates (-want +got):\n%s", diff)
 	}
@@ -310,17 +310,17 @@ func TestAPodWhoseOwnerCannotBeReadWaitsAtTheGate(t *testing.T) {
 		t.Errorf("scheduler is %q, marked %t: neither can be set later", got.Spec.SchedulerName, marked)
 	}
 	if again := admit(t, w, got, false); len(again.Spec.SchedulingGates) != 1 {
-		t.Errorf("looked at again, gates are %v", gates(again))
+		t.Errorf("admitted again, gates are %v", gates(again))
 	}
-	if got := admit(t, w, ofSail(build.On("node")), false); len(got.Spec.SchedulingGates) != 0 {
-		t.Errorf("a pod that names its node is held by %v", gates(got))
+	if got := admit(t, w, ofFurtherKind(build.On("node")), false); len(got.Spec.SchedulingGates) != 0 {
+		t.Errorf("a pod that names its node has gates %v", gates(got))
 	}
 	if got := admit(t, w, build.Pod("", build.OwnedBy(replicaSet)), false); len(got.Spec.SchedulingGates) != 0 || got.Labels[gm.BindingPropagationPolicyLabel] != "p" {
 		t.Errorf("a pod of a Deployment has gates %v and labels %v", gates(got), got.Labels)
 	}
 	w.Walker.SetKinds(nil)
-	if got := admit(t, w, ofSail(), false); len(got.Spec.SchedulingGates) != 0 {
-		t.Errorf("a pod of a kind that is no workload any more is held by %v", gates(got))
+	if got := admit(t, w, ofFurtherKind(), false); len(got.Spec.SchedulingGates) != 0 {
+		t.Errorf("a pod of a kind that is not a workload any more has gates %v", gates(got))
 	}
 }
 
@@ -331,7 +331,7 @@ func TestWhatOnlyWeMayWriteIsDroppedWhateverHappens(t *testing.T) {
 		build.Annotation(gm.SeatAnnotation, "t"), build.Annotation(gm.OverridesAnnotation, "x"), build.Annotation(gm.CreatedForAnnotation, "x"), build.Annotation(gm.UnassignedAnnotation, "x/1 y"),
 		build.Annotation(corev1.PodDeletionCost, "1"), build.Annotation("example.com/note", "x"), gatedBy(gm.PolicyGate))
 	free := build.ReplicaSet("free")
-	for name, owner := range map[string]build.Object{"with an owner": free, "with an owner that nobody knows": build.ReplicaSet("gone")} {
+	for name, owner := range map[string]build.Object{"with an owner": free, "with an unknown owner": build.ReplicaSet("gone")} {
 		t.Run(name, func(t *testing.T) {
 			w, _ := newWebhook(t, free)
 			pod := forged.DeepCopy()
@@ -372,7 +372,7 @@ func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
 	t.Run("owners are not listed yet", func(t *testing.T) {
 		check(t, &Webhook{Walker: owners.NewWalker(build.NewAPI(t, build.ReplicaSet("rs", build.Requires("p", ""))).Client())})
 	})
-	t.Run("nobody said for which namespace", func(t *testing.T) {
+	t.Run("the pod names no namespace", func(t *testing.T) {
 		w, _ := newWebhook(t)
 		got := want.DeepCopy()
 		w.Admit(t.Context(), build.Namespace, false, got)
@@ -406,10 +406,10 @@ func TestADryRunGetsTheSameAnswerAndLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// admitted is what the webhook leaves on pods whose workload requires a policy.
+// admitted is the annotation that the webhook sets on pods whose workload requires a policy.
 var admitted = build.Annotation(gm.AdmittedAnnotation, "true")
 
-// TestPodsThatPassedAreMarked: pods without the mark went past.
+// TestPodsThatPassedAreMarked: pods without the annotation have bypassed the webhook.
 func TestPodsThatPassedAreMarked(t *testing.T) {
 	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
 	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web")))
@@ -418,13 +418,13 @@ func TestPodsThatPassedAreMarked(t *testing.T) {
 		pod      []build.Option
 		want     string
 	}{
-		"a policy that is bound":              {workload: []build.Option{build.Bound("p", "")}, want: "true"},
-		"a policy that is not":                {workload: []build.Option{build.Requires("", "o")}, want: "true"},
-		"a policy that may be missing":        {workload: []build.Option{build.Requires("p", ""), ignore}, want: "true"},
-		"a pod that names its node":           {workload: []build.Option{build.Bound("p", "")}, pod: []build.Option{build.On("node")}, want: "true"},
-		"no policy":                           {},
-		"no policy, and a template that lies": {pod: []build.Option{admitted}},
-		"a template that has its own opinion": {workload: []build.Option{build.Bound("p", "")}, pod: []build.Option{build.Annotation(gm.AdmittedAnnotation, "x")}, want: "true"},
+		"a policy that is bound":                        {workload: []build.Option{build.Bound("p", "")}, want: "true"},
+		"a policy that is not":                          {workload: []build.Option{build.Requires("", "o")}, want: "true"},
+		"a policy that may be missing":                  {workload: []build.Option{build.Requires("p", ""), ignore}, want: "true"},
+		"a pod that names its node":                     {workload: []build.Option{build.Bound("p", "")}, pod: []build.Option{build.On("node")}, want: "true"},
+		"no policy":                                     {},
+		"no policy, and the annotation in the template": {pod: []build.Option{admitted}},
+		"another value in the template":                 {workload: []build.Option{build.Bound("p", "")}, pod: []build.Option{build.Annotation(gm.AdmittedAnnotation, "x")}, want: "true"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, _ := newWebhook(t, build.Deployment("web", tc.workload...), replicaSet)

@@ -15,8 +15,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// FuzzNodeGroup: no text is a NodeGroup that makes anything panic, and what is
-// admitted can be used.
+// FuzzNodeGroup: no NodeGroup causes a panic, and each admitted one can be used.
 func FuzzNodeGroup(f *testing.F) {
 	for _, spec := range []string{
 		`{}`, `{"nodes":["a","a",""]}`, `{"matchLabels":{"":""}}`, `{"matchLabels":{"a":"b"},"nodes":null}`,
@@ -36,8 +35,8 @@ func FuzzNodeGroup(f *testing.F) {
 	})
 }
 
-// FuzzPropagationPolicy: no text is a policy that makes anything panic, and
-// what is admitted divides any number of pods.
+// FuzzPropagationPolicy: no policy causes a panic, and each admitted one can divide any
+// number of pods.
 func FuzzPropagationPolicy(f *testing.F) {
 	for _, spec := range []string{
 		`{}`, `{"propagationStrategy":"StaticWeight"}`, `{"propagationStrategy":"NumRange","numRange":[{}]}`,
@@ -66,13 +65,13 @@ func FuzzPropagationPolicy(f *testing.F) {
 			sum += n
 		}
 		if sum > replicas {
-			t.Errorf("%s: %d pods are %d seats", spec, replicas, sum)
+			t.Errorf("%s: %d pods get %d seats", spec, replicas, sum)
 		}
 	})
 }
 
-// FuzzOverridePolicy: no text is a policy that makes anything panic, and what
-// is admitted can be applied, or says why not.
+// FuzzOverridePolicy: no policy causes a panic. Each admitted one can be applied, or returns
+// an error and does not change the pod.
 func FuzzOverridePolicy(f *testing.F) {
 	for _, spec := range []string{
 		`{}`, `{"overrideRules":[{}]}`, `{"overrideRules":[{"overriders":null}]}`,

@@ -1,6 +1,10 @@
-// Package policy looks at policies and NodeGroups as they are written: it warns of what is
-// accepted and spelled otherwise, and refuses what the schemas of the CRDs
-// cannot. It reads the one object and nothing else.
+// Package policy validates NodeGroups, PropagationPolicies and OverridePolicies when
+// they are created or updated. It refuses what the schemas of the CRDs cannot refuse,
+// and warns of values that are accepted but read in another way. It looks at the object
+// of the request only, and never reads from the cluster.
+//
+// A refusal has the form of the API server's own: HTTP 422, reason Invalid, and one
+// cause for each fault, with the path of its field.
 package policy
 
 import (
@@ -8,6 +12,8 @@ import (
 	"fmt"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -17,23 +23,23 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
-// Where each kind is looked at.
+// The path of the webhook of each kind.
 const (
 	NodeGroupPath   = "/validate-policies/nodegroup"
 	PropagationPath = "/validate-policies/propagation"
 	OverridePath    = "/validate-policies/override"
 )
 
-// SetupWithManager registers the webhook of each kind. asked tells whether some
-// kube-scheduler asks the extender.
-func SetupWithManager(mgr ctrl.Manager, asked bool) error {
+// SetupWithManager registers the webhook of each kind. extenderInUse is true if some
+// kube-scheduler calls the extender, which is so in all forms but Pinned.
+func SetupWithManager(mgr ctrl.Manager, extenderInUse bool) error {
 	err := ctrl.NewWebhookManagedBy(mgr, &gm.NodeGroup{}).
 		WithValidator(NodeGroup{}).WithValidatorCustomPath(NodeGroupPath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of NodeGroups: %w", err)
 	}
 	err = ctrl.NewWebhookManagedBy(mgr, &gm.PropagationPolicy{}).
-		WithValidator(Propagation{Asked: asked}).WithValidatorCustomPath(PropagationPath).Complete()
+		WithValidator(Propagation{ExtenderInUse: extenderInUse}).WithValidatorCustomPath(PropagationPath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of PropagationPolicies: %w", err)
 	}
@@ -45,17 +51,24 @@ func SetupWithManager(mgr ctrl.Manager, asked bool) error {
 	return nil
 }
 
-// NodeGroup looks at NodeGroups: a selector that cannot be used is refused.
+// invalid returns the refusal of an object, nil if there are no faults.
+func invalid(kind, name string, faults field.ErrorList) error {
+	if len(faults) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(gm.GroupVersion.WithKind(kind).GroupKind(), name, faults)
+}
+
+// NodeGroup validates NodeGroups: it refuses selectors that cannot be used.
 type NodeGroup struct{}
 
 // ValidateCreate implements admission.Validator.
 func (NodeGroup) ValidateCreate(_ context.Context, group *gm.NodeGroup) (admission.Warnings, error) {
-	_, err := membership.Compile(group)
-	return nil, err
+	return nil, invalid("NodeGroup", group.Name, membership.Validate(group))
 }
 
-// ValidateUpdate implements admission.Validator. A group that is on its way
-// out is left alone: its finalizer has to come off.
+// ValidateUpdate implements admission.Validator. It accepts every update of a group
+// that is being deleted, so that its finalizer can always be removed.
 func (g NodeGroup) ValidateUpdate(ctx context.Context, _, group *gm.NodeGroup) (admission.Warnings, error) {
 	if group.DeletionTimestamp != nil {
 		return nil, nil
@@ -68,27 +81,28 @@ func (NodeGroup) ValidateDelete(context.Context, *gm.NodeGroup) (admission.Warni
 	return nil, nil
 }
 
-// Propagation looks at PropagationPolicies.
+// Propagation validates PropagationPolicies.
 type Propagation struct {
-	// Asked: some kube-scheduler asks the extender.
-	Asked bool
+	// ExtenderInUse is true if some kube-scheduler calls the extender.
+	ExtenderInUse bool
 }
 
 // ValidateCreate implements admission.Validator.
 func (p Propagation) ValidateCreate(_ context.Context, policy *gm.PropagationPolicy) (admission.Warnings, error) {
-	spread, err := placement.New(policy.Spec, func(string) bool { return true }, "")
+	// The spread of an invalid policy is empty; warnings about its other fields are still returned.
+	spread, _ := placement.New(policy.Spec, func(string) bool { return true }, "")
 	warnings := foldWarnings(spread.Folded())
 	if policy.Spec.Rescheduling.Mode == gm.ReschedulingNever {
 		warnings = append(warnings, "spec.rescheduling.mode: Never is deprecated and means OnRollout")
 	}
-	if policy.Spec.Assignment == gm.AssignmentLate && !p.Asked {
-		warnings = append(warnings, "spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler asks the extender")
+	if policy.Spec.Assignment == gm.AssignmentLate && !p.ExtenderInUse {
+		warnings = append(warnings, "spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler calls the extender")
 	}
-	return warnings, err
+	return warnings, invalid("PropagationPolicy", policy.Name, placement.Validate(&policy.Spec))
 }
 
-// ValidateUpdate implements admission.Validator. A policy that is on its way
-// out is left alone.
+// ValidateUpdate implements admission.Validator. It accepts every update of a policy
+// that is being deleted.
 func (p Propagation) ValidateUpdate(ctx context.Context, _, policy *gm.PropagationPolicy) (admission.Warnings, error) {
 	if policy.DeletionTimestamp != nil {
 		return nil, nil
@@ -101,18 +115,19 @@ func (Propagation) ValidateDelete(context.Context, *gm.PropagationPolicy) (admis
 	return nil, nil
 }
 
-// Override looks at OverridePolicies.
+// Override validates OverridePolicies.
 type Override struct{}
 
 // ValidateCreate implements admission.Validator.
 func (Override) ValidateCreate(_ context.Context, policy *gm.OverridePolicy) (admission.Warnings, error) {
 	rules, errs := override.Compile(policy.Spec)
 	if len(errs) > 0 {
-		messages := make([]string, 0, len(errs))
+		faults := make(field.ErrorList, 0, len(errs))
 		for _, err := range errs {
-			messages = append(messages, err.Error())
+			// The text of the error holds the value where that helps.
+			faults = append(faults, field.Invalid(field.NewPath(err.Overrider), field.OmitValueType{}, err.Err.Error()))
 		}
-		return nil, fmt.Errorf("%s", strings.Join(messages, "; "))
+		return nil, invalid("OverridePolicy", policy.Name, faults)
 	}
 	warnings := foldWarnings(rules.Folded())
 	for _, path := range rules.Aliases() {
@@ -121,8 +136,8 @@ func (Override) ValidateCreate(_ context.Context, policy *gm.OverridePolicy) (ad
 	return warnings, nil
 }
 
-// ValidateUpdate implements admission.Validator. A policy that is on its way
-// out is left alone.
+// ValidateUpdate implements admission.Validator. It accepts every update of a policy
+// that is being deleted.
 func (o Override) ValidateUpdate(ctx context.Context, _, policy *gm.OverridePolicy) (admission.Warnings, error) {
 	if policy.DeletionTimestamp != nil {
 		return nil, nil
@@ -135,6 +150,7 @@ func (Override) ValidateDelete(context.Context, *gm.OverridePolicy) (admission.W
 	return nil, nil
 }
 
+// foldWarnings returns one warning for each name of a group that is not in lower case.
 func foldWarnings(folded []string) admission.Warnings {
 	var warnings admission.Warnings
 	for _, name := range folded {

@@ -1,24 +1,30 @@
 package policy
 
 import (
+	"encoding/json"
+	"net/http"
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admission/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// judged is what a webhook said to a creation and to an update.
+// judged is the answer of a webhook.
 type judged struct {
 	warnings admission.Warnings
 	err      error
 }
 
-// judge asks a webhook about an object being created, and about the same being
-// updated, which must be the same.
+// judge validates an object as created and as updated. Both answers must be alike; it
+// returns the first.
 func judge(t *testing.T, o build.Object) judged {
 	t.Helper()
 	var created, updated judged
@@ -48,27 +54,28 @@ func imageRule(o gm.ImageOverrider) build.Option {
 func TestValidate(t *testing.T) {
 	tests := map[string]struct {
 		object build.Object
-		// refused and warned name what has to be in the words.
+		// refused lists what the refusal has to contain; none if the object is accepted.
+		// warned lists the same of each warning, in order.
 		refused []string
 		warned  []string
 	}{
 		"a group that selects by name": {object: build.NodeGroup("g", build.Selects("n"))},
 		"a group that selects nothing": {object: build.NodeGroup("g")},
-		"a label key that is none":     {object: build.NodeGroup("g", build.With(func(g *gm.NodeGroup) { g.Spec.MatchLabels = map[string]string{"not a key": "x"} })), refused: []string{"spec.matchLabels[not a key]"}},
+		"an invalid label key":         {object: build.NodeGroup("g", build.With(func(g *gm.NodeGroup) { g.Spec.MatchLabels = map[string]string{"not a key": "x"} })), refused: []string{"spec.matchLabels[not a key]"}},
 		"a group that selects by its own label": {
 			object:  build.NodeGroup("g", build.With(func(g *gm.NodeGroup) { g.Spec.MatchLabels = map[string]string{gm.NodeGroupLabel: "g"} })),
 			refused: []string{gm.NodeGroupLabel},
 		},
-		"weights":                     {object: build.PropagationPolicy("p", build.Weight(3, "hz"), build.Weight(2, "bj"))},
-		"groups that nobody has made": {object: build.PropagationPolicy("p", build.Weight(3, "nowhere"))},
-		"groups in upper case":        {object: build.PropagationPolicy("p", build.Weight(3, "Hangzhou", "beijing", "BEIJING")), warned: []string{`"BEIJING" is read as "beijing"`, `"Hangzhou" is read as "hangzhou"`}},
-		"a mode that is another's name": {
+		"weights":                  {object: build.PropagationPolicy("p", build.Weight(3, "hz"), build.Weight(2, "bj"))},
+		"groups that do not exist": {object: build.PropagationPolicy("p", build.Weight(3, "nowhere"))},
+		"groups in upper case":     {object: build.PropagationPolicy("p", build.Weight(3, "Hangzhou", "beijing", "BEIJING")), warned: []string{`"BEIJING" is read as "beijing"`, `"Hangzhou" is read as "hangzhou"`}},
+		"a deprecated mode": {
 			object: build.PropagationPolicy("p", build.Weight(3, "hz"), build.With(func(p *gm.PropagationPolicy) { p.Spec.Rescheduling.Mode = gm.ReschedulingNever })),
 			warned: []string{"spec.rescheduling.mode: Never is deprecated and means OnRollout"},
 		},
-		"a seat that nobody would ask for": {
+		"late assignment without the extender": {
 			object: build.PropagationPolicy("p", build.Weight(1, "a"), build.Assigns(gm.AssignmentLate)),
-			warned: []string{"spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler asks the extender"},
+			warned: []string{"spec.assignment: Late is read as Early, because in the form Pinned no kube-scheduler calls the extender"},
 		},
 		"no rule": {object: build.PropagationPolicy("p"), refused: []string{"staticWeightList", "numRange"}},
 		"two kinds of rules": {
@@ -85,11 +92,11 @@ func TestValidate(t *testing.T) {
 			object: build.OverridePolicy("o", imageRule(gm.ImageOverrider{Component: gm.Tag, Operator: gm.OverriderOpUpdate, Value: "v2"})),
 			warned: []string{"spec.overrideRules[0].overriders.imageOverrider[0].operator"},
 		},
-		"every rule that cannot be used is named": {
+		"every rule with a fault is named": {
 			object:  build.OverridePolicy("o", build.Registry("hz", "https://hz.io"), build.Registry("bj", "bj.io"), build.Registry("sh", "sh io")),
 			refused: []string{"spec.overrideRules[0]", "spec.overrideRules[2]"},
 		},
-		"what a policy must not change": {
+		"a field that no policy may change": {
 			object: build.OverridePolicy("o", build.With(func(p *gm.OverridePolicy) {
 				p.Spec.OverrideRules = []gm.RuleWithNodeGroup{{Overriders: &gm.Overriders{Plaintext: []gm.PlaintextOverrider{
 					{Path: "/spec/nodeName", Operator: gm.OverriderOpReplace, Value: &apiextensionsv1.JSON{Raw: []byte(`"n"`)}},
@@ -106,7 +113,7 @@ func TestValidate(t *testing.T) {
 			}
 			for _, part := range tc.refused {
 				if !strings.Contains(got.err.Error(), part) {
-					t.Errorf("the refusal %q does not name %s", got.err, part)
+					t.Errorf("the refusal %q does not contain %s", got.err, part)
 				}
 			}
 			if len(got.warnings) != len(tc.warned) {
@@ -114,14 +121,14 @@ func TestValidate(t *testing.T) {
 			}
 			for i := range min(len(tc.warned), len(got.warnings)) {
 				if !strings.Contains(got.warnings[i], tc.warned[i]) {
-					t.Errorf("the warning %q does not say %s", got.warnings[i], tc.warned[i])
+					t.Errorf("the warning %q does not contain %s", got.warnings[i], tc.warned[i])
 				}
 			}
 		})
 	}
 }
 
-func TestWhatIsOnItsWayOutMayLoseItsFinalizerWhateverItSays(t *testing.T) {
+func TestInvalidObjectsInDeletionCanBeUpdated(t *testing.T) {
 	group := build.NodeGroup("g", build.Deleting(gm.NodeGroupFinalizer), build.With(func(g *gm.NodeGroup) {
 		g.Spec.MatchLabels = map[string]string{"not a key": "x"}
 	}))
@@ -133,7 +140,7 @@ func TestWhatIsOnItsWayOutMayLoseItsFinalizerWhateverItSays(t *testing.T) {
 		second(Override{}.ValidateUpdate(t.Context(), override, override)),
 	} {
 		if err != nil {
-			t.Errorf("it is held for ever: %v", err)
+			t.Errorf("its finalizer cannot be removed: %v", err)
 		}
 	}
 }
@@ -151,3 +158,86 @@ func TestDeletionsAreNeverRefused(t *testing.T) {
 }
 
 func second(_ admission.Warnings, err error) error { return err }
+
+// TestEveryFaultIsACauseOfOneRefusal: the API server passes the status on as it is.
+func TestEveryFaultIsACauseOfOneRefusal(t *testing.T) {
+	percent := func(value string) *intstr.IntOrString { p := intstr.FromString(value); return &p }
+	group := build.NodeGroup("site", build.With(func(g *gm.NodeGroup) {
+		g.Spec.MatchLabels = map[string]string{"not a key": "x"}
+		g.Spec.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "a", Operator: metav1.LabelSelectorOpIn}}
+	}))
+	propagation := build.PropagationPolicy("spread", build.With(func(p *gm.PropagationPolicy) {
+		p.Spec.NumRange = []gm.NodeGroupNumRange{
+			{NodeGroupNames: []string{"hz"}, Min: percent("40%"), Max: percent("20%")},
+			{NodeGroupNames: []string{"b j"}, Min: percent("few")},
+		}
+	}))
+	overrides := build.OverridePolicy("images",
+		imageRule(gm.ImageOverrider{Component: gm.Registry, Operator: gm.OverriderOpReplace, Value: "no registry", Predicate: &gm.ImagePredicate{Path: "/metadata"}}),
+		imageRule(gm.ImageOverrider{Component: gm.Tag, Operator: "set"}))
+	type cause struct{ Field, Message string }
+	for kind, tc := range map[string]struct {
+		validator func(*runtime.Scheme) *admission.Webhook
+		object    build.Object
+		want      []cause
+	}{
+		"NodeGroup": {
+			func(s *runtime.Scheme) *admission.Webhook {
+				return admission.WithValidator[*gm.NodeGroup](s, NodeGroup{})
+			}, group,
+			[]cause{
+				{"spec.matchLabels[not a key]", `Invalid value: "not a key": name part must consist of`},
+				{"spec.matchExpressions[0].values", "Invalid value: null: for 'in', 'notin' operators"},
+			},
+		},
+		"PropagationPolicy": {
+			func(s *runtime.Scheme) *admission.Webhook {
+				return admission.WithValidator[*gm.PropagationPolicy](s, Propagation{})
+			}, propagation,
+			[]cause{
+				{"spec.numRange[0].min", "Invalid value: 40% is greater than max, 20%"},
+				{"spec.numRange[1].nodeGroupNames[0]", `Invalid value: "b j" cannot be the name of a NodeGroup`},
+				{"spec.numRange[1].min", `Invalid value: "few" is neither a number`},
+			},
+		},
+		"OverridePolicy": {
+			func(s *runtime.Scheme) *admission.Webhook {
+				return admission.WithValidator[*gm.OverridePolicy](s, Override{})
+			}, overrides,
+			[]cause{
+				{"spec.overrideRules[0].overriders.imageOverrider[0].predicate.path", `Invalid value: "/metadata" does not point to an image`},
+				{"spec.overrideRules[0].overriders.imageOverrider[0].value", `Invalid value: "no registry" must be a host or host:port`},
+				{"spec.overrideRules[1].overriders.imageOverrider[0].operator", `Invalid value: "set" is not one of`},
+			},
+		},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			scheme := runtime.NewScheme()
+			if err := gm.AddToScheme(scheme); err != nil {
+				t.Fatal(err)
+			}
+			raw, err := json.Marshal(tc.object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer := tc.validator(scheme).Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+				Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
+			}})
+			status := answer.Result
+			if answer.Allowed || status == nil || status.Code != http.StatusUnprocessableEntity || status.Reason != metav1.StatusReasonInvalid || status.Details == nil {
+				t.Fatalf("the answer is %+v", answer)
+			}
+			if d := status.Details; d.Group != gm.GroupVersion.Group || d.Kind != kind || d.Name != tc.object.GetName() {
+				t.Errorf("the refusal is about %s %s %q", d.Group, d.Kind, d.Name)
+			}
+			if len(status.Details.Causes) != len(tc.want) {
+				t.Fatalf("causes are %+v, want %+v", status.Details.Causes, tc.want)
+			}
+			for i, got := range status.Details.Causes {
+				if got.Field != tc.want[i].Field || !strings.HasPrefix(got.Message, tc.want[i].Message) {
+					t.Errorf("cause %d is %+v, want %+v", i, got, tc.want[i])
+				}
+			}
+		})
+	}
+}
