@@ -15,7 +15,6 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -179,20 +178,6 @@ func TestVolumesAreReadOnceAndFewAtATime(t *testing.T) {
 	}
 	if len(s.Evicted) != 0 {
 		t.Errorf("evicted %v", s.Evicted)
-	}
-}
-
-// TestAPlaceIsForOnePod: hz lacks three pods and has room for one.
-func TestAPlaceIsForOnePod(t *testing.T) {
-	left := 1
-	o := seen(pods(cohort("r", times(5, "bj")...)), func(o *observed) {
-		o.canTake = func(string, *seats.Pod) (bool, fit.Reason) {
-			left--
-			return left >= 0, fit.NoRoom
-		}
-	})
-	if p := planFor(o); len(p.evict) != 1 {
-		t.Errorf("%v leave for one place", names(p.evict))
 	}
 }
 

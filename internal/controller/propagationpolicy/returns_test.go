@@ -65,8 +65,8 @@ func TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom(t *testing.T) {
 				// The webhook is asked again: pods go where they are wanted.
 				next := []string{"hz", "hz", "hz"}
 				again := playReturns(t, s, passes, func() string { group := next[0]; next = next[1:]; return group })
-				if again != 3 || len(s.returns.by) != 0 {
-					t.Errorf("%d pods moved then, want 3; remembered: %v", again, s.returns.by)
+				if again != 3 || len(s.memory.returns) != 0 {
+					t.Errorf("%d pods moved then, want 3; remembered: %v", again, s.memory.returns)
 				}
 			})
 		}
@@ -86,13 +86,13 @@ func TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause(t *testing.T) {
 				s := newSite(t, both(ground(maxUnavailable(unavailable)), web(groups...))...)
 				s.Settle(t)
 				moved := playReturns(t, s, passes, func() string {
-					if wait := s.returns.by["web"].wait; wait != 0 {
-						t.Fatalf("paused for %s", wait)
+					if left, _, cameBack := s.memory.pause("web", s.World.Clock.Now()); cameBack {
+						t.Fatalf("paused for %s", left)
 					}
 					return "hz"
 				})
-				if moved != 30 || len(s.returns.by) != 0 {
-					t.Errorf("%d pods were moved, want 30; remembered: %v", moved, s.returns.by)
+				if moved != 30 || len(s.memory.returns) != 0 {
+					t.Errorf("%d pods were moved, want 30; remembered: %v", moved, s.memory.returns)
 				}
 			})
 		}
