@@ -16,6 +16,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
+	"github.com/atoll-k8s/atoll/internal/domain/replacement"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -130,7 +131,7 @@ func TestReplace(t *testing.T) {
 			reason:  gm.ReasonConverging, says: "rescheduling.mode of the PropagationPolicy is Never",
 		},
 		"and replaces those that the webhook did not see: the extender never binds them": {
-			objects: append(with(early(2), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingOnRollout))), running(0, current("hz")), waitsSince(1, missedTime)),
+			objects: append(with(early(2), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingOnRollout))), running(0, current("hz")), waitsSince(1, replacement.MissedTime)),
 			evicted: []string{"web-1-1"}, reason: gm.ReasonConverging, says: replacing,
 		},
 		"nothing is replaced while the API server creates no pods": {
@@ -153,10 +154,10 @@ func TestReplace(t *testing.T) {
 		},
 
 		"a pod that no webhook saw is replaced": {
-			objects: append(early(1), waitsSince(0, missedTime)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+			objects: append(early(1), waitsSince(0, replacement.MissedTime)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
 		},
 		"not at once: the next one may be missed as well": {
-			objects: append(early(1), waitsSince(0, missedTime-3*time.Second)), requeue: 3 * time.Second, reason: gm.ReasonConverging, says: replacing,
+			objects: append(early(1), waitsSince(0, replacement.MissedTime-3*time.Second)), requeue: 3 * time.Second, reason: gm.ReasonConverging, says: replacing,
 		},
 		"not while it is gated: it is replaced from there": {
 			objects: append(early(1), waitsSince(0, time.Hour, build.Gated())), reason: gm.ReasonNoPods,
@@ -260,7 +261,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 }
 
 func TestReplacementsKeepThePaceOfAllWorkloads(t *testing.T) {
-	s := newSite(t, append(early(2), running(0, old), waitsSince(1, missedTime))...)
+	s := newSite(t, append(early(2), running(0, old), waitsSince(1, replacement.MissedTime))...)
 	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0)
 	s.reconcile()
 	if diff := cmp.Diff([]string{"web-1-1"}, s.Evicted); diff != "" {
@@ -359,13 +360,13 @@ func TestPodsAreNotReplacedWhileNewOnesBypassTheWebhook(t *testing.T) {
 			if n := s.play(t, time.Hour, func(i int) *corev1.Pod { return missed(s, i) }); n < 11 || n > 12 {
 				t.Errorf("%d pods of 4 were replaced in an hour without the webhook, want one in 5 minutes", n)
 			}
-			if got := s.status().Apps[0].Message; s.reason() != gm.ReasonConverging || !strings.Contains(got, errBypassed.Error()) {
+			if got := s.status().Apps[0].Message; s.reason() != gm.ReasonConverging || !strings.Contains(got, replacement.ErrBypassed.Error()) {
 				t.Errorf("%s: the status says %q", s.reason(), got)
 			}
 			passes := func(i int) *corev1.Pod {
 				return running(i, current("hz"), build.Seated("hz"), build.Created(s.World.Clock.Now().Truncate(time.Second)))
 			}
-			if n := s.play(t, tryTime+2*time.Minute, passes); n != 4 || s.reason() != gm.ReasonSatisfied {
+			if n := s.play(t, replacement.TryTime+2*time.Minute, passes); n != 4 || s.reason() != gm.ReasonSatisfied {
 				t.Errorf("%d pods of 4 were replaced after the webhook was back: %s", n, s.reason())
 			}
 		})
@@ -395,7 +396,7 @@ func TestAPodThatOnceBypassedTheWebhookIsReplacedAtOnce(t *testing.T) {
 	s.play(t, 40*time.Second, passes)
 	s.World.Ledger.Forget("web-1-3")
 	s.World.See(waitsSince(9, 0, now()))
-	if n := s.play(t, missedTime, passes); n != 1 {
-		t.Errorf("%d pods were replaced %s after one came without the webhook", n, missedTime)
+	if n := s.play(t, replacement.MissedTime, passes); n != 1 {
+		t.Errorf("%d pods were replaced %s after one came without the webhook", n, replacement.MissedTime)
 	}
 }
