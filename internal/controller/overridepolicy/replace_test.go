@@ -273,7 +273,7 @@ func TestReplacementsKeepThePaceOfAllWorkloads(t *testing.T) {
 	if len(s.Evicted) != 0 || result.RequeueAfter != eviction.Retry {
 		t.Errorf("evicted %v at a pace of none, comes back after %s", s.Evicted, result.RequeueAfter)
 	}
-	if got, want := s.status().Apps[0].Message, "pods are to be replaced and stay for now: the pace of evictions"; got != want {
+	if got, want := s.status().Apps[0].Message, "pods are to be replaced and stay for now: the limit of evictions per second is reached"; got != want {
 		t.Errorf("the status says %q, want %q", got, want)
 	}
 }
