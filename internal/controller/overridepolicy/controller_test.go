@@ -558,7 +558,7 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 		},
 		"not tried: running pods stay": {
 			func(key string) policies.Trial { return policies.Trial{Key: key, Untried: errors.New("timeout")} },
-			metav1.ConditionUnknown, gm.ReasonNotTried, "it could not be found out whether the API server takes the pods that the rules make: timeout", nil,
+			metav1.ConditionUnknown, gm.ReasonNotTried, "it is not known whether the API server accepts the pods that the rules make: timeout", nil,
 		},
 		"tried with another template: running pods stay": {
 			func(string) policies.Trial { return policies.Trial{Key: "older"} },

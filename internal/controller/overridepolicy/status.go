@@ -133,7 +133,7 @@ func (w *workload) message() string {
 	case w.refused != "":
 		return conditions.Bounded("the API server creates no pods: " + w.refused)
 	case w.untriedWhy != nil:
-		return conditions.Bounded("it could not be found out whether the API server takes the pods that the rules make: " + w.untriedWhy.Error())
+		return conditions.Bounded("it is not known whether the API server accepts the pods that the rules make: " + w.untriedWhy.Error())
 	case !w.converging() && w.missing > 0:
 		return fmt.Sprintf("pods are missing: %d of %d", w.missing, w.replicas)
 	case !w.converging():

@@ -18,7 +18,7 @@ const (
 	maxWidth = 32
 	// returnedMessage is the workload's message in the status during a pause (see
 	// rebalance.Returns).
-	returnedMessage = "pods are surplus and stay for now: the pods that replaced evicted ones came back to where those were; moved again later"
+	returnedMessage = "pods are surplus and stay for now: the successors of evicted pods came back to the same NodeGroups; the next move is tried later"
 )
 
 // evict evicts the surplus pods of each workload, as many as may be disturbed now.

@@ -150,7 +150,7 @@ func keyOf(c seats.Cohort) rebalance.CohortKey {
 // refuses a change of them, or an OverridePolicy is not bound. It returns "" if they can.
 func (r *Reconciler) held(below []types.UID) string {
 	if why := r.Policies.Held(below); why != "" {
-		return "the API server refuses what would let them go: " + why
+		return "the API server refuses the change that would take the gate off: " + why
 	}
 	for _, uid := range below {
 		o := r.Walker.ApplicationOfOwner(uid).Override

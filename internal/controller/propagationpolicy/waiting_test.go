@@ -308,7 +308,7 @@ func TestPodsAtTheGateAreToldWhatKeepsThem(t *testing.T) {
 		gated build.Option
 		want  string
 	}{
-		"a refusal":                     {deployment, "no change of pods here", build.Gated(), "refuses what would let them go: no change of pods here"},
+		"a refusal":                     {deployment, "no change of pods here", build.Gated(), "refuses the change that would take the gate off: no change of pods here"},
 		"an OverridePolicy":             {overridden, "", build.Gated(), `OverridePolicy "o" is not bound to their workload`},
 		"nothing keeps a pod elsewhere": {overridden, "no", build.With(func(*corev1.Pod) {}), "pods wait for a node: NodeGroup"},
 	}

@@ -25,7 +25,7 @@ var (
 	// ErrNotPlaced: a successor would not be different, or would wait at the gate.
 	ErrNotPlaced = errors.New("the workload is not bound to its PropagationPolicy")
 	// ErrUntried: the API server may refuse the successor of a running pod.
-	ErrUntried = errors.New("it is not known yet whether the API server takes the pods that the rules make")
+	ErrUntried = errors.New("it is not known yet whether the API server accepts the pods that the rules make")
 	// ErrRefused: a pod that is evicted would get no successor.
 	ErrRefused = errors.New("the API server creates no pods")
 )

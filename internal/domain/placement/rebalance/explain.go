@@ -23,7 +23,7 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 		p.Reason = gm.ReasonPodsWaiting
 		p.Spread.Message = "pods for nodes of no NodeGroup of the policy wait, and count as unavailable in a rollout: give the DaemonSet node affinity on " + gm.NodeGroupLabel
 	case !w.Divided:
-		p.Spread.Message = "one pod a node: pods are kept to the policy's NodeGroups and wait on all other nodes"
+		p.Spread.Message = "pods of a DaemonSet run on nodes of the policy's NodeGroups, and wait for all other nodes"
 	case w.Refused != "" && !w.Complete:
 		p.Reason = gm.ReasonPodsRefused
 		p.Spread.Message = "the API server creates no pods: " + w.Refused
@@ -54,13 +54,13 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 		}
 	case missing != "":
 		p.Reason = gm.ReasonGroupsMissing
-		p.Spread.Message = "left out, because they do not exist or have no node: " + missing
+		p.Spread.Message = "NodeGroups are left out, because they do not exist or have no node: " + missing
 	case len(w.Spread.Away()) > 0:
 		p.Reason = gm.ReasonGroupsAway
-		p.Spread.Message = "the others have the share of NodeGroups that have had no Ready node for failover.afterSeconds: " + list(w.Spread.Away())
+		p.Spread.Message = "the other NodeGroups get the share of those that have had no Ready node for failover.afterSeconds: " + list(w.Spread.Away())
 	case w.pods() < w.Replicas:
 		p.Reason = gm.ReasonConverging
-		p.Spread.Message = "pods are missing: if it stays so, the events of their owner say why"
+		p.Spread.Message = "pods are missing: if this lasts, see the events of their owner"
 	case unready(p.Spread.Groups):
 		p.Reason = gm.ReasonConverging
 		p.Spread.Message = "pods are not Ready yet"
