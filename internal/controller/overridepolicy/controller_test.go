@@ -171,7 +171,7 @@ func TestReconcile(t *testing.T) {
 		// pods and updated are those of the first workload in the status.
 		pods, updated int32
 	}{
-		"nobody requires the policy": {
+		"no workload requires the policy": {
 			objects: []build.Object{build.OverridePolicy("o", build.Registry("hz", "hz.io"))}, reason: gm.ReasonNotUsed,
 		},
 		"pods that ran before are changed one at a time": {
@@ -207,7 +207,7 @@ func TestReconcile(t *testing.T) {
 		"a workload with fewer pods than it wants is not as wanted": {
 			objects: append(base(3), running(0, as("hz.io/nginx:1")), running(1, build.On(""))), reason: gm.ReasonConverging, pods: 1, updated: 1,
 		},
-		"so is a StatefulSet, which does not say that the API server refuses its pods": {
+		"so is a StatefulSet, which does not report that the API server refuses its pods": {
 			objects: append(base(0)[2:], build.StatefulSet("web", build.Bound("p", "o"), build.Replicas(3)),
 				running(0, build.OwnedBy(build.StatefulSet("web")), as("hz.io/nginx:1"))),
 			reason: gm.ReasonConverging, pods: 1, updated: 1,
@@ -227,7 +227,7 @@ func TestReconcile(t *testing.T) {
 			objects: append(base(1), running(0, as("hz.io/nginx:1")), build.Job("done", build.Bound("p", "o"))),
 			reason:  gm.ReasonSatisfied, pods: 1, updated: 1,
 		},
-		"a kind that says no number of pods misses none": {
+		"a kind without a number of pods misses none": {
 			objects: append(base(1), running(0, as("hz.io/nginx:1")), build.DaemonSet("agent", build.Bound("p", "o"))),
 			reason:  gm.ReasonSatisfied,
 		},
@@ -547,7 +547,7 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 		trial   func(key string) policies.Trial
 		ready   metav1.ConditionStatus
 		reason  string
-		says    string
+		message string
 		evicted []string
 	}{
 		"taken": {
@@ -577,7 +577,7 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 			app := s.World.Walker.Get("web")
 			s.World.Policies.SetTrial("web", tc.trial(s.World.Policies.TrialPlan(t.Context(), app, fixed, rules).Key))
 			s.reconcile()
-			if got := s.ready(); got.Status != tc.ready || got.Reason != tc.reason || !strings.Contains(got.Message, tc.says) {
+			if got := s.ready(); got.Status != tc.ready || got.Reason != tc.reason || !strings.Contains(got.Message, tc.message) {
 				t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
 			}
 			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {

@@ -84,82 +84,82 @@ func TestReplace(t *testing.T) {
 		evicted []string
 		requeue time.Duration
 		reason  string
-		says    string
+		message string
 	}{
 		"pods that are as wanted stay": {
 			objects: append(baseWithArgs(2), running(0, current("hz")), running(1, current("hz"))), reason: gm.ReasonSatisfied,
 		},
 		"pods created by other rules are replaced one at a time": {
 			objects: append(baseWithArgs(2), running(0, old), running(1, old)), evicted: []string{"web-1-0"}, requeue: retryDisruption,
-			reason: gm.ReasonConverging, says: replacing,
+			reason: gm.ReasonConverging, message: replacing,
 		},
 		"and so are those created before there was a rule": {
-			objects: append(baseWithArgs(1), running(0)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+			objects: append(baseWithArgs(1), running(0)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, message: replacing,
 		},
 		"and those created by a rule that is gone": {
 			objects: append(base(1), running(0, old, build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1"}`))),
-			evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+			evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, message: replacing,
 		},
 		"a pod that does no work is first, and costs nothing": {
 			objects: append(baseWithArgs(2), running(0, old), running(1, old, notReady)), evicted: []string{"web-1-1"}, requeue: retryDisruption,
-			reason: gm.ReasonConverging, says: replacing,
+			reason: gm.ReasonConverging, message: replacing,
 		},
 		"a workload with a pod missing is not disturbed further": {
-			objects: append(baseWithArgs(2), running(0, old)), requeue: retryDisruption, reason: gm.ReasonConverging, says: replacing,
+			objects: append(baseWithArgs(2), running(0, old)), requeue: retryDisruption, reason: gm.ReasonConverging, message: replacing,
 		},
 		"a pod whose successor would find no node stays": {
 			objects: append(baseWithArgs(1), running(0, old), closed), requeue: retryDisruption, reason: gm.ReasonConverging,
-			says: `pods are to be replaced and stay for now: NodeGroup "hz" can take none: its open nodes have taints that the pods do not tolerate`,
+			message: `pods are to be replaced and stay for now: NodeGroup "hz" can take none: its open nodes have taints that the pods do not tolerate`,
 		},
 		"one that does no work goes": {
-			objects: append(baseWithArgs(1), running(0, old, notReady), closed), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+			objects: append(baseWithArgs(1), running(0, old, notReady), closed), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, message: replacing,
 		},
 		"pods on nodes of no group stay": {
 			objects: append(baseWithArgs(1), running(0, old, build.On("node-out"))), reason: gm.ReasonNoPods,
 		},
 		"a Job's pods are never evicted": {
-			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, says: "pods of a Job stay as they started",
+			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, message: "pods of a Job stay as they started",
 		},
 		"nor are those of what a Job owns": {
 			objects: append(jobs[:len(jobs):len(jobs)], build.ReplicaSet("below", build.OwnedBy(job)), running(0, build.OwnedBy(build.ReplicaSet("below")), old)),
-			reason:  gm.ReasonConverging, says: "pods of a Job stay as they started",
+			reason:  gm.ReasonConverging, message: "pods of a Job stay as they started",
 		},
 		"a pod without an owner would not come back": {
 			objects: append(base(0)[2:], running(0, build.With(func(p *corev1.Pod) { p.OwnerReferences = nil }), build.Bound("p", "o"), old)),
-			reason:  gm.ReasonConverging, says: replacing,
+			reason:  gm.ReasonConverging, message: replacing,
 		},
 		"mode Never replaces no running pod": {
 			objects: append(with(baseWithArgs(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingNever))), running(0, old)),
-			reason:  gm.ReasonConverging, says: "rescheduling.mode of the PropagationPolicy is Never",
+			reason:  gm.ReasonConverging, message: "rescheduling.mode of the PropagationPolicy is Never",
 		},
 		"and replaces those that the webhook did not see: the extender never binds them": {
 			objects: append(with(baseWithArgs(2), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingOnRollout))), running(0, current("hz")), waitsSince(1, replacement.MissedTime)),
-			evicted: []string{"web-1-1"}, reason: gm.ReasonConverging, says: replacing,
+			evicted: []string{"web-1-1"}, reason: gm.ReasonConverging, message: replacing,
 		},
 		"nothing is replaced while the API server creates no pods": {
-			objects: append(refused(baseWithArgs(2)), running(0, old), running(1, old)), reason: gm.ReasonPodsRefused, says: "the API server creates no pods: exceeded quota",
+			objects: append(refused(baseWithArgs(2)), running(0, old), running(1, old)), reason: gm.ReasonPodsRefused, message: "the API server creates no pods: exceeded quota",
 		},
 		"nor is a pod that waits": {
-			objects: append(refused(baseWithArgs(2)), running(0, current("hz")), waitsSince(1, time.Hour)), reason: gm.ReasonPodsRefused, says: "exceeded quota",
+			objects: append(refused(baseWithArgs(2)), running(0, current("hz")), waitsSince(1, time.Hour)), reason: gm.ReasonPodsRefused, message: "exceeded quota",
 		},
 		"a workload that is not bound is left alone": {
-			objects: append(baseWithArgs(1, build.Label(gm.BindingOverridePolicyLabel, "")), running(0, old)), reason: gm.ReasonConverging, says: replacing,
+			objects: append(baseWithArgs(1, build.Label(gm.BindingOverridePolicyLabel, "")), running(0, old)), reason: gm.ReasonConverging, message: replacing,
 		},
 		"why a workload cannot be bound is in the status": {
 			objects: append(with(baseWithArgs(1), build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))), running(0, current("hz"))),
-			reason:  gm.ReasonInvalid, says: "spec.assignment of the PropagationPolicy is Late",
+			reason:  gm.ReasonInvalid, message: "spec.assignment of the PropagationPolicy is Late",
 		},
 		"without a PropagationPolicy that exists, a new pod would have no group either": {
 			objects: append(with(baseWithArgs(1, build.Requires("gone", "o"), build.Label(gm.BindingPropagationPolicyLabel, ""),
 				build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)), build.NodeGroup("p")), running(0), waitsSince(1, time.Hour)),
-			reason: gm.ReasonConverging, says: "pods are to be replaced and stay for now: the workload is not bound to its PropagationPolicy",
+			reason: gm.ReasonConverging, message: "pods are to be replaced and stay for now: the workload is not bound to its PropagationPolicy",
 		},
 
 		"a pod that no webhook saw is replaced": {
-			objects: append(baseWithArgs(1), waitsSince(0, replacement.MissedTime)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+			objects: append(baseWithArgs(1), waitsSince(0, replacement.MissedTime)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, message: replacing,
 		},
 		"not at once: the next one may be missed as well": {
-			objects: append(baseWithArgs(1), waitsSince(0, replacement.MissedTime-3*time.Second)), requeue: 3 * time.Second, reason: gm.ReasonConverging, says: replacing,
+			objects: append(baseWithArgs(1), waitsSince(0, replacement.MissedTime-3*time.Second)), requeue: 3 * time.Second, reason: gm.ReasonConverging, message: replacing,
 		},
 		"not while it is gated: it is replaced from there": {
 			objects: append(baseWithArgs(1), waitsSince(0, time.Hour, build.Gated())), reason: gm.ReasonNoPods,
@@ -171,11 +171,11 @@ func TestReplace(t *testing.T) {
 			objects: append(baseWithArgs(1), waitsSince(0, time.Hour, build.Seated("hz"), current("hz"))), reason: gm.ReasonNoPods,
 		},
 		"or is not, and is replaced": {
-			objects: append(baseWithArgs(1), waitsSince(0, 0, build.Seated("hz"), old)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+			objects: append(baseWithArgs(1), waitsSince(0, 0, build.Seated("hz"), old)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, message: replacing,
 		},
 		"a rule that cannot be applied to a pod at the gate is in the status": {
 			objects: append(baseWithArgs(1), waitsSince(0, time.Hour, build.Gated(), build.Annotation(gm.UnassignedAnnotation, "o/1 spec.overrideRules[0]: no such container"))),
-			reason:  gm.ReasonInvalid, says: "spec.overrideRules[0]: no such container",
+			reason:  gm.ReasonInvalid, message: "spec.overrideRules[0]: no such container",
 		},
 		"one of an older policy is not": {
 			objects: append(baseWithArgs(1), waitsSince(0, time.Hour, build.Gated(), build.Annotation(gm.UnassignedAnnotation, "o/0 spec.overrideRules[0]: no such container"))),
@@ -186,13 +186,13 @@ func TestReplace(t *testing.T) {
 			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-hz", build.Annotation(gm.SeatAnnotation, "token"), current("hz"))), reason: gm.ReasonNoPods,
 		},
 		"or not as wanted": {
-			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-hz")), evicted: []string{"agent"}, reason: gm.ReasonConverging, says: replacing,
+			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-hz")), evicted: []string{"agent"}, reason: gm.ReasonConverging, message: replacing,
 		},
 		"or for a node of no group": {
 			objects: append(daemons[:len(daemons):len(daemons)], daemonWaits("node-out")), reason: gm.ReasonNoPods,
 		},
 		"the pods of a DaemonSet are replaced as well": {
-			objects: append(daemons[:len(daemons):len(daemons)], daemon(old)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, says: replacing,
+			objects: append(daemons[:len(daemons):len(daemons)], daemon(old)), evicted: []string{"web-1-0"}, reason: gm.ReasonConverging, message: replacing,
 		},
 	}
 	for name, tc := range tests {
@@ -211,8 +211,8 @@ func TestReplace(t *testing.T) {
 			if got := s.reason(); got != tc.reason {
 				t.Errorf("reason is %s, want %s", got, tc.reason)
 			}
-			if got := s.status().Apps[0].Message; !strings.Contains(got, tc.says) || tc.says == "" && got != "" {
-				t.Errorf("the status says %q, want %q", got, tc.says)
+			if got := s.status().Apps[0].Message; !strings.Contains(got, tc.message) || tc.message == "" && got != "" {
+				t.Errorf("the message is %q, want %q", got, tc.message)
 			}
 			if len(s.events.Events) != len(tc.evicted) {
 				t.Errorf("%d events for %d evictions", len(s.events.Events), len(tc.evicted))
@@ -227,13 +227,13 @@ func TestAnswersToAnEviction(t *testing.T) {
 		answer, want error
 		evicted      []string
 		requeue      time.Duration
-		says         string
+		message      string
 		spared       bool
 	}{
 		"done": {evicted: []string{"web-1-0"}, requeue: retryDisruption},
-		"a PodDisruptionBudget says no: the rest waits too, and the status says so": {
+		"a PodDisruptionBudget refuses: the rest waits too, and the status shows it": {
 			answer: build.BudgetSaysNo(), evicted: []string{"web-1-0"}, requeue: eviction.Retry, spared: true,
-			says: "pods are to be replaced and stay for now: a PodDisruptionBudget allows no eviction",
+			message: "pods are to be replaced and stay for now: a PodDisruptionBudget allows no eviction",
 		},
 		"the pod is gone: it is missed until that is seen": {
 			answer:  apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "web-1-0"),
@@ -252,8 +252,8 @@ func TestAnswersToAnEviction(t *testing.T) {
 			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
 				t.Errorf("wrong evictions (-want +got):\n%s", diff)
 			}
-			if got := s.status().Apps[0].Message; !strings.Contains(got, tc.says) {
-				t.Errorf("the status says %q, want %q", got, tc.says)
+			if got := s.status().Apps[0].Message; !strings.Contains(got, tc.message) {
+				t.Errorf("the message is %q, want %q", got, tc.message)
 			}
 			if got := s.World.Ledger.Disrupt("web-1-0", s.World.Walker.Descendants("web"), 2, 2); got != tc.spared {
 				t.Errorf("the pod may be disturbed again: %t, want %t", got, tc.spared)
@@ -276,7 +276,7 @@ func TestReplacementsKeepThePaceOfAllWorkloads(t *testing.T) {
 		t.Errorf("evicted %v at a pace of none, comes back after %s", s.Evicted, result.RequeueAfter)
 	}
 	if got, want := s.status().Apps[0].Message, "pods are to be replaced and stay for now: the limit of evictions per second is reached"; got != want {
-		t.Errorf("the status says %q, want %q", got, want)
+		t.Errorf("the message is %q, want %q", got, want)
 	}
 }
 
@@ -363,7 +363,7 @@ func TestPodsAreNotReplacedWhileNewOnesBypassTheWebhook(t *testing.T) {
 				t.Errorf("%d pods of 4 were replaced in an hour without the webhook, want one in 5 minutes", n)
 			}
 			if got := s.status().Apps[0].Message; s.reason() != gm.ReasonConverging || !strings.Contains(got, replacement.ErrBypassed.Error()) {
-				t.Errorf("%s: the status says %q", s.reason(), got)
+				t.Errorf("%s: the message is %q", s.reason(), got)
 			}
 			passes := func(i int) *corev1.Pod {
 				return running(i, current("hz"), build.Seated("hz"), build.Created(s.World.Clock.Now().Truncate(time.Second)))

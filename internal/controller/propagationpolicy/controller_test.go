@@ -143,7 +143,7 @@ func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
 		"as many at a time as the policy allows": {
 			objects: join(base(maxUnavailable(2)), web("bj", "bj", "bj", "bj", "bj")), evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
 		},
-		"nobody requires the policy": {
+		"no workload requires the policy": {
 			objects: base(), reason: gm.ReasonNotUsed,
 		},
 		"the pods of a Job would lose their work": {
@@ -244,7 +244,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 			answer:  apierrors.NewNotFound(pods, "web-1-4"),
 			evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
 		},
-		"somebody wrote the pod in between: tried again at once": {
+		"another client wrote the pod in between: retried at once": {
 			answer:  apierrors.NewConflict(pods, "web-1-4", errors.New("version")),
 			evicted: []string{"web-1-4"}, reason: gm.ReasonConverging, requeue: 50 * time.Millisecond, spared: true,
 		},
@@ -344,7 +344,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("condition %+v, evicted %v", c, s.Evicted)
 		}
 	})
-	t.Run("a spec that cannot be used any more says nothing of workloads", func(t *testing.T) {
+	t.Run("a spec that becomes unusable clears the workloads", func(t *testing.T) {
 		s := newFixture(t, join(base(), web("hz"))...)
 		s.reconcile()
 		policy := s.policy()
@@ -360,7 +360,7 @@ func TestStatus(t *testing.T) {
 	t.Run("workloads are sorted, the worst first, and at most so many shown", func(t *testing.T) {
 		objects := base()
 		for i := range maxShown + 5 {
-			name := fmt.Sprintf("app-%02d", i)
+			name := fmt.Sprintf("web-%02d", i)
 			deployment := build.Deployment(name, build.Bound("p", ""))
 			replicaSet := build.ReplicaSet(name+"-1", build.OwnedBy(deployment))
 			group := "hz"
@@ -375,8 +375,8 @@ func TestStatus(t *testing.T) {
 		if len(status.Apps) != maxShown || status.Workloads != maxShown+5 {
 			t.Errorf("%d of %d workloads shown, want %d of %d", len(status.Apps), status.Workloads, maxShown, maxShown+5)
 		}
-		if status.Apps[0].Ref.Name != "app-51" {
-			t.Errorf("%s comes first, and app-51 is what is wrong", status.Apps[0].Ref.Name)
+		if status.Apps[0].Ref.Name != "web-51" {
+			t.Errorf("%s comes first, and web-51 is what is wrong", status.Apps[0].Ref.Name)
 		}
 		for i := 2; i < len(status.Apps); i++ {
 			if status.Apps[i-1].Ref.Name > status.Apps[i].Ref.Name {
@@ -457,7 +457,7 @@ func TestDeletionCosts(t *testing.T) {
 				t.Fatal(err)
 			}
 			if string(p.UID) != patch.GetName() || p.Annotations[corev1.PodDeletionCost] != p.Annotations[gm.DeletionCostAnnotation] {
-				t.Errorf("patch of %s is %s: it must carry the UID, and say who wrote the cost", patch.GetName(), patch.GetPatch())
+				t.Errorf("patch of %s is %s: it must carry the UID, and mark who wrote the cost", patch.GetName(), patch.GetPatch())
 			}
 			out[patch.GetName()] = p.Annotations[corev1.PodDeletionCost]
 		}
@@ -489,7 +489,7 @@ func TestDeletionCosts(t *testing.T) {
 			t.Errorf("written again: %v", again)
 		}
 	})
-	t.Run("a user's own stays", func(t *testing.T) {
+	t.Run("one that a user wrote stays", func(t *testing.T) {
 		objects := join(base(), web("hz"))
 		build.Annotation(corev1.PodDeletionCost, "7")(objects[len(objects)-1])
 		s := newFixture(t, objects...)
@@ -498,7 +498,7 @@ func TestDeletionCosts(t *testing.T) {
 			t.Errorf("written over a user's: %v", got)
 		}
 	})
-	t.Run("while a pod is on its way they wait", func(t *testing.T) {
+	t.Run("none is written while a pod is on its way", func(t *testing.T) {
 		coming := func(options ...build.Option) *corev1.Pod {
 			return build.Pod("coming", append(options, build.OwnedBy(build.ReplicaSet("web-1")))...)
 		}
@@ -510,15 +510,15 @@ func TestDeletionCosts(t *testing.T) {
 		s.World.Ledger.Observe(seats.Slim(coming(build.Unschedulable())))
 		s.reconcile()
 		if got := costs(s); len(got) != 3 {
-			t.Errorf("costs are %v: a pod that finds no node keeps the others from theirs", got)
+			t.Errorf("costs are %v: an unschedulable pod must not delay the others", got)
 		}
 	})
-	t.Run("only ReplicaSets look at them", func(t *testing.T) {
+	t.Run("only pods of ReplicaSets get one", func(t *testing.T) {
 		set := build.StatefulSet("db", build.Bound("p", ""))
 		s := newFixture(t, append(base(), set, runningPod("db-0", "hz", 0, build.OwnedBy(set)))...)
 		s.reconcile()
 		if got := costs(s); len(got) != 0 {
-			t.Errorf("written for nobody: %v", got)
+			t.Errorf("written for pods of a StatefulSet: %v", got)
 		}
 	})
 }

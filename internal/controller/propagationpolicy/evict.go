@@ -98,9 +98,9 @@ func (r *Reconciler) movableNow(w *workload) ([]*seats.Pod, error) {
 	return pods[:1], nil
 }
 
-// withSuccessor returns the pods whose owner is known to be able to create successors,
-// and a wait if there are others. A running pod stays if its owner has too few pods and
-// the API server refuses new ones; a waiting pod as recreatable says.
+// withSuccessor returns the pods whose owner can probably create successors, and a wait if
+// there are others. A running pod stays if its owner has too few pods and
+// the API server refuses new ones. Waiting pods stay once recreatable is used up.
 func (w *workload) withSuccessor(pods []*seats.Pod) (may []*seats.Pod, wait error) {
 	for _, pod := range pods {
 		cohort := cohortOf(pod)

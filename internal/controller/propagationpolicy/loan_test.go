@@ -123,12 +123,12 @@ func TestAPodGoesOnLoanOnlyWhereItsVolumeCanFollow(t *testing.T) {
 // for the timeout of each of 200 pods.
 func TestCostsEndWithTheFirstError(t *testing.T) {
 	s := newFixture(t, join(base(), web("hz", "hz", "hz", "bj", "bj"))...)
-	broken, asked := errors.New("broken"), 0
+	broken, patches := errors.New("broken"), 0
 	s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		asked++
+		patches++
 		return true, nil, broken
 	})
-	if _, err := s.pass(); !errors.Is(err, broken) || asked != 1 {
-		t.Errorf("asked %d times, error %v; want once, and the error", asked, err)
+	if _, err := s.pass(); !errors.Is(err, broken) || patches != 1 {
+		t.Errorf("%d patches, error %v; want one, and the error", patches, err)
 	}
 }

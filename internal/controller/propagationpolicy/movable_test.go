@@ -186,7 +186,7 @@ func TestVolumesAreReadOnceAndFewAtATime(t *testing.T) {
 func TestBlockedWorkloadsDoNotStarveTheOthers(t *testing.T) {
 	objects := base()
 	for i := range 6 {
-		name := fmt.Sprint("app-", i)
+		name := fmt.Sprint("web-", i)
 		deployment := build.Deployment(name, build.Bound("p", ""))
 		replicaSet := build.ReplicaSet(name+"-1", build.OwnedBy(deployment))
 		objects = append(objects, deployment, replicaSet, runningPod(name+"-1-0", "bj", i, build.OwnedBy(replicaSet)))
@@ -197,9 +197,9 @@ func TestBlockedWorkloadsDoNotStarveTheOthers(t *testing.T) {
 		s.Answers = append(s.Answers, build.BudgetSaysNo())
 	}
 	s.reconcile()
-	want := []string{"app-0-1-0", "app-1-1-0", "app-2-1-0", "app-3-1-0", "app-4-1-0", "app-5-1-0"}
+	want := []string{"web-0-1-0", "web-1-1-0", "web-2-1-0", "web-3-1-0", "web-4-1-0", "web-5-1-0"}
 	if diff := cmp.Diff(want, s.Evicted); diff != "" {
-		t.Errorf("wrong evictions were asked for (-want +got):\n%s", diff)
+		t.Errorf("wrong evictions were requested (-want +got):\n%s", diff)
 	}
 }
 
@@ -209,7 +209,7 @@ func TestASlowAPIServer(t *testing.T) {
 	objects := base(maxUnavailable(9))
 	var pods []*corev1.Pod
 	for i := range 2 {
-		name := fmt.Sprint("app-", i)
+		name := fmt.Sprint("web-", i)
 		deployment := build.Deployment(name, build.Bound("p", ""), build.Replicas(3))
 		replicaSet := build.ReplicaSet(name+"-1", build.OwnedBy(deployment), build.Replicas(3))
 		objects = append(objects, deployment, replicaSet)
@@ -231,7 +231,7 @@ func TestASlowAPIServer(t *testing.T) {
 		return false, nil, nil
 	})
 	s.reconcile()
-	if diff := cmp.Diff([]string{"app-0-1-2"}, s.Evicted); diff != "" {
+	if diff := cmp.Diff([]string{"web-0-1-2"}, s.Evicted); diff != "" {
 		t.Errorf("wrong evictions (-want +got):\n%s", diff)
 	}
 }

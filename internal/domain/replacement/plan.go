@@ -2,8 +2,8 @@
 // not created as the rules of an OverridePolicy want them (docs/sources.md, G16 to G20):
 // most fields of a pod cannot change once the pod exists.
 //
-// Every result is a function of what was observed. The package must not know rules or
-// how pods are read and evicted.
+// Every result is a function of what was observed. The package must not depend on rules,
+// nor on how pods are read and evicted.
 package replacement
 
 import (
@@ -39,7 +39,7 @@ type Workload struct {
 	Mode gm.ReschedulingMode
 	// Bound: the workload is bound to the OverridePolicy, whose rules can be used for it.
 	Bound bool
-	// Placed: the pod webhook knows the NodeGroup of a new pod, if the rules need it.
+	// Placed: the NodeGroup of a new pod is known at its creation, if the rules need it.
 	Placed bool
 	// Refused: the API server creates no pods of the workload.
 	Refused bool

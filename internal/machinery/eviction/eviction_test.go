@@ -60,16 +60,16 @@ func TestAnswersToAnEviction(t *testing.T) {
 		// live is the pod in the API server, or nil.
 		live *corev1.Pod
 	}{
-		"done":                                   {nil, nil, there()},
-		"a PodDisruptionBudget says no":          {build.BudgetSaysNo(), ErrRefused, there()},
-		"no answer in time":                      {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrBusy, there()},
-		"the API server has too much to do":      {apierrors.NewTooManyRequests("slow down", 1), ErrBusy, there()},
-		"the pod is gone":                        {apierrors.NewNotFound(pods, "pod"), ErrGone, nil},
-		"another pod of that name":               {conflict, ErrGone, there(func(p *corev1.Pod) { p.UID = "younger" })},
-		"somebody wrote the pod in between":      {conflict, conflict, there()},
-		"the API server failed":                  {broken, broken, there()},
-		"the API server failed when it was done": {broken, ErrGone, nil},
-		"it failed, and the pod is terminating":  {broken, ErrGone, there(func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) })},
+		"done":                                    {nil, nil, there()},
+		"a PodDisruptionBudget refuses":           {build.BudgetSaysNo(), ErrRefused, there()},
+		"no answer in time":                       {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrBusy, there()},
+		"the API server has too much to do":       {apierrors.NewTooManyRequests("slow down", 1), ErrBusy, there()},
+		"the pod is gone":                         {apierrors.NewNotFound(pods, "pod"), ErrGone, nil},
+		"another pod of that name":                {conflict, ErrGone, there(func(p *corev1.Pod) { p.UID = "younger" })},
+		"another client wrote the pod in between": {conflict, conflict, there()},
+		"the API server failed":                   {broken, broken, there()},
+		"the API server failed when it was done":  {broken, ErrGone, nil},
+		"it failed, and the pod is terminating":   {broken, ErrGone, there(func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) })},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestAContextThatEndsIsNoRefusal(t *testing.T) {
 	e, _ := newEvictor(context.DeadlineExceeded)
 	addPod(t, e)
 	if err := e.Discard(ctx, pod, "uid"); errors.Is(err, ErrRefused) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error is %v: no PodDisruptionBudget said no", err)
+		t.Errorf("error is %v: no PodDisruptionBudget refused", err)
 	}
 }
 

@@ -118,7 +118,7 @@ func TestNewPlan(t *testing.T) {
 		reason   string
 		waiting  int32
 		silent   bool // no message is wanted
-		says     string
+		message  string
 		groups   []gm.GroupSpread
 	}{
 		"exact": {
@@ -154,8 +154,8 @@ func TestNewPlan(t *testing.T) {
 		},
 		"nothing leaves while no group that lacks pods has room": {
 			observed: seen(pods(cohort("r", twoAndThree...)), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
-			says:   `on loan: NodeGroup "hz" can take none`,
-			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1, OnLoan: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
+			message: `on loan: NodeGroup "hz" can take none`,
+			groups:  []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1, OnLoan: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"of all surplus groups the one with most comes first": {
 			observed: seen(pods(cohort("r", "", "", "sh", "hz", "bj"))), reason: gm.ReasonConverging, evict: []string{"r-1", "r-0", "r-2"},
@@ -182,12 +182,12 @@ func TestNewPlan(t *testing.T) {
 		},
 		"those that wait outside of the groups hold up its rollout": {
 			observed: seen(pods(cohort("r", "hz", "-")), func(w *Workload) { w.Divided = false }), reason: gm.ReasonPodsWaiting, waiting: 1,
-			says:   "give the DaemonSet node affinity on " + gm.NodeGroupLabel,
-			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}},
+			message: "give the DaemonSet node affinity on " + gm.NodeGroupLabel,
+			groups:  []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}},
 		},
-		"a pod outside of all groups is not on loan, though nobody has room for it": {
+		"a pod outside of all groups is not on loan, though no group has room for it": {
 			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "")), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
-			says: `surplus and stay: NodeGroup "hz" can take none`,
+			message: `surplus and stay: NodeGroup "hz" can take none`,
 			groups: []gm.GroupSpread{
 				{Name: "", Current: 1, Ready: 1, Surplus: 1},
 				{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 2, Ready: 2},
@@ -195,7 +195,7 @@ func TestNewPlan(t *testing.T) {
 		},
 		"a rollout that stands still: each revision is balanced on its own": {
 			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj"))),
-			reason:   gm.ReasonConverging, evict: []string{"old-2", "old-1", "new-1"}, says: "surplus pods are being moved",
+			reason:   gm.ReasonConverging, evict: []string{"old-2", "old-1", "new-1"}, message: "surplus pods are being moved",
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 5, Ready: 5, Surplus: 3}, {Name: "hz", Desired: 3}},
 		},
 		"a rollout that stands still, and is exact": {
@@ -212,7 +212,7 @@ func TestNewPlan(t *testing.T) {
 			groups:   []gm.GroupSpread{{Name: "bj", Current: 2, Surplus: 2}, {Name: "hz", Desired: 5, Current: 3, Ready: 3}},
 		},
 		"a group that is away is named once its share is divided": {
-			observed: seen(pods(cohort("r", times(5, "hz")...)), away("bj")), reason: gm.ReasonGroupsAway, says: `"bj"`,
+			observed: seen(pods(cohort("r", times(5, "hz")...)), away("bj")), reason: gm.ReasonGroupsAway, message: `"bj"`,
 			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 5, Current: 5, Ready: 5}},
 		},
 		"a group that is back gets its share back": {
@@ -225,8 +225,8 @@ func TestNewPlan(t *testing.T) {
 		},
 		"two revisions at once, and pods that wait": {
 			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "-")), moving), reason: gm.ReasonConverging, waiting: 1,
-			says:   `pods wait for a node: NodeGroup "hz"`,
-			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 4, Ready: 4}, {Name: "hz", Desired: 3}},
+			message: `pods wait for a node: NodeGroup "hz"`,
+			groups:  []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 4, Ready: 4}, {Name: "hz", Desired: 3}},
 		},
 		"waiting pods fill what is lacking: nothing leaves for them": {
 			observed: seen(pods(cohort("r", "hz", "bj", "bj", "-", "-"))), reason: gm.ReasonPodsWaiting, waiting: 2,
@@ -236,7 +236,7 @@ func TestNewPlan(t *testing.T) {
 			observed: seen(pods(cohort("r", "hz", "bj", "bj", "bj", "-"))), reason: gm.ReasonPodsWaiting, waiting: 1, evict: []string{"r-3"},
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 1, Ready: 1}},
 		},
-		"a seat that is reserved is taken: nobody leaves for it": {
+		"a seat that is reserved is taken: no pod leaves for it": {
 			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "-")), func(w *Workload) {
 				w.Cohorts[0].Pods[4].Seated, w.Cohorts[0].Pods[4].Group = true, "hz"
 			}),
@@ -275,7 +275,7 @@ func TestNewPlan(t *testing.T) {
 		},
 		"more pods than all ranges hold wait": {
 			observed: seen(pods(cohort("r", "hz", "bj", "-")), ranges(3, atMost("hz", 1), atMost("bj", 1))),
-			reason:   gm.ReasonPodsWaiting, waiting: 1, says: "the policy gives none of them more",
+			reason:   gm.ReasonPodsWaiting, waiting: 1, message: "the policy gives none of them more",
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 1, Current: 1, Ready: 1}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}},
 		},
 		"a pod that waits takes the only open seat: nothing leaves for it": {
@@ -309,7 +309,7 @@ func TestNewPlan(t *testing.T) {
 			if p.Spread.Waiting != tc.waiting {
 				t.Errorf("%d wait, want %d", p.Spread.Waiting, tc.waiting)
 			}
-			if (p.Spread.Message == "") != tc.silent || !strings.Contains(p.Spread.Message, tc.says) {
+			if (p.Spread.Message == "") != tc.silent || !strings.Contains(p.Spread.Message, tc.message) {
 				t.Errorf("message is %q", p.Spread.Message)
 			}
 			if want := (gm.AppReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}); p.Spread.Ref != want {
@@ -339,13 +339,13 @@ func openSeats(w *Workload) int {
 	return open
 }
 
-// TestPlansAreSound looks at any situation of one workload.
+// TestPlansAreSound checks what must hold for the plan of any workload.
 func TestPlansAreSound(t *testing.T) {
-	known := []string{"a", "b", "c", "d"}
+	groups := []string{"a", "b", "c", "d"}
 	rapid.Check(t, func(t *rapid.T) {
 		var rules []build.Option
 		byWeights := rapid.Bool().Draw(t, "by weights")
-		for _, group := range known {
+		for _, group := range groups {
 			n := rapid.IntRange(0, 5).Draw(t, "weight or bound")
 			if byWeights {
 				rules = append(rules, build.Weight(int64(n), group))
@@ -353,9 +353,9 @@ func TestPlansAreSound(t *testing.T) {
 				rules = append(rules, atMost(group, n))
 			}
 		}
-		full := rapid.SliceOfDistinct(rapid.SampledFrom(known), rapid.ID).Draw(t, "full groups")
+		full := rapid.SliceOfDistinct(rapid.SampledFrom(groups), rapid.ID).Draw(t, "full groups")
 		w := seen(func(w *Workload) {
-			w.Spread = spreadOf(build.PropagationPolicy("p", rules...), rapid.SliceOfDistinct(rapid.SampledFrom(known), rapid.ID).Draw(t, "missing groups")...)
+			w.Spread = spreadOf(build.PropagationPolicy("p", rules...), rapid.SliceOfDistinct(rapid.SampledFrom(groups), rapid.ID).Draw(t, "missing groups")...)
 			w.Replicas = rapid.IntRange(0, 20).Draw(t, "replicas")
 			w.Evictable = rapid.IntRange(0, 4).Draw(t, "evictable") > 0
 			w.Divided = rapid.IntRange(0, 4).Draw(t, "divided") > 0
@@ -375,7 +375,7 @@ func TestPlansAreSound(t *testing.T) {
 				t.Fatalf("%d pods are on loan in %q, of %d that are surplus and %d that run there", g.OnLoan, g.Name, g.Surplus, g.Current)
 			}
 			if g.OnLoan > 0 && (!w.Evictable || !w.Balanced || w.Mode != gm.ReschedulingEvict || w.Spread.Index(g.Name) < 0) {
-				t.Fatalf("pods are on loan in %q, and nobody would move them", g.Name)
+				t.Fatalf("pods are on loan in %q, and they are not movable", g.Name)
 			}
 		}
 		if int32(len(p.Evict)) > surplus {
@@ -386,7 +386,7 @@ func TestPlansAreSound(t *testing.T) {
 		}
 		if len(p.Evict) > 0 && len(w.Cohorts) == 1 {
 			if open := openSeats(&w); len(p.Evict) > open {
-				t.Fatalf("%d pods leave for %d seats that nobody is there to take", len(p.Evict), open)
+				t.Fatalf("%d pods leave for %d open seats", len(p.Evict), open)
 			}
 		}
 		twice, left := map[types.UID]bool{}, []map[string]int{{}, {}}
@@ -425,15 +425,15 @@ func TestPlansAreSound(t *testing.T) {
 				t.Fatalf("pod %s leaves, and no other group has room", pod.Name)
 			}
 		}
-		if _, known := severities[p.Reason]; !known {
-			t.Fatalf("reason %q has no place among the others", p.Reason)
+		if _, ok := severities[p.Reason]; !ok {
+			t.Fatalf("reason %q has no severity", p.Reason)
 		}
 		counted := regexp.MustCompile(` and [0-9]+ more`).ReplaceAllString(p.Spread.Message, "")
 		if numbers.MatchString(counted) {
-			t.Fatalf("message %q holds a number that moves", p.Spread.Message)
+			t.Fatalf("message %q holds a number that changes", p.Spread.Message)
 		}
 		if p.Reason != gm.ReasonSatisfied && p.Spread.Message == "" {
-			t.Fatalf("reason %s without a word", p.Reason)
+			t.Fatalf("reason %s without a message", p.Reason)
 		}
 		again := NewPlan(&w)
 		if diff := cmp.Diff(names(p.Evict), names(again.Evict)); diff != "" || p.Reason != again.Reason || !cmp.Equal(p.Spread, again.Spread) {
@@ -443,12 +443,12 @@ func TestPlansAreSound(t *testing.T) {
 }
 
 // TestAppliedAgainAndAgainPlansEndAtTheDivision evicts some pods of each plan,
-// in its order, and puts what comes back where the division wants the next.
+// in its order, and puts each successor into the group whose turn it is.
 func TestAppliedAgainAndAgainPlansEndAtTheDivision(t *testing.T) {
-	known := []string{"a", "b", "c"}
+	groups := []string{"a", "b", "c"}
 	rapid.Check(t, func(t *rapid.T) {
 		var weights []build.Option
-		for _, group := range known {
+		for _, group := range groups {
 			weights = append(weights, build.Weight(rapid.Int64Range(0, 5).Draw(t, "weight"), group))
 		}
 		w := seen(func(w *Workload) {
@@ -457,7 +457,7 @@ func TestAppliedAgainAndAgainPlansEndAtTheDivision(t *testing.T) {
 			w.Replicas, w.Cohorts = len(at), []Cohort{cohort("r", at...)}
 		})
 		want := w.Spread.Divide(w.Replicas)
-		groups := func() []string {
+		groupsOfPods := func() []string {
 			var at []string
 			for _, other := range w.Cohorts[0].Pods {
 				at = append(at, other.Group)
@@ -470,7 +470,7 @@ func TestAppliedAgainAndAgainPlansEndAtTheDivision(t *testing.T) {
 			if len(p.Evict) == 0 {
 				break
 			}
-			at := groups()
+			at := groupsOfPods()
 			leaving := names(p.Evict[:rapid.IntRange(1, len(p.Evict)).Draw(t, "at once")])
 			left := slices.DeleteFunc(slices.Clone(w.Cohorts[0].Pods), func(v Pod) bool { return slices.Contains(leaving, v.Name) })
 			at = at[:0]
@@ -495,7 +495,7 @@ func TestAppliedAgainAndAgainPlansEndAtTheDivision(t *testing.T) {
 		}
 		got := make([]int, len(want))
 		for i, group := range w.Spread.Groups() {
-			got[i] = strings.Count(strings.Join(groups(), " "), group)
+			got[i] = strings.Count(strings.Join(groupsOfPods(), " "), group)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Fatalf("ended elsewhere (-want +got):\n%s", diff)

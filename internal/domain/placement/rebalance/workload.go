@@ -2,8 +2,8 @@
 // the workload reaches the division of its policy, which deletion costs its pods
 // should have, and what the policy's status shows of it (docs/sources.md, G13 to G15).
 //
-// Every result is a function of what was observed. The package must not know how pods
-// are read, evicted or annotated.
+// Every result is a function of what was observed. The package must not depend on how
+// pods are read, evicted or annotated.
 package rebalance
 
 import (
