@@ -1,8 +1,10 @@
 package overridepolicy
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -89,11 +91,8 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	}
 	s.rules = rules
 	objects := r.Walker.Requiring(owners.Override, s.policy.Namespace, s.policy.Name)
-	sort.Slice(objects, func(i, j int) bool {
-		if objects[i].Kind != objects[j].Kind {
-			return objects[i].Kind < objects[j].Kind
-		}
-		return objects[i].Name < objects[j].Name
+	slices.SortFunc(objects, func(a, b *ownership.Object) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
 	})
 	for _, object := range objects {
 		w := &workload{object: object, mode: gm.ReschedulingEvict, maxUnavailable: 1, stabilization: gm.DefaultStabilization}

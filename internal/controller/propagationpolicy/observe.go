@@ -1,9 +1,10 @@
 package propagationpolicy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"sort"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -65,11 +66,8 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		return nil //nolint:nilerr // report puts it into the condition
 	}
 	objects := r.Walker.Requiring(owners.Propagation, s.policy.Namespace, s.policy.Name)
-	sort.Slice(objects, func(i, j int) bool {
-		if objects[i].Kind != objects[j].Kind {
-			return objects[i].Kind < objects[j].Kind
-		}
-		return objects[i].Name < objects[j].Name
+	slices.SortFunc(objects, func(a, b *ownership.Object) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
 	})
 	for _, object := range objects {
 		w, err := r.observeWorkload(ctx, s, object)
