@@ -1,18 +1,23 @@
 package rebalance
 
 import (
+	"fmt"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // TestReturns plays evictions from bj, where all five pods run and two should. The last
-// pod of a cohort is always the successor of the pod that was evicted before.
+// pod of the cohort is evicted, again and again.
 func TestReturns(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	r := &Returns{}
-	at := func(successor string) *Workload {
-		w := seen(pods(cohort("r", "bj", "bj", "bj", "bj", successor)))
-		w.Cohorts[0].Pods[4].UID = "successor"
+	evictions := 0
+	last := func() types.UID { return types.UID(fmt.Sprint("last-", evictions)) }
+	at := func(group string) *Workload {
+		w := seen(pods(cohort("r", "bj", "bj", "bj", "bj", group)))
+		w.Cohorts[0].Pods[4].UID = last()
 		return &w
 	}
 	expect := func(what string, left time.Duration, underWay, cameBack bool) {
@@ -22,32 +27,34 @@ func TestReturns(t *testing.T) {
 			t.Errorf("%s: %s left, under way %t, came back %t; want %s, %t, %t", what, gotLeft, gotUnderWay, gotCameBack, left, underWay, cameBack)
 		}
 	}
-	// evict evicts the last pod and lets its successor come to a group.
-	evict := func(group string) {
-		r.Evicted(at("bj"), "successor")
+	// evict evicts the last pod. Its successor has no node.
+	evict := func() {
+		r.Evicted(at("bj"), last())
+		evictions++
 		r.See(at("-"), now)
-		r.See(at(group), now)
 	}
 	r.See(at("bj"), now)
 	expect("before any eviction", 0, false, false)
-	r.Evicted(at("bj"), "successor")
-	r.See(at("-"), now)
+	evict()
 	expect("the successor has no node yet", 0, true, false)
 	r.See(at("bj"), now)
 	expect("it came back", firstPause, false, true)
 	now = now.Add(firstPause)
 	expect("the pause is over", 0, false, true)
 	for pause := 2 * firstPause; pause < longestPause; pause *= 2 {
-		evict("bj")
+		evict()
+		r.See(at("bj"), now)
 		expect("another one came back", pause, false, true)
 		now = now.Add(pause)
 	}
 	for range 2 {
-		evict("bj")
+		evict()
+		r.See(at("bj"), now)
 		expect("no pause is longer", longestPause, false, true)
 		now = now.Add(longestPause)
 	}
-	evict("hz")
+	evict()
+	r.See(at("hz"), now)
 	expect("one came where it is wanted", 0, false, false)
 	if r.IsZero() {
 		t.Error("forgotten before every pod is where it is wanted")
