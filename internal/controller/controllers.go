@@ -1,4 +1,4 @@
-// Package controller is the index of all controllers.
+// Package controller registers all controllers.
 package controller
 
 import (
@@ -25,26 +25,28 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// Deps is what controllers share beside the manager.
+// Deps holds what controllers share beside the manager.
 type Deps struct {
-	// Namespace is the manager's.
+	// Namespace is the namespace of atoll-manager.
 	Namespace string
 	// Pools: NodePools and UnitedDeployments are reconciled.
 	Pools bool
-	// Pods writes pods, evictions and gates.
+	// Pods reads and writes objects without a cache: pods, evictions, Jobs, volumes.
 	Pods     kubernetes.Interface
 	Walker   *owners.Walker
 	Ledger   *seats.Ledger
 	Policies *policies.Resolver
-	// Synced tells whether walk and ledger know everything, and this replica leads.
+	// Synced returns whether Walker and Ledger have read everything that exists and this
+	// replica is the leader. No controller that uses them reconciles before.
 	Synced func() bool
-	// Gangs gives pods PodGroups; nil does not.
+	// Gangs is the controller of PodGroups; nil runs none. Setup sets its recorders.
 	Gangs *podgroup.Reconciler
-	// Evictor evicts at the pace that all controllers share.
+	// Evictor bounds the evictions of all controllers together.
 	Evictor *eviction.Evictor
 }
 
-// Setup registers every controller. Call before walker and ledger are started.
+// Setup registers every controller with the manager. It must run before Walker and Ledger
+// start, because controllers add handlers to them.
 func Setup(mgr ctrl.Manager, d Deps) error {
 	recorder := mgr.GetEventRecorder("atoll-manager")
 	restarter := &jobs.Restarter{Client: d.Pods, Annotation: gm.JobRestartAnnotation}

@@ -35,23 +35,23 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// site is a reconciler and the world that it sees.
-type site struct {
+// fixture is a reconciler and the objects that it observes.
+type fixture struct {
 	*Reconciler
 	*world.World
 	t      *testing.T
 	events *events.FakeRecorder
 	// patched are the pods that were patched in the last pass.
 	patched []string
-	// untried: nobody asks the API server before a pass what it takes.
+	// untried: the rules are not tried before a pass (see accept).
 	untried bool
-	// made is the number of the last pod that was made for another.
-	made int
+	// created is the number of the last successor (see play).
+	created int
 }
 
-func newSite(t *testing.T, objects ...build.Object) *site {
+func newFixture(t *testing.T, objects ...build.Object) *fixture {
 	t.Helper()
-	s := &site{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
+	s := &fixture{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
 	s.Reconciler = &Reconciler{
 		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies,
 		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
@@ -64,7 +64,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	return s
 }
 
-func (s *site) pass() (ctrl.Result, error) {
+func (s *fixture) pass() (ctrl.Result, error) {
 	s.patched, s.Evicted = nil, nil
 	if !s.untried {
 		s.accept()
@@ -72,8 +72,9 @@ func (s *site) pass() (ctrl.Result, error) {
 	return s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: "o"}})
 }
 
-// accept lets the API server take what the rules make of every workload's pods.
-func (s *site) accept() {
+// accept records for every workload that the API server accepts the pods that the rules
+// make.
+func (s *fixture) accept() {
 	s.t.Helper()
 	policy := &gm.OverridePolicy{}
 	if err := s.World.Client.Get(s.t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); client.IgnoreNotFound(err) != nil {
@@ -85,7 +86,7 @@ func (s *site) accept() {
 	}
 }
 
-func (s *site) reconcile() ctrl.Result {
+func (s *fixture) reconcile() ctrl.Result {
 	s.t.Helper()
 	result, err := s.pass()
 	if err != nil {
@@ -94,7 +95,7 @@ func (s *site) reconcile() ctrl.Result {
 	return result
 }
 
-func (s *site) pod(name string) *corev1.Pod {
+func (s *fixture) pod(name string) *corev1.Pod {
 	s.t.Helper()
 	o, err := s.World.Pods.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), build.Namespace, name)
 	if err != nil {
@@ -103,7 +104,7 @@ func (s *site) pod(name string) *corev1.Pod {
 	return o.(*corev1.Pod)
 }
 
-func (s *site) status() gm.OverrideStatus {
+func (s *fixture) status() gm.OverrideStatus {
 	s.t.Helper()
 	policy := &gm.OverridePolicy{}
 	if err := s.World.Client.Get(s.t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); err != nil {
@@ -112,7 +113,7 @@ func (s *site) status() gm.OverrideStatus {
 	return policy.Status
 }
 
-func (s *site) reason() string {
+func (s *fixture) reason() string {
 	s.t.Helper()
 	c := meta.FindStatusCondition(s.status().Conditions, gm.ConditionReady)
 	if c == nil {
@@ -121,8 +122,8 @@ func (s *site) reason() string {
 	return c.Reason
 }
 
-// ground is a Deployment of n pods, a group, and policies; it runs no pod yet.
-func ground(n int32, options ...build.Option) []build.Object {
+// base returns a Deployment of n pods, a group, and policies; no pod exists yet.
+func base(n int32, options ...build.Option) []build.Object {
 	deployment := build.Deployment("web", append([]build.Option{build.Bound("p", "o"), build.Replicas(n)}, options...)...)
 	return []build.Object{
 		deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(n)),
@@ -131,7 +132,7 @@ func ground(n int32, options ...build.Option) []build.Object {
 	}
 }
 
-// running is the i-th pod of the Deployment, Ready on a node of the group.
+// running returns the i-th pod of the Deployment, Ready on a node of the group.
 func running(i int, options ...build.Option) *corev1.Pod {
 	options = append([]build.Option{
 		build.OwnedBy(build.ReplicaSet("web-1")), build.Container("c", "nginx:1"), build.On("node-hz"),
@@ -157,7 +158,7 @@ func TestReconcile(t *testing.T) {
 	as := func(image string) build.Option {
 		return build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = image })
 	}
-	// stuck pulls an image that a rule before this one asked for.
+	// stuck is a pod that cannot pull an image that an older rule wanted.
 	stuck := build.With(func(p *corev1.Pod) {
 		p.Status.Conditions, p.Status.ContainerStatuses = nil, nil
 		as("wrong.io/nginx:1")(p)
@@ -167,106 +168,106 @@ func TestReconcile(t *testing.T) {
 		objects []build.Object
 		patched []string
 		reason  string
-		// pods and updated are what the status says of the first workload.
+		// pods and updated are those of the first workload in the status.
 		pods, updated int32
 	}{
-		"nobody requires the policy": {
+		"no workload requires the policy": {
 			objects: []build.Object{build.OverridePolicy("o", build.Registry("hz", "hz.io"))}, reason: gm.ReasonNotUsed,
 		},
 		"pods that ran before are changed one at a time": {
-			objects: append(ground(2), running(0), running(1)), patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 2,
+			objects: append(base(2), running(0), running(1)), patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 2,
 		},
 		"a pod that does no work is first": {
-			objects: append(ground(2), running(0), running(1, notReady)), patched: []string{"web-1-1"}, reason: gm.ReasonConverging, pods: 2,
+			objects: append(base(2), running(0), running(1, notReady)), patched: []string{"web-1-1"}, reason: gm.ReasonConverging, pods: 2,
 		},
 		"pods none of which does any work are changed all at once": {
-			objects: append(ground(3), running(0, stuck), running(1, stuck), running(2, stuck)),
+			objects: append(base(3), running(0, stuck), running(1, stuck), running(2, stuck)),
 			patched: []string{"web-1-0", "web-1-1", "web-1-2"}, reason: gm.ReasonConverging, pods: 3,
 		},
 		"pods whose containers go on are changed all at once": {
-			objects: append(ground(2), running(0, as("hz.io/nginx:1"), build.InitContainer("setup", "setup:1")), running(1, as("hz.io/nginx:1"), build.InitContainer("setup", "setup:1"))),
+			objects: append(base(2), running(0, as("hz.io/nginx:1"), build.InitContainer("setup", "setup:1")), running(1, as("hz.io/nginx:1"), build.InitContainer("setup", "setup:1"))),
 			patched: []string{"web-1-0", "web-1-1"}, reason: gm.ReasonConverging, pods: 2,
 		},
 		"nothing is to change": {
-			objects: append(ground(1), running(0, as("hz.io/nginx:1"))), reason: gm.ReasonSatisfied, pods: 1, updated: 1,
+			objects: append(base(1), running(0, as("hz.io/nginx:1"))), reason: gm.ReasonSatisfied, pods: 1, updated: 1,
 		},
 		"pods on nodes of no group, pods that wait and pods that are over are not changed": {
-			objects: append(ground(3), running(0, build.On("node-out")), running(1, build.On("")), running(2, build.Deleting("example.com/f"))),
+			objects: append(base(3), running(0, build.On("node-out")), running(1, build.On("")), running(2, build.Deleting("example.com/f"))),
 			reason:  gm.ReasonNoPods,
 		},
 		"a workload with a pod missing is not disturbed further": {
-			objects: append(ground(2), running(0)), reason: gm.ReasonConverging, pods: 1,
+			objects: append(base(2), running(0)), reason: gm.ReasonConverging, pods: 1,
 		},
 		"running pods are not restarted while the API server creates none": {
-			objects: append(refused(ground(2)), running(0), running(1)), reason: gm.ReasonPodsRefused, pods: 2,
+			objects: append(refused(base(2)), running(0), running(1)), reason: gm.ReasonPodsRefused, pods: 2,
 		},
 		"one that does no work is changed": {
-			objects: append(refused(ground(2)), running(0, notReady), running(1)), patched: []string{"web-1-0"}, reason: gm.ReasonPodsRefused, pods: 2,
+			objects: append(refused(base(2)), running(0, notReady), running(1)), patched: []string{"web-1-0"}, reason: gm.ReasonPodsRefused, pods: 2,
 		},
 		"a workload with fewer pods than it wants is not as wanted": {
-			objects: append(ground(3), running(0, as("hz.io/nginx:1")), running(1, build.On(""))), reason: gm.ReasonConverging, pods: 1, updated: 1,
+			objects: append(base(3), running(0, as("hz.io/nginx:1")), running(1, build.On(""))), reason: gm.ReasonConverging, pods: 1, updated: 1,
 		},
-		"so is a StatefulSet, which does not say that the API server refuses its pods": {
-			objects: append(ground(0)[2:], build.StatefulSet("web", build.Bound("p", "o"), build.Replicas(3)),
+		"so is a StatefulSet, which does not report that the API server refuses its pods": {
+			objects: append(base(0)[2:], build.StatefulSet("web", build.Bound("p", "o"), build.Replicas(3)),
 				running(0, build.OwnedBy(build.StatefulSet("web")), as("hz.io/nginx:1"))),
 			reason: gm.ReasonConverging, pods: 1, updated: 1,
 		},
 		"a pod that has no node yet is not missing": {
-			objects: append(ground(2), running(0, as("hz.io/nginx:1")), running(1, build.On(""))), reason: gm.ReasonSatisfied, pods: 1, updated: 1,
+			objects: append(base(2), running(0, as("hz.io/nginx:1")), running(1, build.On(""))), reason: gm.ReasonSatisfied, pods: 1, updated: 1,
 		},
 		"one workload without pods that wants none, one as wanted": {
-			objects: append(ground(1), running(0, as("hz.io/nginx:1")), build.Deployment("zero", build.Bound("p", "o"), build.Replicas(0))),
+			objects: append(base(1), running(0, as("hz.io/nginx:1")), build.Deployment("zero", build.Bound("p", "o"), build.Replicas(0))),
 			reason:  gm.ReasonSatisfied, pods: 1, updated: 1,
 		},
 		"one workload without pods that wants some, one as wanted": {
-			objects: append(ground(1), running(0, as("hz.io/nginx:1")), build.Deployment("some", build.Bound("p", "o"), build.Replicas(1))),
+			objects: append(base(1), running(0, as("hz.io/nginx:1")), build.Deployment("some", build.Bound("p", "o"), build.Replicas(1))),
 			reason:  gm.ReasonConverging,
 		},
 		"pods of a Job that ended are not missing": {
-			objects: append(ground(1), running(0, as("hz.io/nginx:1")), build.Job("done", build.Bound("p", "o"))),
+			objects: append(base(1), running(0, as("hz.io/nginx:1")), build.Job("done", build.Bound("p", "o"))),
 			reason:  gm.ReasonSatisfied, pods: 1, updated: 1,
 		},
-		"a kind that says no number of pods misses none": {
-			objects: append(ground(1), running(0, as("hz.io/nginx:1")), build.DaemonSet("agent", build.Bound("p", "o"))),
+		"a kind without a number of pods misses none": {
+			objects: append(base(1), running(0, as("hz.io/nginx:1")), build.DaemonSet("agent", build.Bound("p", "o"))),
 			reason:  gm.ReasonSatisfied,
 		},
 		"a workload that is not bound is not changed": {
-			objects: append(ground(1, build.Label(gm.BindingOverridePolicyLabel, "")), running(0)), reason: gm.ReasonConverging, pods: 1,
+			objects: append(base(1, build.Label(gm.BindingOverridePolicyLabel, "")), running(0)), reason: gm.ReasonConverging, pods: 1,
 		},
 		"mode Never leaves running pods alone": {
-			objects: append(replace(ground(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingNever))), running(0)),
+			objects: append(replace(base(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(gm.ReschedulingNever))), running(0)),
 			reason:  gm.ReasonConverging, pods: 1,
 		},
 		"a PropagationPolicy without a mode changes pods as by default": {
-			objects: append(replace(ground(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(""))), running(0)),
+			objects: append(replace(base(1), build.PropagationPolicy("p", build.Weight(1, "hz"), mode(""))), running(0)),
 			patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 1,
 		},
 		"without a PropagationPolicy pods are changed as by default": {
-			objects: append(replace(ground(1), build.Deployment("web", build.Bound("", "o"), build.Replicas(1))), running(0)),
+			objects: append(replace(base(1), build.Deployment("web", build.Bound("", "o"), build.Replicas(1))), running(0)),
 			patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 1,
 		},
 		"the pods of a DaemonSet are changed as well": {
-			objects: append(ground(0)[2:], build.DaemonSet("web", build.Bound("", "o")),
+			objects: append(base(0)[2:], build.DaemonSet("web", build.Bound("", "o")),
 				build.Pod("web-1-0", build.OwnedBy(build.DaemonSet("web")), build.Container("c", "nginx:1"), build.On("node-hz"), build.Running(0))),
 			patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 1,
 		},
 		"a pod without an owner is changed as well": {
-			objects: append(ground(0)[2:], build.Pod("bare", build.Bound("", "o"), build.Container("c", "nginx:1"), build.On("node-hz"), build.Running(0))),
+			objects: append(base(0)[2:], build.Pod("bare", build.Bound("", "o"), build.Container("c", "nginx:1"), build.On("node-hz"), build.Running(0))),
 			patched: []string{"bare"}, reason: gm.ReasonConverging, pods: 1,
 		},
 		"a rule that cannot be applied to one pod is named, and others go on": {
-			objects: append(ground(2), running(0, as("NO IMAGE")), running(1)), patched: []string{"web-1-1"}, reason: gm.ReasonInvalid, pods: 2,
+			objects: append(base(2), running(0, as("NO IMAGE")), running(1)), patched: []string{"web-1-1"}, reason: gm.ReasonInvalid, pods: 2,
 		},
 		"a rule that cannot be applied to a pod that waits is named": {
-			objects: append(ground(1), running(0, as("NO IMAGE"), build.On(""))), reason: gm.ReasonInvalid,
+			objects: append(base(1), running(0, as("NO IMAGE"), build.On(""))), reason: gm.ReasonInvalid,
 		},
 		"a policy that cannot be used": {
-			objects: append(replace(ground(1), build.OverridePolicy("o", build.Registry("hz", "no registry"))), running(0)), reason: gm.ReasonInvalid,
+			objects: append(replace(base(1), build.OverridePolicy("o", build.Registry("hz", "no registry"))), running(0)), reason: gm.ReasonInvalid,
 		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, tc.objects...)
+			s := newFixture(t, tc.objects...)
 			s.reconcile()
 			if diff := cmp.Diff(tc.patched, s.patched); diff != "" {
 				t.Errorf("wrong pods were changed (-want +got):\n%s", diff)
@@ -285,7 +286,7 @@ func TestReconcile(t *testing.T) {
 }
 
 func TestTheNextPodIsChangedOnceTheLastHasRestarted(t *testing.T) {
-	s := newSite(t, append(ground(3), running(0), running(1), running(2))...)
+	s := newFixture(t, append(base(3), running(0), running(1), running(2))...)
 	for i := range 3 {
 		name := fmt.Sprint("web-1-", i)
 		s.reconcile()
@@ -304,7 +305,7 @@ func TestTheNextPodIsChangedOnceTheLastHasRestarted(t *testing.T) {
 		if len(s.patched) != 0 {
 			t.Errorf("%v changed while %s restarts", s.patched, name)
 		}
-		if i < 2 && result.RequeueAfter != retryDisruption { // a permission may come free without any pod changing
+		if i < 2 && result.RequeueAfter != retryDisruption { // a permission may become free without a change of a pod
 			t.Errorf("with pods left to change it comes back after %s, want %s", result.RequeueAfter, retryDisruption)
 		}
 		pod.Status.ContainerStatuses[0].RestartCount++
@@ -317,7 +318,7 @@ func TestTheNextPodIsChangedOnceTheLastHasRestarted(t *testing.T) {
 }
 
 func TestARuleTakenAwayGivesTheImageBack(t *testing.T) {
-	s := newSite(t, append(ground(1), running(0))...)
+	s := newFixture(t, append(base(1), running(0))...)
 	s.reconcile()
 	pod := s.pod("web-1-0")
 	s.World.See(pod)
@@ -339,7 +340,7 @@ func TestARuleTakenAwayGivesTheImageBack(t *testing.T) {
 }
 
 func TestPodsStayAsTheyAreUntilTheGroupHasSettled(t *testing.T) {
-	s := newSite(t, append(ground(1), running(0))...)
+	s := newFixture(t, append(base(1), running(0))...)
 	s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("another", build.InGroup("hz"))))
 	result := s.reconcile()
 	if len(s.patched) != 0 || result.RequeueAfter != gm.DefaultStabilization {
@@ -357,7 +358,7 @@ func TestAnswersToAPatch(t *testing.T) {
 	tests := map[string]struct {
 		answer error
 		want   error
-		next   bool // the next pod has its turn in the same pass
+		next   bool // the next pod is changed in the same pass
 	}{
 		"the pod is gone":          {apierrors.NewNotFound(pods, "web-1-0"), nil, true},
 		"the pod changed":          {apierrors.NewConflict(pods, "web-1-0", broken), nil, true},
@@ -367,7 +368,7 @@ func TestAnswersToAPatch(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, append(ground(2), running(0), running(1))...)
+			s := newFixture(t, append(base(2), running(0), running(1))...)
 			s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 				return action.(clienttesting.PatchAction).GetName() == "web-1-0", nil, tc.answer
 			})
@@ -379,7 +380,7 @@ func TestAnswersToAPatch(t *testing.T) {
 				t.Errorf("comes back after %s", result.RequeueAfter)
 			}
 			if got := len(s.patched) == 1; got != tc.next {
-				t.Errorf("changed %v; the next had its turn: %t, want %t", s.patched, got, tc.next)
+				t.Errorf("changed %v; the next too: %t, want %t", s.patched, got, tc.next)
 			}
 			if !tc.next && !s.World.Ledger.Disrupt("web-1-0", s.World.Walker.Descendants("web"), 2, 1) {
 				t.Error("the pod counts as disturbed")
@@ -392,7 +393,7 @@ func TestAnswersToAPatch(t *testing.T) {
 }
 
 func TestStatusNamesTheRuleAndWritesNothingAtRest(t *testing.T) {
-	s := newSite(t, append(ground(1), running(0, build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "NO IMAGE" })))...)
+	s := newFixture(t, append(base(1), running(0, build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "NO IMAGE" })))...)
 	s.reconcile()
 	c := meta.FindStatusCondition(s.status().Conditions, gm.ConditionReady)
 	if c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "spec.overrideRules[0]") || c.ObservedGeneration != 1 {
@@ -413,7 +414,7 @@ func TestStatusNamesTheRuleAndWritesNothingAtRest(t *testing.T) {
 }
 
 func TestAPolicyThatCannotBeUsedAnyMoreSaysNothingOfWorkloads(t *testing.T) {
-	s := newSite(t, append(ground(1), running(0))...)
+	s := newFixture(t, append(base(1), running(0))...)
 	s.reconcile()
 	policy := &gm.OverridePolicy{}
 	if err := s.World.Client.Get(t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); err != nil {
@@ -431,23 +432,24 @@ func TestAPolicyThatCannotBeUsedAnyMoreSaysNothingOfWorkloads(t *testing.T) {
 }
 
 func TestAPolicyThatIsGoneOrOnItsWayOutIsLeftAlone(t *testing.T) {
-	leaving := ground(1)
+	leaving := base(1)
 	build.Deleting("example.com/f")(leaving[3])
 	for name, objects := range map[string][]build.Object{
 		"gone":    {build.Deployment("web", build.Bound("", "o"))},
 		"leaving": append(leaving, running(0)),
 	} {
-		s := newSite(t, objects...)
+		s := newFixture(t, objects...)
 		if s.reconcile(); len(s.patched) != 0 {
 			t.Errorf("%s: changed %v", name, s.patched)
 		}
 	}
 }
 
-// TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight: a status that
-// turns twice before the first turn is seen looks right, and is not.
+// TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight: if the cache misses the
+// status that the last pass wrote, the next pass may find nothing to write although the
+// stored status is wrong. The event of the write triggers one more pass.
 func TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight(t *testing.T) {
-	s := newSite(t, build.OverridePolicy("o", build.Registry("hz", "hz.io")))
+	s := newFixture(t, build.OverridePolicy("o", build.Registry("hz", "hz.io")))
 	s.reconcile()
 	policy := func() *gm.OverridePolicy {
 		o := &gm.OverridePolicy{}
@@ -458,7 +460,7 @@ func TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight(t *testing.T) {
 	}
 	seen := policy()
 	written := policy()
-	written.Status.Workloads = 7 // what the pass before wrote, of which the cache did not know
+	written.Status.Workloads = 7 // written by the last pass, and not in the cache
 	if err := s.World.Client.Status().Update(t.Context(), written); err != nil {
 		t.Fatal(err)
 	}
@@ -474,8 +476,8 @@ func TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight(t *testing.T) {
 	})
 }
 
-// ready is the condition Ready.
-func (s *site) ready() metav1.Condition {
+// ready returns the condition Ready.
+func (s *fixture) ready() metav1.Condition {
 	s.t.Helper()
 	if c := meta.FindStatusCondition(s.status().Conditions, gm.ConditionReady); c != nil {
 		return *c
@@ -483,10 +485,10 @@ func (s *site) ready() metav1.Condition {
 	return metav1.Condition{}
 }
 
-// TestAPassThatDidNotSeeReportsNothingElse: what was seen last stays, and the
-// condition is Unknown with the cause.
+// TestAPassThatDidNotSeeReportsNothingElse: if a pass cannot observe, the condition is
+// Unknown with the cause, and the rest of the status stays.
 func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
-	s := newSite(t, append(ground(1), running(0, build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "hz.io/nginx:1" }),
+	s := newFixture(t, append(base(1), running(0, build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "hz.io/nginx:1" }),
 		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1"}`)))...)
 	s.reconcile()
 	if got := s.ready(); got.Status != metav1.ConditionTrue {
@@ -513,31 +515,31 @@ func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
 	}
 }
 
-// TestAPolicyWithoutPodsIsNotSatisfied: there is nothing of which it could be.
+// TestAPolicyWithoutPodsIsNotSatisfied: without pods nothing was observed.
 func TestAPolicyWithoutPodsIsNotSatisfied(t *testing.T) {
-	s := newSite(t, ground(2)...)
+	s := newFixture(t, base(2)...)
 	s.reconcile()
 	if got := s.ready(); got.Status != metav1.ConditionUnknown || got.Reason != gm.ReasonNoPods {
 		t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
 	}
 }
 
-// TestWhyNoPodIsCreatedIsSaid: the owner of pods that the API server refuses
-// says so, and so does the policy.
+// TestWhyNoPodIsCreatedIsSaid: the pods' owner reports that the API server refuses its pods,
+// and the policy repeats it.
 func TestWhyNoPodIsCreatedIsSaid(t *testing.T) {
-	objects := ground(2)
+	objects := base(2)
 	objects[1] = build.ReplicaSet("web-1", build.OwnedBy(objects[0]), build.Replicas(2), build.With(func(rs *appsv1.ReplicaSet) {
 		rs.Status.Conditions = []appsv1.ReplicaSetCondition{{Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Message: "exceeded quota"}}
 	}))
-	s := newSite(t, objects...)
+	s := newFixture(t, objects...)
 	s.reconcile()
 	if got := s.ready(); got.Reason != gm.ReasonPodsRefused || got.Message != `Deployment "web": the API server creates no pods: exceeded quota` {
 		t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
 	}
 }
 
-// TestWhatComesOfATrialIsSaid: the rule and the API server's words, or what kept
-// it from being asked.
+// TestWhatComesOfATrialIsSaid: the condition names the rule and the API server's error, or
+// why the trial failed.
 func TestWhatComesOfATrialIsSaid(t *testing.T) {
 	fixed := build.OverridePolicy("o", build.Args("hz", "c", "--hz"))
 	refusal := policies.Refusal{RuleError: override.RuleError{Overrider: "spec.overrideRules[0].overriders", Err: errors.New(`Duplicate value: "data"`)}}
@@ -545,7 +547,7 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 		trial   func(key string) policies.Trial
 		ready   metav1.ConditionStatus
 		reason  string
-		says    string
+		message string
 		evicted []string
 	}{
 		"taken": {
@@ -558,7 +560,7 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 		},
 		"not tried: running pods stay": {
 			func(key string) policies.Trial { return policies.Trial{Key: key, Untried: errors.New("timeout")} },
-			metav1.ConditionUnknown, gm.ReasonNotTried, "it could not be found out whether the API server takes the pods that the rules make: timeout", nil,
+			metav1.ConditionUnknown, gm.ReasonNotTried, "it is not known whether the API server accepts the pods that the rules make: timeout", nil,
 		},
 		"tried with another template: running pods stay": {
 			func(string) policies.Trial { return policies.Trial{Key: "older"} },
@@ -567,15 +569,15 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			objects := append(ground(1), running(0))
+			objects := append(base(1), running(0))
 			objects[3] = fixed
-			s := newSite(t, objects...)
+			s := newFixture(t, objects...)
 			s.untried = true
 			rules, _ := s.World.Policies.Rules(fixed)
 			app := s.World.Walker.Get("web")
 			s.World.Policies.SetTrial("web", tc.trial(s.World.Policies.TrialPlan(t.Context(), app, fixed, rules).Key))
 			s.reconcile()
-			if got := s.ready(); got.Status != tc.ready || got.Reason != tc.reason || !strings.Contains(got.Message, tc.says) {
+			if got := s.ready(); got.Status != tc.ready || got.Reason != tc.reason || !strings.Contains(got.Message, tc.message) {
 				t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
 			}
 			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
@@ -585,9 +587,9 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 	}
 }
 
-// TestAStoppedWorkloadIsSaid: what a person has to look at is in the condition.
-func TestAStoppedWorkloadIsSaid(t *testing.T) {
-	s := newSite(t, ground(2, build.Annotation(gm.OverridesStoppedAnnotation, "12 pods"))...)
+// TestTheConditionNamesAStoppedWorkload, because a person has to look at it.
+func TestTheConditionNamesAStoppedWorkload(t *testing.T) {
+	s := newFixture(t, base(2, build.Annotation(gm.OverridesStoppedAnnotation, "12 pods"))...)
 	s.reconcile()
 	if got := s.ready(); got.Reason != gm.ReasonStopped || !strings.Contains(got.Message, "take the annotation "+gm.OverridesStoppedAnnotation+" off") {
 		t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)

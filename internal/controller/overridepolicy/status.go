@@ -1,6 +1,7 @@
 package overridepolicy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sort"
@@ -9,11 +10,19 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
-// setStatus writes what was observed into the policy's status. What could not
-// be observed stays as it was last seen, and the condition says so.
+// report writes the status, if it changed.
+func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	before := s.policy.DeepCopy()
+	setStatus(s)
+	return patch.Status(ctx, r.Client, s.policy, before)
+}
+
+// setStatus sets the policy's status from what was observed and done. If the pass could
+// not observe, only the condition changes.
 func setStatus(s *scope) {
 	status := &s.policy.Status
 	set := func(ready metav1.ConditionStatus, reason, message string) {
@@ -25,30 +34,30 @@ func setStatus(s *scope) {
 	}
 	status.ObservedGeneration = s.policy.Generation
 	if s.invalid != nil {
-		status.Workloads, status.Apps = 0, nil // what they were says nothing about this spec
+		status.Workloads, status.Apps = 0, nil // the last ones belong to another spec
 		set(metav1.ConditionFalse, gm.ReasonInvalid, conditions.Bounded(s.invalid.Error()))
 		return
 	}
-	status.Workloads = int32(len(s.apps))
-	sort.SliceStable(s.apps, func(i, j int) bool { return s.apps[i].severity() > s.apps[j].severity() })
+	status.Workloads = int32(len(s.workloads))
+	sort.SliceStable(s.workloads, func(i, j int) bool { return s.workloads[i].state() > s.workloads[j].state() })
 	status.Apps = nil
 	pods := 0
-	for i, a := range s.apps {
-		pods += a.pods
+	for i, w := range s.workloads {
+		pods += w.pods
 		if i >= maxShown {
 			continue
 		}
 		status.Apps = append(status.Apps, gm.AppOverrides{
-			Ref:  gm.AppReference{APIVersion: a.app.GroupVersion().String(), Kind: a.app.Kind, Name: a.app.Name},
-			Pods: int32(a.pods), Updated: int32(a.updated), Message: a.message(),
+			Ref:  gm.AppReference{APIVersion: w.object.GroupVersion().String(), Kind: w.object.Kind, Name: w.object.Name},
+			Pods: int32(w.pods), Updated: int32(w.updated), Message: w.message(),
 		})
 	}
 	switch {
-	case len(s.apps) == 0:
+	case len(s.workloads) == 0:
 		set(metav1.ConditionTrue, gm.ReasonNotUsed, "no workload of the namespace requires the policy with the label "+gm.RequiredOverridePolicyLabel)
-	case s.apps[0].severity() > missing || s.apps[0].severity() == missing && pods > 0:
-		worst := verdicts[s.apps[0].severity()]
-		set(worst.ready, s.apps[0].reason(), s.apps[0].describe())
+	case s.workloads[0].state() > missing || s.workloads[0].state() == missing && pods > 0:
+		worst := s.workloads[0]
+		set(states[worst.state()].ready, worst.reason(), fmt.Sprintf("%s %q: %s", worst.object.Kind, worst.object.Name, worst.message()))
 	case pods == 0:
 		set(metav1.ConditionUnknown, gm.ReasonNoPods, "no workload that requires the policy has a pod on a node of a NodeGroup")
 	default:
@@ -56,15 +65,12 @@ func setStatus(s *scope) {
 	}
 }
 
-// verdict is what a workload's state makes of the policy's condition.
-type verdict struct {
-	ready  metav1.ConditionStatus
-	reason string
-}
+// state is the state of a workload. The policy's condition shows the workload with the
+// highest one.
+type state int
 
-// The states of a workload, the worst last.
 const (
-	satisfied = iota
+	satisfied state = iota
 	missing
 	converging
 	untried
@@ -72,7 +78,11 @@ const (
 	unusable
 )
 
-var verdicts = [...]verdict{
+// states holds the condition that each state leads to.
+var states = [...]struct {
+	ready  metav1.ConditionStatus
+	reason string
+}{
 	satisfied:   {metav1.ConditionTrue, gm.ReasonSatisfied},
 	missing:     {metav1.ConditionFalse, gm.ReasonConverging},
 	converging:  {metav1.ConditionFalse, gm.ReasonConverging},
@@ -81,64 +91,60 @@ var verdicts = [...]verdict{
 	unusable:    {metav1.ConditionFalse, gm.ReasonInvalid},
 }
 
-// severity is the state of the workload.
-func (a *appScope) severity() int {
+func (w *workload) state() state {
 	switch {
-	case a.failure != nil:
+	case w.failure != nil:
 		return unusable
-	case a.refused != "":
+	case w.refused != "":
 		return podsRefused
-	case a.why != nil:
+	case w.untriedWhy != nil:
 		return untried
-	case a.converging():
+	case w.converging():
 		return converging
-	case a.missing > 0:
+	case w.missing > 0:
 		return missing
 	default:
 		return satisfied
 	}
 }
 
-// converging tells whether some pod is not as wanted, be it one that waits and
-// is to be made anew.
-func (a *appScope) converging() bool { return a.updated < a.pods || len(a.stale) > 0 }
+// converging returns whether a pod is not as the rules want it. A pod that waits and is to
+// be replaced counts.
+func (w *workload) converging() bool { return w.updated < w.pods || len(w.stale) > 0 }
 
-// reason is that of the workload's state; of rules that cannot be used, it says
-// who found that.
-func (a *appScope) reason() string {
+// reason returns the reason of the workload's state. If the rules cannot be used, it
+// depends on the cause.
+func (w *workload) reason() string {
 	var refused policies.Refusal
 	switch {
-	case errors.Is(a.failure, policies.ErrStopped):
+	case errors.Is(w.failure, policies.ErrStopped):
 		return gm.ReasonStopped
-	case errors.As(a.failure, &refused):
+	case errors.As(w.failure, &refused):
 		return gm.ReasonRefused
 	}
-	return verdicts[a.severity()].reason
+	return states[w.state()].reason
 }
 
-func (a *appScope) message() string {
+// message returns why the workload is not as the rules want it, "" if it is.
+func (w *workload) message() string {
 	switch {
-	case a.failure != nil:
-		return conditions.Bounded(a.failure.Error())
-	case a.refused != "":
-		return conditions.Bounded("the API server creates no pods: " + a.refused)
-	case a.why != nil:
-		return conditions.Bounded("it could not be found out whether the API server takes the pods that the rules make: " + a.why.Error())
-	case !a.converging() && a.missing > 0:
-		return fmt.Sprintf("pods are missing: %d of %d", a.missing, a.replicas)
-	case !a.converging():
+	case w.failure != nil:
+		return conditions.Bounded(w.failure.Error())
+	case w.refused != "":
+		return conditions.Bounded("the API server creates no pods: " + w.refused)
+	case w.untriedWhy != nil:
+		return conditions.Bounded("it is not known whether the API server accepts the pods that the rules make: " + w.untriedWhy.Error())
+	case !w.converging() && w.missing > 0:
+		return fmt.Sprintf("pods are missing: %d of %d", w.missing, w.replicas)
+	case !w.converging():
 		return ""
-	case a.blocked != nil:
-		return "pods are to be replaced and stay for now: " + a.blocked.Error()
-	case a.mode != gm.ReschedulingEvict && a.updated < a.pods:
-		return fmt.Sprintf("running pods keep their images: rescheduling.mode of the PropagationPolicy is %s", a.mode)
-	case a.kept > 0 && a.kept == a.pods-a.updated && len(a.stale) == 0:
+	case w.blocked != nil:
+		return "pods are to be replaced and stay for now: " + w.blocked.Error()
+	case w.mode != gm.ReschedulingEvict && w.updated < w.pods:
+		return fmt.Sprintf("running pods keep their images: rescheduling.mode of the PropagationPolicy is %s", w.mode)
+	case w.kept > 0 && w.kept == w.pods-w.updated && len(w.stale) == 0:
 		return "pods of a Job stay as they started"
 	default:
 		return "pods are being changed or replaced"
 	}
-}
-
-func (a *appScope) describe() string {
-	return fmt.Sprintf("%s %q: %s", a.app.Kind, a.app.Name, a.message())
 }

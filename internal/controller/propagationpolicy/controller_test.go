@@ -33,17 +33,17 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// site is a reconciler and the world that it sees.
-type site struct {
+// fixture is a reconciler and the objects that it observes.
+type fixture struct {
 	*Reconciler
 	*world.World
 	t      *testing.T
 	events *events.FakeRecorder
 }
 
-func newSite(t *testing.T, objects ...build.Object) *site {
+func newFixture(t *testing.T, objects ...build.Object) *fixture {
 	t.Helper()
-	s := &site{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
+	s := &fixture{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
 	s.Reconciler = &Reconciler{
 		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies,
 		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
@@ -52,14 +52,14 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	return s
 }
 
-// pass runs one pass.
-func (s *site) pass() (ctrl.Result, error) {
+// pass runs one pass of policy p.
+func (s *fixture) pass() (ctrl.Result, error) {
 	s.Evicted = nil
 	return s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: build.Namespace, Name: "p"}})
 }
 
-// reconcile runs one pass that must not fail, with everything settled.
-func (s *site) reconcile() ctrl.Result {
+// reconcile runs one pass that must not fail, after the stabilization time.
+func (s *fixture) reconcile() ctrl.Result {
 	s.t.Helper()
 	s.Settle(s.t)
 	result, err := s.pass()
@@ -74,7 +74,7 @@ func (s *site) reconcile() ctrl.Result {
 	return result
 }
 
-func (s *site) policy() *gm.PropagationPolicy {
+func (s *fixture) policy() *gm.PropagationPolicy {
 	s.t.Helper()
 	policy := &gm.PropagationPolicy{}
 	if err := s.World.Client.Get(s.t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "p"}, policy); err != nil {
@@ -83,7 +83,7 @@ func (s *site) policy() *gm.PropagationPolicy {
 	return policy
 }
 
-func (s *site) reason() string {
+func (s *fixture) reason() string {
 	s.t.Helper()
 	c := meta.FindStatusCondition(s.policy().Status.Conditions, gm.ConditionReady)
 	if c == nil {
@@ -92,7 +92,7 @@ func (s *site) reason() string {
 	return c.Reason
 }
 
-// web is a Deployment of which pods run in the groups, one after the other.
+// web returns a Deployment and one running pod in each of the groups, in this order.
 func web(groups ...string) []build.Object {
 	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(int32(len(groups))))
 	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(int32(len(groups))))
@@ -108,8 +108,8 @@ func runningPod(name, group string, age int, options ...build.Option) *corev1.Po
 	return build.Pod(name, options...)
 }
 
-// ground is two groups of one node each, a node of no group, and the policy.
-func ground(options ...build.Option) []build.Object {
+// base returns two groups of one node each, a node of no group, and policy p.
+func base(options ...build.Option) []build.Object {
 	options = append([]build.Option{build.Weight(3, "hz"), build.Weight(2, "bj")}, options...)
 	return []build.Object{
 		build.Node("node-hz", build.InGroup("hz")), build.Node("node-bj", build.InGroup("bj")), build.Node("node-"),
@@ -121,7 +121,7 @@ func maxUnavailable(n int32) build.Option {
 	return build.With(func(p *gm.PropagationPolicy) { p.Spec.Rescheduling.MaxUnavailable = n })
 }
 
-func both(a, b []build.Object) []build.Object { return append(a, b...) }
+func join(a, b []build.Object) []build.Object { return append(a, b...) }
 
 func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
 	job := build.Job("batch", build.Bound("p", ""), build.Replicas(2))
@@ -132,40 +132,40 @@ func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
 		reason  string
 	}{
 		"the pods are where they are wanted": {
-			objects: both(ground(), web("hz", "hz", "hz", "bj", "bj")), reason: gm.ReasonSatisfied,
+			objects: join(base(), web("hz", "hz", "hz", "bj", "bj")), reason: gm.ReasonSatisfied,
 		},
 		"one is not": {
-			objects: both(ground(), web("hz", "hz", "bj", "bj", "bj")), evicted: []string{"web-1-4"}, reason: gm.ReasonConverging,
+			objects: join(base(), web("hz", "hz", "bj", "bj", "bj")), evicted: []string{"web-1-4"}, reason: gm.ReasonConverging,
 		},
 		"one at a time": {
-			objects: both(ground(), web("bj", "bj", "bj", "bj", "bj")), evicted: []string{"web-1-4"}, reason: gm.ReasonConverging,
+			objects: join(base(), web("bj", "bj", "bj", "bj", "bj")), evicted: []string{"web-1-4"}, reason: gm.ReasonConverging,
 		},
 		"as many at a time as the policy allows": {
-			objects: both(ground(maxUnavailable(2)), web("bj", "bj", "bj", "bj", "bj")), evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
+			objects: join(base(maxUnavailable(2)), web("bj", "bj", "bj", "bj", "bj")), evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
 		},
-		"nobody requires the policy": {
-			objects: ground(), reason: gm.ReasonNotUsed,
+		"no workload requires the policy": {
+			objects: base(), reason: gm.ReasonNotUsed,
 		},
 		"the pods of a Job would lose their work": {
-			objects: both(ground(), []build.Object{job, runningPod("batch-0", "bj", 0, build.OwnedBy(job)), runningPod("batch-1", "bj", 1, build.OwnedBy(job))}),
+			objects: join(base(), []build.Object{job, runningPod("batch-0", "bj", 0, build.OwnedBy(job)), runningPod("batch-1", "bj", 1, build.OwnedBy(job))}),
 			reason:  gm.ReasonConverging,
 		},
 		"a Job that is done wants no pod any more": {
-			objects: both(ground(), []build.Object{job, runningPod("batch-0", "bj", 0, build.OwnedBy(job), build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))}),
+			objects: join(base(), []build.Object{job, runningPod("batch-0", "bj", 0, build.OwnedBy(job), build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))}),
 			reason:  gm.ReasonNoPods,
 		},
 		"the pods of a DaemonSet come back where they were": {
-			objects: both(ground(), []build.Object{daemons, runningPod("agent-0", "", 0, build.OwnedBy(daemons)), runningPod("agent-1", "bj", 1, build.OwnedBy(daemons))}),
+			objects: join(base(), []build.Object{daemons, runningPod("agent-0", "", 0, build.OwnedBy(daemons)), runningPod("agent-1", "bj", 1, build.OwnedBy(daemons))}),
 			reason:  gm.ReasonSatisfied,
 		},
 		"a pod without an owner does not come back": {
-			objects: both(ground(), []build.Object{runningPod("bare", "", 0, build.Bound("p", ""))}),
+			objects: join(base(), []build.Object{runningPod("bare", "", 0, build.Bound("p", ""))}),
 			reason:  gm.ReasonConverging,
 		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, tc.objects...)
+			s := newFixture(t, tc.objects...)
 			s.reconcile()
 			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
 				t.Errorf("wrong evictions (-want +got):\n%s", diff)
@@ -180,9 +180,9 @@ func TestReconcileEvictsWhatIsSurplus(t *testing.T) {
 	}
 }
 
-// TestManyEvictionsAreAskedForSideBySide, and told of in few events; but one
-// after the other where a PodDisruptionBudget is.
-func TestManyEvictionsAreAskedForSideBySide(t *testing.T) {
+// TestManyEvictionsAreRequestedAtTheSameTime and share few events. Where the namespace
+// has a PodDisruptionBudget they are requested one after the other.
+func TestManyEvictionsAreRequestedAtTheSameTime(t *testing.T) {
 	groups := make([]string, 50)
 	for i := range groups {
 		groups[i] = "bj"
@@ -196,7 +196,7 @@ func TestManyEvictionsAreAskedForSideBySide(t *testing.T) {
 		"one by one":                       {budgets: []runtime.Object{budget}, events: 30},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, both(ground(maxUnavailable(50)), web(groups...))...)
+			s := newFixture(t, join(base(maxUnavailable(50)), web(groups...))...)
 			for _, o := range tc.budgets {
 				if err := s.World.Pods.Tracker().Add(o); err != nil {
 					t.Fatal(err)
@@ -204,14 +204,14 @@ func TestManyEvictionsAreAskedForSideBySide(t *testing.T) {
 			}
 			s.reconcile()
 			if len(s.Evicted) != 30 || len(s.events.Events) != tc.events {
-				t.Errorf("%d pods were evicted and %d events tell of it, want 30 and %d", len(s.Evicted), len(s.events.Events), tc.events)
+				t.Errorf("%d pods were evicted with %d events, want 30 and %d", len(s.Evicted), len(s.events.Events), tc.events)
 			}
 		})
 	}
 }
 
 func TestNothingIsEvictedBeforeTheGroupsHaveSettled(t *testing.T) {
-	s := newSite(t, both(ground(), web("hz", "hz", "bj", "bj", "bj"))...)
+	s := newFixture(t, join(base(), web("hz", "hz", "bj", "bj", "bj"))...)
 	result, err := s.pass()
 	if err != nil || result.RequeueAfter != gm.DefaultStabilization || len(s.Evicted) != 0 {
 		t.Errorf("evicted %v, comes back after %s (error %v); want nothing, and back after %s", s.Evicted, result.RequeueAfter, err, gm.DefaultStabilization)
@@ -222,7 +222,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	tests := map[string]struct {
 		answer error
-		// evicted are the evictions that are asked for in one pass of two that may be.
+		// evicted are the evictions that one pass requests. maxUnavailable allows two.
 		evicted []string
 		reason  string
 		requeue time.Duration
@@ -244,14 +244,14 @@ func TestAnswersToAnEviction(t *testing.T) {
 			answer:  apierrors.NewNotFound(pods, "web-1-4"),
 			evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
 		},
-		"somebody wrote the pod in between: tried again at once": {
+		"another client wrote the pod in between: retried at once": {
 			answer:  apierrors.NewConflict(pods, "web-1-4", errors.New("version")),
 			evicted: []string{"web-1-4"}, reason: gm.ReasonConverging, requeue: 50 * time.Millisecond, spared: true,
 		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, both(ground(maxUnavailable(2)), web("bj", "bj", "bj", "bj", "bj"))...)
+			s := newFixture(t, join(base(maxUnavailable(2)), web("bj", "bj", "bj", "bj", "bj"))...)
 			s.Answers = []error{tc.answer}
 			result := s.reconcile()
 			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
@@ -264,12 +264,12 @@ func TestAnswersToAnEviction(t *testing.T) {
 				t.Errorf("comes back after %s, want %s", result.RequeueAfter, tc.requeue)
 			}
 			if got := s.World.Ledger.Disrupt("web-1-4", s.World.Walker.Descendants("web"), 5, 5); got != tc.spared {
-				t.Errorf("the pod may be disturbed again: %t, want %t", got, tc.spared)
+				t.Errorf("the pod may be disturbed: %t, want %t", got, tc.spared)
 			}
 		})
 	}
 	t.Run("the API server fails: the error is returned, and the pod spared", func(t *testing.T) {
-		s := newSite(t, both(ground(), web("bj", "bj", "bj", "bj", "bj"))...)
+		s := newFixture(t, join(base(), web("bj", "bj", "bj", "bj", "bj"))...)
 		s.Settle(s.t)
 		broken := errors.New("broken")
 		s.Answers = []error{broken}
@@ -288,7 +288,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 func TestThePaceBoundsAllWorkloadsTogether(t *testing.T) {
 	other := build.Deployment("other", build.Bound("p", ""), build.Replicas(1))
 	otherSet := build.ReplicaSet("other-1", build.OwnedBy(other))
-	s := newSite(t, append(both(ground(), web("bj", "bj", "bj", "bj", "bj")), other, otherSet, runningPod("other-1-0", "", 9, build.OwnedBy(otherSet)))...)
+	s := newFixture(t, append(join(base(), web("bj", "bj", "bj", "bj", "bj")), other, otherSet, runningPod("other-1-0", "", 9, build.OwnedBy(otherSet)))...)
 	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
 	result := s.reconcile()
 	if len(s.Evicted) != 1 {
@@ -306,10 +306,10 @@ func TestThePaceBoundsAllWorkloadsTogether(t *testing.T) {
 	}
 }
 
-// TestAPassThatDidNotSeeReportsNothingElse: what was seen last stays, and the
-// condition is Unknown with the cause.
+// TestAPassThatDidNotSeeReportsNothingElse: if a pass cannot observe, the condition is
+// Unknown with the cause, and the rest of the status stays.
 func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
-	s := newSite(t, both(ground(), web("hz", "hz", "hz", "bj", "bj"))...)
+	s := newFixture(t, join(base(), web("hz", "hz", "hz", "bj", "bj"))...)
 	s.reconcile()
 	policy := s.policy()
 	before := policy.DeepCopy()
@@ -325,9 +325,9 @@ func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
 	}
 }
 
-// TestAPolicyWithoutPodsIsNotSatisfied: there is nothing of which it could be.
+// TestAPolicyWithoutPodsIsNotSatisfied: without pods nothing was observed.
 func TestAPolicyWithoutPodsIsNotSatisfied(t *testing.T) {
-	s := newSite(t, both(ground(), []build.Object{build.Deployment("web", build.Bound("p", ""), build.Replicas(0))})...)
+	s := newFixture(t, join(base(), []build.Object{build.Deployment("web", build.Bound("p", ""), build.Replicas(0))})...)
 	s.reconcile()
 	c := meta.FindStatusCondition(s.policy().Status.Conditions, gm.ConditionReady)
 	if c == nil || c.Status != metav1.ConditionUnknown || c.Reason != gm.ReasonNoPods {
@@ -337,15 +337,15 @@ func TestAPolicyWithoutPodsIsNotSatisfied(t *testing.T) {
 
 func TestStatus(t *testing.T) {
 	t.Run("a spec that cannot be used is a condition, and nothing else happens", func(t *testing.T) {
-		s := newSite(t, both([]build.Object{build.PropagationPolicy("p"), build.Node("node-bj", build.InGroup("bj"))}, web("bj"))...)
+		s := newFixture(t, join([]build.Object{build.PropagationPolicy("p"), build.Node("node-bj", build.InGroup("bj"))}, web("bj"))...)
 		s.reconcile()
 		c := meta.FindStatusCondition(s.policy().Status.Conditions, gm.ConditionReady)
 		if c == nil || c.Reason != gm.ReasonInvalid || c.Status != metav1.ConditionFalse || c.ObservedGeneration != 1 || len(s.Evicted) != 0 {
 			t.Errorf("condition %+v, evicted %v", c, s.Evicted)
 		}
 	})
-	t.Run("a spec that cannot be used any more says nothing of workloads", func(t *testing.T) {
-		s := newSite(t, both(ground(), web("hz"))...)
+	t.Run("a spec that becomes unusable clears the workloads", func(t *testing.T) {
+		s := newFixture(t, join(base(), web("hz"))...)
 		s.reconcile()
 		policy := s.policy()
 		policy.Spec.StaticWeight, policy.Generation = nil, 2
@@ -358,9 +358,9 @@ func TestStatus(t *testing.T) {
 		}
 	})
 	t.Run("workloads are sorted, the worst first, and at most so many shown", func(t *testing.T) {
-		objects := ground()
+		objects := base()
 		for i := range maxShown + 5 {
-			name := fmt.Sprintf("app-%02d", i)
+			name := fmt.Sprintf("web-%02d", i)
 			deployment := build.Deployment(name, build.Bound("p", ""))
 			replicaSet := build.ReplicaSet(name+"-1", build.OwnedBy(deployment))
 			group := "hz"
@@ -369,14 +369,14 @@ func TestStatus(t *testing.T) {
 			}
 			objects = append(objects, deployment, replicaSet, runningPod(name+"-1-0", group, 0, build.OwnedBy(replicaSet)))
 		}
-		s := newSite(t, objects...)
+		s := newFixture(t, objects...)
 		s.reconcile()
 		status := s.policy().Status
 		if len(status.Apps) != maxShown || status.Workloads != maxShown+5 {
 			t.Errorf("%d of %d workloads shown, want %d of %d", len(status.Apps), status.Workloads, maxShown, maxShown+5)
 		}
-		if status.Apps[0].Ref.Name != "app-51" {
-			t.Errorf("%s comes first, and app-51 is what is wrong", status.Apps[0].Ref.Name)
+		if status.Apps[0].Ref.Name != "web-51" {
+			t.Errorf("%s comes first, and web-51 is what is wrong", status.Apps[0].Ref.Name)
 		}
 		for i := 2; i < len(status.Apps); i++ {
 			if status.Apps[i-1].Ref.Name > status.Apps[i].Ref.Name {
@@ -385,7 +385,7 @@ func TestStatus(t *testing.T) {
 		}
 	})
 	t.Run("at rest nothing is written", func(t *testing.T) {
-		s := newSite(t, both(ground(), web("hz", "hz", "hz", "bj", "bj"))...)
+		s := newFixture(t, join(base(), web("hz", "hz", "hz", "bj", "bj"))...)
 		s.reconcile()
 		before := s.policy().ResourceVersion
 		s.reconcile()
@@ -397,9 +397,9 @@ func TestStatus(t *testing.T) {
 		}
 	})
 	t.Run("a policy that is gone or on its way out is left alone", func(t *testing.T) {
-		for name, s := range map[string]*site{
-			"gone":    newSite(t, web("bj", "bj")...),
-			"leaving": newSite(t, both(ground(build.Deleting("example.com/f")), web("bj", "bj", "bj", "bj", "bj"))...),
+		for name, s := range map[string]*fixture{
+			"gone":    newFixture(t, web("bj", "bj")...),
+			"leaving": newFixture(t, join(base(build.Deleting("example.com/f")), web("bj", "bj", "bj", "bj", "bj"))...),
 		} {
 			s.reconcile()
 			if len(s.Evicted) != 0 {
@@ -409,10 +409,10 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// TestReconcilingEndsAtTheDivision plays the ReplicaSet and the scheduler: what
-// is evicted comes back where the ledger wants it.
+// TestReconcilingEndsAtTheDivision plays the ReplicaSet and kube-scheduler: the successor
+// of each evicted pod runs in the group that the ledger reserves.
 func TestReconcilingEndsAtTheDivision(t *testing.T) {
-	s := newSite(t, both(ground(), web("bj", "bj", "bj", "bj", ""))...)
+	s := newFixture(t, join(base(), web("bj", "bj", "bj", "bj", ""))...)
 	replicaSet := build.ReplicaSet("web-1")
 	spread, err := s.World.Policies.Spread(s.policy(), "web")
 	if err != nil {
@@ -445,7 +445,7 @@ func TestReconcilingEndsAtTheDivision(t *testing.T) {
 }
 
 func TestDeletionCosts(t *testing.T) {
-	costs := func(s *site) map[string]string {
+	costs := func(s *fixture) map[string]string {
 		out := map[string]string{}
 		for _, a := range s.World.Pods.Actions() {
 			patch, ok := a.(clienttesting.PatchAction)
@@ -457,7 +457,7 @@ func TestDeletionCosts(t *testing.T) {
 				t.Fatal(err)
 			}
 			if string(p.UID) != patch.GetName() || p.Annotations[corev1.PodDeletionCost] != p.Annotations[gm.DeletionCostAnnotation] {
-				t.Errorf("patch of %s is %s: it must carry the UID, and say who wrote the cost", patch.GetName(), patch.GetPatch())
+				t.Errorf("patch of %s is %s: it must carry the UID, and mark who wrote the cost", patch.GetName(), patch.GetPatch())
 			}
 			out[patch.GetName()] = p.Annotations[corev1.PodDeletionCost]
 		}
@@ -470,7 +470,7 @@ func TestDeletionCosts(t *testing.T) {
 		}
 	}
 	t.Run("every bound pod of a ReplicaSet gets one of its own, once", func(t *testing.T) {
-		s := newSite(t, both(ground(), web("hz", "hz", "hz", "bj", "bj"))...)
+		s := newFixture(t, join(base(), web("hz", "hz", "hz", "bj", "bj"))...)
 		s.reconcile()
 		got, distinct := costs(s), map[string]bool{}
 		for _, cost := range got {
@@ -489,20 +489,20 @@ func TestDeletionCosts(t *testing.T) {
 			t.Errorf("written again: %v", again)
 		}
 	})
-	t.Run("a user's own stays", func(t *testing.T) {
-		objects := both(ground(), web("hz"))
+	t.Run("one that a user wrote stays", func(t *testing.T) {
+		objects := join(base(), web("hz"))
 		build.Annotation(corev1.PodDeletionCost, "7")(objects[len(objects)-1])
-		s := newSite(t, objects...)
+		s := newFixture(t, objects...)
 		s.reconcile()
 		if got := costs(s); len(got) != 0 {
 			t.Errorf("written over a user's: %v", got)
 		}
 	})
-	t.Run("while a pod is on its way they wait", func(t *testing.T) {
+	t.Run("none is written while a pod is on its way", func(t *testing.T) {
 		coming := func(options ...build.Option) *corev1.Pod {
 			return build.Pod("coming", append(options, build.OwnedBy(build.ReplicaSet("web-1")))...)
 		}
-		s := newSite(t, append(both(ground(), web("hz", "hz", "bj")), coming())...)
+		s := newFixture(t, append(join(base(), web("hz", "hz", "bj")), coming())...)
 		s.reconcile()
 		if got := costs(s); len(got) != 0 {
 			t.Errorf("written while pods move: %v", got)
@@ -510,15 +510,15 @@ func TestDeletionCosts(t *testing.T) {
 		s.World.Ledger.Observe(seats.Slim(coming(build.Unschedulable())))
 		s.reconcile()
 		if got := costs(s); len(got) != 3 {
-			t.Errorf("costs are %v: a pod that finds no node keeps the others from theirs", got)
+			t.Errorf("costs are %v: an unschedulable pod must not delay the others", got)
 		}
 	})
-	t.Run("only ReplicaSets look at them", func(t *testing.T) {
+	t.Run("only pods of ReplicaSets get one", func(t *testing.T) {
 		set := build.StatefulSet("db", build.Bound("p", ""))
-		s := newSite(t, append(ground(), set, runningPod("db-0", "hz", 0, build.OwnedBy(set)))...)
+		s := newFixture(t, append(base(), set, runningPod("db-0", "hz", 0, build.OwnedBy(set)))...)
 		s.reconcile()
 		if got := costs(s); len(got) != 0 {
-			t.Errorf("written for nobody: %v", got)
+			t.Errorf("written for pods of a StatefulSet: %v", got)
 		}
 	})
 }
@@ -534,7 +534,7 @@ func TestAnswersToAPatchOfAPod(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, both(ground(), web("hz"))...)
+			s := newFixture(t, join(base(), web("hz"))...)
 			s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 				return true, nil, tc.answer
 			})
@@ -545,14 +545,15 @@ func TestAnswersToAPatchOfAPod(t *testing.T) {
 	}
 }
 
-// TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight: a status that
-// turns twice before the first turn is seen looks right, and is not.
+// TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight: if the cache misses the
+// status that the last pass wrote, the next pass may find nothing to write although the
+// stored status is wrong. The event of the write triggers one more pass.
 func TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight(t *testing.T) {
-	s := newSite(t, build.PropagationPolicy("p", build.Weight(1, "hz")))
+	s := newFixture(t, build.PropagationPolicy("p", build.Weight(1, "hz")))
 	s.reconcile()
 	seen := s.policy()
 	written := s.policy()
-	written.Status.Workloads = 7 // what the pass before wrote, of which the cache did not know
+	written.Status.Workloads = 7 // written by the last pass, and not in the cache
 	if err := s.World.Client.Status().Update(t.Context(), written); err != nil {
 		t.Fatal(err)
 	}

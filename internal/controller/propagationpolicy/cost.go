@@ -13,48 +13,51 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/placement/rebalance"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// maxCostsAPass bounds the annotations written in one pass; the rest follows.
-const maxCostsAPass = 200
+const (
+	// maxCostsAPass bounds the deletion costs written in one pass. The next pass, which
+	// follows at once, writes more.
+	maxCostsAPass = 200
+	// costTimeout bounds one write, so that deletion costs do not delay evictions.
+	costTimeout = 2 * time.Second
+)
 
-// costTimeout bounds one write: costs are no reason to keep other work waiting.
-const costTimeout = 2 * time.Second
-
-// cost keeps deletion costs true, so that a ReplicaSet that shrinks takes the
-// pods away that the policy can spare. Pods get theirs with their binding; this
-// is for pods that ran before, and for seats that came free in between. While
-// pods move it waits: they are about to change what the others cost, and the
-// writes would slow them down.
+// cost writes missing and wrong deletion costs, so that a ReplicaSet that shrinks deletes
+// the pods that the policy can spare. New pods get their cost at creation or with their
+// node; cost is for older pods, and for seats that other pods have left. It waits while
+// pods move, because moves change the costs of other pods and the writes would delay the
+// moves.
 func (r *Reconciler) cost(ctx context.Context, s *scope) error {
 	written := 0
-	for _, a := range s.apps {
-		if a.moves() {
-			continue // pods that arrive bring us back
+	for _, w := range s.workloads {
+		if w.moves() {
+			continue // a pod that gets a node triggers a pass
 		}
-		for _, c := range costsDue(a.observed, r.isReplicaSet) {
+		for _, c := range rebalance.CostsDue(&w.observed) {
 			if written == maxCostsAPass {
 				return phase.Wait("more deletion costs to write", time.Millisecond)
 			}
 			written++
-			if err := r.writeCost(ctx, c); err != nil {
-				return err // the next may fail in the same way, and as late
+			if err := r.writeCost(ctx, w.pods[c.Pod], c.Cost); err != nil {
+				return err // the next write would probably fail too, after the same timeout
 			}
 		}
 	}
 	return nil
 }
 
-// moves tells whether pods were evicted in this pass, or are on their way to a
-// node. One that kube-scheduler has found none for may stay so.
-func (a *appScope) moves() bool {
-	if a.evictions > 0 {
+// moves returns whether pods were evicted in this pass or are on their way to a node.
+// Pods that kube-scheduler found unschedulable do not count: they may stay so.
+func (w *workload) moves() bool {
+	if w.evictions > 0 {
 		return true
 	}
-	for _, c := range a.cohorts {
+	for _, c := range w.cohorts {
 		for _, pod := range c.Pods {
 			if pod.Node == "" && !pod.Gated && !pod.Unschedulable {
 				return true
@@ -64,60 +67,21 @@ func (a *appScope) moves() bool {
 	return false
 }
 
-func (r *Reconciler) isReplicaSet(owner types.UID) bool {
-	o := r.Walker.Get(owner)
-	return o != nil && o.Kind == "ReplicaSet"
-}
-
-type dueCost struct {
-	pod  *seats.Pod
-	cost int32
-}
-
-// costsDue lists the pods whose cost is not as it should be. A value that a
-// user wrote stays.
-func costsDue(o observed, isReplicaSet func(types.UID) bool) []dueCost {
-	var due []dueCost
-	for _, c := range o.cohorts {
-		if !o.divided || !isReplicaSet(c.Owner) {
-			continue
-		}
-		byGroup := map[string][]*seats.Pod{}
-		for _, pod := range c.Pods {
-			if pod.Node != "" && !pod.UserCost() {
-				byGroup[pod.Group] = append(byGroup[pod.Group], pod.Pod)
-			}
-		}
-		for group, pods := range byGroup {
-			current := make([]*int32, len(pods))
-			for i, pod := range pods {
-				if pod.HasCost {
-					current[i] = &pod.DeletionCost
-				}
-			}
-			for i, cost := range o.spread.Recost(group, current, len(c.Pods)) {
-				if current[i] == nil || *current[i] != cost {
-					due = append(due, dueCost{pods[i], cost})
-				}
-			}
-		}
-	}
-	return due
-}
-
-func (r *Reconciler) writeCost(ctx context.Context, c dueCost) error {
+// writeCost writes the deletion cost of a pod, and the annotation that marks it as written
+// by atoll-manager. It returns nil if the pod is gone.
+func (r *Reconciler) writeCost(ctx context.Context, pod *seats.Pod, cost int32) error {
 	ctx, cancel := context.WithTimeout(ctx, costTimeout)
 	defer cancel()
-	value := strconv.Itoa(int(c.cost))
+	value := strconv.Itoa(int(cost))
 	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid":         c.pod.UID,
+		"uid":         pod.UID,
 		"annotations": map[string]string{corev1.PodDeletionCost: value, gm.DeletionCostAnnotation: value},
 	}})
 	if err == nil {
-		_, err = r.Pods.CoreV1().Pods(c.pod.Namespace).Patch(ctx, c.pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
+		_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
 	}
 	if err != nil && !apierrors.IsNotFound(err) && !patch.AnotherOfThatName(err) {
-		return fmt.Errorf("writing the deletion cost of pod %s: %w", c.pod.Key(), err)
+		return fmt.Errorf("writing the deletion cost of pod %s: %w", pod.Key(), err)
 	}
 	return nil
 }

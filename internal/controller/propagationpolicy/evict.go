@@ -3,150 +3,179 @@ package propagationpolicy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 
-	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// maxWidth bounds the evictions of one workload that are under way at a time.
-const maxWidth = 32
+const (
+	// maxWidth bounds the evictions of one workload that are requested at the same time.
+	maxWidth = 32
+	// returnedMessage is the workload's message in the status during a pause (see
+	// rebalance.Returns).
+	returnedMessage = "pods are surplus and stay for now: the successors of evicted pods came back to the same NodeGroups; the next move is tried later"
+)
 
-// evict executes the plans: as many pods of each workload as may be disturbed now.
+// evict evicts the surplus pods of each workload, as many as may be disturbed now.
 func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	var errs []error
-	for i, a := range s.apps {
-		if r.Clock.Since(a.seen) > eviction.Fresh { // the workloads before it took long
-			again, err := r.observeApp(ctx, s, a.app)
+	for i, w := range s.workloads {
+		if r.Clock.Since(w.seen) > eviction.Fresh { // the workloads before it took long
+			again, err := r.observeWorkload(ctx, s, w.object)
 			if err != nil {
 				errs = append(errs, err)
 				continue
 			}
-			again.evictions, again.anew = a.evictions, a.anew // those of the whole pass
-			s.apps[i], a = again, again
+			again.evictions, again.recreatable = w.evictions, w.recreatable // both count for the whole pass
+			s.workloads[i], w = again, again
 		}
-		if a.reason == gm.ReasonNoFeasibleTarget {
+		if w.plan.Reason == gm.ReasonNoFeasibleTarget {
 			errs = append(errs, phase.Wait("room in a NodeGroup that lacks pods", retryFeasible))
 		}
-		errs = append(errs, a.waitForVolumes())
-		if err := r.evictSurplus(ctx, a); err != nil {
+		errs = append(errs, w.waitForVolumes())
+		if err := r.evictSurplus(ctx, w); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (r *Reconciler) evictSurplus(ctx context.Context, a *appScope) error {
-	if len(a.plan.evict) == 0 {
+// evictSurplus evicts surplus pods of one workload: first one alone, because it may be
+// refused, then batches that double in size.
+func (r *Reconciler) evictSurplus(ctx context.Context, w *workload) error {
+	if len(w.plan.Evict) == 0 {
 		return nil
 	}
-	if left := a.settlesAt.Sub(r.Clock.Now()); left > 0 {
+	if left := w.settlesAt.Sub(r.Clock.Now()); left > 0 {
 		return phase.Wait("the policy and its NodeGroups to stay as they are", left)
 	}
-	pods, err := r.mayMove(a)
+	pods, err := r.movableNow(w)
 	if err != nil {
 		return err
 	}
-	pods, wait := a.succeeded(pods)
-	width, widest := 1, 0 // one first: it may be refused
+	pods, wait := w.withSuccessor(pods)
+	width, widest := 1, 0
 	for len(pods) > 0 {
 		batch := pods[:min(width, len(pods))]
-		evicted, err := r.evictBatch(ctx, a, batch)
+		evicted, err := r.evictBatch(ctx, w, batch)
 		if err != nil || evicted < len(batch) {
-			return errors.Join(wait, err) // pods that change bring us back
+			return errors.Join(wait, err) // the next change of a pod triggers a pass
 		}
 		pods = pods[len(batch):]
-		if r.Clock.Since(a.seen) > eviction.Fresh {
+		if r.Clock.Since(w.seen) > eviction.Fresh {
 			return errors.Join(wait, phase.Wait("another look", 0))
 		}
 		if widest == 0 && len(pods) > 0 {
-			widest = r.widest(ctx, a)
+			widest = r.widest(ctx, w)
 		}
 		width = min(2*width, widest)
 	}
 	return wait
 }
 
-// succeeded leaves out the pods that are to stay for now, because their owner
-// may not be able to create successors; if there are any, it says when to come
-// back. A running pod stays once the API server has refused one.
-func (a *appScope) succeeded(pods []*seats.Pod) (may []*seats.Pod, wait error) {
+// movableNow returns the surplus pods that may be evicted now: none during a pause after
+// an eviction that was of no use, and one after that pause (see rebalance.Returns).
+func (r *Reconciler) movableNow(w *workload) ([]*seats.Pod, error) {
+	pods := make([]*seats.Pod, len(w.plan.Evict))
+	for i, pod := range w.plan.Evict {
+		pods[i] = w.pods[pod.UID]
+	}
+	left, underWay, cameBack := r.memory.pause(w.object.UID, r.Clock.Now())
+	switch {
+	case !cameBack:
+		return pods, nil
+	case left > 0:
+		w.plan.Spread.Message = returnedMessage
+		return nil, phase.Wait("pods that were moved came back", left)
+	case underWay:
+		return nil, nil // its successor triggers a pass
+	}
+	return pods[:1], nil
+}
+
+// withSuccessor returns the pods whose owner can probably create successors, and a wait if
+// there are others. A running pod stays if its owner has too few pods and
+// the API server refuses new ones. Waiting pods stay once recreatable is used up.
+func (w *workload) withSuccessor(pods []*seats.Pod) (may []*seats.Pod, wait error) {
 	for _, pod := range pods {
-		cohort := seats.Cohort{Owner: pod.Owner(), Revision: pod.Revision}
-		ok := a.refused == "" || !a.short[cohort.Owner]
+		cohort := cohortOf(pod)
+		ok := w.observed.Refused == "" || !w.short[cohort.Owner]
 		if pod.Node == "" {
-			ok = a.anew[cohort] > 0
+			ok = w.recreatable[cohort] > 0
 		}
 		if !ok {
 			wait = waitForOwner()
 			continue
 		}
 		if pod.Node == "" {
-			a.anew[cohort]--
+			w.recreatable[cohort]--
 		}
 		may = append(may, pod)
 	}
 	return may, wait
 }
 
-// widest is how many evictions of a workload may be under way at a time.
-func (r *Reconciler) widest(ctx context.Context, a *appScope) int {
-	if a.maxUnavailable == 1 || !r.Evictor.SideBySide(ctx, a.app.Namespace) {
+func cohortOf(pod *seats.Pod) seats.Cohort {
+	return seats.Cohort{Owner: pod.Owner(), Revision: pod.Revision}
+}
+
+// widest returns how many evictions of a workload may be requested at the same time.
+func (r *Reconciler) widest(ctx context.Context, w *workload) int {
+	if w.maxUnavailable == 1 || !r.Evictor.SideBySide(ctx, w.object.Namespace) {
 		return 1
 	}
 	return maxWidth
 }
 
-// evictBatch evicts pods side by side, the first of them that may be disturbed
-// now, and returns how many those are.
-func (r *Reconciler) evictBatch(ctx context.Context, a *appScope, pods []*seats.Pod) (n int, err error) {
-	owners := r.Walker.Descendants(a.app.UID)
+// evictBatch evicts pods at the same time, in order up to the first that may not be
+// disturbed now. n is the number of evictions that it requested.
+func (r *Reconciler) evictBatch(ctx context.Context, w *workload, pods []*seats.Pod) (n int, err error) {
+	owners := r.Walker.Descendants(w.object.UID)
 	answers := make([]error, len(pods))
 	var running sync.WaitGroup
-	for n < len(pods) && r.Ledger.Disrupt(pods[n].UID, owners, a.replicas, a.maxUnavailable) {
+	for n < len(pods) && r.Ledger.Disrupt(pods[n].UID, owners, w.observed.Replicas, w.maxUnavailable) {
 		answer, pod := &answers[n], pods[n]
 		running.Go(func() { *answer = r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt) })
 		n++
 	}
 	running.Wait()
 	var errs []error
-	left := map[string][]*seats.Pod{}
+	byGroup := map[string][]*seats.Pod{}
 	for i, answer := range answers[:n] {
 		if answer == nil {
 			group := r.Ledger.NodeGroup(pods[i].Node)
-			left[group] = append(left[group], pods[i])
+			byGroup[group] = append(byGroup[group], pods[i])
 			continue
 		}
-		errs = append(errs, refusal(a, answer))
+		errs = append(errs, w.notEvicted(answer))
 	}
-	for group, evicted := range left {
-		r.evicted(ctx, a, group, evicted)
+	for group, evicted := range byGroup {
+		r.evicted(ctx, w, group, evicted)
 	}
 	return n, errors.Join(errs...)
 }
 
-// refusal is what an eviction that was not done means for the pass.
-func refusal(a *appScope, err error) error {
+// notEvicted returns the phase's error for an eviction that failed, and puts the cause
+// into the status.
+func (w *workload) notEvicted(err error) error {
 	switch {
-	case eviction.Moot(err): // one that is gone is missed until we see it
+	case eviction.Moot(err): // a pod that is gone counts as disturbed until the ledger sees that
 		return nil
 	case errors.Is(err, eviction.ErrPace):
 		return phase.Wait(err.Error(), eviction.Retry)
 	case errors.Is(err, eviction.ErrRefused):
 		evictionsTotal.WithLabelValues("refused").Inc()
-		a.plan.reason = gm.ReasonBlockedByPDB
-		a.plan.spread.Message = "pods are surplus and stay for now: a PodDisruptionBudget allows no eviction"
+		w.plan.Reason = gm.ReasonBlockedByPDB
+		w.plan.Spread.Message = "pods are surplus and stay for now: a PodDisruptionBudget allows no eviction"
 		return phase.Wait(err.Error(), eviction.Retry)
 	case errors.Is(err, eviction.ErrBusy):
 		evictionsTotal.WithLabelValues("error").Inc()
-		a.plan.spread.Message = "pods are surplus and stay for now: " + err.Error()
+		w.plan.Spread.Message = "pods are surplus and stay for now: " + err.Error()
 		return phase.Wait(err.Error(), eviction.Retry)
 	default:
 		evictionsTotal.WithLabelValues("error").Inc()
@@ -154,27 +183,13 @@ func refusal(a *appScope, err error) error {
 	}
 }
 
-// evicted tells of pods of one group: in one event, for there may be a thousand.
-func (r *Reconciler) evicted(ctx context.Context, a *appScope, group string, pods []*seats.Pod) {
+// evicted records pods of one group that were evicted.
+func (r *Reconciler) evicted(ctx context.Context, w *workload, group string, pods []*seats.Pod) {
 	evictionsTotal.WithLabelValues("evicted").Add(float64(len(pods)))
-	a.evictions += len(pods)
-	names := make([]string, len(pods))
-	for i, pod := range pods {
-		names[i] = pod.Name
-		cohort := seats.Cohort{Owner: pod.Owner(), Revision: pod.Revision}
-		r.rollouts.moved(a.app.UID, cohort, a.plan.surplus[cohort])
-		r.returns.moved(&a.observed, pod)
-		log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", a.app.Namespace+"/"+a.app.Name)
+	w.evictions += len(pods)
+	for _, pod := range pods {
+		r.memory.evicted(w, pod)
+		log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", w.object.Namespace+"/"+w.object.Name)
 	}
-	workload := &corev1.ObjectReference{
-		APIVersion: a.app.GroupVersion().String(), Kind: a.app.Kind,
-		Namespace: a.app.Namespace, Name: a.app.Name, UID: a.app.UID,
-	}
-	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pods[0].Namespace, Name: pods[0].Name, UID: pods[0].UID}
-	what := "pod " + pods[0].Name
-	if len(pods) > 1 {
-		what = fmt.Sprintf("%d pods (%s)", len(pods), conditions.List(names))
-	}
-	r.Recorder.Eventf(workload, related, corev1.EventTypeNormal, "SurplusPodEvicted", "Evict",
-		"Evicted %s: NodeGroup %q has more than its share", what, group)
+	r.surplusPodsEvicted(w.object, group, pods)
 }

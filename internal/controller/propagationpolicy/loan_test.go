@@ -20,14 +20,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// playJob plays an hour of a Job whose only pod finds no node in the group that
-// it gets, and returns how often the Job was suspended and resumed.
+// playJob plays an hour of a Job whose only pod finds no node in its group, and returns
+// how often the Job was suspended and resumed. The groups in full have no room.
 func playJob(t *testing.T, full ...string) (restarts int) {
 	t.Helper()
 	job := build.Job("batch", build.Bound("p", ""), build.Replicas(1), build.With(func(j *batchv1.Job) {
 		j.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"job": "batch"}}
 	}))
-	s := newSite(t, append(ground(), job)...)
+	s := newFixture(t, append(base(), job)...)
 	for _, group := range full {
 		s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("node-"+group, build.InGroup(group), build.With(func(n *corev1.Node) {
 			n.Status.Allocatable[corev1.ResourcePods] = resource.MustParse("0")
@@ -76,18 +76,18 @@ func playJob(t *testing.T, full ...string) (restarts int) {
 	return restarts
 }
 
-// TestAJobIsMadeAnewOnceForEachGroupAtMost: and not at all if no other has room.
-func TestAJobIsMadeAnewOnceForEachGroupAtMost(t *testing.T) {
+// TestAJobIsRestartedOnceForEachGroupAtMost, and never if no other group has room.
+func TestAJobIsRestartedOnceForEachGroupAtMost(t *testing.T) {
 	if got := playJob(t, "hz", "bj"); got != 0 {
-		t.Errorf("the Job was made anew %d times in an hour in which no group had room", got)
+		t.Errorf("the Job was restarted %d times in an hour in which no group had room", got)
 	}
 	if got := playJob(t); got < 1 || got > 2 {
-		t.Errorf("the Job was made anew %d times, want once for each of two groups at most", got)
+		t.Errorf("the Job was restarted %d times, want once for each of two groups at most", got)
 	}
 }
 
-// TestAPodGoesOnLoanOnlyWhereItsVolumeCanFollow: a waits in hz, which has no
-// room; bj has.
+// TestAPodGoesOnLoanOnlyWhereItsVolumeCanFollow: pod a waits in hz, which has no room; bj
+// has room.
 func TestAPodGoesOnLoanOnlyWhereItsVolumeCanFollow(t *testing.T) {
 	unbound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "data"}}
 	for name, tc := range map[string]struct {
@@ -101,7 +101,7 @@ func TestAPodGoesOnLoanOnlyWhereItsVolumeCanFollow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			set := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
-			s := newSite(t, append(ground(), build.Deployment("web", build.Bound("p", "")), set, stuck("a", "hz", time.Hour, set, claim()))...)
+			s := newFixture(t, append(base(), build.Deployment("web", build.Bound("p", "")), set, stuck("a", "hz", time.Hour, set, claim()))...)
 			for _, o := range tc.volumes {
 				if err := s.World.Pods.Tracker().Add(o); err != nil {
 					t.Fatal(err)
@@ -119,16 +119,16 @@ func TestAPodGoesOnLoanOnlyWhereItsVolumeCanFollow(t *testing.T) {
 	}
 }
 
-// TestCostsEndWithTheFirstError: an API server that does not answer would hold
-// the pass up for each of 200 pods.
+// TestCostsEndWithTheFirstError: if the API server does not answer, the pass must not wait
+// for the timeout of each of 200 pods.
 func TestCostsEndWithTheFirstError(t *testing.T) {
-	s := newSite(t, both(ground(), web("hz", "hz", "hz", "bj", "bj"))...)
-	broken, asked := errors.New("broken"), 0
+	s := newFixture(t, join(base(), web("hz", "hz", "hz", "bj", "bj"))...)
+	broken, patches := errors.New("broken"), 0
 	s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		asked++
+		patches++
 		return true, nil, broken
 	})
-	if _, err := s.pass(); !errors.Is(err, broken) || asked != 1 {
-		t.Errorf("asked %d times, error %v; want once, and the error", asked, err)
+	if _, err := s.pass(); !errors.Is(err, broken) || patches != 1 {
+		t.Errorf("%d patches, error %v; want one, and the error", patches, err)
 	}
 }

@@ -34,25 +34,26 @@ func init() {
 	metrics.Registry.MustRegister(evictionsTotal, workloadsGauge, waitingGauge, surplusGauge)
 }
 
-// tally is what one policy adds to the gauges.
+// tally is the part of the gauges that belongs to one policy.
 type tally struct {
 	workloads, waiting map[string]int
 	surplus            int
 }
 
-// tallies remembers what each policy adds, to take it off again.
+// tallies holds the tally of each policy, so that the next one replaces it in the gauges.
+// Safe for concurrent use; the zero value is empty.
 type tallies struct {
 	mu       sync.Mutex
 	byPolicy map[types.NamespacedName]tally
 }
 
-// set replaces what a policy adds; the zero tally is nothing.
+// set replaces the tally of a policy in the gauges. The zero tally removes the policy.
 func (t *tallies) set(policy types.NamespacedName, next tally) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	last := t.byPolicy[policy]
-	add(workloadsGauge, last.workloads, next.workloads)
-	add(waitingGauge, last.waiting, next.waiting)
+	replace(workloadsGauge, last.workloads, next.workloads)
+	replace(waitingGauge, last.waiting, next.waiting)
 	surplusGauge.Add(float64(next.surplus - last.surplus))
 	if next.workloads == nil {
 		delete(t.byPolicy, policy)
@@ -64,7 +65,7 @@ func (t *tallies) set(policy types.NamespacedName, next tally) {
 	t.byPolicy[policy] = next
 }
 
-func add(gauge *prometheus.GaugeVec, last, next map[string]int) {
+func replace(gauge *prometheus.GaugeVec, last, next map[string]int) {
 	for reason, n := range last {
 		gauge.WithLabelValues(reason).Sub(float64(n))
 	}
@@ -73,13 +74,13 @@ func add(gauge *prometheus.GaugeVec, last, next map[string]int) {
 	}
 }
 
-// tallyOf counts what one pass found.
+// tallyOf returns the tally of what one pass observed.
 func tallyOf(s *scope) tally {
 	t := tally{workloads: map[string]int{}, waiting: map[string]int{}}
-	for _, a := range s.apps {
-		t.workloads[a.reason]++
-		t.waiting[a.reason] += int(a.plan.spread.Waiting)
-		for _, g := range a.plan.spread.Groups {
+	for _, w := range s.workloads {
+		t.workloads[w.plan.Reason]++
+		t.waiting[w.plan.Reason] += int(w.plan.Spread.Waiting)
+		for _, g := range w.plan.Spread.Groups {
 			t.surplus += int(g.Surplus)
 		}
 	}

@@ -15,24 +15,23 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-func (s *site) message() string {
+func (s *fixture) message() string {
 	s.t.Helper()
 	return meta.FindStatusCondition(s.policy().Status.Conditions, gm.ConditionReady).Message
 }
 
 // TestNoPodIsEvictedForAGroupThatIsClosedToIt: hz lacks a pod, and has a taint.
 func TestNoPodIsEvictedForAGroupThatIsClosedToIt(t *testing.T) {
-	objects := both(ground(), web("hz", "hz", "bj", "bj", "bj"))
+	objects := join(base(), web("hz", "hz", "bj", "bj", "bj"))
 	node := objects[0].(*corev1.Node)
 	node.Spec.Taints = []corev1.Taint{{Key: "site", Effect: corev1.TaintEffectNoSchedule}}
-	s := newSite(t, objects...)
+	s := newFixture(t, objects...)
 	s.reconcile()
 	if len(s.Evicted) != 0 || s.reason() != gm.ReasonNoFeasibleTarget {
 		t.Errorf("evicted %v, reason %s: the successor would wait for ever", s.Evicted, s.reason())
@@ -49,8 +48,8 @@ func TestNoPodIsEvictedForAGroupThatIsClosedToIt(t *testing.T) {
 	}
 }
 
-// claimed is a claim and its volume, which only nodes with the label reach; any
-// node if it is "".
+// claimed returns a PersistentVolumeClaim and its volume, which can be used on nodes with
+// the label only; on any node if key is "".
 func claimed(name, key, value string) []runtime.Object {
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: name}}
 	claim.Spec.VolumeName = "pv-" + name
@@ -63,8 +62,8 @@ func claimed(name, key, value string) []runtime.Object {
 	return []runtime.Object{claim, volume}
 }
 
-// TestPodsStayWhereTheirVolumesAre: bj has two pods too many; of five there,
-// some have volumes.
+// TestPodsStayWhereTheirVolumesAre: five pods are in bj, which should have two. Some of
+// them have volumes.
 func TestPodsStayWhereTheirVolumesAre(t *testing.T) {
 	local := func(name string) []runtime.Object { return claimed(name, gm.NodeGroupLabel, "bj") }
 	broken := errors.New("broken")
@@ -101,7 +100,7 @@ func TestPodsStayWhereTheirVolumesAre(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			objects := both(ground(), web("bj", "bj", "bj", "bj", "bj"))
+			objects := join(base(), web("bj", "bj", "bj", "bj", "bj"))
 			for _, o := range objects {
 				for i, claim := range tc.claims {
 					if pod, ok := o.(*corev1.Pod); ok && pod.Name == fmt.Sprint("web-1-", i) {
@@ -111,7 +110,7 @@ func TestPodsStayWhereTheirVolumesAre(t *testing.T) {
 					}
 				}
 			}
-			s := newSite(t, objects...)
+			s := newFixture(t, objects...)
 			for _, o := range tc.objects {
 				if err := s.World.Pods.Tracker().Add(o); err != nil {
 					t.Fatal(err)
@@ -135,14 +134,14 @@ func TestPodsStayWhereTheirVolumesAre(t *testing.T) {
 	}
 }
 
-// TestVolumesAreReadOnceAndFewAtATime: a workload may have a thousand pods.
+// TestVolumesAreReadOnceAndFewAtATime, because a workload may have a thousand pods.
 func TestVolumesAreReadOnceAndFewAtATime(t *testing.T) {
 	const pods = volumes.MaxReads + 5
 	groups := make([]string, pods)
 	for i := range groups {
 		groups[i] = "bj"
 	}
-	objects := both(ground(), web(groups...))
+	objects := join(base(), web(groups...))
 	for _, o := range objects {
 		if pod, ok := o.(*corev1.Pod); ok {
 			pod.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
@@ -150,7 +149,7 @@ func TestVolumesAreReadOnceAndFewAtATime(t *testing.T) {
 			}}}
 		}
 	}
-	s := newSite(t, objects...)
+	s := newFixture(t, objects...)
 	for _, o := range claimed("data", gm.NodeGroupLabel, "bj") {
 		if err := s.World.Pods.Tracker().Add(o); err != nil {
 			t.Fatal(err)
@@ -182,50 +181,35 @@ func TestVolumesAreReadOnceAndFewAtATime(t *testing.T) {
 	}
 }
 
-// TestAPlaceIsForOnePod: hz lacks three pods and has room for one.
-func TestAPlaceIsForOnePod(t *testing.T) {
-	left := 1
-	o := seen(pods(cohort("r", times(5, "bj")...)), func(o *observed) {
-		o.canTake = func(string, *seats.Pod) (bool, fit.Reason) {
-			left--
-			return left >= 0, fit.NoRoom
-		}
-	})
-	if p := planFor(o); len(p.evict) != 1 {
-		t.Errorf("%v leave for one place", names(p.evict))
-	}
-}
-
-// TestBlockedWorkloadsDoNotStarveTheOthers: five of six have a
-// PodDisruptionBudget that allows nothing, and one turn is left.
+// TestBlockedWorkloadsDoNotStarveTheOthers: five of six workloads have a
+// PodDisruptionBudget that allows nothing, and the pace allows one eviction.
 func TestBlockedWorkloadsDoNotStarveTheOthers(t *testing.T) {
-	objects := ground()
+	objects := base()
 	for i := range 6 {
-		name := fmt.Sprint("app-", i)
+		name := fmt.Sprint("web-", i)
 		deployment := build.Deployment(name, build.Bound("p", ""))
 		replicaSet := build.ReplicaSet(name+"-1", build.OwnedBy(deployment))
 		objects = append(objects, deployment, replicaSet, runningPod(name+"-1-0", "bj", i, build.OwnedBy(replicaSet)))
 	}
-	s := newSite(t, objects...)
+	s := newFixture(t, objects...)
 	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
 	for range 5 {
 		s.Answers = append(s.Answers, build.BudgetSaysNo())
 	}
 	s.reconcile()
-	want := []string{"app-0-1-0", "app-1-1-0", "app-2-1-0", "app-3-1-0", "app-4-1-0", "app-5-1-0"}
+	want := []string{"web-0-1-0", "web-1-1-0", "web-2-1-0", "web-3-1-0", "web-4-1-0", "web-5-1-0"}
 	if diff := cmp.Diff(want, s.Evicted); diff != "" {
-		t.Errorf("wrong evictions were asked for (-want +got):\n%s", diff)
+		t.Errorf("wrong evictions were requested (-want +got):\n%s", diff)
 	}
 }
 
-// TestASlowAPIServer takes longer for the evictions of one workload than what was
-// seen is a reason for more: the rest is decided anew, and so is what the workloads
-// after it do.
+// TestASlowAPIServer: one eviction takes longer than an observation is fresh. Before the
+// next eviction, each workload is observed and planned again.
 func TestASlowAPIServer(t *testing.T) {
-	objects := ground(maxUnavailable(9))
+	objects := base(maxUnavailable(9))
 	var pods []*corev1.Pod
 	for i := range 2 {
-		name := fmt.Sprint("app-", i)
+		name := fmt.Sprint("web-", i)
 		deployment := build.Deployment(name, build.Bound("p", ""), build.Replicas(3))
 		replicaSet := build.ReplicaSet(name+"-1", build.OwnedBy(deployment), build.Replicas(3))
 		objects = append(objects, deployment, replicaSet)
@@ -234,9 +218,9 @@ func TestASlowAPIServer(t *testing.T) {
 			objects = append(objects, pods[len(pods)-1])
 		}
 	}
-	s := newSite(t, objects...)
+	s := newFixture(t, objects...)
 	s.Takes = eviction.Fresh + time.Millisecond
-	// Meanwhile somebody else moves the second workload's pods.
+	// Meanwhile another client moves the second workload's pods.
 	s.World.Pods.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		for _, pod := range pods[3:5] {
 			s.World.Ledger.Forget(pod.UID)
@@ -247,7 +231,7 @@ func TestASlowAPIServer(t *testing.T) {
 		return false, nil, nil
 	})
 	s.reconcile()
-	if diff := cmp.Diff([]string{"app-0-1-2"}, s.Evicted); diff != "" {
+	if diff := cmp.Diff([]string{"web-0-1-2"}, s.Evicted); diff != "" {
 		t.Errorf("wrong evictions (-want +got):\n%s", diff)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
@@ -15,51 +14,52 @@ import (
 
 const (
 	// lateTime is how long a pod without a group may wait for a seat before it is
-	// made anew with its group: kube-scheduler asks about it whenever any pod changes.
+	// recreated with a group. While it waits, kube-scheduler calls the extender for it
+	// whenever any pod changes.
 	lateTime = 5 * time.Second
-	// lendWidth bounds the pods of one revision that go on loan at a time: the
-	// others may find no place there, either.
+	// lendWidth bounds the pods of one revision that go on loan in one pass: the later
+	// ones may find no room there.
 	lendWidth = 8
-	// newTime is how long a pod that was created shows that its owner can create
-	// more.
+	// newTime is how long the creation of a pod is evidence that its owner can create
+	// pods.
 	newTime = 10 * time.Second
 )
 
-// reassign makes waiting pods anew:
+// reassign recreates waiting pods that have another place to go:
 //
-//	refused, no group ──lateTime──► made anew: its group is known, and it waits for a node there
-//	waits in a group ──rescheduleAfterSeconds, and another group has room──► made anew: on loan there
+//	has no group, refused by the extender ──lateTime──► recreated in the group that lacks pods
+//	waits in a group ──rescheduleAfterSeconds, and another group has room──► recreated on loan there
 //
-// Only where their owner makes new ones: those of a Job are made anew by
-// suspending it, if it has not started.
+// It does so only if the pod's owner creates a successor. Pods of a Job that has not
+// started are recreated by suspending the Job.
 func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 	after := s.policy.Spec.RescheduleAfter()
 	var errs []error
-	for _, a := range s.apps {
-		for _, c := range a.cohorts {
+	for _, w := range s.workloads {
+		for i, c := range w.cohorts {
 			if job := r.Walker.Get(c.Owner); job != nil && job.Kind == "Job" && after > 0 {
-				errs = append(errs, r.restartJob(ctx, a, job, c, after))
+				errs = append(errs, r.restartJob(ctx, w, job, i, after))
 			}
-			if !a.evictable || !a.divided {
+			if !w.observed.Evictable || !w.observed.Divided {
 				continue
 			}
-			errs = append(errs, r.pin(ctx, a, c))
+			errs = append(errs, r.pin(ctx, w, i))
 			if after > 0 {
-				errs = append(errs, r.lend(ctx, a, c, after))
+				errs = append(errs, r.lend(ctx, w, i, after))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// mayMakeAnew is how many waiting pods of each cohort may be made anew in a pass:
-// one, and more once the owner is seen to create pods. None while it has fewer
-// than it wants: what keeps it from creating them, a quota perhaps, would keep
-// it from creating their successors.
-func (r *Reconciler) mayMakeAnew(o *observed) map[seats.Cohort]int {
+// recreatable returns how many waiting pods of each cohort may be recreated in a pass:
+// one, and two more for each pod that the owner created lately. It is 0 while the owner
+// has fewer pods than it wants: what keeps it from creating them, such as a quota, would
+// keep it from creating successors.
+func (r *Reconciler) recreatable(w *workload) map[seats.Cohort]int {
 	most := map[seats.Cohort]int{}
-	for _, c := range o.cohorts {
-		if o.short[c.Owner] {
+	for _, c := range w.cohorts {
+		if w.short[c.Owner] {
 			continue
 		}
 		most[c.Cohort] = 1
@@ -72,16 +72,17 @@ func (r *Reconciler) mayMakeAnew(o *observed) map[seats.Cohort]int {
 	return most
 }
 
-// waitForOwner comes back when an owner may have created the pods that it lacks.
-// A pod that comes brings the policy back at once.
+// waitForOwner requeues the policy, because an owner may be able to create the pods that
+// it lacks by then. A pod that is created triggers a pass at once.
 func waitForOwner() error {
 	return phase.Wait("the pods that their owner is to create", retryFeasible)
 }
 
-// pin makes pods anew that were refused every node that has room for them: the
-// next ones get their group at creation. Pods with volumes of their own are left
-// alone, for these may tie them to another group.
-func (r *Reconciler) pin(ctx context.Context, a *appScope, c seats.CohortView) error {
+// pin recreates pods without a group that the extender refused on every node with room.
+// Their successors get a group at creation. Pods with volumes of their own stay, because
+// the volumes may tie them to another group.
+func (r *Reconciler) pin(ctx context.Context, w *workload, cohort int) error {
+	c := w.cohorts[cohort]
 	var errs []error
 	for _, pod := range c.Pods {
 		if pod.Node != "" || !pod.Refused || pod.Pinned() || pod.Gated || pod.Claims || pod.Nominated {
@@ -91,37 +92,37 @@ func (r *Reconciler) pin(ctx context.Context, a *appScope, c seats.CohortView) e
 			errs = append(errs, phase.Wait("a seat for the pod", left))
 			continue
 		}
-		if a.anew[c.Cohort] == 0 {
+		if w.recreatable[c.Cohort] == 0 {
 			return errors.Join(append(errs, waitForOwner())...)
 		}
 		if may, next := r.Ledger.Remake(c.Owner, pod.Created); !may {
-			errs = append(errs, phase.Wait("the pods that were made anew", next))
+			errs = append(errs, phase.Wait("the pods that were recreated", next))
 			continue
 		}
 		gone, err := r.discard(ctx, pod.Pod)
 		if gone {
 			log.FromContext(ctx).Info("Replaced a pod that waited without a NodeGroup", "pod", pod.Key())
-			r.Recorder.Eventf(reference(pod.Pod), nil, corev1.EventTypeNormal, "PodAssigned", "Assign",
-				"Every NodeGroup with room for the pod has its share: the next one is created with the NodeGroup that lacks pods, and waits for a node there")
-			a.anew[c.Cohort]--
+			r.podAssigned(pod.Pod)
+			w.recreatable[c.Cohort]--
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// lend makes pods anew that find no node in their group while another one could
-// take them; their owner avoids the group for a while.
-func (r *Reconciler) lend(ctx context.Context, a *appScope, c seats.CohortView, after time.Duration) error {
+// lend recreates pods for which their group has had no node, if another group has room.
+// Their owner avoids the group for a while.
+func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after time.Duration) error {
+	c := w.cohorts[cohort]
 	var errs []error
 	lent := 0
-	a.canTake = r.canTake(ctx, a) // the plan took places for pods that stay for now
+	w.observed.CanTake = r.canTake(ctx, w) // the plan reserved room for pods that stay for now
 	for _, pod := range c.Pods {
 		if pod.Node == "" && !pod.Gated && !pod.Unschedulable && r.left(pod.Created, seats.ReservationTTL) > 0 {
-			return phase.Wait("a pod on its way to a node", r.left(pod.Created, seats.ReservationTTL)) // it may take the place
+			return phase.Wait("a pod on its way to a node", r.left(pod.Created, seats.ReservationTTL)) // it may take the room
 		}
 	}
-	for _, pod := range c.Pods {
+	for i, pod := range c.Pods {
 		if pod.Node != "" || !pod.Pinned() || !pod.Unschedulable || pod.Nominated {
 			continue
 		}
@@ -129,10 +130,10 @@ func (r *Reconciler) lend(ctx context.Context, a *appScope, c seats.CohortView, 
 			errs = append(errs, phase.Wait("a node in the pod's NodeGroup", left))
 			continue
 		}
-		if a.anew[c.Cohort] == 0 {
+		if w.recreatable[c.Cohort] == 0 {
 			return errors.Join(append(errs, waitForOwner())...)
 		}
-		if lent == lendWidth || !canBorrow(a.observed, c, pod) {
+		if lent == lendWidth || !w.canBorrow(cohort, i) {
 			errs = append(errs, phase.Wait("room in another NodeGroup", retryFeasible))
 			continue
 		}
@@ -140,43 +141,28 @@ func (r *Reconciler) lend(ctx context.Context, a *appScope, c seats.CohortView, 
 		gone, err := r.discard(ctx, pod.Pod)
 		if gone {
 			lent++
-			a.anew[c.Cohort]--
+			w.recreatable[c.Cohort]--
 			log.FromContext(ctx).Info("Replaced a pod that found no node in its NodeGroup", "pod", pod.Key(), "nodeGroup", pod.Group)
-			r.Recorder.Eventf(reference(pod.Pod), nil, corev1.EventTypeNormal, "PodReassigned", "Reassign",
-				"No node of NodeGroup %q could take the pod: the next one avoids the group for %s or longer, or until it has room", pod.Group, seats.AvoidTime)
+			r.podReassigned(pod.Pod, pod.Group)
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// canBorrow tells whether a group other than the pod's may have one more pod of
-// the cohort, and has room for it.
-func canBorrow(o observed, c seats.CohortView, pod seats.SeatView) bool {
-	current := map[string]int{}
-	for _, p := range c.Pods {
-		if p.Seated {
-			current[p.Group]++
-		}
-	}
-	for i, most := range o.spread.Ceilings(max(len(c.Pods), o.replicas)) {
-		group := o.spread.Groups()[i]
-		if group == pod.Group || current[group] >= most {
-			continue
-		}
-		if can, _ := o.canTake(group, pod.Pod); can {
-			return true
-		}
-	}
-	return false
+// canBorrow returns whether a group other than the pod's can take the pod on loan.
+func (w *workload) canBorrow(cohort, pod int) bool {
+	c := &w.observed.Cohorts[cohort]
+	return w.observed.CanBorrow(c, &c.Pods[pod])
 }
 
-// left is what is left of a time that began.
+// left returns what is left of a duration that began at a time.
 func (r *Reconciler) left(began time.Time, of time.Duration) time.Duration {
 	return began.Add(of).Sub(r.Clock.Now())
 }
 
-// discard lets the owner of a pod without a node make a new one.
+// discard evicts a pod that has no node, so that its owner creates a successor. gone is
+// true if the API server has accepted that.
 func (r *Reconciler) discard(ctx context.Context, pod *seats.Pod) (gone bool, err error) {
 	err = r.Evictor.Discard(ctx, pod.Key(), pod.UID)
 	switch {
@@ -188,8 +174,4 @@ func (r *Reconciler) discard(ctx context.Context, pod *seats.Pod) (gone bool, er
 		return false, phase.Wait(err.Error(), eviction.Retry)
 	}
 	return false, err
-}
-
-func reference(pod *seats.Pod) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 }

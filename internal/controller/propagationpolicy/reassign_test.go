@@ -21,10 +21,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// start is what the clock of a new site says.
+// start is the time of a new fixture's clock.
 var start = time.Unix(1_000_000, 0)
 
-// stuck is a pod that got its seat at creation and has had no node for a while.
+// stuck returns a pod that got its seat at creation and has been unschedulable for the
+// duration age.
 func stuck(name, group string, age time.Duration, owner build.Object, options ...build.Option) *corev1.Pod {
 	return build.Pod(name, append([]build.Option{
 		build.OwnedBy(owner), build.Seated(group), build.Created(start.Add(-age)), build.Unschedulable(),
@@ -36,8 +37,8 @@ func after(seconds int32) build.Option {
 	return build.With(func(p *gm.PropagationPolicy) { p.Spec.RescheduleAfterSeconds = &seconds })
 }
 
-// nextGroup is the group that the owner's next pod gets at creation.
-func (s *site) nextGroup(owner types.UID) string {
+// nextGroup returns the group that the owner's next pod gets at creation.
+func (s *fixture) nextGroup(owner types.UID) string {
 	s.t.Helper()
 	spread, err := s.World.Policies.Spread(s.policy(), "web")
 	if err != nil {
@@ -55,19 +56,19 @@ func TestPodsThatFindNoNodeInTheGroupThatTheyGotAtCreation(t *testing.T) {
 	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment))
 	job := build.Job("batch", build.Bound("p", ""))
 	on := func(pod *corev1.Pod, options ...build.Option) []build.Object {
-		return append(ground(options...), deployment, replicaSet, job, pod)
+		return append(base(options...), deployment, replicaSet, job, pod)
 	}
 	tests := map[string]struct {
 		objects []build.Object
 		evicted []string
 		requeue time.Duration
 	}{
-		"a minute is enough by default":  {objects: on(stuck("a", "hz", time.Minute, replicaSet)), evicted: []string{"a"}},
-		"and less is not":                {objects: on(stuck("a", "hz", time.Minute-3*time.Second, replicaSet)), requeue: 3 * time.Second},
-		"as long as the policy says":     {objects: on(stuck("a", "hz", 5*time.Second, replicaSet), after(5)), evicted: []string{"a"}},
-		"and not before":                 {objects: on(stuck("a", "hz", time.Hour, replicaSet), after(3600+7)), requeue: 7 * time.Second},
-		"never, if the policy says so":   {objects: on(stuck("a", "hz", time.Hour, replicaSet), after(0))},
-		"a Job's pods are never evicted": {objects: on(stuck("a", "hz", time.Hour, job))},
+		"a minute is enough by default":     {objects: on(stuck("a", "hz", time.Minute, replicaSet)), evicted: []string{"a"}},
+		"and less is not":                   {objects: on(stuck("a", "hz", time.Minute-3*time.Second, replicaSet)), requeue: 3 * time.Second},
+		"rescheduleAfterSeconds is enough":  {objects: on(stuck("a", "hz", 5*time.Second, replicaSet), after(5)), evicted: []string{"a"}},
+		"and not before":                    {objects: on(stuck("a", "hz", time.Hour, replicaSet), after(3600+7)), requeue: 7 * time.Second},
+		"rescheduleAfterSeconds 0 is never": {objects: on(stuck("a", "hz", time.Hour, replicaSet), after(0))},
+		"a Job's pods are never evicted":    {objects: on(stuck("a", "hz", time.Hour, job))},
 		"a pod without an owner would not come back": {
 			objects: on(stuck("a", "hz", time.Hour, replicaSet, build.Bound("p", ""), build.With(func(p *corev1.Pod) { p.OwnerReferences = nil }))),
 		},
@@ -79,8 +80,8 @@ func TestPodsThatFindNoNodeInTheGroupThatTheyGotAtCreation(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, tc.objects...)
-			s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0) // nothing works that would be disturbed
+			s := newFixture(t, tc.objects...)
+			s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0) // pods without a node take no token
 			result, err := s.pass()
 			if err != nil || result.RequeueAfter != tc.requeue {
 				t.Errorf("comes back after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)
@@ -107,13 +108,13 @@ func TestAnswersToAReassignment(t *testing.T) {
 		requeue      time.Duration
 	}{
 		"the pod is gone":               {answer: apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "a")},
-		"a PodDisruptionBudget says no": {answer: build.BudgetSaysNo(), requeue: eviction.Retry},
+		"a PodDisruptionBudget refuses": {answer: build.BudgetSaysNo(), requeue: eviction.Retry},
 		"the API server failed":         {answer: broken, want: broken},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
-			s := newSite(t, append(ground(), build.Deployment("web", build.Bound("p", ""), build.Replicas(4)), replicaSet,
+			s := newFixture(t, append(base(), build.Deployment("web", build.Bound("p", ""), build.Replicas(4)), replicaSet,
 				stuck("a", "hz", time.Hour, replicaSet), stuck("b", "hz", time.Hour, replicaSet))...)
 			s.Answers = []error{tc.answer}
 			result, err := s.pass()
@@ -121,7 +122,7 @@ func TestAnswersToAReassignment(t *testing.T) {
 				t.Errorf("comes back after %s, want %s; error %v, want %v", result.RequeueAfter, tc.requeue, err, tc.want)
 			}
 			if diff := cmp.Diff([]string{"a", "b"}, s.Evicted); diff != "" {
-				t.Errorf("one pod stands in the way of the next (-want +got):\n%s", diff)
+				t.Errorf("an answer about one pod ended the pass (-want +got):\n%s", diff)
 			}
 			if len(s.events.Events) != 1 {
 				t.Errorf("%d events for one pod that went", len(s.events.Events))
@@ -130,8 +131,8 @@ func TestAnswersToAReassignment(t *testing.T) {
 	}
 }
 
-// TestPodsOfAJobThatFindNoNode: none is evicted. A Job that has not started
-// makes its pods anew, and they avoid the group.
+// TestPodsOfAJobThatFindNoNode: none is evicted. A Job that has not started is suspended,
+// so that its pods are recreated, and they avoid the group.
 func TestPodsOfAJobThatFindNoNode(t *testing.T) {
 	job := build.Job("batch", build.Bound("p", ""), build.Replicas(2), build.With(func(j *batchv1.Job) {
 		j.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"job": "batch"}}
@@ -156,7 +157,7 @@ func TestPodsOfAJobThatFindNoNode(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, append(append(ground(), job), tc.pods...)...)
+			s := newFixture(t, append(append(base(), job), tc.pods...)...)
 			if err := s.World.Pods.Tracker().Add(job.DeepCopy()); err != nil {
 				t.Fatal(err)
 			}
@@ -171,8 +172,8 @@ func TestPodsOfAJobThatFindNoNode(t *testing.T) {
 			if err != nil || (live.Spec.Suspend != nil && *live.Spec.Suspend) != tc.suspended {
 				t.Errorf("suspended %v, want %t; error %v", live.Spec.Suspend, tc.suspended, err)
 			}
-			if told := len(s.events.Events) == 1; told != tc.suspended {
-				t.Errorf("an event: %t", told)
+			if event := len(s.events.Events) == 1; event != tc.suspended {
+				t.Errorf("an event: %t, want %t", event, tc.suspended)
 			}
 			s.World.Ledger.Forget("a")
 			s.World.Ledger.Forget("b")
@@ -183,16 +184,16 @@ func TestPodsOfAJobThatFindNoNode(t *testing.T) {
 	}
 }
 
-// TestSurplusPodsWithoutANodeLeaveFirstAndSpendNoPace: by now hz is to have
-// three pods of five and bj two; four are in bj, and one more is sent there.
+// TestSurplusPodsWithoutANodeLeaveFirstAndSpendNoPace: hz should have three of five pods
+// and bj two. Four run in bj, and one waits for a node there.
 func TestSurplusPodsWithoutANodeLeaveFirstAndSpendNoPace(t *testing.T) {
 	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
 	pending := build.Pod("web-1-4", build.OwnedBy(replicaSet), build.Seated("bj"), build.Created(time.Unix(0, 0)))
-	objects := append(ground(maxUnavailable(2)), build.Deployment("web", build.Bound("p", ""), build.Replicas(5)), replicaSet, pending)
+	objects := append(base(maxUnavailable(2)), build.Deployment("web", build.Bound("p", ""), build.Replicas(5)), replicaSet, pending)
 	for i := range 4 {
 		objects = append(objects, runningPod(fmt.Sprint("web-1-", i), "bj", i+1, build.OwnedBy(replicaSet)))
 	}
-	s := newSite(t, objects...)
+	s := newFixture(t, objects...)
 	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
 	s.reconcile()
 	if diff := cmp.Diff([]string{"web-1-4", "web-1-3"}, s.Evicted); diff != "" {
@@ -200,10 +201,10 @@ func TestSurplusPodsWithoutANodeLeaveFirstAndSpendNoPace(t *testing.T) {
 	}
 }
 
-// TestPodsAreNotMovedToAGroupThatTheirOwnerAvoids: the one that comes back
-// would get its old group again, and be moved again.
+// TestPodsAreNotMovedToAGroupThatTheirOwnerAvoids: the successor would get the same group
+// as before, and would be moved again.
 func TestPodsAreNotMovedToAGroupThatTheirOwnerAvoids(t *testing.T) {
-	s := newSite(t, both(ground(), web("hz", "hz", "bj", "bj", "bj"))...)
+	s := newFixture(t, join(base(), web("hz", "hz", "bj", "bj", "bj"))...)
 	s.Settle(t)
 	s.World.Ledger.Avoid("web-1", "hz")
 	s.reconcile()

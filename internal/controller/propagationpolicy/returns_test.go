@@ -11,10 +11,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// playReturns plays an hour, five seconds a pass. A pod that is evicted is seen
-// for one more pass, its successor has no node for as many passes as are given,
-// and then comes to the group that is asked for. It returns the evictions.
-func playReturns(t *testing.T, s *site, passes int, group func() string) (evicted int) {
+// playReturns plays an hour in passes of five seconds, and returns the number of evictions.
+// An evicted pod stays in the ledger for one more pass. Its successor has no node for the
+// given number of passes, and then runs in the group that group returns.
+func playReturns(t *testing.T, s *fixture, passes int, group func() string) (evicted int) {
 	t.Helper()
 	replicaSet := build.ReplicaSet("web-1")
 	type successor struct{ left int }
@@ -47,13 +47,13 @@ func playReturns(t *testing.T, s *site, passes int, group func() string) (evicte
 	return evicted
 }
 
-// TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom: no webhook is
-// asked, and the cluster's scheduler puts each successor where the other was.
+// TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom: the pod webhook is not called,
+// and kube-scheduler binds each successor to the evicted pod's node.
 func TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom(t *testing.T) {
 	for _, unavailable := range []int32{1, 3} {
 		for _, passes := range []int{0, 1, 7} {
 			t.Run(fmt.Sprintf("maxUnavailable %d, a node after %d passes", unavailable, passes), func(t *testing.T) {
-				s := newSite(t, both(ground(maxUnavailable(unavailable)), web("bj", "bj", "bj", "bj", "bj"))...)
+				s := newFixture(t, join(base(maxUnavailable(unavailable)), web("bj", "bj", "bj", "bj", "bj"))...)
 				s.Settle(t)
 				evicted := playReturns(t, s, passes, func() string { return "bj" })
 				if most := 7 + int(unavailable); evicted < 4 || evicted > most {
@@ -62,19 +62,19 @@ func TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom(t *testing.T) {
 				if got := s.message(); got != `Deployment "web": `+returnedMessage {
 					t.Errorf("message is %q", got)
 				}
-				// The webhook is asked again: pods go where they are wanted.
+				// The webhook is called again: pods go where they are wanted.
 				next := []string{"hz", "hz", "hz"}
 				again := playReturns(t, s, passes, func() string { group := next[0]; next = next[1:]; return group })
-				if again != 3 || len(s.returns.by) != 0 {
-					t.Errorf("%d pods moved then, want 3; remembered: %v", again, s.returns.by)
+				if again != 3 || len(s.memory.returns) != 0 {
+					t.Errorf("%d pods moved then, want 3; remembered: %v", again, s.memory.returns)
 				}
 			})
 		}
 	}
 }
 
-// TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause, however late they get
-// their nodes, and if one of many came back.
+// TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause, however late successors get
+// their nodes, and even if one of many came back.
 func TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause(t *testing.T) {
 	for _, unavailable := range []int32{1, 2, 7, 30} {
 		for _, passes := range []int{0, 1, 5} {
@@ -83,22 +83,22 @@ func TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause(t *testing.T) {
 				for i := range groups {
 					groups[i] = "bj"
 				}
-				s := newSite(t, both(ground(maxUnavailable(unavailable)), web(groups...))...)
+				s := newFixture(t, join(base(maxUnavailable(unavailable)), web(groups...))...)
 				s.Settle(t)
 				moved := playReturns(t, s, passes, func() string {
-					if wait := s.returns.by["web"].wait; wait != 0 {
-						t.Fatalf("paused for %s", wait)
+					if left, _, cameBack := s.memory.pause("web", s.World.Clock.Now()); cameBack {
+						t.Fatalf("paused for %s", left)
 					}
 					return "hz"
 				})
-				if moved != 30 || len(s.returns.by) != 0 {
-					t.Errorf("%d pods were moved, want 30; remembered: %v", moved, s.returns.by)
+				if moved != 30 || len(s.memory.returns) != 0 {
+					t.Errorf("%d pods were moved, want 30; remembered: %v", moved, s.memory.returns)
 				}
 			})
 		}
 	}
 	t.Run("one of many came back", func(t *testing.T) {
-		s := newSite(t, both(ground(maxUnavailable(3)), web("bj", "bj", "bj", "bj", "bj"))...)
+		s := newFixture(t, join(base(maxUnavailable(3)), web("bj", "bj", "bj", "bj", "bj"))...)
 		s.Settle(t)
 		next := []string{"bj", "hz", "hz", "hz"}
 		if moved := playReturns(t, s, 0, func() string { group := next[0]; next = next[1:]; return group }); moved != 4 {

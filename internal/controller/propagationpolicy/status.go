@@ -1,57 +1,69 @@
 package propagationpolicy
 
 import (
+	"context"
 	"fmt"
 	"sort"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/placement/rebalance"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 )
 
-// severity orders the reasons: the worst is the policy's.
-var severity = map[string]int{
-	gm.ReasonSatisfied: 0, gm.ReasonConverging: 1, gm.ReasonPodsWaiting: 2,
-	gm.ReasonNoFeasibleTarget: 3, gm.ReasonBlockedByPDB: 4, gm.ReasonGroupsAway: 5, gm.ReasonGroupsMissing: 6,
-	gm.ReasonPodsRefused: 7,
+// report writes the status, if it changed, and the gauges.
+func (r *Reconciler) report(ctx context.Context, s *scope) error {
+	if s.unseen == nil {
+		r.tallies.set(client.ObjectKeyFromObject(s.policy), tallyOf(s))
+	}
+	before := s.policy.DeepCopy()
+	setStatus(s)
+	return patch.Status(ctx, r.Client, s.policy, before)
 }
 
-// setStatus writes what was observed and planned into the policy's status.
+// setStatus sets the policy's status from what was observed and planned. If the pass
+// could not observe, only the condition changes.
 func setStatus(s *scope) {
 	status := &s.policy.Status
-	if s.unseen != nil { // what was seen last stays
-		conditions.Set(&status.Conditions, s.policy.Generation, gm.ConditionReady, metav1.ConditionUnknown, gm.ReasonObservationFailed, conditions.Bounded(s.unseen.Error()))
+	set := func(ready metav1.ConditionStatus, reason, message string) {
+		conditions.Set(&status.Conditions, s.policy.Generation, gm.ConditionReady, ready, reason, message)
+	}
+	if s.unseen != nil {
+		set(metav1.ConditionUnknown, gm.ReasonObservationFailed, conditions.Bounded(s.unseen.Error()))
 		return
 	}
 	status.ObservedGeneration = s.policy.Generation
 	if s.invalid != nil {
-		status.Workloads, status.Apps = 0, nil // what they were says nothing about this spec
-		conditions.Set(&status.Conditions, s.policy.Generation, gm.ConditionReady, metav1.ConditionFalse, gm.ReasonInvalid, s.invalid.Error())
+		status.Workloads, status.Apps = 0, nil // the last ones belong to another spec
+		set(metav1.ConditionFalse, gm.ReasonInvalid, s.invalid.Error())
 		return
 	}
-	status.Workloads = int32(len(s.apps))
-	sort.SliceStable(s.apps, func(i, j int) bool { return severity[s.apps[i].reason] > severity[s.apps[j].reason] })
+	status.Workloads = int32(len(s.workloads))
+	sort.SliceStable(s.workloads, func(i, j int) bool { return s.workloads[i].severity() > s.workloads[j].severity() })
 	status.Apps = nil
 	pods := int32(0)
-	for i, a := range s.apps {
-		for _, group := range a.plan.spread.Groups {
+	for i, w := range s.workloads {
+		for _, group := range w.plan.Spread.Groups {
 			pods += group.Current
 		}
 		if i < maxShown {
-			status.Apps = append(status.Apps, a.plan.spread)
+			status.Apps = append(status.Apps, w.plan.Spread)
 		}
 	}
-	ready, reason, message := metav1.ConditionTrue, gm.ReasonSatisfied, "every pod is in its NodeGroup"
 	switch {
-	case len(s.apps) == 0:
-		reason, message = gm.ReasonNotUsed, "no workload of the namespace requires the policy with the label "+gm.RequiredPropagationPolicyLabel
-	case s.apps[0].reason != gm.ReasonSatisfied:
-		worst := s.apps[0]
-		ready, reason = metav1.ConditionFalse, worst.reason
-		message = fmt.Sprintf("%s %q: %s", worst.app.Kind, worst.app.Name, worst.plan.spread.Message)
+	case len(s.workloads) == 0:
+		set(metav1.ConditionTrue, gm.ReasonNotUsed, "no workload of the namespace requires the policy with the label "+gm.RequiredPropagationPolicyLabel)
+	case s.workloads[0].plan.Reason != gm.ReasonSatisfied:
+		worst := s.workloads[0]
+		set(metav1.ConditionFalse, worst.plan.Reason, fmt.Sprintf("%s %q: %s", worst.object.Kind, worst.object.Name, worst.plan.Spread.Message))
 	case pods == 0:
-		ready, reason, message = metav1.ConditionUnknown, gm.ReasonNoPods, "no workload that requires the policy has a pod on a node of a NodeGroup"
+		set(metav1.ConditionUnknown, gm.ReasonNoPods, "no workload that requires the policy has a pod on a node of a NodeGroup")
+	default:
+		set(metav1.ConditionTrue, gm.ReasonSatisfied, "every pod is in its NodeGroup")
 	}
-	conditions.Set(&status.Conditions, s.policy.Generation, gm.ConditionReady, ready, reason, message)
 }
+
+func (w *workload) severity() int { return rebalance.Severity(w.plan.Reason) }

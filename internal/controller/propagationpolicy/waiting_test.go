@@ -19,8 +19,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// refused is a pod without a group that was refused every node with room, a
-// while ago.
+// refused returns a pod without a group that the extender has refused on every node with
+// room for the duration age.
 func refused(name string, age time.Duration, owner build.Object, options ...build.Option) *corev1.Pod {
 	return build.Pod(name, append([]build.Option{
 		build.OwnedBy(owner), build.Created(start.Add(-age - time.Second)),
@@ -33,7 +33,7 @@ func refused(name string, age time.Duration, owner build.Object, options ...buil
 	}, options...)...)
 }
 
-func TestPodsThatWaitWithoutAGroupAreMadeAnew(t *testing.T) {
+func TestPodsThatWaitWithoutAGroupAreRecreated(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", ""))
 	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment))
 	job := build.Job("batch", build.Bound("p", ""))
@@ -41,7 +41,7 @@ func TestPodsThatWaitWithoutAGroupAreMadeAnew(t *testing.T) {
 		return build.With(func(p *corev1.Pod) { p.Status.Conditions[0].Message = message })
 	}
 	on := func(pod *corev1.Pod, options ...build.Option) []build.Object {
-		return append(ground(options...), deployment, replicaSet, job, pod)
+		return append(base(options...), deployment, replicaSet, job, pod)
 	}
 	tests := map[string]struct {
 		objects []build.Object
@@ -56,14 +56,14 @@ func TestPodsThatWaitWithoutAGroupAreMadeAnew(t *testing.T) {
 		"kube-scheduler preempts others for it":   {objects: on(refused("a", time.Hour, replicaSet, build.With(func(p *corev1.Pod) { p.Status.NominatedNodeName = "node-hz" })))},
 		"a pod at the gate":                       {objects: on(refused("a", time.Hour, replicaSet, build.Gated()))},
 		"a pod whose volumes may be elsewhere":    {objects: on(refused("a", time.Hour, replicaSet, claim()))},
-		"a pod of a Job is never made anew":       {objects: on(refused("a", time.Hour, job))},
+		"a pod of a Job is never recreated":       {objects: on(refused("a", time.Hour, job))},
 		"nor one without an owner":                {objects: on(refused("a", time.Hour, replicaSet, build.Bound("p", ""), build.With(func(p *corev1.Pod) { p.OwnerReferences = nil })))},
 		"nor one of a DaemonSet beside a Service": {objects: append(on(refused("a", time.Hour, build.DaemonSet("agent"))), build.DaemonSet("agent", build.Bound("p", "")))},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, tc.objects...)
-			s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0) // nothing works that would be disturbed
+			s := newFixture(t, tc.objects...)
+			s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0) // pods without a node take no token
 			result, err := s.pass()
 			if err != nil || result.RequeueAfter != tc.requeue {
 				t.Errorf("comes back after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)
@@ -86,14 +86,14 @@ func claim() build.Option {
 	})
 }
 
-// TestNoPodIsMadeAnewAgainAndAgain: fifty pods wait for an hour; what comes for
-// them waits in the same way, with its group or, where no webhook is, without.
+// TestNoPodIsMadeAnewAgainAndAgain: fifty pods wait for an hour, and so do their successors,
+// with a group or, if the webhook is not called, without one.
 func TestNoPodIsMadeAnewAgainAndAgain(t *testing.T) {
 	for name, withGroup := range map[string]bool{"with their group": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
 			deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(50))
 			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(50))
-			s := newSite(t, append(ground(), deployment, replicaSet)...)
+			s := newFixture(t, append(base(), deployment, replicaSet)...)
 			full := func(group string) {
 				s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("node-"+group, build.InGroup(group), build.With(func(n *corev1.Node) {
 					n.Status.Allocatable[corev1.ResourcePods] = resource.MustParse("0")
@@ -139,14 +139,14 @@ func TestNoPodIsMadeAnewAgainAndAgain(t *testing.T) {
 				most = 13 * 50 // once in five minutes
 			}
 			if discards < 50 || discards > most {
-				t.Errorf("fifty pods were made anew %d times in an hour, want 50 to %d", discards, most)
+				t.Errorf("fifty pods were recreated %d times in an hour, want 50 to %d", discards, most)
 			}
 		})
 	}
 }
 
-// TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas: with a quota that has no
-// room for successors, one waiting pod is lost, and no more.
+// TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas: if a quota has no room for
+// successors, only one waiting pod is lost.
 func TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas(t *testing.T) {
 	const quota = `pods "web-1-" is forbidden: exceeded quota: few`
 	for name, waits := range map[string]func(name string, owner build.Object) *corev1.Pod{
@@ -156,11 +156,11 @@ func TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(20))
 			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(20))
-			objects := append(ground(), deployment, replicaSet)
+			objects := append(base(), deployment, replicaSet)
 			for i := range 20 {
 				objects = append(objects, waits(fmt.Sprint("web-1-", i), replicaSet))
 			}
-			s := newSite(t, objects...)
+			s := newFixture(t, objects...)
 			pass := func() []string {
 				t.Helper()
 				if _, err := s.pass(); err != nil {
@@ -172,7 +172,7 @@ func TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas(t *testing.T) {
 				return s.Evicted
 			}
 			if first := pass(); len(first) != 1 {
-				t.Fatalf("%v are made anew before it is known that their owner can create pods, want one", first)
+				t.Fatalf("%v are recreated before their owner is known to be able to create pods, want one", first)
 			}
 			s.World.Walker.Put(build.Owner(build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(20), build.With(func(rs *appsv1.ReplicaSet) {
 				rs.Status.Conditions = []appsv1.ReplicaSetCondition{{Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Message: quota}}
@@ -180,7 +180,7 @@ func TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas(t *testing.T) {
 			for range 20 {
 				s.World.Clock.Step(time.Minute)
 				if more := pass(); len(more) > 0 {
-					t.Fatalf("%v are made anew though their owner cannot create pods", more)
+					t.Fatalf("%v are recreated though their owner cannot create pods", more)
 				}
 			}
 			if s.reason() != gm.ReasonPodsRefused || !strings.Contains(s.message(), quota) {
@@ -189,34 +189,34 @@ func TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas(t *testing.T) {
 			s.World.Walker.Put(build.Owner(build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(20))))
 			s.World.See(build.Pod("web-1-20", build.OwnedBy(replicaSet), build.Seated("hz"), build.Created(s.World.Clock.Now()), build.On("node-hz")))
 			if more := pass(); len(more) != 3 {
-				t.Errorf("a successor came, and %v are made anew, want 3", more)
+				t.Errorf("a successor came, and %v are recreated, want 3", more)
 			}
 		})
 	}
 }
 
-// TestPodsGoOnLoanOnlyWhereThereIsRoom and not more at a time than may find it.
+// TestPodsGoOnLoanOnlyWhereThereIsRoom, and at most lendWidth at a time.
 func TestPodsGoOnLoanOnlyWhereThereIsRoom(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(20))
 	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(20))
 	closed := func(group string) *corev1.Node {
 		return build.Node("node-"+group, build.InGroup(group), build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true }))
 	}
-	objects := append(ground(), deployment, replicaSet)
+	objects := append(base(), deployment, replicaSet)
 	for i := range 20 {
 		objects = append(objects, stuck(fmt.Sprint("web-1-", i), "hz", time.Hour, replicaSet))
 	}
-	s := newSite(t, objects...)
+	s := newFixture(t, objects...)
 	s.World.Ledger.ObserveNode(seats.SlimNode(closed("hz")))
 	s.World.Ledger.ObserveNode(seats.SlimNode(closed("bj")))
 	result, err := s.pass()
 	if len(s.Evicted) > 0 || result.RequeueAfter != retryFeasible || err != nil {
-		t.Errorf("no group has room: %v are made anew; comes back after %s (error %v)", s.Evicted, result.RequeueAfter, err)
+		t.Errorf("no group has room: %v are recreated; comes back after %s (error %v)", s.Evicted, result.RequeueAfter, err)
 	}
 	s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("node-bj", build.InGroup("bj"))))
 	for pass, want := range []int{1, 3, lendWidth, lendWidth} { // one first: its owner may not be able to create the next
 		if _, err := s.pass(); len(s.Evicted) != want || err != nil {
-			t.Errorf("pass %d: %v are made anew, want %d (error %v)", pass, s.Evicted, want, err)
+			t.Errorf("pass %d: %v are recreated, want %d (error %v)", pass, s.Evicted, want, err)
 		}
 		for i, gone := range s.Evicted {
 			s.World.Ledger.Forget(types.UID(gone))
@@ -225,25 +225,25 @@ func TestPodsGoOnLoanOnlyWhereThereIsRoom(t *testing.T) {
 	}
 	s.World.See(build.Pod("web-1-20", build.OwnedBy(replicaSet), build.Seated("bj"), build.Created(s.World.Clock.Now())))
 	if _, err := s.pass(); len(s.Evicted) != 0 || err != nil {
-		t.Errorf("one is on its way there, and %v are made anew (error %v)", s.Evicted, err)
+		t.Errorf("one is on its way there, and %v are recreated (error %v)", s.Evicted, err)
 	}
 }
 
-// TestARolloutThatStandsStillIsBalanced once nothing has come or gone for the
-// stabilization time, and not while it moves.
+// TestARolloutThatStandsStillIsBalanced: a rollout is balanced once no pod has come or gone
+// for the stabilization time, and not before.
 func TestARolloutThatStandsStillIsBalanced(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(5))
 	first := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(3))
 	second := build.ReplicaSet("web-2", build.OwnedBy(deployment), build.Replicas(2))
 	revision := func(hash string) build.Option { return build.Label("pod-template-hash", hash) }
-	objects := append(ground(), deployment, first, second)
+	objects := append(base(), deployment, first, second)
 	for i := range 3 {
 		objects = append(objects, runningPod(fmt.Sprint("web-1-", i), "bj", i, build.OwnedBy(first), revision("1")))
 	}
 	for i := range 2 {
 		objects = append(objects, runningPod(fmt.Sprint("web-2-", i), []string{"hz", "bj"}[i], i, build.OwnedBy(second), revision("2")))
 	}
-	s := newSite(t, objects...)
+	s := newFixture(t, objects...)
 	s.Settle(t)
 	result, err := s.pass()
 	if len(s.Evicted) > 0 || result.RequeueAfter != gm.DefaultStabilization || err != nil || s.reason() != gm.ReasonConverging {
@@ -253,7 +253,7 @@ func TestARolloutThatStandsStillIsBalanced(t *testing.T) {
 	if _, err := s.pass(); len(s.Evicted) != 1 || s.Evicted[0] != "web-1-2" || err != nil {
 		t.Fatalf("evicted %v, want web-1-2 (error %v)", s.Evicted, err)
 	}
-	// The pod that comes for it does not find a place in hz after all.
+	// Its successor finds no room in hz.
 	s.World.Ledger.Forget("web-1-2")
 	again := func() {
 		t.Helper()
@@ -265,23 +265,23 @@ func TestARolloutThatStandsStillIsBalanced(t *testing.T) {
 	again() // a pod is missing: the rollout moves
 	s.World.See(runningPod("web-1-3", "bj", 3, build.OwnedBy(first), revision("1")))
 	again() // one has come
-	again() // and went where the other had been: nobody else is moved for nothing
+	again() // it came to the group of the evicted pod, so no other pod is moved there
 	again()
 	if s.reason() != gm.ReasonNoFeasibleTarget {
 		t.Errorf("reason is %s", s.reason())
 	}
 }
 
-// TestAPartialRolloutOfAStatefulSetIsBalanced: the pods of two revisions have one
-// owner, and between them as many as it wants.
+// TestAPartialRolloutOfAStatefulSetIsBalanced: the pods of both revisions have the same
+// owner, and their sum is what it wants.
 func TestAPartialRolloutOfAStatefulSetIsBalanced(t *testing.T) {
 	db := build.StatefulSet("db", build.Bound("p", ""), build.Replicas(4))
-	objects := append(ground(), db)
+	objects := append(base(), db)
 	for i, at := range []string{"bj", "bj", "bj", "hz"} {
 		hash := build.Label("controller-revision-hash", fmt.Sprint(i/3))
 		objects = append(objects, runningPod(fmt.Sprint("db-", i), at, i, build.OwnedBy(db), hash))
 	}
-	s := newSite(t, objects...)
+	s := newFixture(t, objects...)
 	s.Settle(t)
 	if _, err := s.pass(); len(s.Evicted) != 0 || err != nil {
 		t.Fatalf("evicted %v at first sight (error %v)", s.Evicted, err)
@@ -298,8 +298,8 @@ func TestAPartialRolloutOfAStatefulSetIsBalanced(t *testing.T) {
 	}
 }
 
-// TestPodsAtTheGateAreToldWhatKeepsThem: it is no node that they wait for.
-func TestPodsAtTheGateAreToldWhatKeepsThem(t *testing.T) {
+// TestTheStatusSaysWhatKeepsPodsAtTheGate, instead of that they wait for a node.
+func TestTheStatusSaysWhatKeepsPodsAtTheGate(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", ""))
 	overridden := build.Deployment("web", build.Bound("p", ""), build.Label(gm.RequiredOverridePolicyLabel, "o"))
 	tests := map[string]struct {
@@ -308,14 +308,14 @@ func TestPodsAtTheGateAreToldWhatKeepsThem(t *testing.T) {
 		gated build.Option
 		want  string
 	}{
-		"a refusal":                     {deployment, "no change of pods here", build.Gated(), "refuses what would let them go: no change of pods here"},
+		"a refusal":                     {deployment, "no change of pods here", build.Gated(), "refuses the change that would take the gate off: no change of pods here"},
 		"an OverridePolicy":             {overridden, "", build.Gated(), `OverridePolicy "o" is not bound to their workload`},
 		"nothing keeps a pod elsewhere": {overridden, "no", build.With(func(*corev1.Pod) {}), "pods wait for a node: NodeGroup"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			replicaSet := build.ReplicaSet("web-1", build.OwnedBy(tc.owner))
-			s := newSite(t, append(ground(), tc.owner, replicaSet, build.Pod("a", build.OwnedBy(replicaSet), tc.gated))...)
+			s := newFixture(t, append(base(), tc.owner, replicaSet, build.Pod("a", build.OwnedBy(replicaSet), tc.gated))...)
 			s.World.Policies.SetHeld("web-1", tc.held)
 			if _, err := s.pass(); err != nil {
 				t.Fatal(err)

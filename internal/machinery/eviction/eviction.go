@@ -1,5 +1,5 @@
-// Package eviction asks for evictions, each of one pod and all at a pace that
-// all workloads share. It knows no policy: whether a pod may go is decided before.
+// Package eviction evicts pods through the Eviction API, at a rate that all workloads
+// share. It depends on no policy: the caller decides which pod to evict.
 package eviction
 
 import (
@@ -17,25 +17,26 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Retry is how long an eviction that was refused is left alone.
+// Retry is the delay before an eviction that was refused is requested again. It also
+// bounds each request to the API server.
 const Retry = 5 * time.Second
 
-// Fresh is how long what was seen of a workload is a reason to evict its pods. Who
-// asks for one eviction after the other looks again after that: a slow API server
-// takes seconds for each, and what was a reason is none any more.
+// Fresh is how old an observation of a workload may be when a pod is evicted because of
+// it. Callers that evict one pod after the other observe again after that: a slow API
+// server takes seconds for each eviction, and the reason for the next may be gone.
 const Fresh = time.Second
 
 var (
-	// ErrPace: all workloads together have had their evictions for now.
-	ErrPace = errors.New("the pace of evictions")
+	// ErrPace: the evictions of all workloads together have reached the limit of Pace.
+	ErrPace = errors.New("the limit of evictions per second is reached")
 	// ErrRefused: a PodDisruptionBudget allows no eviction now.
 	ErrRefused = errors.New("a PodDisruptionBudget allows no eviction")
-	// ErrBusy: the API server has not granted the eviction within Retry, or wants
-	// to be asked later, for another reason than a PodDisruptionBudget.
+	// ErrBusy: the API server did not answer within Retry, or answered that the request
+	// comes too early, for another reason than a PodDisruptionBudget.
 	ErrBusy = errors.New("the API server has granted no eviction yet")
-	// ErrGone: the pod is gone, about to go, or another of that name.
+	// ErrGone: the pod is gone or terminating, or the name belongs to another pod now.
 	ErrGone = errors.New("the pod is gone")
-	// ErrBound: a pod that was to be discarded has got a node.
+	// ErrBound: a pod that was to be discarded has a node by now.
 	ErrBound = errors.New("the pod has got a node")
 )
 
@@ -44,26 +45,28 @@ var (
 // Evictor evicts pods. Safe for concurrent use.
 type Evictor struct {
 	Client kubernetes.Interface
-	// Pace bounds the evictions of all workloads together. Those that are refused
-	// do not count: workloads that nobody may disturb hold up no other.
+	// Pace bounds the evictions of all workloads together. Evictions that the API server
+	// refuses do not count, so that a workload whose PodDisruptionBudget allows nothing
+	// does not delay the others.
 	Pace *rate.Limiter
 
 	mu       sync.Mutex
-	underWay int // evictions that hold a turn until they are answered
+	underWay int // evictions that are not answered yet; each holds a token of Pace
 }
 
-// Evict evicts a pod that does its work or may come to: it takes its turn in
-// the pace. Errors: ErrPace, ErrRefused, ErrBusy, ErrGone, or the API server's.
+// Evict evicts a pod with a node, and takes a token of Pace for it. Errors: ErrPace,
+// ErrRefused, ErrBusy, ErrGone, or the API server's.
 func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
 	if !e.begin() {
 		return ErrPace
 	}
-	err := e.ask(ctx, pod, metav1.Preconditions{UID: &uid})
-	e.end(err == nil || errors.Is(err, ErrGone)) // the answer may have been lost
+	err := e.request(ctx, pod, metav1.Preconditions{UID: &uid})
+	e.end(err == nil || errors.Is(err, ErrGone)) // with ErrGone the eviction may have succeeded and its answer be lost
 	return err
 }
 
-// begin tells whether a turn is left beside those of the evictions under way.
+// begin returns whether Pace has a token beside those of the evictions under way, and
+// counts one more eviction as under way if so.
 func (e *Evictor) begin() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -74,6 +77,8 @@ func (e *Evictor) begin() bool {
 	return true
 }
 
+// end takes the token of an eviction that was granted. The token of one that was not
+// stays for other evictions.
 func (e *Evictor) end(granted bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -85,9 +90,9 @@ func (e *Evictor) end(granted bool) {
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get
 
-// Discard evicts a pod that has no node yet, which disturbs nothing and takes
-// no turn. The API server is asked first whether the pod has one by now: caches
-// are behind. Errors: ErrBound, and Evict's but for ErrPace.
+// Discard evicts a pod that has no node yet. That disturbs nothing, so it takes no token
+// of Pace. It first reads from the API server whether the pod has a node by now, because
+// the cache may be behind. Errors: ErrBound, and those of Evict except ErrPace.
 func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
 	bounded, cancel := context.WithTimeout(ctx, Retry)
 	defer cancel()
@@ -104,12 +109,13 @@ func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid typ
 	case live.Spec.NodeName != "":
 		return ErrBound
 	}
-	return e.ask(ctx, pod, metav1.Preconditions{UID: &uid, ResourceVersion: &live.ResourceVersion})
+	return e.request(ctx, pod, metav1.Preconditions{UID: &uid, ResourceVersion: &live.ResourceVersion})
 }
 
-func (e *Evictor) ask(ctx context.Context, pod types.NamespacedName, only metav1.Preconditions) error {
-	// The client would repeat an eviction that the API server wants to see
-	// later for minutes; other workloads wait meanwhile.
+// request requests one eviction and names the answer. only must hold a UID.
+func (e *Evictor) request(ctx context.Context, pod types.NamespacedName, only metav1.Preconditions) error {
+	// client-go repeats a request that was answered with Retry-After, for minutes. Other
+	// workloads would wait meanwhile.
 	bounded, cancel := context.WithTimeout(ctx, Retry)
 	defer cancel()
 	err := e.Client.PolicyV1().Evictions(pod.Namespace).Evict(bounded, &policyv1.Eviction{
@@ -125,16 +131,16 @@ func (e *Evictor) ask(ctx context.Context, pod types.NamespacedName, only metav1
 		return ErrRefused
 	case apierrors.IsTooManyRequests(err), errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		return ErrBusy
-	case ctx.Err() == nil && e.leaves(ctx, pod, *only.UID): // the answer was lost, or somebody was quicker
+	case ctx.Err() == nil && e.isLeaving(ctx, pod, *only.UID): // the answer was lost, or another client was faster
 		return ErrGone
 	default:
 		return fmt.Errorf("evicting pod %s: %w", pod, err)
 	}
 }
 
-// EvictAnnounced evicts a pod, or discards one that was seen without a node. Others
-// count it as disturbed already: undisrupt takes that back if it stays. Errors: Evict's
-// and Discard's.
+// EvictAnnounced evicts a pod that the caller has announced as disturbed, or discards it
+// if node is "". It calls undisrupt if the pod stays, to take the announcement back.
+// Errors: those of Evict and Discard.
 func (e *Evictor) EvictAnnounced(ctx context.Context, pod types.NamespacedName, uid types.UID, node string, undisrupt func(types.UID)) error {
 	evict := e.Evict
 	if node == "" {
@@ -147,23 +153,24 @@ func (e *Evictor) EvictAnnounced(ctx context.Context, pod types.NamespacedName, 
 	return err
 }
 
-// Moot tells whether an error says that there is nothing to evict any more: the
-// pod is not as it was seen, and what became of it will be seen.
+// Moot returns whether an error means that nothing is left to evict: the pod is gone, or
+// a pod without a node has one now. The cache will show it soon.
 func Moot(err error) bool { return errors.Is(err, ErrGone) || errors.Is(err, ErrBound) }
 
 // +kubebuilder:rbac:groups=policy,resources=poddisruptionbudgets,verbs=list
 
-// SideBySide tells whether many evictions in a namespace may be asked for at a
-// time. Those that count against one PodDisruptionBudget write it in turn, and
-// the API server lets who comes too early wait for half a second each time:
-// one after the other is quicker.
+// SideBySide returns whether evictions in a namespace may be requested at the same time:
+// only if the namespace has no PodDisruptionBudget. Evictions that count against the same
+// budget update it one after the other, and the API server delays each that has a conflict
+// by half a second, so requests one after the other are faster. It returns false too if
+// the budgets cannot be listed.
 func (e *Evictor) SideBySide(ctx context.Context, namespace string) bool {
 	budgets, err := e.Client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, metav1.ListOptions{Limit: 1})
 	return err == nil && len(budgets.Items) == 0
 }
 
-// leaves tells whether the API server knows the pod as gone or terminating.
-func (e *Evictor) leaves(ctx context.Context, pod types.NamespacedName, uid types.UID) bool {
+// isLeaving returns whether the pod is gone or terminating according to the API server.
+func (e *Evictor) isLeaving(ctx context.Context, pod types.NamespacedName, uid types.UID) bool {
 	live, err := e.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
 		return apierrors.IsNotFound(err)

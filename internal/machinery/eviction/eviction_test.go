@@ -23,19 +23,20 @@ import (
 
 var pod = types.NamespacedName{Namespace: "ns", Name: "pod"}
 
-// newEvictor answers evictions; asked are those that came.
-func newEvictor(answer error) (e *Evictor, asked *[]*policyv1.Eviction) {
+// newEvictor returns an Evictor whose API server gives one answer to each eviction.
+// requested are the evictions that it got.
+func newEvictor(answer error) (e *Evictor, requested *[]*policyv1.Eviction) {
 	client := fake.NewClientset()
-	asked = &[]*policyv1.Eviction{}
+	requested = &[]*policyv1.Eviction{}
 	client.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		*asked = append(*asked, action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction))
+		*requested = append(*requested, action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction))
 		return true, nil, answer
 	})
-	return &Evictor{Client: client, Pace: rate.NewLimiter(rate.Inf, 0)}, asked
+	return &Evictor{Client: client, Pace: rate.NewLimiter(rate.Inf, 0)}, requested
 }
 
-// has lets the API server have the pod.
-func has(t *testing.T, e *Evictor) {
+// addPod adds the pod to the API server.
+func addPod(t *testing.T, e *Evictor) {
 	t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: "uid"}}
 	if err := e.Client.(*fake.Clientset).Tracker().Add(p); err != nil {
@@ -56,23 +57,23 @@ func TestAnswersToAnEviction(t *testing.T) {
 	conflict := apierrors.NewConflict(pods, "pod", broken)
 	tests := map[string]struct {
 		answer, want error
-		// live is the pod as it is by then, or nil.
+		// live is the pod in the API server, or nil.
 		live *corev1.Pod
 	}{
-		"done":                                   {nil, nil, there()},
-		"a PodDisruptionBudget says no":          {build.BudgetSaysNo(), ErrRefused, there()},
-		"nobody answered in time":                {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrBusy, there()},
-		"the API server has too much to do":      {apierrors.NewTooManyRequests("slow down", 1), ErrBusy, there()},
-		"the pod is gone":                        {apierrors.NewNotFound(pods, "pod"), ErrGone, nil},
-		"another pod of that name":               {conflict, ErrGone, there(func(p *corev1.Pod) { p.UID = "younger" })},
-		"somebody wrote the pod in between":      {conflict, conflict, there()},
-		"the API server failed":                  {broken, broken, there()},
-		"the API server failed when it was done": {broken, ErrGone, nil},
-		"it failed, and the pod is terminating":  {broken, ErrGone, there(func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) })},
+		"done":                                    {nil, nil, there()},
+		"a PodDisruptionBudget refuses":           {build.BudgetSaysNo(), ErrRefused, there()},
+		"no answer in time":                       {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrBusy, there()},
+		"the API server has too much to do":       {apierrors.NewTooManyRequests("slow down", 1), ErrBusy, there()},
+		"the pod is gone":                         {apierrors.NewNotFound(pods, "pod"), ErrGone, nil},
+		"another pod of that name":                {conflict, ErrGone, there(func(p *corev1.Pod) { p.UID = "younger" })},
+		"another client wrote the pod in between": {conflict, conflict, there()},
+		"the API server failed":                   {broken, broken, there()},
+		"the API server failed when it was done":  {broken, ErrGone, nil},
+		"it failed, and the pod is terminating":   {broken, ErrGone, there(func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) })},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			e, asked := newEvictor(tc.answer)
+			e, requested := newEvictor(tc.answer)
 			if tc.live != nil {
 				if err := e.Client.(*fake.Clientset).Tracker().Add(tc.live); err != nil {
 					t.Fatal(err)
@@ -83,10 +84,10 @@ func TestAnswersToAnEviction(t *testing.T) {
 					t.Errorf("error is %v, want %v", err, tc.want)
 				}
 			}
-			if len(*asked) == 0 {
-				t.Fatal("nobody was asked")
+			if len(*requested) == 0 {
+				t.Fatal("no eviction was requested")
 			}
-			for _, eviction := range *asked {
+			for _, eviction := range *requested {
 				p := eviction.DeleteOptions.Preconditions
 				if eviction.Namespace != "ns" || eviction.Name != "pod" || p == nil || p.UID == nil || *p.UID != "uid" {
 					t.Errorf("the eviction is %+v: another pod of that name would go", eviction)
@@ -96,43 +97,43 @@ func TestAnswersToAnEviction(t *testing.T) {
 	}
 }
 
-// TestAPodThatGotANodeIsNotDiscarded: it does its work by now, and caches are behind.
-// One that gets it in between is another version than the one that was looked at.
+// TestAPodThatGotANodeIsNotDiscarded: the pod may do its work although the cache shows it
+// without a node. The resource version protects one that gets its node after the read.
 func TestAPodThatGotANodeIsNotDiscarded(t *testing.T) {
-	e, asked := newEvictor(nil)
+	e, requested := newEvictor(nil)
 	live := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: "uid", ResourceVersion: "7"}}
 	pods, tracker := corev1.SchemeGroupVersion.WithResource("pods"), e.Client.(*fake.Clientset).Tracker()
 	if err := tracker.Create(pods, live, pod.Namespace); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Discard(t.Context(), pod, "uid"); err != nil || len(*asked) != 1 {
-		t.Fatalf("asked %d times, error %v", len(*asked), err)
+	if err := e.Discard(t.Context(), pod, "uid"); err != nil || len(*requested) != 1 {
+		t.Fatalf("requested %d times, error %v", len(*requested), err)
 	}
-	if p := (*asked)[0].DeleteOptions.Preconditions; p.ResourceVersion == nil || *p.ResourceVersion != "7" {
+	if p := (*requested)[0].DeleteOptions.Preconditions; p.ResourceVersion == nil || *p.ResourceVersion != "7" {
 		t.Errorf("preconditions are %+v: it may have got a node since", p)
 	}
 	live.Spec.NodeName = "node"
 	if err := tracker.Update(pods, live, pod.Namespace); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Discard(t.Context(), pod, "uid"); !errors.Is(err, ErrBound) || !Moot(err) || len(*asked) != 1 {
-		t.Errorf("asked %d times, error %v", len(*asked), err)
+	if err := e.Discard(t.Context(), pod, "uid"); !errors.Is(err, ErrBound) || !Moot(err) || len(*requested) != 1 {
+		t.Errorf("requested %d times, error %v", len(*requested), err)
 	}
 }
 
-func TestACallerThatIsToldToStopIsNotRefused(t *testing.T) {
+func TestAContextThatEndsIsNoRefusal(t *testing.T) {
 	ctx, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
 	defer cancel()
 	e, _ := newEvictor(context.DeadlineExceeded)
-	has(t, e)
+	addPod(t, e)
 	if err := e.Discard(ctx, pod, "uid"); errors.Is(err, ErrRefused) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error is %v: no PodDisruptionBudget said no", err)
+		t.Errorf("error is %v: no PodDisruptionBudget refused", err)
 	}
 }
 
-func TestPodsWithoutANodeTakeNoTurnInThePace(t *testing.T) {
-	e, asked := newEvictor(nil)
-	has(t, e)
+func TestPodsWithoutANodeTakeNoToken(t *testing.T) {
+	e, requested := newEvictor(nil)
+	addPod(t, e)
 	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
 	for range 3 {
 		if err := e.Discard(t.Context(), pod, "uid"); err != nil {
@@ -140,17 +141,17 @@ func TestPodsWithoutANodeTakeNoTurnInThePace(t *testing.T) {
 		}
 	}
 	if err := e.Evict(t.Context(), pod, "uid"); err != nil {
-		t.Errorf("the first turn is spent: %v", err)
+		t.Errorf("the only token is spent: %v", err)
 	}
-	if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrPace) || len(*asked) != 4 {
-		t.Errorf("error is %v after %d evictions, want %v after 4", err, len(*asked), ErrPace)
+	if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrPace) || len(*requested) != 4 {
+		t.Errorf("error is %v after %d evictions, want %v after 4", err, len(*requested), ErrPace)
 	}
 }
 
-// TestRefusedEvictionsTakeNoTurnInThePace: five workloads whose
-// PodDisruptionBudgets allow nothing do not starve a sixth.
-func TestRefusedEvictionsTakeNoTurnInThePace(t *testing.T) {
-	e, asked := newEvictor(nil)
+// TestRefusedEvictionsTakeNoToken: five workloads whose PodDisruptionBudgets allow nothing
+// do not delay a sixth.
+func TestRefusedEvictionsTakeNoToken(t *testing.T) {
+	e, requested := newEvictor(nil)
 	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 2)
 	refused := true
 	e.Client.(*fake.Clientset).PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -164,17 +165,17 @@ func TestRefusedEvictionsTakeNoTurnInThePace(t *testing.T) {
 	refused = false
 	for range 2 {
 		if err := e.Evict(t.Context(), pod, "uid"); err != nil {
-			t.Errorf("the evictions that were refused took its turn: %v", err)
+			t.Errorf("evictions that were refused took tokens: %v", err)
 		}
 	}
-	if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrPace) || len(*asked) != 2 {
-		t.Errorf("error is %v after %d evictions, want %v after 2", err, len(*asked), ErrPace)
+	if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrPace) || len(*requested) != 2 {
+		t.Errorf("error is %v after %d evictions, want %v after 2", err, len(*requested), ErrPace)
 	}
 }
 
-// TestEvictionsUnderWayHoldTheirTurn: how many are asked for at a time is
-// bounded by the pace too, whatever is answered.
-func TestEvictionsUnderWayHoldTheirTurn(t *testing.T) {
+// TestEvictionsUnderWayHoldTokens: Pace bounds the evictions that are requested at the same
+// time too, whatever the answers are.
+func TestEvictionsUnderWayHoldTokens(t *testing.T) {
 	e, _ := newEvictor(nil)
 	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 3)
 	came, answer := make(chan struct{}, 10), make(chan struct{})
@@ -199,11 +200,11 @@ func TestEvictionsUnderWayHoldTheirTurn(t *testing.T) {
 		}
 	}
 	if len(came) != 3 {
-		t.Errorf("%d were asked for, want 3", len(came))
+		t.Errorf("%d evictions were requested, want 3", len(came))
 	}
 }
 
-func TestEvictionsThatWriteOneBudgetAreNotAskedForSideBySide(t *testing.T) {
+func TestEvictionsUnderOneBudgetAreNotSideBySide(t *testing.T) {
 	e, _ := newEvictor(nil)
 	if !e.SideBySide(t.Context(), pod.Namespace) {
 		t.Error("without a PodDisruptionBudget they wait for each other")

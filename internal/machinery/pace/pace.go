@@ -1,5 +1,4 @@
-// Package pace bounds how often something is written, whoever causes it. It
-// knows no kind.
+// Package pace bounds how often an object is written. It depends on no kind.
 package pace
 
 import (
@@ -10,21 +9,24 @@ import (
 )
 
 const (
-	// StatusBurst is how often a status is written without delay. From then on it
-	// is written once every StatusEvery, however often what it tells of turns.
+	// StatusBurst is the number of writes of a status without delay. Further writes are
+	// StatusEvery apart, so that a state that changes back and forth does not load the API
+	// server.
 	StatusBurst = 5
 	// StatusEvery is the delay between later writes of a status.
 	StatusEvery = 5 * time.Second
 )
 
-// ByName bounds how often something is written, by name. Safe for concurrent
-// use; the zero value is useful.
+// ByName bounds the writes of objects, by name. Safe for concurrent use; the zero value is
+// ready for use.
 type ByName struct {
 	mu     sync.Mutex
 	byName map[string]*rate.Limiter
 }
 
-// Delay is how long the next write has to wait; if it has not, it is counted.
+// Delay returns how long the next write of name has to wait. 0 counts the write as done:
+// burst writes may be done at once, and one more after each duration every. every and
+// burst count only in the first call for a name.
 func (p *ByName) Delay(name string, now time.Time, every time.Duration, burst int) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -44,7 +46,7 @@ func (p *ByName) Delay(name string, now time.Time, every time.Duration, burst in
 	return delay
 }
 
-// Forget drops what is remembered of a name.
+// Forget drops the history of a name.
 func (p *ByName) Forget(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

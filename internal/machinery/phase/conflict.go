@@ -9,23 +9,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// conflictFirst and conflictLast bound how long a request waits that met a
-// conflict. The first is soon seen to be over; one that lasts is somebody's who
-// writes all the time, or a cache that stands still.
+// conflictFirst is the delay of a request after a first conflict, conflictLast the bound
+// of the delay. A conflict usually ends once the cache has seen the other write. One that
+// lasts comes from a client that writes all the time, or from a cache that is not updated.
 const conflictFirst, conflictLast = 50 * time.Millisecond, 5 * time.Second
 
-// attempt is the place of one pass among those that met conflicts, in its context.
+// attempt counts the conflicts of a request in a row. The context of a pass holds it.
 type attempt struct {
-	// before is how many passes in a row met one.
+	// before is how many passes before this one ended with a conflict.
 	before int
-	// conflict: this one does too.
+	// conflict: this pass has a conflict too.
 	conflict bool
 }
 
 type attemptKey struct{}
 
-// Backoff makes a reconciler, whose passes Run runs, wait twice as long after
-// each conflict in a row.
+// Backoff wraps a reconciler that uses Run, and doubles the delay of a request after each
+// conflict in a row, from 50 ms to 5 s. Without Backoff each conflict delays the request
+// by 50 ms.
 func Backoff[R comparable](inner reconcile.TypedReconciler[R]) reconcile.TypedReconciler[R] {
 	return &backoff[R]{inner: inner, inARow: map[R]int{}}
 }
@@ -34,7 +35,8 @@ type backoff[R comparable] struct {
 	inner reconcile.TypedReconciler[R]
 
 	mu sync.Mutex
-	// inARow counts conflicts; a request without one has no entry.
+	// inARow is the number of conflicts in a row. A request whose last pass had none has no
+	// entry.
 	inARow map[R]int
 }
 
@@ -54,13 +56,13 @@ func (b *backoff[R]) Reconcile(ctx context.Context, request R) (ctrl.Result, err
 	return result, err
 }
 
-// conflicted notes that a pass met a conflict, and returns how long to wait.
+// conflicted records that a pass had a conflict, and returns the delay of its request.
 func conflicted(ctx context.Context) time.Duration {
 	a, counted := ctx.Value(attemptKey{}).(*attempt)
 	if !counted {
 		return conflictFirst
 	}
 	a.conflict = true
-	const doublings = 7 // from the first to more than the last
+	const doublings = 7 // conflictFirst<<7 is more than conflictLast
 	return min(conflictLast, conflictFirst<<min(a.before, doublings))
 }

@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// TestConflictsInARowWaitLongerAndLonger: a cache that stands still would keep
-// a worker busy for ever.
+// TestConflictsInARowWaitLongerAndLonger: otherwise a cache that is not updated would keep
+// a worker busy all the time.
 func TestConflictsInARowWaitLongerAndLonger(t *testing.T) {
 	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "things"}, "a", errors.New("changed"))
 	var report error
@@ -25,7 +25,7 @@ func TestConflictsInARowWaitLongerAndLonger(t *testing.T) {
 		report = is
 		result, err := r.Reconcile(t.Context(), request)
 		if err != nil || result.RequeueAfter != want {
-			t.Errorf("%s comes back after %s with error %v, want %s and none", request, result.RequeueAfter, err, want)
+			t.Errorf("%s is requeued after %s with error %v, want %s and none", request, result.RequeueAfter, err, want)
 		}
 	}
 	for _, ms := range []int{50, 100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000} {
@@ -39,6 +39,6 @@ func TestConflictsInARowWaitLongerAndLonger(t *testing.T) {
 	expect("a", Wait("x", time.Minute), time.Minute)
 	expect("b", nil, 0)
 	if left := r.(*backoff[string]).inARow; len(left) != 0 {
-		t.Errorf("remembered for ever: %v", left)
+		t.Errorf("requests without a conflict have entries: %v", left)
 	}
 }

@@ -1,5 +1,5 @@
-// Package phase runs the phases of a reconciler and turns what they report
-// into a result. It knows no kind.
+// Package phase runs the phases of a reconciler and turns the errors that they return into
+// a result for controller-runtime. It depends on no kind.
 package phase
 
 import (
@@ -13,11 +13,12 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// Func is one phase. A failed phase does not hide the ones after it: one that
-// needs what another observed checks it in the scope.
+// Func is one phase. scope holds what the phases of one pass observe and decide, for the
+// phases after them. Phases run after a failed phase too, so a phase must check in the
+// scope that what it needs was observed.
 type Func[S any] func(ctx context.Context, scope S) error
 
-// terminal is a failure that only a person can mend.
+// terminal is an error that only a person can repair.
 type terminal struct {
 	reason string
 	err    error
@@ -26,11 +27,11 @@ type terminal struct {
 func (e *terminal) Error() string { return e.reason + ": " + e.err.Error() }
 func (e *terminal) Unwrap() error { return e.err }
 
-// Terminal marks a failure that trying again cannot mend. It is shown in
-// conditions and not retried until something changes.
+// Terminal marks an error that a retry cannot repair. Run does not retry it; the next
+// change of an observed object runs the phases again. The caller shows it in a condition.
 func Terminal(reason string, err error) error { return &terminal{reason, err} }
 
-// wait is no failure: there is something to come back for.
+// wait is not a failure: it requests another pass.
 type wait struct {
 	reason string
 	after  time.Duration
@@ -38,14 +39,20 @@ type wait struct {
 
 func (e *wait) Error() string { return fmt.Sprintf("waiting: %s", e.reason) }
 
-// Wait asks to be run again after a while, at least a millisecond.
+// Wait requests another pass after a delay of at least a millisecond. reason says what
+// the phase waits for, as a noun phrase.
 func Wait(reason string, after time.Duration) error {
 	return &wait{reason, max(after, time.Millisecond)}
 }
 
-// Run runs the phases in order and sums up: plain errors are retried with
-// backoff, conflicts soon and silently (see Backoff), waits after the shortest
-// time that any of them asked for.
+// Run runs the phases in order and combines their errors into one result:
+//
+//   - plain errors: Run returns them, and controller-runtime retries with backoff.
+//   - otherwise conflicts and waits: the request is requeued after the shortest of their
+//     delays, and nothing is logged. Backoff sets the delay of conflicts.
+//   - Terminal errors: no retry.
+//
+// A phase may return several errors with errors.Join; each is handled on its own.
 func Run[S any](ctx context.Context, scope S, phases ...Func[S]) (ctrl.Result, error) {
 	var failures []error
 	var result ctrl.Result
@@ -71,12 +78,12 @@ func Run[S any](ctx context.Context, scope S, phases ...Func[S]) (ctrl.Result, e
 		}
 	}
 	if len(failures) > 0 {
-		return ctrl.Result{}, kerrors.NewAggregate(failures) // the backoff decides when
+		return ctrl.Result{}, kerrors.NewAggregate(failures) // controller-runtime's backoff sets the delay
 	}
 	return result, nil
 }
 
-// split takes errors apart that errors.Join put together: each means its own.
+// split returns the errors that errors.Join joined, at any depth.
 func split(err error) []error {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {

@@ -13,32 +13,32 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-func TestRunSumsUp(t *testing.T) {
+func TestRunCombinesErrors(t *testing.T) {
 	broken, worse := errors.New("broken"), errors.New("worse")
 	conflict := fmt.Errorf("writing: %w", apierrors.NewConflict(schema.GroupResource{Resource: "things"}, "a", broken))
 	tests := map[string]struct {
 		reports []error
 		want    time.Duration
-		// failures are what the error is to stand for, others what it is not to.
+		// failures are the errors that the result must wrap, others those that it must not.
 		failures, others []error
 	}{
-		"nothing failed":                          {reports: []error{nil, nil}},
-		"a plain error is retried":                {reports: []error{broken, nil}, failures: []error{broken}},
-		"several plain errors are one":            {reports: []error{broken, worse}, failures: []error{broken, worse}},
-		"what only a person can mend is not":      {reports: []error{Terminal("Invalid", broken)}, others: []error{broken}},
-		"nor if somebody wrapped it":              {reports: []error{fmt.Errorf("reading: %w", Terminal("Invalid", broken))}, others: []error{broken}},
-		"waiting comes back and fails nothing":    {reports: []error{Wait("room", time.Minute)}, want: time.Minute},
-		"waiting may be wrapped":                  {reports: []error{fmt.Errorf("moving: %w", Wait("room", time.Minute))}, want: time.Minute},
-		"of several waits the shortest counts":    {reports: []error{Wait("a", time.Hour), Wait("b", time.Minute), Wait("c", time.Hour)}, want: time.Minute},
-		"a wait that is over comes back":          {reports: []error{Wait("a", 0)}, want: time.Millisecond},
-		"a wait that was over long ago as well":   {reports: []error{Wait("a", -time.Hour)}, want: time.Millisecond},
-		"a conflict comes back soon, silently":    {reports: []error{conflict}, want: 50 * time.Millisecond},
-		"a conflict comes back before a wait":     {reports: []error{conflict, Wait("a", time.Hour)}, want: 50 * time.Millisecond},
-		"a conflict after a wait comes back soon": {reports: []error{Wait("a", time.Hour), conflict}, want: 50 * time.Millisecond},
-		"a failure beside what a person must mend": {
+		"nothing failed":                       {reports: []error{nil, nil}},
+		"a plain error is retried":             {reports: []error{broken, nil}, failures: []error{broken}},
+		"two plain errors are one":             {reports: []error{broken, worse}, failures: []error{broken, worse}},
+		"a terminal error is not":              {reports: []error{Terminal("Invalid", broken)}, others: []error{broken}},
+		"nor if it is wrapped":                 {reports: []error{fmt.Errorf("reading: %w", Terminal("Invalid", broken))}, others: []error{broken}},
+		"a wait requeues without an error":     {reports: []error{Wait("room", time.Minute)}, want: time.Minute},
+		"a wait may be wrapped":                {reports: []error{fmt.Errorf("moving: %w", Wait("room", time.Minute))}, want: time.Minute},
+		"the shortest of several waits counts": {reports: []error{Wait("a", time.Hour), Wait("b", time.Minute), Wait("c", time.Hour)}, want: time.Minute},
+		"a wait of 0 requeues":                 {reports: []error{Wait("a", 0)}, want: time.Millisecond},
+		"a negative wait requeues":             {reports: []error{Wait("a", -time.Hour)}, want: time.Millisecond},
+		"a conflict requeues without an error": {reports: []error{conflict}, want: 50 * time.Millisecond},
+		"a conflict before a wait is shorter":  {reports: []error{conflict, Wait("a", time.Hour)}, want: 50 * time.Millisecond},
+		"a conflict after a wait is shorter":   {reports: []error{Wait("a", time.Hour), conflict}, want: 50 * time.Millisecond},
+		"a plain error beside a terminal error": {
 			reports: []error{Terminal("Invalid", worse), broken}, failures: []error{broken}, others: []error{worse},
 		},
-		"each of joined errors means its own": {
+		"each of joined errors is handled on its own": {
 			reports:  []error{errors.Join(Wait("a", time.Minute), Terminal("Invalid", worse), conflict, broken, nil)},
 			failures: []error{broken}, others: []error{worse},
 		},
@@ -46,10 +46,10 @@ func TestRunSumsUp(t *testing.T) {
 			reports:  []error{errors.Join(errors.Join(Wait("a", time.Minute), errors.Join(broken)), worse)},
 			failures: []error{broken, worse},
 		},
-		"joined errors without a failure among them are none": {
+		"joined errors without a plain one are no error": {
 			reports: []error{errors.Join(Wait("a", time.Minute), Terminal("Invalid", worse), conflict)}, want: 50 * time.Millisecond, others: []error{worse},
 		},
-		"joined waits alone are no failure": {
+		"joined waits alone are no error": {
 			reports: []error{errors.Join(Wait("a", time.Hour), Wait("b", time.Minute))}, want: time.Minute,
 		},
 	}
@@ -60,7 +60,7 @@ func TestRunSumsUp(t *testing.T) {
 				phases = append(phases, func(context.Context, struct{}) error { return report })
 			}
 			result, err := Run(t.Context(), struct{}{}, phases...)
-			if diff := cmp.Diff(ctrl.Result{RequeueAfter: tc.want}, result); diff != "" { // beside an error the backoff decides
+			if diff := cmp.Diff(ctrl.Result{RequeueAfter: tc.want}, result); diff != "" { // with an error controller-runtime sets the delay
 				t.Errorf("wrong result (-want +got):\n%s", diff)
 			}
 			if (err != nil) != (len(tc.failures) > 0) {
@@ -68,12 +68,12 @@ func TestRunSumsUp(t *testing.T) {
 			}
 			for _, failure := range tc.failures {
 				if !errors.Is(err, failure) {
-					t.Errorf("error %v does not stand for %q", err, failure)
+					t.Errorf("error %v does not wrap %q", err, failure)
 				}
 			}
 			for _, other := range tc.others {
 				if errors.Is(err, other) {
-					t.Errorf("error %v stands for %q, which is not to be retried", err, other)
+					t.Errorf("error %v wraps %q, which must not be retried", err, other)
 				}
 			}
 		})

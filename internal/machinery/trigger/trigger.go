@@ -1,5 +1,5 @@
-// Package trigger starts reconciles from changes that no informer of the
-// manager sees: those of the owners' walk and of the ledger. It knows no kind.
+// Package trigger triggers reconciles after changes that no informer of the manager
+// reports: those of the owners' Walker and of the ledger of seats. It depends on no kind.
 package trigger
 
 import (
@@ -18,38 +18,40 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// syncInterval is how often is looked whether a source is synced.
+// syncInterval is the interval of the checks whether a source is synced.
 const syncInterval = 10 * time.Millisecond
 
-// Source is a source of requests for a controller (controller-runtime's
-// source.TypedSyncingSource). Requests that come before the controller runs, as
-// on a replica that does not lead, are dropped: All brings everything once it does.
+// Source is a source of requests for one controller; it implements controller-runtime's
+// source.TypedSyncingSource. Requests that are added before the controller starts, as on a
+// replica that is not the leader, are dropped: All lists everything when it starts. The
+// exported fields must not change after the start. Safe for concurrent use.
 type Source[R comparable] struct {
-	// Synced tells whether all is known that a reconcile reads; the controller
-	// does nothing before. May be nil.
+	// Synced returns whether the caches that a reconcile reads are filled. The controller
+	// reconciles nothing before. nil means that they are.
 	Synced func() bool
-	// All lists what is to be reconciled when the controller starts. May be nil.
+	// All lists the requests to reconcile when the controller starts. nil lists none.
 	All func() []R
-	// Debounce is how long a request waits for more of its kind. 0 is none.
+	// Debounce delays each request, so that equal requests become one. 0 means no delay.
 	Debounce time.Duration
 
 	mu    sync.Mutex
 	queue workqueue.TypedRateLimitingInterface[R]
-	// slow is how long requests wait whose passes took long.
+	// slow is the delay of requests whose last pass took long (see Took).
 	slow map[R]time.Duration
-	// running: all that a reconcile reads is known, and All has come.
+	// running: Synced has returned true. All is read right after.
 	running bool
 }
 
-// Running tells whether the controller runs, or is about to with all there is:
-// what changes from here on has to be added.
+// Running returns whether the controller has started. A change before that needs no Add,
+// because All is read afterwards.
 func (s *Source[R]) Running() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.running
 }
 
-// Add asks for a reconcile. It never blocks.
+// Add adds requests to the controller's queue, after their delay. It never blocks on a
+// reconcile.
 func (s *Source[R]) Add(requests ...R) {
 	for _, r := range requests {
 		s.mu.Lock()
@@ -62,18 +64,19 @@ func (s *Source[R]) Add(requests ...R) {
 }
 
 const (
-	// rest is how many times as long as a pass took the next one of its kind
-	// waits: passes over many things, which are woken all the time while those
-	// change, take no more than a twentieth of a core.
+	// rest is the delay of a request in multiples of the duration of its last pass. Passes
+	// over many objects, which change all the time, take no more than a twentieth of a core
+	// so.
 	rest = 20
-	// longestRest bounds that: a pass may have taken long for another reason.
+	// longestRest bounds that delay: a pass may have taken long for another reason.
 	longestRest = 2 * time.Second
 )
 
-// Took notes how long a pass computed. A nil source notes nothing.
+// Took records how long the computing of a pass took, which delays the next request of its
+// kind. A nil source records nothing.
 func (s *Source[R]) Took(r R, pass time.Duration) {
 	if s == nil {
-		return // nobody is woken
+		return // the reconciler runs without a controller, as in tests
 	}
 	after := min(rest*pass, longestRest)
 	s.mu.Lock()
@@ -96,16 +99,17 @@ func (s *Source[R]) Start(_ context.Context, queue workqueue.TypedRateLimitingIn
 	return nil
 }
 
-// Handler adds the watched object to the source, where it waits for more of its kind.
+// Handler adds the watched object to the source when it is updated. Unlike a handler that
+// adds to the queue, this applies the delays of the source.
 func Handler(s *Source[reconcile.Request]) handler.EventHandler {
 	return handler.Funcs{UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 		s.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(e.ObjectNew)})
 	}}
 }
 
-// StatusWritten is true for updates that change nothing but the status or the
-// metadata of an object. Whoever writes a status hears of it, for it may have
-// been written from a cache that did not know the one before.
+// StatusWritten passes updates that leave the generation as it is: those of the status or
+// the metadata of an object. A controller watches the status that it writes itself,
+// because it may have computed the status from a cache that had not seen the previous one.
 var StatusWritten = predicate.Funcs{
 	CreateFunc:  func(event.CreateEvent) bool { return false },
 	DeleteFunc:  func(event.DeleteEvent) bool { return false },
@@ -115,8 +119,8 @@ var StatusWritten = predicate.Funcs{
 	},
 }
 
-// WaitForSync implements source.TypedSyncingSource. A program that stops while
-// it waits is no error.
+// WaitForSync implements source.TypedSyncingSource. It returns nil if ctx is canceled,
+// because a program that stops while it waits has not failed.
 func (s *Source[R]) WaitForSync(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, syncInterval, true, func(context.Context) (bool, error) {
 		return s.Synced == nil || s.Synced(), nil
@@ -125,7 +129,7 @@ func (s *Source[R]) WaitForSync(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("waiting for what reconciles read: %w", err)
+		return fmt.Errorf("waiting for the caches that reconciles read: %w", err)
 	}
 	s.mu.Lock()
 	s.running = true

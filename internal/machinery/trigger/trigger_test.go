@@ -16,7 +16,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 )
 
-// queue is a controller's queue whose time stands still until it is stepped.
+// queue is a controller's queue with a clock that the test steps.
 type queue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	clock *testingclock.FakeClock
@@ -30,12 +30,12 @@ func newQueue(t *testing.T) *queue {
 	t.Cleanup(func() {
 		q.ShutDown()
 		synctest.Wait()
-		clock.Step(time.Hour) // what still waits for its time sees that the queue is shut down
+		clock.Step(time.Hour) // goroutines that wait for the clock see that the queue is shut down
 	})
 	return q
 }
 
-// step moves time and waits until the queue has done what was due.
+// step steps the clock and waits until the queue has added the requests that are due.
 func (q *queue) step(d time.Duration) {
 	synctest.Wait()
 	q.clock.Step(d)
@@ -55,11 +55,11 @@ func (q *queue) take() []string {
 	return out
 }
 
-func TestNothingBlocksBeforeTheStartAndAllComesWithIt(t *testing.T) {
+func TestAddBeforeTheStartIsDroppedAndAllIsAddedAtTheStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newQueue(t)
 		s := &Source[string]{All: func() []string { return []string{"a", "b"} }}
-		s.Add("early") // returns, though nobody takes it
+		s.Add("early") // returns, and is dropped
 		if err := errors.Join(s.Start(t.Context(), q), s.WaitForSync(t.Context())); err != nil {
 			t.Fatal(err)
 		}
@@ -73,13 +73,13 @@ func TestNothingBlocksBeforeTheStartAndAllComesWithIt(t *testing.T) {
 	})
 }
 
-func TestAllComesOnceAllIsKnown(t *testing.T) {
+func TestAllIsAddedOnceSynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var known atomic.Bool
+		var synced atomic.Bool
 		q := newQueue(t)
-		s := &Source[string]{Synced: known.Load, All: func() []string {
-			if !known.Load() {
-				t.Error("asked for all before all is known")
+		s := &Source[string]{Synced: synced.Load, All: func() []string {
+			if !synced.Load() {
+				t.Error("All is called before Synced returns true")
 			}
 			return []string{"a", "b"}
 		}}
@@ -91,9 +91,9 @@ func TestAllComesOnceAllIsKnown(t *testing.T) {
 		s.Add("meanwhile")
 		synctest.Wait()
 		if len(ended) != 0 {
-			t.Error("the controller runs before all is known")
+			t.Error("the controller runs before Synced returns true")
 		}
-		known.Store(true)
+		synced.Store(true)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +103,7 @@ func TestAllComesOnceAllIsKnown(t *testing.T) {
 	})
 }
 
-func TestAControllerThatStopsWaitsNoLonger(t *testing.T) {
+func TestWaitForSyncEndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newQueue(t)
 		s := &Source[string]{Synced: func() bool { return false }, All: func() []string { return []string{"a"} }}
@@ -116,12 +116,12 @@ func TestAControllerThatStopsWaitsNoLonger(t *testing.T) {
 		cancel()
 		<-ended
 		if got := q.take(); len(got) != 0 {
-			t.Errorf("%v came, and nothing is known", got)
+			t.Errorf("%v were added although nothing is synced", got)
 		}
 	})
 }
 
-func TestDebounceGathersABurst(t *testing.T) {
+func TestDebounceMakesABurstOneRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const debounce = 200 * time.Millisecond
 		q, s := newQueue(t), &Source[string]{Debounce: debounce}
@@ -134,7 +134,7 @@ func TestDebounceGathersABurst(t *testing.T) {
 			q.step(debounce / 20)
 		}
 		if got := q.take(); len(got) != 0 {
-			t.Errorf("%v came before their time", got)
+			t.Errorf("%v were added before the delay", got)
 		}
 		q.step(debounce)
 		if diff := cmp.Diff([]string{"a", "b"}, q.take()); diff != "" {
@@ -142,7 +142,7 @@ func TestDebounceGathersABurst(t *testing.T) {
 		}
 		q.step(10 * debounce)
 		if got := q.take(); len(got) != 0 {
-			t.Errorf("%v came once more", got)
+			t.Errorf("%v were added once more", got)
 		}
 		s.Add("a")
 		q.step(debounce)
@@ -164,7 +164,7 @@ func TestARequestDoesNotWaitLongerThanTheDebounceHoweverManyFollow(t *testing.T)
 			q.step(debounce / 4)
 		}
 		if diff := cmp.Diff([]string{"a"}, q.take()); diff != "" {
-			t.Errorf("a stream of changes holds the request back (-want +got):\n%s", diff)
+			t.Errorf("further changes delay the request (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -193,19 +193,19 @@ func TestManyAddWhileTheControllerStarts(t *testing.T) {
 	})
 }
 
-// TestWhoTookLongRestsLonger: passes over many things, which change all the time.
-func TestWhoTookLongRestsLonger(t *testing.T) {
+// TestALongPassDelaysTheNext, because passes over many objects are triggered all the time.
+func TestALongPassDelaysTheNext(t *testing.T) {
 	s := &Source[string]{Debounce: 200 * time.Millisecond}
 	for _, tc := range []struct{ took, want time.Duration }{
 		{time.Millisecond, 0}, {10 * time.Millisecond, 0}, {30 * time.Millisecond, 600 * time.Millisecond}, {time.Minute, 2 * time.Second}, {time.Millisecond, 0},
 	} {
 		s.Took("a", tc.took)
 		if got := s.slow["a"]; got != tc.want {
-			t.Errorf("after a pass of %s the next one rests %s, want %s", tc.took, got, tc.want)
+			t.Errorf("after a pass of %s the next one is delayed by %s, want %s", tc.took, got, tc.want)
 		}
 	}
 	if len(s.slow) != 0 {
-		t.Errorf("remembered for ever: %v", s.slow)
+		t.Errorf("requests without a delay have entries: %v", s.slow)
 	}
 	(*Source[string])(nil).Took("a", time.Minute)
 }

@@ -1,4 +1,4 @@
-package propagationpolicy
+package rebalance
 
 import (
 	"fmt"
@@ -14,15 +14,13 @@ import (
 	"pgregory.net/rapid"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
-	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// spreadOf makes a spread of weights over groups of which some have no node.
+// spreadOf returns the spread of a policy. The groups in without have no node.
 func spreadOf(policy *gm.PropagationPolicy, without ...string) placement.Spread {
-	spread, err := placement.New(policy.Spec, func(group string) bool { return !slices.Contains(without, group) }, "app")
+	spread, err := placement.New(policy.Spec, func(group string) bool { return !slices.Contains(without, group) }, "web")
 	if err != nil {
 		panic(err)
 	}
@@ -34,22 +32,18 @@ func threeToTwo(without ...string) placement.Spread {
 	return spreadOf(build.PropagationPolicy("p", build.Weight(3, "hz"), build.Weight(2, "bj")), without...)
 }
 
-// cohort makes the pods of one revision: in each group as many Ready pods as
-// its name is repeated; "-" is a pod that waits.
-func cohort(revision string, groups ...string) seats.CohortView {
-	c := seats.CohortView{Cohort: seats.Cohort{Owner: "rs", Revision: revision}}
+// cohort returns the pods of one revision: one in each of the groups, Ready and the
+// oldest first. "-" is a pod that waits, "" one on a node of no group.
+func cohort(revision string, groups ...string) Cohort {
+	c := Cohort{CohortKey: CohortKey{Owner: "rs", Revision: revision}}
 	for i, group := range groups {
-		pod := build.Pod(fmt.Sprintf("%s-%d", revision, i), build.Created(time.Unix(int64(i), 0)))
-		view := seats.SeatView{Group: group}
+		name := fmt.Sprintf("%s-%d", revision, i)
+		pod := Pod{Candidate: placement.Candidate{UID: types.UID(name), Created: time.Unix(int64(i), 0)}, Name: name}
 		if group != "-" {
-			build.On("node-" + group + fmt.Sprint(i))(pod)
-			build.Running(0)(pod)
-			view.Seated = true
-		} else {
-			view.Group = ""
+			pod.Node, pod.Bound, pod.Ready, pod.Available = fmt.Sprint("node-", group, i), true, true, true
+			pod.Group, pod.Seated = group, true
 		}
-		view.Pod = seats.Slim(pod)
-		c.Pods = append(c.Pods, view)
+		c.Pods = append(c.Pods, pod)
 	}
 	return c
 }
@@ -63,32 +57,36 @@ func atMost(group string, n int) build.Option {
 
 func times(n int, group string) []string { return slices.Repeat([]string{group}, n) }
 
-// seen is a Deployment of five pods that may be moved anywhere.
-func seen(change ...func(*observed)) observed {
-	o := observed{
-		app: build.Owner(build.Deployment("web", build.Replicas(5))), replicas: 5, spread: threeToTwo(),
-		evictable: true, divided: true, balanced: true, mode: gm.ReschedulingEvict,
-		canTake: func(string, *seats.Pod) (bool, fit.Reason) { return true, fit.Fits },
+// noRoom and tainted are obstacles. Of two obstacles the first one counts.
+var noRoom, tainted = Obstacle{Reason: "it is full"}, Obstacle{Reason: "it is tainted"}
+
+// seen returns a Deployment of five pods that may be moved to any group.
+func seen(change ...func(*Workload)) Workload {
+	w := Workload{
+		Ref: gm.AppReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, Replicas: 5, Spread: threeToTwo(),
+		Evictable: true, Divided: true, Balanced: true, Mode: gm.ReschedulingEvict,
+		CanTake: func(string, *Pod) (bool, Obstacle) { return true, Obstacle{} },
+		Further: func(a, _ Obstacle) Obstacle { return a },
 	}
 	for _, c := range change {
-		c(&o)
+		c(&w)
 	}
-	return o
+	return w
 }
 
-func pods(cohorts ...seats.CohortView) func(*observed) {
-	return func(o *observed) { o.cohorts = cohorts }
+func pods(cohorts ...Cohort) func(*Workload) {
+	return func(w *Workload) { w.Cohorts = cohorts }
 }
 
-func notReady(pods ...int) func(*observed) {
-	return func(o *observed) {
+func notReady(pods ...int) func(*Workload) {
+	return func(w *Workload) {
 		for _, i := range pods {
-			o.cohorts[0].Pods[i].Ready = false
+			w.Cohorts[0].Pods[i].Ready = false
 		}
 	}
 }
 
-func names(pods []*seats.Pod) []string {
+func names(pods []*Pod) []string {
 	var out []string
 	for _, pod := range pods {
 		out = append(out, pod.Name)
@@ -96,31 +94,31 @@ func names(pods []*seats.Pod) []string {
 	return out
 }
 
-func TestPlanFor(t *testing.T) {
+func TestNewPlan(t *testing.T) {
 	roomIn := func(groups ...string) func(*observed) {
-		return func(o *observed) {
-			o.canTake = func(group string, _ *seats.Pod) (bool, fit.Reason) { return slices.Contains(groups, group), fit.NoRoom }
+		return func(w *Workload) {
+			w.CanTake = func(group string, _ *Pod) (bool, Obstacle) { return slices.Contains(groups, group), noRoom }
 		}
 	}
 	ranges := func(replicas int, rules ...build.Option) func(*observed) {
-		return func(o *observed) { o.spread, o.replicas = spreadOf(build.PropagationPolicy("p", rules...)), replicas }
+		return func(w *Workload) { w.Spread, w.Replicas = spreadOf(build.PropagationPolicy("p", rules...)), replicas }
 	}
-	moving := func(o *observed) { o.balanced = false }
+	moving := func(w *Workload) { w.Balanced = false }
 	away := func(groups ...string) func(*observed) {
-		return func(o *observed) {
-			o.spread = o.spread.WithoutAway(func(group string) bool { return slices.Contains(groups, group) })
+		return func(w *Workload) {
+			w.Spread = w.Spread.WithoutAway(func(group string) bool { return slices.Contains(groups, group) })
 		}
 	}
 	exact := append(times(3, "hz"), times(2, "bj")...)
 	twoAndThree := append(times(2, "hz"), times(3, "bj")...)
 
 	tests := map[string]struct {
-		observed observed
+		observed Workload
 		evict    []string
 		reason   string
 		waiting  int32
 		silent   bool // no message is wanted
-		says     string
+		message  string
 		groups   []gm.GroupSpread
 	}{
 		"exact": {
@@ -136,7 +134,7 @@ func TestPlanFor(t *testing.T) {
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 2, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"a pod of lower deletion cost leaves first": {
-			observed: seen(pods(cohort("r", twoAndThree...)), func(o *observed) { o.cohorts[0].Pods[3].DeletionCost = -5 }),
+			observed: seen(pods(cohort("r", twoAndThree...)), func(w *Workload) { w.Cohorts[0].Pods[3].DeletionCost = -5 }),
 			reason:   gm.ReasonConverging, evict: []string{"r-3"},
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
@@ -156,8 +154,8 @@ func TestPlanFor(t *testing.T) {
 		},
 		"nothing leaves while no group that lacks pods has room": {
 			observed: seen(pods(cohort("r", twoAndThree...)), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
-			says:   `on loan: NodeGroup "hz" can take none`,
-			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1, OnLoan: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
+			message: `on loan: NodeGroup "hz" can take none`,
+			groups:  []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1, OnLoan: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"of all surplus groups the one with most comes first": {
 			observed: seen(pods(cohort("r", "", "", "sh", "hz", "bj"))), reason: gm.ReasonConverging, evict: []string{"r-1", "r-0", "r-2"},
@@ -167,29 +165,29 @@ func TestPlanFor(t *testing.T) {
 			},
 		},
 		"mode OnRollout leaves running pods alone": {
-			observed: seen(pods(cohort("r", twoAndThree...)), func(o *observed) { o.mode = gm.ReschedulingOnRollout }), reason: gm.ReasonConverging,
+			observed: seen(pods(cohort("r", twoAndThree...)), func(w *Workload) { w.Mode = gm.ReschedulingOnRollout }), reason: gm.ReasonConverging,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"mode Never leaves running pods alone": {
-			observed: seen(pods(cohort("r", twoAndThree...)), func(o *observed) { o.mode = gm.ReschedulingNever }), reason: gm.ReasonConverging,
+			observed: seen(pods(cohort("r", twoAndThree...)), func(w *Workload) { w.Mode = gm.ReschedulingNever }), reason: gm.ReasonConverging,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"pods that would not come back elsewhere are not moved": {
-			observed: seen(pods(cohort("r", twoAndThree...)), func(o *observed) { o.evictable = false }), reason: gm.ReasonConverging,
+			observed: seen(pods(cohort("r", twoAndThree...)), func(w *Workload) { w.Evictable = false }), reason: gm.ReasonConverging,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"the pods of a DaemonSet are wanted where they are": {
-			observed: seen(pods(cohort("r", "hz", "sh")), func(o *observed) { o.divided = false }), reason: gm.ReasonSatisfied,
+			observed: seen(pods(cohort("r", "hz", "sh")), func(w *Workload) { w.Divided = false }), reason: gm.ReasonSatisfied,
 			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}, {Name: "sh", Desired: 1, Current: 1, Ready: 1}},
 		},
 		"those that wait outside of the groups hold up its rollout": {
-			observed: seen(pods(cohort("r", "hz", "-")), func(o *observed) { o.divided = false }), reason: gm.ReasonPodsWaiting, waiting: 1,
-			says:   "give the DaemonSet node affinity on " + gm.NodeGroupLabel,
-			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}},
+			observed: seen(pods(cohort("r", "hz", "-")), func(w *Workload) { w.Divided = false }), reason: gm.ReasonPodsWaiting, waiting: 1,
+			message: "give the DaemonSet node affinity on " + gm.NodeGroupLabel,
+			groups:  []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}},
 		},
-		"a pod outside of all groups is not on loan, though nobody has room for it": {
+		"a pod outside of all groups is not on loan, though no group has room for it": {
 			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "")), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
-			says: `surplus and stay: NodeGroup "hz" can take none`,
+			message: `surplus and stay: NodeGroup "hz" can take none`,
 			groups: []gm.GroupSpread{
 				{Name: "", Current: 1, Ready: 1, Surplus: 1},
 				{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 2, Ready: 2},
@@ -197,7 +195,7 @@ func TestPlanFor(t *testing.T) {
 		},
 		"a rollout that stands still: each revision is balanced on its own": {
 			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj"))),
-			reason:   gm.ReasonConverging, evict: []string{"old-2", "old-1", "new-1"}, says: "surplus pods are being moved",
+			reason:   gm.ReasonConverging, evict: []string{"old-2", "old-1", "new-1"}, message: "surplus pods are being moved",
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 5, Ready: 5, Surplus: 3}, {Name: "hz", Desired: 3}},
 		},
 		"a rollout that stands still, and is exact": {
@@ -209,12 +207,12 @@ func TestPlanFor(t *testing.T) {
 			groups: []gm.GroupSpread{{Name: "bj", Current: 2, Surplus: 2}, {Name: "hz", Desired: 5, Current: 3, Ready: 3}},
 		},
 		"pods that have no successor before the node is back stay in a group that is away": {
-			observed: seen(pods(cohort("r", exact...)), notReady(3, 4), away("bj"), func(o *observed) { o.sticky = true }),
+			observed: seen(pods(cohort("r", exact...)), notReady(3, 4), away("bj"), func(w *Workload) { w.Sticky = true }),
 			reason:   gm.ReasonNoFeasibleTarget,
 			groups:   []gm.GroupSpread{{Name: "bj", Current: 2, Surplus: 2}, {Name: "hz", Desired: 5, Current: 3, Ready: 3}},
 		},
 		"a group that is away is named once its share is divided": {
-			observed: seen(pods(cohort("r", times(5, "hz")...)), away("bj")), reason: gm.ReasonGroupsAway, says: `"bj"`,
+			observed: seen(pods(cohort("r", times(5, "hz")...)), away("bj")), reason: gm.ReasonGroupsAway, message: `"bj"`,
 			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 5, Current: 5, Ready: 5}},
 		},
 		"a group that is back gets its share back": {
@@ -227,8 +225,8 @@ func TestPlanFor(t *testing.T) {
 		},
 		"two revisions at once, and pods that wait": {
 			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "-")), moving), reason: gm.ReasonConverging, waiting: 1,
-			says:   `pods wait for a node: NodeGroup "hz"`,
-			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 4, Ready: 4}, {Name: "hz", Desired: 3}},
+			message: `pods wait for a node: NodeGroup "hz"`,
+			groups:  []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 4, Ready: 4}, {Name: "hz", Desired: 3}},
 		},
 		"waiting pods fill what is lacking: nothing leaves for them": {
 			observed: seen(pods(cohort("r", "hz", "bj", "bj", "-", "-"))), reason: gm.ReasonPodsWaiting, waiting: 2,
@@ -238,9 +236,9 @@ func TestPlanFor(t *testing.T) {
 			observed: seen(pods(cohort("r", "hz", "bj", "bj", "bj", "-"))), reason: gm.ReasonPodsWaiting, waiting: 1, evict: []string{"r-3"},
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 1, Ready: 1}},
 		},
-		"a seat that is reserved is taken: nobody leaves for it": {
-			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "-")), func(o *observed) {
-				o.cohorts[0].Pods[4].Seated, o.cohorts[0].Pods[4].Group = true, "hz"
+		"a seat that is reserved is taken: no pod leaves for it": {
+			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "-")), func(w *Workload) {
+				w.Cohorts[0].Pods[4].Seated, w.Cohorts[0].Pods[4].Group = true, "hz"
 			}),
 			reason: gm.ReasonPodsWaiting, waiting: 1,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
@@ -258,16 +256,16 @@ func TestPlanFor(t *testing.T) {
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2}, {Name: "hz", Desired: 3}},
 		},
 		"no pod at all, and none wanted": {
-			observed: seen(func(o *observed) { o.replicas = 0 }), reason: gm.ReasonSatisfied, silent: true,
+			observed: seen(func(w *Workload) { w.Replicas = 0 }), reason: gm.ReasonSatisfied, silent: true,
 			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz"}},
 		},
 		"a group that is missing leaves its share to the others, and is named": {
-			observed: seen(pods(cohort("r", times(5, "hz")...)), func(o *observed) { o.spread = threeToTwo("bj") }),
+			observed: seen(pods(cohort("r", times(5, "hz")...)), func(w *Workload) { w.Spread = threeToTwo("bj") }),
 			reason:   gm.ReasonGroupsMissing,
 			groups:   []gm.GroupSpread{{Name: "hz", Desired: 5, Current: 5, Ready: 5}},
 		},
 		"all groups are missing: pods stay where they are": {
-			observed: seen(pods(cohort("r", "sh", "")), func(o *observed) { o.spread = threeToTwo("hz", "bj") }),
+			observed: seen(pods(cohort("r", "sh", "")), func(w *Workload) { w.Spread = threeToTwo("hz", "bj") }),
 			reason:   gm.ReasonGroupsMissing,
 			groups:   []gm.GroupSpread{{Name: "", Current: 1, Ready: 1, Surplus: 1}, {Name: "sh", Current: 1, Ready: 1, Surplus: 1}},
 		},
@@ -277,7 +275,7 @@ func TestPlanFor(t *testing.T) {
 		},
 		"more pods than all ranges hold wait": {
 			observed: seen(pods(cohort("r", "hz", "bj", "-")), ranges(3, atMost("hz", 1), atMost("bj", 1))),
-			reason:   gm.ReasonPodsWaiting, waiting: 1, says: "the policy gives none of them more",
+			reason:   gm.ReasonPodsWaiting, waiting: 1, message: "the policy gives none of them more",
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 1, Current: 1, Ready: 1}, {Name: "hz", Desired: 1, Current: 1, Ready: 1}},
 		},
 		"a pod that waits takes the only open seat: nothing leaves for it": {
@@ -298,24 +296,24 @@ func TestPlanFor(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := planFor(tc.observed)
-			if diff := cmp.Diff(tc.evict, names(p.evict)); diff != "" {
+			p := NewPlan(&tc.observed)
+			if diff := cmp.Diff(tc.evict, names(p.Evict)); diff != "" {
 				t.Errorf("wrong pods leave (-want +got):\n%s", diff)
 			}
-			if p.reason != tc.reason {
-				t.Errorf("reason is %s, want %s", p.reason, tc.reason)
+			if p.Reason != tc.reason {
+				t.Errorf("reason is %s, want %s", p.Reason, tc.reason)
 			}
-			if diff := cmp.Diff(tc.groups, p.spread.Groups); diff != "" {
+			if diff := cmp.Diff(tc.groups, p.Spread.Groups); diff != "" {
 				t.Errorf("wrong groups (-want +got):\n%s", diff)
 			}
-			if p.spread.Waiting != tc.waiting {
-				t.Errorf("%d wait, want %d", p.spread.Waiting, tc.waiting)
+			if p.Spread.Waiting != tc.waiting {
+				t.Errorf("%d wait, want %d", p.Spread.Waiting, tc.waiting)
 			}
-			if (p.spread.Message == "") != tc.silent || !strings.Contains(p.spread.Message, tc.says) {
-				t.Errorf("message is %q", p.spread.Message)
+			if (p.Spread.Message == "") != tc.silent || !strings.Contains(p.Spread.Message, tc.message) {
+				t.Errorf("message is %q", p.Spread.Message)
 			}
-			if want := (gm.AppReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}); p.spread.Ref != want {
-				t.Errorf("the workload is called %+v", p.spread.Ref)
+			if want := (gm.AppReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}); p.Spread.Ref != want {
+				t.Errorf("the workload is called %+v", p.Spread.Ref)
 			}
 		})
 	}
@@ -324,30 +322,30 @@ func TestPlanFor(t *testing.T) {
 // numbers finds digits that do not count the names that a list leaves out.
 var numbers = regexp.MustCompile(`(^|[^0-9])[0-9]`)
 
-// openSeats are the seats of the only revision that groups lack, beyond the
+// openSeats returns the number of seats of the only revision that groups lack, beyond the
 // pods that have none yet.
-func openSeats(o observed) int {
-	total, seated := max(len(o.cohorts[0].Pods), o.replicas), map[string]int{}
+func openSeats(w *Workload) int {
+	total, seated := max(len(w.Cohorts[0].Pods), w.Replicas), map[string]int{}
 	open := -total
-	for _, pod := range o.cohorts[0].Pods {
+	for _, pod := range w.Cohorts[0].Pods {
 		if pod.Seated {
 			seated[pod.Group]++
 			open++
 		}
 	}
-	for i, n := range o.spread.Divide(total) {
-		open += max(n-seated[o.spread.Groups()[i]], 0)
+	for i, n := range w.Spread.Divide(total) {
+		open += max(n-seated[w.Spread.Groups()[i]], 0)
 	}
 	return open
 }
 
-// TestPlansAreSound looks at any situation of one workload.
+// TestPlansAreSound checks what must hold for the plan of any workload.
 func TestPlansAreSound(t *testing.T) {
-	known := []string{"a", "b", "c", "d"}
+	groups := []string{"a", "b", "c", "d"}
 	rapid.Check(t, func(t *rapid.T) {
 		var rules []build.Option
 		byWeights := rapid.Bool().Draw(t, "by weights")
-		for _, group := range known {
+		for _, group := range groups {
 			n := rapid.IntRange(0, 5).Draw(t, "weight or bound")
 			if byWeights {
 				rules = append(rules, build.Weight(int64(n), group))
@@ -355,63 +353,63 @@ func TestPlansAreSound(t *testing.T) {
 				rules = append(rules, atMost(group, n))
 			}
 		}
-		full := rapid.SliceOfDistinct(rapid.SampledFrom(known), rapid.ID).Draw(t, "full groups")
-		o := seen(func(o *observed) {
-			o.spread = spreadOf(build.PropagationPolicy("p", rules...), rapid.SliceOfDistinct(rapid.SampledFrom(known), rapid.ID).Draw(t, "missing groups")...)
-			o.replicas = rapid.IntRange(0, 20).Draw(t, "replicas")
-			o.evictable = rapid.IntRange(0, 4).Draw(t, "evictable") > 0
-			o.divided = rapid.IntRange(0, 4).Draw(t, "divided") > 0
-			o.mode = rapid.SampledFrom([]gm.ReschedulingMode{gm.ReschedulingEvict, gm.ReschedulingEvict, gm.ReschedulingNever}).Draw(t, "mode")
-			o.canTake = func(group string, _ *seats.Pod) (bool, fit.Reason) { return !slices.Contains(full, group), fit.Tainted }
+		full := rapid.SliceOfDistinct(rapid.SampledFrom(groups), rapid.ID).Draw(t, "full groups")
+		w := seen(func(w *Workload) {
+			w.Spread = spreadOf(build.PropagationPolicy("p", rules...), rapid.SliceOfDistinct(rapid.SampledFrom(groups), rapid.ID).Draw(t, "missing groups")...)
+			w.Replicas = rapid.IntRange(0, 20).Draw(t, "replicas")
+			w.Evictable = rapid.IntRange(0, 4).Draw(t, "evictable") > 0
+			w.Divided = rapid.IntRange(0, 4).Draw(t, "divided") > 0
+			w.Mode = rapid.SampledFrom([]gm.ReschedulingMode{gm.ReschedulingEvict, gm.ReschedulingEvict, gm.ReschedulingNever}).Draw(t, "mode")
+			w.CanTake = func(group string, _ *Pod) (bool, Obstacle) { return !slices.Contains(full, group), tainted }
 			for i := range rapid.IntRange(0, 2).Draw(t, "revisions") {
-				o.balanced = i == 0 || rapid.Bool().Draw(t, "stands still")
-				o.cohorts = append(o.cohorts, cohort(fmt.Sprint("r", i), rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "d", "", "-"}), 1, 20).Draw(t, "pods")...))
+				w.Balanced = i == 0 || rapid.Bool().Draw(t, "stands still")
+				w.Cohorts = append(w.Cohorts, cohort(fmt.Sprint("r", i), rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "d", "", "-"}), 1, 20).Draw(t, "pods")...))
 			}
 		})
-		p := planFor(o)
+		p := NewPlan(&w)
 
 		surplus := int32(0)
-		for _, g := range p.spread.Groups {
+		for _, g := range p.Spread.Groups {
 			surplus += g.Surplus
 			if g.OnLoan > g.Surplus || g.OnLoan > g.Current {
 				t.Fatalf("%d pods are on loan in %q, of %d that are surplus and %d that run there", g.OnLoan, g.Name, g.Surplus, g.Current)
 			}
-			if g.OnLoan > 0 && (!o.evictable || !o.balanced || o.mode != gm.ReschedulingEvict || o.spread.Index(g.Name) < 0) {
-				t.Fatalf("pods are on loan in %q, and nobody would move them", g.Name)
+			if g.OnLoan > 0 && (!w.Evictable || !w.Balanced || w.Mode != gm.ReschedulingEvict || w.Spread.Index(g.Name) < 0) {
+				t.Fatalf("pods are on loan in %q, and they are not movable", g.Name)
 			}
 		}
-		if int32(len(p.evict)) > surplus {
-			t.Fatalf("%d pods leave, %d are surplus", len(p.evict), surplus)
+		if int32(len(p.Evict)) > surplus {
+			t.Fatalf("%d pods leave, %d are surplus", len(p.Evict), surplus)
 		}
-		if len(p.evict) > 0 && (!o.evictable || !o.divided || o.mode != gm.ReschedulingEvict || !o.balanced) {
-			t.Fatalf("%v leave and may not", names(p.evict))
+		if len(p.Evict) > 0 && (!w.Evictable || !w.Divided || w.Mode != gm.ReschedulingEvict || !w.Balanced) {
+			t.Fatalf("%v leave and may not", names(p.Evict))
 		}
-		if len(p.evict) > 0 && len(o.cohorts) == 1 {
-			if open := openSeats(o); len(p.evict) > open {
-				t.Fatalf("%d pods leave for %d seats that nobody is there to take", len(p.evict), open)
+		if len(p.Evict) > 0 && len(w.Cohorts) == 1 {
+			if open := openSeats(&w); len(p.Evict) > open {
+				t.Fatalf("%d pods leave for %d open seats", len(p.Evict), open)
 			}
 		}
 		twice, left := map[types.UID]bool{}, []map[string]int{{}, {}}
-		in := func(c seats.CohortView, group string) (n int) {
-			for _, view := range c.Pods {
-				if view.Seated && view.Group == group {
+		in := func(c *Cohort, group string) (n int) {
+			for _, other := range c.Pods {
+				if other.Seated && other.Group == group {
 					n++
 				}
 			}
 			return n
 		}
-		for _, pod := range p.evict {
+		for _, pod := range p.Evict {
 			group, share, of := "", 0, 0
-			for i, c := range o.cohorts {
-				for _, view := range c.Pods {
-					if view.UID == pod.UID {
-						group, of = view.Group, i
+			for i, c := range w.Cohorts {
+				for _, other := range c.Pods {
+					if other.UID == pod.UID {
+						group, of = other.Group, i
 					}
 				}
 			}
-			c := o.cohorts[of]
-			if i := o.spread.Index(group); i >= 0 {
-				_, division := o.divide(c)
+			c := &w.Cohorts[of]
+			if i := w.Spread.Index(group); i >= 0 {
+				_, division := w.divide(c)
 				share = division[i]
 			}
 			left[of][group]++
@@ -422,88 +420,177 @@ func TestPlansAreSound(t *testing.T) {
 				t.Fatalf("pod %s leaves that waits, or twice", pod.Name)
 			}
 			twice[pod.UID] = true
-			open := slices.ContainsFunc(o.spread.Groups(), func(g string) bool { return g != group && !slices.Contains(full, g) })
+			open := slices.ContainsFunc(w.Spread.Groups(), func(g string) bool { return g != group && !slices.Contains(full, g) })
 			if !open {
 				t.Fatalf("pod %s leaves, and no other group has room", pod.Name)
 			}
 		}
-		if _, known := severity[p.reason]; !known {
-			t.Fatalf("reason %q has no place among the others", p.reason)
+		if _, ok := severities[p.Reason]; !ok {
+			t.Fatalf("reason %q has no severity", p.Reason)
 		}
-		counted := regexp.MustCompile(` and [0-9]+ more`).ReplaceAllString(p.spread.Message, "")
+		counted := regexp.MustCompile(` and [0-9]+ more`).ReplaceAllString(p.Spread.Message, "")
 		if numbers.MatchString(counted) {
-			t.Fatalf("message %q holds a number that moves", p.spread.Message)
+			t.Fatalf("message %q holds a number that changes", p.Spread.Message)
 		}
-		if p.reason != gm.ReasonSatisfied && p.spread.Message == "" {
-			t.Fatalf("reason %s without a word", p.reason)
+		if p.Reason != gm.ReasonSatisfied && p.Spread.Message == "" {
+			t.Fatalf("reason %s without a message", p.Reason)
 		}
-		again := planFor(o)
-		if diff := cmp.Diff(names(p.evict), names(again.evict)); diff != "" || p.reason != again.reason || !cmp.Equal(p.spread, again.spread) {
+		again := NewPlan(&w)
+		if diff := cmp.Diff(names(p.Evict), names(again.Evict)); diff != "" || p.Reason != again.Reason || !cmp.Equal(p.Spread, again.Spread) {
 			t.Fatalf("planned twice, the plans differ:\n%s", diff)
 		}
 	})
 }
 
 // TestAppliedAgainAndAgainPlansEndAtTheDivision evicts some pods of each plan,
-// in its order, and puts what comes back where the division wants the next.
+// in its order, and puts each successor into the group whose turn it is.
 func TestAppliedAgainAndAgainPlansEndAtTheDivision(t *testing.T) {
-	known := []string{"a", "b", "c"}
+	groups := []string{"a", "b", "c"}
 	rapid.Check(t, func(t *rapid.T) {
 		var weights []build.Option
-		for _, group := range known {
+		for _, group := range groups {
 			weights = append(weights, build.Weight(rapid.Int64Range(0, 5).Draw(t, "weight"), group))
 		}
-		o := seen(func(o *observed) {
-			o.spread = spreadOf(build.PropagationPolicy("p", weights...))
+		w := seen(func(w *Workload) {
+			w.Spread = spreadOf(build.PropagationPolicy("p", weights...))
 			at := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "d", ""}), 1, 20).Draw(t, "pods")
-			o.replicas, o.cohorts = len(at), []seats.CohortView{cohort("r", at...)}
+			w.Replicas, w.Cohorts = len(at), []Cohort{cohort("r", at...)}
 		})
-		want := o.spread.Divide(o.replicas)
-		groups := func() []string {
+		want := w.Spread.Divide(w.Replicas)
+		groupsOfPods := func() []string {
 			var at []string
-			for _, view := range o.cohorts[0].Pods {
-				at = append(at, view.Group)
+			for _, other := range w.Cohorts[0].Pods {
+				at = append(at, other.Group)
 			}
 			return at
 		}
 		moved := 0
 		for {
-			p := planFor(o)
-			if len(p.evict) == 0 {
+			p := NewPlan(&w)
+			if len(p.Evict) == 0 {
 				break
 			}
-			at := groups()
-			leaving := names(p.evict[:rapid.IntRange(1, len(p.evict)).Draw(t, "at once")])
-			left := slices.DeleteFunc(slices.Clone(o.cohorts[0].Pods), func(v seats.SeatView) bool { return slices.Contains(leaving, v.Name) })
+			at := groupsOfPods()
+			leaving := names(p.Evict[:rapid.IntRange(1, len(p.Evict)).Draw(t, "at once")])
+			left := slices.DeleteFunc(slices.Clone(w.Cohorts[0].Pods), func(v Pod) bool { return slices.Contains(leaving, v.Name) })
 			at = at[:0]
-			for _, view := range left {
-				at = append(at, view.Group)
+			for _, other := range left {
+				at = append(at, other.Group)
 			}
 			for range leaving {
 				current := make([]int, len(want))
-				for i, group := range o.spread.Groups() {
+				for i, group := range w.Spread.Groups() {
 					for _, g := range at {
 						if g == group {
 							current[i]++
 						}
 					}
 				}
-				at = append(at, o.spread.Groups()[o.spread.Next(want, current, nil)])
+				at = append(at, w.Spread.Groups()[w.Spread.Next(want, current, nil)])
 			}
-			o.cohorts = []seats.CohortView{cohort("r", at...)}
-			if moved += len(leaving); moved > o.replicas {
-				t.Fatalf("%d moves for %d pods: some pod moved twice", moved, o.replicas)
+			w.Cohorts = []Cohort{cohort("r", at...)}
+			if moved += len(leaving); moved > w.Replicas {
+				t.Fatalf("%d moves for %d pods: some pod moved twice", moved, w.Replicas)
 			}
 		}
 		got := make([]int, len(want))
-		for i, group := range o.spread.Groups() {
-			got[i] = strings.Count(strings.Join(groups(), " "), group)
+		for i, group := range w.Spread.Groups() {
+			got[i] = strings.Count(strings.Join(groupsOfPods(), " "), group)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Fatalf("ended elsewhere (-want +got):\n%s", diff)
 		}
-		if p := planFor(o); p.reason != gm.ReasonSatisfied || p.spread.Message != "" {
-			t.Fatalf("ended with %s: %s", p.reason, p.spread.Message)
+		if p := NewPlan(&w); p.Reason != gm.ReasonSatisfied || p.Spread.Message != "" {
+			t.Fatalf("ended with %s: %s", p.Reason, p.Spread.Message)
 		}
 	})
+}
+
+// TestRoomIsForOnePod: hz lacks three pods and has room for one.
+func TestRoomIsForOnePod(t *testing.T) {
+	left := 1
+	w := seen(pods(cohort("r", times(5, "bj")...)), func(w *Workload) {
+		w.CanTake = func(string, *Pod) (bool, Obstacle) {
+			left--
+			return left >= 0, noRoom
+		}
+	})
+	if p := NewPlan(&w); len(p.Evict) != 1 {
+		t.Errorf("%v leave, and there is room for one", names(p.Evict))
+	}
+}
+
+// TestPodsStayWithTheirVolumes: hz lacks three pods, and the volumes of some pods of bj
+// cannot be used there.
+func TestPodsStayWithTheirVolumes(t *testing.T) {
+	tests := map[string]struct {
+		obstacle Obstacle
+		// pods are those that have the obstacle.
+		pods    []string
+		evict   []string
+		message string
+		onLoan  int32
+	}{
+		"a pod that is tied stays, and others leave": {
+			Obstacle{Reason: "no volume", OutOfReach: true}, []string{"r-4", "r-2"}, []string{"r-3", "r-1", "r-0"},
+			`surplus pods are being moved, but for some: pods "r-2", "r-4" are tied to NodeGroup "bj" by their volumes`, 0,
+		},
+		"all are tied": {
+			Obstacle{Reason: "no volume", OutOfReach: true}, []string{"r-0", "r-1", "r-2", "r-3", "r-4"}, nil,
+			`pods are surplus and stay: pods "r-0", "r-1", "r-2" and 2 more are tied to NodeGroup "bj" by their volumes`, 0,
+		},
+		"volumes that are not read yet": {
+			Obstacle{Reason: "not read", Unread: true}, []string{"r-0", "r-1", "r-2", "r-3", "r-4"}, nil,
+			`pods are surplus and stay: NodeGroup "hz" can take none: not read`, 0,
+		},
+		"another obstacle: the pods are on loan": {
+			noRoom, []string{"r-0", "r-1", "r-2", "r-3", "r-4"}, nil, `pods are on loan: NodeGroup "hz" can take none: it is full`, 3,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := seen(pods(cohort("r", times(5, "bj")...)), func(w *Workload) {
+				w.CanTake = func(_ string, pod *Pod) (bool, Obstacle) {
+					return !slices.Contains(tc.pods, pod.Name), tc.obstacle
+				}
+			})
+			p := NewPlan(&w)
+			if diff := cmp.Diff(tc.evict, names(p.Evict)); diff != "" {
+				t.Errorf("wrong pods leave (-want +got):\n%s", diff)
+			}
+			if p.Spread.Message != tc.message {
+				t.Errorf("message is %q, want %q", p.Spread.Message, tc.message)
+			}
+			if got := p.Spread.Groups[0].OnLoan; got != tc.onLoan {
+				t.Errorf("%d pods are on loan, want %d", got, tc.onLoan)
+			}
+		})
+	}
+}
+
+// TestCanBorrow: pod r-2 waits; hz and bj may have two pods each.
+func TestCanBorrow(t *testing.T) {
+	tests := map[string]struct {
+		groups []string
+		full   []string
+		want   bool
+	}{
+		"another group may have more":        {groups: []string{"hz", "hz", "-"}, want: true},
+		"and is full":                        {groups: []string{"hz", "hz", "-"}, full: []string{"bj"}},
+		"every group has its most":           {groups: []string{"hz", "bj", "-", "bj", "hz"}},
+		"only the pod's group may have more": {groups: []string{"bj", "bj", "-"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := seen(pods(cohort("r", tc.groups...)), func(w *Workload) {
+				w.Spread = spreadOf(build.PropagationPolicy("p", atMost("hz", 2), atMost("bj", 2)))
+				w.CanTake = func(group string, _ *Pod) (bool, Obstacle) { return !slices.Contains(tc.full, group), noRoom }
+			})
+			pod := &w.Cohorts[0].Pods[2]
+			pod.Group, pod.Seated, pod.Pinned = "hz", true, true
+			if got := w.CanBorrow(&w.Cohorts[0], pod); got != tc.want {
+				t.Errorf("got %t, want %t", got, tc.want)
+			}
+		})
+	}
 }

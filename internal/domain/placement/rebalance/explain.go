@@ -1,0 +1,158 @@
+package rebalance
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+// explain sets the message and the final reason: those of the first problem that
+// applies. Messages hold no number that changes while pods move, so that the status is
+// not written with every pod.
+func (p *Plan) explain(w *Workload, all totals, blocked string) {
+	missing := list(w.Spread.Missing())
+	switch {
+	case len(w.Spread.Groups()) == 0 && missing != "":
+		p.Reason = gm.ReasonGroupsMissing
+		p.Spread.Message = "no NodeGroup of the policy has a node: " + missing
+	case !w.Divided && all.waiting > 0:
+		p.Reason = gm.ReasonPodsWaiting
+		p.Spread.Message = "pods for nodes of no NodeGroup of the policy wait, and count as unavailable in a rollout: give the DaemonSet node affinity on " + gm.NodeGroupLabel
+	case !w.Divided:
+		p.Spread.Message = "pods of a DaemonSet run on nodes of the policy's NodeGroups, and wait for all other nodes"
+	case w.Refused != "" && !w.Complete:
+		p.Reason = gm.ReasonPodsRefused
+		p.Spread.Message = "the API server creates no pods: " + w.Refused
+	case w.Held != "" && all.gated > 0:
+		p.Reason = gm.ReasonPodsWaiting
+		p.Spread.Message = "pods wait at the scheduling gate: " + w.Held
+	case !w.Balanced:
+		p.Reason = gm.ReasonConverging
+		p.Spread.Message = "a rollout is in progress"
+		if all.waiting > 0 {
+			p.Spread.Message += ", and pods wait for a node: " + lackingGroups(p.Spread.Groups)
+		}
+	case all.waiting > 0:
+		p.Reason = gm.ReasonPodsWaiting
+		p.Spread.Message = "pods wait for a node: " + lackingGroups(p.Spread.Groups)
+	case all.surplus > 0 && !w.Evictable:
+		p.Spread.Message = fmt.Sprintf("pods of a %s are not moved", w.Ref.Kind)
+	case all.surplus > 0 && w.Mode != gm.ReschedulingEvict:
+		p.Spread.Message = fmt.Sprintf("pods are surplus and stay: rescheduling.mode is %s", w.Mode)
+	case p.Reason == gm.ReasonNoFeasibleTarget && all.onLoan == all.surplus:
+		p.Spread.Message = "pods are on loan: " + blocked
+	case p.Reason == gm.ReasonNoFeasibleTarget:
+		p.Spread.Message = "pods are surplus and stay: " + cmp.Or(blocked, "no NodeGroup may have more")
+	case p.Reason == gm.ReasonConverging:
+		p.Spread.Message = "surplus pods are being moved"
+		if blocked != "" {
+			p.Spread.Message += ", but for some: " + blocked
+		}
+	case missing != "":
+		p.Reason = gm.ReasonGroupsMissing
+		p.Spread.Message = "NodeGroups are left out, because they do not exist or have no node: " + missing
+	case len(w.Spread.Away()) > 0:
+		p.Reason = gm.ReasonGroupsAway
+		p.Spread.Message = "the other NodeGroups get the share of those that have had no Ready node for failover.afterSeconds: " + list(w.Spread.Away())
+	case w.pods() < w.Replicas:
+		p.Reason = gm.ReasonConverging
+		p.Spread.Message = "pods are missing: if this lasts, see the events of their owner"
+	case unready(p.Spread.Groups):
+		p.Reason = gm.ReasonConverging
+		p.Spread.Message = "pods are not Ready yet"
+	}
+}
+
+func lackingGroups(groups []gm.GroupSpread) string {
+	var names []string
+	for _, g := range groups {
+		if g.Current < g.Desired {
+			names = append(names, g.Name)
+		}
+	}
+	if len(names) == 0 {
+		return "every NodeGroup has its share, and the policy gives none of them more"
+	}
+	return "NodeGroup " + list(names)
+}
+
+func unready(groups []gm.GroupSpread) bool {
+	for _, g := range groups {
+		if g.Current != g.Desired || g.Ready < g.Current {
+			return true
+		}
+	}
+	return false
+}
+
+// obstacles collects why surplus pods stay. The zero value is empty.
+type obstacles struct {
+	// byGroup is why groups that lack pods could not take one.
+	byGroup map[string]Obstacle
+	// tied are the names of the pods, by group, whose volumes no group that lacks pods
+	// reaches.
+	tied map[string][]string
+}
+
+// closed adds why a group could not take a pod.
+func (o *obstacles) closed(w *Workload, group string, obstacle Obstacle) {
+	if o.byGroup == nil {
+		o.byGroup = map[string]Obstacle{}
+	}
+	o.byGroup[group] = w.Further(obstacle, o.byGroup[group])
+}
+
+// tie adds a pod whose volumes keep it in its group.
+func (o *obstacles) tie(group string, pods ...string) {
+	if o.tied == nil {
+		o.tied = map[string][]string{}
+	}
+	o.tied[group] = append(o.tied[group], pods...)
+}
+
+// merge adds the obstacles of another cohort.
+func (o *obstacles) merge(w *Workload, other obstacles) {
+	for group, obstacle := range other.byGroup {
+		o.closed(w, group, obstacle)
+	}
+	for group, pods := range other.tied {
+		o.tie(group, pods...)
+	}
+}
+
+// String returns why surplus pods stay, "" if there is no obstacle.
+func (o *obstacles) String() string {
+	var parts []string
+	for _, group := range slices.Sorted(maps.Keys(o.byGroup)) {
+		if obstacle := o.byGroup[group]; !obstacle.OutOfReach {
+			parts = append(parts, fmt.Sprintf("NodeGroup %q can take none: %s", group, obstacle.Reason))
+		}
+	}
+	for _, group := range slices.Sorted(maps.Keys(o.tied)) {
+		slices.Sort(o.tied[group])
+		parts = append(parts, fmt.Sprintf("pods %s are tied to NodeGroup %q by their volumes", list(o.tied[group]), group))
+	}
+	const shown = 4
+	if len(parts) > shown {
+		parts = append(parts[:shown], "and more")
+	}
+	return strings.Join(parts, "; ")
+}
+
+// list joins sorted names for a message: the first three, and how many more there are.
+func list(names []string) string {
+	const shown = 3
+	var quoted []string
+	for _, name := range names[:min(len(names), shown)] {
+		quoted = append(quoted, fmt.Sprintf("%q", name))
+	}
+	text := strings.Join(quoted, ", ")
+	if len(names) > shown {
+		text += fmt.Sprintf(" and %d more", len(names)-shown)
+	}
+	return text
+}

@@ -1,0 +1,253 @@
+package rebalance
+
+import (
+	"slices"
+	"sort"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+)
+
+// Plan is what is to be done about one workload, and what the status shows of it.
+type Plan struct {
+	// Spread is the workload's entry in the policy's status.
+	Spread gm.AppSpread
+	// Reason is gm.ReasonSatisfied, or why the workload is not as the policy wants it.
+	Reason string
+	// Evict are the pods that should leave their groups, in the order of eviction. The
+	// caller evicts as many of them as may be disturbed now.
+	Evict []*Pod
+	// Surplus is, by cohort, how many pods are to leave their groups. It may be more than
+	// Evict has: pods stay while no other group can take their successors.
+	Surplus map[CohortKey]int
+}
+
+// Severity orders the reasons: the policy's condition shows the workload whose reason has
+// the highest severity. Reasons that no plan has are 0.
+func Severity(reason string) int { return severities[reason] }
+
+var severities = map[string]int{
+	gm.ReasonSatisfied: 0, gm.ReasonConverging: 1, gm.ReasonPodsWaiting: 2,
+	gm.ReasonNoFeasibleTarget: 3, gm.ReasonBlockedByPDB: 4, gm.ReasonGroupsAway: 5, gm.ReasonGroupsMissing: 6,
+	gm.ReasonPodsRefused: 7,
+}
+
+// groupCount holds the numbers of one group, over all cohorts.
+type groupCount struct{ desired, current, ready, surplus, onLoan int }
+
+// totals holds the numbers of the workload, over all groups.
+type totals struct {
+	// waiting is the number of pods without a node, gated of those at the scheduling gate.
+	waiting, gated int
+	// surplus is the number of pods that are to leave their groups, onLoan of those that
+	// stay because no group that lacks pods has room.
+	surplus, onLoan int
+}
+
+// NewPlan plans for one workload.
+func NewPlan(w *Workload) Plan {
+	p := Plan{Reason: gm.ReasonSatisfied}
+	p.Spread.Ref = w.Ref
+	counts := map[string]*groupCount{}
+	count := func(group string) *groupCount {
+		if counts[group] == nil {
+			counts[group] = &groupCount{}
+		}
+		return counts[group]
+	}
+	var all totals
+	for i, n := range w.desired() {
+		count(w.Spread.Groups()[i]).desired = n
+	}
+	for _, c := range w.Cohorts {
+		for i := range c.Pods {
+			pod := &c.Pods[i]
+			if pod.Node == "" {
+				all.waiting++
+				if pod.Gated {
+					all.gated++
+				}
+				continue
+			}
+			group := count(pod.Group)
+			group.current++
+			if pod.Ready {
+				group.ready++
+			}
+		}
+	}
+	blocked := obstacles{}
+	if w.Balanced && w.Divided {
+		p.Surplus = map[CohortKey]int{}
+		for i := range w.Cohorts {
+			c := &w.Cohorts[i]
+			m := w.movesOf(c)
+			for group, n := range m.surplus {
+				count(group).surplus += n
+				p.Surplus[c.CohortKey] += n
+				all.surplus += n
+			}
+			for group, n := range m.onLoan {
+				count(group).onLoan += n
+				all.onLoan += n
+			}
+			blocked.merge(w, m.blocked)
+			p.Evict = append(p.Evict, m.evict...)
+			if severities[m.reason] > severities[p.Reason] {
+				p.Reason = m.reason
+			}
+		}
+	}
+	for name, c := range counts {
+		if !w.Divided {
+			c.desired = c.current
+		}
+		p.Spread.Groups = append(p.Spread.Groups, gm.GroupSpread{
+			Name: name, Desired: int32(c.desired), Current: int32(c.current), Ready: int32(c.ready), Surplus: int32(c.surplus),
+			OnLoan: int32(c.onLoan),
+		})
+	}
+	sort.Slice(p.Spread.Groups, func(i, j int) bool { return p.Spread.Groups[i].Name < p.Spread.Groups[j].Name })
+	p.Spread.Waiting = int32(all.waiting)
+	p.explain(w, all, blocked.String())
+	return p
+}
+
+// moves is what is to be done about one cohort.
+type moves struct {
+	// surplus is, by group, how many pods are to leave; onLoan is how many of those stay
+	// because no group that lacks pods has room for them.
+	surplus, onLoan map[string]int
+	evict           []*Pod
+	reason          string
+	blocked         obstacles
+}
+
+// movesOf finds which pods of a cohort are to leave their groups. A pod leaves only if
+// a group that lacks pods can take its successor. No more pods leave than other groups
+// lack beyond the pods that have no seat yet.
+func (w *Workload) movesOf(c *Cohort) moves {
+	m := moves{surplus: map[string]int{}, onLoan: map[string]int{}, reason: gm.ReasonSatisfied}
+	byGroup := map[string][]*Pod{}
+	current := map[string]int{}
+	for i := range c.Pods {
+		pod := &c.Pods[i]
+		if pod.Seated {
+			current[pod.Group]++
+		}
+		if pod.Node != "" || pod.Pinned {
+			byGroup[pod.Group] = append(byGroup[pod.Group], pod)
+		}
+	}
+	var lacking []string
+	desired := map[string]int{}
+	total, division := w.divide(c)
+	open := -total // becomes the number of seats that no pod without a seat will take
+	for _, n := range current {
+		open += n
+	}
+	for i, n := range division {
+		group := w.Spread.Groups()[i]
+		desired[group] = n
+		if lacks := n - current[group]; lacks > 0 {
+			lacking = append(lacking, group)
+			open += lacks
+		}
+	}
+	groups := make([]string, 0, len(byGroup))
+	for group, pods := range byGroup {
+		if n := min(current[group]-desired[group], len(pods)); n > 0 {
+			m.surplus[group] = n
+			groups = append(groups, group)
+		}
+	}
+	if len(groups) == 0 {
+		return m
+	}
+	m.reason = gm.ReasonConverging
+	sort.Slice(groups, func(i, j int) bool {
+		if a, b := m.surplus[groups[i]], m.surplus[groups[j]]; a != b {
+			return a > b
+		}
+		return groups[i] < groups[j]
+	})
+	w.reserveForWaiting(c, lacking)
+	for _, group := range groups {
+		if w.Sticky && slices.Contains(w.Spread.Away(), group) {
+			continue
+		}
+		left, stay := m.surplus[group], 0
+		for _, pod := range inOrderOfLeaving(byGroup[group]) {
+			if left == 0 || len(m.evict) >= open {
+				break
+			}
+			can, later := w.findGroup(&m.blocked, lacking, group, pod)
+			if !can {
+				if later && pod.Node != "" {
+					stay++
+				}
+				continue
+			}
+			m.evict = append(m.evict, pod)
+			left--
+		}
+		if len(lacking) > 0 && w.Spread.Index(group) >= 0 {
+			m.onLoan[group] = min(stay, left)
+		}
+	}
+	// Where waiting pods will take all seats that are lacking, no target was looked for.
+	if len(m.evict) == 0 && (open > 0 || len(lacking) == 0) {
+		m.reason = gm.ReasonNoFeasibleTarget
+	}
+	if !w.Movable() {
+		m.evict, m.onLoan = nil, map[string]int{}
+	}
+	return m
+}
+
+// reserveForWaiting reserves room in the groups that lack pods for the pods that have
+// no node yet, before successors of running pods get what is left.
+func (w *Workload) reserveForWaiting(c *Cohort, lacking []string) {
+	for i := range c.Pods {
+		pod := &c.Pods[i]
+		switch {
+		case pod.Node != "":
+		case !pod.Seated:
+			_ = slices.ContainsFunc(lacking, func(group string) bool { can, _ := w.CanTake(group, pod); return can })
+		case slices.Contains(lacking, pod.Group):
+			w.CanTake(pod.Group, pod)
+		}
+	}
+}
+
+// findGroup returns whether a group that lacks pods can take the successor of a pod of
+// group from. If none can, later returns whether one may be able to later: never if the
+// pod's volumes are out of reach. It adds what is in the way to blocked.
+func (w *Workload) findGroup(blocked *obstacles, lacking []string, from string, pod *Pod) (can, later bool) {
+	tied, unread := false, false
+	for _, group := range lacking {
+		can, obstacle := w.CanTake(group, pod)
+		if can {
+			return true, true
+		}
+		tied, unread = tied || obstacle.OutOfReach, unread || obstacle.Unread
+		blocked.closed(w, group, obstacle)
+	}
+	if tied {
+		blocked.tie(from, pod.Name)
+	}
+	return false, !tied && !unread
+}
+
+// inOrderOfLeaving returns the pods of one group, the first to leave first.
+func inOrderOfLeaving(pods []*Pod) []*Pod {
+	candidates := make([]placement.Candidate, len(pods))
+	for i, pod := range pods {
+		candidates[i] = pod.Candidate
+	}
+	sorted := make([]*Pod, len(pods))
+	for rank, i := range placement.Victims(candidates) {
+		sorted[rank] = pods[i]
+	}
+	return sorted
+}

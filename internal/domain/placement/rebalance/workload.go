@@ -1,0 +1,191 @@
+// Package rebalance decides which pods of one workload leave their NodeGroup, so that
+// the workload reaches the division of its policy, which deletion costs its pods
+// should have, and what the policy's status shows of it (docs/sources.md, G13 to G15).
+//
+// Every result is a function of what was observed. The package must not depend on how
+// pods are read, evicted or annotated.
+package rebalance
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
+)
+
+// Workload is what was observed of one workload.
+type Workload struct {
+	// Ref names the workload in the policy's status.
+	Ref gm.AppReference
+	// Spread is the division of the policy for this workload.
+	Spread placement.Spread
+	// Replicas is the number of pods that the workload wants.
+	Replicas int
+	// Cohorts are the cohorts with active pods, sorted by owner and revision.
+	Cohorts []Cohort
+	// Evictable: the owner of an evicted pod creates a successor, which may run in
+	// another group. It is false for pods of Jobs and DaemonSets, and without an owner.
+	Evictable bool
+	// Divided is false for a DaemonSet, which has one pod on each node.
+	Divided bool
+	// Complete: every owner has as many pods as it wants.
+	Complete bool
+	// Refused is the error with which the API server refuses new pods of the workload,
+	// as the pods' owner reports it; "" if there is none.
+	Refused string
+	// Held is why pods at the scheduling gate cannot leave it; "" if they can.
+	Held string
+	// Balanced: there is one revision, or the rollout stands still (see Rollout).
+	Balanced bool
+	// Sticky: the owner creates no successor of a pod before the pod's node is back, if
+	// that node is away. StatefulSets do so.
+	Sticky bool
+	// Mode is spec.rescheduling.mode of the policy, never "".
+	Mode gm.ReschedulingMode
+	// CanTake returns whether a group has a node for the successor of a pod, and
+	// otherwise why not. It reserves the node's room for the rest of the plan: the room
+	// that it finds for one pod is not there for the next.
+	CanTake func(group string, pod *Pod) (bool, Obstacle)
+	// Further returns the obstacle of the two that belongs to the later check of a node.
+	// Messages name that one.
+	Further func(a, b Obstacle) Obstacle
+}
+
+// Cohort is the set of active pods of one revision of one owner.
+type Cohort struct {
+	CohortKey
+	// Pods are sorted by creation, then UID.
+	Pods []Pod
+	// OfReplicaSet: the owner is a ReplicaSet. Only ReplicaSets read deletion costs.
+	OfReplicaSet bool
+}
+
+// CohortKey identifies a cohort.
+type CohortKey struct {
+	// Owner is the UID of the pods' direct owner, or of the pod itself without one.
+	Owner types.UID
+	// Revision is the revision of the owner's pod template.
+	Revision string
+}
+
+// Pod is one active pod and its seat.
+type Pod struct {
+	placement.Candidate
+	Name string
+	// Group is the NodeGroup of the seat; "" without one, and on a node of no group.
+	Group string
+	// Seated: the pod has a seat in Group, reserved or observed.
+	Seated bool
+	// Pinned: the pod got its seat at creation, so it can run in no other group.
+	Pinned bool
+	// Gated: a scheduling gate of atoll-manager holds the pod back.
+	Gated bool
+	// Available: the pod is on a node and Ready, and no container waits for the restart
+	// that follows a change of its image.
+	Available bool
+	// HasCost: the pod has a deletion cost. UserCost: a user wrote it.
+	HasCost, UserCost bool
+}
+
+// Obstacle is why a group cannot take the successor of a pod. The zero value is none.
+type Obstacle struct {
+	// Reason is the text for messages.
+	Reason string
+	// OutOfReach: no open node of the group reaches the pod's volumes.
+	OutOfReach bool
+	// Unread: the pod's volumes have not been read yet, so where they can be used is not
+	// known.
+	Unread bool
+}
+
+// Movable returns whether surplus pods of the workload are evicted.
+func (w *Workload) Movable() bool { return w.Evictable && w.Mode == gm.ReschedulingEvict }
+
+// CanBorrow returns whether a group other than the pod's may have one more pod of the
+// cohort, on loan, and has room for it.
+func (w *Workload) CanBorrow(c *Cohort, pod *Pod) bool {
+	current := map[string]int{}
+	for i := range c.Pods {
+		if c.Pods[i].Seated {
+			current[c.Pods[i].Group]++
+		}
+	}
+	for i, most := range w.Spread.Ceilings(max(len(c.Pods), w.Replicas)) {
+		group := w.Spread.Groups()[i]
+		if group == pod.Group || current[group] >= most {
+			continue
+		}
+		if can, _ := w.CanTake(group, pod); can {
+			return true
+		}
+	}
+	return false
+}
+
+// Lacking returns the groups that have fewer pods of the cohort than its division.
+func (w *Workload) Lacking(c *Cohort) []string {
+	current := map[string]int{}
+	for i := range c.Pods {
+		current[c.Pods[i].Group]++
+	}
+	var lacking []string
+	_, division := w.divide(c)
+	for i, n := range division {
+		if group := w.Spread.Groups()[i]; current[group] < n {
+			lacking = append(lacking, group)
+		}
+	}
+	return lacking
+}
+
+// pods returns the number of active pods.
+func (w *Workload) pods() int {
+	n := 0
+	for i := range w.Cohorts {
+		n += len(w.Cohorts[i].Pods)
+	}
+	return n
+}
+
+// desired returns the number of pods that each group should have: the sum of the
+// divisions of all cohorts.
+func (w *Workload) desired() []int {
+	if len(w.Cohorts) == 0 {
+		return w.Spread.Divide(w.Replicas)
+	}
+	desired := make([]int, len(w.Spread.Groups()))
+	for i := range w.Cohorts {
+		_, division := w.divide(&w.Cohorts[i])
+		for group, n := range division {
+			desired[group] += n
+		}
+	}
+	return desired
+}
+
+// divide returns the number of pods of a cohort and how they divide over the groups. A
+// cohort that is alone counts pods that do not exist yet. In a rollout each cohort has
+// the pods that its own ReplicaSet wants: once the rollout stands still, those are the
+// pods that exist.
+func (w *Workload) divide(c *Cohort) (total int, division []int) {
+	total = max(len(c.Pods), w.Replicas)
+	if len(w.Cohorts) == 1 {
+		return total, w.Spread.Divide(total)
+	}
+	return len(c.Pods), w.Spread.First(len(c.Pods), total)
+}
+
+// working returns whether every pod is available, or is in a group that is away.
+func (w *Workload) working() bool {
+	for i := range w.Cohorts {
+		for j := range w.Cohorts[i].Pods {
+			pod := &w.Cohorts[i].Pods[j]
+			if !pod.Available && (pod.Node == "" || !slices.Contains(w.Spread.Away(), pod.Group)) {
+				return false
+			}
+		}
+	}
+	return true
+}
