@@ -74,15 +74,15 @@ func TestBadWorkloadsAreRefused(t *testing.T) {
 		"no version":           {"version": nil},
 		"every group":          {"group": "*"},
 		"every resource":       {"resource": "*"},
-		"a subresource":        {"resource": "sails/status"},
+		"a subresource":        {"resource": "stages/status"},
 		"two groups":           {"group": `a","b`},
 		"an unknown field":     {"replicaPath": ".spec.replicas"},
 		"a path into a list":   {"replicasPath": ".spec.sets[0]"},
 		"a path of dots":       {"podTemplatePath": ".."},
-		"a kind in lower case": {"kind": "sail"},
+		"a kind in lower case": {"kind": "stage"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			entry := map[string]any{"group": "example.com", "version": "v1", "kind": "Sail"}
+			entry := map[string]any{"group": "example.com", "version": "v1", "kind": "Stage"}
 			for key, value := range change {
 				if value == nil {
 					delete(entry, key)

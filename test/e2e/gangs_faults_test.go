@@ -131,7 +131,7 @@ func TestGangsOthersCostNothing(t *testing.T) {
 func TestGangsForbiddenOwner(t *testing.T) {
 	f := gangs(t, "podgroupLevel: [{apiVersion: e2e.example.com/v1, kind: Barge, adjust-level: 0}, {apiVersion: e2e.example.com/v1, kind: Ghost}]")
 	for _, kind := range []string{"Barge"} {
-		definition := sailDefinition()
+		definition := stageDefinition()
 		for _, change := range []struct {
 			value any
 			path  []string
