@@ -474,7 +474,7 @@ func TestCapacityPodsThatAreOver(t *testing.T) {
 	moved()
 }
 
-// dividedWithout is divided for all of an app's pods but one.
+// dividedWithout is divided for all of a workload's pods but one.
 func (f *fixture) dividedWithout(app string, but types.UID, onDemand, spot int) error {
 	pods := slices.DeleteFunc(f.pods(app), func(pod corev1.Pod) bool { return pod.UID == but })
 	return f.dividedOf(app, pods, onDemand, spot)

@@ -84,7 +84,7 @@ func TestCapacityFallsBack(t *testing.T) {
 	})
 }
 
-// dividedBut tells whether so many pods of an app have a node of each class, and so many
+// dividedBut returns an error unless so many pods of a workload have a node of each class, and so many
 // have none.
 func (f *fixture) dividedBut(app string, onDemand, spot, waiting int) error {
 	if got := f.byClass(f.pods(app)); got["on-demand"] != onDemand || got["spot"] != spot || got[""] != waiting {
@@ -93,7 +93,7 @@ func (f *fixture) dividedBut(app string, onDemand, spot, waiting int) error {
 	return nil
 }
 
-// deleteOn deletes n of an app's pods on a node.
+// deleteOn deletes n of a workload's pods on a node.
 func (f *fixture) deleteOn(node, app string, n int) {
 	f.Helper()
 	for _, pod := range f.pods(app) {
@@ -110,7 +110,7 @@ func (f *fixture) deleteOn(node, app string, n int) {
 	}
 }
 
-// watchOnDemand follows an app's pods, of which so many are on-demand and Ready now, until
+// watchOnDemand follows a workload's pods, of which so many are on-demand and Ready now, until
 // the returned function is called. That says how few were, and how many had the class,
 // at a time.
 func (f *fixture) watchOnDemand(app string, now int) func() (fewest, most int) {

@@ -89,7 +89,7 @@ func (f *fixture) each(n int, do func(context.Context, int) error) {
 	}
 }
 
-// allDivided tells whether each of n workloads has so many pods of each class, all
+// allDivided returns an error unless each of n workloads has so many pods of each class, all
 // Ready, and a CapacitySplit that says so.
 func (f *fixture) allDivided(n, onDemand, spot int) error {
 	var splits capacity.CapacitySplitList

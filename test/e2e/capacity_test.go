@@ -55,7 +55,7 @@ func split(name string, replicas int32, count string, modify ...func(*appsv1.Dep
 	return d
 }
 
-// byClass counts an app's pods by the class of their nodes.
+// byClass counts a workload's pods by the class of their nodes.
 func (f *fixture) byClass(pods []corev1.Pod) map[string]int {
 	f.Helper()
 	counts := map[string]int{}
@@ -69,13 +69,13 @@ func (f *fixture) byClass(pods []corev1.Pod) map[string]int {
 	return counts
 }
 
-// divided tells whether an app has so many pods of each class, all Ready, and each with a
+// divided returns an error unless a workload has so many pods of each class, all Ready, and each with a
 // seat of its own.
 func (f *fixture) divided(app string, onDemand, spot int) error {
 	return f.dividedOf(app, f.pods(app), onDemand, spot)
 }
 
-// dividedOf is divided for some of an app's pods.
+// dividedOf is divided for some of a workload's pods.
 func (f *fixture) dividedOf(app string, pods []corev1.Pod, onDemand, spot int) error {
 	if err := readyOf(app, pods, onDemand+spot); err != nil {
 		return err
@@ -99,13 +99,13 @@ func (f *fixture) eventuallyDivided(app string, onDemand, spot int) {
 	f.eventually(patience, fmt.Sprintf("%s has %d on-demand and %d spot pods", app, onDemand, spot), func() error { return f.divided(app, onDemand, spot) })
 }
 
-// annotate sets annotations of an app's Deployment.
+// annotate sets annotations of a workload's Deployment.
 func (f *fixture) annotate(app string, annotations map[string]any) {
 	f.Helper()
 	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: app, Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 }
 
-// splitHas tells whether the CapacitySplit of a Deployment counts so many pods.
+// splitHas returns an error unless the CapacitySplit of a Deployment counts so many pods.
 func (f *fixture) splitHas(app string, onDemand, spot int) error {
 	f.Helper()
 	var s capacity.CapacitySplit
@@ -118,7 +118,7 @@ func (f *fixture) splitHas(app string, onDemand, spot int) error {
 	return nil
 }
 
-// noneReserved tells whether the CapacitySplit of a workload counts no seat of a pod
+// noneReserved returns an error unless the CapacitySplit of a workload counts no seat of a pod
 // that nobody has seen.
 func (f *fixture) noneReserved(name string) error {
 	var s capacity.CapacitySplit
@@ -131,7 +131,7 @@ func (f *fixture) noneReserved(name string) error {
 	return nil
 }
 
-// splitSays tells whether the CapacitySplit of a workload has this reason.
+// splitSays returns an error unless the CapacitySplit of a workload has this reason.
 func (f *fixture) splitSays(name, reason string) error {
 	var s capacity.CapacitySplit
 	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: name}, &s); err != nil {
@@ -273,7 +273,7 @@ func TestCapacityBurst(t *testing.T) {
 	}
 }
 
-// watchMoved watches an app: none of its pods may be evicted, but for as many as went
+// watchMoved watches a workload: none of its pods may be evicted, but for as many as went
 // past the webhook. What is returned ends that, and tells.
 func (f *fixture) watchMoved(app string) (end func()) {
 	f.Helper()
@@ -289,7 +289,7 @@ func (f *fixture) watchMoved(app string) (end func()) {
 	}
 }
 
-// watchPast counts an app's pods that are created without the webhook, as when the
+// watchPast counts a workload's pods that are created without the webhook, as when the
 // API server has waited for it for too long.
 func (f *fixture) watchPast(app string) func() int {
 	f.Helper()
@@ -398,7 +398,7 @@ func (f *fixture) release(app, image string) {
 	}}})
 }
 
-// rolledOut tells whether a Deployment's controller is done.
+// rolledOut returns an error unless a Deployment's controller is done.
 func (f *fixture) rolledOut(app string) error {
 	d, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, app, metav1.GetOptions{})
 	if err != nil {
@@ -613,7 +613,7 @@ func (f *fixture) creationsRefused() (n int) {
 	return n
 }
 
-// behindGates counts an app's pods that have a scheduling gate.
+// behindGates counts a workload's pods that have a scheduling gate.
 func (f *fixture) behindGates(app string) (n int) {
 	f.Helper()
 	for _, pod := range f.pods(app) {
@@ -624,7 +624,7 @@ func (f *fixture) behindGates(app string) (n int) {
 	return n
 }
 
-// watchGated counts an app's pods that wait at a scheduling gate at some time, until
+// watchGated counts a workload's pods that wait at a scheduling gate at some time, until
 // the returned function is called.
 func (f *fixture) watchGated(app string) func() int {
 	f.Helper()

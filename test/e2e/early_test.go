@@ -39,7 +39,7 @@ func (f *fixture) setRules(name string, rules ...gm.RuleWithNodeGroup) {
 	f.patch(&gm.OverridePolicy{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: name}}, map[string]any{"spec": map[string]any{"overrideRules": rules}})
 }
 
-// argsAre tells whether every bound pod of an app has the arguments and the
+// argsAre returns an error unless every bound pod of a workload has the arguments and the
 // registry of its group, and has never been restarted.
 func (f *fixture) argsAre(app string, want map[string]string) error {
 	for _, pod := range f.pods(app) {

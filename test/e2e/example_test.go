@@ -125,7 +125,7 @@ func (f *fixture) runNginxTwoAndThree() {
 	f.cordon(false, hangzhou...)
 }
 
-// exampleReached tells whether pods, images and readiness are as the example
+// exampleReached returns an error unless pods, images and readiness are as the example
 // says they become.
 func (f *fixture) exampleReached() error {
 	pods := f.pods("nginx") // once: what is looked at twice may have changed in between

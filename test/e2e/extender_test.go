@@ -87,7 +87,7 @@ func (c *caller) filter(pod *corev1.Pod, nodes ...string) extenderv1.ExtenderFil
 	return result
 }
 
-// podOf makes a pod that the app's ReplicaSet could have made. It is never created.
+// podOf makes a pod that the workload's ReplicaSet could have made. It is never created.
 func (c *caller) podOf(app string) *corev1.Pod {
 	c.Helper()
 	var rs appsv1.ReplicaSet
@@ -105,7 +105,7 @@ func (c *caller) podOf(app string) *corev1.Pod {
 	}}
 }
 
-// waitBound waits until the app's binding label is there and the extender has
+// waitBound waits until the workload's binding label is there and the extender has
 // seen it: it keeps some of the nodes for the pod that is returned.
 func (c *caller) waitBound(app, policy string, nodes ...string) *corev1.Pod {
 	c.Helper()
@@ -123,7 +123,7 @@ func (c *caller) waitBound(app, policy string, nodes ...string) *corev1.Pod {
 	return pod
 }
 
-// pausedApp makes an app without pods that are scheduled: they name a
+// pausedApp makes a workload without pods that are scheduled: they name a
 // scheduler that does not exist.
 func (c *caller) pausedApp(name string, replicas int32, policy string) {
 	c.Helper()
@@ -455,7 +455,7 @@ func TestErrorsAreToldOnThePod(t *testing.T) {
 	f.eventually(patience, "the pod is bound when its owners are in order", func() error { return f.boundAre("told-0", 1) })
 }
 
-// eventOn tells whether an app's pods have an event for a reason that says so.
+// eventOn returns an error unless a workload's pods have an event for a reason that says so.
 func (f *fixture) eventOn(app, reason, text string) error {
 	events, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
 	if err != nil {

@@ -143,7 +143,7 @@ func TestAnyReplicaAnswers(t *testing.T) {
 	}
 }
 
-// bound counts an app's pods that have a node.
+// bound counts a workload's pods that have a node.
 func (f *fixture) bound(app string) int {
 	n := 0
 	for _, count := range f.spread(app) {

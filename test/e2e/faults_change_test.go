@@ -118,7 +118,7 @@ func TestFaultSharesSwingInARollout(t *testing.T) {
 	}
 }
 
-// runs tells whether an app has at least n active pods with an image.
+// runs returns an error unless a workload has at least n active pods with an image.
 func (f *fixture) runs(app, image string, n int) error {
 	count := 0
 	for _, pod := range f.pods(app) {

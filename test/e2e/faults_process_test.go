@@ -82,7 +82,7 @@ func TestFaultExtenderAnswersWrongly(t *testing.T) {
 	}
 }
 
-// waitWithAnEvent tells whether n pods of an app wait, one of them at least
+// waitWithAnEvent returns an error unless n pods of a workload wait, one of them at least
 // with an event of kube-scheduler's.
 func (f *fixture) waitWithAnEvent(app string, n int) error {
 	events, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})

@@ -36,7 +36,7 @@ func restless(p *gm.PropagationPolicy) *gm.PropagationPolicy {
 	return p
 }
 
-// settled waits until an app is spread so and every pod of it is Ready.
+// settled waits until a workload is spread so and every pod of it is Ready.
 func (f *fixture) settled(app string, want map[string]int) {
 	f.Helper()
 	total := 0

@@ -317,7 +317,7 @@ func deployment(name string, replicas int32, policy string, modify ...func(*apps
 	return d
 }
 
-// pods lists the active pods of an app.
+// pods lists the active pods of a workload.
 func (f *fixture) pods(app string) []corev1.Pod {
 	f.Helper()
 	list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
@@ -347,7 +347,7 @@ func (f *fixture) groupsOfNodes() map[string]string {
 	return group
 }
 
-// spread counts an app's bound pods by the group of their node.
+// spread counts a workload's bound pods by the group of their node.
 func (f *fixture) spread(app string) map[string]int {
 	f.Helper()
 	group := f.groupsOfNodes()
@@ -360,7 +360,7 @@ func (f *fixture) spread(app string) map[string]int {
 	return counts
 }
 
-// spreadIs tells whether an app's bound pods are spread exactly so.
+// spreadIs returns an error unless a workload's bound pods are spread exactly so.
 func (f *fixture) spreadIs(app string, want map[string]int) error {
 	if got := f.spread(app); fmt.Sprint(got) != fmt.Sprint(want) {
 		return fmt.Errorf("%s is spread %v, want %v", app, got, want)
@@ -368,7 +368,7 @@ func (f *fixture) spreadIs(app string, want map[string]int) error {
 	return nil
 }
 
-// allReady tells whether an app has n active pods, all of them Ready.
+// allReady returns an error unless a workload has n active pods, all of them Ready.
 func (f *fixture) allReady(app string, n int) error {
 	return readyOf(app, f.pods(app), n)
 }
@@ -423,7 +423,7 @@ func podReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// scale sets an app's replicas.
+// scale sets a workload's replicas.
 func (f *fixture) scale(app string, replicas int) {
 	f.Helper()
 	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: app, Namespace: f.ns}}, map[string]any{"spec": map[string]any{"replicas": replicas}})

@@ -126,7 +126,7 @@ func (w *podWatch) stop() {
 	<-w.done
 }
 
-// stopAfter ends the watch once it has told of all that was written of an app's
+// stopAfter ends the watch once it has told of all that was written of a workload's
 // pods so far: it writes one more thing, and waits for that.
 func (w *podWatch) stopAfter(app string) {
 	w.Helper()
@@ -149,7 +149,7 @@ func (w *podWatch) stopAfter(app string) {
 	})
 }
 
-// watchDeletions counts an app's pods that are deleted or start to terminate
+// watchDeletions counts a workload's pods that are deleted or start to terminate
 // from now on, until the returned function is called.
 func (f *fixture) watchDeletions(app string) func() int {
 	f.Helper()
@@ -165,7 +165,7 @@ func (f *fixture) watchDeletions(app string) func() int {
 	}
 }
 
-// watchAvailability follows an app's pods until the returned function is
+// watchAvailability follows a workload's pods until the returned function is
 // called, which says how few were available at the worst moment and how many
 // were deleted.
 func (f *fixture) watchAvailability(app string, replicas int) func() (worst, deleted int) {
@@ -195,7 +195,7 @@ func (f *fixture) watchAvailability(app string, replicas int) func() (worst, del
 	}
 }
 
-// watchEvictions counts an app's pods that are evicted from now on, by whomever,
+// watchEvictions counts a workload's pods that are evicted from now on, by whomever,
 // until the returned function is called.
 func (f *fixture) watchEvictions(app string) func() int {
 	f.Helper()
@@ -213,7 +213,7 @@ func (f *fixture) watchEvictions(app string) func() int {
 	}
 }
 
-// watchGroups follows an app's bound pods until the returned function is
+// watchGroups follows a workload's bound pods until the returned function is
 // called, which says how many were in each NodeGroup at most. Nodes of no
 // NodeGroup count as those of "".
 func (f *fixture) watchGroups(app string) func() map[string]int {

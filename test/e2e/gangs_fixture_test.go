@@ -179,7 +179,7 @@ func (f *fixture) groups() []scheduling.PodGroup {
 // gangOf is the PodGroup that a pod names; "" is none.
 func gangOf(pod *corev1.Pod) string { return pod.Annotations[scheduling.GroupNameAnnotation] }
 
-// ownedBy tells whether the namespace has exactly these PodGroups, each with one owner,
+// ownedBy returns an error unless the namespace has exactly these PodGroups, each with one owner,
 // and that one is there.
 func (f *fixture) ownedBy(owners ...client.Object) error {
 	groups := f.groups()
@@ -205,7 +205,7 @@ func (f *fixture) ownedBy(owners ...client.Object) error {
 	return nil
 }
 
-// named tells whether every pod of an app names a PodGroup that an owner has.
+// named returns an error unless every pod of a workload names a PodGroup that an owner has.
 func (f *fixture) named(app string, n int, owner client.Object) error {
 	pods := f.pods(app)
 	if len(pods) != n {

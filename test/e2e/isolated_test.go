@@ -84,7 +84,7 @@ func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 	})
 }
 
-// boundAre tells whether an app has exactly n bound pods.
+// boundAre returns an error unless a workload has exactly n bound pods.
 func (f *fixture) boundAre(app string, n int) error {
 	if got := f.bound(app); got != n {
 		return fmt.Errorf("%d pods of %s are bound, want %d", got, app, n)
@@ -92,7 +92,7 @@ func (f *fixture) boundAre(app string, n int) error {
 	return nil
 }
 
-// scheduledBy fails unless every pod of an app names the scheduler and was
+// scheduledBy fails unless every pod of a workload names the scheduler and was
 // bound by it.
 func (f *fixture) scheduledBy(app, scheduler string) {
 	f.Helper()

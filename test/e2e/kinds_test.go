@@ -39,7 +39,7 @@ func (f *fixture) part(name string, run func(f *fixture)) {
 	}
 }
 
-// template makes the template of pods of an app that stay Pending once they
+// template makes the template of pods of a workload that stay Pending once they
 // are bound: those of Jobs would complete within moments.
 func template(app string) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{
@@ -415,7 +415,7 @@ func (f *fixture) createPods(s *unstructured.Unstructured, revision string, n in
 	}
 }
 
-// boundTo tells whether a Stage carries the binding label of a policy.
+// boundTo returns an error unless a Stage carries the binding label of a policy.
 func (f *fixture) boundTo(s *unstructured.Unstructured, policy string) error {
 	now := s.DeepCopy()
 	if err := f.client.Get(f.ctx, client.ObjectKeyFromObject(s), now); err != nil {
@@ -572,7 +572,7 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 	})
 }
 
-// bindings tells whether n pods of an app are bound, wherever.
+// bindings returns an error unless n pods of a workload are bound, wherever.
 func (f *fixture) bindings(app string, n int) error {
 	if got := f.bound(app); got != n {
 		return fmt.Errorf("%d pods of %s are bound, want %d", got, app, n)

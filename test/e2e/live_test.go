@@ -25,7 +25,7 @@ func (f *fixture) edit(policy *gm.PropagationPolicy) {
 		map[string]any{"spec": map[string]any{"staticWeightList": policy.Spec.StaticWeight, "numRange": policy.Spec.NumRange}})
 }
 
-// reason tells whether a policy's Ready condition has a reason.
+// reason returns an error unless a policy's Ready condition has a reason.
 func (f *fixture) reason(policy, want string) error {
 	var p gm.PropagationPolicy
 	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: policy}, &p); err != nil {
@@ -39,7 +39,7 @@ func (f *fixture) reason(policy, want string) error {
 	return fmt.Errorf("conditions are %+v", p.Status.Conditions)
 }
 
-// budget makes a PodDisruptionBudget of an app, and waits until as many pods as
+// budget makes a PodDisruptionBudget of a workload, and waits until as many pods as
 // it has are counted.
 func (f *fixture) budget(name, app, minAvailable string, healthy int32) *policyv1.PodDisruptionBudget {
 	f.Helper()
@@ -98,7 +98,7 @@ func TestPolicyEditConverges(t *testing.T) {
 
 // TestScalingTakesNoPodFromAGrowingGroup is scenario 12: an autoscaler takes an
 // app from 5 to 50 and down to 7 at 170:110:60, in many steps, through the scale
-// subresource. While the app grows it does not wait for the last step, and no
+// subresource. While the workload grows it does not wait for the last step, and no
 // group loses a pod; when it shrinks, each step ends as Webster's method divides,
 // without an eviction.
 func TestScalingTakesNoPodFromAGrowingGroup(t *testing.T) {
@@ -145,7 +145,7 @@ func TestScalingTakesNoPodFromAGrowingGroup(t *testing.T) {
 	})
 }
 
-// autoscale sets an app's replicas as a HorizontalPodAutoscaler does.
+// autoscale sets a workload's replicas as a HorizontalPodAutoscaler does.
 func (f *fixture) autoscale(app string, replicas int) {
 	f.Helper()
 	deployments := f.kube.AppsV1().Deployments(f.ns)
@@ -274,7 +274,7 @@ func TestNothingMovesWithoutRoom(t *testing.T) {
 	})
 }
 
-// TestRequiredLabelMoves is scenario 48: an app that requires another policy is
+// TestRequiredLabelMoves is scenario 48: a workload that requires another policy is
 // bound to it and divided anew.
 func TestRequiredLabelMoves(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {

@@ -14,7 +14,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// pinnedAndRefused counts an app's pods that got their group at creation and
+// pinnedAndRefused counts a workload's pods that got their group at creation and
 // that kube-scheduler has found no node for.
 func (f *fixture) pinnedAndRefused(app string) int {
 	f.Helper()

@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// staysBecause tells whether surplus pods stay, and the policy says why.
+// staysBecause returns an error unless surplus pods stay, and the policy says why.
 func (f *fixture) staysBecause(policy, why string) error {
 	if err := f.reason(policy, gm.ReasonNoFeasibleTarget); err != nil {
 		return err
@@ -36,7 +36,7 @@ func (f *fixture) staysBecause(policy, why string) error {
 	return fmt.Errorf("conditions are %+v", p.Status.Conditions)
 }
 
-// uids are those of an app's pods, sorted.
+// uids are those of a workload's pods, sorted.
 func (f *fixture) uids(app string) []string {
 	f.Helper()
 	var out []string

@@ -136,7 +136,7 @@ func (f *fixture) node(name string) *corev1.Node {
 	return n
 }
 
-// has tells whether a status lists exactly these nodes and is up to date.
+// has returns an error unless a status lists exactly these nodes and is up to date.
 func (f *fixture) has(pool string, want ...string) error {
 	var p apps.NodePool
 	if err := f.client.Get(f.ctx, types.NamespacedName{Name: pool}, &p); err != nil {
@@ -149,7 +149,7 @@ func (f *fixture) has(pool string, want ...string) error {
 	return nil
 }
 
-// poolCondition tells whether a condition has a reason, and its message all parts.
+// poolCondition returns an error unless a condition has a reason, and its message all parts.
 func (f *fixture) poolCondition(pool, kind, reason string, parts ...string) error {
 	var p apps.NodePool
 	if err := f.client.Get(f.ctx, types.NamespacedName{Name: pool}, &p); err != nil {
@@ -197,7 +197,7 @@ func (f *fixture) on(node string) (c carries, label string, recorded bool) {
 	return c, n.Labels[apps.NodePoolLabel], recorded
 }
 
-// isIn tells whether a node is in a pool ("" is none), and carries exactly that.
+// isIn returns an error unless a node is in a pool ("" is none), and carries exactly that.
 func (f *fixture) isIn(node, pool string, want carries) error {
 	f.Helper()
 	got, label, recorded := f.on(node)
@@ -210,7 +210,7 @@ func (f *fixture) isIn(node, pool string, want carries) error {
 	return nil
 }
 
-// nodeTold tells whether an event with a reason is about a node.
+// nodeTold returns an error unless an event with a reason is about a node.
 func (f *fixture) nodeTold(node, reason string) error {
 	list := &eventsv1.EventList{}
 	if err := f.client.List(f.ctx, list, client.InNamespace(metav1.NamespaceDefault)); err != nil {

@@ -27,7 +27,7 @@ func plaintextRule(group string, operator gm.OverriderOperator, path, value stri
 	return gm.RuleWithNodeGroup{TargetNodeGroup: []string{group}, Overriders: &gm.Overriders{Plaintext: []gm.PlaintextOverrider{overrider}}}
 }
 
-// overrideIs tells whether an OverridePolicy's condition Ready has a reason and
+// overrideIs returns an error unless an OverridePolicy's condition Ready has a reason and
 // its message each of the parts.
 func (f *fixture) overrideIs(name, reason string, parts ...string) error {
 	var policy gm.OverridePolicy
@@ -48,7 +48,7 @@ func (f *fixture) overrideIs(name, reason string, parts ...string) error {
 	return fmt.Errorf("conditions are %+v, want %s", policy.Status.Conditions, reason)
 }
 
-// waitAtTheGate tells whether exactly n pods of the app are there, each at the
+// waitAtTheGate returns an error unless exactly n pods of the workload are there, each at the
 // gate and as its template has it.
 func (f *fixture) waitAtTheGate(app string, n int) error {
 	pods := f.pods(app)
@@ -202,7 +202,7 @@ func hasVolume(pod *corev1.Pod, name string) bool {
 	return false
 }
 
-// bindingIs tells whether a Deployment carries the label that binds it to its
+// bindingIs returns an error unless a Deployment carries the label that binds it to its
 // OverridePolicy.
 func (f *fixture) bindingIs(app string, want bool) error {
 	var d appsv1.Deployment

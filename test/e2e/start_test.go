@@ -61,7 +61,7 @@ func TestPodsStartWithTheImagesOfTheirGroup(t *testing.T) {
 	})
 }
 
-// overridesReady tells whether an OverridePolicy has been looked at.
+// overridesReady returns an error unless an OverridePolicy has been looked at.
 func (f *fixture) overridesReady(name string) error {
 	var p gm.OverridePolicy
 	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: name}, &p); err != nil {
@@ -144,7 +144,7 @@ func TestASmallGroupOfALargeCluster(t *testing.T) {
 	})
 }
 
-// watchRefusals counts an app's pods that kube-scheduler finds no node for from
+// watchRefusals counts a workload's pods that kube-scheduler finds no node for from
 // now on, until the returned function is called.
 func (f *fixture) watchRefusals(app string) func() int {
 	f.Helper()

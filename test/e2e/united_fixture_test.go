@@ -107,7 +107,7 @@ func podsOfTemplate(ud *apps.UnitedDeployment) *corev1.PodTemplateSpec {
 	}
 }
 
-// isDone tells whether every pool of a UnitedDeployment is as its spec says.
+// isDone returns an error unless every pool of a UnitedDeployment is as its spec says.
 func (f *fixture) isDone(name string) error {
 	ud := f.ud(name)
 	s := &ud.Status
@@ -147,7 +147,7 @@ func (f *fixture) deploymentOf(name string) *appsv1.Deployment {
 	return d
 }
 
-// podsByPool counts an app's bound pods by the pool that they are for. A pod
+// podsByPool counts a workload's bound pods by the pool that they are for. A pod
 // on a node of another pool is an error.
 func (f *fixture) podsByPool(app string) map[string]int {
 	f.Helper()

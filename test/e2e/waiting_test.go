@@ -22,19 +22,19 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// unschedulable counts an app's pods that kube-scheduler has refused.
+// unschedulable counts a workload's pods that kube-scheduler has refused.
 func (f *fixture) unschedulable(app string) int {
 	f.Helper()
 	return f.unscheduled(app, corev1.PodReasonUnschedulable)
 }
 
-// atTheGate counts an app's pods that kube-scheduler does not look at yet.
+// atTheGate counts a workload's pods that kube-scheduler does not look at yet.
 func (f *fixture) atTheGate(app string) int {
 	f.Helper()
 	return f.unscheduled(app, corev1.PodReasonSchedulingGated)
 }
 
-// unscheduled counts an app's pods that have no node for a reason.
+// unscheduled counts a workload's pods that have no node for a reason.
 func (f *fixture) unscheduled(app, reason string) int {
 	f.Helper()
 	n := 0
