@@ -63,10 +63,10 @@ func (f *fixture) argsAre(app string, want map[string]string) error {
 	return nil
 }
 
-// TestPodsAreCreatedWithTheArgumentsOfTheirGroup is scenarios 16 and 17: what
-// cannot change on a pod is right from its creation, exactly divided; rules
-// that change replace pods one at a time; a rule taken away gives the
-// template's arguments back; nothing is ever added twice.
+// TestPodsAreCreatedWithTheArgumentsOfTheirGroup is scenarios 16 and 17: fields that
+// cannot change on a pod are right from its creation, and pods are divided exactly.
+// Changed rules replace pods one at a time. When a rule is removed the template's
+// arguments return. No value is added twice.
 func TestPodsAreCreatedWithTheArgumentsOfTheirGroup(t *testing.T) {
 	f := newFixture(t)
 	f.group("early-a", 2)
@@ -90,7 +90,8 @@ func TestPodsAreCreatedWithTheArgumentsOfTheirGroup(t *testing.T) {
 	}
 	f.eventually(patience, "12:8, each with the arguments of its group",
 		is(20, map[string]int{"early-a": 12, "early-b": 8}, map[string]string{"early-a": "serve --site=a", "early-b": "serve --site=b"}))
-	// Pods that the ReplicaSet made before the Deployment was bound wait at the gate and are made anew.
+	// Pods that the ReplicaSet created before the Deployment was bound wait at the gate
+	// and are recreated.
 	for _, pod := range f.pods("app") {
 		if pod.Annotations[gm.SeatAnnotation] == "" {
 			t.Errorf("pod %s has no seat from its creation", pod.Name)
@@ -119,9 +120,9 @@ func TestPodsAreCreatedWithTheArgumentsOfTheirGroup(t *testing.T) {
 	})
 }
 
-// TestARuleThatCannotBeAppliedIsNamed is scenario 18: the workload waits, its
-// policy says which rule is wrong; another workload of the same kind goes on;
-// once the rule is mended the pods come.
+// TestARuleThatCannotBeAppliedIsNamed is scenario 18: the workload's pods wait, and the
+// policy's status names the rule; another workload of the same kind is not affected; once
+// the rule is repaired the pods are created.
 func TestARuleThatCannotBeAppliedIsNamed(t *testing.T) {
 	f := newFixture(t)
 	f.group("wrong", 1)
