@@ -9,8 +9,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestWorkloadsAreConfiguredAndAllowedTogether: one value is what the manager
-// reads and what it may do.
+// TestWorkloadsAreConfiguredAndAllowedTogether: one value sets both the ConfigMap that
+// the manager reads and its permissions.
 func TestWorkloadsAreConfiguredAndAllowedTogether(t *testing.T) {
 	got := render(t, load(t), map[string]any{"workloads": []any{
 		map[string]any{
@@ -66,8 +66,8 @@ func TestNoWorkloadsLeaveTheConfigMapToOthers(t *testing.T) {
 	}
 }
 
-// TestBadWorkloadsAreRefused: above all no entry may become a rule for more
-// than it says.
+// TestBadWorkloadsAreRefused: in particular, no entry may become a rule for more
+// resources than its own.
 func TestBadWorkloadsAreRefused(t *testing.T) {
 	for name, change := range map[string]map[string]any{
 		"no kind":              {"kind": nil},

@@ -284,7 +284,7 @@ func TestCapacityMadeAgain(t *testing.T) {
 	}
 }
 
-// topOf returns the Deployment above a pod.
+// topOf returns the UID of the Deployment above a pod.
 func (f *fixture) topOf(pod *corev1.Pod) types.UID {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil {

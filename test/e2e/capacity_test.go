@@ -49,7 +49,7 @@ func (f *fixture) classes(onDemand, spot int) {
 	}
 }
 
-// split creates a Deployment with count on-demand pods.
+// split returns a Deployment with count on-demand pods.
 func split(name string, replicas int32, count string, modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
 	d := deployment(name, replicas, "", modify...)
 	d.Annotations = map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: count}
@@ -454,7 +454,7 @@ func TestCapacityStatefulSets(t *testing.T) {
 	f.eventually(2*patience, "30 of 200", func() error { return f.divided("many", 30, 170) })
 }
 
-// splitSet creates a StatefulSet with count on-demand pods, whose ordinals begin at
+// splitSet returns a StatefulSet with count on-demand pods, whose ordinals begin at
 // start.
 func splitSet(name string, replicas, start int32, count string) *appsv1.StatefulSet {
 	return &appsv1.StatefulSet{

@@ -30,7 +30,7 @@ func newFaultyFixture(t *testing.T) *fixture {
 	return f
 }
 
-// restless returns a policy that moves pods as soon as they are surplus.
+// restless changes a policy so that it moves pods as soon as they are surplus.
 func restless(p *gm.PropagationPolicy) *gm.PropagationPolicy {
 	p.Spec.Rescheduling.StabilizationSeconds = new(int32)
 	return p
@@ -63,7 +63,7 @@ func (unheard) WriteHeader(int) {}
 
 func (unheard) Write(p []byte) (int, error) { return len(p), nil }
 
-// rangesOf creates a PropagationPolicy from pairs of group and max.
+// rangesOf returns a PropagationPolicy from pairs of group and max.
 func rangesOf(name string, pairs ...any) *gm.PropagationPolicy {
 	p := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	p.Spec.PropagationStrategy = gm.NumRangePropagationStrategy

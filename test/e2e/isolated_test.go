@@ -11,9 +11,10 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay: in the isolated form a
-// second kube-scheduler places managed pods exactly, under its ServiceAccount.
-// Pods without a policy never meet Atoll and are bound whatever of it is away.
+// TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay: in the isolated form a second
+// kube-scheduler places managed pods exactly, under its ServiceAccount. The extender is
+// never called for pods without a policy, and they are bound also while parts of Atoll
+// are down.
 func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 	f := isolated.fixture(t)
 	before := f.askedWithoutPolicy()
@@ -78,7 +79,7 @@ func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 			}
 			return f.allReady("app", 15)
 		})
-		if n := f.askedWithoutPolicy(); n != 0 { // this one has begun anew
+		if n := f.askedWithoutPolicy(); n != 0 { // this counter restarted at zero
 			t.Errorf("%v filter requests were about pods without a policy", n)
 		}
 	})
@@ -116,8 +117,8 @@ func (f *fixture) scheduledBy(app, scheduler string) {
 	})
 }
 
-// askedWithoutPolicy is how many filter requests for pods without a policy the
-// extender has answered.
+// askedWithoutPolicy returns the number of filter requests for pods without a policy that
+// the extender has answered.
 func (f *fixture) askedWithoutPolicy() float64 {
 	f.Helper()
 	return f.metric("atoll_extender_filter_total", `result="unmanaged"`)

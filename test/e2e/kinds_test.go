@@ -26,7 +26,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 )
 
-// part runs a part of a test. Those that come after it go on where it ended.
+// part runs a part of a test. The next part continues with the state that it left.
 func (f *fixture) part(name string, run func(f *fixture)) {
 	f.Helper()
 	ok := f.Run(name, func(t *testing.T) {
@@ -39,8 +39,8 @@ func (f *fixture) part(name string, run func(f *fixture)) {
 	}
 }
 
-// template makes the template of pods of a workload that stay Pending once they
-// are bound: those of Jobs would complete within moments.
+// template returns a template for pods of a workload that stay Pending after they are
+// bound, because pods of Jobs would complete within moments.
 func template(app string) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}, Annotations: map[string]string{devcluster.StartDelayAnnotation: "1h"}},
@@ -52,14 +52,15 @@ func template(app string) corev1.PodTemplateSpec {
 	}
 }
 
-// restarted makes the template one of pods that go on, as all but Jobs want them.
+// restarted sets the restart policy of a template to Always, as all kinds except Jobs
+// need it.
 func restarted(t corev1.PodTemplateSpec) corev1.PodTemplateSpec {
 	t.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	t.Annotations = nil
 	return t
 }
 
-// requiring names an object that requires the policy "policy".
+// requiring returns the metadata of an object that requires the policy "policy".
 func requiring(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: name, Labels: map[string]string{gm.RequiredPropagationPolicyLabel: "policy"}}
 }
@@ -72,9 +73,9 @@ func job(completions, parallelism int32, pods corev1.PodTemplateSpec) batchv1.Jo
 	return batchv1.JobSpec{Completions: &completions, Parallelism: &parallelism, Template: pods}
 }
 
-// TestEveryBuiltInKind is scenario 41 for the kinds that are always on: each is
-// divided exactly, or, where there is nothing to divide, kept to the groups.
-// StatefulSets come back to their claims, and pods of Jobs are never moved.
+// TestEveryBuiltInKind is scenario 41 for the kinds that are always on: each is divided
+// exactly, or limited to the groups if it cannot be divided. Pods of StatefulSets return
+// to their claims, and pods of Jobs are never moved.
 func TestEveryBuiltInKind(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("kinds-a", 2)
@@ -183,7 +184,7 @@ func TestEveryBuiltInKind(t *testing.T) {
 				Selector: selecting("daemon"), Template: restarted(template("daemon")),
 			}})
 			waits := func() error {
-				if n := f.unschedulable("daemon") + f.atTheGate("daemon"); n != 1 { // at the gate where nobody asks
+				if n := f.unschedulable("daemon") + f.atTheGate("daemon"); n != 1 { // at the gate in forms without an extender
 					return fmt.Errorf("%d pods wait, want that of the node of no group", n)
 				}
 				return f.spreadIs("daemon", map[string]int{"kinds-a": 2, "kinds-b": 2})
@@ -239,8 +240,8 @@ func TestEveryBuiltInKind(t *testing.T) {
 	})
 }
 
-// localVolumes makes a volume on each of the nodes that pods of one
-// StorageClass, named after the namespace, may claim. They go with the test.
+// localVolumes creates a volume on each of the nodes, of a StorageClass that is named
+// after the namespace. They are deleted with the test.
 func (f *fixture) localVolumes(name string, nodes ...string) {
 	f.Helper()
 	class := &storagev1.StorageClass{
@@ -347,7 +348,7 @@ func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
 			}
 			f.Logf("%d of %d pods on %s still terminate", len(list.Items)-4, deleted, offline)
 			restart()
-			// Ten minutes of grace are more than the test has.
+			// A grace period of ten minutes is longer than the test.
 			if err := f.client.Delete(f.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "app"}}); err != nil {
 				f.Fatal(err)
 			}
@@ -366,7 +367,8 @@ func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
 	})
 }
 
-// The kind of the tests: nobody serves it until a CustomResourceDefinition comes.
+// The kind of these tests. The API server does not serve it before its
+// CustomResourceDefinition is created.
 var stageKind = schema.GroupVersionKind{Group: "e2e.example.com", Version: "v1", Kind: "Stage"}
 
 const stageEntry = "- {group: e2e.example.com, version: v1, kind: Stage, replicasPath: .spec.size, podTemplatePath: .spec.template, revisionLabel: e2e.example.com/revision}\n"
@@ -455,9 +457,9 @@ func (f *fixture) eventuallyEvent(reason, text string) {
 	})
 }
 
-// TestKindsOfTheConfigMap is scenarios 41 and 42 for a kind that is
-// configured, and permitted, by the chart's value: it comes with its
-// definition, and goes with its entry, while atoll-manager runs.
+// TestKindsOfTheConfigMap is scenarios 41 and 42 for a kind that is configured, and
+// permitted, by the chart's value: it becomes a workload with its definition, and stops
+// being one with its entry, while atoll-manager runs.
 func TestKindsOfTheConfigMap(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{Values: map[string]any{"workloads": []any{map[string]any{
 		"group": "e2e.example.com", "version": "v1", "kind": "Stage",
@@ -481,7 +483,8 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 
 	f.part("each revision by the label that the entry names is divided on its own", func(f *fixture) {
 		for _, pod := range f.pods("main") {
-			// 1:2 is left. Five more, counted together with them, would be 4:1.
+			// The old revision is now 1:2. Counted together with it, five more pods would
+			// be divided 4:1.
 			if strings.HasPrefix(pod.Spec.NodeName, "site-a") && len(f.pods("main")) > 3 {
 				if err := f.client.Delete(f.ctx, &pod); err != nil {
 					f.Fatal(err)
@@ -572,7 +575,7 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 	})
 }
 
-// bindings returns an error unless n pods of a workload are bound, wherever.
+// bindings returns an error unless n pods of a workload are bound, on any node.
 func (f *fixture) bindings(app string, n int) error {
 	if got := f.bound(app); got != n {
 		return fmt.Errorf("%d pods of %s are bound, want %d", got, app, n)

@@ -48,8 +48,8 @@ func (f *fixture) overrideIs(name, reason string, parts ...string) error {
 	return fmt.Errorf("conditions are %+v, want %s", policy.Status.Conditions, reason)
 }
 
-// waitAtTheGate returns an error unless exactly n pods of the workload are there, each at the
-// gate and as its template has it.
+// waitAtTheGate returns an error unless the workload has exactly n pods, each at the gate
+// and equal to its template.
 func (f *fixture) waitAtTheGate(app string, n int) error {
 	pods := f.pods(app)
 	for _, pod := range pods {
@@ -66,8 +66,8 @@ func (f *fixture) waitAtTheGate(app string, n int) error {
 	return nil
 }
 
-// countPods counts, until the returned function is called, how many pods there
-// were in the namespace at the most, and how many were ever created.
+// countPods counts, until the returned function is called, the largest number of pods in
+// the namespace at any moment, and the number of created pods.
 func (f *fixture) countPods() (stop func() (most, created int)) {
 	f.Helper()
 	var most, created int
@@ -88,10 +88,10 @@ func (f *fixture) countPods() (stop func() (most, created int)) {
 	}
 }
 
-// TestAnOverrideOfALabelThatItsOwnerSelectsByMakesNoPods: a Deployment of 2
-// never has more than 2 pods and those of its surge, whatever label a rule
-// names. Its pods are created and wait; the condition names rule, path and
-// selector; once the rule is mended they run.
+// TestAnOverrideOfALabelThatItsOwnerSelectsByMakesNoPods: a Deployment of 2 never has
+// more than 2 pods and those of its surge, whatever label a rule names. Its pods are
+// created and wait; the condition names rule, path and selector; once the rule is
+// repaired they run.
 func TestAnOverrideOfALabelThatItsOwnerSelectsByMakesNoPods(t *testing.T) {
 	f := newFixture(t)
 	f.group("label-a", 1)
@@ -131,10 +131,10 @@ func overridesIn(namespace, name string, rules ...gm.RuleWithNodeGroup) *gm.Over
 	return o
 }
 
-// TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated: two volumes
-// of one name. The pods of a new workload are created and wait; those of one
-// that runs go on; the condition has the rule and the API server's words; once
-// the rule is mended, everything is as it wants it.
+// TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated: two volumes of one
+// name. The pods of a new workload are created and wait; those of a running workload keep
+// running; the condition has the rule and the API server's answer; once the rule is
+// repaired, all pods match it.
 func TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated(t *testing.T) {
 	f := newFixture(t)
 	f.group("volume-a", 1)

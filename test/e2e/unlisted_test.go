@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 )
 
-// converter is a conversion webhook between the versions of Stages. It does what
-// a test says.
+// converter is a conversion webhook between the versions of Stages. Each test sets its
+// behaviour.
 type converter struct {
 	server *httptest.Server
 	does   atomic.Pointer[http.HandlerFunc]
@@ -50,7 +50,7 @@ func (c *converter) fails() {
 
 func (c *converter) hangs() {
 	c.set(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // until then the server does not see that the client has gone
+		_, _ = io.Copy(io.Discard, r.Body) // before that the server does not notice that the client has closed the connection
 		<-r.Context().Done()
 	})
 }
@@ -103,10 +103,10 @@ func (c *converter) define() *unstructured.Unstructured {
 	return d
 }
 
-// TestAKindThatDoesNotList: the conversion webhook of a kind that the ConfigMap
-// names fails, then hangs. atoll-manager is Ready, starts and leads, and places
-// other workloads; new pods of the kind wait at the gate, and go where they
-// belong once it can be listed.
+// TestAKindThatDoesNotList: the conversion webhook of a kind that the ConfigMap names
+// fails, then hangs. atoll-manager is Ready, starts and leads, and places other
+// workloads; new pods of the kind wait at the gate, and go to their groups once the kind
+// can be listed.
 func TestAKindThatDoesNotList(t *testing.T) {
 	convert := newConverter(t)
 	f := newFixtureOfItsOwn(t, atoll.Options{Values: map[string]any{"workloads": []any{map[string]any{

@@ -11,9 +11,9 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// TestANodeThatMovesWakesThePoliciesOfItsGroups: a group that gets its first
-// node, and loses its last, is told to the policy that names it, in whatever
-// case; those that name other groups are left alone.
+// TestANodeThatMovesWakesThePoliciesOfItsGroups: when a group gets its first node or
+// loses its last, the policies that name it, in upper or lower case, are reconciled;
+// policies of other groups are not.
 func TestANodeThatMovesWakesThePoliciesOfItsGroups(t *testing.T) {
 	f := newFixture(t)
 	f.group("wake-a", 2)
