@@ -130,7 +130,7 @@ func TestCapacityDryRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 	moved := f.watchMoved("app")
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "2"})
 	f.scale("app", 6)
@@ -205,7 +205,7 @@ func TestCapacityReinvocation(t *testing.T) {
 			t.Errorf("pod %s requires %+v of its node", pod.Name, terms)
 		}
 	}
-	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 	mu.Lock()
 	defer mu.Unlock()
 	if asked < 20 {
@@ -364,7 +364,7 @@ func TestCapacityVolumeOfTheOtherClass(t *testing.T) {
 	stays := func(says string) {
 		t.Helper()
 		pod := uid()
-		f.eventually(patience, "it is told", func() error { return f.splitSays("statefulset-db", says) })
+		f.eventually(patience, "the status reports it", func() error { return f.splitSays("statefulset-db", says) })
 		f.always(12*time.Second, "it stays", func() error { // longer than it takes until somebody looks again
 			if now := uid(); now != pod {
 				return fmt.Errorf("the pod is %q, want %q", now, pod)
@@ -421,7 +421,7 @@ func TestCapacityStampsTakenOff(t *testing.T) {
 		}
 	}
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "6"})
-	f.eventually(patience, "the one that stays is told of", func() error {
+	f.eventually(patience, "the status names the pod that stays", func() error {
 		return errors.Join(f.divided("app", 5, 1), f.splitSays("deployment-app", capacity.ReasonPinned))
 	})
 	for _, name := range bare {
@@ -497,7 +497,7 @@ func TestCapacityPodsThatKeepApart(t *testing.T) {
 	f.eventuallyDivided("app", 1, 2)
 	deleted := f.watchDeletions("app")
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "2"})
-	f.eventually(patience, "it is told that none moves", func() error { return f.splitSays("deployment-app", capacity.ReasonNoRoom) })
+	f.eventually(patience, "the status reports that no pod moves", func() error { return f.splitSays("deployment-app", capacity.ReasonNoRoom) })
 	f.always(12*time.Second, "all run", func() error { return f.divided("app", 1, 2) }) // longer than it takes until somebody looks again
 	if n := deleted(); n > 0 {
 		t.Errorf("%d pods were deleted, whose successors find no node", n)

@@ -43,10 +43,10 @@ func TestCapacityFallsBack(t *testing.T) {
 		f.deleteOn("spot-0", "falls", 2)
 		f.deleteOn("spot-0", "set", 1)
 		f.deleteOn("spot-0", "waits", 1)
-		f.eventually(patience, "their successors wait, and it is told", func() error {
+		f.eventually(patience, "their successors wait, and the status reports it", func() error {
 			return errors.Join(f.dividedBut("falls", 1, 1, 2), f.dividedBut("set", 1, 0, 1), f.dividedBut("waits", 1, 0, 1), says(capacity.ReasonNoNodes))
 		})
-		f.eventually(patience, "they are on-demand, one that runs stays, and it is told", func() error {
+		f.eventually(patience, "they are on-demand, one that runs stays, and the status reports it", func() error {
 			return errors.Join(f.divided("falls", 3, 1), f.divided("set", 2, 0), says(capacity.ReasonFellBack))
 		})
 		if waited := time.Since(began); waited < fallbackAfter {
@@ -70,10 +70,10 @@ func TestCapacityFallsBack(t *testing.T) {
 		f.cordon(true, "on-demand-0")
 		f.deleteOn("on-demand-0", "falls", 1)
 		f.deleteOn("on-demand-0", "set", 1)
-		f.eventually(patience, "their successors wait, and it is told", func() error {
+		f.eventually(patience, "their successors wait, and the status reports it", func() error {
 			return errors.Join(f.dividedBut("falls", 0, 4, 1), f.dividedBut("set", 0, 1, 1), says(capacity.ReasonNoNodes))
 		})
-		f.eventually(patience, "they are spot, and it is told", func() error {
+		f.eventually(patience, "they are spot, and the status reports it", func() error {
 			return errors.Join(f.divided("falls", 0, 5), f.divided("set", 0, 2), says(capacity.ReasonFellBack))
 		})
 		f.cordon(false, "on-demand-0")

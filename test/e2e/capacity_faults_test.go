@@ -41,7 +41,7 @@ func TestFaultReplicasKilledUnderCreations(t *testing.T) {
 	}
 	f.eventuallyDivided("app", 3, 61)
 	t.Logf("%d pods of %d went past the webhook", past(), 64**kills)
-	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 }
 
 // TestFaultALeaderThatHangs is F4: the leader stands still in the middle of a burst, so
@@ -84,7 +84,7 @@ func TestFaultALeaderThatHangs(t *testing.T) {
 	resume()
 	f.scale("app", 150)
 	f.eventually(2*patience, "exact", func() error { return f.divided("app", 20, 130) })
-	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 }
 
 // TestFaultCountSwingsInARollout is F23: the count goes from 3 to 0 and back while

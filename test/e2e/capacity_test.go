@@ -174,7 +174,7 @@ func TestCapacityDivides(t *testing.T) {
 	f.scale("three", 5)
 	f.eventuallyDivided("three", 3, 2)
 	moved()
-	f.eventually(patience, "the split says so", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
+	f.eventually(patience, "the CapacitySplit reports it", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
 	f.eventually(patience, "people see that there are no spot pods", func() error {
 		var shown unstructured.Unstructured
 		shown.SetGroupVersionKind(capacity.GroupVersion.WithKind("CapacitySplit"))
@@ -202,14 +202,14 @@ func TestCapacityDivides(t *testing.T) {
 	if err := f.client.Delete(f.ctx, deleted); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually(patience, "what somebody deleted is shown again", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
+	f.eventually(patience, "a deleted CapacitySplit is created again", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
 
 	written := &capacity.CapacitySplit{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "deployment-three"}}
 	junk := client.RawPatch(types.MergePatchType, []byte(`{"status": {"onDemand": {"have": 77, "reserved": 7}}}`))
 	if err := f.client.Status().Patch(f.ctx, written, junk); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually(patience, "what somebody wrote there is put right", func() error { return errors.Join(f.splitHas("three", 3, 2), f.noneReserved("deployment-three")) })
+	f.eventually(patience, "a status written by hand is corrected", func() error { return errors.Join(f.splitHas("three", 3, 2), f.noneReserved("deployment-three")) })
 
 	f.annotate("three", map[string]any{gm.CapacitySwitchKey: "false"})
 	f.eventually(patience, "nothing is shown of it", func() error {
@@ -335,7 +335,7 @@ func TestCapacityReplicasKilled(t *testing.T) {
 		restart := f.killForNow(killed)
 		f.eventually(3*patience, "500 pods, exactly divided", func() error { return f.divided(app, 50, 450) })
 		restart()
-		f.eventually(time.Minute, "nothing is held for nobody", func() error {
+		f.eventually(time.Minute, "no seat is reserved without a pod", func() error {
 			return errors.Join(f.noneReserved("deployment-"+app), f.splitHas(app, 50, 450))
 		})
 		if n := f.creationsRefused(); n > 0 {
@@ -447,7 +447,7 @@ func TestCapacityStatefulSets(t *testing.T) {
 	f.eventually(patience, "7 is too", onDemand("db", "5", "6", "7"))
 	for _, pod := range f.pods("db") {
 		if anew := pod.UID != before[pod.Name]; anew != (pod.Name == "db-7") {
-			t.Errorf("%s was made anew: %t", pod.Name, anew)
+			t.Errorf("%s was recreated: %t", pod.Name, anew)
 		}
 	}
 	f.create(splitSet("many", 200, 0, "30"))
@@ -669,7 +669,7 @@ func TestCapacityFollowsNodes(t *testing.T) {
 	})
 
 	f.create(split("named", 2, "0", func(d *appsv1.Deployment) { d.Spec.Template.Spec.NodeName = "on-demand-0" }))
-	f.eventually(patience, "they are where their owner wants them, and it is told", func() error {
+	f.eventually(patience, "they are where their owner wants them, and the status reports it", func() error {
 		if err := f.allReady("named", 2); err != nil {
 			return err
 		}
@@ -716,7 +716,7 @@ func TestCapacityJunkStopsNoRollout(t *testing.T) {
 	template := deployment("junk", 0, "")
 	junk.Spec.Selector, junk.Spec.Template = template.Spec.Selector, template.Spec.Template
 	dryRun := func() error { return f.client.Create(f.ctx, junk.DeepCopy(), client.DryRunAll) }
-	f.eventually(patience, "who writes it is told", func() error {
+	f.eventually(patience, "the writer gets a warning", func() error {
 		if err := dryRun(); err == nil || !strings.Contains(err.Error(), "must be a whole number") {
 			return fmt.Errorf("the answer is %w", err)
 		}

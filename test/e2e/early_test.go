@@ -97,7 +97,7 @@ func TestPodsAreCreatedWithTheArgumentsOfTheirGroup(t *testing.T) {
 			t.Errorf("pod %s has no seat from its creation", pod.Name)
 		}
 	}
-	t.Logf("%d pods were made anew because they came before the policies were bound", deleted())
+	t.Logf("%d pods were recreated because they came before the policies were bound", deleted())
 
 	f.scale("app", 5)
 	f.eventually(patience, "3:2", func() error { return f.spreadIs("app", map[string]int{"early-a": 3, "early-b": 2}) })
@@ -151,7 +151,7 @@ func TestARuleThatCannotBeAppliedIsNamed(t *testing.T) {
 		return fmt.Errorf("conditions are %+v", policy.Status.Conditions)
 	})
 	before := f.pods("broken")[0].UID
-	f.always(3*time.Second, "the pod waits and is not made anew again and again", func() error {
+	f.always(3*time.Second, "the pod waits and is not recreated again and again", func() error {
 		pods := f.pods("broken")
 		if len(pods) != 1 || pods[0].UID != before || pods[0].Spec.NodeName != "" {
 			return fmt.Errorf("pods are %d, the first is %s on %q", len(pods), pods[0].Name, pods[0].Spec.NodeName)

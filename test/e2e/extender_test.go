@@ -275,7 +275,7 @@ func TestFilterKeepsAndRefuses(t *testing.T) {
 		t.Fatalf("kept %v, failed %v, unresolvable %v", *refused.NodeNames, refused.FailedNodes, refused.FailedAndUnresolvableNodes)
 	}
 	if refused.FailedAndUnresolvableNodes[kept[0]] == refused.FailedAndUnresolvableNodes["filter-none"] {
-		t.Errorf("a full group and no group are told in the same words: %q", refused.FailedAndUnresolvableNodes["filter-none"])
+		t.Errorf("a full group and no group have the same text: %q", refused.FailedAndUnresolvableNodes["filter-none"])
 	}
 	for range 3 {
 		again := c.filter(third, full...)
@@ -446,7 +446,7 @@ func TestErrorsAreToldOnThePod(t *testing.T) {
 		}
 		return fmt.Errorf("conditions are %+v", pods[0].Status.Conditions)
 	})
-	f.eventually(patience, "an event says it too", func() error { return f.eventOn("told-0", "FailedScheduling", says) })
+	f.eventually(patience, "an event reports it too", func() error { return f.eventOn("told-0", "FailedScheduling", says) })
 	f.create(deployment("app", 2, "policy"))
 	f.eventually(patience, "other pods are bound", func() error { return f.spreadIs("app", map[string]int{"told": 2}) })
 	f.patch(top, map[string]any{"metadata": map[string]any{"ownerReferences": nil}})
@@ -505,7 +505,7 @@ func TestRefusalsAreConstant(t *testing.T) {
 		return fmt.Errorf("no pod is unschedulable")
 	})
 	before := f.filterCalls()
-	f.eventually(patience, "it is made anew, with its group", func() error {
+	f.eventually(patience, "it is recreated, with its group", func() error {
 		if n := f.pinnedAndRefused("app"); n != 1 {
 			return fmt.Errorf("%d pods are", n)
 		}

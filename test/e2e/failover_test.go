@@ -25,7 +25,7 @@ func (f *fixture) leader() string {
 	f.eventually(patience, "a replica leads", func() error {
 		lease, err := f.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Manager, metav1.GetOptions{})
 		if err != nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
-			return fmt.Errorf("nobody holds the Lease: %w", err)
+			return fmt.Errorf("the Lease has no holder: %w", err)
 		}
 		address, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
 		for i, replica := range f.atoll.Extenders {

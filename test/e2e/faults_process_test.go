@@ -274,7 +274,7 @@ func TestFaultManagerKilledWhileItMovesClasses(t *testing.T) {
 				f.annotate("app", map[string]any{gm.CapacityCountKey: fmt.Sprint(count)})
 			})
 			f.eventuallyDivided("app", count, 4-count)
-			f.eventually(patience, "it is told", func() error { return f.splitHas("app", count, 4-count) })
+			f.eventually(patience, "the status reports it", func() error { return f.splitHas("app", count, 4-count) })
 			// A pod that was created while no replica answered may be on any node.
 			if n := deleted(); n < 2 || n > 3 {
 				t.Errorf("%d pods were deleted, want 2, or 3", n)

@@ -322,7 +322,7 @@ func TestFaultConflicts(t *testing.T) {
 	availability := f.watchAvailability("app", 80)
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "24"})
 	f.eventuallyDivided("app", 24, 56)
-	f.eventually(patience, "it is told", func() error { return f.splitSays("deployment-app", capacity.ReasonSatisfied) })
+	f.eventually(patience, "the status reports it", func() error { return f.splitSays("deployment-app", capacity.ReasonSatisfied) })
 	if worst, deleted := availability(); worst < 79 || deleted != 4 {
 		t.Errorf("%d of 80 were available at the worst moment, %d were deleted, want 79 and 4", worst, deleted)
 	}
@@ -484,7 +484,7 @@ func TestFaultPartialStart(t *testing.T) {
 			go func() { restarted <- f.cluster.Restart(f.ctx, atoll.Manager) }()
 			f.eventually(patience, "the list is asked for", func() error {
 				if !asked.Load() {
-					return fmt.Errorf("nobody asked for %s", tc.resource)
+					return fmt.Errorf("no request for %s", tc.resource)
 				}
 				return nil
 			})

@@ -454,7 +454,7 @@ func TestGangsRefused(t *testing.T) {
 	web := deployment("web", 1, "", volcanos)
 	f.create(web)
 	var events int
-	f.always(10*time.Second, "it is told once", func() error {
+	f.always(10*time.Second, "it is reported once", func() error {
 		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -635,7 +635,7 @@ func TestGangsEmptyLists(t *testing.T) {
 	f.always(3*time.Second, "they stay", check)
 	for i, g := range f.groups() {
 		if g.UID != before[i].UID {
-			t.Errorf("PodGroup %s was made anew", g.Name)
+			t.Errorf("PodGroup %s was recreated", g.Name)
 		}
 	}
 }

@@ -102,7 +102,7 @@ func TestGangsFromNoneToOneAndBack(t *testing.T) {
 	f.always(2*time.Second, "it stays", func() error { return f.ownedBy(web, stateful) })
 	f.scale("web", 0)
 	f.patch(stateful, map[string]any{"spec": map[string]any{"replicas": 0}})
-	f.eventually(patience, "nobody needs them", func() error { return f.ownedBy() })
+	f.eventually(patience, "no pod needs them", func() error { return f.ownedBy() })
 	f.scale("web", 1)
 	f.eventually(patience, "it is made again", func() error { return errors.Join(f.named("web", 1, web), f.ownedBy(web)) })
 }
@@ -368,7 +368,7 @@ func TestGangsOrphans(t *testing.T) {
 	if err := f.client.DeleteAllOf(f.ctx, &appsv1.ReplicaSet{}, client.InNamespace(f.ns), orphan); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually(patience, "the pods are nobody's", func() error {
+	f.eventually(patience, "the pods have no owner", func() error {
 		for _, pod := range f.pods("web") {
 			if len(pod.OwnerReferences) > 0 {
 				return fmt.Errorf("pod %s has an owner", pod.Name)

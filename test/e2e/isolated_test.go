@@ -34,7 +34,7 @@ func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 	}
 	lease, err := f.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Scheduler, metav1.GetOptions{})
 	if err != nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
-		t.Errorf("nobody holds the second scheduler's Lease: %v", err)
+		t.Errorf("no process holds the second scheduler's Lease: %v", err)
 	}
 
 	t.Run("the second scheduler is away: managed pods wait, all others are bound", func(t *testing.T) {

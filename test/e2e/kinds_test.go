@@ -479,7 +479,7 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 	f.eventually(patience, "the Stage is bound", func() error { return f.boundTo(main, "policy") })
 	f.createPods(main, "one", 5)
 	f.eventually(patience, "3:2", func() error { return f.spreadIs("main", threeTwo) })
-	f.eventually(patience, "the policy says so", func() error { return f.reason("policy", gm.ReasonSatisfied) })
+	f.eventually(patience, "the policy reports it", func() error { return f.reason("policy", gm.ReasonSatisfied) })
 
 	f.part("each revision by the label that the entry names is divided on its own", func(f *fixture) {
 		for _, pod := range f.pods("main") {
@@ -556,7 +556,7 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 		f.eventually(patience, "the pod that waited is bound", func() error { return f.bindings("waits", 1) })
 		late := f.stage("late", 5, "policy")
 		f.createPods(late, "one", 5)
-		f.eventually(patience, "pods are kube-scheduler's", func() error { return f.bindings("late", 5) })
+		f.eventually(patience, "kube-scheduler alone places the pods", func() error { return f.bindings("late", 5) })
 		for _, pod := range f.pods("late") {
 			if _, stamped := pod.Labels[gm.NodeGroupLabel]; stamped || len(pod.Labels) != 3 {
 				f.Errorf("pod %s was placed by a policy: labels %v", pod.Name, pod.Labels)

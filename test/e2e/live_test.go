@@ -342,7 +342,7 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 		})
 		running, evicted, deleted := f.uids("app"), f.watchEvictions("app"), f.watchDeletions("app")
 		restart := f.silence("silent-a-0")
-		f.eventually(2*time.Minute, "the node is not Ready, and the group says so", func() error {
+		f.eventually(2*time.Minute, "the node is not Ready, and the group reports it", func() error {
 			var g gm.NodeGroup
 			if err := f.client.Get(f.ctx, types.NamespacedName{Name: "silent-a"}, &g); err != nil {
 				return err
@@ -374,7 +374,7 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 			}
 			return waits()
 		})
-		f.eventually(patience, "the policy says so", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
+		f.eventually(patience, "the policy reports it", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
 		f.always(gm.DefaultStabilization+3*time.Second, "the division stays", waits)
 		restart()
 		f.eventually(patience, "the pod that waited has its node", func() error {

@@ -65,15 +65,15 @@ func TestManyPodsThatWaitForTheirShareCostLittle(t *testing.T) {
 		}
 	}
 	calls := f.filterCalls() - before
-	t.Logf("%v filter calls for 200 updates of one other pod; %d pods were made anew before", calls, gone)
+	t.Logf("%v filter calls for 200 updates of one other pod; %d pods were recreated before", calls, gone)
 	if calls > 50 {
 		t.Errorf("fifty waiting pods caused %v filter calls for 200 updates of one other pod, want at most 50", calls)
 	}
 	if gone > 50 {
-		t.Errorf("%d pods were made anew, want each of the fifty once at most", gone)
+		t.Errorf("%d pods were recreated, want each of the fifty once at most", gone)
 	}
 	if n := deleted(); n > 0 {
-		t.Errorf("%d pods were made anew while they waited", n)
+		t.Errorf("%d pods were recreated while they waited", n)
 	}
 	f.cordon(false, "cheap-a-0")
 	f.eventually(patience, "they are bound once their group is open", func() error {

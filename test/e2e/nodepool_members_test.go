@@ -91,7 +91,7 @@ func TestTwoPoolsWantOneNode(t *testing.T) {
 
 	f.join("two-0", "two-a")
 	f.becomes("two-0", "two-a", in("a"))
-	f.eventually(patience, "nobody contests what the owner says", func() error {
+	f.eventually(patience, "a label by hand is not contested", func() error {
 		if err := f.poolCondition("two-z", apps.ConditionUncontested, apps.ReasonUncontested); err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func TestDeletedPoolWaitsForItsNodes(t *testing.T) {
 		return f.poolCondition("end", apps.ConditionReady, apps.ReasonDeletionWaits, `"end-0"`, `"end-1"`, apps.NodePoolLabel)
 	})
 	f.join("end-2", "end")
-	f.eventually(patience, "a node that comes too late is told", func() error { return f.nodeEvent("end-2", apps.ReasonPoolMissing) })
+	f.eventually(patience, "a node that comes too late gets an event", func() error { return f.nodeEvent("end-2", apps.ReasonPoolMissing) })
 	if _, _, recorded := f.on("end-2"); recorded {
 		t.Error("a node joined a pool that is being deleted")
 	}

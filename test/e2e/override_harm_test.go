@@ -57,7 +57,7 @@ func (f *fixture) waitAtTheGate(app string, n int) error {
 			return fmt.Errorf("pod %s is on node %q, with gates %v", pod.Name, pod.Spec.NodeName, pod.Spec.SchedulingGates)
 		}
 		if metav1.GetControllerOf(&pod) == nil || pod.Annotations[gm.OverridesAnnotation] != "" {
-			return fmt.Errorf("pod %s is of nobody, or changed: %v", pod.Name, pod.Annotations)
+			return fmt.Errorf("pod %s has no owner, or changed: %v", pod.Name, pod.Annotations)
 		}
 	}
 	if len(pods) != n {
@@ -210,7 +210,7 @@ func (f *fixture) bindingIs(app string, want bool) error {
 		return err
 	}
 	if is := d.Labels[gm.BindingOverridePolicyLabel] != ""; is != want {
-		return errors.New("the binding label is not as wanted")
+		return errors.New("the binding label is wrong")
 	}
 	return nil
 }

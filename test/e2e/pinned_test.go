@@ -109,7 +109,7 @@ func TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace(t *testing.T) {
 	f.create(weights("policy", "place-a", 3, "place-b", 2))
 	f.settled("app", map[string]int{"place-a": 6, "place-b": 4})
 	if n := deleted(); n != 0 {
-		t.Errorf("%d pods were made anew", n)
+		t.Errorf("%d pods were recreated", n)
 	}
 }
 

@@ -49,7 +49,7 @@ func TestPodsThatAreRefusedAfterTheyGotTheirGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.settled("app", map[string]int{"quota-a": 4, "quota-b": 4})
-	f.eventually(patience, "no seat is kept for a pod that nobody creates", func() error {
+	f.eventually(patience, "no seat stays reserved for a pod that is never created", func() error {
 		if n := f.metric("atoll_seats_held", `state="reserved"`); n != 0 {
 			return fmt.Errorf("%v are", n)
 		}

@@ -98,7 +98,7 @@ func (f *fixture) managerKilledMidBurst(a, b, scheduler string) {
 		}
 	}
 	if now := f.bound("burst"); now != away {
-		f.Errorf("%d pods were bound while nobody answered", now-away)
+		f.Errorf("%d pods were bound while no replica answered", now-away)
 	}
 	if away >= before || unseen < all-before {
 		f.Errorf("%d of %d pods were bound when the manager was killed, %d waited: this was no burst", away, before, unseen)

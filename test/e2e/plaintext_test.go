@@ -208,7 +208,7 @@ func TestAPlaintextThatDoesNotFitIsNamed(t *testing.T) {
 	})
 	deleted := f.watchDeletions("has")
 	before := f.pods("lacks")[0].UID
-	f.always(2*time.Second, "the pod that lacks it waits and is not made anew again and again", func() error {
+	f.always(2*time.Second, "the pod that lacks it waits and is not recreated again and again", func() error {
 		pods := f.pods("lacks")
 		if len(pods) != 1 || pods[0].UID != before || pods[0].Spec.NodeName != "" || pods[0].Labels["tier"] != "" {
 			return fmt.Errorf("pods are %d, the first is %s on %q with labels %v", len(pods), pods[0].Name, pods[0].Spec.NodeName, pods[0].Labels)

@@ -56,7 +56,7 @@ func TestPodsStartWithTheImagesOfTheirGroup(t *testing.T) {
 		})
 		kubelet.stopAfter("app")
 		if bound < 20 {
-			t.Errorf("the watch told of %d pods", bound)
+			t.Errorf("the watch reported %d pods", bound)
 		}
 	})
 }

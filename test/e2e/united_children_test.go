@@ -430,7 +430,7 @@ func TestUnitedPatches(t *testing.T) {
 		}
 		return nil
 	})
-	f.eventually(patience, "an event tells", func() error {
+	f.eventually(patience, "there is an event", func() error {
 		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
 		if err != nil {
 			return err

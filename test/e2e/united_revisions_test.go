@@ -50,7 +50,7 @@ func TestUnitedHistory(t *testing.T) {
 		t.Errorf("there are %d revisions, the last is %s, number %d", len(after), last.Name, last.Revision)
 	}
 	f.rollBack("web", "no-such")
-	f.eventually(patience, "a rollback to nothing is told of and forgotten", func() error {
+	f.eventually(patience, "a rollback to nothing is reported and dropped", func() error {
 		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
 		if err != nil || f.ud("web").Annotations[apps.RollbackToAnnotation] != "" {
 			return fmt.Errorf("not yet: %w", err)
@@ -60,7 +60,7 @@ func TestUnitedHistory(t *testing.T) {
 				return f.isDone("web")
 			}
 		}
-		return fmt.Errorf("no event of %d tells", len(list.Items))
+		return fmt.Errorf("none of %d events reports it", len(list.Items))
 	})
 }
 

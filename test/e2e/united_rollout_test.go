@@ -264,7 +264,7 @@ func TestUnitedManagerKilledInARollout(t *testing.T) {
 		}
 		return nil
 	})
-	f.eventually(patience, "the pods are as wanted", func() error {
+	f.eventually(patience, "the pods match the spec", func() error {
 		if got := f.podsByPool("web"); !maps.Equal(got, map[string]int{"kill-p0": 3, "kill-p2": 2, "kill-p3": 1}) {
 			return fmt.Errorf("they are %v", got)
 		}

@@ -168,7 +168,7 @@ func TestManyWaitingPodsCostLittle(t *testing.T) {
 		}, 50*time.Millisecond)
 	})
 	before := f.filterCalls()
-	f.always(10*time.Second, "nobody else is placed", func() error { return f.spreadIs("app", map[string]int{"wait-a": 1}) })
+	f.always(10*time.Second, "no other pod is placed", func() error { return f.spreadIs("app", map[string]int{"wait-a": 1}) })
 	cancel()
 	writer.Wait()
 	calls := f.filterCalls() - before
@@ -199,7 +199,7 @@ func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
 		tight.Spec.NumRange = []gm.NodeGroupNumRange{bounds("range-a", 1, 2), bounds("range-b", 1, 2)}
 		f.create(tight)
 		f.create(deployment("most", 8, "tight"))
-		f.eventually(patience, "four are placed, four wait, and the policy says so", func() error {
+		f.eventually(patience, "four are placed, four wait, and the policy reports it", func() error {
 			if err := f.spreadIs("most", map[string]int{"range-a": 2, "range-b": 2}); err != nil {
 				return err
 			}

@@ -37,7 +37,7 @@ func TestANodeThatMovesWakesThePoliciesOfItsGroups(t *testing.T) {
 		}
 		return nil
 	})
-	f.eventually(patience, "the group without a node is told of", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
+	f.eventually(patience, "the group without a node is reported", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
 	reconciles := func() (n float64) {
 		for _, result := range []string{"success", "requeue_after", "error"} {
 			n += f.metric("controller_runtime_reconcile_total", fmt.Sprintf("controller=%q,result=%q", "propagationpolicy", result))
