@@ -1,5 +1,5 @@
-# Needs Go, git and make. Everything else is built by Go into bin/, once, from
-# the modules in hack/ that pin its version.
+# Needs Go, git and make. Go builds all other tools into bin/, once, from the modules in
+# hack/ that pin their versions.
 
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,33 +15,34 @@ CODE_MODULES := $(filter-out hack/tools hack/golangci,$(MODULES))
 RACE ?= $(shell if [ "$$(go env CGO_ENABLED)" = 1 ] && command -v "$$(go env CC)" >/dev/null; then echo -race; fi)
 # More flags for go test: make test TESTFLAGS='-run TestWalls -v'.
 TESTFLAGS ?=
-# go test caches by what is inside of a module; some tests read the chart or
-# build programs, which are outside of theirs.
+# go test caches results by the files of a module. Some tests read the chart or build
+# programs outside of their module.
 UNCACHED := -count=1
-# What make image builds and make manifest installs.
+# The image that make image builds and make manifest installs.
 IMAGE ?= atoll-k8s/atoll-manager:$(shell awk '$$1 == "appVersion:" { gsub(/"/, "", $$2); print $$2 }' charts/atoll/Chart.yaml)
 # The package that make mutate changes; unset, all pure ones.
 PKG ?=
-# What make bench and make demo run, seen from test/; ARGS are its flags.
+# The packages of make bench and make demo, relative to test/; ARGS are their flags.
 BENCH_PKG ?= ./perf
 DEMO_PKG ?= ./demo
 ARGS ?=
-# What make demo shows beside the first example: rollout, scale, early, pools, capacity or gangs.
+# The scene that make demo shows after the first example: rollout, scale, early, pools,
+# capacity or gangs.
 SCENE ?=
 export SCENE
-# What builds etcd, kube-apiserver and the other programs of the devcluster,
-# seen from devcluster/.
+# The command that builds etcd, kube-apiserver and the other programs of the devcluster,
+# run in devcluster/.
 DEVCLUSTER_BIN ?= go run ./cmd/devcluster build
 
-# Tools are keyed by their version and Go's: a linter that was built with an
-# older Go cannot read newer code.
+# The names of tools contain their version and Go's: a linter that was built with an older
+# Go cannot read newer code.
 GO_VERSION := $(shell go env GOVERSION)
 version-of = $(shell awk '$$1 == "$(1)" && $$2 ~ /^v/ { print $$2; exit } $$2 == "$(1)" && $$3 ~ /^v/ { print $$3; exit }' $(2))
 CONTROLLER_GEN := bin/controller-gen-$(call version-of,sigs.k8s.io/controller-tools,hack/tools/go.mod)-$(GO_VERSION)
 GOTESTSUM := bin/gotestsum-$(call version-of,gotest.tools/gotestsum,hack/tools/go.mod)-$(GO_VERSION)
 # gotestsum runs go test and keeps its events for make test-times.
 gotest = $(CURDIR)/$(GOTESTSUM) --format pkgname --jsonfile $(CURDIR)/dist/test/$(1).json --
-# golangci-lint with kube-api-linter in it.
+# golangci-lint with the plugin kube-api-linter.
 GOLANGCI_LINT := bin/golangci-lint-kube-api-linter-$(call version-of,github.com/golangci/golangci-lint/v2,hack/golangci/go.mod)-$(GO_VERSION)
 
 ##@ Every day
@@ -53,16 +54,16 @@ help: ## Show this list.
 		/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: verify
-verify: check-generated vet fmt lint tidy chart ## Regenerate, then check everything that needs no cluster: what CI asks first.
+verify: check-generated vet fmt lint tidy chart ## Regenerate, then run all checks that need no cluster; CI runs this first.
 	@echo "verify: ok"
 
 .PHONY: test
-test: $(GOTESTSUM) ## Run all tests, on real control planes too (built by Go the first time: some minutes).
+test: $(GOTESTSUM) ## Run all tests, also on real control planes (Go builds them the first time: some minutes).
 	@MAKE='$(MAKE)' hack/test.sh unit devcluster-test e2e
 	@echo "test: ok"
 
 .PHONY: test-times
-test-times: $(GOTESTSUM) ## Say where the minutes of the last make test went.
+test-times: $(GOTESTSUM) ## Print which tests of the last make test took longest.
 	@hack/test-times.sh $(CURDIR)/$(GOTESTSUM)
 
 .PHONY: mutate
@@ -70,15 +71,15 @@ mutate: ## Change the pure packages in small ways and count which changes no tes
 	go run ./hack/mutate $(or $(PKG),$$(go list -f '{{if .TestGoFiles}}{{.Dir}}{{end}}' ./internal/domain/... ./internal/seats))
 
 .PHONY: bench
-bench: ## Measure: ARGS go to the benchmark program.
+bench: ## Run the benchmarks: ARGS are passed to the benchmark program.
 	cd test && go run $(BENCH_PKG) $(ARGS)
 
 .PHONY: demo
-demo: ## Show it on a cluster of simulated nodes: SCENE=rollout|scale|early|pools|capacity|gangs shows one thing more.
+demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs shows one more scene.
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: up
-up: ## Start a cluster with Atoll to try things on; it stays until make down. ARGS=-form=Isolated takes another form.
+up: ## Start a cluster with Atoll to try things on; it runs until make down. ARGS=-form=Isolated selects another form.
 	cd test && go run ./playground $(ARGS)
 
 .PHONY: down
@@ -90,11 +91,11 @@ build: ## Build the programs into bin/.
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
 
 .PHONY: image
-image: ## Build the image of atoll-manager with docker buildx: IMAGE names it, ARGS go to buildx.
+image: ## Build the image of atoll-manager with docker buildx: IMAGE is its name, ARGS are passed to buildx.
 	hack/image.sh $(IMAGE) $(ARGS)
 
 .PHONY: manifest
-manifest: ## Render the chart into dist/install.yaml: IMAGE is atoll-manager's, ARGS may hold -set key=value.
+manifest: ## Render the chart into dist/install.yaml: IMAGE is the image of atoll-manager, ARGS may contain -set key=value.
 	cd hack/chart && go run ./cmd/manifest -o $(CURDIR)/dist/install.yaml -image '$(IMAGE)' $(ARGS)
 
 .PHONY: generate
@@ -126,11 +127,11 @@ tidy: ## Fail if a go.mod or go.sum is not tidy.
 	@for module in $(MODULES); do echo "tidy $$module"; (cd $$module && go mod tidy -diff); done
 
 .PHONY: chart
-chart: ## Lint the Helm chart, render it and read what comes out strictly.
+chart: ## Lint the Helm chart, render it and decode the result strictly.
 	cd hack/chart && CGO_ENABLED=0 go test $(UNCACHED) $(TESTFLAGS) ./...
 
 .PHONY: image-check
-image-check: ## Run atoll-manager, built as for its image, where there is nothing else (Linux).
+image-check: ## Run atoll-manager, built as for its image, in an empty file system (Linux).
 	hack/image-check.sh
 
 ##@ Parts of test
@@ -141,7 +142,7 @@ unit: $(GOTESTSUM) ## Run the tests of the root module.
 	$(call gotest,unit) $(RACE) -timeout 15m $(TESTFLAGS) ./...
 
 .PHONY: devcluster-bin
-devcluster-bin: ## Build the programs of the devcluster, with progress shown; done once a machine.
+devcluster-bin: ## Build the programs of the devcluster, with progress; needed once on each machine.
 	cd devcluster && $(DEVCLUSTER_BIN)
 
 .PHONY: devcluster-test

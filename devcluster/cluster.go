@@ -76,7 +76,7 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 	return c, nil
 }
 
-// create claims the name and the directory.
+// create reserves the name and creates the directory.
 func create(ctx context.Context, options Options, set binaries.Set) (*Cluster, error) {
 	if entries, err := os.ReadDir(options.Dir); err == nil && len(entries) > 0 {
 		return nil, fmt.Errorf("making the cluster's directory: %s is not empty; choose another or remove it", options.Dir)
@@ -159,7 +159,7 @@ func (c *Cluster) startTogether(ctx context.Context, processes ...processRecord)
 	return first
 }
 
-// waitUsable waits for what the controllers make before pods can be created.
+// waitUsable waits for the default service account, without which no pod can be created.
 func (c *Cluster) waitUsable(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, readyInterval, true, func(ctx context.Context) (bool, error) {
 		_, err := c.client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
@@ -174,7 +174,7 @@ func (c *Cluster) waitUsable(ctx context.Context) error {
 	return nil
 }
 
-// connect makes the administrator's client.
+// connect creates the administrator's client.
 func (c *Cluster) connect() error {
 	config, err := clientcmd.BuildConfigFromFlags("", c.KubeconfigPath())
 	if err != nil {
@@ -192,8 +192,8 @@ func (c *Cluster) connect() error {
 	return nil
 }
 
-// Attach returns a cluster that another process has started. Stopping it stops
-// it for all. Ready functions of its extra processes are not known here.
+// Attach returns a cluster that another process has started. Stop stops the cluster for
+// all processes. The Ready functions of its extra processes are not available here.
 func Attach(_ context.Context, name string) (*Cluster, error) {
 	registry, err := registryDir()
 	if err != nil {
@@ -201,7 +201,7 @@ func Attach(_ context.Context, name string) (*Cluster, error) {
 	}
 	r, err := readRecord(registry, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("attaching to cluster %q: there is none of that name: %w", name, fs.ErrNotExist)
+		return nil, fmt.Errorf("attaching to cluster %q: there is no cluster with this name: %w", name, fs.ErrNotExist)
 	}
 	if err != nil {
 		return nil, err
@@ -213,9 +213,9 @@ func Attach(_ context.Context, name string) (*Cluster, error) {
 	return c, c.connect()
 }
 
-// Stop kills all processes of the cluster, hollow nodes and extra processes
-// included, and removes its directory unless Options.KeepDir says otherwise.
-// Stopping a cluster twice is fine.
+// Stop kills all processes of the cluster, hollow nodes and extra processes included, and
+// removes its directory unless Options.KeepDir says otherwise. Stopping a cluster twice
+// returns no error.
 func (c *Cluster) Stop(ctx context.Context) error {
 	c.mu.Lock()
 	c.stopped = true
@@ -240,7 +240,7 @@ func (c *Cluster) removeIfCurrent(ctx context.Context) error {
 	current, err := readRecord(registry, c.record.Name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil // stopped before, by us or by somebody else
+		return nil // stopped earlier, by this process or by another
 	case err != nil:
 		return err
 	case current.Owner != c.record.Owner || !current.Created.Equal(c.record.Created):
@@ -288,6 +288,6 @@ func (c *Cluster) LogPath(name string) string {
 	return filepath.Join(c.record.Dir, "logs", name+".log")
 }
 
-// FreePort returns a port of 127.0.0.1 that nobody listens on, outside the
-// range of outgoing connections, and never the same one twice in a process.
+// FreePort returns a port of 127.0.0.1 without a listener, outside the range of outgoing
+// connections, and never the same one twice in a process.
 func FreePort() (int, error) { return process.FreePort() }

@@ -11,7 +11,7 @@ import (
 
 const loopback = "127.0.0.1"
 
-// Client limits of the control plane: the cluster, not a limiter, is to be the bottleneck.
+// Client limits of the control plane. They are so high that no limiter is the bottleneck.
 const (
 	controllerManagerQPS   = 500
 	controllerManagerBurst = 1000
@@ -23,7 +23,7 @@ func (c *Cluster) serverURL() string {
 	return fmt.Sprintf("https://%s:%d", loopback, c.record.APIServerPort)
 }
 
-// component fills in what the records of all components have in common.
+// component fills in the fields that the records of all components have in common.
 func (c *Cluster) component(name string, args []string, health *healthCheck) processRecord {
 	return processRecord{
 		Name:   name,
@@ -118,8 +118,8 @@ func (c *Cluster) apiServerProcess() (processRecord, error) {
 	}), nil
 }
 
-// serving returns the arguments by which a component serves its health, and
-// lets the API server decide who may see more, and the check for it.
+// serving returns the arguments with which a component serves its health endpoint and
+// lets the API server authorize all other requests, and the health check for it.
 func (c *Cluster) serving(kubeconfig, healthPath string) ([]string, *healthCheck, error) {
 	port, err := FreePort()
 	if err != nil {
@@ -190,14 +190,14 @@ func (c *Cluster) kwokProcess() (processRecord, error) {
 		"--tls-cert-file=" + c.pkiPath("component.crt"),
 		"--tls-private-key-file=" + c.pkiPath("component.key"),
 	}, c.loopbackHealth(port, "/healthz"))
-	// Keeps it from reading a configuration in the home directory.
+	// Keeps the component from reading a configuration in the home directory.
 	p.Env = []string{"KWOK_WORKDIR=" + filepath.Join(c.record.Dir, "kwok")}
 	return p, nil
 }
 
-// AuditLogPath is the file that the API server writes its audit log to, one
-// JSON object a line, if Options.AuditLog asks for it. Reads, events, leases,
-// and token and access reviews are not in it.
+// AuditLogPath is the path of the API server's audit log, one JSON object per line, if
+// Options.AuditLog is set. Reads, events, leases, and token and access reviews are not in
+// it.
 func (c *Cluster) AuditLogPath() string { return filepath.Join(c.record.Dir, "audit.log") }
 
 func (c *Cluster) writeAuditPolicy() (string, error) {

@@ -19,12 +19,12 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/internal/pki"
 )
 
-// tokenLifetime is how long the token of a service account kubeconfig is good.
+// tokenLifetime is how long the token in the kubeconfig of a service account is valid.
 const tokenLifetime = 24 * time.Hour
 
 const mastersGroup = "system:masters"
 
-// serverHosts are the names by which the API server may be called.
+// serverHosts are the names and addresses in the API server's certificate.
 var serverHosts = []string{
 	"127.0.0.1", "localhost", "kubernetes", "kubernetes.default",
 	"kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "10.96.0.1",
@@ -32,9 +32,9 @@ var serverHosts = []string{
 
 func (c *Cluster) pkiPath(file string) string { return filepath.Join(c.record.Dir, "pki", file) }
 
-// makeCredentials writes all certificates and the components' kubeconfigs.
-// etcd and the front proxy have authorities of their own, so that no user
-// certificate of the cluster opens them.
+// makeCredentials writes all certificates and the components' kubeconfigs. etcd and the
+// front proxy have certificate authorities of their own, so that they accept no user
+// certificate of the cluster.
 func (c *Cluster) makeCredentials() error {
 	dir := filepath.Join(c.record.Dir, "pki")
 	authorities := map[string]*pki.CA{}
@@ -86,8 +86,8 @@ func (c *Cluster) makeCredentials() error {
 
 var unsafeInFileNames = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
-// kubeconfigPath names the file after the user, with a hash of user and groups
-// where the plain name would not be unique.
+// kubeconfigPath names the file after the user, with a hash of user and groups if the
+// plain name would not be unique.
 func (c *Cluster) kubeconfigPath(user string, groups ...string) string {
 	if user == "kubernetes-admin" {
 		return filepath.Join(c.record.Dir, "kubeconfig")
@@ -97,9 +97,9 @@ func (c *Cluster) kubeconfigPath(user string, groups ...string) string {
 	return filepath.Join(c.record.Dir, "kubeconfigs", name+".kubeconfig")
 }
 
-// Kubeconfig writes a kubeconfig with a client certificate for the user and
-// groups, signed by the cluster's authority, and returns its path. It does not
-// need a running cluster, and gives the user no rights that RBAC does not.
+// Kubeconfig writes a kubeconfig with a client certificate for the user and groups,
+// signed by the cluster's certificate authority, and returns its path. The cluster need
+// not run. The user has only the rights that RBAC gives.
 func (c *Cluster) Kubeconfig(_ context.Context, user string, groups ...string) (string, error) {
 	if user == "" {
 		return "", fmt.Errorf("making a kubeconfig: no user given")
@@ -115,8 +115,8 @@ func (c *Cluster) Kubeconfig(_ context.Context, user string, groups ...string) (
 	})
 }
 
-// ServiceAccountKubeconfig writes a kubeconfig with a token of the service
-// account, good for 24 hours, and returns its path. The account must exist.
+// ServiceAccountKubeconfig writes a kubeconfig with a token of the service account, valid
+// for 24 hours, and returns its path. The account must exist.
 func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name string) (string, error) {
 	seconds := int64(tokenLifetime / time.Second)
 	token, err := c.client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name,

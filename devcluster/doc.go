@@ -9,11 +9,10 @@
 //	err = cluster.AddNodes(ctx, devcluster.NumberedNodes("node-", 1000)...)
 //	client, err := kubernetes.NewForConfig(cluster.AdminConfig())
 //
-// Every process can be killed, paused, resumed and restarted by its name.
-// What a killed run leaves behind is found and cleared by the next one.
+// Every process can be killed, paused, resumed and restarted by its name. The next start
+// finds and removes everything that a killed run left behind.
 //
-// The package needs the Go toolchain and nothing else: the first start builds
-// the programs (see package binaries). It must not know of Atoll: whatever is
-// installed into a cluster comes through the Kubernetes API or
-// [Cluster.StartProcess].
+// The package needs only the Go toolchain: the first start builds the programs (see
+// package binaries). It must not depend on Atoll: programs are installed into a cluster
+// through the Kubernetes API or [Cluster.StartProcess].
 package devcluster

@@ -10,34 +10,35 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/internal/process"
 )
 
-// ProcessSpec describes a process that runs beside the cluster's own: a
-// manager, a webhook, a proxy.
+// ProcessSpec describes a process that runs in addition to the cluster's own: a manager,
+// a webhook, a proxy.
 type ProcessSpec struct {
-	// Name under which the verbs take the process: a DNS subdomain that no
-	// other process or node of the cluster has.
+	// Name identifies the process for [Cluster.Kill] and similar methods: a DNS subdomain
+	// that no other process or node of the cluster has.
 	Name string
 	// Path is the executable, Args its arguments.
 	Path string
 	Args []string
-	// Env are entries "KEY=value" beside the environment of this process. They
+	// Env are entries "KEY=value" in addition to the environment of this process. They
 	// are kept in the cluster's record, readable by this user only.
 	Env []string
 	// Dir is the working directory. Unset means the cluster's directory.
 	Dir string
-	// HealthURL answers 200 when the process is ready. An https URL is verified
-	// against HealthCAFile, or the cluster's authority if that is unset.
+	// HealthURL answers 200 when the process is ready. The server of an https URL is
+	// verified with HealthCAFile, or with the cluster's certificate authority if that is
+	// unset.
 	HealthURL    string
 	HealthCAFile string
-	// Ready replaces HealthURL: it returns nil when the process is ready. Only
-	// the process that starts the cluster's extra process knows it.
+	// Ready replaces HealthURL: it returns nil when the process is ready. It is available
+	// only in the process that started the extra process.
 	Ready func(ctx context.Context) error
-	// Again starts the process again when it ends by itself, as a kubelet does with
-	// a container, for as long as the process that started it runs.
+	// Again restarts the process when it ends by itself, as a kubelet restarts a
+	// container, as long as the process that started it runs.
 	Again bool
 }
 
-// StartProcess starts a process that is killed with the cluster and that the
-// verbs take by its name. It returns when the process is ready: at once if the
+// StartProcess starts a process that is killed with the cluster. [Cluster.Kill] and
+// similar methods take its name. It returns when the process is ready: at once if the
 // spec has neither HealthURL nor Ready. Its output goes to [Cluster.LogPath].
 func (c *Cluster) StartProcess(ctx context.Context, spec ProcessSpec) error {
 	if err := c.checkNewProcess(spec.Name); err != nil {
@@ -75,9 +76,8 @@ func (c *Cluster) StartProcess(ctx context.Context, spec ProcessSpec) error {
 	return c.startNew(ctx, p)
 }
 
-// RemoveProcess kills a process that [Cluster.StartProcess] or
-// [Cluster.StartScheduler] has started and forgets it, so that another can be
-// started under its name.
+// RemoveProcess kills a process that [Cluster.StartProcess] or [Cluster.StartScheduler]
+// has started, and removes its record, so that another can be started under its name.
 func (c *Cluster) RemoveProcess(ctx context.Context, name string) error {
 	c.verbs.Lock()
 	defer c.verbs.Unlock()
@@ -91,8 +91,8 @@ func (c *Cluster) RemoveProcess(ctx context.Context, name string) error {
 	return c.forget(ctx, p)
 }
 
-// startNew starts a process that was not there before, and leaves nothing of
-// it if it does not become healthy, except for its log.
+// startNew starts a new process. If it does not become healthy, everything of it except
+// its log is removed.
 func (c *Cluster) startNew(ctx context.Context, p processRecord) error {
 	err := c.startAndWait(ctx, p)
 	if err == nil {

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// probeTimeout bounds one health probe: a paused process accepts and is silent.
+// probeTimeout bounds one health probe: a paused process accepts the connection and does
+// not answer.
 const probeTimeout = 5 * time.Second
 
 // healthCheck is a URL that answers 200 when a process is healthy.
@@ -20,7 +21,7 @@ type healthCheck struct {
 	URL string `json:"url"`
 	// CAFile verifies the server of an https URL.
 	CAFile string `json:"caFile,omitempty"`
-	// CertFile and KeyFile are a client certificate, where one is needed.
+	// CertFile and KeyFile are a client certificate, if one is needed.
 	CertFile string `json:"certFile,omitempty"`
 	KeyFile  string `json:"keyFile,omitempty"`
 }

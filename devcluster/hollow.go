@@ -14,14 +14,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// hollowWorkers is how many hollow nodes start at a time.
+// hollowWorkers is the number of hollow nodes that start at a time.
 const hollowWorkers = 4
 
-// AddHollowNodes adds nodes that are kubelet processes with a fake container
-// runtime: the real code for Leases, watches and restarts. Each takes about
-// 90 MB of memory. It returns when all are Ready. The capacity of ephemeral
-// storage is 1Ti whatever the spec says. The fake runtime forgets its
-// containers when the process ends, so a restarted node starts its pods anew.
+// AddHollowNodes adds nodes that are kubelet processes with a fake container runtime: the
+// real code for Leases, watches and restarts. Each takes about 90 MB of memory. It
+// returns when all are Ready. The capacity of ephemeral storage is always 1Ti; the spec
+// is ignored. The fake runtime loses its containers when the process ends, so a restarted
+// node starts its pods again.
 func (c *Cluster) AddHollowNodes(ctx context.Context, specs ...NodeSpec) error {
 	err := forEach(ctx, hollowWorkers, specs, c.startHollowNode)
 	if err != nil {
@@ -30,8 +30,8 @@ func (c *Cluster) AddHollowNodes(ctx context.Context, specs ...NodeSpec) error {
 	return c.waitNodesReady(ctx, specs)
 }
 
-// startHollowNode creates the Node first, so that labels and taints that a
-// kubelet may not set itself are there from the beginning.
+// startHollowNode creates the Node object first, so that it has from the beginning the
+// labels and taints that a kubelet may not set itself.
 func (c *Cluster) startHollowNode(ctx context.Context, spec NodeSpec) error {
 	node, err := c.newNode(spec)
 	if err != nil {
@@ -75,7 +75,7 @@ func (c *Cluster) startHollowNode(ctx context.Context, spec NodeSpec) error {
 	return nil
 }
 
-// formatCapacity writes a resource list as hollow-kubelet reads it.
+// formatCapacity formats a resource list for the flag of hollow-kubelet.
 func formatCapacity(capacity corev1.ResourceList) string {
 	pairs := make([]string, 0, len(capacity))
 	for name, quantity := range capacity {

@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// nodeLeaseSeconds is how long a simulated node's Lease lasts; a quarter of
-	// it passes between two renewals. Both are as a kubelet's.
+	// nodeLeaseSeconds is the duration of a simulated node's Lease; it is renewed after a
+	// quarter of that time. Both are the values of a kubelet.
 	nodeLeaseSeconds = 40
-	// silencer holds the Leases of silenced nodes: kwok leaves alone, with their
-	// pods, the nodes whose Lease somebody else holds.
+	// silencer is the holder of the Leases of silenced nodes: kwok does not touch nodes
+	// whose Lease has another holder, nor their pods.
 	silencer = "devcluster-paused"
 	// reviveTimeout bounds how long a revived node takes to become Ready.
 	reviveTimeout = time.Minute
@@ -48,7 +48,7 @@ func (c *Cluster) isSimulatedNode(ctx context.Context, name string) (bool, error
 	return node.Annotations[simulatedAnnotation] == simulatedValue, nil
 }
 
-// silenceNode takes the node's Lease away from kwok, for good.
+// silenceNode takes the node's Lease away from kwok, until reviveNode.
 func (c *Cluster) silenceNode(ctx context.Context, name string) error {
 	return c.patchLease(ctx, name, map[string]any{
 		"holderIdentity":       silencer,
@@ -57,7 +57,7 @@ func (c *Cluster) silenceNode(ctx context.Context, name string) error {
 	})
 }
 
-// reviveNode gives the Lease back and waits until the node is Ready.
+// reviveNode gives the Lease back to kwok and waits until the node is Ready.
 func (c *Cluster) reviveNode(ctx context.Context, name string) error {
 	if err := c.patchLease(ctx, name, map[string]any{
 		"holderIdentity":       nil,
@@ -95,9 +95,9 @@ func (c *Cluster) patchLease(ctx context.Context, name string, spec map[string]a
 	return nil
 }
 
-// releaseLeases takes the Leases of simulated nodes from a kwok that is gone:
-// the next one has another identity and would wait until they expire. It does
-// its best, since the API server may be down.
+// releaseLeases clears the holder of the Leases of simulated nodes after kwok has ended:
+// the next kwok has another identity and would wait until they expire. Errors are
+// ignored, because the API server may be down.
 func (c *Cluster) releaseLeases(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

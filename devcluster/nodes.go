@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	// simulatedAnnotation marks the nodes that kwok plays the kubelet of.
+	// simulatedAnnotation marks the nodes for which kwok simulates the kubelet.
 	simulatedAnnotation = "kwok.x-k8s.io/node"
 	simulatedValue      = "fake"
 
-	// createWorkers is how many nodes are created at a time.
+	// createWorkers is the number of nodes that are created at a time.
 	createWorkers = 32
-	// nodeReadyInterval is the time between two looks at new nodes.
+	// nodeReadyInterval is the time between two checks of new nodes.
 	nodeReadyInterval = 200 * time.Millisecond
 )
 
@@ -41,11 +41,11 @@ var nodeNamePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 type NodeSpec struct {
 	// Name is a DNS subdomain that no other node or process of the cluster has.
 	Name string
-	// Labels and Annotations stand on the node from its creation. The host name
-	// label is added.
+	// Labels and Annotations are on the node from its creation. The host name label is
+	// added.
 	Labels      map[string]string
 	Annotations map[string]string
-	// Taints stand on the node from its creation.
+	// Taints are on the node from its creation.
 	Taints []corev1.Taint
 	// Capacity is both capacity and allocatable. What is unset defaults to
 	// 32 cpu, 256Gi memory, 1Ti ephemeral-storage and 110 pods.
@@ -93,9 +93,9 @@ func defaultCapacity() corev1.ResourceList {
 	}
 }
 
-// AddNodes adds simulated nodes and returns when all are Ready and free of the
-// taint that new nodes carry. Their pods run as [Options.PodStartDelay] says;
-// nothing answers at their addresses.
+// AddNodes adds simulated nodes and returns when all are Ready and free of the taint that
+// new nodes carry. Their pods become Ready after [Options.PodStartDelay]; no program
+// listens at their addresses.
 func (c *Cluster) AddNodes(ctx context.Context, specs ...NodeSpec) error {
 	nodes := make([]*corev1.Node, 0, len(specs))
 	for _, spec := range specs {
@@ -118,9 +118,9 @@ func (c *Cluster) AddNodes(ctx context.Context, specs ...NodeSpec) error {
 	return c.waitNodesReady(ctx, specs)
 }
 
-// untaintNode takes off the taint that the API server puts on every new node
-// until the controller manager finds it Ready, which it is: for a thousand
-// nodes the controller manager would take ten seconds.
+// untaintNode removes the taint that the API server puts on every new node until the
+// controller manager finds it Ready. The node is Ready already, and for a thousand nodes
+// the controller manager would take ten seconds.
 func (c *Cluster) untaintNode(ctx context.Context, node *corev1.Node) error {
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": node.Spec.Taints}})
 	if err != nil {
@@ -157,8 +157,8 @@ func (c *Cluster) newNode(spec NodeSpec) (*corev1.Node, error) {
 	return node, nil
 }
 
-// makeSimulated fills in the status that a kubelet would report, so that
-// kwok only has to keep the Lease.
+// makeSimulated fills in the status that a kubelet would report, so that kwok only has to
+// renew the Lease.
 func makeSimulated(node *corev1.Node) {
 	node.Annotations[simulatedAnnotation] = simulatedValue
 	labels := map[string]string{
@@ -192,8 +192,8 @@ func makeSimulated(node *corev1.Node) {
 	}
 }
 
-// simulatedAddress derives an address from the name, of the network 198.18.0.0/15
-// that is set aside for benchmarks. Two nodes may share one by chance.
+// simulatedAddress derives an address from the name, in the network 198.18.0.0/15, which
+// is reserved for benchmarks. Two nodes may have the same address by chance.
 func simulatedAddress(name string) string {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(name))
@@ -209,8 +209,8 @@ func (c *Cluster) createNode(ctx context.Context, node *corev1.Node) error {
 	return nil
 }
 
-// waitNodesReady returns when all nodes are Ready and the control plane has
-// taken the taint off that it puts on new nodes.
+// waitNodesReady returns when all nodes are Ready and the control plane has removed the
+// taint that it puts on new nodes.
 func (c *Cluster) waitNodesReady(ctx context.Context, specs []NodeSpec) error {
 	waiting := sets.New[string]()
 	for _, spec := range specs {
@@ -261,8 +261,8 @@ func isNodeUsable(node *corev1.Node) bool {
 	return false
 }
 
-// RemoveNode deletes a node, with its process if it is a hollow one. Its pods
-// are left to the control plane, which deletes them.
+// RemoveNode deletes a node, with its process if it is a hollow one. The control plane
+// deletes its pods.
 func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
 	c.verbs.Lock()
 	defer c.verbs.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/binaries"
 )
 
-// Names of the components, as the verbs ([Cluster.Kill] and its siblings) and
-// Options.ComponentArgs take them.
+// Names of the components, for [Cluster.Kill] and similar methods, and for
+// Options.ComponentArgs.
 const (
 	Etcd              = "etcd"
 	APIServer         = "kube-apiserver"
@@ -21,7 +21,7 @@ const (
 	Kwok              = "kwok"
 )
 
-// AuditLevel says how much of each writing request the audit log holds.
+// AuditLevel is how much of each writing request is in the audit log.
 type AuditLevel string
 
 // Levels of the audit log.
@@ -32,41 +32,42 @@ const (
 	AuditRequestResponse AuditLevel = "RequestResponse"
 )
 
-// DefaultStartTimeout bounds [Start], without the building of binaries, where
-// the context has no deadline of its own.
+// DefaultStartTimeout bounds [Start], not including the building of binaries, if the
+// context has no deadline.
 const DefaultStartTimeout = 2 * time.Minute
 
-// Options say what cluster to start. The zero value is useful.
+// Options describe the cluster to start. The zero value is valid.
 type Options struct {
-	// Name of the cluster: a DNS label of at most 40 characters. Unset means a
-	// random one. Several clusters run side by side under different names.
+	// Name of the cluster: a DNS label of at most 40 characters. Unset means a random
+	// one. Several clusters can run at the same time under different names.
 	Name string
-	// Dir is where the cluster keeps its data, certificates and logs. It must
-	// be empty or not exist yet. Unset means a directory in the cache.
+	// Dir is the directory of the cluster's data, certificates and logs. It must be empty
+	// or not exist yet. Unset means a directory in the cache.
 	Dir string
 	// KeepDir keeps Dir when the cluster is stopped, for its logs. In the cache
 	// it is kept for a week.
 	KeepDir bool
-	// SchedulerConfig is a KubeSchedulerConfiguration in YAML or JSON; unset
-	// means the scheduler's default. The kubeconfig is always filled in; client
-	// limits and leader election are filled in where it leaves them out.
+	// SchedulerConfig is a KubeSchedulerConfiguration in YAML or JSON; unset means the
+	// scheduler's default. The kubeconfig is always filled in; client limits and leader
+	// election are filled in if they are unset.
 	SchedulerConfig []byte
-	// ComponentArgs are further command line arguments for each component, by
-	// its name. They stand last and win over the ones that we set.
+	// ComponentArgs are further command line arguments for each component, by its name.
+	// They come last and have priority over the ones that this package sets.
 	ComponentArgs map[string][]string
-	// PodStartDelay is how long pods on simulated nodes take from binding to
-	// Ready. Zero means at once.
+	// PodStartDelay is the time from binding to Ready of pods on simulated nodes. Zero
+	// means at once.
 	PodStartDelay time.Duration
 	// AuditLog makes the API server log every write to [Cluster.AuditLogPath].
 	AuditLog AuditLevel
 	// Log receives progress, a line at a time. Unset means none is shown.
 	Log io.Writer
-	// Persistent clusters outlive the process that starts them, until somebody
-	// attaches and stops them. All others are leftovers once it has ended.
+	// Persistent clusters outlive the process that starts them, until a process attaches
+	// and stops them. All others become leftovers when that process ends.
 	Persistent bool
 
-	// noDeathSignal leaves it to Sweep to clear a killed owner's cluster, as on
-	// systems whose kernel does not do it.
+	// noDeathSignal starts the cluster's processes without a parent death signal, so that
+	// only Sweep clears the cluster of a killed owner, as on systems without such
+	// signals.
 	noDeathSignal bool
 }
 
@@ -74,7 +75,7 @@ const maxNameLength = 40
 
 var namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
-// setDefaults fills in what is unset and refuses what cannot work.
+// setDefaults fills in unset fields and refuses invalid ones.
 func (o *Options) setDefaults() error {
 	if o.Name == "" {
 		o.Name = fmt.Sprintf("c%08x", rand.Uint32())

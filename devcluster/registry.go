@@ -18,20 +18,19 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/internal/process"
 )
 
-// The registry is a directory in the cache with one directory for each
-// cluster: record.json says what the cluster is, processes/<name>.json what
-// each of its processes is. Everybody who attaches to a cluster reads and
-// writes the same files; whoever sweeps finds leftovers by them.
+// The registry is a directory in the cache with one directory for each cluster:
+// record.json describes the cluster, processes/<name>.json each of its processes. All
+// processes that attach to a cluster read and write the same files, and Sweep finds
+// leftovers by them.
 
-// clusterMark is the environment variable by which a process of a cluster is
-// known even if its record was never written.
+// clusterMark is the environment variable that identifies a process of a cluster even if
+// its record was never written.
 const clusterMark = "ATOLL_DEVCLUSTER"
 
-// keptLifetime is how long the directory of a stopped cluster is kept in the
-// cache where it is kept at all.
+// keptLifetime is how long the kept directory of a stopped cluster stays in the cache.
 const keptLifetime = 7 * 24 * time.Hour
 
-// record describes one cluster. It does not change once written.
+// record describes one cluster. It does not change after it is written.
 type record struct {
 	Name       string           `json:"name"`
 	Dir        string           `json:"dir"`
@@ -46,17 +45,17 @@ type record struct {
 	EtcdPeerPort  int `json:"etcdPeerPort"`
 }
 
-// Info says what [List] knows of a cluster.
+// Info describes a cluster in the result of [List].
 type Info struct {
-	// Name is what [Attach] takes.
+	// Name is the argument of [Attach].
 	Name string
-	// Dir holds the cluster's data and logs.
+	// Dir has the cluster's data and logs.
 	Dir string
-	// Created is when the start began.
+	// Created is the time when the start began.
 	Created time.Time
 	// Persistent clusters outlive their owner.
 	Persistent bool
-	// Leftover is true if the owner has ended without stopping the cluster.
+	// Leftover is true if the owner ended without stopping the cluster.
 	Leftover bool
 }
 
@@ -169,7 +168,8 @@ func Sweep(ctx context.Context) ([]string, error) {
 	for _, name := range names {
 		r, err := readRecord(registry, name)
 		if errors.Is(err, fs.ErrNotExist) {
-			// Killed while it added or removed itself; both are done under the lock.
+			// Its owner was killed while it added or removed the record; both happen
+			// under the lock.
 			failures = append(failures, os.RemoveAll(filepath.Join(registry, name)))
 			continue
 		}
@@ -190,8 +190,8 @@ func Sweep(ctx context.Context) ([]string, error) {
 	return swept, errors.Join(failures...)
 }
 
-// removeKept removes what failed starts and Options.KeepDir have left in the
-// cache long ago.
+// removeKept removes directories that failed starts and Options.KeepDir left in the cache
+// longer than keptLifetime ago.
 func removeKept(registry string) error {
 	data := filepath.Join(filepath.Dir(registry), "data")
 	entries, err := os.ReadDir(data)
@@ -214,8 +214,8 @@ func removeKept(registry string) error {
 	return errors.Join(failures...)
 }
 
-// Remove stops the cluster of that name, whoever has started it and whatever
-// state it is in, and removes its files.
+// Remove stops the cluster with that name, in any state and whichever process started it,
+// and removes its files.
 func Remove(ctx context.Context, name string) error {
 	registry, unlock, err := lockRegistry(ctx)
 	if err != nil {
@@ -224,7 +224,7 @@ func Remove(ctx context.Context, name string) error {
 	defer unlock()
 	r, err := readRecord(registry, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("removing cluster %q: there is none of that name: %w", name, fs.ErrNotExist)
+		return fmt.Errorf("removing cluster %q: there is no cluster with this name: %w", name, fs.ErrNotExist)
 	}
 	if err != nil {
 		return err
@@ -232,8 +232,8 @@ func Remove(ctx context.Context, name string) error {
 	return remove(ctx, registry, r)
 }
 
-// remove kills what runs of the cluster and deletes its files. The caller
-// holds the registry's lock.
+// remove kills the cluster's running processes and deletes its files. The caller holds
+// the registry's lock.
 func remove(ctx context.Context, registry string, r record) error {
 	dir := filepath.Join(registry, r.Name)
 	records, err := readProcesses(dir)
@@ -289,7 +289,7 @@ func killAll(ctx context.Context, ids []process.Identity) error {
 	return nil
 }
 
-// waitGone polls, since the process may be nobody's child any more.
+// waitGone polls, because the process may not be a child of this process.
 func waitGone(ctx context.Context, id process.Identity) error {
 	for id.Alive() {
 		select {

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// schedulerProcess describes a kube-scheduler process that runs under the name
-// as the user of the kubeconfig.
+// schedulerProcess describes a kube-scheduler process with the given name that runs as
+// the user of the kubeconfig.
 func (c *Cluster) schedulerProcess(name, kubeconfig string, config []byte) (processRecord, error) {
 	data, err := completeSchedulerConfig(config, kubeconfig)
 	if err != nil {
@@ -38,8 +38,8 @@ func (c *Cluster) schedulerConfigPath(name string) string {
 	return filepath.Join(c.record.Dir, "config", name+".yaml")
 }
 
-// completeSchedulerConfig sets what a scheduler of ours needs and leaves the
-// rest as the caller wrote it.
+// completeSchedulerConfig sets the fields that a scheduler in this cluster needs and does
+// not change the caller's other fields.
 func completeSchedulerConfig(config []byte, kubeconfig string) ([]byte, error) {
 	fields := map[string]any{}
 	if err := yaml.Unmarshal(config, &fields); err != nil {
@@ -75,7 +75,7 @@ func setDefault(fields map[string]any, key string, value any) {
 	}
 }
 
-// object returns the object under the key and makes it if there is none.
+// object returns the object under the key and creates it if there is none.
 func object(fields map[string]any, key string) (map[string]any, error) {
 	if fields[key] == nil {
 		fields[key] = map[string]any{}
@@ -88,8 +88,8 @@ func object(fields map[string]any, key string) (map[string]any, error) {
 }
 
 // RestartScheduler restarts the cluster's kube-scheduler with another
-// KubeSchedulerConfiguration; nil means the default one. It returns when the
-// scheduler is healthy. Options.SchedulerConfig says what is filled in.
+// KubeSchedulerConfiguration; nil means the default one. It returns when the scheduler is
+// healthy. See Options.SchedulerConfig for the fields that are filled in.
 func (c *Cluster) RestartScheduler(ctx context.Context, config []byte) error {
 	data, err := completeSchedulerConfig(config, c.kubeconfigPath("system:"+Scheduler))
 	if err != nil {
@@ -107,17 +107,17 @@ func (c *Cluster) RestartScheduler(ctx context.Context, config []byte) error {
 	return c.restartLocked(ctx, p)
 }
 
-// StartScheduler starts a further kube-scheduler process under the name, which
-// the verbs then take. Without a configuration it serves pods whose
-// schedulerName is the name; a configuration of the caller's must name its
-// profiles itself, and not as another running scheduler does.
+// StartScheduler starts a further kube-scheduler process with the given name, for
+// [Cluster.Kill] and similar methods. Without a configuration it serves pods whose
+// schedulerName is this name. A configuration must name its profiles itself, with names
+// that no other running scheduler has.
 func (c *Cluster) StartScheduler(ctx context.Context, name string, config []byte) error {
 	return c.StartSchedulerAs(ctx, name, c.kubeconfigPath("system:"+Scheduler), config)
 }
 
-// StartSchedulerAs is StartScheduler for a scheduler that is not to be the
-// user system:kube-scheduler: it runs as the user of the kubeconfig, for example
-// one that [Cluster.ServiceAccountKubeconfig] returned.
+// StartSchedulerAs is StartScheduler for a scheduler that runs as another user than
+// system:kube-scheduler: the user of the kubeconfig, for example one that
+// [Cluster.ServiceAccountKubeconfig] returned.
 func (c *Cluster) StartSchedulerAs(ctx context.Context, name, kubeconfig string, config []byte) error {
 	if err := c.checkNewProcess(name); err != nil {
 		return err
@@ -132,14 +132,14 @@ func (c *Cluster) StartSchedulerAs(ctx context.Context, name, kubeconfig string,
 	return c.startNew(ctx, p)
 }
 
-// checkNewProcess refuses names that are taken or unfit for a file.
+// checkNewProcess refuses names that are taken or not valid as a file name.
 func (c *Cluster) checkNewProcess(name string) error {
 	if !nodeNamePattern.MatchString(name) {
 		return fmt.Errorf("starting process %q: the name is not a DNS subdomain", name)
 	}
 	_, err := os.Stat(processPath(c.registryDir, name))
 	if err == nil {
-		return fmt.Errorf("starting process %q: there is one of that name; restart it instead", name)
+		return fmt.Errorf("starting process %q: it exists already; restart it instead", name)
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("starting process %q: %w", name, err)

@@ -9,9 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The simulated kubelet is a set of kwok stages: each says which objects it
-// takes, after what delay, and what it does to their status. For one pod at
-// most one stage applies at a time:
+// The simulated kubelet is a set of kwok stages. Each stage selects objects, and after a
+// delay changes their status. At most one stage applies to a pod at a time:
 //
 //	          start delay               image changed
 //	Pending ───────────────▶ Running ──────────────────▶ Running, not ready
@@ -30,8 +29,8 @@ const (
 	// without ever getting ready.
 	NeverReadyTag = "never-ready"
 
-	// minRestartDelay is how long a container that is restarted for a new image
-	// stays unready at least, so that watchers see it.
+	// minRestartDelay is the minimum time that a container is not ready when it is
+	// restarted for a new image, so that watchers see it.
 	minRestartDelay = 300 * time.Millisecond
 	// jobDuration is how long the pods of Jobs run.
 	jobDuration = time.Second
@@ -49,8 +48,8 @@ var podCompleteTemplate string
 //go:embed simulation/node-ready.tmpl
 var nodeReadyTemplate string
 
-// Conditions on a pod as jq expressions. Each yields true or false; kwok takes
-// an expression that fails for a missing value.
+// Conditions on a pod as jq expressions. Each yields true or false; kwok treats an
+// expression that fails as a missing value.
 const (
 	jqImageChanged = `((.spec.containers + [(.spec.initContainers // [])[] | select(.restartPolicy == "Always")])` +
 		` | map(.name + " " + .image))` +
@@ -86,7 +85,7 @@ type stage struct {
 	kind  string
 	when  []requirement
 	delay time.Duration
-	// delayFrom is a jq expression for a delay that wins over delay.
+	// delayFrom is a jq expression for a delay that has priority over delay.
 	delayFrom string
 	// status is a template of a patch of the object's status. Without one the
 	// object is deleted.

@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// goneInterval is the time between two looks at a killed process.
+	// goneInterval is the time between two checks of a killed process.
 	goneInterval = 5 * time.Millisecond
 	// readyInterval is the time between two probes of a starting process.
 	readyInterval = 50 * time.Millisecond
-	// startTimeout bounds how long one process may take to become healthy.
+	// startTimeout is the maximum time for one process to become healthy.
 	startTimeout = 90 * time.Second
-	// logTailBytes is how much of a log an error quotes.
+	// logTailBytes is the length of the part of a log that an error quotes.
 	logTailBytes = 4096
 )
 
-// kind says what a process is to the cluster.
+// kind is the role of a process in the cluster.
 type kind string
 
 const (
@@ -38,7 +38,7 @@ const (
 	kindExtra     kind = "extra"
 )
 
-// processRecord is all that is needed to start a process again and to find it.
+// processRecord has all data that is needed to find a process and to restart it.
 type processRecord struct {
 	Name   string           `json:"name"`
 	Kind   kind             `json:"kind"`
@@ -56,20 +56,20 @@ type processRecord struct {
 	Killed bool `json:"killed,omitempty"`
 }
 
-// ProcessStatus says how one process of a cluster does.
+// ProcessStatus is the state of one process of a cluster.
 type ProcessStatus struct {
 	Name string
 	// Kind is component, scheduler, hollow-node or extra.
 	Kind string
 	// PID is the id that the process has or last had.
 	PID int
-	// Running is true if the process exists, Paused if it is stopped on purpose,
-	// Healthy if it runs and its health check, where it has one, passes.
+	// Running is true if the process exists, Paused if it is stopped by [Cluster.Pause],
+	// Healthy if it runs and its health check, if it has one, passes.
 	Running, Paused, Healthy bool
 	LogPath                  string
 }
 
-// Processes returns how each process of the cluster does, by name.
+// Processes returns the state of each process of the cluster, by name.
 func (c *Cluster) Processes(ctx context.Context) ([]ProcessStatus, error) {
 	records, err := readProcesses(c.registryDir)
 	if err != nil {
@@ -135,11 +135,11 @@ func (c *Cluster) launch(p processRecord) (processRecord, <-chan struct{}, error
 	return p, done, nil
 }
 
-// againAfter is how long a process that has ended by itself is left alone.
+// againAfter is the delay before a process that has ended by itself is restarted.
 const againAfter = time.Second
 
-// startAgain starts a process again when it ends, unless somebody killed it or
-// started it since.
+// startAgain restarts a process when it ends, unless it was killed by [Cluster.Kill] or
+// started again since.
 func (c *Cluster) startAgain(p processRecord, done <-chan struct{}) {
 	<-done
 	time.Sleep(againAfter)
@@ -157,7 +157,8 @@ func (c *Cluster) startAgain(p processRecord, done <-chan struct{}) {
 	}
 }
 
-// environment gives components little and extra processes all that we have.
+// environment returns a minimal environment for components, and the whole environment of
+// this process for extra processes.
 func (c *Cluster) environment(p processRecord) []string {
 	var env []string
 	for _, entry := range os.Environ() {
@@ -180,7 +181,8 @@ func (c *Cluster) startAndWait(ctx context.Context, p processRecord) error {
 	return c.waitReady(ctx, p, done)
 }
 
-// waitReady returns when the process is healthy, or why it never will be.
+// waitReady returns nil when the process is healthy, or an error with the reason why it
+// cannot become healthy.
 func (c *Cluster) waitReady(ctx context.Context, p processRecord, done <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -228,8 +230,8 @@ func logTail(path string) string {
 	return string(bytes.TrimSpace(data))
 }
 
-// Kill ends a process with SIGKILL and returns when it is gone. It stays down
-// until [Cluster.Restart]. For a simulated node, see [Cluster.Pause].
+// Kill ends a process with SIGKILL and returns when it has ended. It is not started again
+// before [Cluster.Restart]. For a simulated node, see [Cluster.Pause].
 func (c *Cluster) Kill(ctx context.Context, name string) error {
 	if simulated, err := c.isSimulatedNode(ctx, name); err != nil {
 		return err
@@ -256,11 +258,11 @@ func (c *Cluster) killLocked(ctx context.Context, p processRecord) error {
 	return nil
 }
 
-// Pause stops a process with SIGSTOP: it keeps its connections and answers
-// nothing. A simulated node has no process of its own: pausing or killing it
-// makes it stop renewing its Lease and leaves its pods as they are, so that it
-// becomes NotReady after the controller manager's grace period (50 s unless
-// ComponentArgs sets --node-monitor-grace-period).
+// Pause stops a process with SIGSTOP: it keeps its connections and does not answer. A
+// simulated node has no process of its own: pausing or killing it stops the renewal of
+// its Lease and does not change its pods, so that it becomes NotReady after the
+// controller manager's grace period (50 s unless ComponentArgs sets
+// --node-monitor-grace-period).
 func (c *Cluster) Pause(ctx context.Context, name string) error {
 	if simulated, err := c.isSimulatedNode(ctx, name); err != nil {
 		return err
@@ -270,8 +272,8 @@ func (c *Cluster) Pause(ctx context.Context, name string) error {
 	return c.setPaused(name, true)
 }
 
-// Resume lets a paused process go on. It does not wait for it to be healthy,
-// except that a simulated node is waited for until it is Ready.
+// Resume continues a paused process. It does not wait until the process is healthy, but
+// for a simulated node it waits until the node is Ready.
 func (c *Cluster) Resume(ctx context.Context, name string) error {
 	if simulated, err := c.isSimulatedNode(ctx, name); err != nil {
 		return err
@@ -307,7 +309,7 @@ func (c *Cluster) setPaused(name string, paused bool) error {
 	return writeJSON(processPath(c.registryDir, name), p)
 }
 
-// waitStopped returns when the process does nothing any more.
+// waitStopped returns when all threads of the process are stopped.
 func waitStopped(id process.Identity) error {
 	return wait.PollUntilContextTimeout(context.Background(), time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
 		return id.Stopped(), nil

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds a program as images hold it: static, and the same bytes wherever the
-# source is. GOOS and GOARCH may name another platform.
+# Builds a program for an image: static, and with the same bytes whatever the
+# directory of the source is. GOOS and GOARCH may name another platform.
 #
 #   hack/build-static.sh <package> <file>
 set -eu

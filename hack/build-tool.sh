@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds a tool that a module of hack/ pins, and counts packages meanwhile: with
-# an empty build cache it takes minutes.
+# Builds a tool whose version a module of hack/ pins, and prints the number of
+# compiled packages: with an empty build cache it takes minutes.
 #
 #   hack/build-tool.sh <module directory> <package> <program>
 set -euo pipefail
@@ -31,7 +31,7 @@ trap 'rm -f "$new"' EXIT
 	done
 }
 mv "$new" "$program"
-# Older versions of the same tool are of no use any more.
+# Older versions of the same tool are not needed any more.
 name=$(basename "$package")
 for old in bin/"$name"-*; do
 	if [ "$old" != "$program" ]; then rm -f "$old"; fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Regenerates and fails if that changed a file: somebody changed a source and
-# did not run `make generate`. It compares before and after and not with the
-# last commit, so it may run amid uncommitted work; in CI (CI=true) the whole
+# Regenerates and fails if that changes a file: then a source was changed without
+# `make generate`. It compares the files before and after, and not with the last
+# commit, so it can run with uncommitted changes; in CI (CI=true) the whole
 # checkout must be clean too.
 #
 #   hack/check-generated.sh <controller-gen>

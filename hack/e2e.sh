@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests of test/ with the given flags of go test. Those of e2e run in
-# six parts, each on clusters of its own, three at a time: most of their time they
-# wait. Tests that share a cluster are in one part, so that it is started once.
+# Runs the tests of test/ with the given flags of go test. Those of e2e run in six
+# parts, each on clusters of its own, three at a time, because they wait most of
+# the time. Tests that share a cluster are in one part, so that the cluster is
+# started once.
 #
 #   hack/e2e.sh <gotestsum> <flag of go test>...
 set -euo pipefail
@@ -18,7 +19,7 @@ run() {
 	"$gotestsum" --format testname --hide-summary output --jsonfile "$logs/$name.json" -- "$@"
 }
 
-# using <pattern> lists the tests of e2e in which a line matches.
+# using <pattern> lists the tests of e2e in which a line matches the pattern.
 using() {
 	awk -v pattern="$1" '
 		/^func / { name = "" }
@@ -34,7 +35,7 @@ case " $* " in
 	;;
 esac
 
-# The programs are built once, and not by each part for itself.
+# The programs are built once, and not by each part.
 echo "building atoll-manager and the tests"
 (cd .. && CGO_ENABLED=0 go build -o /dev/null ./cmd/atoll-manager)
 if ! built=$(go test -exec true "$@" ./... 2>&1); then
@@ -51,7 +52,7 @@ others=$(go list ./... | grep -v '/e2e$')
 failed=0
 running=()
 trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
-# What creates pods by the hundred runs at the end, when the machine has less to do.
+# Tests that create hundreds of pods run at the end, when the machine has less load.
 {
 	failed=0
 	# shellcheck disable=SC2086 # one argument for each package

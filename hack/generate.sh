@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes everything that is generated from Go source and committed. A file
-# whose content stays is not touched; one that has no source any more goes.
+# Writes all files that are generated from Go source and committed. A file whose
+# content is the same is not written; a file without a source is removed.
 #
 #   hack/generate.sh <controller-gen>
 set -euo pipefail
@@ -10,7 +10,7 @@ controller_gen=$1
 new=$(mktemp -d)
 trap 'rm -rf "$new"' EXIT
 
-# sync <new directory> <directory> makes the second like the first.
+# sync <new directory> <directory> makes the second equal to the first.
 sync() {
 	local file
 	mkdir -p "$1" "$2"
@@ -32,12 +32,12 @@ sync() {
 go run ./hack/crdtrim "$new/crds/apps.openyurt.io_uniteddeployments.yaml"
 sync "$new/crds" charts/atoll/files/crds
 
-# The manager's role, from the markers beside the code that needs it. A marker
-# with namespace=atoll-system becomes a Role; the chart puts the namespace of
-# the release in its place.
+# The manager's role, from the markers beside the code that needs each permission. A
+# marker with namespace=atoll-system becomes a Role; the chart replaces the namespace by
+# that of the release.
 #
-# controller-gen drops such a marker without a word when it stands in a doc
-# comment: it needs a comment of its own, with an empty line after it.
+# controller-gen ignores such a marker without an error if it is in a doc comment: it
+# needs a comment of its own, with an empty line after it.
 sources=()
 if [ -d internal ]; then sources+=(paths=./internal/...); fi
 if [ -d cmd ]; then sources+=(paths=./cmd/...); fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds atoll-manager as the image holds it and runs it where nothing else is:
-# in an empty root, as the image's user. Needs Linux, and root or user namespaces.
+# Builds atoll-manager as for the image and runs it in an empty root file system,
+# as the image's user. Needs Linux, and root or user namespaces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the image of atoll-manager with docker buildx. Arguments go to it:
+# Builds the image of atoll-manager with docker buildx. Further arguments are passed to buildx:
 #
 #   hack/image.sh <image> --push --platform linux/amd64,linux/arm64
 #
-# Without --push or --output the image goes to the local engine.
+# Without --push or --output the image is loaded into the local engine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,7 +25,7 @@ case " $* " in
 esac
 
 revision=$(git rev-parse HEAD 2>/dev/null || true)
-# The time of the last commit instead of now: the same source, the same image.
+# The time of the last commit instead of now, so that the same source gives the same image.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 0)
 export SOURCE_DATE_EPOCH
 docker buildx build --tag "$image" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Says where the minutes of the last make test, or of a part of it, went.
+# Prints which tests of the last make test, or of a part of it, took longest.
 #
 #   hack/test-times.sh <gotestsum>
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the given targets of make one after the other, each whether or not those
-# before it passed. Says at the end how each ended and how long it took, and
-# fails if one of them failed.
+# Runs the given targets of make one after the other, also after one has failed.
+# At the end it prints the result and the duration of each, and fails if one of
+# them failed.
 #
 #   hack/test.sh <target>...
 set -uo pipefail
@@ -21,7 +21,7 @@ for target in "$@"; do
 	printf '%-16s %s after %d s\n' "$target" "$result" "$((SECONDS - start))" >>dist/test/parts
 done
 
-# count <action> counts the tests that ended so, without their subtests.
+# count <action> counts the tests with this result, without their subtests.
 count() {
 	cat dist/test/*.json 2>/dev/null | grep -cE "\"Action\":\"$1\".*\"Test\":\"[^/\"]+\"" || true
 }

@@ -1,7 +1,7 @@
-// Package atoll installs Atoll in a devcluster as its users do: from the chart,
-// with the ServiceAccount, the RBAC and the webhook configurations that the
-// chart renders. atoll-manager runs as a process beside the cluster, with the
-// token of its ServiceAccount and never as admin.
+// Package atoll installs Atoll in a devcluster as its users do: from the chart, with the
+// ServiceAccount, the RBAC and the webhook configurations that the chart renders.
+// atoll-manager runs as a process outside of the cluster, with the token of its
+// ServiceAccount and never as administrator.
 package atoll
 
 import (
@@ -26,9 +26,9 @@ import (
 )
 
 const (
-	// Namespace is where Atoll is installed.
+	// Namespace is the namespace in which Atoll is installed.
 	Namespace = "atoll-system"
-	// Manager is the name of the manager's process, for the cluster's verbs.
+	// Manager is the name of the manager's process, for the methods of the cluster.
 	Manager = "atoll-manager"
 	// Scheduler is the name of the second kube-scheduler's process and of its
 	// ServiceAccount, Lease and profile, if there is one.
@@ -39,8 +39,7 @@ const (
 	plainConfig = "atoll-kube-scheduler"
 )
 
-// Form is who decides which NodeGroup a pod goes to, and when: the chart's value
-// scheduler.mode.
+// Form is the chart's value scheduler.mode: who chooses the NodeGroup of a pod, and when.
 type Form string
 
 // The forms of the chart.
@@ -63,35 +62,35 @@ func ParseForm(name string) (Form, error) {
 	return "", fmt.Errorf("there is no form %q: it is %s, %s or %s", name, Pinned, Isolated, Plain)
 }
 
-// Options say how to install. The zero value is useful.
+// Options describe the installation. The zero value is valid.
 type Options struct {
-	// Replicas of atoll-manager. Unset means 1. The first is named Manager, the
-	// others ManagerReplica(1) and so on; the API server and kube-scheduler reach
-	// them through a balancer that lives as long as Install's context.
+	// Replicas of atoll-manager. Unset means 1. The first is named Manager, the others
+	// ManagerReplica(1) and so on; the API server and kube-scheduler reach them through a
+	// load balancer that runs as long as Install's context.
 	Replicas int
 	// ManagerArgs are further arguments of atoll-manager.
 	ManagerArgs []string
-	// Gangs turns PodGroups on (the chart's gangs.enabled).
+	// Gangs enables PodGroups (the chart's gangs.enabled).
 	Gangs bool
 	// Values are further values of the chart.
 	Values map[string]any
-	// Form is the chart's default if it is not set. Pinned leaves every
-	// kube-scheduler alone, Isolated starts a second one, Scheduler, which asks the
-	// extender, and Plain gives the extender to the cluster's own.
+	// Form is the chart's default if it is not set. Pinned changes no kube-scheduler.
+	// Isolated starts a second one, Scheduler, which calls the extender. Plain configures
+	// the extender in the cluster's own.
 	Form Form
-	// Managed lets the cluster's own kube-scheduler, in the plain form, ask about
-	// the pods only that a policy has a say in. Unset, it asks about every pod.
+	// Managed limits the extender, in the form Plain, to pods to which a policy applies.
+	// If it is unset, kube-scheduler calls the extender for every pod.
 	Managed bool
-	// KeepScheduler leaves the cluster's kube-scheduler without the extender in
-	// the plain form too.
+	// KeepScheduler does not configure the extender in the cluster's kube-scheduler, not
+	// even in the form Plain.
 	KeepScheduler bool
-	// APIServer is the base URL under which atoll-manager reaches the API server,
-	// for whoever stands in between, and APIServerCA the authority, in PEM, that
-	// vouches for it. Unset means those of the cluster.
+	// APIServer is the base URL under which atoll-manager reaches the API server, for
+	// tests with a proxy in between. APIServerCA is the certificate authority of that
+	// server, in PEM. Unset means those of the cluster.
 	APIServer   string
 	APIServerCA []byte
-	// Within bounds what comes after the building of atoll-manager, which takes as
-	// long as it takes on a machine that has built nothing yet. Unset is no bound.
+	// Within bounds the time of the installation after atoll-manager is built; the build
+	// may be long on a machine with an empty cache. Unset means no bound.
 	Within time.Duration
 	// Log receives progress. Unset means none is shown.
 	Log io.Writer
@@ -103,8 +102,8 @@ type Installation struct {
 	// for the cluster's own kube-scheduler or for the second one; nil in the form
 	// Pinned.
 	SchedulerConfig []byte
-	// ExtenderURL is where atoll-manager serves kube-scheduler, and TLSDir
-	// holds ca.crt, tls.crt and tls.key for it.
+	// ExtenderURL is the URL at which atoll-manager serves kube-scheduler. TLSDir has
+	// kube-scheduler's ca.crt, tls.crt and tls.key for it.
 	ExtenderURL, TLSDir string
 	// Extenders are the host:port of each replica's extender.
 	Extenders []string
@@ -114,9 +113,9 @@ type Installation struct {
 	MetricsURL string
 }
 
-// Install builds atoll-manager, installs the chart, starts the manager, and
-// gives the cluster's kube-scheduler the extender or starts a second one that
-// has it. It returns when all of them are ready.
+// Install builds atoll-manager, installs the chart, and starts the manager. Depending on
+// the form it configures the extender in the cluster's kube-scheduler or starts a second
+// one with it. It returns when all of them are ready.
 func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installation, error) {
 	if o.Log == nil {
 		o.Log = io.Discard
@@ -174,11 +173,11 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 	if err := in.writeClientFiles(ctx, c); err != nil {
 		return nil, err
 	}
-	return in, in.letSchedulerAsk(ctx, c, o)
+	return in, in.configureExtender(ctx, c, o)
 }
 
-// letSchedulerAsk gives the extender to the kube-scheduler that is to ask it.
-func (in *Installation) letSchedulerAsk(ctx context.Context, c *devcluster.Cluster, o Options) error {
+// configureExtender configures the extender in the kube-scheduler that calls it.
+func (in *Installation) configureExtender(ctx context.Context, c *devcluster.Cluster, o Options) error {
 	switch {
 	case o.Form == Isolated:
 		fmt.Fprintf(o.Log, "starting %s under its ServiceAccount\n", Scheduler)
@@ -190,7 +189,7 @@ func (in *Installation) letSchedulerAsk(ctx context.Context, c *devcluster.Clust
 			return fmt.Errorf("starting the second kube-scheduler (its log is %s): %w", c.LogPath(Scheduler), err)
 		}
 	case o.Form == Plain && !o.KeepScheduler:
-		fmt.Fprintln(o.Log, "giving kube-scheduler the extender")
+		fmt.Fprintln(o.Log, "configuring the extender in kube-scheduler")
 		if err := c.RestartScheduler(ctx, in.SchedulerConfig); err != nil {
 			return fmt.Errorf("restarting kube-scheduler with the extender: %w", err)
 		}
@@ -202,19 +201,20 @@ func values(o Options, chosen bool, in *Installation, webhookURL string) map[str
 	v := map[string]any{
 		"manager":   map[string]any{"deploy": false},
 		"endpoints": map[string]any{"webhook": webhookURL, "extender": in.ExtenderURL},
-		// Whatever runs, runs beside the cluster and not in it.
+		// All programs run outside of the cluster.
 		"scheduler": map[string]any{"asks": asks(o), "tlsDir": in.TLSDir, "kubeconfig": "", "deploy": false},
 	}
-	if chosen { // else it is left to the chart
+	if chosen { // otherwise the chart's default applies
 		v["scheduler"].(map[string]any)["mode"] = string(o.Form)
 	}
 	if o.Gangs {
 		v["gangs"] = map[string]any{"enabled": true}
 	}
-	return chartutil.CoalesceTables(maps.Clone(o.Values), v) // what o says counts more, key by key
+	return chartutil.CoalesceTables(maps.Clone(o.Values), v) // values of o have priority, for each key
 }
 
-// asks is the chart's word for the pods that the cluster's own kube-scheduler asks about.
+// asks returns the chart's value scheduler.asks: the pods for which the cluster's own
+// kube-scheduler calls the extender.
 func asks(o Options) string {
 	if o.Managed {
 		return "Managed"
@@ -222,7 +222,7 @@ func asks(o Options) string {
 	return "All"
 }
 
-// markResource is what the chart lets atoll-manager mark managed pods with.
+// markResource is the extended resource with which atoll-manager marks managed pods.
 const markResource = "atoll.dev/managed"
 
 // replica is one process of atoll-manager and the ports that it listens on.
@@ -254,8 +254,8 @@ func makeReplicas(n int) ([]replica, error) {
 	return replicas, nil
 }
 
-// addresses are where the API server reaches the webhooks and kube-scheduler
-// the extender: the only replica, or a balancer before several.
+// addresses returns the addresses of the webhooks for the API server and of the extender
+// for kube-scheduler: those of the only replica, or of a load balancer for several.
 func addresses(ctx context.Context, replicas []replica) (webhook, extender string, err error) {
 	if len(replicas) == 1 {
 		return fmt.Sprintf("localhost:%d", replicas[0].webhook), fmt.Sprintf("localhost:%d", replicas[0].extender), nil
@@ -306,7 +306,7 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 		Env:       []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + Namespace},
 		Args:      append(args, o.ManagerArgs...),
 		HealthURL: fmt.Sprintf("http://127.0.0.1:%d/readyz", r.health),
-		Again:     true, // as one that has lost its Lease
+		Again:     true, // as when it has lost its Lease
 	})
 	if err != nil {
 		return fmt.Errorf("starting %s (its log is %s): %w", r.name, c.LogPath(r.name), err)
@@ -314,7 +314,7 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 	return nil
 }
 
-// redirected writes a kubeconfig like another that leads elsewhere.
+// redirected writes a copy of a kubeconfig with another server.
 func redirected(kubeconfig string, o Options) (string, error) {
 	config, err := clientcmd.LoadFromFile(kubeconfig)
 	if err != nil {

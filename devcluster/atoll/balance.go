@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// balance stands in for the Service before several replicas: it listens on
-// loopback and hands each connection to the next replica that accepts it,
-// until ctx is done.
+// balance replaces the Service for several replicas: it listens on loopback and forwards
+// each connection to the next replica that accepts it, until ctx is done.
 func balance(ctx context.Context, replicas []string) (address string, err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -47,14 +46,14 @@ func dialNext(ctx context.Context, replicas []string, turn *atomic.Uint64) net.C
 	return nil
 }
 
-// splice carries bytes both ways until one side is done.
+// splice copies bytes in both directions until one side ends.
 func splice(ctx context.Context, a, b net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _, _ = a.Close(), b.Close() })
 	defer stop()
 	done := make(chan struct{}, 2)
 	for _, pair := range [][2]net.Conn{{a, b}, {b, a}} {
 		go func() {
-			_, _ = io.Copy(pair[0], pair[1]) // the end of either side is the end of both
+			_, _ = io.Copy(pair[0], pair[1]) // the end of one side ends both
 			done <- struct{}{}
 		}()
 	}

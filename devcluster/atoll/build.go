@@ -16,7 +16,8 @@ import (
 
 const module = "github.com/atoll-k8s/atoll"
 
-// sourceDir is where the go command finds Atoll's module from here.
+// sourceDir returns the directory of Atoll's module, as the go command finds it from this
+// module.
 func sourceDir(ctx context.Context) (string, error) {
 	out, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", module)
 	if err != nil {
@@ -25,20 +26,21 @@ func sourceDir(ctx context.Context) (string, error) {
 	return strings.TrimSpace(out), nil
 }
 
-// buildManager builds atoll-manager from source; the go command's cache makes
-// that quick when nothing has changed.
+// buildManager builds atoll-manager from source. This is fast with the go command's cache
+// when nothing has changed.
 func buildManager(ctx context.Context, source string, log io.Writer) (string, error) {
 	fmt.Fprintln(log, "building atoll-manager")
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err
 	}
-	// Each source has its own: a replica that is started again is to be the same.
+	// Each source directory has its own binary, so that a restarted replica is the same
+	// program.
 	dir := filepath.Join(cache, "atoll", fmt.Sprintf("%x", sha256.Sum256([]byte(source)))[:16])
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}
-	// A name of its own: another process may be running the last one.
+	// The new binary gets its own name, because another process may run the previous one.
 	binary, err := os.CreateTemp(dir, "atoll-manager-")
 	if err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)

@@ -25,7 +25,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// render renders the chart, sorted so that what others need comes first.
+// render renders the chart. Objects are sorted so that each comes after the objects that
+// it needs.
 func render(dir string, values map[string]any) ([]*unstructured.Unstructured, error) {
 	chart, err := loader.LoadDir(dir)
 	if err != nil {
@@ -63,8 +64,8 @@ func render(dir string, values map[string]any) ([]*unstructured.Unstructured, er
 	return objects, nil
 }
 
-// rank: namespaces, then kinds, then the rest, and last what makes the API
-// server call somebody.
+// The order is: namespaces, CustomResourceDefinitions, the rest, and last the objects
+// that make the API server call a webhook.
 func rank(o *unstructured.Unstructured) int {
 	switch o.GetKind() {
 	case "Namespace":
@@ -78,8 +79,8 @@ func rank(o *unstructured.Unstructured) int {
 	}
 }
 
-// schedulerConfigOf finds the configuration of the kube-scheduler that is to
-// ask the extender.
+// schedulerConfigOf returns the configuration of the kube-scheduler that calls the
+// extender.
 func schedulerConfigOf(objects []*unstructured.Unstructured, options Options) ([]byte, error) {
 	name := map[Form]string{Isolated: Scheduler, Plain: plainConfig}[options.Form]
 	if name == "" {
@@ -151,7 +152,7 @@ func waitEstablished(ctx context.Context, crds dynamic.ResourceInterface, name s
 	return nil
 }
 
-// unlessTransient drops the errors that pass by themselves.
+// unlessTransient drops transient errors.
 func unlessTransient(err error) error {
 	if apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err) {
 		return nil

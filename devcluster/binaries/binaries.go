@@ -1,15 +1,15 @@
 // Package binaries builds the programs that a devcluster runs: etcd, the
 // Kubernetes control plane, kubectl, hollow-kubelet and kwok.
 //
-// They are built from Go modules with the Go toolchain of the machine, once
-// for each set of versions, and kept in the user's cache directory. The module
-// files that pin the versions are embedded here under names that Go does not
-// read as modules, so that nobody who imports devcluster inherits Kubernetes'
-// own dependencies. To move to other versions, change the constants below and run
+// They are built from Go modules with the Go toolchain of the machine, once for each set
+// of versions, and kept in the user's cache directory. The module files that pin the
+// versions are embedded here under names that Go does not read as modules, so that
+// importers of devcluster do not get Kubernetes' own dependencies. To move to other
+// versions, change the constants below and run
 //
 //	go run ./binaries/refresh
 //
-// The package knows nothing of clusters.
+// The package does not depend on clusters.
 package binaries
 
 import (
@@ -31,22 +31,22 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/internal/filelock"
 )
 
-// Versions of what is built.
+// Versions of the built programs.
 const (
 	KubernetesVersion = "v1.36.3"
 	EtcdVersion       = "v3.6.16"
 	KwokVersion       = "v0.8.0"
 )
 
-// CacheDirEnv names the environment variable that replaces the cache directory
-// "<user cache>/atoll". It must hold an absolute path.
+// CacheDirEnv names the environment variable that replaces the cache directory "<user
+// cache>/atoll". It must be an absolute path.
 const CacheDirEnv = "ATOLL_CACHE_DIR"
 
 const (
-	// completeMark is a file that only a finished set of binaries holds. Its
-	// time is when the set was last asked for.
+	// completeMark is a file that only a complete set of binaries has. Its modification
+	// time is the last use of the set.
 	completeMark = ".complete"
-	// unusedLifetime is how long a set is kept that nobody asks for.
+	// unusedLifetime is how long an unused set is kept.
 	unusedLifetime = 30 * 24 * time.Hour
 )
 
@@ -58,13 +58,13 @@ type module struct {
 	name     string // directory of the module's files
 	packages []string
 	ldflags  []string
-	// rename maps the file name that go build chooses to the one we want.
+	// rename maps the file name that go build chooses to the final one.
 	rename map[string]string
 }
 
 const versionPackage = "k8s.io/component-base/version."
 
-// modules is what [Ensure] builds. The version values are constant, so that
+// modules are the modules that [Ensure] builds. The version values are constant, so that
 // two builds of the same sources are equal.
 var modules = []module{
 	{
@@ -117,10 +117,10 @@ func CacheDir() (string, error) {
 	return filepath.Join(dir, "atoll", "devcluster"), nil
 }
 
-// Ensure returns the set of binaries for this machine and builds it first if
-// the cache does not hold it: some minutes with an empty Go build cache.
-// Progress is written to log, a line every few seconds. Several processes may
-// call Ensure at once; one of them builds and the others wait.
+// Ensure returns the set of binaries for this machine. If the cache does not have it,
+// Ensure builds it first, which takes some minutes with an empty Go build cache. Progress
+// is written to log, a line every few seconds. Several processes may call Ensure at once;
+// one of them builds and the others wait.
 func Ensure(ctx context.Context, log io.Writer) (Set, error) {
 	cache, err := CacheDir()
 	if err != nil {
@@ -159,15 +159,15 @@ func Ensure(ctx context.Context, log io.Writer) (Set, error) {
 	return set, nil
 }
 
-// markUsed notes the time, for removeUnused. It may fail: the cache of a build
-// machine can be read-only.
+// markUsed records the time of use for removeUnused. Errors are ignored, because the
+// cache of a build machine can be read-only.
 func (s Set) markUsed() {
 	now := time.Now()
 	_ = os.Chtimes(filepath.Join(s.Dir, completeMark), now, now)
 }
 
-// removeUnused removes the sets, about half a gigabyte each, that nobody has
-// asked for in a long time. What cannot be removed stays until the next build.
+// removeUnused removes the sets, about half a gigabyte each, that were not used for
+// unusedLifetime. A set that cannot be removed stays until the next build.
 func removeUnused(bin string) {
 	marks, err := filepath.Glob(filepath.Join(bin, "*", completeMark))
 	if err != nil {
@@ -185,8 +185,8 @@ func (s Set) complete() bool {
 	return err == nil
 }
 
-// build builds every module into a directory beside the set's own and renames
-// it when all is there.
+// build builds every module into a temporary directory next to the set's own, and renames
+// that directory when it is complete.
 func build(ctx context.Context, set Set, log io.Writer) error {
 	work := set.Dir + ".partial"
 	if err := os.RemoveAll(work); err != nil {
@@ -218,8 +218,8 @@ func build(ctx context.Context, set Set, log io.Writer) error {
 	return nil
 }
 
-// files calls visit for each file of the module, in a fixed order, with its
-// path in the module: the embedded one without ".txt".
+// files calls visit for each file of the module, in a fixed order, with its path in the
+// module, which is the embedded path without ".txt".
 func (m module) files(visit func(path string, data []byte) error) error {
 	err := fs.WalkDir(moduleFiles, m.name, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
@@ -248,7 +248,7 @@ func (m module) writeTo(dir string) error {
 	})
 }
 
-// computeKey hashes everything that the binaries depend on.
+// computeKey returns a hash of all inputs of the binaries.
 func computeKey(toolchain string) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintln(hash, runtime.GOOS, runtime.GOARCH, toolchain)
@@ -266,7 +266,8 @@ func computeKey(toolchain string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil))[:16], nil
 }
 
-// toolchainVersion asks the go command, which builds, and not the runtime.
+// toolchainVersion returns the version of the go command, which builds the programs, and
+// not that of the runtime.
 func toolchainVersion(ctx context.Context) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION")
 	cmd.Dir = os.TempDir()
@@ -275,7 +276,7 @@ func toolchainVersion(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("finding the Go toolchain (install Go 1.26 or newer and put it on the PATH): %w", err)
 	}
 	if err != nil {
-		return "", fmt.Errorf("asking the Go toolchain for its version: %w", err)
+		return "", fmt.Errorf("reading the version of the Go toolchain: %w", err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }

@@ -18,7 +18,8 @@ import (
 const (
 	// progressInterval is the time between two lines of progress.
 	progressInterval = 5 * time.Second
-	// maxErrorLines bounds what an error quotes of the compiler's output.
+	// maxErrorLines is the maximum number of lines of the compiler's output that an error
+	// quotes.
 	maxErrorLines = 20
 )
 
@@ -35,7 +36,7 @@ func (m module) build(ctx context.Context, work, bin string, log io.Writer) erro
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, m.packages...)...)
 	cmd.Dir = dir
-	// The linker and compilers are children of go: end them with it.
+	// The linker and compilers are children of the go command and must end with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS=", "GOARCH=")
@@ -85,7 +86,7 @@ func (p *progress) read(output io.Reader) {
 	for scanner.Scan() {
 		p.observe(scanner.Text())
 	}
-	_, _ = io.Copy(io.Discard, output) // a line too long must not block the build
+	_, _ = io.Copy(io.Discard, output) // a line that is too long must not block the build
 }
 
 func (p *progress) observe(line string) {

@@ -22,7 +22,7 @@ func (d definitions) GetClientFor(string, string) (dynamic.NamespaceableResource
 	return fake.NewSimpleDynamicClient(runtime.NewScheme(), d...).Resource(gvr("apiextensions.k8s.io", "v1", "customresourcedefinitions")), false, nil
 }
 
-// defined is a CustomResourceDefinition with labels: key, value, key, value.
+// defined returns a CustomResourceDefinition with labels: key, value, key, value.
 func defined(name string, labels ...string) *unstructured.Unstructured {
 	crd := &unstructured.Unstructured{Object: map[string]any{}}
 	crd.SetAPIVersion("apiextensions.k8s.io/v1")
@@ -46,16 +46,16 @@ func renderBeside(t *testing.T, values map[string]any, there ...runtime.Object) 
 	return engine.RenderWithClientProvider(c, scope, definitions(there))
 }
 
-// TestAnothersDefinitionIsLeftAlone: where the cluster has a definition of the
-// same name that is not Atoll's, nothing is rendered, and the error says whose
-// it may be and what to do.
+// TestAnothersDefinitionIsLeftAlone: if the cluster has a definition of the same name
+// that is not Atoll's, nothing is rendered, and the error names the possible owner and
+// the way out.
 func TestAnothersDefinitionIsLeftAlone(t *testing.T) {
 	const nodePools, uniteds = "nodepools.apps.openyurt.io", "uniteddeployments.apps.openyurt.io"
 	adopt := func(names ...any) map[string]any { return map[string]any{"crds": map[string]any{"adopt": names}} }
 	for name, tc := range map[string]struct {
 		values map[string]any
 		there  []runtime.Object
-		// want are parts of the error; none is that there is none.
+		// want are parts of the error; empty means no error.
 		want []string
 	}{
 		"a cluster without": {},
@@ -84,8 +84,8 @@ func TestAnothersDefinitionIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestWithoutPools: their definitions are not installed, and atoll-manager does
-// not look for the kinds.
+// TestWithoutPools: their definitions are not installed, and atoll-manager does not read
+// the kinds.
 func TestWithoutPools(t *testing.T) {
 	got := render(t, load(t), map[string]any{"pools": map[string]any{"enabled": false}})
 	for _, object := range got {

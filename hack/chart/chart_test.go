@@ -23,7 +23,7 @@ import (
 func TestLint(t *testing.T) {
 	linter := lint.All(chartDir, nil, namespace, true)
 	for _, message := range linter.Messages {
-		// An icon is for charts in a public catalogue.
+		// An icon is needed only in a public catalogue.
 		if message.Severity >= support.WarningSev {
 			t.Errorf("%s: %v", message.Path, message.Err)
 		}
@@ -106,8 +106,8 @@ func TestPodsRunUnderRestrictedPodSecurity(t *testing.T) {
 	}
 }
 
-// TestDrainsTakeOneReplicaAtATime: each Deployment has a budget that selects
-// its pods, and keeps them apart.
+// TestDrainsTakeOneReplicaAtATime: each Deployment has a disruption budget that selects
+// its pods, and spreads them.
 func TestDrainsTakeOneReplicaAtATime(t *testing.T) {
 	got := render(t, load(t), isolated())
 	for _, name := range []string{"atoll-manager", "atoll-scheduler"} {
@@ -263,8 +263,8 @@ rules:
 	}
 }
 
-// TestManagerHoldsNoDangerousPermission reads the roles as shipped: what the
-// markers in the code ask for counts too.
+// TestManagerHoldsNoDangerousPermission reads the rendered roles, including the
+// permissions from markers in the code.
 func TestManagerHoldsNoDangerousPermission(t *testing.T) {
 	for key, object := range render(t, load(t), gangs(nil)) {
 		var rules []rbacv1.PolicyRule

@@ -13,10 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// podGroups is Volcano's definition, as a key of objects.
+// podGroups is the key of Volcano's definition among the rendered objects.
 const podGroups = "CustomResourceDefinition/podgroups.scheduling.volcano.sh"
 
-// gangs are values with PodGroups, and with these values of theirs besides.
+// gangs returns values with PodGroups enabled, and with further values of gangs.
 func gangs(values map[string]any) map[string]any {
 	block := map[string]any{"enabled": true}
 	for key, value := range values {
@@ -25,9 +25,9 @@ func gangs(values map[string]any) map[string]any {
 	return map[string]any{"gangs": block}
 }
 
-// TestVolcanosDefinitionIsLeftAlone: the chart installs the definition of PodGroups
-// only where the cluster has none but its own. One of Volcano's is no error, and is not
-// rendered.
+// TestVolcanosDefinitionIsLeftAlone: the chart installs the definition of PodGroups only
+// if the cluster has none, or the chart's own. If Volcano's is installed there is no
+// error, and the definition is not rendered.
 func TestVolcanosDefinitionIsLeftAlone(t *testing.T) {
 	const name = "podgroups.scheduling.volcano.sh"
 	ours := defined(name, "app.kubernetes.io/part-of", "atoll")
@@ -69,7 +69,7 @@ func TestVolcanosDefinitionIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAnothersDefinitionStillFails: what is said of PodGroups holds for no other kind.
+// TestAnothersDefinitionStillFails: the exception for PodGroups applies to no other kind.
 func TestAnothersDefinitionStillFails(t *testing.T) {
 	_, err := renderBeside(t, gangs(nil), defined("podgroups.scheduling.volcano.sh"), defined("nodepools.apps.openyurt.io"))
 	if err == nil || strings.Contains(err.Error(), "podgroups") || !strings.Contains(err.Error(), "nodepools.apps.openyurt.io") {
@@ -108,7 +108,7 @@ func TestGangsAreToldToTheManager(t *testing.T) {
 	}
 }
 
-// grants are the rules of a role, one line for each verb on each resource.
+// grants returns the rules of a role, one line for each verb on each resource.
 func grants(rules []rbacv1.PolicyRule) map[string]bool {
 	out := map[string]bool{}
 	for _, rule := range rules {
@@ -126,8 +126,8 @@ func grants(rules []rbacv1.PolicyRule) map[string]bool {
 	return out
 }
 
-// boundToTheManager fails unless a ClusterRole of the name is bound to atoll-manager, in
-// every namespace, and to nobody else.
+// boundToTheManager fails unless the ClusterRole is bound to atoll-manager only, in every
+// namespace.
 func boundToTheManager(t *testing.T, got objects, name string) {
 	t.Helper()
 	binding := get[*rbacv1.ClusterRoleBinding](t, got, "ClusterRoleBinding/"+name)
@@ -160,7 +160,7 @@ func TestGangsPermissions(t *testing.T) {
 	view := grants(get[*rbacv1.ClusterRole](t, got, "ClusterRole/atoll-view").Rules)
 	edit := grants(get[*rbacv1.ClusterRole](t, got, "ClusterRole/atoll-edit").Rules)
 	if !view["list podgroups of scheduling.volcano.sh"] || view["patch podgroups of scheduling.volcano.sh"] {
-		t.Error("who may view a namespace may not read its PodGroups, or may write them")
+		t.Error("users who may view a namespace may not read its PodGroups, or may write them")
 	}
 	for grant := range edit {
 		if strings.Contains(grant, "podgroups") {
@@ -169,8 +169,8 @@ func TestGangsPermissions(t *testing.T) {
 	}
 }
 
-// TestOwnersOfPodsCanBeAdded: the role that atoll-manager reads owners with has no rules
-// of its own, and selects the ClusterRoles of a label, of which the chart has one.
+// TestOwnersOfPodsCanBeAdded: the role with which atoll-manager reads owners has no rules
+// of its own, and selects ClusterRoles by a label; the chart has one of these.
 func TestOwnersOfPodsCanBeAdded(t *testing.T) {
 	got := render(t, load(t), gangs(nil))
 	reader := get[*rbacv1.ClusterRole](t, got, "ClusterRole/atoll-podgroup-owner-reader")
@@ -221,7 +221,7 @@ func TestOwnersOfPodsCanBeAdded(t *testing.T) {
 	}
 }
 
-// TestWithoutGangs: nothing of them is rendered, not even in a role for users.
+// TestWithoutGangs: no part of gangs is rendered, not even in a role for users.
 func TestWithoutGangs(t *testing.T) {
 	for name, values := range map[string]map[string]any{"the default": nil, "off": gangs(map[string]any{"enabled": false})} {
 		files, err := renderText(load(t), values)

@@ -29,7 +29,8 @@ func instructions(t *testing.T) map[string][]string {
 	return out
 }
 
-// TestImageIsWhatTheChartRuns: the program alone, under the chart's user.
+// TestImageIsWhatTheChartRuns: the image has only the program, and runs as the chart's
+// user.
 func TestImageIsWhatTheChartRuns(t *testing.T) {
 	file := instructions(t)
 	if from := file["FROM"]; len(from) != 2 || from[1] != "scratch" {
@@ -45,7 +46,8 @@ func TestImageIsWhatTheChartRuns(t *testing.T) {
 	}
 }
 
-// TestWhatTheImageNeedsIsNotIgnored: .dockerignore names what is sent.
+// TestWhatTheImageNeedsIsNotIgnored: .dockerignore does not exclude the files that the
+// Dockerfile copies.
 func TestWhatTheImageNeedsIsNotIgnored(t *testing.T) {
 	ignore, err := os.ReadFile(filepath.Join(sourceDir, ".dockerignore"))
 	if err != nil {

@@ -16,13 +16,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Manifest says what one file for `kubectl apply -f` holds.
+// Manifest describes the content of one file for `kubectl apply -f`.
 type Manifest struct {
-	// ChartDir is where the chart is.
+	// ChartDir is the directory of the chart.
 	ChartDir string
 	// Namespace is created and installed into.
 	Namespace string
-	// Values are those of the chart that are not to be the defaults.
+	// Values are the chart's values that differ from the defaults.
 	Values map[string]any
 }
 

@@ -16,7 +16,7 @@ import (
 	"k8s.io/pod-security-admission/policy"
 )
 
-// install is the manifest, decoded as strictly as an API server can.
+// install returns the objects of the manifest, decoded with strict field validation.
 func install(t *testing.T, values map[string]any) (string, []runtime.Object) {
 	t.Helper()
 	var text bytes.Buffer
@@ -91,19 +91,20 @@ func TestManifestCanBeAppliedFromTopToBottom(t *testing.T) {
 			t.Errorf("%s comes before what answers it", keyOf(t, object))
 		}
 		seen[keyOf(t, object)] = true
-		// kubectl apply keeps a copy in an annotation, of at most 256 KiB with all others.
+		// kubectl apply keeps a copy in an annotation; all annotations together have at
+		// most 256 KiB.
 		if text, err := json.Marshal(object); err != nil || len(text) > 200_000 {
 			t.Errorf("%s has %d bytes (%v): kubectl apply cannot take it", keyOf(t, object), len(text), err)
 		}
 	}
 }
 
-// TestManifestIsNobodysRelease: nothing in it says that Helm looks after it,
-// and rendering it again changes nothing.
+// TestManifestIsNobodysRelease: the manifest has no trace of Helm, and rendering it again
+// gives the same bytes.
 func TestManifestIsNobodysRelease(t *testing.T) {
 	first, _ := install(t, nil)
 	if second, _ := install(t, nil); first != second {
-		t.Error("rendered again, it is another")
+		t.Error("rendered again, it differs")
 	}
 	for line := range strings.Lines(first) {
 		if strings.Contains(strings.ToLower(line), "helm") {

@@ -51,7 +51,7 @@ func load(t *testing.T, options ...func(*helmchart.Chart)) *helmchart.Chart {
 	return c
 }
 
-// withFile puts a file into the chart in place of the one with its name.
+// withFile replaces the file of the chart that has the same name.
 func withFile(name, data string) func(*helmchart.Chart) {
 	return func(c *helmchart.Chart) {
 		kept := []*helmchart.File{{Name: name, Data: []byte(data)}}
@@ -71,8 +71,8 @@ func renderText(c *helmchart.Chart, values map[string]any) (map[string]string, e
 	return renderFiles(c, namespace, values, capabilities)
 }
 
-// objects are what a rendered chart contains, by "Kind/name" or, in another
-// namespace than the release's, "Kind/namespace/name".
+// objects are the objects of a rendered chart, by "Kind/name" or, in another namespace
+// than the release's, "Kind/namespace/name".
 type objects map[string]runtime.Object
 
 func render(t *testing.T, c *helmchart.Chart, values map[string]any) objects {

@@ -12,10 +12,12 @@ import (
 	schedulerv1 "k8s.io/kube-scheduler/config/v1"
 )
 
-// plain are values of the form in which the cluster's own kube-scheduler asks.
+// plain returns values of the form in which the cluster's own kube-scheduler calls the
+// extender.
 func plain(scheduler ...any) map[string]any { return form("Plain", scheduler) }
 
-// isolated are values of the form in which a second kube-scheduler asks.
+// isolated returns values of the form in which a second kube-scheduler calls the
+// extender.
 func isolated(scheduler ...any) map[string]any { return form("Isolated", scheduler) }
 
 func form(name string, scheduler []any) map[string]any {
@@ -26,7 +28,7 @@ func form(name string, scheduler []any) map[string]any {
 	return map[string]any{"scheduler": values}
 }
 
-// schedulerConfig is the configuration that the chart renders, whoever it is for.
+// schedulerConfig returns the rendered configuration of kube-scheduler, in either form.
 func schedulerConfig(t *testing.T, from objects) *schedulerv1.KubeSchedulerConfiguration {
 	t.Helper()
 	key := "ConfigMap/atoll-scheduler"
@@ -70,8 +72,8 @@ func TestBothFormsAskTheExtenderAlike(t *testing.T) {
 	}
 }
 
-// TestPinnedForm: atoll-manager and nothing else, told that nobody asks. That is
-// the default.
+// TestPinnedForm: only atoll-manager is rendered, with the flag that no scheduler calls
+// the extender. This is the default.
 func TestPinnedForm(t *testing.T) {
 	for name, values := range map[string]map[string]any{"by default": nil, "alone": form("Pinned", nil), "with values of the others": form("Pinned", []any{"filter", "Wide", "asks", "Managed"})} {
 		t.Run(name, func(t *testing.T) {

@@ -52,7 +52,7 @@ func TestValuesAreChecked(t *testing.T) {
 	}
 }
 
-// schemaNode is as much of JSON schema as the chart's needs here.
+// schemaNode has the keywords of JSON schema that this test needs.
 type schemaNode struct {
 	Ref                  string                `json:"$ref"`
 	Type                 any                   `json:"type"`
@@ -80,7 +80,7 @@ func TestSchemaNamesEveryValue(t *testing.T) {
 	if err := yaml.Unmarshal(read("values.yaml"), &values); err != nil {
 		t.Fatal(err)
 	}
-	// Helm's own, for charts that have this one as a part.
+	// A key of Helm itself, for charts that include this one.
 	delete(schema.Properties, "global")
 
 	var compare func(path string, node schemaNode, value any)

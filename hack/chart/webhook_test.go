@@ -13,8 +13,8 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
-// TestPodsThatReachTheWebhook evaluates the match conditions with the API
-// server's own code: a pod that is none of ours must not cost a call.
+// TestPodsThatReachTheWebhook evaluates the match conditions with the API server's own
+// code: a pod that Atoll does not manage must not cause a call.
 func TestPodsThatReachTheWebhook(t *testing.T) {
 	got := render(t, load(t), nil)
 	webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "MutatingWebhookConfiguration/atoll-pods").Webhooks[0]
@@ -31,7 +31,7 @@ func TestPodsThatReachTheWebhook(t *testing.T) {
 		}
 		conditions = append(conditions, &accessor)
 	}
-	// Fail, so that an error in an expression is seen here.
+	// The failure policy is Fail here, so that an error in an expression fails the test.
 	fail := admissionregistrationv1.Fail
 	matcher := matchconditions.NewMatcher(
 		compiler.CompileCondition(conditions, cel.OptionalVariableDeclarations{HasAuthorizer: true}, environment.NewExpressions),
@@ -83,8 +83,8 @@ func TestPodsThatReachTheWebhook(t *testing.T) {
 	}
 }
 
-// TestAReplicaThatHangsCostsLittle: whoever creates a pod waits for it until the
-// webhook's time is over, and for as long as it is in the Service.
+// TestAReplicaThatHangsCostsLittle: the creator of a pod waits for a hanging replica
+// until the webhook's timeout, as long as the replica is in the Service.
 func TestAReplicaThatHangsCostsLittle(t *testing.T) {
 	got := render(t, load(t), nil)
 	for _, webhook := range get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "MutatingWebhookConfiguration/atoll-pods").Webhooks {

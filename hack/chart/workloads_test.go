@@ -9,8 +9,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestWorkloadsAreConfiguredAndAllowedTogether: one value is what the manager
-// reads and what it may do.
+// TestWorkloadsAreConfiguredAndAllowedTogether: one value sets both the ConfigMap that
+// the manager reads and its permissions.
 func TestWorkloadsAreConfiguredAndAllowedTogether(t *testing.T) {
 	got := render(t, load(t), map[string]any{"workloads": []any{
 		map[string]any{
@@ -66,23 +66,23 @@ func TestNoWorkloadsLeaveTheConfigMapToOthers(t *testing.T) {
 	}
 }
 
-// TestBadWorkloadsAreRefused: above all no entry may become a rule for more
-// than it says.
+// TestBadWorkloadsAreRefused: in particular, no entry may become a rule for more
+// resources than its own.
 func TestBadWorkloadsAreRefused(t *testing.T) {
 	for name, change := range map[string]map[string]any{
 		"no kind":              {"kind": nil},
 		"no version":           {"version": nil},
 		"every group":          {"group": "*"},
 		"every resource":       {"resource": "*"},
-		"a subresource":        {"resource": "sails/status"},
+		"a subresource":        {"resource": "stages/status"},
 		"two groups":           {"group": `a","b`},
 		"an unknown field":     {"replicaPath": ".spec.replicas"},
 		"a path into a list":   {"replicasPath": ".spec.sets[0]"},
 		"a path of dots":       {"podTemplatePath": ".."},
-		"a kind in lower case": {"kind": "sail"},
+		"a kind in lower case": {"kind": "stage"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			entry := map[string]any{"group": "example.com", "version": "v1", "kind": "Sail"}
+			entry := map[string]any{"group": "example.com", "version": "v1", "kind": "Stage"}
 			for key, value := range change {
 				if value == nil {
 					delete(entry, key)

@@ -1,15 +1,15 @@
-// Command crdtrim finishes a generated CustomResourceDefinition whose schema
-// holds whole types of Kubernetes, for what no marker can say of a type that is
-// not ours:
+// Command crdtrim completes a generated CustomResourceDefinition whose schema contains
+// whole types of Kubernetes. It makes the changes that no marker can make to types of
+// other projects:
 //
-//   - A UnitedDeployment holds three pod templates. Their descriptions make two
-//     megabytes, more than an object may be large; they go, and ours stay.
-//   - A rule that compares labels is refused by the API server unless their
-//     number and length have a bound.
-//   - A rule sees of an object of any form only the fields that are declared.
-//   - What a field of Kubernetes requires may be optional in ours, and what it
-//     allows in a pod and in no template is not in ours: the definition has to
-//     fit into the annotation that kubectl apply writes, too.
+//   - A UnitedDeployment contains three pod templates. Their descriptions have two
+//     megabytes, more than an object may have. They are removed; Atoll's own stay.
+//   - The API server refuses a rule that compares labels unless their number and
+//     length are bounded.
+//   - A rule on an object without a fixed schema can read only declared fields.
+//   - Some required fields of Kubernetes are optional here, and fields that are
+//     allowed in a pod but not in a template are removed: the definition must fit
+//     into the annotation that kubectl apply writes.
 //
 // Usage: go run ./hack/crdtrim <file>, which is written in place.
 package main
@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// node is a schema, or a part of one.
+// node is a schema or a part of one.
 type node = map[string]any
 
 const (
@@ -31,14 +31,14 @@ const (
 	pools     = spec + "topology.pools[]."
 )
 
-// workloads are the templates, each with a whole spec of Kubernetes in it.
+// workloads are the paths of the templates, each with a whole spec of Kubernetes.
 var workloads = []string{"deploymentTemplate", "statefulSetTemplate", "daemonSetTemplate"}
 
-// label is what the API server takes as a label's value.
+// label is the pattern of label values that the API server accepts.
 var label = node{"maxLength": int64(63)}
 
-// bounds are keywords that are added to schemas, by their path: fields are
-// joined by dots, [] is the items of a list, {} the values of a map.
+// bounds are keywords that are added to schemas, by path: fields are joined by dots, []
+// means the items of a list, {} the values of a map.
 func bounds() map[string]node {
 	b := map[string]node{
 		spec + "selector.matchLabels":                               {"maxProperties": int64(32)},
@@ -75,7 +75,7 @@ func bounds() map[string]node {
 	return b
 }
 
-// open is an object that may have any field, of which some are declared.
+// open is an object that may have any field; some fields are declared.
 func open(properties node) node {
 	o := node{"type": "object", "nullable": true, "x-kubernetes-preserve-unknown-fields": true}
 	if properties != nil {
@@ -107,8 +107,8 @@ func run(file string) error {
 	return os.WriteFile(file, trimmed, 0o600)
 }
 
-// trim returns the definition without descriptions that are not ours, with
-// bounds, and with optional selectors.
+// trim returns the definition without the descriptions of Kubernetes' types, with bounds,
+// and with optional selectors.
 func trim(raw []byte) ([]byte, error) {
 	var crd node
 	if err := yaml.Unmarshal(raw, &crd); err != nil {
@@ -127,7 +127,7 @@ func trim(raw []byte) ([]byte, error) {
 					return nil, err
 				}
 				for _, value := range at {
-					forget(value)
+					dropDescriptions(value)
 				}
 			}
 			at, err := find(schema, templates+w+".spec")
@@ -185,20 +185,20 @@ func child(of node, key string) (node, error) {
 	return next, nil
 }
 
-// forget drops the descriptions in and below a value. A description is a
-// string; a field of that name is a schema.
-func forget(value any) {
+// dropDescriptions drops the descriptions in and below a value. A description is a
+// string; a field with the name description is a schema.
+func dropDescriptions(value any) {
 	switch v := value.(type) {
 	case node:
 		if _, ok := v["description"].(string); ok {
 			delete(v, "description")
 		}
 		for _, below := range v {
-			forget(below)
+			dropDescriptions(below)
 		}
 	case []any:
 		for _, below := range v {
-			forget(below)
+			dropDescriptions(below)
 		}
 	}
 }

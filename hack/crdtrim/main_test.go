@@ -10,8 +10,8 @@ import (
 
 const definition = "../../charts/atoll/files/crds/apps.openyurt.io_uniteddeployments.yaml"
 
-// TestWhatIsCommittedIsTrimmed: the definition is small enough to be stored,
-// says what our own fields mean, and bounds what its rules read.
+// TestWhatIsCommittedIsTrimmed: the definition is small enough to be stored, has the
+// descriptions of its own fields, and bounds the fields that its rules read.
 func TestWhatIsCommittedIsTrimmed(t *testing.T) {
 	raw, err := os.ReadFile(definition)
 	if err != nil {
@@ -42,7 +42,7 @@ func TestAFieldCalledDescriptionStays(t *testing.T) {
 		"properties":  node{"description": node{"type": "string", "description": "gone"}},
 		"anyOf":       []any{node{"description": "gone"}},
 	}
-	forget(schema)
+	dropDescriptions(schema)
 	raw, err := yaml.Marshal(schema)
 	if err != nil {
 		t.Fatal(err)

@@ -3,10 +3,10 @@
 //
 //	go run ./hack/metricsdoc [-root directory] > docs/metrics.md
 //
-// It reads declarations, not a running program: calls of prometheus.New… in
-// files called metrics.go, with literals (or constants of the same file) for
-// namespace, subsystem, name, help and labels. A declaration that it cannot
-// read is an error, so that no metric stays undocumented.
+// It reads declarations, not a running program: calls of prometheus.New… in files called
+// metrics.go, with literals (or constants of the same file) for namespace, subsystem,
+// name, help and labels. A declaration that it cannot read is an error, so that every
+// metric is documented.
 package main
 
 import (
@@ -119,8 +119,8 @@ func declarations(files *token.FileSet, file *ast.File) ([]metric, error) {
 	return metrics, failed
 }
 
-// constructor tells which type of metric a call makes, and whether it has
-// labels: prometheus.NewCounterVec is ("counter", true). "" is another call.
+// constructor returns the type of the metric that a call creates, and whether it has
+// labels: ("counter", true) for prometheus.NewCounterVec. "" means another call.
 func constructor(call *ast.CallExpr) (kind string, vector bool) {
 	selector, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok {
@@ -264,7 +264,7 @@ atoll-metrics-reader is bound. A name that ends in _total only grows.
 	return out.Flush()
 }
 
-// cell makes a text fit into a cell of a table.
+// cell escapes a text for a cell of a table.
 func cell(text string) string {
 	return strings.ReplaceAll(strings.Join(strings.Fields(text), " "), "|", `\|`)
 }

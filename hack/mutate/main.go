@@ -1,7 +1,7 @@
-// Command mutate changes packages in one small way at a time and tells which changes
-// their own tests do not notice. All changes are compiled into one test binary, in which
-// an environment variable chooses the one that is in force: a change costs a run of the
-// tests and no build.
+// Command mutate makes one small change at a time in packages and reports the changes
+// that their own tests do not notice. All changes are compiled into one test binary, and
+// an environment variable selects the active one: each change costs one run of the tests
+// and no build.
 //
 //	go run ./hack/mutate [-timeout d] <directory of a package>...
 package main
@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// tellEvery is how often is told how far a run is.
-const tellEvery = 15 * time.Second
+// reportEvery is the interval between two lines of progress.
+const reportEvery = 15 * time.Second
 
 func main() {
 	slack := flag.Duration("timeout", 20*time.Second, "how long tests may take beyond ten times what they take without a change")
@@ -67,7 +67,7 @@ func report(ctx context.Context, dir string, slack time.Duration) error {
 }
 
 // run makes every change of a package in turn, and returns those that its tests did not
-// notice. It tells on standard error how far it is.
+// notice. It writes progress to standard error.
 func run(ctx context.Context, dir string, slack time.Duration) (changes, missed []change, err error) {
 	binary, changes, cleanUp, err := build(ctx, dir)
 	if err != nil {
@@ -79,10 +79,10 @@ func run(ctx context.Context, dir string, slack time.Duration) (changes, missed 
 		return nil, nil, fmt.Errorf("running the tests of %s without a change: they fail: %s", dir, out)
 	}
 	most := 10*time.Since(began) + slack
-	told := time.Now()
+	reported := time.Now()
 	for i, c := range changes {
-		if time.Since(told) >= tellEvery {
-			told = time.Now()
+		if time.Since(reported) >= reportEvery {
+			reported = time.Now()
 			fmt.Fprintf(os.Stderr, "%s: %d of %d changes, %d not noticed so far\n", dir, i, len(changes), len(missed))
 		}
 		if _, passed := test(ctx, dir, binary, c.id, most); passed {
@@ -92,8 +92,8 @@ func run(ctx context.Context, dir string, slack time.Duration) (changes, missed 
 	return changes, missed, nil
 }
 
-// test runs the tests with a change in force; 0 is none. Tests that take too long have
-// noticed it.
+// test runs the tests with an active change; 0 means none. Tests that take too long count
+// as having noticed it.
 func test(ctx context.Context, dir, binary string, id int, most time.Duration) (out string, passed bool) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -104,8 +104,8 @@ func test(ctx context.Context, dir, binary string, id int, most time.Duration) (
 	return string(raw), err == nil
 }
 
-// build compiles the tests of a package with all changes in it. cleanUp removes what it
-// has written.
+// build compiles the tests of a package with all changes in it. cleanUp removes the files
+// that it has written.
 func build(ctx context.Context, dir string) (binary string, changes []change, cleanUp func(), err error) {
 	p, err := load(ctx, dir)
 	if err != nil {
@@ -147,7 +147,7 @@ func build(ctx context.Context, dir string) (binary string, changes []change, cl
 	return binary, changes, cleanUp, nil
 }
 
-// list asks go list about a package.
+// list runs go list for a package.
 func list(ctx context.Context, dir string, into func(line []byte) error, args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"list"}, args...)...)
 	cmd.Dir = dir

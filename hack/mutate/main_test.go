@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWhatNobodyNoticesIsFound, and nothing else: what the tests of a package notice is
-// counted as that.
+// TestWhatNobodyNoticesIsFound: exactly the changes that the tests of a package do not
+// notice are reported.
 func TestWhatNobodyNoticesIsFound(t *testing.T) {
 	for dir, want := range map[string][]string{
 		"testdata/probe": {"probe.go:5:35: >= instead of >"},
@@ -28,7 +28,7 @@ func TestWhatNobodyNoticesIsFound(t *testing.T) {
 	}
 }
 
-// TestChangesOfEveryKind: constants have none.
+// TestChangesOfEveryKind: there is a change of every kind, and none of constants.
 func TestChangesOfEveryKind(t *testing.T) {
 	p, err := load(t.Context(), "testdata/whole")
 	if err != nil {

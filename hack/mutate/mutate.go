@@ -17,10 +17,10 @@ import (
 	"strings"
 )
 
-// variable names the change that is in force, in the environment of a test binary.
+// variable is the environment variable of a test binary that selects the active change.
 const variable = "ATOLL_MUTATION"
 
-// change is one small change of a package. Its id is above 0.
+// change is one small change of a package. Its id is at least 1.
 type change struct {
 	id   int
 	at   token.Position
@@ -86,11 +86,11 @@ type edit struct {
 	text           string
 }
 
-// mutator makes the changes of a package.
+// mutator creates the changes of a package.
 type mutator struct {
 	*source
 	changes []change
-	edits   []edit // of the file that is being changed
+	edits   []edit // of the current file
 }
 
 // mutate returns the files of the package with every change in them, by path, and the
@@ -107,7 +107,7 @@ func (p *source) mutate() (files map[string][]byte, changes []change) {
 		path := p.fset.Position(file.Pos()).Filename
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // it was read a moment ago
+			continue // the file was read before without an error
 		}
 		files[path] = apply(text, m.edits)
 	}
@@ -115,7 +115,7 @@ func (p *source) mutate() (files map[string][]byte, changes []change) {
 	return files, m.changes
 }
 
-// apply makes edits, those of the same offset in their order.
+// apply applies edits. Edits with the same offset keep their order.
 func apply(text []byte, edits []edit) []byte {
 	slices.SortStableFunc(edits, func(a, b edit) int { return cmp.Compare(a.offset, b.offset) })
 	var out bytes.Buffer
@@ -140,7 +140,7 @@ func (m *mutator) add(at token.Pos, what string) int {
 	return len(m.changes)
 }
 
-// walk makes the changes below a node.
+// walk creates the changes below a node.
 func (m *mutator) walk(root ast.Node) {
 	ast.PreorderStack(root, nil, func(n ast.Node, stack []ast.Node) bool {
 		switch n := n.(type) {
@@ -161,10 +161,11 @@ func (m *mutator) walk(root ast.Node) {
 	})
 }
 
-// ordered are comparisons, each with the one that differs where both sides are equal.
+// ordered maps each comparison to the one that differs from it only if both sides are
+// equal.
 var ordered = map[token.Token]token.Token{token.LSS: token.LEQ, token.LEQ: token.LSS, token.GTR: token.GEQ, token.GEQ: token.GTR}
 
-// names are the functions that stand for operators (helpers).
+// names are the functions that replace operators (helpers).
 var names = map[token.Token]string{
 	token.LSS: "mutLess", token.LEQ: "mutAtMost", token.GTR: "mutMore", token.GEQ: "mutAtLeast",
 	token.ADD: "mutAdd", token.SUB: "mutSub", token.MUL: "mutMul", token.QUO: "mutDiv",
@@ -193,14 +194,14 @@ func (m *mutator) binary(n *ast.BinaryExpr) {
 	}
 }
 
-// call makes a call of both sides of an operator.
+// call replaces an operator by a call with both sides as arguments.
 func (m *mutator) call(n *ast.BinaryExpr, open string) {
 	m.insert(n.Pos(), open)
 	m.replace(n.OpPos, len(n.Op.String()), ",")
 	m.close(n.End(), ")")
 }
 
-// close inserts what ends a call: that of an inner expression stands before that of an
+// close inserts the end of a call; the end of an inner expression comes before that of an
 // outer one.
 func (m *mutator) close(at token.Pos, text string) {
 	offset := m.fset.Position(at).Offset
@@ -220,7 +221,8 @@ func (m *mutator) unary(n *ast.UnaryExpr) {
 	}
 }
 
-// simple tells whether a statement stands in a block, where another may take its place.
+// simple reports whether a statement is in a block, where another statement may replace
+// it.
 func simple(stack []ast.Node) bool {
 	switch stack[len(stack)-1].(type) {
 	case *ast.BlockStmt, *ast.CaseClause, *ast.CommClause:
@@ -247,7 +249,7 @@ func (m *mutator) assign(n *ast.AssignStmt, stack []ast.Node) {
 	m.close(n.End(), " }")
 }
 
-// text is what stands in the file for a node.
+// text returns the source of a node.
 func (m *mutator) text(n ast.Node) string {
 	from, to := m.fset.Position(n.Pos()), m.fset.Position(n.End())
 	raw, err := os.ReadFile(from.Filename)
@@ -266,7 +268,7 @@ func (m *mutator) branch(n *ast.BranchStmt, stack []ast.Node) {
 	m.insert(n.Pos(), fmt.Sprintf("if mutIs(%d) { %s }; ", id, other))
 }
 
-// inLoop tells whether a loop of the same function is around.
+// inLoop reports whether the statement is in a loop of the same function.
 func inLoop(stack []ast.Node) bool {
 	for _, n := range slices.Backward(stack) {
 		switch n.(type) {
@@ -279,8 +281,8 @@ func inLoop(stack []ast.Node) bool {
 	return false
 }
 
-// helpers stand for the operators, and do something else while the change is in force
-// whose id they are given.
+// helpers replace the operators. Each behaves differently while the change with its id is
+// active.
 const helpers = `
 import (
 	"cmp"

@@ -10,8 +10,8 @@ import (
 	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 )
 
-// shop is the namespace of the scene of on-demand and spot nodes, where the
-// Deployment mixed has three on-demand pods and two spot pods.
+// shop is the namespace of the scene of on-demand and spot nodes. Its Deployment mixed
+// has three on-demand pods and two spot pods.
 const (
 	shop  = "shop"
 	mixed = "mixed"
@@ -52,8 +52,8 @@ var classes = scene{
 	}},
 }
 
-// splits is the answer when the CapacitySplits say so, each as
-// "<workload> <on-demand pods>+<spot pods> <reason>".
+// splits is the expected answer for the CapacitySplits, each as "<workload> <on-demand
+// pods>+<spot pods> <reason>".
 func splits(want ...string) answer {
 	return answer{about: "CapacitySplits", args: []string{
 		"get", "-n", shop, "capacitysplits", "-o",
@@ -61,15 +61,15 @@ func splits(want ...string) answer {
 	}, want: strings.Join(want, ", ") + ","}
 }
 
-// onNodes is the answer when the pods of an app run on these nodes, and on each of
-// them at least one.
+// onNodes is the expected answer when the pods of a workload run on these nodes, at least
+// one on each of them.
 func onNodes(app string, nodes ...string) answer {
 	return answer{about: "nodes of " + app, args: []string{
 		"get", "-n", shop, "pods", "-l", "app=" + app, "--sort-by=.spec.nodeName", "-o", "jsonpath={.items[*].spec.nodeName}",
 	}, want: strings.Join(nodes, " "), once: true}
 }
 
-// watchClasses tells of the CapacitySplits from now on.
+// watchClasses adds a line for each change of a CapacitySplit from now on.
 func (s *stage) watchClasses(ctx context.Context) error {
 	return s.state.watch(ctx, &capacity.CapacitySplit{}, whenever(s.seeSplit))
 }
@@ -84,5 +84,5 @@ func (s *stage) seeSplit(o any) {
 	if c := apimeta.FindStatusCondition(split.Status.Conditions, capacity.ConditionReady); c != nil {
 		text += fmt.Sprintf(": Ready=%s %s: %s", c.Status, c.Reason, c.Message)
 	}
-	s.tell("CapacitySplit of "+split.Status.Workload.Name, text)
+	s.report("CapacitySplit of "+split.Status.Workload.Name, text)
 }

@@ -15,7 +15,7 @@ import (
 
 // ANSI control sequences.
 const (
-	ansiEnter   = "\x1b[?1049h\x1b[?25l" // another screen, no cursor
+	ansiEnter   = "\x1b[?1049h\x1b[?25l" // switch to the alternate screen, hide the cursor
 	ansiLeave   = "\x1b[?25h\x1b[?1049l"
 	ansiHome    = "\x1b[H"
 	ansiEndLine = "\x1b[K\r\n"
@@ -45,7 +45,7 @@ const (
 	redrawAtLeastEvery = time.Second
 )
 
-// display draws the stage on a terminal again and again.
+// display draws the stage on a terminal, and redraws it after each change.
 type display struct {
 	out   io.Writer
 	stage *stage
@@ -63,7 +63,7 @@ func startDisplay(out *os.File, s *stage, color bool) *display {
 	return d
 }
 
-// close gives the terminal back as it was.
+// close restores the terminal.
 func (d *display) close() {
 	d.leaving.Do(func() {
 		close(d.done)
@@ -100,8 +100,8 @@ func (d *display) loop(out *os.File) {
 	}
 }
 
-// encode overwrites the screen in one piece, so that nothing flickers. Lines
-// are cut to the width.
+// encode overwrites the screen in one write, so that it does not flicker. Lines are cut
+// to the width.
 func encode(lines []line, width int, color bool) string {
 	var out strings.Builder
 	out.WriteString(ansiHome)
@@ -150,8 +150,8 @@ func wrap(text string, width int) []string {
 	return append(lines, string(rest))
 }
 
-// frame is the whole screen: the picture, what it came to, and of what
-// happened as much as there is room for.
+// frame returns the whole screen: the picture, the outcome, and as many of the newest
+// journal entries as fit.
 func frame(p *picture, log []entry, hints []string, end *outcome, elapsed time.Duration, width, height int) []line {
 	lines := []line{{fmt.Sprintf("Atoll: one Deployment in two NodeGroups, live   %.0f s", elapsed.Seconds()), title}, {}}
 	lines = append(lines, drawGroups(p)...)
@@ -192,8 +192,8 @@ func styleOf(k kind) style {
 	}
 }
 
-// row is a line of the table of pods: cells, or a heading that takes no part
-// in the columns.
+// row is a line of the table of pods: cells, or a heading that is not aligned to the
+// columns.
 type row struct {
 	cells   []string
 	heading string
@@ -220,7 +220,8 @@ func drawGroups(p *picture) []line {
 	return align(rows)
 }
 
-// rowsOf is a node and its pods. The location says where a node of no group is.
+// rowsOf returns the rows of a node and its pods. For a node without a group they show
+// its location.
 func rowsOf(node nodeView, withLocation bool) []row {
 	name := "  " + node.name + stateOfNode(node)
 	if withLocation {
@@ -294,7 +295,7 @@ func stateOfNode(node nodeView) string {
 	}
 }
 
-// drawStatus is what the policies say, and how many pods are away.
+// drawStatus returns the conditions of the policies and the number of unavailable pods.
 func drawStatus(p *picture, end *outcome) []line {
 	var lines []line
 	for _, policy := range p.policies {

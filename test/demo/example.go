@@ -15,15 +15,15 @@ import (
 
 const (
 	rootModule = "github.com/atoll-k8s/atoll"
-	// exampleDir holds the example, relative to the root module.
+	// exampleDir is the directory of the example, relative to the root module.
 	exampleDir = "examples/groups"
 )
 
-// example is the example of examples/groups as files, which are applied as they are.
+// example has the files of examples/groups, which are applied unchanged.
 type example struct {
 	// dir is the directory of the root module; the files are relative to it.
 	dir string
-	// groups hold NodeGroups, policies the two policies.
+	// groups are the files with NodeGroups, policies those with the two policies.
 	groups, policies []string
 }
 

@@ -24,8 +24,8 @@ const (
 // updates are the images of the four updates of the Deployment (docs/sources.md, V7).
 var updates = []string{"nginx:1.28", "nginx:1.29", "nginx:1.30", "nginx:1.31"}
 
-// together shows PodGroups. Its pods stay Pending, because no Volcano runs
-// here: each update makes one pod, and waits for it.
+// together shows PodGroups. Its pods stay Pending, because Volcano does not run here:
+// each update creates one pod, and waits for it.
 var together = scene{
 	name:  "gangs",
 	about: "a Deployment keeps one PodGroup through four updates, and the Job of a Workflow has its own; no Volcano runs here, so the pods stay Pending",
@@ -78,8 +78,8 @@ func updated() (acts []act) {
 	return acts
 }
 
-// trainerUpdated are the answers when the Deployment has been updated n times and its
-// pods are in the one PodGroup.
+// trainerUpdated are the expected answers when the Deployment has been updated n times
+// and its pods are in the one PodGroup.
 func trainerUpdated(n int) []answer {
 	return []answer{
 		{
@@ -95,8 +95,8 @@ func jsonpathOf(resource, path string) []string {
 	return []string{"get", "-n", lab, resource, "-o", "jsonpath=" + path}
 }
 
-// podGroupsOf is the answer when there are PodGroups of owners of these kinds, and no
-// others, in the order of the alphabet.
+// podGroupsOf is the expected answer when there are exactly the PodGroups of owners of
+// these kinds, in alphabetical order.
 func podGroupsOf(kinds ...string) answer {
 	return answer{
 		about: "owners of PodGroups", want: strings.Join(kinds, " "),
@@ -104,8 +104,8 @@ func podGroupsOf(kinds ...string) answer {
 	}
 }
 
-// namesPodGroupOf is the answer when each of the pods names the PodGroup of the only
-// owner of a kind.
+// namesPodGroupOf is the expected answer when each of the pods names the PodGroup of the
+// only owner of a kind.
 func namesPodGroupOf(pods, kind string) answer {
 	return answer{
 		about: "PodGroups of the pods " + pods, once: true,
@@ -114,7 +114,7 @@ func namesPodGroupOf(pods, kind string) answer {
 	}
 }
 
-// watchPodGroups tells of the PodGroups from now on.
+// watchPodGroups adds a line for each change of a PodGroup from now on.
 func (s *stage) watchPodGroups(ctx context.Context) error {
 	s.mu.Lock()
 	s.podGroups = map[types.UID]string{}
@@ -128,13 +128,13 @@ func (s *stage) seePodGroup(o any) {
 		return
 	}
 	owner := group.OwnerReferences[0]
-	s.tell("PodGroup "+group.Name, fmt.Sprintf("of %s %s, minMember %d, cpu %s", owner.Kind, owner.Name, group.Spec.MinMember, group.Spec.MinResources.Cpu()))
+	s.report("PodGroup "+group.Name, fmt.Sprintf("of %s %s, minMember %d, cpu %s", owner.Kind, owner.Name, group.Spec.MinMember, group.Spec.MinResources.Cpu()))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.podGroups[group.UID] = owner.Kind
 }
 
-// playArgo makes the Job of the Workflow, as Argo's controller would.
+// playArgo creates the Job of the Workflow, as Argo's controller would.
 func (s *stage) playArgo(ctx context.Context) error {
 	s.journal.add(note, "no Argo runs here: the Job is made by hand, with the Workflow as its owner")
 	var parts [3]string
@@ -163,8 +163,8 @@ func (s *stage) playArgo(ctx context.Context) error {
 	return s.kubectlIn(ctx, s.cluster.Dir(), "create", "-n", lab, "-f", "job.yaml")
 }
 
-// judgePodGroups returns what was not as it should be: every PodGroup that ever was
-// there counts, also one that was deleted and made again.
+// judgePodGroups returns the failures. Every PodGroup that ever existed counts, also one
+// that was deleted and created again.
 func (s *stage) judgePodGroups() (text string, failures []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// kind of an entry decides how it is shown and where.
+// kind of an entry decides where and how it is shown.
 type kind int
 
 const (
 	note    kind = iota // what the demo does
-	command             // a command line that a person could have typed
-	output              // what the command said
+	command             // a command line that a person could type
+	output              // output of the command
 	event               // an Event of the API server
-	change              // a difference between two pictures; the picture shows it anyway
+	change              // a difference between two pictures; the picture shows it too
 )
 
 // entry is one line of what happened.
@@ -31,11 +31,11 @@ func (e entry) line() string {
 	return fmt.Sprintf("%6.1fs %s %s", e.at.Seconds(), mark, e.text)
 }
 
-// journal is what happened so far, in order.
+// journal has all events so far, in order.
 type journal struct {
 	start time.Time
 
-	mu       sync.Mutex // guards what is below
+	mu       sync.Mutex // guards the fields below
 	entries  []entry
 	follower func(entry)
 }
@@ -61,7 +61,7 @@ func (j *journal) add(k kind, format string, args ...any) {
 	}
 }
 
-// follow calls the function for every entry from now on, one at a time.
+// follow calls the function for every further entry, one at a time.
 func (j *journal) follow(f func(entry)) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -75,7 +75,7 @@ func (j *journal) all() []entry {
 	return j.entries[:len(j.entries):len(j.entries)]
 }
 
-// Write makes the journal the log of the devcluster: a note for each line.
+// Write implements the log of the devcluster: it adds a note for each line.
 func (j *journal) Write(p []byte) (int, error) {
 	j.add(note, "%s", p)
 	return len(p), nil

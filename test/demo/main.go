@@ -1,16 +1,15 @@
-// Command demo shows the example of examples/groups on a cluster of hollow
-// kubelets: nginx runs with 2 pods in Hangzhou and 3 in Beijing, NodeGroups and
-// policies are applied, and the pods move and change until they are as the
-// policies say.
+// Command demo shows the example of examples/groups on a cluster of hollow kubelets:
+// nginx runs with 2 pods in Hangzhou and 3 in Beijing, NodeGroups and policies are
+// applied, and the pods move and change until they match the policies.
 //
 //	make demo                 # live on a terminal, until Ctrl-C
 //	make demo DEMO_EXIT=1     # plain lines, ends by itself
 //	make demo ARGS=-form=pinned
 //	make demo SCENE=scale     # one thing more: rollout, scale, early, pools, capacity or gangs
 //
-// Without a terminal or with DEMO_EXIT set it prints a line for everything that
-// happens, ends with a table, and exits 0 only if the table is what the
-// policies say. Whatever it shows it has read from the API server.
+// Without a terminal, or with DEMO_EXIT set, it prints a line for every event and ends
+// with a table. It exits with 0 only if the table matches the policies. Everything that
+// it shows is read from the API server.
 package main
 
 import (
@@ -32,16 +31,16 @@ import (
 )
 
 const (
-	// wantedWithin bounds the time from the applying of the policies to the
-	// end of the example.
+	// wantedWithin is the maximum time from applying the policies to the end of the
+	// example.
 	wantedWithin = 3 * time.Minute
-	// setupWithin bounds the installation of Atoll, and what comes between that and
-	// the policies, without the building of programs.
+	// setupWithin is the maximum time from the installation of Atoll to the policies,
+	// without the building of programs.
 	setupWithin = 5 * time.Minute
-	// curtain is how long people on a terminal see the starting point: what
-	// follows takes two seconds.
+	// curtain is how long a terminal shows the starting point, because the next steps
+	// take only two seconds.
 	curtain = 3 * time.Second
-	// stopWithin bounds the stopping of the cluster.
+	// stopWithin is the maximum time to stop the cluster.
 	stopWithin = 30 * time.Second
 
 	exitFailed      = 1
@@ -49,7 +48,7 @@ const (
 )
 
 func main() {
-	// What client libraries log would tear the picture apart.
+	// Logs of client libraries would break the picture.
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	os.Exit(run())
@@ -68,12 +67,12 @@ func run() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
 	defer stop()
-	// A second signal ends us at once; the kernel ends the cluster with us.
+	// A second signal ends this process at once; the kernel ends the cluster with it.
 	context.AfterFunc(ctx, stop)
 
 	live := term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("DEMO_EXIT") == ""
 	j := newJournal(time.Now())
-	s := &stage{journal: j, state: newState(j), form: form, told: map[string]string{}}
+	s := &stage{journal: j, state: newState(j), form: form, reported: map[string]string{}}
 	var d *display
 	if live {
 		s.curtain = curtain
@@ -88,7 +87,7 @@ func run() int {
 	if d != nil {
 		d.close()
 	}
-	// A live demo that was interrupted after its end has ended well.
+	// A live demo that is interrupted after its end was successful.
 	interrupted := ctx.Err() != nil && end == nil
 	stopErr := s.strike()
 	if end != nil {
@@ -108,8 +107,8 @@ func run() int {
 	}
 }
 
-// ends are the signals that end the program in good order. Under nohup, the
-// terminal may go.
+// ends are the signals that end the program properly. Under nohup, the terminal may be
+// closed.
 func ends() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

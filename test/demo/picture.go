@@ -14,7 +14,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// objects are what the API server has of the demo.
+// objects are the demo's objects in the API server.
 type objects struct {
 	nodes       []corev1.Node
 	pods        []*corev1.Pod
@@ -24,7 +24,7 @@ type objects struct {
 	deployment  *appsv1.Deployment
 }
 
-// picture is what is shown of them at one moment.
+// picture is the state that is shown at one moment.
 type picture struct {
 	// groups are in the order of their first nodes; last is "", if there are
 	// nodes of no group.
@@ -32,7 +32,7 @@ type picture struct {
 	// waiting are pods without a node.
 	waiting  []podView
 	policies []policyView
-	// replicas is what the Deployment asks for.
+	// replicas are the replicas of the Deployment.
 	replicas int
 	// availability is nil until it is counted.
 	availability *availability
@@ -40,7 +40,7 @@ type picture struct {
 
 type groupView struct {
 	name string
-	// wanted is what the PropagationPolicy's status says; -1 if nothing.
+	// wanted is the number of pods in the PropagationPolicy's status; -1 if it has none.
 	wanted int
 	nodes  []nodeView
 }
@@ -63,7 +63,7 @@ type policyView struct {
 	kind, name, status, reason, message string
 }
 
-// compose makes a picture of the objects.
+// compose returns a picture of the objects.
 func compose(o objects) *picture {
 	p := &picture{}
 	groupOf := map[string]string{}
@@ -107,7 +107,7 @@ func compose(o objects) *picture {
 	return p
 }
 
-// sort puts everything in an order that does not change from picture to picture.
+// sort sorts everything in an order that is the same in each picture.
 func (p *picture) sort() {
 	for i := range p.groups {
 		slices.SortFunc(p.groups[i].nodes, func(a, b nodeView) int { return strings.Compare(a.name, b.name) })
@@ -129,7 +129,7 @@ func (p *picture) sort() {
 
 func comparePods(a, b podView) int { return strings.Compare(a.name, b.name) }
 
-// firstNode sorts groups without a node behind the others.
+// firstNode sorts groups without a node after the others.
 func (g *groupView) firstNode() string {
 	if len(g.nodes) == 0 {
 		return "~"
@@ -188,8 +188,9 @@ func viewPod(pod *corev1.Pod, groupOf map[string]string) podView {
 	return v
 }
 
-// serves is strict: a pod whose container does not run its image yet is to be
-// restarted, and does not count, even if its kubelet has not noticed.
+// serves reports whether a pod counts as available. A pod whose container does not run
+// its image yet will be restarted, and does not count, even if its kubelet still reports
+// it as Ready.
 func serves(pod *corev1.Pod) bool {
 	if pod.DeletionTimestamp != nil || !isReady(pod) {
 		return false
@@ -215,7 +216,8 @@ func isReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// viewPolicy: a condition about an older spec says nothing of this one.
+// viewPolicy returns a policy's condition, unless the condition is about an older
+// generation of the spec.
 func viewPolicy(kind string, object metav1.ObjectMeta, conditions []metav1.Condition) policyView {
 	v := policyView{kind: kind, name: object.Name, status: "Unknown"}
 	if c := apimeta.FindStatusCondition(conditions, gm.ConditionReady); c != nil && c.ObservedGeneration == object.Generation {
@@ -262,7 +264,7 @@ func (g *groupView) images() []string {
 	return g.each(func(pod podView) string { return pod.images })
 }
 
-// hasArgs tells whether some pod has arguments.
+// hasArgs reports whether any pod has arguments.
 func (p *picture) hasArgs() bool {
 	return slices.ContainsFunc(p.allPods(), func(pod podView) bool { return pod.args != "" })
 }
@@ -281,7 +283,7 @@ func (g *groupView) each(what func(podView) string) []string {
 	return slices.Compact(all)
 }
 
-// summary says in one line where pods are, by the location of their nodes.
+// summary returns one line with the number of pods by the location of their nodes.
 func (p *picture) summary() string {
 	count := map[string]int{}
 	var names []string
@@ -304,7 +306,7 @@ func (p *picture) summary() string {
 	return fmt.Sprintf("%d pods: %s; %d Ready", p.pods(), strings.Join(parts, ", "), p.ready())
 }
 
-// changes says in words what is different between two pictures.
+// changes describes the differences between two pictures.
 func changes(before, after *picture) []string {
 	var lines []string
 	old := map[string]podView{}

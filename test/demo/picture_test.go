@@ -52,7 +52,7 @@ func condition(status metav1.ConditionStatus, reason string, generation int64) [
 	return []metav1.Condition{{Type: gm.ConditionReady, Status: status, Reason: reason, ObservedGeneration: generation}}
 }
 
-// kept are the objects of a cluster in which everything is as the policies say.
+// kept are the objects of a cluster in which all pods match the policies.
 func kept() objects {
 	const hangzhou, beijing = "hangzhou.registry.io/nginx:1.27", "beijing.registry.io/nginx:1.27"
 	group := func(name string, nodes ...string) gm.NodeGroup {
@@ -181,7 +181,7 @@ func TestChangesAreTold(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	if again := changes(compose(after), compose(after)); len(again) > 0 {
-		t.Errorf("nothing changed, and %q is told", again)
+		t.Errorf("nothing changed, and %q is reported", again)
 	}
 }
 

@@ -12,20 +12,20 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// store is where the scene of pools has its UnitedDeployment.
+// store is the namespace of the UnitedDeployment in the scene of pools.
 const store = "store"
 
-// askEvery is how often kubectl is asked for what is to become so.
+// askEvery is the interval between two runs of kubectl that wait for an answer.
 const askEvery = 250 * time.Millisecond
 
-// answer is what kubectl is to print.
+// answer is an expected output of kubectl.
 type answer struct {
 	about string
 	args  []string
 	want  string
-	// wantOf are arguments with which kubectl prints what is wanted, instead of want.
+	// wantOf are arguments with which kubectl prints the wanted text, instead of want.
 	wantOf []string
-	// once: a word that is printed several times in a row counts once.
+	// once reports that a word that is printed several times in a row counts once.
 	once bool
 }
 
@@ -82,13 +82,13 @@ func taintOf(node, value string) answer {
 	}
 }
 
-// poolsLabel is the answer when the nodes that have a value of the pools' label
-// have these.
+// poolsLabel is the expected answer when the nodes with the pools' label have these
+// values.
 func poolsLabel(want string) answer {
 	return answer{about: "the pools' label", want: want, args: []string{"get", "nodes", "-o", `jsonpath={.items[*].metadata.labels.example\.com/site}`}}
 }
 
-// rolledOut are the answers when every pool runs the image.
+// rolledOut are the expected answers when every pool runs the image.
 func rolledOut(image string) []answer {
 	ud := []string{"get", "-n", store, "uniteddeployment", store, "-o"}
 	return []answer{
@@ -101,17 +101,18 @@ func rolledOut(image string) []answer {
 	}
 }
 
-// rollouts are the pools of the UnitedDeployment that were being updated, by
-// revision, in the order in which they were first.
+// rollouts are, for each revision, the pools of the UnitedDeployment that were updated,
+// in the order in which they began.
 type rollouts struct {
 	order map[string][]string
-	// atOnce is how many were at a time.
+	// atOnce is the largest number of pools that were updated at the same time.
 	atOnce map[string]int
 	// revision is the last one.
 	revision string
 }
 
-// watchPools tells of the pools and of the UnitedDeployment from now on.
+// watchPools adds a line for each change of the pools and of the UnitedDeployment from
+// now on.
 func (s *stage) watchPools(ctx context.Context) error {
 	seen := &rollouts{order: map[string][]string{}, atOnce: map[string]int{}}
 	s.mu.Lock()
@@ -123,7 +124,7 @@ func (s *stage) watchPools(ctx context.Context) error {
 	return s.state.watch(ctx, &apps.UnitedDeployment{}, whenever(s.seeUnited))
 }
 
-// whenever calls see with each object, and with each change of it.
+// whenever calls see for each object, and after each change of it.
 func whenever(see func(any)) toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{AddFunc: see, UpdateFunc: func(_, o any) { see(o) }}
 }
@@ -133,7 +134,7 @@ func (s *stage) seePool(o any) {
 	if !ok || pool.Status.ObservedGeneration == 0 {
 		return
 	}
-	s.tell("NodePool "+pool.Name, fmt.Sprintf("%d of %d nodes Ready: %s", pool.Status.ReadyNode,
+	s.report("NodePool "+pool.Name, fmt.Sprintf("%d of %d nodes Ready: %s", pool.Status.ReadyNode,
 		pool.Status.ReadyNode+pool.Status.NotReadyNode, strings.Join(pool.Status.Nodes, ", ")))
 }
 
@@ -143,7 +144,7 @@ func (s *stage) seeUnited(o any) {
 		return
 	}
 	for _, pool := range ud.Status.Pools {
-		s.tell(fmt.Sprintf("UnitedDeployment %s, pool %s", ud.Name, pool.Name),
+		s.report(fmt.Sprintf("UnitedDeployment %s, pool %s", ud.Name, pool.Name),
 			fmt.Sprintf("%s, %d of %d pods updated, %d Ready", pool.Phase, pool.UpdatedReplicas, pool.DesiredReplicas, pool.ReadyReplicas))
 	}
 	s.mu.Lock()
@@ -160,19 +161,19 @@ func (s *stage) seeUnited(o any) {
 	r.atOnce[revision], r.revision = max(r.atOnce[revision], updating), revision
 }
 
-// tell adds a line about something, if it says something new.
-func (s *stage) tell(about, text string) {
+// report adds a line about an object, if it differs from the last line about it.
+func (s *stage) report(about, text string) {
 	s.mu.Lock()
-	known := s.told[about] == text
-	s.told[about] = text
+	known := s.reported[about] == text
+	s.reported[about] = text
 	s.mu.Unlock()
 	if !known {
 		s.journal.add(change, "%s: %s", about, text)
 	}
 }
 
-// judgeRollout returns what was not as it should be while the last revision was
-// rolled out, and says how it was.
+// judgeRollout returns the failures during the rollout of the last revision, and a
+// summary.
 func (s *stage) judgeRollout() (text string, failures []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,8 +188,8 @@ func (s *stage) judgeRollout() (text string, failures []string) {
 	return fmt.Sprintf("updated %s, %d pool at a time", strings.Join(order, ", then "), atOnce), failures
 }
 
-// awaitAnswers asks kubectl until it answers as wanted, and returns what it did
-// not say within the time.
+// awaitAnswers runs kubectl until it prints the expected answers, and returns those that
+// it did not print in time.
 func (s *stage) awaitAnswers(ctx context.Context, answers []answer, within time.Duration) ([]string, error) {
 	deadline := time.After(within)
 	for {

@@ -9,30 +9,31 @@ import (
 	"time"
 )
 
-// scene is what the demo shows after the first example.
+// scene is an additional part of the demo after the first example.
 type scene struct {
 	name, about string
-	// begin, if it is there, comes before the acts.
+	// begin, if set, runs before the acts.
 	begin func(*stage, context.Context) error
 	acts  []act
-	// gangs: Atoll is installed with PodGroups.
+	// gangs installs Atoll with PodGroups.
 	gangs bool
 }
 
-// act is a few commands and what is to come of them.
+// act is a list of commands and their expected results.
 type act struct {
 	// commands are arguments of kubectl, run in the root of the source.
 	commands [][]string
-	// then, if it is there, comes after the commands.
+	// then, if set, runs after the commands.
 	then func(*stage, context.Context) error
-	// promises are what is to be in the groups afterwards.
+	// promises are the expected pods of the groups afterwards.
 	promises []promise
-	// available is how many pods are to serve all the time, and unavailable how
-	// many of them may be missing at a time; 0 available is not counted.
+	// available is the number of pods that should be available all the time, and
+	// unavailable how many of them may be missing at a time. With available 0 they are
+	// not counted.
 	available, unavailable int
-	// answers are what kubectl is to print afterwards.
+	// answers are the expected outputs of kubectl afterwards.
 	answers []answer
-	// verdict, if it is there, says how it went, and what was wrong with that.
+	// verdict, if set, returns a summary and the failures.
 	verdict func(*stage) (string, []string)
 }
 
@@ -79,10 +80,10 @@ var scenes = []scene{{
 	}},
 }, pools, classes, together}
 
-// sceneWithin bounds one act.
+// sceneWithin is the maximum time of one act.
 const sceneWithin = 3 * time.Minute
 
-// chosenScene is the scene that SCENE names; nil without one.
+// chosenScene returns the scene that SCENE names; nil without one.
 func chosenScene() (*scene, error) {
 	name := os.Getenv("SCENE")
 	if name == "" {
@@ -99,7 +100,7 @@ func chosenScene() (*scene, error) {
 	return &scenes[i], nil
 }
 
-// play plays a scene after the first example and adds what came of it.
+// play plays a scene after the first example and adds its result to the outcome.
 func (s *stage) play(ctx context.Context, doc *example, sc *scene, end *outcome) error {
 	if sc == nil || len(end.failures) > 0 {
 		return nil

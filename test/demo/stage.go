@@ -40,24 +40,24 @@ var places = []struct {
 	{"beijing", []string{"nodec", "noded", "nodee"}, 3},
 }
 
-// stage is where the demo is performed: the cluster, and what is seen of it.
+// stage is the running demo: the cluster, and the observed state of it.
 type stage struct {
 	journal *journal
 	state   *state
 
-	mu         sync.Mutex // guards what is below
+	mu         sync.Mutex // guards the fields below
 	cluster    *devcluster.Cluster
 	kubeconfig string
-	// end is what the demo came to, once it has.
+	// end is the outcome of the demo; nil until it has ended.
 	end *outcome
 	// rollouts are of the scene of pools.
 	rollouts *rollouts
-	// podGroups are the kinds of the owners of all PodGroups that were seen, of the
-	// scene of PodGroups.
+	// podGroups are the kinds of the owners of all PodGroups that were seen in the scene
+	// of PodGroups.
 	podGroups map[types.UID]string
-	// told is the last line about each object of a scene.
-	told map[string]string
-	// curtain is how long the starting point stands, for people to see it.
+	// reported is the last line about each object of a scene.
+	reported map[string]string
+	// curtain is how long the starting point is shown.
 	curtain time.Duration
 	// form is the one in which Atoll is installed.
 	form atoll.Form
@@ -130,7 +130,7 @@ func (s *stage) start(ctx context.Context) error {
 	return s.state.watchCore(ctx, cluster.AdminConfig())
 }
 
-// strike stops the cluster, whatever became of the demo.
+// strike stops the cluster, whatever the outcome of the demo.
 func (s *stage) strike() error {
 	s.mu.Lock()
 	cluster := s.cluster
@@ -166,8 +166,8 @@ func (s *stage) build(ctx context.Context, gangs bool) error {
 	return s.state.watchAtoll(ctx)
 }
 
-// runNginx makes the starting point. Cordons steer the pods, so
-// that nothing in the Deployment does.
+// runNginx creates the starting point. Nodes are cordoned to steer the pods, so that the
+// Deployment needs no node selector for it.
 func (s *stage) runNginx(ctx context.Context) error {
 	total := 0
 	for i, place := range places {
@@ -211,8 +211,8 @@ func (s *stage) applyExample(ctx context.Context, doc *example) error {
 		gm.RequiredOverridePolicyLabel+"="+overridePolicy)
 }
 
-// awaitPromise waits until the promises are kept, or for as long as that may
-// take, and returns what came of it.
+// awaitPromise waits until the promises are kept, or until the time is over, and returns
+// the result.
 func (s *stage) awaitPromise(ctx context.Context, promises []promise, unavailable int, within time.Duration) (*outcome, error) {
 	began := time.Now()
 	bounded, cancel := context.WithTimeout(ctx, within)
@@ -225,12 +225,12 @@ func (s *stage) awaitPromise(ctx context.Context, promises []promise, unavailabl
 	if err != nil {
 		end.failures = append(end.failures, fmt.Sprintf("not as wanted within %s", within))
 	}
-	// What a person does to the cluster afterwards is no part of the demo.
+	// Changes that a person makes to the cluster afterwards are not part of the demo.
 	end.failures = append(end.failures, judgeAvailability(p, unavailable)...)
 	return end, nil
 }
 
-// kubectl runs what a person would type.
+// kubectl runs a command line as a person would type it.
 func (s *stage) kubectl(ctx context.Context, args ...string) error {
 	return s.kubectlIn(ctx, "", args...)
 }
@@ -242,7 +242,7 @@ func (s *stage) kubectlIn(ctx context.Context, dir string, args ...string) error
 	return err
 }
 
-// ask runs kubectl without a word, and returns what it printed.
+// ask runs kubectl without a journal entry, and returns its output.
 func (s *stage) ask(ctx context.Context, args ...string) (string, error) {
 	out, err := s.run(ctx, "", args...)
 	return strings.TrimSpace(out), err
@@ -280,7 +280,7 @@ func (s *stage) hints() []string {
 	}
 }
 
-// outcome returns what the demo came to, or nil.
+// outcome returns the outcome of the demo, or nil.
 func (s *stage) outcome() *outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()

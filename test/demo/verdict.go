@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// promise is what the policies say will be in one group.
+// promise is the state of one group that the policies promise.
 type promise struct {
 	group  string
 	pods   int
 	images string
-	// args are the arguments of the pods' containers; "" is none.
+	// args are the arguments of the pods' containers; "" means none.
 	args string
 }
 
-// promised is docs/sources.md, G23: "we want 3 pods to run in Hangzhou and 2
-// pods to run in Beijing" and "use their local image registry", as numbers and
-// names. It is what the demo is judged by, never what it shows.
+// promised is docs/sources.md, G23: "we want 3 pods to run in Hangzhou and 2 pods to run
+// in Beijing" and "use their local image registry", as numbers and names. The demo is
+// judged by it, and never shows it as a result.
 var promised = []promise{
 	{group: "hangzhou", pods: 3, images: "hangzhou.registry.io/nginx:1.27"},
 	{group: "beijing", pods: 2, images: "beijing.registry.io/nginx:1.27"},
@@ -28,19 +28,19 @@ var promised = []promise{
 // maxUnavailable is the policy's default for rescheduling.maxUnavailable.
 const maxUnavailable = 1
 
-// outcome is what a demo came to.
+// outcome is the result of a demo.
 type outcome struct {
 	picture *picture
-	// first is when the starting point was reached, converged how long it took
-	// from the last command, total is the time from the start of the program.
+	// first is the time of the starting point, converged the time from the last command
+	// to the end, total the time since the start of the program.
 	first, converged, total time.Duration
-	// failures are what is not as promised.
+	// failures are the differences from the promises.
 	failures []string
-	// scene are lines about the acts of the scene that was played after it.
+	// scene has lines about the acts of the scene that was played afterwards.
 	scene []string
 }
 
-// judge returns what is not as promised.
+// judge returns the differences from the promises.
 func judge(p *picture, promises []promise) []string {
 	var failures []string
 	fail := func(format string, args ...any) { failures = append(failures, fmt.Sprintf(format, args...)) }
@@ -87,7 +87,8 @@ func judge(p *picture, promises []promise) []string {
 	return failures
 }
 
-// judgeAvailability returns what kept pods from their work more than allowed.
+// judgeAvailability returns a failure for each time that more pods were unavailable than
+// allowed.
 func judgeAvailability(p *picture, allowed int) []string {
 	switch a := p.availability; {
 	case a == nil:
@@ -101,7 +102,7 @@ func judgeAvailability(p *picture, allowed int) []string {
 	}
 }
 
-// number writes -1, which stands for nothing, as a dash.
+// number formats -1, which means no value, as a dash.
 func number(n int) string {
 	if n < 0 {
 		return "–"
@@ -109,7 +110,7 @@ func number(n int) string {
 	return strconv.Itoa(n)
 }
 
-// closing is the last thing shown.
+// closing is the last part of the output.
 func closing(o *outcome) string {
 	var out strings.Builder
 	fmt.Fprintln(&out)

@@ -33,12 +33,12 @@ type state struct {
 	cancel  context.CancelFunc
 	cache   cache.Cache
 
-	mu           sync.Mutex // guards what is below
+	mu           sync.Mutex // guards the fields below
 	pods         map[types.UID]*corev1.Pod
 	atoll        bool // Atoll's kinds are watched too
 	availability *availability
 	last         *picture
-	// changed is closed, and another takes its place, whenever last changes.
+	// changed is closed and replaced whenever last changes.
 	changed chan struct{}
 }
 
@@ -49,7 +49,7 @@ func newState(j *journal) *state {
 	}
 }
 
-// stop ends all watches. What was seen last stays.
+// stop ends all watches. The last state is kept.
 func (s *state) stop() { s.cancel() }
 
 // watchCore watches Kubernetes' own kinds until stop.
@@ -101,7 +101,7 @@ func (s *state) watchCore(ctx context.Context, config *rest.Config) error {
 	return nil
 }
 
-// watchAtoll watches Atoll's kinds too, once they are installed.
+// watchAtoll also watches Atoll's kinds, once they are installed.
 func (s *state) watchAtoll(ctx context.Context) error {
 	refresh := toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { s.refresh() },
@@ -135,11 +135,11 @@ func (s *state) watch(ctx context.Context, object client.Object, handler toolsca
 	return nil
 }
 
-// interrupted is told that a list or watch failed. One that is listed anew may
-// have missed what happened in between.
+// interrupted handles a failed list or watch. After a new list, events in between may be
+// missing.
 func (s *state) interrupted(_ context.Context, _ *toolscache.Reflector, err error) {
 	if errors.Is(err, io.EOF) {
-		return // ended as watches do; the next goes on where it was
+		return // a normal end of a watch; the next one continues from its last version
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,7 +169,7 @@ func (s *state) observePod(o any, gone bool) {
 	s.refresh()
 }
 
-// watchAvailability counts from now on how many of the wanted pods do not serve.
+// watchAvailability counts from now on how many of the wanted pods are not available.
 func (s *state) watchAvailability(wanted int) {
 	s.mu.Lock()
 	s.availability = newAvailability(wanted)
@@ -180,7 +180,7 @@ func (s *state) watchAvailability(wanted int) {
 	s.refresh()
 }
 
-// refresh makes a new picture, and tells who waits for one if it is different.
+// refresh composes a new picture, and wakes the waiters if it is different.
 func (s *state) refresh() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +202,7 @@ func (s *state) refresh() {
 	s.changed = make(chan struct{})
 }
 
-// objectsLocked reads the caches; not ok while one cannot be read.
+// objectsLocked reads the caches; ok is false while one of them cannot be read.
 func (s *state) objectsLocked() (o objects, ok bool) {
 	ctx := context.Background()
 	o.pods = slices.Collect(maps.Values(s.pods))
@@ -235,15 +235,15 @@ func (s *state) picture() *picture {
 	return p
 }
 
-// next returns the last picture, and what is closed when there is another.
+// next returns the last picture, and a channel that is closed when there is another.
 func (s *state) next() (*picture, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last, s.changed
 }
 
-// await returns the first picture that is as asked for, or the last one and
-// an error.
+// await returns the first picture that fulfils the condition, or the last one and an
+// error.
 func (s *state) await(ctx context.Context, is func(*picture) bool) (*picture, error) {
 	for {
 		p, changed := s.next()
@@ -266,13 +266,13 @@ func (s *state) observeEvent(o any) {
 	}
 }
 
-// told are reasons of Kubernetes' own events that say why a pod moves or
-// changes. Of Atoll's events, all are told, and warnings of whoever.
-var told = []string{"Scheduled", "Killing", "Evicted", "TaintManagerEviction"}
+// shownReasons are reasons of Kubernetes' own events that explain why a pod moves or
+// changes. All events of Atoll and all warnings are also shown.
+var shownReasons = []string{"Scheduled", "Killing", "Evicted", "TaintManagerEviction"}
 
 func textOfEvent(e *eventsv1.Event) (string, bool) {
 	ours := strings.Contains(e.ReportingController, "atoll") || e.Reason == "SurplusPodEvicted" || e.Reason == "ImagesOverridden"
-	if !ours && e.Type != corev1.EventTypeWarning && !slices.Contains(told, e.Reason) {
+	if !ours && e.Type != corev1.EventTypeWarning && !slices.Contains(shownReasons, e.Reason) {
 		return "", false
 	}
 	return fmt.Sprintf("%s %s/%s: %s", e.Reason, strings.ToLower(e.Regarding.Kind), e.Regarding.Name, e.Note), true
@@ -282,7 +282,8 @@ func textOfEvent(e *eventsv1.Event) (string, bool) {
 // missing of those that are wanted.
 type availability struct {
 	wanted, missing, worst int
-	// gaps is how often a watch was interrupted: what happened then is not known.
+	// gaps is the number of times that a watch was interrupted: changes in these times
+	// are not known.
 	gaps    int
 	serving map[types.UID]bool
 }
@@ -291,7 +292,7 @@ func newAvailability(wanted int) *availability {
 	return &availability{wanted: wanted, serving: map[types.UID]bool{}}
 }
 
-// begin takes note of a pod that is there already.
+// begin records a pod that exists already.
 func (a *availability) begin(pod *corev1.Pod) {
 	if serves(pod) {
 		a.serving[pod.UID] = true

@@ -11,9 +11,9 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// TestPodsThatWentPastTheWebhookAreCounted: they are created while no replica
-// answers, and found by the next that starts. Pods without a policy are not
-// counted, nor those that pass.
+// TestPodsThatWentPastTheWebhookAreCounted: pods are created while no replica answers,
+// and the next replica that starts counts them. Pods without a policy and pods that pass
+// the webhook are not counted.
 func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 	f := newFixture(t)
 	f.group("past", 2)
@@ -52,10 +52,11 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 	f.always(5*time.Second, "those that pass are not", bypasses(3))
 }
 
-// TestALostWebhookLosesNoPod: the API server does not reach the pod webhook,
-// while atoll-manager runs. Pods of a workload with a policy are created all the
-// same. Where a scheduler asks about every pod they wait for room in their group;
-// elsewhere they run wherever they are placed. They are exact once it is back.
+// TestALostWebhookLosesNoPod: the API server does not reach the pod webhook, while
+// atoll-manager runs. Pods of a workload with a policy are created all the same. If a
+// scheduler calls the extender for every pod, they wait for room in their group;
+// otherwise they run where they are placed. The division is exact when the webhook is
+// back.
 func TestALostWebhookLosesNoPod(t *testing.T) {
 	inEachForm(t, func(_ *testing.T, f *fixture) {
 		f.group("lost-a", 1)
@@ -88,8 +89,8 @@ func TestALostWebhookLosesNoPod(t *testing.T) {
 	})
 }
 
-// loseWebhook has the API server look for the pod webhook where nobody answers,
-// until the returned function is called or the test ends.
+// loseWebhook points the API server to an address without a webhook, until the returned
+// function is called or the test ends.
 func (f *fixture) loseWebhook() (found func()) {
 	f.Helper()
 	configurations := f.kube.AdmissionregistrationV1().MutatingWebhookConfigurations()

@@ -31,8 +31,8 @@ import (
 )
 
 // TestCapacityDrain is scenario 14: a PodDisruptionBudget blocks a drain for a minute.
-// Pods whose eviction is refused count all the time, so that none is created in
-// their place; and their places are on-demand when they may leave.
+// Pods whose eviction is refused still count, so that none is created in their place;
+// when they may leave, their successors are on-demand.
 func TestCapacityDrain(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 1)
@@ -115,7 +115,7 @@ func TestCapacityDryRuns(t *testing.T) {
 					Spec: *set.Spec.Template.Spec.DeepCopy(),
 				}
 				err := f.client.Create(f.ctx, pod, client.DryRunAll)
-				// A fourth pod is spot, or waits: its owner makes none.
+				// A fourth pod is spot, or waits: its owner does not create it.
 				if class := pod.Labels[gm.CapacityClassLabel]; err == nil && class == "on-demand" {
 					err = fmt.Errorf("a dry run shows class %q: that seat is taken", class)
 				}
@@ -130,7 +130,7 @@ func TestCapacityDryRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 	moved := f.watchMoved("app")
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "2"})
 	f.scale("app", 6)
@@ -138,9 +138,9 @@ func TestCapacityDryRuns(t *testing.T) {
 	moved()
 }
 
-// TestCapacityReinvocation is scenario 16: another webhook adds a container after ours,
-// so that ours is asked again about the same pod. It takes one seat, and what it
-// adds is there once.
+// TestCapacityReinvocation is scenario 16: another webhook adds a container after
+// Atoll's, so that the API server calls Atoll's webhook again for the same pod. The pod
+// takes one seat, and Atoll's changes are applied once.
 func TestCapacityReinvocation(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -166,7 +166,7 @@ func TestCapacityReinvocation(t *testing.T) {
 	t.Cleanup(injector.Close)
 	none, every := admissionregistrationv1.SideEffectClassNone, admissionregistrationv1.Ignore
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: "zz-" + f.ns}, // after ours
+		ObjectMeta: metav1.ObjectMeta{Name: "zz-" + f.ns}, // after Atoll's webhook
 		Webhooks: []admissionregistrationv1.MutatingWebhook{{
 			Name: "sidecar.e2e.example.com", SideEffects: &none, FailurePolicy: &every, AdmissionReviewVersions: []string{"v1"},
 			ClientConfig: admissionregistrationv1.WebhookClientConfig{
@@ -205,7 +205,7 @@ func TestCapacityReinvocation(t *testing.T) {
 			t.Errorf("pod %s requires %+v of its node", pod.Name, terms)
 		}
 	}
-	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 	mu.Lock()
 	defer mu.Unlock()
 	if asked < 20 {
@@ -214,8 +214,8 @@ func TestCapacityReinvocation(t *testing.T) {
 }
 
 // TestCapacityNamesDoNotMatter is scenario 27: a name of sixty characters, and a
-// ReplicaSet that somebody made by hand and a Deployment adopts, whose name has no
-// hash or one of nine characters.
+// ReplicaSet that was created by hand and adopted by a Deployment, whose name has no hash
+// or one of nine characters.
 func TestCapacityNamesDoNotMatter(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -242,8 +242,8 @@ func TestCapacityNamesDoNotMatter(t *testing.T) {
 	f.eventuallyDivided(long, 3, 2)
 }
 
-// TestCapacityMadeAgain is scenario 29: a workload of the same name is another one. Pods
-// of the last one that are on their way out take no seat of it.
+// TestCapacityMadeAgain is scenario 29: a workload that is created again under its name
+// is a new workload. Terminating pods of the previous one take no seat of it.
 func TestCapacityMadeAgain(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
@@ -284,7 +284,7 @@ func TestCapacityMadeAgain(t *testing.T) {
 	}
 }
 
-// topOf is the Deployment above a pod.
+// topOf returns the UID of the Deployment above a pod.
 func (f *fixture) topOf(pod *corev1.Pod) types.UID {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil {
@@ -300,9 +300,9 @@ func (f *fixture) topOf(pod *corev1.Pod) types.UID {
 	return ""
 }
 
-// TestCapacityLeaderKilledWhileItMoves is scenario 32: the replica that leads is killed
-// while it moves pods, and another goes on. One pod is missing at a time, and none is
-// evicted twice.
+// TestCapacityLeaderKilledWhileItMoves is scenario 32: the leader is killed while it
+// moves pods, and the next leader continues. At most one pod is missing at a time, and
+// none is evicted twice.
 func TestCapacityLeaderKilledWhileItMoves(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
@@ -324,8 +324,8 @@ func TestCapacityLeaderKilledWhileItMoves(t *testing.T) {
 	}
 }
 
-// TestCapacityAppliedAgain: a workload that is applied again, changed or not, has the
-// pods that it had, and they count.
+// TestCapacityAppliedAgain: a workload that is applied again, changed or not, keeps its
+// pods, and they count.
 func TestCapacityAppliedAgain(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -340,9 +340,9 @@ func TestCapacityAppliedAgain(t *testing.T) {
 	moved()
 }
 
-// TestCapacityVolumeOfTheOtherClass: the volume of a StatefulSet's pod is on a node of the
-// class that the pod is to leave. The pod stays, and it is told why. So does the one that
-// follows it, which runs where the volume is.
+// TestCapacityVolumeOfTheOtherClass: the volume of a StatefulSet's pod is on a node of
+// the class that the pod should leave. The pod stays, and the CapacitySplit has the
+// reason. Its successor stays too: it runs on the node of the volume.
 func TestCapacityVolumeOfTheOtherClass(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -364,7 +364,7 @@ func TestCapacityVolumeOfTheOtherClass(t *testing.T) {
 	stays := func(says string) {
 		t.Helper()
 		pod := uid()
-		f.eventually(patience, "it is told", func() error { return f.splitSays("statefulset-db", says) })
+		f.eventually(patience, "the status reports it", func() error { return f.splitSays("statefulset-db", says) })
 		f.always(12*time.Second, "it stays", func() error { // longer than it takes until somebody looks again
 			if now := uid(); now != pod {
 				return fmt.Errorf("the pod is %q, want %q", now, pod)
@@ -381,9 +381,10 @@ func TestCapacityVolumeOfTheOtherClass(t *testing.T) {
 	f.eventually(patience, "all is well", func() error { return f.splitSays("statefulset-db", capacity.ReasonSatisfied) })
 }
 
-// TestCapacityStampsTakenOff: somebody takes off pods what says their class. They count
-// as before and nothing is made anew for it. What they demand of a node is taken for
-// their owner's, so that others are moved when the count changes. Successors have all.
+// TestCapacityStampsTakenOff: labels and annotations of the class are removed from pods
+// by hand. The pods count as before and none is recreated. Their node affinity then
+// counts as their owner's, so other pods are moved when the count changes. Successors
+// have the labels and annotations again.
 func TestCapacityStampsTakenOff(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -420,7 +421,7 @@ func TestCapacityStampsTakenOff(t *testing.T) {
 		}
 	}
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "6"})
-	f.eventually(patience, "the one that stays is told of", func() error {
+	f.eventually(patience, "the status names the pod that stays", func() error {
 		return errors.Join(f.divided("app", 5, 1), f.splitSays("deployment-app", capacity.ReasonPinned))
 	})
 	for _, name := range bare {
@@ -436,8 +437,9 @@ func TestCapacityStampsTakenOff(t *testing.T) {
 	}
 }
 
-// TestCapacityPodsThatAreOver is scenarios 30 and 31: on-demand pods that have failed, and
-// those that take long to terminate, count no more. Others are on-demand in their place.
+// TestCapacityPodsThatAreOver is scenarios 30 and 31: on-demand pods that have failed,
+// and those that take long to terminate, do not count. Other pods are on-demand in their
+// place.
 func TestCapacityPodsThatAreOver(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -474,15 +476,15 @@ func TestCapacityPodsThatAreOver(t *testing.T) {
 	moved()
 }
 
-// dividedWithout is divided for all of an app's pods but one.
+// dividedWithout is divided for all of a workload's pods except one.
 func (f *fixture) dividedWithout(app string, but types.UID, onDemand, spot int) error {
 	pods := slices.DeleteFunc(f.pods(app), func(pod corev1.Pod) bool { return pod.UID == but })
 	return f.dividedOf(app, pods, onDemand, spot)
 }
 
 // TestCapacityPodsThatKeepApart: by required anti-affinity a node has one pod of the
-// workload. While no on-demand node is free of them, no pod is moved there, though there
-// is room, and it is told; where one is, pods move.
+// workload. While every on-demand node has a pod of the workload, no pod is moved there,
+// although there is room, and the CapacitySplit reports it; when one has none, pods move.
 func TestCapacityPodsThatKeepApart(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 3)
@@ -495,7 +497,7 @@ func TestCapacityPodsThatKeepApart(t *testing.T) {
 	f.eventuallyDivided("app", 1, 2)
 	deleted := f.watchDeletions("app")
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "2"})
-	f.eventually(patience, "it is told that none moves", func() error { return f.splitSays("deployment-app", capacity.ReasonNoRoom) })
+	f.eventually(patience, "the status reports that no pod moves", func() error { return f.splitSays("deployment-app", capacity.ReasonNoRoom) })
 	f.always(12*time.Second, "all run", func() error { return f.divided("app", 1, 2) }) // longer than it takes until somebody looks again
 	if n := deleted(); n > 0 {
 		t.Errorf("%d pods were deleted, whose successors find no node", n)

@@ -16,10 +16,10 @@ import (
 )
 
 // TestCapacityFallsBack: first one class has no node, then the other. Pods of workloads
-// that say Fallback wait for a time, and then run in the class that has nodes, where new
-// ones begin at once; those that run stay, and so do those that wait of a workload that
-// does not say it. When the class has a node again its pods move back, one at a time, and
-// no more than the count are on-demand.
+// with Fallback wait for a time, and then run in the class that has nodes; new pods get
+// that class at once. Running pods stay, and waiting pods of workloads without Fallback
+// keep waiting. When the class has a node again its pods move back, one at a time, and no
+// more than the count are on-demand.
 func TestCapacityFallsBack(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -43,10 +43,10 @@ func TestCapacityFallsBack(t *testing.T) {
 		f.deleteOn("spot-0", "falls", 2)
 		f.deleteOn("spot-0", "set", 1)
 		f.deleteOn("spot-0", "waits", 1)
-		f.eventually(patience, "their successors wait, and it is told", func() error {
+		f.eventually(patience, "their successors wait, and the status reports it", func() error {
 			return errors.Join(f.dividedBut("falls", 1, 1, 2), f.dividedBut("set", 1, 0, 1), f.dividedBut("waits", 1, 0, 1), says(capacity.ReasonNoNodes))
 		})
-		f.eventually(patience, "they are on-demand, one that runs stays, and it is told", func() error {
+		f.eventually(patience, "they are on-demand, one that runs stays, and the status reports it", func() error {
 			return errors.Join(f.divided("falls", 3, 1), f.divided("set", 2, 0), says(capacity.ReasonFellBack))
 		})
 		if waited := time.Since(began); waited < fallbackAfter {
@@ -70,10 +70,10 @@ func TestCapacityFallsBack(t *testing.T) {
 		f.cordon(true, "on-demand-0")
 		f.deleteOn("on-demand-0", "falls", 1)
 		f.deleteOn("on-demand-0", "set", 1)
-		f.eventually(patience, "their successors wait, and it is told", func() error {
+		f.eventually(patience, "their successors wait, and the status reports it", func() error {
 			return errors.Join(f.dividedBut("falls", 0, 4, 1), f.dividedBut("set", 0, 1, 1), says(capacity.ReasonNoNodes))
 		})
-		f.eventually(patience, "they are spot, and it is told", func() error {
+		f.eventually(patience, "they are spot, and the status reports it", func() error {
 			return errors.Join(f.divided("falls", 0, 5), f.divided("set", 0, 2), says(capacity.ReasonFellBack))
 		})
 		f.cordon(false, "on-demand-0")
@@ -84,8 +84,8 @@ func TestCapacityFallsBack(t *testing.T) {
 	})
 }
 
-// dividedBut tells whether so many pods of an app have a node of each class, and so many
-// have none.
+// dividedBut returns an error unless the given numbers of a workload's pods have a node
+// of each class, and no node.
 func (f *fixture) dividedBut(app string, onDemand, spot, waiting int) error {
 	if got := f.byClass(f.pods(app)); got["on-demand"] != onDemand || got["spot"] != spot || got[""] != waiting {
 		return fmt.Errorf("%s is divided %v, want %d, %d and %d that wait", app, got, onDemand, spot, waiting)
@@ -93,7 +93,7 @@ func (f *fixture) dividedBut(app string, onDemand, spot, waiting int) error {
 	return nil
 }
 
-// deleteOn deletes n of an app's pods on a node.
+// deleteOn deletes n of a workload's pods on a node.
 func (f *fixture) deleteOn(node, app string, n int) {
 	f.Helper()
 	for _, pod := range f.pods(app) {
@@ -110,9 +110,10 @@ func (f *fixture) deleteOn(node, app string, n int) {
 	}
 }
 
-// watchOnDemand follows an app's pods, of which so many are on-demand and Ready now, until
-// the returned function is called. That says how few were, and how many had the class,
-// at a time.
+// watchOnDemand follows a workload's pods until the returned function is called, which
+// returns the smallest number of Ready on-demand pods and the largest number of pods with
+// the class at any moment. The argument is the number of on-demand pods that are Ready
+// now.
 func (f *fixture) watchOnDemand(app string, now int) func() (fewest, most int) {
 	f.Helper()
 	onDemand := map[types.UID]bool{} // whether it is Ready

@@ -15,11 +15,11 @@ import (
 // kills is how often TestFaultReplicasKilledUnderCreations kills a replica.
 var kills = flag.Int("kills", 30, "replicas killed in TestFaultReplicasKilledUnderCreations")
 
-// TestFaultReplicasKilledUnderCreations is F1: 64 pods are created side by side, again
-// and again, and each time a replica of the webhook is killed meanwhile, in turn. That
-// never more than the three are made on-demand is held by I1 at every
-// resourceVersion. A call that was under way at the killed replica is passed by, as
-// the webhook's failure policy says, so that it is the end that is exact.
+// TestFaultReplicasKilledUnderCreations is F1: 64 pods are created concurrently, again
+// and again, and each time one replica of the webhook after the other is killed
+// meanwhile. Invariant I1 checks at every resourceVersion that at most three pods are
+// on-demand. A call in flight at the killed replica fails open, by the webhook's failure
+// policy, so only the final numbers are exact.
 func TestFaultReplicasKilledUnderCreations(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 3)
@@ -41,13 +41,13 @@ func TestFaultReplicasKilledUnderCreations(t *testing.T) {
 	}
 	f.eventuallyDivided("app", 3, 61)
 	t.Logf("%d pods of %d went past the webhook", past(), 64**kills)
-	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 }
 
-// TestFaultALeaderThatHangs is F4: the replica that leads stands still in the middle of
-// a burst, so that for a time nobody leads and the others cannot ask. Another takes
-// over. The one that comes back, and believes for a moment that it still leads,
-// gives nothing away.
+// TestFaultALeaderThatHangs is F4: the leader stands still in the middle of a burst, so
+// that for a time there is no leader and the others cannot forward requests. Another
+// replica takes over. The old leader continues, still in the role of leader for a moment,
+// and assigns no seat.
 func TestFaultALeaderThatHangs(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 3)
@@ -80,16 +80,16 @@ func TestFaultALeaderThatHangs(t *testing.T) {
 		}
 		return nil
 	})
-	f.annotate("app", map[string]any{gm.CapacityCountKey: "20"}) // which the one that hangs has not seen
+	f.annotate("app", map[string]any{gm.CapacityCountKey: "20"}) // which the hanging replica has not seen
 	resume()
 	f.scale("app", 150)
 	f.eventually(2*patience, "exact", func() error { return f.divided("app", 20, 130) })
-	f.eventually(time.Minute, "nothing is held for nobody", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 }
 
 // TestFaultCountSwingsInARollout is F23: the count goes from 3 to 0 and back while
-// rollouts are under way and the number of replicas goes up and down. The end is
-// exact, and no more pods are moved than the swings make surplus.
+// rollouts are under way and the number of replicas goes up and down. The final numbers
+// are exact, and at most as many pods are moved as the changes make surplus.
 func TestFaultCountSwingsInARollout(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)

@@ -21,14 +21,14 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// manyWorkloads is how many TestCapacityRestart has.
+// manyWorkloads is the number of workloads of TestCapacityRestart.
 var manyWorkloads = flag.Int("workloads", 30, "workloads of 10 pods in TestCapacityRestart")
 
-// TestCapacityRestart is scenario 33, with as many workloads as -workloads says (2,000
-// in the scenario): all replicas of atoll-manager are killed while of half of the
-// workloads an on-demand pod is missing, and of the others a spot pod. The new ones
-// count as the old ones did: each successor gets the class of the pod that is gone, no
-// pod is moved, and every CapacitySplit says what there is.
+// TestCapacityRestart is scenario 33, with as many workloads as -workloads says (2,000 in
+// the scenario): all replicas of atoll-manager are killed while half of the workloads
+// lack an on-demand pod, and the others a spot pod. The new replicas count as the old
+// ones did: each successor gets the class of the pod that it replaces, no pod is moved,
+// and every CapacitySplit has the right numbers.
 func TestCapacityRestart(t *testing.T) {
 	const replicas, onDemand = 10, 3
 	f := trio.fixture(t)
@@ -79,7 +79,7 @@ func TestCapacityRestart(t *testing.T) {
 	}
 }
 
-// each calls a function with 0 to n-1, some at a time.
+// each calls a function with 0 to n-1, several at a time.
 func (f *fixture) each(n int, do func(context.Context, int) error) {
 	f.Helper()
 	errs := make([]error, n)
@@ -89,8 +89,8 @@ func (f *fixture) each(n int, do func(context.Context, int) error) {
 	}
 }
 
-// allDivided tells whether each of n workloads has so many pods of each class, all
-// Ready, and a CapacitySplit that says so.
+// allDivided returns an error unless each of n workloads has the given numbers of pods of
+// each class, all Ready, and a CapacitySplit with these numbers.
 func (f *fixture) allDivided(n, onDemand, spot int) error {
 	var splits capacity.CapacitySplitList
 	if err := f.client.List(f.ctx, &splits, client.InNamespace(f.ns)); err != nil {

@@ -27,18 +27,19 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// fallbackAfter is for how long a class has no node in trio before pods fall back.
+// fallbackAfter is how long a class has no node before pods fall back, in the cluster
+// trio.
 const fallbackAfter = 20 * time.Second
 
-// trio is a cluster with three replicas of atoll-manager, in which pods are moved
-// as quickly as they may be.
+// trio is a cluster with three replicas of atoll-manager and a high rate limit of
+// evictions.
 var trio = lateCluster{options: atoll.Options{Replicas: 3, ManagerArgs: []string{
 	"--evictions-per-second=20", "--capacity-fallback-after=" + fallbackAfter.String(),
 }}, users: 27}
 
 const classLabel = "node.kubernetes.io/capacity"
 
-// classes adds nodes of both classes that go with the test.
+// classes adds nodes of both classes, which are removed with the test.
 func (f *fixture) classes(onDemand, spot int) {
 	f.Helper()
 	for class, n := range map[string]int{"on-demand": onDemand, "spot": spot} {
@@ -48,14 +49,14 @@ func (f *fixture) classes(onDemand, spot int) {
 	}
 }
 
-// split makes a Deployment that asks for count on-demand pods.
+// split returns a Deployment with count on-demand pods.
 func split(name string, replicas int32, count string, modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
 	d := deployment(name, replicas, "", modify...)
 	d.Annotations = map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: count}
 	return d
 }
 
-// byClass counts an app's pods by the class of their nodes.
+// byClass counts a workload's pods by the class of their nodes.
 func (f *fixture) byClass(pods []corev1.Pod) map[string]int {
 	f.Helper()
 	counts := map[string]int{}
@@ -69,13 +70,13 @@ func (f *fixture) byClass(pods []corev1.Pod) map[string]int {
 	return counts
 }
 
-// divided tells whether an app has so many pods of each class, all Ready, and each with a
-// seat of its own.
+// divided returns an error unless a workload has the given numbers of pods of each class,
+// all Ready, and each with a seat of its own.
 func (f *fixture) divided(app string, onDemand, spot int) error {
 	return f.dividedOf(app, f.pods(app), onDemand, spot)
 }
 
-// dividedOf is divided for some of an app's pods.
+// dividedOf is divided for some of a workload's pods.
 func (f *fixture) dividedOf(app string, pods []corev1.Pod, onDemand, spot int) error {
 	if err := readyOf(app, pods, onDemand+spot); err != nil {
 		return err
@@ -99,13 +100,14 @@ func (f *fixture) eventuallyDivided(app string, onDemand, spot int) {
 	f.eventually(patience, fmt.Sprintf("%s has %d on-demand and %d spot pods", app, onDemand, spot), func() error { return f.divided(app, onDemand, spot) })
 }
 
-// annotate sets annotations of an app's Deployment.
+// annotate sets annotations of a workload's Deployment.
 func (f *fixture) annotate(app string, annotations map[string]any) {
 	f.Helper()
 	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: app, Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 }
 
-// splitHas tells whether the CapacitySplit of a Deployment counts so many pods.
+// splitHas returns an error unless the CapacitySplit of a Deployment has the given
+// numbers.
 func (f *fixture) splitHas(app string, onDemand, spot int) error {
 	f.Helper()
 	var s capacity.CapacitySplit
@@ -118,8 +120,8 @@ func (f *fixture) splitHas(app string, onDemand, spot int) error {
 	return nil
 }
 
-// noneReserved tells whether the CapacitySplit of a workload counts no seat of a pod
-// that nobody has seen.
+// noneReserved returns an error unless the CapacitySplit of a workload counts no reserved
+// seat of a pod that was not observed.
 func (f *fixture) noneReserved(name string) error {
 	var s capacity.CapacitySplit
 	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: name}, &s); err != nil {
@@ -131,7 +133,7 @@ func (f *fixture) noneReserved(name string) error {
 	return nil
 }
 
-// splitSays tells whether the CapacitySplit of a workload has this reason.
+// splitSays returns an error unless the CapacitySplit of a workload has this reason.
 func (f *fixture) splitSays(name, reason string) error {
 	var s capacity.CapacitySplit
 	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: name}, &s); err != nil {
@@ -143,8 +145,8 @@ func (f *fixture) splitSays(name, reason string) error {
 	return nil
 }
 
-// TestCapacityDivides has the four cases of docs/sources.md, C4, what becomes of them when the
-// workload is scaled, and what people see of it.
+// TestCapacityDivides has the four cases of docs/sources.md, C4, then scales the
+// workload, and checks the CapacitySplit and the output for users.
 func TestCapacityDivides(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
@@ -172,7 +174,7 @@ func TestCapacityDivides(t *testing.T) {
 	f.scale("three", 5)
 	f.eventuallyDivided("three", 3, 2)
 	moved()
-	f.eventually(patience, "the split says so", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
+	f.eventually(patience, "the CapacitySplit reports it", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
 	f.eventually(patience, "people see that there are no spot pods", func() error {
 		var shown unstructured.Unstructured
 		shown.SetGroupVersionKind(capacity.GroupVersion.WithKind("CapacitySplit"))
@@ -200,14 +202,14 @@ func TestCapacityDivides(t *testing.T) {
 	if err := f.client.Delete(f.ctx, deleted); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually(patience, "what somebody deleted is shown again", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
+	f.eventually(patience, "a deleted CapacitySplit is created again", func() error { return f.splitSays("deployment-three", capacity.ReasonSatisfied) })
 
 	written := &capacity.CapacitySplit{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "deployment-three"}}
 	junk := client.RawPatch(types.MergePatchType, []byte(`{"status": {"onDemand": {"have": 77, "reserved": 7}}}`))
 	if err := f.client.Status().Patch(f.ctx, written, junk); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually(patience, "what somebody wrote there is put right", func() error { return errors.Join(f.splitHas("three", 3, 2), f.noneReserved("deployment-three")) })
+	f.eventually(patience, "a status written by hand is corrected", func() error { return errors.Join(f.splitHas("three", 3, 2), f.noneReserved("deployment-three")) })
 
 	f.annotate("three", map[string]any{gm.CapacitySwitchKey: "false"})
 	f.eventually(patience, "nothing is shown of it", func() error {
@@ -219,8 +221,8 @@ func TestCapacityDivides(t *testing.T) {
 	})
 }
 
-// TestCapacityCountChanges: pods are moved one at a time, under the
-// PodDisruptionBudget, and workloads that run already are taken in.
+// TestCapacityCountChanges: pods are moved one at a time, under the PodDisruptionBudget,
+// and workloads that ran before are corrected.
 func TestCapacityCountChanges(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
@@ -248,9 +250,9 @@ func TestCapacityCountChanges(t *testing.T) {
 // bursts is how often TestCapacityBurst creates 500 pods.
 var bursts = flag.Int("bursts", 4, "bursts of 500 pods in TestCapacityBurst")
 
-// TestCapacityBurst is scenario 1, as often as -bursts says: 500 pods are created at
-// once through three replicas, and exactly 50 are on-demand. None is moved, but for
-// as many as the API server let past the webhook.
+// TestCapacityBurst is scenario 1, as often as -bursts says: 500 pods are created at once
+// through three replicas, and exactly 50 are on-demand. At most as many pods are moved as
+// were created without the webhook.
 func TestCapacityBurst(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 5)
@@ -273,8 +275,9 @@ func TestCapacityBurst(t *testing.T) {
 	}
 }
 
-// watchMoved watches an app: none of its pods may be evicted, but for as many as went
-// past the webhook. What is returned ends that, and tells.
+// watchMoved watches a workload: at most as many of its pods may be evicted as were
+// created without the webhook. The returned function ends the watch and reports
+// violations.
 func (f *fixture) watchMoved(app string) (end func()) {
 	f.Helper()
 	evicted, past := f.watchEvictions(app), f.watchPast(app)
@@ -289,8 +292,8 @@ func (f *fixture) watchMoved(app string) (end func()) {
 	}
 }
 
-// watchPast counts an app's pods that are created without the webhook, as when the
-// API server has waited for it for too long.
+// watchPast counts a workload's pods that are created without the webhook, for example
+// after its timeout.
 func (f *fixture) watchPast(app string) func() int {
 	f.Helper()
 	past := map[types.UID]bool{}
@@ -305,9 +308,9 @@ func (f *fixture) watchPast(app string) func() int {
 	}
 }
 
-// TestCapacityReplicasKilled is scenario 2: a replica, and then the one that leads,
-// is killed in the middle of a burst. At rest it is exact, and no seat is held for
-// nobody after ten seconds.
+// TestCapacityReplicasKilled is scenario 2: a replica, and then the leader, is killed in
+// the middle of a burst. At rest the numbers are exact, and after ten seconds no seat is
+// reserved without a pod.
 func TestCapacityReplicasKilled(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 5)
@@ -332,7 +335,7 @@ func TestCapacityReplicasKilled(t *testing.T) {
 		restart := f.killForNow(killed)
 		f.eventually(3*patience, "500 pods, exactly divided", func() error { return f.divided(app, 50, 450) })
 		restart()
-		f.eventually(time.Minute, "nothing is held for nobody", func() error {
+		f.eventually(time.Minute, "no seat is reserved without a pod", func() error {
 			return errors.Join(f.noneReserved("deployment-"+app), f.splitHas(app, 50, 450))
 		})
 		if n := f.creationsRefused(); n > 0 {
@@ -398,7 +401,7 @@ func (f *fixture) release(app, image string) {
 	}}})
 }
 
-// rolledOut tells whether a Deployment's controller is done.
+// rolledOut returns an error unless a Deployment's rollout is complete.
 func (f *fixture) rolledOut(app string) error {
 	d, err := f.kube.AppsV1().Deployments(f.ns).Get(f.ctx, app, metav1.GetOptions{})
 	if err != nil {
@@ -410,8 +413,8 @@ func (f *fixture) rolledOut(app string) error {
 	return nil
 }
 
-// TestCapacityStatefulSets is scenarios 20 and 21: the lowest ordinals are
-// on-demand, wherever they start.
+// TestCapacityStatefulSets is scenarios 20 and 21: the lowest ordinals are on-demand,
+// whatever the first ordinal is.
 func TestCapacityStatefulSets(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
@@ -444,15 +447,15 @@ func TestCapacityStatefulSets(t *testing.T) {
 	f.eventually(patience, "7 is too", onDemand("db", "5", "6", "7"))
 	for _, pod := range f.pods("db") {
 		if anew := pod.UID != before[pod.Name]; anew != (pod.Name == "db-7") {
-			t.Errorf("%s was made anew: %t", pod.Name, anew)
+			t.Errorf("%s was recreated: %t", pod.Name, anew)
 		}
 	}
 	f.create(splitSet("many", 200, 0, "30"))
 	f.eventually(2*patience, "30 of 200", func() error { return f.divided("many", 30, 170) })
 }
 
-// splitSet makes a StatefulSet that asks for count on-demand pods, and whose ordinals
-// begin at start.
+// splitSet returns a StatefulSet with count on-demand pods, whose ordinals begin at
+// start.
 func splitSet(name string, replicas, start int32, count string) *appsv1.StatefulSet {
 	return &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: count}},
@@ -463,14 +466,14 @@ func splitSet(name string, replicas, start int32, count string) *appsv1.Stateful
 	}
 }
 
-// countOfSet sets how many on-demand pods a StatefulSet asks for.
+// countOfSet sets the number of on-demand pods of a StatefulSet.
 func (f *fixture) countOfSet(name, count string) {
 	f.Helper()
 	f.patch(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: f.ns}}, map[string]any{"metadata": map[string]any{"annotations": map[string]any{gm.CapacityCountKey: count}}})
 }
 
-// TestCapacityLeavesOthersAlone is scenarios 22 to 26: what did not ask for it, and
-// what users wrote.
+// TestCapacityLeavesOthersAlone is scenarios 22 to 26: pods of workloads that did not opt
+// in, and fields that users wrote, are not changed.
 func TestCapacityLeavesOthersAlone(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -519,7 +522,7 @@ func TestCapacityLeavesOthersAlone(t *testing.T) {
 		}
 	}
 
-	// Whoever selects by our labels gets no pods without end.
+	// An owner that selects by Atoll's labels does not create pods without end.
 	f.create(split("selects", 2, "0", func(d *appsv1.Deployment) {
 		for _, key := range []string{gm.CapacityClassLabel, gm.NodeGroupLabel} {
 			d.Spec.Template.Labels[key] = "on-demand" // and the selector: it is one map
@@ -541,14 +544,15 @@ func TestCapacityLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// TestCapacityWithoutNodesOfAClass is scenarios 9 and 10: on-demand pods that are
-// lost come back on-demand; when all spot nodes go, their pods wait, and it is told.
+// TestCapacityWithoutNodesOfAClass is scenarios 9 and 10: successors of lost on-demand
+// pods are on-demand; when all spot nodes are removed, their pods wait, and the
+// CapacitySplit reports it.
 func TestCapacityWithoutNodesOfAClass(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
 	f.create(split("app", 6, "3"))
 	f.eventuallyDivided("app", 3, 3)
-	for _, lost := range []string{"spot-0", "spot-1", "on-demand-0"} { // the others' successors are on-demand again
+	for _, lost := range []string{"spot-0", "spot-1", "on-demand-0"} { // the successors of the others are on-demand again
 		if err := f.kube.CoreV1().Nodes().Delete(f.ctx, lost, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -565,8 +569,8 @@ func TestCapacityWithoutNodesOfAClass(t *testing.T) {
 	f.eventually(patience, "all is well", func() error { return f.splitSays("deployment-app", capacity.ReasonSatisfied) })
 }
 
-// TestCapacityQuota is scenario 3: a quota refuses pods after they were given their
-// class, and is raised. Three are on-demand in the end, and none was moved.
+// TestCapacityQuota is scenario 3: a quota refuses pods after they got their class, and
+// is raised later. In the end three pods are on-demand, and none was moved.
 func TestCapacityQuota(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
@@ -595,8 +599,7 @@ func TestCapacityQuota(t *testing.T) {
 	moved()
 }
 
-// creationsRefused counts pods that somebody was refused, by the events of who
-// makes them.
+// creationsRefused counts refused creations of pods, by the events of their owners.
 func (f *fixture) creationsRefused() (n int) {
 	f.Helper()
 	list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
@@ -613,7 +616,7 @@ func (f *fixture) creationsRefused() (n int) {
 	return n
 }
 
-// behindGates counts an app's pods that have a scheduling gate.
+// behindGates counts a workload's pods that have a scheduling gate.
 func (f *fixture) behindGates(app string) (n int) {
 	f.Helper()
 	for _, pod := range f.pods(app) {
@@ -624,7 +627,7 @@ func (f *fixture) behindGates(app string) (n int) {
 	return n
 }
 
-// watchGated counts an app's pods that wait at a scheduling gate at some time, until
+// watchGated counts a workload's pods that wait at a scheduling gate at some time, until
 // the returned function is called.
 func (f *fixture) watchGated(app string) func() int {
 	f.Helper()
@@ -640,9 +643,9 @@ func (f *fixture) watchGated(app string) func() int {
 	}
 }
 
-// TestCapacityFollowsNodes: pods whose node comes to be of the other class count there,
-// and what is too many there moves. A pod whose owner names its node is never moved,
-// and pods that wait go anywhere once their workload is divided no more.
+// TestCapacityFollowsNodes: pods whose node changes its class count in the new class, and
+// the surplus there moves. A pod whose owner names its node is never moved. Waiting pods
+// can use any node once their workload is not divided any more.
 func TestCapacityFollowsNodes(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 1)
@@ -666,7 +669,7 @@ func TestCapacityFollowsNodes(t *testing.T) {
 	})
 
 	f.create(split("named", 2, "0", func(d *appsv1.Deployment) { d.Spec.Template.Spec.NodeName = "on-demand-0" }))
-	f.eventually(patience, "they are where their owner wants them, and it is told", func() error {
+	f.eventually(patience, "they are where their owner wants them, and the status reports it", func() error {
 		if err := f.allReady("named", 2); err != nil {
 			return err
 		}
@@ -702,8 +705,8 @@ func TestCapacityFollowsNodes(t *testing.T) {
 	})
 }
 
-// TestCapacityJunkStopsNoRollout: a value that was stored before anybody refused it is
-// copied to each new ReplicaSet.
+// TestCapacityJunkStopsNoRollout: an invalid value that was stored before validation
+// existed is copied to each new ReplicaSet, and stops no rollout.
 func TestCapacityJunkStopsNoRollout(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -713,7 +716,7 @@ func TestCapacityJunkStopsNoRollout(t *testing.T) {
 	template := deployment("junk", 0, "")
 	junk.Spec.Selector, junk.Spec.Template = template.Spec.Selector, template.Spec.Template
 	dryRun := func() error { return f.client.Create(f.ctx, junk.DeepCopy(), client.DryRunAll) }
-	f.eventually(patience, "who writes it is told", func() error {
+	f.eventually(patience, "the writer gets a warning", func() error {
 		if err := dryRun(); err == nil || !strings.Contains(err.Error(), "must be a whole number") {
 			return fmt.Errorf("the answer is %w", err)
 		}
@@ -725,8 +728,8 @@ func TestCapacityJunkStopsNoRollout(t *testing.T) {
 	}
 }
 
-// TestCapacityWithoutAWebhook is scenario 19: all replicas are away, pods are created
-// all the same, and are put right when one is back, without anybody's doing.
+// TestCapacityWithoutAWebhook is scenario 19: no replica runs, pods are created all the
+// same, and are corrected when a replica is back, without any action of a person.
 func TestCapacityWithoutAWebhook(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)

@@ -39,7 +39,7 @@ func (f *fixture) setRules(name string, rules ...gm.RuleWithNodeGroup) {
 	f.patch(&gm.OverridePolicy{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: name}}, map[string]any{"spec": map[string]any{"overrideRules": rules}})
 }
 
-// argsAre tells whether every bound pod of an app has the arguments and the
+// argsAre returns an error unless every bound pod of a workload has the arguments and the
 // registry of its group, and has never been restarted.
 func (f *fixture) argsAre(app string, want map[string]string) error {
 	for _, pod := range f.pods(app) {
@@ -63,10 +63,10 @@ func (f *fixture) argsAre(app string, want map[string]string) error {
 	return nil
 }
 
-// TestPodsAreCreatedWithTheArgumentsOfTheirGroup is scenarios 16 and 17: what
-// cannot change on a pod is right from its creation, exactly divided; rules
-// that change replace pods one at a time; a rule taken away gives the
-// template's arguments back; nothing is ever added twice.
+// TestPodsAreCreatedWithTheArgumentsOfTheirGroup is scenarios 16 and 17: fields that
+// cannot change on a pod are right from its creation, and pods are divided exactly.
+// Changed rules replace pods one at a time. When a rule is removed the template's
+// arguments return. No value is added twice.
 func TestPodsAreCreatedWithTheArgumentsOfTheirGroup(t *testing.T) {
 	f := newFixture(t)
 	f.group("early-a", 2)
@@ -90,13 +90,14 @@ func TestPodsAreCreatedWithTheArgumentsOfTheirGroup(t *testing.T) {
 	}
 	f.eventually(patience, "12:8, each with the arguments of its group",
 		is(20, map[string]int{"early-a": 12, "early-b": 8}, map[string]string{"early-a": "serve --site=a", "early-b": "serve --site=b"}))
-	// Pods that the ReplicaSet made before the Deployment was bound wait at the gate and are made anew.
+	// Pods that the ReplicaSet created before the Deployment was bound wait at the gate
+	// and are recreated.
 	for _, pod := range f.pods("app") {
 		if pod.Annotations[gm.SeatAnnotation] == "" {
 			t.Errorf("pod %s has no seat from its creation", pod.Name)
 		}
 	}
-	t.Logf("%d pods were made anew because they came before the policies were bound", deleted())
+	t.Logf("%d pods were recreated because they came before the policies were bound", deleted())
 
 	f.scale("app", 5)
 	f.eventually(patience, "3:2", func() error { return f.spreadIs("app", map[string]int{"early-a": 3, "early-b": 2}) })
@@ -119,9 +120,9 @@ func TestPodsAreCreatedWithTheArgumentsOfTheirGroup(t *testing.T) {
 	})
 }
 
-// TestARuleThatCannotBeAppliedIsNamed is scenario 18: the workload waits, its
-// policy says which rule is wrong; another workload of the same kind goes on;
-// once the rule is mended the pods come.
+// TestARuleThatCannotBeAppliedIsNamed is scenario 18: the workload's pods wait, and the
+// policy's status names the rule; another workload of the same kind is not affected; once
+// the rule is repaired the pods are created.
 func TestARuleThatCannotBeAppliedIsNamed(t *testing.T) {
 	f := newFixture(t)
 	f.group("wrong", 1)
@@ -150,7 +151,7 @@ func TestARuleThatCannotBeAppliedIsNamed(t *testing.T) {
 		return fmt.Errorf("conditions are %+v", policy.Status.Conditions)
 	})
 	before := f.pods("broken")[0].UID
-	f.always(3*time.Second, "the pod waits and is not made anew again and again", func() error {
+	f.always(3*time.Second, "the pod waits and is not recreated again and again", func() error {
 		pods := f.pods("broken")
 		if len(pods) != 1 || pods[0].UID != before || pods[0].Spec.NodeName != "" {
 			return fmt.Errorf("pods are %d, the first is %s on %q", len(pods), pods[0].Name, pods[0].Spec.NodeName)

@@ -22,8 +22,8 @@ import (
 
 const exampleDir = "../../examples/groups"
 
-// TestExampleInAnyOrder is scenario 1: the example of examples/groups, byte for
-// byte, in three orders of application.
+// TestExampleInAnyOrder is scenario 1: the files of examples/groups, unchanged, applied
+// in three different orders.
 func TestExampleInAnyOrder(t *testing.T) {
 	for name, order := range map[string][]func(*fixture){
 		"groups, policies, labels": {exampleGroups, examplePolicies, exampleLabels},
@@ -47,9 +47,9 @@ func exampleLabels(f *fixture) {
 	})
 }
 
-// example takes the example's steps. Five pods that run 2 in Hangzhou and 3 in
-// Beijing become 3 and 2, each with its group's registry; one pod is evicted,
-// and never are two missing at a time.
+// example does the example's steps. Five pods, 2 in Hangzhou and 3 in Beijing, become 3
+// and 2, each with its group's registry. One pod is evicted, and at most one is missing
+// at a time.
 func (f *fixture) example(order ...func(*fixture)) {
 	f.Helper()
 	f.nodes(map[string]string{"location": "hangzhou"}, "nodea", "nodeb")
@@ -99,7 +99,7 @@ func (f *fixture) apply(file string) {
 	}
 }
 
-// runNginxTwoAndThree brings the example to its start.
+// runNginxTwoAndThree creates the example's starting point.
 func (f *fixture) runNginxTwoAndThree() {
 	f.Helper()
 	beijing := []string{"nodec", "noded", "nodee"}
@@ -125,10 +125,10 @@ func (f *fixture) runNginxTwoAndThree() {
 	f.cordon(false, hangzhou...)
 }
 
-// exampleReached tells whether pods, images and readiness are as the example
+// exampleReached returns an error unless pods, images and readiness are as the example
 // says they become.
 func (f *fixture) exampleReached() error {
-	pods := f.pods("nginx") // once: what is looked at twice may have changed in between
+	pods := f.pods("nginx") // read once, because the state may change between two reads
 	if err := readyOf("nginx", pods, 5); err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// caller speaks to the extender as kube-scheduler does.
+// caller calls the extender as kube-scheduler does.
 type caller struct {
 	*fixture
 	http *http.Client
@@ -87,7 +87,7 @@ func (c *caller) filter(pod *corev1.Pod, nodes ...string) extenderv1.ExtenderFil
 	return result
 }
 
-// podOf makes a pod that the app's ReplicaSet could have made. It is never created.
+// podOf makes a pod that the workload's ReplicaSet could have made. It is never created.
 func (c *caller) podOf(app string) *corev1.Pod {
 	c.Helper()
 	var rs appsv1.ReplicaSet
@@ -105,8 +105,8 @@ func (c *caller) podOf(app string) *corev1.Pod {
 	}}
 }
 
-// waitBound waits until the app's binding label is there and the extender has
-// seen it: it keeps some of the nodes for the pod that is returned.
+// waitBound waits until the workload has its binding label and the extender has seen it,
+// that is until the filter keeps some nodes for the returned pod.
 func (c *caller) waitBound(app, policy string, nodes ...string) *corev1.Pod {
 	c.Helper()
 	pod := c.podOf(app)
@@ -123,7 +123,7 @@ func (c *caller) waitBound(app, policy string, nodes ...string) *corev1.Pod {
 	return pod
 }
 
-// pausedApp makes an app without pods that are scheduled: they name a
+// pausedApp creates a workload whose pods are not scheduled, because they name a
 // scheduler that does not exist.
 func (c *caller) pausedApp(name string, replicas int32, policy string) {
 	c.Helper()
@@ -244,9 +244,8 @@ func TestLabelSituations(t *testing.T) {
 	})
 }
 
-// TestFilterKeepsAndRefuses is scenario 7: nodes in no target group and nodes
-// of a full group are refused with texts that tell them apart and never
-// change; the rest is kept.
+// TestFilterKeepsAndRefuses is scenario 7: nodes in no target group and nodes of a full
+// group are refused with different, constant texts; the other nodes are kept.
 func TestFilterKeepsAndRefuses(t *testing.T) {
 	f := isolated.fixture(t)
 	c := newCaller(f)
@@ -262,21 +261,21 @@ func TestFilterKeepsAndRefuses(t *testing.T) {
 	if len(kept) != 2 || kept[0][:8] != kept[1][:8] || !strings.HasPrefix(kept[0], "filter-") {
 		t.Fatalf("kept %v, want both nodes of one group", kept)
 	}
-	// The other group is next; a third pod finds nodes only of a full group,
-	// of another group, and of none.
+	// The other group is next. For a third pod there are only nodes of a full group, of
+	// another group, and of no group.
 	second := c.filter(c.podOf("app"), all...)
 	if (*second.NodeNames)[0][:8] == kept[0][:8] {
 		t.Errorf("two pods at 1:1 were both sent to %v", kept)
 	}
 	third := c.podOf("app")
 	full := []string{kept[0], "filter-other-0", "filter-none"}
-	c.filter(c.podOf("app"), kept...) // kept's group is one ahead now
+	c.filter(c.podOf("app"), kept...) // kept's group now has one pod more
 	refused := c.filter(third, full...)
 	if len(*refused.NodeNames) != 0 || len(refused.FailedNodes) != 0 || len(refused.FailedAndUnresolvableNodes) != 3 {
 		t.Fatalf("kept %v, failed %v, unresolvable %v", *refused.NodeNames, refused.FailedNodes, refused.FailedAndUnresolvableNodes)
 	}
 	if refused.FailedAndUnresolvableNodes[kept[0]] == refused.FailedAndUnresolvableNodes["filter-none"] {
-		t.Errorf("a full group and no group are told in the same words: %q", refused.FailedAndUnresolvableNodes["filter-none"])
+		t.Errorf("a full group and no group have the same text: %q", refused.FailedAndUnresolvableNodes["filter-none"])
 	}
 	for range 3 {
 		again := c.filter(third, full...)
@@ -286,8 +285,8 @@ func TestFilterKeepsAndRefuses(t *testing.T) {
 	}
 }
 
-// TestPrioritizeScoresGroups is scenario 8: equal scores within a group, more
-// for more lack, 0 to 10, and 0 for nodes of no group.
+// TestPrioritizeScoresGroups is scenario 8: equal scores within a group, a higher score
+// for a group that lacks more pods, 0 to 10, and 0 for nodes without a group.
 func TestPrioritizeScoresGroups(t *testing.T) {
 	f := isolated.fixture(t)
 	c := newCaller(f)
@@ -321,8 +320,8 @@ func TestPrioritizeScoresGroups(t *testing.T) {
 	}
 }
 
-// TestBothNodeForms is scenario 9: names and full nodes are both answered in
-// the form in which they came, with nothing that was not asked about.
+// TestBothNodeForms is scenario 9: requests with node names and with full nodes are both
+// answered in the same form, only with nodes of the request.
 func TestBothNodeForms(t *testing.T) {
 	f := isolated.fixture(t)
 	c := newCaller(f)
@@ -373,8 +372,8 @@ func TestBothNodeForms(t *testing.T) {
 	}
 }
 
-// TestOnlyKubeSchedulerMayAsk: the extender answers holders of its own client
-// certificate and nobody else.
+// TestOnlyKubeSchedulerMayAsk: the extender answers only clients with its own client
+// certificate.
 func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
 	f := isolated.fixture(t)
 	c := newCaller(f)
@@ -419,10 +418,9 @@ func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
 	}
 }
 
-// TestErrorsAreToldOnThePod is scenario 50: what the extender cannot decide is
-// an error of the scheduler on the pod, with the extender's own text, and not a
-// refusal of nodes. Nothing else is held up by it, and the pod is bound once the
-// cause is gone.
+// TestErrorsAreToldOnThePod is scenario 50: if the extender cannot decide, the pod gets
+// an error of the scheduler with the extender's own text, and not a refusal of nodes.
+// Other pods are not delayed, and the pod is bound once the cause is removed.
 func TestErrorsAreToldOnThePod(t *testing.T) {
 	f := isolated.fixture(t)
 	f.group("told", 1)
@@ -448,14 +446,15 @@ func TestErrorsAreToldOnThePod(t *testing.T) {
 		}
 		return fmt.Errorf("conditions are %+v", pods[0].Status.Conditions)
 	})
-	f.eventually(patience, "an event says it too", func() error { return f.eventOn("told-0", "FailedScheduling", says) })
+	f.eventually(patience, "an event reports it too", func() error { return f.eventOn("told-0", "FailedScheduling", says) })
 	f.create(deployment("app", 2, "policy"))
 	f.eventually(patience, "other pods are bound", func() error { return f.spreadIs("app", map[string]int{"told": 2}) })
 	f.patch(top, map[string]any{"metadata": map[string]any{"ownerReferences": nil}})
 	f.eventually(patience, "the pod is bound when its owners are in order", func() error { return f.boundAre("told-0", 1) })
 }
 
-// eventOn tells whether an app's pods have an event for a reason that says so.
+// eventOn returns an error unless a workload's pods have an event with the reason and the
+// text.
 func (f *fixture) eventOn(app, reason, text string) error {
 	events, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
 	if err != nil {
@@ -474,8 +473,8 @@ func (f *fixture) eventOn(app, reason, text string) error {
 	return fmt.Errorf("no event %s of %s says %q; there are %q", reason, app, text, notes)
 }
 
-// TestRefusalsAreConstant: a pod that waits because the group whose turn it is
-// has no node that fits costs at most two filter calls in a minute.
+// TestRefusalsAreConstant: a pod that waits because its group has no node that fits
+// causes at most two filter calls in a minute.
 func TestRefusalsAreConstant(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
@@ -484,7 +483,7 @@ func TestRefusalsAreConstant(t *testing.T) {
 	f.group("constant-a", 1)
 	f.group("constant-b", 1)
 	policy := weights("policy", "constant-a", 1, "constant-b", 1)
-	policy.Spec.RescheduleAfterSeconds = new(int32) // it goes nowhere else
+	policy.Spec.RescheduleAfterSeconds = new(int32) // it does not go on loan
 	f.create(policy)
 	f.create(deployment("app", 1, "policy"))
 	f.eventually(patience, "the first pod is bound", func() error { return f.allReady("app", 1) })
@@ -506,7 +505,7 @@ func TestRefusalsAreConstant(t *testing.T) {
 		return fmt.Errorf("no pod is unschedulable")
 	})
 	before := f.filterCalls()
-	f.eventually(patience, "it is made anew, with its group", func() error {
+	f.eventually(patience, "it is recreated, with its group", func() error {
 		if n := f.pinnedAndRefused("app"); n != 1 {
 			return fmt.Errorf("%d pods are", n)
 		}

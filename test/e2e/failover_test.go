@@ -18,14 +18,14 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// leader is the name of the process that leads.
+// leader returns the name of the process that leads.
 func (f *fixture) leader() string {
 	f.Helper()
 	var name string
 	f.eventually(patience, "a replica leads", func() error {
 		lease, err := f.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Manager, metav1.GetOptions{})
 		if err != nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
-			return fmt.Errorf("nobody holds the Lease: %w", err)
+			return fmt.Errorf("the Lease has no holder: %w", err)
 		}
 		address, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
 		for i, replica := range f.atoll.Extenders {
@@ -60,11 +60,11 @@ func (f *fixture) killForNow(processes ...string) (restart func()) {
 	return restart
 }
 
-// TestLeaderKilledMidBurst is scenario 11: with two replicas, the one that leads
-// is killed in the middle of many pods. The other takes over; the spread is
-// exact and none is lost. Where a scheduler asks, none went past the policy and
-// none was moved. Where nobody does, a call of the webhook that is under way when
-// its replica dies is passed by, and what it was about is put right.
+// TestLeaderKilledMidBurst is scenario 11: with two replicas, the leader is killed while
+// many pods are created. The other replica takes over; the spread is exact and no pod is
+// lost. If a scheduler calls the extender, no pod is placed against the policy and none
+// is moved. Otherwise a webhook call in flight at the killed replica fails open, and its
+// pod is corrected.
 func TestLeaderKilledMidBurst(t *testing.T) {
 	for form, pair := range pairs {
 		t.Run(string(form), func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestLeaderKilledMidBurst(t *testing.T) {
 				}
 			})
 			d := deployment("burst", 300, "policy")
-			if form == atoll.Isolated { // a pod that the webhook did not see would be the cluster's own kube-scheduler's
+			if form == atoll.Isolated { // a pod that did not pass the webhook would be placed by the cluster's own kube-scheduler
 				d.Spec.Template.Spec.SchedulerName = atoll.Scheduler
 			}
 			if form == atoll.Pinned {
@@ -143,7 +143,7 @@ func TestAnyReplicaAnswers(t *testing.T) {
 	}
 }
 
-// bound counts an app's pods that have a node.
+// bound counts a workload's pods that have a node.
 func (f *fixture) bound(app string) int {
 	n := 0
 	for _, count := range f.spread(app) {
@@ -152,8 +152,8 @@ func (f *fixture) bound(app string) int {
 	return n
 }
 
-// TestEarlyPodsWaitForALeader: pods that are created while nobody leads wait at
-// the gate, and become exact and as wanted by the next leader.
+// TestEarlyPodsWaitForALeader: pods that are created while there is no leader wait at the
+// gate, and the next leader divides them exactly, with their overrides.
 func TestEarlyPodsWaitForALeader(t *testing.T) {
 	f := pairs[atoll.Pinned].fixture(t)
 	f.group("lead-a", 2)

@@ -18,18 +18,17 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// reservedSeats are the seats of pods that are not seen there yet.
+// reservedSeats returns the number of reserved seats of pods that are not observed yet.
 func (f *fixture) reservedSeats() float64 {
 	f.Helper()
 	return f.metric("atoll_seats_held", `state="reserved"`)
 }
 
-// TestFaultPodThatIsNeverBound is scenario 44: a pod has its seat in a group,
-// and three times it is not bound there: its images cannot be written, the API
-// server refuses the binding, or fails over it. kube-scheduler is told so, in
-// our words, and tries again. Once the group's node takes no pods the pod goes
-// to the other group that lacks pods, the next pod gets the seat that it gave
-// back, and no seat stays reserved.
+// TestFaultPodThatIsNeverBound is scenario 44: a pod has a seat in a group, and its
+// binding fails three times: its images cannot be written, the API server refuses the
+// binding, or the API server fails during it. kube-scheduler gets an error with Atoll's
+// text, and tries again. Once the group's node accepts no pods the pod goes to the other
+// group that lacks pods, the next pod gets the free seat, and no seat stays reserved.
 func TestFaultPodThatIsNeverBound(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("never-a", 1)
@@ -45,9 +44,9 @@ func TestFaultPodThatIsNeverBound(t *testing.T) {
 		})
 	}
 	f.create(rules)
-	// The second pod is created when the first one is Ready: the first one has
-	// the choice of two groups that lack a pod each. What is remembered of an
-	// owner's pods that waited is not to matter: each part has an owner of its own.
+	// The second pod is created when the first one is Ready, so the first one has the
+	// choice of two groups that lack a pod each. Each part has its own owner, so that the
+	// records of an owner's waiting pods have no effect on the next part.
 	fresh := func(f *fixture) (replicas func(n int)) {
 		app := &appsv1.StatefulSet{ObjectMeta: requiring("app"), Spec: appsv1.StatefulSetSpec{
 			Replicas: new(int32), Selector: selecting("app"), Template: restarted(template("app")),
@@ -72,9 +71,9 @@ func TestFaultPodThatIsNeverBound(t *testing.T) {
 		name, method, resource string
 		code                   int
 		says                   string
-		// kept: the seat stays reserved for half a minute, for the binding may have
-		// been done. The pod is made anew with its group then, and goes to the other
-		// one when it has waited there for rescheduleAfterSeconds.
+		// kept: the seat stays reserved for half a minute, because the binding may have
+		// succeeded. Then the pod is recreated with its group, and goes to the other
+		// group when it has waited there for rescheduleAfterSeconds.
 		kept bool
 	}{
 		{"its images cannot be written", http.MethodPatch, "pods", http.StatusForbidden, "overriding images of pod %s/app-0: ", false},
@@ -97,7 +96,8 @@ func TestFaultPodThatIsNeverBound(t *testing.T) {
 					hangUp()
 				}
 				r.Body = io.NopCloser(bytes.NewReader(body))
-				// What says where: the binding's node, or the registry of its group.
+				// The group is visible in the binding's node, or in the registry of the
+				// image.
 				switch {
 				case bytes.Contains(body, []byte("never-a")):
 					failed.Add(1)

@@ -20,10 +20,10 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// TestFaultMembersFlap is F10: a node changes its group ten times a second, a
-// NodeGroup loses its nodes for a moment, and is deleted and made again, while
-// pods run. A group has to stay as it is before a pod is moved for it, so none
-// is; and all is exact in the end.
+// TestFaultMembersFlap is F10: a node changes its group ten times a second, a NodeGroup
+// loses its nodes for a moment, and is deleted and created again, while pods run. No pod
+// is moved, because a group must be stable before a pod is moved because of it; the final
+// division is exact.
 func TestFaultMembersFlap(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("flap-a", 1)
@@ -63,9 +63,9 @@ func TestFaultMembersFlap(t *testing.T) {
 	f.settled("app", map[string]int{"flap-a": 5, "flap-b": 5})
 }
 
-// TestFaultSharesSwingInARollout is F23, for weights. Shares go from 2:3 to 9:1 and back while a rollout is under
-// way and the number of replicas goes up and down. The end is exact, and no
-// more pods are evicted than the swings make surplus.
+// TestFaultSharesSwingInARollout is F23, for weights. Shares go from 2:3 to 9:1 and back
+// while a rollout is under way and the number of replicas goes up and down. The final
+// division is exact, and at most as many pods are evicted as the changes make surplus.
 func TestFaultSharesSwingInARollout(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("swing-a", 3)
@@ -118,7 +118,7 @@ func TestFaultSharesSwingInARollout(t *testing.T) {
 	}
 }
 
-// runs tells whether an app has at least n active pods with an image.
+// runs returns an error unless a workload has at least n active pods with an image.
 func (f *fixture) runs(app, image string, n int) error {
 	count := 0
 	for _, pod := range f.pods(app) {
@@ -132,14 +132,14 @@ func (f *fixture) runs(app, image string, n int) error {
 	return nil
 }
 
-// TestFaultLimits is F24: five thousand nodes, two hundred NodeGroups, a policy
-// of 500 kB, a hundred owners one above the other, and owners in a circle.
-// Everything still has its answer in bounded time, and others do not notice.
-// F24 says a thousand NodeGroups; each takes four writes, one after the other,
-// before it has its member and says so, which is too long for a test.
+// TestFaultLimits is F24: five thousand nodes, two hundred NodeGroups, a policy of 500
+// kB, a hundred owners one above the other, and owners in a circle. Every request is
+// still answered in bounded time, and other workloads are not affected. F24 names a
+// thousand NodeGroups; each needs four writes, one after the other, until its status has
+// its member, which takes too long for a test.
 func TestFaultLimits(t *testing.T) {
 	f := newFaultyFixture(t)
-	const groups, perGroup = 200, 25 // the first node of each is its member
+	const groups, perGroup = 200, 25 // the first node of each group is its member
 	f.group("limit-a", 1)
 	f.group("limit-b", 1)
 	f.create(weights("small", "limit-a", 1, "limit-b", 1))
@@ -194,8 +194,8 @@ func TestFaultLimits(t *testing.T) {
 	f.settled("big", map[string]int{"limit-a": 3, "limit-b": 2})
 }
 
-// manyNodes adds NodeGroups of one cordoned node each, and further nodes of no
-// group, that go with the test. It returns when every member has its group.
+// manyNodes adds NodeGroups of one cordoned node each, and further nodes without a group;
+// all are removed with the test. It returns when every member has its group.
 func (f *fixture) manyNodes(groups, perGroup int) {
 	f.Helper()
 	name := func(group, i int) string { return fmt.Sprintf("many-%d-%d", group, i) }
@@ -254,7 +254,7 @@ func (f *fixture) manyNodes(groups, perGroup int) {
 	})
 }
 
-// chain makes ReplicaSets of no pods, each owned by the next, and returns the
+// chain creates ReplicaSets without pods, each owned by the next, and returns the
 // topmost.
 func (f *fixture) chain(name string, n int) *appsv1.ReplicaSet {
 	f.Helper()

@@ -15,11 +15,11 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// TestFaultExtenderAnswersWrongly is F5: the extender is down, slow, answers
-// without end or names nodes that are not. Pods without a policy are bound all
-// the same; managed pods wait, with an event that says so, and are placed
-// exactly within seconds once it answers. The reply without end is cut off
-// where kube-scheduler's memory, which has no bound of its own, would not be.
+// TestFaultExtenderAnswersWrongly is F5: the extender is down, slow, sends an endless
+// answer, or names nodes that do not exist. Pods without a policy are bound all the same;
+// managed pods wait, with an event, and are placed exactly within seconds once the
+// extender answers. The test ends the endless answer before it fills kube-scheduler's
+// memory, which has no limit.
 func TestFaultExtenderAnswersWrongly(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("wrong-a", 1)
@@ -82,7 +82,7 @@ func TestFaultExtenderAnswersWrongly(t *testing.T) {
 	}
 }
 
-// waitWithAnEvent tells whether n pods of an app wait, one of them at least
+// waitWithAnEvent returns an error unless n pods of a workload wait, one of them at least
 // with an event of kube-scheduler's.
 func (f *fixture) waitWithAnEvent(app string, n int) error {
 	events, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
@@ -110,10 +110,10 @@ func (f *fixture) waitWithAnEvent(app string, n int) error {
 	return nil
 }
 
-// TestFaultSchedulerBetweenFilterAndBind is F6: kube-scheduler is killed
-// between filter and bind, killed when the binding is done and it was not told,
-// and then there are two of them for the same pods. No pod sits where it should
-// not, none is lost, and none has to be moved.
+// TestFaultSchedulerBetweenFilterAndBind is F6: kube-scheduler is killed between filter
+// and bind, killed when the binding is done and the answer not sent, and then two of them
+// serve the same pods. No pod is in a wrong group, none is lost, and none has to be
+// moved.
 func TestFaultSchedulerBetweenFilterAndBind(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("twice-a", 2)
@@ -134,7 +134,7 @@ func TestFaultSchedulerBetweenFilterAndBind(t *testing.T) {
 				forwarded(r, forward)
 			}
 			once.Do(func() { close(asked) })
-			<-r.Context().Done() // until kube-scheduler is gone
+			<-r.Context().Done() // until kube-scheduler has ended
 			hangUp()
 		})
 		f.scale("app", replicas)
@@ -165,10 +165,9 @@ func TestFaultSchedulerBetweenFilterAndBind(t *testing.T) {
 	}
 }
 
-// TestFaultManagerKilledBetweenTwoWrites is F7: atoll-manager is killed before
-// a write that it is about to make is done, or after that and before it knows.
-// The next one goes on from there: no pod is evicted that need not be, none
-// twice, and the end is exact.
+// TestFaultManagerKilledBetweenTwoWrites is F7: atoll-manager is killed before one of its
+// writes is done, or after it and before the answer. The next process continues from
+// there: no pod is evicted without need, none twice, and the final division is exact.
 func TestFaultManagerKilledBetweenTwoWrites(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("killed-a", 2)
@@ -176,7 +175,8 @@ func TestFaultManagerKilledBetweenTwoWrites(t *testing.T) {
 	f.create(restless(weights("policy", "killed-a", 3, "killed-b", 2)))
 	f.create(overrideOfImages("images"))
 	labelled := deployment("app", 5, "policy")
-	// Pods that are made while nobody answers wait for the scheduler that asks.
+	// Pods that are created while no replica answers wait for the scheduler that calls
+	// the extender.
 	labelled.Spec.Template.Spec.SchedulerName = atoll.Scheduler
 	labelled.Labels[gm.RequiredOverridePolicyLabel] = "images"
 	f.create(labelled)
@@ -217,8 +217,9 @@ func TestFaultManagerKilledBetweenTwoWrites(t *testing.T) {
 	}
 }
 
-// killManagerAt kills atoll-manager when it is about to make a first write of a kind
-// that something causes, or when that is done and it does not know, and starts it again.
+// killManagerAt kills atoll-manager at its first write of a kind that a given action
+// causes, before the write is done, or after it and before the answer. Then it restarts
+// atoll-manager.
 func (f *fixture) killManagerAt(method, resource string, done bool, cause func()) {
 	f.Helper()
 	reached := make(chan struct{})
@@ -236,7 +237,7 @@ func (f *fixture) killManagerAt(method, resource string, done bool, cause func()
 			}
 			close(reached)
 		}
-		<-r.Context().Done() // until atoll-manager is gone
+		<-r.Context().Done() // until atoll-manager has ended
 		hangUp()
 	})
 	cause()
@@ -273,8 +274,8 @@ func TestFaultManagerKilledWhileItMovesClasses(t *testing.T) {
 				f.annotate("app", map[string]any{gm.CapacityCountKey: fmt.Sprint(count)})
 			})
 			f.eventuallyDivided("app", count, 4-count)
-			f.eventually(patience, "it is told", func() error { return f.splitHas("app", count, 4-count) })
-			// A pod that was created while nobody answered went anywhere.
+			f.eventually(patience, "the status reports it", func() error { return f.splitHas("app", count, 4-count) })
+			// A pod that was created while no replica answered may be on any node.
 			if n := deleted(); n < 2 || n > 3 {
 				t.Errorf("%d pods were deleted, want 2, or 3", n)
 			}

@@ -11,14 +11,14 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// The tests of faults share a cluster in the form Isolated, which has the most
-// parts that can fail, with relays through which a test disturbs what atoll-manager reads and answers. Leaders
-// are replaced within seconds, so that processes can be killed often.
+// The tests of faults share a cluster in the form Isolated, which has the most parts that
+// can fail. Its relays let a test disturb the requests and answers of atoll-manager.
+// Leaders are replaced within seconds, so that processes can be killed often.
 
 var faults = lateCluster{options: atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true, users: 12}
 
-// newFaultyFixture is a fixture in the cluster of faults, which has none at its
-// start and, but for what the test kills, none at its end.
+// newFaultyFixture returns a fixture in the cluster of faults. At its start and end no
+// relay has a fault and all processes run, except those that the test kills.
 func newFaultyFixture(t *testing.T) *fixture {
 	t.Helper()
 	f := faults.fixture(t)
@@ -30,13 +30,13 @@ func newFaultyFixture(t *testing.T) *fixture {
 	return f
 }
 
-// restless is a policy that moves pods as soon as they are surplus.
+// restless changes a policy so that it moves pods as soon as they are surplus.
 func restless(p *gm.PropagationPolicy) *gm.PropagationPolicy {
 	p.Spec.Rescheduling.StabilizationSeconds = new(int32)
 	return p
 }
 
-// settled waits until an app is spread so and every pod of it is Ready.
+// settled waits until a workload has the given spread and every pod of it is Ready.
 func (f *fixture) settled(app string, want map[string]int) {
 	f.Helper()
 	total := 0
@@ -51,10 +51,10 @@ func (f *fixture) settled(app string, want map[string]int) {
 	})
 }
 
-// forwarded has a request answered and keeps the answer back.
+// forwarded forwards a request and withholds the answer.
 func forwarded(r *http.Request, forward http.HandlerFunc) { forward(unheard{http.Header{}}, r) }
 
-// unheard is an answer that nobody gets.
+// unheard is a ResponseWriter whose answer is dropped.
 type unheard struct{ header http.Header }
 
 func (u unheard) Header() http.Header { return u.header }
@@ -63,7 +63,7 @@ func (unheard) WriteHeader(int) {}
 
 func (unheard) Write(p []byte) (int, error) { return len(p), nil }
 
-// rangesOf makes a PropagationPolicy from pairs of group and max.
+// rangesOf returns a PropagationPolicy from pairs of group and max.
 func rangesOf(name string, pairs ...any) *gm.PropagationPolicy {
 	p := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	p.Spec.PropagationStrategy = gm.NumRangePropagationStrategy

@@ -19,9 +19,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// TestFaultStaleView is F3: nothing that changes comes in for longer than a
-// reservation lasts, while pods are created and bound. No group gets more pods
-// than it may have, no pod is evicted, and all is exact when the view is fresh.
+// TestFaultStaleView is F3: no watch event arrives for longer than a reservation lasts,
+// while pods are created and bound. No group gets more than its share, no pod is evicted,
+// and the division is exact when the events arrive.
 func TestFaultStaleView(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("stale-a", 1)
@@ -43,7 +43,7 @@ func TestFaultStaleView(t *testing.T) {
 		}
 		forward(w, r)
 	})
-	f.api.server.CloseClientConnections() // watches that run go on through the valve
+	f.api.server.CloseClientConnections() // running watches continue through the valve
 	f.eventually(patience, "the view is fresh", func() error {
 		return f.reason("policy", gm.ReasonPodsWaiting)
 	})
@@ -78,10 +78,10 @@ func TestFaultStaleView(t *testing.T) {
 	f.settled("app", map[string]int{"stale-a": 2, "stale-b": 2})
 }
 
-// TestFaultStaleViewAtCreation is F3 for pods that get their group, or their class
-// of capacity, when they are created: no pod that is created comes in for longer
-// than a seat is kept for it. What it has is not given to another, and nothing is
-// moved afterwards.
+// TestFaultStaleViewAtCreation is F3 for pods that get their group, or their class of
+// capacity, when they are created: no event of a created pod arrives for longer than its
+// seat stays reserved. Its seat is not given to another pod, and no pod is moved
+// afterwards.
 func TestFaultStaleViewAtCreation(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.classes(1, 1)
@@ -165,8 +165,8 @@ func TestFaultStaleViewAtCreation(t *testing.T) {
 }
 
 // TestFaultOwnersThatNobodyHasSeen is scenario 28: the watches of Deployments and
-// ReplicaSets stand still, so that pods come whose owners nobody has seen. The API
-// server is asked for them, and the pods are divided as they are created.
+// ReplicaSets stand still, so that the owners of new pods are not in the cache. Atoll
+// reads the owners from the API server, and the pods are divided at creation.
 func TestFaultOwnersThatNobodyHasSeen(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.classes(1, 1)
@@ -192,14 +192,13 @@ func TestFaultOwnersThatNobodyHasSeen(t *testing.T) {
 	f.eventually(patience, "it is shown", func() error { return f.splitHas("app", 3, 7) })
 }
 
-// TestFaultAPIServerStorm is F8: a third of atoll-manager's writes fail with
-// 429, 500 or 409, half of these after they were done; watches end after a
-// second, and a third of them cannot begin where the last one ended. It
-// converges all the same, with the evictions that are needed and one pod missing
-// at a time. Most of the time that it takes longer is kube-scheduler's back-off,
-// 1, 2, 4 seconds and so on after each binding that fails; what bounds it is
-// that nothing gets stuck. The Lease is spared: a replica that loses it ends,
-// and another leads.
+// TestFaultAPIServerStorm is F8: a third of atoll-manager's writes fail with 429, 500 or
+// 409, half of these after they took effect; watches end after a second, and a third of
+// them cannot continue from their last version. The cluster converges all the same, only
+// with the evictions that are needed and with at most one pod missing. Most of the
+// additional time is kube-scheduler's back-off of 1, 2, 4 seconds and so on after each
+// failed binding; the test's time limit only shows that no pod waits for ever. Writes of
+// the Lease do not fail, because a replica that loses its Lease ends.
 func TestFaultAPIServerStorm(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.classes(1, 1)
@@ -241,7 +240,8 @@ func TestFaultAPIServerStorm(t *testing.T) {
 }
 
 // storm makes the API server fail a third of atoll-manager's writes, half of them after
-// they were done, end watches after a second, and forget where every third was.
+// they took effect, end watches after a second, and lose the version of every third
+// watch.
 func (f *fixture) storm() (stop func(), failures func() int64) {
 	f.Helper()
 	var writes, watches, failed atomic.Int64
@@ -266,7 +266,7 @@ func (f *fixture) storm() (stop func(), failures func() int64) {
 		default:
 			n := failed.Add(1)
 			if n%2 == 0 {
-				forwarded(r, forward) // done, and said not to be
+				forwarded(r, forward) // done, and answered with an error
 			}
 			refusal := refusals[n%3]
 			refuse(w, refusal.code, refusal.reason)
@@ -276,11 +276,11 @@ func (f *fixture) storm() (stop func(), failures func() int64) {
 	return func() { f.api.does(nil) }, failed.Load
 }
 
-// TestFaultConflicts is scenario 13: every second write of atoll-manager is answered
-// with a conflict, and not done, while the replica that leads is killed and pods are
-// created, most of them when nobody leads. No creation is refused, and pods at the
-// gate have their class within seconds of somebody leading. Numbers are exact and
-// pods are moved before the conflicts end: they make writes slow, and stop none.
+// TestFaultConflicts is scenario 13: every second write of atoll-manager is answered with
+// a conflict, and not done, while the leader is killed and pods are created, most of them
+// while there is no leader. No creation is refused, and pods at the gate get their class
+// within seconds after a replica leads. The numbers become exact and pods are moved
+// before the conflicts end: conflicts delay writes and stop none.
 func TestFaultConflicts(t *testing.T) {
 	f := ganged.fixture(t)
 	f.classes(1, 2)
@@ -322,7 +322,7 @@ func TestFaultConflicts(t *testing.T) {
 	availability := f.watchAvailability("app", 80)
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "24"})
 	f.eventuallyDivided("app", 24, 56)
-	f.eventually(patience, "it is told", func() error { return f.splitSays("deployment-app", capacity.ReasonSatisfied) })
+	f.eventually(patience, "the status reports it", func() error { return f.splitSays("deployment-app", capacity.ReasonSatisfied) })
 	if worst, deleted := availability(); worst < 79 || deleted != 4 {
 		t.Errorf("%d of 80 were available at the worst moment, %d were deleted, want 79 and 4", worst, deleted)
 	}
@@ -335,7 +335,8 @@ func TestFaultConflicts(t *testing.T) {
 }
 
 // conflicts makes the API server answer every second write of atoll-manager with a
-// conflict. The Lease is spared: a replica that loses it ends, and another leads.
+// conflict. Writes of the Lease get no conflict, because a replica that loses its Lease
+// ends.
 func (f *fixture) conflicts() (stop func(), met func() int64) {
 	f.Helper()
 	var writes, conflicts atomic.Int64
@@ -352,9 +353,9 @@ func (f *fixture) conflicts() (stop func(), met func() int64) {
 	return stop, conflicts.Load
 }
 
-// TestFaultEmptyLists is the rest of F8: the API server forgets where watches
-// were and lists nothing. Nobody is evicted for what is not listed, and nothing
-// is lost when it is listed again.
+// TestFaultEmptyLists is the rest of F8: the API server loses the versions of watches and
+// returns empty lists. No pod is evicted because of them, and no state is lost when the
+// lists are complete again.
 func TestFaultEmptyLists(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("empty-a", 2)
@@ -409,7 +410,8 @@ func TestFaultEmptyLists(t *testing.T) {
 			f.eventually(patience, "atoll-manager knows no node", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
 		}
 		f.always(3*time.Second, "nothing moves", func() error { return errors.Join(f.spreadIs("app", want), f.divided("split", 2, 2)) })
-		// A watch of the truth cannot begin at once: what there is was never seen.
+		// A watch with the real objects cannot begin at once, because these were never
+		// listed.
 		var once sync.Map
 		f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
 			if resourceOf(r) == resource && isWatch(r) && r.URL.Query().Get("sendInitialEvents") == "" {
@@ -421,8 +423,8 @@ func TestFaultEmptyLists(t *testing.T) {
 			forward(w, r)
 		})
 		f.api.server.CloseClientConnections()
-		// A watch that fails again and again waits for up to a minute each time, as
-		// client-go has it, and this one has failed twice in a row.
+		// client-go waits for up to a minute after a watch that fails repeatedly, and
+		// this one has failed twice in a row.
 		f.eventually(2*patience, "the policy is satisfied", func() error { return f.reason("policy", gm.ReasonSatisfied) })
 	}
 	f.api.does(nil)
@@ -435,9 +437,9 @@ func TestFaultEmptyLists(t *testing.T) {
 	f.eventuallyDivided("split", 2, 4)
 }
 
-// TestFaultPartialStart is F9: atoll-manager starts with pods to move, and one
-// of the kinds that it reads is refused or comes in part. It evicts nobody
-// until all is there.
+// TestFaultPartialStart is F9: atoll-manager starts with pods to move, and the list of
+// one of its kinds is refused or incomplete. It evicts no pod until all lists are
+// complete.
 func TestFaultPartialStart(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("part-a", 2)
@@ -448,7 +450,7 @@ func TestFaultPartialStart(t *testing.T) {
 	turn := []map[string]int{{"part-a": 1, "part-b": 4}, {"part-a": 3, "part-b": 2}}
 	for i, tc := range []struct {
 		name, resource string
-		// bytes that come before it stalls; below zero it is refused.
+		// bytes that are sent before it stalls; below zero the list is refused.
 		bytes int
 	}{
 		{"nodes are refused", "nodes", -1},
@@ -482,7 +484,7 @@ func TestFaultPartialStart(t *testing.T) {
 			go func() { restarted <- f.cluster.Restart(f.ctx, atoll.Manager) }()
 			f.eventually(patience, "the list is asked for", func() error {
 				if !asked.Load() {
-					return fmt.Errorf("nobody asked for %s", tc.resource)
+					return fmt.Errorf("no request for %s", tc.resource)
 				}
 				return nil
 			})
@@ -500,7 +502,7 @@ func TestFaultPartialStart(t *testing.T) {
 	}
 }
 
-// brief ends a watch after a while.
+// brief ends a watch after a short time.
 func brief(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc, after time.Duration) {
 	ctx, cancel := context.WithTimeout(r.Context(), after)
 	defer cancel()

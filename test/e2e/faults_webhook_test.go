@@ -16,17 +16,17 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// creation is how the API server created a pod, by its audit log.
+// creation is the creation of a pod by the API server, from its audit log.
 type creation struct {
 	Name string
-	// Mutated and Bypassed: our webhook changed the pod, or did not answer and
-	// was passed by.
+	// Mutated reports that Atoll's webhook changed the pod, Bypassed that it did not
+	// answer and failed open.
 	Mutated, Bypassed bool
 	Took              time.Duration
 }
 
-// creations are those of pods in the test's namespace since a time, if their
-// names begin so. The audit log has no name of a pod that the API server named.
+// creations returns the creations of pods in the test's namespace since a time, with a
+// prefix of the name. The audit log does not have names that the API server generated.
 func (f *fixture) creations(since time.Time) []creation {
 	f.Helper()
 	log, err := os.Open(f.cluster.AuditLogPath())
@@ -49,7 +49,7 @@ func (f *fixture) creations(since time.Time) []creation {
 			Stage       time.Time `json:"stageTimestamp"`
 		}
 		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
-			continue // the line is being written
+			continue // the line is still being written
 		}
 		o := event.ObjectRef
 		if event.Verb != "create" || o.Resource != "pods" || o.Subresource != "" || o.Namespace != f.ns || event.Received.Before(since) {
@@ -70,12 +70,12 @@ func (f *fixture) creations(since time.Time) []creation {
 	return all
 }
 
-// TestFaultWebhookSlowOrHanging: a webhook that is slow, but in time, changes
-// nothing but how long a creation takes. One that hangs is passed by: every pod
-// is created, whether a policy is about it or not, and so are policies; pods
-// that no webhook is configured for do not notice. What was placed past the
-// policy meanwhile is put right when the webhook answers again, and what names
-// the scheduler that asks is placed exactly at once.
+// TestFaultWebhookSlowOrHanging: a webhook that is slow, but within its timeout, changes
+// only the duration of a creation. One that hangs fails open: every pod is created, with
+// or without a policy, and so are policies; pods without a configured webhook are not
+// affected. Pods that were placed against the policy meanwhile are moved when the webhook
+// answers again. Pods that name the scheduler that calls the extender are placed exactly
+// at once.
 func TestFaultWebhookSlowOrHanging(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.group("hook-a", 1)

@@ -26,13 +26,13 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// patience bounds how long anything may stand still that is not said to be quicker.
+// patience is the default time limit without progress.
 const patience = 2 * time.Minute
 
-// namespacePrefix begins the names of the tests' namespaces.
+// namespacePrefix is the prefix of the names of the tests' namespaces.
 const namespacePrefix = "e2e-"
 
-// fixture is one test's corner of the cluster.
+// fixture is one test's part of a cluster: a namespace, nodes and clients.
 type fixture struct {
 	*testing.T
 	ctx context.Context
@@ -40,13 +40,13 @@ type fixture struct {
 	environment
 }
 
-// newFixture is a fixture in the cluster that is as the chart installs it.
+// newFixture returns a fixture in the cluster with the chart's default installation.
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	return common.fixture(t)
 }
 
-// newFixtureOfItsOwn is a fixture in a cluster of its own.
+// newFixtureOfItsOwn returns a fixture in a cluster of its own.
 func newFixtureOfItsOwn(t *testing.T, o atoll.Options) *fixture {
 	t.Helper()
 	own, done, err := newEnvironment(t.Context(), o, false)
@@ -79,21 +79,21 @@ func newFixtureIn(t *testing.T, e environment) *fixture {
 	return f
 }
 
-// lastsUpTo sets how long the test may take from now on.
+// lastsUpTo sets the remaining time limit of the test.
 func (f *fixture) lastsUpTo(d time.Duration) {
 	var cancel context.CancelFunc
 	f.ctx, cancel = context.WithTimeout(f.T.Context(), d)
 	f.Cleanup(cancel)
 }
 
-// clear deletes the workloads and pods of the namespace, so that they are in
-// nobody's way while the namespace goes: Kubernetes takes 5 s before it begins.
+// clear deletes the workloads and pods of the namespace, so that they do not disturb
+// other tests while the namespace is deleted: Kubernetes waits 5 s before it begins.
 func (f *fixture) clear() {
 	f.Helper()
 	for _, kind := range []client.Object{
 		&apps.UnitedDeployment{}, &appsv1.Deployment{}, &appsv1.StatefulSet{}, &appsv1.DaemonSet{}, &appsv1.ReplicaSet{}, &batchv1.CronJob{}, &batchv1.Job{},
 	} {
-		f.eventually(patience, fmt.Sprintf("every %T is deleted", kind), func() error { // thousands take longer than one request may
+		f.eventually(patience, fmt.Sprintf("every %T is deleted", kind), func() error { // deleting thousands takes longer than the timeout of one request
 			return f.client.DeleteAllOf(f.ctx, kind, client.InNamespace(f.ns), client.PropagationPolicy(metav1.DeletePropagationBackground))
 		})
 	}
@@ -109,14 +109,14 @@ func (f *fixture) clear() {
 	})
 }
 
-// namespacesGo tells which namespaces of tests do not go: nothing of ours may
-// keep one.
+// namespacesGo reports the namespaces of tests that are not deleted: Atoll must not block
+// the deletion of one.
 func (e environment) namespacesGo(ctx context.Context) error {
 	var left []string
 	err := wait.PollUntilContextTimeout(ctx, time.Second, patience, true, func(ctx context.Context) (bool, error) {
 		list, err := e.kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 		if err != nil {
-			return false, nil //nolint:nilerr // it is asked again
+			return false, nil //nolint:nilerr // it is tried again
 		}
 		left = nil
 		for i := range list.Items {
@@ -132,9 +132,9 @@ func (e environment) namespacesGo(ctx context.Context) error {
 	return nil
 }
 
-// eventually polls until check returns nil, less and less often: most checks list
-// pods, and the clusters share few cores. What may take as long as patience may take
-// four times as long if it goes on, as on a machine that is busy with much else.
+// eventually polls with growing intervals until check returns nil, because most checks
+// list pods and the clusters share few cores. A check with the limit patience may take
+// four times as long if it makes progress, as on a busy machine.
 func (f *fixture) eventually(within time.Duration, what string, check func() error) {
 	f.Helper()
 	began := time.Now()
@@ -163,7 +163,7 @@ func (f *fixture) eventually(within time.Duration, what string, check func() err
 	}
 }
 
-// always polls for as long as it is told and fails when check does.
+// always polls for the given time and fails when check fails.
 func (f *fixture) always(during time.Duration, what string, check func() error) {
 	f.Helper()
 	_ = wait.PollUntilContextTimeout(f.ctx, 100*time.Millisecond, during, true, func(context.Context) (bool, error) {
@@ -174,9 +174,8 @@ func (f *fixture) always(during time.Duration, what string, check func() error) 
 	})
 }
 
-// create creates an object that goes with the test. Where somebody asks the
-// extender, policies that do not say when pods get their group are Late: it is to
-// be asked.
+// create creates an object that is deleted with the test. In forms with an extender,
+// policies without an assignment become Late, so that the extender is tested.
 func (f *fixture) create(objects ...client.Object) {
 	f.Helper()
 	for _, o := range objects {
@@ -200,7 +199,7 @@ func clusterScoped(o client.Object) bool {
 	return false
 }
 
-// nodes adds simulated nodes that go with the test.
+// nodes adds simulated nodes that are removed with the test.
 func (f *fixture) nodes(labels map[string]string, names ...string) {
 	f.Helper()
 	specs := make([]devcluster.NodeSpec, len(names))
@@ -226,7 +225,7 @@ func (f *fixture) nodes(labels map[string]string, names ...string) {
 	})
 }
 
-// group makes a NodeGroup of n new simulated nodes, named after it.
+// group creates a NodeGroup of n new simulated nodes, which are named after it.
 func (f *fixture) group(name string, n int) {
 	f.Helper()
 	names := make([]string, n)
@@ -243,7 +242,7 @@ func (f *fixture) group(name string, n int) {
 	})
 }
 
-// nodeGroup creates a NodeGroup that goes with the test.
+// nodeGroup creates a NodeGroup that is deleted with the test.
 func (f *fixture) nodeGroup(group *gm.NodeGroup) {
 	f.Helper()
 	f.create(group)
@@ -279,7 +278,7 @@ func (f *fixture) contains(group string, want ...string) error {
 	return nil
 }
 
-// weights makes a PropagationPolicy from pairs of group and weight.
+// weights returns a PropagationPolicy from pairs of group and weight.
 func weights(name string, pairs ...any) *gm.PropagationPolicy {
 	p := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	p.Spec.PropagationStrategy = gm.StaticWeightPropagationStrategy
@@ -291,7 +290,7 @@ func weights(name string, pairs ...any) *gm.PropagationPolicy {
 	return p
 }
 
-// deployment makes a Deployment that requires a policy, or none if it is "".
+// deployment returns a Deployment that requires a policy, or none if the name is "".
 func deployment(name string, replicas int32, policy string, modify ...func(*appsv1.Deployment)) *appsv1.Deployment {
 	labels := map[string]string{"app": name}
 	d := &appsv1.Deployment{
@@ -317,7 +316,7 @@ func deployment(name string, replicas int32, policy string, modify ...func(*apps
 	return d
 }
 
-// pods lists the active pods of an app.
+// pods returns the active pods of a workload, by the label app.
 func (f *fixture) pods(app string) []corev1.Pod {
 	f.Helper()
 	list, err := f.kube.CoreV1().Pods(f.ns).List(f.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
@@ -347,7 +346,7 @@ func (f *fixture) groupsOfNodes() map[string]string {
 	return group
 }
 
-// spread counts an app's bound pods by the group of their node.
+// spread counts a workload's bound pods by the group of their node.
 func (f *fixture) spread(app string) map[string]int {
 	f.Helper()
 	group := f.groupsOfNodes()
@@ -360,7 +359,7 @@ func (f *fixture) spread(app string) map[string]int {
 	return counts
 }
 
-// spreadIs tells whether an app's bound pods are spread exactly so.
+// spreadIs returns an error unless a workload's bound pods have exactly the given spread.
 func (f *fixture) spreadIs(app string, want map[string]int) error {
 	if got := f.spread(app); fmt.Sprint(got) != fmt.Sprint(want) {
 		return fmt.Errorf("%s is spread %v, want %v", app, got, want)
@@ -368,7 +367,7 @@ func (f *fixture) spreadIs(app string, want map[string]int) error {
 	return nil
 }
 
-// allReady tells whether an app has n active pods, all of them Ready.
+// allReady returns an error unless a workload has n active pods, all of them Ready.
 func (f *fixture) allReady(app string, n int) error {
 	return readyOf(app, f.pods(app), n)
 }
@@ -386,7 +385,7 @@ func readyOf(app string, pods []corev1.Pod, n int) error {
 	return nil
 }
 
-// notReady says of a few pods that are not Ready what they wait for.
+// notReady describes a few pods that are not Ready, with the reasons.
 func notReady(pods []corev1.Pod) string {
 	var b strings.Builder
 	shown := 0
@@ -423,13 +422,13 @@ func podReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// scale sets an app's replicas.
+// scale sets a workload's replicas.
 func (f *fixture) scale(app string, replicas int) {
 	f.Helper()
 	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: app, Namespace: f.ns}}, map[string]any{"spec": map[string]any{"replicas": replicas}})
 }
 
-// label sets labels of an object; nil values take them off.
+// label sets labels of an object; nil values remove them.
 func (f *fixture) label(o client.Object, labels map[string]any) {
 	f.Helper()
 	f.patch(o, map[string]any{"metadata": map[string]any{"labels": labels}})
@@ -454,7 +453,7 @@ func (f *fixture) cordon(unschedulable bool, names ...string) {
 	}
 }
 
-// remove deletes an object and waits for its pods to go.
+// remove deletes an object and waits until its pods are deleted.
 func (f *fixture) remove(d *appsv1.Deployment) {
 	f.Helper()
 	if err := f.client.Delete(f.ctx, d, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {

@@ -15,8 +15,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// follow watches from a version on, until ctx is done. It misses nothing: the
-// API server ends watches, busy ones above all, and this one goes on where it was.
+// follow watches from a version on, until ctx is done. It misses no event: when the API
+// server ends a watch, as it often does with busy ones, the next one continues from the
+// last version.
 func (f *fixture) follow(ctx context.Context, version string, begin func(context.Context, metav1.ListOptions) (watch.Interface, error)) <-chan watch.Event {
 	f.Helper()
 	w, err := toolswatch.NewRetryWatcherWithContext(ctx, version, &cache.ListWatch{WatchFuncWithContext: begin})
@@ -26,8 +27,8 @@ func (f *fixture) follow(ctx context.Context, version string, begin func(context
 	return w.ResultChan()
 }
 
-// versions collects an object's versions until the returned function is called. They
-// are all that were written until then: watches are behind.
+// versions collects an object's versions until the returned function is called. It
+// returns all versions that were written until then, although watches are behind.
 func versions[T client.Object](f *fixture, object T, begin func(context.Context, metav1.ListOptions) (watch.Interface, error)) func() []T {
 	f.Helper()
 	ctx, cancel := context.WithCancel(f.ctx)
@@ -69,22 +70,22 @@ func versions[T client.Object](f *fixture, object T, begin func(context.Context,
 	}
 }
 
-// versionOf is an object's version as a number; 0 without one.
+// versionOf returns an object's version as a number; 0 without one.
 func versionOf(o client.Object) uint64 {
 	v, _ := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	return v
 }
 
-// podWatch tells of pods until it is stopped.
+// podWatch reports pods until it is stopped.
 type podWatch struct {
 	*fixture
-	seen   atomic.Uint64 // the newest version that it has told of
+	seen   atomic.Uint64 // the newest version that it has reported
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// watchPods tells of the pods that are there, and then of all that becomes of
-// any; one call after the other.
+// watchPods calls a function for each existing pod, and then for each change of a pod,
+// one call after the other.
 func (f *fixture) watchPods(options metav1.ListOptions, tell func(kind watch.EventType, pod *corev1.Pod)) *podWatch {
 	f.Helper()
 	pods := f.kube.CoreV1().Pods(f.ns)
@@ -126,8 +127,8 @@ func (w *podWatch) stop() {
 	<-w.done
 }
 
-// stopAfter ends the watch once it has told of all that was written of an app's
-// pods so far: it writes one more thing, and waits for that.
+// stopAfter ends the watch once it has reported all writes of a workload's pods so far:
+// it makes one more write, and waits for its event.
 func (w *podWatch) stopAfter(app string) {
 	w.Helper()
 	defer w.stop()
@@ -149,7 +150,7 @@ func (w *podWatch) stopAfter(app string) {
 	})
 }
 
-// watchDeletions counts an app's pods that are deleted or start to terminate
+// watchDeletions counts a workload's pods that are deleted or start to terminate
 // from now on, until the returned function is called.
 func (f *fixture) watchDeletions(app string) func() int {
 	f.Helper()
@@ -165,9 +166,8 @@ func (f *fixture) watchDeletions(app string) func() int {
 	}
 }
 
-// watchAvailability follows an app's pods until the returned function is
-// called, which says how few were available at the worst moment and how many
-// were deleted.
+// watchAvailability follows a workload's pods until the returned function is called,
+// which returns the smallest number of available pods and the number of deleted pods.
 func (f *fixture) watchAvailability(app string, replicas int) func() (worst, deleted int) {
 	f.Helper()
 	available, gone := map[types.UID]bool{}, map[types.UID]bool{}
@@ -195,7 +195,7 @@ func (f *fixture) watchAvailability(app string, replicas int) func() (worst, del
 	}
 }
 
-// watchEvictions counts an app's pods that are evicted from now on, by whomever,
+// watchEvictions counts a workload's pods that are evicted from now on, by any client,
 // until the returned function is called.
 func (f *fixture) watchEvictions(app string) func() int {
 	f.Helper()
@@ -213,9 +213,9 @@ func (f *fixture) watchEvictions(app string) func() int {
 	}
 }
 
-// watchGroups follows an app's bound pods until the returned function is
-// called, which says how many were in each NodeGroup at most. Nodes of no
-// NodeGroup count as those of "".
+// watchGroups follows a workload's bound pods until the returned function is called,
+// which returns the largest number of pods in each NodeGroup. Nodes without a NodeGroup
+// count as those of "".
 func (f *fixture) watchGroups(app string) func() map[string]int {
 	f.Helper()
 	groups := f.groupsOfNodes()

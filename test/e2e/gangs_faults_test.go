@@ -26,8 +26,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// requests counts what atoll-manager asks of the API server, by verb and resource, until
-// the returned function is called.
+// requests counts the requests of atoll-manager to the API server, by verb and resource,
+// until the returned function is called.
 func (f *fixture) requests() (counted func() map[string]int) {
 	f.Helper()
 	var mu sync.Mutex
@@ -40,8 +40,9 @@ func (f *fixture) requests() (counted func() map[string]int) {
 		case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/"+resource):
 			verb = "list"
 		}
-		// What is left to do in other namespaces is not counted; lists of all are.
-		// Its webhooks and certificates are looked after now and then, whatever pods there are.
+		// Requests in other namespaces are not counted; lists of all namespaces are.
+		// Requests for webhooks and certificates are not counted either: they are made at
+		// intervals, independent of pods.
 		upkeep := strings.HasSuffix(resource, "webhookconfigurations") || resource == "secrets" || resource == "leases"
 		ours := strings.Contains(r.URL.Path, "/namespaces/"+f.ns+"/") || !strings.Contains(r.URL.Path, "/namespaces/")
 		if ours && !upkeep && resource != "events" && resource != "" && verb != "watch" && !strings.Contains(resource, "accessreviews") {
@@ -60,8 +61,8 @@ func (f *fixture) requests() (counted func() map[string]int) {
 }
 
 // TestGangsCostLittle: 500 pods of a Deployment cost one creation of a PodGroup, no list
-// of pods and no read of an owner but what the watch has not brought yet; where the
-// webhook is away, one patch a pod more.
+// of pods, and reads only of owners that the watch has not delivered yet; without the
+// webhook also one patch for each pod.
 func TestGangsCostLittle(t *testing.T) {
 	for name, webhook := range map[string]bool{"with the webhook": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
@@ -89,8 +90,8 @@ func TestGangsCostLittle(t *testing.T) {
 	}
 }
 
-// TestGangsOthersCostNothing: 5,000 changes of the status of ReplicaSets whose pods are
-// none of Volcano's cost no call.
+// TestGangsOthersCostNothing: 5,000 changes of the status of ReplicaSets whose pods do
+// not belong to Volcano cause no call.
 func TestGangsOthersCostNothing(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	sets := make([]*appsv1.ReplicaSet, 50)
@@ -116,7 +117,7 @@ func TestGangsOthersCostNothing(t *testing.T) {
 	}
 	writers.Wait()
 	web := deployment("web", 1, "", volcanos)
-	f.create(web) // what comes after them is done after them
+	f.create(web) // later events are handled after them
 	f.eventually(patience, "all is done", func() error { return errors.Join(f.named("web", 1, web), f.ownedBy(web)) })
 	for what, n := range counted() {
 		if what != "post podgroups" && what != "get replicasets" && what != "get deployments" || n > 1 {
@@ -125,13 +126,13 @@ func TestGangsOthersCostNothing(t *testing.T) {
 	}
 }
 
-// TestGangsForbiddenOwner: where an owner may not be read, the one below has the
-// PodGroup, and the ConfigMap says which permission is missing; once it is given, new
-// pods are in the owner's.
+// TestGangsForbiddenOwner: if an owner may not be read, the owner below it has the
+// PodGroup, and an event on the ConfigMap names the missing permission; once the
+// permission is given, new pods are in the owner's PodGroup.
 func TestGangsForbiddenOwner(t *testing.T) {
 	f := gangs(t, "podgroupLevel: [{apiVersion: e2e.example.com/v1, kind: Barge, adjust-level: 0}, {apiVersion: e2e.example.com/v1, kind: Ghost}]")
 	for _, kind := range []string{"Barge"} {
-		definition := sailDefinition()
+		definition := stageDefinition()
 		for _, change := range []struct {
 			value any
 			path  []string
@@ -161,8 +162,8 @@ func TestGangsForbiddenOwner(t *testing.T) {
 	})
 	f.create(set)
 	f.eventually(patience, "the owner below has the PodGroup", func() error { return errors.Join(f.named("set", 1, set), f.ownedBy(set)) })
-	f.rulesTold("PodGroupRulesProblem", "atoll-manager may not get barges.e2e.example.com: label a ClusterRole")
-	f.rulesTold("PodGroupRulesProblem", `does not serve a kind Ghost in group "e2e.example.com"`)
+	f.rulesEvent("PodGroupRulesProblem", "atoll-manager may not get barges.e2e.example.com: label a ClusterRole")
+	f.rulesEvent("PodGroupRulesProblem", `does not serve a kind Ghost in group "e2e.example.com"`)
 	role := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "barges-for-podgroups", Labels: map[string]string{"atoll.dev/podgroup-owner-reader": "true"}},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"e2e.example.com"}, Resources: []string{"barges"}, Verbs: []string{"get", "list", "watch"}}},
@@ -185,11 +186,11 @@ func TestGangsForbiddenOwner(t *testing.T) {
 	f.eventually(patience, "the other PodGroup is collected", func() error { return f.ownedBy(barge) })
 }
 
-// names is how many StatefulSets of one name follow each other.
+// names is the number of StatefulSets that have the same name one after the other.
 var names = flag.Int("names", 40, "StatefulSets of one name that TestGangsSameNames makes, one after the other")
 
-// TestGangsSameNames: StatefulSets of one name follow each other. No pod ever names the
-// PodGroup of one before (volcano #5331).
+// TestGangsSameNames: StatefulSets have the same name one after the other. No pod ever
+// names the PodGroup of an earlier one (volcano #5331).
 func TestGangsSameNames(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	var wrong sync.Map
@@ -241,12 +242,12 @@ func TestGangsSameNames(t *testing.T) {
 }
 
 // TestGangsOfVolcanoAreAdopted: PodGroups that Volcano's controller made for ReplicaSets
-// are kept for their pods, which run on; when these are gone they are collected.
+// are kept for their running pods; when these are deleted the PodGroups are deleted.
 func TestGangsOfVolcanoAreAdopted(t *testing.T) {
 	f := gangs(t, "")
 	defer f.loseWebhook()()
 	web := deployment("web", 2, "", volcanos)
-	// As where Volcano was there first: its names are ours.
+	// As on a cluster where Volcano was first: it uses the same names.
 	f.create(web)
 	var set *appsv1.ReplicaSet
 	f.eventually(patience, "the ReplicaSet has its PodGroup", func() error {
@@ -258,7 +259,8 @@ func TestGangsOfVolcanoAreAdopted(t *testing.T) {
 		return errors.Join(f.named("web", 2, set), f.ownedBy(set))
 	})
 	group := f.groups()[0]
-	// What Volcano wrote has no mark of ours, and the whole reference of the pods.
+	// A PodGroup of Volcano has no annotation of Atoll, and the whole owner reference of
+	// the pods.
 	f.patch(&group, map[string]any{"metadata": map[string]any{
 		"labels": map[string]any{scheduling.ManagedByLabel: nil},
 		"ownerReferences": []any{map[string]any{
@@ -290,9 +292,9 @@ func TestGangsOfVolcanoAreAdopted(t *testing.T) {
 	f.eventually(patience, "the Deployment has the only PodGroup", func() error { return errors.Join(f.named("web", 2, web), f.ownedBy(web)) })
 }
 
-// TestGangsStrangeOwners: owners in no namespace and in another, pods that kubelets made
-// of files, cycles, a hundred owners: no PodGroup that the garbage collector would
-// delete again, and no loop (fault F24).
+// TestGangsStrangeOwners: cluster-scoped owners, owners in another namespace, mirrors of
+// static pods, cycles, a hundred owners: there is no PodGroup that the garbage collector
+// would delete again, and no loop (fault F24).
 func TestGangsStrangeOwners(t *testing.T) {
 	f := gangs(t, "podgroupLevel: [{apiversion: '*', kind: workflow, adjust-level: 0}]")
 	counted := f.requests()
@@ -332,8 +334,8 @@ func TestGangsStrangeOwners(t *testing.T) {
 	f.eventually(patience, "those that can have theirs", func() error {
 		return errors.Join(f.named("of-many", 1, top), f.named("of-cycle", 1, b), f.named("of-node", 1, node))
 	})
-	// The garbage collector takes a pod whose owner is in another namespace; until then
-	// it has its PodGroup itself.
+	// The garbage collector deletes a pod whose owner is in another namespace; until then
+	// the pod itself has its PodGroup.
 	f.create(ofAbroad)
 	f.eventually(patience, "the pod with an owner abroad is gone, or has its own", func() error {
 		pods := f.pods("of-abroad")
@@ -359,11 +361,11 @@ func TestGangsStrangeOwners(t *testing.T) {
 	if n := counted()["post podgroups"]; n > 8 {
 		t.Errorf("%d PodGroups were made", n)
 	}
-	f.rulesTold("PodGroupRulesProblem", "do not end within 10 steps")
+	f.rulesEvent("PodGroupRulesProblem", "do not end within 10 steps")
 }
 
-// TestGangsOwnerReferencesAreEnforced: where nobody may block the deletion of owners,
-// PodGroups are made (volcano #2024).
+// TestGangsOwnerReferencesAreEnforced: PodGroups are created also where no client may
+// block the deletion of owners (volcano #2024).
 func TestGangsOwnerReferencesAreEnforced(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	web := typed(f, deployment("web", 1, "", volcanos))
@@ -379,8 +381,9 @@ func TestGangsOwnerReferencesAreEnforced(t *testing.T) {
 	}
 }
 
-// TestGangsOfSeveralSchedulers: where schedulers share pods out by the name of their
-// controller, no PodGroup is above it, and the ConfigMap says so.
+// TestGangsOfSeveralSchedulers: if schedulers divide pods by the name of their
+// controller, no owner above it gets a PodGroup, and an event on the ConfigMap reports
+// it.
 func TestGangsOfSeveralSchedulers(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{Gangs: true, ManagerArgs: []string{"--gangs-multi-scheduler"}})
 	f.nodes(nil, "gang-0", "gang-1", "gang-2")
@@ -392,11 +395,11 @@ func TestGangsOfSeveralSchedulers(t *testing.T) {
 	if g := f.groups(); len(g) != 1 || g[0].OwnerReferences[0].Kind != "ReplicaSet" {
 		t.Errorf("the PodGroups are %+v", g)
 	}
-	f.rulesTold("PodGroupRulesProblem", "no PodGroup is above it")
+	f.rulesEvent("PodGroupRulesProblem", "no PodGroup is above it")
 }
 
-// TestGangsLeaderKilled: the replica that leads is killed during 1,000 creations. Each
-// owner has one PodGroup, and each pod its own.
+// TestGangsLeaderKilled: the leader is killed during 1,000 creations. Each owner has one
+// PodGroup, and each pod names that of its owner.
 func TestGangsLeaderKilled(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	const owners, each = 100, 10
@@ -435,8 +438,8 @@ func TestGangsLeaderKilled(t *testing.T) {
 	}
 }
 
-// TestGangsRefused: a queue that is closed and a namespace that ends refuse PodGroups.
-// That is told once, and tried again less and less often.
+// TestGangsRefused: a closed queue and a terminating namespace refuse PodGroups. One
+// event reports it, and the creation is tried again with growing intervals.
 func TestGangsRefused(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	var refused atomic.Int64
@@ -451,7 +454,7 @@ func TestGangsRefused(t *testing.T) {
 	web := deployment("web", 1, "", volcanos)
 	f.create(web)
 	var events int
-	f.always(10*time.Second, "it is told once", func() error {
+	f.always(10*time.Second, "it is reported once", func() error {
 		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -475,7 +478,7 @@ func TestGangsRefused(t *testing.T) {
 }
 
 // TestGangsKilledBetweenTwoWrites is fault F7: atoll-manager is killed before and after
-// each of its writes. All ends as it would have without that.
+// each of its writes. The end result is the same as without.
 func TestGangsKilledBetweenTwoWrites(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	defer f.loseWebhook()()
@@ -550,14 +553,14 @@ func TestGangsKilledBetweenTwoWrites(t *testing.T) {
 	}
 }
 
-// annotateGroup sets the annotation that minMember comes from.
+// annotateGroup sets the annotation for minMember.
 func (f *fixture) annotateGroup(app, minMember string) {
 	f.Helper()
 	f.annotate(app, map[string]any{scheduling.MinMemberAnnotation: minMember})
 }
 
-// TestGangsInAStorm is fault F8: the API server fails writes, ends watches and forgets
-// where they were.
+// TestGangsInAStorm is fault F8: the API server fails writes, ends watches and loses
+// their versions.
 func TestGangsInAStorm(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	defer f.loseWebhook()()
@@ -587,15 +590,15 @@ func TestGangsInAStorm(t *testing.T) {
 	}
 }
 
-// TestGangsEmptyLists is F8 and F9 for pods: the API server lists none, while
-// atoll-manager starts. No PodGroup is collected for that.
+// TestGangsEmptyLists is F8 and F9 for pods: the API server returns empty lists while
+// atoll-manager starts. No PodGroup is deleted because of that.
 func TestGangsEmptyLists(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	(&gangScheduler{f: f}).run()
 	web, flow := deployment("web", 2, "", volcanos), workflow("flow")
 	f.create(web, flow)
 	single := gangPod("single", "single", nil)
-	step := gangPod("step", "step", flow) // has its own: the level is -1
+	step := gangPod("step", "step", flow) // has its own PodGroup: the level is -1
 	f.create(single, step)
 	check := func() error {
 		return errors.Join(f.named("web", 2, web), f.named("single", 1, nil), f.named("step", 1, nil), f.ownedBy(web, single, step))
@@ -632,13 +635,14 @@ func TestGangsEmptyLists(t *testing.T) {
 	f.always(3*time.Second, "they stay", check)
 	for i, g := range f.groups() {
 		if g.UID != before[i].UID {
-			t.Errorf("PodGroup %s was made anew", g.Name)
+			t.Errorf("PodGroup %s was recreated", g.Name)
 		}
 	}
 }
 
-// TestGangsWithoutTheirKind: the definition of PodGroups goes, and comes again. Meanwhile
-// no pod is named, every replica is ready, and other workloads notice nothing.
+// TestGangsWithoutTheirKind: the definition of PodGroups is deleted and created again.
+// Meanwhile no pod gets a PodGroup, every replica is ready, and other workloads are not
+// affected.
 func TestGangsWithoutTheirKind(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	f.classes(1, 1)
@@ -710,8 +714,8 @@ func TestGangsWithoutTheirKind(t *testing.T) {
 	})
 }
 
-// TestGangsOwnersOfAGroupThatHangs: pods name owners of an API group that does not answer,
-// as where an aggregated API server is away. The next leader leads all the same, and
+// TestGangsOwnersOfAGroupThatHangs: pods name owners of an API group that does not
+// answer, as if an aggregated API server is down. The next leader leads all the same, and
 // other pods get their PodGroups.
 func TestGangsOwnersOfAGroupThatHangs(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
@@ -746,8 +750,8 @@ func TestGangsOwnersOfAGroupThatHangs(t *testing.T) {
 	})
 }
 
-// TestGangsDeletedByHand: a PodGroup that is deleted as soon as it is there, and a name
-// that is taken from a pod, are there again within seconds (volcano #5972).
+// TestGangsDeletedByHand: a PodGroup that is deleted right after its creation, and an
+// annotation that is removed from a pod, are restored within seconds (volcano #5972).
 func TestGangsDeletedByHand(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	web := deployment("web", 1, "", volcanos)

@@ -55,8 +55,8 @@ const (
 	rulesKey       = "volcano-controller.conf"
 )
 
-// gangs is a corner of the cluster with PodGroups, in which a text is in force; "" is no
-// ConfigMap.
+// gangs returns a fixture in the cluster with PodGroups, in which the given rules are in
+// force; "" means no ConfigMap.
 func gangs(t *testing.T, rules string) *fixture {
 	t.Helper()
 	f := ganged.fixture(t)
@@ -92,7 +92,7 @@ func (f *fixture) kindWorkflow() {
 	})
 }
 
-// rules puts a text in force, and waits until the replica that leads says so.
+// rules writes a text, and waits until the leader reports that it is in force.
 func (f *fixture) rules(text string) {
 	f.Helper()
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: rulesNamespace, Name: rulesName}}
@@ -118,8 +118,8 @@ func (f *fixture) rules(text string) {
 	f.rulesAreKept(text)
 }
 
-// rulesAreKept waits until a text is in force: it is kept then for replicas that start
-// later.
+// rulesAreKept waits until a text is in force and kept in the annotation for replicas
+// that start later.
 func (f *fixture) rulesAreKept(text string) {
 	f.Helper()
 	began := time.Now()
@@ -142,8 +142,8 @@ func (f *fixture) editRules(text string) {
 	f.patch(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: rulesNamespace, Name: rulesName}}, map[string]any{"data": map[string]any{rulesKey: text}})
 }
 
-// rulesTold waits for an event on the ConfigMap.
-func (f *fixture) rulesTold(reason, text string) {
+// rulesEvent waits for an event on the ConfigMap.
+func (f *fixture) rulesEvent(reason, text string) {
 	f.Helper()
 	f.eventually(patience, "an event "+reason+" with "+text, func() error {
 		list, err := f.kube.EventsV1().Events(rulesNamespace).List(f.ctx, metav1.ListOptions{})
@@ -162,10 +162,10 @@ func (f *fixture) rulesTold(reason, text string) {
 	})
 }
 
-// volcanos gives a Deployment's pods to Volcano.
+// volcanos sets Volcano as the scheduler of a Deployment's pods.
 func volcanos(d *appsv1.Deployment) { d.Spec.Template.Spec.SchedulerName = "volcano" }
 
-// groups are the PodGroups of the namespace, by name.
+// groups returns the PodGroups of the namespace, by name.
 func (f *fixture) groups() []scheduling.PodGroup {
 	f.Helper()
 	var list scheduling.PodGroupList
@@ -176,11 +176,11 @@ func (f *fixture) groups() []scheduling.PodGroup {
 	return list.Items
 }
 
-// gangOf is the PodGroup that a pod names; "" is none.
+// gangOf returns the PodGroup that a pod names; "" means none.
 func gangOf(pod *corev1.Pod) string { return pod.Annotations[scheduling.GroupNameAnnotation] }
 
-// ownedBy tells whether the namespace has exactly these PodGroups, each with one owner,
-// and that one is there.
+// ownedBy returns an error unless the namespace has exactly these PodGroups, each with
+// one owner, which exists.
 func (f *fixture) ownedBy(owners ...client.Object) error {
 	groups := f.groups()
 	if len(groups) != len(owners) {
@@ -205,7 +205,7 @@ func (f *fixture) ownedBy(owners ...client.Object) error {
 	return nil
 }
 
-// named tells whether every pod of an app names a PodGroup that an owner has.
+// named returns an error unless every pod of a workload names a PodGroup that an owner has.
 func (f *fixture) named(app string, n int, owner client.Object) error {
 	pods := f.pods(app)
 	if len(pods) != n {
@@ -223,14 +223,14 @@ func (f *fixture) named(app string, n int, owner client.Object) error {
 	return nil
 }
 
-// gangScheduler does to pods and PodGroups what Volcano's scheduler does: it binds the
-// pods of a PodGroup once there are minMember of them, and writes its phase, always the
-// whole object as it has last seen it.
+// gangScheduler simulates Volcano's scheduler: it binds the pods of a PodGroup once there
+// are minMember of them, and writes its phase, always as an update of the whole object
+// from its cache.
 type gangScheduler struct {
 	f *fixture
-	// busy writes status all the time, as where a queue is full.
+	// busy writes the status all the time, as with a full queue.
 	busy bool
-	// admit tells whether a PodGroup may be enqueued; nil is always.
+	// admit reports whether a PodGroup may be enqueued; nil means always.
 	admit func(*unstructured.Unstructured) bool
 
 	mu     sync.Mutex
@@ -374,7 +374,7 @@ func gangPod(name, app string, owner client.Object) *corev1.Pod {
 	return pod
 }
 
-// typed gives an object its kind, which clients take away.
+// typed sets the kind of an object, which clients remove.
 func typed[T client.Object](f *fixture, o T) T {
 	gvk, err := f.client.GroupVersionKindFor(o)
 	if err != nil {
@@ -384,8 +384,8 @@ func typed[T client.Object](f *fixture, o T) T {
 	return o
 }
 
-// watchGroups gathers all states of the PodGroups of the namespace until the returned
-// function is called: those that there are by then are among them.
+// watchGroups collects all versions of the PodGroups of the namespace until the returned
+// function is called, including those that exist then.
 func (f *fixture) watchPodGroups() func() []*unstructured.Unstructured {
 	f.Helper()
 	list := func() *unstructured.UnstructuredList {

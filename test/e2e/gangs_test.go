@@ -55,8 +55,9 @@ func TestGangsDocument(t *testing.T) {
 	}
 }
 
-// TestGangsOnePodGroupThroughUpdates: four updates of a Deployment leave one PodGroup,
-// the same, which runs all the time (volcano #2143, #1907, #1853).
+// TestGangsOnePodGroupThroughUpdates: after four updates of a Deployment there is one
+// PodGroup, the same as before, which was Running all the time (volcano #2143, #1907,
+// #1853).
 func TestGangsOnePodGroupThroughUpdates(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	scheduler := &gangScheduler{f: f}
@@ -101,7 +102,7 @@ func TestGangsFromNoneToOneAndBack(t *testing.T) {
 	f.always(2*time.Second, "it stays", func() error { return f.ownedBy(web, stateful) })
 	f.scale("web", 0)
 	f.patch(stateful, map[string]any{"spec": map[string]any{"replicas": 0}})
-	f.eventually(patience, "nobody needs them", func() error { return f.ownedBy() })
+	f.eventually(patience, "no pod needs them", func() error { return f.ownedBy() })
 	f.scale("web", 1)
 	f.eventually(patience, "it is made again", func() error { return errors.Join(f.named("web", 1, web), f.ownedBy(web)) })
 }
@@ -126,16 +127,16 @@ func TestGangsRolloutOfAGang(t *testing.T) {
 	f.eventually(patience, "one PodGroup", func() error { return f.ownedBy(web) })
 }
 
-// TestGangsLevels: along a chain of three owners the rules choose as they say, and where
-// they point beyond an end the end is chosen.
+// TestGangsLevels: along a chain of three owners the rules choose the owner at
+// adjust-level, and the end of the chain if the level leads beyond it.
 func TestGangsLevels(t *testing.T) {
 	rule := func(kind, level string) string {
 		return "podgroupLevel: [{apiversion: '*', kind: " + kind + ", adjust-level: " + level + "}]"
 	}
 	for name, tc := range map[string]struct {
 		rules  string
-		owner  string // of the Job's pod; "" is the pod
-		single string // of the pod that the workflow owns
+		owner  string // the owner for the Job's pod; "" means the pod
+		single string // the owner for the pod that the workflow owns
 	}{
 		"a workflow's job":                     {rule("workflow", "-1"), "job", ""},
 		"two below the workflow is the pod":    {rule("workflow", "-2"), "", ""},
@@ -165,8 +166,8 @@ func TestGangsLevels(t *testing.T) {
 	}
 }
 
-// TestGangsOfPeopleAreTheirs: a pod that names a PodGroup, by either key, gets none,
-// whether or not that one is there, and a restart of ours changes nothing.
+// TestGangsOfPeopleAreTheirs: a pod that names a PodGroup, by either key, gets no other,
+// whether or not that PodGroup exists, and a restart of atoll-manager changes nothing.
 func TestGangsOfPeopleAreTheirs(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	theirs := &scheduling.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Spec: scheduling.PodGroupSpec{MinMember: 1}}
@@ -208,9 +209,9 @@ func TestGangsOfPeopleAreTheirs(t *testing.T) {
 	f.always(7*time.Second, "they stay theirs", check)
 }
 
-// TestGangsRulesReload: rules that are not right change nothing and are told; right ones
-// are in force within two seconds. Pods with a node keep their PodGroup, and the others
-// change where the rules say so.
+// TestGangsRulesReload: invalid rules change nothing and are reported; valid rules are in
+// force within two seconds. Pods with a node keep their PodGroup, and the others change
+// it if the rules allow it.
 func TestGangsRulesReload(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	(&gangScheduler{f: f, admit: func(u *unstructured.Unstructured) bool { return u.GetAnnotations()["volcano.sh/hold"] == "" }}).run()
@@ -222,7 +223,7 @@ func TestGangsRulesReload(t *testing.T) {
 	})
 
 	f.editRules("podgroupLevel: [{kind: deployment")
-	f.rulesTold("PodGroupRulesRejected", "is not YAML")
+	f.rulesEvent("PodGroupRulesRejected", "is not YAML")
 	late := deployment("late", 1, "", volcanos)
 	f.create(late)
 	f.eventually(patience, "the rules before are in force", func() error { return f.named("late", 1, late) })
@@ -293,8 +294,8 @@ func TestGangsNeighbours(t *testing.T) {
 }
 
 // TestGangsFollowTheirWorkload: minMember follows its annotation and the number of pods,
-// minResources the newest template, and the scheduler, which writes whole objects all
-// the time, never loses a phase, nor we a field.
+// minResources the newest template. Meanwhile the scheduler updates whole objects all the
+// time; neither its phases nor Atoll's fields are lost.
 func TestGangsFollowTheirWorkload(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	scheduler := &gangScheduler{f: f, busy: true}
@@ -346,8 +347,8 @@ func TestGangsFollowTheirWorkload(t *testing.T) {
 	}
 }
 
-// TestGangsOrphans: of a Deployment and a ReplicaSet that are deleted without their pods,
-// the PodGroup stays for the pods and goes with them (volcano #4540).
+// TestGangsOrphans: a Deployment and a ReplicaSet are deleted without their pods; the
+// PodGroup stays as long as the pods (volcano #4540).
 func TestGangsOrphans(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	web := deployment("web", 2, "", volcanos)
@@ -367,7 +368,7 @@ func TestGangsOrphans(t *testing.T) {
 	if err := f.client.DeleteAllOf(f.ctx, &appsv1.ReplicaSet{}, client.InNamespace(f.ns), orphan); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually(patience, "the pods are nobody's", func() error {
+	f.eventually(patience, "the pods have no owner", func() error {
 		for _, pod := range f.pods("web") {
 			if len(pod.OwnerReferences) > 0 {
 				return fmt.Errorf("pod %s has an owner", pod.Name)

@@ -11,9 +11,10 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay: in the isolated form a
-// second kube-scheduler places managed pods exactly, under its ServiceAccount.
-// Pods without a policy never meet Atoll and are bound whatever of it is away.
+// TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay: in the isolated form a second
+// kube-scheduler places managed pods exactly, under its ServiceAccount. The extender is
+// never called for pods without a policy, and they are bound also while parts of Atoll
+// are down.
 func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 	f := isolated.fixture(t)
 	before := f.askedWithoutPolicy()
@@ -33,7 +34,7 @@ func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 	}
 	lease, err := f.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Scheduler, metav1.GetOptions{})
 	if err != nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
-		t.Errorf("nobody holds the second scheduler's Lease: %v", err)
+		t.Errorf("no process holds the second scheduler's Lease: %v", err)
 	}
 
 	t.Run("the second scheduler is away: managed pods wait, all others are bound", func(t *testing.T) {
@@ -78,13 +79,13 @@ func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 			}
 			return f.allReady("app", 15)
 		})
-		if n := f.askedWithoutPolicy(); n != 0 { // this one has begun anew
+		if n := f.askedWithoutPolicy(); n != 0 { // this counter restarted at zero
 			t.Errorf("%v filter requests were about pods without a policy", n)
 		}
 	})
 }
 
-// boundAre tells whether an app has exactly n bound pods.
+// boundAre returns an error unless a workload has exactly n bound pods.
 func (f *fixture) boundAre(app string, n int) error {
 	if got := f.bound(app); got != n {
 		return fmt.Errorf("%d pods of %s are bound, want %d", got, app, n)
@@ -92,7 +93,7 @@ func (f *fixture) boundAre(app string, n int) error {
 	return nil
 }
 
-// scheduledBy fails unless every pod of an app names the scheduler and was
+// scheduledBy fails unless every pod of a workload names the scheduler and was
 // bound by it.
 func (f *fixture) scheduledBy(app, scheduler string) {
 	f.Helper()
@@ -116,8 +117,8 @@ func (f *fixture) scheduledBy(app, scheduler string) {
 	})
 }
 
-// askedWithoutPolicy is how many filter requests for pods without a policy the
-// extender has answered.
+// askedWithoutPolicy returns the number of filter requests for pods without a policy that
+// the extender has answered.
 func (f *fixture) askedWithoutPolicy() float64 {
 	f.Helper()
 	return f.metric("atoll_extender_filter_total", `result="unmanaged"`)

@@ -26,7 +26,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 )
 
-// part runs a part of a test. Those that come after it go on where it ended.
+// part runs a part of a test. The next part continues with the state that it left.
 func (f *fixture) part(name string, run func(f *fixture)) {
 	f.Helper()
 	ok := f.Run(name, func(t *testing.T) {
@@ -39,8 +39,8 @@ func (f *fixture) part(name string, run func(f *fixture)) {
 	}
 }
 
-// template makes the template of pods of an app that stay Pending once they
-// are bound: those of Jobs would complete within moments.
+// template returns a template for pods of a workload that stay Pending after they are
+// bound, because pods of Jobs would complete within moments.
 func template(app string) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}, Annotations: map[string]string{devcluster.StartDelayAnnotation: "1h"}},
@@ -52,14 +52,15 @@ func template(app string) corev1.PodTemplateSpec {
 	}
 }
 
-// restarted makes the template one of pods that go on, as all but Jobs want them.
+// restarted sets the restart policy of a template to Always, as all kinds except Jobs
+// need it.
 func restarted(t corev1.PodTemplateSpec) corev1.PodTemplateSpec {
 	t.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	t.Annotations = nil
 	return t
 }
 
-// requiring names an object that requires the policy "policy".
+// requiring returns the metadata of an object that requires the policy "policy".
 func requiring(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: name, Labels: map[string]string{gm.RequiredPropagationPolicyLabel: "policy"}}
 }
@@ -72,9 +73,9 @@ func job(completions, parallelism int32, pods corev1.PodTemplateSpec) batchv1.Jo
 	return batchv1.JobSpec{Completions: &completions, Parallelism: &parallelism, Template: pods}
 }
 
-// TestEveryBuiltInKind is scenario 41 for the kinds that are always on: each is
-// divided exactly, or, where there is nothing to divide, kept to the groups.
-// StatefulSets come back to their claims, and pods of Jobs are never moved.
+// TestEveryBuiltInKind is scenario 41 for the kinds that are always on: each is divided
+// exactly, or limited to the groups if it cannot be divided. Pods of StatefulSets return
+// to their claims, and pods of Jobs are never moved.
 func TestEveryBuiltInKind(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("kinds-a", 2)
@@ -183,7 +184,7 @@ func TestEveryBuiltInKind(t *testing.T) {
 				Selector: selecting("daemon"), Template: restarted(template("daemon")),
 			}})
 			waits := func() error {
-				if n := f.unschedulable("daemon") + f.atTheGate("daemon"); n != 1 { // at the gate where nobody asks
+				if n := f.unschedulable("daemon") + f.atTheGate("daemon"); n != 1 { // at the gate in forms without an extender
 					return fmt.Errorf("%d pods wait, want that of the node of no group", n)
 				}
 				return f.spreadIs("daemon", map[string]int{"kinds-a": 2, "kinds-b": 2})
@@ -239,8 +240,8 @@ func TestEveryBuiltInKind(t *testing.T) {
 	})
 }
 
-// localVolumes makes a volume on each of the nodes that pods of one
-// StorageClass, named after the namespace, may claim. They go with the test.
+// localVolumes creates a volume on each of the nodes, of a StorageClass that is named
+// after the namespace. They are deleted with the test.
 func (f *fixture) localVolumes(name string, nodes ...string) {
 	f.Helper()
 	class := &storagev1.StorageClass{
@@ -347,7 +348,7 @@ func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
 			}
 			f.Logf("%d of %d pods on %s still terminate", len(list.Items)-4, deleted, offline)
 			restart()
-			// Ten minutes of grace are more than the test has.
+			// A grace period of ten minutes is longer than the test.
 			if err := f.client.Delete(f.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "app"}}); err != nil {
 				f.Fatal(err)
 			}
@@ -366,18 +367,19 @@ func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
 	})
 }
 
-// The kind of the tests: nobody serves it until a CustomResourceDefinition comes.
-var sailKind = schema.GroupVersionKind{Group: "e2e.example.com", Version: "v1", Kind: "Sail"}
+// The kind of these tests. The API server does not serve it before its
+// CustomResourceDefinition is created.
+var stageKind = schema.GroupVersionKind{Group: "e2e.example.com", Version: "v1", Kind: "Stage"}
 
-const sailEntry = "- {group: e2e.example.com, version: v1, kind: Sail, replicasPath: .spec.crew, podTemplatePath: .spec.template, revisionLabel: e2e.example.com/cut}\n"
+const stageEntry = "- {group: e2e.example.com, version: v1, kind: Stage, replicasPath: .spec.size, podTemplatePath: .spec.template, revisionLabel: e2e.example.com/revision}\n"
 
-func sailDefinition() *unstructured.Unstructured {
+func stageDefinition() *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-		"metadata": map[string]any{"name": "sails.e2e.example.com"},
+		"metadata": map[string]any{"name": "stages.e2e.example.com"},
 		"spec": map[string]any{
 			"group": "e2e.example.com", "scope": "Namespaced",
-			"names": map[string]any{"kind": "Sail", "plural": "sails", "singular": "sail", "listKind": "SailList"},
+			"names": map[string]any{"kind": "Stage", "plural": "stages", "singular": "stage", "listKind": "StageList"},
 			"versions": []any{map[string]any{
 				"name": "v1", "served": true, "storage": true,
 				"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
@@ -386,43 +388,43 @@ func sailDefinition() *unstructured.Unstructured {
 	}}
 }
 
-// sail creates a Sail that requires a policy.
-func (f *fixture) sail(name string, crew int, policy string) *unstructured.Unstructured {
+// stage creates a Stage that requires a policy.
+func (f *fixture) stage(name string, size int, policy string) *unstructured.Unstructured {
 	f.Helper()
-	s := sailOf(name, crew)
+	s := stageOf(name, size)
 	s.SetLabels(map[string]string{gm.RequiredPropagationPolicyLabel: policy})
 	f.create(s)
 	return s
 }
 
-func sailOf(name string, crew int) *unstructured.Unstructured {
-	s := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"crew": int64(crew)}}}
-	s.SetGroupVersionKind(sailKind)
+func stageOf(name string, size int) *unstructured.Unstructured {
+	s := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"size": int64(size)}}}
+	s.SetGroupVersionKind(stageKind)
 	s.SetName(name)
 	return s
 }
 
-// man creates n pods of a Sail, as its controller would.
-func (f *fixture) man(s *unstructured.Unstructured, cut string, n int) {
+// createPods creates n pods of a Stage, as its controller would.
+func (f *fixture) createPods(s *unstructured.Unstructured, revision string, n int) {
 	f.Helper()
 	pods := restarted(template(s.GetName()))
 	for i := range n {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-			Name: fmt.Sprintf("%s-%s-%d", s.GetName(), cut, i), Labels: map[string]string{"app": s.GetName(), "e2e.example.com/cut": cut, "cut-" + cut: "yes"},
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(s, sailKind)},
+			Name: fmt.Sprintf("%s-%s-%d", s.GetName(), revision, i), Labels: map[string]string{"app": s.GetName(), "e2e.example.com/revision": revision, "revision-" + revision: "yes"},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(s, stageKind)},
 		}, Spec: pods.Spec}
 		f.create(pod)
 	}
 }
 
-// boundTo tells whether a Sail carries the binding label of a policy.
+// boundTo returns an error unless a Stage carries the binding label of a policy.
 func (f *fixture) boundTo(s *unstructured.Unstructured, policy string) error {
 	now := s.DeepCopy()
 	if err := f.client.Get(f.ctx, client.ObjectKeyFromObject(s), now); err != nil {
 		return err
 	}
 	if got := now.GetLabels()[gm.BindingPropagationPolicyLabel]; got != policy {
-		return fmt.Errorf("Sail %s is bound to %q, want %q", s.GetName(), got, policy)
+		return fmt.Errorf("Stage %s is bound to %q, want %q", s.GetName(), got, policy)
 	}
 	return nil
 }
@@ -434,8 +436,8 @@ func (f *fixture) configure(text string) {
 		map[string]any{"data": map[string]any{"workloads.yaml": text}})
 }
 
-// told waits for an event on the ConfigMap.
-func (f *fixture) told(reason, text string) {
+// eventuallyEvent waits for an event on the ConfigMap.
+func (f *fixture) eventuallyEvent(reason, text string) {
 	f.Helper()
 	f.eventually(patience, "the event "+reason, func() error {
 		list, err := f.kube.EventsV1().Events(atoll.Namespace).List(f.ctx, metav1.ListOptions{})
@@ -455,84 +457,85 @@ func (f *fixture) told(reason, text string) {
 	})
 }
 
-// TestKindsOfTheConfigMap is scenarios 41 and 42 for a kind that is
-// configured, and permitted, by the chart's value: it comes with its
-// definition, and goes with its entry, while atoll-manager runs.
+// TestKindsOfTheConfigMap is scenarios 41 and 42 for a kind that is configured, and
+// permitted, by the chart's value: it becomes a workload with its definition, and stops
+// being one with its entry, while atoll-manager runs.
 func TestKindsOfTheConfigMap(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{Values: map[string]any{"workloads": []any{map[string]any{
-		"group": "e2e.example.com", "version": "v1", "kind": "Sail",
-		"replicasPath": ".spec.crew", "podTemplatePath": ".spec.template", "revisionLabel": "e2e.example.com/cut",
+		"group": "e2e.example.com", "version": "v1", "kind": "Stage",
+		"replicasPath": ".spec.size", "podTemplatePath": ".spec.template", "revisionLabel": "e2e.example.com/revision",
 	}}}})
-	f.told(workloadkind.ReasonRejected, "workloads.yaml (Sail.e2e.example.com): the API server does not serve e2e.example.com/v1, kind Sail: install its CustomResourceDefinition")
-	if err := f.client.Create(f.ctx, sailDefinition()); err != nil {
+	f.eventuallyEvent(workloadkind.ReasonRejected, "workloads.yaml (Stage.e2e.example.com): the API server does not serve e2e.example.com/v1, kind Stage: install its CustomResourceDefinition")
+	if err := f.client.Create(f.ctx, stageDefinition()); err != nil {
 		t.Fatal(err)
 	}
-	f.told(workloadkind.ReasonInForce, "Sail.e2e.example.com")
+	f.eventuallyEvent(workloadkind.ReasonInForce, "Stage.e2e.example.com")
 
-	f.group("sea-a", 2)
-	f.group("sea-b", 2)
-	f.create(weights("policy", "sea-a", 3, "sea-b", 2))
-	threeTwo := map[string]int{"sea-a": 3, "sea-b": 2}
-	main := f.sail("main", 5, "policy")
-	f.eventually(patience, "the Sail is bound", func() error { return f.boundTo(main, "policy") })
-	f.man(main, "one", 5)
+	f.group("site-a", 2)
+	f.group("site-b", 2)
+	f.create(weights("policy", "site-a", 3, "site-b", 2))
+	threeTwo := map[string]int{"site-a": 3, "site-b": 2}
+	main := f.stage("main", 5, "policy")
+	f.eventually(patience, "the Stage is bound", func() error { return f.boundTo(main, "policy") })
+	f.createPods(main, "one", 5)
 	f.eventually(patience, "3:2", func() error { return f.spreadIs("main", threeTwo) })
-	f.eventually(patience, "the policy says so", func() error { return f.reason("policy", gm.ReasonSatisfied) })
+	f.eventually(patience, "the policy reports it", func() error { return f.reason("policy", gm.ReasonSatisfied) })
 
 	f.part("each revision by the label that the entry names is divided on its own", func(f *fixture) {
 		for _, pod := range f.pods("main") {
-			// 1:2 is left. Five more, counted together with them, would be 4:1.
-			if strings.HasPrefix(pod.Spec.NodeName, "sea-a") && len(f.pods("main")) > 3 {
+			// The old revision is now 1:2. Counted together with it, five more pods would
+			// be divided 4:1.
+			if strings.HasPrefix(pod.Spec.NodeName, "site-a") && len(f.pods("main")) > 3 {
 				if err := f.client.Delete(f.ctx, &pod); err != nil {
 					f.Fatal(err)
 				}
 			}
 		}
-		f.eventually(patience, "1:2 of the old revision", func() error { return f.spreadIs("main", map[string]int{"sea-a": 1, "sea-b": 2}) })
-		f.man(main, "two", 5)
-		f.eventually(patience, "3:2 of the new", func() error { return f.spreadIs("main", map[string]int{"sea-a": 4, "sea-b": 4}) })
+		f.eventually(patience, "1:2 of the old revision", func() error { return f.spreadIs("main", map[string]int{"site-a": 1, "site-b": 2}) })
+		f.createPods(main, "two", 5)
+		f.eventually(patience, "3:2 of the new", func() error { return f.spreadIs("main", map[string]int{"site-a": 4, "site-b": 4}) })
 	})
-	f.part("the Sail is found above a ReplicaSet", func(f *fixture) {
-		fleet := f.sail("fleet", 5, "policy")
-		f.eventually(patience, "the Sail is bound", func() error { return f.boundTo(fleet, "policy") })
+	f.part("the Stage is found above a ReplicaSet", func(f *fixture) {
+		above := f.stage("above", 5, "policy")
+		f.eventually(patience, "the Stage is bound", func() error { return f.boundTo(above, "policy") })
 		f.create(&appsv1.ReplicaSet{
-			ObjectMeta: metav1.ObjectMeta{Name: "fleet", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(fleet, sailKind)}},
-			Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32(5)), Selector: selecting("fleet"), Template: restarted(template("fleet"))},
+			ObjectMeta: metav1.ObjectMeta{Name: "above", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(above, stageKind)}},
+			Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32(5)), Selector: selecting("above"), Template: restarted(template("above"))},
 		})
-		f.eventually(patience, "3:2", func() error { return f.spreadIs("fleet", threeTwo) })
+		f.eventually(patience, "3:2", func() error { return f.spreadIs("above", threeTwo) })
 	})
 	f.part("its pods are divided over classes of capacity, with and without a ReplicaSet", func(f *fixture) {
 		f.classes(1, 1)
 		divided := func(name string) *unstructured.Unstructured {
-			s := sailOf(name, 5)
+			s := stageOf(name, 5)
 			s.SetAnnotations(map[string]string{gm.CapacitySwitchKey: "true", gm.CapacityCountKey: "2"})
 			f.create(s)
 			return s
 		}
-		f.man(divided("cargo"), "one", 5)
-		f.eventuallyDivided("cargo", 2, 3)
-		convoy := divided("convoy")
+		f.createPods(divided("by-class"), "one", 5)
+		f.eventuallyDivided("by-class", 2, 3)
+		byClass := divided("by-class-above")
 		f.create(&appsv1.ReplicaSet{
-			ObjectMeta: metav1.ObjectMeta{Name: "convoy", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(convoy, sailKind)}},
-			Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32(5)), Selector: selecting("convoy"), Template: restarted(template("convoy"))},
+			ObjectMeta: metav1.ObjectMeta{Name: "by-class-above", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(byClass, stageKind)}},
+			Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32(5)), Selector: selecting("by-class-above"), Template: restarted(template("by-class-above"))},
 		})
-		f.eventuallyDivided("convoy", 2, 3)
+		f.eventuallyDivided("by-class-above", 2, 3)
 	})
 	works := func(f *fixture, name string) {
 		f.Helper()
-		s := f.sail(name, 5, "policy")
-		f.eventually(patience, "a new Sail is bound", func() error { return f.boundTo(s, "policy") })
-		f.man(s, "one", 5)
+		s := f.stage(name, 5, "policy")
+		f.eventually(patience, "a new Stage is bound", func() error { return f.boundTo(s, "policy") })
+		f.createPods(s, "one", 5)
 		f.eventually(patience, "3:2", func() error { return f.spreadIs(name, threeTwo) })
 	}
 	f.part("a kind without a permission is named, and what was in force stays", func(f *fixture) {
 		f.configure("- {version: v1, kind: ReplicationController}\n")
-		f.told(workloadkind.ReasonRejected, "workloads.yaml (ReplicationController): atoll-manager may not get, list, watch, patch replicationcontrollers in every namespace: ")
+		f.eventuallyEvent(workloadkind.ReasonRejected, "workloads.yaml (ReplicationController): atoll-manager may not get, list, watch, patch replicationcontrollers in every namespace: ")
 		works(f, "permitted")
 	})
 	f.part("a bad text is named, and what was in force stays", func(f *fixture) {
-		f.configure(sailEntry + "- {kind")
-		f.told(workloadkind.ReasonRejected, "workloads.yaml: the text is not valid YAML: ")
+		f.configure(stageEntry + "- {kind")
+		f.eventuallyEvent(workloadkind.ReasonRejected, "workloads.yaml: the text is not valid YAML: ")
 		works(f, "written")
 		if err := f.cluster.Restart(f.ctx, atoll.Manager); err != nil {
 			f.Fatal(err)
@@ -540,8 +543,8 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 		works(f, "started")
 	})
 	f.part("an entry that goes ends it, and lets pods go that wait for it", func(f *fixture) {
-		waits := f.sail("waits", 1, "missing")
-		f.man(waits, "one", 1)
+		waits := f.stage("waits", 1, "missing")
+		f.createPods(waits, "one", 1)
 		f.eventually(patience, "the pod is gated", func() error {
 			if gates := f.pods("waits")[0].Spec.SchedulingGates; len(gates) != 1 {
 				return fmt.Errorf("gates are %v", gates)
@@ -549,30 +552,30 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 			return nil
 		})
 		f.configure("[]")
-		f.told(workloadkind.ReasonInForce, "Workloads beside the built-in kinds: none")
+		f.eventuallyEvent(workloadkind.ReasonInForce, "Workloads beside the built-in kinds: none")
 		f.eventually(patience, "the pod that waited is bound", func() error { return f.bindings("waits", 1) })
-		late := f.sail("late", 5, "policy")
-		f.man(late, "one", 5)
-		f.eventually(patience, "pods are kube-scheduler's", func() error { return f.bindings("late", 5) })
+		late := f.stage("late", 5, "policy")
+		f.createPods(late, "one", 5)
+		f.eventually(patience, "kube-scheduler alone places the pods", func() error { return f.bindings("late", 5) })
 		for _, pod := range f.pods("late") {
 			if _, stamped := pod.Labels[gm.NodeGroupLabel]; stamped || len(pod.Labels) != 3 {
 				f.Errorf("pod %s was placed by a policy: labels %v", pod.Name, pod.Labels)
 			}
 		}
-		f.always(2*time.Second, "the Sail is not bound", func() error { return f.boundTo(late, "") })
+		f.always(2*time.Second, "the Stage is not bound", func() error { return f.boundTo(late, "") })
 	})
 	f.part("an entry that comes back finds what is there", func(f *fixture) {
-		f.configure(sailEntry)
+		f.configure(stageEntry)
 		late := &unstructured.Unstructured{}
-		late.SetGroupVersionKind(sailKind)
+		late.SetGroupVersionKind(stageKind)
 		late.SetNamespace(f.ns)
 		late.SetName("late")
-		f.eventually(patience, "the Sail is bound", func() error { return f.boundTo(late, "policy") })
+		f.eventually(patience, "the Stage is bound", func() error { return f.boundTo(late, "policy") })
 		works(f, "back")
 	})
 }
 
-// bindings tells whether n pods of an app are bound, wherever.
+// bindings returns an error unless n pods of a workload are bound, on any node.
 func (f *fixture) bindings(app string, n int) error {
 	if got := f.bound(app); got != n {
 		return fmt.Errorf("%d pods of %s are bound, want %d", got, app, n)

@@ -25,7 +25,7 @@ func (f *fixture) edit(policy *gm.PropagationPolicy) {
 		map[string]any{"spec": map[string]any{"staticWeightList": policy.Spec.StaticWeight, "numRange": policy.Spec.NumRange}})
 }
 
-// reason tells whether a policy's Ready condition has a reason.
+// reason returns an error unless a policy's Ready condition has a reason.
 func (f *fixture) reason(policy, want string) error {
 	var p gm.PropagationPolicy
 	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: policy}, &p); err != nil {
@@ -39,8 +39,8 @@ func (f *fixture) reason(policy, want string) error {
 	return fmt.Errorf("conditions are %+v", p.Status.Conditions)
 }
 
-// budget makes a PodDisruptionBudget of an app, and waits until as many pods as
-// it has are counted.
+// budget creates a PodDisruptionBudget for a workload, and waits until its status counts
+// all its pods.
 func (f *fixture) budget(name, app, minAvailable string, healthy int32) *policyv1.PodDisruptionBudget {
 	f.Helper()
 	least := intstr.Parse(minAvailable)
@@ -59,9 +59,9 @@ func (f *fixture) budget(name, app, minAvailable string, healthy int32) *policyv
 	return pdb
 }
 
-// TestPolicyEditConverges is scenario 6: an edit from 3:2 to 1:4 moves pods one
-// at a time; a PodDisruptionBudget that allows none stops it, and the policy
-// says so.
+// TestPolicyEditConverges is scenario 6: an edit from 3:2 to 1:4 moves pods one at a
+// time; a PodDisruptionBudget that allows no eviction stops the moves, and the policy's
+// status reports it.
 func TestPolicyEditConverges(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("edit-a", 2)
@@ -96,11 +96,11 @@ func TestPolicyEditConverges(t *testing.T) {
 	})
 }
 
-// TestScalingTakesNoPodFromAGrowingGroup is scenario 12: an autoscaler takes an
-// app from 5 to 50 and down to 7 at 170:110:60, in many steps, through the scale
-// subresource. While the app grows it does not wait for the last step, and no
-// group loses a pod; when it shrinks, each step ends as Webster's method divides,
-// without an eviction.
+// TestScalingTakesNoPodFromAGrowingGroup is scenario 12: an autoscaler takes an app from
+// 5 to 50 and down to 7 at 170:110:60, in many steps, through the scale subresource.
+// While the workload grows, a step does not wait for the one before, and no group loses a
+// pod; when it shrinks, each step ends with the division of Webster's method, without an
+// eviction.
 func TestScalingTakesNoPodFromAGrowingGroup(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		weight := map[string]int{"scale-a": 170, "scale-b": 110, "scale-c": 60}
@@ -145,11 +145,12 @@ func TestScalingTakesNoPodFromAGrowingGroup(t *testing.T) {
 	})
 }
 
-// autoscale sets an app's replicas as a HorizontalPodAutoscaler does.
+// autoscale sets a workload's replicas as a HorizontalPodAutoscaler does.
 func (f *fixture) autoscale(app string, replicas int) {
 	f.Helper()
 	deployments := f.kube.AppsV1().Deployments(f.ns)
-	// It tries again later, as does this: others write a Deployment that is scaled.
+	// It tries again after a conflict, like an autoscaler, because other clients write
+	// the same Deployment.
 	err := retry.RetryOnConflict(wait.Backoff{Steps: 20, Duration: 10 * time.Millisecond, Factor: 1.5}, func() error {
 		scale, err := deployments.GetScale(f.ctx, app, metav1.GetOptions{})
 		if err != nil {
@@ -164,8 +165,8 @@ func (f *fixture) autoscale(app string, replicas int) {
 	}
 }
 
-// webster divides n pods by hand: each goes to the group with the largest
-// weight ÷ (2 · pods + 1). Groups must not tie.
+// webster divides n pods independently of Atoll's code: each goes to the group with the
+// largest weight ÷ (2 · pods + 1). Groups must not tie.
 func webster(n int, weight map[string]int) map[string]int {
 	pods := map[string]int{}
 	for range n {
@@ -180,9 +181,9 @@ func webster(n int, weight map[string]int) map[string]int {
 	return pods
 }
 
-// TestFastDeletionStaysExact is scenario 39: all pods deleted at once, again
-// and again. Each time as many as there were come back, exactly divided and
-// Ready, and never had one to be evicted for it.
+// TestFastDeletionStaysExact is scenario 39: all pods are deleted at once, again and
+// again. Each time the same number comes back, exactly divided and Ready, without an
+// eviction.
 func TestFastDeletionStaysExact(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("fast-a", 2)
@@ -219,8 +220,8 @@ func TestFastDeletionStaysExact(t *testing.T) {
 	})
 }
 
-// TestMissingGroupComesLater is scenario 34: a group that does not exist is
-// left out and named; when it comes its share comes back pod by pod.
+// TestMissingGroupComesLater is scenario 34: a group that does not exist is left out and
+// named; when it is created it gets its share pod by pod.
 func TestMissingGroupComesLater(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("later-a", 2)
@@ -247,9 +248,9 @@ func TestMissingGroupComesLater(t *testing.T) {
 	})
 }
 
-// TestNothingMovesWithoutRoom is scenario 46: surplus pods stay where no node
-// of the group that lacks pods can take them, and the policy says so; they move
-// when there is room.
+// TestNothingMovesWithoutRoom is scenario 46: surplus pods stay while no node of the
+// group that lacks pods can take them, and the policy's status reports it; they move when
+// there is room.
 func TestNothingMovesWithoutRoom(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("room-a", 1)
@@ -274,8 +275,8 @@ func TestNothingMovesWithoutRoom(t *testing.T) {
 	})
 }
 
-// TestRequiredLabelMoves is scenario 48: an app that requires another policy is
-// bound to it and divided anew.
+// TestRequiredLabelMoves is scenario 48: a workload that requires another policy is bound
+// to it and divided again.
 func TestRequiredLabelMoves(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("moves-a", 1)
@@ -297,8 +298,8 @@ func TestRequiredLabelMoves(t *testing.T) {
 	})
 }
 
-// TestNodeGroupTakesOver is scenario 29: a node that two groups select stays
-// with the one that has it; when that one goes, the other takes it at once.
+// TestNodeGroupTakesOver is scenario 29: a node that two groups select stays in the group
+// that has it; when that group is deleted, the node joins the other at once.
 func TestNodeGroupTakesOver(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"site": "contest"}, "contest-a")
@@ -320,17 +321,17 @@ func TestNodeGroupTakesOver(t *testing.T) {
 	f.eventually(patience, "the second group takes the node", func() error { return f.contains("contest-two", "contest-a") })
 }
 
-// TestUnreadyNodesKeepTheirShare is scenario 33: a group whose node falls
-// silent keeps its share. New pods are divided as before: the other group gets
-// its own share and no more, and the silent group's next pod waits for its node.
-// No pod that has a node is evicted, although the policy lets more be unavailable
-// than are, and for longer than the time after which surplus pods are.
+// TestUnreadyNodesKeepTheirShare is scenario 33: a group whose node becomes NotReady
+// keeps its share. New pods are divided as before: the other group gets only its own
+// share, and the next pod of the NotReady group waits for its node. No pod that has a
+// node is evicted, although the policy's maxUnavailable would allow it, for longer than
+// the time after which surplus pods would be evicted.
 func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("silent-a", 1)
 		f.group("silent-b", 1)
 		policy := weights("policy", "silent-a", 1, "silent-b", 1)
-		policy.Spec.Rescheduling.MaxUnavailable = 100 // pods that are not Ready are in nobody's way
+		policy.Spec.Rescheduling.MaxUnavailable = 100 // pods that are not Ready do not block evictions
 		f.create(policy)
 		f.create(deployment("app", 4, "policy"))
 		f.eventually(patience, "two and two", func() error {
@@ -341,7 +342,7 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 		})
 		running, evicted, deleted := f.uids("app"), f.watchEvictions("app"), f.watchDeletions("app")
 		restart := f.silence("silent-a-0")
-		f.eventually(2*time.Minute, "the node is not Ready, and the group says so", func() error {
+		f.eventually(2*time.Minute, "the node is not Ready, and the group reports it", func() error {
 			var g gm.NodeGroup
 			if err := f.client.Get(f.ctx, types.NamespacedName{Name: "silent-a"}, &g); err != nil {
 				return err
@@ -373,7 +374,7 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 			}
 			return waits()
 		})
-		f.eventually(patience, "the policy says so", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
+		f.eventually(patience, "the policy reports it", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
 		f.always(gm.DefaultStabilization+3*time.Second, "the division stays", waits)
 		restart()
 		f.eventually(patience, "the pod that waited has its node", func() error {
@@ -388,15 +389,15 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 				t.Errorf("pod %s ran and is gone", uid)
 			}
 		}
-		// The pod that waits is made anew once, with its group.
+		// The pod that waits is recreated once, with its group.
 		if e, d := evicted(), deleted(); e > 1 || d > 1 {
 			t.Errorf("%d pods were evicted and %d deleted", e, d)
 		}
 	})
 }
 
-// TestSameNameNewWorkload is scenario 53: a Deployment that is made again under
-// its name starts from nothing, while pods of the last one are still there: they
+// TestSameNameNewWorkload is scenario 53: a Deployment that is created again under its
+// name is divided from the start, while pods of the previous one still exist: they
 // terminate, and hold no seat.
 func TestSameNameNewWorkload(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
@@ -417,7 +418,8 @@ func TestSameNameNewWorkload(t *testing.T) {
 			}
 		}()
 		old := 0
-		// The shares change each time, so that seats of the last pods would show.
+		// The shares change each time, so that seats of the previous pods would be
+		// visible.
 		for _, next := range []struct{ a, b int }{{2, 8}, {3, 2}, {1, 4}} {
 			f.edit(weights("policy", "again-a", next.a, "again-b", next.b))
 			f.eventually(patience, "the weights are in force", func() error { return f.reason("policy", gm.ReasonNotUsed) })
@@ -433,7 +435,7 @@ func TestSameNameNewWorkload(t *testing.T) {
 			if got := len(all()) - n; got != old {
 				t.Fatalf("%d pods of the last Deployment are still there, want %d", got, old)
 			}
-			if err := f.client.Delete(f.ctx, d); err != nil { // in the background: pods outlive it
+			if err := f.client.Delete(f.ctx, d); err != nil { // in the background: its pods outlive it
 				t.Fatal(err)
 			}
 			old += n
@@ -448,8 +450,8 @@ func TestSameNameNewWorkload(t *testing.T) {
 	})
 }
 
-// TestOverridePolicyFollowsItsRules: rules that change reach running pods, and
-// a rule that is taken away gives the template's image back.
+// TestOverridePolicyFollowsItsRules: changed rules apply to running pods, and when a rule
+// is removed the template's image returns.
 func TestOverridePolicyFollowsItsRules(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("rules", 1)

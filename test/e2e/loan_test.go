@@ -14,8 +14,8 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// pinnedAndRefused counts an app's pods that got their group at creation and
-// that kube-scheduler has found no node for.
+// pinnedAndRefused counts a workload's pods that got their group at creation and for
+// which kube-scheduler has found no node.
 func (f *fixture) pinnedAndRefused(app string) int {
 	f.Helper()
 	n := 0
@@ -40,7 +40,7 @@ func TestManyPodsThatWaitForTheirShareCostLittle(t *testing.T) {
 	f.group("cheap-b", 1)
 	f.cordon(true, "cheap-a-0")
 	policy := weights("policy", "cheap-a", 1, "cheap-b", 1)
-	policy.Spec.RescheduleAfterSeconds = new(int32) // they wait, and go nowhere else
+	policy.Spec.RescheduleAfterSeconds = new(int32) // they wait, and do not go on loan
 	f.create(policy)
 	f.create(deployment("other", 1, ""))
 	f.eventually(patience, "the other pod runs", func() error { return f.allReady("other", 1) })
@@ -65,15 +65,15 @@ func TestManyPodsThatWaitForTheirShareCostLittle(t *testing.T) {
 		}
 	}
 	calls := f.filterCalls() - before
-	t.Logf("%v filter calls for 200 updates of one other pod; %d pods were made anew before", calls, gone)
+	t.Logf("%v filter calls for 200 updates of one other pod; %d pods were recreated before", calls, gone)
 	if calls > 50 {
 		t.Errorf("fifty waiting pods caused %v filter calls for 200 updates of one other pod, want at most 50", calls)
 	}
 	if gone > 50 {
-		t.Errorf("%d pods were made anew, want each of the fifty once at most", gone)
+		t.Errorf("%d pods were recreated, want each of the fifty once at most", gone)
 	}
 	if n := deleted(); n > 0 {
-		t.Errorf("%d pods were made anew while they waited", n)
+		t.Errorf("%d pods were recreated while they waited", n)
 	}
 	f.cordon(false, "cheap-a-0")
 	f.eventually(patience, "they are bound once their group is open", func() error {
@@ -81,9 +81,9 @@ func TestManyPodsThatWaitForTheirShareCostLittle(t *testing.T) {
 	})
 }
 
-// silence stops the kubelets of nodes, and waits until the cluster has noticed: they
-// are not Ready, and tainted, without which kube-scheduler goes on placing pods
-// there. The returned function starts them again.
+// silence stops the kubelets of nodes, and waits until the nodes are not Ready and
+// tainted; without the taint kube-scheduler would still place pods there. The returned
+// function starts them again.
 func (f *fixture) silence(names ...string) (restart func()) {
 	f.Helper()
 	restart = f.killForNow(names...)
@@ -109,9 +109,9 @@ func (f *fixture) silence(names ...string) (restart func()) {
 	return restart
 }
 
-// TestARolloutEndsInTheGroupsThatAreThere: of three groups one is away, and a
-// Deployment with the default strategy is changed. Pods of the new revision that
-// find no node in the group that is away go on loan to the others.
+// TestARolloutEndsInTheGroupsThatAreThere: the nodes of one of three groups are not
+// Ready, and a Deployment with the default strategy is changed. Pods of the new revision
+// that find no node in that group go on loan to the others.
 func TestARolloutEndsInTheGroupsThatAreThere(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"ends-a", "ends-b", "ends-c"} {
@@ -171,9 +171,9 @@ func TestARolloutEndsInTheGroupsThatAreThere(t *testing.T) {
 	})
 }
 
-// TestAGroupThatIsAwayLeavesItsShareToTheOthers: after the time that the policy
-// says the pods of the group are made anew in the others, and when it is back
-// they return, one after the other.
+// TestAGroupThatIsAwayLeavesItsShareToTheOthers: after the policy's failover time the
+// pods of the group are recreated in the others, and when the group is back they return,
+// one after the other.
 func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"gone-x", "gone-y", "gone-z"} {
@@ -212,8 +212,8 @@ func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
 	})
 }
 
-// TestAPausedRolloutIsBalanced: a Deployment is paused with pods of two
-// revisions; when the policy changes, each revision is divided anew on its own.
+// TestAPausedRolloutIsBalanced: a Deployment is paused with pods of two revisions; when
+// the policy changes, each revision is divided again on its own.
 func TestAPausedRolloutIsBalanced(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("pause-a", 1)
@@ -222,8 +222,8 @@ func TestAPausedRolloutIsBalanced(t *testing.T) {
 		f.create(deployment("app", 8, "policy"))
 		f.eventually(patience, "all are in a", func() error { return f.allReady("app", 8) })
 		app := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: f.ns}}
-		// The second revision surges by four, and no pod of it counts before the
-		// Deployment is paused.
+		// The second revision surges by four pods, and none of them is available before
+		// the Deployment is paused.
 		f.patch(app, map[string]any{"spec": map[string]any{
 			"strategy":        map[string]any{"rollingUpdate": map[string]any{"maxSurge": 4, "maxUnavailable": 0}},
 			"minReadySeconds": 500,

@@ -3,13 +3,13 @@
 // hollow. Atoll is installed from its chart and runs under its own
 // ServiceAccount.
 //
-// Tests share clusters, one after the other: each has nodes, NodeGroups and a
-// namespace of its own and leaves none behind. Most run in one that is as the
-// chart installs it: in its default form, and with the default pace of
-// evictions. What is promised about placing pods is tested in every form, in
-// clusters side by side (inEachForm). Faults have a cluster of their own, and so
-// has what needs two replicas. What every cluster writes is watched from start
-// to end (package invariants), and a run that breaks an invariant fails.
+// Tests share clusters, one after the other: each has nodes, NodeGroups and a namespace
+// of its own and removes them at its end. Most run in a cluster with the chart's default
+// installation: in the default form, and with the default rate of evictions. Promises
+// about placing pods are tested in every form, in parallel clusters (inEachForm). Tests
+// of faults, and tests that need two replicas, have clusters of their own. Package
+// invariants watches all writes of every cluster from start to end, and a run that breaks
+// an invariant fails.
 package e2e
 
 import (
@@ -37,23 +37,24 @@ import (
 // environment is a cluster with Atoll in it.
 type environment struct {
 	cluster *devcluster.Cluster
-	// form is the one in which Atoll is installed.
+	// form is the form in which Atoll is installed.
 	form   atoll.Form
 	atoll  *atoll.Installation
 	client client.WithWatch
 	kube   kubernetes.Interface
 	watch  *watcher
-	// pace is how many pods atoll-manager may evict in a second.
+	// pace is the number of pods that atoll-manager may evict in a second.
 	pace float64
-	// api and extender stand between atoll-manager and the API server, and
-	// between the second kube-scheduler and atoll-manager, and webhooks between
-	// the API server and atoll-manager, in the cluster of faults; nil in others.
+	// In the cluster of faults, api is the relay between atoll-manager and the API
+	// server, extender the one between the second kube-scheduler and atoll-manager, and
+	// webhooks the one between the API server and atoll-manager. In other clusters they
+	// are nil.
 	api, extender *relay
 	webhooks      *pipe
 }
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", strconv.Itoa(len(forms))); err != nil { // unless the command line says otherwise
+	if err := flag.Set("test.parallel", strconv.Itoa(len(forms))); err != nil { // unless the command line sets another value
 		panic(err)
 	}
 	flag.Parse()
@@ -76,15 +77,15 @@ func run(m *testing.M) (code int) {
 	return code
 }
 
-// forms are those in which what Atoll promises about placing pods is tested, and
-// how a test gets its corner of a cluster in each.
+// forms are the forms in which promises about placing pods are tested, each with the
+// function that returns a fixture in a cluster of the form.
 var forms = map[atoll.Form]func(*testing.T) *fixture{
 	atoll.Pinned:   newFixture, // the chart's default
 	atoll.Isolated: isolated.fixture,
 	atoll.Plain:    plain.fixture,
 }
 
-// inEachForm runs a test in each form, side by side: mostly it waits.
+// inEachForm runs a test in all forms in parallel, because most of the time it waits.
 func inEachForm(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	for form, fixture := range forms {
@@ -95,22 +96,22 @@ func inEachForm(t *testing.T, test func(t *testing.T, f *fixture)) {
 	}
 }
 
-// lateCluster is a cluster that is there once a test has asked for it, for all
-// tests that do. They stand together in files, so that it can end with the last
-// of them: a cluster that nobody uses costs a tenth of two cores.
+// lateCluster is a cluster that starts when a test first needs it, for all tests that
+// need it. It ends with the last of them, because an unused cluster costs a tenth of two
+// cores.
 type lateCluster struct {
 	options atoll.Options
 	relayed bool
-	// users is how many tests there are. With another number the cluster ends
-	// later, or is made once more; with 0 it ends with the last test of all.
+	// users is the number of these tests. With a wrong number the cluster ends later, or
+	// is started a second time; with 0 it ends with the last test of the package.
 	users int
 
-	mu     sync.Mutex // guards what is below
+	mu     sync.Mutex // guards the fields below
 	env    environment
 	done   func() error
 	err    error
 	used   int
-	broken error // what was found broken when it ended
+	broken error // the violations that were found when it ended
 }
 
 func (c *lateCluster) start() (environment, error) {
@@ -122,7 +123,7 @@ func (c *lateCluster) start() (environment, error) {
 	return c.env, c.err
 }
 
-// end ends the cluster, if there is one, and tells what was broken in it.
+// end ends the cluster, if there is one, and returns the violations of invariants in it.
 func (c *lateCluster) end() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,14 +138,14 @@ func (c *lateCluster) endLocked() {
 	}
 }
 
-// fixture is a fixture in the cluster.
+// fixture returns a fixture in the cluster.
 func (c *lateCluster) fixture(t *testing.T) *fixture {
 	t.Helper()
 	e, err := c.start()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // after what the fixture cleans up
+	t.Cleanup(func() { // after the fixture's own cleanup
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.used++; c.used == c.users {
@@ -154,13 +155,13 @@ func (c *lateCluster) fixture(t *testing.T) *fixture {
 	return newFixtureIn(t, e)
 }
 
-// common is as the chart installs it, and what tests share that do not ask for
-// another.
+// common is the cluster with the chart's default installation, for tests that need no
+// other.
 var common lateCluster
 
-// isolated is a cluster in which a second kube-scheduler asks the extender, and
-// plain one in which the only one does: there a manager that is started again
-// leads within seconds.
+// isolated is a cluster in which a second kube-scheduler calls the extender, and plain
+// one in which the only kube-scheduler does. In plain a restarted manager leads within
+// seconds.
 var (
 	isolated = lateCluster{options: atoll.Options{Form: atoll.Isolated}}
 	plain    = lateCluster{options: atoll.Options{Form: atoll.Plain, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}}
@@ -173,7 +174,8 @@ var pairs = map[atoll.Form]*lateCluster{
 	atoll.Plain:    {options: atoll.Options{Form: atoll.Plain, Replicas: 2}, users: 1},
 }
 
-// paceOf is how many pods atoll-manager may evict in a second by its arguments.
+// paceOf returns the number of pods that atoll-manager may evict in a second, from its
+// arguments.
 func paceOf(args []string) float64 {
 	pace := 1.0 // its default
 	for _, arg := range args {
@@ -184,9 +186,9 @@ func paceOf(args []string) float64 {
 	return pace
 }
 
-// argsFor are what a component is told beside what every cluster's is. Where there are
-// PodGroups, the API server lets nobody block the deletion of an owner who may not
-// update its finalizers.
+// argsFor returns the additional arguments of a component. In a cluster with PodGroups,
+// the API server refuses owner references with blockOwnerDeletion from clients that may
+// not update the owner's finalizers.
 func argsFor(o atoll.Options) map[string][]string {
 	if !o.Gangs {
 		return nil
@@ -194,9 +196,9 @@ func argsFor(o atoll.Options) map[string][]string {
 	return map[string][]string{devcluster.APIServer: {"--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement"}}
 }
 
-// newEnvironment starts a cluster and installs Atoll. The returned function
-// ends both, and is there on errors too. It tells what of the invariants was
-// broken in the meantime. relayed puts relays before and behind atoll-manager.
+// newEnvironment starts a cluster and installs Atoll. The returned function ends both,
+// and is not nil even with an error. It returns the violations of invariants. relayed
+// adds relays before and behind atoll-manager.
 func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e environment, done func() error, err error) {
 	done = func() error { return nil }
 	e.cluster, err = devcluster.Start(ctx, devcluster.Options{

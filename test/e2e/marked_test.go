@@ -7,9 +7,9 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// TestMarkedPodsAreTheOnlyOnesAskedAbout: in the plain form kube-scheduler may
-// be told to ask about managed pods only. It knows them by a resource of which
-// they ask for none, and all others are bound whatever of Atoll is away.
+// TestMarkedPodsAreTheOnlyOnesAskedAbout: in the form Plain the extender can be limited
+// to managed pods. They are marked by a request of 0 of a resource, and all others are
+// bound also while parts of Atoll are down.
 func TestMarkedPodsAreTheOnlyOnesAskedAbout(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Plain, Managed: true})
 	f.group("marked-a", 2)
@@ -20,7 +20,7 @@ func TestMarkedPodsAreTheOnlyOnesAskedAbout(t *testing.T) {
 		if err := f.spreadIs("app", map[string]int{"marked-a": 3, "marked-b": 2}); err != nil {
 			return err
 		}
-		return f.allReady("app", 5) // no node offers the resource, and none need to
+		return f.allReady("app", 5) // no node offers the resource, and none has to
 	})
 	f.eventually(patience, "pods without a policy are bound", func() error { return f.boundAre("free", 10) })
 	if n := f.askedWithoutPolicy(); n != 0 {

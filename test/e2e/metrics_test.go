@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// scraper is the token of a ServiceAccount that may read metrics through the
-// role that the chart has for that.
+// scraper returns the token of a ServiceAccount that may read metrics through the chart's
+// role.
 func (f *fixture) scraper() string {
 	f.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: atoll.Namespace, Name: "scraper"}}
@@ -42,7 +42,7 @@ func (f *fixture) scraper() string {
 	return token.Status.Token
 }
 
-// filterCalls is how often kube-scheduler has called filter so far.
+// filterCalls returns the number of filter calls of kube-scheduler so far.
 func (f *fixture) filterCalls() float64 {
 	f.Helper()
 	return f.metric("atoll_extender_request_seconds_count", `verb="filter"`)

@@ -19,7 +19,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// staysBecause tells whether surplus pods stay, and the policy says why.
+// staysBecause returns an error unless surplus pods stay, and the policy's status has the
+// reason.
 func (f *fixture) staysBecause(policy, why string) error {
 	if err := f.reason(policy, gm.ReasonNoFeasibleTarget); err != nil {
 		return err
@@ -36,7 +37,7 @@ func (f *fixture) staysBecause(policy, why string) error {
 	return fmt.Errorf("conditions are %+v", p.Status.Conditions)
 }
 
-// uids are those of an app's pods, sorted.
+// uids returns the UIDs of a workload's pods, sorted.
 func (f *fixture) uids(app string) []string {
 	f.Helper()
 	var out []string
@@ -47,8 +48,8 @@ func (f *fixture) uids(app string) []string {
 	return out
 }
 
-// TestNoPodLeavesForAGroupThatIsClosedToIt: the only group that lacks a pod has a
-// taint, and its successor would wait for ever.
+// TestNoPodLeavesForAGroupThatIsClosedToIt: the only group that lacks a pod has a taint,
+// so that the successor would wait for ever.
 func TestNoPodLeavesForAGroupThatIsClosedToIt(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("closed-a", 1)
@@ -128,8 +129,8 @@ func TestPodsStayWithTheirVolumes(t *testing.T) {
 	})
 }
 
-// TestAJobWhosePoliciesComeLaterDoesNotFail: its pods wait at the gate, and are
-// not as the policies want them. None of them may count as failed.
+// TestAJobWhosePoliciesComeLaterDoesNotFail: its pods wait at the gate, and do not match
+// the policies. None of them may count as failed.
 func TestAJobWhosePoliciesComeLaterDoesNotFail(t *testing.T) {
 	f := newFixture(t)
 	f.group("late-a", 1)

@@ -77,9 +77,9 @@ func (f *fixture) groupLabel(node string) string {
 	return n.Labels[gm.NodeGroupLabel]
 }
 
-// TestNodeGroupFollowsNodes is scenario 28: nodes join and leave with their
-// labels, all of which must match; our own label comes back when it is taken
-// off by hand, and nothing else on a node is touched.
+// TestNodeGroupFollowsNodes is scenario 28: nodes join and leave with their labels, all
+// of which must match; Atoll's own label is restored when it is removed by hand, and
+// nothing else on a node is changed.
 func TestNodeGroupFollowsNodes(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"site": "follow", "topology.kubernetes.io/zone": "cloud-zone"}, "follow-a")
@@ -140,8 +140,8 @@ func TestNamedNodeComesLater(t *testing.T) {
 	f.eventually(patience, "it joins", func() error { return f.contains("named", "named-0") })
 }
 
-// TestNewNodesFindTheirGroup is scenario 30: a group that names its nodes is
-// there too, and a new node that matches another group joins that one at once.
+// TestNewNodesFindTheirGroup is scenario 30: a new node joins the group that matches it
+// at once, also if there is another group that names its nodes.
 func TestNewNodesFindTheirGroup(t *testing.T) {
 	f := newFixture(t)
 	f.nodeGroup(groupOf("finds-names", gm.NodeGroupSpec{Nodes: []string{"elsewhere"}}))
@@ -150,8 +150,8 @@ func TestNewNodesFindTheirGroup(t *testing.T) {
 	f.eventually(patience, "the node joins", func() error { return f.contains("finds-labels", "finds-0") })
 }
 
-// TestZoneLabelsAreNotOurs is scenario 31: the cloud's labels survive joining,
-// leaving and the end of the group.
+// TestZoneLabelsAreNotOurs is scenario 31: the cloud's labels do not change when a node
+// joins or leaves, or when the group is deleted.
 func TestZoneLabelsAreNotOurs(t *testing.T) {
 	f := newFixture(t)
 	zone := map[string]string{"topology.kubernetes.io/zone": "z1", "topology.kubernetes.io/region": "r1"}
@@ -179,8 +179,8 @@ func TestZoneLabelsAreNotOurs(t *testing.T) {
 	}
 }
 
-// TestDeletedGroupLetsPodsGoGently is scenario 32: the nodes of a deleted group
-// lose its label, and its pods move one by one to where there is room.
+// TestDeletedGroupLetsPodsGoGently is scenario 32: the nodes of a deleted group lose its
+// label, and its pods move one by one to groups with room.
 func TestDeletedGroupLetsPodsGoGently(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("end-a", 1)
@@ -211,8 +211,8 @@ func TestDeletedGroupLetsPodsGoGently(t *testing.T) {
 	})
 }
 
-// TestPodsFromBeforeThePolicyCount is scenario 40: pods that ran before are
-// counted where they are; nothing is restarted or moved that is right already.
+// TestPodsFromBeforeThePolicyCount is scenario 40: pods that ran before are counted where
+// they are; pods that are in the right place are not restarted or moved.
 func TestPodsFromBeforeThePolicyCount(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("old-a", 1)
@@ -244,7 +244,8 @@ func TestPodsFromBeforeThePolicyCount(t *testing.T) {
 	})
 }
 
-// cordonAllBut cordons every open node but some, and returns their names.
+// cordonAllBut cordons every open node except the given ones, and returns the names of
+// the cordoned nodes.
 func (f *fixture) cordonAllBut(keep ...string) []string {
 	f.Helper()
 	list, err := f.kube.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{})

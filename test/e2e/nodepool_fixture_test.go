@@ -20,18 +20,18 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// poolOf makes a NodePool.
+// poolOf returns a NodePool.
 func poolOf(name string, spec apps.NodePoolSpec) *apps.NodePool {
 	return &apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 }
 
-// selects is a selector of one label.
+// selects returns a selector of one label.
 func selects(key string, value apps.LabelValue) *apps.NodeSelector {
 	return &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{key: value}}
 }
 
-// pools creates NodePools that go with the test, after the labels of the nodes
-// that name them.
+// pools creates NodePools that are deleted with the test, after the labels of the nodes
+// that name them are removed.
 func (f *fixture) pools(pools ...*apps.NodePool) {
 	f.Helper()
 	for _, p := range pools {
@@ -45,7 +45,7 @@ func (f *fixture) pools(pools ...*apps.NodePool) {
 	}
 }
 
-// emptyPool takes the label off the nodes that a pool has, and its selector away.
+// emptyPool removes the label from the nodes of a pool, and the selector of the pool.
 func (f *fixture) emptyPool(name string) {
 	f.Helper()
 	f.editPool(name, map[string]any{"selector": nil})
@@ -78,7 +78,7 @@ func (f *fixture) poolGoes(name string) {
 	})
 }
 
-// join writes the label of a node by hand; "" takes it off.
+// join writes the label of a node by hand; "" removes it.
 func (f *fixture) join(node, pool string) {
 	f.Helper()
 	var value any = pool
@@ -92,7 +92,7 @@ func (f *fixture) join(node, pool string) {
 	}
 }
 
-// mergeInto patches an object that may be gone.
+// mergeInto patches an object that may be deleted already.
 func (f *fixture) mergeInto(o client.Object, patch any) error {
 	f.Helper()
 	raw, err := json.Marshal(patch)
@@ -111,7 +111,7 @@ func (f *fixture) editPool(name string, spec map[string]any) {
 	}
 }
 
-// nodeSpecs adds simulated nodes as described; they go with the test.
+// nodeSpecs adds simulated nodes as described; they are removed with the test.
 func (f *fixture) nodeSpecs(specs ...devcluster.NodeSpec) {
 	f.Helper()
 	if err := f.cluster.AddNodes(f.ctx, specs...); err != nil {
@@ -136,7 +136,7 @@ func (f *fixture) node(name string) *corev1.Node {
 	return n
 }
 
-// has tells whether a status lists exactly these nodes and is up to date.
+// has returns an error unless a status lists exactly these nodes and is up to date.
 func (f *fixture) has(pool string, want ...string) error {
 	var p apps.NodePool
 	if err := f.client.Get(f.ctx, types.NamespacedName{Name: pool}, &p); err != nil {
@@ -149,7 +149,7 @@ func (f *fixture) has(pool string, want ...string) error {
 	return nil
 }
 
-// poolCondition tells whether a condition has a reason, and its message all parts.
+// poolCondition returns an error unless a condition has a reason, and its message all parts.
 func (f *fixture) poolCondition(pool, kind, reason string, parts ...string) error {
 	var p apps.NodePool
 	if err := f.client.Get(f.ctx, types.NamespacedName{Name: pool}, &p); err != nil {
@@ -167,15 +167,15 @@ func (f *fixture) poolCondition(pool, kind, reason string, parts ...string) erro
 	return nil
 }
 
-// carries is what a test looks at on a node; nothing else may differ.
+// carries has the fields of a node that a test checks; other fields may not change.
 type carries struct {
 	labels, annotations map[string]string
 	taints              []corev1.Taint
 }
 
-// on reads what a node carries under the keys that start with "t.io/", and
-// all its taints that Kubernetes does not manage. The pool's own keys are told
-// apart: the label, and whether there is a record.
+// on returns the labels and annotations of a node under keys that start with "t.io/", and
+// all its taints that Kubernetes does not manage. The pool's own keys are separate
+// fields: the label, and whether there is a record.
 func (f *fixture) on(node string) (c carries, label string, recorded bool) {
 	f.Helper()
 	n := f.node(node)
@@ -197,7 +197,8 @@ func (f *fixture) on(node string) (c carries, label string, recorded bool) {
 	return c, n.Labels[apps.NodePoolLabel], recorded
 }
 
-// isIn tells whether a node is in a pool ("" is none), and carries exactly that.
+// isIn returns an error unless a node is in a pool ("" means none), and carries exactly
+// the given fields.
 func (f *fixture) isIn(node, pool string, want carries) error {
 	f.Helper()
 	got, label, recorded := f.on(node)
@@ -210,8 +211,8 @@ func (f *fixture) isIn(node, pool string, want carries) error {
 	return nil
 }
 
-// nodeTold tells whether an event with a reason is about a node.
-func (f *fixture) nodeTold(node, reason string) error {
+// nodeEvent returns an error unless an event with a reason is about a node.
+func (f *fixture) nodeEvent(node, reason string) error {
 	list := &eventsv1.EventList{}
 	if err := f.client.List(f.ctx, list, client.InNamespace(metav1.NamespaceDefault)); err != nil {
 		return err

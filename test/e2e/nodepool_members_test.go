@@ -15,15 +15,15 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// chosenBy is a pool's spec that selects and gives.
+// chosenBy returns a pool's spec with a selector and attributes.
 func chosenBy(selector *apps.NodeSelector, spec apps.NodePoolSpec) apps.NodePoolSpec {
 	spec.Selector = selector
 	return spec
 }
 
-// TestPoolSelectsNodes is scenario 36: nodes that the selector matches are in
-// the pool and carry its label, those that match no more leave, and a changed
-// selector is asked anew (docs/sources.md, P2).
+// TestPoolSelectsNodes is scenario 36: nodes that the selector matches are in the pool
+// and carry its label, nodes that do not match any more leave, and a changed selector is
+// evaluated again (docs/sources.md, P2).
 func TestPoolSelectsNodes(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/site": "a"}, "query-0", "query-1")
@@ -47,12 +47,12 @@ func TestPoolSelectsNodes(t *testing.T) {
 	f.becomes("query-0", "query", site(carrying("x"), "c"))
 	f.label(f.node("query-0"), map[string]any{"t.io/site": nil})
 	f.becomes("query-0", "", carries{labels: map[string]string{}, annotations: map[string]string{}})
-	f.eventually(patience, "the status tells", func() error { return f.has("query", "query-2") })
+	f.eventually(patience, "the status has it", func() error { return f.has("query", "query-2") })
 }
 
-// TestPoolMayGiveWhatItSelectsBy: the selector asks for the node's own labels, so
-// a pool that gives another value under the key that it selects by keeps its
-// nodes, and what it gives brings a node into no other pool.
+// TestPoolMayGiveWhatItSelectsBy: the selector is matched against the node's own labels.
+// So a pool that gives another value under the key that it selects by keeps its nodes,
+// and a label that it gives brings no node into another pool.
 func TestPoolMayGiveWhatItSelectsBy(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/l": "mine"}, "self-0")
@@ -64,9 +64,9 @@ func TestPoolMayGiveWhatItSelectsBy(t *testing.T) {
 	f.becomes("self-0", "", carries{labels: map[string]string{"t.io/l": "mine"}, annotations: map[string]string{}})
 }
 
-// TestTwoPoolsWantOneNode: the pool that has a node keeps it, a free one goes to
-// the older pool, and the pool that does not get it says so; the label that the
-// node's owner writes goes before all selectors.
+// TestTwoPoolsWantOneNode: the pool that has a node keeps it, a node without a pool goes
+// to the older pool, and the other pool reports it; a label that is written by hand has
+// priority over all selectors.
 func TestTwoPoolsWantOneNode(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/site": "two"}, "two-0")
@@ -91,7 +91,7 @@ func TestTwoPoolsWantOneNode(t *testing.T) {
 
 	f.join("two-0", "two-a")
 	f.becomes("two-0", "two-a", in("a"))
-	f.eventually(patience, "nobody contests what the owner says", func() error {
+	f.eventually(patience, "a label by hand is not contested", func() error {
 		if err := f.poolCondition("two-z", apps.ConditionUncontested, apps.ReasonUncontested); err != nil {
 			return err
 		}
@@ -103,17 +103,18 @@ func TestTwoPoolsWantOneNode(t *testing.T) {
 		return f.poolCondition("two-z", apps.ConditionUncontested, apps.ReasonNodesContested)
 	})
 
-	// A pool that is deleted hands its nodes on, in one step, and goes.
+	// The nodes of a deleted pool move to the other pool in one step, and the pool is
+	// removed.
 	f.deletePool("two-a")
 	f.becomes("two-0", "two-z", in("z"))
 	f.poolGoes("two-a")
 	f.eventually(patience, "the other has it", func() error { return f.poolCondition("two-z", apps.ConditionReady, apps.ReasonNodesReady) })
 }
 
-// TestDeletedPoolWaitsForItsNodes is scenario 34: a deleted pool with nodes
-// stays, says why, and changes nothing on them; it takes no new node; when they
-// have left, by label or by selector, it goes. An empty pool goes at once.
-// (Defect E7: there was no finalizer, and nodes kept what they had for ever.)
+// TestDeletedPoolWaitsForItsNodes is scenario 34: a deleted pool with nodes stays,
+// reports the reason, and changes nothing on them; no new node joins; when all nodes have
+// left, by label or by selector, it is removed. An empty pool is removed at once. (Defect
+// E7: there was no finalizer, and nodes kept the attributes for ever.)
 func TestDeletedPoolWaitsForItsNodes(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(nil, "end-0", "end-2")
@@ -129,7 +130,7 @@ func TestDeletedPoolWaitsForItsNodes(t *testing.T) {
 		return f.poolCondition("end", apps.ConditionReady, apps.ReasonDeletionWaits, `"end-0"`, `"end-1"`, apps.NodePoolLabel)
 	})
 	f.join("end-2", "end")
-	f.eventually(patience, "a node that comes too late is told", func() error { return f.nodeTold("end-2", apps.ReasonPoolMissing) })
+	f.eventually(patience, "a node that comes too late gets an event", func() error { return f.nodeEvent("end-2", apps.ReasonPoolMissing) })
 	if _, _, recorded := f.on("end-2"); recorded {
 		t.Error("a node joined a pool that is being deleted")
 	}
@@ -146,8 +147,8 @@ func TestDeletedPoolWaitsForItsNodes(t *testing.T) {
 	f.becomes("end-1", "", carries{labels: map[string]string{"t.io/site": "end"}})
 }
 
-// TestForcedAwayPoolIsCleanedUp: whoever takes the finalizer off a pool by hand
-// leaves nothing of it on its nodes.
+// TestForcedAwayPoolIsCleanedUp: when the finalizer of a pool is removed by hand, nothing
+// of the pool stays on its nodes.
 func TestForcedAwayPoolIsCleanedUp(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(nil, "forced-0")
@@ -166,23 +167,23 @@ func TestForcedAwayPoolIsCleanedUp(t *testing.T) {
 		if label != "forced" || recorded || len(got.labels)+len(got.annotations)+len(got.taints) > 0 {
 			return fmt.Errorf("it carries %v, label %q, record: %t", got, label, recorded)
 		}
-		return f.nodeTold("forced-0", apps.ReasonPoolMissing)
+		return f.nodeEvent("forced-0", apps.ReasonPoolMissing)
 	})
 }
 
-// TestPoolComesAfterItsNodes is scenario 38: a node may name a pool that does not
-// exist yet; an event says so, and the node joins when the pool is there.
+// TestPoolComesAfterItsNodes is scenario 38: a node may name a pool that does not exist
+// yet; an event reports it, and the node joins when the pool is created.
 func TestPoolComesAfterItsNodes(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{apps.NodePoolLabel: "late"}, "late-0")
-	f.eventually(patience, "an event tells", func() error { return f.nodeTold("late-0", apps.ReasonPoolMissing) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("late-0", apps.ReasonPoolMissing) })
 	f.pools(poolOf("late", given("x")))
 	f.becomes("late-0", "late", carrying("x"))
-	f.eventually(patience, "the status tells", func() error { return f.has("late", "late-0") })
+	f.eventually(patience, "the status has it", func() error { return f.has("late", "late-0") })
 }
 
-// TestNodeGroupsUsePools: a NodeGroup selects the nodes of a pool by the pool's
-// label, and a policy places pods over two of them.
+// TestNodeGroupsUsePools: a NodeGroup selects the nodes of a pool by the pool's label,
+// and a policy divides pods over two pools.
 func TestNodeGroupsUsePools(t *testing.T) {
 	f := newFixture(t)
 	for _, site := range []string{"used-a", "used-b"} {
@@ -210,9 +211,9 @@ func TestNodeGroupsUsePools(t *testing.T) {
 
 const nodePool = "apiVersion: apps.openyurt.io/v1alpha1\nkind: NodePool\nmetadata: {name: %s}\nspec: %s"
 
-// TestBadPoolsAreRefused is scenario 37: what cannot be on a node is refused when
-// it is applied, with a message that says what and where, and no webhook is
-// asked.
+// TestBadPoolsAreRefused is scenario 37: attributes that cannot be on a node are refused
+// when the pool is applied, with a message that names field and error, and without a
+// webhook.
 func TestBadPoolsAreRefused(t *testing.T) {
 	f := newFixture(t)
 	long := strings.Repeat("x", 64)
@@ -331,8 +332,8 @@ func TestPoolsTypeStaysAndIsShown(t *testing.T) {
 	}
 }
 
-// TestNodeThatComesBackIsNew: a node that is deleted and registers again under
-// its name starts without a past.
+// TestNodeThatComesBackIsNew: a node that is deleted and registers again under its name
+// is a new node.
 func TestNodeThatComesBackIsNew(t *testing.T) {
 	f := newFixture(t)
 	f.pools(poolOf("again", chosenBy(selects("t.io/site", "again"), given("x"))))

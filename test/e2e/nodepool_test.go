@@ -19,7 +19,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// given is what the pools of these tests give: one of each, with the value.
+// given returns the attributes of the pools of these tests: a label, an annotation and a
+// taint with the value.
 func given(value string) apps.NodePoolSpec {
 	return apps.NodePoolSpec{
 		Labels: map[string]apps.LabelValue{"t.io/l": apps.LabelValue(value)}, Annotations: map[string]apps.AnnotationValue{"t.io/a": apps.AnnotationValue(value)},
@@ -27,7 +28,7 @@ func given(value string) apps.NodePoolSpec {
 	}
 }
 
-// carrying is what a node carries that has one of each, with the value.
+// carrying returns the fields of a node that has one of each, with the value.
 func carrying(value string) carries {
 	return carries{
 		labels: map[string]string{"t.io/l": value}, annotations: map[string]string{"t.io/a": value},
@@ -35,7 +36,7 @@ func carrying(value string) carries {
 	}
 }
 
-// owning describes a node that has one of each itself.
+// owning describes a node that has one of each as its own.
 func owning(name string) devcluster.NodeSpec {
 	mine := carrying("mine")
 	return devcluster.NodeSpec{Name: name, Labels: mine.labels, Annotations: mine.annotations, Taints: mine.taints}
@@ -46,9 +47,8 @@ func (f *fixture) becomes(node, pool string, want carries) {
 	f.eventually(patience, "node "+node+" is in pool "+pool, func() error { return f.isIn(node, pool, want) })
 }
 
-// TestPoolGivesAttributes is scenario 27: a node that joins by its label gets
-// the pool's labels, annotations and taints; the counts are right, and an event
-// tells of it.
+// TestPoolGivesAttributes is scenario 27: a node that joins by its label gets the pool's
+// labels, annotations and taints; the counts are right, and there is an event.
 func TestPoolGivesAttributes(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(nil, "gives-0", "gives-1")
@@ -58,21 +58,21 @@ func TestPoolGivesAttributes(t *testing.T) {
 	})
 	f.join("gives-0", "gives")
 	f.becomes("gives-0", "gives", carrying("x"))
-	f.eventually(patience, "the status tells", func() error {
+	f.eventually(patience, "the status has it", func() error {
 		if err := f.poolCondition("gives", apps.ConditionReady, apps.ReasonNodesReady); err != nil {
 			return err
 		}
 		return f.has("gives", "gives-0")
 	})
-	f.eventually(patience, "an event tells", func() error { return f.nodeTold("gives-0", apps.ReasonJoined) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("gives-0", apps.ReasonJoined) })
 	if err := f.isIn("gives-1", "", carries{}); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestHandEditsOnPoolsNodesArePutBack is scenario 28: what the pool gives is
-// put back, whoever changes it, and an event says what. (Defect E1: what was
-// applied was compared with the spec, never with the node.)
+// TestHandEditsOnPoolsNodesArePutBack is scenario 28: the pool's attributes are restored,
+// whoever changes them, and an event names them. (Defect E1: the applied attributes were
+// compared with the spec, never with the node.)
 func TestHandEditsOnPoolsNodesArePutBack(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(nil, "drift-0")
@@ -95,13 +95,12 @@ func TestHandEditsOnPoolsNodesArePutBack(t *testing.T) {
 			f.becomes("drift-0", "drift", carrying("x"))
 		})
 	}
-	f.eventually(patience, "an event tells", func() error { return f.nodeTold("drift-0", apps.ReasonRepaired) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("drift-0", apps.ReasonRepaired) })
 }
 
-// TestWhatTheNodeHadComesBack is scenario 29: a node's own value under a key of
-// the pool comes back when the pool drops the key, when the node leaves, and
-// when it comes and goes again. (Defects E3: the value was lost; E2: a second
-// join applied nothing.)
+// TestWhatTheNodeHadComesBack is scenario 29: a node's own value under a key of the pool
+// is restored when the pool drops the key, when the node leaves, and when it joins and
+// leaves again. (Defects E3: the value was lost; E2: a second join applied nothing.)
 func TestWhatTheNodeHadComesBack(t *testing.T) {
 	f := newFixture(t)
 	f.nodeSpecs(owning("back-0"))
@@ -118,12 +117,12 @@ func TestWhatTheNodeHadComesBack(t *testing.T) {
 		f.becomes("back-0", "", carrying("mine"))
 		f.editPool("back", map[string]any{"labels": map[string]string{"t.io/l": "x"}, "annotations": map[string]string{"t.io/a": "x"}, "taints": given("x").Taints})
 	}
-	f.eventually(patience, "an event tells", func() error { return f.nodeTold("back-0", apps.ReasonLeft) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("back-0", apps.ReasonLeft) })
 }
 
-// TestLeftNodeKeepsNothing is scenario 30: all that the pool gave, and the
-// record, go with the label; what is the node's own, also what it got in the
-// meantime, stays. (Defect E2: all of it stayed for ever.)
+// TestLeftNodeKeepsNothing is scenario 30: when the label is removed, all attributes of
+// the pool and the record are removed; the node's own attributes stay, also those that it
+// got in the meantime. (Defect E2: all of them stayed for ever.)
 func TestLeftNodeKeepsNothing(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/own": "1"}, "leave-0")
@@ -133,13 +132,13 @@ func TestLeftNodeKeepsNothing(t *testing.T) {
 	f.label(f.node("leave-0"), map[string]any{"t.io/later": "2"})
 	f.join("leave-0", "")
 	f.becomes("leave-0", "", carries{labels: map[string]string{"t.io/own": "1", "t.io/later": "2"}, annotations: map[string]string{}})
-	f.eventually(patience, "the status tells", func() error { return f.has("leave") })
+	f.eventually(patience, "the status has it", func() error { return f.has("leave") })
 }
 
-// TestNodeMovesInOneStep is scenario 31: a node that is moved has the old pool's
-// things or the new one's and never a mixture, both statuses follow, and what
-// comes back at the end is the node's own. (Defect E5: relabelling a node told
-// neither pool.)
+// TestNodeMovesInOneStep is scenario 31: a node that moves has the attributes of the old
+// pool or of the new one and never a mixture, both statuses follow, and at the end the
+// node's own attributes are restored. (Defect E5: relabelling a node triggered neither
+// pool.)
 func TestNodeMovesInOneStep(t *testing.T) {
 	f := newFixture(t)
 	f.nodeSpecs(owning("move-0"))
@@ -161,7 +160,7 @@ func TestNodeMovesInOneStep(t *testing.T) {
 	asked, moved := false, false
 	for _, n := range seen() {
 		if asked = asked || n.Labels[apps.NodePoolLabel] == "move-b"; !asked {
-			continue // others write young nodes too
+			continue // other components also write new nodes
 		}
 		got := n.Labels["t.io/l"] + n.Labels["t.io/only-a"] + n.Labels["t.io/only-b"] + n.Annotations["t.io/a"]
 		taints := 0
@@ -176,7 +175,7 @@ func TestNodeMovesInOneStep(t *testing.T) {
 			t.Fatalf("on the way, the record was %q: %v", n.Annotations[apps.NodePoolAnnotation], err)
 		}
 		got += " " + record.Pool
-		// The label is what was written by hand, from the first version on.
+		// The label is the one that was written by hand, from the first version on.
 		if n.Labels[apps.NodePoolLabel] != "move-b" || taints != 1 || got != "a1aa move-a" && got != "b1bb move-b" || moved && got != "b1bb move-b" {
 			t.Errorf("on the way, the node carried %v, %v, %v", n.Labels, n.Annotations, n.Spec.Taints)
 		}
@@ -191,7 +190,7 @@ func TestNodeMovesInOneStep(t *testing.T) {
 		}
 		return f.has("move-b", "move-0")
 	})
-	f.eventually(patience, "an event tells", func() error { return f.nodeTold("move-0", apps.ReasonMoved) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("move-0", apps.ReasonMoved) })
 	f.join("move-0", "")
 	f.becomes("move-0", "", carrying("mine"))
 }
@@ -204,8 +203,8 @@ func (f *fixture) watchNode(name string) func() []*corev1.Node {
 	})
 }
 
-// TestLostRecordHealsItself is scenario 33: a record that somebody spoilt is made
-// anew, with an event; the pool's other nodes and its status never notice.
+// TestLostRecordHealsItself is scenario 33: a record that was made invalid by hand is
+// created again, with an event; the pool's other nodes and its status are not affected.
 // (Defect E8: one such node stopped the whole pool.)
 func TestLostRecordHealsItself(t *testing.T) {
 	f := newFixture(t)
@@ -220,15 +219,16 @@ func TestLostRecordHealsItself(t *testing.T) {
 	more.labels["t.io/more"], more.labels["t.io/own"] = "1", "1"
 	f.becomes("record-1", "record", more)
 	f.becomes("record-0", "record", more)
-	f.eventually(patience, "an event tells", func() error { return f.nodeTold("record-0", apps.ReasonRecordLost) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("record-0", apps.ReasonRecordLost) })
 	f.join("record-0", "")
 	f.becomes("record-0", "", carries{labels: map[string]string{"t.io/own": "1"}, annotations: map[string]string{}})
-	f.eventually(patience, "the status tells", func() error { return f.has("record", "record-1") })
+	f.eventually(patience, "the status has it", func() error { return f.has("record", "record-1") })
 }
 
-// TestPoolsTaintWins is scenario 35: of two taints with the same key and effect
-// the pool's wins, another effect is another taint, and the node's comes back.
-// (Defect E4: the node's won without a word, and went with the pool's.)
+// TestPoolsTaintWins is scenario 35: of two taints with the same key and effect the
+// pool's has priority, another effect is another taint, and the node's taint is restored.
+// (Defect E4: the node's taint had priority without a message, and was removed with the
+// pool's.)
 func TestPoolsTaintWins(t *testing.T) {
 	f := newFixture(t)
 	prefer, no := corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoSchedule
@@ -246,9 +246,9 @@ func TestPoolsTaintWins(t *testing.T) {
 	f.becomes("taint-0", "", carries{none, none, mine})
 }
 
-// TestOthersWriteNodesToo: while a pool is edited again and again, somebody else
-// writes the node's labels, annotations and taints all the time. Nothing of
-// either is lost. (Defect E9: a whole Node from a cache was written back.)
+// TestOthersWriteNodesToo: while a pool is edited again and again, another client writes
+// the node's labels, annotations and taints all the time. No write of either is lost.
+// (Defect E9: a whole Node from a cache was written back.)
 func TestOthersWriteNodesToo(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(nil, "others-0")

@@ -21,8 +21,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// refuseWrites makes the API server refuse what atoll-manager writes on a node,
-// until the returned function is called.
+// refuseWrites makes the API server refuse atoll-manager's writes to a node, until the
+// returned function is called.
 func (f *fixture) refuseWrites(node string) (allow func()) {
 	f.Helper()
 	fail := admissionv1.Fail
@@ -74,7 +74,7 @@ func (f *fixture) refuseWrites(node string) (allow func()) {
 	return allow
 }
 
-// asManager is a client that is atoll-manager to the API server.
+// asManager returns a client with the identity of atoll-manager.
 func (f *fixture) asManager() client.Client {
 	f.Helper()
 	config := f.cluster.AdminConfig()
@@ -87,10 +87,10 @@ func (f *fixture) asManager() client.Client {
 	return c
 }
 
-// TestOneBadNodeStopsNoOther is scenario 32: a node that cannot be written is
-// named in a condition, with the reason; the others are as the pool wants them,
-// the counts are right, and the node follows when it can. (Defects E6: nodes
-// after it were left out, and the status; E10: nothing told of it.)
+// TestOneBadNodeStopsNoOther is scenario 32: a node that cannot be written is named in a
+// condition, with the reason; the others get the pool's attributes, the counts are right,
+// and the node follows when it can be written. (Defects E6: nodes after it and the status
+// were left out; E10: nothing reported it.)
 func TestOneBadNodeStopsNoOther(t *testing.T) {
 	f := newFixture(t)
 	names := []string{"bad-0", "bad-1", "bad-2", "bad-3"}
@@ -115,7 +115,8 @@ func TestOneBadNodeStopsNoOther(t *testing.T) {
 	f.becomes("bad-1", "bad", in)
 	f.eventually(patience, "the condition clears", func() error { return f.poolCondition("bad", apps.ConditionReady, apps.ReasonNodesReady) })
 
-	// A node that cannot be given back holds its pool, and is named.
+	// A node whose own attributes cannot be restored keeps its pool from being removed,
+	// and is named.
 	f.editPool("bad", map[string]any{"selector": nil})
 	f.eventually(patience, "all leave", func() error { return f.has("bad") })
 	f.join("bad-2", "bad")
@@ -131,11 +132,11 @@ func TestOneBadNodeStopsNoOther(t *testing.T) {
 	f.becomes("bad-2", "", carries{labels: map[string]string{"t.io/site": "bad"}})
 }
 
-// TestFlappingNodeIsToldAtAPace is scenario 39 and fault F10: however often a
-// node turns, few statuses are written, and the last one is right.
+// TestFlappingNodeIsToldAtAPace is scenario 39 and fault F10: however often a node
+// changes its readiness, few statuses are written, and the last one is right.
 func TestFlappingNodeIsToldAtAPace(t *testing.T) {
 	f := newFixture(t)
-	// No kubelet plays on it: its status is this test's.
+	// No kubelet is simulated for it: only this test writes its status.
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "flap-0", Labels: map[string]string{apps.NodePoolLabel: "flap"}}}
 	f.create(node)
 	f.Cleanup(func() { _ = f.client.Delete(context.Background(), node) })
@@ -176,16 +177,16 @@ func TestFlappingNodeIsToldAtAPace(t *testing.T) {
 		}
 		return f.has("flap", "flap-0")
 	})
-	// One is what the watch begins with; five are written without delay, then
-	// one every five seconds.
+	// The first version is the initial event of the watch; five are written without
+	// delay, then one every five seconds.
 	if most := int32(1 + 5 + took/(5*time.Second) + 2); writes.Load() > most {
 		t.Errorf("%d turns made %d writes, want %d at most", turns, writes.Load(), most)
 	}
 	t.Logf("%d turns in %s made %d writes", turns, took.Round(time.Second), writes.Load())
 }
 
-// TestPoolsAtRestAreNotWritten: a manager that starts where all is as it ought
-// to be writes neither a node nor a pool.
+// TestPoolsAtRestAreNotWritten: a manager that starts in a cluster without deviations
+// writes neither a node nor a pool.
 func TestPoolsAtRestAreNotWritten(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/site": "rest"}, "rest-0", "rest-1")
@@ -231,7 +232,7 @@ func TestPoolsAtRestAreNotWritten(t *testing.T) {
 	})
 }
 
-// leads waits until a manager that was started at a time leads.
+// leads waits until a manager that was started at a given time leads.
 func (f *fixture) leads(since time.Time) {
 	f.Helper()
 	f.eventually(patience, "the manager leads", func() error {
@@ -243,9 +244,9 @@ func (f *fixture) leads(since time.Time) {
 	})
 }
 
-// TestManagerIsKilledAnywhere is fault F7: the manager is killed at random points
-// of joining, moving and leaving, and of the end of a pool. No node is ever seen
-// with a mixture, and all end as they would have without it.
+// TestManagerIsKilledAnywhere is fault F7: the manager is killed at random moments while
+// nodes join, move and leave, and while a pool is deleted. No node ever has a mixture,
+// and the end result is the same as without.
 func TestManagerIsKilledAnywhere(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--leader-elect=false"}})
 	const n = 150
@@ -266,8 +267,8 @@ func TestManagerIsKilledAnywhere(t *testing.T) {
 			f.becomes(name, pool, want)
 		}
 	}
-	// killed restarts the manager again and again, each time a little later,
-	// while the nodes are on their way.
+	// killed restarts the manager again and again, each time a little later, while the
+	// nodes change their pool.
 	killed := func(begin func()) {
 		f.Helper()
 		f.kill(atoll.Manager)
@@ -303,9 +304,9 @@ func TestManagerIsKilledAnywhere(t *testing.T) {
 	f.poolGoes("kill-b")
 }
 
-// TestAPIServerComesAndGoes is fault F8: the API server is killed while nodes
-// join and while they move. Nothing is taken off a node because a list was empty
-// or a watch broke, and all end as they would have without it.
+// TestAPIServerComesAndGoes is fault F8: the API server is killed while nodes join and
+// while they move. Nothing is removed from a node because a list was empty or a watch
+// ended, and the end result is the same as without.
 func TestAPIServerComesAndGoes(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{})
 	var names []string
@@ -346,11 +347,11 @@ func TestAPIServerComesAndGoes(t *testing.T) {
 		}
 		return nil
 	})
-	f.eventually(patience, "the status tells", func() error { return f.has("api-b", names...) })
+	f.eventually(patience, "the status has it", func() error { return f.has("api-b", names...) })
 }
 
-// TestManyPools is fault F24 for pools: 200 pools and 400 nodes settle in bounded
-// time, and after that one node's change is answered as if there were few.
+// TestManyPools is fault F24 for pools: 200 pools and 400 nodes settle in bounded time,
+// and after that a change of one node is handled as fast as with few pools.
 func TestManyPools(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{})
 	const pools, each = 200, 2
@@ -388,8 +389,8 @@ func TestManyPools(t *testing.T) {
 	t.Logf("a node moved in %s", (time.Since(begin) / 20).Round(time.Millisecond))
 }
 
-// noMixture fails if a node carries the things of two pools, or a part of one's,
-// and counts the nodes by what they carry.
+// noMixture fails if a node carries attributes of two pools, or a part of one pool's, and
+// counts the nodes by the pool whose attributes they carry.
 func (f *fixture) noMixture(names []string, values ...string) map[string]int {
 	f.Helper()
 	counts := map[string]int{}

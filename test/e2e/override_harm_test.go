@@ -27,7 +27,7 @@ func plaintextRule(group string, operator gm.OverriderOperator, path, value stri
 	return gm.RuleWithNodeGroup{TargetNodeGroup: []string{group}, Overriders: &gm.Overriders{Plaintext: []gm.PlaintextOverrider{overrider}}}
 }
 
-// overrideIs tells whether an OverridePolicy's condition Ready has a reason and
+// overrideIs returns an error unless an OverridePolicy's condition Ready has a reason and
 // its message each of the parts.
 func (f *fixture) overrideIs(name, reason string, parts ...string) error {
 	var policy gm.OverridePolicy
@@ -48,8 +48,8 @@ func (f *fixture) overrideIs(name, reason string, parts ...string) error {
 	return fmt.Errorf("conditions are %+v, want %s", policy.Status.Conditions, reason)
 }
 
-// waitAtTheGate tells whether exactly n pods of the app are there, each at the
-// gate and as its template has it.
+// waitAtTheGate returns an error unless the workload has exactly n pods, each at the gate
+// and equal to its template.
 func (f *fixture) waitAtTheGate(app string, n int) error {
 	pods := f.pods(app)
 	for _, pod := range pods {
@@ -57,7 +57,7 @@ func (f *fixture) waitAtTheGate(app string, n int) error {
 			return fmt.Errorf("pod %s is on node %q, with gates %v", pod.Name, pod.Spec.NodeName, pod.Spec.SchedulingGates)
 		}
 		if metav1.GetControllerOf(&pod) == nil || pod.Annotations[gm.OverridesAnnotation] != "" {
-			return fmt.Errorf("pod %s is of nobody, or changed: %v", pod.Name, pod.Annotations)
+			return fmt.Errorf("pod %s has no owner, or changed: %v", pod.Name, pod.Annotations)
 		}
 	}
 	if len(pods) != n {
@@ -66,8 +66,8 @@ func (f *fixture) waitAtTheGate(app string, n int) error {
 	return nil
 }
 
-// countPods counts, until the returned function is called, how many pods there
-// were in the namespace at the most, and how many were ever created.
+// countPods counts, until the returned function is called, the largest number of pods in
+// the namespace at any moment, and the number of created pods.
 func (f *fixture) countPods() (stop func() (most, created int)) {
 	f.Helper()
 	var most, created int
@@ -88,10 +88,10 @@ func (f *fixture) countPods() (stop func() (most, created int)) {
 	}
 }
 
-// TestAnOverrideOfALabelThatItsOwnerSelectsByMakesNoPods: a Deployment of 2
-// never has more than 2 pods and those of its surge, whatever label a rule
-// names. Its pods are created and wait; the condition names rule, path and
-// selector; once the rule is mended they run.
+// TestAnOverrideOfALabelThatItsOwnerSelectsByMakesNoPods: a Deployment of 2 never has
+// more than 2 pods and those of its surge, whatever label a rule names. Its pods are
+// created and wait; the condition names rule, path and selector; once the rule is
+// repaired they run.
 func TestAnOverrideOfALabelThatItsOwnerSelectsByMakesNoPods(t *testing.T) {
 	f := newFixture(t)
 	f.group("label-a", 1)
@@ -131,10 +131,10 @@ func overridesIn(namespace, name string, rules ...gm.RuleWithNodeGroup) *gm.Over
 	return o
 }
 
-// TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated: two volumes
-// of one name. The pods of a new workload are created and wait; those of one
-// that runs go on; the condition has the rule and the API server's words; once
-// the rule is mended, everything is as it wants it.
+// TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated: two volumes of one
+// name. The pods of a new workload are created and wait; those of a running workload keep
+// running; the condition has the rule and the API server's answer; once the rule is
+// repaired, all pods match it.
 func TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated(t *testing.T) {
 	f := newFixture(t)
 	f.group("volume-a", 1)
@@ -202,7 +202,7 @@ func hasVolume(pod *corev1.Pod, name string) bool {
 	return false
 }
 
-// bindingIs tells whether a Deployment carries the label that binds it to its
+// bindingIs returns an error unless a Deployment carries the label that binds it to its
 // OverridePolicy.
 func (f *fixture) bindingIs(app string, want bool) error {
 	var d appsv1.Deployment
@@ -210,7 +210,7 @@ func (f *fixture) bindingIs(app string, want bool) error {
 		return err
 	}
 	if is := d.Labels[gm.BindingOverridePolicyLabel] != ""; is != want {
-		return errors.New("the binding label is not as wanted")
+		return errors.New("the binding label is wrong")
 	}
 	return nil
 }

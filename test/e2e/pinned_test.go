@@ -28,17 +28,17 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// The tests of the form in which nobody asks the extender: what differs there
-// from the others.
+// The tests of the form Pinned, in which no scheduler calls the extender: only
+// differences to the other forms.
 
-// TestPinnedPodsNeedNoSchedulerOfOurs: pods are exact, keep their scheduler, and
-// nobody asks the extender, which is not even served.
+// TestPinnedPodsNeedNoSchedulerOfOurs: the division is exact, pods keep their scheduler,
+// and the extender is not called; it is not even served.
 func TestPinnedPodsNeedNoSchedulerOfOurs(t *testing.T) {
 	f := newFixture(t)
 	f.group("lonely-a", 2)
 	f.group("lonely-b", 3)
 	policy := weights("policy", "lonely-a", 3, "lonely-b", 2)
-	policy.Spec.Assignment = gm.AssignmentLate // is read as Early: nobody asks
+	policy.Spec.Assignment = gm.AssignmentLate // is read as Early: no scheduler calls the extender
 	f.create(policy)
 	deleted := f.watchDeletions("app")
 	f.create(deployment("app", 50, "policy"), deployment("free", 10, ""))
@@ -55,10 +55,9 @@ func TestPinnedPodsNeedNoSchedulerOfOurs(t *testing.T) {
 	}
 }
 
-// TestPinnedPodsGoToNewcomers: an autoscaler makes a node for a pod
-// whose group has no room. It has the labels that the cloud gives it, and those
-// define the group. The pod is bound there while atoll-manager is away, and is
-// where it belongs when it is back.
+// TestPinnedPodsGoToNewcomers: an autoscaler makes a node for a pod whose group has no
+// room. It has the labels of the cloud, which define the group. The pod is bound there
+// while atoll-manager is down, and counts in its group when atoll-manager is back.
 func TestPinnedPodsGoToNewcomers(t *testing.T) {
 	f := newFixture(t)
 	f.group("scaled", 1)
@@ -92,9 +91,9 @@ func TestPinnedPodsGoToNewcomers(t *testing.T) {
 	}
 }
 
-// TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace: the policy comes
-// after the pods, which wait at the gate. They are pinned there, in the order of
-// their age, and not made anew; those of a Job neither.
+// TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace: the policy comes after the
+// pods, which wait at the gate. They are pinned at the gate, oldest first, and not
+// recreated; neither are pods of a Job.
 func TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace(t *testing.T) {
 	f := newFixture(t)
 	f.group("place-a", 1)
@@ -110,12 +109,12 @@ func TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace(t *testing.T) {
 	f.create(weights("policy", "place-a", 3, "place-b", 2))
 	f.settled("app", map[string]int{"place-a": 6, "place-b": 4})
 	if n := deleted(); n != 0 {
-		t.Errorf("%d pods were made anew", n)
+		t.Errorf("%d pods were recreated", n)
 	}
 }
 
-// TestPinnedPodsGoWhereTheyMay: a pod whose own demands leave it one group goes
-// there at once, however many the others lack.
+// TestPinnedPodsGoWhereTheyMay: a pod whose own node selector and affinity allow one
+// group only goes there at once, however many pods the others lack.
 func TestPinnedPodsGoWhereTheyMay(t *testing.T) {
 	f := newFixture(t)
 	f.group("may-a", 1)
@@ -132,10 +131,10 @@ func TestPinnedPodsGoWhereTheyMay(t *testing.T) {
 	})
 }
 
-// TestPinnedManagerKilledMidBurst is scenario 10 where pods have their group
-// before kube-scheduler sees them. Those that exist are bound while atoll-manager
-// is away, each in its group, as are pods without a policy. Those that are created
-// meanwhile go anywhere, and are put right when it is back.
+// TestPinnedManagerKilledMidBurst is scenario 10 in the form in which pods have their
+// group before kube-scheduler sees them. Existing pods are bound while atoll-manager is
+// down, each in its group, and so are pods without a policy. Pods that are created
+// meanwhile are placed on any node, and moved when atoll-manager is back.
 func TestPinnedManagerKilledMidBurst(t *testing.T) {
 	f := newFixture(t)
 	f.group("goes-a", 2)
@@ -182,9 +181,9 @@ func TestPinnedManagerKilledMidBurst(t *testing.T) {
 	}
 }
 
-// TestForgedAdmissionsTakeNothingForLong: whoever reaches the webhook's port can
-// ask it about pods that nobody creates. What that takes is bounded for each
-// workload and comes back within seconds; nothing is written.
+// TestForgedAdmissionsTakeNothingForLong: any client that reaches the webhook's port can
+// send requests for pods that are never created. The seats that these reserve are bounded
+// for each workload and are free again within seconds; nothing is written.
 func TestForgedAdmissionsTakeNothingForLong(t *testing.T) {
 	f := newFixture(t)
 	f.group("forged-a", 1)
@@ -218,7 +217,7 @@ func TestForgedAdmissionsTakeNothingForLong(t *testing.T) {
 		})
 	}
 	asking.Wait()
-	// Those that were given lapse after ten seconds, and may be given again.
+	// The reservations end after ten seconds, and the seats can be reserved again.
 	most := int64(22 * (1 + time.Since(began)/(10*time.Second)))
 	if n := f.metric("atoll_seats_held", `state="reserved"`) - before; n > 22 || seated.Load() > most {
 		t.Errorf("200 forged requests got %d seats, and %v are held", seated.Load(), n)
@@ -236,7 +235,7 @@ func TestForgedAdmissionsTakeNothingForLong(t *testing.T) {
 	f.settled("app", map[string]int{"forged-a": 3, "forged-b": 3})
 }
 
-// review asks the pod webhook as the API server does, without being it.
+// review sends the pod webhook a request like the API server's.
 func (f *fixture) review(pod *corev1.Pod) *admissionv1.AdmissionResponse {
 	f.Helper()
 	var config admissionregistrationv1.MutatingWebhookConfiguration

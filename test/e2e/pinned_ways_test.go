@@ -14,12 +14,11 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// What may become of a pod after the webhook gave it its group, and of those
-// that come after it.
+// Events after the webhook has given a pod its group, and their effect on the next pods.
 
-// TestPodsThatAreRefusedAfterTheyGotTheirGroup: a quota refuses pods that the
-// webhook has pinned already. Their seats come back, and once the quota is gone
-// the workload is exact.
+// TestPodsThatAreRefusedAfterTheyGotTheirGroup: a quota refuses pods that the webhook has
+// pinned already. Their seats become free, and once the quota is removed the division is
+// exact.
 func TestPodsThatAreRefusedAfterTheyGotTheirGroup(t *testing.T) {
 	f := newFixture(t)
 	f.group("quota-a", 1)
@@ -50,7 +49,7 @@ func TestPodsThatAreRefusedAfterTheyGotTheirGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.settled("app", map[string]int{"quota-a": 4, "quota-b": 4})
-	f.eventually(patience, "no seat is kept for a pod that nobody creates", func() error {
+	f.eventually(patience, "no seat stays reserved for a pod that is never created", func() error {
 		if n := f.metric("atoll_seats_held", `state="reserved"`); n != 0 {
 			return fmt.Errorf("%v are", n)
 		}
@@ -58,7 +57,7 @@ func TestPodsThatAreRefusedAfterTheyGotTheirGroup(t *testing.T) {
 	})
 }
 
-// TestDryRunsTakeNoSeat: they show the group that a pod would get, and change
+// TestDryRunsTakeNoSeat: dry runs show the group that a pod would get, and change
 // nothing.
 func TestDryRunsTakeNoSeat(t *testing.T) {
 	f := newFixture(t)
@@ -100,8 +99,8 @@ func TestDryRunsTakeNoSeat(t *testing.T) {
 	}
 }
 
-// TestAFailedRolloutIsTakenBack: pods of a new revision never become Ready. Each
-// revision is divided on its own, and taking it back moves no pod that runs.
+// TestAFailedRolloutIsTakenBack: pods of a new revision never become Ready. Each revision
+// is divided on its own, and the rollback moves no running pod.
 func TestAFailedRolloutIsTakenBack(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("back-a", 1)
@@ -147,7 +146,7 @@ func TestAGroupGoesWhilePodsWaitForIt(t *testing.T) {
 	f.group("ends-b", 1)
 	f.cordon(true, "ends-b-0")
 	policy := weights("policy", "ends-a", 1, "ends-b", 1)
-	policy.Spec.RescheduleAfterSeconds = new(int32) // they go nowhere else for want of room
+	policy.Spec.RescheduleAfterSeconds = new(int32) // they do not go on loan
 	f.create(policy)
 	f.create(deployment("app", 6, "policy"))
 	f.eventually(patience, "half of them wait for their group", func() error {
@@ -160,9 +159,9 @@ func TestAGroupGoesWhilePodsWaitForIt(t *testing.T) {
 	f.settled("app", map[string]int{"ends-a": 6})
 }
 
-// TestPodsWithoutAnOwnerAreWhereTheyBelong: each is a workload of one, and of two
-// equal groups either will do. They are in the one that they got, at their
-// creation or at the gate, and the policy says so.
+// TestPodsWithoutAnOwnerAreWhereTheyBelong: each is a workload of one pod, and of two
+// equal groups either is right. They are in the group that they got, at creation or at
+// the gate, and the policy's status reports it.
 func TestPodsWithoutAnOwnerAreWhereTheyBelong(t *testing.T) {
 	inEachForm(t, func(_ *testing.T, f *fixture) {
 		f.group("own-a", 1)

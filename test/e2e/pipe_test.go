@@ -13,23 +13,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// pipe carries bytes between two programs that speak TLS to each other, and
-// holds back the answers as a test says.
+// pipe forwards bytes between two programs that use TLS with each other, and delays or
+// holds the answers for a test.
 type pipe struct {
 	address string
 	target  string
 	ctx     context.Context
-	delay   atomic.Int64 // of each answer, in nanoseconds
-	valve   valve        // shut: no answer passes
+	delay   atomic.Int64 // the delay of each answer, in nanoseconds
+	valve   valve        // while it is shut no answer passes
 }
 
-// slow makes each answer late by so much.
+// slow delays each answer by the given time.
 func (p *pipe) slow(d time.Duration) { p.delay.Store(int64(d)) }
 
-// hang holds all answers back until heal.
+// hang holds all answers until heal.
 func (p *pipe) hang() { p.valve.close() }
 
-// heal lets everything pass, what was held back too.
+// heal forwards everything again, including the held answers.
 func (p *pipe) heal() {
 	p.slow(0)
 	p.valve.open()
@@ -65,7 +65,7 @@ func (p *pipe) carry(client net.Conn) {
 	defer stop()
 	go func() {
 		_, _ = io.Copy(server, client)
-		_ = server.Close() // the end of either side is the end of both
+		_ = server.Close() // the end of one side ends both
 	}()
 	buffer := make([]byte, 64<<10)
 	for {
@@ -87,7 +87,7 @@ func (p *pipe) carry(client net.Conn) {
 	}
 }
 
-// relayWebhooks has the API server reach the webhooks through a pipe.
+// relayWebhooks makes the API server reach the webhooks through a pipe.
 func relayWebhooks(ctx context.Context, e environment) (*pipe, error) {
 	var p *pipe
 	redirect := func(u *string) error {

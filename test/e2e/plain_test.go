@@ -10,12 +10,13 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// The tests of the plain form, in which the cluster's own kube-scheduler asks
-// the extender, as docs/sources.md, G2, has it: what differs there from the chart's
-// default, and what matters most in either.
+// The tests of the form Plain, in which the cluster's own kube-scheduler calls the
+// extender, as in docs/sources.md, G2: the differences to the chart's default, and the
+// most important promises of both.
 
-// TestPlainSchedulerAsksAboutEveryPod: the cluster's own kube-scheduler places
-// managed pods exactly; it asks about all others too, and they go anywhere.
+// TestPlainSchedulerAsksAboutEveryPod: the cluster's own kube-scheduler places managed
+// pods exactly; it calls the extender for all others too, and they are placed on any
+// node.
 func TestPlainSchedulerAsksAboutEveryPod(t *testing.T) {
 	f := plain.fixture(t)
 	f.group("asks-hz", 2)
@@ -40,8 +41,8 @@ func TestPlainSchedulerAsksAboutEveryPod(t *testing.T) {
 	}
 }
 
-// TestPlainManagerKilledMidBurst is scenario 10 where every pod is asked about:
-// while nobody answers, pods without a policy wait too.
+// TestPlainManagerKilledMidBurst is scenario 10 where the extender is called for every
+// pod: while no replica answers, pods without a policy wait too.
 func TestPlainManagerKilledMidBurst(t *testing.T) {
 	f := plain.fixture(t)
 	f.group("burst-a", 5)
@@ -50,8 +51,8 @@ func TestPlainManagerKilledMidBurst(t *testing.T) {
 	f.managerKilledMidBurst("burst-a", "burst-b", corev1.DefaultSchedulerName)
 }
 
-// TestManagerKilledMidBurst is scenario 10 in the form Isolated, for a workload
-// that names the scheduler that asks.
+// TestManagerKilledMidBurst is scenario 10 in the form Isolated, for a workload that
+// names the scheduler that calls the extender.
 func TestManagerKilledMidBurst(t *testing.T) {
 	f := isolated.fixture(t)
 	f.group("named-a", 5)
@@ -60,10 +61,10 @@ func TestManagerKilledMidBurst(t *testing.T) {
 	f.managerKilledMidBurst("named-a", "named-b", atoll.Scheduler)
 }
 
-// managerKilledMidBurst: the only replica is killed in the middle of a burst of
-// pods. A third of them are created while it is away, so no webhook sees them;
-// then it is started again. At no time has a group more pods than its share, no
-// pod is on a node of no group, and none is lost or moved.
+// managerKilledMidBurst: the only replica is killed in the middle of a burst of pods. A
+// third of them are created while it is down, without the webhook; then it is started
+// again. No group ever has more pods than its share, no pod is on a node without a group,
+// and none is lost or moved.
 func (f *fixture) managerKilledMidBurst(a, b, scheduler string) {
 	f.Helper()
 	const before, all = 300, 450
@@ -97,7 +98,7 @@ func (f *fixture) managerKilledMidBurst(a, b, scheduler string) {
 		}
 	}
 	if now := f.bound("burst"); now != away {
-		f.Errorf("%d pods were bound while nobody answered", now-away)
+		f.Errorf("%d pods were bound while no replica answered", now-away)
 	}
 	if away >= before || unseen < all-before {
 		f.Errorf("%d of %d pods were bound when the manager was killed, %d waited: this was no burst", away, before, unseen)

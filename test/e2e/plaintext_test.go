@@ -18,12 +18,12 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// patches is a rule of plaintext overriders for the groups.
+// patches returns a rule with plaintext overriders for the groups.
 func patches(groups []string, overriders ...gm.PlaintextOverrider) gm.RuleWithNodeGroup {
 	return gm.RuleWithNodeGroup{TargetNodeGroup: groups, Overriders: &gm.Overriders{Plaintext: overriders}}
 }
 
-// patchOf is one plaintext overrider; value is nil for a remove.
+// patchOf returns one plaintext overrider; value is nil for a remove.
 func patchOf(operator gm.OverriderOperator, path string, value any) gm.PlaintextOverrider {
 	fields := map[string]any{"operator": operator, "path": path}
 	if value != nil {
@@ -47,7 +47,7 @@ func commandRule(group string, operator gm.OverriderOperator, value ...string) g
 	}}
 }
 
-// looks is what plaintext and command overrides of these tests change, in one line.
+// looks returns the fields that the overrides of these tests change, in one line.
 func looks(pod *corev1.Pod) string {
 	c := pod.Spec.Containers[0]
 	env := make([]string, 0, len(c.Env))
@@ -65,11 +65,10 @@ func looks(pod *corev1.Pod) string {
 		c.Command, env, pod.Labels["tier"], *pod.Spec.TerminationGracePeriodSeconds, keys)
 }
 
-// TestPlaintextAndCommands is scenario 18, and 16 for commands: pods are created
-// as the plaintext and command rules of their group want them. Add, replace,
-// remove, the "-" at the end of a list and an escaped key all do what RFC 6902
-// says. A changed rule replaces the pods of its group, one at a time, and those
-// that were taken away give the template's values back.
+// TestPlaintextAndCommands is scenario 18, and 16 for commands: pods are created with the
+// plaintext and command rules of their group. Add, replace, remove, the "-" at the end of
+// a list and an escaped key all follow RFC 6902. A changed rule replaces the pods of its
+// group, one at a time, and when rules are removed the template's values return.
 func TestPlaintextAndCommands(t *testing.T) {
 	f := newFixture(t)
 	f.group("plain-a", 2)
@@ -89,7 +88,7 @@ func TestPlaintextAndCommands(t *testing.T) {
 		"plain-a": `command [/bin/a], env [LEVEL=debug SITE=edge], tier "edge", grace 0, annotations [e2e.example.com/keep]`,
 		"plain-b": `command [/bin/app], env [LEVEL=debug SITE=edge], tier "edge", grace 1, annotations [e2e.example.com/keep]`,
 	}
-	// No kubelet is to see another pod than its group's.
+	// A kubelet must never get a pod without its group's overrides.
 	first := f.watchPods(metav1.ListOptions{LabelSelector: "app=app"}, func(_ watch.EventType, pod *corev1.Pod) {
 		if pod.Spec.NodeName == "" {
 			return
@@ -105,7 +104,7 @@ func TestPlaintextAndCommands(t *testing.T) {
 	}))
 	are := func(want map[string]string) func() error {
 		return func() error {
-			pods := f.pods("app") // once: what is looked at twice may have changed in between
+			pods := f.pods("app") // read once, because the state may change between two reads
 			if err := readyOf("app", pods, 5); err != nil {
 				return err
 			}
@@ -146,11 +145,11 @@ func TestPlaintextAndCommands(t *testing.T) {
 	f.eventually(2*patience, "the template's values", are(map[string]string{"plain-a": template, "plain-b": template}))
 }
 
-// TestAPlaintextThatDoesNotFitIsNamed is scenario 18: a rule whose path is
-// missing in the pods of one workload keeps these waiting, and the condition
-// names the workload, the rule and what is missing. Another workload of the same
-// policy, which has the path, goes on, and so does one of another policy. Paths
-// that must not be overridden are refused when the policy is applied.
+// TestAPlaintextThatDoesNotFitIsNamed is scenario 18: a rule whose path is missing in the
+// pods of one workload makes these wait, and the condition names the workload, the rule
+// and the missing path. Another workload of the same policy, which has the path, is not
+// affected, nor is one of another policy. Paths that must not be overridden are refused
+// when the policy is applied.
 func TestAPlaintextThatDoesNotFitIsNamed(t *testing.T) {
 	f := newFixture(t)
 	f.group("fits", 1)
@@ -209,7 +208,7 @@ func TestAPlaintextThatDoesNotFitIsNamed(t *testing.T) {
 	})
 	deleted := f.watchDeletions("has")
 	before := f.pods("lacks")[0].UID
-	f.always(2*time.Second, "the pod that lacks it waits and is not made anew again and again", func() error {
+	f.always(2*time.Second, "the pod that lacks it waits and is not recreated again and again", func() error {
 		pods := f.pods("lacks")
 		if len(pods) != 1 || pods[0].UID != before || pods[0].Spec.NodeName != "" || pods[0].Labels["tier"] != "" {
 			return fmt.Errorf("pods are %d, the first is %s on %q with labels %v", len(pods), pods[0].Name, pods[0].Spec.NodeName, pods[0].Labels)

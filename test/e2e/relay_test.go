@@ -23,8 +23,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// relay stands between two programs, on loopback, and does to requests what a
-// test says.
+// relay is a proxy between two programs, on loopback, that applies a test's faults to
+// requests.
 type relay struct {
 	// URL is its base URL.
 	URL    string
@@ -32,8 +32,8 @@ type relay struct {
 	fault  atomic.Pointer[fault]
 }
 
-// fault answers a request in its own way. forward has it answered by the other
-// side, to whom it is told.
+// fault answers a request itself, or forwards it to the other side by calling forward
+// with a ResponseWriter.
 type fault func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc)
 
 func newRelay(target string, to *tls.Config, secure bool) (*relay, error) {
@@ -65,12 +65,12 @@ func newRelay(target string, to *tls.Config, secure bool) (*relay, error) {
 	return l, nil
 }
 
-// authority vouches for a relay that is reached over TLS.
+// authority is the certificate authority of a relay that is reached over TLS.
 func (l *relay) authority() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: l.server.Certificate().Raw})
 }
 
-// does makes the relay do so to requests that come from now on; nil is nothing.
+// does sets the fault for requests from now on; nil means none.
 func (l *relay) does(f fault) {
 	if f == nil {
 		l.fault.Store(nil)
@@ -85,11 +85,11 @@ func relayAPI(c *devcluster.Cluster) (*relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("relaying to the API server: %w", err)
 	}
-	return newRelay(config.Host, to, true) // clients give no token away without TLS
+	return newRelay(config.Host, to, true) // clients send no token without TLS
 }
 
-// relayExtender starts the second kube-scheduler again, so that it asks the
-// relay. A new one follows a killed one within seconds.
+// relayExtender restarts the second kube-scheduler so that it calls the relay. A new
+// process leads within seconds after the old one was killed.
 func relayExtender(ctx context.Context, e environment) (*relay, error) {
 	dir := e.atoll.TLSDir
 	to, err := rest.TLSConfigFor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{
@@ -108,7 +108,7 @@ func relayExtender(ctx context.Context, e environment) (*relay, error) {
 	return l, startScheduler(ctx, e, l, atoll.Scheduler, true)
 }
 
-// startScheduler starts a kube-scheduler for managed pods that asks the relay.
+// startScheduler starts a kube-scheduler for managed pods that calls the relay.
 func startScheduler(ctx context.Context, e environment, l *relay, name string, elect bool) error {
 	var config map[string]any
 	if err := yaml.Unmarshal(e.atoll.SchedulerConfig, &config); err != nil {
@@ -139,8 +139,8 @@ func isWatch(r *http.Request) bool {
 	return value == "true" || value == "1"
 }
 
-// resourceOf is the resource, and subresource if there is one, of a request to
-// the API server: "pods/eviction".
+// resourceOf returns the resource of a request to the API server, with the subresource if
+// there is one: "pods/eviction".
 func resourceOf(r *http.Request) string {
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	switch parts[0] {
@@ -164,7 +164,7 @@ func resourceOf(r *http.Request) string {
 	}
 }
 
-// refuse answers as the API server does when it refuses.
+// refuse answers like the API server when it refuses a request.
 func refuse(w http.ResponseWriter, code int, reason string) {
 	w.Header().Set("Content-Type", "application/json")
 	if code == http.StatusTooManyRequests {
@@ -177,7 +177,7 @@ func refuse(w http.ResponseWriter, code int, reason string) {
 // hangUp ends the connection without an answer.
 func hangUp() { panic(http.ErrAbortHandler) }
 
-// valve holds back what is written through it while it is shut.
+// valve holds writes through it while it is shut.
 type valve struct {
 	mu   sync.Mutex
 	shut chan struct{} // nil when open; closed when it opens

@@ -33,8 +33,8 @@ func TestBurstIsExact(t *testing.T) {
 	})
 }
 
-// TestWeightsTable is scenario 35 on the real thing: growth from 12 to 14 at
-// 3:2:1 takes no pod from any group.
+// TestWeightsTable is scenario 35 on a real cluster: growth from 12 to 14 at 3:2:1 takes
+// no pod from any group.
 func TestWeightsTable(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		for _, g := range []string{"table-a", "table-b", "table-c", "table-d"} {
@@ -137,7 +137,7 @@ func TestRolloutCompletesAndEndsExact(t *testing.T) {
 	})
 }
 
-// evictions is how many pods atoll-manager has evicted so far.
+// evictions returns the number of pods that atoll-manager has evicted so far.
 func (f *fixture) evictions() float64 {
 	f.Helper()
 	return f.metric("atoll_propagationpolicy_evictions_total", `result="evicted"`)

@@ -15,9 +15,9 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// TestPodsStartWithTheImagesOfTheirGroup is scenario 21: whoever watches pods of
-// a node, as its kubelet does, never sees one with another image than its
-// group's, and none is restarted for it.
+// TestPodsStartWithTheImagesOfTheirGroup is scenario 21: a watch of a node's pods, like
+// that of its kubelet, never shows a pod with another image than its group's, and no pod
+// is restarted because of its image.
 func TestPodsStartWithTheImagesOfTheirGroup(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("start-a", 2)
@@ -56,12 +56,13 @@ func TestPodsStartWithTheImagesOfTheirGroup(t *testing.T) {
 		})
 		kubelet.stopAfter("app")
 		if bound < 20 {
-			t.Errorf("the watch told of %d pods", bound)
+			t.Errorf("the watch reported %d pods", bound)
 		}
 	})
 }
 
-// overridesReady tells whether an OverridePolicy has been looked at.
+// overridesReady returns an error unless an OverridePolicy has a status for its
+// generation.
 func (f *fixture) overridesReady(name string) error {
 	var p gm.OverridePolicy
 	if err := f.client.Get(f.ctx, types.NamespacedName{Namespace: f.ns, Name: name}, &p); err != nil {
@@ -75,11 +76,11 @@ func (f *fixture) overridesReady(name string) error {
 	return fmt.Errorf("conditions are %v", p.Status.Conditions)
 }
 
-// TestASmallGroupOfALargeCluster is scenario 23: the pods of a group of five
-// nodes among a thousand others find them at the first attempt, because the
-// chart has kube-scheduler look at every node before it asks. With 5 percent,
-// which is kube-scheduler's own setting for more than 5,600 nodes, it looks at a
-// hundred nodes for each pod, and at others for the next one: pods are refused.
+// TestASmallGroupOfALargeCluster is scenario 23: the pods of a group of five nodes among
+// a thousand others find them at the first attempt, because the chart makes
+// kube-scheduler check every node before it calls the extender. With 5 percent, which is
+// kube-scheduler's default for more than 5,600 nodes, it checks a hundred nodes for each
+// pod, and others for the next one: then pods are refused.
 func TestASmallGroupOfALargeCluster(t *testing.T) {
 	f := isolated.fixture(t)
 	others := make([]string, 1000)
@@ -125,7 +126,8 @@ func TestASmallGroupOfALargeCluster(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		// Six pods look at six hundreds of nodes. Five nodes are in five of them at most.
+		// For six pods six different sets of a hundred nodes are checked. The five nodes
+		// are in at most five of these sets.
 		const pods = 6
 		refused := f.watchRefusals("sampled")
 		f.create(deployment("sampled", pods, "policy", func(d *appsv1.Deployment) { d.Spec.Template.Spec.SchedulerName = sampling }))
@@ -144,8 +146,8 @@ func TestASmallGroupOfALargeCluster(t *testing.T) {
 	})
 }
 
-// watchRefusals counts an app's pods that kube-scheduler finds no node for from
-// now on, until the returned function is called.
+// watchRefusals counts a workload's pods for which kube-scheduler finds no node from now
+// on, until the returned function is called.
 func (f *fixture) watchRefusals(app string) func() int {
 	f.Helper()
 	refused := map[types.UID]bool{}
@@ -162,9 +164,9 @@ func (f *fixture) watchRefusals(app string) func() int {
 	}
 }
 
-// TestMetricsTellWhatIsGoingOn is scenario 52: seats by state, waiting pods by
-// reason, surplus pods, evictions by what came of them, and how kube-scheduler
-// was answered, as the dashboard reads them.
+// TestMetricsTellWhatIsGoingOn is scenario 52: seats by state, waiting pods by reason,
+// surplus pods, evictions by result, and answers to kube-scheduler, as the dashboard
+// reads them.
 func TestMetricsTellWhatIsGoingOn(t *testing.T) {
 	f := isolated.fixture(t)
 	f.group("metrics-a", 1)

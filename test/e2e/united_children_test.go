@@ -21,8 +21,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// refuseWorkload lets nobody create a Deployment of a name until the returned
-// function is called.
+// refuseWorkload makes the API server refuse to create a Deployment with the name until
+// the returned function is called.
 func (f *fixture) refuseWorkload(name string) (allow func()) {
 	f.Helper()
 	policy := &admissionv1.ValidatingAdmissionPolicy{
@@ -65,9 +65,9 @@ func (f *fixture) refuseWorkload(name string) (allow func()) {
 	return allow
 }
 
-// TestUnitedOnePoolIsRefused is scenario 44 and A3: a workload of pool b cannot
-// be made. Those before and after it are, the status names b and nothing else,
-// it is tried again less and less often, and is made once it may be.
+// TestUnitedOnePoolIsRefused is scenario 44 and A3: the workload of pool b cannot be
+// created. Those of the pools before and after it are created, the status names only b,
+// the creation is tried again with growing intervals, and succeeds once it is allowed.
 func TestUnitedOnePoolIsRefused(t *testing.T) {
 	f := newFixture(t)
 	f.sites("quota-a", "quota-b", "quota-c")
@@ -84,8 +84,9 @@ func TestUnitedOnePoolIsRefused(t *testing.T) {
 		s.Pools[0].Reason+s.Pools[2].Reason != "" {
 		t.Errorf("status is %s", asJSON(s))
 	}
-	// Whatever woke it so far: from the first try on, each wait is twice the one
-	// before. A try every 100 ms would be fifty in the time of five doublings.
+	// Independent of earlier triggers, each wait from the first try on is twice the one
+	// before. With a try every 100 ms there would be fifty tries in the time of five
+	// doublings.
 	tries := func() int { return f.writes()["POST deployments/"] - before["POST deployments/"] - 2 }
 	f.eventually(patience, "it is tried five times", func() error {
 		if n := tries(); n < 5 {
@@ -107,8 +108,8 @@ func TestUnitedOnePoolIsRefused(t *testing.T) {
 	f.done("web")
 }
 
-// TestUnitedDuplicateGoes is scenario 45 and A4: of two workloads of a pool the
-// one that was there first stays.
+// TestUnitedDuplicateGoes is scenario 45 and A4: of two workloads of a pool the older one
+// stays.
 func TestUnitedDuplicateGoes(t *testing.T) {
 	f := newFixture(t)
 	f.sites("dup-a")
@@ -133,8 +134,8 @@ func TestUnitedDuplicateGoes(t *testing.T) {
 	}
 }
 
-// TestUnitedHandEditsArePutBack is scenario 46 and A9: replicas, image, labels,
-// a toleration more, the selector's label on the pods, our own annotations.
+// TestUnitedHandEditsArePutBack is scenario 46 and A9: replicas, image, labels, an
+// additional toleration, the selector's label on the pods, Atoll's own annotations.
 func TestUnitedHandEditsArePutBack(t *testing.T) {
 	f := newFixture(t)
 	f.sites("edit-a")
@@ -184,8 +185,8 @@ func TestUnitedHandEditsArePutBack(t *testing.T) {
 	}
 }
 
-// TestUnitedTemplateLabelGoes is scenario 47 and A10: what leaves the template
-// leaves the workloads.
+// TestUnitedTemplateLabelGoes is scenario 47 and A10: fields that are removed from the
+// template are removed from the workloads.
 func TestUnitedTemplateLabelGoes(t *testing.T) {
 	f := newFixture(t)
 	f.sites("label-a", "label-b")
@@ -210,9 +211,9 @@ func TestUnitedTemplateLabelGoes(t *testing.T) {
 	}
 }
 
-// TestUnitedPoolsComeAndGo is scenarios 48 and 49, and A13 in part: a pool that
-// leaves takes its workload along and no other; a new one is at the revision
-// that counts. Another may be added under its name, otherwise than before.
+// TestUnitedPoolsComeAndGo is scenarios 48 and 49, and A13 in part: when a pool is
+// removed, only its workload is removed; a new pool starts at the current revision. A
+// pool with the same name and other settings may be added again.
 func TestUnitedPoolsComeAndGo(t *testing.T) {
 	f := newFixture(t)
 	f.sites("come-a", "come-b", "come-c")
@@ -248,9 +249,9 @@ func TestUnitedPoolsComeAndGo(t *testing.T) {
 	}
 }
 
-// TestUnitedToleratesThePool is scenario 49: the NodePool's taints are
-// tolerated, and stay so when the NodePool is gone, which the status says.
-// Nothing happens to the pods then (A13).
+// TestUnitedToleratesThePool is scenario 49: the NodePool's taints are tolerated, also
+// after the NodePool is deleted, which the status reports. The pods do not change then
+// (A13).
 func TestUnitedToleratesThePool(t *testing.T) {
 	f := newFixture(t)
 	f.nodeSpecs(devcluster.NodeSpec{Name: "taint-a-0", Labels: map[string]string{apps.NodePoolLabel: "taint-a"}})
@@ -310,9 +311,9 @@ func TestUnitedAffinityOfTheTemplate(t *testing.T) {
 	}
 }
 
-// TestUnitedOrphansAreAdopted is scenario 57: what a UnitedDeployment leaves
-// behind, one of the same name takes over without touching a pod; what has
-// another owner it leaves alone.
+// TestUnitedOrphansAreAdopted is scenario 57: a UnitedDeployment takes over the orphaned
+// workloads of an earlier one with the same name without changing a pod; workloads of
+// other owners are not changed.
 func TestUnitedOrphansAreAdopted(t *testing.T) {
 	f := newFixture(t)
 	f.sites("orphan-a", "orphan-b")
@@ -327,7 +328,7 @@ func TestUnitedOrphansAreAdopted(t *testing.T) {
 		}
 		return nil
 	})
-	// Somebody has the other one by now.
+	// The other workload has another owner by now.
 	owner := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}
 	f.create(owner)
 	b := f.deploymentOf("web-orphan-b")
@@ -362,7 +363,7 @@ func TestUnitedOrphansAreAdopted(t *testing.T) {
 	})
 }
 
-// TestUnitedEmptyPool is scenario 58 and A8: a pool of no pods is ready.
+// TestUnitedEmptyPool is scenario 58 and A8: a pool without pods is ready.
 func TestUnitedEmptyPool(t *testing.T) {
 	f := newFixture(t)
 	f.sites("empty-a", "empty-b")
@@ -372,8 +373,8 @@ func TestUnitedEmptyPool(t *testing.T) {
 	f.done("web")
 }
 
-// TestUnitedLongNames is scenario 61: names stay valid and apart, and two
-// UnitedDeployments whose workloads would have one name have two.
+// TestUnitedLongNames is scenario 61: names stay valid and distinct, and the workloads of
+// two UnitedDeployments that would have the same name get different ones.
 func TestUnitedLongNames(t *testing.T) {
 	f := newFixture(t)
 	long := strings.Repeat("p", 63)
@@ -393,8 +394,8 @@ func TestUnitedLongNames(t *testing.T) {
 	}
 }
 
-// TestUnitedPatches: a patch changes its pool and no other, and makes no
-// revision. One that cannot be applied changes nothing and is told of.
+// TestUnitedPatches: a patch changes only its pool, and creates no revision. A patch that
+// cannot be applied changes nothing and is reported.
 func TestUnitedPatches(t *testing.T) {
 	f := newFixture(t)
 	f.sites("patch-a", "patch-b")
@@ -429,7 +430,7 @@ func TestUnitedPatches(t *testing.T) {
 		}
 		return nil
 	})
-	f.eventually(patience, "an event tells", func() error {
+	f.eventually(patience, "there is an event", func() error {
 		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
 		if err != nil {
 			return err

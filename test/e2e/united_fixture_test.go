@@ -19,7 +19,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// sites makes NodePools of two simulated nodes each.
+// sites creates NodePools of two simulated nodes each.
 func (f *fixture) sites(names ...string) {
 	f.Helper()
 	for _, name := range names {
@@ -28,7 +28,7 @@ func (f *fixture) sites(names ...string) {
 	}
 }
 
-// pool is a pool of so many pods.
+// pool returns a pool with the given number of pods.
 func pool(name string, replicas any, modify ...func(*apps.Pool)) apps.Pool {
 	p := apps.Pool{Name: name}
 	switch n := replicas.(type) {
@@ -47,7 +47,7 @@ func patchedBy(patch string) func(*apps.Pool) {
 	return func(p *apps.Pool) { p.Patch = &runtime.RawExtension{Raw: []byte(patch)} }
 }
 
-// podTemplate is of pods that do nothing.
+// podTemplate returns a minimal template of pods.
 func podTemplate(app string) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}},
@@ -80,7 +80,7 @@ func (f *fixture) ud(name string) *apps.UnitedDeployment {
 	return ud
 }
 
-// change changes a UnitedDeployment, whoever else does.
+// change changes a UnitedDeployment, with retries after conflicts.
 func (f *fixture) change(name string, change func(*apps.UnitedDeployment)) {
 	f.Helper()
 	f.eventually(patience, "the change is taken", func() error {
@@ -90,7 +90,7 @@ func (f *fixture) change(name string, change func(*apps.UnitedDeployment)) {
 	})
 }
 
-// setImage is a release.
+// setImage starts a release with another image.
 func (f *fixture) setImage(name, image string) {
 	f.Helper()
 	f.change(name, func(ud *apps.UnitedDeployment) { podsOfTemplate(ud).Spec.Containers[0].Image = image })
@@ -107,7 +107,7 @@ func podsOfTemplate(ud *apps.UnitedDeployment) *corev1.PodTemplateSpec {
 	}
 }
 
-// isDone tells whether every pool of a UnitedDeployment is as its spec says.
+// isDone returns an error unless every pool of a UnitedDeployment matches its spec.
 func (f *fixture) isDone(name string) error {
 	ud := f.ud(name)
 	s := &ud.Status
@@ -147,8 +147,8 @@ func (f *fixture) deploymentOf(name string) *appsv1.Deployment {
 	return d
 }
 
-// podsByPool counts an app's bound pods by the pool that they are for. A pod
-// on a node of another pool is an error.
+// podsByPool counts a workload's bound pods by their pool. A pod on a node of another
+// pool is an error.
 func (f *fixture) podsByPool(app string) map[string]int {
 	f.Helper()
 	counts := map[string]int{}
@@ -162,7 +162,7 @@ func (f *fixture) podsByPool(app string) map[string]int {
 	return counts
 }
 
-// uidsByPool are the pods that there are, by pool.
+// uidsByPool returns the UIDs of the existing pods, by pool.
 func (f *fixture) uidsByPool(app string) map[string][]types.UID {
 	f.Helper()
 	uids := map[string][]types.UID{}
@@ -192,7 +192,7 @@ func (f *fixture) condition(name, kind string, status metav1.ConditionStatus, re
 	return message
 }
 
-// phases are the pools' phases.
+// phases returns the pools' phases.
 func (f *fixture) phases(name string) map[string]apps.PoolPhase {
 	f.Helper()
 	out := map[string]apps.PoolPhase{}
@@ -223,8 +223,8 @@ func (f *fixture) revisions(name string) []appsv1.ControllerRevision {
 	return list.Items
 }
 
-// writes counts what the API server was asked to write of our kinds and of
-// workloads, statuses of workloads left out: those are their controllers'.
+// writes counts the write requests to the API server for Atoll's kinds and for workloads,
+// without the statuses of workloads, which their controllers write.
 func (f *fixture) writes() map[string]int {
 	f.Helper()
 	raw, err := f.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(f.ctx)
@@ -256,7 +256,7 @@ func (f *fixture) writes() map[string]int {
 	return counts
 }
 
-// orphaning deletes an object and lets its dependents stay.
+// orphaning deletes an object and keeps its dependents.
 func (f *fixture) orphaning(o client.Object) {
 	f.Helper()
 	if err := f.client.Delete(f.ctx, o, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {

@@ -16,7 +16,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// reconciles is how many passes over UnitedDeployments there have been.
+// reconciles returns the number of reconciles of UnitedDeployments so far.
 func (f *fixture) reconciles() int {
 	f.Helper()
 	return int(f.metric("controller_runtime_reconcile_total", `controller="uniteddeployment",result="success"`))
@@ -41,9 +41,9 @@ func daemonUnited(name string, pools ...string) *apps.UnitedDeployment {
 	return ud
 }
 
-// TestUnitedStatefulSets is scenario 53 and A11: names, ordinals and claims are
-// a StatefulSet's, the status follows, a partition holds pods back, and what a
-// StatefulSet cannot change is refused where it is written.
+// TestUnitedStatefulSets is scenario 53 and A11: names, ordinals and claims are those of
+// a StatefulSet, the status follows, a partition keeps pods at their revision, and
+// changes that a StatefulSet does not allow are refused when they are written.
 func TestUnitedStatefulSets(t *testing.T) {
 	f := newFixture(t)
 	f.sites("sts-a", "sts-b")
@@ -56,7 +56,7 @@ func TestUnitedStatefulSets(t *testing.T) {
 			StorageClassName: new(""),
 		},
 	}}
-	// Nobody provisions volumes here, so these pods wait; the next have no claims.
+	// Volumes are not provisioned here, so these pods wait; the next pods have no claims.
 	f.create(ud)
 	f.eventually(patience, "the claims are there", func() error {
 		list, err := f.kube.CoreV1().PersistentVolumeClaims(f.ns).List(f.ctx, metav1.ListOptions{})
@@ -109,8 +109,8 @@ func TestUnitedStatefulSets(t *testing.T) {
 	f.done("kv")
 }
 
-// TestUnitedDaemonSets is docs/sources.md, P7. Each pool has
-// one on its own nodes, and updates go from pool to pool.
+// TestUnitedDaemonSets is docs/sources.md, P7. Each pool has one DaemonSet on its own
+// nodes, and updates go from pool to pool.
 func TestUnitedDaemonSets(t *testing.T) {
 	f := newFixture(t)
 	f.sites("ds-a", "ds-b")

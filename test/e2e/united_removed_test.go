@@ -27,7 +27,8 @@ func without(name string) func(*apps.UnitedDeployment) {
 	}
 }
 
-// drains waits until the status says why a removed pool's workload is still there.
+// drains waits until the status has the reason why a removed pool's workload still
+// exists.
 func (f *fixture) drains(name, part string) {
 	f.Helper()
 	f.eventually(patience, "the status says why it waits", func() error {
@@ -40,8 +41,9 @@ func (f *fixture) drains(name, part string) {
 }
 
 // TestUnitedRemovedPoolIsEmptied: the pods of a removed pool leave as a
-// PodDisruptionBudget allows, one after the other; the workload goes afterwards,
-// whichever manager sees to it. A pool that comes back before has its pods still.
+// PodDisruptionBudget allows, one after the other; the workload is deleted afterwards,
+// also after a restart of the manager. A pool that is added again before keeps its
+// remaining pods.
 func TestUnitedRemovedPoolIsEmptied(t *testing.T) {
 	f := newFixture(t)
 	f.sites("leave-a", "leave-b")
@@ -62,7 +64,7 @@ func TestUnitedRemovedPoolIsEmptied(t *testing.T) {
 		}
 		return nil
 	})
-	// By now five are healthy, and one may go.
+	// By now five pods are healthy, and one may be evicted.
 	f.eventually(patience, "one pod leaves", func() error {
 		if n := *f.deploymentOf("web-leave-b").Spec.Replicas; n != 2 {
 			return fmt.Errorf("it has %d replicas", n)
@@ -180,10 +182,10 @@ func TestUnitedRemovedPoolsOfOtherKinds(t *testing.T) {
 	})
 }
 
-// TestUnitedPodsAreNotEvictedByTheirPoolsTaint: a NodePool that gets a NoExecute
-// taint keeps it from its nodes until the pods of its UnitedDeployments tolerate
-// it, and these are replaced by their rollout and not evicted. Pods that do not
-// tolerate it are waited for no longer than five minutes: see the unit tests.
+// TestUnitedPodsAreNotEvictedByTheirPoolsTaint: a NodePool that gets a NoExecute taint
+// keeps it from its nodes until the pods of its UnitedDeployments tolerate it, and these
+// are replaced by their rollout and not evicted. The taint waits for pods that do not
+// tolerate it for at most five minutes: see the unit tests.
 func TestUnitedPodsAreNotEvictedByTheirPoolsTaint(t *testing.T) {
 	f := newFixture(t)
 	f.sites("ne-a", "ne-b")
@@ -222,7 +224,7 @@ func TestUnitedPodsAreNotEvictedByTheirPoolsTaint(t *testing.T) {
 		return f.poolCondition("ne-a", apps.ConditionReady, apps.ReasonNodesReady)
 	})
 	f.done("web")
-	for _, d := range ends() { // a surge of one and none unavailable, as the default strategy has it for two
+	for _, d := range ends() { // maxSurge 1 and maxUnavailable 0, as by the default strategy for two replicas
 		if d.Status.Replicas > 0 && d.Status.AvailableReplicas < 2 {
 			t.Errorf("there were %d available pods: %s", d.Status.AvailableReplicas, asJSON(d.Status))
 		}

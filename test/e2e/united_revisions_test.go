@@ -15,9 +15,9 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// TestUnitedHistory is scenarios 54 and 55: as many old revisions are kept as
-// the limit says, never one that counts; a rollback brings a template back
-// without a second revision of it, and the number grows.
+// TestUnitedHistory is scenarios 54 and 55: the limit is the number of kept old
+// revisions, and a revision in use is never deleted; a rollback restores a template
+// without a second revision of it, and the revision number grows.
 func TestUnitedHistory(t *testing.T) {
 	f := newFixture(t)
 	f.sites("history-a")
@@ -50,7 +50,7 @@ func TestUnitedHistory(t *testing.T) {
 		t.Errorf("there are %d revisions, the last is %s, number %d", len(after), last.Name, last.Revision)
 	}
 	f.rollBack("web", "no-such")
-	f.eventually(patience, "a rollback to nothing is told of and forgotten", func() error {
+	f.eventually(patience, "a rollback to nothing is reported and dropped", func() error {
 		list, err := f.kube.EventsV1().Events(f.ns).List(f.ctx, metav1.ListOptions{})
 		if err != nil || f.ud("web").Annotations[apps.RollbackToAnnotation] != "" {
 			return fmt.Errorf("not yet: %w", err)
@@ -60,7 +60,7 @@ func TestUnitedHistory(t *testing.T) {
 				return f.isDone("web")
 			}
 		}
-		return fmt.Errorf("no event of %d tells", len(list.Items))
+		return fmt.Errorf("none of %d events reports it", len(list.Items))
 	})
 }
 
@@ -69,8 +69,8 @@ func (f *fixture) rollBack(name, to string) {
 	f.change(name, func(ud *apps.UnitedDeployment) { ud.Annotations = map[string]string{apps.RollbackToAnnotation: to} })
 }
 
-// TestUnitedRevisionNameIsTaken is scenario 56: the name of a revision is
-// another's. It is left as it is, and ours gets another.
+// TestUnitedRevisionNameIsTaken is scenario 56: the name of a revision is taken by
+// another object. That object is not changed, and the revision gets another name.
 func TestUnitedRevisionNameIsTaken(t *testing.T) {
 	f := newFixture(t)
 	f.sites("taken-a")
@@ -79,7 +79,7 @@ func TestUnitedRevisionNameIsTaken(t *testing.T) {
 	f.setImage("web", "nginx:1.28")
 	f.done("web")
 	taken := f.ud("web").Status.CurrentRevision
-	// The same UnitedDeployment again, from the start.
+	// The same UnitedDeployment is created again.
 	if err := f.client.Delete(f.ctx, f.ud("web"), client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		t.Fatal(err)
 	}

@@ -88,8 +88,8 @@ func TestUnitedUpdatesInOrder(t *testing.T) {
 	}
 }
 
-// takesReleases makes a template that only the nodes of some pools can run,
-// as a release that fails in the others.
+// takesReleases changes a template so that only the nodes of some pools can run it, like
+// a release that fails in the others.
 func takesReleases(ud *apps.UnitedDeployment, label string) {
 	podsOfTemplate(ud).Spec.NodeSelector = map[string]string{label: "yes"}
 }
@@ -104,9 +104,9 @@ func (f *fixture) good(label string, pools ...string) {
 	}
 }
 
-// TestUnitedFailureStopsTheRollout is scenario 59: the second pool fails, the
-// third is not touched, the status says where, and the rollout goes on when
-// the failure is gone. Then the same with a rollback instead.
+// TestUnitedFailureStopsTheRollout is scenario 59: the second pool fails, the third is
+// not changed, the status names the pool, and the rollout continues when the failure is
+// removed. Then the same with a rollback instead.
 func TestUnitedFailureStopsTheRollout(t *testing.T) {
 	f := newFixture(t)
 	f.sites("stop-a", "stop-b", "stop-c")
@@ -160,8 +160,8 @@ func TestUnitedFailureMayBePassed(t *testing.T) {
 	f.phasesAre("web", map[string]apps.PoolPhase{"pass-a": apps.PoolReady, "pass-b": apps.PoolFailed, "pass-c": apps.PoolReady})
 }
 
-// TestUnitedPartitionAndPause: a partition and a pause hold pools, which are
-// scaled all the same.
+// TestUnitedPartitionAndPause: a partition and a pause hold pools, which can still be
+// scaled.
 func TestUnitedPartitionAndPause(t *testing.T) {
 	f := newFixture(t)
 	f.sites("part-a", "part-b", "part-c")
@@ -191,8 +191,8 @@ func TestUnitedPartitionAndPause(t *testing.T) {
 	f.done("web")
 }
 
-// TestUnitedNewPoolWaitsItsTurn is scenario 49: a pool that is added while a
-// rollout is held gets what the others have, not what nobody has tried.
+// TestUnitedNewPoolWaitsItsTurn is scenario 49: a pool that is added while a rollout is
+// held gets the revision of the other pools, not the untried one.
 func TestUnitedNewPoolWaitsItsTurn(t *testing.T) {
 	f := newFixture(t)
 	f.sites("turn-a", "turn-b", "turn-c")
@@ -218,9 +218,9 @@ func TestUnitedNewPoolWaitsItsTurn(t *testing.T) {
 	f.done("web")
 }
 
-// TestUnitedManagerKilledInARollout is F7 and F8 in part: the manager is killed
-// again and again while pools are created, updated, scaled, added and removed.
-// It ends as it does without, with one workload a pool.
+// TestUnitedManagerKilledInARollout is F7 and F8 in part: the manager is killed again and
+// again while pools are created, updated, scaled, added and removed. The end result is
+// the same as without, with one workload for each pool.
 func TestUnitedManagerKilledInARollout(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--leader-elect-lease-duration=3s"}})
 	f.sites("kill-p0", "kill-p1", "kill-p2", "kill-p3")
@@ -264,7 +264,7 @@ func TestUnitedManagerKilledInARollout(t *testing.T) {
 		}
 		return nil
 	})
-	f.eventually(patience, "the pods are as wanted", func() error {
+	f.eventually(patience, "the pods match the spec", func() error {
 		if got := f.podsByPool("web"); !maps.Equal(got, map[string]int{"kill-p0": 3, "kill-p2": 2, "kill-p3": 1}) {
 			return fmt.Errorf("they are %v", got)
 		}
@@ -280,7 +280,7 @@ func TestUnitedManagerKilledInARollout(t *testing.T) {
 	}
 }
 
-// holder is who leads.
+// holder returns the holder of the Lease.
 func (f *fixture) holder() string {
 	f.Helper()
 	lease, err := f.kube.CoordinationV1().Leases(atoll.Namespace).Get(f.ctx, atoll.Manager, metav1.GetOptions{})
@@ -290,7 +290,7 @@ func (f *fixture) holder() string {
 	return *lease.Spec.HolderIdentity
 }
 
-// touch makes n reconciles and waits until each has been.
+// touch triggers n reconciles and waits until each is done.
 func (f *fixture) touch(name string, n int) {
 	f.Helper()
 	for i := range n {
@@ -305,17 +305,16 @@ func (f *fixture) touch(name string, n int) {
 	}
 }
 
-// after are the writes that there are after some touches, if nobody else wrote:
-// a touch is one patch of a UnitedDeployment itself.
+// after returns the expected number of writes after some touches without other writes:
+// each touch is one patch of a UnitedDeployment.
 func after(writes map[string]int, touches int) map[string]int {
 	out := maps.Clone(writes)
 	out["PATCH uniteddeployments/"] += touches
 	return out
 }
 
-// TestUnitedRestsWithoutWrites is scenario 43 and A2: fifty reconciles of six
-// pools write nothing, of each kind of template: no spec, no status, no
-// workload, no revision.
+// TestUnitedRestsWithoutWrites is scenario 43 and A2: fifty reconciles of six pools, for
+// each kind of template, write nothing: no spec, no status, no workload, no revision.
 func TestUnitedRestsWithoutWrites(t *testing.T) {
 	f := newFixture(t)
 	var pools []apps.Pool

@@ -12,7 +12,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// unitedDoc is a UnitedDeployment: its spec but for the template, and the template.
+// unitedDoc returns a UnitedDeployment from its spec without the template, and the
+// template.
 const unitedDoc = `apiVersion: apps.openyurt.io/v1alpha1
 kind: UnitedDeployment
 metadata: {name: %s}
@@ -36,8 +37,8 @@ func totalSpec(total int, pools string) string {
 	return fmt.Sprintf("replicas: %d\n  %s", total, poolsSpec(pools))
 }
 
-// TestUnitedBadInputIsRefused: what a UnitedDeployment cannot mean is refused
-// when it is applied, with a message that says where; no webhook is asked.
+// TestUnitedBadInputIsRefused: an invalid UnitedDeployment is refused when it is applied,
+// with a message that names the field, and without a webhook.
 func TestUnitedBadInputIsRefused(t *testing.T) {
 	f := newFixture(t)
 	ok := poolsSpec("{name: a, replicas: 1}")
@@ -101,13 +102,13 @@ func TestUnitedBadInputIsRefused(t *testing.T) {
 		"a policy that is none":             {ok + "\n  updateStrategy: {onFailure: Panic}", deployOK, "onFailure"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tells(t, f.dryRun(fmt.Appendf(nil, unitedDoc, "ud", tc.spec, tc.template)), tc.want)
+			wantError(t, f.dryRun(fmt.Appendf(nil, unitedDoc, "ud", tc.spec, tc.template)), tc.want)
 		})
 	}
 	for _, replicas := range []string{"bad%", "%", "150%", "half"} {
 		t.Run("replicas: "+replicas, func(t *testing.T) {
 			err := f.dryRun(fmt.Appendf(nil, unitedDoc, "ud", totalSpec(4, "{name: a, replicas: '"+replicas+"'}, {name: b, replicas: 50%}"), deployOK))
-			tells(t, err, "must be a number from 0 to 1000000 or a percentage from 0% to 100%")
+			wantError(t, err, "must be a number from 0 to 1000000 or a percentage from 0% to 100%")
 			var status apierrors.APIStatus
 			if !errors.As(err, &status) || len(status.Status().Details.Causes) != 1 {
 				t.Errorf("it says more than what is wrong: %v", err)
@@ -115,12 +116,12 @@ func TestUnitedBadInputIsRefused(t *testing.T) {
 		})
 	}
 	t.Run("a name of 64 characters", func(t *testing.T) {
-		tells(t, f.dryRun(fmt.Appendf(nil, unitedDoc, strings.Repeat("x", 64), ok, deployOK)), "at most 63 characters")
+		wantError(t, f.dryRun(fmt.Appendf(nil, unitedDoc, strings.Repeat("x", 64), ok, deployOK)), "at most 63 characters")
 	})
 }
 
-// tells fails unless an error says what is wanted; "" is none.
-func tells(t *testing.T, err error, want string) {
+// wantError fails unless an error contains the wanted text; "" means no error.
+func wantError(t *testing.T, err error, want string) {
 	t.Helper()
 	switch {
 	case want == "" && err != nil:
@@ -180,7 +181,7 @@ func TestUnitedWhatCannotChange(t *testing.T) {
 				}
 				return nil
 			})
-			tells(t, err, tc.want)
+			wantError(t, err, tc.want)
 		})
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 )
 
-// converter is a conversion webhook between the versions of Sails. It does what
-// a test says.
+// converter is a conversion webhook between the versions of Stages. Each test sets its
+// behaviour.
 type converter struct {
 	server *httptest.Server
 	does   atomic.Pointer[http.HandlerFunc]
@@ -50,7 +50,7 @@ func (c *converter) fails() {
 
 func (c *converter) hangs() {
 	c.set(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // until then the server does not see that the client has gone
+		_, _ = io.Copy(io.Discard, r.Body) // before that the server does not notice that the client has closed the connection
 		<-r.Context().Done()
 	})
 }
@@ -84,9 +84,9 @@ func (c *converter) works() {
 	})
 }
 
-// define is the definition of Sails, stored as v1 and converted to v2.
+// define is the definition of Stages, stored as v1 and converted to v2.
 func (c *converter) define() *unstructured.Unstructured {
-	d := sailDefinition()
+	d := stageDefinition()
 	spec := d.Object["spec"].(map[string]any)
 	v2 := map[string]any{}
 	for key, value := range spec["versions"].([]any)[0].(map[string]any) {
@@ -103,15 +103,15 @@ func (c *converter) define() *unstructured.Unstructured {
 	return d
 }
 
-// TestAKindThatDoesNotList: the conversion webhook of a kind that the ConfigMap
-// names fails, then hangs. atoll-manager is Ready, starts and leads, and places
-// other workloads; new pods of the kind wait at the gate, and go where they
-// belong once it can be listed.
+// TestAKindThatDoesNotList: the conversion webhook of a kind that the ConfigMap names
+// fails, then hangs. atoll-manager is Ready, starts and leads, and places other
+// workloads; new pods of the kind wait at the gate, and go to their groups once the kind
+// can be listed.
 func TestAKindThatDoesNotList(t *testing.T) {
 	convert := newConverter(t)
 	f := newFixtureOfItsOwn(t, atoll.Options{Values: map[string]any{"workloads": []any{map[string]any{
-		"group": "e2e.example.com", "version": "v2", "kind": "Sail",
-		"replicasPath": ".spec.crew", "podTemplatePath": ".spec.template", "revisionLabel": "e2e.example.com/cut",
+		"group": "e2e.example.com", "version": "v2", "kind": "Stage",
+		"replicasPath": ".spec.size", "podTemplatePath": ".spec.template", "revisionLabel": "e2e.example.com/revision",
 	}}}})
 	if err := f.client.Create(f.ctx, convert.define()); err != nil {
 		t.Fatal(err)
@@ -121,16 +121,16 @@ func TestAKindThatDoesNotList(t *testing.T) {
 	f.create(weights("policy", "list-a", 3, "list-b", 2))
 	threeTwo := map[string]int{"list-a": 3, "list-b": 2}
 	var main *unstructured.Unstructured
-	f.eventually(patience, "Sails are served", func() error {
-		main = &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"crew": int64(5)}}}
-		main.SetGroupVersionKind(sailKind)
+	f.eventually(patience, "Stages are served", func() error {
+		main = &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"size": int64(5)}}}
+		main.SetGroupVersionKind(stageKind)
 		main.SetNamespace(f.ns)
 		main.SetName("main")
 		main.SetLabels(map[string]string{gm.RequiredPropagationPolicyLabel: "policy"})
 		return f.client.Create(f.ctx, main)
 	})
-	f.told(workloadkind.ReasonInForce, "Sail.e2e.example.com")
-	f.told(workloadkind.ReasonProblem, "Sail.e2e.example.com: the API server cannot ")
+	f.eventuallyEvent(workloadkind.ReasonInForce, "Stage.e2e.example.com")
+	f.eventuallyEvent(workloadkind.ReasonProblem, "Stage.e2e.example.com: the API server cannot ")
 	gated := func(n int) func() error {
 		return func() error {
 			pods := f.pods("main")
@@ -155,7 +155,7 @@ func TestAKindThatDoesNotList(t *testing.T) {
 			app := "app-" + tc.name
 			f.create(deployment(app, 5, "policy"))
 			f.eventually(patience, "3:2", func() error { return f.spreadIs(app, threeTwo) })
-			f.man(main, tc.name, 1)
+			f.createPods(main, tc.name, 1)
 			n++
 			if err := gated(n)(); err != nil {
 				f.Fatal(err)
@@ -163,19 +163,19 @@ func TestAKindThatDoesNotList(t *testing.T) {
 			if err := f.cluster.Restart(f.ctx, atoll.Manager); err != nil { // until it is Ready
 				f.Fatal(err)
 			}
-			if n := f.metric("atoll_owners_kind_synced", `kind="Sail.e2e.example.com"`); n != 0 {
+			if n := f.metric("atoll_owners_kind_synced", `kind="Stage.e2e.example.com"`); n != 0 {
 				f.Errorf("the metric says %v", n)
 			}
 			f.create(deployment(app+"-after", 5, "policy"))
 			f.eventually(patience, "3:2 by a leader that has just begun", func() error { return f.spreadIs(app+"-after", threeTwo) })
-			f.always(2*time.Second, "pods of the Sail wait", gated(n))
+			f.always(2*time.Second, "pods of the Stage wait", gated(n))
 		})
 	}
 	f.part("the conversion webhook works", func(f *fixture) {
 		convert.works()
-		f.eventually(3*time.Minute, "the Sail is bound", func() error { return f.boundTo(main, "policy") })
+		f.eventually(3*time.Minute, "the Stage is bound", func() error { return f.boundTo(main, "policy") })
 		f.eventually(patience, "the pods that waited are bound", func() error { return f.bindings("main", n) })
-		f.man(main, "one", 5)
+		f.createPods(main, "one", 5)
 		f.eventually(patience, "3:2 of a revision of its own, beside those of two others", func() error {
 			return f.spreadIs("main", map[string]int{"list-a": 3 + n, "list-b": 2})
 		})

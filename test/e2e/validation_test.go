@@ -21,7 +21,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// dryRun asks the API server whether it would take a document, strictly.
+// dryRun sends a document to the API server as a dry run with strict field validation.
 func (f *fixture) dryRun(doc []byte) error {
 	f.Helper()
 	o := &unstructured.Unstructured{}
@@ -35,7 +35,7 @@ func (f *fixture) dryRun(doc []byte) error {
 	return f.client.Create(f.ctx, o, client.DryRunAll, strict)
 }
 
-// TestExamplesAreAccepted: every example applies as it is.
+// TestExamplesAreAccepted: every example can be applied unchanged.
 func TestExamplesAreAccepted(t *testing.T) {
 	f := newFixture(t)
 	f.kindWorkflow() // examples/gangs has one
@@ -69,14 +69,15 @@ func weightsSpec(rule string) string { return "{staticWeightList: [" + rule + "]
 
 func image(o string) string { return fmt.Sprintf(override, "{imageOverrider: ["+o+"]}") }
 
-// TestBadInputIsRefused: what cannot be meant is refused when it is applied,
-// with a message that says what and where; what can be meant is accepted.
+// TestBadInputIsRefused: invalid documents are refused when they are applied, with a
+// message that names field and error; valid ones are accepted.
 func TestBadInputIsRefused(t *testing.T) {
 	f := newFixture(t)
 	long := strings.Repeat("x", 64)
 	for name, tc := range map[string]struct {
 		doc string
-		// want is a part of the refusal; empty means that the document is accepted.
+		// want is a part of the expected refusal; empty means that the document is
+		// accepted.
 		want string
 	}{
 		"a weight":                            {fmt.Sprintf(propagation, "p", weightsSpec("{nodeGroupNames: [a], weight: 1}")), ""},
@@ -172,8 +173,8 @@ func TestBadInputIsRefused(t *testing.T) {
 	})
 }
 
-// TestManagerMayDoNoMoreThanItNeeds: atoll-manager runs as its ServiceAccount,
-// which may neither delete pods nor read others' secrets.
+// TestManagerMayDoNoMoreThanItNeeds: atoll-manager runs as its ServiceAccount, which may
+// neither delete pods nor read Secrets of others.
 func TestManagerMayDoNoMoreThanItNeeds(t *testing.T) {
 	f := newFixture(t)
 	manager := "system:serviceaccount:" + atoll.Namespace + ":" + atoll.Manager

@@ -22,19 +22,20 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// unschedulable counts an app's pods that kube-scheduler has refused.
+// unschedulable counts a workload's pods that kube-scheduler has refused.
 func (f *fixture) unschedulable(app string) int {
 	f.Helper()
 	return f.unscheduled(app, corev1.PodReasonUnschedulable)
 }
 
-// atTheGate counts an app's pods that kube-scheduler does not look at yet.
+// atTheGate counts a workload's pods that wait at the scheduling gate.
 func (f *fixture) atTheGate(app string) int {
 	f.Helper()
 	return f.unscheduled(app, corev1.PodReasonSchedulingGated)
 }
 
-// unscheduled counts an app's pods that have no node for a reason.
+// unscheduled counts a workload's pods whose condition PodScheduled is False with the
+// given reason.
 func (f *fixture) unscheduled(app, reason string) int {
 	f.Helper()
 	n := 0
@@ -48,9 +49,9 @@ func (f *fixture) unscheduled(app, reason string) int {
 	return n
 }
 
-// TestPodsWaitForAPolicyAndNotLonger is scenario 4: pods of a workload whose
-// policy is missing wait without a call to the extender, and go as soon as it is
-// there.
+// TestPodsWaitForAPolicyAndNotLonger is scenario 4: pods of a workload whose policy is
+// missing wait without a call to the extender, and are placed as soon as the policy
+// exists.
 func TestPodsWaitForAPolicyAndNotLonger(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("late-a", 1)
@@ -77,9 +78,8 @@ func TestPodsWaitForAPolicyAndNotLonger(t *testing.T) {
 	})
 }
 
-// TestOnlyTheRightGroupIsPreempted is scenario 22: a pod of high priority whose
-// group is full of pods of low priority takes the place of one of them, and
-// none of any other group.
+// TestOnlyTheRightGroupIsPreempted is scenario 22: a pod of high priority whose group is
+// full of pods of low priority preempts one of them, and no pod of another group.
 func TestOnlyTheRightGroupIsPreempted(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"pre-a", "pre-b"} {
@@ -139,8 +139,8 @@ func TestOnlyTheRightGroupIsPreempted(t *testing.T) {
 	})
 }
 
-// TestManyWaitingPodsCostLittle is scenario 24: fifty pods that no seat is open
-// for while another pod changes twenty times a second.
+// TestManyWaitingPodsCostLittle is scenario 24: fifty pods without an open seat, while
+// another pod changes twenty times a second.
 func TestManyWaitingPodsCostLittle(t *testing.T) {
 	f := isolated.fixture(t)
 	f.group("wait-a", 1)
@@ -168,7 +168,7 @@ func TestManyWaitingPodsCostLittle(t *testing.T) {
 		}, 50*time.Millisecond)
 	})
 	before := f.filterCalls()
-	f.always(10*time.Second, "nobody else is placed", func() error { return f.spreadIs("app", map[string]int{"wait-a": 1}) })
+	f.always(10*time.Second, "no other pod is placed", func() error { return f.spreadIs("app", map[string]int{"wait-a": 1}) })
 	cancel()
 	writer.Wait()
 	calls := f.filterCalls() - before
@@ -178,9 +178,9 @@ func TestManyWaitingPodsCostLittle(t *testing.T) {
 	}
 }
 
-// TestRangesFillInOrderAndTheRestWaits is scenarios 37 and 55: ranges fill in
-// their order; pods above them wait and the policy says so; when a range grows,
-// as many pods are woken as seats opened.
+// TestRangesFillInOrderAndTheRestWaits is scenarios 37 and 55: ranges are filled in their
+// order; pods beyond them wait and the policy's status reports it; when a range grows, as
+// many pods are tried again as seats have opened.
 func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("range-a", 1)
@@ -199,7 +199,7 @@ func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
 		tight.Spec.NumRange = []gm.NodeGroupNumRange{bounds("range-a", 1, 2), bounds("range-b", 1, 2)}
 		f.create(tight)
 		f.create(deployment("most", 8, "tight"))
-		f.eventually(patience, "four are placed, four wait, and the policy says so", func() error {
+		f.eventually(patience, "four are placed, four wait, and the policy reports it", func() error {
 			if err := f.spreadIs("most", map[string]int{"range-a": 2, "range-b": 2}); err != nil {
 				return err
 			}
@@ -234,8 +234,8 @@ func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
 	})
 }
 
-// TestReservationsLeaveNothingBehind is scenario 44: seats of pods that are
-// filtered and never bound are given back.
+// TestReservationsLeaveNothingBehind is scenario 44: the seats of pods that are filtered
+// and never bound become free.
 func TestReservationsLeaveNothingBehind(t *testing.T) {
 	f := isolated.fixture(t)
 	c := newCaller(f)
@@ -257,9 +257,9 @@ func TestReservationsLeaveNothingBehind(t *testing.T) {
 	})
 }
 
-// TestPolicyDeleted is scenario 47: running pods stay, new ones wait; those of
-// a workload that ignores missing policies go wherever kube-scheduler likes.
-// TestPodsWaitForAPolicyAndNotLonger shows the way back.
+// TestPolicyDeleted is scenario 47: running pods stay, new ones wait; kube-scheduler
+// alone places those of a workload that ignores missing policies.
+// TestPodsWaitForAPolicyAndNotLonger tests the reverse direction.
 func TestPolicyDeleted(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("gone-a", 1)
@@ -312,8 +312,8 @@ func TestAPolicyOfAnotherNamespaceIsNotUsed(t *testing.T) {
 	})
 }
 
-// TestWideFilterIsExactInTheEnd: docs/sources.md, G10 and G11, as written: every open group
-// kept and ranked, is corrected at the bind.
+// TestWideFilterIsExactInTheEnd: docs/sources.md, G10 and G11, literally: the filter
+// keeps and ranks every open group, and the bind call corrects the result.
 func TestWideFilterIsExactInTheEnd(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--filter=Wide"}, Values: map[string]any{
 		"scheduler": map[string]any{"filter": "Wide"},

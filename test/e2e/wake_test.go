@@ -11,9 +11,9 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// TestANodeThatMovesWakesThePoliciesOfItsGroups: a group that gets its first
-// node, and loses its last, is told to the policy that names it, in whatever
-// case; those that name other groups are left alone.
+// TestANodeThatMovesWakesThePoliciesOfItsGroups: when a group gets its first node or
+// loses its last, the policies that name it, in upper or lower case, are reconciled;
+// policies of other groups are not.
 func TestANodeThatMovesWakesThePoliciesOfItsGroups(t *testing.T) {
 	f := newFixture(t)
 	f.group("wake-a", 2)
@@ -37,7 +37,7 @@ func TestANodeThatMovesWakesThePoliciesOfItsGroups(t *testing.T) {
 		}
 		return nil
 	})
-	f.eventually(patience, "the group without a node is told of", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
+	f.eventually(patience, "the group without a node is reported", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
 	reconciles := func() (n float64) {
 		for _, result := range []string{"success", "requeue_after", "error"} {
 			n += f.metric("controller_runtime_reconcile_total", fmt.Sprintf("controller=%q,result=%q", "propagationpolicy", result))

@@ -12,17 +12,17 @@ import (
 	"github.com/atoll-k8s/atoll/test/invariants"
 )
 
-// lag is how old what atoll-manager decides by may be. Caches are behind by
-// milliseconds; on a busy machine a decision takes seconds to be written down.
+// lag is the maximum age of the state that atoll-manager decides by. Caches are behind by
+// milliseconds, but on a busy machine a decision takes seconds to be written.
 const lag = 5 * time.Second
 
-// watcher holds everything that a cluster writes to the invariants.
+// watcher checks all writes of a cluster against the invariants.
 type watcher struct {
 	environment
 	recorder *invariants.Recorder
 
-	mu sync.Mutex // guards what is below
-	// limits are what the cluster is held to in the end.
+	mu sync.Mutex // guards the fields below
+	// limits are the bounds for the check at the end.
 	limits invariants.Limits
 	// tests are the names of the tests, by namespace.
 	tests map[string]string
@@ -36,7 +36,7 @@ func watchOver(e environment) (*watcher, error) {
 	}
 	return &watcher{
 		environment: e, recorder: recorder, tests: map[string]string{},
-		limits: invariants.Limits{Lag: lag, EvictionsPerMinute: int((60 + 10) * e.pace)}, // 10 s may be saved up
+		limits: invariants.Limits{Lag: lag, EvictionsPerMinute: int((60 + 10) * e.pace)}, // evictions of up to 10 s may be saved
 	}, nil
 }
 
@@ -46,7 +46,7 @@ func (w *watcher) owns(test, namespace string) {
 	w.tests[namespace] = test
 }
 
-// end tells what was broken from the start until now.
+// end returns the violations from the start until now.
 func (w *watcher) end() error {
 	history, err := w.recorder.Stop(context.Background())
 	if err != nil {

@@ -17,20 +17,20 @@ const (
 	linesAfter  = 4
 )
 
-// near are the keys of what a decision about a pod is made of.
-func (c *checker) near(pod Pod, apps []application) []any {
+// near returns the keys of the objects on which a decision about a pod depends.
+func (c *checker) near(pod Pod, ancestries []ancestry) []any {
 	keys := []any{pod.key()}
 	if pod.Node != "" {
 		keys = append(keys, nodeKey(pod.Node))
 	}
-	for _, app := range apps {
-		for _, o := range app.chain {
+	for _, a := range ancestries {
+		for _, o := range a.chain {
 			keys = append(keys, workloadKey(o.UID))
 		}
-		if o := app.propagation; o != nil {
+		if o := a.propagation; o != nil {
 			keys = append(keys, propagationKey(types.NamespacedName{Namespace: pod.Namespace, Name: o.Policies.RequiredPropagation}))
 		}
-		if o := app.override; o != nil {
+		if o := a.override; o != nil {
 			keys = append(keys, overrideKey(types.NamespacedName{Namespace: pod.Namespace, Name: o.Policies.RequiredOverride}))
 		}
 	}
@@ -39,7 +39,7 @@ func (c *checker) near(pod Pod, apps []application) []any {
 	return slices.Compact(keys)
 }
 
-// around describes the versions of some objects near a resourceVersion.
+// around describes the versions of the given objects near a resourceVersion.
 func (c *checker) around(rv uint64, keys []any) []string {
 	type line struct {
 		Stamp
@@ -71,7 +71,7 @@ func (c *checker) around(rv uint64, keys []any) []string {
 	return lines
 }
 
-// describe says what is judged of an object.
+// describe formats the fields of an object that are judged.
 func describe(o Object) string {
 	switch o := o.(type) {
 	case Pod:
@@ -103,7 +103,7 @@ func describe(o Object) string {
 	return "unknown"
 }
 
-// rulesOf is a policy in a line.
+// rulesOf formats the rules of a policy in one line.
 func rulesOf(spec *gm.PropagationSpec) string {
 	var rules []string
 	for _, rule := range spec.StaticWeight {

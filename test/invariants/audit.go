@@ -18,7 +18,7 @@ type Request struct {
 	ID, User, Verb        string
 	Resource, Subresource string
 	Namespace, Name       string
-	// Code is the status that was answered.
+	// Code is the HTTP status of the answer.
 	Code int
 	// Received and Answered are the API server's times.
 	Received, Answered time.Time
@@ -28,7 +28,8 @@ func (r Request) object() types.NamespacedName {
 	return types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
 }
 
-// deletes: the request is to delete pods or what owns them, whatever came of it.
+// deletes reports whether the request asks to delete pods or their owners, whatever its
+// result.
 func (r Request) deletes() bool {
 	if r.Subresource != "" || r.Verb != "delete" && r.Verb != "deletecollection" {
 		return false
@@ -37,13 +38,13 @@ func (r Request) deletes() bool {
 	return owner && r.Resource != "nodes" && !strings.HasSuffix(r.Resource, "policies")
 }
 
-// evicted: the request evicted a pod.
+// evicted reports whether the request evicted a pod.
 func (r Request) evicted() bool {
 	return r.Resource == "pods" && r.Subresource == "eviction" && r.Verb == "create" && r.Code >= 200 && r.Code < 300
 }
 
-// ReadAudit reads what a user did, in the order of the log. A last line that is
-// not whole yet is left out: the API server may have been killed over it.
+// ReadAudit returns the requests of a user, in the order of the log. An incomplete last
+// line is left out: the API server may have been killed while it wrote it.
 func ReadAudit(log io.Reader, user string) ([]Request, error) {
 	var requests []Request
 	lines := bufio.NewReaderSize(log, 1<<20)

@@ -22,6 +22,6 @@ func TestReadAudit(t *testing.T) {
 		t.Errorf("the eviction is %+v", r)
 	}
 	if _, err := ReadAudit(strings.NewReader("manager: no JSON\n"), "manager"); err == nil {
-		t.Error("a line that is no JSON is passed over")
+		t.Error("a line that is not JSON is ignored")
 	}
 }

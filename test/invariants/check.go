@@ -16,22 +16,24 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
-// Limits are what a Check holds a run to.
+// Limits are the bounds that a Check uses.
 type Limits struct {
-	// Lag is how old what a decision was made of may be: caches lag.
+	// Lag is the maximum age of the state that a decision may be based on, because caches
+	// lag.
 	Lag time.Duration
-	// EvictionsPerMinute bounds the evictions of pods that have a node. 0 is no bound.
+	// EvictionsPerMinute is the maximum number of evictions of pods that have a node. 0
+	// means no limit.
 	EvictionsPerMinute int
-	// Exceptions are what a run breaks on purpose.
+	// Exceptions are the violations that a run causes on purpose.
 	Exceptions []Exception
 }
 
-// Exception lets an invariant be broken, in one namespace and for a time.
+// Exception allows violations of an invariant, in one namespace and for a time.
 type Exception struct {
 	Invariant, Namespace string
-	// From and To bound it; a zero To is the end of the run.
+	// From and To bound the time; a zero To means the end of the run.
 	From, To time.Time
-	// Why says who breaks it and what for.
+	// Why names the fault that causes the violations, and its purpose.
 	Why string
 }
 
@@ -39,20 +41,20 @@ func (e Exception) covers(v Violation) bool {
 	return e.Invariant == v.Invariant && e.Namespace == v.Namespace && !v.At.Before(e.From) && (e.To.IsZero() || !v.At.After(e.To))
 }
 
-// Violation is something that must never happen.
+// Violation is one break of an invariant.
 type Violation struct {
 	// Invariant is its name: I1, I2, I5, I10 or I12.
 	Invariant string
-	// RV is the resourceVersion at which it happened; 0 when it wrote nothing.
+	// RV is the resourceVersion at which it happened; 0 if nothing was written.
 	RV uint64
-	// At is when it was seen.
+	// At is the time when it was seen.
 	At time.Time
-	// Namespace and Pod name what it happened to.
+	// Namespace and Pod are the namespace and the name of the affected object.
 	Namespace, Pod string
-	// Why says what is wrong.
+	// Why describes the violation; it continues a sentence that begins with the object.
 	Why string
-	// Around is the history of the pod, its node and its policies up to then, a
-	// line a version.
+	// Around is the history of the pod, its node and its policies up to that moment, one
+	// line for each version.
 	Around []string
 }
 
@@ -62,14 +64,14 @@ func (v Violation) String() string {
 
 func clockOf(t time.Time) string { return t.UTC().Format("15:04:05.000") }
 
-// Report is what a Check found.
+// Report is the result of a Check.
 type Report struct {
 	// Violations are in the order in which they happened.
 	Violations []Violation
-	// Binds, Evictions and OnDemand, pods that became on-demand, are how many were
-	// judged, Unjudged how many could not be.
+	// Binds, Evictions and OnDemand (pods that became on-demand) are the numbers of
+	// judged events; Unjudged is the number of those that could not be judged.
 	Binds, Evictions, OnDemand, Unjudged int
-	// Excepted are the violations that were on purpose.
+	// Excepted is the number of violations that Exceptions allow.
 	Excepted    int
 	Gaps        []Gap
 	First, Last uint64
@@ -81,7 +83,7 @@ func (r Report) Summary() string {
 		r.First, r.Last, r.Binds, r.Evictions, r.OnDemand, r.Unjudged, len(r.Gaps), len(r.Violations), r.Excepted)
 }
 
-// shown bounds the violations that are printed.
+// shown is the maximum number of violations that are printed.
 const shown = 30
 
 // Err lists the violations and the history around them, or is nil.
@@ -104,7 +106,7 @@ func (r Report) Err() error {
 	return errors.New(b.String())
 }
 
-// Check replays a history, and what atoll-manager asked the API server to do.
+// Check replays a history and the requests of atoll-manager to the API server.
 func Check(h *History, requests []Request, limits Limits) Report {
 	h.sort()
 	c := &checker{History: h, Limits: limits, rules: map[types.UID]map[int64]*override.Rules{}, moved: map[seat][]uint64{}}
@@ -124,9 +126,9 @@ type checker struct {
 	*History
 	Limits
 	report Report
-	// rules are compiled once a generation.
+	// rules caches compiled rules, one entry for each generation of a policy.
 	rules map[types.UID]map[int64]*override.Rules
-	// moved are the evictions of surplus pods that had a reason.
+	// moved are the evictions that were justified by a surplus, as resourceVersions.
 	moved map[seat][]uint64
 }
 
@@ -152,7 +154,7 @@ func (p Pod) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 }
 
-// checkDeletions is I2, and of I12 what is about deletions.
+// checkDeletions checks I2, and I12 for deletions.
 func (c *checker) checkDeletions(requests []Request) {
 	for _, r := range requests {
 		if !r.deletes() {
@@ -169,9 +171,9 @@ func (c *checker) checkDeletions(requests []Request) {
 	}
 }
 
-// unitedWorkload names the UnitedDeployment that a request deletes a workload
-// of, and tells whether that one could spare it: it was of no pool of the spec,
-// or not the only one of its pool.
+// unitedWorkload returns the UnitedDeployment whose workload a request deletes, and
+// whether it may be deleted: it was of no pool of the spec, or not the only one of its
+// pool.
 func (c *checker) unitedWorkload(r Request) (of string, spare bool) {
 	from, to := r.Received.Add(-c.Lag), r.Answered.Add(c.Lag)
 	for _, w := range c.workloads(from, to) {
@@ -192,7 +194,7 @@ func (c *checker) unitedWorkload(r Request) (of string, spare bool) {
 	return of, false
 }
 
-// workloads are all versions of workloads that were in force between two times.
+// workloads returns all versions of workloads that were in force between two times.
 func (c *checker) workloads(from, to time.Time) []Workload {
 	var found []Workload
 	for key, t := range c.timelines {
@@ -209,7 +211,7 @@ func (c *checker) workloads(from, to time.Time) []Workload {
 	return found
 }
 
-// checkBinds is I5 for one pod.
+// checkBinds checks I5 for one pod.
 func (c *checker) checkBinds(t timeline) {
 	for i := 1; i < len(t); i++ {
 		before, unbound := t[i-1].object.(Pod)
@@ -218,7 +220,7 @@ func (c *checker) checkBinds(t timeline) {
 			continue
 		}
 		if t[i].Gap {
-			c.report.Unjudged++ // at which version is not known
+			c.report.Unjudged++ // the version at which it was bound is not known
 			continue
 		}
 		c.checkBind(pod, t[i].Stamp)
@@ -227,7 +229,7 @@ func (c *checker) checkBinds(t timeline) {
 
 func (c *checker) checkBind(pod Pod, s Stamp) {
 	from := s.Seen.Add(-c.Lag)
-	apps, ok := c.applications(pod, from, s.RV)
+	ancestries, ok := c.ancestries(pod, from, s.RV)
 	if !ok {
 		c.report.Unjudged++
 		return
@@ -236,10 +238,10 @@ func (c *checker) checkBind(pod Pod, s Stamp) {
 	groups := c.groupsOf(pod.Node, from, s.RV)
 	var policies []PropagationPolicy
 	bound, total := false, 0
-	for _, app := range apps {
-		o := app.propagation
+	for _, a := range ancestries {
+		o := a.propagation
 		if o == nil || o.IgnoreMissing && o.Policies.BindingPropagation != o.Policies.RequiredPropagation {
-			return // nothing is required
+			return // no policy is required
 		}
 		bound = bound || o.Policies.BindingPropagation == o.Policies.RequiredPropagation
 		versions := c.propagationPolicies(types.NamespacedName{Namespace: pod.Namespace, Name: o.Policies.RequiredPropagation}, from, s.RV)
@@ -247,28 +249,28 @@ func (c *checker) checkBind(pod Pod, s Stamp) {
 			return
 		}
 		policies = append(policies, versions...)
-		total = max(total, app.replicas())
+		total = max(total, a.replicas())
 	}
-	required := apps[0].propagation.Policies.RequiredPropagation
+	required := ancestries[0].propagation.Policies.RequiredPropagation
 	if !bound {
-		c.violate("I5", s, pod.name(), c.near(pod, apps), "got node %q while PropagationPolicy %q, which %s %q requires, was not bound",
-			pod.Node, required, apps[0].propagation.Kind, apps[0].propagation.Name)
+		c.violate("I5", s, pod.name(), c.near(pod, ancestries), "got node %q while PropagationPolicy %q, which %s %q requires, was not bound",
+			pod.Node, required, ancestries[0].propagation.Kind, ancestries[0].propagation.Name)
 		return
 	}
 	if pod.Pinned && slices.Equal(groups, []string{""}) && slices.Contains(c.groupsOf(pod.Node, s.Seen, math.MaxUint64), pod.Group) {
-		groups = []string{pod.Group} // a newcomer, which was labelled afterwards
+		groups = []string{pod.Group} // a newcomer: a node that was labelled afterwards
 	}
 	if !anyAllows(policies, groups) {
-		c.violate("I5", s, pod.name(), c.near(pod, apps), "got node %q of NodeGroup %q, which PropagationPolicy %q gives nothing", pod.Node, groups[0], required)
+		c.violate("I5", s, pod.name(), c.near(pod, ancestries), "got node %q of NodeGroup %q, which PropagationPolicy %q gives nothing", pod.Node, groups[0], required)
 		return
 	}
-	if pod.OwnerKind != "DaemonSet" { // one a node: nothing is divided
-		c.checkMax(pod, s, apps, policies, total)
+	if pod.OwnerKind != "DaemonSet" { // one pod on each node: not divided
+		c.checkMax(pod, s, ancestries, policies, total)
 	}
 }
 
-// checkMax finds a range that a binding filled beyond its max.
-func (c *checker) checkMax(pod Pod, s Stamp, apps []application, policies []PropagationPolicy, total int) {
+// checkMax reports a range that a binding filled beyond its max.
+func (c *checker) checkMax(pod Pod, s Stamp, ancestries []ancestry, policies []PropagationPolicy, total int) {
 	from := s.Seen.Add(-c.Lag)
 	group := c.groupOf(pod.Node, s.RV)
 	active, sitting := 0, 0
@@ -287,18 +289,18 @@ func (c *checker) checkMax(pod Pod, s Stamp, apps []application, policies []Prop
 		most = max(most, maxOf(p.Spec, group, max(total, active)))
 	}
 	if sitting > most {
-		c.violate("I5", s, pod.name(), c.near(pod, apps), "is pod %d of its cohort in NodeGroup %q, which may have %d", sitting, group, most)
+		c.violate("I5", s, pod.name(), c.near(pod, ancestries), "is pod %d of its cohort in NodeGroup %q, which may have %d", sitting, group, most)
 	}
 }
 
-// stays tells whether a node was in a group all the time.
+// stays reports whether a node was in a group all the time.
 func (c *checker) stays(node, group string, from time.Time, to uint64) bool {
 	groups := c.groupsOf(node, from, to)
 	return len(groups) == 1 && groups[0] == group
 }
 
-// groupsOf are the groups that a node had since a time; the newest first, and
-// at least one, which may be "".
+// groupsOf returns the groups that a node had since a time, the newest first. There is at
+// least one, which may be "".
 func (c *checker) groupsOf(node string, from time.Time, to uint64) []string {
 	var groups []string
 	for _, v := range slices.Backward(c.timelines[nodeKey(node)].within(from, to)) {
@@ -313,9 +315,9 @@ func (c *checker) groupsOf(node string, from time.Time, to uint64) []string {
 	return groups
 }
 
-// applications are what a pod's application was since a time, the newest first.
-func (c *checker) applications(pod Pod, from time.Time, to uint64) ([]application, bool) {
-	now, ok := c.applicationAt(pod, to)
+// ancestries returns the values of a pod's ancestry since a time, the newest first.
+func (c *checker) ancestries(pod Pod, from time.Time, to uint64) ([]ancestry, bool) {
+	now, ok := c.ancestryAt(pod, to)
 	if !ok {
 		return nil, false
 	}
@@ -323,21 +325,22 @@ func (c *checker) applications(pod Pod, from time.Time, to uint64) ([]applicatio
 	for _, o := range now.chain {
 		keys = append(keys, workloadKey(o.UID))
 	}
-	apps := []application{now}
+	ancestries := []ancestry{now}
 	for _, rv := range c.moments(from, to, keys...)[1:] {
 		then, _ := get[Pod](c.History, podKey(pod.UID), rv)
 		if then.Owner == "" {
-			then = pod // before the pod was
+			then = pod // before the pod existed
 		}
-		if app, ok := c.applicationAt(then, rv); ok {
-			apps = append(apps, app)
+		if a, ok := c.ancestryAt(then, rv); ok {
+			ancestries = append(ancestries, a)
 		}
 	}
-	return apps, true
+	return ancestries, true
 }
 
-// replicas is the most pods that an owner up to the application wants.
-func (a application) replicas() int {
+// replicas returns the largest number of pods that an owner wants, up to the one that
+// requires the PropagationPolicy; at least 1.
+func (a ancestry) replicas() int {
 	most := 1
 	for i := range a.chain {
 		most = max(most, a.chain[i].Replicas)
@@ -348,7 +351,7 @@ func (a application) replicas() int {
 	return most
 }
 
-// propagationPolicies are the versions of a policy since a time.
+// propagationPolicies returns the versions of a policy since a time.
 func (c *checker) propagationPolicies(name types.NamespacedName, from time.Time, to uint64) []PropagationPolicy {
 	var policies []PropagationPolicy
 	for _, v := range c.timelines[propagationKey(name)].within(from, to) {
@@ -365,8 +368,8 @@ func anyAllows(policies []PropagationPolicy, groups []string) bool {
 	})
 }
 
-// allows tells whether a policy ever gives a group a pod. It is written down
-// here again, for this is what atoll-manager is measured by.
+// allows reports whether a policy can give a group a pod. It is implemented here
+// independently, because atoll-manager is checked against it.
 func allows(spec *gm.PropagationSpec, group string) bool {
 	if group == "" {
 		return false
@@ -382,14 +385,14 @@ func allows(spec *gm.PropagationSpec, group string) bool {
 			named, weight = true, max(weight, rule.Weight)
 		}
 	}
-	return named && (weight > 0 || !any) // all zero is all equal
+	return named && (weight > 0 || !any) // if all are zero they count as equal
 }
 
-// unlimited is more pods than anybody has.
+// unlimited is more pods than any test has.
 const unlimited = 1 << 30
 
-// maxOf is how many of a number of pods a group may have. Of several ranges
-// that name it the first counts.
+// maxOf returns how many of a number of pods a group may have. If several ranges name the
+// group, the first counts.
 func maxOf(spec *gm.PropagationSpec, group string, total int) int {
 	if len(spec.NumRange) == 0 || spec.PropagationStrategy == gm.StaticWeightPropagationStrategy {
 		return unlimited
@@ -415,9 +418,9 @@ func names(groups []string, group string) bool {
 	return slices.ContainsFunc(groups, func(g string) bool { return strings.EqualFold(g, group) })
 }
 
-// divide is how many of the first pods of a cohort each group is to have.
-func (c *checker) divide(p PropagationPolicy, app types.UID, first, total int, rv uint64) map[string]int {
-	spread, err := placement.New(*p.Spec, func(group string) bool { return c.hasMembers(group, rv) }, app)
+// divide returns how many of the first pods of a cohort each group should have.
+func (c *checker) divide(p PropagationPolicy, workload types.UID, first, total int, rv uint64) map[string]int {
+	spread, err := placement.New(*p.Spec, func(group string) bool { return c.hasMembers(group, rv) }, workload)
 	if err != nil {
 		return nil
 	}
@@ -428,7 +431,7 @@ func (c *checker) divide(p PropagationPolicy, app types.UID, first, total int, r
 	return desired
 }
 
-// compiled are the rules of an OverridePolicy; nil if they cannot be used.
+// compiled returns the rules of an OverridePolicy; nil if they are invalid.
 func (c *checker) compiled(p OverridePolicy) *override.Rules {
 	byGeneration := c.rules[p.UID]
 	if byGeneration == nil {

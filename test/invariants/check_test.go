@@ -13,8 +13,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// run is a made-up run: one resourceVersion a write, a minute apart, so that
-// every write is old by the time of the next one unless it says otherwise.
+// run is a made-up run. Each write gets the next resourceVersion, a minute after the one
+// before, so that every write is older than Limits.Lag at the next one, unless a test
+// sets another time.
 type run struct {
 	h        *History
 	rv       uint64
@@ -24,9 +25,9 @@ type run struct {
 	limits   Limits
 }
 
-// newRun has the groups a, b and c with one node each, node-x that is in none,
-// PropagationPolicy "policy" that gives a and b a pod each, and ReplicaSet "app"
-// that wants two and is bound to it.
+// newRun has the groups a, b and c with one node each; node-x in no group;
+// PropagationPolicy "policy", which gives a and b one pod each; and ReplicaSet "app",
+// which wants two pods and is bound to the policy.
 func newRun() *run {
 	r := &run{h: NewHistory(), at: time.Unix(1e9, 0), pods: map[string]Pod{}, limits: Limits{Lag: 5 * time.Second}}
 	for _, group := range []string{"a", "b", "c"} {
@@ -40,7 +41,7 @@ func newRun() *run {
 	return r
 }
 
-// tick is the next resourceVersion, d later.
+// tick returns the next resourceVersion, d later.
 func (r *run) tick(d time.Duration) Stamp {
 	r.rv++
 	r.at = r.at.Add(d)
@@ -62,7 +63,7 @@ func (r *run) app(required, binding string, replicas int) {
 	})
 }
 
-// set writes a pod as modify makes it of what it was.
+// set writes the last version of a pod, changed by modify.
 func (r *run) set(name string, modify func(*Pod)) {
 	pod, known := r.pods[name]
 	if !known {
@@ -76,7 +77,7 @@ func (r *run) set(name string, modify func(*Pod)) {
 
 func (r *run) bind(name, node string) { r.set(name, func(p *Pod) { p.Node = node }) }
 
-// split has a Deployment with a count and a surge, and two ReplicaSets of it.
+// split adds a Deployment with a count and a surge, and two ReplicaSets of it.
 func (r *run) split(count string, surge int) {
 	r.put(Workload{UID: "split", Kind: "Deployment", Namespace: "ns", Name: "split", Count: count, Surge: surge, Replicas: 3})
 	for _, name := range []string{"split-1", "split-2"} {
@@ -84,12 +85,12 @@ func (r *run) split(count string, surge int) {
 	}
 }
 
-// becomes gives a pod of an owner its class.
+// becomes sets the class of a pod of an owner.
 func (r *run) becomes(name, owner, class string) {
 	r.set(name, func(p *Pod) { p.Owner, p.Class = types.UID(owner), class })
 }
 
-// evict asks for an eviction, which is done.
+// evict adds a successful eviction request.
 func (r *run) evict(name string) {
 	pod := r.pods[name]
 	s := r.tick(time.Minute)
@@ -100,8 +101,8 @@ func (r *run) evict(name string) {
 	r.h.Gone(s, pod)
 }
 
-// united has a UnitedDeployment of first the one and then the other pools, and
-// workloads of the pools a and b.
+// united adds a UnitedDeployment whose pools change from the first list to the second,
+// and workloads of the pools a and b.
 func (r *run) united(before, after string) {
 	for _, pools := range []string{before, after} {
 		r.put(Workload{UID: "ud-uid", Kind: "UnitedDeployment", Namespace: "ns", Name: "ud", Pools: pools})
@@ -142,7 +143,7 @@ func ranges(pairs ...any) gm.PropagationSpec {
 	return spec
 }
 
-// TestCheckBites: each history breaks what is wanted, and nothing else.
+// TestCheckBites: each history breaks exactly the wanted invariant, or none.
 func TestCheckBites(t *testing.T) {
 	tests := map[string]struct {
 		history func(*run)
@@ -437,8 +438,8 @@ func TestCheckBites(t *testing.T) {
 	}
 }
 
-// TestVersionsInAnyOrder: kinds are recorded side by side, and what came in
-// late is judged as if it had not.
+// TestVersionsInAnyOrder: kinds are recorded concurrently, and a version that arrives
+// late is judged as if it had arrived in time.
 func TestVersionsInAnyOrder(t *testing.T) {
 	pod := Pod{UID: "1", Namespace: "ns", Name: "1", Owner: "app-uid", OwnerKind: "ReplicaSet", Active: true}
 	bound := pod
@@ -453,7 +454,7 @@ func TestVersionsInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestWhatHappenedInAGapIsNotJudged, and is counted.
+// TestWhatHappenedInAGapIsNotJudged: writes in a gap are counted and not judged.
 func TestWhatHappenedInAGapIsNotJudged(t *testing.T) {
 	r := newRun()
 	r.set("1", func(*Pod) {})
@@ -468,8 +469,8 @@ func TestWhatHappenedInAGapIsNotJudged(t *testing.T) {
 	}
 }
 
-// TestExceptionsAreNarrow: an exception covers its invariant, its namespace and
-// its time.
+// TestExceptionsAreNarrow: an exception covers only its invariant, its namespace and its
+// time.
 func TestExceptionsAreNarrow(t *testing.T) {
 	begin := time.Unix(1e9, 0)
 	for name, tc := range map[string]struct {
@@ -495,8 +496,8 @@ func TestExceptionsAreNarrow(t *testing.T) {
 	}
 }
 
-// TestViolationsShowTheirHistory: what the decision was made of stands around
-// the violation, in order.
+// TestViolationsShowTheirHistory: a violation shows the objects on which the decision
+// depended, in order.
 func TestViolationsShowTheirHistory(t *testing.T) {
 	r := newRun()
 	r.bind("1", "node-c")
@@ -516,7 +517,7 @@ func TestViolationsShowTheirHistory(t *testing.T) {
 	}
 }
 
-// TestReportsStayShort: a run in which everything is wrong can still be read.
+// TestReportsStayShort: the report of a run with very many violations is bounded.
 func TestReportsStayShort(t *testing.T) {
 	r := newRun()
 	for i := range 100 {

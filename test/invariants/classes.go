@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// checkClasses is I1.
+// checkClasses checks I1.
 func (c *checker) checkClasses() {
 	pods := map[types.UID][]any{} // by workload
 	for _, key := range c.pods {
@@ -22,7 +22,7 @@ func (c *checker) checkClasses() {
 	}
 }
 
-// topOf is the workload that owns an owner of pods, or that one itself.
+// topOf returns the workload that owns an owner of pods, or that owner itself.
 func (c *checker) topOf(owner types.UID) types.UID {
 	if w, ok := c.timelines[workloadKey(owner)].last().(Workload); ok && w.Owner != "" {
 		return w.Owner
@@ -30,7 +30,7 @@ func (c *checker) topOf(owner types.UID) types.UID {
 	return owner
 }
 
-// checkClass judges the moment in which a pod became on-demand.
+// checkClass judges the moment at which a pod became on-demand.
 func (c *checker) checkClass(workload types.UID, all []any, t timeline) {
 	for i := range t {
 		pod, ok := t[i].object.(Pod)
@@ -67,7 +67,7 @@ func (c *checker) judgeClass(workload types.UID, all []any, pod Pod, s Stamp) {
 		}
 	}
 	if !known {
-		return // its template or its namespace says it
+		return // set on its template or its namespace
 	}
 	c.report.OnDemand++
 	if pod.OwnerKind == "StatefulSet" {
@@ -78,7 +78,7 @@ func (c *checker) judgeClass(workload types.UID, all []any, pod Pod, s Stamp) {
 	}
 	have := 0
 	for _, key := range all {
-		if other, ok := get[Pod](c.History, key, s.RV); ok && other.Active && other.Class == onDemand && c.classAt(other, s.RV) != "spot" { // its node may have changed
+		if other, ok := get[Pod](c.History, key, s.RV); ok && other.Active && other.Class == onDemand && c.classAt(other, s.RV) != "spot" { // the class of its node may have changed
 			have++
 		}
 	}

@@ -10,15 +10,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// eviction is a request to evict and what it did.
+// eviction is an eviction request and its effect.
 type eviction struct {
 	Request
 	timeline timeline
-	// left is when the pod began to leave.
+	// left is the moment when the pod began to leave.
 	left Stamp
 }
 
-// pod is what was evicted, as it was just before.
+// pod is the evicted pod, as it was just before.
 func (e eviction) pod() Pod {
 	if pod, ok := e.timeline.at(e.left.RV - 1).(Pod); ok {
 		return pod
@@ -27,10 +27,11 @@ func (e eviction) pod() Pod {
 	return pod
 }
 
-// stamp says when the pod began to leave, by the answer to the request.
+// stamp returns the moment when the pod began to leave, or else that of the answer to the
+// request.
 func (e eviction) stamp() Stamp { return Stamp{RV: e.left.RV, Seen: e.Answered} }
 
-// checkEvictions is I10.
+// checkEvictions checks I10.
 func (c *checker) checkEvictions(requests []Request) {
 	var evictions []eviction
 	for _, r := range requests {
@@ -61,8 +62,8 @@ func (c *checker) checkEvictions(requests []Request) {
 	c.checkPace(running)
 }
 
-// match finds the pod that a request evicted: of those of its name the one that
-// left nearest to the answer.
+// match finds the pod that a request evicted: among pods with the name, the one that left
+// nearest to the answer.
 func (c *checker) match(r Request) (eviction, bool) {
 	best, found := eviction{Request: r}, false
 	for _, key := range c.byName[r.object()] {
@@ -77,7 +78,7 @@ func (c *checker) match(r Request) (eviction, bool) {
 
 func distance(a, b time.Time) time.Duration { return a.Sub(b).Abs() }
 
-// leaves is when a pod was evicted, began to terminate, or was gone.
+// leaves returns the moment when a pod was evicted, began to terminate, or was deleted.
 func leaves(t timeline) (Stamp, bool) {
 	var active bool
 	for _, v := range t {
@@ -90,8 +91,8 @@ func leaves(t timeline) (Stamp, bool) {
 	return Stamp{}, false
 }
 
-// checkEviction finds the reason of an eviction in what was the case since its
-// decision may have been made.
+// checkEviction looks for the reason of an eviction in the states since the earliest
+// moment at which it may have been decided.
 func (c *checker) checkEviction(e eviction, pod Pod) {
 	to := e.left.RV - 1
 	from := e.left.Seen
@@ -99,7 +100,7 @@ func (c *checker) checkEviction(e eviction, pod Pod) {
 		from = e.Received
 	}
 	from = from.Add(-c.Lag)
-	apps, ok := c.applications(pod, from, to)
+	ancestries, ok := c.ancestries(pod, from, to)
 	if !ok {
 		c.report.Unjudged++
 		return
@@ -107,49 +108,49 @@ func (c *checker) checkEviction(e eviction, pod Pod) {
 	c.report.Evictions++
 	for _, rv := range c.moments(from, to, podKey(pod.UID)) {
 		then, ok := get[Pod](c.History, podKey(pod.UID), rv)
-		if ok && (stuck(then) || c.stale(then, apps, from, to)) {
+		if ok && (stuck(then) || c.stale(then, ancestries, from, to)) {
 			return
 		}
 	}
-	if c.poolRemoved(apps, from, e.Answered) {
+	if c.poolRemoved(ancestries, from, e.Answered) {
 		return
 	}
-	if c.misplaced(pod, apps, from, to) {
+	if c.misplaced(pod, ancestries, from, to) {
 		return
 	}
-	groups, surplus := c.surplus(pod, apps, from, to)
+	groups, surplus := c.surplus(pod, ancestries, from, to)
 	if surplus {
 		return
 	}
 	if len(groups) == 0 {
 		groups = []string{""}
 	}
-	c.violate("I10", e.stamp(), pod.name(), c.near(pod, apps),
+	c.violate("I10", e.stamp(), pod.name(), c.near(pod, ancestries),
 		"was evicted from node %q of NodeGroup %q without a reason: it was neither surplus there, nor of the wrong class of capacity, nor other than its OverridePolicy wants it, nor without a node that could take it, nor of a removed pool",
 		pod.Node, groups[0])
 }
 
-// misplaced tells whether a pod was on a node of the wrong class of capacity, at
-// some moment since a time: its workload had more pods of the class than it is to
-// have, or its ordinal is of the other. What a workload says alone is looked at.
-func (c *checker) misplaced(pod Pod, apps []application, from time.Time, to uint64) bool {
+// misplaced reports whether a pod was on a node of the wrong class of capacity at some
+// moment since a time: its workload had more pods of the class than it should have, or
+// its ordinal is of the other class. Only the settings on the workload itself are read.
+func (c *checker) misplaced(pod Pod, ancestries []ancestry, from time.Time, to uint64) bool {
 	keys := slices.Clone(c.cohorts[pod.cohort()])
-	for _, app := range apps {
-		for _, o := range app.chain {
+	for _, a := range ancestries {
+		for _, o := range a.chain {
 			keys = append(keys, workloadKey(o.UID))
 		}
 	}
 	for _, rv := range c.moments(from, to, keys...) {
-		app, ok := c.applicationAt(pod, rv)
-		if !ok || len(app.chain) == 0 {
+		a, ok := c.ancestryAt(pod, rv)
+		if !ok || len(a.chain) == 0 {
 			continue
 		}
-		workload := app.chain[len(app.chain)-1]
+		workload := a.chain[len(a.chain)-1]
 		count, err := strconv.Atoi(workload.Count)
 		if err != nil {
 			continue
 		}
-		if workload.Fallback { // when nodes came and went is not judged
+		if workload.Fallback { // the times at which nodes were added and removed are not judged
 			return true
 		}
 		class := c.classAt(pod, rv)
@@ -175,7 +176,7 @@ func (c *checker) misplaced(pod Pod, apps []application, from time.Time, to uint
 	return false
 }
 
-// classAt is the class of a pod's node; "" without one.
+// classAt returns the class of a pod's node; "" without a node.
 func (c *checker) classAt(pod Pod, rv uint64) string {
 	then, ok := get[Pod](c.History, podKey(pod.UID), rv)
 	if !ok || then.Node == "" {
@@ -185,14 +186,14 @@ func (c *checker) classAt(pod Pod, rv uint64) string {
 	return n.Class
 }
 
-// stuck: the pod found no node in the group or of the class that it got at creation,
-// or was refused all others and did not get its group.
+// stuck reports whether the pod found no node in the group or of the class that it got at
+// creation, or was refused by all other groups and did not get its own.
 func stuck(pod Pod) bool {
 	return pod.Node == "" && pod.Unschedulable && (pod.Pinned || pod.Refused || pod.Class != "")
 }
 
-// deserted tells whether a pod is in a group without a Ready node whose share
-// the others may have.
+// deserted reports whether a pod is in a group without a Ready node whose share the other
+// groups may get.
 func (c *checker) deserted(pod Pod, policies []PropagationPolicy, group string, rv uint64) bool {
 	if pod.OwnerKind == "StatefulSet" || !slices.ContainsFunc(policies, func(p PropagationPolicy) bool { return p.Spec.Failover != nil }) {
 		return false
@@ -203,13 +204,13 @@ func (c *checker) deserted(pod Pod, policies []PropagationPolicy, group string, 
 	})
 }
 
-// total is the number of pods that is divided. partial tells whether there may be
-// pods of another revision, so that this one may have its part of them only.
-func (c *checker) total(pod Pod, app application, active int, rv uint64) (all int, partial bool) {
-	if app.propagation.Kind == "Job" {
+// total returns the number of pods that is divided. partial reports whether there may be
+// pods of another revision, so that this revision may have only a part of the total.
+func (c *checker) total(pod Pod, a ancestry, active int, rv uint64) (all int, partial bool) {
+	if a.propagation.Kind == "Job" {
 		return active, false
 	}
-	partial = len(app.chain) > 0 && app.chain[0].Kind == "ReplicaSet" && app.chain[0].Replicas < app.replicas()
+	partial = len(a.chain) > 0 && a.chain[0].Kind == "ReplicaSet" && a.chain[0].Replicas < a.replicas()
 	for of, keys := range c.cohorts {
 		if pod.OwnerKind != "StatefulSet" || of.owner != pod.Owner || of == pod.cohort() {
 			continue
@@ -219,27 +220,28 @@ func (c *checker) total(pod Pod, app application, active int, rv uint64) (all in
 			return ok && other.Active
 		})
 	}
-	return max(active, app.replicas()), partial
+	return max(active, a.replicas()), partial
 }
 
-// stale: the pod was not created as its OverridePolicy wants it.
-func (c *checker) stale(pod Pod, apps []application, from time.Time, to uint64) bool {
+// stale reports whether the pod was created with other overrides than those of its
+// OverridePolicy.
+func (c *checker) stale(pod Pod, ancestries []ancestry, from time.Time, to uint64) bool {
 	groups := []string{pod.Group}
 	if pod.Node != "" {
 		groups = c.groupsOf(pod.Node, from, to)
 	}
-	for _, app := range apps {
-		if app.override == nil {
+	for _, a := range ancestries {
+		if a.override == nil {
 			continue
 		}
-		name := types.NamespacedName{Namespace: pod.Namespace, Name: app.override.Policies.RequiredOverride}
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: a.override.Policies.RequiredOverride}
 		for _, v := range c.timelines[overrideKey(name)].within(from, to) {
 			policy, ok := v.object.(OverridePolicy)
 			if !ok {
 				continue
 			}
 			rules := c.compiled(policy)
-			if pod.Node == "" && !pod.Pinned { // at the gate, or never seen by the webhook
+			if pod.Node == "" && !pod.Pinned { // at the gate, or created without the webhook
 				if rules.TouchesImmutableAnywhere() || pod.Overrides != "" && !pod.Gated {
 					return true
 				}
@@ -253,10 +255,11 @@ func (c *checker) stale(pod Pod, apps []application, from time.Time, to uint64) 
 	return false
 }
 
-// surplus tells whether a pod's group had more pods of its cohort than it
-// should, at some moment since a time; as many more as were evicted since that
-// moment, for each surplus pod is a reason once. groups are those of the pod.
-func (c *checker) surplus(pod Pod, apps []application, from time.Time, to uint64) (groups []string, surplus bool) {
+// surplus reports whether a pod's group had more pods of its cohort than it should at
+// some moment since a time. The surplus must be larger than the number of pods evicted
+// since that moment, because each surplus pod is a reason for one eviction. groups are
+// the groups of the pod.
+func (c *checker) surplus(pod Pod, ancestries []ancestry, from time.Time, to uint64) (groups []string, surplus bool) {
 	keys := slices.Clone(c.cohorts[pod.cohort()])
 	for _, key := range c.cohorts[pod.cohort()] {
 		for _, v := range c.timelines[key].within(from, to) {
@@ -266,20 +269,20 @@ func (c *checker) surplus(pod Pod, apps []application, from time.Time, to uint64
 		}
 	}
 	var policies []PropagationPolicy
-	for _, app := range apps {
-		for _, o := range app.chain {
+	for _, a := range ancestries {
+		for _, o := range a.chain {
 			keys = append(keys, workloadKey(o.UID))
 		}
-		if app.propagation == nil {
+		if a.propagation == nil {
 			continue
 		}
-		name := types.NamespacedName{Namespace: pod.Namespace, Name: app.propagation.Policies.RequiredPropagation}
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: a.propagation.Policies.RequiredPropagation}
 		keys = append(keys, propagationKey(name))
 		policies = append(policies, c.propagationPolicies(name, from, to)...)
 	}
 	for _, rv := range c.moments(from, to, keys...) {
-		app, ok := c.applicationAt(pod, rv)
-		if !ok || app.propagation == nil {
+		a, ok := c.ancestryAt(pod, rv)
+		if !ok || a.propagation == nil {
 			continue
 		}
 		group, sits := c.seatOf(pod, rv)
@@ -301,10 +304,10 @@ func (c *checker) surplus(pod Pod, apps []application, from time.Time, to uint64
 			}
 		}
 		for _, policy := range policies {
-			all, partial := c.total(pod, app, active, rv)
+			all, partial := c.total(pod, a, active, rv)
 			for _, first := range []int{all, active} {
-				if (first == all || partial) && current-c.divide(policy, app.propagation.UID, first, all, rv)[group] > since {
-					c.moved[at] = append(c.moved[at], to+1) // when the pod left
+				if (first == all || partial) && current-c.divide(policy, a.propagation.UID, first, all, rv)[group] > since {
+					c.moved[at] = append(c.moved[at], to+1) // the moment when the pod left
 					return groups, true
 				}
 			}
@@ -313,7 +316,7 @@ func (c *checker) surplus(pod Pod, apps []application, from time.Time, to uint64
 	return groups, false
 }
 
-// seatOf is the group in which a pod was counted.
+// seatOf returns the group in which a pod was counted.
 func (c *checker) seatOf(pod Pod, rv uint64) (group string, sits bool) {
 	then, ok := get[Pod](c.History, podKey(pod.UID), rv)
 	switch {
@@ -326,7 +329,7 @@ func (c *checker) seatOf(pod Pod, rv uint64) (group string, sits bool) {
 	}
 }
 
-// count counts a cohort's pods, and those in a group.
+// count returns the number of a cohort's pods, and of those in a group.
 func (c *checker) count(of cohort, group string, rv uint64) (total, in int) {
 	for _, key := range c.cohorts[of] {
 		pod, ok := get[Pod](c.History, key, rv)
@@ -341,8 +344,8 @@ func (c *checker) count(of cohort, group string, rv uint64) (total, in int) {
 	return total, in
 }
 
-// checkPace finds the minutes in which more running pods were evicted than
-// atoll-manager was told.
+// checkPace reports the minutes in which more running pods were evicted than the rate
+// limit allows.
 func (c *checker) checkPace(running []eviction) {
 	if c.EvictionsPerMinute == 0 {
 		return

@@ -12,28 +12,29 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// Stamp says when a version of an object was.
+// Stamp is the moment of a version of an object.
 type Stamp struct {
 	// RV is the resourceVersion.
 	RV uint64
-	// Seen is when it came in. While watches are up that is moments later.
+	// Seen is the time when the version was received. While the watch is connected that
+	// is moments after the write.
 	Seen time.Time
-	// Gap: versions of this kind may be missing before this one, because a watch
-	// was lost for too long. What changed in a gap changed at an unknown version.
+	// Gap reports that versions of this kind may be missing before this one, because a
+	// watch was lost for too long. A change within a gap happened at an unknown version.
 	Gap bool
 }
 
-// version is what an object was from its Stamp on, until the next one.
+// version is the content of an object from its Stamp on, until the next version.
 type version struct {
 	Stamp
 	object Object // nil: deleted
 }
 
-// timeline is all versions of one object, oldest first. Objects of one name
-// that came one after the other share it, where a name is the key.
+// timeline has all versions of one object, oldest first. If the key is a name, objects
+// that had the name one after the other share a timeline.
 type timeline []version
 
-// at is the object as it was at a resourceVersion, or nil.
+// at returns the object at a resourceVersion, or nil.
 func (t timeline) at(rv uint64) Object {
 	i := sort.Search(len(t), func(i int) bool { return t[i].RV > rv })
 	if i == 0 {
@@ -42,7 +43,7 @@ func (t timeline) at(rv uint64) Object {
 	return t[i-1].object
 }
 
-// within are the versions in force at some moment between a time and a
+// within returns the versions that were in force at some moment between a time and a
 // resourceVersion.
 func (t timeline) within(from time.Time, to uint64) timeline {
 	end := sort.Search(len(t), func(i int) bool { return t[i].RV > to })
@@ -53,7 +54,7 @@ func (t timeline) within(from time.Time, to uint64) timeline {
 	return t[start:end]
 }
 
-// last is the object as it was before it was deleted.
+// last returns the last version of the object before its deletion.
 func (t timeline) last() Object {
 	for _, v := range slices.Backward(t) {
 		if v.object != nil {
@@ -63,13 +64,13 @@ func (t timeline) last() Object {
 	return nil
 }
 
-// Gap is a time of which versions may be missing.
+// Gap is a period in which versions may be missing.
 type Gap struct {
 	What     string
 	From, To uint64
 }
 
-// History is what all objects were, at every resourceVersion.
+// History has the content of all objects at every resourceVersion.
 type History struct {
 	timelines map[any]timeline
 	sorted    bool
@@ -77,23 +78,23 @@ type History struct {
 	pods, nodes []any
 	cohorts     map[cohort][]any
 	byName      map[types.NamespacedName][]any
-	// Gaps are where it is not complete.
+	// Gaps are the periods in which it is not complete.
 	Gaps []Gap
 	// First and Last are the resourceVersions of the first and the last version.
 	First, Last uint64
 }
 
-// NewHistory makes an empty history.
+// NewHistory returns an empty history.
 func NewHistory() *History {
 	return &History{
 		timelines: map[any]timeline{}, cohorts: map[cohort][]any{}, byName: map[types.NamespacedName][]any{}, First: math.MaxUint64,
 	}
 }
 
-// Put adds a version of an object. Versions come in any order.
+// Put adds a version of an object. Versions may be added in any order.
 func (h *History) Put(s Stamp, o Object) { h.add(o.key(), version{s, o}) }
 
-// Gone adds the end of an object.
+// Gone adds the deletion of an object.
 func (h *History) Gone(s Stamp, o Object) { h.add(o.key(), version{Stamp: s}) }
 
 func (h *History) add(key any, v version) {
@@ -121,7 +122,7 @@ func (h *History) index(key any, o Object) {
 	}
 }
 
-// sort puts versions in order; everything that asks needs it first.
+// sort sorts the versions. It must be called before any query.
 func (h *History) sort() {
 	if h.sorted {
 		return
@@ -132,19 +133,19 @@ func (h *History) sort() {
 	h.sorted = true
 }
 
-// get is an object as it was at a resourceVersion.
+// get returns an object at a resourceVersion.
 func get[T Object](h *History, key any, rv uint64) (T, bool) {
 	o, ok := h.timelines[key].at(rv).(T)
 	return o, ok
 }
 
-// groupOf is the group of a node at a resourceVersion; "" is none.
+// groupOf returns the group of a node at a resourceVersion; "" means none.
 func (h *History) groupOf(node string, rv uint64) string {
 	n, _ := get[Node](h, nodeKey(node), rv)
 	return n.Group
 }
 
-// hasMembers tells whether a node was in a group.
+// hasMembers reports whether a group had a node at a resourceVersion.
 func (h *History) hasMembers(group string, rv uint64) bool {
 	return slices.ContainsFunc(h.nodes, func(key any) bool {
 		n, ok := get[Node](h, key, rv)
@@ -152,17 +153,18 @@ func (h *History) hasMembers(group string, rv uint64) bool {
 	})
 }
 
-// application is what of a pod's owners its policies come from.
-type application struct {
+// ancestry has a pod's owners, and those of them that require its policies.
+type ancestry struct {
 	// chain are the owners, nearest first.
 	chain []Workload
-	// propagation and override are the topmost that require a policy, or nil.
+	// propagation and override are the topmost owners that require a policy of the kind,
+	// or nil.
 	propagation, override *Workload
 }
 
-// applicationAt finds a pod's application. ok is false where the chain leads to
-// what the history does not know, or nowhere.
-func (h *History) applicationAt(pod Pod, rv uint64) (a application, ok bool) {
+// ancestryAt returns a pod's ancestry at a resourceVersion. ok is false if an owner is
+// not in the history.
+func (h *History) ancestryAt(pod Pod, rv uint64) (a ancestry, ok bool) {
 	if pod.Owner == "" {
 		own := Workload{
 			UID: pod.UID, Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,
@@ -173,7 +175,7 @@ func (h *History) applicationAt(pod Pod, rv uint64) (a application, ok bool) {
 	for uid, kind := pod.Owner, pod.OwnerKind; uid != ""; {
 		owner, found := get[Workload](h, workloadKey(uid), rv)
 		if !watchedKinds[kind] || !found || len(a.chain) == ownership.MaxHops {
-			return application{}, false
+			return ancestry{}, false
 		}
 		a.chain = append(a.chain, owner)
 		uid, kind = owner.Owner, owner.OwnerKind
@@ -189,8 +191,8 @@ func (h *History) applicationAt(pod Pod, rv uint64) (a application, ok bool) {
 	return a, true
 }
 
-// moments are the resourceVersions, up to one, at which one of the objects
-// became another since a time, and those just before. Newest first.
+// moments returns the resourceVersions, up to a given one, at which one of the objects
+// changed since a time, and those just before. Newest first.
 func (h *History) moments(from time.Time, to uint64, keys ...any) []uint64 {
 	moments := []uint64{to}
 	for _, key := range keys {

@@ -20,14 +20,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// evictedReason is the reason of the condition that the API server writes on a
-// pod which it evicts.
+// evictedReason is the reason of the condition that the API server writes to a pod that
+// it evicts.
 const evictedReason = "EvictionByEvictionAPI"
 
-// Object is what a History keeps of an object: one of the types of this file.
+// Object is the part of an object that a History keeps: one of the types of this file.
 type Object interface{ key() any }
 
-// Pod is what is judged of a pod.
+// Pod has the fields of a pod that are judged.
 type Pod struct {
 	UID             types.UID
 	Namespace, Name string
@@ -35,13 +35,13 @@ type Pod struct {
 	// without one.
 	Owner     types.UID
 	OwnerKind string
-	// Revision tells the revisions of one owner's template apart.
+	// Revision identifies the revision of the owner's template.
 	Revision string
-	// Policies and IgnoreMissing are what the pod says itself.
+	// Policies and IgnoreMissing are read from the pod itself.
 	Policies      ownership.Policies
 	IgnoreMissing bool
 	Node          string
-	// Group is the seat's stamp; Pinned pods got it at creation.
+	// Group is the group of the pod's seat; Pinned pods got it at creation.
 	Group  string
 	Pinned bool
 	// Class is the class of capacity that atoll-manager gave the pod.
@@ -51,13 +51,13 @@ type Pod struct {
 	// Active pods have neither finished nor begun to terminate.
 	Active               bool
 	Gated, Unschedulable bool
-	// Refused: kube-scheduler was told that nodes are of other groups.
+	// Refused reports that the extender refused nodes because they are of other groups.
 	Refused bool
-	// Evicted: the API server says so.
+	// Evicted reports that the pod has the API server's condition for an eviction.
 	Evicted bool
 }
 
-// Node is what is judged of a node.
+// Node has the fields of a node that are judged.
 type Node struct {
 	Name, Group string
 	// Class is the class of capacity, by the label of the node.
@@ -65,7 +65,7 @@ type Node struct {
 	Ready bool
 }
 
-// refusals are parts of what users read about a pod that waits for its group.
+// refusals are parts of the messages on a pod that waits for its group.
 var refusals = []string{"node is in no NodeGroup of the workload's", "node's NodeGroup has its share of the workload's"}
 
 // Workload is an owner of pods, or of owners of pods.
@@ -74,28 +74,27 @@ type Workload struct {
 	Kind, Namespace, Name string
 	Policies              ownership.Policies
 	IgnoreMissing         bool
-	// Replicas is the number of pods wanted; -1 for kinds that have none.
+	// Replicas is the number of wanted pods; -1 for kinds without replicas.
 	Replicas int
 	// Owner and OwnerKind are as a Pod's.
 	Owner     types.UID
 	OwnerKind string
-	// United and Pool are the UnitedDeployment, by name, and the pool that it
-	// says it is of.
+	// United and Pool are the names of the UnitedDeployment and of the pool in the
+	// workload's labels.
 	United, Pool string
-	// Pools are those of a UnitedDeployment, each between slashes. Total is the
-	// number of pods that its spec wants of them together, -1 for DaemonSets.
-	// Done: its status says that every pool is as its spec has it.
+	// Pools are those of a UnitedDeployment, each between slashes. Total is the number of
+	// pods of all pools in its spec, -1 for DaemonSets. Done reports that by its status
+	// every pool has its workload and none a failure.
 	Pools string
 	Total int
 	Done  bool
-	// Count is the number of on-demand pods that the workload asks for, as it is
-	// written on it; "" of one whose pods are not divided. FirstOrdinal is a
-	// StatefulSet's.
+	// Count is the text of the workload's number of on-demand pods; "" if its pods are
+	// not divided. FirstOrdinal is the first ordinal of a StatefulSet.
 	Count        string
 	FirstOrdinal int
-	// Fallback: its pods get the other class where one has no nodes.
+	// Fallback reports that its pods get the other class if their class has no nodes.
 	Fallback bool
-	// Surge is how many pods more than its replicas a Deployment may have.
+	// Surge is the number of pods that a Deployment may have in addition to its replicas.
 	Surge int
 }
 
@@ -104,14 +103,15 @@ func (w Workload) name() types.NamespacedName {
 }
 
 type (
-	// PropagationPolicy is what is judged of one; it changes with its generation only.
+	// PropagationPolicy has the fields of a PropagationPolicy that are judged; they
+	// change only with its generation.
 	PropagationPolicy struct {
 		types.NamespacedName
 		UID        types.UID
 		Generation int64
 		Spec       *gm.PropagationSpec
 	}
-	// OverridePolicy is the same of the other kind.
+	// OverridePolicy is the same for an OverridePolicy.
 	OverridePolicy struct {
 		types.NamespacedName
 		UID        types.UID
@@ -134,8 +134,7 @@ func (w Workload) key() any          { return workloadKey(w.UID) }
 func (p PropagationPolicy) key() any { return propagationKey(p.NamespacedName) }
 func (p OverridePolicy) key() any    { return overrideKey(p.NamespacedName) }
 
-// equal tells whether a version of an object says nothing that the last one
-// did not.
+// equal reports whether two versions of an object have the same judged fields.
 func equal(a, b Object) bool {
 	switch a := a.(type) {
 	case PropagationPolicy:
@@ -148,7 +147,7 @@ func equal(a, b Object) bool {
 	return a == b
 }
 
-// cohort is what is divided as one.
+// cohort identifies the pods that are divided together.
 type cohort struct {
 	owner    types.UID
 	revision string
@@ -161,7 +160,7 @@ func (p Pod) cohort() cohort {
 	return cohort{owner: p.Owner, revision: p.Revision}
 }
 
-// slim keeps of an object what is judged; nil for what is of no interest.
+// slim returns the judged part of an object; nil for objects that are not judged.
 func slim(o runtime.Object) Object {
 	switch o := o.(type) {
 	case *corev1.Pod:
@@ -190,7 +189,7 @@ func slim(o runtime.Object) Object {
 	return nil
 }
 
-// watchedKinds are the kinds of owners that a History knows.
+// watchedKinds are the kinds of owners that a History has.
 var watchedKinds = map[string]bool{
 	"Deployment": true, "ReplicaSet": true, "StatefulSet": true, "DaemonSet": true, "Job": true, "CronJob": true,
 	"UnitedDeployment": true,

@@ -24,9 +24,10 @@ import (
 )
 
 const (
-	// again is how long a kind that could not be listed or watched is left alone.
+	// again is the delay before a kind that could not be listed or watched is tried
+	// again.
 	again = 200 * time.Millisecond
-	// settle bounds how long a Recorder that stops waits for what was written.
+	// settle is the maximum time that a stopping Recorder waits for the last writes.
 	settle = 30 * time.Second
 )
 
@@ -37,9 +38,9 @@ type Recorder struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	mu sync.Mutex // guards what is below
+	mu sync.Mutex // guards the fields below
 	h  *History
-	// seen are the versions that are there now, by kind and key.
+	// seen are the current versions, by kind and key.
 	seen map[string]map[any]stored
 }
 
@@ -49,7 +50,7 @@ type stored struct {
 	object Object
 }
 
-// kinds are the lists of what is judged, by name.
+// kinds are the list types of the judged kinds, by name.
 func kinds() map[string]client.ObjectList {
 	return map[string]client.ObjectList{
 		"pods":                &corev1.PodList{},
@@ -66,8 +67,8 @@ func kinds() map[string]client.ObjectList {
 	}
 }
 
-// Record starts a Recorder and returns once it has listed everything. ctx
-// ends the recording too; without Stop its last moments may be missing.
+// Record starts a Recorder and returns once it has listed everything. The end of ctx also
+// ends the recording; without Stop the last moments may be missing.
 func Record(ctx context.Context, c client.WithWatch) (*Recorder, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &Recorder{client: c, cancel: cancel, h: NewHistory(), seen: map[string]map[any]stored{}}
@@ -83,8 +84,8 @@ func Record(ctx context.Context, c client.WithWatch) (*Recorder, error) {
 	return r, nil
 }
 
-// Stop waits until everything that is there is recorded, ends the recording, and
-// returns the history. What came and went in the last moments may be missing.
+// Stop waits until all existing objects are recorded, ends the recording, and returns the
+// history. Objects that were created and deleted in the last moments may be missing.
 func (r *Recorder) Stop(ctx context.Context) (*History, error) {
 	err := r.settled(ctx)
 	r.cancel()
@@ -94,7 +95,7 @@ func (r *Recorder) Stop(ctx context.Context) (*History, error) {
 	return r.h, err
 }
 
-// settled returns when the recorder knows what the API server has.
+// settled returns when the recorder has the state of the API server.
 func (r *Recorder) settled(ctx context.Context) error {
 	for kind, list := range kinds() {
 		var last error
@@ -109,7 +110,8 @@ func (r *Recorder) settled(ctx context.Context) error {
 	return nil
 }
 
-// compare tells what of a kind is not recorded yet.
+// compare returns an error that names the first object of a kind that is not recorded
+// yet.
 func (r *Recorder) compare(ctx context.Context, kind string, list client.ObjectList) error {
 	items, _, err := r.read(ctx, list)
 	if err != nil {
@@ -136,9 +138,9 @@ func (r *Recorder) compare(ctx context.Context, kind string, list client.ObjectL
 	return nil
 }
 
-// follow watches one kind until ctx is done. A watch that ends goes on where it
-// was; only when the API server does not remember that far is it listed again,
-// and the history has a gap.
+// follow watches one kind until ctx is done. A watch that ends is continued from its last
+// version. Only if the API server does not have that version any more is the kind listed
+// again, and the history has a gap.
 func (r *Recorder) follow(ctx context.Context, kind string, list client.ObjectList, rv string) {
 	for ctx.Err() == nil {
 		next, err := r.watch(ctx, kind, list, rv)
@@ -159,7 +161,7 @@ func (r *Recorder) follow(ctx context.Context, kind string, list client.ObjectLi
 	}
 }
 
-// watch records until the watch ends, and returns how far it came.
+// watch records until the watch ends, and returns the last resourceVersion.
 func (r *Recorder) watch(ctx context.Context, kind string, list client.ObjectList, rv string) (string, error) {
 	w, err := r.client.Watch(ctx, list.DeepCopyObject().(client.ObjectList), &client.ListOptions{
 		Raw: &metav1.ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true},
@@ -205,7 +207,7 @@ func (r *Recorder) event(kind string, event watch.Event) error {
 	return nil
 }
 
-// list records what there is at the start.
+// list records the objects that exist at the start.
 func (r *Recorder) list(ctx context.Context, kind string, list client.ObjectList) (rv string, err error) {
 	items, rv, err := r.read(ctx, list)
 	if err != nil {
@@ -214,7 +216,7 @@ func (r *Recorder) list(ctx context.Context, kind string, list client.ObjectList
 	return rv, r.replace(kind, items, rv, false)
 }
 
-// relist records what there is after a watch was lost for too long.
+// relist records the existing objects after a watch was lost for too long.
 func (r *Recorder) relist(ctx context.Context, kind string, list client.ObjectList, from string) (rv string, err error) {
 	items, rv, err := r.read(ctx, list)
 	if err != nil {
@@ -268,7 +270,7 @@ func convert(item runtime.Object) (Object, uint64, error) {
 	return o, number(accessor.GetResourceVersion()), nil
 }
 
-// number is a resourceVersion as the number that etcd gave it.
+// number returns a resourceVersion as the number that etcd assigned.
 func number(rv string) uint64 {
 	n, _ := strconv.ParseUint(rv, 10, 64)
 	return n

@@ -18,18 +18,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
-// server is an API server of pods, and of nothing else, that counts versions.
+// server is an API server that serves only pods and counts versions.
 type server struct {
-	mu     sync.Mutex // guards what is below
+	mu     sync.Mutex // guards the fields below
 	rv     int
 	pods   map[string]*corev1.Pod
 	events []watch.Event
-	// forgotten are the events that cannot be watched any more.
+	// forgotten is the number of events that cannot be watched any more.
 	forgotten int
-	// down: watches cannot be begun.
+	// down refuses new watches.
 	down    bool
 	watches []*watch.FakeWatcher
-	// asked are the resourceVersions at which watches began.
+	// asked are the resourceVersions from which watches began.
 	asked []string
 }
 
@@ -48,7 +48,7 @@ func (s *server) write(kind watch.EventType, name, node string) {
 	}
 }
 
-// cut ends all watches; none begins until open.
+// cut ends all watches and refuses new ones until open.
 func (s *server) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +59,7 @@ func (s *server) cut() {
 	s.watches = nil
 }
 
-// open lets watches begin again; forget takes what they missed from them.
+// open allows watches again; forget drops the events that they missed.
 func (s *server) open(forget bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,8 +109,8 @@ func (s *server) client() client.WithWatch {
 	})
 }
 
-// TestARecorderMissesNothing: what is written while a watch is down comes in
-// when it goes on, and there is no gap.
+// TestARecorderMissesNothing: writes while a watch is down are recorded when it
+// continues, and there is no gap.
 func TestARecorderMissesNothing(t *testing.T) {
 	s := &server{pods: map[string]*corev1.Pod{}}
 	s.write(watch.Added, "first", "")
@@ -147,8 +147,8 @@ func TestARecorderMissesNothing(t *testing.T) {
 	}
 }
 
-// TestARecorderOwnsUpToGaps: what cannot be watched any more is listed, and
-// what changed meanwhile is marked.
+// TestARecorderOwnsUpToGaps: if the missed events cannot be watched any more, the objects
+// are listed, and the versions that changed meanwhile are marked.
 func TestARecorderOwnsUpToGaps(t *testing.T) {
 	s := &server{pods: map[string]*corev1.Pod{}}
 	for _, name := range []string{"stays", "moves", "goes"} {

@@ -11,7 +11,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// unitedWorkload is what is judged of a UnitedDeployment.
+// unitedWorkload returns the judged fields of a UnitedDeployment.
 func unitedWorkload(o *apps.UnitedDeployment) Workload {
 	w := workload("UnitedDeployment", o, o.Spec.Replicas)
 	w.Total = 0
@@ -34,9 +34,9 @@ func unitedWorkload(o *apps.UnitedDeployment) Workload {
 	return w
 }
 
-// checkSums is I12, as far as it is about replicas: when a UnitedDeployment says
-// that every pool has its workload and none a failure, the replicas of its
-// pools' workloads are, together, what its spec says.
+// checkSums checks I12 for replicas: when the status of a UnitedDeployment reports that
+// every pool has its workload and none a failure, the workloads of its pools together
+// have the replicas of its spec.
 func (c *checker) checkSums() {
 	for key, t := range c.timelines {
 		if _, ok := key.(workloadKey); !ok {
@@ -76,11 +76,11 @@ func (c *checker) checkSum(ud Workload, s Stamp) {
 	c.violate("I12", s, ud.name(), nil, "says that its pools are as wanted: they have %d replicas together, and its spec says %d", sum, ud.Total)
 }
 
-// poolRemoved tells whether a pod's workload was made for a pool that its
-// UnitedDeployment had no more, at some moment between two times.
-func (c *checker) poolRemoved(apps []application, from, to time.Time) bool {
-	for _, app := range apps {
-		for _, o := range app.chain {
+// poolRemoved reports whether a pod's workload was created for a pool that its
+// UnitedDeployment did not have any more at some moment between two times.
+func (c *checker) poolRemoved(ancestries []ancestry, from, to time.Time) bool {
+	for _, a := range ancestries {
+		for _, o := range a.chain {
 			if o.OwnerKind != "UnitedDeployment" {
 				continue
 			}

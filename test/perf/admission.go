@@ -30,16 +30,16 @@ import (
 // against a webhook that does nothing.
 var admissionCost = benchmark{
 	name: "admission", unit: "ms added", nodes: 100, pods: 600,
-	about: `What the pod webhook adds to the creation of a pod ÷ what a webhook adds that answers at once and changes nothing.
+	about: `The time that the pod webhook adds to the creation of a pod ÷ the time that a webhook adds that answers at once and changes nothing.
 
-- Added is the time with a webhook less the time without any, at the median (p50) or at the 99th percentile (p99). Pods are created by 1, 8 or 64
+- The added time is the time with a webhook minus the time without any, at the median (p50) or at the 99th percentile (p99). Pods are created by 1, 8 or 64
   writers; ` + "`managed`" + ` pods require a PropagationPolicy and get their seat, labels and node affinity, ` + "`divided`" + ` ones get their class of capacity, half
   of them on-demand, and ` + "`unmanaged`" + ` ones have a ReplicaSet whose workload asks for nothing.
-- All are measured in turns of 100 pods: pods of one namespace pass our webhook, of the second the other one, of the third none. The other
-  webhook has the same conditions, TLS and timeout, and decodes what it is sent.
-- ` + "`against a patch`" + ` compares with a webhook that answers at once too, and always with the same patch, of the size of ours: what the API server's own work on
-  any patch costs, and the larger pod that comes of it.
-- The form is Pinned. Nothing schedules the pods or makes others, and their kubelets are not there.`,
+- All are measured in turns of 100 pods. Pods of one namespace pass Atoll's webhook, pods of the second the other webhook, pods of the third none. The other
+  webhook has the same conditions, TLS and timeout, and decodes its requests.
+- ` + "`against a patch`" + ` compares with a webhook that also answers at once, always with the same patch, of the size of Atoll's. This measures the API server's own work on
+  any patch, and on the larger pod.
+- The form is Pinned. No scheduler, controller or kubelet handles the pods.`,
 	variants: []variant{
 		costVariant("managed", 1, 50), costVariant("managed", 1, 99), costVariant("managed", 8, 50), costVariant("managed", 8, 99), costVariant("managed", 64, 50), costVariant("managed", 64, 99),
 		patchVariant("managed", 1, 50), patchVariant("managed", 1, 99), patchVariant("managed", 8, 50), patchVariant("managed", 8, 99), patchVariant("managed", 64, 50), patchVariant("managed", 64, 99),
@@ -69,9 +69,10 @@ func patchVariant(kind string, writers, percent int) variant {
 const (
 	// patching ends the names of variants that compare with a webhook that patches.
 	patching = " against a patch"
-	// block is how many pods are created before the next webhook has its turn.
+	// block is the number of pods that are created before the next webhook has its turn.
 	block = 100
-	// The namespaces beside ours: of the other webhooks, and of none.
+	// The namespaces in addition to that of Atoll's webhook: those of the other webhooks,
+	// and one without a webhook.
 	idleNamespace, patchNamespace, bareNamespace = "perf-idle", "perf-patch", "perf-bare"
 )
 
@@ -80,8 +81,8 @@ type costBench struct {
 	dirs []string // of the other webhooks
 	// sets are the owners of pods by namespace, then kind.
 	sets map[string]map[string]*appsv1.ReplicaSet
-	// measured are the times of the last round by kind and writers, for all the
-	// variants that read them.
+	// measured are the times of the last round by kind and writers; several variants read
+	// them.
 	measured map[string]*costs
 	created  int
 }
@@ -132,7 +133,7 @@ func (c *costBench) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	// Nobody is to make, bind or delete pods but we.
+	// Only this program may create, bind or delete pods.
 	for _, name := range []string{devcluster.ControllerManager, devcluster.Scheduler} {
 		if err := c.cluster.Kill(ctx, name); err != nil {
 			return err
@@ -153,8 +154,8 @@ func (c *costBench) prepare(ctx context.Context) error {
 		for kind, set := range ours {
 			copied := set.DeepCopy()
 			copied.Namespace = name
-			copied.UID += types.UID("-" + name) // its pods are not those of ours
-			c.sets[name][kind] = copied         // the API server asks for no owner that exists
+			copied.UID += types.UID("-" + name) // its pods do not pass Atoll's webhook
+			c.sets[name][kind] = copied         // the API server does not check that the owner exists
 		}
 	}
 	if err := c.startOther(ctx, idleNamespace, nil); err != nil {
@@ -166,7 +167,7 @@ func (c *costBench) prepare(ctx context.Context) error {
 	return rest(ctx, webhookKnown)
 }
 
-// samplePatch is what our webhook answers for a pod like those of the benchmark.
+// samplePatch is the answer of Atoll's webhook for a pod like those of the benchmark.
 const samplePatch = `[
 {"op":"add","path":"/metadata/annotations","value":{"example.com/admitted":"true","example.com/seat":"6d1cf3cb-bfde-4cd6-a87e-9a0c2b9a1c52"}},
 {"op":"add","path":"/metadata/labels/example.com~1nodegroup","value":"group-0"},
@@ -174,8 +175,8 @@ const samplePatch = `[
 {"op":"add","path":"/metadata/labels/example.com~1binding-propagationpolicy","value":"even"},
 {"op":"add","path":"/spec/affinity","value":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"example.com/nodegroup","operator":"In","values":["group-0"]}]}]}}}}]`
 
-// startOther has the API server call a webhook for the pods of one namespace that
-// answers at once, with a patch or none.
+// startOther starts and configures a webhook for the pods of one namespace that answers
+// at once, with a patch or none.
 func (c *costBench) startOther(ctx context.Context, name string, patch []byte) error {
 	now := time.Now()
 	ca, err := pki.NewCA(now)
@@ -205,7 +206,8 @@ func (c *costBench) startOther(ctx context.Context, name string, patch []byte) e
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
 	}
-	// A process of its own, as ours is: one that runs anyway is woken sooner.
+	// A separate process, as for Atoll's webhook, because a process that is running
+	// already would answer faster.
 	err = c.cluster.StartProcess(ctx, devcluster.ProcessSpec{
 		Name: name, Path: program, Args: []string{"-webhook", dir, "-profile-address", address},
 		HealthURL: "https://" + address + "/readyz", HealthCAFile: filepath.Join(dir, "ca.crt"),
@@ -246,7 +248,7 @@ func allow(patch []byte) http.HandlerFunc {
 		}
 		review.Request = nil
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(review) // who asked is gone
+		_ = json.NewEncoder(w).Encode(review) // the client has closed the connection
 	}
 }
 
@@ -268,7 +270,7 @@ func serveWebhook(ctx context.Context, o options) error {
 	return nil
 }
 
-// racing measures all in one go.
+// racing measures all sides in the same round.
 func (c *costBench) racing(_ context.Context, variant string) (*race, error) {
 	other := idleNamespace
 	if strings.HasSuffix(variant, patching) {
@@ -305,10 +307,10 @@ func (c *costBench) measure(ctx context.Context, kind, other string, writers int
 	return result, nil
 }
 
-// round creates pods in the namespaces in turns, and takes them away again.
+// round creates pods in the namespaces in turns, and deletes them.
 func (c *costBench) round(ctx context.Context, kind string, writers int) (*costs, error) {
 	names := []string{namespace, idleNamespace, patchNamespace, bareNamespace}
-	for _, name := range names { // connections are made
+	for _, name := range names { // to open connections
 		if _, err := c.create(ctx, name, kind, writers, writers); err != nil {
 			return nil, err
 		}
@@ -350,7 +352,7 @@ func (c *costBench) round(ctx context.Context, kind string, writers int) (*costs
 	return found, c.waitIdle(ctx)
 }
 
-// create creates n pods, so many at a time, and returns how long each took.
+// create creates n pods, writers at a time, and returns the time of each creation.
 func (c *costBench) create(ctx context.Context, name, kind string, writers, n int) ([]time.Duration, error) {
 	first := c.created
 	c.created += n

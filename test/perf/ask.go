@@ -18,14 +18,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// asker asks an extender over mutual TLS, one question after the other, as
-// kube-scheduler does.
+// asker calls an extender over mutual TLS, one request after the other, as kube-scheduler
+// does.
 type asker struct {
 	client *http.Client
 	url    string
 }
 
-// newAsker makes an asker with the certificates in a directory.
+// newAsker returns an asker with the certificates in a directory.
 func newAsker(url, dir string) (*asker, error) {
 	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
 	if err != nil {
@@ -44,13 +44,13 @@ func askerOf(url string, config *tls.Config) *asker {
 	return &asker{url: url, client: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{TLSClientConfig: config}}}
 }
 
-// filterAnswer is what the filter says, of what kube-scheduler reads.
+// filterAnswer has the fields of the filter's answer that kube-scheduler reads.
 type filterAnswer struct {
 	NodeNames *[]string
 	Error     string
 }
 
-// question is the body of a filter request with node names.
+// question returns the body of a filter request with node names.
 func question(pod *corev1.Pod, names []string) ([]byte, error) {
 	body, err := json.Marshal(struct {
 		Pod       *corev1.Pod
@@ -62,7 +62,7 @@ func question(pod *corev1.Pod, names []string) ([]byte, error) {
 	return body, nil
 }
 
-// ask posts a filter request and returns the answer as it came, and how long that took.
+// ask posts a filter request and returns the raw answer and the time that it took.
 func (a *asker) ask(ctx context.Context, body []byte) (reply []byte, took time.Duration, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url+"/scheduler/filter", bytes.NewReader(body))
 	if err != nil {
@@ -86,7 +86,7 @@ func (a *asker) ask(ctx context.Context, body []byte) (reply []byte, took time.D
 	return reply, took, nil
 }
 
-// kept asks and returns the nodes that the filter keeps.
+// kept sends a filter request and returns the nodes that the filter keeps.
 func (a *asker) kept(ctx context.Context, body []byte) ([]string, error) {
 	reply, _, err := a.ask(ctx, body)
 	if err != nil {
@@ -102,8 +102,8 @@ func (a *asker) kept(ctx context.Context, body []byte) ([]string, error) {
 	return *answer.NodeNames, nil
 }
 
-// percentile is the smallest value that at least the share p of the values, of
-// which there is one or more, does not exceed.
+// percentile returns the smallest value that at least the share p of the values does not
+// exceed. There must be at least one value.
 func percentile(values []time.Duration, p float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[max(0, int(math.Ceil(p*float64(len(sorted))))-1)]

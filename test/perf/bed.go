@@ -28,38 +28,39 @@ import (
 
 const (
 	namespace = "perf"
-	// poolLabel is on every node: which group it belongs to.
+	// poolLabel is on every node: the group of the node.
 	poolLabel = "pool"
 	// classLabel is on every node: its class of capacity.
 	classLabel = "node.kubernetes.io/capacity"
 	poll       = 250 * time.Millisecond
-	// stepWithin bounds each thing that is waited for.
+	// stepWithin is the maximum time of each wait.
 	stepWithin = 5 * time.Minute
 	stopWithin = 30 * time.Second
 
-	// idleShare is how much of one core the cluster, and strangers, may use
+	// idleShare is the share of one core that the cluster, and other processes, may use
 	// when the machine is idle.
 	idleShare = 0.25
-	// idleWithin bounds the wait for the cluster, calmWithin that for strangers too.
+	// idleWithin is the maximum wait until the cluster is idle, calmWithin until other
+	// processes are idle too.
 	idleWithin = time.Minute
 	calmWithin = 90 * time.Second
 )
 
-// settings say what bed to make.
+// settings describe the bed to create.
 type settings struct {
 	options
-	// second: a second kube-scheduler asks the extender, and the cluster's own does not.
+	// second: a second kube-scheduler calls the extender, and the cluster's own does not.
 	second bool
-	// pinned: nobody asks the extender, and pods get their group at creation.
+	// pinned: no scheduler calls the extender, and pods get their group at creation.
 	pinned bool
-	// gangs turns PodGroups on.
+	// gangs enables PodGroups.
 	gangs bool
-	// limited gives kube-controller-manager the client limits that it has by default,
-	// where devcluster gives it higher ones.
+	// limited gives kube-controller-manager its default client limits instead of
+	// devcluster's higher ones.
 	limited bool
 	// managerArgs are further arguments of atoll-manager.
 	managerArgs []string
-	// excluded are namespaces whose pods do not pass our webhook.
+	// excluded are namespaces whose pods do not pass Atoll's webhook.
 	excluded []string
 	log      io.Writer
 }
@@ -99,9 +100,9 @@ type bed struct {
 // --kube-api-qps and --kube-api-burst.
 const defaultQPS, defaultBurst = 20, 30
 
-// makeBed starts the cluster and fills it.
+// makeBed starts the cluster, installs Atoll and adds the nodes.
 func makeBed(ctx context.Context, s settings) (*bed, error) {
-	// Nobody renews the Leases of the nodes while kwok is stopped.
+	// While kwok is stopped the Leases of the nodes are not renewed.
 	args := []string{"--node-monitor-grace-period=24h"}
 	if s.limited {
 		args = append(args, fmt.Sprintf("--kube-api-qps=%d", defaultQPS), fmt.Sprintf("--kube-api-burst=%d", defaultBurst))
@@ -136,9 +137,10 @@ func (b *bed) fill(ctx context.Context, s settings) error {
 		return fmt.Errorf("making a client: %w", err)
 	}
 	b.installed, err = atoll.Install(ctx, b.cluster, atoll.Options{
-		// The scheduler is ours to start: its configuration changes from side to side.
+		// The benchmark starts the scheduler itself, because each side has another
+		// configuration.
 		KeepScheduler: true, Form: s.form(), Managed: !s.second, Gangs: s.gangs, Log: s.log,
-		// As in production: a busy machine is not to cost the manager its lead.
+		// As in production: the manager must not lose its Lease on a busy machine.
 		Values:      map[string]any{"webhooks": map[string]any{"excludedNamespaces": toAny(s.excluded)}},
 		ManagerArgs: append([]string{"--leader-elect-lease-duration=15s", "--profile-address=" + s.profile}, s.managerArgs...),
 	})
@@ -168,10 +170,9 @@ func (b *bed) close() error {
 // afterwards: it would spend the measured time on Leases and the status of pods.
 func (b *bed) addNodes(ctx context.Context) error {
 	specs := devcluster.NumberedNodes(nodePrefix, b.options.nodes, func(i int, spec *devcluster.NodeSpec) {
-		// One group after the other, not in turns: as sites come.
+		// One group after the other, not in turns, as sites are added in practice.
 		group := b.groupName(i * b.options.groups / b.options.nodes)
-		// A group is a zone: as kube-scheduler spreads pods over zones unless
-		// told otherwise, it is to find some.
+		// A group is a zone, because kube-scheduler spreads pods over zones by default.
 		spec.Labels = map[string]string{poolLabel: group, corev1.LabelTopologyZone: group, classLabel: classNames[i%2]}
 		b.pool[spec.Name] = group
 	})
@@ -188,28 +189,28 @@ func (b *bed) addNodes(ctx context.Context) error {
 // classNames are the classes of capacity of the nodes, in turns.
 var classNames = []string{"on-demand", "spot"}
 
-// nodePrefix stands before the number of a node.
+// nodePrefix is the part of a node's name before its number.
 const nodePrefix = "node-"
 
 func nodeName(i int) string { return nodePrefix + strconv.Itoa(i) }
 
 func (b *bed) groupName(i int) string { return "pool-" + strconv.Itoa(i) }
 
-// workload says what the pods of a round ask for.
+// workload describes the pods of a round.
 type workload struct {
-	// name is that of its Deployment and, if it is not the usual one, of the
+	// name is the name of its Deployment and, if it is not the default, of the
 	// kube-scheduler that binds its pods.
 	name string
 	// policy names the PropagationPolicy that they require, if any.
 	policy string
-	// spread makes them ask for Kubernetes' own hard spread over the groups.
+	// spread gives them Kubernetes' own hard topology spread over the groups.
 	spread bool
 	// zone is the only one that they may go to, if any.
 	zone string
-	// onDemand is how many of them are to be on-demand, all others spot; 0 leaves them
-	// alone.
+	// onDemand is the number of on-demand pods; all others are spot. With 0 they are not
+	// divided.
 	onDemand int
-	// atOnce makes them go without a grace period when they are evicted.
+	// atOnce sets their grace period to 0, for evictions.
 	atOnce bool
 }
 
@@ -226,7 +227,7 @@ func (b *bed) deployment(w workload) *appsv1.Deployment {
 	d := &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: w.deployed(), Namespace: namespace},
 		Spec: appsv1.DeploymentSpec{
-			// Pods are created once the policy is bound, and all at a time.
+			// Pods are created after the policy is bound, all at once.
 			Replicas: new(int32(0)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{
@@ -259,8 +260,8 @@ func (b *bed) deployment(w workload) *appsv1.Deployment {
 	return d
 }
 
-// createPods creates the pods of a round and returns once all exist and
-// nothing is busy with them any more. No scheduler may run.
+// createPods creates the pods of a round and returns when all exist and the cluster is
+// idle. No scheduler may run.
 func (b *bed) createPods(ctx context.Context, w workload) error {
 	deployments := b.client.AppsV1().Deployments(namespace)
 	if _, err := deployments.Create(ctx, b.deployment(w), metav1.CreateOptions{}); err != nil {
@@ -275,7 +276,7 @@ func (b *bed) createPods(ctx context.Context, w workload) error {
 	return b.waitIdle(ctx)
 }
 
-// scale gives a Deployment without pods so many, and returns once they exist.
+// scale scales a Deployment without pods, and returns when the pods exist.
 func (b *bed) scale(ctx context.Context, w workload, pods int) error {
 	others, err := b.countPods(ctx)
 	if err != nil {
@@ -291,7 +292,7 @@ func (b *bed) scale(ctx context.Context, w workload, pods int) error {
 	})
 }
 
-// countPods asks for one pod and how many more there are.
+// countPods counts pods by a LIST of one pod, whose answer has the number of the others.
 func (b *bed) countPods(ctx context.Context) (int, error) {
 	pods, err := b.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
@@ -309,7 +310,7 @@ func selecting(w workload) metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: w.labels()})}
 }
 
-// uids returns the node of each pod of a workload by its UID, from a LIST.
+// uids returns a map from the UID of each pod of a workload to its node, from a LIST.
 func (b *bed) uids(ctx context.Context, w workload) (map[types.UID]string, error) {
 	pods, err := b.client.CoreV1().Pods(namespace).List(ctx, selecting(w))
 	if err != nil {
@@ -322,8 +323,8 @@ func (b *bed) uids(ctx context.Context, w workload) (map[types.UID]string, error
 	return nodes, nil
 }
 
-// deletePods deletes what createPods made, and returns once nothing is busy
-// with that any more. Pods go at once: their kubelets are simulated, or not even that.
+// deletePods deletes the objects that createPods created, and returns when the cluster is
+// idle. Pods are deleted without a grace period, because no real kubelet runs them.
 func (b *bed) deletePods(ctx context.Context, workloads ...workload) error {
 	background := metav1.DeletePropagationBackground
 	options := metav1.DeleteOptions{PropagationPolicy: &background}
@@ -350,9 +351,9 @@ func (b *bed) deletePods(ctx context.Context, workloads ...workload) error {
 	return b.waitIdle(ctx)
 }
 
-// waitIdle returns when neither the processes of the cluster nor strangers have
-// much to do, or when that has taken too long: it costs accuracy, on both
-// sides alike. A quick run does not wait for strangers.
+// waitIdle returns when the processes of the cluster and other processes use little CPU,
+// or after a time limit: a busy machine costs accuracy, equally on both sides. A quick
+// run does not wait for other processes.
 func (b *bed) waitIdle(ctx context.Context) error {
 	before, err := usageOf(ctx, b.cluster)
 	if err != nil {
@@ -378,8 +379,8 @@ func (b *bed) waitIdle(ctx context.Context) error {
 	return nil
 }
 
-// alive returns an error if a process has ended that should run: nobody
-// restarts it, and a round would wait for it in vain.
+// alive returns an error if a process that should run has ended: it is not restarted, and
+// a round would wait for it until its timeout.
 func (b *bed) alive(ctx context.Context, names ...string) error {
 	processes, err := b.cluster.Processes(ctx)
 	if err != nil {
@@ -393,7 +394,7 @@ func (b *bed) alive(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// scheduling returns an error if pods cannot be bound because somebody is gone.
+// scheduling returns an error if pods cannot be bound because a process has ended.
 func (b *bed) scheduling(ctx context.Context) error {
 	return b.alive(ctx, devcluster.APIServer, devcluster.Etcd, devcluster.Scheduler, atoll.Manager)
 }

@@ -13,17 +13,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What the calls of atoll-manager are counted by.
+// The kinds of calls of atoll-manager that are counted.
 const (
 	podGroupCalls, patchCalls, listCalls, readCalls = "podgroups", "patches", "lists", "reads"
-	// otherCalls are all others, but those that are not counted.
+	// otherCalls are all other calls, except those that are not counted.
 	otherCalls, uncounted = "others", "uncounted"
 )
 
-// callCounts are requests to the API server, by what they are.
+// callCounts are the numbers of requests to the API server, by kind.
 type callCounts map[string]int
 
-// since returns the calls after those of before.
+// since returns the difference to an earlier count.
 func (c callCounts) since(before callCounts) callCounts {
 	out := callCounts{}
 	for what, n := range c {
@@ -53,12 +53,12 @@ func (c callCounts) String() string {
 	return strings.Join(out, ", ")
 }
 
-// callSchema begins the names of the FlowSchemas that count calls.
+// callSchema is the prefix of the names of the FlowSchemas that count calls.
 const callSchema = "perf-calls-"
 
-// countCalls has the API server count the calls of a ServiceAccount: each FlowSchema has
-// a counter. They have the priority that ServiceAccounts have anyway. A proxy would count
-// too, and cost what is measured.
+// countCalls makes the API server count the calls of a ServiceAccount, with one
+// FlowSchema, which has a counter, for each kind of call. They have the default priority
+// of ServiceAccounts. A proxy could count too, but it would change the measured time.
 func (b *bed) countCalls(ctx context.Context, accountNamespace, account string) error {
 	resources := func(group, resource string, verbs ...string) flowcontrolv1.ResourcePolicyRule {
 		return flowcontrolv1.ResourcePolicyRule{
@@ -70,7 +70,7 @@ func (b *bed) countCalls(ctx context.Context, accountNamespace, account string) 
 	for i, of := range []struct {
 		what  string
 		rules []flowcontrolv1.ResourcePolicyRule
-	}{ // the first that matches counts
+	}{ // the first FlowSchema that matches counts the call
 		{uncounted, []flowcontrolv1.ResourcePolicyRule{
 			resources(every, every, "watch"), resources("coordination.k8s.io", every, every), resources("authorization.k8s.io", every, every), resources("authentication.k8s.io", every, every),
 			resources("", "secrets", every), resources("admissionregistration.k8s.io", every, every),
@@ -99,7 +99,8 @@ func (b *bed) countCalls(ctx context.Context, accountNamespace, account string) 
 			return fmt.Errorf("counting calls: creating FlowSchema %q: %w", schema.Name, err)
 		}
 	}
-	// Its Lease is renewed all the time: once that is counted, all is.
+	// Its Lease is renewed all the time: when these renewals are counted, the FlowSchemas
+	// are in effect.
 	return b.eventually(ctx, "calls to be counted", func(ctx context.Context) (bool, error) {
 		data, err := b.metrics(ctx)
 		if err != nil {
@@ -109,7 +110,7 @@ func (b *bed) countCalls(ctx context.Context, accountNamespace, account string) 
 	})
 }
 
-// calls are those that were counted up to now.
+// calls returns the calls that were counted up to now.
 func (b *bed) calls(ctx context.Context) (callCounts, error) {
 	data, err := b.metrics(ctx)
 	if err != nil {
@@ -120,7 +121,7 @@ func (b *bed) calls(ctx context.Context) (callCounts, error) {
 	return c, nil
 }
 
-// metrics are those of the API server.
+// metrics returns the metrics of the API server.
 func (b *bed) metrics(ctx context.Context) (string, error) {
 	data, err := b.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
@@ -129,7 +130,7 @@ func (b *bed) metrics(ctx context.Context) (string, error) {
 	return string(data), nil
 }
 
-// callsIn finds the calls that were counted in the API server's metrics.
+// callsIn reads the counted calls from the API server's metrics.
 func callsIn(metrics string) callCounts {
 	c := callCounts{}
 	for line := range strings.Lines(metrics) {

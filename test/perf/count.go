@@ -13,15 +13,15 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
-// warmUp is the part of the pods that is bound before the clock starts: a
-// scheduler that has just started compiles, connects and fills caches first.
+// warmUp is the share of the pods that is bound before the measurement starts: a
+// scheduler that has just started first opens connections and fills caches.
 const warmUp = 0.05
 
-// stuckAfter is how long no pod is bound before a round is given up: longer
-// than the pause before kube-scheduler tries a refused pod again.
+// stuckAfter is the time without a bound pod after which a round fails: longer than the
+// pause before kube-scheduler tries a refused pod again.
 const stuckAfter = 60 * time.Second
 
-// counter notes when pods of a workload are seen bound.
+// counter records the times at which pods of a workload are seen bound.
 type counter struct {
 	want int
 	stop context.CancelFunc
@@ -31,8 +31,8 @@ type counter struct {
 	times []time.Time
 }
 
-// startCounter watches the pods that have a node. It returns once the watch
-// runs; call close when done.
+// startCounter watches the pods that have a node. It returns when the watch runs. The
+// caller must call close.
 func startCounter(ctx context.Context, client kubernetes.Interface, namespace string, w workload, want int) (*counter, error) {
 	c := &counter{want: want, full: make(chan struct{})}
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
@@ -40,7 +40,8 @@ func startCounter(ctx context.Context, client kubernetes.Interface, namespace st
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.LabelSelector, o.FieldSelector = selecting(w).LabelSelector, "spec.nodeName!="
 		}),
-		// What is not kept costs this process, which runs beside what it measures, no memory.
+		// Fields that are not needed are dropped to save memory of this process, which
+		// runs on the measured machine.
 		informers.WithTransform(func(o any) (any, error) {
 			if pod, ok := o.(*corev1.Pod); ok {
 				return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -76,19 +77,19 @@ func (c *counter) bound(at time.Time) {
 	}
 }
 
-// count is how many are bound by now.
+// count returns the number of pods that are bound by now.
 func (c *counter) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.times)
 }
 
-// share is the part of the pods that is bound by now.
+// share returns the share of the pods that are bound by now.
 func (c *counter) share() float64 { return float64(c.count()) / float64(c.want) }
 
-// rate waits until all pods are bound and returns how many were each second
-// after the warm-up. It gives up when none is bound for some time, or when
-// what binds them is found not to be alive.
+// rate waits until all pods are bound and returns the number of bound pods a second after
+// the warm-up. It fails when no pod is bound for stuckAfter, or when a process that binds
+// them has ended.
 func (c *counter) rate(ctx context.Context, alive func(context.Context) error) (float64, error) {
 	stuck := time.NewTicker(stuckAfter)
 	defer stuck.Stop()
@@ -114,7 +115,7 @@ func (c *counter) rate(ctx context.Context, alive func(context.Context) error) (
 	return rateOf(c.times[:c.want], warmUp), nil
 }
 
-// rateOf is the number of times after the warm-up, by the time that they took.
+// rateOf returns the number of times after the warm-up, divided by their duration.
 func rateOf(times []time.Time, warmUp float64) float64 {
 	first := int(float64(len(times)) * warmUp)
 	n := len(times) - 1 - first

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// extender compares the pods that kube-scheduler binds a second with and
+// extender compares the number of pods that kube-scheduler binds a second with and
 // without the extender.
 var extender = benchmark{
 	name: "extender", unit: "pods/s", places: true, nodes: 1000, pods: 2000,
@@ -27,15 +27,15 @@ var extender = benchmark{
   the machine as it is in the same seconds. The same side against itself came to 1.00, 1.03 and 1.06 in three rounds.
 - Both sides have percentageOfNodesToScore 100, as the chart sets it, and clientConnection qps and burst 5,000.
 - atoll-manager runs all the time. kwok and kube-controller-manager do not: pods are bound and do not start, no Lease is renewed, and
-  nobody counts the pods of a ReplicaSet again for each that is bound.
-- In variants ` + "`managed`, `unmanaged` and `spread`" + ` kube-scheduler asks about every pod (` + "`scheduler.asks: All`" + `), in ` + "`passed by`" + ` about those only that
+  no controller counts the pods of a ReplicaSet again for each that is bound.
+- In variants ` + "`managed`, `unmanaged` and `spread`" + ` kube-scheduler calls the extender for every pod (` + "`scheduler.asks: All`" + `), in ` + "`passed by`" + ` only for pods that
   atoll-manager has marked (` + "`scheduler.asks: Managed`" + `).
-- Variant ` + "`limit`" + ` is what an extender could reach against a hard topology spread if asking it cost nothing: kube-scheduler has the
+- Variant ` + "`limit`" + ` is the upper bound for an extender against a hard topology spread, if its calls cost nothing: kube-scheduler has the
   nodes of one group left after its filters, as after the extender's, scores those, and binds the pod itself.
-- Variants ` + "`pinned` and `pinned spread`" + ` are of the form in which nobody asks the extender: pods are pinned to their group when they are
-  created. In ` + "`pinned sampled` and `spread sampled`" + ` both sides' kube-schedulers are as they come: of 1,000 nodes they look for 420
-  that fit, and no further. Of nodes that a pod is pinned to there are 100, so they look at all.
-- Variant ` + "`isolated`" + ` is the form in which a second kube-scheduler asks the extender. Both sides' pods are bound by schedulers without an
+- Variants ` + "`pinned` and `pinned spread`" + ` are of the form Pinned: pods are pinned to their group when they are
+  created. In ` + "`pinned sampled` and `spread sampled`" + ` both sides' kube-schedulers have the default configuration: of 1,000 nodes they look for 420
+  that fit, and then stop. A pod is pinned to 100 nodes, so they look at all nodes.
+- Variant ` + "`isolated`" + ` is the form in which a second kube-scheduler calls the extender. Both sides' pods are bound by schedulers without an
   extender; the second one, leading, runs in A's turns only.
 - *CPU per pod* is what all processes of the cluster, atoll-manager among them, used in a side's turns for each pod that it bound.
 - *Off by* is Σ over all groups of |pods placed − pods wanted|, the worst of A's rounds, and no pod may have been replaced meanwhile.`,
@@ -75,21 +75,21 @@ var extender = benchmark{
 	open: openExtender,
 }
 
-// extenderBench has a bed of one form at a time: the last variant's.
+// extenderBench has a bed of one form at a time: that of the last variant.
 type extenderBench struct {
 	*bed
 	stage   string // of the variant that the bed is for
 	races   int    // so far
 	wanted  options
-	outside io.Writer // where progress is shown
+	outside io.Writer // where progress is written
 }
 
-// openExtender leaves the bed to the first variant: it knows the form.
+// openExtender creates no bed: the first variant does, because it has the form.
 func openExtender(_ context.Context, o options, log io.Writer) (bench, error) {
 	return &extenderBench{wanted: o, outside: log}, nil
 }
 
-// lay makes a bed for a stage, unless that is what there is.
+// lay creates a bed for a stage, unless the current bed is of that stage.
 func (e *extenderBench) lay(ctx context.Context, stage string) error {
 	if e.bed != nil && e.stage == stage {
 		return nil
@@ -108,7 +108,7 @@ func (e *extenderBench) lay(ctx context.Context, stage string) error {
 	return e.cluster.Kill(ctx, devcluster.Scheduler)
 }
 
-// close takes the bed away, if there is one.
+// close stops the bed, if there is one.
 func (e *extenderBench) close() error {
 	b := e.bed
 	if b == nil {
@@ -118,7 +118,7 @@ func (e *extenderBench) close() error {
 	return b.close()
 }
 
-// racing returns what a variant compares.
+// racing returns the two sides that a variant compares.
 func (e *extenderBench) racing(ctx context.Context, variant string) (*race, error) {
 	stage := variant
 	switch variant {
@@ -173,10 +173,9 @@ const (
 	pinnedSpread  = "pinned spread"
 	pinnedSampled = "pinned sampled"
 	spreadSampled = "spread sampled"
-	// bare is a kube-scheduler's configuration that says nothing, but for how fast
-	// it may ask the API server.
+	// bare is a kube-scheduler's configuration that sets only the client limits.
 	bare = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nclientConnection: {qps: 5000, burst: 5000}\n"
-	// everyNode has it look at every node.
+	// everyNode makes it score every node.
 	everyNode = bare + "percentageOfNodesToScore: 100\n"
 )
 
@@ -193,7 +192,7 @@ func (e *extenderBench) racingPinned(variant string) *race {
 	return &race{a: a.name, b: b.name, run: func(ctx context.Context) (pair, error) { return e.race(ctx, a, b) }}
 }
 
-// askingAll makes the extender of a configuration be asked about every pod.
+// askingAll changes a configuration so that the extender is called for every pod.
 func askingAll(config []byte) ([]byte, error) {
 	fields := map[string]any{}
 	if err := yaml.Unmarshal(config, &fields); err != nil {
@@ -231,7 +230,7 @@ func withoutKeys(config []byte, keys ...string) ([]byte, error) {
 	return out, nil
 }
 
-// found is where pods are in the end.
+// found are the nodes of the pods at the end.
 type found struct{ off, unbound, replaced int }
 
 func (f found) String() string {
@@ -242,8 +241,8 @@ func (f found) String() string {
 	return text
 }
 
-// check compares the pods that were created with those that a LIST found, and
-// the groups of their nodes with equal shares.
+// check compares the created pods with those of a LIST, and the groups of their nodes
+// with equal shares.
 func check(created, placed map[types.UID]string, pool map[string]string, groups int) found {
 	var f found
 	count := map[string]int{}

@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// calls is how many questions make a round, after those that warm up.
+	// calls is the number of requests in a round, not including those of the warm-up.
 	calls, warmUpCalls = 1000, 50
-	// part is how much smaller the small cluster is, and share the part of the
-	// large one's nodes that are candidates where not all are.
+	// part is the factor by which the small cluster is smaller. share is the share of the
+	// large cluster's nodes that are candidates, in variants where not all nodes are.
 	part, share = 5, 10
 )
 
 // filter measures how long one answer of the filter takes.
 var filter = benchmark{
 	name: "filter", unit: "ms at p99", nodes: 5000, pods: 10000,
-	about: `The time that 99 of 100 filter requests do not exceed, asked one after the other over mutual TLS as kube-scheduler does.
+	about: `The time that 99 of 100 filter requests do not exceed. They are sent one after the other over mutual TLS, as kube-scheduler does.
 
-- 5,000 simulated nodes in 10 NodeGroups and 10,000 pods of one Deployment, all bound but the one that is asked about. Each answer
+- 5,000 simulated nodes in 10 NodeGroups and 10,000 pods of one Deployment, all bound except the one in the request. Each answer
   keeps the nodes of the one group that lacks a pod.
 - The limit for variants ` + "`managed`" + ` and ` + "`unmanaged`" + ` is 5 ms. Their peer is a server that reads the same request over mutual TLS and sends
-  an answer of the same length without looking at anything: what is left of the time is the transport's.
+  an answer of the same length without any computation: its time is the time of the transport.
 - Variant ` + "`candidates`" + ` asks about a tenth of the nodes and about all of them: time is to grow with the candidates.
-- Variant ` + "`cluster`" + ` asks about the same number of candidates in the cluster and in one that is five times smaller: time is not to grow with it.`,
+- Variant ` + "`cluster`" + ` sends the same number of candidates in this cluster and in one that is five times smaller: the time should not grow with the cluster.`,
 	variants: []variant{
 		{name: "managed", ideal: "A ≤ 5 ms", a: "all nodes are candidates", b: "a server that only reads and answers"},
 		{name: "unmanaged", ideal: "A ≤ 5 ms", a: "a pod without a policy, all nodes are candidates", b: "a server that only reads and answers"},
@@ -106,7 +106,8 @@ func (f *filterBench) sides(ctx context.Context, variant string) (a, b side, err
 	}
 }
 
-// side asks the fleet's manager about a pod and n candidates, evenly of all groups.
+// side sends the fleet's manager requests for a pod and n candidates, evenly from all
+// groups.
 func (f *filterBench) side(name string, fleet *fleet, pod *corev1.Pod, n int) side {
 	return side{name: name, measure: func(ctx context.Context) (sample, error) {
 		body, err := question(pod, fleet.candidates(n))
@@ -132,7 +133,7 @@ func (f *filterBench) side(name string, fleet *fleet, pod *corev1.Pod, n int) si
 	}}
 }
 
-// bareSide asks the bare server the same, for an answer of the same length.
+// bareSide sends the bare server the same requests, for an answer of the same length.
 func (f *filterBench) bareSide(ctx context.Context, name string, pod *corev1.Pod, n int) (side, error) {
 	body, err := question(pod, f.large.candidates(n))
 	if err != nil {
@@ -152,7 +153,7 @@ func (f *filterBench) bareSide(ctx context.Context, name string, pod *corev1.Pod
 	}}, nil
 }
 
-// candidates are n nodes, as many of each group.
+// candidates returns n nodes, the same number from each group.
 func (f *fleet) candidates(n int) []string {
 	groups := f.options.groups
 	size := f.options.nodes / groups
@@ -165,7 +166,7 @@ func (f *fleet) candidates(n int) []string {
 	return names
 }
 
-// timeCalls asks the same question many times.
+// timeCalls sends the same request many times.
 func timeCalls(ctx context.Context, cluster *devcluster.Cluster, a *asker, body []byte) (s sample, err error) {
 	took := make([]time.Duration, 0, calls)
 	for range warmUpCalls {
@@ -195,7 +196,7 @@ func timeCalls(ctx context.Context, cluster *devcluster.Cluster, a *asker, body 
 	return s, nil
 }
 
-// bareServer answers every request with the same, over mutual TLS.
+// bareServer sends the same answer to every request, over mutual TLS.
 type bareServer struct {
 	*http.Server
 	url    string
@@ -240,7 +241,7 @@ func startBare(ctx context.Context) (*bareServer, error) {
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if _, err := io.Copy(io.Discard, r.Body); err != nil {
-				return // the asker sees it
+				return // the asker reports the error
 			}
 			w.Header().Set("Content-Length", strconv.Itoa(len(b.reply)))
 			_, _ = w.Write(b.reply)

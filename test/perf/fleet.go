@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// writers is how many requests are under way at a time where many objects are written.
+	// writers is the number of concurrent requests when many objects are written.
 	writers = 16
-	// lonely is the workload of the pod that no policy is about.
+	// lonely is the workload of the pod without a policy.
 	lonely = "lonely"
 )
 
-// fleet is a bed where all pods but one are bound and nothing moves.
+// fleet is a bed in which all pods except one are bound and no pod moves.
 type fleet struct {
 	*bed
 	// waiting has no node yet; its seat is in the first group, which lacks one pod.
@@ -33,7 +33,7 @@ type fleet struct {
 	plain *corev1.Pod
 }
 
-// makeFleet makes a cluster with nodes and pods, as even as the policy wants them.
+// makeFleet creates a cluster with nodes and pods, divided evenly as the policy demands.
 func makeFleet(ctx context.Context, s settings) (*fleet, error) {
 	b, err := makeBed(ctx, s)
 	if err != nil {
@@ -50,7 +50,7 @@ func (f *fleet) populate(ctx context.Context) error {
 	if err := f.createGroups(ctx); err != nil {
 		return err
 	}
-	// Whoever makes pods wants this one first.
+	// Pods can be created only after this ServiceAccount exists.
 	err := f.eventually(ctx, "the ServiceAccount of the namespace", func(ctx context.Context) (bool, error) {
 		accounts, err := f.client.CoreV1().ServiceAccounts(namespace).List(ctx, metav1.ListOptions{})
 		return err == nil && len(accounts.Items) > 0, err
@@ -58,7 +58,7 @@ func (f *fleet) populate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Nobody is to make, bind or delete pods but we.
+	// Only this program may create, bind or delete pods.
 	for _, name := range []string{devcluster.ControllerManager, devcluster.Scheduler} {
 		if err := f.cluster.Kill(ctx, name); err != nil {
 			return err
@@ -98,7 +98,7 @@ func (f *fleet) populate(ctx context.Context) error {
 	return f.waitIdle(ctx)
 }
 
-// nodeFor deals pods out to the groups in turns, and in each to its nodes.
+// nodeFor assigns pods to the groups in turns, and within a group to its nodes in turns.
 func (f *fleet) nodeFor(i int) string {
 	group, size := i%f.options.groups, f.options.nodes/f.options.groups
 	return nodeName(group*size + i/f.options.groups%size)
@@ -124,7 +124,8 @@ func (b *bed) createOwners(ctx context.Context, name string, w workload, replica
 		},
 		Spec: appsv1.ReplicaSetSpec{Replicas: d.Spec.Replicas, Selector: d.Spec.Selector.DeepCopy(), Template: *d.Spec.Template.DeepCopy()},
 	}
-	// A ReplicaSet's own label would make it an application beside the Deployment.
+	// With a label of its own the ReplicaSet would be a workload in addition to the
+	// Deployment.
 	set.Labels = map[string]string{appsv1.DefaultDeploymentUniqueLabelKey: "1"}
 	set.Spec.Selector.MatchLabels[appsv1.DefaultDeploymentUniqueLabelKey] = "1"
 	set.Spec.Template.Labels[appsv1.DefaultDeploymentUniqueLabelKey] = "1"
@@ -134,7 +135,7 @@ func (b *bed) createOwners(ctx context.Context, name string, w workload, replica
 	return set, nil
 }
 
-// furnish gives a container what those of most workloads have.
+// furnish gives a container probes, variables and requests, as most workloads have.
 func furnish(c *corev1.Container) {
 	for _, name := range []string{"LOG_LEVEL", "DATABASE_HOST", "DATABASE_NAME", "CACHE_ADDRESS", "REGION", "FEATURES"} {
 		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: "value-of-" + name})
@@ -156,7 +157,7 @@ func (b *bed) waitBound(ctx context.Context, name string, w workload) error {
 	})
 }
 
-// podOf is the i-th pod of a ReplicaSet.
+// podOf returns the i-th pod of a ReplicaSet.
 func podOf(set *appsv1.ReplicaSet, i int) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -167,9 +168,8 @@ func podOf(set *appsv1.ReplicaSet, i int) *corev1.Pod {
 	}
 }
 
-// restartManager kills atoll-manager and removes the Lease that it leaves
-// behind: no other replica is there that could hold it. The manager runs when
-// start is called.
+// restartManager kills atoll-manager and deletes its Lease; there is no other replica
+// that could hold it. The returned start starts the manager.
 func (b *bed) restartManager(ctx context.Context) (start func(context.Context) error, err error) {
 	if err := b.cluster.Kill(ctx, atoll.Manager); err != nil {
 		return nil, err
@@ -180,7 +180,8 @@ func (b *bed) restartManager(ctx context.Context) (start func(context.Context) e
 	return func(ctx context.Context) error { return b.cluster.Restart(ctx, atoll.Manager) }, nil
 }
 
-// inParallel does something for every item, some at a time, and returns the first error.
+// inParallel calls a function for every item, several at a time, and returns the first
+// error.
 func inParallel[T any](ctx context.Context, workers int, items []T, do func(context.Context, T) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -27,21 +27,21 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// gangs measures what PodGroups add to the creation of pods, and the API calls that they
-// cost.
+// gangs measures the time that PodGroups add to the creation of pods, and the API calls
+// that they cost.
 var gangs = benchmark{
 	name: "gangs", unit: "s or calls", nodes: 10, pods: 500,
 	about: `The time from the creation of a Deployment with schedulerName volcano until all its pods have their PodGroup ÷ the time until the pods of the same
 Deployment with another schedulerName exist; and the API calls of atoll-manager meanwhile.
 
 - Both Deployments have 500 pods, which kube-controller-manager creates and no scheduler binds. The rules choose the Deployment itself (adjust-level 0).
-  A pod has its PodGroup when it names it and the PodGroup exists. Both sides are measured in turns, by the same watches of pods and PodGroups.
+  A pod has its PodGroup when it names the PodGroup and the PodGroup exists. Both sides are measured in turns, by the same watches of pods and PodGroups.
 - ` + "`named`" + `: the pod webhook names the PodGroup. ` + "`by the controller`" + `: for these rounds, on both sides, the MutatingWebhookConfiguration is deleted, so
   that atoll-manager patches each pod after its creation. ` + "`against a patch`" + ` compares with pods of another scheduler that a client without any logic
-  watches and patches in the same way, 16 at a time: what the second write of a pod costs whoever makes it.
+  watches and patches in the same way, 16 at a time. This is the cost of a second write for each pod, for any client.
 - The other rows are calls of atoll-manager to the API server, in the same rounds, until 6 s after the last pod has its PodGroup: ` + "`podgroups`" + ` created,
-  ` + "`patches`" + ` of pods, ` + "`lists`" + ` of pods, and ` + "`reads`" + ` (GET) of owners, which are a Deployment and its ReplicaSet. The peer of each is the number of objects that it
-  could be made for. The API server counts: each kind of call of this ServiceAccount has a FlowSchema of its own, so nothing stands in between.
+  ` + "`patches`" + ` of pods, ` + "`lists`" + ` of pods, and ` + "`reads`" + ` (GET) of owners, which are a Deployment and its ReplicaSet. The peer of each row is the number of objects that the call
+  could be made for. The API server counts the calls: each kind of call of this ServiceAccount has its own FlowSchema, so no proxy is needed.
 - ` + "`unrelated`" + `: all calls of atoll-manager during 5,000 changes of the status of 50 ReplicaSets, each with a pod of another scheduler.
 - Watches, Leases, access reviews and the upkeep of certificates and webhooks are not counted: they do not depend on pods.`,
 	variants: append(append(
@@ -58,8 +58,8 @@ Deployment with another schedulerName exist; and the API calls of atoll-manager 
 	},
 }
 
-// gangsLimited is the time of gangs in a cluster whose kube-controller-manager has its own
-// limits.
+// gangsLimited measures the time of gangs in a cluster whose kube-controller-manager has
+// its default limits.
 var gangsLimited = benchmark{
 	name: "gangs limited", unit: "s", nodes: 10, pods: 500,
 	about: fmt.Sprintf("As `named` and `by the controller` of gangs, where kube-controller-manager has the limits that it has by default: %d requests a second, and %d at once.",
@@ -74,7 +74,7 @@ const (
 	// The stages: the webhook names the PodGroup of a pod; the controller does; pods need
 	// no PodGroup.
 	withWebhook, byController, unrelated = "named", withWebhook + later, "unrelated"
-	// later ends the names of rows that are measured without the webhook.
+	// later is the suffix of the names of rows that are measured without the webhook.
 	later = " by the controller"
 
 	// Pods of scheduler volcano get PodGroups, pods of otherScheduler do not. Pods of
@@ -86,17 +86,17 @@ const (
 	// their status.
 	statusSets, statusChanges = 50, 5000
 
-	// settleFor is longer than any delay after which atoll-manager looks at pods again
-	// whose PodGroup is there: 5 s, before it deletes one that nobody needs.
+	// settleFor is longer than the longest delay after which atoll-manager acts on pods
+	// whose PodGroup exists: 5 s, before it deletes a PodGroup that no pod needs.
 	settleFor = 6 * time.Second
 
 	rulesNamespace, rulesName = "volcano-system", "volcano-controller-configmap"
 
-	// levelRules let a Deployment have the PodGroup of its pods.
+	// levelRules are rules by which the Deployment has the PodGroup of its pods.
 	levelRules = "podgroupLevel:\n- apiversion: apps/v1\n  kind: deployment\n  adjust-level: 0\n"
 )
 
-// gangVariants are the rows of a stage: how long it takes, and the calls that it costs.
+// gangVariants returns the rows of a stage: its time, and its calls.
 func gangVariants(stage, how, patches string) []variant {
 	of := func(row string) string { return row + strings.TrimPrefix(stage, withWebhook) }
 	return []variant{
@@ -119,7 +119,7 @@ type gangsBench struct {
 }
 
 // gangRound is a round of a stage: a pair for each of its rows, and the rows that were
-// reported. A row that is asked for again begins the next round.
+// reported. A second request for the same row begins the next round.
 type gangRound struct {
 	pairs map[string]pair
 	read  map[string]bool
@@ -145,7 +145,7 @@ func (g *gangsBench) close() error {
 }
 
 func (g *gangsBench) prepare(ctx context.Context) error {
-	// Nobody is to bind pods.
+	// No scheduler may bind the pods.
 	if err := g.cluster.Kill(ctx, devcluster.Scheduler); err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (g *gangsBench) prepare(ctx context.Context) error {
 	if g.members, err = watchMembers(ctx, g.bed); err != nil {
 		return err
 	}
-	for _, scheduler := range []string{volcano, otherScheduler, patchedScheduler} { // connections are made, and caches grow
+	for _, scheduler := range []string{volcano, otherScheduler, patchedScheduler} { // to open connections and fill caches
 		if _, err := g.deploy(ctx, scheduler, g.options.pods/10); err != nil {
 			return err
 		}
@@ -187,7 +187,7 @@ func (g *gangsBench) setRules(ctx context.Context) error {
 	})
 }
 
-// racing measures all rows of a stage in one go.
+// racing measures all rows of a stage in the same round.
 func (g *gangsBench) racing(_ context.Context, name string) (*race, error) {
 	stage, row := withWebhook, strings.Replace(name, later, "", 1)
 	switch {
@@ -233,7 +233,7 @@ func (g *gangsBench) round(ctx context.Context, stage string) (pairs map[string]
 	}
 }
 
-// compare has the Deployments of all sides created, in every other round the last first.
+// compare creates the Deployments of all sides, in every other round in reverse order.
 func (g *gangsBench) compare(ctx context.Context, stage string, order ...string) (map[string]pair, error) {
 	if g.rounds[stage]%2 == 0 {
 		slices.Reverse(order)
@@ -257,19 +257,19 @@ func (g *gangsBench) compare(ctx context.Context, stage string, order ...string)
 	return pairs, nil
 }
 
-// counted compares calls with the objects that they may have been made for.
+// counted compares calls with the number of objects that they could be made for.
 func counted(n, objects int, strangers float64) pair {
 	return pair{a: sample{rate: float64(n), off: -1, strangers: strangers}, b: sample{rate: float64(objects), off: -1}}
 }
 
-// deployed is what the creation of a Deployment took, and the calls that it cost.
+// deployed has the time of the creation of a Deployment, and its calls.
 type deployed struct {
 	sample
 	asked callCounts
 }
 
-// deploy creates a Deployment of pods, waits until they have their PodGroups, and takes
-// all away again.
+// deploy creates a Deployment, waits until its pods have their PodGroups, and deletes
+// everything.
 func (g *gangsBench) deploy(ctx context.Context, scheduler string, pods int) (result deployed, err error) {
 	w := workload{name: scheduler}
 	d := g.deployment(w)
@@ -318,12 +318,12 @@ func (g *gangsBench) deploy(ctx context.Context, scheduler string, pods int) (re
 	return result, err
 }
 
-// patchAdded writes the name of a PodGroup into so many new pods, as a controller without
-// any logic would, until the returned function is called.
+// patchAdded writes the name of a PodGroup into the new pods, as a controller without any
+// logic would, until the returned function is called.
 func (g *gangsBench) patchAdded(ctx context.Context, pods int) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	added := make(chan string, pods)
-	g.members.tell(added)
+	g.members.notifyAdded(added)
 	var patchers sync.WaitGroup
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, scheduling.GroupNameAnnotation, plainGroup)
 	for range writers {
@@ -341,13 +341,13 @@ func (g *gangsBench) patchAdded(ctx context.Context, pods int) (stop func()) {
 		})
 	}
 	return func() {
-		g.members.tell(nil)
+		g.members.notifyAdded(nil)
 		cancel()
 		patchers.Wait()
 	}
 }
 
-// changeOthers changes the status of ReplicaSets whose pods are another scheduler's.
+// changeOthers changes the status of ReplicaSets whose pods have another scheduler.
 func (g *gangsBench) changeOthers(ctx context.Context) (map[string]pair, error) {
 	sets := g.client.AppsV1().ReplicaSets(namespace)
 	w := workload{name: otherScheduler}
@@ -408,10 +408,10 @@ func (g *gangsBench) changeOthers(ctx context.Context) (map[string]pair, error) 
 	return map[string]pair{unrelated: p}, err
 }
 
-// members are the pods of the namespace and its PodGroups, as watches bring them.
+// members are the pods and PodGroups of the namespace, from watches.
 type members struct {
 	stop func()
-	// changed holds something when they have changed since it was taken.
+	// changed has an element if they have changed since the last receive.
 	changed chan struct{}
 
 	mu sync.Mutex
@@ -421,7 +421,7 @@ type members struct {
 	sizes map[string]int
 	// groups are the names of PodGroups.
 	groups map[string]bool
-	// added takes the names of new pods, if it is there.
+	// added receives the names of new pods, if it is not nil.
 	added chan<- string
 }
 
@@ -446,13 +446,13 @@ func watchMembers(ctx context.Context, b *bed) (*members, error) {
 		ended.Wait()
 	}
 	for _, w := range watches {
-		tell := func(obj any) {
+		notify := func(obj any) {
 			if o, ok := obj.(metav1.Object); ok {
 				m.note(func() { w.set(o.GetName(), o) })
 			}
 		}
 		registration, err := w.informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc: tell, UpdateFunc: func(_, obj any) { tell(obj) },
+			AddFunc: notify, UpdateFunc: func(_, obj any) { notify(obj) },
 			DeleteFunc: func(obj any) {
 				if key, err := toolscache.DeletionHandlingObjectToName(obj); err == nil {
 					m.note(func() { w.set(key.Name, nil) })
@@ -478,18 +478,19 @@ func (m *members) note(change func()) {
 	m.mu.Unlock()
 	select {
 	case m.changed <- struct{}{}:
-	default: // whoever waits is to look anyway
+	default: // a waiter checks again in any case
 	}
 }
 
-// tell has the names of new pods sent to a channel that has room for them; nil is none.
-func (m *members) tell(added chan<- string) {
+// notifyAdded sets the channel to which the names of new pods are sent, which must have
+// enough capacity; nil means none.
+func (m *members) notifyAdded(added chan<- string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.added = added
 }
 
-// setPod notes which PodGroup a pod names; nil is a pod that is gone.
+// setPod records the PodGroup that a pod names; nil means that the pod was deleted.
 func (m *members) setPod(name string, o metav1.Object) {
 	group, known := m.pods[name]
 	if known {
@@ -513,8 +514,8 @@ func (m *members) setGroup(name string, o metav1.Object) {
 	}
 }
 
-// are tells whether there are so many pods, all in one PodGroup, which is the only one;
-// "" is none.
+// are returns an error unless there are exactly the given number of pods, all in the
+// given PodGroup, which is the only one; "" means no PodGroup.
 func (m *members) are(group string, pods int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -528,7 +529,7 @@ func (m *members) are(group string, pods int) error {
 	return nil
 }
 
-// await returns when there are so many pods in a PodGroup.
+// await returns when the given number of pods are in a PodGroup.
 func (m *members) await(ctx context.Context, group string, pods int) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepWithin)
 	defer cancel()

@@ -20,7 +20,7 @@ func (b *bed) createGroups(ctx context.Context) error {
 		Spec: gm.PropagationSpec{
 			PropagationStrategy: gm.StaticWeightPropagationStrategy,
 			StaticWeight:        []gm.StaticNodeGroupWeight{{Weight: 1}},
-			Assignment:          gm.AssignmentLate, // where somebody asks the extender
+			Assignment:          gm.AssignmentLate, // in forms in which a scheduler calls the extender
 		},
 	}
 	for i := range b.options.groups {

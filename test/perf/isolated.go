@@ -9,12 +9,12 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// isolated is the variant of the form in which a second kube-scheduler asks the
-// extender and the cluster's own does not.
+// isolated is the variant of the form in which a second kube-scheduler calls the extender
+// and the cluster's own does not.
 const isolated = "isolated"
 
-// startSecond starts the second kube-scheduler and returns once it leads: one
-// that waits for its turn has less to do.
+// startSecond starts the second kube-scheduler and returns when it leads, because a
+// scheduler that waits for its Lease does less work.
 func (e *extenderBench) startSecond(ctx context.Context) error {
 	before, err := e.leaderOfSecond(ctx)
 	if err != nil {
@@ -29,7 +29,7 @@ func (e *extenderBench) startSecond(ctx context.Context) error {
 	})
 }
 
-// leaderOfSecond is the holder of the second kube-scheduler's Lease.
+// leaderOfSecond returns the holder of the second kube-scheduler's Lease.
 func (e *extenderBench) leaderOfSecond(ctx context.Context) (string, error) {
 	lease, err := e.client.CoordinationV1().Leases(atoll.Namespace).Get(ctx, atoll.Scheduler, metav1.GetOptions{})
 	if err != nil {

@@ -1,15 +1,14 @@
-// Command perf measures ratios on a real control plane: how much of a peer's
-// rate, or of a limit, Atoll reaches in the same run on the same machine.
+// Command perf measures ratios on a real control plane: Atoll's figure divided by that of
+// a peer, or by a limit, in the same run on the same machine.
 //
 //	make bench                                    # every benchmark
 //	make bench ARGS='-bench extender -variant managed -rounds 9'
 //	make bench ARGS='-quick'                      # does it run? Figures mean nothing
 //	make bench ARGS='-write'                      # into docs/benchmarks.md
 //
-// A variant of a benchmark has two sides, A and B, which take turns: A B A B …,
-// so that a machine that gets slower or busier does so for both. What is
-// reported is the ratio of the medians, the lowest and highest figure of each
-// side, and the ratios pair by pair.
+// A variant of a benchmark has two sides, A and B, which take turns: A B A B …, so that a
+// machine that gets slower or busier affects both. The report has the ratio of the
+// medians, the lowest and highest figure of each side, and the ratios pair by pair.
 //
 // To add a benchmark, write a file like start.go and name it in benchmarks.
 package main
@@ -32,44 +31,46 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// options are what the command line says.
+// options are the values of the command line.
 type options struct {
 	bench, variant              string
 	rounds, nodes, groups, pods int
 	quick, write, runPods, keep bool
-	// profile is where atoll-manager serves its profiles; "" is nowhere.
+	// profile is the address at which atoll-manager serves its profiles; "" means none.
 	profile string
-	// informers is the kubeconfig with which this process is a peer, and no benchmark.
+	// informers is the kubeconfig with which this process runs as a peer instead of a
+	// benchmark.
 	informers string
 	webhook   string // -webhook
 }
 
 // benchmark measures one or more ratios on one cluster.
 type benchmark struct {
-	// name is that of its table in docs/benchmarks.md.
+	// name is the name of its table in docs/benchmarks.md.
 	name string
-	// about explains the benchmark there, in Markdown.
+	// about explains the benchmark, in Markdown. It is written into docs/benchmarks.md
+	// only with a new table.
 	about string
-	// unit is that of the figures.
+	// unit is the unit of the figures.
 	unit string
-	// places: the figures are of pods that are placed, so that CPU per pod and
-	// how far off they are is told too.
+	// places reports that the figures are of placed pods, so that the table also has the
+	// CPU per pod and the deviation from the wanted division.
 	places bool
-	// nodes and pods are how many there are unless the command line says otherwise.
+	// nodes and pods are the default numbers, if the command line does not set others.
 	nodes, pods int
 	// variants are the rows of the table.
 	variants []variant
-	// open prepares what the sides of all variants share.
+	// open prepares the parts that the sides of all variants share.
 	open func(ctx context.Context, o options, log io.Writer) (bench, error)
 }
 
 // variant is one ratio of a benchmark.
 type variant struct {
 	name string
-	// stage is what the variant's sides need to stand on. Variants that follow
-	// each other on the same stage are measured in turns, all together.
+	// stage is the environment that the variant's sides need. Consecutive variants on the
+	// same stage are measured together, in turns.
 	stage string
-	// a and b say what is compared, ideal what ratio is wanted.
+	// a and b describe the two sides, ideal the wanted ratio.
 	a, b, ideal string
 }
 
@@ -83,7 +84,7 @@ type sider interface {
 	sides(ctx context.Context, variant string) (a, b side, err error)
 }
 
-// racer is a bench that measures both sides in one go.
+// racer is a bench that measures both sides in the same round.
 type racer interface {
 	racing(ctx context.Context, variant string) (*race, error)
 }
@@ -95,7 +96,7 @@ var benchmarks = []benchmark{extender, filter, memory, start, restart, rebalance
 const all = "all"
 
 func main() {
-	// What client libraries log is not about figures.
+	// Logs of client libraries are not shown.
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	if err := launch(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
@@ -111,7 +112,7 @@ func launch(args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends us at once
+	context.AfterFunc(ctx, stop) // a second signal ends this process at once
 	if o.informers != "" {
 		return serveInformers(ctx, o)
 	}
@@ -128,10 +129,10 @@ func parse(args []string) (options, error) {
 	fs.StringVar(&o.bench, "bench", all, "one or more benchmarks, with commas between, or all: "+strings.Join(benchmarkNames(), ", "))
 	fs.StringVar(&o.variant, "variant", all, "one or more variants of the benchmark, with commas between, or all")
 	fs.IntVar(&o.rounds, "rounds", 3, "how often each side is measured")
-	fs.IntVar(&o.nodes, "nodes", 0, "simulated nodes; 0 is as many as the benchmark is about")
+	fs.IntVar(&o.nodes, "nodes", 0, "simulated nodes; 0 means the benchmark's default")
 	fs.IntVar(&o.groups, "groups", 10, "NodeGroups that the nodes divide into evenly")
-	fs.IntVar(&o.pods, "pods", 0, "pods; 0 is as many as the benchmark is about, else a multiple of groups")
-	fs.BoolVar(&o.quick, "quick", false, "1 round, whoever disturbs it; 100 nodes and 200 pods unless others are given: to see that it works")
+	fs.IntVar(&o.pods, "pods", 0, "pods; 0 means the benchmark's default; otherwise a multiple of groups")
+	fs.BoolVar(&o.quick, "quick", false, "1 round, also if other processes disturb it; by default 100 nodes and 200 pods: only checks that the benchmark runs")
 	fs.BoolVar(&o.write, "write", false, "write the figures into docs/benchmarks.md")
 	fs.BoolVar(&o.runPods, "run-pods", false, "let kwok run the bound pods and renew the nodes' Leases while measuring")
 	fs.BoolVar(&o.keep, "keep", false, "keep the cluster's directory, for its logs")
@@ -162,7 +163,7 @@ func parse(args []string) (options, error) {
 	return o, nil
 }
 
-// fill returns the options with what the benchmark is about where they leave it open.
+// fill returns the options with the benchmark's defaults for unset values.
 func (b benchmark) fill(o options) options {
 	if o.quick && o.nodes == 0 {
 		o.nodes = 100
@@ -179,7 +180,7 @@ func (b benchmark) fill(o options) options {
 	return o
 }
 
-// check names what cannot be.
+// check returns an error for invalid options.
 func (o options) check() error {
 	switch {
 	case o.rounds < 1 || o.groups < 2 || o.nodes < o.groups || o.pods < 20:
@@ -240,7 +241,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	docs := ""
 	if o.write {
-		// Not after half an hour of measuring.
+		// Checked here, and not after half an hour of measuring.
 		if docs, err = docsFile(ctx); err != nil {
 			return err
 		}
@@ -264,7 +265,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	return nil
 }
 
-// whole is a benchmark with all its variants, of which some were chosen.
+// whole returns the benchmark with all its variants, from one with the chosen variants
+// only.
 func whole(b benchmark) benchmark {
 	return benchmarks[slices.IndexFunc(benchmarks, func(other benchmark) bool { return other.name == b.name })]
 }
@@ -315,8 +317,8 @@ func ready(ctx context.Context, opened bench, v variant) (d duel, err error) {
 	return d, err
 }
 
-// ends are the signals that end the program in good order. Under nohup, the
-// terminal may go.
+// ends are the signals that end the program properly. Under nohup, the terminal may be
+// closed.
 func ends() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

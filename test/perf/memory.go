@@ -25,16 +25,16 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// memory compares what atoll-manager keeps of the cluster's objects with what
-// informers keep.
+// memory compares the memory of atoll-manager with that of informers for the cluster's
+// objects.
 var memory = benchmark{
 	name: "memory", unit: "MB", nodes: 1000, pods: 10000,
-	about: `The memory of the whole process atoll-manager ÷ that of a process that does nothing but hold stock client-go informers on the same
+	about: `The memory of the whole process atoll-manager ÷ that of a process that only runs stock client-go informers on the same
 objects: pods, nodes, and the six kinds of owners that Kubernetes has.
 
 - 1,000 simulated nodes and 10,000 pods; the pods have one container, with probes, variables and requests, and no status,
   which favours the informers.
-- Both processes are started afresh for each round and read the same API server, with protobuf.
+- Both processes are started again for each round and read from the same API server, with protobuf.
 - ` + "`heap`" + ` is the live heap after a garbage collection. ` + "`resident`" + ` is the resident memory some seconds after the caches are full, without the
   pages of the program's own file (some 50 MB of code on both sides, which the system may drop).`,
 	variants: []variant{
@@ -47,13 +47,13 @@ objects: pods, nodes, and the six kinds of owners that Kubernetes has.
 const (
 	// peerName is the name of the peer's process.
 	peerName = "stock-informers"
-	// settle is how long a process is left alone before its memory is read.
+	// settle is the delay before the memory of a process is read.
 	settle = 5 * time.Second
 )
 
 type memoryBench struct {
 	*fleet
-	// managerProfile and peerProfile are where the two serve profiles.
+	// managerProfile and peerProfile are the addresses at which the two serve profiles.
 	managerProfile, peerProfile string
 }
 
@@ -130,7 +130,7 @@ func (m *memoryBench) startPeer(ctx context.Context) error {
 	})
 }
 
-// heap asks a process for its live heap, after a garbage collection.
+// heap returns the live heap of a process after a garbage collection.
 func (m *memoryBench) heap(ctx context.Context, _, profile string) (float64, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+profile+"/debug/pprof/heap?gc=1&debug=1", http.NoBody)
 	if err != nil {
@@ -167,7 +167,8 @@ func (m *memoryBench) resident(ctx context.Context, process, _ string) (float64,
 	return 0, fmt.Errorf("reading the memory of %s: it does not run", process)
 }
 
-// residentOf reads RssAnon, the resident memory that is no file's, from /proc/<pid>/status, in MB.
+// residentOf reads RssAnon, the resident memory that does not belong to a file, from
+// /proc/<pid>/status, in MB.
 func residentOf(pid int) (float64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -192,7 +193,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// serveInformers is the peer: informers as client-go makes them, and profiles.
+// serveInformers runs the peer: stock informers of client-go, and profiles.
 func serveInformers(ctx context.Context, o options) error {
 	config, err := clientcmd.BuildConfigFromFlags("", o.informers)
 	if err != nil {

@@ -17,36 +17,36 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// pools measures how fast many NodePools take their nodes in.
+// pools measures how fast nodes join many NodePools.
 var pools = benchmark{
 	name: "pools", unit: "nodes/s", nodes: 5000, pods: 200,
-	about: `Nodes taken in a second by NodePools that are created all at once ÷ the same writes by plain clients, as fast as the API server takes them.
+	about: `Nodes that join NodePools a second when all pools are created at once ÷ the same writes by plain clients, as fast as the API server accepts them.
 
-- 1,000 NodePools of 5 of 5,000 nodes each, by selector, each with a label, an annotation and a taint. The clock runs from the first pool
+- 1,000 NodePools of 5 of 5,000 nodes each, by selector, each with a label, an annotation and a taint. The time is measured from the first pool
   created to the last status that names all five.
-- The floor is what has to be written at least: a patch of each node, and of each pool one for its finalizer and one for its status, by 16 clients.
-- atoll-manager has no limit of its own on requests a second: the API server's priority and fairness is the limit.`,
+- The peer does the minimum of writes: one patch for each node, and for each pool one for its finalizer and one for its status, by 16 clients.
+- atoll-manager does not limit its requests a second: the API server's priority and fairness is the limit.`,
 	variants: []variant{{name: "join", ideal: "≥ 0.5", a: "NodePools take in all nodes", b: "the writes alone"}},
 	open:     openPools,
 }
 
-// united measures how fast a UnitedDeployment makes its workloads.
+// united measures how fast the workloads of a UnitedDeployment are created.
 var united = benchmark{
 	name: "united", unit: "workloads/s", nodes: 5000, pods: 200,
 	about: `Workloads created a second for one UnitedDeployment of 1,000 pools ÷ the same Deployments created by plain clients.
 
-- The clock runs from the creation of the UnitedDeployment to the last Deployment that there is. They have no replicas, and the controller manager is stopped.
-- The floor is 1,000 creations by one client after the other, as a controller makes the workloads of one object.`,
+- The time is measured from the creation of the UnitedDeployment to the creation of the last Deployment. They have no replicas, and the controller manager is stopped.
+- The peer is one client that sends 1,000 creations one after the other, as a controller creates the workloads of one object.`,
 	variants: []variant{{name: "create", ideal: "≥ 0.5", a: "one UnitedDeployment is created", b: "its Deployments are created, one after the other"}},
 	open:     openPools,
 }
 
 const (
-	// nodesOfPool is how many nodes a pool has.
+	// nodesOfPool is the number of nodes of a pool.
 	nodesOfPool = 5
-	// siteLabel is on every node: which pool selects it.
+	// siteLabel is on every node: the pool that selects it.
 	siteLabel = "site"
-	// manyPools names the UnitedDeployment.
+	// manyPools is the name of the UnitedDeployment.
 	manyPools = "many"
 )
 
@@ -111,7 +111,8 @@ func (p *poolsBench) sides(_ context.Context, variant string) (a, b side, err er
 	return side{"NodePools", p.rated(p.options.nodes, p.join)}, side{"plain", p.rated(p.options.nodes, p.write)}, nil
 }
 
-// rated makes a rate of how long n things took; do returns what clears up after it.
+// rated returns n divided by the duration of do, as a rate; do returns a function that
+// cleans up.
 func (p *poolsBench) rated(n int, do func(context.Context) (clear func(context.Context) error, err error)) func(context.Context) (sample, error) {
 	return func(ctx context.Context) (sample, error) {
 		ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
@@ -161,7 +162,7 @@ func (p *poolsBench) join(ctx context.Context) (func(context.Context) error, err
 	return p.leave, p.awaitPools(ctx, "the NodePools to have their nodes", nodesOfPool)
 }
 
-// awaitPools waits until every pool says that it has so many nodes.
+// awaitPools waits until the status of every pool has the given number of nodes.
 func (p *poolsBench) awaitPools(ctx context.Context, what string, nodes int) error {
 	return p.eventually(ctx, what, func(ctx context.Context) (bool, error) {
 		var list apps.NodePoolList
@@ -177,7 +178,7 @@ func (p *poolsBench) awaitPools(ctx context.Context, what string, nodes int) err
 	})
 }
 
-// leave lets all nodes go and deletes the pools.
+// leave removes all nodes from the pools and deletes the pools.
 func (p *poolsBench) leave(ctx context.Context) error {
 	err := inParallel(ctx, writers, p.sites, func(ctx context.Context, site string) error {
 		pool := p.pool(site, false)
@@ -206,7 +207,8 @@ func (p *poolsBench) deletePools(ctx context.Context) error {
 	})
 }
 
-// write makes the pools, without nodes, and writes as much as it takes to have some.
+// write creates the pools without nodes, and does the minimum of writes that pools with
+// nodes need.
 func (p *poolsBench) write(ctx context.Context) (func(context.Context) error, error) {
 	if err := p.createPools(ctx, false); err != nil {
 		return nil, err
@@ -259,14 +261,14 @@ func (p *poolsBench) unite(ctx context.Context) (func(context.Context) error, er
 			if err := p.apps.Delete(ctx, ud); err != nil {
 				return fmt.Errorf("deleting UnitedDeployment %q: %w", ud.Name, err)
 			}
-			return p.deleteDeployments(ctx) // nobody collects garbage
+			return p.deleteDeployments(ctx) // the garbage collector does not run
 		}, p.eventually(ctx, "a Deployment a pool", func(ctx context.Context) (bool, error) {
 			n, err := p.countDeployments(ctx)
 			return n == len(p.sites), err
 		})
 }
 
-// createDeployments creates as many by hand.
+// createDeployments creates the same number of Deployments with a client.
 func (p *poolsBench) createDeployments(ctx context.Context) (func(context.Context) error, error) {
 	for _, site := range p.sites {
 		d := p.deployment(workload{})
@@ -289,7 +291,8 @@ func (p *poolsBench) deleteDeployments(ctx context.Context) error {
 	})
 }
 
-// countDeployments asks for one and how many more there are.
+// countDeployments counts Deployments by a LIST of one, whose answer has the number of
+// the others.
 func (p *poolsBench) countDeployments(ctx context.Context) (int, error) {
 	var list *appsv1.DeploymentList
 	list, err := p.client.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{Limit: 1})

@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// slice is how long one side of a race runs before the other's turn: short
-	// beside what makes a machine faster or slower, long beside stopping and
+	// slice is how long one side of a race runs before the other's turn: short compared
+	// with changes in the speed of the machine, long compared with stopping and
 	// continuing a process.
 	slice = 1500 * time.Millisecond
-	// finish is how long what a stopped side has asked for may take to be done.
+	// finish is the time that requests of a stopped side get to complete.
 	finish = 50 * time.Millisecond
-	// catchUp is how long what runs beside a side gets to see what happened
-	// while it was stopped.
+	// catchUp is the time that a process beside a side gets to receive the events of the
+	// time when it was stopped.
 	catchUp = 400 * time.Millisecond
-	// spare is the part of the pods that is left to bind when the turns end:
-	// more than a turn takes, so that neither side runs dry.
+	// spare is the share of the pods that is not bound when the turns end: more than one
+	// turn binds, so that no side runs out of pods.
 	spare = 0.2
 	// peerScheduler is the process of the second side.
 	peerScheduler = "peer-scheduler"
@@ -40,21 +40,21 @@ type contender struct {
 	beside string
 }
 
-// lane is a contender on its way. Its kube-scheduler's process, that one's
-// profile and the Deployment all have one name.
+// lane is a contender during a race. The process of its kube-scheduler, the scheduler's
+// profile and the Deployment have the same name.
 type lane struct {
 	contender
 	process string
 	counter *counter
-	// What came of its turns: pods bound, the time that it ran, the CPU time used.
+	// The result of its turns: pods bound, the time that it ran, the CPU time used.
 	pods int
 	took time.Duration
 	used usage
 }
 
-// race lets two kube-schedulers bind their pods in turns of a second and a
-// half: one is stopped (SIGSTOP) while the other runs. Both meet the machine
-// as it is in the same seconds, which two rounds a minute apart do not.
+// race lets two kube-schedulers bind their pods in turns of a second and a half: one is
+// stopped (SIGSTOP) while the other runs. So both run under the same conditions of the
+// machine, unlike two rounds a minute apart.
 func (e *extenderBench) race(ctx context.Context, a, b contender) (p pair, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
 	defer cancel()
@@ -73,13 +73,13 @@ func (e *extenderBench) race(ctx context.Context, a, b contender) (p pair, err e
 			return p, err
 		}
 	}
-	// It would look at all pods of a ReplicaSet for each that is bound, and
-	// take a sixth of two cores for that.
+	// It would read all pods of a ReplicaSet for each pod that is bound, and use a sixth
+	// of two cores for that.
 	if err := e.cluster.Kill(ctx, devcluster.ControllerManager); err != nil {
 		return p, err
 	}
 	if e.races++; e.races%2 == 0 {
-		slices.Reverse(lanes) // whoever is first pays for what grows cold or old
+		slices.Reverse(lanes) // the first side pays for cold caches and other state that has aged
 	}
 	err = errors.Join(e.takeTurns(ctx, lanes), e.cluster.Kill(ctx, left.process), e.cluster.RemoveProcess(ctx, right.process))
 	if err != nil {
@@ -157,7 +157,7 @@ func (e *extenderBench) warmUp(ctx context.Context, l *lane) (err error) {
 	return e.stop(ctx, l)
 }
 
-// stop stops a side, and goOn lets it go on, with what runs beside it.
+// stop stops a side and the process beside it, and goOn continues both.
 func (e *extenderBench) stop(ctx context.Context, l *lane) error {
 	return e.both(ctx, l, e.cluster.Pause)
 }
@@ -176,7 +176,7 @@ func (e *extenderBench) both(ctx context.Context, l *lane, do func(context.Conte
 // turn lets one side run for a slice of time.
 func (e *extenderBench) turn(ctx context.Context, l *lane) error {
 	if l.beside != "" {
-		// What happened in the other side's turn is not to be seen at this one's cost.
+		// Events of the other side's turn must be processed outside of this side's time.
 		if err := e.cluster.Resume(ctx, l.beside); err != nil {
 			return err
 		}
@@ -205,8 +205,8 @@ func (e *extenderBench) turn(ctx context.Context, l *lane) error {
 	return nil
 }
 
-// sampleOf is what the turns of a side came to. Its pods are those that were
-// created, each bound, or it is an error.
+// sampleOf returns the result of the turns of a side. It is an error unless its pods are
+// exactly the created ones, all bound.
 func (e *extenderBench) sampleOf(ctx context.Context, l *lane, created map[types.UID]string) (s sample, err error) {
 	placed, err := e.uids(ctx, l.workload)
 	if err != nil {
@@ -224,8 +224,8 @@ func (e *extenderBench) sampleOf(ctx context.Context, l *lane, created map[types
 	return s, nil
 }
 
-// serving makes a configuration that of a kube-scheduler of a name, which pods
-// choose it by and which leads without being elected.
+// serving returns a configuration of a kube-scheduler with the given name as its profile,
+// and without leader election.
 func serving(config []byte, name string) ([]byte, error) {
 	fields := map[string]any{}
 	if err := yaml.Unmarshal(config, &fields); err != nil {

@@ -18,16 +18,16 @@ import (
 // rebalance measures how fast running pods move when a policy changes.
 var rebalance = benchmark{
 	name: "rebalance", unit: "pods/s", nodes: 1000, pods: 2000,
-	about: `Pods moved a second when a policy changes ÷ the slowest of what a move is made of: pods evicted, created and bound a second.
+	about: `Pods moved a second when a policy changes ÷ the slowest part of a move: pods evicted, created or bound a second.
 
-- 2,000 pods of one Deployment sit in 5 of 10 NodeGroups. Then the policy names all 10: half of the pods have to go, through the Eviction
-  API, and their successors to come in the other groups. The clock runs from the change of the policy to the last pod bound, and
+- 2,000 pods of one Deployment are in 5 of 10 NodeGroups. Then the policy names all 10: half of the pods must leave, through the Eviction
+  API, and their successors must start in the other groups. The time is measured from the change of the policy to the last pod bound, and
   every group must have its share then.
-- The limits on the pace are open: evictions-per-second, maxUnavailable (as many as pods move) and no time to settle. The pods have no grace period.
-- The floor is measured in the same run without Atoll having a say, one after the other: a Deployment scaled up to as many pods as move, by the
+- The rate limits are off: evictions-per-second is unlimited, maxUnavailable is the number of pods that move, and there is no stabilization time. The pods have no grace period.
+- The peer is measured in the same run without Atoll, in three steps one after the other: a Deployment scaled up to as many pods as move, by the
   controller manager; kube-scheduler without an extender binding them; and then 8 clients evicting them.
-- Variant ` + "`slowest`" + ` compares with the slowest of the three, which is the floor where each has cores of its own; ` + "`sum`" + ` with the time of all
-  three together, which is the floor where all of them share a few that are busy.`,
+- Variant ` + "`slowest`" + ` compares with the slowest of the three, which is the lower bound if each has cores of its own; ` + "`sum`" + ` with the time of all
+  three together, which is the lower bound if all of them share a few busy cores.`,
 	variants: []variant{
 		{name: "slowest", ideal: "≥ 0.5", a: "half of the pods move", b: "the slowest of evicting, creating and binding as many"},
 		{name: "sum", ideal: "≥ 0.5", a: "half of the pods move", b: "evicting, creating and binding as many, one after the other"},
@@ -38,12 +38,12 @@ var rebalance = benchmark{
 // movePolicy gives every group that it names the same weight.
 const movePolicy = "move"
 
-// evictors is how many evictions are under way at a time in the floor.
+// evictors is the number of concurrent evictions of the peer.
 const evictors = 8
 
 type rebalanceBench struct {
 	*bed
-	// sum is that of the floor that was measured last.
+	// sum is the sum of the peer's last measurement.
 	sum sample
 }
 
@@ -80,7 +80,7 @@ func (r *rebalanceBench) prepare(ctx context.Context) error {
 	return r.cluster.Kill(ctx, devcluster.Scheduler)
 }
 
-// moves is how many pods move.
+// moves returns the number of pods that move.
 func (r *rebalanceBench) moves() int { return r.options.pods / 2 }
 
 func (r *rebalanceBench) groupNames(n int) []string {
@@ -115,7 +115,7 @@ func (r *rebalanceBench) sides(_ context.Context, variant string) (a, b side, er
 	a, b = bounded("rebalance", r.move), bounded("floor", r.floor)
 	if variant == "sum" {
 		b = side{name: "floor, sum", measure: func(ctx context.Context) (sample, error) {
-			if r.sum.rate == 0 { // nobody measures the other variant
+			if r.sum.rate == 0 { // the other variant is not measured
 				if _, err := r.floor(ctx); err != nil {
 					return sample{}, err
 				}
@@ -146,7 +146,7 @@ func (r *rebalanceBench) move(ctx context.Context) (s sample, err error) {
 	if err != nil {
 		return s, err
 	}
-	// It counts those that are bound already too.
+	// It also counts pods that are bound already.
 	counter, err := startCounter(ctx, r.client, namespace, workload{}, r.options.pods+r.moves())
 	if err != nil {
 		return s, err
@@ -202,7 +202,7 @@ func (r *rebalanceBench) schedule(ctx context.Context, config []byte, pods int) 
 	return err
 }
 
-// floor measures what a move is made of, each by itself.
+// floor measures the parts of a move, each by itself.
 func (r *rebalanceBench) floor(ctx context.Context) (s sample, err error) {
 	created, err := r.creating(ctx)
 	if err != nil {
@@ -223,7 +223,7 @@ func (r *rebalanceBench) floor(ctx context.Context) (s sample, err error) {
 	return s, r.deletePods(ctx, workload{})
 }
 
-// perSecond makes a rate of the time that all pods that move took.
+// perSecond returns the rate of moved pods for a duration.
 func (r *rebalanceBench) perSecond(s sample, err error) (sample, error) {
 	s.rate = float64(r.moves()) / s.rate
 	return s, err
@@ -265,7 +265,7 @@ func (r *rebalanceBench) binding(ctx context.Context) (s sample, err error) {
 	return s, errors.Join(err, r.cluster.Kill(ctx, devcluster.Scheduler))
 }
 
-// evicting evicts all pods while nobody makes new ones.
+// evicting evicts all pods while no controller creates new ones.
 func (r *rebalanceBench) evicting(ctx context.Context) (sample, error) {
 	if err := r.cluster.Kill(ctx, devcluster.ControllerManager); err != nil {
 		return sample{}, err

@@ -21,7 +21,7 @@ type row struct {
 	result  comparison
 }
 
-// tableHead is that of a benchmark's table.
+// tableHead returns the head of a benchmark's table.
 func tableHead(b benchmark) string {
 	head, line := fmt.Sprintf("| variant | A, %s: median (lowest–highest) | B, %s | A ÷ B | pair by pair | wanted |", b.unit, b.unit), "|---|---|---|---|---|---|"
 	if b.places {
@@ -49,12 +49,12 @@ func render(bench benchmark, rows []row) string {
 	return out.String()
 }
 
-// machine says what the figures depend on.
+// machine describes the machine and the Go version.
 func machine() string {
 	return fmt.Sprintf("%d cores, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 }
 
-// commandLine is what measures the same again.
+// commandLine returns the command that repeats the measurement.
 func commandLine(b benchmark, o options) string {
 	args := fmt.Sprintf("-bench %s -variant %s -rounds %d -nodes %d -groups %d -pods %d", b.name, o.variant, o.rounds, o.nodes, o.groups, o.pods)
 	if o.runPods {
@@ -97,9 +97,8 @@ func writeDocs(path string, b benchmark, rows []row, command string) error {
 	return nil
 }
 
-// replaceSection puts the figures between the markers of the benchmark. A
-// section that is not there yet is added. Rows of variants that were not
-// measured stay, with the command that the section had.
+// replaceSection writes the figures between the markers of the benchmark. A missing
+// section is added. Rows of variants that were not measured are kept.
 func replaceSection(text string, b benchmark, rows []row, command string) (string, error) {
 	begin, end := fmt.Sprintf("<!-- bench:%s -->\n", b.name), fmt.Sprintf("<!-- /bench:%s -->\n", b.name)
 	before, rest, ok := strings.Cut(text, begin)
@@ -114,8 +113,8 @@ func replaceSection(text string, b benchmark, rows []row, command string) (strin
 	return before + begin + section + end + after, nil
 }
 
-// mergeRows returns the rows of all variants of the benchmark, in their order:
-// the new ones, and of the others those that the section had.
+// mergeRows returns the rows of all variants of the benchmark, in their order: the new
+// rows, and the old rows of the other variants.
 func mergeRows(old string, b benchmark, rows []row) string {
 	lines := map[string]string{}
 	for l := range strings.Lines(old) {

@@ -15,19 +15,18 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// restart measures how long a new atoll-manager takes to know which pods are
-// on-demand.
+// restart measures the time until a new atoll-manager gives correct classes of capacity.
 var restart = benchmark{
 	name: "restart", unit: "s", nodes: 1000, pods: 20000,
 	about: `The time from the start of the process atoll-manager to its first correct answers about classes of capacity ÷ the time that a client takes to LIST the
 same objects.
 
-- 2,000 Deployments with 20,000 pods between them, ten each, of which three are on-demand. Of one workload an on-demand pod is missing, of another a
-  spot pod. Correct is that the next pod of the first becomes on-demand, and that of the second spot: it takes every pod and owner to know that.
+- 2,000 Deployments with 20,000 pods between them, ten each, of which three are on-demand. One workload lacks an on-demand pod, another one a
+  spot pod. Correct answers make the next pod of the first on-demand, and that of the second spot: this needs every pod and owner.
   Both are dry runs, through the API server and the webhook.
 - The process before was killed, and its Lease is taken away: how long a standby waits for a dead leader is not what this is about.
 - The peer lists pods, nodes and the six kinds of owners, all at the same time, with protobuf, and decodes them.
-- Beside the ratio, 10 seconds are wanted.`,
+- In addition to the ratio, the goal is 10 seconds at most.`,
 	variants: []variant{{name: "classes", ideal: "≤ 4", a: "start to first correct answers", b: "LIST of the same objects"}},
 	open:     openRestart,
 }
@@ -40,7 +39,7 @@ const (
 type restartBench struct {
 	*bed
 	mu sync.Mutex
-	// next are the pods that come next, by the class that they are to get.
+	// next are the pods that are created next, by the class that they should get.
 	next map[string]*corev1.Pod
 }
 
@@ -56,7 +55,8 @@ func openRestart(ctx context.Context, o options, log io.Writer) (bench, error) {
 	return r, nil
 }
 
-// populate creates the workloads and, through the webhook, their pods, and binds these.
+// populate creates the workloads and, through the webhook, their pods, and binds the
+// pods.
 func (r *restartBench) populate(ctx context.Context) error {
 	err := r.eventually(ctx, "the ServiceAccount of the namespace", func(ctx context.Context) (bool, error) {
 		accounts, err := r.client.CoreV1().ServiceAccounts(namespace).List(ctx, metav1.ListOptions{})
@@ -65,7 +65,7 @@ func (r *restartBench) populate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Nobody is to make, bind or delete pods but we.
+	// Only this program may create, bind or delete pods.
 	for _, name := range []string{devcluster.ControllerManager, devcluster.Scheduler} {
 		if err := r.cluster.Kill(ctx, name); err != nil {
 			return err
@@ -142,8 +142,9 @@ func (r *restartBench) cold(ctx context.Context) (sample, error) {
 	})
 }
 
-// waitCorrect asks until both answers are correct, and returns how many were wrong.
-// A pod that passed no webhook, or waits at the gate, has no class: it asks again.
+// waitCorrect sends requests until both answers are correct, and returns how many were
+// wrong. A pod that passed no webhook, or waits at the gate, has no class; then the
+// request is repeated.
 func (r *restartBench) waitCorrect(ctx context.Context) (wrong int, err error) {
 	var last error
 	err = wait.PollUntilContextTimeout(ctx, poll/10, stepWithin, true, func(ctx context.Context) (bool, error) {
@@ -152,7 +153,7 @@ func (r *restartBench) waitCorrect(ctx context.Context) (wrong int, err error) {
 			created, err := r.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			if err != nil {
 				last = err
-				return false, nil //nolint:nilerr // told when it lasts
+				return false, nil //nolint:nilerr // reported if it lasts
 			}
 			switch created.Labels[gm.CapacityClassLabel] {
 			case class:

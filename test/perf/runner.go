@@ -15,18 +15,17 @@ type side struct {
 	measure func(ctx context.Context) (sample, error)
 }
 
-// sample is what a round found.
+// sample is the result of a round.
 type sample struct {
 	// rate is the figure that is compared, in the benchmark's unit.
 	rate float64
-	// off is by how much the result of the work was not as wanted; -1 where
-	// nothing was wanted of it.
+	// off is the deviation of the result from the wanted division; -1 if none was wanted.
 	off int
-	// strangers is the share of the CPU time that went to processes that have
-	// nothing to do with the benchmark, from 0 to 1.
+	// strangers is the share of the CPU time that processes outside of the benchmark
+	// used, from 0 to 1.
 	strangers float64
-	// cpu is what the cluster used for one unit of the work, in milliseconds:
-	// the figure that strangers change least.
+	// cpu is the CPU time of the cluster for one unit of the work, in milliseconds: the
+	// figure that other processes affect least.
 	cpu float64
 	// facts are shown beside the figure.
 	facts string
@@ -35,20 +34,20 @@ type sample struct {
 // pair is one round of A and the round of B right after it.
 type pair struct{ a, b sample }
 
-// strangers is that of the worse round.
+// strangers is the value of the more disturbed round.
 func (p pair) strangers() float64 { return max(p.a.strangers, p.b.strangers) }
 
-// comparison is the pairs that count, in order.
+// comparison has the pairs that count, in order.
 type comparison []pair
 
 const (
-	// calm is the share of strangers up to which a pair counts.
+	// calm is the largest share of strangers with which a pair counts.
 	calm = 0.05
-	// patience is how many pairs are measured at most for each that is to count.
+	// patience is the maximum number of measured pairs for each pair that counts.
 	patience = 2
 )
 
-// race is a comparison whose sides are measured in one go, and their names.
+// race is a comparison whose sides are measured in the same round, and their names.
 type race struct {
 	a, b string
 	run  func(ctx context.Context) (pair, error)
@@ -58,7 +57,7 @@ type race struct {
 type duel struct {
 	variant
 	a, b side
-	// race is there instead of the sides, or nil.
+	// race replaces the sides; nil if they are measured one after the other.
 	race *race
 }
 
@@ -70,10 +69,10 @@ func (d duel) names() (a, b string) {
 	return d.a.name, d.b.name
 }
 
-// interleave measures the sides of duels in turns, those that several duels
-// share once a turn, and returns a comparison for each duel. Every other turn
-// begins with the last side: whoever is first pays for what grows cold or old.
-// Turns that strangers disturbed are taken again, for as long as patience lasts.
+// interleave measures the sides of duels in turns and returns a comparison for each duel.
+// A side that several duels share is measured once a turn. Every other turn begins with
+// the last side, because the first side pays for cold caches. Turns that other processes
+// disturbed are repeated, at most patience times.
 func interleave(ctx context.Context, o options, unit string, duels []duel, out io.Writer) ([]comparison, error) {
 	rounds, most := o.rounds, patience*o.rounds
 	if o.quick {
@@ -120,7 +119,7 @@ func interleave(ctx context.Context, o options, unit string, duels []duel, out i
 	return comparisons, nil
 }
 
-// sidesOf are the sides of duels that are no races, each once.
+// sidesOf returns the sides of duels that are not races, each once.
 func sidesOf(duels []duel) (sides []side) {
 	for _, d := range duels {
 		for _, s := range []side{d.a, d.b} {
@@ -132,8 +131,8 @@ func sidesOf(duels []duel) (sides []side) {
 	return sides
 }
 
-// calmest picks the n pairs that strangers disturbed least, in order. How fast
-// they were has no say.
+// calmest returns the n pairs that other processes disturbed least, in order, regardless
+// of their figures.
 func calmest(all []pair, n int) comparison {
 	if len(all) <= n {
 		return all
@@ -160,7 +159,7 @@ func (c comparison) rates() (a, b []float64) {
 	return a, b
 }
 
-// cpu returns what A and B used of the CPU.
+// cpu returns the CPU figures of A and of B.
 func (c comparison) cpu() (a, b []float64) {
 	for _, p := range c {
 		a, b = append(a, p.a.cpu), append(b, p.b.cpu)
@@ -193,7 +192,7 @@ func (c comparison) pairs() []float64 {
 	return out
 }
 
-// off is the worst that A's rounds were off by; -1 if nothing was wanted.
+// off is the largest deviation of A's rounds; -1 if no division was wanted.
 func (c comparison) off() int {
 	worst := -1
 	for _, p := range c {
@@ -216,7 +215,7 @@ func spread(values []float64, format string) string {
 	return fmt.Sprintf(format+" ("+format+"–"+format+")", median(values), slices.Min(values), slices.Max(values))
 }
 
-// summary says what a comparison found, in figures of a unit.
+// summary formats the result of a comparison, with the unit.
 func (c comparison) summary(unit string) string {
 	var pairs []string
 	for _, p := range c.pairs() {
@@ -231,7 +230,7 @@ func (c comparison) summary(unit string) string {
 	return text
 }
 
-// digits is how a figure is written: with about three digits that mean something.
+// digits formats a figure with about three significant digits.
 func digits(values []float64) string {
 	switch m := median(values); {
 	case m >= 100:

@@ -12,13 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// start measures how long a new atoll-manager takes to know the cluster.
+// start measures the time until a new atoll-manager gives a correct answer.
 var start = benchmark{
 	name: "start", unit: "s", nodes: 1000, pods: 10000,
 	about: `The time from the start of the process atoll-manager to its first correct answer ÷ the time that a client takes to LIST the same objects.
 
-- 1,000 simulated nodes in 10 NodeGroups and 10,000 pods of one Deployment, spread evenly but for the one that waits. Correct is a
-  filter that keeps the nodes of the one group that lacks a pod: it takes every pod, node, owner, policy and group to know that.
+- 1,000 simulated nodes in 10 NodeGroups and 10,000 pods of one Deployment, spread evenly, except for one that waits. A correct answer is a
+  filter that keeps the nodes of the one group that lacks a pod: it needs every pod, node, owner, policy and group.
 - The process before was killed, and its Lease is taken away: how long a standby waits for a dead leader is not what this is about.
 - The peer lists pods, nodes and the six kinds of owners, all at the same time, with protobuf, and decodes them.`,
 	variants: []variant{{name: "cold", ideal: "≤ 2", a: "start to first correct answer", b: "LIST of the same objects"}},
@@ -78,7 +78,7 @@ func lister[L any](list func(context.Context, metav1.ListOptions) (L, error)) fu
 	}
 }
 
-// timed is how long something takes; it says what there is to say of it.
+// timed measures the duration of a function, which returns the facts to show.
 func (b *bed) timed(ctx context.Context, do func(context.Context) (string, error)) (s sample, err error) {
 	if err := b.waitIdle(ctx); err != nil {
 		return s, err
@@ -101,8 +101,8 @@ func (b *bed) timed(ctx context.Context, do func(context.Context) (string, error
 	return s, nil
 }
 
-// waitCorrect asks until the answer is correct, and returns how many were not.
-// While nobody answers or nobody leads, it asks again.
+// waitCorrect sends requests until the answer is correct, and returns how many were not.
+// While no replica answers or leads, the request is repeated.
 func (f *fleet) waitCorrect(ctx context.Context, a *asker) (wrong int, err error) {
 	body, err := question(f.waiting, f.candidates(f.options.nodes))
 	if err != nil {
@@ -113,7 +113,7 @@ func (f *fleet) waitCorrect(ctx context.Context, a *asker) (wrong int, err error
 	err = wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, stepWithin, true, func(ctx context.Context) (bool, error) {
 		var kept []string
 		if kept, last = a.kept(ctx, body); last != nil {
-			return false, nil //nolint:nilerr // nobody leads yet
+			return false, nil //nolint:nilerr // there is no leader yet
 		}
 		if !slices.Equal(kept, want) {
 			wrong++

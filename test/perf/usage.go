@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// clockTicks is how many of the units of /proc make a second on Linux.
+// clockTicks is the number of time units of /proc in a second on Linux.
 const clockTicks = 100
 
 // usage is the CPU time in seconds that was used up to a moment, by process.
@@ -22,14 +22,14 @@ const clockTicks = 100
 type usage struct {
 	at time.Time
 	by map[string]float64
-	// all is that of the whole machine.
+	// all is the usage of the whole machine.
 	all float64
 }
 
 // bench is this process among the others.
 const self = "perf"
 
-// usageOf reads what the processes of a cluster, and this one, have used.
+// usageOf reads the usage of a cluster's processes and of this one.
 func usageOf(ctx context.Context, cluster *devcluster.Cluster) (usage, error) {
 	processes, err := cluster.Processes(ctx)
 	if err != nil {
@@ -82,17 +82,17 @@ func machineSeconds() float64 {
 	return busy / clockTicks
 }
 
-// since is what was used between two readings.
+// since returns the usage between two readings.
 func (u usage) since(before usage) usage {
 	d := usage{at: u.at, by: map[string]float64{}, all: u.all - before.all}
 	for name, seconds := range u.by {
-		// A process that is new used all of it since.
+		// The whole usage of a new process is within the span.
 		d.by[name] = max(0, seconds-before.by[name])
 	}
 	return d
 }
 
-// plus is the sum of what was used in two spans of time.
+// plus returns the sum of the usage in two spans.
 func (u usage) plus(other usage) usage {
 	sum := usage{at: other.at, by: maps.Clone(other.by), all: u.all + other.all}
 	for name, seconds := range u.by {
@@ -101,7 +101,7 @@ func (u usage) plus(other usage) usage {
 	return sum
 }
 
-// cluster is what the cluster's own processes used.
+// cluster returns the usage of the cluster's own processes.
 func (u usage) cluster() float64 {
 	sum := 0.0
 	for name, seconds := range u.by {
@@ -112,11 +112,10 @@ func (u usage) cluster() float64 {
 	return sum
 }
 
-// others is what processes used that have nothing to do with the benchmark.
+// others returns the usage of processes outside of the benchmark.
 func (u usage) others() float64 { return max(0, u.all-u.cluster()-u.by[self]) }
 
-// String lists who used how much, most first. Names that are long are known
-// by their ends.
+// String lists the usage of each process, largest first. Of long names the end is shown.
 func (u usage) String() string {
 	if u.all == 0 {
 		return "CPU unknown"
@@ -140,5 +139,5 @@ func (u usage) String() string {
 	return fmt.Sprintf("CPU s: %s; strangers %.1f", strings.Join(parts, ", "), u.others())
 }
 
-// strangers is the share of the CPU time that went to others.
+// strangers returns the share of the CPU time that others used.
 func (u usage) strangers() float64 { return u.others() / max(u.all, 0.01) }

@@ -20,17 +20,17 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// waiting measures how often kube-scheduler asks extenders about pods that find no room.
+// waiting measures how often kube-scheduler calls extenders for pods that find no room.
 var waiting = benchmark{
 	name: "waiting", unit: "calls a minute for each pod", nodes: 10, pods: 100,
-	about: `How often kube-scheduler asks extenders about a pod that finds no room, while other things change.
+	about: `How often kube-scheduler calls extenders for a pod that finds no room, while other objects change.
 
 - 10 NodeGroups of one simulated node each with the same weight and a Deployment of 100 pods. The nodes of five groups are cordoned,
-  so that fifty pods wait for their share and may not go elsewhere (` + "`rescheduleAfterSeconds: 0`" + `). Then the label of one other pod
+  so that fifty pods wait for their share and may not go to other groups (` + "`rescheduleAfterSeconds: 0`" + `). Then the label of one other pod
   changes 20 times a second, for 10 s.
-- The peer has the same pods without a policy, and an extender that refuses all of them: what any extender that lets pods wait by refusing
-  them would cost, because every event of any pod makes kube-scheduler try the refused ones again.
-- Calls are counted by an extender that stands before all others.`,
+- The peer has the same pods without a policy, and an extender that refuses all of them. This is the cost of any extender that lets pods wait by refusing
+  them, because every event of any pod makes kube-scheduler try the refused ones again.
+- Calls are counted by an extender that is configured before all others.`,
 	variants: []variant{
 		{name: "weights", ideal: "A ≤ 2", a: "fifty pods of a PropagationPolicy of weights wait", b: "an extender refuses fifty pods"},
 	},
@@ -38,16 +38,17 @@ var waiting = benchmark{
 }
 
 const (
-	// waitPolicy lets pods wait for their share rather than go on loan.
+	// waitPolicy makes pods wait for their share instead of going on loan.
 	waitPolicy = "wait"
-	// updates are made of the label of the other pod, one each time that every has passed.
+	// updates is the number of changes of the other pod's label, one after each interval
+	// of every.
 	updates = 200
 	every   = 50 * time.Millisecond
 )
 
 type waitingBench struct {
 	*bed
-	doorman *doorman
+	countingExtender *countingExtender
 }
 
 func openWaiting(ctx context.Context, o options, log io.Writer) (bench, error) {
@@ -56,7 +57,7 @@ func openWaiting(ctx context.Context, o options, log io.Writer) (bench, error) {
 		return nil, err
 	}
 	w := &waitingBench{bed: b}
-	if w.doorman, err = startDoorman(ctx); err == nil {
+	if w.countingExtender, err = startCountingExtender(ctx); err == nil {
 		err = w.prepare(ctx)
 	}
 	if err != nil {
@@ -67,8 +68,8 @@ func openWaiting(ctx context.Context, o options, log io.Writer) (bench, error) {
 
 func (w *waitingBench) close() error {
 	var err error
-	if w.doorman != nil {
-		err = w.doorman.Close()
+	if w.countingExtender != nil {
+		err = w.countingExtender.Close()
 	}
 	return errors.Join(err, w.bed.close())
 }
@@ -105,19 +106,19 @@ func (w *waitingBench) sides(context.Context, string) (a, b side, err error) {
 	return a, b, nil
 }
 
-// measure lets half of a workload's pods wait, and counts the calls about them
-// while another pod changes.
+// measure makes half of a workload's pods wait, and counts the calls for them while
+// another pod changes.
 func (w *waitingBench) measure(ctx context.Context, load workload) (s sample, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
 	defer cancel()
-	config, err := w.doorman.before(w.installed.SchedulerConfig, load.policy == "")
+	config, err := w.countingExtender.before(w.installed.SchedulerConfig, load.policy == "")
 	if err != nil {
 		return s, err
 	}
 	if err := w.cordon(ctx, true); err != nil {
 		return s, err
 	}
-	w.doorman.open.Store(int64(w.options.pods / 2))
+	w.countingExtender.open.Store(int64(w.options.pods / 2))
 	other := workload{name: "other"}
 	if err := w.createOther(ctx, other); err != nil {
 		return s, err
@@ -135,11 +136,11 @@ func (w *waitingBench) measure(ctx context.Context, load workload) (s sample, er
 	if err != nil {
 		return s, err
 	}
-	calls, began := w.doorman.calls.Load(), time.Now()
+	calls, began := w.countingExtender.calls.Load(), time.Now()
 	if err := w.change(ctx); err != nil {
 		return s, err
 	}
-	calls, took := w.doorman.calls.Load()-calls, time.Since(began)
+	calls, took := w.countingExtender.calls.Load()-calls, time.Since(began)
 	after, err := usageOf(ctx, w.cluster)
 	if err != nil {
 		return s, err
@@ -157,7 +158,7 @@ func (w *waitingBench) measure(ctx context.Context, load workload) (s sample, er
 	return s, w.deletePods(ctx, load, other)
 }
 
-// cordon closes every other group, or opens it.
+// cordon cordons or uncordons the nodes of every second group.
 func (w *waitingBench) cordon(ctx context.Context, closed bool) error {
 	patch := fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, closed)
 	for i := 1; i < w.options.nodes; i += 2 {
@@ -168,7 +169,7 @@ func (w *waitingBench) cordon(ctx context.Context, closed bool) error {
 	return nil
 }
 
-// createOther makes the one pod that changes; it is on a node from the beginning.
+// createOther creates the one pod that changes; it has a node from the beginning.
 func (w *waitingBench) createOther(ctx context.Context, other workload) error {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: other.deployed(), Namespace: namespace, Labels: other.labels()},
@@ -176,12 +177,12 @@ func (w *waitingBench) createOther(ctx context.Context, other workload) error {
 	}
 	return w.eventually(ctx, "the other pod to be created", func(ctx context.Context) (bool, error) {
 		_, err := w.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
-		return err == nil, nil // the namespace's ServiceAccount may not be there yet
+		return err == nil, nil // the namespace's ServiceAccount may not exist yet
 	})
 }
 
-// settle returns when half of the pods are bound, kube-scheduler has found no
-// node for the others, and nothing is busy with them any more.
+// settle returns when half of the pods are bound, kube-scheduler has found no node for
+// the others, and the cluster is idle.
 func (w *waitingBench) settle(ctx context.Context, load workload) error {
 	half := w.options.pods / 2
 	err := w.eventually(ctx, "half of the pods to wait", func(ctx context.Context) (bool, error) {
@@ -196,7 +197,7 @@ func (w *waitingBench) settle(ctx context.Context, load workload) error {
 			case pod.Spec.NodeName != "":
 				bound++
 			case load.policy != "" && pod.Annotations[gm.SeatAnnotation] == "":
-				// It is still to be made anew with its group.
+				// It has not been recreated with its group yet.
 			case refused(pod):
 				waiting++
 			}
@@ -237,23 +238,23 @@ func (w *waitingBench) change(ctx context.Context) error {
 	return nil
 }
 
-// doorman is an extender that counts the calls about pods of the workload. It
-// lets all pass, or as many as are open and no more.
-type doorman struct {
+// countingExtender is an extender that counts the calls for pods of the workload. It
+// accepts all pods, or refuses all after the number in open.
+type countingExtender struct {
 	*http.Server
 	url   string
 	calls atomic.Int64
-	// open is how many pods may still pass where it refuses; those that passed
-	// are asked about once.
+	// open is the number of pods that it still accepts if it refuses; for accepted pods
+	// it is called once.
 	open atomic.Int64
 }
 
-func startDoorman(ctx context.Context) (*doorman, error) {
+func startCountingExtender(ctx context.Context) (*countingExtender, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("listening: %w", err)
 	}
-	d := &doorman{url: "http://" + listener.Addr().String()}
+	d := &countingExtender{url: "http://" + listener.Addr().String()}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/pass", func(w http.ResponseWriter, r *http.Request) { d.answer(w, r, false) })
 	mux.HandleFunc("/refuse", func(w http.ResponseWriter, r *http.Request) { d.answer(w, r, true) })
@@ -262,7 +263,7 @@ func startDoorman(ctx context.Context) (*doorman, error) {
 	return d, nil
 }
 
-func (d *doorman) answer(w http.ResponseWriter, r *http.Request, refuse bool) {
+func (d *countingExtender) answer(w http.ResponseWriter, r *http.Request, refuse bool) {
 	var asked struct{ NodeNames *[]string }
 	if err := json.NewDecoder(r.Body).Decode(&asked); err != nil || asked.NodeNames == nil {
 		http.Error(w, "a request with node names is expected", http.StatusBadRequest)
@@ -274,12 +275,12 @@ func (d *doorman) answer(w http.ResponseWriter, r *http.Request, refuse bool) {
 		names = []string{}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(filterAnswer{NodeNames: &names}) // who asked is gone
+	_ = json.NewEncoder(w).Encode(filterAnswer{NodeNames: &names}) // the client has closed the connection
 }
 
-// before puts the doorman before the extenders of a configuration, or in their
-// place if it is to refuse.
-func (d *doorman) before(config []byte, refuse bool) ([]byte, error) {
+// before adds this extender before the extenders of a configuration, or replaces them if
+// it refuses pods.
+func (d *countingExtender) before(config []byte, refuse bool) ([]byte, error) {
 	fields := map[string]any{}
 	if err := yaml.Unmarshal(config, &fields); err != nil {
 		return nil, fmt.Errorf("decoding the scheduler's configuration: %w", err)

@@ -14,16 +14,17 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// way measures the whole way of a Deployment, in each form.
+// way measures the time from the creation of a Deployment to its last pod bound, in each
+// form.
 var way = benchmark{
 	name: "way", unit: "pods/s", nodes: 1000, pods: 2000,
 	about: `Pods ÷ the time from the creation of their Deployment until the last of them is bound, against the same Deployment without a policy.
 
 - 1,000 simulated nodes in 10 NodeGroups, each a zone of its own. The Deployment of 2,000 pods is created as users do, with its label and all its
-  replicas, so that binding it to its policy and the webhook are part of the way, and so is kube-controller-manager, which makes the pods.
-- Each side has a kube-scheduler of its own, which runs in its turn only: ` + "`pinned`" + `, ` + "`spread`" + ` (a hard topology spread over the zones, without a
-  policy) and the peer one as it comes; ` + "`plain`" + ` one that asks the extender about every pod; ` + "`isolated`" + ` one that asks, beside one as it comes.
-- atoll-manager runs all the time, for the peer too. kwok does not: pods are bound and do not start.
+  replicas, so the measured time includes the binding to its policy, the webhook, and kube-controller-manager, which creates the pods.
+- Each side has its own kube-scheduler, which runs only in its turn. ` + "`pinned`" + `, ` + "`spread`" + ` (a hard topology spread over the zones, without a
+  policy) and the peer have one with default configuration; ` + "`plain`" + ` has one that calls the extender for every pod; ` + "`isolated`" + ` has one that calls the extender, beside one with default configuration.
+- atoll-manager runs all the time, for the peer too. kwok does not run: pods are bound and do not start.
 - *CPU per pod* is what all processes of the cluster, atoll-manager among them, used for each pod.
 - *Off by* is Σ over all groups of |pods placed − pods wanted|, and no pod may have been replaced meanwhile.`,
 	variants: []variant{
@@ -44,7 +45,8 @@ const earlyPolicy = "early"
 
 type wayBench struct {
 	*bed
-	// asking is the configuration of a kube-scheduler that asks about every pod.
+	// asking is the configuration of a kube-scheduler that calls the extender for every
+	// pod.
 	asking []byte
 }
 
@@ -112,7 +114,7 @@ func (b *wayBench) sides(_ context.Context, variant string) (a, peer side, err e
 // wayScheduler binds the pods of a side.
 const wayScheduler = "way"
 
-// measure has a Deployment created and bound.
+// measure creates a Deployment and waits until its pods are bound.
 func (b *wayBench) measure(ctx context.Context, w workload, config []byte, beside bool) (s sample, err error) {
 	w.name = wayScheduler
 	if config, err = serving(config, wayScheduler); err != nil {
@@ -157,7 +159,7 @@ func (b *wayBench) measure(ctx context.Context, w workload, config []byte, besid
 	if err != nil {
 		return s, err
 	}
-	if err := b.waitIdle(ctx); err != nil { // what is put right is put right now
+	if err := b.waitIdle(ctx); err != nil { // corrections by the controllers happen now
 		return s, err
 	}
 	placed, err := b.uids(ctx, w)

@@ -18,14 +18,14 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// admission measures what the creation of a pod costs because of the pod webhook.
+// admission measures the time that the pod webhook adds to the creation of a pod.
 var admission = benchmark{
 	name: "webhook", unit: "ms", nodes: 10, pods: 200,
 	about: `The time that the creation of one pod takes, at the median, with Atoll ÷ without its pod webhook. Pods are created one after the other.
 
-- ` + "`bare`" + ` pods have no owner and no label of ours: the API server does not call the webhook for them. ` + "`controlled`" + ` pods have a ReplicaSet
-  whose workload requires no policy: they pass the webhook and are left as they are. ` + "`managed`" + ` pods require a policy and get their labels.
-- ` + "`hung`" + `: the only replica of atoll-manager is stopped (SIGSTOP), which is the worst: its connections stay open and nobody answers. The API server
+- ` + "`bare`" + ` pods have no owner and no label of Atoll: the API server does not call the webhook for them. ` + "`controlled`" + ` pods have a ReplicaSet
+  whose workload requires no policy: they pass the webhook unchanged. ` + "`managed`" + ` pods require a policy and get their labels.
+- ` + "`hung`" + `: the only replica of atoll-manager is stopped (SIGSTOP), which is the worst case: its connections stay open without an answer. The API server
   waits for timeoutSeconds of the webhook, 2, and creates the pod. In a cluster the readiness probe takes such a replica out of the Service within 8 s.
 - ` + "`gone`" + `: no replica runs, and connections are refused.`,
 	variants: []variant{
@@ -43,9 +43,11 @@ var admission = benchmark{
 const (
 	// podWebhook is the MutatingWebhookConfiguration of pods.
 	podWebhook = "atoll-pods"
-	// webhookKnown is how long the API server may take to see that it comes or goes.
+	// webhookKnown is the maximum time until the API server sees that the configuration
+	// was created or deleted.
 	webhookKnown = 3 * time.Second
-	// hungPods is how many pods are created while each waits for the webhook's time.
+	// hungPods is the number of pods that are created while each waits for the webhook's
+	// timeout.
 	hungPods = 5
 )
 
@@ -53,7 +55,7 @@ type admissionBench struct {
 	*bed
 	// sets are the owners of controlled and of managed pods.
 	sets map[string]*appsv1.ReplicaSet
-	// created counts pods: each has a name of its own.
+	// created counts pods, to give each its own name.
 	created int
 }
 
@@ -80,7 +82,7 @@ func (b *admissionBench) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Nobody is to make, bind or delete pods but we.
+	// Only this program may create, bind or delete pods.
 	for _, name := range []string{devcluster.ControllerManager, devcluster.Scheduler} {
 		if err := b.cluster.Kill(ctx, name); err != nil {
 			return err
@@ -101,7 +103,7 @@ func (b *admissionBench) sides(_ context.Context, variant string) (a, without si
 	return a, without, nil
 }
 
-// in measures while atoll-manager is in a state, and makes it run again.
+// in measures while atoll-manager is stopped or killed, and restarts it.
 func (b *admissionBench) in(ctx context.Context, state, kind string) (s sample, err error) {
 	n := b.options.pods
 	switch state {
@@ -117,7 +119,7 @@ func (b *admissionBench) in(ctx context.Context, state, kind string) (s sample, 
 			return s, err
 		}
 	}
-	if state != "" { // one that was stopped has lost its lead, and ends
+	if state != "" { // a stopped manager has lost its Lease, and ends
 		defer func() { err = errors.Join(err, b.cluster.Restart(ctx, atoll.Manager)) }()
 	}
 	return b.create(ctx, kind, n)
@@ -132,7 +134,7 @@ func (b *admissionBench) without(ctx context.Context, kind string) (s sample, er
 	return s, err
 }
 
-// withoutWebhook does something while the webhook of pods is not configured.
+// withoutWebhook calls a function while the webhook of pods is not configured.
 func (b *bed) withoutWebhook(ctx context.Context, do func() error) (err error) {
 	webhooks := b.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 	config, err := webhooks.Get(ctx, podWebhook, metav1.GetOptions{})
@@ -140,7 +142,7 @@ func (b *bed) withoutWebhook(ctx context.Context, do func() error) (err error) {
 		return fmt.Errorf("reading the webhook: %w", err)
 	}
 	if err := webhooks.Delete(ctx, podWebhook, metav1.DeleteOptions{}); err != nil {
-		return fmt.Errorf("taking the webhook away: %w", err)
+		return fmt.Errorf("deleting the webhook configuration: %w", err)
 	}
 	defer func() {
 		again := &admissionregistrationv1.MutatingWebhookConfiguration{
@@ -164,9 +166,9 @@ func rest(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// create creates pods of a kind, one after the other, and takes them away again.
+// create creates pods of a kind, one after the other, and deletes them.
 func (b *admissionBench) create(ctx context.Context, kind string, n int) (s sample, err error) {
-	if _, err := b.createOne(ctx, kind); err != nil { // connections are made
+	if _, err := b.createOne(ctx, kind); err != nil { // to open connections
 		return s, err
 	}
 	before, err := usageOf(ctx, b.cluster)

@@ -1,11 +1,10 @@
-// Command playground starts a cluster with Atoll in it, for people to try things
-// on, and stops it again.
+// Command playground starts a cluster with Atoll to try things on, and stops it.
 //
 //	make up      # Atoll as the chart installs it, simulated nodes, the examples' groups and pools
 //	make up ARGS=-form=Isolated
 //	make down
 //
-// The cluster stays when the command has ended, until make down.
+// The cluster runs until make down, also after the command has ended.
 package main
 
 import (
@@ -33,12 +32,13 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// name is that of the cluster: there is one playground on a machine.
+// name is the name of the cluster: there is at most one playground on a machine.
 var name = "playground"
 
 const (
 	rootModule = "github.com/atoll-k8s/atoll"
-	// within bounds the installation, and what is added afterwards.
+	// within bounds the time of the installation, including the objects that are added
+	// afterwards.
 	within = 5 * time.Minute
 )
 
@@ -48,10 +48,11 @@ var sites = []struct {
 	nodes int
 }{{"hangzhou", 2}, {"beijing", 3}}
 
-// classLabel says which nodes are on-demand and which are spot: docs/capacity.md.
+// classLabel is the node label for on-demand and spot nodes: docs/capacity.md.
 const classLabel = "node.kubernetes.io/capacity"
 
-// class of the node of a site with this index, from 0: one is on-demand.
+// class returns the class of the node of a site with this index, from 0: one node is
+// on-demand.
 func class(i int) string {
 	if i == 0 {
 		return "on-demand"
@@ -59,7 +60,7 @@ func class(i int) string {
 	return "spot"
 }
 
-// made are the examples that are there from the beginning.
+// made are the examples that are applied at the start.
 var made = []string{"examples/groups/01-nodegroups.yaml", "examples/pools/01-nodepools.yaml"}
 
 func main() {
@@ -85,7 +86,7 @@ func run(ctx context.Context, args []string) error {
 		if err := devcluster.Remove(ctx, name); err != nil {
 			return err
 		}
-		fmt.Println("The playground is gone.")
+		fmt.Println("The playground is stopped.")
 		return nil
 	}
 	chosen, err := atoll.ParseForm(*form)
@@ -97,8 +98,8 @@ func run(ctx context.Context, args []string) error {
 	return up(ctx, chosen, asked)
 }
 
-// up starts the playground, or says how to use the one that runs. asked: another
-// form than the one in which it runs will not do.
+// up starts the playground, or prints the usage of the one that runs. With asked, it
+// fails if the playground runs in another form.
 func up(ctx context.Context, form atoll.Form, asked bool) error {
 	infos, err := devcluster.List()
 	if err != nil {
@@ -134,7 +135,8 @@ func up(ctx context.Context, form atoll.Form, asked bool) error {
 	return nil
 }
 
-// formOf is the form in which Atoll is installed, by what the chart rendered.
+// formOf returns the form in which Atoll is installed, from the objects that the chart
+// rendered.
 func formOf(ctx context.Context, cluster *devcluster.Cluster) (atoll.Form, error) {
 	client, err := kubernetes.NewForConfig(cluster.AdminConfig())
 	if err != nil {
@@ -142,7 +144,7 @@ func formOf(ctx context.Context, cluster *devcluster.Cluster) (atoll.Form, error
 	}
 	maps, err := client.CoreV1().ConfigMaps(atoll.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", fmt.Errorf("looking for the form of the playground: %w", err)
+		return "", fmt.Errorf("finding the form of the playground: %w", err)
 	}
 	for i := range maps.Items {
 		switch maps.Items[i].Name {
@@ -185,7 +187,7 @@ func furnish(ctx context.Context, cluster *devcluster.Cluster, form atoll.Form) 
 	return nil
 }
 
-// usage says how to use the playground.
+// usage prints how to use the playground.
 func usage(cluster *devcluster.Cluster) {
 	fmt.Printf(`
   export KUBECONFIG=%s

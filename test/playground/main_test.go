@@ -14,11 +14,11 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// TestUpAndDown: the playground stays when the command has ended, is found by the
-// next one, says so if that wants another form, and goes.
+// TestUpAndDown: the playground outlives the command, the next command finds it and
+// refuses another form, and down removes it.
 func TestUpAndDown(t *testing.T) {
 	name = "playground-test"
-	remove := func() { // also what a run that was cut off has left
+	remove := func() { // also removes the leftovers of an interrupted run
 		if err := devcluster.Remove(context.Background(), name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Error(err)
 		}
@@ -56,6 +56,6 @@ func TestUpAndDown(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := devcluster.Attach(t.Context(), name); err == nil {
-		t.Error("it is still there")
+		t.Error("the playground still exists")
 	}
 }

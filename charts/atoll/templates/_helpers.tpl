@@ -1,5 +1,5 @@
 {{/*
-Labels of every object of the chart, but for those of the second scheduler.
+Labels of every object of the chart, except those of the second scheduler.
 */}}
 {{- define "atoll.labels" -}}
 {{ include "atoll.managerLabels" . }}
@@ -22,7 +22,7 @@ app.kubernetes.io/part-of: atoll
 {{- end }}
 
 {{/*
-What selects the manager's pods. Never changes: a Deployment's selector cannot.
+Labels that select the manager's pods. They never change, because a Deployment's selector is immutable.
 */}}
 {{- define "atoll.managerLabels" -}}
 app.kubernetes.io/name: atoll-manager
@@ -30,7 +30,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{/*
-What selects the second scheduler's pods. Never changes either.
+Labels that select the second scheduler's pods. They never change either.
 */}}
 {{- define "atoll.schedulerLabels" -}}
 app.kubernetes.io/name: atoll-scheduler
@@ -38,7 +38,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{/*
-An image: a digest wins over a tag. Takes a dict of image and defaultTag.
+An image; a digest has priority over a tag. Takes a dict of image and defaultTag.
 */}}
 {{- define "atoll.image" -}}
 {{- if .image.registry }}{{ .image.registry }}/{{ end }}{{ .image.repository }}
@@ -46,7 +46,7 @@ An image: a digest wins over a tag. Takes a dict of image and defaultTag.
 {{- end }}
 
 {{/*
-Keeps the pods of a Deployment apart; takes a dict of root and the name of the
+Spreads the pods of a Deployment over hosts and zones; takes a dict of root and the name of the
 template of their labels.
 */}}
 {{- define "atoll.spread" -}}
@@ -61,42 +61,42 @@ template of their labels.
 {{- end }}
 
 {{/*
-The name that the manager's serving certificate is made out for.
+The name in the manager's serving certificate.
 */}}
 {{- define "atoll.serverName" -}}
 atoll-manager.{{ .Release.Namespace }}.svc
 {{- end }}
 
 {{/*
-Where kube-scheduler finds the extender.
+The URL of the extender.
 */}}
 {{- define "atoll.extenderURL" -}}
 {{- .Values.endpoints.extender | default (printf "https://%s:444" (include "atoll.serverName" .)) -}}
 {{- end }}
 
 {{/*
-The extended resource that marks the pods that a policy has a say in.
+The extended resource that marks the pods to which a policy applies.
 */}}
 {{- define "atoll.markResource" -}}
 atoll.dev/managed
 {{- end }}
 
 {{/*
-Not empty if kube-scheduler knows by a mark which pods to ask about.
+Not empty if kube-scheduler calls the extender only for pods with the mark.
 */}}
 {{- define "atoll.marks" -}}
 {{- if and (eq .Values.scheduler.mode "Plain") (eq .Values.scheduler.asks "Managed") }}true{{ end }}
 {{- end }}
 
 {{/*
-The configuration of the kube-scheduler that asks the extender: the cluster's
+The configuration of the kube-scheduler that calls the extender: the cluster's
 own, or the second one.
 */}}
 {{- define "atoll.schedulerConfig" -}}
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 {{- if eq .Values.scheduler.mode "Isolated" }}
-# It serves the pods that name it, and no others.
+# This scheduler serves only pods that name it.
 profiles:
   - schedulerName: atoll-scheduler
 leaderElection:
@@ -110,8 +110,8 @@ clientConnection:
   kubeconfig: {{ . | quote }}
 {{- end }}
 {{- end }}
-# kube-scheduler would otherwise stop at the first nodes that fit, which
-# need not be of the group whose turn it is.
+# Otherwise kube-scheduler would stop at the first nodes that fit, possibly without a node
+# of the pod's next group.
 percentageOfNodesToScore: 100
 extenders:
   - urlPrefix: {{ include "atoll.extenderURL" . }}/scheduler
@@ -124,28 +124,28 @@ extenders:
     weight: 1
     enableHTTPS: true
     tlsConfig:
-      # Whatever address the URL has, the certificate is made out for this.
+      # The name in the certificate, whatever address the URL has.
       serverName: {{ include "atoll.serverName" . }}
       caFile: {{ .Values.scheduler.tlsDir }}/ca.crt
       certFile: {{ .Values.scheduler.tlsDir }}/tls.crt
       keyFile: {{ .Values.scheduler.tlsDir }}/tls.key
     httpTimeout: 5s
-    # Node names in, node names out.
+    # Requests and answers have names of nodes only.
     nodeCacheCapable: true
     {{- if include "atoll.marks" . }}
-    # Ask only about pods that name this resource: the webhook lets those that a
-    # policy has a say in ask for none of it.
+    # Call the extender only for pods that request this resource. The webhook adds a
+    # request of 0 to pods to which a policy applies.
     managedResources:
       - name: {{ include "atoll.markResource" . }}
         ignoredByScheduler: true
     {{- end }}
-    # A pod that is placed without us would sit in no seat.
+    # A pod that is placed without the extender would have no seat.
     ignorable: false
 {{- end }}
 
 {{/*
 clientConfig of a webhook; takes a dict of root and path. There is no caBundle:
-atoll-manager writes it, and an upgrade must leave it alone.
+atoll-manager writes it, and an upgrade must not change it.
 */}}
 {{- define "atoll.webhookClientConfig" -}}
 {{- if .root.Values.endpoints.webhook -}}
@@ -160,8 +160,8 @@ service:
 {{- end }}
 
 {{/*
-The plural of a kind as most are: Kubernetes' own guess. A kind that is served
-under another needs the field resource.
+The regular plural of a kind, by the rules of Kubernetes. A kind that is served
+under another plural needs the field resource.
 */}}
 {{- define "atoll.plural" -}}
 {{- $singular := lower . -}}
@@ -188,8 +188,8 @@ The CustomResourceDefinitions that are installed: name and file.
 {{- end }}
 
 {{/*
-Definitions of others that share a word of kubectl's with one of Atoll's, and
-that the cluster has: the word and both names.
+CustomResourceDefinitions of others in the cluster that have the same name in kubectl
+as one of Atoll's: a command for each, with both full names.
 */}}
 {{- define "atoll.sharedWords" -}}
 {{- range $other, $ours := dict

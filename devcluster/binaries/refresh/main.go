@@ -1,6 +1,5 @@
-// Command refresh writes the embedded module files of package binaries anew,
-// for the versions that its constants name. Run it in the directory of the
-// devcluster module:
+// Command refresh rewrites the embedded module files of package binaries for the versions
+// in its constants. Run it in the directory of the devcluster module:
 //
 //	go run ./binaries/refresh
 package main

@@ -244,6 +244,6 @@ func newKubectlCommand(name *string) *cobra.Command {
 			return kubectl.Run()
 		},
 	}
-	cmd.Flags().SetInterspersed(false) // what follows the first argument is kubectl's
+	cmd.Flags().SetInterspersed(false) // all arguments after the first are for kubectl
 	return cmd
 }

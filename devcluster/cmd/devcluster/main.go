@@ -26,7 +26,7 @@ func run() int {
 	if err == nil {
 		return 0
 	}
-	// kubectl has said itself what is wrong.
+	// kubectl has printed the error itself.
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return exit.ExitCode()
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// verb is a thing to do to one process or node.
+// verb is an action on one process or node.
 type verb struct {
 	name  string
 	short string
@@ -93,7 +93,7 @@ func newNodesCommand(name *string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			n, err := strconv.Atoi(args[0])
 			if err != nil || n < 1 {
-				return fmt.Errorf("reading the number of nodes: %q is no number from 1 up", args[0])
+				return fmt.Errorf("reading the number of nodes: %q is not a number of at least 1", args[0])
 			}
 			cluster, err := attach(cmd.Context(), *name)
 			if err != nil {

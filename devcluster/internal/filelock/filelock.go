@@ -1,5 +1,5 @@
-// Package filelock lets one process at a time do something. The lock goes with
-// the process that holds it, so a killed holder leaves nothing to clean up.
+// Package filelock is a lock between processes. The operating system releases the lock
+// when its holder ends, so a killed holder leaves nothing to clean up.
 package filelock
 
 import (
@@ -14,8 +14,8 @@ import (
 // poll is the time between two tries to take a lock.
 const poll = 100 * time.Millisecond
 
-// Lock takes an exclusive lock on the file at path and makes the file if need
-// be. It calls onWait, which may be nil, once if somebody else holds the lock.
+// Lock takes an exclusive lock on the file at path and creates the file if it does not
+// exist. It calls onWait, which may be nil, once if another process holds the lock.
 func Lock(ctx context.Context, path string, onWait func()) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

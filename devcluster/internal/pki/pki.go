@@ -1,7 +1,7 @@
-// Package pki makes the certificates and keys of a devcluster: small ECDSA
-// certificate authorities and the leaf certificates that they sign.
+// Package pki creates the certificates and keys of a devcluster: small ECDSA certificate
+// authorities and the leaf certificates that they sign.
 //
-// It knows X.509 and files, and nothing of clusters or processes.
+// It handles X.509 and files, and does not depend on clusters or processes.
 package pki
 
 import (
@@ -21,9 +21,10 @@ import (
 )
 
 const (
-	// lifetime of every certificate. A devcluster that lives longer is made anew.
+	// lifetime of every certificate. A devcluster that should run longer must be created
+	// again.
 	lifetime = 365 * 24 * time.Hour
-	// backdate keeps certificates valid on machines whose clock is stepped back a little.
+	// backdate keeps certificates valid on machines whose clock is set back a little.
 	backdate = 5 * time.Minute
 )
 

@@ -1,8 +1,8 @@
-// Package process starts, signals and recognises operating system processes.
+// Package process starts, signals and identifies operating system processes.
 //
-// A process is recognised by its id together with its start time, so that an
-// id which the system has given to somebody else is never signalled. The
-// package knows nothing of clusters.
+// A process is identified by its id together with its start time, so that no signal
+// reaches another process that has got the same id later. The package does not depend on
+// clusters.
 package process
 
 import (
@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// Identity names one process for good. The zero value names none.
+// Identity identifies one process permanently. The zero value identifies none.
 type Identity struct {
 	// PID is the process id.
 	PID int `json:"pid,omitempty"`
@@ -36,8 +36,8 @@ func Identify(pid int) (Identity, error) {
 	return Identity{PID: pid, StartTime: start}, nil
 }
 
-// Alive reports whether the process still runs. A process that has ended and
-// waits for its parent to collect it counts as gone; a stopped one is alive.
+// Alive reports whether the process still runs. A process that has ended and was not
+// collected by its parent yet counts as ended; a stopped process is alive.
 func (id Identity) Alive() bool {
 	if id.PID <= 0 {
 		return false

@@ -18,15 +18,15 @@ func inspect(pid int) (start uint64, zombie bool, err error) {
 	return uint64(started.Sec)*1_000_000 + uint64(started.Usec), info.Proc.P_stat == stateZombie, nil
 }
 
-// WithEnv finds nothing here: macOS does not show a process's environment.
-// Leftovers are then found by their records only.
+// WithEnv returns nothing, because macOS does not show the environment of a process. Here
+// leftovers are found only by their records.
 func WithEnv(string) []Identity { return nil }
 
-// attributes put the child into a session of its own. macOS has no way to let
-// the kernel kill a child with its parent: the next sweep does.
+// attributes put the child into a session of its own. On macOS the kernel cannot kill a
+// child with its parent; the next sweep does it.
 func attributes(bool) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true}
 }
 
-// Stopped is true: here a process is stopped as a whole.
+// Stopped returns true, because macOS stops a process as a whole.
 func (id Identity) Stopped() bool { return true }

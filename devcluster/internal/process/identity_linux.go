@@ -22,7 +22,7 @@ func inspect(pid int) (start uint64, zombie bool, err error) {
 	if err != nil {
 		return 0, false, err
 	}
-	// The name stands in parentheses and may hold spaces and parentheses itself.
+	// The name is in parentheses and may itself contain spaces and parentheses.
 	end := bytes.LastIndexByte(data, ')')
 	if end < 0 {
 		return 0, false, fmt.Errorf("reading state of process %d: unknown format", pid)
@@ -35,15 +35,15 @@ func inspect(pid int) (start uint64, zombie bool, err error) {
 	if err != nil {
 		return 0, false, fmt.Errorf("reading start time of process %d: %w", pid, err)
 	}
-	// The state is that of the main thread alone. While others still end, the
-	// process holds its ports and files.
+	// The state is only that of the main thread. While other threads are still ending,
+	// the process holds its ports and files.
 	ended := fields[stateField] == "Z" && fields[threadsField] == "1"
 	return start, ended || fields[stateField] == "X", nil
 }
 
-// WithEnv returns the running processes, of those that the caller may look
-// into, that were started with the environment entry "KEY=value". It finds the
-// ones whose record was never written because their starter was killed.
+// WithEnv returns the running processes that were started with the environment entry
+// "KEY=value", of those whose environment the caller may read. So it finds processes
+// whose record was never written because their starter was killed.
 func WithEnv(entry string) []Identity {
 	paths, err := filepath.Glob("/proc/[0-9]*/environ")
 	if err != nil {
@@ -53,7 +53,7 @@ func WithEnv(entry string) []Identity {
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		if err != nil {
-			continue // gone, or somebody else's
+			continue // ended, or owned by another user
 		}
 		for _, line := range bytes.Split(data, []byte{0}) {
 			if string(line) != entry {
@@ -81,8 +81,8 @@ func attributes(dieWithParent bool) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true}
 }
 
-// Stopped tells whether every thread of the process stands still: a signal to
-// stop reaches them one after the other, and those that run go on until then.
+// Stopped reports whether every thread of the process is stopped: a stop signal reaches
+// the threads one after the other, and each runs until then.
 func (id Identity) Stopped() bool {
 	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", id.PID))
 	if err != nil {

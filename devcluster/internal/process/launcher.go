@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Command says what to start.
+// Command describes the process to start.
 type Command struct {
 	// Path is the executable, Args its arguments without the executable's name.
 	Path string
@@ -18,12 +18,12 @@ type Command struct {
 	Env []string
 	// Dir is the working directory.
 	Dir string
-	// LogPath is the file that standard output and standard error are appended to.
+	// LogPath is the file to which standard output and standard error are appended.
 	LogPath string
 }
 
-// Launcher starts processes from one operating system thread that lives until
-// Close, because Linux ties a child's "die with the parent" to that thread.
+// Launcher starts processes from one operating system thread that exists until Close,
+// because Linux sends a child's parent death signal when the thread that started it ends.
 type Launcher struct {
 	dieWithParent bool
 	requests      chan func()
@@ -31,8 +31,8 @@ type Launcher struct {
 	closeOnce     sync.Once
 }
 
-// NewLauncher starts a launcher. With dieWithParent, the children are killed
-// by the kernel when this process ends in whatever way (Linux only).
+// NewLauncher starts a launcher. With dieWithParent, the kernel kills the children when
+// this process ends for any reason (Linux only).
 func NewLauncher(dieWithParent bool) *Launcher {
 	l := &Launcher{
 		dieWithParent: dieWithParent,
@@ -108,8 +108,8 @@ func (l *Launcher) start(command Command) (Identity, <-chan struct{}, error) {
 	return id, done, nil
 }
 
-// Close ends the launcher's thread. Kill the children that are to die with
-// their parent first; children of other launchers go on.
+// Close ends the launcher's thread. Before Close, kill the children that were started
+// with dieWithParent. Children of other launchers are not affected.
 func (l *Launcher) Close() {
 	l.closeOnce.Do(func() { close(l.stopped) })
 }

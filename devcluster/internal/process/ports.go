@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// Ports are drawn from below the range that systems take ports of outgoing
-// connections from: a killed server's port must still be free when it restarts.
+// Ports are chosen below the range of ports for outgoing connections, because a killed
+// server's port must still be free when it restarts.
 const (
 	firstPort    = 20000
 	lastPort     = 29999
@@ -19,12 +19,13 @@ const (
 
 var (
 	mu sync.Mutex // guards handedOut
-	// handedOut are the ports of this process that may not be listened on yet.
+	// handedOut are the ports that FreePort has returned in this process; some may have
+	// no listener yet.
 	handedOut = map[int]bool{}
 )
 
-// FreePort returns a port of 127.0.0.1 on which nobody listens. It never
-// returns the same port twice within one process.
+// FreePort returns a port of 127.0.0.1 without a listener. It never returns the same port
+// twice within one process.
 func FreePort() (int, error) {
 	mu.Lock()
 	defer mu.Unlock()

@@ -1,5 +1,5 @@
 // Command manifest renders the chart into one file for `kubectl apply -f`, for
-// clusters and people without Helm.
+// installations without Helm.
 //
 //	make manifest                                             # into dist/install.yaml
 //	make manifest IMAGE=registry.example/atoll-manager:0.1.0
@@ -77,8 +77,8 @@ func run(args []string) error {
 	return nil
 }
 
-// splitImage takes an image reference apart as container runtimes do: what
-// stands before the first slash is a registry if it could be a host.
+// splitImage splits an image reference as container runtimes do: the part before the
+// first slash is a registry if it can be a host.
 func splitImage(reference string) map[string]any {
 	image := map[string]any{"registry": "", "tag": "", "digest": ""}
 	rest, digest, _ := strings.Cut(reference, "@")

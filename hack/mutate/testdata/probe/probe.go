@@ -1,5 +1,5 @@
 // Package probe has a test that does not notice one change.
 package probe
 
-// Above tells whether a number is above three.
+// Above reports whether a number is above three.
 func Above(n int) bool { return n > 3 }

@@ -3,10 +3,10 @@ package whole
 
 const most = 2 * 5 // constants stay as they are
 
-// Kind is a number with a name of its own.
+// Kind is a named number type.
 type Kind int
 
-// Sum adds up what is wanted of the numbers from the first to the last.
+// Sum adds up the wanted numbers from first to last.
 func Sum(first, last int, wanted func(int) bool) (sum, skipped int) {
 	for i := first; i <= last; i++ {
 		if wanted != nil && !wanted(i) {
@@ -21,7 +21,7 @@ func Sum(first, last int, wanted func(int) bool) (sum, skipped int) {
 	return sum, skipped
 }
 
-// Of tells what kind a number is.
+// Of returns the kind of a number.
 func Of(n int) Kind {
 	switch {
 	case n == 0:
