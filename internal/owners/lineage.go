@@ -217,15 +217,16 @@ func (l *Lineage) Chain(ctx context.Context, pod *ownership.Object) (chain []*ow
 			return nil, nil, err
 		}
 		if at == pod {
-			chain = append(chain, named(at))
+			chain = append(chain, fromReference(at))
 		}
 		return chain, end, nil
 	}
 	return chain, nil, nil
 }
 
-// named is a controller of which nothing but its reference is known.
-func named(of *ownership.Object) *ownership.Object {
+// fromReference returns the controller of an object with the fields of its reference
+// only. A reference holds no namespace: that of the object is taken.
+func fromReference(of *ownership.Object) *ownership.Object {
 	ref := of.Controller
 	return &ownership.Object{GroupVersionKind: ref.GroupVersionKind, Namespace: of.Namespace, Name: ref.Name, UID: ref.UID}
 }

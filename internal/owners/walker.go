@@ -175,7 +175,7 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 	}
 	k := w.kindOf(ref.GroupKind())
 	if k == nil {
-		return &ownership.Object{GroupVersionKind: ref.GroupVersionKind, Namespace: of.Namespace, Name: ref.Name, UID: ref.UID}, nil
+		return fromReference(of), nil
 	}
 	return w.read(ctx, k, of, ref)
 }
