@@ -18,21 +18,16 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
@@ -122,121 +117,9 @@ type scope struct {
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.changed = &trigger.Source[request]{Synced: r.Synced, Debounce: debounce, All: r.all}
-	r.Walker.OnChange(func(old, new *ownership.Object) {
-		o := new
-		if o == nil {
-			o = old
-		}
-		r.wake(o.UID)
-	})
-	r.Ledger.OnChange(func(old, new *seats.Pod) {
-		pod := new
-		if pod == nil {
-			pod = old
-		}
-		if pod.Controller != nil {
-			r.wake(pod.Controller.UID)
-		}
-	})
-	r.Ledger.OnClasses(func(owners []types.UID, everybody bool) {
-		for _, owner := range owners {
-			r.wake(owner)
-		}
-		if everybody {
-			r.changed.Add(r.asking()...)
-		}
-	})
-	r.Policies.OnNamespace(func(name string) {
-		for _, o := range r.Walker.ScaledRoots() {
-			if o.Namespace == name {
-				r.changed.Add(request{o.UID})
-			}
-		}
-	})
-	return builder.TypedControllerManagedBy[request](mgr).
-		Named("capacity").
-		WatchesRawSource(r.changed).
-		Watches(&api.CapacitySplit{}, r.others()).
+	return r.watch(builder.TypedControllerManagedBy[request](mgr).Named("capacity")).
 		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
-}
-
-// others look at the workload whose CapacitySplit somebody deletes, or whose status
-// somebody writes: what is not so is written again. We hear of ourselves too, and find
-// nothing to write then.
-func (r *Reconciler) others() handler.TypedEventHandler[client.Object, request] {
-	look := func(split client.Object) {
-		for _, owner := range split.GetOwnerReferences() {
-			r.changed.Add(request{owner.UID})
-		}
-	}
-	type queue = workqueue.TypedRateLimitingInterface[request]
-	return handler.TypedFuncs[client.Object, request]{
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[client.Object], _ queue) { look(e.Object) },
-		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[client.Object], _ queue) {
-			if e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion() {
-				look(e.ObjectNew)
-			}
-		},
-	}
-}
-
-// wake looks at the workload that an object is, or belongs to, if it is divided or
-// was.
-func (r *Reconciler) wake(uid types.UID) {
-	chain := r.Walker.Above(uid)
-	if chain == nil {
-		if r.isShown(uid) {
-			r.changed.Add(request{uid})
-		}
-		return
-	}
-	for _, o := range chain { // one that has come to be part of another is shown no more
-		if r.isShown(o.UID) {
-			r.changed.Add(request{o.UID})
-		}
-	}
-	if workload := ownership.CapacityWorkload(chain); workload != nil && asksForIt(r.Policies.CapacityOf(chain)) {
-		r.changed.Add(request{workload.UID})
-	}
-}
-
-// asksForIt: the workload's pods are divided, or it cannot be read whether they are
-// to be.
-func asksForIt(c policies.Capacity) bool { return c.On || c.Invalid != nil }
-
-// asking are the workloads that are divided.
-func (r *Reconciler) asking() (out []request) {
-	for _, o := range r.Walker.ScaledRoots() {
-		if asksForIt(r.Policies.CapacityOf([]*ownership.Object{o})) {
-			out = append(out, request{o.UID})
-		}
-	}
-	return out
-}
-
-// all are the workloads that are divided, and those that a CapacitySplit is left of.
-func (r *Reconciler) all() []request {
-	out := r.asking()
-	ctx, cancel := context.WithTimeout(context.Background(), showTimeout)
-	defer cancel()
-	var list api.CapacitySplitList
-	if err := r.Client.List(ctx, &list); err == nil { // of a cache
-		for i := range list.Items {
-			if len(list.Items[i].OwnerReferences) == 0 { // its workload went and left everything behind
-				_ = r.Client.Delete(ctx, &list.Items[i], client.Preconditions{UID: &list.Items[i].UID}) // else the next leader does
-			}
-			for _, owner := range list.Items[i].OwnerReferences {
-				if count := list.Items[i].Status.Count; count != nil {
-					r.Policies.RememberCount(owner.UID, int(*count))
-				}
-				r.show(owner.UID, client.ObjectKeyFromObject(&list.Items[i]))
-				out = append(out, request{owner.UID})
-			}
-		}
-	}
-	return out
 }
 
 func (r *Reconciler) isShown(uid types.UID) bool {
@@ -267,7 +150,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 	chain := r.Walker.Above(req.uid)
 	s.capacity = r.Policies.CapacityOf(chain[:min(1, len(chain))])
 	switch top := ownership.CapacityWorkload(chain); {
-	case !asksForIt(r.Policies.CapacityOf(chain)):
+	case !isDivided(r.Policies.CapacityOf(chain)):
 		return phase.Run(ctx, s, r.leave)
 	case top == nil || top.UID != req.uid: // its pods are divided as another's
 		return phase.Run(ctx, s, r.hide)
@@ -284,10 +167,6 @@ func (r *Reconciler) forget(uid types.UID) {
 	delete(r.moved, uid)
 	delete(r.shown, uid)
 	r.tallies.drop(uid)
-}
-
-func reference(o *ownership.Object) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: o.GroupVersion().String(), Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID}
 }
 
 func wrap(doing string, o *ownership.Object, err error) error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -46,19 +45,18 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 			return nil // pods that change bring us back
 		}
 		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt)
+		outcome := eviction.Outcome(err)
 		switch {
 		case err == nil:
 			r.evicted(ctx, s, pod)
-		case eviction.Moot(err):
-		case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrBusy):
-			return phase.Wait(err.Error(), eviction.Retry)
 		case errors.Is(err, eviction.ErrRefused):
 			evictionsTotal.WithLabelValues("refused").Inc()
 			s.plan.reason, s.plan.message = api.ReasonBlockedByPDB, "pods of the wrong class stay for now: a PodDisruptionBudget allows no eviction"
-			return phase.Wait(err.Error(), eviction.Retry)
-		default:
+		case errors.Is(outcome, err): // an error of the API server, not a wait
 			evictionsTotal.WithLabelValues("error").Inc()
-			return err
+		}
+		if outcome != nil {
+			return outcome
 		}
 	}
 	return nil
@@ -74,9 +72,7 @@ func (r *Reconciler) evicted(ctx context.Context, s *scope, pod *seats.Pod) {
 	r.moved[s.workload.UID] = move{at: r.Clock.Now(), pod: pod.UID, name: pod.Name, class: r.classOf(s, pod), count: s.capacity.Count}
 	r.mu.Unlock()
 	log.FromContext(ctx).Info("Evicted a pod of the wrong class of capacity", "pod", pod.Key(), "workload", s.workload.Namespace+"/"+s.workload.Name)
-	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-	r.Recorder.Eventf(reference(s.workload), related, corev1.EventTypeNormal, "CapacityPodEvicted", "Evict",
-		"Evicted pod %s: the workload is to have %d on-demand and %d spot pods", pod.Name, s.plan.want[capacity.OnDemand], s.plan.want[capacity.Spot])
+	r.podEvicted(s, pod)
 }
 
 func (r *Reconciler) classOf(s *scope, pod *seats.Pod) capacity.Class {

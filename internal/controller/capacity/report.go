@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -59,7 +58,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	before := split.DeepCopy()
 	ready := setStatus(s, &split.Status)
 	if was := reasonOf(before); was != ready && (ready == api.ReasonNoNodes || ready == api.ReasonInvalid) {
-		r.Recorder.Eventf(reference(s.workload), nil, corev1.EventTypeWarning, ready, "Divide", "%s", conditionOf(split).Message)
+		r.notReady(s, ready, conditionOf(split).Message)
 	}
 	return patch.Status(ctx, r.Client, split, before)
 }
@@ -128,12 +127,7 @@ func (r *Reconciler) free(ctx context.Context, s *scope) (wait bool, err error) 
 			if !pod.Unschedulable {
 				continue
 			}
-			err := r.Evictor.Discard(ctx, pod.Key(), pod.UID)
-			switch {
-			case err == nil || eviction.Moot(err):
-			case errors.Is(err, eviction.ErrBusy), errors.Is(err, eviction.ErrRefused):
-				return true, nil
-			default:
+			if err := eviction.Outcome(r.Evictor.Discard(ctx, pod.Key(), pod.UID)); err != nil {
 				return true, err
 			}
 		}
