@@ -32,9 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -104,83 +102,9 @@ type scope struct {
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.changed = &trigger.Source[request]{Synced: r.Synced, All: func() []request {
-		var all []request
-		for _, o := range r.Walker.Labelled() {
-			all = append(all, request{o.UID})
-		}
-		for _, pod := range r.Ledger.Gated() {
-			all = append(all, request{pod.Owner()})
-		}
-		return all
-	}}
-	r.Walker.OnChange(func(old, new *ownership.Object) {
-		switch {
-		case new == nil && old.Policies != (ownership.Policies{}):
-			r.changed.Add(request{old.UID})
-		case new != nil && concerns(old, new):
-			r.changed.Add(request{new.UID})
-		}
-	})
-	r.Ledger.OnChange(r.countGivenUp)
-	r.Ledger.OnChange(func(_, new *seats.Pod) {
-		if new == nil || !new.Active || new.Node != "" || !new.Gated && !new.Unschedulable {
-			return
-		}
-		app := r.Walker.ApplicationOfOwner(new.Owner())
-		if !app.Managed() && new.Gated {
-			r.changed.Add(request{new.Owner()})
-		}
-		for _, o := range []*ownership.Object{app.Propagation, app.Override} {
-			if o != nil {
-				r.changed.Add(request{o.UID})
-			}
-		}
-	})
-	return builder.TypedControllerManagedBy[request](mgr).
-		Named("workload").
-		WatchesRawSource(r.changed).
-		Watches(&gm.PropagationPolicy{}, r.requiring(owners.Propagation), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&gm.OverridePolicy{}, r.requiring(owners.Override), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+	return r.watch(builder.TypedControllerManagedBy[request](mgr).Named("workload")).
 		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
-}
-
-// concerns tells whether a change of an object can matter to its binding.
-func concerns(old, new *ownership.Object) bool {
-	if old == nil {
-		return new.Policies != (ownership.Policies{}) || new.Restarting
-	}
-	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing || old.OverridesStopped != new.OverridesStopped ||
-		old.Generation != new.Generation && new.Policies.RequiredOverride != "" || new.Restarting && !old.Restarting
-}
-
-func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler[client.Object, request] {
-	return handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, policy client.Object) []request {
-		var out []request
-		for _, o := range r.Walker.Requiring(kind, policy.GetNamespace(), policy.GetName()) {
-			out = append(out, request{o.UID})
-			if kind == owners.Propagation { // overrides are tried in its groups
-				out = append(out, r.overriddenWith(o)...)
-			}
-		}
-		return out
-	})
-}
-
-// overriddenWith are the owners that require the overrides of the pods that the
-// workload places, other than the workload itself.
-func (r *Reconciler) overriddenWith(o *ownership.Object) []request {
-	var out []request
-	if above := r.Walker.ApplicationOfOwner(o.UID).Override; above != nil && above.UID != o.UID {
-		out = append(out, request{above.UID})
-	}
-	for _, uid := range r.Walker.Descendants(o.UID)[1:] {
-		if below := r.Walker.Get(uid); below != nil && below.Policies.RequiredOverride != "" {
-			out = append(out, request{uid})
-		}
-	}
-	return out
 }
 
 // Reconcile runs the phases for one workload.

@@ -454,32 +454,6 @@ func TestAnswersToAPatchOfAPod(t *testing.T) {
 	}
 }
 
-func TestConcerns(t *testing.T) {
-	plain, wants := build.Owner(build.Deployment("d")), build.Owner(build.Deployment("d", build.Requires("p", "")))
-	lenient := build.Owner(build.Deployment("d", build.Requires("p", ""), ignore))
-	scaled := build.Owner(build.Deployment("d", build.Requires("p", ""), build.Replicas(7)))
-	tests := map[string]struct {
-		old, new *ownership.Object
-		want     bool
-	}{
-		"a new object without a label":    {nil, plain, false},
-		"a new object with one":           {nil, wants, true},
-		"a label was put on":              {plain, wants, true},
-		"a label was taken off":           {wants, plain, true},
-		"what a missing policy means":     {wants, lenient, true},
-		"the number of replicas":          {wants, scaled, false},
-		"nothing that has to do with us":  {plain, plain, false},
-		"a stray binding on a new object": {nil, build.Owner(build.Deployment("d", bindingLabels("p", ""))), true},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			if got := concerns(tc.old, tc.new); got != tc.want {
-				t.Errorf("concerns: %t, want %t", got, tc.want)
-			}
-		})
-	}
-}
-
 // TestPodsStayAtTheGateUntilTheBindingIsWritten: they would be placed by a
 // policy that their workload is not bound to.
 func TestPodsStayAtTheGateUntilTheBindingIsWritten(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -26,10 +27,10 @@ const ReasonStartsAsItIs = "StartsAsItIs"
 // OverridePolicy changes at creation; of the first of a Job's on the Job too.
 func (r *Reconciler) startsAsItIs(pod *seats.Pod, creation policies.Creation, why error, first bool) {
 	note := "Starts without what OverridePolicy %q changes at creation: %s"
-	r.Recorder.Eventf(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, nil,
+	r.Recorder.Eventf(owners.ObjectReference(pod.Object()), nil,
 		corev1.EventTypeWarning, ReasonStartsAsItIs, "Override", note, creation.Policy.Name, why)
-	if c := pod.Controller; first {
-		r.Recorder.Eventf(&corev1.ObjectReference{APIVersion: c.GroupVersion().String(), Kind: c.Kind, Namespace: pod.Namespace, Name: c.Name, UID: c.UID}, nil,
+	if first {
+		r.Recorder.Eventf(owners.ControllerReference(pod.Object()), nil,
 			corev1.EventTypeWarning, ReasonStartsAsItIs, "Override", "Pod "+pod.Name+": "+note, creation.Policy.Name, why)
 	}
 }
@@ -39,7 +40,7 @@ const ReasonOverridesStopped = "OverridesStopped"
 
 // overridesStopped tells that a workload gets no more overrides.
 func (r *Reconciler) overridesStopped(app *ownership.Object, seen string) {
-	r.Recorder.Eventf(reference(app), nil, corev1.EventTypeWarning, ReasonOverridesStopped, "Override",
+	r.Recorder.Eventf(owners.ObjectReference(app), nil, corev1.EventTypeWarning, ReasonOverridesStopped, "Override",
 		"Its pods get no more overrides: %s", seen)
 }
 
@@ -59,17 +60,11 @@ func (r *Reconciler) tellHeld(s *scope) {
 		r.Policies.SetHeld(s.app.UID, "")
 		return
 	case s.bound:
-		r.Recorder.Eventf(reference(s.app), nil, corev1.EventTypeWarning, ReasonPodsHeld, "Release",
+		r.Recorder.Eventf(owners.ObjectReference(s.app), nil, corev1.EventTypeWarning, ReasonPodsHeld, "Release",
 			"Its pods wait, because the API server refuses to let them leave their scheduling gate: %.900s", s.held)
 	default:
-		r.Recorder.Eventf(reference(s.app), nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
+		r.Recorder.Eventf(owners.ObjectReference(s.app), nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
 			"Its pods wait, because binding labels cannot be written: %.900s", s.held)
 	}
 	r.Policies.SetHeld(s.app.UID, s.held.Error())
-}
-
-func reference(app *ownership.Object) *corev1.ObjectReference {
-	return &corev1.ObjectReference{
-		APIVersion: app.GroupVersion().String(), Kind: app.Kind, Namespace: app.Namespace, Name: app.Name, UID: app.UID,
-	}
 }

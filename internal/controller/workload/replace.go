@@ -77,13 +77,8 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if err != nil && !errors.Is(err, eviction.ErrGone) {
 		r.Ledger.Stay(request)
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		log.FromContext(ctx).Info("Replaced a pod that waited to be created as its OverridePolicy wants it", "pod", pod.Key())
-	case eviction.Moot(err):
-		err = nil
-	case errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
-		err = phase.Wait(err.Error(), eviction.Retry)
 	}
-	return true, err
+	return true, eviction.Outcome(err)
 }

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -24,40 +25,34 @@ import (
 // labels alone.
 type givenUp struct {
 	mu   sync.Mutex
-	pods map[types.UID]map[types.UID]struct{}
+	pods map[types.UID]sets.Set[types.UID]
 	// wants is the highest number of pods that a workload wanted while it had
 	// given up any.
 	wants map[types.UID]int
 }
 
-// countGivenUp is told of every change of a pod.
-func (r *Reconciler) countGivenUp(old, new *seats.Pod) {
+// note records a change of a pod: old is nil for a new pod, new for one that is deleted.
+func (g *givenUp) note(old, new *seats.Pod) {
 	was, is := old != nil && old.GivenUp(), new != nil && new.GivenUp()
 	if !was && !is {
 		return
 	}
-	g := &r.givenUp
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	if was {
-		delete(g.pods[old.CreatedFor], old.UID)
+		g.pods[old.CreatedFor].Delete(old.UID)
 		if len(g.pods[old.CreatedFor]) == 0 {
 			delete(g.pods, old.CreatedFor)
 		}
 	}
 	if is {
 		if g.pods == nil {
-			g.pods, g.wants = map[types.UID]map[types.UID]struct{}{}, map[types.UID]int{}
+			g.pods, g.wants = map[types.UID]sets.Set[types.UID]{}, map[types.UID]int{}
 		}
 		if g.pods[new.CreatedFor] == nil {
-			g.pods[new.CreatedFor] = map[types.UID]struct{}{}
+			g.pods[new.CreatedFor] = sets.New[types.UID]()
 		}
-		g.pods[new.CreatedFor][new.UID] = struct{}{}
-	}
-	g.mu.Unlock()
-	if is && !was {
-		if app := r.Walker.ApplicationOfOwner(new.CreatedFor).Override; app != nil {
-			r.changed.Add(request{app.UID})
-		}
+		g.pods[new.CreatedFor].Insert(new.UID)
 	}
 }
 

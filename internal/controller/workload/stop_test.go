@@ -11,16 +11,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// newWatchedSite is a site whose reconciler is told of pods.
+// newWatchedSite is a site whose reconciler counts the pods that were given up.
 func newWatchedSite(t *testing.T, objects ...build.Object) *site {
 	t.Helper()
 	s := newSite(t, objects...)
-	s.changed = &trigger.Source[request]{}
-	s.World.Ledger.OnChange(s.countGivenUp)
+	s.World.Ledger.OnChange(s.givenUp.note)
 	return s
 }
 
