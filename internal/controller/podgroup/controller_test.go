@@ -72,7 +72,7 @@ func newSite(t *testing.T, pods ...runtime.Object) *site {
 	s.Reconciler = &Reconciler{
 		Pods: client, Objects: s.objects, Lineage: lineage, Walker: s.walker, Store: store, Resolver: resolver,
 		Recorder: s.recorder, Clock: s.clock, Rules: &Rules{Resolver: resolver, Leads: func() bool { return false }},
-		named: map[types.UID]write[string]{}, made: map[types.NamespacedName]write[*gangs.Group]{}, idle: map[types.NamespacedName]time.Time{}, told: map[types.NamespacedName]string{},
+		named: map[types.UID]write[string]{}, made: map[types.NamespacedName]write[*gangs.Group]{}, idle: map[types.NamespacedName]time.Time{},
 	}
 	return s
 }

@@ -11,10 +11,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -198,7 +196,7 @@ func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
 	} else {
 		err = r.update(ctx, s, applied)
 	}
-	r.tell(s, &want, err)
+	r.recordProblem(s, &want, err)
 	if err == nil && s.unseen { // it may have been deleted before a watch could show it
 		return phase.Wait("the PodGroup to be seen", lag)
 	}
@@ -407,10 +405,10 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	if s.named || s.group == nil || s.group.Deleting || !s.group.Generated() || r.needed(s) {
 		r.mu.Lock()
 		delete(r.idle, s.key)
-		if s.group == nil && !s.named {
-			delete(r.told, s.key)
-		}
 		r.mu.Unlock()
+		if s.group == nil && !s.named {
+			r.reported.replace(s.key, "")
+		}
 		return nil
 	}
 	if left := grace - r.idleFor(s.key); left > 0 {
@@ -495,49 +493,5 @@ func (r *Reconciler) needed(s *scope) bool {
 	}
 	return true
 }
-
-const (
-	// ReasonRefused: the API server refuses the PodGroup of an owner.
-	ReasonRefused = "PodGroupRefused"
-	// ReasonInvalid: annotations for the PodGroup of an owner cannot be used.
-	ReasonInvalid = "PodGroupAnnotationInvalid"
-	// ReasonContested: somebody takes away what is written into a PodGroup, or the
-	// PodGroup.
-	ReasonContested = "PodGroupContested"
-)
-
-// tell makes an event of what is wrong, once.
-func (r *Reconciler) tell(s *scope, want *gang.PodGroup, err error) {
-	reason, text := "", ""
-	switch {
-	case err != nil && patch.Refused(errors.Unwrap(err)):
-		reason, text = ReasonRefused, fmt.Sprintf("The API server refuses the PodGroup of these pods, which wait until it does not: %v", errors.Unwrap(err))
-	case s.contested:
-		reason, text = ReasonContested, fmt.Sprintf("Something deletes PodGroup %s each time that it is made, or takes away its owner, its label %s or its annotation %s: they are written less and less often, in the end once a minute",
-			s.key.Name, scheduling.ManagedByLabel, scheduling.AppliedAnnotation)
-	case len(want.Problems) > 0:
-		reason, text = ReasonInvalid, strings.Join(want.Problems, "; ")
-	}
-	if text == "" && s.unseen {
-		return // whether it stays is seen next
-	}
-	about := s.owner
-	if about == nil {
-		about = s.strays[0].Object()
-	}
-	r.mu.Lock()
-	was := r.told[s.key]
-	r.told[s.key] = reason + text
-	if text == "" {
-		delete(r.told, s.key)
-	}
-	r.mu.Unlock()
-	if text != "" && was != reason+text {
-		r.Recorder.Eventf(regarding(about), nil, corev1.EventTypeWarning, reason, "Group", "%s", shorten(text))
-	}
-}
-
-// maxNote bounds the text of an event, in bytes: the API server takes 1024.
-const maxNote = 1000
 
 func parseVersion(version string) (uint64, error) { return strconv.ParseUint(version, 10, 64) }

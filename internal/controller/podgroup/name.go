@@ -3,11 +3,9 @@ package podgroup
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -52,7 +50,7 @@ func (r *Reconciler) nameSeen(ctx context.Context, pod *gangs.Pod) (ctrl.Result,
 	}
 	err = r.write(ctx, pod, name)
 	if patch.Refused(err) {
-		r.tellPod(pod, err)
+		r.recordUnnamed(pod, err)
 	}
 	return phase.Run(ctx, pod, func(context.Context, *gangs.Pod) error { return err })
 }
@@ -76,18 +74,6 @@ func (r *Reconciler) write(ctx context.Context, pod *gangs.Pod, name string) err
 	namedTotal.Inc()
 	r.setNamed(pod, name)
 	return nil
-}
-
-// tellPod makes an event of what keeps a pod from being named, once for each cause.
-func (r *Reconciler) tellPod(pod *gangs.Pod, err error) {
-	text := fmt.Sprintf("The name of its PodGroup cannot be written into this pod: %v", errors.Unwrap(err))
-	r.mu.Lock()
-	was := r.told[pod.Key()]
-	r.told[pod.Key()] = text
-	r.mu.Unlock()
-	if was != text {
-		r.Recorder.Eventf(regarding(pod.Object()), nil, corev1.EventTypeWarning, ReasonRefused, "Group", "%s", shorten(text))
-	}
 }
 
 func inChain(chain []*ownership.Object, owner types.UID) bool {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,19 +36,6 @@ import (
 // LastGoodAnnotation keeps, on the ConfigMap, the last rules that could be used: a
 // replica that starts while the text is wrong begins with them.
 const LastGoodAnnotation = "atoll.dev/last-good-podgroup-rules"
-
-// Reasons of the events on the ConfigMap.
-const (
-	// ReasonRulesInForce: the rules that the event counts are in force.
-	ReasonRulesInForce = "PodGroupRulesInForce"
-	// ReasonRulesRejected: the text is not right; the rules before stay in force.
-	ReasonRulesRejected = "PodGroupRulesRejected"
-	// ReasonRulesProblem: rules are in force that can match nothing, or owners cannot be
-	// read.
-	ReasonRulesProblem = "PodGroupRulesProblem"
-	// ReasonRulesUnreadable: the ConfigMap cannot be read.
-	ReasonRulesUnreadable = "PodGroupRulesUnreadable"
-)
 
 const (
 	// lookEvery is how often is looked whether rules can match by now, and whether
@@ -107,8 +93,8 @@ type Rules struct {
 	// could not read the ConfigMap.
 	unwatched  write[error]
 	unreadable int
-	// told is the last event of each reason.
-	told map[string]string
+	// reported is the last event of each reason.
+	reported reported[string]
 }
 
 // Start watches the ConfigMap until ctx is done.
@@ -306,7 +292,7 @@ func (r *Rules) look(ctx context.Context) (answered bool) {
 	if config == nil || levels == nil {
 		problemsGauge.Set(0)
 		for _, reason := range []string{ReasonRulesInForce, ReasonRulesRejected, ReasonRulesProblem} {
-			r.say(nil, corev1.EventTypeNormal, reason, "")
+			r.reported.replace(reason, "")
 		}
 		return true
 	}
@@ -327,7 +313,7 @@ func (r *Rules) look(ctx context.Context) (answered bool) {
 	}
 	slices.Sort(notes)
 	problemsGauge.Set(float64(len(notes)))
-	r.tell(config, rejected, notes, len(levels.Rules))
+	r.recordRules(config, rejected, notes, len(levels.Rules))
 	return true
 }
 
@@ -345,10 +331,10 @@ func (r *Rules) lookReadable(ctx context.Context) bool {
 	switch {
 	case err == nil:
 		unreadableGauge.Set(0)
-		r.say(nil, corev1.EventTypeWarning, ReasonRulesUnreadable, "")
+		r.reported.replace(ReasonRulesUnreadable, "")
 	case lasting:
 		unreadableGauge.Set(1)
-		r.tellUnreadable(err)
+		r.recordUnreadable(err)
 	}
 	return err == nil
 }
@@ -412,15 +398,6 @@ func (r *Rules) read(ctx context.Context) error {
 		return fmt.Errorf("watching ConfigMap %s: %w", r.ConfigMap, r.unwatched.value)
 	}
 	return nil
-}
-
-func (r *Rules) tellUnreadable(err error) {
-	then := "The rules that were read last stay in force"
-	if r.Resolver.Levels() == nil {
-		then = "Until it can, pods get no PodGroups"
-	}
-	about := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.ConfigMap.Namespace, Name: r.ConfigMap.Name}}
-	r.say(about, corev1.EventTypeWarning, ReasonRulesUnreadable, fmt.Sprintf("atoll-manager cannot read the rules for PodGroups. %s. The API server says: %v", then, errors.Unwrap(err)))
 }
 
 // unmatched finds rules whose kind the API server does not serve, or whose objects
@@ -493,56 +470,6 @@ func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) (no
 // readVerbs are what reading owners needs. Those that may be got and not watched are seen
 // late.
 var readVerbs = [...]string{"get", "list", "watch"}
-
-// maxShown bounds the problems in one event.
-const maxShown = 3
-
-func (r *Rules) tell(config *corev1.ConfigMap, rejected error, notes []string, rules int) {
-	say := func(kind, reason, text string) { r.say(config, kind, reason, text) }
-	if rejected != nil {
-		say(corev1.EventTypeWarning, ReasonRulesRejected, fmt.Sprintf("%v. In force: the %d rules before", rejected, rules))
-		return
-	}
-	say(corev1.EventTypeWarning, ReasonRulesRejected, "")
-	inForce := ""
-	if config.Data[ownership.LevelsKey] != "" {
-		inForce = fmt.Sprintf("Rules for PodGroups in force: %d", rules)
-	}
-	say(corev1.EventTypeNormal, ReasonRulesInForce, inForce)
-	if len(notes) > maxShown {
-		notes = append(notes[:maxShown:maxShown], fmt.Sprintf("and %d more", len(notes)-maxShown))
-	}
-	say(corev1.EventTypeWarning, ReasonRulesProblem, strings.Join(notes, "; "))
-}
-
-// say makes an event of a text, once; "" ends what was said before.
-func (r *Rules) say(config *corev1.ConfigMap, kind, reason, text string) {
-	state := text
-	if config != nil {
-		// The same mistake after another edit is told again, and so is that of another ConfigMap.
-		state += "\n" + string(config.UID) + "\n" + config.Data[ownership.LevelsKey]
-	}
-	r.mu.Lock()
-	was := r.told[reason]
-	if r.told == nil {
-		r.told = map[string]string{}
-	}
-	r.told[reason] = state
-	if text == "" {
-		delete(r.told, reason)
-	}
-	r.mu.Unlock()
-	if text != "" && was != state {
-		r.Recorder.Eventf(config, nil, kind, reason, "Configure", "%s", shorten(text))
-	}
-}
-
-func shorten(text string) string {
-	if len(text) > maxNote {
-		return strings.ToValidUTF8(text[:maxNote-3], "") + "..."
-	}
-	return text
-}
 
 // remember keeps a text that is right, on a ConfigMap that may have another by now.
 func (r *Rules) remember(ctx context.Context, config *corev1.ConfigMap, text string) error {
