@@ -291,7 +291,7 @@ func TestAnObjectThatDoesNotSayHowManyPodsItWantsIsAProblem(t *testing.T) {
 	}
 	build.Eventually(t, "the problem is known", func() bool { return len(h.Problems()) == 1 })
 	problems := h.Problems()
-	if len(problems) != 1 || problems[0].Verb != "" || !strings.Contains(problems[0].Err.Error(), "reading Sail ns/main: .spec.crew is no number of pods") {
+	if len(problems) != 1 || problems[0].Verb != "" || !strings.Contains(problems[0].Err.Error(), "reading Sail ns/main: .spec.crew is no number of replicas") {
 		t.Errorf("problems are %+v", problems)
 	}
 }

@@ -208,7 +208,7 @@ func TestAnOwnerThatIsGoneIsAskedForOnce(t *testing.T) {
 	for i := range maxGone + 10 {
 		w.setGone(types.UID(time.Unix(int64(i), 0).String()))
 	}
-	if n := len(w.gone); n > maxGone {
+	if n := w.gone.Len(); n > maxGone {
 		t.Errorf("%d are remembered", n)
 	}
 }
