@@ -23,6 +23,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 )
 
@@ -208,7 +209,7 @@ func podsRefused(obj any) string {
 			}
 		}
 	}
-	return strings.Clone(strings.ToValidUTF8(message[:min(len(message), maxRefusal)], ""))
+	return strings.Clone(conditions.Truncate(message, maxRefusal))
 }
 
 // ControllerOf returns the controller among the owners of an object, or nil.
