@@ -392,7 +392,7 @@ func TestGangsOfSeveralSchedulers(t *testing.T) {
 	if g := f.groups(); len(g) != 1 || g[0].OwnerReferences[0].Kind != "ReplicaSet" {
 		t.Errorf("the PodGroups are %+v", g)
 	}
-	f.rulesTold("PodGroupRulesProblem", "no PodGroup is above it")
+	f.rulesTold("PodGroupRulesProblem", "rules cannot choose an owner above the controller")
 }
 
 // TestGangsLeaderKilled: the replica that leads is killed during 1,000 creations. Each

@@ -1,12 +1,13 @@
-// Package podgroup gives PodGroups to the pods of gang schedulers that have none
-// (docs/sources.md, V1 to V9): one for each owner that the rules choose, through all its revisions.
+// Package podgroup gives PodGroups to the pods of gang schedulers that name none
+// (docs/sources.md, V1 to V9). Each owner that the rules choose has one, which stays the
+// same through all revisions of the owner.
 //
-//	pod ─► name: the PodGroup is written into the pod, unless the webhook was first
-//	PodGroup ─► observe ─► ensure (create, or patch what is ours) | collect ─► tell
+//	pod ─► name: writes the PodGroup's name into the pod, unless the webhook did
+//	PodGroup ─► observe ─► ensure (create it, or patch the managed keys) ─► collect (delete it)
 //
-// PodGroups are reconciled one by one, from the pods that name them: one that is missing
-// under live pods is made again, one that nobody needs is deleted. Their status is the
-// scheduler's; nothing of it is written but the phase with which they begin.
+// A PodGroup is reconciled from the pods that name it: it is created again if it is missing
+// and live pods name it, and deleted if no pod needs it. The scheduler writes its status;
+// this package sets the initial phase only.
 package podgroup
 
 import (
@@ -32,20 +33,24 @@ import (
 )
 
 const (
-	// namers is how many pods are patched at a time, and workers how many PodGroups.
+	// namers is the number of pods that are named concurrently, and workers the number of
+	// PodGroups that are reconciled concurrently.
 	namers, workers = 16, 4
-	// debounce is how long a PodGroup waits for more of its pods.
+	// debounce delays the reconcile of a PodGroup, so that changes of several of its pods
+	// share one.
 	debounce = 20 * time.Millisecond
-	// grace is how long a PodGroup stays that nobody needs.
+	// grace is how long a PodGroup that no pod needs is kept.
 	grace = 5 * time.Second
-	// lag bounds how long a watch is behind our own writes.
+	// lag bounds how long a watch takes to deliver a write of this process.
 	lag = 10 * time.Second
-	// again is when is looked again at what somebody else has just written.
-	again = 50 * time.Millisecond
-	// retryFirst and retryLast bound how long waits what failed: pods wait for it.
+	// retryRead is the delay before a reconcile of a PodGroup that was just read from the
+	// API server.
+	retryRead = 50 * time.Millisecond
+	// retryFirst and retryLast bound the backoff after errors. It is short, because pods
+	// stay Pending meanwhile.
 	retryFirst, retryLast = 5 * time.Millisecond, time.Minute
-	// settled is how long rules are in force before pods move because of them: rules
-	// that somebody changes all the time move no pod.
+	// settled is how long rules must be in force before pods move because of them. Rules
+	// that change more often move no pod.
 	settled = 3 * time.Second
 )
 
@@ -60,34 +65,35 @@ type Reconciler struct {
 	Resolver *gangs.Resolver
 	Recorder events.EventRecorder
 	Clock    clock.PassiveClock
-	// Rules hears which owners could not be read.
+	// Rules records which owners could not be read.
 	Rules *Rules
 
 	pods, groups *trigger.Source[ctrl.Request]
 
 	mu sync.Mutex
-	// named are the PodGroups that were written into pods, and made are PodGroups as
-	// they were written: watches may not have brought them yet.
+	// named holds the PodGroup names that were written into pods, by pod, and made the
+	// PodGroups that were written. The watches may not have delivered these writes yet.
+	// Entries expire after lag.
 	named map[types.UID]write[string]
 	made  map[types.NamespacedName]write[*gangs.Group]
-	swept time.Time // when old ones were forgotten
-	// idle are PodGroups that nobody needs, since when.
+	swept time.Time // when expired entries were removed last
+	// idle holds the PodGroups that no pod needs, and since when.
 	idle map[types.NamespacedName]time.Time
-	// lists are the pods that were listed last, to collect PodGroups by.
+	// lists holds the last lists of pods: collect reads them before it deletes.
 	lists lists
-	// reported are the last events about PodGroups, and about pods that cannot be named.
+	// reported holds the last events about PodGroups, and about pods that cannot be named.
 	reported reported[types.NamespacedName]
-	// rewrites are what was written last into PodGroups.
+	// rewrites slows down writes that other clients revert.
 	rewrites rewrites
 }
 
-// write is something that was written, and when.
+// write is a value that was written, and when.
 type write[V any] struct {
 	value V
 	at    time.Time
 }
 
-// SetupWithManager registers the controllers.
+// SetupWithManager registers the two controllers: one names pods, one writes PodGroups.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.named, r.made = map[types.UID]write[string]{}, map[types.NamespacedName]write[*gangs.Group]{}
 	r.idle = map[types.NamespacedName]time.Time{}
@@ -117,7 +123,7 @@ func optionsFor(workers int) controller.Options {
 	}
 }
 
-// ready tells whether everything is known that decisions stand on.
+// ready reports whether the caches are synced and rules are in force.
 func (r *Reconciler) ready() bool {
 	return r.Store.HasSynced() && r.Lineage.HasSynced() && r.Resolver.Levels() != nil
 }

@@ -620,7 +620,7 @@ func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 	if len(s.recorder.Events) == 0 {
 		t.Fatal("nobody is told")
 	}
-	if e := <-s.recorder.Events; !strings.Contains(e, ReasonContested) || !strings.Contains(e, "takes away") {
+	if e := <-s.recorder.Events; !strings.Contains(e, ReasonContested) || !strings.Contains(e, "removes its owner reference") {
 		t.Errorf("the event is %s", e)
 	}
 	takeAway()
@@ -910,7 +910,7 @@ func TestRulesThatCannotBeReadAreTold(t *testing.T) {
 		if want.unwatched {
 			r.watchFailed(apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no watch")))
 		}
-		if answered := r.look(t.Context()); answered != (!want.forbidden && !want.unwatched) {
+		if answered := r.check(t.Context()); answered != (!want.forbidden && !want.unwatched) {
 			t.Errorf("step %d: answered: %t", i, answered)
 		}
 		if got := gauge(t, "atoll_podgroup_rules_unreadable") == 1; got != want.told || len(recorder.Events) != want.events {
@@ -931,7 +931,7 @@ func TestRulesThatCannotBeKeptAreNotTriedAllTheTime(t *testing.T) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no"))
 	})
 	r.woken.Store(false)
-	if answered := r.look(t.Context()); !answered || r.woken.Load() {
+	if answered := r.check(t.Context()); !answered || r.woken.Load() {
 		t.Errorf("it is tried again at once: answered %t, woken %t", answered, r.woken.Load())
 	}
 	if got := gauge(t, "atoll_podgroup_rules_problems"); got != 1 {
@@ -950,7 +950,7 @@ func TestWhatIsForbiddenIsToldUntilItIsNot(t *testing.T) {
 		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: allowed}}, nil
 	})
 	for want := 1.0; want >= 0; want-- {
-		r.look(t.Context())
+		r.check(t.Context())
 		if got := gauge(t, "atoll_podgroup_rules_problems"); got != want {
 			t.Errorf("%v problems are told, want %v", got, want)
 		}
@@ -967,7 +967,7 @@ func TestRulesOfAGroupThatDoesNotAnswer(t *testing.T) {
 		return hangs, nil, apierrors.NewTimeoutError("it hangs", 1)
 	})
 	for range 2 {
-		r.look(t.Context())
+		r.check(t.Context())
 		if got := gauge(t, "atoll_podgroup_rules_problems"); got != 3 {
 			t.Errorf("%v problems are told, want all three", got)
 		}
@@ -998,12 +998,12 @@ func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
 		}
 		return config.Annotations[LastGoodAnnotation]
 	}
-	r.look(t.Context())
+	r.check(t.Context())
 	if got := annotation(); got != good {
 		t.Fatalf("the annotation is %q", got)
 	}
 	r.Set(set(""))
-	r.look(t.Context())
+	r.check(t.Context())
 	if got := annotation(); got != good || len(r.Resolver.Levels().Rules) != 1 {
 		t.Errorf("the annotation is %q with %d rules in force", got, len(r.Resolver.Levels().Rules))
 	}
@@ -1011,7 +1011,7 @@ func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
 	for _, before := range []*corev1.ConfigMap{set(good), nil} {
 		later.Set(before)
 		later.Set(set("noMatch: Root"))
-		later.look(t.Context())
+		later.check(t.Context())
 		if got := annotation(); got != "noMatch: Root" {
 			t.Errorf("the annotation is %q: it was another's to say", got)
 		}
@@ -1024,14 +1024,14 @@ func TestAConfigMapThatComesBackIsTold(t *testing.T) {
 	for name, goes := range map[string]func(*Rules, *corev1.ConfigMap){
 		"it is deleted and made again": func(r *Rules, config *corev1.ConfigMap) {
 			r.Set(nil)
-			r.look(t.Context())
+			r.check(t.Context())
 			r.Set(config)
 		},
 		"it loses the key for a while": func(r *Rules, config *corev1.ConfigMap) {
 			without := config.DeepCopy()
 			without.Data = nil
 			r.Set(without)
-			r.look(t.Context())
+			r.check(t.Context())
 			r.Set(config)
 		},
 		"it is replaced by another": func(r *Rules, config *corev1.ConfigMap) {
@@ -1043,7 +1043,7 @@ func TestAConfigMapThatComesBackIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, _, recorder := rulesOf(t, text)
 			told := func() (n int) {
-				r.look(t.Context())
+				r.check(t.Context())
 				for ; len(recorder.Events) > 0; n++ {
 					<-recorder.Events
 				}
@@ -1071,7 +1071,7 @@ func TestARuleThatMatchesIsNoProblem(t *testing.T) {
 		is := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
 		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: is.Spec.ResourceAttributes.Group == "apps"}}, nil
 	})
-	r.look(t.Context())
+	r.check(t.Context())
 	chain := []*ownership.Object{build.Owner(build.Pod("a")), build.Owner(build.ReplicaSet("web-1")), build.Owner(build.Deployment("web"))}
 	if got := r.Resolver.Levels().Select(chain); got.Rule != 0 {
 		t.Fatalf("the rule does not match: %+v", got)
@@ -1090,7 +1090,7 @@ func TestAKindThatMayNotBeWatchedIsTold(t *testing.T) {
 			is := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
 			return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: is.Spec.ResourceAttributes.Verb != missing}}, nil
 		})
-		r.look(t.Context())
+		r.check(t.Context())
 		told := ""
 		for len(recorder.Events) > 0 {
 			told += <-recorder.Events
@@ -1187,7 +1187,7 @@ func (s *site) wanted(owner string) map[string]any {
 	if err := s.observe(s.t.Context(), sc); err != nil {
 		s.t.Fatal(err)
 	}
-	want := gang.Want(sc.members[0].pod.Gang, sc.above, s.room(sc))
+	want := gang.Want(sc.members[0].pod.Gang, sc.above, s.maxMembers(sc))
 	applied, err := want.Applied()
 	if err != nil {
 		s.t.Fatal(err)

@@ -80,9 +80,9 @@ func (r *Reconciler) recordProblem(s *scope, want *gang.PodGroup, err error) {
 	reason, text := "", ""
 	switch {
 	case err != nil && patch.Refused(errors.Unwrap(err)):
-		reason, text = ReasonRefused, fmt.Sprintf("The API server refuses the PodGroup of these pods, which wait until it does not: %v", errors.Unwrap(err))
+		reason, text = ReasonRefused, fmt.Sprintf("The API server refuses the PodGroup of these pods. They stay Pending until it is accepted: %v", errors.Unwrap(err))
 	case s.contested:
-		reason, text = ReasonContested, fmt.Sprintf("Something deletes PodGroup %s each time that it is made, or takes away its owner, its label %s or its annotation %s: they are written less and less often, in the end once a minute",
+		reason, text = ReasonContested, fmt.Sprintf("Another client deletes PodGroup %s again and again, or removes its owner reference, its label %s or its annotation %s. atoll-manager restores them after longer and longer waits, up to one minute",
 			s.key.Name, scheduling.ManagedByLabel, scheduling.AppliedAnnotation)
 	case len(want.Problems) > 0:
 		reason, text = ReasonInvalid, strings.Join(want.Problems, "; ")
@@ -104,7 +104,7 @@ func (r *Reconciler) recordProblem(s *scope, want *gang.PodGroup, err error) {
 
 // recordUnnamed records on a pod why the name of its PodGroup cannot be written into it.
 func (r *Reconciler) recordUnnamed(pod *gangs.Pod, err error) {
-	text := fmt.Sprintf("The name of its PodGroup cannot be written into this pod: %v", errors.Unwrap(err))
+	text := fmt.Sprintf("The name of the PodGroup cannot be written into this pod: %v", errors.Unwrap(err))
 	if r.reported.replace(pod.Key(), text) {
 		r.warn(pod.Object(), ReasonRefused, text)
 	}
@@ -116,19 +116,19 @@ func (r *Reconciler) warn(about *ownership.Object, reason, text string) {
 
 // recordUnreadable records on the ConfigMap, which may not exist, why it cannot be read.
 func (r *Rules) recordUnreadable(err error) {
-	then := "The rules that were read last stay in force"
+	then := "The rules that it read last stay in force"
 	if r.Resolver.Levels() == nil {
-		then = "Until it can, pods get no PodGroups"
+		then = "Until it can read them, pods get no PodGroups"
 	}
 	about := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.ConfigMap.Namespace, Name: r.ConfigMap.Name}}
-	r.record(about, corev1.EventTypeWarning, ReasonRulesUnreadable, fmt.Sprintf("atoll-manager cannot read the rules for PodGroups. %s. The API server says: %v", then, errors.Unwrap(err)))
+	r.record(about, corev1.EventTypeWarning, ReasonRulesUnreadable, fmt.Sprintf("atoll-manager cannot read the rules for PodGroups. %s. Error of the API server: %v", then, errors.Unwrap(err)))
 }
 
 // recordRules records on the ConfigMap which rules are in force: why its text is rejected,
 // nil if it is not, and otherwise the number of rules and what is wrong with them.
 func (r *Rules) recordRules(config *corev1.ConfigMap, rejected error, notes []string, rules int) {
 	if rejected != nil {
-		r.record(config, corev1.EventTypeWarning, ReasonRulesRejected, fmt.Sprintf("%v. In force: the %d rules before", rejected, rules))
+		r.record(config, corev1.EventTypeWarning, ReasonRulesRejected, fmt.Sprintf("%v. The previous rules stay in force: %d", rejected, rules))
 		return
 	}
 	r.record(config, corev1.EventTypeWarning, ReasonRulesRejected, "")

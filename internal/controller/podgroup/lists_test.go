@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
@@ -31,9 +32,9 @@ import (
 func TestOneListCollectsMany(t *testing.T) {
 	var l lists
 	asked := 0
-	list := func(context.Context, string) (map[string]bool, error) {
+	list := func(context.Context, string) (sets.Set[string], error) {
 		asked++
-		return map[string]bool{"podgroup-7": true}, nil
+		return sets.New("podgroup-7"), nil
 	}
 	now := time.Unix(1_000_000, 0)
 	named := func(name string, due time.Time) (bool, error) {
@@ -211,24 +212,24 @@ func TestAListThatHangsHoldsUpItsNamespaceOnly(t *testing.T) {
 	var l lists
 	began, let, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	now := time.Unix(1_000_000, 0)
-	named := func(namespace string, at time.Time, list func(context.Context, string) (map[string]bool, error)) error {
+	named := func(namespace string, at time.Time, list func(context.Context, string) (sets.Set[string], error)) error {
 		_, err := l.named(t.Context(), types.NamespacedName{Namespace: namespace, Name: "podgroup-1"}, now, func() time.Time { return at }, list)
 		return err
 	}
 	go func() {
 		defer close(ended)
-		_ = named("hangs", now, func(context.Context, string) (map[string]bool, error) {
+		_ = named("hangs", now, func(context.Context, string) (sets.Set[string], error) {
 			close(began)
 			<-let
 			return nil, errors.New("too late")
 		})
 	}()
 	<-began
-	answers := func(context.Context, string) (map[string]bool, error) { return nil, nil }
+	answers := func(context.Context, string) (sets.Set[string], error) { return nil, nil }
 	if err := named("other", now, answers); err != nil {
 		t.Errorf("another namespace waits: %v", err)
 	}
-	for after, want := range map[time.Duration]time.Duration{0: again, 300 * time.Millisecond: 300 * time.Millisecond, askWithin: listRest} {
+	for after, want := range map[time.Duration]time.Duration{0: retryRead, 300 * time.Millisecond: 300 * time.Millisecond, listTimeout: listRest} {
 		result, err := phase.Run(t.Context(), 0, func(context.Context, int) error { return named("hangs", now.Add(after), answers) })
 		if err != nil || result.RequeueAfter != want {
 			t.Errorf("after %s it is looked again after %s, want %s: %v", after, result.RequeueAfter, want, err)
