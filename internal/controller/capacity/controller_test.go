@@ -122,7 +122,7 @@ func TestAWorkloadIsShown(t *testing.T) {
 	want := api.CapacitySplitStatus{
 		Workload: api.WorkloadReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, Count: new(int32(1)),
 		OnDemand: api.ClassStatus{Want: 1, Have: 1}, Spot: api.ClassStatus{Want: 1, Have: 1},
-		Conditions: []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, Reason: api.ReasonSatisfied, Message: "each class has as many pods as it is to have"}},
+		Conditions: []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, Reason: api.ReasonSatisfied, Message: "each class has the number of pods that it should have"}},
 	}
 	if diff := cmp.Diff(want, split.Status, cmpopts.IgnoreFields(metav1.Condition{}, "LastTransitionTime", "ObservedGeneration"), cmpopts.IgnoreFields(api.CapacitySplitStatus{}, "ObservedGeneration")); diff != "" {
 		t.Errorf("wrong status (-want +got):\n%s", diff)

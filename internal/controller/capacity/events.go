@@ -11,7 +11,7 @@ import (
 // podEvicted records on the workload that a pod of the wrong class was evicted.
 func (r *Reconciler) podEvicted(s *scope, pod *seats.Pod) {
 	r.Recorder.Eventf(owners.ObjectReference(s.workload), owners.ObjectReference(pod.Object()), corev1.EventTypeNormal, "CapacityPodEvicted", "Evict",
-		"Evicted pod %s: the workload is to have %d on-demand and %d spot pods", pod.Name, s.plan.want[capacity.OnDemand], s.plan.want[capacity.Spot])
+		"Evicted pod %s: the workload should have %d on-demand and %d spot pods", pod.Name, s.plan.want[capacity.OnDemand], s.plan.want[capacity.Spot])
 }
 
 // notReady records on the workload why its CapacitySplit is not Ready. The reason of the

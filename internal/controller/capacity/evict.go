@@ -17,17 +17,17 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// evict executes the plan: as many pods as may be disturbed now.
+// evict executes the plan: it evicts as many pods as the disruption limits allow now.
 func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	if s.capacity.Invalid != nil {
-		return nil //nolint:nilerr // report tells of it: nobody knows what is wanted
+		return nil //nolint:nilerr // report shows the error; what the workload wants is not known
 	}
 	if s.unread != nil && !errors.Is(s.unread, volumes.ErrMany) && !apierrors.IsNotFound(s.unread) {
 		return s.unread
 	}
 	if len(s.plan.evict) == 0 {
 		switch {
-		case s.plan.closed != fit.Fits, s.plan.reason == api.ReasonNoNodes, // it may fall back soon
+		case s.plan.closed != fit.Fits, s.plan.reason == api.ReasonNoNodes, // pods may fall back soon
 			errors.Is(s.unread, volumes.ErrMany):
 			return phase.Wait("a node of the class", retryRoom)
 		case s.observed.inVain != "":
@@ -39,10 +39,10 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	}
 	for i, pod := range s.plan.evict {
 		if i > 0 && r.Clock.Since(s.seen) > eviction.Fresh {
-			return phase.Wait("another look", 0)
+			return phase.Wait("another observation", 0)
 		}
 		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
-			return nil // pods that change bring us back
+			return nil // changes of its pods enqueue the workload
 		}
 		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt)
 		outcome := eviction.Outcome(err)
@@ -62,7 +62,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// evicted tells of a pod that was moved.
+// evicted records a pod that was evicted.
 func (r *Reconciler) evicted(ctx context.Context, s *scope, pod *seats.Pod) {
 	evictionsTotal.WithLabelValues("evicted").Inc()
 	r.mu.Lock()
@@ -75,6 +75,7 @@ func (r *Reconciler) evicted(ctx context.Context, s *scope, pod *seats.Pod) {
 	r.podEvicted(s, pod)
 }
 
+// classOf returns the observed class of a pod.
 func (r *Reconciler) classOf(s *scope, pod *seats.Pod) capacity.Class {
 	for _, seen := range s.observed.pods {
 		if seen.UID == pod.UID {

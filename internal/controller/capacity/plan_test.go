@@ -196,11 +196,11 @@ func TestARolloutStandsStill(t *testing.T) {
 	for age, want := range map[time.Duration]bool{29 * time.Second: false, 30 * time.Second: true, time.Hour: true} {
 		all := pods("od", "spot")
 		all[1].Created = now.Add(-age)
-		if got := stands(all, now); got != want {
+		if got := isPaused(all, now); got != want {
 			t.Errorf("with a pod that is %s old: %t", age, got)
 		}
 	}
-	if stands(pods("od", "spot+unready"), now) {
+	if isPaused(pods("od", "spot+unready"), now) {
 		t.Error("with a pod that is not Ready")
 	}
 }
