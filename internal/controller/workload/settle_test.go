@@ -194,7 +194,7 @@ func TestARefusedReleaseIsTold(t *testing.T) {
 			answer := refusal
 			s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return answer != nil, nil, answer })
 			var told []types.UID
-			s.World.Policies.OnHeld(func(app types.UID) { told = append(told, app) })
+			s.World.Policies.OnHeld(func(uid types.UID) { told = append(told, uid) })
 			for range 2 {
 				if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, refusal) {
 					t.Fatalf("error is %v, want %v", err, refusal)

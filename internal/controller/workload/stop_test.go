@@ -57,7 +57,7 @@ func TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides(t *testing.T) {
 	}
 	select {
 	case e := <-s.events.Events:
-		if !strings.HasPrefix(e, "Warning OverridesStopped Its pods get no more overrides: it gave up more than 2 pods") {
+		if !strings.HasPrefix(e, "Warning OverridesStopped Its pods are not overridden any more: it gave up more than 2 pods") {
 			t.Errorf("event is %s", e)
 		}
 	default:

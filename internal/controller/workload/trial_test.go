@@ -122,13 +122,13 @@ func TestARefusedOverrideIsNotBound(t *testing.T) {
 		"a volume of a name that is taken": {
 			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "data"))},
 			false, []string{"data,data", "data"},
-			`spec.overrideRules[0].overriders: the API server refuses the pod that it makes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
+			`spec.overrideRules[0].overriders: the API server refuses the pod with its changes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
 		},
 		"the rule with which it begins is named": {
 			build.Deployment("web", both, volumes),
 			[]build.Object{twoGroups, build.OverridePolicy("o", addVolume("", "a"), addVolume("elsewhere", "data"), addVolume("bj", "data"), addVolume("", "b"))},
 			false, []string{"data,a,data,b", "data", "data,a", "data,a,data"},
-			`spec.overrideRules[2].overriders: the API server refuses the pod that it makes in NodeGroup "bj": spec.volumes[2].name: Duplicate value: "data"`,
+			`spec.overrideRules[2].overriders: the API server refuses the pod with its changes in NodeGroup "bj": spec.volumes[2].name: Duplicate value: "data"`,
 		},
 		"a group that the workload does not get is not tried": {
 			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("elsewhere", "data"))},
@@ -144,19 +144,19 @@ func TestARefusedOverrideIsNotBound(t *testing.T) {
 			build.DaemonSet("web", build.Requires("", "o"), build.With(func(d *appsv1.DaemonSet) { hasVolumes("data")(&d.Spec.Template) })),
 			[]build.Object{build.OverridePolicy("o", addVolume("hz", "a"), addVolume("", "data"))},
 			false, []string{"data,a,data", "data", "data,a"},
-			`spec.overrideRules[1].overriders: the API server refuses the pod that it makes in NodeGroup "hz": spec.volumes[2].name: Duplicate value: "data"`,
+			`spec.overrideRules[1].overriders: the API server refuses the pod with its changes in NodeGroup "hz": spec.volumes[2].name: Duplicate value: "data"`,
 		},
 		"be it one that no rule names": {
 			build.DaemonSet("web", build.Requires("", "o"), build.With(func(d *appsv1.DaemonSet) { hasVolumes("data")(&d.Spec.Template) })),
 			[]build.Object{build.OverridePolicy("o", addVolume("", "data"))},
 			false, []string{"data,data", "data"},
-			`spec.overrideRules[0].overriders: the API server refuses the pod that it makes in NodeGroups that no rule names: spec.volumes[1].name: Duplicate value: "data"`,
+			`spec.overrideRules[0].overriders: the API server refuses the pod with its changes in NodeGroups that no rule names: spec.volumes[1].name: Duplicate value: "data"`,
 		},
 		"a Job made by a CronJob": {
 			build.Job("web", both, build.With(func(j *batchv1.Job) { hasVolumes("data")(&j.Spec.Template) })),
 			[]build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "data"))},
 			false, []string{"data,data", "data"},
-			`spec.overrideRules[0].overriders: the API server refuses the pod that it makes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
+			`spec.overrideRules[0].overriders: the API server refuses the pod with its changes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
 		},
 	}
 	for name, tc := range tests {

@@ -88,18 +88,18 @@ func (r *Reconciler) requestsForPod(old, new *seats.Pod) (out []request) {
 		return nil
 	}
 	if new.GivenUp() && (old == nil || !old.GivenUp()) {
-		if app := r.Walker.ApplicationOfOwner(new.CreatedFor).Override; app != nil {
-			out = append(out, request{app.UID})
+		if workload := r.Walker.ApplicationOfOwner(new.CreatedFor).Override; workload != nil {
+			out = append(out, request{workload.UID})
 		}
 	}
 	if !new.Active || new.Node != "" || !new.Gated && !new.Unschedulable {
 		return out
 	}
-	app := r.Walker.ApplicationOfOwner(new.Owner())
-	if !app.Managed() && new.Gated {
+	workload := r.Walker.ApplicationOfOwner(new.Owner())
+	if !workload.Managed() && new.Gated {
 		out = append(out, request{new.Owner()})
 	}
-	for _, o := range []*ownership.Object{app.Propagation, app.Override} {
+	for _, o := range []*ownership.Object{workload.Propagation, workload.Override} {
 		if o != nil {
 			out = append(out, request{o.UID})
 		}
