@@ -21,19 +21,19 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// ofASail makes a controller of a kind that is no workload (any more).
-func ofASail(o build.Object) {
+// ofWidget makes a controller of a kind that is no workload (any more).
+func ofWidget(o build.Object) {
 	yes := true
-	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Sail", Name: "sail", UID: "sail", Controller: &yes}})
+	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Widget", Name: "widget", UID: "widget", Controller: &yes}})
 }
 
 func TestPodsOfAKindThatIsNoWorkloadAnyMoreAreLetGo(t *testing.T) {
-	s := newSite(t, policy, build.ReplicaSet("below", ofASail))
-	s.World.Add(t, build.Pod("direct", ofASail, build.Gated(), build.Requires("p", ""), build.Label("app", "web")))
+	s := newSite(t, policy, build.ReplicaSet("below", ofWidget))
+	s.World.Add(t, build.Pod("direct", ofWidget, build.Gated(), build.Requires("p", ""), build.Label("app", "web")))
 	s.World.Add(t, build.Pod("indirect", build.OwnedBy(build.ReplicaSet("below")), build.Unschedulable(), build.Bound("p", "")))
-	s.World.Add(t, build.Pod("running", ofASail, build.On("node-hz"), build.Running(0)))
-	s.World.Add(t, build.Pod("new", ofASail))
-	for _, uid := range []string{"sail", "sail"} {
+	s.World.Add(t, build.Pod("running", ofWidget, build.On("node-hz"), build.Running(0)))
+	s.World.Add(t, build.Pod("new", ofWidget))
+	for _, uid := range []string{"widget", "widget"} {
 		s.reconcile(types.UID(uid))
 		for _, name := range s.woken {
 			s.World.See(s.pod(name))
@@ -99,20 +99,20 @@ func TestAMissingPermissionToBindIsAnEventOnTheWorkload(t *testing.T) {
 // TestPodsOfAnOwnerThatCannotBeReadStay: whether it requires a policy is not
 // known, directly above the pod or further up, and they are looked at again.
 func TestPodsOfAnOwnerThatCannotBeReadStay(t *testing.T) {
-	s := newSite(t, build.ReplicaSet("below", ofASail))
+	s := newSite(t, build.ReplicaSet("below", ofWidget))
 	s.World.Walker.Extend(dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()))
-	sails := owners.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}} // not served: cannot be read
-	s.World.Walker.SetKinds([]owners.Kind{sails})
-	s.World.Add(t, build.Pod("direct", ofASail, build.Gated()))
+	widgets := owners.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}} // not served: cannot be read
+	s.World.Walker.SetKinds([]owners.Kind{widgets})
+	s.World.Add(t, build.Pod("direct", ofWidget, build.Gated()))
 	s.World.Add(t, build.Pod("indirect", build.OwnedBy(build.ReplicaSet("below")), build.Gated()))
-	for _, uid := range []types.UID{"sail", "below"} {
+	for _, uid := range []types.UID{"widget", "below"} {
 		result, err := s.Reconcile(t.Context(), request{uid})
 		if err != nil || result.RequeueAfter != retryUnread || len(s.woken) != 0 {
 			t.Errorf("%s: comes back after %s, error %v, let go: %v", uid, result.RequeueAfter, err, s.woken)
 		}
 	}
 	s.World.Walker.SetKinds(nil)
-	for _, uid := range []types.UID{"sail", "below"} {
+	for _, uid := range []types.UID{"widget", "below"} {
 		s.reconcile(uid)
 		if len(s.woken) == 0 {
 			t.Errorf("%s: the kind is no workload any more, and its pods still wait", uid)

@@ -41,22 +41,22 @@ func (r *Reconciler) release(ctx context.Context, s *scope) error {
 
 func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.CohortView) error {
 	var errs []error
-	var refused, gated []*seats.Pod
+	var unschedulable, gated []*seats.Pod
 	for _, pod := range cohort.Pods {
 		switch {
 		case pod.Node != "" || r.waitsForAnother(pod.Pod, s):
 		case pod.Gated:
 			gated = append(gated, pod.Pod)
 		case pod.Unschedulable:
-			refused = append(refused, pod.Pod)
+			unschedulable = append(unschedulable, pod.Pod)
 		}
 	}
-	if len(refused)+len(gated) == 0 {
+	if len(unschedulable)+len(gated) == 0 {
 		return nil
 	}
 	nudge := nudgeValue(s.spread + s.override)
-	open, placeless, request := r.openSeats(ctx, slices.Concat(refused, gated)[0])
-	for _, pod := range refused[:min(open, len(refused))] {
+	open, placeless, request := r.openSeats(ctx, slices.Concat(unschedulable, gated)[0])
+	for _, pod := range unschedulable[:min(open, len(unschedulable))] {
 		if pod.Nudge != nudge {
 			errs = append(errs, r.wake(ctx, s, pod, nudge))
 		}
@@ -88,7 +88,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 
 // checkOwners returns a wait while it is not known whether an owner of the pod requires
 // policies. The caches hold the owners of nearly every pod. Other errors of the walk are
-// ignored here: replace returns them.
+// left to replace.
 func (r *Reconciler) checkOwners(ctx context.Context, pod *seats.Pod) error {
 	workload, _, err := r.Walker.Application(ctx, pod.Object())
 	switch {
