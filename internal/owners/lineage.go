@@ -52,8 +52,8 @@ type Lineage struct {
 	mu sync.Mutex
 	// readings holds the *reading of each readingKey.
 	readings *lru.Cache
-	// questions are the discovery requests that are under way.
-	questions map[schema.GroupVersionKind]*question
+	// lookups are the discovery requests that are under way.
+	lookups map[schema.GroupVersionKind]*lookup
 	// watched are the kinds of others whose metadata is watched, as far as RBAC allows.
 	watched sets.Set[schema.GroupKind]
 }
@@ -130,7 +130,7 @@ func NewLineage(walker *Walker, metadata metadata.Interface, discovery discovery
 	return &Lineage{
 		walker: walker, others: others, discovery: discovery, mapTime: mapTime,
 		unknown: lru.New(maxGone), aliases: lru.New(maxGone), hung: lru.New(maxGone), readings: lru.New(maxReadings),
-		questions: map[schema.GroupVersionKind]*question{}, watched: sets.New[schema.GroupKind](),
+		lookups: map[schema.GroupVersionKind]*lookup{}, watched: sets.New[schema.GroupKind](),
 	}
 }
 
@@ -394,16 +394,16 @@ func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind
 	defer cancel()
 	now := l.walker.clock.Now()
 	l.mu.Lock()
-	q := l.questions[gvk]
+	q := l.lookups[gvk]
 	last, _ := l.hung.Get(gvk.Group)
 	if until, hung := last.(time.Time); hung && now.Before(until) {
 		l.mu.Unlock()
 		return Kind{}, errHung
 	}
 	if q == nil {
-		q = &question{done: make(chan struct{})}
-		l.questions[gvk] = q
-		go l.ask(gvk, q)
+		q = &lookup{done: make(chan struct{})}
+		l.lookups[gvk] = q
+		go l.lookUp(gvk, q)
 	}
 	l.mu.Unlock()
 	select {
@@ -420,19 +420,19 @@ func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind
 // errHung: the last discovery in the API group timed out less than hungTime ago.
 var errHung = errors.New("the last discovery in its API group has timed out")
 
-// question is one discovery request. done is closed once the other fields are set.
-type question struct {
+// lookup is one discovery request. done is closed once the other fields are set.
+type lookup struct {
 	done chan struct{}
 	kind Kind
 	err  error
 }
 
-// ask sends the discovery request of a question. It returns when the client does.
-func (l *Lineage) ask(gvk schema.GroupVersionKind, q *question) {
+// lookUp sends the discovery request of a lookup. It returns when the client does.
+func (l *Lineage) lookUp(gvk schema.GroupVersionKind, q *lookup) {
 	q.kind, q.err = Served(l.discovery, gvk, false)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.questions, gvk)
+	delete(l.lookups, gvk)
 	if q.err != nil {
 		pause := shortUnreadTime
 		if meta.IsNoMatchError(q.err) {

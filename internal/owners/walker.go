@@ -385,8 +385,8 @@ func (w *Walker) Labelled() []*ownership.Object {
 	return out
 }
 
-// Put stores an object and calls the handlers. Informers call it, and whoever sees
-// pods without owners, which no informer of the walker delivers.
+// Put stores an object and calls the handlers. Informers call it. Pods without owners
+// are stored by the watcher of pods, because the walker does not watch pods.
 func (w *Walker) Put(o *ownership.Object) {
 	w.mu.Lock()
 	old := w.putLocked(o)

@@ -45,8 +45,8 @@ const (
 	debounce = 200 * time.Millisecond
 	// retryRoom is when a workload is reconciled again because no node can take a pod.
 	retryRoom = 10 * time.Second
-	// retryReserved is when a workload with reserved seats is reconciled again: no event
-	// tells that a reservation expires.
+	// retryReserved is when a workload with reserved seats is reconciled again: the expiry
+	// of a reservation is no event.
 	retryReserved = 5 * time.Second
 	// retryNamespaces is when a workload is reconciled again because the annotations of
 	// namespaces are not known yet.

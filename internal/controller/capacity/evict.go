@@ -33,7 +33,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		case s.observed.inVain != "":
 			return phase.Wait("another try to move a pod", tryTime)
 		case s.observed.rollout && !s.observed.still:
-			return phase.Wait("a rollout that goes on", stillTime)
+			return phase.Wait("a rollout to end or pause", stillTime)
 		}
 		return nil
 	}

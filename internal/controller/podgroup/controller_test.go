@@ -1014,7 +1014,7 @@ func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
 		later.Set(set("noMatch: Root"))
 		later.check(t.Context())
 		if got := annotation(); got != "noMatch: Root" {
-			t.Errorf("the annotation is %q: only the leader may write it", got)
+			t.Errorf("the annotation is %q: it must stay as it was written", got)
 		}
 	}
 }

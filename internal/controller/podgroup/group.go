@@ -425,7 +425,7 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	}
 	named, err := r.isNamed(ctx, s)
 	if err != nil || named {
-		// The pod may be of another scheduler, and live long: no watch tells when it ends.
+		// The pod may be of another scheduler, and live long: its end may not be watched.
 		// The longer the PodGroup is idle, the longer the wait.
 		return errors.Join(err, phase.Wait("pods to be seen", min(max(r.idleFor(s.key), lag), listRare)))
 	}

@@ -76,7 +76,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 		case stays || err != nil:
 		case placeless && !pod.Pinned() && r.Ledger.HoldRefused(cohort.Owner):
 			err = phase.Wait("a NodeGroup with a node", retrySeat)
-		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.CanUngate(request): // no event tells that a reservation expires
+		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.CanUngate(request): // the expiry of a reservation is no event
 			err = phase.Wait("a seat for a pod at the gate", seats.ReservationTTL)
 		default:
 			err = r.wake(ctx, s, pod, nudge)
@@ -151,7 +151,7 @@ func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) (open int, p
 }
 
 // waitForAway returns a wait until the next group of the policy becomes away: pods that wait
-// may get another group then, and no event tells it.
+// may get another group then, and there is no event for it.
 func (s *scope) waitForAway(now time.Time) error {
 	if s.changesAt.IsZero() {
 		return nil
