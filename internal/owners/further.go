@@ -74,7 +74,7 @@ const (
 )
 
 // errNoResource: discovery of a kind has failed.
-var errNoResource = errors.New("the API server does not say how it serves the kind")
+var errNoResource = errors.New("the resource of the kind is not known")
 
 // errSlow: the first list has neither succeeded nor failed within problemTime.
 var errSlow = errors.New("the API server has not answered yet")
