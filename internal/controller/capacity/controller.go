@@ -5,7 +5,7 @@
 //   - evict: evicts pods of the wrong class. They were created with another count, or
 //     while no replica of the webhook answered. The evictions share the pace and the
 //     disruption budgets of all evictions. The webhook gives the successors their class.
-//   - report: writes a CapacitySplit with the namespace of the workload.
+//   - report: writes a CapacitySplit into the namespace of the workload.
 //
 // It gives no pod a class: that is done at creation (internal/assign) and at the gate
 // (internal/controller/workload).

@@ -26,7 +26,7 @@ const ReasonStartsAsItIs = "StartsAsItIs"
 // startsAsItIs records that a pod of a Job leaves the gate without the changes that its
 // OverridePolicy makes at creation. With first set, it records the event on the Job too.
 func (r *Reconciler) startsAsItIs(pod *seats.Pod, creation policies.Creation, why error, first bool) {
-	note := "Starts without what OverridePolicy %q changes at creation: %s"
+	note := "Starts without the changes that OverridePolicy %q makes at creation: %s"
 	r.Recorder.Eventf(owners.ObjectReference(pod.Object()), nil,
 		corev1.EventTypeWarning, ReasonStartsAsItIs, "Override", note, creation.Policy.Name, why)
 	if first {
