@@ -109,13 +109,13 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
 	workload := r.Walker.Get(req.uid)
-	if workload == nil {
+	if workload == nil { // deleted, or its kind was removed from the ConfigMap
 		r.Policies.DropTrial(req.uid)
 		r.Policies.SetHeld(req.uid, "")
 		r.givenUp.drop(req.uid)
 		return phase.Run(ctx, &scope{workload: &ownership.Object{UID: req.uid}}, r.releaseLeft)
 	}
-	if workload.Deleting {
+	if workload.Deleting { // its deletion enqueues it once more
 		return ctrl.Result{}, nil
 	}
 	s := &scope{workload: workload, want: workload.Policies}
@@ -141,7 +141,7 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 func (r *Reconciler) write(ctx context.Context, s *scope, propagation, override string) error {
 	want := s.workload.Policies
 	want.BindingPropagation, want.BindingOverride = propagation, override
-	if want == s.workload.Policies {
+	if want == s.workload.Policies { // the labels are right already
 		s.bound = true
 		return nil
 	}

@@ -39,6 +39,8 @@ func (r *Reconciler) release(ctx context.Context, s *scope) error {
 	return errors.Join(errs...)
 }
 
+// releaseCohort releases the pods of one owner and one revision. An error about one pod does
+// not keep the others at the gate.
 func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.CohortView) error {
 	var errs []error
 	var unschedulable, gated []*seats.Pod
@@ -56,6 +58,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 	}
 	nudge := nudgeValue(s.spread + s.override)
 	open, placeless, request := r.openSeats(ctx, slices.Concat(unschedulable, gated)[0])
+	// A pod is nudged once for each content of the policies, and only if a seat is open.
 	for _, pod := range unschedulable[:min(open, len(unschedulable))] {
 		if pod.Nudge != nudge {
 			errs = append(errs, r.wake(ctx, s, pod, nudge))

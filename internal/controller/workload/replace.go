@@ -44,6 +44,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if !r.Policies.Asked() && !a.Divided() && !a.Takes(r.Ledger.NodeGroup(pod.For)) {
 		return true, phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
 	}
+	// No rule depends on the creation of the pod: it can be changed at the gate.
 	if !creation.Fixed && (a.Divided() && creation.Early || !a.Divided() && creation.AtOnce) {
 		return true, r.settle(ctx, s, pod, a, creation)
 	}
@@ -57,7 +58,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 		return true, phase.Wait("a replica of the webhook that gives new pods seats", left)
 	}
 	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort}
-	if a.Counted {
+	if a.Counted { // evict the pod only if its successor can get a seat
 		request.Total, request.Spread = a.Total, a.Spread
 		if len(r.Ledger.Scores(request)) == 0 {
 			return true, phase.Wait("a seat for the pod", retrySeat)
@@ -73,6 +74,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if may, after := r.Ledger.Renew(request, pod.Created); !may {
 		return true, phase.Wait("a seat for the next pod", after)
 	}
+	// Renew has counted the successor of the pod. Stay takes that back if the pod stays.
 	err = r.Evictor.Discard(ctx, pod.Key(), pod.UID)
 	if err != nil && !errors.Is(err, eviction.ErrGone) {
 		r.Ledger.Stay(request)

@@ -107,6 +107,7 @@ func (r *Reconciler) stop(ctx context.Context, s *scope) error {
 	if err != nil {
 		return fmt.Errorf("stopping overrides of %s %s/%s: %w", s.workload.Kind, s.workload.Namespace, s.workload.Name, err)
 	}
+	// Objects of the walker are shared: the later phases of this pass use a changed copy.
 	stopped := *s.workload
 	stopped.OverridesStopped = true
 	s.workload = &stopped

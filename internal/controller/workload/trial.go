@@ -75,6 +75,7 @@ func (r *Reconciler) try(ctx context.Context, workload *ownership.Object, policy
 	}
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
+	// Until the API server answers, the last refusal stays in force.
 	next := policies.Trial{Key: plan.Key, Rules: plan.Rules, Refused: last.Refused}
 	template, err := r.template(ctx, workload)
 	if err == nil {
