@@ -41,24 +41,24 @@ func TestPodsThatAreToNameAPodGroup(t *testing.T) {
 		option build.Option
 		want   bool
 	}{
-		"one that names none":              {func(build.Object) {}, true},
-		"one that names one":               {build.Annotation(scheduling.GroupNameAnnotation, "a"), false},
-		"by the other key":                 {build.Annotation(scheduling.VolcanoGroupNameAnnotation, "a"), false},
-		"one of a file":                    {build.Annotation(corev1.MirrorPodAnnotationKey, "a"), false},
-		"one that is being deleted":        {build.Deleting("x"), false},
-		"one that has ended":               {build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), false},
-		"one that is known to be anything": {build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodUnknown }), true},
+		"a pod that names none":       {func(build.Object) {}, true},
+		"a pod that names one":        {build.Annotation(scheduling.GroupNameAnnotation, "a"), false},
+		"with the key of Volcano":     {build.Annotation(scheduling.VolcanoGroupNameAnnotation, "a"), false},
+		"a mirror pod":                {build.Annotation(corev1.MirrorPodAnnotationKey, "a"), false},
+		"a pod that is being deleted": {build.Deleting("x"), false},
+		"a pod that has ended":        {build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), false},
+		"a pod in phase Unknown":      {build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodUnknown }), true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			if got := slim(t, build.Pod("a", tc.option)).Unnamed(); got != tc.want {
-				t.Errorf("it is %t, want %t", got, tc.want)
+				t.Errorf("Unnamed is %t, want %t", got, tc.want)
 			}
 		})
 	}
 }
 
-// TestWhatChangesOfAPod: a pod's status comes many times, and is the same to PodGroups.
+// TestWhatChangesOfAPod: most status updates of a pod do not matter to PodGroups.
 func TestWhatChangesOfAPod(t *testing.T) {
 	pod := build.Pod("a")
 	tests := map[string]struct {
@@ -84,7 +84,7 @@ func TestWhatChangesOfAPod(t *testing.T) {
 	}
 }
 
-// TestRulesThatPointBeyondAnEndAreCounted, whoever asks.
+// TestRulesThatPointBeyondAnEndAreCounted by a metric.
 func TestRulesThatPointBeyondAnEndAreCounted(t *testing.T) {
 	clamped := func() float64 {
 		t.Helper()
@@ -116,8 +116,7 @@ func TestRulesThatPointBeyondAnEndAreCounted(t *testing.T) {
 	}
 }
 
-// TestPodGroupsAreServedOrNot: whoever may not read them gets none either, and an API server
-// that fails says nothing.
+// TestPodGroupsAreServedOrNot: Forbidden counts as not served. Other errors change nothing.
 func TestPodGroupsAreServedOrNot(t *testing.T) {
 	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{Resource: "PodGroupList"})
 	s, err := NewStore(fake.NewClientset(), objects, nil)
@@ -178,11 +177,11 @@ func TestPodGroupsThatNobodyWroteByHand(t *testing.T) {
 		want  bool
 	}{
 		"ours":                       {group("podgroup-x", "x", ours), true},
-		"ours without its owner":     {madeFor(group("podgroup-x", "", ours), "x"), true},
+		"ours, orphaned":             {madeFor(group("podgroup-x", "", ours), "x"), true},
 		"a person's copy of ours":    {madeFor(group("podgroup-team", "", ours), "x"), false},
-		"with our label, by hand":    {group("podgroup-x", "", ours), false},
+		"labelled by a person":       {group("podgroup-x", "", ours), false},
 		"Volcano's":                  {group("podgroup-x", "x", nil), true},
-		"a person's of such a name":  {group("podgroup-x", "", nil), false},
+		"a person's with the prefix": {group("podgroup-x", "", nil), false},
 		"a person's, owned by a pod": {group("podgroup-x", "y", nil), false},
 		"a person's":                 {group("mine", "", ours), false},
 	} {

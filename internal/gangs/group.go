@@ -15,29 +15,31 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// Group is what is kept of a PodGroup. Groups are shared and never changed.
+// Group holds the fields of a PodGroup that are used. Groups are shared: do not change
+// them.
 type Group struct {
 	// ObjectMeta holds namespace, name, UID and resourceVersion.
 	metav1.ObjectMeta
 	// Controller is its owner, or nil.
 	Controller *ownership.Reference
-	// Ours: atoll-manager made it, or has made it its own.
+	// Ours: atoll-manager created or adopted it. It has the managed-by label.
 	Ours bool
 	// Deleting: it is being deleted.
 	Deleting bool
-	// Phase is the scheduler's.
+	// Phase is status.phase, which the scheduler writes.
 	Phase string
-	// Now is its spec, and its labels and annotations; Last is what was written last
-	// into them, nil if that is not known.
+	// Now holds its spec, labels and annotations. Last holds the values that atoll-manager
+	// wrote last, from scheduling.AppliedAnnotation; nil if the annotation is missing or
+	// invalid.
 	Now, Last *gang.Applied
 }
 
-// Key names the PodGroup.
+// Key returns namespace and name of the PodGroup.
 func (g *Group) Key() types.NamespacedName {
 	return types.NamespacedName{Namespace: g.Namespace, Name: g.Name}
 }
 
-// Owner is the UID of its controller, or "".
+// Owner returns the UID of its controller, or "".
 func (g *Group) Owner() types.UID {
 	if g.Controller == nil {
 		return ""
@@ -45,7 +47,7 @@ func (g *Group) Owner() types.UID {
 	return g.Controller.UID
 }
 
-// OfPod is the name of the pod that owns it, or "".
+// OfPod returns the name of its controller if that is a pod, or "".
 func (g *Group) OfPod() string {
 	if g.Controller != nil && g.Controller.Group == "" && g.Controller.Kind == "Pod" {
 		return g.Controller.Name
@@ -53,15 +55,15 @@ func (g *Group) OfPod() string {
 	return ""
 }
 
-// Generated tells whether a controller made the PodGroup for pods that named none, and
-// not a person: it has the name that its owner's UID makes, or that of the owner for
-// which we made it. A copy has another name, or another owner.
+// Generated reports whether a controller, not a person, created the PodGroup for pods
+// that named none. Its name contains the UID of its controller, or the UID of the owner
+// for which atoll-manager wrote it. A person's copy has another name or another owner.
 func (g *Group) Generated() bool {
 	owner := gang.OwnerOf(g.Name)
 	return owner != "" && (g.Owner() == owner || g.Ours && g.Last != nil && g.Last.Owner == owner)
 }
 
-// Slim keeps of a PodGroup what is read.
+// Slim returns the fields of a PodGroup that are used.
 func Slim(u *unstructured.Unstructured) *Group {
 	g := &Group{
 		ObjectMeta: metav1.ObjectMeta{
@@ -74,7 +76,7 @@ func Slim(u *unstructured.Unstructured) *Group {
 	}
 	g.Controller = owners.ControllerOf(u.GetOwnerReferences())
 	g.Phase, _, _ = unstructured.NestedString(u.Object, "status", "phase")
-	if raw, err := json.Marshal(u.Object["spec"]); err == nil { // numbers are as what is written has them
+	if raw, err := json.Marshal(u.Object["spec"]); err == nil { // so that numbers have the types that Last has
 		_ = json.Unmarshal(raw, &g.Now.Spec)
 	}
 	return g
@@ -87,8 +89,8 @@ func slimGroup(obj any) (any, error) {
 	return obj, nil
 }
 
-// sameGroup tells whether two states of a PodGroup are the same to its controller: what
-// the scheduler says of pods in its status is not read.
+// sameGroup reports whether two states of a PodGroup are equal in the fields that its
+// controller uses. Of the status it uses the phase only.
 func sameGroup(a, b *Group) bool {
 	return a.UID == b.UID && ptr.Equal(a.Controller, b.Controller) && a.Ours == b.Ours && a.Deleting == b.Deleting && a.Phase == b.Phase &&
 		reflect.DeepEqual(a.Now, b.Now) && reflect.DeepEqual(a.Last, b.Last)

@@ -7,7 +7,7 @@ import (
 
 var clampedTotal = prometheus.NewCounter(prometheus.CounterOpts{
 	Namespace: "atoll", Subsystem: "podgroup", Name: "levels_clamped_total",
-	Help: "Times that a rule pointed beyond an end of a pod's owners, so that the end got the PodGroup.",
+	Help: "Times that a rule chose a level above the topmost owner of a pod or below the pod: the owner at that end has the PodGroup.",
 })
 
 func init() { metrics.Registry.MustRegister(clampedTotal) }

@@ -15,30 +15,32 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// Pod is what is kept of a pod of a gang scheduler. Pods are shared and never changed.
+// Pod holds the fields of a pod of a gang scheduler that are used. Pods are shared: do not
+// change them.
 type Pod struct {
 	// ObjectMeta holds namespace, name, UID, resourceVersion and creationTimestamp.
 	metav1.ObjectMeta
 	Controller *ownership.Reference
-	// Group is the PodGroup that the pod names, or "".
+	// Group is the PodGroup in scheduling.GroupNameAnnotation, or "".
 	Group string
-	// OthersGroup: the pod names a PodGroup by the key that schedulers do not read.
+	// OthersGroup: the pod names a PodGroup in scheduling.VolcanoGroupNameAnnotation, which
+	// schedulers do not read.
 	OthersGroup bool
-	// Live: neither succeeded nor failed.
+	// Live: the pod has neither succeeded nor failed.
 	Live bool
-	// Terminating: it is being deleted.
+	// Terminating: the pod has a deletionTimestamp.
 	Terminating bool
-	// Bound: it has a node.
+	// Bound: the pod has a node.
 	Bound bool
-	// Mirror: a kubelet made it of a file.
+	// Mirror: the kubelet created the pod for a static pod.
 	Mirror bool
-	// Revision is that of its controller's template.
+	// Revision identifies the template of its controller that the pod was created from.
 	Revision string
-	// Gang is what its PodGroup takes from it.
+	// Gang holds the fields that its PodGroup depends on.
 	Gang gang.Pod
 }
 
-// Object is the pod as the start of a walk up its owners.
+// Object returns the pod as the first element of a walk up its owners.
 func (p *Pod) Object() *ownership.Object {
 	return &ownership.Object{
 		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
@@ -46,22 +48,22 @@ func (p *Pod) Object() *ownership.Object {
 	}
 }
 
-// Key names the pod.
+// Key returns namespace and name of the pod.
 func (p *Pod) Key() types.NamespacedName {
 	return types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 }
 
-// GroupKey names the pod's PodGroup.
+// GroupKey returns namespace and name of the PodGroup that the pod names.
 func (p *Pod) GroupKey() types.NamespacedName {
 	return types.NamespacedName{Namespace: p.Namespace, Name: p.Group}
 }
 
-// Unnamed tells whether the pod is to name a PodGroup and names none.
+// Unnamed reports whether the pod names no PodGroup and needs one.
 func (p *Pod) Unnamed() bool {
 	return p.Group == "" && !p.OthersGroup && p.Live && !p.Terminating && !p.Mirror
 }
 
-// slimPod keeps of a pod what is read.
+// slimPod returns the fields of a pod that are used.
 func slimPod(obj any) (any, error) {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -88,8 +90,8 @@ func slimPod(obj any) (any, error) {
 	}, nil
 }
 
-// samePod tells whether two states of a pod are the same to PodGroups. What it uses of
-// nodes changes in place, and counts.
+// samePod reports whether two states of a pod are equal in the fields that PodGroups
+// depend on. Resources are among them: a pod can be resized in place.
 func samePod(a, b *Pod) bool {
 	return a.UID == b.UID && a.Group == b.Group && a.OthersGroup == b.OthersGroup && a.Live == b.Live && a.Terminating == b.Terminating &&
 		a.Bound == b.Bound && a.Revision == b.Revision && ptr.Equal(a.Controller, b.Controller) &&
@@ -108,5 +110,5 @@ func sameUsage(a, b *Pod) bool {
 	return true
 }
 
-// String names the pod, for messages.
+// String returns namespace/name, for messages.
 func (p *Pod) String() string { return fmt.Sprintf("%s/%s", p.Namespace, p.Name) }

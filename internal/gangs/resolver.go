@@ -14,10 +14,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// Resolver finds the owner that has the PodGroup of a pod.
+// Resolver finds the owner that has the PodGroup of a pod. Safe for concurrent use.
 type Resolver struct {
 	Lineage *owners.Lineage
-	// Schedulers are the schedulers whose pods are in PodGroups.
+	// Schedulers are the names of the gang schedulers (spec.schedulerName).
 	Schedulers []string
 	// AtMostDirectOwner: see ownership.Levels.
 	AtMostDirectOwner bool
@@ -25,19 +25,19 @@ type Resolver struct {
 	current atomic.Pointer[inForce]
 }
 
-// inForce are rules, and since when they are in force.
+// inForce holds the rules, and when they came into force.
 type inForce struct {
 	levels ownership.Levels
 	since  time.Time
 }
 
-// SetLevels puts rules in force.
+// SetLevels puts rules into force.
 func (r *Resolver) SetLevels(levels ownership.Levels, now time.Time) {
 	levels.AtMostDirectOwner = r.AtMostDirectOwner
 	r.current.Store(&inForce{levels, now})
 }
 
-// Levels are the rules in force; nil until it is known which.
+// Levels returns the rules in force; nil before the first SetLevels.
 func (r *Resolver) Levels() *ownership.Levels {
 	if current := r.current.Load(); current != nil {
 		return &current.levels
@@ -45,7 +45,7 @@ func (r *Resolver) Levels() *ownership.Levels {
 	return nil
 }
 
-// InForceFor is how long the rules have been in force; 0 if there are none.
+// InForceFor returns how long the rules have been in force; 0 before the first SetLevels.
 func (r *Resolver) InForceFor(now time.Time) time.Duration {
 	if current := r.current.Load(); current != nil {
 		return now.Sub(current.since)
@@ -53,22 +53,23 @@ func (r *Resolver) InForceFor(now time.Time) time.Duration {
 	return 0
 }
 
-// Choice is the owner that has a pod's PodGroup.
+// Choice is the owner that has the PodGroup of a pod.
 type Choice struct {
-	// Chain is the pod and its owners, and End why it is no longer; nil if it is whole.
+	// Chain is the pod and its owners. End is why it stops below the topmost owner; nil if
+	// it does not.
 	Chain []*ownership.Object
 	End   *owners.End
 	ownership.Level
 }
 
-// Owner is the one that has the PodGroup; the pod itself may be.
+// Owner returns the owner that has the PodGroup. It may be the pod itself.
 func (c *Choice) Owner() *ownership.Object { return c.Chain[c.Index] }
 
-// Name is the name of the PodGroup.
+// Name returns the name of the PodGroup.
 func (c *Choice) Name() string { return gang.Name(c.Owner().UID) }
 
-// Choose finds the owner for a pod. An error means that another try may do: nothing is
-// to be created. It must not be called before there are rules.
+// Choose finds the owner for a pod. After an error the caller must create nothing and try
+// again. It must not be called before the first SetLevels.
 func (r *Resolver) Choose(ctx context.Context, pod *ownership.Object) (Choice, error) {
 	chain, end, err := r.Lineage.Chain(ctx, pod)
 	if err != nil {
@@ -81,8 +82,9 @@ func (r *Resolver) Choose(ctx context.Context, pod *ownership.Object) (Choice, e
 	return choice, nil
 }
 
-// Handles tells whether a pod is to have a PodGroup of ours: its scheduler wants one,
-// and nobody has named one. What a kubelet has made of a file is scheduled by nobody.
+// Handles reports whether atoll-manager gives the pod a PodGroup: the pod is of a gang
+// scheduler and names no PodGroup. Mirror pods are excluded, because no scheduler places
+// them.
 func (r *Resolver) Handles(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return slices.Contains(r.Schedulers, pod.Spec.SchedulerName) && !mirror &&

@@ -36,7 +36,7 @@ const (
 type Store struct {
 	pods   []cache.SharedIndexInformer // one for each scheduler
 	groups cache.SharedIndexInformer
-	// unserved: the last that the API server said of PodGroups is that it has none.
+	// unserved: the last list or watch of PodGroups was NotFound or Forbidden.
 	unserved atomic.Bool
 
 	podChanged  []func(old, new *Pod)
@@ -44,7 +44,7 @@ type Store struct {
 	servedAgain []func()
 }
 
-// NewStore makes a store; Start fills it.
+// NewStore returns an empty store. Start fills it.
 func NewStore(client kubernetes.Interface, objects dynamic.Interface, schedulers []string) (*Store, error) {
 	s := &Store{}
 	for _, scheduler := range schedulers {
@@ -56,7 +56,7 @@ func NewStore(client kubernetes.Interface, objects dynamic.Interface, schedulers
 		if err := informer.SetTransform(slimPod); err != nil {
 			return nil, fmt.Errorf("watching pods of %s: %w", scheduler, err)
 		}
-		if _, err := informer.AddEventHandler(handlers(s.tellPod)); err != nil {
+		if _, err := informer.AddEventHandler(handlers(s.handlePod)); err != nil {
 			return nil, fmt.Errorf("watching pods of %s: %w", scheduler, err)
 		}
 		s.pods = append(s.pods, informer)
@@ -65,13 +65,14 @@ func NewStore(client kubernetes.Interface, objects dynamic.Interface, schedulers
 	if err := s.groups.SetTransform(slimGroup); err != nil {
 		return nil, fmt.Errorf("watching PodGroups: %w", err)
 	}
-	if _, err := s.groups.AddEventHandler(handlers(s.tellGroup)); err != nil {
+	if _, err := s.groups.AddEventHandler(handlers(s.handleGroup)); err != nil {
 		return nil, fmt.Errorf("watching PodGroups: %w", err)
 	}
 	return s, nil
 }
 
-// handlers calls changed with the old and the new state; nil is none.
+// handlers returns handlers that call changed: old is nil for a new object, new is nil
+// for a deleted one.
 func handlers[T any](changed func(old, new *T)) cache.ResourceEventHandlerFuncs {
 	of := func(obj any) *T {
 		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
@@ -87,7 +88,7 @@ func handlers[T any](changed func(old, new *T)) cache.ResourceEventHandlerFuncs 
 	}
 }
 
-// listWatch reads PodGroups, and notes whether they are served.
+// listWatch lists and watches PodGroups, and notes whether they are served.
 func (s *Store) listWatch(objects dynamic.Interface) cache.ListerWatcher {
 	client := objects.Resource(Resource)
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
@@ -104,7 +105,8 @@ func (s *Store) listWatch(objects dynamic.Interface) cache.ListerWatcher {
 	}, objects)
 }
 
-// note says that PodGroups cannot be read, and that they can again.
+// note records the result of a list or a watch of PodGroups, and logs when they become
+// readable or unreadable.
 func (s *Store) note(err error) {
 	switch {
 	case err == nil:
@@ -116,7 +118,7 @@ func (s *Store) note(err error) {
 		}
 	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
 		if !s.unserved.Swap(true) {
-			ctrl.Log.WithName("gangs").Info("PodGroups cannot be read: pods get none until they can", "why", err.Error())
+			ctrl.Log.WithName("gangs").Info("PodGroups cannot be read: until then pods get none", "why", err.Error())
 		}
 	}
 }
@@ -131,10 +133,10 @@ func (s *Store) Start(ctx context.Context) error {
 	return nil
 }
 
-// NeedLeaderElection is false: a replica that comes to lead knows all.
+// NeedLeaderElection is false: the caches of a new leader are filled already.
 func (s *Store) NeedLeaderElection() bool { return false }
 
-// HasSynced tells whether pods and PodGroups have been listed, and PodGroups are served.
+// HasSynced reports whether pods and PodGroups have been listed, and PodGroups are served.
 func (s *Store) HasSynced() bool {
 	for _, informer := range s.pods {
 		if !informer.HasSynced() {
@@ -144,22 +146,22 @@ func (s *Store) HasSynced() bool {
 	return s.Served()
 }
 
-// Served tells whether PodGroups are listed, and are served as far as is known: where
-// they are not, no pod is to name one.
+// Served reports whether PodGroups have been listed and their last list or watch
+// succeeded. While it is false no pod must be given the name of one.
 func (s *Store) Served() bool { return s.groups.HasSynced() && !s.unserved.Load() }
 
-// OnServed adds a handler for PodGroups that are served again. It must not block. Call
-// before Start.
+// OnServed adds a handler that is called when PodGroups are served again. It must not
+// block. Call it before Start.
 func (s *Store) OnServed(h func()) { s.servedAgain = append(s.servedAgain, h) }
 
-// OnPod adds a handler for pods: old is nil for a new one, new for one that is gone. It
-// must not block. Call before Start.
+// OnPod adds a handler for changes of pods: old is nil for a new pod, new is nil for a
+// deleted one. It must not block. Call it before Start.
 func (s *Store) OnPod(h func(old, new *Pod)) { s.podChanged = append(s.podChanged, h) }
 
-// OnGroup adds a handler for PodGroups, likewise.
+// OnGroup adds a handler for changes of PodGroups, with the rules of OnPod.
 func (s *Store) OnGroup(h func(old, new *Group)) { s.groupChange = append(s.groupChange, h) }
 
-func (s *Store) tellPod(old, new *Pod) {
+func (s *Store) handlePod(old, new *Pod) {
 	if old != nil && new != nil && samePod(old, new) {
 		return
 	}
@@ -168,7 +170,7 @@ func (s *Store) tellPod(old, new *Pod) {
 	}
 }
 
-func (s *Store) tellGroup(old, new *Group) {
+func (s *Store) handleGroup(old, new *Group) {
 	if old != nil && new != nil && sameGroup(old, new) {
 		return
 	}
@@ -198,15 +200,15 @@ func (s *Store) Group(key types.NamespacedName) *Group {
 	return group
 }
 
-// Naming returns the pods that name a PodGroup, whatever has become of them.
+// Naming returns the pods that name a PodGroup, in any phase.
 func (s *Store) Naming(key types.NamespacedName) []*Pod { return s.indexed(byGroup, key.String()) }
 
-// OwnedBy returns the pods of a namespace with a controller.
+// OwnedBy returns the pods of a namespace whose controller has the UID.
 func (s *Store) OwnedBy(namespace string, controller types.UID) []*Pod {
 	return slices.DeleteFunc(s.OwnedByAnywhere(controller), func(p *Pod) bool { return p.Namespace != namespace })
 }
 
-// OwnedByAnywhere returns the pods of all namespaces with a controller.
+// OwnedByAnywhere returns the pods of all namespaces whose controller has the UID.
 func (s *Store) OwnedByAnywhere(controller types.UID) []*Pod {
 	return s.indexed(byOwner, string(controller))
 }
@@ -231,7 +233,7 @@ func (s *Store) indexed(index, value string) (out []*Pod) {
 	return out
 }
 
-// Pods calls see with every pod, and Groups with every PodGroup.
+// Pods calls see with every pod.
 func (s *Store) Pods(see func(*Pod)) {
 	for _, informer := range s.pods {
 		for _, obj := range informer.GetIndexer().List() {
@@ -272,14 +274,14 @@ func uidOfPod(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// PutPod and PutGroup put what no watch has brought, for tests of whoever asks.
+// PutPod stores a pod without a watch. For tests.
 func (s *Store) PutPod(pod *corev1.Pod) {
 	slim, _ := slimPod(pod)
 	_ = s.pods[0].GetIndexer().Update(slim)
 }
 
-// PutGroup puts a PodGroup.
+// PutGroup stores a PodGroup without a watch. For tests.
 func (s *Store) PutGroup(group *Group) { _ = s.groups.GetIndexer().Update(group) }
 
-// DropGroup takes a PodGroup away again.
+// DropGroup removes a PodGroup. For tests.
 func (s *Store) DropGroup(group *Group) { _ = s.groups.GetIndexer().Delete(group) }

@@ -10,8 +10,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// setCapacity reads what an object says about classes of capacity. template leads
-// to the pod template of an object of which more than metadata is read.
+// setCapacity reads the annotations and labels about capacity classes from an object and
+// its pod template, and the surge. template is the path of the pod template of an object
+// of a further kind; empty for spec.template.
 func setCapacity(o *ownership.Object, obj any, template []string) {
 	m, ok := obj.(metav1.Object)
 	if !ok {
@@ -44,16 +45,16 @@ func setCapacity(o *ownership.Object, obj any, template []string) {
 	}
 }
 
-// surgePaths are where kinds like a Deployment say how many pods more they may
-// have in a rollout: Argo's Rollout, OpenKruise's CloneSet, and those that have
-// taken over the fields of Deployment.
+// surgePaths are the paths of maxSurge in kinds like a Deployment: Argo's Rollout,
+// OpenKruise's CloneSet, and kinds with the fields of Deployment.
 var surgePaths = [][]string{
 	{"spec", "strategy", "canary", "maxSurge"},
 	{"spec", "updateStrategy", "maxSurge"},
 	{"spec", "strategy", "rollingUpdate", "maxSurge"},
 }
 
-// surgeOfKind is what a kind like a Deployment says of its surge, or does without.
+// surgeOfKind returns maxSurge of an object of a kind like a Deployment, or the default of
+// the kind; nil if neither is known.
 func surgeOfKind(w *unstructured.Unstructured) *intstr.IntOrString {
 	for _, path := range surgePaths {
 		if v, found, _ := unstructured.NestedFieldNoCopy(w.Object, path...); found {
@@ -64,7 +65,7 @@ func surgeOfKind(w *unstructured.Unstructured) *intstr.IntOrString {
 		return nil
 	}
 	if _, both, _ := unstructured.NestedFieldNoCopy(w.Object, "spec", "strategy", "blueGreen"); both {
-		return new(intstr.FromString("100%")) // both revisions run whole
+		return new(intstr.FromString("100%")) // both revisions run with all replicas
 	}
 	return new(intstr.FromString("25%")) // Argo's default
 }
@@ -80,8 +81,8 @@ func intOrString(v any) *intstr.IntOrString {
 	}
 }
 
-// surgeOf is the number of pods that a maxSurge stands for, rounded up as
-// Deployments do. What is none is 0.
+// surgeOf returns maxSurge as a number of pods, rounded up as Deployments do. It is 0 if
+// maxSurge or replicas is missing or invalid.
 func surgeOf(maxSurge *intstr.IntOrString, replicas *int32) int32 {
 	if maxSurge == nil || replicas == nil {
 		return 0

@@ -26,17 +26,17 @@ func TestSurge(t *testing.T) {
 		object any
 		want   int32
 	}{
-		"a Deployment's number":           {of(intstr.FromInt32(3), appsv1.RollingUpdateDeploymentStrategyType), 3},
-		"its share is rounded up":         {of(intstr.FromString("25%"), appsv1.RollingUpdateDeploymentStrategyType), 3},
-		"one that recreates has none":     {of(intstr.FromInt32(3), appsv1.RecreateDeploymentStrategyType), 0},
-		"none that is less than nothing":  {of(intstr.FromInt32(-3), appsv1.RollingUpdateDeploymentStrategyType), 0},
-		"a Rollout's canary":              {kind(rollout, "Rollout", strategy(map[string]any{"canary": map[string]any{"maxSurge": int64(2)}})), 2},
-		"a Rollout that says none":        {kind(rollout, "Rollout", strategy(map[string]any{"canary": map[string]any{}})), 3},
-		"both of blue and green run":      {kind(rollout, "Rollout", strategy(map[string]any{"blueGreen": map[string]any{}})), 10},
-		"a CloneSet":                      {kind(cloneSet, "CloneSet", map[string]any{"updateStrategy": map[string]any{"maxSurge": "50%"}}), 5},
-		"a CloneSet that says none":       {kind(cloneSet, "CloneSet", map[string]any{}), 0},
-		"another kind, as a Deployment":   {kind("x.io/v1", "Sail", strategy(map[string]any{"rollingUpdate": map[string]any{"maxSurge": int64(1)}})), 1},
-		"what is neither number nor text": {kind(cloneSet, "CloneSet", map[string]any{"updateStrategy": map[string]any{"maxSurge": true}}), 0},
+		"a number":                      {of(intstr.FromInt32(3), appsv1.RollingUpdateDeploymentStrategyType), 3},
+		"a percentage is rounded up":    {of(intstr.FromString("25%"), appsv1.RollingUpdateDeploymentStrategyType), 3},
+		"strategy Recreate has none":    {of(intstr.FromInt32(3), appsv1.RecreateDeploymentStrategyType), 0},
+		"a negative number is 0":        {of(intstr.FromInt32(-3), appsv1.RollingUpdateDeploymentStrategyType), 0},
+		"a Rollout's canary":            {kind(rollout, "Rollout", strategy(map[string]any{"canary": map[string]any{"maxSurge": int64(2)}})), 2},
+		"a Rollout without one":         {kind(rollout, "Rollout", strategy(map[string]any{"canary": map[string]any{}})), 3},
+		"both of blue and green run":    {kind(rollout, "Rollout", strategy(map[string]any{"blueGreen": map[string]any{}})), 10},
+		"a CloneSet":                    {kind(cloneSet, "CloneSet", map[string]any{"updateStrategy": map[string]any{"maxSurge": "50%"}}), 5},
+		"a CloneSet without one":        {kind(cloneSet, "CloneSet", map[string]any{}), 0},
+		"another kind, as a Deployment": {kind("x.io/v1", "Widget", strategy(map[string]any{"rollingUpdate": map[string]any{"maxSurge": int64(1)}})), 1},
+		"neither a number nor a text":   {kind(cloneSet, "CloneSet", map[string]any{"updateStrategy": map[string]any{"maxSurge": true}}), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := &ownership.Object{Replicas: new(int32(10))}

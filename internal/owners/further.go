@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -22,35 +23,36 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// Kind is a kind of owner beside the built-in ones. Workloads are namespaced.
+// Kind is a further kind of owner: one that is not built in. Kinds of SetKinds are
+// workloads, which are namespaced; a Lineage discovers kinds of both scopes.
 type Kind struct {
 	schema.GroupVersionKind
 	// ClusterScoped: objects of the kind are in no namespace.
 	ClusterScoped bool
 	// Resource is the plural under which the API server serves the kind. Empty:
-	// it could not say. Then nothing is watched, and its pods wait.
+	// discovery failed. Then nothing is watched, and pods of the kind wait.
 	Resource string
-	// ReplicasPath leads to the number of pods that an object wants. Empty: no
-	// more than the metadata of objects is read.
+	// ReplicasPath is the path of the number of replicas in an object. Empty: only
+	// the metadata of objects is read.
 	ReplicasPath []string
-	// RevisionLabel is the pod label that tells the revisions of an object's
-	// pods apart. Empty: those of ownership.Revision.
+	// RevisionLabel is the pod label whose value differs between revisions of an
+	// object. Empty: the labels that ownership.Revision reads.
 	RevisionLabel string
-	// PodTemplatePath leads to the template of an object's pods. Empty: it is
-	// not known.
+	// PodTemplatePath is the path of the pod template in an object. Empty: it is not
+	// known.
 	PodTemplatePath []string
 }
 
-// sameWatch tells whether a watch for the one serves the other.
+// sameWatch reports whether one watch serves both definitions of a kind.
 func (k Kind) sameWatch(o Kind) bool {
 	return k.GroupVersionKind == o.GroupVersionKind && k.Resource == o.Resource && slices.Equal(k.ReplicasPath, o.ReplicasPath)
 }
 
-// Problem is why a kind beside the built-in ones is not known as it should be.
+// Problem is why a further kind cannot be listed, watched or understood.
 type Problem struct {
 	Kind Kind
-	// Verb is list or watch for what the API server does not answer as it
-	// should, and empty for an object that cannot be read.
+	// Verb is the request that fails, list or watch. It is empty if an object has no
+	// valid number of replicas.
 	Verb string
 	Err  error
 }
@@ -58,48 +60,49 @@ type Problem struct {
 const (
 	verbList  = "list"
 	verbWatch = "watch"
-	// verbNone is the key of the first object that cannot be read.
+	// verbNone is the key of the first object without a valid number of replicas.
 	verbNone = ""
 )
 
 const (
 	// endTimeout is how long SetKinds waits for a watch to end.
 	endTimeout = time.Second
-	// problemTime is how long a list may take, or a kind that was listed before
-	// may fail, until that is a problem: the API server may be restarting.
+	// problemTime is how long the first list may take, and requests for a kind that
+	// was listed before may fail, before that is a Problem: the API server may be
+	// restarting.
 	problemTime = 10 * time.Second
 )
 
-// errNoResource: the API server could not say how it serves a kind.
-var errNoResource = errors.New("the API server does not say how it serves the kind")
+// errNoResource: discovery of a kind has failed.
+var errNoResource = errors.New("the resource of the kind is not known")
 
-// errSlow: the first list has neither come nor failed.
+// errSlow: the first list has neither succeeded nor failed within problemTime.
 var errSlow = errors.New("the API server has not answered yet")
 
-// furtherInformer is the informer of a kind beside the built-in ones.
+// furtherInformer is the informer of a further kind.
 type furtherInformer struct {
 	*informer
 	of Kind
 }
 
-// Extend lets the walk know kinds beside the built-in ones, which SetKinds
-// names. Until it has done so once the walker is not synced. Call before Start.
+// Extend enables further kinds, which SetKinds sets. From then on the walker is not
+// synced before the first call of SetKinds. Call it before Start.
 func (w *Walker) Extend(dynamic dynamic.Interface, metadata metadata.Interface) {
 	w.dynamic, w.metadata = dynamic, metadata
 }
 
-// OnProblem adds a handler that is told when Problems changes. It must not
-// block, nor ask the walker. Call before Start.
+// OnProblem adds a handler that is called when the result of Problems changes. It must
+// not block, and must not call the walker. Call it before Start.
 func (w *Walker) OnProblem(h func()) { w.onProblem = append(w.onProblem, h) }
 
-// OnRevisions adds a handler that is told when Revision answers otherwise for
-// the same pods. It must not block, nor ask the walker. Call before Start.
+// OnRevisions adds a handler that is called when Revision may return another result for
+// the same pods. It must not block, and must not call the walker. Call it before Start.
 func (w *Walker) OnRevisions(h func()) { w.onRevisions = append(w.onRevisions, h) }
 
-// SetKinds makes the walk know exactly these kinds beside the built-in ones. A
-// kind that is new is watched from here on; one that is not there any more is
-// forgotten, with its objects, and its watch has ended when SetKinds returns,
-// unless it hangs. What a kind has in common with before goes on undisturbed.
+// SetKinds replaces the further kinds. It starts to watch new ones. It removes the
+// others with their objects, and waits up to endTimeout for each of their watches to
+// end. A kind that stays keeps its objects, and its watch too if one watch serves the
+// old and the new definition.
 func (w *Walker) SetKinds(kinds []Kind) {
 	w.lifecycle.Lock()
 	defer w.lifecycle.Unlock()
@@ -109,12 +112,12 @@ func (w *Walker) SetKinds(kinds []Kind) {
 	}
 	for gk, old := range w.further {
 		if k, stays := wanted[gk]; !stays || !k.sameWatch(old.of) {
-			w.endLocked(old, stays)
+			w.stopLocked(old, stays)
 		}
 	}
 	for gk, k := range wanted {
 		if old := w.further[gk]; old == nil || !k.sameWatch(old.of) {
-			w.beginLocked(k, old)
+			w.watchLocked(k, old)
 		} else {
 			old.of = k
 		}
@@ -127,19 +130,19 @@ func (w *Walker) SetKinds(kinds []Kind) {
 	w.configured.Store(true)
 }
 
-// endLocked ends a watch. If the kind stays, in another form, its objects do
-// too, until the next list.
-func (w *Walker) endLocked(f *furtherInformer, stays bool) {
+// stopLocked stops the informer of a kind. If the kind stays, with another definition,
+// its objects stay too, until the first list of the next informer.
+func (w *Walker) stopLocked(f *furtherInformer, stays bool) {
 	gone := f.close()
 	if f.cancel != nil {
 		f.cancel()
 		select {
 		case <-f.done:
-		case <-time.After(endTimeout): // it hangs, and what it still brings is dropped
+		case <-time.After(endTimeout): // it hangs; its objects are dropped (closed)
 		}
 	}
 	if stays {
-		f.known = gone // nothing reads them but beginLocked
+		f.known = gone // for watchLocked
 		return
 	}
 	delete(w.further, f.of.GroupKind())
@@ -152,7 +155,9 @@ func (w *Walker) endLocked(f *furtherInformer, stays bool) {
 	}
 }
 
-func (w *Walker) beginLocked(k Kind, old *furtherInformer) {
+// watchLocked starts the informer of a kind. old is the stopped informer of its previous
+// definition, or nil.
+func (w *Walker) watchLocked(k Kind, old *furtherInformer) {
 	f := w.addLocked(k)
 	if old != nil {
 		f.known = old.known // its informer is closed
@@ -163,7 +168,7 @@ func (w *Walker) beginLocked(k Kind, old *furtherInformer) {
 	}
 }
 
-// addLocked makes a kind known whose objects are read, and not watched yet.
+// addLocked adds a kind. Its objects can be read from then on; they are not watched yet.
 func (w *Walker) addLocked(k Kind) *furtherInformer {
 	f := &furtherInformer{informer: newInformer(w, w.furtherKind(k)), of: k}
 	w.further[k.GroupKind()] = f
@@ -173,6 +178,8 @@ func (w *Walker) addLocked(k Kind) *furtherInformer {
 	return f
 }
 
+// setRevisionsLocked publishes the revision labels and the template paths of the further
+// kinds, and reports whether a revision label changed.
 func (w *Walker) setRevisionsLocked() (changed bool) {
 	revisions, templates := map[schema.GroupKind]string{}, map[schema.GroupKind][]string{}
 	for gk, f := range w.further {
@@ -182,21 +189,11 @@ func (w *Walker) setRevisionsLocked() (changed bool) {
 		}
 	}
 	w.templates.Store(&templates)
-	old := *w.revisions.Swap(&revisions)
-	if len(old) != len(revisions) {
-		return true
-	}
-	for gk, label := range revisions {
-		if old[gk] != label {
-			return true
-		}
-	}
-	return false
+	return !maps.Equal(*w.revisions.Swap(&revisions), revisions)
 }
 
-// Revision is the name under which the pods of one revision of a workload are
-// counted together, beside their direct owner: of a pod with this controller
-// and these labels.
+// Revision returns the revision of a pod with this controller and these labels. Pods
+// with the same direct owner and the same revision are counted together.
 func (w *Walker) Revision(controller *ownership.Reference, labels map[string]string) string {
 	label := ""
 	if controller != nil {
@@ -205,8 +202,8 @@ func (w *Walker) Revision(controller *ownership.Reference, labels map[string]str
 	return ownership.Revision(labels, label)
 }
 
-// PodTemplatePath leads to the template of the pods of objects of a kind; nil if
-// that is not known.
+// PodTemplatePath returns the path of the pod template in objects of a kind; nil if it is
+// not known.
 func (w *Walker) PodTemplatePath(gk schema.GroupKind) []string {
 	if path, found := podTemplates[gk]; found {
 		return path
@@ -214,7 +211,7 @@ func (w *Walker) PodTemplatePath(gk schema.GroupKind) []string {
 	return (*w.templates.Load())[gk]
 }
 
-// Problems returns what is wrong with kinds beside the built-in ones, sorted.
+// Problems returns the problems of further kinds, sorted by kind and verb.
 func (w *Walker) Problems() []Problem {
 	w.lifecycle.Lock()
 	defer w.lifecycle.Unlock()
@@ -230,15 +227,15 @@ func (w *Walker) Problems() []Problem {
 	return out
 }
 
-// problems are the failures that do not pass by themselves, and those of a kind
-// that has not been listed yet.
+// problems returns the failures that last, by verb, and errSlow if there are none and
+// the first list is slow.
 func (f *informer) problems() map[string]error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := map[string]error{}
-	for verb, is := range f.failures {
-		if is.told {
-			out[verb] = is.err
+	for verb, failure := range f.failures {
+		if failure.problem {
+			out[verb] = failure.err
 		}
 	}
 	if f.slow && len(out) == 0 {
@@ -247,89 +244,95 @@ func (f *informer) problems() map[string]error {
 	return out
 }
 
-// lasts tells whether somebody has to do something about an error.
-func lasts(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
+// isLasting reports whether an error lasts until a person acts: missing RBAC rules, or a
+// kind that is not served.
+func isLasting(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
 
-// note records how a list or a watch ended.
+// note records the result of a list or a watch. A failure is a problem at once if it is
+// lasting, if the one before it was a problem, or if the kind has not been listed yet;
+// any other is a problem if it is still there after problemTime.
 func (f *informer) note(ctx context.Context, verb string, err error) {
 	if err != nil && ctx.Err() != nil {
-		return // the informer is being ended
+		return // the informer is being stopped
 	}
 	f.mu.Lock()
-	was := f.failures[verb]
-	is := failure{err, lasts(err) || err != nil && (was.told && was.err != nil || !f.synced.Load())}
+	old := f.failures[verb]
+	next := failure{err, isLasting(err) || err != nil && (old.problem && old.err != nil || !f.synced.Load())}
 	if err == nil {
 		delete(f.failures, verb)
 	} else {
-		f.failures[verb] = is
+		f.failures[verb] = next
 	}
 	f.mu.Unlock()
 	switch {
-	case is.told != was.told:
-		f.tell()
-	case err != nil && was.err == nil:
-		f.after(f.walker.problemTime, func() bool {
-			still, failed := f.failures[verb]
-			if !failed || still.told {
+	case next.problem != old.problem:
+		f.problemsChanged()
+	case err != nil && old.err == nil:
+		f.afterProblemTime(func() bool {
+			current, failed := f.failures[verb]
+			if !failed || current.problem {
 				return false
 			}
-			still.told = true
-			f.failures[verb] = still
+			current.problem = true
+			f.failures[verb] = current
 			return true
 		})
 	}
 }
 
-// after tells of a problem if it is still there after a while; settle, which
-// has mu, says so.
-func (f *informer) after(d time.Duration, settle func() bool) {
-	time.AfterFunc(d, func() {
+// afterProblemTime runs check with mu held after problemTime, and calls the handlers if
+// it returns true.
+func (f *informer) afterProblemTime(check func() bool) {
+	time.AfterFunc(f.walker.problemTime, func() {
 		f.mu.Lock()
-		is := !f.closed && settle()
+		changed := !f.closed && check()
 		f.mu.Unlock()
-		if is {
-			f.tell()
+		if changed {
+			f.problemsChanged()
 		}
 	})
 }
 
-// watchSlowness makes it a problem if the first list takes long.
+// watchSlowness makes it a problem if the first list takes longer than problemTime.
 func (f *informer) watchSlowness() {
-	f.after(f.walker.problemTime, func() bool {
+	f.afterProblemTime(func() bool {
 		f.slow = !f.synced.Load()
 		return f.slow
 	})
 }
 
-func (f *informer) tell() {
+// problemsChanged calls the handlers of OnProblem.
+func (f *informer) problemsChanged() {
 	for _, h := range f.walker.onProblem {
 		h()
 	}
 }
 
-// slim slims an object, and keeps the first that does not say what it should.
+// slim slims an object. It records the error of the first object without a valid number
+// of replicas as a problem.
 func (f *informer) slim(obj any) (*ownership.Object, error) {
 	if o, ok := obj.(*ownership.Object); ok {
-		return o, nil // Transformer was here
+		return o, nil // slimmed by Transformer
 	}
 	o, err := f.kind.slim(obj)
 	if o == nil || err == nil {
 		return o, err
 	}
 	f.mu.Lock()
-	_, told := f.failures[verbNone]
-	first := !told
+	_, found := f.failures[verbNone]
+	first := !found
 	if first {
 		f.failures[verbNone] = failure{fmt.Errorf("reading %s %s/%s: %w", o.Kind, o.Namespace, o.Name, err), true}
 	}
 	f.mu.Unlock()
 	if first {
-		f.tell()
+		f.problemsChanged()
 	}
 	return o, nil
 }
 
-// furtherKind reads metadata only, unless something else is asked for.
+// furtherKind returns how objects of a kind are read: their metadata only, or, with a
+// ReplicasPath, whole objects.
 func (w *Walker) furtherKind(k Kind) *kind {
 	resource := k.GroupVersion().WithResource(k.Resource)
 	out := &kind{GroupVersionKind: k.GroupVersionKind, clusterScoped: k.ClusterScoped, resource: resource.GroupResource().String(), further: true, template: k.PodTemplatePath}
@@ -343,7 +346,7 @@ func (w *Walker) furtherKind(k Kind) *kind {
 		out.client, out.listWatch = w.metadata, listWatchOf(client.List, client.Watch)
 		out.get = func(ctx context.Context, namespace, name string) (any, error) {
 			obj, err := client.Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
-			if w.impatient && isUnserved(err) {
+			if w.ofLineage && isUnserved(err) { // not as NotFound: the owner may exist in another version
 				return nil, fmt.Errorf("%w any more: %w", errNoResource, errors.New(err.Error()))
 			}
 			return obj, err
@@ -377,14 +380,13 @@ func listWatchOf[L runtime.Object](
 	}
 }
 
-var errNoReplicas = errors.New("is no number of pods")
+var errNoReplicas = errors.New("is no number of replicas")
 
-// replicasAt reads the number of pods that an object wants. An object that
-// leaves the field out wants none that it says.
+// replicasAt reads the number of replicas of an object; nil if the field is not set.
 func replicasAt(object map[string]any, path []string) (*int32, error) {
 	value, found, err := unstructured.NestedFieldNoCopy(object, path...)
 	if err != nil {
-		return nil, fmt.Errorf(".%s %w: a field on the way to it is no object", strings.Join(path, "."), errNoReplicas)
+		return nil, fmt.Errorf(".%s %w: a parent field is not an object", strings.Join(path, "."), errNoReplicas)
 	}
 	if !found || value == nil {
 		return nil, nil

@@ -23,15 +23,15 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-var sails = Kind{
-	GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"},
-	Resource:         "sails", ReplicasPath: []string{"spec", "crew"},
+var widgets = Kind{
+	GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"},
+	Resource:         "widgets", ReplicasPath: []string{"spec", "size"},
 }
 
-// oars have no number of pods: their metadata is enough.
-var oars = Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Oar"}, Resource: "oars"}
+// gadgets have no ReplicasPath: only their metadata is read.
+var gadgets = Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Gadget"}, Resource: "gadgets"}
 
-// custom makes an object of a kind that the programs do not know.
+// custom returns an object of a further kind.
 func custom(k Kind, name string, options ...build.Option) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{}}
 	u.SetGroupVersionKind(k.GroupVersionKind)
@@ -44,21 +44,21 @@ func custom(k Kind, name string, options ...build.Option) *unstructured.Unstruct
 	return u
 }
 
-func crew(n any) build.Option {
-	return build.With(func(u *unstructured.Unstructured) { u.Object["spec"] = map[string]any{"crew": n} })
+func size(n any) build.Option {
+	return build.With(func(u *unstructured.Unstructured) { u.Object["spec"] = map[string]any{"size": n} })
 }
 
-// harbour is a walker beside API servers that serve custom kinds.
-type harbour struct {
+// fixture is a walker with API servers that serve custom kinds.
+type fixture struct {
 	*Walker
 	t        *testing.T
 	dynamic  *dynamicfake.FakeDynamicClient
 	metadata *metadatafake.FakeMetadataClient
-	// problems counts what OnProblem was told, revisions what OnRevisions was.
+	// problems counts the calls of OnProblem handlers, revisions those of OnRevisions.
 	problems, revisions atomic.Int32
 }
 
-func newHarbour(t *testing.T, objects ...apiruntime.Object) *harbour {
+func newFixture(t *testing.T, objects ...apiruntime.Object) *fixture {
 	t.Helper()
 	scheme := metadatafake.NewTestScheme()
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
@@ -67,7 +67,7 @@ func newHarbour(t *testing.T, objects ...apiruntime.Object) *harbour {
 	var whole, meta []apiruntime.Object
 	for _, o := range objects {
 		u := o.(*unstructured.Unstructured)
-		if u.GetKind() == "Sail" {
+		if u.GetKind() == "Widget" {
 			whole = append(whole, u)
 			continue
 		}
@@ -77,10 +77,10 @@ func newHarbour(t *testing.T, objects ...apiruntime.Object) *harbour {
 		m.SetGroupVersionKind(u.GroupVersionKind())
 		meta = append(meta, m)
 	}
-	h := &harbour{Walker: NewWalker(build.NewAPI(t).Client()), t: t}
+	h := &fixture{Walker: NewWalker(build.NewAPI(t).Client()), t: t}
 	h.dynamic = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(apiruntime.NewScheme(), map[schema.GroupVersionResource]string{
-		sails.GroupVersion().WithResource("sails"):                               "SailList",
-		sails.GroupKind().WithVersion("v2").GroupVersion().WithResource("sails"): "SailList",
+		widgets.GroupVersion().WithResource("widgets"):                               "WidgetList",
+		widgets.GroupKind().WithVersion("v2").GroupVersion().WithResource("widgets"): "WidgetList",
 	}, whole...)
 	h.metadata = metadatafake.NewSimpleMetadataClient(scheme, meta...)
 	h.Extend(h.dynamic, h.metadata)
@@ -89,34 +89,34 @@ func newHarbour(t *testing.T, objects ...apiruntime.Object) *harbour {
 	return h
 }
 
-func (h *harbour) knows(uid types.UID) func() bool {
+func (h *fixture) isCached(uid types.UID) func() bool {
 	return func() bool { return h.Get(uid) != nil }
 }
 
-// watches is the number of goroutines that watch for the walk.
+// watches returns the number of goroutines that run an informer of a walker.
 func watches() int {
 	stacks := make([]byte, 4<<20)
 	return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "owners.(*informer).run(")
 }
 
-func TestNothingIsSyncedBeforeSomebodySaysWhichKindsThereAre(t *testing.T) {
-	h := newHarbour(t)
+func TestTheWalkerIsNotSyncedBeforeSetKinds(t *testing.T) {
+	h := newFixture(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- h.Start(ctx) }()
 	build.Eventually(t, "the built-in kinds are listed", func() bool { return informersSynced(h.Walker) })
 	if h.HasSynced() {
-		t.Error("synced before anybody said which kinds there are")
+		t.Error("synced before SetKinds")
 	}
 	h.SetKinds(nil)
 	if !h.HasSynced() {
-		t.Error("there are none, and it waits for them")
+		t.Error("not synced without further kinds")
 	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	h.SetKinds([]Kind{sails}) // late: nothing may be started any more
+	h.SetKinds([]Kind{widgets}) // after the end: nothing may start any more
 	if watches() != 0 {
 		t.Errorf("%d watches run after the end", watches())
 	}
@@ -131,69 +131,69 @@ func informersSynced(w *Walker) bool {
 	return true
 }
 
-func TestKindsAreWatchedWhileTheyAreNamed(t *testing.T) {
-	h := newHarbour(t,
-		custom(sails, "main", crew(int64(5)), build.Requires("p", "")), custom(sails, "jib"),
-		custom(oars, "left", build.Bound("p", "")))
+func TestKindsAreWatchedWhileTheyAreConfigured(t *testing.T) {
+	h := newFixture(t,
+		custom(widgets, "main", size(int64(5)), build.Requires("p", "")), custom(widgets, "second"),
+		custom(gadgets, "left", build.Bound("p", "")))
 	var dropped atomic.Int32
 	h.OnChange(func(_, new *ownership.Object) {
 		if new == nil {
 			dropped.Add(1)
 		}
 	})
-	h.SetKinds([]Kind{sails}) // before anything runs
+	h.SetKinds([]Kind{widgets}) // before anything runs
 	start(t, h.Walker)
 	base := watches() - 1
 	want := &ownership.Object{
-		GroupVersionKind: sails.GroupVersionKind, Namespace: build.Namespace, Name: "main", UID: "main",
+		GroupVersionKind: widgets.GroupVersionKind, Namespace: build.Namespace, Name: "main", UID: "main",
 		Policies: ownership.Policies{RequiredPropagation: "p"}, Replicas: new(int32(5)),
 	}
 	if diff := cmp.Diff(want, h.Get("main")); diff != "" {
-		t.Errorf("a Sail is cached wrongly (-want +got):\n%s", diff)
+		t.Errorf("a Widget is cached wrongly (-want +got):\n%s", diff)
 	}
-	if o := h.Get("jib"); o == nil || o.Replicas != nil {
-		t.Errorf("a Sail that does not say how many pods it wants is %+v", o)
+	if o := h.Get("second"); o == nil || o.Replicas != nil {
+		t.Errorf("a Widget without replicas is cached as %+v", o)
 	}
 	pod := build.Owner(build.Pod("pod", build.UID("")))
-	pod.Controller = &ownership.Reference{GroupVersionKind: sails.GroupVersionKind, Name: "main", UID: "main"}
+	pod.Controller = &ownership.Reference{GroupVersionKind: widgets.GroupVersionKind, Name: "main", UID: "main"}
 	if app, _, err := h.Application(t.Context(), pod); err != nil || app.Propagation == nil {
-		t.Errorf("a pod of the Sail belongs to %+v, error %v", app, err)
+		t.Errorf("a pod of the Widget belongs to %+v, error %v", app, err)
 	}
 
-	h.SetKinds([]Kind{sails, oars})
-	build.Eventually(t, "the Oar is known", h.knows("left"))
-	if o := h.Get("left"); o.Policies.BindingPropagation != "p" || o.Replicas != nil || o.Kind != "Oar" {
-		t.Errorf("an Oar is %+v", o)
+	h.SetKinds([]Kind{widgets, gadgets})
+	build.Eventually(t, "the Gadget is cached", h.isCached("left"))
+	if o := h.Get("left"); o.Policies.BindingPropagation != "p" || o.Replicas != nil || o.Kind != "Gadget" {
+		t.Errorf("a Gadget is cached as %+v", o)
 	}
 	for range 20 {
-		h.SetKinds([]Kind{sails})
+		h.SetKinds([]Kind{widgets})
 		if h.Get("left") != nil || h.Get("main") == nil || watches() != base+1 {
-			t.Fatalf("after the Oar went: %v, %v, %d watches", h.Get("left"), h.Get("main"), watches()-base)
+			t.Fatalf("without Gadgets: Gadget %v, Widget %v, %d watches", h.Get("left"), h.Get("main"), watches()-base)
 		}
-		h.SetKinds([]Kind{oars, sails})
-		build.Eventually(t, "the Oar is known again", h.knows("left"))
+		h.SetKinds([]Kind{gadgets, widgets})
+		build.Eventually(t, "the Gadget is cached again", h.isCached("left"))
 	}
 	if n := dropped.Load(); n != 20 {
-		t.Errorf("handlers were told of %d objects that went, want 20", n)
+		t.Errorf("handlers were called for %d deleted objects, want 20", n)
 	}
 	h.SetKinds(nil)
 	if h.Get("main") != nil || watches() != base {
-		t.Errorf("when none is named %d watches are left", watches()-base)
+		t.Errorf("without further kinds %d watches run", watches()-base)
 	}
 	if len(h.Requiring(Propagation, build.Namespace, "p")) != 0 {
-		t.Error("an object of a kind that is none any more requires a policy")
+		t.Error("an object of a removed kind requires a policy")
 	}
 	if app, _, err := h.Application(t.Context(), pod); err != nil || app.Managed() {
-		t.Errorf("a pod of the Sail belongs to %+v, error %v", app, err)
+		t.Errorf("a pod of the Widget belongs to %+v, error %v", app, err)
 	}
 	if n := h.problems.Load(); n != 0 || len(h.Problems()) != 0 {
 		t.Errorf("problems: %v", h.Problems())
 	}
 }
 
-func TestAKindInAnotherFormKeepsItsObjectsUntilTheyAreListed(t *testing.T) {
-	h := newHarbour(t, custom(sails, "main", crew(int64(5)), build.Requires("p", "")))
-	h.SetKinds([]Kind{sails})
+func TestAChangedKindKeepsItsObjectsUntilTheyAreListed(t *testing.T) {
+	h := newFixture(t, custom(widgets, "main", size(int64(5)), build.Requires("p", "")))
+	h.SetKinds([]Kind{widgets})
 	var missing atomic.Bool
 	h.OnChange(func(_, new *ownership.Object) {
 		if new == nil {
@@ -201,22 +201,22 @@ func TestAKindInAnotherFormKeepsItsObjectsUntilTheyAreListed(t *testing.T) {
 		}
 	})
 	start(t, h.Walker)
-	build.Eventually(t, "the Sail is known", func() bool { return h.Get("main") != nil })
-	other := sails
-	other.ReplicasPath = []string{"spec", "sailors"}
+	build.Eventually(t, "the Widget is cached", func() bool { return h.Get("main") != nil })
+	other := widgets
+	other.ReplicasPath = []string{"spec", "count"}
 	h.SetKinds([]Kind{other})
-	build.Eventually(t, "the Sail has no replicas under the new path", func() bool { o := h.Get("main"); return o != nil && o.Replicas == nil })
+	build.Eventually(t, "the Widget has no replicas under the new path", func() bool { o := h.Get("main"); return o != nil && o.Replicas == nil })
 	if missing.Load() {
-		t.Error("the Sail was gone for a moment")
+		t.Error("the Widget was dropped")
 	}
 }
 
 func TestOwnersOfFurtherKindsAreReadLiveOnce(t *testing.T) {
-	h := newHarbour(t, custom(sails, "main", crew(int64(5)), build.Requires("p", "")), custom(oars, "left", build.Requires("p", "")))
-	h.SetKinds([]Kind{sails, oars}) // nothing runs: nothing is cached
+	h := newFixture(t, custom(widgets, "main", size(int64(5)), build.Requires("p", "")), custom(gadgets, "left", build.Requires("p", "")))
+	h.SetKinds([]Kind{widgets, gadgets}) // nothing runs: nothing is cached
 	for _, ref := range []ownership.Reference{
-		{GroupVersionKind: sails.GroupVersionKind, Name: "main", UID: "main"},
-		{GroupVersionKind: oars.GroupVersionKind, Name: "left", UID: "left"},
+		{GroupVersionKind: widgets.GroupVersionKind, Name: "main", UID: "main"},
+		{GroupVersionKind: gadgets.GroupVersionKind, Name: "left", UID: "left"},
 	} {
 		pod := build.Owner(build.Pod("pod"))
 		pod.Controller = &ref
@@ -226,9 +226,9 @@ func TestOwnersOfFurtherKindsAreReadLiveOnce(t *testing.T) {
 	}
 }
 
-func TestRevisionIsOfTheLabelThatTheOwnersKindNames(t *testing.T) {
-	h := newHarbour(t)
-	labelled := oars
+func TestRevisionUsesTheLabelOfTheOwnersKind(t *testing.T) {
+	h := newFixture(t)
+	labelled := gadgets
 	labelled.RevisionLabel = "example.com/cut"
 	labels := map[string]string{"pod-template-hash": "hash", "controller-revision-hash": "revision", "example.com/cut": "cut"}
 	ref := func(k Kind) *ownership.Reference { return &ownership.Reference{GroupVersionKind: k.GroupVersionKind} }
@@ -238,88 +238,88 @@ func TestRevisionIsOfTheLabelThatTheOwnersKindNames(t *testing.T) {
 			t.Errorf("%s the revision is %q, want %q", when, got, want)
 		}
 	}
-	expect("before", ref(oars), "hash")
-	h.SetKinds([]Kind{sails, labelled})
-	expect("named", ref(labelled), "cut")
-	expect("of a kind that names none", ref(sails), "hash")
+	expect("before SetKinds", ref(gadgets), "hash")
+	h.SetKinds([]Kind{widgets, labelled})
+	expect("with a label", ref(labelled), "cut")
+	expect("of a kind without a label", ref(widgets), "hash")
 	expect("of a pod without an owner", nil, "hash")
 	if got := h.Revision(ref(labelled), map[string]string{"pod-template-hash": "hash"}); got != "" {
 		t.Errorf("without its label the revision is %q", got)
 	}
-	h.SetKinds([]Kind{labelled, sails})
+	h.SetKinds([]Kind{labelled, widgets})
 	if n := h.revisions.Load(); n != 1 {
-		t.Errorf("told of %d changes of revisions, want 1", n)
+		t.Errorf("%d calls for changed revisions, want 1", n)
 	}
-	h.SetKinds([]Kind{oars})
-	expect("named no more", ref(oars), "hash")
+	h.SetKinds([]Kind{gadgets})
+	expect("after the label is removed", ref(gadgets), "hash")
 	if n := h.revisions.Load(); n != 2 {
-		t.Errorf("told of %d changes of revisions, want 2", n)
+		t.Errorf("%d calls for changed revisions, want 2", n)
 	}
 }
 
-func TestAMissingPermissionIsAProblemAndHoldsUpNobody(t *testing.T) {
-	h := newHarbour(t, custom(sails, "main"), custom(oars, "left"))
+func TestAMissingPermissionIsAProblemAndDelaysNoOtherKind(t *testing.T) {
+	h := newFixture(t, custom(widgets, "main"), custom(gadgets, "left"))
 	var allowed atomic.Bool
-	h.dynamic.PrependReactor("list", "sails", func(clienttesting.Action) (bool, apiruntime.Object, error) {
+	h.dynamic.PrependReactor("list", "widgets", func(clienttesting.Action) (bool, apiruntime.Object, error) {
 		if allowed.Load() {
 			return false, nil, nil
 		}
-		return true, nil, apierrors.NewForbidden(sails.GroupVersion().WithResource("sails").GroupResource(), "", nil)
+		return true, nil, apierrors.NewForbidden(widgets.GroupVersion().WithResource("widgets").GroupResource(), "", nil)
 	})
-	h.SetKinds([]Kind{sails, oars})
+	h.SetKinds([]Kind{widgets, gadgets})
 	start(t, h.Walker)
-	build.Eventually(t, "the Oar is known", h.knows("left"))
+	build.Eventually(t, "the Gadget is cached", h.isCached("left"))
 	problems := h.Problems()
-	if len(problems) != 1 || problems[0].Verb != "list" || problems[0].Kind.Kind != "Sail" || !apierrors.IsForbidden(problems[0].Err) {
+	if len(problems) != 1 || problems[0].Verb != "list" || problems[0].Kind.Kind != "Widget" || !apierrors.IsForbidden(problems[0].Err) {
 		t.Fatalf("problems are %+v", problems)
 	}
 	if h.problems.Load() != 1 {
-		t.Errorf("told of %d problems, want 1", h.problems.Load())
+		t.Errorf("%d calls for problems, want 1", h.problems.Load())
 	}
 	allowed.Store(true)
-	build.Eventually(t, "the Sail is known once it may be", h.knows("main"))
+	build.Eventually(t, "the Widget is cached once it may be listed", h.isCached("main"))
 	build.Eventually(t, "the problem is gone", func() bool { return len(h.Problems()) == 0 && h.problems.Load() == 2 })
 }
 
-func TestAnObjectThatDoesNotSayHowManyPodsItWantsIsAProblem(t *testing.T) {
-	h := newHarbour(t, custom(sails, "main", crew("5")), custom(sails, "jib", crew(int64(3))))
-	h.SetKinds([]Kind{sails})
+func TestAnObjectWithInvalidReplicasIsAProblem(t *testing.T) {
+	h := newFixture(t, custom(widgets, "main", size("5")), custom(widgets, "second", size(int64(3))))
+	h.SetKinds([]Kind{widgets})
 	start(t, h.Walker)
-	build.Eventually(t, "the Sail is known", h.knows("main")) // nobody waits for a further kind
+	build.Eventually(t, "the Widget is cached", h.isCached("main")) // HasSynced does not wait for further kinds
 	if o := h.Get("main"); o.Replicas != nil {
-		t.Errorf("the Sail is %+v", o)
+		t.Errorf("the Widget is cached as %+v", o)
 	}
-	build.Eventually(t, "the problem is known", func() bool { return len(h.Problems()) == 1 })
+	build.Eventually(t, "the problem is reported", func() bool { return len(h.Problems()) == 1 })
 	problems := h.Problems()
-	if len(problems) != 1 || problems[0].Verb != "" || !strings.Contains(problems[0].Err.Error(), "reading Sail ns/main: .spec.crew is no number of pods") {
+	if len(problems) != 1 || problems[0].Verb != "" || !strings.Contains(problems[0].Err.Error(), "reading Widget ns/main: .spec.size is no number of replicas") {
 		t.Errorf("problems are %+v", problems)
 	}
 }
 
 func TestReplicasAt(t *testing.T) {
-	at := func(value any) map[string]any { return map[string]any{"spec": map[string]any{"crew": value}} }
+	at := func(value any) map[string]any { return map[string]any{"spec": map[string]any{"size": value}} }
 	tests := map[string]struct {
 		object map[string]any
 		want   *int32
 		bad    bool
 	}{
-		"a number":                 {object: at(int64(3)), want: new(int32(3))},
-		"none":                     {object: at(int64(0)), want: new(int32(0))},
-		"a whole number as float":  {object: at(3.0), want: new(int32(3))},
-		"half a pod":               {object: at(2.5), bad: true},
-		"fewer than none":          {object: at(int64(-1)), bad: true},
-		"more than can be counted": {object: at(int64(1 << 31)), bad: true},
-		"far more":                 {object: at(1e300), bad: true},
-		"a text":                   {object: at("3"), bad: true},
-		"an object":                {object: at(map[string]any{}), bad: true},
-		"null":                     {object: at(nil)},
-		"no such field":            {object: map[string]any{"spec": map[string]any{}}},
-		"nothing on the way":       {object: map[string]any{}},
-		"a text on the way":        {object: map[string]any{"spec": "x"}, bad: true},
+		"a number":                {object: at(int64(3)), want: new(int32(3))},
+		"zero":                    {object: at(int64(0)), want: new(int32(0))},
+		"a whole number as float": {object: at(3.0), want: new(int32(3))},
+		"half a pod":              {object: at(2.5), bad: true},
+		"negative":                {object: at(int64(-1)), bad: true},
+		"more than an int32":      {object: at(int64(1 << 31)), bad: true},
+		"far more":                {object: at(1e300), bad: true},
+		"a text":                  {object: at("3"), bad: true},
+		"an object":               {object: at(map[string]any{}), bad: true},
+		"null":                    {object: at(nil)},
+		"no such field":           {object: map[string]any{"spec": map[string]any{}}},
+		"no parent field":         {object: map[string]any{}},
+		"a text as parent":        {object: map[string]any{"spec": "x"}, bad: true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := replicasAt(tc.object, []string{"spec", "crew"})
+			got, err := replicasAt(tc.object, []string{"spec", "size"})
 			if (err != nil) != tc.bad {
 				t.Errorf("error is %v", err)
 			}
@@ -330,8 +330,7 @@ func TestReplicasAt(t *testing.T) {
 	}
 }
 
-// TestBuiltInKindsAreNotConfigured: what the walk watches anyway is refused in
-// the ConfigMap.
+// TestBuiltInKindsAreNotConfigured: the ConfigMap must not name built-in kinds.
 func TestBuiltInKindsAreNotConfigured(t *testing.T) {
 	for _, k := range builtinKinds(build.NewAPI(t).Client()) {
 		entry := "- {group: " + k.Group + ", version: v1, kind: " + k.Kind + "}"

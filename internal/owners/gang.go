@@ -15,10 +15,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// revisionAnnotation numbers the ReplicaSets of a Deployment.
+// revisionAnnotation is the number that the Deployment controller gives a ReplicaSet.
 const revisionAnnotation = "deployment.kubernetes.io/revision"
 
-// gangOf reads what a PodGroup takes from an object.
+// gangOf reads the fields of an object that its PodGroup depends on.
 func gangOf(obj metav1.Object) ownership.Gang {
 	g := ownership.Gang{Annotations: gang.Annotations(obj.GetAnnotations()), DependentsFirst: gang.DependentsFirst(obj), Orphans: gang.Orphans(obj)}
 	switch o := obj.(type) {
@@ -27,7 +27,7 @@ func gangOf(obj metav1.Object) ownership.Gang {
 	case *appsv1.StatefulSet:
 		g.UpdateRevision = strings.Clone(o.Status.UpdateRevision)
 	case *appsv1.DaemonSet:
-		if o.Status.ObservedGeneration > 0 { // a new one's pods come before its status says how many
+		if o.Status.ObservedGeneration > 0 { // before that the status holds no number
 			g.Members = new(o.Status.DesiredNumberScheduled)
 		}
 	case *batchv1.Job:
@@ -36,7 +36,7 @@ func gangOf(obj metav1.Object) ownership.Gang {
 	return g
 }
 
-// membersOf is how many pods a Job has at a time: none if it is suspended or has ended.
+// membersOf returns how many pods a Job runs at a time: 0 if it is suspended or has ended.
 func membersOf(job *batchv1.Job) int32 {
 	if ptr.Deref(job.Spec.Suspend, false) {
 		return 0
@@ -53,7 +53,8 @@ func membersOf(job *batchv1.Job) int32 {
 	return members
 }
 
-// sameGang tells whether PodGroups take the same from two states of an object.
+// sameGang reports whether two states of an object are equal in the fields that PodGroups
+// depend on.
 func sameGang(a, b *ownership.Object) bool {
 	return a.Gang.Order == b.Gang.Order && a.Gang.UpdateRevision == b.Gang.UpdateRevision && a.Deleting == b.Deleting &&
 		a.Gang.DependentsFirst == b.Gang.DependentsFirst && a.Gang.Orphans == b.Gang.Orphans &&

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestHowManyPodsAnOwnerHas is what bounds minMember from above.
+// TestHowManyPodsAnOwnerHas: this number is the upper bound of minMember.
 func TestHowManyPodsAnOwnerHas(t *testing.T) {
 	job := func(change func(*batchv1.Job)) build.Object {
 		job := build.Job("job")
@@ -42,7 +42,7 @@ func TestHowManyPodsAnOwnerHas(t *testing.T) {
 		"a Job that has failed":              {job(ends(batchv1.JobFailed)), new(int32(0))},
 		"a DaemonSet":                        {daemons(appsv1.DaemonSetStatus{ObservedGeneration: 1, DesiredNumberScheduled: 3}), new(int32(3))},
 		"a DaemonSet without nodes":          {daemons(appsv1.DaemonSetStatus{ObservedGeneration: 1}), new(int32(0))},
-		"a DaemonSet that nobody has seen":   {daemons(appsv1.DaemonSetStatus{}), nil},
+		"a DaemonSet without a status":       {daemons(appsv1.DaemonSetStatus{}), nil},
 		"a ReplicaSet, whose replicas count": {build.ReplicaSet("rs"), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -53,7 +53,8 @@ func TestHowManyPodsAnOwnerHas(t *testing.T) {
 	}
 }
 
-// TestHowAnOwnerIsDeleted tells whether its PodGroup may name it, and is a change.
+// TestHowAnOwnerIsDeleted: finalizers decide whether a PodGroup may get an owner reference,
+// so they count as a change.
 func TestHowAnOwnerIsDeleted(t *testing.T) {
 	is := build.Owner(build.Deployment("web", build.Deleting("example.com/a")))
 	for finalizer, want := range map[string]ownership.Gang{
@@ -68,10 +69,10 @@ func TestHowAnOwnerIsDeleted(t *testing.T) {
 			t.Errorf("with finalizer %s: %+v, want %+v", finalizer, got, want)
 		}
 		if same := sameGang(is, build.Owner(web)); same != (!want.Orphans && !want.DependentsFirst) {
-			t.Errorf("finalizer %s is no change: %t", finalizer, same)
+			t.Errorf("finalizer %s: sameGang is %t", finalizer, same)
 		}
 	}
 	if gangOf(build.Deployment("web", build.With(func(d *appsv1.Deployment) { d.Finalizers = []string{metav1.FinalizerOrphanDependents} }))).Orphans {
-		t.Error("it is not being deleted")
+		t.Error("finalizers count without a deletion")
 	}
 }

@@ -7,6 +7,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
@@ -35,7 +37,7 @@ func (w *Walker) Start(ctx context.Context) error {
 	return nil
 }
 
-// launchLocked runs a informer if the walker runs.
+// launchLocked runs an informer if the walker runs.
 func (w *Walker) launchLocked(f *informer) {
 	if w.ctx == nil || w.ended {
 		return
@@ -55,9 +57,9 @@ func (w *Walker) launchLocked(f *informer) {
 // NeedLeaderElection is false: every replica keeps warm caches.
 func (w *Walker) NeedLeaderElection() bool { return false }
 
-// HasSynced tells whether every built-in kind has been listed once, and whether
-// SetKinds has said which others there are. One of the others that has not been
-// listed holds up its own pods and nobody else: see ErrOwnerUnread.
+// HasSynced reports whether every built-in kind has been listed once, and whether
+// SetKinds was called, if Extend was. A further kind that has not been listed delays
+// its own pods only: see ErrOwnerUnread.
 func (w *Walker) HasSynced() bool {
 	for _, f := range w.informers {
 		if !f.synced.Load() {
@@ -67,38 +69,38 @@ func (w *Walker) HasSynced() bool {
 	return w.dynamic == nil || w.configured.Load()
 }
 
-// informer is the store behind one kind's reflector: it slims what it is given and
-// hands it to the walker.
+// informer is the store behind the reflector of one kind. It slims objects and puts
+// them into the walker.
 type informer struct {
 	walker *Walker
 	kind   *kind
 	synced atomic.Bool
 
-	// cancel ends the informer, and done tells that it has ended; nil until it runs.
-	// Both are guarded by the walker's lifecycle.
+	// cancel stops the informer, and done is closed once it has stopped; nil until it
+	// runs. Both are guarded by the walker's lifecycle.
 	cancel context.CancelFunc
 	done   chan struct{}
 
 	mu sync.Mutex
-	// closed: the kind is no workload any more, or another informer has taken over.
-	// Whatever still comes in is dropped.
+	// closed: the kind was removed, or another informer has replaced this one.
+	// Objects that still arrive are dropped.
 	closed bool
-	known  uidSet // UIDs of this kind, to find what a new list does not hold any more
-	// failures are those of the last list and of the last watch, by verb, and
-	// the first object that does not say how many pods it wants.
+	known  sets.Set[types.UID] // UIDs of this kind, to find those that a new list lacks
+	// failures holds the errors of the last list and of the last watch, by verb, and
+	// under verbNone that of the first object without a valid number of replicas.
 	failures map[string]failure
-	// slow: the first list takes long.
+	// slow: the first list has taken longer than problemTime.
 	slow bool
 }
 
-// failure is what is wrong, and whether it is for so long that it is told.
+// failure is an error, and whether it is a Problem: it lasts long enough.
 type failure struct {
-	err  error
-	told bool
+	err     error
+	problem bool
 }
 
 func newInformer(w *Walker, k *kind) *informer {
-	return &informer{walker: w, kind: k, known: uidSet{}, failures: map[string]failure{}}
+	return &informer{walker: w, kind: k, known: sets.New[types.UID](), failures: map[string]failure{}}
 }
 
 func (f *informer) run(ctx context.Context) {
@@ -130,7 +132,7 @@ func (f *informer) Update(obj any) error {
 	if f.closed {
 		return nil
 	}
-	f.known[o.UID] = struct{}{}
+	f.known.Insert(o.UID)
 	f.walker.Put(o)
 	return nil
 }
@@ -145,13 +147,13 @@ func (f *informer) Delete(obj any) error {
 	if f.closed {
 		return nil
 	}
-	delete(f.known, o.UID)
+	f.known.Delete(o.UID)
 	f.walker.Drop(o.UID)
 	return nil
 }
 
-// Transformer implements cache.TransformingStore: of the objects that a list
-// streams, the reflector gathers what is kept of them, and not the whole.
+// Transformer implements cache.TransformingStore: the reflector collects a streamed
+// list as slim objects, so that whole objects do not add up in memory.
 func (f *informer) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		o, err := f.slim(obj)
@@ -163,11 +165,11 @@ func (f *informer) Transformer() cache.TransformFunc {
 }
 
 func (f *informer) Replace(list []any, _ string) error {
-	present := uidSet{}
+	present := sets.New[types.UID]()
 	objects := make([]*ownership.Object, 0, len(list))
 	for _, obj := range list {
 		if o, _ := f.slim(obj); o != nil {
-			present[o.UID] = struct{}{}
+			present.Insert(o.UID)
 			objects = append(objects, o)
 		}
 	}
@@ -179,16 +181,16 @@ func (f *informer) Replace(list []any, _ string) error {
 	return nil
 }
 
-// replace puts the listed objects in the place of those that are known, and
-// reports whether the informer is still in use.
-func (f *informer) replace(objects []*ownership.Object, present uidSet) bool {
+// replace replaces the known objects by the listed ones, and reports whether the
+// informer is still in use.
+func (f *informer) replace(objects []*ownership.Object, present sets.Set[types.UID]) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
 		return false
 	}
 	for uid := range f.known {
-		if _, ok := present[uid]; !ok {
+		if !present.Has(uid) {
 			f.walker.Drop(uid)
 		}
 	}
@@ -203,24 +205,24 @@ func (f *informer) setSynced() {
 	f.mu.Lock()
 	f.synced.Store(true)
 	f.kind.listed.Store(true)
-	was := f.slow
+	wasSlow := f.slow
 	f.slow = false
 	f.mu.Unlock()
-	if f.kind.further && !f.walker.impatient {
+	if f.kind.further && !f.walker.ofLineage {
 		syncedGauge.WithLabelValues(f.kind.GroupKind().String()).Set(1)
 	}
-	if was {
-		f.tell()
+	if wasSlow {
+		f.problemsChanged()
 	}
 }
 
 func (f *informer) Resync() error { return nil }
 
-// close makes the informer drop whatever still comes in, and returns what it knows.
-func (f *informer) close() uidSet {
+// close makes the informer drop objects that still arrive, and returns the known UIDs.
+func (f *informer) close() sets.Set[types.UID] {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	known := f.known
-	f.closed, f.known = true, uidSet{}
+	f.closed, f.known = true, sets.New[types.UID]()
 	return known
 }

@@ -25,7 +25,7 @@ func start(t *testing.T, w *Walker) {
 	go func() {
 		defer close(stopped)
 		if err := w.Start(ctx); err != nil {
-			t.Errorf("the walk ended: %v", err)
+			t.Errorf("the walker ended: %v", err)
 		}
 	}()
 	t.Cleanup(func() {
@@ -35,7 +35,7 @@ func start(t *testing.T, w *Walker) {
 	build.Eventually(t, "every kind is listed", w.HasSynced)
 }
 
-func TestFeedsKeepTheCacheLikeTheAPIServer(t *testing.T) {
+func TestInformersKeepTheCacheLikeTheAPIServer(t *testing.T) {
 	owner := build.Deployment("owner")
 	cron := &batchv1.CronJob{}
 	cron.Namespace, cron.Name, cron.UID, cron.Generation = build.Namespace, "cron", "cron", 1
@@ -72,7 +72,7 @@ func TestFeedsKeepTheCacheLikeTheAPIServer(t *testing.T) {
 	api.Delete(build.Deployment("late"))
 	build.Eventually(t, "a deletion is seen", func() bool { return w.Get("late") == nil })
 	if got := w.Requiring(Propagation, build.Namespace, "q"); len(got) != 0 {
-		t.Errorf("%v require a policy and are gone", names(got))
+		t.Errorf("%v were deleted and require a policy", names(got))
 	}
 }
 
@@ -107,7 +107,7 @@ func informerOf(w *Walker, kind string) *informer {
 func TestReplaceDropsWhatIsGoneAndOnlyOfItsKind(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
 	type change struct{ Old, New string }
-	var told []change
+	var changes []change
 	w.OnChange(func(old, new *ownership.Object) {
 		var c change
 		if old != nil {
@@ -116,7 +116,7 @@ func TestReplaceDropsWhatIsGoneAndOnlyOfItsKind(t *testing.T) {
 		if new != nil {
 			c.New = new.Name
 		}
-		told = append(told, c)
+		changes = append(changes, c)
 	})
 	deployments, replicaSets := informerOf(w, "Deployment"), informerOf(w, "ReplicaSet")
 	if err := replicaSets.Replace([]any{build.ReplicaSet("rs")}, "1"); err != nil {
@@ -136,18 +136,18 @@ func TestReplaceDropsWhatIsGoneAndOnlyOfItsKind(t *testing.T) {
 		}
 	}
 	want := []change{{"", "a"}, {"", "b"}, {"", "c"}, {"", "rs"}, {"a", "a"}, {"b", ""}}
-	if diff := cmp.Diff(want, told, cmpopts.SortSlices(func(a, b change) bool { return a.Old+"\x00"+a.New < b.Old+"\x00"+b.New })); diff != "" {
-		t.Errorf("handlers were told otherwise (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, changes, cmpopts.SortSlices(func(a, b change) bool { return a.Old+"\x00"+a.New < b.Old+"\x00"+b.New })); diff != "" {
+		t.Errorf("wrong calls of handlers (-want +got):\n%s", diff)
 	}
 }
 
-func TestFeedsRefuseWhatIsNoObject(t *testing.T) {
+func TestInformersRefuseOtherTypes(t *testing.T) {
 	f := informerOf(NewWalker(build.NewAPI(t).Client()), "Deployment")
 	if f.Add("no object") == nil || f.Update("no object") == nil || f.Delete("no object") == nil {
-		t.Error("something that is no object was stored")
+		t.Error("something that is not an object was stored")
 	}
 	if err := f.Replace([]any{"no object"}, "1"); err != nil || !f.synced.Load() {
-		t.Errorf("one entry that is no object stops a list: %v", err)
+		t.Errorf("one entry that is not an object stops a list: %v", err)
 	}
 }
 
@@ -175,18 +175,18 @@ func TestControllerOf(t *testing.T) {
 	}
 }
 
-// TestAListOfOwnersIsGatheredSlim: what the reflector holds until a list is
-// complete is what is kept.
+// TestAListOfOwnersIsGatheredSlim: the reflector holds slim objects until a list is
+// complete.
 func TestAListOfOwnersIsGatheredSlim(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
 	var store cache.ReflectorStore = informerOf(w, "Deployment")
 	transforming, ok := store.(cache.TransformingStore)
 	if !ok {
-		t.Fatal("whole objects are gathered")
+		t.Fatal("the reflector collects whole objects")
 	}
 	slim, err := transforming.Transformer()(build.Deployment("slim", build.Requires("p", "")))
 	if _, is := slim.(*ownership.Object); !is || err != nil {
-		t.Fatalf("gathered is %T, error %v", slim, err)
+		t.Fatalf("the reflector collects %T, error %v", slim, err)
 	}
 	if err := store.Replace([]any{slim, build.Deployment("whole", build.Requires("p", ""))}, "1"); err != nil {
 		t.Fatal(err)
@@ -195,7 +195,7 @@ func TestAListOfOwnersIsGatheredSlim(t *testing.T) {
 		t.Errorf("%v require the policy, want both", names(got))
 	}
 	if o, err := transforming.Transformer()("no object"); o != nil || err == nil {
-		t.Errorf("what is no object became %v, error %v", o, err)
+		t.Errorf("something that is not an object became %v, error %v", o, err)
 	}
 }
 

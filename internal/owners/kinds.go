@@ -23,6 +23,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 )
 
@@ -30,36 +31,36 @@ import (
 type kind struct {
 	schema.GroupVersionKind
 	resource string
-	// listWatch is where the kind's objects come from, through client.
+	// listWatch lists and watches the objects of the kind with client.
 	listWatch *cache.ListWatch
 	client    any
 	// get reads one object.
 	get func(ctx context.Context, namespace, name string) (any, error)
-	// expected is an object of the type that listWatch gives, or nil for any.
+	// expected is an object of the type that listWatch returns, or nil for any type.
 	expected runtime.Object
-	// replicas reads the number of pods that an object wants, or nil. An error
-	// says why there is none where one should be.
+	// replicas reads the number of replicas of an object; nil if it has none. An error
+	// means that the object should have one and the value is invalid.
 	replicas func(obj any) (*int32, error)
-	// template leads to the pod template of a further kind; nil if nobody said.
+	// template is the path of the pod template of a further kind; nil if it is not set.
 	template []string
-	// further: the kind is none of the built-in ones.
+	// further: the kind is not a built-in one.
 	further bool
 	// clusterScoped: objects of the kind are in no namespace.
 	clusterScoped bool
-	// unread is set for a while after a read failed: nothing is read until then. Only
-	// of a further kind.
+	// unread is set after a read of an object of a further kind failed: no object of the
+	// kind is read until it expires.
 	unread atomic.Pointer[unread]
-	// listed: the caches hold all objects of the kind.
+	// listed: the kind has been listed, so that the caches hold all of its objects.
 	listed atomic.Bool
 }
 
-// unread is why no object of a kind is read, and until when.
+// unread is the error of a failed read, and until when it answers further reads.
 type unread struct {
 	err   error
 	until time.Time
 }
 
-// whyUnread is why no object of the kind is read now, or nil.
+// whyUnread returns the error because of which no object of the kind is read now, or nil.
 func (k *kind) whyUnread(now time.Time) error {
 	if u := k.unread.Load(); u != nil && now.Before(u.until) {
 		return u.err
@@ -70,7 +71,7 @@ func (k *kind) whyUnread(now time.Time) error {
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets;daemonsets,verbs=get;list;watch
 // +kubebuilder:rbac:groups=batch,resources=jobs;cronjobs,verbs=get;list;watch
 
-// builtinKinds are the workload kinds of Kubernetes itself, which are always on.
+// builtinKinds returns the workload kinds of Kubernetes itself. They are always watched.
 func builtinKinds(client kubernetes.Interface) []*kind {
 	apps, batch := appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion
 	rest := map[schema.GroupVersion]rest.Interface{apps: client.AppsV1().RESTClient(), batch: client.BatchV1().RESTClient()}
@@ -100,7 +101,7 @@ func builtinKinds(client kubernetes.Interface) []*kind {
 	}
 }
 
-// podTemplates are where the built-in kinds keep the template of their pods.
+// podTemplates are the paths of the pod templates of the built-in kinds.
 var podTemplates = map[schema.GroupKind][]string{
 	{Group: appsv1.GroupName, Kind: "Deployment"}:  {"spec", "template"},
 	{Group: appsv1.GroupName, Kind: "ReplicaSet"}:  {"spec", "template"},
@@ -110,6 +111,7 @@ var podTemplates = map[schema.GroupKind][]string{
 	{Group: batchv1.GroupName, Kind: "CronJob"}:    {"spec", "jobTemplate", "spec", "template"},
 }
 
+// orOne returns a copy, or the default of Kubernetes: one replica.
 func orOne(n *int32) *int32 {
 	if n == nil {
 		return new(int32(1))
@@ -117,11 +119,11 @@ func orOne(n *int32) *int32 {
 	return new(*n)
 }
 
-// errNoObject: what came is no object at all.
+// errNoObject: a watch delivered something that is not an API object.
 var errNoObject = errors.New("unexpected type")
 
-// slim keeps of an object what the decisions need. An object comes with an
-// error too, where it does not say how many pods it wants and should.
+// slim returns the fields of an object that decisions use. If the number of replicas is
+// invalid it returns both an object, without replicas, and an error.
 func (k *kind) slim(obj any) (*ownership.Object, error) {
 	m, ok := obj.(metav1.Object)
 	if !ok {
@@ -150,8 +152,8 @@ func (k *kind) slim(obj any) (*ownership.Object, error) {
 	return o, err
 }
 
-// selectorOf reads by which labels an object finds its pods. Of an object of
-// which only metadata is read that is not known.
+// selectorOf reads the label selector by which an object finds its pods. It is unknown,
+// the zero value, where only the metadata of objects is read.
 func selectorOf(obj any) ownership.Selector {
 	switch o := obj.(type) {
 	case *appsv1.Deployment:
@@ -165,15 +167,15 @@ func selectorOf(obj any) ownership.Selector {
 	case *batchv1.Job:
 		return ownership.SelectorOf(o.Spec.Selector)
 	case *batchv1.CronJob:
-		return ownership.SelectorByKeys() // it finds its Jobs by their owner
+		return ownership.SelectorByKeys() // it finds its Jobs by their controller reference
 	case *unstructured.Unstructured:
 		return selectorIn(o.Object)
 	}
 	return ownership.Selector{}
 }
 
-// selectorIn reads spec.selector of an object of any kind, where that is a
-// label selector.
+// selectorIn reads spec.selector of an object of any kind. It returns the zero value if
+// that is not a label selector.
 func selectorIn(object map[string]any) ownership.Selector {
 	fields, found, err := unstructured.NestedMap(object, "spec", "selector")
 	if err != nil || !found || fields["matchLabels"] == nil && fields["matchExpressions"] == nil {
@@ -186,10 +188,11 @@ func selectorIn(object map[string]any) ownership.Selector {
 	return ownership.SelectorOf(selector)
 }
 
-// maxRefusal bounds what is kept of an API server's message, in bytes.
+// maxRefusal bounds the part of an API server's message that is kept, in bytes.
 const maxRefusal = 1000
 
-// podsRefused reads why an object's pods cannot be created.
+// podsRefused reads why the pods of an object cannot be created, from its conditions. It
+// copies the message, so that the cache does not keep the whole object in memory.
 func podsRefused(obj any) string {
 	message := ""
 	switch o := obj.(type) {
@@ -206,10 +209,10 @@ func podsRefused(obj any) string {
 			}
 		}
 	}
-	return strings.Clone(strings.ToValidUTF8(message[:min(len(message), maxRefusal)], ""))
+	return strings.Clone(conditions.Truncate(message, maxRefusal))
 }
 
-// ControllerOf picks the controller among an object's owners, or nil.
+// ControllerOf returns the controller among the owners of an object, or nil.
 func ControllerOf(refs []metav1.OwnerReference) *ownership.Reference {
 	for i := range refs {
 		if refs[i].Controller != nil && *refs[i].Controller {

@@ -12,117 +12,130 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
+	"k8s.io/utils/lru"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// Lineage walks up from a pod through owners of any kind, for decisions that a walk
-// which ends early does not harm: which PodGroup a pod is in. Policies do not depend on
-// it, so that a kind that cannot be read holds up no pod that has none.
+// Lineage walks up from a pod through owners of any kind. It serves decisions that stay
+// harmless if a walk ends early: which PodGroup a pod is in. Policies do not use it, so
+// that a kind that cannot be read delays no pod without a PodGroup.
 //
-// Kinds beside the Walker's are met while walking. Their first object is read; from
-// then on the metadata of all of them is watched, if that is allowed. Each owner is
-// read once, however many pods ask.
+// It discovers kinds that the Walker does not watch while it walks. It reads the first
+// object of such a kind, and from then on watches the metadata of all objects of the
+// kind, if RBAC allows that. It reads each owner once, however many pods share the owner.
+// Safe for concurrent use.
 type Lineage struct {
 	walker *Walker
-	// others holds the kinds that walker does not know.
+	// others holds the kinds that walker does not watch.
 	others *Walker
-	// discovery is asked how kinds are served. Its client has a timeout.
+	// discovery returns how kinds are served. Its client must have a timeout.
 	discovery discovery.DiscoveryInterface
+	// mapTime is the constant mapTime; tests shorten it.
+	mapTime time.Duration
+
+	// unknown holds the kinds (schema.GroupKind) that could not be discovered, each with
+	// the error and until when it counts (unread).
+	unknown *lru.Cache
+	// aliases maps kinds as references spell them to kinds as the API server does, both
+	// schema.GroupKind.
+	aliases *lru.Cache
+	// hung holds the API groups (string) whose discovery timed out, with the time until
+	// which discovery is not tried again (time.Time): owner references that name many
+	// kinds or versions of one such group wait once.
+	hung *lru.Cache
 
 	mu sync.Mutex
-	// readings are reads of the last minutes, by owner and namespace of who asks.
-	readings map[readingKey]*reading
-	// unknown are kinds that could not be mapped, until when that is believed.
-	unknown map[schema.GroupKind]unread
-	// aliases are kinds that references write otherwise than the API server does.
-	aliases map[schema.GroupKind]schema.GroupKind
-	// hung are API groups that did not answer how a kind is served, until when they are not
-	// asked again: whoever names many kinds or versions of one waits once.
-	hung map[string]time.Time
-	// mapTime is how long is waited for that answer.
-	mapTime time.Duration
-	// questions are those that the mapper has not answered yet.
-	questions map[schema.GroupVersionKind]*question
-	// watched are the kinds of others whose metadata is watched, as far as that is allowed.
-	watched map[schema.GroupKind]bool
+	// readings holds the *reading of each readingKey.
+	readings *lru.Cache
+	// lookups are the discovery requests that are under way.
+	lookups map[schema.GroupVersionKind]*lookup
+	// watched are the kinds of others whose metadata is watched, as far as RBAC allows.
+	watched sets.Set[schema.GroupKind]
 }
 
+// readingKey is an owner and the namespace of the object that refers to it: whether the
+// reference is valid depends on both.
 type readingKey struct {
 	uid       types.UID
 	namespace string
 }
 
-// reading is one read: done is closed when the rest is set.
+// reading is one read of an owner. done is closed once the other fields are set.
 type reading struct {
 	done  chan struct{}
 	owner *ownership.Object
 	err   error
-	// until is how long it counts; recent is for an owner whose kind a watch has listed
-	// since: by then the watch has it.
+	// until is when the result expires. If a watch has listed the kind since, it expires
+	// at recent already: the watch delivers the owner by then.
 	recent, until time.Time
 }
 
-// over tells whether the owner is to be read again.
-func (r *reading) over(now time.Time, listed bool) bool {
+// expired reports whether the owner has to be read again. It is false for a read that is
+// under way.
+func (r *reading) expired(now time.Time, listed bool) bool {
 	return !r.until.IsZero() && (!now.Before(r.until) || listed && !now.Before(r.recent))
 }
 
-// EndReason says why a walk ended below the topmost owner.
+// EndReason is why a walk ended below the topmost owner.
 type EndReason string
 
 const (
-	// EndGone: the next owner does not exist (any more), or is in another namespace.
+	// EndGone: the next owner does not exist, or not any more, or is in another namespace.
 	EndGone EndReason = "Gone"
 	// EndForbidden: atoll-manager may not read the next owner.
 	EndForbidden EndReason = "Forbidden"
 	// EndUnknown: the API server does not serve the kind of the next owner.
 	EndUnknown EndReason = "Unknown"
-	// EndCycle: the owners lead back into themselves.
+	// EndCycle: the next owner is in the chain already.
 	EndCycle EndReason = "Cycle"
 	// EndTooDeep: there are more than ownership.MaxHops owners.
 	EndTooDeep EndReason = "TooDeep"
 )
 
-// End is where a walk ended that did not come to the topmost owner.
+// End is where a walk ended that did not reach the topmost owner.
 type End struct {
 	Reason EndReason
-	// At is the owner that could not be reached.
+	// At is the owner that was not reached.
 	At ownership.Reference
-	// Resource is how the API server serves its kind, if it is known.
+	// Resource is the resource of its kind; empty if the kind was not discovered.
 	Resource schema.GroupResource
 }
 
 const (
-	// recentTime is how long a read counts of an owner whose kind a watch has listed.
-	// keptTime is for kinds that are not watched, because they are too many or may not be.
+	// recentTime is how long a read counts if a watch has listed the kind of the owner.
+	// keptTime is for kinds without a watch: RBAC forbids it, or there are maxOthers.
 	recentTime, keptTime = 10 * time.Second, 10 * time.Minute
 	// maxReadings bounds the reads that are remembered.
 	maxReadings = 20_000
-	// maxOthers bounds the kinds that are watched: whoever may create pods can name any.
+	// maxOthers bounds the kinds that are watched: everybody who may create pods can
+	// name any kind in an owner reference.
 	maxOthers = 50
-	// mapTime bounds the question how a kind is served.
+	// mapTime bounds the discovery of one kind.
 	mapTime = 3 * time.Second
-	// hungTime is how long an API group is not asked that did not answer.
+	// hungTime is the pause before another discovery in an API group that timed out.
 	hungTime = 10 * time.Second
 )
 
-// NewLineage makes a lineage beside a walker. Start must run for kinds to be watched. The
-// clients must have timeouts.
+// NewLineage returns a lineage that shares the caches of a walker. Kinds are watched only
+// while Start runs. The clients must have timeouts.
 func NewLineage(walker *Walker, metadata metadata.Interface, discovery discovery.DiscoveryInterface) *Lineage {
 	others := NewWalker(nil)
-	others.impatient = true
+	others.ofLineage = true
 	others.metadata = metadata
 	return &Lineage{
-		walker: walker, others: others, discovery: discovery,
-		readings: map[readingKey]*reading{}, unknown: map[schema.GroupKind]unread{}, aliases: map[schema.GroupKind]schema.GroupKind{}, hung: map[string]time.Time{}, mapTime: mapTime, questions: map[schema.GroupVersionKind]*question{}, watched: map[schema.GroupKind]bool{},
+		walker: walker, others: others, discovery: discovery, mapTime: mapTime,
+		unknown: lru.New(maxGone), aliases: lru.New(maxGone), hung: lru.New(maxGone), readings: lru.New(maxReadings),
+		lookups: map[schema.GroupVersionKind]*lookup{}, watched: sets.New[schema.GroupKind](),
 	}
 }
 
-// OnChange adds a handler for owners of every kind. Call before Start.
+// OnChange adds a handler for owners of every kind. It is called for changes that matter
+// to PodGroups only. Call before Start.
 func (l *Lineage) OnChange(h Handler) {
 	handler := func(old, new *ownership.Object) {
 		if old == nil || new == nil || !sameGang(old, new) {
@@ -133,13 +146,13 @@ func (l *Lineage) OnChange(h Handler) {
 	l.others.OnChange(handler)
 }
 
-// Start watches the kinds that are met, until ctx is done.
+// Start watches the kinds that the lineage discovers, until ctx is done.
 func (l *Lineage) Start(ctx context.Context) error { return l.others.Start(ctx) }
 
 // NeedLeaderElection is false: every replica admits pods.
 func (l *Lineage) NeedLeaderElection() bool { return false }
 
-// HasSynced tells whether the kinds of workloads are known.
+// HasSynced reports whether the walker has synced.
 func (l *Lineage) HasSynced() bool { return l.walker.HasSynced() }
 
 // Get returns an owner that the caches hold, or nil.
@@ -150,7 +163,8 @@ func (l *Lineage) Get(uid types.UID) *ownership.Object {
 	return l.others.Get(uid)
 }
 
-// Above returns the owner and those above it, as far as the caches hold them.
+// Above returns the owner and those above it. It reads the caches only: an owner that
+// they do not hold ends the chain.
 func (l *Lineage) Above(uid types.UID) (chain []*ownership.Object) {
 	for o := l.Get(uid); o != nil && len(chain) < ownership.MaxHops; o = l.Get(o.Controller.UID) {
 		if chain = append(chain, o); o.Controller == nil {
@@ -160,15 +174,15 @@ func (l *Lineage) Above(uid types.UID) (chain []*ownership.Object) {
 	return chain
 }
 
-// Descendants returns the UID and those of all that the caches hold below it.
+// Descendants returns the UID and those of all objects below it in the caches.
 func (l *Lineage) Descendants(uid types.UID) []types.UID {
 	out := []types.UID{uid}
-	seen := uidSet{uid: {}}
+	seen := sets.New(uid)
 	for i := 0; i < len(out); i++ {
 		for _, w := range []*Walker{l.walker, l.others} {
 			for _, child := range w.Descendants(out[i])[1:] {
-				if _, ok := seen[child]; !ok {
-					seen[child] = struct{}{}
+				if !seen.Has(child) {
+					seen.Insert(child)
 					out = append(out, child)
 				}
 			}
@@ -177,33 +191,34 @@ func (l *Lineage) Descendants(uid types.UID) []types.UID {
 	return out
 }
 
-// Chain returns the pod, its controller, that one's controller and so on, as far as
-// they exist and can be read; end says why it is no further, and is nil if the last one
-// has no controller. A pod's controller of which nothing but its name can be known is
-// in the chain as that. An error means that another try may do.
+// Chain returns the pod, its controller, the controller of that and so on, as far as
+// they exist and can be read. end is why the chain stops below the topmost owner; nil if
+// it does not. The pod's own controller is in the chain, with the fields of its reference
+// only, even if it may not be read or its kind is not served. After an error the caller
+// should try again.
 func (l *Lineage) Chain(ctx context.Context, pod *ownership.Object) (chain []*ownership.Object, end *End, err error) {
 	chain = make([]*ownership.Object, 1, 4)
 	chain[0] = pod
-	seen := map[types.UID]bool{pod.UID: true}
+	seen := sets.New(pod.UID)
 	for at := pod; at.Controller != nil; at = chain[len(chain)-1] {
 		ref := at.Controller
 		end := &End{At: *ref}
 		switch {
-		case seen[ref.UID]:
+		case seen.Has(ref.UID):
 			end.Reason = EndCycle
 			return chain, end, nil
 		case len(chain) > ownership.MaxHops:
 			end.Reason = EndTooDeep
 			return chain, end, nil
 		case ref.Name == "" || len(content.IsPathSegmentName(ref.Name)) > 0 || len(validation.IsDNS1123Label(string(ref.UID))) > 0:
-			end.Reason = EndGone // nothing has such a name, or such a UID
+			end.Reason = EndGone // no object can have such a name or UID
 			return chain, end, nil
 		}
 		owner, resource, err := l.owner(ctx, at)
 		end.Resource = resource
 		switch {
 		case err == nil:
-			seen[ref.UID] = true
+			seen.Insert(ref.UID)
 			chain = append(chain, owner)
 			continue
 		case errors.Is(err, ErrOwnerGone):
@@ -217,19 +232,22 @@ func (l *Lineage) Chain(ctx context.Context, pod *ownership.Object) (chain []*ow
 			return nil, nil, err
 		}
 		if at == pod {
-			chain = append(chain, named(at))
+			chain = append(chain, fromReference(at))
 		}
 		return chain, end, nil
 	}
 	return chain, nil, nil
 }
 
-// named is a controller of which nothing but its reference is known.
-func named(of *ownership.Object) *ownership.Object {
+// fromReference returns the controller of an object with the fields of its reference
+// only. A reference holds no namespace: that of the object is taken.
+func fromReference(of *ownership.Object) *ownership.Object {
 	ref := of.Controller
 	return &ownership.Object{GroupVersionKind: ref.GroupVersionKind, Namespace: of.Namespace, Name: ref.Name, UID: ref.UID}
 }
 
+// owner returns the controller of an object, from the caches or the API server, and the
+// resource of its kind if the owner was read.
 func (l *Lineage) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, schema.GroupResource, error) {
 	ref := of.Controller
 	gk := ref.GroupKind()
@@ -245,7 +263,7 @@ func (l *Lineage) owner(ctx context.Context, of *ownership.Object) (*ownership.O
 	}
 	if k == nil {
 		var err error
-		if in, k, err = l.meet(ctx, ref.GroupVersionKind); err != nil {
+		if in, k, err = l.discover(ctx, ref.GroupVersionKind); err != nil {
 			return nil, schema.GroupResource{}, err
 		}
 	}
@@ -256,16 +274,16 @@ func (l *Lineage) owner(ctx context.Context, of *ownership.Object) (*ownership.O
 	return owner, schema.ParseGroupResource(k.resource), err
 }
 
-// once reads an owner, together with whoever else asks for it.
+// once reads an owner. Concurrent calls for the same owner share one read.
 func (l *Lineage) once(ctx context.Context, in *Walker, k *kind, of *ownership.Object) (*ownership.Object, error) {
 	key := readingKey{of.Controller.UID, of.Namespace}
 	now := in.clock.Now()
 	l.mu.Lock()
-	r := l.readings[key]
-	if r == nil || r.over(now, in == l.walker || k.listed.Load()) {
+	last, _ := l.readings.Get(key)
+	r, _ := last.(*reading)
+	if r == nil || r.expired(now, in == l.walker || k.listed.Load()) {
 		r = &reading{done: make(chan struct{})}
-		l.forgetLocked(now)
-		l.readings[key] = r
+		l.readings.Add(key, r)
 		go l.read(context.WithoutCancel(ctx), in, k, of, key, r)
 	}
 	l.mu.Unlock()
@@ -277,7 +295,8 @@ func (l *Lineage) once(ctx context.Context, in *Walker, k *kind, of *ownership.O
 	}
 }
 
-// read ends within readTimeout.
+// read reads an owner into r, and begins to watch its kind if that is discovered. It
+// returns within readTimeout.
 func (l *Lineage) read(ctx context.Context, in *Walker, k *kind, of *ownership.Object, key readingKey, r *reading) {
 	owner, err := in.read(ctx, k, of, of.Controller)
 	if err == nil && !mayOwn(owner, of) {
@@ -293,36 +312,22 @@ func (l *Lineage) read(ctx context.Context, in *Walker, k *kind, of *ownership.O
 	now := in.clock.Now()
 	r.recent, r.until = now.Add(recentTime), now.Add(keptTime)
 	switch {
-	case apierrors.IsForbidden(err): // in this namespace, or for this owner: others may be read
+	case apierrors.IsForbidden(err): // in this namespace, or for this owner: others may be readable
 		r.recent, r.until = now.Add(unreadTime), now.Add(unreadTime)
 	case err != nil:
-		delete(l.readings, key) // the walker knows what not to ask again
+		l.readings.Remove(key) // the walker limits repeated reads after other errors
 	}
 }
 
-func (l *Lineage) forgetLocked(now time.Time) {
-	if len(l.readings) < maxReadings {
-		return
-	}
-	for key, r := range l.readings {
-		if !r.until.IsZero() && !now.Before(r.until) {
-			delete(l.readings, key)
-		}
-	}
-	if len(l.readings) >= maxReadings {
-		clear(l.readings) // those that are under way end all the same
-	}
-}
-
-// watch begins to watch a kind of which an object was read. Pods are not watched: they are
-// too many.
+// watch begins to watch the metadata of a kind. Kinds of the core group are not watched:
+// only pods are read there (discover), and there are too many of them.
 func (l *Lineage) watch(k *kind) {
 	l.mu.Lock()
-	if l.watched[k.GroupKind()] || k.Group == "" || len(l.watched) >= maxOthers {
+	if l.watched.Has(k.GroupKind()) || k.Group == "" || l.watched.Len() >= maxOthers {
 		l.mu.Unlock()
 		return
 	}
-	l.watched[k.GroupKind()] = true
+	l.watched.Insert(k.GroupKind())
 	l.mu.Unlock()
 	l.others.lifecycle.Lock()
 	defer l.others.lifecycle.Unlock()
@@ -331,30 +336,25 @@ func (l *Lineage) watch(k *kind) {
 	}
 }
 
-// meet finds out how a kind is served that was not met before.
-func (l *Lineage) meet(ctx context.Context, gvk schema.GroupVersionKind) (*Walker, *kind, error) {
+// discover asks the API server how a kind is served, and returns the kind and the walker
+// that holds its objects. Of the core group it accepts pods only.
+func (l *Lineage) discover(ctx context.Context, gvk schema.GroupVersionKind) (*Walker, *kind, error) {
 	if gvk.Group == "" && gvk.Kind != "Pod" {
-		// Whoever may create pods can name any kind: those that hold secrets, or are many.
+		// Everybody who may create pods can name any kind in an owner reference. Secrets
+		// must not be read for that, and Events are too many.
 		return nil, nil, &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
 	}
 	now := l.walker.clock.Now()
-	l.mu.Lock()
-	is, known := l.unknown[gvk.GroupKind()]
-	l.mu.Unlock()
-	if known && now.Before(is.until) {
-		return nil, nil, is.err
+	last, _ := l.unknown.Get(gvk.GroupKind())
+	if failed, known := last.(unread); known && now.Before(failed.until) {
+		return nil, nil, failed.err
 	}
 	served, err := l.served(ctx, gvk)
 	if err != nil {
-		return nil, nil, fmt.Errorf("asking how %s is served: %w", gvk.GroupKind(), err)
+		return nil, nil, fmt.Errorf("discovering how %s is served: %w", gvk.GroupKind(), err)
 	}
 	if gvk.GroupKind() != served.GroupKind() {
-		l.mu.Lock()
-		if len(l.aliases) >= maxGone {
-			clear(l.aliases)
-		}
-		l.aliases[gvk.GroupKind()] = served.GroupKind()
-		l.mu.Unlock()
+		l.aliases.Add(gvk.GroupKind(), served.GroupKind())
 	}
 	if k := l.walker.kindOf(served.GroupKind()); k != nil {
 		return l.walker, k, nil
@@ -362,12 +362,13 @@ func (l *Lineage) meet(ctx context.Context, gvk schema.GroupVersionKind) (*Walke
 	l.others.lifecycle.Lock()
 	defer l.others.lifecycle.Unlock()
 	if f := l.others.further[served.GroupKind()]; f != nil {
-		return l.others, f.kind, nil // another pod was first, or this one writes the kind otherwise
+		return l.others, f.kind, nil // added by a concurrent walk, or under another spelling
 	}
 	return l.others, l.others.addLocked(served).kind, nil
 }
 
-// known is a kind that was met, and where its objects are.
+// known returns a kind that is built-in, configured or discovered, and the walker that
+// holds its objects; a nil kind if it is none of these.
 func (l *Lineage) known(gk schema.GroupKind) (*Walker, *kind) {
 	if k := l.walker.kindOf(gk); k != nil {
 		return l.walker, k
@@ -375,32 +376,34 @@ func (l *Lineage) known(gk schema.GroupKind) (*Walker, *kind) {
 	return l.others, l.others.kindOf(gk)
 }
 
-// canonical is a kind as the API server writes it, if that is known.
+// canonical returns a kind as the API server spells it, if it was discovered under
+// another spelling, and gk otherwise.
 func (l *Lineage) canonical(gk schema.GroupKind) schema.GroupKind {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if is, ok := l.aliases[gk]; ok {
-		return is
+	alias, _ := l.aliases.Get(gk)
+	if served, ok := alias.(schema.GroupKind); ok {
+		return served
 	}
 	return gk
 }
 
-// served asks together with whoever else asks, for as long as ctx allows and no longer
-// than mapTime: the client takes no context, and an API server may hang.
+// served is Served with a time limit: that of ctx, and mapTime at most. The discovery
+// client takes no context, and an aggregated API server may hang. Concurrent calls for
+// the same kind share one request.
 func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind, error) {
 	bounded, cancel := context.WithTimeout(ctx, l.mapTime)
 	defer cancel()
 	now := l.walker.clock.Now()
 	l.mu.Lock()
-	q := l.questions[gvk]
-	if until, hung := l.hung[gvk.Group]; hung && now.Before(until) {
+	q := l.lookups[gvk]
+	last, _ := l.hung.Get(gvk.Group)
+	if until, hung := last.(time.Time); hung && now.Before(until) {
 		l.mu.Unlock()
 		return Kind{}, errHung
 	}
 	if q == nil {
-		q = &question{done: make(chan struct{})}
-		l.questions[gvk] = q
-		go l.ask(gvk, q)
+		q = &lookup{done: make(chan struct{})}
+		l.lookups[gvk] = q
+		go l.lookUp(gvk, q)
 	}
 	l.mu.Unlock()
 	select {
@@ -408,54 +411,47 @@ func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind
 		return q.kind, q.err
 	case <-bounded.Done():
 		if ctx.Err() == nil {
-			l.mu.Lock()
-			if len(l.hung) >= maxGone {
-				clear(l.hung)
-			}
-			l.hung[gvk.Group] = now.Add(l.mapTime + hungTime)
-			l.mu.Unlock()
+			l.hung.Add(gvk.Group, now.Add(l.mapTime+hungTime))
 		}
 		return Kind{}, context.Cause(bounded)
 	}
 }
 
-// errHung says that an API group did not answer a moment ago.
-var errHung = errors.New("it did not answer a moment ago")
+// errHung: the last discovery in the API group timed out less than hungTime ago.
+var errHung = errors.New("the last discovery in its API group has timed out")
 
-// question is how a kind is served: done is closed when the rest is set.
-type question struct {
+// lookup is one discovery request. done is closed once the other fields are set.
+type lookup struct {
 	done chan struct{}
 	kind Kind
 	err  error
 }
 
-// ask ends when the client does.
-func (l *Lineage) ask(gvk schema.GroupVersionKind, q *question) {
+// lookUp sends the discovery request of a lookup. It returns when the client does.
+func (l *Lineage) lookUp(gvk schema.GroupVersionKind, q *lookup) {
 	q.kind, q.err = Served(l.discovery, gvk, false)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.questions, gvk)
-	if q.err != nil { // nobody asks again at once
-		believed := shortUnreadTime
+	delete(l.lookups, gvk)
+	if q.err != nil {
+		pause := shortUnreadTime
 		if meta.IsNoMatchError(q.err) {
-			believed = unreadTime
+			pause = unreadTime
 		}
-		if len(l.unknown) >= maxGone {
-			clear(l.unknown)
-		}
-		l.unknown[gvk.GroupKind()] = unread{q.err, l.walker.clock.Now().Add(believed)}
+		l.unknown.Add(gvk.GroupKind(), unread{q.err, l.walker.clock.Now().Add(pause)})
 	}
 	close(q.done)
 }
 
-// forget lets go of a kind that is not served any more as it was: it is met anew.
+// forget removes a discovered kind that is not served any more in its version. The next
+// walk discovers it again.
 func (l *Lineage) forget(gk schema.GroupKind) {
 	l.others.lifecycle.Lock()
 	defer l.others.lifecycle.Unlock()
 	if f := l.others.further[gk]; f != nil {
-		l.others.endLocked(f, false)
+		l.others.stopLocked(f, false)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.watched, gk)
+	l.watched.Delete(gk)
 }

@@ -32,8 +32,8 @@ var (
 	ghosts = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Ghost"} // not served
 )
 
-// river is a lineage, and an API server that has Flows and Fleets.
-type river struct {
+// lineageFixture is a lineage with an API server that serves Flows and Fleets.
+type lineageFixture struct {
 	*Lineage
 	meta  *metadatafake.FakeMetadataClient
 	api   *fake.Clientset
@@ -42,7 +42,7 @@ type river struct {
 	reads []string
 }
 
-func newRiver(t *testing.T, cached []build.Object, live ...*metav1.PartialObjectMetadata) *river {
+func newLineage(t *testing.T, cached []build.Object, live ...*metav1.PartialObjectMetadata) *lineageFixture {
 	t.Helper()
 	scheme := metadatafake.NewTestScheme()
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
@@ -52,7 +52,7 @@ func newRiver(t *testing.T, cached []build.Object, live ...*metav1.PartialObject
 	for _, o := range live {
 		objects = append(objects, o)
 	}
-	r := &river{meta: metadatafake.NewSimpleMetadataClient(scheme, objects...), clock: testingclock.NewFakeClock(time.Unix(1_000_000, 0))}
+	r := &lineageFixture{meta: metadatafake.NewSimpleMetadataClient(scheme, objects...), clock: testingclock.NewFakeClock(time.Unix(1_000_000, 0))}
 	r.meta.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -71,14 +71,14 @@ func newRiver(t *testing.T, cached []build.Object, live ...*metav1.PartialObject
 	return r
 }
 
-func (r *river) seen() []string {
+func (r *lineageFixture) seen() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.reads)
 }
 
 // run starts the watches until the test ends.
-func (r *river) run(t *testing.T) {
+func (r *lineageFixture) run(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -88,7 +88,7 @@ func (r *river) run(t *testing.T) {
 	t.Cleanup(func() { cancel(); <-ended })
 }
 
-// of is an object of a kind with an owner; nil for none.
+// of returns an object of a kind. owner may be nil.
 func of(gvk schema.GroupVersionKind, name string, owner *ownership.Reference) *metav1.PartialObjectMetadata {
 	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: name, UID: types.UID(name)}}
 	if gvk == fleets {
@@ -135,22 +135,22 @@ func TestLineage(t *testing.T) {
 		want   []string
 		end    EndReason
 	}{
-		"through kinds that nobody named":         {[]build.Object{job}, []*metav1.PartialObjectMetadata{of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil)}, podOf(ref(build.Owner(job).GroupVersionKind, "job")), []string{"Pod pod", "Job job", "Flow flow", "Fleet fleet"}, ""},
+		"through kinds that are not configured":   {[]build.Object{job}, []*metav1.PartialObjectMetadata{of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil)}, podOf(ref(build.Owner(job).GroupVersionKind, "job")), []string{"Pod pod", "Job job", "Flow flow", "Fleet fleet"}, ""},
 		"a pod alone":                             {nil, nil, podOf(nil), []string{"Pod pod"}, ""},
 		"an owner that is gone":                   {[]build.Object{job}, nil, podOf(ref(build.Owner(job).GroupVersionKind, "job")), []string{"Pod pod", "Job job"}, EndGone},
 		"another of the same name":                {nil, []*metav1.PartialObjectMetadata{younger}, podOf(ref(flows, "flow")), []string{"Pod pod"}, EndGone},
 		"an owner in another namespace":           {nil, []*metav1.PartialObjectMetadata{elsewhere}, podOf(ref(flows, "flow")), []string{"Pod pod"}, EndGone},
 		"a direct owner whose kind is not served": {nil, nil, podOf(ref(ghosts, "ghost")), []string{"Pod pod", "Ghost ghost"}, EndUnknown},
 		"an owner above whose kind is not served": {nil, []*metav1.PartialObjectMetadata{of(flows, "flow", ref(ghosts, "ghost"))}, podOf(ref(flows, "flow")), []string{"Pod pod", "Flow flow"}, EndUnknown},
-		"owners that lead back":                   {nil, []*metav1.PartialObjectMetadata{of(flows, "a", ref(flows, "b")), of(flows, "b", ref(flows, "a"))}, podOf(ref(flows, "a")), []string{"Pod pod", "Flow a", "Flow b"}, EndCycle},
+		"owners that form a cycle":                {nil, []*metav1.PartialObjectMetadata{of(flows, "a", ref(flows, "b")), of(flows, "b", ref(flows, "a"))}, podOf(ref(flows, "a")), []string{"Pod pod", "Flow a", "Flow b"}, EndCycle},
 		"an owner that owns itself":               {nil, []*metav1.PartialObjectMetadata{of(flows, "a", ref(flows, "a"))}, podOf(ref(flows, "a")), []string{"Pod pod", "Flow a"}, EndCycle},
-		"more owners than are looked at":          {nil, depth, podOf(ref(flows, "deep-0")), deep, EndTooDeep},
-		"what is of the core group is not read":   {nil, nil, podOf(ref(schema.GroupVersionKind{Version: "v1", Kind: "Secret"}, "secret")), []string{"Pod pod", "Secret secret"}, EndUnknown},
-		"a name that nothing can have":            {nil, nil, podOf(ref(flows, "../flow")), []string{"Pod pod"}, EndGone},
+		"more owners than MaxHops":                {nil, depth, podOf(ref(flows, "deep-0")), deep, EndTooDeep},
+		"an owner of the core group is not read":  {nil, nil, podOf(ref(schema.GroupVersionKind{Version: "v1", Kind: "Secret"}, "secret")), []string{"Pod pod", "Secret secret"}, EndUnknown},
+		"a name that no object can have":          {nil, nil, podOf(ref(flows, "../flow")), []string{"Pod pod"}, EndGone},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			r := newRiver(t, tc.cached, tc.live...)
+			r := newLineage(t, tc.cached, tc.live...)
 			chain, end, err := r.Chain(t.Context(), tc.from)
 			if err != nil {
 				t.Fatal(err)
@@ -165,9 +165,9 @@ func TestLineage(t *testing.T) {
 	}
 }
 
-// TestAnOwnerIsReadOnce, however many pods ask, and watched from then on.
+// TestAnOwnerIsReadOnce, however many pods it has, and its kind is watched from then on.
 func TestAnOwnerIsReadOnce(t *testing.T) {
-	r := newRiver(t, nil, of(flows, "flow", nil))
+	r := newLineage(t, nil, of(flows, "flow", nil))
 	r.run(t)
 	var asking sync.WaitGroup
 	for range 50 {
@@ -181,7 +181,7 @@ func TestAnOwnerIsReadOnce(t *testing.T) {
 	if diff := cmp.Diff([]string{"flows " + build.Namespace + "/flow"}, r.seen()); diff != "" {
 		t.Errorf("wrong reads (-want +got):\n%s", diff)
 	}
-	build.Eventually(t, "the flow is watched", func() bool { return r.Get("flow") != nil })
+	build.Eventually(t, "the Flow is watched", func() bool { return r.Get("flow") != nil })
 	later := of(flows, "later", nil)
 	if err := r.meta.Tracker().Create(flows.GroupVersion().WithResource("flows"), later, build.Namespace); err != nil {
 		t.Fatal(err)
@@ -192,10 +192,10 @@ func TestAnOwnerIsReadOnce(t *testing.T) {
 	}
 }
 
-// TestAForbiddenOwner: the owner below is the last that counts, and the direct one is
-// known by its name; once it is allowed it is read.
+// TestAForbiddenOwner ends the chain at the owner below. A direct owner is in the chain with
+// the fields of its reference. Once RBAC allows it, the owner is read.
 func TestAForbiddenOwner(t *testing.T) {
-	r := newRiver(t, nil, of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil))
+	r := newLineage(t, nil, of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil))
 	forbidden := map[string]bool{"fleets": true, "flows": true}
 	var mu sync.Mutex
 	asked := 0
@@ -225,10 +225,10 @@ func TestAForbiddenOwner(t *testing.T) {
 	check([]string{"Pod pod", "Flow flow"}, EndForbidden, "flows.example.com")
 	check([]string{"Pod pod", "Flow flow"}, EndForbidden, "flows.example.com")
 	if asked != 1 {
-		t.Errorf("it was asked %d times", asked)
+		t.Errorf("%d requests were sent", asked)
 	}
 	if n := len(r.seen()); n != 0 {
-		t.Errorf("%d reads came past", n)
+		t.Errorf("%d reads were sent", n)
 	}
 	allow := func(resource string) {
 		mu.Lock()
@@ -242,10 +242,10 @@ func TestAForbiddenOwner(t *testing.T) {
 	check([]string{"Pod pod", "Flow flow", "Fleet fleet"}, "", "")
 }
 
-// TestAKindThatMovesToAnotherVersion: it is met anew, and its objects are not taken for
-// gone.
+// TestAKindThatMovesToAnotherVersion is discovered again, and its objects are not taken for
+// deleted.
 func TestAKindThatMovesToAnotherVersion(t *testing.T) {
-	r := newRiver(t, nil, of(flows, "flow", nil))
+	r := newLineage(t, nil, of(flows, "flow", nil))
 	chain, end, err := r.Chain(t.Context(), podOf(ref(flows, "flow")))
 	if err != nil || end != nil || len(chain) != 2 {
 		t.Fatalf("the chain is %v, %+v, %v", names(chain), end, err)
@@ -268,19 +268,19 @@ func TestAKindThatMovesToAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestAnOwnerOfAnotherNamespaceInTheCache owns nothing here.
+// TestAnOwnerOfAnotherNamespaceInTheCache is not an owner of the pod.
 func TestAnOwnerOfAnotherNamespaceInTheCache(t *testing.T) {
 	abroad := build.Job("job", func(o build.Object) { o.SetNamespace("elsewhere") })
-	r := newRiver(t, []build.Object{abroad})
+	r := newLineage(t, []build.Object{abroad})
 	chain, end, err := r.Chain(t.Context(), podOf(ref(build.Owner(abroad).GroupVersionKind, "job")))
 	if err != nil || end == nil || end.Reason != EndGone || len(chain) != 1 {
 		t.Errorf("the chain is %v, %+v, %v", names(chain), end, err)
 	}
 }
 
-// TestAnAPIServerThatFails: nothing is concluded, and soon it is tried again.
+// TestAnAPIServerThatFails: the walk returns an error, and the next one soon tries again.
 func TestAnAPIServerThatFails(t *testing.T) {
-	r := newRiver(t, nil, of(flows, "flow", nil))
+	r := newLineage(t, nil, of(flows, "flow", nil))
 	failing := true
 	var mu sync.Mutex
 	r.meta.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -303,9 +303,10 @@ func TestAnAPIServerThatFails(t *testing.T) {
 	}
 }
 
-// TestWhoeverHasNoTimeLeavesTheReadToOthers: it goes on, and the next one gets it.
+// TestWhoeverHasNoTimeLeavesTheReadToOthers: the read goes on after its caller timed out,
+// and the next caller gets its result.
 func TestWhoeverHasNoTimeLeavesTheReadToOthers(t *testing.T) {
-	r := newRiver(t, nil, of(flows, "flow", nil))
+	r := newLineage(t, nil, of(flows, "flow", nil))
 	hold := make(chan struct{})
 	r.meta.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		<-hold
@@ -322,9 +323,9 @@ func TestWhoeverHasNoTimeLeavesTheReadToOthers(t *testing.T) {
 	}
 }
 
-// TestAnAPIGroupThatHangsIsWaitedForOnce: many pods may name kinds of it, each another.
+// TestAnAPIGroupThatHangsIsWaitedForOnce: many pods may name different kinds of the group.
 func TestAnAPIGroupThatHangsIsWaitedForOnce(t *testing.T) {
-	r := newRiver(t, nil)
+	r := newLineage(t, nil)
 	r.mapTime = 50 * time.Millisecond
 	let := make(chan struct{})
 	defer close(let)
@@ -341,21 +342,22 @@ func TestAnAPIGroupThatHangsIsWaitedForOnce(t *testing.T) {
 	}
 	for i := range 20 {
 		if err := walk(fmt.Sprint("Kind", i)); err == nil {
-			t.Error("nobody waits for what is not known")
+			t.Error("the walk ended without an answer")
 		}
 	}
 	if n := asked.Load(); n != 1 {
-		t.Errorf("asked %d times, want once", n)
+		t.Errorf("%d discovery requests, want 1", n)
 	}
 	r.clock.Step(r.mapTime + hungTime)
 	if err := walk("Later"); err == nil || asked.Load() > 2 {
-		t.Errorf("asked %d times in all, want two: %v", asked.Load(), err)
+		t.Errorf("%d discovery requests in all, want 2: %v", asked.Load(), err)
 	}
 }
 
-// TestAnAPIGroupThatHangsIsWaitedForOnceInAnyVersion: whoever creates a pod can write any.
+// TestAnAPIGroupThatHangsIsWaitedForOnceInAnyVersion: an owner reference can name any
+// version.
 func TestAnAPIGroupThatHangsIsWaitedForOnceInAnyVersion(t *testing.T) {
-	r := newRiver(t, nil)
+	r := newLineage(t, nil)
 	r.mapTime = 50 * time.Millisecond
 	let := make(chan struct{})
 	defer close(let)
@@ -368,21 +370,22 @@ func TestAnAPIGroupThatHangsIsWaitedForOnceInAnyVersion(t *testing.T) {
 	for i := range 20 {
 		of := schema.GroupVersionKind{Group: "hangs.example.com", Version: fmt.Sprint("v", i+1), Kind: fmt.Sprint("Kind", i)}
 		if _, _, err := r.Chain(t.Context(), podOf(ref(of, "a"))); err == nil {
-			t.Error("nobody waits for what is not known")
+			t.Error("the walk ended without an answer")
 		}
 	}
 	if n := asked.Load(); n != 1 {
-		t.Errorf("asked %d times, want once", n)
+		t.Errorf("%d discovery requests, want 1", n)
 	}
 }
 
-// TestAnExactVersionIsThatOfTheReference, whichever version of the kind was met first.
+// TestAnExactVersionIsThatOfTheReference, whichever version of the kind was discovered
+// first.
 func TestAnExactVersionIsThatOfTheReference(t *testing.T) {
 	exact := &ownership.Levels{Rules: []ownership.LevelRule{{Group: "example.com", Version: "v1beta1", ExactVersion: true, Kind: "Flow", Adjust: -1}}}
 	beta := schema.GroupVersionKind{Group: "example.com", Version: "v1beta1", Kind: "Flow"}
 	for name, before := range map[string][]schema.GroupVersionKind{"it is the first": nil, "another version was met": {flows}} {
 		t.Run(name, func(t *testing.T) {
-			r := newRiver(t, nil, of(flows, "flow", nil), of(flows, "other", nil))
+			r := newLineage(t, nil, of(flows, "flow", nil), of(flows, "other", nil))
 			r.api.Resources = append(r.api.Resources, &metav1.APIResourceList{GroupVersion: "example.com/v1beta1", APIResources: []metav1.APIResource{{Name: "flows", Kind: "Flow", Namespaced: true}}})
 			r.meta.PrependReactor("get", "flows", func(action clienttesting.Action) (bool, runtime.Object, error) {
 				return true, of(flows, action.(clienttesting.GetAction).GetName(), nil), nil
@@ -405,10 +408,9 @@ func TestAnExactVersionIsThatOfTheReference(t *testing.T) {
 	}
 }
 
-// TestAKindThatMayBeReadAndNotListedIsReadSeldom: no watch has it, and reads are all there
-// is.
+// TestAKindThatMayBeReadAndNotListedIsReadSeldom: reads are not repeated before keptTime.
 func TestAKindThatMayBeReadAndNotListedIsReadSeldom(t *testing.T) {
-	r := newRiver(t, nil, of(flows, "flow", nil))
+	r := newLineage(t, nil, of(flows, "flow", nil))
 	r.meta.PrependReactor("list", "flows", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("get only"))
 	})
@@ -427,15 +429,15 @@ func TestAKindThatMayBeReadAndNotListedIsReadSeldom(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatGoesIsNotKept: what was read before the watch had listed its kind counts
-// no longer than what the watch has.
+// TestAnOwnerThatGoesIsNotKept: once the watch has listed the kind, a read from before
+// expires after recentTime.
 func TestAnOwnerThatGoesIsNotKept(t *testing.T) {
-	r := newRiver(t, nil, of(flows, "flow", nil))
+	r := newLineage(t, nil, of(flows, "flow", nil))
 	r.run(t)
 	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
 		t.Fatal(err)
 	}
-	build.Eventually(t, "the flow is watched", func() bool { return r.Get("flow") != nil })
+	build.Eventually(t, "the Flow is watched", func() bool { return r.Get("flow") != nil })
 	if err := r.meta.Tracker().Delete(flows.GroupVersion().WithResource("flows"), build.Namespace, "flow"); err != nil {
 		t.Fatal(err)
 	}
@@ -446,31 +448,31 @@ func TestAnOwnerThatGoesIsNotKept(t *testing.T) {
 	}
 }
 
-// TestAKindThatIsForgottenIsWatchedAgain once it is met anew.
+// TestAKindThatIsForgottenIsWatchedAgain once it is discovered again.
 func TestAKindThatIsForgottenIsWatchedAgain(t *testing.T) {
-	r := newRiver(t, nil, of(flows, "flow", nil))
+	r := newLineage(t, nil, of(flows, "flow", nil))
 	r.run(t)
 	for range 2 {
 		if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
 			t.Fatal(err)
 		}
-		build.Eventually(t, "the flow is watched", func() bool { return r.Get("flow") != nil })
+		build.Eventually(t, "the Flow is watched", func() bool { return r.Get("flow") != nil })
 		r.forget(flows.GroupKind())
 		if r.Get("flow") != nil {
-			t.Error("what is forgotten is known")
+			t.Error("a forgotten kind is still there")
 		}
 		r.clock.Step(keptTime)
 	}
 }
 
-// TestAKindThatIsWrittenOtherwiseIsTheSame: owner references have any case.
+// TestAKindThatIsWrittenOtherwiseIsTheSame: owner references may spell a kind in any case.
 func TestAKindThatIsWrittenOtherwiseIsTheSame(t *testing.T) {
-	r := newRiver(t, nil, of(flows, "flow", nil))
+	r := newLineage(t, nil, of(flows, "flow", nil))
 	r.run(t)
 	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
 		t.Fatal(err)
 	}
-	build.Eventually(t, "the flow is watched", func() bool { return r.Get("flow") != nil })
+	build.Eventually(t, "the Flow is watched", func() bool { return r.Get("flow") != nil })
 	watch := r.others.further[flows.GroupKind()]
 	lower := schema.GroupVersionKind{Group: flows.Group, Version: flows.Version, Kind: "flow"}
 	before := len(r.api.Actions())
@@ -480,26 +482,27 @@ func TestAKindThatIsWrittenOtherwiseIsTheSame(t *testing.T) {
 		}
 	}
 	if r.others.further[flows.GroupKind()] != watch {
-		t.Error("the watch is another")
+		t.Error("the watch was replaced")
 	}
 	if n := len(r.api.Actions()) - before; n > 1 {
-		t.Errorf("%d questions how the kind is served, at most one", n)
+		t.Errorf("%d discovery requests, want 1 at most", n)
 	}
 }
 
-// TestOwnersThatChangeNothingForGangsAreNotTold: statuses of ReplicaSets come all the time.
+// TestOwnersThatChangeNothingForGangsAreNotTold: statuses of ReplicaSets change all the
+// time.
 func TestOwnersThatChangeNothingForGangsAreNotTold(t *testing.T) {
-	r := newRiver(t, nil)
-	told := 0
-	r.OnChange(func(_, _ *ownership.Object) { told++ })
+	r := newLineage(t, nil)
+	calls := 0
+	r.OnChange(func(_, _ *ownership.Object) { calls++ })
 	put := func(o *ownership.Object) { r.walker.Put(o) }
 	rs := build.ReplicaSet("web-1", build.Replicas(3))
 	put(build.Owner(rs))
 	same := rs.DeepCopy()
 	same.Status.ReadyReplicas, same.Labels = 3, map[string]string{"x": "y"}
 	put(build.Owner(same))
-	if told != 1 {
-		t.Errorf("told %d times, want once", told)
+	if calls != 1 {
+		t.Errorf("the handler was called %d times, want 1", calls)
 	}
 	for i, change := range []func(){
 		func() { same.Spec.Replicas = new(int32(4)) },
@@ -508,8 +511,8 @@ func TestOwnersThatChangeNothingForGangsAreNotTold(t *testing.T) {
 	} {
 		change()
 		put(build.Owner(same.DeepCopy()))
-		if told != i+2 {
-			t.Errorf("change %d: told %d times", i, told)
+		if calls != i+2 {
+			t.Errorf("change %d: the handler was called %d times", i, calls)
 		}
 	}
 }

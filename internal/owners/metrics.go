@@ -7,7 +7,7 @@ import (
 
 var syncedGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 	Namespace: "atoll", Subsystem: "owners", Name: "kind_synced",
-	Help: "1 for a kind of ConfigMap groupmanagement-config that has been listed, 0 for one that has not: its pods wait.",
+	Help: "1 if a kind of ConfigMap groupmanagement-config has been listed, else 0: its pods wait at the gate.",
 }, []string{"kind"})
 
 func init() {

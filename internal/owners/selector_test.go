@@ -22,12 +22,12 @@ func TestSelectorsOfFurtherKinds(t *testing.T) {
 			"matchLabels":      map[string]any{"b": "1"},
 			"matchExpressions": []any{map[string]any{"key": "a", "operator": "Exists"}, map[string]any{"key": "b", "operator": "DoesNotExist"}},
 		}), true, []string{"a", "b"}},
-		"one that selects everything":       {spec(map[string]any{"matchLabels": map[string]any{}}), true, nil},
-		"something else":                    {spec(map[string]any{"app": "x"}), false, nil},
-		"a text":                            {spec("app=x"), false, nil},
-		"none":                              {&unstructured.Unstructured{Object: map[string]any{}}, false, nil},
-		"labels that are none":              {spec(map[string]any{"matchLabels": map[string]any{"a": int64(1)}}), false, nil},
-		"an object of which little is read": {&metav1.PartialObjectMetadata{}, false, nil},
+		"one that selects everything":  {spec(map[string]any{"matchLabels": map[string]any{}}), true, nil},
+		"something else":               {spec(map[string]any{"app": "x"}), false, nil},
+		"a text":                       {spec("app=x"), false, nil},
+		"none":                         {&unstructured.Unstructured{Object: map[string]any{}}, false, nil},
+		"labels with invalid values":   {spec(map[string]any{"matchLabels": map[string]any{"a": int64(1)}}), false, nil},
+		"an object with metadata only": {&metav1.PartialObjectMetadata{}, false, nil},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -13,12 +13,13 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// Served asks the API server how a kind is served. The client must have a timeout. Of a
-// group that hangs nothing is asked but what is about it, and nobody else waits. Kinds
-// are compared without regard to case. An error for which meta.IsNoMatchError is true
-// says that the kind is not served; any other that another try may do.
+// Served returns how the API server serves a kind. It compares kinds without regard to
+// case. Unless exact is set, it searches the other versions of the group too. The client
+// must have a timeout. Served requests resources of the kind's own group only, so that a
+// group that hangs delays no other.
 //
-// Where exact is false, the kind is looked for in other versions of its group too.
+// An error for which meta.IsNoMatchError is true means that the kind is not served. After
+// any other error the caller should try again.
 func Served(client discovery.DiscoveryInterface, gvk schema.GroupVersionKind, exact bool) (Kind, error) {
 	var tried []string
 	if gvk.Version != "" && gvk.Version != "*" {
@@ -32,7 +33,7 @@ func Served(client discovery.DiscoveryInterface, gvk schema.GroupVersionKind, ex
 	}
 	groups, err := client.ServerGroups()
 	if err != nil {
-		return Kind{}, fmt.Errorf("asking which groups are served: %w", err)
+		return Kind{}, fmt.Errorf("listing API groups: %w", err)
 	}
 	for _, group := range groups.Groups {
 		if group.Name != gvk.Group {
@@ -52,14 +53,14 @@ func Served(client discovery.DiscoveryInterface, gvk schema.GroupVersionKind, ex
 	return Kind{}, &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: tried}
 }
 
-// servedIn asks about one version. The kind has no resource if it is not served there.
+// servedIn searches one version. The Resource is empty if the kind is not served there.
 func servedIn(client discovery.DiscoveryInterface, gvk schema.GroupVersionKind) (Kind, error) {
 	list, err := client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 	if apierrors.IsNotFound(err) {
 		return Kind{}, nil
 	}
 	if err != nil {
-		return Kind{}, fmt.Errorf("asking for the kinds of %s: %w", gvk.GroupVersion(), err)
+		return Kind{}, fmt.Errorf("listing the resources of %s: %w", gvk.GroupVersion(), err)
 	}
 	for _, resource := range list.APIResources {
 		if strings.EqualFold(resource.Kind, gvk.Kind) && !strings.Contains(resource.Name, "/") {
@@ -69,8 +70,8 @@ func servedIn(client discovery.DiscoveryInterface, gvk schema.GroupVersionKind) 
 	return Kind{}, nil
 }
 
-// isUnserved tells whether an answer is about the resource, and not about an object of
-// it: the API server does not serve the version any more.
+// isUnserved reports whether a NotFound error is about the resource and not about one
+// object: the API server does not serve the version any more.
 func isUnserved(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {

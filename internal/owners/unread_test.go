@@ -20,18 +20,18 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// mannedBy is a pod of a Sail.
-func mannedBy(name string) *ownership.Object {
+// podOfWidget returns a pod of a Widget.
+func podOfWidget(name string) *ownership.Object {
 	pod := build.Owner(build.Pod("pod"))
-	pod.Controller = &ownership.Reference{GroupVersionKind: sails.GroupVersionKind, Name: name, UID: types.UID(name)}
+	pod.Controller = &ownership.Reference{GroupVersionKind: widgets.GroupVersionKind, Name: name, UID: types.UID(name)}
 	return pod
 }
 
-// obstruct makes lists and reads of Sails end as answer says, until it is undone.
-func (h *harbour) obstruct(answer func() error) (undo func()) {
+// failRequests makes lists and reads of Widgets return answer, until it is undone.
+func (h *fixture) failRequests(answer func() error) (undo func()) {
 	var clear atomic.Bool
 	for _, verb := range []string{"list", "get"} {
-		h.dynamic.PrependReactor(verb, "sails", func(clienttesting.Action) (bool, apiruntime.Object, error) {
+		h.dynamic.PrependReactor(verb, "widgets", func(clienttesting.Action) (bool, apiruntime.Object, error) {
 			if clear.Load() {
 				return false, nil, nil
 			}
@@ -41,8 +41,8 @@ func (h *harbour) obstruct(answer func() error) (undo func()) {
 	return func() { clear.Store(true) }
 }
 
-// sailsSynced is what the metric says of Sails.
-func sailsSynced(t *testing.T) float64 {
+// widgetsSynced returns the metric of Widgets, or -1 if it is not there.
+func widgetsSynced(t *testing.T) float64 {
 	t.Helper()
 	families, err := metrics.Registry.Gather()
 	if err != nil {
@@ -53,7 +53,7 @@ func sailsSynced(t *testing.T) float64 {
 			continue
 		}
 		for _, m := range family.GetMetric() {
-			if m.GetLabel()[0].GetValue() == "Sail.example.com" {
+			if m.GetLabel()[0].GetValue() == "Widget.example.com" {
 				return m.GetGauge().GetValue()
 			}
 		}
@@ -61,104 +61,104 @@ func sailsSynced(t *testing.T) float64 {
 	return -1
 }
 
-func unconverted() error {
-	return apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1, Kind=Sail failed"))
+func conversionError() error {
+	return apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1, Kind=Widget failed"))
 }
 
-// TestAKindThatCannotBeListedHoldsUpItsOwnPodsOnly: readiness, leading and
-// admission stand on HasSynced.
+// TestAKindThatCannotBeListedHoldsUpItsOwnPodsOnly: readiness, leader election and
+// admission depend on HasSynced.
 func TestAKindThatCannotBeListedHoldsUpItsOwnPodsOnly(t *testing.T) {
 	never := make(chan struct{})
 	t.Cleanup(sync.OnceFunc(func() { close(never) }))
 	for name, answer := range map[string]func() error{
-		"an error of its conversion webhook": unconverted,
+		"an error of its conversion webhook": conversionError,
 		"an answer that never comes": func() error {
 			<-never
 			return errors.New("late")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHarbour(t, custom(sails, "main", build.Requires("p", "")), custom(oars, "left", build.Requires("p", "")))
+			h := newFixture(t, custom(widgets, "main", build.Requires("p", "")), custom(gadgets, "left", build.Requires("p", "")))
 			h.problemTime = time.Millisecond
-			h.obstruct(answer)
-			h.SetKinds([]Kind{sails, oars})
+			h.failRequests(answer)
+			h.SetKinds([]Kind{widgets, gadgets})
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			go func() { _ = h.Start(ctx) }()
-			build.Eventually(t, "the walk is synced without the Sails", h.HasSynced)
-			build.Eventually(t, "the Oar is known", h.knows("left"))
-			build.Eventually(t, "the Sails are a problem", func() bool { return len(h.Problems()) == 1 && h.Problems()[0].Kind.Kind == "Sail" })
-			if n := sailsSynced(t); n != 0 {
-				t.Errorf("the metric says %v of Sails", n)
+			build.Eventually(t, "the walker is synced without the Widgets", h.HasSynced)
+			build.Eventually(t, "the Gadget is cached", h.isCached("left"))
+			build.Eventually(t, "the Widgets are a problem", func() bool { return len(h.Problems()) == 1 && h.Problems()[0].Kind.Kind == "Widget" })
+			if n := widgetsSynced(t); n != 0 {
+				t.Errorf("the metric of Widgets is %v", n)
 			}
 			ended := make(chan struct{})
 			go func() {
-				h.SetKinds([]Kind{oars})
+				h.SetKinds([]Kind{gadgets})
 				close(ended)
 			}()
 			select {
 			case <-ended:
 			case <-time.After(20 * time.Second):
-				t.Fatal("naming other kinds waits for the list that hangs")
+				t.Fatal("SetKinds waits for the list that hangs")
 			}
 			if !h.HasSynced() || len(h.Problems()) != 0 {
-				t.Errorf("without the entry there are problems: %v", h.Problems())
+				t.Errorf("problems after the kind was removed: %v", h.Problems())
 			}
 		})
 	}
 }
 
-// TestAnOwnerThatCannotBeReadIsNotTakenForNone: nobody knows whether it
-// requires a policy. It is asked for once in a while, until its kind is listed.
+// TestAnOwnerThatCannotBeReadIsNotTakenForNone: it may require a policy. It is read once
+// per unreadTime, until its kind is listed.
 func TestAnOwnerThatCannotBeReadIsNotTakenForNone(t *testing.T) {
-	h := newHarbour(t, custom(sails, "main", build.Requires("p", "")))
+	h := newFixture(t, custom(widgets, "main", build.Requires("p", "")))
 	clock := testingclock.NewFakeClock(time.Now())
 	h.clock = clock
 	var reads atomic.Int32
-	undo := h.obstruct(func() error {
+	undo := h.failRequests(func() error {
 		reads.Add(1)
-		return unconverted()
+		return conversionError()
 	})
-	h.SetKinds([]Kind{sails}) // nothing runs: nobody lists
+	h.SetKinds([]Kind{widgets}) // nothing runs, so nothing is listed
 	for range 5 {
-		if app, _, err := h.Application(t.Context(), mannedBy("main")); !errors.Is(err, ErrOwnerUnread) || app.Managed() {
-			t.Fatalf("a pod of the Sail belongs to %+v, error %v", app, err)
+		if app, _, err := h.Application(t.Context(), podOfWidget("main")); !errors.Is(err, ErrOwnerUnread) || app.Managed() {
+			t.Fatalf("a pod of the Widget belongs to %+v, error %v", app, err)
 		}
 	}
 	if n := reads.Load(); n != 1 {
-		t.Errorf("the Sail was asked for %d times in a moment", n)
+		t.Errorf("the Widget was read %d times, want 1", n)
 	}
 	clock.Step(unreadTime)
-	_, _, _ = h.Application(t.Context(), mannedBy("main"))
+	_, _, _ = h.Application(t.Context(), podOfWidget("main"))
 	if n := reads.Load(); n != 2 {
-		t.Errorf("the Sail was asked for %d times, want once more after a while", n)
+		t.Errorf("the Widget was read %d times, want 2 after unreadTime", n)
 	}
 	undo()
 	start(t, h.Walker)
-	build.Eventually(t, "Sails are listed", h.knows("main"))
-	if app, _, err := h.Application(t.Context(), mannedBy("main")); err != nil || app.Propagation == nil {
-		t.Errorf("once listed a pod of the Sail belongs to %+v, error %v", app, err)
+	build.Eventually(t, "Widgets are listed", h.isCached("main"))
+	if app, _, err := h.Application(t.Context(), podOfWidget("main")); err != nil || app.Propagation == nil {
+		t.Errorf("after the list a pod of the Widget belongs to %+v, error %v", app, err)
 	}
-	if n := sailsSynced(t); n != 1 {
-		t.Errorf("the metric says %v of Sails", n)
+	if n := widgetsSynced(t); n != 1 {
+		t.Errorf("the metric of Widgets is %v", n)
 	}
 	h.SetKinds(nil)
-	if n := sailsSynced(t); n != -1 {
-		t.Errorf("the metric still says %v of Sails", n)
+	if n := widgetsSynced(t); n != -1 {
+		t.Errorf("the metric of Widgets is still %v", n)
 	}
-	if app, _, err := h.Application(t.Context(), mannedBy("jib")); err != nil || app.Managed() {
-		t.Errorf("once named no more a pod of a Sail belongs to %+v, error %v", app, err)
+	if app, _, err := h.Application(t.Context(), podOfWidget("second")); err != nil || app.Managed() {
+		t.Errorf("after the kind was removed a pod of a Widget belongs to %+v, error %v", app, err)
 	}
 }
 
-// TestAnOwnerIsReadForASecondAtMost: pods that are created wait for it, and the
-// API server waits for a conversion webhook for half a minute.
+// TestAnOwnerIsReadForASecondAtMost: the creation of pods waits for the read, and the API
+// server waits up to 30 seconds for a conversion webhook.
 func TestAnOwnerIsReadForASecondAtMost(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
 	for gk, k := range w.kinds {
 		k.get = func(ctx context.Context, _, _ string) (any, error) {
 			if deadline, bounded := ctx.Deadline(); !bounded || time.Until(deadline) > time.Second {
-				t.Errorf("%s is read without a bound", gk)
+				t.Errorf("%s is read without a time limit", gk)
 			}
 			return nil, context.DeadlineExceeded
 		}
@@ -170,8 +170,8 @@ func TestAnOwnerIsReadForASecondAtMost(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatIsGoneIsAskedForOnce: its pods come by again and again until
-// the garbage collector has them.
+// TestAnOwnerThatIsGoneIsAskedForOnce: its pods are walked again and again until the
+// garbage collector deletes them.
 func TestAnOwnerThatIsGoneIsAskedForOnce(t *testing.T) {
 	api := build.NewAPI(t, build.ReplicaSet("other", build.UID("younger")))
 	w := NewWalker(api.Client())
@@ -189,26 +189,26 @@ func TestAnOwnerThatIsGoneIsAskedForOnce(t *testing.T) {
 			}
 		}
 		if n := api.Reads() - before; n != 1 {
-			t.Errorf("ReplicaSet %s was asked for %d times, want 1", name, n)
+			t.Errorf("ReplicaSet %s was read %d times, want 1", name, n)
 		}
 		clock.Step(goneTime)
 		if _ = ask(name); api.Reads()-before != 2 {
-			t.Errorf("ReplicaSet %s is not asked for again after a while", name)
+			t.Errorf("ReplicaSet %s is not read again after goneTime", name)
 		}
 	}
 	w.Put(build.Owner(build.ReplicaSet("gone")))
 	if err := ask("gone"); err != nil {
-		t.Errorf("the watch brought it, error is %v", err)
+		t.Errorf("the watch delivered it, error is %v", err)
 	}
 	w.Drop("gone")
 	before := api.Reads()
 	if _ = ask("gone"); api.Reads() != before+1 {
-		t.Error("what the watch brings does not end that an owner is taken for gone")
+		t.Error("an owner that the watch delivered is still taken for gone")
 	}
 	for i := range maxGone + 10 {
 		w.setGone(types.UID(time.Unix(int64(i), 0).String()))
 	}
-	if n := len(w.gone); n > maxGone {
+	if n := w.gone.Len(); n > maxGone {
 		t.Errorf("%d are remembered", n)
 	}
 }

@@ -1,18 +1,16 @@
 // Package owners walks from a pod up its controllers: Pod, ReplicaSet,
 // Deployment and so on, by UID and never by name alone, at most
-// ownership.MaxHops hops. The walk reads caches of slim objects; an owner that
-// is not in the cache yet is read from the API server, once and for a second at
-// most.
+// ownership.MaxHops hops. The walk reads caches of slim objects. An owner that
+// is not in a cache yet is read from the API server once, for one second at most.
 //
-// It answers who owns whom and which workloads require a policy. It decides
-// nothing, and knows nothing of groups or seats.
+// The package returns owners, descendants and the workloads that require a
+// policy. It makes no decisions and must not depend on groups or seats.
 package owners
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,39 +18,40 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// ErrOwnerGone: an object of the chain names a controller that does not exist
-// (any more). The garbage collector will remove the object.
+// ErrOwnerGone: an object of the chain names a controller that does not exist,
+// or does not exist any more. The garbage collector will delete the object.
 var ErrOwnerGone = errors.New("owner does not exist any more")
 
 // ErrOwnerCycle: the chain of controllers leads back into itself.
 var ErrOwnerCycle = errors.New("owners form a cycle")
 
-// ErrOwnerUnread: the controller is of a kind beside the built-in ones, which
-// somebody named as a workload, and it cannot be read for now. Whoever asks has
-// to wait: whether the controller requires policies is not known.
+// ErrOwnerUnread: the controller is of a further kind (SetKinds) and cannot be
+// read now. The caller must wait, because the controller may require policies.
 var ErrOwnerUnread = errors.New("owner cannot be read for now")
 
 const (
-	// readTimeout bounds one read of an owner from the API server: pods that are
-	// being created and kube-scheduler wait for it.
+	// readTimeout bounds one read of an owner from the API server. The creation of
+	// pods and kube-scheduler wait for the read.
 	readTimeout = time.Second
-	// unreadTime is how long no owner of a kind is read after a read failed, and
-	// shortUnreadTime is for failures that pass.
+	// unreadTime is how long no owner of a kind is read after a read failed.
+	// shortUnreadTime is used instead where the failure delays one walk only.
 	unreadTime, shortUnreadTime = 30 * time.Second, 2 * time.Second
-	// goneTime is how long it is remembered that an owner does not exist, and
-	// maxGone how many of them are.
+	// goneTime is how long the walker remembers that an owner does not exist, and
+	// maxGone bounds the number of such owners.
 	goneTime, maxGone = 30 * time.Second, 10_000
 )
 
-// PolicyKind tells the two kinds of policies apart in the index of workloads.
+// PolicyKind is a kind of policy in the index of workloads.
 type PolicyKind int
 
 const (
@@ -67,10 +66,8 @@ type policyKey struct {
 	namespace, name string
 }
 
-type uidSet map[types.UID]struct{}
-
-// Handler is told of every change: old is nil for a new object, new is nil for
-// one that is gone. It must not block.
+// Handler is called for every change: old is nil for a new object, new is nil for
+// a deleted one. It must not block.
 type Handler func(old, new *ownership.Object)
 
 // Walker holds the caches that the walk reads. Safe for concurrent use.
@@ -78,55 +75,59 @@ type Walker struct {
 	mu        sync.RWMutex
 	kinds     map[schema.GroupKind]*kind
 	objects   map[types.UID]*ownership.Object
-	children  map[types.UID]uidSet
-	requiring map[policyKey]uidSet
-	// gone are owners that the API server does not have, until when that is
-	// believed. One that comes in all the same is gone no more.
-	gone map[types.UID]time.Time
+	children  map[types.UID]sets.Set[types.UID]
+	requiring map[policyKey]sets.Set[types.UID]
+	// gone holds the UIDs of owners that the API server does not have, with the time
+	// (time.Time) until which that is assumed. Put removes an owner from it.
+	gone *lru.Cache
 
 	clock       clock.PassiveClock
-	problemTime time.Duration // problemTime, but in tests
+	problemTime time.Duration // problemTime; tests shorten it
 	handlers    []Handler     // set before Start
 	informers   []*informer   // of the built-in kinds
 
-	// dynamic and metadata read the kinds beside the built-in ones; set before Start.
+	// dynamic and metadata read the further kinds; set before Start.
 	dynamic  dynamic.Interface
 	metadata metadata.Interface
-	// onProblem and onRevisions are told of what their setters say; set before Start.
+	// onProblem and onRevisions are the handlers of OnProblem and OnRevisions; set
+	// before Start.
 	onProblem, onRevisions []func()
-	// revisions are the revision labels by kind of owner, of those that name one.
+	// revisions holds the revision labels of the further kinds that have one.
 	revisions atomic.Pointer[map[schema.GroupKind]string]
-	// templates are where further kinds keep the template of their pods.
+	// templates holds the paths of the pod templates of further kinds.
 	templates atomic.Pointer[map[schema.GroupKind][]string]
-	// impatient: the walker holds the kinds that a Lineage meets (unreadTime).
-	impatient bool
+	// ofLineage: this is the second walker of a Lineage, for the kinds that it
+	// discovers. Failed reads are retried sooner there, and a kind that is forbidden in
+	// one namespace may be readable in another.
+	ofLineage bool
 	// configured: SetKinds was called.
 	configured atomic.Bool
 	running    sync.WaitGroup
 
-	// lifecycle guards what follows, and that kinds come and go one after the other.
+	// lifecycle guards the fields below, and serializes the start and stop of
+	// informers.
 	lifecycle sync.Mutex
 	ctx       context.Context // of Start; nil before
-	ended     bool            // nothing is started any more
+	ended     bool            // the context of Start is done: no informer may start
 	further   map[schema.GroupKind]*furtherInformer
 }
 
-// NewWalker makes a walker over the built-in workload kinds. Handlers must be
-// added before Start.
+// NewWalker returns a walker over the built-in workload kinds, or over none if
+// client is nil. Handlers must be added before Start.
 func NewWalker(client kubernetes.Interface) *Walker {
 	w := &Walker{
 		kinds:     map[schema.GroupKind]*kind{},
 		objects:   map[types.UID]*ownership.Object{},
-		children:  map[types.UID]uidSet{},
-		requiring: map[policyKey]uidSet{},
+		children:  map[types.UID]sets.Set[types.UID]{},
+		requiring: map[policyKey]sets.Set[types.UID]{},
 		further:   map[schema.GroupKind]*furtherInformer{},
-		gone:      map[types.UID]time.Time{},
+		gone:      lru.New(maxGone),
 		clock:     clock.RealClock{}, problemTime: problemTime,
 	}
 	w.revisions.Store(&map[schema.GroupKind]string{})
 	w.templates.Store(&map[schema.GroupKind][]string{})
 	if client == nil {
-		return w // it is told of every kind
+		return w
 	}
 	for _, k := range builtinKinds(client) {
 		w.kinds[k.GroupKind()] = k
@@ -138,11 +139,10 @@ func NewWalker(client kubernetes.Interface) *Walker {
 // OnChange adds a handler. Call before Start.
 func (w *Walker) OnChange(h Handler) { w.handlers = append(w.handlers, h) }
 
-// Chain returns the pod, its controller, that one's controller and so on up to
-// the topmost. Errors: ErrOwnerGone, ErrOwnerCycle, ErrOwnerUnread, or the API
-// server's. A
-// controller of a kind that the walker does not know ends the chain as an
-// object without labels, so that nothing is concluded from the pod's own.
+// Chain returns the pod, its controller, the controller of that and so on up to
+// the topmost owner. A controller of a kind that the walker does not watch is the
+// last element and has no labels, so that the labels of the pod decide nothing.
+// Errors: ErrOwnerGone, ErrOwnerCycle, ErrOwnerUnread, or that of the API server.
 func (w *Walker) Chain(ctx context.Context, pod *ownership.Object) ([]*ownership.Object, error) {
 	chain := make([]*ownership.Object, 1, 4)
 	chain[0] = pod
@@ -159,7 +159,8 @@ func (w *Walker) Chain(ctx context.Context, pod *ownership.Object) ([]*ownership
 	return chain, nil
 }
 
-// Application is the chain's decision for one pod.
+// Application returns the workload of a pod, as ownership.ApplicationOf finds it,
+// and the chain of owners. Errors: those of Chain.
 func (w *Walker) Application(ctx context.Context, pod *ownership.Object) (ownership.Application, []*ownership.Object, error) {
 	chain, err := w.Chain(ctx, pod)
 	if err != nil {
@@ -175,12 +176,13 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 	}
 	k := w.kindOf(ref.GroupKind())
 	if k == nil {
-		return &ownership.Object{GroupVersionKind: ref.GroupVersionKind, Namespace: of.Namespace, Name: ref.Name, UID: ref.UID}, nil
+		return fromReference(of), nil
 	}
 	return w.read(ctx, k, of, ref)
 }
 
-// read reads an owner that the caches do not hold.
+// read reads an owner that the caches do not hold. It fails without a request
+// while the owner is in gone, or while a failed read keeps its kind from being read.
 func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *ownership.Reference) (*ownership.Object, error) {
 	failed := func(err error) error {
 		return fmt.Errorf("reading %s %s/%s: %w", ref.Kind, of.Namespace, ref.Name, err)
@@ -203,57 +205,51 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 		w.setGone(ref.UID)
 		return nil, failed(ErrOwnerGone)
 	case err != nil && k.further:
-		if ctx.Err() == nil && (!w.impatient || !apierrors.IsForbidden(err)) { // else it was the caller who had no time, or may read others
+		// If the caller's time is over, the kind may still be readable. So may other
+		// owners of the kind where a Lineage may not read this one.
+		if ctx.Err() == nil && (!w.ofLineage || !apierrors.IsForbidden(err)) {
 			k.unread.Store(&unread{err, w.clock.Now().Add(w.unreadTime())})
 		}
 		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
 	case err != nil:
 		return nil, failed(err)
 	}
-	o, _ := k.slim(obj) // an object that does not say how many pods it wants is one
+	o, _ := k.slim(obj) // an object without a valid number of replicas is an owner too
 	if o == nil || o.UID != ref.UID {
 		w.setGone(ref.UID)
-		return nil, failed(fmt.Errorf("found another of that name: %w", ErrOwnerGone))
+		return nil, failed(fmt.Errorf("another object has the name: %w", ErrOwnerGone))
 	}
 	return o, nil
 }
 
-// unreadTime is how long no owner of a further kind is read after a read failed: soon
-// again where only one walk waits for it, and not every pod of a workload.
+// unreadTime returns how long no owner of a further kind is read after a read failed.
+// It is short for a Lineage, where one walk waits for the read and not every pod of a
+// workload.
 func (w *Walker) unreadTime() time.Duration {
-	if w.impatient {
+	if w.ofLineage {
 		return shortUnreadTime
 	}
 	return unreadTime
 }
 
 func (w *Walker) isGone(uid types.UID) bool {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	until, known := w.gone[uid]
+	value, _ := w.gone.Get(uid)
+	until, known := value.(time.Time)
 	return known && w.clock.Now().Before(until)
 }
 
-// setGone remembers that an owner does not exist. The UIDs of those that are
-// created later are others.
+// setGone remembers for goneTime that an owner does not exist. An object that is
+// created later has another UID.
 func (w *Walker) setGone(uid types.UID) {
-	now := w.clock.Now()
-	w.mu.Lock()
+	w.mu.Lock() // serializes the check below with putLocked
 	defer w.mu.Unlock()
-	if w.objects[uid] != nil {
-		return // it came in while it was read
+	if w.objects[uid] == nil { // else the watch delivered it during the read
+		w.gone.Add(uid, w.clock.Now().Add(goneTime))
 	}
-	if len(w.gone) >= maxGone {
-		maps.DeleteFunc(w.gone, func(_ types.UID, until time.Time) bool { return !now.Before(until) })
-	}
-	if len(w.gone) >= maxGone {
-		clear(w.gone)
-	}
-	w.gone[uid] = now.Add(goneTime)
 }
 
-// mayOwn: an owner is of the namespace of what it owns, or of none. References
-// to other namespaces mean nothing; the garbage collector treats them so.
+// mayOwn reports whether an owner is in the namespace of the object, or
+// cluster-scoped. The garbage collector ignores references to other namespaces too.
 func mayOwn(owner, of *ownership.Object) bool {
 	return owner != nil && (owner.Namespace == of.Namespace || owner.Namespace == "")
 }
@@ -271,8 +267,9 @@ func (w *Walker) Get(uid types.UID) *ownership.Object {
 	return w.objects[uid]
 }
 
-// Requiring returns the objects that require the named policy themselves,
-// except those below another such object: the topmost one decides.
+// Requiring returns the objects that require the named policy themselves, except
+// those below another object that requires a policy of the kind: the topmost one
+// decides.
 func (w *Walker) Requiring(kind PolicyKind, namespace, name string) []*ownership.Object {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -286,8 +283,8 @@ func (w *Walker) Requiring(kind PolicyKind, namespace, name string) []*ownership
 	return out
 }
 
-// ApplicationOfOwner returns the application of the pods whose direct owner
-// has this UID, as far as the caches know it.
+// ApplicationOfOwner returns the workload of the pods whose direct owner has this
+// UID. It reads the caches only: an owner that they do not hold ends the walk.
 func (w *Walker) ApplicationOfOwner(uid types.UID) ownership.Application {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -320,21 +317,21 @@ func (w *Walker) requiredAboveLocked(kind PolicyKind, o *ownership.Object) bool 
 	return false
 }
 
-// Descendants returns the UIDs of the object and of all that it owns, directly
-// or not: the direct owners of its pods are among them.
+// Descendants returns the UID, which comes first, and the UIDs of all objects in the
+// caches that it owns, directly or not. The direct owners of its pods are among them.
 func (w *Walker) Descendants(uid types.UID) []types.UID {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	out := []types.UID{uid}
-	seen := uidSet{uid: {}}
+	seen := sets.New(uid)
 	for i := 0; i < len(out); i++ {
 		parent := w.objects[out[i]]
 		for child := range w.children[out[i]] {
 			if parent != nil && !mayOwn(parent, w.objects[child]) {
 				continue
 			}
-			if _, ok := seen[child]; !ok {
-				seen[child] = struct{}{}
+			if !seen.Has(child) {
+				seen.Insert(child)
 				out = append(out, child)
 			}
 		}
@@ -342,9 +339,9 @@ func (w *Walker) Descendants(uid types.UID) []types.UID {
 	return out
 }
 
-// PodsRefused is why pods of one of the objects cannot be created, in the words
-// of the API server; "" if they can, or if no kind of them says. Of several it is
-// always the same.
+// PodsRefused returns why pods of one of the objects cannot be created: the API
+// server's message. It is "" if pods can be created, or if no status shows it. Of
+// several messages it returns the same one each time.
 func (w *Walker) PodsRefused(uids []types.UID) string {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -357,8 +354,7 @@ func (w *Walker) PodsRefused(uids []types.UID) string {
 	return why
 }
 
-// OfJob tells whether pods with this controller are those of a Job, directly or
-// further up, as far as the caches know.
+// OfJob reports whether a Job is the controller, or one of its owners in the caches.
 func (w *Walker) OfJob(controller *ownership.Reference) bool {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -389,25 +385,26 @@ func (w *Walker) Labelled() []*ownership.Object {
 	return out
 }
 
-// Put records an object that no informer delivers: a pod without owners.
+// Put stores an object and calls the handlers. Informers call it. Pods without owners
+// are stored by the watcher of pods, because the walker does not watch pods.
 func (w *Walker) Put(o *ownership.Object) {
 	w.mu.Lock()
 	old := w.putLocked(o)
 	w.mu.Unlock()
-	w.tell(old, o)
+	w.handle(old, o)
 }
 
-// Drop forgets an object.
+// Drop removes an object and calls the handlers, if the caches hold it.
 func (w *Walker) Drop(uid types.UID) {
 	w.mu.Lock()
 	old := w.dropLocked(uid)
 	w.mu.Unlock()
 	if old != nil {
-		w.tell(old, nil)
+		w.handle(old, nil)
 	}
 }
 
-func (w *Walker) tell(old, new *ownership.Object) {
+func (w *Walker) handle(old, new *ownership.Object) {
 	for _, h := range w.handlers {
 		h(old, new)
 	}
@@ -416,7 +413,7 @@ func (w *Walker) tell(old, new *ownership.Object) {
 func (w *Walker) putLocked(o *ownership.Object) (old *ownership.Object) {
 	old = w.dropLocked(o.UID)
 	w.objects[o.UID] = o
-	delete(w.gone, o.UID)
+	w.gone.Remove(o.UID)
 	if o.Controller != nil {
 		insert(w.children, o.Controller.UID, o.UID)
 	}
@@ -452,24 +449,23 @@ func required(kind PolicyKind, o *ownership.Object) string {
 	return o.Policies.RequiredOverride
 }
 
-func insert[K comparable](index map[K]uidSet, key K, uid types.UID) {
-	set := index[key]
-	if set == nil {
-		set = uidSet{}
-		index[key] = set
+func insert[K comparable](index map[K]sets.Set[types.UID], key K, uid types.UID) {
+	if index[key] == nil {
+		index[key] = sets.New[types.UID]()
 	}
-	set[uid] = struct{}{}
+	index[key].Insert(uid)
 }
 
-func remove[K comparable](index map[K]uidSet, key K, uid types.UID) {
-	delete(index[key], uid)
+func remove[K comparable](index map[K]sets.Set[types.UID], key K, uid types.UID) {
+	index[key].Delete(uid)
 	if len(index[key]) == 0 {
 		delete(index, key)
 	}
 }
 
-// Above returns the object and its owners up to the topmost, as far as the caches
-// know; nil for an object that they do not.
+// Above returns the object and its owners up to the topmost. It reads the caches
+// only: an owner that they do not hold ends the chain. It is nil for an object that
+// they do not hold.
 func (w *Walker) Above(uid types.UID) (chain []*ownership.Object) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -487,8 +483,8 @@ func (w *Walker) Above(uid types.UID) (chain []*ownership.Object) {
 	return chain
 }
 
-// ScaledRoots returns every object that says how many pods it wants and has no owner
-// that is known to do so, and every StatefulSet.
+// ScaledRoots returns every StatefulSet, and every other object with a number of
+// replicas whose owner in the caches has none.
 func (w *Walker) ScaledRoots() []*ownership.Object {
 	w.mu.RLock()
 	defer w.mu.RUnlock()

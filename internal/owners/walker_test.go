@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// newWalker makes a walker whose caches hold the objects.
+// newWalker returns a walker whose caches hold the objects.
 func newWalker(api *build.API, cached ...build.Object) *Walker {
 	w := NewWalker(api.Client())
 	for _, o := range cached {
@@ -27,10 +27,10 @@ func newWalker(api *build.API, cached ...build.Object) *Walker {
 	return w
 }
 
-// unknownKind is a controller of a kind that nobody watches.
+// unknownKind returns a reference to a controller of a kind that is not watched.
 func unknownKind(name string) *ownership.Reference {
 	return &ownership.Reference{
-		GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"},
+		GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"},
 		Name:             name, UID: types.UID(name),
 	}
 }
@@ -47,8 +47,8 @@ func TestChain(t *testing.T) {
 	deployment := build.Deployment("web", build.Requires("p", ""), build.Replicas(3))
 	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment))
 	pod := build.Owner(build.Pod("web-1-a", build.OwnedBy(replicaSet)))
-	sailing := build.Owner(build.Pod("adrift", build.Requires("p", "")))
-	sailing.Controller = unknownKind("sail")
+	ofWidget := build.Owner(build.Pod("owned", build.Requires("p", "")))
+	ofWidget.Controller = unknownKind("widget")
 	otherName := *pod
 	otherName.Controller = &ownership.Reference{GroupVersionKind: pod.Controller.GroupVersionKind, Name: "renamed", UID: "web-1"}
 
@@ -82,8 +82,8 @@ func TestChain(t *testing.T) {
 			want: []string{"Pod bare"},
 		},
 		"a controller of an unknown kind ends the chain without being read": {
-			from: sailing,
-			want: []string{"Pod adrift", "Sail sail"},
+			from: ofWidget,
+			want: []string{"Pod owned", "Widget widget"},
 		},
 		"an owner that does not exist is gone": {
 			from:      pod,
@@ -134,27 +134,27 @@ func TestChainReturnsATransientErrorAndConcludesNothing(t *testing.T) {
 			api.Fail(status)
 			app, chain, err := newWalker(api).Application(t.Context(), pod)
 			if err == nil || errors.Is(err, ErrOwnerGone) || errors.Is(err, ErrOwnerCycle) {
-				t.Errorf("error is %v: it must be the API server's", err)
+				t.Errorf("error is %v, want that of the API server", err)
 			}
 			if app.Managed() || chain != nil {
-				t.Errorf("concluded %v from %v", app, chain)
+				t.Errorf("workload %v of chain %v, want none", app, chain)
 			}
 		})
 	}
 }
 
 func TestAnUnknownControllerLeavesThePodsLabelsUnused(t *testing.T) {
-	pod := build.Owner(build.Pod("adrift", build.Requires("p", "o")))
-	pod.Controller = unknownKind("sail")
+	pod := build.Owner(build.Pod("owned", build.Requires("p", "o")))
+	pod.Controller = unknownKind("widget")
 	app, _, err := newWalker(build.NewAPI(t)).Application(t.Context(), pod)
 	if err != nil || app.Managed() {
-		t.Errorf("the labels of a pod whose owner nobody knows made it %+v (error %v)", app, err)
+		t.Errorf("a pod with an owner of an unknown kind belongs to %+v (error %v)", app, err)
 	}
 }
 
-// tower makes ReplicaSets each of which controls the one before it; the first
+// ownersAbove returns ReplicaSets each of which controls the one before it; the first
 // is returned too.
-func tower(height int) []build.Object {
+func ownersAbove(height int) []build.Object {
 	objects := make([]build.Object, height)
 	for i := height - 1; i >= 0; i-- {
 		objects[i] = build.ReplicaSet(fmt.Sprint("level-", i))
@@ -176,11 +176,11 @@ func TestChainIsBounded(t *testing.T) {
 		wantErr error
 		want    int
 	}{
-		"ten owners are walked":        {owners: tower(ownership.MaxHops), want: ownership.MaxHops + 1},
-		"eleven owners are too many":   {owners: tower(ownership.MaxHops + 1), wantErr: ErrOwnerCycle},
+		"ten owners are walked":        {owners: ownersAbove(ownership.MaxHops), want: ownership.MaxHops + 1},
+		"eleven owners are too many":   {owners: ownersAbove(ownership.MaxHops + 1), wantErr: ErrOwnerCycle},
 		"an owner of itself":           {owners: []build.Object{self}, wantErr: ErrOwnerCycle},
 		"two that own each other":      {owners: []build.Object{left, right}, wantErr: ErrOwnerCycle},
-		"a hundred owners end as well": {owners: tower(100), wantErr: ErrOwnerCycle},
+		"a hundred owners end as well": {owners: ownersAbove(100), wantErr: ErrOwnerCycle},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestChainIsBounded(t *testing.T) {
 			w.ApplicationOfOwner(tc.owners[0].GetUID())
 			w.Requiring(Propagation, build.Namespace, "p")
 			if got := len(w.Descendants(tc.owners[len(tc.owners)-1].GetUID())); got != len(tc.owners) {
-				t.Errorf("the topmost has %d descendants, itself included; want %d", got, len(tc.owners))
+				t.Errorf("the topmost owner has %d descendants with itself, want %d", got, len(tc.owners))
 			}
 		})
 	}
@@ -205,14 +205,14 @@ func TestACycleRequiringAPolicyEnds(t *testing.T) {
 	build.OwnedBy(right)(left)
 	w := newWalker(build.NewAPI(t), left, right)
 	if got := w.Requiring(Propagation, build.Namespace, "p"); len(got) != 0 {
-		t.Errorf("each is below the other, and %v require the policy", names(got))
+		t.Errorf("each is below the other, but %v are returned", names(got))
 	}
 	if app := w.ApplicationOfOwner("left"); app.Propagation == nil {
-		t.Error("a pod below the cycle has no application, and both require a policy")
+		t.Error("a pod below the cycle has no workload, but both owners require a policy")
 	}
 }
 
-func TestPodsOfAnOwnerThatTheCacheDoesNotHoldHaveNoApplicationYet(t *testing.T) {
+func TestPodsOfAnOwnerThatTheCacheDoesNotHoldHaveNoWorkloadYet(t *testing.T) {
 	orphan := build.ReplicaSet("orphan", build.OwnedBy(build.Deployment("unseen")))
 	w := newWalker(build.NewAPI(t), orphan)
 	for _, uid := range []types.UID{"nobody", "", "orphan"} {
@@ -237,12 +237,12 @@ func TestRequiring(t *testing.T) {
 		"the two kinds of policies have each their own top": {
 			kind: Override, policy: "o", expected: []string{"ReplicaSet below"},
 		},
-		"nobody requires another policy": {kind: Propagation, policy: "q"},
+		"another policy is not required": {kind: Propagation, policy: "q"},
 		"an object moves with its label": {
 			change: func(w *Walker) { w.Put(build.Owner(build.Deployment("top", build.Requires("q", "")))) },
 			kind:   Propagation, policy: "q", expected: []string{"Deployment top"},
 		},
-		"an object below one that requires another policy of the kind has no say": {
+		"an object below one that requires another policy of the kind is left out": {
 			change: func(w *Walker) { w.Put(build.Owner(build.Deployment("top", build.Requires("q", "")))) },
 			kind:   Propagation, policy: "p",
 		},
@@ -254,7 +254,7 @@ func TestRequiring(t *testing.T) {
 			change: func(w *Walker) { w.Drop("top") },
 			kind:   Propagation, policy: "p", expected: []string{"ReplicaSet below"},
 		},
-		"an object that is gone requires nothing": {
+		"a deleted object requires nothing": {
 			change: func(w *Walker) { w.Drop("below"); w.Drop("top") },
 			kind:   Propagation, policy: "p",
 		},
@@ -277,16 +277,16 @@ func TestRequiring(t *testing.T) {
 
 func TestHandlersAreToldOfEveryChange(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
-	var told []string
+	var calls []string
 	w.OnChange(func(old, new *ownership.Object) {
-		told = append(told, fmt.Sprintf("%t %t", old != nil, new != nil))
+		calls = append(calls, fmt.Sprintf("%t %t", old != nil, new != nil))
 	})
 	o := build.Owner(build.Deployment("d"))
 	w.Put(o)
 	w.Put(o)
 	w.Drop(o.UID)
 	w.Drop(o.UID) // gone already: nothing changes
-	if diff := cmp.Diff([]string{"false true", "true true", "true false"}, told); diff != "" {
+	if diff := cmp.Diff([]string{"false true", "true true", "true false"}, calls); diff != "" {
 		t.Errorf("wrong changes, old and new (-want +got):\n%s", diff)
 	}
 }
@@ -303,8 +303,8 @@ func TestLabelledFindsStrayBindingsToo(t *testing.T) {
 	}
 }
 
-// TestIndexIsAFunctionOfTheObjects puts and drops objects at random and
-// compares what the walker says with a walker that sees the survivors only.
+// TestIndexIsAFunctionOfTheObjects puts and drops objects at random, and compares the
+// walker with one that got the remaining objects only.
 func TestIndexIsAFunctionOfTheObjects(t *testing.T) {
 	client := build.NewAPI(t).Client()
 	rapid.Check(t, func(t *rapid.T) {
@@ -346,7 +346,7 @@ func TestIndexIsAFunctionOfTheObjects(t *testing.T) {
 				t.Fatalf("wrong descendants of %s (-want +got):\n%s", at, diff)
 			}
 			if got, want := w.ApplicationOfOwner(at), fresh.ApplicationOfOwner(at); got != want {
-				t.Fatalf("the application of pods of %s is %v, want %v", at, got, want)
+				t.Fatalf("the workload of pods of %s is %v, want %v", at, got, want)
 			}
 		}
 		for range len(alive) {
@@ -355,7 +355,7 @@ func TestIndexIsAFunctionOfTheObjects(t *testing.T) {
 			}
 		}
 		if left := len(w.objects) + len(w.children) + len(w.requiring); left != 0 {
-			t.Fatalf("%d entries are left of objects that are gone", left)
+			t.Fatalf("%d entries of deleted objects are left", left)
 		}
 	})
 }

@@ -1,15 +1,14 @@
 // Package capacity keeps the pods of workloads divided over on-demand and spot
-// nodes (docs/sources.md, C1 to C14), and shows how they are:
+// nodes (docs/sources.md, C1 to C14), and reports the division:
 //
-//   - observe: what the workload wants, and which class each of its pods has.
-//   - evict: pods of the wrong class, made before the count was what it is, or
-//     while nobody was asked, make room for such of the right one: at the pace
-//     and under the budgets that all evictions share. The webhook gives their
-//     successors their class.
-//   - report: a CapacitySplit beside the workload.
+//   - observe: the number of pods that the workload wants, and the class of each pod.
+//   - evict: evicts pods of the wrong class. They were created with another count, or
+//     while no replica of the webhook answered. The evictions share the pace and the
+//     disruption budgets of all evictions. The webhook gives the successors their class.
+//   - report: writes a CapacitySplit into the namespace of the workload.
 //
-// It places nothing: classes are handed out at creation (internal/assign), and at
-// the gate (internal/controller/workload).
+// It gives no pod a class: that is done at creation (internal/assign) and at the gate
+// (internal/controller/workload).
 package capacity
 
 import (
@@ -18,21 +17,16 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	api "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
@@ -45,28 +39,29 @@ import (
 )
 
 const (
-	// workers is the number of workloads that are looked at side by side.
+	// workers is the number of workloads that are reconciled concurrently.
 	workers = 4
-	// debounce is how long a change waits for more of the same workload.
+	// debounce delays a reconcile, so that several changes of a workload share one.
 	debounce = 200 * time.Millisecond
-	// retryRoom is how soon is looked again whether a node could take a pod.
+	// retryRoom is when a workload is reconciled again because no node can take a pod.
 	retryRoom = 10 * time.Second
-	// retryReserved is how soon is looked again at seats of pods that nobody has
-	// seen: that one lapses tells nobody.
+	// retryReserved is when a workload with reserved seats is reconciled again: the expiry
+	// of a reservation is no event.
 	retryReserved = 5 * time.Second
-	// retryNamespaces is how soon is looked again whether namespaces are known.
+	// retryNamespaces is when a workload is reconciled again because the annotations of
+	// namespaces are not known yet.
 	retryNamespaces = time.Second
-	// stillTime is for how long nothing has happened to pods of several revisions,
-	// when their rollout is taken to stand still.
+	// stillTime is how old the youngest pod must be, with all pods Ready, for a rollout
+	// to count as paused.
 	stillTime = 30 * time.Second
-	// tryTime is how long a workload is left alone whose pods do not pass the webhook.
+	// tryTime is the pause after a move that did not help: the successor was not admitted
+	// by the webhook, or has the same class again.
 	tryTime = 5 * time.Minute
-	// maxUnavailable bounds, for each workload, the pods that are not available while
-	// others are moved.
+	// maxUnavailable bounds the unavailable pods of each workload during moves.
 	maxUnavailable = 1
 )
 
-// request names a workload by UID: names are used again, UIDs are not.
+// request is the UID of a workload. A name can be used again by another one.
 type request struct{ uid types.UID }
 
 // Reconciler keeps workloads divided.
@@ -77,7 +72,7 @@ type Reconciler struct {
 	Walker   *owners.Walker
 	Ledger   *seats.Ledger
 	Policies *policies.Resolver
-	// Synced tells whether walk and ledger know everything.
+	// Synced reports whether the caches of Walker and Ledger have synced.
 	Synced   func() bool
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
@@ -88,8 +83,8 @@ type Reconciler struct {
 	volumes volumes.Reader
 
 	mu sync.Mutex
-	// moved is the last move of a pod of each workload, and shown are those that have
-	// a CapacitySplit as far as this replica has seen.
+	// moved holds the last move of a pod of each workload. shown holds the workloads that
+	// have a CapacitySplit, and its key. Entries are made by all and report.
 	moved map[types.UID]move
 	shown map[types.UID]types.NamespacedName
 }
@@ -100,7 +95,7 @@ type move struct {
 	pod   types.UID
 	name  string
 	class capacity.Class
-	// count is the one that was in force.
+	// count is the count that was in force.
 	count int
 }
 
@@ -109,10 +104,10 @@ type scope struct {
 	workload *ownership.Object
 	capacity policies.Capacity
 	below    []types.UID
-	seen     time.Time // when it was observed
+	seen     time.Time // when observe ran
 	observed observed
 	plan     plan
-	// unread is why it is not known where volumes of its pods are, or nil.
+	// unread is why the location of volumes of its pods is not known, or nil.
 	unread error
 }
 
@@ -122,121 +117,9 @@ type scope struct {
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.changed = &trigger.Source[request]{Synced: r.Synced, Debounce: debounce, All: r.all}
-	r.Walker.OnChange(func(old, new *ownership.Object) {
-		o := new
-		if o == nil {
-			o = old
-		}
-		r.wake(o.UID)
-	})
-	r.Ledger.OnChange(func(old, new *seats.Pod) {
-		pod := new
-		if pod == nil {
-			pod = old
-		}
-		if pod.Controller != nil {
-			r.wake(pod.Controller.UID)
-		}
-	})
-	r.Ledger.OnClasses(func(owners []types.UID, everybody bool) {
-		for _, owner := range owners {
-			r.wake(owner)
-		}
-		if everybody {
-			r.changed.Add(r.asking()...)
-		}
-	})
-	r.Policies.OnNamespace(func(name string) {
-		for _, o := range r.Walker.ScaledRoots() {
-			if o.Namespace == name {
-				r.changed.Add(request{o.UID})
-			}
-		}
-	})
-	return builder.TypedControllerManagedBy[request](mgr).
-		Named("capacity").
-		WatchesRawSource(r.changed).
-		Watches(&api.CapacitySplit{}, r.others()).
+	return r.watch(builder.TypedControllerManagedBy[request](mgr).Named("capacity")).
 		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
-}
-
-// others look at the workload whose CapacitySplit somebody deletes, or whose status
-// somebody writes: what is not so is written again. We hear of ourselves too, and find
-// nothing to write then.
-func (r *Reconciler) others() handler.TypedEventHandler[client.Object, request] {
-	look := func(split client.Object) {
-		for _, owner := range split.GetOwnerReferences() {
-			r.changed.Add(request{owner.UID})
-		}
-	}
-	type queue = workqueue.TypedRateLimitingInterface[request]
-	return handler.TypedFuncs[client.Object, request]{
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[client.Object], _ queue) { look(e.Object) },
-		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[client.Object], _ queue) {
-			if e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion() {
-				look(e.ObjectNew)
-			}
-		},
-	}
-}
-
-// wake looks at the workload that an object is, or belongs to, if it is divided or
-// was.
-func (r *Reconciler) wake(uid types.UID) {
-	chain := r.Walker.Above(uid)
-	if chain == nil {
-		if r.isShown(uid) {
-			r.changed.Add(request{uid})
-		}
-		return
-	}
-	for _, o := range chain { // one that has come to be part of another is shown no more
-		if r.isShown(o.UID) {
-			r.changed.Add(request{o.UID})
-		}
-	}
-	if workload := ownership.CapacityWorkload(chain); workload != nil && asksForIt(r.Policies.CapacityOf(chain)) {
-		r.changed.Add(request{workload.UID})
-	}
-}
-
-// asksForIt: the workload's pods are divided, or it cannot be read whether they are
-// to be.
-func asksForIt(c policies.Capacity) bool { return c.On || c.Invalid != nil }
-
-// asking are the workloads that are divided.
-func (r *Reconciler) asking() (out []request) {
-	for _, o := range r.Walker.ScaledRoots() {
-		if asksForIt(r.Policies.CapacityOf([]*ownership.Object{o})) {
-			out = append(out, request{o.UID})
-		}
-	}
-	return out
-}
-
-// all are the workloads that are divided, and those that a CapacitySplit is left of.
-func (r *Reconciler) all() []request {
-	out := r.asking()
-	ctx, cancel := context.WithTimeout(context.Background(), showTimeout)
-	defer cancel()
-	var list api.CapacitySplitList
-	if err := r.Client.List(ctx, &list); err == nil { // of a cache
-		for i := range list.Items {
-			if len(list.Items[i].OwnerReferences) == 0 { // its workload went and left everything behind
-				_ = r.Client.Delete(ctx, &list.Items[i], client.Preconditions{UID: &list.Items[i].UID}) // else the next leader does
-			}
-			for _, owner := range list.Items[i].OwnerReferences {
-				if count := list.Items[i].Status.Count; count != nil {
-					r.Policies.RememberCount(owner.UID, int(*count))
-				}
-				r.show(owner.UID, client.ObjectKeyFromObject(&list.Items[i]))
-				out = append(out, request{owner.UID})
-			}
-		}
-	}
-	return out
 }
 
 func (r *Reconciler) isShown(uid types.UID) bool {
@@ -257,19 +140,19 @@ func (r *Reconciler) show(uid types.UID, key types.NamespacedName) {
 
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
-	if r.Policies.Classes() != nil && !r.Policies.NamespacesKnown() { // what they say may be all that is said of a workload
+	if r.Policies.Classes() != nil && !r.Policies.NamespacesKnown() { // their annotations may be the only ones
 		return ctrl.Result{RequeueAfter: retryNamespaces}, nil
 	}
 	s := &scope{workload: r.Walker.Get(req.uid)}
 	if s.workload == nil {
-		return phase.Run(ctx, req.uid, r.bury)
+		return phase.Run(ctx, req.uid, r.cleanUp)
 	}
 	chain := r.Walker.Above(req.uid)
 	s.capacity = r.Policies.CapacityOf(chain[:min(1, len(chain))])
 	switch top := ownership.CapacityWorkload(chain); {
-	case !asksForIt(r.Policies.CapacityOf(chain)):
+	case !isDivided(r.Policies.CapacityOf(chain)):
 		return phase.Run(ctx, s, r.leave)
-	case top == nil || top.UID != req.uid: // its pods are divided as another's
+	case top == nil || top.UID != req.uid: // its pods are divided as those of another workload
 		return phase.Run(ctx, s, r.hide)
 	}
 	if s.workload.Deleting {
@@ -286,10 +169,7 @@ func (r *Reconciler) forget(uid types.UID) {
 	r.tallies.drop(uid)
 }
 
-func reference(o *ownership.Object) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: o.GroupVersion().String(), Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID}
-}
-
+// wrap adds the CapacitySplit of a workload to an error; nil stays nil.
 func wrap(doing string, o *ownership.Object, err error) error {
 	if err == nil {
 		return nil

@@ -29,7 +29,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// site is a reconciler and the world that it sees.
+// site is a reconciler and the objects that it observes.
 type site struct {
 	*Reconciler
 	*world.World
@@ -89,7 +89,7 @@ func asks(count string) build.Option {
 	}
 }
 
-// web is a Deployment with pods, each on the node of its class.
+// web returns a Deployment with pods, each on the node of its class.
 func web(count string, classes ...string) []build.Object {
 	deployment := build.Deployment("web", asks(count), build.Replicas(int32(len(classes))))
 	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(int32(len(classes))))
@@ -113,7 +113,7 @@ func running(name string, owner build.Object, class string, options ...build.Opt
 func TestAWorkloadIsShown(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if result, err := s.pass(); err != nil || result.RequeueAfter != 0 || len(s.Evicted) > 0 {
-		t.Fatalf("comes back after %s, error %v, evicted %v", result.RequeueAfter, err, s.Evicted)
+		t.Fatalf("runs again after %s, error %v, evicted %v", result.RequeueAfter, err, s.Evicted)
 	}
 	split := s.split()
 	if split == nil || len(split.OwnerReferences) != 1 || split.OwnerReferences[0].UID != "web" {
@@ -122,23 +122,23 @@ func TestAWorkloadIsShown(t *testing.T) {
 	want := api.CapacitySplitStatus{
 		Workload: api.WorkloadReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, Count: new(int32(1)),
 		OnDemand: api.ClassStatus{Want: 1, Have: 1}, Spot: api.ClassStatus{Want: 1, Have: 1},
-		Conditions: []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, Reason: api.ReasonSatisfied, Message: "each class has as many pods as it is to have"}},
+		Conditions: []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, Reason: api.ReasonSatisfied, Message: "each class has the number of pods that it should have"}},
 	}
 	if diff := cmp.Diff(want, split.Status, cmpopts.IgnoreFields(metav1.Condition{}, "LastTransitionTime", "ObservedGeneration"), cmpopts.IgnoreFields(api.CapacitySplitStatus{}, "ObservedGeneration")); diff != "" {
 		t.Errorf("wrong status (-want +got):\n%s", diff)
 	}
 	version := split.ResourceVersion
 	if _, err := s.pass(); err != nil || s.split().ResourceVersion != version {
-		t.Errorf("at rest it is written again (error %v)", err)
+		t.Errorf("it is written again without a change (error %v)", err)
 	}
 
 	s.World.Walker.Put(build.Owner(build.Deployment("web", build.Replicas(2)))) // it opts out
 	if _, err := s.pass(); err != nil || s.split() != nil {
-		t.Errorf("it is still shown (error %v)", err)
+		t.Errorf("the CapacitySplit is still there (error %v)", err)
 	}
 }
 
-// TestPodsOfTheWrongClassMove one at a time, and the event says so.
+// TestPodsOfTheWrongClassMove one at a time, each with an event.
 func TestPodsOfTheWrongClassMove(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil {
@@ -151,12 +151,12 @@ func TestPodsOfTheWrongClassMove(t *testing.T) {
 		t.Errorf("the event is %q", event)
 	}
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 {
-		t.Errorf("before the first has a successor %v go too (error %v)", s.Evicted, err)
+		t.Errorf("before the first has a successor also evicted %v (error %v)", s.Evicted, err)
 	}
 }
 
-// TestASlowAPIServer takes longer for an eviction than what was seen is a reason for
-// the next: that one is decided anew.
+// TestASlowAPIServer: an eviction takes longer than an observation is fresh, so the next
+// eviction is planned again.
 func TestASlowAPIServer(t *testing.T) {
 	objects := web("0", "on-demand", "on-demand", "on-demand")
 	for _, o := range objects {
@@ -167,7 +167,7 @@ func TestASlowAPIServer(t *testing.T) {
 	s := newSite(t, objects...)
 	s.Takes = eviction.Fresh + time.Millisecond
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 1 || result.RequeueAfter == 0 {
-		t.Fatalf("evicted %v, comes back after %s, error %v", s.Evicted, result.RequeueAfter, err)
+		t.Fatalf("evicted %v, runs again after %s, error %v", s.Evicted, result.RequeueAfter, err)
 	}
 	s.World.Ledger.Forget(types.UID(s.Evicted[0]))
 	s.Takes = 0
@@ -193,7 +193,7 @@ func TestAnswersToAMove(t *testing.T) {
 			s.Answers = []error{tc.answer}
 			result, err := s.pass()
 			if !errors.Is(err, tc.want) || result.RequeueAfter != tc.requeue || s.split().Status.Conditions[0].Reason != tc.reason {
-				t.Errorf("comes back after %s with error %v, status %+v", result.RequeueAfter, err, s.split().Status)
+				t.Errorf("runs again after %s with error %v, status %+v", result.RequeueAfter, err, s.split().Status)
 			}
 			if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
 				t.Errorf("the pod counts as disturbed: %v (error %v)", s.Evicted, err)
@@ -202,7 +202,8 @@ func TestAnswersToAMove(t *testing.T) {
 	}
 }
 
-// TestAValueThatCannotBeUsed leaves the last one in force, moves nothing and is told.
+// TestAValueThatCannotBeUsed: the last count stays in force, nothing moves, and an event
+// names the error.
 func TestAValueThatCannotBeUsed(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil {
@@ -221,7 +222,7 @@ func TestAValueThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// TestPodsThatPassNoWebhook: their successors would not be divided either.
+// TestPodsThatPassNoWebhook are not moved: their successors would not be divided either.
 func TestPodsThatPassNoWebhook(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
@@ -234,15 +235,15 @@ func TestPodsThatPassNoWebhook(t *testing.T) {
 		p.Labels, p.Annotations = nil, nil
 	})))
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNotAdmitted || result.RequeueAfter != tryTime {
-		t.Errorf("evicted %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
+		t.Errorf("evicted %v, runs again after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
 	}
 	s.World.Clock.Step(tryTime + time.Second)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
-		t.Errorf("after a while nobody tries again: %v, error %v", s.Evicted, err)
+		t.Errorf("no move after tryTime: evicted %v, error %v", s.Evicted, err)
 	}
 }
 
-// TestASuccessorOfTheSameClass: whatever makes it so, another would be the same.
+// TestASuccessorOfTheSameClass ends the moves: another successor would have the same class.
 func TestASuccessorOfTheSameClass(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
@@ -252,16 +253,16 @@ func TestASuccessorOfTheSameClass(t *testing.T) {
 	s.World.Clock.Step(2 * time.Second)
 	s.World.See(running("again", build.ReplicaSet("web-1"), "on-demand", build.Created(s.World.Clock.Now())))
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonPinned || result.RequeueAfter != tryTime {
-		t.Errorf("evicted %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
+		t.Errorf("evicted %v, runs again after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
 	}
 	s.World.Ledger.ForgetNode("spot")
 	if result, err := s.pass(); err != nil || s.split().Status.Conditions[0].Reason != api.ReasonNoNodes || result.RequeueAfter != retryRoom {
-		t.Errorf("without spot nodes it comes back after %s with error %v, status %+v: too late to fall back", result.RequeueAfter, err, s.split().Status)
+		t.Errorf("without spot nodes it runs again after %s with error %v, status %+v: too late to fall back", result.RequeueAfter, err, s.split().Status)
 	}
 	s.World.Add(t, build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot")))
-	s.World.Walker.Put(build.Owner(build.Deployment("web", asks("1"), build.Replicas(3)))) // somebody wants something else
+	s.World.Walker.Put(build.Owner(build.Deployment("web", asks("1"), build.Replicas(3)))) // the Deployment is changedmething else
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
-		t.Errorf("with another count evicted are %v, error %v", s.Evicted, err)
+		t.Errorf("with another count: evicted %v, error %v", s.Evicted, err)
 	}
 	s.World.Ledger.Forget(types.UID(s.Evicted[0]))
 	s.World.Clock.Step(2 * time.Second)
@@ -277,7 +278,7 @@ func TestASuccessorOfTheSameClass(t *testing.T) {
 	}
 }
 
-// TestAPodStaysWithItsVolume: no node of the other class reaches it.
+// TestAPodStaysWithItsVolume: no node of the other class reaches the volume.
 func TestAPodStaysWithItsVolume(t *testing.T) {
 	objects := web("0", "on-demand", "spot")
 	objects[2].(*corev1.Pod).Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
@@ -290,13 +291,13 @@ func TestAPodStaysWithItsVolume(t *testing.T) {
 	}
 }
 
-// volume makes the claim data, whose volume nodes of one class reach.
+// volume creates the claim data, whose volume nodes of one class reach.
 func (s *site) volume(class string) {
 	s.t.Helper()
 	s.volumeOn("node.kubernetes.io/capacity", class)
 }
 
-// volumeOn makes the claim data, whose volume nodes with a label reach.
+// volumeOn creates the claim data, whose volume nodes with a label reach.
 func (s *site) volumeOn(key, value string) {
 	s.t.Helper()
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}
@@ -313,9 +314,9 @@ func (s *site) volumeOn(key, value string) {
 	}
 }
 
-// TestAStatefulSetsPodStaysWithItsVolume, whatever the class of its ordinal is. One that
-// waits where its ordinal belongs is not made anew for the volume of a zone, where nodes of
-// its class may come to be: its successor would wait as well.
+// TestAStatefulSetsPodStaysWithItsVolume, whatever the class of its ordinal is. A pod that
+// waits for a node of its class is not evicted because of a volume of a zone: the zone may
+// get a node of the class, and the successor would wait as well.
 func TestAStatefulSetsPodStaysWithItsVolume(t *testing.T) {
 	set := build.StatefulSet("db", asks("1"), build.Replicas(1))
 	local := build.With(func(p *corev1.Pod) {
@@ -352,8 +353,8 @@ func TestAStatefulSetsPodStaysWithItsVolume(t *testing.T) {
 	}
 }
 
-// TestAPodThatDoesNotReachItsVolume is made anew: when it was created the node of the
-// volume was away, or had no class. Its successor is kept to the class of the node, and
+// TestAPodThatDoesNotReachItsVolume is evicted: when it was created the node of the volume
+// was away, or had no class. Its successor is restricted to the class of the node, and
 // stays, whatever its ordinal is.
 func TestAPodThatDoesNotReachItsVolume(t *testing.T) {
 	set := build.StatefulSet("db", asks("1"), build.Replicas(1))
@@ -387,8 +388,8 @@ func TestAPodThatDoesNotReachItsVolume(t *testing.T) {
 	look(0)
 }
 
-// TestPodsWhoseStampsAreTakenOff count where they are. What they demand of a node is
-// taken for their owner's: others are moved, and where there are none that is told.
+// TestPodsWhoseStampsAreTakenOff count in the class of their node. Their node affinity counts
+// as their owner's: other pods are moved instead, and the condition shows if there are none.
 func TestPodsWhoseStampsAreTakenOff(t *testing.T) {
 	objects := web("1", "on-demand", "on-demand", "spot")
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
@@ -412,7 +413,8 @@ func TestPodsWhoseStampsAreTakenOff(t *testing.T) {
 	}
 }
 
-// TestAStatefulSetSpeaksForItself, whatever made it, and its owner does not count it.
+// TestAStatefulSetSpeaksForItself: it is divided even if it has an owner, and the owner does
+// not count its pods.
 func TestAStatefulSetSpeaksForItself(t *testing.T) {
 	above := build.Deployment("web", asks("0"), build.Replicas(2))
 	set := build.StatefulSet("db", asks("1"), build.OwnedBy(above), build.Replicas(2))
@@ -424,35 +426,34 @@ func TestAStatefulSetSpeaksForItself(t *testing.T) {
 		}
 	}
 	if all := s.all(); len(all) < 2 {
-		t.Errorf("at the start only %v are looked at", all)
+		t.Errorf("only %v are enqueued at the start", all)
 	}
 }
 
-// TestNothingMovesBeforeNamespacesAreKnown: they may say the count.
+// TestNothingMovesBeforeNamespacesAreKnown: their annotations may set the count.
 func TestNothingMovesBeforeNamespacesAreKnown(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "spot")...)
 	classes := s.Reconciler.Policies.Classes()
 	s.Reconciler.Policies = policies.NewResolver(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
 	s.Reconciler.Policies.SetClasses(classes)
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split() != nil || result.RequeueAfter != retryNamespaces {
-		t.Errorf("evicted %v, comes back after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
+		t.Errorf("evicted %v, runs again after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
 	}
 }
 
-// TestClassesAreTurnedOff: what is shown of workloads goes, whatever is known of
-// namespaces.
+// TestClassesAreTurnedOff: CapacitySplits are deleted, even before namespaces are known.
 func TestClassesAreTurnedOff(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil || s.split() == nil {
-		t.Fatalf("it is not shown (error %v)", err)
+		t.Fatalf("it has no CapacitySplit (error %v)", err)
 	}
 	s.Reconciler.Policies = policies.NewResolver(s.World.Client, s.World.Walker, s.World.Ledger, s.World.Clock, true)
 	if result, err := s.pass(); err != nil || result.RequeueAfter != 0 || s.split() != nil {
-		t.Errorf("comes back after %s with error %v, split %+v", result.RequeueAfter, err, s.split())
+		t.Errorf("runs again after %s with error %v, split %+v", result.RequeueAfter, err, s.split())
 	}
 }
 
-// TestExcludedNamespaces: nothing is moved there, and nothing is shown.
+// TestExcludedNamespaces: nothing is moved there, and there are no CapacitySplits.
 func TestExcludedNamespaces(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "spot")...)
 	s.World.Policies.Exclude(build.Namespace)
@@ -461,7 +462,7 @@ func TestExcludedNamespaces(t *testing.T) {
 	}
 }
 
-// TestAWorkloadThatIsAdopted: its pods that wait are divided still, as its owner's.
+// TestAWorkloadThatIsAdopted: its waiting pods stay, because they are divided as its owner's.
 func TestAWorkloadThatIsAdopted(t *testing.T) {
 	objects := web("1", "on-demand", "spot")
 	waits := objects[3].(*corev1.Pod)
@@ -470,12 +471,12 @@ func TestAWorkloadThatIsAdopted(t *testing.T) {
 	s := newSite(t, objects...)
 	s.show("web-1", types.NamespacedName{Namespace: build.Namespace, Name: "replicaset-web-1"})
 	if _, err := s.Reconcile(t.Context(), request{"web-1"}); err != nil || len(s.Evicted) != 0 || s.isShown("web-1") {
-		t.Errorf("gone are %v, error %v, shown %t", s.Evicted, err, s.isShown("web-1"))
+		t.Errorf("evicted %v, error %v, shown %t", s.Evicted, err, s.isShown("web-1"))
 	}
 }
 
-// TestTheLastCountOutlivesItsReplica: what cannot be used leaves the last one in force
-// where another replica leads.
+// TestTheLastCountOutlivesItsReplica: with an invalid count the last one stays in force after
+// another replica becomes the leader.
 func TestTheLastCountOutlivesItsReplica(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil {
@@ -490,7 +491,8 @@ func TestTheLastCountOutlivesItsReplica(t *testing.T) {
 	}
 }
 
-// TestWhatIsShownOfNobodyGoes: of workloads that went and left all behind.
+// TestWhatIsShownOfNobodyGoes: CapacitySplits of workloads that were deleted with
+// --cascade=orphan are deleted.
 func TestWhatIsShownOfNobodyGoes(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil {
@@ -507,7 +509,7 @@ func TestWhatIsShownOfNobodyGoes(t *testing.T) {
 	orphan()
 	s.World.Walker.Drop("web")
 	if _, err := s.pass(); err != nil || s.split() != nil {
-		t.Errorf("it is still shown (error %v)", err)
+		t.Errorf("the CapacitySplit is still there (error %v)", err)
 	}
 	s = newSite(t, web("1", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil {
@@ -515,12 +517,12 @@ func TestWhatIsShownOfNobodyGoes(t *testing.T) {
 	}
 	orphan()
 	if s.all(); s.split() != nil {
-		t.Error("another replica leads, and it is still shown")
+		t.Error("another replica leads, and the CapacitySplit is still there")
 	}
 }
 
-// TestPodsFallBack to the other class when theirs has had no node for five minutes,
-// if their workload says so, and come back when it has one.
+// TestPodsFallBack to the other class when theirs has had no node for five minutes, if the
+// workload allows it, and move back when it has one.
 func TestPodsFallBack(t *testing.T) {
 	objects := web("0", "spot")
 	pod := objects[2].(*corev1.Pod)
@@ -534,24 +536,24 @@ func TestPodsFallBack(t *testing.T) {
 	s := newSite(t, objects...)
 	s.World.Ledger.ForgetNode("spot")
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNoNodes || result.RequeueAfter != retryRoom {
-		t.Fatalf("gone are %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
+		t.Fatalf("evicted %v, runs again after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
 	}
 	s.World.Clock.Step(5 * time.Minute)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || *s.split().Status.Count != 0 {
-		t.Errorf("gone are %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+		t.Errorf("evicted %v, error %v, status %+v", s.Evicted, err, s.split().Status)
 	}
 	s.World.Ledger.Forget(pod.UID)
 	chain := s.World.Walker.Above("web")
 	if c := s.World.Policies.CapacityOf(chain); c.Count != capacity.MaxCount || c.FellBack != capacity.Spot {
-		t.Errorf("the count in force is %d, without %q", c.Count, c.FellBack)
+		t.Errorf("the count in force is %d, fell back from %q", c.Count, c.FellBack)
 	}
 	s.World.Add(t, build.Node("spot-2", build.Label("node.kubernetes.io/capacity", "spot")))
 	if c := s.World.Policies.CapacityOf(chain); c.Count != 0 || c.FellBack != capacity.None {
-		t.Errorf("with a node the count in force is %d, without %q", c.Count, c.FellBack)
+		t.Errorf("with a node the count in force is %d, fell back from %q", c.Count, c.FellBack)
 	}
 }
 
-// TestPodsThatWaitAreFree once their workload is divided no more.
+// TestPodsThatWaitAreFree once their workload is not divided any more.
 func TestPodsThatWaitAreFree(t *testing.T) {
 	objects := web("1", "on-demand", "spot")
 	waits := objects[3].(*corev1.Pod)
@@ -568,7 +570,7 @@ func TestPodsThatWaitAreFree(t *testing.T) {
 	}
 	s.World.Walker.Put(build.Owner(build.Deployment("web", build.Replicas(2))))
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != waits.Name {
-		t.Errorf("gone are %v, error %v", s.Evicted, err)
+		t.Errorf("evicted %v, error %v", s.Evicted, err)
 	}
 	s.World.Ledger.Forget(waits.UID)
 	if _, err := s.pass(); err != nil || s.split() != nil {
@@ -576,7 +578,7 @@ func TestPodsThatWaitAreFree(t *testing.T) {
 	}
 }
 
-// waits makes a pod wait for a node of its class, as kube-scheduler says it.
+// waits makes a pod unschedulable for want of a node of its class.
 func waits(t *testing.T, class capacity.Class) build.Option {
 	t.Helper()
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
@@ -590,13 +592,13 @@ func waits(t *testing.T, class capacity.Class) build.Option {
 	})
 }
 
-// full is a node that takes no pod.
+// full makes a node that has no room for a pod.
 var full = build.With(func(n *corev1.Node) {
 	n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}
 })
 
-// TestPodsFallBackInARollout: a pod that waits for a class without nodes is never Ready,
-// so the rollout does not end, and never stands still either.
+// TestPodsFallBackInARollout: a pod that waits for a class without nodes is never Ready, so
+// the rollout neither ends nor counts as paused.
 func TestPodsFallBackInARollout(t *testing.T) {
 	deployment := build.Deployment("web", asks("0"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(2))
 	old := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2))
@@ -604,25 +606,25 @@ func TestPodsFallBackInARollout(t *testing.T) {
 	s := newSite(t, deployment, old, next, running("old-0", old, "spot"), running("old-1", old, "spot"), running("new-0", next, "spot", waits(t, capacity.Spot)))
 	s.World.Add(t, build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), build.With(func(n *corev1.Node) { n.Spec.Unschedulable = true })))
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonNoNodes || result.RequeueAfter != retryRoom {
-		t.Fatalf("gone are %v, comes back after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
+		t.Fatalf("evicted %v, runs again after %s with error %v, status %+v", s.Evicted, result.RequeueAfter, err, s.split().Status)
 	}
 	s.World.Clock.Step(policies.DefaultFallback)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != "new-0" {
-		t.Fatalf("gone are %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+		t.Fatalf("evicted %v, error %v, status %+v", s.Evicted, err, s.split().Status)
 	}
 	s.World.Ledger.Forget("new-0")
 	s.World.Clock.Step(2 * time.Second)
 	s.World.See(running("new-1", next, "on-demand", waits(t, capacity.OnDemand), build.Created(s.World.Clock.Now())))
 	for range 10 { // it is of the other class now, and waits for a node there
 		if _, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split().Status.Conditions[0].Reason != api.ReasonFellBack {
-			t.Errorf("gone are %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+			t.Errorf("evicted %v, error %v, status %+v", s.Evicted, err, s.split().Status)
 		}
 		s.World.Clock.Step(time.Minute)
 	}
 }
 
-// TestPodsFallBackToFullNodes: a cluster autoscaler makes nodes for pods that wait for
-// them. A pod that has no node loses nothing, and is made anew once.
+// TestPodsFallBackToFullNodes: a cluster autoscaler adds nodes for pods that wait. A pod
+// without a node may be evicted for that, once.
 func TestPodsFallBackToFullNodes(t *testing.T) {
 	objects := web("0", "spot")
 	build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback)(objects[0])
@@ -631,24 +633,24 @@ func TestPodsFallBackToFullNodes(t *testing.T) {
 	s.World.Ledger.ForgetNode("spot")
 	s.World.Add(t, build.Node("on-demand", build.Label("node.kubernetes.io/capacity", "on-demand"), full))
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 0 {
-		t.Fatalf("gone are %v, error %v", s.Evicted, err)
+		t.Fatalf("evicted %v, error %v", s.Evicted, err)
 	}
 	s.World.Clock.Step(policies.DefaultFallback)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
-		t.Fatalf("gone are %v, error %v, status %+v", s.Evicted, err, s.split().Status)
+		t.Fatalf("evicted %v, error %v, status %+v", s.Evicted, err, s.split().Status)
 	}
 	s.World.Ledger.Forget("pod-0")
 	s.World.Clock.Step(2 * time.Second)
 	s.World.See(running("again", build.ReplicaSet("web-1"), "on-demand", waits(t, capacity.OnDemand), build.Created(s.World.Clock.Now())))
 	for range 10 {
 		if _, err := s.pass(); err != nil || len(s.Evicted) != 0 {
-			t.Errorf("it waits for an on-demand node, and is made anew again: %v (error %v)", s.Evicted, err)
+			t.Errorf("it waits for an on-demand node, and is evicted again: %v (error %v)", s.Evicted, err)
 		}
 		s.World.Clock.Step(time.Minute)
 	}
 }
 
-// TestNobodyFellBack: all pods are on-demand because the workload wants that.
+// TestNobodyFellBack: all pods are on-demand because the count says so.
 func TestNobodyFellBack(t *testing.T) {
 	objects := web("2", "on-demand", "on-demand")
 	build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback)(objects[0])
@@ -663,8 +665,8 @@ func TestNobodyFellBack(t *testing.T) {
 	}
 }
 
-// TestPodsThatWaitAreFreeAfterAnError: the answer to the first was one, and another pod
-// was looked at by kube-scheduler only later.
+// TestPodsThatWaitAreFreeAfterAnError: the first eviction failed, and kube-scheduler tried
+// another pod only later.
 func TestPodsThatWaitAreFreeAfterAnError(t *testing.T) {
 	broken := errors.New("broken")
 	for name, answer := range map[string]error{"the API server failed": broken, "it is busy": apierrors.NewTooManyRequests("later", 1)} {
@@ -682,27 +684,27 @@ func TestPodsThatWaitAreFreeAfterAnError(t *testing.T) {
 			s.World.Walker.Put(build.Owner(build.Deployment("web", build.Replicas(2))))
 			s.Answers = []error{answer}
 			if result, err := s.pass(); len(s.Evicted) != 1 || s.split() == nil || errors.Is(err, broken) != errors.Is(answer, broken) || err == nil && result.RequeueAfter != eviction.Retry {
-				t.Fatalf("gone are %v, comes back after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
+				t.Fatalf("evicted %v, runs again after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
 			}
 			if result, err := s.pass(); err != nil || len(s.Evicted) != 1 || result.RequeueAfter != eviction.Retry {
-				t.Errorf("gone are %v, comes back after %s with error %v", s.Evicted, result.RequeueAfter, err)
+				t.Errorf("evicted %v, runs again after %s with error %v", s.Evicted, result.RequeueAfter, err)
 			}
 			s.World.Ledger.Forget("pod-0")
 			later.Status.Conditions = unschedulable
 			s.World.See(later)
 			if _, err := s.pass(); err != nil || len(s.Evicted) != 1 || s.Evicted[0] != later.Name {
-				t.Errorf("gone are %v, error %v", s.Evicted, err)
+				t.Errorf("evicted %v, error %v", s.Evicted, err)
 			}
 			later.Spec.NodeName = "spot" // it was quicker
 			s.World.See(later)
 			if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || s.split() != nil || result.RequeueAfter != 0 {
-				t.Errorf("gone are %v, comes back after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
+				t.Errorf("evicted %v, runs again after %s with error %v, split %+v", s.Evicted, result.RequeueAfter, err, s.split())
 			}
 		})
 	}
 }
 
-// TestWhenIsLookedAgain: what is shown may be another problem than what is waited for.
+// TestWhenIsLookedAgain: the condition may show another problem than the wait is for.
 func TestWhenIsLookedAgain(t *testing.T) {
 	t.Run("a pod waits, and another has no room", func(t *testing.T) {
 		objects := web("1", "on-demand", "on-demand", "spot")
@@ -710,7 +712,7 @@ func TestWhenIsLookedAgain(t *testing.T) {
 		s := newSite(t, objects...)
 		s.World.Add(t, build.Node("spot", build.Label("node.kubernetes.io/capacity", "spot"), full))
 		if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || result.RequeueAfter != retryRoom {
-			t.Errorf("evicted %v, comes back after %s with error %v", s.Evicted, result.RequeueAfter, err)
+			t.Errorf("evicted %v, runs again after %s with error %v", s.Evicted, result.RequeueAfter, err)
 		}
 	})
 	t.Run("a rollout goes on", func(t *testing.T) {
@@ -720,16 +722,17 @@ func TestWhenIsLookedAgain(t *testing.T) {
 		s := newSite(t, deployment, old, next, running("old-0", old, "on-demand"))
 		s.World.See(running("new-0", next, "on-demand", build.Created(s.World.Clock.Now())))
 		if result, err := s.pass(); err != nil || len(s.Evicted) != 0 || result.RequeueAfter != stillTime {
-			t.Errorf("evicted %v, comes back after %s with error %v", s.Evicted, result.RequeueAfter, err)
+			t.Errorf("evicted %v, runs again after %s with error %v", s.Evicted, result.RequeueAfter, err)
 		}
 		s.World.Clock.Step(stillTime) // it is paused
 		if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
-			t.Errorf("once it stands still evicted are %v, error %v", s.Evicted, err)
+			t.Errorf("once it is paused evicted are %v, error %v", s.Evicted, err)
 		}
 	})
 }
 
-// TestAnOrdinalThatComesBackTheSame: whatever makes it so, the next one would be the same.
+// TestAnOrdinalThatComesBackTheSame ends the moves: another successor would have the same
+// class.
 func TestAnOrdinalThatComesBackTheSame(t *testing.T) {
 	set := build.StatefulSet("db", asks("0"), build.Replicas(2))
 	s := newSite(t, set, running("db-0", set, "on-demand"), running("db-1", set, "spot"))
@@ -744,13 +747,13 @@ func TestAnOrdinalThatComesBackTheSame(t *testing.T) {
 	s.World.Ledger.Observe(seats.Slim(running("db-0", set, "on-demand", build.UID("again"), build.Created(s.World.Clock.Now()))))
 	for range 5 {
 		if result, err := look(); err != nil || len(s.Evicted) != 0 || result.RequeueAfter != tryTime {
-			t.Errorf("evicted %v, comes back after %s with error %v", s.Evicted, result.RequeueAfter, err)
+			t.Errorf("evicted %v, runs again after %s with error %v", s.Evicted, result.RequeueAfter, err)
 		}
 		s.World.Clock.Step(10 * time.Second)
 	}
 }
 
-// TestASplitOfAWorkloadBefore: another of the same name had it.
+// TestASplitOfAWorkloadBefore: an earlier workload of the name owns the CapacitySplit.
 func TestASplitOfAWorkloadBefore(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	old := &api.CapacitySplit{ObjectMeta: metav1.ObjectMeta{
@@ -775,23 +778,23 @@ func TestNamesOfSplits(t *testing.T) {
 	for name, want := range map[string]string{"web": "deployment-web", long: ""} {
 		got := nameOf(build.Owner(build.Deployment(name)))
 		if want != "" && got != want || len(got) > maxName || strings.HasSuffix(got, "-") {
-			t.Errorf("%.10s… is shown as %q", name, got)
+			t.Errorf("%.10s… has the CapacitySplit %q", name, got)
 		}
 	}
 	if nameOf(build.Owner(build.Deployment(long))) == nameOf(build.Owner(build.Deployment(long+"b"))) {
-		t.Error("two long names are shown as one")
+		t.Error("two long names give the same CapacitySplit name")
 	}
 }
 
-// TestWhoIsLookedAt: a change of a pod or an owner wakes the workload that is divided.
+// TestWhoIsLookedAt at the start: the workloads that are divided.
 func TestWhoIsLookedAt(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	s.World.Add(t, build.Deployment("other"))
 	if all := s.all(); len(all) != 1 || all[0].uid != "web" {
-		t.Errorf("at the start %v are looked at", all)
+		t.Errorf("%v are enqueued at the start", all)
 	}
 	s.World.Policies.SetNamespace(build.Namespace, ownership.Capacity{Switch: "true"})
 	if all := s.all(); len(all) != 2 {
-		t.Errorf("with the namespace %v are looked at", all)
+		t.Errorf("with the namespace %v are enqueued", all)
 	}
 }

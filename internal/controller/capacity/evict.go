@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -18,53 +17,52 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// evict executes the plan: as many pods as may be disturbed now.
+// evict executes the plan: it evicts as many pods as the disruption limits allow now.
 func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	if s.capacity.Invalid != nil {
-		return nil //nolint:nilerr // report tells of it: nobody knows what is wanted
+		return nil //nolint:nilerr // report shows the error; what the workload wants is not known
 	}
 	if s.unread != nil && !errors.Is(s.unread, volumes.ErrMany) && !apierrors.IsNotFound(s.unread) {
 		return s.unread
 	}
 	if len(s.plan.evict) == 0 {
 		switch {
-		case s.plan.closed != fit.Fits, s.plan.reason == api.ReasonNoNodes, // it may fall back soon
+		case s.plan.closed != fit.Fits, s.plan.reason == api.ReasonNoNodes, // pods may fall back soon
 			errors.Is(s.unread, volumes.ErrMany):
 			return phase.Wait("a node of the class", retryRoom)
 		case s.observed.inVain != "":
 			return phase.Wait("another try to move a pod", tryTime)
 		case s.observed.rollout && !s.observed.still:
-			return phase.Wait("a rollout that goes on", stillTime)
+			return phase.Wait("a rollout to end or pause", stillTime)
 		}
 		return nil
 	}
 	for i, pod := range s.plan.evict {
 		if i > 0 && r.Clock.Since(s.seen) > eviction.Fresh {
-			return phase.Wait("another look", 0)
+			return phase.Wait("another observation", 0)
 		}
 		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
-			return nil // pods that change bring us back
+			return nil // changes of its pods enqueue the workload
 		}
 		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt)
+		outcome := eviction.Outcome(err)
 		switch {
 		case err == nil:
 			r.evicted(ctx, s, pod)
-		case eviction.Moot(err):
-		case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrBusy):
-			return phase.Wait(err.Error(), eviction.Retry)
 		case errors.Is(err, eviction.ErrRefused):
 			evictionsTotal.WithLabelValues("refused").Inc()
 			s.plan.reason, s.plan.message = api.ReasonBlockedByPDB, "pods of the wrong class stay for now: a PodDisruptionBudget allows no eviction"
-			return phase.Wait(err.Error(), eviction.Retry)
-		default:
+		case errors.Is(outcome, err): // an error of the API server, not a wait
 			evictionsTotal.WithLabelValues("error").Inc()
-			return err
+		}
+		if outcome != nil {
+			return outcome
 		}
 	}
 	return nil
 }
 
-// evicted tells of a pod that was moved.
+// evicted records a pod that was evicted.
 func (r *Reconciler) evicted(ctx context.Context, s *scope, pod *seats.Pod) {
 	evictionsTotal.WithLabelValues("evicted").Inc()
 	r.mu.Lock()
@@ -74,11 +72,10 @@ func (r *Reconciler) evicted(ctx context.Context, s *scope, pod *seats.Pod) {
 	r.moved[s.workload.UID] = move{at: r.Clock.Now(), pod: pod.UID, name: pod.Name, class: r.classOf(s, pod), count: s.capacity.Count}
 	r.mu.Unlock()
 	log.FromContext(ctx).Info("Evicted a pod of the wrong class of capacity", "pod", pod.Key(), "workload", s.workload.Namespace+"/"+s.workload.Name)
-	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-	r.Recorder.Eventf(reference(s.workload), related, corev1.EventTypeNormal, "CapacityPodEvicted", "Evict",
-		"Evicted pod %s: the workload is to have %d on-demand and %d spot pods", pod.Name, s.plan.want[capacity.OnDemand], s.plan.want[capacity.Spot])
+	r.podEvicted(s, pod)
 }
 
+// classOf returns the observed class of a pod.
 func (r *Reconciler) classOf(s *scope, pod *seats.Pod) capacity.Class {
 	for _, seen := range s.observed.pods {
 		if seen.UID == pod.UID {

@@ -23,7 +23,7 @@ var (
 
 	podsGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "capacity", Name: "pods",
-		Help: "Pods of these workloads by class (on-demand, spot, none) and state: want, have (they have a node of the class), waiting (they have none).",
+		Help: "Pods of these workloads by class (on-demand, spot, none) and state: want (the target), have (pods with a node), waiting (pods without a node).",
 	}, []string{"class", "state"})
 )
 
@@ -31,7 +31,8 @@ func init() {
 	metrics.Registry.MustRegister(evictionsTotal, workloadsGauge, podsGauge)
 }
 
-// tallies remembers what each workload adds to the gauges, to take it off again.
+// tallies holds what each workload adds to the gauges, so that it can be subtracted again.
+// Safe for concurrent use; the zero value is ready.
 type tallies struct {
 	mu         sync.Mutex
 	byWorkload map[types.UID]plan
@@ -59,6 +60,7 @@ func (t *tallies) drop(workload types.UID) {
 	}
 }
 
+// add adds a workload to the gauges, or subtracts it (sign -1).
 func add(p plan, sign int) {
 	workloadsGauge.WithLabelValues(p.reason).Add(float64(sign))
 	for class, label := range map[capacity.Class]string{capacity.None: "none", capacity.OnDemand: "on-demand", capacity.Spot: "spot"} {

@@ -27,11 +27,10 @@ import (
 
 var steps = flag.Int("steps", 500_000, "length of the random walk")
 
-// cluster is a small model of everything around the ledger: an API server, a watch
-// that shows what happened in its order and late, the replicas of the webhook, which
-// ask and whose answers are used later, ReplicaSets, the gate and the evictions of
-// this package. Ledger and plan are the real ones. What happens next is chosen by
-// the tests.
+// cluster is a small model of everything around the ledger: an API server, a watch that
+// delivers changes in order and late, replicas of the webhook whose answers are used
+// late, ReplicaSets, the gate, and the evictions of this package. Ledger and plan are the
+// real ones. The tests choose what happens next.
 type cluster struct {
 	ledger *seats.Ledger
 	clock  *testingclock.FakeClock
@@ -72,7 +71,7 @@ func newCluster(replicas, count int) *cluster {
 	}
 }
 
-// newLedger knows a node of each class, which is named as its class.
+// newLedger returns a ledger with one node of each class, named like the class.
 func newLedger(clock clock.PassiveClock) *seats.Ledger {
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
 	utilruntime.Must(err)
@@ -109,7 +108,7 @@ func (c *cluster) askingOf(set types.UID) (n int) {
 	return n
 }
 
-// lacks tells whether a ReplicaSet is about to make a pod.
+// lacks reports whether a ReplicaSet is about to create a pod.
 func (c *cluster) lacks(s *modelSet) bool { return c.podsOf(s.uid)+c.askingOf(s.uid) < s.replicas }
 
 func (c *cluster) onDemand() (n int) {
@@ -121,7 +120,7 @@ func (c *cluster) onDemand() (n int) {
 	return n
 }
 
-// given is how many pods are on-demand because we said so.
+// given returns how many pods are on-demand because the ledger chose that.
 func (c *cluster) given() (n int) {
 	for _, p := range c.pods {
 		if p.class == capacity.OnDemand && !p.past {
@@ -131,7 +130,7 @@ func (c *cluster) given() (n int) {
 	return n
 }
 
-// passBy: a ReplicaSet makes a pod while no replica answers, and it goes to any node.
+// passBy: a ReplicaSet creates a pod while no replica answers, and it may use any node.
 func (c *cluster) passBy(s *modelSet, class capacity.Class) {
 	c.made++
 	p := &modelPod{name: fmt.Sprint("p", c.made), set: s.uid, born: c.clock.Now(), class: class, past: true, ready: true}
@@ -155,7 +154,7 @@ func (c *cluster) set(uid types.UID) *modelSet {
 	return c.sets[slices.IndexFunc(c.sets, func(s *modelSet) bool { return s.uid == uid })]
 }
 
-// ask: a ReplicaSet makes a pod, and a replica of the webhook answers.
+// ask: a ReplicaSet creates a pod, and a replica of the webhook answers.
 func (c *cluster) ask(s *modelSet) {
 	c.made++
 	p := &modelPod{name: fmt.Sprint("p", c.made), set: s.uid, born: c.clock.Now()}
@@ -166,7 +165,7 @@ func (c *cluster) ask(s *modelSet) {
 
 func token(p *modelPod) types.UID { return types.UID("token-" + p.name) }
 
-// create: the API server has the pod.
+// create: the API server stores the pod.
 func (c *cluster) create(i int) {
 	p := c.asking[i]
 	c.asking = slices.Delete(c.asking, i, i+1)
@@ -174,12 +173,12 @@ func (c *cluster) create(i int) {
 	c.events = append(c.events, *p)
 }
 
-// refuse: somebody after the webhook refuses the pod.
+// refuse: another admission webhook refuses the pod.
 func (c *cluster) refuse(i int) {
 	c.asking = slices.Delete(c.asking, i, i+1)
 }
 
-// remove: a pod terminates, whoever wanted that.
+// remove: a pod terminates, for any cause.
 func (c *cluster) remove(p *modelPod) {
 	c.pods = slices.DeleteFunc(c.pods, func(o *modelPod) bool { return o == p })
 	gone := *p
@@ -187,7 +186,7 @@ func (c *cluster) remove(p *modelPod) {
 	c.events = append(c.events, gone)
 }
 
-// show: the watch shows the next event.
+// show: the watch delivers the next event.
 func (c *cluster) show() {
 	e := c.events[0]
 	c.events = c.events[1:]
@@ -233,8 +232,8 @@ func (c *cluster) settle(p *modelPod, final bool) {
 	c.events = append(c.events, *p)
 }
 
-// pass: more time passes than seats are kept for, and it is looked what became of
-// pods that were not seen.
+// pass: reservations expire, and the ledger checks what became of pods that the watch did not
+// deliver.
 func (c *cluster) pass() {
 	c.clock.Step(11 * time.Second)
 	for _, overdue := range c.ledger.Overdue() {
@@ -246,7 +245,7 @@ func (c *cluster) pass() {
 	}
 }
 
-// failover: another replica leads. It lists pods, and knows of no reservation.
+// failover: another replica leads. It lists pods and holds no reservations.
 func (c *cluster) failover() {
 	c.ledger = newLedger(c.clock)
 	for _, p := range c.pods {
@@ -268,8 +267,8 @@ func (c *cluster) observed() observed {
 	return o
 }
 
-// recount changes the count. Pods that are on-demand already, or about to be, stay
-// until they are evicted.
+// recount changes the count. Pods that are on-demand already, or will be, stay until they are
+// evicted.
 func (c *cluster) recount(count int) {
 	c.over = c.given() + c.coming()
 	c.count = count
@@ -285,7 +284,7 @@ func (c *cluster) coming() (n int) {
 	return n
 }
 
-// roll makes a revision the newest one; "" is another.
+// roll makes a revision the newest one; "" stands for a new revision.
 func (c *cluster) roll(to types.UID) {
 	if to == "" {
 		c.rolled++
@@ -296,8 +295,8 @@ func (c *cluster) roll(to types.UID) {
 	c.sets = append(slices.DeleteFunc(c.sets, func(o *modelSet) bool { return o == s }), s)
 }
 
-// deploy is a step of the Deployment's controller: it scales its ReplicaSets. It
-// tells whether it did.
+// deploy is a step of the Deployment controller: it scales the ReplicaSets. It reports whether
+// it changed anything.
 func (c *cluster) deploy() bool {
 	newest, old := c.sets[len(c.sets)-1], c.sets[:len(c.sets)-1]
 	total, available := 0, 0
@@ -323,7 +322,7 @@ func (c *cluster) deploy() bool {
 	}
 	spare := available - (c.replicas - c.unavailable)
 	for _, s := range old {
-		broken := max(0, s.replicas-c.readyOf(s.uid)) // pods that serve nobody go at once
+		broken := max(0, s.replicas-c.readyOf(s.uid)) // pods that are not Ready are deleted at once
 		if n := min(s.replicas, max(broken, spare)); n > 0 && total-n >= c.replicas-c.unavailable-(c.replicas-newest.replicas) {
 			s.replicas -= n
 			return true
@@ -341,8 +340,7 @@ func (c *cluster) readyOf(set types.UID) (n int) {
 	return n
 }
 
-// correct: this package looks at the workload, and evicts what it may. It tells
-// whether it did.
+// correct is a pass of this package, with its evictions. It reports whether it evicted a pod.
 func (c *cluster) correct() bool {
 	o := c.observed()
 	for _, pod := range planFor(o).evict {
@@ -359,7 +357,7 @@ func (c *cluster) correct() bool {
 	return false
 }
 
-// rest lets everything happen that is going to, and returns what is wrong then.
+// rest runs the model until nothing changes, and returns what is wrong then.
 func (c *cluster) rest() error {
 	for idle, busyFor := 0, 0; idle < 4; { // seats of pods that were refused lapse meanwhile
 		if busyFor++; busyFor > 1000 {
@@ -381,13 +379,13 @@ func (c *cluster) rest() error {
 		return fmt.Errorf("at rest there are %d pods, %d of them on-demand, want %d and %d", len(c.pods), c.onDemand(), c.replicas, want)
 	}
 	if held := c.ledger.ReservedOfClass(c.uids()); held != [3]int{} {
-		return fmt.Errorf("at rest %v seats are held for nobody", held)
+		return fmt.Errorf("at rest %v seats are reserved without a pod", held)
 	}
 	c.sets = c.sets[len(c.sets)-1:]
 	return nil
 }
 
-// settleDown lets everything happen that takes no time, and tells whether anything did.
+// settleDown runs every step that takes no time, and reports whether there were any.
 func (c *cluster) settleDown() (busy bool) {
 	busy = len(c.asking)+len(c.events) > 0
 	for len(c.asking) > 0 {
@@ -421,7 +419,7 @@ func (c *cluster) settleDown() (busy bool) {
 	return busy || c.correct()
 }
 
-// cheapest is the pod that a ReplicaSet with too many takes.
+// cheapest returns the pod that a ReplicaSet with surplus pods deletes.
 func (c *cluster) cheapest(set types.UID) *modelPod {
 	var of []*modelPod
 	for _, p := range c.pods {
@@ -447,7 +445,7 @@ func (c *cluster) safe() error {
 	return nil
 }
 
-// key is what the future of the model depends on.
+// key identifies the state of the model.
 func (c *cluster) key(left budget) string {
 	var b strings.Builder
 	one := func(p modelPod) {
@@ -477,10 +475,10 @@ func (c *cluster) key(left budget) string {
 	return b.String()
 }
 
-// budget is how often what bounds the model may still happen.
+// budget is how often the limited steps may still happen.
 type budget struct{ pods, refusals, removals, passes, failovers, scales int }
 
-// moves are all that may happen next.
+// moves returns all steps that may happen next.
 func (c *cluster) moves(left *budget) (out []func()) {
 	set := c.sets[0]
 	if left.pods > 0 && len(c.asking) < 2 && c.lacks(set) {
@@ -507,7 +505,7 @@ func (c *cluster) moves(left *budget) (out []func()) {
 		if left.passes > 0 { // the watch may be behind by that much
 			out = append(out, func() { left.passes--; c.pass() })
 		}
-		if left.failovers > 0 { // a replica that leads anew has waited for its Lease
+		if left.failovers > 0 { // a new leader has waited for the Lease to expire
 			out = append(out, func() { left.failovers--; c.failover() })
 		}
 	}
@@ -521,12 +519,12 @@ func (c *cluster) moves(left *budget) (out []func()) {
 	return out
 }
 
-// TestEveryOrderIsExact goes through every order in which up to four pods are asked
-// about by two replicas of the webhook, created or refused, seen by the watch,
-// deleted, settled at the gate and evicted, while time passes, another replica comes
-// to lead and the workload is scaled: at no moment are there more on-demand pods
-// than the count, and wherever it stops, it comes to rest exact. Where nobody
-// changed what is wanted and no replica lost its memory, that takes no eviction.
+// TestEveryOrderIsExact runs every order of these steps: two replicas of the webhook answer
+// for up to four pods, pods are created or refused, delivered by the watch, deleted,
+// settled at the gate and evicted, time passes, another replica becomes the leader, and
+// the workload is scaled. There are never more on-demand pods than the count, and from
+// every state the model comes to rest with exact numbers. Without a change of the target
+// and without a new leader that takes no eviction.
 func TestEveryOrderIsExact(t *testing.T) {
 	for _, tc := range []struct {
 		name            string
@@ -570,7 +568,7 @@ func TestEveryOrderIsExact(t *testing.T) {
 					t.Fatalf("after %v: %v", path, err)
 				}
 				if c.evicted > 0 && tc.budget.failovers+tc.budget.scales == 0 {
-					t.Fatalf("after %v: a pod is evicted, and nothing was to be moved", path)
+					t.Fatalf("after %v: a pod was evicted without need", path)
 				}
 			}
 			t.Logf("%d states", len(known))
@@ -578,10 +576,10 @@ func TestEveryOrderIsExact(t *testing.T) {
 	}
 }
 
-// TestRandomWalk creates, with the webhook and past it, refuses, deletes, scales, rolls out and back, changes the
-// count, lets the watch fall behind and replicas die, in any order; more steps with
-// -steps. At no moment are there more on-demand pods than the count and the surge
-// allow, and whenever it is left alone it comes to rest exact.
+// TestRandomWalk runs random steps: it creates pods with and without the webhook, refuses,
+// deletes, scales, rolls out and back, changes the count, delays the watch and changes the
+// leader. -steps sets their number. There are never more on-demand pods than count and
+// surge allow, and the model always comes to rest with exact numbers.
 func TestRandomWalk(t *testing.T) {
 	const seeds, leg = 200, 40
 	legs := *steps / (seeds * leg)
@@ -612,7 +610,7 @@ func TestRandomWalk(t *testing.T) {
 	}
 }
 
-// walk are all that may happen next.
+// walk returns all steps that may happen next, and their names.
 func (c *cluster) walk(rnd *rand.Rand) (moves []func(), names []string) {
 	add := func(name string, move func()) { moves, names = append(moves, move), append(names, name) }
 	for _, s := range c.sets {

@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// observe gathers what is known of the workload and plans.
+// observe collects the state of the workload, and plans.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	s.seen = r.Clock.Now()
 	s.below = r.below(s.workload)
@@ -24,7 +24,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		replicas: int(*s.workload.Replicas), count: s.capacity.Count, asked: s.capacity.Asked, fellBack: s.capacity.FellBack,
 		reserved: r.Ledger.ReservedOfClass(s.below),
 	}
-	r.aboutVolumes(ctx, s, &o)
+	r.setVolumeChecks(ctx, s, &o)
 	if s.capacity.Ordinal {
 		o.ofOrdinal = s.capacity.OfOrdinal
 	}
@@ -37,26 +37,26 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		o.pods = append(o.pods, c.Pods...)
 	}
 	if o.rollout {
-		o.still, o.next = stands(o.pods, r.Clock.Now()), r.successor(s, cohorts)
+		o.still, o.next = isPaused(o.pods, r.Clock.Now()), r.successor(s, cohorts)
 	}
 	o.inVain, o.refused = r.inVain(s, o.pods), r.Walker.PodsRefused(s.below)
 	s.observed, s.plan = o, planFor(o)
 	if o.reserved[capacity.OnDemand]+o.reserved[capacity.Spot] > 0 {
-		return phase.Wait("pods that were admitted to be seen", retryReserved)
+		return phase.Wait("reserved pods to be observed", retryReserved)
 	}
 	return nil
 }
 
-// stands tells whether nothing happens to pods of several revisions: a rollout that
-// is paused, or goes step by step.
-func stands(pods []seats.SeatView, now time.Time) bool {
+// isPaused reports whether the pods of several revisions are all Ready and older than
+// stillTime: the rollout is paused, or waits between two steps.
+func isPaused(pods []seats.SeatView, now time.Time) bool {
 	return !slices.ContainsFunc(pods, func(pod seats.SeatView) bool {
 		return !pod.Ready || now.Sub(pod.Created) < stillTime
 	})
 }
 
-// successor makes the question which class the next pod of a pod's revision would
-// get if it were gone.
+// successor returns a function that computes the class which the successor of a pod would
+// get if the pod were deleted.
 func (r *Reconciler) successor(s *scope, cohorts []seats.CohortView) func(seats.SeatView) capacity.Class {
 	revisions, of := make([]capacity.Revision, len(cohorts)), map[types.UID]int{}
 	for i, c := range cohorts {
@@ -81,8 +81,8 @@ func (r *Reconciler) successor(s *scope, cohorts []seats.CohortView) func(seats.
 	}
 }
 
-// below are the UIDs of a workload and of what it owns, but for StatefulSets, which
-// speak for themselves.
+// below returns the UIDs of a workload and of the objects below it, without StatefulSets:
+// their pods are divided for themselves.
 func (r *Reconciler) below(workload *ownership.Object) []types.UID {
 	return slices.DeleteFunc(r.Walker.Descendants(workload.UID), func(uid types.UID) bool {
 		o := r.Walker.Get(uid)
@@ -90,9 +90,9 @@ func (r *Reconciler) below(workload *ownership.Object) []types.UID {
 	})
 }
 
-// aboutVolumes makes the questions that the plan of one workload asks and that need to
-// know where volumes are. What keeps them from an answer is the workload's unread.
-func (r *Reconciler) aboutVolumes(ctx context.Context, s *scope, o *observed) {
+// setVolumeChecks sets the functions of the plan that read the volumes of pods. If a read
+// fails they set unread of the scope.
+func (r *Reconciler) setVolumeChecks(ctx context.Context, s *scope, o *observed) {
 	reads := 0
 	read := func(pod *seats.Pod) (volumes.Reach, error) {
 		if pod.Demand == nil || !pod.Demand.Claims {
@@ -121,15 +121,15 @@ func (r *Reconciler) aboutVolumes(ctx context.Context, s *scope, o *observed) {
 	}
 }
 
-// inVain tells why more moves would help nothing, or "": of the pods that came after
-// the last one, some did not pass the webhook, or are of the class that was left; of a
-// StatefulSet's pods only the one that is the successor tells.
-// After tryTime one is tried again.
+// inVain returns the reason why more moves would not help, or "". It looks at the pods
+// that were created since the last move: one was not admitted by the webhook, or one has
+// the class of the pod that was moved. Of the pods of a StatefulSet it counts the
+// successor only. After tryTime another move is tried.
 func (r *Reconciler) inVain(s *scope, pods []seats.SeatView) (reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last, ever := r.moved[s.workload.UID]
-	if ever && last.count != s.capacity.Count { // pods that came meanwhile are as was wanted then
+	if ever && last.count != s.capacity.Count { // the new pods have the classes of the old count
 		delete(r.moved, s.workload.UID)
 	}
 	if !ever || last.count != s.capacity.Count || r.Clock.Now().Sub(last.at) > tryTime {
@@ -140,15 +140,16 @@ func (r *Reconciler) inVain(s *scope, pods []seats.SeatView) (reason string) {
 		case pod.Created.Before(last.at.Truncate(time.Second)):
 		case !pod.Admitted:
 			return api.ReasonNotAdmitted
-		case pod.Class == last.class && last.tells(pod, s.capacity.Ordinal):
+		case pod.Class == last.class && last.wasInVain(pod, s.capacity.Ordinal):
 			return api.ReasonPinned
 		}
 	}
 	return ""
 }
 
-// tells: the pod was made after the move, or, of a StatefulSet's, is the successor.
-func (m *move) tells(pod seats.SeatView, ordinal bool) bool {
+// wasInVain reports whether a pod that has the class of the evicted one shows that the
+// move did not help: it was created after the move, or, with ordinal, is the successor.
+func (m *move) wasInVain(pod seats.SeatView, ordinal bool) bool {
 	if ordinal {
 		return pod.Name == m.name && pod.UID != m.pod
 	}

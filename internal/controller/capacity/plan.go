@@ -11,45 +11,47 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// observed is what was seen of one workload.
+// observed is the observed state of one workload.
 type observed struct {
 	replicas int
-	// count is the one in force, and asked the one that the workload asks for: they differ
-	// while pods fall back.
+	// count is the count in force, and asked the one that the workload asks for. They
+	// differ while pods fall back.
 	count, asked int
-	// ofOrdinal is the class of a StatefulSet's pod by its name; nil for workloads
-	// whose pods are counted.
+	// ofOrdinal returns the class of a pod of a StatefulSet by its name; nil for workloads
+	// whose classes depend on counts.
 	ofOrdinal func(pod string) capacity.Class
 	pods      []seats.SeatView
-	// fellBack is the class without nodes that is done without; None if there is none.
+	// fellBack is the class without nodes whose pods fall back to the other class; None if
+	// there is none.
 	fellBack capacity.Class
-	// rollout: pods of several revisions are there. still: nothing happens to them.
+	// rollout: pods of several revisions exist. still: the rollout is paused (isPaused).
 	rollout, still bool
-	// next is the class that the successor of a pod would get, where several
-	// revisions are there.
+	// next returns the class that the successor of a pod would get. Set if rollout is.
 	next func(pod seats.SeatView) capacity.Class
-	// reserved are seats of pods that nobody has seen yet, and open the nodes of
-	// each class that are Ready and not cordoned.
+	// reserved counts the reserved seats of each class, and open its nodes that are Ready
+	// and not cordoned.
 	reserved, open [3]int
-	// canTake tells whether a node of a class could run the successor of a pod.
+	// canTake reports whether a node of a class could run the successor of a pod.
 	canTake func(class capacity.Class, pod *seats.Pod) (bool, fit.Reason)
-	// tied is the class of the only nodes that a pod's volumes can be used on; None if
-	// there are others, or if that is not known. It is asked about pods with claims.
+	// tied returns the class of all nodes that can use the volumes of a pod; None if nodes
+	// of both classes can, or if that is not known. It is called for pods with claims only.
 	tied func(pod *seats.Pod) capacity.Class
-	// inVain is the reason why moves help nothing, or "", and refused what the API
-	// server says about pods that it does not let be created.
+	// inVain is the reason why moves would not help, or "". refused is the message of the
+	// API server about pods that cannot be created, or "".
 	inVain, refused string
 }
 
-// plan is what is to be done about one workload, and what is to be said of it.
+// plan is what has to be done about one workload, and the condition to report.
 type plan struct {
-	// evict are pods of the wrong class in the order in which they are to leave.
+	// evict are pods of the wrong class, in the order of their eviction.
 	evict []*seats.Pod
-	// want, have and waiting count pods by class: to be, with a node, and without one.
+	// want, have and waiting count pods by class: the target, those with a node, and those
+	// without one.
 	want, have, waiting [3]int
-	// gated are those of waiting that a scheduling gate of ours holds back.
+	// gated counts those of waiting that wait at the gate.
 	gated [3]int
-	// closed is why other pods of the wrong class stay: their successors would find no node.
+	// closed is why no node could run the successors of other pods of the wrong class,
+	// which therefore stay; fit.Fits if there are none.
 	closed          fit.Reason
 	reason, message string
 }
@@ -72,7 +74,7 @@ func planFor(o observed) plan {
 			p.have[pod.Class]++
 		}
 	}
-	if o.misses() { // what runs of it stays
+	if o.hasFallenBack() { // pods of the class that have a node stay
 		p.want[o.fellBack] = min(p.have[o.fellBack], total)
 		p.want[o.fellBack.Other()] = total - p.want[o.fellBack]
 	}
@@ -85,11 +87,12 @@ func planFor(o observed) plan {
 	return p
 }
 
-// misplaced are the pods of the wrong class whose successors would get the right
-// one and find a node; pinned are those whose own demands leave them no other
-// class, and closed is why other successors would find none.
+// misplaced returns the pods of the wrong class whose successors would get the right class
+// and find a node. pinned counts the others that can have no other class, because of their
+// own node selector, affinity or volumes. closed is why other successors would find no
+// node.
 func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit.Reason) {
-	lacks, surplus := [3]int{}, [3]int{} // pods that nobody has seen fill a class, and are surplus in none
+	lacks, surplus := [3]int{}, [3]int{} // a reserved seat reduces lacks, but does not add to surplus
 	for _, class := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
 		surplus[class] = p.have[class] + p.waiting[class] - p.want[class]
 		lacks[class] = -surplus[class] - o.reserved[class]
@@ -110,7 +113,7 @@ func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit
 		if o.rollout && !stuck && o.next(pod) != right {
 			continue
 		}
-		if can, why := o.canTake(right, pod.Pod); !can && (pod.Node != "" || !crowded(why)) {
+		if can, why := o.canTake(right, pod.Pod); !can && (pod.Node != "" || !isCrowded(why)) {
 			closed = fit.Further(why, closed)
 			continue
 		}
@@ -121,17 +124,18 @@ func (o *observed) misplaced(p plan) (leave []*seats.Pod, pinned int, closed fit
 	return leave, pinned, closed
 }
 
-// right is the class that a pod is to have and has not; None for a pod that stays.
+// right returns the class that a pod should have instead of its own; None for a pod that
+// stays.
 func (o *observed) right(pod seats.SeatView, surplus, lacks [3]int) capacity.Class {
 	switch other := pod.Class.Other(); {
-	case pod.Gated: // it gets its class there
-	case o.rolls():
-	case o.misses() && pod.Node != "": // it runs
+	case pod.Gated: // it gets its class at the gate
+	case o.isRollingOut():
+	case o.hasFallenBack() && pod.Node != "": // it runs
 	case o.ofOrdinal != nil:
 		if right := o.ofOrdinal(pod.Name); right != pod.Class {
 			return right
 		}
-	case pod.Class == capacity.None && lacks[capacity.OnDemand] > 0: // on a node of neither class, or it waits for any
+	case pod.Class == capacity.None && lacks[capacity.OnDemand] > 0: // on a node of neither class, or Pending without a class
 		return capacity.OnDemand
 	case pod.Class == capacity.None && lacks[capacity.Spot] > 0:
 		return capacity.Spot
@@ -141,8 +145,8 @@ func (o *observed) right(pod seats.SeatView, surplus, lacks [3]int) capacity.Cla
 	return capacity.None
 }
 
-// stuck tells whether a pod waits for nodes of its class that it does not get, while its
-// successor would be of the other class: pods fall back, or its volumes are there. A
+// stuck reports whether a pod waits in vain for a node of its class, and its successor
+// would get the other class: pods fall back, or its volumes are on nodes of that class. A
 // rollout would wait for such a pod for ever.
 func (o *observed) stuck(pod seats.SeatView) bool {
 	if pod.Gated || pod.Node != "" || pod.Class == capacity.None {
@@ -152,21 +156,21 @@ func (o *observed) stuck(pod seats.SeatView) bool {
 		pod.Unschedulable && pod.ClassStamp != capacity.None && pod.Demand != nil && pod.Demand.Claims && o.tied(pod.Pod) == pod.Class.Other()
 }
 
-// rolls: a rollout goes on.
-func (o *observed) rolls() bool { return o.rollout && !o.still }
+// isRollingOut reports whether a rollout is in progress and not paused.
+func (o *observed) isRollingOut() bool { return o.rollout && !o.still }
 
-// misses tells whether the workload does without a class that it is to have pods of.
-func (o *observed) misses() bool { return capacity.Wants(o.fellBack, o.replicas, o.asked) }
+// hasFallenBack reports whether pods of the workload fall back from a class that it asks for.
+func (o *observed) hasFallenBack() bool { return capacity.Wants(o.fellBack, o.replicas, o.asked) }
 
-// crowded: nodes would do if there were more room, which a cluster autoscaler makes for
-// pods that wait. A pod that has no node loses nothing by waiting for that instead.
-func crowded(why fit.Reason) bool {
+// isCrowded reports whether nodes would fit but are full. A cluster autoscaler adds nodes
+// for Pending pods. So a pod without a node may be replaced: its successor waits for those.
+func isCrowded(why fit.Reason) bool {
 	return why == fit.NoRoom || why == fit.PortTaken || why == fit.TooClose
 }
 
-// candidates are the pods in the order in which they would leave: first those that
-// do no work, then the cheapest, then the youngest; of a StatefulSet the highest
-// ordinal first.
+// candidates returns the pods in the order of their eviction: first those without a node,
+// then those that are not Ready, then by ascending deletion cost, then the youngest. Pods
+// of a StatefulSet are ordered by descending ordinal.
 func (o *observed) candidates() []seats.SeatView {
 	pods := slices.Clone(o.pods)
 	rank := func(pod seats.SeatView) int {
@@ -190,7 +194,8 @@ func (o *observed) candidates() []seats.SeatView {
 	return pods
 }
 
-// explain sums up, the first problem first. Messages hold no number that moves.
+// explain sets reason and message to the first problem that applies. Messages hold no
+// number that changes, so that the condition stays the same.
 func (p *plan) explain(o observed, pinned int) {
 	set := func(reason, message string, args ...any) { p.reason, p.message = reason, fmt.Sprintf(message, args...) }
 	for _, class := range []capacity.Class{capacity.OnDemand, capacity.Spot} {
@@ -202,38 +207,40 @@ func (p *plan) explain(o observed, pinned int) {
 	}
 	switch {
 	case len(p.evict) > 0 && o.inVain == api.ReasonPinned:
-		set(api.ReasonPinned, "pods of the wrong class stay: one that was made anew is of the same class again")
+		set(api.ReasonPinned, "pods of the wrong class stay: the successor of an evicted pod has the same class again")
 	case len(p.evict) > 0 && o.inVain != "":
-		set(api.ReasonNotAdmitted, "pods of the wrong class stay: the last ones that were made anew did not pass the webhook of atoll-manager")
+		set(api.ReasonNotAdmitted, "pods of the wrong class stay: the successors of evicted pods did not pass the webhook of atoll-manager")
 	case len(p.evict) > 0:
-		set(api.ReasonConverging, "pods are moved to the class that they are to have")
+		set(api.ReasonConverging, "pods of the wrong class are being moved to the other class")
 	case len(o.pods) < o.replicas && o.refused != "":
 		set(api.ReasonPodsRefused, "the API server refuses pods: %s", o.refused)
-	case o.rolls() && o.misses():
-		p.fellBack(o)
-	case o.rolls():
+	case o.isRollingOut() && o.hasFallenBack():
+		p.setFellBack(o)
+	case o.isRollingOut():
 		set(api.ReasonConverging, "a rollout is in progress")
 	case p.waiting != p.gated:
 		set(api.ReasonPodsWaiting, "pods wait for a node%s", p.waitingFor())
 	case p.waiting != [3]int{}:
 		set(api.ReasonPodsWaiting, "pods wait at the scheduling gate of atoll-manager")
 	case p.closed != fit.Fits:
-		set(api.ReasonNoRoom, "pods of the wrong class stay: of the other class, %s", p.closed)
+		set(api.ReasonNoRoom, "pods of the wrong class stay. The other class: %s", p.closed)
 	case pinned > 0:
-		set(api.ReasonPinned, "pods of the wrong class stay: their own node selector, affinity or volumes leave them no other")
+		set(api.ReasonPinned, "pods of the wrong class stay: their own node selector, affinity or volumes leave no other class")
 	case p.have[capacity.OnDemand] != p.want[capacity.OnDemand] || p.have[capacity.Spot] != p.want[capacity.Spot]:
-		set(api.ReasonConverging, "pods are created or on their way out")
-	case o.misses():
-		p.fellBack(o)
+		set(api.ReasonConverging, "pods are being created or deleted")
+	case o.hasFallenBack():
+		p.setFellBack(o)
 	default:
-		set(api.ReasonSatisfied, "each class has as many pods as it is to have")
+		set(api.ReasonSatisfied, "each class has the number of pods that it should have")
 	}
 }
 
-func (p *plan) fellBack(o observed) {
-	p.reason, p.message = api.ReasonFellBack, fmt.Sprintf("class %s has no nodes: pods are of the other class until it has some", o.fellBack)
+func (p *plan) setFellBack(o observed) {
+	p.reason, p.message = api.ReasonFellBack, fmt.Sprintf("class %s has no nodes: its pods get the other class until it has one", o.fellBack)
 }
 
+// waitingFor names the classes that pods without a node, which are not at the gate, wait
+// for.
 func (p *plan) waitingFor() string {
 	waits := func(class capacity.Class) bool { return p.waiting[class] > p.gated[class] }
 	switch {

@@ -16,8 +16,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// pods makes pods from words: the class of each (od, spot or none), then what is
-// special about it.
+// pods returns pods from words: the class of each (od, spot or none), then its properties.
 func pods(words ...string) (out []seats.SeatView) {
 	for i, word := range words {
 		parts := strings.Split(word, "+")
@@ -50,8 +49,7 @@ func pods(words ...string) (out []seats.SeatView) {
 	return out
 }
 
-// standing is a rollout that stands still, in which every pod that goes has a
-// successor of the class.
+// standing is a paused rollout in which every successor gets the class.
 func standing(next capacity.Class) func(*observed) {
 	return func(o *observed) {
 		o.rollout, o.still = true, true
@@ -99,59 +97,59 @@ func TestPlan(t *testing.T) {
 		evict           []string
 		reason          string
 	}{
-		"as it is to be":        {replicas: 3, count: 1, pods: pods("od", "spot", "spot"), reason: api.ReasonSatisfied},
-		"no pods are wanted":    {replicas: 0, count: 1, reason: api.ReasonSatisfied},
-		"a higher count":        {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), evict: []string{"pod-2"}, reason: api.ReasonConverging},
-		"a lower count":         {replicas: 3, count: 0, pods: pods("od", "od", "spot"), evict: []string{"pod-1", "pod-0"}, reason: api.ReasonConverging},
-		"those that wait first": {replicas: 3, count: 3, pods: pods("spot+waits", "spot+unready", "spot"), evict: []string{"pod-0", "pod-1", "pod-2"}, reason: api.ReasonConverging},
-		"a pod that nobody was asked about counts where it is": {replicas: 2, count: 1, pods: pods("od+free", "spot+free"), reason: api.ReasonSatisfied},
-		"and is moved from there":                              {replicas: 2, count: 1, pods: pods("od+free", "od+free"), evict: []string{"pod-1"}, reason: api.ReasonConverging},
-		"on a node of neither class":                           {replicas: 2, count: 1, pods: pods("od", "none+free"), evict: []string{"pod-1"}, reason: api.ReasonConverging},
-		"its own demands leave no other":                       {replicas: 2, count: 0, pods: pods("od+pinned", "spot"), reason: api.ReasonPinned},
-		"a seat is on its way":                                 {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.reserved[capacity.OnDemand] = 1 }, reason: api.ReasonConverging},
-		"pods are missing":                                     {replicas: 3, count: 1, pods: pods("od", "spot"), reason: api.ReasonConverging},
-		"pods at the gate get their class there":               {replicas: 2, count: 1, pods: pods("od", "none+gated"), reason: api.ReasonPodsWaiting},
-		"pods wait":                                            {replicas: 3, count: 1, pods: pods("od", "spot", "spot+waits"), reason: api.ReasonPodsWaiting},
-		"no node of a class":                                   {replicas: 2, count: 1, pods: pods("od", "spot+waits"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonNoNodes},
-		"no node of a class that nobody wants":                 {replicas: 1, count: 1, pods: pods("od"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonSatisfied},
-		"no node of a class that pods wait for, in a rollout":  {replicas: 2, count: 0, pods: pods("spot", "spot", "spot+waits"), change: func(o *observed) { o.rollout, o.open[capacity.Spot] = true, 0 }, reason: api.ReasonNoNodes},
-		"no room for one that waits":                           {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.NoRoom), evict: []string{"pod-1"}, reason: api.ReasonConverging},
-		"too close to others for one that waits":               {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.TooClose), evict: []string{"pod-1"}, reason: api.ReasonConverging},
-		"its host port is taken, and it waits":                 {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.PortTaken), evict: []string{"pod-1"}, reason: api.ReasonConverging},
-		"no node that it may go to, and it waits":              {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.NoMatch), reason: api.ReasonPodsWaiting},
-		"nodes that it does not tolerate, and it waits":        {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.Tainted), reason: api.ReasonPodsWaiting},
-		"no node reaches its volumes, and it waits":            {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.OutOfReach), reason: api.ReasonPodsWaiting},
-		"a rollout in which a class is done without":           {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot", "spot+waits"), change: rolling(capacity.Spot), evict: []string{"pod-2"}, reason: api.ReasonConverging},
-		"and what waited has the other class":                  {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot", "od+waits"), change: rolling(capacity.Spot), reason: api.ReasonFellBack},
-		"a class that nobody asks for is done without":         {replicas: 2, count: capacity.MaxCount, pods: pods("od", "od"), change: both(without(capacity.Spot), func(o *observed) { o.asked = 2 }), reason: api.ReasonSatisfied},
-		"and what runs of it moves":                            {replicas: 2, count: capacity.MaxCount, pods: pods("od", "spot"), change: both(without(capacity.Spot), func(o *observed) { o.asked = 2 }), evict: []string{"pod-1"}, reason: api.ReasonConverging},
-		"a StatefulSet of which what runs stays":               {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot"), change: both(without(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(capacity.MaxCount) }), reason: api.ReasonFellBack},
-		"and what waits is made anew":                          {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot+waits"), change: both(without(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(capacity.MaxCount) }), evict: []string{"pod-1"}, reason: api.ReasonConverging},
-		"what runs stays, and one that waits cannot move": {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot+waits"), change: both(without(capacity.Spot), func(o *observed) {
+		"the target is reached":     {replicas: 3, count: 1, pods: pods("od", "spot", "spot"), reason: api.ReasonSatisfied},
+		"0 replicas":                {replicas: 0, count: 1, reason: api.ReasonSatisfied},
+		"a higher count":            {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), evict: []string{"pod-2"}, reason: api.ReasonConverging},
+		"a lower count":             {replicas: 3, count: 0, pods: pods("od", "od", "spot"), evict: []string{"pod-1", "pod-0"}, reason: api.ReasonConverging},
+		"pods without a node first": {replicas: 3, count: 3, pods: pods("spot+waits", "spot+unready", "spot"), evict: []string{"pod-0", "pod-1", "pod-2"}, reason: api.ReasonConverging},
+		"a pod without a stamp counts in the class of its node":  {replicas: 2, count: 1, pods: pods("od+free", "spot+free"), reason: api.ReasonSatisfied},
+		"a pod without a stamp is moved":                         {replicas: 2, count: 1, pods: pods("od+free", "od+free"), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"on a node of neither class":                             {replicas: 2, count: 1, pods: pods("od", "none+free"), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"its own demands leave no other class":                   {replicas: 2, count: 0, pods: pods("od+pinned", "spot"), reason: api.ReasonPinned},
+		"a seat is reserved":                                     {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.reserved[capacity.OnDemand] = 1 }, reason: api.ReasonConverging},
+		"pods are missing":                                       {replicas: 3, count: 1, pods: pods("od", "spot"), reason: api.ReasonConverging},
+		"pods at the gate are not moved":                         {replicas: 2, count: 1, pods: pods("od", "none+gated"), reason: api.ReasonPodsWaiting},
+		"pods wait":                                              {replicas: 3, count: 1, pods: pods("od", "spot", "spot+waits"), reason: api.ReasonPodsWaiting},
+		"no node of a class":                                     {replicas: 2, count: 1, pods: pods("od", "spot+waits"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonNoNodes},
+		"no node of a class that is not wanted":                  {replicas: 1, count: 1, pods: pods("od"), change: func(o *observed) { o.open[capacity.Spot] = 0 }, reason: api.ReasonSatisfied},
+		"no node of a class that pods wait for, in a rollout":    {replicas: 2, count: 0, pods: pods("spot", "spot", "spot+waits"), change: func(o *observed) { o.rollout, o.open[capacity.Spot] = true, 0 }, reason: api.ReasonNoNodes},
+		"no room for a pod that waits":                           {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.NoRoom), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"too close to other pods for a pod that waits":           {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.TooClose), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"a taken host port, for a pod that waits":                {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.PortTaken), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"no matching node, for a pod that waits":                 {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.NoMatch), reason: api.ReasonPodsWaiting},
+		"taints, for a pod that waits":                           {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.Tainted), reason: api.ReasonPodsWaiting},
+		"no node that reaches the volumes, for a pod that waits": {replicas: 2, count: 2, pods: pods("od", "spot+waits"), change: refuses(fit.OutOfReach), reason: api.ReasonPodsWaiting},
+		"a rollout while pods fall back":                         {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot", "spot+waits"), change: rolling(capacity.Spot), evict: []string{"pod-2"}, reason: api.ReasonConverging},
+		"a rollout after waiting pods fell back":                 {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot", "od+waits"), change: rolling(capacity.Spot), reason: api.ReasonFellBack},
+		"a class without nodes that the count does not ask for":  {replicas: 2, count: capacity.MaxCount, pods: pods("od", "od"), change: both(without(capacity.Spot), func(o *observed) { o.asked = 2 }), reason: api.ReasonSatisfied},
+		"its running pods move":                                  {replicas: 2, count: capacity.MaxCount, pods: pods("od", "spot"), change: both(without(capacity.Spot), func(o *observed) { o.asked = 2 }), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"a StatefulSet that fell back: running pods stay":        {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot"), change: both(without(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(capacity.MaxCount) }), reason: api.ReasonFellBack},
+		"pods that wait fall back":                               {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot+waits"), change: both(without(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(capacity.MaxCount) }), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"running pods stay, and a pod that waits cannot move": {replicas: 2, count: capacity.MaxCount, pods: pods("spot", "spot+waits"), change: both(without(capacity.Spot), func(o *observed) {
 			o.canTake = func(_ capacity.Class, pod *seats.Pod) (bool, fit.Reason) { return pod.Node != "", fit.OutOfReach }
 		}), reason: api.ReasonPodsWaiting},
-		"it waits, and its volumes are of the other class": {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(1) }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
-		"in a rollout too":                 {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.rollout = true }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
-		"its volumes are of its own class": {replicas: 1, count: 1, pods: pods("od+stuck"), change: tied(capacity.OnDemand), reason: api.ReasonPodsWaiting},
-		"it is tied to its class already":  {replicas: 1, count: 1, pods: pods("od+stuck+pinned"), change: tied(capacity.Spot), reason: api.ReasonPodsWaiting},
+		"a pod waits, and its volumes are on nodes of the other class":              {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.ofOrdinal = ordinals(1) }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
+		"a pod waits in a rollout, and its volumes are on nodes of the other class": {replicas: 1, count: 1, pods: pods("od+stuck"), change: both(tied(capacity.Spot), func(o *observed) { o.rollout = true }), evict: []string{"pod-0"}, reason: api.ReasonConverging},
+		"a pod waits, and its volumes are on nodes of its class":                    {replicas: 1, count: 1, pods: pods("od+stuck"), change: tied(capacity.OnDemand), reason: api.ReasonPodsWaiting},
+		"a pod waits that its volumes tie to its class":                             {replicas: 1, count: 1, pods: pods("od+stuck+pinned"), change: tied(capacity.Spot), reason: api.ReasonPodsWaiting},
 		"no room": {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) {
 			o.canTake = func(capacity.Class, *seats.Pod) (bool, fit.Reason) { return false, fit.NoRoom }
 		}, reason: api.ReasonNoRoom},
-		"in a rollout nothing moves":                 {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.rollout = true }, reason: api.ReasonConverging},
-		"a rollout that stands still, with too many": {replicas: 2, count: 1, pods: pods("od", "od", "spot"), change: standing(capacity.Spot), evict: []string{"pod-1"}, reason: api.ReasonConverging},
-		"a rollout that stands still, with too few":  {replicas: 2, count: 2, pods: pods("od", "spot", "spot"), change: standing(capacity.OnDemand), evict: []string{"pod-2"}, reason: api.ReasonConverging},
-		"their successors would get the same":        {replicas: 2, count: 1, pods: pods("od", "od", "spot"), change: standing(capacity.OnDemand), reason: api.ReasonConverging},
-		"a class is done without": {replicas: 3, count: capacity.MaxCount, pods: pods("od", "spot", "spot+waits"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 },
+		"no moves during a rollout":                                  {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.rollout = true }, reason: api.ReasonConverging},
+		"a paused rollout with surplus pods":                         {replicas: 2, count: 1, pods: pods("od", "od", "spot"), change: standing(capacity.Spot), evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"a paused rollout with too few pods":                         {replicas: 2, count: 2, pods: pods("od", "spot", "spot"), change: standing(capacity.OnDemand), evict: []string{"pod-2"}, reason: api.ReasonConverging},
+		"a paused rollout whose successors would get the same class": {replicas: 2, count: 1, pods: pods("od", "od", "spot"), change: standing(capacity.OnDemand), reason: api.ReasonConverging},
+		"a class without nodes, with fallback": {replicas: 3, count: capacity.MaxCount, pods: pods("od", "spot", "spot+waits"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 },
 			evict: []string{"pod-2"}, reason: api.ReasonConverging},
-		"and what waited has moved":              {replicas: 2, count: capacity.MaxCount, pods: pods("od", "od"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 }, reason: api.ReasonFellBack},
-		"what runs of that class stays":          {replicas: 3, count: capacity.MaxCount, pods: pods("od", "od", "spot"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 }, reason: api.ReasonFellBack},
-		"its owner names the node":               {replicas: 2, count: 0, pods: pods("od+named", "spot"), reason: api.ReasonPinned},
-		"what is made anew is of the same class": {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonPinned }, reason: api.ReasonPinned},
-		"the API server refuses pods":            {replicas: 3, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.refused = "exceeded quota" }, reason: api.ReasonPodsRefused},
-		"where the webhook is not asked":         {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonNotAdmitted }, reason: api.ReasonNotAdmitted},
-		"a StatefulSet's ordinals":               {replicas: 4, count: 1, pods: pods("spot", "od", "spot", "od"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, evict: []string{"pod-3", "pod-1", "pod-0"}, reason: api.ReasonConverging},
-		"a StatefulSet as it is to be":           {replicas: 2, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, reason: api.ReasonSatisfied},
-		"a StatefulSet moves what has changed":   {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(2) }, evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"waiting pods fell back":             {replicas: 2, count: capacity.MaxCount, pods: pods("od", "od"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 }, reason: api.ReasonFellBack},
+		"running pods of that class stay":    {replicas: 3, count: capacity.MaxCount, pods: pods("od", "od", "spot"), change: func(o *observed) { o.fellBack, o.open[capacity.Spot] = capacity.Spot, 0 }, reason: api.ReasonFellBack},
+		"its owner names the node":           {replicas: 2, count: 0, pods: pods("od+named", "spot"), reason: api.ReasonPinned},
+		"the successor has the same class":   {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonPinned }, reason: api.ReasonPinned},
+		"the API server refuses pods":        {replicas: 3, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.refused = "exceeded quota" }, reason: api.ReasonPodsRefused},
+		"the successor was not admitted":     {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.inVain = api.ReasonNotAdmitted }, reason: api.ReasonNotAdmitted},
+		"a StatefulSet's ordinals":           {replicas: 4, count: 1, pods: pods("spot", "od", "spot", "od"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, evict: []string{"pod-3", "pod-1", "pod-0"}, reason: api.ReasonConverging},
+		"a StatefulSet at its target":        {replicas: 2, count: 1, pods: pods("od", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(1) }, reason: api.ReasonSatisfied},
+		"a StatefulSet with a changed count": {replicas: 3, count: 2, pods: pods("od", "spot", "spot"), change: func(o *observed) { o.ofOrdinal = ordinals(2) }, evict: []string{"pod-1"}, reason: api.ReasonConverging},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -174,7 +172,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestWhatPodsWaitFor: those at our gate wait for us, and not for a node.
+// TestWhatPodsWaitFor: pods at the gate wait for atoll-manager, not for a node.
 func TestWhatPodsWaitFor(t *testing.T) {
 	for message, waiting := range map[string][]seats.SeatView{
 		"pods wait for a node of class spot":                pods("od", "spot+waits", "none+gated"),
@@ -190,17 +188,17 @@ func TestWhatPodsWaitFor(t *testing.T) {
 	}
 }
 
-// TestARolloutStandsStill once each pod is Ready, and none is younger than stillTime.
+// TestARolloutStandsStill once all pods are Ready and older than stillTime.
 func TestARolloutStandsStill(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	for age, want := range map[time.Duration]bool{29 * time.Second: false, 30 * time.Second: true, time.Hour: true} {
 		all := pods("od", "spot")
 		all[1].Created = now.Add(-age)
-		if got := stands(all, now); got != want {
+		if got := isPaused(all, now); got != want {
 			t.Errorf("with a pod that is %s old: %t", age, got)
 		}
 	}
-	if stands(pods("od", "spot+unready"), now) {
+	if isPaused(pods("od", "spot+unready"), now) {
 		t.Error("with a pod that is not Ready")
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -25,14 +24,15 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
-// showTimeout bounds what is read and written to show a workload: where that
-// cannot be done, workloads are divided all the same.
+// showTimeout bounds the reads and writes of a CapacitySplit. Workloads are divided even
+// if they fail.
 const showTimeout = 5 * time.Second
 
-// report shows what was observed and planned, and tells of what is new.
+// report writes the CapacitySplit, and records an event if it has become not Ready for a
+// reason that a person must act on.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if s.capacity.Invalid != nil {
-		s.plan.reason, s.plan.message = api.ReasonInvalid, "what the workload, its pod template or its namespace says cannot be used: "+s.capacity.Invalid.Error()
+		s.plan.reason, s.plan.message = api.ReasonInvalid, "the annotations or labels of the workload, its pod template or its namespace are invalid: "+s.capacity.Invalid.Error()
 	}
 	if !s.capacity.On {
 		s.plan.want = s.plan.have
@@ -50,20 +50,22 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 		return wrap("writing", s.workload, err)
 	}
 	r.show(s.workload.UID, key)
-	if !ownedBy(split, s.workload.UID) { // of one of the same name before; the garbage collector takes it
+	if !ownedBy(split, s.workload.UID) { // of an earlier workload of the name; the garbage collector may not have run yet
 		if err := client.IgnoreNotFound(r.Client.Delete(ctx, split, client.Preconditions{UID: &split.UID})); err != nil {
 			return wrap("replacing", s.workload, err)
 		}
-		return phase.Wait("the CapacitySplit of another of the same name to go", retryName)
+		return phase.Wait("the CapacitySplit of an earlier workload of the name to be deleted", retryName)
 	}
 	before := split.DeepCopy()
 	ready := setStatus(s, &split.Status)
 	if was := reasonOf(before); was != ready && (ready == api.ReasonNoNodes || ready == api.ReasonInvalid) {
-		r.Recorder.Eventf(reference(s.workload), nil, corev1.EventTypeWarning, ready, "Divide", "%s", conditionOf(split).Message)
+		r.notReady(s, ready, conditionOf(split).Message)
 	}
 	return patch.Status(ctx, r.Client, split, before)
 }
 
+// create creates the CapacitySplit. It returns nil without an error if the cache does not
+// hold the existing one yet, or if the namespace is being deleted.
 func (r *Reconciler) create(ctx context.Context, s *scope, key types.NamespacedName) (*api.CapacitySplit, error) {
 	split := &api.CapacitySplit{ObjectMeta: metav1.ObjectMeta{
 		Namespace: key.Namespace, Name: key.Name,
@@ -73,17 +75,18 @@ func (r *Reconciler) create(ctx context.Context, s *scope, key types.NamespacedN
 	}}
 	err := r.Client.Create(ctx, split)
 	if apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		return nil, nil // the cache comes to know it, or nobody will look at it
+		return nil, nil
 	}
 	return split, err
 }
 
-// retryName is how soon is looked again whether a name is free.
+// retryName is when the controller tries again to create a CapacitySplit under a name that
+// is in use.
 const retryName = 200 * time.Millisecond
 
-// bury deletes what is shown of a workload that is gone, and forgets it. The garbage
-// collector deletes it too, unless the workload's deletion orphaned what it owns.
-func (r *Reconciler) bury(ctx context.Context, uid types.UID) error {
+// cleanUp deletes the CapacitySplit of a workload that was deleted, and forgets the
+// workload. The garbage collector does not delete it if the deletion orphaned dependents.
+func (r *Reconciler) cleanUp(ctx context.Context, uid types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, showTimeout)
 	defer cancel()
 	r.mu.Lock()
@@ -104,20 +107,21 @@ func (r *Reconciler) bury(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// leave ends what is done for a workload that is divided no more. It is shown for as long
-// as pods of it wait for a node of the class that they were given: a replica that comes
-// to lead looks at what is shown.
+// leave ends the division of a workload that is not divided any more. It keeps the
+// CapacitySplit while pods of the workload wait for a node of their class, because a new
+// leader finds the workload by it.
 func (r *Reconciler) leave(ctx context.Context, s *scope) error {
 	if r.isShown(s.workload.UID) {
 		if wait, err := r.free(ctx, s); err != nil || wait {
-			return cmp.Or(err, phase.Wait("pods of a class to go, or to get a node", eviction.Retry))
+			return cmp.Or(err, phase.Wait("pods with a class to be deleted or to get a node", eviction.Retry))
 		}
 	}
 	return r.hide(ctx, s)
 }
 
-// free deletes pods that wait for a node of the class that they were given: their
-// successors go anywhere. It tells whether any pods wait, for kube-scheduler too.
+// free evicts unschedulable pods that wait for a node of their class: their successors may
+// use any node. It reports whether any pods with a class have no node, including those that
+// kube-scheduler has not tried yet.
 func (r *Reconciler) free(ctx context.Context, s *scope) (wait bool, err error) {
 	for _, c := range r.Ledger.View(r.below(s.workload)) {
 		for _, pod := range c.Pods {
@@ -128,12 +132,7 @@ func (r *Reconciler) free(ctx context.Context, s *scope) (wait bool, err error) 
 			if !pod.Unschedulable {
 				continue
 			}
-			err := r.Evictor.Discard(ctx, pod.Key(), pod.UID)
-			switch {
-			case err == nil || eviction.Moot(err):
-			case errors.Is(err, eviction.ErrBusy), errors.Is(err, eviction.ErrRefused):
-				return true, nil
-			default:
+			if err := eviction.Outcome(r.Evictor.Discard(ctx, pod.Key(), pod.UID)); err != nil {
 				return true, err
 			}
 		}
@@ -141,7 +140,7 @@ func (r *Reconciler) free(ctx context.Context, s *scope) (wait bool, err error) 
 	return wait, nil
 }
 
-// hide deletes what is shown of a workload that is divided no more.
+// hide deletes the CapacitySplit of a workload that is not divided any more.
 func (r *Reconciler) hide(ctx context.Context, s *scope) error {
 	ctx, cancel := context.WithTimeout(ctx, showTimeout)
 	defer cancel()
@@ -161,10 +160,11 @@ func ownedBy(split *api.CapacitySplit, uid types.UID) bool {
 	return len(split.OwnerReferences) == 1 && split.OwnerReferences[0].UID == uid
 }
 
-// maxName is the longest name of an object.
+// maxName bounds the name of an object, in bytes.
 const maxName = 253
 
-// nameOf is the name under which a workload is shown.
+// nameOf returns the name of the CapacitySplit of a workload: kind and name, with the group
+// unless it is apps. A name that is too long is cut and gets a hash.
 func nameOf(o *ownership.Object) string {
 	name := strings.ToLower(o.Kind) + "-" + o.Name
 	if o.Group != "apps" {
@@ -178,7 +178,8 @@ func nameOf(o *ownership.Object) string {
 	return strings.TrimRight(name[:maxName-len(end)], ".-") + end
 }
 
-// setStatus writes what was observed and planned, and returns the reason.
+// setStatus writes the status from what was observed and planned, and returns the reason of
+// the Ready condition.
 func setStatus(s *scope, status *api.CapacitySplitStatus) string {
 	w, p, o := s.workload, s.plan, s.observed
 	status.ObservedGeneration = w.Generation
@@ -199,7 +200,7 @@ func setStatus(s *scope, status *api.CapacitySplitStatus) string {
 	case reason == api.ReasonSatisfied && o.replicas > 0:
 		ready = metav1.ConditionTrue
 	case reason == api.ReasonSatisfied:
-		ready, message = metav1.ConditionTrue, "the workload is to have no pods"
+		ready, message = metav1.ConditionTrue, "the workload has 0 replicas"
 	}
 	conditions.Set(&status.Conditions, w.Generation, api.ConditionReady, ready, reason, message)
 	return reason

@@ -1,24 +1,22 @@
-// Package podgroup gives PodGroups to the pods of gang schedulers that have none
-// (docs/sources.md, V1 to V9): one for each owner that the rules choose, through all its revisions.
+// Package podgroup gives PodGroups to the pods of gang schedulers that name none
+// (docs/sources.md, V1 to V9). Each owner that the rules choose has one, which stays the
+// same through all revisions of the owner.
 //
-//	pod ─► name: the PodGroup is written into the pod, unless the webhook was first
-//	PodGroup ─► observe ─► ensure (create, or patch what is ours) | collect ─► tell
+//	pod ─► name: writes the PodGroup's name into the pod, unless the webhook did
+//	PodGroup ─► observe ─► ensure (create it, or patch the managed keys) ─► collect (delete it)
 //
-// PodGroups are reconciled one by one, from the pods that name them: one that is missing
-// under live pods is made again, one that nobody needs is deleted. Their status is the
-// scheduler's; nothing of it is written but the phase with which they begin.
+// A PodGroup is reconciled from the pods that name it: it is created again if it is missing
+// and live pods name it, and deleted if no pod needs it. The scheduler writes its status;
+// this package sets the initial phase only.
 package podgroup
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
@@ -26,11 +24,8 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/atoll-k8s/atoll/internal/domain/gang"
-	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/gangs"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -38,20 +33,24 @@ import (
 )
 
 const (
-	// namers is how many pods are patched at a time, and workers how many PodGroups.
+	// namers is the number of pods that are named concurrently, and workers the number of
+	// PodGroups that are reconciled concurrently.
 	namers, workers = 16, 4
-	// debounce is how long a PodGroup waits for more of its pods.
+	// debounce delays the reconcile of a PodGroup, so that changes of several of its pods
+	// share one.
 	debounce = 20 * time.Millisecond
-	// grace is how long a PodGroup stays that nobody needs.
+	// grace is how long a PodGroup that no pod needs is kept.
 	grace = 5 * time.Second
-	// lag bounds how long a watch is behind our own writes.
+	// lag bounds how long a watch takes to deliver a write of this process.
 	lag = 10 * time.Second
-	// again is when is looked again at what somebody else has just written.
-	again = 50 * time.Millisecond
-	// retryFirst and retryLast bound how long waits what failed: pods wait for it.
+	// retryRead is the delay before a reconcile of a PodGroup that was just read from the
+	// API server.
+	retryRead = 50 * time.Millisecond
+	// retryFirst and retryLast bound the backoff after errors. It is short, because pods
+	// stay Pending meanwhile.
 	retryFirst, retryLast = 5 * time.Millisecond, time.Minute
-	// settled is how long rules are in force before pods move because of them: rules
-	// that somebody changes all the time move no pod.
+	// settled is how long rules must be in force before pods move because of them. Rules
+	// that change more often move no pod.
 	settled = 3 * time.Second
 )
 
@@ -66,55 +65,40 @@ type Reconciler struct {
 	Resolver *gangs.Resolver
 	Recorder events.EventRecorder
 	Clock    clock.PassiveClock
-	// Rules hears which owners could not be read.
+	// Rules records which owners could not be read.
 	Rules *Rules
 
 	pods, groups *trigger.Source[ctrl.Request]
 
 	mu sync.Mutex
-	// named are the PodGroups that were written into pods, and made are PodGroups as
-	// they were written: watches may not have brought them yet.
+	// named holds the PodGroup names that were written into pods, by pod, and made the
+	// PodGroups that were written. The watches may not have delivered these writes yet.
+	// Entries expire after lag.
 	named map[types.UID]write[string]
 	made  map[types.NamespacedName]write[*gangs.Group]
-	swept time.Time // when old ones were forgotten
-	// idle are PodGroups that nobody needs, since when.
+	swept time.Time // when expired entries were removed last
+	// idle holds the PodGroups that no pod needs, and since when.
 	idle map[types.NamespacedName]time.Time
-	// lists are the pods that were listed last, to collect PodGroups by.
+	// lists holds the last lists of pods: collect reads them before it deletes.
 	lists lists
-	// told is the last event about each PodGroup, and about each pod that cannot be named.
-	told map[types.NamespacedName]string
-	// rewrites are what was written last into PodGroups.
+	// reported holds the last events about PodGroups, and about pods that cannot be named.
+	reported reported[types.NamespacedName]
+	// rewrites slows down writes that other clients revert.
 	rewrites rewrites
 }
 
-// write is something that was written, and when.
+// write is a value that was written, and when.
 type write[V any] struct {
 	value V
 	at    time.Time
 }
 
-// SetupWithManager registers the controllers.
+// SetupWithManager registers the two controllers: one names pods, one writes PodGroups.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.named, r.made = map[types.UID]write[string]{}, map[types.NamespacedName]write[*gangs.Group]{}
-	r.idle, r.told = map[types.NamespacedName]time.Time{}, map[types.NamespacedName]string{}
-	r.pods = &trigger.Source[ctrl.Request]{}
-	r.groups = &trigger.Source[ctrl.Request]{Debounce: debounce}
-	r.Store.OnPod(r.podChanged)
-	r.Store.OnGroup(r.groupChanged)
-	r.Lineage.OnChange(r.ownerChanged)
-	r.Rules.onChange = r.all
-	r.Store.OnServed(r.all)
-	// All is looked at once everything is known and the controllers run. Neither waits
-	// for it: PodGroups that are not served hold up nobody else.
-	err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		begun := func(context.Context) (bool, error) { return r.ready() && r.pods.Running() && r.groups.Running(), nil }
-		if wait.PollUntilContextCancel(ctx, lag/100, true, begun) == nil {
-			r.all()
-		}
-		return nil
-	}))
-	if err != nil {
-		return fmt.Errorf("waiting for PodGroups: %w", err)
+	r.idle = map[types.NamespacedName]time.Time{}
+	if err := r.watch(mgr); err != nil {
+		return err
 	}
 	for _, c := range []struct {
 		name    string
@@ -139,116 +123,7 @@ func optionsFor(workers int) controller.Options {
 	}
 }
 
-// ready tells whether everything is known that decisions stand on.
+// ready reports whether the caches are synced and rules are in force.
 func (r *Reconciler) ready() bool {
 	return r.Store.HasSynced() && r.Lineage.HasSynced() && r.Resolver.Levels() != nil
-}
-
-// all looks at everything anew.
-func (r *Reconciler) all() {
-	if !r.ready() {
-		return // it is to come
-	}
-	r.Store.Pods(func(pod *gangs.Pod) { r.podChanged(nil, pod) })
-	r.Store.Groups(func(group *gangs.Group) { r.groups.Add(ctrl.Request{NamespacedName: group.Key()}) })
-}
-
-func (r *Reconciler) podChanged(old, new *gangs.Pod) {
-	if new != nil && (new.Unnamed() || r.mayMove(new)) {
-		r.pods.Add(ctrl.Request{NamespacedName: new.Key()})
-	}
-	for _, pod := range []*gangs.Pod{old, new} {
-		if pod != nil && gang.OwnerOf(pod.Group) != "" {
-			r.groups.Add(ctrl.Request{NamespacedName: pod.GroupKey()})
-		}
-	}
-	if new == nil {
-		r.mu.Lock()
-		delete(r.told, old.Key())
-		r.mu.Unlock()
-	}
-	r.leave(cmp.Or(new, old))
-}
-
-// leave looks at PodGroups that owners of a pod have, where the pod names another: they
-// may have waited for it, and have more room when it ends.
-func (r *Reconciler) leave(pod *gangs.Pod) {
-	if pod.Controller == nil || pod.Group == "" && !pod.OthersGroup {
-		return
-	}
-	owners := r.Lineage.Above(pod.Controller.UID)
-	if len(owners) == 0 {
-		owners = []*ownership.Object{{UID: pod.Controller.UID}}
-	}
-	for _, o := range owners {
-		key := types.NamespacedName{Namespace: pod.Namespace, Name: gang.Name(o.UID)}
-		if key.Name != pod.Group && r.Store.Group(key) != nil {
-			r.groups.Add(ctrl.Request{NamespacedName: key})
-		}
-	}
-}
-
-// mayMove tells whether a pod may change to another PodGroup.
-func (r *Reconciler) mayMove(pod *gangs.Pod) bool {
-	levels := r.Resolver.Levels()
-	return levels != nil && levels.MovePending && !pod.Bound && !pod.Terminating && pod.Live && gang.OwnerOf(pod.Group) != ""
-}
-
-func (r *Reconciler) groupChanged(old, new *gangs.Group) {
-	group := new
-	if group == nil {
-		group = old
-	}
-	if gang.OwnerOf(group.Name) == "" {
-		return
-	}
-	if new == nil { // what we wrote is not on its way, but gone
-		r.mu.Lock()
-		if made, ok := r.made[group.Key()]; ok && made.value.UID == group.UID {
-			delete(r.made, group.Key())
-		}
-		r.mu.Unlock()
-	}
-	r.groups.Add(ctrl.Request{NamespacedName: group.Key()})
-}
-
-// ownerChanged looks at the PodGroups of an owner and of those above it, and at those of
-// the pods below it, and names those that name none. Owners without pods of gang schedulers cost no more than a few lookups.
-func (r *Reconciler) ownerChanged(old, new *ownership.Object) {
-	o := cmp.Or(new, old)
-	seen := map[types.NamespacedName]bool{}
-	look := func(key types.NamespacedName) {
-		if !seen[key] {
-			seen[key] = true
-			r.groups.Add(ctrl.Request{NamespacedName: key})
-		}
-	}
-	above := []*ownership.Object{o}
-	if o.Controller != nil {
-		above = append(above, r.Lineage.Above(o.Controller.UID)...)
-	}
-	for _, owner := range above {
-		if key := (types.NamespacedName{Namespace: o.Namespace, Name: gang.Name(owner.UID)}); r.Store.Group(key) != nil {
-			look(key)
-		}
-	}
-	for _, below := range r.Lineage.Descendants(o.UID) {
-		for _, pod := range r.Store.OwnedByAnywhere(below) {
-			switch {
-			case pod.Group != "":
-				look(pod.GroupKey())
-			case pod.Unnamed(): // it may have waited for this owner
-				r.pods.Add(ctrl.Request{NamespacedName: pod.Key()})
-			}
-		}
-	}
-}
-
-// regarding names an owner, for events.
-func regarding(o *ownership.Object) *metav1.PartialObjectMetadata {
-	apiVersion, kind := o.ToAPIVersionAndKind()
-	return &metav1.PartialObjectMetadata{
-		TypeMeta:   metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
-		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID},
-	}
 }

@@ -41,7 +41,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// site is a reconciler over caches that a test fills, and API servers that hold what it
+// site is a reconciler with caches that the test fills, and API servers that store its
 // writes.
 type site struct {
 	*Reconciler
@@ -51,7 +51,7 @@ type site struct {
 	walker   *owners.Walker
 	objects  *dynamicfake.FakeDynamicClient
 	api      *build.API
-	// after is when the last pass wants to look again.
+	// after is the requeue delay of the last pass.
 	after time.Duration
 }
 
@@ -72,7 +72,7 @@ func newSite(t *testing.T, pods ...runtime.Object) *site {
 	s.Reconciler = &Reconciler{
 		Pods: client, Objects: s.objects, Lineage: lineage, Walker: s.walker, Store: store, Resolver: resolver,
 		Recorder: s.recorder, Clock: s.clock, Rules: &Rules{Resolver: resolver, Leads: func() bool { return false }},
-		named: map[types.UID]write[string]{}, made: map[types.NamespacedName]write[*gangs.Group]{}, idle: map[types.NamespacedName]time.Time{}, told: map[types.NamespacedName]string{},
+		named: map[types.UID]write[string]{}, made: map[types.NamespacedName]write[*gangs.Group]{}, idle: map[types.NamespacedName]time.Time{},
 	}
 	return s
 }
@@ -83,7 +83,7 @@ func (s *site) owners(all ...build.Object) {
 	}
 }
 
-// web puts a Deployment of one pod, which names its PodGroup.
+// web adds a Deployment with one pod, which names its PodGroup.
 func (s *site) web(options ...build.Option) {
 	web := build.Deployment("web", append(options, build.Replicas(1))...)
 	set := build.ReplicaSet("web-1", build.OwnedBy(web))
@@ -91,7 +91,7 @@ func (s *site) web(options ...build.Option) {
 	s.Store.PutPod(memberOf("a", set, "web"))
 }
 
-// pass observes and runs the phases for the PodGroup of an owner.
+// pass runs one pass for the PodGroup of an owner.
 func (s *site) pass(owner string) error {
 	s.t.Helper()
 	sc := &scope{key: types.NamespacedName{Namespace: build.Namespace, Name: gang.Name(types.UID(owner))}}
@@ -103,8 +103,8 @@ func (s *site) pass(owner string) error {
 	return err
 }
 
-// written is the PodGroup of an owner as the API server has it, or nil; the store has it
-// too then.
+// written reads the PodGroup of an owner from the API server, or returns nil. It puts it into
+// the store.
 func (s *site) written(owner string) *unstructured.Unstructured {
 	s.t.Helper()
 	u, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Get(s.t.Context(), gang.Name(types.UID(owner)), metav1.GetOptions{})
@@ -115,7 +115,7 @@ func (s *site) written(owner string) *unstructured.Unstructured {
 	return u
 }
 
-// member is a pod of an owner that names a PodGroup.
+// memberOf returns a pod of an owner that names a PodGroup.
 func memberOf(name string, owner build.Object, group string, options ...build.Option) *corev1.Pod {
 	options = append([]build.Option{
 		build.OwnedBy(owner), build.Annotation(scheduling.GroupNameAnnotation, gang.Name(types.UID(group))),
@@ -130,8 +130,8 @@ func requests(cpu string) build.Option {
 	})
 }
 
-// TestTheNewestTemplateCounts: after a rollback the newest template is that of the older
-// ReplicaSet, and pods of the other that are made later change nothing.
+// TestTheNewestTemplateCounts: after a rollback the older ReplicaSet has the newest template.
+// Younger pods of the other ReplicaSet change nothing.
 func TestTheNewestTemplateCounts(t *testing.T) {
 	s := newSite(t)
 	web := build.Deployment("web", build.Replicas(2), build.Annotation(scheduling.MinMemberAnnotation, "2"))
@@ -149,7 +149,7 @@ func TestTheNewestTemplateCounts(t *testing.T) {
 	}
 }
 
-// TestWhatNobodyNeedsIsCollected, and nothing else.
+// TestWhatNobodyNeedsIsCollected: PodGroups that no pod needs are deleted, and no others.
 func TestWhatNobodyNeedsIsCollected(t *testing.T) {
 	web := build.Deployment("web", build.Replicas(2))
 	none := build.Deployment("web", build.Replicas(0))
@@ -169,7 +169,7 @@ func TestWhatNobodyNeedsIsCollected(t *testing.T) {
 		group  *gangs.Group
 		owners []build.Object
 		pods   []*corev1.Pod
-		unseen []runtime.Object // by our watch
+		unseen []runtime.Object // by the watch
 		stays  bool
 	}{
 		"its owner makes pods again":                  {group("web", true, scheduling.PhaseRunning), []build.Object{web}, nil, nil, true},
@@ -212,7 +212,7 @@ func TestWhatNobodyNeedsIsCollected(t *testing.T) {
 			}
 			s.clock.Step(grace)
 			if collect(); deleted() == tc.stays {
-				t.Errorf("it is deleted: %t", !tc.stays)
+				t.Errorf("deleted: %t", !tc.stays)
 			}
 		})
 	}
@@ -227,9 +227,9 @@ func TestAnOwnerThatGoesGetsNoPodGroup(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatLeavesItsPodsIsNotNamed: kubectl delete --cascade=orphan. The garbage
-// collector takes the owner out of its dependents one by one. A PodGroup that named it again
-// would be deleted under live pods.
+// TestAnOwnerThatLeavesItsPodsIsNotNamed: with kubectl delete --cascade=orphan the garbage
+// collector removes the owner references of the dependents one by one. A PodGroup that gets
+// the reference back would be deleted under live pods.
 func TestAnOwnerThatLeavesItsPodsIsNotNamed(t *testing.T) {
 	for name, made := range map[string]bool{"in a PodGroup that is there": true, "in a new one": false} {
 		t.Run(name, func(t *testing.T) {
@@ -259,14 +259,14 @@ func TestAnOwnerThatLeavesItsPodsIsNotNamed(t *testing.T) {
 				t.Errorf("the PodGroup is %v, want one without an owner", u)
 			}
 			if len(s.recorder.Events) > 0 {
-				t.Errorf("told that %s", <-s.recorder.Events)
+				t.Errorf("unexpected event: %s", <-s.recorder.Events)
 			}
 		})
 	}
 }
 
-// TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup: it waits for a finalizer of its own,
-// and perhaps for these pods.
+// TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup: a finalizer delays its deletion, perhaps
+// until these pods have ended.
 func TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup(t *testing.T) {
 	s := newSite(t)
 	s.web(build.Deleting("workflows.argoproj.io/artifact-gc"))
@@ -275,7 +275,7 @@ func TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup(t *testing.T) {
 	}
 }
 
-// TestNothingIsWrittenTwice: a watch that is behind costs no second write.
+// TestNothingIsWrittenTwice: a watch that is behind causes no second write.
 func TestNothingIsWrittenTwice(t *testing.T) {
 	s := newSite(t)
 	s.web()
@@ -309,8 +309,8 @@ func TestAnnotationsThatCannotBeUsedAreTold(t *testing.T) {
 	}
 }
 
-// TestWrongRulesChangeNothing, and a replica that starts with them begins with the last
-// that were right.
+// TestWrongRulesChangeNothing, and a replica that starts while they are invalid uses the last
+// valid ones.
 func TestWrongRulesChangeNothing(t *testing.T) {
 	config := func(text, last string) *corev1.ConfigMap {
 		c := &corev1.ConfigMap{Data: map[string]string{ownership.LevelsKey: text}}
@@ -335,10 +335,10 @@ func TestWrongRulesChangeNothing(t *testing.T) {
 	for i, step := range steps {
 		r.Set(step.config)
 		if got := gauge(t, "atoll_podgroup_rules"); got != float64(step.rules) {
-			t.Errorf("step %d: the metric says %v rules", i, got)
+			t.Errorf("step %d: the metric of rules is %v", i, got)
 		}
 		if got := gauge(t, "atoll_podgroup_rules_rejected") == 1; got != (r.rejected != nil) {
-			t.Errorf("step %d: the metric says rejected: %t", i, got)
+			t.Errorf("step %d: the metric of rejected rules is %t", i, got)
 		}
 		if got := len(s.Resolver.Levels().Rules); got != step.rules || changes != step.changes {
 			t.Errorf("step %d: %d rules after %d changes, want %d after %d", i, got, changes, step.rules, step.changes)
@@ -346,7 +346,7 @@ func TestWrongRulesChangeNothing(t *testing.T) {
 	}
 }
 
-// TestAPodGroupThatIsDeletedAtOnceIsMadeAgain: no watch ever showed it (volcano #5972).
+// TestAPodGroupThatIsDeletedAtOnceIsMadeAgain: the watch never delivered it (volcano #5972).
 func TestAPodGroupThatIsDeletedAtOnceIsMadeAgain(t *testing.T) {
 	s := newSite(t)
 	s.web()
@@ -357,7 +357,7 @@ func TestAPodGroupThatIsDeletedAtOnceIsMadeAgain(t *testing.T) {
 	}
 	result, err := phase.Run(t.Context(), sc, s.ensure)
 	if err != nil || result.RequeueAfter == 0 || result.RequeueAfter > lag {
-		t.Fatalf("it is looked at again after %s: %v", result.RequeueAfter, err)
+		t.Fatalf("it is reconciled again after %s: %v", result.RequeueAfter, err)
 	}
 	if err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Delete(t.Context(), key.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -371,7 +371,7 @@ func TestAPodGroupThatIsDeletedAtOnceIsMadeAgain(t *testing.T) {
 	}
 }
 
-// TestADeletionThatIsSeenIsNotForgotten: what we wrote a moment ago is no reason to wait.
+// TestADeletionThatIsSeenIsNotForgotten: a write just before the deletion does not hide it.
 func TestADeletionThatIsSeenIsNotForgotten(t *testing.T) {
 	s := newSite(t)
 	s.web()
@@ -382,12 +382,12 @@ func TestADeletionThatIsSeenIsNotForgotten(t *testing.T) {
 	made := s.made[types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}].value
 	s.groupChanged(made, nil)
 	if group, _ := s.group(made.Key()); group != nil {
-		t.Errorf("it is taken for there")
+		t.Errorf("the deleted PodGroup still counts as existing")
 	}
 }
 
-// TestPodsWhoseOwnerHasLeftThemKeepAPodGroup: one without an owner, where they would wait
-// for ever; none for a name that a person gave.
+// TestPodsWhoseOwnerHasLeftThemKeepAPodGroup: without one they would stay Pending for ever. It
+// has no owner. A PodGroup with a name that a person chose is not created.
 func TestPodsWhoseOwnerHasLeftThemKeepAPodGroup(t *testing.T) {
 	const uid = "0c9e7a51-6f3e-4b53-9f3d-8a4f5c6d7e8f"
 	s := newSite(t)
@@ -403,42 +403,42 @@ func TestPodsWhoseOwnerHasLeftThemKeepAPodGroup(t *testing.T) {
 		t.Errorf("the PodGroup is %v", u)
 	}
 	if s.written("of-mine") != nil {
-		t.Error("a person's PodGroup was made")
+		t.Error("the PodGroup of a person was created")
 	}
 }
 
-// TestAPodThatCannotBeReadKeepsNobodyElse from its PodGroup.
+// TestAPodThatCannotBeReadKeepsNobodyElse: other pods get their PodGroup.
 func TestAPodThatCannotBeReadKeepsNobodyElse(t *testing.T) {
 	s := newSite(t)
 	s.web()
-	lost := build.ReplicaSet("lost") // the API server of the walk does not answer
+	lost := build.ReplicaSet("lost") // reads of it fail
 	s.Store.PutPod(memberOf("b", lost, "web"))
 	s.api.Fail(500)
 	sc := &scope{key: types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}}
 	if err := s.observe(t.Context(), sc); err == nil {
-		t.Error("nobody knows of the other")
+		t.Error("no error about the pod whose owner cannot be read")
 	}
 	if err := s.ensure(t.Context(), sc); err != nil && s.written("web") == nil {
 		t.Errorf("there is no PodGroup: %v", err)
 	}
 }
 
-// TestAMissingPodGroupIsLookedAtWhenItsOwnerChanges: an owner that wants pods again may be
-// what it waited for.
+// TestAMissingPodGroupIsLookedAtWhenItsOwnerChanges: it may exist again once the owner wants
+// pods.
 func TestAMissingPodGroupIsLookedAtWhenItsOwnerChanges(t *testing.T) {
 	s := newSite(t)
 	s.web()
 	s.groups = &trigger.Source[ctrl.Request]{}
 	queue := queued(t, s.groups)
 	s.ownerChanged(nil, build.Owner(build.Deployment("web", build.Replicas(1))))
-	build.Eventually(t, "it is looked at", func() bool { return queue.Len() == 1 })
+	build.Eventually(t, "it is enqueued", func() bool { return queue.Len() == 1 })
 	want := types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}
 	if got, _ := queue.Get(); got.NamespacedName != want {
-		t.Errorf("%s is looked at, want %s", got, want)
+		t.Errorf("%s is enqueued, want %s", got, want)
 	}
 }
 
-// queued starts a controller's source, and returns its queue.
+// queued starts the source of a controller, and returns its queue.
 func queued(t *testing.T, source *trigger.Source[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request] {
 	t.Helper()
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
@@ -493,8 +493,8 @@ func TestAGangThatIsSplitByNewRulesGetsItsPods(t *testing.T) {
 	}
 }
 
-// TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds: it has more room then, and a pod's own end
-// and that of its ReplicaSet come in any order.
+// TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds: it can have more members then. The events of
+// a pod and of its ReplicaSet arrive in any order.
 func TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds(t *testing.T) {
 	web := build.Deployment("web", build.Replicas(4))
 	set := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(4))
@@ -521,7 +521,7 @@ func TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds(t *testing.T) {
 			s.Store.PutGroup(&gangs.Group{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}})
 			change(s)
 			looked := map[types.NamespacedName]bool{}
-			build.Eventually(t, "the PodGroup of the Deployment is looked at", func() bool {
+			build.Eventually(t, "the PodGroup of the Deployment is enqueued", func() bool {
 				for queue.Len() > 0 {
 					request, _ := queue.Get()
 					queue.Done(request)
@@ -533,8 +533,8 @@ func TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds(t *testing.T) {
 	}
 }
 
-// TestAGangBelowAPodIsWhole: executors of Spark have their driver, a pod, as controller. It
-// is one pod, and owns many.
+// TestAGangBelowAPodIsWhole: the controller of Spark executors is their driver, which is a
+// pod.
 func TestAGangBelowAPodIsWhole(t *testing.T) {
 	s := newSite(t)
 	driver := build.Pod("driver")
@@ -553,8 +553,8 @@ func TestAGangBelowAPodIsWhole(t *testing.T) {
 	}
 }
 
-// TestHostileContentIsNotKept: a PodGroup that somebody made under the name of ours, with
-// what we would have written last, is made right, and gets its owner.
+// TestHostileContentIsNotKept: another client created the PodGroup under a generated name,
+// with a forged annotation. It is corrected, and gets its owner.
 func TestHostileContentIsNotKept(t *testing.T) {
 	s := newSite(t)
 	s.web()
@@ -578,8 +578,8 @@ func TestHostileContentIsNotKept(t *testing.T) {
 	}
 }
 
-// TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly: the same is written again after longer
-// and longer waits, and something else at once.
+// TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly: the same content is written again after
+// longer and longer waits, and other content at once.
 func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 	s := newSite(t)
 	s.web()
@@ -587,7 +587,7 @@ func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 		t.Fatal(err)
 	}
 	writes, version := func() int { return len(s.objects.Actions()) }, 10
-	// takeAway is what somebody else does each time.
+	// takeAway reverts each write, as another client.
 	takeAway := func() {
 		u := s.written("web").DeepCopy()
 		u.SetLabels(nil)
@@ -610,17 +610,17 @@ func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 		if writes() != before {
 			patches++
 		} else if s.after <= 0 || s.after > rewriteLast {
-			t.Fatalf("it is looked at again after %s", s.after)
+			t.Fatalf("it is reconciled again after %s", s.after)
 		}
 		s.clock.Step(100 * time.Millisecond)
 	}
 	if patches < 5 || patches > 12 {
-		t.Errorf("written %d times in a minute, want fewer and fewer", patches)
+		t.Errorf("written %d times in a minute, want longer and longer waits", patches)
 	}
 	if len(s.recorder.Events) == 0 {
-		t.Fatal("nobody is told")
+		t.Fatal("no event is recorded")
 	}
-	if e := <-s.recorder.Events; !strings.Contains(e, ReasonContested) || !strings.Contains(e, "takes away") {
+	if e := <-s.recorder.Events; !strings.Contains(e, ReasonContested) || !strings.Contains(e, "removes its owner reference") {
 		t.Errorf("the event is %s", e)
 	}
 	takeAway()
@@ -633,8 +633,8 @@ func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 	}
 }
 
-// strips makes every write of a PodGroup come out without something of ours, and where it
-// counts with a new resourceVersion: admission of others does so in the write.
+// strips removes keys of atoll-manager in every write of a PodGroup, as an admission webhook
+// does. With counts, each write gets a new resourceVersion.
 func (s *site) strips(takeAway func(*unstructured.Unstructured), counts bool) {
 	version := 100
 	strip := func(u *unstructured.Unstructured) *unstructured.Unstructured {
@@ -679,7 +679,7 @@ func (s *site) strips(takeAway func(*unstructured.Unstructured), counts bool) {
 	})
 }
 
-// TestWhatAdmissionTakesAwayIsWrittenSlowly: as where somebody takes it away later.
+// TestWhatAdmissionTakesAwayIsWrittenSlowly, as if another client removed it later.
 func TestWhatAdmissionTakesAwayIsWrittenSlowly(t *testing.T) {
 	for name, takeAway := range map[string]func(*unstructured.Unstructured){
 		"the label":      func(u *unstructured.Unstructured) { u.SetLabels(nil) },
@@ -705,14 +705,14 @@ func TestWhatAdmissionTakesAwayIsWrittenSlowly(t *testing.T) {
 					for _, action := range s.objects.Actions()[before:] {
 						if action.GetVerb() == "patch" {
 							patches++
-							if counts { // the watch wakes us
+							if counts { // the watch delivers the write
 								next = debounce
 							}
 						}
 					}
 					s.written("web")
 					if next <= 0 {
-						t.Fatal("it is not looked at again")
+						t.Fatal("it is not reconciled again")
 					}
 					s.clock.Step(next)
 					elapsed += next
@@ -725,8 +725,8 @@ func TestWhatAdmissionTakesAwayIsWrittenSlowly(t *testing.T) {
 	}
 }
 
-// TestAPodGroupThatOnlyTheWatchHasIsMade, and one that another has replaced is looked at: a
-// watch may stand still.
+// TestAPodGroupThatOnlyTheWatchHasIsMade: it was deleted or replaced, and the watch is behind.
+// It is created, or the new one is read.
 func TestAPodGroupThatOnlyTheWatchHasIsMade(t *testing.T) {
 	for name, replaced := range map[string]bool{"it is gone": false, "there is another": true} {
 		t.Run(name, func(t *testing.T) {
@@ -735,7 +735,7 @@ func TestAPodGroupThatOnlyTheWatchHasIsMade(t *testing.T) {
 			if err := s.pass("web"); err != nil {
 				t.Fatal(err)
 			}
-			u := s.written("web") // the last that the watch shows
+			u := s.written("web") // the last state that the watch delivers
 			client := s.objects.Resource(gangs.Resource).Namespace(build.Namespace)
 			if err := client.Delete(t.Context(), u.GetName(), metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
@@ -779,8 +779,8 @@ func TestAPodGroupThatOnlyTheWatchHasIsMade(t *testing.T) {
 	}
 }
 
-// TestRulesThatChangeAllTheTimeMoveNoPod: one moves once rules have been in force for a
-// while.
+// TestRulesThatChangeAllTheTimeMoveNoPod: a pod moves once rules have been in force for
+// settled.
 func TestRulesThatChangeAllTheTimeMoveNoPod(t *testing.T) {
 	web := build.Deployment("web", build.Replicas(1))
 	set := build.ReplicaSet("web-1", build.OwnedBy(web))
@@ -825,8 +825,8 @@ func TestRulesThatChangeAllTheTimeMoveNoPod(t *testing.T) {
 	}
 }
 
-// TestAPodThatAPersonNamedStaysWhereItIs, though new rules move pods without a node, and the
-// name is as ours are.
+// TestAPodThatAPersonNamedStaysWhereItIs, even if rules move pods without a node and the name
+// has the prefix of generated ones.
 func TestAPodThatAPersonNamedStaysWhereItIs(t *testing.T) {
 	set := build.ReplicaSet("web-1")
 	pod := memberOf("a", set, "x")
@@ -837,7 +837,7 @@ func TestAPodThatAPersonNamedStaysWhereItIs(t *testing.T) {
 	s.clock.Step(settled)
 	slim := s.Store.Pod(types.NamespacedName{Namespace: build.Namespace, Name: "a"})
 	if !s.mayMove(slim) {
-		t.Fatal("nobody looks where it is to be")
+		t.Fatal("it is not enqueued")
 	}
 	if _, err := s.nameSeen(t.Context(), slim); err != nil {
 		t.Fatal(err)
@@ -848,8 +848,8 @@ func TestAPodThatAPersonNamedStaysWhereItIs(t *testing.T) {
 	}
 }
 
-// TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes: its own next try may be far away, and
-// is no later than in a minute.
+// TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes: the event of the owner enqueues it. Its
+// own backoff is up to a minute.
 func TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes(t *testing.T) {
 	s := newSite(t)
 	set := build.ReplicaSet("web-1")
@@ -857,7 +857,7 @@ func TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes(t *testing.T) {
 	s.pods, s.groups = &trigger.Source[ctrl.Request]{}, &trigger.Source[ctrl.Request]{}
 	queue := queued(t, s.pods)
 	s.ownerChanged(nil, build.Owner(set))
-	build.Eventually(t, "the pod is looked at", func() bool { return queue.Len() == 1 })
+	build.Eventually(t, "the pod is enqueued", func() bool { return queue.Len() == 1 })
 	limit := optionsFor(1).RateLimiter
 	for range 100 {
 		if after := limit.When(ctrl.Request{}); after > time.Minute {
@@ -866,7 +866,7 @@ func TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes(t *testing.T) {
 	}
 }
 
-// rulesOf are rules in a ConfigMap on an API server, of a replica that leads.
+// rulesOf returns the rules of a leader, with a ConfigMap on an API server.
 func rulesOf(t *testing.T, text string) (*Rules, *fake.Clientset, *events.FakeRecorder) {
 	t.Helper()
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "rules", UID: "rules", ResourceVersion: "1"}, Data: map[string]string{ownership.LevelsKey: text}}
@@ -884,8 +884,8 @@ func rulesOf(t *testing.T, text string) (*Rules, *fake.Clientset, *events.FakeRe
 	return r, client, recorder
 }
 
-// TestRulesThatCannotBeReadAreTold: from the second time in a row on, once, and by a metric
-// until they can be. So is a watch that fails while they can be read.
+// TestRulesThatCannotBeReadAreTold: the second failure in a row records one event, and sets a
+// metric until the rules can be read. A Forbidden watch counts as a failure too.
 func TestRulesThatCannotBeReadAreTold(t *testing.T) {
 	r, client, recorder := rulesOf(t, "")
 	forbidden := true
@@ -906,11 +906,11 @@ func TestRulesThatCannotBeReadAreTold(t *testing.T) {
 		{false, true, true, 1},
 	} {
 		forbidden = want.forbidden
-		r.watchFailed(io.EOF) // passes
+		r.watchFailed(io.EOF) // a passing error
 		if want.unwatched {
 			r.watchFailed(apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no watch")))
 		}
-		if answered := r.look(t.Context()); answered != (!want.forbidden && !want.unwatched) {
+		if answered := r.check(t.Context()); answered != (!want.forbidden && !want.unwatched) {
 			t.Errorf("step %d: answered: %t", i, answered)
 		}
 		if got := gauge(t, "atoll_podgroup_rules_unreadable") == 1; got != want.told || len(recorder.Events) != want.events {
@@ -924,22 +924,22 @@ func TestRulesThatCannotBeReadAreTold(t *testing.T) {
 	}
 }
 
-// TestRulesThatCannotBeKeptAreNotTriedAllTheTime, and that is told.
+// TestRulesThatCannotBeKeptAreNotTriedAllTheTime, and an event is recorded.
 func TestRulesThatCannotBeKeptAreNotTriedAllTheTime(t *testing.T) {
 	r, client, _ := rulesOf(t, "noMatch: Root")
 	client.PrependReactor("patch", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no"))
 	})
 	r.woken.Store(false)
-	if answered := r.look(t.Context()); !answered || r.woken.Load() {
+	if answered := r.check(t.Context()); !answered || r.woken.Load() {
 		t.Errorf("it is tried again at once: answered %t, woken %t", answered, r.woken.Load())
 	}
 	if got := gauge(t, "atoll_podgroup_rules_problems"); got != 1 {
-		t.Errorf("%v problems are told, want one", got)
+		t.Errorf("%v problems are reported, want one", got)
 	}
 }
 
-// TestWhatIsForbiddenIsToldUntilItIsNot: also where no pod comes for a long time.
+// TestWhatIsForbiddenIsToldUntilItIsNot, even if there is no pod for a long time.
 func TestWhatIsForbiddenIsToldUntilItIsNot(t *testing.T) {
 	r, client, _ := rulesOf(t, "noMatch: Root")
 	r.unread = map[schema.GroupKind]write[unread]{
@@ -950,15 +950,16 @@ func TestWhatIsForbiddenIsToldUntilItIsNot(t *testing.T) {
 		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: allowed}}, nil
 	})
 	for want := 1.0; want >= 0; want-- {
-		r.look(t.Context())
+		r.check(t.Context())
 		if got := gauge(t, "atoll_podgroup_rules_problems"); got != want {
-			t.Errorf("%v problems are told, want %v", got, want)
+			t.Errorf("%v problems are reported, want %v", got, want)
 		}
 		allowed = true
 	}
 }
 
-// TestRulesOfAGroupThatDoesNotAnswer hide nothing of the others, and keep what was known.
+// TestRulesOfAGroupThatDoesNotAnswer do not hide problems of other rules, and keep their last
+// result.
 func TestRulesOfAGroupThatDoesNotAnswer(t *testing.T) {
 	r, client, _ := rulesOf(t, "podgroupLevel: [{apiversion: hangs.example.com/v1, kind: a}, {apiversion: other.example.com/v1, kind: b}, {apiversion: v1, kind: replicationcontroller}]")
 	client.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "replicationcontrollers", Kind: "ReplicationController"}}}}
@@ -967,16 +968,16 @@ func TestRulesOfAGroupThatDoesNotAnswer(t *testing.T) {
 		return hangs, nil, apierrors.NewTimeoutError("it hangs", 1)
 	})
 	for range 2 {
-		r.look(t.Context())
+		r.check(t.Context())
 		if got := gauge(t, "atoll_podgroup_rules_problems"); got != 3 {
-			t.Errorf("%v problems are told, want all three", got)
+			t.Errorf("%v problems are reported, want all three", got)
 		}
 		hangs = true
 	}
 }
 
-// TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes: kubectl replace takes it away together
-// with the right text. What was taken from it is not kept in its place.
+// TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes: kubectl replace removes the annotation
+// together with the valid text. Rules that came from the annotation are not written to it.
 func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
 	const good, bad = "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]", "podgroupLevel: ["
 	r, client, _ := rulesOf(t, good)
@@ -998,12 +999,12 @@ func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
 		}
 		return config.Annotations[LastGoodAnnotation]
 	}
-	r.look(t.Context())
+	r.check(t.Context())
 	if got := annotation(); got != good {
 		t.Fatalf("the annotation is %q", got)
 	}
 	r.Set(set(""))
-	r.look(t.Context())
+	r.check(t.Context())
 	if got := annotation(); got != good || len(r.Resolver.Levels().Rules) != 1 {
 		t.Errorf("the annotation is %q with %d rules in force", got, len(r.Resolver.Levels().Rules))
 	}
@@ -1011,27 +1012,27 @@ func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
 	for _, before := range []*corev1.ConfigMap{set(good), nil} {
 		later.Set(before)
 		later.Set(set("noMatch: Root"))
-		later.look(t.Context())
+		later.check(t.Context())
 		if got := annotation(); got != "noMatch: Root" {
-			t.Errorf("the annotation is %q: it was another's to say", got)
+			t.Errorf("the annotation is %q: it must stay as it was written", got)
 		}
 	}
 }
 
-// TestAConfigMapThatComesBackIsTold: the events of the one before may be long gone.
+// TestAConfigMapThatComesBackIsTold: the events of the old ConfigMap may have expired.
 func TestAConfigMapThatComesBackIsTold(t *testing.T) {
 	const text = "podgroupLevel: [{apiversion: nobody.example.com/v1, kind: ghost}]"
 	for name, goes := range map[string]func(*Rules, *corev1.ConfigMap){
-		"it is deleted and made again": func(r *Rules, config *corev1.ConfigMap) {
+		"it is deleted and created again": func(r *Rules, config *corev1.ConfigMap) {
 			r.Set(nil)
-			r.look(t.Context())
+			r.check(t.Context())
 			r.Set(config)
 		},
 		"it loses the key for a while": func(r *Rules, config *corev1.ConfigMap) {
 			without := config.DeepCopy()
 			without.Data = nil
 			r.Set(without)
-			r.look(t.Context())
+			r.check(t.Context())
 			r.Set(config)
 		},
 		"it is replaced by another": func(r *Rules, config *corev1.ConfigMap) {
@@ -1043,7 +1044,7 @@ func TestAConfigMapThatComesBackIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, _, recorder := rulesOf(t, text)
 			told := func() (n int) {
-				r.look(t.Context())
+				r.check(t.Context())
 				for ; len(recorder.Events) > 0; n++ {
 					<-recorder.Events
 				}
@@ -1053,7 +1054,7 @@ func TestAConfigMapThatComesBackIsTold(t *testing.T) {
 				t.Fatalf("%d events, want one of rules in force and one of a problem", n)
 			}
 			if n := told(); n != 0 {
-				t.Errorf("%d events of the same", n)
+				t.Errorf("%d events of the same state", n)
 			}
 			goes(r, r.config)
 			if n := told(); n != 2 {
@@ -1063,7 +1064,7 @@ func TestAConfigMapThatComesBackIsTold(t *testing.T) {
 	}
 }
 
-// TestARuleThatMatchesIsNoProblem: a Deployment of extensions is one of apps.
+// TestARuleThatMatchesIsNoProblem: group extensions stands for apps.
 func TestARuleThatMatchesIsNoProblem(t *testing.T) {
 	r, client, _ := rulesOf(t, "podgroupLevel: [{apiversion: extensions/v1beta1, kind: deployment}]")
 	client.Resources = []*metav1.APIResourceList{{GroupVersion: "apps/v1", APIResources: []metav1.APIResource{{Name: "deployments", Kind: "Deployment", Namespaced: true}}}}
@@ -1071,17 +1072,17 @@ func TestARuleThatMatchesIsNoProblem(t *testing.T) {
 		is := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
 		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: is.Spec.ResourceAttributes.Group == "apps"}}, nil
 	})
-	r.look(t.Context())
+	r.check(t.Context())
 	chain := []*ownership.Object{build.Owner(build.Pod("a")), build.Owner(build.ReplicaSet("web-1")), build.Owner(build.Deployment("web"))}
 	if got := r.Resolver.Levels().Select(chain); got.Rule != 0 {
 		t.Fatalf("the rule does not match: %+v", got)
 	}
 	if got := gauge(t, "atoll_podgroup_rules_problems"); got != 0 {
-		t.Errorf("%v problems are told", got)
+		t.Errorf("%v problems are reported", got)
 	}
 }
 
-// TestAKindThatMayNotBeWatchedIsTold, and with which permission it could be.
+// TestAKindThatMayNotBeWatchedIsTold: the event names the missing permission.
 func TestAKindThatMayNotBeWatchedIsTold(t *testing.T) {
 	for _, missing := range []string{"get", "list", "watch"} {
 		r, client, recorder := rulesOf(t, "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]")
@@ -1090,18 +1091,18 @@ func TestAKindThatMayNotBeWatchedIsTold(t *testing.T) {
 			is := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
 			return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: is.Spec.ResourceAttributes.Verb != missing}}, nil
 		})
-		r.look(t.Context())
+		r.check(t.Context())
 		told := ""
 		for len(recorder.Events) > 0 {
 			told += <-recorder.Events
 		}
 		if !strings.Contains(told, "may not "+missing+" deployments.apps") {
-			t.Errorf("told that %s, want that it may not %s", told, missing)
+			t.Errorf("the event is %s, want the missing verb %s", told, missing)
 		}
 	}
 }
 
-// TestRulesThatComeWithTheListAreKept: no rules are put in force only where none came.
+// TestRulesThatComeWithTheListAreKept: setNone has no effect after rules came into force.
 func TestRulesThatComeWithTheListAreKept(t *testing.T) {
 	r, _, _ := rulesOf(t, "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]")
 	r.setNone()
@@ -1110,8 +1111,8 @@ func TestRulesThatComeWithTheListAreKept(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotTakenAwayIsWrittenAtOnce: a workload that swings between two states, pods of
-// two templates in turns, a watch that stands still.
+// TestWhatIsNotTakenAwayIsWrittenAtOnce: a workload that alternates between two states, pods
+// of two templates in turns, a watch that stands still.
 func TestWhatIsNotTakenAwayIsWrittenAtOnce(t *testing.T) {
 	web := build.Deployment("web", build.Replicas(4), build.Annotation(scheduling.MinMemberAnnotation, "4"))
 	set := build.ReplicaSet("web-1", build.OwnedBy(web))
@@ -1125,7 +1126,7 @@ func TestWhatIsNotTakenAwayIsWrittenAtOnce(t *testing.T) {
 		behind bool
 		writes int // of 40 changes
 	}{
-		"it swings": {scaled, false, 40},
+		"it alternates": {scaled, false, 40},
 		"pods of two templates": {func(s *site, i int) {
 			s.owners(web, set)
 			s.Store.PutPod(memberOf(fmt.Sprint("p", i), set, "web", requests(fmt.Sprintf("%d00m", 1+i%2)), build.Created(s.clock.Now())))
@@ -1158,14 +1159,14 @@ func TestWhatIsNotTakenAwayIsWrittenAtOnce(t *testing.T) {
 				s.clock.Step(lag)
 			}
 			if len(s.recorder.Events) > 0 {
-				t.Errorf("told that %s", <-s.recorder.Events)
+				t.Errorf("unexpected event: %s", <-s.recorder.Events)
 			}
 		})
 	}
 }
 
-// bump gives the PodGroup of an owner a resourceVersion, as the API server does with each
-// write, and shows it.
+// bump gives the PodGroup of an owner a new resourceVersion, as the API server does with each
+// write, and puts it into the store.
 func (s *site) bump(owner string, version int) *gangs.Group {
 	s.t.Helper()
 	u := s.written(owner)
@@ -1180,14 +1181,14 @@ func (s *site) bump(owner string, version int) *gangs.Group {
 	return gangs.Slim(u)
 }
 
-// wanted is the spec that the PodGroup of an owner is to have.
+// wanted returns the spec that the PodGroup of an owner should have.
 func (s *site) wanted(owner string) map[string]any {
 	s.t.Helper()
 	sc := &scope{key: types.NamespacedName{Namespace: build.Namespace, Name: gang.Name(types.UID(owner))}}
 	if err := s.observe(s.t.Context(), sc); err != nil {
 		s.t.Fatal(err)
 	}
-	want := gang.Want(sc.members[0].pod.Gang, sc.above, s.room(sc))
+	want := gang.Want(sc.members[0].pod.Gang, sc.above, s.maxMembers(sc))
 	applied, err := want.Applied()
 	if err != nil {
 		s.t.Fatal(err)
@@ -1195,8 +1196,8 @@ func (s *site) wanted(owner string) map[string]any {
 	return applied.Spec
 }
 
-// TestWhoeverDeletesAPodGroupGetsItSlowly: it is made again after longer and longer waits,
-// and people are told.
+// TestWhoeverDeletesAPodGroupGetsItSlowly: it is created again after longer and longer waits,
+// and an event is recorded.
 func TestWhoeverDeletesAPodGroupGetsItSlowly(t *testing.T) {
 	s := newSite(t)
 	s.groups = &trigger.Source[ctrl.Request]{}
@@ -1214,19 +1215,19 @@ func TestWhoeverDeletesAPodGroupGetsItSlowly(t *testing.T) {
 			s.Store.DropGroup(gangs.Slim(u))
 			s.groupChanged(gangs.Slim(u), nil)
 		} else if s.after <= 0 || s.after > rewriteLast {
-			t.Fatalf("it is looked at again after %s", s.after)
+			t.Fatalf("it is reconciled again after %s", s.after)
 		}
 		s.clock.Step(100 * time.Millisecond)
 	}
 	if made < 5 || made > 12 || len(s.recorder.Events) == 0 {
-		t.Fatalf("made %d times in a minute with %d events, want fewer and fewer, and one", made, len(s.recorder.Events))
+		t.Fatalf("created %d times in a minute with %d events, want 5 to 12 times with one event", made, len(s.recorder.Events))
 	}
 	if e := <-s.recorder.Events; !strings.Contains(e, ReasonContested) {
 		t.Errorf("the event is %s", e)
 	}
 }
 
-// TestWhatWasWrittenIsForgotten: it is kept for as long as it matters, however large it is.
+// TestWhatWasWrittenIsForgotten once it has expired. Only a hash of the content is kept.
 func TestWhatWasWrittenIsForgotten(t *testing.T) {
 	var r rewrites
 	now := time.Unix(1_000_000, 0)
@@ -1235,16 +1236,16 @@ func TestWhatWasWrittenIsForgotten(t *testing.T) {
 		now = now.Add(time.Minute)
 	}
 	if n := len(r.last); n > 5 {
-		t.Errorf("%d are kept", n)
+		t.Errorf("%d entries are kept", n)
 	}
 	r.forget(types.NamespacedName{Name: "999"})
 	if left, _ := r.due(types.NamespacedName{Name: "999"}, strings.Repeat("x", 999), "", now.Add(-time.Minute)); left != 0 {
-		t.Errorf("what we deleted is made again after %s", left)
+		t.Errorf("a PodGroup that this controller deleted is created again after %s", left)
 	}
 }
 
-// TestAPodGroupThatIsBeingDeletedIsKeptRight: a finalizer may hold it for long, and the
-// scheduler goes by it meanwhile.
+// TestAPodGroupThatIsBeingDeletedIsKeptRight: a finalizer may delay the deletion for long, and
+// the scheduler uses the PodGroup meanwhile.
 func TestAPodGroupThatIsBeingDeletedIsKeptRight(t *testing.T) {
 	s := newSite(t)
 	s.web(build.Annotation(scheduling.MinMemberAnnotation, "1"))
@@ -1270,7 +1271,7 @@ func TestAPodGroupThatIsBeingDeletedIsKeptRight(t *testing.T) {
 	}
 }
 
-// gauge is what a metric says.
+// gauge returns the value of a metric.
 func gauge(t *testing.T, name string) float64 {
 	t.Helper()
 	families, err := metrics.Registry.Gather()

@@ -11,10 +11,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -33,19 +31,20 @@ import (
 // scope is what one pass observed.
 type scope struct {
 	key   types.NamespacedName
-	group *gangs.Group // nil if there is none
-	// unseen: the PodGroup is as we wrote it, and no watch has shown it yet.
+	group *gangs.Group // nil if it does not exist
+	// unseen: group is the result of a write that the watch has not delivered yet.
 	unseen bool
-	// named: live pods name the PodGroup; members are those of its owner.
+	// named: live pods name the PodGroup. members are those below its owner; the first is
+	// one of the newest template.
 	named   bool
 	members []member
 	// strays are pods that name the PodGroup and are not below its owner any more.
 	strays []*gangs.Pod
-	// owner has the PodGroup, and above are the annotations from a member's controller
-	// up to it. nil without members.
+	// owner is the owner of the PodGroup. above holds the annotations of the owners of the
+	// first member, from its controller up to owner. Both are nil without members.
 	owner *ownership.Object
 	above []map[string]string
-	// contested: somebody takes away what is written into the PodGroup.
+	// contested: another client reverts the writes of this controller again and again.
 	contested bool
 }
 
@@ -54,13 +53,13 @@ type member struct {
 	pod   *gangs.Pod
 	chain []*ownership.Object
 	end   *owners.End
-	at    int // where the owner of the PodGroup is in the chain
+	at    int // index of the owner of the PodGroup in chain
 }
 
 // Reconcile runs the phases for one PodGroup.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	if !r.ready() {
-		return ctrl.Result{}, nil // all comes once it is
+		return ctrl.Result{}, nil // enqueueAll enqueues it again once ready
 	}
 	s := &scope{key: req.NamespacedName}
 	began := r.Clock.Now()
@@ -69,8 +68,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return phase.Run(ctx, s, r.ensure, r.collect, func(context.Context, *scope) error { return failed })
 }
 
-// observe finds the PodGroup and the pods that are in it. A pod whose owners cannot be
-// read keeps the PodGroup, and keeps nobody from being counted.
+// observe finds the PodGroup and its members. A pod whose owners cannot be read is no
+// member, but it keeps the PodGroup from being deleted. The error about it is returned
+// after the other pods are observed.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	s.group, s.unseen = r.group(s.key)
 	uid := gang.OwnerOf(s.key.Name)
@@ -106,7 +106,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	}
 	s.members[0], *newest = *newest, s.members[0]
 	first := s.members[0]
-	r.Rules.note(first.pod, first.end) // pods that the webhook named came by nobody else
+	r.Rules.note(first.pod, first.end) // nothing else notes it for pods that the webhook named
 	s.owner = first.chain[first.at]
 	for i := 1; i <= max(first.at, 1) && i < len(first.chain); i++ {
 		s.above = append(s.above, annotationsOf(first.chain, i))
@@ -114,8 +114,9 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	return failed
 }
 
-// annotationsOf are those of an owner in a chain. A ReplicaSet has those of its
-// Deployment, as copies that stay when the Deployment loses them.
+// annotationsOf returns the annotations of an owner in a chain; for a ReplicaSet of a
+// Deployment those of the Deployment. The copies on the ReplicaSet stay when they are
+// removed from the Deployment.
 func annotationsOf(chain []*ownership.Object, i int) map[string]string {
 	if i+1 < len(chain) && chain[i].Kind == "ReplicaSet" && chain[i+1].Kind == "Deployment" {
 		i++
@@ -123,8 +124,8 @@ func annotationsOf(chain []*ownership.Object, i int) map[string]string {
 	return chain[i].Gang.Annotations
 }
 
-// before tells whether another member is of a newer template, or younger where both are
-// of the same.
+// before reports whether the other member is of a newer template, or is younger if both
+// are of the same one.
 func (m *member) before(o *member) bool {
 	return cmp.Or(
 		cmp.Compare(m.order(), o.order()),
@@ -133,7 +134,7 @@ func (m *member) before(o *member) bool {
 	) < 0
 }
 
-// order is higher for newer templates.
+// order returns a number that is higher for newer templates of the same owner.
 func (m *member) order() int64 {
 	if len(m.chain) == 1 {
 		return 0
@@ -145,8 +146,8 @@ func (m *member) order() int64 {
 	return g.Order
 }
 
-// group is a PodGroup as the watch has it, or as it was written last if that is newer:
-// unseen then.
+// group returns a PodGroup as the watch delivered it, or as it was written last if that is
+// newer; unseen is true then.
 func (r *Reconciler) group(key types.NamespacedName) (group *gangs.Group, unseen bool) {
 	seen := r.Store.Group(key)
 	r.mu.Lock()
@@ -162,7 +163,7 @@ func (r *Reconciler) group(key types.NamespacedName) (group *gangs.Group, unseen
 	return made.value, true
 }
 
-// older tells whether a PodGroup was seen before the other was written.
+// older reports whether a PodGroup from the watch is older than a written one.
 func older(seen, written *gangs.Group) bool {
 	a, errA := parseVersion(seen.ResourceVersion)
 	b, errB := parseVersion(written.ResourceVersion)
@@ -176,14 +177,15 @@ func (r *Reconciler) setMade(u *unstructured.Unstructured) {
 	r.made[group.Key()] = write[*gangs.Group]{group, r.Clock.Now()}
 }
 
-// ensure makes the PodGroup of live pods what it is to be.
+// ensure creates or updates the PodGroup of live pods.
 func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
 	var want gang.PodGroup
 	switch {
 	case len(s.members) > 0:
-		want = gang.Want(s.members[0].pod.Gang, s.above, r.room(s))
+		want = gang.Want(s.members[0].pod.Gang, s.above, r.maxMembers(s))
 	case len(s.strays) > 0 && s.group == nil && isUID(gang.OwnerOf(s.key.Name)):
-		// Its owner has left them, and the PodGroup is gone: they would wait for ever.
+		// The pods were orphaned and the PodGroup deleted: without it they would stay
+		// Pending for ever.
 		want = gang.Want(s.strays[0].Gang, nil, nil)
 	default:
 		return nil
@@ -198,16 +200,16 @@ func (r *Reconciler) ensure(ctx context.Context, s *scope) error {
 	} else {
 		err = r.update(ctx, s, applied)
 	}
-	r.tell(s, &want, err)
-	if err == nil && s.unseen { // it may have been deleted before a watch could show it
+	r.recordProblem(s, &want, err)
+	if err == nil && s.unseen { // it may be deleted before the watch delivers it
 		return phase.Wait("the PodGroup to be seen", lag)
 	}
 	return err
 }
 
-// room is how many pods can be in the PodGroup at the most: as many as its owner wants,
-// without those that stay in other PodGroups. nil if that is not known.
-func (r *Reconciler) room(s *scope) *int32 {
+// maxMembers returns how many pods can be in the PodGroup: the replicas of its owner,
+// without the pods that stay in other PodGroups. nil if the replicas are not known.
+func (r *Reconciler) maxMembers(s *scope) *int32 {
 	if !slices.ContainsFunc(s.members, func(m member) bool { return m.at > 0 }) {
 		return new(int32(1)) // a pod's own PodGroup
 	}
@@ -217,14 +219,14 @@ func (r *Reconciler) room(s *scope) *int32 {
 	}
 	left := *members
 	for pod := range r.below(s.key) {
-		if (pod.OthersGroup || pod.Group != "") && pod.Group != s.key.Name && !r.isComing(pod) {
+		if (pod.OthersGroup || pod.Group != "") && pod.Group != s.key.Name && !r.isLeaving(pod) {
 			left--
 		}
 	}
 	return &left
 }
 
-// below are the live pods of a PodGroup's owner, whichever PodGroup they are in.
+// below yields the live pods below the owner of a PodGroup, in any PodGroup or none.
 func (r *Reconciler) below(group types.NamespacedName) iter.Seq[*gangs.Pod] {
 	return func(yield func(*gangs.Pod) bool) {
 		for _, owner := range r.Lineage.Descendants(gang.OwnerOf(group.Name)) {
@@ -237,28 +239,28 @@ func (r *Reconciler) below(group types.NamespacedName) iter.Seq[*gangs.Pod] {
 	}
 }
 
-// isComing tells whether a pod with a controller leaves its PodGroup for the one that the
-// rules choose.
-func (r *Reconciler) isComing(pod *gangs.Pod) bool {
+// isLeaving reports whether a pod, which must have a controller, is about to leave its
+// PodGroup for the one that the rules choose.
+func (r *Reconciler) isLeaving(pod *gangs.Pod) bool {
 	chain := append(r.Lineage.Above(pod.Controller.UID), pod.Object())
 	return r.mayMove(pod) && inChain(chain, gang.OwnerOf(pod.Group))
 }
 
-// isUID tells whether a text is as the UIDs that the API server makes. People give
-// PodGroups other names.
+// isUID reports whether a UID has the form that the API server generates. It excludes
+// PodGroups of people whose names begin with the prefix of generated ones.
 func isUID(uid types.UID) bool { return uidForm.MatchString(string(uid)) }
 
 var uidForm = regexp.MustCompile("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) error {
 	if s.owner != nil && s.owner.Gang.DependentsFirst {
-		return nil // the garbage collector would take it away again
+		return nil // foreground deletion: the garbage collector would delete the PodGroup at once
 	}
 	text, err := a.Encode()
 	if err != nil {
 		return phase.Terminal("EncodingFailed", err)
 	}
-	if err := r.again(s, text); err != nil {
+	if err := r.waitBeforeRewrite(s, text); err != nil {
 		return err
 	}
 	u, err := newGroup(s, a, text)
@@ -277,37 +279,38 @@ func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) erro
 	return nil
 }
 
-// read reads a PodGroup that no watch has shown yet.
+// read reads a PodGroup that the watch has not delivered yet, for the next pass.
 func (r *Reconciler) read(ctx context.Context, s *scope) error {
 	is, err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("reading PodGroup %s: %w", s.key, err)
 	}
 	r.setMade(is)
-	return phase.Wait("the PodGroup to be looked at", again)
+	return phase.Wait("a pass over the PodGroup that was read", retryRead)
 }
 
-// wrote records what was written into a PodGroup that was seen in a version, and what the
-// API server made of it: admission may take our marks away in the write itself.
+// wrote records a write: the text of its annotation, the resourceVersion of the PodGroup
+// before it, whether it set the owner reference, and the stored object. Admission webhooks
+// may remove the label, the annotation or the owner reference in the write itself.
 func (r *Reconciler) wrote(s *scope, text, seen string, owned bool, made *unstructured.Unstructured) {
 	r.setMade(made)
 	s.unseen = true
 	version, is := made.GetResourceVersion(), gangs.Slim(made)
 	if !is.Ours || made.GetAnnotations()[scheduling.AppliedAnnotation] != text || owned && is.Controller == nil {
-		version = "" // it was taken away
+		version = "" // removed by admission
 	}
 	r.rewrites.wrote(s.key, text, version, seen, r.Clock.Now())
 }
 
-// mayBeOwned tells whether the PodGroup is to name its owner. One that is being deleted
-// without what it owns is about to take the name out again: a PodGroup that names it later
-// would be deleted under live pods.
+// mayBeOwned reports whether the PodGroup gets an owner reference. It gets none to an
+// owner that is being deleted. With orphaning deletion the garbage collector removes the
+// references once; it would delete a PodGroup that got one later, under live pods.
 func (s *scope) mayBeOwned() bool {
 	return s.owner != nil && !s.owner.Gang.DependentsFirst && !s.owner.Gang.Orphans
 }
 
-// again waits where the same has just been written and was taken away since.
-func (r *Reconciler) again(s *scope, text string) error {
+// waitBeforeRewrite returns a wait if the same text was written and reverted a moment ago.
+func (r *Reconciler) waitBeforeRewrite(s *scope, text string) error {
 	version := ""
 	if s.group != nil {
 		version = s.group.ResourceVersion
@@ -315,7 +318,7 @@ func (r *Reconciler) again(s *scope, text string) error {
 	left, contested := r.rewrites.due(s.key, text, version, r.Clock.Now())
 	s.contested = contested
 	if left > 0 {
-		return phase.Wait("whoever takes away what is written", left)
+		return phase.Wait("the pause before reverted keys are written again", left)
 	}
 	return nil
 }
@@ -346,19 +349,20 @@ func newGroup(s *scope, a *gang.Applied, text string) (*unstructured.Unstructure
 	return u, nil
 }
 
-// ownedBy is the reference to an owner. It blocks no deletion: that would need more
-// permissions, and make deletions slow.
+// ownedBy returns the controller reference to an owner. blockOwnerDeletion is not set: it
+// needs permission to update finalizers of every kind of owner, and slows deletions down.
 func ownedBy(o *ownership.Object) []map[string]any {
 	apiVersion, kind := o.ToAPIVersionAndKind()
 	return []map[string]any{{"apiVersion": apiVersion, "kind": kind, "name": o.Name, "uid": o.UID, "controller": true}}
 }
 
-// update writes the keys that are to be otherwise, and no others: the scheduler writes
-// the object as a whole. A PodGroup that only the watch still has is made.
+// update patches the keys whose value is wrong, and no others, because the scheduler
+// updates the whole object. It creates the PodGroup if it was deleted and the watch has
+// not delivered that.
 func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) error {
 	last := s.group.Last
 	if !s.group.Ours {
-		last = nil // whoever wrote it
+		last = nil // the annotation counts only beside the managed-by label
 	}
 	changes := a.Changes(last, s.group.Now)
 	lost := s.group.Controller == nil && s.mayBeOwned() && !s.group.Deleting
@@ -369,7 +373,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	if err != nil {
 		return phase.Terminal("EncodingFailed", err)
 	}
-	if err := r.again(s, text); err != nil {
+	if err := r.waitBeforeRewrite(s, text); err != nil {
 		return err
 	}
 	changes.Labels[scheduling.ManagedByLabel] = scheduling.ManagedByAtoll
@@ -401,27 +405,28 @@ func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) erro
 	return nil
 }
 
-// collect deletes a PodGroup that nobody has needed for a while. The API server is asked
-// first: what a watch does not show may be there all the same.
+// collect deletes a PodGroup that no pod has needed for grace. It first reads from the API
+// server whether pods name it: the store holds pods of gang schedulers only, and lags.
 func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	if s.named || s.group == nil || s.group.Deleting || !s.group.Generated() || r.needed(s) {
 		r.mu.Lock()
 		delete(r.idle, s.key)
-		if s.group == nil && !s.named {
-			delete(r.told, s.key)
-		}
 		r.mu.Unlock()
+		if s.group == nil && !s.named {
+			r.reported.replace(s.key, "")
+		}
 		return nil
 	}
 	if left := grace - r.idleFor(s.key); left > 0 {
 		return phase.Wait("pods that need the PodGroup", left)
 	}
-	if done, err := r.showsDone(ctx, s); err != nil || done {
+	if keep, err := r.isRecord(ctx, s); err != nil || keep {
 		return err
 	}
 	named, err := r.isNamed(ctx, s)
 	if err != nil || named {
-		// A pod that no watch of ours shows may be another scheduler's, and live for long.
+		// The pod may be of another scheduler, and live long: its end may not be watched.
+		// The longer the PodGroup is idle, the longer the wait.
 		return errors.Join(err, phase.Wait("pods to be seen", min(max(r.idleFor(s.key), lag), listRare)))
 	}
 	err = r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Delete(ctx, s.key.Name, metav1.DeleteOptions{
@@ -439,9 +444,9 @@ func (r *Reconciler) collect(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// showsDone tells whether the PodGroup stays to show that all has been done, for as long
-// as its owner does.
-func (r *Reconciler) showsDone(ctx context.Context, s *scope) (bool, error) {
+// isRecord reports whether the PodGroup is Completed and its owner exists: it stays as a
+// record of the finished gang until its owner is deleted.
+func (r *Reconciler) isRecord(ctx context.Context, s *scope) (bool, error) {
 	if s.group.Phase != string(scheduling.PhaseCompleted) || s.group.Owner() != gang.OwnerOf(s.key.Name) {
 		return false, nil
 	}
@@ -462,6 +467,7 @@ func (r *Reconciler) idleSince(key types.NamespacedName) time.Time {
 	return r.idle[key]
 }
 
+// idleFor returns for how long no pod has needed a PodGroup, from the first call on.
 func (r *Reconciler) idleFor(key types.NamespacedName) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -473,12 +479,12 @@ func (r *Reconciler) idleFor(key types.NamespacedName) time.Duration {
 	return r.Clock.Since(since)
 }
 
-// needed tells whether a PodGroup that no live pod names is to stay: its owner is about
-// to make pods, or it shows that all has been done.
+// needed reports whether a PodGroup that no live pod names is kept, because its owner is
+// about to create pods.
 func (r *Reconciler) needed(s *scope) bool {
 	uid := gang.OwnerOf(s.key.Name)
 	if s.group.Owner() != uid {
-		return false // its owner left it behind
+		return false // orphaned, or of another owner
 	}
 	owner := r.Lineage.Get(uid)
 	if owner == nil || owner.Deleting {
@@ -490,54 +496,10 @@ func (r *Reconciler) needed(s *scope) bool {
 	}
 	for pod := range r.below(s.key) {
 		if pod.Group != "" {
-			return false // its pods are there and are in other PodGroups: the rules have changed
+			return false // the pods exist and are in other PodGroups: the rules have changed
 		}
 	}
 	return true
 }
-
-const (
-	// ReasonRefused: the API server refuses the PodGroup of an owner.
-	ReasonRefused = "PodGroupRefused"
-	// ReasonInvalid: annotations for the PodGroup of an owner cannot be used.
-	ReasonInvalid = "PodGroupAnnotationInvalid"
-	// ReasonContested: somebody takes away what is written into a PodGroup, or the
-	// PodGroup.
-	ReasonContested = "PodGroupContested"
-)
-
-// tell makes an event of what is wrong, once.
-func (r *Reconciler) tell(s *scope, want *gang.PodGroup, err error) {
-	reason, text := "", ""
-	switch {
-	case err != nil && patch.Refused(errors.Unwrap(err)):
-		reason, text = ReasonRefused, fmt.Sprintf("The API server refuses the PodGroup of these pods, which wait until it does not: %v", errors.Unwrap(err))
-	case s.contested:
-		reason, text = ReasonContested, fmt.Sprintf("Something deletes PodGroup %s each time that it is made, or takes away its owner, its label %s or its annotation %s: they are written less and less often, in the end once a minute",
-			s.key.Name, scheduling.ManagedByLabel, scheduling.AppliedAnnotation)
-	case len(want.Problems) > 0:
-		reason, text = ReasonInvalid, strings.Join(want.Problems, "; ")
-	}
-	if text == "" && s.unseen {
-		return // whether it stays is seen next
-	}
-	about := s.owner
-	if about == nil {
-		about = s.strays[0].Object()
-	}
-	r.mu.Lock()
-	was := r.told[s.key]
-	r.told[s.key] = reason + text
-	if text == "" {
-		delete(r.told, s.key)
-	}
-	r.mu.Unlock()
-	if text != "" && was != reason+text {
-		r.Recorder.Eventf(regarding(about), nil, corev1.EventTypeWarning, reason, "Group", "%s", shorten(text))
-	}
-}
-
-// maxNote bounds the text of an event, in bytes: the API server takes 1024.
-const maxNote = 1000
 
 func parseVersion(version string) (uint64, error) { return strconv.ParseUint(version, 10, 64) }

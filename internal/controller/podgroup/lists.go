@@ -11,64 +11,66 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
 const (
-	// askWithin bounds the question whether a live pod names a PodGroup.
-	askWithin = 10 * time.Second
-	// page is the number of pods that are listed at a time.
+	// listTimeout bounds the search for a live pod that names a PodGroup.
+	listTimeout = 10 * time.Second
+	// page is the number of pods that one request lists.
 	page = 500
-	// listTrusted is how long a list of pods is believed, and listRest the least time from
-	// one list of a namespace to the next. A pod that a list has is believed for lag: the
-	// PodGroup stays for it.
+	// listTrusted is how long a list shows that no pod names a PodGroup, and listRest the
+	// shortest time between two lists of a namespace. That a pod names it counts for lag,
+	// because it only keeps the PodGroup.
 	listTrusted, listRest = 2 * time.Second, time.Second
-	// listRare bounds the time from one question about a PodGroup to the next.
+	// listRare bounds the time between two searches for pods of the same PodGroup.
 	listRare = 10 * time.Minute
-	// maxLists bounds the lists that are kept.
+	// maxLists bounds the namespaces whose last list is kept.
 	maxLists = 20
 )
 
-// isNamed asks the API server whether a live pod names a PodGroup.
+// isNamed reports whether a live pod names the PodGroup, from the API server.
 func (r *Reconciler) isNamed(ctx context.Context, s *scope) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	if name := s.group.OfPod(); name != "" {
 		pod, err := r.Pods.CoreV1().Pods(s.key.Namespace).Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
-			return false, nil // the garbage collector has the PodGroup
+			return false, nil // the garbage collector deletes the PodGroup
 		case err != nil:
 			return false, fmt.Errorf("reading pod %s/%s: %w", s.key.Namespace, name, err)
-		case names(pod) == s.key.Name, slices.Contains(r.Resolver.Schedulers, pod.Spec.SchedulerName) && r.Store.PodOf(pod.UID) == nil:
+		case groupOf(pod) == s.key.Name, slices.Contains(r.Resolver.Schedulers, pod.Spec.SchedulerName) && r.Store.PodOf(pod.UID) == nil:
 			return true, nil
 		}
 	}
 	return r.lists.named(ctx, s.key, r.idleSince(s.key).Add(grace), r.Clock.Now, r.listNamed)
 }
 
-// names is the PodGroup that a live pod names, or "".
-func names(pod *corev1.Pod) string {
+// groupOf returns the PodGroup that a pod names; "" if it names none or is not live.
+func groupOf(pod *corev1.Pod) string {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return ""
 	}
 	return pod.Annotations[scheduling.GroupNameAnnotation]
 }
 
-// listNamed lists the PodGroups that live pods of a namespace name, whatever their
-// scheduler: Volcano makes PodGroups for the pods of schedulers that we do not watch.
-func (r *Reconciler) listNamed(ctx context.Context, namespace string) (map[string]bool, error) {
-	all := map[string]bool{}
+// listNamed returns the PodGroups that live pods of a namespace name. It lists the pods of
+// all schedulers: Volcano creates PodGroups for pods of schedulers that the store does not
+// watch.
+func (r *Reconciler) listNamed(ctx context.Context, namespace string) (sets.Set[string], error) {
+	all := sets.New[string]()
 	for options := (metav1.ListOptions{Limit: page}); ; {
 		list, err := r.Pods.CoreV1().Pods(namespace).List(ctx, options)
 		if err != nil {
 			return nil, fmt.Errorf("listing the pods in %s: %w", namespace, err)
 		}
 		for i := range list.Items {
-			if name := names(&list.Items[i]); name != "" {
-				all[name] = true
+			if name := groupOf(&list.Items[i]); name != "" {
+				all.Insert(name)
 			}
 		}
 		if options.Continue = list.Continue; options.Continue == "" {
@@ -77,29 +79,31 @@ func (r *Reconciler) listNamed(ctx context.Context, namespace string) (map[strin
 	}
 }
 
-// lists are the last lists of pods, by namespace: many PodGroups that nobody needs are
-// collected with one. The zero value is ready.
+// lists holds the last list of pods of each namespace, so that one list serves the
+// collection of many PodGroups. Safe for concurrent use; the zero value is ready.
 type lists struct {
 	mu   sync.Mutex
 	last map[string]listed
-	// listing are the namespaces whose pods are being listed, since when.
+	// listing holds the namespaces whose pods are being listed, and since when.
 	listing map[string]time.Time
 }
 
+// listed is one list: the PodGroups that live pods named, and when the list began.
 type listed struct {
-	names map[string]bool
+	names sets.Set[string]
 	began time.Time
 }
 
-// named tells whether a live pod names a PodGroup, by a list that began after a time and
-// is not older than a watch may be.
+// named reports whether a live pod names a PodGroup. The answer is from a list that began
+// after a given time and is not older than listTrusted, or names the PodGroup and is not
+// older than lag. It calls list if there is none.
 func (l *lists) named(
-	ctx context.Context, key types.NamespacedName, after time.Time, now func() time.Time, list func(context.Context, string) (map[string]bool, error),
+	ctx context.Context, key types.NamespacedName, after time.Time, now func() time.Time, list func(context.Context, string) (sets.Set[string], error),
 ) (bool, error) {
 	began := now()
 	last, due, err := l.begin(key, after, began)
 	if err != nil || !due {
-		return last.names[key.Name], err
+		return last.names.Has(key.Name), err
 	}
 	defer l.end(key.Namespace)
 	names, err := list(ctx, key.Namespace)
@@ -112,7 +116,7 @@ func (l *lists) named(
 		l.last = map[string]listed{}
 	}
 	l.last[key.Namespace] = listed{names, began}
-	return names[key.Name], nil
+	return names.Has(key.Name), nil
 }
 
 func (l *lists) end(namespace string) {
@@ -121,18 +125,19 @@ func (l *lists) end(namespace string) {
 	delete(l.listing, namespace)
 }
 
-// begin is the last list of a namespace, or tells that another one is due, which whoever
-// is told makes. An error means to wait for it.
+// begin returns the last list of a namespace if it serves. If due is set, the caller must
+// list the pods and call end. An error is a wait: another caller lists, or the last list
+// ended less than listRest ago.
 func (l *lists) begin(key types.NamespacedName, after, now time.Time) (last listed, due bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	last, ok := l.last[key.Namespace]
 	age := now.Sub(last.began)
-	if ok && (last.names[key.Name] && age < lag || !last.began.Before(after) && age < listTrusted) {
+	if ok && (last.names.Has(key.Name) && age < lag || !last.began.Before(after) && age < listTrusted) {
 		return last, false, nil
 	}
-	if began, is := l.listing[key.Namespace]; is { // the longer it takes, the later is looked again
-		return listed{}, false, phase.Wait("another list of pods", min(max(now.Sub(began), again), listRest))
+	if began, is := l.listing[key.Namespace]; is { // the wait grows with the duration of the list
+		return listed{}, false, phase.Wait("another list of pods", min(max(now.Sub(began), retryRead), listRest))
 	}
 	if ok && age < listRest {
 		return listed{}, false, phase.Wait("a list of pods for more PodGroups", listRest-age)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
@@ -26,14 +27,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestOneListCollectsMany: three hundred ReplicaSets that go to none cost one list; what
-// is due later another, and no list is believed for long.
+// TestOneListCollectsMany: 300 ReplicaSets that are scaled to 0 cost one list. A PodGroup that
+// is due later costs another one. A list expires after listTrusted.
 func TestOneListCollectsMany(t *testing.T) {
 	var l lists
 	asked := 0
-	list := func(context.Context, string) (map[string]bool, error) {
+	list := func(context.Context, string) (sets.Set[string], error) {
 		asked++
-		return map[string]bool{"podgroup-7": true}, nil
+		return sets.New("podgroup-7"), nil
 	}
 	now := time.Unix(1_000_000, 0)
 	named := func(name string, due time.Time) (bool, error) {
@@ -51,19 +52,19 @@ func TestOneListCollectsMany(t *testing.T) {
 	}
 	now = now.Add(listRest / 2)
 	if _, err := named("podgroup-0", now); err == nil || asked != 1 {
-		t.Errorf("%d lists within a moment: %v", asked, err)
+		t.Errorf("%d lists within listRest: %v", asked, err)
 	}
 	now = now.Add(listRest)
 	if _, err := named("podgroup-0", now); err != nil || asked != 2 {
-		t.Errorf("%d lists, want one more for what is due later: %v", asked, err)
+		t.Errorf("%d lists, want one more for the PodGroup that is due later: %v", asked, err)
 	}
 	now = now.Add(listTrusted)
 	if _, err := named("podgroup-0", due); err != nil || asked != 3 {
-		t.Errorf("%d lists, want one more: the last is old: %v", asked, err)
+		t.Errorf("%d lists, want one more after the last one expired: %v", asked, err)
 	}
 	now = now.Add(lag - time.Millisecond)
 	if is, err := named("podgroup-7", now); err != nil || !is || asked != 3 {
-		t.Errorf("%d lists, want none for what a live pod named a moment ago: %t, %v", asked, is, err)
+		t.Errorf("%d lists, want none for a PodGroup that the last list named: %t, %v", asked, is, err)
 	}
 }
 
@@ -88,7 +89,7 @@ func TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt(t *testing.T) {
 	}
 	step("aa", 0)
 	step("bb", grace-time.Second)
-	step("aa", time.Second) // is collected: there is a list now
+	step("aa", time.Second) // is collected: there is a list from now on
 	s.clock.Step(grace - time.Second - time.Millisecond)
 	if _, err := s.Pods.CoreV1().Pods(build.Namespace).Create(t.Context(), memberOf("late", set, "bb"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -108,11 +109,11 @@ func TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt(t *testing.T) {
 	}
 	step("bb", lag)
 	if n := len(s.objects.Actions()); s.objects.Actions()[n-1].GetVerb() != "delete" {
-		t.Error("it is not collected when the pod is gone")
+		t.Error("it is not collected after the pod was deleted")
 	}
 }
 
-// deletions are how many PodGroups were to be deleted.
+// deletions returns the number of delete requests for PodGroups.
 func (s *site) deletions() (n int) {
 	for _, action := range s.objects.Actions() {
 		if action.GetVerb() == "delete" {
@@ -122,7 +123,8 @@ func (s *site) deletions() (n int) {
 	return n
 }
 
-// TestADeletionIsOfWhatWasLookedAt, and of no other PodGroup or later state of it.
+// TestADeletionIsOfWhatWasLookedAt: preconditions exclude other PodGroups of the name and later
+// states.
 func TestADeletionIsOfWhatWasLookedAt(t *testing.T) {
 	s := newSite(t)
 	s.Store.PutGroup(&gangs.Group{
@@ -144,8 +146,9 @@ func TestADeletionIsOfWhatWasLookedAt(t *testing.T) {
 	}
 }
 
-// TestPodGroupsOfOtherSchedulersStay: Volcano made one for the live pod of a scheduler that
-// we do not watch. It is asked for less and less often, and goes when the pod has gone.
+// TestPodGroupsOfOtherSchedulersStay: Volcano created one for a live pod of a scheduler that is
+// not in the store. The pod is searched less and less often. The PodGroup is deleted after
+// the pod.
 func TestPodGroupsOfOtherSchedulersStay(t *testing.T) {
 	theirs := memberOf("a", build.Job("flow"), "flow", build.With(func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano-batch" }))
 	s := newSite(t, theirs)
@@ -167,24 +170,24 @@ func TestPodGroupsOfOtherSchedulersStay(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s.after <= 0 || s.after > listRare {
-			t.Fatalf("it is looked at again after %s", s.after)
+			t.Fatalf("it is reconciled again after %s", s.after)
 		}
 		s.clock.Step(s.after)
 	}
 	if s.deletions() > 0 {
-		t.Fatal("it is deleted, and a live pod names it")
+		t.Fatal("it is deleted although a live pod names it")
 	}
 	if lists > 160 {
 		t.Errorf("%d lists within a day, want about one in ten minutes", lists)
 	}
 	gone = true
 	if err := s.pass("flow"); err != nil || s.deletions() != 1 {
-		t.Errorf("it is not deleted when the pod has gone: %v", err)
+		t.Errorf("it is not deleted after the pod: %v", err)
 	}
 }
 
-// TestAPodBelowAPodThatWasNotSeenKeepsItsPodGroup: the owner is asked for, and so are the
-// pods that it owns.
+// TestAPodBelowAPodThatWasNotSeenKeepsItsPodGroup: the API server is asked for the owner, and
+// for the pods that it owns.
 func TestAPodBelowAPodThatWasNotSeenKeepsItsPodGroup(t *testing.T) {
 	driver := build.Pod("driver", build.Annotation(scheduling.GroupNameAnnotation, "podgroup-spark"), build.With(func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" }))
 	s := newSite(t, driver, memberOf("exec", driver, "driver"))
@@ -201,37 +204,37 @@ func TestAPodBelowAPodThatWasNotSeenKeepsItsPodGroup(t *testing.T) {
 		s.clock.Step(grace + lag)
 	}
 	if s.deletions() > 0 {
-		t.Fatal("it is deleted, and a live pod names it")
+		t.Fatal("it is deleted although a live pod names it")
 	}
 }
 
-// TestAListThatHangsHoldsUpItsNamespaceOnly, and whoever waits for it looks less and less
-// often.
+// TestAListThatHangsHoldsUpItsNamespaceOnly: other passes in the namespace wait longer and
+// longer.
 func TestAListThatHangsHoldsUpItsNamespaceOnly(t *testing.T) {
 	var l lists
 	began, let, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	now := time.Unix(1_000_000, 0)
-	named := func(namespace string, at time.Time, list func(context.Context, string) (map[string]bool, error)) error {
+	named := func(namespace string, at time.Time, list func(context.Context, string) (sets.Set[string], error)) error {
 		_, err := l.named(t.Context(), types.NamespacedName{Namespace: namespace, Name: "podgroup-1"}, now, func() time.Time { return at }, list)
 		return err
 	}
 	go func() {
 		defer close(ended)
-		_ = named("hangs", now, func(context.Context, string) (map[string]bool, error) {
+		_ = named("hangs", now, func(context.Context, string) (sets.Set[string], error) {
 			close(began)
 			<-let
 			return nil, errors.New("too late")
 		})
 	}()
 	<-began
-	answers := func(context.Context, string) (map[string]bool, error) { return nil, nil }
+	answers := func(context.Context, string) (sets.Set[string], error) { return nil, nil }
 	if err := named("other", now, answers); err != nil {
 		t.Errorf("another namespace waits: %v", err)
 	}
-	for after, want := range map[time.Duration]time.Duration{0: again, 300 * time.Millisecond: 300 * time.Millisecond, askWithin: listRest} {
+	for after, want := range map[time.Duration]time.Duration{0: retryRead, 300 * time.Millisecond: 300 * time.Millisecond, listTimeout: listRest} {
 		result, err := phase.Run(t.Context(), 0, func(context.Context, int) error { return named("hangs", now.Add(after), answers) })
 		if err != nil || result.RequeueAfter != want {
-			t.Errorf("after %s it is looked again after %s, want %s: %v", after, result.RequeueAfter, want, err)
+			t.Errorf("after %s the request is repeated after %s, want %s: %v", after, result.RequeueAfter, want, err)
 		}
 	}
 	close(let)

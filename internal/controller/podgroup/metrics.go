@@ -8,7 +8,7 @@ import (
 var (
 	namedTotal = prometheus.NewCounter(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "podgroup", Name: "pods_named_total",
-		Help: "Pods into which the controller wrote the name of their PodGroup. The webhook writes it where it can, at their creation.",
+		Help: "Pods into which the controller wrote the name of their PodGroup. Usually the webhook writes it when the pod is created.",
 	})
 	writesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "podgroup", Name: "writes_total",
@@ -16,7 +16,7 @@ var (
 	}, []string{"verb"})
 	endedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "podgroup", Name: "walks_ended_total",
-		Help: "Times that the owners of a pod could not be followed to the topmost, by reason.",
+		Help: "Walks up the owners of a pod that ended below the topmost owner, by reason.",
 	}, []string{"reason"})
 	rulesGauge = prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "podgroup", Name: "rules",
@@ -24,15 +24,15 @@ var (
 	})
 	rejectedGauge = prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "podgroup", Name: "rules_rejected",
-		Help: "1 while the ConfigMap's text cannot be used and the rules before are in force, else 0.",
+		Help: "1 while the text of the ConfigMap is invalid and the previous rules are in force, else 0.",
 	})
 	unreadableGauge = prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "podgroup", Name: "rules_unreadable",
-		Help: "1 while the leading replica cannot read the ConfigMap of the rules, else 0. Events on the ConfigMap say why.",
+		Help: "1 while the leader cannot read the ConfigMap of the rules, else 0. Events on the ConfigMap name the error.",
 	})
 	problemsGauge = prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "podgroup", Name: "rules_problems",
-		Help: "What is wrong with rules that are in force, as the leading replica has found: kinds that are not served, owners that may not be read. Events on the ConfigMap say which.",
+		Help: "Problems of the rules in force that the leader found: kinds that are not served, owners that it may not read. Events on the ConfigMap list them.",
 	})
 )
 

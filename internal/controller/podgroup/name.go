@@ -3,11 +3,9 @@ package podgroup
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,8 +21,8 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=patch
 
-// name writes the name of its PodGroup into a pod, once everything is known that this
-// stands on.
+// name writes the name of its PodGroup into a pod, if the controller is ready and the pod
+// names none or may move.
 func (r *Reconciler) name(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	pod := r.Store.Pod(req.NamespacedName)
 	if pod == nil || !r.ready() || !pod.Unnamed() && !r.mayMove(pod) {
@@ -33,7 +31,7 @@ func (r *Reconciler) name(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	return r.nameSeen(ctx, pod)
 }
 
-// nameSeen writes the name of its PodGroup into a pod as it was seen.
+// nameSeen writes the name of its PodGroup into a pod of the store.
 func (r *Reconciler) nameSeen(ctx context.Context, pod *gangs.Pod) (ctrl.Result, error) {
 	choice, err := r.Resolver.Choose(ctx, pod.Object())
 	if err != nil {
@@ -48,17 +46,18 @@ func (r *Reconciler) nameSeen(ctx context.Context, pod *gangs.Pod) (ctrl.Result,
 		return ctrl.Result{RequeueAfter: left}, nil // the rules may change again
 	}
 	if r.wasNamed(pod.UID, name) {
-		return ctrl.Result{RequeueAfter: lag}, nil // it is on its way, unless somebody has taken it away
+		return ctrl.Result{RequeueAfter: lag}, nil // the watch is behind, or another client removed it
 	}
 	err = r.write(ctx, pod, name)
 	if patch.Refused(err) {
-		r.tellPod(pod, err)
+		r.recordUnnamed(pod, err)
 	}
 	return phase.Run(ctx, pod, func(context.Context, *gangs.Pod) error { return err })
 }
 
-// write writes the name into a pod as it was seen, and into no other of its name: a pod
-// that has been named, or bound, since then is looked at again.
+// write writes the name into a pod of the store. The patch carries UID and
+// resourceVersion: it fails for another pod of that name, and for a pod that was named or
+// bound since; the watch enqueues that one again.
 func (r *Reconciler) write(ctx context.Context, pod *gangs.Pod, name string) error {
 	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": pod.UID, "resourceVersion": pod.ResourceVersion, "annotations": map[string]string{scheduling.GroupNameAnnotation: name},
@@ -78,18 +77,7 @@ func (r *Reconciler) write(ctx context.Context, pod *gangs.Pod, name string) err
 	return nil
 }
 
-// tellPod makes an event of what keeps a pod from being named, once for each cause.
-func (r *Reconciler) tellPod(pod *gangs.Pod, err error) {
-	text := fmt.Sprintf("The name of its PodGroup cannot be written into this pod: %v", errors.Unwrap(err))
-	r.mu.Lock()
-	was := r.told[pod.Key()]
-	r.told[pod.Key()] = text
-	r.mu.Unlock()
-	if was != text {
-		r.Recorder.Eventf(regarding(pod.Object()), nil, corev1.EventTypeWarning, ReasonRefused, "Group", "%s", shorten(text))
-	}
-}
-
+// inChain reports whether an owner is in a chain; false for "".
 func inChain(chain []*ownership.Object, owner types.UID) bool {
 	for _, o := range chain {
 		if o.UID == owner && owner != "" {
@@ -99,6 +87,7 @@ func inChain(chain []*ownership.Object, owner types.UID) bool {
 	return false
 }
 
+// wasNamed reports whether the name was written into the pod less than lag ago.
 func (r *Reconciler) wasNamed(pod types.UID, name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,6 +95,8 @@ func (r *Reconciler) wasNamed(pod types.UID, name string) bool {
 	return ok && was.value == name && r.Clock.Since(was.at) < lag
 }
 
+// setNamed records that the name was written. Once per lag it removes expired entries of
+// named and made.
 func (r *Reconciler) setNamed(pod *gangs.Pod, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,47 +10,49 @@ import (
 )
 
 const (
-	// rewriteFirst and rewriteLast bound how long is waited before the same is written
-	// once more for a PodGroup: somebody may take it away each time.
+	// rewriteFirst and rewriteLast bound the wait before the same content is written again
+	// for a PodGroup. The wait doubles each time that another client reverts the write.
 	rewriteFirst, rewriteLast = 200 * time.Millisecond, time.Minute
-	// contestedFrom is the wait from which on people are told.
+	// contestedFrom is the wait from which on an event is recorded.
 	contestedFrom = 5 * time.Second
 )
 
-// rewrites are what was written last for each PodGroup. The zero value is ready.
+// rewrites holds what was written last for each PodGroup. Safe for concurrent use; the
+// zero value is ready.
 type rewrites struct {
 	mu   sync.Mutex
 	seed maphash.Seed
 	last map[types.NamespacedName]rewrite
-	// swept is when old ones were forgotten.
+	// swept is when expired entries were removed last.
 	swept time.Time
 }
 
+// rewrite is one write.
 type rewrite struct {
-	// content is a hash of what was written, and version the resourceVersion that it got; ""
-	// if it was taken away in the write itself.
+	// content is a hash of the written content. version is the resourceVersion of the
+	// result; "" if admission reverted the write itself.
 	content uint64
 	version string
 	at      time.Time
-	// wait is how long the same is not written again.
+	// wait is how long the same content must not be written again.
 	wait time.Duration
 }
 
-// due tells how long to wait before a content is written for a PodGroup that was seen in a
-// version, "" if it was not there; and whether somebody has taken the same away so often
-// that people are to know.
+// due returns how long to wait before a content is written for a PodGroup. seen is its
+// resourceVersion in the watch, "" if it does not exist. contested reports whether other
+// clients revert the content so often that an event has to be recorded.
 func (r *rewrites) due(key types.NamespacedName, content, seen string, now time.Time) (left time.Duration, contested bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last, ok := r.last[key]
-	if !ok || last.expired(now) || last.content != maphash.String(r.seed, content) || !last.takenAway(seen) {
+	if !ok || last.expired(now) || last.content != maphash.String(r.seed, content) || !last.reverted(seen) {
 		return 0, false
 	}
 	return max(0, last.wait-now.Sub(last.at)), last.wait >= contestedFrom
 }
 
-// wrote records that a content was written for a PodGroup that was seen in a version, and
-// the version that it has since.
+// wrote records a write: the content, the resourceVersion of the result, and the one that
+// the watch had shown before it.
 func (r *rewrites) wrote(key types.NamespacedName, content, version, seen string, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -64,26 +66,26 @@ func (r *rewrites) wrote(key types.NamespacedName, content, version, seen string
 	next := rewrite{content: maphash.String(r.seed, content), version: version, at: now, wait: rewriteFirst}
 	if last, ok := r.last[key]; ok && !last.expired(now) && last.content == next.content {
 		next.wait = last.wait
-		if last.takenAway(seen) {
+		if last.reverted(seen) {
 			next.wait = min(2*last.wait, rewriteLast)
 		}
 	}
 	r.last[key] = next
 }
 
-// forget is told when a PodGroup is deleted by us.
+// forget removes the entry of a PodGroup that this controller deleted.
 func (r *rewrites) forget(key types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.last, key)
 }
 
-// expired: whoever took it away has stopped.
+// expired reports whether the write is so old that no client can be reverting it still.
 func (w *rewrite) expired(now time.Time) bool { return now.Sub(w.at) >= 2*rewriteLast }
 
-// takenAway tells whether somebody has changed the PodGroup since, or deleted it. A watch
-// that is behind shows a version from before.
-func (w *rewrite) takenAway(seen string) bool {
+// reverted reports whether the PodGroup was changed or deleted after the write. seen is
+// its resourceVersion in the watch; a watch that is behind shows an older one.
+func (w *rewrite) reverted(seen string) bool {
 	if seen == "" {
 		return true
 	}

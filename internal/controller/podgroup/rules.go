@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,81 +33,69 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
-// LastGoodAnnotation keeps, on the ConfigMap, the last rules that could be used: a
-// replica that starts while the text is wrong begins with them.
+// LastGoodAnnotation holds, on the ConfigMap, the last valid text of the rules. The leader
+// writes it. A replica that starts while the text is invalid uses these rules.
 const LastGoodAnnotation = "atoll.dev/last-good-podgroup-rules"
 
-// Reasons of the events on the ConfigMap.
 const (
-	// ReasonRulesInForce: the rules that the event counts are in force.
-	ReasonRulesInForce = "PodGroupRulesInForce"
-	// ReasonRulesRejected: the text is not right; the rules before stay in force.
-	ReasonRulesRejected = "PodGroupRulesRejected"
-	// ReasonRulesProblem: rules are in force that can match nothing, or owners cannot be
-	// read.
-	ReasonRulesProblem = "PodGroupRulesProblem"
-	// ReasonRulesUnreadable: the ConfigMap cannot be read.
-	ReasonRulesUnreadable = "PodGroupRulesUnreadable"
-)
-
-const (
-	// lookEvery is how often is looked whether rules can match by now, and whether
-	// owners can be read.
-	lookEvery = 2 * time.Minute
-	// lookAgain is when is looked again where the API server did not answer as it should.
-	lookAgain = 5 * time.Second
-	// unwatchedFor is how long a refusal of the watch counts: it is tried again within a
-	// minute.
+	// checkEvery is how often the leader checks whether rules can match and owners can be
+	// read, if nothing changes.
+	checkEvery = 2 * time.Minute
+	// recheckAfter is when it checks again after a request failed.
+	recheckAfter = 5 * time.Second
+	// unwatchedFor is how long a Forbidden watch counts as a failure: the informer tries
+	// again within a minute.
 	unwatchedFor = time.Minute
-	// askers is how many rules are asked about at a time.
-	askers = 8
-	// unreadFor is how long it is told that an owner could not be read, and maxUnread
-	// bounds the kinds of them.
+	// checkers is the number of rules that are checked concurrently.
+	checkers = 8
+	// unreadFor is how long an owner that could not be read is reported without another
+	// failure, and maxUnread bounds the kinds of such owners.
 	unreadFor, maxUnread = 10 * time.Minute, 30
-	// askTime bounds the questions about all rules.
-	askTime = 10 * time.Second
-	// lookRest is how long is rested between two looks: somebody may edit the rules all
-	// the time.
-	lookRest = time.Second
+	// checkTimeout bounds the requests of one check of all rules.
+	checkTimeout = 10 * time.Second
+	// minPause is the shortest time between two checks, if the rules change all the time.
+	minPause = time.Second
 )
 
-// Rules keeps the rules of the ConfigMap in force, on every replica. The one that leads
-// tells what is wrong.
+// Rules keeps the rules of the ConfigMap in force, on every replica. The leader also checks
+// them, and records events about what is wrong. Safe for concurrent use.
 type Rules struct {
 	Client kubernetes.Interface
-	// Discovery is asked which kinds are served. Its client has a timeout.
+	// Discovery returns which kinds are served. Its client must have a timeout.
 	Discovery discovery.DiscoveryInterface
-	// ConfigMap is where the rules are.
+	// ConfigMap holds the rules, under ownership.LevelsKey.
 	ConfigMap types.NamespacedName
 	Resolver  *gangs.Resolver
 	Recorder  events.EventRecorder
-	// Leads tells whether this replica tells of what it finds.
+	// Leads reports whether this replica is the leader.
 	Leads func() bool
 
+	// onChange is called when other rules come into force.
 	onChange func()
-	// woken: something has changed since the last look.
+	// woken: something has changed since the last check.
 	woken atomic.Bool
 
 	mu sync.Mutex
-	// config is the ConfigMap, nil if there is none; text is the text in force.
+	// config is the ConfigMap, nil if it does not exist. text is the text in force, nil
+	// before the first one.
 	config *corev1.ConfigMap
 	text   *string
-	// accepted: the text in force is that of a ConfigMap as it was, and not of its annotation.
+	// accepted: the text in force is from data of the ConfigMap, not from LastGoodAnnotation.
 	accepted bool
-	// rejected is what is wrong with the ConfigMap's text, and notes are about what is
-	// in force.
+	// rejected is why the text of the ConfigMap is invalid. notes are warnings about the
+	// text in force.
 	rejected error
 	notes    []string
-	// unread are the kinds of owners that could not be read, and why.
+	// unread holds the kinds of owners that could not be read, and why.
 	unread map[schema.GroupKind]write[unread]
-	// asked is what was wrong with each rule when the API server said last.
-	asked map[ownership.LevelRule]string
-	// unwatched is the last time that the watch was refused, and unreadable how many looks in a row
-	// could not read the ConfigMap.
+	// checked holds what was wrong with each rule when the API server answered last.
+	checked map[ownership.LevelRule]string
+	// unwatched is the last Forbidden error of the watch. unreadable counts the checks in
+	// a row that could not read the ConfigMap.
 	unwatched  write[error]
 	unreadable int
-	// told is the last event of each reason.
-	told map[string]string
+	// reported holds the last event of each reason.
+	reported reported[string]
 }
 
 // Start watches the ConfigMap until ctx is done.
@@ -139,26 +126,26 @@ func (r *Rules) Start(ctx context.Context) error {
 			r.setNone()
 		}
 	})
-	running.Go(func() { r.lookOn(ctx) })
+	running.Go(func() { r.checkLoop(ctx) })
 	running.Wait()
 	return nil
 }
 
-// lookOn looks when something has changed, when this replica comes to lead, and now and
-// then, until ctx is done.
-func (r *Rules) lookOn(ctx context.Context) {
-	tick := time.NewTicker(lookRest)
+// checkLoop checks the rules when something has changed, when this replica becomes the
+// leader, and every checkEvery, until ctx is done.
+func (r *Rules) checkLoop(ctx context.Context) {
+	tick := time.NewTicker(minPause)
 	defer tick.Stop()
 	var last time.Time
 	led, failed := false, false
 	for {
 		leads := r.Leads()
-		every := lookEvery
+		every := checkEvery
 		if failed {
-			every = lookAgain
+			every = recheckAfter
 		}
 		if leads && (r.woken.Swap(false) || !led || time.Since(last) >= every) {
-			failed = !r.look(ctx)
+			failed = !r.check(ctx)
 			last = time.Now()
 		}
 		led = leads
@@ -179,8 +166,8 @@ func (r *Rules) setObject(obj any) {
 	}
 }
 
-// Set puts the rules of a ConfigMap in force if they are right; nil is none, which has
-// no rules.
+// Set puts the rules of a ConfigMap into force if they are valid. nil means that it does
+// not exist: no rules.
 func (r *Rules) Set(config *corev1.ConfigMap) {
 	r.mu.Lock()
 	changed := r.setLocked(config)
@@ -191,7 +178,7 @@ func (r *Rules) Set(config *corev1.ConfigMap) {
 	r.woken.Store(true)
 }
 
-// setNone puts no rules in force where the watch has shown no ConfigMap.
+// setNone puts an empty set of rules into force if the first list held no ConfigMap.
 func (r *Rules) setNone() {
 	r.mu.Lock()
 	changed := r.text == nil && r.setLocked(nil)
@@ -202,8 +189,8 @@ func (r *Rules) setNone() {
 	r.woken.Store(true)
 }
 
-// watchFailed records that the ConfigMap may not be listed or watched. Failures that pass
-// are no concern of people, and those that last keep it from being read too.
+// watchFailed records that the ConfigMap may not be listed or watched. Other errors are
+// ignored: they either pass, or check cannot read the ConfigMap either.
 func (r *Rules) watchFailed(err error) {
 	if !apierrors.IsForbidden(err) {
 		return
@@ -214,6 +201,9 @@ func (r *Rules) watchFailed(err error) {
 	r.woken.Store(true)
 }
 
+// setLocked puts the rules of a ConfigMap into force, and reports whether they differ from
+// those before. An invalid text leaves the rules before in force; if there are none, those
+// of LastGoodAnnotation come into force.
 func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	r.config, r.unwatched = config, write[error]{}
 	text := ""
@@ -228,7 +218,7 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	} else {
 		rejectedGauge.Set(1)
 		if r.text != nil {
-			return false // the rules before stay
+			return false
 		}
 		text = config.Annotations[LastGoodAnnotation]
 		if levels, notes, err = ownership.ParseLevels(text); err != nil {
@@ -246,7 +236,7 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	return true
 }
 
-// note records what kept a walk from the topmost owner.
+// note records why a walk ended below the topmost owner; end is nil if it did not.
 func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 	if end == nil {
 		return
@@ -258,9 +248,9 @@ func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 		why.resource = end.Resource
 		why.text = fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true. Until then the owner below has the PodGroup", resourceOf(end))
 	case owners.EndCycle, owners.EndTooDeep:
-		why.text = fmt.Sprintf("the owners of pod %s do not end within %d steps, at %s %s: rules see no further", pod, ownership.MaxHops, end.At.Kind, end.At.Name)
+		why.text = fmt.Sprintf("the owners of pod %s do not end within %d steps, at %s %s: rules do not apply above it", pod, ownership.MaxHops, end.At.Kind, end.At.Name)
 	default:
-		return // the garbage collector, or whoever made the reference, has to act
+		return // no rule and no RBAC change would help
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -277,7 +267,7 @@ func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 	r.unread[gk] = write[unread]{why, time.Now()}
 }
 
-// unread is why owners of a kind could not be read, and the resource that may not be.
+// unread is why owners of a kind could not be read, and their resource if RBAC forbids it.
 type unread struct {
 	text     string
 	resource schema.GroupResource
@@ -290,13 +280,13 @@ func resourceOf(end *owners.End) string {
 	return end.At.GroupKind().String()
 }
 
-// look tells what is wrong, and keeps the rules in force for a replica that starts later.
-// It returns whether the API server answered as it should.
-func (r *Rules) look(ctx context.Context) (answered bool) {
+// check writes LastGoodAnnotation, and records events about the rules. It returns whether
+// all requests succeeded. On a replica that does not lead it does nothing.
+func (r *Rules) check(ctx context.Context) (answered bool) {
 	if !r.Leads() {
 		return true
 	}
-	if !r.lookReadable(ctx) {
+	if !r.checkReadable(ctx) {
 		return false
 	}
 	r.mu.Lock()
@@ -306,34 +296,34 @@ func (r *Rules) look(ctx context.Context) (answered bool) {
 	if config == nil || levels == nil {
 		problemsGauge.Set(0)
 		for _, reason := range []string{ReasonRulesInForce, ReasonRulesRejected, ReasonRulesProblem} {
-			r.say(nil, corev1.EventTypeNormal, reason, "")
+			r.reported.replace(reason, "")
 		}
 		return true
 	}
-	if accepted { // first what a replica that starts later needs
+	if accepted { // first, because replicas that start later depend on it
 		switch err := r.remember(ctx, config, text); {
 		case err == nil || ctx.Err() != nil:
 		case patch.Refused(err):
-			notes = append(notes, fmt.Sprintf("the annotation %s cannot be written, so that a replica that starts while the text is wrong has no rules: %v", LastGoodAnnotation, errors.Unwrap(err)))
+			notes = append(notes, fmt.Sprintf("the annotation %s cannot be written. A replica that starts while the text is invalid has no rules: %v", LastGoodAnnotation, errors.Unwrap(err)))
 		default:
-			ctrl.Log.WithName("gangs").Error(err, "The last good rules are not kept yet")
+			ctrl.Log.WithName("gangs").Error(err, "The last valid rules are not written to the annotation yet")
 			return false
 		}
 	}
 	notes = append(notes, r.unmatched(ctx, levels)...)
 	notes = append(notes, r.stillUnread(ctx)...)
 	if levels.AtMostDirectOwner && slices.ContainsFunc(levels.Rules, func(rule ownership.LevelRule) bool { return rule.Adjust >= 0 }) || levels.AtMostDirectOwner && levels.NoMatch == ownership.NoMatchRoot {
-		notes = append(notes, "several schedulers share the pods out by the name of their controller: no PodGroup is above it, whatever the rules say")
+		notes = append(notes, "pods are divided over several schedulers by the name of their controller: rules cannot choose an owner above the controller")
 	}
 	slices.Sort(notes)
 	problemsGauge.Set(float64(len(notes)))
-	r.tell(config, rejected, notes, len(levels.Rules))
+	r.recordRules(config, rejected, notes, len(levels.Rules))
 	return true
 }
 
-// lookReadable tells whether the ConfigMap can be read, and tells people if it could not
-// be twice in a row.
-func (r *Rules) lookReadable(ctx context.Context) bool {
+// checkReadable reports whether the ConfigMap can be read. It records an event if it could
+// not be read twice in a row.
+func (r *Rules) checkReadable(ctx context.Context) bool {
 	err := r.read(ctx)
 	r.mu.Lock()
 	r.unreadable++
@@ -345,18 +335,19 @@ func (r *Rules) lookReadable(ctx context.Context) bool {
 	switch {
 	case err == nil:
 		unreadableGauge.Set(0)
-		r.say(nil, corev1.EventTypeWarning, ReasonRulesUnreadable, "")
+		r.reported.replace(ReasonRulesUnreadable, "")
 	case lasting:
 		unreadableGauge.Set(1)
-		r.tellUnreadable(err)
+		r.recordUnreadable(err)
 	}
 	return err == nil
 }
 
-// stillUnread are the kinds of owners that could not be read a while ago. Whoever may not
-// be read is asked about: no pod may have come since.
+// stillUnread returns why kinds of owners could not be read. For kinds that did not fail
+// for unreadFor it asks the API server whether RBAC allows the read now: there may have
+// been no pod since that shows it.
 func (r *Rules) stillUnread(ctx context.Context) (notes []string) {
-	bounded, cancel := context.WithTimeout(ctx, askTime)
+	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	r.mu.Lock()
 	unread := maps.Clone(r.unread)
@@ -364,7 +355,7 @@ func (r *Rules) stillUnread(ctx context.Context) (notes []string) {
 	for gk, why := range unread {
 		if time.Since(why.at) > unreadFor && (why.value.resource.Empty() || r.mayGet(bounded, why.value.resource)) {
 			r.mu.Lock()
-			if r.unread[gk] == why { // no pod has met it since
+			if r.unread[gk] == why { // no other walk has failed since
 				delete(r.unread, gk)
 			}
 			r.mu.Unlock()
@@ -375,13 +366,14 @@ func (r *Rules) stillUnread(ctx context.Context) (notes []string) {
 	return notes
 }
 
-// mayGet tells whether atoll-manager may read objects. What the API server does not say
-// counts as no.
+// mayGet reports whether RBAC allows atoll-manager to get objects of a resource. It is
+// false if the request fails.
 func (r *Rules) mayGet(ctx context.Context, resource schema.GroupResource) bool {
 	review, err := r.review(ctx, "get", resource)
 	return err == nil && review.Status.Allowed
 }
 
+// review asks the API server whether RBAC allows a verb on a resource in all namespaces.
 func (r *Rules) review(ctx context.Context, verb string, resource schema.GroupResource) (*authorizationv1.SelfSubjectAccessReview, error) {
 	review, err := r.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
@@ -389,14 +381,14 @@ func (r *Rules) review(ctx context.Context, verb string, resource schema.GroupRe
 		}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("asking for permission to %s %s: %w", verb, resource, err)
+		return nil, fmt.Errorf("reviewing access to %s %s: %w", verb, resource, err)
 	}
 	return review, nil
 }
 
-// read tells whether the ConfigMap can be read and watched; one that does not exist can.
+// read returns why the ConfigMap cannot be read or watched; nil if it does not exist.
 func (r *Rules) read(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, askTime)
+	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	_, err := r.Client.CoreV1().ConfigMaps(r.ConfigMap.Namespace).Get(bounded, r.ConfigMap.Name, metav1.GetOptions{})
 	if ctx.Err() != nil {
@@ -414,54 +406,47 @@ func (r *Rules) read(ctx context.Context) error {
 	return nil
 }
 
-func (r *Rules) tellUnreadable(err error) {
-	then := "The rules that were read last stay in force"
-	if r.Resolver.Levels() == nil {
-		then = "Until it can, pods get no PodGroups"
-	}
-	about := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.ConfigMap.Namespace, Name: r.ConfigMap.Name}}
-	r.say(about, corev1.EventTypeWarning, ReasonRulesUnreadable, fmt.Sprintf("atoll-manager cannot read the rules for PodGroups. %s. The API server says: %v", then, errors.Unwrap(err)))
-}
-
-// unmatched finds rules whose kind the API server does not serve, or whose objects
-// atoll-manager may not read. Where it does not answer, what it said before counts.
+// unmatched returns a note for each rule whose kind the API server does not serve, or whose
+// objects atoll-manager may not read. For a rule whose check fails it repeats the note of
+// the last check.
 func (r *Rules) unmatched(ctx context.Context, levels *ownership.Levels) (notes []string) {
-	bounded, cancel := context.WithTimeout(ctx, askTime)
+	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	said := make([]*string, len(levels.Rules))
-	var asking sync.WaitGroup
-	turn := make(chan struct{}, askers)
+	answers := make([]*string, len(levels.Rules)) // nil for a check that failed
+	var checking sync.WaitGroup
+	slots := make(chan struct{}, checkers)
 	for i, rule := range levels.Rules {
 		if rule.AnyGroup {
 			continue
 		}
-		asking.Go(func() {
-			turn <- struct{}{}
-			defer func() { <-turn }()
+		checking.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
 			if note, ok := r.unmatchedRule(bounded, rule); ok {
-				said[i] = &note
+				answers[i] = &note
 			}
 		})
 	}
-	asking.Wait()
+	checking.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	asked := map[ownership.LevelRule]string{}
+	checked := map[ownership.LevelRule]string{}
 	for i, rule := range levels.Rules {
-		note := r.asked[rule]
-		if said[i] != nil {
-			note = *said[i]
+		note := r.checked[rule]
+		if answers[i] != nil {
+			note = *answers[i]
 		}
 		if note != "" {
-			asked[rule] = note
+			checked[rule] = note
 			notes = append(notes, note)
 		}
 	}
-	r.asked = asked
+	r.checked = checked
 	return notes
 }
 
-// unmatchedRule tells what is wrong with a rule, and whether the API server said.
+// unmatchedRule returns what is wrong with a rule, "" if nothing is. ok is false if the API
+// server did not answer.
 func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) (note string, ok bool) {
 	if ctx.Err() != nil {
 		return "", false
@@ -475,7 +460,7 @@ func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) (no
 		return "", false
 	}
 	if kind.Group == "" && kind.Kind != "Pod" {
-		return fmt.Sprintf("atoll-manager reads no %s: the rule matches only pods whose own controller is one", kind.Kind), true
+		return fmt.Sprintf("atoll-manager does not read kind %s of the core group: the rule matches only pods whose own controller is one", kind.Kind), true
 	}
 	resource := schema.GroupResource{Group: kind.Group, Resource: kind.Resource}
 	for _, verb := range readVerbs {
@@ -490,61 +475,12 @@ func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) (no
 	return "", true
 }
 
-// readVerbs are what reading owners needs. Those that may be got and not watched are seen
-// late.
+// readVerbs are the verbs that reading owners needs. Changes of owners that can be got but
+// not watched are noticed late.
 var readVerbs = [...]string{"get", "list", "watch"}
 
-// maxShown bounds the problems in one event.
-const maxShown = 3
-
-func (r *Rules) tell(config *corev1.ConfigMap, rejected error, notes []string, rules int) {
-	say := func(kind, reason, text string) { r.say(config, kind, reason, text) }
-	if rejected != nil {
-		say(corev1.EventTypeWarning, ReasonRulesRejected, fmt.Sprintf("%v. In force: the %d rules before", rejected, rules))
-		return
-	}
-	say(corev1.EventTypeWarning, ReasonRulesRejected, "")
-	inForce := ""
-	if config.Data[ownership.LevelsKey] != "" {
-		inForce = fmt.Sprintf("Rules for PodGroups in force: %d", rules)
-	}
-	say(corev1.EventTypeNormal, ReasonRulesInForce, inForce)
-	if len(notes) > maxShown {
-		notes = append(notes[:maxShown:maxShown], fmt.Sprintf("and %d more", len(notes)-maxShown))
-	}
-	say(corev1.EventTypeWarning, ReasonRulesProblem, strings.Join(notes, "; "))
-}
-
-// say makes an event of a text, once; "" ends what was said before.
-func (r *Rules) say(config *corev1.ConfigMap, kind, reason, text string) {
-	state := text
-	if config != nil {
-		// The same mistake after another edit is told again, and so is that of another ConfigMap.
-		state += "\n" + string(config.UID) + "\n" + config.Data[ownership.LevelsKey]
-	}
-	r.mu.Lock()
-	was := r.told[reason]
-	if r.told == nil {
-		r.told = map[string]string{}
-	}
-	r.told[reason] = state
-	if text == "" {
-		delete(r.told, reason)
-	}
-	r.mu.Unlock()
-	if text != "" && was != state {
-		r.Recorder.Eventf(config, nil, kind, reason, "Configure", "%s", shorten(text))
-	}
-}
-
-func shorten(text string) string {
-	if len(text) > maxNote {
-		return strings.ToValidUTF8(text[:maxNote-3], "") + "..."
-	}
-	return text
-}
-
-// remember keeps a text that is right, on a ConfigMap that may have another by now.
+// remember writes a valid text to LastGoodAnnotation. The text of the ConfigMap itself may
+// be another, invalid one.
 func (r *Rules) remember(ctx context.Context, config *corev1.ConfigMap, text string) error {
 	if config.Annotations[LastGoodAnnotation] == text {
 		return nil
@@ -557,7 +493,7 @@ func (r *Rules) remember(ctx context.Context, config *corev1.ConfigMap, text str
 	}
 	_, err = r.Client.CoreV1().ConfigMaps(config.Namespace).Patch(ctx, config.Name, types.MergePatchType, raw, metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("keeping the rules of ConfigMap %s: %w", r.ConfigMap, err)
+		return fmt.Errorf("writing the annotation of ConfigMap %s: %w", r.ConfigMap, err)
 	}
 	return nil
 }

@@ -18,18 +18,16 @@ import (
 )
 
 const (
-	// retryClass is how soon is looked again whether the class of a pod is known.
+	// retryClass is when a pod at the gate without a class is tried again.
 	retryClass = 500 * time.Millisecond
-	// doubtTime is after how long a pod at the gate gets its class although some of
-	// the pods that count may be gone: longer than a seat is kept for a pod that
-	// nobody has seen.
+	// doubtTime is the age at which a pod at the gate gets its class even if some of the
+	// counted pods may be deleted already. It is longer than a reserved seat lives.
 	doubtTime = 15 * time.Second
 )
 
-// classify keeps a pod at the gate to its class of capacity, where nobody could
-// tell the class when the pod was created. It reports whether that is all that is
-// done about the pod in this pass: if no policy has a say in it, it leaves the gate
-// as well.
+// classify restricts a pod at the gate to its class of capacity, if the class was not known
+// when the pod was created. It reports whether this pass is done with the pod. A pod that
+// requires no policy leaves the gate here.
 func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (done bool, err error) {
 	classes := r.Policies.Classes()
 	if pod.Class != capacity.None || classes == nil || pod.Demand != nil && !classes.LeavesBoth(pod.Demand.NodeSelector, pod.Demand.Affinity) {
@@ -37,7 +35,7 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 	}
 	c, err := r.Policies.CapacityOfPod(ctx, pod.Object())
 	if err != nil || !c.On {
-		return false, nil //nolint:nilerr // whoever lets the pod go meets the same error
+		return false, nil //nolint:nilerr // the caller gets the same error when it releases the pod
 	}
 	class, tied, err := r.classOf(ctx, pod, &c)
 	if err != nil {
@@ -45,23 +43,23 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 	}
 	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (live.UID != pod.UID || !slices.ContainsFunc(live.Spec.SchedulingGates, isOurs)) {
-		return true, nil // the watch will say so
+		return true, nil // the watch delivers that
 	}
 	if err != nil {
 		return true, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
 	}
 	changed := live.DeepCopy()
-	app := r.Walker.ApplicationOfOwner(pod.Owner())
+	workload := r.Walker.ApplicationOfOwner(pod.Owner())
 	if tied {
 		assign.Tie(changed, classes, class)
 	} else {
 		assign.Classify(changed, classes, class, assign.Reason(&c, class))
 		changed.Labels = r.selectorOf(pod).Keep(live.Labels, changed.Labels)
 	}
-	if app.Propagation == nil && !c.Ordinal {
+	if workload.Propagation == nil && !c.Ordinal {
 		assign.SetClassCost(changed, class)
 	}
-	if !app.Managed() {
+	if !workload.Managed() {
 		changed.Spec.SchedulingGates = slices.DeleteFunc(changed.Spec.SchedulingGates, isOurs)
 	}
 	if err := r.patchPod(ctx, live, changed); err != nil {
@@ -71,17 +69,17 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 		}
 		return true, err
 	}
-	log.FromContext(ctx).V(1).Info("Kept a pod that waited at the gate to a class of capacity", "pod", pod.Key(), "class", class.String())
+	log.FromContext(ctx).V(1).Info("Restricted a pod that waited at the gate to a class of capacity", "pod", pod.Key(), "class", class.String())
 	return true, nil
 }
 
-// classOf is the class whose turn it is for a pod at the gate, or the one that the pod is
-// tied to by its volumes.
+// classOf returns the next class for a pod at the gate, or the class that its volumes tie it
+// to; tied reports which.
 func (r *Reconciler) classOf(ctx context.Context, pod *seats.Pod, c *policies.Capacity) (class capacity.Class, tied bool, err error) {
 	request := r.Policies.ClassRequest(c, pod.UID, pod.Name, pod.Revision, capacity.None)
 	request.Final = r.Clock.Now().Sub(pod.Created) > doubtTime
 	class, why := r.Ledger.PlaceClass(request)
-	if why != seats.Seated { // volumes are read once that is known, and not with each try
+	if why != seats.Seated { // volumes are read only once the class is known, to save requests
 		return class, false, phase.Wait("a class of capacity for a pod at the gate", retryClass)
 	}
 	if pod.Demand == nil || !pod.Demand.Claims {
@@ -91,7 +89,7 @@ func (r *Reconciler) classOf(ctx context.Context, pod *seats.Pod, c *policies.Ca
 	if err != nil || !tied {
 		return class, false, err
 	}
-	if of != capacity.None { // others have its turn
+	if of != capacity.None { // reserve the class that the pod gets, not the next one
 		r.Ledger.PlaceClass(r.Policies.ClassRequest(c, pod.UID, pod.Name, pod.Revision, of))
 	}
 	return of, true, nil
@@ -101,7 +99,7 @@ func (r *Reconciler) classOf(ctx context.Context, pod *seats.Pod, c *policies.Ca
 func (r *Reconciler) tiedTo(ctx context.Context, pod *seats.Pod) (class capacity.Class, tied bool, err error) {
 	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return capacity.None, false, nil // whoever wants to change it finds that out
+		return capacity.None, false, nil // the patch of the pod returns NotFound too
 	}
 	if err != nil {
 		return capacity.None, false, fmt.Errorf("reading pod %s: %w", pod.Key(), err)

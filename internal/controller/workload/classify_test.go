@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// newCapacitySite is a site that divides pods over classes of capacity.
+// newCapacitySite is a site that divides pods over capacity classes.
 func newCapacitySite(t *testing.T, objects ...build.Object) *site {
 	t.Helper()
 	s := newSite(t, objects...)
@@ -34,7 +34,7 @@ func asks(count string) build.Option {
 	}
 }
 
-// atTheGate adds pods of web that nobody could tell a class.
+// atTheGate adds pods of web that got no class at creation.
 func (s *site) atTheGate(names ...string) {
 	s.t.Helper()
 	for i, name := range names {
@@ -42,8 +42,8 @@ func (s *site) atTheGate(names ...string) {
 	}
 }
 
-// TestPodsAtTheGateGetTheirClass in the order of their age, with the cost of the
-// class, and leave it.
+// TestPodsAtTheGateGetTheirClass in the order of their age, with the deletion cost of the
+// class, and leave the gate.
 func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(3))
 	s := newCapacitySite(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(3)))
@@ -53,17 +53,17 @@ func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 		pod := s.pod(name)
 		cost := map[string]string{"on-demand": "100", "spot": "1"}[class]
 		if pod.Labels[gm.CapacityClassLabel] != class || pod.Annotations[corev1.PodDeletionCost] != cost || pod.Annotations[gm.CapacityReasonAnnotation] == "" || len(pod.Spec.SchedulingGates) > 0 {
-			t.Errorf("%s, to be %s, has labels %v, annotations %v and gates %v", name, class, pod.Labels, pod.Annotations, pod.Spec.SchedulingGates)
+			t.Errorf("%s (want class %s) has labels %v, annotations %v and gates %v", name, class, pod.Labels, pod.Annotations, pod.Spec.SchedulingGates)
 		}
 		terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 		if len(terms) != 1 || terms[0].MatchExpressions[0].Values[0] != class {
-			t.Errorf("%s, to be %s, may go to %+v", name, class, terms)
+			t.Errorf("%s (want class %s) may go to %+v", name, class, terms)
 		}
 	}
 }
 
-// TestPodsAtTheGateOfAGroupToo: a pod with a PropagationPolicy gets its class first
-// and keeps the costs of its seat.
+// TestPodsAtTheGateOfAGroupToo: a pod with a PropagationPolicy gets its class first, and
+// keeps the deletion cost of its seat.
 func TestPodsAtTheGateOfAGroupToo(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Bound("p", ""), build.Replicas(1))
 	s := newCapacitySite(t, append(halves(), deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1)))...)
@@ -75,8 +75,8 @@ func TestPodsAtTheGateOfAGroupToo(t *testing.T) {
 	}
 }
 
-// TestAPodAtTheGateThatIsInDoubt waits until what is gone is known to be, and not for
-// ever.
+// TestAPodAtTheGateThatIsInDoubt waits until the watch has shown which pods are deleted, and
+// doubtTime at most.
 func TestAPodAtTheGateThatIsInDoubt(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(1))
 	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1))
@@ -86,15 +86,15 @@ func TestAPodAtTheGateThatIsInDoubt(t *testing.T) {
 	s.World.Add(t, waiting("a", build.Gated(), aged(time.Second)))
 	result, err := s.Reconcile(t.Context(), request{"web"})
 	if err != nil || result.RequeueAfter != retryClass || len(s.pod("a").Spec.SchedulingGates) != 1 {
-		t.Fatalf("comes back after %s with error %v; gates %v", result.RequeueAfter, err, s.pod("a").Spec.SchedulingGates)
+		t.Fatalf("runs again after %s with error %v; gates %v", result.RequeueAfter, err, s.pod("a").Spec.SchedulingGates)
 	}
 	s.World.Clock.Step(doubtTime)
 	if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil || s.pod("a").Labels[gm.CapacityClassLabel] != "spot" {
-		t.Errorf("in the end it has labels %v (error %v)", s.pod("a").Labels, err)
+		t.Errorf("after doubtTime it has labels %v (error %v)", s.pod("a").Labels, err)
 	}
 }
 
-// TestAPodAtTheGateStaysItsOwners: a label by which its owner finds it is not changed.
+// TestAPodAtTheGateStaysItsOwners: a label by which its owner selects it is not changed.
 func TestAPodAtTheGateStaysItsOwners(t *testing.T) {
 	deployment := build.Deployment("web", asks("0"), build.Replicas(1))
 	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1), build.SelectsBy(gm.CapacityClassLabel))
@@ -106,9 +106,9 @@ func TestAPodAtTheGateStaysItsOwners(t *testing.T) {
 	}
 }
 
-// TestAPodAtTheGateThatIsTied is kept to the class of its volume, and is none of ours to
-// choose: it has the cost of the class, and no label. One whose own demands leave it neither class is let
-// go as it is.
+// TestAPodAtTheGateThatIsTied is restricted to the class of its volume. The class is not
+// chosen, so the pod gets its deletion cost and no label. A pod whose own demands exclude
+// both classes leaves the gate unchanged.
 func TestAPodAtTheGateThatIsTied(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(2))
 	s := newCapacitySite(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)))
@@ -151,7 +151,7 @@ func TestAPodAtTheGateThatIsTied(t *testing.T) {
 	}
 }
 
-// TestVolumesOfAPodAtTheGateThatIsInDoubt are not read with each try.
+// TestVolumesOfAPodAtTheGateThatIsInDoubt are not read before its class is known.
 func TestVolumesOfAPodAtTheGateThatIsInDoubt(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(1))
 	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1))
@@ -166,7 +166,7 @@ func TestVolumesOfAPodAtTheGateThatIsInDoubt(t *testing.T) {
 	s.World.Pods.ClearActions()
 	result, err := s.Reconcile(t.Context(), request{"web"})
 	if err != nil || result.RequeueAfter != retryClass {
-		t.Fatalf("comes back after %s with error %v", result.RequeueAfter, err)
+		t.Fatalf("runs again after %s with error %v", result.RequeueAfter, err)
 	}
 	for _, action := range s.World.Pods.Actions() {
 		if action.Matches("get", "pods") || action.Matches("get", "persistentvolumeclaims") {

@@ -1,17 +1,16 @@
-// Package workload reconciles workloads that require policies, of any kind:
+// Package workload reconciles workloads of any kind that require policies:
 //
-//   - stop: a workload that gives up overridden pods, and makes others without
-//     end, gets no more overrides.
-//   - bind: the workload carries binding labels exactly for the policies that
-//     exist and are valid (docs/sources.md, G4 to
-//     G6); a binding label that nobody requires goes.
-//   - resume: a Job that release suspended is resumed when its pods are gone.
-//   - release: pods that wait at our scheduling gate are let go when every
-//     policy that the workload requires is bound, or replaced if they must be as
-//     wanted from their creation; pods that kube-scheduler refused before are woken.
+//   - stop: stops the overrides of a workload that gives up overridden pods and creates
+//     others without end.
+//   - resume: resumes a Job that release suspended, once its pods are deleted.
+//   - bind: writes binding labels for exactly the required policies that exist and are
+//     valid (docs/sources.md, G4 to G6), and removes all other binding labels.
+//   - release: takes pods off the gate once every policy that the workload requires is
+//     bound. It replaces pods that must match their OverridePolicy from their creation.
+//     It nudges unschedulable pods, so that kube-scheduler tries them again.
 //
-// It reads the owners' walk and the ledger, and writes labels and gates. It
-// places nothing.
+// It reads the owners' caches and the ledger, and writes labels and gates. Pods that wait
+// at the gate get their NodeGroup and class here, from the ledger.
 package workload
 
 import (
@@ -32,9 +31,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -49,22 +46,22 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// workers is the number of workloads that are looked at side by side.
+// workers is the number of workloads that are reconciled concurrently.
 const workers = 4
 
-// request names a workload by UID: names are used again, UIDs are not.
+// request is the UID of a workload. A name can be used again by another one.
 type request struct{ uid types.UID }
 
 // Reconciler binds workloads to their policies.
 type Reconciler struct {
 	// Client writes labels on workloads of any kind.
 	Client client.Client
-	// Pods writes gates and nudges.
+	// Pods reads and patches pods, and creates PodTemplates as dry runs.
 	Pods     kubernetes.Interface
 	Walker   *owners.Walker
 	Ledger   *seats.Ledger
 	Policies *policies.Resolver
-	// Synced tells whether walk and ledger know everything.
+	// Synced reports whether the caches of Walker and Ledger have synced.
 	Synced   func() bool
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
@@ -73,26 +70,26 @@ type Reconciler struct {
 
 	changed *trigger.Source[request]
 	givenUp givenUp
-	// trying is the number of workers that ask the API server about an override.
+	// trying is the number of workers that try an override on the API server.
 	trying atomic.Int32
 }
 
 // scope is what one pass observed.
 type scope struct {
-	app *ownership.Object
-	// want are the labels that the workload carries, once bound is set: the API
-	// server has them, written by this pass or before.
+	workload *ownership.Object
+	// want holds the policy labels of the workload. bound is set once the API server has
+	// exactly these, written by this pass or before.
 	want  ownership.Policies
 	bound bool
-	// spread and override make nudges of the same policies equal, and of
-	// different ones different.
+	// spread and override identify the contents of the bound policies. The nudge is a
+	// hash of both: pods are nudged once for each content.
 	spread, override string
-	// changesAt is when a group of the PropagationPolicy comes to be away; the
-	// zero time is never.
+	// changesAt is when the next group of the PropagationPolicy becomes away; the zero
+	// time if none will.
 	changesAt time.Time
-	// held is the first refusal of a change that pods at the gate wait for.
+	// held is the first refusal of a write that pods at the gate wait for.
 	held error
-	// restarts are the answers of Jobs that were asked to make their pods anew.
+	// restarts holds the results of suspending Jobs whose pods have to be recreated.
 	restarts map[types.UID]error
 }
 
@@ -104,104 +101,30 @@ type scope struct {
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.changed = &trigger.Source[request]{Synced: r.Synced, All: func() []request {
-		var all []request
-		for _, o := range r.Walker.Labelled() {
-			all = append(all, request{o.UID})
-		}
-		for _, pod := range r.Ledger.Gated() {
-			all = append(all, request{pod.Owner()})
-		}
-		return all
-	}}
-	r.Walker.OnChange(func(old, new *ownership.Object) {
-		switch {
-		case new == nil && old.Policies != (ownership.Policies{}):
-			r.changed.Add(request{old.UID})
-		case new != nil && concerns(old, new):
-			r.changed.Add(request{new.UID})
-		}
-	})
-	r.Ledger.OnChange(r.countGivenUp)
-	r.Ledger.OnChange(func(_, new *seats.Pod) {
-		if new == nil || !new.Active || new.Node != "" || !new.Gated && !new.Unschedulable {
-			return
-		}
-		app := r.Walker.ApplicationOfOwner(new.Owner())
-		if !app.Managed() && new.Gated {
-			r.changed.Add(request{new.Owner()})
-		}
-		for _, o := range []*ownership.Object{app.Propagation, app.Override} {
-			if o != nil {
-				r.changed.Add(request{o.UID})
-			}
-		}
-	})
-	return builder.TypedControllerManagedBy[request](mgr).
-		Named("workload").
-		WatchesRawSource(r.changed).
-		Watches(&gm.PropagationPolicy{}, r.requiring(owners.Propagation), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&gm.OverridePolicy{}, r.requiring(owners.Override), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+	return r.watch(builder.TypedControllerManagedBy[request](mgr).Named("workload")).
 		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
 }
 
-// concerns tells whether a change of an object can matter to its binding.
-func concerns(old, new *ownership.Object) bool {
-	if old == nil {
-		return new.Policies != (ownership.Policies{}) || new.Restarting
-	}
-	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing || old.OverridesStopped != new.OverridesStopped ||
-		old.Generation != new.Generation && new.Policies.RequiredOverride != "" || new.Restarting && !old.Restarting
-}
-
-func (r *Reconciler) requiring(kind owners.PolicyKind) handler.TypedEventHandler[client.Object, request] {
-	return handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, policy client.Object) []request {
-		var out []request
-		for _, o := range r.Walker.Requiring(kind, policy.GetNamespace(), policy.GetName()) {
-			out = append(out, request{o.UID})
-			if kind == owners.Propagation { // overrides are tried in its groups
-				out = append(out, r.overriddenWith(o)...)
-			}
-		}
-		return out
-	})
-}
-
-// overriddenWith are the owners that require the overrides of the pods that the
-// workload places, other than the workload itself.
-func (r *Reconciler) overriddenWith(o *ownership.Object) []request {
-	var out []request
-	if above := r.Walker.ApplicationOfOwner(o.UID).Override; above != nil && above.UID != o.UID {
-		out = append(out, request{above.UID})
-	}
-	for _, uid := range r.Walker.Descendants(o.UID)[1:] {
-		if below := r.Walker.Get(uid); below != nil && below.Policies.RequiredOverride != "" {
-			out = append(out, request{uid})
-		}
-	}
-	return out
-}
-
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
-	app := r.Walker.Get(req.uid)
-	if app == nil {
+	workload := r.Walker.Get(req.uid)
+	if workload == nil { // deleted, or its kind was removed from the ConfigMap
 		r.Policies.DropTrial(req.uid)
 		r.Policies.SetHeld(req.uid, "")
 		r.givenUp.drop(req.uid)
-		return phase.Run(ctx, &scope{app: &ownership.Object{UID: req.uid}}, r.releaseLeft)
+		return phase.Run(ctx, &scope{workload: &ownership.Object{UID: req.uid}}, r.releaseLeft)
 	}
-	if app.Deleting {
+	if workload.Deleting { // its deletion enqueues it once more
 		return ctrl.Result{}, nil
 	}
-	s := &scope{app: app, want: app.Policies}
+	s := &scope{workload: workload, want: workload.Policies}
 	result, err := phase.Run(ctx, s, r.stop, r.resume, r.bind, r.release)
-	r.tellHeld(s)
+	r.reportHeld(s)
 	return result, err
 }
 
-// bind makes the binding labels true.
+// bind writes the binding labels.
 func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	propagation, err := r.bindablePropagation(ctx, s)
 	if err != nil {
@@ -214,15 +137,15 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	return errors.Join(untried, r.write(ctx, s, propagation, override))
 }
 
-// write writes the binding labels.
+// write patches the binding labels of the workload, if they differ.
 func (r *Reconciler) write(ctx context.Context, s *scope, propagation, override string) error {
-	want := s.app.Policies
+	want := s.workload.Policies
 	want.BindingPropagation, want.BindingOverride = propagation, override
-	if want == s.app.Policies {
+	if want == s.workload.Policies { // the labels are right already
 		s.bound = true
 		return nil
 	}
-	raw, err := labelPatch(s.app.UID, map[string]string{
+	raw, err := labelPatch(s.workload.UID, map[string]string{
 		gm.BindingPropagationPolicyLabel: propagation,
 		gm.BindingOverridePolicyLabel:    override,
 	})
@@ -230,30 +153,31 @@ func (r *Reconciler) write(ctx context.Context, s *scope, propagation, override 
 		return err
 	}
 	object := &metav1.PartialObjectMetadata{}
-	object.SetGroupVersionKind(s.app.GroupVersionKind)
-	object.Namespace, object.Name = s.app.Namespace, s.app.Name
+	object.SetGroupVersionKind(s.workload.GroupVersionKind)
+	object.Namespace, object.Name = s.workload.Namespace, s.workload.Name
 	err = r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, raw))
 	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
 		return nil
 	}
 	if err != nil {
 		s.refused(err)
-		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, err)
+		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.workload.Kind, s.workload.Namespace, s.workload.Name, err)
 	}
 	if written := ownership.PoliciesOf(object.Labels); written != want {
-		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, errNotKept)
+		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.workload.Kind, s.workload.Namespace, s.workload.Name, errNotKept)
 	}
 	s.want, s.bound = want, true
-	log.FromContext(ctx).Info("Workload bound to policies", "kind", s.app.Kind, "workload", s.app.Namespace+"/"+s.app.Name,
+	log.FromContext(ctx).Info("Workload bound to policies", "kind", s.workload.Kind, "workload", s.workload.Namespace+"/"+s.workload.Name,
 		"propagationPolicy", propagation, "overridePolicy", override)
 	return nil
 }
 
-// errNotKept: the API server took the binding labels and has others, for somebody
-// changes them on the way or the required labels changed meanwhile.
-var errNotKept = errors.New("the workload carries other policy labels than were written")
+// errNotKept: the API server accepted the patch but stored other policy labels. An
+// admission webhook changed them, or the required labels changed meanwhile.
+var errNotKept = errors.New("the workload has other policy labels than were written")
 
-// labelPatch is a merge patch that writes labels, and drops those that are empty.
+// labelPatch returns a merge patch that writes labels, and removes those with value "". It
+// carries the UID, so that it fails for another object of the name.
 func labelPatch(uid types.UID, labels map[string]string) ([]byte, error) {
 	values := make(map[string]any, len(labels))
 	for key, value := range labels {
@@ -265,42 +189,42 @@ func labelPatch(uid types.UID, labels map[string]string) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid, "labels": values}})
 }
 
-// bindablePropagation is the required policy's name if it exists and is valid.
+// bindablePropagation returns the name of the required PropagationPolicy if it exists and
+// is valid, "" otherwise.
 func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string, error) {
-	name := s.app.Policies.RequiredPropagation
+	name := s.workload.Policies.RequiredPropagation
 	if name == "" {
 		return "", nil
 	}
-	policy, err := r.Policies.Propagation(ctx, s.app.Namespace, name)
+	policy, err := r.Policies.Propagation(ctx, s.workload.Namespace, name)
 	if apierrors.IsNotFound(err) {
 		return "", nil
 	}
 	if err != nil {
 		return "", err
 	}
-	spread, err := r.Policies.Spread(policy, s.app.Ties())
+	spread, err := r.Policies.Spread(policy, s.workload.Ties())
 	if err != nil {
-		return "", nil //nolint:nilerr // the policy's own condition names the field
+		return "", nil //nolint:nilerr // a condition of the policy names the field
 	}
 	s.spread = fmt.Sprint(policy.UID, policy.Generation, spread.Missing())
 	if away := spread.Away(); len(away) > 0 {
 		s.spread += fmt.Sprint(away)
 	}
-	s.changesAt = r.Policies.ChangesAt(policy, s.app.Ties())
+	s.changesAt = r.Policies.ChangesAt(policy, s.workload.Ties())
 	return name, nil
 }
 
-// bindableOverride is the required policy's name if it exists and is valid, and
-// if the API server takes what it makes of the workload's pods. untried says
-// that this could not be found out, and asks to come back: a workload that is
-// bound stays so, and one that is not may be unbound because of an answer that
-// another replica got.
+// bindableOverride returns the name of the required OverridePolicy if it exists and is
+// valid, and if the API server accepts the overridden pods; "" otherwise. untried is a
+// wait: the API server could not be asked. Then a bound workload stays bound, and an
+// unbound one stays unbound: a previous leader may have unbound it after a refusal.
 func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable string, untried, err error) {
-	name := s.app.Policies.RequiredOverride
+	name := s.workload.Policies.RequiredOverride
 	if name == "" {
 		return "", nil, nil
 	}
-	policy, err := r.Policies.Override(ctx, s.app.Namespace, name)
+	policy, err := r.Policies.Override(ctx, s.workload.Namespace, name)
 	if apierrors.IsNotFound(err) {
 		return "", nil, nil
 	}
@@ -309,10 +233,10 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable s
 	}
 	rules, errs := r.Policies.Rules(policy)
 	if len(errs) > 0 {
-		return "", nil, nil // the policy's own status says why
+		return "", nil, nil // the status of the policy shows the errors
 	}
-	untried = r.try(ctx, s.app, policy, rules)
-	if r.Policies.Usable(ctx, s.app, rules) != nil || untried != nil && s.app.Policies.BindingOverride != name {
+	untried = r.try(ctx, s.workload, policy, rules)
+	if r.Policies.Usable(ctx, s.workload, rules) != nil || untried != nil && s.workload.Policies.BindingOverride != name {
 		return "", untried, nil
 	}
 	s.override = fmt.Sprint(policy.UID, policy.Generation)

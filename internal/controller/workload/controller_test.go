@@ -33,12 +33,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
 
-// site is a reconciler and the world that it sees.
+// site is a reconciler and the objects that it observes.
 type site struct {
 	*Reconciler
 	*world.World
 	t *testing.T
-	// labelled are the patches of workloads, woken those of pods.
+	// labelled holds the patches of workloads, woken the names of patched pods.
 	labelled, woken []string
 	events          *events.FakeRecorder
 }
@@ -65,7 +65,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		patch := action.(clienttesting.PatchAction)
 		if patch.GetPatchType() != types.StrategicMergePatchType {
-			t.Errorf("pod %s is patched by %s: a gate of somebody else would go too", patch.GetName(), patch.GetPatchType())
+			t.Errorf("pod %s is patched by %s: gates of other controllers would be removed too", patch.GetName(), patch.GetPatchType())
 		}
 		s.woken = append(s.woken, patch.GetName())
 		return false, nil, nil
@@ -78,11 +78,11 @@ func (s *site) reconcile(uid types.UID) {
 	s.t.Helper()
 	s.labelled, s.woken = nil, nil
 	if result, err := s.Reconcile(s.t.Context(), request{uid}); err != nil || result.RequeueAfter != 0 {
-		s.t.Fatalf("comes back after %s, error %v", result.RequeueAfter, err)
+		s.t.Fatalf("runs again after %s, error %v", result.RequeueAfter, err)
 	}
 }
 
-// deployment is the Deployment as the API server has it.
+// deployment reads a Deployment from the API server.
 func (s *site) deployment(name string) *appsv1.Deployment {
 	s.t.Helper()
 	d := &appsv1.Deployment{}
@@ -92,7 +92,7 @@ func (s *site) deployment(name string) *appsv1.Deployment {
 	return d
 }
 
-// see lets the walk see the Deployment as it is.
+// see puts the current state of a Deployment into the walker.
 func (s *site) see(name string) {
 	s.t.Helper()
 	d := s.deployment(name)
@@ -114,7 +114,7 @@ func (s *site) pod(name string) *corev1.Pod {
 
 var (
 	policy = build.PropagationPolicy("p", build.Weight(1, "hz"))
-	// late leaves seats to the extender; how others leave the gate is in settle_test.go.
+	// late leaves seats to the extender. settle_test.go covers how other pods leave the gate.
 	late     = build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))
 	override = build.OverridePolicy("o", build.Registry("hz", "hz.io"))
 	ignore   = build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
@@ -138,12 +138,12 @@ func TestBind(t *testing.T) {
 		want     ownership.Policies
 		writes   int
 	}{
-		"both policies are there: both are bound, in one write": {
+		"both policies exist: both are bound, in one write": {
 			workload: build.Deployment("web", build.Requires("p", "o")), policies: []build.Object{policy, override},
 			want:   ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
 			writes: 1,
 		},
-		"what is bound already is not written": {
+		"bound policies are not written again": {
 			workload: build.Deployment("web", build.Bound("p", "o")), policies: []build.Object{policy, override},
 			want: ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
 		},
@@ -152,26 +152,26 @@ func TestBind(t *testing.T) {
 			want:   ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
 			writes: 1,
 		},
-		"a policy of another namespace is not the workload's": {
+		"a policy of another namespace is not bound": {
 			workload: build.Deployment("web", build.Requires("p", "")),
 			policies: []build.Object{build.PropagationPolicy("p", build.Weight(1, "hz"), func(o build.Object) { o.SetNamespace("elsewhere") })},
 			want:     ownership.Policies{RequiredPropagation: "p"},
 		},
-		"a policy that cannot be used is not bound": {
+		"an invalid policy is not bound": {
 			workload: build.Deployment("web", build.Requires("p", "o")),
 			policies: []build.Object{build.PropagationPolicy("p"), build.OverridePolicy("o", build.Registry("hz", "no registry"))},
 			want:     ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o"},
 		},
-		"an OverridePolicy that changes what cannot change later is bound with a PropagationPolicy": {
+		"an OverridePolicy that changes immutable fields is bound with a PropagationPolicy": {
 			workload: build.Deployment("web", build.Requires("p", "o")), policies: []build.Object{policy, args},
 			want:   ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o", BindingOverride: "o"},
 			writes: 1,
 		},
-		"and not without one": {
+		"an OverridePolicy that changes immutable fields is not bound without one": {
 			workload: build.Deployment("web", build.Requires("", "o")), policies: []build.Object{args},
 			want: ownership.Policies{RequiredOverride: "o"},
 		},
-		"and not when assignment is Late": {
+		"an OverridePolicy that changes immutable fields is not bound when assignment is Late": {
 			workload: build.Deployment("web", build.Requires("p", "o")),
 			policies: []build.Object{build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate)), args},
 			want:     ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p", RequiredOverride: "o"}, writes: 1,
@@ -180,10 +180,10 @@ func TestBind(t *testing.T) {
 			workload: build.Deployment("web", build.Bound("p", "o")),
 			want:     ownership.Policies{RequiredPropagation: "p", RequiredOverride: "o"}, writes: 1,
 		},
-		"a binding that nobody requires is stripped": {
+		"a binding label without a required label is removed": {
 			workload: build.Deployment("web", bindingLabels("p", "o")), policies: []build.Object{policy, override}, writes: 1,
 		},
-		"a binding to another policy is put right": {
+		"a binding to another policy is corrected": {
 			workload: build.Deployment("web", build.Requires("p", ""), bindingLabels("q", "")), policies: []build.Object{policy},
 			want: ownership.Policies{RequiredPropagation: "p", BindingPropagation: "p"}, writes: 1,
 		},
@@ -205,7 +205,7 @@ func TestBind(t *testing.T) {
 				t.Errorf("wrong labels (-want +got):\n%s", diff)
 			}
 			if got["app"] != "web" {
-				t.Error("a label of somebody else is gone")
+				t.Error("a label of another client is removed")
 			}
 			if len(s.labelled) != tc.writes {
 				t.Errorf("%d writes, want %d: %s", len(s.labelled), tc.writes, s.labelled)
@@ -217,7 +217,7 @@ func TestBind(t *testing.T) {
 			}
 			s.see("web")
 			if s.reconcile("web"); len(s.labelled) != 0 {
-				t.Errorf("at rest there is written: %s", s.labelled)
+				t.Errorf("written again without a change: %s", s.labelled)
 			}
 		})
 	}
@@ -239,12 +239,12 @@ func TestAnErrorOfTheCacheUnbindsNothing(t *testing.T) {
 	}
 }
 
-// waiting is a pod of the Deployment web.
+// waiting returns a pod of the Deployment web.
 func waiting(name string, options ...build.Option) *corev1.Pod {
 	return build.Pod(name, append([]build.Option{build.OwnedBy(build.ReplicaSet("web-1"))}, options...)...)
 }
 
-// web is a Deployment with its ReplicaSet.
+// web returns a Deployment and its ReplicaSet.
 func web(options ...build.Option) []build.Object {
 	deployment := build.Deployment("web", options...)
 	return []build.Object{deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment))}
@@ -259,22 +259,22 @@ func TestRelease(t *testing.T) {
 		pods    []*corev1.Pod
 		want    []string
 	}{
-		"a gated pod goes when the policies are bound": {
+		"a gated pod leaves the gate when the policies are bound": {
 			objects: append(web(build.Requires("p", "o")), late, override), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
 		},
 		"a gated pod stays while one of two policies is missing": {
 			objects: append(web(build.Requires("p", "o")), late), pods: []*corev1.Pod{waiting("a", build.Gated())},
 		},
-		"a gated pod goes when a missing policy is none": {
+		"a gated pod leaves the gate when missing policies are ignored": {
 			objects: web(build.Requires("p", ""), ignore), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
 		},
-		"a gated pod goes when nothing is required any more": {
+		"a gated pod leaves the gate when no policy is required any more": {
 			objects: web(bindingLabels("p", "")), pods: []*corev1.Pod{waiting("a", build.Gated())}, want: []string{"a"},
 		},
-		"a pod that kube-scheduler refused is woken": {
+		"an unschedulable pod is nudged": {
 			objects: append(web(build.Bound("p", "")), late), pods: []*corev1.Pod{waiting("a", build.Unschedulable())}, want: []string{"a"},
 		},
-		"pods that kube-scheduler has not looked at, that run or are over are left alone": {
+		"pods that kube-scheduler has not tried, running pods and finished ones are left alone": {
 			objects: append(web(build.Bound("p", "")), late),
 			pods: []*corev1.Pod{
 				waiting("new"), waiting("running", build.On("node-hz"), build.Running(0)), waiting("leaving", build.Gated(), build.Deleting("example.com/f")),
@@ -287,7 +287,7 @@ func TestRelease(t *testing.T) {
 			},
 			pods: []*corev1.Pod{waiting("a", build.Gated())},
 		},
-		"a gate of somebody else stays": {
+		"a gate of another controller stays": {
 			objects: append(web(build.Bound("p", "")), late), pods: []*corev1.Pod{waiting("a", foreign, build.Gated())}, want: []string{"a"},
 		},
 	}
@@ -309,10 +309,10 @@ func TestRelease(t *testing.T) {
 					}
 				}
 				if want := len(tc.pods[0].Spec.SchedulingGates); before.Gated && len(after.Spec.SchedulingGates) != want-1 {
-					t.Errorf("of %d gates %v are left", want, after.Spec.SchedulingGates)
+					t.Errorf("want %d gates, have %v", want, after.Spec.SchedulingGates)
 				}
 				if !before.Gated && seats.Slim(after).Nudge == "" {
-					t.Errorf("%s was changed in no way that kube-scheduler would see", name)
+					t.Errorf("%s was not changed, so kube-scheduler does not try it again", name)
 				}
 			}
 		})
@@ -329,8 +329,8 @@ func TestAReleasedPodCarriesTheLabelsOfItsApplication(t *testing.T) {
 	}
 }
 
-// TestThePatchThatTakesOurGateOffIsAStrategicOne applies it as the API server
-// does: gates are merged by name.
+// TestThePatchThatTakesOurGateOffIsAStrategicOne applies the patch as the API server does,
+// which merges gates by name.
 func TestThePatchThatTakesOurGateOffIsAStrategicOne(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", "")), late)...)
 	pod := waiting("a", build.Gated())
@@ -360,7 +360,7 @@ func TestThePatchThatTakesOurGateOffIsAStrategicOne(t *testing.T) {
 		}
 		return
 	}
-	t.Error("nothing was patched")
+	t.Error("no pod was patched")
 }
 
 func TestAPodIsNudgedOncePerSpread(t *testing.T) {
@@ -395,7 +395,7 @@ func TestAPodIsNudgedOncePerSpread(t *testing.T) {
 	expect("and again", 0)
 }
 
-// replaced is the answer to a patch of an object that is another by now.
+// replaced is the error of a patch of an object that was replaced by another of its name.
 func replaced(kind, name string) error {
 	return apierrors.NewInvalid(schema.GroupKind{Kind: kind}, name, field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), "", "")})
 }
@@ -445,43 +445,17 @@ func TestAnswersToAPatchOfAPod(t *testing.T) {
 				t.Errorf("error is %v, want %v", err, tc.want)
 			}
 			if again := result.RequeueAfter > 0; again != apierrors.IsConflict(tc.answer) {
-				t.Errorf("comes back after %s", result.RequeueAfter)
+				t.Errorf("runs again after %s", result.RequeueAfter)
 			}
 			if diff := cmp.Diff([]string{"b"}, s.woken); diff != "" {
-				t.Errorf("one pod stands in the way of the next (-want +got):\n%s", diff)
+				t.Errorf("the error of one pod keeps the next at the gate (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-func TestConcerns(t *testing.T) {
-	plain, wants := build.Owner(build.Deployment("d")), build.Owner(build.Deployment("d", build.Requires("p", "")))
-	lenient := build.Owner(build.Deployment("d", build.Requires("p", ""), ignore))
-	scaled := build.Owner(build.Deployment("d", build.Requires("p", ""), build.Replicas(7)))
-	tests := map[string]struct {
-		old, new *ownership.Object
-		want     bool
-	}{
-		"a new object without a label":    {nil, plain, false},
-		"a new object with one":           {nil, wants, true},
-		"a label was put on":              {plain, wants, true},
-		"a label was taken off":           {wants, plain, true},
-		"what a missing policy means":     {wants, lenient, true},
-		"the number of replicas":          {wants, scaled, false},
-		"nothing that has to do with us":  {plain, plain, false},
-		"a stray binding on a new object": {nil, build.Owner(build.Deployment("d", bindingLabels("p", ""))), true},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			if got := concerns(tc.old, tc.new); got != tc.want {
-				t.Errorf("concerns: %t, want %t", got, tc.want)
-			}
-		})
-	}
-}
-
-// TestPodsStayAtTheGateUntilTheBindingIsWritten: they would be placed by a
-// policy that their workload is not bound to.
+// TestPodsStayAtTheGateUntilTheBindingIsWritten: a policy must not place pods of a workload
+// that is not bound to it.
 func TestPodsStayAtTheGateUntilTheBindingIsWritten(t *testing.T) {
 	deployments := schema.GroupResource{Group: "apps", Resource: "deployments"}
 	for name, refusal := range map[string]error{
@@ -501,19 +475,19 @@ func TestPodsStayAtTheGateUntilTheBindingIsWritten(t *testing.T) {
 			})
 			_, _ = s.Reconcile(t.Context(), request{"web"})
 			if len(s.woken) != 0 {
-				t.Fatalf("let go although the workload is not bound: %s", s.woken)
+				t.Fatalf("released although the workload is not bound: %s", s.woken)
 			}
 			s.Reconciler.Client = written
 			s.reconcile("web")
 			if diff := cmp.Diff([]string{"a"}, s.woken); diff != "" {
-				t.Errorf("once the binding is written (-want +got):\n%s", diff)
+				t.Errorf("after the binding is written (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestPodsStayAtTheGateUntilTheUnbindingIsWritten: the workload is bound, and its
-// policy is gone or refused by now. It would look as if nothing were missing.
+// TestPodsStayAtTheGateUntilTheUnbindingIsWritten: the workload is still bound, but its
+// policy is deleted or refused.
 func TestPodsStayAtTheGateUntilTheUnbindingIsWritten(t *testing.T) {
 	refused := build.OverridePolicy("o", addVolume("hz", "data"))
 	for name, tc := range map[string]struct {
@@ -540,17 +514,17 @@ func TestPodsStayAtTheGateUntilTheUnbindingIsWritten(t *testing.T) {
 				t.Fatalf("error is %v: the workload is not unbound", err)
 			}
 			if len(s.woken)+len(s.Evicted) != 0 {
-				t.Errorf("before it is unbound: let go %s, made anew %s", s.woken, s.Evicted)
+				t.Errorf("before it is unbound: released %s, evicted %s", s.woken, s.Evicted)
 			}
 			s.Reconciler.Client = written
 			if s.reconcile("web"); len(s.woken)+len(s.Evicted) != 0 {
-				t.Errorf("once it is unbound: let go %s, made anew %s", s.woken, s.Evicted)
+				t.Errorf("after it is unbound: released %s, evicted %s", s.woken, s.Evicted)
 			}
 		})
 	}
 }
 
-// TestPodsStayAtTheGateWhileABindingIsNotKept: somebody changes what we write.
+// TestPodsStayAtTheGateWhileABindingIsNotKept: an admission webhook changes the labels.
 func TestPodsStayAtTheGateWhileABindingIsNotKept(t *testing.T) {
 	s := newSite(t, append(web(build.Requires("p", "")), policy)...)
 	s.World.Add(t, waiting("a", build.Gated()))
@@ -564,6 +538,6 @@ func TestPodsStayAtTheGateWhileABindingIsNotKept(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 	if len(s.woken) != 0 {
-		t.Errorf("let go: %s", s.woken)
+		t.Errorf("released: %s", s.woken)
 	}
 }

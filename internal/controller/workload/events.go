@@ -5,71 +5,67 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
 // Reasons of events on a workload whose pods wait because the API server refuses
-// what we write.
+// a write of atoll-manager.
 const (
-	// ReasonBindingForbidden: the binding labels of the workload.
+	// ReasonBindingForbidden: it refuses the binding labels of the workload.
 	ReasonBindingForbidden = "BindingForbidden"
-	// ReasonPodsHeld: the change that takes a pod's gate off.
+	// ReasonPodsHeld: it refuses the change that removes the gate of a pod.
 	ReasonPodsHeld = "PodsHeld"
 )
 
-// ReasonStartsAsItIs: a Job's pod was created without what its OverridePolicy
-// wants, and cannot be made anew.
+// ReasonStartsAsItIs: a pod of a Job was created without the changes of its
+// OverridePolicy, and cannot be recreated.
 const ReasonStartsAsItIs = "StartsAsItIs"
 
-// startsAsItIs tells of a Job's pod that is let go without what its
-// OverridePolicy changes at creation; of the first of a Job's on the Job too.
+// startsAsItIs records that a pod of a Job leaves the gate without the changes that its
+// OverridePolicy makes at creation. With first set, it records the event on the Job too.
 func (r *Reconciler) startsAsItIs(pod *seats.Pod, creation policies.Creation, why error, first bool) {
-	note := "Starts without what OverridePolicy %q changes at creation: %s"
-	r.Recorder.Eventf(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, nil,
+	note := "Starts without the changes that OverridePolicy %q makes at creation: %s"
+	r.Recorder.Eventf(owners.ObjectReference(pod.Object()), nil,
 		corev1.EventTypeWarning, ReasonStartsAsItIs, "Override", note, creation.Policy.Name, why)
-	if c := pod.Controller; first {
-		r.Recorder.Eventf(&corev1.ObjectReference{APIVersion: c.GroupVersion().String(), Kind: c.Kind, Namespace: pod.Namespace, Name: c.Name, UID: c.UID}, nil,
+	if first {
+		r.Recorder.Eventf(owners.ControllerReference(pod.Object()), nil,
 			corev1.EventTypeWarning, ReasonStartsAsItIs, "Override", "Pod "+pod.Name+": "+note, creation.Policy.Name, why)
 	}
 }
 
-// ReasonOverridesStopped: the workload gave up pods that had been overridden.
+// ReasonOverridesStopped: the workload gave up too many overridden pods.
 const ReasonOverridesStopped = "OverridesStopped"
 
-// overridesStopped tells that a workload gets no more overrides.
-func (r *Reconciler) overridesStopped(app *ownership.Object, seen string) {
-	r.Recorder.Eventf(reference(app), nil, corev1.EventTypeWarning, ReasonOverridesStopped, "Override",
-		"Its pods get no more overrides: %s", seen)
+// overridesStopped records that pods of a workload are not overridden any more.
+func (r *Reconciler) overridesStopped(workload *ownership.Object, seen string) {
+	r.Recorder.Eventf(owners.ObjectReference(workload), nil, corev1.EventTypeWarning, ReasonOverridesStopped, "Override",
+		"Its pods are not overridden any more: %s", seen)
 }
 
-// refused notes an error of a write that pods at the gate wait for, if it is a refusal.
+// refused stores the error of a write that pods at the gate wait for, if it is a refusal
+// and the first one of the pass.
 func (s *scope) refused(err error) {
 	if s.held == nil && patch.Refused(err) {
 		s.held = err
 	}
 }
 
-// tellHeld tells of a refusal that keeps pods at the gate: with an event, and in
-// the policies' status. The API server's text names the permission, or what else
-// refused.
-func (r *Reconciler) tellHeld(s *scope) {
+// reportHeld reports a refusal that keeps pods at the gate: in an event, and in the status
+// of the policies. The error of the API server names the missing permission or the
+// admission webhook.
+func (r *Reconciler) reportHeld(s *scope) {
 	switch {
 	case s.held == nil:
-		r.Policies.SetHeld(s.app.UID, "")
+		r.Policies.SetHeld(s.workload.UID, "")
 		return
 	case s.bound:
-		r.Recorder.Eventf(reference(s.app), nil, corev1.EventTypeWarning, ReasonPodsHeld, "Release",
-			"Its pods wait, because the API server refuses to let them leave their scheduling gate: %.900s", s.held)
+		r.Recorder.Eventf(owners.ObjectReference(s.workload), nil, corev1.EventTypeWarning, ReasonPodsHeld, "Release",
+			"Its pods wait, because the API server refuses to remove their scheduling gate: %.900s", s.held)
 	default:
-		r.Recorder.Eventf(reference(s.app), nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
-			"Its pods wait, because binding labels cannot be written: %.900s", s.held)
+		r.Recorder.Eventf(owners.ObjectReference(s.workload), nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
+			"Its pods wait, because the API server refuses the binding labels: %.900s", s.held)
 	}
-	r.Policies.SetHeld(s.app.UID, s.held.Error())
-}
-
-func reference(app *ownership.Object) *corev1.ObjectReference {
-	return &corev1.ObjectReference{
-		APIVersion: app.GroupVersion().String(), Kind: app.Kind, Namespace: app.Namespace, Name: app.Name, UID: app.UID,
-	}
+	r.Policies.SetHeld(s.workload.UID, s.held.Error())
 }

@@ -16,13 +16,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// retryResume is how soon is looked again whether the pods of a suspended Job
-// are gone.
+// retryResume is when a suspended Job is checked again for remaining pods.
 const retryResume = 500 * time.Millisecond
 
-// restartJob lets the Job of a gated pod make its pods anew, if it has not
-// started. It reports whether the pod is to stay at the gate: one that cannot be
-// made anew starts as it is, for a Job that fails is worse.
+// restartJob suspends the Job of a gated pod, so that its pods are recreated, if the Job has
+// not started. It reports whether the pod stays at the gate. A pod that cannot be recreated
+// starts as it is: to evict it could make the Job fail.
 func (r *Reconciler) restartJob(ctx context.Context, s *scope, pod *seats.Pod, creation policies.Creation) (stays bool, err error) {
 	answer, asked := s.restarts[pod.Owner()]
 	if !asked {
@@ -34,7 +33,7 @@ func (r *Reconciler) restartJob(ctx context.Context, s *scope, pod *seats.Pod, c
 	}
 	switch {
 	case answer == nil:
-		return true, phase.Wait("the pods of the suspended Job to go", retryResume)
+		return true, phase.Wait("the pods of the suspended Job to be deleted", retryResume)
 	case errors.Is(answer, jobs.ErrGone):
 		return true, nil
 	case jobs.Refused(answer):
@@ -45,31 +44,30 @@ func (r *Reconciler) restartJob(ctx context.Context, s *scope, pod *seats.Pod, c
 	}
 }
 
-// suspend suspends the Job with this UID, if it is one.
+// suspend suspends the object with this UID if it is a Job of Kubernetes.
 func (r *Reconciler) suspend(ctx context.Context, uid types.UID, creation policies.Creation) error {
 	job := r.Walker.Get(uid)
 	if job == nil || job.Kind != "Job" || job.Group != batchv1.GroupName {
-		return jobs.ErrManaged // the Job is further up, or no Job of Kubernetes
+		return jobs.ErrManaged // the Job is further up, or of another API group
 	}
 	err := r.Jobs.Suspend(ctx, keyOf(job), job.UID, creation.Version())
 	if err == nil && !job.Restarting {
-		log.FromContext(ctx).Info("Suspended a Job, so that it makes its pods as its OverridePolicy wants them", "job", keyOf(job))
+		log.FromContext(ctx).Info("Suspended a Job, so that its pods are recreated with the changes of its OverridePolicy", "job", keyOf(job))
 	}
 	return err
 }
 
-// resume resumes a Job that was suspended so that it makes its pods anew, by
-// this replica or another.
+// resume resumes a Job that this or another replica suspended to recreate its pods.
 func (r *Reconciler) resume(ctx context.Context, s *scope) error {
-	if !s.app.Restarting {
+	if !s.workload.Restarting {
 		return nil
 	}
-	done, err := r.Jobs.Resume(ctx, keyOf(s.app), s.app.UID)
+	done, err := r.Jobs.Resume(ctx, keyOf(s.workload), s.workload.UID)
 	if err == nil && !done {
-		return phase.Wait("the pods of the suspended Job to go", retryResume)
+		return phase.Wait("the pods of the suspended Job to be deleted", retryResume)
 	}
 	if err == nil {
-		log.FromContext(ctx).Info("Resumed a Job", "job", keyOf(s.app))
+		log.FromContext(ctx).Info("Resumed a Job", "job", keyOf(s.workload))
 	}
 	return err
 }

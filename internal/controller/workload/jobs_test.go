@@ -14,14 +14,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// batch is a Job bound to both policies.
+// batch returns a Job that is bound to both policies.
 func batch(options ...build.Option) *batchv1.Job {
 	return build.Job("batch", append([]build.Option{build.Bound("p", "o"), build.With(func(j *batchv1.Job) {
 		j.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"job": "batch"}}
 	})}, options...)...)
 }
 
-// jobPod is a pod of the Job that waits at the gate since long.
+// jobPod returns a pod of the Job that has waited at the gate for long.
 func jobPod(name string, options ...build.Option) *corev1.Pod {
 	return build.Pod(name, append([]build.Option{
 		build.OwnedBy(batch()), build.Label("job", "batch"), build.Container("c", "nginx:1"), build.Gated(), build.Created(time.Unix(0, 0)),
@@ -47,14 +47,14 @@ func TestNoPodOfAJobIsDiscarded(t *testing.T) {
 		suspended bool
 		woken     []string
 	}{
-		"it has not started: it makes its pods anew": {job: batch(), pods: []build.Object{jobPod("a"), jobPod("b")}, suspended: true},
-		"it has started: the others start as they are": {
+		"it has not started: its pods are recreated": {job: batch(), pods: []build.Object{jobPod("a"), jobPod("b")}, suspended: true},
+		"it has started: the other pods start as they are": {
 			job: batch(), pods: []build.Object{jobPod("a"), jobPod("b", build.On("node-hz"))}, woken: []string{"a"},
 		},
-		"somebody else suspends it":     {job: batch(kueue), pods: []build.Object{jobPod("a"), jobPod("b")}, woken: []string{"a", "b"}},
-		"it was made anew, to no avail": {job: batch(build.Annotation(gm.JobRestartAnnotation, "resumed batch o/1")), pods: []build.Object{jobPod("a")}, woken: []string{"a"}},
-		"before the policy was edited":  {job: batch(build.Annotation(gm.JobRestartAnnotation, "resumed batch o/0")), pods: []build.Object{jobPod("a")}, suspended: true},
-		"the Job is further up":         {job: batch(), pods: []build.Object{below, jobPod("a", build.OwnedBy(below))}, woken: []string{"a"}},
+		"another controller suspends it":   {job: batch(kueue), pods: []build.Object{jobPod("a"), jobPod("b")}, woken: []string{"a", "b"}},
+		"restarted before, without effect": {job: batch(build.Annotation(gm.JobRestartAnnotation, "resumed batch o/1")), pods: []build.Object{jobPod("a")}, woken: []string{"a"}},
+		"restarted for an older policy":    {job: batch(build.Annotation(gm.JobRestartAnnotation, "resumed batch o/0")), pods: []build.Object{jobPod("a")}, suspended: true},
+		"the Job is further up":            {job: batch(), pods: []build.Object{below, jobPod("a", build.OwnedBy(below))}, woken: []string{"a"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestNoPodOfAJobIsDiscarded(t *testing.T) {
 				t.Errorf("evicted %v", s.Evicted)
 			}
 			if diff := cmp.Diff(tc.woken, s.woken); diff != "" {
-				t.Errorf("wrong pods were let go (-want +got):\n%s", diff)
+				t.Errorf("wrong pods were released (-want +got):\n%s", diff)
 			}
 			if got := s.job().Spec.Suspend; (got != nil && *got) != tc.suspended {
 				t.Errorf("suspended %v, want %t", got, tc.suspended)
@@ -90,8 +90,7 @@ func TestNoPodOfAJobIsDiscarded(t *testing.T) {
 	}
 }
 
-// TestASuspendedJobIsResumed, by whoever leads by then, and one that a user
-// suspended is not.
+// TestASuspendedJobIsResumed by any later leader. A Job that a user suspended is not.
 func TestASuspendedJobIsResumed(t *testing.T) {
 	suspended := build.With(func(j *batchv1.Job) {
 		j.Spec.Suspend = new(true)
@@ -105,7 +104,7 @@ func TestASuspendedJobIsResumed(t *testing.T) {
 		"of a CronJob that carries the labels": {build.Job("batch", suspended, build.Annotation(gm.JobRestartAnnotation, "suspended batch o/1"), build.With(func(j *batchv1.Job) {
 			j.Spec.Selector = &metav1.LabelSelector{}
 		})), true},
-		"a user did": {batch(suspended), false},
+		"a user suspended it": {batch(suspended), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, tc.job, policy, args, node)
@@ -113,7 +112,7 @@ func TestASuspendedJobIsResumed(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(s.World.Walker.Labelled()) != 1 {
-				t.Error("a new leader does not look at the Job")
+				t.Error("a new leader does not enqueue the Job")
 			}
 			s.reconcile("batch")
 			if got := *s.job().Spec.Suspend; got == tc.resumed {

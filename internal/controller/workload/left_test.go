@@ -21,19 +21,19 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// ofASail makes a controller of a kind that is no workload (any more).
-func ofASail(o build.Object) {
+// ofWidget sets a controller of a kind that is not a workload, or not any more.
+func ofWidget(o build.Object) {
 	yes := true
-	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Sail", Name: "sail", UID: "sail", Controller: &yes}})
+	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Widget", Name: "widget", UID: "widget", Controller: &yes}})
 }
 
 func TestPodsOfAKindThatIsNoWorkloadAnyMoreAreLetGo(t *testing.T) {
-	s := newSite(t, policy, build.ReplicaSet("below", ofASail))
-	s.World.Add(t, build.Pod("direct", ofASail, build.Gated(), build.Requires("p", ""), build.Label("app", "web")))
+	s := newSite(t, policy, build.ReplicaSet("below", ofWidget))
+	s.World.Add(t, build.Pod("direct", ofWidget, build.Gated(), build.Requires("p", ""), build.Label("app", "web")))
 	s.World.Add(t, build.Pod("indirect", build.OwnedBy(build.ReplicaSet("below")), build.Unschedulable(), build.Bound("p", "")))
-	s.World.Add(t, build.Pod("running", ofASail, build.On("node-hz"), build.Running(0)))
-	s.World.Add(t, build.Pod("new", ofASail))
-	for _, uid := range []string{"sail", "sail"} {
+	s.World.Add(t, build.Pod("running", ofWidget, build.On("node-hz"), build.Running(0)))
+	s.World.Add(t, build.Pod("new", ofWidget))
+	for _, uid := range []string{"widget", "widget"} {
 		s.reconcile(types.UID(uid))
 		for _, name := range s.woken {
 			s.World.See(s.pod(name))
@@ -46,11 +46,11 @@ func TestPodsOfAKindThatIsNoWorkloadAnyMoreAreLetGo(t *testing.T) {
 		t.Errorf("the gated pod is %v, labels %v", pod.Spec.SchedulingGates, pod.Labels)
 	}
 	if pod := s.pod("indirect"); len(pod.Annotations) == 0 || len(pod.Labels) != 0 {
-		t.Errorf("the refused pod has annotations %v, labels %v", pod.Annotations, pod.Labels)
+		t.Errorf("the unschedulable pod has annotations %v, labels %v", pod.Annotations, pod.Labels)
 	}
 }
 
-// TestPodsWhoseOwnerIsGoneAreLeftAlone: the garbage collector takes them.
+// TestPodsWhoseOwnerIsGoneAreLeftAlone: the garbage collector deletes them.
 func TestPodsWhoseOwnerIsGoneAreLeftAlone(t *testing.T) {
 	s := newSite(t, policy)
 	s.World.Add(t, build.Pod("a", build.OwnedBy(build.ReplicaSet("gone")), build.Gated()))
@@ -60,8 +60,8 @@ func TestPodsWhoseOwnerIsGoneAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestPodsOfAnOwnerThatIsNotCachedYetStay: the owner is read, and says. The pod is
-// looked at again: when the owner comes its own event may bring nobody back.
+// TestPodsOfAnOwnerThatIsNotCachedYetStay: the owner is read and requires a policy. The
+// request is repeated, because the event of the owner may not enqueue it.
 func TestPodsOfAnOwnerThatIsNotCachedYetStay(t *testing.T) {
 	s := newSite(t, policy)
 	s.World.API.Put(build.ReplicaSet("late", build.Requires("p", "")))
@@ -71,7 +71,7 @@ func TestPodsOfAnOwnerThatIsNotCachedYetStay(t *testing.T) {
 		t.Errorf("woken: %v, error %v", s.woken, err)
 	}
 	if result.RequeueAfter != retryUnread {
-		t.Errorf("comes back after %s, want %s: the pod would stay at the gate for ever", result.RequeueAfter, retryUnread)
+		t.Errorf("runs again after %s, want %s: the pod would stay at the gate for ever", result.RequeueAfter, retryUnread)
 	}
 }
 
@@ -96,26 +96,26 @@ func TestAMissingPermissionToBindIsAnEventOnTheWorkload(t *testing.T) {
 	}
 }
 
-// TestPodsOfAnOwnerThatCannotBeReadStay: whether it requires a policy is not
-// known, directly above the pod or further up, and they are looked at again.
+// TestPodsOfAnOwnerThatCannotBeReadStay: it is not known whether the owner, direct or
+// further up, requires a policy. The request is repeated.
 func TestPodsOfAnOwnerThatCannotBeReadStay(t *testing.T) {
-	s := newSite(t, build.ReplicaSet("below", ofASail))
+	s := newSite(t, build.ReplicaSet("below", ofWidget))
 	s.World.Walker.Extend(dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()))
-	sails := owners.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Sail"}} // not served: cannot be read
-	s.World.Walker.SetKinds([]owners.Kind{sails})
-	s.World.Add(t, build.Pod("direct", ofASail, build.Gated()))
+	widgets := owners.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}} // not served: cannot be read
+	s.World.Walker.SetKinds([]owners.Kind{widgets})
+	s.World.Add(t, build.Pod("direct", ofWidget, build.Gated()))
 	s.World.Add(t, build.Pod("indirect", build.OwnedBy(build.ReplicaSet("below")), build.Gated()))
-	for _, uid := range []types.UID{"sail", "below"} {
+	for _, uid := range []types.UID{"widget", "below"} {
 		result, err := s.Reconcile(t.Context(), request{uid})
 		if err != nil || result.RequeueAfter != retryUnread || len(s.woken) != 0 {
-			t.Errorf("%s: comes back after %s, error %v, let go: %v", uid, result.RequeueAfter, err, s.woken)
+			t.Errorf("%s: runs again after %s, error %v, released: %v", uid, result.RequeueAfter, err, s.woken)
 		}
 	}
 	s.World.Walker.SetKinds(nil)
-	for _, uid := range []types.UID{"sail", "below"} {
+	for _, uid := range []types.UID{"widget", "below"} {
 		s.reconcile(uid)
 		if len(s.woken) == 0 {
-			t.Errorf("%s: the kind is no workload any more, and its pods still wait", uid)
+			t.Errorf("%s: the kind was removed, and its pods still wait", uid)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// newPinnedSite is a site in the form in which nobody asks the extender.
+// newPinnedSite is a site without a scheduler that calls the extender.
 func newPinnedSite(t *testing.T, objects ...build.Object) *site {
 	t.Helper()
 	s := newSite(t, objects...)
@@ -23,8 +23,7 @@ func newPinnedSite(t *testing.T, objects ...build.Object) *site {
 	return s
 }
 
-// TestADaemonSetsPodForAnotherNodeWaitsAtTheGate: the webhook put it there, and a
-// new one would come there too.
+// TestADaemonSetsPodForAnotherNodeWaitsAtTheGate: its successor would wait there too.
 func TestADaemonSetsPodForAnotherNodeWaitsAtTheGate(t *testing.T) {
 	daemons := build.DaemonSet("web", build.Bound("p", "o"))
 	s := newPinnedSite(t, append(halves(), daemons, build.OverridePolicy("o", build.Args("hz", "c", "--hz")), build.Node("node-out"))...)
@@ -36,11 +35,11 @@ func TestADaemonSetsPodForAnotherNodeWaitsAtTheGate(t *testing.T) {
 		}
 	}
 	if len(s.Evicted)+len(s.woken) != 0 {
-		t.Errorf("made anew %v, let go %v", s.Evicted, s.woken)
+		t.Errorf("evicted %v, released %v", s.Evicted, s.woken)
 	}
 }
 
-// TestPodsThatNameANodeGoToItsGroup: whoever made them, if no DaemonSet did.
+// TestPodsThatNameANodeGoToItsGroup, unless a DaemonSet created them.
 func TestPodsThatNameANodeGoToItsGroup(t *testing.T) {
 	s := newPinnedSite(t, append(web(build.Bound("p", ""), build.Replicas(4)), halves()...)...)
 	names := []string{"a", "b", "c", "d"}
@@ -55,7 +54,8 @@ func TestPodsThatNameANodeGoToItsGroup(t *testing.T) {
 	}
 }
 
-// TestWhoWantsNoPolicyThatCannotBeUsedDoesNotWaitForIt, be it missing or invalid.
+// TestWhoWantsNoPolicyThatCannotBeUsedDoesNotWaitForIt: the workload ignores a policy that
+// is missing or invalid.
 func TestWhoWantsNoPolicyThatCannotBeUsedDoesNotWaitForIt(t *testing.T) {
 	invalid := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) { p.Spec = gm.PropagationSpec{} }))
 	for name, objects := range map[string][]build.Object{"invalid": {invalid, node}, "missing": {node}} {
@@ -64,14 +64,14 @@ func TestWhoWantsNoPolicyThatCannotBeUsedDoesNotWaitForIt(t *testing.T) {
 			s.World.Add(t, waiting("a", build.Gated()))
 			s.reconcile("web")
 			if len(s.woken) != 1 {
-				t.Errorf("let go: %v", s.woken)
+				t.Errorf("released: %v", s.woken)
 			}
 		})
 	}
 }
 
-// TestAJobsPodThatStartsAsItIsIsKeptToItsGroup: the Job has started, so the pod
-// cannot be made anew with its arguments.
+// TestAJobsPodThatStartsAsItIsIsKeptToItsGroup: the Job has started, so the pod cannot be
+// recreated with its arguments.
 func TestAJobsPodThatStartsAsItIsIsKeptToItsGroup(t *testing.T) {
 	s := newPinnedSite(t, batch(), policy, args, node, build.Node("node-out"))
 	if err := s.World.Pods.Tracker().Add(batch()); err != nil {
@@ -88,11 +88,11 @@ func TestAJobsPodThatStartsAsItIsIsKeptToItsGroup(t *testing.T) {
 		t.Errorf("gates %v, affinity %v", got.Spec.SchedulingGates, got.Spec.Affinity)
 	}
 	if len(s.Evicted) != 0 {
-		t.Errorf("made anew: %v", s.Evicted)
+		t.Errorf("evicted: %v", s.Evicted)
 	}
 }
 
-// TestPodsWithoutASeatCostNoReads: a pod with volumes is read once there is one.
+// TestPodsWithoutASeatCostNoReads: a pod with volumes is read only once a seat is open.
 func TestPodsWithoutASeatCostNoReads(t *testing.T) {
 	full := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
 		p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt32(0))}}
@@ -116,8 +116,8 @@ func TestPodsWithoutASeatCostNoReads(t *testing.T) {
 	}
 }
 
-// TestThePodThatWasReadIsSettled and no other of its name, nor one that has
-// changed since.
+// TestThePodThatWasReadIsSettled: the patch fails for another pod of the name, and for a pod
+// that has changed since.
 func TestThePodThatWasReadIsSettled(t *testing.T) {
 	s := newPinnedSite(t, append(web(build.Bound("p", "")), halves()...)...)
 	s.World.Add(t, waiting("a", build.Gated(), build.With(func(p *corev1.Pod) { p.ResourceVersion = "7" })))
@@ -140,8 +140,8 @@ func TestThePodThatWasReadIsSettled(t *testing.T) {
 	}
 }
 
-// TestAPolicyThatIsBoundInThisPassIsNoMissingOne: the walk has not seen the binding
-// label yet, and the pod must not leave the gate without its group for that.
+// TestAPolicyThatIsBoundInThisPassIsNoMissingOne: the caches do not hold the binding label
+// yet. The pod must not leave the gate without its group because of that.
 func TestAPolicyThatIsBoundInThisPassIsNoMissingOne(t *testing.T) {
 	ignoring := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
 	s := newPinnedSite(t, append(web(build.Requires("p", ""), ignoring), halves()...)...)
@@ -150,6 +150,6 @@ func TestAPolicyThatIsBoundInThisPassIsNoMissingOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := s.pod("a"); len(got.Spec.SchedulingGates) == 0 && got.Spec.Affinity == nil {
-		t.Errorf("let go to anywhere (let go: %v)", s.woken)
+		t.Errorf("it left the gate without a group (released: %v)", s.woken)
 	}
 }

@@ -23,47 +23,49 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// retryUnread is how soon is looked again whether the owner of a pod at the gate
-// can be read.
+// retryUnread is when a pod at the gate whose owner cannot be read is tried again.
 const retryUnread = 2 * time.Second
 
-// release lets pods go that wait for a policy, once the API server has the
-// binding labels.
+// release takes pods off the gate once the API server has the binding labels, and nudges
+// unschedulable pods.
 func (r *Reconciler) release(ctx context.Context, s *scope) error {
-	if !s.bound || waits(s.app, s.want) {
+	if !s.bound || waits(s.workload, s.want) {
 		return nil
 	}
-	errs := []error{s.changes(r.Clock.Now())}
-	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
+	errs := []error{s.waitForAway(r.Clock.Now())}
+	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.workload.UID)) {
 		errs = append(errs, r.releaseCohort(ctx, s, cohort))
 	}
 	return errors.Join(errs...)
 }
 
+// releaseCohort releases the pods of one owner and one revision. An error about one pod does
+// not keep the others at the gate.
 func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.CohortView) error {
 	var errs []error
-	var refused, gated []*seats.Pod
+	var unschedulable, gated []*seats.Pod
 	for _, pod := range cohort.Pods {
 		switch {
 		case pod.Node != "" || r.waitsForAnother(pod.Pod, s):
 		case pod.Gated:
 			gated = append(gated, pod.Pod)
 		case pod.Unschedulable:
-			refused = append(refused, pod.Pod)
+			unschedulable = append(unschedulable, pod.Pod)
 		}
 	}
-	if len(refused)+len(gated) == 0 {
+	if len(unschedulable)+len(gated) == 0 {
 		return nil
 	}
 	nudge := nudgeValue(s.spread + s.override)
-	open, placeless, request := r.openSeats(ctx, slices.Concat(refused, gated)[0])
-	for _, pod := range refused[:min(open, len(refused))] {
+	open, placeless, request := r.openSeats(ctx, slices.Concat(unschedulable, gated)[0])
+	// A pod is nudged once for each content of the policies, and only if a seat is open.
+	for _, pod := range unschedulable[:min(open, len(unschedulable))] {
 		if pod.Nudge != nudge {
 			errs = append(errs, r.wake(ctx, s, pod, nudge))
 		}
 	}
 	for _, pod := range gated {
-		if err := r.known(ctx, pod); err != nil {
+		if err := r.checkOwners(ctx, pod); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -77,7 +79,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 		case stays || err != nil:
 		case placeless && !pod.Pinned() && r.Ledger.HoldRefused(cohort.Owner):
 			err = phase.Wait("a NodeGroup with a node", retrySeat)
-		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.CanUngate(request): // a reservation that lapses tells nobody
+		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.CanUngate(request): // the expiry of a reservation is no event
 			err = phase.Wait("a seat for a pod at the gate", seats.ReservationTTL)
 		default:
 			err = r.wake(ctx, s, pod, nudge)
@@ -87,31 +89,32 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 	return errors.Join(errs...)
 }
 
-// known is an error while it is not known whether something above the pod's owner
-// requires policies. The walk's caches answer for nearly every pod.
-func (r *Reconciler) known(ctx context.Context, pod *seats.Pod) error {
-	app, _, err := r.Walker.Application(ctx, pod.Object())
+// checkOwners returns a wait while it is not known whether an owner of the pod requires
+// policies. The caches hold the owners of nearly every pod. Other errors of the walk are
+// left to replace.
+func (r *Reconciler) checkOwners(ctx context.Context, pod *seats.Pod) error {
+	workload, _, err := r.Walker.Application(ctx, pod.Object())
 	switch {
 	case errors.Is(err, owners.ErrOwnerUnread):
 		return phase.Wait(err.Error(), retryUnread)
-	case err == nil && app.Managed() && !r.Walker.ApplicationOfOwner(pod.Owner()).Managed():
-		return phase.Wait("the watch to bring the pod's owners", retryUnread)
+	case err == nil && workload.Managed() && !r.Walker.ApplicationOfOwner(pod.Owner()).Managed():
+		return phase.Wait("the watch to deliver the pod's owners", retryUnread)
 	}
 	return nil
 }
 
-// releaseLeft lets pods go whose owner the walk does not know any more, because
-// its kind is no workload any more: nobody else would. Pods whose owner is gone
-// are left to the garbage collector.
+// releaseLeft takes the pods of an owner off the gate that the walker does not hold any
+// more, because its kind was removed from the ConfigMap. No other workload enqueues them.
+// Pods whose owner is deleted are left to the garbage collector.
 func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 	var errs []error
 	nudge := nudgeValue("")
-	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.app.UID)) {
+	for _, cohort := range r.Ledger.View(r.Walker.Descendants(s.workload.UID)) {
 		for _, pod := range cohort.Pods {
 			if pod.Node != "" || !pod.Gated && !pod.Unschedulable {
 				continue
 			}
-			app, _, err := r.Walker.Application(ctx, pod.Object())
+			workload, _, err := r.Walker.Application(ctx, pod.Object())
 			if err == nil && pod.Gated {
 				if done, err := r.classify(ctx, s, pod.Pod); done || err != nil {
 					errs = append(errs, err)
@@ -124,65 +127,66 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 			case errors.Is(err, owners.ErrOwnerGone):
 			case err != nil:
 				errs = append(errs, err)
-			case !app.Managed() && (pod.Gated || pod.Nudge != nudge):
+			case !workload.Managed() && (pod.Gated || pod.Nudge != nudge):
 				errs = append(errs, r.wake(ctx, s, pod.Pod, nudge))
-			case pod.Gated: // seen before its owner, whose own event brings nobody back
-				errs = append(errs, phase.Wait("the watch to bring the pod's owners", retryUnread))
+			case pod.Gated: // seen before its owner, and the event of the owner may not enqueue it
+				errs = append(errs, phase.Wait("the watch to deliver the pod's owners", retryUnread))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// openSeats is the number of pods of a cohort that kube-scheduler could place
-// now: no more are nudged, for the others would be refused again. placeless is
-// set when no group of the policy has a node. The request
-// is what one of the pods asks for; its spread is empty where nothing is divided.
+// openSeats returns the number of pods of a cohort that kube-scheduler could place now. No
+// more pods are nudged, because the others would be unschedulable again. placeless reports
+// that no group of the policy has a node. request is the seat request of one of the pods;
+// its spread is empty if the pods are not divided.
 func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) (open int, placeless bool, request seats.Request) {
 	a, err := r.Policies.Assignment(ctx, pod.Object(), pod.Revision)
 	if err == nil && a.Counted && len(a.Spread.Groups()) == 0 && len(a.Spread.Missing()) > 0 {
 		return math.MaxInt, true, seats.Request{}
 	}
 	if err != nil || !a.Counted || len(a.Spread.Groups()) == 0 {
-		return math.MaxInt, false, seats.Request{} // every pod may find its node
+		return math.MaxInt, false, seats.Request{} // nothing limits the pods
 	}
 	request = seats.Request{Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
 	return r.Ledger.Open(request), false, request
 }
 
-// changes comes back when a group of the policy comes to be away: pods that
-// wait may go elsewhere then, and nothing else tells.
-func (s *scope) changes(now time.Time) error {
+// waitForAway returns a wait until the next group of the policy becomes away: pods that wait
+// may get another group then, and there is no event for it.
+func (s *scope) waitForAway(now time.Time) error {
 	if s.changesAt.IsZero() {
 		return nil
 	}
 	return phase.Wait("a NodeGroup to be away", s.changesAt.Sub(now))
 }
 
-// waits tells whether new pods of a workload have to wait for a policy.
-func waits(app *ownership.Object, p ownership.Policies) bool {
+// waits reports whether new pods of a workload have to wait for a policy.
+func waits(workload *ownership.Object, p ownership.Policies) bool {
 	for _, binding := range []ownership.Binding{p.Propagation(), p.Override()} {
 		if binding == ownership.Unbound || binding == ownership.Mismatched {
-			return !app.IgnoreMissing
+			return !workload.IgnoreMissing
 		}
 	}
 	return false
 }
 
-// waitsForAnother: the two policies may be required by different owners.
+// waitsForAnother reports whether the pod waits for a policy that an owner other than the
+// workload of this pass requires: different owners may require the two policies.
 func (r *Reconciler) waitsForAnother(pod *seats.Pod, s *scope) bool {
-	app := r.Walker.ApplicationOfOwner(pod.Owner())
-	for _, o := range []*ownership.Object{app.Propagation, app.Override} {
-		if o != nil && o.UID != s.app.UID && waits(o, o.Policies) {
+	workload := r.Walker.ApplicationOfOwner(pod.Owner())
+	for _, o := range []*ownership.Object{workload.Propagation, workload.Override} {
+		if o != nil && o.UID != s.workload.UID && waits(o, o.Policies) {
 			return true
 		}
 	}
 	return false
 }
 
-// wake takes our gate off a pod, or nudges one that kube-scheduler refused
-// before: it looks at a refused pod again when the pod changes, never because
-// a policy did.
+// wake takes a pod off the gate, or nudges an unschedulable one: kube-scheduler tries that
+// again when the pod changes, but not when a policy changes. It also writes the policy
+// labels of the pod.
 func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod, nudge string) error {
 	type gate struct {
 		Patch string `json:"$patch"`
@@ -199,9 +203,9 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod, nudge s
 		} `json:"spec"`
 	}
 	change.Metadata.UID = pod.UID
-	change.Metadata.Labels = copies(r.Walker.ApplicationOfOwner(pod.Owner()), s)
+	change.Metadata.Labels = policyLabels(r.Walker.ApplicationOfOwner(pod.Owner()), s)
 	for _, key := range r.selectorOf(pod).Keys() {
-		delete(change.Metadata.Labels, key) // its owner finds it by that
+		delete(change.Metadata.Labels, key) // its owner selects it by this label
 	}
 	if pod.Gated {
 		change.Spec.SchedulingGates = []gate{{Patch: "delete", Name: gm.PolicyGate}}
@@ -222,8 +226,8 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod, nudge s
 	return nil
 }
 
-// selectorOf is what the owner of a pod finds it by; not known of an owner that the
-// caches do not have.
+// selectorOf returns the label selector of the owner of a pod; unknown, the zero value, if
+// the caches do not hold the owner.
 func (r *Reconciler) selectorOf(pod *seats.Pod) ownership.Selector {
 	if pod.Controller == nil {
 		return ownership.SelectorByKeys()
@@ -234,26 +238,26 @@ func (r *Reconciler) selectorOf(pod *seats.Pod) ownership.Selector {
 	return ownership.Selector{}
 }
 
-// found are the policies of an object: of the pass's own workload what it has found,
-// which the walk may not have seen yet.
-func (s *scope) found(o *ownership.Object) ownership.Policies {
-	if o.UID == s.app.UID {
+// policiesOf returns the policies of an object. For the workload of this pass they include
+// the binding labels that it has written; the caches may not hold them yet.
+func (s *scope) policiesOf(o *ownership.Object) ownership.Policies {
+	if o.UID == s.workload.UID {
 		return s.want
 	}
 	return o.Policies
 }
 
-// copies are the policy labels of a pod: those of its application, with what
-// this pass found about the one workload. nil takes a label off.
-func copies(app ownership.Application, s *scope) map[string]*string {
-	current := *s.app
+// policyLabels returns the policy labels of a pod: copies of those of its workload, with the
+// binding labels that this pass has written. nil removes a label.
+func policyLabels(workload ownership.Application, s *scope) map[string]*string {
+	current := *s.workload
 	current.Policies = s.want
-	for _, o := range []**ownership.Object{&app.Propagation, &app.Override} {
-		if *o != nil && (*o).UID == s.app.UID {
+	for _, o := range []**ownership.Object{&workload.Propagation, &workload.Override} {
+		if *o != nil && (*o).UID == s.workload.UID {
 			*o = &current
 		}
 	}
-	want := app.Policies().Labels()
+	want := workload.Policies().Labels()
 	labels := make(map[string]*string, len(ownership.LabelKeys))
 	for _, key := range ownership.LabelKeys {
 		labels[key] = nil
@@ -264,6 +268,7 @@ func copies(app ownership.Application, s *scope) map[string]*string {
 	return labels
 }
 
+// nudgeValue returns a short hash of the contents of the policies.
 func nudgeValue(spread string) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(spread))

@@ -15,27 +15,27 @@ import (
 )
 
 const (
-	// gateTime is how long a pod stays at the gate at least before it is
-	// replaced: what keeps the webhook from seating pods may last.
+	// gateTime is the shortest time that a pod stays at the gate before it is replaced:
+	// the webhook may still be unable to give its successor a seat.
 	gateTime = 2 * time.Second
-	// retrySeat is how soon is looked again whether a group lacks a pod.
+	// retrySeat is when a pod at the gate without a seat is tried again.
 	retrySeat = 5 * time.Second
 )
 
-// replace lets the owner of a gated pod make a new one, if the pod had to be as
-// its OverridePolicy wants it from its creation and is not. It reports whether
-// the pod is to stay at the gate. A Job's pod is not evicted: the Job is
-// suspended and resumed, or the pod starts as it is.
+// replace settles a gated pod (settle) if it can still be changed as its OverridePolicy
+// requires. It evicts a pod that had to be created with the changes, so that its owner
+// recreates it. It reports whether the pod stays at the gate. A pod of a Job is not
+// evicted: the Job is suspended and resumed, or the pod starts as it is.
 func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (stays bool, err error) {
 	if pod.Pinned() {
 		return false, nil
 	}
 	a, err := r.Policies.Assignment(ctx, pod.Object(), pod.Revision)
 	if err != nil {
-		return pod.Controller != nil || !r.Policies.Asked(), nil // the policy says why
+		return pod.Controller != nil || !r.Policies.Asked(), nil // the status of the policy shows the error
 	}
-	if o := a.Application.Propagation; o != nil && o.IgnoreMissing && s.found(o).Propagation() != ownership.Bound {
-		return false, nil // its workload wants no policy where it cannot be used
+	if o := a.Application.Propagation; o != nil && o.IgnoreMissing && s.policiesOf(o).Propagation() != ownership.Bound {
+		return false, nil // the workload ignores a policy that is missing or invalid
 	}
 	creation, err := r.Policies.Creation(ctx, a)
 	if err != nil {
@@ -44,20 +44,21 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if !r.Policies.Asked() && !a.Divided() && !a.Takes(r.Ledger.NodeGroup(pod.For)) {
 		return true, phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
 	}
+	// No rule depends on the creation of the pod: it can be changed at the gate.
 	if !creation.Fixed && (a.Divided() && creation.Early || !a.Divided() && creation.AtOnce) {
 		return true, r.settle(ctx, s, pod, a, creation)
 	}
 	if pod.Controller == nil || !creation.Fixed || a.Counted && !creation.Early {
-		return false, nil // a new one would be no other
+		return false, nil // its successor would be the same
 	}
 	if strings.HasPrefix(pod.Unassigned, creation.Version()+" ") {
-		return true, nil // a rule cannot be applied; the OverridePolicy says so
+		return true, nil // a rule cannot be applied; the status of the OverridePolicy shows it
 	}
 	if left := pod.Created.Add(gateTime).Sub(r.Clock.Now()); left > 0 {
-		return true, phase.Wait("a replica that seats new pods", left)
+		return true, phase.Wait("a replica of the webhook that gives new pods seats", left)
 	}
 	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort}
-	if a.Counted {
+	if a.Counted { // evict the pod only if its successor can get a seat
 		request.Total, request.Spread = a.Total, a.Spread
 		if len(r.Ledger.Scores(request)) == 0 {
 			return true, phase.Wait("a seat for the pod", retrySeat)
@@ -68,22 +69,18 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 		if stays || err != nil || r.Policies.Asked() || !a.Divided() {
 			return stays, err
 		}
-		return true, r.settle(ctx, s, pod, a, creation) // nobody else keeps it to its group
+		return true, r.settle(ctx, s, pod, a, creation) // nothing else restricts it to its group
 	}
 	if may, after := r.Ledger.Renew(request, pod.Created); !may {
 		return true, phase.Wait("a seat for the next pod", after)
 	}
+	// Renew has counted the successor of the pod. Stay takes that back if the pod stays.
 	err = r.Evictor.Discard(ctx, pod.Key(), pod.UID)
 	if err != nil && !errors.Is(err, eviction.ErrGone) {
 		r.Ledger.Stay(request)
 	}
-	switch {
-	case err == nil:
-		log.FromContext(ctx).Info("Replaced a pod that waited to be created as its OverridePolicy wants it", "pod", pod.Key())
-	case eviction.Moot(err):
-		err = nil
-	case errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
-		err = phase.Wait(err.Error(), eviction.Retry)
+	if err == nil {
+		log.FromContext(ctx).Info("Replaced a pod at the gate that was created without the changes of its OverridePolicy", "pod", pod.Key())
 	}
-	return true, err
+	return true, eviction.Outcome(err)
 }

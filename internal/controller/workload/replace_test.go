@@ -28,7 +28,7 @@ var (
 	args = build.OverridePolicy("o", build.Args("hz", "c", "--hz"))
 )
 
-// gated is a pod that waits at the gate since a while before now.
+// gated returns a pod that has waited at the gate for some time.
 func gated(name string, age time.Duration, options ...build.Option) *corev1.Pod {
 	return waiting(name, append([]build.Option{build.Gated(), build.Created(time.Unix(1_000_000, 0).Add(-age))}, options...)...)
 }
@@ -48,38 +48,38 @@ func TestGatedPods(t *testing.T) {
 		woken   []string
 		requeue time.Duration
 	}{
-		"a pod that must be created anew is replaced": {
+		"a pod that must be recreated is evicted": {
 			objects: append(web(both), policy, args, node), pod: gated("a", gateTime), evicted: []string{"a"},
 		},
-		"not at once: what keeps the webhook from seating pods may last": {
+		"it is not evicted before gateTime": {
 			objects: append(web(both), policy, args, node), pod: gated("a", time.Second/2), requeue: gateTime - time.Second/2,
 		},
-		"not while no seat is open: the next one would wait as well": {
+		"it is not evicted while no seat is open": {
 			objects: append(web(both), full, args, node), pod: gated("a", time.Hour), requeue: retrySeat,
 		},
-		"not while a rule cannot be applied to it": {
+		"it is not evicted while a rule cannot be applied to it": {
 			objects: append(web(both), policy, args, node), pod: gated("a", time.Hour, refused("o/1")),
 		},
-		"but when the policy was edited since": {
+		"it is evicted if the policy was edited since": {
 			objects: append(web(both), policy, args, node), pod: gated("a", time.Hour, refused("o/0")), evicted: []string{"a"},
 		},
-		"or made anew": {
+		"it is evicted if the policy was recreated since": {
 			objects: append(web(both), policy, args, node), pod: gated("a", time.Hour, refused("older/1")), evicted: []string{"a"},
 		},
-		"a generation that begins alike is another": {
+		"a refusal of generation 10 does not count for generation 1": {
 			objects: append(web(both), policy, args, node), pod: gated("a", time.Hour, refused("o/10")), evicted: []string{"a"},
 		},
-		"a pod that is as wanted is let go": {
+		"a pod that has the changes leaves the gate": {
 			objects: append(web(both), policy, args, node), pod: gated("a", 0, build.Seated("hz")), woken: []string{"a"},
 		},
-		"images can change later: the pod is let go": {
+		"images can change later: the pod leaves the gate": {
 			objects: append(web(both), policy, override, node), pod: gated("a", 0), woken: []string{"a"},
 		},
-		"and so is one that could have got them early": {
+		"a pod that could have got its images early leaves the gate": {
 			objects: append(web(both), build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentEarly)), override, node),
 			pod:     gated("a", 0), woken: []string{"a"},
 		},
-		"where a missing PropagationPolicy is none, a new pod would be no other": {
+		"a missing PropagationPolicy is ignored: its successor would be the same": {
 			objects: append(web(build.Requires("gone", "o"), ignore), args, node), pod: gated("a", time.Hour), woken: []string{"a"},
 		},
 		"the pod of a DaemonSet needs no seat": {
@@ -93,13 +93,13 @@ func TestGatedPods(t *testing.T) {
 			s.World.Add(t, tc.pod)
 			result, err := s.Reconcile(t.Context(), request{"web"})
 			if err != nil || result.RequeueAfter != tc.requeue {
-				t.Errorf("comes back after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)
+				t.Errorf("runs again after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)
 			}
 			if diff := cmp.Diff(tc.evicted, s.Evicted); diff != "" {
 				t.Errorf("wrong evictions (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(tc.woken, s.woken); diff != "" {
-				t.Errorf("wrong pods were let go (-want +got):\n%s", diff)
+				t.Errorf("wrong pods were released (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -123,16 +123,16 @@ func TestAnswersToAnEvictionOfAGatedPod(t *testing.T) {
 			s.Answers = []error{tc.answer}
 			result, err := s.Reconcile(t.Context(), request{"web"})
 			if !errors.Is(err, tc.want) || result.RequeueAfter != tc.requeue {
-				t.Errorf("comes back after %s, want %s; error %v, want %v", result.RequeueAfter, tc.requeue, err, tc.want)
+				t.Errorf("runs again after %s, want %s; error %v, want %v", result.RequeueAfter, tc.requeue, err, tc.want)
 			}
 			if len(s.woken) != 0 {
-				t.Errorf("the gate of %v came off", s.woken)
+				t.Errorf("the gate of %v was removed", s.woken)
 			}
 		})
 	}
 }
 
-// goneAndBack lets the pods that were evicted go and others come in their place.
+// goneAndBack deletes the evicted pods and creates their successors.
 func (s *site) goneAndBack(successor func() *corev1.Pod) (gone int) {
 	s.t.Helper()
 	for _, name := range s.Evicted {
@@ -143,8 +143,8 @@ func (s *site) goneAndBack(successor func() *corev1.Pod) (gone int) {
 	return gone
 }
 
-// TestAPodAtTheGateIsMadeAnewLaterAndLater: its successors come to the gate as
-// well, because the replica that serves the webhook cannot ask the one that leads.
+// TestAPodAtTheGateIsMadeAnewLaterAndLater: its successors wait at the gate as well, because
+// the replica that serves the webhook cannot reach the leader.
 func TestAPodAtTheGateIsMadeAnewLaterAndLater(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", "o"), build.Replicas(2)), policy, args, node)...)
 	s.World.Add(t, gated("g", gateTime))
@@ -161,25 +161,25 @@ func TestAPodAtTheGateIsMadeAnewLaterAndLater(t *testing.T) {
 			t.Fatal(err)
 		}
 		if second == 0 && len(s.Evicted) != 1 {
-			t.Fatalf("the first is not made anew at once: comes back after %s", result.RequeueAfter)
+			t.Fatalf("the first pod is not evicted at once: runs again after %s", result.RequeueAfter)
 		}
 		made += s.goneAndBack(successor(build.Gated()))
 		s.World.Clock.Step(time.Second)
 	}
 	if made < 10 || made > 25 {
-		t.Errorf("one pod was made anew %d times in an hour, want fewer and fewer times and then once in five minutes", made)
+		t.Errorf("one pod was evicted %d times in an hour, want longer and longer pauses up to five minutes", made)
 	}
 	s.World.See(successor(build.Seated("hz"))()) // the leader answers again
 	last := successor(build.Gated())()
 	s.World.See(last)
 	s.World.Clock.Step(gateTime)
 	if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil || !slices.Contains(s.Evicted, last.Name) {
-		t.Errorf("a pod got its seat, and the next one is not made anew at once: %v (error %v)", s.Evicted, err)
+		t.Errorf("a pod got its seat, and the next one is not evicted at once: %v (error %v)", s.Evicted, err)
 	}
 }
 
-// TestNoMorePodsAreMadeAnewThanSeatsAreOpen: 50 pods wait for few seats, and
-// those that were made anew are on their way to theirs.
+// TestNoMorePodsAreMadeAnewThanSeatsAreOpen: 50 pods wait for few seats. The successors of
+// evicted pods have not arrived yet, and count.
 func TestNoMorePodsAreMadeAnewThanSeatsAreOpen(t *testing.T) {
 	for _, open := range []int{1, 7, 50, 60} {
 		t.Run(fmt.Sprint(open), func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestNoMorePodsAreMadeAnewThanSeatsAreOpen(t *testing.T) {
 				t.Helper()
 				s.woken = nil
 				if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil || len(s.Evicted) != want || len(s.woken) != 0 {
-					t.Fatalf("%d pods are made anew, want %d; %d are let go (error %v)", len(s.Evicted), want, len(s.woken), err)
+					t.Fatalf("%d pods are evicted, want %d; %d are released (error %v)", len(s.Evicted), want, len(s.woken), err)
 				}
 			}
 			s.Answers = []error{build.BudgetSaysNo()} // takes no seat
@@ -204,7 +204,7 @@ func TestNoMorePodsAreMadeAnewThanSeatsAreOpen(t *testing.T) {
 				s.World.Ledger.Forget(build.Pod(name).UID)
 			}
 			if s.Evicted = nil; open < 50 {
-				pass(0) // their successors are on their way
+				pass(0) // their successors have not arrived yet
 			}
 			for i := range min(open, 49) {
 				s.World.See(waiting(fmt.Sprint("next", i), build.Seated("hz"), build.Created(s.World.Clock.Now())))
@@ -219,7 +219,7 @@ func TestNoMorePodsAreMadeAnewThanSeatsAreOpen(t *testing.T) {
 	}
 }
 
-// TestManyPodsAtTheGateAreMadeAnewAtOnce: weights keep nobody there.
+// TestManyPodsAtTheGateAreMadeAnewAtOnce: weights limit no pods.
 func TestManyPodsAtTheGateAreMadeAnewAtOnce(t *testing.T) {
 	for name, options := range map[string]build.Option{"as many as it wants": build.Replicas(50), "fewer than there are": build.Replicas(10)} {
 		t.Run(name, func(t *testing.T) {
@@ -234,14 +234,14 @@ func TestManyPodsAtTheGateAreMadeAnewAtOnce(t *testing.T) {
 				return true, nil, nil
 			})
 			if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil || len(s.Evicted) != 50 {
-				t.Errorf("%d of 50 pods are made anew in the first pass (error %v)", len(s.Evicted), err)
+				t.Errorf("%d of 50 pods are evicted in the first pass (error %v)", len(s.Evicted), err)
 			}
 		})
 	}
 }
 
-// TestNoMorePodsThanSeatsLeaveTheGate: those that kube-scheduler has already
-// count first; where nothing bounds the pods, all go.
+// TestNoMorePodsThanSeatsLeaveTheGate: pods that kube-scheduler has already take seats first.
+// If nothing limits the pods, all of them leave.
 func TestNoMorePodsThanSeatsLeaveTheGate(t *testing.T) {
 	upTo := func(n int) build.Object {
 		return build.PropagationPolicy("p", build.Assigns(gm.AssignmentLate), build.With(func(p *gm.PropagationPolicy) {
@@ -272,7 +272,7 @@ func TestNoMorePodsThanSeatsLeaveTheGate(t *testing.T) {
 			}
 			result, err := s.Reconcile(t.Context(), request{"web"})
 			if stay := bounded(tc.policy) && len(tc.want) < 3; err != nil || (result.RequeueAfter != 0) != stay {
-				t.Errorf("comes back after %s, some pods stay: %t; error %v", result.RequeueAfter, stay, err)
+				t.Errorf("runs again after %s, some pods stay: %t; error %v", result.RequeueAfter, stay, err)
 			}
 			if diff := cmp.Diff(tc.want, s.woken); diff != "" {
 				t.Errorf("wrong pods were woken (-want +got):\n%s", diff)
@@ -286,25 +286,25 @@ func bounded(policy build.Object) bool {
 	return ok && p.Spec.NumRange != nil
 }
 
-// TestPodsOfAnOwnerThatWasRefusedStayAtTheGateWhileNoGroupHasANode: without it
-// kube-scheduler would ask about each of them whenever any pod changes.
+// TestPodsOfAnOwnerThatWasRefusedStayAtTheGateWhileNoGroupHasANode: otherwise kube-scheduler
+// would call the extender for each of them whenever any pod changes.
 func TestPodsOfAnOwnerThatWasRefusedStayAtTheGateWhileNoGroupHasANode(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", "")), policy)...)
 	s.World.Add(t, gated("new", time.Hour))
 	refused := waiting("old", build.Unschedulable(), build.With(func(p *corev1.Pod) { p.Status.Conditions[0].Message = seats.TextOutsideGroups }))
 	s.World.Add(t, refused)
-	s.World.Ledger.Forget(refused.UID) // made anew
+	s.World.Ledger.Forget(refused.UID) // evicted
 	result, err := s.Reconcile(t.Context(), request{"web"})
 	if len(s.woken) != 0 || result.RequeueAfter != retrySeat || err != nil {
-		t.Errorf("woken %v, comes back after %s (error %v)", s.woken, result.RequeueAfter, err)
+		t.Errorf("woken %v, runs again after %s (error %v)", s.woken, result.RequeueAfter, err)
 	}
 	s.World.Add(t, node)
 	if s.reconcile("web"); len(s.woken) != 1 {
-		t.Errorf("the group has a node, and woken are %v", s.woken)
+		t.Errorf("with a node in the group, woken are %v", s.woken)
 	}
 }
 
-// TestWaitingPodsAreNudgedWhenAGroupComesToBeAway: nothing but the clock changes.
+// TestWaitingPodsAreNudgedWhenAGroupComesToBeAway: only the clock changes.
 func TestWaitingPodsAreNudgedWhenAGroupComesToBeAway(t *testing.T) {
 	silent := build.Node("node-bj", build.InGroup("bj"), build.With(func(n *corev1.Node) {
 		n.Status.Conditions[0].Status, n.Status.Conditions[0].LastTransitionTime = corev1.ConditionUnknown, metav1.Unix(1_000_000, 0)
@@ -317,11 +317,11 @@ func TestWaitingPodsAreNudgedWhenAGroupComesToBeAway(t *testing.T) {
 	s.World.Add(t, waiting("refused", build.Unschedulable()))
 	result, err := s.Reconcile(t.Context(), request{"web"})
 	if len(s.woken) != 1 || result.RequeueAfter != time.Minute || err != nil {
-		t.Errorf("woken %v, comes back after %s (error %v)", s.woken, result.RequeueAfter, err)
+		t.Errorf("woken %v, runs again after %s (error %v)", s.woken, result.RequeueAfter, err)
 	}
 	s.World.See(s.pod("refused"))
 	s.World.Clock.Step(time.Minute)
 	if s.reconcile("web"); len(s.woken) != 1 {
-		t.Errorf("its share is the others' now, and woken are %v", s.woken)
+		t.Errorf("the other groups have its share, and woken are %v", s.woken)
 	}
 }

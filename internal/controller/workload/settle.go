@@ -23,12 +23,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// retryConflict is how soon a pod is read again that changed meanwhile.
+// retryConflict is when a pod is read again after a write conflict.
 const retryConflict = 200 * time.Millisecond
 
-// settle gives a pod at the gate what it would have got at its creation, and
-// takes the gate off: its group, to which a pod may be restricted while it waits
-// at a gate, and its images. The pod stays at the gate if there is no seat for it.
+// settle gives a pod at the gate what the webhook would have given it at creation, its group
+// and its images, and removes the gate. The API server allows stricter node selection only
+// while a pod has a scheduling gate. The pod stays at the gate if there is no seat for it.
 func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a policies.Assignment, creation policies.Creation) error {
 	group, err := r.place(ctx, pod, a)
 	if err != nil {
@@ -42,11 +42,11 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 		return fmt.Errorf("reading pod %s: %w", pod.Key(), err)
 	}
 	if !slices.ContainsFunc(live.Spec.SchedulingGates, isOurs) {
-		return nil // the watch will say so
+		return nil // the watch delivers that
 	}
 	changed := live.DeepCopy()
 	if group == "" {
-		creation.Rules = nil // on a node of no group pods are as their template
+		creation.Rules = nil // overrides apply to pods in groups only
 	}
 	if creation.Fixed { // it starts as it is
 		err = assign.DressImages(changed, creation, group)
@@ -58,17 +58,17 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 		if live.Annotations[gm.UnassignedAnnotation] == why {
 			return nil
 		}
-		assign.Annotate(&changed.ObjectMeta, gm.UnassignedAnnotation, why) // the OverridePolicy tells of it
+		assign.Annotate(&changed.ObjectMeta, gm.UnassignedAnnotation, why) // the status of the OverridePolicy shows it
 		return r.patchPod(ctx, live, changed)
 	}
 	if a.Divided() {
 		newcomers := r.Policies.Newcomers(ctx, group)
 		if demandsNodes(live) {
-			newcomers = nil // at a gate a term may get more demands, and no term may be added
+			newcomers = nil // terms of a gated pod may become stricter, but none may be added
 		}
 		token := uuid.NewUUID()
 		if pod.Controller == nil {
-			token = pod.UID // what decides between equal groups stays the same
+			token = pod.UID // the choice between equal groups depends on it and stays the same
 		}
 		assign.Pin(changed, token, group, newcomers)
 		assign.SetCost(changed, assign.SeatCost(r.Ledger, a, pod.Controller, pod.UID, group))
@@ -77,7 +77,7 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 	if changed.Labels == nil {
 		changed.Labels = map[string]string{}
 	}
-	for key, value := range copies(r.Walker.ApplicationOfOwner(pod.Owner()), s) {
+	for key, value := range policyLabels(r.Walker.ApplicationOfOwner(pod.Owner()), s) {
 		delete(changed.Labels, key)
 		if value != nil {
 			changed.Labels[key] = *value
@@ -96,8 +96,8 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 	return nil
 }
 
-// place is the group whose turn it is for a pod at the gate, or the one of the
-// node that it is for. The API server is asked only where the pod has volumes.
+// place returns the next group for a pod at the gate, or the group of the node that the pod
+// demands by name. It reads from the API server only if the pod has volumes.
 func (r *Reconciler) place(ctx context.Context, pod *seats.Pod, a policies.Assignment) (group string, err error) {
 	if !a.Divided() {
 		if group = r.Ledger.NodeGroup(pod.For); !a.Takes(group) {
@@ -128,7 +128,7 @@ func (r *Reconciler) place(ctx context.Context, pod *seats.Pod, a policies.Assig
 	return group, nil
 }
 
-// volumes are the node affinities of a pod's volumes.
+// volumes returns the node affinities of a pod's volumes.
 func (r *Reconciler) volumes(ctx context.Context, pod *seats.Pod) ([]*corev1.NodeSelector, error) {
 	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
@@ -143,14 +143,15 @@ func (r *Reconciler) volumes(ctx context.Context, pod *seats.Pod) ([]*corev1.Nod
 
 func isOurs(gate corev1.PodSchedulingGate) bool { return gate.Name == gm.PolicyGate }
 
-// demandsNodes tells whether a pod has required node affinity.
+// demandsNodes reports whether a pod has required node affinity.
 func demandsNodes(pod *corev1.Pod) bool {
 	a := pod.Spec.Affinity
 	return a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil &&
 		len(a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms) > 0
 }
 
-// patchPod writes what differs, if the pod is still as it was read.
+// patchPod writes the difference between two states of a pod. It returns a conflict if the
+// pod was changed since it was read, and nil if it was deleted.
 func (r *Reconciler) patchPod(ctx context.Context, live, changed *corev1.Pod) error {
 	before, err := json.Marshal(live)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// halves gives two groups the same weight, hz of which is defined by a label.
+// halves gives two groups the same weight. hz selects its nodes by a label.
 func halves() []build.Object {
 	return []build.Object{
 		build.PropagationPolicy("p", build.Weight(1, "hz", "bj")),
@@ -50,8 +50,8 @@ func in(key, value string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
 }
 
-// TestPodsAtTheGateAreSettled: what nobody could decide when they were created is
-// decided in the order of their age, and they go to their group with its images.
+// TestPodsAtTheGateAreSettled in the order of their age: each gets its group, with the images
+// of the group.
 func TestPodsAtTheGateAreSettled(t *testing.T) {
 	s := newSite(t, slices.Concat(web(build.Bound("p", "o"), build.Replicas(3)), halves(), []build.Object{override})...)
 	for i, name := range []string{"c", "a", "b"} {
@@ -81,14 +81,14 @@ func TestPodsAtTheGateAreSettled(t *testing.T) {
 		}
 	}
 	if count["hz"]+count["bj"] != 3 || count["hz"] == 3 || count["bj"] == 3 {
-		t.Errorf("they are divided %v", count)
+		t.Errorf("they are divided as %v", count)
 	}
 	if len(s.Evicted) > 0 {
-		t.Errorf("made anew: %s", s.Evicted)
+		t.Errorf("evicted: %s", s.Evicted)
 	}
 }
 
-// TestAPodAtTheGateKeepsItsOwnDemands: no term may be added to them there.
+// TestAPodAtTheGateKeepsItsOwnDemands: no node selector term may be added there.
 func TestAPodAtTheGateKeepsItsOwnDemands(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", "")), halves()...)...)
 	s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("node-hz", build.InGroup("hz"), build.Label("disk", "ssd"))))
@@ -103,7 +103,7 @@ func TestAPodAtTheGateKeepsItsOwnDemands(t *testing.T) {
 	}
 }
 
-// TestPodsWithoutASeatStayAtTheGate, and come to be looked at again.
+// TestPodsWithoutASeatStayAtTheGate, and the request is repeated.
 func TestPodsWithoutASeatStayAtTheGate(t *testing.T) {
 	full := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
 		p.Spec.NumRange = []gm.NodeGroupNumRange{{NodeGroupNames: []string{"hz"}, Max: new(intstr.FromInt(0))}}
@@ -117,13 +117,13 @@ func TestPodsWithoutASeatStayAtTheGate(t *testing.T) {
 			s.World.Add(t, waiting("a", build.Gated()))
 			result, err := s.Reconcile(t.Context(), request{"web"})
 			if err != nil || result.RequeueAfter != retrySeat || len(s.woken) > 0 {
-				t.Errorf("comes back after %s (error %v), and pods go: %s", result.RequeueAfter, err, s.woken)
+				t.Errorf("runs again after %s (error %v), and pods were released: %s", result.RequeueAfter, err, s.woken)
 			}
 		})
 	}
 }
 
-// TestAPodThatChangedIsSettledAfterwards in the group that it was to have.
+// TestAPodThatChangedIsSettledAfterwards in the group whose seat was reserved for it.
 func TestAPodThatChangedIsSettledAfterwards(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", ""), build.Replicas(2)), halves()...)...)
 	s.World.Add(t, waiting("a", build.Gated()))
@@ -132,17 +132,17 @@ func TestAPodThatChangedIsSettledAfterwards(t *testing.T) {
 		return answer != nil, nil, answer
 	})
 	if result, err := s.Reconcile(t.Context(), request{"web"}); err != nil || result.RequeueAfter != retryConflict {
-		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+		t.Errorf("runs again after %s, error %v", result.RequeueAfter, err)
 	}
 	first := held(s)
 	answer = nil
 	s.reconcile("web")
 	if got := s.pod("a").Labels[gm.NodeGroupLabel]; got != first {
-		t.Errorf("it is settled in %q, and %q was held for it", got, first)
+		t.Errorf("it is settled in %q, but %q was reserved for it", got, first)
 	}
 }
 
-// held is the group of the one seat that is held.
+// held returns the group of the one reserved seat.
 func held(s *site) string {
 	s.t.Helper()
 	for _, c := range s.World.Ledger.View([]types.UID{"web-1"}) {
@@ -152,12 +152,12 @@ func held(s *site) string {
 			}
 		}
 	}
-	s.t.Fatal("no seat is held")
+	s.t.Fatal("no seat is reserved")
 	return ""
 }
 
-// TestPinnedPodsOfADaemonSet are kept to the groups of their policy: those for
-// other nodes stay at the gate.
+// TestPinnedPodsOfADaemonSet leave the gate for nodes in the groups of their policy. Those
+// for other nodes stay there.
 func TestPinnedPodsOfADaemonSet(t *testing.T) {
 	daemons := build.DaemonSet("web", build.Bound("p", "o"))
 	s := newSite(t, append(halves(), daemons, override, build.Node("node-out"))...)
@@ -171,18 +171,18 @@ func TestPinnedPodsOfADaemonSet(t *testing.T) {
 	}
 	result, err := s.Reconcile(t.Context(), request{"web"})
 	if err != nil || result.RequeueAfter != retrySeat {
-		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+		t.Errorf("runs again after %s, error %v", result.RequeueAfter, err)
 	}
 	if diff := cmp.Diff([]string{"node-hz"}, s.woken); diff != "" {
-		t.Errorf("wrong pods go (-want +got):\n%s", diff)
+		t.Errorf("wrong pods were released (-want +got):\n%s", diff)
 	}
 	if got := s.pod("node-hz").Spec.Containers[0].Image; got != "hz.io/nginx:1" {
 		t.Errorf("its image is %s", got)
 	}
 }
 
-// TestARefusedReleaseIsTold: an admission policy that forbids our change of pods
-// keeps them at the gate, and users look at the workload and at the policy.
+// TestARefusedReleaseIsTold: an admission policy that forbids the change of pods keeps them
+// at the gate. The workload gets an event, and the policy's status shows the error.
 func TestARefusedReleaseIsTold(t *testing.T) {
 	for name, refusal := range map[string]error{
 		"an admission policy": apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "a", nil),
@@ -194,14 +194,14 @@ func TestARefusedReleaseIsTold(t *testing.T) {
 			answer := refusal
 			s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return answer != nil, nil, answer })
 			var told []types.UID
-			s.World.Policies.OnHeld(func(app types.UID) { told = append(told, app) })
+			s.World.Policies.OnHeld(func(uid types.UID) { told = append(told, uid) })
 			for range 2 {
 				if _, err := s.Reconcile(t.Context(), request{"web"}); !errors.Is(err, refusal) {
 					t.Fatalf("error is %v, want %v", err, refusal)
 				}
 			}
 			if why := s.World.Policies.Held([]types.UID{"other", "web"}); !strings.Contains(why, refusal.Error()) || len(told) != 1 {
-				t.Errorf("it is told %d times that %q", len(told), why)
+				t.Errorf("reported %d times: %q", len(told), why)
 			}
 			if event := <-s.events.Events; !strings.HasPrefix(event, "Warning PodsHeld ") || !strings.Contains(event, refusal.Error()) {
 				t.Errorf("event is %q", event)
@@ -209,7 +209,7 @@ func TestARefusedReleaseIsTold(t *testing.T) {
 			answer = nil
 			s.reconcile("web")
 			if why := s.World.Policies.Held([]types.UID{"web"}); why != "" || len(told) != 2 {
-				t.Errorf("it is still told that %q", why)
+				t.Errorf("still reported: %q", why)
 			}
 		})
 	}

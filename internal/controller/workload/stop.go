@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -19,113 +20,107 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// givenUp holds the active pods that were overridden for an owner which does not
-// find them any more, by that owner. There are none as long as overrides leave
-// labels alone.
+// givenUp holds the active pods whose owner does not select them any more after they were
+// overridden, by that owner. There are none as long as overrides change no labels. Safe
+// for concurrent use; the zero value is ready.
 type givenUp struct {
 	mu   sync.Mutex
-	pods map[types.UID]map[types.UID]struct{}
-	// wants is the highest number of pods that a workload wanted while it had
-	// given up any.
+	pods map[types.UID]sets.Set[types.UID]
+	// wants holds the highest number of pods that each workload wanted since it gave up
+	// the first of them.
 	wants map[types.UID]int
 }
 
-// countGivenUp is told of every change of a pod.
-func (r *Reconciler) countGivenUp(old, new *seats.Pod) {
+// note records a change of a pod: old is nil for a new pod, new for one that is deleted.
+func (g *givenUp) note(old, new *seats.Pod) {
 	was, is := old != nil && old.GivenUp(), new != nil && new.GivenUp()
 	if !was && !is {
 		return
 	}
-	g := &r.givenUp
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	if was {
-		delete(g.pods[old.CreatedFor], old.UID)
+		g.pods[old.CreatedFor].Delete(old.UID)
 		if len(g.pods[old.CreatedFor]) == 0 {
 			delete(g.pods, old.CreatedFor)
 		}
 	}
 	if is {
 		if g.pods == nil {
-			g.pods, g.wants = map[types.UID]map[types.UID]struct{}{}, map[types.UID]int{}
+			g.pods, g.wants = map[types.UID]sets.Set[types.UID]{}, map[types.UID]int{}
 		}
 		if g.pods[new.CreatedFor] == nil {
-			g.pods[new.CreatedFor] = map[types.UID]struct{}{}
+			g.pods[new.CreatedFor] = sets.New[types.UID]()
 		}
-		g.pods[new.CreatedFor][new.UID] = struct{}{}
-	}
-	g.mu.Unlock()
-	if is && !was {
-		if app := r.Walker.ApplicationOfOwner(new.CreatedFor).Override; app != nil {
-			r.changed.Add(request{app.UID})
-		}
+		g.pods[new.CreatedFor].Insert(new.UID)
 	}
 }
 
-// count is the number of pods that these owners gave up, and the highest number
-// of pods that the workload wanted meanwhile.
-func (g *givenUp) count(app types.UID, owners []types.UID, wantsNow func() int) (pods, wants int) {
+// count returns the number of pods that the owners gave up, and the highest number of pods
+// that the workload wanted meanwhile. It calls wantsNow only if there are any.
+func (g *givenUp) count(workload types.UID, owners []types.UID, wantsNow func() int) (pods, wants int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, owner := range owners {
 		pods += len(g.pods[owner])
 	}
 	if pods == 0 {
-		delete(g.wants, app)
+		delete(g.wants, workload)
 		return 0, 0
 	}
-	g.wants[app] = max(g.wants[app], wantsNow())
-	return pods, g.wants[app]
+	g.wants[workload] = max(g.wants[workload], wantsNow())
+	return pods, g.wants[workload]
 }
 
-// drop forgets a workload that is gone.
-func (g *givenUp) drop(app types.UID) {
+// drop forgets a workload that was deleted.
+func (g *givenUp) drop(workload types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.wants, app)
+	delete(g.wants, workload)
 }
 
-// stop marks a workload that gives up overridden pods and makes others in their
-// place, without end. Nothing that is known lets an override do that: this is
-// the net below.
+// stop marks a workload that gives up overridden pods and creates others in their place,
+// without end. No known override does that: this is a safety net.
 func (r *Reconciler) stop(ctx context.Context, s *scope) error {
-	if s.app.Policies.RequiredOverride == "" || s.app.OverridesStopped {
+	if s.workload.Policies.RequiredOverride == "" || s.workload.OverridesStopped {
 		return nil
 	}
-	owners := r.ownersOf(s.app)
-	pods, wants := r.givenUp.count(s.app.UID, owners, func() int { return r.wants(s.app, owners) })
+	owners := r.ownersOf(s.workload)
+	pods, wants := r.givenUp.count(s.workload.UID, owners, func() int { return r.wants(s.workload, owners) })
 	if !overrides.Runaway(pods, wants) {
 		return nil
 	}
-	seen := fmt.Sprintf("it gave up more than %d pods that OverridePolicy %q had changed, and wants at most %d", wants, s.app.Policies.RequiredOverride, wants)
+	seen := fmt.Sprintf("it gave up more than %d pods that OverridePolicy %q had changed, and wants at most %d", wants, s.workload.Policies.RequiredOverride, wants)
 	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": s.app.UID, "annotations": map[string]string{gm.OverridesStoppedAnnotation: seen},
+		"uid": s.workload.UID, "annotations": map[string]string{gm.OverridesStoppedAnnotation: seen},
 	}})
 	if err != nil {
 		return fmt.Errorf("encoding a patch of a workload: %w", err)
 	}
 	object := &metav1.PartialObjectMetadata{}
-	object.SetGroupVersionKind(s.app.GroupVersionKind)
-	object.Namespace, object.Name = s.app.Namespace, s.app.Name
+	object.SetGroupVersionKind(s.workload.GroupVersionKind)
+	object.Namespace, object.Name = s.workload.Namespace, s.workload.Name
 	err = r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, raw))
 	if apierrors.IsNotFound(err) || patch.AnotherOfThatName(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("stopping overrides of %s %s/%s: %w", s.app.Kind, s.app.Namespace, s.app.Name, err)
+		return fmt.Errorf("stopping overrides of %s %s/%s: %w", s.workload.Kind, s.workload.Namespace, s.workload.Name, err)
 	}
-	stopped := *s.app
+	// Objects of the walker are shared: the later phases of this pass use a changed copy.
+	stopped := *s.workload
 	stopped.OverridesStopped = true
-	s.app = &stopped
-	log.FromContext(ctx).Info("Stopped overrides", "kind", s.app.Kind, "workload", s.app.Namespace+"/"+s.app.Name, "why", seen)
-	r.overridesStopped(s.app, seen)
+	s.workload = &stopped
+	log.FromContext(ctx).Info("Stopped overrides", "kind", s.workload.Kind, "workload", s.workload.Namespace+"/"+s.workload.Name, "why", seen)
+	r.overridesStopped(s.workload, seen)
 	return nil
 }
 
-// ownersOf are the workload and all below it that are not on their way out:
-// pods may be left behind on purpose by one that is.
-func (r *Reconciler) ownersOf(app *ownership.Object) []types.UID {
+// ownersOf returns the workload and the objects below it, without those that are being
+// deleted: these may orphan pods on purpose.
+func (r *Reconciler) ownersOf(workload *ownership.Object) []types.UID {
 	var owners []types.UID
-	for _, uid := range r.Walker.Descendants(app.UID) {
+	for _, uid := range r.Walker.Descendants(workload.UID) {
 		if o := r.Walker.Get(uid); o != nil && !o.Deleting {
 			owners = append(owners, uid)
 		}
@@ -133,20 +128,21 @@ func (r *Reconciler) ownersOf(app *ownership.Object) []types.UID {
 	return owners
 }
 
-// wants is how many pods the workload wants now: as many as it says, as its
-// ReplicaSets say in a rollout, or as it has, where nobody says.
-func (r *Reconciler) wants(app *ownership.Object, owners []types.UID) int {
-	said, has := 0, 0
+// wants returns how many pods the workload wants now: the highest of its replicas, the sum
+// of the replicas of the objects below it, which is higher in a rollout, and the number of
+// its pods.
+func (r *Reconciler) wants(workload *ownership.Object, owners []types.UID) int {
+	replicas, pods := 0, 0
 	for _, uid := range owners {
-		if o := r.Walker.Get(uid); o != nil && uid != app.UID && o.Replicas != nil {
-			said += int(*o.Replicas)
+		if o := r.Walker.Get(uid); o != nil && uid != workload.UID && o.Replicas != nil {
+			replicas += int(*o.Replicas)
 		}
 	}
 	for _, cohort := range r.Ledger.View(owners) {
-		has += len(cohort.Pods)
+		pods += len(cohort.Pods)
 	}
-	if app.Replicas != nil {
-		said = max(said, int(*app.Replicas))
+	if workload.Replicas != nil {
+		replicas = max(replicas, int(*workload.Replicas))
 	}
-	return max(said, has)
+	return max(replicas, pods)
 }

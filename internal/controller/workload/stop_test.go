@@ -11,20 +11,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// newWatchedSite is a site whose reconciler is told of pods.
+// newWatchedSite is a site whose reconciler counts the pods that were given up.
 func newWatchedSite(t *testing.T, objects ...build.Object) *site {
 	t.Helper()
 	s := newSite(t, objects...)
-	s.changed = &trigger.Source[request]{}
-	s.World.Ledger.OnChange(s.countGivenUp)
+	s.World.Ledger.OnChange(s.givenUp.note)
 	return s
 }
 
-// overridden is a pod that was created for the ReplicaSet web-1 with overrides.
+// overridden returns a pod that was created for the ReplicaSet web-1 with overrides.
 func overridden(name string, options ...build.Option) *corev1.Pod {
 	return build.Pod(name, append([]build.Option{build.Annotation(gm.CreatedForAnnotation, "web-1")}, options...)...)
 }
@@ -41,9 +39,9 @@ func (s *site) stopped() bool {
 	return s.deployment("web").Annotations[gm.OverridesStoppedAnnotation] != ""
 }
 
-// TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides: a Deployment of 2 is
-// stopped at the 13th pod that its ReplicaSet has given up, whatever let it go
-// that far, and stays stopped until a person takes the annotation off.
+// TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides: overrides of a Deployment with 2
+// replicas are stopped at the 13th pod that its ReplicaSet has given up. They stay stopped
+// until a person removes the annotation.
 func TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides(t *testing.T) {
 	s := newWatchedSite(t, append(web(build.Bound("p", "o"), build.Replicas(2)), policy, override)...)
 	made := 0
@@ -59,7 +57,7 @@ func TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides(t *testing.T) {
 	}
 	select {
 	case e := <-s.events.Events:
-		if !strings.HasPrefix(e, "Warning OverridesStopped Its pods get no more overrides: it gave up more than 2 pods") {
+		if !strings.HasPrefix(e, "Warning OverridesStopped Its pods are not overridden any more: it gave up more than 2 pods") {
 			t.Errorf("event is %s", e)
 		}
 	default:
@@ -67,12 +65,12 @@ func TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides(t *testing.T) {
 	}
 	s.see("web")
 	if s.pass(); len(s.labelled) != 0 || len(s.events.Events) != 0 {
-		t.Errorf("at rest there is written: %s", s.labelled)
+		t.Errorf("written again without a change: %s", s.labelled)
 	}
 	s.generation(2, func(d *appsv1.Deployment) { delete(d.Annotations, gm.OverridesStoppedAnnotation) })
 	s.see("web")
 	if s.pass(); !s.stopped() {
-		t.Error("it gets overrides again, while all the pods are still there")
+		t.Error("it gets overrides again while all the pods still exist")
 	}
 	for i := range made {
 		s.World.See(overridden(fmt.Sprint("lost-", i), build.Deleting("")))
@@ -81,27 +79,27 @@ func TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides(t *testing.T) {
 	s.generation(3, func(d *appsv1.Deployment) { delete(d.Annotations, gm.OverridesStoppedAnnotation) })
 	s.see("web")
 	if s.pass(); s.stopped() || s.deployment("web").Labels[gm.BindingOverridePolicyLabel] != "o" {
-		t.Error("it gets no overrides although a person has looked")
+		t.Error("it gets no overrides although a person removed the annotation")
 	}
 }
 
-// TestNothingIsKeptOfAWorkloadThatIsGone: its pods may outlive it.
+// TestNothingIsKeptOfAWorkloadThatIsGone, even if its pods outlive it.
 func TestNothingIsKeptOfAWorkloadThatIsGone(t *testing.T) {
 	s := newWatchedSite(t, append(web(build.Bound("p", "o"), build.Replicas(2)), policy, override)...)
 	s.World.Add(t, overridden("lost"))
 	s.pass()
 	if len(s.givenUp.wants) != 1 {
-		t.Fatalf("kept is %v", s.givenUp.wants)
+		t.Fatalf("entries are %v", s.givenUp.wants)
 	}
 	s.World.Walker.Drop("web")
 	if s.pass(); len(s.givenUp.wants) != 0 {
-		t.Errorf("kept for ever: %v", s.givenUp.wants)
+		t.Errorf("entries of a deleted workload: %v", s.givenUp.wants)
 	}
 }
 
-// TestWhatWorkloadsDoByThemselvesStopsNoOverrides: rollouts, steps up and down,
-// crashes, pods that end, a person who takes all pods out by their labels once,
-// an owner that is deleted and leaves its pods behind.
+// TestWhatWorkloadsDoByThemselvesStopsNoOverrides: rollouts, scaling up and down, crashes,
+// pods that end, a person who changes the labels of all pods once, an owner that is
+// deleted and orphans its pods.
 func TestWhatWorkloadsDoByThemselvesStopsNoOverrides(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	for round := range 30 {
@@ -130,13 +128,13 @@ func TestWhatWorkloadsDoByThemselvesStopsNoOverrides(t *testing.T) {
 						s.World.See(alive[i])
 					}
 				}
-			case 3: // a person takes all of them out, once
+			case 3: // a person changes the labels of all of them, once
 				if takenOut {
 					break
 				}
 				takenOut = true
 				kept := 0
-				for i, pod := range alive { // by now pods beyond the number have gone
+				for i, pod := range alive { // by now the surplus pods are deleted
 					if pod.OwnerReferences[0].Name == current && kept < int(n) {
 						kept++
 						continue
@@ -150,7 +148,7 @@ func TestWhatWorkloadsDoByThemselvesStopsNoOverrides(t *testing.T) {
 					alive[i].OwnerReferences = nil
 					s.World.See(alive[i])
 				}
-			case 4: // an owner is being deleted and leaves its pods
+			case 4: // an owner is being deleted and orphans its pods
 				leaving := build.ReplicaSet(fmt.Sprint("web-", revision), build.OwnedBy(deployment), build.Replicas(n), build.Deleting("orphan"))
 				s.World.Walker.Put(build.Owner(leaving))
 				revision++

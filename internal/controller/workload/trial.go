@@ -29,38 +29,38 @@ import (
 const (
 	// trialName is the name of the PodTemplate that is never stored.
 	trialName = "atoll-override-trial"
-	// retryTrial is how soon is asked again at the latest where the API server
-	// did not answer. It doubles up to maxRetryTrial.
+	// retryTrial is the wait after a trial that the API server did not answer. It doubles
+	// up to maxRetryTrial.
 	retryTrial, maxRetryTrial = time.Second, time.Minute
-	// trialTimeout bounds one question.
+	// trialTimeout bounds the trial of one workload.
 	trialTimeout = 5 * time.Second
-	// maxTrying is how many workers may ask at a time: a webhook of somebody else
-	// that hangs may sit on PodTemplates, and other workloads go on all the same.
+	// maxTrying is the number of workers that may try at a time. An admission webhook for
+	// PodTemplates may hang; the other workers must go on.
 	maxTrying = workers / 2
-	// retryTurn is how soon a workload asks for its turn again.
+	// retryTurn is the wait for another worker to end its trial.
 	retryTurn = 500 * time.Millisecond
-	// maxRefusal bounds the API server's words in a condition.
+	// maxRefusal bounds the API server's message in a condition, in bytes.
 	maxRefusal = 700
 )
 
-// Pods are tried as PodTemplates, which the API server validates as it does
-// pods and which no controller acts on. The right to create those is harmless.
-// The right to create pods in every namespace, which a dry run of a pod would
-// need as well, lets its holder run anything as anybody.
+// Overridden pods are tried as dry runs of PodTemplates. The API server validates these
+// like pods, and no controller acts on them. Permission to create them is harmless. A dry
+// run of a pod would need permission to create pods in every namespace, which allows its
+// holder to run anything with any service account.
 //
 // +kubebuilder:rbac:groups="",resources=podtemplates,verbs=create
 
-// try asks the API server whether it takes the pods that the rules make of the
-// workload's template, if it was not asked about the same before. What comes of
-// it is kept in the Policies. The error asks to come back: the API server did not
-// answer, or too many others ask now. The workload is to stay as it is.
-func (r *Reconciler) try(ctx context.Context, app *ownership.Object, policy *gm.OverridePolicy, rules *overrides.Rules) error {
-	plan := r.Policies.TrialPlan(ctx, app, policy, rules)
+// try finds out whether the API server accepts the pods that the rules make of the
+// workload's template, unless the same was tried before. The result is stored in
+// Policies. An error is a wait: the API server did not answer, or maxTrying other workers
+// are trying. The binding of the workload must not change then.
+func (r *Reconciler) try(ctx context.Context, workload *ownership.Object, policy *gm.OverridePolicy, rules *overrides.Rules) error {
+	plan := r.Policies.TrialPlan(ctx, workload, policy, rules)
 	if len(plan.Groups) == 0 {
-		r.Policies.DropTrial(app.UID)
+		r.Policies.DropTrial(workload.UID)
 		return nil
 	}
-	last, tried := r.Policies.Trial(app.UID)
+	last, tried := r.Policies.Trial(workload.UID)
 	if tried && last.Key == plan.Key {
 		if last.Untried == nil {
 			return nil
@@ -75,46 +75,47 @@ func (r *Reconciler) try(ctx context.Context, app *ownership.Object, policy *gm.
 	}
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
+	// Until the API server answers, the last refusal stays in force.
 	next := policies.Trial{Key: plan.Key, Rules: plan.Rules, Refused: last.Refused}
-	template, err := r.template(ctx, app)
+	template, err := r.template(ctx, workload)
 	if err == nil {
 		next.Template = hashOf(template)
 		if tried && last.Untried == nil && last.Rules == plan.Rules && last.Template == next.Template {
-			r.Policies.SetTrial(app.UID, next) // only the number of pods has changed
+			r.Policies.SetTrial(workload.UID, next) // only the number of pods has changed
 			return nil
 		}
-		next.Refused, err = r.tryGroups(ctx, app, template, rules, plan.Groups)
+		next.Refused, err = r.tryGroups(ctx, workload, template, rules, plan.Groups)
 	}
 	if apierrors.IsNotFound(err) {
-		return nil // the workload is gone
+		return nil // the workload was deleted
 	}
 	if err != nil {
 		next.Untried, next.Refused = err, last.Refused
 		next.Wait = min(maxRetryTrial, max(retryTrial, 2*last.Wait))
 		next.Again = r.Clock.Now().Add(next.Wait)
-		r.Policies.SetTrial(app.UID, next)
-		log.FromContext(ctx).Info("An override could not be tried", "kind", app.Kind, "workload", app.Namespace+"/"+app.Name, "why", err.Error())
+		r.Policies.SetTrial(workload.UID, next)
+		log.FromContext(ctx).Info("An override could not be tried", "kind", workload.Kind, "workload", workload.Namespace+"/"+workload.Name, "why", err.Error())
 		return phase.Wait("the API server to try an override", next.Wait)
 	}
-	r.Policies.SetTrial(app.UID, next)
+	r.Policies.SetTrial(workload.UID, next)
 	return nil
 }
 
-// template reads the template of a workload's pods as it is now.
-func (r *Reconciler) template(ctx context.Context, app *ownership.Object) (*corev1.PodTemplateSpec, error) {
+// template reads the current pod template of a workload.
+func (r *Reconciler) template(ctx context.Context, workload *ownership.Object) (*corev1.PodTemplateSpec, error) {
 	object := &unstructured.Unstructured{} // read from the API server: the cache holds no such objects
-	object.SetGroupVersionKind(app.GroupVersionKind)
-	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: app.Namespace, Name: app.Name}, object); err != nil {
-		return nil, fmt.Errorf("reading %s %s/%s: %w", app.Kind, app.Namespace, app.Name, err)
+	object.SetGroupVersionKind(workload.GroupVersionKind)
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: workload.Namespace, Name: workload.Name}, object); err != nil {
+		return nil, fmt.Errorf("reading %s %s/%s: %w", workload.Kind, workload.Namespace, workload.Name, err)
 	}
-	path := r.Walker.PodTemplatePath(app.GroupKind())
+	path := r.Walker.PodTemplatePath(workload.GroupKind())
 	fields, found, err := unstructured.NestedMap(object.Object, path...)
 	if err != nil || !found {
-		return nil, fmt.Errorf("reading %s %s/%s: no template of pods at .%s", app.Kind, app.Namespace, app.Name, strings.Join(path, "."))
+		return nil, fmt.Errorf("reading %s %s/%s: no pod template at .%s", workload.Kind, workload.Namespace, workload.Name, strings.Join(path, "."))
 	}
 	template := &corev1.PodTemplateSpec{}
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(fields, template); err != nil {
-		return nil, fmt.Errorf("reading the template of %s %s/%s: %w", app.Kind, app.Namespace, app.Name, err)
+		return nil, fmt.Errorf("reading the template of %s %s/%s: %w", workload.Kind, workload.Namespace, workload.Name, err)
 	}
 	return template, nil
 }
@@ -128,31 +129,32 @@ func hashOf(template *corev1.PodTemplateSpec) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// errBase: the API server refuses the template as it is, so it is not the rules
-// that have to be mended.
+// errBase: the API server refuses the template without any rules, so the rules are not the
+// cause.
 var errBase = errors.New("the API server refuses the template of the workload itself")
 
-// tryGroups returns the API server's refusal of the first group in which there
-// is one. err: it could not be asked.
+// tryGroups returns the API server's refusal for the first group that has one. An error
+// means that the API server could not be asked.
 func (r *Reconciler) tryGroups(
-	ctx context.Context, app *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, groups []string,
+	ctx context.Context, workload *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, groups []string,
 ) (refused, err error) {
 	for _, group := range groups {
-		refusal, err := r.tryRules(ctx, app, template, rules, group)
+		refusal, err := r.tryRules(ctx, workload, template, rules, group)
 		if refusal == nil && err == nil {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if base, err := r.tryFewer(ctx, app, template, rules.First(0), group); err != nil || base != nil {
+		if base, err := r.tryFewer(ctx, workload, template, rules.First(0), group); err != nil || base != nil {
 			return nil, errors.Join(err, asUntried(base))
 		}
-		return r.culprit(ctx, app, template, rules, group, refusal)
+		return r.culprit(ctx, workload, template, rules, group, refusal)
 	}
 	return nil, nil
 }
 
+// asUntried turns a refusal of the template itself into an error; nil stays nil.
 func asUntried(refusal error) error {
 	if refusal == nil {
 		return nil
@@ -160,11 +162,11 @@ func asUntried(refusal error) error {
 	return fmt.Errorf("%w: %w", errBase, refusal)
 }
 
-// culprit finds the rule with which the refusal begins.
+// culprit returns the refusal with the first rule that causes it.
 func (r *Reconciler) culprit(
-	ctx context.Context, app *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string, refusal error,
+	ctx context.Context, workload *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string, refusal error,
 ) (refused, err error) {
-	var acting []int // the rules that do something in the group, from 1
+	var acting []int // the rules that change something in the group, counted from 1
 	for i := 1; i <= rules.Len(); i++ {
 		if rules.First(i).Hash(group) != rules.First(i-1).Hash(group) {
 			acting = append(acting, i)
@@ -172,7 +174,7 @@ func (r *Reconciler) culprit(
 	}
 	n := acting[len(acting)-1]
 	for _, i := range acting[:len(acting)-1] {
-		early, err := r.tryFewer(ctx, app, template, rules.First(i), group)
+		early, err := r.tryFewer(ctx, workload, template, rules.First(i), group)
 		if err != nil {
 			return nil, err
 		}
@@ -186,32 +188,31 @@ func (r *Reconciler) culprit(
 		where = "in NodeGroups that no rule names"
 	}
 	return policies.Refusal{RuleError: overrides.RuleError{
-		Rule: n - 1, Overrider: rules.Path(n), Err: fmt.Errorf("the API server refuses the pod that it makes %s: %w", where, refusal),
+		Rule: n - 1, Overrider: rules.Path(n), Err: fmt.Errorf("the API server refuses the pod with its changes %s: %w", where, refusal),
 	}}, nil
 }
 
-// tryFewer tries some of the rules after all of them were refused. What is
-// forbidden to them is not what made the others invalid: the API server looks
-// at quotas once an object is valid.
+// tryFewer tries some of the rules after all of them were refused. It ignores Forbidden: the
+// API server checks quotas after validation, so the pod is valid.
 func (r *Reconciler) tryFewer(
-	ctx context.Context, app *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string,
+	ctx context.Context, workload *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string,
 ) (refused, err error) {
-	refused, err = r.tryRules(ctx, app, template, rules, group)
+	refused, err = r.tryRules(ctx, workload, template, rules, group)
 	if apierrors.IsForbidden(err) {
 		return nil, nil
 	}
 	return refused, err
 }
 
-// tryRules tries what the rules make of the template in one group.
+// tryRules tries the pod that the rules make of the template in one group.
 func (r *Reconciler) tryRules(
-	ctx context.Context, app *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string,
+	ctx context.Context, workload *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string,
 ) (refused, err error) {
 	pod := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
 	if rules.Apply(group, pod) != nil {
-		return nil, nil //nolint:nilerr // the pod that is created shows it: there may be more to it than its template
+		return nil, nil //nolint:nilerr // real pods show it: admission may add what the rules need to the template
 	}
-	_, err = r.Pods.CoreV1().PodTemplates(app.Namespace).Create(ctx, &corev1.PodTemplate{
+	_, err = r.Pods.CoreV1().PodTemplates(workload.Namespace).Create(ctx, &corev1.PodTemplate{
 		ObjectMeta: metav1.ObjectMeta{Name: trialName},
 		Template:   corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec},
 	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
@@ -221,10 +222,10 @@ func (r *Reconciler) tryRules(
 	case apierrors.IsInvalid(err):
 		return errors.New(refusalText(err)), nil
 	}
-	return nil, fmt.Errorf("trying the override of %s %s/%s: %w", app.Kind, app.Namespace, app.Name, err)
+	return nil, fmt.Errorf("trying the override of %s %s/%s: %w", workload.Kind, workload.Namespace, workload.Name, err)
 }
 
-// refusalText is what the API server says, with paths as they are in a pod.
+// refusalText returns the API server's message, with field paths as in a pod.
 func refusalText(err error) string {
 	text := err.Error()
 	var status apierrors.APIStatus

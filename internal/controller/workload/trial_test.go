@@ -24,11 +24,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// judge answers trials as the API server would: two volumes of one name are
-// refused. broken is answered instead, if not nil, and quota to what is valid.
+// judge answers trials as the API server would: it refuses two volumes of one name. If set,
+// it returns broken instead, and quota for valid templates.
 type judge struct {
 	t             *testing.T
-	asked         []string // the names of volumes of each trial
+	asked         []string // the names of the volumes in each trial
 	broken, quota error
 }
 
@@ -62,14 +62,14 @@ func newJudge(s *site) *judge {
 	return j
 }
 
-// takeAsked are the trials since the last call.
+// takeAsked returns the trials since the last call.
 func (j *judge) takeAsked() []string {
 	asked := j.asked
 	j.asked = nil
 	return asked
 }
 
-// addVolume is a rule that adds a volume in a group; "" is every group.
+// addVolume returns a rule that adds a volume in a group; "" is every group.
 func addVolume(group, name string) build.Option {
 	return build.With(func(p *gm.OverridePolicy) {
 		rule := gm.RuleWithNodeGroup{Overriders: &gm.Overriders{Plaintext: []gm.PlaintextOverrider{{
@@ -99,9 +99,8 @@ var (
 	both      = build.Requires("p", "o")
 )
 
-// TestARefusedOverrideIsNotBound: what the API server refuses makes the policy
-// not bound to the workload, with the rule and the API server's own words; all
-// others go on.
+// TestARefusedOverrideIsNotBound: if the API server refuses the overridden pod, the policy is
+// not bound to the workload. The trial holds the rule and the message of the API server.
 func TestARefusedOverrideIsNotBound(t *testing.T) {
 	volumes := withTemplate(hasVolumes("data"))
 	tests := map[string]struct {
@@ -111,26 +110,26 @@ func TestARefusedOverrideIsNotBound(t *testing.T) {
 		asked    []string
 		refused  string
 	}{
-		"what is taken is bound": {
+		"an accepted policy is bound": {
 			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "more"))},
 			true, []string{"data,more"}, "",
 		},
-		"groups in which rules do the same are tried once": {
+		"groups with the same changes are tried once": {
 			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("", "more"))},
 			true, []string{"data,more"}, "",
 		},
-		"a volume of a name that is taken": {
+		"a volume with a name that exists": {
 			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "data"))},
 			false, []string{"data,data", "data"},
-			`spec.overrideRules[0].overriders: the API server refuses the pod that it makes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
+			`spec.overrideRules[0].overriders: the API server refuses the pod with its changes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
 		},
-		"the rule with which it begins is named": {
+		"the first rule that causes the refusal is named": {
 			build.Deployment("web", both, volumes),
 			[]build.Object{twoGroups, build.OverridePolicy("o", addVolume("", "a"), addVolume("elsewhere", "data"), addVolume("bj", "data"), addVolume("", "b"))},
 			false, []string{"data,a,data,b", "data", "data,a", "data,a,data"},
-			`spec.overrideRules[2].overriders: the API server refuses the pod that it makes in NodeGroup "bj": spec.volumes[2].name: Duplicate value: "data"`,
+			`spec.overrideRules[2].overriders: the API server refuses the pod with its changes in NodeGroup "bj": spec.volumes[2].name: Duplicate value: "data"`,
 		},
-		"a group that the workload does not get is not tried": {
+		"a group without pods of the workload is not tried": {
 			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("elsewhere", "data"))},
 			true, nil, "",
 		},
@@ -144,19 +143,19 @@ func TestARefusedOverrideIsNotBound(t *testing.T) {
 			build.DaemonSet("web", build.Requires("", "o"), build.With(func(d *appsv1.DaemonSet) { hasVolumes("data")(&d.Spec.Template) })),
 			[]build.Object{build.OverridePolicy("o", addVolume("hz", "a"), addVolume("", "data"))},
 			false, []string{"data,a,data", "data", "data,a"},
-			`spec.overrideRules[1].overriders: the API server refuses the pod that it makes in NodeGroup "hz": spec.volumes[2].name: Duplicate value: "data"`,
+			`spec.overrideRules[1].overriders: the API server refuses the pod with its changes in NodeGroup "hz": spec.volumes[2].name: Duplicate value: "data"`,
 		},
-		"be it one that no rule names": {
+		"the pods of a DaemonSet may be in a group that no rule names": {
 			build.DaemonSet("web", build.Requires("", "o"), build.With(func(d *appsv1.DaemonSet) { hasVolumes("data")(&d.Spec.Template) })),
 			[]build.Object{build.OverridePolicy("o", addVolume("", "data"))},
 			false, []string{"data,data", "data"},
-			`spec.overrideRules[0].overriders: the API server refuses the pod that it makes in NodeGroups that no rule names: spec.volumes[1].name: Duplicate value: "data"`,
+			`spec.overrideRules[0].overriders: the API server refuses the pod with its changes in NodeGroups that no rule names: spec.volumes[1].name: Duplicate value: "data"`,
 		},
 		"a Job made by a CronJob": {
 			build.Job("web", both, build.With(func(j *batchv1.Job) { hasVolumes("data")(&j.Spec.Template) })),
 			[]build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "data"))},
 			false, []string{"data,data", "data"},
-			`spec.overrideRules[0].overriders: the API server refuses the pod that it makes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
+			`spec.overrideRules[0].overriders: the API server refuses the pod with its changes in NodeGroup "hz": spec.volumes[1].name: Duplicate value: "data"`,
 		},
 	}
 	for name, tc := range tests {
@@ -182,13 +181,13 @@ func TestARefusedOverrideIsNotBound(t *testing.T) {
 			}
 			s.reconcile("web")
 			if asked := j.takeAsked(); asked != nil {
-				t.Errorf("at rest there is tried again: %s", asked)
+				t.Errorf("tried again without a change: %s", asked)
 			}
 		})
 	}
 }
 
-// generation lets the walk and the API server see the Deployment at another generation.
+// generation sets the generation of the Deployment in the walker and the API server.
 func (s *site) generation(n int64, change func(*appsv1.Deployment)) {
 	s.t.Helper()
 	d := s.deployment("web")
@@ -200,8 +199,8 @@ func (s *site) generation(n int64, change func(*appsv1.Deployment)) {
 	s.see("web")
 }
 
-// TestAnOverrideIsTriedAgainWhenSomethingChanges: template, policy and groups;
-// not when the workload is scaled.
+// TestAnOverrideIsTriedAgainWhenSomethingChanges: template, policy or groups, but not the
+// number of replicas.
 func TestAnOverrideIsTriedAgainWhenSomethingChanges(t *testing.T) {
 	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups.DeepCopy(),
 		build.OverridePolicy("o", addVolume("hz", "more"), addVolume("sh", "data")))
@@ -249,14 +248,14 @@ func TestAnOverrideIsTriedAgainWhenSomethingChanges(t *testing.T) {
 	expect("the policy is mended", true, "data,more")
 }
 
-// TestATrialThatCannotBeMadeUnbindsNothing: it is made again, after longer and
-// longer, and says what kept it.
+// TestATrialThatCannotBeMadeUnbindsNothing: it is repeated after longer and longer waits, and
+// holds the error.
 func TestATrialThatCannotBeMadeUnbindsNothing(t *testing.T) {
 	for name, broken := range map[string]error{
-		"a timeout":      apierrors.NewTimeoutError("slow", 1),
-		"an error":       apierrors.NewInternalError(errors.New("etcd is away")),
-		"no permission":  apierrors.NewForbidden(schema.GroupResource{Resource: "podtemplates"}, trialName, errors.New("who are you")),
-		"another's hook": apierrors.NewBadRequest("admission webhook does not support dry run"),
+		"a timeout":     apierrors.NewTimeoutError("slow", 1),
+		"an error":      apierrors.NewInternalError(errors.New("etcd is away")),
+		"no permission": apierrors.NewForbidden(schema.GroupResource{Resource: "podtemplates"}, trialName, errors.New("who are you")),
+		"a webhook":     apierrors.NewBadRequest("admission webhook does not support dry run"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, build.Deployment("web", build.Bound("p", "o"), withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "data")))
@@ -265,7 +264,7 @@ func TestATrialThatCannotBeMadeUnbindsNothing(t *testing.T) {
 			for _, want := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second} {
 				result, err := s.Reconcile(t.Context(), request{"web"})
 				if err != nil || result.RequeueAfter != want {
-					t.Errorf("comes back after %s, want %s; error %v", result.RequeueAfter, want, err)
+					t.Errorf("runs again after %s, want %s; error %v", result.RequeueAfter, want, err)
 				}
 				s.Reconciler.Clock = s.World.Clock
 				s.World.Clock.Step(want)
@@ -277,14 +276,14 @@ func TestATrialThatCannotBeMadeUnbindsNothing(t *testing.T) {
 			j.broken = nil
 			s.reconcile("web")
 			if trial, _ := s.World.Policies.Trial("web"); trial.Refused == nil || trial.Untried != nil {
-				t.Errorf("once it can be tried, the trial is %+v", trial)
+				t.Errorf("after an answer the trial is %+v", trial)
 			}
 		})
 	}
 }
 
-// TestATrialThatCannotBeMadeBindsNothing: the replica that led before may have
-// found that the API server refuses the pods.
+// TestATrialThatCannotBeMadeBindsNothing: the previous leader may have found that the API
+// server refuses the pods.
 func TestATrialThatCannotBeMadeBindsNothing(t *testing.T) {
 	s := newSite(t, append(web(both, withTemplate(hasVolumes("data"))), twoGroups, node, build.OverridePolicy("o", addVolume("hz", "more")))...)
 	s.World.Add(t, gated("a", time.Hour))
@@ -293,7 +292,7 @@ func TestATrialThatCannotBeMadeBindsNothing(t *testing.T) {
 	for _, want := range []time.Duration{time.Second, 2 * time.Second} {
 		result, err := s.Reconcile(t.Context(), request{"web"})
 		if err != nil || result.RequeueAfter != want {
-			t.Errorf("comes back after %s, want %s; error %v", result.RequeueAfter, want, err)
+			t.Errorf("runs again after %s, want %s; error %v", result.RequeueAfter, want, err)
 		}
 		s.see("web")
 		if is := ownership.PoliciesOf(s.deployment("web").Labels); is.BindingOverride != "" || is.BindingPropagation != "p" {
@@ -307,12 +306,11 @@ func TestATrialThatCannotBeMadeBindsNothing(t *testing.T) {
 	j.broken = nil
 	s.reconcile("web")
 	if is := ownership.PoliciesOf(s.deployment("web").Labels); is.BindingOverride != "o" || len(s.Evicted) != 1 {
-		t.Errorf("once there is an answer it is bound to %+v, and pods are made anew: %s", is, s.Evicted)
+		t.Errorf("after an answer it is bound to %+v, and evicted are %s", is, s.Evicted)
 	}
 }
 
-// TestATemplateThatIsRefusedItselfUnbindsNothing: it is not the policy that has
-// to be mended.
+// TestATemplateThatIsRefusedItselfUnbindsNothing: the policy is not the cause.
 func TestATemplateThatIsRefusedItselfUnbindsNothing(t *testing.T) {
 	s := newSite(t, build.Deployment("web", build.Bound("p", "o"), withTemplate(hasVolumes("data", "data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "more")))
 	newJudge(s)
@@ -325,8 +323,8 @@ func TestATemplateThatIsRefusedItselfUnbindsNothing(t *testing.T) {
 	}
 }
 
-// TestAQuotaHidesNoRefusal: what is valid meets a quota of PodTemplates, and what
-// is not never gets that far.
+// TestAQuotaHidesNoRefusal: valid templates exceed a quota of PodTemplates; the API server
+// refuses invalid ones before it checks the quota.
 func TestAQuotaHidesNoRefusal(t *testing.T) {
 	s := newSite(t, build.Deployment("web", build.Bound("p", "o"), withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "data")))
 	newJudge(s).quota = apierrors.NewForbidden(schema.GroupResource{Resource: "podtemplates"}, "trial", errors.New("exceeded quota"))
@@ -337,8 +335,8 @@ func TestAQuotaHidesNoRefusal(t *testing.T) {
 	}
 }
 
-// TestTrialsLeaveWorkersFree: while others ask, a workload stays as it is, bound
-// or not, and comes back soon.
+// TestTrialsLeaveWorkersFree: while maxTrying other workers try, the binding of a workload
+// does not change, and the request is repeated soon.
 func TestTrialsLeaveWorkersFree(t *testing.T) {
 	for name, labels := range map[string]build.Option{"bound": build.Bound("p", "o"), "not bound": both} {
 		t.Run(name, func(t *testing.T) {
@@ -348,14 +346,14 @@ func TestTrialsLeaveWorkersFree(t *testing.T) {
 			before := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]
 			result, err := s.Reconcile(t.Context(), request{"web"})
 			if err != nil || result.RequeueAfter != retryTurn || len(j.takeAsked()) > 0 {
-				t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+				t.Errorf("runs again after %s, error %v", result.RequeueAfter, err)
 			}
 			if after := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]; after != before {
 				t.Errorf("binding was %q and is %q", before, after)
 			}
 			s.trying.Store(0)
 			if s.reconcile("web"); len(j.takeAsked()) != 1 || s.trying.Load() != 0 {
-				t.Errorf("it is not tried in its turn, or keeps it")
+				t.Errorf("it is not tried when a worker is free, or keeps its turn")
 			}
 		})
 	}

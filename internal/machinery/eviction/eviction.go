@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
 // Retry is the delay before an eviction that was refused is requested again. It also
@@ -156,6 +158,20 @@ func (e *Evictor) EvictAnnounced(ctx context.Context, pod types.NamespacedName, 
 // Moot returns whether an error means that nothing is left to evict: the pod is gone, or
 // a pod without a node has one now. The cache will show it soon.
 func Moot(err error) bool { return errors.Is(err, ErrGone) || errors.Is(err, ErrBound) }
+
+// Outcome turns the result of an eviction into the result of a phase: nil where the pod
+// is evicted, gone or has got a node (Moot), a wait of Retry where the API server may
+// grant the eviction later (ErrPace, ErrRefused, ErrBusy), and err itself otherwise.
+func Outcome(err error) error {
+	switch {
+	case err == nil || Moot(err):
+		return nil
+	case errors.Is(err, ErrPace), errors.Is(err, ErrRefused), errors.Is(err, ErrBusy):
+		return phase.Wait(err.Error(), Retry)
+	default:
+		return err
+	}
+}
 
 // +kubebuilder:rbac:groups=policy,resources=poddisruptionbudgets,verbs=list
 

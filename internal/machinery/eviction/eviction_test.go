@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -218,5 +219,29 @@ func TestEvictionsUnderOneBudgetAreNotSideBySide(t *testing.T) {
 	}
 	if !e.SideBySide(t.Context(), "another") {
 		t.Error("the budget of another namespace counts")
+	}
+}
+
+func TestOutcome(t *testing.T) {
+	broken := errors.New("broken")
+	tests := map[string]struct {
+		err, want error
+		again     time.Duration
+	}{
+		"the pod is evicted":                {nil, nil, 0},
+		"the pod is gone":                   {ErrGone, nil, 0},
+		"the pod has got a node":            {ErrBound, nil, 0},
+		"no turn is left":                   {ErrPace, nil, Retry},
+		"a budget allows no eviction":       {ErrRefused, nil, Retry},
+		"the API server is busy":            {ErrBusy, nil, Retry},
+		"the API server answers with error": {broken, broken, 0},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			result, err := phase.Run(t.Context(), tc.err, func(_ context.Context, err error) error { return Outcome(err) })
+			if !errors.Is(err, tc.want) || result.RequeueAfter != tc.again {
+				t.Errorf("the phase returns %v and runs again after %s, want %v and %s", err, result.RequeueAfter, tc.want, tc.again)
+			}
+		})
 	}
 }
