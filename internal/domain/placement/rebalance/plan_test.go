@@ -95,16 +95,16 @@ func names(pods []*Pod) []string {
 }
 
 func TestNewPlan(t *testing.T) {
-	roomIn := func(groups ...string) func(*observed) {
+	roomIn := func(groups ...string) func(*Workload) {
 		return func(w *Workload) {
 			w.CanTake = func(group string, _ *Pod) (bool, Obstacle) { return slices.Contains(groups, group), noRoom }
 		}
 	}
-	ranges := func(replicas int, rules ...build.Option) func(*observed) {
+	ranges := func(replicas int, rules ...build.Option) func(*Workload) {
 		return func(w *Workload) { w.Spread, w.Replicas = spreadOf(build.PropagationPolicy("p", rules...)), replicas }
 	}
 	moving := func(w *Workload) { w.Balanced = false }
-	away := func(groups ...string) func(*observed) {
+	away := func(groups ...string) func(*Workload) {
 		return func(w *Workload) {
 			w.Spread = w.Spread.WithoutAway(func(group string) bool { return slices.Contains(groups, group) })
 		}
