@@ -126,7 +126,7 @@ func (d *Assigner) answer(ctx context.Context, ask Ask) (Answer, error) {
 		return d.answerClass(ctx, &pod, ask)
 	}
 	a, err := d.assignment(ctx, &pod, ask)
-	if o := a.Application.Override; ask.Overridden && o != nil {
+	if o := a.PolicyOwners.Override; ask.Overridden && o != nil {
 		trial, _ := d.Policies.Trial(o.UID)
 		why := trial.Refused
 		if why == nil && o.Policies.Override() != ownership.Bound {

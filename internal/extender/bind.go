@@ -102,7 +102,7 @@ type stamps struct{ labels, annotations map[string]string }
 // annotations for the Binding.
 func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (stamps, error) {
 	a, err := h.Policies.Assignment(ctx, pod.Object(), pod.Revision)
-	workload := a.Application
+	workload := a.PolicyOwners
 	unplaced := workload.Propagation == nil || ignoresPropagation(workload, err)
 	if err != nil && workload.Propagation == nil || err != nil && !unplaced {
 		return stamps{}, err
@@ -144,7 +144,7 @@ func (h *Handler) deletionCost(pod *seats.Pod, a policies.Assignment, group stri
 // overrideImages patches the pod's images as the rules of the group require. If fixed is
 // true, it returns errNotOverridden for a pod that was created without the overrides of
 // other fields.
-func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, workload ownership.Application, group string, fixed bool) error {
+func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, workload ownership.PolicyOwners, group string, fixed bool) error {
 	if workload.Override == nil || group == "" || workload.Override.Policies.Override() != ownership.Bound {
 		return nil
 	}

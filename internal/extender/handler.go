@@ -99,10 +99,10 @@ func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, 
 		return a, false, nil
 	}
 	a, err = h.Policies.Assignment(r.Context(), object, h.Policies.Revision(object.Controller, pod.Metadata.Labels))
-	if ignoresPropagation(a.Application, err) {
+	if ignoresPropagation(a.PolicyOwners, err) {
 		return a, false, nil // the workload allows to ignore a policy that is missing
 	}
-	owner := a.Application.Propagation
+	owner := a.PolicyOwners.Propagation
 	if err != nil && owner != nil {
 		// The workload is labelled as bound, but the policy cannot be read or used: the pod
 		// waits.
@@ -115,14 +115,14 @@ func (h *Handler) assign(r *http.Request, pod *podMeta) (a policies.Assignment, 
 // ignoresPropagation returns whether the PropagationPolicy that a workload requires cannot be
 // used and the workload is configured to ignore it then. err is the error of
 // Policies.Assignment.
-func ignoresPropagation(workload ownership.Application, err error) bool {
+func ignoresPropagation(workload ownership.PolicyOwners, err error) bool {
 	o := workload.Propagation
 	return o != nil && o.IgnoreMissing && (err != nil || o.Policies.Propagation() != ownership.Bound)
 }
 
 // waitsForOverride returns whether the OverridePolicy that a workload requires is not
 // bound, and the workload is not configured to ignore that.
-func waitsForOverride(workload ownership.Application) bool {
+func waitsForOverride(workload ownership.PolicyOwners) bool {
 	o := workload.Override
 	return o != nil && !o.IgnoreMissing && o.Policies.Override() != ownership.Bound
 }
@@ -147,13 +147,13 @@ func (h *Handler) filter(b *buffers, w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		filterTotal.WithLabelValues("error").Inc()
 		b.encode(w, filterResult{Error: err.Error()})
-	case waitsForOverride(a.Application):
+	case waitsForOverride(a.PolicyOwners):
 		filterTotal.WithLabelValues("not_bound").Inc()
 		b.encode(w, refuse(&args, names, func(int) string { return TextOverrideNotBound }))
 	case !managed:
 		filterTotal.WithLabelValues("unmanaged").Inc()
 		b.encode(w, keep(&args, names, full, nil))
-	case a.Application.Propagation.Policies.Propagation() != ownership.Bound || len(a.Spread.Groups()) == 0 && len(a.Spread.Missing()) == 0:
+	case a.PolicyOwners.Propagation.Policies.Propagation() != ownership.Bound || len(a.Spread.Groups()) == 0 && len(a.Spread.Missing()) == 0:
 		filterTotal.WithLabelValues("not_bound").Inc()
 		b.encode(w, refuse(&args, names, func(int) string { return TextNotBound }))
 	case !a.Counted:

@@ -35,8 +35,8 @@ const (
 type bypasses struct {
 	clock clock.PassiveClock
 	since time.Time
-	// application returns the owners that require policies for the pods of an owner.
-	application func(owner types.UID) ownership.Application
+	// policyOwners returns the owners that require policies for the pods of an owner.
+	policyOwners func(owner types.UID) ownership.PolicyOwners
 	count       func()
 
 	mu      sync.Mutex
@@ -81,7 +81,7 @@ func (b *bypasses) countDue() {
 	}
 	b.mu.Unlock()
 	for _, owner := range due {
-		if b.application(owner).Managed() {
+		if b.policyOwners(owner).Managed() {
 			b.count()
 		}
 	}

@@ -42,7 +42,7 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			walker, clock := owners.NewWalker(build.NewAPI(t).Client()), testingclock.NewFakeClock(start)
 			ledger, n := seats.NewLedger(clock), 0
-			b := &bypasses{clock: clock, since: start, application: walker.ApplicationOfOwner, count: func() { n++ }}
+			b := &bypasses{clock: clock, since: start, policyOwners: walker.PolicyOwnersOf, count: func() { n++ }}
 			ledger.OnChange(b.observe)
 			if !tc.unseen {
 				walker.Put(build.Owner(tc.owner))

@@ -138,7 +138,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	p.walker.OnRevisions(p.informer.Relist)
 	bypassed := &bypasses{
 		clock: clock.RealClock{}, since: lastAlive(ctx, p.client, c.Namespace, time.Now()),
-		application: p.walker.ApplicationOfOwner, count: bypassesTotal.Inc,
+		policyOwners: p.walker.PolicyOwnersOf, count: bypassesTotal.Inc,
 	}
 	p.ledger.OnChange(bypassed.observe)
 	if err := p.mgr.Add(bypassed); err != nil {

@@ -156,7 +156,7 @@ func TestKindsAreWatchedWhileTheyAreConfigured(t *testing.T) {
 	}
 	pod := build.Owner(build.Pod("pod", build.UID("")))
 	pod.Controller = &ownership.Reference{GroupVersionKind: widgets.GroupVersionKind, Name: "main", UID: "main"}
-	if app, _, err := h.Application(t.Context(), pod); err != nil || app.Propagation == nil {
+	if app, _, err := h.PolicyOwners(t.Context(), pod); err != nil || app.Propagation == nil {
 		t.Errorf("a pod of the Widget belongs to %+v, error %v", app, err)
 	}
 
@@ -183,7 +183,7 @@ func TestKindsAreWatchedWhileTheyAreConfigured(t *testing.T) {
 	if len(h.Requiring(Propagation, build.Namespace, "p")) != 0 {
 		t.Error("an object of a removed kind requires a policy")
 	}
-	if app, _, err := h.Application(t.Context(), pod); err != nil || app.Managed() {
+	if app, _, err := h.PolicyOwners(t.Context(), pod); err != nil || app.Managed() {
 		t.Errorf("a pod of the Widget belongs to %+v, error %v", app, err)
 	}
 	if n := h.problems.Load(); n != 0 || len(h.Problems()) != 0 {
@@ -220,7 +220,7 @@ func TestOwnersOfFurtherKindsAreReadLiveOnce(t *testing.T) {
 	} {
 		pod := build.Owner(build.Pod("pod"))
 		pod.Controller = &ref
-		if app, _, err := h.Application(t.Context(), pod); err != nil || app.Propagation == nil || app.Propagation.Name != ref.Name {
+		if app, _, err := h.PolicyOwners(t.Context(), pod); err != nil || app.Propagation == nil || app.Propagation.Name != ref.Name {
 			t.Errorf("a pod of %s belongs to %+v, error %v", ref.Name, app, err)
 		}
 	}

@@ -121,7 +121,7 @@ func TestAnOwnerThatCannotBeReadIsNotTakenForNone(t *testing.T) {
 	})
 	h.SetKinds([]Kind{widgets}) // nothing runs, so nothing is listed
 	for range 5 {
-		if app, _, err := h.Application(t.Context(), podOfWidget("main")); !errors.Is(err, ErrOwnerUnread) || app.Managed() {
+		if app, _, err := h.PolicyOwners(t.Context(), podOfWidget("main")); !errors.Is(err, ErrOwnerUnread) || app.Managed() {
 			t.Fatalf("a pod of the Widget belongs to %+v, error %v", app, err)
 		}
 	}
@@ -129,14 +129,14 @@ func TestAnOwnerThatCannotBeReadIsNotTakenForNone(t *testing.T) {
 		t.Errorf("the Widget was read %d times, want 1", n)
 	}
 	clock.Step(unreadTime)
-	_, _, _ = h.Application(t.Context(), podOfWidget("main"))
+	_, _, _ = h.PolicyOwners(t.Context(), podOfWidget("main"))
 	if n := reads.Load(); n != 2 {
 		t.Errorf("the Widget was read %d times, want 2 after unreadTime", n)
 	}
 	undo()
 	start(t, h.Walker)
 	build.Eventually(t, "Widgets are listed", h.isCached("main"))
-	if app, _, err := h.Application(t.Context(), podOfWidget("main")); err != nil || app.Propagation == nil {
+	if app, _, err := h.PolicyOwners(t.Context(), podOfWidget("main")); err != nil || app.Propagation == nil {
 		t.Errorf("after the list a pod of the Widget belongs to %+v, error %v", app, err)
 	}
 	if n := widgetsSynced(t); n != 1 {
@@ -146,7 +146,7 @@ func TestAnOwnerThatCannotBeReadIsNotTakenForNone(t *testing.T) {
 	if n := widgetsSynced(t); n != -1 {
 		t.Errorf("the metric of Widgets is still %v", n)
 	}
-	if app, _, err := h.Application(t.Context(), podOfWidget("second")); err != nil || app.Managed() {
+	if app, _, err := h.PolicyOwners(t.Context(), podOfWidget("second")); err != nil || app.Managed() {
 		t.Errorf("after the kind was removed a pod of a Widget belongs to %+v, error %v", app, err)
 	}
 }

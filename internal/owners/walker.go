@@ -159,14 +159,14 @@ func (w *Walker) Chain(ctx context.Context, pod *ownership.Object) ([]*ownership
 	return chain, nil
 }
 
-// Application returns the workload of a pod, as ownership.ApplicationOf finds it,
+// PolicyOwners returns the workloads of a pod, as ownership.PolicyOwnersOfPod finds them,
 // and the chain of owners. Errors: those of Chain.
-func (w *Walker) Application(ctx context.Context, pod *ownership.Object) (ownership.Application, []*ownership.Object, error) {
+func (w *Walker) PolicyOwners(ctx context.Context, pod *ownership.Object) (ownership.PolicyOwners, []*ownership.Object, error) {
 	chain, err := w.Chain(ctx, pod)
 	if err != nil {
-		return ownership.Application{}, nil, err
+		return ownership.PolicyOwners{}, nil, err
 	}
-	return ownership.ApplicationOf(chain), chain, nil
+	return ownership.PolicyOwnersOfPod(chain), chain, nil
 }
 
 func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, error) {
@@ -283,9 +283,9 @@ func (w *Walker) Requiring(kind PolicyKind, namespace, name string) []*ownership
 	return out
 }
 
-// ApplicationOfOwner returns the workload of the pods whose direct owner has this
+// PolicyOwnersOf returns the workloads of the pods whose direct owner has this
 // UID. It reads the caches only: an owner that they do not hold ends the walk.
-func (w *Walker) ApplicationOfOwner(uid types.UID) ownership.Application {
+func (w *Walker) PolicyOwnersOf(uid types.UID) ownership.PolicyOwners {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	var chain []*ownership.Object
@@ -300,7 +300,7 @@ func (w *Walker) ApplicationOfOwner(uid types.UID) ownership.Application {
 		}
 		o = owner
 	}
-	return ownership.ApplicationOfOwners(chain)
+	return ownership.PolicyOwnersOf(chain)
 }
 
 func (w *Walker) requiredAboveLocked(kind PolicyKind, o *ownership.Object) bool {

@@ -132,7 +132,7 @@ func TestChainReturnsATransientErrorAndConcludesNothing(t *testing.T) {
 		t.Run(http.StatusText(status), func(t *testing.T) {
 			api := build.NewAPI(t)
 			api.Fail(status)
-			app, chain, err := newWalker(api).Application(t.Context(), pod)
+			app, chain, err := newWalker(api).PolicyOwners(t.Context(), pod)
 			if err == nil || errors.Is(err, ErrOwnerGone) || errors.Is(err, ErrOwnerCycle) {
 				t.Errorf("error is %v, want that of the API server", err)
 			}
@@ -146,7 +146,7 @@ func TestChainReturnsATransientErrorAndConcludesNothing(t *testing.T) {
 func TestAnUnknownControllerLeavesThePodsLabelsUnused(t *testing.T) {
 	pod := build.Owner(build.Pod("owned", build.Requires("p", "o")))
 	pod.Controller = unknownKind("widget")
-	app, _, err := newWalker(build.NewAPI(t)).Application(t.Context(), pod)
+	app, _, err := newWalker(build.NewAPI(t)).PolicyOwners(t.Context(), pod)
 	if err != nil || app.Managed() {
 		t.Errorf("a pod with an owner of an unknown kind belongs to %+v (error %v)", app, err)
 	}
@@ -190,7 +190,7 @@ func TestChainIsBounded(t *testing.T) {
 				t.Errorf("chain of %d, error %v; want %d, %v", len(chain), err, tc.want, tc.wantErr)
 			}
 			// None of these may run for ever.
-			w.ApplicationOfOwner(tc.owners[0].GetUID())
+			w.PolicyOwnersOf(tc.owners[0].GetUID())
 			w.Requiring(Propagation, build.Namespace, "p")
 			if got := len(w.Descendants(tc.owners[len(tc.owners)-1].GetUID())); got != len(tc.owners) {
 				t.Errorf("the topmost owner has %d descendants with itself, want %d", got, len(tc.owners))
@@ -207,7 +207,7 @@ func TestACycleRequiringAPolicyEnds(t *testing.T) {
 	if got := w.Requiring(Propagation, build.Namespace, "p"); len(got) != 0 {
 		t.Errorf("each is below the other, but %v are returned", names(got))
 	}
-	if app := w.ApplicationOfOwner("left"); app.Propagation == nil {
+	if app := w.PolicyOwnersOf("left"); app.Propagation == nil {
 		t.Error("a pod below the cycle has no workload, but both owners require a policy")
 	}
 }
@@ -216,7 +216,7 @@ func TestPodsOfAnOwnerThatTheCacheDoesNotHoldHaveNoWorkloadYet(t *testing.T) {
 	orphan := build.ReplicaSet("orphan", build.OwnedBy(build.Deployment("unseen")))
 	w := newWalker(build.NewAPI(t), orphan)
 	for _, uid := range []types.UID{"nobody", "", "orphan"} {
-		if app := w.ApplicationOfOwner(uid); app.Managed() {
+		if app := w.PolicyOwnersOf(uid); app.Managed() {
 			t.Errorf("pods of %q belong to %+v", uid, app)
 		}
 	}
@@ -345,7 +345,7 @@ func TestIndexIsAFunctionOfTheObjects(t *testing.T) {
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Fatalf("wrong descendants of %s (-want +got):\n%s", at, diff)
 			}
-			if got, want := w.ApplicationOfOwner(at), fresh.ApplicationOfOwner(at); got != want {
+			if got, want := w.PolicyOwnersOf(at), fresh.PolicyOwnersOf(at); got != want {
 				t.Fatalf("the workload of pods of %s is %v, want %v", at, got, want)
 			}
 		}
@@ -364,7 +364,7 @@ func TestManyReadersAndWritersAtOnce(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
 	w.OnChange(func(_, new *ownership.Object) {
 		if new != nil {
-			w.ApplicationOfOwner(new.UID) // handlers may ask
+			w.PolicyOwnersOf(new.UID) // handlers may ask
 		}
 	})
 	var wg sync.WaitGroup
@@ -376,7 +376,7 @@ func TestManyReadersAndWritersAtOnce(t *testing.T) {
 			for range 50 {
 				w.Put(build.Owner(deployment))
 				w.Put(build.Owner(replicaSet))
-				if _, _, err := w.Application(context.Background(), pod); err != nil {
+				if _, _, err := w.PolicyOwners(context.Background(), pod); err != nil {
 					t.Error(err)
 				}
 				w.Drop(replicaSet.UID)

@@ -47,7 +47,7 @@ func (r *Resolver) Usable(ctx context.Context, workload *ownership.Object, rules
 	if workload.Kind == "DaemonSet" {
 		return nil
 	}
-	placed := r.walker.ApplicationOfOwner(workload.UID).Propagation
+	placed := r.walker.PolicyOwnersOf(workload.UID).Propagation
 	switch {
 	case placed == nil && fixed:
 		return errNeedsPropagation
@@ -165,12 +165,12 @@ func Version(policy *gm.OverridePolicy) string {
 // carried the binding labels of the policies that it requires already. A missing policy
 // counts as none. A policy that cannot be used is an error.
 func (r *Resolver) Creation(ctx context.Context, a Assignment) (Creation, error) {
-	c := Creation{AtOnce: !r.extenderInUse && a.Application.Propagation != nil}
-	if err := r.creationRules(ctx, a.Application.Override, &c); err != nil && !a.Application.Override.IgnoreMissing {
+	c := Creation{AtOnce: !r.extenderInUse && a.PolicyOwners.Propagation != nil}
+	if err := r.creationRules(ctx, a.PolicyOwners.Override, &c); err != nil && !a.PolicyOwners.Override.IgnoreMissing {
 		return c, err
 	}
 	c.Selected = selected(a.Owners)
-	o := a.Application.Propagation
+	o := a.PolicyOwners.Propagation
 	if o == nil || !a.Counted {
 		return c, nil
 	}

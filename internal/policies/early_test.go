@@ -149,7 +149,7 @@ func TestCreation(t *testing.T) {
 			l := newTestResolver(t, append(tc.objects, tc.app, build.Node("n", build.InGroup("a")))...)
 			pod := seats.Slim(build.Pod("", build.OwnedBy(tc.app)))
 			a, err := l.Prospect(t.Context(), pod.Object(), "r1")
-			if err != nil && a.Application.Propagation == nil {
+			if err != nil && a.PolicyOwners.Propagation == nil {
 				t.Fatal(err)
 			}
 			c, err := l.Creation(t.Context(), a)

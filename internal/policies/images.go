@@ -160,8 +160,8 @@ func setJSON(annotations map[string]*string, key string, value any) error {
 
 // PodLabels returns the policy labels and the group label of a pod, without the labels
 // by which its owner finds it.
-func (r *Resolver) PodLabels(application ownership.Application, pod *seats.Pod, group string) map[string]string {
-	labels := application.Policies().Labels()
+func (r *Resolver) PodLabels(policyOwners ownership.PolicyOwners, pod *seats.Pod, group string) map[string]string {
+	labels := policyOwners.Policies().Labels()
 	if group != "" {
 		labels[gm.NodeGroupLabel] = group
 	}

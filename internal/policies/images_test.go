@@ -380,7 +380,7 @@ func TestOnlyTheLastRulesOfAPodCount(t *testing.T) {
 }
 
 func TestPodLabels(t *testing.T) {
-	app := ownership.Application{Propagation: build.Owner(build.Deployment("d", build.Bound("p", ""))), Override: build.Owner(build.Deployment("d", build.Requires("", "o")))}
+	app := ownership.PolicyOwners{Propagation: build.Owner(build.Deployment("d", build.Bound("p", ""))), Override: build.Owner(build.Deployment("d", build.Requires("", "o")))}
 	r, pod := newTestResolver(t).Resolver, seats.Slim(build.Pod("a", build.OwnedBy(build.ReplicaSet("web-1"))))
 	want := map[string]string{
 		gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p",
@@ -395,7 +395,7 @@ func TestPodLabels(t *testing.T) {
 	if diff := cmp.Diff(want, r.PodLabels(app, pod, "bj")); diff != "" {
 		t.Errorf("labels that the owner finds its pods by are written (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{}, r.PodLabels(ownership.Application{}, pod, "")); diff != "" {
+	if diff := cmp.Diff(map[string]string{}, r.PodLabels(ownership.PolicyOwners{}, pod, "")); diff != "" {
 		t.Errorf("a pod without a workload and a group has labels (-want +got):\n%s", diff)
 	}
 }

@@ -232,8 +232,8 @@ func (r *Resolver) Rules(policy *gm.OverridePolicy) (*override.Rules, []override
 
 // Assignment holds the data that a decision about one pod needs.
 type Assignment struct {
-	// Application holds the owners that require policies.
-	Application ownership.Application
+	// PolicyOwners holds the owners that require policies.
+	PolicyOwners ownership.PolicyOwners
 	// Cohort is the set of pods with which the pod is counted: those of the same owner
 	// and revision.
 	Cohort seats.Cohort
@@ -245,7 +245,7 @@ type Assignment struct {
 	// Job is true if a Job owns the pod, directly or not. Such a pod is never evicted
 	// in order to be recreated, so it may start without its overrides.
 	Job bool
-	// Spread is set if Application.Propagation is bound.
+	// Spread is set if PolicyOwners.Propagation is bound.
 	Spread placement.Spread
 	// Owners are the owners of the pod, the direct one first.
 	Owners []*ownership.Object
@@ -253,11 +253,11 @@ type Assignment struct {
 
 // Divided returns true if a PropagationPolicy divides the pods to which this one
 // belongs. Only such pods get a seat.
-func (a *Assignment) Divided() bool { return a.Counted && a.Application.Propagation != nil }
+func (a *Assignment) Divided() bool { return a.Counted && a.PolicyOwners.Propagation != nil }
 
 // Takes returns true if a pod that is not divided may be on a node of the group.
 func (a *Assignment) Takes(group string) bool {
-	return a.Application.Propagation == nil || slices.Contains(a.Spread.Taking(), group)
+	return a.PolicyOwners.Propagation == nil || slices.Contains(a.Spread.Taking(), group)
 }
 
 // Revision returns the revision of a pod with this controller and these labels.
@@ -278,36 +278,36 @@ func (r *Resolver) Prospect(ctx context.Context, pod *ownership.Object, revision
 }
 
 func (r *Resolver) assignment(ctx context.Context, pod *ownership.Object, revision string, prospect bool) (Assignment, error) {
-	application, chain, err := r.walker.Application(ctx, pod)
+	policyOwners, chain, err := r.walker.PolicyOwners(ctx, pod)
 	if err != nil {
 		return Assignment{}, err
 	}
-	a := Assignment{Application: application, Cohort: seats.Cohort{Owner: pod.UID, Revision: revision}, Counted: true, Total: 1}
+	a := Assignment{PolicyOwners: policyOwners, Cohort: seats.Cohort{Owner: pod.UID, Revision: revision}, Counted: true, Total: 1}
 	a.Owners = chain[1:]
 	if len(chain) > 1 {
 		a.Cohort.Owner = chain[1].UID
 		a.Counted = chain[1].Kind != "DaemonSet"
 	}
 	a.Job = slices.ContainsFunc(chain[1:], func(o *ownership.Object) bool { return o.Kind == "Job" })
-	if application.Propagation == nil {
+	if policyOwners.Propagation == nil {
 		return a, nil
 	}
 	for _, o := range chain[1:] {
 		if o.Replicas != nil {
 			a.Total = max(a.Total, int(*o.Replicas))
 		}
-		if o == application.Propagation {
+		if o == policyOwners.Propagation {
 			break
 		}
 	}
-	if !prospect && application.Propagation.Policies.Propagation() != ownership.Bound {
+	if !prospect && policyOwners.Propagation.Policies.Propagation() != ownership.Bound {
 		return a, nil
 	}
-	policy, err := r.Propagation(ctx, pod.Namespace, application.Propagation.Policies.RequiredPropagation)
+	policy, err := r.Propagation(ctx, pod.Namespace, policyOwners.Propagation.Policies.RequiredPropagation)
 	if err != nil {
 		return a, err
 	}
-	a.Spread, err = r.Spread(policy, application.Propagation.Ties())
+	a.Spread, err = r.Spread(policy, policyOwners.Propagation.Ties())
 	if !a.Counted {
 		a.Spread = a.Spread.Home() // nothing is divided, so no group takes over the share of one that is away
 	}

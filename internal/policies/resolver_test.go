@@ -124,7 +124,7 @@ func TestAssignment(t *testing.T) {
 			pod := seats.Slim(tc.pod)
 			a, err := newTestResolver(t, tc.objects...).Assignment(t.Context(), pod.Object(), "r1")
 			got := want{
-				Managed: a.Application.Managed(), Counted: a.Counted, Owner: a.Cohort.Owner,
+				Managed: a.PolicyOwners.Managed(), Counted: a.Counted, Owner: a.Cohort.Owner,
 				Total: a.Total, Groups: a.Spread.Groups(), Err: err != nil,
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {

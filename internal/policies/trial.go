@@ -81,7 +81,7 @@ const AnyOtherGroup = "*"
 // PropagationPolicy, or without one those that the rules name, and AnyOtherGroup.
 func (r *Resolver) groupsOf(ctx context.Context, workload *ownership.Object, rules *override.Rules) []string {
 	all := append(rules.Groups(), AnyOtherGroup)
-	placed := r.walker.ApplicationOfOwner(workload.UID).Propagation
+	placed := r.walker.PolicyOwnersOf(workload.UID).Propagation
 	if placed == nil || workload.Kind == "DaemonSet" {
 		return all
 	}

@@ -139,7 +139,7 @@ func (g *groupView) firstNode() string {
 
 func setWanted(groups map[string]*groupView, policy *gm.PropagationPolicy) {
 	for _, app := range policy.Status.Apps {
-		if app.Ref.Kind != "Deployment" || app.Ref.Name != application {
+		if app.Ref.Kind != "Deployment" || app.Ref.Name != deployment {
 			continue
 		}
 		for _, spread := range app.Groups {

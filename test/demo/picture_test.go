@@ -72,8 +72,8 @@ func kept() objects {
 			ObjectMeta: metav1.ObjectMeta{Name: propagationPolicy, Generation: 2},
 			Status: gm.PropagationStatus{
 				Conditions: condition(metav1.ConditionTrue, gm.ReasonSatisfied, 2),
-				Apps: []gm.AppSpread{{
-					Ref:    gm.AppReference{Kind: "Deployment", Name: application},
+				Apps: []gm.WorkloadSpread{{
+					Ref:    gm.WorkloadReference{Kind: "Deployment", Name: deployment},
 					Groups: []gm.GroupSpread{{Name: "beijing", Desired: 2}, {Name: "hangzhou", Desired: 3}},
 				}},
 			},

@@ -42,8 +42,8 @@ var scenes = []scene{{
 	name: "rollout", about: "a rolling update with maxSurge 1 and maxUnavailable 0 completes, and ends as divided as it began",
 	acts: []act{{
 		commands: [][]string{
-			{"patch", "deployment", application, "-p", `{"spec":{"strategy":{"rollingUpdate":{"maxSurge":1,"maxUnavailable":0}}}}`},
-			{"set", "image", "deployment/" + application, "nginx=nginx:1.28"},
+			{"patch", "deployment", deployment, "-p", `{"spec":{"strategy":{"rollingUpdate":{"maxSurge":1,"maxUnavailable":0}}}}`},
+			{"set", "image", "deployment/" + deployment, "nginx=nginx:1.28"},
 		},
 		promises: []promise{
 			{group: "hangzhou", pods: 3, images: "hangzhou.registry.io/nginx:1.28"},
@@ -54,14 +54,14 @@ var scenes = []scene{{
 }, {
 	name: "scale", about: "from 5 pods to 50 and down to 7, exact each time; growth takes no pod from a group",
 	acts: []act{{
-		commands: [][]string{{"scale", "deployment", application, "--replicas=50"}},
+		commands: [][]string{{"scale", "deployment", deployment, "--replicas=50"}},
 		promises: []promise{
 			{group: "hangzhou", pods: 30, images: promised[0].images},
 			{group: "beijing", pods: 20, images: promised[1].images},
 		},
 		available: 5, unavailable: 0,
 	}, {
-		commands: [][]string{{"scale", "deployment", application, "--replicas=7"}},
+		commands: [][]string{{"scale", "deployment", deployment, "--replicas=7"}},
 		promises: []promise{
 			{group: "hangzhou", pods: 4, images: promised[0].images},
 			{group: "beijing", pods: 3, images: promised[1].images},

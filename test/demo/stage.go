@@ -21,7 +21,7 @@ import (
 
 const (
 	namespace   = "default"
-	application = "nginx"
+	deployment = "nginx"
 	image       = "nginx:1.27"
 	location    = "location"
 
@@ -181,16 +181,16 @@ func (s *stage) runNginx(ctx context.Context) error {
 		if err := s.kubectl(ctx, append([]string{"cordon"}, others...)...); err != nil {
 			return err
 		}
-		grow := []string{"scale", "deployment", application, fmt.Sprintf("--replicas=%d", total)}
+		grow := []string{"scale", "deployment", deployment, fmt.Sprintf("--replicas=%d", total)}
 		if i == 0 {
-			grow = []string{"create", "deployment", application, "--image=" + image, fmt.Sprintf("--replicas=%d", total)}
+			grow = []string{"create", "deployment", deployment, "--image=" + image, fmt.Sprintf("--replicas=%d", total)}
 		}
 		if err := s.kubectl(ctx, grow...); err != nil {
 			return err
 		}
 		p, err := s.state.await(ctx, func(p *picture) bool { return p.ready() == total && p.pods() == total })
 		if err != nil {
-			return fmt.Errorf("waiting for %d pods of %s to be Ready (%s): %w", total, application, p.summary(), err)
+			return fmt.Errorf("waiting for %d pods of %s to be Ready (%s): %w", total, deployment, p.summary(), err)
 		}
 		if err := s.kubectl(ctx, append([]string{"uncordon"}, others...)...); err != nil {
 			return err
@@ -206,7 +206,7 @@ func (s *stage) applyExample(ctx context.Context, doc *example) error {
 			return err
 		}
 	}
-	return s.kubectl(ctx, "label", "deployment", application,
+	return s.kubectl(ctx, "label", "deployment", deployment,
 		gm.RequiredPropagationPolicyLabel+"="+propagationPolicy,
 		gm.RequiredOverridePolicyLabel+"="+overridePolicy)
 }
@@ -275,7 +275,7 @@ func (s *stage) hints() []string {
 	return []string{
 		"Try it, in another terminal (Ctrl-C here ends the demo):",
 		"  export KUBECONFIG=" + s.kubeconfig,
-		"  " + kubectl + " scale deployment " + application + " --replicas=10",
+		"  " + kubectl + " scale deployment " + deployment + " --replicas=10",
 		"  " + kubectl + " get nodegroups,propagationpolicies,overridepolicies",
 	}
 }

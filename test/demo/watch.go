@@ -222,7 +222,7 @@ func (s *state) objectsLocked() (o objects, ok bool) {
 	}
 	o.nodes, o.groups, o.propagation, o.override = nodes.Items, groups.Items, propagation.Items, override.Items
 	for i := range deployments.Items {
-		if deployments.Items[i].Name == application {
+		if deployments.Items[i].Name == deployment {
 			o.deployment = &deployments.Items[i]
 		}
 	}

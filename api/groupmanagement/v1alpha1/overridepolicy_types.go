@@ -228,7 +228,7 @@ type OverrideStatus struct {
 	// that do not satisfy it yet, each part sorted by kind and name. At most 50.
 	// +optional
 	// +listType=atomic
-	Apps []AppOverrides `json:"apps,omitempty"`
+	Apps []WorkloadOverrides `json:"apps,omitempty"`
 
 	// conditions has the condition Ready: all pods are as the policy says.
 	// +optional
@@ -237,11 +237,11 @@ type OverrideStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// AppOverrides counts the pods of one workload that are as the policy says.
-type AppOverrides struct {
+// WorkloadOverrides counts the pods of one workload that are as the policy says.
+type WorkloadOverrides struct {
 	// ref names the workload.
 	// +required
-	Ref AppReference `json:"ref"`
+	Ref WorkloadReference `json:"ref"`
 	// pods is the number of active pods on nodes that are in a NodeGroup.
 	// +required
 	Pods int32 `json:"pods"`

@@ -276,7 +276,7 @@ type PropagationStatus struct {
 	// that do not satisfy it yet, each part sorted by kind and name. At most 50.
 	// +optional
 	// +listType=atomic
-	Apps []AppSpread `json:"apps,omitempty"`
+	Apps []WorkloadSpread `json:"apps,omitempty"`
 
 	// conditions has the condition Ready: all pods are in the groups that the
 	// policy wants.
@@ -286,8 +286,8 @@ type PropagationStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// AppReference names a workload in the policy's namespace.
-type AppReference struct {
+// WorkloadReference names a workload in the policy's namespace.
+type WorkloadReference struct {
 	// apiVersion of the workload, for example apps/v1.
 	// +required
 	APIVersion string `json:"apiVersion"`
@@ -299,11 +299,11 @@ type AppReference struct {
 	Name string `json:"name"`
 }
 
-// AppSpread is how the pods of one workload are divided over NodeGroups.
-type AppSpread struct {
+// WorkloadSpread is how the pods of one workload are divided over NodeGroups.
+type WorkloadSpread struct {
 	// ref names the workload.
 	// +required
-	Ref AppReference `json:"ref"`
+	Ref WorkloadReference `json:"ref"`
 
 	// groups has an entry for each group of the policy and for each other group in
 	// which the workload has pods, sorted by name. Pods on nodes that are in no

@@ -91,7 +91,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 			if pod == nil {
 				continue
 			}
-			if o := r.Walker.ApplicationOfOwner(pod.Owner()).Override; o != nil {
+			if o := r.Walker.PolicyOwnersOf(pod.Owner()).Override; o != nil {
 				r.changed.Add(request(o))
 			}
 		}

@@ -46,7 +46,7 @@ func (r *Reconciler) placesNewPods(s *scope, w *workload) bool {
 	if !s.rules.TouchesImmutableAnywhere() || w.object.Kind == "DaemonSet" {
 		return true
 	}
-	object := r.Walker.ApplicationOfOwner(w.object.UID).Propagation
+	object := r.Walker.PolicyOwnersOf(w.object.UID).Propagation
 	return object != nil && object.Policies.Propagation() == ownership.Bound
 }
 

@@ -47,8 +47,8 @@ func setStatus(s *scope) {
 		if i >= maxShown {
 			continue
 		}
-		status.Apps = append(status.Apps, gm.AppOverrides{
-			Ref:  gm.AppReference{APIVersion: w.object.GroupVersion().String(), Kind: w.object.Kind, Name: w.object.Name},
+		status.Apps = append(status.Apps, gm.WorkloadOverrides{
+			Ref:  gm.WorkloadReference{APIVersion: w.object.GroupVersion().String(), Kind: w.object.Kind, Name: w.object.Name},
 			Pods: int32(w.pods), Updated: int32(w.updated), Message: w.message(),
 		})
 	}

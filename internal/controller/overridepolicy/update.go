@@ -65,7 +65,7 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, w *workload) erro
 // updatePod patches the images of a pod. If that fails, the pod does not count as
 // disturbed any more.
 func (r *Reconciler) updatePod(ctx context.Context, pod duePod) error {
-	object := r.Walker.ApplicationOfOwner(pod.Owner())
+	object := r.Walker.PolicyOwnersOf(pod.Owner())
 	raw, err := pod.change.Patch(r.Policies.PodLabels(object, pod.Pod, pod.group))
 	if err == nil {
 		_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})

@@ -111,7 +111,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 
 // addPolicyOf triggers a pass for the policy that the workload above an owner requires.
 func (r *Reconciler) addPolicyOf(owner types.UID) {
-	if o := r.Walker.ApplicationOfOwner(owner).Propagation; o != nil {
+	if o := r.Walker.PolicyOwnersOf(owner).Propagation; o != nil {
 		r.changed.Add(request(o))
 	}
 }

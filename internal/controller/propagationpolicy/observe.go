@@ -89,7 +89,7 @@ func (r *Reconciler) observeWorkload(ctx context.Context, s *scope, object *owne
 	w := &workload{object: object, seen: r.Clock.Now(), maxUnavailable: max(1, int(s.policy.Spec.Rescheduling.MaxUnavailable))}
 	below := r.Walker.Descendants(object.UID)
 	w.observed = rebalance.Workload{
-		Ref:    gm.AppReference{APIVersion: object.GroupVersion().String(), Kind: object.Kind, Name: object.Name},
+		Ref:    gm.WorkloadReference{APIVersion: object.GroupVersion().String(), Kind: object.Kind, Name: object.Name},
 		Spread: spread, Mode: s.policy.Spec.Rescheduling.Mode,
 		CanTake: r.canTake(ctx, w), Further: further,
 		Refused: conditions.Bounded(r.Walker.PodsRefused(below)), Held: conditions.Bounded(r.held(below)),
@@ -151,7 +151,7 @@ func (r *Reconciler) held(below []types.UID) string {
 		return "the API server refuses the change that would take the gate off: " + why
 	}
 	for _, uid := range below {
-		o := r.Walker.ApplicationOfOwner(uid).Override
+		o := r.Walker.PolicyOwnersOf(uid).Override
 		if o == nil || o.IgnoreMissing {
 			continue
 		}

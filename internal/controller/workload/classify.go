@@ -49,7 +49,7 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 		return true, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
 	}
 	changed := live.DeepCopy()
-	workload := r.Walker.ApplicationOfOwner(pod.Owner())
+	workload := r.Walker.PolicyOwnersOf(pod.Owner())
 	if tied {
 		assign.Tie(changed, classes, class)
 	} else {

@@ -319,7 +319,7 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-func TestAReleasedPodCarriesTheLabelsOfItsApplication(t *testing.T) {
+func TestAReleasedPodCarriesTheLabelsOfItsWorkload(t *testing.T) {
 	s := newSite(t, append(web(build.Requires("p", "")), late)...)
 	s.World.Add(t, waiting("a", build.Gated(), build.Requires("p", "old"), bindingLabels("older", "old"), build.Label("app", "web")))
 	s.reconcile("web")

@@ -93,11 +93,11 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 // policies. The caches hold the owners of nearly every pod. Other errors of the walk are
 // left to replace.
 func (r *Reconciler) checkOwners(ctx context.Context, pod *seats.Pod) error {
-	workload, _, err := r.Walker.Application(ctx, pod.Object())
+	workload, _, err := r.Walker.PolicyOwners(ctx, pod.Object())
 	switch {
 	case errors.Is(err, owners.ErrOwnerUnread):
 		return phase.Wait(err.Error(), retryUnread)
-	case err == nil && workload.Managed() && !r.Walker.ApplicationOfOwner(pod.Owner()).Managed():
+	case err == nil && workload.Managed() && !r.Walker.PolicyOwnersOf(pod.Owner()).Managed():
 		return phase.Wait("the watch to deliver the pod's owners", retryUnread)
 	}
 	return nil
@@ -114,7 +114,7 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 			if pod.Node != "" || !pod.Gated && !pod.Unschedulable {
 				continue
 			}
-			workload, _, err := r.Walker.Application(ctx, pod.Object())
+			workload, _, err := r.Walker.PolicyOwners(ctx, pod.Object())
 			if err == nil && pod.Gated {
 				if done, err := r.classify(ctx, s, pod.Pod); done || err != nil {
 					errs = append(errs, err)
@@ -175,7 +175,7 @@ func waits(workload *ownership.Object, p ownership.Policies) bool {
 // waitsForAnother reports whether the pod waits for a policy that an owner other than the
 // workload of this pass requires: different owners may require the two policies.
 func (r *Reconciler) waitsForAnother(pod *seats.Pod, s *scope) bool {
-	workload := r.Walker.ApplicationOfOwner(pod.Owner())
+	workload := r.Walker.PolicyOwnersOf(pod.Owner())
 	for _, o := range []*ownership.Object{workload.Propagation, workload.Override} {
 		if o != nil && o.UID != s.workload.UID && waits(o, o.Policies) {
 			return true
@@ -203,7 +203,7 @@ func (r *Reconciler) wake(ctx context.Context, s *scope, pod *seats.Pod, nudge s
 		} `json:"spec"`
 	}
 	change.Metadata.UID = pod.UID
-	change.Metadata.Labels = policyLabels(r.Walker.ApplicationOfOwner(pod.Owner()), s)
+	change.Metadata.Labels = policyLabels(r.Walker.PolicyOwnersOf(pod.Owner()), s)
 	for _, key := range r.selectorOf(pod).Keys() {
 		delete(change.Metadata.Labels, key) // its owner selects it by this label
 	}
@@ -249,7 +249,7 @@ func (s *scope) policiesOf(o *ownership.Object) ownership.Policies {
 
 // policyLabels returns the policy labels of a pod: copies of those of its workload, with the
 // binding labels that this pass has written. nil removes a label.
-func policyLabels(workload ownership.Application, s *scope) map[string]*string {
+func policyLabels(workload ownership.PolicyOwners, s *scope) map[string]*string {
 	current := *s.workload
 	current.Policies = s.want
 	for _, o := range []**ownership.Object{&workload.Propagation, &workload.Override} {

@@ -34,7 +34,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if err != nil {
 		return pod.Controller != nil || !r.Policies.Asked(), nil // the status of the policy shows the error
 	}
-	if o := a.Application.Propagation; o != nil && o.IgnoreMissing && s.policiesOf(o).Propagation() != ownership.Bound {
+	if o := a.PolicyOwners.Propagation; o != nil && o.IgnoreMissing && s.policiesOf(o).Propagation() != ownership.Bound {
 		return false, nil // the workload ignores a policy that is missing or invalid
 	}
 	creation, err := r.Policies.Creation(ctx, a)

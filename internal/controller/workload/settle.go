@@ -77,7 +77,7 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 	if changed.Labels == nil {
 		changed.Labels = map[string]string{}
 	}
-	for key, value := range policyLabels(r.Walker.ApplicationOfOwner(pod.Owner()), s) {
+	for key, value := range policyLabels(r.Walker.PolicyOwnersOf(pod.Owner()), s) {
 		delete(changed.Labels, key)
 		if value != nil {
 			changed.Labels[key] = *value

@@ -88,14 +88,14 @@ func (r *Reconciler) requestsForPod(old, new *seats.Pod) (out []request) {
 		return nil
 	}
 	if new.GivenUp() && (old == nil || !old.GivenUp()) {
-		if workload := r.Walker.ApplicationOfOwner(new.CreatedFor).Override; workload != nil {
+		if workload := r.Walker.PolicyOwnersOf(new.CreatedFor).Override; workload != nil {
 			out = append(out, request{workload.UID})
 		}
 	}
 	if !new.Active || new.Node != "" || !new.Gated && !new.Unschedulable {
 		return out
 	}
-	workload := r.Walker.ApplicationOfOwner(new.Owner())
+	workload := r.Walker.PolicyOwnersOf(new.Owner())
 	if !workload.Managed() && new.Gated {
 		out = append(out, request{new.Owner()})
 	}
@@ -122,7 +122,7 @@ func (r *Reconciler) requestsForPolicy(kind owners.PolicyKind, policy client.Obj
 // overriddenWith are the objects above and below a workload that require an
 // OverridePolicy for the pods that the workload's PropagationPolicy places.
 func (r *Reconciler) overriddenWith(o *ownership.Object) (out []request) {
-	if above := r.Walker.ApplicationOfOwner(o.UID).Override; above != nil && above.UID != o.UID {
+	if above := r.Walker.PolicyOwnersOf(o.UID).Override; above != nil && above.UID != o.UID {
 		out = append(out, request{above.UID})
 	}
 	for _, uid := range r.Walker.Descendants(o.UID)[1:] {

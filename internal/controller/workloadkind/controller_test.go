@@ -314,7 +314,7 @@ func TestAnAPIServerThatFailsHoldsUpTheKindsInQuestionOnly(t *testing.T) {
 	s.expect("without an answer", "Widget.example.com", "Warning WorkloadsRejected workloads.yaml (Widget.example.com): reading the resources of example.com/v1: ")
 	pod := build.Owner(build.Pod("pod"))
 	pod.Controller = &ownership.Reference{GroupVersionKind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}, Name: "main", UID: "main"}
-	if _, _, err := s.Walker.Application(t.Context(), pod); !errors.Is(err, owners.ErrOwnerUnread) {
+	if _, _, err := s.Walker.PolicyOwners(t.Context(), pod); !errors.Is(err, owners.ErrOwnerUnread) {
 		t.Errorf("a pod of the kind in question: error %v, want that it waits", err)
 	}
 	s.broken = nil

@@ -1,5 +1,5 @@
 // Package ownership decides, from a pod and the chain of owners above it, which object is the
-// workload that a policy is for (Application), which owner has the pod's PodGroup (Levels),
+// workload that a policy is for (PolicyOwners), which owner has the pod's PodGroup (Levels),
 // and which workload is divided over capacity classes (CapacityWorkload). It also parses the
 // policy labels of an object (docs/sources.md, G4 and G5).
 //
@@ -202,9 +202,9 @@ func (p Policies) Override() Binding {
 	return bindingOf(p.RequiredOverride, p.BindingOverride)
 }
 
-// Application is the workload of a pod: for each kind of policy, the topmost object of the
-// chain that requires one. The two may be different objects.
-type Application struct {
+// PolicyOwners holds the workload of a pod for each kind of policy: the topmost object of the
+// chain that requires such a policy. The two may be different objects.
+type PolicyOwners struct {
 	// Propagation is the object that requires a PropagationPolicy, or nil.
 	Propagation *Object
 	// Override is the object that requires an OverridePolicy, or nil.
@@ -212,10 +212,10 @@ type Application struct {
 }
 
 // Managed reports whether any policy is required.
-func (a Application) Managed() bool { return a.Propagation != nil || a.Override != nil }
+func (a PolicyOwners) Managed() bool { return a.Propagation != nil || a.Override != nil }
 
 // Policies returns the policy labels of the workload, which the webhook copies to its pods.
-func (a Application) Policies() Policies {
+func (a PolicyOwners) Policies() Policies {
 	var p Policies
 	if a.Propagation != nil {
 		p.RequiredPropagation = a.Propagation.Policies.RequiredPropagation
@@ -228,27 +228,27 @@ func (a Application) Policies() Policies {
 	return p
 }
 
-// ApplicationOf finds the workload in a chain that starts with the pod. The pod's own labels
-// count only if it has no owner; on other pods they are copies. The chain must not be empty.
-func ApplicationOf(chain []*Object) Application {
+// PolicyOwnersOfPod finds them in a chain that starts with the pod. The pod's own labels count
+// only if it has no owner; on other pods they are copies. The chain must not be empty.
+func PolicyOwnersOfPod(chain []*Object) PolicyOwners {
 	if len(chain) > 1 {
 		chain = chain[1:]
 	}
-	return ApplicationOfOwners(chain)
+	return PolicyOwnersOf(chain)
 }
 
-// ApplicationOfOwners finds the workload in a chain without the pod.
-func ApplicationOfOwners(owners []*Object) Application {
-	var app Application
+// PolicyOwnersOf finds them in a chain without the pod, which starts with the direct owner.
+func PolicyOwnersOf(owners []*Object) PolicyOwners {
+	var found PolicyOwners
 	for _, o := range slices.Backward(owners) {
-		if app.Propagation == nil && o.Policies.RequiredPropagation != "" {
-			app.Propagation = o
+		if found.Propagation == nil && o.Policies.RequiredPropagation != "" {
+			found.Propagation = o
 		}
-		if app.Override == nil && o.Policies.RequiredOverride != "" {
-			app.Override = o
+		if found.Override == nil && o.Policies.RequiredOverride != "" {
+			found.Override = o
 		}
 	}
-	return app
+	return found
 }
 
 // Revision returns the revision of a pod, from the pod's labels. Pods of one direct owner and

@@ -32,7 +32,7 @@ func TestBindingOf(t *testing.T) {
 	}
 }
 
-func TestApplicationOf(t *testing.T) {
+func TestPolicyOwners(t *testing.T) {
 	object := func(name, propagation, override string) *Object {
 		return &Object{Name: name, Policies: Policies{RequiredPropagation: propagation, RequiredOverride: override}}
 	}
@@ -52,7 +52,7 @@ func TestApplicationOf(t *testing.T) {
 			chain:    []*Object{object("pod", "", "x"), object("rs", "", "x"), object("deploy", "", "o"), object("top", "", "")},
 			wantOver: "deploy",
 		},
-		"each kind of policy has its own application": {
+		"each kind of policy has its own owner": {
 			chain:           []*Object{object("pod", "", ""), object("rs", "p", ""), object("deploy", "", "o")},
 			wantPropagation: "rs", wantOver: "deploy",
 		},
@@ -75,7 +75,7 @@ func TestApplicationOf(t *testing.T) {
 				got[1] = app.Override.Name
 			}
 			if diff := cmp.Diff([2]string{tc.wantPropagation, tc.wantOver}, got); diff != "" {
-				t.Errorf("wrong application (-want +got):\n%s", diff)
+				t.Errorf("wrong owners (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -240,13 +240,13 @@ func TestCopiesOnAPod(t *testing.T) {
 	propagation := &Object{Policies: Policies{RequiredPropagation: "p", BindingPropagation: "p", BindingOverride: "stray"}}
 	override := &Object{Policies: Policies{RequiredOverride: "o", BindingOverride: "q", BindingPropagation: "stray"}}
 	for name, tc := range map[string]struct {
-		app  Application
+		app  PolicyOwners
 		want Policies
 	}{
-		"none":        {Application{}, Policies{}},
-		"propagation": {Application{Propagation: propagation}, Policies{RequiredPropagation: "p", BindingPropagation: "p"}},
-		"override":    {Application{Override: override}, Policies{RequiredOverride: "o", BindingOverride: "q"}},
-		"both":        {Application{propagation, override}, Policies{"p", "o", "p", "q"}},
+		"none":        {PolicyOwners{}, Policies{}},
+		"propagation": {PolicyOwners{Propagation: propagation}, Policies{RequiredPropagation: "p", BindingPropagation: "p"}},
+		"override":    {PolicyOwners{Override: override}, Policies{RequiredOverride: "o", BindingOverride: "q"}},
+		"both":        {PolicyOwners{propagation, override}, Policies{"p", "o", "p", "q"}},
 	} {
 		if diff := cmp.Diff(tc.want, tc.app.Policies()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

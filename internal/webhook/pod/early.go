@@ -41,7 +41,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	revision := w.Walker.Revision(object.Controller, pod.Labels)
 	a, err := w.Policies.Prospect(ctx, object, revision)
 	if err != nil {
-		if w.Policies.Asked() || ignoresMissing(a.Application) {
+		if w.Policies.Asked() || ignoresMissing(a.PolicyOwners) {
 			return late // the extender refuses all nodes, or no policy applies
 		}
 		return waiting
@@ -101,8 +101,8 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 
 // ignoresMissing returns true if the workload is treated as one without policies while
 // its PropagationPolicy is missing.
-func ignoresMissing(application ownership.Application) bool {
-	return application.Propagation != nil && application.Propagation.IgnoreMissing
+func ignoresMissing(policyOwners ownership.PolicyOwners) bool {
+	return policyOwners.Propagation != nil && policyOwners.Propagation.IgnoreMissing
 }
 
 // admitLate returns late if a pod that gets its seat while it is scheduled may be

@@ -90,7 +90,7 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 	original := maps.Clone(pod.Labels)
 	dropStamps(pod)
 	object := objectOf(pod, namespace)
-	application, owned, err := w.application(ctx, object)
+	policyOwners, owned, err := w.policyOwners(ctx, object)
 	// The labels by which the owner finds the pod must not change.
 	keepSelected := func() {
 		group := pod.Labels[gm.NodeGroupLabel]
@@ -108,15 +108,15 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 		log.FromContext(ctx).V(2).Info("Pod admitted without its policies", "why", err.Error())
 		return
 	}
-	setPolicyLabels(pod, application.Policies())
+	setPolicyLabels(pod, policyOwners.Policies())
 	share := w.Policies.CapacityOf(owned)
-	if application.Managed() || share.On {
+	if policyOwners.Managed() || share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	}
 	if pod.Spec.NodeName != "" && share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, capacity.NamesNode)
 	}
-	if pod.Spec.NodeName != "" || !application.Managed() && !share.On {
+	if pod.Spec.NodeName != "" || !policyOwners.Managed() && !share.On {
 		return
 	}
 	token := uuid.NewUUID()
@@ -126,8 +126,8 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 		class, known = w.classify(ctx, pod, object, share, token, dryRun)
 		gate = !known
 	}
-	if application.Managed() {
-		gate = w.place(ctx, pod, object, application, token, dryRun) || gate
+	if policyOwners.Managed() {
+		gate = w.place(ctx, pod, object, policyOwners, token, dryRun) || gate
 	}
 	if !share.Ordinal {
 		assign.SetClassCost(pod, class)
@@ -154,15 +154,15 @@ func selectorOf(pod *ownership.Object, owned []*ownership.Object) ownership.Sele
 
 // place applies the policies of the workload to a pod. It returns true if the pod has to
 // wait at the gate.
-func (w *Webhook) place(ctx context.Context, pod *corev1.Pod, object *ownership.Object, application ownership.Application, token types.UID, dryRun bool) (gate bool) {
+func (w *Webhook) place(ctx context.Context, pod *corev1.Pod, object *ownership.Object, policyOwners ownership.PolicyOwners, token types.UID, dryRun bool) (gate bool) {
 	// The seat is assigned also if a policy is not bound yet, so that the pod has it when
 	// the policy is bound.
 	result := w.assign(ctx, pod, object, token, dryRun)
-	if managed(application) && result != settled && result != pinnedLater {
+	if managed(policyOwners) && result != settled && result != pinnedLater {
 		w.setScheduler(pod)
 		w.mark(pod)
 	}
-	return result == waiting || result == pinnedLater || waits(application.Propagation) || waits(application.Override)
+	return result == waiting || result == pinnedLater || waits(policyOwners.Propagation) || waits(policyOwners.Override)
 }
 
 func setGate(pod *corev1.Pod) {
@@ -184,17 +184,17 @@ func (w *Webhook) hold(ctx context.Context, pod *corev1.Pod, why error) {
 	setGate(pod)
 }
 
-// application returns the owners that require policies for a pod, and all of its owners,
+// policyOwners returns the owners that require policies for a pod, and all of its owners,
 // the direct one first.
-func (w *Webhook) application(ctx context.Context, object *ownership.Object) (application ownership.Application, owned []*ownership.Object, err error) {
+func (w *Webhook) policyOwners(ctx context.Context, object *ownership.Object) (policyOwners ownership.PolicyOwners, owned []*ownership.Object, err error) {
 	if !w.Walker.HasSynced() {
-		return ownership.Application{}, nil, errors.New("owners are not listed yet")
+		return ownership.PolicyOwners{}, nil, errors.New("owners are not listed yet")
 	}
-	application, chain, err := w.Walker.Application(ctx, object)
+	policyOwners, chain, err := w.Walker.PolicyOwners(ctx, object)
 	if err != nil {
-		return application, nil, err
+		return policyOwners, nil, err
 	}
-	return application, chain[1:], nil
+	return policyOwners, chain[1:], nil
 }
 
 // objectOf returns the pod in the form in which the walker takes it.
@@ -269,11 +269,11 @@ func (w *Webhook) mark(pod *corev1.Pod) {
 
 // managed returns true if a policy applies to the pod: one that the workload requires,
 // unless it is not bound and the workload ignores missing policies.
-func managed(application ownership.Application) bool {
+func managed(policyOwners ownership.PolicyOwners) bool {
 	applies := func(o *ownership.Object, binding func(ownership.Policies) ownership.Binding) bool {
 		return o != nil && (!o.IgnoreMissing || binding(o.Policies) == ownership.Bound)
 	}
-	return applies(application.Propagation, ownership.Policies.Propagation) || applies(application.Override, ownership.Policies.Override)
+	return applies(policyOwners.Propagation, ownership.Policies.Propagation) || applies(policyOwners.Override, ownership.Policies.Override)
 }
 
 // waits returns true if a policy that the owner requires is not bound, unless the owner

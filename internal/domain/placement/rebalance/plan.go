@@ -11,7 +11,7 @@ import (
 // Plan is what is to be done about one workload, and what the status shows of it.
 type Plan struct {
 	// Spread is the workload's entry in the policy's status.
-	Spread gm.AppSpread
+	Spread gm.WorkloadSpread
 	// Reason is gm.ReasonSatisfied, or why the workload is not as the policy wants it.
 	Reason string
 	// Evict are the pods that should leave their groups, in the order of eviction. The

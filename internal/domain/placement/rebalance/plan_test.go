@@ -63,7 +63,7 @@ var noRoom, tainted = Obstacle{Reason: "it is full"}, Obstacle{Reason: "it is ta
 // seen returns a Deployment of five pods that may be moved to any group.
 func seen(change ...func(*Workload)) Workload {
 	w := Workload{
-		Ref: gm.AppReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, Replicas: 5, Spread: threeToTwo(),
+		Ref: gm.WorkloadReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, Replicas: 5, Spread: threeToTwo(),
 		Evictable: true, Divided: true, Balanced: true, Mode: gm.ReschedulingEvict,
 		CanTake: func(string, *Pod) (bool, Obstacle) { return true, Obstacle{} },
 		Further: func(a, _ Obstacle) Obstacle { return a },
@@ -312,7 +312,7 @@ func TestNewPlan(t *testing.T) {
 			if (p.Spread.Message == "") != tc.silent || !strings.Contains(p.Spread.Message, tc.message) {
 				t.Errorf("message is %q", p.Spread.Message)
 			}
-			if want := (gm.AppReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}); p.Spread.Ref != want {
+			if want := (gm.WorkloadReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}); p.Spread.Ref != want {
 				t.Errorf("the workload is called %+v", p.Spread.Ref)
 			}
 		})

@@ -18,7 +18,7 @@ import (
 // Workload is what was observed of one workload.
 type Workload struct {
 	// Ref names the workload in the policy's status.
-	Ref gm.AppReference
+	Ref gm.WorkloadReference
 	// Spread is the division of the policy for this workload.
 	Spread placement.Spread
 	// Replicas is the number of pods that the workload wants.
