@@ -16,18 +16,14 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -75,47 +71,11 @@ type Reconciler struct {
 // SetupWithManager registers the controller. It must run before Walker and Ledger start,
 // because it adds handlers to them.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.changed = &trigger.Source[ctrl.Request]{Synced: r.Synced, Debounce: debounce}
-	r.Walker.OnChange(func(old, new *ownership.Object) {
-		if new == nil {
-			r.memory.forget(old.UID)
-		}
-		for _, o := range []*ownership.Object{old, new} {
-			if o != nil && o.Policies.RequiredOverride != "" {
-				r.changed.Add(request(o))
-			}
-		}
-	})
-	r.Ledger.OnChange(func(old, new *seats.Pod) {
-		for _, pod := range []*seats.Pod{old, new} {
-			if pod == nil {
-				continue
-			}
-			if o := r.Walker.PolicyOwnersOf(pod.Owner()).Override; o != nil {
-				r.changed.Add(request(o))
-			}
-		}
-	})
-	if err := policies.IndexGroups(mgr.GetFieldIndexer(), &gm.OverridePolicy{}); err != nil {
+	b, err := r.watch(mgr)
+	if err != nil {
 		return err
 	}
-	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.OverridePolicyList{}, r.changed))
-	r.Policies.OnTrial(func(workload types.UID) {
-		if o := r.Walker.Get(workload); o != nil && o.Policies.RequiredOverride != "" {
-			r.changed.Add(request(o))
-		}
-	})
-	return ctrl.NewControllerManagedBy(mgr).
-		For(&gm.OverridePolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&gm.OverridePolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
-		WatchesRawSource(r.changed).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
-		Complete(phase.Backoff[ctrl.Request](r))
-}
-
-// request names the policy that a workload requires.
-func request(o *ownership.Object) ctrl.Request {
-	return ctrl.Request{NamespacedName: types.NamespacedName{Namespace: o.Namespace, Name: o.Policies.RequiredOverride}}
+	return b.WithOptions(controller.Options{MaxConcurrentReconciles: workers}).Complete(phase.Backoff[ctrl.Request](r))
 }
 
 // Reconcile runs the phases for one policy.

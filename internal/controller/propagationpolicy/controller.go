@@ -16,18 +16,14 @@ import (
 	"errors"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
@@ -78,47 +74,11 @@ type Reconciler struct {
 // SetupWithManager registers the controller. It must run before Walker and Ledger start,
 // because it adds handlers to them.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.changed = &trigger.Source[ctrl.Request]{Synced: r.Synced, Debounce: debounce}
-	r.Walker.OnChange(func(old, new *ownership.Object) {
-		if new == nil {
-			r.memory.forget(old.UID)
-		}
-		for _, o := range []*ownership.Object{old, new} {
-			if o != nil && o.Policies.RequiredPropagation != "" {
-				r.changed.Add(request(o))
-			}
-		}
-	})
-	r.Ledger.OnChange(func(old, new *seats.Pod) {
-		for _, pod := range []*seats.Pod{old, new} {
-			if pod != nil {
-				r.addPolicyOf(pod.Owner())
-			}
-		}
-	})
-	if err := policies.IndexGroups(mgr.GetFieldIndexer(), &gm.PropagationPolicy{}); err != nil {
+	b, err := r.watch(mgr)
+	if err != nil {
 		return err
 	}
-	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.PropagationPolicyList{}, r.changed))
-	r.Policies.OnHeld(r.addPolicyOf)
-	return ctrl.NewControllerManagedBy(mgr).
-		For(&gm.PropagationPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&gm.PropagationPolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
-		WatchesRawSource(r.changed).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
-		Complete(phase.Backoff[ctrl.Request](r))
-}
-
-// addPolicyOf triggers a pass for the policy that the workload above an owner requires.
-func (r *Reconciler) addPolicyOf(owner types.UID) {
-	if o := r.Walker.PolicyOwnersOf(owner).Propagation; o != nil {
-		r.changed.Add(request(o))
-	}
-}
-
-// request names the policy that a workload requires.
-func request(o *ownership.Object) ctrl.Request {
-	return ctrl.Request{NamespacedName: types.NamespacedName{Namespace: o.Namespace, Name: o.Policies.RequiredPropagation}}
+	return b.WithOptions(controller.Options{MaxConcurrentReconciles: workers}).Complete(phase.Backoff[ctrl.Request](r))
 }
 
 // Reconcile runs the phases for one policy.
