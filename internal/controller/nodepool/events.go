@@ -7,6 +7,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 )
 
 // joined emits the event of a node that got the pool's attributes.
@@ -28,10 +29,7 @@ func (r *Reconciler) left(node *corev1.Node, pool *corev1.ObjectReference) {
 // repaired emits the event of a node on which changes of others were undone.
 func (r *Reconciler) repaired(node *corev1.Node, pool *corev1.ObjectReference, c *attributes.Change) {
 	const shown = 900 // bytes; the API server accepts 1024 for the whole text
-	keys := strings.Join(c.Keys(), ", ")
-	if len(keys) > shown {
-		keys = keys[:shown] + "…"
-	}
+	keys := conditions.Truncate(strings.Join(c.Keys(), ", "), shown)
 	r.Recorder.Eventf(node, pool, corev1.EventTypeWarning, apps.ReasonRepaired, "Repair", "Restored what NodePool %q gives: %s", pool.Name, keys)
 }
 

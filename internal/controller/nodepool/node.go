@@ -14,6 +14,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
@@ -156,12 +157,9 @@ func (r *Reconciler) enqueuePools(names ...string) {
 // reasonOf returns the text of an error, bounded, for a status message.
 func reasonOf(err error) string {
 	const shown = 200
-	text := err.Error()
-	if reason := apierrors.ReasonForError(err); reason != "" && len(text) > shown {
-		return string(reason) + ": " + text[:shown] + "…"
-	}
-	if len(text) > shown {
-		return text[:shown] + "…"
+	text := conditions.Truncate(err.Error(), shown)
+	if reason := apierrors.ReasonForError(err); reason != "" && text != err.Error() {
+		return string(reason) + ": " + text
 	}
 	return text
 }

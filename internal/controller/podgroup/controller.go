@@ -81,8 +81,9 @@ type Reconciler struct {
 	idle map[types.NamespacedName]time.Time
 	// lists holds the last lists of pods: collect reads them before it deletes.
 	lists lists
-	// reported holds the last events about PodGroups, and about pods that cannot be named.
-	reported reported[types.NamespacedName]
+	// reported holds the last event about each PodGroup, unnamed the last one about each pod
+	// that cannot be named.
+	reported, unnamed reported[types.NamespacedName]
 	// rewrites slows down writes that other clients revert.
 	rewrites rewrites
 }

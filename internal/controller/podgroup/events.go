@@ -105,7 +105,7 @@ func (r *Reconciler) recordProblem(s *scope, want *gang.PodGroup, err error) {
 // recordUnnamed records on a pod why the name of its PodGroup cannot be written into it.
 func (r *Reconciler) recordUnnamed(pod *gangs.Pod, err error) {
 	text := fmt.Sprintf("The name of the PodGroup cannot be written into this pod: %v", errors.Unwrap(err))
-	if r.reported.replace(pod.Key(), text) {
+	if r.unnamed.replace(pod.Key(), text) {
 		r.warn(pod.Object(), ReasonRefused, text)
 	}
 }

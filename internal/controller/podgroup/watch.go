@@ -80,7 +80,7 @@ func (r *Reconciler) enqueueAll() {
 
 func (r *Reconciler) podChanged(old, new *gangs.Pod) {
 	if new == nil {
-		r.reported.replace(old.Key(), "")
+		r.unnamed.replace(old.Key(), "")
 	}
 	r.enqueue(r.requestsForPod(old, new))
 }

@@ -7,6 +7,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/united"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 )
 
 // Reasons of events. Events about failures have the reason of the condition.
@@ -69,7 +70,7 @@ func (r *Reconciler) rollbackNotFound(ud *apps.UnitedDeployment, to string) {
 
 // failed emits the event of a pool's new failure.
 func (r *Reconciler) failed(ud *apps.UnitedDeployment, pool string, f failure) {
-	r.Recorder.Eventf(ud, nil, corev1.EventTypeWarning, f.reason, "Reconcile", "Pool %q failed: %.800s", pool, f.message)
+	r.Recorder.Eventf(ud, nil, corev1.EventTypeWarning, f.reason, "Reconcile", "Pool %q failed: %s", pool, conditions.Truncate(f.message, 800))
 }
 
 func (r *Reconciler) emit(ud *apps.UnitedDeployment, about runtime.Object, reason, action, format string, args ...any) {

@@ -4,6 +4,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
@@ -44,6 +45,9 @@ func (r *Reconciler) overridesStopped(workload *ownership.Object, seen string) {
 		"Its pods are not overridden any more: %s", seen)
 }
 
+// maxCause bounds the API server's text in an event, in bytes. A note has at most 1,024.
+const maxCause = 900
+
 // refused stores the error of a write that pods at the gate wait for, if it is a refusal
 // and the first one of the pass.
 func (s *scope) refused(err error) {
@@ -62,10 +66,10 @@ func (r *Reconciler) reportHeld(s *scope) {
 		return
 	case s.bound:
 		r.Recorder.Eventf(owners.ObjectReference(s.workload), nil, corev1.EventTypeWarning, ReasonPodsHeld, "Release",
-			"Its pods wait, because the API server refuses to remove their scheduling gate: %.900s", s.held)
+			"Its pods wait, because the API server refuses to remove their scheduling gate: %s", conditions.Truncate(s.held.Error(), maxCause))
 	default:
 		r.Recorder.Eventf(owners.ObjectReference(s.workload), nil, corev1.EventTypeWarning, ReasonBindingForbidden, "Bind",
-			"Its pods wait, because the API server refuses the binding labels: %.900s", s.held)
+			"Its pods wait, because the API server refuses the binding labels: %s", conditions.Truncate(s.held.Error(), maxCause))
 	}
 	r.Policies.SetHeld(s.workload.UID, s.held.Error())
 }
