@@ -37,7 +37,7 @@ type bypasses struct {
 	since time.Time
 	// policyOwners returns the owners that require policies for the pods of an owner.
 	policyOwners func(owner types.UID) ownership.PolicyOwners
-	count       func()
+	count        func()
 
 	mu      sync.Mutex
 	waiting map[types.UID]waitingPod

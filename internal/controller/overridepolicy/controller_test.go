@@ -591,7 +591,7 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 func TestTheConditionNamesAStoppedWorkload(t *testing.T) {
 	s := newFixture(t, base(2, build.Annotation(gm.OverridesStoppedAnnotation, "12 pods"))...)
 	s.reconcile()
-	if got := s.ready(); got.Reason != gm.ReasonStopped || !strings.Contains(got.Message, "take the annotation "+gm.OverridesStoppedAnnotation+" off") {
+	if got := s.ready(); got.Reason != gm.ReasonStopped || !strings.Contains(got.Message, "remove the annotation "+gm.OverridesStoppedAnnotation) {
 		t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
 	}
 }

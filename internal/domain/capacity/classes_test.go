@@ -108,7 +108,7 @@ func TestBadDefinitions(t *testing.T) {
 		classes Classes
 		want    string
 	}{
-		"no demands":            {Classes{Spot: Definition{Demands: spot}}, "onDemand.demands: there must be one"},
+		"no demands":            {Classes{Spot: Definition{Demands: spot}}, "onDemand.demands: must not be empty"},
 		"an operator":           {Classes{OnDemand: Definition{Demands: onDemand}, Spot: Definition{Demands: []corev1.NodeSelectorRequirement{{Key: "a", Operator: "Gt", Values: []string{"1"}}}}}, `spot.demands[0].operator: "Gt"`},
 		"a key":                 {Classes{OnDemand: Definition{Demands: in("a b", "c")}, Spot: Definition{Demands: spot}}, "onDemand.demands[0]: "},
 		"they overlap":          {Classes{OnDemand: Definition{Demands: in("class", "on-demand", "spot")}, Spot: Definition{Demands: spot}}, "both classes"},

@@ -111,8 +111,8 @@ func TestCompileNamesTheFieldThatCannotBeUsed(t *testing.T) {
 		"an unknown operator":           {nodeGroup("g", expression("a", "Exists"), expression("a", "Like", "b")), "spec.matchExpressions[1].operator: "},
 		"In without values":             {nodeGroup("g", expression("a", "In")), "spec.matchExpressions[0].values: "},
 		"Exists with values":            {nodeGroup("g", expression("a", "Exists", "b")), "spec.matchExpressions[0].values: "},
-		"our own label by value":        {nodeGroup("g", matching(gm.NodeGroupLabel, "g")), "cannot select"},
-		"our own label by expression":   {nodeGroup("g", expression(gm.NodeGroupLabel, "DoesNotExist")), "cannot select"},
+		"our own label by value":        {nodeGroup("g", matching(gm.NodeGroupLabel, "g")), "must not select by the label"},
+		"our own label by expression":   {nodeGroup("g", expression(gm.NodeGroupLabel, "DoesNotExist")), "must not select by the label"},
 		"names do not hide a bad label": {nodeGroup("g", names("n"), matching("a", "b c")), "spec.matchLabels[a]: "},
 	}
 	for name, tc := range tests {

@@ -97,10 +97,10 @@ func TestAssignPool(t *testing.T) {
 
 func TestCompilePoolNamesTheField(t *testing.T) {
 	for want, p := range map[string]*apps.NodePool{
-		"spec.selector.matchLabels[a b]":                nodePool("p", 1, selecting("a b", "c")),
-		"spec.selector.matchExpressions[1].operator":    nodePool("p", 1, expressing("a", metav1.LabelSelectorOpExists), expressing("a", "Is")),
-		"spec.selector.matchExpressions[0]: ":           nodePool("p", 1, expressing("a", metav1.LabelSelectorOpIn)),
-		"groupmanagement.kubeedge.io/nodegroup is put ": nodePool("p", 1, selecting("groupmanagement.kubeedge.io/nodegroup", "g")),
+		"spec.selector.matchLabels[a b]":                                     nodePool("p", 1, selecting("a b", "c")),
+		"spec.selector.matchExpressions[1].operator":                         nodePool("p", 1, expressing("a", metav1.LabelSelectorOpExists), expressing("a", "Is")),
+		"spec.selector.matchExpressions[0]: ":                                nodePool("p", 1, expressing("a", metav1.LabelSelectorOpIn)),
+		"must not select by the label groupmanagement.kubeedge.io/nodegroup": nodePool("p", 1, selecting("groupmanagement.kubeedge.io/nodegroup", "g")),
 	} {
 		pool, err := CompilePool(p)
 		if err == nil || !strings.Contains(err.Error(), want) || !pool.Invalid {

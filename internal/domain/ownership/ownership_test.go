@@ -66,7 +66,7 @@ func TestPolicyOwners(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			app := ApplicationOf(tc.chain)
+			app := PolicyOwnersOfPod(tc.chain)
 			got := [2]string{}
 			if app.Propagation != nil {
 				got[0] = app.Propagation.Name

@@ -154,8 +154,8 @@ func TestBuildPatches(t *testing.T) {
 		t.Errorf("images are %s", images)
 	}
 	for name, tc := range map[string]struct{ patch, want string }{
-		"no object":          {`[]`, "no object"},
-		"no JSON":            {`{`, "no object"},
+		"no object":          {`[]`, "is not an object"},
+		"no JSON":            {`{`, "is not an object"},
 		"a kind":             {`{"kind":"Pod"}`, "kind: only metadata and spec"},
 		"a name":             {`{"metadata":{"name":"x"}}`, "metadata.name"},
 		"owners":             {`{"metadata":{"ownerReferences":[]}}`, "metadata.ownerReferences"},
