@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	namespace   = "default"
+	namespace  = "default"
 	deployment = "nginx"
-	image       = "nginx:1.27"
-	location    = "location"
+	image      = "nginx:1.27"
+	location   = "location"
 
 	propagationPolicy = "nginx-propagationpolicy"
 	overridePolicy    = "nginx-overridepolicy"
