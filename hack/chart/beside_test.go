@@ -66,7 +66,7 @@ func TestAnothersDefinitionIsLeftAlone(t *testing.T) {
 		"OpenYurt's, of which one is taken over": {values: adopt(nodePools), there: []runtime.Object{defined(nodePools), defined(uniteds)},
 			want: []string{"of Atoll's: " + uniteds + ".", "crds.adopt={" + uniteds + "}"}},
 		"OpenYurt's, taken over":              {values: adopt(nodePools, uniteds), there: []runtime.Object{defined(nodePools), defined(uniteds)}},
-		"somebody's NodeGroups":               {there: []runtime.Object{defined("nodegroups.groupmanagement.kubeedge.io")}, want: []string{"nodegroups.groupmanagement.kubeedge.io. Nothing was changed. To make"}},
+		"somebody's NodeGroups":               {there: []runtime.Object{defined("nodegroups.groupmanagement.kubeedge.io")}, want: []string{"nodegroups.groupmanagement.kubeedge.io. Nothing was changed. To let"}},
 		"definitions are not ours to install": {values: map[string]any{"crds": map[string]any{"install": false}}, there: []runtime.Object{defined(nodePools)}},
 		"kinds of other groups":               {there: []runtime.Object{defined("nodegroups.apps.kubeedge.io"), defined("propagationpolicies.policy.karmada.io")}},
 	} {
