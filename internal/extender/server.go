@@ -17,7 +17,7 @@ import (
 type Server struct {
 	// Address is host:port.
 	Address string
-	// TLS has the server's certificate and requires one of the client.
+	// TLS holds the server's certificate and requires a client certificate.
 	TLS     *tls.Config
 	Handler http.Handler
 	// Log receives the address when the server starts and, at V(2), errors of connections.

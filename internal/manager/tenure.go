@@ -16,9 +16,9 @@ import (
 var errTenureOver = errors.New("the Lease was not renewed in time: another replica may lead")
 
 // tenure is the time for which this replica holds the Lease. The leader election notices
-// the loss of the Lease only at its next attempt to renew it. A process that was stopped
-// or whose machine was suspended would act as the leader until then, beside the new
-// leader. So tenure is checked before each answer and each write.
+// the loss of the Lease only at its next attempt to renew it. A process that was paused, or
+// whose machine was suspended, would continue as a second leader until then. So tenure is
+// checked before each answer to a webhook or extender request, and before each write.
 type tenure struct {
 	// bounded is true if there is a leader election. Without one this replica always
 	// leads.
@@ -33,7 +33,7 @@ type tenure struct {
 	hasLed  bool
 }
 
-// holds returns true if no other replica can lead now. It compares the monotonic clock
+// holds returns true if this replica leads and no other replica can lead now. It compares the monotonic clock
 // and the wall clock: the monotonic clock stands still while a machine is suspended, and
 // the wall clock may be set back.
 func (t *tenure) holds() bool {
@@ -81,8 +81,9 @@ func (l lock) Update(ctx context.Context, record resourcelock.LeaderElectionReco
 	return l.write(record, func() error { return l.Interface.Update(ctx, record) })
 }
 
-// write sends the record and updates the tenure: after success for a renewal, before the
-// request for a release, because a release may take effect although the answer is lost.
+// write sends the record and updates the tenure. A renewal counts after the request has
+// succeeded. A release counts before the request is sent, because it may take effect although
+// the response is lost.
 func (l lock) write(record resourcelock.LeaderElectionRecord, send func() error) error {
 	sent := l.tenure.now()
 	ours := record.HolderIdentity == l.Identity()

@@ -23,20 +23,22 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// Kind is a further kind of owner: one that is not built in. Kinds of SetKinds are
-// workloads, which are namespaced; a Lineage discovers kinds of both scopes.
+// Kind is a further kind of owner: one that is not built in. Those that are passed to SetKinds
+// are kinds of workloads, and namespaced. Those that a Lineage discovers may also be
+// cluster-scoped.
 type Kind struct {
 	schema.GroupVersionKind
 	// ClusterScoped: objects of the kind are in no namespace.
 	ClusterScoped bool
 	// Resource is the plural under which the API server serves the kind. Empty:
-	// discovery failed. Then nothing is watched, and pods of the kind wait.
+	// discovery failed. Then the kind is not watched, and pods with such an owner wait at
+	// the scheduling gate.
 	Resource string
 	// ReplicasPath is the path of the number of replicas in an object. Empty: only
 	// the metadata of objects is read.
 	ReplicasPath []string
 	// RevisionLabel is the pod label whose value differs between revisions of an
-	// object. Empty: the labels that ownership.Revision reads.
+	// object. Empty: the labels of Kubernetes' own kinds are used (see ownership.Revision).
 	RevisionLabel string
 	// PodTemplatePath is the path of the pod template in an object. Empty: it is not
 	// known.
@@ -60,16 +62,15 @@ type Problem struct {
 const (
 	verbList  = "list"
 	verbWatch = "watch"
-	// verbNone is the key of the first object without a valid number of replicas.
+	// verbNone is the verb of the Problem that an object has no valid number of replicas.
 	verbNone = ""
 )
 
 const (
 	// endTimeout is how long SetKinds waits for a watch to end.
 	endTimeout = time.Second
-	// problemTime is how long the first list may take, and requests for a kind that
-	// was listed before may fail, before that is a Problem: the API server may be
-	// restarting.
+	// problemTime is how long the first list of a kind may take, and how long requests for a
+	// listed kind may fail, until a Problem is reported: the API server may be restarting.
 	problemTime = 10 * time.Second
 )
 
@@ -85,8 +86,8 @@ type furtherInformer struct {
 	of Kind
 }
 
-// Extend enables further kinds, which SetKinds sets. From then on the walker is not
-// synced before the first call of SetKinds. Call it before Start.
+// Extend enables further kinds, which SetKinds sets. After Extend, HasSynced returns false
+// until SetKinds was called for the first time. Call it before Start.
 func (w *Walker) Extend(dynamic dynamic.Interface, metadata metadata.Interface) {
 	w.dynamic, w.metadata = dynamic, metadata
 }
@@ -99,10 +100,10 @@ func (w *Walker) OnProblem(h func()) { w.onProblem = append(w.onProblem, h) }
 // the same pods. It must not block, and must not call the walker. Call it before Start.
 func (w *Walker) OnRevisions(h func()) { w.onRevisions = append(w.onRevisions, h) }
 
-// SetKinds replaces the further kinds. It starts to watch new ones. It removes the
-// others with their objects, and waits up to endTimeout for each of their watches to
-// end. A kind that stays keeps its objects, and its watch too if one watch serves the
-// old and the new definition.
+// SetKinds replaces the further kinds. It starts to watch new kinds. It removes the kinds that
+// are not in the list, drops their objects from the cache, and waits up to endTimeout for each
+// of their watches to end. A kind that stays keeps its cached objects, and its watch too if
+// one watch serves the old and the new definition.
 func (w *Walker) SetKinds(kinds []Kind) {
 	w.lifecycle.Lock()
 	defer w.lifecycle.Unlock()
@@ -138,7 +139,7 @@ func (w *Walker) stopLocked(f *furtherInformer, stays bool) {
 		f.cancel()
 		select {
 		case <-f.done:
-		case <-time.After(endTimeout): // it hangs; its objects are dropped (closed)
+		case <-time.After(endTimeout): // it hangs; the closed informer ignores further events
 		}
 	}
 	if stays {
@@ -160,7 +161,7 @@ func (w *Walker) stopLocked(f *furtherInformer, stays bool) {
 func (w *Walker) watchLocked(k Kind, old *furtherInformer) {
 	f := w.addLocked(k)
 	if old != nil {
-		f.known = old.known // its informer is closed
+		f.known = old.known // no lock: the old informer is closed and does not write it
 	}
 	syncedGauge.WithLabelValues(k.GroupKind().String()).Set(0)
 	if k.Resource != "" {
@@ -227,8 +228,8 @@ func (w *Walker) Problems() []Problem {
 	return out
 }
 
-// problems returns the failures that last, by verb, and errSlow if there are none and
-// the first list is slow.
+// problems returns the failures that have become problems, by verb; errSlow if there are none
+// and the first list is slow.
 func (f *informer) problems() map[string]error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -248,9 +249,11 @@ func (f *informer) problems() map[string]error {
 // kind that is not served.
 func isLasting(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
 
-// note records the result of a list or a watch. A failure is a problem at once if it is
-// lasting, if the one before it was a problem, or if the kind has not been listed yet;
-// any other is a problem if it is still there after problemTime.
+// note records the result of a list or a watch. A failure becomes a problem
+//
+//   - at once, if a person has to act (isLasting), if the last failure of the verb is a
+//     problem, or if the kind has not been listed yet;
+//   - otherwise after problemTime, if no request of the verb has succeeded until then.
 func (f *informer) note(ctx context.Context, verb string, err error) {
 	if err != nil && ctx.Err() != nil {
 		return // the informer is being stopped
@@ -280,8 +283,8 @@ func (f *informer) note(ctx context.Context, verb string, err error) {
 	}
 }
 
-// afterProblemTime runs check with mu held after problemTime, and calls the handlers if
-// it returns true.
+// afterProblemTime waits for problemTime in the background, and then calls check with mu held.
+// If check returns true, it calls the handlers of OnProblem.
 func (f *informer) afterProblemTime(check func() bool) {
 	time.AfterFunc(f.walker.problemTime, func() {
 		f.mu.Lock()
@@ -308,7 +311,7 @@ func (f *informer) problemsChanged() {
 	}
 }
 
-// slim slims an object. It records the error of the first object without a valid number
+// slim reduces an object of the API to the ownership.Object that is cached. It records the error of the first object without a valid number
 // of replicas as a problem.
 func (f *informer) slim(obj any) (*ownership.Object, error) {
 	if o, ok := obj.(*ownership.Object); ok {
@@ -346,7 +349,7 @@ func (w *Walker) furtherKind(k Kind) *kind {
 		out.client, out.listWatch = w.metadata, listWatchOf(client.List, client.Watch)
 		out.get = func(ctx context.Context, namespace, name string) (any, error) {
 			obj, err := client.Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
-			if w.ofLineage && isUnserved(err) { // not as NotFound: the owner may exist in another version
+			if w.ofLineage && isUnserved(err) { // NotFound would mean that the owner was deleted; it may exist in another version
 				return nil, fmt.Errorf("%w any more: %w", errNoResource, errors.New(err.Error()))
 			}
 			return obj, err

@@ -87,7 +87,7 @@ type EndReason string
 const (
 	// EndGone: the next owner does not exist, or not any more, or is in another namespace.
 	EndGone EndReason = "Gone"
-	// EndForbidden: atoll-manager may not read the next owner.
+	// EndForbidden: atoll-manager is not allowed to read the next owner.
 	EndForbidden EndReason = "Forbidden"
 	// EndUnknown: the API server does not serve the kind of the next owner.
 	EndUnknown EndReason = "Unknown"

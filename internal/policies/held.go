@@ -2,13 +2,14 @@ package policies
 
 import "k8s.io/apimachinery/pkg/types"
 
-// OnHeld adds a handler that is called when SetHeld changes the reason of a workload.
+// OnHeld adds a handler that is called when SetHeld sets, changes or removes the reason of a
+// workload.
 // The handler must not block. OnHeld must be called before anything runs.
 func (r *Resolver) OnHeld(h func(workload types.UID)) { r.onHeld = append(r.onHeld, h) }
 
 // SetHeld records why pods of a workload stay at the gate although all of its policies
-// exist: the API server refuses the update that would remove the gate. "" removes the
-// record.
+// exist: the API server refuses the binding labels, or the update that would remove the
+// gate. An empty reason removes the record.
 func (r *Resolver) SetHeld(workload types.UID, reason string) {
 	r.mu.Lock()
 	if r.held[workload] == reason {

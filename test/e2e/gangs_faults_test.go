@@ -162,7 +162,7 @@ func TestGangsForbiddenOwner(t *testing.T) {
 	})
 	f.create(set)
 	f.eventually(patience, "the owner below has the PodGroup", func() error { return errors.Join(f.named("set", 1, set), f.ownedBy(set)) })
-	f.rulesEvent("PodGroupRulesProblem", "atoll-manager may not get barges.e2e.example.com: label a ClusterRole")
+	f.rulesEvent("PodGroupRulesProblem", "atoll-manager is not allowed to get barges.e2e.example.com: label a ClusterRole")
 	f.rulesEvent("PodGroupRulesProblem", `does not serve a kind Ghost in group "e2e.example.com"`)
 	role := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "barges-for-podgroups", Labels: map[string]string{"atoll.dev/podgroup-owner-reader": "true"}},
@@ -361,7 +361,7 @@ func TestGangsStrangeOwners(t *testing.T) {
 	if n := counted()["post podgroups"]; n > 8 {
 		t.Errorf("%d PodGroups were made", n)
 	}
-	f.rulesEvent("PodGroupRulesProblem", "do not end within 10 steps")
+	f.rulesEvent("PodGroupRulesProblem", "has more than 10 owners, or a cycle of owners")
 }
 
 // TestGangsOwnerReferencesAreEnforced: PodGroups are created also where no client may

@@ -530,7 +530,7 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 	}
 	f.part("a kind without a permission is named, and what was in force stays", func(f *fixture) {
 		f.configure("- {version: v1, kind: ReplicationController}\n")
-		f.eventuallyEvent(workloadkind.ReasonRejected, "workloads.yaml (ReplicationController): atoll-manager may not get, list, watch, patch replicationcontrollers in every namespace: ")
+		f.eventuallyEvent(workloadkind.ReasonRejected, "workloads.yaml (ReplicationController): atoll-manager is not allowed to get, list, watch, patch replicationcontrollers in every namespace: ")
 		works(f, "permitted")
 	})
 	f.part("a bad text is named, and what was in force stays", func(f *fixture) {

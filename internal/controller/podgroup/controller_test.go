@@ -943,7 +943,7 @@ func TestRulesThatCannotBeKeptAreNotTriedAllTheTime(t *testing.T) {
 func TestWhatIsForbiddenIsToldUntilItIsNot(t *testing.T) {
 	r, client, _ := rulesOf(t, "noMatch: Root")
 	r.unread = map[schema.GroupKind]write[unread]{
-		{Group: "g", Kind: "K"}: {unread{"atoll-manager may not get k", schema.GroupResource{Group: "g", Resource: "k"}}, time.Now().Add(-unreadFor - time.Second)},
+		{Group: "g", Kind: "K"}: {unread{"atoll-manager is not allowed to get k", schema.GroupResource{Group: "g", Resource: "k"}}, time.Now().Add(-unreadFor - time.Second)},
 	}
 	allowed := false
 	client.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -1096,7 +1096,7 @@ func TestAKindThatMayNotBeWatchedIsTold(t *testing.T) {
 		for len(recorder.Events) > 0 {
 			told += <-recorder.Events
 		}
-		if !strings.Contains(told, "may not "+missing+" deployments.apps") {
+		if !strings.Contains(told, "is not allowed to "+missing+" deployments.apps") {
 			t.Errorf("the event is %s, want the missing verb %s", told, missing)
 		}
 	}

@@ -41,15 +41,16 @@ const (
 	// checkEvery is how often the leader checks whether rules can match and owners can be
 	// read, if nothing changes.
 	checkEvery = 2 * time.Minute
-	// recheckAfter is when it checks again after a request failed.
+	// recheckAfter is the pause before the next check if the ConfigMap could not be read or
+	// its annotation not be written.
 	recheckAfter = 5 * time.Second
-	// unwatchedFor is how long a Forbidden watch counts as a failure: the informer tries
-	// again within a minute.
+	// unwatchedFor is how long a Forbidden watch counts as a failure. The informer tries
+	// again within a minute: without a new failure by then, the watch works.
 	unwatchedFor = time.Minute
 	// checkers is the number of rules that are checked concurrently.
 	checkers = 8
-	// unreadFor is how long an owner that could not be read is reported without another
-	// failure, and maxUnread bounds the kinds of such owners.
+	// unreadFor is how long a kind of owners is reported after its last failed read. Then it
+	// is reported only while RBAC still forbids the read. maxUnread bounds these kinds.
 	unreadFor, maxUnread = 10 * time.Minute, 30
 	// checkTimeout bounds the requests of one check of all rules.
 	checkTimeout = 10 * time.Second
@@ -80,13 +81,15 @@ type Rules struct {
 	// before the first one.
 	config *corev1.ConfigMap
 	text   *string
-	// accepted: the text in force is from data of the ConfigMap, not from LastGoodAnnotation.
+	// accepted is true if the text in force was read from the data of the ConfigMap, and
+	// false if it was read from LastGoodAnnotation. A later invalid text does not change it.
 	accepted bool
 	// rejected is why the text of the ConfigMap is invalid. notes are warnings about the
 	// text in force.
 	rejected error
 	notes    []string
-	// unread holds the kinds of owners that could not be read, and why.
+	// unread holds the kinds of owners that could not be read, with the reason and the time
+	// of the last failure.
 	unread map[schema.GroupKind]write[unread]
 	// checked holds what was wrong with each rule when the API server answered last.
 	checked map[ownership.LevelRule]string
@@ -132,7 +135,8 @@ func (r *Rules) Start(ctx context.Context) error {
 }
 
 // checkLoop checks the rules when something has changed, when this replica becomes the
-// leader, and every checkEvery, until ctx is done.
+// leader, recheckAfter a check that failed, and every checkEvery, until ctx is done. Two
+// checks are at least minPause apart.
 func (r *Rules) checkLoop(ctx context.Context) {
 	tick := time.NewTicker(minPause)
 	defer tick.Stop()
@@ -178,7 +182,8 @@ func (r *Rules) Set(config *corev1.ConfigMap) {
 	r.woken.Store(true)
 }
 
-// setNone puts an empty set of rules into force if the first list held no ConfigMap.
+// setNone puts an empty set of rules into force if there is no ConfigMap. Call it after the
+// first list. It does nothing if rules are in force.
 func (r *Rules) setNone() {
 	r.mu.Lock()
 	changed := r.text == nil && r.setLocked(nil)
@@ -189,8 +194,9 @@ func (r *Rules) setNone() {
 	r.woken.Store(true)
 }
 
-// watchFailed records that the ConfigMap may not be listed or watched. Other errors are
-// ignored: they either pass, or check cannot read the ConfigMap either.
+// watchFailed records that RBAC forbids to list or watch the ConfigMap. It ignores other
+// errors: they end by themselves, or the next check reads the ConfigMap and reports the same
+// error.
 func (r *Rules) watchFailed(err error) {
 	if !apierrors.IsForbidden(err) {
 		return
@@ -202,8 +208,8 @@ func (r *Rules) watchFailed(err error) {
 }
 
 // setLocked puts the rules of a ConfigMap into force, and reports whether they differ from
-// those before. An invalid text leaves the rules before in force; if there are none, those
-// of LastGoodAnnotation come into force.
+// the previous ones. If the text is invalid, the previous rules stay in force; if there are
+// none, the rules of LastGoodAnnotation come into force.
 func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	r.config, r.unwatched = config, write[error]{}
 	text := ""
@@ -236,7 +242,8 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	return true
 }
 
-// note records why a walk ended below the topmost owner; end is nil if it did not.
+// note records why the walk up the owners of a pod ended before the topmost owner. end is nil
+// if the walk reached the topmost owner.
 func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 	if end == nil {
 		return
@@ -246,9 +253,9 @@ func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 	switch end.Reason {
 	case owners.EndForbidden:
 		why.resource = end.Resource
-		why.text = fmt.Sprintf("atoll-manager may not get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true. Until then the owner below has the PodGroup", resourceOf(end))
+		why.text = fmt.Sprintf("atoll-manager is not allowed to get %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true. Until then the PodGroup is made for the next lower owner", resourceOf(end))
 	case owners.EndCycle, owners.EndTooDeep:
-		why.text = fmt.Sprintf("the owners of pod %s do not end within %d steps, at %s %s: rules do not apply above it", pod, ownership.MaxHops, end.At.Kind, end.At.Name)
+		why.text = fmt.Sprintf("pod %s has more than %d owners, or a cycle of owners: rules do not apply above %s %s", pod, ownership.MaxHops, end.At.Kind, end.At.Name)
 	default:
 		return // no rule and no RBAC change would help
 	}
@@ -280,8 +287,9 @@ func resourceOf(end *owners.End) string {
 	return end.At.GroupKind().String()
 }
 
-// check writes LastGoodAnnotation, and records events about the rules. It returns whether
-// all requests succeeded. On a replica that does not lead it does nothing.
+// check writes LastGoodAnnotation, and records events about the rules. It returns false if the
+// ConfigMap could not be read, or if the write of the annotation failed and may succeed later.
+// On a replica that does not lead it does nothing.
 func (r *Rules) check(ctx context.Context) (answered bool) {
 	if !r.Leads() {
 		return true
@@ -304,7 +312,7 @@ func (r *Rules) check(ctx context.Context) (answered bool) {
 		switch err := r.remember(ctx, config, text); {
 		case err == nil || ctx.Err() != nil:
 		case patch.Refused(err):
-			notes = append(notes, fmt.Sprintf("the annotation %s cannot be written. A replica that starts while the text is invalid has no rules: %v", LastGoodAnnotation, errors.Unwrap(err)))
+			notes = append(notes, fmt.Sprintf("the annotation %s cannot be written: %v. A replica that starts while the text is invalid uses the rules of an older annotation, or none", LastGoodAnnotation, errors.Unwrap(err)))
 		default:
 			ctrl.Log.WithName("gangs").Error(err, "The last valid rules are not written to the annotation yet")
 			return false
@@ -313,7 +321,7 @@ func (r *Rules) check(ctx context.Context) (answered bool) {
 	notes = append(notes, r.unmatched(ctx, levels)...)
 	notes = append(notes, r.stillUnread(ctx)...)
 	if levels.AtMostDirectOwner && slices.ContainsFunc(levels.Rules, func(rule ownership.LevelRule) bool { return rule.Adjust >= 0 }) || levels.AtMostDirectOwner && levels.NoMatch == ownership.NoMatchRoot {
-		notes = append(notes, "pods are divided over several schedulers by the name of their controller: rules cannot choose an owner above the controller")
+		notes = append(notes, "several schedulers share the pods by the name of the pods' controller, so a PodGroup must not span controllers: rules cannot choose an owner above the controller")
 	}
 	slices.Sort(notes)
 	problemsGauge.Set(float64(len(notes)))
@@ -321,8 +329,8 @@ func (r *Rules) check(ctx context.Context) (answered bool) {
 	return true
 }
 
-// checkReadable reports whether the ConfigMap can be read. It records an event if it could
-// not be read twice in a row.
+// checkReadable reports whether the ConfigMap can be read. It records an event at the second
+// failure in a row.
 func (r *Rules) checkReadable(ctx context.Context) bool {
 	err := r.read(ctx)
 	r.mu.Lock()
@@ -343,9 +351,9 @@ func (r *Rules) checkReadable(ctx context.Context) bool {
 	return err == nil
 }
 
-// stillUnread returns why kinds of owners could not be read. For kinds that did not fail
-// for unreadFor it asks the API server whether RBAC allows the read now: there may have
-// been no pod since that shows it.
+// stillUnread returns a note for each kind of owners that could not be read. If the last
+// failure of a kind is older than unreadFor, stillUnread asks the API server whether RBAC
+// allows the read now: perhaps no pod with such an owner was created since then.
 func (r *Rules) stillUnread(ctx context.Context) (notes []string) {
 	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -386,7 +394,8 @@ func (r *Rules) review(ctx context.Context, verb string, resource schema.GroupRe
 	return review, nil
 }
 
-// read returns why the ConfigMap cannot be read or watched; nil if it does not exist.
+// read returns an error if the ConfigMap cannot be read or watched. A ConfigMap that does not
+// exist is no error.
 func (r *Rules) read(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -407,8 +416,8 @@ func (r *Rules) read(ctx context.Context) error {
 }
 
 // unmatched returns a note for each rule whose kind the API server does not serve, or whose
-// objects atoll-manager may not read. For a rule whose check fails it repeats the note of
-// the last check.
+// objects atoll-manager is not allowed to read. If the API server does not
+// answer about a rule, the note is that of the last answer.
 func (r *Rules) unmatched(ctx context.Context, levels *ownership.Levels) (notes []string) {
 	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -460,7 +469,7 @@ func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) (no
 		return "", false
 	}
 	if kind.Group == "" && kind.Kind != "Pod" {
-		return fmt.Sprintf("atoll-manager does not read kind %s of the core group: the rule matches only pods whose own controller is one", kind.Kind), true
+		return fmt.Sprintf("atoll-manager does not read kind %s of the core group: the rule matches only pods whose direct controller is of this kind", kind.Kind), true
 	}
 	resource := schema.GroupResource{Group: kind.Group, Resource: kind.Resource}
 	for _, verb := range readVerbs {
@@ -469,14 +478,14 @@ func (r *Rules) unmatchedRule(ctx context.Context, rule ownership.LevelRule) (no
 			return "", false
 		}
 		if !review.Status.Allowed {
-			return fmt.Sprintf("atoll-manager may not %s %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true", verb, resource), true
+			return fmt.Sprintf("atoll-manager is not allowed to %s %s: label a ClusterRole that allows get, list and watch with atoll.dev/podgroup-owner-reader=true", verb, resource), true
 		}
 	}
 	return "", true
 }
 
-// readVerbs are the verbs that reading owners needs. Changes of owners that can be got but
-// not watched are noticed late.
+// readVerbs are the RBAC verbs that are needed to read owners. If only get is allowed, edits of
+// an owner are noticed when it is read the next time.
 var readVerbs = [...]string{"get", "list", "watch"}
 
 // remember writes a valid text to LastGoodAnnotation. The text of the ConfigMap itself may

@@ -10,9 +10,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 )
 
-// Reasons of events. Events about failures have the reason of the condition.
+// Reasons of events. The event about a failed pool has the reason of the condition that reports
+// the failure.
 const (
-	// ReasonCreated to ReasonDeleted: a pool's workload was written.
+	// The reasons from ReasonCreated to ReasonDeleted are those of successful writes of a
+	// pool's workload. ReasonScaled is also that of each step of a drain.
 	ReasonCreated  = "PoolCreated"
 	ReasonUpdated  = "PoolUpdated"
 	ReasonRestored = "PoolRestored"
@@ -25,14 +27,16 @@ const (
 	ReasonRollbackRevisionNotFound = "RollbackRevisionNotFound"
 )
 
-// eventTexts are the events of writes that make a workload at a revision.
+// eventTexts are the events of the writes after which a workload has the template of a
+// revision.
 var eventTexts = map[united.Verb]struct{ reason, note string }{
 	united.Create:  {ReasonCreated, "Created %q for pool %q at revision %s"},
 	united.Update:  {ReasonUpdated, "Updated %q of pool %q to revision %s"},
 	united.Restore: {ReasonRestored, "Restored %q of pool %q to revision %s after a hand edit"},
 }
 
-// written emits the event of a write. Drain and Delete have their own constructors.
+// written emits the event of a write. The events of Drain and Delete are emitted by drained and
+// deleted.
 func (r *Reconciler) written(s *scope, a united.Action, w united.Workload) {
 	switch a.Verb {
 	case united.Scale:
@@ -50,7 +54,7 @@ func (r *Reconciler) written(s *scope, a united.Action, w united.Workload) {
 // drained emits the event of one step of a drain.
 func (r *Reconciler) drained(ud *apps.UnitedDeployment, w united.Workload, pool string) {
 	if united.IsGated(w) {
-		r.emit(ud, w, ReasonScaled, "Drain", "Gated new pods of %q of the removed pool %q", w.GetName(), pool)
+		r.emit(ud, w, ReasonScaled, "Drain", "Added a scheduling gate to new pods of %q of the removed pool %q", w.GetName(), pool)
 		return
 	}
 	r.emit(ud, w, ReasonScaled, "Drain", "Scaled %q of the removed pool %q to %d replicas", w.GetName(), pool, united.CountPods(w).Desired)

@@ -54,7 +54,7 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 		assign.Tie(changed, classes, class)
 	} else {
 		assign.Classify(changed, classes, class, assign.Reason(&c, class))
-		changed.Labels = r.selectorOf(pod).Keep(live.Labels, changed.Labels)
+		changed.Labels = r.selectorOf(pod).Restore(live.Labels, changed.Labels)
 	}
 	if workload.Propagation == nil && !c.Ordinal {
 		assign.SetClassCost(changed, class)

@@ -1,16 +1,18 @@
 // Package workload reconciles workloads of any kind that require policies:
 //
-//   - stop: stops the overrides of a workload that gives up overridden pods and creates
-//     others without end.
-//   - resume: resumes a Job that release suspended, once its pods are deleted.
+//   - stop: stops the overrides of a workload whose controller releases overridden pods (it
+//     removes its owner reference, as if they were not its own) and creates others, without
+//     end.
+//   - resume: resumes a Job that the phase release has suspended, once its pods are deleted.
 //   - bind: writes binding labels for exactly the required policies that exist and are
 //     valid (docs/sources.md, G4 to G6), and removes all other binding labels.
-//   - release: takes pods off the gate once every policy that the workload requires is
-//     bound. It replaces pods that must match their OverridePolicy from their creation.
-//     It nudges unschedulable pods, so that kube-scheduler tries them again.
+//   - release: removes the scheduling gate of pods once every policy that the workload
+//     requires is bound. It first reserves their NodeGroup and capacity class in the ledger
+//     (package seats). If an override changes fields that cannot change on an existing pod,
+//     it deletes the pod, so that its owner recreates it. It writes an annotation to
+//     unschedulable pods (the nudge), so that kube-scheduler tries them again.
 //
-// It reads the owners' caches and the ledger, and writes labels and gates. Pods that wait
-// at the gate get their NodeGroup and class here, from the ledger.
+// The package reads owners and pods from the caches of Walker and Ledger.
 package workload
 
 import (
@@ -77,17 +79,19 @@ type Reconciler struct {
 // scope is what one pass observed.
 type scope struct {
 	workload *ownership.Object
-	// want holds the policy labels of the workload. bound is set once the API server has
-	// exactly these, written by this pass or before.
+	// want holds the policy labels that the workload should have. bound is true if the API
+	// server has exactly these labels.
 	want  ownership.Policies
 	bound bool
-	// spread and override identify the contents of the bound policies. The nudge is a
-	// hash of both: pods are nudged once for each content.
+	// spread and override identify the contents of the bound policies. The nudge annotation
+	// holds a hash of both, so that a pod is tried again once for each change of a policy.
 	spread, override string
-	// changesAt is when the next group of the PropagationPolicy becomes away; the zero
-	// time if none will.
+	// changesAt is when the next group of the PropagationPolicy will count as away, because
+	// none of its nodes has been Ready for spec.failover.afterSeconds. It is zero if there
+	// is no such group.
 	changesAt time.Time
-	// held is the first refusal of a write that pods at the gate wait for.
+	// held is the first error by which the API server refused a write without which pods
+	// stay at the gate: of the binding labels, or of the removal of the gate.
 	held error
 	// restarts holds the results of suspending Jobs whose pods have to be recreated.
 	restarts map[types.UID]error
@@ -109,7 +113,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 // Reconcile runs the phases for one workload.
 func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, error) {
 	workload := r.Walker.Get(req.uid)
-	if workload == nil { // deleted, or its kind was removed from the ConfigMap
+	if workload == nil { // deleted, or its kind was removed from the ConfigMap of further kinds
 		r.Policies.DropTrial(req.uid)
 		r.Policies.SetHeld(req.uid, "")
 		r.givenUp.drop(req.uid)
@@ -190,7 +194,7 @@ func labelPatch(uid types.UID, labels map[string]string) ([]byte, error) {
 }
 
 // bindablePropagation returns the name of the required PropagationPolicy if it exists and
-// is valid, "" otherwise.
+// is valid, "" otherwise. It sets s.spread and s.changesAt.
 func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string, error) {
 	name := s.workload.Policies.RequiredPropagation
 	if name == "" {
@@ -205,7 +209,7 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	}
 	spread, err := r.Policies.Spread(policy, s.workload.Ties())
 	if err != nil {
-		return "", nil //nolint:nilerr // a condition of the policy names the field
+		return "", nil //nolint:nilerr // the policy is invalid, and its status says why
 	}
 	s.spread = fmt.Sprint(policy.UID, policy.Generation, spread.Missing())
 	if away := spread.Away(); len(away) > 0 {
@@ -216,9 +220,10 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 }
 
 // bindableOverride returns the name of the required OverridePolicy if it exists and is
-// valid, and if the API server accepts the overridden pods; "" otherwise. untried is a
-// wait: the API server could not be asked. Then a bound workload stays bound, and an
-// unbound one stays unbound: a previous leader may have unbound it after a refusal.
+// valid, and if the API server accepts the overridden pods in a dry run; "" otherwise. It sets
+// s.override. If there was no dry run yet, untried is a Wait, and the workload stays bound or
+// unbound as it is: without a dry run it must not be bound, because a previous leader may have
+// unbound it after a refusal.
 func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable string, untried, err error) {
 	name := s.workload.Policies.RequiredOverride
 	if name == "" {

@@ -83,7 +83,7 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 			changed.Labels[key] = *value
 		}
 	}
-	changed.Labels = r.selectorOf(pod).Keep(live.Labels, changed.Labels)
+	changed.Labels = r.selectorOf(pod).Restore(live.Labels, changed.Labels)
 	changed.Spec.SchedulingGates = slices.DeleteFunc(changed.Spec.SchedulingGates, isOurs)
 	if err := r.patchPod(ctx, live, changed); err != nil {
 		s.refused(err)

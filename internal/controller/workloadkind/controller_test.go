@@ -274,7 +274,7 @@ func TestAMissingPermissionIsNamedAndPickedUp(t *testing.T) {
 	if s.reconcile() == 0 {
 		t.Error("does not come back")
 	}
-	s.expect("denied", "Widget.example.com", "Warning WorkloadsRejected workloads.yaml (Gadget.example.com): atoll-manager may not watch, patch gadgets.example.com in every namespace: list the kind in the chart's value workloads, with resource: gadgets, or grant")
+	s.expect("denied", "Widget.example.com", "Warning WorkloadsRejected workloads.yaml (Gadget.example.com): atoll-manager is not allowed to watch, patch gadgets.example.com in every namespace: list the kind in the chart's value workloads, with resource: gadgets, or grant")
 	delete(s.denied, "gadgets")
 	if again := s.reconcile(); again != 0 {
 		t.Errorf("comes back after %s", again)
@@ -365,7 +365,7 @@ func TestProblemsOfKindsInForceAreTold(t *testing.T) {
 	build.Eventually(t, "both problems are there", func() bool { return len(walker.Problems()) == 2 })
 	s.reconcile()
 	s.expect("now", "Gadget.example.com, Widget.example.com",
-		"Warning WorkloadProblem Gadget.example.com: atoll-manager may not list gadgets.example.com in every namespace: list the kind in the chart's value workloads, with resource: gadgets, or grant it a ClusterRole; "+
+		"Warning WorkloadProblem Gadget.example.com: atoll-manager is not allowed to list gadgets.example.com in every namespace: list the kind in the chart's value workloads, with resource: gadgets, or grant it a ClusterRole; "+
 			"Widget.example.com: the API server does not serve example.com/v1 any more: install its CustomResourceDefinition, or remove the entry")
 	s.reconcile()
 	s.expect("looked at again", "Gadget.example.com, Widget.example.com")

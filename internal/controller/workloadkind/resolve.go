@@ -114,6 +114,6 @@ func (r *Reconciler) allowed(ctx context.Context, kind owners.Kind) error {
 
 // forbidden returns the text about missing permissions, and how they can be granted.
 func forbidden(kind owners.Kind, denied ...string) string {
-	return fmt.Sprintf("atoll-manager may not %s %s in every namespace: list the kind in the chart's value workloads, with resource: %s, or grant it a ClusterRole",
+	return fmt.Sprintf("atoll-manager is not allowed to %s %s in every namespace: list the kind in the chart's value workloads, with resource: %s, or grant it a ClusterRole",
 		strings.Join(denied, ", "), kind.GroupVersion().WithResource(kind.Resource).GroupResource(), kind.Resource)
 }

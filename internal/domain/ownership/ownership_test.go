@@ -135,7 +135,7 @@ func TestLabelsThatAnOwnerSelectsByStay(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			before := maps.Clone(tc.is)
-			if diff := cmp.Diff(tc.want, tc.selector.Keep(tc.was, tc.is), cmpopts.EquateEmpty()); diff != "" {
+			if diff := cmp.Diff(tc.want, tc.selector.Restore(tc.was, tc.is), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("wrong labels (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(before, tc.is); diff != "" {

@@ -17,7 +17,8 @@ type Selector struct{ keys unique.Handle[string] }
 // separator cannot be part of a label's key.
 const separator = "\n"
 
-// SelectorOf returns the keys of a selector. A nil selector is not known.
+// SelectorOf returns the keys of a selector. For nil it returns the zero value, which is not
+// known.
 func SelectorOf(selector *metav1.LabelSelector) Selector {
 	if selector == nil {
 		return Selector{}
@@ -32,8 +33,8 @@ func SelectorOf(selector *metav1.LabelSelector) Selector {
 	return SelectorByKeys(keys...)
 }
 
-// SelectorByKeys returns a selector with these keys. Without keys it is the known selector of
-// an object that does not select pods by labels.
+// SelectorByKeys returns a selector with these keys. It is known also without keys, which is
+// the case for objects that do not select pods by labels.
 func SelectorByKeys(keys ...string) Selector {
 	keys = slices.Clone(keys)
 	slices.Sort(keys)
@@ -51,15 +52,15 @@ func (s Selector) Keys() []string {
 	return strings.Split(s.keys.Value(), separator)
 }
 
-// Keep returns the labels is, except that labels of the selector have their value in was, or
-// are absent if they were. If a pod lost such a label, its owner would create another pod,
-// which would lose it too, and so on without end. A selector that is not known keeps
-// nothing. The arguments stay as they are.
-func (s Selector) Keep(was, is map[string]string) map[string]string {
-	kept := is
+// Restore returns a copy of changed in which each label of the selector is as in original: with
+// the same value, or absent. If an override changed such a label of a pod, the pod's owner would
+// create another pod, whose label would be changed too, and so on without end. For a selector
+// that is not known the result is changed itself. The arguments are not modified.
+func (s Selector) Restore(original, changed map[string]string) map[string]string {
+	kept := changed
 	for _, key := range s.Keys() {
-		before, had := was[key]
-		now, has := is[key]
+		before, had := original[key]
+		now, has := changed[key]
 		if had == has && before == now {
 			continue
 		}

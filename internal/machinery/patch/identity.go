@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Refused reports whether the API server, an admission policy or a webhook refuses a change,
-// so that the same write will fail again until the change or their configuration differs.
+// Refused reports whether the API server, an admission policy or a webhook refuses a write for
+// good: the same write will fail again until somebody changes RBAC, the policy or the webhook.
 // Conflicts, missing objects, missing authentication and a busy server are not refusals.
 func Refused(err error) bool {
 	var status apierrors.APIStatus
@@ -27,9 +27,9 @@ func Refused(err error) bool {
 
 // AnotherOfThatName reports whether a patch with a UID failed because the object was deleted
 // and another one was created with its name. The API server reports that as a change of an
-// immutable field (422) or, if the UID was a precondition, as a conflict (409). Any other
-// conflict must be tried again: the API server gives up a patch of an object that others
-// write all the time.
+// immutable field (422) or, if the UID was a precondition, as a conflict (409). After
+// any other conflict the caller must try the patch again: the API server itself tries it a few
+// times only, which is not enough for an object that others write all the time.
 func AnotherOfThatName(err error) bool {
 	if apierrors.IsConflict(err) {
 		// Only the text distinguishes this conflict from others.

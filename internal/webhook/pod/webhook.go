@@ -94,7 +94,7 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 	// The labels by which the owner finds the pod must not change.
 	keepSelected := func() {
 		group := pod.Labels[gm.NodeGroupLabel]
-		pod.Labels = selectorOf(object, owned).Keep(original, pod.Labels)
+		pod.Labels = selectorOf(object, owned).Restore(original, pod.Labels)
 		if pod.Labels[gm.NodeGroupLabel] != group { // the pod cannot carry its group, so its seat counts only once it is on a node
 			delete(pod.Annotations, gm.SeatAnnotation)
 		}
