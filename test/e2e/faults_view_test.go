@@ -407,7 +407,7 @@ func TestFaultEmptyLists(t *testing.T) {
 			return nil
 		})
 		if resource == "nodes" {
-			f.eventually(patience, "atoll-manager knows no node", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
+			f.eventually(patience, "atoll-manager knows no node", func() error { return f.reason("policy", gm.ReasonNodeGroupsMissing) })
 		}
 		f.always(3*time.Second, "nothing moves", func() error { return errors.Join(f.spreadIs("app", want), f.divided("split", 2, 2)) })
 		// A watch with the real objects cannot begin at once, because these were never

@@ -465,11 +465,11 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 		"group": "e2e.example.com", "version": "v1", "kind": "Stage",
 		"replicasPath": ".spec.size", "podTemplatePath": ".spec.template", "revisionLabel": "e2e.example.com/revision",
 	}}}})
-	f.eventuallyEvent(workloadkind.ReasonRejected, "workloads.yaml (Stage.e2e.example.com): the API server does not serve e2e.example.com/v1, kind Stage: install its CustomResourceDefinition")
+	f.eventuallyEvent(workloadkind.ReasonWorkloadsRejected, "workloads.yaml (Stage.e2e.example.com): the API server does not serve e2e.example.com/v1, kind Stage: install its CustomResourceDefinition")
 	if err := f.client.Create(f.ctx, stageDefinition()); err != nil {
 		t.Fatal(err)
 	}
-	f.eventuallyEvent(workloadkind.ReasonInForce, "Stage.e2e.example.com")
+	f.eventuallyEvent(workloadkind.ReasonWorkloadsInForce, "Stage.e2e.example.com")
 
 	f.group("site-a", 2)
 	f.group("site-b", 2)
@@ -530,12 +530,12 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 	}
 	f.part("a kind without a permission is named, and what was in force stays", func(f *fixture) {
 		f.configure("- {version: v1, kind: ReplicationController}\n")
-		f.eventuallyEvent(workloadkind.ReasonRejected, "workloads.yaml (ReplicationController): atoll-manager is not allowed to get, list, watch, patch replicationcontrollers in every namespace: ")
+		f.eventuallyEvent(workloadkind.ReasonWorkloadsRejected, "workloads.yaml (ReplicationController): atoll-manager is not allowed to get, list, watch, patch replicationcontrollers in every namespace: ")
 		works(f, "permitted")
 	})
 	f.part("a bad text is named, and what was in force stays", func(f *fixture) {
 		f.configure(stageEntry + "- {kind")
-		f.eventuallyEvent(workloadkind.ReasonRejected, "workloads.yaml: the text is not valid YAML: ")
+		f.eventuallyEvent(workloadkind.ReasonWorkloadsRejected, "workloads.yaml: the text is not valid YAML: ")
 		works(f, "written")
 		if err := f.cluster.Restart(f.ctx, atoll.Manager); err != nil {
 			f.Fatal(err)
@@ -552,7 +552,7 @@ func TestKindsOfTheConfigMap(t *testing.T) {
 			return nil
 		})
 		f.configure("[]")
-		f.eventuallyEvent(workloadkind.ReasonInForce, "Workloads beside the built-in kinds: none")
+		f.eventuallyEvent(workloadkind.ReasonWorkloadsInForce, "Workloads beside the built-in kinds: none")
 		f.eventually(patience, "the pod that waited is bound", func() error { return f.bindings("waits", 1) })
 		late := f.stage("late", 5, "policy")
 		f.createPods(late, "one", 5)

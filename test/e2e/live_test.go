@@ -231,7 +231,7 @@ func TestMissingGroupComesLater(t *testing.T) {
 			if err := f.spreadIs("app", map[string]int{"later-a": 4}); err != nil {
 				return err
 			}
-			return f.reason("policy", gm.ReasonGroupsMissing)
+			return f.reason("policy", gm.ReasonNodeGroupsMissing)
 		})
 		f.eventually(patience, "Ready", func() error { return f.allReady("app", 4) })
 		watch := f.watchAvailability("app", 4)

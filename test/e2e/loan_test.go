@@ -197,7 +197,7 @@ func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
 			if err := f.allReady("app", 6); err != nil {
 				return err
 			}
-			return f.reason("policy", gm.ReasonGroupsAway)
+			return f.reason("policy", gm.ReasonNodeGroupsAway)
 		})
 		restart()
 		f.eventually(2*time.Minute, "it has its share again", func() error {

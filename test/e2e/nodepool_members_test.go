@@ -127,10 +127,10 @@ func TestDeletedPoolWaitsForItsNodes(t *testing.T) {
 
 	f.deletePool("end")
 	f.eventually(patience, "it says why it stays", func() error {
-		return f.poolCondition("end", apps.ConditionReady, apps.ReasonDeletionWaits, `"end-0"`, `"end-1"`, apps.NodePoolLabel)
+		return f.poolCondition("end", apps.ConditionReady, apps.ReasonNodesLeft, `"end-0"`, `"end-1"`, apps.NodePoolLabel)
 	})
 	f.join("end-2", "end")
-	f.eventually(patience, "a node that comes too late gets an event", func() error { return f.nodeEvent("end-2", apps.ReasonPoolMissing) })
+	f.eventually(patience, "a node that comes too late gets an event", func() error { return f.nodeEvent("end-2", apps.ReasonNodePoolMissing) })
 	if _, _, recorded := f.on("end-2"); recorded {
 		t.Error("a node joined a pool that is being deleted")
 	}
@@ -140,7 +140,7 @@ func TestDeletedPoolWaitsForItsNodes(t *testing.T) {
 	f.join("end-0", "")
 	f.becomes("end-0", "", carries{})
 	f.eventually(patience, "it waits for the other", func() error {
-		return f.poolCondition("end", apps.ConditionReady, apps.ReasonDeletionWaits, `"end-1"`)
+		return f.poolCondition("end", apps.ConditionReady, apps.ReasonNodesLeft, `"end-1"`)
 	})
 	f.editPool("end", map[string]any{"selector": nil})
 	f.poolGoes("end")
@@ -167,7 +167,7 @@ func TestForcedAwayPoolIsCleanedUp(t *testing.T) {
 		if label != "forced" || recorded || len(got.labels)+len(got.annotations)+len(got.taints) > 0 {
 			return fmt.Errorf("it carries %v, label %q, record: %t", got, label, recorded)
 		}
-		return f.nodeEvent("forced-0", apps.ReasonPoolMissing)
+		return f.nodeEvent("forced-0", apps.ReasonNodePoolMissing)
 	})
 }
 
@@ -176,7 +176,7 @@ func TestForcedAwayPoolIsCleanedUp(t *testing.T) {
 func TestPoolComesAfterItsNodes(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{apps.NodePoolLabel: "late"}, "late-0")
-	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("late-0", apps.ReasonPoolMissing) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("late-0", apps.ReasonNodePoolMissing) })
 	f.pools(poolOf("late", given("x")))
 	f.becomes("late-0", "late", carrying("x"))
 	f.eventually(patience, "the status has it", func() error { return f.has("late", "late-0") })

@@ -64,7 +64,7 @@ func TestPoolGivesAttributes(t *testing.T) {
 		}
 		return f.has("gives", "gives-0")
 	})
-	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("gives-0", apps.ReasonJoined) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("gives-0", apps.ReasonJoinedNodePool) })
 	if err := f.isIn("gives-1", "", carries{}); err != nil {
 		t.Error(err)
 	}
@@ -95,7 +95,7 @@ func TestHandEditsOnPoolsNodesArePutBack(t *testing.T) {
 			f.becomes("drift-0", "drift", carrying("x"))
 		})
 	}
-	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("drift-0", apps.ReasonRepaired) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("drift-0", apps.ReasonNodePoolAttributesRepaired) })
 }
 
 // TestWhatTheNodeHadComesBack is scenario 29: a node's own value under a key of the pool
@@ -117,7 +117,7 @@ func TestWhatTheNodeHadComesBack(t *testing.T) {
 		f.becomes("back-0", "", carrying("mine"))
 		f.editPool("back", map[string]any{"labels": map[string]string{"t.io/l": "x"}, "annotations": map[string]string{"t.io/a": "x"}, "taints": given("x").Taints})
 	}
-	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("back-0", apps.ReasonLeft) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("back-0", apps.ReasonLeftNodePool) })
 }
 
 // TestLeftNodeKeepsNothing is scenario 30: when the label is removed, all attributes of
@@ -190,7 +190,7 @@ func TestNodeMovesInOneStep(t *testing.T) {
 		}
 		return f.has("move-b", "move-0")
 	})
-	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("move-0", apps.ReasonMoved) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("move-0", apps.ReasonMovedNodePool) })
 	f.join("move-0", "")
 	f.becomes("move-0", "", carrying("mine"))
 }
@@ -219,7 +219,7 @@ func TestLostRecordHealsItself(t *testing.T) {
 	more.labels["t.io/more"], more.labels["t.io/own"] = "1", "1"
 	f.becomes("record-1", "record", more)
 	f.becomes("record-0", "record", more)
-	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("record-0", apps.ReasonRecordLost) })
+	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("record-0", apps.ReasonNodePoolRecordLost) })
 	f.join("record-0", "")
 	f.becomes("record-0", "", carries{labels: map[string]string{"t.io/own": "1"}, annotations: map[string]string{}})
 	f.eventually(patience, "the status has it", func() error { return f.has("record", "record-1") })

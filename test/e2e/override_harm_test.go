@@ -152,7 +152,7 @@ func TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated(t *testing.
 
 	f.setRules("rules", argsRule("volume-a", "--site=a"), volume("data"))
 	refused := func() error {
-		return f.overrideIs("rules", gm.ReasonRefused, "spec.overrideRules[1].overriders: the API server refuses the pod with its changes", `spec.volumes[1].name: Duplicate value: "data"`)
+		return f.overrideIs("rules", gm.ReasonOverrideRefused, "spec.overrideRules[1].overriders: the API server refuses the pod with its changes", `spec.volumes[1].name: Duplicate value: "data"`)
 	}
 	f.eventually(patience, "the policy has the rule and the API server's words", refused)
 	count := f.countPods()

@@ -129,8 +129,8 @@ func TestAKindThatDoesNotList(t *testing.T) {
 		main.SetLabels(map[string]string{gm.RequiredPropagationPolicyLabel: "policy"})
 		return f.client.Create(f.ctx, main)
 	})
-	f.eventuallyEvent(workloadkind.ReasonInForce, "Stage.e2e.example.com")
-	f.eventuallyEvent(workloadkind.ReasonProblem, "Stage.e2e.example.com: the API server cannot ")
+	f.eventuallyEvent(workloadkind.ReasonWorkloadsInForce, "Stage.e2e.example.com")
+	f.eventuallyEvent(workloadkind.ReasonWorkloadProblem, "Stage.e2e.example.com: the API server cannot ")
 	gated := func(n int) func() error {
 		return func() error {
 			pods := f.pods("main")

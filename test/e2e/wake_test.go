@@ -37,7 +37,7 @@ func TestANodeThatMovesWakesThePoliciesOfItsGroups(t *testing.T) {
 		}
 		return nil
 	})
-	f.eventually(patience, "the group without a node is reported", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
+	f.eventually(patience, "the group without a node is reported", func() error { return f.reason("policy", gm.ReasonNodeGroupsMissing) })
 	reconciles := func() (n float64) {
 		for _, result := range []string{"success", "requeue_after", "error"} {
 			n += f.metric("controller_runtime_reconcile_total", fmt.Sprintf("controller=%q,result=%q", "propagationpolicy", result))
@@ -51,13 +51,13 @@ func TestANodeThatMovesWakesThePoliciesOfItsGroups(t *testing.T) {
 	for range 3 {
 		move("wake-b")
 		f.eventually(patience, "no group is without a node", func() error {
-			if f.reason("policy", gm.ReasonGroupsMissing) == nil {
+			if f.reason("policy", gm.ReasonNodeGroupsMissing) == nil {
 				return fmt.Errorf("a group is missing")
 			}
 			return nil
 		})
 		move("wake-a")
-		f.eventually(patience, "the group has lost its last node", func() error { return f.reason("policy", gm.ReasonGroupsMissing) })
+		f.eventually(patience, "the group has lost its last node", func() error { return f.reason("policy", gm.ReasonNodeGroupsMissing) })
 	}
 	if n := reconciles() - before; n == 0 || n > others/2 {
 		t.Errorf("%v reconciles while a node moved 6 times, beside %d policies of other groups", n, others)

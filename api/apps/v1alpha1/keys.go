@@ -40,10 +40,10 @@ const (
 	ReasonNoNodes = "NoNodes"
 	// ReasonNodesNotReady: at least one node in the pool is not Ready.
 	ReasonNodesNotReady = "NodesNotReady"
-	// ReasonDeletionWaits: the pool is deleted and has nodes yet. It takes no
+	// ReasonNodesLeft: the pool is deleted and has nodes yet. It takes no
 	// more; those that it has go to whom else selects them, or stay until they
 	// are moved.
-	ReasonDeletionWaits = "NodesLeft"
+	ReasonNodesLeft = "NodesLeft"
 	// ReasonInvalid: spec holds what cannot be used; the message names the
 	// field. Nodes keep what they have.
 	ReasonInvalid = "Invalid"
@@ -70,18 +70,18 @@ const (
 
 // Reasons of events about pools. They stand on the node.
 const (
-	// ReasonJoined: the node got the pool's attributes.
-	ReasonJoined = "JoinedNodePool"
-	// ReasonMoved: the node got another pool's attributes.
-	ReasonMoved = "MovedNodePool"
-	// ReasonLeft: the node has its own attributes back.
-	ReasonLeft = "LeftNodePool"
-	// ReasonRepaired: what somebody had changed was put back.
-	ReasonRepaired = "NodePoolAttributesRepaired"
-	// ReasonPoolMissing: the node's label names a NodePool that does not exist
+	// ReasonJoinedNodePool: the node got the pool's attributes.
+	ReasonJoinedNodePool = "JoinedNodePool"
+	// ReasonMovedNodePool: the node got another pool's attributes.
+	ReasonMovedNodePool = "MovedNodePool"
+	// ReasonLeftNodePool: the node has its own attributes back.
+	ReasonLeftNodePool = "LeftNodePool"
+	// ReasonNodePoolAttributesRepaired: what somebody had changed was put back.
+	ReasonNodePoolAttributesRepaired = "NodePoolAttributesRepaired"
+	// ReasonNodePoolMissing: the node's label names a NodePool that does not exist
 	// or is being deleted. The node is in no pool.
-	ReasonPoolMissing = "NodePoolMissing"
-	// ReasonRecordLost: what the node had before its pool could not be read and
+	ReasonNodePoolMissing = "NodePoolMissing"
+	// ReasonNodePoolRecordLost: what the node had before its pool could not be read and
 	// was made anew from what the node carries.
-	ReasonRecordLost = "NodePoolRecordLost"
+	ReasonNodePoolRecordLost = "NodePoolRecordLost"
 )

@@ -163,9 +163,9 @@ const (
 	// ReasonMembersNotReady: at least one member node is not Ready. Its share
 	// of pods stays with the group.
 	ReasonMembersNotReady = "MembersNotReady"
-	// ReasonNodesContested: at least one selected node belongs to another
+	// ReasonNodesNotSelected: at least one selected node belongs to another
 	// NodeGroup or does not exist. status.nodeStatuses says which.
-	ReasonNodesContested = "NodesNotSelected"
+	ReasonNodesNotSelected = "NodesNotSelected"
 	// ReasonInvalidSelector: spec.matchLabels or spec.matchExpressions cannot
 	// be used as a label selector. Nodes keep the group that they have.
 	ReasonInvalidSelector = "InvalidSelector"
@@ -180,12 +180,12 @@ const (
 	ReasonNotUsed = "NotUsed"
 	// ReasonConverging: pods are being created, moved or changed.
 	ReasonConverging = "Converging"
-	// ReasonGroupsAway: none of a NodeGroup's nodes has been Ready for as long as
+	// ReasonNodeGroupsAway: none of a NodeGroup's nodes has been Ready for as long as
 	// spec.failover says; the others have its share.
-	ReasonGroupsAway = "NodeGroupsAway"
-	// ReasonGroupsMissing: a rule names a NodeGroup that does not exist or has
+	ReasonNodeGroupsAway = "NodeGroupsAway"
+	// ReasonNodeGroupsMissing: a rule names a NodeGroup that does not exist or has
 	// no node; it is left out and the others share what it would have had.
-	ReasonGroupsMissing = "NodeGroupsMissing"
+	ReasonNodeGroupsMissing = "NodeGroupsMissing"
 	// ReasonPodsWaiting: pods wait for a node of the group whose turn it is.
 	ReasonPodsWaiting = "PodsWaiting"
 	// ReasonBlockedByPDB: an eviction that is due is refused by a PodDisruptionBudget.
@@ -198,15 +198,15 @@ const (
 	ReasonNoPods = "NoPods"
 	// ReasonPodsRefused: the API server refuses to create pods of a workload.
 	ReasonPodsRefused = "PodsRefused"
-	// ReasonRefused: the API server refuses pods of a workload with these overrides.
+	// ReasonOverrideRefused: the API server refuses pods of a workload with these overrides.
 	// The workload is not bound to the policy.
-	ReasonRefused = "OverrideRefused"
-	// ReasonStopped: a workload kept releasing overridden pods and creating others.
+	ReasonOverrideRefused = "OverrideRefused"
+	// ReasonOverridesStopped: a workload kept releasing overridden pods and creating others.
 	// Its pods get no overrides until a person removes OverridesStoppedAnnotation.
-	ReasonStopped = "OverridesStopped"
-	// ReasonNotTried: it is not known yet whether the API server accepts pods with
+	ReasonOverridesStopped = "OverridesStopped"
+	// ReasonOverrideNotTried: it is not known yet whether the API server accepts pods with
 	// these overrides. The workload stays as it is.
-	ReasonNotTried = "OverrideNotTried"
+	ReasonOverrideNotTried = "OverrideNotTried"
 	// ReasonObservationFailed: the objects that the policy is about could not be read.
 	ReasonObservationFailed = "ObservationFailed"
 	// ReasonInvalid: the spec cannot be used; the message names the field.

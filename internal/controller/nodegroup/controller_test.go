@@ -139,13 +139,13 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			objects: []client.Object{build.NodeGroup("young", created(2), build.Selects("n")), build.NodeGroup("old", created(1), build.Selects("n")), build.Node("n")},
 			groups:  []string{"young", "old"},
 			want:    map[string]string{"n": "old"},
-			reason:  map[string]string{"old": gm.ReasonMembersReady, "young": gm.ReasonNodesContested},
+			reason:  map[string]string{"old": gm.ReasonMembersReady, "young": gm.ReasonNodesNotSelected},
 		},
 		"a group keeps the node that it has": {
 			objects: []client.Object{build.NodeGroup("young", created(2), build.Selects("n")), build.NodeGroup("old", created(1), build.Selects("n")), build.Node("n", build.InGroup("young"))},
 			groups:  []string{"old", "young"},
 			want:    map[string]string{"n": "young"},
-			reason:  map[string]string{"old": gm.ReasonNodesContested, "young": gm.ReasonMembersReady},
+			reason:  map[string]string{"old": gm.ReasonNodesNotSelected, "young": gm.ReasonMembersReady},
 		},
 		"a node that is no longer selected loses its label, or moves to a group that selects it": {
 			objects: []client.Object{build.NodeGroup("g"), build.NodeGroup("h", build.Selects("b")), build.Node("a", build.InGroup("g")), build.Node("b", build.InGroup("g"))},
@@ -175,7 +175,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			objects: []client.Object{build.NodeGroup("g", build.Selects("missing", "n")), build.Node("n")},
 			groups:  []string{"g"},
 			want:    map[string]string{"n": "g"},
-			reason:  map[string]string{"g": gm.ReasonNodesContested},
+			reason:  map[string]string{"g": gm.ReasonNodesNotSelected},
 		},
 		"a member that is not Ready stays a member": {
 			objects: []client.Object{build.NodeGroup("g", build.Selects("n")), build.Node("n", build.With(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }))},

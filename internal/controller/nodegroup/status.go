@@ -24,7 +24,7 @@ func setStatus(s *scope) {
 	case status.Total == 0 && observed.Failed == 0:
 		ready, reason, message = metav1.ConditionFalse, gm.ReasonNoMembers, "no node is selected by spec.nodes, spec.matchLabels or spec.matchExpressions"
 	case observed.Failed > 0:
-		ready, reason, message = metav1.ConditionFalse, gm.ReasonNodesContested, "selected, but not members, see status.nodeStatuses: "+conditions.List(named(observed.Nodes, func(n gm.NodeStatus) bool {
+		ready, reason, message = metav1.ConditionFalse, gm.ReasonNodesNotSelected, "selected, but not members, see status.nodeStatuses: "+conditions.List(named(observed.Nodes, func(n gm.NodeStatus) bool {
 			return n.SelectionStatus == gm.SelectionFailed
 		}))
 	case observed.Ready < status.Total:

@@ -173,7 +173,7 @@ func TestFinalizerComesFirst(t *testing.T) {
 	if got := s.pool("p").Finalizers; len(got) != 1 || got[0] != apps.NodePoolFinalizer {
 		t.Errorf("finalizers are %v", got)
 	}
-	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonJoined+"]" {
+	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonJoinedNodePool+"]" {
 		t.Errorf("events are %v", got)
 	}
 }
@@ -245,14 +245,14 @@ func TestOnlyTheAPIServerSaysThatAPoolIsGone(t *testing.T) {
 func TestMissingPoolIsToldOnce(t *testing.T) {
 	s := newSite(t, build.Node("n", names("p")))
 	s.nodes("n", "n", "n")
-	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonPoolMissing+"]" {
+	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonNodePoolMissing+"]" {
 		t.Errorf("events are %v", got)
 	}
 	if err := s.Client.Create(t.Context(), build.NodePool("p")); err != nil {
 		t.Fatal(err)
 	}
 	s.nodes("n")
-	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonJoined+"]" {
+	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonJoinedNodePool+"]" {
 		t.Errorf("events are %v", got)
 	}
 	p := s.pool("p")
@@ -261,7 +261,7 @@ func TestMissingPoolIsToldOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.nodes("n", "n")
-	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonPoolMissing+" "+apps.ReasonLeft+"]" {
+	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonNodePoolMissing+" "+apps.ReasonLeftNodePool+"]" {
 		t.Errorf("events are %v", got)
 	}
 }
@@ -378,7 +378,7 @@ func TestDeletedPoolGoesLast(t *testing.T) {
 	}
 	s.pools("p")
 	s.nodes("n")
-	if c := s.condition("p", apps.ConditionReady); c.Reason != apps.ReasonDeletionWaits || s.node("n").Labels["a"] != "b" {
+	if c := s.condition("p", apps.ConditionReady); c.Reason != apps.ReasonNodesLeft || s.node("n").Labels["a"] != "b" {
 		t.Errorf("the condition is %+v, the node carries %v", c, s.node("n").Labels)
 	}
 	n := s.node("n")

@@ -12,17 +12,17 @@ import (
 
 // joined emits the event of a node that got the pool's attributes.
 func (r *Reconciler) joined(node *corev1.Node, pool *corev1.ObjectReference) {
-	r.Recorder.Eventf(node, pool, corev1.EventTypeNormal, apps.ReasonJoined, "Join", "Joined NodePool %q", pool.Name)
+	r.Recorder.Eventf(node, pool, corev1.EventTypeNormal, apps.ReasonJoinedNodePool, "Join", "Joined NodePool %q", pool.Name)
 }
 
 // movedPool emits the event of a node that got another pool's attributes.
 func (r *Reconciler) movedPool(node *corev1.Node, from string, to *corev1.ObjectReference) {
-	r.Recorder.Eventf(node, to, corev1.EventTypeNormal, apps.ReasonMoved, "Move", "Moved from NodePool %q to %q", from, to.Name)
+	r.Recorder.Eventf(node, to, corev1.EventTypeNormal, apps.ReasonMovedNodePool, "Move", "Moved from NodePool %q to %q", from, to.Name)
 }
 
 // left emits the event of a node whose own attributes were restored.
 func (r *Reconciler) left(node *corev1.Node, pool *corev1.ObjectReference) {
-	r.Recorder.Eventf(node, pool, corev1.EventTypeNormal, apps.ReasonLeft, "Leave",
+	r.Recorder.Eventf(node, pool, corev1.EventTypeNormal, apps.ReasonLeftNodePool, "Leave",
 		"Left NodePool %q: the node's own labels, annotations and taints are restored", pool.Name)
 }
 
@@ -30,12 +30,12 @@ func (r *Reconciler) left(node *corev1.Node, pool *corev1.ObjectReference) {
 func (r *Reconciler) repaired(node *corev1.Node, pool *corev1.ObjectReference, c *attributes.Change) {
 	const shown = 900 // bytes; the API server accepts 1024 for the whole text
 	keys := conditions.Truncate(strings.Join(c.Keys(), ", "), shown)
-	r.Recorder.Eventf(node, pool, corev1.EventTypeWarning, apps.ReasonRepaired, "Repair", "Restored what NodePool %q gives: %s", pool.Name, keys)
+	r.Recorder.Eventf(node, pool, corev1.EventTypeWarning, apps.ReasonNodePoolAttributesRepaired, "Repair", "Restored what NodePool %q gives: %s", pool.Name, keys)
 }
 
 // recordLost emits the event of a node whose record of its own attributes was replaced.
 func (r *Reconciler) recordLost(node *corev1.Node) {
-	r.Recorder.Eventf(node, nil, corev1.EventTypeWarning, apps.ReasonRecordLost, "Repair",
+	r.Recorder.Eventf(node, nil, corev1.EventTypeWarning, apps.ReasonNodePoolRecordLost, "Repair",
 		"Annotation %s could not be decoded: all values that differ from those of the NodePool now count as the node's own", apps.NodePoolAnnotation)
 }
 
@@ -53,7 +53,7 @@ func (r *Reconciler) missing(node *corev1.Node, pool string) {
 	}
 	r.mu.Unlock()
 	if !reported {
-		r.Recorder.Eventf(node, nil, corev1.EventTypeWarning, apps.ReasonPoolMissing, "Join",
+		r.Recorder.Eventf(node, nil, corev1.EventTypeWarning, apps.ReasonNodePoolMissing, "Join",
 			"Label %s names NodePool %q, which does not exist or is being deleted: the node is in no pool", apps.NodePoolLabel, pool)
 	}
 }

@@ -140,7 +140,7 @@ func setStatus(s *scope) {
 	no := metav1.ConditionFalse
 	switch {
 	case s.pool.DeletionTimestamp != nil && len(names) > 0:
-		ready, reason, message = no, apps.ReasonDeletionWaits, "the pool is being deleted and still has nodes: remove or change their label "+apps.NodePoolLabel+
+		ready, reason, message = no, apps.ReasonNodesLeft, "the pool is being deleted and still has nodes: remove or change their label "+apps.NodePoolLabel+
 			", and remove spec.selector: "+conditions.List(names)
 	case s.invalid != nil:
 		ready, reason, message = no, apps.ReasonInvalid, s.invalid.Error()

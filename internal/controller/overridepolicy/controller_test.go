@@ -556,11 +556,11 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 		},
 		"refused: running pods stay": {
 			func(key string) policies.Trial { return policies.Trial{Key: key, Refused: refusal} },
-			metav1.ConditionFalse, gm.ReasonRefused, `Deployment "web": spec.overrideRules[0].overriders: Duplicate value: "data"`, nil,
+			metav1.ConditionFalse, gm.ReasonOverrideRefused, `Deployment "web": spec.overrideRules[0].overriders: Duplicate value: "data"`, nil,
 		},
 		"not tried: running pods stay": {
 			func(key string) policies.Trial { return policies.Trial{Key: key, Untried: errors.New("timeout")} },
-			metav1.ConditionUnknown, gm.ReasonNotTried, "it is not known whether the API server accepts the pods that the rules make: timeout", nil,
+			metav1.ConditionUnknown, gm.ReasonOverrideNotTried, "it is not known whether the API server accepts the pods that the rules make: timeout", nil,
 		},
 		"tried with another template: running pods stay": {
 			func(string) policies.Trial { return policies.Trial{Key: "older"} },
@@ -591,7 +591,7 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 func TestTheConditionNamesAStoppedWorkload(t *testing.T) {
 	s := newFixture(t, base(2, build.Annotation(gm.OverridesStoppedAnnotation, "12 pods"))...)
 	s.reconcile()
-	if got := s.ready(); got.Reason != gm.ReasonStopped || !strings.Contains(got.Message, "remove the annotation "+gm.OverridesStoppedAnnotation) {
+	if got := s.ready(); got.Reason != gm.ReasonOverridesStopped || !strings.Contains(got.Message, "remove the annotation "+gm.OverridesStoppedAnnotation) {
 		t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
 	}
 }

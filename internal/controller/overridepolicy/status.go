@@ -86,7 +86,7 @@ var states = [...]struct {
 	satisfied:   {metav1.ConditionTrue, gm.ReasonSatisfied},
 	missing:     {metav1.ConditionFalse, gm.ReasonConverging},
 	converging:  {metav1.ConditionFalse, gm.ReasonConverging},
-	untried:     {metav1.ConditionUnknown, gm.ReasonNotTried},
+	untried:     {metav1.ConditionUnknown, gm.ReasonOverrideNotTried},
 	podsRefused: {metav1.ConditionFalse, gm.ReasonPodsRefused},
 	unusable:    {metav1.ConditionFalse, gm.ReasonInvalid},
 }
@@ -118,9 +118,9 @@ func (w *workload) reason() string {
 	var refused policies.Refusal
 	switch {
 	case errors.Is(w.failure, policies.ErrStopped):
-		return gm.ReasonStopped
+		return gm.ReasonOverridesStopped
 	case errors.As(w.failure, &refused):
-		return gm.ReasonRefused
+		return gm.ReasonOverrideRefused
 	}
 	return states[w.state()].reason
 }

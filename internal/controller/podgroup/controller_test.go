@@ -304,7 +304,7 @@ func TestAnnotationsThatCannotBeUsedAreTold(t *testing.T) {
 	if len(s.recorder.Events) != 1 {
 		t.Fatalf("%d events, want one", len(s.recorder.Events))
 	}
-	if e := <-s.recorder.Events; !strings.Contains(e, ReasonInvalid) || !strings.Contains(e, `"many"`) {
+	if e := <-s.recorder.Events; !strings.Contains(e, ReasonPodGroupAnnotationInvalid) || !strings.Contains(e, `"many"`) {
 		t.Errorf("the event is %s", e)
 	}
 }
@@ -620,7 +620,7 @@ func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
 	if len(s.recorder.Events) == 0 {
 		t.Fatal("no event is recorded")
 	}
-	if e := <-s.recorder.Events; !strings.Contains(e, ReasonContested) || !strings.Contains(e, "removes its owner reference") {
+	if e := <-s.recorder.Events; !strings.Contains(e, ReasonPodGroupContested) || !strings.Contains(e, "removes its owner reference") {
 		t.Errorf("the event is %s", e)
 	}
 	takeAway()
@@ -917,7 +917,7 @@ func TestRulesThatCannotBeReadAreTold(t *testing.T) {
 			t.Errorf("step %d: unreadable: %t, %d events", i, got, len(recorder.Events))
 		}
 		for range want.events {
-			if e := <-recorder.Events; !strings.Contains(e, ReasonRulesUnreadable) || !strings.Contains(e, "pods get no PodGroups") {
+			if e := <-recorder.Events; !strings.Contains(e, ReasonPodGroupRulesUnreadable) || !strings.Contains(e, "pods get no PodGroups") {
 				t.Errorf("the event is %s", e)
 			}
 		}
@@ -1222,7 +1222,7 @@ func TestWhoeverDeletesAPodGroupGetsItSlowly(t *testing.T) {
 	if made < 5 || made > 12 || len(s.recorder.Events) == 0 {
 		t.Fatalf("created %d times in a minute with %d events, want 5 to 12 times with one event", made, len(s.recorder.Events))
 	}
-	if e := <-s.recorder.Events; !strings.Contains(e, ReasonContested) {
+	if e := <-s.recorder.Events; !strings.Contains(e, ReasonPodGroupContested) {
 		t.Errorf("the event is %s", e)
 	}
 }

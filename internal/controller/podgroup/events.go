@@ -20,27 +20,27 @@ import (
 
 // Reasons of the events on an owner or a pod.
 const (
-	// ReasonRefused: the API server refuses the PodGroup of an owner, or the name of a
+	// ReasonPodGroupRefused: the API server refuses the PodGroup of an owner, or the name of a
 	// PodGroup in a pod.
-	ReasonRefused = "PodGroupRefused"
-	// ReasonInvalid: annotations for the PodGroup of an owner cannot be used.
-	ReasonInvalid = "PodGroupAnnotationInvalid"
-	// ReasonContested: another client deletes a PodGroup, or removes what atoll-manager
+	ReasonPodGroupRefused = "PodGroupRefused"
+	// ReasonPodGroupAnnotationInvalid: annotations for the PodGroup of an owner cannot be used.
+	ReasonPodGroupAnnotationInvalid = "PodGroupAnnotationInvalid"
+	// ReasonPodGroupContested: another client deletes a PodGroup, or removes what atoll-manager
 	// writes into it, again and again.
-	ReasonContested = "PodGroupContested"
+	ReasonPodGroupContested = "PodGroupContested"
 )
 
 // Reasons of the events on the ConfigMap.
 const (
-	// ReasonRulesInForce: the rules that the event counts are in force.
-	ReasonRulesInForce = "PodGroupRulesInForce"
-	// ReasonRulesRejected: the text is invalid; the previous rules stay in force.
-	ReasonRulesRejected = "PodGroupRulesRejected"
-	// ReasonRulesProblem: rules in force can match nothing, or atoll-manager cannot read
+	// ReasonPodGroupRulesInForce: the rules that the event counts are in force.
+	ReasonPodGroupRulesInForce = "PodGroupRulesInForce"
+	// ReasonPodGroupRulesRejected: the text is invalid; the previous rules stay in force.
+	ReasonPodGroupRulesRejected = "PodGroupRulesRejected"
+	// ReasonPodGroupRulesProblem: rules in force can match nothing, or atoll-manager cannot read
 	// owners.
-	ReasonRulesProblem = "PodGroupRulesProblem"
-	// ReasonRulesUnreadable: atoll-manager cannot read the ConfigMap.
-	ReasonRulesUnreadable = "PodGroupRulesUnreadable"
+	ReasonPodGroupRulesProblem = "PodGroupRulesProblem"
+	// ReasonPodGroupRulesUnreadable: atoll-manager cannot read the ConfigMap.
+	ReasonPodGroupRulesUnreadable = "PodGroupRulesUnreadable"
 )
 
 const (
@@ -80,12 +80,12 @@ func (r *Reconciler) recordProblem(s *scope, want *gang.PodGroup, err error) {
 	reason, text := "", ""
 	switch {
 	case err != nil && patch.Refused(errors.Unwrap(err)):
-		reason, text = ReasonRefused, fmt.Sprintf("The API server refuses the PodGroup of these pods. They stay Pending until it is accepted: %v", errors.Unwrap(err))
+		reason, text = ReasonPodGroupRefused, fmt.Sprintf("The API server refuses the PodGroup of these pods. They stay Pending until it is accepted: %v", errors.Unwrap(err))
 	case s.contested:
-		reason, text = ReasonContested, fmt.Sprintf("Another client deletes PodGroup %s again and again, or removes its owner reference, its label %s or its annotation %s. atoll-manager restores them after longer and longer waits, up to one minute",
+		reason, text = ReasonPodGroupContested, fmt.Sprintf("Another client deletes PodGroup %s again and again, or removes its owner reference, its label %s or its annotation %s. atoll-manager restores them after longer and longer waits, up to one minute",
 			s.key.Name, scheduling.ManagedByLabel, scheduling.AppliedAnnotation)
 	case len(want.Problems) > 0:
-		reason, text = ReasonInvalid, strings.Join(want.Problems, "; ")
+		reason, text = ReasonPodGroupAnnotationInvalid, strings.Join(want.Problems, "; ")
 	}
 	if text == "" {
 		if !s.unseen { // else it may still be removed: the next pass sees that
@@ -106,7 +106,7 @@ func (r *Reconciler) recordProblem(s *scope, want *gang.PodGroup, err error) {
 func (r *Reconciler) recordUnnamed(pod *gangs.Pod, err error) {
 	text := fmt.Sprintf("The name of the PodGroup cannot be written into this pod: %v", errors.Unwrap(err))
 	if r.unnamed.replace(pod.Key(), text) {
-		r.warn(pod.Object(), ReasonRefused, text)
+		r.warn(pod.Object(), ReasonPodGroupRefused, text)
 	}
 }
 
@@ -121,26 +121,26 @@ func (r *Rules) recordUnreadable(err error) {
 		then = "Until it can read them, pods get no PodGroups"
 	}
 	about := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.ConfigMap.Namespace, Name: r.ConfigMap.Name}}
-	r.record(about, corev1.EventTypeWarning, ReasonRulesUnreadable, fmt.Sprintf("atoll-manager cannot read the rules for PodGroups. %s. Error of the API server: %v", then, errors.Unwrap(err)))
+	r.record(about, corev1.EventTypeWarning, ReasonPodGroupRulesUnreadable, fmt.Sprintf("atoll-manager cannot read the rules for PodGroups. %s. Error of the API server: %v", then, errors.Unwrap(err)))
 }
 
 // recordRules records on the ConfigMap which rules are in force: why its text is rejected,
 // nil if it is not, and otherwise the number of rules and what is wrong with them.
 func (r *Rules) recordRules(config *corev1.ConfigMap, rejected error, notes []string, rules int) {
 	if rejected != nil {
-		r.record(config, corev1.EventTypeWarning, ReasonRulesRejected, fmt.Sprintf("%v. The previous rules stay in force: %d", rejected, rules))
+		r.record(config, corev1.EventTypeWarning, ReasonPodGroupRulesRejected, fmt.Sprintf("%v. The previous rules stay in force: %d", rejected, rules))
 		return
 	}
-	r.record(config, corev1.EventTypeWarning, ReasonRulesRejected, "")
+	r.record(config, corev1.EventTypeWarning, ReasonPodGroupRulesRejected, "")
 	inForce := ""
 	if config.Data[ownership.LevelsKey] != "" {
 		inForce = fmt.Sprintf("Rules for PodGroups in force: %d", rules)
 	}
-	r.record(config, corev1.EventTypeNormal, ReasonRulesInForce, inForce)
+	r.record(config, corev1.EventTypeNormal, ReasonPodGroupRulesInForce, inForce)
 	if len(notes) > maxShown {
 		notes = append(notes[:maxShown:maxShown], fmt.Sprintf("and %d more", len(notes)-maxShown))
 	}
-	r.record(config, corev1.EventTypeWarning, ReasonRulesProblem, strings.Join(notes, "; "))
+	r.record(config, corev1.EventTypeWarning, ReasonPodGroupRulesProblem, strings.Join(notes, "; "))
 }
 
 // record records a text once; "" means that the problem is over. The same text is recorded

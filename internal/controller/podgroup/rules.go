@@ -303,7 +303,7 @@ func (r *Rules) check(ctx context.Context) (answered bool) {
 	levels := r.Resolver.Levels()
 	if config == nil || levels == nil {
 		problemsGauge.Set(0)
-		for _, reason := range []string{ReasonRulesInForce, ReasonRulesRejected, ReasonRulesProblem} {
+		for _, reason := range []string{ReasonPodGroupRulesInForce, ReasonPodGroupRulesRejected, ReasonPodGroupRulesProblem} {
 			r.reported.replace(reason, "")
 		}
 		return true
@@ -343,7 +343,7 @@ func (r *Rules) checkReadable(ctx context.Context) bool {
 	switch {
 	case err == nil:
 		unreadableGauge.Set(0)
-		r.reported.replace(ReasonRulesUnreadable, "")
+		r.reported.replace(ReasonPodGroupRulesUnreadable, "")
 	case lasting:
 		unreadableGauge.Set(1)
 		r.recordUnreadable(err)

@@ -13,14 +13,14 @@ import (
 // Reasons of events. The event about a failed pool has the reason of the condition that reports
 // the failure.
 const (
-	// The reasons from ReasonCreated to ReasonDeleted are those of successful writes of a
-	// pool's workload. ReasonScaled is also that of each step of a drain.
-	ReasonCreated  = "PoolCreated"
-	ReasonUpdated  = "PoolUpdated"
-	ReasonRestored = "PoolRestored"
-	ReasonScaled   = "PoolScaled"
-	ReasonAdopted  = "PoolAdopted"
-	ReasonDeleted  = "PoolDeleted"
+	// The reasons from ReasonPoolCreated to ReasonPoolDeleted are those of successful writes of a
+	// pool's workload. ReasonPoolScaled is also that of each step of a drain.
+	ReasonPoolCreated  = "PoolCreated"
+	ReasonPoolUpdated  = "PoolUpdated"
+	ReasonPoolRestored = "PoolRestored"
+	ReasonPoolScaled   = "PoolScaled"
+	ReasonPoolAdopted  = "PoolAdopted"
+	ReasonPoolDeleted  = "PoolDeleted"
 	// ReasonRolledBack: the template was replaced by that of an older revision.
 	ReasonRolledBack = "RolledBack"
 	// ReasonRollbackRevisionNotFound: the annotation names no existing revision.
@@ -30,9 +30,9 @@ const (
 // eventTexts are the events of the writes after which a workload has the template of a
 // revision.
 var eventTexts = map[united.Verb]struct{ reason, note string }{
-	united.Create:  {ReasonCreated, "Created %q for pool %q at revision %s"},
-	united.Update:  {ReasonUpdated, "Updated %q of pool %q to revision %s"},
-	united.Restore: {ReasonRestored, "Restored %q of pool %q to revision %s after a hand edit"},
+	united.Create:  {ReasonPoolCreated, "Created %q for pool %q at revision %s"},
+	united.Update:  {ReasonPoolUpdated, "Updated %q of pool %q to revision %s"},
+	united.Restore: {ReasonPoolRestored, "Restored %q of pool %q to revision %s after a hand edit"},
 }
 
 // written emits the event of a write. The events of Drain and Delete are emitted by drained and
@@ -41,9 +41,9 @@ func (r *Reconciler) written(s *scope, a united.Action, w united.Workload) {
 	switch a.Verb {
 	case united.Scale:
 		pool := s.state.Pools[s.index(a.Pool)]
-		r.emit(s.ud, w, ReasonScaled, "Scale", "Scaled %q of pool %q to %d replicas, partition %d", w.GetName(), a.Pool, pool.Replicas, pool.Partition)
+		r.emit(s.ud, w, ReasonPoolScaled, "Scale", "Scaled %q of pool %q to %d replicas, partition %d", w.GetName(), a.Pool, pool.Replicas, pool.Partition)
 	case united.Adopt:
-		r.emit(s.ud, w, ReasonAdopted, "Adopt", "Adopted %q for pool %q", w.GetName(), a.Pool)
+		r.emit(s.ud, w, ReasonPoolAdopted, "Adopt", "Adopted %q for pool %q", w.GetName(), a.Pool)
 	default:
 		if t, ok := eventTexts[a.Verb]; ok {
 			r.emit(s.ud, w, t.reason, string(a.Verb), t.note, w.GetName(), a.Pool, s.long(a.Revision))
@@ -54,14 +54,14 @@ func (r *Reconciler) written(s *scope, a united.Action, w united.Workload) {
 // drained emits the event of one step of a drain.
 func (r *Reconciler) drained(ud *apps.UnitedDeployment, w united.Workload, pool string) {
 	if united.IsGated(w) {
-		r.emit(ud, w, ReasonScaled, "Drain", "Added a scheduling gate to new pods of %q of the removed pool %q", w.GetName(), pool)
+		r.emit(ud, w, ReasonPoolScaled, "Drain", "Added a scheduling gate to new pods of %q of the removed pool %q", w.GetName(), pool)
 		return
 	}
-	r.emit(ud, w, ReasonScaled, "Drain", "Scaled %q of the removed pool %q to %d replicas", w.GetName(), pool, united.CountPods(w).Desired)
+	r.emit(ud, w, ReasonPoolScaled, "Drain", "Scaled %q of the removed pool %q to %d replicas", w.GetName(), pool, united.CountPods(w).Desired)
 }
 
 func (r *Reconciler) deleted(ud *apps.UnitedDeployment, w united.Workload, pool string) {
-	r.emit(ud, w, ReasonDeleted, "Delete", "Deleted %q of pool %q", w.GetName(), pool)
+	r.emit(ud, w, ReasonPoolDeleted, "Delete", "Deleted %q of pool %q", w.GetName(), pool)
 }
 
 func (r *Reconciler) rolledBack(ud *apps.UnitedDeployment, revision *appsv1.ControllerRevision) {

@@ -17,13 +17,13 @@ import (
 
 // Reasons of the events on the ConfigMap.
 const (
-	// ReasonInForce: the event names the kinds that are workloads from now on.
-	ReasonInForce = "WorkloadsInForce"
-	// ReasonRejected: the list is wrong, and the kinds in force stay.
-	ReasonRejected = "WorkloadsRejected"
-	// ReasonProblem: a kind in force cannot be listed or watched, or an object of it
+	// ReasonWorkloadsInForce: the event names the kinds that are workloads from now on.
+	ReasonWorkloadsInForce = "WorkloadsInForce"
+	// ReasonWorkloadsRejected: the list is wrong, and the kinds in force stay.
+	ReasonWorkloadsRejected = "WorkloadsRejected"
+	// ReasonWorkloadProblem: a kind in force cannot be listed or watched, or an object of it
 	// cannot be read.
-	ReasonProblem = "WorkloadProblem"
+	ReasonWorkloadProblem = "WorkloadProblem"
 )
 
 const (
@@ -43,14 +43,14 @@ func (r *Reconciler) reportEvents(ctx context.Context, s *scope) error {
 		return nil
 	}
 	if len(s.bad) > 0 {
-		r.event(ctx, s, corev1.EventTypeWarning, ReasonRejected, fmt.Sprintf("%s. In force: %s", joinFirst(s.bad), namesOf(r.inForce)))
-		if r.lastEvents != nil && (r.lastEvents[ReasonInForce] != "" || len(r.inForce) > 0) {
-			r.lastEvents[ReasonInForce] = "rejected since" // an event is emitted when the list is right again
+		r.event(ctx, s, corev1.EventTypeWarning, ReasonWorkloadsRejected, fmt.Sprintf("%s. In force: %s", joinFirst(s.bad), namesOf(r.inForce)))
+		if r.lastEvents != nil && (r.lastEvents[ReasonWorkloadsInForce] != "" || len(r.inForce) > 0) {
+			r.lastEvents[ReasonWorkloadsInForce] = "rejected since" // an event is emitted when the list is right again
 		}
 	} else {
-		delete(r.lastEvents, ReasonRejected)
-		if names := namesOf(r.inForce); names != noKinds || r.lastEvents[ReasonInForce] != "" {
-			r.event(ctx, s, corev1.EventTypeNormal, ReasonInForce, "Workloads beside the built-in kinds: "+names)
+		delete(r.lastEvents, ReasonWorkloadsRejected)
+		if names := namesOf(r.inForce); names != noKinds || r.lastEvents[ReasonWorkloadsInForce] != "" {
+			r.event(ctx, s, corev1.EventTypeNormal, ReasonWorkloadsInForce, "Workloads beside the built-in kinds: "+names)
 		}
 	}
 	var problems []error
@@ -60,10 +60,10 @@ func (r *Reconciler) reportEvents(ctx context.Context, s *scope) error {
 		}
 	}
 	if len(problems) == 0 {
-		delete(r.lastEvents, ReasonProblem)
+		delete(r.lastEvents, ReasonWorkloadProblem)
 		return nil
 	}
-	r.event(ctx, s, corev1.EventTypeWarning, ReasonProblem, joinFirst(problems))
+	r.event(ctx, s, corev1.EventTypeWarning, ReasonWorkloadProblem, joinFirst(problems))
 	return nil
 }
 

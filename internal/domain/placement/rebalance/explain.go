@@ -17,7 +17,7 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 	missing := list(w.Spread.Missing())
 	switch {
 	case len(w.Spread.Groups()) == 0 && missing != "":
-		p.Reason = gm.ReasonGroupsMissing
+		p.Reason = gm.ReasonNodeGroupsMissing
 		p.Spread.Message = "no NodeGroup of the policy has a node: " + missing
 	case !w.Divided && all.waiting > 0:
 		p.Reason = gm.ReasonPodsWaiting
@@ -53,10 +53,10 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 			p.Spread.Message += ", but for some: " + blocked
 		}
 	case missing != "":
-		p.Reason = gm.ReasonGroupsMissing
+		p.Reason = gm.ReasonNodeGroupsMissing
 		p.Spread.Message = "NodeGroups are left out, because they do not exist or have no node: " + missing
 	case len(w.Spread.Away()) > 0:
-		p.Reason = gm.ReasonGroupsAway
+		p.Reason = gm.ReasonNodeGroupsAway
 		p.Spread.Message = "the other NodeGroups get the share of those that have had no Ready node for failover.afterSeconds: " + list(w.Spread.Away())
 	case w.pods() < w.Replicas:
 		p.Reason = gm.ReasonConverging

@@ -28,7 +28,7 @@ func Severity(reason string) int { return severities[reason] }
 
 var severities = map[string]int{
 	gm.ReasonSatisfied: 0, gm.ReasonConverging: 1, gm.ReasonPodsWaiting: 2,
-	gm.ReasonNoFeasibleTarget: 3, gm.ReasonBlockedByPDB: 4, gm.ReasonGroupsAway: 5, gm.ReasonGroupsMissing: 6,
+	gm.ReasonNoFeasibleTarget: 3, gm.ReasonBlockedByPDB: 4, gm.ReasonNodeGroupsAway: 5, gm.ReasonNodeGroupsMissing: 6,
 	gm.ReasonPodsRefused: 7,
 }
 

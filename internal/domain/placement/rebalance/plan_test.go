@@ -212,7 +212,7 @@ func TestNewPlan(t *testing.T) {
 			groups:   []gm.GroupSpread{{Name: "bj", Current: 2, Surplus: 2}, {Name: "hz", Desired: 5, Current: 3, Ready: 3}},
 		},
 		"a group that is away is named once its share is divided": {
-			observed: seen(pods(cohort("r", times(5, "hz")...)), away("bj")), reason: gm.ReasonGroupsAway, message: `"bj"`,
+			observed: seen(pods(cohort("r", times(5, "hz")...)), away("bj")), reason: gm.ReasonNodeGroupsAway, message: `"bj"`,
 			groups: []gm.GroupSpread{{Name: "bj"}, {Name: "hz", Desired: 5, Current: 5, Ready: 5}},
 		},
 		"a group that is back gets its share back": {
@@ -261,12 +261,12 @@ func TestNewPlan(t *testing.T) {
 		},
 		"a group that is missing leaves its share to the others, and is named": {
 			observed: seen(pods(cohort("r", times(5, "hz")...)), func(w *Workload) { w.Spread = threeToTwo("bj") }),
-			reason:   gm.ReasonGroupsMissing,
+			reason:   gm.ReasonNodeGroupsMissing,
 			groups:   []gm.GroupSpread{{Name: "hz", Desired: 5, Current: 5, Ready: 5}},
 		},
 		"all groups are missing: pods stay where they are": {
 			observed: seen(pods(cohort("r", "sh", "")), func(w *Workload) { w.Spread = threeToTwo("hz", "bj") }),
-			reason:   gm.ReasonGroupsMissing,
+			reason:   gm.ReasonNodeGroupsMissing,
 			groups:   []gm.GroupSpread{{Name: "", Current: 1, Ready: 1, Surplus: 1}, {Name: "sh", Current: 1, Ready: 1, Surplus: 1}},
 		},
 		"a pod that is not Ready is waited for": {
