@@ -45,8 +45,8 @@ var (
 	ErrNoSeat = errors.New("no NodeGroup has a seat for the pod now")
 )
 
-// Ask is a request for a seat.
-type Ask struct {
+// Request is a request for a seat.
+type Request struct {
 	// Pod is the start of the walk up the owners.
 	Pod *ownership.Object `json:"pod,omitempty"`
 	// Revision is ownership.Revision of the pod.
@@ -71,14 +71,14 @@ type Ask struct {
 	DryRun bool `json:"dryRun,omitempty"`
 }
 
-// Answer is the leader's response to an Ask.
+// Answer is the leader's response to an Request.
 type Answer struct {
 	// Group is the NodeGroup of the seat.
 	Group string `json:"group,omitempty"`
 	// Cost is the deletion cost of the seat; nil if the pod's owner does not use deletion
 	// costs.
 	Cost *int32 `json:"cost,omitempty"`
-	// Class is the capacity class, if Ask.Capacity is set; "" for a pod whose workload is not
+	// Class is the capacity class, if Request.Capacity is set; "" for a pod whose workload is not
 	// divided over classes.
 	Class string `json:"class,omitempty"`
 	// Reason is why the pod has that class.
@@ -101,13 +101,13 @@ type Assigner struct {
 
 // Assign requests a seat from this replica if it is the leader, or else from the leader. It
 // returns ErrNoSeat, ErrNoLeader, or why the request failed.
-func (d *Assigner) Assign(ctx context.Context, ask Ask) (Answer, error) {
+func (d *Assigner) Assign(ctx context.Context, ask Request) (Answer, error) {
 	var answer Answer
 	var err error
 	if d.Leading() {
 		answer, err = d.answer(ctx, ask)
 	} else {
-		answer, err = d.askLeader(ctx, ask)
+		answer, err = d.sendToLeader(ctx, ask)
 	}
 	if err == nil && answer.NoSeat {
 		err = ErrNoSeat
@@ -116,7 +116,7 @@ func (d *Assigner) Assign(ctx context.Context, ask Ask) (Answer, error) {
 }
 
 // answer serves a request on the leader.
-func (d *Assigner) answer(ctx context.Context, ask Ask) (Answer, error) {
+func (d *Assigner) answer(ctx context.Context, ask Request) (Answer, error) {
 	if ask.Pod == nil || ask.Token == "" {
 		return Answer{}, errors.New("requesting a seat: pod or token is missing")
 	}
@@ -166,13 +166,13 @@ func (d *Assigner) answer(ctx context.Context, ask Ask) (Answer, error) {
 // owner of a deleted pod creates the successor within milliseconds. If the ledger still
 // counts the deleted pod, the successor would get a seat in a group that lacks no pod. So
 // assignment waits, for catchUpTimeout at most, until the ledger has caught up.
-func (d *Assigner) assignment(ctx context.Context, pod *ownership.Object, ask Ask) (policies.Assignment, error) {
-	a, err := d.Policies.Prospect(ctx, pod, ask.Revision)
+func (d *Assigner) assignment(ctx context.Context, pod *ownership.Object, ask Request) (policies.Assignment, error) {
+	a, err := d.Policies.AssignmentOnceBound(ctx, pod, ask.Revision)
 	if err != nil || ask.DryRun || ask.Late || !d.behind(&a, ask.Token) {
 		return a, err
 	}
 	catchUp(ctx, func(ctx context.Context) bool {
-		a, err = d.Policies.Prospect(ctx, pod, ask.Revision)
+		a, err = d.Policies.AssignmentOnceBound(ctx, pod, ask.Revision)
 		return err != nil || !d.behind(&a, ask.Token)
 	})
 	return a, err
@@ -188,7 +188,7 @@ func (d *Assigner) behind(a *policies.Assignment, token types.UID) bool {
 	return d.Ledger.Behind(owner.UID, token, int(*owner.Replicas+owner.Surge))
 }
 
-func (d *Assigner) answerClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
+func (d *Assigner) answerClass(ctx context.Context, pod *ownership.Object, ask Request) (Answer, error) {
 	answer, err := d.takeClass(ctx, pod, ask)
 	if err != nil || !answer.NoSeat || ask.DryRun {
 		return answer, err
@@ -215,7 +215,7 @@ const (
 	catchUpInterval = 5 * time.Millisecond
 )
 
-func (d *Assigner) takeClass(ctx context.Context, pod *ownership.Object, ask Ask) (Answer, error) {
+func (d *Assigner) takeClass(ctx context.Context, pod *ownership.Object, ask Request) (Answer, error) {
 	c, err := d.Policies.CapacityOfPod(ctx, pod)
 	if err != nil || !c.On {
 		return Answer{}, err
@@ -236,7 +236,7 @@ func SeatCost(ledger *seats.Ledger, a policies.Assignment, controller *ownership
 	return new(a.Spread.SeatCost(group, ledger.SeatNumber(pod), a.Total))
 }
 
-func (d *Assigner) askLeader(ctx context.Context, ask Ask) (Answer, error) {
+func (d *Assigner) sendToLeader(ctx context.Context, ask Request) (Answer, error) {
 	leader := d.Leader()
 	if leader == "" {
 		return Answer{}, ErrNoLeader
@@ -279,7 +279,7 @@ func (d *Assigner) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "requests for seats use POST", http.StatusMethodNotAllowed)
 		return
 	}
-	var ask Ask
+	var ask Request
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&ask); err != nil {
 		http.Error(w, "decoding the request: "+err.Error(), http.StatusBadRequest)
 		return

@@ -72,8 +72,8 @@ func pod(owner build.Object) *ownership.Object {
 	return o
 }
 
-func askFor(token string) Ask {
-	return Ask{Pod: pod(build.ReplicaSet("web-1")), Token: types.UID(token)}
+func requestFor(token string) Request {
+	return Request{Pod: pod(build.ReplicaSet("web-1")), Token: types.UID(token)}
 }
 
 func TestTheOneThatLeadsHandsOutSeats(t *testing.T) {
@@ -81,17 +81,17 @@ func TestTheOneThatLeadsHandsOutSeats(t *testing.T) {
 		Answer Answer
 		Err    error
 	}
-	onNode := func(node string) Ask {
-		ask := askFor("t")
+	onNode := func(node string) Request {
+		ask := requestFor("t")
 		ask.Node = node
 		return ask
 	}
 	tests := map[string]struct {
-		ask  Ask
+		ask  Request
 		want want
 	}{
-		"a seat":                    {askFor("t"), want{Answer: Answer{Group: "hz", Cost: new(int32(999_999_999))}}},
-		"a workload without groups": {Ask{Pod: pod(build.ReplicaSet("free")), Token: "t"}, want{Answer{NoSeat: true}, ErrNoSeat}},
+		"a seat":                    {requestFor("t"), want{Answer: Answer{Group: "hz", Cost: new(int32(999_999_999))}}},
+		"a workload without groups": {Request{Pod: pod(build.ReplicaSet("free")), Token: "t"}, want{Answer{NoSeat: true}, ErrNoSeat}},
 		"the group of a node":       {onNode("node-bj"), want{Answer: Answer{Group: "bj"}}},
 		"a node without a group":    {onNode("node-out"), want{}},
 	}
@@ -118,18 +118,18 @@ func TestTheOneThatLeadsHandsOutSeats(t *testing.T) {
 func TestASeatIsHandedOutOnceThoughManyAsk(t *testing.T) {
 	leader, other := newReplica(t, true, ground()...), newReplica(t, false)
 	other.follow(leader)
-	dry := askFor("dry")
+	dry := requestFor("dry")
 	dry.DryRun = true
 	for range 2 {
 		if answer, err := other.Assign(t.Context(), dry); err != nil || answer.Group != "hz" {
 			t.Errorf("a dry run gets %+v, %v", answer, err)
 		}
 	}
-	if _, err := other.Assign(t.Context(), askFor("first")); err != nil {
+	if _, err := other.Assign(t.Context(), requestFor("first")); err != nil {
 		t.Fatal(err)
 	}
 	for name, r := range map[string]*replica{"the leader": leader, "another": other} {
-		if answer, err := r.Assign(t.Context(), askFor("second")); !errors.Is(err, ErrNoSeat) {
+		if answer, err := r.Assign(t.Context(), requestFor("second")); !errors.Is(err, ErrNoSeat) {
 			t.Errorf("%s hands out a seat that is taken: %+v, %v", name, answer, err)
 		}
 	}
@@ -139,14 +139,14 @@ func TestASeatIsHandedOutOnceThoughManyAsk(t *testing.T) {
 		t.Errorf("the pod is %+v", got)
 	}
 	leader.World.Ledger.Forget("web-1-0")
-	if _, err := other.Assign(t.Context(), askFor("third")); err != nil {
+	if _, err := other.Assign(t.Context(), requestFor("third")); err != nil {
 		t.Errorf("the pod is deleted and its seat is not handed out: %v", err)
 	}
 }
 
 func TestAQuestionThatCannotBeAnsweredIsAnError(t *testing.T) {
-	gone := Ask{Pod: pod(build.ReplicaSet("gone")), Token: "t"}
-	for name, ask := range map[string]Ask{"no token": {Pod: askFor("").Pod}, "no pod": {Token: "t"}, "an owner that does not exist": gone} {
+	gone := Request{Pod: pod(build.ReplicaSet("gone")), Token: "t"}
+	for name, ask := range map[string]Request{"no token": {Pod: requestFor("").Pod}, "no pod": {Token: "t"}, "an owner that does not exist": gone} {
 		t.Run(name, func(t *testing.T) {
 			leader, other := newReplica(t, true, ground()...), newReplica(t, false)
 			other.follow(leader)
@@ -161,7 +161,7 @@ func TestAQuestionThatCannotBeAnsweredIsAnError(t *testing.T) {
 
 func TestWithoutALeaderNobodyGetsASeat(t *testing.T) {
 	t.Run("no leader is known", func(t *testing.T) {
-		if _, err := newReplica(t, false).Assign(t.Context(), askFor("t")); !errors.Is(err, ErrNoLeader) {
+		if _, err := newReplica(t, false).Assign(t.Context(), requestFor("t")); !errors.Is(err, ErrNoLeader) {
 			t.Errorf("error is %v", err)
 		}
 	})
@@ -169,7 +169,7 @@ func TestWithoutALeaderNobodyGetsASeat(t *testing.T) {
 		leader, lost, other := newReplica(t, true, ground()...), newReplica(t, false), newReplica(t, false)
 		lost.follow(leader)
 		other.follow(lost)
-		if answer, err := other.Assign(t.Context(), askFor("t")); err == nil || !strings.Contains(err.Error(), "503") {
+		if answer, err := other.Assign(t.Context(), requestFor("t")); err == nil || !strings.Contains(err.Error(), "503") {
 			t.Errorf("answer %+v, error %v", answer, err)
 		}
 		if lost.requests != 1 || leader.requests != 0 {
@@ -180,7 +180,7 @@ func TestWithoutALeaderNobodyGetsASeat(t *testing.T) {
 		leader, other := newReplica(t, true), newReplica(t, false)
 		other.follow(leader)
 		leader.server.Close()
-		if answer, err := other.Assign(t.Context(), askFor("t")); err == nil {
+		if answer, err := other.Assign(t.Context(), requestFor("t")); err == nil {
 			t.Errorf("answer %+v", answer)
 		}
 	})
@@ -189,14 +189,14 @@ func TestWithoutALeaderNobodyGetsASeat(t *testing.T) {
 		t.Cleanup(odd.Close)
 		other := newReplica(t, false)
 		other.follow(&replica{server: odd})
-		if answer, err := other.Assign(t.Context(), askFor("t")); err == nil {
+		if answer, err := other.Assign(t.Context(), requestFor("t")); err == nil {
 			t.Errorf("answer %+v", answer)
 		}
 	})
 }
 
 func TestServeHTTP(t *testing.T) {
-	good, err := json.Marshal(askFor("t"))
+	good, err := json.Marshal(requestFor("t"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
 		}
 		return nil, context.DeadlineExceeded
 	})
-	if answer, err := r.Assign(context.Background(), askFor("t")); !errors.Is(err, context.DeadlineExceeded) {
+	if answer, err := r.Assign(context.Background(), requestFor("t")); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("answer %+v, error %v", answer, err)
 	}
 }
@@ -276,7 +276,7 @@ func TestASuccessorWaitsForTheOneThatLeft(t *testing.T) {
 				}()
 			}
 			time.AfterFunc(4*catchUpInterval, func() { close(observed) })
-			answer, err := r.Assign(t.Context(), askFor("t"))
+			answer, err := r.Assign(t.Context(), requestFor("t"))
 			if err != nil || answer.Group != tc.want {
 				t.Errorf("it gets a seat in %q, want %q (error %v)", answer.Group, tc.want, err)
 			}

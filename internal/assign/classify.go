@@ -34,10 +34,10 @@ func Classify(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class, 
 	}
 }
 
-// TiedTo returns whether a pod's volumes tie it to nodes, and the class of these nodes;
+// VolumeClass returns whether a pod's volumes tie it to nodes, and the class of these nodes;
 // None if that is not known. It reads from the API server only if the pod uses
 // PersistentVolumeClaims.
-func TiedTo(ctx context.Context, client kubernetes.Interface, resolver *policies.Resolver, namespace string, spec *corev1.PodSpec) (class capacity.Class, tied bool, err error) {
+func VolumeClass(ctx context.Context, client kubernetes.Interface, resolver *policies.Resolver, namespace string, spec *corev1.PodSpec) (class capacity.Class, tied bool, err error) {
 	required, _, err := volumes.Of(ctx, client, namespace, spec)
 	if err != nil && !apierrors.IsNotFound(err) { // a claim that is created after the pod has no volume yet
 		return capacity.None, false, err
@@ -46,11 +46,11 @@ func TiedTo(ctx context.Context, client kubernetes.Interface, resolver *policies
 	return class, tied, nil
 }
 
-// Tie restricts a pod to the class of its volumes. The class is given by the volumes and
-// was not chosen by us, so the pod does not get the label of the class. If class is None,
-// the class is not known. Then the pod is not restricted: its volumes restrict it to their
-// nodes anyway.
-func Tie(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class) {
+// RestrictToVolumes restricts a pod to the class of its volumes. The class is given by the
+// volumes and was not chosen by us, so the pod does not get the label of the class. If class
+// is None, the class is not known. Then the pod is not restricted: its volumes restrict it to
+// their nodes anyway.
+func RestrictToVolumes(pod *corev1.Pod, classes *capacity.Classes, class capacity.Class) {
 	if class == capacity.None {
 		Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, "no node matches its volumes, or a matching node has no class")
 		return

@@ -20,7 +20,7 @@ func TestNoReplicaOverridesWhatTheAPIServerRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			leader, other := newReplica(t, true, objects...), newReplica(t, false, objects...)
 			other.follow(leader)
-			ask := askFor("t")
+			ask := requestFor("t")
 			ask.Node, ask.Overridden = onNode, true
 			if answer, err := other.Assign(t.Context(), ask); err != nil || answer.Group != "hz" {
 				t.Fatalf("before it is refused, the answer is %+v, error %v", answer, err)
@@ -51,7 +51,7 @@ func TestWhatCouldNotBeTriedOverridesPodsOfBoundWorkloadsOnly(t *testing.T) {
 				build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)), build.OverridePolicy("o", build.Args("hz", "c", "--hz")))...)
 			untried := errors.New("timeout")
 			leader.World.Policies.SetTrial("web", policies.Trial{Untried: untried})
-			ask := askFor("t")
+			ask := requestFor("t")
 			ask.Overridden = true
 			answer, err := leader.Assign(t.Context(), ask)
 			if taken := err == nil && answer.Group == "hz"; taken != tc.takes || !tc.takes && !errors.Is(err, untried) {

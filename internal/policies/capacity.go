@@ -18,9 +18,9 @@ type Capacity struct {
 	// that are not divided.
 	Workload *ownership.Object
 	// Settings are those of the workload. Count is the most on-demand pods in
-	// force, and Asked is the number in its settings: they differ while FellBack is set.
+	// force, and Configured is the number in its settings: they differ while FellBack is set.
 	capacity.Settings
-	Asked int
+	Configured int
 	// FellBack is the class that the workload does not use now because it has had no
 	// nodes for too long; None if there is none.
 	FellBack capacity.Class
@@ -38,8 +38,8 @@ func (r *Resolver) SetClasses(c *capacity.Classes) { r.classes = c }
 // before anything runs.
 func (r *Resolver) Exclude(namespaces ...string) { r.excluded.Insert(namespaces...) }
 
-// KnowNamespaces records that all namespaces have been listed.
-func (r *Resolver) KnowNamespaces() { r.namespacesKnown.Store(true) }
+// SetNamespacesListed records that all namespaces have been listed.
+func (r *Resolver) SetNamespacesListed() { r.namespacesKnown.Store(true) }
 
 // NamespacesKnown returns true once all namespaces have been listed.
 func (r *Resolver) NamespacesKnown() bool { return r.namespacesKnown.Load() }
@@ -84,7 +84,7 @@ func (r *Resolver) CapacityOf(owners []*ownership.Object) Capacity {
 		Workload: workload, Settings: r.settings(workload), direct: owners[0],
 		Ordinal: owners[0].IsStatefulSet(),
 	}
-	c.Asked = c.Count
+	c.Configured = c.Count
 	if c.On && c.Fallback {
 		c.FellBack = r.ledger.EmptyClass(r.fallbackAfter)
 		c.Count = capacity.WithoutNodes(c.Count, c.FellBack)
@@ -107,7 +107,7 @@ func (r *Resolver) ClassOfVolumes(required []*corev1.NodeSelector) (class capaci
 // Misses returns true if the workload fell back from a class of which its settings
 // demand pods.
 func (c *Capacity) Misses() bool {
-	return c.Workload.Replicas != nil && capacity.Wants(c.FellBack, int(*c.Workload.Replicas), c.Asked)
+	return c.Workload.Replicas != nil && capacity.Wants(c.FellBack, int(*c.Workload.Replicas), c.Configured)
 }
 
 // CapacityOfPod looks up the owners of a pod and returns its Capacity; see CapacityOf.

@@ -148,7 +148,7 @@ func TestCreation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := newTestResolver(t, append(tc.objects, tc.app, build.Node("n", build.InGroup("a")))...)
 			pod := seats.Slim(build.Pod("", build.OwnedBy(tc.app)))
-			a, err := l.Prospect(t.Context(), pod.Object(), "r1")
+			a, err := l.AssignmentOnceBound(t.Context(), pod.Object(), "r1")
 			if err != nil && a.PolicyOwners.Propagation == nil {
 				t.Fatal(err)
 			}
@@ -164,7 +164,7 @@ func TestCreation(t *testing.T) {
 func TestProspectCountsARequiredPolicyAsBound(t *testing.T) {
 	l := newTestResolver(t, build.Deployment("web", build.Requires("p", "")), assigns(gm.AssignmentAuto), build.Node("n", build.InGroup("a")))
 	pod := seats.Slim(build.Pod("", build.OwnedBy(build.Deployment("web")))).Object()
-	a, err := l.Prospect(t.Context(), pod, "r1")
+	a, err := l.AssignmentOnceBound(t.Context(), pod, "r1")
 	if diff := cmp.Diff([]string{"a"}, a.Spread.Groups()); diff != "" || err != nil {
 		t.Errorf("error %v, wrong groups (-want +got):\n%s", err, diff)
 	}

@@ -52,7 +52,7 @@ func (n *Namespaces) Start(ctx context.Context) error {
 	}
 	go func() {
 		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
-			n.Resolver.KnowNamespaces()
+			n.Resolver.SetNamespacesListed()
 		}
 	}()
 	informer.RunWithContext(ctx)

@@ -103,9 +103,9 @@ func NewResolver(reader client.Reader, walker *owners.Walker, ledger *seats.Ledg
 	}
 }
 
-// Asked returns true if some kube-scheduler calls the extender. If none does, a pod
+// ExtenderInUse returns true if some kube-scheduler calls the extender. If none does, a pod
 // gets its group and its overrides when it is created, or waits for them at the gate.
-func (r *Resolver) Asked() bool { return r.extenderInUse }
+func (r *Resolver) ExtenderInUse() bool { return r.extenderInUse }
 
 // Propagation reads a PropagationPolicy from the cache.
 func (r *Resolver) Propagation(ctx context.Context, namespace, name string) (*gm.PropagationPolicy, error) {
@@ -255,8 +255,8 @@ type Assignment struct {
 // belongs. Only such pods get a seat.
 func (a *Assignment) Divided() bool { return a.Counted && a.PolicyOwners.Propagation != nil }
 
-// Takes returns true if a pod that is not divided may be on a node of the group.
-func (a *Assignment) Takes(group string) bool {
+// Allows returns true if a pod that is not divided may be on a node of the group.
+func (a *Assignment) Allows(group string) bool {
 	return a.PolicyOwners.Propagation == nil || slices.Contains(a.Spread.Taking(), group)
 }
 
@@ -271,9 +271,9 @@ func (r *Resolver) Assignment(ctx context.Context, pod *ownership.Object, revisi
 	return r.assignment(ctx, pod, revision, false)
 }
 
-// Prospect returns the Assignment that a pod will have once its workload carries the
+// AssignmentOnceBound returns the Assignment that a pod will have once its workload carries the
 // binding labels: it treats each required policy as bound.
-func (r *Resolver) Prospect(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
+func (r *Resolver) AssignmentOnceBound(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
 	return r.assignment(ctx, pod, revision, true)
 }
 

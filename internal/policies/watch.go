@@ -85,10 +85,10 @@ func OfGroups(ctx context.Context, reader client.Reader, list client.ObjectList,
 	return requests, nil
 }
 
-// WakeOfGroups returns a handler for the ledger that requests a reconcile of the
+// EnqueueOnGroups returns a handler for the ledger that requests a reconcile of the
 // policies that are about a changed group. It does nothing before the source runs: at
 // its start the controller reconciles all policies.
-func WakeOfGroups(reader client.Reader, list client.ObjectList, source *trigger.Source[ctrl.Request]) seats.GroupsHandler {
+func EnqueueOnGroups(reader client.Reader, list client.ObjectList, source *trigger.Source[ctrl.Request]) seats.GroupsHandler {
 	return func(groups ...string) {
 		if !source.Running() {
 			return

@@ -328,7 +328,7 @@ func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaff
 	}
 	demand := *pod.demand()
 	if pod.ClassStamp != capacity.None {
-		demand.Affinity, demand.Tolerations = l.classes.Free(demand.Affinity, demand.Tolerations, pod.ClassStamp)
+		demand.Affinity, demand.Tolerations = l.classes.Unrestrict(demand.Affinity, demand.Tolerations, pod.ClassStamp)
 	}
 	demand.Tolerations = l.classes.Tolerations(demand.Tolerations, class)
 	check := fit.NewCheck(&demand, volumes)

@@ -202,7 +202,7 @@ func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 	r.clock.Step(takeTTL + time.Second)
 	place("b", capacity.Spot) // it may be written and not observed yet
 	r.clock.Step(takeTTL + time.Second)
-	r.Looked([]types.UID{"a", "b"}, func(types.UID) bool { return false })
+	r.RecordLookup([]types.UID{"a", "b"}, func(types.UID) bool { return false })
 	place("b", capacity.OnDemand)
 	r.arrives("b", "", capacity.OnDemand, "")
 	place("a", capacity.Spot)

@@ -217,7 +217,7 @@ func (f *Informer) look(ctx context.Context) {
 		})
 		cancel()
 		if err == nil {
-			f.ledger.Looked(overdue, func(uid types.UID) bool { return written[uid] })
+			f.ledger.RecordLookup(overdue, func(uid types.UID) bool { return written[uid] })
 		}
 	}
 }

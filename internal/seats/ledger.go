@@ -78,12 +78,12 @@ type Handler func(old, new *Pod)
 // costs grows with
 //
 //   - nothing (constant): Observe, Forget, Pod, KeepSeat, Release, SeatNumber, Undisrupt, Avoid,
-//     Refused, HoldRefused, Remake, Stay, HasMembers, GroupsEpoch, NodeGroup, OpenOfClass,
-//     EmptyClass;
+//     Refused, ExtendRefused, MayRecreateUnschedulable, CancelRecreation, HasMembers,
+//     GroupsEpoch, NodeGroup, OpenOfClass, EmptyClass;
 //   - the names in the call: NodeGroups, MovedAt;
 //   - the groups of the spread and the reservations of the cohort, which live for seconds:
-//     Confirm, Admit, CanUngate, Open, Scores, Renew, Reserve (also the nodes of the request),
-//     Take and Place (also the nodes of these groups if Request.Check is set; the mutex is
+//     Confirm, Admit, CanUngate, Open, Scores, MayRecreateGated, Reserve (also the nodes of the
+//     request), Take and Place (also the nodes of these groups if Request.Check is set; the mutex is
 //     released between every reachSlice nodes);
 //   - the revisions of the owners in the call, and the reservations of these: TakeClass,
 //     PlaceClass, ReservedOfClass, Behind (without the reservations);
@@ -96,7 +96,7 @@ type Handler func(old, new *Pod)
 //     of the node changes. ObserveNode also looks at all avoided groups if the node has more room
 //     than before;
 //   - the pods of the owners in the call: View. It sorts them without the mutex;
-//   - the pods in the call: Looked;
+//   - the pods in the call: RecordLookup;
 //   - all cohorts and reservations: Overdue, Lapse (also all else that it may drop);
 //   - all pods: Gated.
 //

@@ -41,7 +41,7 @@ func (cs *cohorts) overdue() map[string][]types.UID {
 	return out
 }
 
-// looked is Looked of the Ledger.
+// looked is RecordLookup of the Ledger.
 func (cs *cohorts) looked(overdue []types.UID, written func(types.UID) bool) {
 	now := cs.clock.Now()
 	for _, uid := range overdue {
@@ -64,10 +64,10 @@ func (l *Ledger) Overdue() map[string][]types.UID {
 	return l.cohorts.overdue()
 }
 
-// Looked records the result of a list that began after Overdue. Reservations of pods that
+// RecordLookup records the result of a list that began after Overdue. Reservations of pods that
 // were written are extended, until the watch shows these pods too. All other overdue ones
 // end.
-func (l *Ledger) Looked(overdue []types.UID, written func(types.UID) bool) {
+func (l *Ledger) RecordLookup(overdue []types.UID, written func(types.UID) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cohorts.looked(overdue, written)

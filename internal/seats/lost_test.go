@@ -152,7 +152,7 @@ func TestWhatIsSeenWhileSomebodyLooksIsKept(t *testing.T) {
 	l.Observe(pinned("shown", "s", "a", ""))
 	l.Observe(pinned("created", "token", "a", ""))
 	l.Place(request("asks-again", 9, spread))
-	l.Looked(overdue, func(types.UID) bool { return false })
+	l.RecordLookup(overdue, func(types.UID) bool { return false })
 	for name, want := range map[types.UID]bool{"shown": true, "created": true, "asks-again": true, "refused": false} {
 		if got := l.SeatNumber(name) > 0; got != want {
 			t.Errorf("%s has its seat: %t", name, got)

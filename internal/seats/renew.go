@@ -7,12 +7,12 @@ import (
 )
 
 const (
-	// firstRound is how long a round of Renew lasts: pods that were created after it began
+	// firstRound is how long a round of MayRecreateGated lasts: pods that were created after it began
 	// may be recreated when it ends. Each round in which no successor gets a seat doubles it,
 	// up to maxRound.
 	firstRound = 2 * time.Second
 	maxRound   = 5 * time.Minute
-	// retryOpen is after how long the caller of Renew checks again whether a seat is open.
+	// retryOpen is after how long the caller of MayRecreateGated checks again whether a seat is open.
 	retryOpen = 5 * time.Second
 )
 
@@ -25,15 +25,15 @@ type round struct {
 
 func (r round) ends() time.Time { return r.began.Add(r.span) }
 
-// Renew returns whether a pod that waits at our gate may be recreated, and if not, after how
-// long to call again. created is when the pod was created. If the spread has groups, a seat
-// must be open for the successor, in addition to those that other successors will take.
+// MayRecreateGated returns whether a pod that waits at our gate may be recreated, and if not,
+// after how long to call again. created is when the pod was created. If the spread has groups,
+// a seat must be open for the successor, in addition to those that other successors will take.
 //
 // All pods that were created before a round began may be recreated in it. Their successors
 // wait for the next round. Each round is longer than the one before, because the reason why
 // pods get no seat may last. A successor is expected until it requests a seat, until the
-// watch shows it at the gate, or for takeTTL; see Stay.
-func (l *Ledger) Renew(r Request, created time.Time) (may bool, after time.Duration) {
+// watch shows it at the gate, or for takeTTL; see CancelRecreation.
+func (l *Ledger) MayRecreateGated(r Request, created time.Time) (may bool, after time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := l.cohorts.byKey[r.Cohort]
@@ -71,8 +71,8 @@ func (w *waiting) mayRenew(owner types.UID, created time.Time) (may bool, after 
 	return true, 0
 }
 
-// Stay takes back a permission of Renew: the caller did not delete the pod.
-func (l *Ledger) Stay(r Request) {
+// CancelRecreation takes back a permission of MayRecreateGated: the caller did not delete the pod.
+func (l *Ledger) CancelRecreation(r Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cohorts.unexpect(r.Cohort)

@@ -18,7 +18,7 @@ func TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom(t *testing.T) {
 	created := clock.Now().Add(-time.Minute)
 	expect := func(what string, may bool, after time.Duration) {
 		t.Helper()
-		if is, in := l.Renew(r, created); is != may || in != after {
+		if is, in := l.MayRecreateGated(r, created); is != may || in != after {
 			t.Fatalf("%s: it may be recreated: %t, after %s, want %t and %s", what, is, in, may, after)
 		}
 	}
@@ -60,7 +60,7 @@ func TestPodsThatGetTheirSeatEndTheRounds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l, clock := newTestLedger("a")
 			began := clock.Now()
-			l.Renew(Request{Cohort: cohortOne}, began.Add(-time.Minute))
+			l.MayRecreateGated(Request{Cohort: cohortOne}, began.Add(-time.Minute))
 			pod := podIn("p", "")
 			pod.Created = began
 			tc.change(pod, began)
@@ -85,17 +85,17 @@ func TestNoMorePodsAreMadeAnewThanThereAreSeats(t *testing.T) {
 	expect := func(what string, pods int) {
 		t.Helper()
 		for i := range pods + 1 {
-			if may, after := l.Renew(r, created); may != (i < pods) || !may && after != retryOpen {
+			if may, after := l.MayRecreateGated(r, created); may != (i < pods) || !may && after != retryOpen {
 				t.Fatalf("%s: pod %d may be recreated: %t, after %s; want %d in all", what, i, may, after, pods)
 			}
 		}
 	}
 	expect("as many as there are open seats", 2)
-	l.Stay(r)
+	l.CancelRecreation(r)
 	expect("one for the pod that was not deleted", 1)
 	clock.Step(takeTTL)
 	expect("those that did not arrive in time are not expected any more", 2)
-	l.Stay(Request{Cohort: Cohort{Owner: "unknown"}}) // the ledger does not have it
+	l.CancelRecreation(Request{Cohort: Cohort{Owner: "unknown"}}) // the ledger does not have it
 }
 
 // TestWhoNeedsNoSeatIsMadeAnew: this is a pod of a spread without groups, even if other pods
@@ -104,27 +104,27 @@ func TestWhoNeedsNoSeatIsMadeAnew(t *testing.T) {
 	l, clock := newTestLedger("a")
 	l.Observe(podIn("p", "node-a"))
 	created := clock.Now().Add(-time.Minute)
-	if may, after := l.Renew(request("", 1, placement.Spread{}), created); !may {
+	if may, after := l.MayRecreateGated(request("", 1, placement.Spread{}), created); !may {
 		t.Errorf("without groups it waits for %s", after)
 	}
 	unknown := Request{Cohort: Cohort{Owner: "unknown"}, Total: 1, Spread: weights("a", 1)}
-	if may, after := l.Renew(unknown, created); !may {
+	if may, after := l.MayRecreateGated(unknown, created); !may {
 		t.Errorf("of an unknown owner it waits for %s", after)
 	}
 }
 
 // TestOneThatComesToTheGateIsOnItsWayNoMore: a successor arrives once, and only a pod at the
-// gate without a seat counts as one. Stay without an expected successor has no effect.
+// gate without a seat counts as one. CancelRecreation without an expected successor has no effect.
 func TestOneThatComesToTheGateIsOnItsWayNoMore(t *testing.T) {
 	l, clock := newTestLedger("a")
 	l.Observe(podIn("p", "node-a"))
 	created := clock.Now().Add(-time.Minute)
 	r := request("", 20, atMost(t, 3, "a")) // two seats are open
-	l.Stay(r)
+	l.CancelRecreation(r)
 	expect := func(what string, pods int) {
 		t.Helper()
 		for i := range pods + 1 {
-			if may, _ := l.Renew(r, created); may != (i < pods) {
+			if may, _ := l.MayRecreateGated(r, created); may != (i < pods) {
 				t.Fatalf("%s: pod %d may be recreated: %t, want %d in all", what, i, may, pods)
 			}
 		}
@@ -155,7 +155,7 @@ func TestPodsOnTheirWayCountAmongThoseThatAreDivided(t *testing.T) {
 	}
 	r, created := request("", 0, weights("a", 1, "b", 1)), clock.Now().Add(-time.Minute)
 	for _, name := range []types.UID{"first", "second"} {
-		if may, _ := l.Renew(r, created); !may {
+		if may, _ := l.MayRecreateGated(r, created); !may {
 			t.Fatalf("one of three pods is bound, and the %s is not recreated", name)
 		}
 		l.Forget(name)

@@ -36,9 +36,9 @@ type waiting struct {
 	avoided map[avoidance]penalty
 	// refused is until when new pods of an owner get their group at creation.
 	refused map[types.UID]time.Time
-	// remade is when the current round of Remake began for an owner.
+	// remade is when the current round of MayRecreateUnschedulable began for an owner.
 	remade map[types.UID]time.Time
-	// rounds are the rounds of Renew, by owner: see renew.go.
+	// rounds are the rounds of MayRecreateGated, by owner: see renew.go.
 	rounds map[types.UID]round
 }
 
@@ -109,7 +109,7 @@ func (w *waiting) avoids(owner types.UID, group string) bool {
 // isRefused is Refused of the Ledger.
 func (w *waiting) isRefused(owner types.UID) bool { return w.clock.Now().Before(w.refused[owner]) }
 
-// holdRefused is HoldRefused of the Ledger.
+// holdRefused is ExtendRefused of the Ledger.
 func (w *waiting) holdRefused(owner types.UID) bool {
 	held := w.isRefused(owner)
 	if held {
@@ -118,7 +118,7 @@ func (w *waiting) holdRefused(owner types.UID) bool {
 	return held
 }
 
-// remake is Remake of the Ledger.
+// remake is MayRecreateUnschedulable of the Ledger.
 func (w *waiting) remake(owner types.UID, created time.Time) (may bool, after time.Duration) {
 	now := w.clock.Now()
 	began, known := w.remade[owner]
@@ -158,19 +158,20 @@ func (l *Ledger) Refused(owner types.UID) bool {
 	return l.waiting.isRefused(owner)
 }
 
-// HoldRefused is Refused, and extends it by refusedTime from now. It is for pods that are
-// kept from kube-scheduler: their conditions do not show that they still wait.
-func (l *Ledger) HoldRefused(owner types.UID) bool {
+// ExtendRefused returns what Refused returns, and extends it by refusedTime from now. It is
+// for pods that are kept from kube-scheduler: their conditions do not show that they still
+// wait.
+func (l *Ledger) ExtendRefused(owner types.UID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.waiting.holdRefused(owner)
 }
 
-// Remake returns whether a waiting pod of an owner may be recreated, so that its successor
-// gets its group at creation. created is when the pod was created. Each pod may be recreated
-// once. A successor that waits as well may be recreated in the next round, which begins
-// refusedTime after the current one began: after is the time until then.
-func (l *Ledger) Remake(owner types.UID, created time.Time) (may bool, after time.Duration) {
+// MayRecreateUnschedulable returns whether a waiting pod of an owner may be recreated, so that
+// its successor gets its group at creation. created is when the pod was created. Each pod may
+// be recreated once. A successor that waits as well may be recreated in the next round, which
+// begins refusedTime after the current one began: after is the time until then.
+func (l *Ledger) MayRecreateUnschedulable(owner types.UID, created time.Time) (may bool, after time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.waiting.remake(owner, created)

@@ -120,7 +120,7 @@ func TestRefusedIsKnownFromThePods(t *testing.T) {
 				t.Error("forgotten with the pod: its successor would wait in the same way")
 			}
 			clock.Step(refusedTime - 1)
-			if held := l.HoldRefused("rs"); held != tc.want {
+			if held := l.ExtendRefused("rs"); held != tc.want {
 				t.Errorf("held: %t, want %t", held, tc.want)
 			}
 			clock.Step(refusedTime - 1)
@@ -139,15 +139,16 @@ func TestRefusedIsKnownFromThePods(t *testing.T) {
 	}
 }
 
-// TestAPodIsMadeAnewOnceARound: a pod may be recreated once, however often Remake is called.
-// Its successor may be recreated in the next round, even if it gets no group.
+// TestAPodIsMadeAnewOnceARound: a pod may be recreated once, however often
+// MayRecreateUnschedulable is called. Its successor may be recreated in the next round, even
+// if it gets no group.
 func TestAPodIsMadeAnewOnceARound(t *testing.T) {
 	l, clock := newTestLedger("a")
 	created := clock.Now().Add(-10 * time.Second)
 	made := 0
 	for range 3600 { // an hour in which every pod that comes is refused within five seconds
 		if clock.Since(created) >= 5*time.Second {
-			may, after := l.Remake("rs", created)
+			may, after := l.MayRecreateUnschedulable("rs", created)
 			switch {
 			case may:
 				made++
@@ -185,7 +186,7 @@ func TestAPodOnLoanScoresInItsGroupAlone(t *testing.T) {
 // TestRoundsEnd: nothing is stored of an owner whose pods do not wait at the gate any more.
 func TestRoundsEnd(t *testing.T) {
 	l, clock := newTestLedger("a")
-	if may, _ := l.Renew(Request{Cohort: cohortOne}, clock.Now().Add(-firstRound)); !may || len(l.waiting.rounds) != 1 {
+	if may, _ := l.MayRecreateGated(Request{Cohort: cohortOne}, clock.Now().Add(-firstRound)); !may || len(l.waiting.rounds) != 1 {
 		t.Fatalf("may %t, kept %v", may, l.waiting.rounds)
 	}
 	clock.Step(firstRound + maxRound)

@@ -76,12 +76,10 @@ const (
 	ReasonMovedNodePool = "MovedNodePool"
 	// ReasonLeftNodePool: the node has its own attributes back.
 	ReasonLeftNodePool = "LeftNodePool"
-	// ReasonNodePoolAttributesRepaired: what somebody had changed was put back.
+	// ReasonNodePoolAttributesRepaired: attributes of the pool that somebody had changed were
+	// restored.
 	ReasonNodePoolAttributesRepaired = "NodePoolAttributesRepaired"
-	// ReasonNodePoolMissing: the node's label names a NodePool that does not exist
-	// or is being deleted. The node is in no pool.
-	ReasonNodePoolMissing = "NodePoolMissing"
-	// ReasonNodePoolRecordLost: what the node had before its pool could not be read and
-	// was made anew from what the node carries.
+	// ReasonNodePoolRecordLost: the annotation with the node's own attributes could not be
+	// decoded. It was written again from the present attributes of the node.
 	ReasonNodePoolRecordLost = "NodePoolRecordLost"
 )

@@ -59,8 +59,9 @@ const (
 	// ReasonProvisioned: every pool has its workload and its NodePool, and no
 	// other workload is left.
 	ReasonProvisioned = "Provisioned"
-	// ReasonNodePoolMissing: there is no NodePool of a pool's name. The pool's
-	// workload stays.
+	// ReasonNodePoolMissing: there is no NodePool of a pool's name, and the pool's workload
+	// stays. In an event on a node: the node's label names a NodePool that does not exist or
+	// is being deleted, and the node is in no pool.
 	ReasonNodePoolMissing = "NodePoolMissing"
 	// ReasonProvisioning: workloads are being made or deleted.
 	ReasonProvisioning = "Provisioning"

@@ -54,7 +54,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	for _, o := range objects {
 		w.Add(t, o)
 	}
-	w.Policies.KnowNamespaces()
+	w.Policies.SetNamespacesListed()
 	s := &site{World: w, t: t, events: events.NewFakeRecorder(10)}
 	s.Reconciler = &Reconciler{
 		Client: w.Client, Pods: w.Pods, Walker: w.Walker, Ledger: w.Ledger, Policies: w.Policies, Recorder: s.events, Clock: w.Clock,
@@ -165,12 +165,12 @@ func TestASlowAPIServer(t *testing.T) {
 		}
 	}
 	s := newSite(t, objects...)
-	s.Takes = eviction.Fresh + time.Millisecond
+	s.EvictionTakes = eviction.Fresh + time.Millisecond
 	if result, err := s.pass(); err != nil || len(s.Evicted) != 1 || result.RequeueAfter == 0 {
 		t.Fatalf("evicted %v, runs again after %s, error %v", s.Evicted, result.RequeueAfter, err)
 	}
 	s.World.Ledger.Forget(types.UID(s.Evicted[0]))
-	s.Takes = 0
+	s.EvictionTakes = 0
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 2 {
 		t.Errorf("evicted %v, error %v", s.Evicted, err)
 	}
@@ -183,7 +183,7 @@ func TestAnswersToAMove(t *testing.T) {
 		requeue      time.Duration
 		reason       string
 	}{
-		"a PodDisruptionBudget says no": {answer: build.BudgetSaysNo(), requeue: eviction.Retry, reason: api.ReasonBlockedByPDB},
+		"a PodDisruptionBudget says no": {answer: build.EvictionRefused(), requeue: eviction.Retry, reason: api.ReasonBlockedByPDB},
 		"the API server is busy":        {answer: apierrors.NewTooManyRequests("later", 1), requeue: eviction.Retry, reason: api.ReasonConverging},
 		"the API server failed":         {answer: broken, want: broken, reason: api.ReasonConverging},
 	}

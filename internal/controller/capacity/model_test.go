@@ -237,7 +237,7 @@ func (c *cluster) settle(p *modelPod, final bool) {
 func (c *cluster) pass() {
 	c.clock.Step(11 * time.Second)
 	for _, overdue := range c.ledger.Overdue() {
-		c.ledger.Looked(overdue, func(uid types.UID) bool {
+		c.ledger.RecordLookup(overdue, func(uid types.UID) bool {
 			return slices.ContainsFunc(c.pods, func(p *modelPod) bool {
 				return token(p) == uid || types.UID(p.name) == uid && p.class != capacity.None
 			})

@@ -21,7 +21,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	s.seen = r.Clock.Now()
 	s.below = r.below(s.workload)
 	o := observed{
-		replicas: int(*s.workload.Replicas), count: s.capacity.Count, asked: s.capacity.Asked, fellBack: s.capacity.FellBack,
+		replicas: int(*s.workload.Replicas), count: s.capacity.Count, asked: s.capacity.Configured, fellBack: s.capacity.FellBack,
 		reserved: r.Ledger.ReservedOfClass(s.below),
 	}
 	r.setVolumeChecks(ctx, s, &o)

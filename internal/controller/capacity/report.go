@@ -185,8 +185,8 @@ func setStatus(s *scope, status *api.CapacitySplitStatus) string {
 	status.ObservedGeneration = w.Generation
 	status.Workload = api.WorkloadReference{APIVersion: w.GroupVersion().String(), Kind: w.Kind, Name: w.Name}
 	status.Count = nil
-	if s.capacity.Asked != capacity.MaxCount {
-		status.Count = new(int32(s.capacity.Asked))
+	if s.capacity.Configured != capacity.MaxCount {
+		status.Count = new(int32(s.capacity.Configured))
 	}
 	of := func(class capacity.Class) api.ClassStatus {
 		return api.ClassStatus{

@@ -232,7 +232,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 	}{
 		"done": {evicted: []string{"web-1-0"}, requeue: retryDisruption},
 		"a PodDisruptionBudget refuses: the rest waits too, and the status shows it": {
-			answer: build.BudgetSaysNo(), evicted: []string{"web-1-0"}, requeue: eviction.Retry, spared: true,
+			answer: build.EvictionRefused(), evicted: []string{"web-1-0"}, requeue: eviction.Retry, spared: true,
 			message: "pods are to be replaced and stay for now: a PodDisruptionBudget allows no eviction",
 		},
 		"the pod is gone: it is missed until that is seen": {

@@ -36,7 +36,7 @@ func (r *Reconciler) watch(mgr ctrl.Manager) (*builder.Builder, error) {
 	if err := policies.IndexGroups(mgr.GetFieldIndexer(), &gm.OverridePolicy{}); err != nil {
 		return nil, err
 	}
-	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.OverridePolicyList{}, r.changed))
+	r.Ledger.OnGroups(policies.EnqueueOnGroups(mgr.GetClient(), &gm.OverridePolicyList{}, r.changed))
 	r.Policies.OnTrial(func(workload types.UID) { r.changed.Add(r.requestsForTrial(workload)...) })
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.OverridePolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).

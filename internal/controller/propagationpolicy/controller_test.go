@@ -233,7 +233,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 			evicted: []string{"web-1-4", "web-1-3"}, reason: gm.ReasonConverging,
 		},
 		"a PodDisruptionBudget refuses: the rest waits too": {
-			answer:  build.BudgetSaysNo(),
+			answer:  build.EvictionRefused(),
 			evicted: []string{"web-1-4"}, reason: gm.ReasonBlockedByPDB, requeue: eviction.Retry, spared: true,
 		},
 		"the API server does not answer in time: the rest waits too": {

@@ -194,7 +194,7 @@ func TestBlockedWorkloadsDoNotStarveTheOthers(t *testing.T) {
 	s := newFixture(t, objects...)
 	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
 	for range 5 {
-		s.Answers = append(s.Answers, build.BudgetSaysNo())
+		s.Answers = append(s.Answers, build.EvictionRefused())
 	}
 	s.reconcile()
 	want := []string{"web-0-1-0", "web-1-1-0", "web-2-1-0", "web-3-1-0", "web-4-1-0", "web-5-1-0"}
@@ -219,7 +219,7 @@ func TestASlowAPIServer(t *testing.T) {
 		}
 	}
 	s := newFixture(t, objects...)
-	s.Takes = eviction.Fresh + time.Millisecond
+	s.EvictionTakes = eviction.Fresh + time.Millisecond
 	// Meanwhile another client moves the second workload's pods.
 	s.World.Pods.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		for _, pod := range pods[3:5] {

@@ -95,7 +95,7 @@ func (r *Reconciler) pin(ctx context.Context, w *workload, cohort int) error {
 		if w.recreatable[c.Cohort] == 0 {
 			return errors.Join(append(errs, waitForOwner())...)
 		}
-		if may, next := r.Ledger.Remake(c.Owner, pod.Created); !may {
+		if may, next := r.Ledger.MayRecreateUnschedulable(c.Owner, pod.Created); !may {
 			errs = append(errs, phase.Wait("the pods that were recreated", next))
 			continue
 		}

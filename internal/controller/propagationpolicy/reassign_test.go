@@ -108,7 +108,7 @@ func TestAnswersToAReassignment(t *testing.T) {
 		requeue      time.Duration
 	}{
 		"the pod is gone":               {answer: apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "a")},
-		"a PodDisruptionBudget refuses": {answer: build.BudgetSaysNo(), requeue: eviction.Retry},
+		"a PodDisruptionBudget refuses": {answer: build.EvictionRefused(), requeue: eviction.Retry},
 		"the API server failed":         {answer: broken, want: broken},
 	}
 	for name, tc := range tests {

@@ -36,7 +36,7 @@ func (r *Reconciler) watch(mgr ctrl.Manager) (*builder.Builder, error) {
 	if err := policies.IndexGroups(mgr.GetFieldIndexer(), &gm.PropagationPolicy{}); err != nil {
 		return nil, err
 	}
-	r.Ledger.OnGroups(policies.WakeOfGroups(mgr.GetClient(), &gm.PropagationPolicyList{}, r.changed))
+	r.Ledger.OnGroups(policies.EnqueueOnGroups(mgr.GetClient(), &gm.PropagationPolicyList{}, r.changed))
 	r.Policies.OnHeld(func(owner types.UID) { r.changed.Add(r.requestsFor(owner)...) })
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.PropagationPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).

@@ -34,7 +34,7 @@ func (s *site) evicting(allowed func() bool) (evicted *[]string) {
 			return false, nil, nil
 		}
 		if !allowed() {
-			return true, nil, build.BudgetSaysNo()
+			return true, nil, build.EvictionRefused()
 		}
 		s.writes = append(s.writes, "evict "+e.Name)
 		*evicted = append(*evicted, e.Name)

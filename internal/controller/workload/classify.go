@@ -51,7 +51,7 @@ func (r *Reconciler) classify(ctx context.Context, s *scope, pod *seats.Pod) (do
 	changed := live.DeepCopy()
 	workload := r.Walker.PolicyOwnersOf(pod.Owner())
 	if tied {
-		assign.Tie(changed, classes, class)
+		assign.RestrictToVolumes(changed, classes, class)
 	} else {
 		assign.Classify(changed, classes, class, assign.Reason(&c, class))
 		changed.Labels = r.selectorOf(pod).Restore(live.Labels, changed.Labels)
@@ -95,7 +95,7 @@ func (r *Reconciler) classOf(ctx context.Context, pod *seats.Pod, c *policies.Ca
 	return of, true, nil
 }
 
-// tiedTo is assign.TiedTo for a pod at the gate.
+// tiedTo is assign.VolumeClass for a pod at the gate.
 func (r *Reconciler) tiedTo(ctx context.Context, pod *seats.Pod) (class capacity.Class, tied bool, err error) {
 	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -104,7 +104,7 @@ func (r *Reconciler) tiedTo(ctx context.Context, pod *seats.Pod) (class capacity
 	if err != nil {
 		return capacity.None, false, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
 	}
-	class, tied, err = assign.TiedTo(ctx, r.Pods, r.Policies, live.Namespace, &live.Spec)
+	class, tied, err = assign.VolumeClass(ctx, r.Pods, r.Policies, live.Namespace, &live.Spec)
 	if err != nil {
 		return capacity.None, false, fmt.Errorf("reading the volumes of pod %s: %w", pod.Key(), err)
 	}

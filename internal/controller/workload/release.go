@@ -77,7 +77,7 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 		stays, err := r.replace(ctx, s, pod)
 		switch {
 		case stays || err != nil:
-		case placeless && !pod.Pinned() && r.Ledger.HoldRefused(cohort.Owner):
+		case placeless && !pod.Pinned() && r.Ledger.ExtendRefused(cohort.Owner):
 			err = phase.Wait("a NodeGroup with a node", retrySeat)
 		case request.Spread.Bounded() && !pod.Pinned() && !r.Ledger.CanUngate(request): // the expiry of a reservation is no event
 			err = phase.Wait("a seat for a pod at the gate", seats.ReservationTTL)

@@ -32,7 +32,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	}
 	a, err := r.Policies.Assignment(ctx, pod.Object(), pod.Revision)
 	if err != nil {
-		return pod.Controller != nil || !r.Policies.Asked(), nil // the status of the policy shows the error
+		return pod.Controller != nil || !r.Policies.ExtenderInUse(), nil // the status of the policy shows the error
 	}
 	if o := a.PolicyOwners.Propagation; o != nil && o.IgnoreMissing && s.policiesOf(o).Propagation() != ownership.Bound {
 		return false, nil // the workload ignores a policy that is missing or invalid
@@ -41,7 +41,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if err != nil {
 		return false, err
 	}
-	if !r.Policies.Asked() && !a.Divided() && !a.Takes(r.Ledger.NodeGroup(pod.For)) {
+	if !r.Policies.ExtenderInUse() && !a.Divided() && !a.Allows(r.Ledger.NodeGroup(pod.For)) {
 		return true, phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
 	}
 	// No rule depends on the creation of the pod: it can be changed at the gate.
@@ -66,18 +66,19 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	}
 	if a.Job {
 		stays, err := r.restartJob(ctx, s, pod, creation)
-		if stays || err != nil || r.Policies.Asked() || !a.Divided() {
+		if stays || err != nil || r.Policies.ExtenderInUse() || !a.Divided() {
 			return stays, err
 		}
 		return true, r.settle(ctx, s, pod, a, creation) // nothing else restricts it to its group
 	}
-	if may, after := r.Ledger.Renew(request, pod.Created); !may {
+	if may, after := r.Ledger.MayRecreateGated(request, pod.Created); !may {
 		return true, phase.Wait("a seat for the next pod", after)
 	}
-	// Renew has counted the successor of the pod. Stay takes that back if the pod stays.
+	// MayRecreateGated has counted the successor of the pod. CancelRecreation takes that back
+	// if the pod stays.
 	err = r.Evictor.Discard(ctx, pod.Key(), pod.UID)
 	if err != nil && !errors.Is(err, eviction.ErrGone) {
-		r.Ledger.Stay(request)
+		r.Ledger.CancelRecreation(request)
 	}
 	if err == nil {
 		log.FromContext(ctx).Info("Replaced a pod at the gate that was created without the changes of its OverridePolicy", "pod", pod.Key())

@@ -113,7 +113,7 @@ func TestAnswersToAnEvictionOfAGatedPod(t *testing.T) {
 	}{
 		"done":                          {},
 		"the pod is gone":               {answer: apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "a")},
-		"a PodDisruptionBudget says no": {answer: build.BudgetSaysNo(), requeue: eviction.Retry},
+		"a PodDisruptionBudget says no": {answer: build.EvictionRefused(), requeue: eviction.Retry},
 		"the API server failed":         {answer: broken, want: broken},
 	}
 	for name, tc := range tests {
@@ -197,7 +197,7 @@ func TestNoMorePodsAreMadeAnewThanSeatsAreOpen(t *testing.T) {
 					t.Fatalf("%d pods are evicted, want %d; %d are released (error %v)", len(s.Evicted), want, len(s.woken), err)
 				}
 			}
-			s.Answers = []error{build.BudgetSaysNo()} // takes no seat
+			s.Answers = []error{build.EvictionRefused()} // takes no seat
 			pass(min(open+1, 50))
 			s.Evicted = s.Evicted[1:]
 			for _, name := range s.Evicted {

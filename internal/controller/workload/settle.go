@@ -49,9 +49,9 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 		creation.Rules = nil // overrides apply to pods in groups only
 	}
 	if creation.Fixed { // it starts as it is
-		err = assign.DressImages(changed, creation, group)
+		err = assign.OverrideImages(changed, creation, group)
 	} else {
-		err = assign.Dress(changed, pod.Controller, creation, group)
+		err = assign.Override(changed, pod.Controller, creation, group)
 	}
 	if err != nil {
 		why := creation.Version() + " " + err.Error()
@@ -100,7 +100,7 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 // demands by name. It reads from the API server only if the pod has volumes.
 func (r *Reconciler) place(ctx context.Context, pod *seats.Pod, a policies.Assignment) (group string, err error) {
 	if !a.Divided() {
-		if group = r.Ledger.NodeGroup(pod.For); !a.Takes(group) {
+		if group = r.Ledger.NodeGroup(pod.For); !a.Allows(group) {
 			return "", phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
 		}
 		return group, nil

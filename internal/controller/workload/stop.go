@@ -87,7 +87,7 @@ func (r *Reconciler) stop(ctx context.Context, s *scope) error {
 	}
 	owners := r.ownersOf(s.workload)
 	pods, wants := r.givenUp.count(s.workload.UID, owners, func() int { return r.wants(s.workload, owners) })
-	if !overrides.Runaway(pods, wants) {
+	if !overrides.IsRunaway(pods, wants) {
 		return nil
 	}
 	seen := fmt.Sprintf("it gave up more than %d pods that OverridePolicy %q had changed, and wants at most %d", wants, s.workload.Policies.RequiredOverride, wants)

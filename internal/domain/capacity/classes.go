@@ -304,10 +304,10 @@ func (c *Classes) Tolerations(own []corev1.Toleration, class Class) []corev1.Tol
 	return own
 }
 
-// Free is the inverse of Restrict: it returns the required node affinity and the
+// Unrestrict is the inverse of Restrict: it returns the required node affinity and the
 // tolerations that a pod had before. The arguments stay as they are. If the pod itself
-// had the same requirements or tolerations, Free removes those too.
-func (c *Classes) Free(required *corev1.NodeSelector, tolerations []corev1.Toleration, class Class) (*corev1.NodeSelector, []corev1.Toleration) {
+// had the same requirements or tolerations, Unrestrict removes those too.
+func (c *Classes) Unrestrict(required *corev1.NodeSelector, tolerations []corev1.Toleration, class Class) (*corev1.NodeSelector, []corev1.Toleration) {
 	definition := c.of(class)
 	if len(definition.Tolerations) > 0 {
 		tolerations = slices.DeleteFunc(slices.Clone(tolerations), func(t corev1.Toleration) bool { return slices.Contains(definition.Tolerations, t) })

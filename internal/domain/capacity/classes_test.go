@@ -272,8 +272,8 @@ func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
 	}
 }
 
-// TestFreeUndoesRestrict checks that Free is the inverse of Restrict.
-func TestFreeUndoesRestrict(t *testing.T) {
+// TestUnrestrictUndoesRestrict checks that Unrestrict is the inverse of Restrict.
+func TestUnrestrictUndoesRestrict(t *testing.T) {
 	for _, preset := range []string{"cloudpilot", "aks"} {
 		c := ready(t, preset)
 		for seed := range uint64(1_000) {
@@ -285,7 +285,7 @@ func TestFreeUndoesRestrict(t *testing.T) {
 			for _, class := range []Class{OnDemand, Spot} {
 				after := before.DeepCopy()
 				c.Restrict(after, class)
-				freed, tolerations := c.Free(required(after), after.Tolerations, class)
+				freed, tolerations := c.Unrestrict(required(after), after.Tolerations, class)
 				restored := after.DeepCopy()
 				restored.Tolerations = tolerations
 				if freed == nil {
@@ -350,19 +350,19 @@ func TestSatisfiable(t *testing.T) {
 	}
 }
 
-// TestFreeKeepsTheTolerationsOfOthers checks that Free removes only the tolerations of
+// TestUnrestrictKeepsTheTolerationsOfOthers checks that Unrestrict removes only the tolerations of
 // the class.
-func TestFreeKeepsTheTolerationsOfOthers(t *testing.T) {
+func TestUnrestrictKeepsTheTolerationsOfOthers(t *testing.T) {
 	c := ready(t, "aks")
 	own := corev1.Toleration{Key: "mine", Operator: corev1.TolerationOpExists}
 	given := c.Tolerations([]corev1.Toleration{own}, Spot)
 	if len(given) != 2 {
 		t.Fatalf("the class gives %v", given)
 	}
-	if _, left := c.Free(nil, given, Spot); len(left) != 1 || left[0] != own {
+	if _, left := c.Unrestrict(nil, given, Spot); len(left) != 1 || left[0] != own {
 		t.Errorf("left are %v, want %v", left, own)
 	}
-	if _, left := c.Free(nil, given, OnDemand); len(left) != 2 {
+	if _, left := c.Unrestrict(nil, given, OnDemand); len(left) != 2 {
 		t.Errorf("of another class left are %v, want %v", left, given)
 	}
 }
@@ -450,8 +450,8 @@ func TestRestricted(t *testing.T) {
 	}
 }
 
-// TestFree checks that Free returns exactly what a pod required before Restrict.
-func TestFree(t *testing.T) {
+// TestUnrestrict checks that Unrestrict returns exactly what a pod required before Restrict.
+func TestUnrestrict(t *testing.T) {
 	c := ready(t, "cloudpilot")
 	spot, zone, field := in("node.kubernetes.io/capacity", "spot"), in("zone", "z"), in(metav1.ObjectNameField, "a")
 	for name, tc := range map[string]struct{ terms, want []corev1.NodeSelectorTerm }{
@@ -467,7 +467,7 @@ func TestFree(t *testing.T) {
 		if tc.want != nil {
 			want = &corev1.NodeSelector{NodeSelectorTerms: tc.want}
 		}
-		got, _ := c.Free(&corev1.NodeSelector{NodeSelectorTerms: tc.terms}, nil, Spot)
+		got, _ := c.Unrestrict(&corev1.NodeSelector{NodeSelectorTerms: tc.terms}, nil, Spot)
 		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}

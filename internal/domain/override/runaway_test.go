@@ -9,7 +9,7 @@ func TestRunaway(t *testing.T) {
 		givenUp, wants int
 		want           bool
 	}{{0, 0, false}, {10, 0, false}, {11, 0, true}, {15, 5, false}, {16, 5, true}, {444, 2, true}} {
-		if got := Runaway(tc.givenUp, tc.wants); got != tc.want {
+		if got := IsRunaway(tc.givenUp, tc.wants); got != tc.want {
 			t.Errorf("%d pods given up by a workload that wants %d: runaway %t, want %t", tc.givenUp, tc.wants, got, tc.want)
 		}
 	}

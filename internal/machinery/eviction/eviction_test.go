@@ -62,7 +62,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 		live *corev1.Pod
 	}{
 		"done":                                    {nil, nil, there()},
-		"a PodDisruptionBudget refuses":           {build.BudgetSaysNo(), ErrRefused, there()},
+		"a PodDisruptionBudget refuses":           {build.EvictionRefused(), ErrRefused, there()},
 		"no answer in time":                       {fmt.Errorf("asking: %w", context.DeadlineExceeded), ErrBusy, there()},
 		"the API server has too much to do":       {apierrors.NewTooManyRequests("slow down", 1), ErrBusy, there()},
 		"the pod is gone":                         {apierrors.NewNotFound(pods, "pod"), ErrGone, nil},
@@ -156,7 +156,7 @@ func TestRefusedEvictionsTakeNoToken(t *testing.T) {
 	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 2)
 	refused := true
 	e.Client.(*fake.Clientset).PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return refused, nil, build.BudgetSaysNo()
+		return refused, nil, build.EvictionRefused()
 	})
 	for range 5 {
 		if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrRefused) {

@@ -21,9 +21,9 @@ func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch 
 		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
 }
 
-// BudgetSaysNo returns the API server's error for an eviction that a PodDisruptionBudget does
+// EvictionRefused returns the API server's error for an eviction that a PodDisruptionBudget does
 // not allow.
-func BudgetSaysNo() error {
+func EvictionRefused() error {
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause})
 	return err

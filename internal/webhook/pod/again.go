@@ -94,7 +94,7 @@ func (w *Webhook) restore(ctx context.Context, pod *corev1.Pod, object *ownershi
 	if !placement.Pinned(&pod.Spec, gm.NodeGroupLabel, group) {
 		placement.Repin(&pod.Spec, gm.NodeGroupLabel, group, w.Policies.Newcomers(ctx, group)...)
 	}
-	a, err := w.Policies.Prospect(ctx, object, w.Walker.Revision(object.Controller, pod.Labels))
+	a, err := w.Policies.AssignmentOnceBound(ctx, object, w.Walker.Revision(object.Controller, pod.Labels))
 	if err != nil {
 		return
 	}
@@ -102,8 +102,8 @@ func (w *Webhook) restore(ctx context.Context, pod *corev1.Pod, object *ownershi
 	if err != nil || creation.Rules == nil {
 		return
 	}
-	if assign.Rebase(pod, creation, group) == nil {
-		_ = assign.DressImages(pod, creation, group) // on an error the controllers try again and report it
+	if assign.RecordImages(pod, creation, group) == nil {
+		_ = assign.OverrideImages(pod, creation, group) // on an error the controllers try again and report it
 	}
 	w.prove(pod, object.Namespace) // the original images, which the proof covers, may have changed
 }

@@ -32,7 +32,7 @@ func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownersh
 		log.FromContext(ctx).Info("Pod waits for its volumes to be read", "namespace", object.Namespace, "why", err.Error())
 		return capacity.None, false
 	case tied:
-		assign.Tie(pod, classes, class)
+		assign.RestrictToVolumes(pod, classes, class)
 		return class, true
 	}
 	// The leader alone decides by the last valid count, and whether pods fall back: the
@@ -41,7 +41,7 @@ func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownersh
 		assign.Classify(pod, classes, class, assign.Reason(&c, class))
 		return class, true
 	}
-	answer, err := w.Assigner.Assign(ctx, assign.Ask{
+	answer, err := w.Assigner.Assign(ctx, assign.Request{
 		Pod: object, Revision: w.Walker.Revision(object.Controller, pod.Labels), Token: token, Capacity: true, DryRun: dryRun,
 	})
 	switch class = capacity.ParseClass(answer.Class); {
@@ -62,12 +62,12 @@ func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownersh
 // them while the pod waits at the gate.
 var errManyClaims = errors.New("the pod mounts too many claims")
 
-// tiedTo calls assign.TiedTo, for at most maxClaims claims.
+// tiedTo calls assign.VolumeClass, for at most maxClaims claims.
 func (w *Webhook) tiedTo(ctx context.Context, pod *corev1.Pod, namespace string) (class capacity.Class, tied bool, err error) {
 	if len(volumes.Claims(&pod.Spec)) > maxClaims {
 		return capacity.None, false, errManyClaims
 	}
-	return assign.TiedTo(ctx, w.API, w.Policies, namespace, &pod.Spec)
+	return assign.VolumeClass(ctx, w.API, w.Policies, namespace, &pod.Spec)
 }
 
 func requiredAffinity(spec *corev1.PodSpec) *corev1.NodeSelector {

@@ -241,7 +241,7 @@ func TestOrdinalsThatFallBack(t *testing.T) {
 // seen no node of a class, and in the last valid count.
 type replies assign.Answer
 
-func (r replies) Assign(context.Context, assign.Ask) (assign.Answer, error) {
+func (r replies) Assign(context.Context, assign.Request) (assign.Answer, error) {
 	return assign.Answer(r), nil
 }
 
@@ -276,7 +276,8 @@ func TestOrdinalsOfACountThatIsNone(t *testing.T) {
 	}
 }
 
-// TestNobodyFallsBackFromWhatIsNotAsked: a workload whose pods are all on-demand does not fall back from spot.
+// TestNobodyFallsBackFromWhatIsNotAsked: a workload whose pods are all on-demand does not fall
+// back from spot.
 func TestNobodyFallsBackFromWhatIsNotAsked(t *testing.T) {
 	deployment := build.Deployment("web", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(1))
 	w := newCapacityWebhook(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1)))

@@ -39,9 +39,9 @@ const (
 // assign gives the pod its seat and its overrides, if it needs them at creation.
 func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, token types.UID, dryRun bool) outcome {
 	revision := w.Walker.Revision(object.Controller, pod.Labels)
-	a, err := w.Policies.Prospect(ctx, object, revision)
+	a, err := w.Policies.AssignmentOnceBound(ctx, object, revision)
 	if err != nil {
-		if w.Policies.Asked() || ignoresMissing(a.PolicyOwners) {
+		if w.Policies.ExtenderInUse() || ignoresMissing(a.PolicyOwners) {
 			return late // the extender refuses all nodes, or no policy applies
 		}
 		return waiting
@@ -54,7 +54,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	if a.Divided() && creation.Early {
 		wait = pinnedLater
 	}
-	ask := assign.Ask{Pod: object, Revision: revision, Token: token, Overridden: creation.Fixed, DryRun: dryRun}
+	ask := assign.Request{Pod: object, Revision: revision, Token: token, Overridden: creation.Fixed, DryRun: dryRun}
 	switch {
 	case !a.Divided():
 		if ask.Node = seats.NodeOf(pod); ask.Node == "" || !creation.AtOnce {
@@ -77,13 +77,13 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		}
 		return wait
 	}
-	if ask.Node != "" && !w.Policies.Asked() && !a.Takes(answer.Group) {
+	if ask.Node != "" && !w.Policies.ExtenderInUse() && !a.Allows(answer.Group) {
 		return wait
 	}
 	if answer.Group == "" {
 		return late // a pod of a DaemonSet on a node in no group
 	}
-	if err := assign.Dress(pod, object.Controller, creation, answer.Group); err != nil {
+	if err := assign.Override(pod, object.Controller, creation, answer.Group); err != nil {
 		assign.Annotate(&pod.ObjectMeta, gm.UnassignedAnnotation, creation.Version()+" "+err.Error())
 		return wait
 	}
@@ -93,7 +93,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		return settled
 	}
 	assign.Annotate(&pod.ObjectMeta, gm.SeatAnnotation, string(ask.Token))
-	if w.Policies.Asked() {
+	if w.Policies.ExtenderInUse() {
 		return late // the extender restricts the pod to the nodes of its groups
 	}
 	return settled
@@ -109,7 +109,7 @@ func ignoresMissing(policyOwners ownership.PolicyOwners) bool {
 // scheduled now. It returns waiting if the pod is above the maximum of its policy. At the
 // gate such a pod costs nothing, whereas kube-scheduler would try it again whenever any
 // pod changes.
-func (w *Webhook) admitLate(ctx context.Context, pod *corev1.Pod, a policies.Assignment, ask assign.Ask) outcome {
+func (w *Webhook) admitLate(ctx context.Context, pod *corev1.Pod, a policies.Assignment, ask assign.Request) outcome {
 	if !a.Spread.Bounded() {
 		return late
 	}

@@ -426,7 +426,7 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 // hangingAssigner is an assigner whose leader does not answer in time.
 type hangingAssigner struct{ t *testing.T }
 
-func (d hangingAssigner) Assign(ctx context.Context, _ assign.Ask) (assign.Answer, error) {
+func (d hangingAssigner) Assign(ctx context.Context, _ assign.Request) (assign.Answer, error) {
 	if deadline, bounded := ctx.Deadline(); !bounded || time.Until(deadline) > admitTimeout {
 		d.t.Errorf("the deadline of the request is %s, bounded: %t", deadline, bounded)
 	}

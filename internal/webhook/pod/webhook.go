@@ -69,7 +69,7 @@ type Webhook struct {
 
 // Assigner assigns seats. It is an assign.Assigner.
 type Assigner interface {
-	Assign(ctx context.Context, ask assign.Ask) (assign.Answer, error)
+	Assign(ctx context.Context, ask assign.Request) (assign.Answer, error)
 }
 
 // SetupWithManager registers the webhook.

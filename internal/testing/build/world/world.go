@@ -44,8 +44,8 @@ type World struct {
 	// requests succeed.
 	Evicted []string
 	Answers []error
-	// Takes is the time by which each eviction steps Clock.
-	Takes time.Duration
+	// EvictionTakes is the time by which each eviction steps Clock.
+	EvictionTakes time.Duration
 }
 
 // New makes a World with the objects.
@@ -84,7 +84,7 @@ func (w *World) evict(t testing.TB, eviction *policyv1.Eviction) (answer error) 
 		t.Errorf("eviction of %s has preconditions %v: it could evict another pod of that name", eviction.Name, p)
 	}
 	w.Evicted = append(w.Evicted, eviction.Name)
-	w.Clock.Step(w.Takes)
+	w.Clock.Step(w.EvictionTakes)
 	if len(w.Answers) > 0 {
 		answer, w.Answers = w.Answers[0], w.Answers[1:]
 	}

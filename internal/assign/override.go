@@ -16,11 +16,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// Dress applies the override rules of a group to a pod that is being created. It also
+// Override applies the override rules of a group to a pod that is being created. It also
 // annotates the pod with its images before the overrides, the hash of the overrides that
-// cannot be changed later, and the pod's owner. If a rule cannot be applied, Dress returns
+// cannot be changed later, and the pod's owner. If a rule cannot be applied, Override returns
 // an error and the pod is not changed.
-func Dress(pod *corev1.Pod, controller *ownership.Reference, creation policies.Creation, group string) error {
+func Override(pod *corev1.Pod, controller *ownership.Reference, creation policies.Creation, group string) error {
 	if creation.Rules == nil {
 		return nil
 	}
@@ -50,9 +50,9 @@ func Dress(pod *corev1.Pod, controller *ownership.Reference, creation policies.C
 	return nil
 }
 
-// DressImages is Dress for a pod that exists. It overrides only images, because the other
+// OverrideImages is Override for a pod that exists. It overrides only images, because the other
 // fields of an existing pod cannot be changed.
-func DressImages(pod *corev1.Pod, creation policies.Creation, group string) error {
+func OverrideImages(pod *corev1.Pod, creation policies.Creation, group string) error {
 	change, err := policies.Images(creation.Rules, group, seats.Slim(pod))
 	if err != nil || !change.Needed() {
 		return err
@@ -60,9 +60,9 @@ func DressImages(pod *corev1.Pod, creation policies.Creation, group string) erro
 	return change.ApplyTo(pod)
 }
 
-// Rebase records images that another webhook has set since Dress, for example those of a
+// RecordImages records images that another webhook has set since Override, for example those of a
 // mirror, as the images before the overrides. The rules start from these afterwards.
-func Rebase(pod *corev1.Pod, creation policies.Creation, group string) error {
+func RecordImages(pod *corev1.Pod, creation policies.Creation, group string) error {
 	slim := seats.Slim(pod)
 	change, err := policies.Images(creation.Rules, group, slim)
 	if err != nil || len(slim.Originals) == 0 {
