@@ -7,24 +7,25 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
 // podAssigned is the event on a pod that is recreated to get a NodeGroup.
 func (r *Reconciler) podAssigned(pod *seats.Pod) {
-	r.Recorder.Eventf(referencePod(pod), nil, corev1.EventTypeNormal, "PodAssigned", "Assign",
+	r.Recorder.Eventf(owners.ObjectReference(pod.Object()), nil, corev1.EventTypeNormal, "PodAssigned", "Assign",
 		"Every NodeGroup with room for the pod has its share: the next pod is created for the NodeGroup that lacks pods, and waits for a node there")
 }
 
 // podReassigned is the event on a pod that is recreated in another NodeGroup.
 func (r *Reconciler) podReassigned(pod *seats.Pod, group string) {
-	r.Recorder.Eventf(referencePod(pod), nil, corev1.EventTypeNormal, "PodReassigned", "Reassign",
+	r.Recorder.Eventf(owners.ObjectReference(pod.Object()), nil, corev1.EventTypeNormal, "PodReassigned", "Reassign",
 		"No node of NodeGroup %q could take the pod: the next pod avoids the NodeGroup for %s or longer, or until it has room", group, seats.AvoidTime)
 }
 
 // jobRestarted is the event on a Job that is suspended so that its pods are recreated.
 func (r *Reconciler) jobRestarted(job *ownership.Object, pod *seats.Pod, group string) {
-	r.Recorder.Eventf(reference(job), nil, corev1.EventTypeNormal, "JobRestarted", "Reassign",
+	r.Recorder.Eventf(owners.ObjectReference(job), nil, corev1.EventTypeNormal, "JobRestarted", "Reassign",
 		"No node of NodeGroup %q could take pod %s, and no pod has started: the Job is suspended and resumed, and its pods avoid the NodeGroup for %s or longer, or until it has room", group, pod.Name, seats.AvoidTime)
 }
 
@@ -39,14 +40,6 @@ func (r *Reconciler) surplusPodsEvicted(workload *ownership.Object, group string
 		}
 		what = fmt.Sprintf("%d pods (%s)", len(pods), conditions.List(names))
 	}
-	r.Recorder.Eventf(reference(workload), referencePod(pods[0]), corev1.EventTypeNormal, "SurplusPodEvicted", "Evict",
+	r.Recorder.Eventf(owners.ObjectReference(workload), owners.ObjectReference(pods[0].Object()), corev1.EventTypeNormal, "SurplusPodEvicted", "Evict",
 		"Evicted %s: NodeGroup %q has more than its share", what, group)
-}
-
-func reference(o *ownership.Object) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: o.GroupVersion().String(), Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID}
-}
-
-func referencePod(pod *seats.Pod) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 }
