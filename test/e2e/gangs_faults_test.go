@@ -665,6 +665,9 @@ func TestGangsWithoutTheirKind(t *testing.T) {
 		f.eventually(patience, "PodGroups are defined again", func() error {
 			return client.IgnoreAlreadyExists(f.client.Create(f.ctx, definition.DeepCopy()))
 		})
+		f.eventually(patience, "PodGroups are served again", func() error {
+			return f.client.List(f.ctx, &scheduling.PodGroupList{}, client.InNamespace(f.ns))
+		})
 	})
 	defer define()
 	f.eventually(patience, "pods are not named any more", func() error {
