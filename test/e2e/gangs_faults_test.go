@@ -395,7 +395,7 @@ func TestGangsOfSeveralSchedulers(t *testing.T) {
 	if g := f.groups(); len(g) != 1 || g[0].OwnerReferences[0].Kind != "ReplicaSet" {
 		t.Errorf("the PodGroups are %+v", g)
 	}
-	f.rulesEvent("PodGroupRulesProblem", "rules cannot choose an owner above the controller")
+	f.rulesEvent("PodGroupRulesProblem", "a rule that chooses an owner above the controller")
 }
 
 // TestGangsLeaderKilled: the leader is killed during 1,000 creations. Each owner has one

@@ -135,7 +135,8 @@ func (r *Rules) Start(ctx context.Context) error {
 }
 
 // checkLoop checks the rules when something has changed, when this replica becomes the
-// leader, recheckAfter a check that failed, and every checkEvery, until ctx is done. Two
+// leader, some time (recheckAfter) after a check that failed, and every checkEvery, until ctx
+// is done. Two
 // checks are at least minPause apart.
 func (r *Rules) checkLoop(ctx context.Context) {
 	tick := time.NewTicker(minPause)
@@ -321,7 +322,7 @@ func (r *Rules) check(ctx context.Context) (answered bool) {
 	notes = append(notes, r.unmatched(ctx, levels)...)
 	notes = append(notes, r.stillUnread(ctx)...)
 	if levels.AtMostDirectOwner && slices.ContainsFunc(levels.Rules, func(rule ownership.LevelRule) bool { return rule.Adjust >= 0 }) || levels.AtMostDirectOwner && levels.NoMatch == ownership.NoMatchRoot {
-		notes = append(notes, "several schedulers share the pods by the name of the pods' controller, so a PodGroup must not span controllers: rules cannot choose an owner above the controller")
+		notes = append(notes, "several Volcano schedulers divide the pods by the name of their controller, so a PodGroup must not contain pods of several controllers: a rule that chooses an owner above the controller chooses the controller instead")
 	}
 	slices.Sort(notes)
 	problemsGauge.Set(float64(len(notes)))

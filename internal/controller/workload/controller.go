@@ -221,9 +221,9 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 
 // bindableOverride returns the name of the required OverridePolicy if it exists and is
 // valid, and if the API server accepts the overridden pods in a dry run; "" otherwise. It sets
-// s.override. If there was no dry run yet, untried is a Wait, and the workload stays bound or
-// unbound as it is: without a dry run it must not be bound, because a previous leader may have
-// unbound it after a refusal.
+// s.override. If there was no dry run yet, untried is an error of phase.Wait. Until there is
+// one, a bound workload stays bound, and an unbound one is not bound: a previous leader may
+// have unbound it after a refusal.
 func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable string, untried, err error) {
 	name := s.workload.Policies.RequiredOverride
 	if name == "" {

@@ -55,7 +55,7 @@ func (s Selector) Keys() []string {
 // Restore returns a copy of changed in which each label of the selector is as in original: with
 // the same value, or absent. If an override changed such a label of a pod, the pod's owner would
 // create another pod, whose label would be changed too, and so on without end. For a selector
-// that is not known the result is changed itself. The arguments are not modified.
+// that is not known it returns changed. The arguments are not modified.
 func (s Selector) Restore(original, changed map[string]string) map[string]string {
 	kept := changed
 	for _, key := range s.Keys() {
