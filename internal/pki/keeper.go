@@ -76,7 +76,14 @@ type bundle struct {
 // others. After it has succeeded once, the TLS configurations of the Keeper can be used.
 func (k *Keeper) Ensure(ctx context.Context) error {
 	otherWrote := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
-	return retry.OnError(retry.DefaultRetry, otherWrote, func() error { return k.ensure(ctx) })
+	var last error
+	// OnError is for the pauses only. It takes a timeout of the request for one of its own,
+	// and returns nil then.
+	_ = retry.OnError(retry.DefaultRetry, otherWrote, func() error {
+		last = k.ensure(ctx)
+		return last
+	})
+	return last
 }
 
 func (k *Keeper) ensure(ctx context.Context) error {

@@ -327,6 +327,19 @@ func TestAnErrorOfTheAPIServerIsReturnedAndTheOldCertificateServesOn(t *testing.
 	}
 }
 
+// TestATimeoutIsReturned: a manager that took it for success would start without certificates.
+func TestATimeoutIsReturned(t *testing.T) {
+	for _, want := range []error{context.DeadlineExceeded, context.Canceled} {
+		r := newReplica(t, fake.NewSimpleClientset())
+		r.client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, fmt.Errorf("reading: %w", want)
+		})
+		if err := r.Ensure(t.Context()); !errors.Is(err, want) {
+			t.Errorf("the error is %v, want one that wraps %v", err, want)
+		}
+	}
+}
+
 func TestIssue(t *testing.T) {
 	ca, err := NewCA(time.Now())
 	if err != nil {
