@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// watch declares every change that enqueues a OverridePolicy. All but the first go
+// watch declares every change that enqueues an OverridePolicy. All but the first go
 // through r.changed, which debounces.
 //
 //	a policy is created or deleted, or its spec changes → the policy
