@@ -152,8 +152,9 @@ func (c *Cluster) startAgain(p processRecord, done <-chan struct{}) {
 	if stopped || err != nil || now.ID != p.ID || now.Killed {
 		return
 	}
+	last := logTail(p.Log)
 	if _, _, err := c.launch(now); err == nil && c.options.Log != nil {
-		fmt.Fprintf(c.options.Log, "devcluster: %s had ended by itself, and was started again; its log is %s\n", p.Name, p.Log)
+		fmt.Fprintf(c.options.Log, "devcluster: %s had ended by itself, and was started again; its log %s ended with:\n%s\n", p.Name, p.Log, last)
 	}
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of test/ with the given flags of go test. Those of e2e run in six
-# parts, each on clusters of its own, four at a time, because they wait most of
+# parts, each on clusters of its own, three at a time, because they wait most of
 # the time. Tests that share a cluster are in one part, so that the cluster is
 # started once.
 #
@@ -62,9 +62,12 @@ trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
 	exit "$failed"
 } &
 running+=($!)
-run e2e-faults "$@" -run "$faults" ./e2e &
-running+=($!)
-run e2e-gangs "$@" -run "$gangs" ./e2e & # little work and long waits: it costs the others little
+{
+	failed=0
+	run e2e-faults "$@" -run "$faults" ./e2e || failed=1
+	run e2e-gangs "$@" -run "$gangs" ./e2e || failed=1
+	exit "$failed"
+} &
 running+=($!)
 run e2e-common "$@" -skip "$forms|$faults|$capacity|$gangs" ./e2e || failed=1
 run e2e-capacity-faults "$@" -run "$capacity_faults" ./e2e || failed=1
