@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -69,7 +70,11 @@ func newFixtureIn(t *testing.T, e environment) *fixture {
 	f.create(ns)
 	f.ns = ns.Name
 	f.watch.owns(t.Name(), f.ns)
+	began := time.Now()
 	f.Cleanup(func() {
+		if f.Failed() {
+			f.showLog(began)
+		}
 		f.ctx = context.Background()
 		f.clear()
 		if err := f.kube.CoreV1().Namespaces().Delete(f.ctx, ns.Name, metav1.DeleteOptions{}); err != nil {
@@ -77,6 +82,30 @@ func newFixtureIn(t *testing.T, e environment) *fixture {
 		}
 	})
 	return f
+}
+
+// showLog logs the last entries that atoll-manager has written since a time, without those
+// for debugging, because the log is deleted with the cluster.
+func (f *fixture) showLog(since time.Time) {
+	f.Helper()
+	const most = 60
+	raw, err := os.ReadFile(f.cluster.LogPath(atoll.Manager))
+	if err != nil {
+		f.Log(err)
+		return
+	}
+	var lines []string
+	for line := range strings.Lines(string(raw)) {
+		var entry struct {
+			Level string    `json:"level"`
+			Time  time.Time `json:"ts"`
+		}
+		if json.Unmarshal([]byte(line), &entry) == nil && (entry.Level == "debug" || entry.Time.Before(since.Truncate(time.Second))) {
+			continue
+		}
+		lines = append(lines, line)
+	}
+	f.Logf("the last entries of atoll-manager's log:\n%s", strings.Join(lines[max(0, len(lines)-most):], ""))
 }
 
 // lastsUpTo sets the remaining time limit of the test.
