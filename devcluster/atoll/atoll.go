@@ -109,8 +109,8 @@ type Installation struct {
 	Extenders []string
 	// HealthURL is the base of /healthz and /readyz of the first replica.
 	HealthURL string
-	// MetricsURL is /metrics of the first replica, over HTTPS to holders of a token that may read it.
-	MetricsURL string
+	// MetricsURLs are /metrics of each replica, over HTTPS to holders of a token that may read it.
+	MetricsURLs []string
 }
 
 // Install builds atoll-manager, installs the chart, and starts the manager. Depending on
@@ -148,11 +148,11 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 	in := &Installation{
 		ExtenderURL: "https://" + extender,
 		HealthURL:   fmt.Sprintf("http://127.0.0.1:%d", replicas[0].health),
-		MetricsURL:  fmt.Sprintf("https://localhost:%d/metrics", replicas[0].metrics),
 		TLSDir:      filepath.Join(c.Dir(), "extender"),
 	}
 	for _, r := range replicas {
 		in.Extenders = append(in.Extenders, fmt.Sprintf("localhost:%d", r.extender))
+		in.MetricsURLs = append(in.MetricsURLs, fmt.Sprintf("https://localhost:%d/metrics", r.metrics))
 	}
 	fmt.Fprintln(o.Log, "installing the chart")
 	objects, err := render(filepath.Join(source, "charts", "atoll"), values(o, chosen, in, "https://"+webhook))

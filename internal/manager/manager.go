@@ -47,6 +47,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/extender"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/streamedlist"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/pki"
 	"github.com/atoll-k8s/atoll/internal/policies"
@@ -113,6 +114,9 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	config.QPS = -1 // the API server's priority and fairness is the limit
 	p := &parts{config: c, tenure: tenure{bounded: c.LeaderElect, duration: c.LeaseDuration, now: time.Now}}
 	config.Wrap(p.tenure.fence)
+	config.Wrap(streamedlist.Bound(streamedlist.Patience, func(path string, err error) {
+		ctrl.Log.WithName("streamedlist").Info("A streamed list has no end; asking for a plain one", "path", path, "error", err.Error())
+	}))
 	protobuf := rest.CopyConfig(config)
 	protobuf.ContentType = runtime.ContentTypeProtobuf
 	protobuf.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON

@@ -508,3 +508,48 @@ func brief(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc, aft
 	defer cancel()
 	forward(w, r.WithContext(ctx))
 }
+
+// TestFaultListsWithoutEnd: the API server loses the versions of watches, and sends no
+// bookmark at the end of a streamed list. client-go waits for it without end. Every kind is
+// listed in the old way soon, so what is created meanwhile is divided as the policy says.
+func TestFaultListsWithoutEnd(t *testing.T) {
+	f := newFaultyFixture(t)
+	f.group("endless-a", 2)
+	f.group("endless-b", 2)
+	f.create(restless(weights("policy", "endless-a", 3, "endless-b", 2)))
+	f.create(deployment("app", 5, "policy"))
+	f.settled("app", map[string]int{"endless-a": 3, "endless-b": 2})
+	var streams atomic.Int64
+	var expired sync.Map
+	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
+		switch {
+		case !isWatch(r):
+			forward(w, r)
+		case r.URL.Query().Get("sendInitialEvents") == "true":
+			streams.Add(1)
+			w.Header().Set("Content-Type", "application/json")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		default:
+			if _, again := expired.LoadOrStore(r.UserAgent()+r.URL.Path, true); !again {
+				refuse(w, http.StatusGone, "Expired")
+				return
+			}
+			forward(w, r)
+		}
+	})
+	f.api.server.CloseClientConnections()
+	f.eventually(patience, "lists are streamed", func() error {
+		if n := streams.Load(); n < 3 {
+			return fmt.Errorf("%d streamed lists were asked for", n)
+		}
+		return nil
+	})
+	f.group("endless-c", 2)
+	f.create(restless(weights("more", "endless-c", 1, "endless-b", 1)))
+	f.create(deployment("later", 4, "more"))
+	f.eventually(2*patience, "what was created meanwhile is divided", func() error {
+		return f.spreadIs("later", map[string]int{"endless-b": 2, "endless-c": 2})
+	})
+	f.settled("later", map[string]int{"endless-b": 2, "endless-c": 2})
+}

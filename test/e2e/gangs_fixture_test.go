@@ -92,13 +92,14 @@ func (f *fixture) kindWorkflow() {
 	})
 }
 
-// rules writes a text, and waits until the leader reports that it is in force.
+// rules writes a text in place of the one before, and waits until it is in force.
 func (f *fixture) rules(text string) {
 	f.Helper()
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: rulesNamespace, Name: rulesName}}
 	if err := f.client.Delete(f.ctx, config); client.IgnoreNotFound(err) != nil {
 		f.Fatal(err)
 	}
+	f.eventually(patience, "no rule is in force", func() error { return f.rulesInForce(0) })
 	if text == "" {
 		return
 	}
@@ -118,8 +119,23 @@ func (f *fixture) rules(text string) {
 	f.rulesAreKept(text)
 }
 
-// rulesAreKept waits until a text is in force and kept in the annotation for replicas
-// that start later.
+// rulesInForce returns an error unless each replica has as many rules.
+func (f *fixture) rulesInForce(n int) error {
+	f.Helper()
+	for i, url := range f.atoll.MetricsURLs {
+		values, err := f.metricsAt(url)
+		if err != nil {
+			return err
+		}
+		if have := values["atoll_podgroup_rules{}"]; have != float64(n) {
+			return fmt.Errorf("replica %d has %v rules, want %d", i, have, n)
+		}
+	}
+	return nil
+}
+
+// rulesAreKept waits until a text is in force on each replica, and kept in the annotation
+// for replicas that start later.
 func (f *fixture) rulesAreKept(text string) {
 	f.Helper()
 	began := time.Now()
@@ -131,7 +147,7 @@ func (f *fixture) rulesAreKept(text string) {
 		if config.Annotations["atoll.dev/last-good-podgroup-rules"] != text {
 			return errors.New("they are not")
 		}
-		return nil
+		return f.rulesInForce(strings.Count(text, "kind:"))
 	})
 	f.Logf("the rules are in force after %s", time.Since(began).Round(time.Millisecond))
 }

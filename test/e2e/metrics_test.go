@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -54,33 +55,44 @@ func (f *fixture) metric(name, labels string) float64 {
 	return f.metrics()[name+"{"+labels+"}"]
 }
 
-// metrics reads all of atoll-manager's metrics, by name{labels}.
+// metrics reads all metrics of atoll-manager's first replica, by name{labels}.
 func (f *fixture) metrics() map[string]float64 {
+	f.Helper()
+	values, err := f.metricsAt(f.atoll.MetricsURLs[0])
+	if err != nil {
+		f.Fatal(err)
+	}
+	return values
+}
+
+// metricsAt reads all metrics of the replica that serves them at a URL.
+func (f *fixture) metricsAt(url string) (map[string]float64, error) {
 	f.Helper()
 	token := f.scraper()
 	ca, err := os.ReadFile(filepath.Join(f.atoll.TLSDir, "ca.crt"))
 	if err != nil {
-		f.Fatal(err)
+		return nil, err
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(f.ctx, http.MethodGet, f.atoll.MetricsURL, nil)
+	request, err := http.NewRequestWithContext(f.ctx, http.MethodGet, url, nil)
 	if err != nil {
-		f.Fatal(err)
+		return nil, err
 	}
 	request.Header.Set("Authorization", "Bearer "+token)
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
-		f.Fatal(err)
+		return nil, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		f.Fatalf("reading metrics: %s", response.Status)
+		return nil, fmt.Errorf("reading metrics: %s", response.Status)
 	}
 	values := map[string]float64{}
-	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+	lines := bufio.NewScanner(response.Body)
+	for lines.Scan() {
 		line := lines.Text()
 		space := strings.LastIndexByte(line, ' ')
 		if space < 0 || line[0] == '#' {
@@ -88,7 +100,7 @@ func (f *fixture) metrics() map[string]float64 {
 		}
 		value, err := strconv.ParseFloat(line[space+1:], 64)
 		if err != nil {
-			f.Fatal(err)
+			return nil, err
 		}
 		key := line[:space]
 		if !strings.HasSuffix(key, "}") {
@@ -96,5 +108,5 @@ func (f *fixture) metrics() map[string]float64 {
 		}
 		values[key] = value
 	}
-	return values
+	return values, lines.Err()
 }

@@ -182,6 +182,11 @@ func TestCheckBites(t *testing.T) {
 			r.split("1", 0)
 			r.becomes("3", "split-1", "spot")
 		}, ""},
+		"an owner that selects by the label of the class": {func(r *run) {
+			r.put(Workload{UID: "split", Kind: "Deployment", Namespace: "ns", Name: "split", Count: "0", Surge: 1, Replicas: 3, SelectsClass: true})
+			r.becomes("1", "split-1", "on-demand")
+			r.becomes("2", "split-1", "on-demand")
+		}, ""},
 		"a high ordinal is on-demand": {func(r *run) {
 			r.put(Workload{UID: "set", Kind: "StatefulSet", Namespace: "ns", Name: "set", Count: "1", FirstOrdinal: 5})
 			r.set("set-5", func(p *Pod) { p.Owner, p.OwnerKind, p.Class = "set", "StatefulSet", "on-demand" })

@@ -57,7 +57,7 @@ func (c *checker) judgeClass(workload types.UID, all []any, pod Pod, s Stamp) {
 		if !ok || err != nil {
 			continue
 		}
-		if w.Fallback {
+		if w.Fallback || w.SelectsClass {
 			return
 		}
 		known = true

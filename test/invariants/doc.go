@@ -5,7 +5,8 @@
 // its workload has at most as many on-demand pods, over all its revisions, as its count
 // and maxSurge allow; a pod of a StatefulSet has one of the first ordinals. Pods count
 // until they finish or begin to terminate. Only the settings on the workload itself are
-// checked, not those of its template and namespace.
+// checked, not those of its template and namespace. A Deployment that selects its pods by
+// the label of the class is not checked: the label is its author's.
 //
 // I2: atoll-manager deletes no pod and no owner of pods, whether or not it has the
 // permission. It requests evictions, which a PodDisruptionBudget may refuse. Every

@@ -96,6 +96,9 @@ type Workload struct {
 	Fallback bool
 	// Surge is the number of pods that a Deployment may have in addition to its replicas.
 	Surge int
+	// SelectsClass reports that it selects its pods by the label of the class. Then the
+	// label is its author's, and says nothing about the class that atoll-manager gave.
+	SelectsClass bool
 }
 
 func (w Workload) name() types.NamespacedName {
@@ -212,8 +215,13 @@ func workload(kind string, o metav1.Object, replicas *int32) Workload {
 		w.Fallback = a[gm.CapacityOnEmptyKey] == gm.OnEmptyFallback
 		w.Count = cmp.Or(a[gm.CapacityCountKey], strconv.Itoa(math.MaxInt32))
 	}
-	if d, ok := o.(*appsv1.Deployment); ok && d.Spec.Strategy.RollingUpdate != nil {
-		w.Surge, _ = intstr.GetScaledValueFromIntOrPercent(d.Spec.Strategy.RollingUpdate.MaxSurge, w.Replicas, true)
+	if d, ok := o.(*appsv1.Deployment); ok {
+		if d.Spec.Strategy.RollingUpdate != nil {
+			w.Surge, _ = intstr.GetScaledValueFromIntOrPercent(d.Spec.Strategy.RollingUpdate.MaxSurge, w.Replicas, true)
+		}
+		if d.Spec.Selector != nil {
+			_, w.SelectsClass = d.Spec.Selector.MatchLabels[gm.CapacityClassLabel]
+		}
 	}
 	if set, ok := o.(*appsv1.StatefulSet); ok && set.Spec.Ordinals != nil {
 		w.FirstOrdinal = int(set.Spec.Ordinals.Start)
