@@ -73,7 +73,7 @@ func newFixtureIn(t *testing.T, e environment) *fixture {
 	began := time.Now()
 	f.Cleanup(func() {
 		if f.Failed() {
-			f.showLog(began)
+			f.showLog(atoll.Manager, began)
 		}
 		f.ctx = context.Background()
 		f.clear()
@@ -84,12 +84,13 @@ func newFixtureIn(t *testing.T, e environment) *fixture {
 	return f
 }
 
-// showLog logs the last entries that atoll-manager has written since a time, without those
-// for debugging, because the log is deleted with the cluster.
-func (f *fixture) showLog(since time.Time) {
+// showLog logs the last entries that a process of the cluster has written since a time,
+// without those for debugging, because the log is deleted with the cluster. Entries without
+// a time that can be read are logged too.
+func (f *fixture) showLog(process string, since time.Time) {
 	f.Helper()
 	const most = 60
-	raw, err := os.ReadFile(f.cluster.LogPath(atoll.Manager))
+	raw, err := os.ReadFile(f.cluster.LogPath(process))
 	if err != nil {
 		f.Log(err)
 		return
@@ -105,7 +106,7 @@ func (f *fixture) showLog(since time.Time) {
 		}
 		lines = append(lines, line)
 	}
-	f.Logf("the last entries of atoll-manager's log:\n%s", strings.Join(lines[max(0, len(lines)-most):], ""))
+	f.Logf("the last entries of the log of %s:\n%s", process, strings.Join(lines[max(0, len(lines)-most):], ""))
 }
 
 // lastsUpTo sets the remaining time limit of the test.

