@@ -148,7 +148,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 		return phase.Run(ctx, req.uid, r.cleanUp)
 	}
 	chain := r.Walker.Above(req.uid)
-	s.capacity = r.Policies.CapacityOf(chain[:min(1, len(chain))])
+	s.capacity = r.capacityOf(chain)
 	switch top := ownership.CapacityWorkload(chain); {
 	case !isDivided(r.Policies.CapacityOf(chain)):
 		return phase.Run(ctx, s, r.leave)
@@ -159,6 +159,23 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 		return ctrl.Result{}, nil
 	}
 	return phase.Run(ctx, s, r.observe, r.evict, r.report)
+}
+
+// capacityOf returns the settings of the workload at the beginning of a chain of owners.
+func (r *Reconciler) capacityOf(chain []*ownership.Object) policies.Capacity {
+	return r.Policies.CapacityOf(chain[:min(1, len(chain))])
+}
+
+// isOutdated reports whether what a workload asks for has changed since the pass began.
+// The pods may have been observed after the change. Judged by the settings from before it,
+// those that got their class by the new ones look misplaced.
+func (r *Reconciler) isOutdated(s *scope) bool {
+	now := r.Walker.Get(s.workload.UID)
+	if now == nil || now.Replicas == nil || int(*now.Replicas) != s.observed.replicas || now.Surge != s.workload.Surge {
+		return true
+	}
+	c := r.capacityOf(r.Walker.Above(now.UID))
+	return c.Workload == nil || c.Invalid != nil || c.Count != s.capacity.Count || c.Configured != s.capacity.Configured || c.FellBack != s.capacity.FellBack
 }
 
 func (r *Reconciler) forget(uid types.UID) {

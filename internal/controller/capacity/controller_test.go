@@ -157,6 +157,41 @@ func TestPodsOfTheWrongClassMove(t *testing.T) {
 
 // TestASlowAPIServer: an eviction takes longer than an observation is fresh, so the next
 // eviction is planned again.
+// TestSettingsThatChangeDuringAPass: pods that got their class by new settings are not
+// judged by the old ones.
+func TestSettingsThatChangeDuringAPass(t *testing.T) {
+	tests := map[string]struct {
+		now  build.Object
+		want int
+	}{
+		"nothing changes":       {nil, 1},
+		"another count":         {build.Deployment("web", asks("2"), build.Replicas(2)), 0},
+		"more replicas":         {build.Deployment("web", asks("1"), build.Replicas(3)), 0},
+		"it is not divided now": {build.Deployment("web", build.Replicas(2)), 0},
+		"the value is invalid":  {build.Deployment("web", asks("one"), build.Replicas(2)), 0},
+		"another label":         {build.Deployment("web", asks("1"), build.Replicas(2), build.Label("team", "a")), 1},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, web("1", "on-demand", "on-demand")...)
+			pass := &scope{workload: s.World.Walker.Get("web"), capacity: s.capacityOf(s.World.Walker.Above("web"))}
+			if err := s.observe(t.Context(), pass); err != nil {
+				t.Fatal(err)
+			}
+			if len(pass.plan.evict) != 1 {
+				t.Fatalf("%d pods are to be evicted", len(pass.plan.evict))
+			}
+			if tc.now != nil {
+				s.World.Walker.Put(build.Owner(tc.now))
+			}
+			err := s.evict(t.Context(), pass)
+			if len(s.Evicted) != tc.want || (err == nil) != (tc.want == 1) {
+				t.Errorf("evicted %v, error %v", s.Evicted, err)
+			}
+		})
+	}
+}
+
 func TestASlowAPIServer(t *testing.T) {
 	objects := web("0", "on-demand", "on-demand", "on-demand")
 	for _, o := range objects {

@@ -38,7 +38,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		return nil
 	}
 	for i, pod := range s.plan.evict {
-		if i > 0 && r.Clock.Since(s.seen) > eviction.Fresh {
+		if i > 0 && r.Clock.Since(s.seen) > eviction.Fresh || r.isOutdated(s) {
 			return phase.Wait("another observation", 0)
 		}
 		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
