@@ -7,12 +7,16 @@ SHELL := /usr/bin/env bash
 
 # Every directory here is a module; there is no go.work.
 export GOWORK := off
+# Nothing here needs cgo but the race detector. With it, packages would be compiled twice:
+# for vet and tests with cgo, and for all programs without.
+export CGO_ENABLED := 0
 MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod devcluster/go.mod test/go.mod hack/chart/go.mod hack/tools/go.mod hack/golangci/go.mod))
 # hack/tools and hack/golangci pin tools and hold no code.
 CODE_MODULES := $(filter-out hack/tools hack/golangci,$(MODULES))
 
 # The race detector needs a C compiler. RACE= turns it off.
-RACE ?= $(shell if [ "$$(go env CGO_ENABLED)" = 1 ] && command -v "$$(go env CC)" >/dev/null; then echo -race; fi)
+RACE ?= $(shell unset CGO_ENABLED; if [ "$$(go env CGO_ENABLED)" = 1 ] && command -v "$$(go env CC)" >/dev/null; then echo -race; fi)
+race-env = $(if $(RACE),CGO_ENABLED=1)
 # More flags for go test: make test TESTFLAGS='-run TestWalls -v'.
 TESTFLAGS ?=
 # go test caches results by the files of a module. Some tests read the chart or build
@@ -88,7 +92,7 @@ down: ## Stop the cluster of make up.
 
 .PHONY: build
 build: ## Build the programs into bin/.
-	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+	go build -trimpath -o bin/ ./cmd/...
 
 .PHONY: image
 image: ## Build the image of atoll-manager with docker buildx: IMAGE is its name, ARGS are passed to buildx.
@@ -128,7 +132,7 @@ tidy: ## Fail if a go.mod or go.sum is not tidy.
 
 .PHONY: chart
 chart: ## Lint the Helm chart, render it and decode the result strictly.
-	cd hack/chart && CGO_ENABLED=0 go test $(UNCACHED) $(TESTFLAGS) ./...
+	cd hack/chart && go test $(UNCACHED) $(TESTFLAGS) ./...
 
 .PHONY: image-check
 image-check: ## Run atoll-manager, built as for its image, in an empty file system (Linux).
@@ -139,7 +143,7 @@ image-check: ## Run atoll-manager, built as for its image, in an empty file syst
 .PHONY: unit
 unit: $(GOTESTSUM) ## Run the tests of the root module.
 	@mkdir -p dist/test
-	$(call gotest,unit) $(RACE) -timeout 15m $(TESTFLAGS) ./...
+	$(race-env) $(call gotest,unit) $(RACE) -timeout 15m $(TESTFLAGS) ./...
 
 .PHONY: devcluster-bin
 devcluster-bin: ## Build the programs of the devcluster, with progress; needed once on each machine.
@@ -148,7 +152,7 @@ devcluster-bin: ## Build the programs of the devcluster, with progress; needed o
 .PHONY: devcluster-test
 devcluster-test: devcluster-bin $(GOTESTSUM) ## Run the tests of the devcluster.
 	@mkdir -p dist/test
-	cd devcluster && $(call gotest,devcluster) $(RACE) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./...
+	cd devcluster && $(race-env) $(call gotest,devcluster) $(RACE) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./...
 
 .PHONY: e2e
 e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control planes.

@@ -12,8 +12,9 @@ mkdir -p "$(dirname "$program")"
 new=$PWD/$program.new
 trap 'rm -f "$new"' EXIT
 
-# go build -v prints the name of each package that it compiles, and errors.
-(cd "$module" && CGO_ENABLED=0 go build -v -trimpath -ldflags '-s -w' -o "$new" "$package" 2>&1) | {
+# go build -v prints the name of each package that it compiles, and errors. With the same
+# flags as all other builds, packages that they share are compiled once.
+(cd "$module" && CGO_ENABLED=0 go build -v -ldflags '-s -w' -o "$new" "$package" 2>&1) | {
 	built=0
 	while IFS= read -r line; do
 		case $line in
