@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
+	"github.com/atoll-k8s/atoll/internal/machinery/logs"
 	"github.com/atoll-k8s/atoll/internal/manager"
 )
 
@@ -21,7 +22,9 @@ func main() {
 	var logging zap.Options
 	logging.BindFlags(flag.CommandLine)
 	flag.Parse()
-	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&logging)))
+	logger := logs.Bound(zap.New(zap.UseFlagOptions(&logging)))
+	ctrl.SetLogger(logger)
+	logs.Redirect(logger)
 	if err := run(ctrl.SetupSignalHandler(), c); err != nil {
 		fmt.Fprintln(os.Stderr, "atoll-manager:", err)
 		os.Exit(1)

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
+	"github.com/atoll-k8s/atoll/internal/machinery/recorder"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -48,36 +49,36 @@ type Deps struct {
 // Setup registers every controller with the manager. It must run before Walker and Ledger
 // start, because controllers add handlers to them.
 func Setup(mgr ctrl.Manager, d Deps) error {
-	recorder := mgr.GetEventRecorder("atoll-manager")
+	events := recorder.New(mgr.GetEventRecorder("atoll-manager"), mgr.GetScheme(), clock.RealClock{})
 	restarter := &jobs.Restarter{Client: d.Pods, Annotation: gm.JobRestartAnnotation}
 	setups := map[string]func(ctrl.Manager) error{
 		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient(), Clock: clock.RealClock{}}).SetupWithManager,
 		"workload": (&workload.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"propagationpolicy": (&propagationpolicy.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"overridepolicy": (&overridepolicy.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"capacity": (&capacity.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: recorder, Evictor: d.Evictor, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Clock: clock.RealClock{},
 		}).SetupWithManager,
 		"workloadkind": (&workloadkind.Reconciler{
-			Client: mgr.GetClient(), API: d.Pods, Walker: d.Walker, Recorder: recorder, Namespace: d.Namespace,
+			Client: mgr.GetClient(), API: d.Pods, Walker: d.Walker, Recorder: events, Namespace: d.Namespace,
 		}).SetupWithManager,
 	}
 	if d.Pools {
 		setups["nodepool"] = (&nodepool.Reconciler{
-			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{},
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: events, Clock: clock.RealClock{},
 		}).SetupWithManager
 		setups["uniteddeployment"] = (&uniteddeployment.Reconciler{
-			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder, Clock: clock.RealClock{}, Evictor: d.Evictor,
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: events, Clock: clock.RealClock{}, Evictor: d.Evictor,
 		}).SetupWithManager
 	}
 	if d.Gangs != nil {
-		d.Gangs.Recorder, d.Gangs.Rules.Recorder = recorder, recorder
+		d.Gangs.Recorder, d.Gangs.Rules.Recorder = events, events
 		setups["podgroup"] = d.Gangs.SetupWithManager
 	}
 	for name, setup := range setups {

@@ -370,7 +370,7 @@ func (p *parts) addControllers(context.Context) error {
 		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Policies: p.policies, Synced: p.leading.Load,
 		Evictor: &eviction.Evictor{
 			Client: p.client,
-			Pace:   rate.NewLimiter(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
+			Pace:   eviction.NewPace(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
 		},
 	})
 }

@@ -8,6 +8,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -19,7 +20,7 @@ func groupOf(name string, spec gm.NodeGroupSpec) *gm.NodeGroup {
 }
 
 // TestNodeGroupUnion is scenario 26: names, labels, or both, disjoint or
-// overlapping, select their union.
+// overlapping, select their union. A condition warns of labels that a kubelet may set.
 func TestNodeGroupUnion(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"site": "union"}, "union-a", "union-b")
@@ -51,6 +52,17 @@ func TestNodeGroupUnion(t *testing.T) {
 				}
 				return f.contains("union", tc.want...)
 			})
+			var g gm.NodeGroup
+			if err := f.client.Get(f.ctx, types.NamespacedName{Name: "union"}, &g); err != nil {
+				t.Fatal(err)
+			}
+			warning := gm.ReasonNodesCannotJoin
+			if len(tc.spec.MatchLabels)+len(tc.spec.MatchExpressions) > 0 {
+				warning = gm.ReasonNodesCanJoin
+			}
+			if c := meta.FindStatusCondition(g.Status.Conditions, gm.ConditionMembershipProtected); c == nil || c.Reason != warning || c.ObservedGeneration != g.Generation {
+				t.Errorf("condition %s is %+v, want %s", gm.ConditionMembershipProtected, c, warning)
+			}
 			for _, node := range tc.want {
 				if got := f.groupLabel(node); got != "union" {
 					t.Errorf("node %s carries %q", node, got)

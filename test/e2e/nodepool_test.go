@@ -62,6 +62,9 @@ func TestPoolGivesAttributes(t *testing.T) {
 		if err := f.poolCondition("gives", apps.ConditionReady, apps.ReasonNodesReady); err != nil {
 			return err
 		}
+		if err := f.poolCondition("gives", apps.ConditionMembershipProtected, apps.ReasonLabelGuardUnknown); err != nil {
+			return err
+		}
 		return f.has("gives", "gives-0")
 	})
 	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("gives-0", apps.ReasonJoinedNodePool) })

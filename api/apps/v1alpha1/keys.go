@@ -30,6 +30,9 @@ const (
 	// ConditionTaintsTolerated: no NoExecute taint of the pool is kept from its
 	// nodes until pods of UnitedDeployments tolerate it.
 	ConditionTaintsTolerated = "TaintsTolerated"
+	// ConditionMembershipProtected: no kubelet can put its node into the pool by labels
+	// that it sets itself. It is never True: see ReasonLabelGuardUnknown.
+	ConditionMembershipProtected = "MembershipProtected"
 )
 
 // Reasons of conditions of a NodePool.
@@ -60,6 +63,14 @@ const (
 	// ReasonTaintsWait: a NoExecute taint would evict pods of a UnitedDeployment
 	// that are to tolerate it, and waits for them, 5 minutes at most.
 	ReasonTaintsWait = "TaintsWait"
+
+	// ReasonNodesCanJoin: a kubelet may set the labels that the selector reads, and so
+	// receive pods and secrets that are meant for the pool.
+	ReasonNodesCanJoin = "NodesCanJoin"
+	// ReasonLabelGuardUnknown: the selector, if there is one, cannot be met by a kubelet
+	// alone. A kubelet may still set the label NodePoolLabel, unless an admission
+	// policy refuses it, which atoll-manager does not know.
+	ReasonLabelGuardUnknown = "LabelGuardUnknown"
 
 	// ReasonUncontested: no other pool has a node that the selector matches.
 	ReasonUncontested = "Uncontested"

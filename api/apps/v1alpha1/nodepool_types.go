@@ -203,7 +203,8 @@ type NodePoolStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// conditions has Ready, AttributesSynced, TaintsTolerated and Uncontested.
+	// conditions has Ready, AttributesSynced, TaintsTolerated, Uncontested and
+	// MembershipProtected.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -152,6 +152,20 @@ const (
 const (
 	// ConditionReady: the object is valid and in force everywhere.
 	ConditionReady = "Ready"
+	// ConditionMembershipProtected, of a NodeGroup: no kubelet can make its node a member
+	// by labels that it sets itself.
+	ConditionMembershipProtected = "MembershipProtected"
+)
+
+// Reasons of ConditionMembershipProtected on a NodeGroup; it is Unknown with
+// ReasonInvalidSelector.
+const (
+	// ReasonNodesCannotJoin: the group selects nodes by name, or by labels that the
+	// admission plugin NodeRestriction does not allow a kubelet to set.
+	ReasonNodesCannotJoin = "NodesCannotJoin"
+	// ReasonNodesCanJoin: a kubelet may set the labels that the group selects by, and so
+	// receive pods and secrets that are meant for the group.
+	ReasonNodesCanJoin = "NodesCanJoin"
 )
 
 // Reasons of ConditionReady on a NodeGroup.

@@ -90,7 +90,8 @@ type NodeGroupStatus struct {
 	Ready int32 `json:"ready"`
 
 	// conditions has the condition Ready: every selected node is a member, and
-	// every member is Ready.
+	// every member is Ready; and MembershipProtected: no kubelet can make its node
+	// a member by labels that it sets itself.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -58,7 +58,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	s := &site{World: w, t: t, events: events.NewFakeRecorder(10)}
 	s.Reconciler = &Reconciler{
 		Client: w.Client, Pods: w.Pods, Walker: w.Walker, Ledger: w.Ledger, Policies: w.Policies, Recorder: s.events, Clock: w.Clock,
-		Evictor: &eviction.Evictor{Client: w.Pods, Pace: rate.NewLimiter(rate.Inf, 0)},
+		Evictor: &eviction.Evictor{Client: w.Pods, Pace: eviction.NewPace(rate.Inf, 0)},
 	}
 	return s
 }

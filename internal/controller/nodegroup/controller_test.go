@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -299,6 +300,39 @@ func TestMessagesAreBounded(t *testing.T) {
 	s.reconcile("g")
 	if c := s.ready("g"); len(c.Message) > 200 {
 		t.Errorf("the message takes %d characters: %s", len(c.Message), c.Message)
+	}
+}
+
+// TestTheWarningNamesTheLabelsThatAKubeletMaySet: they decide which node receives the
+// group's pods.
+func TestTheWarningNamesTheLabelsThatAKubeletMaySet(t *testing.T) {
+	const guarded = "shop.node-restriction.kubernetes.io/site"
+	only := func(op metav1.LabelSelectorOperator, key string) build.Option {
+		return build.With(func(g *gm.NodeGroup) {
+			g.Spec.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: key, Operator: op}}
+		})
+	}
+	tests := map[string]struct {
+		spec    build.Option
+		is      metav1.ConditionStatus
+		reason  string
+		message string
+	}{
+		"names":            {build.Selects("n"), metav1.ConditionTrue, gm.ReasonNodesCannotJoin, "no kubelet"},
+		"a guarded label":  {selects(map[string]string{guarded: "x"}), metav1.ConditionTrue, gm.ReasonNodesCannotJoin, "no kubelet"},
+		"free labels":      {selects(map[string]string{"site": "x", "kubernetes.io/os": "linux"}), metav1.ConditionFalse, gm.ReasonNodesCanJoin, `: "kubernetes.io/os", "site": select by`},
+		"no label needed":  {only(metav1.LabelSelectorOpDoesNotExist, guarded), metav1.ConditionFalse, gm.ReasonNodesCanJoin, "without labels"},
+		"invalid selector": {selects(map[string]string{"not a key": "x"}), metav1.ConditionUnknown, gm.ReasonInvalidSelector, "cannot be used"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, build.NodeGroup("g", tc.spec))
+			s.reconcile("g")
+			c := meta.FindStatusCondition(s.group("g").Status.Conditions, gm.ConditionMembershipProtected)
+			if c == nil || c.Status != tc.is || c.Reason != tc.reason || !strings.Contains(c.Message, tc.message) || c.ObservedGeneration != 1 {
+				t.Errorf("the condition is %+v, want %s, %s with %q", c, tc.is, tc.reason, tc.message)
+			}
+		})
 	}
 }
 

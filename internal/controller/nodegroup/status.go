@@ -33,6 +33,23 @@ func setStatus(s *scope) {
 		}))
 	}
 	conditions.Set(&status.Conditions, s.group.Generation, gm.ConditionReady, ready, reason, message)
+	protected, reason, message := protection(s)
+	conditions.Set(&status.Conditions, s.group.Generation, gm.ConditionMembershipProtected, protected, reason, message)
+}
+
+// protection returns the condition MembershipProtected.
+func protection(s *scope) (is metav1.ConditionStatus, reason, message string) {
+	const wayOut = ": select by labels below node-restriction.kubernetes.io/, or name the nodes in spec.nodes"
+	keys, can := s.compiled.CanJoin()
+	switch {
+	case s.invalid != nil:
+		return metav1.ConditionUnknown, gm.ReasonInvalidSelector, "the selector cannot be used"
+	case can && len(keys) == 0:
+		return metav1.ConditionFalse, gm.ReasonNodesCanJoin, "a node without labels becomes a member" + wayOut
+	case can:
+		return metav1.ConditionFalse, gm.ReasonNodesCanJoin, "a kubelet can make its node a member, because it may set these labels: " + conditions.List(keys) + wayOut
+	}
+	return metav1.ConditionTrue, gm.ReasonNodesCannotJoin, "no kubelet can make its node a member by labels that it may set"
 }
 
 // named returns the names of the nodes that satisfy want.

@@ -101,6 +101,10 @@ type scope struct {
 	// give.
 	invalid error
 	ignored []string
+	// canJoin is true if a kubelet can make its node meet the selector by labels that it may
+	// set: those with the keys in joinKeys.
+	joinKeys []string
+	canJoin  bool
 	// observed is true once all fields above are set.
 	observed bool
 }

@@ -419,6 +419,35 @@ func TestWhatTheSchemaWouldRefuse(t *testing.T) {
 	}
 }
 
+// TestTheWarningNamesTheLabelsThatAKubeletMaySet: they decide which node receives the
+// pods that run in the pool. The label that names a pool is one of them.
+func TestTheWarningNamesTheLabelsThatAKubeletMaySet(t *testing.T) {
+	const guarded = "shop.node-restriction.kubernetes.io/site"
+	tests := map[string]struct {
+		spec    build.Option
+		is      metav1.ConditionStatus
+		reason  string
+		message string
+	}{
+		"no selector":      {gives("a", "b"), metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, apps.NodePoolLabel},
+		"a guarded label":  {selects(guarded, "x"), metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, apps.NodePoolLabel},
+		"a free label":     {selects("site", "x"), metav1.ConditionFalse, apps.ReasonNodesCanJoin, `: "site": select by`},
+		"invalid selector": {selects("not a key", "x"), metav1.ConditionUnknown, apps.ReasonInvalid, "cannot be used"},
+		"no label needed": {build.With(func(p *apps.NodePool) {
+			p.Spec.Selector = &apps.NodeSelector{MatchExpressions: []apps.NodeSelectorRequirement{{Key: guarded, Operator: metav1.LabelSelectorOpDoesNotExist}}}
+		}), metav1.ConditionFalse, apps.ReasonNodesCanJoin, "without labels"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, build.NodePool("p", tc.spec))
+			s.pools("p")
+			if c := s.condition("p", apps.ConditionMembershipProtected); c.Status != tc.is || c.Reason != tc.reason || !strings.Contains(c.Message, tc.message) {
+				t.Errorf("the condition is %+v, want %s, %s with %q", c, tc.is, tc.reason, tc.message)
+			}
+		})
+	}
+}
+
 // TestStatusIsWrittenAtAPace: some writes without delay, then one every pace.StatusEvery. The
 // last status is always written.
 func TestStatusIsWrittenAtAPace(t *testing.T) {

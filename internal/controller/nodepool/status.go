@@ -29,6 +29,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		return phase.Wait("the index does not have the pool's last change yet", debounce)
 	}
 	s.invalid, s.ignored = e.invalid, e.gives.Ignored
+	s.joinKeys, s.canJoin = self.CanJoin()
 	names, err := pools.nodesOf(ctx, r.Client, s.pool.Name, r.index.read)
 	if err != nil {
 		return err
@@ -136,6 +137,9 @@ func setStatus(s *scope) {
 	}
 	set(apps.ConditionUncontested, alone, aloneReason, aloneMessage)
 
+	protected, protectedReason, protectedMessage := protection(s)
+	set(apps.ConditionMembershipProtected, protected, protectedReason, protectedMessage)
+
 	ready, reason, message := metav1.ConditionTrue, apps.ReasonNodesReady, "every node in the pool is Ready"
 	no := metav1.ConditionFalse
 	switch {
@@ -156,6 +160,21 @@ func setStatus(s *scope) {
 		ready, reason, message = no, apps.ReasonNodesNotReady, "nodes that are not Ready: "+conditions.List(notReady)
 	}
 	set(apps.ConditionReady, ready, reason, message)
+}
+
+// protection returns the condition MembershipProtected. It cannot be True: whether a policy
+// of the cluster keeps kubelets from writing the label that names a pool is not known here.
+func protection(s *scope) (is metav1.ConditionStatus, reason, message string) {
+	const wayOut = ": select by labels below node-restriction.kubernetes.io/"
+	switch {
+	case s.invalid != nil:
+		return metav1.ConditionUnknown, apps.ReasonInvalid, "the selector cannot be used"
+	case s.canJoin && len(s.joinKeys) == 0:
+		return metav1.ConditionFalse, apps.ReasonNodesCanJoin, "a node without labels gets into the pool" + wayOut
+	case s.canJoin:
+		return metav1.ConditionFalse, apps.ReasonNodesCanJoin, "a kubelet can put its node into the pool, because it may set these labels: " + conditions.List(s.joinKeys) + wayOut
+	}
+	return metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, "a kubelet can put its node into the pool by the label " + apps.NodePoolLabel + ", unless an admission policy of the cluster refuses that"
 }
 
 // waitsFor returns the message about what NoExecute taints wait for.

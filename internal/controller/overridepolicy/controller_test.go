@@ -54,7 +54,7 @@ func newFixture(t *testing.T, objects ...build.Object) *fixture {
 	s := &fixture{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
 	s.Reconciler = &Reconciler{
 		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies,
-		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
+		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: eviction.NewPace(rate.Inf, 0)}, Clock: s.World.Clock,
 	}
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		s.patched = append(s.patched, action.(clienttesting.PatchAction).GetName())

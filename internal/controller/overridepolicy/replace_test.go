@@ -264,7 +264,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 
 func TestReplacementsKeepThePaceOfAllWorkloads(t *testing.T) {
 	s := newFixture(t, append(baseWithArgs(2), running(0, old), waitsSince(1, replacement.MissedTime))...)
-	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0)
+	s.Evictor.Pace = eviction.NewPace(rate.Every(time.Hour), 0)
 	s.reconcile()
 	if diff := cmp.Diff([]string{"web-1-1"}, s.Evicted); diff != "" {
 		t.Errorf("only a pod without a node takes no turn (-want +got):\n%s", diff)

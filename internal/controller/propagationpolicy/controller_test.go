@@ -46,7 +46,7 @@ func newFixture(t *testing.T, objects ...build.Object) *fixture {
 	s := &fixture{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
 	s.Reconciler = &Reconciler{
 		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies,
-		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
+		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: eviction.NewPace(rate.Inf, 0)}, Clock: s.World.Clock,
 		Jobs: &jobs.Restarter{Client: s.World.Pods, Annotation: gm.JobRestartAnnotation},
 	}
 	return s
@@ -289,7 +289,7 @@ func TestThePaceBoundsAllWorkloadsTogether(t *testing.T) {
 	other := build.Deployment("other", build.Bound("p", ""), build.Replicas(1))
 	otherSet := build.ReplicaSet("other-1", build.OwnedBy(other))
 	s := newFixture(t, append(join(base(), web("bj", "bj", "bj", "bj", "bj")), other, otherSet, runningPod("other-1-0", "", 9, build.OwnedBy(otherSet)))...)
-	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
+	s.Evictor.Pace = eviction.NewPace(rate.Every(time.Hour), 1)
 	result := s.reconcile()
 	if len(s.Evicted) != 1 {
 		t.Errorf("evicted %v at a pace of one", s.Evicted)

@@ -192,7 +192,7 @@ func TestBlockedWorkloadsDoNotStarveTheOthers(t *testing.T) {
 		objects = append(objects, deployment, replicaSet, runningPod(name+"-1-0", "bj", i, build.OwnedBy(replicaSet)))
 	}
 	s := newFixture(t, objects...)
-	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
+	s.Evictor.Pace = eviction.NewPace(rate.Every(time.Hour), 1)
 	for range 5 {
 		s.Answers = append(s.Answers, build.EvictionRefused())
 	}

@@ -81,7 +81,7 @@ func TestPodsThatFindNoNodeInTheGroupThatTheyGotAtCreation(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t, tc.objects...)
-			s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0) // pods without a node take no token
+			s.Evictor.Pace = eviction.NewPace(rate.Every(time.Hour), 0) // pods without a node take no token
 			result, err := s.pass()
 			if err != nil || result.RequeueAfter != tc.requeue {
 				t.Errorf("comes back after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)
@@ -194,7 +194,7 @@ func TestSurplusPodsWithoutANodeLeaveFirstAndSpendNoPace(t *testing.T) {
 		objects = append(objects, runningPod(fmt.Sprint("web-1-", i), "bj", i+1, build.OwnedBy(replicaSet)))
 	}
 	s := newFixture(t, objects...)
-	s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
+	s.Evictor.Pace = eviction.NewPace(rate.Every(time.Hour), 1)
 	s.reconcile()
 	if diff := cmp.Diff([]string{"web-1-4", "web-1-3"}, s.Evicted); diff != "" {
 		t.Errorf("wrong evictions (-want +got):\n%s", diff)

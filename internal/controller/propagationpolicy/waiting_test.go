@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -63,7 +64,7 @@ func TestPodsThatWaitWithoutAGroupAreRecreated(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t, tc.objects...)
-			s.Evictor.Pace = rate.NewLimiter(rate.Every(time.Hour), 0) // pods without a node take no token
+			s.Evictor.Pace = eviction.NewPace(rate.Every(time.Hour), 0) // pods without a node take no token
 			result, err := s.pass()
 			if err != nil || result.RequeueAfter != tc.requeue {
 				t.Errorf("comes back after %s, want %s (error %v)", result.RequeueAfter, tc.requeue, err)

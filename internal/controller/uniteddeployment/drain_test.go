@@ -40,7 +40,7 @@ func (s *site) evicting(allowed func() bool) (evicted *[]string) {
 		*evicted = append(*evicted, e.Name)
 		return true, nil, s.all.Delete(s.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name}})
 	})
-	s.Evictor = &eviction.Evictor{Client: kube, Pace: rate.NewLimiter(rate.Inf, 1)}
+	s.Evictor = &eviction.Evictor{Client: kube, Pace: eviction.NewPace(rate.Inf, 1)}
 	return evicted
 }
 

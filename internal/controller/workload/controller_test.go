@@ -59,7 +59,7 @@ func newSite(t *testing.T, objects ...build.Object) *site {
 	s.events = events.NewFakeRecorder(10)
 	s.Reconciler = &Reconciler{
 		Client: recording, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies, Recorder: s.events,
-		Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: rate.NewLimiter(rate.Inf, 0)}, Clock: s.World.Clock,
+		Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: eviction.NewPace(rate.Inf, 0)}, Clock: s.World.Clock,
 		Jobs: &jobs.Restarter{Client: s.World.Pods, Annotation: gm.JobRestartAnnotation},
 	}
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {

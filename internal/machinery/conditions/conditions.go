@@ -5,6 +5,7 @@ package conditions
 import (
 	"fmt"
 	"strings"
+	"unicode"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,6 +35,18 @@ func Truncate(text string, limit int) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:limit-len(mark)], "") + mark
+}
+
+// Printable replaces what does not show in a text by spaces: control characters, line
+// breaks, marks that change the direction of writing. Such a character, in a text that a
+// tenant wrote, could change what a terminal shows of the text beside it.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsGraphic(r) {
+			return r
+		}
+		return ' '
+	}, text)
 }
 
 // List joins names for a message: the first three, quoted, and the number of the others. For

@@ -81,3 +81,20 @@ func TestTruncateCutsNoCharacter(t *testing.T) {
 		}
 	}
 }
+
+func TestPrintableReplacesWhatATerminalWouldObey(t *testing.T) {
+	for text, want := range map[string]string{
+		"plain text":                "plain text",
+		"äöü, 日本, …, \u00a0":        "äöü, 日本, …, \u00a0",
+		"two\nlines\r\tand a tab":   "two lines  and a tab",
+		"\x1b[31mred\x1b[0m":        " [31mred [0m",
+		"a\x00b\x7fc\u0085d":        "a b c d",
+		"right\u202eto left\u2066x": "right to left x",
+		"line\u2028paragraph\u2029": "line paragraph ",
+		"half a character \xc3":     "half a character \ufffd",
+	} {
+		if got := Printable(text); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+}

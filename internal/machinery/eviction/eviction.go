@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,7 +27,8 @@ const Retry = 5 * time.Second
 const Fresh = time.Second
 
 var (
-	// ErrPace: the evictions of all workloads together have reached the limit of Pace.
+	// ErrPace: the evictions of all workloads together have reached the limit of Pace, or
+	// those of the namespace have reached its share.
 	ErrPace = errors.New("the limit of evictions per second is reached")
 	// ErrRefused: a PodDisruptionBudget allows no eviction now.
 	ErrRefused = errors.New("a PodDisruptionBudget allows no eviction")
@@ -50,44 +49,18 @@ type Evictor struct {
 	// Pace bounds the evictions of all workloads together. Evictions that the API server
 	// refuses do not count, so that a workload whose PodDisruptionBudget allows nothing
 	// does not delay the others.
-	Pace *rate.Limiter
-
-	mu       sync.Mutex
-	underWay int // evictions that are not answered yet; each holds a token of Pace
+	Pace *Pace
 }
 
 // Evict evicts a pod with a node, and takes a token of Pace for it. Errors: ErrPace,
 // ErrRefused, ErrBusy, ErrGone, or the API server's.
 func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
-	if !e.begin() {
+	if !e.Pace.begin(pod.Namespace) {
 		return ErrPace
 	}
 	err := e.request(ctx, pod, metav1.Preconditions{UID: &uid})
-	e.end(err == nil || errors.Is(err, ErrGone)) // with ErrGone the eviction may have succeeded and its answer be lost
+	e.Pace.end(err == nil || errors.Is(err, ErrGone)) // with ErrGone the eviction may have succeeded and its answer be lost
 	return err
-}
-
-// begin returns whether Pace has a token beside those of the evictions under way, and
-// counts one more eviction as under way if so.
-func (e *Evictor) begin() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.Pace.Limit() != rate.Inf && e.Pace.Tokens() < float64(e.underWay+1) {
-		return false
-	}
-	e.underWay++
-	return true
-}
-
-// end takes the token of an eviction that was granted. The token of one that was not
-// stays for other evictions.
-func (e *Evictor) end(granted bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.underWay--
-	if granted {
-		e.Pace.Allow()
-	}
 }
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get

@@ -33,7 +33,7 @@ func newEvictor(answer error) (e *Evictor, requested *[]*policyv1.Eviction) {
 		*requested = append(*requested, action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction))
 		return true, nil, answer
 	})
-	return &Evictor{Client: client, Pace: rate.NewLimiter(rate.Inf, 0)}, requested
+	return &Evictor{Client: client, Pace: NewPace(rate.Inf, 0)}, requested
 }
 
 // addPod adds the pod to the API server.
@@ -135,7 +135,7 @@ func TestAContextThatEndsIsNoRefusal(t *testing.T) {
 func TestPodsWithoutANodeTakeNoToken(t *testing.T) {
 	e, requested := newEvictor(nil)
 	addPod(t, e)
-	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 1)
+	e.Pace = NewPace(rate.Every(time.Hour), 1)
 	for range 3 {
 		if err := e.Discard(t.Context(), pod, "uid"); err != nil {
 			t.Fatal(err)
@@ -153,7 +153,7 @@ func TestPodsWithoutANodeTakeNoToken(t *testing.T) {
 // do not delay a sixth.
 func TestRefusedEvictionsTakeNoToken(t *testing.T) {
 	e, requested := newEvictor(nil)
-	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 2)
+	e.Pace = NewPace(rate.Every(time.Hour), 2)
 	refused := true
 	e.Client.(*fake.Clientset).PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return refused, nil, build.EvictionRefused()
@@ -178,7 +178,7 @@ func TestRefusedEvictionsTakeNoToken(t *testing.T) {
 // time too, whatever the answers are.
 func TestEvictionsUnderWayHoldTokens(t *testing.T) {
 	e, _ := newEvictor(nil)
-	e.Pace = rate.NewLimiter(rate.Every(time.Hour), 3)
+	e.Pace = NewPace(rate.Every(time.Hour), 3)
 	came, answer := make(chan struct{}, 10), make(chan struct{})
 	e.Client.(*fake.Clientset).PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		came <- struct{}{}
