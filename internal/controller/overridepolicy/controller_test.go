@@ -419,6 +419,7 @@ func TestImagesThatAreRefusedInPlace(t *testing.T) {
 				t.Errorf("wrong pods were changed in other groups (-want +got):\n%s", diff)
 			}
 			pod := s.pod("web-1-2")
+			s.World.See(pod)
 			pod.Status.ContainerStatuses[0].RestartCount++
 			s.World.See(pod)
 		}

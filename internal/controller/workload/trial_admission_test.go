@@ -127,6 +127,36 @@ func invalid(why string) func(*corev1.Pod) error {
 	}
 }
 
+// TestARefusedImageIsNotBound: an image policy refuses new pods for their image alone.
+func TestARefusedImageIsNotBound(t *testing.T) {
+	s := newSite(t, build.Deployment("web", build.Bound("p", "o"), withTemplate(func(t *corev1.PodTemplateSpec) {
+		t.Spec.Containers = []corev1.Container{{Name: "c", Image: "nginx:1"}}
+	})), twoGroups, build.OverridePolicy("o", build.Registry("bj", "hz.io"), build.Registry("hz", "foreign.io")))
+	j := newJudge(s)
+	j.admission = func(pod *corev1.Pod) error {
+		if strings.HasPrefix(pod.Spec.Containers[0].Image, "foreign.io/") {
+			return forbids("no image may come from foreign.io")
+		}
+		return nil
+	}
+	s.tried("web")
+	trial, _ := s.World.Policies.Trial("web")
+	const want = `spec.overrideRules[1].overriders: the API server refuses the pod with its changes in NodeGroup "hz": pods "atoll-override-trial" is forbidden: no image may come from foreign.io`
+	if trial.Refused == nil || trial.Refused.Error() != want {
+		t.Errorf("refused is\n%v, want\n%s", trial.Refused, want)
+	}
+	if is := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]; is != "" {
+		t.Errorf("it is bound to %q", is)
+	}
+	j.unable = noPermission
+	s.World.Policies.DropTrial("web")
+	j.takeAsked()
+	s.tried("web")
+	if asked := j.takeAsked(); asked != nil {
+		t.Errorf("images are tried as PodTemplates, which nothing refuses: %s", asked)
+	}
+}
+
 // TestATrialThatWasAnsweredIsRepeated: what refuses pods may change without an event.
 func TestATrialThatWasAnsweredIsRepeated(t *testing.T) {
 	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
