@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,18 +143,15 @@ func cannotRunDry(err error) bool {
 // isUnknownQuota reports whether a quota is so new that its use is not computed yet.
 func isUnknownQuota(err error) bool { return strings.Contains(err.Error(), "status unknown for quota") }
 
-// refusalText returns the API server's message, with field paths as in a pod.
+// refusalText returns the API server's message; of a validation, the invalid fields as in a
+// pod.
 func refusalText(err error) string {
 	text := err.Error()
 	var status apierrors.APIStatus
-	if errors.As(err, &status) && status.Status().Details != nil && len(status.Status().Details.Causes) > 0 {
+	if apierrors.IsInvalid(err) && errors.As(err, &status) && status.Status().Details != nil && len(status.Status().Details.Causes) > 0 {
 		parts := make([]string, 0, len(status.Status().Details.Causes))
 		for _, cause := range status.Status().Details.Causes {
-			field := strings.TrimPrefix(cause.Field, "template.")
-			if field != "" {
-				field += ": "
-			}
-			parts = append(parts, field+cmp.Or(cause.Message, text))
+			parts = append(parts, strings.TrimPrefix(cause.Field, "template.")+": "+cause.Message)
 		}
 		text = strings.Join(parts, "; ")
 	}
