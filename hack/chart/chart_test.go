@@ -2,6 +2,7 @@ package chart
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -293,6 +294,41 @@ func TestManagerHoldsNoDangerousPermission(t *testing.T) {
 					t.Errorf("%s grants %v on every secret of its namespace", key, rule.Verbs)
 				}
 			}
+		}
+	}
+}
+
+// TestTheManagerCreatesPodsAsDryRunsOnly: no role lets it create pods without the admission
+// policy that limits it to dry runs, which a test of e2e tries.
+func TestTheManagerCreatesPodsAsDryRunsOnly(t *testing.T) {
+	for _, tried := range []bool{true, false} {
+		got := render(t, load(t), map[string]any{"overrides": map[string]any{"tryPods": tried}})
+		var roles []string
+		for key, object := range got {
+			role, ok := object.(*rbacv1.ClusterRole)
+			if !ok || !strings.HasPrefix(role.Name, "atoll-manager") {
+				continue
+			}
+			for _, rule := range role.Rules {
+				if slices.Contains(rule.Resources, "pods") && slices.Contains(rule.Verbs, "create") {
+					roles = append(roles, key)
+				}
+			}
+		}
+		var want []string
+		if tried {
+			want = []string{"ClusterRole/atoll-manager-trials"}
+			policy := get[*admissionregistrationv1.ValidatingAdmissionPolicy](t, got, "ValidatingAdmissionPolicy/atoll-trials")
+			if policy.Spec.FailurePolicy == nil || *policy.Spec.FailurePolicy != admissionregistrationv1.Fail {
+				t.Errorf("the failure policy is %v", policy.Spec.FailurePolicy)
+			}
+			binding := get[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, got, "ValidatingAdmissionPolicyBinding/atoll-trials")
+			if binding.Spec.PolicyName != policy.Name || binding.Spec.MatchResources != nil || !slices.Contains(binding.Spec.ValidationActions, admissionregistrationv1.Deny) {
+				t.Errorf("the binding is %+v", binding.Spec)
+			}
+		}
+		if !slices.Equal(roles, want) {
+			t.Errorf("with tryPods %v, these roles may create pods: %v, want %v", tried, roles, want)
 		}
 	}
 }

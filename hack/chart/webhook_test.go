@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
@@ -47,22 +48,31 @@ func TestPodsThatReachTheWebhook(t *testing.T) {
 		return m
 	}
 	const required = "groupmanagement.kubeedge.io/required-propagationpolicy"
+	replicaSets := owned("apps/v1", "ReplicaSet", new(true))
+	manager := &user.DefaultInfo{Name: "system:serviceaccount:" + namespace + ":atoll-manager"}
+	another := &user.DefaultInfo{Name: "system:serviceaccount:default:atoll-manager"}
 
 	tests := map[string]struct {
-		pod  metav1.ObjectMeta
-		want bool
+		pod    metav1.ObjectMeta
+		want   bool
+		by     user.Info
+		dryRun bool
 	}{
-		"a bare pod does not":                                       {metav1.ObjectMeta{}, false},
-		"a bare pod with other labels does not":                     {labelled(metav1.ObjectMeta{}, "tier", "web"), false},
-		"a bare pod with a required policy does":                    {labelled(metav1.ObjectMeta{}, required, "p"), true},
-		"a bare pod that forges our labels does":                    {labelled(metav1.ObjectMeta{}, "groupmanagement.kubeedge.io/binding-overridepolicy", "p"), true},
-		"a ReplicaSet's pod does":                                   {owned("apps/v1", "ReplicaSet", new(true)), true},
-		"a custom controller's pod does":                            {owned("example.org/v1", "Node", new(true)), true},
-		"a pod with an owner that does not control it does not":     {owned("v1", "ConfigMap", nil), false},
-		"a pod with an owner that says it does not control":         {owned("v1", "ConfigMap", new(false)), false},
-		"a mirror pod does not":                                     {owned("v1", "Node", new(true)), false},
-		"a mirror pod with a required policy does not":              {labelled(owned("v1", "Node", new(true)), required, "p"), false},
-		"a pod with an owner and a required policy of its own does": {labelled(owned("v1", "ConfigMap", nil), required, "p"), true},
+		"a bare pod does not":                                       {pod: metav1.ObjectMeta{}, want: false},
+		"a bare pod with other labels does not":                     {pod: labelled(metav1.ObjectMeta{}, "tier", "web"), want: false},
+		"a bare pod with a required policy does":                    {pod: labelled(metav1.ObjectMeta{}, required, "p"), want: true},
+		"a bare pod that forges our labels does":                    {pod: labelled(metav1.ObjectMeta{}, "groupmanagement.kubeedge.io/binding-overridepolicy", "p"), want: true},
+		"a ReplicaSet's pod does":                                   {pod: owned("apps/v1", "ReplicaSet", new(true)), want: true},
+		"a custom controller's pod does":                            {pod: owned("example.org/v1", "Node", new(true)), want: true},
+		"a pod with an owner that does not control it does not":     {pod: owned("v1", "ConfigMap", nil), want: false},
+		"a pod with an owner that says it does not control":         {pod: owned("v1", "ConfigMap", new(false)), want: false},
+		"a mirror pod does not":                                     {pod: owned("v1", "Node", new(true)), want: false},
+		"a mirror pod with a required policy does not":              {pod: labelled(owned("v1", "Node", new(true)), required, "p"), want: false},
+		"a pod with an owner and a required policy of its own does": {pod: labelled(owned("v1", "ConfigMap", nil), required, "p"), want: true},
+		"a dry run of a ReplicaSet's pod does":                      {pod: replicaSets, want: true, dryRun: true},
+		"a trial by atoll-manager does not":                         {pod: replicaSets, want: false, by: manager, dryRun: true},
+		"a pod that atoll-manager creates does":                     {pod: replicaSets, want: true, by: manager},
+		"a dry run by another atoll-manager does":                   {pod: replicaSets, want: true, by: another, dryRun: true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +80,7 @@ func TestPodsThatReachTheWebhook(t *testing.T) {
 			pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: test.pod}
 			kind := corev1.SchemeGroupVersion.WithKind("Pod")
 			attributes := admission.NewAttributesRecord(pod, nil, kind, "default", "pod", gvr("", "v1", "pods"), "",
-				admission.Create, &metav1.CreateOptions{}, false, nil)
+				admission.Create, &metav1.CreateOptions{}, test.dryRun, test.by)
 			versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind, VersionedObject: pod}
 			result := matcher.Match(t.Context(), versioned, nil, nil)
 			if result.Error != nil {

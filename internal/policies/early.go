@@ -36,13 +36,16 @@ func (r *Resolver) Usable(ctx context.Context, workload *ownership.Object, rules
 		return ErrStopped
 	}
 	fixed := rules.TouchesImmutableAnywhere()
-	if !fixed && r.extenderInUse {
-		return nil
-	}
 	if fixed {
 		if err := r.usableFixed(workload, rules); err != nil {
 			return err
 		}
+	}
+	if t, found := r.Trial(workload.UID); found && t.Refused != nil {
+		return t.Refused
+	}
+	if !fixed && r.extenderInUse {
+		return nil
 	}
 	if workload.Kind == "DaemonSet" {
 		return nil
@@ -69,13 +72,7 @@ func (r *Resolver) usableFixed(workload *ownership.Object, rules *override.Rules
 	if workload.Kind == "Pod" {
 		return errIsPod
 	}
-	if err := r.checkOwnersKeepPods(workload, rules); err != nil {
-		return err
-	}
-	if t, found := r.Trial(workload.UID); found && t.Refused != nil {
-		return t.Refused
-	}
-	return nil
+	return r.checkOwnersKeepPods(workload, rules)
 }
 
 // checkOwnersKeepPods refuses rules that would make owners create pods without end:

@@ -3,6 +3,7 @@ package policies
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -56,6 +57,21 @@ func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, e
 		}
 	}
 	return c, nil
+}
+
+// ImageRules returns the paths of the rules that change an image of the pod in the group.
+func ImageRules(rules *override.Rules, group string, pod *seats.Pod) (paths []string) {
+	for n := 1; n <= rules.Len(); n++ {
+		before, err := Images(rules.First(n-1), group, pod)
+		if err != nil {
+			return paths
+		}
+		after, err := Images(rules.First(n), group, pod)
+		if err == nil && !slices.Equal(before.images, after.images) {
+			paths = append(paths, rules.Path(n))
+		}
+	}
+	return paths
 }
 
 // Changes returns true if the image of the container differs.

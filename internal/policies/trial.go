@@ -30,9 +30,16 @@ type Trial struct {
 	Rules, Template string
 	// Refused is the API server's error, a Refusal; nil if it accepts the pods.
 	Refused error
+	// Answer is what the API server answered to all rules in the group of Refused.
+	Answer string
+	// Doubt is why the API server would refuse the successor of a running pod with and
+	// without the rules, or nil.
+	Doubt error
 	// Untried is the error that prevented the dry run; nil if the API server answered.
 	Untried error
-	// Again is the time of the next dry run, Wait after the last one.
+	// Again is the earliest time of the next dry run, Wait after the last one. A trial is
+	// repeated if its result is Refused, Doubt or Untried, or if the API server refuses the
+	// workload's pods although the trial found them accepted.
 	Again time.Time
 	Wait  time.Duration
 }
@@ -44,23 +51,22 @@ type TrialPlan struct {
 	Rules, Key string
 	// Groups holds one group for each different effect that the rules have in the
 	// groups that the workload's pods may get. If it is empty nothing has to be tried:
-	// no rule changes anything that the API server could refuse.
+	// no rule changes anything.
 	Groups []string
 }
 
 // TrialPlan returns what has to be tried before pods of the workload are created with
-// the overrides of the policy. Rules that change only images need no trial: their form
-// is checked when the policy is compiled.
+// the overrides of the policy.
 func (r *Resolver) TrialPlan(ctx context.Context, workload *ownership.Object, policy *gm.OverridePolicy, rules *override.Rules) TrialPlan {
 	path := r.walker.PodTemplatePath(workload.GroupKind())
-	if !rules.TouchesImmutableAnywhere() || len(path) == 0 {
+	if len(path) == 0 {
 		return TrialPlan{}
 	}
 	plan := TrialPlan{}
 	hashes := sets.New[string]()
 	for _, group := range r.groupsOf(ctx, workload, rules) {
 		hash := rules.Hash(group)
-		if hash != "" && !hashes.Has(hash) && rules.TouchesImmutable(group) {
+		if hash != "" && !hashes.Has(hash) {
 			hashes.Insert(hash)
 			plan.Groups = append(plan.Groups, group)
 		}

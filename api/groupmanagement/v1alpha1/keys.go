@@ -212,8 +212,9 @@ const (
 	ReasonNoPods = "NoPods"
 	// ReasonPodsRefused: the API server refuses to create pods of a workload.
 	ReasonPodsRefused = "PodsRefused"
-	// ReasonOverrideRefused: the API server refuses pods of a workload with these overrides.
-	// The workload is not bound to the policy.
+	// ReasonOverrideRefused: the API server refuses pods of a workload with these overrides,
+	// and the workload is not bound to the policy; or it refuses to change the image of a
+	// running pod, which keeps its image.
 	ReasonOverrideRefused = "OverrideRefused"
 	// ReasonOverridesStopped: a workload kept releasing overridden pods and creating others.
 	// Its pods get no overrides until a person removes OverridesStoppedAnnotation.

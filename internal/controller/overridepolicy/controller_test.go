@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -363,7 +364,7 @@ func TestAnswersToAPatch(t *testing.T) {
 		"the pod is gone":          {apierrors.NewNotFound(pods, "web-1-0"), nil, true},
 		"the pod changed":          {apierrors.NewConflict(pods, "web-1-0", broken), nil, true},
 		"another pod of that name": {invalid("metadata", "uid"), nil, true},
-		"the image cannot be":      {notPossible, notPossible, false},
+		"the image cannot be":      {notPossible, nil, false},
 		"the API server failed":    {broken, broken, false},
 	}
 	for name, tc := range tests {
@@ -389,6 +390,78 @@ func TestAnswersToAPatch(t *testing.T) {
 				t.Errorf("%d events for %d changes", len(s.events.Events), len(s.patched))
 			}
 		})
+	}
+}
+
+// TestImagesThatAreRefusedInPlace: the condition has the rule, the pod and the API server's
+// message. The pod is tried again after longer and longer waits, and is never evicted. Pods
+// of other groups go on.
+func TestImagesThatAreRefusedInPlace(t *testing.T) {
+	objects := append(base(3), running(0), running(1), build.Node("node-bj", build.InGroup("bj")), running(2, build.On("node-bj")))
+	objects[3] = build.OverridePolicy("o", build.Registry("hz", "hz.io"), build.Registry("bj", "bj.io"))
+	s := newFixture(t, objects...)
+	refused, asked := true, 0
+	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if !refused || action.(clienttesting.PatchAction).GetName() == "web-1-2" {
+			return false, nil, nil
+		}
+		asked++
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "web-1-0", errors.New("no registry but ours"))
+	})
+	const want = `Deployment "web": spec.overrideRules[0].overriders: the API server refuses the images of pod "web-1-0" in NodeGroup "hz": pods "web-1-0" is forbidden: no registry but ours`
+	for i, wait := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute, 5 * time.Minute} {
+		s.reconcile()
+		if asked != i+1 {
+			t.Errorf("%d patches, want %d", asked, i+1)
+		}
+		if i == 0 {
+			if diff := cmp.Diff([]string{"web-1-2"}, s.patched); diff != "" {
+				t.Errorf("wrong pods were changed in other groups (-want +got):\n%s", diff)
+			}
+			pod := s.pod("web-1-2")
+			s.World.See(pod)
+			pod.Status.ContainerStatuses[0].RestartCount++
+			s.World.See(pod)
+		}
+		s.World.Clock.Step(wait - time.Second)
+		if again := s.reconcile().RequeueAfter; asked != i+1 || again != time.Second {
+			t.Errorf("%d patches, the next after %s", asked, again)
+		}
+		if got := s.ready(); got.Status != metav1.ConditionFalse || got.Reason != gm.ReasonOverrideRefused || got.Message != want {
+			t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
+		}
+		if len(s.Evicted) > 0 {
+			t.Errorf("evicted: %s", s.Evicted)
+		}
+		s.World.Clock.Step(time.Second)
+	}
+	refused = false
+	s.reconcile()
+	if got := s.ready(); got.Reason != gm.ReasonConverging || !slices.Equal(s.patched, []string{"web-1-0"}) {
+		t.Errorf("once they are accepted, changed are %s, and Ready is %s: %s", s.patched, got.Reason, got.Message)
+	}
+}
+
+// TestRefusedImagesOfAnOlderRuleDelayNoPod: the pause after a refusal ends when the policy changes.
+func TestRefusedImagesOfAnOlderRuleDelayNoPod(t *testing.T) {
+	s := newFixture(t, append(base(1), running(0))...)
+	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		refused := strings.Contains(string(action.(clienttesting.PatchAction).GetPatch()), "hz.io")
+		return refused, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "web-1-0", errors.New("no registry but ours"))
+	})
+	s.reconcile()
+	policy := &gm.OverridePolicy{}
+	if err := s.World.Client.Get(t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "o"}, policy); err != nil {
+		t.Fatal(err)
+	}
+	policy.Spec.OverrideRules, policy.Generation = nil, 2
+	build.Registry("hz", "ours.io")(policy)
+	if err := s.World.Client.Update(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+	s.reconcile()
+	if got := s.pod("web-1-0").Spec.Containers[0].Image; got != "ours.io/nginx:1" {
+		t.Errorf("the image is %s", got)
 	}
 }
 
@@ -561,6 +634,10 @@ func TestWhatComesOfATrialIsSaid(t *testing.T) {
 		"not tried: running pods stay": {
 			func(key string) policies.Trial { return policies.Trial{Key: key, Untried: errors.New("timeout")} },
 			metav1.ConditionUnknown, gm.ReasonOverrideNotTried, "it is not known whether the API server accepts the pods that the rules make: timeout", nil,
+		},
+		"in doubt: running pods stay": {
+			func(key string) policies.Trial { return policies.Trial{Key: key, Doubt: errors.New("no pods here")} },
+			metav1.ConditionFalse, gm.ReasonConverging, "pods are to be replaced and stay for now: no pods here", nil,
 		},
 		"tried with another template: running pods stay": {
 			func(string) policies.Trial { return policies.Trial{Key: "older"} },

@@ -15,6 +15,60 @@ type memory struct {
 	mu sync.Mutex
 	// bypasses has an entry for each workload of which pods were replaced.
 	bypasses map[types.UID]*replacement.Bypass
+	// images has an entry, by NodeGroup, for each workload whose images the API server
+	// refused on a pod.
+	images map[types.UID]map[string]refusedImages
+}
+
+// refusedImages is a refusal of the images of pods in one group.
+type refusedImages struct {
+	// version is that of the policy that set the images.
+	version string
+	why     error
+	// again is the time of the next try, wait after the last one.
+	again time.Time
+	wait  time.Duration
+}
+
+// A pod whose images were refused is tried again after retryImages. The wait doubles up to
+// maxRetryImages.
+const retryImages, maxRetryImages = 30 * time.Second, 5 * time.Minute
+
+// imagesRefused returns why no pod of a workload in the group may be tried, and for how
+// long. left is 0 if a pod may be tried.
+func (m *memory) imagesRefused(w *workload, group, version string, now time.Time) (why error, left time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	last := m.images[w.object.UID][group]
+	if last.version != version {
+		return nil, 0
+	}
+	return last.why, max(0, last.again.Sub(now))
+}
+
+// imagesWereRefused records a refusal, and returns the time until the next try.
+func (m *memory) imagesWereRefused(w *workload, group, version string, why error, now time.Time) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	wait := retryImages
+	if last := m.images[w.object.UID][group]; last.version == version {
+		wait = min(maxRetryImages, 2*last.wait)
+	}
+	if m.images == nil {
+		m.images = map[types.UID]map[string]refusedImages{}
+	}
+	if m.images[w.object.UID] == nil {
+		m.images[w.object.UID] = map[string]refusedImages{}
+	}
+	m.images[w.object.UID][group] = refusedImages{version, why, now.Add(wait), wait}
+	return wait
+}
+
+// imagesWereAccepted drops the refusal of a group.
+func (m *memory) imagesWereAccepted(w *workload, group string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.images[w.object.UID], group)
 }
 
 // see records which new pods passed the pod webhook. It returns whether no more than one
@@ -50,4 +104,5 @@ func (m *memory) forget(workload types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.bypasses, workload)
+	delete(m.images, workload)
 }

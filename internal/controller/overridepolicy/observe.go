@@ -59,9 +59,10 @@ type workload struct {
 	// policy. It may still be for a moment.
 	unusable bool
 	// untried: it is not known whether the API server accepts the pods that the rules
-	// make. untriedWhy is why the trial failed, or nil.
-	untried    bool
-	untriedWhy error
+	// make. untriedWhy is why the trial failed, or nil. doubt is why the API server would
+	// refuse the successor of a running pod with and without the rules, or nil.
+	untried           bool
+	untriedWhy, doubt error
 	// refused is the error with which the API server refuses new pods of the workload, as
 	// the pods' owner reports it; "" if there is none.
 	refused string
@@ -124,7 +125,8 @@ func (r *Reconciler) observeWorkload(ctx context.Context, s *scope, w *workload)
 	w.unusable = w.failure != nil
 	if plan := r.Policies.TrialPlan(ctx, w.object, s.policy, s.rules); len(plan.Groups) > 0 {
 		trial, _ := r.Policies.Trial(w.object.UID)
-		w.untried, w.untriedWhy = trial.Key != plan.Key || trial.Untried != nil, trial.Untried
+		w.untried = trial.Key != plan.Key || trial.Untried != nil || trial.Doubt != nil
+		w.untriedWhy, w.doubt = trial.Untried, trial.Doubt
 	}
 	below := r.Walker.Descendants(w.object.UID)
 	w.refused = r.Walker.PodsRefused(below)

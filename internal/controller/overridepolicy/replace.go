@@ -55,6 +55,9 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, w *workload) err
 	plan := replacement.NewPlan(observed)
 	if plan.Blocked != nil {
 		w.blocked = plan.Blocked
+		if errors.Is(plan.Blocked, replacement.ErrUntried) && w.doubt != nil {
+			w.blocked = w.doubt
+		}
 		if plan.Wait > 0 {
 			return phase.Wait(plan.Blocked.Error(), plan.Wait)
 		}

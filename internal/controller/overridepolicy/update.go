@@ -1,9 +1,11 @@
 package overridepolicy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,11 +13,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/replacement"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/policies"
 )
+
+// maxRefusal bounds the API server's message in a condition, in bytes.
+const maxRefusal = 700
 
 // update changes the images of as many pods of each workload as may be disturbed now.
 func (r *Reconciler) update(ctx context.Context, s *scope) error {
@@ -33,8 +41,14 @@ func (r *Reconciler) update(ctx context.Context, s *scope) error {
 
 func (r *Reconciler) updatePods(ctx context.Context, s *scope, w *workload) error {
 	below := r.Walker.Descendants(w.object.UID)
-	var conflicts []error // a conflict does not delay the other pods
+	version := policies.Version(s.policy)
+	var later []error // a conflict, or a refusal in one group, does not delay the other pods
 	for _, pod := range w.due {
+		if why, left := r.memory.imagesRefused(w, pod.group, version, r.Clock.Now()); left > 0 {
+			w.refuseImages(why)
+			later = append(later, phase.Wait("the API server to accept images", left))
+			continue
+		}
 		settlesAt := r.Ledger.MovedAt(pod.group).Add(w.stabilization)
 		if left := settlesAt.Sub(r.Clock.Now()); left > 0 {
 			return phase.Wait("the NodeGroup to stay as it is", left)
@@ -50,16 +64,45 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, w *workload) erro
 		switch err := r.updatePod(ctx, pod); {
 		case apierrors.IsNotFound(err), patch.AnotherOfThatName(err):
 		case apierrors.IsConflict(err):
-			conflicts = append(conflicts, err)
+			later = append(later, err)
+		case patch.Refused(err):
+			why := imageRefusal(s, pod, err)
+			w.refuseImages(why)
+			left := r.memory.imagesWereRefused(w, pod.group, version, why, r.Clock.Now())
+			later = append(later, phase.Wait("the API server to accept images", left))
+			log.FromContext(ctx).Info("The API server refuses images", "pod", pod.Key(), "nodeGroup", pod.group, "overridePolicy", s.policy.Name, "why", err.Error())
 		case err != nil:
 			return err
 		default:
+			r.memory.imagesWereAccepted(w, pod.group)
 			imageUpdatesTotal.Inc()
 			log.FromContext(ctx).Info("Changed a pod's images in place", "pod", pod.Key(), "nodeGroup", pod.group, "overridePolicy", s.policy.Name)
 			r.imagesOverridden(s.policy, pod)
 		}
 	}
-	return errors.Join(conflicts...)
+	return errors.Join(later...)
+}
+
+// refuseImages sets the first refusal of images as the failure of the workload. The
+// workload stays bound.
+func (w *workload) refuseImages(why error) {
+	if w.failure == nil {
+		w.failure = why
+	}
+}
+
+// imageRefusal returns the API server's refusal of a pod's images, with the rules that
+// change them. Without such a rule the images are the original ones.
+func imageRefusal(s *scope, pod duePod, err error) error {
+	paths := policies.ImageRules(s.rules, pod.group, pod.Pod)
+	var status apierrors.APIStatus
+	if errors.As(err, &status) { // the text without what updatePod was doing
+		err = errors.New(conditions.Truncate(status.Status().Message, maxRefusal))
+	}
+	return policies.Refusal{RuleError: override.RuleError{
+		Overrider: cmp.Or(strings.Join(paths, ", "), "spec.overrideRules"),
+		Err:       fmt.Errorf("the API server refuses the images of pod %q in NodeGroup %q: %w", pod.Name, pod.group, err),
+	}}
 }
 
 // updatePod patches the images of a pod. If that fails, the pod does not count as

@@ -58,7 +58,7 @@ type request struct{ uid types.UID }
 type Reconciler struct {
 	// Client writes labels on workloads of any kind.
 	Client client.Client
-	// Pods reads and patches pods, and creates PodTemplates as dry runs.
+	// Pods reads and patches pods, and creates pods and PodTemplates as dry runs.
 	Pods     kubernetes.Interface
 	Walker   *owners.Walker
 	Ledger   *seats.Ledger
@@ -93,6 +93,8 @@ type scope struct {
 	// held is the first error by which the API server refused a write without which pods
 	// stay at the gate: of the binding labels, or of the removal of the gate.
 	held error
+	// retrial is a wait for the next trial of an override whose result is known, or nil.
+	retrial error
 	// restarts holds the results of suspending Jobs whose pods have to be recreated.
 	restarts map[types.UID]error
 }
@@ -138,7 +140,7 @@ func (r *Reconciler) bind(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(untried, r.write(ctx, s, propagation, override))
+	return errors.Join(untried, s.retrial, r.write(ctx, s, propagation, override))
 }
 
 // write patches the binding labels of the workload, if they differ.
@@ -240,7 +242,7 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable s
 	if len(errs) > 0 {
 		return "", nil, nil // the status of the policy shows the errors
 	}
-	untried = r.try(ctx, s.workload, policy, rules)
+	untried = r.try(ctx, s, policy, rules)
 	if r.Policies.Usable(ctx, s.workload, rules) != nil || untried != nil && s.workload.Policies.BindingOverride != name {
 		return "", untried, nil
 	}

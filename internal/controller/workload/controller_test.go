@@ -517,7 +517,7 @@ func TestPodsStayAtTheGateUntilTheUnbindingIsWritten(t *testing.T) {
 				t.Errorf("before it is unbound: released %s, evicted %s", s.woken, s.Evicted)
 			}
 			s.Reconciler.Client = written
-			if s.reconcile("web"); len(s.woken)+len(s.Evicted) != 0 {
+			if s.tried("web"); len(s.woken)+len(s.Evicted) != 0 {
 				t.Errorf("after it is unbound: released %s, evicted %s", s.woken, s.Evicted)
 			}
 		})

@@ -7,12 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -21,52 +22,42 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	overrides "github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
-	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
 const (
-	// trialName is the name of the PodTemplate that is never stored.
-	trialName = "atoll-override-trial"
 	// retryTrial is the wait after a trial that the API server did not answer. It doubles
 	// up to maxRetryTrial.
 	retryTrial, maxRetryTrial = time.Second, time.Minute
+	// retryRefused is the wait after a trial that the API server answered. It doubles up to
+	// maxRetryRefused. Quotas, admission policies and namespaces change without an event.
+	retryRefused, maxRetryRefused = 30 * time.Second, 5 * time.Minute
 	// trialTimeout bounds the trial of one workload.
 	trialTimeout = 5 * time.Second
 	// maxTrying is the number of workers that may try at a time. An admission webhook for
-	// PodTemplates may hang; the other workers must go on.
+	// pods may hang; the other workers must go on.
 	maxTrying = workers / 2
 	// retryTurn is the wait for another worker to end its trial.
 	retryTurn = 500 * time.Millisecond
-	// maxRefusal bounds the API server's message in a condition, in bytes.
-	maxRefusal = 700
 )
-
-// Overridden pods are tried as dry runs of PodTemplates. The API server validates these
-// like pods, and no controller acts on them. Permission to create them is harmless. A dry
-// run of a pod would need permission to create pods in every namespace, which allows its
-// holder to run anything with any service account.
-//
-// +kubebuilder:rbac:groups="",resources=podtemplates,verbs=create
 
 // try finds out whether the API server accepts the pods that the rules make of the
 // workload's template, unless the same was tried before. The result is stored in
 // Policies. An error is a wait: the API server did not answer, or maxTrying other workers
-// are trying. The binding of the workload must not change then.
-func (r *Reconciler) try(ctx context.Context, workload *ownership.Object, policy *gm.OverridePolicy, rules *overrides.Rules) error {
+// are trying. The binding of the workload must not change then. try sets s.retrial.
+func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolicy, rules *overrides.Rules) error {
+	workload := s.workload
 	plan := r.Policies.TrialPlan(ctx, workload, policy, rules)
 	if len(plan.Groups) == 0 {
 		r.Policies.DropTrial(workload.UID)
 		return nil
 	}
 	last, tried := r.Policies.Trial(workload.UID)
-	if tried && last.Key == plan.Key {
-		if last.Untried == nil {
-			return nil
-		}
-		if left := last.Again.Sub(r.Clock.Now()); left > 0 {
-			return phase.Wait("the API server to try an override", left)
+	repeated := tried && last.Key == plan.Key
+	if repeated {
+		if wait, settled := r.untilRetrial(s, last); settled {
+			return wait
 		}
 	}
 	defer r.trying.Add(-1)
@@ -75,33 +66,63 @@ func (r *Reconciler) try(ctx context.Context, workload *ownership.Object, policy
 	}
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
-	// Until the API server answers, the last refusal stays in force.
-	next := policies.Trial{Key: plan.Key, Rules: plan.Rules, Refused: last.Refused}
 	template, err := r.template(ctx, workload)
+	// Until the API server answers, the last refusal stays in force.
+	next := policies.Trial{Key: plan.Key, Rules: plan.Rules, Refused: last.Refused, Doubt: last.Doubt, Answer: last.Answer}
 	if err == nil {
 		next.Template = hashOf(template)
-		if tried && last.Untried == nil && last.Rules == plan.Rules && last.Template == next.Template {
-			r.Policies.SetTrial(workload.UID, next) // only the number of pods has changed
-			return nil
+		same := tried && last.Untried == nil && last.Rules == plan.Rules && last.Template == next.Template
+		if same && !repeated { // only the number of pods has changed
+			last.Key = plan.Key
+			r.Policies.SetTrial(workload.UID, last)
+			wait, _ := r.untilRetrial(s, last)
+			return wait
 		}
-		next.Refused, err = r.tryGroups(ctx, workload, template, rules, plan.Groups)
+		t := &trial{r: r, workload: workload, template: template, rules: rules}
+		if same {
+			t.last = last
+		}
+		err = t.tryGroups(ctx, plan.Groups, &next)
 	}
 	if apierrors.IsNotFound(err) {
-		return nil // the workload was deleted
+		return nil // the workload or its namespace was deleted
 	}
-	if err != nil {
-		next.Untried, next.Refused = err, last.Refused
-		next.Wait = min(maxRetryTrial, max(retryTrial, 2*last.Wait))
-		next.Again = r.Clock.Now().Add(next.Wait)
-		r.Policies.SetTrial(workload.UID, next)
+	first, most := retryRefused, maxRetryRefused
+	if next.Untried = err; err != nil {
+		next.Refused, next.Doubt, next.Answer = last.Refused, last.Doubt, last.Answer
+		first, most = retryTrial, maxRetryTrial
 		log.FromContext(ctx).Info("An override could not be tried", "kind", workload.Kind, "workload", workload.Namespace+"/"+workload.Name, "why", err.Error())
-		return phase.Wait("the API server to try an override", next.Wait)
 	}
+	next.Wait = first
+	if repeated && (last.Untried == nil) == (err == nil) && (last.Refused == nil) == (next.Refused == nil) {
+		next.Wait = min(most, max(first, 2*last.Wait))
+	}
+	next.Again = r.Clock.Now().Add(next.Wait)
 	r.Policies.SetTrial(workload.UID, next)
-	return nil
+	wait, _ := r.untilRetrial(s, next)
+	return wait
 }
 
-// template reads the current pod template of a workload.
+// untilRetrial returns settled if the result of a trial needs no further trial now. It sets
+// s.retrial if one follows later. wait is not nil if the API server has not answered yet.
+func (r *Reconciler) untilRetrial(s *scope, last policies.Trial) (wait error, settled bool) {
+	final := last.Untried == nil && last.Refused == nil && last.Doubt == nil
+	if final && r.Walker.PodsRefused(r.Walker.Descendants(s.workload.UID)) == "" {
+		return nil, true
+	}
+	left := last.Again.Sub(r.Clock.Now())
+	switch {
+	case left <= 0:
+		return nil, false
+	case last.Untried != nil:
+		return phase.Wait("the API server to try an override", left), true
+	}
+	s.retrial = phase.Wait("the next trial of an override", left)
+	return nil, true
+}
+
+// template reads the current pod template of a workload, with the volumes that a
+// StatefulSet adds for its claims.
 func (r *Reconciler) template(ctx context.Context, workload *ownership.Object) (*corev1.PodTemplateSpec, error) {
 	object := &unstructured.Unstructured{} // read from the API server: the cache holds no such objects
 	object.SetGroupVersionKind(workload.GroupVersionKind)
@@ -117,7 +138,25 @@ func (r *Reconciler) template(ctx context.Context, workload *ownership.Object) (
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(fields, template); err != nil {
 		return nil, fmt.Errorf("reading the template of %s %s/%s: %w", workload.Kind, workload.Namespace, workload.Name, err)
 	}
+	if workload.Group != appsv1.GroupName || workload.Kind != "StatefulSet" {
+		return template, nil
+	}
+	set := &appsv1.StatefulSet{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, set); err != nil {
+		return nil, fmt.Errorf("reading StatefulSet %s/%s: %w", workload.Namespace, workload.Name, err)
+	}
+	addClaims(template, set)
 	return template, nil
+}
+
+// addClaims adds the volumes for the claims of a StatefulSet, as its controller does.
+func addClaims(template *corev1.PodTemplateSpec, set *appsv1.StatefulSet) {
+	for _, claim := range set.Spec.VolumeClaimTemplates {
+		template.Spec.Volumes = slices.DeleteFunc(template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == claim.Name })
+		template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: claim.Name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: fmt.Sprintf("%s-%s-0", claim.Name, set.Name)},
+		}})
+	}
 }
 
 func hashOf(template *corev1.PodTemplateSpec) string {
@@ -133,50 +172,137 @@ func hashOf(template *corev1.PodTemplateSpec) string {
 // cause.
 var errBase = errors.New("the API server refuses the template of the workload itself")
 
-// tryGroups returns the API server's refusal for the first group that has one. An error
-// means that the API server could not be asked.
-func (r *Reconciler) tryGroups(
-	ctx context.Context, workload *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, groups []string,
-) (refused, err error) {
-	for _, group := range groups {
-		refusal, err := r.tryRules(ctx, workload, template, rules, group)
-		if refusal == nil && err == nil {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if base, err := r.tryFewer(ctx, workload, template, rules.First(0), group); err != nil || base != nil {
-			return nil, errors.Join(err, asUntried(base))
-		}
-		return r.culprit(ctx, workload, template, rules, group, refusal)
-	}
-	return nil, nil
+// trial tries the rules of a policy with the template of one workload.
+type trial struct {
+	r        *Reconciler
+	workload *ownership.Object
+	template *corev1.PodTemplateSpec
+	rules    *overrides.Rules
+	// last is the last trial of the same rules and the same template, if there was one.
+	last policies.Trial
+
+	// base is the API server's refusal of the pod without rules, or nil; known once
+	// baseKnown is set.
+	base      error
+	baseKnown bool
 }
 
-// asUntried turns a refusal of the template itself into an error; nil stays nil.
-func asUntried(refusal error) error {
-	if refusal == nil {
+// tryGroups sets the result of a trial. An error means that the API server could not be
+// asked. The first group with a refusal decides.
+func (t *trial) tryGroups(ctx context.Context, groups []string, result *policies.Trial) error {
+	result.Refused, result.Doubt, result.Answer = nil, nil, ""
+	for _, group := range groups {
+		if err := t.tryGroup(ctx, group, result); err != nil || result.Refused != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tryGroup tries a pod of one group. If the API server refuses the pod without the rules
+// too, or a pod cannot be tried, it tries a PodTemplate.
+func (t *trial) tryGroup(ctx context.Context, group string, result *policies.Trial) error {
+	refusal, err := t.ask(ctx, t.r.askPod, t.rules, group)
+	if refusal != nil && err == nil {
+		err = t.tryBase(ctx)
+	}
+	switch {
+	case errors.Is(err, errNoPodTrial):
+		return t.tryTemplate(ctx, group, result)
+	case err != nil || refusal == nil:
+		return err
+	}
+	switch blame(refusal, t.base) {
+	case onRules:
+		if isQuota(refusal) && t.runsIn(group) {
+			return nil // a successor gets what a pod of the same size has used
+		}
+		return t.refuse(ctx, group, refusal, result, func(ctx context.Context, rules *overrides.Rules) (error, error) {
+			refusal, err := t.ask(ctx, t.r.askPod, rules, group)
+			if err != nil || refusal == nil || blame(refusal, t.base) != onRules {
+				return nil, err
+			}
+			return refusal, nil
+		})
+	case onTemplate:
+		result.Doubt = fmt.Errorf("%w: %w", errBase, t.base)
+	}
+	return t.tryTemplate(ctx, group, result)
+}
+
+// tryBase tries the pod without rules.
+func (t *trial) tryBase(ctx context.Context) (err error) {
+	if !t.baseKnown {
+		t.base, err = t.ask(ctx, t.r.askPod, t.rules.First(0), "")
+		t.baseKnown = err == nil
+	}
+	return err
+}
+
+// runsIn reports whether a pod of the workload was created with the rules of the group.
+func (t *trial) runsIn(group string) bool {
+	hash := t.rules.FixedHash(group)
+	for _, cohort := range t.r.Ledger.View(t.r.Walker.Descendants(t.workload.UID)) {
+		for _, pod := range cohort.Pods {
+			if hash != "" && pod.Overrides == hash {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// tryTemplate tries a PodTemplate of one group. Admission of pods does not apply to
+// PodTemplates. Rules that change only images need no such trial: their form is checked
+// when the policy is compiled.
+func (t *trial) tryTemplate(ctx context.Context, group string, result *policies.Trial) error {
+	if !t.rules.TouchesImmutable(group) {
 		return nil
 	}
-	return fmt.Errorf("%w: %w", errBase, refusal)
+	refusal, err := t.ask(ctx, t.r.askTemplate, t.rules, group)
+	if err != nil || refusal == nil {
+		return err
+	}
+	// Forbidden is ignored after all rules were refused: the API server checks quotas after
+	// validation, so the template is valid.
+	fewer := func(ctx context.Context, rules *overrides.Rules) (error, error) {
+		refusal, err := t.ask(ctx, t.r.askTemplate, rules, group)
+		if apierrors.IsForbidden(err) {
+			return nil, nil
+		}
+		return refusal, err
+	}
+	base, err := fewer(ctx, t.rules.First(0))
+	if err != nil {
+		return err
+	}
+	if base != nil {
+		return fmt.Errorf("%w: %w", errBase, base)
+	}
+	return t.refuse(ctx, group, refusal, result, fewer)
 }
 
-// culprit returns the refusal with the first rule that causes it.
-func (r *Reconciler) culprit(
-	ctx context.Context, workload *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string, refusal error,
-) (refused, err error) {
+// refuse sets the refusal of a group, with the first rule that causes it. ask returns the
+// refusal of fewer rules.
+func (t *trial) refuse(
+	ctx context.Context, group string, refusal error, result *policies.Trial, ask func(context.Context, *overrides.Rules) (refused, err error),
+) error {
+	result.Answer = group + " " + refusal.Error()
+	if t.last.Refused != nil && t.last.Answer == result.Answer {
+		result.Refused = t.last.Refused
+		return nil
+	}
 	var acting []int // the rules that change something in the group, counted from 1
-	for i := 1; i <= rules.Len(); i++ {
-		if rules.First(i).Hash(group) != rules.First(i-1).Hash(group) {
+	for i := 1; i <= t.rules.Len(); i++ {
+		if t.rules.First(i).Hash(group) != t.rules.First(i-1).Hash(group) {
 			acting = append(acting, i)
 		}
 	}
 	n := acting[len(acting)-1]
 	for _, i := range acting[:len(acting)-1] {
-		early, err := r.tryFewer(ctx, workload, template, rules.First(i), group)
+		early, err := ask(ctx, t.rules.First(i))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if early != nil {
 			n, refusal = i, early
@@ -187,54 +313,8 @@ func (r *Reconciler) culprit(
 	if group == policies.AnyOtherGroup {
 		where = "in NodeGroups that no rule names"
 	}
-	return policies.Refusal{RuleError: overrides.RuleError{
-		Rule: n - 1, Overrider: rules.Path(n), Err: fmt.Errorf("the API server refuses the pod with its changes %s: %w", where, refusal),
-	}}, nil
-}
-
-// tryFewer tries some of the rules after all of them were refused. It ignores Forbidden: the
-// API server checks quotas after validation, so the pod is valid.
-func (r *Reconciler) tryFewer(
-	ctx context.Context, workload *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string,
-) (refused, err error) {
-	refused, err = r.tryRules(ctx, workload, template, rules, group)
-	if apierrors.IsForbidden(err) {
-		return nil, nil
-	}
-	return refused, err
-}
-
-// tryRules tries the pod that the rules make of the template in one group.
-func (r *Reconciler) tryRules(
-	ctx context.Context, workload *ownership.Object, template *corev1.PodTemplateSpec, rules *overrides.Rules, group string,
-) (refused, err error) {
-	pod := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
-	if rules.Apply(group, pod) != nil {
-		return nil, nil //nolint:nilerr // real pods show it: admission may add what the rules need to the template
-	}
-	_, err = r.Pods.CoreV1().PodTemplates(workload.Namespace).Create(ctx, &corev1.PodTemplate{
-		ObjectMeta: metav1.ObjectMeta{Name: trialName},
-		Template:   corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec},
-	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	switch {
-	case err == nil, apierrors.IsAlreadyExists(err):
-		return nil, nil
-	case apierrors.IsInvalid(err):
-		return errors.New(refusalText(err)), nil
-	}
-	return nil, fmt.Errorf("trying the override of %s %s/%s: %w", workload.Kind, workload.Namespace, workload.Name, err)
-}
-
-// refusalText returns the API server's message, with field paths as in a pod.
-func refusalText(err error) string {
-	text := err.Error()
-	var status apierrors.APIStatus
-	if errors.As(err, &status) && status.Status().Details != nil && len(status.Status().Details.Causes) > 0 {
-		parts := make([]string, 0, len(status.Status().Details.Causes))
-		for _, cause := range status.Status().Details.Causes {
-			parts = append(parts, strings.TrimPrefix(cause.Field, "template.")+": "+cause.Message)
-		}
-		text = strings.Join(parts, "; ")
-	}
-	return conditions.Truncate(text, maxRefusal)
+	result.Refused = policies.Refusal{RuleError: overrides.RuleError{
+		Rule: n - 1, Overrider: t.rules.Path(n), Err: fmt.Errorf("the API server refuses the pod with its changes %s: %w", where, refusal),
+	}}
+	return nil
 }

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -25,41 +26,70 @@ import (
 )
 
 // judge answers trials as the API server would: it refuses two volumes of one name. If set,
-// it returns broken instead, and quota for valid templates.
+// broken is the answer to every trial, unable that to every trial of a pod, quota that to
+// valid PodTemplates, and admission that to valid pods.
 type judge struct {
-	t             *testing.T
-	asked         []string // the names of the volumes in each trial
-	broken, quota error
+	t *testing.T
+	// asked has the names of the volumes in each trial, after "template " for a PodTemplate.
+	asked                 []string
+	broken, unable, quota error
+	admission             func(*corev1.Pod) error
 }
+
+// noPermission is what the API server answers to those who may not create pods.
+var noPermission = apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "",
+	errors.New(`User "system:serviceaccount:atoll-system:atoll-manager" cannot create resource "pods" in API group "" in the namespace "default"`))
 
 func newJudge(s *site) *judge {
 	j := &judge{t: s.t}
-	s.World.Pods.PrependReactor("create", "podtemplates", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		create := action.(clienttesting.CreateActionImpl)
+	s.World.Pods.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create, ok := action.(clienttesting.CreateActionImpl)
+		if !ok || action.GetSubresource() != "" {
+			return false, nil, nil
+		}
 		if diff := cmp.Diff([]string{metav1.DryRunAll}, create.CreateOptions.DryRun); diff != "" {
 			j.t.Errorf("a trial is stored (-want +got):\n%s", diff)
 		}
-		template := create.GetObject().(*corev1.PodTemplate)
-		var names []string
-		for _, volume := range template.Template.Spec.Volumes {
-			names = append(names, volume.Name)
-		}
-		j.asked = append(j.asked, strings.Join(names, ","))
-		if j.broken != nil {
-			return true, nil, j.broken
-		}
-		for i := range names {
-			for k := range names[:i] {
-				if names[i] == names[k] {
-					return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "PodTemplate"}, template.Name, field.ErrorList{
-						field.Duplicate(field.NewPath("template", "spec", "volumes").Index(i).Child("name"), names[i]),
-					})
-				}
+		switch o := create.GetObject().(type) {
+		case *corev1.PodTemplate:
+			if err := j.answer("template ", "PodTemplate", &o.Template.Spec, field.NewPath("template", "spec")); err != nil {
+				return true, nil, err
 			}
+			return true, o, j.quota
+		case *corev1.Pod:
+			if j.unable != nil {
+				return true, nil, j.unable
+			}
+			err := j.answer("", "Pod", &o.Spec, field.NewPath("spec"))
+			if err == nil && j.admission != nil {
+				err = j.admission(o)
+			}
+			return true, o, err
 		}
-		return true, template, j.quota
+		return false, nil, nil
 	})
 	return j
+}
+
+func (j *judge) answer(prefix, kind string, spec *corev1.PodSpec, path *field.Path) error {
+	var names []string
+	for _, volume := range spec.Volumes {
+		names = append(names, volume.Name)
+	}
+	j.asked = append(j.asked, prefix+strings.Join(names, ","))
+	if j.broken != nil {
+		return j.broken
+	}
+	for i := range names {
+		for k := range names[:i] {
+			if names[i] == names[k] {
+				return apierrors.NewInvalid(schema.GroupKind{Kind: kind}, trialName, field.ErrorList{
+					field.Duplicate(path.Child("volumes").Index(i).Child("name"), names[i]),
+				})
+			}
+		}
+	}
+	return nil
 }
 
 // takeAsked returns the trials since the last call.
@@ -133,8 +163,8 @@ func TestARefusedOverrideIsNotBound(t *testing.T) {
 			build.Deployment("web", both, volumes), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("elsewhere", "data"))},
 			true, nil, "",
 		},
-		"images alone are not tried": {
-			build.Deployment("web", both, volumes), []build.Object{twoGroups, override}, true, nil, "",
+		"images alone are tried: an image policy may refuse them": {
+			build.Deployment("web", both, volumes), []build.Object{twoGroups, override}, true, []string{"data"}, "",
 		},
 		"a rule that cannot be applied to the template is shown by the pods": {
 			build.Deployment("web", both), []build.Object{twoGroups, build.OverridePolicy("o", addVolume("hz", "a"))}, true, nil, "",
@@ -162,7 +192,7 @@ func TestARefusedOverrideIsNotBound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, append(tc.policies, tc.workload)...)
 			j := newJudge(s)
-			s.reconcile("web")
+			s.tried("web")
 			want := map[bool]string{true: "o"}[tc.bound]
 			labels := strings.Join(s.labelled, "")
 			if got := strings.Contains(labels, `"groupmanagement.kubeedge.io/binding-overridepolicy":"o"`); got != tc.bound {
@@ -179,12 +209,25 @@ func TestARefusedOverrideIsNotBound(t *testing.T) {
 			case tc.refused != "" && (trial.Refused == nil || trial.Refused.Error() != tc.refused):
 				t.Errorf("refused is\n%v, want\n%s", trial.Refused, tc.refused)
 			}
-			s.reconcile("web")
+			if again := s.tried("web"); again != (map[bool]time.Duration{true: retryRefused})[tc.refused != ""] {
+				t.Errorf("tried again after %s", again)
+			}
 			if asked := j.takeAsked(); asked != nil {
 				t.Errorf("tried again without a change: %s", asked)
 			}
 		})
 	}
+}
+
+// tried runs one pass for a workload, which must not fail, and returns when the next one is.
+func (s *site) tried(uid types.UID) time.Duration {
+	s.t.Helper()
+	s.labelled, s.woken = nil, nil
+	result, err := s.Reconcile(s.t.Context(), request{uid})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return result.RequeueAfter
 }
 
 // generation sets the generation of the Deployment in the walker and the API server.
@@ -209,7 +252,7 @@ func TestAnOverrideIsTriedAgainWhenSomethingChanges(t *testing.T) {
 	s.see("web")
 	expect := func(what string, bound bool, asked ...string) {
 		t.Helper()
-		s.reconcile("web")
+		s.tried("web")
 		s.see("web")
 		if diff := cmp.Diff(asked, j.takeAsked()); diff != "" {
 			t.Errorf("%s: wrong trials (-want +got):\n%s", what, diff)
@@ -274,7 +317,7 @@ func TestATrialThatCannotBeMadeUnbindsNothing(t *testing.T) {
 				t.Errorf("written: %s, untried because %v", s.labelled, trial.Untried)
 			}
 			j.broken = nil
-			s.reconcile("web")
+			s.tried("web")
 			if trial, _ := s.World.Policies.Trial("web"); trial.Refused == nil || trial.Untried != nil {
 				t.Errorf("after an answer the trial is %+v", trial)
 			}
@@ -327,8 +370,10 @@ func TestATemplateThatIsRefusedItselfUnbindsNothing(t *testing.T) {
 // refuses invalid ones before it checks the quota.
 func TestAQuotaHidesNoRefusal(t *testing.T) {
 	s := newSite(t, build.Deployment("web", build.Bound("p", "o"), withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "data")))
-	newJudge(s).quota = apierrors.NewForbidden(schema.GroupResource{Resource: "podtemplates"}, "trial", errors.New("exceeded quota"))
-	s.reconcile("web")
+	j := newJudge(s)
+	j.unable = noPermission
+	j.quota = apierrors.NewForbidden(schema.GroupResource{Resource: "podtemplates"}, "trial", errors.New("exceeded quota"))
+	s.tried("web")
 	trial, _ := s.World.Policies.Trial("web")
 	if trial.Refused == nil || trial.Untried != nil || s.deployment("web").Labels[gm.BindingOverridePolicyLabel] != "" {
 		t.Errorf("the trial is %+v, and written was %s", trial, s.labelled)

@@ -19,6 +19,7 @@ import (
 //
 //	this replica becomes the leader              → all
 //	an owner is created, changed or deleted      → requestsForOwner
+//	the API server refuses the pods of an owner  → the workload that overrides them
 //	a pod is created, changed or deleted         → requestsForPod
 //	the spec of a PropagationPolicy changes      → requestsForPolicy
 //	the spec of an OverridePolicy changes        → requestsForPolicy
@@ -27,7 +28,10 @@ import (
 // Call it before the walker and the ledger are started.
 func (r *Reconciler) watch(b *builder.TypedBuilder[request]) *builder.TypedBuilder[request] {
 	r.changed = &trigger.Source[request]{Synced: r.Synced, All: r.all}
-	r.Walker.OnChange(func(old, new *ownership.Object) { r.changed.Add(requestsForOwner(old, new)...) })
+	r.Walker.OnChange(func(old, new *ownership.Object) {
+		r.changed.Add(requestsForOwner(old, new)...)
+		r.changed.Add(r.requestsForRefused(old, new)...)
+	})
 	r.Ledger.OnChange(func(old, new *seats.Pod) {
 		r.givenUp.note(old, new) // first: the pass that the request starts counts the pod
 		r.changed.Add(r.requestsForPod(old, new)...)
@@ -78,6 +82,18 @@ func concerns(old, new *ownership.Object) bool {
 	}
 	return old.Policies != new.Policies || old.IgnoreMissing != new.IgnoreMissing || old.OverridesStopped != new.OverridesStopped ||
 		old.Generation != new.Generation && new.Policies.RequiredOverride != "" || new.Restarting && !old.Restarting
+}
+
+// requestsForRefused is the workload that requires an OverridePolicy for the pods of an
+// owner, once the API server refuses these pods: its override is tried again.
+func (r *Reconciler) requestsForRefused(old, new *ownership.Object) []request {
+	if new == nil || new.PodsRefused == "" || old != nil && old.PodsRefused != "" {
+		return nil
+	}
+	if above := r.Walker.PolicyOwnersOf(new.UID).Override; above != nil {
+		return []request{{above.UID}}
+	}
+	return nil
 }
 
 // requestsForPod are the workload that gives up an overridden pod, and, for a pod that

@@ -54,7 +54,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	if a.Divided() && creation.Early {
 		wait = pinnedLater
 	}
-	ask := assign.Request{Pod: object, Revision: revision, Token: token, Overridden: creation.Fixed, DryRun: dryRun}
+	ask := assign.Request{Pod: object, Revision: revision, Token: token, Overridden: creation.Rules != nil, DryRun: dryRun}
 	switch {
 	case !a.Divided():
 		if ask.Node = seats.NodeOf(pod); ask.Node == "" || !creation.AtOnce {

@@ -68,6 +68,38 @@ func reserved(w *Webhook) int {
 	return many - w.Assigner.(*assign.Assigner).Ledger.Open(seats.Request{Cohort: seats.Cohort{Owner: "web-1"}, Total: many, Spread: spread})
 }
 
+// recorder records requests for seats, and gives each a seat in group hz.
+type recorder struct{ asked []assign.Request }
+
+func (r *recorder) Assign(_ context.Context, ask assign.Request) (assign.Answer, error) {
+	r.asked = append(r.asked, ask)
+	return assign.Answer{Group: "hz"}, nil
+}
+
+// TestTheLeaderIsToldOfOverrides: only the leader knows whether the API server refuses a pod
+// with the overrides, and it may refuse one for its image alone.
+func TestTheLeaderIsToldOfOverrides(t *testing.T) {
+	for name, tc := range map[string]struct {
+		bound    build.Option
+		policies []build.Object
+		want     bool
+	}{
+		"no OverridePolicy": {build.Bound("p", ""), []build.Object{toHz}, false},
+		"images":            {build.Bound("p", "o"), []build.Object{toHz, images}, true},
+		"arguments":         {build.Bound("p", "o"), []build.Object{toHz, args}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, ground(tc.bound, tc.policies...)...)
+			r := &recorder{}
+			w.Assigner = r
+			admit(t, w, webPod(), false)
+			if len(r.asked) != 1 || r.asked[0].Overridden != tc.want {
+				t.Errorf("the requests are %+v", r.asked)
+			}
+		})
+	}
+}
+
 func TestAnEarlyPodGetsEverythingAtCreation(t *testing.T) {
 	policy := build.OverridePolicy("o", build.Registry("hz", "hz.io"), build.Overrides("hz", gm.Overriders{
 		CommandOverrider: []gm.CommandArgsOverrider{{ContainerName: "c", Operator: gm.OverriderOpReplace, Value: []string{"/hz"}}},

@@ -37,7 +37,7 @@ type World struct {
 	Policies *policies.Resolver
 	// Client has policies and workloads.
 	Client client.WithWatch
-	// Pods has pods.
+	// Pods has pods. It accepts all dry runs.
 	Pods *fake.Clientset
 	// Evicted has the names of the pods of all eviction requests, in order. An eviction does
 	// not delete its pod. Answers are the results of the requests, in order; further
@@ -69,11 +69,12 @@ func New(t testing.TB, objects ...build.Object) *World {
 		w.see(o)
 	}
 	w.Pods.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		eviction, ok := action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
-		if !ok {
-			return false, nil, nil
+		if eviction, ok := action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction); ok {
+			return true, nil, w.evict(t, eviction)
 		}
-		return true, nil, w.evict(t, eviction)
+		create, ok := action.(clienttesting.CreateActionImpl)
+		dryRun := ok && len(create.CreateOptions.DryRun) > 0
+		return dryRun, action.(clienttesting.CreateAction).GetObject(), nil
 	})
 	return w
 }
