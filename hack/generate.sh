@@ -32,9 +32,10 @@ sync() {
 go run ./hack/crdtrim "$new/crds/apps.openyurt.io_uniteddeployments.yaml"
 sync "$new/crds" charts/atoll/files/crds
 
-# The manager's role, from the markers beside the code that needs each permission. A
+# The manager's roles, from the markers beside the code that needs each permission. A
 # marker with namespace=atoll-system becomes a Role; the chart replaces the namespace by
-# that of the release.
+# that of the release. A marker with roleName=atoll-manager-<feature> becomes part of that
+# ClusterRole; the chart renders it only if the feature is on (templates/rbac-generated.yaml).
 #
 # controller-gen ignores such a marker without an error if it is in a doc comment: it
 # needs a comment of its own, with an empty line after it.

@@ -3,6 +3,7 @@ module github.com/atoll-k8s/atoll/hack/chart
 go 1.26.0
 
 require (
+	github.com/google/cel-go v0.26.0
 	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.91.0
 	helm.sh/helm/v3 v3.21.4
 	k8s.io/api v0.36.3
@@ -36,7 +37,6 @@ require (
 	github.com/go-openapi/jsonreference v0.20.2 // indirect
 	github.com/go-openapi/swag v0.23.0 // indirect
 	github.com/gobwas/glob v0.2.3 // indirect
-	github.com/google/cel-go v0.26.0 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/huandu/xstrings v1.5.0 // indirect

@@ -26,8 +26,8 @@ var errSeatTaken = errors.New("the node's NodeGroup got its share of the workloa
 // The OverridePolicy's controller recreates it.
 var errNotOverridden = errors.New("the pod was created without the overrides of the node's NodeGroup, and will be recreated")
 
-// +kubebuilder:rbac:groups="",resources=pods,verbs=patch
-// +kubebuilder:rbac:groups="",resources=pods/binding,verbs=create
+// +kubebuilder:rbac:roleName=atoll-manager-extender,groups="",resources=pods,verbs=patch
+// +kubebuilder:rbac:roleName=atoll-manager-extender,groups="",resources=pods/binding,verbs=create
 
 // bind checks the seat again, overrides images, and binds: in this order, so that the kubelet
 // never starts the pod without its overrides. If a request is repeated, it succeeds again.

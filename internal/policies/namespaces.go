@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
+// +kubebuilder:rbac:roleName=atoll-manager-capacity,groups="",resources=namespaces,verbs=list;watch
 
 // Namespaces watches namespaces and passes their capacity settings to a Resolver. No
 // pod waits for it: while namespaces cannot be read their last settings stay in force,

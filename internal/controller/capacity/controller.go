@@ -111,8 +111,9 @@ type scope struct {
 	unread error
 }
 
-// +kubebuilder:rbac:groups=capacity.atoll.dev,resources=capacitysplits,verbs=get;list;watch;create;delete
-// +kubebuilder:rbac:groups=capacity.atoll.dev,resources=capacitysplits/status,verbs=patch
+// +kubebuilder:rbac:groups=capacity.atoll.dev,resources=capacitysplits,verbs=get;list;watch;delete
+// +kubebuilder:rbac:roleName=atoll-manager-capacity,groups=capacity.atoll.dev,resources=capacitysplits,verbs=create
+// +kubebuilder:rbac:roleName=atoll-manager-capacity,groups=capacity.atoll.dev,resources=capacitysplits/status,verbs=patch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // SetupWithManager registers the controller. Call before walker and ledger are started.

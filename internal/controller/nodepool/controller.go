@@ -115,10 +115,10 @@ type member struct {
 	ready bool
 }
 
-// +kubebuilder:rbac:groups=apps.openyurt.io,resources=nodepools,verbs=get;list;watch;patch
-// +kubebuilder:rbac:groups=apps.openyurt.io,resources=nodepools/status,verbs=patch
-// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=apps.openyurt.io,resources=nodepools,verbs=get;list;watch;patch
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=apps.openyurt.io,resources=nodepools/status,verbs=patch
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups="",resources=nodes,verbs=get;list;watch;patch
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=events.k8s.io,resources=events,verbs=create;patch
 
 // SetupWithManager registers the two controllers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {

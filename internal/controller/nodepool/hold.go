@@ -24,8 +24,8 @@ const (
 	holdEvery = 2 * time.Second
 )
 
-// +kubebuilder:rbac:groups=apps,resources=deployments;statefulsets;daemonsets,verbs=list;watch
-// +kubebuilder:rbac:groups="",resources=pods,verbs=list
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=apps,resources=deployments;statefulsets;daemonsets,verbs=list;watch
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups="",resources=pods,verbs=list
 
 // hold is the state of a pool whose NoExecute taints may have to wait.
 type hold struct {

@@ -91,12 +91,12 @@ type scope struct {
 // failure is reason and message of the condition PoolFailure.
 type failure struct{ reason, message string }
 
-// +kubebuilder:rbac:groups=apps.openyurt.io,resources=uniteddeployments,verbs=get;list;watch;patch
-// +kubebuilder:rbac:groups=apps.openyurt.io,resources=uniteddeployments/status,verbs=patch
-// +kubebuilder:rbac:groups=apps.openyurt.io,resources=uniteddeployments/finalizers,verbs=update
-// +kubebuilder:rbac:groups=apps.openyurt.io,resources=nodepools,verbs=get;list;watch
-// +kubebuilder:rbac:groups=apps,resources=deployments;statefulsets;daemonsets;controllerrevisions,verbs=get;list;watch;create;update;delete
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=apps.openyurt.io,resources=uniteddeployments,verbs=get;list;watch;patch
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=apps.openyurt.io,resources=uniteddeployments/status,verbs=patch
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=apps.openyurt.io,resources=uniteddeployments/finalizers,verbs=update
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=apps.openyurt.io,resources=nodepools,verbs=get;list;watch
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=apps,resources=deployments;statefulsets;daemonsets;controllerrevisions,verbs=get;list;watch;create;update;delete
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups=events.k8s.io,resources=events,verbs=create;patch
 
 // SetupWithManager registers the controller.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {

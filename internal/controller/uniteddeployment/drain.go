@@ -24,7 +24,7 @@ import (
 // enough: not every change of a pod changes the status of its workload.
 const drainEvery = time.Second
 
-// +kubebuilder:rbac:groups="",resources=pods,verbs=list
+// +kubebuilder:rbac:roleName=atoll-manager-pools,groups="",resources=pods,verbs=list
 
 // observeLeaving lists the pods of workloads of removed pools from the API server. Nothing
 // else in this controller needs pods, so they are not cached.

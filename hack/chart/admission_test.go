@@ -1,0 +1,372 @@
+package chart
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	celgo "github.com/google/cel-go/cel"
+	celtypes "github.com/google/cel-go/common/types"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/cel"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/cel/environment"
+	"sigs.k8s.io/yaml"
+)
+
+// write is a request to the API server about one object.
+type write struct {
+	// by is the user; the zero value is atoll-manager.
+	by user.Info
+	// resource is group/resource or group/resource/subresource; the group of the core is "".
+	resource string
+	// now and before are the object after and before the write, in YAML; "" for none.
+	now, before string
+	dryRun      bool
+	namespace   string
+}
+
+func (w write) operation() admission.Operation {
+	switch {
+	case w.before == "":
+		return admission.Create
+	case w.now == "":
+		return admission.Delete
+	}
+	return admission.Update
+}
+
+// policies evaluates the ValidatingAdmissionPolicies of a rendered chart with the API
+// server's own compiler of expressions.
+type policies []*compiledPolicy
+
+type compiledPolicy struct {
+	*admissionregistrationv1.ValidatingAdmissionPolicy
+	conditions, validations, messages cel.ConditionEvaluator
+}
+
+// expression is one expression of a policy; name is that of a variable.
+type expression struct {
+	name, text string
+	types      []*celgo.Type
+}
+
+func (e *expression) GetExpression() string      { return e.text }
+func (e *expression) GetName() string            { return e.name }
+func (e *expression) ReturnTypes() []*celgo.Type { return e.types }
+
+// policiesOf compiles the policies of a chart, as the API server does when they are created.
+func policiesOf(t *testing.T, rendered objects) (all policies) {
+	t.Helper()
+	for _, object := range rendered {
+		p, ok := object.(*admissionregistrationv1.ValidatingAdmissionPolicy)
+		if !ok {
+			continue
+		}
+		get[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, rendered, "ValidatingAdmissionPolicyBinding/"+p.Name)
+		compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		declared := cel.OptionalVariableDeclarations{HasAuthorizer: true}
+		for _, v := range p.Spec.Variables {
+			e := &expression{v.Name, v.Expression, []*celgo.Type{celgo.AnyType, celgo.DynType}}
+			if result := compiler.CompileAndStoreVariable(e, declared, environment.NewExpressions); result.Error != nil {
+				t.Fatalf("variable %s of %s: %v", v.Name, p.Name, result.Error)
+			}
+		}
+		evaluator := func(declared cel.OptionalVariableDeclarations, returns *celgo.Type, texts []string) cel.ConditionEvaluator {
+			var all []cel.ExpressionAccessor
+			for _, text := range texts {
+				e := &expression{text: text, types: []*celgo.Type{returns}}
+				if result := compiler.CompileCELExpression(e, declared, environment.NewExpressions); result.Error != nil {
+					t.Fatalf("%s of %s: %v", text, p.Name, result.Error)
+				}
+				all = append(all, e)
+			}
+			return compiler.CompileCondition(all, declared, environment.NewExpressions)
+		}
+		var conditions, validations, messages []string
+		for _, c := range p.Spec.MatchConditions {
+			conditions = append(conditions, c.Expression)
+		}
+		for _, v := range p.Spec.Validations {
+			validations = append(validations, v.Expression)
+			message := v.MessageExpression
+			if message == "" {
+				message = strconv.Quote(v.Message)
+			}
+			messages = append(messages, message)
+		}
+		all = append(all, &compiledPolicy{
+			p, evaluator(declared, celgo.BoolType, conditions), evaluator(declared, celgo.BoolType, validations),
+			evaluator(cel.OptionalVariableDeclarations{}, celgo.StringType, messages),
+		})
+	}
+	return all
+}
+
+// refusals returns the messages of the policies that do not allow a write. It fails the test
+// if an expression fails. rights answers the expressions that ask for the rights of the user.
+func (all policies) refusals(t *testing.T, w write, rights authorizer.Authorizer) (messages []string) {
+	t.Helper()
+	attributes, resource := w.attributes(t)
+	versioned := &admission.VersionedAttributes{
+		Attributes: attributes, VersionedKind: attributes.GetKind(), VersionedObject: attributes.GetObject(), VersionedOldObject: attributes.GetOldObject(),
+	}
+	request := cel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(resource), metav1.GroupVersionKind(attributes.GetKind()))
+	for _, p := range all {
+		if !p.selects(w) {
+			continue
+		}
+		evaluate := func(evaluator cel.ConditionEvaluator, bindings cel.OptionalVariableBindings) []cel.EvaluationResult {
+			results, _, err := evaluator.ForInput(t.Context(), versioned, request, bindings, nil, celconfig.RuntimeCELCostBudget)
+			if err != nil {
+				t.Fatalf("%s: %v", p.Name, err)
+			}
+			return results
+		}
+		isFalse := func(result cel.EvaluationResult) bool {
+			if result.Error != nil {
+				t.Errorf("%s fails: %v", p.Name, result.Error)
+			}
+			return result.EvalResult != celtypes.True
+		}
+		bindings := cel.OptionalVariableBindings{Authorizer: rights}
+		if slices.ContainsFunc(evaluate(p.conditions, bindings), isFalse) {
+			continue
+		}
+		texts := evaluate(p.messages, cel.OptionalVariableBindings{})
+		for i, result := range evaluate(p.validations, bindings) {
+			if !isFalse(result) {
+				continue
+			}
+			if texts[i].Error != nil {
+				t.Errorf("%s: its message fails: %v", p.Name, texts[i].Error)
+				continue
+			}
+			text, _ := texts[i].EvalResult.Value().(string)
+			messages = append(messages, text)
+		}
+	}
+	slices.Sort(messages)
+	return messages
+}
+
+func (w write) attributes(t *testing.T) (admission.Attributes, schema.GroupVersionResource) {
+	t.Helper()
+	decode := func(text string) *unstructured.Unstructured {
+		if text == "" {
+			return nil
+		}
+		o := &unstructured.Unstructured{}
+		if err := yaml.UnmarshalStrict([]byte(text), &o.Object); err != nil {
+			t.Fatalf("decoding %s: %v", text, err)
+		}
+		return o
+	}
+	now, before := decode(w.now), decode(w.before)
+	group, rest, _ := strings.Cut(w.resource, "/")
+	resource, subresource, _ := strings.Cut(rest, "/")
+	gvr := schema.GroupVersionResource{Group: group, Version: "v1", Resource: resource}
+	by := w.by
+	if by == nil {
+		by = &user.DefaultInfo{Name: "system:serviceaccount:" + namespace + ":atoll-manager", Groups: []string{"system:serviceaccounts", "system:authenticated"}}
+	}
+	where := w.namespace
+	if where == "" && resource != "nodes" && resource != "nodegroups" && resource != "nodepools" {
+		where = "default"
+	}
+	kind := schema.GroupVersionKind{Group: group, Version: "v1", Kind: "Any"}
+	// A nil pointer in an interface would not be nil.
+	switch w.operation() {
+	case admission.Create:
+		return admission.NewAttributesRecord(now, nil, kind, where, "x", gvr, subresource, admission.Create, &metav1.CreateOptions{}, w.dryRun, by), gvr
+	case admission.Delete:
+		return admission.NewAttributesRecord(nil, before, kind, where, "x", gvr, subresource, admission.Delete, &metav1.DeleteOptions{}, w.dryRun, by), gvr
+	default:
+		return admission.NewAttributesRecord(now, before, kind, where, "x", gvr, subresource, admission.Update, &metav1.UpdateOptions{}, w.dryRun, by), gvr
+	}
+}
+
+// selects reports whether the rules of a policy select a write.
+func (p *compiledPolicy) selects(w write) bool {
+	group, rest, _ := strings.Cut(w.resource, "/")
+	return slices.ContainsFunc(p.Spec.MatchConstraints.ResourceRules, func(rule admissionregistrationv1.NamedRuleWithOperations) bool {
+		return slices.Contains(rule.APIGroups, group) && slices.Contains(rule.Resources, rest) &&
+			slices.Contains(rule.Operations, admissionregistrationv1.OperationType(w.operation()))
+	})
+}
+
+// expect fails unless exactly one refusal starts with want, or there is none and want is "".
+func expect(t *testing.T, refusals []string, want string) {
+	t.Helper()
+	switch {
+	case want == "" && len(refusals) > 0:
+		t.Errorf("refused: %q", refusals)
+	case want != "" && (len(refusals) != 1 || !strings.HasPrefix(refusals[0], want)):
+		t.Errorf("the refusals are %q, want %q", refusals, want)
+	}
+}
+
+// with returns an object in YAML: a line of metadata and the rest of the object.
+func with(metadata, rest string) string {
+	return fmt.Sprintf("metadata: {name: x, %s}\n%s", metadata, rest)
+}
+
+// waiting is the rest of a pod at our gate and at another.
+const waiting = "spec: {schedulingGates: [{name: groupmanagement.kubeedge.io/policy}, {name: other}], containers: [{name: c, image: a}]}"
+
+// TestBoundsOfTheManager: of the writes that RBAC allows to atoll-manager, the policies refuse
+// those that its code does not need. The same table is tried on a real API server
+// (test/e2e, TestManagerWritesNoMoreThanItNeeds), with fewer rows.
+func TestBoundsOfTheManager(t *testing.T) {
+	p := policiesOf(t, render(t, load(t), everything()))
+	const (
+		pod    = "spec: {containers: [{name: c, image: a}], terminationGracePeriodSeconds: 30}"
+		node   = "spec: {podCIDR: 10.0.0.0/24, taints: [{key: node.kubernetes.io/unreachable, effect: NoExecute}]}"
+		owned  = "labels: {apps.openyurt.io/pool-name: a}, ownerReferences: [{apiVersion: apps.openyurt.io/v1alpha1, kind: UnitedDeployment, name: u, uid: 1, controller: true}]"
+		others = "labels: {apps.openyurt.io/pool-name: a}, ownerReferences: [{apiVersion: v1, kind: Other, name: u, uid: 1, controller: true}]"
+		orphan = "labels: {apps.openyurt.io/pool-name: a}"
+		rev    = "labels: {apps.openyurt.io/uniteddeployment: u}, ownerReferences: [{apiVersion: apps.openyurt.io/v1alpha1, kind: UnitedDeployment, name: u, uid: 1, controller: true}]"
+
+		podLabels    = "atoll-manager may not change these labels of a pod: "
+		podFields    = "atoll-manager may not change these fields of a pod's spec in namespace "
+		nodeFields   = "atoll-manager may not change these fields of a node's spec: "
+		workload     = "atoll-manager may not change these "
+		poolsOnly    = "atoll-manager may create and delete only the workloads and ControllerRevisions of UnitedDeployments"
+		secretsOnly  = "atoll-manager may create only the Secrets "
+		settingsOnly = "atoll-manager may not change these fields: "
+	)
+	update := func(resource, before, now string) write { return write{resource: resource, before: before, now: now} }
+	in := func(namespace string, w write) write { w.namespace = namespace; return w }
+	for name, tc := range map[string]struct {
+		write write
+		want  string
+	}{
+		// Pods.
+		"an image":                         {update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: b}], terminationGracePeriodSeconds: 30}")), ""},
+		"an image in kube-system":          {in("kube-system", update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: b}], terminationGracePeriodSeconds: 30}"))), podFields + "kube-system: containers"},
+		"an image of our own pods":         {in(namespace, update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: b}], terminationGracePeriodSeconds: 30}"))), podFields + namespace},
+		"our labels":                       {update("/pods", with("labels: {atoll.dev/capacity-class: spot}", pod), with("labels: {groupmanagement.kubeedge.io/nodegroup: g}", pod)), ""},
+		"the deletion cost":                {update("/pods", with("", pod), with("annotations: {controller.kubernetes.io/pod-deletion-cost: '1', atoll.dev/deletion-cost: '1'}", pod)), ""},
+		"the deletion cost in kube-system": {in("kube-system", update("/pods", with("", pod), with("annotations: {controller.kubernetes.io/pod-deletion-cost: '1'}", pod))), ""},
+		"the name of the PodGroup":         {update("/pods", with("", pod), with("annotations: {scheduling.k8s.io/group-name: g}", pod)), ""},
+		"a label of others, new":           {update("/pods", with("", pod), with("labels: {app: x}", pod)), podLabels + "app"},
+		"a label of others, changed":       {update("/pods", with("labels: {app: y, a: b}", pod), with("labels: {app: x, a: b}", pod)), podLabels + "app"},
+		"a label of others, removed":       {update("/pods", with("labels: {app: y}", pod), with("", pod)), podLabels + "app"},
+		"an annotation of others":          {update("/pods", with("", pod), with("annotations: {a: x}", pod)), "atoll-manager may not change these annotations of a pod: a"},
+		"an owner":                         {update("/pods", with("", pod), with("ownerReferences: [{name: x}]", pod)), "atoll-manager may not change owners and finalizers of a pod"},
+		"a finalizer":                      {update("/pods", with("finalizers: [a/b]", pod), with("", pod)), "atoll-manager may not change owners and finalizers of a pod"},
+		"the grace period":                 {update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: a}], terminationGracePeriodSeconds: 1}")), podFields + "default: terminationGracePeriodSeconds"},
+		"a deadline":                       {update("/pods", with("", pod), with("", pod[:len(pod)-1]+", activeDeadlineSeconds: 1}")), podFields + "default: activeDeadlineSeconds"},
+		"a toleration of a running pod":    {update("/pods", with("", pod), with("", pod[:len(pod)-1]+", tolerations: [{operator: Exists}]}")), podFields + "default: tolerations"},
+		"what a pod at the gate gets":      {update("/pods", with("", waiting), with("", "spec: {schedulingGates: [{name: other}], affinity: {nodeAffinity: {}}, tolerations: [{key: spot}], containers: [{name: c, image: b}]}")), ""},
+		"a gate of others":                 {update("/pods", with("", waiting), with("", "spec: {schedulingGates: [{name: groupmanagement.kubeedge.io/policy}], containers: [{name: c, image: a}]}")), "atoll-manager may remove no scheduling gate of a pod but its own"},
+		"a Binding":                        {write{resource: "/pods/binding", now: with("labels: {atoll.dev/x: a}, annotations: {controller.kubernetes.io/pod-deletion-cost: '1'}", "target: {name: n}")}, ""},
+		"a Binding with a label of others": {write{resource: "/pods/binding", now: with("labels: {app: a}", "target: {name: n}")}, podLabels + "app"},
+
+		// Nodes.
+		"what a NodePool gives":           {update("/nodes", with("", node), with("labels: {a: b, node-restriction.kubernetes.io/site: x}, annotations: {c: d}", "spec: {podCIDR: 10.0.0.0/24, taints: [{key: node.kubernetes.io/unreachable, effect: NoExecute}, {key: a, effect: NoSchedule}]}")), ""},
+		"a node is cordoned":              {update("/nodes", with("", node), with("", node[:len(node)-1]+", unschedulable: true}")), nodeFields + "unschedulable"},
+		"a node's addresses":              {update("/nodes", with("", node), with("", strings.Replace(node, "10.0.0.0", "10.1.0.0", 1))), nodeFields + "podCIDR"},
+		"a node's name":                   {update("/nodes", with("labels: {kubernetes.io/hostname: n}", node), with("labels: {kubernetes.io/hostname: m}", node)), "atoll-manager may not change these labels of a node: kubernetes.io/hostname"},
+		"a taint of Kubernetes, removed":  {update("/nodes", with("", node), with("", "spec: {podCIDR: 10.0.0.0/24}")), "atoll-manager may not change the taints of a node that Kubernetes adds and removes"},
+		"a taint of Kubernetes, added":    {update("/nodes", with("", "spec: {}"), with("", "spec: {taints: [{key: node.kubernetes.io/not-ready, effect: NoExecute}]}")), "atoll-manager may not change the taints of a node that Kubernetes adds and removes"},
+		"an annotation of the kubelet":    {update("/nodes", with("", node), with("annotations: {volumes.kubernetes.io/controller-managed-attach-detach: 'true'}", node)), "atoll-manager may not change these annotations of a node: "},
+		"a node's finalizer":              {update("/nodes", with("", node), with("finalizers: [a/b]", node)), "atoll-manager may not change owners and finalizers of a node"},
+		"a node without a spec":           {update("/nodes", with("", ""), with("labels: {a: b}", "")), ""},
+		"a node of another manager's own": {write{by: &user.DefaultInfo{Name: "somebody"}, resource: "/nodes", before: with("", node), now: with("", "spec: {unschedulable: true}")}, ""},
+		"a user without a name":           {write{by: &user.DefaultInfo{}, resource: "/nodes", before: with("", node), now: with("", "spec: {unschedulable: true}")}, ""},
+
+		// Workloads.
+		"the label of a policy":              {update("apps/deployments", with("labels: {app: x}", "spec: {replicas: 1}"), with("labels: {app: x, groupmanagement.kubeedge.io/binding-overridepolicy: p}", "spec: {replicas: 1}")), ""},
+		"the mark of a ReplicaSet":           {update("apps/replicasets", with("", "spec: {replicas: 1}"), with("annotations: {atoll.dev/overrides-stopped: why}", "spec: {replicas: 1}")), ""},
+		"a workload's replicas":              {update("apps/deployments", with("", "spec: {replicas: 1}"), with("", "spec: {replicas: 2}")), workload + "fields of a workload: replicas"},
+		"a workload's template":              {update("batch/cronjobs", with("", "spec: {jobTemplate: {a: b}}"), with("", "spec: {jobTemplate: {a: c}}")), workload + "fields of a workload: jobTemplate"},
+		"a workload's label":                 {update("apps/statefulsets", with("", "spec: {}"), with("labels: {app: x}", "spec: {}")), workload + "labels of a workload: app"},
+		"a workload's owner":                 {update("apps/replicasets", with("", "spec: {}"), with("ownerReferences: [{name: x}]", "spec: {}")), "atoll-manager may not change owners and finalizers of a workload"},
+		"a Job is suspended":                 {update("batch/jobs", with("", "spec: {suspend: false, parallelism: 1}"), with("annotations: {atoll.dev/restart: x}", "spec: {suspend: true, parallelism: 1}")), ""},
+		"a Job's parallelism":                {update("batch/jobs", with("", "spec: {parallelism: 1}"), with("", "spec: {parallelism: 2}")), workload + "fields of a workload: parallelism"},
+		"a CronJob is suspended":             {update("batch/cronjobs", with("", "spec: {}"), with("", "spec: {suspend: true}")), workload + "fields of a workload: suspend"},
+		"the label of a further kind":        {update("apps.kruise.io/clonesets", with("", "spec: {}"), with("labels: {groupmanagement.kubeedge.io/binding-overridepolicy: p}", "spec: {}")), ""},
+		"the template of a further kind":     {update("apps.kruise.io/clonesets", with("", "spec: {}\ndata: a"), with("", "spec: {template: {}}\ndata: b")), workload + "fields of a workload: data, template"},
+		"a pool's workload is created":       {write{resource: "apps/deployments", now: with(owned, "spec: {}")}, ""},
+		"in kube-system it is not":           {in("kube-system", write{resource: "apps/deployments", now: with(owned, "spec: {}")}), "atoll-manager may write no workloads of UnitedDeployments in namespace kube-system"},
+		"in our namespace it is not":         {in(namespace, write{resource: "apps/daemonsets", now: with(owned, "spec: {}")}), "atoll-manager may write no workloads of UnitedDeployments in namespace " + namespace},
+		"a pool's workload is written":       {update("apps/statefulsets", with(owned, "spec: {replicas: 1}"), with(owned, "spec: {replicas: 2, template: {}}")), ""},
+		"a pool's workload is adopted":       {update("apps/statefulsets", with(orphan, "spec: {replicas: 1}"), with(owned, "spec: {replicas: 1}")), ""},
+		"a pool's workload is deleted":       {write{resource: "apps/daemonsets", before: with(owned, "spec: {}")}, ""},
+		"a workload of nobody is created":    {write{resource: "apps/deployments", now: with(orphan, "spec: {}")}, poolsOnly},
+		"a workload of another is created":   {write{resource: "apps/deployments", now: with(others, "spec: {}")}, poolsOnly},
+		"a workload of another is deleted":   {write{resource: "apps/deployments", before: with(others, "spec: {}")}, poolsOnly},
+		"a workload is deleted":              {write{resource: "apps/statefulsets", before: with("", "spec: {}")}, poolsOnly},
+		"a workload is made a pool's":        {update("apps/deployments", with("", "spec: {}"), with(orphan, "spec: {}")), workload + "labels of a workload: apps.openyurt.io/pool-name"},
+		"a workload of another is taken":     {update("apps/deployments", with(others, "spec: {}"), with(owned, "spec: {}")), "atoll-manager may not change owners and finalizers of a workload"},
+		"a revision is created":              {write{resource: "apps/controllerrevisions", now: with(rev, "revision: 1")}, ""},
+		"a revision is renumbered":           {update("apps/controllerrevisions", with(rev, "revision: 1"), with(rev, "revision: 2")), ""},
+		"a revision of another is deleted":   {write{resource: "apps/controllerrevisions", before: with("labels: {app: x}", "revision: 1")}, poolsOnly},
+		"a revision of another is rewritten": {update("apps/controllerrevisions", with("", "revision: 1"), with("", "revision: 2")), workload + "fields of a workload: revision"},
+		"a PodTemplate in a dry run":         {write{resource: "/podtemplates", now: with("", "template: {}"), dryRun: true}, ""},
+		"a PodTemplate":                      {write{resource: "/podtemplates", now: with("", "template: {}")}, "atoll-manager may create PodTemplates only in a dry run"},
+
+		// Secrets, and what users write for Atoll.
+		"the certificate":                 {write{resource: "/secrets", now: "metadata: {name: atoll-manager-tls}\ntype: kubernetes.io/tls"}, ""},
+		"another Secret":                  {write{resource: "/secrets", now: "metadata: {name: other}\ntype: kubernetes.io/tls"}, secretsOnly},
+		"a Secret with a generated name":  {write{resource: "/secrets", now: "metadata: {generateName: atoll-manager-tls}\ntype: kubernetes.io/tls"}, secretsOnly},
+		"a token of another":              {write{resource: "/secrets", now: "metadata: {name: atoll-manager-tls, annotations: {kubernetes.io/service-account.name: atoll-scheduler}}\ntype: kubernetes.io/service-account-token"}, secretsOnly},
+		"the finalizer of a group":        {update("groupmanagement.kubeedge.io/nodegroups", with("", "spec: {nodes: [a]}"), with("finalizers: [groupmanagement.kubeedge.io/nodegroup]", "spec: {nodes: [a]}")), ""},
+		"the nodes of a group":            {update("groupmanagement.kubeedge.io/nodegroups", with("", "spec: {nodes: [a]}"), with("", "spec: {nodes: [b]}")), settingsOnly + "spec"},
+		"a finalizer of others":           {update("apps.openyurt.io/nodepools", with("finalizers: [a/b]", "spec: {}"), with("", "spec: {}")), "atoll-manager may change no owners here, and no finalizers but its own"},
+		"a rollback":                      {update("apps.openyurt.io/uniteddeployments", with("annotations: {atoll.dev/rollback-to: previous}", "spec: {a: b}"), with("", "spec: {a: c}")), ""},
+		"a template without a rollback":   {update("apps.openyurt.io/uniteddeployments", with("", "spec: {a: b}"), with("", "spec: {a: c}")), settingsOnly + "spec"},
+		"a list that was right":           {update("/configmaps", with("", "data: {a: b}"), with("annotations: {atoll.dev/last-good-workloads: b}", "data: {a: b}")), ""},
+		"the list":                        {update("/configmaps", with("", "data: {a: b}"), with("", "data: {a: c}")), settingsOnly + "data"},
+		"a label of what users write":     {update("/configmaps", with("", "data: {a: b}"), with("labels: {a: b}", "data: {a: b}")), "atoll-manager may change no labels here, and only annotations under atoll.dev/"},
+		"an owner of what users write":    {update("/configmaps", with("", "data: {a: b}"), with("ownerReferences: [{name: x}]", "data: {a: b}")), "atoll-manager may change no owners here, and no finalizers but its own"},
+		"a ConfigMap of somebody, by him": {write{by: &user.DefaultInfo{Name: "him"}, resource: "/configmaps", before: with("", "data: {a: b}"), now: with("", "data: {a: c}")}, ""},
+	} {
+		t.Run(name, func(t *testing.T) { expect(t, p.refusals(t, tc.write, nil), tc.want) })
+	}
+}
+
+// TestNoPolicyStopsAnother: the policies are about our own identity, our own kinds and nodes,
+// and a value turns each of them off. One that is about other users' writes to other kinds
+// must let them pass when it fails.
+func TestNoPolicyStopsAnother(t *testing.T) {
+	ours := map[string]bool{"atoll-united-authors": true, "atoll-override-authors": true}
+	for key, object := range render(t, load(t), everything()) {
+		p, ok := object.(*admissionregistrationv1.ValidatingAdmissionPolicy)
+		if !ok || *p.Spec.FailurePolicy == admissionregistrationv1.Ignore || ours[p.Name] {
+			continue
+		}
+		const fromUs = "has(request.userInfo.username) && request.userInfo.username == 'system:serviceaccount:" + namespace + ":atoll-manager'"
+		if len(p.Spec.MatchConditions) != 1 || p.Spec.MatchConditions[0].Expression != fromUs {
+			t.Errorf("%s may refuse writes of others: %+v", key, p.Spec.MatchConditions)
+		}
+	}
+	off := render(t, load(t), map[string]any{
+		"rbac": map[string]any{"bounds": "None", "checkAuthors": false}, "nodes": map[string]any{"guardLabels": false}, "capacity": map[string]any{"preset": "None"},
+	})
+	for key := range off {
+		if strings.HasPrefix(key, "ValidatingAdmissionPolicy") {
+			t.Errorf("%s is rendered though it is off", key)
+		}
+	}
+}
+
+// everything are values with every feature, and a further kind of workloads.
+func everything() map[string]any {
+	values := gangs(nil)
+	values["scheduler"] = map[string]any{"mode": "Isolated"}
+	values["workloads"] = []any{map[string]any{"group": "apps.kruise.io", "version": "v1alpha1", "kind": "CloneSet"}}
+	return values
+}
