@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -33,6 +34,10 @@ const (
 	// Scheduler is the name of the second kube-scheduler's process and of its
 	// ServiceAccount, Lease and profile, if there is one.
 	Scheduler = "atoll-scheduler"
+
+	// MemoryLimit is the limit, in bytes, that the chart sets for atoll-manager. Nothing
+	// enforces it here.
+	MemoryLimit = 512 << 20
 
 	extenderSecret = "atoll-extender-client"
 	// plainConfig is the ConfigMap for the cluster's own kube-scheduler.
@@ -303,7 +308,7 @@ func startManager(ctx context.Context, c *devcluster.Cluster, o Options, binary 
 	}
 	err = c.StartProcess(ctx, devcluster.ProcessSpec{
 		Name: r.name, Path: binary,
-		Env:       []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + Namespace},
+		Env:       []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + Namespace, "MEMORY_LIMIT=" + strconv.Itoa(MemoryLimit)},
 		Args:      append(args, o.ManagerArgs...),
 		HealthURL: fmt.Sprintf("http://127.0.0.1:%d/readyz", r.health),
 		Again:     true, // as when it has lost its Lease

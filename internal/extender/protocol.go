@@ -17,6 +17,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -284,6 +285,9 @@ func readBody(w http.ResponseWriter, r *http.Request, into *bytes.Buffer) (statu
 		status = http.StatusBadRequest
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 			status = http.StatusRequestEntityTooLarge
+		}
+		if errors.Is(err, bounded.ErrBusy) {
+			status = http.StatusServiceUnavailable // kube-scheduler retries
 		}
 		return status, fmt.Errorf("reading the request: %w", err)
 	}

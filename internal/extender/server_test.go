@@ -72,10 +72,7 @@ func serve(t *testing.T, handler http.Handler) (address string, client *tls.Conf
 	}
 	address = free.Addr().String()
 	_ = free.Close()
-	server := &Server{
-		Address: address, Handler: handler, Log: logr.Discard(),
-		TLS: &tls.Config{Certificates: certified.TLS.Certificates, MinVersion: tls.VersionTLS13},
-	}
+	server := NewServer(address, &tls.Config{Certificates: certified.TLS.Certificates, MinVersion: tls.VersionTLS13}, handler, logr.Discard())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Start(ctx) }()

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -54,6 +56,9 @@ type Config struct {
 	// AdvertiseAddress is the host under which other replicas reach the extender of this
 	// replica. Validate sets it to 127.0.0.1 if it is empty.
 	AdvertiseAddress string
+	// MemoryLimit is the memory, in bytes, above which the process is killed; 0 if there is
+	// no such limit. Garbage is collected more often when nine tenths of it are in use.
+	MemoryLimit int64
 	// LeaderElect turns leader election on. Only the leader decides.
 	LeaderElect bool
 	// LeaseDuration is how long after its last renewal a Lease is valid.
@@ -111,6 +116,8 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.HealthAddress, "health-address", ":8081", "host:port of /healthz and /readyz, plain HTTP")
 	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8080", `host:port of /metrics, HTTPS with Kubernetes authentication; "0" serves none`)
 	fs.StringVar(&c.ProfileAddress, "profile-address", "", "host:port of /debug/pprof, plain HTTP without authentication, so use a loopback address; empty serves none")
+	memory, _ := strconv.ParseInt(os.Getenv("MEMORY_LIMIT"), 10, 64) // a value that cannot be read is no limit
+	fs.Int64Var(&c.MemoryLimit, "memory-limit", memory, "bytes of memory above which the process is killed: garbage is collected more often when nine tenths of them are in use (default: $MEMORY_LIMIT; 0: there is no limit; $GOMEMLIMIT, if it is set, has priority)")
 	list := func(into *[]string) func(string) error {
 		return func(s string) error {
 			for name := range strings.SplitSeq(s, ",") {
@@ -188,6 +195,14 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("--mark-resource is %q: it must be the name of an extended resource, such as example.com/managed", c.MarkResource)
 	}
 	return nil
+}
+
+// limitMemory makes Go collect garbage more often while the process is near its limit. A
+// heap may otherwise grow to twice what is in use before garbage is collected.
+func (c *Config) limitMemory() {
+	if c.MemoryLimit > 0 && os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(c.MemoryLimit / 10 * 9)
+	}
 }
 
 // capacityNone is the value of --capacity-classes that turns capacity classes off.

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -32,11 +31,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	capacityv1 "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
@@ -110,6 +106,7 @@ type parts struct {
 
 // Run runs the manager until ctx is done.
 func Run(ctx context.Context, config *rest.Config, c Config) error {
+	c.limitMemory()
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the API server's priority and fairness is the limit
 	p := &parts{config: c, tenure: tenure{bounded: c.LeaderElect, duration: c.LeaseDuration, now: time.Now}}
@@ -159,7 +156,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSHandshakeTimeout: dialTimeout,
 		},
 	}
-	for _, setup := range []func(context.Context) error{p.connect, p.addControllers, p.addWebhooks, p.addExtender, p.addHealth} {
+	for _, setup := range []func(context.Context) error{p.connect, p.addControllers, p.addWebhooks, p.addExtender, p.addPorts} {
 		if err := setup(ctx); err != nil {
 			return err
 		}
@@ -205,8 +202,7 @@ func newWalker(config *rest.Config, client kubernetes.Interface) (*owners.Walker
 
 func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 	c, keeper := p.config, p.keeper
-	host, port, err := splitAddress(c.WebhookAddress)
-	if err != nil {
+	if _, _, err := splitAddress(c.WebhookAddress); err != nil {
 		return nil, fmt.Errorf("reading --webhook-address: %w", err)
 	}
 	lock, err := p.leaderLock()
@@ -233,13 +229,11 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 				},
 			},
 		},
-		WebhookServer: &webhooks.Bounded{Server: webhook.NewServer(webhook.Options{Host: host, Port: port, TLSOpts: []func(*tls.Config){keeper.ServerTLS}})},
-		Metrics: metricsserver.Options{
-			BindAddress: c.MetricsAddress, SecureServing: true, TLSOpts: []func(*tls.Config){keeper.ServerTLS},
-			FilterProvider: filters.WithAuthenticationAndAuthorization,
-		},
-		PprofBindAddress:                    c.ProfileAddress,
-		HealthProbeBindAddress:              c.HealthAddress,
+		WebhookServer: webhooks.NewServer(c.WebhookAddress, serverTLS(keeper), ctrl.Log.WithName(webhooks.Port)),
+		// These ports are served by addPorts, which bounds what a client can take.
+		Metrics:                             metricsserver.Options{BindAddress: "0"},
+		HealthProbeBindAddress:              "0",
+		PprofBindAddress:                    "0",
 		LeaderElection:                      c.LeaderElect,
 		LeaderElectionResourceLockInterface: lock,
 		LeaderElectionReleaseOnCancel:       true,
@@ -401,10 +395,7 @@ func (p *parts) addExtender(context.Context) error {
 		mux = handler.ServeMux()
 	}
 	mux.Handle(assign.Path, p.assigner)
-	server := &extender.Server{
-		Address: p.config.ExtenderAddress, TLS: p.keeper.MutualTLS(pki.ClientName),
-		Handler: mux, Log: ctrl.Log.WithName("extender"),
-	}
+	server := extender.NewServer(p.config.ExtenderAddress, p.keeper.MutualTLS(pki.ClientName), mux, ctrl.Log.WithName(extender.Port))
 	return errors.Join(p.mgr.Add(server), p.mgr.Add(manager.RunnableFunc(p.lead)), p.mgr.Add(replicaRunnable{p.freeMemory}), p.mgr.Add(&p.leader))
 }
 
@@ -428,18 +419,6 @@ func (p *parts) lead(ctx context.Context) error {
 
 // leads returns true if this replica may decide now.
 func (p *parts) leads() bool { return p.leading.Load() && p.tenure.holds() }
-
-// addHealth adds the probes. A replica is live if it serves HTTP, and Ready if it can
-// answer webhooks, whether it leads or not. Neither depends on the further kinds that
-// users add: see owners.Walker.HasSynced.
-func (p *parts) addHealth(context.Context) error {
-	return errors.Join(
-		p.mgr.AddHealthzCheck("ping", healthz.Ping),
-		p.mgr.AddReadyzCheck("webhooks", p.mgr.GetWebhookServer().StartedChecker()),
-		p.mgr.AddReadyzCheck("caches", p.listed),
-		p.mgr.AddReadyzCheck("locks", p.responsive),
-	)
-}
 
 // listed returns an error until everything has been listed once. When a user adds a
 // further kind, its objects are listed while the other caches stay filled, so the

@@ -1,86 +1,240 @@
-// Package webhook bounds the requests that all webhooks read. The webhooks cannot
-// authenticate the API server, so everybody who reaches their port may send requests.
+// Package webhook serves the webhooks and bounds what their requests take. The webhooks
+// cannot authenticate the API server, so everybody who reaches their port may send
+// requests.
 package webhook
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
-	"sync/atomic"
+	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
 const (
+	// Port is the name of the webhooks' port in logs and metrics.
+	Port = "webhooks"
+	// maxConnections bounds the connections of all callers together, and 3/8 of it
+	// those of one. API servers use HTTP/1.1 for webhooks: a connection for each request
+	// in progress, which lasts milliseconds.
+	maxConnections = 1024
 	// maxBody bounds the body of one request, in bytes. It is twice the largest object
 	// that etcd accepts, in its JSON encoding.
 	maxBody = 7 << 20
-	// maxBodies bounds the bodies of all requests in progress together, in bytes. It is
-	// enough for pods of usual size at the rate of the largest API servers, and an
+	// maxBodies bounds the memory for the bodies of all requests in progress, in bytes. It
+	// is enough for pods of usual size at the rate of the largest API servers, and an
 	// eighth of the memory that the chart gives to atoll-manager.
 	maxBodies = 64 << 20
+	// maxDecoded bounds the memory for what all requests in progress are decoded to, in
+	// bytes, as bounded.Weights estimate it.
+	maxDecoded = 160 << 20
+	// firstRead is how much memory a body takes before anything of it has arrived.
+	firstRead = 4 << 10
 	// readTimeout bounds the time in which a body must arrive. It is longer than the API
 	// server waits for the answer.
 	readTimeout = 3 * time.Second
+	// waitTimeout is how long a request waits until it may be decoded. The API server
+	// waits a little longer for the answer.
+	waitTimeout = time.Second
+	// responseTime bounds the time from the headers of a request to the end of its answer.
+	responseTime = 10 * time.Second
+	// checkTimeout bounds the connection that StartedChecker makes.
+	checkTimeout = 1500 * time.Millisecond
+	// checkedFor is for how long StartedChecker returns the last result.
+	checkedFor = time.Second
 )
 
-// Bounded is a webhook server that bounds the size of bodies, their sum, and the time in
-// which they must arrive. It refuses all other requests, so that the API server
-// continues without the webhook.
-type Bounded struct {
-	webhook.Server
-	held atomic.Int64 // bytes of the bodies of all requests in progress
+// Server is a webhook server that bounds connections, the size of bodies, what they are
+// decoded to, and the time in which they must arrive. It refuses all other requests, so
+// that the API server continues without the webhook. All callers together are bounded,
+// and one caller takes at most 3/8 of anything.
+type Server struct {
+	webhook.Server // the routes
+	port           bounded.Port
+	bodies         *bounded.Shares // bytes of the bodies of all requests in progress
+	decoded        *bounded.Shares // weight of all requests that are decoded at the moment
+
+	mu       sync.Mutex
+	address  string // where the server listens; "" before Start
+	checked  time.Time
+	checkErr error
 }
 
-// errTooMuch is returned if the bodies of all requests in progress exceed maxBodies.
-var errTooMuch = errors.New("too many requests are in progress")
+// NewServer returns a server for host:port.
+func NewServer(address string, config *tls.Config, logger logr.Logger) *Server {
+	return &Server{
+		Server:  webhook.NewServer(webhook.Options{}),
+		port:    bounded.Port{Name: Port, Address: address, TLS: config, Connections: maxConnections, ResponseTime: responseTime, Log: logger},
+		bodies:  bounded.NewShares(maxBodies),
+		decoded: bounded.NewShares(maxDecoded),
+	}
+}
+
+// ordinary are the weights for webhooks without a method Weights.
+var ordinary = bounded.Weights{Byte: 8, Member: 192, Element: 2 << 10, Text: 320}
+
+// Start implements webhook.Server.
+func (s *Server) Start(ctx context.Context) error {
+	listener, err := s.port.Listen(ctx)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.address = reachable(listener.Addr().String())
+	s.mu.Unlock()
+	port := s.port
+	port.Handler = s.WebhookMux()
+	return port.Serve(ctx, listener)
+}
+
+// reachable returns an address to connect to for one that a server listens on.
+func reachable(address string) string {
+	host, port, err := net.SplitHostPort(address)
+	if ip := net.ParseIP(host); err == nil && (ip == nil || ip.IsUnspecified()) {
+		return net.JoinHostPort("localhost", port)
+	}
+	return address
+}
+
+// StartedChecker implements webhook.Server. However often it is called, it makes at most
+// one connection in checkedFor.
+func (s *Server) StartedChecker() healthz.Checker {
+	return func(*http.Request) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.address == "" {
+			return errors.New("the webhook server has not been started yet")
+		}
+		if time.Since(s.checked) > checkedFor {
+			s.checkErr = check(s.address)
+			s.checked = time.Now()
+		}
+		return s.checkErr
+	}
+}
+
+// check connects to the server.
+func check(address string) error {
+	//nolint:gosec // only whether the server answers is of interest
+	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: checkTimeout}, "tcp", address, &tls.Config{InsecureSkipVerify: true})
+	if err != nil {
+		return fmt.Errorf("connecting to the webhook server: %w", err)
+	}
+	_ = conn.Close()
+	return nil
+}
 
 // Register implements webhook.Server.
-func (b *Bounded) Register(path string, hook http.Handler) {
-	b.Server.Register(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		connection := http.NewResponseController(w)
-		if err := connection.SetReadDeadline(time.Now().Add(readTimeout)); err != nil {
-			http.Error(w, "setting the deadline of the request: "+err.Error(), http.StatusInternalServerError)
+func (s *Server) Register(path string, hook http.Handler) {
+	weights := ordinary
+	if own, ok := hook.(interface{ Weights() bounded.Weights }); ok {
+		weights = own.Weights()
+	}
+	s.Server.Register(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		caller := bounded.CallerOf(r.RemoteAddr)
+		body := body{shares: s.bodies, caller: caller}
+		defer body.release()
+		if err := body.read(w, r); err != nil {
+			refuse(w, err)
 			return
 		}
-		counted := &counter{Reader: http.MaxBytesReader(w, r.Body, maxBody), all: &b.held}
-		defer counted.release()
-		body, err := io.ReadAll(counted)
-		var tooLong *http.MaxBytesError
-		switch {
-		case errors.As(err, &tooLong):
-			http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
-			return
-		case errors.Is(err, errTooMuch):
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		case err != nil:
-			http.Error(w, "reading the request: "+err.Error(), http.StatusBadRequest)
+		weight, err := weights.Weigh(body.bytes, s.decoded.Largest())
+		if err != nil {
+			refuse(w, err)
 			return
 		}
-		_ = connection.SetReadDeadline(time.Time{}) // setting the deadline above succeeded, so this does
-		r.Body = io.NopCloser(bytes.NewReader(body))
+		ctx, cancel := context.WithTimeout(r.Context(), waitTimeout)
+		defer cancel()
+		if !s.decoded.Wait(ctx, caller, weight) {
+			refuse(w, bounded.ErrBusy)
+			return
+		}
+		defer s.decoded.Give(caller, weight)
+		r.Body = io.NopCloser(bytes.NewReader(body.bytes))
 		hook.ServeHTTP(w, r)
 	}))
 }
 
-// counter adds the bytes that it reads to those of all requests in progress, until
-// release.
-type counter struct {
-	io.Reader
-	all *atomic.Int64
-	n   int64
-}
-
-func (c *counter) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	c.n += int64(n)
-	if c.all.Add(int64(n)) > maxBodies {
-		return n, errTooMuch
+// refuse answers a request that is not passed to its webhook.
+func refuse(w http.ResponseWriter, err error) {
+	status, reason := http.StatusBadRequest, bounded.TooSlow
+	switch {
+	case errors.Is(err, bounded.ErrTooLarge):
+		status, reason = http.StatusRequestEntityTooLarge, bounded.TooLarge
+	case errors.Is(err, bounded.ErrBusy):
+		status, reason = http.StatusServiceUnavailable, bounded.TooManyRequests
 	}
-	return n, err
+	bounded.Refused(Port, reason)
+	w.Header().Set("Connection", "close") // the rest of the body is not read
+	http.Error(w, err.Error(), status)
 }
 
-func (c *counter) release() { c.all.Add(-c.n) }
+// body is the body of a request. Its memory counts until release.
+type body struct {
+	bytes  []byte
+	shares *bounded.Shares
+	caller bounded.Caller
+	held   int64
+}
+
+// read reads the body of a request. Memory is taken as the body arrives, and not for its
+// Content-Length, which may be a lie.
+func (b *body) read(w http.ResponseWriter, r *http.Request) error {
+	if r.ContentLength > maxBody {
+		return fmt.Errorf("%w: %d bytes, more than %d", bounded.ErrTooLarge, r.ContentLength, maxBody)
+	}
+	connection := http.NewResponseController(w)
+	if err := connection.SetReadDeadline(time.Now().Add(readTimeout)); err != nil {
+		return fmt.Errorf("setting the deadline of the request: %w", err)
+	}
+	limit := int64(maxBody)
+	if r.ContentLength >= 0 {
+		limit = r.ContentLength
+	}
+	if err := b.grow(min(firstRead, limit+1)); err != nil {
+		return err
+	}
+	for {
+		n, err := r.Body.Read(b.bytes[len(b.bytes):cap(b.bytes)])
+		b.bytes = b.bytes[:len(b.bytes)+n]
+		switch {
+		case int64(len(b.bytes)) > limit:
+			return fmt.Errorf("%w: more than %d bytes", bounded.ErrTooLarge, maxBody)
+		case errors.Is(err, io.EOF):
+			_ = connection.SetReadDeadline(time.Time{}) // setting the deadline above succeeded, so this does
+			return nil
+		case err != nil:
+			return fmt.Errorf("reading the request: %w", err)
+		case len(b.bytes) == cap(b.bytes):
+			if err := b.grow(min(2*int64(cap(b.bytes)), limit+1)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// grow gives the body a larger buffer. While it is copied, both buffers count.
+func (b *body) grow(size int64) error {
+	if !b.shares.Take(b.caller, size) {
+		return bounded.ErrBusy
+	}
+	larger := make([]byte, len(b.bytes), size)
+	copy(larger, b.bytes)
+	b.bytes = larger
+	b.shares.Give(b.caller, b.held)
+	b.held = size
+	return nil
+}
+
+func (b *body) release() { b.shares.Give(b.caller, b.held) }

@@ -2,6 +2,8 @@ package webhook
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -12,35 +14,94 @@ import (
 	"testing"
 	"time"
 
-	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	"github.com/go-logr/logr"
 
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// plainServer registers webhooks with a plain mux.
-type plainServer struct {
-	webhook.Server
-	mux *http.ServeMux
+// certificate returns a server configuration with a certificate of its own.
+func certificate(t *testing.T) *tls.Config {
+	t.Helper()
+	certified := httptest.NewTLSServer(nil)
+	certified.Close() // only its certificate is needed
+	return &tls.Config{Certificates: certified.TLS.Certificates, MinVersion: tls.VersionTLS13}
 }
 
-func (s plainServer) Register(path string, hook http.Handler) { s.mux.Handle(path, hook) }
-
-func serve(t *testing.T) (*Bounded, *httptest.Server) {
+// serve runs a server whose webhook at /hook answers with the length of the body. Its
+// address is known once StartedChecker succeeds.
+func serve(t *testing.T) *Server {
 	t.Helper()
-	mux := http.NewServeMux()
-	b := &Bounded{Server: plainServer{mux: mux}}
-	b.Register("/hook", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
+	s.Register("/hook", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
 		fmt.Fprintf(w, "%d %v", n, err)
 	}))
-	server := httptest.NewServer(mux)
-	t.Cleanup(server.Close)
-	return b, server
+	run(t, s)
+	return s
 }
 
-func post(t *testing.T, server *httptest.Server, body io.Reader) (int, string) {
+func run(t *testing.T, s *Server) {
 	t.Helper()
-	response, err := http.Post(server.URL+"/hook", "application/json", body) //nolint:noctx // the server ends with the test
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	build.Eventually(t, "the server has started", func() bool { return s.StartedChecker()(nil) == nil })
+}
+
+// dial connects from one of the addresses of this host: 127.0.0.<from>.
+func dial(t *testing.T, s *Server, from byte) net.Conn {
+	t.Helper()
+	dialer := tls.Dialer{
+		NetDialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, from)}},
+		Config:    &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}, //nolint:gosec // the server is this process
+	}
+	conn, err := dialer.DialContext(t.Context(), "tcp", s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// begin sends the headers of a request with a Content-Length, and a part of its body.
+func begin(t *testing.T, conn net.Conn, length int, body []byte) {
+	t.Helper()
+	if _, err := fmt.Fprintf(conn, "POST /hook HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", length); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = conn.Write(body) // a refused body is not read to its end
+}
+
+// status returns the status of the answer on a connection; 0 if there is none.
+func status(conn net.Conn) int {
+	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+	var code int
+	line := make([]byte, len("HTTP/1.1 503"))
+	if _, err := io.ReadFull(conn, line); err != nil {
+		return 0
+	}
+	_, _ = fmt.Sscanf(string(line), "HTTP/1.1 %d", &code)
+	return code
+}
+
+// post sends a whole request from an address of its own.
+func post(t *testing.T, s *Server, from byte, length int64, body io.Reader) (int, string) {
+	t.Helper()
+	transport := &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return dial(t, s, from), nil }}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+s.address+"/hook", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.ContentLength = length
+	response, err := transport.RoundTrip(request)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,64 +113,187 @@ func post(t *testing.T, server *httptest.Server, body io.Reader) (int, string) {
 	return response.StatusCode, string(answer)
 }
 
-// TestBodiesThatNeverEndTakeNoMemory: many callers send nearly all of a large body, and
-// then nothing more. Those above the bound are refused at once, the others after the
-// deadline. A large Content-Length alone blocks no other request.
+// served fails the test unless a small request from an address is answered by the webhook.
+func served(t *testing.T, s *Server, from byte, when string) {
+	t.Helper()
+	if code, answer := post(t, s, from, -1, strings.NewReader(`{"a":1}`)); code != http.StatusOK || answer != "7 <nil>" {
+		t.Errorf("%s, another caller is answered %d %s", when, code, answer)
+	}
+}
+
+// TestBodiesThatNeverEndTakeNoMemory: a caller sends nearly all of a large body again and
+// again, and never the end. It gets 3/8 of the memory, the rest of its requests is
+// refused at once, and another caller is served meanwhile. A large Content-Length alone
+// takes nothing.
 func TestBodiesThatNeverEndTakeNoMemory(t *testing.T) {
-	b, server := serve(t)
+	s := serve(t)
 	const callers = 2 * maxBodies / maxBody
-	begin := func(body []byte) net.Conn {
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = conn.Close() })
-		if _, err := fmt.Fprintf(conn, "POST /hook HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", maxBody); err != nil {
-			t.Fatal(err)
-		}
-		_, _ = conn.Write(body) // a refused body is not read to its end
-		return conn
-	}
 	for range callers {
-		begin([]byte("half"))
+		begin(t, dial(t, s, 2), maxBody, []byte("half"))
 	}
-	if code, answer := post(t, server, strings.NewReader("whole")); code != http.StatusOK || answer != "5 <nil>" {
-		t.Errorf("beside requests with a large Content-Length the next one is answered %d %s", code, answer)
+	if used := s.bodies.Used(); used > callers*firstRead {
+		t.Errorf("%d requests with a large Content-Length take %d bytes", callers, used)
 	}
-	refused := map[string]int{}
+	served(t, s, 2, "beside requests with a large Content-Length")
+	answers := map[int]int{}
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	for range callers {
 		all.Go(func() {
-			conn := begin(make([]byte, maxBody-1))
-			line := make([]byte, len("HTTP/1.1 503"))
-			_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
-			_, _ = io.ReadFull(conn, line)
+			conn := dial(t, s, 2)
+			begin(t, conn, maxBody, make([]byte, maxBody-1))
+			code := status(conn)
 			mu.Lock()
 			defer mu.Unlock()
-			refused[string(line)]++
+			answers[code]++
 		})
 	}
+	build.Eventually(t, "a caller has its share", func() bool { return s.bodies.Used() > s.bodies.Largest()/2 })
+	served(t, s, 3, "while a caller has its share")
+	if used := s.bodies.Used(); used > maxBodies {
+		t.Errorf("bodies take %d bytes", used)
+	}
 	all.Wait()
-	if refused["HTTP/1.1 400"] > maxBodies/(maxBody-1) || refused["HTTP/1.1 200"] > 0 {
-		t.Errorf("of %d requests without end %v are refused", callers, refused)
+	if answers[http.StatusBadRequest] > int(s.bodies.Largest())/(maxBody-1) || answers[http.StatusOK] > 0 {
+		t.Errorf("of %d requests without end %v are refused", callers, answers)
 	}
-	build.Eventually(t, "all bytes are released", func() bool { return b.held.Load() == 0 })
-	if code, answer := post(t, server, strings.NewReader("whole")); code != http.StatusOK || answer != "5 <nil>" {
-		t.Errorf("afterwards the next one is answered %d %s", code, answer)
-	}
+	build.Eventually(t, "all bytes are released", func() bool { return s.bodies.Used() == 0 })
+	served(t, s, 2, "afterwards")
 }
 
 func TestBodiesAreBounded(t *testing.T) {
-	_, server := serve(t)
-	long := bytes.Repeat([]byte("x"), maxBody+1)
-	if code, _ := post(t, server, bytes.NewReader(long)); code != http.StatusRequestEntityTooLarge {
-		t.Errorf("a body that is too long is answered %d", code)
-	}
-	if code, _ := post(t, server, io.MultiReader(bytes.NewReader(long))); code != http.StatusRequestEntityTooLarge {
-		t.Errorf("a body that is too long, without a Content-Length, is answered %d", code)
-	}
-	if code, answer := post(t, server, bytes.NewReader(long[:maxBody])); code != http.StatusOK || answer != fmt.Sprint(maxBody, " <nil>") {
+	s := serve(t)
+	largest := append(append([]byte(`"`), bytes.Repeat([]byte("x"), maxBody-2)...), '"')
+	if code, answer := post(t, s, 2, maxBody, bytes.NewReader(largest)); code != http.StatusOK || answer != fmt.Sprint(maxBody, " <nil>") {
 		t.Errorf("a body of the largest size is answered %d %s", code, answer)
 	}
+	if code, answer := post(t, s, 2, -1, bytes.NewReader(largest)); code != http.StatusOK || answer != fmt.Sprint(maxBody, " <nil>") {
+		t.Errorf("a body of the largest size, without a Content-Length, is answered %d %s", code, answer)
+	}
+	if code, _ := post(t, s, 2, -1, bytes.NewReader(append(largest, ' '))); code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a body that is too long, without a Content-Length, is answered %d", code)
+	}
+	announced := dial(t, s, 2)
+	begin(t, announced, maxBody+1, nil) // nothing of it is sent
+	if code := status(announced); code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a body that is announced as too long is answered %d", code)
+	}
+	if used := s.bodies.Used() + s.decoded.Used(); used != 0 {
+		t.Errorf("%d bytes are not released", used)
+	}
 }
+
+// TestRequestsThatGrowWhenDecodedAreRefused before they are decoded.
+func TestRequestsThatGrowWhenDecodedAreRefused(t *testing.T) {
+	s := serve(t)
+	for name, tc := range map[string]struct {
+		body string
+		want int
+	}{
+		"a pod of usual size":          {`{"spec":{"containers":[` + strings.Repeat(`{"name":"c","env":[{"name":"a","value":"b"}]},`, 100) + `{}]}}`, http.StatusOK},
+		"as deep as allowed":           {strings.Repeat("[", 256) + strings.Repeat("]", 256), http.StatusOK},
+		"too deep":                     {strings.Repeat("[", 257) + strings.Repeat("]", 257), http.StatusRequestEntityTooLarge},
+		"deep and without an end":      {strings.Repeat(`{"a":`, 1_000_000), http.StatusRequestEntityTooLarge},
+		"brackets in a text":           {`"` + strings.Repeat(`[{\"`, 1000) + `"`, http.StatusOK},
+		"many small elements":          {`[` + strings.Repeat("{},", 2_000_000) + `{}]`, http.StatusRequestEntityTooLarge},
+		"many numbers":                 {`[` + strings.Repeat("1,", 3_000_000) + `1]`, http.StatusRequestEntityTooLarge},
+		"many members":                 {`{` + strings.Repeat(`"":1,`, 1_000_000) + `"":1}`, http.StatusRequestEntityTooLarge},
+		"many small elements, spaced":  {`[` + strings.Repeat(" {} ,", 1_000_000) + `{}]`, http.StatusRequestEntityTooLarge},
+		"many texts":                   {`[` + strings.Repeat(`"",`, 1_000_000) + `""]`, http.StatusRequestEntityTooLarge},
+		"a long text":                  {`"` + strings.Repeat("x", 1<<20) + `"`, http.StatusOK},
+		"a text that does not end":     {`"` + strings.Repeat(`\`, 1001), http.StatusOK}, // its webhook refuses it
+		"more closed than was opened":  {`]]}}{}`, http.StatusOK},
+		"the names of a large cluster": {`{"nodes":[` + strings.Repeat(`"a-name-of-a-node",`, 5000) + `""]}`, http.StatusOK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if code, answer := post(t, s, 2, int64(len(tc.body)), strings.NewReader(tc.body)); code != tc.want {
+				t.Errorf("answered %d %.100s, want %d", code, answer, tc.want)
+			}
+		})
+	}
+	if used := s.bodies.Used() + s.decoded.Used(); used != 0 {
+		t.Errorf("%d bytes are not released", used)
+	}
+}
+
+// TestACallerCannotTakeAllMemoryForDecodedRequests: requests that are being decoded wait for
+// each other, for a time. Those of another caller do not wait for them.
+func TestACallerCannotTakeAllMemoryForDecodedRequests(t *testing.T) {
+	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
+	hold := make(chan struct{})
+	defer close(hold)
+	s.Register("/hook", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		if n > 1000 {
+			<-hold
+		}
+		fmt.Fprintf(w, "%d %v", n, err)
+	}))
+	run(t, s)
+	heavy := `[` + strings.Repeat("{},", 15_000) + `{}]` // about 33 MiB, more than a half of the share
+	var conns []net.Conn
+	for range 6 {
+		conn := dial(t, s, 2)
+		begin(t, conn, len(heavy), []byte(heavy))
+		conns = append(conns, conn)
+	}
+	build.Eventually(t, "a caller has its share", func() bool { return s.decoded.Used() > s.decoded.Largest()/3 })
+	served(t, s, 3, "while a caller has its share")
+	refused := 0
+	for _, conn := range conns {
+		_ = conn.SetReadDeadline(time.Now().Add(3 * waitTimeout))
+		line := make([]byte, len("HTTP/1.1 503"))
+		if _, err := io.ReadFull(conn, line); err == nil && string(line) == "HTTP/1.1 503" {
+			refused++
+		}
+	}
+	if refused != 5 {
+		t.Errorf("%d of 6 requests are refused, want 5", refused)
+	}
+	if used := s.decoded.Used(); used > s.decoded.Largest() {
+		t.Errorf("one caller has %d bytes", used)
+	}
+}
+
+// TestTheCheckConnectsRarely: anybody who reaches the probes can call it.
+func TestTheCheckConnectsRarely(t *testing.T) {
+	s := serve(t)
+	check := s.StartedChecker()
+	if err := check(nil); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.address = "127.0.0.1:1" // nobody listens there
+	s.checked = time.Now().Add(time.Hour)
+	s.mu.Unlock()
+	for range 10 {
+		if err := check(nil); err != nil {
+			t.Fatalf("the last result is not used: %v", err)
+		}
+	}
+	s.mu.Lock()
+	s.checked = time.Time{}
+	s.mu.Unlock()
+	if err := check(nil); err == nil {
+		t.Error("a server that cannot be reached is ready")
+	}
+	if err := NewServer(":0", certificate(t), logr.Discard()).StartedChecker()(nil); err == nil {
+		t.Error("a server that was not started is ready")
+	}
+}
+
+// TestTheWeightsOfWebhooksCount for their requests.
+func TestTheWeightsOfWebhooksCount(t *testing.T) {
+	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
+	s.Register("/hook", heavyHook{})
+	run(t, s)
+	if code, _ := post(t, s, 2, -1, strings.NewReader(`["",""]`)); code != http.StatusRequestEntityTooLarge {
+		t.Errorf("answered %d", code)
+	}
+}
+
+type heavyHook struct{}
+
+func (heavyHook) Weights() bounded.Weights { return bounded.Weights{Text: maxDecoded / 4} }
+
+func (heavyHook) ServeHTTP(http.ResponseWriter, *http.Request) {}

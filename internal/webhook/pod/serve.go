@@ -18,6 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	kjson "sigs.k8s.io/json"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
 // controller-runtime's handler decodes each pod four times and compares all of it before
@@ -32,6 +34,13 @@ type review struct {
 		DryRun    bool       `json:"dryRun"`
 		Object    corev1.Pod `json:"object"`
 	} `json:"request"`
+}
+
+// Weights returns the memory that parts of a review take at most, as measured for
+// containers, quantities and labels. A list of containers takes it also for elements that
+// are no containers.
+func (w *Webhook) Weights() bounded.Weights {
+	return bounded.Weights{Byte: 8, Member: 384, Element: 2560, Text: 2560}
 }
 
 // ServeHTTP answers an admission review. It always allows the pod, also after errors and

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -33,17 +34,17 @@ const (
 // SetupWithManager registers the webhook of each kind. extenderInUse is true if some
 // kube-scheduler calls the extender, which is so in all forms but Pinned.
 func SetupWithManager(mgr ctrl.Manager, extenderInUse bool) error {
-	err := ctrl.NewWebhookManagedBy(mgr, &gm.NodeGroup{}).
+	err := ctrl.NewWebhookManagedBy(mgr, &gm.NodeGroup{}).WithLogConstructor(logOf).
 		WithValidator(NodeGroup{}).WithValidatorCustomPath(NodeGroupPath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of NodeGroups: %w", err)
 	}
-	err = ctrl.NewWebhookManagedBy(mgr, &gm.PropagationPolicy{}).
+	err = ctrl.NewWebhookManagedBy(mgr, &gm.PropagationPolicy{}).WithLogConstructor(logOf).
 		WithValidator(Propagation{ExtenderInUse: extenderInUse}).WithValidatorCustomPath(PropagationPath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of PropagationPolicies: %w", err)
 	}
-	err = ctrl.NewWebhookManagedBy(mgr, &gm.OverridePolicy{}).
+	err = ctrl.NewWebhookManagedBy(mgr, &gm.OverridePolicy{}).WithLogConstructor(logOf).
 		WithValidator(Override{}).WithValidatorCustomPath(OverridePath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of OverridePolicies: %w", err)
@@ -51,10 +52,26 @@ func SetupWithManager(mgr ctrl.Manager, extenderInUse bool) error {
 	return nil
 }
 
+// logOf returns the logger for a request. A request that cannot be decoded is not from an
+// API server, and anybody can send any number of them, so it is not logged.
+func logOf(base logr.Logger, request *admission.Request) logr.Logger {
+	if request == nil {
+		return logr.Discard()
+	}
+	return admission.DefaultLogConstructor(base, request)
+}
+
+// maxFaults bounds the faults that a refusal names. To put them together takes time and
+// memory that grow with the square of their number.
+const maxFaults = 20
+
 // invalid returns the refusal of an object, nil if there are no faults.
 func invalid(kind, name string, faults field.ErrorList) error {
 	if len(faults) == 0 {
 		return nil
+	}
+	if more := len(faults) - maxFaults; more > 0 {
+		faults = append(faults[:maxFaults:maxFaults], field.Invalid(field.NewPath("spec"), field.OmitValueType{}, fmt.Sprintf("and %d more faults", more)))
 	}
 	return apierrors.NewInvalid(gm.GroupVersion.WithKind(kind).GroupKind(), name, faults)
 }
@@ -62,8 +79,19 @@ func invalid(kind, name string, faults field.ErrorList) error {
 // NodeGroup validates NodeGroups: it refuses selectors that cannot be used.
 type NodeGroup struct{}
 
+// maxSelectors is the maximum number of matchLabels, and of matchExpressions, in the schema
+// of NodeGroups.
+const maxSelectors = 64
+
 // ValidateCreate implements admission.Validator.
 func (NodeGroup) ValidateCreate(_ context.Context, group *gm.NodeGroup) (admission.Warnings, error) {
+	// The API server checks the schema before it sends a request, but anybody may send
+	// one. To compile selectors takes time that grows with the square of their number.
+	for name, n := range map[string]int{"matchLabels": len(group.Spec.MatchLabels), "matchExpressions": len(group.Spec.MatchExpressions)} {
+		if n > maxSelectors {
+			return nil, invalid("NodeGroup", group.Name, field.ErrorList{field.TooMany(field.NewPath("spec", name), n, maxSelectors)})
+		}
+	}
 	return nil, invalid("NodeGroup", group.Name, membership.Validate(group))
 }
 

@@ -2,12 +2,15 @@ package policy
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -237,6 +240,35 @@ func TestEveryFaultIsACauseOfOneRefusal(t *testing.T) {
 				if got.Field != tc.want[i].Field || !strings.HasPrefix(got.Message, tc.want[i].Message) {
 					t.Errorf("cause %d is %+v, want %+v", i, got, tc.want[i])
 				}
+			}
+		})
+	}
+}
+
+// TestForgedObjectsBeyondTheSchemaAreRefusedAtOnce: the API server checks the schema before it
+// asks, but anybody may ask. Their cost must not grow with the square of their length: without
+// the bounds, each of these takes gigabytes.
+func TestForgedObjectsBeyondTheSchemaAreRefusedAtOnce(t *testing.T) {
+	const many = 20_000
+	labels := map[string]string{}
+	for i := range many {
+		labels[fmt.Sprintf("example.com/%d", i)] = ""
+	}
+	for name, object := range map[string]build.Object{
+		"labels of a NodeGroup":      build.NodeGroup("g", build.With(func(g *gm.NodeGroup) { g.Spec.MatchLabels = labels })),
+		"expressions of a NodeGroup": build.NodeGroup("g", build.With(func(g *gm.NodeGroup) { g.Spec.MatchExpressions = make([]metav1.LabelSelectorRequirement, many) })),
+		"rules of a policy": build.OverridePolicy("o", build.With(func(o *gm.OverridePolicy) {
+			o.Spec.OverrideRules = []gm.RuleWithNodeGroup{{Overriders: &gm.Overriders{Plaintext: make([]gm.PlaintextOverrider, many)}}}
+		})),
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := judge(t, object).err
+			if !apierrors.IsInvalid(err) {
+				t.Fatalf("the answer is %v", err)
+			}
+			var status apierrors.APIStatus
+			if errors.As(err, &status); len(status.Status().Details.Causes) > maxFaults+1 {
+				t.Errorf("the refusal names %d faults", len(status.Status().Details.Causes))
 			}
 		})
 	}

@@ -1,0 +1,37 @@
+package bounded
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+// Reason is why a connection or a request was refused.
+type Reason string
+
+// The reasons.
+const (
+	// TooManyConnections: the caller has its share of the connections.
+	TooManyConnections Reason = "connections"
+	// TooManyRequests: the caller has its share of the requests in progress, or of the
+	// memory for them.
+	TooManyRequests Reason = "busy"
+	// TooLarge: the request is larger than any that is served, or would take more memory
+	// once it is decoded.
+	TooLarge Reason = "size"
+	// TooSlow: the request did not arrive in time, or ended early.
+	TooSlow Reason = "time"
+)
+
+var refusedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+	Namespace: "atoll", Subsystem: "port", Name: "refused_total",
+	Help: "Connections and requests that were refused by port (webhooks, extender, metrics, probes, profile) and reason: connections or busy (the client has its share), size, time (it did not arrive in time).",
+}, []string{"port", "reason"})
+
+func init() {
+	metrics.Registry.MustRegister(refusedTotal)
+}
+
+// Refused counts a refusal.
+func Refused(port string, reason Reason) {
+	refusedTotal.WithLabelValues(port, string(reason)).Inc()
+}

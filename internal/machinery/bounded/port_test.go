@@ -1,0 +1,325 @@
+package bounded
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+)
+
+// serve runs a port whose handler answers "ok" once it has read the body. It returns its
+// address and the number of connections that count.
+func serve(t *testing.T, change func(*Port)) (address string, count func() int64) {
+	t.Helper()
+	p := &Port{Name: "test", Address: "127.0.0.1:0", Log: logr.Discard(), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.Copy(io.Discard, r.Body); err == nil {
+			fmt.Fprint(w, "ok ", r.Proto)
+		}
+	}), Connections: 16, RequestTime: 10 * time.Second}
+	if change != nil {
+		change(p)
+	}
+	config := p.TLS
+	p.TLS = nil
+	l, err := p.Listen(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted := l.(*listener).connections
+	address = l.Addr().String()
+	if config != nil {
+		p.TLS = config
+		l = tls.NewListener(l, p.tls())
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return address, counted.Used
+}
+
+// dial connects from 127.0.0.<from> and sends the text.
+func dial(t *testing.T, address string, from byte, text string) net.Conn {
+	t.Helper()
+	conn, err := tryDial(t, address, from, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// tryDial is dial for a connection that the server may refuse: it is then reset at once, or
+// before the text is sent, or afterwards.
+func tryDial(t *testing.T, address string, from byte, text string) (net.Conn, error) {
+	t.Helper()
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, from)}}
+	conn, err := dialer.DialContext(t.Context(), "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_, err = io.WriteString(conn, text)
+	return conn, err
+}
+
+// answered returns whether a whole request from an address is answered.
+func answered(t *testing.T, address string, from byte) bool {
+	t.Helper()
+	conn, err := tryDial(t, address, from, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	if err != nil {
+		return false
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return false
+	}
+	_ = response.Body.Close()
+	_ = conn.Close()
+	return response.StatusCode == http.StatusOK
+}
+
+// closes waits until the server closes a connection, and returns after how long.
+func closes(t *testing.T, conn net.Conn) time.Duration {
+	t.Helper()
+	start := time.Now()
+	_ = conn.SetReadDeadline(start.Add(time.Minute))
+	if _, err := io.Copy(io.Discard, conn); err != nil && strings.Contains(err.Error(), "timeout") {
+		t.Fatal("the server keeps the connection")
+	}
+	return time.Since(start)
+}
+
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("gave up waiting: ", what)
+		}
+	}
+}
+
+// TestHalfOpenConnectionsKeepNobodyOut: a hundred connections on which nothing is sent take
+// 3/8 of the port, and only for as long as headers may take.
+func TestHalfOpenConnectionsKeepNobodyOut(t *testing.T) {
+	address, count := serve(t, nil)
+	var open []net.Conn
+	for range 100 {
+		if conn, err := tryDial(t, address, 2, ""); err == nil {
+			open = append(open, conn)
+		}
+	}
+	eventually(t, "the caller has its share", func() bool { return count() == 6 })
+	if answered(t, address, 2) {
+		t.Error("a caller with its share of the connections gets one more")
+	}
+	for range 20 {
+		if !answered(t, address, 3) {
+			t.Fatal("another caller is refused")
+		}
+	}
+	for _, conn := range open {
+		closes(t, conn)
+	}
+	eventually(t, "the connections are given back", func() bool { return count() == 0 })
+	if !answered(t, address, 2) {
+		t.Error("the caller is refused afterwards")
+	}
+}
+
+// TestManyCallersLeaveRoomForOneMore however much they ask for.
+func TestManyCallersLeaveRoomForOneMore(t *testing.T) {
+	address, count := serve(t, func(p *Port) { p.Connections = 100 })
+	for from := byte(2); from < 11; from++ {
+		for range 100 {
+			_, _ = tryDial(t, address, from, "")
+		}
+	}
+	eventually(t, "the callers have their shares", func() bool { return count() >= 75 })
+	for range 20 {
+		if !answered(t, address, 77) {
+			t.Fatal("another caller is refused")
+		}
+	}
+}
+
+// TestASlowClientIsCutOff: one that sends a byte a second, in the TLS handshake, in the
+// headers or in the body, or that does not read the answer.
+func TestASlowClientIsCutOff(t *testing.T) {
+	certified := httptest.NewTLSServer(nil)
+	certified.Close()
+	config := &tls.Config{Certificates: certified.TLS.Certificates, MinVersion: tls.VersionTLS13}
+	var large atomic.Int64
+	for name, tc := range map[string]struct {
+		port   func(*Port)
+		begins string
+	}{
+		"handshake": {func(p *Port) { p.TLS = config }, "\x16\x03\x01\x00\xff"},
+		"headers":   {nil, "GET / HTTP/1.1\r\nHost: x\r\nX: "},
+		"body":      {func(p *Port) { p.RequestTime = headerTime }, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"},
+		"answer": {func(p *Port) {
+			p.ResponseTime = headerTime
+			p.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				for err := error(nil); err == nil; { // until the server gives up
+					var n int
+					n, err = w.Write(make([]byte, 1<<20))
+					large.Add(int64(n))
+				}
+			})
+		}, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			address, count := serve(t, tc.port)
+			conn := dial(t, address, 2, tc.begins)
+			eventually(t, "the connection counts", func() bool { return count() == 1 })
+			start := time.Now()
+			for count() == 1 {
+				time.Sleep(100 * time.Millisecond)
+				if name != "answer" {
+					_, _ = conn.Write([]byte("a"))
+				}
+				if time.Since(start) > time.Minute {
+					t.Fatal("the connection is kept")
+				}
+			}
+		})
+	}
+}
+
+// TestHeadersAreBounded in their size.
+func TestHeadersAreBounded(t *testing.T) {
+	address, _ := serve(t, nil)
+	conn := dial(t, address, 2, "GET / HTTP/1.1\r\nHost: x\r\nX: "+strings.Repeat("x", 2*maxHeader)+"\r\n\r\n")
+	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("answered %d", response.StatusCode)
+	}
+}
+
+// TestTheProtocolIsThatOfThePort also for a client that prefers another.
+func TestTheProtocolIsThatOfThePort(t *testing.T) {
+	for name, tc := range map[string]struct {
+		streams int
+		want    string
+	}{
+		"HTTP/1.1 only": {0, "ok HTTP/1.1"},
+		"HTTP/2":        {4, "ok HTTP/2.0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			certified := httptest.NewTLSServer(nil)
+			certified.Close()
+			address, _ := serve(t, func(p *Port) {
+				p.Streams, p.TLS = tc.streams, &tls.Config{Certificates: certified.TLS.Certificates, MinVersion: tls.VersionTLS13}
+			})
+			transport := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the server is this process
+			defer transport.CloseIdleConnections()
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address, http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := transport.RoundTrip(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			if body, err := io.ReadAll(response.Body); string(body) != tc.want || err != nil {
+				t.Errorf("answered %q, %v", body, err)
+			}
+		})
+	}
+}
+
+// TestRequestsAtATimeAreBounded for each caller.
+func TestRequestsAtATimeAreBounded(t *testing.T) {
+	hold := make(chan struct{})
+	var running atomic.Int64
+	handler := AtOnce("test", 6, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		running.Add(1)
+		defer running.Add(-1)
+		if r.RemoteAddr == "10.0.0.1:1" {
+			<-hold
+		}
+	}))
+	call := func(from string) int {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+		r.RemoteAddr = from
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return w.Code
+	}
+	done := make(chan int)
+	for range 2 {
+		go func() { done <- call("10.0.0.1:1") }()
+	}
+	eventually(t, "both requests run", func() bool { return running.Load() == 2 })
+	if code := call("10.0.0.1:2"); code != http.StatusTooManyRequests {
+		t.Errorf("a third request at a time is answered %d", code)
+	}
+	if code := call("10.0.0.2:1"); code != http.StatusOK {
+		t.Errorf("another caller is answered %d", code)
+	}
+	close(hold)
+	for range 2 {
+		if code := <-done; code != http.StatusOK {
+			t.Errorf("answered %d", code)
+		}
+	}
+	if code := call("10.0.0.1:2"); code != http.StatusOK {
+		t.Errorf("afterwards the caller is answered %d", code)
+	}
+}
+
+// TestBytesOfBodiesAreBounded for each caller, from when they are read until the answer.
+func TestBytesOfBodiesAreBounded(t *testing.T) {
+	var inner http.Handler
+	var read error
+	handler := Bodies("test", 100, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, read = io.ReadAll(r.Body)
+		if inner != nil {
+			next := inner
+			inner = nil
+			next.ServeHTTP(w, r)
+		}
+	}))
+	call := func(from string, n int) error {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader(strings.Repeat("x", n)))
+		r.RemoteAddr = from
+		handler.ServeHTTP(httptest.NewRecorder(), r)
+		return read
+	}
+	inner = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { // while 30 bytes count
+		if err := call("10.0.0.1:1", 11); err != ErrBusy { //nolint:errorlint // it is returned as it is
+			t.Errorf("11 more bytes are read: %v", err)
+		}
+		if err := call("10.0.0.2:1", 20); err != nil {
+			t.Errorf("20 bytes of another caller: %v", err)
+		}
+	})
+	if err := call("10.0.0.1:1", 30); err != nil && err != ErrBusy { //nolint:errorlint // the inner calls replace it
+		t.Error(err)
+	}
+	if err := call("10.0.0.1:1", 37); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
