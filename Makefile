@@ -74,6 +74,10 @@ test-times: $(GOTESTSUM) ## Print which tests of the last make test took longest
 mutate: ## Change the pure packages in small ways and count which changes no test notices (half an hour): PKG names one package.
 	go run ./hack/mutate $(or $(PKG),$$(go list -f '{{if .TestGoFiles}}{{.Dir}}{{end}}' ./internal/domain/... ./internal/seats))
 
+.PHONY: fuzz
+fuzz: ## Send random input to parsers, and random objects to a real control plane, for some time each: FOR=10m.
+	hack/fuzz.sh $(or $(FOR),1m)
+
 .PHONY: bench
 bench: ## Run the benchmarks: ARGS are passed to the benchmark program.
 	cd test && go run $(BENCH_PKG) $(ARGS)
