@@ -162,6 +162,10 @@ devcluster-test: devcluster-bin $(GOTESTSUM) ## Run the tests of the devcluster.
 e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control planes.
 	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(UNCACHED) -timeout 60m $(TESTFLAGS)
 
+.PHONY: attack
+attack: devcluster-bin ## Attack the ports of an atoll-manager in a cluster on this machine, over the loopback network only: some minutes.
+	cd test && ATTACK=1 go test $(UNCACHED) -v -timeout 20m $(TESTFLAGS) ./attack
+
 ##@ Housekeeping
 
 .PHONY: clean

@@ -110,8 +110,8 @@ type Installation struct {
 	// ExtenderURL is the URL at which atoll-manager serves kube-scheduler. TLSDir has
 	// kube-scheduler's ca.crt, tls.crt and tls.key for it.
 	ExtenderURL, TLSDir string
-	// Extenders are the host:port of each replica's extender.
-	Extenders []string
+	// Extenders and Webhooks are the host:port of each replica's extender and webhooks.
+	Extenders, Webhooks []string
 	// HealthURL is the base of /healthz and /readyz of the first replica.
 	HealthURL string
 	// MetricsURLs are /metrics of each replica, over HTTPS to holders of a token that may read it.
@@ -157,6 +157,7 @@ func Install(ctx context.Context, c *devcluster.Cluster, o Options) (*Installati
 	}
 	for _, r := range replicas {
 		in.Extenders = append(in.Extenders, fmt.Sprintf("localhost:%d", r.extender))
+		in.Webhooks = append(in.Webhooks, fmt.Sprintf("localhost:%d", r.webhook))
 		in.MetricsURLs = append(in.MetricsURLs, fmt.Sprintf("https://localhost:%d/metrics", r.metrics))
 	}
 	fmt.Fprintln(o.Log, "installing the chart")

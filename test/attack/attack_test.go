@@ -1,0 +1,285 @@
+package attack
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/manager"
+	"github.com/atoll-k8s/atoll/internal/pki"
+)
+
+const (
+	// waveTime is how long a wave lasts before the tenant creates a Deployment.
+	waveTime = 5 * time.Second
+	// patience is how long the tenant's pods may take. The machine has to run the attack,
+	// the cluster and the pods.
+	patience = 90 * time.Second
+	replicas = 4
+)
+
+// bed is a cluster with one replica of atoll-manager.
+type bed struct {
+	*testing.T
+	cluster *devcluster.Cluster
+	atoll   *atoll.Installation
+	client  client.Client
+	target  target
+}
+
+// TestStrangersKeepNobodyOut: under each wave the process stays below the memory limit of the
+// chart, and a tenant's Deployment is placed by its policy.
+func TestStrangersKeepNobodyOut(t *testing.T) {
+	if os.Getenv("ATTACK") == "" {
+		t.Skip("make attack runs it")
+	}
+	klog.SetLogger(logr.Discard())
+	ctrl.SetLogger(logr.Discard())
+	b := newBed(t)
+	b.tenant()
+	before := b.memory("VmRSS")
+	b.deploys("calm", "calm")
+	all := wave{"all of these", func(t target) []attacker {
+		var clients []attacker
+		for _, w := range waves {
+			clients = append(clients, w.clients(t)...)
+		}
+		return clients
+	}}
+	for i, w := range append(waves[:len(waves):len(waves)], all) {
+		ctx, cancel := context.WithCancel(t.Context())
+		end := attack(ctx, w.clients(b.target))
+		time.Sleep(waveTime)
+		took := b.deploys(fmt.Sprintf("wave-%d", i), w.name)
+		now, peak := b.memory("VmRSS"), b.memory("VmHWM")
+		cancel()
+		done, failed := end()
+		t.Logf("%-45s %6d served or ended, %6d refused; the Deployment took %s; memory %d MiB, so far at most %d MiB", w.name, done, failed, took.Round(time.Millisecond), now, peak)
+		if peak > atoll.MemoryLimit>>20 {
+			t.Fatalf("under %s the memory of atoll-manager is %d MiB", w.name, peak)
+		}
+	}
+	t.Logf("memory before: %d MiB", before)
+}
+
+// TestTheExtenderKnowsItsClients: only a client with a certificate that is valid now, of the
+// right authority and for the right name, is answered.
+func TestTheExtenderKnowsItsClients(t *testing.T) {
+	if os.Getenv("ATTACK") == "" {
+		t.Skip("make attack runs it")
+	}
+	klog.SetLogger(logr.Discard())
+	ctrl.SetLogger(logr.Discard())
+	b := newBed(t)
+	var secret corev1.Secret
+	if err := b.client.Get(t.Context(), client.ObjectKey{Namespace: atoll.Namespace, Name: pki.ServerSecret}, &secret); err != nil {
+		t.Fatal(err)
+	}
+	ours := pki.Pair{Cert: secret.Data["ca.crt"], Key: secret.Data["ca.key"]}
+	theirs, err := pki.NewCA(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	issue := func(ca pki.Pair, name string, at time.Time) *tls.Certificate {
+		pair, err := pki.Issue(ca, pki.Leaf{CommonName: name}, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		certificate, err := tls.X509KeyPair(pair.Cert, pair.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &certificate
+	}
+	now := time.Now()
+	for name, tc := range map[string]struct {
+		certificate *tls.Certificate
+		served      bool
+	}{
+		"the certificate of kube-scheduler": {issue(ours, pki.ClientName, now), true},
+		"none":                              {nil, false},
+		"of another authority":              {issue(theirs, pki.ClientName, now), false},
+		"of another name":                   {issue(ours, "somebody", now), false},
+		"expired":                           {issue(ours, pki.ClientName, now.AddDate(-3, 0, 0)), false},
+		"of a time to come":                 {issue(ours, pki.ClientName, now.AddDate(1, 0, 0)), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			roots := x509.NewCertPool()
+			roots.AppendCertsFromPEM(ours.Cert)
+			config := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
+			if tc.certificate != nil {
+				config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return tc.certificate, nil }
+			}
+			transport := &http.Transport{TLSClientConfig: config}
+			defer transport.CloseIdleConnections()
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+b.target.extender+"/assign", strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := transport.RoundTrip(request)
+			if err == nil {
+				_, _ = io.Copy(io.Discard, response.Body)
+				_ = response.Body.Close()
+			}
+			if (err == nil) != tc.served {
+				t.Errorf("answered: %v, %v", err == nil, err)
+			}
+		})
+	}
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	b := &bed{T: t}
+	var err error
+	if b.cluster, err = devcluster.Start(t.Context(), devcluster.Options{Log: os.Stderr}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.cluster.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if b.atoll, err = atoll.Install(t.Context(), b.cluster, atoll.Options{Log: os.Stderr}); err != nil {
+		t.Fatal(err)
+	}
+	if b.client, err = client.New(b.cluster.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err != nil {
+		t.Fatal(err)
+	}
+	trim := func(url string) string {
+		url = strings.TrimSuffix(url, "/metrics")
+		return url[strings.LastIndex(url, "/")+1:]
+	}
+	b.target = target{
+		webhooks: b.atoll.Webhooks[0], extender: b.atoll.Extenders[0],
+		metrics: trim(b.atoll.MetricsURLs[0]), probes: trim(b.atoll.HealthURL),
+	}
+	return b
+}
+
+// tenant creates two groups, and a policy that divides a workload's pods between them.
+func (b *bed) tenant() {
+	b.Helper()
+	label := func(group string) func(int, *devcluster.NodeSpec) {
+		return func(_ int, spec *devcluster.NodeSpec) { spec.Labels = map[string]string{"site": group} }
+	}
+	nodes := append(devcluster.NumberedNodes("hz-", 2, label("hz")), devcluster.NumberedNodes("bj-", 2, label("bj"))...)
+	if err := b.cluster.AddNodes(b.Context(), nodes...); err != nil {
+		b.Fatal(err)
+	}
+	objects := []client.Object{&gm.PropagationPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"},
+		Spec: gm.PropagationSpec{
+			PropagationStrategy: "StaticWeight",
+			StaticWeight:        []gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"hz"}, Weight: 1}, {NodeGroupNames: []string{"bj"}, Weight: 1}},
+		},
+	}}
+	for _, group := range []string{"hz", "bj"} {
+		objects = append(objects, &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: group}, Spec: gm.NodeGroupSpec{MatchLabels: map[string]string{"site": group}}})
+	}
+	for _, o := range objects {
+		if err := b.client.Create(b.Context(), o); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// deploys creates a Deployment, waits until its pods are available and divided as the policy
+// says, and returns how long that took.
+func (b *bed) deploys(name, when string) time.Duration {
+	b.Helper()
+	began := time.Now()
+	labels := map[string]string{"app": name}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{gm.RequiredPropagationPolicyLabel: "p"}},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "nginx:1"}}},
+			},
+		},
+	}
+	if err := b.client.Create(b.Context(), d); err != nil {
+		b.Fatal(err)
+	}
+	var seen error
+	err := wait.PollUntilContextTimeout(b.Context(), 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		seen = b.placed(ctx, d)
+		return seen == nil, nil
+	})
+	if err != nil {
+		b.Fatalf("%s: %v", when, errors.Join(err, seen))
+	}
+	return time.Since(began)
+}
+
+// placed returns an error unless the pods of a Deployment are available, half of them in
+// each group.
+func (b *bed) placed(ctx context.Context, d *appsv1.Deployment) error {
+	if err := b.client.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
+		return err
+	}
+	if d.Status.AvailableReplicas != replicas {
+		return fmt.Errorf("%d of %d pods are available", d.Status.AvailableReplicas, replicas)
+	}
+	var pods corev1.PodList
+	if err := b.client.List(ctx, &pods, client.InNamespace(d.Namespace), client.MatchingLabels(d.Spec.Selector.MatchLabels)); err != nil {
+		return err
+	}
+	groups := map[string]int{}
+	for i := range pods.Items {
+		groups[strings.SplitN(pods.Items[i].Spec.NodeName, "-", 2)[0]]++
+	}
+	if groups["hz"] != replicas/2 || groups["bj"] != replicas/2 {
+		return fmt.Errorf("the pods are in %v", groups)
+	}
+	return nil
+}
+
+// memory reads a value of /proc/<pid>/status of atoll-manager, in MiB.
+func (b *bed) memory(field string) int {
+	b.Helper()
+	processes, err := b.cluster.Processes(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, p := range processes {
+		if p.Name != atoll.Manager {
+			continue
+		}
+		raw, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(p.PID), "status"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, after, found := strings.Cut(string(raw), field+":")
+		var kilobytes int
+		if _, err := fmt.Sscan(after, &kilobytes); err != nil || !found {
+			b.Fatalf("%s: %v", field, err)
+		}
+		return kilobytes >> 10
+	}
+	b.Fatal("atoll-manager does not run")
+	return 0
+}

@@ -1,0 +1,250 @@
+package attack
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// callers is the number of addresses that attack: 127.0.0.2 and those after it.
+	callers = 8
+	// each is the number of connections that one address uses at a time.
+	each = 24
+	// pause is how long a client waits after its connection was refused or has ended.
+	pause = 20 * time.Millisecond
+)
+
+// target is the host:port of each port of a replica.
+type target struct {
+	webhooks, extender, metrics, probes string
+}
+
+func (t target) all() []string { return []string{t.webhooks, t.extender, t.metrics, t.probes} }
+
+// wave is one way to attack.
+type wave struct {
+	name string
+	// clients returns what one connection of each address does, again and again.
+	clients func(target) []attacker
+}
+
+// attacker attacks once, from an address.
+type attacker func(ctx context.Context, from net.Addr) error
+
+// waves are the ways to attack, one after the other; the last test sends all at a time.
+var waves = []wave{
+	{"connections on which nothing is sent", func(t target) []attacker { return forEach(t.all(), idle) }},
+	{"a byte a second instead of a handshake", func(t target) []attacker { return forEach(t.all(), drip(false, "")) }},
+	{"a byte a second instead of headers", func(t target) []attacker {
+		return []attacker{drip(true, "POST /mutate-pods HTTP/1.1\r\nX: ")(t.webhooks), drip(true, "GET /metrics HTTP/1.1\r\nX: ")(t.metrics), drip(false, "GET /readyz HTTP/1.1\r\nX: ")(t.probes)}
+	}},
+	{"bodies that never end", func(t target) []attacker {
+		return []attacker{drip(true, head("/mutate-pods", 7<<20)+strings.Repeat("x", 7<<20-100))(t.webhooks)}
+	}},
+	{"bodies without an end in sight", func(t target) []attacker {
+		return []attacker{endless(t.webhooks)}
+	}},
+	{"the largest bodies", func(t target) []attacker {
+		return []attacker{post(t.webhooks, podsPath, `{"request":{"object":{"spec":{"nodeName":"`+strings.Repeat("x", 7<<20-100)+`"}}}}`)}
+	}},
+	{"deep JSON", func(t target) []attacker {
+		return []attacker{
+			post(t.webhooks, podsPath, strings.Repeat("[", 7<<20)),
+			post(t.webhooks, groupsPath, strings.Repeat(`{"a":`, 1<<20)),
+			post(t.webhooks, podsPath, `{"request":`+strings.Repeat("[", 250)+strings.Repeat("]", 250)+`}`),
+		}
+	}},
+	{"many small elements", func(t target) []attacker {
+		return []attacker{
+			post(t.webhooks, podsPath, podOf(2_000_000)),
+			post(t.webhooks, podsPath, podOf(20_000)), // as many as a request may have
+			post(t.webhooks, podsPath, podOf(2_000)),
+			post(t.webhooks, groupsPath, groupOf(20_000)),
+			post(t.webhooks, groupsPath, groupOf(200_000)),
+		}
+	}},
+	{"scrapes without a valid token, and probes", func(t target) []attacker {
+		return []attacker{
+			get(true, t.metrics, "/metrics", "not-a-token"), get(true, t.metrics, "/metrics", strings.Repeat("x", 8000)),
+			get(false, t.probes, "/readyz?verbose", ""), get(false, t.probes, "/healthz", ""),
+		}
+	}},
+}
+
+// The paths of the webhooks of pods and of NodeGroups.
+const (
+	podsPath   = "/mutate-pods"
+	groupsPath = "/validate-policies/nodegroup"
+)
+
+// podOf returns a review of a pod with as many containers.
+func podOf(containers int) string {
+	return `{"request":{"uid":"1","namespace":"default","object":{"metadata":{"labels":{"groupmanagement.kubeedge.io/required-propagationpolicy":"p"}},"spec":{"containers":[` +
+		strings.Repeat("{},", containers-1) + `{}]}}}}`
+}
+
+// groupOf returns a review of a NodeGroup with as many labels, which the schema would refuse.
+func groupOf(labels int) string {
+	var b strings.Builder
+	b.WriteString(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"1","operation":"CREATE","object":{"apiVersion":"groupmanagement.kubeedge.io/v1alpha1","kind":"NodeGroup","metadata":{"name":"a"},"spec":{"matchLabels":{`)
+	for i := range labels {
+		fmt.Fprintf(&b, `"%x":"",`, i)
+	}
+	return b.String() + `"a/b":""}}}}}`
+}
+
+func head(path string, length int) string {
+	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", path, length)
+}
+
+func forEach(ports []string, attack func(port string) attacker) []attacker {
+	var all []attacker
+	for _, port := range ports {
+		all = append(all, attack(port))
+	}
+	return all
+}
+
+// dial connects, and ends the connection with ctx.
+func dial(ctx context.Context, secure bool, from net.Addr, port string) (net.Conn, error) {
+	dialer := &net.Dialer{LocalAddr: from, Timeout: 5 * time.Second}
+	conn, err := dialer.DialContext(ctx, "tcp4", port)
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	if !secure {
+		return conn, nil
+	}
+	//nolint:gosec // an attacker does not care who answers
+	encrypted := tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+	if err := encrypted.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return encrypted, nil
+}
+
+// idle keeps a connection open until the server closes it.
+func idle(port string) attacker {
+	return func(ctx context.Context, from net.Addr) error {
+		conn, err := dial(ctx, false, from, port)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = io.Copy(io.Discard, conn)
+		return err
+	}
+}
+
+// drip sends a text and then a byte each second, until the server closes the connection.
+func drip(secure bool, text string) func(port string) attacker {
+	return func(port string) attacker {
+		return func(ctx context.Context, from net.Addr) error {
+			conn, err := dial(ctx, secure, from, port)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			closed := make(chan struct{})
+			go func() {
+				defer close(closed)
+				_, _ = io.Copy(io.Discard, conn)
+			}()
+			if _, err := io.WriteString(conn, text); err != nil {
+				return err
+			}
+			for {
+				select {
+				case <-closed:
+					return nil
+				case <-time.After(time.Second):
+				}
+				if _, err := io.WriteString(conn, "x"); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// endless sends a body in chunks until the server closes the connection.
+func endless(port string) attacker {
+	chunk := fmt.Sprintf("%x\r\n%s\r\n", 64<<10, strings.Repeat("x", 64<<10))
+	return func(ctx context.Context, from net.Addr) error {
+		conn, err := dial(ctx, true, from, port)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = io.WriteString(conn, "POST "+podsPath+" HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+		for err == nil {
+			_, err = io.WriteString(conn, chunk)
+		}
+		return err
+	}
+}
+
+// post sends a whole request, and reads the answer slowly.
+func post(port, path, body string) attacker {
+	return exchange(true, port, head(path, len(body))+body)
+}
+
+func get(secure bool, port, path, token string) attacker {
+	return exchange(secure, port, "GET "+path+" HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer "+token+"\r\nConnection: close\r\n\r\n")
+}
+
+func exchange(secure bool, port, request string) attacker {
+	return func(ctx context.Context, from net.Addr) error {
+		conn, err := dial(ctx, secure, from, port)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		if _, err := io.WriteString(conn, request); err != nil {
+			return err
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_, err = conn.Read(make([]byte, 1))
+		return err
+	}
+}
+
+// attack runs the clients from all addresses until ctx is done. It returns a function that
+// waits for their end and returns how many of them got something else than an error, and how
+// many an error.
+func attack(ctx context.Context, clients []attacker) (wait func() (done, failed int64)) {
+	var all sync.WaitGroup
+	var done, failed atomic.Int64
+	for caller := range callers {
+		from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+caller))}
+		for i := range max(each, len(clients)) {
+			run := clients[i%len(clients)]
+			all.Go(func() {
+				for ctx.Err() == nil {
+					if run(ctx, from) == nil {
+						done.Add(1)
+					} else {
+						failed.Add(1)
+					}
+					select {
+					case <-ctx.Done():
+					case <-time.After(pause):
+					}
+				}
+			})
+		}
+	}
+	return func() (int64, int64) {
+		all.Wait()
+		return done.Load(), failed.Load()
+	}
+}
