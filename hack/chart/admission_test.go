@@ -363,6 +363,48 @@ func TestNoPolicyStopsAnother(t *testing.T) {
 	}
 }
 
+// TestNoExpressionFails: a policy that fails refuses the write, or lets it pass, whatever its
+// rules say. So each has an answer for the objects with the fewest fields, in every operation.
+func TestNoExpressionFails(t *testing.T) {
+	p := policiesOf(t, render(t, load(t), everything()))
+	least := []string{
+		"metadata: {name: x}",
+		"metadata: {generateName: x}\nspec: {}",
+		"metadata: {name: x, labels: {}, annotations: {}, finalizers: [], ownerReferences: [{apiVersion: v1, kind: A, name: a, uid: 1}]}\nspec: {taints: [], schedulingGates: []}",
+		"metadata: {name: x, labels: {a: ''}, annotations: {a: ''}, finalizers: [a], ownerReferences: [{apiVersion: v1, kind: A, name: a, uid: 1, controller: false}]}\nspec: {taints: [{key: a, effect: NoExecute}], schedulingGates: [{name: a}]}",
+	}
+	tried := 0
+	for _, one := range p {
+		for _, rule := range one.Spec.MatchConstraints.ResourceRules {
+			for _, now := range append(least, "") {
+				for _, before := range append(least, "") {
+					if now == "" && before == "" {
+						continue
+					}
+					for _, by := range []user.Info{nil, &user.DefaultInfo{}, &user.DefaultInfo{Name: "system:node:x", Groups: []string{"system:nodes"}}} {
+						w := write{by: by, resource: rule.APIGroups[0] + "/" + rule.Resources[0], now: withSpec(rule.Resources[0], now), before: withSpec(rule.Resources[0], before)}
+						if one.selects(w) {
+							tried++
+							policies{one}.refusals(t, w, rights{})
+						}
+					}
+				}
+			}
+		}
+	}
+	if tried < 100 {
+		t.Errorf("only %d writes were tried", tried)
+	}
+}
+
+// withSpec adds the field spec, which every pod has.
+func withSpec(resource, object string) string {
+	if resource == "pods" && object != "" && !strings.Contains(object, "spec:") {
+		return object + "\nspec: {}"
+	}
+	return object
+}
+
 // everything are values with every feature, and a further kind of workloads.
 func everything() map[string]any {
 	values := gangs(nil)

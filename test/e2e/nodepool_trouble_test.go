@@ -77,14 +77,7 @@ func (f *fixture) refuseWrites(node string) (allow func()) {
 // asManager returns a client with the identity of atoll-manager.
 func (f *fixture) asManager() client.Client {
 	f.Helper()
-	config := f.cluster.AdminConfig()
-	config.Impersonate.UserName = "system:serviceaccount:" + atoll.Namespace + ":" + atoll.Manager
-	config.Impersonate.Groups = []string{"system:serviceaccounts", "system:authenticated"}
-	c, err := client.New(config, client.Options{})
-	if err != nil {
-		f.Fatal(err)
-	}
-	return c
+	return f.as("system:serviceaccount:"+atoll.Namespace+":"+atoll.Manager, "system:serviceaccounts")
 }
 
 // TestOneBadNodeStopsNoOther is scenario 32: a node that cannot be written is named in a
