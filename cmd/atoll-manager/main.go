@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/logs"
 	"github.com/atoll-k8s/atoll/internal/manager"
 )
@@ -26,7 +27,7 @@ func main() {
 	ctrl.SetLogger(logger)
 	logs.Redirect(logger)
 	if err := run(ctrl.SetupSignalHandler(), c); err != nil {
-		fmt.Fprintln(os.Stderr, "atoll-manager:", err)
+		fmt.Fprintln(os.Stderr, "atoll-manager:", conditions.Bounded(conditions.Printable(err.Error())))
 		os.Exit(1)
 	}
 }

@@ -1,13 +1,17 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
 // eventsAbout returns atoll-manager's events about a node, and how often they happened.
@@ -75,4 +79,24 @@ func TestAFlippedNodeWritesFewEvents(t *testing.T) {
 		return fmt.Errorf("none of %d does", len(events))
 	})
 	few()
+	f.checkLog(atoll.Manager)
+}
+
+// checkLog reports entries of the log of a replica that are not one JSON object of bounded
+// length: libraries that write with a logger of their own would leave such entries.
+func (f *fixture) checkLog(process string) {
+	f.Helper()
+	raw, err := os.ReadFile(f.cluster.LogPath(process))
+	if err != nil {
+		f.Fatal(err)
+	}
+	entries := strings.SplitAfter(string(raw), "\n")
+	for _, entry := range entries[:len(entries)-1] { // the last one may not be complete
+		if !json.Valid([]byte(entry)) || len(entry) > 50_000 {
+			f.Errorf("the log of %s has an entry of %d bytes: %.300q", process, len(entry), entry)
+		}
+	}
+	if len(entries) < 10 {
+		f.Errorf("the log of %s has %d entries", process, len(entries))
+	}
 }
