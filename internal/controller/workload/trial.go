@@ -217,7 +217,7 @@ func (t *trial) tryGroup(ctx context.Context, group string, result *policies.Tri
 		if isQuota(refusal) && t.runsIn(group) {
 			return nil // a successor gets what a pod of the same size has used
 		}
-		return t.refuse(ctx, group, refusal, result, func(ctx context.Context, rules *overrides.Rules) (error, error) {
+		return t.refuse(ctx, group, refusal, result, func(ctx context.Context, rules *overrides.Rules) (refused, err error) {
 			refusal, err := t.ask(ctx, t.r.askPod, rules, group)
 			if err != nil || refusal == nil || blame(refusal, t.base) != onRules {
 				return nil, err
@@ -265,7 +265,7 @@ func (t *trial) tryTemplate(ctx context.Context, group string, result *policies.
 	}
 	// Forbidden is ignored after all rules were refused: the API server checks quotas after
 	// validation, so the template is valid.
-	fewer := func(ctx context.Context, rules *overrides.Rules) (error, error) {
+	fewer := func(ctx context.Context, rules *overrides.Rules) (refused, err error) {
 		refusal, err := t.ask(ctx, t.r.askTemplate, rules, group)
 		if apierrors.IsForbidden(err) {
 			return nil, nil
