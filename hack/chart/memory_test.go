@@ -9,7 +9,7 @@ import (
 
 // TestTheManagerKnowsItsMemoryLimit: near the limit it collects garbage more often.
 func TestTheManagerKnowsItsMemoryLimit(t *testing.T) {
-	container := get[*appsv1.Deployment](t, install(t, nil), "Deployment/atoll-manager").Spec.Template.Spec.Containers[0]
+	container := get[*appsv1.Deployment](t, render(t, load(t), nil), "Deployment/atoll-manager").Spec.Template.Spec.Containers[0]
 	if container.Resources.Limits.Memory().IsZero() {
 		t.Error("there is no limit")
 	}
