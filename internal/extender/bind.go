@@ -14,6 +14,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -166,11 +167,14 @@ func (h *Handler) overrideImages(ctx context.Context, pod *seats.Pod, workload o
 	if !change.Needed() {
 		return nil
 	}
-	patch, err := change.Patch(nil)
+	raw, err := change.Patch(nil)
 	if err != nil {
 		return err
 	}
-	_, err = h.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	_, err = h.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})
+	if h.System.Has(pod.Namespace) && patch.Refused(err) {
+		return nil // the pod must not wait for ever; the status of the policy shows the refusal
+	}
 	if err != nil {
 		return fmt.Errorf("overriding images of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}

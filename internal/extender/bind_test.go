@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	clienttesting "k8s.io/client-go/testing"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -321,6 +322,32 @@ func TestASeatIsGivenBackWhenImagesCannotBeWritten(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]int{}, d.seated()); diff != "" {
 		t.Errorf("wrong seats (-want +got):\n%s", diff)
+	}
+}
+
+// TestAPodOfTheSystemIsBoundWithItsImages: in the namespaces of the system the API server
+// refuses to change images. The pod must run all the same. Other errors are tried again.
+func TestAPodOfTheSystemIsBoundWithItsImages(t *testing.T) {
+	for name, tc := range map[string]struct {
+		system bool
+		err    error
+		bound  bool
+	}{
+		"refused, in a namespace of the system": {true, apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web-1-0", nil), true},
+		"refused, elsewhere":                    {false, apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web-1-0", nil), false},
+		"broken, in a namespace of the system":  {true, apierrors.NewInternalError(errors.New("broken")), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newFixture(t, append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Registry("hz", "hz.io")), webPod(0))...)
+			if tc.system {
+				d.System = sets.New(webPod(0).Namespace)
+			}
+			d.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, tc.err })
+			d.filter(webPod(0), allNodes...)
+			if err := d.bind(webPod(0), "node-hz"); (err == nil) != tc.bound || (len(d.bindings) == 1) != tc.bound {
+				t.Errorf("%d Bindings were created, the error is %v", len(d.bindings), err)
+			}
+		})
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -53,6 +54,9 @@ type Handler struct {
 	// if its group is full by then. Default false: the filter keeps the nodes of one group
 	// and reserves the seat.
 	Wide bool
+	// System are the namespaces in which the chart's policy atoll-manager-pods refuses to
+	// change images. A pod there is bound with the images that it has.
+	System sets.Set[string]
 	// Leading returns whether this replica is the leader. A replica that is not forwards
 	// requests to the leader.
 	Leading func() bool

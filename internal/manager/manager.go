@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -384,6 +385,7 @@ func (p *parts) addWebhooks(context.Context) error {
 func (p *parts) addExtender(context.Context) error {
 	handler := &extender.Handler{
 		Policies: p.policies, Ledger: p.ledger, Client: p.client, Wide: p.config.Filter == FilterWide,
+		System:  sets.New(metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease, p.config.Namespace),
 		Leading: p.leads, Log: ctrl.Log.WithName("extender"),
 		Forwarder: &extender.Forwarder{
 			Leader:    p.leader.address,
