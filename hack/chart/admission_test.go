@@ -354,7 +354,7 @@ func TestNoPolicyStopsAnother(t *testing.T) {
 		}
 	}
 	off := render(t, load(t), map[string]any{
-		"rbac": map[string]any{"bounds": "None", "checkAuthors": false}, "nodes": map[string]any{"guardLabels": false}, "capacity": map[string]any{"preset": "None"},
+		"rbac": map[string]any{"bounds": "None", "checkAuthors": false}, "nodes": map[string]any{"guardLabels": false}, "capacity": map[string]any{"preset": "None"}, "overrides": map[string]any{"tryPods": false},
 	})
 	for key := range off {
 		if strings.HasPrefix(key, "ValidatingAdmissionPolicy") {
