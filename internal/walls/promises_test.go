@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestPromisesAreTested checks that every test named in docs/guarantees.md exists, so that
-// nobody renames a test without its document, and that exactly the tests marked there with ³
-// run in each form of installation.
+// TestPromisesAreTested checks that every test named in docs/guarantees.md and
+// docs/security.md exists, so that nobody renames a test without its document, and that
+// exactly the tests marked there with ³ run in each form of installation.
 func TestPromisesAreTested(t *testing.T) {
 	root := filepath.Join("..", "..")
 	inEachForm := map[string]bool{} // by name
@@ -30,24 +30,26 @@ func TestPromisesAreTested(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(filepath.Join(root, "docs", "guarantees.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	named := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`(³?)").FindAllSubmatch(page, -1)
-	if len(named) == 0 {
-		t.Error("docs/guarantees.md names no test")
-	}
-	for _, match := range named {
-		name, marked := string(match[1]), len(match[2]) > 0
-		everyForm, ok := inEachForm[name]
-		switch {
-		case !ok:
-			t.Errorf("docs/guarantees.md names %s, which does not exist", name)
-		case everyForm && !marked:
-			t.Errorf("docs/guarantees.md names %s without ³, but it runs in each form", name)
-		case !everyForm && marked:
-			t.Errorf("docs/guarantees.md names %s with ³, but it does not run in each form", name)
+	for _, name := range []string{"docs/guarantees.md", "docs/security.md"} {
+		page, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`(³?)").FindAllSubmatch(page, -1)
+		if len(named) == 0 {
+			t.Errorf("%s names no test", name)
+		}
+		for _, match := range named {
+			test, marked := string(match[1]), len(match[2]) > 0
+			everyForm, ok := inEachForm[test]
+			switch {
+			case !ok:
+				t.Errorf("%s names %s, which does not exist", name, test)
+			case everyForm && !marked:
+				t.Errorf("%s names %s without ³, but it runs in each form", name, test)
+			case !everyForm && marked:
+				t.Errorf("%s names %s with ³, but it does not run in each form", name, test)
+			}
 		}
 	}
 }
