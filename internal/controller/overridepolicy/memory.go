@@ -36,14 +36,14 @@ const retryImages, maxRetryImages = 30 * time.Second, 5 * time.Minute
 
 // imagesRefused returns why no pod of a workload in the group may be tried, and for how
 // long. left is 0 if a pod may be tried.
-func (m *memory) imagesRefused(w *workload, group, version string, now time.Time) (why error, left time.Duration) {
+func (m *memory) imagesRefused(w *workload, group, version string, now time.Time) (left time.Duration, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	last := m.images[w.object.UID][group]
 	if last.version != version {
-		return nil, 0
+		return 0, nil
 	}
-	return last.why, max(0, last.again.Sub(now))
+	return max(0, last.again.Sub(now)), last.why
 }
 
 // imagesWereRefused records a refusal, and returns the time until the next try.

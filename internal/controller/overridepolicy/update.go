@@ -44,7 +44,7 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, w *workload) erro
 	version := policies.Version(s.policy)
 	var later []error // a conflict, or a refusal in one group, does not delay the other pods
 	for _, pod := range w.due {
-		if why, left := r.memory.imagesRefused(w, pod.group, version, r.Clock.Now()); left > 0 {
+		if left, why := r.memory.imagesRefused(w, pod.group, version, r.Clock.Now()); left > 0 {
 			w.refuseImages(why)
 			later = append(later, phase.Wait("the API server to accept images", left))
 			continue

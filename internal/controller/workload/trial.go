@@ -56,7 +56,7 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 	last, tried := r.Policies.Trial(workload.UID)
 	repeated := tried && last.Key == plan.Key
 	if repeated {
-		if wait, settled := r.untilRetrial(s, last); settled {
+		if settled, wait := r.untilRetrial(s, last); settled {
 			return wait
 		}
 	}
@@ -75,7 +75,7 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 		if same && !repeated { // only the number of pods has changed
 			last.Key = plan.Key
 			r.Policies.SetTrial(workload.UID, last)
-			wait, _ := r.untilRetrial(s, last)
+			_, wait := r.untilRetrial(s, last)
 			return wait
 		}
 		t := &trial{r: r, workload: workload, template: template, rules: rules}
@@ -99,26 +99,26 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 	}
 	next.Again = r.Clock.Now().Add(next.Wait)
 	r.Policies.SetTrial(workload.UID, next)
-	wait, _ := r.untilRetrial(s, next)
+	_, wait := r.untilRetrial(s, next)
 	return wait
 }
 
 // untilRetrial returns settled if the result of a trial needs no further trial now. It sets
 // s.retrial if one follows later. wait is not nil if the API server has not answered yet.
-func (r *Reconciler) untilRetrial(s *scope, last policies.Trial) (wait error, settled bool) {
+func (r *Reconciler) untilRetrial(s *scope, last policies.Trial) (settled bool, wait error) {
 	final := last.Untried == nil && last.Refused == nil && last.Doubt == nil
 	if final && r.Walker.PodsRefused(r.Walker.Descendants(s.workload.UID)) == "" {
-		return nil, true
+		return true, nil
 	}
 	left := last.Again.Sub(r.Clock.Now())
 	switch {
 	case left <= 0:
-		return nil, false
+		return false, nil
 	case last.Untried != nil:
-		return phase.Wait("the API server to try an override", left), true
+		return true, phase.Wait("the API server to try an override", left)
 	}
 	s.retrial = phase.Wait("the next trial of an override", left)
-	return nil, true
+	return true, nil
 }
 
 // template reads the current pod template of a workload, with the volumes that a
@@ -266,11 +266,11 @@ func (t *trial) tryTemplate(ctx context.Context, group string, result *policies.
 	// Forbidden is ignored after all rules were refused: the API server checks quotas after
 	// validation, so the template is valid.
 	fewer := func(ctx context.Context, rules *overrides.Rules) (refused, err error) {
-		refusal, err := t.ask(ctx, t.r.askTemplate, rules, group)
+		refused, err = t.ask(ctx, t.r.askTemplate, rules, group)
 		if apierrors.IsForbidden(err) {
 			return nil, nil
 		}
-		return refusal, err
+		return refused, err
 	}
 	base, err := fewer(ctx, t.rules.First(0))
 	if err != nil {
