@@ -152,7 +152,7 @@ func table(all map[right]map[string]bool) string {
 		if named {
 			resource += "`, only `" + strings.ReplaceAll(names, ",", "` and `")
 		}
-		rows = append(rows, fmt.Sprintf("| %s | %#q | %s |\n", key.where, resource, strings.Join(slices.Sorted(maps.Keys(verbs)), ", ")))
+		rows = append(rows, fmt.Sprintf("| %s | `%s` | %s |\n", key.where, resource, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))) //nolint:gocritic // resource has such quotes inside
 	}
 	slices.Sort(rows)
 	return "| where | resource | verbs |\n|---|---|---|\n" + strings.Join(rows, "")
