@@ -19,8 +19,9 @@ const (
 	// stuck on it, kube-scheduler opens a new connection, and may reach another replica.
 	callsAtOnce = 4
 	// maxConnections bounds the connections of all callers together, and 3/8 of it those
-	// of one: callsAtOnce times as many requests at a time.
-	maxConnections = 256
+	// of one. A replica that does not lead needs one for each pod that is being created. A
+	// connection before its handshake takes some 20 kB.
+	maxConnections = 4096
 	// maxBodies bounds the bodies of all requests in progress, in bytes. 3/8 of it, for one
 	// kube-scheduler, is enough for the whole nodes of a request of 5,000 nodes.
 	maxBodies = 224 << 20

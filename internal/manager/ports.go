@@ -21,9 +21,10 @@ import (
 )
 
 // The ports for people and for the kubelet have few clients, and each of these needs one or
-// two connections.
+// two connections. The kubelet opens a new one for each probe, and it restarts a replica
+// that it cannot reach, so many strangers together must not fill the port.
 const (
-	smallPort = 64
+	smallPort = 2048
 	// scrapes bounds the requests for metrics that are answered at a time, 3/8 of it those
 	// of one client. For each, the API server reviews a token.
 	scrapes = 8

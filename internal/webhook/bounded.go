@@ -28,7 +28,7 @@ const (
 	// maxConnections bounds the connections of all callers together, and 3/8 of it
 	// those of one. API servers use HTTP/1.1 for webhooks: a connection for each request
 	// in progress, which lasts milliseconds.
-	maxConnections = 1024
+	maxConnections = 4096
 	// maxBody bounds the body of one request, in bytes. It is twice the largest object
 	// that etcd accepts, in its JSON encoding.
 	maxBody = 7 << 20
@@ -37,8 +37,9 @@ const (
 	// eighth of the memory that the chart gives to atoll-manager.
 	maxBodies = 64 << 20
 	// maxDecoded bounds the memory for what all requests in progress are decoded to, in
-	// bytes, as bounded.Weights estimate it.
-	maxDecoded = 160 << 20
+	// bytes, as bounded.Weights estimate it. 3/8 of it, for one caller, is enough for an
+	// update of a NodeGroup with 5,000 nodes, with their states.
+	maxDecoded = 224 << 20
 	// firstRead is how much memory a body takes before anything of it has arrived.
 	firstRead = 4 << 10
 	// readTimeout bounds the time in which a body must arrive. It is longer than the API

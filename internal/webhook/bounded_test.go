@@ -230,7 +230,7 @@ func TestACallerCannotTakeAllMemoryForDecodedRequests(t *testing.T) {
 		fmt.Fprintf(w, "%d %v", n, err)
 	}))
 	run(t, s)
-	heavy := `[` + strings.Repeat("{},", 15_000) + `{}]` // about 33 MiB, more than a half of the share
+	heavy := `[` + strings.Repeat("{},", 22_000) + `{}]` // about 48 MiB, more than a half of the share
 	var conns []net.Conn
 	for range 6 {
 		conn := dial(t, s, 2)

@@ -17,7 +17,7 @@ CEL: a list of the namespaces in which atoll-manager starts nothing: those of Ku
 itself, and its own.
 */}}
 {{- define "atoll.systemNamespaces" -}}
-['kube-system', 'kube-public', 'kube-node-lease', '{{ .Release.Namespace }}']
+['kube-system', 'kube-node-lease', '{{ .Release.Namespace }}']
 {{- end }}
 
 {{/*

@@ -48,7 +48,7 @@ type countedBody struct {
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if !b.shares.Take(b.caller, int64(n)) {
+	if n > 0 && !b.shares.Take(b.caller, int64(n)) {
 		Refused(b.port, TooManyRequests)
 		return n, ErrBusy
 	}

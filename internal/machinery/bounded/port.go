@@ -8,6 +8,7 @@
 package bounded
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -158,6 +159,11 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
+		// The process's own checks do not fail because others use up the port: the replica
+		// would be taken out of the Service, or restarted.
+		if CallerOf(conn.RemoteAddr().String()) == CallerOf(conn.LocalAddr().String()) {
+			return conn, nil
+		}
 		caller := CallerOf(conn.RemoteAddr().String())
 		if l.connections.Take(caller, 1) {
 			return &counted{Conn: conn, give: sync.OnceFunc(func() { l.connections.Give(caller, 1) })}, nil
@@ -186,6 +192,10 @@ func (c *counted) Close() error {
 type errorLog struct{ logr.Logger }
 
 func (l errorLog) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("panic serving")) { // with the stack; net/http recovers from it
+		l.Error(nil, "A handler panicked", "message", string(p))
+		return len(p), nil
+	}
 	l.V(2).Info("HTTP server", "message", string(p))
 	return len(p), nil
 }

@@ -151,9 +151,33 @@ func TestManyCallersLeaveRoomForOneMore(t *testing.T) {
 		}
 	}
 	eventually(t, "the callers have their shares", func() bool { return count() >= 75 })
+	// The server counts a connection until it has closed it, which is after the client has
+	// read the answer: the next one is not tried before.
+	before := count()
 	for range 20 {
 		if !answered(t, address, 77) {
 			t.Fatal("another caller is refused")
+		}
+		eventually(t, "the connection is given back", func() bool { return count() <= before })
+	}
+}
+
+// TestTheProcessReachesItself while others use up the port: its own checks decide whether it
+// gets requests at all.
+func TestTheProcessReachesItself(t *testing.T) {
+	address, count := serve(t, func(p *Port) { p.Connections = 4 })
+	for from := byte(2); from < 9; from++ {
+		for range 4 {
+			_, _ = tryDial(t, address, from, "")
+		}
+	}
+	eventually(t, "the port is full", func() bool { return count() == 4 })
+	if answered(t, address, 9) {
+		t.Error("the port is not full")
+	}
+	for range 10 {
+		if !answered(t, address, 1) {
+			t.Fatal("the process does not reach itself")
 		}
 	}
 }

@@ -8,9 +8,10 @@ import (
 	"sync"
 )
 
-// Caller is the network address of a client, without its port. An IPv6 client counts by
-// its /64: a single host may use all addresses of it.
-type Caller netip.Prefix
+// Caller is the network address of a client, without its port. Of IPv6 it is the whole
+// address too: the pods of a node and its kubelet often share a network, and most networks
+// of pods drop packets whose source is not the pod's own address.
+type Caller netip.Addr
 
 // CallerOf returns the caller of a remote address, host:port. Addresses that cannot be
 // read are one caller.
@@ -23,24 +24,16 @@ func CallerOf(remote string) Caller {
 	if err != nil {
 		return Caller{}
 	}
-	address = address.Unmap().WithZone("")
-	bits := address.BitLen()
-	if address.Is6() {
-		bits = 64
-	}
-	prefix, err := address.Prefix(bits)
-	if err != nil {
-		return Caller{}
-	}
-	return Caller(prefix)
+	return Caller(address.Unmap().WithZone(""))
 }
 
 // Shares divides an amount of something, such as connections or bytes, among callers. Three
 // quarters are for everybody: a caller may take more of them only while it then holds no
 // more than what is left of them, so each caller gets at most half of what the ones before
 // it have left. The last quarter is for callers that hold little: at most a 256th of the
-// total, or 1. So one caller takes at most 3/8 of the total, and a caller that needs little
-// is served while 64 others take all that they can. It is safe for concurrent use.
+// total, or 1. So one caller takes at most 3/8 of the total, and of a total of at least 256 a
+// caller that needs little is served while 64 others take all that they can. It is safe for
+// concurrent use.
 type Shares struct {
 	total, open, little int64
 
