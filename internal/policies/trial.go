@@ -37,6 +37,9 @@ type Trial struct {
 	Doubt error
 	// Untried is the error that prevented the dry run; nil if the API server answered.
 	Untried error
+	// Accepted are the hashes of the rules in the groups whose pods the API server accepts,
+	// while Untried is set: the next trial of the same rules and template goes on from there.
+	Accepted sets.Set[string]
 	// Again is the earliest time of the next dry run, Wait after the last one. A trial is
 	// repeated if its result is Refused, Doubt or Untried, or if the API server refuses the
 	// workload's pods although the trial found them accepted.

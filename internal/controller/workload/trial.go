@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -33,8 +34,12 @@ const (
 	// retryRefused is the wait after a trial that the API server answered. It doubles up to
 	// maxRetryRefused. Quotas, admission policies and namespaces change without an event.
 	retryRefused, maxRetryRefused = 30 * time.Second, 5 * time.Minute
-	// trialTimeout bounds the trial of one workload.
-	trialTimeout = 5 * time.Second
+	// askTimeout bounds each request of a trial. Admission webhooks for pods may take as
+	// long by default.
+	askTimeout = 10 * time.Second
+	// turn is how long a worker tries the groups of one workload; it begins no request after
+	// that. The next turn goes on with the other groups.
+	turn = 5 * time.Second
 	// maxTrying is the number of workers that may try at a time. An admission webhook for
 	// pods may hang; the other workers must go on.
 	maxTrying = workers / 2
@@ -64,8 +69,7 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 	if r.trying.Add(1) > maxTrying {
 		return phase.Wait("other overrides to be tried", retryTurn)
 	}
-	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
-	defer cancel()
+	started := r.Clock.Now()
 	template, err := r.template(ctx, workload)
 	// Until the API server answers, the last refusal stays in force.
 	next := policies.Trial{Key: plan.Key, Rules: plan.Rules, Refused: last.Refused, Doubt: last.Doubt, Answer: last.Answer}
@@ -78,9 +82,12 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 			_, wait := r.untilRetrial(s, last)
 			return wait
 		}
-		t := &trial{r: r, workload: workload, template: template, rules: rules}
+		t := &trial{r: r, workload: workload, template: template, rules: rules, until: started.Add(turn)}
 		if same {
 			t.last = last
+		}
+		if tried && last.Untried != nil && last.Rules == plan.Rules && last.Template == next.Template {
+			next.Accepted = last.Accepted.Clone()
 		}
 		err = t.tryGroups(ctx, plan.Groups, &next)
 	}
@@ -94,7 +101,8 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 		log.FromContext(ctx).Info("An override could not be tried", "kind", workload.Kind, "workload", workload.Namespace+"/"+workload.Name, "why", err.Error())
 	}
 	next.Wait = first
-	if repeated && (last.Untried == nil) == (err == nil) && (last.Refused == nil) == (next.Refused == nil) {
+	goesOn := err != nil && next.Accepted.Len() > last.Accepted.Len()
+	if repeated && !goesOn && (last.Untried == nil) == (err == nil) && (last.Refused == nil) == (next.Refused == nil) {
 		next.Wait = min(most, max(first, 2*last.Wait))
 	}
 	next.Again = r.Clock.Now().Add(next.Wait)
@@ -126,6 +134,8 @@ func (r *Reconciler) untilRetrial(s *scope, last policies.Trial) (settled bool, 
 func (r *Reconciler) template(ctx context.Context, workload *ownership.Object) (*corev1.PodTemplateSpec, error) {
 	object := &unstructured.Unstructured{} // read from the API server: the cache holds no such objects
 	object.SetGroupVersionKind(workload.GroupVersionKind)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: workload.Namespace, Name: workload.Name}, object); err != nil {
 		return nil, fmt.Errorf("reading %s %s/%s: %w", workload.Kind, workload.Namespace, workload.Name, err)
 	}
@@ -172,12 +182,17 @@ func hashOf(template *corev1.PodTemplateSpec) string {
 // cause.
 var errBase = errors.New("the API server refuses the template of the workload itself")
 
+// errTurnOver: the worker tries other workloads before it goes on with this one.
+var errTurnOver = errors.New("not all NodeGroups of the workload have been tried yet")
+
 // trial tries the rules of a policy with the template of one workload.
 type trial struct {
 	r        *Reconciler
 	workload *ownership.Object
 	template *corev1.PodTemplateSpec
 	rules    *overrides.Rules
+	// until is the end of the turn.
+	until time.Time
 	// last is the last trial of the same rules and the same template, if there was one.
 	last policies.Trial
 
@@ -188,16 +203,36 @@ type trial struct {
 }
 
 // tryGroups sets the result of a trial. An error means that the API server could not be
-// asked. The first group with a refusal decides.
+// asked, or that the turn is over; groups that were accepted are not tried again then. The
+// first group with a refusal decides.
 func (t *trial) tryGroups(ctx context.Context, groups []string, result *policies.Trial) error {
 	result.Refused, result.Doubt, result.Answer = nil, nil, ""
+	tried := false
 	for _, group := range groups {
+		hash := t.rules.Hash(group)
+		if result.Accepted.Has(hash) {
+			continue
+		}
+		if tried && t.isOver() {
+			return errTurnOver
+		}
+		tried = true
 		if err := t.tryGroup(ctx, group, result); err != nil || result.Refused != nil {
 			return err
 		}
+		if result.Doubt == nil {
+			if result.Accepted == nil {
+				result.Accepted = sets.New[string]()
+			}
+			result.Accepted.Insert(hash)
+		}
 	}
+	result.Accepted = nil
 	return nil
 }
+
+// isOver reports whether the turn is over.
+func (t *trial) isOver() bool { return !t.r.Clock.Now().Before(t.until) }
 
 // tryGroup tries a pod of one group. If the API server refuses the pod without the rules
 // too, or a pod cannot be tried, it tries a PodTemplate.
@@ -214,15 +249,21 @@ func (t *trial) tryGroup(ctx context.Context, group string, result *policies.Tri
 	}
 	switch blame(refusal, t.base) {
 	case onRules:
-		if isQuota(refusal) && t.runsIn(group) {
-			return nil // a successor gets what a pod of the same size has used
+		if isQuota(refusal) && (t.runsIn(group) || !t.rules.TouchesImmutable(group)) {
+			return nil // a successor gets what a pod of the same size has used; an image uses nothing
+		}
+		if isQuota(refusal) && t.base == nil {
+			// A pod may have ended in between.
+			if refusal, err = t.ask(ctx, t.r.askPod, t.rules, group); err != nil || refusal == nil {
+				return err
+			}
 		}
 		return t.refuse(ctx, group, refusal, result, func(ctx context.Context, rules *overrides.Rules) (refused, err error) {
-			refusal, err := t.ask(ctx, t.r.askPod, rules, group)
-			if err != nil || refusal == nil || blame(refusal, t.base) != onRules {
+			refused, err = t.ask(ctx, t.r.askPod, rules, group)
+			if err != nil || refused == nil || blame(refused, t.base) != onRules {
 				return nil, err
 			}
-			return refusal, nil
+			return refused, nil
 		})
 	case onTemplate:
 		result.Doubt = fmt.Errorf("%w: %w", errBase, t.base)
@@ -300,9 +341,12 @@ func (t *trial) refuse(
 	}
 	n := acting[len(acting)-1]
 	for _, i := range acting[:len(acting)-1] {
+		if t.isOver() {
+			break // the refusal stands, whichever rule is the first
+		}
 		early, err := ask(ctx, t.rules.First(i))
 		if err != nil {
-			return err
+			break
 		}
 		if early != nil {
 			n, refusal = i, early

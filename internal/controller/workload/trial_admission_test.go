@@ -72,7 +72,7 @@ func TestWhatAdmissionAnswersToPods(t *testing.T) {
 		"for another reason":                                          {admission: admission(podSecurity, "no such service account"), asked: three, doubt: "no such service account"},
 		"a full quota":                                                {admission: admission(full, full), asked: three},
 		"a full quota, and Pod Security":                              {admission: admission(podSecurity, full), asked: two, refused: text(podSecurity)},
-		"the quota has room for the plain":                            {admission: admission(needs2, ""), asked: two, refused: text(needs2)},
+		"the quota has room for the plain":                            {admission: admission(needs2, ""), asked: []string{"data,more", "data", "data,more"}, refused: text(needs2)},
 		"the quota is full, and the override needs more":              {admission: admission(needs2, needs1), asked: two, refused: text(needs2)},
 		"the quota is full of pods with the override":                 {admission: admission(needs2, needs1), asked: two, overriddenTwice: true},
 		"Pod Security refuses the override of pods that run with it":  {admission: admission(podSecurity, ""), asked: two, refused: text(podSecurity), overriddenTwice: true},
@@ -124,6 +124,99 @@ func invalid(why string) func(*corev1.Pod) error {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{
 			Status: metav1.StatusFailure, Code: 422, Reason: metav1.StatusReasonInvalid, Message: why, Details: &metav1.StatusDetails{Name: trialName, Kind: "pods"},
 		}}
+	}
+}
+
+// TestASlowTrialGoesOnWhereItStopped: groups that were accepted are not tried again, so a
+// policy with many groups is bound in the end.
+func TestASlowTrialGoesOnWhereItStopped(t *testing.T) {
+	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
+		build.OverridePolicy("o", addVolume("bj", "less"), addVolume("hz", "more")))
+	j := newJudge(s)
+	j.admission = func(*corev1.Pod) error {
+		s.World.Clock.Step(turn)
+		return nil
+	}
+	for _, want := range [][]string{{"data,less"}, {"data,more"}} {
+		if again := s.tried("web"); want[0] == "data,less" && again != retryTrial {
+			t.Errorf("it goes on after %s, want %s", again, retryTrial)
+		}
+		if diff := cmp.Diff(want, j.takeAsked()); diff != "" {
+			t.Errorf("wrong trials (-want +got):\n%s", diff)
+		}
+		trial, _ := s.World.Policies.Trial("web")
+		if over := errors.Is(trial.Untried, errTurnOver); over != (want[0] == "data,less") {
+			t.Errorf("after %s the trial has %v", want, trial.Untried)
+		}
+		s.World.Clock.Step(retryTrial)
+	}
+}
+
+// TestARefusalThatIsKnownStays, also if there is no time to find the first rule that causes it.
+func TestARefusalThatIsKnownStays(t *testing.T) {
+	for name, slow := range map[string]func(*site, *judge) error{
+		"the turn is over": func(s *site, _ *judge) error {
+			s.World.Clock.Step(turn)
+			return nil
+		},
+		"the search gets no answer": func(_ *site, j *judge) error {
+			if len(j.asked) > 2 {
+				return apierrors.NewInternalError(errors.New("too late"))
+			}
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
+				build.OverridePolicy("o", addVolume("hz", "a"), addVolume("hz", "more")))
+			j := newJudge(s)
+			j.admission = func(pod *corev1.Pod) error {
+				if err := slow(s, j); err != nil {
+					return err
+				}
+				return admission("not here", "")(pod)
+			}
+			s.tried("web")
+			trial, _ := s.World.Policies.Trial("web")
+			const want = "spec.overrideRules[1].overriders: "
+			if trial.Refused == nil || !strings.HasPrefix(trial.Refused.Error(), want) || trial.Untried != nil {
+				t.Errorf("refused is %v, untried %v", trial.Refused, trial.Untried)
+			}
+		})
+	}
+}
+
+// TestAQuotaInMotionIsNotBlamedOnTheRules: a pod ends between two trials.
+func TestAQuotaInMotionIsNotBlamedOnTheRules(t *testing.T) {
+	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "more")))
+	j := newJudge(s)
+	first := true
+	j.admission = func(*corev1.Pod) error {
+		if first {
+			first = false
+			return forbids("exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2")
+		}
+		return nil
+	}
+	s.tried("web")
+	if trial, _ := s.World.Policies.Trial("web"); trial.Refused != nil || trial.Untried != nil {
+		t.Errorf("refused is %v, untried %v", trial.Refused, trial.Untried)
+	}
+}
+
+// TestNotFoundFromAdmissionIsARefusal: the workload is still there.
+func TestNotFoundFromAdmissionIsARefusal(t *testing.T) {
+	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "more")))
+	j := newJudge(s)
+	j.admission = func(pod *corev1.Pod) error {
+		if hasMore(pod) {
+			return apierrors.NewNotFound(schema.GroupResource{Resource: "images"}, "more")
+		}
+		return nil
+	}
+	s.tried("web")
+	if trial, _ := s.World.Policies.Trial("web"); trial.Refused == nil || !strings.Contains(trial.Refused.Error(), `images "more" not found`) {
+		t.Errorf("refused is %v", trial.Refused)
 	}
 }
 

@@ -51,7 +51,9 @@ func (t *trial) ask(ctx context.Context, ask asker, rules *overrides.Rules, grou
 	if rules.Apply(group, pod) != nil {
 		return nil, nil //nolint:nilerr // real pods show it: admission may add what the rules need to the template
 	}
-	refused, err = ask(ctx, pod)
+	bounded, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	refused, err = ask(bounded, pod)
 	if err != nil {
 		err = fmt.Errorf("trying the override of %s %s/%s: %w", t.workload.Kind, t.workload.Namespace, t.workload.Name, err)
 	}
@@ -102,10 +104,17 @@ func (r *Reconciler) askPod(ctx context.Context, pod *corev1.Pod) (refused, err 
 		return nil, nil
 	case lacksPermission(err), cannotRunDry(err):
 		return nil, fmt.Errorf("%w: %w", errNoPodTrial, err)
-	case patch.Refused(err) && !isUnknownQuota(err):
+	case patch.Refused(err) && !isUnknownQuota(err), apierrors.IsNotFound(err) && !isGone(err):
 		return errors.New(refusalText(err)), nil
 	}
 	return nil, err
+}
+
+// isGone reports whether the namespace was not found. Admission may answer NotFound for
+// other reasons.
+func isGone(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
 // askTemplate tries a pod as a PodTemplate.

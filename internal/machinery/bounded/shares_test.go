@@ -13,14 +13,14 @@ func TestCallersAreTheirAddresses(t *testing.T) {
 		a, b string
 		same bool
 	}{
-		"ports do not count":                    {"10.0.0.1:1", "10.0.0.1:2", true},
-		"addresses of IPv4 count":               {"10.0.0.1:1", "10.0.0.2:1", false},
-		"IPv4 in IPv6":                          {"10.0.0.1:1", "[::ffff:10.0.0.1]:1", true},
-		"a pod and its kubelet count, in IPv6":  {"[2001:db8::1]:1", "[2001:db8::ffff:2]:1", false},
-		"networks of IPv6 count":                {"[2001:db8::1]:1", "[2001:db8:0:1::1]:1", false},
-		"zones do not count":                    {"[fe80::1%a]:1", "[fe80::1%b]:1", true},
-		"what is no address":                    {"@", "", true},
-		"what is no address is not one":         {"@", "10.0.0.1:1", false},
+		"ports do not count":                   {"10.0.0.1:1", "10.0.0.1:2", true},
+		"addresses of IPv4 count":              {"10.0.0.1:1", "10.0.0.2:1", false},
+		"IPv4 in IPv6":                         {"10.0.0.1:1", "[::ffff:10.0.0.1]:1", true},
+		"a pod and its kubelet count, in IPv6": {"[2001:db8::1]:1", "[2001:db8::ffff:2]:1", false},
+		"networks of IPv6 count":               {"[2001:db8::1]:1", "[2001:db8:0:1::1]:1", false},
+		"zones do not count":                   {"[fe80::1%a]:1", "[fe80::1%b]:1", true},
+		"what is no address":                   {"@", "", true},
+		"what is no address is not one":        {"@", "10.0.0.1:1", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if same := CallerOf(tc.a) == CallerOf(tc.b); same != tc.same {
