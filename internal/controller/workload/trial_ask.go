@@ -49,7 +49,7 @@ var errNoPodTrial = errors.New("pods cannot be tried")
 func (t *trial) ask(ctx context.Context, ask asker, rules *overrides.Rules, group string) (refused, err error) {
 	pod := t.pod()
 	if rules.Apply(group, pod) != nil {
-		return nil, nil //nolint:nilerr // real pods show it: admission may add what the rules need to the template
+		return nil, nil // real pods show it: admission may add what the rules need to the template
 	}
 	bounded, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
