@@ -20,6 +20,10 @@ func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
 	before := f.askedWithoutPolicy()
 	f.group("isolated-a", 2)
 	f.group("isolated-b", 2)
+	for _, node := range []string{"isolated-a-0", "isolated-a-1", "isolated-b-0", "isolated-b-1"} {
+		// The API server copies these labels into the Bindings that the extender sends.
+		f.label(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, map[string]any{corev1.LabelTopologyZone: "zone", corev1.LabelTopologyRegion: "region"})
+	}
 	f.create(weights("policy", "isolated-a", 3, "isolated-b", 2))
 	f.create(deployment("app", 5, "policy"), deployment("free", 10, ""))
 
