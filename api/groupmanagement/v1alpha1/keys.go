@@ -166,6 +166,9 @@ const (
 	// ReasonNodesCanJoin: a kubelet may set the labels that the group selects by, and so
 	// receive pods and secrets that are meant for the group.
 	ReasonNodesCanJoin = "NodesCanJoin"
+	// ReasonLabelGuardUnknown: a kubelet may set the labels that the group selects by, unless
+	// an admission policy refuses it, which atoll-manager does not know.
+	ReasonLabelGuardUnknown = "LabelGuardUnknown"
 )
 
 // Reasons of ConditionReady on a NodeGroup.

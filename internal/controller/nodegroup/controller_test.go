@@ -318,11 +318,13 @@ func TestTheWarningNamesTheLabelsThatAKubeletMaySet(t *testing.T) {
 		reason  string
 		message string
 	}{
-		"names":            {build.Selects("n"), metav1.ConditionTrue, gm.ReasonNodesCannotJoin, "no kubelet"},
-		"a guarded label":  {selects(map[string]string{guarded: "x"}), metav1.ConditionTrue, gm.ReasonNodesCannotJoin, "no kubelet"},
-		"free labels":      {selects(map[string]string{"site": "x", "kubernetes.io/os": "linux"}), metav1.ConditionFalse, gm.ReasonNodesCanJoin, `: "kubernetes.io/os", "site": select by`},
-		"no label needed":  {only(metav1.LabelSelectorOpDoesNotExist, guarded), metav1.ConditionFalse, gm.ReasonNodesCanJoin, "without labels"},
-		"invalid selector": {selects(map[string]string{"not a key": "x"}), metav1.ConditionUnknown, gm.ReasonInvalidSelector, "cannot be used"},
+		"names":             {build.Selects("n"), metav1.ConditionTrue, gm.ReasonNodesCannotJoin, "no kubelet"},
+		"a guarded label":   {selects(map[string]string{guarded: "x"}), metav1.ConditionTrue, gm.ReasonNodesCannotJoin, "no kubelet"},
+		"free labels":       {selects(map[string]string{"site": "x", "kubernetes.io/os": "linux"}), metav1.ConditionFalse, gm.ReasonNodesCanJoin, `: "kubernetes.io/os", "site": select by`},
+		"the chart's guard": {selects(map[string]string{"atoll.dev/site": "x"}), metav1.ConditionUnknown, gm.ReasonLabelGuardUnknown, `: "atoll.dev/site": check that`},
+		"beside a guard":    {selects(map[string]string{guarded: "x", "role": "vault"}), metav1.ConditionFalse, gm.ReasonNodesCanJoin, `has the other labels can join by itself, because its kubelet may set these labels: "role"`},
+		"no label needed":   {only(metav1.LabelSelectorOpDoesNotExist, guarded), metav1.ConditionFalse, gm.ReasonNodesCanJoin, "without labels"},
+		"invalid selector":  {selects(map[string]string{"not a key": "x"}), metav1.ConditionUnknown, gm.ReasonInvalidSelector, "cannot be used"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 )
 
@@ -40,14 +41,18 @@ func setStatus(s *scope) {
 // protection returns the condition MembershipProtected.
 func protection(s *scope) (is metav1.ConditionStatus, reason, message string) {
 	const wayOut = ": select by labels below node-restriction.kubernetes.io/, or name the nodes in spec.nodes"
-	keys, can := s.compiled.CanJoin()
+	keys, how := s.compiled.CanJoin()
 	switch {
 	case s.invalid != nil:
 		return metav1.ConditionUnknown, gm.ReasonInvalidSelector, "the selector cannot be used"
-	case can && len(keys) == 0:
+	case how == membership.JoinsAlone && len(keys) == 0:
 		return metav1.ConditionFalse, gm.ReasonNodesCanJoin, "a node without labels becomes a member" + wayOut
-	case can:
+	case how == membership.JoinsAlone:
 		return metav1.ConditionFalse, gm.ReasonNodesCanJoin, "a kubelet can make its node a member, because it may set these labels: " + conditions.List(keys) + wayOut
+	case how == membership.JoinsWithOthers:
+		return metav1.ConditionFalse, gm.ReasonNodesCanJoin, "a node that has the other labels can join by itself, because its kubelet may set these labels: " + conditions.List(keys) + wayOut
+	case how == membership.JoinsUnguarded:
+		return metav1.ConditionUnknown, gm.ReasonLabelGuardUnknown, "a kubelet can make its node a member by these labels, unless an admission policy of the cluster refuses that: " + conditions.List(keys) + ": check that the chart's policy atoll-node-labels is installed"
 	}
 	return metav1.ConditionTrue, gm.ReasonNodesCannotJoin, "no kubelet can make its node a member by labels that it may set"
 }

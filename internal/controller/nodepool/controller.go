@@ -34,6 +34,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
@@ -101,10 +102,10 @@ type scope struct {
 	// give.
 	invalid error
 	ignored []string
-	// canJoin is true if a kubelet can make its node meet the selector by labels that it may
-	// set: those with the keys in joinKeys.
+	// joins is how a kubelet can make its node meet the selector, by the labels with the keys
+	// in joinKeys.
 	joinKeys []string
-	canJoin  bool
+	joins    membership.Joining
 	// observed is true once all fields above are set.
 	observed bool
 }

@@ -429,10 +429,11 @@ func TestTheWarningNamesTheLabelsThatAKubeletMaySet(t *testing.T) {
 		reason  string
 		message string
 	}{
-		"no selector":      {gives("a", "b"), metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, apps.NodePoolLabel},
-		"a guarded label":  {selects(guarded, "x"), metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, apps.NodePoolLabel},
-		"a free label":     {selects("site", "x"), metav1.ConditionFalse, apps.ReasonNodesCanJoin, `: "site": select by`},
-		"invalid selector": {selects("not a key", "x"), metav1.ConditionUnknown, apps.ReasonInvalid, "cannot be used"},
+		"no selector":       {gives("a", "b"), metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, apps.NodePoolLabel},
+		"a guarded label":   {selects(guarded, "x"), metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, apps.NodePoolLabel},
+		"the chart's guard": {selects("atoll.dev/site", "x"), metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, `: "atoll.dev/site": check that`},
+		"a free label":      {selects("site", "x"), metav1.ConditionFalse, apps.ReasonNodesCanJoin, `: "site": select by`},
+		"invalid selector":  {selects("not a key", "x"), metav1.ConditionUnknown, apps.ReasonInvalid, "cannot be used"},
 		"no label needed": {build.With(func(p *apps.NodePool) {
 			p.Spec.Selector = &apps.NodeSelector{MatchExpressions: []apps.NodeSelectorRequirement{{Key: guarded, Operator: metav1.LabelSelectorOpDoesNotExist}}}
 		}), metav1.ConditionFalse, apps.ReasonNodesCanJoin, "without labels"},

@@ -29,7 +29,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		return phase.Wait("the index does not have the pool's last change yet", debounce)
 	}
 	s.invalid, s.ignored = e.invalid, e.gives.Ignored
-	s.joinKeys, s.canJoin = self.CanJoin()
+	s.joinKeys, s.joins = self.CanJoin()
 	names, err := pools.nodesOf(ctx, r.Client, s.pool.Name, r.index.read)
 	if err != nil {
 		return err
@@ -169,10 +169,14 @@ func protection(s *scope) (is metav1.ConditionStatus, reason, message string) {
 	switch {
 	case s.invalid != nil:
 		return metav1.ConditionUnknown, apps.ReasonInvalid, "the selector cannot be used"
-	case s.canJoin && len(s.joinKeys) == 0:
+	case s.joins == membership.JoinsAlone && len(s.joinKeys) == 0:
 		return metav1.ConditionFalse, apps.ReasonNodesCanJoin, "a node without labels gets into the pool" + wayOut
-	case s.canJoin:
+	case s.joins == membership.JoinsAlone:
 		return metav1.ConditionFalse, apps.ReasonNodesCanJoin, "a kubelet can put its node into the pool, because it may set these labels: " + conditions.List(s.joinKeys) + wayOut
+	case s.joins == membership.JoinsWithOthers:
+		return metav1.ConditionFalse, apps.ReasonNodesCanJoin, "a node that has the other labels can join by itself, because its kubelet may set these labels: " + conditions.List(s.joinKeys) + wayOut
+	case s.joins == membership.JoinsUnguarded:
+		return metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, "a kubelet can put its node into the pool by the label " + apps.NodePoolLabel + ", or by these labels, unless an admission policy of the cluster refuses that: " + conditions.List(s.joinKeys) + ": check that the chart's policy atoll-node-labels is installed"
 	}
 	return metav1.ConditionUnknown, apps.ReasonLabelGuardUnknown, "a kubelet can put its node into the pool by the label " + apps.NodePoolLabel + ", unless an admission policy of the cluster refuses that"
 }

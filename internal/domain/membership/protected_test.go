@@ -51,33 +51,43 @@ func TestKubeletMaySet(t *testing.T) {
 const (
 	free    = "location"
 	guarded = "shop.node-restriction.kubernetes.io/site"
+	charted = "atoll.dev/site"
 )
 
 func TestAKubeletCanJoinAGroup(t *testing.T) {
 	tests := map[string]struct {
 		group *gm.NodeGroup
 		keys  []string
-		can   bool
+		how   Joining
 	}{
-		"an empty spec":                          {group: nodeGroup("g")},
-		"names only":                             {group: nodeGroup("g", names("a"))},
-		"a free label":                           {nodeGroup("g", matching(free, "x")), []string{free}, true},
-		"a guarded label":                        {group: nodeGroup("g", matching(guarded, "x"))},
-		"a free and a guarded label":             {group: nodeGroup("g", matching(guarded, "x"), matching(free, "x"))},
-		"names do not guard labels":              {nodeGroup("g", names("a"), matching(free, "x")), []string{free}, true},
-		"either list is enough":                  {nodeGroup("g", matching(guarded, "x"), expression(free, "Exists")), []string{free}, true},
-		"both lists":                             {nodeGroup("g", matching("b", "x"), expression("a", "Exists"), expression("b", "Exists")), []string{"a", "b"}, true},
-		"In":                                     {nodeGroup("g", expression(free, "In", "x", "y")), []string{free}, true},
-		"In, guarded":                            {group: nodeGroup("g", expression(guarded, "In", "x", "y"))},
-		"Exists, guarded":                        {group: nodeGroup("g", expression(guarded, "Exists"))},
-		"NotIn takes the label's absence":        {nodeGroup("g", expression(free, "NotIn", "x")), nil, true},
-		"NotIn, guarded, is met without it":      {nodeGroup("g", expression(guarded, "NotIn", "x")), nil, true},
-		"DoesNotExist, guarded, is met, too":     {nodeGroup("g", expression(guarded, "DoesNotExist"), expression(free, "Exists")), []string{free}, true},
-		"DoesNotExist beside a guarded In":       {group: nodeGroup("g", expression(free, "DoesNotExist"), expression(guarded, "In", "x"))},
-		"a value beside those that are excluded": {nodeGroup("g", expression(free, "Exists"), expression(free, "NotIn", "", "0", "1")), []string{free}, true},
-		"nothing meets both":                     {group: nodeGroup("g", expression(free, "In", "x"), expression(free, "NotIn", "x"))},
-		"neither":                                {group: nodeGroup("g", expression(free, "Exists"), expression(free, "DoesNotExist"))},
-		"the label of NodePools":                 {nodeGroup("g", matching(apps.NodePoolLabel, "hangzhou")), []string{apps.NodePoolLabel}, true},
+		"an empty spec":                             {group: nodeGroup("g")},
+		"names only":                                {group: nodeGroup("g", names("a"))},
+		"a free label":                              {nodeGroup("g", matching(free, "x")), []string{free}, JoinsAlone},
+		"a guarded label":                           {group: nodeGroup("g", matching(guarded, "x"))},
+		"a free and a guarded label":                {nodeGroup("g", matching(guarded, "x"), matching(free, "x")), []string{free}, JoinsWithOthers},
+		"a free label that must be absent":          {nodeGroup("g", expression(free, "DoesNotExist"), expression(guarded, "In", "x")), []string{free}, JoinsWithOthers},
+		"a free label that must have another value": {nodeGroup("g", expression(free, "NotIn", "x"), expression(guarded, "Exists")), []string{free}, JoinsWithOthers},
+		"names do not guard labels":                 {nodeGroup("g", names("a"), matching(free, "x")), []string{free}, JoinsAlone},
+		"either list is enough":                     {nodeGroup("g", matching(guarded, "x"), expression(free, "Exists")), []string{free}, JoinsAlone},
+		"the worse list counts":                     {nodeGroup("g", matching("a", "x"), matching(guarded, "x"), expression(free, "Exists")), []string{free}, JoinsAlone},
+		"both lists":                                {nodeGroup("g", matching("b", "x"), expression("a", "Exists"), expression("b", "Exists")), []string{"a", "b"}, JoinsAlone},
+		"In":                                        {nodeGroup("g", expression(free, "In", "x", "y")), []string{free}, JoinsAlone},
+		"In, guarded":                               {group: nodeGroup("g", expression(guarded, "In", "x", "y"))},
+		"Exists, guarded":                           {group: nodeGroup("g", expression(guarded, "Exists"))},
+		"NotIn takes the label's absence":           {nodeGroup("g", expression(free, "NotIn", "x")), nil, JoinsAlone},
+		"NotIn, guarded, is met without it":         {nodeGroup("g", expression(guarded, "NotIn", "x")), nil, JoinsAlone},
+		"DoesNotExist, guarded, is met, too":        {nodeGroup("g", expression(guarded, "DoesNotExist"), expression(free, "Exists")), []string{free}, JoinsAlone},
+		"a value beside those that are excluded":    {nodeGroup("g", expression(free, "Exists"), expression(free, "NotIn", "", "0", "1")), []string{free}, JoinsAlone},
+		"nothing meets both":                        {group: nodeGroup("g", expression(free, "In", "x"), expression(free, "NotIn", "x"))},
+		"neither":                                   {group: nodeGroup("g", expression(free, "Exists"), expression(free, "DoesNotExist"))},
+		"no node meets what is guarded":             {group: nodeGroup("g", expression(free, "Exists"), expression(guarded, "In", "x"), expression(guarded, "NotIn", "x"))},
+		"the label of NodePools":                    {nodeGroup("g", matching(apps.NodePoolLabel, "hangzhou")), []string{apps.NodePoolLabel}, JoinsUnguarded},
+		"a label that the chart guards":             {nodeGroup("g", matching(charted, "x")), []string{charted}, JoinsUnguarded},
+		"a label below a similar name":              {nodeGroup("g", matching("my.atoll.dev/site", "x")), []string{"my.atoll.dev/site"}, JoinsAlone},
+		"both kinds of guards":                      {nodeGroup("g", matching(charted, "x"), matching(guarded, "x")), []string{charted}, JoinsUnguarded},
+		"the chart's guard decides beside another":  {nodeGroup("g", expression(charted, "DoesNotExist"), expression(guarded, "Exists")), []string{charted}, JoinsUnguarded},
+		"the chart's guard and a free label":        {nodeGroup("g", matching(charted, "x"), matching(free, "x")), []string{free}, JoinsWithOthers},
+		"the chart's guard, met without the label":  {nodeGroup("g", expression(charted, "NotIn", "x")), nil, JoinsAlone},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -85,9 +95,9 @@ func TestAKubeletCanJoinAGroup(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			keys, can := group.CanJoin()
-			if diff := cmp.Diff(tc.keys, keys, cmp.Transformer("", func(s []string) []string { return append([]string{}, s...) })); diff != "" || can != tc.can {
-				t.Errorf("CanJoin = %v, %t, want %t\n%s", keys, can, tc.can, diff)
+			keys, how := group.CanJoin()
+			if diff := cmp.Diff(tc.keys, keys, cmp.Transformer("", func(s []string) []string { return append([]string{}, s...) })); diff != "" || how != tc.how {
+				t.Errorf("CanJoin = %v, %d, want %d\n%s", keys, how, tc.how, diff)
 			}
 		})
 	}
@@ -97,15 +107,16 @@ func TestAKubeletCanJoinAPool(t *testing.T) {
 	tests := map[string]struct {
 		selector *apps.NodeSelector
 		keys     []string
-		can      bool
+		how      Joining
 	}{
-		"no selector":     {},
-		"a free label":    {selector: &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{free: "x"}}, keys: []string{free}, can: true},
-		"a guarded label": {selector: &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{guarded: "x"}}},
-		"both must match": {selector: &apps.NodeSelector{
+		"no selector":                   {},
+		"a free label":                  {selector: &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{free: "x"}}, keys: []string{free}, how: JoinsAlone},
+		"a guarded label":               {selector: &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{guarded: "x"}}},
+		"a label that the chart guards": {selector: &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{charted: "x"}}, keys: []string{charted}, how: JoinsUnguarded},
+		"a free label decides beside a guarded one": {selector: &apps.NodeSelector{
 			MatchLabels:      map[string]apps.LabelValue{free: "x"},
 			MatchExpressions: []apps.NodeSelectorRequirement{{Key: guarded, Operator: metav1.LabelSelectorOpExists}},
-		}},
+		}, keys: []string{free}, how: JoinsWithOthers},
 		"an invalid selector selects nothing": {selector: &apps.NodeSelector{MatchLabels: map[string]apps.LabelValue{"a b": "x"}}},
 	}
 	for name, tc := range tests {
@@ -113,26 +124,26 @@ func TestAKubeletCanJoinAPool(t *testing.T) {
 			p := &apps.NodePool{}
 			p.Spec.Selector = tc.selector
 			pool, _ := CompilePool(p)
-			if keys, can := pool.CanJoin(); !slices.Equal(keys, tc.keys) || can != tc.can {
-				t.Errorf("CanJoin = %v, %t, want %v, %t", keys, can, tc.keys, tc.can)
+			if keys, how := pool.CanJoin(); !slices.Equal(keys, tc.keys) || how != tc.how {
+				t.Errorf("CanJoin = %v, %d, want %v, %d", keys, how, tc.keys, tc.how)
 			}
 		})
 	}
 }
 
-// TestCanJoinIsExact: if a kubelet can join, the labels that were found make a node a member;
-// if it cannot, no labels do that a kubelet may set.
+// TestCanJoinIsExact compares CanJoin with all nodes that differ in some labels. A kubelet
+// moves its node by the labels of a class if there are two nodes that differ only in these,
+// and only one is a member.
 func TestCanJoinIsExact(t *testing.T) {
-	keys := []string{"a", "b", guarded}
-	values := []string{"", "0", "1", "x"}
+	values := []string{"", "0", "1", "x", "none", "other"} // none: the node does not have the label
 	rapid.Check(t, func(t *rapid.T) {
 		g := nodeGroup("g")
 		for range rapid.IntRange(1, 5).Draw(t, "expressions") {
-			key := rapid.SampledFrom(keys).Draw(t, "key")
+			key := rapid.SampledFrom([]string{"a", "b", guarded, charted}).Draw(t, "key")
 			op := rapid.SampledFrom([]metav1.LabelSelectorOperator{"In", "NotIn", "Exists", "DoesNotExist"}).Draw(t, "operator")
 			var of []string
 			if op == "In" || op == "NotIn" {
-				of = rapid.SliceOfNDistinct(rapid.SampledFrom(values), 1, 4, rapid.ID[string]).Draw(t, "values")
+				of = rapid.SliceOfNDistinct(rapid.SampledFrom(values[:4]), 1, 4, rapid.ID[string]).Draw(t, "values")
 			}
 			expression(key, op, of...)(g)
 		}
@@ -140,29 +151,38 @@ func TestCanJoinIsExact(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		requirements, _ := group.expressions.Requirements()
-		set, met := meetAlone(requirements)
-		if _, can := group.CanJoin(); can != met {
-			t.Fatalf("CanJoin = %t, meetAlone = %t", can, met)
-		}
-		if met {
-			if _, has := set[guarded]; has || !group.Selects("n", set) {
-				t.Fatalf("%v does not make a node a member", set)
-			}
-			return
-		}
-		for _, a := range append(values, "none", "other") {
-			for _, b := range append(values, "none", "other") {
-				node := map[string]string{"a": a, "b": b}
-				for key, value := range node {
-					if value == "none" {
-						delete(node, key)
-					}
-				}
-				if group.Selects("n", node) {
-					t.Fatalf("%v makes a node a member", node)
+		// selects are the nodes by their values of a, b, guarded and charted.
+		selects := map[[4]string]bool{}
+		for i := range len(values) * len(values) * len(values) * len(values) {
+			var node [4]string
+			own := map[string]string{}
+			for at, key := range []string{"a", "b", guarded, charted} {
+				node[at] = values[i%len(values)]
+				if i /= len(values); node[at] != "none" {
+					own[key] = node[at]
 				}
 			}
+			selects[node] = group.Selects("n", own)
+		}
+		want := CannotJoin
+		for node, is := range selects {
+			if !is {
+				continue
+			}
+			if node[2] == "none" && node[3] == "none" {
+				want = JoinsAlone
+			}
+			for _, x := range values {
+				if !selects[[4]string{node[0], node[1], node[2], x}] {
+					want = max(want, JoinsUnguarded)
+				}
+				if !selects[[4]string{x, node[1], node[2], node[3]}] || !selects[[4]string{node[0], x, node[2], node[3]}] {
+					want = max(want, JoinsWithOthers)
+				}
+			}
+		}
+		if keys, how := group.CanJoin(); how != want {
+			t.Fatalf("CanJoin = %v, %d, want %d", keys, how, want)
 		}
 	})
 }
