@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -37,7 +38,7 @@ func (f *fixture) as(user string, groups ...string) client.Client {
 func (f *fixture) impersonating(user string, groups ...string) *rest.Config {
 	config := f.cluster.AdminConfig()
 	config.Impersonate.UserName = user
-	config.Impersonate.Groups = append(groups, "system:authenticated")
+	config.Impersonate.Groups = slices.Concat(groups, []string{"system:authenticated"})
 	return config
 }
 
