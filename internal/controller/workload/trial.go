@@ -96,7 +96,10 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 	}
 	first, most := retryRefused, maxRetryRefused
 	if next.Untried = err; err != nil {
-		next.Refused, next.Doubt, next.Answer = last.Refused, last.Doubt, last.Answer
+		next.Refused, next.Answer = last.Refused, last.Answer
+		if next.Accepted.Len() == 0 {
+			next.Doubt = last.Doubt
+		}
 		first, most = retryTrial, maxRetryTrial
 		log.FromContext(ctx).Info("An override could not be tried", "kind", workload.Kind, "workload", workload.Namespace+"/"+workload.Name, "why", err.Error())
 	}
@@ -203,10 +206,13 @@ type trial struct {
 }
 
 // tryGroups sets the result of a trial. An error means that the API server could not be
-// asked, or that the turn is over; groups that were accepted are not tried again then. The
-// first group with a refusal decides.
+// asked, or that the turn is over; groups without a refusal are not tried again then, and
+// their Doubt stays. The first group with a refusal decides.
 func (t *trial) tryGroups(ctx context.Context, groups []string, result *policies.Trial) error {
-	result.Refused, result.Doubt, result.Answer = nil, nil, ""
+	result.Refused, result.Answer = nil, ""
+	if result.Accepted.Len() == 0 {
+		result.Doubt = nil
+	}
 	tried := false
 	for _, group := range groups {
 		hash := t.rules.Hash(group)
@@ -217,15 +223,18 @@ func (t *trial) tryGroups(ctx context.Context, groups []string, result *policies
 			return errTurnOver
 		}
 		tried = true
-		if err := t.tryGroup(ctx, group, result); err != nil || result.Refused != nil {
+		doubt := result.Doubt
+		if err := t.tryGroup(ctx, group, result); err != nil {
+			result.Doubt = doubt // the group is tried again
 			return err
 		}
-		if result.Doubt == nil {
-			if result.Accepted == nil {
-				result.Accepted = sets.New[string]()
-			}
-			result.Accepted.Insert(hash)
+		if result.Refused != nil {
+			return nil
 		}
+		if result.Accepted == nil {
+			result.Accepted = sets.New[string]()
+		}
+		result.Accepted.Insert(hash)
 	}
 	result.Accepted = nil
 	return nil
@@ -324,7 +333,8 @@ func (t *trial) tryTemplate(ctx context.Context, group string, result *policies.
 }
 
 // refuse sets the refusal of a group, with the first rule that causes it. ask returns the
-// refusal of fewer rules.
+// refusal of fewer rules. If the search for that rule does not end, the refusal has the last
+// rule that acts in the group, and the next trial searches again.
 func (t *trial) refuse(
 	ctx context.Context, group string, refusal error, result *policies.Trial, ask func(context.Context, *overrides.Rules) (refused, err error),
 ) error {
@@ -342,10 +352,12 @@ func (t *trial) refuse(
 	n := acting[len(acting)-1]
 	for _, i := range acting[:len(acting)-1] {
 		if t.isOver() {
-			break // the refusal stands, whichever rule is the first
+			result.Answer = "" // the refusal stands, whichever rule is the first
+			break
 		}
 		early, err := ask(ctx, t.rules.First(i))
 		if err != nil {
+			result.Answer = ""
 			break
 		}
 		if early != nil {

@@ -1,0 +1,58 @@
+package workload
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// TestASlowTrialInDoubtEnds: groups whose pods are refused without the rules too are not tried
+// again in the next turn.
+func TestASlowTrialInDoubtEnds(t *testing.T) {
+	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
+		build.OverridePolicy("o", addVolume("bj", "less"), addVolume("hz", "more")))
+	j := newJudge(s)
+	j.admission = func(*corev1.Pod) error {
+		s.World.Clock.Step(turn)
+		return forbids("no such service account")
+	}
+	s.World.Clock.Step(s.tried("web"))
+	if trial, _ := s.World.Policies.Trial("web"); !errors.Is(trial.Untried, errTurnOver) {
+		t.Fatalf("after the first turn the trial is %+v", trial)
+	}
+	s.tried("web")
+	if trial, _ := s.World.Policies.Trial("web"); trial.Untried != nil || trial.Refused != nil || !errors.Is(trial.Doubt, errBase) {
+		t.Errorf("after the second turn the trial is %+v", trial)
+	}
+}
+
+// TestTheFirstRuleIsFoundLater: a search that did not end is made again by the next trial.
+func TestTheFirstRuleIsFoundLater(t *testing.T) {
+	for name, fails := range map[string]error{"the turn is over": nil, "the search gets no answer": apierrors.NewInternalError(errors.New("too late"))} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
+				build.OverridePolicy("o", addVolume("hz", "more"), addVolume("hz", "a")))
+			j := newJudge(s)
+			j.admission = func(pod *corev1.Pod) error {
+				if fails == nil {
+					s.World.Clock.Step(turn)
+				} else if len(j.asked) > 2 {
+					return fails
+				}
+				return admission("not here", "")(pod)
+			}
+			for _, want := range []string{"spec.overrideRules[1]", "spec.overrideRules[0]"} {
+				s.World.Clock.Step(s.tried("web"))
+				if trial, _ := s.World.Policies.Trial("web"); trial.Refused == nil || !strings.HasPrefix(trial.Refused.Error(), want) {
+					t.Errorf("refused is %v, want %s", trial.Refused, want)
+				}
+				j.admission = admission("not here", "")
+			}
+		})
+	}
+}
