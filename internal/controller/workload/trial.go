@@ -248,6 +248,9 @@ func (t *trial) isOver() bool { return !t.r.Clock.Now().Before(t.until) }
 func (t *trial) tryGroup(ctx context.Context, group string, result *policies.Trial) error {
 	refusal, err := t.ask(ctx, t.r.askPod, t.rules, group)
 	if refusal != nil && err == nil {
+		if isQuota(refusal) {
+			t.baseKnown = false // pods come and go: only an answer after the refusal can be compared
+		}
 		err = t.tryBase(ctx)
 	}
 	switch {
@@ -343,9 +346,13 @@ func (t *trial) refuse(
 		result.Refused = t.last.Refused
 		return nil
 	}
+	hash := (*overrides.Rules).Hash
+	if isQuota(refusal) {
+		hash = (*overrides.Rules).FixedHash // an image uses nothing of a quota
+	}
 	var acting []int // the rules that change something in the group, counted from 1
 	for i := 1; i <= t.rules.Len(); i++ {
-		if t.rules.First(i).Hash(group) != t.rules.First(i-1).Hash(group) {
+		if hash(t.rules.First(i), group) != hash(t.rules.First(i-1), group) {
 			acting = append(acting, i)
 		}
 	}

@@ -11,6 +11,22 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
+const fullQuota = "exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2"
+
+// answers answers trials in order; "" accepts. The last one is repeated.
+func answers(list ...string) func(*corev1.Pod) error {
+	return func(*corev1.Pod) error {
+		why := list[0]
+		if len(list) > 1 {
+			list = list[1:]
+		}
+		if why == "" {
+			return nil
+		}
+		return forbids(why)
+	}
+}
+
 // TestASlowTrialInDoubtEnds: groups whose pods are refused without the rules too are not tried
 // again in the next turn.
 func TestASlowTrialInDoubtEnds(t *testing.T) {
@@ -54,5 +70,30 @@ func TestTheFirstRuleIsFoundLater(t *testing.T) {
 				j.admission = admission("not here", "")
 			}
 		})
+	}
+}
+
+// TestAQuotaIsComparedWithAFreshAnswer: the pod without rules was accepted for another group,
+// and the quota is full again since.
+func TestAQuotaIsComparedWithAFreshAnswer(t *testing.T) {
+	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
+		build.OverridePolicy("o", addVolume("bj", "less"), addVolume("hz", "more")))
+	newJudge(s).admission = answers(fullQuota, "", "", fullQuota)
+	s.tried("web")
+	if trial, _ := s.World.Policies.Trial("web"); trial.Refused != nil || trial.Untried != nil {
+		t.Errorf("refused is %v, untried %v", trial.Refused, trial.Untried)
+	}
+}
+
+// TestNoQuotaIsBlamedOnImages: the rule that adds the volume is named, and not the one after it
+// that changes only images.
+func TestNoQuotaIsBlamedOnImages(t *testing.T) {
+	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
+		build.OverridePolicy("o", addVolume("hz", "more"), build.Registry("hz", "hz.io")))
+	newJudge(s).admission = answers(fullQuota, "", fullQuota, "")
+	s.tried("web")
+	const want = "spec.overrideRules[0]"
+	if trial, _ := s.World.Policies.Trial("web"); trial.Refused == nil || !strings.HasPrefix(trial.Refused.Error(), want) {
+		t.Errorf("refused is %v, want %s", trial.Refused, want)
 	}
 }
