@@ -91,7 +91,7 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 		}
 		err = t.tryGroups(ctx, plan.Groups, &next)
 	}
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) && (template == nil || isGone(err)) {
 		return nil // the workload or its namespace was deleted
 	}
 	first, most := retryRefused, maxRetryRefused

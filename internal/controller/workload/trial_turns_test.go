@@ -7,7 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -95,5 +97,18 @@ func TestNoQuotaIsBlamedOnImages(t *testing.T) {
 	const want = "spec.overrideRules[0]"
 	if trial, _ := s.World.Policies.Trial("web"); trial.Refused == nil || !strings.HasPrefix(trial.Refused.Error(), want) {
 		t.Errorf("refused is %v, want %s", trial.Refused, want)
+	}
+}
+
+// TestNotFoundOfAPodTemplateBindsNothing: a webhook for PodTemplates may answer NotFound too.
+func TestNotFoundOfAPodTemplateBindsNothing(t *testing.T) {
+	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "more")))
+	j := newJudge(s)
+	j.unable = noPermission
+	j.quota = apierrors.NewNotFound(schema.GroupResource{Resource: "images"}, "more")
+	s.tried("web")
+	trial, _ := s.World.Policies.Trial("web")
+	if is := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]; is != "" || trial.Untried == nil {
+		t.Errorf("it is bound to %q, untried %v", is, trial.Untried)
 	}
 }
