@@ -224,12 +224,12 @@ func (t *trial) tryGroups(ctx context.Context, groups []string, result *policies
 		}
 		tried = true
 		doubt := result.Doubt
-		if err := t.tryGroup(ctx, group, result); err != nil {
+		err := t.tryGroup(ctx, group, result)
+		if err != nil {
 			result.Doubt = doubt // the group is tried again
-			return err
 		}
-		if result.Refused != nil {
-			return nil
+		if err != nil || result.Refused != nil {
+			return err
 		}
 		if result.Accepted == nil {
 			result.Accepted = sets.New[string]()
