@@ -37,8 +37,9 @@ type Trial struct {
 	Doubt error
 	// Untried is the error that prevented the dry run; nil if the API server answered.
 	Untried error
-	// Accepted are the hashes of the rules in the groups whose pods the API server accepts,
-	// while Untried is set: the next trial of the same rules and template goes on from there.
+	// Accepted are the hashes of the rules in the groups that were tried without a refusal of
+	// the rules, while Untried is set: the next trial of the same rules and template goes on
+	// from there. Doubt is about these groups then.
 	Accepted sets.Set[string]
 	// Again is the earliest time of the next dry run, Wait after the last one. A trial is
 	// repeated if its result is Refused, Doubt or Untried, or if the API server refuses the

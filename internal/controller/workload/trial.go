@@ -91,12 +91,15 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 		}
 		err = t.tryGroups(ctx, plan.Groups, &next)
 	}
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) && (template == nil || isGone(err)) {
 		return nil // the workload or its namespace was deleted
 	}
 	first, most := retryRefused, maxRetryRefused
 	if next.Untried = err; err != nil {
-		next.Refused, next.Doubt, next.Answer = last.Refused, last.Doubt, last.Answer
+		next.Refused, next.Answer = last.Refused, last.Answer
+		if next.Accepted.Len() == 0 {
+			next.Doubt = last.Doubt
+		}
 		first, most = retryTrial, maxRetryTrial
 		log.FromContext(ctx).Info("An override could not be tried", "kind", workload.Kind, "workload", workload.Namespace+"/"+workload.Name, "why", err.Error())
 	}
@@ -203,10 +206,13 @@ type trial struct {
 }
 
 // tryGroups sets the result of a trial. An error means that the API server could not be
-// asked, or that the turn is over; groups that were accepted are not tried again then. The
-// first group with a refusal decides.
+// asked, or that the turn is over; groups without a refusal are not tried again then, and
+// their Doubt stays. The first group with a refusal decides.
 func (t *trial) tryGroups(ctx context.Context, groups []string, result *policies.Trial) error {
-	result.Refused, result.Doubt, result.Answer = nil, nil, ""
+	result.Refused, result.Answer = nil, ""
+	if result.Accepted.Len() == 0 {
+		result.Doubt = nil
+	}
 	tried := false
 	for _, group := range groups {
 		hash := t.rules.Hash(group)
@@ -217,15 +223,18 @@ func (t *trial) tryGroups(ctx context.Context, groups []string, result *policies
 			return errTurnOver
 		}
 		tried = true
-		if err := t.tryGroup(ctx, group, result); err != nil || result.Refused != nil {
+		doubt := result.Doubt
+		err := t.tryGroup(ctx, group, result)
+		if err != nil {
+			result.Doubt = doubt // the group is tried again
+		}
+		if err != nil || result.Refused != nil {
 			return err
 		}
-		if result.Doubt == nil {
-			if result.Accepted == nil {
-				result.Accepted = sets.New[string]()
-			}
-			result.Accepted.Insert(hash)
+		if result.Accepted == nil {
+			result.Accepted = sets.New[string]()
 		}
+		result.Accepted.Insert(hash)
 	}
 	result.Accepted = nil
 	return nil
@@ -239,6 +248,9 @@ func (t *trial) isOver() bool { return !t.r.Clock.Now().Before(t.until) }
 func (t *trial) tryGroup(ctx context.Context, group string, result *policies.Trial) error {
 	refusal, err := t.ask(ctx, t.r.askPod, t.rules, group)
 	if refusal != nil && err == nil {
+		if isQuota(refusal) {
+			t.baseKnown = false // pods come and go: only an answer after the refusal can be compared
+		}
 		err = t.tryBase(ctx)
 	}
 	switch {
@@ -324,7 +336,8 @@ func (t *trial) tryTemplate(ctx context.Context, group string, result *policies.
 }
 
 // refuse sets the refusal of a group, with the first rule that causes it. ask returns the
-// refusal of fewer rules.
+// refusal of fewer rules. If the search for that rule does not end, the refusal has the last
+// rule that acts in the group, and the next trial searches again.
 func (t *trial) refuse(
 	ctx context.Context, group string, refusal error, result *policies.Trial, ask func(context.Context, *overrides.Rules) (refused, err error),
 ) error {
@@ -333,19 +346,25 @@ func (t *trial) refuse(
 		result.Refused = t.last.Refused
 		return nil
 	}
+	hash := (*overrides.Rules).Hash
+	if isQuota(refusal) {
+		hash = (*overrides.Rules).FixedHash // an image uses nothing of a quota
+	}
 	var acting []int // the rules that change something in the group, counted from 1
 	for i := 1; i <= t.rules.Len(); i++ {
-		if t.rules.First(i).Hash(group) != t.rules.First(i-1).Hash(group) {
+		if hash(t.rules.First(i), group) != hash(t.rules.First(i-1), group) {
 			acting = append(acting, i)
 		}
 	}
 	n := acting[len(acting)-1]
 	for _, i := range acting[:len(acting)-1] {
 		if t.isOver() {
-			break // the refusal stands, whichever rule is the first
+			result.Answer = "" // the refusal stands, whichever rule is the first
+			break
 		}
 		early, err := ask(ctx, t.rules.First(i))
 		if err != nil {
+			result.Answer = ""
 			break
 		}
 		if early != nil {
