@@ -164,7 +164,7 @@ e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control pla
 
 .PHONY: attack
 attack: devcluster-bin ## Attack the ports of an atoll-manager in a cluster on this machine, over the loopback network only: some minutes.
-	cd test && ATTACK=1 go test $(UNCACHED) -v -timeout 20m $(TESTFLAGS) ./attack
+	cd test && go test $(UNCACHED) -v -timeout 20m $(TESTFLAGS) ./attack
 
 ##@ Housekeeping
 

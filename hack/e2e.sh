@@ -48,7 +48,8 @@ capacity="^($(using 'trio[.]fixture'))$"
 capacity_faults="^($(using 'trio[.]fixture' | tr '|' '\n' | grep '^TestFault' | paste -sd '|' -))$"
 faults="^($(using 'newFaultyFixture|range pairs|pairs\[|isolated[.]fixture'))$"
 gangs="^($(using 'gangs[(]t|ganged[.]fixture|Gangs: true'))$"
-others=$(go list ./... | grep -v '/e2e$')
+# make attack runs ./attack.
+others=$(go list ./... | grep -v -e '/e2e$' -e '/attack$')
 failed=0
 running=()
 trap 'kill "${running[@]}" 2>/dev/null || true' EXIT

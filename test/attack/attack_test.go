@@ -31,7 +31,8 @@ import (
 )
 
 const (
-	// waveTime is how long a wave lasts before the tenant creates a Deployment.
+	// waveTime is how long a wave lasts. The tenant creates Deployments meanwhile, one after
+	// the other.
 	waveTime = 5 * time.Second
 	// patience is how long the tenant's pods may take. The machine has to run the attack,
 	// the cluster and the pods.
@@ -51,15 +52,12 @@ type bed struct {
 // TestStrangersKeepNobodyOut: under each wave the process stays below the memory limit of the
 // chart, and a tenant's Deployment is placed by its policy.
 func TestStrangersKeepNobodyOut(t *testing.T) {
-	if os.Getenv("ATTACK") == "" {
-		t.Skip("make attack runs it")
-	}
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	b := newBed(t)
 	b.tenant()
 	before := b.memory("VmRSS")
-	b.deploys("calm", "calm")
+	t.Logf("without a wave the Deployment took %s", b.deploys("calm", "calm").Round(time.Millisecond))
 	all := wave{"all of these", func(t target) []attacker {
 		var clients []attacker
 		for _, w := range waves {
@@ -70,12 +68,14 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	for i, w := range append(waves[:len(waves):len(waves)], all) {
 		ctx, cancel := context.WithCancel(t.Context())
 		end := attack(ctx, w.clients(b.target))
-		time.Sleep(waveTime)
-		took := b.deploys(fmt.Sprintf("wave-%d", i), w.name)
+		var took time.Duration // of the slowest
+		for n, began := 0, time.Now(); n == 0 || time.Since(began) < waveTime; n++ {
+			took = max(took, b.deploys(fmt.Sprintf("wave-%d-%d", i, n), w.name))
+		}
 		now, peak := b.memory("VmRSS"), b.memory("VmHWM")
 		cancel()
 		done, failed := end()
-		t.Logf("%-45s %6d served or ended, %6d refused; the Deployment took %s; memory %d MiB, so far at most %d MiB", w.name, done, failed, took.Round(time.Millisecond), now, peak)
+		t.Logf("%-45s %6d served or ended, %6d refused; the slowest Deployment took %s; memory %d MiB, so far at most %d MiB", w.name, done, failed, took.Round(time.Millisecond), now, peak)
 		if peak > atoll.MemoryLimit>>20 {
 			t.Fatalf("under %s the memory of atoll-manager is %d MiB", w.name, peak)
 		}
@@ -86,9 +86,6 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 // TestTheExtenderKnowsItsClients: only a client with a certificate that is valid now, of the
 // right authority and for the right name, is answered.
 func TestTheExtenderKnowsItsClients(t *testing.T) {
-	if os.Getenv("ATTACK") == "" {
-		t.Skip("make attack runs it")
-	}
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	b := newBed(t)
@@ -192,7 +189,7 @@ func (b *bed) tenant() {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"},
 		Spec: gm.PropagationSpec{
 			PropagationStrategy: "StaticWeight",
-			StaticWeight:        []gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"hz"}, Weight: 1}, {NodeGroupNames: []string{"bj"}, Weight: 1}},
+			StaticWeight:        []gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"hz"}, Weight: 3}, {NodeGroupNames: []string{"bj"}, Weight: 1}},
 		},
 	}}
 	for _, group := range []string{"hz", "bj"} {
@@ -232,11 +229,15 @@ func (b *bed) deploys(name, when string) time.Duration {
 	if err != nil {
 		b.Fatalf("%s: %v", when, errors.Join(err, seen))
 	}
-	return time.Since(began)
+	took := time.Since(began)
+	if err := b.client.Delete(b.Context(), d, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+		b.Fatal(err)
+	}
+	return took
 }
 
-// placed returns an error unless the pods of a Deployment are available, half of them in
-// each group.
+// placed returns an error unless the pods of a Deployment are available, and divided 3:1.
+// Without Atoll they would be 2:2, one on each node.
 func (b *bed) placed(ctx context.Context, d *appsv1.Deployment) error {
 	if err := b.client.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
 		return err
@@ -252,7 +253,7 @@ func (b *bed) placed(ctx context.Context, d *appsv1.Deployment) error {
 	for i := range pods.Items {
 		groups[strings.SplitN(pods.Items[i].Spec.NodeName, "-", 2)[0]]++
 	}
-	if groups["hz"] != replicas/2 || groups["bj"] != replicas/2 {
+	if groups["hz"] != 3 || groups["bj"] != 1 {
 		return fmt.Errorf("the pods are in %v", groups)
 	}
 	return nil

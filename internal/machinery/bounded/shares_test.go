@@ -6,6 +6,8 @@ import (
 	"math/rand"
 	"testing"
 	"time"
+
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 func TestCallersAreTheirAddresses(t *testing.T) {
@@ -72,7 +74,7 @@ func TestAClaimWaitsForItsShare(t *testing.T) {
 	}
 	granted := make(chan bool)
 	go func() { granted <- s.Wait(t.Context(), a, 30) }()
-	eventually(t, "the claim waits", func() bool {
+	build.Eventually(t, "the claim waits", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.waiting.Len() == 1
