@@ -67,6 +67,11 @@ func TestRightsOnlyWhereTheFeatureIsOn(t *testing.T) {
 			gone:  []string{"create pods/binding of "},
 			stays: []string{"patch pods of ", "create pods/eviction of "},
 		},
+		"no webhook configuration is written while the CA stays the same": {
+			off:   map[string]any{"rbac": map[string]any{"writeCABundle": false}},
+			gone:  []string{"patch mutatingwebhookconfigurations named atoll-pods of admissionregistration.k8s.io", "patch validatingwebhookconfigurations named atoll-policies of admissionregistration.k8s.io"},
+			stays: []string{"get mutatingwebhookconfigurations named atoll-pods of admissionregistration.k8s.io", "get validatingwebhookconfigurations named atoll-policies of admissionregistration.k8s.io"},
+		},
 		"without gangs no PodGroup is written": {
 			on:   gangs(nil),
 			gone: []string{"create podgroups of scheduling.volcano.sh", "patch podgroups of scheduling.volcano.sh", "patch configmaps named volcano-controller-configmap of "},

@@ -86,6 +86,8 @@ type parts struct {
 	walker   *owners.Walker
 	policies *policies.Resolver
 	nodes    toolscache.ResourceEventHandlerRegistration
+	// budgets bound what each namespace takes in the caches.
+	budgets budgets
 	// assigner hands out seats at creation.
 	assigner *assign.Assigner
 	// gangs are the components for PodGroups; nil without --gangs.
@@ -110,7 +112,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	c.limitMemory()
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the API server's priority and fairness is the limit
-	p := &parts{config: c, tenure: tenure{bounded: c.LeaderElect, duration: c.LeaseDuration, now: time.Now}}
+	p := &parts{config: c, budgets: newBudgets(), tenure: tenure{bounded: c.LeaderElect, duration: c.LeaseDuration, now: time.Now}}
 	config.Wrap(p.tenure.fence)
 	config.Wrap(streamedlist.Bound(streamedlist.Patience, func(path string, err error) {
 		ctrl.Log.WithName("streamedlist").Info("A streamed list has no end; asking for a plain one", "path", path, "error", err.Error())
@@ -147,6 +149,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		return fmt.Errorf("adding the count of pods that bypass the webhook: %w", err)
 	}
 	p.policies = policies.NewResolver(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.extenderInUse())
+	p.policies.SetBudget(p.budgets.policies)
 	if err := errors.Join(p.addCapacity(config), p.addGangs(config)); err != nil {
 		return err
 	}
@@ -210,25 +213,27 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
+	kinds := map[client.Object]cache.ByObject{
+		&corev1.Node{}: {Transform: slimNode},
+		// Only workloads and revisions of UnitedDeployments are cached.
+		&appsv1.Deployment{}:         {Label: hasLabel(apps.PoolNameLabel)},
+		&appsv1.StatefulSet{}:        {Label: hasLabel(apps.PoolNameLabel)},
+		&appsv1.DaemonSet{}:          {Label: hasLabel(apps.PoolNameLabel)},
+		&appsv1.ControllerRevision{}: {Label: hasLabel(apps.UnitedDeploymentLabel)},
+		// The manager has no permission for other ConfigMaps.
+		&corev1.ConfigMap{}: {
+			Namespaces: map[string]cache.Config{c.Namespace: {}},
+			Field:      fields.OneTermEqualSelector(metav1.ObjectNameField, workloadkind.ConfigMapName),
+		},
+	}
+	p.budgets.bound(kinds)
 	renew, retry := c.LeaseDuration*2/3, c.LeaseDuration*2/15
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: Scheme(),
 		Logger: ctrl.Log,
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject: map[client.Object]cache.ByObject{
-				&corev1.Node{}: {Transform: slimNode},
-				// Only workloads and revisions of UnitedDeployments are cached.
-				&appsv1.Deployment{}:         {Label: hasLabel(apps.PoolNameLabel)},
-				&appsv1.StatefulSet{}:        {Label: hasLabel(apps.PoolNameLabel)},
-				&appsv1.DaemonSet{}:          {Label: hasLabel(apps.PoolNameLabel)},
-				&appsv1.ControllerRevision{}: {Label: hasLabel(apps.UnitedDeploymentLabel)},
-				// The manager has no permission for other ConfigMaps.
-				&corev1.ConfigMap{}: {
-					Namespaces: map[string]cache.Config{c.Namespace: {}},
-					Field:      fields.OneTermEqualSelector(metav1.ObjectNameField, workloadkind.ConfigMapName),
-				},
-			},
+			ByObject:         kinds,
 		},
 		WebhookServer: webhooks.NewServer(c.WebhookAddress, serverTLS(keeper), ctrl.Log.WithName(webhooks.Port)),
 		// These ports are served by addPorts, which bounds what a client can take.
@@ -340,7 +345,7 @@ func (p *parts) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watching nodes: %w", err)
 	}
-	return errors.Join(p.mgr.Add(p.walker), p.mgr.Add(p.informer), p.mgr.Add(p.keeper))
+	return errors.Join(p.budgets.watchDeleted(ctx, p.mgr.GetCache(), p.config.Pools), p.mgr.Add(p.walker), p.mgr.Add(p.informer), p.mgr.Add(p.keeper))
 }
 
 // freeMemory returns memory to the system once everything has been listed. The caches
@@ -376,7 +381,7 @@ func (p *parts) addWebhooks(context.Context) error {
 		webhook.Gangs = &podwebhook.Gangs{Resolver: p.gangs.resolver, Store: p.gangs.store}
 	}
 	webhook.SetupWithManager(p.mgr)
-	return policywebhook.SetupWithManager(p.mgr, p.config.extenderInUse())
+	return policywebhook.SetupWithManager(p.mgr, policywebhook.Options{ExtenderInUse: p.config.extenderInUse(), Fits: p.budgets.fits})
 }
 
 // addExtender adds the server for kube-scheduler, if one calls the extender, and for

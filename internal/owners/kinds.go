@@ -137,7 +137,7 @@ func (k *kind) slim(obj any) (*ownership.Object, error) {
 		UID:              m.GetUID(),
 		Policies:         ownership.PoliciesOf(m.GetLabels()),
 		IgnoreMissing:    ownership.IgnoresMissing(m.GetAnnotations()),
-		Seat:             types.UID(m.GetAnnotations()[gm.SeatAnnotation]),
+		Seat:             types.UID(short(m.GetAnnotations()[gm.SeatAnnotation])),
 		Replicas:         replicas,
 		Deleting:         m.GetDeletionTimestamp() != nil,
 		Restarting:       k.Kind == "Job" && jobs.Suspended(m.GetAnnotations()[gm.JobRestartAnnotation], m.GetUID()),
@@ -212,10 +212,26 @@ func podsRefused(obj any) string {
 	return strings.Clone(conditions.Truncate(message, maxRefusal))
 }
 
-// ControllerOf returns the controller among the owners of an object, or nil.
+// maxReference bounds each field of a reference to an owner, in bytes. No object can have a
+// longer kind, name or UID; the API server accepts any in a reference.
+const maxReference = 512
+
+// short returns a value, "" for one that is too long to be valid.
+func short(value string) string {
+	if len(value) > maxReference {
+		return ""
+	}
+	return value
+}
+
+// ControllerOf returns the controller among the owners of an object, or nil. A reference that
+// is too long for any object is none.
 func ControllerOf(refs []metav1.OwnerReference) *ownership.Reference {
 	for i := range refs {
 		if refs[i].Controller != nil && *refs[i].Controller {
+			if max(len(refs[i].APIVersion), len(refs[i].Kind), len(refs[i].Name), len(refs[i].UID)) > maxReference {
+				return nil
+			}
 			return &ownership.Reference{
 				GroupVersionKind: schema.FromAPIVersionAndKind(refs[i].APIVersion, refs[i].Kind),
 				Name:             refs[i].Name,

@@ -43,8 +43,10 @@ const (
 	checkInterval = time.Minute
 )
 
-// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=atoll-pods,verbs=get;patch
-// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=atoll-policies,verbs=get;patch
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=atoll-pods,verbs=get
+// +kubebuilder:rbac:roleName=atoll-manager-ca,groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=atoll-pods,verbs=patch
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=atoll-policies,verbs=get
+// +kubebuilder:rbac:roleName=atoll-manager-ca,groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=atoll-policies,verbs=patch
 
 // Keeper keeps certificates in Secrets of one namespace. Every replica runs a Keeper.
 // The first one creates what is missing, and the others read it. All methods are safe
@@ -248,7 +250,7 @@ func (k *Keeper) InjectCA(ctx context.Context) error {
 		}
 		if patch := caPatch(ca, bundles); patch != nil {
 			_, err = admission.MutatingWebhookConfigurations().Patch(ctx, MutatingWebhooks, types.JSONPatchType, patch, metav1.PatchOptions{})
-			errs = append(errs, err)
+			errs = append(errs, withWayOut(err))
 		}
 	} else if !apierrors.IsNotFound(err) {
 		errs = append(errs, err)
@@ -260,7 +262,7 @@ func (k *Keeper) InjectCA(ctx context.Context) error {
 		}
 		if patch := caPatch(ca, bundles); patch != nil {
 			_, err = admission.ValidatingWebhookConfigurations().Patch(ctx, ValidatingWebhooks, types.JSONPatchType, patch, metav1.PatchOptions{})
-			errs = append(errs, err)
+			errs = append(errs, withWayOut(err))
 		}
 	} else if !apierrors.IsNotFound(err) {
 		errs = append(errs, err)
@@ -269,6 +271,15 @@ func (k *Keeper) InjectCA(ctx context.Context) error {
 		return fmt.Errorf("writing the CA into webhook configurations: %w", err)
 	}
 	return nil
+}
+
+// withWayOut adds to a refusal how the right to write is given. The chart's value takes it
+// away between two renewals of the CA.
+func withWayOut(err error) error {
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("%w (install with rbac.writeCABundle=true until this succeeds)", err)
+	}
+	return err
 }
 
 // caPatch returns a JSON patch that sets the CA of each webhook of a configuration. The

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAnEntryThatIsWrittenAgainDropsNoOther: a full map is emptied for new keys only.
+// TestAnEntryThatIsWrittenAgainDropsNoOther: values are dropped for new keys only.
 func TestAnEntryThatIsWrittenAgainDropsNoOther(t *testing.T) {
 	l := newTestResolver(t, build.Node("n", build.InGroup("a")))
 	propagation, rules := build.PropagationPolicy("p", build.Weight(1, "a")), build.OverridePolicy("o")
@@ -29,8 +29,18 @@ func TestAnEntryThatIsWrittenAgainDropsNoOther(t *testing.T) {
 	if _, err := l.Spread(propagation, "0"); err != nil {
 		t.Fatal(err)
 	}
-	if len(l.trials) != maxKept || len(l.rules) != maxKept || len(l.spreads) != maxKept {
-		t.Errorf("of %d entries %d trials, %d rules and %d spreads are left", maxKept, len(l.trials), len(l.rules), len(l.spreads))
+	if len(l.trials) != maxKept {
+		t.Errorf("%d of %d trials are left", len(l.trials), maxKept)
+	}
+	namespace := rules.Namespace
+	if l.rules.weight > maxRules || l.spreads.weight > maxSpreads {
+		t.Errorf("rules of %d bytes and spreads over %d groups are kept", l.rules.weight, l.spreads.weight)
+	}
+	if _, found := l.rules.get(namespace, "0"); !found {
+		t.Error("the rules that were compiled last are not kept")
+	}
+	if n := len(l.spreads.namespaces[namespace].values); n != maxKept {
+		t.Errorf("%d of %d spreads are left", n, maxKept)
 	}
 	l.SetTrial("new", Trial{})
 	if len(l.trials) > maxKept {

@@ -25,6 +25,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -44,9 +45,12 @@ type Resolver struct {
 	extenderInUse bool
 
 	mu      sync.Mutex
-	spreads map[spreadKey]spreadEntry
-	rules   map[types.UID]rulesEntry
+	spreads *compiled[spreadKey, spreadEntry]
+	rules   *compiled[types.UID, rulesEntry]
 	trials  map[types.UID]Trial
+
+	// budget is that of the cache of policies; nil in tests.
+	budget *budget.Budget
 
 	// classes are the capacity classes; nil if they are not in use.
 	classes *capacity.Classes
@@ -93,8 +97,8 @@ type rulesEntry struct {
 func NewResolver(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, clock clock.PassiveClock, extenderInUse bool) *Resolver {
 	return &Resolver{
 		reader: reader, walker: walker, ledger: ledger, clock: clock, extenderInUse: extenderInUse,
-		spreads: map[spreadKey]spreadEntry{},
-		rules:   map[types.UID]rulesEntry{},
+		spreads: newCompiled[spreadKey, spreadEntry](maxSpreads, maxSpreadsInAll),
+		rules:   newCompiled[types.UID, rulesEntry](maxRules, maxRulesInAll),
 		trials:  map[types.UID]Trial{},
 		held:    map[types.UID]string{},
 
@@ -148,21 +152,21 @@ func (r *Resolver) Spread(policy *gm.PropagationPolicy, workload types.UID) (pla
 func (r *Resolver) spreadLocked(policy *gm.PropagationPolicy, workload types.UID) spreadEntry {
 	key := spreadKey{policy: policy.UID, workload: workload}
 	epoch, now := r.ledger.GroupsEpoch(), r.clock.Now()
-	if e, ok := r.spreads[key]; ok && e.generation == policy.Generation && e.epoch == epoch && (e.until.IsZero() || now.Before(e.until)) {
+	if err := budget.Unread(policy); err != nil {
+		return spreadEntry{err: err, since: now} // not kept: the generation stays when it is read
+	}
+	last, known := r.spreads.get(policy.Namespace, key)
+	if e := last; known && e.generation == policy.Generation && e.epoch == epoch && (e.until.IsZero() || now.Before(e.until)) {
 		return e
 	}
 	e := spreadEntry{generation: policy.Generation, epoch: epoch, since: now}
 	if e.spread, e.err = placement.New(policy.Spec, r.ledger.HasMembers, workload); e.err == nil && policy.Spec.Failover != nil {
 		e.spread, e.until = r.withoutAway(e.spread, policy.Spec.Failover.After(), now)
 	}
-	last, known := r.spreads[key]
 	if known && last.spread.Equal(e.spread) {
 		e.since = last.since
 	}
-	if !known && len(r.spreads) >= maxKept {
-		clear(r.spreads)
-	}
-	r.spreads[key] = e
+	r.spreads.put(policy.Namespace, key, e, int64(1+len(e.spread.Groups())+len(e.spread.Missing())))
 	return e
 }
 
@@ -203,8 +207,9 @@ func (r *Resolver) SettlesAt(policy *gm.PropagationPolicy, workload types.UID) t
 		return time.Time{}
 	}
 	r.mu.Lock()
-	last := r.spreads[spreadKey{policy: policy.UID, workload: workload}].since
+	kept, _ := r.spreads.get(policy.Namespace, spreadKey{policy: policy.UID, workload: workload})
 	r.mu.Unlock()
+	last := kept.since
 	for _, groups := range [][]string{spread.Groups(), spread.Missing()} {
 		if moved := r.ledger.MovedAt(groups...); moved.After(last) {
 			last = moved
@@ -218,15 +223,15 @@ func (r *Resolver) SettlesAt(policy *gm.PropagationPolicy, workload types.UID) t
 func (r *Resolver) Rules(policy *gm.OverridePolicy) (*override.Rules, []override.RuleError) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if e, ok := r.rules[policy.UID]; ok && e.generation == policy.Generation {
-		return e.rules, e.errs
+	if err := budget.Unread(policy); err != nil {
+		return nil, []override.RuleError{{Overrider: "spec", Err: err}}
 	}
-	if _, known := r.rules[policy.UID]; !known && len(r.rules) >= maxKept {
-		clear(r.rules)
+	if e, ok := r.rules.get(policy.Namespace, policy.UID); ok && e.generation == policy.Generation {
+		return e.rules, e.errs
 	}
 	e := rulesEntry{generation: policy.Generation}
 	e.rules, e.errs = override.Compile(policy.Spec)
-	r.rules[policy.UID] = e
+	r.rules.put(policy.Namespace, policy.UID, e, budget.SizeOf(policy.Spec))
 	return e.rules, e.errs
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 )
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
@@ -30,6 +31,9 @@ type Informer struct {
 	revision RevisionOf
 	synced   atomic.Bool
 	seen     atomic.Uint64 // the highest resourceVersion that was received
+
+	// budget bounds what the pods of a namespace take in the ledger.
+	budget *budget.Budget
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -46,7 +50,27 @@ type Informer struct {
 // NewInformer returns an informer; Start runs it. revision is called once for each state of a
 // pod. Call Relist when it begins to return other revisions for pods that exist.
 func NewInformer(ledger *Ledger, client kubernetes.Interface, revision RevisionOf) *Informer {
-	return &Informer{ledger: ledger, client: client, revision: revision, known: map[types.UID]struct{}{}}
+	return &Informer{
+		ledger: ledger, client: client, revision: revision, known: map[types.UID]struct{}{},
+		budget: budget.New(maxPod, maxPods),
+	}
+}
+
+const (
+	// freePod is what every pod may have in the ledger of what its author wrote, in bytes.
+	freePod = 2 << 10
+	// maxPod bounds that, and maxPods bounds the sum of those pods of a namespace that have
+	// more than freePod. An affinity to 800 NodeGroups takes 32 KiB.
+	maxPod, maxPods = 64 << 10, 32 << 20
+)
+
+// slim returns what the ledger keeps of a pod.
+func (f *Informer) slim(pod *corev1.Pod) *Pod {
+	p := SlimBy(f.revision, pod)
+	if size := p.size(); size > freePod && f.budget.Take(p.Namespace, p.UID, size) != nil {
+		p.shorten()
+	}
+	return p
 }
 
 // Start watches pods until ctx is done.
@@ -122,7 +146,7 @@ func (f *Informer) Update(obj any) error {
 	f.mu.Lock()
 	f.known[pod.UID] = struct{}{}
 	f.mu.Unlock()
-	f.ledger.Observe(SlimBy(f.revision, pod))
+	f.ledger.Observe(f.slim(pod))
 	f.note(pod.ResourceVersion)
 	return nil
 }
@@ -137,6 +161,7 @@ func (f *Informer) Delete(obj any) error {
 	delete(f.known, pod.UID)
 	f.mu.Unlock()
 	f.ledger.Forget(pod.UID)
+	f.budget.Drop(pod.UID)
 	f.note(pod.ResourceVersion)
 	return nil
 }
@@ -146,7 +171,7 @@ func (f *Informer) Delete(obj any) error {
 func (f *Informer) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if pod, ok := obj.(*corev1.Pod); ok {
-			return SlimBy(f.revision, pod), nil
+			return f.slim(pod), nil
 		}
 		return obj, nil
 	}
@@ -160,7 +185,7 @@ func (f *Informer) Replace(list []any, version string) error {
 	for _, obj := range list {
 		pod, ok := obj.(*Pod)
 		if whole, is := obj.(*corev1.Pod); is {
-			pod, ok = SlimBy(f.revision, whole), true
+			pod, ok = f.slim(whole), true
 		}
 		if ok {
 			pods = append(pods, pod)
@@ -174,6 +199,7 @@ func (f *Informer) Replace(list []any, version string) error {
 	for uid := range gone {
 		if _, ok := present[uid]; !ok {
 			f.ledger.Forget(uid)
+			f.budget.Drop(uid)
 		}
 	}
 	for _, pod := range pods {

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -185,18 +186,18 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		Policies:      ownership.PoliciesOf(pod.Labels),
 		IgnoreMissing: ownership.IgnoresMissing(pod.Annotations),
 		GroupStamp:    pod.Labels[gm.NodeGroupLabel],
-		Seat:          types.UID(pod.Annotations[gm.SeatAnnotation]),
-		Admission:     types.UID(pod.Annotations[gm.AdmissionAnnotation]),
+		Seat:          types.UID(short(pod.Annotations[gm.SeatAnnotation])),
+		Admission:     types.UID(short(pod.Annotations[gm.AdmissionAnnotation])),
 		Admitted:      pod.Annotations[gm.AdmittedAnnotation] != "",
-		Overrides:     pod.Annotations[gm.OverridesAnnotation],
-		CreatedFor:    types.UID(pod.Annotations[gm.CreatedForAnnotation]),
-		Unassigned:    pod.Annotations[gm.UnassignedAnnotation],
+		Overrides:     short(pod.Annotations[gm.OverridesAnnotation]),
+		CreatedFor:    types.UID(short(pod.Annotations[gm.CreatedForAnnotation])),
+		Unassigned:    conditions.Bounded(pod.Annotations[gm.UnassignedAnnotation]),
 		ClassStamp:    capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]),
 		NamesNode:     pod.Annotations[gm.CapacityReasonAnnotation] == capacity.NamesNode,
 		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,
 		Finished:      pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
-		Nudge:         pod.Annotations[gm.NudgeAnnotation],
+		Nudge:         short(pod.Annotations[gm.NudgeAnnotation]),
 		Created:       pod.CreationTimestamp.Time,
 	}
 	p.Active = pod.DeletionTimestamp == nil && !p.Finished
@@ -224,6 +225,35 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 	p.setContainers(pod)
 	return p
 }
+
+// maxToken bounds the values of annotations that atoll-manager writes: tokens, hashes,
+// times. In bytes.
+const maxToken = 256
+
+// short returns a value that atoll-manager may have written, "" for one that is too long for
+// that.
+func short(value string) string {
+	if len(value) > maxToken {
+		return ""
+	}
+	return value
+}
+
+// size estimates the memory of what users write into a pod and Slim keeps, in bytes.
+func (p *Pod) size() int64 {
+	n := 0
+	for i := range p.Containers {
+		n += 56 + len(p.Containers[i].Name) + len(p.Containers[i].Image)
+	}
+	for name, image := range p.Originals {
+		n += 48 + len(name) + len(image)
+	}
+	return int64(n) + p.Demand.Size()
+}
+
+// shorten drops what users write. The pod still counts, with its requests, and is neither
+// moved nor changed.
+func (p *Pod) shorten() { p.Demand, p.Containers, p.Originals = p.Demand.Shortened(), nil, nil }
 
 // HasClaims returns whether a pod uses PersistentVolumeClaims, ephemeral ones included.
 func HasClaims(spec *corev1.PodSpec) bool {

@@ -30,6 +30,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
@@ -119,8 +120,16 @@ type scope struct {
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return r.watch(builder.TypedControllerManagedBy[request](mgr).Named("capacity")).
-		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
+		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers, NewQueue: fairqueue.New(r.namespaceOf)}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
+}
+
+// namespaceOf returns the namespace of a request; "" if its object does not exist any more.
+func (r *Reconciler) namespaceOf(req request) string {
+	if o := r.Walker.Get(req.uid); o != nil {
+		return o.Namespace
+	}
+	return ""
 }
 
 func (r *Reconciler) isShown(uid types.UID) bool {

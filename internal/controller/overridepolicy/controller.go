@@ -14,6 +14,7 @@ package overridepolicy
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -25,6 +26,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -75,7 +77,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
-	return b.WithOptions(controller.Options{MaxConcurrentReconciles: workers}).Complete(phase.Backoff[ctrl.Request](r))
+	return b.WithOptions(controller.Options{MaxConcurrentReconciles: workers, NewQueue: fairqueue.ByNamespace}).Complete(phase.Backoff[ctrl.Request](r))
 }
 
 // Reconcile runs the phases for one policy.
@@ -93,7 +95,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		began := time.Now()
 		s.unseen = r.observe(ctx, s)
 		r.changed.Took(req, time.Since(began))
-		return s.unseen
+		return errors.Join(s.again, s.unseen)
 	}
 	return phase.Run(ctx, s, observe, r.update, r.replace, r.report)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sort"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -26,6 +28,8 @@ type scope struct {
 	rules  *override.Rules
 	// invalid is the first reason why the spec cannot be used, or nil.
 	invalid error
+	// again is a wait for room for a policy that was not read, or nil.
+	again error
 	// unseen is why the pass could not observe workloads and pods, or nil. The status
 	// then reports nothing else.
 	unseen    error
@@ -85,6 +89,9 @@ type duePod struct {
 
 // observe observes every workload that requires the policy.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
+	if s.invalid, s.again = r.Policies.Unread(s.policy); s.invalid != nil {
+		return nil
+	}
 	rules, errs := r.Policies.Rules(s.policy)
 	if len(errs) > 0 {
 		s.invalid = errs[0]
@@ -114,6 +121,9 @@ func (r *Reconciler) observeWorkload(ctx context.Context, s *scope, w *workload)
 			return err
 		}
 		if err == nil {
+			if err := budget.Unread(propagation); err != nil { // its mode is not known
+				return fmt.Errorf("reading PropagationPolicy %q: %w", name, err)
+			}
 			if mode := propagation.Spec.Rescheduling.Mode; mode != "" {
 				w.mode = mode
 			}

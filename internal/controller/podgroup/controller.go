@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/atoll-k8s/atoll/internal/gangs"
+	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -120,6 +121,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 func optionsFor(workers int) controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: workers,
+		NewQueue:                fairqueue.ByNamespace,
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
 	}
 }

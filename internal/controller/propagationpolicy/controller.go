@@ -25,6 +25,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -40,8 +41,9 @@ const (
 	// retryFeasible is the delay before the next look for room in a group that lacks
 	// pods. No event announces room: it may come from any pod or node of the cluster.
 	retryFeasible = 5 * time.Second
-	// maxShown bounds the workloads in a status.
-	maxShown = 50
+	// maxShown bounds the workloads in a status, and maxShownGroups the groups of all of
+	// them together. The first workload is always there.
+	maxShown, maxShownGroups = 50, 2000
 	// workers is the number of policies that are reconciled at the same time.
 	workers = 4
 )
@@ -78,7 +80,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
-	return b.WithOptions(controller.Options{MaxConcurrentReconciles: workers}).Complete(phase.Backoff[ctrl.Request](r))
+	return b.WithOptions(controller.Options{MaxConcurrentReconciles: workers, NewQueue: fairqueue.ByNamespace}).Complete(phase.Backoff[ctrl.Request](r))
 }
 
 // Reconcile runs the phases for one policy.

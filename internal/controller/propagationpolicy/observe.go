@@ -62,6 +62,10 @@ type workload struct {
 
 // observe observes every workload that requires the policy, and plans for it.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
+	if unread, wait := r.Policies.Unread(s.policy); unread != nil {
+		s.invalid, s.waits = unread, append(s.waits, wait)
+		return nil
+	}
 	if _, s.invalid = placement.New(s.policy.Spec, r.Ledger.HasMembers, ""); s.invalid != nil {
 		return nil //nolint:nilerr // report puts it into the condition
 	}

@@ -44,12 +44,13 @@ func setStatus(s *scope) {
 	status.Workloads = int32(len(s.workloads))
 	sort.SliceStable(s.workloads, func(i, j int) bool { return s.workloads[i].severity() > s.workloads[j].severity() })
 	status.Apps = nil
-	pods := int32(0)
+	pods, groups := int32(0), 0
 	for i, w := range s.workloads {
+		groups += len(w.plan.Spread.Groups)
 		for _, group := range w.plan.Spread.Groups {
 			pods += group.Current
 		}
-		if i < maxShown {
+		if i == 0 || i < maxShown && groups <= maxShownGroups {
 			status.Apps = append(status.Apps, w.plan.Spread)
 		}
 	}

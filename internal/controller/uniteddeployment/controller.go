@@ -26,6 +26,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/united"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
@@ -103,6 +104,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return watch.Add(ctrl.NewControllerManagedBy(mgr), r.watches()).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrency,
+			NewQueue:                fairqueue.ByNamespace,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
 		}).
 		Complete(phase.Backoff[ctrl.Request](r))

@@ -178,6 +178,44 @@ func TestAHandEditIsPutBack(t *testing.T) {
 	}
 }
 
+// TestWhatTheCacheLeftOutIsRead: workloads and revisions for which the cache has no room are
+// read from the API server. Nothing is written at rest, and a change by hand is put back.
+func TestWhatTheCacheLeftOutIsRead(t *testing.T) {
+	s := newSite(t, append(nodePools("a", "b"), web("a", "b"))...)
+	s.rest()
+	s.leftOut, s.writes = true, nil
+	for range 3 {
+		if _, err := s.pass(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.writes) > 0 {
+		t.Errorf("at rest it writes %v", s.writes)
+	}
+	edited := s.deployments()[0]
+	edited.Spec.Template.Spec.Containers[0].Image = "nginx:edited"
+	edited.Generation++
+	if err := s.all.Update(t.Context(), &edited); err != nil {
+		t.Fatal(err)
+	}
+	s.rest()
+	if got := s.images()[edited.Name]; got != "nginx:1" {
+		t.Errorf("the image is %s after a change by hand", got)
+	}
+	s.change(func(ud *apps.UnitedDeployment) {
+		ud.Spec.WorkloadTemplate.DeploymentTemplate.Spec.Template.Spec.Containers[0].Image = "nginx:2"
+	})
+	s.rest()
+	for name, image := range s.images() {
+		if image != "nginx:2" {
+			t.Errorf("%s has the image %s after a rollout", name, image)
+		}
+	}
+	if n := len(s.deployments()); n != 2 {
+		t.Errorf("there are %d workloads for two pools", n)
+	}
+}
+
 // TestPodsThatAreRefusedAreAFailure: also of a pool that is only scaled.
 func TestPodsThatAreRefusedAreAFailure(t *testing.T) {
 	s := newUnited(t, "a", "b")

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -37,6 +38,14 @@ type site struct {
 	refuse func(write string) error
 	// hidden are the names of Deployments that the cache does not have yet.
 	hidden []string
+	// leftOut: the cache has the workloads and the revisions without their content.
+	leftOut bool
+}
+
+// slim is the transform of a cache in which nothing fits.
+func slim[T client.Object](o, without T) T {
+	left, _ := budget.Transform(budget.New(0, 0), func(T) int64 { return 1 }, func(T) T { return without })(o)
+	return left.(T)
 }
 
 func newSite(t *testing.T, objects ...client.Object) *site {
@@ -95,6 +104,16 @@ func newSite(t *testing.T, objects ...client.Object) *site {
 			}
 			if d, ok := list.(*appsv1.DeploymentList); ok {
 				d.Items = slices.DeleteFunc(d.Items, func(d appsv1.Deployment) bool { return slices.Contains(s.hidden, d.Name) })
+				for i := range d.Items {
+					if s.leftOut {
+						d.Items[i] = *slim(d.Items[i].DeepCopy(), &appsv1.Deployment{})
+					}
+				}
+			}
+			if r, ok := list.(*appsv1.ControllerRevisionList); ok && s.leftOut {
+				for i := range r.Items {
+					r.Items[i] = *slim(r.Items[i].DeepCopy(), &appsv1.ControllerRevision{})
+				}
 			}
 			return nil
 		},

@@ -15,6 +15,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/united"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 )
 
 // observe sets the planner's input.
@@ -38,6 +39,12 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		s.state.Base = s.state.Current
 	}
 	for _, w := range workloads {
+		if w, err = r.whole(ctx, s, w); err != nil {
+			return s.fail(apps.ReasonObservationFailed, "reading the workloads of pools", err)
+		}
+		if w == nil {
+			continue
+		}
 		if err := r.addChild(s, w); err != nil {
 			return s.fail(apps.ReasonObservationFailed, "reading the workloads of pools", err)
 		}
@@ -97,6 +104,27 @@ func (r *Reconciler) listWorkloads(ctx context.Context, s *scope) ([]united.Work
 		}
 	}
 	return out, nil
+}
+
+// whole reads a workload that was left out of the cache from the API server, unless another
+// controller owns it. It returns nil for one that does not exist any more.
+func (r *Reconciler) whole(ctx context.Context, s *scope, w united.Workload) (united.Workload, error) {
+	if owner := metav1.GetControllerOfNoCopy(w); budget.Unread(w) == nil || owner != nil && owner.UID != s.ud.UID {
+		return w, nil
+	}
+	var live united.Workload // an empty one: what is read is added to what is there
+	switch w.(type) {
+	case *appsv1.Deployment:
+		live = &appsv1.Deployment{}
+	case *appsv1.StatefulSet:
+		live = &appsv1.StatefulSet{}
+	default:
+		live = &appsv1.DaemonSet{}
+	}
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(w), live); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	return live, nil
 }
 
 // ownership returns the kind of owner of a workload, and whether the workload is ours or can

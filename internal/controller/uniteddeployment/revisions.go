@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 )
 
 // collisions bounds how many names are tried for one revision in one pass.
@@ -68,6 +69,17 @@ func (r *Reconciler) listRevisions(ctx context.Context, s *scope) error {
 	s.templates = map[string]*apps.WorkloadTemplate{}
 	for i := range list.Items {
 		revision := &list.Items[i]
+		if budget.Unread(revision) != nil {
+			whole := &appsv1.ControllerRevision{}
+			err := r.Live.Get(ctx, client.ObjectKeyFromObject(revision), whole)
+			if apierrors.IsNotFound(err) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("reading %q: %w", revision.Name, err)
+			}
+			revision = whole
+		}
 		owner := metav1.GetControllerOfNoCopy(revision)
 		if revision.DeletionTimestamp != nil || owner != nil && owner.UID != s.ud.UID {
 			continue

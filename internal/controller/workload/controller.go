@@ -20,7 +20,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,6 +38,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
@@ -72,8 +72,8 @@ type Reconciler struct {
 
 	changed *trigger.Source[request]
 	givenUp givenUp
-	// trying is the number of workers that try an override on the API server.
-	trying atomic.Int32
+	// slots bound the workers that try overrides on the API server.
+	slots slots
 }
 
 // scope is what one pass observed.
@@ -108,8 +108,16 @@ type scope struct {
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return r.watch(builder.TypedControllerManagedBy[request](mgr).Named("workload")).
-		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers}).
+		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers, NewQueue: fairqueue.New(r.namespaceOf)}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
+}
+
+// namespaceOf returns the namespace of a request; "" if its object does not exist any more.
+func (r *Reconciler) namespaceOf(req request) string {
+	if o := r.Walker.Get(req.uid); o != nil {
+		return o.Namespace
+	}
+	return ""
 }
 
 // Reconcile runs the phases for one workload.

@@ -65,10 +65,10 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 			return wait
 		}
 	}
-	defer r.trying.Add(-1)
-	if r.trying.Add(1) > maxTrying {
+	if !r.slots.take(workload.Namespace, r.Clock.Now()) {
 		return phase.Wait("other overrides to be tried", retryTurn)
 	}
+	defer r.slots.give()
 	started := r.Clock.Now()
 	template, err := r.template(ctx, workload)
 	// Until the API server answers, the last refusal stays in force.

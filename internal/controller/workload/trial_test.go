@@ -387,7 +387,9 @@ func TestTrialsLeaveWorkersFree(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, build.Deployment("web", labels, withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "more")))
 			j := newJudge(s)
-			s.trying.Store(maxTrying)
+			for range maxTrying {
+				s.slots.take("elsewhere", s.Reconciler.Clock.Now())
+			}
 			before := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]
 			result, err := s.Reconcile(t.Context(), request{"web"})
 			if err != nil || result.RequeueAfter != retryTurn || len(j.takeAsked()) > 0 {
@@ -396,8 +398,10 @@ func TestTrialsLeaveWorkersFree(t *testing.T) {
 			if after := s.deployment("web").Labels[gm.BindingOverridePolicyLabel]; after != before {
 				t.Errorf("binding was %q and is %q", before, after)
 			}
-			s.trying.Store(0)
-			if s.reconcile("web"); len(j.takeAsked()) != 1 || s.trying.Load() != 0 {
+			for range maxTrying {
+				s.slots.give()
+			}
+			if s.reconcile("web"); len(j.takeAsked()) != 1 || s.slots.used != 0 {
 				t.Errorf("it is not tried when a worker is free, or keeps its turn")
 			}
 		})

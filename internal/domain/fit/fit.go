@@ -31,6 +31,8 @@ const (
 	Avoided Reason = "a pod of the workload found no node there lately"
 	// NoOpenNode: no node is Ready and not cordoned.
 	NoOpenNode Reason = "it has no node that is Ready and not cordoned"
+	// TooLong: atoll-manager keeps only a part of what the pod demands.
+	TooLong Reason = "the pods' node affinity, tolerations, ports and images are too long to be kept and compared with nodes"
 	// NoMatch: the pod's node selector or required node affinity.
 	NoMatch Reason = "no open node matches the pods' node selector and affinity"
 	// NoOnDemand: atoll-manager restricted the pod to on-demand nodes, and the group has no
@@ -54,7 +56,7 @@ const (
 
 // order is the order of the checks. If several nodes fail, the reason of the node that passed
 // the most checks is the most useful one.
-var order = []Reason{NoOpenNode, NoOnDemand, NoSpot, NoMatch, Unread, OutOfReach, Tainted, PortTaken, NoRoom, TooClose}
+var order = []Reason{NoOpenNode, TooLong, NoOnDemand, NoSpot, NoMatch, Unread, OutOfReach, Tainted, PortTaken, NoRoom, TooClose}
 
 // Further returns the reason of the two whose check comes later.
 func Further(a, b Reason) Reason {
@@ -143,6 +145,59 @@ type Demand struct {
 	Claims bool
 	// Apart are the rules that keep pods of the workload apart.
 	Apart []Apart
+	// Partial is true for a demand of which only the requests are known; see Shortened.
+	Partial bool
+}
+
+// maxRequests bounds the resources in a demand that Shortened returns.
+const maxRequests = 32
+
+// Shortened returns the part of a demand that is always kept: its requests, which are used on
+// the pod's node. No node can take a pod with such a demand, because it is not known which
+// could.
+func (d *Demand) Shortened() *Demand {
+	return &Demand{Requests: d.Requests[:min(maxRequests, len(d.Requests)):min(maxRequests, len(d.Requests))], Claims: d.Claims, Partial: true}
+}
+
+// Size estimates the memory of a demand, in bytes.
+func (d *Demand) Size() int64 {
+	if d == nil {
+		return 0
+	}
+	n := 0
+	for i := range d.Requests {
+		n += 32 + len(d.Requests[i].Name)
+	}
+	for i := range d.Ports {
+		n += 40 + len(d.Ports[i].Protocol) + len(d.Ports[i].IP)
+	}
+	for key, value := range d.NodeSelector {
+		n += 48 + len(key) + len(value)
+	}
+	for i := range d.Tolerations {
+		t := &d.Tolerations[i]
+		n += 80 + len(t.Key) + len(t.Operator) + len(t.Value) + len(t.Effect)
+	}
+	for i := range d.Apart {
+		n += 32 + len(d.Apart[i].Key)
+	}
+	if d.Affinity != nil {
+		for i := range d.Affinity.NodeSelectorTerms {
+			term := &d.Affinity.NodeSelectorTerms[i]
+			n += 48 + sizeOf(term.MatchExpressions) + sizeOf(term.MatchFields)
+		}
+	}
+	return int64(n)
+}
+
+func sizeOf(requirements []corev1.NodeSelectorRequirement) (n int) {
+	for i := range requirements {
+		n += 56 + len(requirements[i].Key) + len(requirements[i].Operator)
+		for _, value := range requirements[i].Values {
+			n += 16 + len(value)
+		}
+	}
+	return n
 }
 
 // DemandOf returns what a pod requires. affinity replaces the pod's required node affinity:
@@ -197,7 +252,7 @@ func (d *Demand) Equal(o *Demand) bool {
 	if d == nil || o == nil {
 		return d == o
 	}
-	return d == o || d.Claims == o.Claims &&
+	return d == o || d.Claims == o.Claims && d.Partial == o.Partial &&
 		slices.Equal(d.Requests, o.Requests) && slices.Equal(d.Ports, o.Ports) && slices.Equal(d.Tolerations, o.Tolerations) &&
 		slices.Equal(d.Apart, o.Apart) &&
 		maps.Equal(d.NodeSelector, o.NodeSelector) && reflect.DeepEqual(d.Affinity, o.Affinity)
@@ -287,6 +342,9 @@ func (c *Check) Matches(n *Node) bool {
 // Of returns Fits, or the first reason why an open node cannot take the pod. What is used on
 // the node is the sum of used. One of them may be negative, for pods that leave.
 func (c *Check) Of(n *Node, used ...*Use) Reason {
+	if c.demand.Partial {
+		return TooLong
+	}
 	if !c.Matches(n) {
 		return NoMatch
 	}
@@ -321,8 +379,12 @@ func (c *Check) Of(n *Node, used ...*Use) Reason {
 
 // Reaches reports whether the pod could run on a node at some time, no matter what runs there
 // now and whether the node is open. It checks node selector and affinity, volumes, and
-// taints other than those that Kubernetes adds and removes.
+// taints other than those that Kubernetes adds and removes. For a demand that is Partial it
+// returns true.
 func (c *Check) Reaches(n *Node) bool {
+	if c.demand.Partial {
+		return true
+	}
 	if !c.Matches(n) {
 		return false
 	}

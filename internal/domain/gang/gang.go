@@ -196,16 +196,27 @@ func Labels(all map[string]string) map[string]string {
 	return filter(all, func(key string) bool { return key == scheduling.PreemptableKey || key == scheduling.CooldownTimeKey })
 }
 
-// filter copies the wanted keys. It clones the strings, because they may be substrings of a
+// maxValue and maxKept bound what filter keeps of an object: the bytes of one value, and the
+// number of keys. Users write both, and they are kept for every object.
+const maxValue, maxKept = 1024, 16
+
+// filter copies the wanted keys, of too many the first ones in alphabetical order. It leaves
+// out values that are too long. It clones the strings, because they may be substrings of a
 // large decoded object that would stay in memory.
 func filter(all map[string]string, wanted func(string) bool) (kept map[string]string) {
+	var keys []string
 	for key, value := range all {
-		if wanted(key) {
-			if kept == nil {
-				kept = map[string]string{}
-			}
-			kept[strings.Clone(key)] = strings.Clone(value)
+		if wanted(key) && len(value) <= maxValue {
+			keys = append(keys, key)
 		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	slices.Sort(keys)
+	kept = map[string]string{}
+	for _, key := range keys[:min(len(keys), maxKept)] {
+		kept[strings.Clone(key)] = strings.Clone(all[key])
 	}
 	return kept
 }

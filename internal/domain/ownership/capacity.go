@@ -2,6 +2,7 @@ package ownership
 
 import (
 	"cmp"
+	"strings"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
@@ -16,11 +17,22 @@ func CapacityOf(annotations, labels map[string]string) Capacity {
 		return Capacity{}
 	}
 	return Capacity{
-		Switch: cmp.Or(annotations[gm.CapacitySwitchKey], labels[gm.CapacitySwitchKey]),
-		Count:  cmp.Or(annotations[gm.CapacityCountKey], labels[gm.CapacityCountKey]),
+		Switch: cut(cmp.Or(annotations[gm.CapacitySwitchKey], labels[gm.CapacitySwitchKey])),
+		Count:  cut(cmp.Or(annotations[gm.CapacityCountKey], labels[gm.CapacityCountKey])),
 
-		OnEmpty: cmp.Or(annotations[gm.CapacityOnEmptyKey], labels[gm.CapacityOnEmptyKey]),
+		OnEmpty: cut(cmp.Or(annotations[gm.CapacityOnEmptyKey], labels[gm.CapacityOnEmptyKey])),
 	}
+}
+
+// maxValue bounds the values of the three keys, in bytes. No valid value is as long.
+const maxValue = 64
+
+// cut returns the beginning of a value. It is copied, so that the rest is not kept in memory.
+func cut(value string) string {
+	if len(value) <= maxValue {
+		return value
+	}
+	return strings.Clone(value[:maxValue])
 }
 
 // CapacityWorkload finds the workload whose pods are divided over capacity classes, in a

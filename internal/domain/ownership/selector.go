@@ -17,10 +17,14 @@ type Selector struct{ keys unique.Handle[string] }
 // separator cannot be part of a label's key.
 const separator = "\n"
 
-// SelectorOf returns the keys of a selector. For nil it returns the zero value, which is not
-// known.
+// maxKeys bounds the keys of a selector that are kept, and so its memory: a key has at most
+// 317 characters.
+const maxKeys = 64
+
+// SelectorOf returns the keys of a selector. For nil, and for a selector with more than 64
+// keys, it returns the zero value, which is not known.
 func SelectorOf(selector *metav1.LabelSelector) Selector {
-	if selector == nil {
+	if selector == nil || len(selector.MatchLabels)+len(selector.MatchExpressions) > maxKeys {
 		return Selector{}
 	}
 	keys := make([]string, 0, len(selector.MatchLabels)+len(selector.MatchExpressions))

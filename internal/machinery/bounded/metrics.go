@@ -27,9 +27,17 @@ var refusedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Help: "Connections and requests that were refused by port (webhooks, extender, metrics, probes, profile) and reason: connections or busy (the client has its share), size, time (it did not arrive in time).",
 }, []string{"port", "reason"})
 
+var panicsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+	Namespace: "atoll", Subsystem: "port", Name: "panics_total",
+	Help: "Requests whose handler panicked, by port. The connection was closed, or a pod was created without a change. The log has the stack.",
+}, []string{"port"})
+
 func init() {
-	metrics.Registry.MustRegister(refusedTotal)
+	metrics.Registry.MustRegister(refusedTotal, panicsTotal)
 }
+
+// Panicked counts a request whose handler panicked.
+func Panicked(port string) { panicsTotal.WithLabelValues(port).Inc() }
 
 // Refused counts a refusal.
 func Refused(port string, reason Reason) {

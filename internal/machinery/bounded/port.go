@@ -103,7 +103,7 @@ func (p *Port) Server() *http.Server {
 			MaxConcurrentStreams: p.Streams, MaxReceiveBufferPerConnection: receiveBuffer, MaxReceiveBufferPerStream: receiveBuffer,
 			SendPingTimeout: pingAfter, PingTimeout: pingTime, WriteByteTimeout: pingTime,
 		},
-		ErrorLog: log.New(errorLog{p.Log}, "", 0),
+		ErrorLog: log.New(errorLog{p.Log, p.Name}, "", 0),
 	}
 	if p.TLS != nil {
 		server.TLSConfig = p.tls()
@@ -189,10 +189,14 @@ func (c *counted) Close() error {
 
 // errorLog writes the messages of net/http, for example about failed handshakes, to the
 // log. Anybody who reaches the port can cause them.
-type errorLog struct{ logr.Logger }
+type errorLog struct {
+	logr.Logger
+	port string
+}
 
 func (l errorLog) Write(p []byte) (int, error) {
 	if bytes.Contains(p, []byte("panic serving")) { // with the stack; net/http recovers from it
+		Panicked(l.port)
 		l.Error(nil, "A handler panicked", "message", string(p))
 		return len(p), nil
 	}

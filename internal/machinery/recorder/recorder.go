@@ -30,7 +30,8 @@ import (
 // An object has a limit for each reason, so that a reason that repeats does not hide the
 // others, and one for all its reasons. The last half of the limit of an object is for
 // reasons that it has not had yet, and the last half of the limit of a namespace is for
-// objects that have had no event yet.
+// objects that have had no event yet. Events of type Warning have a limit of their own in a
+// namespace, so that others do not hide them.
 const (
 	reasonBurst, reasonEvery       = 10, 30 * time.Second
 	objectBurst, objectEvery       = 20, 15 * time.Second
@@ -56,7 +57,7 @@ type Recorder struct {
 
 	mu         sync.Mutex // guards the content of the histories
 	objects    *lru.Cache // *history by object
-	namespaces *lru.Cache // *rate.Limiter by name
+	namespaces *lru.Cache // *rate.Limiter by kindred
 }
 
 // New returns a Recorder that writes through inner. scheme has the kinds of the objects
@@ -68,6 +69,12 @@ func New(inner events.EventRecorder, scheme *runtime.Scheme, clock clock.Passive
 // object identifies what an event is about. It has no UID, so that an object that is
 // deleted and created again and again has one limit.
 type object struct{ kind, namespace, name string }
+
+// kindred are the events of a namespace that share a limit.
+type kindred struct {
+	namespace string
+	warnings  bool
+}
 
 // history is what is known about the events of one object.
 type history struct {
@@ -91,7 +98,7 @@ func (r *Recorder) Eventf(regarding, related runtime.Object, eventtype, reason, 
 		ctrl.Log.WithName("events").Error(err, "Could not refer to the object of an event", "type", fmt.Sprintf("%T", regarding), "reason", reason)
 		return
 	}
-	suppressed, limit := r.admit(about, reason)
+	suppressed, limit := r.admit(about, eventtype == corev1.EventTypeWarning, reason)
 	if limit != "" {
 		suppressedTotal.WithLabelValues(limit).Inc()
 		return
@@ -136,7 +143,7 @@ func bounded(text string, limit int) string {
 
 // admit returns the name of the limit that an event exceeds, or "" if it may be written,
 // and then the number of events of that reason that were not written before.
-func (r *Recorder) admit(about *corev1.ObjectReference, reason string) (suppressed int, limit string) {
+func (r *Recorder) admit(about *corev1.ObjectReference, warning bool, reason string) (suppressed int, limit string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.clock.Now()
@@ -146,10 +153,10 @@ func (r *Recorder) admit(about *corev1.ObjectReference, reason string) (suppress
 		known = &history{all: rate.NewLimiter(rate.Every(objectEvery), objectBurst), reasons: map[string]*series{}}
 		r.objects.Add(key, known)
 	}
-	all, hasNamespace := r.namespaces.Get(about.Namespace)
+	all, hasNamespace := r.namespaces.Get(kindred{about.Namespace, warning})
 	if !hasNamespace {
 		all = rate.NewLimiter(rate.Every(namespaceEvery), namespaceBurst)
-		r.namespaces.Add(about.Namespace, all)
+		r.namespaces.Add(kindred{about.Namespace, warning}, all)
 	}
 	h, namespace := known.(*history), all.(*rate.Limiter)
 	s, repeats := h.reasons[reason]

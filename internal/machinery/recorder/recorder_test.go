@@ -260,3 +260,20 @@ func TestAnObjectOfAnUnknownKindIsNoEvent(t *testing.T) {
 		t.Errorf("wrote %+v", d.got)
 	}
 }
+
+// TestNormalEventsHideNoWarning: what a namespace uses up with events of type Normal, its
+// warnings still have.
+func TestNormalEventsHideNoWarning(t *testing.T) {
+	d := newDesk()
+	for i := range 2 * namespaceBurst {
+		d.emit(pod("tenant", fmt.Sprint("new-", i)), "Moved")
+	}
+	written := len(d.got)
+	d.Eventf(pod("tenant", "new-0"), nil, corev1.EventTypeWarning, "NodePoolMissing", "Join", "a warning")
+	if len(d.got) != written+1 {
+		t.Error("a warning was not written, because too many other events were")
+	}
+	if written != namespaceBurst {
+		t.Errorf("%d events were written, want %d", written, namespaceBurst)
+	}
+}

@@ -72,11 +72,15 @@ func (w *Webhook) ServeHTTP(out http.ResponseWriter, in *http.Request) {
 	_, _ = out.Write(encoded) // a write fails only if the API server has closed the connection
 }
 
+// port is the port of the webhooks in metrics.
+const port = "webhooks"
+
 // patch returns the JSON patch of the changes that Admit makes; nil if it makes none,
 // panics, or the patch cannot be encoded.
 func (w *Webhook) patch(ctx context.Context, namespace string, dryRun bool, pod *corev1.Pod) (patch []byte) {
 	defer func() {
 		if p := recover(); p != nil {
+			bounded.Panicked(port)
 			log.FromContext(ctx).Error(fmt.Errorf("panic: %v", p), "Pod admitted unchanged after a panic", "namespace", namespace, "stack", string(debug.Stack()))
 			patch = nil
 		}

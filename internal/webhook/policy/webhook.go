@@ -1,7 +1,8 @@
 // Package policy validates NodeGroups, PropagationPolicies and OverridePolicies when
 // they are created or updated. It refuses what the schemas of the CRDs cannot refuse,
 // and warns of values that are accepted but read in another way. It looks at the object
-// of the request only, and never reads from the cluster.
+// of the request only, and never reads from the cluster. Of other objects it only knows how
+// much memory those of the namespace take together.
 //
 // A refusal has the form of the API server's own: HTTP 422, reason Invalid, and one
 // cause for each fault, with the path of its field.
@@ -16,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -31,21 +33,41 @@ const (
 	OverridePath    = "/validate-policies/override"
 )
 
-// SetupWithManager registers the webhook of each kind. extenderInUse is true if some
-// kube-scheduler calls the extender, which is so in all forms but Pinned.
-func SetupWithManager(mgr ctrl.Manager, extenderInUse bool) error {
+// Options are what the validators depend on.
+type Options struct {
+	// ExtenderInUse is true if some kube-scheduler calls the extender, which is so in all
+	// forms but Pinned.
+	ExtenderInUse bool
+	// Fits returns an error if a policy is so large that it would not be used. nil accepts
+	// every size.
+	Fits func(policy client.Object) error
+}
+
+// fits returns the fault of a policy that is too large, nil if it is not.
+func (o Options) fits(kind string, policy client.Object) error {
+	if o.Fits == nil {
+		return nil
+	}
+	if err := o.Fits(policy); err != nil {
+		return invalid(kind, policy.GetName(), field.ErrorList{field.Invalid(field.NewPath("spec"), field.OmitValueType{}, err.Error())})
+	}
+	return nil
+}
+
+// SetupWithManager registers the webhook of each kind.
+func SetupWithManager(mgr ctrl.Manager, options Options) error {
 	err := ctrl.NewWebhookManagedBy(mgr, &gm.NodeGroup{}).WithLogConstructor(logOf).
 		WithValidator(NodeGroup{}).WithValidatorCustomPath(NodeGroupPath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of NodeGroups: %w", err)
 	}
 	err = ctrl.NewWebhookManagedBy(mgr, &gm.PropagationPolicy{}).WithLogConstructor(logOf).
-		WithValidator(Propagation{ExtenderInUse: extenderInUse}).WithValidatorCustomPath(PropagationPath).Complete()
+		WithValidator(Propagation{options}).WithValidatorCustomPath(PropagationPath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of PropagationPolicies: %w", err)
 	}
 	err = ctrl.NewWebhookManagedBy(mgr, &gm.OverridePolicy{}).WithLogConstructor(logOf).
-		WithValidator(Override{}).WithValidatorCustomPath(OverridePath).Complete()
+		WithValidator(Override{options}).WithValidatorCustomPath(OverridePath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of OverridePolicies: %w", err)
 	}
@@ -110,13 +132,13 @@ func (NodeGroup) ValidateDelete(context.Context, *gm.NodeGroup) (admission.Warni
 }
 
 // Propagation validates PropagationPolicies.
-type Propagation struct {
-	// ExtenderInUse is true if some kube-scheduler calls the extender.
-	ExtenderInUse bool
-}
+type Propagation struct{ Options }
 
 // ValidateCreate implements admission.Validator.
 func (p Propagation) ValidateCreate(_ context.Context, policy *gm.PropagationPolicy) (admission.Warnings, error) {
+	if err := p.fits("PropagationPolicy", policy); err != nil {
+		return nil, err
+	}
 	// The spread of an invalid policy is empty; warnings about its other fields are still returned.
 	spread, _ := placement.New(policy.Spec, func(string) bool { return true }, "")
 	warnings := foldWarnings(spread.Folded())
@@ -144,10 +166,13 @@ func (Propagation) ValidateDelete(context.Context, *gm.PropagationPolicy) (admis
 }
 
 // Override validates OverridePolicies.
-type Override struct{}
+type Override struct{ Options }
 
 // ValidateCreate implements admission.Validator.
-func (Override) ValidateCreate(_ context.Context, policy *gm.OverridePolicy) (admission.Warnings, error) {
+func (o Override) ValidateCreate(_ context.Context, policy *gm.OverridePolicy) (admission.Warnings, error) {
+	if err := o.fits("OverridePolicy", policy); err != nil {
+		return nil, err
+	}
 	rules, errs := override.Compile(policy.Spec)
 	if len(errs) > 0 {
 		faults := make(field.ErrorList, 0, len(errs))

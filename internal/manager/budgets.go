@@ -1,0 +1,158 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
+)
+
+const (
+	// maxPolicy bounds the memory of one policy, without its status, and maxPolicies that of
+	// all policies of a namespace, in bytes. A policy with 1,000 NodeGroups takes 60 KiB.
+	// What is compiled from the policies takes twice as much.
+	maxPolicy, maxPolicies = 256 << 10, 8 << 20
+	// maxPoolObjects bounds the memory of the workloads of UnitedDeployments, and of their
+	// revisions, of a namespace, in bytes. It is enough for 2,000 Deployments of usual size.
+	maxPoolObjects = 32 << 20
+)
+
+// budgets bound the memory that objects of one namespace take in the manager's cache.
+type budgets struct {
+	// policies is for policies. One that does not fit is not used, and says so.
+	policies *budget.Budget
+	// pools is for workloads and revisions of UnitedDeployments. One that does not fit is
+	// read from the API server whenever it is needed.
+	pools *budget.Budget
+}
+
+func newBudgets() budgets {
+	return budgets{policies: budget.New(maxPolicy, maxPolicies), pools: budget.New(maxPoolObjects, maxPoolObjects)}
+}
+
+// bound adds the budgets to the kinds of a cache.
+func (b budgets) bound(kinds map[client.Object]cache.ByObject) {
+	for kind, of := range kinds {
+		switch kind.(type) {
+		case *appsv1.Deployment:
+			of.Transform = budget.Transform(b.pools, sizeOf, func(o *appsv1.Deployment) *appsv1.Deployment {
+				return &appsv1.Deployment{ObjectMeta: poolLabels(o)}
+			})
+		case *appsv1.StatefulSet:
+			of.Transform = budget.Transform(b.pools, sizeOf, func(o *appsv1.StatefulSet) *appsv1.StatefulSet {
+				return &appsv1.StatefulSet{ObjectMeta: poolLabels(o)}
+			})
+		case *appsv1.DaemonSet:
+			of.Transform = budget.Transform(b.pools, sizeOf, func(o *appsv1.DaemonSet) *appsv1.DaemonSet {
+				return &appsv1.DaemonSet{ObjectMeta: poolLabels(o)}
+			})
+		case *appsv1.ControllerRevision:
+			of.Transform = budget.Transform(b.pools, sizeOf, func(o *appsv1.ControllerRevision) *appsv1.ControllerRevision {
+				return &appsv1.ControllerRevision{ObjectMeta: poolLabels(o)}
+			})
+		default:
+			continue
+		}
+		kinds[kind] = of
+	}
+	kinds[&gm.PropagationPolicy{}] = cache.ByObject{Transform: withoutAnnotations[*gm.PropagationPolicy](budget.Transform(b.policies,
+		func(p *gm.PropagationPolicy) int64 { return policySize(p.ObjectMeta, p.Spec) },
+		func(p *gm.PropagationPolicy) *gm.PropagationPolicy { return &gm.PropagationPolicy{Status: p.Status} },
+	))}
+	kinds[&gm.OverridePolicy{}] = cache.ByObject{Transform: withoutAnnotations[*gm.OverridePolicy](budget.Transform(b.policies,
+		func(p *gm.OverridePolicy) int64 { return policySize(p.ObjectMeta, p.Spec) },
+		func(p *gm.OverridePolicy) *gm.OverridePolicy { return &gm.OverridePolicy{Status: p.Status} },
+	))}
+	kinds[&apps.UnitedDeployment{}] = cache.ByObject{Transform: slimUnitedDeployment}
+}
+
+func sizeOf[T client.Object](o T) int64 { return budget.SizeOf(o) }
+
+// policySize returns the memory of what the author of a policy writes, as far as the cache
+// keeps it.
+func policySize[Spec any](meta metav1.ObjectMeta, spec Spec) int64 {
+	meta.Annotations, meta.ManagedFields = nil, nil
+	return budget.SizeOf(meta) + budget.SizeOf(spec)
+}
+
+// fits returns an error if a policy would be left out of the cache.
+func (b budgets) fits(policy client.Object) error {
+	switch p := policy.(type) {
+	case *gm.PropagationPolicy:
+		return b.policies.Check(p.Namespace, p.UID, policySize(p.ObjectMeta, p.Spec))
+	case *gm.OverridePolicy:
+		return b.policies.Check(p.Namespace, p.UID, policySize(p.ObjectMeta, p.Spec))
+	}
+	return nil
+}
+
+// poolLabels returns metadata with the labels by which workloads and revisions of
+// UnitedDeployments are found.
+func poolLabels(o client.Object) metav1.ObjectMeta {
+	kept := map[string]string{}
+	for _, key := range []string{apps.PoolNameLabel, apps.UnitedDeploymentLabel, apps.RevisionLabel} {
+		if value, found := o.GetLabels()[key]; found {
+			kept[key] = value
+		}
+	}
+	return metav1.ObjectMeta{Labels: kept}
+}
+
+// withoutAnnotations drops the annotations of objects before next: nobody reads those of
+// policies, and kubectl writes the whole object into one.
+func withoutAnnotations[T client.Object](next func(any) (any, error)) func(any) (any, error) {
+	return func(obj any) (any, error) {
+		if o, ok := obj.(T); ok && budget.Unread(o) == nil {
+			o.SetAnnotations(nil)
+		}
+		return next(obj)
+	}
+}
+
+// slimUnitedDeployment keeps of a UnitedDeployment what starts a pass. The pass itself reads
+// it from the API server.
+func slimUnitedDeployment(obj any) (any, error) {
+	ud, ok := obj.(*apps.UnitedDeployment)
+	if !ok {
+		return obj, nil
+	}
+	slim := &apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{
+		Namespace: ud.Namespace, Name: ud.Name, UID: ud.UID, ResourceVersion: ud.ResourceVersion, Generation: ud.Generation,
+		DeletionTimestamp: ud.DeletionTimestamp,
+	}}
+	if to, asked := ud.Annotations[apps.RollbackToAnnotation]; asked {
+		slim.Annotations = map[string]string{apps.RollbackToAnnotation: to[:min(len(to), 64)]}
+	}
+	for i := range ud.Spec.Topology.Pools {
+		slim.Spec.Topology.Pools = append(slim.Spec.Topology.Pools, apps.Pool{Name: ud.Spec.Topology.Pools[i].Name})
+	}
+	return slim, nil
+}
+
+// watchDeleted makes the budgets forget deleted objects. It must be called before the cache
+// is started.
+func (b budgets) watchDeleted(ctx context.Context, c cache.Cache, pools bool) error {
+	kinds := map[client.Object]*budget.Budget{&gm.PropagationPolicy{}: b.policies, &gm.OverridePolicy{}: b.policies}
+	if pools {
+		for _, kind := range []client.Object{&appsv1.Deployment{}, &appsv1.StatefulSet{}, &appsv1.DaemonSet{}, &appsv1.ControllerRevision{}} {
+			kinds[kind] = b.pools
+		}
+	}
+	for kind, of := range kinds {
+		informer, err := c.GetInformer(ctx, kind)
+		if err == nil {
+			_, err = informer.AddEventHandler(of.DropDeleted())
+		}
+		if err != nil {
+			return fmt.Errorf("watching deletions of %T: %w", kind, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,36 @@
+package policies
+
+import (
+	"errors"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+)
+
+// unreadEvery is how often it is checked whether there is room for a policy that was left
+// out of the cache.
+const unreadEvery = time.Minute
+
+// errRoom is the condition of a policy that was left out of the cache and for which there is
+// room now. The API server sends the policy to all watches when its status changes, and
+// that reads it.
+var errRoom = errors.New("it was not read, and there is room for it now: it is being read again")
+
+// SetBudget sets the budget of the cache of policies. It must be called before anything runs.
+func (r *Resolver) SetBudget(b *budget.Budget) { r.budget = b }
+
+// Unread returns why a policy cannot be used because it was left out of the cache, or nil if
+// it was not. The controller of the policy writes this into the condition, and returns the
+// wait.
+func (r *Resolver) Unread(policy client.Object) (why, wait error) {
+	if why = budget.Unread(policy); why == nil {
+		return nil, nil
+	}
+	if r.budget != nil && r.budget.Fits(policy.GetUID()) {
+		why = errRoom
+	}
+	return why, phase.Wait("room for the policy", unreadEvery)
+}
