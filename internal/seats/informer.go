@@ -2,6 +2,7 @@ package seats
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -9,11 +10,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -225,8 +228,8 @@ const (
 	lookEvery = 2 * time.Second
 	// lookWithin is the time limit of that for one namespace.
 	lookWithin = 10 * time.Second
-	// page is the number of pods in one response to a list.
-	page = 500
+	// page is the number of pods in one response to a list. Pods may have 1.5 MB each.
+	page = 50
 )
 
 // look finds out whether the pods that the watch should have shown by now were written. If a
@@ -249,8 +252,40 @@ func (f *Informer) look(ctx context.Context) {
 }
 
 // list calls visit with each pod that the API server has now, of all namespaces if
-// namespace is "".
+// namespace is "". If it fails on the way, some pods may have been visited, or are twice.
 func (f *Informer) list(ctx context.Context, namespace string, visit func(*corev1.Pod)) error {
+	if f.stream(ctx, namespace, visit) == nil {
+		return nil
+	}
+	return f.listPages(ctx, namespace, visit) // the API server does not stream lists, or not now
+}
+
+// stream is list by a streamed list: one pod is in memory at a time.
+func (f *Informer) stream(ctx context.Context, namespace string, visit func(*corev1.Pod)) error {
+	pods, err := f.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{
+		SendInitialEvents: new(true), AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+	})
+	if err != nil {
+		return fmt.Errorf("streaming pods: %w", err)
+	}
+	defer pods.Stop()
+	for event := range pods.ResultChan() {
+		pod, ok := event.Object.(*corev1.Pod)
+		switch {
+		case !ok:
+			return fmt.Errorf("streaming pods: %w", apierrors.FromObject(event.Object))
+		case event.Type != watch.Bookmark:
+			visit(pod)
+		case pod.Annotations[metav1.InitialEventsAnnotationKey] == "true":
+			return nil
+		}
+	}
+	return errStreamEnded
+}
+
+var errStreamEnded = errors.New("the streamed list of pods ended early")
+
+func (f *Informer) listPages(ctx context.Context, namespace string, visit func(*corev1.Pod)) error {
 	options := metav1.ListOptions{Limit: page} // no resourceVersion: the result is not older than now
 	for {
 		pods, err := f.client.CoreV1().Pods(namespace).List(ctx, options)

@@ -206,10 +206,17 @@ func (b *bed) tenant() {
 // says, and returns how long that took.
 func (b *bed) deploys(name, when string) time.Duration {
 	b.Helper()
+	return b.deploy(name, when, map[string]string{gm.RequiredPropagationPolicyLabel: "p"}, b.placed)
+}
+
+// deploy creates a Deployment with these labels, waits until it is as it should be, and returns
+// how long that took.
+func (b *bed) deploy(name, when string, own map[string]string, check func(context.Context, *appsv1.Deployment) error) time.Duration {
+	b.Helper()
 	began := time.Now()
 	labels := map[string]string{"app": name}
 	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{gm.RequiredPropagationPolicyLabel: "p"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: own},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{
@@ -223,7 +230,7 @@ func (b *bed) deploys(name, when string) time.Duration {
 	}
 	var seen error
 	err := wait.PollUntilContextTimeout(b.Context(), 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		seen = b.placed(ctx, d)
+		seen = check(ctx, d)
 		return seen == nil, nil
 	})
 	if err != nil {
@@ -236,14 +243,22 @@ func (b *bed) deploys(name, when string) time.Duration {
 	return took
 }
 
-// placed returns an error unless the pods of a Deployment are available, and divided 3:1.
-// Without Atoll they would be 2:2, one on each node.
-func (b *bed) placed(ctx context.Context, d *appsv1.Deployment) error {
+// available returns an error unless the pods of a Deployment are available.
+func (b *bed) available(ctx context.Context, d *appsv1.Deployment) error {
 	if err := b.client.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
 		return err
 	}
 	if d.Status.AvailableReplicas != replicas {
 		return fmt.Errorf("%d of %d pods are available", d.Status.AvailableReplicas, replicas)
+	}
+	return nil
+}
+
+// placed returns an error unless the pods of a Deployment are available, and divided 3:1.
+// Without Atoll they would be 2:2, one on each node.
+func (b *bed) placed(ctx context.Context, d *appsv1.Deployment) error {
+	if err := b.available(ctx, d); err != nil {
+		return err
 	}
 	var pods corev1.PodList
 	if err := b.client.List(ctx, &pods, client.InNamespace(d.Namespace), client.MatchingLabels(d.Spec.Selector.MatchLabels)); err != nil {

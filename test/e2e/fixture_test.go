@@ -174,6 +174,7 @@ func (f *fixture) eventually(within time.Duration, what string, check func() err
 	}
 	pause := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.2, Cap: 300 * time.Millisecond, Steps: math.MaxInt}
 	for before := ""; ; {
+		asked := time.Now()
 		last := check()
 		if last == nil {
 			return
@@ -186,19 +187,28 @@ func (f *fixture) eventually(within time.Duration, what string, check func() err
 			f.Fatalf("%s: not within %s: %v", what, now.Sub(began).Round(time.Second), last)
 		}
 		select {
-		case <-time.After(pause.Step()):
+		case <-time.After(max(pause.Step(), restAfter(now.Sub(asked)))):
 		case <-f.ctx.Done():
 			f.Fatalf("%s: %v: %v", what, context.Cause(f.ctx), last)
 		}
 	}
 }
 
+// restAfter returns how long a test rests after a check that took so long. On a busy machine
+// checks take longer, and without rests they would make it busier.
+func restAfter(check time.Duration) time.Duration { return min(3*check, 2*time.Second) }
+
 // always polls for the given time and fails when check fails.
 func (f *fixture) always(during time.Duration, what string, check func() error) {
 	f.Helper()
-	_ = wait.PollUntilContextTimeout(f.ctx, 100*time.Millisecond, during, true, func(context.Context) (bool, error) {
+	_ = wait.PollUntilContextTimeout(f.ctx, 100*time.Millisecond, during, true, func(ctx context.Context) (bool, error) {
+		asked := time.Now()
 		if err := check(); err != nil {
 			f.Fatalf("%s: %v", what, err)
+		}
+		select {
+		case <-time.After(restAfter(time.Since(asked))):
+		case <-ctx.Done():
 		}
 		return false, nil
 	})

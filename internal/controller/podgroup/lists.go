@@ -21,7 +21,7 @@ const (
 	// listTimeout bounds the search for a live pod that names a PodGroup.
 	listTimeout = 10 * time.Second
 	// page is the number of pods that one request lists.
-	page = 500
+	page = 50
 	// listTrusted is how long a list shows that no pod names a PodGroup, and listRest the
 	// shortest time between two lists of a namespace. That a pod names it counts for lag,
 	// because it only keeps the PodGroup.
