@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -51,7 +50,7 @@ func TestOneTenantsObjectsAreBounded(t *testing.T) {
 	if err := b.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: crowd}}); err != nil {
 		t.Fatal(err)
 	}
-	calm, calmPlain := b.medians("calm")
+	calm := b.inTurns("calm", 0, measured)
 	b.refusesLarge()
 	if err := b.cluster.Kill(t.Context(), atoll.Manager); err != nil {
 		t.Fatal(err)
@@ -68,11 +67,10 @@ func TestOneTenantsObjectsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("memory after the start: %d MiB, at most %d MiB", b.memory("VmRSS"), b.memory("VmHWM"))
-	during, duringPlain := b.medians("crowded")
+	during := b.inTurns("crowded", 0, measured)
 	now, peak := b.memory("VmRSS"), b.memory("VmHWM")
 	t.Logf("memory %d MiB, at most %d MiB", now, peak)
-	t.Logf("another tenant's Deployments, median: with a policy %s, without the objects %s: %.2f", during.Round(time.Millisecond), calm.Round(time.Millisecond), float64(during)/float64(calm))
-	t.Logf("those without a policy: %s, without the objects %s: %.2f", duringPlain.Round(time.Millisecond), calmPlain.Round(time.Millisecond), float64(duringPlain)/float64(calmPlain))
+	t.Logf("another tenant, with the objects: %s; without: %s; the ratio changed by %.2f", during, calm, during.ratio()/calm.ratio())
 	if peak > atoll.MemoryLimit>>20 {
 		t.Errorf("the memory of atoll-manager is %d MiB", peak)
 	}
@@ -83,20 +81,6 @@ func TestOneTenantsObjectsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.says(last, metav1.ConditionTrue, "")
-}
-
-// medians returns the medians of the times that Deployments of another tenant take, in turns
-// with and without a policy. What is slower without a policy too is not because of Atoll.
-func (b *bed) medians(when string) (managed, plain time.Duration) {
-	b.Helper()
-	var with, without []time.Duration
-	for i := range measured {
-		with = append(with, b.deploys(fmt.Sprintf("%s-%d", when, i), when))
-		without = append(without, b.deploy(fmt.Sprintf("%s-plain-%d", when, i), when, nil, b.available))
-	}
-	slices.Sort(with)
-	slices.Sort(without)
-	return with[len(with)/2], without[len(without)/2]
 }
 
 // refusesLarge: a policy that would not be used is refused when it is created.
