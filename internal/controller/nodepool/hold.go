@@ -14,6 +14,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/united"
+	"github.com/atoll-k8s/atoll/internal/machinery/paged"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
@@ -155,14 +156,18 @@ func (r *Reconciler) untolerating(ctx context.Context, pool string, taints []cor
 		if err != nil {
 			return nil, err
 		}
-		var pods corev1.PodList
-		if err := r.Live.List(ctx, &pods, client.InNamespace(w.GetNamespace()), client.MatchingLabelsSelector{Selector: selector}); err != nil {
+		holds := false
+		err = paged.Pods(ctx, r.Live, func(pods []corev1.Pod) bool {
+			holds = slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
+				return pod.DeletionTimestamp == nil && !united.Tolerates(pod.Spec.Tolerations, taints)
+			})
+			return !holds
+		}, client.InNamespace(w.GetNamespace()), client.MatchingLabelsSelector{Selector: selector})
+		if err != nil {
 			return nil, err
 		}
-		for i := range pods.Items {
-			if pod := &pods.Items[i]; pod.DeletionTimestamp == nil && !united.Tolerates(pod.Spec.Tolerations, taints) {
-				return []string{w.GetNamespace() + "/" + w.GetName()}, nil
-			}
+		if holds {
+			return []string{w.GetNamespace() + "/" + w.GetName()}, nil
 		}
 	}
 	return nil, nil

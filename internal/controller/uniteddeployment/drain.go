@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/united"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/paged"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
@@ -32,16 +33,19 @@ func (r *Reconciler) observeLeaving(ctx context.Context, s *scope) {
 	s.leaving, s.waits = map[string][]united.LeavingPod{}, map[string]string{}
 	for _, c := range s.state.Leaving() {
 		selector, err := metav1.LabelSelectorAsSelector(united.SelectorOf(s.ud.Spec.Selector, c.Pool))
-		var pods corev1.PodList
+		w := s.live[c.Name]
+		var leaving []united.LeavingPod
 		if err == nil {
-			err = r.Live.List(ctx, &pods, client.InNamespace(s.ud.Namespace), client.MatchingLabelsSelector{Selector: selector})
+			err = paged.Pods(ctx, r.Live, func(pods []corev1.Pod) bool {
+				leaving = append(leaving, united.LeavingPods(w, pods, r.Clock.Now())...)
+				return true
+			}, client.InNamespace(s.ud.Namespace), client.MatchingLabelsSelector{Selector: selector})
 		}
 		if err != nil {
 			s.failures[c.Pool] = failure{apps.ReasonObservationFailed, fmt.Sprintf("listing the pods of %q: %v", c.Name, err)}
 			continue
 		}
-		w := s.live[c.Name]
-		s.leaving[c.Name] = united.LeavingPods(w, pods.Items, r.Clock.Now())
+		s.leaving[c.Name] = leaving
 		c.Drained = united.Drained(w, s.leaving[c.Name])
 	}
 }

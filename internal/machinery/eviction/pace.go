@@ -8,8 +8,8 @@ import (
 )
 
 // Patience is how long a namespace has a share after it last requested an eviction. Those
-// that were refused request again after Retry.
-const Patience = 3 * Retry
+// that were refused request again after Retry, or later if their controllers are behind.
+const Patience = 12 * Retry
 
 // whole is the part of a token that counts as one. Sums of many short times are not exact.
 const whole = 1 - 1e-9
