@@ -90,7 +90,7 @@ type duePod struct {
 // observe observes every workload that requires the policy.
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	if s.invalid, s.again = r.Policies.Unread(s.policy); s.invalid != nil {
-		return nil
+		return nil //nolint:nilerr // report puts it into the condition
 	}
 	rules, errs := r.Policies.Rules(s.policy)
 	if len(errs) > 0 {

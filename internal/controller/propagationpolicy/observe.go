@@ -64,7 +64,7 @@ type workload struct {
 func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	if unread, wait := r.Policies.Unread(s.policy); unread != nil {
 		s.invalid, s.waits = unread, append(s.waits, wait)
-		return nil
+		return nil //nolint:nilerr // report puts it into the condition
 	}
 	if _, s.invalid = placement.New(s.policy.Spec, r.Ledger.HasMembers, ""); s.invalid != nil {
 		return nil //nolint:nilerr // report puts it into the condition

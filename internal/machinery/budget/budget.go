@@ -145,6 +145,11 @@ func Unread(o metav1.Object) error {
 	return nil
 }
 
+func isLeftOut(o metav1.Object) bool {
+	_, left := o.GetAnnotations()[unread]
+	return left
+}
+
 type notRead string
 
 func (e notRead) Error() string { return "the object is not read: " + string(e) }
@@ -155,7 +160,7 @@ func (e notRead) Error() string { return "the object is not read: " + string(e) 
 func Transform[T client.Object](b *Budget, size func(T) int64, without func(T) T) cache.TransformFunc {
 	return func(obj any) (any, error) {
 		o, ok := obj.(T)
-		if !ok || Unread(o) != nil { // a tombstone, or an object of the cache itself
+		if !ok || isLeftOut(o) { // a tombstone, or an object of the cache itself
 			return obj, nil
 		}
 		o.SetManagedFields(nil)
