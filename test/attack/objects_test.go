@@ -201,7 +201,7 @@ func (b *bed) says(name string, status metav1.ConditionStatus, part string) {
 		policy := &gm.OverridePolicy{}
 		if err := b.client.Get(ctx, client.ObjectKey{Namespace: crowd, Name: name}, policy); err != nil {
 			last = err.Error()
-			return false, nil
+			return false, nil //nolint:nilerr // the API server is asked again
 		}
 		c := meta.FindStatusCondition(policy.Status.Conditions, gm.ConditionReady)
 		if c == nil {
@@ -222,7 +222,7 @@ func (b *bed) unused() (name string) {
 	err := wait.PollUntilContextTimeout(b.Context(), time.Second, 3*time.Minute, true, func(ctx context.Context) (bool, error) {
 		var list gm.OverridePolicyList
 		if err := b.client.List(ctx, &list, client.InNamespace(crowd), client.MatchingLabels{"second": "half"}); err != nil {
-			return false, nil
+			return false, nil //nolint:nilerr // the API server is asked again
 		}
 		for i := range list.Items {
 			p := &list.Items[i]
