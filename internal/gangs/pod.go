@@ -3,6 +3,7 @@ package gangs
 import (
 	"fmt"
 	"maps"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -76,7 +77,7 @@ func slimPod(obj any) (any, error) {
 			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion, CreationTimestamp: pod.CreationTimestamp,
 		},
 		Controller:  owners.ControllerOf(pod.OwnerReferences),
-		Group:       pod.Annotations[scheduling.GroupNameAnnotation],
+		Group:       nameOf(pod.Annotations[scheduling.GroupNameAnnotation]),
 		OthersGroup: pod.Annotations[scheduling.VolcanoGroupNameAnnotation] != "",
 		Live:        pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed,
 		Terminating: pod.DeletionTimestamp != nil,
@@ -88,6 +89,16 @@ func slimPod(obj any) (any, error) {
 			PriorityClassName: pod.Spec.PriorityClassName, Usage: gang.UsageOf(pod),
 		},
 	}, nil
+}
+
+// nameOf returns the name of a PodGroup, cut if it is too long for any object: the pod then
+// still names one, which does not exist.
+func nameOf(value string) string {
+	const longest = 253
+	if len(value) > longest {
+		return strings.Clone(value[:longest+1])
+	}
+	return value
 }
 
 // samePod reports whether two states of a pod are equal in the fields that PodGroups

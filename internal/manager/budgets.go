@@ -3,6 +3,8 @@ package manager
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -70,7 +72,7 @@ func (b budgets) bound(kinds map[client.Object]cache.ByObject) {
 		func(p *gm.OverridePolicy) int64 { return policySize(p.ObjectMeta, p.Spec) },
 		func(p *gm.OverridePolicy) *gm.OverridePolicy { return &gm.OverridePolicy{Status: p.Status} },
 	))}
-	kinds[&apps.UnitedDeployment{}] = cache.ByObject{Transform: slimUnitedDeployment}
+	kinds[&apps.UnitedDeployment{}] = cache.ByObject{Transform: b.slimUnitedDeployment}
 }
 
 func sizeOf[T client.Object](o T) int64 { return budget.SizeOf(o) }
@@ -117,8 +119,9 @@ func withoutAnnotations[T client.Object](next func(any) (any, error)) func(any) 
 }
 
 // slimUnitedDeployment keeps of a UnitedDeployment what starts a pass. The pass itself reads
-// it from the API server.
-func slimUnitedDeployment(obj any) (any, error) {
+// it from the API server. Beyond the budget the names of its pools are left out: changes of
+// NodePools do not start a pass then.
+func (b budgets) slimUnitedDeployment(obj any) (any, error) {
 	ud, ok := obj.(*apps.UnitedDeployment)
 	if !ok {
 		return obj, nil
@@ -128,10 +131,14 @@ func slimUnitedDeployment(obj any) (any, error) {
 		DeletionTimestamp: ud.DeletionTimestamp,
 	}}
 	if to, asked := ud.Annotations[apps.RollbackToAnnotation]; asked {
-		slim.Annotations = map[string]string{apps.RollbackToAnnotation: to[:min(len(to), 64)]}
+		slim.Annotations = map[string]string{apps.RollbackToAnnotation: strings.Clone(to[:min(len(to), 64)])}
 	}
 	for i := range ud.Spec.Topology.Pools {
 		slim.Spec.Topology.Pools = append(slim.Spec.Topology.Pools, apps.Pool{Name: ud.Spec.Topology.Pools[i].Name})
+	}
+	slim.Spec.Topology.Pools = slices.Clip(slim.Spec.Topology.Pools)
+	if b.pools.Take(slim.Namespace, slim.UID, budget.SizeOf(slim)) != nil {
+		slim.Spec.Topology.Pools = nil
 	}
 	return slim, nil
 }
@@ -141,7 +148,7 @@ func slimUnitedDeployment(obj any) (any, error) {
 func (b budgets) watchDeleted(ctx context.Context, c cache.Cache, pools bool) error {
 	kinds := map[client.Object]*budget.Budget{&gm.PropagationPolicy{}: b.policies, &gm.OverridePolicy{}: b.policies}
 	if pools {
-		for _, kind := range []client.Object{&appsv1.Deployment{}, &appsv1.StatefulSet{}, &appsv1.DaemonSet{}, &appsv1.ControllerRevision{}} {
+		for _, kind := range []client.Object{&apps.UnitedDeployment{}, &appsv1.Deployment{}, &appsv1.StatefulSet{}, &appsv1.DaemonSet{}, &appsv1.ControllerRevision{}} {
 			kinds[kind] = b.pools
 		}
 	}

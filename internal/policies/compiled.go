@@ -4,7 +4,7 @@ const (
 	// maxSpreads and maxSpreadsInAll bound the compiled PropagationPolicies that are kept for
 	// one namespace and for all together, in names of groups. A spread is compiled for each
 	// workload, and takes about 60 bytes for each group.
-	maxSpreads, maxSpreadsInAll = 200_000, 2_000_000
+	maxSpreads, maxSpreadsInAll = 400_000, 2_000_000
 	// maxRules and maxRulesInAll bound the compiled OverridePolicies, in bytes of their specs.
 	maxRules, maxRulesInAll = 16 << 20, 128 << 20
 )

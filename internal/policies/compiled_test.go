@@ -3,8 +3,12 @@ package policies
 import (
 	"fmt"
 	"testing"
+	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
+
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 // TestOneNamespaceForgetsItsOwnOnly: a namespace that compiles more and more loses what it
@@ -23,6 +27,28 @@ func TestOneNamespaceForgetsItsOwnOnly(t *testing.T) {
 	}
 	if n := len(c.namespaces["crowd"].values); n > 3 {
 		t.Errorf("%d values of weight 30 are kept, and 100 are allowed", n)
+	}
+}
+
+// TestASpreadThatIsForgottenKeepsItsTime: with more workloads than spreads are kept, each pass
+// compiles all of them again. They divide pods as before, so the stabilization time ends.
+func TestASpreadThatIsForgottenKeepsItsTime(t *testing.T) {
+	r := newTestResolver(t, build.Node("n", build.InGroup("a")))
+	r.spreads = newCompiled[spreadKey, spreadEntry](10, 10)
+	policy := build.PropagationPolicy("p", build.Weight(1, "a"))
+	settles := func(workload int) time.Time { return r.SettlesAt(policy, types.UID(fmt.Sprint(workload))) }
+	var first [100]time.Time
+	for round := range 3 {
+		for i := range first {
+			at := settles(i)
+			if round == 0 {
+				first[i] = at
+			}
+			if !at.Equal(first[i]) {
+				t.Fatalf("round %d: workload %d settles at %s, before at %s", round, i, at, first[i])
+			}
+		}
+		r.clock.Step(time.Hour)
 	}
 }
 

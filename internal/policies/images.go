@@ -2,6 +2,7 @@ package policies
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -29,10 +30,17 @@ type ImageChange struct {
 	changed sets.Set[string]
 }
 
+// errNoImages: the pod has so many containers, or images with such long names, that the
+// ledger does not keep them.
+var errNoImages = errors.New("its containers and images are too many or too long to be kept, so they are not changed")
+
 // Images compares the images of a pod with those that the rules give it in a group.
 // Rules are applied to the images that the pod had before its first override, so that
 // no rule is applied twice. The error names the rule that cannot be applied.
 func Images(rules *override.Rules, group string, pod *seats.Pod) (ImageChange, error) {
+	if pod.NoImages {
+		return ImageChange{}, errNoImages
+	}
 	c := ImageChange{pod: pod, base: make(map[string]string, len(pod.Containers)), changed: sets.New[string]()}
 	base := make([]override.Image, 0, len(pod.Containers))
 	for i, container := range pod.Containers {

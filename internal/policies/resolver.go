@@ -46,6 +46,7 @@ type Resolver struct {
 
 	mu      sync.Mutex
 	spreads *compiled[spreadKey, spreadEntry]
+	since   map[spreadKey]since
 	rules   *compiled[types.UID, rulesEntry]
 	trials  map[types.UID]Trial
 
@@ -82,8 +83,14 @@ type spreadEntry struct {
 	epoch      uint64
 	spread     placement.Spread
 	err        error
-	since      time.Time // when the spread began to divide pods as it does now
 	until      time.Time // when the next group will be away if nothing changes; zero if none
+}
+
+// since is when a spread began to divide pods as it does now. It outlives the spread, which
+// may be forgotten and compiled again.
+type since struct {
+	digest uint64
+	at     time.Time
 }
 
 type rulesEntry struct {
@@ -97,6 +104,7 @@ type rulesEntry struct {
 func NewResolver(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, clock clock.PassiveClock, extenderInUse bool) *Resolver {
 	return &Resolver{
 		reader: reader, walker: walker, ledger: ledger, clock: clock, extenderInUse: extenderInUse,
+		since:   map[spreadKey]since{},
 		spreads: newCompiled[spreadKey, spreadEntry](maxSpreads, maxSpreadsInAll),
 		rules:   newCompiled[types.UID, rulesEntry](maxRules, maxRulesInAll),
 		trials:  map[types.UID]Trial{},
@@ -111,10 +119,14 @@ func NewResolver(reader client.Reader, walker *owners.Walker, ledger *seats.Ledg
 // gets its group and its overrides when it is created, or waits for them at the gate.
 func (r *Resolver) ExtenderInUse() bool { return r.extenderInUse }
 
-// Propagation reads a PropagationPolicy from the cache.
+// Propagation reads a PropagationPolicy from the cache. It returns an error for which
+// budget.IsUnread is true if the policy was left out of the cache.
 func (r *Resolver) Propagation(ctx context.Context, namespace, name string) (*gm.PropagationPolicy, error) {
 	policy := &gm.PropagationPolicy{}
 	if err := r.reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, policy); err != nil {
+		return nil, fmt.Errorf("reading PropagationPolicy %s/%s: %w", namespace, name, err)
+	}
+	if err := budget.Unread(policy); err != nil {
 		return nil, fmt.Errorf("reading PropagationPolicy %s/%s: %w", namespace, name, err)
 	}
 	return policy, nil
@@ -130,10 +142,13 @@ func (r *Resolver) Newcomers(ctx context.Context, group string) [][]corev1.NodeS
 	return membership.Newcomers(g)
 }
 
-// Override reads an OverridePolicy from the cache.
+// Override reads an OverridePolicy from the cache, as Propagation does.
 func (r *Resolver) Override(ctx context.Context, namespace, name string) (*gm.OverridePolicy, error) {
 	policy := &gm.OverridePolicy{}
 	if err := r.reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, policy); err != nil {
+		return nil, fmt.Errorf("reading OverridePolicy %s/%s: %w", namespace, name, err)
+	}
+	if err := budget.Unread(policy); err != nil {
 		return nil, fmt.Errorf("reading OverridePolicy %s/%s: %w", namespace, name, err)
 	}
 	return policy, nil
@@ -153,18 +168,20 @@ func (r *Resolver) spreadLocked(policy *gm.PropagationPolicy, workload types.UID
 	key := spreadKey{policy: policy.UID, workload: workload}
 	epoch, now := r.ledger.GroupsEpoch(), r.clock.Now()
 	if err := budget.Unread(policy); err != nil {
-		return spreadEntry{err: err, since: now} // not kept: the generation stays when it is read
+		return spreadEntry{err: err} // not kept: the generation stays when it is read
 	}
-	last, known := r.spreads.get(policy.Namespace, key)
-	if e := last; known && e.generation == policy.Generation && e.epoch == epoch && (e.until.IsZero() || now.Before(e.until)) {
+	if e, known := r.spreads.get(policy.Namespace, key); known && e.generation == policy.Generation && e.epoch == epoch && (e.until.IsZero() || now.Before(e.until)) {
 		return e
 	}
-	e := spreadEntry{generation: policy.Generation, epoch: epoch, since: now}
+	e := spreadEntry{generation: policy.Generation, epoch: epoch}
 	if e.spread, e.err = placement.New(policy.Spec, r.ledger.HasMembers, workload); e.err == nil && policy.Spec.Failover != nil {
 		e.spread, e.until = r.withoutAway(e.spread, policy.Spec.Failover.After(), now)
 	}
-	if known && last.spread.Equal(e.spread) {
-		e.since = last.since
+	if digest := e.spread.Digest(); r.since[key].digest != digest {
+		if _, known := r.since[key]; !known && len(r.since) >= maxKept {
+			clear(r.since)
+		}
+		r.since[key] = since{digest: digest, at: now}
 	}
 	r.spreads.put(policy.Namespace, key, e, int64(1+len(e.spread.Groups())+len(e.spread.Missing())))
 	return e
@@ -207,9 +224,8 @@ func (r *Resolver) SettlesAt(policy *gm.PropagationPolicy, workload types.UID) t
 		return time.Time{}
 	}
 	r.mu.Lock()
-	kept, _ := r.spreads.get(policy.Namespace, spreadKey{policy: policy.UID, workload: workload})
+	last := r.since[spreadKey{policy: policy.UID, workload: workload}].at
 	r.mu.Unlock()
-	last := kept.since
 	for _, groups := range [][]string{spread.Groups(), spread.Missing()} {
 		if moved := r.ledger.MovedAt(groups...); moved.After(last) {
 			last = moved

@@ -47,6 +47,20 @@ func TestAPolicyThatWasNotReadIsNotUsed(t *testing.T) {
 	}
 }
 
+// TestNoReaderGetsAnEmptyPolicy: the two functions through which everything reads policies
+// return an error for one that was not read.
+func TestNoReaderGetsAnEmptyPolicy(t *testing.T) {
+	b := budget.New(64<<10, 1<<20)
+	r := newTestResolver(t,
+		leftOut(t, b, build.PropagationPolicy("p", build.Weight(1, "a")), &gm.PropagationPolicy{}), leftOut(t, b, build.OverridePolicy("o"), &gm.OverridePolicy{}))
+	if _, err := r.Propagation(t.Context(), build.Namespace, "p"); !budget.IsUnread(err) {
+		t.Errorf("a PropagationPolicy that was not read: %v", err)
+	}
+	if _, err := r.Override(t.Context(), build.Namespace, "o"); !budget.IsUnread(err) {
+		t.Errorf("an OverridePolicy that was not read: %v", err)
+	}
+}
+
 // TestAPolicyIsReadAgainWhenThereIsRoom: its condition changes then, which makes the API
 // server send it again.
 func TestAPolicyIsReadAgainWhenThereIsRoom(t *testing.T) {

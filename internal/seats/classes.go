@@ -267,7 +267,7 @@ func (l *Ledger) classifyLocked(pod *Pod) {
 	if l.classes == nil || pod.Demand == nil {
 		return
 	}
-	if pod.ClassStamp != capacity.None && l.classes.Restricted(pod.Demand.Affinity, pod.ClassStamp) {
+	if pod.ClassStamp != capacity.None && (pod.Demand.Partial || l.classes.Restricted(pod.Demand.Affinity, pod.ClassStamp)) {
 		pod.Class = pod.ClassStamp
 		return
 	}

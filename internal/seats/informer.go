@@ -61,7 +61,7 @@ func NewInformer(ledger *Ledger, client kubernetes.Interface, revision RevisionO
 
 const (
 	// freePod is what every pod may have in the ledger of what its author wrote, in bytes.
-	freePod = 2 << 10
+	freePod = 8 << 10
 	// maxPod bounds that, and maxPods bounds the sum of those pods of a namespace that have
 	// more than freePod. An affinity to 800 NodeGroups takes 32 KiB.
 	maxPod, maxPods = 64 << 10, 32 << 20
@@ -70,7 +70,12 @@ const (
 // slim returns what the ledger keeps of a pod.
 func (f *Informer) slim(pod *corev1.Pod) *Pod {
 	p := SlimBy(f.revision, pod)
-	if size := p.size(); size > freePod && f.budget.Take(p.Namespace, p.UID, size) != nil {
+	size := p.size()
+	if size <= freePod {
+		f.budget.Drop(p.UID)
+		return p
+	}
+	if f.budget.Take(p.Namespace, p.UID, size) != nil {
 		p.shorten()
 	}
 	return p
@@ -202,9 +207,9 @@ func (f *Informer) Replace(list []any, version string) error {
 	for uid := range gone {
 		if _, ok := present[uid]; !ok {
 			f.ledger.Forget(uid)
-			f.budget.Drop(uid)
 		}
 	}
+	f.budget.Retain(func(uid types.UID) bool { _, there := present[uid]; return there })
 	for _, pod := range pods {
 		f.ledger.Observe(pod)
 	}

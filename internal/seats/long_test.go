@@ -41,7 +41,7 @@ func TestLongPodsOfOneNamespaceAreBounded(t *testing.T) {
 		switch {
 		case p.Demand.Partial:
 			shortened++
-			if len(p.Demand.Requests) == 0 || p.Demand.Affinity != nil || p.Containers != nil {
+			if len(p.Demand.Requests) == 0 || p.Demand.Affinity != nil || len(p.Containers) != 1 || p.NoImages {
 				t.Fatalf("a pod keeps the wrong parts: %+v, %v", p.Demand, p.Containers)
 			}
 		default:
@@ -67,6 +67,43 @@ func TestLongPodsOfOneNamespaceAreBounded(t *testing.T) {
 	}
 	if p := f.slim(choosy("crowd", "later", 1000)); p.Demand.Partial {
 		t.Error("the memory of pods that were deleted is still counted")
+	}
+}
+
+// TestImagesThatAreTooLongAreNotKept: they count as unknown, and not as none.
+func TestImagesThatAreTooLongAreNotKept(t *testing.T) {
+	f := NewInformer(NewLedger(testingclock.NewFakePassiveClock(time.Unix(0, 0))), nil, func(*ownership.Reference, map[string]string) string { return "" })
+	p := f.slim(build.Pod("p", build.Container("c", fmt.Sprintf("%0100000d", 1))))
+	if !p.NoImages || len(p.Containers) > 0 || !p.Demand.Partial {
+		t.Errorf("%d containers are kept, NoImages is %t", len(p.Containers), p.NoImages)
+	}
+}
+
+// TestPodsThatAreGoneCountNoMore: also those that a list does not show any more, and those that
+// have become shorter.
+func TestPodsThatAreGoneCountNoMore(t *testing.T) {
+	f := NewInformer(NewLedger(testingclock.NewFakePassiveClock(time.Unix(0, 0))), nil, func(*ownership.Reference, map[string]string) string { return "" })
+	fill := func(prefix string) (shortened bool) {
+		for i := range 2000 {
+			shortened = f.slim(choosy("crowd", fmt.Sprint(prefix, i), 1000)).Demand.Partial
+		}
+		return shortened
+	}
+	if !fill("a") {
+		t.Fatal("2000 long pods fit")
+	}
+	if err := f.Replace(nil, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if f.slim(choosy("crowd", "b", 1000)).Demand.Partial {
+		t.Error("pods that a list does not show any more still count")
+	}
+	fill("c")
+	for i := range 2000 {
+		f.slim(choosy("crowd", fmt.Sprint("c", i), 1))
+	}
+	if f.slim(choosy("crowd", "d", 1000)).Demand.Partial {
+		t.Error("pods that have become shorter still count")
 	}
 }
 

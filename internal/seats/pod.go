@@ -96,6 +96,8 @@ type Pod struct {
 	// cohort with equal demands share one.
 	Demand *fit.Demand
 
+	// NoImages: Containers and Originals are not kept, because they are too long.
+	NoImages bool
 	// Containers are the init containers and the containers, in this order.
 	Containers []Container
 	// Originals are the images before the first override, by container name.
@@ -251,9 +253,14 @@ func (p *Pod) size() int64 {
 	return int64(n) + p.Demand.Size()
 }
 
-// shorten drops what users write. The pod still counts, with its requests, and is neither
-// moved nor changed.
-func (p *Pod) shorten() { p.Demand, p.Containers, p.Originals = p.Demand.Shortened(), nil, nil }
+// shorten drops what users write and is long. The pod still counts, with its requests, and is
+// not moved. If its images are too long too, they are not changed.
+func (p *Pod) shorten() {
+	p.Demand = p.Demand.Shortened()
+	if p.size() > freePod {
+		p.Containers, p.Originals, p.NoImages = nil, nil, true
+	}
+}
 
 // HasClaims returns whether a pod uses PersistentVolumeClaims, ephemeral ones included.
 func HasClaims(spec *corev1.PodSpec) bool {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sort"
 	"strings"
@@ -117,13 +116,12 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 func (r *Reconciler) observeWorkload(ctx context.Context, s *scope, w *workload) error {
 	if name := w.object.Policies.RequiredPropagation; name != "" {
 		propagation, err := r.Policies.Propagation(ctx, w.object.Namespace, name)
-		if client.IgnoreNotFound(err) != nil {
+		switch {
+		case budget.IsUnread(err): // its mode is not known, so running pods stay
+			w.mode = gm.ReschedulingOnRollout
+		case client.IgnoreNotFound(err) != nil:
 			return err
-		}
-		if err == nil {
-			if err := budget.Unread(propagation); err != nil { // its mode is not known
-				return fmt.Errorf("reading PropagationPolicy %q: %w", name, err)
-			}
+		case err == nil:
 			if mode := propagation.Spec.Rescheduling.Mode; mode != "" {
 				w.mode = mode
 			}

@@ -83,6 +83,9 @@ type scope struct {
 	// failures are the failures of pools, by name. failure concerns all pools.
 	failures map[string]failure
 	failure  failure
+	// read is the memory of what was read from the API server because the cache has no room
+	// for it, in bytes.
+	read int64
 	// reported is true once the status is written or needs no write.
 	reported bool
 	// replaced is true if rollBack wrote the spec: the rest is left to the next pass.

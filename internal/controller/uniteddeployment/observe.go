@@ -106,6 +106,22 @@ func (r *Reconciler) listWorkloads(ctx context.Context, s *scope) ([]united.Work
 	return out, nil
 }
 
+// maxRead bounds the memory of the workloads and revisions that a pass reads from the API
+// server because the cache has no room for them, in bytes.
+const maxRead = 48 << 20
+
+// errTooMuch is returned if a pass would have to read more.
+var errTooMuch = fmt.Errorf("the workloads and revisions of UnitedDeployments in the namespace take too much memory: the cache has no room for them, "+
+	"and those that this one may own take more than %d MiB: make their templates smaller, or use several namespaces", maxRead>>20)
+
+// count counts what the pass has read beside the cache.
+func (s *scope) count(o client.Object) error {
+	if s.read += budget.SizeOf(o); s.read > maxRead {
+		return errTooMuch
+	}
+	return nil
+}
+
 // whole reads a workload that was left out of the cache from the API server, unless another
 // controller owns it. It returns nil for one that does not exist any more.
 func (r *Reconciler) whole(ctx context.Context, s *scope, w united.Workload) (united.Workload, error) {
@@ -124,7 +140,7 @@ func (r *Reconciler) whole(ctx context.Context, s *scope, w united.Workload) (un
 	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(w), live); err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
-	return live, nil
+	return live, s.count(live)
 }
 
 // ownership returns the kind of owner of a workload, and whether the workload is ours or can

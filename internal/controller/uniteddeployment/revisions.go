@@ -78,6 +78,9 @@ func (r *Reconciler) listRevisions(ctx context.Context, s *scope) error {
 			if err != nil {
 				return fmt.Errorf("reading %q: %w", revision.Name, err)
 			}
+			if err := s.count(whole); err != nil {
+				return err
+			}
 			revision = whole
 		}
 		owner := metav1.GetControllerOfNoCopy(revision)

@@ -37,6 +37,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
@@ -203,6 +204,15 @@ func labelPatch(uid types.UID, labels map[string]string) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid, "labels": values}})
 }
 
+// kept returns the binding to a policy that was left out of the cache: it stays as it is until
+// the policy is read.
+func kept(binding, required string) string {
+	if binding == required {
+		return binding
+	}
+	return ""
+}
+
 // bindablePropagation returns the name of the required PropagationPolicy if it exists and
 // is valid, "" otherwise. It sets s.spread and s.changesAt.
 func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string, error) {
@@ -213,6 +223,9 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	policy, err := r.Policies.Propagation(ctx, s.workload.Namespace, name)
 	if apierrors.IsNotFound(err) {
 		return "", nil
+	}
+	if budget.IsUnread(err) {
+		return kept(s.workload.Policies.BindingPropagation, name), nil
 	}
 	if err != nil {
 		return "", err
@@ -242,6 +255,9 @@ func (r *Reconciler) bindableOverride(ctx context.Context, s *scope) (bindable s
 	policy, err := r.Policies.Override(ctx, s.workload.Namespace, name)
 	if apierrors.IsNotFound(err) {
 		return "", nil, nil
+	}
+	if budget.IsUnread(err) {
+		return kept(s.workload.Policies.BindingOverride, name), nil, nil
 	}
 	if err != nil {
 		return "", nil, err

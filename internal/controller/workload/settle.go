@@ -97,7 +97,8 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 }
 
 // place returns the next group for a pod at the gate, or the group of the node that the pod
-// demands by name. It reads from the API server only if the pod has volumes.
+// demands by name. It reads from the API server only if the pod has volumes, or if the ledger
+// keeps a part of its demands only.
 func (r *Reconciler) place(ctx context.Context, pod *seats.Pod, a policies.Assignment) (group string, err error) {
 	if !a.Divided() {
 		if group = r.Ledger.NodeGroup(pod.For); !a.Allows(group) {
@@ -109,12 +110,16 @@ func (r *Reconciler) place(ctx context.Context, pod *seats.Pod, a policies.Assig
 	demands := &assign.Demands{}
 	if pod.Demand != nil {
 		demands.NodeSelector, demands.Affinity, demands.Tolerations = pod.Demand.NodeSelector, pod.Demand.Affinity, pod.Demand.Tolerations
-		if pod.Demand.Claims {
+		if pod.Demand.Claims || pod.Demand.Partial {
 			if r.Ledger.Open(request) == 0 {
 				return "", phase.Wait("a seat for a pod at the gate", retrySeat)
 			}
-			if demands.Volumes, err = r.volumes(ctx, pod); err != nil {
+			live, err := r.demands(ctx, pod)
+			if err != nil {
 				return "", err
+			}
+			if demands.Volumes = live.Volumes; pod.Demand.Partial {
+				demands = live
 			}
 		}
 	}
@@ -128,8 +133,9 @@ func (r *Reconciler) place(ctx context.Context, pod *seats.Pod, a policies.Assig
 	return group, nil
 }
 
-// volumes returns the node affinities of a pod's volumes.
-func (r *Reconciler) volumes(ctx context.Context, pod *seats.Pod) ([]*corev1.NodeSelector, error) {
+// demands reads what a pod demands of a node from the API server, with the node affinities of
+// its volumes.
+func (r *Reconciler) demands(ctx context.Context, pod *seats.Pod) (*assign.Demands, error) {
 	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
@@ -138,7 +144,7 @@ func (r *Reconciler) volumes(ctx context.Context, pod *seats.Pod) ([]*corev1.Nod
 	if err != nil {
 		return nil, fmt.Errorf("seating pod %s: %w", pod.Key(), err)
 	}
-	return demands.Volumes, nil
+	return demands, nil
 }
 
 func isOurs(gate corev1.PodSchedulingGate) bool { return gate.Name == gm.PolicyGate }

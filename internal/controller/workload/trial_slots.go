@@ -17,8 +17,8 @@ type slots struct {
 	used int
 	// waiting is when each namespace that got no slot asked last.
 	waiting map[string]time.Time
-	// turns is when each namespace that waits, or waited lately, got its last slot, in the
-	// order of slots. It has no entry for a namespace that never waited.
+	// turns is when each namespace got its last slot, in the order of slots. It is emptied when
+	// nobody waits.
 	turns map[string]uint64
 	turn  uint64
 }

@@ -10,6 +10,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -23,6 +24,7 @@ import (
 //	a pod is created, changed or deleted         → requestsForPod
 //	the spec of a PropagationPolicy changes      → requestsForPolicy
 //	the spec of an OverridePolicy changes        → requestsForPolicy
+//	a policy is left out of the cache, or read   → requestsForPolicy
 //	a policy is created or deleted               → requestsForPolicy
 //
 // Call it before the walker and the ledger are started.
@@ -36,7 +38,7 @@ func (r *Reconciler) watch(b *builder.TypedBuilder[request]) *builder.TypedBuild
 		r.givenUp.note(old, new) // first: the pass that the request starts counts the pod
 		r.changed.Add(r.requestsForPod(old, new)...)
 	})
-	specChanged := builder.WithPredicates(predicate.GenerationChangedPredicate{})
+	specChanged := builder.WithPredicates(predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, budget.ReadAgain))
 	return b.WatchesRawSource(r.changed).
 		Watches(&gm.PropagationPolicy{}, r.policyHandler(owners.Propagation), specChanged).
 		Watches(&gm.OverridePolicy{}, r.policyHandler(owners.Override), specChanged)

@@ -149,14 +149,17 @@ type Demand struct {
 	Partial bool
 }
 
-// maxRequests bounds the resources in a demand that Shortened returns.
-const maxRequests = 32
+// maxUsed bounds the resources, and the host ports, in a demand that Shortened returns.
+const maxUsed = 32
 
-// Shortened returns the part of a demand that is always kept: its requests, which are used on
-// the pod's node. No node can take a pod with such a demand, because it is not known which
-// could.
+// Shortened returns the part of a demand that is always kept: requests and host ports, which
+// are used on the pod's node. No node can take a pod with such a demand, because it is not
+// known which could.
 func (d *Demand) Shortened() *Demand {
-	return &Demand{Requests: d.Requests[:min(maxRequests, len(d.Requests)):min(maxRequests, len(d.Requests))], Claims: d.Claims, Partial: true}
+	return &Demand{
+		Requests: slices.Clone(d.Requests[:min(maxUsed, len(d.Requests))]), Ports: slices.Clone(d.Ports[:min(maxUsed, len(d.Ports))]),
+		Claims: d.Claims, Partial: true,
+	}
 }
 
 // Size estimates the memory of a demand, in bytes.

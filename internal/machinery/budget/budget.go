@@ -8,6 +8,7 @@
 package budget
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -15,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 )
 
 // perObject is what an object takes in caches in addition to its content, in bytes: keys,
@@ -100,6 +103,17 @@ func (b *Budget) dropLocked(uid types.UID) {
 	}
 }
 
+// Retain forgets all objects but those that are present.
+func (b *Budget) Retain(present func(types.UID) bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for uid := range b.objects {
+		if !present(uid) {
+			b.dropLocked(uid)
+		}
+	}
+}
+
 // Check returns an *Excess if an object of this size would be left out. It accepts one that
 // is not larger than it was. uid is "" for an object that does not exist yet.
 func (b *Budget) Check(namespace string, uid types.UID, size int64) error {
@@ -152,6 +166,21 @@ func isLeftOut(o metav1.Object) bool {
 
 type notRead string
 
+// IsUnread reports whether an error is, or wraps, one of Unread.
+func IsUnread(err error) bool {
+	var e notRead
+	return errors.As(err, &e)
+}
+
+// ReadAgain passes updates in which an object is left out of the cache, or is read again. Its
+// generation stays the same then.
+var ReadAgain = predicate.Funcs{
+	CreateFunc:  func(event.CreateEvent) bool { return false },
+	DeleteFunc:  func(event.DeleteEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+	UpdateFunc:  func(e event.UpdateEvent) bool { return isLeftOut(e.ObjectOld) != isLeftOut(e.ObjectNew) },
+}
+
 func (e notRead) Error() string { return "the object is not read: " + string(e) }
 
 // Transform returns a function for the cache of one kind. size returns the memory that
@@ -201,12 +230,22 @@ func slim(from, to client.Object) {
 
 // DropDeleted returns the handler that forgets deleted objects.
 func (b *Budget) DropDeleted() cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
-		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-			obj = gone.Obj
-		}
-		if o, ok := obj.(metav1.Object); ok {
-			b.Drop(o.GetUID())
-		}
-	}}
+	return cache.ResourceEventHandlerFuncs{
+		// An object that was deleted and made again while no watch ran is one that changed.
+		UpdateFunc: func(from, to any) {
+			old, isOld := from.(metav1.Object)
+			o, isNew := to.(metav1.Object)
+			if isOld && isNew && old.GetUID() != o.GetUID() {
+				b.Drop(old.GetUID())
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if o, ok := obj.(metav1.Object); ok {
+				b.Drop(o.GetUID())
+			}
+		},
+	}
 }

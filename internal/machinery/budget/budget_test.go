@@ -169,6 +169,28 @@ func TestWhatIsLeftOutSaysSo(t *testing.T) {
 	}
 }
 
+// TestAnObjectThatIsMadeAgainCountsOnce: an informer that has missed the deletion reports it as
+// an update, with another UID.
+func TestAnObjectThatIsMadeAgainCountsOnce(t *testing.T) {
+	b := New(1<<20, 64<<10)
+	pass := transform(b)
+	handler := b.DropDeleted()
+	for i := range 5 {
+		before, now := configMap(types.UID(fmt.Sprint("u", i)), 40<<10), configMap(types.UID(fmt.Sprint("u", i+1)), 40<<10)
+		if _, err := pass(now); err != nil {
+			t.Fatal(err)
+		}
+		handler.OnUpdate(before, now)
+	}
+	if n := len(b.objects); n != 1 {
+		t.Errorf("%d objects are counted, and one is there", n)
+	}
+	handler.OnUpdate(configMap("u5", 1), configMap("u5", 2))
+	if n := len(b.objects); n != 1 {
+		t.Errorf("an update of the object makes it %d", n)
+	}
+}
+
 // TestManyLabelsAreNotKept: metadata is what its author writes, too.
 func TestManyLabelsAreNotKept(t *testing.T) {
 	c := configMap("1", 0)

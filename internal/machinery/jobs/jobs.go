@@ -152,17 +152,33 @@ func (r *Restarter) read(ctx context.Context, name types.NamespacedName, uid typ
 	return job, nil
 }
 
-// pods lists the pods of the Job in any state.
+// page is the number of pods in one answer: a pod may have 1.5 MB.
+const page = 50
+
+// pods lists the pods of the Job in any state, with the fields that are used.
 func (r *Restarter) pods(ctx context.Context, job *batchv1.Job) ([]corev1.Pod, error) {
 	selector, err := metav1.LabelSelectorAsSelector(job.Spec.Selector)
 	if err != nil {
 		return nil, fmt.Errorf("reading the selector of Job %s/%s: %w", job.Namespace, job.Name, err)
 	}
-	list, err := r.Client.CoreV1().Pods(job.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector.String()})
-	if err != nil {
-		return nil, fmt.Errorf("listing pods of Job %s/%s: %w", job.Namespace, job.Name, err)
+	var pods []corev1.Pod
+	for options := (metav1.ListOptions{LabelSelector: selector.String(), Limit: page}); ; {
+		list, err := r.Client.CoreV1().Pods(job.Namespace).List(ctx, options)
+		if err != nil {
+			return nil, fmt.Errorf("listing pods of Job %s/%s: %w", job.Namespace, job.Name, err)
+		}
+		for i := range list.Items {
+			if pod := &list.Items[i]; metav1.IsControlledBy(pod, job) {
+				pods = append(pods, corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: pod.DeletionTimestamp},
+					Spec:       corev1.PodSpec{NodeName: pod.Spec.NodeName}, Status: corev1.PodStatus{Phase: pod.Status.Phase},
+				})
+			}
+		}
+		if options.Continue = list.Continue; options.Continue == "" {
+			return pods, nil
+		}
 	}
-	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return !metav1.IsControlledBy(&pod, job) }), nil
 }
 
 func isActive(pod corev1.Pod) bool {
