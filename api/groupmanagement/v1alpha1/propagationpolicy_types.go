@@ -273,7 +273,8 @@ type PropagationStatus struct {
 	Workloads int32 `json:"workloads"`
 
 	// apps has an entry for each workload that requires the policy: first those
-	// that do not satisfy it yet, each part sorted by kind and name. At most 50.
+	// that do not satisfy it yet, each part sorted by kind and name. At most 50, and as
+	// many as have 2,000 groups together; the first is always there.
 	// +optional
 	// +listType=atomic
 	Apps []WorkloadSpread `json:"apps,omitempty"`

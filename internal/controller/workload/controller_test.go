@@ -22,9 +22,11 @@ import (
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/policies"
@@ -236,6 +238,48 @@ func TestAnErrorOfTheCacheUnbindsNothing(t *testing.T) {
 	}
 	if len(s.labelled) != 0 {
 		t.Errorf("written: %s", s.labelled)
+	}
+}
+
+// TestAPolicyThatWasNotReadUnbindsNothing: a workload that is bound to a policy for which the
+// cache has no room stays bound, one that is not bound is not bound, and both are looked at
+// again when the policy is read.
+func TestAPolicyThatWasNotReadUnbindsNothing(t *testing.T) {
+	left := func(o, without client.Object) client.Object {
+		out, err := budget.Transform(budget.New(0, 0), func(client.Object) int64 { return 1 }, func(client.Object) client.Object { return without })(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out.(client.Object)
+	}
+	propagation, override := build.PropagationPolicy("p", build.Weight(1, "hz")), build.OverridePolicy("o")
+	unread := []client.Object{left(propagation.DeepCopy(), &gm.PropagationPolicy{}), left(override.DeepCopy(), &gm.OverridePolicy{})}
+	for name, tc := range map[string]struct {
+		labels build.Option
+		want   string
+	}{"bound": {build.Bound("p", "o"), "p o"}, "not bound": {build.Requires("p", "o"), " "}, "bound to others": {build.With(func(d *appsv1.Deployment) {
+		build.Requires("p", "o")(d)
+		d.Labels[gm.BindingPropagationPolicyLabel] = "other"
+	}), " "}} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, build.Deployment("web", tc.labels))
+			s.Reconciler.Policies = policies.NewResolver(build.Client(interceptor.Funcs{}, unread...), s.World.Walker, s.World.Ledger, s.World.Clock, true)
+			if _, err := s.Reconcile(t.Context(), request{"web"}); err != nil {
+				t.Fatal(err)
+			}
+			labels := s.deployment("web").Labels
+			if got := labels[gm.BindingPropagationPolicyLabel] + " " + labels[gm.BindingOverridePolicyLabel]; got != tc.want {
+				t.Errorf("the bindings are %q, want %q", got, tc.want)
+			}
+		})
+	}
+	for _, change := range []event.UpdateEvent{{ObjectOld: unread[0], ObjectNew: propagation}, {ObjectOld: propagation, ObjectNew: unread[0]}} {
+		if !budget.ReadAgain.Update(change) {
+			t.Error("nothing is looked at again")
+		}
+	}
+	if budget.ReadAgain.Update(event.UpdateEvent{ObjectOld: propagation, ObjectNew: propagation}) {
+		t.Error("every write of the status is a reason to look again")
 	}
 }
 

@@ -198,7 +198,7 @@ func Labels(all map[string]string) map[string]string {
 
 // maxValue and maxKept bound what filter keeps of an object: the bytes of one value, and the
 // number of keys. Users write both, and they are kept for every object.
-const maxValue, maxKept = 1024, 16
+const maxValue, maxKept = 512, 8
 
 // filter copies the wanted keys, of too many the first ones in alphabetical order. It leaves
 // out values that are too long. It clones the strings, because they may be substrings of a

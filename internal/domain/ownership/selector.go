@@ -17,14 +17,13 @@ type Selector struct{ keys unique.Handle[string] }
 // separator cannot be part of a label's key.
 const separator = "\n"
 
-// maxKeys bounds the keys of a selector that are kept, and so its memory: a key has at most
-// 317 characters.
-const maxKeys = 64
+// maxKeys bounds the memory of the keys of a selector that are kept, in bytes.
+const maxKeys = 4 << 10
 
-// SelectorOf returns the keys of a selector. For nil, and for a selector with more than 64
-// keys, it returns the zero value, which is not known.
+// SelectorOf returns the keys of a selector. For nil, and for keys of more than 4 KiB in
+// all, it returns the zero value, which is not known.
 func SelectorOf(selector *metav1.LabelSelector) Selector {
-	if selector == nil || len(selector.MatchLabels)+len(selector.MatchExpressions) > maxKeys {
+	if selector == nil {
 		return Selector{}
 	}
 	keys := make([]string, 0, len(selector.MatchLabels)+len(selector.MatchExpressions))
@@ -33,6 +32,13 @@ func SelectorOf(selector *metav1.LabelSelector) Selector {
 	}
 	for _, expression := range selector.MatchExpressions {
 		keys = append(keys, expression.Key)
+	}
+	size := 0
+	for _, key := range keys {
+		size += len(key)
+	}
+	if size > maxKeys {
+		return Selector{}
 	}
 	return SelectorByKeys(keys...)
 }
