@@ -18,7 +18,7 @@ import (
 
 const (
 	// maxPolicy bounds the memory of one policy, without its status, and maxPolicies that of
-	// all policies of a namespace, in bytes. A policy with 1,000 NodeGroups takes 60 KiB.
+	// all policies of one kind in a namespace, in bytes. A policy with 1,000 NodeGroups takes 60 KiB.
 	// What is compiled from the policies takes twice as much.
 	maxPolicy, maxPolicies = 256 << 10, 8 << 20
 	// maxPoolObjects bounds the memory of the workloads of UnitedDeployments, and of their
@@ -28,15 +28,16 @@ const (
 
 // budgets bound the memory that objects of one namespace take in the manager's cache.
 type budgets struct {
-	// policies is for policies. One that does not fit is not used, and says so.
-	policies *budget.Budget
+	// propagations and overrides are for policies. One that does not fit is not used, and
+	// says so. Each kind has its own, so that it does not depend on which one is listed first.
+	propagations, overrides *budget.Budget
 	// pools is for workloads and revisions of UnitedDeployments. One that does not fit is
 	// read from the API server whenever it is needed.
 	pools *budget.Budget
 }
 
 func newBudgets() budgets {
-	return budgets{policies: budget.New(maxPolicy, maxPolicies), pools: budget.New(maxPoolObjects, maxPoolObjects)}
+	return budgets{propagations: budget.New(maxPolicy, maxPolicies), overrides: budget.New(maxPolicy, maxPolicies), pools: budget.New(maxPoolObjects, maxPoolObjects)}
 }
 
 // bound adds the budgets to the kinds of a cache.
@@ -64,11 +65,11 @@ func (b budgets) bound(kinds map[client.Object]cache.ByObject) {
 		}
 		kinds[kind] = of
 	}
-	kinds[&gm.PropagationPolicy{}] = cache.ByObject{Transform: withoutAnnotations[*gm.PropagationPolicy](budget.Transform(b.policies,
+	kinds[&gm.PropagationPolicy{}] = cache.ByObject{Transform: withoutAnnotations[*gm.PropagationPolicy](budget.Transform(b.propagations,
 		func(p *gm.PropagationPolicy) int64 { return policySize(p.ObjectMeta, p.Spec) },
 		func(p *gm.PropagationPolicy) *gm.PropagationPolicy { return &gm.PropagationPolicy{Status: p.Status} },
 	))}
-	kinds[&gm.OverridePolicy{}] = cache.ByObject{Transform: withoutAnnotations[*gm.OverridePolicy](budget.Transform(b.policies,
+	kinds[&gm.OverridePolicy{}] = cache.ByObject{Transform: withoutAnnotations[*gm.OverridePolicy](budget.Transform(b.overrides,
 		func(p *gm.OverridePolicy) int64 { return policySize(p.ObjectMeta, p.Spec) },
 		func(p *gm.OverridePolicy) *gm.OverridePolicy { return &gm.OverridePolicy{Status: p.Status} },
 	))}
@@ -88,9 +89,9 @@ func policySize[Spec any](meta metav1.ObjectMeta, spec Spec) int64 {
 func (b budgets) fits(policy client.Object) error {
 	switch p := policy.(type) {
 	case *gm.PropagationPolicy:
-		return b.policies.Check(p.Namespace, p.UID, policySize(p.ObjectMeta, p.Spec))
+		return b.propagations.Check(p.Namespace, p.UID, policySize(p.ObjectMeta, p.Spec))
 	case *gm.OverridePolicy:
-		return b.policies.Check(p.Namespace, p.UID, policySize(p.ObjectMeta, p.Spec))
+		return b.overrides.Check(p.Namespace, p.UID, policySize(p.ObjectMeta, p.Spec))
 	}
 	return nil
 }
@@ -146,7 +147,7 @@ func (b budgets) slimUnitedDeployment(obj any) (any, error) {
 // watchDeleted makes the budgets forget deleted objects. It must be called before the cache
 // is started.
 func (b budgets) watchDeleted(ctx context.Context, c cache.Cache, pools bool) error {
-	kinds := map[client.Object]*budget.Budget{&gm.PropagationPolicy{}: b.policies, &gm.OverridePolicy{}: b.policies}
+	kinds := map[client.Object]*budget.Budget{&gm.PropagationPolicy{}: b.propagations, &gm.OverridePolicy{}: b.overrides}
 	if pools {
 		for _, kind := range []client.Object{&apps.UnitedDeployment{}, &appsv1.Deployment{}, &appsv1.StatefulSet{}, &appsv1.DaemonSet{}, &appsv1.ControllerRevision{}} {
 			kinds[kind] = b.pools

@@ -149,7 +149,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		return fmt.Errorf("adding the count of pods that bypass the webhook: %w", err)
 	}
 	p.policies = policies.NewResolver(p.mgr.GetClient(), p.walker, p.ledger, clock.RealClock{}, p.config.extenderInUse())
-	p.policies.SetBudget(p.budgets.policies)
+	p.policies.SetBudgets(p.budgets.propagations, p.budgets.overrides)
 	if err := errors.Join(p.addCapacity(config), p.addGangs(config)); err != nil {
 		return err
 	}

@@ -50,8 +50,8 @@ type Resolver struct {
 	rules   *compiled[types.UID, rulesEntry]
 	trials  map[types.UID]Trial
 
-	// budget is that of the cache of policies; nil in tests.
-	budget *budget.Budget
+	// budgets are those of the caches of policies.
+	budgets []*budget.Budget
 
 	// classes are the capacity classes; nil if they are not in use.
 	classes *capacity.Classes

@@ -2,6 +2,7 @@ package policies
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,8 +20,9 @@ const unreadEvery = time.Minute
 // that reads it.
 var errRoom = errors.New("it was not read, and there is room for it now: it is being read again")
 
-// SetBudget sets the budget of the cache of policies. It must be called before anything runs.
-func (r *Resolver) SetBudget(b *budget.Budget) { r.budget = b }
+// SetBudgets sets the budgets of the caches of policies. It must be called before anything
+// runs.
+func (r *Resolver) SetBudgets(budgets ...*budget.Budget) { r.budgets = budgets }
 
 // Unread returns why a policy cannot be used because it was left out of the cache, or nil if
 // it was not. The controller of the policy writes this into the condition, and returns the
@@ -29,7 +31,7 @@ func (r *Resolver) Unread(policy client.Object) (why, wait error) {
 	if why = budget.Unread(policy); why == nil {
 		return nil, nil
 	}
-	if r.budget != nil && r.budget.Fits(policy.GetUID()) {
+	if slices.ContainsFunc(r.budgets, func(b *budget.Budget) bool { return b.Fits(policy.GetUID()) }) {
 		why = errRoom
 	}
 	return why, phase.Wait("room for the policy", unreadEvery)

@@ -26,7 +26,7 @@ func leftOut[T client.Object](t *testing.T, b *budget.Budget, o, without T) T {
 func TestAPolicyThatWasNotReadIsNotUsed(t *testing.T) {
 	r := newTestResolver(t, build.Node("n", build.InGroup("a")))
 	b := budget.New(64<<10, 1<<20)
-	r.SetBudget(b)
+	r.SetBudgets(b)
 	propagation, rules := build.PropagationPolicy("p", build.Weight(1, "a")), build.OverridePolicy("o")
 	spread, err := r.Spread(leftOut(t, b, propagation, &gm.PropagationPolicy{}), "w")
 	if err == nil || !strings.Contains(err.Error(), "the object is not read: it takes 100 KiB") {
@@ -66,7 +66,7 @@ func TestNoReaderGetsAnEmptyPolicy(t *testing.T) {
 func TestAPolicyIsReadAgainWhenThereIsRoom(t *testing.T) {
 	r := newTestResolver(t)
 	b := budget.New(1<<20, 128<<10)
-	r.SetBudget(b)
+	r.SetBudgets(b)
 	if err := b.Take(build.Namespace, "first", 100<<10); err != nil {
 		t.Fatal(err)
 	}

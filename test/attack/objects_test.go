@@ -32,8 +32,8 @@ const (
 	// large is about the size of the largest object that the API server takes, in bytes.
 	large = 1_300_000
 	// largeObjects is how many of each kind there are, and smallPolicies how many policies of
-	// 5 KB. Decoded they take about 1.2 GiB.
-	largeObjects, smallPolicies = 150, 2000
+	// 5 KB. Decoded they take about 1 GiB.
+	largeObjects, smallPolicies = 100, 2000
 	// measured is how many Deployments of another tenant are measured, one after the other.
 	measured = 15
 )
@@ -48,6 +48,12 @@ func TestOneTenantsObjectsAreBounded(t *testing.T) {
 	b := newBed(t)
 	b.tenant()
 	if err := b.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: crowd}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.client.Create(t.Context(), &gm.PropagationPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: crowd, Name: "p"},
+		Spec:       gm.PropagationSpec{PropagationStrategy: "StaticWeight", StaticWeight: []gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"hz"}, Weight: 1}}},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	calm := b.inTurns("calm", 0, measured)
@@ -77,10 +83,33 @@ func TestOneTenantsObjectsAreBounded(t *testing.T) {
 	b.says("large-0", metav1.ConditionFalse, "more than the 256 KiB that one object may take")
 	last := b.unused()
 	b.says(last, metav1.ConditionFalse, `of namespace "crowd" would take more than the 8192 KiB`)
+	waits := deploymentOf("waits", map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: last})
+	if err := b.client.Create(t.Context(), waits); err != nil {
+		t.Fatal(err)
+	}
 	if err := b.client.DeleteAllOf(t.Context(), &gm.OverridePolicy{}, client.InNamespace(crowd), client.MatchingLabels{"first": "half"}); err != nil {
 		t.Fatal(err)
 	}
-	b.says(last, metav1.ConditionTrue, "")
+	err := wait.PollUntilContextTimeout(t.Context(), time.Second, 3*time.Minute, true, func(ctx context.Context) (bool, error) {
+		return b.client.Get(ctx, client.ObjectKeyFromObject(waits), waits) == nil && waits.Status.AvailableReplicas == 1 &&
+			waits.Labels[gm.BindingOverridePolicyLabel] == last, nil
+	})
+	if err != nil {
+		t.Errorf("a Deployment that requires the policy has %d pods and the labels %v", waits.Status.AvailableReplicas, waits.Labels)
+	}
+	b.says(last, metav1.ConditionTrue, "every pod is as the rules of its NodeGroup want it")
+}
+
+// deploymentOf returns a Deployment of one pod.
+func deploymentOf(name string, own map[string]string) *appsv1.Deployment {
+	labels := map[string]string{"app": name}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: crowd, Name: name, Labels: own},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "nginx:1"}}}},
+		},
+	}
 }
 
 // refusesLarge: a policy that would not be used is refused when it is created.
@@ -175,14 +204,8 @@ func largePod(name string) *corev1.Pod {
 // and is as large as an object may be. Its selector has 500 keys only: kube-controller-manager
 // compares it with every pod that has no owner.
 func largeDeployment(name string) *appsv1.Deployment {
-	labels := map[string]string{"app": name}
-	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: crowd, Name: name, Labels: map[string]string{apps.PoolNameLabel: "p"}},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: new(int32(0)), Paused: true, Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "nginx:1"}}}},
-		},
-	}
+	d := deploymentOf(name, map[string]string{apps.PoolNameLabel: "p"})
+	d.Spec.Replicas, d.Spec.Paused = new(int32(0)), true
 	for i := range 500 {
 		d.Spec.Selector.MatchExpressions = append(d.Spec.Selector.MatchExpressions,
 			metav1.LabelSelectorRequirement{Key: fmt.Sprintf("%s-key-%d", name, i), Operator: metav1.LabelSelectorOpDoesNotExist})
