@@ -22,6 +22,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/budget"
+	"github.com/atoll-k8s/atoll/internal/machinery/paged"
 )
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
@@ -233,8 +234,6 @@ const (
 	lookEvery = 2 * time.Second
 	// lookWithin is the time limit of that for one namespace.
 	lookWithin = 10 * time.Second
-	// page is the number of pods in one response to a list. Pods may have 1.5 MB each.
-	page = 50
 )
 
 // look finds out whether the pods that the watch should have shown by now were written. If a
@@ -290,20 +289,18 @@ func (f *Informer) stream(ctx context.Context, namespace string, visit func(*cor
 
 var errStreamEnded = errors.New("the streamed list of pods ended early")
 
+// listPages is list by pages. It asks for no resourceVersion, so no page is older than now.
 func (f *Informer) listPages(ctx context.Context, namespace string, visit func(*corev1.Pod)) error {
-	options := metav1.ListOptions{Limit: page} // no resourceVersion: the result is not older than now
-	for {
-		pods, err := f.client.CoreV1().Pods(namespace).List(ctx, options)
-		if err != nil {
-			return fmt.Errorf("listing pods: %w", err)
+	err := paged.Pods(ctx, f.client.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(pods []corev1.Pod) bool {
+		for i := range pods {
+			visit(&pods[i])
 		}
-		for i := range pods.Items {
-			visit(&pods.Items[i])
-		}
-		if options.Continue = pods.Continue; options.Continue == "" {
-			return nil
-		}
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("listing pods: %w", err)
 	}
+	return nil
 }
 
 // CatchUp returns when the ledger has all pods in the state that the API server has now. A

@@ -157,12 +157,13 @@ func (r *Reconciler) untolerating(ctx context.Context, pool string, taints []cor
 			return nil, err
 		}
 		holds := false
-		err = paged.Pods(ctx, r.Live, func(pods []corev1.Pod) bool {
+		list := paged.From(r.Live, client.InNamespace(w.GetNamespace()), client.MatchingLabelsSelector{Selector: selector})
+		err = paged.Pods(ctx, list, metav1.ListOptions{}, func(pods []corev1.Pod) bool {
 			holds = slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
 				return pod.DeletionTimestamp == nil && !united.Tolerates(pod.Spec.Tolerations, taints)
 			})
 			return !holds
-		}, client.InNamespace(w.GetNamespace()), client.MatchingLabelsSelector{Selector: selector})
+		})
 		if err != nil {
 			return nil, err
 		}

@@ -14,14 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/internal/machinery/paged"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
 const (
 	// listTimeout bounds the search for a live pod that names a PodGroup.
 	listTimeout = 10 * time.Second
-	// page is the number of pods that one request lists.
-	page = 50
 	// listTrusted is how long a list shows that no pod names a PodGroup, and listRest the
 	// shortest time between two lists of a namespace. That a pod names it counts for lag,
 	// because it only keeps the PodGroup.
@@ -63,20 +62,18 @@ func groupOf(pod *corev1.Pod) string {
 // watch.
 func (r *Reconciler) listNamed(ctx context.Context, namespace string) (sets.Set[string], error) {
 	all := sets.New[string]()
-	for options := (metav1.ListOptions{Limit: page}); ; {
-		list, err := r.Pods.CoreV1().Pods(namespace).List(ctx, options)
-		if err != nil {
-			return nil, fmt.Errorf("listing the pods in %s: %w", namespace, err)
-		}
-		for i := range list.Items {
-			if name := groupOf(&list.Items[i]); name != "" {
+	err := paged.Pods(ctx, r.Pods.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(pods []corev1.Pod) bool {
+		for i := range pods {
+			if name := groupOf(&pods[i]); name != "" {
 				all.Insert(name)
 			}
 		}
-		if options.Continue = list.Continue; options.Continue == "" {
-			return all, nil
-		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing the pods in %s: %w", namespace, err)
 	}
+	return all, nil
 }
 
 // lists holds the last list of pods of each namespace, so that one list serves the

@@ -36,10 +36,11 @@ func (r *Reconciler) observeLeaving(ctx context.Context, s *scope) {
 		w := s.live[c.Name]
 		var leaving []united.LeavingPod
 		if err == nil {
-			err = paged.Pods(ctx, r.Live, func(pods []corev1.Pod) bool {
+			list := paged.From(r.Live, client.InNamespace(s.ud.Namespace), client.MatchingLabelsSelector{Selector: selector})
+			err = paged.Pods(ctx, list, metav1.ListOptions{}, func(pods []corev1.Pod) bool {
 				leaving = append(leaving, united.LeavingPods(w, pods, r.Clock.Now())...)
 				return true
-			}, client.InNamespace(s.ud.Namespace), client.MatchingLabelsSelector{Selector: selector})
+			})
 		}
 		if err != nil {
 			s.failures[c.Pool] = failure{apps.ReasonObservationFailed, fmt.Sprintf("listing the pods of %q: %v", c.Name, err)}

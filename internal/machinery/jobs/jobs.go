@@ -22,6 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/paged"
 )
 
 // The reasons why Suspend does not suspend a Job. Any other error means that the Job could not
@@ -152,9 +154,6 @@ func (r *Restarter) read(ctx context.Context, name types.NamespacedName, uid typ
 	return job, nil
 }
 
-// page is the number of pods in one answer: a pod may have 1.5 MB.
-const page = 50
-
 // pods lists the pods of the Job in any state, with the fields that are used.
 func (r *Restarter) pods(ctx context.Context, job *batchv1.Job) ([]corev1.Pod, error) {
 	selector, err := metav1.LabelSelectorAsSelector(job.Spec.Selector)
@@ -162,23 +161,21 @@ func (r *Restarter) pods(ctx context.Context, job *batchv1.Job) ([]corev1.Pod, e
 		return nil, fmt.Errorf("reading the selector of Job %s/%s: %w", job.Namespace, job.Name, err)
 	}
 	var pods []corev1.Pod
-	for options := (metav1.ListOptions{LabelSelector: selector.String(), Limit: page}); ; {
-		list, err := r.Client.CoreV1().Pods(job.Namespace).List(ctx, options)
-		if err != nil {
-			return nil, fmt.Errorf("listing pods of Job %s/%s: %w", job.Namespace, job.Name, err)
-		}
-		for i := range list.Items {
-			if pod := &list.Items[i]; metav1.IsControlledBy(pod, job) {
+	err = paged.Pods(ctx, r.Client.CoreV1().Pods(job.Namespace).List, metav1.ListOptions{LabelSelector: selector.String()}, func(page []corev1.Pod) bool {
+		for i := range page {
+			if pod := &page[i]; metav1.IsControlledBy(pod, job) {
 				pods = append(pods, corev1.Pod{
 					ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: pod.DeletionTimestamp},
 					Spec:       corev1.PodSpec{NodeName: pod.Spec.NodeName}, Status: corev1.PodStatus{Phase: pod.Status.Phase},
 				})
 			}
 		}
-		if options.Continue = list.Continue; options.Continue == "" {
-			return pods, nil
-		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing pods of Job %s/%s: %w", job.Namespace, job.Name, err)
 	}
+	return pods, nil
 }
 
 func isActive(pod corev1.Pod) bool {

@@ -44,12 +44,12 @@ func TestEachPodIsVisitedOnce(t *testing.T) {
 	for _, n := range []int{0, 1, size, size + 1, 3*size + 7} {
 		s := &server{pods: n}
 		var got []string
-		err := Pods(t.Context(), s, func(page []corev1.Pod) bool {
+		err := Pods(t.Context(), From(s, client.InNamespace("n")), metav1.ListOptions{}, func(page []corev1.Pod) bool {
 			for i := range page {
 				got = append(got, page[i].Namespace+"/"+page[i].Name)
 			}
 			return true
-		}, client.InNamespace("n"))
+		})
 		var want []string
 		for i := range n {
 			want = append(want, fmt.Sprint("n/", i))
@@ -66,11 +66,11 @@ func TestItEndsEarly(t *testing.T) {
 	visit := func(more bool) func([]corev1.Pod) bool {
 		return func([]corev1.Pod) bool { pages++; return more }
 	}
-	if err := Pods(t.Context(), &server{pods: 5 * size, failsAt: 2 * size}, visit(true)); !errors.Is(err, errServer) || pages != 2 {
+	if err := Pods(t.Context(), From(&server{pods: 5 * size, failsAt: 2 * size}), metav1.ListOptions{}, visit(true)); !errors.Is(err, errServer) || pages != 2 {
 		t.Errorf("%v after %d pages", err, pages)
 	}
 	pages = 0
-	if err := Pods(t.Context(), &server{pods: 5 * size}, visit(false)); err != nil || pages != 1 {
+	if err := Pods(t.Context(), From(&server{pods: 5 * size}), metav1.ListOptions{}, visit(false)); err != nil || pages != 1 {
 		t.Errorf("%v after %d pages", err, pages)
 	}
 }
