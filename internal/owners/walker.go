@@ -260,6 +260,14 @@ func (w *Walker) kindOf(gk schema.GroupKind) *kind {
 	return w.kinds[gk]
 }
 
+// NamespaceOf returns the namespace of an object, "" if the caches do not hold it.
+func (w *Walker) NamespaceOf(uid types.UID) string {
+	if o := w.Get(uid); o != nil {
+		return o.Namespace
+	}
+	return ""
+}
+
 // Get returns an object that the caches hold, or nil.
 func (w *Walker) Get(uid types.UID) *ownership.Object {
 	w.mu.RLock()

@@ -120,16 +120,10 @@ type scope struct {
 // SetupWithManager registers the controller. Call before walker and ledger are started.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return r.watch(builder.TypedControllerManagedBy[request](mgr).Named("capacity")).
-		WithOptions(controller.TypedOptions[request]{MaxConcurrentReconciles: workers, NewQueue: fairqueue.New(r.namespaceOf)}).
+		WithOptions(controller.TypedOptions[request]{
+			MaxConcurrentReconciles: workers, NewQueue: fairqueue.New(func(req request) string { return r.Walker.NamespaceOf(req.uid) }),
+		}).
 		Complete(phase.Backoff[request](reconcile.TypedFunc[request](r.Reconcile)))
-}
-
-// namespaceOf returns the namespace of a request; "" if its object does not exist any more.
-func (r *Reconciler) namespaceOf(req request) string {
-	if o := r.Walker.Get(req.uid); o != nil {
-		return o.Namespace
-	}
-	return ""
 }
 
 func (r *Reconciler) isShown(uid types.UID) bool {
