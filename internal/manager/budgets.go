@@ -8,6 +8,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -40,43 +41,43 @@ func newBudgets() budgets {
 	return budgets{propagations: budget.New(maxPolicy, maxPolicies), overrides: budget.New(maxPolicy, maxPolicies), pools: budget.New(maxPoolObjects, maxPoolObjects)}
 }
 
-// bound adds the budgets to the kinds of a cache.
-func (b budgets) bound(kinds map[client.Object]cache.ByObject) {
-	for kind, of := range kinds {
-		switch kind.(type) {
-		case *appsv1.Deployment:
-			of.Transform = budget.Transform(b.pools, sizeOf, func(o *appsv1.Deployment) *appsv1.Deployment {
-				return &appsv1.Deployment{ObjectMeta: poolLabels(o)}
-			})
-		case *appsv1.StatefulSet:
-			of.Transform = budget.Transform(b.pools, sizeOf, func(o *appsv1.StatefulSet) *appsv1.StatefulSet {
-				return &appsv1.StatefulSet{ObjectMeta: poolLabels(o)}
-			})
-		case *appsv1.DaemonSet:
-			of.Transform = budget.Transform(b.pools, sizeOf, func(o *appsv1.DaemonSet) *appsv1.DaemonSet {
-				return &appsv1.DaemonSet{ObjectMeta: poolLabels(o)}
-			})
-		case *appsv1.ControllerRevision:
-			of.Transform = budget.Transform(b.pools, sizeOf, func(o *appsv1.ControllerRevision) *appsv1.ControllerRevision {
-				return &appsv1.ControllerRevision{ObjectMeta: poolLabels(o)}
-			})
-		default:
-			continue
+// ofPolicies returns the transform for a kind of policies. Annotations are dropped: nobody
+// reads those of policies, and kubectl writes the whole object into one.
+func ofPolicies[T client.Object](b *budget.Budget, size func(T) int64, without func(T) T) toolscache.TransformFunc {
+	bounded := budget.Transform(b, size, without)
+	return func(obj any) (any, error) {
+		if o, ok := obj.(T); ok && budget.Unread(o) == nil {
+			o.SetAnnotations(nil)
 		}
-		kinds[kind] = of
+		return bounded(obj)
 	}
-	kinds[&gm.PropagationPolicy{}] = cache.ByObject{Transform: withoutAnnotations[*gm.PropagationPolicy](budget.Transform(b.propagations,
-		func(p *gm.PropagationPolicy) int64 { return policySize(p.ObjectMeta, p.Spec) },
-		func(p *gm.PropagationPolicy) *gm.PropagationPolicy { return &gm.PropagationPolicy{Status: p.Status} },
-	))}
-	kinds[&gm.OverridePolicy{}] = cache.ByObject{Transform: withoutAnnotations[*gm.OverridePolicy](budget.Transform(b.overrides,
-		func(p *gm.OverridePolicy) int64 { return policySize(p.ObjectMeta, p.Spec) },
-		func(p *gm.OverridePolicy) *gm.OverridePolicy { return &gm.OverridePolicy{Status: p.Status} },
-	))}
-	kinds[&apps.UnitedDeployment{}] = cache.ByObject{Transform: b.slimUnitedDeployment}
 }
 
-func sizeOf[T client.Object](o T) int64 { return budget.SizeOf(o) }
+func ofPropagations(b *budget.Budget) toolscache.TransformFunc {
+	return ofPolicies(b, sizeOfPropagation, func(p *gm.PropagationPolicy) *gm.PropagationPolicy { return &gm.PropagationPolicy{Status: p.Status} })
+}
+
+func ofOverrides(b *budget.Budget) toolscache.TransformFunc {
+	return ofPolicies(b, sizeOfOverride, func(p *gm.OverridePolicy) *gm.OverridePolicy { return &gm.OverridePolicy{Status: p.Status} })
+}
+
+// ofPool returns the transform for a kind of workloads, or for revisions. empty returns an
+// object with the given metadata. One that is left out keeps the labels by which it is found.
+func ofPool[T client.Object](b *budget.Budget, empty func(metav1.ObjectMeta) T) toolscache.TransformFunc {
+	return budget.Transform(b, func(o T) int64 { return budget.SizeOf(o) }, func(o T) T {
+		kept := map[string]string{}
+		for _, key := range []string{apps.PoolNameLabel, apps.UnitedDeploymentLabel, apps.RevisionLabel} {
+			if value, found := o.GetLabels()[key]; found {
+				kept[key] = value
+			}
+		}
+		return empty(metav1.ObjectMeta{Labels: kept})
+	})
+}
+
+func sizeOfPropagation(p *gm.PropagationPolicy) int64 { return policySize(p.ObjectMeta, p.Spec) }
+
+func sizeOfOverride(p *gm.OverridePolicy) int64 { return policySize(p.ObjectMeta, p.Spec) }
 
 // policySize returns the memory of what the author of a policy writes, as far as the cache
 // keeps it.
@@ -89,34 +90,11 @@ func policySize[Spec any](meta metav1.ObjectMeta, spec Spec) int64 {
 func (b budgets) fits(policy client.Object) error {
 	switch p := policy.(type) {
 	case *gm.PropagationPolicy:
-		return b.propagations.Check(p.Namespace, p.UID, policySize(p.ObjectMeta, p.Spec))
+		return b.propagations.Check(p.Namespace, p.UID, sizeOfPropagation(p))
 	case *gm.OverridePolicy:
-		return b.overrides.Check(p.Namespace, p.UID, policySize(p.ObjectMeta, p.Spec))
+		return b.overrides.Check(p.Namespace, p.UID, sizeOfOverride(p))
 	}
 	return nil
-}
-
-// poolLabels returns metadata with the labels by which workloads and revisions of
-// UnitedDeployments are found.
-func poolLabels(o client.Object) metav1.ObjectMeta {
-	kept := map[string]string{}
-	for _, key := range []string{apps.PoolNameLabel, apps.UnitedDeploymentLabel, apps.RevisionLabel} {
-		if value, found := o.GetLabels()[key]; found {
-			kept[key] = value
-		}
-	}
-	return metav1.ObjectMeta{Labels: kept}
-}
-
-// withoutAnnotations drops the annotations of objects before next: nobody reads those of
-// policies, and kubectl writes the whole object into one.
-func withoutAnnotations[T client.Object](next func(any) (any, error)) func(any) (any, error) {
-	return func(obj any) (any, error) {
-		if o, ok := obj.(T); ok && budget.Unread(o) == nil {
-			o.SetAnnotations(nil)
-		}
-		return next(obj)
-	}
 }
 
 // slimUnitedDeployment keeps of a UnitedDeployment what starts a pass. The pass itself reads

@@ -216,17 +216,23 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 	kinds := map[client.Object]cache.ByObject{
 		&corev1.Node{}: {Transform: slimNode},
 		// Only workloads and revisions of UnitedDeployments are cached.
-		&appsv1.Deployment{}:         {Label: hasLabel(apps.PoolNameLabel)},
-		&appsv1.StatefulSet{}:        {Label: hasLabel(apps.PoolNameLabel)},
-		&appsv1.DaemonSet{}:          {Label: hasLabel(apps.PoolNameLabel)},
-		&appsv1.ControllerRevision{}: {Label: hasLabel(apps.UnitedDeploymentLabel)},
+		&appsv1.Deployment{}: {Label: hasLabel(apps.PoolNameLabel), Transform: ofPool(p.budgets.pools,
+			func(m metav1.ObjectMeta) *appsv1.Deployment { return &appsv1.Deployment{ObjectMeta: m} })},
+		&appsv1.StatefulSet{}: {Label: hasLabel(apps.PoolNameLabel), Transform: ofPool(p.budgets.pools,
+			func(m metav1.ObjectMeta) *appsv1.StatefulSet { return &appsv1.StatefulSet{ObjectMeta: m} })},
+		&appsv1.DaemonSet{}: {Label: hasLabel(apps.PoolNameLabel), Transform: ofPool(p.budgets.pools,
+			func(m metav1.ObjectMeta) *appsv1.DaemonSet { return &appsv1.DaemonSet{ObjectMeta: m} })},
+		&appsv1.ControllerRevision{}: {Label: hasLabel(apps.UnitedDeploymentLabel), Transform: ofPool(p.budgets.pools,
+			func(m metav1.ObjectMeta) *appsv1.ControllerRevision { return &appsv1.ControllerRevision{ObjectMeta: m} })},
+		&gm.PropagationPolicy{}:  {Transform: ofPropagations(p.budgets.propagations)},
+		&gm.OverridePolicy{}:     {Transform: ofOverrides(p.budgets.overrides)},
+		&apps.UnitedDeployment{}: {Transform: p.budgets.slimUnitedDeployment},
 		// The manager has no permission for other ConfigMaps.
 		&corev1.ConfigMap{}: {
 			Namespaces: map[string]cache.Config{c.Namespace: {}},
 			Field:      fields.OneTermEqualSelector(metav1.ObjectNameField, workloadkind.ConfigMapName),
 		},
 	}
-	p.budgets.bound(kinds)
 	renew, retry := c.LeaseDuration*2/3, c.LeaseDuration*2/15
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: Scheme(),
