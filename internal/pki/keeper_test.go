@@ -628,6 +628,21 @@ func TestInjectCAWithoutConfigurationsAndWithErrors(t *testing.T) {
 	}
 }
 
+// TestARefusalNamesTheWayOut: without the right to write webhook configurations, which the chart
+// can take away, the error says how it is given.
+func TestARefusalNamesTheWayOut(t *testing.T) {
+	mutating, validating := webhooks(nil)
+	r := newReplica(t, fake.NewSimpleClientset(mutating, validating))
+	r.ensure()
+	r.client.PrependReactor("patch", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{}, "", nil)
+	})
+	err := r.InjectCA(t.Context())
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "install with rbac.writeCABundle=true until this succeeds") {
+		t.Errorf("error is %v", err)
+	}
+}
+
 func TestStartKeepsEverythingAndEndsWithItsContext(t *testing.T) {
 	mutating, validating := webhooks(nil)
 	r := newReplica(t, fake.NewSimpleClientset(mutating, validating))
