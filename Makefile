@@ -160,7 +160,7 @@ devcluster-test: devcluster-bin $(GOTESTSUM) ## Run the tests of the devcluster.
 
 .PHONY: e2e
 e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control planes.
-	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(UNCACHED) -timeout 60m $(TESTFLAGS)
+	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(UNCACHED) -timeout=60m $(TESTFLAGS)
 
 .PHONY: attack
 attack: devcluster-bin ## Attack the ports of an atoll-manager in a cluster on this machine, over the loopback network only: some minutes.

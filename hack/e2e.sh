@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests of test/ with the given flags of go test. Those of e2e run in six
-# parts, each on clusters of its own, three at a time, because they wait most of
-# the time. Tests that share a cluster are in one part, so that the cluster is
-# started once.
+# Runs the tests of test/ with the given flags of go test, which have the form -flag or
+# -flag=value. Those of e2e run in parts, three at a time, because they wait most of the
+# time. A part has the tests that share a cluster, so that the cluster is started once,
+# and no other, because a cluster that waits for its next test takes a tenth of a core.
 #
 #   hack/e2e.sh <gotestsum> <flag of go test>...
 set -euo pipefail
@@ -12,68 +12,75 @@ shift
 logs=$PWD/../dist/test
 mkdir -p "$logs"
 
-# run <name> <argument of go test>... keeps the events of the run in <name>.json.
+# run <name> <argument>... runs go test, or another command that prints its events, and
+# keeps the events in <name>.json.
 run() {
 	local name=$1
 	shift
-	"$gotestsum" --format testname --hide-summary output --jsonfile "$logs/$name.json" -- "$@"
-}
-
-# using <pattern> lists the tests of e2e in which a line matches the pattern.
-using() {
-	awk -v pattern="$1" '
-		/^func / { name = "" }
-		/^func Test/ { name = $2; sub(/\(.*/, "", name) }
-		name != "" && $0 ~ pattern { print name }
-	' e2e/*_test.go | sort -u | paste -sd '|' -
+	"$gotestsum" --format testname --hide-summary output --jsonfile "$logs/$name.json" "$@"
 }
 
 case " $* " in
 *" -run"* | *" -skip"* | *" --run"* | *" --skip"*)
-	run e2e "$@" ./...
+	run e2e -- "$@" ./...
 	exit
 	;;
 esac
 
+# parts prints each test of e2e with the name of its part: the first whose fixture it
+# uses. Those without one use the common cluster.
+parts() {
+	awk '
+		function is(part, pattern) { if (test != "" && part_of[test] == "" && $0 ~ pattern) part_of[test] = part }
+		/^func / { test = "" }
+		/^func Test.*testing[.]T/ { test = $2; sub(/\(.*/, "", test); part_of[test] = "" }
+		{
+			is("forms", "inEachForm[(]t|plain[.]fixture")
+			is(test ~ /^TestFault/ ? "capacity-faults" : "capacity", "trio[.]fixture")
+			is("gangs", "gangs[(]t|ganged[.]fixture|Gangs: true")
+			is("pairs", "range pairs|pairs\\[")
+			is("faults", "newFaultyFixture")
+			is("isolated", "isolated[.]fixture")
+			is("own", "newFixtureOfItsOwn")
+		}
+		END { for (test in part_of) print test, part_of[test] == "" ? "common" : part_of[test] }
+	' e2e/*_test.go
+}
+
 # The programs are built once, and not by each part.
 echo "building atoll-manager and the tests"
 (cd .. && CGO_ENABLED=0 go build -o /dev/null ./cmd/atoll-manager)
-if ! built=$(go test -exec true "$@" ./... 2>&1); then
-	echo "$built"
-	exit 1
-fi
+programs=$(mktemp -d)
+trap 'rm -rf "$programs"' EXIT
+go test -c "$@" -o "$programs/e2e.test" ./e2e
+parts >"$programs/parts"
 
-forms="^($(using 'inEachForm[(]t|plain[.]fixture'))$"
-capacity="^($(using 'trio[.]fixture'))$"
-capacity_faults="^($(using 'trio[.]fixture' | tr '|' '\n' | grep '^TestFault' | paste -sd '|' -))$"
-faults="^($(using 'newFaultyFixture|range pairs|pairs\[|isolated[.]fixture'))$"
-gangs="^($(using 'gangs[(]t|ganged[.]fixture|Gangs: true'))$"
-# make attack runs ./attack.
-others=$(go list ./... | grep -v -e '/e2e$' -e '/attack$')
-failed=0
-running=()
-trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
-# Tests that create hundreds of pods run at the end, when the machine has less load.
-{
-	failed=0
-	# shellcheck disable=SC2086 # one argument for each package
-	run e2e-others "$@" $others || failed=1
-	run e2e-forms "$@" -run "$forms" ./e2e || failed=1
-	run e2e-capacity "$@" -run "$capacity" -skip "$capacity_faults" ./e2e || failed=1
-	exit "$failed"
-} &
-running+=($!)
-{
-	failed=0
-	run e2e-faults "$@" -run "$faults" ./e2e || failed=1
-	run e2e-gangs "$@" -run "$gangs" ./e2e || failed=1
-	exit "$failed"
-} &
-running+=($!)
-run e2e-common "$@" -skip "$forms|$faults|$capacity|$gangs" ./e2e || failed=1
-run e2e-capacity-faults "$@" -run "$capacity_faults" ./e2e || failed=1
-for part in "${running[@]}"; do
-	wait "$part" || failed=1
-done
-trap - EXIT
-exit "$failed"
+# part <name> <flag of go test>... runs the tests of a part, or those of all other packages.
+part() {
+	local name=$1
+	shift
+	if [ "$name" = others ]; then
+		# make attack runs ./attack.
+		# shellcheck disable=SC2046 # one argument for each package
+		run e2e-others -- "$@" $(go list ./... | grep -v -e '/e2e$' -e '/attack$')
+		return
+	fi
+	local tests flag flags=()
+	tests=$(awk -v part="$name" '$2 == part { print $1 }' "$programs/parts" | paste -sd '|' -)
+	for flag in "$@"; do
+		case $flag in
+		-race | -tags=* | -cover*) ;; # built in
+		*) flags+=("-test.${flag#-}") ;;
+		esac
+	done
+	cd e2e
+	run "e2e-$name" --raw-command -- go tool test2json -t -p e2e \
+		"$programs/e2e.test" -test.v=test2json "${flags[@]}" -test.run "^($tests)\$"
+}
+export -f run part
+export gotestsum logs programs
+
+# The longest first; and last, when the machine has less load, the tests that create
+# hundreds of pods while processes are killed.
+printf '%s\n' forms common faults own gangs capacity isolated pairs others capacity-faults |
+	xargs -P 3 -I '{}' bash -euo pipefail -c 'part "$@"' part '{}' "$@"

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,20 +42,38 @@ func buildManager(ctx context.Context, source string, log io.Writer) (string, er
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}
-	// The new binary gets its own name, because another process may run the previous one.
-	binary, err := os.CreateTemp(dir, "atoll-manager-")
+	final := filepath.Join(dir, "atoll-manager")
+	binary, err := copyOf(final)
 	if err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}
-	_ = binary.Close()
-	if _, err := goCommand(ctx, source, "build", "-o", binary.Name(), "./cmd/atoll-manager"); err != nil {
+	defer os.Remove(binary) //nolint:errcheck // it is gone if all went well
+	if _, err := goCommand(ctx, source, "build", "-o", binary, "./cmd/atoll-manager"); err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}
-	final := filepath.Join(dir, "atoll-manager")
-	if err := os.Rename(binary.Name(), final); err != nil {
+	if err := os.Rename(binary, final); err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}
 	return final, nil
+}
+
+// copyOf returns the name of a copy of a binary, or of an empty file if there is none. The
+// new binary gets a name of its own, because another process may run the previous one, and
+// the go command links nothing if the copy is up to date.
+func copyOf(binary string) (string, error) {
+	to, err := os.CreateTemp(filepath.Dir(binary), filepath.Base(binary)+"-")
+	if err != nil {
+		return "", err
+	}
+	from, err := os.Open(binary)
+	if err == nil {
+		_, err = io.Copy(to, from)
+		_ = from.Close()
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return to.Name(), errors.Join(err, to.Chmod(0o755), to.Close()) // the go command does not make an existing file executable
 }
 
 func goCommand(ctx context.Context, dir string, args ...string) (string, error) {

@@ -80,7 +80,7 @@ func TestOneTenantsObjectsAreBounded(t *testing.T) {
 	if peak > atoll.MemoryLimit>>20 {
 		t.Errorf("the memory of atoll-manager is %d MiB", peak)
 	}
-	b.says("large-0", metav1.ConditionFalse, "more than the 256 KiB that one object may take")
+	b.says("large-0", metav1.ConditionFalse, "more than the 1024 KiB that one object may take")
 	last := b.unused()
 	b.says(last, metav1.ConditionFalse, `of namespace "crowd" would take more than the 8192 KiB`)
 	waits := deploymentOf("waits", map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: last})
