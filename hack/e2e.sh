@@ -35,7 +35,7 @@ parts() {
 		/^func / { test = "" }
 		/^func Test.*testing[.]T/ { test = $2; sub(/\(.*/, "", test); part_of[test] = "" }
 		{
-			is("forms", "inEachForm[(]t|plain[.]fixture")
+			is("forms", "in(EachForm|BothWays)[(]t|plain[.]fixture")
 			is(test ~ /^TestFault/ ? "capacity-faults" : "capacity", "trio[.]fixture")
 			is("gangs", "gangs[(]t|ganged[.]fixture|Gangs: true")
 			is("pairs", "range pairs|pairs\\[")

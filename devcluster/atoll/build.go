@@ -47,7 +47,7 @@ func buildManager(ctx context.Context, source string, log io.Writer) (string, er
 	if err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}
-	defer os.Remove(binary) //nolint:errcheck // it is gone if all went well
+	defer os.Remove(binary) // it is gone if all went well
 	if _, err := goCommand(ctx, source, "build", "-o", binary, "./cmd/atoll-manager"); err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}

@@ -11,10 +11,11 @@ import (
 
 // TestPromisesAreTested checks that every test named in docs/guarantees.md and
 // docs/security.md exists, so that nobody renames a test without its document, and that
-// exactly the tests marked there with ³ run in each form of installation.
+// exactly the tests marked there with ³ run in each form of installation, and those with ²
+// in two.
 func TestPromisesAreTested(t *testing.T) {
 	root := filepath.Join("..", "..")
-	inEachForm := map[string]bool{} // by name
+	marks := map[string]string{} // by the name of the test
 	declared := regexp.MustCompile(`(?s)\nfunc ((?:Test|Fuzz)\w+)\((.*?)\n\}`)
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
@@ -22,8 +23,14 @@ func TestPromisesAreTested(t *testing.T) {
 		}
 		source, err := os.ReadFile(path)
 		for _, match := range declared.FindAllSubmatch(source, -1) {
-			body := string(match[2])
-			inEachForm[string(match[1])] = strings.Contains(body, "inEachForm(") || strings.Contains(body, "range pairs")
+			mark, body := "", string(match[2])
+			switch {
+			case strings.Contains(body, "inEachForm(") || strings.Contains(body, "range pairs"):
+				mark = "³"
+			case strings.Contains(body, "inBothWays("):
+				mark = "²"
+			}
+			marks[string(match[1])] = mark
 		}
 		return err
 	})
@@ -35,20 +42,16 @@ func TestPromisesAreTested(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		named := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`(³?)").FindAllSubmatch(page, -1)
+		named := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`([²³]?)").FindAllStringSubmatch(string(page), -1)
 		if len(named) == 0 {
 			t.Errorf("%s names no test", name)
 		}
 		for _, match := range named {
-			test, marked := string(match[1]), len(match[2]) > 0
-			everyForm, ok := inEachForm[test]
-			switch {
+			switch mark, ok := marks[match[1]]; {
 			case !ok:
-				t.Errorf("%s names %s, which does not exist", name, test)
-			case everyForm && !marked:
-				t.Errorf("%s names %s without ³, but it runs in each form", name, test)
-			case !everyForm && marked:
-				t.Errorf("%s names %s with ³, but it does not run in each form", name, test)
+				t.Errorf("%s names %s, which does not exist", name, match[1])
+			case mark != match[2]:
+				t.Errorf("%s names %s with the mark %q, but the forms in which it runs have %q", name, match[1], match[2], mark)
 			}
 		}
 	}

@@ -58,7 +58,7 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 // otherwise they run where they are placed. The division is exact when the webhook is
 // back.
 func TestALostWebhookLosesNoPod(t *testing.T) {
-	inEachForm(t, func(_ *testing.T, f *fixture) {
+	inBothWays(t, func(_ *testing.T, f *fixture) {
 		f.group("lost-a", 1)
 		f.group("lost-b", 1)
 		f.create(weights("policy", "lost-a", 1, "lost-b", 1))

@@ -35,7 +35,7 @@ const fallbackAfter = 20 * time.Second
 // evictions.
 var trio = lateCluster{options: atoll.Options{Replicas: 3, ManagerArgs: []string{
 	"--evictions-per-second=20", "--capacity-fallback-after=" + fallbackAfter.String(),
-}}, users: 27}
+}}}
 
 const classLabel = "node.kubernetes.io/capacity"
 

@@ -31,7 +31,7 @@ func TestExampleInAnyOrder(t *testing.T) {
 		"policies, labels, groups": {examplePolicies, exampleLabels, exampleGroups},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inEachForm(t, func(_ *testing.T, f *fixture) { f.example(order...) })
+			inBothWays(t, func(_ *testing.T, f *fixture) { f.example(order...) })
 		})
 	}
 }

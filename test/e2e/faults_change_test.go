@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
@@ -138,7 +137,7 @@ func (f *fixture) runs(app, image string, n int) error {
 // thousand NodeGroups; each needs four writes, one after the other, until its status has
 // its member, which takes too long for a test.
 func TestFaultLimits(t *testing.T) {
-	f := newFaultyFixture(t)
+	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Isolated})
 	const groups, perGroup = 200, 25 // the first node of each group is its member
 	f.group("limit-a", 1)
 	f.group("limit-b", 1)
@@ -194,49 +193,32 @@ func TestFaultLimits(t *testing.T) {
 	f.settled("big", map[string]int{"limit-a": 3, "limit-b": 2})
 }
 
-// manyNodes adds NodeGroups of one cordoned node each, and further nodes without a group;
-// all are removed with the test. It returns when every member has its group.
+// manyNodes adds NodeGroups of one cordoned node each, and further nodes without a group.
+// It returns when every member has its group. They stay, because removing thousands takes
+// longer than starting another cluster.
 func (f *fixture) manyNodes(groups, perGroup int) {
 	f.Helper()
-	name := func(group, i int) string { return fmt.Sprintf("many-%d-%d", group, i) }
 	const workers = 16
-	each := func(ctx context.Context, do func(context.Context, int) error) {
-		f.Helper()
-		errs := make([]error, groups)
-		workqueue.ParallelizeUntil(ctx, workers, groups, func(i int) { errs[i] = do(ctx, i) })
-		for _, err := range errs {
-			if err != nil {
-				f.Error(err)
-			}
-		}
-	}
-	f.Cleanup(func() {
-		each(context.Background(), func(ctx context.Context, g int) error {
-			for i := range perGroup {
-				if err := f.kube.CoreV1().Nodes().Delete(ctx, name(g, i), metav1.DeleteOptions{}); client.IgnoreNotFound(err) != nil {
-					return err
-				}
-			}
-			return client.IgnoreNotFound(f.client.Delete(ctx, &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("many-%d", g)}}))
-		})
-	})
-	began := time.Now()
-	each(f.ctx, func(ctx context.Context, g int) error {
+	errs := make([]error, groups)
+	create := func(g int) error {
 		for i := range perGroup {
 			node := &corev1.Node{
-				ObjectMeta: metav1.ObjectMeta{Name: name(g, i), Labels: map[string]string{}},
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("many-%d-%d", g, i), Labels: map[string]string{}},
 				Spec:       corev1.NodeSpec{Unschedulable: true},
 			}
 			if i == 0 {
 				node.Labels["test-many"] = fmt.Sprint(g)
 			}
-			if err := f.client.Create(ctx, node); err != nil {
+			if err := f.client.Create(f.ctx, node); err != nil {
 				return err
 			}
 		}
-		return f.client.Create(ctx, groupOf(fmt.Sprintf("many-%d", g), gm.NodeGroupSpec{MatchLabels: map[string]string{"test-many": fmt.Sprint(g)}}))
-	})
-	f.Logf("created after %s", time.Since(began))
+		return f.client.Create(f.ctx, groupOf(fmt.Sprintf("many-%d", g), gm.NodeGroupSpec{MatchLabels: map[string]string{"test-many": fmt.Sprint(g)}}))
+	}
+	workqueue.ParallelizeUntil(f.ctx, workers, groups, func(g int) { errs[g] = create(g) })
+	if err := errors.Join(errs...); err != nil {
+		f.Fatal(err)
+	}
 	f.eventually(3*patience, "every member has its group", func() error {
 		list, err := f.kube.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{LabelSelector: "test-many"})
 		if err != nil {

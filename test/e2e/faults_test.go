@@ -15,7 +15,7 @@ import (
 // can fail. Its relays let a test disturb the requests and answers of atoll-manager.
 // Leaders are replaced within seconds, so that processes can be killed often.
 
-var faults = lateCluster{options: atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true, users: 12}
+var faults = lateCluster{options: atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true}
 
 // newFaultyFixture returns a fixture in the cluster of faults. At its start and end no
 // relay has a fault and all processes run, except those that the test kills.

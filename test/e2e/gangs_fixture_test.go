@@ -24,7 +24,7 @@ import (
 )
 
 // ganged is a cluster with PodGroups, and two replicas of atoll-manager.
-var ganged = lateCluster{options: atoll.Options{Replicas: 2, Gangs: true, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}, relayed: true}
+var ganged = lateCluster{options: atoll.Options{Replicas: 2, Gangs: true, ManagerArgs: []string{"--leader-elect-lease-duration=8s"}}, relayed: true}
 
 // bothConfigs are the ConfigMaps of docs/sources.md, V3, in both spellings.
 var bothConfigs = map[string]string{

@@ -77,7 +77,7 @@ func job(completions, parallelism int32, pods corev1.PodTemplateSpec) batchv1.Jo
 // exactly, or limited to the groups if it cannot be divided. Pods of StatefulSets return
 // to their claims, and pods of Jobs are never moved.
 func TestEveryBuiltInKind(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("kinds-a", 2)
 		f.group("kinds-b", 2)
 		f.nodes(nil, "kinds-out")
@@ -278,7 +278,7 @@ func (f *fixture) localVolumes(name string, nodes ...string) {
 
 // TestPodsThatAreOverHoldNoSeat is scenario 43.
 func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("over-a", 2)
 		f.group("over-b", 1)
 		f.create(weights("policy", "over-a", 1, "over-b", 1))

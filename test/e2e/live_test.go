@@ -63,7 +63,7 @@ func (f *fixture) budget(name, app, minAvailable string, healthy int32) *policyv
 // time; a PodDisruptionBudget that allows no eviction stops the moves, and the policy's
 // status reports it.
 func TestPolicyEditConverges(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("edit-a", 2)
 		f.group("edit-b", 2)
 		f.create(weights("policy", "edit-a", 3, "edit-b", 2))
@@ -102,7 +102,7 @@ func TestPolicyEditConverges(t *testing.T) {
 // pod; when it shrinks, each step ends with the division of Webster's method, without an
 // eviction.
 func TestScalingTakesNoPodFromAGrowingGroup(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		weight := map[string]int{"scale-a": 170, "scale-b": 110, "scale-c": 60}
 		for g := range weight {
 			f.group(g, 2)
@@ -185,7 +185,7 @@ func webster(n int, weight map[string]int) map[string]int {
 // again. Each time the same number comes back, exactly divided and Ready, without an
 // eviction.
 func TestFastDeletionStaysExact(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("fast-a", 2)
 		f.group("fast-b", 2)
 		f.create(weights("policy", "fast-a", 3, "fast-b", 2))
@@ -199,7 +199,7 @@ func TestFastDeletionStaysExact(t *testing.T) {
 		}
 		f.eventually(patience, "12:8", exact)
 		evicted, deleted, most := f.watchEvictions("app"), f.watchDeletions("app"), f.watchGroups("app")
-		for range 20 {
+		for range f.often() {
 			err := f.kube.CoreV1().Pods(f.ns).DeleteCollection(f.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=app"})
 			if err != nil {
 				t.Fatal(err)
@@ -209,8 +209,8 @@ func TestFastDeletionStaysExact(t *testing.T) {
 		if n := evicted(); n != 0 {
 			t.Errorf("%d pods were evicted", n)
 		}
-		if n := deleted(); n != 20*20 {
-			t.Errorf("%d pods were deleted, the test deletes 400", n)
+		if n, want := deleted(), 20*f.often(); n != want {
+			t.Errorf("%d pods were deleted, the test deletes %d", n, want)
 		}
 		for group, n := range most() {
 			if n > share[group] {
@@ -223,7 +223,7 @@ func TestFastDeletionStaysExact(t *testing.T) {
 // TestMissingGroupComesLater is scenario 34: a group that does not exist is left out and
 // named; when it is created it gets its share pod by pod.
 func TestMissingGroupComesLater(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("later-a", 2)
 		f.create(weights("policy", "later-a", 1, "later-b", 1))
 		f.create(deployment("app", 4, "policy"))
@@ -252,7 +252,7 @@ func TestMissingGroupComesLater(t *testing.T) {
 // group that lacks pods can take them, and the policy's status reports it; they move when
 // there is room.
 func TestNothingMovesWithoutRoom(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("room-a", 1)
 		f.group("room-b", 1)
 		f.create(weights("policy", "room-a", 1))
@@ -278,7 +278,7 @@ func TestNothingMovesWithoutRoom(t *testing.T) {
 // TestRequiredLabelMoves is scenario 48: a workload that requires another policy is bound
 // to it and divided again.
 func TestRequiredLabelMoves(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("moves-a", 1)
 		f.group("moves-b", 1)
 		f.create(weights("first", "moves-a", 1), weights("second", "moves-b", 1))
@@ -327,7 +327,7 @@ func TestNodeGroupTakesOver(t *testing.T) {
 // node is evicted, although the policy's maxUnavailable would allow it, for longer than
 // the time after which surplus pods would be evicted.
 func TestUnreadyNodesKeepTheirShare(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		began := time.Now()
 		f.group("silent-a", 1)
 		f.group("silent-b", 1)
@@ -414,7 +414,7 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 // name is divided from the start, while pods of the previous one still exist: they
 // terminate, and hold no seat.
 func TestSameNameNewWorkload(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		const stays = "e2e.example.com/stays"
 		f.group("again-a", 1)
 		f.group("again-b", 1)
@@ -467,7 +467,7 @@ func TestSameNameNewWorkload(t *testing.T) {
 // TestOverridePolicyFollowsItsRules: changed rules apply to running pods, and when a rule
 // is removed the template's image returns.
 func TestOverridePolicyFollowsItsRules(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("rules", 1)
 		f.create(weights("policy", "rules", 1))
 		registry := func(value string) []gm.RuleWithNodeGroup {

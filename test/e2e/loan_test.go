@@ -113,7 +113,7 @@ func (f *fixture) silence(names ...string) (restart func()) {
 // Ready, and a Deployment with the default strategy is changed. Pods of the new revision
 // that find no node in that group go on loan to the others.
 func TestARolloutEndsInTheGroupsThatAreThere(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"ends-a", "ends-b", "ends-c"} {
 			f.group(group, 1)
 		}
@@ -175,7 +175,7 @@ func TestARolloutEndsInTheGroupsThatAreThere(t *testing.T) {
 // pods of the group are recreated in the others, and when the group is back they return,
 // one after the other.
 func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"gone-x", "gone-y", "gone-z"} {
 			f.group(group, 1)
 		}
@@ -215,7 +215,7 @@ func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
 // TestAPausedRolloutIsBalanced: a Deployment is paused with pods of two revisions; when
 // the policy changes, each revision is divided again on its own.
 func TestAPausedRolloutIsBalanced(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("pause-a", 1)
 		f.group("pause-b", 1)
 		f.create(weights("policy", "pause-a", 1, "pause-b", 0))

@@ -6,10 +6,10 @@
 // Tests share clusters, one after the other: each has nodes, NodeGroups and a namespace
 // of its own and removes them at its end. Most run in a cluster with the chart's default
 // installation: in the default form, and with the default rate of evictions. Promises
-// about placing pods are tested in every form, in parallel clusters (inEachForm). Tests
-// of faults, and tests that need two replicas, have clusters of their own. Package
-// invariants watches all writes of every cluster from start to end, and a run that breaks
-// an invariant fails.
+// about placing pods are tested in parallel clusters, in every form (inEachForm), or at
+// the creation of pods and at kube-scheduler's calls (inBothWays). Tests of faults, and
+// tests that need two replicas, have clusters of their own. Package invariants watches all
+// writes of every cluster from start to end, and a run that breaks an invariant fails.
 package e2e
 
 import (
@@ -77,8 +77,8 @@ func run(m *testing.M) (code int) {
 	return code
 }
 
-// forms are the forms in which promises about placing pods are tested, each with the
-// function that returns a fixture in a cluster of the form.
+// forms are the forms in which pods are placed, each with the function that returns a
+// fixture in a cluster of the form.
 var forms = map[atoll.Form]func(*testing.T) *fixture{
 	atoll.Pinned:   newFixture, // the chart's default
 	atoll.Isolated: isolated.fixture,
@@ -88,30 +88,45 @@ var forms = map[atoll.Form]func(*testing.T) *fixture{
 // inEachForm runs a test in all forms in parallel, because most of the time it waits.
 func inEachForm(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	for form, fixture := range forms {
+	inForms(t, test, atoll.Pinned, atoll.Isolated, atoll.Plain)
+}
+
+// inBothWays runs a test where pods get their group when they are created, and where they
+// get it from kube-scheduler's calls. Isolated and Plain are the same to atoll-manager then.
+func inBothWays(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	inForms(t, test, atoll.Pinned, atoll.Plain)
+}
+
+func inForms(t *testing.T, test func(t *testing.T, f *fixture), in ...atoll.Form) {
+	t.Helper()
+	for _, form := range in {
 		t.Run(string(form), func(t *testing.T) {
 			t.Parallel()
-			test(t, fixture(t))
+			test(t, forms[form](t))
 		})
 	}
 }
 
-// lateCluster is a cluster that starts when a test first needs it, for all tests that
-// need it. It ends with the last of them, because an unused cluster costs a tenth of two
-// cores.
+// often returns how many times a test repeats what goes wrong only sometimes: 20 in the
+// form that is the chart's default, and 5 in another.
+func (f *fixture) often() int {
+	if f.form == atoll.Default {
+		return 20
+	}
+	return 5
+}
+
+// lateCluster is a cluster that starts when a test first needs it, for all tests that need
+// it, and ends after the last test.
 type lateCluster struct {
 	options atoll.Options
 	relayed bool
-	// users is the number of these tests. With a wrong number the cluster ends later, or
-	// is started a second time; with 0 it ends with the last test of the package.
-	users int
 
-	mu     sync.Mutex // guards the fields below
-	env    environment
-	done   func() error
-	err    error
-	used   int
-	broken error // the violations that were found when it ended
+	mu   sync.Mutex // guards the fields below
+	env  environment
+	done func() error
+	err  error
 }
 
 func (c *lateCluster) start() (environment, error) {
@@ -127,15 +142,10 @@ func (c *lateCluster) start() (environment, error) {
 func (c *lateCluster) end() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.endLocked()
-	return c.broken
-}
-
-func (c *lateCluster) endLocked() {
-	if c.done != nil {
-		c.broken = errors.Join(c.broken, c.done())
-		c.done = nil
+	if c.done == nil {
+		return nil
 	}
+	return c.done()
 }
 
 // fixture returns a fixture in the cluster.
@@ -145,13 +155,6 @@ func (c *lateCluster) fixture(t *testing.T) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // after the fixture's own cleanup
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.used++; c.used == c.users {
-			c.endLocked()
-		}
-	})
 	return newFixtureIn(t, e)
 }
 
@@ -169,9 +172,9 @@ var (
 
 // pairs are clusters with two replicas of atoll-manager.
 var pairs = map[atoll.Form]*lateCluster{
-	atoll.Pinned:   {options: atoll.Options{Form: atoll.Pinned, Replicas: 2}, users: 2},
-	atoll.Isolated: {options: atoll.Options{Form: atoll.Isolated, Replicas: 2}, users: 2},
-	atoll.Plain:    {options: atoll.Options{Form: atoll.Plain, Replicas: 2}, users: 1},
+	atoll.Pinned:   {options: atoll.Options{Form: atoll.Pinned, Replicas: 2}},
+	atoll.Isolated: {options: atoll.Options{Form: atoll.Isolated, Replicas: 2}},
+	atoll.Plain:    {options: atoll.Options{Form: atoll.Plain, Replicas: 2}},
 }
 
 // paceOf returns the number of pods that atoll-manager may evict in a second, from its

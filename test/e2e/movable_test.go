@@ -51,7 +51,7 @@ func (f *fixture) uids(app string) []string {
 // TestNoPodLeavesForAGroupThatIsClosedToIt: the only group that lacks a pod has a taint,
 // so that the successor would wait for ever.
 func TestNoPodLeavesForAGroupThatIsClosedToIt(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("closed-a", 1)
 		f.group("closed-b", 1)
 		taints := func(taints ...corev1.Taint) {
@@ -84,7 +84,7 @@ func TestNoPodLeavesForAGroupThatIsClosedToIt(t *testing.T) {
 
 // TestPodsStayWithTheirVolumes: a volume that only nodes of one group reach.
 func TestPodsStayWithTheirVolumes(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("tied-a", 1)
 		f.group("tied-b", 1)
 		size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}

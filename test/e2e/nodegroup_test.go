@@ -194,7 +194,7 @@ func TestZoneLabelsAreNotOurs(t *testing.T) {
 // TestDeletedGroupLetsPodsGoGently is scenario 32: the nodes of a deleted group lose its
 // label, and its pods move one by one to groups with room.
 func TestDeletedGroupLetsPodsGoGently(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("end-a", 1)
 		f.group("end-b", 1)
 		f.create(weights("policy", "end-a", 1, "end-b", 1))
@@ -226,7 +226,7 @@ func TestDeletedGroupLetsPodsGoGently(t *testing.T) {
 // TestPodsFromBeforeThePolicyCount is scenario 40: pods that ran before are counted where
 // they are; pods that are in the right place are not restarted or moved.
 func TestPodsFromBeforeThePolicyCount(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("old-a", 1)
 		f.group("old-b", 1)
 		f.cordon(true, "old-b-0")

@@ -178,7 +178,11 @@ type carries struct {
 // fields: the label, and whether there is a record.
 func (f *fixture) on(node string) (c carries, label string, recorded bool) {
 	f.Helper()
-	n := f.node(node)
+	return carriedBy(f.node(node))
+}
+
+// carriedBy returns what on returns of a node.
+func carriedBy(n *corev1.Node) (c carries, label string, recorded bool) {
 	only := func(m map[string]string) map[string]string {
 		out := maps.Clone(m)
 		maps.DeleteFunc(out, func(key, _ string) bool { return !strings.HasPrefix(key, "t.io/") })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -391,8 +392,16 @@ func (f *fixture) noMixture(names []string, values ...string) map[string]int {
 	for _, value := range values {
 		whole[value+value+value] = true
 	}
-	for _, name := range names {
-		c, _, _ := f.on(name)
+	var nodes corev1.NodeList
+	if err := f.client.List(f.ctx, &nodes); err != nil {
+		f.Fatal(err)
+	}
+	for i := range nodes.Items {
+		name := nodes.Items[i].Name
+		if !slices.Contains(names, name) {
+			continue
+		}
+		c, _, _ := carriedBy(&nodes.Items[i])
 		got := c.labels["t.io/l"] + c.annotations["t.io/a"]
 		for _, t := range c.taints {
 			got += t.Value

@@ -102,7 +102,7 @@ func TestDryRunsTakeNoSeat(t *testing.T) {
 // TestAFailedRolloutIsTakenBack: pods of a new revision never become Ready. Each revision
 // is divided on its own, and the rollback moves no running pod.
 func TestAFailedRolloutIsTakenBack(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("back-a", 1)
 		f.group("back-b", 1)
 		f.create(weights("policy", "back-a", 3, "back-b", 2))
@@ -163,7 +163,7 @@ func TestAGroupGoesWhilePodsWaitForIt(t *testing.T) {
 // equal groups either is right. They are in the group that they got, at creation or at
 // the gate, and the policy's status reports it.
 func TestPodsWithoutAnOwnerAreWhereTheyBelong(t *testing.T) {
-	inEachForm(t, func(_ *testing.T, f *fixture) {
+	inBothWays(t, func(_ *testing.T, f *fixture) {
 		f.group("own-a", 1)
 		f.group("own-b", 1)
 		bare := func(app string) {

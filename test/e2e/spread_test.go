@@ -12,13 +12,13 @@ import (
 )
 
 // TestBurstIsExact is scenario 2: a Deployment of 50 at 3:2, created at once,
-// is 30:20 each of 20 times, and nothing was evicted for it.
+// is 30:20 each of 20 times (often), and nothing was evicted for it.
 func TestBurstIsExact(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("burst-hz", 2)
 		f.group("burst-bj", 3)
 		f.create(weights("policy", "burst-hz", 3, "burst-bj", 2))
-		for range 20 {
+		for range f.often() {
 			deleted := f.watchDeletions("burst")
 			d := deployment("burst", 50, "policy")
 			f.create(d)
@@ -56,7 +56,7 @@ func TestWeightsTable(t *testing.T) {
 }
 
 // TestScaleInIsExact is scenario 38: from 10 pods to 5, 6:4 becomes 3:2 each of
-// 20 times, without an eviction; a user's own deletion cost stays.
+// 20 times (often), without an eviction; a user's own deletion cost stays.
 func TestScaleInIsExact(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("in-hz", 2)
@@ -64,7 +64,7 @@ func TestScaleInIsExact(t *testing.T) {
 		f.create(weights("policy", "in-hz", 3, "in-bj", 2))
 		f.create(deployment("in", 10, "policy"))
 		before := f.evictions()
-		for range 20 {
+		for range f.often() {
 			f.eventually(patience, "ten pods", func() error {
 				if err := f.allReady("in", 10); err != nil {
 					return err

@@ -53,7 +53,7 @@ func (f *fixture) unscheduled(app, reason string) int {
 // missing wait without a call to the extender, and are placed as soon as the policy
 // exists.
 func TestPodsWaitForAPolicyAndNotLonger(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("late-a", 1)
 		f.create(deployment("app", 3, "comes-later"))
 		f.eventually(patience, "three pods wait at the gate", func() error {
@@ -81,7 +81,7 @@ func TestPodsWaitForAPolicyAndNotLonger(t *testing.T) {
 // TestOnlyTheRightGroupIsPreempted is scenario 22: a pod of high priority whose group is
 // full of pods of low priority preempts one of them, and no pod of another group.
 func TestOnlyTheRightGroupIsPreempted(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"pre-a", "pre-b"} {
 			small := corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("4Gi"), "pods": resource.MustParse("20")}
 			if err := f.cluster.AddNodes(f.ctx, devcluster.NodeSpec{Name: group + "-0", Capacity: small}); err != nil {
@@ -182,7 +182,7 @@ func TestManyWaitingPodsCostLittle(t *testing.T) {
 // order; pods beyond them wait and the policy's status reports it; when a range grows, as
 // many pods are tried again as seats have opened.
 func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("range-a", 1)
 		f.group("range-b", 1)
 		bounds := func(group string, low, high int32) gm.NodeGroupNumRange {
@@ -261,7 +261,7 @@ func TestReservationsLeaveNothingBehind(t *testing.T) {
 // alone places those of a workload that ignores missing policies.
 // TestPodsWaitForAPolicyAndNotLonger tests the reverse direction.
 func TestPolicyDeleted(t *testing.T) {
-	inEachForm(t, func(t *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("gone-a", 1)
 		f.create(weights("policy", "gone-a", 1))
 		ignoring := deployment("ignores", 1, "policy")
