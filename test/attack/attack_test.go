@@ -39,6 +39,8 @@ const (
 	// the cluster and the pods.
 	patience = 90 * time.Second
 	replicas = 4
+	// apart is a namespace whose pods never meet Atoll.
+	apart = "apart"
 )
 
 // bed is a cluster with one replica of atoll-manager.
@@ -56,26 +58,19 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	b := newBed(t)
+	b.apart()
 	b.tenant()
 	before := b.memory("VmRSS")
 	calm := b.inTurns("calm", 0, 10)
 	t.Logf("without a wave: %s", calm)
-	all := wave{"all of these", func(t target) []attacker {
-		var clients []attacker
-		for _, w := range waves {
-			clients = append(clients, w.clients(t)...)
-		}
-		return clients
-	}}
 	for i, w := range append(waves[:len(waves):len(waves)], all) {
-		ctx, cancel := context.WithCancel(t.Context())
-		end := attack(ctx, w.clients(b.target))
+		end := b.send(w.name)
 		during := b.inTurns(fmt.Sprint("wave-", i), waveTime, 3)
 		now, peak := b.memory("VmRSS"), b.memory("VmHWM")
-		cancel()
-		done, failed := end()
-		t.Logf("%-45s %6d served or ended, %6d refused; %s, which is %.2f of what it is without a wave; memory %d MiB, so far at most %d MiB",
-			w.name, done, failed, during, during.ratio()/calm.ratio(), now, peak)
+		sent := end()
+		managed, plain := during.over(calm)
+		t.Logf("%-45s %6d served or ended, %6d refused; %s; changed by %.2f, without a policy by %.2f; memory %d MiB, so far at most %d MiB",
+			w.name, sent.Done, sent.Failed, during, managed, plain, now, peak)
 		if peak > atoll.MemoryLimit>>20 {
 			t.Fatalf("under %s the memory of atoll-manager is %d MiB", w.name, peak)
 		}
@@ -130,7 +125,7 @@ func TestTheExtenderKnowsItsClients(t *testing.T) {
 			}
 			transport := &http.Transport{TLSClientConfig: config}
 			defer transport.CloseIdleConnections()
-			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+b.target.extender+"/assign", strings.NewReader("{}"))
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+b.target.Extender+"/assign", strings.NewReader("{}"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -158,7 +153,8 @@ func newBed(t *testing.T) *bed {
 			t.Error(err)
 		}
 	})
-	if b.atoll, err = atoll.Install(t.Context(), b.cluster, atoll.Options{Log: os.Stderr}); err != nil {
+	values := map[string]any{"webhooks": map[string]any{"excludedNamespaces": []any{apart}}}
+	if b.atoll, err = atoll.Install(t.Context(), b.cluster, atoll.Options{Log: os.Stderr, Values: values}); err != nil {
 		t.Fatal(err)
 	}
 	if b.client, err = client.New(b.cluster.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err != nil {
@@ -169,8 +165,8 @@ func newBed(t *testing.T) *bed {
 		return url[strings.LastIndex(url, "/")+1:]
 	}
 	b.target = target{
-		webhooks: b.atoll.Webhooks[0], extender: b.atoll.Extenders[0],
-		metrics: trim(b.atoll.MetricsURLs[0]), probes: trim(b.atoll.HealthURL),
+		Webhooks: b.atoll.Webhooks[0], Extender: b.atoll.Extenders[0],
+		Metrics: trim(b.atoll.MetricsURLs[0]), Probes: trim(b.atoll.HealthURL),
 	}
 	return b
 }
@@ -185,7 +181,7 @@ func (b *bed) tenant() {
 	if err := b.cluster.AddNodes(b.Context(), nodes...); err != nil {
 		b.Fatal(err)
 	}
-	objects := []client.Object{&gm.PropagationPolicy{
+	objects := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: apart}}, &gm.PropagationPolicy{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"},
 		Spec: gm.PropagationSpec{
 			PropagationStrategy: "StaticWeight",
@@ -206,17 +202,17 @@ func (b *bed) tenant() {
 // says, and returns how long that took.
 func (b *bed) deploys(name, when string) time.Duration {
 	b.Helper()
-	return b.deploy(name, when, map[string]string{gm.RequiredPropagationPolicyLabel: "p"}, b.placed)
+	return b.deploy("default", name, when, map[string]string{gm.RequiredPropagationPolicyLabel: "p"}, b.placed)
 }
 
 // deploy creates a Deployment with these labels, waits until it is as it should be, and returns
 // how long that took.
-func (b *bed) deploy(name, when string, own map[string]string, check func(context.Context, *appsv1.Deployment) error) time.Duration {
+func (b *bed) deploy(namespace, name, when string, own map[string]string, check func(context.Context, *appsv1.Deployment) error) time.Duration {
 	b.Helper()
 	began := time.Now()
 	labels := map[string]string{"app": name}
 	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: own},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: own},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{
@@ -243,30 +239,39 @@ func (b *bed) deploy(name, when string, own map[string]string, check func(contex
 	return took
 }
 
-// times are how long Deployments of a tenant took, in turns with and without a policy. What is
-// slower without a policy too is not because of Atoll: the machine runs the senders as well.
-type times struct{ managed, plain []time.Duration }
+// times are how long Deployments took, in turns: of a tenant with and without a policy, and in
+// a namespace whose pods never meet Atoll. What is slower there too is not because of Atoll: the
+// machine runs the senders as well.
+type times struct{ managed, plain, apart []time.Duration }
 
 // inTurns creates Deployments for so long, and at least so many of each.
 func (b *bed) inTurns(when string, during time.Duration, least int) (t times) {
 	b.Helper()
 	for n, began := 0, time.Now(); n < least || time.Since(began) < during; n++ {
-		t.managed = append(t.managed, b.deploys(fmt.Sprintf("%s-%d", when, n), when))
-		t.plain = append(t.plain, b.deploy(fmt.Sprintf("%s-plain-%d", when, n), when, nil, b.available))
+		name := fmt.Sprintf("%s-%d", when, n)
+		t.managed = append(t.managed, b.deploys(name, when))
+		t.plain = append(t.plain, b.deploy("default", name+"-plain", when, nil, b.available))
+		t.apart = append(t.apart, b.deploy(apart, name, when, nil, b.available))
 	}
-	slices.Sort(t.managed)
-	slices.Sort(t.plain)
+	for _, took := range [][]time.Duration{t.managed, t.plain, t.apart} {
+		slices.Sort(took)
+	}
 	return t
 }
 
 func median(sorted []time.Duration) time.Duration { return sorted[len(sorted)/2] }
 
-// ratio is the median time with a policy ÷ that without one.
-func (t times) ratio() float64 { return float64(median(t.managed)) / float64(median(t.plain)) }
+// over returns how the times changed: their medians ÷ those of Deployments that never meet
+// Atoll, now ÷ before.
+func (t times) over(before times) (managed, plain float64) {
+	relative := func(took, apart []time.Duration) float64 { return float64(median(took)) / float64(median(apart)) }
+	return relative(t.managed, t.apart) / relative(before.managed, before.apart), relative(t.plain, t.apart) / relative(before.plain, before.apart)
+}
 
 func (t times) String() string {
-	return fmt.Sprintf("a Deployment took %s (median; at most %s), without a policy %s: %.2f",
-		median(t.managed).Round(time.Millisecond), t.managed[len(t.managed)-1].Round(time.Millisecond), median(t.plain).Round(time.Millisecond), t.ratio())
+	round := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+	return fmt.Sprintf("a Deployment took %s (median; at most %s), without a policy %s, without Atoll %s",
+		round(median(t.managed)), round(t.managed[len(t.managed)-1]), round(median(t.plain)), round(median(t.apart)))
 }
 
 // available returns an error unless the pods of a Deployment are available.
@@ -298,6 +303,27 @@ func (b *bed) placed(ctx context.Context, d *appsv1.Deployment) error {
 		return fmt.Errorf("the pods are in %v", groups)
 	}
 	return nil
+}
+
+// apart gives the last CPU to atoll-manager and to the senders, and the others to everything
+// else: elsewhere senders do not take the CPU time of the control plane.
+func (b *bed) apart() {
+	b.Helper()
+	if !separable() {
+		b.Log("the senders share the CPUs of the control plane")
+		return
+	}
+	processes, err := b.cluster.Processes(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	errs := []error{keepOn(os.Getpid(), false)}
+	for _, p := range processes {
+		errs = append(errs, keepOn(p.PID, p.Name == atoll.Manager))
+	}
+	if err := errors.Join(errs...); err != nil {
+		b.Fatal(err)
+	}
 }
 
 // memory reads a value of /proc/<pid>/status of atoll-manager, in MiB.

@@ -22,11 +22,9 @@ const (
 )
 
 // target is the host:port of each port of a replica.
-type target struct {
-	webhooks, extender, metrics, probes string
-}
+type target struct{ Webhooks, Extender, Metrics, Probes string }
 
-func (t target) all() []string { return []string{t.webhooks, t.extender, t.metrics, t.probes} }
+func (t target) all() []string { return []string{t.Webhooks, t.Extender, t.Metrics, t.Probes} }
 
 // wave is one way to attack.
 type wave struct {
@@ -38,42 +36,51 @@ type wave struct {
 // attacker attacks once, from an address.
 type attacker func(ctx context.Context, from net.Addr) error
 
-// waves are the ways to attack, one after the other; the last test sends all at a time.
+// all is a wave of all others at a time.
+var all = wave{"all of these", func(t target) []attacker {
+	var clients []attacker
+	for _, w := range waves {
+		clients = append(clients, w.clients(t)...)
+	}
+	return clients
+}}
+
+// waves are the ways to attack, one after the other.
 var waves = []wave{
 	{"connections on which nothing is sent", func(t target) []attacker { return forEach(t.all(), idle) }},
 	{"a byte a second instead of a handshake", func(t target) []attacker { return forEach(t.all(), drip(false, "")) }},
 	{"a byte a second instead of headers", func(t target) []attacker {
-		return []attacker{drip(true, "POST /mutate-pods HTTP/1.1\r\nX: ")(t.webhooks), drip(true, "GET /metrics HTTP/1.1\r\nX: ")(t.metrics), drip(false, "GET /readyz HTTP/1.1\r\nX: ")(t.probes)}
+		return []attacker{drip(true, "POST /mutate-pods HTTP/1.1\r\nX: ")(t.Webhooks), drip(true, "GET /metrics HTTP/1.1\r\nX: ")(t.Metrics), drip(false, "GET /readyz HTTP/1.1\r\nX: ")(t.Probes)}
 	}},
 	{"bodies that never end", func(t target) []attacker {
-		return []attacker{drip(true, head("/mutate-pods", 7<<20)+strings.Repeat("x", 7<<20-100))(t.webhooks)}
+		return []attacker{drip(true, head("/mutate-pods", 7<<20)+strings.Repeat("x", 7<<20-100))(t.Webhooks)}
 	}},
 	{"bodies without an end in sight", func(t target) []attacker {
-		return []attacker{endless(t.webhooks)}
+		return []attacker{endless(t.Webhooks)}
 	}},
 	{"the largest bodies", func(t target) []attacker {
-		return []attacker{post(t.webhooks, podsPath, `{"request":{"object":{"spec":{"nodeName":"`+strings.Repeat("x", 7<<20-100)+`"}}}}`)}
+		return []attacker{post(t.Webhooks, podsPath, `{"request":{"object":{"spec":{"nodeName":"`+strings.Repeat("x", 7<<20-100)+`"}}}}`)}
 	}},
 	{"deep JSON", func(t target) []attacker {
 		return []attacker{
-			post(t.webhooks, podsPath, strings.Repeat("[", 7<<20)),
-			post(t.webhooks, groupsPath, strings.Repeat(`{"a":`, 1<<20)),
-			post(t.webhooks, podsPath, `{"request":`+strings.Repeat("[", 250)+strings.Repeat("]", 250)+`}`),
+			post(t.Webhooks, podsPath, strings.Repeat("[", 7<<20)),
+			post(t.Webhooks, groupsPath, strings.Repeat(`{"a":`, 1<<20)),
+			post(t.Webhooks, podsPath, `{"request":`+strings.Repeat("[", 250)+strings.Repeat("]", 250)+`}`),
 		}
 	}},
 	{"many small elements", func(t target) []attacker {
 		return []attacker{
-			post(t.webhooks, podsPath, podOf(2_000_000)),
-			post(t.webhooks, podsPath, podOf(20_000)), // as many as a request may have
-			post(t.webhooks, podsPath, podOf(2_000)),
-			post(t.webhooks, groupsPath, groupOf(20_000)),
-			post(t.webhooks, groupsPath, groupOf(200_000)),
+			post(t.Webhooks, podsPath, podOf(2_000_000)),
+			post(t.Webhooks, podsPath, podOf(20_000)), // as many as a request may have
+			post(t.Webhooks, podsPath, podOf(2_000)),
+			post(t.Webhooks, groupsPath, groupOf(20_000)),
+			post(t.Webhooks, groupsPath, groupOf(200_000)),
 		}
 	}},
 	{"scrapes without a valid token, and probes", func(t target) []attacker {
 		return []attacker{
-			get(true, t.metrics, "/metrics", "not-a-token"), get(true, t.metrics, "/metrics", strings.Repeat("x", 8000)),
-			get(false, t.probes, "/readyz?verbose", ""), get(false, t.probes, "/healthz", ""),
+			get(true, t.Metrics, "/metrics", "not-a-token"), get(true, t.Metrics, "/metrics", strings.Repeat("x", 8000)),
+			get(false, t.Probes, "/readyz?verbose", ""), get(false, t.Probes, "/healthz", ""),
 		}
 	}},
 }
@@ -219,16 +226,15 @@ func exchange(secure bool, port, request string) attacker {
 }
 
 // attack runs the clients from all addresses until ctx is done. It returns a function that
-// waits for their end and returns how many of them got something else than an error, and how
-// many an error.
-func attack(ctx context.Context, clients []attacker) (wait func() (done, failed int64)) {
-	var all sync.WaitGroup
+// waits for their end and returns what became of what they sent.
+func attack(ctx context.Context, clients []attacker) (wait func() sent) {
+	var running sync.WaitGroup
 	var done, failed atomic.Int64
 	for caller := range callers {
 		from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+caller))}
 		for i := range max(each, len(clients)) {
 			run := clients[i%len(clients)]
-			all.Go(func() {
+			running.Go(func() {
 				for ctx.Err() == nil {
 					if run(ctx, from) == nil {
 						done.Add(1)
@@ -243,8 +249,8 @@ func attack(ctx context.Context, clients []attacker) (wait func() (done, failed 
 			})
 		}
 	}
-	return func() (int64, int64) {
-		all.Wait()
-		return done.Load(), failed.Load()
+	return func() sent {
+		running.Wait()
+		return sent{done.Load(), failed.Load()}
 	}
 }
