@@ -63,7 +63,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	before := b.memory("VmRSS")
 	calm := b.inTurns("calm", 0, 10)
 	t.Logf("without a wave: %s", calm)
-	for i, w := range append(waves[:len(waves):len(waves)], all) {
+	for i, w := range slices.Concat(waves, []wave{all}) {
 		end := b.send(w.name)
 		during := b.inTurns(fmt.Sprint("wave-", i), waveTime, 3)
 		now, peak := b.memory("VmRSS"), b.memory("VmHWM")

@@ -46,7 +46,7 @@ func obey(raw string) error {
 			return err
 		}
 	}
-	known := append(waves[:len(waves):len(waves)], all)
+	known := slices.Concat(waves, []wave{all})
 	i := slices.IndexFunc(known, func(w wave) bool { return w.name == o.Wave })
 	if i < 0 {
 		return fmt.Errorf("there is no wave %q", o.Wave)
