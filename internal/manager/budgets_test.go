@@ -11,6 +11,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
+// TestLargePoliciesFit: a policy of 500 kB is used, as TestFaultLimits shows on a cluster.
 func TestLargePoliciesFit(t *testing.T) {
 	policy := &gm.PropagationPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "large", UID: "1"}}
 	for i := range 98 {

@@ -50,6 +50,7 @@ type bed struct {
 	atoll   *atoll.Installation
 	client  client.Client
 	target  target
+	senders []int // the CPUs of the senders; nil means any
 }
 
 // TestStrangersKeepNobodyOut: under each wave the process stays below the memory limit of the
@@ -306,20 +307,31 @@ func (b *bed) placed(ctx context.Context, d *appsv1.Deployment) error {
 }
 
 // apart gives the last CPU to atoll-manager and to the senders, and the others to everything
-// else: elsewhere senders do not take the CPU time of the control plane.
+// else, until the test ends: elsewhere senders do not take the CPU time of the control plane.
 func (b *bed) apart() {
 	b.Helper()
-	if !separable() {
+	if len(allowed) < 2 {
 		b.Log("the senders share the CPUs of the control plane")
 		return
 	}
+	rest, last := allowed[:len(allowed)-1], allowed[len(allowed)-1:]
+	b.senders = last
 	processes, err := b.cluster.Processes(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
-	errs := []error{keepOn(os.Getpid(), false)}
+	errs := []error{keepOn(os.Getpid(), rest)}
+	b.Cleanup(func() {
+		if err := keepOn(os.Getpid(), allowed); err != nil {
+			b.Error(err)
+		}
+	})
 	for _, p := range processes {
-		errs = append(errs, keepOn(p.PID, p.Name == atoll.Manager))
+		cpus := rest
+		if p.Name == atoll.Manager {
+			cpus = last
+		}
+		errs = append(errs, keepOn(p.PID, cpus))
 	}
 	if err := errors.Join(errs...); err != nil {
 		b.Fatal(err)

@@ -23,15 +23,9 @@ var allowed = func() (cpus []int) {
 	return cpus
 }()
 
-// separable returns whether there are CPUs for two sides.
-func separable() bool { return len(allowed) > 1 }
-
-// keepOn keeps all threads of a process on the last CPU, or on the others.
-func keepOn(pid int, last bool) error {
-	cpus := allowed[:len(allowed)-1]
-	if last {
-		cpus = allowed[len(allowed)-1:]
-	}
+// keepOn keeps all threads of a process on some CPUs, and with them the processes that it
+// starts later.
+func keepOn(pid int, cpus []int) error {
 	var set unix.CPUSet
 	for _, cpu := range cpus {
 		set.Set(cpu)

@@ -2,7 +2,7 @@
 
 package attack
 
-// separable returns false: nothing keeps a process on some CPUs here.
-func separable() bool { return false }
+// allowed is empty: nothing keeps a process on some CPUs here.
+var allowed []int
 
-func keepOn(int, bool) error { return nil }
+func keepOn(int, []int) error { return nil }

@@ -15,6 +15,7 @@ import (
 type order struct {
 	Wave   string
 	Target target
+	CPUs   []int // nil means any
 }
 
 const orderVariable = "ATOLL_ATTACK"
@@ -41,8 +42,8 @@ func obey(raw string) error {
 	if err := json.Unmarshal([]byte(raw), &o); err != nil {
 		return fmt.Errorf("reading %s: %w", orderVariable, err)
 	}
-	if separable() {
-		if err := keepOn(os.Getpid(), true); err != nil {
+	if o.CPUs != nil {
+		if err := keepOn(os.Getpid(), o.CPUs); err != nil {
 			return err
 		}
 	}
@@ -62,7 +63,7 @@ func obey(raw string) error {
 // send starts the senders of a wave. It returns a function that ends them.
 func (b *bed) send(wave string) (end func() sent) {
 	b.Helper()
-	raw, err := json.Marshal(order{wave, b.target})
+	raw, err := json.Marshal(order{wave, b.target, b.senders})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -194,8 +194,8 @@ func TestFaultLimits(t *testing.T) {
 }
 
 // manyNodes adds NodeGroups of one cordoned node each, and further nodes without a group.
-// It returns when every member has its group. They stay, because removing thousands takes
-// longer than starting another cluster.
+// It returns when every member has its group. They stay until the cluster ends, because to
+// remove thousands takes longer than to start another cluster: the test has one of its own.
 func (f *fixture) manyNodes(groups, perGroup int) {
 	f.Helper()
 	const workers = 16
