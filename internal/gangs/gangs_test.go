@@ -2,6 +2,7 @@ package gangs
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/gang"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -194,5 +196,58 @@ func TestPodGroupsThatNobodyWroteByHand(t *testing.T) {
 	g := group("podgroup-x", "x", nil)
 	if g.OfPod() != "a" || g.Phase != "Running" || g.Now.Spec["minMember"] != float64(2) || g.Last != nil {
 		t.Errorf("the PodGroup is %+v", g)
+	}
+}
+
+// TestLargeContentIsLeftOut: whatever its author writes into a PodGroup, little of it is kept,
+// and each change is noticed.
+func TestLargeContentIsLeftOut(t *testing.T) {
+	long := strings.Repeat("x", 100_000)
+	group := func(change func(*unstructured.Unstructured)) *Group {
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"minMember": int64(2)}}}
+		u.SetName("podgroup-x")
+		u.SetLabels(map[string]string{scheduling.ManagedByLabel: scheduling.ManagedByAtoll})
+		change(u)
+		slim, err := slimGroup(u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slim.(*Group)
+	}
+	small := group(func(u *unstructured.Unstructured) { u.SetAnnotations(map[string]string{"a": "b"}) })
+	if small.Omitted != 0 || small.Now.Annotations["a"] != "b" {
+		t.Errorf("a small PodGroup is not kept: %+v", small)
+	}
+	for name, write := range map[string]func(u *unstructured.Unstructured, text string){
+		"annotations": func(u *unstructured.Unstructured, text string) { u.SetAnnotations(map[string]string{"a": text}) },
+		"spec":        func(u *unstructured.Unstructured, text string) { u.Object["spec"] = map[string]any{"queue": text} },
+		"many small values": func(u *unstructured.Unstructured, text string) {
+			u.SetAnnotations(map[string]string{scheduling.AppliedAnnotation: `{"spec":{"a":[` + strings.Repeat("{},", 5_000) + `"` + text[:10] + text[100_000:] + `"]}}`})
+		},
+		"an owner": func(u *unstructured.Unstructured, text string) {
+			u.SetAnnotations(map[string]string{scheduling.AppliedAnnotation: `{"owner":"` + text + `"}`})
+		},
+		"what was written last": func(u *unstructured.Unstructured, text string) {
+			u.SetAnnotations(map[string]string{scheduling.AppliedAnnotation: `{"owner":"x","labels":{"a":"` + text + `"}}`})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			one := group(func(u *unstructured.Unstructured) { write(u, long) })
+			if size := budget.SizeOf(one); size > 2000 {
+				t.Errorf("%d bytes are kept", size)
+			}
+			if !sameGroup(one, group(func(u *unstructured.Unstructured) { write(u, long) })) {
+				t.Error("the same content counts as a change")
+			}
+			if sameGroup(one, group(func(u *unstructured.Unstructured) { write(u, long+"x") })) {
+				t.Error("a change is not noticed")
+			}
+		})
+	}
+	forged := group(func(u *unstructured.Unstructured) {
+		u.SetAnnotations(map[string]string{scheduling.AppliedAnnotation: `{"owner":"x","labels":{"a":"` + long + `"}}`})
+	})
+	if !forged.Generated() {
+		t.Error("the owner for which the PodGroup was written is forgotten")
 	}
 }

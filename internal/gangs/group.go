@@ -2,7 +2,9 @@ package gangs
 
 import (
 	"encoding/json"
+	"hash/fnv"
 	"reflect"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -12,6 +14,7 @@ import (
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/gang"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 	"github.com/atoll-k8s/atoll/internal/owners"
 )
 
@@ -32,7 +35,37 @@ type Group struct {
 	// wrote last, from scheduling.AppliedAnnotation; nil if the annotation is missing or
 	// invalid.
 	Now, Last *gang.Applied
+	// Omitted is not 0 if Now, and all of Last but the owner, are left out because they are
+	// larger than maxContent. It is a hash of them, so that changes are noticed.
+	Omitted uint64
 }
+
+// maxContent bounds what is kept of the content of a PodGroup, in bytes of memory.
+const maxContent = 32 << 10
+
+// Bounded returns the group without its content if that is too large to be kept.
+func (g *Group) Bounded() *Group {
+	content := []*gang.Applied{g.Now, g.Last}
+	if budget.SizeOf(content) <= maxContent {
+		return g
+	}
+	bounded := *g
+	bounded.Now = &gang.Applied{}
+	if g.Last != nil {
+		bounded.Last = &gang.Applied{}
+		if len(g.Last.Owner) <= maxUID {
+			bounded.Last.Owner = types.UID(strings.Clone(string(g.Last.Owner))) // not a part of the annotation
+		}
+	}
+	hash := fnv.New64a()
+	_ = json.NewEncoder(hash).Encode(content) // it was decoded from JSON
+	bounded.Omitted = max(1, hash.Sum64())
+	return &bounded
+}
+
+// maxUID bounds an owner's UID that somebody may have written by hand, in bytes. UIDs of the
+// API server have 36.
+const maxUID = 63
 
 // Key returns namespace and name of the PodGroup.
 func (g *Group) Key() types.NamespacedName {
@@ -84,7 +117,7 @@ func Slim(u *unstructured.Unstructured) *Group {
 
 func slimGroup(obj any) (any, error) {
 	if u, ok := obj.(*unstructured.Unstructured); ok {
-		return Slim(u), nil
+		return Slim(u).Bounded(), nil
 	}
 	return obj, nil
 }
@@ -93,5 +126,5 @@ func slimGroup(obj any) (any, error) {
 // controller uses. Of the status it uses the phase only.
 func sameGroup(a, b *Group) bool {
 	return a.UID == b.UID && ptr.Equal(a.Controller, b.Controller) && a.Ours == b.Ours && a.Deleting == b.Deleting && a.Phase == b.Phase &&
-		reflect.DeepEqual(a.Now, b.Now) && reflect.DeepEqual(a.Last, b.Last)
+		a.Omitted == b.Omitted && reflect.DeepEqual(a.Now, b.Now) && reflect.DeepEqual(a.Last, b.Last)
 }

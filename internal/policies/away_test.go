@@ -50,7 +50,7 @@ func TestAGroupIsAwayAfterTheTimeThatThePolicySays(t *testing.T) {
 	}
 	changes := func(what string, want time.Time) {
 		t.Helper()
-		if at := l.ChangesAt(policy, "one"); !at.Equal(want) {
+		if at := l.ChangesAt(policy); !at.Equal(want) {
 			t.Errorf("%s: changes at %s, want %s", what, at, want)
 		}
 	}
@@ -64,7 +64,7 @@ func TestAGroupIsAwayAfterTheTimeThatThePolicySays(t *testing.T) {
 	l.clock.Step(1)
 	division("a minute", 0, 4)
 	changes("a minute", time.Time{})
-	if at := l.SettlesAt(policy, "one"); !at.Equal(l.clock.Now().Add(gm.DefaultStabilization)) {
+	if at := l.SettlesAt(policy); !at.Equal(l.clock.Now().Add(gm.DefaultStabilization)) {
 		t.Errorf("running pods may be moved at %s, want %s from now on", at, gm.DefaultStabilization)
 	}
 	l.ledger.ObserveNode(seats.SlimNode(build.Node("n-b", build.InGroup("b"), silent(start.Add(-time.Hour)))))
@@ -73,7 +73,7 @@ func TestAGroupIsAwayAfterTheTimeThatThePolicySays(t *testing.T) {
 	division("b is back", 0, 4)
 	l.ledger.ObserveNode(seats.SlimNode(build.Node("n-a", build.InGroup("a"))))
 	division("all are back", 2, 2)
-	if at := l.SettlesAt(policy, "one"); !at.Equal(l.clock.Now().Add(gm.DefaultStabilization)) {
+	if at := l.SettlesAt(policy); !at.Equal(l.clock.Now().Add(gm.DefaultStabilization)) {
 		t.Errorf("running pods may be moved back at %s, want %s from now on", at, gm.DefaultStabilization)
 	}
 }

@@ -2,27 +2,30 @@ package policies
 
 import (
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 // TestOneNamespaceForgetsItsOwnOnly: a namespace that compiles more and more loses what it
 // compiled before, and no other namespace loses anything.
 func TestOneNamespaceForgetsItsOwnOnly(t *testing.T) {
-	c := newCompiled[int, string](100, 1000)
-	c.put("quiet", 0, "kept", 50)
+	c := newCompiled[string](100, 1000)
+	c.put("quiet", "0", "kept", 50)
 	for i := range 1000 {
-		c.put("crowd", i, "", 30)
+		c.put("crowd", types.UID(fmt.Sprint(i)), "", 30)
 	}
-	if v, found := c.get("quiet", 0); !found || v != "kept" {
+	if v, found := c.get("quiet", "0"); !found || v != "kept" {
 		t.Errorf("another namespace lost its value: %q, %t", v, found)
 	}
-	if _, found := c.get("crowd", 999); !found {
+	if _, found := c.get("crowd", "999"); !found {
 		t.Error("the last value is not kept")
 	}
 	if n := len(c.namespaces["crowd"].values); n > 3 {
@@ -30,13 +33,16 @@ func TestOneNamespaceForgetsItsOwnOnly(t *testing.T) {
 	}
 }
 
-// TestASpreadThatIsForgottenKeepsItsTime: with more workloads than spreads are kept, each pass
-// compiles all of them again. They divide pods as before, so the stabilization time ends.
+// TestASpreadThatIsForgottenKeepsItsTime: with more policies than are kept, each pass compiles
+// all of them again. They divide pods as before, so the stabilization time ends.
 func TestASpreadThatIsForgottenKeepsItsTime(t *testing.T) {
 	r := newTestResolver(t, build.Node("n", build.InGroup("a")))
-	r.spreads = newCompiled[spreadKey, spreadEntry](10, 10)
+	r.spreads = newCompiled[spreadEntry](10, 10)
 	policy := build.PropagationPolicy("p", build.Weight(1, "a"))
-	settles := func(workload int) time.Time { return r.SettlesAt(policy, types.UID(fmt.Sprint(workload))) }
+	settles := func(i int) time.Time {
+		policy.UID = types.UID(fmt.Sprint(i))
+		return r.SettlesAt(policy)
+	}
 	var first [100]time.Time
 	for round := range 3 {
 		for i := range first {
@@ -45,10 +51,23 @@ func TestASpreadThatIsForgottenKeepsItsTime(t *testing.T) {
 				first[i] = at
 			}
 			if !at.Equal(first[i]) {
-				t.Fatalf("round %d: workload %d settles at %s, before at %s", round, i, at, first[i])
+				t.Fatalf("round %d: policy %d settles at %s, before at %s", round, i, at, first[i])
 			}
 		}
 		r.clock.Step(time.Hour)
+	}
+}
+
+// TestATimeThatWasForgottenBeginsAnew: pods are not moved at once because it is unknown since
+// when the policy divides them as it does.
+func TestATimeThatWasForgottenBeginsAnew(t *testing.T) {
+	r := newTestResolver(t, build.Node("n", build.InGroup("a")))
+	policy := build.PropagationPolicy("p", build.Weight(1, "a"))
+	r.SettlesAt(policy)
+	r.clock.Step(time.Hour)
+	r.since.drop(policy.UID)
+	if at := r.SettlesAt(policy); !at.Equal(r.clock.Now().Add(gm.DefaultStabilization)) {
+		t.Errorf("settles at %s, and it is %s", at, r.clock.Now())
 	}
 }
 
@@ -56,10 +75,10 @@ func TestASpreadThatIsForgottenKeepsItsTime(t *testing.T) {
 // alone exceeds them.
 func TestCompiledIsBounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := newCompiled[int, int](100, 250)
+		c := newCompiled[int](100, 250)
 		for i := range rapid.IntRange(1, 200).Draw(t, "puts") {
 			namespace := fmt.Sprint(rapid.IntRange(0, 4).Draw(t, "namespace"))
-			key := rapid.IntRange(0, 5).Draw(t, "key")
+			key := types.UID(fmt.Sprint(rapid.IntRange(0, 5).Draw(t, "key")))
 			c.put(namespace, key, i, rapid.Int64Range(0, 60).Draw(t, "weight"))
 			if v, found := c.get(namespace, key); !found || v != i {
 				t.Fatalf("got %d, %t right after %d was put", v, found, i)
@@ -80,4 +99,50 @@ func TestCompiledIsBounded(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestALargePolicyDelaysItsOwnNamespaceOnly: while a policy is compiled, policies of other
+// namespaces are compiled too, kept ones of its own are used, and nobody compiles it twice.
+func TestALargePolicyDelaysItsOwnNamespaceOnly(t *testing.T) {
+	c := newCompiled[string](100, 1000)
+	valid := func(string) bool { return true }
+	at := func(namespace string, policy types.UID, compile func()) string {
+		return c.value(namespace, policy, valid, func() (string, int64) {
+			compile()
+			return string(policy), 1
+		})
+	}
+	at("crowd", "kept", func() {})
+	var times atomic.Int64
+	begun, end := make(chan struct{}, 10), make(chan struct{})
+	var callers sync.WaitGroup
+	for range 10 {
+		callers.Go(func() {
+			got := at("crowd", "large", func() {
+				times.Add(1)
+				begun <- struct{}{}
+				<-end
+			})
+			if got != "large" {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+	<-begun
+	others := make(chan struct{})
+	go func() {
+		defer close(others)
+		at("quiet", "small", func() {})
+		at("crowd", "kept", func() { t.Error("a policy that is kept was compiled again") })
+	}()
+	select {
+	case <-others:
+	case <-time.After(time.Minute):
+		t.Error("other policies wait for one that is compiled")
+	}
+	close(end)
+	callers.Wait()
+	if n := times.Load(); n != 1 {
+		t.Errorf("the policy was compiled %d times", n)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -16,21 +17,22 @@ func TestAnEntryThatIsWrittenAgainDropsNoOther(t *testing.T) {
 	for i := range maxKept {
 		workload := types.UID(fmt.Sprint(i))
 		l.SetTrial(workload, Trial{})
-		rules.UID = workload
+		rules.UID, propagation.UID = workload, workload
 		l.Rules(rules)
-		if _, err := l.Spread(propagation, workload); err != nil {
+		if _, err := l.Spread(propagation, "w"); err != nil {
 			t.Fatal(err)
 		}
 	}
+	propagation.UID = "0"
 	propagation.Generation++
 	rules.Generation++
 	l.SetTrial("0", Trial{Key: "again"})
 	l.Rules(rules)
-	if _, err := l.Spread(propagation, "0"); err != nil {
+	if _, err := l.Spread(propagation, "w"); err != nil {
 		t.Fatal(err)
 	}
-	if len(l.trials) != maxKept {
-		t.Errorf("%d of %d trials are left", len(l.trials), maxKept)
+	if len(l.trials.values) != maxKept {
+		t.Errorf("%d of %d trials are left", len(l.trials.values), maxKept)
 	}
 	namespace := rules.Namespace
 	if l.rules.weight > maxRules || l.spreads.weight > maxSpreads {
@@ -43,7 +45,30 @@ func TestAnEntryThatIsWrittenAgainDropsNoOther(t *testing.T) {
 		t.Errorf("%d of %d spreads are left", n, maxKept)
 	}
 	l.SetTrial("new", Trial{})
-	if len(l.trials) > maxKept {
-		t.Errorf("%d trials are kept, want %d at most", len(l.trials), maxKept)
+	if len(l.trials.values) > maxKept {
+		t.Errorf("%d trials are kept, want %d at most", len(l.trials.values), maxKept)
+	}
+}
+
+// TestTrialsOfOneNamespaceForgetNoOther: a namespace with more workloads than are kept loses its
+// own trials only.
+func TestTrialsOfOneNamespaceForgetNoOther(t *testing.T) {
+	quiet := build.Deployment("quiet", build.With(func(d *appsv1.Deployment) { d.Namespace = "quiet" }))
+	l := newTestResolver(t, quiet)
+	l.SetTrial(quiet.UID, Trial{Key: "kept"})
+	for i := range maxKept + 1 {
+		l.SetTrial(types.UID(fmt.Sprint(i)), Trial{})
+	}
+	if trial, found := l.Trial(quiet.UID); !found || trial.Key != "kept" {
+		t.Errorf("the trial of another namespace is %+v, %t", trial, found)
+	}
+	if n := len(l.trials.values); n != 2 {
+		t.Errorf("%d trials are kept, want those of %q and the last one", n, "quiet")
+	}
+	l.DropTrial(quiet.UID)
+	l.DropTrial(quiet.UID)
+	l.DropTrial(types.UID(fmt.Sprint(maxKept)))
+	if len(l.trials.values) != 0 || len(l.trials.namespaces) != 0 {
+		t.Errorf("%d trials are left, of namespaces %v", len(l.trials.values), l.trials.namespaces)
 	}
 }

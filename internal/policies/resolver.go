@@ -30,8 +30,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
-// maxKept bounds the entries of each map of the Resolver. When a map is full, it is
-// emptied, and its entries are made again when they are needed.
+// maxKept bounds what the Resolver keeps of workloads, and of policies, in one namespace. When
+// there is more, all of it is forgotten, and made again when it is needed. The counts of
+// on-demand pods have this bound for all namespaces.
 const maxKept = 20_000
 
 // Resolver compiles policies. Safe for concurrent use.
@@ -44,11 +45,12 @@ type Resolver struct {
 	// pods their seat and their images while they are scheduled.
 	extenderInUse bool
 
-	mu      sync.Mutex
-	spreads *compiled[spreadKey, spreadEntry]
-	since   map[spreadKey]since
-	rules   *compiled[types.UID, rulesEntry]
-	trials  map[types.UID]Trial
+	spreads *compiled[spreadEntry]
+	rules   *compiled[rulesEntry]
+
+	mu     sync.Mutex
+	since  *kept[since] // by policy
+	trials *kept[Trial] // by workload
 
 	// budgets are those of the caches of policies.
 	budgets []*budget.Budget
@@ -74,19 +76,19 @@ type Resolver struct {
 	onNamespace     []func(name string)
 }
 
-type spreadKey struct{ policy, workload types.UID }
-
-// spreadEntry is a compiled PropagationPolicy. It is valid while the generation of the
-// policy and the epoch of the ledger's groups are the same, and before until.
+// spreadEntry is a compiled PropagationPolicy, for no workload yet. It is valid while the
+// generation of the policy and the epoch of the ledger's groups are the same, and before
+// until.
 type spreadEntry struct {
 	generation int64
 	epoch      uint64
 	spread     placement.Spread
+	digest     uint64 // of spread
 	err        error
 	until      time.Time // when the next group will be away if nothing changes; zero if none
 }
 
-// since is when a spread began to divide pods as it does now. It outlives the spread, which
+// since is when a policy began to divide pods as it does now. It outlives the spread, which
 // may be forgotten and compiled again.
 type since struct {
 	digest uint64
@@ -104,10 +106,10 @@ type rulesEntry struct {
 func NewResolver(reader client.Reader, walker *owners.Walker, ledger *seats.Ledger, clock clock.PassiveClock, extenderInUse bool) *Resolver {
 	return &Resolver{
 		reader: reader, walker: walker, ledger: ledger, clock: clock, extenderInUse: extenderInUse,
-		since:   map[spreadKey]since{},
-		spreads: newCompiled[spreadKey, spreadEntry](maxSpreads, maxSpreadsInAll),
-		rules:   newCompiled[types.UID, rulesEntry](maxRules, maxRulesInAll),
-		trials:  map[types.UID]Trial{},
+		since:   newKept[since](maxKept),
+		spreads: newCompiled[spreadEntry](maxSpreads, maxSpreadsInAll),
+		rules:   newCompiled[rulesEntry](maxRules, maxRulesInAll),
+		trials:  newKept[Trial](maxKept),
 		held:    map[types.UID]string{},
 
 		namespaces: map[string]ownership.Capacity{}, excluded: sets.New[string](),
@@ -158,33 +160,49 @@ func (r *Resolver) Override(ctx context.Context, namespace, name string) (*gm.Ov
 // for the failover time of the policy are marked as away. The error names the field
 // that makes the policy unusable.
 func (r *Resolver) Spread(policy *gm.PropagationPolicy, workload types.UID) (placement.Spread, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	e := r.spreadLocked(policy, workload)
-	return e.spread, e.err
+	e := r.spread(policy)
+	return e.spread.For(workload), e.err
 }
 
-func (r *Resolver) spreadLocked(policy *gm.PropagationPolicy, workload types.UID) spreadEntry {
-	key := spreadKey{policy: policy.UID, workload: workload}
-	epoch, now := r.ledger.GroupsEpoch(), r.clock.Now()
+// spread compiles a policy, unless that is kept.
+func (r *Resolver) spread(policy *gm.PropagationPolicy) spreadEntry {
 	if err := budget.Unread(policy); err != nil {
 		return spreadEntry{err: err} // not kept: the generation stays when it is read
 	}
-	if e, known := r.spreads.get(policy.Namespace, key); known && e.generation == policy.Generation && e.epoch == epoch && (e.until.IsZero() || now.Before(e.until)) {
-		return e
+	valid := func(e spreadEntry) bool {
+		return e.generation == policy.Generation && e.epoch == r.ledger.GroupsEpoch() && (e.until.IsZero() || r.clock.Now().Before(e.until))
 	}
-	e := spreadEntry{generation: policy.Generation, epoch: epoch}
-	if e.spread, e.err = placement.New(policy.Spec, r.ledger.HasMembers, workload); e.err == nil && policy.Spec.Failover != nil {
-		e.spread, e.until = r.withoutAway(e.spread, policy.Spec.Failover.After(), now)
-	}
-	if digest := e.spread.Digest(); r.since[key].digest != digest {
-		if _, known := r.since[key]; !known && len(r.since) >= maxKept {
-			clear(r.since)
+	return r.spreads.value(policy.Namespace, policy.UID, valid, func() (spreadEntry, int64) {
+		e := spreadEntry{generation: policy.Generation, epoch: r.ledger.GroupsEpoch()}
+		if e.spread, e.err = placement.New(policy.Spec, r.ledger.HasMembers, ""); e.err == nil && policy.Spec.Failover != nil {
+			e.spread, e.until = r.withoutAway(e.spread, policy.Spec.Failover.After(), r.clock.Now())
 		}
-		r.since[key] = since{digest: digest, at: now}
+		e.digest = e.spread.Digest()
+		r.dividesSince(policy, e.digest)
+		return e, e.weight()
+	})
+}
+
+// weight returns the weight of a spread in the unit of maxSpreads.
+func (e *spreadEntry) weight() int64 {
+	const fixed = 8
+	names := len(e.spread.Groups()) + len(e.spread.Missing())
+	if len(e.spread.Away()) > 0 {
+		names *= 2 // Home too
 	}
-	r.spreads.put(policy.Namespace, key, e, int64(1+len(e.spread.Groups())+len(e.spread.Missing())))
-	return e
+	return int64(fixed + names)
+}
+
+// dividesSince returns since when a policy has divided pods as it does now.
+func (r *Resolver) dividesSince(policy *gm.PropagationPolicy, digest uint64) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, known := r.since.get(policy.UID)
+	if !known || last.digest != digest {
+		last = since{digest: digest, at: r.clock.Now()}
+		r.since.put(policy.Namespace, policy.UID, last)
+	}
+	return last.at
 }
 
 // withoutAway marks as away the groups that have had no Ready node for the given time.
@@ -209,24 +227,18 @@ func (r *Resolver) withoutAway(spread placement.Spread, after time.Duration, now
 
 // ChangesAt returns when the next group of a policy will be away if its nodes stay as
 // they are; zero if none. No event is sent at that time, so callers set a timer.
-func (r *Resolver) ChangesAt(policy *gm.PropagationPolicy, workload types.UID) time.Time {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.spreadLocked(policy, workload).until
-}
+func (r *Resolver) ChangesAt(policy *gm.PropagationPolicy) time.Time { return r.spread(policy).until }
 
 // SettlesAt returns when the stabilization time of a policy will be over: its length
-// after the last change of the policy or of the members of its groups. It returns zero
-// for a policy that is unusable.
-func (r *Resolver) SettlesAt(policy *gm.PropagationPolicy, workload types.UID) time.Time {
-	spread, err := r.Spread(policy, workload)
-	if err != nil {
+// after the last change of the policy or of the members of its groups, whenever a workload
+// began to require the policy. It returns zero for a policy that is unusable.
+func (r *Resolver) SettlesAt(policy *gm.PropagationPolicy) time.Time {
+	e := r.spread(policy)
+	if e.err != nil {
 		return time.Time{}
 	}
-	r.mu.Lock()
-	last := r.since[spreadKey{policy: policy.UID, workload: workload}].at
-	r.mu.Unlock()
-	for _, groups := range [][]string{spread.Groups(), spread.Missing()} {
+	last := r.dividesSince(policy, e.digest)
+	for _, groups := range [][]string{e.spread.Groups(), e.spread.Missing()} {
 		if moved := r.ledger.MovedAt(groups...); moved.After(last) {
 			last = moved
 		}
@@ -237,17 +249,15 @@ func (r *Resolver) SettlesAt(policy *gm.PropagationPolicy, workload types.UID) t
 // Rules compiles an OverridePolicy. Each error names the rule and the field that make
 // the policy unusable.
 func (r *Resolver) Rules(policy *gm.OverridePolicy) (*override.Rules, []override.RuleError) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if err := budget.Unread(policy); err != nil {
 		return nil, []override.RuleError{{Overrider: "spec", Err: err}}
 	}
-	if e, ok := r.rules.get(policy.Namespace, policy.UID); ok && e.generation == policy.Generation {
-		return e.rules, e.errs
-	}
-	e := rulesEntry{generation: policy.Generation}
-	e.rules, e.errs = override.Compile(policy.Spec)
-	r.rules.put(policy.Namespace, policy.UID, e, budget.SizeOf(policy.Spec))
+	valid := func(e rulesEntry) bool { return e.generation == policy.Generation }
+	e := r.rules.value(policy.Namespace, policy.UID, valid, func() (rulesEntry, int64) {
+		e := rulesEntry{generation: policy.Generation}
+		e.rules, e.errs = override.Compile(policy.Spec)
+		return e, budget.SizeOf(policy.Spec)
+	})
 	return e.rules, e.errs
 }
 

@@ -238,12 +238,12 @@ func TestSettlesAt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := newTestResolver(t, build.Node("na1", build.InGroup("a")), build.Node("na", build.InGroup("a")), build.Node("nb", build.InGroup("b")))
 			p := build.PropagationPolicy("p", build.Weight(1, "a"), build.Weight(2, "b"), stabilization(tc.seconds))
-			l.SettlesAt(p, "app")
+			l.SettlesAt(p)
 			l.clock.Step(time.Hour)
 			if tc.change != nil {
 				tc.change(l, p)
 			}
-			if got := l.SettlesAt(p, "app").Sub(l.clock.Now()); got != tc.want {
+			if got := l.SettlesAt(p).Sub(l.clock.Now()); got != tc.want {
 				t.Errorf("settles %s from now, want %s", got, tc.want)
 			}
 		})
@@ -264,7 +264,7 @@ func TestResolverIsSafeForConcurrentUse(t *testing.T) {
 				if _, errs := l.Rules(rules); len(errs) > 0 {
 					t.Error(errs)
 				}
-				l.SettlesAt(policy, "app")
+				l.SettlesAt(policy)
 				l.ledger.ObserveNode(seats.SlimNode(build.Node("m", build.InGroup([]string{"", "b"}[i%2]))))
 			}
 		})

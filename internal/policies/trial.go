@@ -112,11 +112,9 @@ func (r *Resolver) OnTrial(h func(workload types.UID)) { r.onTrial = append(r.on
 
 // SetTrial records the result of a trial.
 func (r *Resolver) SetTrial(workload types.UID, t Trial) {
+	namespace := r.walker.NamespaceOf(workload)
 	r.mu.Lock()
-	if _, known := r.trials[workload]; !known && len(r.trials) >= maxKept {
-		clear(r.trials)
-	}
-	r.trials[workload] = t
+	r.trials.put(namespace, workload, t)
 	r.mu.Unlock()
 	for _, h := range r.onTrial {
 		h(workload)
@@ -127,7 +125,7 @@ func (r *Resolver) SetTrial(workload types.UID, t Trial) {
 func (r *Resolver) DropTrial(workload types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.trials, workload)
+	r.trials.drop(workload)
 }
 
 // Trial returns the result of the last trial of a workload. The rules or the template
@@ -135,6 +133,5 @@ func (r *Resolver) DropTrial(workload types.UID) {
 func (r *Resolver) Trial(workload types.UID) (t Trial, found bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t, found = r.trials[workload]
-	return t, found
+	return r.trials.get(workload)
 }

@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"sync"
 	"time"
 
@@ -48,6 +49,9 @@ const (
 	// waitTimeout is how long a request waits until it may be decoded. The API server
 	// waits a little longer for the answer.
 	waitTimeout = time.Second
+	// largeBody and largeWeight are the bytes of a body, and the weight of a request, above
+	// which a request is large for bounded.Turns. Reviews of pods of usual size weigh 0.5 MiB.
+	largeBody, largeWeight = 64 << 10, 4 << 20
 	// responseTime bounds the time from the headers of a request to the end of its answer.
 	responseTime = 10 * time.Second
 	// checkTimeout bounds the connection that StartedChecker makes.
@@ -58,13 +62,15 @@ const (
 
 // Server is a webhook server that bounds connections, the size of bodies, what they are
 // decoded to, and the time in which they must arrive. It refuses all other requests, so
-// that the API server continues without the webhook. All callers together are bounded,
-// and one caller takes at most 3/8 of anything.
+// that the API server continues without the webhook. All callers together are bounded.
+// One caller takes at most 3/8 of connections and memory, and of the CPU as much as others
+// leave.
 type Server struct {
 	webhook.Server // the routes
 	port           bounded.Port
 	bodies         *bounded.Shares // bytes of the bodies of all requests in progress
 	decoded        *bounded.Shares // weight of all requests that are decoded at the moment
+	turns          *bounded.Turns  // of requests that use the CPU
 
 	mu       sync.Mutex
 	address  string // where the server listens; "" before Start
@@ -79,6 +85,7 @@ func NewServer(address string, config *tls.Config, logger logr.Logger) *Server {
 		port:    bounded.Port{Name: Port, Address: address, TLS: config, Connections: maxConnections, ResponseTime: responseTime, Log: logger},
 		bodies:  bounded.NewShares(maxBodies),
 		decoded: bounded.NewShares(maxDecoded),
+		turns:   bounded.NewTurns(runtime.GOMAXPROCS(0)),
 	}
 }
 
@@ -150,21 +157,70 @@ func (s *Server) Register(path string, hook http.Handler) {
 			refuse(w, err)
 			return
 		}
-		weight, err := weights.Weigh(body.bytes, s.decoded.Largest())
+		ctx, cancel := context.WithTimeout(r.Context(), waitTimeout)
+		defer cancel()
+		weight, err := s.weigh(ctx, caller, weights, body.bytes)
 		if err != nil {
 			refuse(w, err)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), waitTimeout)
-		defer cancel()
 		if !s.decoded.Wait(ctx, caller, weight) {
 			refuse(w, bounded.ErrBusy)
 			return
 		}
 		defer s.decoded.Give(caller, weight)
+		turn, granted := s.turns.Wait(ctx, caller, weight > largeWeight)
+		if !granted {
+			refuse(w, bounded.ErrBusy)
+			return
+		}
+		defer turn.End() // also if the webhook panics
+		r = r.WithContext(bounded.WithTurn(r.Context(), turn))
 		r.Body = io.NopCloser(bytes.NewReader(body.bytes))
-		hook.ServeHTTP(w, r)
+		answer := &answer{ResponseWriter: w}
+		hook.ServeHTTP(answer, r)
+		turn.End()
+		answer.send()
 	}))
+}
+
+// answer keeps what a webhook answers until send, so that a client that reads slowly keeps no
+// turn.
+type answer struct {
+	http.ResponseWriter
+	status int
+	body   bytes.Buffer
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (a *answer) WriteHeader(status int) {
+	if a.status == 0 {
+		a.status = status
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (a *answer) Write(p []byte) (int, error) {
+	a.WriteHeader(http.StatusOK)
+	return a.body.Write(p)
+}
+
+func (a *answer) send() {
+	a.WriteHeader(http.StatusOK)
+	a.ResponseWriter.WriteHeader(a.status)
+	_, _ = a.ResponseWriter.Write(a.body.Bytes()) // a write fails only if the client has gone
+}
+
+// weigh returns the weight of a request. Large ones wait for their turn.
+func (s *Server) weigh(ctx context.Context, caller bounded.Caller, weights bounded.Weights, raw []byte) (int64, error) {
+	if len(raw) > largeBody {
+		turn, granted := s.turns.Wait(ctx, caller, true)
+		if !granted {
+			return 0, bounded.ErrBusy
+		}
+		defer turn.End()
+	}
+	return weights.Weigh(raw, s.decoded.Largest())
 }
 
 // refuse answers a request that is not passed to its webhook.

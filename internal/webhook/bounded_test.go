@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -297,3 +298,90 @@ type heavyHook struct{}
 func (heavyHook) Weights() bounded.Weights { return bounded.Weights{Text: maxDecoded / 4} }
 
 func (heavyHook) ServeHTTP(http.ResponseWriter, *http.Request) {}
+
+// TestLargeRequestsTakeTurns: a webhook gets one large request at a time if there are two
+// places, and small ones do not wait for it. What a webhook does outside of its turn, such as to
+// wait for another process, delays no other request.
+func TestLargeRequestsTakeTurns(t *testing.T) {
+	const requests = 6
+	for _, outside := range []bool{false, true} {
+		t.Run(fmt.Sprint("outside ", outside), func(t *testing.T) {
+			s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
+			s.turns = bounded.NewTurns(2)
+			s.turns.Longest = time.Hour
+			var now, most atomic.Int64
+			release := make(chan struct{})
+			hold := func() {
+				at := now.Add(1)
+				for seen := most.Load(); at > seen && !most.CompareAndSwap(seen, at); seen = most.Load() {
+				}
+				<-release
+				now.Add(-1)
+			}
+			s.Register("/hook", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				n, err := io.Copy(io.Discard, r.Body)
+				switch {
+				case n < 1000:
+				case outside:
+					bounded.Outside(r.Context(), hold)
+				default:
+					hold()
+				}
+				fmt.Fprintf(w, "%d %v", n, err)
+			}))
+			run(t, s)
+			isLarge := `[` + strings.Repeat("{},", 2_500) + `{}]` // about 5 MiB
+			var all sync.WaitGroup
+			for i := range requests {
+				all.Go(func() {
+					code, answer := post(t, s, byte(10+i), int64(len(isLarge)), strings.NewReader(isLarge))
+					if code != http.StatusOK && (outside || code != http.StatusServiceUnavailable) { // others have waited for too long
+						t.Errorf("answered %d %s", code, answer)
+					}
+				})
+			}
+			want := int64(1)
+			if outside {
+				want = requests
+			}
+			build.Eventually(t, "large requests have reached their webhook", func() bool { return now.Load() >= want })
+			served(t, s, 2, "while a webhook has large requests")
+			close(release)
+			all.Wait()
+			if got := most.Load(); got != want {
+				t.Errorf("the webhook got %d large requests at a time, want %d", got, want)
+			}
+		})
+	}
+}
+
+// TestAClientThatReadsSlowlyKeepsNoTurn: its answer is longer than what the network holds.
+func TestAClientThatReadsSlowlyKeepsNoTurn(t *testing.T) {
+	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
+	s.turns = bounded.NewTurns(2)
+	s.turns.Longest = time.Hour
+	var answers atomic.Int64
+	long := strings.Repeat("x", 16<<20)
+	s.Register("/hook", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		if n == 7 {
+			fmt.Fprintf(w, "%d %v", n, err)
+			return
+		}
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = io.WriteString(w, long)
+		answers.Add(1)
+	}))
+	run(t, s)
+	var conns []net.Conn
+	for range 4 {
+		conn := dial(t, s, 2)
+		begin(t, conn, 2, []byte("{}"))
+		conns = append(conns, conn)
+	}
+	build.Eventually(t, "all are answered", func() bool { return answers.Load() == int64(len(conns)) })
+	served(t, s, 3, "while clients do not read their answers")
+	if code := status(conns[0]); code != http.StatusTeapot {
+		t.Errorf("answered %d", code)
+	}
+}

@@ -19,7 +19,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -48,7 +47,7 @@ type bed struct {
 	*testing.T
 	cluster *devcluster.Cluster
 	atoll   *atoll.Installation
-	client  client.Client
+	client  client.WithWatch
 	target  target
 	senders []int // the CPUs of the senders; nil means any
 }
@@ -66,7 +65,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	t.Logf("without a wave: %s", calm)
 	for i, w := range slices.Concat(waves, []wave{all}) {
 		end := b.send(w.name)
-		during := b.inTurns(fmt.Sprint("wave-", i), waveTime, 3)
+		during := b.inTurns(fmt.Sprint("wave-", i), waveTime, 5)
 		now, peak := b.memory("VmRSS"), b.memory("VmHWM")
 		sent := end()
 		managed, plain := during.over(calm)
@@ -158,7 +157,7 @@ func newBed(t *testing.T) *bed {
 	if b.atoll, err = atoll.Install(t.Context(), b.cluster, atoll.Options{Log: os.Stderr, Values: values}); err != nil {
 		t.Fatal(err)
 	}
-	if b.client, err = client.New(b.cluster.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err != nil {
+	if b.client, err = client.NewWithWatch(b.cluster.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err != nil {
 		t.Fatal(err)
 	}
 	trim := func(url string) string {
@@ -225,19 +224,46 @@ func (b *bed) deploy(namespace, name, when string, own map[string]string, check 
 	if err := b.client.Create(b.Context(), d); err != nil {
 		b.Fatal(err)
 	}
-	var seen error
-	err := wait.PollUntilContextTimeout(b.Context(), 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		seen = check(ctx, d)
-		return seen == nil, nil
-	})
-	if err != nil {
-		b.Fatalf("%s: %v", when, errors.Join(err, seen))
+	if err := b.await(d, check); err != nil {
+		b.Fatalf("%s: %v", when, err)
 	}
 	took := time.Since(began)
 	if err := b.client.Delete(b.Context(), d, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
 		b.Fatal(err)
 	}
 	return took
+}
+
+// await waits until a Deployment is as it should be, which it looks at whenever the Deployment
+// changes, and each second.
+func (b *bed) await(d *appsv1.Deployment, check func(context.Context, *appsv1.Deployment) error) error {
+	ctx, cancel := context.WithTimeout(b.Context(), patience)
+	defer cancel()
+	changes, err := b.client.Watch(ctx, &appsv1.DeploymentList{}, client.InNamespace(d.Namespace), client.MatchingFields{"metadata.name": d.Name},
+		&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: d.ResourceVersion}})
+	if err != nil {
+		return err
+	}
+	defer changes.Stop()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		seen := check(ctx, d)
+		if seen == nil {
+			return nil
+		}
+		select {
+		case event, open := <-changes.ResultChan():
+			changed, ok := event.Object.(*appsv1.Deployment)
+			if !open || !ok {
+				return fmt.Errorf("the watch has ended: %v; %w", event.Object, seen)
+			}
+			d = changed
+		case <-tick.C:
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), seen)
+		}
+	}
 }
 
 // times are how long Deployments took, in turns: of a tenant with and without a policy, and in
@@ -276,10 +302,7 @@ func (t times) String() string {
 }
 
 // available returns an error unless the pods of a Deployment are available.
-func (b *bed) available(ctx context.Context, d *appsv1.Deployment) error {
-	if err := b.client.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
-		return err
-	}
+func (b *bed) available(_ context.Context, d *appsv1.Deployment) error {
 	if d.Status.AvailableReplicas != replicas {
 		return fmt.Errorf("%d of %d pods are available", d.Status.AvailableReplicas, replicas)
 	}

@@ -111,7 +111,7 @@ func (s *site) written(owner string) *unstructured.Unstructured {
 	if err != nil {
 		return nil
 	}
-	s.Store.PutGroup(gangs.Slim(u))
+	s.Store.PutGroup(gangs.Slim(u).Bounded())
 	return u
 }
 
@@ -575,6 +575,46 @@ func TestHostileContentIsNotKept(t *testing.T) {
 	u := s.written("web")
 	if n, _, _ := unstructured.NestedInt64(u.Object, "spec", "minMember"); n != 1 || len(u.GetOwnerReferences()) != 1 {
 		t.Errorf("minMember is %d, the owners are %v", n, u.GetOwnerReferences())
+	}
+}
+
+// TestALargePodGroupIsReadWhenItIsNeeded: somebody wrote so much into the PodGroup that its
+// content is not kept. It is kept right as any other, and is not written without need.
+func TestALargePodGroupIsReadWhenItIsNeeded(t *testing.T) {
+	s := newSite(t)
+	s.web()
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	u := s.written("web")
+	annotations := u.GetAnnotations()
+	annotations["large"] = strings.Repeat("x", 100_000)
+	u.SetAnnotations(annotations)
+	if _, err := s.objects.Resource(gangs.Resource).Namespace(build.Namespace).Update(t.Context(), u, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.written("web")
+	if group := s.Store.Group(types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}); group.Omitted == 0 || group.Now.Annotations != nil {
+		t.Fatalf("the content is kept: %.200v", group)
+	}
+	for range 2 {
+		s.objects.ClearActions()
+		if err := s.pass("web"); err != nil {
+			t.Fatal(err)
+		}
+		for _, action := range s.objects.Actions() {
+			if action.GetVerb() != "get" {
+				t.Fatalf("%s without need", action.GetVerb())
+			}
+		}
+	}
+	s.web(build.Annotation(scheduling.QueueNameAnnotation, "fast"))
+	if err := s.pass("web"); err != nil {
+		t.Fatal(err)
+	}
+	u = s.written("web")
+	if queue, _, _ := unstructured.NestedString(u.Object, "spec", "queue"); queue != "fast" || u.GetAnnotations()["large"] == "" {
+		t.Errorf("the queue is %q, and of the annotation %d bytes are left", queue, len(u.GetAnnotations()["large"]))
 	}
 }
 

@@ -360,6 +360,15 @@ func ownedBy(o *ownership.Object) []map[string]any {
 // updates the whole object. It creates the PodGroup if it was deleted and the watch has
 // not delivered that.
 func (r *Reconciler) update(ctx context.Context, s *scope, a *gang.Applied) error {
+	if s.group.Omitted != 0 {
+		is, err := r.Objects.Resource(gangs.Resource).Namespace(s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{})
+		switch {
+		case err == nil && is.GetUID() == s.group.UID:
+			s.group = gangs.Slim(is)
+		case err != nil && !apierrors.IsNotFound(err): // what follows finds out that it was deleted, or made again
+			return fmt.Errorf("reading PodGroup %s, which is too large to be kept: %w", s.key, err)
+		}
+	}
 	last := s.group.Last
 	if !s.group.Ours {
 		last = nil // the annotation counts only beside the managed-by label

@@ -66,7 +66,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		s.invalid, s.waits = unread, append(s.waits, wait)
 		return nil //nolint:nilerr // report puts it into the condition
 	}
-	if _, s.invalid = placement.New(s.policy.Spec, r.Ledger.HasMembers, ""); s.invalid != nil {
+	if _, s.invalid = r.Policies.Spread(s.policy, ""); s.invalid != nil {
 		return nil //nolint:nilerr // report puts it into the condition
 	}
 	objects := r.Walker.Requiring(owners.Propagation, s.policy.Namespace, s.policy.Name)
@@ -101,8 +101,8 @@ func (r *Reconciler) observeWorkload(ctx context.Context, s *scope, object *owne
 	if w.observed.Mode == "" {
 		w.observed.Mode = gm.ReschedulingEvict
 	}
-	w.settlesAt = r.Policies.SettlesAt(s.policy, object.Ties())
-	if at := r.Policies.ChangesAt(s.policy, object.Ties()); !at.IsZero() {
+	w.settlesAt = r.Policies.SettlesAt(s.policy)
+	if at := r.Policies.ChangesAt(s.policy); !at.IsZero() {
 		s.waits = append(s.waits, phase.Wait("a NodeGroup to be away", at.Sub(r.Clock.Now())))
 	}
 	r.observePods(w, below)

@@ -232,7 +232,7 @@ func (r *Reconciler) bindablePropagation(ctx context.Context, s *scope) (string,
 	if away := spread.Away(); len(away) > 0 {
 		s.spread += fmt.Sprint(away)
 	}
-	s.changesAt = r.Policies.ChangesAt(policy, s.workload.Ties())
+	s.changesAt = r.Policies.ChangesAt(policy)
 	return name, nil
 }
 

@@ -73,6 +73,9 @@ func (r *Reconciler) try(ctx context.Context, s *scope, policy *gm.OverridePolic
 	template, err := r.template(ctx, workload)
 	// Until the API server answers, the last refusal stays in force.
 	next := policies.Trial{Key: plan.Key, Rules: plan.Rules, Refused: last.Refused, Doubt: last.Doubt, Answer: last.Answer}
+	if err != nil && last.Rules == plan.Rules { // the next turn goes on from there if the template is still the same
+		next.Template, next.Accepted = last.Template, last.Accepted
+	}
 	if err == nil {
 		next.Template = hashOf(template)
 		same := tried && last.Untried == nil && last.Rules == plan.Rules && last.Template == next.Template

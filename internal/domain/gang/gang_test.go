@@ -2,6 +2,7 @@ package gang
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"testing"
 
@@ -174,6 +175,23 @@ func TestUsageOf(t *testing.T) {
 		"ephemeral-storage", "1Gi", "requests.ephemeral-storage", "1Gi", "limits.ephemeral-storage", "3Gi",
 		"nvidia.com/gpu", "1", "requests.nvidia.com/gpu", "1", "pods", "1", "count/pods", "1")
 	if diff := cmp.Diff(want, UsageOf(pod)); diff != "" {
+		t.Errorf("wrong usage (-want +got):\n%s", diff)
+	}
+}
+
+// TestOfManyResourcesTheFirstAreKept: users write their names, and may write any number.
+func TestOfManyResourcesTheFirstAreKept(t *testing.T) {
+	many := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), "zzz.io/x": resource.MustParse("1")}
+	for i := range 1000 {
+		many[corev1.ResourceName(fmt.Sprintf("example.com/r%04d", i))] = resource.MustParse("1")
+	}
+	usage := UsageOf(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: many}}}}})
+	want := corev1.ResourceList{"pods": resource.MustParse("1"), "count/pods": resource.MustParse("1"), "cpu": resource.MustParse("1"), "requests.cpu": resource.MustParse("1")}
+	for i := range maxResources {
+		name := corev1.ResourceName(fmt.Sprintf("example.com/r%04d", i))
+		want[name], want["requests."+name] = resource.MustParse("1"), resource.MustParse("1")
+	}
+	if diff := cmp.Diff(want, usage); diff != "" {
 		t.Errorf("wrong usage (-want +got):\n%s", diff)
 	}
 }

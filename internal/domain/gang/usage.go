@@ -1,6 +1,8 @@
 package gang
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -8,19 +10,32 @@ import (
 	helpers "k8s.io/component-helpers/resource"
 )
 
+// maxResources bounds what is kept of a pod: users write the names.
+const maxResources = 32
+
 // UsageOf returns the usage of one pod as a ResourceQuota counts it, under the quota's names
 // (such as requests.cpu and count/pods). Requests are also there under the plain names of
 // their resources: gang schedulers compare the usage with quotas and with the capacity of
-// nodes.
+// nodes. Of huge pages and extended resources it has the first maxResources in alphabetical
+// order.
 func UsageOf(pod *corev1.Pod) corev1.ResourceList {
 	one := resource.MustParse("1")
 	usage := corev1.ResourceList{corev1.ResourcePods: one, "count/pods": one}
-	for name, q := range helpers.PodRequests(pod, helpers.PodResourcesOptions{}) {
+	requests := helpers.PodRequests(pod, helpers.PodResourcesOptions{})
+	others := 0
+	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		switch {
-		case name == corev1.ResourceCPU, name == corev1.ResourceMemory, name == corev1.ResourceEphemeralStorage,
-			strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix), isExtended(name):
-			usage[name], usage[corev1.DefaultResourceRequestsPrefix+name] = q, q
+		case name == corev1.ResourceCPU, name == corev1.ResourceMemory, name == corev1.ResourceEphemeralStorage:
+		case strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix), isExtended(name):
+			if others++; others > maxResources {
+				continue
+			}
+			name = corev1.ResourceName(strings.Clone(string(name))) // not a part of a large pod in memory
+		default:
+			continue
 		}
+		q := requests[name]
+		usage[name], usage[corev1.DefaultResourceRequestsPrefix+name] = q, q
 	}
 	for name, q := range helpers.PodLimits(pod, helpers.PodResourcesOptions{}) {
 		switch name {

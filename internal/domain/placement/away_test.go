@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -160,4 +161,20 @@ func TestCeilingsAreNeverBelowTheShare(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestAnotherWorkloadsSpreadIsTheSameAsCompiledForIt: with and without groups that are away.
+func TestAnotherWorkloadsSpreadIsTheSameAsCompiledForIt(t *testing.T) {
+	rules := []gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"a", "b", "c"}, Weight: 1}}
+	away := func(group string) bool { return group == "c" }
+	for _, workload := range []types.UID{"w", "x", "y", "z"} {
+		compiled := StaticWeight(rules, nil, workload)
+		if got := StaticWeight(rules, nil, "").For(workload); !got.Equal(compiled) {
+			t.Errorf("%s: %v, want %v", workload, got, compiled)
+		}
+		got, want := StaticWeight(rules, nil, "").WithoutAway(away).For(workload), compiled.WithoutAway(away)
+		if !got.Equal(want) || !got.Home().Equal(want.Home()) {
+			t.Errorf("%s: %v, want %v", workload, got, want)
+		}
+	}
 }

@@ -178,6 +178,10 @@ func (s Spread) For(uid types.UID) Spread {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(uid)) // never fails
 	s.descending = hash.Sum32()%2 == 1
+	if s.home != nil {
+		home := s.home.For(uid)
+		s.home = &home
+	}
 	return s
 }
 

@@ -13,7 +13,7 @@ const (
 	// TooManyConnections: the caller has its share of the connections.
 	TooManyConnections Reason = "connections"
 	// TooManyRequests: the caller has its share of the requests in progress, or of the
-	// memory for them.
+	// memory for them, or its request has waited for too long.
 	TooManyRequests Reason = "busy"
 	// TooLarge: the request is larger than any that is served, or would take more memory
 	// once it is decoded.
@@ -24,7 +24,7 @@ const (
 
 var refusedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Namespace: "atoll", Subsystem: "port", Name: "refused_total",
-	Help: "Connections and requests that were refused by port (webhooks, extender, metrics, probes, profile) and reason: connections or busy (the client has its share), size, time (it did not arrive in time).",
+	Help: "Connections and requests that were refused by port (webhooks, extender, metrics, probes, profile) and reason: connections or busy (the client has its share, or the request has waited for too long), size, time (it did not arrive in time).",
 }, []string{"port", "reason"})
 
 var panicsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -3,8 +3,8 @@
 // for a handshake, for headers, for a request and between requests. No client can keep
 // the others from being served.
 //
-// Shares is the mechanism for everything else that has to be divided among clients, such
-// as the memory for requests. The package knows no kind and no path.
+// Shares divides everything else of which there is an amount, such as the memory for
+// requests, among clients, and Turns divides the CPU. The package knows no kind and no path.
 package bounded
 
 import (

@@ -149,9 +149,7 @@ func (w *World) Settle(t testing.TB) {
 		t.Fatal(err)
 	}
 	for i := range list.Items {
-		for _, app := range w.Walker.Requiring(owners.Propagation, build.Namespace, list.Items[i].Name) {
-			w.Policies.SettlesAt(&list.Items[i], app.UID)
-		}
+		w.Policies.SettlesAt(&list.Items[i])
 	}
 	w.Clock.Step(gm.DefaultStabilization)
 }
