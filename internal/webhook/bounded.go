@@ -12,7 +12,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"sync"
 	"time"
 
@@ -43,6 +42,9 @@ const (
 	maxDecoded = 224 << 20
 	// firstRead is how much memory a body takes before anything of it has arrived.
 	firstRead = 4 << 10
+	// longestRead is after how long a request whose body is read makes room for another turn:
+	// it may wait for its client.
+	longestRead = 20 * time.Millisecond
 	// readTimeout bounds the time in which a body must arrive. It is longer than the API
 	// server waits for the answer.
 	readTimeout = 3 * time.Second
@@ -85,7 +87,7 @@ func NewServer(address string, config *tls.Config, logger logr.Logger) *Server {
 		port:    bounded.Port{Name: Port, Address: address, TLS: config, Connections: maxConnections, ResponseTime: responseTime, Log: logger},
 		bodies:  bounded.NewShares(maxBodies),
 		decoded: bounded.NewShares(maxDecoded),
-		turns:   bounded.NewTurns(runtime.GOMAXPROCS(0)),
+		turns:   bounded.SharedTurns(),
 	}
 }
 
@@ -151,7 +153,7 @@ func (s *Server) Register(path string, hook http.Handler) {
 	}
 	s.Server.Register(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller := bounded.CallerOf(r.RemoteAddr)
-		body := body{shares: s.bodies, caller: caller}
+		body := body{shares: s.bodies, turns: s.turns, caller: caller}
 		defer body.release()
 		if err := body.read(w, r); err != nil {
 			refuse(w, err)
@@ -241,8 +243,10 @@ func refuse(w http.ResponseWriter, err error) {
 type body struct {
 	bytes  []byte
 	shares *bounded.Shares
+	turns  *bounded.Turns
 	caller bounded.Caller
 	held   int64
+	turn   *bounded.Turn // of a large body; nil before
 }
 
 // read reads the body of a request. Memory is taken as the body arrives, and not for its
@@ -262,7 +266,15 @@ func (b *body) read(w http.ResponseWriter, r *http.Request) error {
 	if err := b.grow(min(firstRead, limit+1)); err != nil {
 		return err
 	}
+	defer func() {
+		if b.turn != nil {
+			b.turn.End()
+		}
+	}()
 	for {
+		if err := b.takeTurn(r.Context()); err != nil {
+			return err
+		}
 		n, err := r.Body.Read(b.bytes[len(b.bytes):cap(b.bytes)])
 		b.bytes = b.bytes[:len(b.bytes)+n]
 		switch {
@@ -279,6 +291,21 @@ func (b *body) read(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
+}
+
+// takeTurn waits for a turn once much of the body has been read.
+func (b *body) takeTurn(ctx context.Context) error {
+	if b.turn != nil || len(b.bytes) < largeBody {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
+	defer cancel()
+	turn, granted := b.turns.WaitFor(ctx, b.caller, true, longestRead)
+	if !granted {
+		return bounded.ErrBusy
+	}
+	b.turn = turn
+	return nil
 }
 
 // grow gives the body a larger buffer. While it is copied, both buffers count.

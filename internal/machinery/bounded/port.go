@@ -23,6 +23,8 @@ import (
 )
 
 const (
+	// longestHandshake is after how long a handshake makes room for another turn.
+	longestHandshake = 20 * time.Millisecond
 	// headerTime bounds the TLS handshake, and after that the headers of each request.
 	headerTime = 5 * time.Second
 	// idleTime bounds the time between two requests of a connection. Clients of Go's
@@ -87,7 +89,42 @@ func (p *Port) tls() *tls.Config {
 	if p.Streams > 0 {
 		c.NextProtos = []string{"h2", "http/1.1"}
 	}
+	takeTurns(c)
 	return c
+}
+
+// takeTurns lets handshakes take turns from when the client's first message has arrived until
+// the server's answer is made, so that no turn waits for a client.
+func takeTurns(c *tls.Config) {
+	inner, own := c.GetConfigForClient, c.Clone()
+	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		config := own
+		if inner != nil {
+			chosen, err := inner(hello)
+			if err != nil {
+				return nil, err
+			}
+			if chosen != nil {
+				config = chosen
+			}
+		}
+		turn, granted := SharedTurns().WaitFor(hello.Context(), CallerOf(hello.Conn.RemoteAddr().String()), false, longestHandshake)
+		if !granted {
+			return nil, ErrBusy
+		}
+		end := sync.OnceFunc(turn.End)
+		context.AfterFunc(hello.Context(), end) // the handshake has ended, or failed
+		config = config.Clone()
+		verify := config.VerifyConnection
+		config.VerifyConnection = func(state tls.ConnectionState) error {
+			end()
+			if verify != nil {
+				return verify(state)
+			}
+			return nil
+		}
+		return config, nil
+	}
 }
 
 // Server returns the server of the port, for its listener.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/heap"
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +18,8 @@ const (
 	// againTime bounds the wait for another turn after Outside. The request is as good as
 	// answered then, so it does not fail because of the wait.
 	againTime = 100 * time.Millisecond
+	// largeBurst is the time that large requests may use at any rate.
+	largeBurst = 2 * time.Second
 	// maxRemembered bounds the callers of which it is known how much time they have used.
 	maxRemembered = 8192
 )
@@ -27,8 +30,9 @@ const (
 // send.
 //
 // Small and large requests are divided among callers separately. If both wait, each size gets
-// half of the places, and large requests never get the last one. It is safe for concurrent
-// use.
+// half of the places, and large requests never get the last one. Large requests use an eighth
+// of the places on average, after largeBurst: clients can send any number of them, and the
+// process has other work. It is safe for concurrent use.
 type Turns struct {
 	// Longest is after how long a turn makes room for another one although it has not ended.
 	// It must not be changed once Turns is in use.
@@ -38,6 +42,12 @@ type Turns struct {
 
 	mu    sync.Mutex
 	sizes [2]turnsOfSize
+	// credit is the time that large requests may use at creditAt; it grows at rate, up to
+	// largeBurst. timer is set while they wait for credit.
+	credit   time.Duration
+	creditAt time.Time
+	rate     float64
+	timer    *time.Timer
 }
 
 const small, large = 0, 1
@@ -64,10 +74,11 @@ type turnsOf struct {
 
 // Turn is the turn of one request. It is used by one goroutine at a time.
 type Turn struct {
-	turns  *Turns
-	size   int
-	caller Caller
-	held   bool // it has begun and not ended
+	turns   *Turns
+	size    int
+	caller  Caller
+	longest time.Duration
+	held    bool // it has begun and not ended
 
 	// The rest is guarded by turns.mu.
 	granted  chan struct{} // closed when the turn begins
@@ -76,9 +87,13 @@ type Turn struct {
 	roomMade bool        // another turn may begin in place of this one
 }
 
+// SharedTurns returns the Turns of the process: all ports divide the same CPUs.
+var SharedTurns = sync.OnceValue(func() *Turns { return NewTurns(runtime.GOMAXPROCS(0)) })
+
 // NewTurns returns Turns with so many places, at least two.
 func NewTurns(places int) *Turns {
-	t := &Turns{Longest: longestTurn, places: max(2, places)}
+	t := &Turns{Longest: longestTurn, places: max(2, places), credit: largeBurst, creditAt: time.Now()}
+	t.rate = float64(t.places) / 8
 	for size := range t.sizes {
 		t.sizes[size].callers = map[Caller]*turnsOf{}
 	}
@@ -87,7 +102,13 @@ func NewTurns(places int) *Turns {
 
 // Wait waits for a turn, which must be ended. It returns false if ctx is done before.
 func (t *Turns) Wait(ctx context.Context, caller Caller, isLarge bool) (*Turn, bool) {
-	turn := &Turn{turns: t, caller: caller}
+	return t.WaitFor(ctx, caller, isLarge, t.Longest)
+}
+
+// WaitFor is Wait for a turn that makes room for another one after longest, because the
+// request may then wait for its client.
+func (t *Turns) WaitFor(ctx context.Context, caller Caller, isLarge bool, longest time.Duration) (*Turn, bool) {
+	turn := &Turn{turns: t, caller: caller, longest: longest}
 	if isLarge {
 		turn.size = large
 	}
@@ -167,7 +188,7 @@ func (t *Turns) nextLocked() {
 			return
 		}
 		next := smalls
-		if len(larges.waiting) > 0 && larges.running < t.places-1 && (len(smalls.waiting) == 0 || larges.running <= smalls.running) {
+		if len(larges.waiting) > 0 && larges.running < t.places-1 && (len(smalls.waiting) == 0 || larges.running <= smalls.running) && t.hasCreditLocked() {
 			next = larges
 		}
 		if len(next.waiting) == 0 {
@@ -177,15 +198,35 @@ func (t *Turns) nextLocked() {
 	}
 }
 
+// hasCreditLocked reports whether a large request may use time now. If not, nextLocked is
+// called when one may.
+func (t *Turns) hasCreditLocked() bool {
+	now := time.Now()
+	t.credit = min(largeBurst, t.credit+time.Duration(t.rate*float64(now.Sub(t.creditAt))))
+	t.creditAt = now
+	if t.credit > 0 {
+		return true
+	}
+	if t.timer == nil {
+		t.timer = time.AfterFunc(time.Duration(float64(-t.credit)/t.rate)+provisional, func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.timer = nil
+			t.nextLocked()
+		})
+	}
+	return false
+}
+
 // beginLocked lets a turn begin.
 func (t *Turns) beginLocked(turn *Turn) {
 	turn.began, turn.roomMade = time.Now(), false
 	granted := turn.granted
-	turn.timer = time.AfterFunc(t.Longest, func() {
+	turn.timer = time.AfterFunc(turn.longest, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if turn.granted == granted { // else the request has another turn by now
-			turn.makeRoomLocked(t.Longest)
+			turn.makeRoomLocked(turn.longest)
 		}
 	})
 	close(granted)
@@ -201,13 +242,18 @@ func (turn *Turn) makeRoomLocked(lasted time.Duration) {
 	s := &turn.turns.sizes[turn.size]
 	s.running--
 	s.use(s.callers[turn.caller], lasted-provisional)
+	if turn.size == large {
+		turn.turns.credit -= lasted
+	}
 	turn.turns.nextLocked()
 }
 
 // restLocked forgets all times once no request has a turn or waits for one.
 func (t *Turns) restLocked() {
-	if t.sizes[small].running+t.sizes[large].running > 0 {
-		return
+	for size := range t.sizes {
+		if s := &t.sizes[size]; s.running > 0 || len(s.waiting) > 0 {
+			return
+		}
 	}
 	for size := range t.sizes {
 		s := &t.sizes[size]

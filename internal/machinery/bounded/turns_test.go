@@ -114,6 +114,7 @@ func TestSizesShareThePlaces(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				turns := NewTurns(4)
+				turns.rate = 4
 				ctx, cancel := context.WithCancel(t.Context())
 				smalls := flood(ctx, turns, caller(1), tc.smalls, false, 4*time.Millisecond)
 				larges := flood(ctx, turns, caller(2), tc.larges, true, 30*time.Millisecond)
@@ -136,6 +137,48 @@ func TestSizesShareThePlaces(t *testing.T) {
 	}
 }
 
+// TestLargeRequestsLeaveTimeForOtherWork: however many are sent, they use an eighth of the
+// places, and a burst. What they do not use for a while they may use later.
+func TestLargeRequestsLeaveTimeForOtherWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns := NewTurns(4)
+		ctx, cancel := context.WithCancel(t.Context())
+		var used [3]*atomic.Int64
+		sum := func() (all time.Duration) {
+			for _, u := range used {
+				all += time.Duration(u.Load())
+			}
+			return all
+		}
+		for i := range used {
+			used[i] = flood(ctx, turns, caller(i), 100, true, 30*time.Millisecond)
+		}
+		before := time.Duration(0)
+		for i, want := range []time.Duration{largeBurst + 10*time.Second, 10 * time.Second, 10 * time.Second} {
+			time.Sleep(20 * time.Second)
+			now := sum()
+			if off := now - before - want; off.Abs() > time.Second/2 {
+				t.Errorf("in part %d large requests used %s, want %s", i, now-before, want)
+			}
+			before = now
+		}
+		cancel()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		empty(t, turns)
+		ctx, cancel = context.WithCancel(t.Context())
+		again := flood(ctx, turns, caller(1), 100, true, 30*time.Millisecond)
+		time.Sleep(20 * time.Second)
+		if off := time.Duration(again.Load()) - (largeBurst + 10*time.Second); off.Abs() > time.Second/2 {
+			t.Errorf("after an hour they used %s", time.Duration(again.Load()))
+		}
+		cancel()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		empty(t, turns)
+	})
+}
+
 // TestALargeRequestKeepsItsPlaceInTheOrder: while it cannot have a turn, small requests of
 // others are answered. Then it is next, before large ones of callers that have used more.
 func TestALargeRequestKeepsItsPlaceInTheOrder(t *testing.T) {
@@ -150,7 +193,7 @@ func TestALargeRequestKeepsItsPlaceInTheOrder(t *testing.T) {
 		for range 20 {
 			began := time.Now()
 			turn, granted := turns.Wait(ctx, caller(1), true)
-			if waited := time.Since(began); !granted || waited > 8*30*time.Millisecond {
+			if waited := time.Since(began); !granted || waited > 8*4*30*time.Millisecond {
 				t.Fatalf("granted: %t, after %s", granted, waited)
 			}
 			time.Sleep(time.Millisecond)
@@ -169,6 +212,7 @@ func TestALargeRequestKeepsItsPlaceInTheOrder(t *testing.T) {
 func TestARequestThatIsNearlyAnsweredGoesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := NewTurns(2)
+		turns.Longest = time.Hour
 		ctx, cancel := context.WithCancel(t.Context())
 		turn, _ := turns.Wait(ctx, caller(1), false)
 		flood(ctx, turns, caller(1), 1000, false, 5*time.Millisecond)
@@ -183,7 +227,6 @@ func TestARequestThatIsNearlyAnsweredGoesFirst(t *testing.T) {
 		if waited := outside(); !turn.held || waited > 5*time.Millisecond {
 			t.Errorf("it has a turn: %t, after %s", turn.held, waited)
 		}
-		turns.Longest = time.Hour
 		for i := range 2 {
 			go func() {
 				hangs, _ := turns.Wait(ctx, caller(2+i), false)
