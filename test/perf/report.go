@@ -56,11 +56,19 @@ func machine() string {
 
 // commandLine returns the command that repeats the measurement.
 func commandLine(b benchmark, o options) string {
-	args := fmt.Sprintf("-bench %s -variant %s -rounds %d -nodes %d -groups %d -pods %d", b.name, o.variant, o.rounds, o.nodes, o.groups, o.pods)
+	args := fmt.Sprintf("-bench %s -variant %s -rounds %d -nodes %d -groups %d -pods %d", quoted(b.name), quoted(o.variant), o.rounds, o.nodes, o.groups, o.pods)
 	if o.runPods {
 		args += " -run-pods"
 	}
 	return fmt.Sprintf("make bench ARGS='%s'", args)
+}
+
+// quoted returns a value as a shell reads it within the single quotes of ARGS.
+func quoted(value string) string {
+	if strings.Contains(value, " ") {
+		return `"` + value + `"`
+	}
+	return value
 }
 
 const docsHead = `# Benchmarks

@@ -110,3 +110,15 @@ func TestASectionWithoutAnEndIsRefused(t *testing.T) {
 		t.Error("the rest of the file would have been lost")
 	}
 }
+
+// TestTheCommandCanBeCopied: a shell reads each value as one word.
+func TestTheCommandCanBeCopied(t *testing.T) {
+	got := commandLine(benchmark{name: "gangs limited"}, options{variant: "divided 1 p50,divided 1 p99", rounds: 3, nodes: 10, groups: 2, pods: 5})
+	want := `make bench ARGS='-bench "gangs limited" -variant "divided 1 p50,divided 1 p99" -rounds 3 -nodes 10 -groups 2 -pods 5'`
+	if got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if got := commandLine(benchmark{name: "filter"}, options{variant: "all"}); got != "make bench ARGS='-bench filter -variant all -rounds 0 -nodes 0 -groups 0 -pods 0'" {
+		t.Errorf("got %s", got)
+	}
+}

@@ -23,8 +23,9 @@ import (
 )
 
 const (
-	// longestHandshake is after how long a handshake makes room for another turn.
-	longestHandshake = 20 * time.Millisecond
+	// longestHandshake is after how long a handshake makes room for another turn: it may wait
+	// for its client, for example for a certificate.
+	longestHandshake = 3 * time.Millisecond
 	// headerTime bounds the TLS handshake, and after that the headers of each request.
 	headerTime = 5 * time.Second
 	// idleTime bounds the time between two requests of a connection. Clients of Go's
@@ -94,7 +95,8 @@ func (p *Port) tls() *tls.Config {
 }
 
 // takeTurns lets handshakes take turns from when the client's first message has arrived until
-// the server's answer is made, so that no turn waits for a client.
+// the client is verified. Without client certificates that is when the server's answer is
+// made, so that no turn waits for a client.
 func takeTurns(c *tls.Config) {
 	inner, own := c.GetConfigForClient, c.Clone()
 	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -338,5 +339,62 @@ func TestBytesOfBodiesAreBounded(t *testing.T) {
 	}
 	if err := call("10.0.0.1:1", 37); err != nil {
 		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// TestHandshakesThatTakeTurnsVerifyAsBefore: what the configuration of the port verifies, or the
+// one that it chooses for a client, is verified. Turns are given back however a handshake ends.
+func TestHandshakesThatTakeTurnsVerifyAsBefore(t *testing.T) {
+	certified := httptest.NewTLSServer(nil)
+	certified.Close()
+	base := func() *tls.Config {
+		return &tls.Config{Certificates: certified.TLS.Certificates, MinVersion: tls.VersionTLS13}
+	}
+	refuse := func(tls.ConnectionState) error { return errors.New("refused") }
+	for name, tc := range map[string]struct {
+		change func(*tls.Config)
+		served bool
+	}{
+		"nothing more":         {func(*tls.Config) {}, true},
+		"the port refuses":     {func(c *tls.Config) { c.VerifyConnection = refuse }, false},
+		"no client is refused": {func(c *tls.Config) { c.VerifyConnection = func(tls.ConnectionState) error { return nil } }, true},
+		"the chosen one refuses": {func(c *tls.Config) {
+			chosen := base()
+			chosen.VerifyConnection = refuse
+			c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return chosen, nil }
+		}, false},
+		"none is chosen": {func(c *tls.Config) {
+			c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, nil }
+		}, true},
+		"choosing fails": {func(c *tls.Config) {
+			c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, errors.New("refused") }
+		}, false},
+		"a certificate is required": {func(c *tls.Config) { c.ClientAuth = tls.RequireAnyClientCert }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := base()
+			tc.change(config)
+			address, _ := serve(t, func(p *Port) { p.TLS = config })
+			transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the server is this process
+			defer transport.CloseIdleConnections()
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address, http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := transport.RoundTrip(request)
+			if err == nil {
+				_ = response.Body.Close()
+			}
+			if served := err == nil; served != tc.served {
+				t.Errorf("served: %t, %v", served, err)
+			}
+			_ = dial(t, address, 2, "\x16\x03\x01").Close() // a handshake that ends early
+			turns := SharedTurns()
+			build.Eventually(t, "all turns are given back", func() bool {
+				turns.mu.Lock()
+				defer turns.mu.Unlock()
+				return len(turns.sizes[small].callers) == 0
+			})
+		})
 	}
 }
