@@ -77,6 +77,16 @@ func (r *run) set(name string, modify func(*Pod)) {
 
 func (r *run) bind(name, node string) { r.set(name, func(p *Pod) { p.Node = node }) }
 
+// shrinking gives the ReplicaSet a Deployment, which is bound to the policy in its place. Both
+// want some pods.
+func (r *run) shrinking(deployment, replicaSet int) {
+	r.put(Workload{
+		UID: "dep-uid", Kind: "Deployment", Namespace: "ns", Name: "dep", Replicas: deployment,
+		Policies: ownership.Policies{RequiredPropagation: "policy", BindingPropagation: "policy"},
+	})
+	r.put(Workload{UID: "app-uid", Kind: "ReplicaSet", Namespace: "ns", Name: "app", Replicas: replicaSet, Owner: "dep-uid", OwnerKind: "Deployment"})
+}
+
 // split adds a Deployment with a count and a surge, and two ReplicaSets of it.
 func (r *run) split(count string, surge int) {
 	r.put(Workload{UID: "split", Kind: "Deployment", Namespace: "ns", Name: "split", Count: count, Surge: surge, Replicas: 3})
@@ -365,6 +375,18 @@ func TestCheckBites(t *testing.T) {
 		"a pod that is no surplus is evicted": {func(r *run) {
 			r.bind("1", "node-a")
 			r.bind("2", "node-b")
+			r.evict("2")
+		}, "I10: without a reason"},
+		"a pod is surplus when its workload shrinks, before its ReplicaSet does": {func(r *run) {
+			r.shrinking(2, 4)
+			r.bind("1", "node-a")
+			r.bind("2", "node-a")
+			r.evict("2")
+		}, ""},
+		"a pod is no surplus before its workload shrinks": {func(r *run) {
+			r.shrinking(4, 4)
+			r.bind("1", "node-a")
+			r.bind("2", "node-a")
 			r.evict("2")
 		}, "I10: without a reason"},
 		"one surplus pod is a reason for one eviction": {func(r *run) {

@@ -305,11 +305,14 @@ func (c *checker) surplus(pod Pod, ancestries []ancestry, from time.Time, to uin
 		}
 		for _, policy := range policies {
 			all, partial := c.total(pod, a, active, rv)
-			for _, first := range []int{all, active} {
-				if (first == all || partial) && current-c.divide(policy, a.propagation.UID, first, all, rv)[group] > since {
-					c.moved[at] = append(c.moved[at], to+1) // the moment when the pod left
-					return groups, true
-				}
+			excess := func(first, all int) bool {
+				return current-c.divide(policy, a.propagation.UID, first, all, rv)[group] > since
+			}
+			// The workload may want fewer pods already than its ReplicaSet.
+			wanted := max(active, a.propagation.Replicas)
+			if excess(all, all) || partial && excess(active, all) || a.propagation.Kind != "Job" && excess(wanted, wanted) {
+				c.moved[at] = append(c.moved[at], to+1) // the moment when the pod left
+				return groups, true
 			}
 		}
 	}
