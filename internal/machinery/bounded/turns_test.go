@@ -12,6 +12,9 @@ import (
 	"pgregory.net/rapid"
 )
 
+// The tests of waiting run under the fake clock of testing/synctest, where a sleep takes no
+// time: it is how long a request has its turn, or how long others go on.
+
 // caller returns an address of its own for each number.
 func caller(n int) Caller {
 	return Caller(netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}))
@@ -67,10 +70,7 @@ func TestSmallRequestsWaitForOneTurnOfEachOtherCaller(t *testing.T) {
 					turn.End()
 					time.Sleep(time.Millisecond)
 				}
-				cancel()
-				time.Sleep(time.Second)
-				synctest.Wait()
-				empty(t, turns)
+				ends(t, turns, cancel)
 			})
 		})
 	}
@@ -96,10 +96,7 @@ func TestCallersGetTheSameTime(t *testing.T) {
 				t.Errorf("%s: %s, want %s", who, used, got.want)
 			}
 		}
-		cancel()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		empty(t, turns)
+		ends(t, turns, cancel)
 	})
 }
 
@@ -128,10 +125,7 @@ func TestSizesShareThePlaces(t *testing.T) {
 						t.Errorf("%s requests got %s, want %s", size, used, want)
 					}
 				}
-				cancel()
-				time.Sleep(time.Second)
-				synctest.Wait()
-				empty(t, turns)
+				ends(t, turns, cancel)
 			})
 		})
 	}
@@ -162,20 +156,14 @@ func TestLargeRequestsLeaveTimeForOtherWork(t *testing.T) {
 			}
 			before = now
 		}
-		cancel()
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		empty(t, turns)
+		ends(t, turns, cancel)
 		ctx, cancel = context.WithCancel(t.Context())
 		again := flood(ctx, turns, caller(1), 100, true, 30*time.Millisecond)
 		time.Sleep(20 * time.Second)
 		if off := time.Duration(again.Load()) - (largeBurst + 10*time.Second); off.Abs() > time.Second/2 {
-			t.Errorf("after an hour they used %s", time.Duration(again.Load()))
+			t.Errorf("after a minute they used %s", time.Duration(again.Load()))
 		}
-		cancel()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		empty(t, turns)
+		ends(t, turns, cancel)
 	})
 }
 
@@ -200,10 +188,7 @@ func TestALargeRequestKeepsItsPlaceInTheOrder(t *testing.T) {
 			turn.End()
 			time.Sleep(100 * time.Millisecond)
 		}
-		cancel()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		empty(t, turns)
+		ends(t, turns, cancel)
 	})
 }
 
@@ -237,10 +222,7 @@ func TestARequestThatIsNearlyAnsweredGoesFirst(t *testing.T) {
 		if waited := outside(); turn.held || waited != againTime {
 			t.Errorf("it has a turn: %t, after %s", turn.held, waited)
 		}
-		cancel()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		empty(t, turns)
+		ends(t, turns, cancel)
 	})
 }
 
@@ -261,7 +243,6 @@ func TestATurnThatHangsKeepsNobodyOut(t *testing.T) {
 			turn.End()
 			turn.End()
 		}
-		time.Sleep(time.Second)
 		empty(t, turns)
 
 		done := make(chan struct{})
@@ -351,9 +332,7 @@ func TestTurnsAreAllGranted(t *testing.T) {
 					turn.End()
 				}()
 			}
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			empty(t, turns)
+			ends(t, turns, func() {})
 		})
 	})
 }
@@ -385,6 +364,16 @@ func canTake(t *testing.T, turns *Turns) bool {
 		turn.End()
 	}
 	return granted
+}
+
+// ends stops the requests, and fails the test unless nothing is left of them. Credit for large
+// ones is there again afterwards.
+func ends(t *testing.T, turns *Turns, stop func()) {
+	t.Helper()
+	stop()
+	time.Sleep(time.Minute)
+	synctest.Wait()
+	empty(t, turns)
 }
 
 // empty fails the test unless nothing is left of requests.
