@@ -21,6 +21,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -107,7 +108,7 @@ func (d *Assigner) Assign(ctx context.Context, ask Request) (Answer, error) {
 	if d.Leading() {
 		answer, err = d.answer(ctx, ask)
 	} else {
-		answer, err = d.sendToLeader(ctx, ask)
+		bounded.Outside(ctx, func() { answer, err = d.sendToLeader(ctx, ask) })
 	}
 	if err == nil && answer.NoSeat {
 		err = ErrNoSeat
@@ -203,8 +204,10 @@ func (d *Assigner) answerClass(ctx context.Context, pod *ownership.Object, ask R
 
 // catchUp waits until done returns true, or for catchUpTimeout: the watches may be behind.
 func catchUp(ctx context.Context, done func(context.Context) bool) {
-	_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), catchUpInterval, catchUpTimeout, false, func(ctx context.Context) (bool, error) {
-		return done(ctx), nil
+	bounded.Outside(ctx, func() {
+		_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), catchUpInterval, catchUpTimeout, false, func(ctx context.Context) (bool, error) {
+			return done(ctx), nil
+		})
 	})
 }
 

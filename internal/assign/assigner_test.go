@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
+	"github.com/atoll-k8s/atoll/internal/testing/turns"
 )
 
 // replica is an Assigner, the cluster that it reads, and its server.
@@ -246,6 +247,33 @@ func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
 	})
 	if answer, err := r.Assign(context.Background(), requestFor("t")); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("answer %+v, error %v", answer, err)
+	}
+}
+
+// TestARequestForASeatWaitsWithoutATurn: for the leader, and for watches that are behind.
+func TestARequestForASeatWaitsWithoutATurn(t *testing.T) {
+	ctx, free := turns.Last(t)
+	follower := newReplica(t, false)
+	follower.Leader = func() string { return "leader:9444" }
+	asked := false
+	follower.Transport = transport(func(*http.Request) (*http.Response, error) {
+		asked = true
+		if !free() {
+			t.Error("while the leader is asked, no other request can be answered")
+		}
+		return nil, context.DeadlineExceeded
+	})
+	if _, err := follower.Assign(ctx, requestFor("t")); !asked || err == nil {
+		t.Errorf("the leader was asked: %t, error %v", asked, err)
+	}
+	catchUp(ctx, func(context.Context) bool {
+		if !free() {
+			t.Error("while watches are behind, no other request can be answered")
+		}
+		return true
+	})
+	if free() {
+		t.Error("afterwards the request has no turn")
 	}
 }
 

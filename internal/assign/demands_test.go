@@ -6,7 +6,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/atoll-k8s/atoll/internal/testing/turns"
 )
 
 // TestDemandsReadEachClaimOnce: a claim that does not exist yet has no effect on the others.
@@ -26,7 +30,14 @@ func TestDemandsReadEachClaimOnce(t *testing.T) {
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
 		}})
 	}
-	d, err := DemandsOf(t.Context(), client, "default", pod)
+	ctx, free := turns.Last(t)
+	client.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if !free() {
+			t.Error("no other request can be answered while a claim is read")
+		}
+		return false, nil, nil
+	})
+	d, err := DemandsOf(ctx, client, "default", pod)
 	if err != nil || len(d.Volumes) != 1 {
 		t.Errorf("%d volumes (%v), want one: that of the claim that exists", len(d.Volumes), err)
 	}

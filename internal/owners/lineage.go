@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/lru"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
 // Lineage walks up from a pod through owners of any kind. It serves decisions that stay
@@ -284,15 +285,26 @@ func (l *Lineage) once(ctx context.Context, in *Walker, k *kind, of *ownership.O
 	if r == nil || r.expired(now, in == l.walker || k.listed.Load()) {
 		r = &reading{done: make(chan struct{})}
 		l.readings.Add(key, r)
-		go l.read(context.WithoutCancel(ctx), in, k, of, key, r)
+		go l.read(bounded.WithoutTurn(context.WithoutCancel(ctx)), in, k, of, key, r)
 	}
 	l.mu.Unlock()
-	select {
-	case <-r.done:
+	if ended(ctx, r.done) {
 		return r.owner, r.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("reading %s %s/%s: %w", of.Controller.Kind, of.Namespace, of.Controller.Name, context.Cause(ctx))
 	}
+	return nil, fmt.Errorf("reading %s %s/%s: %w", of.Controller.Kind, of.Namespace, of.Controller.Name, context.Cause(ctx))
+}
+
+// ended waits until done is closed, and returns false if ctx is done before. A request lets
+// others use the CPU meanwhile.
+func ended(ctx context.Context, done <-chan struct{}) (closed bool) {
+	bounded.Outside(ctx, func() {
+		select {
+		case <-done:
+			closed = true
+		case <-ctx.Done():
+		}
+	})
+	return closed
 }
 
 // read reads an owner into r, and begins to watch its kind if that is discovered. It
@@ -390,7 +402,7 @@ func (l *Lineage) canonical(gk schema.GroupKind) schema.GroupKind {
 // client takes no context, and an aggregated API server may hang. Concurrent calls for
 // the same kind share one request.
 func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind, error) {
-	bounded, cancel := context.WithTimeout(ctx, l.mapTime)
+	short, cancel := context.WithTimeout(ctx, l.mapTime)
 	defer cancel()
 	now := l.walker.clock.Now()
 	l.mu.Lock()
@@ -406,15 +418,13 @@ func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind
 		go l.lookUp(gvk, q)
 	}
 	l.mu.Unlock()
-	select {
-	case <-q.done:
+	if ended(short, q.done) {
 		return q.kind, q.err
-	case <-bounded.Done():
-		if ctx.Err() == nil {
-			l.hung.Add(gvk.Group, now.Add(l.mapTime+hungTime))
-		}
-		return Kind{}, context.Cause(bounded)
 	}
+	if ctx.Err() == nil {
+		l.hung.Add(gvk.Group, now.Add(l.mapTime+hungTime))
+	}
+	return Kind{}, context.Cause(short)
 }
 
 // errHung: the last discovery in the API group timed out less than hungTime ago.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/turns"
 )
 
 // podOfWidget returns a pod of a Widget.
@@ -167,6 +168,51 @@ func TestAnOwnerIsReadForASecondAtMost(t *testing.T) {
 		if _, err := w.Chain(context.Background(), pod); err == nil {
 			t.Errorf("%s: no error", gk)
 		}
+	}
+}
+
+// TestAnOwnerIsReadWithoutATurn: other requests are answered while the API server is asked.
+func TestAnOwnerIsReadWithoutATurn(t *testing.T) {
+	ctx, free := turns.Last(t)
+	w := NewWalker(build.NewAPI(t).Client())
+	read := 0
+	for _, k := range w.kinds {
+		k.get = func(context.Context, string, string) (any, error) {
+			read++
+			if !free() {
+				t.Error("no other request can be answered")
+			}
+			return nil, context.DeadlineExceeded
+		}
+		pod := build.Owner(build.Pod("pod"))
+		pod.Controller = &ownership.Reference{GroupVersionKind: k.GroupVersionKind, Name: "x", UID: "x"}
+		if _, err := w.Chain(ctx, pod); err == nil {
+			t.Errorf("%s: no error", k.Kind)
+		}
+	}
+	r := newLineage(t, nil, of(flows, "flow", nil))
+	r.meta.PrependReactor("get", "*", func(clienttesting.Action) (bool, apiruntime.Object, error) {
+		read++
+		if !free() {
+			t.Error("no other request can be answered while an owner of any kind is read")
+		}
+		return false, nil, nil
+	})
+	r.api.PrependReactor("get", "resource", func(clienttesting.Action) (bool, apiruntime.Object, error) {
+		read++
+		if !free() {
+			t.Error("no other request can be answered while a kind is discovered")
+		}
+		return false, nil, nil
+	})
+	if _, _, err := r.Chain(ctx, podOf(ref(flows, "flow"))); err != nil {
+		t.Error(err)
+	}
+	if read < len(w.kinds)+2 {
+		t.Errorf("%d reads", read)
+	}
+	if free() {
+		t.Error("afterwards the request has no turn")
 	}
 }
 

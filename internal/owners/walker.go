@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/lru"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
 // ErrOwnerGone: an object of the chain names a controller that does not exist,
@@ -169,7 +170,7 @@ func (w *Walker) PolicyOwners(ctx context.Context, pod *ownership.Object) (owner
 	return ownership.PolicyOwnersOfPod(chain), chain, nil
 }
 
-func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, error) {
+func (w *Walker) owner(ctx context.Context, of *ownership.Object) (owner *ownership.Object, err error) {
 	ref := of.Controller
 	if o := w.Get(ref.UID); mayOwn(o, of) {
 		return o, nil
@@ -178,7 +179,8 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 	if k == nil {
 		return fromReference(of), nil
 	}
-	return w.read(ctx, k, of, ref)
+	bounded.Outside(ctx, func() { owner, err = w.read(ctx, k, of, ref) })
+	return owner, err
 }
 
 // read reads an owner that the caches do not hold. It fails without a request

@@ -16,13 +16,15 @@ const (
 
 // compiled keeps what was compiled, by namespace and UID of the policy. It bounds the weight
 // of each namespace and of all together. When a namespace has too much, its values are
-// forgotten, and compiled again when they are needed. So values of policies that were
+// forgotten, and when all together have, those of the namespaces that were not used for the
+// longest time. They are compiled again when they are needed. So values of policies that were
 // deleted are forgotten too. It is safe for concurrent use.
 type compiled[V any] struct {
 	most, mostInAll int64
 
 	mu         sync.Mutex
 	weight     int64
+	uses       uint64
 	namespaces map[string]*compiledOf[V]
 }
 
@@ -31,6 +33,7 @@ type compiled[V any] struct {
 type compiledOf[V any] struct {
 	compiling sync.Mutex
 	weight    int64
+	used      uint64 // the number of uses of all namespaces when it was used last
 	values    map[types.UID]weighed[V]
 }
 
@@ -67,6 +70,8 @@ func (c *compiled[V]) get(namespace string, policy types.UID) (value V, kept boo
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if of := c.namespaces[namespace]; of != nil {
+		c.uses++
+		of.used = c.uses
 		w, found := of.values[policy]
 		return w.value, found
 	}
@@ -103,12 +108,24 @@ func (c *compiled[V]) put(namespace string, policy types.UID, value V, weight in
 		of.weight = 0
 		clear(of.values)
 	}
-	if c.weight+weight > c.mostInAll {
-		clear(c.namespaces)
-		c.weight = 0
-		of = c.inNamespaceLocked(namespace)
+	c.uses++
+	of.used = c.uses
+	for c.weight+weight > c.mostInAll && len(c.namespaces) > 1 {
+		c.forgetOldestLocked()
 	}
 	of.values[policy] = weighed[V]{value, weight}
 	of.weight += weight
 	c.weight += weight
+}
+
+// forgetOldestLocked forgets the namespace that was not used for the longest time.
+func (c *compiled[V]) forgetOldestLocked() {
+	oldest, least := "", c.uses
+	for namespace, of := range c.namespaces {
+		if of.used < least {
+			oldest, least = namespace, of.used
+		}
+	}
+	c.weight -= c.namespaces[oldest].weight
+	delete(c.namespaces, oldest)
 }

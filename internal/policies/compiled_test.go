@@ -33,6 +33,26 @@ func TestOneNamespaceForgetsItsOwnOnly(t *testing.T) {
 	}
 }
 
+// TestManyNamespacesForgetWhatIsNotUsed: what is used stays, however many namespaces compile
+// more than all may keep together.
+func TestManyNamespacesForgetWhatIsNotUsed(t *testing.T) {
+	c := newCompiled[string](100, 1000)
+	c.put("quiet", "0", "kept", 50)
+	c.put("deleted", "0", "", 50)
+	for i := range 1000 {
+		c.put(fmt.Sprint("crowd-", i), "0", "", 90)
+		if _, found := c.get("quiet", "0"); !found {
+			t.Fatalf("after %d other namespaces a value in use is forgotten", i+1)
+		}
+	}
+	if _, found := c.get("deleted", "0"); found {
+		t.Error("a value that nobody uses is kept")
+	}
+	if n := len(c.namespaces); n > 12 {
+		t.Errorf("%d namespaces are remembered", n)
+	}
+}
+
 // TestASpreadThatIsForgottenKeepsItsTime: with more policies than are kept, each pass compiles
 // all of them again. They divide pods as before, so the stabilization time ends.
 func TestASpreadThatIsForgottenKeepsItsTime(t *testing.T) {

@@ -42,9 +42,9 @@ const (
 	maxDecoded = 224 << 20
 	// firstRead is how much memory a body takes before anything of it has arrived.
 	firstRead = 4 << 10
-	// longestRead is after how long a request whose body is read makes room for another turn:
-	// it may wait for its client.
-	longestRead = 20 * time.Millisecond
+	// longestSmall is after how long a turn makes room for another one if the request is small,
+	// or its body is read: it may wait for a lock, or for its client.
+	longestSmall = 20 * time.Millisecond
 	// readTimeout bounds the time in which a body must arrive. It is longer than the API
 	// server waits for the answer.
 	readTimeout = 3 * time.Second
@@ -171,7 +171,11 @@ func (s *Server) Register(path string, hook http.Handler) {
 			return
 		}
 		defer s.decoded.Give(caller, weight)
-		turn, granted := s.turns.Wait(ctx, caller, weight > largeWeight)
+		isLarge, longest := false, longestSmall
+		if weight > largeWeight {
+			isLarge, longest = true, s.turns.Longest
+		}
+		turn, granted := s.turns.WaitFor(ctx, caller, isLarge, longest)
 		if !granted {
 			refuse(w, bounded.ErrBusy)
 			return
@@ -300,7 +304,7 @@ func (b *body) takeTurn(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	turn, granted := b.turns.WaitFor(ctx, b.caller, true, longestRead)
+	turn, granted := b.turns.WaitFor(ctx, b.caller, true, longestSmall)
 	if !granted {
 		return bounded.ErrBusy
 	}

@@ -77,6 +77,27 @@ var waves = []wave{
 			post(t.Webhooks, groupsPath, groupOf(200_000)),
 		}
 	}},
+	{"small requests, each with a handshake", func(t target) []attacker {
+		return []attacker{
+			often(post(t.Webhooks, podsPath, podOf(1))), often(post(t.Webhooks, podsPath, podOf(1_400))), // both are small
+			often(post(t.Webhooks, groupsPath, groupOf(1))),
+		}
+	}},
+	{"refused requests, many on a connection", func(t target) []attacker {
+		return []attacker{
+			pipeline(true, t.Webhooks, "GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n"),
+			pipeline(true, t.Webhooks, "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n"),
+			pipeline(true, t.Webhooks, head(podsPath, 2)+"{}"),
+			pipeline(true, t.Metrics, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"),
+		}
+	}},
+	{"probes, many on a connection", func(t target) []attacker {
+		return []attacker{
+			pipeline(false, t.Probes, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"),
+			pipeline(false, t.Probes, "GET /readyz?verbose HTTP/1.1\r\nHost: a\r\n\r\n"),
+			pipeline(false, t.Probes, "GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n"),
+		}
+	}},
 	{"scrapes without a valid token, and probes", func(t target) []attacker {
 		return []attacker{
 			get(true, t.Metrics, "/metrics", "not-a-token"), get(true, t.Metrics, "/metrics", strings.Repeat("x", 8000)),
@@ -223,6 +244,39 @@ func exchange(secure bool, port, request string) attacker {
 		_, err = conn.Read(make([]byte, 1))
 		return err
 	}
+}
+
+// often is an attacker that attacks many times before it pauses.
+func often(run attacker) attacker {
+	return func(ctx context.Context, from net.Addr) (err error) {
+		for range 50 {
+			if err = run(ctx, from); err != nil || ctx.Err() != nil {
+				break
+			}
+		}
+		return err
+	}
+}
+
+// pipeline sends the same request again and again without waiting for answers, until the server
+// closes the connection; then it connects again at once, some times.
+func pipeline(secure bool, port, request string) attacker {
+	many := []byte(strings.Repeat(request, 200))
+	return often(func(ctx context.Context, from net.Addr) error {
+		conn, err := dial(ctx, secure, from, port)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		go func() {
+			_, _ = io.Copy(io.Discard, conn)
+			_ = conn.Close() // so the next write fails
+		}()
+		for err == nil {
+			_, err = conn.Write(many)
+		}
+		return nil
+	})
 }
 
 // attack runs the clients from all addresses until ctx is done. It returns a function that

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -60,6 +61,22 @@ func refusal(err error) string {
 		return "not refused by a policy: " + err.Error()
 	}
 	return text
+}
+
+// TestRequestsOfAtollHaveTheirPriority: the API server counts them for the FlowSchemas of the
+// chart, so that requests of tenants' pods do not delay them.
+func TestRequestsOfAtollHaveTheirPriority(t *testing.T) {
+	f := newFixture(t)
+	for schema, level := range map[string]string{"atoll-leader-election": "leader-election", "atoll": "workload-high"} {
+		counted := fmt.Sprintf("apiserver_flowcontrol_dispatched_requests_total{flow_schema=%q,priority_level=%q}", schema, level)
+		f.eventually(patience, "requests are counted for FlowSchema "+schema, func() error {
+			raw, err := f.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(f.ctx)
+			if err == nil && !strings.Contains(string(raw), counted) {
+				err = errors.New("none is")
+			}
+			return err
+		})
+	}
 }
 
 // TestManagerWritesNoMoreThanItNeeds: the holder of atoll-manager's token may write only what

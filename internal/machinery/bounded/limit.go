@@ -1,6 +1,7 @@
 package bounded
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -55,3 +56,46 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	b.held += int64(n)
 	return n, err
 }
+
+// InTurn passes requests on in turns, see Turns, and refuses one with 503 that waits for too
+// long. A request that itself waits for something makes room for another after
+// longestHandshake.
+func InTurn(port string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), turnTime)
+		defer cancel()
+		turn, granted := SharedTurns().WaitFor(ctx, CallerOf(r.RemoteAddr), false, longestHandshake)
+		if !granted {
+			Refused(port, TooManyRequests)
+			http.Error(w, ErrBusy.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		defer turn.End()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// closing closes an HTTP/1.1 connection after each answer that is not a success. A client
+// could otherwise send requests that are refused, one after the other and without a
+// handshake, and so without waiting for a turn.
+func closing(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor == 1 {
+			w = closingWriter{w}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+type closingWriter struct{ http.ResponseWriter }
+
+// WriteHeader implements http.ResponseWriter.
+func (w closingWriter) WriteHeader(status int) {
+	if status >= http.StatusMultipleChoices {
+		w.Header().Set("Connection", "close")
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (w closingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -26,6 +26,9 @@ const (
 	// longestHandshake is after how long a handshake makes room for another turn: it may wait
 	// for its client, for example for a certificate.
 	longestHandshake = 3 * time.Millisecond
+	// turnTime bounds the wait of a handshake, or of a probe, for its turn. A client that waits
+	// longer has mostly gone, and its handshake would be computed all the same.
+	turnTime = time.Second
 	// headerTime bounds the TLS handshake, and after that the headers of each request.
 	headerTime = 5 * time.Second
 	// idleTime bounds the time between two requests of a connection. Clients of Go's
@@ -61,6 +64,8 @@ type Port struct {
 	// Streams bounds the concurrent requests on one HTTP/2 connection. With 0 the port
 	// serves HTTP/1.1 only.
 	Streams int
+	// Once closes each connection after one request.
+	Once bool
 	// RequestTime bounds the time in which a request must arrive, ResponseTime that until
 	// its response is written; 0 means no bound.
 	RequestTime, ResponseTime time.Duration
@@ -110,7 +115,9 @@ func takeTurns(c *tls.Config) {
 				config = chosen
 			}
 		}
-		turn, granted := SharedTurns().WaitFor(hello.Context(), CallerOf(hello.Conn.RemoteAddr().String()), false, longestHandshake)
+		ctx, cancel := context.WithTimeout(hello.Context(), turnTime)
+		defer cancel()
+		turn, granted := SharedTurns().WaitFor(ctx, CallerOf(hello.Conn.RemoteAddr().String()), false, longestHandshake)
 		if !granted {
 			return nil, ErrBusy
 		}
@@ -135,7 +142,7 @@ func (p *Port) Server() *http.Server {
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(p.Streams > 0 && p.TLS != nil)
 	server := &http.Server{
-		Handler: p.Handler, Protocols: protocols,
+		Handler: closing(p.Handler), DisableGeneralOptionsHandler: true, Protocols: protocols,
 		ReadHeaderTimeout: headerTime, ReadTimeout: p.RequestTime, WriteTimeout: p.ResponseTime, IdleTimeout: idleTime,
 		MaxHeaderBytes: maxHeader,
 		HTTP2: &http.HTTP2Config{
@@ -147,6 +154,7 @@ func (p *Port) Server() *http.Server {
 	if p.TLS != nil {
 		server.TLSConfig = p.tls()
 	}
+	server.SetKeepAlivesEnabled(!p.Once)
 	return server
 }
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -233,6 +234,97 @@ func TestHeadersAreBounded(t *testing.T) {
 	if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("answered %d", response.StatusCode)
 	}
+}
+
+// TestRefusedRequestsEndTheConnection: who is refused waits for a handshake before the next
+// request, or at least connects again. A port can end each connection after one request.
+func TestRefusedRequestsEndTheConnection(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /found", func(w http.ResponseWriter, _ *http.Request) {
+		if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	})
+	for name, tc := range map[string]struct {
+		once    bool
+		request string
+		stays   bool
+	}{
+		"served":         {request: "GET /found", stays: true},
+		"served once":    {once: true, request: "GET /found"},
+		"unknown path":   {request: "GET /nowhere"},
+		"another method": {request: "POST /found"},
+		"redirected":     {request: "GET //found"},
+		"OPTIONS":        {request: "OPTIONS *"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			address, _ := serve(t, func(p *Port) { p.Once, p.Handler = tc.once, mux })
+			request := tc.request + " HTTP/1.1\r\nHost: x\r\n\r\n"
+			conn := dial(t, address, 2, request+request)
+			_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+			reader := bufio.NewReader(conn)
+			response, err := http.ReadResponse(reader, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, response.Body); err != nil {
+				t.Fatal(err)
+			}
+			_ = response.Body.Close()
+			if refused := response.StatusCode >= 300; refused != !strings.HasPrefix(name, "served") {
+				t.Errorf("answered %d", response.StatusCode)
+			}
+			second, err := http.ReadResponse(reader, nil)
+			if err == nil {
+				_ = second.Body.Close()
+			}
+			if stays := err == nil; stays != tc.stays {
+				t.Errorf("a second request is answered: %t, %v", stays, err)
+			}
+		})
+	}
+}
+
+// TestProbesTakeTurns: a client with many requests delays those of others by its turns, and one
+// that waits for something gives its turn to others.
+func TestProbesTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := SharedTurns
+		defer func() { SharedTurns = shared }()
+		turns := NewTurns(2)
+		SharedTurns = func() *Turns { return turns }
+		hold := make(chan struct{})
+		handler := InTurn("test", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/waits" {
+				<-hold
+			}
+		}))
+		call := func(from, path string) int {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, http.NoBody)
+			r.RemoteAddr = from
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			return w.Code
+		}
+		for range 10 {
+			go call("10.0.0.1:1", "/waits")
+		}
+		began := time.Now()
+		if code := call("10.0.0.2:1", "/"); code != http.StatusOK || time.Since(began) > longestHandshake {
+			t.Errorf("another client is answered %d after %s", code, time.Since(began))
+		}
+		close(hold)
+		synctest.Wait()
+		turns.Longest = time.Hour
+		for i := range 2 { // nobody makes room any more
+			busy, _ := turns.Wait(t.Context(), caller(i), false)
+			defer busy.End()
+		}
+		began = time.Now()
+		if code := call("10.0.0.2:1", "/"); code != http.StatusServiceUnavailable || time.Since(began) != turnTime {
+			t.Errorf("without a turn a request is answered %d after %s", code, time.Since(began))
+		}
+	})
 }
 
 // TestTheProtocolIsThatOfThePort also for a client that prefers another.

@@ -18,8 +18,8 @@ const (
 	// againTime bounds the wait for another turn after Outside. The request is as good as
 	// answered then, so it does not fail because of the wait.
 	againTime = 100 * time.Millisecond
-	// largeBurst is the time that large requests may use at any rate.
-	largeBurst = 2 * time.Second
+	// burst is the time that the requests of a size may use at any rate.
+	burst = 2 * time.Second
 	// maxRemembered bounds the callers of which it is known how much time they have used.
 	maxRemembered = 8192
 )
@@ -30,9 +30,9 @@ const (
 // send.
 //
 // Small and large requests are divided among callers separately. If both wait, each size gets
-// half of the places, and large requests never get the last one. Large requests use an eighth
-// of the places on average, after largeBurst: clients can send any number of them, and the
-// process has other work. It is safe for concurrent use.
+// half of the places, and large requests never get the last one. Small requests use half of
+// the places on average, and large ones an eighth, after burst: clients can send any number of
+// them, and the process has other work. It is safe for concurrent use.
 type Turns struct {
 	// Longest is after how long a turn makes room for another one although it has not ended.
 	// It must not be changed once Turns is in use.
@@ -42,12 +42,6 @@ type Turns struct {
 
 	mu    sync.Mutex
 	sizes [2]turnsOfSize
-	// credit is the time that large requests may use at creditAt; it grows at rate, up to
-	// largeBurst. timer is set while they wait for credit.
-	credit   time.Duration
-	creditAt time.Time
-	rate     float64
-	timer    *time.Timer
 }
 
 const small, large = 0, 1
@@ -61,6 +55,13 @@ type turnsOfSize struct {
 	count   uint64        // of turns; orders them
 	callers map[Caller]*turnsOf
 	waiting callerHeap
+
+	// credit is the time that requests may use at creditAt. It grows at rate, up to burst.
+	// timer is set while they wait for credit.
+	credit   time.Duration
+	creditAt time.Time
+	rate     float64
+	timer    *time.Timer
 }
 
 // turnsOf are the turns of one caller, of one size.
@@ -92,10 +93,9 @@ var SharedTurns = sync.OnceValue(func() *Turns { return NewTurns(runtime.GOMAXPR
 
 // NewTurns returns Turns with so many places, at least two.
 func NewTurns(places int) *Turns {
-	t := &Turns{Longest: longestTurn, places: max(2, places), credit: largeBurst, creditAt: time.Now()}
-	t.rate = float64(t.places) / 8
-	for size := range t.sizes {
-		t.sizes[size].callers = map[Caller]*turnsOf{}
+	t := &Turns{Longest: longestTurn, places: max(2, places)}
+	for size, part := range [...]float64{small: 1. / 2, large: 1. / 8} {
+		t.sizes[size] = turnsOfSize{callers: map[Caller]*turnsOf{}, credit: burst, creditAt: time.Now(), rate: part * float64(t.places)}
 	}
 	return t
 }
@@ -159,22 +159,32 @@ func (turn *Turn) End() {
 
 type turnKey struct{}
 
-// WithTurn returns a context for a request that has a turn.
+// WithTurn returns a context for a request that has a turn. It must be used by one goroutine
+// at a time; WithoutTurn returns one for others.
 func WithTurn(ctx context.Context, turn *Turn) context.Context {
 	return context.WithValue(ctx, turnKey{}, turn)
 }
 
+// WithoutTurn returns a context that belongs to no request with a turn, for a goroutine that
+// works for several requests or after one.
+func WithoutTurn(ctx context.Context) context.Context {
+	return context.WithValue(ctx, turnKey{}, (*Turn)(nil))
+}
+
 // Outside ends the turn of the request to which ctx belongs, calls f, which may wait for
-// something, and waits a little for another turn. If there is none, the request goes on
-// without. A request without a turn just calls f.
+// something, and waits a little for another turn. If there is none, or ctx is done, the
+// request goes on without. A request without a turn just calls f.
 func Outside(ctx context.Context, f func()) {
-	turn, found := ctx.Value(turnKey{}).(*Turn)
-	if !found {
+	turn, _ := ctx.Value(turnKey{}).(*Turn)
+	if turn == nil || !turn.held {
 		f()
 		return
 	}
 	turn.End()
 	f()
+	if ctx.Err() != nil {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, againTime)
 	defer cancel()
 	turn.held = turn.wait(ctx, true)
@@ -182,36 +192,39 @@ func Outside(ctx context.Context, f func()) {
 
 // nextLocked grants turns while there are places.
 func (t *Turns) nextLocked() {
-	for {
-		smalls, larges := &t.sizes[small], &t.sizes[large]
-		if smalls.running+larges.running >= t.places {
-			return
+	smalls, larges := &t.sizes[small], &t.sizes[large]
+	for smalls.running+larges.running < t.places {
+		var next *turnsOfSize
+		if t.readyLocked(smalls) {
+			next = smalls
 		}
-		next := smalls
-		if len(larges.waiting) > 0 && larges.running < t.places-1 && (len(smalls.waiting) == 0 || larges.running <= smalls.running) && t.hasCreditLocked() {
+		if (next == nil || larges.running <= smalls.running) && larges.running < t.places-1 && t.readyLocked(larges) {
 			next = larges
 		}
-		if len(next.waiting) == 0 {
+		if next == nil {
 			return
 		}
 		t.beginLocked(next.grant())
 	}
 }
 
-// hasCreditLocked reports whether a large request may use time now. If not, nextLocked is
-// called when one may.
-func (t *Turns) hasCreditLocked() bool {
+// readyLocked reports whether a request of this size waits and may use time now. If it may
+// later, nextLocked is called then.
+func (t *Turns) readyLocked(s *turnsOfSize) bool {
+	if len(s.waiting) == 0 {
+		return false
+	}
 	now := time.Now()
-	t.credit = min(largeBurst, t.credit+time.Duration(t.rate*float64(now.Sub(t.creditAt))))
-	t.creditAt = now
-	if t.credit > 0 {
+	s.credit = min(burst, s.credit+time.Duration(s.rate*float64(now.Sub(s.creditAt))))
+	s.creditAt = now
+	if s.credit > 0 {
 		return true
 	}
-	if t.timer == nil {
-		t.timer = time.AfterFunc(time.Duration(float64(-t.credit)/t.rate)+provisional, func() {
+	if s.timer == nil {
+		s.timer = time.AfterFunc(time.Duration(float64(-s.credit)/s.rate)+provisional, func() {
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			t.timer = nil
+			s.timer = nil
 			t.nextLocked()
 		})
 	}
@@ -242,9 +255,7 @@ func (turn *Turn) makeRoomLocked(lasted time.Duration) {
 	s := &turn.turns.sizes[turn.size]
 	s.running--
 	s.use(s.callers[turn.caller], lasted-provisional)
-	if turn.size == large {
-		turn.turns.credit -= lasted
-	}
+	s.credit -= lasted
 	turn.turns.nextLocked()
 }
 

@@ -20,6 +20,15 @@ func caller(n int) Caller {
 	return Caller(netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}))
 }
 
+// unlimited returns Turns whose requests may use all of the time.
+func unlimited(places int) *Turns {
+	turns := NewTurns(places)
+	for size := range turns.sizes {
+		turns.sizes[size].rate = float64(places)
+	}
+	return turns
+}
+
 // flood sends requests from a caller, so many at a time, until ctx is done. It returns the time
 // that they have taken so far.
 func flood(ctx context.Context, turns *Turns, from Caller, atOnce int, isLarge bool, takes time.Duration) (used *atomic.Int64) {
@@ -79,7 +88,7 @@ func TestSmallRequestsWaitForOneTurnOfEachOtherCaller(t *testing.T) {
 // TestCallersGetTheSameTime: however long their requests take, and however many they send.
 func TestCallersGetTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		turns := NewTurns(2)
+		turns := unlimited(2)
 		ctx, cancel := context.WithCancel(t.Context())
 		few := flood(ctx, turns, caller(1), 2, false, 200*time.Microsecond)
 		many := flood(ctx, turns, caller(2), 500, false, 10*time.Millisecond)
@@ -110,8 +119,7 @@ func TestSizesShareThePlaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				turns := NewTurns(4)
-				turns.rate = 4
+				turns := unlimited(4)
 				ctx, cancel := context.WithCancel(t.Context())
 				smalls := flood(ctx, turns, caller(1), tc.smalls, false, 4*time.Millisecond)
 				larges := flood(ctx, turns, caller(2), tc.larges, true, 30*time.Millisecond)
@@ -131,40 +139,51 @@ func TestSizesShareThePlaces(t *testing.T) {
 	}
 }
 
-// TestLargeRequestsLeaveTimeForOtherWork: however many are sent, they use an eighth of the
-// places, and a burst. What they do not use for a while they may use later.
-func TestLargeRequestsLeaveTimeForOtherWork(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		turns := NewTurns(4)
-		ctx, cancel := context.WithCancel(t.Context())
-		var used [3]*atomic.Int64
-		sum := func() (all time.Duration) {
-			for _, u := range used {
-				all += time.Duration(u.Load())
-			}
-			return all
-		}
-		for i := range used {
-			used[i] = flood(ctx, turns, caller(i), 100, true, 30*time.Millisecond)
-		}
-		before := time.Duration(0)
-		for i, want := range []time.Duration{largeBurst + 10*time.Second, 10 * time.Second, 10 * time.Second} {
-			time.Sleep(20 * time.Second)
-			now := sum()
-			if off := now - before - want; off.Abs() > time.Second/2 {
-				t.Errorf("in part %d large requests used %s, want %s", i, now-before, want)
-			}
-			before = now
-		}
-		ends(t, turns, cancel)
-		ctx, cancel = context.WithCancel(t.Context())
-		again := flood(ctx, turns, caller(1), 100, true, 30*time.Millisecond)
-		time.Sleep(20 * time.Second)
-		if off := time.Duration(again.Load()) - (largeBurst + 10*time.Second); off.Abs() > time.Second/2 {
-			t.Errorf("after a minute they used %s", time.Duration(again.Load()))
-		}
-		ends(t, turns, cancel)
-	})
+// TestRequestsLeaveTimeForOtherWork: however many are sent, small ones use half of the places,
+// and large ones an eighth, and a burst. What they do not use for a while they may use later.
+func TestRequestsLeaveTimeForOtherWork(t *testing.T) {
+	for name, tc := range map[string]struct {
+		large bool
+		takes time.Duration
+		want  time.Duration // used in 20 s
+	}{
+		"small": {takes: time.Millisecond, want: 40 * time.Second},
+		"large": {large: true, takes: 30 * time.Millisecond, want: 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				turns := NewTurns(4)
+				ctx, cancel := context.WithCancel(t.Context())
+				var used [3]*atomic.Int64
+				sum := func() (all time.Duration) {
+					for _, u := range used {
+						all += time.Duration(u.Load())
+					}
+					return all
+				}
+				for i := range used {
+					used[i] = flood(ctx, turns, caller(i), 100, tc.large, tc.takes)
+				}
+				before := time.Duration(0)
+				for i, want := range []time.Duration{burst + tc.want, tc.want, tc.want} {
+					time.Sleep(20 * time.Second)
+					now := sum()
+					if off := now - before - want; off.Abs() > time.Second/2 {
+						t.Errorf("in part %d requests used %s, want %s", i, now-before, want)
+					}
+					before = now
+				}
+				ends(t, turns, cancel)
+				ctx, cancel = context.WithCancel(t.Context())
+				again := flood(ctx, turns, caller(1), 100, tc.large, tc.takes)
+				time.Sleep(20 * time.Second)
+				if off := time.Duration(again.Load()) - (burst + tc.want); off.Abs() > time.Second/2 {
+					t.Errorf("after a minute they used %s", time.Duration(again.Load()))
+				}
+				ends(t, turns, cancel)
+			})
+		})
+	}
 }
 
 // TestALargeRequestKeepsItsPlaceInTheOrder: while it cannot have a turn, small requests of
@@ -223,6 +242,35 @@ func TestARequestThatIsNearlyAnsweredGoesFirst(t *testing.T) {
 			t.Errorf("it has a turn: %t, after %s", turn.held, waited)
 		}
 		ends(t, turns, cancel)
+	})
+}
+
+// TestOneRequestHasOneTurn: also if it waits for something within something else, and after
+// nobody waits for its answer any more. What works for several requests has no turn.
+func TestOneRequestHasOneTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns := NewTurns(2)
+		ctx, cancel := context.WithCancel(t.Context())
+		turn, _ := turns.Wait(ctx, caller(1), false)
+		ctx = WithTurn(ctx, turn)
+		running := func(when string, want int) {
+			t.Helper()
+			if got := turns.sizes[small].running; got != want {
+				t.Errorf("%s %d have a turn, want %d", when, got, want)
+			}
+		}
+		Outside(WithoutTurn(ctx), func() { running("without a turn", 1) })
+		Outside(ctx, func() {
+			running("outside", 0)
+			Outside(ctx, func() { running("outside twice", 0) })
+			running("outside again", 0)
+		})
+		running("inside", 1)
+		Outside(ctx, cancel)
+		running("when the client has gone", 0)
+		Outside(ctx, func() {})
+		turn.End()
+		empty(t, turns)
 	})
 }
 

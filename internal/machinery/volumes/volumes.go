@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
 // +kubebuilder:rbac:groups="",resources=persistentvolumeclaims;persistentvolumes,verbs=get
@@ -22,9 +24,14 @@ import (
 // volume does not exist, apierrors.IsNotFound is true for the error, and affinity still has
 // the affinities of the other volumes.
 func Of(ctx context.Context, client kubernetes.Interface, namespace string, spec *corev1.PodSpec) (affinity []*corev1.NodeSelector, bound bool, err error) {
+	bounded.Outside(ctx, func() { affinity, bound, err = ofClaims(ctx, client, namespace, Claims(spec)) })
+	return affinity, bound, err
+}
+
+func ofClaims(ctx context.Context, client kubernetes.Interface, namespace string, claims []string) (affinity []*corev1.NodeSelector, bound bool, err error) {
 	bound = true
 	var missing error
-	for _, claim := range Claims(spec) {
+	for _, claim := range claims {
 		volume, err := volumeOf(ctx, client, namespace, claim)
 		if apierrors.IsNotFound(err) {
 			missing = err

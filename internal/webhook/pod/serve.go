@@ -86,7 +86,10 @@ func (w *Webhook) patch(ctx context.Context, namespace string, dryRun bool, pod 
 		}
 	}()
 	before := pod.DeepCopy()
-	bounded.Outside(ctx, func() { w.Admit(ctx, namespace, dryRun, pod) }) // which may ask the leader, or read from the API server
+	w.Admit(ctx, namespace, dryRun, pod)
+	if ctx.Err() != nil { // nobody reads the answer
+		return nil
+	}
 	patch, err := difference(before, pod)
 	if err != nil {
 		log.FromContext(ctx).Error(err, "Pod admitted unchanged: its patch cannot be encoded", "namespace", namespace)

@@ -1,0 +1,35 @@
+// Package turns shows whether a request gives up its turn of the CPU while it waits for
+// another process: see bounded.Turns.
+package turns
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
+)
+
+// Last returns the context of a request that has the last turn, and a function that reports
+// whether another request could have it now.
+func Last(t *testing.T) (ctx context.Context, free func() bool) {
+	t.Helper()
+	turns := bounded.NewTurns(2)
+	turns.Longest = time.Hour
+	var last *bounded.Turn
+	for range 2 {
+		turn, granted := turns.Wait(t.Context(), bounded.Caller{}, false)
+		if !granted {
+			t.Fatal("there is no turn")
+		}
+		t.Cleanup(turn.End)
+		last = turn
+	}
+	return bounded.WithTurn(t.Context(), last), func() bool {
+		atOnce, cancel := context.WithCancel(t.Context())
+		cancel()
+		turn, granted := turns.Wait(atOnce, bounded.Caller{}, false)
+		turn.End()
+		return granted
+	}
+}
