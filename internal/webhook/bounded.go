@@ -53,7 +53,7 @@ const (
 	waitTimeout = time.Second
 	// largeBody and largeWeight are the bytes of a body, and the weight of a request, above
 	// which a request is large for bounded.Turns. Reviews of pods of usual size weigh 0.5 MiB.
-	largeBody, largeWeight = 64 << 10, 4 << 20
+	largeBody, largeWeight = 64 << 10, 2 << 20
 	// responseTime bounds the time from the headers of a request to the end of its answer.
 	responseTime = 10 * time.Second
 	// checkTimeout bounds the connection that StartedChecker makes.

@@ -79,8 +79,8 @@ var waves = []wave{
 	}},
 	{"small requests, each with a handshake", func(t target) []attacker {
 		return []attacker{
-			often(post(t.Webhooks, podsPath, podOf(1))), often(post(t.Webhooks, podsPath, podOf(1_400))), // both are small
-			often(post(t.Webhooks, groupsPath, groupOf(1))),
+			often(post(t.Webhooks, podsPath, podOf(1))), often(post(t.Webhooks, podsPath, podOf(700))), // as many as a small one may have
+			often(post(t.Webhooks, podsPath, podOf(1_400))), often(post(t.Webhooks, groupsPath, groupOf(1))),
 		}
 	}},
 	{"refused requests, many on a connection", func(t target) []attacker {

@@ -121,12 +121,13 @@ func takeTurns(c *tls.Config) {
 		if !granted {
 			return nil, ErrBusy
 		}
-		end := sync.OnceFunc(turn.End)
-		context.AfterFunc(hello.Context(), end) // the handshake has ended, or failed
+		once := sync.OnceFunc(turn.End)
+		failed := context.AfterFunc(hello.Context(), once) // the handshake has ended, or failed
 		config = config.Clone()
 		verify := config.VerifyConnection
 		config.VerifyConnection = func(state tls.ConnectionState) error {
-			end()
+			once()
+			failed()
 			if verify != nil {
 				return verify(state)
 			}

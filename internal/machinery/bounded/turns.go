@@ -32,7 +32,10 @@ const (
 // Small and large requests are divided among callers separately. If both wait, each size gets
 // half of the places, and large requests never get the last one. Small requests use half of
 // the places on average, and large ones an eighth, after burst: clients can send any number of
-// them, and the process has other work. It is safe for concurrent use.
+// them, and the process has other work. For the same reason a turn that follows another one
+// begins only when goroutines that are ready to run have had their time: among them are those
+// of requests that do not wait yet, and the runtime knows no callers. It is safe for concurrent
+// use.
 type Turns struct {
 	// Longest is after how long a turn makes room for another one although it has not ended.
 	// It must not be changed once Turns is in use.
@@ -42,6 +45,7 @@ type Turns struct {
 
 	mu    sync.Mutex
 	sizes [2]turnsOfSize
+	next  bool // goroutine grantNext runs
 }
 
 const small, large = 0, 1
@@ -123,7 +127,11 @@ func (turn *Turn) wait(ctx context.Context, first bool) bool {
 	t.mu.Lock()
 	turn.granted = granted
 	t.sizes[turn.size].enqueue(turn, first)
-	t.nextLocked()
+	if t.sizes[small].running+t.sizes[large].running == 0 && !t.next {
+		t.grantLocked()
+	} else {
+		t.nextLocked()
+	}
 	t.mu.Unlock()
 	select {
 	case <-granted:
@@ -190,22 +198,47 @@ func Outside(ctx context.Context, f func()) {
 	turn.held = turn.wait(ctx, true)
 }
 
-// nextLocked grants turns while there are places.
+// nextLocked lets turns begin soon, while there are places.
 func (t *Turns) nextLocked() {
-	smalls, larges := &t.sizes[small], &t.sizes[large]
-	for smalls.running+larges.running < t.places {
-		var next *turnsOfSize
-		if t.readyLocked(smalls) {
-			next = smalls
-		}
-		if (next == nil || larges.running <= smalls.running) && larges.running < t.places-1 && t.readyLocked(larges) {
-			next = larges
-		}
-		if next == nil {
+	if waiting := len(t.sizes[small].waiting) + len(t.sizes[large].waiting); waiting > 0 && !t.next {
+		t.next = true
+		go t.grantNext()
+	}
+}
+
+// grantNext grants turns, each after other goroutines have run, until no more can be granted.
+func (t *Turns) grantNext() {
+	for {
+		runtime.Gosched()
+		t.mu.Lock()
+		t.next = t.grantLocked()
+		again := t.next
+		t.mu.Unlock()
+		if !again {
 			return
 		}
-		t.beginLocked(next.grant())
 	}
+}
+
+// grantLocked grants a turn, and returns false if there is no place or no request that may have
+// it.
+func (t *Turns) grantLocked() bool {
+	smalls, larges := &t.sizes[small], &t.sizes[large]
+	if smalls.running+larges.running >= t.places {
+		return false
+	}
+	var next *turnsOfSize
+	if t.readyLocked(smalls) {
+		next = smalls
+	}
+	if (next == nil || larges.running <= smalls.running) && larges.running < t.places-1 && t.readyLocked(larges) {
+		next = larges
+	}
+	if next == nil {
+		return false
+	}
+	t.beginLocked(next.grant())
+	return true
 }
 
 // readyLocked reports whether a request of this size waits and may use time now. If it may
