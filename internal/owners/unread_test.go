@@ -211,9 +211,6 @@ func TestAnOwnerIsReadWithoutATurn(t *testing.T) {
 	if read < len(w.kinds)+2 {
 		t.Errorf("%d reads", read)
 	}
-	if free() {
-		t.Error("afterwards the request has no turn")
-	}
 }
 
 // TestAnOwnerThatIsGoneIsAskedForOnce: its pods are walked again and again until the

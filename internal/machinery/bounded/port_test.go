@@ -318,7 +318,7 @@ func TestProbesTakeTurns(t *testing.T) {
 		turns.Longest = time.Hour
 		for i := range 2 { // nobody makes room any more
 			busy, _ := turns.Wait(t.Context(), caller(i), false)
-			defer busy.End()
+			t.Cleanup(busy.End)
 		}
 		began = time.Now()
 		if code := call("10.0.0.2:1", "/"); code != http.StatusServiceUnavailable || time.Since(began) != turnTime {

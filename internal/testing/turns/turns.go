@@ -11,7 +11,7 @@ import (
 )
 
 // Last returns the context of a request that has the last turn, and a function that reports
-// whether another request could have it now.
+// whether another request gets a turn. It waits for ten seconds at most.
 func Last(t *testing.T) (ctx context.Context, free func() bool) {
 	t.Helper()
 	turns := bounded.NewTurns(2)
@@ -26,9 +26,9 @@ func Last(t *testing.T) (ctx context.Context, free func() bool) {
 		last = turn
 	}
 	return bounded.WithTurn(t.Context(), last), func() bool {
-		atOnce, cancel := context.WithCancel(t.Context())
-		cancel()
-		turn, granted := turns.Wait(atOnce, bounded.Caller{}, false)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		turn, granted := turns.Wait(ctx, bounded.Caller{}, false)
 		turn.End()
 		return granted
 	}
