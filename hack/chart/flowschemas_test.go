@@ -1,47 +1,48 @@
 package chart
 
 import (
-	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 )
 
 // TestFlowSchemas: Leases of the release are renewed at the level of leader elections, and
-// every other request of Atoll has the level of the controllers of Kubernetes, behind the
-// FlowSchemas of Kubernetes for these and before that for any ServiceAccount.
+// every other request of Atoll has the level of kube-controller-manager and kube-scheduler. In
+// Kubernetes the Leases of these have precedence 100, their other requests 800, ServiceAccounts
+// of kube-system 900, and all others 9000.
 func TestFlowSchemas(t *testing.T) {
 	chart := load(t)
-	for _, tc := range []struct {
-		mode  string
-		names []string
-	}{{"Pinned", []string{"atoll-manager"}}, {"Isolated", []string{"atoll-manager", "atoll-scheduler"}}} {
-		got := render(t, chart, map[string]any{"scheduler": map[string]any{"mode": tc.mode}})
-		leases := get[*flowcontrolv1.FlowSchema](t, got, "FlowSchema/atoll-leader-election").Spec
-		rest := get[*flowcontrolv1.FlowSchema](t, got, "FlowSchema/atoll").Spec
-		if leases.PriorityLevelConfiguration.Name != "leader-election" || rest.PriorityLevelConfiguration.Name != "workload-high" {
-			t.Errorf("%s: Leases have level %s, and the rest %s", tc.mode, leases.PriorityLevelConfiguration.Name, rest.PriorityLevelConfiguration.Name)
+	for mode, names := range map[string][]string{"Pinned": {"atoll-manager"}, "Plain": {"atoll-manager"}, "Isolated": {"atoll-manager", "atoll-scheduler"}} {
+		var subjects []flowcontrolv1.Subject
+		for _, name := range names {
+			subjects = append(subjects, flowcontrolv1.Subject{Kind: flowcontrolv1.SubjectKindServiceAccount, ServiceAccount: &flowcontrolv1.ServiceAccountSubject{Namespace: namespace, Name: name}})
 		}
-		if p := leases.MatchingPrecedence; p <= 100 || p >= rest.MatchingPrecedence || rest.MatchingPrecedence >= 9000 {
-			t.Errorf("%s: precedences %d and %d", tc.mode, p, rest.MatchingPrecedence)
-		}
-		for _, spec := range []flowcontrolv1.FlowSchemaSpec{leases, rest} {
-			if len(spec.Rules) != 1 {
-				t.Fatalf("%s: %d rules", tc.mode, len(spec.Rules))
+		got := render(t, chart, map[string]any{"scheduler": map[string]any{"mode": mode}})
+		all := []string{"*"}
+		for name, want := range map[string]flowcontrolv1.FlowSchemaSpec{
+			"atoll-leader-election": {
+				MatchingPrecedence:         150,
+				PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: "leader-election"},
+				DistinguisherMethod:        &flowcontrolv1.FlowDistinguisherMethod{Type: flowcontrolv1.FlowDistinguisherMethodByUserType},
+				Rules: []flowcontrolv1.PolicyRulesWithSubjects{{Subjects: subjects, ResourceRules: []flowcontrolv1.ResourcePolicyRule{{
+					APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespaces: []string{namespace}, Verbs: []string{"get", "create", "update"},
+				}}}},
+			},
+			"atoll": {
+				MatchingPrecedence:         850,
+				PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: "workload-high"},
+				DistinguisherMethod:        &flowcontrolv1.FlowDistinguisherMethod{Type: flowcontrolv1.FlowDistinguisherMethodByNamespaceType},
+				Rules: []flowcontrolv1.PolicyRulesWithSubjects{{
+					Subjects:         subjects,
+					ResourceRules:    []flowcontrolv1.ResourcePolicyRule{{APIGroups: all, Resources: all, Namespaces: all, ClusterScope: true, Verbs: all}},
+					NonResourceRules: []flowcontrolv1.NonResourcePolicyRule{{NonResourceURLs: all, Verbs: all}},
+				}},
+			},
+		} {
+			if diff := cmp.Diff(want, get[*flowcontrolv1.FlowSchema](t, got, "FlowSchema/"+name).Spec); diff != "" {
+				t.Errorf("%s: FlowSchema %s: %s", mode, name, diff)
 			}
-			var names []string
-			for _, s := range spec.Rules[0].Subjects {
-				if s.ServiceAccount == nil || s.ServiceAccount.Namespace != namespace {
-					t.Fatalf("%s: subject %+v", tc.mode, s)
-				}
-				names = append(names, s.ServiceAccount.Name)
-			}
-			if !slices.Equal(names, tc.names) {
-				t.Errorf("%s: for %v, want %v", tc.mode, names, tc.names)
-			}
-		}
-		if r := leases.Rules[0].ResourceRules; len(r) != 1 || !slices.Equal(r[0].Resources, []string{"leases"}) || !slices.Equal(r[0].Namespaces, []string{namespace}) {
-			t.Errorf("%s: the level of leader elections is for %+v", tc.mode, r)
 		}
 	}
 	off := render(t, chart, map[string]any{"flowSchemas": map[string]any{"enabled": false}})

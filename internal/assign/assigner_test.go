@@ -266,12 +266,17 @@ func TestARequestForASeatWaitsWithoutATurn(t *testing.T) {
 	if _, err := follower.Assign(ctx, requestFor("t")); !asked || err == nil {
 		t.Errorf("the leader was asked: %t, error %v", asked, err)
 	}
+	caughtUp := false
 	catchUp(ctx, func(context.Context) bool {
+		caughtUp = true
 		if !free() {
 			t.Error("while watches are behind, no other request can be answered")
 		}
 		return true
 	})
+	if !caughtUp {
+		t.Error("nobody looked whether the watches have caught up")
+	}
 }
 
 // TestASuccessorWaitsForTheOneThatLeft: the owner has seen that a pod was deleted, and the

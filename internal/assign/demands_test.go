@@ -32,7 +32,7 @@ func TestDemandsReadEachClaimOnce(t *testing.T) {
 	}
 	ctx, free := turns.Last(t)
 	client.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if !free() {
+		if !t.Failed() && !free() {
 			t.Error("no other request can be answered while a claim is read")
 		}
 		return false, nil, nil

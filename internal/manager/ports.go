@@ -81,7 +81,7 @@ func (p *parts) probes() *bounded.Port {
 		mux.Handle(path, http.StripPrefix(path, handler))
 		mux.Handle(path+"/", http.StripPrefix(path, handler)) // a single check
 	}
-	return &bounded.Port{Name: "probes", Address: p.config.HealthAddress, Handler: bounded.InTurn("probes", mux), Once: true, ResponseTime: smallTime}
+	return &bounded.Port{Name: "probes", Address: p.config.HealthAddress, Handler: bounded.InTurn(bounded.SharedTurns(), mux), Once: true, ResponseTime: smallTime}
 }
 
 // metrics returns the port of the metrics, for clients with a token that may read them.

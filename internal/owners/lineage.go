@@ -297,6 +297,11 @@ func (l *Lineage) once(ctx context.Context, in *Walker, k *kind, of *ownership.O
 // ended waits until done is closed, and returns false if ctx is done before. A request lets
 // others use the CPU meanwhile.
 func ended(ctx context.Context, done <-chan struct{}) (closed bool) {
+	select {
+	case <-done:
+		return true
+	default:
+	}
 	bounded.Outside(ctx, func() {
 		select {
 		case <-done:

@@ -170,7 +170,7 @@ func (w *Walker) PolicyOwners(ctx context.Context, pod *ownership.Object) (owner
 	return ownership.PolicyOwnersOfPod(chain), chain, nil
 }
 
-func (w *Walker) owner(ctx context.Context, of *ownership.Object) (owner *ownership.Object, err error) {
+func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Object, error) {
 	ref := of.Controller
 	if o := w.Get(ref.UID); mayOwn(o, of) {
 		return o, nil
@@ -179,8 +179,7 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (owner *owners
 	if k == nil {
 		return fromReference(of), nil
 	}
-	bounded.Outside(ctx, func() { owner, err = w.read(ctx, k, of, ref) })
-	return owner, err
+	return w.read(ctx, k, of, ref)
 }
 
 // read reads an owner that the caches do not hold. It fails without a request
@@ -195,13 +194,15 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 	if err := k.whyUnread(w.clock.Now()); err != nil {
 		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
 	}
-	bounded, cancel := context.WithTimeout(ctx, readTimeout)
+	short, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	namespace := of.Namespace
 	if k.clusterScoped {
 		namespace = ""
 	}
-	obj, err := k.get(bounded, namespace, ref.Name)
+	var obj any
+	var err error
+	bounded.Outside(ctx, func() { obj, err = k.get(short, namespace, ref.Name) })
 	switch {
 	case apierrors.IsNotFound(err):
 		w.setGone(ref.UID)

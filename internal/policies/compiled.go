@@ -29,9 +29,11 @@ type compiled[V any] struct {
 }
 
 // compiledOf are the values of one namespace. compiling is held while one of its policies is
-// compiled; all else is guarded by compiled.mu.
+// compiled, and callers is the number of those who hold it or wait for it; all else is guarded
+// by compiled.mu.
 type compiledOf[V any] struct {
 	compiling sync.Mutex
+	callers   int
 	weight    int64
 	used      uint64 // the number of uses of all namespaces when it was used last
 	values    map[types.UID]weighed[V]
@@ -54,9 +56,7 @@ func (c *compiled[V]) value(namespace string, policy types.UID, valid func(V) bo
 	if v, kept := c.get(namespace, policy); kept && valid(v) {
 		return v
 	}
-	of := c.inNamespace(namespace)
-	of.compiling.Lock()
-	defer of.compiling.Unlock()
+	defer c.compiling(namespace)()
 	if v, kept := c.get(namespace, policy); kept && valid(v) { // compiled in the meantime
 		return v
 	}
@@ -78,11 +78,20 @@ func (c *compiled[V]) get(namespace string, policy types.UID) (value V, kept boo
 	return value, false
 }
 
-// inNamespace returns the values of a namespace.
-func (c *compiled[V]) inNamespace(namespace string) *compiledOf[V] {
+// compiling waits until the caller may compile a policy of a namespace. It returns a function
+// that lets the next one do so.
+func (c *compiled[V]) compiling(namespace string) (done func()) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.inNamespaceLocked(namespace)
+	of := c.inNamespaceLocked(namespace)
+	of.callers++
+	c.mu.Unlock()
+	of.compiling.Lock()
+	return func() {
+		of.compiling.Unlock()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		of.callers--
+	}
 }
 
 func (c *compiled[V]) inNamespaceLocked(namespace string) *compiledOf[V] {
@@ -110,22 +119,31 @@ func (c *compiled[V]) put(namespace string, policy types.UID, value V, weight in
 	}
 	c.uses++
 	of.used = c.uses
-	for c.weight+weight > c.mostInAll && len(c.namespaces) > 1 {
-		c.forgetOldestLocked()
+	for c.weight+weight > c.mostInAll && c.forgetOldestLocked(of) {
 	}
 	of.values[policy] = weighed[V]{value, weight}
 	of.weight += weight
 	c.weight += weight
 }
 
-// forgetOldestLocked forgets the namespace that was not used for the longest time.
-func (c *compiled[V]) forgetOldestLocked() {
-	oldest, least := "", c.uses
+// forgetOldestLocked forgets the values of the namespace that was not used for the longest
+// time, other than the given one. It returns false if no other has any.
+func (c *compiled[V]) forgetOldestLocked(except *compiledOf[V]) bool {
+	var name string
+	var oldest *compiledOf[V]
 	for namespace, of := range c.namespaces {
-		if of.used < least {
-			oldest, least = namespace, of.used
+		if of != except && len(of.values) > 0 && (oldest == nil || of.used < oldest.used) {
+			name, oldest = namespace, of
 		}
 	}
-	c.weight -= c.namespaces[oldest].weight
-	delete(c.namespaces, oldest)
+	if oldest == nil {
+		return false
+	}
+	c.weight -= oldest.weight
+	oldest.weight = 0
+	clear(oldest.values)
+	if oldest.callers == 0 {
+		delete(c.namespaces, name)
+	}
+	return true
 }

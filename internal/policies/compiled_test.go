@@ -53,6 +53,43 @@ func TestManyNamespacesForgetWhatIsNotUsed(t *testing.T) {
 	}
 }
 
+// TestACrowdOfNamespacesCompilesNothingTwice: what is forgotten while a policy is compiled does
+// not let another caller compile it at the same time.
+func TestACrowdOfNamespacesCompilesNothingTwice(t *testing.T) {
+	c := newCompiled[string](100, 200)
+	c.put("large", "kept", "", 90)
+	var times, ended atomic.Int64
+	begun, end := make(chan struct{}, 2), make(chan struct{})
+	compile := func() {
+		c.value("large", "new", func(string) bool { return true }, func() (string, int64) {
+			times.Add(1)
+			begun <- struct{}{}
+			<-end
+			return "", 1
+		})
+		ended.Add(1)
+	}
+	go compile()
+	<-begun
+	for i := range 20 {
+		c.put(fmt.Sprint("crowd-", i), "0", "", 90)
+	}
+	if _, found := c.get("large", "kept"); found {
+		t.Error("nothing of the namespace was forgotten")
+	}
+	go compile()
+	build.Eventually(t, "a second caller waits, or compiles", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.namespaces["large"].callers == 2 || len(begun) > 0
+	})
+	close(end)
+	build.Eventually(t, "both have the value", func() bool { return ended.Load() == 2 })
+	if n := times.Load(); n != 1 {
+		t.Errorf("it was compiled %d times", n)
+	}
+}
+
 // TestASpreadThatIsForgottenKeepsItsTime: with more policies than are kept, each pass compiles
 // all of them again. They divide pods as before, so the stabilization time ends.
 func TestASpreadThatIsForgottenKeepsItsTime(t *testing.T) {

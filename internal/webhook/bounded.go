@@ -48,6 +48,8 @@ const (
 	// readTimeout bounds the time in which a body must arrive. It is longer than the API
 	// server waits for the answer.
 	readTimeout = 3 * time.Second
+	// requestTime bounds the time in which any request must arrive, also one that is refused.
+	requestTime = 5 * time.Second
 	// waitTimeout is how long a request waits until it may be decoded. The API server
 	// waits a little longer for the answer.
 	waitTimeout = time.Second
@@ -84,7 +86,7 @@ type Server struct {
 func NewServer(address string, config *tls.Config, logger logr.Logger) *Server {
 	return &Server{
 		Server:  webhook.NewServer(webhook.Options{}),
-		port:    bounded.Port{Name: Port, Address: address, TLS: config, Connections: maxConnections, ResponseTime: responseTime, Log: logger},
+		port:    bounded.Port{Name: Port, Address: address, TLS: config, Connections: maxConnections, RequestTime: requestTime, ResponseTime: responseTime, Log: logger},
 		bodies:  bounded.NewShares(maxBodies),
 		decoded: bounded.NewShares(maxDecoded),
 		turns:   bounded.SharedTurns(),
@@ -239,7 +241,6 @@ func refuse(w http.ResponseWriter, err error) {
 		status, reason = http.StatusServiceUnavailable, bounded.TooManyRequests
 	}
 	bounded.Refused(Port, reason)
-	w.Header().Set("Connection", "close") // the rest of the body is not read
 	http.Error(w, err.Error(), status)
 }
 

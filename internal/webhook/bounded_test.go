@@ -330,7 +330,7 @@ func TestLargeRequestsTakeTurns(t *testing.T) {
 				fmt.Fprintf(w, "%d %v", n, err)
 			}))
 			run(t, s)
-			isLarge := `[` + strings.Repeat("{},", 2_500) + `{}]` // about 5 MiB
+			isLarge := `[` + strings.Repeat("{},", 1_100) + `{}]` // about 2.2 MiB, just large
 			var all sync.WaitGroup
 			for i := range requests {
 				all.Go(func() {
@@ -384,4 +384,28 @@ func TestAClientThatReadsSlowlyKeepsNoTurn(t *testing.T) {
 	if code := status(conns[0]); code != http.StatusTeapot {
 		t.Errorf("answered %d", code)
 	}
+}
+
+// TestASmallRequestThatHangsKeepsNobodyOut: for example because it waits for a lock.
+func TestASmallRequestThatHangsKeepsNobodyOut(t *testing.T) {
+	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
+	s.turns = bounded.NewTurns(2)
+	s.turns.Longest = time.Hour
+	var hanging atomic.Int64
+	release := make(chan struct{})
+	s.Register("/hook", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		if n == 2 {
+			hanging.Add(1)
+			<-release
+		}
+		fmt.Fprintf(w, "%d %v", n, err)
+	}))
+	run(t, s)
+	defer close(release)
+	for range 4 {
+		begin(t, dial(t, s, 2), 2, []byte("{}"))
+	}
+	build.Eventually(t, "all hang", func() bool { return hanging.Load() == 4 })
+	served(t, s, 3, "while small requests hang")
 }

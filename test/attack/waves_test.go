@@ -17,7 +17,7 @@ const (
 	callers = 8
 	// each is the number of connections that one address uses at a time.
 	each = 24
-	// pause is how long a client waits after its connection was refused.
+	// pause is how long a client waits after its connection was refused or has failed.
 	pause = 20 * time.Millisecond
 )
 

@@ -57,27 +57,23 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// InTurn passes requests on in turns, see Turns, and refuses one with 503 that waits for too
-// long. A request that itself waits for something makes room for another after
-// longestHandshake.
-func InTurn(port string, next http.Handler) http.Handler {
+// InTurn passes requests on in turns. One that waits for too long, or that itself waits for
+// something, goes on without a turn: it is for requests that must not be refused because others
+// send many, such as probes.
+func InTurn(turns *Turns, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), turnTime)
+		ctx, cancel := context.WithTimeout(r.Context(), probeTime)
 		defer cancel()
-		turn, granted := SharedTurns().WaitFor(ctx, CallerOf(r.RemoteAddr), false, longestHandshake)
-		if !granted {
-			Refused(port, TooManyRequests)
-			http.Error(w, ErrBusy.Error(), http.StatusServiceUnavailable)
-			return
-		}
+		turn, _ := turns.WaitFor(ctx, CallerOf(r.RemoteAddr), false, roomAfter)
 		defer turn.End()
 		next.ServeHTTP(w, r)
 	})
 }
 
-// closing closes an HTTP/1.1 connection after each answer that is not a success. A client
-// could otherwise send requests that are refused, one after the other and without a
-// handshake, and so without waiting for a turn.
+// closing closes an HTTP/1.1 connection after each answer that is not a success, once the rest
+// of the request has arrived or Port.RequestTime is over. A client could otherwise send requests
+// that are refused, one after the other and without a handshake, and so without waiting for a
+// turn.
 func closing(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor == 1 {

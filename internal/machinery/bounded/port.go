@@ -23,12 +23,14 @@ import (
 )
 
 const (
-	// longestHandshake is after how long a handshake makes room for another turn: it may wait
-	// for its client, for example for a certificate.
-	longestHandshake = 3 * time.Millisecond
-	// turnTime bounds the wait of a handshake, or of a probe, for its turn. A client that waits
-	// longer has mostly gone, and its handshake would be computed all the same.
-	turnTime = time.Second
+	// roomAfter is after how long a handshake or a probe makes room for another turn. It may
+	// wait for something, such as the client's certificate.
+	roomAfter = 3 * time.Millisecond
+	// handshakeTime bounds the wait of a handshake for its turn. A client that waits longer has
+	// mostly gone, and its handshake would be computed all the same.
+	handshakeTime = time.Second
+	// probeTime bounds the wait of a probe for its turn. The kubelet waits a second or more.
+	probeTime = 300 * time.Millisecond
 	// headerTime bounds the TLS handshake, and after that the headers of each request.
 	headerTime = 5 * time.Second
 	// idleTime bounds the time between two requests of a connection. Clients of Go's
@@ -115,9 +117,9 @@ func takeTurns(c *tls.Config) {
 				config = chosen
 			}
 		}
-		ctx, cancel := context.WithTimeout(hello.Context(), turnTime)
+		ctx, cancel := context.WithTimeout(hello.Context(), handshakeTime)
 		defer cancel()
-		turn, granted := SharedTurns().WaitFor(ctx, CallerOf(hello.Conn.RemoteAddr().String()), false, longestHandshake)
+		turn, granted := SharedTurns().WaitFor(ctx, CallerOf(hello.Conn.RemoteAddr().String()), false, roomAfter)
 		if !granted {
 			return nil, ErrBusy
 		}

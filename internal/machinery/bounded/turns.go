@@ -32,9 +32,9 @@ const (
 // Small and large requests are divided among callers separately. If both wait, each size gets
 // half of the places, and large requests never get the last one. Small requests use half of
 // the places on average, and large ones an eighth, after burst: clients can send any number of
-// them, and the process has other work. For the same reason a turn that follows another one
-// begins only when goroutines that are ready to run have had their time: among them are those
-// of requests that do not wait yet, and the runtime knows no callers. It is safe for concurrent
+// them, and the process has other work. For the same reason goroutines that are ready to run go
+// first, as far as the runtime allows, before the next turn begins. Among them are those of
+// requests that do not wait here yet: the runtime knows no callers. It is safe for concurrent
 // use.
 type Turns struct {
 	// Longest is after how long a turn makes room for another one although it has not ended.
@@ -43,9 +43,9 @@ type Turns struct {
 
 	places int
 
-	mu    sync.Mutex
-	sizes [2]turnsOfSize
-	next  bool // goroutine grantNext runs
+	mu       sync.Mutex
+	sizes    [2]turnsOfSize
+	granting bool // goroutine grant runs
 }
 
 const small, large = 0, 1
@@ -127,11 +127,7 @@ func (turn *Turn) wait(ctx context.Context, first bool) bool {
 	t.mu.Lock()
 	turn.granted = granted
 	t.sizes[turn.size].enqueue(turn, first)
-	if t.sizes[small].running+t.sizes[large].running == 0 && !t.next {
-		t.grantLocked()
-	} else {
-		t.nextLocked()
-	}
+	t.startGrantingLocked()
 	t.mu.Unlock()
 	select {
 	case <-granted:
@@ -198,25 +194,22 @@ func Outside(ctx context.Context, f func()) {
 	turn.held = turn.wait(ctx, true)
 }
 
-// nextLocked lets turns begin soon, while there are places.
-func (t *Turns) nextLocked() {
-	if waiting := len(t.sizes[small].waiting) + len(t.sizes[large].waiting); waiting > 0 && !t.next {
-		t.next = true
-		go t.grantNext()
+// startGrantingLocked lets turns begin soon, while there are places.
+func (t *Turns) startGrantingLocked() {
+	if waiting := len(t.sizes[small].waiting) + len(t.sizes[large].waiting); waiting > 0 && !t.granting {
+		t.granting = true
+		go t.grant()
 	}
 }
 
-// grantNext grants turns, each after other goroutines have run, until no more can be granted.
-func (t *Turns) grantNext() {
-	for {
+// grant grants turns, each after it has let other goroutines run, until no more can be granted.
+func (t *Turns) grant() {
+	for again := true; again; {
 		runtime.Gosched()
 		t.mu.Lock()
-		t.next = t.grantLocked()
-		again := t.next
+		again = t.grantLocked()
+		t.granting = again
 		t.mu.Unlock()
-		if !again {
-			return
-		}
 	}
 }
 
@@ -242,7 +235,7 @@ func (t *Turns) grantLocked() bool {
 }
 
 // readyLocked reports whether a request of this size waits and may use time now. If it may
-// later, nextLocked is called then.
+// later, startGrantingLocked is called then.
 func (t *Turns) readyLocked(s *turnsOfSize) bool {
 	if len(s.waiting) == 0 {
 		return false
@@ -258,7 +251,7 @@ func (t *Turns) readyLocked(s *turnsOfSize) bool {
 			t.mu.Lock()
 			defer t.mu.Unlock()
 			s.timer = nil
-			t.nextLocked()
+			t.startGrantingLocked()
 		})
 	}
 	return false
@@ -289,7 +282,7 @@ func (turn *Turn) makeRoomLocked(lasted time.Duration) {
 	s.running--
 	s.use(s.callers[turn.caller], lasted-provisional)
 	s.credit -= lasted
-	turn.turns.nextLocked()
+	turn.turns.startGrantingLocked()
 }
 
 // restLocked forgets all times once no request has a turn or waits for one.

@@ -3,6 +3,7 @@ package bounded
 import (
 	"context"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 // The tests of waiting run under the fake clock of testing/synctest, where a sleep takes no
@@ -274,6 +277,43 @@ func TestOneRequestHasOneTurn(t *testing.T) {
 	})
 }
 
+// TestAReadyRequestIsSeenBeforeTheNextTurn: a request that has used the least time gets the next
+// turn also if its goroutine has not run yet when the place becomes free. The runtime does not
+// promise that, and grants it nearly always.
+func TestAReadyRequestIsSeenBeforeTheNextTurn(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const attempts = 40
+	first := 0
+	for range attempts {
+		turns := unlimited(2)
+		turns.Longest = time.Hour
+		a, _ := turns.Wait(t.Context(), caller(1), false)
+		b, _ := turns.Wait(t.Context(), caller(1), false)
+		order := make(chan Caller, 2)
+		request := func(from Caller) {
+			turn, _ := turns.Wait(t.Context(), from, false)
+			order <- from
+			turn.End()
+		}
+		go request(caller(1))
+		build.Eventually(t, "a request waits", func() bool {
+			turns.mu.Lock()
+			defer turns.mu.Unlock()
+			return len(turns.sizes[small].waiting) == 1
+		})
+		go request(caller(2))
+		a.End()
+		if <-order == caller(2) {
+			first++
+		}
+		<-order
+		b.End()
+	}
+	if first < attempts/2 {
+		t.Errorf("%d of %d times it was first", first, attempts)
+	}
+}
+
 // TestATurnThatHangsKeepsNobodyOut: it makes room for another one, and so do requests that wait
 // for something outside of their turn.
 func TestATurnThatHangsKeepsNobodyOut(t *testing.T) {
@@ -414,8 +454,8 @@ func canTake(t *testing.T, turns *Turns) bool {
 	return granted
 }
 
-// ends stops the requests, and fails the test unless nothing is left of them. Credit for large
-// ones is there again afterwards.
+// ends stops the requests, and fails the test unless nothing is left of them. Credit is there
+// again afterwards.
 func ends(t *testing.T, turns *Turns, stop func()) {
 	t.Helper()
 	stop()

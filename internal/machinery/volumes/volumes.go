@@ -24,7 +24,11 @@ import (
 // volume does not exist, apierrors.IsNotFound is true for the error, and affinity still has
 // the affinities of the other volumes.
 func Of(ctx context.Context, client kubernetes.Interface, namespace string, spec *corev1.PodSpec) (affinity []*corev1.NodeSelector, bound bool, err error) {
-	bounded.Outside(ctx, func() { affinity, bound, err = ofClaims(ctx, client, namespace, Claims(spec)) })
+	claims := Claims(spec)
+	if len(claims) == 0 {
+		return nil, true, nil
+	}
+	bounded.Outside(ctx, func() { affinity, bound, err = ofClaims(ctx, client, namespace, claims) })
 	return affinity, bound, err
 }
 

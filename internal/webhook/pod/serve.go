@@ -87,9 +87,6 @@ func (w *Webhook) patch(ctx context.Context, namespace string, dryRun bool, pod 
 	}()
 	before := pod.DeepCopy()
 	w.Admit(ctx, namespace, dryRun, pod)
-	if ctx.Err() != nil { // nobody reads the answer
-		return nil
-	}
 	patch, err := difference(before, pod)
 	if err != nil {
 		log.FromContext(ctx).Error(err, "Pod admitted unchanged: its patch cannot be encoded", "namespace", namespace)
