@@ -32,7 +32,7 @@ func TestFlowSchemas(t *testing.T) {
 			"atoll": {
 				MatchingPrecedence:         850,
 				PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: "workload-high"},
-				DistinguisherMethod:        &flowcontrolv1.FlowDistinguisherMethod{Type: flowcontrolv1.FlowDistinguisherMethodByNamespaceType},
+				DistinguisherMethod:        &flowcontrolv1.FlowDistinguisherMethod{Type: flowcontrolv1.FlowDistinguisherMethodByUserType},
 				Rules: []flowcontrolv1.PolicyRulesWithSubjects{{
 					Subjects:         subjects,
 					ResourceRules:    []flowcontrolv1.ResourcePolicyRule{{APIGroups: all, Resources: all, Namespaces: all, ClusterScope: true, Verbs: all}},

@@ -9,11 +9,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/lru"
@@ -211,8 +209,8 @@ func (l *Lineage) Chain(ctx context.Context, pod *ownership.Object) (chain []*ow
 		case len(chain) > ownership.MaxHops:
 			end.Reason = EndTooDeep
 			return chain, end, nil
-		case ref.Name == "" || len(content.IsPathSegmentName(ref.Name)) > 0 || len(validation.IsDNS1123Label(string(ref.UID))) > 0:
-			end.Reason = EndGone // no object can have such a name or UID
+		case !canExist(ref):
+			end.Reason = EndGone
 			return chain, end, nil
 		}
 		owner, resource, err := l.owner(ctx, at)
@@ -283,6 +281,10 @@ func (l *Lineage) once(ctx context.Context, in *Walker, k *kind, of *ownership.O
 	last, _ := l.readings.Get(key)
 	r, _ := last.(*reading)
 	if r == nil || r.expired(now, in == l.walker || k.listed.Load()) {
+		if !bounded.MayCall(ctx) {
+			l.mu.Unlock()
+			return nil, fmt.Errorf("reading %s %s/%s: %w", of.Controller.Kind, of.Namespace, of.Controller.Name, errManyReads)
+		}
 		r = &reading{done: make(chan struct{})}
 		l.readings.Add(key, r)
 		go l.read(bounded.WithoutTurn(context.WithoutCancel(ctx)), in, k, of, key, r)
@@ -418,6 +420,10 @@ func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind
 		return Kind{}, errHung
 	}
 	if q == nil {
+		if !bounded.MayCall(ctx) {
+			l.mu.Unlock()
+			return Kind{}, errManyReads
+		}
 		q = &lookup{done: make(chan struct{})}
 		l.lookups[gvk] = q
 		go l.lookUp(gvk, q)

@@ -3,11 +3,13 @@ package owners
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -209,6 +211,47 @@ func TestAnOwnerIsReadWithoutATurn(t *testing.T) {
 	}
 	if read < len(w.kinds)+2 {
 		t.Errorf("%d reads", read)
+	}
+}
+
+// TestRequestsReadFewOwners: whoever reaches the webhooks can name any number of owners that
+// nobody knows. Those that are not read are unknown, and not gone.
+func TestRequestsReadFewOwners(t *testing.T) {
+	ctx, _ := turns.Last(t)
+	api := build.NewAPI(t)
+	w := NewWalker(api.Client())
+	const asked = 2000
+	unread := 0
+	for i := range asked {
+		name := fmt.Sprint("a-", i)
+		_, err := w.Chain(ctx, build.Owner(build.Pod("pod", build.OwnedBy(build.ReplicaSet(name)))))
+		if errors.Is(err, ErrOwnerUnread) {
+			unread++
+		}
+	}
+	if n := api.Reads(); n == 0 || n+unread != asked || n > asked/2 {
+		t.Errorf("%d of %d owners were read, and %d are unread", n, asked, unread)
+	}
+	if _, err := w.Chain(t.Context(), build.Owner(build.Pod("pod", build.OwnedBy(build.ReplicaSet("other"))))); !errors.Is(err, ErrOwnerGone) {
+		t.Errorf("an owner that no request asks for is not read: %v", err)
+	}
+}
+
+// TestAnOwnerThatCannotExistIsNotRead: the API server does not check the names in references.
+// A read fails, and would make the whole kind unread for a while.
+func TestAnOwnerThatCannotExistIsNotRead(t *testing.T) {
+	api := build.NewAPI(t)
+	w := NewWalker(api.Client())
+	for _, ref := range []ownership.Reference{{Name: "a/b", UID: "x"}, {Name: "..", UID: "x"}, {Name: "a", UID: "x y"}, {UID: "x"}} {
+		ref.GroupVersionKind = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
+		pod := build.Owner(build.Pod("pod"))
+		pod.Controller = &ref
+		if _, err := w.Chain(t.Context(), pod); !errors.Is(err, ErrOwnerGone) {
+			t.Errorf("%+v: %v", ref, err)
+		}
+	}
+	if n := api.Reads(); n > 0 {
+		t.Errorf("%d reads", n)
 	}
 }
 

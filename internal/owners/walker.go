@@ -16,9 +16,11 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -182,17 +184,29 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 	return w.read(ctx, k, of, ref)
 }
 
+// errManyReads: requests from the address of this one have needed as many reads as they may.
+var errManyReads = errors.New("requests need too many reads of owners that are not known yet")
+
+// canExist reports whether an object can have the name and the UID of a reference. The API
+// server does not check those of references, and a read of such a name fails.
+func canExist(ref *ownership.Reference) bool {
+	return ref.Name != "" && len(content.IsPathSegmentName(ref.Name)) == 0 && len(validation.IsDNS1123Label(string(ref.UID))) == 0
+}
+
 // read reads an owner that the caches do not hold. It fails without a request
 // while the owner is in gone, or while a failed read keeps its kind from being read.
 func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *ownership.Reference) (*ownership.Object, error) {
 	failed := func(err error) error {
 		return fmt.Errorf("reading %s %s/%s: %w", ref.Kind, of.Namespace, ref.Name, err)
 	}
-	if w.isGone(ref.UID) {
+	if w.isGone(ref.UID) || !canExist(ref) {
 		return nil, failed(ErrOwnerGone)
 	}
 	if err := k.whyUnread(w.clock.Now()); err != nil {
 		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
+	}
+	if !bounded.MayCall(ctx) {
+		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, errManyReads))
 	}
 	short, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

@@ -1,15 +1,20 @@
 package attack
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
 const (
@@ -82,6 +87,9 @@ var waves = []wave{
 			post(t.Webhooks, podsPath, podOf(1)), post(t.Webhooks, podsPath, podOf(700)), // as many as a small one may have
 			post(t.Webhooks, podsPath, podOf(1_400)), post(t.Webhooks, groupsPath, groupOf(1)),
 		}
+	}},
+	{"reviews of pods whose owners nobody knows", func(t target) []attacker {
+		return []attacker{ownedByNobody(t.Webhooks)}
 	}},
 	{"refused requests, many on a connection", func(t target) []attacker {
 		return []attacker{
@@ -224,6 +232,35 @@ func endless(port string) attacker {
 // post sends a whole request, and reads the answer slowly.
 func post(port, path, body string) attacker {
 	return exchange(true, port, head(path, len(body))+body)
+}
+
+// ownedByNobody sends reviews of pods, many on a connection, each of another ReplicaSet that does
+// not exist.
+func ownedByNobody(port string) attacker {
+	return func(ctx context.Context, from net.Addr) error {
+		conn, err := dial(ctx, true, from, port)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		answers := bufio.NewReader(conn)
+		for range 100 {
+			uid := uuid.NewUUID()
+			body := fmt.Sprintf(`{"request":{"uid":"1","namespace":"ns-%d","object":{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"a","uid":%q,"controller":true}]},"spec":{"containers":[{"name":"c"}]}}}}`, rand.IntN(1000), uid)
+			if _, err := io.WriteString(conn, head(podsPath, len(body))+body); err != nil {
+				return err
+			}
+			answer, err := http.ReadResponse(answers, nil)
+			if err != nil {
+				return err
+			}
+			if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+				return err
+			}
+			_ = answer.Body.Close()
+		}
+		return nil
+	}
 }
 
 func get(secure bool, port, path, token string) attacker {

@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -90,10 +91,13 @@ func TestManagerWritesNoMoreThanItNeeds(t *testing.T) {
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "rights"}, Spec: batchv1.JobSpec{Suspend: new(true), Template: podTemplate("job")}}
 	job.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
 	group := &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: "rights"}, Spec: gm.NodeGroupSpec{Nodes: []string{"rights-none"}}}
-	f.create(pod, system, web, job)
+	systemJob := job.DeepCopy()
+	systemJob.Namespace, systemJob.Name = metav1.NamespaceSystem, "rights-"+f.ns
+	f.create(pod, system, web, job, systemJob)
 	f.nodeGroup(group)
 	f.Cleanup(func() {
 		_ = client.IgnoreNotFound(f.client.Delete(context.Background(), system, client.GracePeriodSeconds(0)))
+		_ = client.IgnoreNotFound(f.client.Delete(context.Background(), systemJob))
 	})
 	asManager := f.asManager()
 
@@ -122,6 +126,14 @@ func TestManagerWritesNoMoreThanItNeeds(t *testing.T) {
 			Data: map[string][]byte{corev1.TLSCertKey: nil, corev1.TLSPrivateKeyKey: nil},
 		}
 	}
+	// The garbage collector deletes no object whose owner is of a version that is not served.
+	ofVersion9 := child(f.ns, "UnitedDeployment")
+	ofVersion9.OwnerReferences[0].APIVersion = "apps.openyurt.io/v9"
+	evicted := func(pod *corev1.Pod) func() error {
+		return func() error {
+			return asManager.SubResource("eviction").Create(f.ctx, pod, &policyv1.Eviction{DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}})
+		}
+	}
 	labelled := metav1.ObjectMeta{Namespace: f.ns, Name: pod.Name, Labels: map[string]string{"app": "y"}}
 	rows := map[string]struct {
 		write func() error
@@ -147,6 +159,10 @@ func TestManagerWritesNoMoreThanItNeeds(t *testing.T) {
 		"a pool's workload":              {created(child(f.ns, "UnitedDeployment")), ""},
 		"a pool's workload, kube-system": {created(child(metav1.NamespaceSystem, "UnitedDeployment")), "atoll-manager may write no workloads of UnitedDeployments in namespace kube-system"},
 		"a pool's workload, ours":        {created(child(atoll.Namespace, "UnitedDeployment")), "atoll-manager may write no workloads of UnitedDeployments in namespace " + atoll.Namespace},
+		"a pool's workload, v9":          {created(ofVersion9), "atoll-manager may create and delete only the workloads and ControllerRevisions of UnitedDeployments"},
+		"an eviction":                    {evicted(pod), ""},
+		"an eviction in kube-system":     {evicted(system), "atoll-manager may evict no pods in the namespaces of the system"},
+		"a Job resumes in kube-system":   {patched(systemJob, merge, `{"spec":{"suspend":false}}`), "atoll-manager may suspend and resume no Jobs in the namespaces of the system"},
 		"a workload of another":          {created(child(f.ns, "Other")), "atoll-manager may create and delete only the workloads and ControllerRevisions of UnitedDeployments"},
 		"a workload goes":                {func() error { return asManager.Delete(f.ctx, web, client.DryRunAll) }, "atoll-manager may create and delete only the workloads and ControllerRevisions of UnitedDeployments"},
 		"a PodTemplate, tried":           {created(&corev1.PodTemplate{ObjectMeta: labelled, Template: podTemplate("x")}), ""},
@@ -212,6 +228,7 @@ func TestANodeMovesItselfNowhere(t *testing.T) {
 		"to another pool":  {toB, "a node may not change its own label apps.openyurt.io/nodepool"},
 		"out of its pool":  {`{"metadata":{"labels":{"apps.openyurt.io/nodepool":null}}}`, "a node may not change its own label apps.openyurt.io/nodepool"},
 		"to a group":       {`{"metadata":{"labels":{"groupmanagement.kubeedge.io/nodegroup":"b"}}}`, "a node may not change its own label groupmanagement.kubeedge.io/nodegroup"},
+		"an empty label":   {`{"metadata":{"labels":{"groupmanagement.kubeedge.io/nodegroup":""}}}`, "a node may not change its own label groupmanagement.kubeedge.io/nodegroup"},
 		"a label of ours":  {`{"metadata":{"labels":{"atoll.dev/site":"b"}}}`, "a node may not change its own labels under atoll.dev/"},
 		"its record":       {`{"metadata":{"annotations":{"atoll.dev/nodepool":"{}"}}}`, "a node may not change its own annotation atoll.dev/nodepool"},
 		"a label of its":   {`{"metadata":{"labels":{"example.com/zone":"b"}}}`, ""},

@@ -95,7 +95,7 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, w *workload) err
 		case eviction.Moot(err):
 		case errors.Is(err, eviction.ErrPace), errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
 			w.blocked = err
-			return errors.Join(append(errs, phase.Wait(err.Error(), eviction.Retry))...)
+			return errors.Join(append(errs, phase.Wait(err.Error(), eviction.Again(err)))...)
 		default:
 			errs = append(errs, err)
 		}

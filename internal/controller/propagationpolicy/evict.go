@@ -167,7 +167,7 @@ func (w *workload) notEvicted(err error) error {
 	case eviction.Moot(err): // a pod that is gone counts as disturbed until the ledger sees that
 		return nil
 	case errors.Is(err, eviction.ErrPace):
-		return phase.Wait(err.Error(), eviction.Retry)
+		return phase.Wait(err.Error(), eviction.Again(err))
 	case errors.Is(err, eviction.ErrRefused):
 		evictionsTotal.WithLabelValues("refused").Inc()
 		w.plan.Reason = gm.ReasonBlockedByPDB

@@ -176,7 +176,7 @@ func (r *Reconciler) write(ctx context.Context, s *scope, propagation, override 
 		return fmt.Errorf("writing binding labels of %s %s/%s: %w", s.workload.Kind, s.workload.Namespace, s.workload.Name, errNotKept)
 	}
 	s.want, s.bound = want, true
-	log.FromContext(ctx).Info("Workload bound to policies", "kind", s.workload.Kind, "workload", s.workload.Namespace+"/"+s.workload.Name,
+	log.FromContext(ctx).V(1).Info("Workload bound to policies", "kind", s.workload.Kind, "workload", s.workload.Namespace+"/"+s.workload.Name,
 		"propagationPolicy", propagation, "overridePolicy", override)
 	return nil
 }

@@ -41,6 +41,20 @@ var (
 	ErrBound = errors.New("the pod has got a node")
 )
 
+// paced is ErrPace, with the delay before the eviction should be requested again.
+type paced struct{ again time.Duration }
+
+func (*paced) Error() string        { return ErrPace.Error() }
+func (*paced) Is(target error) bool { return target == ErrPace } //nolint:errorlint // that is what Is is for
+
+// Again returns the delay before an eviction that failed with err should be requested again.
+func Again(err error) time.Duration {
+	if p := (*paced)(nil); errors.As(err, &p) {
+		return p.again
+	}
+	return Retry
+}
+
 // +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
 
 // Evictor evicts pods. Safe for concurrent use.
@@ -55,8 +69,8 @@ type Evictor struct {
 // Evict evicts a pod with a node, and takes a token of Pace for it. Errors: ErrPace,
 // ErrRefused, ErrBusy, ErrGone, or the API server's.
 func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
-	if !e.Pace.begin(pod.Namespace) {
-		return ErrPace
+	if ok, again := e.Pace.begin(pod.Namespace); !ok {
+		return &paced{again}
 	}
 	err := e.request(ctx, pod, metav1.Preconditions{UID: &uid})
 	e.Pace.end(err == nil || errors.Is(err, ErrGone)) // with ErrGone the eviction may have succeeded and its answer be lost
@@ -133,14 +147,14 @@ func (e *Evictor) EvictAnnounced(ctx context.Context, pod types.NamespacedName, 
 func Moot(err error) bool { return errors.Is(err, ErrGone) || errors.Is(err, ErrBound) }
 
 // Outcome turns the result of an eviction into the result of a phase: nil where the pod
-// is evicted, gone or has got a node (Moot), a wait of Retry where the API server may
+// is evicted, gone or has got a node (Moot), a wait of Retry or less (Again) where the API server may
 // grant the eviction later (ErrPace, ErrRefused, ErrBusy), and err itself otherwise.
 func Outcome(err error) error {
 	switch {
 	case err == nil || Moot(err):
 		return nil
 	case errors.Is(err, ErrPace), errors.Is(err, ErrRefused), errors.Is(err, ErrBusy):
-		return phase.Wait(err.Error(), Retry)
+		return phase.Wait(err.Error(), Again(err))
 	default:
 		return err
 	}

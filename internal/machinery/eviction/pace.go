@@ -11,6 +11,9 @@ import (
 // that were refused request again after Retry, or later if their controllers are behind.
 const Patience = 12 * Retry
 
+// minRetry is the shortest delay before an eviction that Pace has refused is requested again.
+const minRetry = 200 * time.Millisecond
+
 // whole is the part of a token that counts as one. Sums of many short times are not exact.
 const whole = 1 - 1e-9
 
@@ -40,9 +43,10 @@ type Pace struct {
 
 // share is what Pace keeps about a namespace.
 type share struct {
-	held int       // tokens that only this namespace may take
-	seen time.Time // the last request
-	turn uint64    // the lowest gets the next token
+	held    int       // tokens that only this namespace may take
+	refused int       // requests that were refused since it got the last token
+	seen    time.Time // the last request
+	turn    uint64    // the lowest gets the next token
 }
 
 // NewPace returns a Pace of limit evictions per second, and burst without delay.
@@ -50,11 +54,12 @@ func NewPace(limit rate.Limit, burst int) *Pace {
 	return &Pace{limit: limit, burst: burst, now: time.Now, spare: float64(burst), shares: map[string]*share{}}
 }
 
-// begin takes a token for an eviction in a namespace, and returns false if there is none
-// for it.
-func (p *Pace) begin(namespace string) bool {
+// begin takes a token for an eviction in a namespace. If there is none for it, it returns
+// after how long there will be one: the longer, the more requests of the namespace were
+// refused before, and Retry at most.
+func (p *Pace) begin(namespace string) (ok bool, again time.Duration) {
 	if p.limit == rate.Inf {
-		return true
+		return true, 0
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,12 +78,27 @@ func (p *Pace) begin(namespace string) bool {
 	default:
 		if s == nil {
 			p.turns++
-			p.shares[namespace] = &share{seen: now, turn: p.turns}
+			s = &share{seen: now, turn: p.turns}
+			p.shares[namespace] = s
 		}
-		return false
+		s.refused++
+		return false, p.againLocked(s)
 	}
 	p.underWay++
-	return true
+	return true, 0
+}
+
+// againLocked returns after how long a namespace gets the token for the request that was
+// refused last, if all others go on requesting, and Retry at most.
+func (p *Pace) againLocked(s *share) time.Duration {
+	tokens := 1 - p.spare
+	for _, other := range p.shares {
+		if other.turn < s.turn {
+			tokens++
+		}
+	}
+	tokens += float64((s.refused - 1) * len(p.shares))
+	return min(Retry, max(minRetry, time.Duration(tokens/float64(p.limit)*float64(time.Second))))
 }
 
 // end spends the token of an eviction that was granted. The token of one that was not is
@@ -143,7 +163,7 @@ func (p *Pace) divideLocked(now time.Time) {
 			return
 		}
 		p.turns++
-		next.held, next.turn = next.held+1, p.turns
+		next.held, next.turn, next.refused = next.held+1, p.turns, 0
 		p.spare--
 	}
 }

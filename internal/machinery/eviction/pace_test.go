@@ -65,7 +65,7 @@ func simulate(limit rate.Limit, workloads map[string]int, lasts time.Duration) m
 	for q[0].at < lasts {
 		next := heap.Pop(&q).(try)
 		clock.SetTime(start.Add(next.at))
-		if p.begin(next.namespace) {
+		if begins(p, next.namespace) {
 			p.end(true)
 			granted[next.namespace] = append(granted[next.namespace], next.at)
 		} else {
@@ -140,7 +140,7 @@ func TestAShareThatNobodyUsesIsGivenBack(t *testing.T) {
 	}
 	clock.SetTime(clock.Now().Add(Patience + time.Second))
 	taken := 0
-	for p.begin("other") {
+	for begins(p, "other") {
 		p.end(true)
 		taken++
 	}
@@ -155,17 +155,17 @@ func TestTokensThatNobodyWaitsForAreSpare(t *testing.T) {
 	p, clock := newPace(1, 10)
 	p.begin("waits")
 	clock.SetTime(clock.Now().Add(Retry))
-	if !p.begin("waits") {
+	if !begins(p, "waits") {
 		t.Fatal("a token is kept from the only namespace that waits")
 	}
 	p.end(false) // refused by the API server
 	for i := range 5 {
-		if !p.begin("waits") {
+		if !begins(p, "waits") {
 			t.Fatalf("only %d of 5 tokens could be taken", i)
 		}
 		p.end(true)
 	}
-	if p.begin("waits") {
+	if begins(p, "waits") {
 		t.Error("a token was taken twice")
 	}
 }
@@ -184,7 +184,7 @@ func TestPaceIsNeverExceeded(t *testing.T) {
 			case "time":
 				clock.SetTime(clock.Now().Add(time.Duration(rapid.IntRange(0, 20_000).Draw(t, "ms")) * time.Millisecond))
 			case "begin":
-				if p.begin(rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "namespace")) {
+				if begins(p, rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "namespace")) {
 					underWay++
 				}
 			case "granted":
@@ -219,7 +219,7 @@ func TestRefusedEvictionsKeepNoTokenFromAnotherNamespace(t *testing.T) {
 	p, clock := newPace(1, 3)
 	p.spare = 3
 	request := func() (requested int) {
-		for p.begin("refused") {
+		for begins(p, "refused") {
 			requested++
 		}
 		return requested
@@ -228,7 +228,7 @@ func TestRefusedEvictionsKeepNoTokenFromAnotherNamespace(t *testing.T) {
 	if under != 3 {
 		t.Fatalf("%d evictions are under way, want 3", under)
 	}
-	if p.begin("other") {
+	if begins(p, "other") {
 		t.Fatal("a token was taken twice")
 	}
 	for range 100 {
@@ -238,7 +238,58 @@ func TestRefusedEvictionsKeepNoTokenFromAnotherNamespace(t *testing.T) {
 		under = request()
 	}
 	clock.SetTime(clock.Now().Add(Retry))
-	if !p.begin("other") {
+	if !begins(p, "other") {
 		t.Error("evictions that are refused take the tokens of another namespace")
+	}
+}
+
+// begins reports whether a namespace gets a token.
+func begins(p *Pace, namespace string) bool {
+	ok, _ := p.begin(namespace)
+	return ok
+}
+
+// TestWhoIsRefusedKnowsWhenToComeAgain: a namespace that needs four evictions when another one
+// has used up the burst, and goes on requesting, has them after twice the time that it would
+// need alone with as few tokens, and no more.
+func TestWhoIsRefusedKnowsWhenToComeAgain(t *testing.T) {
+	need := func(crowd int) (seconds float64) {
+		now := time.Unix(0, 0)
+		p := NewPace(1, 10)
+		p.now = func() time.Time { return now }
+		for range 10 {
+			begins(p, "crowd")
+			p.end(true)
+		}
+		// The time at which each workload requests again.
+		next := map[string][]time.Time{"crowd": make([]time.Time, crowd), "victim": make([]time.Time, 4)}
+		for got := 0; got < 4 && now.Before(time.Unix(60, 0)); now = now.Add(10 * time.Millisecond) {
+			for _, namespace := range []string{"crowd", "victim"} {
+				for i, at := range next[namespace] {
+					if now.Before(at) {
+						continue
+					}
+					ok, again := p.begin(namespace)
+					if again > Retry || !ok && again < minRetry {
+						t.Fatalf("it shall come again after %s", again)
+					}
+					switch {
+					case !ok:
+						next[namespace][i] = now.Add(again)
+					case namespace == "victim":
+						got++
+						next[namespace][i] = now.Add(time.Hour)
+						p.end(true)
+					default:
+						p.end(true)
+					}
+				}
+			}
+		}
+		return now.Sub(time.Unix(0, 0)).Seconds()
+	}
+	alone, beside := need(0), need(40)
+	if alone > 5.5 || beside > 2*alone+0.5 {
+		t.Errorf("alone it takes %.1f s, and beside a crowd %.1f s", alone, beside)
 	}
 }

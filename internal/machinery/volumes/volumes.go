@@ -4,6 +4,7 @@ package volumes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -27,6 +28,9 @@ func Of(ctx context.Context, client kubernetes.Interface, namespace string, spec
 	claims := Claims(spec)
 	if len(claims) == 0 {
 		return nil, true, nil
+	}
+	if !bounded.MayCall(ctx) {
+		return nil, false, errors.New("requests need too many reads of volumes")
 	}
 	bounded.Outside(ctx, func() { affinity, bound, err = ofClaims(ctx, client, namespace, claims) })
 	return affinity, bound, err
