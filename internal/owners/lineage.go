@@ -283,7 +283,7 @@ func (l *Lineage) once(ctx context.Context, in *Walker, k *kind, of *ownership.O
 	if r == nil || r.expired(now, in == l.walker || k.listed.Load()) {
 		if !bounded.MayCall(ctx) {
 			l.mu.Unlock()
-			return nil, fmt.Errorf("reading %s %s/%s: %w", of.Controller.Kind, of.Namespace, of.Controller.Name, errManyReads)
+			return nil, fmt.Errorf("reading %s %s/%s: %w", of.Controller.Kind, of.Namespace, of.Controller.Name, ErrManyReads)
 		}
 		r = &reading{done: make(chan struct{})}
 		l.readings.Add(key, r)
@@ -422,7 +422,7 @@ func (l *Lineage) served(ctx context.Context, gvk schema.GroupVersionKind) (Kind
 	if q == nil {
 		if !bounded.MayCall(ctx) {
 			l.mu.Unlock()
-			return Kind{}, errManyReads
+			return Kind{}, ErrManyReads
 		}
 		q = &lookup{done: make(chan struct{})}
 		l.lookups[gvk] = q

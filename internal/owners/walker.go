@@ -184,8 +184,8 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 	return w.read(ctx, k, of, ref)
 }
 
-// errManyReads: requests from the address of this one have needed as many reads as they may.
-var errManyReads = errors.New("requests need too many reads of owners that are not known yet")
+// ErrManyReads: requests from the address of this one have needed as many reads as they may.
+var ErrManyReads = errors.New("requests need too many reads of owners that are not known yet")
 
 // canExist reports whether an object can have the name and the UID of a reference. The API
 // server does not check those of references, and a read of such a name fails.
@@ -206,7 +206,7 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
 	}
 	if !bounded.MayCall(ctx) {
-		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, errManyReads))
+		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, ErrManyReads))
 	}
 	short, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

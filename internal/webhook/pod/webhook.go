@@ -178,7 +178,11 @@ func (w *Webhook) hold(ctx context.Context, pod *corev1.Pod, why error) {
 	if pod.Spec.NodeName != "" {
 		return
 	}
-	log.FromContext(ctx).Info("Pod waits at the gate for its owner to be read", "why", why.Error())
+	logger := log.FromContext(ctx)
+	if errors.Is(why, owners.ErrManyReads) { // any number of requests may need too many
+		logger = logger.V(2)
+	}
+	logger.Info("Pod waits at the gate for its owner to be read", "why", why.Error())
 	w.setScheduler(pod)
 	w.mark(pod)
 	setGate(pod)
