@@ -19,7 +19,7 @@ const (
 	// answered then, so it does not fail because of the wait.
 	againTime = 100 * time.Millisecond
 	// burst is the time that the requests of a size may use at any rate.
-	burst = 2 * time.Second
+	burst = 500 * time.Millisecond
 	// maxRemembered bounds the callers of which it is known how much time they have used.
 	maxRemembered = 8192
 )
