@@ -45,7 +45,7 @@ var (
 type paced struct{ again time.Duration }
 
 func (*paced) Error() string        { return ErrPace.Error() }
-func (*paced) Is(target error) bool { return target == ErrPace } //nolint:errorlint // that is what Is is for
+func (*paced) Is(target error) bool { return target == ErrPace }
 
 // Again returns the delay before an eviction that failed with err should be requested again.
 func Again(err error) time.Duration {
