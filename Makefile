@@ -63,7 +63,7 @@ verify: check-generated vet fmt lint tidy chart ## Regenerate, then run all chec
 
 .PHONY: test
 test: $(GOTESTSUM) ## Run all tests, also on real control planes (Go builds them the first time: some minutes).
-	@MAKE='$(MAKE)' hack/test.sh unit devcluster-test e2e
+	@MAKE='$(MAKE)' hack/test.sh unit devcluster-test e2e e2e-nodes
 	@echo "test: ok"
 
 .PHONY: test-times
@@ -161,6 +161,11 @@ devcluster-test: devcluster-bin $(GOTESTSUM) ## Run the tests of the devcluster.
 .PHONY: e2e
 e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control planes.
 	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(UNCACHED) -timeout=60m $(TESTFLAGS)
+
+.PHONY: e2e-nodes
+e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, a C compiler.
+	@mkdir -p dist/test
+	cd test && $(race-env) $(call gotest,e2e-nodes) $(RACE) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./nodes
 
 .PHONY: attack
 attack: devcluster-bin ## Attack the ports of an atoll-manager in a cluster on this machine, over the loopback network only: some minutes.

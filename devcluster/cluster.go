@@ -57,12 +57,21 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	var nodes binaries.Set
+	if options.RealNodes {
+		if err := RealNodesMissing(); err != nil {
+			return nil, err
+		}
+		if nodes, err = binaries.EnsureNodes(ctx, options.Log); err != nil {
+			return nil, err
+		}
+	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, DefaultStartTimeout)
 		defer cancel()
 	}
-	c, err := create(ctx, options, set)
+	c, err := create(ctx, options, set, nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +86,7 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 }
 
 // create reserves the name and creates the directory.
-func create(ctx context.Context, options Options, set binaries.Set) (*Cluster, error) {
+func create(ctx context.Context, options Options, set, nodes binaries.Set) (*Cluster, error) {
 	if entries, err := os.ReadDir(options.Dir); err == nil && len(entries) > 0 {
 		return nil, fmt.Errorf("making the cluster's directory: %s is not empty; choose another or remove it", options.Dir)
 	}
@@ -87,7 +96,7 @@ func create(ctx context.Context, options Options, set binaries.Set) (*Cluster, e
 	}
 	r := record{
 		Name: options.Name, Dir: options.Dir, KeepDir: options.KeepDir,
-		Persistent: options.Persistent, Owner: owner, Created: time.Now(), BinDir: set.Dir,
+		Persistent: options.Persistent, Owner: owner, Created: time.Now(), BinDir: set.Dir, NodesDir: nodes.Dir,
 	}
 	for _, port := range []*int{&r.APIServerPort, &r.EtcdPort, &r.EtcdPeerPort} {
 		if *port, err = FreePort(); err != nil {
@@ -109,6 +118,11 @@ func create(ctx context.Context, options Options, set binaries.Set) (*Cluster, e
 func (c *Cluster) start(ctx context.Context) error {
 	if err := os.MkdirAll(c.record.Dir, 0o700); err != nil {
 		return fmt.Errorf("making the cluster's directory: %w", err)
+	}
+	if c.options.RealNodes {
+		if err := c.startNetwork(ctx); err != nil {
+			return err
+		}
 	}
 	if err := c.makeCredentials(); err != nil {
 		return err

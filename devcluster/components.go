@@ -1,6 +1,7 @@
 package devcluster
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,8 +21,11 @@ const (
 )
 
 func (c *Cluster) serverURL() string {
-	return fmt.Sprintf("https://%s:%d", loopback, c.record.APIServerPort)
+	return fmt.Sprintf("https://%s:%d", c.serverAddress(), c.record.APIServerPort)
 }
+
+// serverAddress is where the API server listens. Real nodes do not reach the loopback network.
+func (c *Cluster) serverAddress() string { return cmp.Or(c.record.Server, loopback) }
 
 // component fills in the fields that the records of all components have in common.
 func (c *Cluster) component(name string, args []string, health *healthCheck) processRecord {
@@ -67,10 +71,14 @@ func (c *Cluster) etcdProcess() processRecord {
 }
 
 func (c *Cluster) apiServerProcess() (processRecord, error) {
+	reconciler := "none" // nobody uses the Service kubernetes
+	if c.record.Server != "" {
+		reconciler = "lease"
+	}
 	args := []string{
-		"--bind-address=" + loopback,
-		"--advertise-address=" + loopback,
-		"--endpoint-reconciler-type=none",
+		"--bind-address=" + c.serverAddress(),
+		"--advertise-address=" + c.serverAddress(),
+		"--endpoint-reconciler-type=" + reconciler,
 		"--secure-port=" + strconv.Itoa(c.record.APIServerPort),
 		"--tls-cert-file=" + c.pkiPath("apiserver.crt"),
 		"--tls-private-key-file=" + c.pkiPath("apiserver.key"),

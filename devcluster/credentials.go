@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,8 +50,10 @@ func (c *Cluster) makeCredentials() error {
 		"ca":             authorities["ca"].Pair,
 		"etcd-ca":        authorities["etcd-ca"].Pair,
 		"front-proxy-ca": authorities["front-proxy-ca"].Pair,
-		"apiserver":      func() (pki.Pair, error) { return authorities["ca"].Server(APIServer, serverHosts...) },
-		"component":      func() (pki.Pair, error) { return authorities["ca"].Server("component", "127.0.0.1", "localhost") },
+		"apiserver": func() (pki.Pair, error) {
+			return authorities["ca"].Server(APIServer, append(slices.Clone(serverHosts), c.serverAddress())...)
+		},
+		"component": func() (pki.Pair, error) { return authorities["ca"].Server("component", "127.0.0.1", "localhost") },
 		"kubelet-client": func() (pki.Pair, error) {
 			return authorities["ca"].Client("kube-apiserver-kubelet-client", mastersGroup)
 		},

@@ -51,7 +51,7 @@ func TestStartRefusesADirectoryInUse(t *testing.T) {
 	if err := options.setDefaults(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := create(t.Context(), options, binaries.Set{}); err == nil {
+	if _, err := create(t.Context(), options, binaries.Set{}, binaries.Set{}); err == nil {
 		t.Error("a cluster is made in a directory that holds files")
 	}
 }

@@ -1,6 +1,7 @@
 // Package devcluster runs real Kubernetes clusters on one machine: etcd, the
 // API server, the controller manager and the scheduler as processes on
-// loopback, with simulated nodes in any number and hollow kubelets.
+// loopback, with simulated nodes in any number, hollow kubelets and real
+// nodes.
 //
 // It serves tests and, through the command of the same name, people:
 //

@@ -31,8 +31,13 @@ func TestMain(m *testing.M) {
 
 // runChild never returns: it prints the cluster's name and waits.
 func runChild(mode string) {
-	c, err := Start(context.Background(), Options{Log: os.Stderr, noDeathSignal: mode == "sweep"})
-	if err == nil {
+	real := strings.HasPrefix(mode, "real-")
+	c, err := Start(context.Background(), Options{Log: os.Stderr, RealNodes: real, noDeathSignal: strings.HasSuffix(mode, "sweep")})
+	switch {
+	case err != nil:
+	case real:
+		err = c.AddRealNodes(context.Background(), RealNodeSpec{NodeSpec: NodeSpec{Name: "real"}})
+	default:
 		err = c.AddHollowNodes(context.Background(), NodeSpec{Name: "hollow"})
 	}
 	if err != nil {
@@ -82,6 +87,34 @@ func TestLeftoversAreCleared(t *testing.T) {
 		}
 		expectGone(t, name, ids)
 	})
+}
+
+// TestLeftoversOfRealNodesAreCleared: network devices, mounts, control groups and what runs in
+// them, whether the kernel kills the node with its owner or not.
+func TestLeftoversOfRealNodesAreCleared(t *testing.T) {
+	if err := RealNodesMissing(); err != nil {
+		t.Skip(err)
+	}
+	if testing.Short() {
+		t.Skip("starts a cluster")
+	}
+	isolate(t)
+	for _, mode := range []string{"real-kernel", "real-sweep"} {
+		t.Run(mode, func(t *testing.T) {
+			name, ids := killOwner(t, mode)
+			c, err := Attach(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Sweep(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			expectGone(t, name, ids)
+			if left := leftovers(t, c.Dir(), name); left != "" {
+				t.Error(left)
+			}
+		})
+	}
 }
 
 // isolate gives the test a cache of its own, in which nobody else sweeps, with

@@ -267,7 +267,7 @@ func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
 	c.verbs.Lock()
 	defer c.verbs.Unlock()
 	if p, err := c.readProcess(name); err == nil {
-		if p.Kind != kindHollow {
+		if p.Kind != kindHollow && p.Kind != kindReal {
 			return fmt.Errorf("removing node %q: that is the %s of this name", name, p.Kind)
 		}
 		if err := c.forget(ctx, p); err != nil {

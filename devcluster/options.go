@@ -61,6 +61,9 @@ type Options struct {
 	AuditLog AuditLevel
 	// Log receives progress, a line at a time. Unset means none is shown.
 	Log io.Writer
+	// RealNodes lets the cluster have real nodes: see [Cluster.AddRealNodes]. [RealNodesMissing]
+	// tells whether this machine can.
+	RealNodes bool
 	// Persistent clusters outlive the process that starts them, until a process attaches
 	// and stops them. All others become leftovers when that process ends.
 	Persistent bool

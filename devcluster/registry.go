@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/binaries"
 	"github.com/atoll-k8s/atoll/devcluster/internal/filelock"
 	"github.com/atoll-k8s/atoll/devcluster/internal/process"
+	"github.com/atoll-k8s/atoll/devcluster/internal/realnode"
 )
 
 // The registry is a directory in the cache with one directory for each cluster:
@@ -30,7 +31,8 @@ const clusterMark = "ATOLL_DEVCLUSTER"
 // keptLifetime is how long the kept directory of a stopped cluster stays in the cache.
 const keptLifetime = 7 * 24 * time.Hour
 
-// record describes one cluster. It does not change after it is written.
+// record describes one cluster. It does not change after it is written, except that Server
+// and NodesDir are added once they are known.
 type record struct {
 	Name       string           `json:"name"`
 	Dir        string           `json:"dir"`
@@ -43,6 +45,10 @@ type record struct {
 	APIServerPort int `json:"apiServerPort"`
 	EtcdPort      int `json:"etcdPort"`
 	EtcdPeerPort  int `json:"etcdPeerPort"`
+	// Server is the address of the API server that real nodes reach, and NodesDir has their
+	// programs; both are "" in a cluster that cannot have real nodes.
+	Server   string `json:"server,omitempty"`
+	NodesDir string `json:"nodesDir,omitempty"`
 }
 
 // Info describes a cluster in the result of [List].
@@ -255,6 +261,11 @@ func remove(ctx context.Context, registry string, r record) error {
 	}
 	if err := killAll(ctx, process.WithEnv(clusterMark+"="+dir)); err != nil {
 		return fmt.Errorf("stopping unrecorded processes of cluster %q: %w", r.Name, err)
+	}
+	if r.NodesDir != "" {
+		if err := realnode.RemoveGroups(controlGroup(r.Name)); err != nil {
+			return fmt.Errorf("stopping the nodes of cluster %q: %w", r.Name, err)
+		}
 	}
 	if !r.KeepDir {
 		if err := os.RemoveAll(r.Dir); err != nil {

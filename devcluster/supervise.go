@@ -35,6 +35,7 @@ const (
 	kindComponent kind = "component"
 	kindScheduler kind = "scheduler" // a further kube-scheduler
 	kindHollow    kind = "hollow-node"
+	kindReal      kind = "real-node"
 	kindExtra     kind = "extra"
 )
 
@@ -59,7 +60,7 @@ type processRecord struct {
 // ProcessStatus is the state of one process of a cluster.
 type ProcessStatus struct {
 	Name string
-	// Kind is component, scheduler, hollow-node or extra.
+	// Kind is component, scheduler, hollow-node, real-node or extra.
 	Kind string
 	// PID is the id that the process has or last had.
 	PID int
@@ -120,7 +121,7 @@ func (c *Cluster) launch(p processRecord) (processRecord, <-chan struct{}, error
 		return p, nil, fmt.Errorf("making the directory of logs: %w", err)
 	}
 	id, done, err := c.launcher().Start(process.Command{
-		Path: p.Path, Args: p.Args, Env: c.environment(p), Dir: p.Dir, LogPath: p.Log,
+		Path: p.Path, Args: p.Args, Env: c.environment(p), Dir: p.Dir, LogPath: p.Log, Apart: p.Kind == kindReal,
 	})
 	if err != nil {
 		return p, nil, fmt.Errorf("starting %s: %w", p.Name, err)
@@ -128,6 +129,11 @@ func (c *Cluster) launch(p processRecord) (processRecord, <-chan struct{}, error
 	p.ID = id
 	if err := writeJSON(processPath(c.registryDir, p.Name), p); err != nil {
 		return p, done, errors.Join(err, id.Signal(syscall.SIGKILL))
+	}
+	if p.Kind == kindReal {
+		if err := c.connectNode(p); err != nil {
+			return p, done, errors.Join(err, id.Signal(syscall.SIGKILL))
+		}
 	}
 	if p.Again {
 		go c.startAgain(p, done)

@@ -60,9 +60,9 @@ part() {
 	local name=$1
 	shift
 	if [ "$name" = others ]; then
-		# make attack runs ./attack.
+		# make attack runs ./attack, and make e2e-nodes ./nodes.
 		# shellcheck disable=SC2046 # one argument for each package
-		run e2e-others -- "$@" $(go list ./... | grep -v -e '/e2e$' -e '/attack$')
+		run e2e-others -- "$@" $(go list ./... | grep -v -e '/e2e$' -e '/attack$' -e '/nodes$')
 		return
 	fi
 	local tests flag flags=()

@@ -1,5 +1,6 @@
 // Package binaries builds the programs that a devcluster runs: etcd, the
-// Kubernetes control plane, kubectl, hollow-kubelet and kwok.
+// Kubernetes control plane, kubectl, hollow-kubelet and kwok; and for real nodes the
+// kubelet, containerd, runc and CNI plugins.
 //
 // They are built from Go modules with the Go toolchain of the machine, once for each set
 // of versions, and kept in the user's cache directory. The module files that pin the
@@ -36,6 +37,9 @@ const (
 	KubernetesVersion = "v1.36.3"
 	EtcdVersion       = "v3.6.16"
 	KwokVersion       = "v0.8.0"
+	ContainerdVersion = "v2.4.2"
+	RuncVersion       = "v1.5.2"
+	CNIVersion        = "v1.9.1"
 )
 
 // CacheDirEnv names the environment variable that replaces the cache directory "<user
@@ -50,7 +54,7 @@ const (
 	unusedLifetime = 30 * 24 * time.Hour
 )
 
-//go:embed kubernetes/*.txt kubernetes/hollow-kubelet/*.txt kwok/*.txt
+//go:embed kubernetes/*.txt kubernetes/hollow-kubelet/*.txt kwok/*.txt kubelet/*.txt containerd/*.txt runc/*.txt cni/*.txt
 var moduleFiles embed.FS
 
 // module is a group of binaries built by one run of go build.
@@ -60,13 +64,31 @@ type module struct {
 	ldflags  []string
 	// rename maps the file name that go build chooses to the final one.
 	rename map[string]string
+	// cgo: the programs contain C, so building them needs a C compiler.
+	cgo bool
+}
+
+// group are modules whose programs are built together.
+type group struct {
+	what    string // in progress
+	modules []module
 }
 
 const versionPackage = "k8s.io/component-base/version."
 
-// modules are the modules that [Ensure] builds. The version values are constant, so that
-// two builds of the same sources are equal.
-var modules = []module{
+// kubernetesVersion are the linker's flags for programs of Kubernetes. The values are
+// constant, so that two builds of the same sources are equal.
+var kubernetesVersion = []string{
+	"-X " + versionPackage + "gitVersion=" + KubernetesVersion,
+	"-X " + versionPackage + "gitMajor=1",
+	"-X " + versionPackage + "gitMinor=36",
+	"-X " + versionPackage + "gitCommit=0000000000000000000000000000000000000000",
+	"-X " + versionPackage + "gitTreeState=clean",
+	"-X " + versionPackage + "buildDate=1970-01-01T00:00:00Z",
+}
+
+// controlPlane is what [Ensure] builds.
+var controlPlane = group{"Kubernetes " + KubernetesVersion + ", etcd " + EtcdVersion + " and kwok " + KwokVersion, []module{
 	{
 		name: "kubernetes",
 		packages: []string{
@@ -77,22 +99,34 @@ var modules = []module{
 			"go.etcd.io/etcd/server/v3",
 			"./hollow-kubelet",
 		},
-		ldflags: []string{
-			"-X " + versionPackage + "gitVersion=" + KubernetesVersion,
-			"-X " + versionPackage + "gitMajor=1",
-			"-X " + versionPackage + "gitMinor=36",
-			"-X " + versionPackage + "gitCommit=0000000000000000000000000000000000000000",
-			"-X " + versionPackage + "gitTreeState=clean",
-			"-X " + versionPackage + "buildDate=1970-01-01T00:00:00Z",
-		},
-		rename: map[string]string{"server": "etcd", "v3": "etcd"},
+		ldflags: kubernetesVersion,
+		rename:  map[string]string{"server": "etcd", "v3": "etcd"},
 	},
 	{
 		name:     "kwok",
 		packages: []string{"sigs.k8s.io/kwok/cmd/kwok"},
 		ldflags:  []string{"-X sigs.k8s.io/kwok/pkg/consts.Version=" + strings.TrimPrefix(KwokVersion, "v")},
 	},
-}
+}}
+
+const containerdPackage = "github.com/containerd/containerd/v2/"
+
+// realNodes is what [EnsureNodes] builds.
+var realNodes = group{"kubelet " + KubernetesVersion + ", containerd " + ContainerdVersion + ", runc " + RuncVersion + " and CNI plugins " + CNIVersion, []module{
+	{name: "kubelet", packages: []string{"k8s.io/kubernetes/cmd/kubelet"}, ldflags: kubernetesVersion},
+	{
+		name:     "containerd",
+		packages: []string{containerdPackage + "cmd/containerd", containerdPackage + "cmd/containerd-shim-runc-v2", containerdPackage + "cmd/ctr"},
+		ldflags:  []string{"-X " + containerdPackage + "version.Version=" + ContainerdVersion},
+	},
+	// Without the tag seccomp, which needs a C library, runc refuses containers with a
+	// seccomp profile: devcluster turns the profile off that a pod may ask for.
+	{name: "runc", packages: []string{"github.com/opencontainers/runc"}, ldflags: []string{"-X main.version=" + strings.TrimPrefix(RuncVersion, "v")}, cgo: true},
+	{name: "cni", packages: []string{
+		"github.com/containernetworking/plugins/plugins/main/ptp", "github.com/containernetworking/plugins/plugins/main/loopback",
+		"github.com/containernetworking/plugins/plugins/ipam/host-local", "github.com/containernetworking/plugins/plugins/meta/portmap",
+	}},
+}}
 
 // Set is a directory that holds all binaries.
 type Set struct{ Dir string }
@@ -121,7 +155,12 @@ func CacheDir() (string, error) {
 // Ensure builds it first, which takes some minutes with an empty Go build cache. Progress
 // is written to log, a line every few seconds. Several processes may call Ensure at once;
 // one of them builds and the others wait.
-func Ensure(ctx context.Context, log io.Writer) (Set, error) {
+func Ensure(ctx context.Context, log io.Writer) (Set, error) { return controlPlane.ensure(ctx, log) }
+
+// EnsureNodes is Ensure for the programs of real nodes, which need Linux and a C compiler.
+func EnsureNodes(ctx context.Context, log io.Writer) (Set, error) { return realNodes.ensure(ctx, log) }
+
+func (g group) ensure(ctx context.Context, log io.Writer) (Set, error) {
 	cache, err := CacheDir()
 	if err != nil {
 		return Set{}, err
@@ -130,7 +169,7 @@ func Ensure(ctx context.Context, log io.Writer) (Set, error) {
 	if err != nil {
 		return Set{}, err
 	}
-	key, err := computeKey(toolchain)
+	key, err := g.computeKey(toolchain)
 	if err != nil {
 		return Set{}, err
 	}
@@ -152,7 +191,7 @@ func Ensure(ctx context.Context, log io.Writer) (Set, error) {
 	if set.complete() {
 		return set, nil
 	}
-	if err := build(ctx, set, log); err != nil {
+	if err := g.build(ctx, set, log); err != nil {
 		return Set{}, err
 	}
 	removeUnused(filepath.Dir(set.Dir))
@@ -187,7 +226,7 @@ func (s Set) complete() bool {
 
 // build builds every module into a temporary directory next to the set's own, and renames
 // that directory when it is complete.
-func build(ctx context.Context, set Set, log io.Writer) error {
+func (g group) build(ctx context.Context, set Set, log io.Writer) error {
 	work := set.Dir + ".partial"
 	if err := os.RemoveAll(work); err != nil {
 		return fmt.Errorf("clearing an unfinished build: %w", err)
@@ -196,9 +235,8 @@ func build(ctx context.Context, set Set, log io.Writer) error {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return fmt.Errorf("making the directory of a build: %w", err)
 	}
-	fmt.Fprintf(log, "devcluster: building Kubernetes %s, etcd %s and kwok %s (once, some minutes)\n",
-		KubernetesVersion, EtcdVersion, KwokVersion)
-	for _, m := range modules {
+	fmt.Fprintf(log, "devcluster: building %s (once, some minutes)\n", g.what)
+	for _, m := range g.modules {
 		if err := m.build(ctx, work, bin, log); err != nil {
 			return err
 		}
@@ -249,10 +287,10 @@ func (m module) writeTo(dir string) error {
 }
 
 // computeKey returns a hash of all inputs of the binaries.
-func computeKey(toolchain string) (string, error) {
+func (g group) computeKey(toolchain string) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintln(hash, runtime.GOOS, runtime.GOARCH, toolchain)
-	for _, m := range modules {
+	for _, m := range g.modules {
 		fmt.Fprintln(hash, m.name, m.packages, m.ldflags)
 		err := m.files(func(path string, data []byte) error {
 			fmt.Fprintln(hash, path, len(data))

@@ -3,13 +3,14 @@ package binaries
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
 func TestModulesAreWrittenUnderTheirRealNames(t *testing.T) {
-	for _, m := range modules {
+	for _, m := range slices.Concat(controlPlane.modules, realNodes.modules) {
 		dir := t.TempDir()
 		if err := m.writeTo(dir); err != nil {
 			t.Fatal(err)
@@ -33,6 +34,10 @@ func TestModuleFilesPinTheVersions(t *testing.T) {
 	for file, want := range map[string]string{
 		"kubernetes/go.mod.txt": "k8s.io/kubernetes " + KubernetesVersion,
 		"kwok/go.mod.txt":       "sigs.k8s.io/kwok " + KwokVersion,
+		"kubelet/go.mod.txt":    "k8s.io/kubernetes " + KubernetesVersion,
+		"containerd/go.mod.txt": "github.com/containerd/containerd/v2 " + ContainerdVersion,
+		"runc/go.mod.txt":       "github.com/opencontainers/runc " + RuncVersion,
+		"cni/go.mod.txt":        "github.com/containernetworking/plugins " + CNIVersion,
 	} {
 		data, err := moduleFiles.ReadFile(file)
 		if err != nil {
@@ -54,7 +59,7 @@ func TestModuleFilesPinTheVersions(t *testing.T) {
 func TestKeyFollowsTheToolchain(t *testing.T) {
 	keys := map[string]bool{}
 	for _, toolchain := range []string{"go1.26.8", "go1.26.9", "go1.26.8"} {
-		key, err := computeKey(toolchain)
+		key, err := controlPlane.computeKey(toolchain)
 		if err != nil {
 			t.Fatal(err)
 		}

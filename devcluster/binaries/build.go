@@ -39,7 +39,11 @@ func (m module) build(ctx context.Context, work, bin string, log io.Writer) erro
 	// The linker and compilers are children of the go command and must end with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS=", "GOARCH=")
+	cgo := "CGO_ENABLED=0"
+	if m.cgo {
+		cgo = "CGO_ENABLED=1"
+	}
+	cmd.Env = append(os.Environ(), cgo, "GOFLAGS=", "GOWORK=off", "GOOS=", "GOARCH=")
 	output, err := cmd.StderrPipe()
 	if err != nil {
 		return fmt.Errorf("building %s: %w", m.name, err)

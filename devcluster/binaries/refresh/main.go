@@ -26,6 +26,10 @@ func main() {
 	err := errors.Join(
 		refresh("kubernetes", "k8s.io/kubernetes@"+binaries.KubernetesVersion, "go.etcd.io/etcd/server/v3@"+binaries.EtcdVersion),
 		refresh("kwok", "sigs.k8s.io/kwok@"+binaries.KwokVersion),
+		refresh("kubelet", "k8s.io/kubernetes@"+binaries.KubernetesVersion),
+		refresh("containerd", "github.com/containerd/containerd/v2@"+binaries.ContainerdVersion),
+		refresh("runc", "github.com/opencontainers/runc@"+binaries.RuncVersion),
+		refresh("cni", "github.com/containernetworking/plugins@"+binaries.CNIVersion),
 	)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "refresh:", err)

@@ -21,6 +21,7 @@ const defaultName = "dev"
 func newUpCommand(name *string) *cobra.Command {
 	var (
 		simulated, hollow int
+		real              int
 		podStartDelay     time.Duration
 		audit             string
 		schedulerConfig   string
@@ -37,7 +38,7 @@ func newUpCommand(name *string) *cobra.Command {
 			if options.Name == "" {
 				options.Name = defaultName
 			}
-			if simulated < 0 || hollow < 0 {
+			if simulated < 0 || hollow < 0 || real < 0 {
 				return errors.New("checking the number of nodes: it is negative")
 			}
 			if schedulerConfig != "" {
@@ -47,18 +48,20 @@ func newUpCommand(name *string) *cobra.Command {
 				}
 				options.SchedulerConfig = data
 			}
-			return up(cmd.Context(), options, simulated, hollow, cmd.OutOrStdout())
+			options.RealNodes = real > 0
+			return up(cmd.Context(), options, simulated, hollow, real, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().IntVar(&simulated, "nodes", 3, "simulated nodes to add")
 	cmd.Flags().IntVar(&hollow, "hollow", 0, "hollow kubelets to add, about 90 MB of memory each")
+	cmd.Flags().IntVar(&real, "real", 0, "real nodes to add, with containerd and a kubelet each, in one pool; needs Linux and root")
 	cmd.Flags().DurationVar(&podStartDelay, "pod-start-delay", 0, "how long pods on simulated nodes take to become Ready")
 	cmd.Flags().StringVar(&audit, "audit", "", "log writes: Metadata, Request or RequestResponse")
 	cmd.Flags().StringVar(&schedulerConfig, "scheduler-config", "", "file with a KubeSchedulerConfiguration")
 	return cmd
 }
 
-func up(ctx context.Context, options devcluster.Options, simulated, hollow int, out io.Writer) error {
+func up(ctx context.Context, options devcluster.Options, simulated, hollow, real int, out io.Writer) error {
 	cluster, err := devcluster.Start(ctx, options)
 	if err != nil {
 		return err
@@ -67,15 +70,22 @@ func up(ctx context.Context, options devcluster.Options, simulated, hollow int, 
 	if err == nil {
 		err = cluster.AddHollowNodes(ctx, devcluster.NumberedNodes("hollow-", hollow)...)
 	}
+	if err == nil && real > 0 {
+		var specs []devcluster.RealNodeSpec
+		for _, spec := range devcluster.NumberedNodes("real-", real) {
+			specs = append(specs, devcluster.RealNodeSpec{NodeSpec: spec, Pool: "real"})
+		}
+		err = cluster.AddRealNodes(ctx, specs...)
+	}
 	if err != nil {
 		return errors.Join(err, cluster.Stop(context.WithoutCancel(ctx)))
 	}
-	_, err = fmt.Fprintf(out, `Cluster %[1]s runs with %[2]d simulated and %[3]d hollow nodes.
+	_, err = fmt.Fprintf(out, `Cluster %[1]s runs with %[2]d simulated, %[3]d hollow and %[5]d real nodes.
 
   export KUBECONFIG=%[4]s
   devcluster --name %[1]s kubectl get nodes    # or any kubectl
   devcluster --name %[1]s down                 # when done
-`, cluster.Name(), simulated, hollow, cluster.KubeconfigPath())
+`, cluster.Name(), simulated, hollow, cluster.KubeconfigPath(), real)
 	return err
 }
 

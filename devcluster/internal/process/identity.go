@@ -61,3 +61,15 @@ func (id Identity) Signal(signal syscall.Signal) error {
 	}
 	return nil
 }
+
+// ChildOf returns the child of a process that runs a program with these arguments.
+func ChildOf(parent Identity, path string, args []string) (Identity, bool) {
+	for _, pid := range children(parent.PID) {
+		if runs(pid, path, args) {
+			if id, err := Identify(pid); err == nil && id.Alive() {
+				return id, true
+			}
+		}
+	}
+	return Identity{}, false
+}

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"errors"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -24,9 +25,17 @@ func WithEnv(string) []Identity { return nil }
 
 // attributes put the child into a session of its own. On macOS the kernel cannot kill a
 // child with its parent; the next sweep does it.
-func attributes(bool) *syscall.SysProcAttr {
+func attributes(_, _ bool) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true}
 }
 
 // Stopped returns true, because macOS stops a process as a whole.
 func (id Identity) Stopped() bool { return true }
+
+// children returns nothing: there are no real nodes on macOS.
+func children(int) []int { return nil }
+
+func runs(int, string, []string) bool { return false }
+
+// CanBeApart returns an error: macOS has no namespaces.
+func CanBeApart() error { return errors.New("macOS has none") }

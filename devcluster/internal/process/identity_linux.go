@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 // Indexes among the fields of /proc/<pid>/stat that follow the command's name.
 const (
 	stateField     = 0
+	parentField    = 1
 	threadsField   = 17
 	startTimeField = 19
 )
@@ -73,12 +75,17 @@ func WithEnv(entry string) []Identity {
 }
 
 // attributes put the child into a process group of its own. With
-// dieWithParent the kernel kills it when the thread that started it ends.
-func attributes(dieWithParent bool) *syscall.SysProcAttr {
+// dieWithParent the kernel kills it when the thread that started it ends. For apart see
+// Command.Apart.
+func attributes(dieWithParent, apart bool) *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Setsid: true}
 	if dieWithParent {
-		return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		a = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	}
-	return &syscall.SysProcAttr{Setsid: true}
+	if apart {
+		a.Cloneflags = syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC
+	}
+	return a
 }
 
 // Stopped reports whether every thread of the process is stopped: a stop signal reaches
@@ -99,4 +106,43 @@ func (id Identity) Stopped() bool {
 		}
 	}
 	return true
+}
+
+// children returns the children of a process.
+func children(pid int) (pids []int) {
+	paths, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil
+	}
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+		if len(fields) > parentField && fields[parentField] == strconv.Itoa(pid) {
+			if child, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+// runs reports whether a process runs a program with these arguments.
+func runs(pid int, path string, args []string) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && string(data) == strings.Join(append([]string{path}, args...), "\x00")+"\x00"
+}
+
+// CanBeApart returns nil if a process can be started with Command.Apart.
+func CanBeApart() error {
+	cmd := exec.Command("/proc/self/exe", "-h") // any program: it ends at once, or is killed
+	cmd.SysProcAttr = attributes(true, true)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait() // it was killed
+	return nil
 }

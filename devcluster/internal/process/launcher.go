@@ -20,6 +20,9 @@ type Command struct {
 	Dir string
 	// LogPath is the file to which standard output and standard error are appended.
 	LogPath string
+	// Apart gives the process namespaces of its own for processes, mounts, the network, names
+	// and System V objects (Linux only). All processes in them end with it.
+	Apart bool
 }
 
 // Launcher starts processes from one operating system thread that exists until Close,
@@ -89,7 +92,7 @@ func (l *Launcher) start(command Command) (Identity, <-chan struct{}, error) {
 	cmd.Dir = command.Dir
 	cmd.Stdout = log
 	cmd.Stderr = log
-	cmd.SysProcAttr = attributes(l.dieWithParent)
+	cmd.SysProcAttr = attributes(l.dieWithParent, command.Apart)
 	if err := cmd.Start(); err != nil {
 		return Identity{}, nil, fmt.Errorf("starting %s: %w", command.Path, err)
 	}

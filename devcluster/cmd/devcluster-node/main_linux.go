@@ -1,0 +1,71 @@
+// Command devcluster-node is what a devcluster with real nodes runs beside the programs of
+// Kubernetes: the network of all nodes, the first process of a node, and its proxy for
+// Services.
+//
+//	devcluster-node network <socket>
+//	devcluster-node init <configuration>
+//	devcluster-node proxy <kubeconfig>
+//	devcluster-node enter <process id> <program> [<argument>...]
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/atoll-k8s/atoll/devcluster/internal/link"
+	"github.com/atoll-k8s/atoll/devcluster/internal/realnode"
+	"github.com/atoll-k8s/atoll/devcluster/internal/serviceproxy"
+)
+
+// entered is the word with which init executes itself once it is in its control group.
+const entered = "entered"
+
+func main() {
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx, os.Args)
+	cancel()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "devcluster-node:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if filepath.Base(args[0]) == realnode.RuncName {
+		return realnode.Runc(args[1:])
+	}
+	if len(args) < 3 {
+		return errors.New("usage: devcluster-node network <socket> | init <configuration> | proxy <kubeconfig> | enter <process id> <program>")
+	}
+	switch verb, of := args[1], args[2]; verb {
+	case "network":
+		n, err := link.NewNetwork()
+		if err != nil {
+			return err
+		}
+		return n.Serve(ctx, of)
+	case "init":
+		c, err := realnode.Read(of)
+		if err != nil {
+			return err
+		}
+		if len(args) == 3 {
+			return realnode.Enter(c, append(args, entered))
+		}
+		return realnode.Run(ctx, c)
+	case "proxy":
+		return serviceproxy.Run(ctx, of)
+	case "enter":
+		if len(args) < 4 {
+			return errors.New("which program to run?")
+		}
+		return realnode.RunIn(of, args[3:])
+	default:
+		return fmt.Errorf("there is no verb %q", verb)
+	}
+}

@@ -1,0 +1,178 @@
+// Package link is the network of the real nodes of a devcluster: one process that carries
+// the packets of all links between nodes and to the control plane, each of which can be cut,
+// delayed and made lossy. The kernels of many machines cannot delay packets themselves. The
+// links are TUN devices, so nothing of them is left when the process ends.
+package link
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Leg is one of the two links of a node.
+type Leg string
+
+// The legs of a node: to the control plane and other pools, and to the other nodes of its
+// pool.
+const (
+	Cloud Leg = "cloud"
+	Pool  Leg = "pool"
+)
+
+// State is what a leg does with packets, in both directions. The zero value passes all on at
+// once.
+type State struct {
+	Cut bool `json:"cut,omitempty"`
+	// Delay is added to each packet. Between two nodes the delays of both add up.
+	Delay time.Duration `json:"delay,omitempty"`
+	// Loss is the part of the packets that get lost, from 0 to 1.
+	Loss float64 `json:"loss,omitempty"`
+}
+
+// Node is a node of the network.
+type Node struct {
+	Name string `json:"name"`
+	// PID is a process in the network namespace of the node.
+	PID int `json:"pid"`
+	// Pool is the pool whose nodes the node reaches over its second leg.
+	Pool string `json:"pool"`
+	// Address is that of the node, on both legs; Pods are those of its pods.
+	Address netip.Addr   `json:"address"`
+	Pods    netip.Prefix `json:"pods"`
+}
+
+func (n *Node) owns(a netip.Addr) bool { return a == n.Address || n.Pods.Contains(a) }
+
+// port is where packets come from and go to: a leg of a node, or the control plane.
+type port struct {
+	node *Node // nil for the control plane
+	leg  Leg
+	// write sends a packet to the device; it does not keep it.
+	write func(packet []byte)
+
+	state State // guarded by router.mu
+	late  chan latePacket
+}
+
+type latePacket struct {
+	at     time.Time
+	packet []byte
+}
+
+// maxLate is the number of delayed packets of a port; further ones get lost.
+const maxLate = 4096
+
+// router decides where packets go. It is safe for concurrent use.
+type router struct {
+	mu    sync.RWMutex
+	root  *port
+	nodes map[string]*nodePorts
+}
+
+type nodePorts struct{ cloud, pool *port }
+
+func newRouter(root *port) *router { return &router{root: root, nodes: map[string]*nodePorts{}} }
+
+func (n *nodePorts) leg(leg Leg) *port {
+	switch leg {
+	case Cloud:
+		return n.cloud
+	case Pool:
+		return n.pool
+	default:
+		return nil
+	}
+}
+
+// set changes the state of a leg.
+func (r *router) set(node string, leg Leg, s State) error {
+	if s.Delay < 0 || s.Loss < 0 || s.Loss > 1 {
+		return fmt.Errorf("setting the %s leg of node %q: delay %s and loss %g: the delay must not be negative, and the loss from 0 to 1", leg, node, s.Delay, s.Loss)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ports := r.nodes[node]
+	if ports == nil {
+		return fmt.Errorf("setting the %s leg of node %q: there is no such node", leg, node)
+	}
+	p := ports.leg(leg)
+	if p == nil {
+		return fmt.Errorf("setting the leg %q of node %q: the legs are %s and %s", leg, node, Cloud, Pool)
+	}
+	p.state = s
+	return nil
+}
+
+// target returns the port for a destination of packets from a port; nil if there is none.
+func (r *router) target(from *port, to netip.Addr) *port {
+	for _, ports := range r.nodes {
+		n := ports.cloud.node
+		if !n.owns(to) {
+			continue
+		}
+		switch {
+		case from.node == n:
+			return nil
+		case from.leg == Cloud:
+			return ports.cloud
+		case from.node.Pool == n.Pool:
+			return ports.pool
+		default:
+			return nil
+		}
+	}
+	if from.leg == Cloud && from.node != nil {
+		return r.root
+	}
+	return nil
+}
+
+// pass sends a packet from a port on, or drops it.
+func (r *router) pass(from *port, packet []byte) {
+	to, valid := destination(packet)
+	if !valid {
+		return
+	}
+	r.mu.RLock()
+	target := r.target(from, to)
+	if target == nil {
+		r.mu.RUnlock()
+		return
+	}
+	a, b := from.state, target.state
+	r.mu.RUnlock()
+	if a.Cut || b.Cut || lost(a.Loss) || lost(b.Loss) {
+		return
+	}
+	delay := a.Delay + b.Delay
+	if delay == 0 && len(target.late) == 0 {
+		target.write(packet)
+		return
+	}
+	select {
+	case target.late <- latePacket{time.Now().Add(delay), append([]byte(nil), packet...)}:
+	default:
+	}
+}
+
+func lost(part float64) bool { return part > 0 && rand.Float64() < part }
+
+// destination returns the destination of an IPv4 packet.
+func destination(packet []byte) (netip.Addr, bool) {
+	if len(packet) < 20 || packet[0]>>4 != 4 || int(binary.BigEndian.Uint16(packet[2:])) > len(packet) {
+		return netip.Addr{}, false
+	}
+	return netip.AddrFrom4([4]byte(packet[16:20])), true
+}
+
+// sendLate sends delayed packets in their order until the channel is closed.
+func (p *port) sendLate() {
+	for late := range p.late {
+		time.Sleep(time.Until(late.at))
+		p.write(late.packet)
+	}
+}

@@ -1,0 +1,11 @@
+//go:build !linux
+
+package realnode
+
+import "errors"
+
+// RemoveGroups removes nothing: there are no control groups.
+func RemoveGroups(string) error { return nil }
+
+// CanMakeGroups returns an error: there are no control groups.
+func CanMakeGroups() error { return errors.New("this system has none") }

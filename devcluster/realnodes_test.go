@@ -1,0 +1,366 @@
+package devcluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// rig is a cluster with real nodes: a-0 and a-1 in a pool, b-0 in another. On each runs a pod
+// of its name that serves HTTP.
+type rig struct {
+	*testing.T
+	*Cluster
+}
+
+var rigNodes = []string{"a-0", "a-1", "b-0"}
+
+// newRig starts the cluster and its nodes.
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	if err := RealNodesMissing(); err != nil {
+		t.Skip(err)
+	}
+	c, err := Start(t.Context(), Options{
+		RealNodes: true, Log: os.Stderr,
+		ComponentArgs: map[string][]string{ControllerManager: {"--node-monitor-grace-period=6s", "--node-monitor-period=1s"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	r := &rig{t, c}
+	var specs []RealNodeSpec
+	for _, name := range rigNodes {
+		specs = append(specs, RealNodeSpec{NodeSpec: NodeSpec{Name: name}, Pool: name[:1], Kubelet: map[string]any{
+			"nodeLeaseDurationSeconds": 8, // renewed every 2 s
+		}})
+	}
+	began := time.Now()
+	if err := c.AddRealNodes(t.Context(), specs...); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d nodes are Ready after %s", len(specs), time.Since(began).Round(time.Millisecond))
+	for _, node := range rigNodes {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{"app": "web"}},
+			Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{
+				Name: "web", Image: PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever,
+				SecurityContext: &corev1.SecurityContext{
+					RunAsNonRoot: new(true), ReadOnlyRootFilesystem: new(true), AllowPrivilegeEscalation: new(false),
+					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+				},
+				ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt32(8080)}}},
+			}}},
+		}
+		if _, err := c.client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, node := range rigNodes {
+		r.eventually("pod "+node+" is Ready", func() error { return r.podReady(node) })
+	}
+	t.Logf("a pod on each is Ready after %s", time.Since(began).Round(time.Millisecond))
+	return r
+}
+
+func (r *rig) eventually(what string, check func() error) {
+	r.Helper()
+	var err error
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		if err = check(); err == nil {
+			return
+		}
+	}
+	r.Fatalf("%s: %v", what, err)
+}
+
+func (r *rig) pod(name string) (*corev1.Pod, error) {
+	return r.client.CoreV1().Pods("default").Get(r.Context(), name, metav1.GetOptions{})
+}
+
+func (r *rig) podReady(name string) error {
+	pod, err := r.pod(name)
+	if err != nil {
+		return err
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: %+v", pod.Status.Phase, pod.Status.ContainerStatuses)
+}
+
+func (r *rig) nodeReady(name string, want corev1.ConditionStatus) func() error {
+	return func() error {
+		node, err := r.client.CoreV1().Nodes().Get(r.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == want {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions are %+v", node.Status.Conditions)
+	}
+}
+
+// kubectl runs kubectl and returns what it prints.
+func (r *rig) kubectl(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
+	defer cancel()
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, r.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + r.KubeconfigPath()}, args...)...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	if err != nil {
+		err = fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out.String())
+	}
+	return out.String(), err
+}
+
+// get returns the answer to an HTTP request that a pod sends, from inside of its node: nothing of
+// that needs the control plane.
+func (r *rig) get(from, url string) (string, error) {
+	id, err := r.container(from)
+	if err != nil {
+		return "", err
+	}
+	ctr := filepath.Join(r.record.NodesDir, "ctr")
+	return r.RunOn(r.Context(), from, ctr, "--address="+containerdSocket, "--namespace=k8s.io", "tasks", "exec", "--exec-id", fmt.Sprint("get-", time.Now().UnixNano()), id, "/pause", "get", url)
+}
+
+// container returns the id of the container of a pod.
+func (r *rig) container(pod string) (string, error) {
+	p, err := r.pod(pod)
+	if err != nil {
+		return "", err
+	}
+	if len(p.Status.ContainerStatuses) == 0 {
+		return "", errors.New("the pod has no container")
+	}
+	return strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://"), nil
+}
+
+func (r *rig) setLeg(node string, leg Leg, s LegState) {
+	r.Helper()
+	if err := r.SetLeg(r.Context(), node, leg, s); err != nil {
+		r.Fatal(err)
+	}
+}
+
+func (r *rig) url(pod string) string {
+	r.Helper()
+	p, err := r.pod(pod)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return fmt.Sprintf("http://%s:8080", p.Status.PodIP)
+}
+
+// TestRealNodes on one cluster, because its parts are fast.
+func TestRealNodes(t *testing.T) {
+	r := newRig(t)
+	part := func(name string, run func(*rig)) {
+		t.Run(name, func(t *testing.T) { run(&rig{t, r.Cluster}) })
+	}
+	part("people see into pods", (*rig).testPeople)
+	part("Services", (*rig).testServices)
+	part("legs", (*rig).testLegs)
+	part("programs", (*rig).testPrograms)
+	part("power", (*rig).testPower)
+	part("nothing is left", (*rig).testNothingIsLeft)
+}
+
+// testPeople: logs, exec and port-forward reach the kubelet.
+func (r *rig) testPeople() {
+	if out, err := r.kubectl("logs", "a-0"); err != nil || out != "serving as a-0\n" {
+		r.Errorf("the log is %q, %v", out, err)
+	}
+	if out, err := r.kubectl("exec", "b-0", "--", "/pause", "get", r.url("a-0")); err != nil || out != "a-0" {
+		r.Errorf("a pod of another pool is answered %q, %v", out, err)
+	}
+	if out, err := r.kubectl("exec", "a-0", "--", "/pause", "get", "https://kubernetes.default"); err == nil || !strings.Contains(out, "lookup") {
+		r.Errorf("names of Services are resolved: %q", out)
+	}
+}
+
+// testServices: the cluster address leads to the ready pods, of pods and of the node's own
+// programs, and is refused at once if there are none.
+func (r *rig) testServices() {
+	service := func(name, app string) string {
+		s, err := r.client.CoreV1().Services("default").Create(r.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": app}, Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			r.Fatal(err)
+		}
+		return "http://" + s.Spec.ClusterIP
+	}
+	web, nobody := service("web", "web"), service("nobody", "nobody")
+	answered := map[string]bool{}
+	r.eventually("all pods answer", func() error {
+		out, err := r.get("a-0", web)
+		if err != nil {
+			return err
+		}
+		if answered[out] = true; len(answered) < len(rigNodes) {
+			return fmt.Errorf("only %v do", answered)
+		}
+		return nil
+	})
+	began := time.Now()
+	if out, err := r.get("a-0", nobody); err == nil || !strings.Contains(err.Error(), "refused") {
+		r.Errorf("without endpoints the answer is %q, %v after %s", out, err, time.Since(began))
+	}
+}
+
+// testLegs: a node whose cloud is cut becomes NotReady, and its pods and those of its pool reach
+// each other all the same. Then the other leg.
+func (r *rig) testLegs() {
+	r.setLeg("a-0", Cloud, LegState{Cut: true})
+	if out, err := r.get("a-0", r.url("a-1")); err != nil || out != "a-1" {
+		r.Errorf("with the cloud cut, a pod of the pool answers %q, %v", out, err)
+	}
+	if out, err := r.get("a-0", r.url("b-0")); err == nil {
+		r.Errorf("with the cloud cut, a pod of another pool answers %q", out)
+	}
+	r.eventually("the node is away", r.nodeReady("a-0", corev1.ConditionUnknown))
+	if out, err := r.kubectl("logs", "a-0", "--request-timeout=3s"); err == nil {
+		r.Errorf("with the cloud cut there is a log: %q", out)
+	}
+	r.setLeg("a-0", Cloud, LegState{})
+	r.eventually("the node is back", r.nodeReady("a-0", corev1.ConditionTrue))
+	r.eventually("its pod is Ready", func() error { return r.podReady("a-0") })
+
+	r.setLeg("a-0", Pool, LegState{Cut: true})
+	if out, err := r.get("a-0", r.url("a-1")); err == nil {
+		r.Errorf("with the pool's leg cut, a pod of the pool answers %q", out)
+	}
+	r.setLeg("a-0", Pool, LegState{Delay: 300 * time.Millisecond, Loss: 0.05})
+	began := time.Now()
+	if out, err := r.get("a-0", r.url("a-1")); err != nil || out != "a-1" || time.Since(began) < 1200*time.Millisecond {
+		r.Errorf("over a slow leg, a pod answers %q, %v after %s", out, err, time.Since(began)) // two round trips
+	}
+	r.setLeg("a-0", Pool, LegState{})
+	if err := r.SetLeg(r.Context(), "nobody", Pool, LegState{}); err == nil {
+		r.Error("a leg of an unknown node is set")
+	}
+}
+
+// testPrograms: containers outlive the kubelet and containerd.
+func (r *rig) testPrograms() {
+	before, err := r.container("a-1")
+	if err != nil {
+		r.Fatal(err)
+	}
+	for _, program := range []string{Kubelet, Containerd} {
+		if err := r.KillOn(r.Context(), "a-1", program); err != nil {
+			r.Fatal(err)
+		}
+		time.Sleep(2 * againAfter) // it is not started again by itself
+		if out, err := r.get("a-0", r.url("a-1")); err != nil || out != "a-1" {
+			r.Errorf("without %s the pod answers %q, %v", program, out, err)
+		}
+		if err := r.KillOn(r.Context(), "a-1", program); err == nil {
+			r.Errorf("%s runs though it was killed", program)
+		}
+		if err := r.RestartOn(r.Context(), "a-1", program); err != nil {
+			r.Fatal(err)
+		}
+	}
+	// A kubelet ends if it starts before containerd, and is started again.
+	r.eventually("the kubelet runs, and can be paused", func() error { return r.PauseOn(r.Context(), "a-1", Kubelet) })
+	r.eventually("a node whose kubelet hangs is away", r.nodeReady("a-1", corev1.ConditionUnknown))
+	if err := r.ResumeOn(r.Context(), "a-1", Kubelet); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the node is back", r.nodeReady("a-1", corev1.ConditionTrue))
+	r.eventually("its pod is Ready", func() error { return r.podReady("a-1") })
+	if after, err := r.container("a-1"); err != nil || after != before {
+		r.Errorf("the container is another one: %s and %s, %v", before, after, err)
+	}
+}
+
+// testPower: with the power of a node everything on it ends at once. Afterwards its pod comes
+// back, from the image on its disk.
+func (r *rig) testPower() {
+	if err := r.Kill(r.Context(), "b-0"); err != nil {
+		r.Fatal(err)
+	}
+	if out, err := r.kubectl("exec", "a-0", "--", "/pause", "get", r.url("b-0")); err == nil {
+		r.Errorf("a pod without power answers %q", out)
+	}
+	r.eventually("the node is away", r.nodeReady("b-0", corev1.ConditionUnknown))
+	if err := r.Restart(r.Context(), "b-0"); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the node is back", r.nodeReady("b-0", corev1.ConditionTrue))
+	r.eventually("its pod has started once more", func() error {
+		pod, err := r.pod("b-0")
+		if err != nil {
+			return err
+		}
+		if n := pod.Status.ContainerStatuses[0].RestartCount; n != 1 {
+			return fmt.Errorf("it has restarted %d times", n)
+		}
+		return r.podReady("b-0")
+	})
+	if out, err := r.get("a-0", r.url("b-0")); err != nil || out != "b-0" {
+		r.Errorf("afterwards it answers %q, %v", out, err)
+	}
+}
+
+// testNothingIsLeft: neither of processes, mounts, devices and control groups nor of files.
+func (r *rig) testNothingIsLeft() {
+	dir, name := r.Dir(), r.Name()
+	if err := r.Stop(context.Background()); err != nil {
+		r.Fatal(err)
+	}
+	if left := leftovers(r.T, dir, name); left != "" {
+		r.Error(left)
+	}
+}
+
+// leftovers returns what is left of a cluster.
+func leftovers(t *testing.T, dir, name string) string {
+	t.Helper()
+	var left []string
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(mounts), dir) {
+		left = append(left, "mounts of its directory")
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/" + controlGroup(name), "/sys/fs/cgroup/*/" + controlGroup(name), dir} {
+		if found, _ := filepath.Glob(pattern); len(found) > 0 {
+			left = append(left, fmt.Sprint(found))
+		}
+	}
+	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range commands {
+		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), dir) {
+			left = append(left, strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return strings.Join(left, "; ")
+}
