@@ -3,6 +3,7 @@ package link
 import (
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,8 @@ import (
 // network is a router whose devices record what they get.
 type network struct {
 	*router
+
+	mu  sync.Mutex
 	got map[*port][]time.Time
 }
 
@@ -27,7 +30,11 @@ func newNetwork() *network {
 
 func (n *network) port(node *Node, leg Leg) *port {
 	p := &port{node: node, leg: leg, late: make(chan latePacket, maxLate)}
-	p.write = func([]byte) { n.got[p] = append(n.got[p], time.Now()) }
+	p.write = func([]byte) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.got[p] = append(n.got[p], time.Now())
+	}
 	return p
 }
 
