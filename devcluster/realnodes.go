@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/atoll-k8s/atoll/devcluster/images"
+	"github.com/atoll-k8s/atoll/devcluster/internal/gotool"
 	"github.com/atoll-k8s/atoll/devcluster/internal/link"
 	"github.com/atoll-k8s/atoll/devcluster/internal/process"
 	"github.com/atoll-k8s/atoll/devcluster/internal/realnode"
@@ -139,15 +140,15 @@ func (c *Cluster) nodeProgram() string { return filepath.Join(c.record.Dir, "bin
 // source of this module: the program that is also their runc (see package realnode), and the
 // pause image.
 func (c *Cluster) buildNodePrograms(ctx context.Context) error {
-	source, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", modulePath)
+	source, err := gotool.SourceDir(ctx, modulePath)
 	if err != nil {
-		return fmt.Errorf("finding the source of devcluster: %w", err)
+		return err
 	}
 	dir := filepath.Dir(c.nodeProgram())
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the directory of programs: %w", err)
 	}
-	if _, err := goCommand(ctx, strings.TrimSpace(source), "build", "-o", dir+string(filepath.Separator), "./cmd/"+nodeProgram, "./cmd/"+pauseProgram); err != nil {
+	if _, err := gotool.Run(ctx, source, "build", "-o", dir+string(filepath.Separator), "./cmd/"+nodeProgram, "./cmd/"+pauseProgram); err != nil {
 		return fmt.Errorf("building the programs of real nodes: %w", err)
 	}
 	if err := os.Symlink(nodeProgram, filepath.Join(dir, realnode.RuncName)); err != nil {
@@ -163,18 +164,6 @@ func (c *Cluster) buildNodePrograms(ctx context.Context) error {
 }
 
 func (c *Cluster) pauseTar() string { return filepath.Join(c.record.Dir, "bin", "pause.tar") }
-
-func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("running go %s: %w: %s", args[0], err, strings.TrimSpace(errs.String()))
-	}
-	return out.String(), nil
-}
 
 // AddRealNodes adds nodes that are network namespaces with a containerd and a kubelet of
 // their own, and returns when all are Ready. Each has an address of its own, on two legs. The

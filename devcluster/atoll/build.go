@@ -1,7 +1,6 @@
 package atoll
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -9,24 +8,16 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"github.com/atoll-k8s/atoll/devcluster/binaries"
+	"github.com/atoll-k8s/atoll/devcluster/internal/gotool"
 )
 
 const module = "github.com/atoll-k8s/atoll"
 
-// sourceDir returns the directory of Atoll's module, as the go command finds it from this
-// module.
-func sourceDir(ctx context.Context) (string, error) {
-	out, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", module)
-	if err != nil {
-		return "", fmt.Errorf("finding the source of Atoll: %w", err)
-	}
-	return strings.TrimSpace(out), nil
-}
+// sourceDir returns the directory of Atoll's module.
+func sourceDir(ctx context.Context) (string, error) { return gotool.SourceDir(ctx, module) }
 
 // buildManager builds atoll-manager from source. This is fast with the go command's cache
 // when nothing has changed.
@@ -48,7 +39,7 @@ func buildManager(ctx context.Context, source string, log io.Writer) (string, er
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}
 	defer os.Remove(binary) // it is gone if all went well
-	if _, err := goCommand(ctx, source, "build", "-o", binary, "./cmd/atoll-manager"); err != nil {
+	if _, err := gotool.Run(ctx, source, "build", "-o", binary, "./cmd/atoll-manager"); err != nil {
 		return "", fmt.Errorf("building atoll-manager: %w", err)
 	}
 	if err := os.Rename(binary, final); err != nil {
@@ -74,16 +65,4 @@ func copyOf(binary string) (string, error) {
 		err = nil
 	}
 	return to.Name(), errors.Join(err, to.Chmod(0o755), to.Close()) // the go command does not make an existing file executable
-}
-
-func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("running go %s: %w: %s", args[0], err, strings.TrimSpace(errs.String()))
-	}
-	return out.String(), nil
 }
