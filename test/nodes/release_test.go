@@ -168,8 +168,8 @@ func (r *rig) registry(host, image string) *pulls {
 	return p
 }
 
-// TestTheChartOnRealNodes: installed by Helm with two replicas, used for the example of
-// document 000 with real registries, then upgraded to another form, rolled back and removed.
+// TestTheChartOnRealNodes: installed by Helm with two replicas, used for the example in
+// examples/groups with real registries, then upgraded to another form, rolled back and removed.
 func TestTheChartOnRealNodes(t *testing.T) {
 	r := newRig(t)
 	release, err := atoll.NewRelease(t.Context(), r.Cluster, "", os.Stderr, r.nodes...)

@@ -218,7 +218,7 @@ func TestALargeRequestKeepsItsPlaceInTheOrder(t *testing.T) {
 // same caller that came later, and it does not wait for long.
 func TestARequestThatIsNearlyAnsweredGoesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		turns := NewTurns(2)
+		turns := unlimited(2)
 		turns.Longest = time.Hour
 		ctx, cancel := context.WithCancel(t.Context())
 		turn, _ := turns.Wait(ctx, caller(1), false)
