@@ -93,7 +93,7 @@ func TestCallersGetTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := unlimited(2)
 		ctx, cancel := context.WithCancel(t.Context())
-		few := flood(ctx, turns, caller(1), 2, false, 200*time.Microsecond)
+		few := flood(ctx, turns, caller(1), 8, false, 200*time.Microsecond)
 		many := flood(ctx, turns, caller(2), 500, false, 10*time.Millisecond)
 		time.Sleep(10 * time.Second)
 		late := flood(ctx, turns, caller(3), 50, false, 5*time.Millisecond)
