@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,17 +33,9 @@ func newRig(t *testing.T) *rig {
 	if err := RealNodesMissing(); err != nil {
 		t.Skip(err)
 	}
-	c, err := Start(t.Context(), Options{
-		RealNodes: true, Log: os.Stderr,
+	c := startCluster(t, Options{
+		RealNodes:     true,
 		ComponentArgs: map[string][]string{ControllerManager: {"--node-monitor-grace-period=6s", "--node-monitor-period=1s"}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
 	})
 	r := &rig{t, c}
 	var specs []RealNodeSpec
@@ -81,13 +74,7 @@ func newRig(t *testing.T) *rig {
 
 func (r *rig) eventually(what string, check func() error) {
 	r.Helper()
-	var err error
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		if err = check(); err == nil {
-			return
-		}
-	}
-	r.Fatalf("%s: %v", what, err)
+	eventually(r.T, what, func(context.Context) error { return check() })
 }
 
 func (r *rig) pod(name string) (*corev1.Pod, error) {
@@ -284,7 +271,7 @@ func (r *rig) testPrograms() {
 		if err := r.KillOn(r.Context(), "a-1", program); err != nil {
 			r.Fatal(err)
 		}
-		time.Sleep(2 * againAfter) // it is not started again by itself
+		r.proxyStartsAgain("a-1") // and what was killed before would have, too
 		if out, err := r.get("a-0", r.url("a-1")); err != nil || out != "a-1" {
 			r.Errorf("without %s the pod answers %q, %v", program, out, err)
 		}
@@ -306,6 +293,26 @@ func (r *rig) testPrograms() {
 	if after, err := r.container("a-1"); err != nil || after != before {
 		r.Errorf("the container is another one: %s and %s, %v", before, after, err)
 	}
+}
+
+// proxyStartsAgain ends the Service proxy of a node as if by itself, and waits until the node has
+// started it again.
+func (r *rig) proxyStartsAgain(node string) {
+	r.Helper()
+	before, err := r.onNode(node, ServiceProxy)
+	if err == nil {
+		err = before.Signal(syscall.SIGKILL)
+	}
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the proxy runs again", func() error {
+		now, err := r.onNode(node, ServiceProxy)
+		if err == nil && now == before {
+			err = errors.New("it has not ended yet")
+		}
+		return err
+	})
 }
 
 // testPower: with the power of a node everything on it ends at once. Afterwards its pod comes

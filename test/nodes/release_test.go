@@ -26,6 +26,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -87,13 +88,14 @@ func newRig(t *testing.T) *rig {
 
 func (r *rig) eventually(what string, check func() error) {
 	r.Helper()
-	var err error
-	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
-		if err = check(); err == nil {
-			return
-		}
+	var last error
+	err := wait.PollUntilContextTimeout(r.Context(), 200*time.Millisecond, 3*time.Minute, true, func(context.Context) (bool, error) {
+		last = check()
+		return last == nil, nil
+	})
+	if err != nil {
+		r.Fatalf("%s: %v\n%s", what, last, r.kubectl("get", "pods,deployments,nodegroups,propagationpolicies,overridepolicies", "-A", "-o", "wide"))
 	}
-	r.Fatalf("%s: %v\n%s", what, err, r.kubectl("get", "pods,deployments,nodegroups,propagationpolicies,overridepolicies", "-A", "-o", "wide"))
 }
 
 func (r *rig) kubectl(args ...string) string {
