@@ -45,3 +45,25 @@ func TestDemandsReadEachClaimOnce(t *testing.T) {
 		t.Errorf("%d reads, want two claims and a volume", n)
 	}
 }
+
+// TestRequestsReadFewVolumes: each read counts, also those for one pod.
+func TestRequestsReadFewVolumes(t *testing.T) {
+	ctx, _ := turns.Last(t)
+	client := fake.NewClientset()
+	pod := &corev1.Pod{}
+	for i := range 16 {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: fmt.Sprint(i), VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: fmt.Sprint(i)},
+		}})
+	}
+	const pods = 200
+	refused := 0
+	for range pods {
+		if _, err := DemandsOf(ctx, client, "default", pod); err != nil {
+			refused++
+		}
+	}
+	if n := len(client.Actions()); refused == 0 || n == 0 || n > pods*16/4 {
+		t.Errorf("%d reads for %d pods with 16 claims each, and %d pods are refused", n, pods, refused)
+	}
+}

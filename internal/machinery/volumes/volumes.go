@@ -29,9 +29,6 @@ func Of(ctx context.Context, client kubernetes.Interface, namespace string, spec
 	if len(claims) == 0 {
 		return nil, true, nil
 	}
-	if !bounded.MayCall(ctx) {
-		return nil, false, errors.New("requests need too many reads of volumes")
-	}
 	bounded.Outside(ctx, func() { affinity, bound, err = ofClaims(ctx, client, namespace, claims) })
 	return affinity, bound, err
 }
@@ -66,14 +63,23 @@ func Claims(spec *corev1.PodSpec) (names []string) {
 	return names
 }
 
+// errManyReads: requests from one address have needed as many reads as they may.
+var errManyReads = errors.New("requests need too many reads of volumes")
+
 // volumeOf returns the volume of a claim; nil if the claim is not bound.
 func volumeOf(ctx context.Context, client kubernetes.Interface, namespace, name string) (*corev1.PersistentVolume, error) {
+	if !bounded.MayCall(ctx) {
+		return nil, errManyReads
+	}
 	claim, err := client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("reading PersistentVolumeClaim %s/%s: %w", namespace, name, err)
 	}
 	if claim.Spec.VolumeName == "" {
 		return nil, nil
+	}
+	if !bounded.MayCall(ctx) {
+		return nil, errManyReads
 	}
 	volume, err := client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
