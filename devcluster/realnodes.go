@@ -26,13 +26,15 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/internal/link"
 	"github.com/atoll-k8s/atoll/devcluster/internal/process"
 	"github.com/atoll-k8s/atoll/devcluster/internal/realnode"
+	"github.com/atoll-k8s/atoll/devcluster/internal/serviceproxy"
 )
 
 // Programs of a real node, for [Cluster.KillOn] and similar methods.
 const (
 	Containerd = "containerd"
 	Kubelet    = "kubelet"
-	// ServiceProxy does what kube-proxy does for the cluster addresses of Services.
+	// ServiceProxy does what kube-proxy does for the cluster addresses of Services, and answers
+	// for their names.
 	ServiceProxy = "service-proxy"
 )
 
@@ -321,7 +323,8 @@ authentication:
   webhook: {enabled: true}
   x509: {clientCAFile: "{{.CA}}"}
 authorization: {mode: Webhook}
-clusterDomain: cluster.local
+clusterDomain: {{.Domain}}
+clusterDNS: ["{{.Address}}"]
 containerRuntimeEndpoint: unix://` + containerdSocket + `
 cgroupDriver: cgroupfs
 cgroupsPerQOS: false
@@ -339,7 +342,7 @@ nodeStatusUpdateFrequency: 5s
 nodeLeaseDurationSeconds: 40
 shutdownGracePeriod: 0s
 `)),
-	"resolv.conf": template.Must(template.New("").Parse("# there is no DNS server\n")),
+	"resolv.conf": template.Must(template.New("").Parse("# only names of Services are known, in pods\n")),
 }
 
 // writeNodeFiles writes the configurations of a node's programs, and which these are.
@@ -352,9 +355,9 @@ func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, kubelet map[s
 	if err != nil {
 		return err
 	}
-	values := struct{ Dir, Programs, Runc, Address, Pods, CA string }{
+	values := struct{ Dir, Programs, Runc, Address, Pods, CA, Domain string }{
 		realnode.Mount, c.record.NodesDir, filepath.Join(filepath.Dir(c.nodeProgram()), realnode.RuncName),
-		n.Link.Address.String(), n.Link.Pods.String(), c.pkiPath("ca.crt"),
+		n.Link.Address.String(), n.Link.Pods.String(), c.pkiPath("ca.crt"), serviceproxy.Domain,
 	}
 	for name, file := range nodeFiles {
 		var text bytes.Buffer
@@ -381,7 +384,7 @@ func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, kubelet map[s
 			"--config="+filepath.Join(realnode.Mount, kubeletFile), "--kubeconfig="+kubeconfig,
 			"--hostname-override="+n.Name, "--node-ip="+n.Link.Address.String(),
 			"--root-dir="+filepath.Join(realnode.Mount, "kubelet"), "--cert-dir="+filepath.Join(realnode.Mount, "kubelet-pki")),
-		program(ServiceProxy, c.nodeProgram(), "", "proxy", proxyConfig),
+		program(ServiceProxy, c.nodeProgram(), "", "proxy", proxyConfig, n.Link.Address.String()),
 	}
 	return writeJSON(filepath.Join(n.Dir, "node.json"), n)
 }
@@ -525,6 +528,24 @@ func (c *Cluster) UseRegistry(host, url string, nodes ...string) error {
 		}
 	}
 	return nil
+}
+
+// LocalVolume makes a directory on the disk of a real node, in which any user may write, and
+// returns its path on the node, for a volume that is local to it.
+func (c *Cluster) LocalVolume(node, name string) (string, error) {
+	n, err := c.readNode(node)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(n.Dir, "local-volumes", name)
+	err = os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = os.Chmod(dir, 0o777) //nolint:gosec // pods run as any user; the directories above are closed to others
+	}
+	if err != nil {
+		return "", fmt.Errorf("making volume %q of node %q: %w", name, node, err)
+	}
+	return filepath.Join(realnode.Mount, "local-volumes", name), nil
 }
 
 // RunOn runs a program in the namespaces of a real node and returns its output.

@@ -184,8 +184,11 @@ func (r *rig) testPeople() {
 	if out, err := r.kubectl("exec", "b-0", "--", "/pause", "get", r.url("a-0")); err != nil || out != "a-0" {
 		r.Errorf("a pod of another pool is answered %q, %v", out, err)
 	}
-	if out, err := r.kubectl("exec", "a-0", "--", "/pause", "get", "https://kubernetes.default"); err == nil || !strings.Contains(out, "lookup") {
-		r.Errorf("names of Services are resolved: %q", out)
+	if out, err := r.kubectl("exec", "a-0", "--", "/pause", "get", "https://kubernetes.default"); err == nil || !strings.Contains(out, "certificate") {
+		r.Errorf("the API server is not found by its name, which its certificate has: %q", out)
+	}
+	if out, err := r.kubectl("exec", "a-0", "--", "/pause", "get", "https://nobody.default"); err == nil || !strings.Contains(out, "no such host") {
+		r.Errorf("a name of no Service: %q", out)
 	}
 }
 

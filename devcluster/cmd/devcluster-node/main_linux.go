@@ -4,7 +4,7 @@
 //
 //	devcluster-node network <socket>
 //	devcluster-node init <configuration>
-//	devcluster-node proxy <kubeconfig>
+//	devcluster-node proxy <kubeconfig> <address>
 //	devcluster-node enter <process id> <program> [<argument>...]
 package main
 
@@ -40,7 +40,7 @@ func run(ctx context.Context, args []string) error {
 		return realnode.Runc(args[1:])
 	}
 	if len(args) < 3 {
-		return errors.New("usage: devcluster-node network <socket> | init <configuration> | proxy <kubeconfig> | enter <process id> <program>")
+		return errors.New("usage: devcluster-node network <socket> | init <configuration> | proxy <kubeconfig> <address> | enter <process id> <program>")
 	}
 	switch verb, of := args[1], args[2]; verb {
 	case "network":
@@ -59,7 +59,10 @@ func run(ctx context.Context, args []string) error {
 		}
 		return realnode.Run(ctx, c)
 	case "proxy":
-		return serviceproxy.Run(ctx, of)
+		if len(args) != 4 {
+			return errors.New("at which address to answer for names?")
+		}
+		return serviceproxy.Run(ctx, of, args[3])
 	case "enter":
 		if len(args) < 4 {
 			return errors.New("which program to run?")

@@ -2,11 +2,13 @@
 // smallest container for tests: it waits until it is told to end.
 //
 //	devcluster-pause
-//	devcluster-pause serve <host:port>     answers HTTP requests with the name of the host
-//	devcluster-pause get <url>             prints the answer to an HTTP request, within 5 seconds
+//	devcluster-pause serve <host:port>           answers HTTP requests with the name of the host
+//	devcluster-pause serve <host:port> <file>    adds the name of the host to a file, as a line, and answers with all lines
+//	devcluster-pause get <url>                   prints the answer to an HTTP request, within 5 seconds
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -20,13 +22,13 @@ func main() {
 	var err error
 	switch args := os.Args[1:]; {
 	case len(args) == 2 && args[0] == "serve":
-		err = serve(args[1])
+		err = serve(args[1], "")
+	case len(args) == 3 && args[0] == "serve":
+		err = serve(args[1], args[2])
 	case len(args) == 2 && args[0] == "get":
 		err = get(args[1])
 	default:
-		ended := make(chan os.Signal, 1)
-		signal.Notify(ended, syscall.SIGTERM, syscall.SIGINT)
-		<-ended
+		<-told()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -34,16 +36,50 @@ func main() {
 	}
 }
 
-func serve(address string) error {
+func serve(address, file string) error {
 	name, err := os.Hostname()
 	if err != nil {
 		return err
 	}
+	answer := []byte(name)
+	if file != "" {
+		if answer, err = addLine(file, name); err != nil {
+			return err
+		}
+	}
 	fmt.Println("serving as", name)
 	server := &http.Server{Addr: address, ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, name)
+		_, _ = w.Write(answer)
 	})}
-	return server.ListenAndServe()
+	go func() {
+		<-told()
+		_ = server.Close()
+	}()
+	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// told returns a channel that receives a signal to end. The first process of a container is not
+// ended by a signal that it does not ask for.
+func told() <-chan os.Signal {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGTERM, syscall.SIGINT)
+	return ended
+}
+
+// addLine adds a line to a file and returns the content of the file.
+func addLine(file, line string) ([]byte, error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	_, err = fmt.Fprintln(f, line)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(file)
 }
 
 func get(url string) error {

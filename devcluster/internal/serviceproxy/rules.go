@@ -2,7 +2,8 @@
 // connections to the cluster address of a Service go to one of its ready endpoints, chosen by
 // chance. It speaks to the kernel itself, because kube-proxy needs programs that not every
 // machine has. Node ports, external addresses, session affinity, traffic policies and IPv6
-// are left out.
+// are left out. It also answers questions for the names of Services, which in other clusters is
+// the work of a DNS server in pods.
 package serviceproxy
 
 import (

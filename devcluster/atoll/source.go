@@ -1,0 +1,87 @@
+package atoll
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/atoll-k8s/atoll/devcluster/binaries"
+)
+
+// SourceAt returns a directory with the source of Atoll at an earlier commit of its git
+// repository, for [NewRelease]. It is kept in the cache.
+func SourceAt(ctx context.Context, commit string) (string, error) {
+	source, err := sourceDir(ctx)
+	if err != nil {
+		return "", err
+	}
+	cache, err := binaries.CacheDir()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, "source", commit)
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	cmd := exec.CommandContext(ctx, "git", "-C", source, "archive", commit)
+	var content, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &content, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("reading commit %s of %s: %w: %s (a clone without it needs git fetch --unshallow)", commit, source, err, strings.TrimSpace(errs.String()))
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return "", fmt.Errorf("keeping the source of commit %s: %w", commit, err)
+	}
+	unpacked, err := os.MkdirTemp(filepath.Dir(dir), "unpacking-")
+	if err != nil {
+		return "", fmt.Errorf("keeping the source of commit %s: %w", commit, err)
+	}
+	defer os.RemoveAll(unpacked) // it is gone if all went well
+	if err := unpack(&content, unpacked); err != nil {
+		return "", fmt.Errorf("unpacking commit %s: %w", commit, err)
+	}
+	if err := os.Rename(unpacked, dir); err != nil {
+		if _, exists := os.Stat(dir); exists == nil {
+			return dir, nil // another process was faster
+		}
+		return "", fmt.Errorf("keeping the source of commit %s: %w", commit, err)
+	}
+	return dir, nil
+}
+
+// unpack writes the directories and files of a tar into an empty directory.
+func unpack(from io.Reader, dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for r := tar.NewReader(from); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch header.Typeflag {
+		case tar.TypeDir:
+			err = root.MkdirAll(filepath.Clean(header.Name), 0o755)
+		case tar.TypeReg:
+			var content []byte
+			if content, err = io.ReadAll(r); err == nil {
+				err = root.WriteFile(header.Name, content, header.FileInfo().Mode().Perm())
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/atoll-k8s/atoll/devcluster"
+)
+
+// creation creates pods all the time: twice in a second one without a policy, and one of the
+// example, whose Deployment replaces a pod that is deleted. It sees all states of the example's
+// pods that the API server tells.
+type creation struct {
+	cancel context.CancelFunc
+	ended  sync.WaitGroup
+
+	mu      sync.Mutex
+	wrong   []string
+	created int           // pods of both sorts
+	longest time.Duration // of the creation of a pod
+}
+
+// plain is the name of the namespace of the pods without a policy, of which the last few stay.
+const (
+	plain     = "plain"
+	keepPlain = 4
+)
+
+func (r *rig) createPods() *creation {
+	r.Helper()
+	kube, err := kubernetes.NewForConfig(r.AdminConfig())
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.kubectl("create", "namespace", plain)
+	ctx, cancel := context.WithCancel(r.Context())
+	c := &creation{cancel: cancel}
+	factory := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace("default"))
+	judge := func(obj any) {
+		if pod, ok := obj.(*corev1.Pod); ok {
+			c.judge(r, pod)
+		}
+	}
+	if _, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: judge, UpdateFunc: func(_, obj any) { judge(obj) },
+	}); err != nil {
+		r.Fatal(err)
+	}
+	factory.Start(ctx.Done())
+	c.ended.Go(func() {
+		<-ctx.Done()
+		factory.Shutdown()
+	})
+	c.ended.Go(func() {
+		for i := 0; ; i++ {
+			if err := c.round(ctx, kube, i); err != nil && ctx.Err() == nil {
+				c.fail("%v", err)
+			}
+			if wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, time.Second, false, func(context.Context) (bool, error) { return true, nil }) != nil {
+				return
+			}
+		}
+	})
+	return c
+}
+
+func (c *creation) fail(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if text := fmt.Sprintf(format, args...); !slices.Contains(c.wrong, text) {
+		c.wrong = append(c.wrong, text)
+	}
+}
+
+// judge checks that a pod of the example is only bound in its group, and with its image.
+func (c *creation) judge(r *rig, pod *corev1.Pod) {
+	if pod.Spec.NodeName == "" {
+		return
+	}
+	site := siteOf(pod.Spec.NodeName)
+	if image := pod.Spec.Containers[0].Image; image != r.image(site) {
+		c.fail("pod %s is bound to %s with the image %s", pod.Name, pod.Spec.NodeName, image)
+	}
+	for _, s := range pod.Status.ContainerStatuses {
+		if s.RestartCount > 0 || (s.State.Running != nil || s.State.Terminated != nil) && s.Image != r.image(site) {
+			c.fail("a container of pod %s on %s runs %s, restarted %d times", pod.Name, pod.Spec.NodeName, s.Image, s.RestartCount)
+		}
+	}
+}
+
+// round creates a pod of each sort.
+func (c *creation) round(ctx context.Context, kube kubernetes.Interface, i int) error {
+	name := func(i int) string { return fmt.Sprintf("plain-%d", i) }
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name(i)}, Spec: corev1.PodSpec{
+		Containers: []corev1.Container{{Name: "pause", Image: devcluster.PauseImage, ImagePullPolicy: corev1.PullNever}},
+	}}
+	began := time.Now()
+	if _, err := kube.CoreV1().Pods(plain).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("creating a pod without a policy: %w", err)
+	}
+	c.mu.Lock()
+	c.created++
+	c.longest = max(c.longest, time.Since(began))
+	c.mu.Unlock()
+	if i >= keepPlain {
+		if err := kube.CoreV1().Pods(plain).Delete(ctx, name(i-keepPlain), metav1.DeleteOptions{}); err != nil {
+			return fmt.Errorf("deleting a pod without a policy: %w", err)
+		}
+	}
+	list, err := kube.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=nginx"})
+	if err != nil {
+		return fmt.Errorf("listing the pods of the example: %w", err)
+	}
+	slices.SortFunc(list.Items, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	for _, pod := range list.Items {
+		if pod.DeletionTimestamp == nil && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].Ready {
+			c.mu.Lock()
+			c.created++ // by its ReplicaSet
+			c.mu.Unlock()
+			if err := kube.CoreV1().Pods("default").Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
+				return fmt.Errorf("deleting a pod of the example: %w", err)
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// stop ends it, waits until the pods without a policy run, and fails the test if anything was
+// wrong.
+func (c *creation) stop(r *rig) {
+	r.Helper()
+	c.cancel()
+	c.ended.Wait()
+	for _, wrong := range c.wrong {
+		r.Error(wrong)
+	}
+	r.Logf("%d pods were created, the slowest in %s", c.created, c.longest.Round(time.Millisecond))
+	r.eventually("pods without a policy run", func() error {
+		running := 0
+		for _, pod := range r.pods(plain, "") {
+			if pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodRunning {
+				running++
+			}
+		}
+		if running != keepPlain {
+			return fmt.Errorf("%d run, want %d", running, keepPlain)
+		}
+		return nil
+	})
+	r.kubectl("delete", "namespace", plain)
+}
