@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -116,6 +117,24 @@ type parts struct {
 	Created  string
 }
 
+// contentOf returns the paths of the files of an image.
+func contentOf(t *testing.T, image v1.Image) []string {
+	t.Helper()
+	content := mutate.Extract(image)
+	defer content.Close()
+	var out []string
+	for r := tar.NewReader(content); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, header.Name)
+	}
+}
+
 // TestPush: the index has both platforms, each with its program and labels, and its digest does
 // not depend on the directory of the source.
 func TestPush(t *testing.T) {
@@ -164,20 +183,8 @@ func TestPush(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := parts{
-				Revision: file.Config.Labels["org.opencontainers.image.revision"], Version: file.Config.Labels["org.opencontainers.image.version"],
+				Files: contentOf(t, image), Revision: file.Config.Labels["org.opencontainers.image.revision"], Version: file.Config.Labels["org.opencontainers.image.version"],
 				Created: file.Created.Format("2006-01-02 15:04:05"),
-			}
-			content := mutate.Extract(image)
-			defer content.Close()
-			for r := tar.NewReader(content); ; {
-				header, err := r.Next()
-				if errors.Is(err, io.EOF) {
-					break
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				p.Files = append(p.Files, header.Name)
 			}
 			got[entry.Platform.String()] = p
 		}
