@@ -22,7 +22,7 @@ TESTFLAGS ?=
 # go test caches results by the files of a module. Some tests read the chart or build
 # programs outside of their module.
 UNCACHED := -count=1
-# The image that make image builds and make manifest installs.
+# The image that make image builds and make manifest installs. -push needs a registry in it.
 IMAGE ?= atoll-k8s/atoll-manager:$(shell awk '$$1 == "appVersion:" { gsub(/"/, "", $$2); print $$2 }' charts/atoll/Chart.yaml)
 # The package that make mutate changes; unset, all pure ones.
 PKG ?=
@@ -99,8 +99,8 @@ build: ## Build the programs into bin/.
 	go build -trimpath -o bin/ ./cmd/...
 
 .PHONY: image
-image: ## Build the image of atoll-manager with docker buildx: IMAGE is its name, ARGS are passed to buildx.
-	hack/image.sh $(IMAGE) $(ARGS)
+image: ## Build the image of atoll-manager into a tar file in dist/: IMAGE is its name; ARGS=-push pushes it instead.
+	@cd hack/chart && go run ./cmd/image -source $(CURDIR) -image '$(IMAGE)' $(ARGS)
 
 .PHONY: manifest
 manifest: ## Render the chart into dist/install.yaml: IMAGE is the image of atoll-manager, ARGS may contain -set key=value.
@@ -139,7 +139,7 @@ chart: ## Lint the Helm chart, render it and decode the result strictly.
 	cd hack/chart && go test $(UNCACHED) $(TESTFLAGS) ./...
 
 .PHONY: image-check
-image-check: ## Run atoll-manager, built as for its image, in an empty file system (Linux).
+image-check: ## Build the image of atoll-manager and run the program from its content, in an empty file system (Linux).
 	hack/image-check.sh
 
 ##@ Parts of test

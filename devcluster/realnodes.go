@@ -162,7 +162,7 @@ func (c *Cluster) buildNodePrograms(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return images.Save(c.pauseTar(), map[string]v1.Image{PauseImage: pause})
+	return images.Save(c.pauseTar(), map[string][]v1.Image{PauseImage: {pause}})
 }
 
 func (c *Cluster) pauseTar() string { return filepath.Join(c.record.Dir, "bin", "pause.tar") }
@@ -503,7 +503,7 @@ func (c *Cluster) NodeLogPath(node, program string) string {
 	return filepath.Join(c.nodeDir(node), "logs", program+".log")
 }
 
-// LoadImages loads images of a tar file, as `docker save` and OCI tools write it, into real
+// LoadImages loads images of a tar file, as [images.Save] and `docker save` write it, into real
 // nodes.
 func (c *Cluster) LoadImages(ctx context.Context, tar string, nodes ...string) error {
 	for _, node := range nodes {

@@ -1,21 +1,32 @@
 #!/usr/bin/env bash
-# Builds atoll-manager as for the image and runs it in an empty root file system,
-# as the image's user. Needs Linux, and root or user namespaces.
+# Makes the image of atoll-manager for this machine and runs the program from its content, in an
+# empty root file system and as the image's user. Needs Linux, and root or user namespaces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
-chmod 755 "$root"
-hack/build-static.sh ./cmd/atoll-manager "$root/atoll-manager"
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+chmod 755 "$dir"
+mkdir "$dir/layout" "$dir/root"
+(cd hack/chart && go run ./cmd/image -source ../.. -image check/atoll-manager:0 -platforms "linux/$(go env GOHOSTARCH)" -o "$dir/image.tar")
+tar -xf "$dir/image.tar" -C "$dir/layout"
 
-user=$(awk '$1 == "USER" { print $2 }' Dockerfile)
-entrypoint=$(sed -n 's/^ENTRYPOINT \["\(.*\)"\]$/\1/p' Dockerfile)
+# blobs <file> prints the files of the blobs that a file of the layout names, in its order.
+blobs() {
+	grep -o '"sha256:[0-9a-f]*"' "$1" | sed "s|\"sha256:\(.*\)\"|$dir/layout/blobs/sha256/\1|"
+}
+index=$(blobs "$dir/layout/index.json")
+manifest=$(blobs "$index")
+{ read -r config; read -r layer; } < <(blobs "$manifest")
+tar -xzf "$layer" -C "$dir/root"
+
+user=$(sed -n 's/.*"User":"\([0-9:]*\)".*/\1/p' "$config")
+entrypoint=$(sed -n 's/.*"Entrypoint":\["\([^"]*\)"\].*/\1/p' "$config")
 if [ "$(id -u)" = 0 ]; then
-	enter=(chroot --userspec="$user" "$root")
+	enter=(chroot --userspec="$user" "$dir/root")
 else
-	enter=(unshare --map-root-user chroot "$root")
+	enter=(unshare --map-root-user chroot "$dir/root")
 fi
 help=$("${enter[@]}" "$entrypoint" --help 2>&1)
 grep -q -- '-scheduler-name' <<<"$help" || { echo "atoll-manager --help in an empty root said: $help" >&2; exit 1; }
-echo "image-check: $entrypoint runs in an empty root as ${user}, $(du -k "$root/atoll-manager" | cut -f1) KiB"
+echo "image-check: $entrypoint runs in an empty root as ${user}; the image has $(ls "$dir/root" | paste -sd ' ' -), $(du -k "$layer" | cut -f1) KiB compressed"

@@ -58,7 +58,9 @@ func NewRelease(ctx context.Context, c *devcluster.Cluster, source string, log i
 	if err != nil {
 		return nil, err
 	}
-	image, err := images.New(images.Spec{Programs: map[string]string{"/atoll-manager": binary}, Entrypoint: []string{"/atoll-manager"}, Architecture: runtime.GOARCH})
+	image, err := images.New(images.Manager{
+		Program: binary, License: filepath.Join(source, "LICENSE"), Architecture: runtime.GOARCH, Version: r.chart.AppVersion(),
+	}.Spec())
 	if err != nil {
 		return nil, err
 	}
@@ -72,9 +74,9 @@ func NewRelease(ctx context.Context, c *devcluster.Cluster, source string, log i
 	}
 	tag := digest.Hex[:12]
 	tar := filepath.Join(c.Dir(), "bin", "atoll-manager-"+tag+".tar")
-	if err := images.Save(tar, map[string]v1.Image{
-		"devcluster.local/atoll-manager:" + tag:                        image,
-		"registry.k8s.io/kube-scheduler:" + binaries.KubernetesVersion: scheduler, // as the chart names it
+	if err := images.Save(tar, map[string][]v1.Image{
+		"devcluster.local/atoll-manager:" + tag:                        {image},
+		"registry.k8s.io/kube-scheduler:" + binaries.KubernetesVersion: {scheduler}, // as the chart names it
 	}); err != nil {
 		return nil, err
 	}

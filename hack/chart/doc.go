@@ -4,4 +4,7 @@
 //
 // It is a module of its own, so that neither Helm nor the API server's library is a
 // dependency of the product. It does not import the product's Go code.
+//
+// The commands below it make what an installation needs: cmd/manifest the file with the objects
+// of the chart, cmd/image the image.
 package chart
