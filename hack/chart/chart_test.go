@@ -107,6 +107,33 @@ func TestPodsRunUnderRestrictedPodSecurity(t *testing.T) {
 	}
 }
 
+// TestAffinityOfTheValues: it is used, and one without a pod anti-affinity keeps the spread over
+// zones.
+func TestAffinityOfTheValues(t *testing.T) {
+	node := map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": map[string]any{"nodeSelectorTerms": []any{
+		map[string]any{"matchExpressions": []any{map[string]any{"key": "a", "operator": "Exists"}}},
+	}}}
+	for _, tc := range []struct {
+		name  string
+		value map[string]any
+		terms int
+	}{
+		{"none", map[string]any{}, 1},
+		{"of nodes", map[string]any{"nodeAffinity": node}, 1},
+		{"of pods", map[string]any{"nodeAffinity": node, "podAntiAffinity": map[string]any{}}, 0},
+	} {
+		values := isolated("affinity", tc.value)
+		values["manager"] = map[string]any{"affinity": tc.value}
+		got := render(t, load(t), values)
+		for _, key := range []string{"Deployment/atoll-manager", "Deployment/atoll-scheduler"} {
+			affinity := get[*appsv1.Deployment](t, got, key).Spec.Template.Spec.Affinity
+			if n := len(affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution); n != tc.terms || (affinity.NodeAffinity != nil) != (tc.value["nodeAffinity"] != nil) {
+				t.Errorf("%s, affinity %s: %d terms for pods, for nodes %v", key, tc.name, n, affinity.NodeAffinity)
+			}
+		}
+	}
+}
+
 // TestDrainsTakeOneReplicaAtATime: each Deployment has a disruption budget that selects
 // its pods, and spreads them.
 func TestDrainsTakeOneReplicaAtATime(t *testing.T) {
@@ -116,11 +143,22 @@ func TestDrainsTakeOneReplicaAtATime(t *testing.T) {
 		budget := get[*policyv1.PodDisruptionBudget](t, got, "PodDisruptionBudget/"+name)
 		pod := labels.Set(deployment.Spec.Template.Labels)
 		selectors := map[string]*metav1.LabelSelector{"the Deployment": deployment.Spec.Selector, "the budget": budget.Spec.Selector}
-		for _, spread := range deployment.Spec.Template.Spec.TopologySpreadConstraints {
+		spec := deployment.Spec.Template.Spec
+		for _, spread := range spec.TopologySpreadConstraints {
 			selectors["the spread over "+spread.TopologyKey] = spread.LabelSelector
+			if !slices.Equal(spread.MatchLabelKeys, []string{appsv1.DefaultDeploymentUniqueLabelKey}) {
+				t.Errorf("%s: pods of other revisions count for the spread over %s", name, spread.TopologyKey)
+			}
 		}
-		if len(selectors) != 4 {
-			t.Errorf("%s: pods spread over %d things, want hosts and zones", name, len(selectors)-2)
+		// With a second key kube-scheduler would score no node that lacks its label.
+		if len(spec.TopologySpreadConstraints) != 1 || spec.TopologySpreadConstraints[0].TopologyKey != corev1.LabelHostname {
+			t.Errorf("%s: pods are spread by %+v, want hosts only", name, spec.TopologySpreadConstraints)
+		}
+		for _, term := range spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
+			selectors["the anti-affinity for "+term.PodAffinityTerm.TopologyKey] = term.PodAffinityTerm.LabelSelector
+		}
+		if selectors["the anti-affinity for "+corev1.LabelTopologyZone] == nil {
+			t.Errorf("%s: pods are not spread over zones", name)
 		}
 		for what, s := range selectors {
 			selector, err := metav1.LabelSelectorAsSelector(s)

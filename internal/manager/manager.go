@@ -131,6 +131,9 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	if err := p.keeper.Ensure(ctx); err != nil {
 		return fmt.Errorf("preparing certificates: %w", err)
 	}
+	if err := awaitKinds(ctx, p.client.Discovery().ServerResourcesForGroupVersion, ownKinds(c.Pools), ctrl.Log); err != nil {
+		return err
+	}
 	if p.mgr, err = p.newManager(config); err != nil {
 		return err
 	}

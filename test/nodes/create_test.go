@@ -17,9 +17,9 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// creation creates pods all the time: twice in a second one without a policy, and one of the
-// example, whose Deployment replaces a pod that is deleted. It sees all states of the example's
-// pods that the API server tells.
+// creation creates pods all the time, in each round one without a policy, and one of the example,
+// whose Deployment replaces a pod that is deleted. It sees all states of the example's pods that
+// the API server tells.
 type creation struct {
 	cancel context.CancelFunc
 	ended  sync.WaitGroup
@@ -30,10 +30,12 @@ type creation struct {
 	longest time.Duration // of the creation of a pod
 }
 
-// plain is the name of the namespace of the pods without a policy, of which the last few stay.
 const (
+	// betweenRounds leaves two CPUs time for other things than to start and end containers.
+	betweenRounds = 2 * time.Second
+	// plain is the namespace of the pods without a policy, of which the last keepPlain stay.
 	plain     = "plain"
-	keepPlain = 4
+	keepPlain = 3
 )
 
 func (r *rig) createPods() *creation {
@@ -62,14 +64,13 @@ func (r *rig) createPods() *creation {
 		factory.Shutdown()
 	})
 	c.ended.Go(func() {
-		for i := 0; ; i++ {
+		i := 0
+		wait.UntilWithContext(ctx, func(ctx context.Context) {
 			if err := c.round(ctx, kube, i); err != nil && ctx.Err() == nil {
 				c.fail("%v", err)
 			}
-			if wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, time.Second, false, func(context.Context) (bool, error) { return true, nil }) != nil {
-				return
-			}
-		}
+			i++
+		}, betweenRounds)
 	})
 	return c
 }

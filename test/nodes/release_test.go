@@ -15,10 +15,10 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// earlier is the commit from which Atoll is upgraded: the last one before its rights were
-// bounded by ValidatingAdmissionPolicies and its ports by turns, so that an upgrade changes
+// earlier is the commit from which Atoll is upgraded: before its rights were bounded by
+// ValidatingAdmissionPolicies and its ports by turns, so that an upgrade changes
 // most objects of the chart.
-const earlier = "e84c5f502288bdbb19eb6f7117cf54bdb911b539"
+const earlier = "fad3094b620ee290aa210ce9838f62c2388cc808"
 
 // groups are the files of the example.
 func groups(file string) string { return filepath.Join("..", "..", "examples", "groups", file) }

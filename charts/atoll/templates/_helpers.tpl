@@ -46,18 +46,29 @@ An image; a digest has priority over a tag. Takes a dict of image and defaultTag
 {{- end }}
 
 {{/*
-Spreads the pods of a Deployment over hosts and zones; takes a dict of root and the name of the
-template of their labels.
+The spread of replicas over hosts. Only pods of the same revision count: in a rolling update
+the old ones leave, and the new ones must not end up where those were not.
 */}}
 {{- define "atoll.spread" -}}
-{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
-- topologyKey: {{ . }}
+- topologyKey: kubernetes.io/hostname
   maxSkew: 1
   whenUnsatisfiable: ScheduleAnyway
+  matchLabelKeys: [pod-template-hash]
   labelSelector:
     matchLabels:
-      {{- include $.labels $.root | nindent 6 }}
+      {{- include .labels .root | nindent 6 }}
 {{- end }}
+
+{{/*
+The affinity of replicas: they are spread over zones, unless the values have a pod anti-affinity
+of their own. This is no topology spread, because kube-scheduler scores no node by one if the
+node lacks the label of any of its keys, and many clusters have no zones.
+*/}}
+{{- define "atoll.affinity" -}}
+{{- $labels := fromYaml (include .labels .root) }}
+{{- $zones := dict "weight" 100 "podAffinityTerm" (dict "topologyKey" "topology.kubernetes.io/zone" "matchLabelKeys" (list "pod-template-hash") "labelSelector" (dict "matchLabels" $labels)) }}
+{{- $default := dict "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list $zones)) }}
+{{- merge (deepCopy .affinity) (hasKey .affinity "podAntiAffinity" | ternary (dict) $default) | toYaml }}
 {{- end }}
 
 {{/*

@@ -1,0 +1,79 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+)
+
+const (
+	// servedWithin bounds the wait for the manager's own kinds. It is less than what the
+	// chart's startup probe allows, so that the error is in the log of the container.
+	servedWithin = 100 * time.Second
+	// servedInterval is the time between two questions for them.
+	servedInterval = 500 * time.Millisecond
+)
+
+// listKinds asks the API server for the kinds of a group and version.
+type listKinds func(groupVersion string) (*metav1.APIResourceList, error)
+
+// ownKinds are the kinds without which the manager cannot start.
+func ownKinds(pools bool) []schema.GroupVersionKind {
+	kinds := []schema.GroupVersionKind{
+		gm.GroupVersion.WithKind("NodeGroup"), gm.GroupVersion.WithKind("PropagationPolicy"), gm.GroupVersion.WithKind("OverridePolicy"),
+	}
+	if pools {
+		kinds = append(kinds, apps.GroupVersion.WithKind("NodePool"), apps.GroupVersion.WithKind("UnitedDeployment"))
+	}
+	return kinds
+}
+
+// awaitKinds waits until the API server serves the kinds. An installation creates their
+// CustomResourceDefinitions together with the Deployment of the manager, and the API server
+// serves a kind moments after it has its definition.
+func awaitKinds(ctx context.Context, list listKinds, kinds []schema.GroupVersionKind, log logr.Logger) error {
+	var missing error
+	told := false
+	err := wait.PollUntilContextTimeout(ctx, servedInterval, servedWithin, true, func(context.Context) (bool, error) {
+		missing = nil
+		for _, kind := range kinds {
+			if missing = serves(list, kind); missing != nil {
+				break
+			}
+		}
+		if missing != nil && !told {
+			told = true
+			log.Info("Waiting for the CustomResourceDefinitions of Atoll", "reason", missing.Error())
+		}
+		return missing == nil, nil
+	})
+	if missing != nil {
+		return fmt.Errorf("waiting for the CustomResourceDefinitions of Atoll (the chart installs them unless crds.install is false): %w", missing)
+	}
+	return err
+}
+
+// serves returns nil if the API server serves a kind.
+func serves(list listKinds, kind schema.GroupVersionKind) error {
+	served, err := list(kind.GroupVersion().String())
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("asking for the kinds of %s: %w", kind.GroupVersion(), err)
+	}
+	if err == nil {
+		for i := range served.APIResources {
+			if served.APIResources[i].Kind == kind.Kind {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("the API server does not serve %s in %s", kind.Kind, kind.GroupVersion())
+}
