@@ -22,6 +22,10 @@ func SourceAt(ctx context.Context, commit string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return sourceAt(ctx, source, commit)
+}
+
+func sourceAt(ctx context.Context, repository, commit string) (string, error) {
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err
@@ -30,11 +34,11 @@ func SourceAt(ctx context.Context, commit string) (string, error) {
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil
 	}
-	cmd := exec.CommandContext(ctx, "git", "-C", source, "archive", commit)
+	cmd := exec.CommandContext(ctx, "git", "-C", repository, "archive", commit)
 	var content, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &content, &errs
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("reading commit %s of %s: %w: %s (a clone without it needs git fetch --unshallow)", commit, source, err, strings.TrimSpace(errs.String()))
+		return "", fmt.Errorf("reading commit %s of %s: %w: %s (a clone without it needs git fetch --unshallow)", commit, repository, err, strings.TrimSpace(errs.String()))
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return "", fmt.Errorf("keeping the source of commit %s: %w", commit, err)

@@ -29,14 +29,14 @@ func groups(file string) string { return filepath.Join("..", "..", "examples", "
 // workloads meet what happens to nodes.
 func TestTheChartOnRealNodes(t *testing.T) {
 	r := newRig(t)
+	for site := range sites {
+		r.registry(site)
+		r.push(site, r.tags[site])
+	}
 	before, now := r.release(earlier), r.release("")
 	r.part("installed at an earlier commit", func(r *rig) {
 		r.changes("installed", func() error { return before.Install(r.Context(), nil) })
 		r.replicas("atoll-manager", 2)
-		for site := range sites {
-			r.registry(site)
-			r.push(site, r.tags[site])
-		}
 		r.apply(groups("01-nodegroups.yaml"), groups("02-policies.yaml"), r.labelled(groups("deployment.yaml")))
 		r.example()
 		for site, p := range r.registries {
@@ -64,6 +64,7 @@ func TestTheChartOnRealNodes(t *testing.T) {
 		r.changes("Isolated", func() error { return now.Upgrade(r.Context(), isolated) })
 		r.replicas("atoll-manager", 2)
 		r.replicas("atoll-scheduler", 2)
+		r.late()
 		r.changes("Pinned", now.Rollback)
 		r.replicas("atoll-manager", 2)
 	})

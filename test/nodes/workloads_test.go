@@ -15,6 +15,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
 // requiring returns the metadata of a workload that requires the policies of the example.
@@ -40,6 +41,34 @@ func (r *rig) create(objects ...client.Object) {
 			r.Fatal(err)
 		}
 	}
+}
+
+// late runs a Deployment whose pods get their group from the second kube-scheduler, by the extender
+// at the name of its Service.
+func (r *rig) late() {
+	r.Helper()
+	policy := &gm.PropagationPolicy{}
+	if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "nginx-propagationpolicy"}, policy); err != nil {
+		r.Fatal(err)
+	}
+	policy.ObjectMeta = metav1.ObjectMeta{Namespace: "default", Name: "late"}
+	policy.Spec.Assignment = gm.AssignmentLate
+	pods := template("late", corev1.Container{})
+	deployment := &appsv1.Deployment{ObjectMeta: requiring("late"), Spec: appsv1.DeploymentSpec{
+		Replicas: new(int32(5)), Template: pods, Selector: &metav1.LabelSelector{MatchLabels: pods.Labels},
+	}}
+	deployment.Labels[gm.RequiredPropagationPolicyLabel] = policy.Name
+	r.create(policy, deployment)
+	r.eventually("the second kube-scheduler places pods", func() error {
+		list := r.pods("default", "late")
+		for _, pod := range list {
+			if pod.Spec.SchedulerName != atoll.Scheduler {
+				r.Fatalf("pod %s is one of %s", pod.Name, pod.Spec.SchedulerName)
+			}
+		}
+		return r.divided(list)
+	})
+	r.kubectl("delete", "deployment/late", "propagationpolicy/late")
 }
 
 // testEditedImage: an edit of the image of a site restarts each container there once, in its pod.

@@ -1,0 +1,61 @@
+package atoll
+
+import (
+	"archive/tar"
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/atoll-k8s/atoll/devcluster/binaries"
+)
+
+// TestSourceAt: the source of a commit is unpacked once, and an unknown commit is named with the
+// way out.
+func TestSourceAt(t *testing.T) {
+	repository := filepath.Join("..", "..")
+	t.Setenv(binaries.CacheDirEnv, t.TempDir())
+	dir, err := sourceAt(t.Context(), repository, "HEAD")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"go.mod", filepath.Join("charts", "atoll", "Chart.yaml")} {
+		if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
+			t.Error(err)
+		}
+	}
+	marker := filepath.Join(dir, "marker")
+	if err := os.WriteFile(marker, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := sourceAt(t.Context(), repository, "HEAD"); err != nil || again != dir {
+		t.Errorf("the second time it is in %s, %v", again, err)
+	}
+	if _, err := os.Stat(marker); err != nil {
+		t.Errorf("it was unpacked again: %v", err)
+	}
+	const unknown = "0123456789012345678901234567890123456789"
+	if _, err := sourceAt(t.Context(), repository, unknown); err == nil || !strings.Contains(err.Error(), unknown) || !strings.Contains(err.Error(), "git fetch --unshallow") {
+		t.Errorf("an unknown commit: %v", err)
+	}
+}
+
+// TestUnpackStaysInItsDirectory: a path that leads out is refused.
+func TestUnpackStaysInItsDirectory(t *testing.T) {
+	var content bytes.Buffer
+	w := tar.NewWriter(&content)
+	if err := w.WriteHeader(&tar.Header{Name: "../out", Typeflag: tar.TypeReg, Mode: 0o644}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "in")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unpack(&content, dir); err == nil {
+		t.Error("a file outside of the directory is written")
+	}
+}
