@@ -500,33 +500,6 @@ func (c *Cluster) NodeLogPath(node, program string) string {
 	return filepath.Join(c.nodeDir(node), "logs", program+".log")
 }
 
-// LoadImages loads images of a tar file, as `docker save` and OCI tools write it, into real
-// nodes.
-func (c *Cluster) LoadImages(ctx context.Context, tar string, nodes ...string) error {
-	for _, node := range nodes {
-		if _, err := c.RunOn(ctx, node, filepath.Join(c.record.NodesDir, "ctr"), "--address="+containerdSocket, "--namespace=k8s.io", "images", "import", "--local", tar); err != nil {
-			return fmt.Errorf("loading %s into node %q: %w", tar, node, err)
-		}
-	}
-	return nil
-}
-
-// ServerAddress is the address of the API server. Real nodes reach programs of this machine that
-// listen there.
-func (c *Cluster) ServerAddress() string { return c.serverAddress() }
-
-// UseRegistry makes real nodes pull images of a registry's host name from the server at url,
-// such as "http://10.160.0.1:5000", also if they have others by then.
-func (c *Cluster) UseRegistry(host, url string, nodes ...string) error {
-	text := fmt.Sprintf("server = %[1]q\n[host.%[1]q]\n  capabilities = [\"pull\", \"resolve\"]\n", url)
-	for _, node := range nodes {
-		if err := writeConfig(filepath.Join(c.nodeDir(node), "registries", host, "hosts.toml"), []byte(text)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // RunOn runs a program in the namespaces of a real node and returns its output.
 func (c *Cluster) RunOn(ctx context.Context, node, path string, args ...string) (string, error) {
 	p, err := c.readProcess(node)
