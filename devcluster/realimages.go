@@ -19,7 +19,7 @@ const ImageRegistry = "image-registry"
 // nodes.
 func (c *Cluster) LoadImages(ctx context.Context, tar string, nodes ...string) error {
 	for _, node := range nodes {
-		if _, err := c.RunOn(ctx, node, filepath.Join(c.record.NodesDir, "ctr"), "--address="+containerdSocket, "--namespace=k8s.io", "images", "import", "--local", tar); err != nil {
+		if _, err := c.ctr(ctx, node, "images", "import", "--local", tar); err != nil {
 			return fmt.Errorf("loading %s into node %q: %w", tar, node, err)
 		}
 	}

@@ -130,8 +130,7 @@ func (r *rig) get(from, url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ctr := filepath.Join(r.record.NodesDir, "ctr")
-	return r.RunOn(r.Context(), from, ctr, "--address="+containerdSocket, "--namespace=k8s.io", "tasks", "exec", "--exec-id", fmt.Sprint("get-", time.Now().UnixNano()), id, "/pause", "get", url)
+	return r.ctr(r.Context(), from, "tasks", "exec", "--exec-id", fmt.Sprint("get-", time.Now().UnixNano()), id, "/pause", "get", url)
 }
 
 // container returns the id of the container of a pod.
@@ -172,6 +171,7 @@ func TestRealNodes(t *testing.T) {
 	part("Services", (*rig).testServices)
 	part("legs", (*rig).testLegs)
 	part("programs", (*rig).testPrograms)
+	part("containers", (*rig).testContainers)
 	part("power", (*rig).testPower)
 	part("nothing is left", (*rig).testNothingIsLeft)
 }
@@ -292,6 +292,43 @@ func (r *rig) testPrograms() {
 	r.eventually("its pod is Ready", func() error { return r.podReady("a-1") })
 	if after, err := r.container("a-1"); err != nil || after != before {
 		r.Errorf("the container is another one: %s and %s, %v", before, after, err)
+	}
+}
+
+// testContainers: a container that was paused does not answer, and one that was killed is started
+// again.
+func (r *rig) testContainers() {
+	if err := r.PauseContainer(r.Context(), "default", "a-1", "web"); err != nil {
+		r.Fatal(err)
+	}
+	if out, err := r.get("a-0", r.url("a-1")); err == nil {
+		r.Errorf("a paused container answers %q", out)
+	}
+	if err := r.ResumeContainer(r.Context(), "default", "a-1", "web"); err != nil {
+		r.Fatal(err)
+	}
+	if out, err := r.get("a-0", r.url("a-1")); err != nil || out != "a-1" {
+		r.Errorf("after it was resumed the container answers %q, %v", out, err)
+	}
+	if err := r.KillContainer(r.Context(), "default", "a-1", "web"); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the container was started again", func() error {
+		pod, err := r.pod("a-1")
+		if err != nil {
+			return err
+		}
+		s := pod.Status.ContainerStatuses[0]
+		if s.RestartCount != 1 || s.LastTerminationState.Terminated == nil || s.LastTerminationState.Terminated.ExitCode != 128+int32(syscall.SIGKILL) {
+			return fmt.Errorf("it has restarted %d times, last from %+v", s.RestartCount, s.LastTerminationState)
+		}
+		return r.podReady("a-1")
+	})
+	for container, words := range map[string]string{"a-1/nobody": "the containers of this pod are web", "nobody/web": "not found"} {
+		pod, name, _ := strings.Cut(container, "/")
+		if err := r.KillContainer(r.Context(), "default", pod, name); err == nil || !strings.Contains(err.Error(), words) {
+			r.Errorf("killing container %s: %v, want %q", container, err, words)
+		}
 	}
 }
 
