@@ -154,8 +154,9 @@ func (c *Cluster) buildNodePrograms(ctx context.Context) error {
 	if err := os.Symlink(nodeProgram, filepath.Join(dir, realnode.RuncName)); err != nil {
 		return fmt.Errorf("building the programs of real nodes: %w", err)
 	}
+	program := filepath.Join(dir, pauseProgram)
 	pause, err := images.New(images.Spec{
-		Programs: map[string]string{"/pause": filepath.Join(dir, pauseProgram)}, Entrypoint: []string{"/pause"}, Architecture: runtime.GOARCH,
+		Programs: map[string]string{"/pause": program, "/tar": program}, Entrypoint: []string{"/pause"}, Architecture: runtime.GOARCH,
 	})
 	if err != nil {
 		return err

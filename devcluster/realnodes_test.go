@@ -1,10 +1,13 @@
 package devcluster
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,8 +55,9 @@ func newRig(t *testing.T) *rig {
 	for _, node := range rigNodes {
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{"app": "web"}},
-			Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{
-				Name: "web", Image: PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever,
+			Spec: corev1.PodSpec{NodeName: node, Volumes: []corev1.Volume{{Name: "files"}}, Containers: []corev1.Container{{
+				VolumeMounts: []corev1.VolumeMount{{Name: "files", MountPath: "/files"}}, // an emptyDir, for kubectl cp
+				Name:         "web", Image: PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever,
 				SecurityContext: &corev1.SecurityContext{
 					RunAsNonRoot: new(true), ReadOnlyRootFilesystem: new(true), AllowPrivilegeEscalation: new(false),
 					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
@@ -109,12 +113,16 @@ func (r *rig) nodeReady(name string, want corev1.ConditionStatus) func() error {
 	}
 }
 
+func (r *rig) kubectlCommand(ctx context.Context, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, r.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + r.KubeconfigPath()}, args...)...)
+}
+
 // kubectl runs kubectl and returns what it prints.
 func (r *rig) kubectl(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
 	defer cancel()
 	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, r.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + r.KubeconfigPath()}, args...)...)
+	cmd := r.kubectlCommand(ctx, args...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
 	if err != nil {
@@ -176,7 +184,7 @@ func TestRealNodes(t *testing.T) {
 	part("nothing is left", (*rig).testNothingIsLeft)
 }
 
-// testPeople: logs, exec and port-forward reach the kubelet.
+// testPeople: logs, exec, cp, attach and port-forward reach the kubelet.
 func (r *rig) testPeople() {
 	if out, err := r.kubectl("logs", "a-0"); err != nil || out != "serving as a-0\n" {
 		r.Errorf("the log is %q, %v", out, err)
@@ -186,6 +194,86 @@ func (r *rig) testPeople() {
 	}
 	if out, err := r.kubectl("exec", "a-0", "--", "/pause", "get", "https://kubernetes.default"); err == nil || !strings.Contains(out, "lookup") {
 		r.Errorf("names of Services are resolved: %q", out)
+	}
+	r.testCopy()
+	r.testAttach()
+	r.testPortForward()
+}
+
+// testCopy copies a file into a pod and back.
+func (r *rig) testCopy() {
+	r.Helper()
+	dir := r.TempDir()
+	there, back := filepath.Join(dir, "there"), filepath.Join(dir, "back")
+	if err := os.WriteFile(there, []byte("a file"), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	for _, args := range [][]string{{"cp", there, "a-0:/files/there"}, {"cp", "a-0:/files/there", back}} {
+		if _, err := r.kubectl(args...); err != nil {
+			r.Error(err)
+		}
+	}
+	if content, err := os.ReadFile(back); err != nil || string(content) != "a file" {
+		r.Errorf("the file comes back as %q, %v", content, err)
+	}
+}
+
+// testAttach sends a line to a container that prints it, and ends with its input.
+func (r *rig) testAttach() {
+	r.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "echo"}, Spec: corev1.PodSpec{
+		NodeName: "a-0", RestartPolicy: corev1.RestartPolicyNever,
+		Containers: []corev1.Container{{Name: "echo", Image: PauseImage, Args: []string{"echo"}, ImagePullPolicy: corev1.PullNever, Stdin: true, StdinOnce: true}},
+	}}
+	if _, err := r.client.CoreV1().Pods("default").Create(r.Context(), pod, metav1.CreateOptions{}); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the pod runs", func() error { return r.podReady("echo") })
+	cmd := r.kubectlCommand(r.Context(), "attach", "--stdin", "echo")
+	cmd.Stdin = strings.NewReader("a line\n")
+	if out, err := cmd.Output(); err != nil || string(out) != "a line\n" {
+		r.Errorf("the container prints %q, %v", out, err)
+	}
+	r.eventually("the container has ended with its input", func() error {
+		p, err := r.pod("echo")
+		if err == nil && p.Status.Phase != corev1.PodSucceeded {
+			err = fmt.Errorf("the pod is %s", p.Status.Phase)
+		}
+		return err
+	})
+}
+
+// testPortForward reaches a pod by a port of this machine.
+func (r *rig) testPortForward() {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
+	defer cancel()
+	cmd := r.kubectlCommand(ctx, "port-forward", "b-0", ":8080")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }() // it is killed
+	defer cancel()
+	line, err := bufio.NewReader(out).ReadString('\n') // Forwarding from 127.0.0.1:40123 -> 8080
+	address, _, found := strings.Cut(strings.TrimPrefix(line, "Forwarding from "), " ")
+	if err != nil || !found {
+		r.Fatalf("kubectl port-forward prints %q, %v", line, err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address, nil)
+	if err != nil {
+		r.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer response.Body.Close()
+	if answer, err := io.ReadAll(response.Body); err != nil || string(answer) != "b-0" {
+		r.Errorf("the answer is %q, %v", answer, err)
 	}
 }
 
@@ -324,7 +412,7 @@ func (r *rig) testContainers() {
 		}
 		return r.podReady("a-1")
 	})
-	for container, words := range map[string]string{"a-1/nobody": "the containers of this pod are web", "nobody/web": "not found"} {
+	for container, words := range map[string]string{"a-1/nobody": "the containers of this pod are web", "echo/echo": "does not run", "nobody/web": "not found"} {
 		pod, name, _ := strings.Cut(container, "/")
 		if err := r.KillContainer(r.Context(), "default", pod, name); err == nil || !strings.Contains(err.Error(), words) {
 			r.Errorf("killing container %s: %v, want %q", container, err, words)

@@ -4,6 +4,9 @@
 //	devcluster-pause
 //	devcluster-pause serve <host:port>     answers HTTP requests with the name of the host
 //	devcluster-pause get <url>             prints the answer to an HTTP request, within 5 seconds
+//	devcluster-pause echo                  prints its input
+//
+// Under the name tar it does what kubectl cp needs of that program.
 package main
 
 import (
@@ -12,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -19,6 +23,10 @@ import (
 func main() {
 	var err error
 	switch args := os.Args[1:]; {
+	case filepath.Base(os.Args[0]) == "tar":
+		err = archive(args, os.Stdin, os.Stdout)
+	case len(args) == 1 && args[0] == "echo":
+		_, err = io.Copy(os.Stdout, os.Stdin)
 	case len(args) == 2 && args[0] == "serve":
 		err = serve(args[1])
 	case len(args) == 2 && args[0] == "get":
