@@ -104,6 +104,10 @@ func RealNodesMissing() error {
 
 func controlGroup(cluster string) string { return "atoll-" + cluster }
 
+func (c *Cluster) nodeGroup(node string) string {
+	return filepath.Join(controlGroup(c.record.Name), node)
+}
+
 func (c *Cluster) network() link.Client {
 	return link.Client{Socket: filepath.Join(c.record.Dir, "network.sock")}
 }
@@ -194,7 +198,7 @@ func (c *Cluster) AddRealNodes(ctx context.Context, specs ...RealNodeSpec) error
 }
 
 // startRealNode creates the Node object first, as startHollowNode does.
-func (c *Cluster) startRealNode(ctx context.Context, spec RealNodeSpec) error {
+func (c *Cluster) startRealNode(ctx context.Context, spec RealNodeSpec) (err error) {
 	node, err := c.newNode(spec.NodeSpec)
 	if err != nil {
 		return err
@@ -204,6 +208,11 @@ func (c *Cluster) startRealNode(ctx context.Context, spec RealNodeSpec) error {
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.clearRealNode(context.WithoutCancel(ctx), spec.Name))
+		}
+	}()
 	if err := c.writeNodeFiles(ctx, n, spec.Kubelet); err != nil {
 		return err
 	}
@@ -258,7 +267,7 @@ func (c *Cluster) place(ctx context.Context, spec RealNodeSpec) (*realNode, erro
 		}
 	}
 	base := info.Range.Addr().As4()
-	n := &realNode{Config: realnode.Config{Name: spec.Name, Dir: c.nodeDir(spec.Name), CGroup: filepath.Join(controlGroup(c.record.Name), spec.Name)}}
+	n := &realNode{Config: realnode.Config{Name: spec.Name, Dir: c.nodeDir(spec.Name), CGroup: c.nodeGroup(spec.Name)}}
 	for i := byte(1); i <= maxRealNodes; i++ {
 		address := netip.AddrFrom4([4]byte{base[0], base[1], 1, i})
 		if taken[address] {
@@ -271,6 +280,27 @@ func (c *Cluster) place(ctx context.Context, spec RealNodeSpec) (*realNode, erro
 		return n, writeJSON(filepath.Join(n.Dir, "node.json"), n)
 	}
 	return nil, fmt.Errorf("adding real node %q: the cluster has %d already", spec.Name, maxRealNodes)
+}
+
+// clearRealNode removes what is left of a real node whose processes have ended: its control
+// groups, its links and, last, its disk. It does nothing for other nodes.
+func (c *Cluster) clearRealNode(ctx context.Context, name string) error {
+	if !nodeNamePattern.MatchString(name) {
+		return nil
+	}
+	if _, err := os.Stat(c.nodeDir(name)); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := realnode.RemoveGroups(c.nodeGroup(name)); err != nil {
+		return fmt.Errorf("removing real node %q: %w", name, err)
+	}
+	if err := c.network().Remove(ctx, name); err != nil {
+		return fmt.Errorf("removing real node %q: %w", name, err)
+	}
+	if err := os.RemoveAll(c.nodeDir(name)); err != nil {
+		return fmt.Errorf("removing the disk of real node %q: %w", name, err)
+	}
+	return nil
 }
 
 // nodeFiles are the configurations of the programs of a node.

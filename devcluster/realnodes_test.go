@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -181,6 +183,7 @@ func TestRealNodes(t *testing.T) {
 	part("programs", (*rig).testPrograms)
 	part("containers", (*rig).testContainers)
 	part("power", (*rig).testPower)
+	part("a removed node", (*rig).testRemovedNode)
 	part("nothing is left", (*rig).testNothingIsLeft)
 }
 
@@ -466,6 +469,65 @@ func (r *rig) testPower() {
 	})
 	if out, err := r.get("a-0", r.url("b-0")); err != nil || out != "b-0" {
 		r.Errorf("afterwards it answers %q, %v", out, err)
+	}
+}
+
+// testRemovedNode: nothing of a removed node is left, and a node of another pool gets its address.
+func (r *rig) testRemovedNode() {
+	add := func(name, pool string) netip.Addr {
+		r.Helper()
+		if err := r.AddRealNodes(r.Context(), RealNodeSpec{NodeSpec: NodeSpec{Name: name}, Pool: pool}); err != nil {
+			r.Fatal(err)
+		}
+		n, err := r.readNode(name)
+		if err != nil {
+			r.Fatal(err)
+		}
+		return n.Link.Address
+	}
+	routes := func(to netip.Addr) int {
+		r.Helper()
+		out, err := r.RunOn(r.Context(), "a-1", "/bin/cat", "/proc/net/route")
+		if err != nil {
+			r.Fatal(err)
+		}
+		b := to.As4()
+		return strings.Count(out, fmt.Sprintf("\t%02X%02X%02X%02X\t", b[3], b[2], b[1], b[0])) // as /proc/net/route has it
+	}
+	address := add("a-2", "a")
+	if routes(address) != 1 {
+		r.Errorf("a node of its pool has %d routes to the new one", routes(address))
+	}
+	if err := r.RemoveNode(r.Context(), "a-2"); err != nil {
+		r.Fatal(err)
+	}
+	if _, err := os.Stat(r.nodeDir("a-2")); !errors.Is(err, os.ErrNotExist) {
+		r.Errorf("the disk of the removed node is left: %v", err)
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		if found, _ := filepath.Glob(pattern + r.nodeGroup("a-2")); len(found) > 0 {
+			r.Errorf("control groups of the removed node are left: %v", found)
+		}
+	}
+	if n := routes(address); n != 0 {
+		r.Errorf("%d routes to the removed node are left", n)
+	}
+	if err := r.SetLeg(r.Context(), "a-2", Cloud, LegState{}); err == nil {
+		r.Error("the removed node still has legs")
+	}
+	if again := add("b-1", "b"); again != address {
+		r.Errorf("the next node has the address %s, want %s of the removed one", again, address)
+	}
+	url := fmt.Sprintf("http://%s/healthz", net.JoinHostPort(address.String(), "10250"))
+	if out, err := r.get("a-1", url); err != nil || !strings.Contains(out, "HTTP request to an HTTPS server") {
+		r.Errorf("its kubelet answers to a node of the other pool %q, %v", out, err)
+	}
+	// A node that cannot be created leaves nothing either.
+	if err := r.AddRealNodes(r.Context(), RealNodeSpec{NodeSpec: NodeSpec{Name: "b-2", Labels: map[string]string{"not a label": ""}}}); err == nil {
+		r.Error("a node with an impossible label is added")
+	}
+	if _, err := os.Stat(r.nodeDir("b-2")); !errors.Is(err, os.ErrNotExist) {
+		r.Errorf("the disk of a node that was refused is left: %v", err)
 	}
 }
 
