@@ -87,7 +87,7 @@ demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|e
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: up
-up: ## Start a cluster with Atoll to try things on; it runs until make down. ARGS=-form=Isolated selects another form.
+up: ## Start a cluster with Atoll to try things on; it runs until make down. ARGS=-form=Isolated selects another form, ARGS=-real-nodes=3 nodes with containers.
 	cd test && go run ./playground $(ARGS)
 
 .PHONY: down

@@ -261,8 +261,8 @@ func isNodeUsable(node *corev1.Node) bool {
 	return false
 }
 
-// RemoveNode deletes a node, with its process if it is a hollow one. The control plane
-// deletes its pods.
+// RemoveNode deletes a node, with its process if it is a hollow one, and with its processes, its
+// disk and its addresses if it is a real one. The control plane deletes its pods.
 func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
 	c.verbs.Lock()
 	defer c.verbs.Unlock()
@@ -273,6 +273,9 @@ func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
 		if err := c.forget(ctx, p); err != nil {
 			return err
 		}
+	}
+	if err := c.clearRealNode(ctx, name); err != nil {
+		return err
 	}
 	err := c.client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -106,6 +106,10 @@ func RealNodesMissing() error {
 
 func controlGroup(cluster string) string { return "atoll-" + cluster }
 
+func (c *Cluster) nodeGroup(node string) string {
+	return filepath.Join(controlGroup(c.record.Name), node)
+}
+
 func (c *Cluster) network() link.Client {
 	return link.Client{Socket: filepath.Join(c.record.Dir, "network.sock")}
 }
@@ -156,8 +160,9 @@ func (c *Cluster) buildNodePrograms(ctx context.Context) error {
 	if err := os.Symlink(nodeProgram, filepath.Join(dir, realnode.RuncName)); err != nil {
 		return fmt.Errorf("building the programs of real nodes: %w", err)
 	}
+	program := filepath.Join(dir, pauseProgram)
 	pause, err := images.New(images.Spec{
-		Programs: map[string]string{"/pause": filepath.Join(dir, pauseProgram)}, Entrypoint: []string{"/pause"}, Architecture: runtime.GOARCH,
+		Programs: map[string]string{"/pause": program, "/tar": program}, Entrypoint: []string{"/pause"}, Architecture: runtime.GOARCH,
 	})
 	if err != nil {
 		return err
@@ -195,7 +200,7 @@ func (c *Cluster) AddRealNodes(ctx context.Context, specs ...RealNodeSpec) error
 }
 
 // startRealNode creates the Node object first, as startHollowNode does.
-func (c *Cluster) startRealNode(ctx context.Context, spec RealNodeSpec) error {
+func (c *Cluster) startRealNode(ctx context.Context, spec RealNodeSpec) (err error) {
 	node, err := c.newNode(spec.NodeSpec)
 	if err != nil {
 		return err
@@ -205,6 +210,11 @@ func (c *Cluster) startRealNode(ctx context.Context, spec RealNodeSpec) error {
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.clearRealNode(context.WithoutCancel(ctx), spec.Name))
+		}
+	}()
 	if err := c.writeNodeFiles(ctx, n, spec.Kubelet); err != nil {
 		return err
 	}
@@ -259,7 +269,7 @@ func (c *Cluster) place(ctx context.Context, spec RealNodeSpec) (*realNode, erro
 		}
 	}
 	base := info.Range.Addr().As4()
-	n := &realNode{Config: realnode.Config{Name: spec.Name, Dir: c.nodeDir(spec.Name), CGroup: filepath.Join(controlGroup(c.record.Name), spec.Name)}}
+	n := &realNode{Config: realnode.Config{Name: spec.Name, Dir: c.nodeDir(spec.Name), CGroup: c.nodeGroup(spec.Name)}}
 	for i := byte(1); i <= maxRealNodes; i++ {
 		address := netip.AddrFrom4([4]byte{base[0], base[1], 1, i})
 		if taken[address] {
@@ -272,6 +282,27 @@ func (c *Cluster) place(ctx context.Context, spec RealNodeSpec) (*realNode, erro
 		return n, writeJSON(filepath.Join(n.Dir, "node.json"), n)
 	}
 	return nil, fmt.Errorf("adding real node %q: the cluster has %d already", spec.Name, maxRealNodes)
+}
+
+// clearRealNode removes what is left of a real node whose processes have ended: its control
+// groups, its links and, last, its disk. It does nothing for other nodes.
+func (c *Cluster) clearRealNode(ctx context.Context, name string) error {
+	if !nodeNamePattern.MatchString(name) {
+		return nil
+	}
+	if _, err := os.Stat(c.nodeDir(name)); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := realnode.RemoveGroups(c.nodeGroup(name)); err != nil {
+		return fmt.Errorf("removing real node %q: %w", name, err)
+	}
+	if err := c.network().Remove(ctx, name); err != nil {
+		return fmt.Errorf("removing real node %q: %w", name, err)
+	}
+	if err := os.RemoveAll(c.nodeDir(name)); err != nil {
+		return fmt.Errorf("removing the disk of real node %q: %w", name, err)
+	}
+	return nil
 }
 
 // nodeFiles are the configurations of the programs of a node.
@@ -501,33 +532,6 @@ func (c *Cluster) onNode(node, program string) (process.Identity, error) {
 // NodeLogPath returns the log file of a program of a real node.
 func (c *Cluster) NodeLogPath(node, program string) string {
 	return filepath.Join(c.nodeDir(node), "logs", program+".log")
-}
-
-// LoadImages loads images of a tar file, as [images.Save] and `docker save` write it, into real
-// nodes.
-func (c *Cluster) LoadImages(ctx context.Context, tar string, nodes ...string) error {
-	for _, node := range nodes {
-		if _, err := c.RunOn(ctx, node, filepath.Join(c.record.NodesDir, "ctr"), "--address="+containerdSocket, "--namespace=k8s.io", "images", "import", "--local", tar); err != nil {
-			return fmt.Errorf("loading %s into node %q: %w", tar, node, err)
-		}
-	}
-	return nil
-}
-
-// ServerAddress is the address of the API server. Real nodes reach programs of this machine that
-// listen there.
-func (c *Cluster) ServerAddress() string { return c.serverAddress() }
-
-// UseRegistry makes real nodes pull images of a registry's host name from the server at url,
-// such as "http://10.160.0.1:5000", also if they have others by then.
-func (c *Cluster) UseRegistry(host, url string, nodes ...string) error {
-	text := fmt.Sprintf("server = %[1]q\n[host.%[1]q]\n  capabilities = [\"pull\", \"resolve\"]\n", url)
-	for _, node := range nodes {
-		if err := writeConfig(filepath.Join(c.nodeDir(node), "registries", host, "hosts.toml"), []byte(text)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // LocalVolume makes a directory on the disk of a real node, in which any user may write, and

@@ -1,10 +1,15 @@
 package devcluster
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,8 +57,9 @@ func newRig(t *testing.T) *rig {
 	for _, node := range rigNodes {
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{"app": "web"}},
-			Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{
-				Name: "web", Image: PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever,
+			Spec: corev1.PodSpec{NodeName: node, Volumes: []corev1.Volume{{Name: "files"}}, Containers: []corev1.Container{{
+				VolumeMounts: []corev1.VolumeMount{{Name: "files", MountPath: "/files"}}, // an emptyDir, for kubectl cp
+				Name:         "web", Image: PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever,
 				SecurityContext: &corev1.SecurityContext{
 					RunAsNonRoot: new(true), ReadOnlyRootFilesystem: new(true), AllowPrivilegeEscalation: new(false),
 					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
@@ -109,12 +115,16 @@ func (r *rig) nodeReady(name string, want corev1.ConditionStatus) func() error {
 	}
 }
 
+func (r *rig) kubectlCommand(ctx context.Context, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, r.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + r.KubeconfigPath()}, args...)...)
+}
+
 // kubectl runs kubectl and returns what it prints.
 func (r *rig) kubectl(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
 	defer cancel()
 	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, r.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + r.KubeconfigPath()}, args...)...)
+	cmd := r.kubectlCommand(ctx, args...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
 	if err != nil {
@@ -130,8 +140,7 @@ func (r *rig) get(from, url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ctr := filepath.Join(r.record.NodesDir, "ctr")
-	return r.RunOn(r.Context(), from, ctr, "--address="+containerdSocket, "--namespace=k8s.io", "tasks", "exec", "--exec-id", fmt.Sprint("get-", time.Now().UnixNano()), id, "/pause", "get", url)
+	return r.ctr(r.Context(), from, "tasks", "exec", "--exec-id", fmt.Sprint("get-", time.Now().UnixNano()), id, "/pause", "get", url)
 }
 
 // container returns the id of the container of a pod.
@@ -172,11 +181,13 @@ func TestRealNodes(t *testing.T) {
 	part("Services", (*rig).testServices)
 	part("legs", (*rig).testLegs)
 	part("programs", (*rig).testPrograms)
+	part("containers", (*rig).testContainers)
 	part("power", (*rig).testPower)
+	part("a removed node", (*rig).testRemovedNode)
 	part("nothing is left", (*rig).testNothingIsLeft)
 }
 
-// testPeople: logs, exec and port-forward reach the kubelet.
+// testPeople: logs, exec, cp, attach and port-forward reach the kubelet.
 func (r *rig) testPeople() {
 	if out, err := r.kubectl("logs", "a-0"); err != nil || out != "serving as a-0\n" {
 		r.Errorf("the log is %q, %v", out, err)
@@ -189,6 +200,86 @@ func (r *rig) testPeople() {
 	}
 	if out, err := r.kubectl("exec", "a-0", "--", "/pause", "get", "https://nobody.default"); err == nil || !strings.Contains(out, "no such host") {
 		r.Errorf("a name of no Service: %q", out)
+	}
+	r.testCopy()
+	r.testAttach()
+	r.testPortForward()
+}
+
+// testCopy copies a file into a pod and back.
+func (r *rig) testCopy() {
+	r.Helper()
+	dir := r.TempDir()
+	there, back := filepath.Join(dir, "there"), filepath.Join(dir, "back")
+	if err := os.WriteFile(there, []byte("a file"), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	for _, args := range [][]string{{"cp", there, "a-0:/files/there"}, {"cp", "a-0:/files/there", back}} {
+		if _, err := r.kubectl(args...); err != nil {
+			r.Error(err)
+		}
+	}
+	if content, err := os.ReadFile(back); err != nil || string(content) != "a file" {
+		r.Errorf("the file comes back as %q, %v", content, err)
+	}
+}
+
+// testAttach sends a line to a container that prints it, and ends with its input.
+func (r *rig) testAttach() {
+	r.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "echo"}, Spec: corev1.PodSpec{
+		NodeName: "a-0", RestartPolicy: corev1.RestartPolicyNever,
+		Containers: []corev1.Container{{Name: "echo", Image: PauseImage, Args: []string{"echo"}, ImagePullPolicy: corev1.PullNever, Stdin: true, StdinOnce: true}},
+	}}
+	if _, err := r.client.CoreV1().Pods("default").Create(r.Context(), pod, metav1.CreateOptions{}); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the pod runs", func() error { return r.podReady("echo") })
+	cmd := r.kubectlCommand(r.Context(), "attach", "--stdin", "echo")
+	cmd.Stdin = strings.NewReader("a line\n")
+	if out, err := cmd.Output(); err != nil || string(out) != "a line\n" {
+		r.Errorf("the container prints %q, %v", out, err)
+	}
+	r.eventually("the container has ended with its input", func() error {
+		p, err := r.pod("echo")
+		if err == nil && p.Status.Phase != corev1.PodSucceeded {
+			err = fmt.Errorf("the pod is %s", p.Status.Phase)
+		}
+		return err
+	})
+}
+
+// testPortForward reaches a pod by a port of this machine.
+func (r *rig) testPortForward() {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
+	defer cancel()
+	cmd := r.kubectlCommand(ctx, "port-forward", "b-0", ":8080")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }() // it is killed
+	defer cancel()
+	line, err := bufio.NewReader(out).ReadString('\n') // Forwarding from 127.0.0.1:40123 -> 8080
+	address, _, found := strings.Cut(strings.TrimPrefix(line, "Forwarding from "), " ")
+	if err != nil || !found {
+		r.Fatalf("kubectl port-forward prints %q, %v", line, err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address, nil)
+	if err != nil {
+		r.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer response.Body.Close()
+	if answer, err := io.ReadAll(response.Body); err != nil || string(answer) != "b-0" {
+		r.Errorf("the answer is %q, %v", answer, err)
 	}
 }
 
@@ -298,6 +389,43 @@ func (r *rig) testPrograms() {
 	}
 }
 
+// testContainers: a container that was paused does not answer, and one that was killed is started
+// again.
+func (r *rig) testContainers() {
+	if err := r.PauseContainer(r.Context(), "default", "a-1", "web"); err != nil {
+		r.Fatal(err)
+	}
+	if out, err := r.get("a-0", r.url("a-1")); err == nil {
+		r.Errorf("a paused container answers %q", out)
+	}
+	if err := r.ResumeContainer(r.Context(), "default", "a-1", "web"); err != nil {
+		r.Fatal(err)
+	}
+	if out, err := r.get("a-0", r.url("a-1")); err != nil || out != "a-1" {
+		r.Errorf("after it was resumed the container answers %q, %v", out, err)
+	}
+	if err := r.KillContainer(r.Context(), "default", "a-1", "web"); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the container was started again", func() error {
+		pod, err := r.pod("a-1")
+		if err != nil {
+			return err
+		}
+		s := pod.Status.ContainerStatuses[0]
+		if s.RestartCount != 1 || s.LastTerminationState.Terminated == nil || s.LastTerminationState.Terminated.ExitCode != 128+int32(syscall.SIGKILL) {
+			return fmt.Errorf("it has restarted %d times, last from %+v", s.RestartCount, s.LastTerminationState)
+		}
+		return r.podReady("a-1")
+	})
+	for container, words := range map[string]string{"a-1/nobody": "the containers of this pod are web", "echo/echo": "does not run", "nobody/web": "not found"} {
+		pod, name, _ := strings.Cut(container, "/")
+		if err := r.KillContainer(r.Context(), "default", pod, name); err == nil || !strings.Contains(err.Error(), words) {
+			r.Errorf("killing container %s: %v, want %q", container, err, words)
+		}
+	}
+}
+
 // proxyStartsAgain ends the Service proxy of a node as if by itself, and waits until the node has
 // started it again.
 func (r *rig) proxyStartsAgain(node string) {
@@ -344,6 +472,65 @@ func (r *rig) testPower() {
 	})
 	if out, err := r.get("a-0", r.url("b-0")); err != nil || out != "b-0" {
 		r.Errorf("afterwards it answers %q, %v", out, err)
+	}
+}
+
+// testRemovedNode: nothing of a removed node is left, and a node of another pool gets its address.
+func (r *rig) testRemovedNode() {
+	add := func(name, pool string) netip.Addr {
+		r.Helper()
+		if err := r.AddRealNodes(r.Context(), RealNodeSpec{NodeSpec: NodeSpec{Name: name}, Pool: pool}); err != nil {
+			r.Fatal(err)
+		}
+		n, err := r.readNode(name)
+		if err != nil {
+			r.Fatal(err)
+		}
+		return n.Link.Address
+	}
+	routes := func(to netip.Addr) int {
+		r.Helper()
+		out, err := r.RunOn(r.Context(), "a-1", "/bin/cat", "/proc/net/route")
+		if err != nil {
+			r.Fatal(err)
+		}
+		b := to.As4()
+		return strings.Count(out, fmt.Sprintf("\t%02X%02X%02X%02X\t", b[3], b[2], b[1], b[0])) // as /proc/net/route has it
+	}
+	address := add("a-2", "a")
+	if routes(address) != 1 {
+		r.Errorf("a node of its pool has %d routes to the new one", routes(address))
+	}
+	if err := r.RemoveNode(r.Context(), "a-2"); err != nil {
+		r.Fatal(err)
+	}
+	if _, err := os.Stat(r.nodeDir("a-2")); !errors.Is(err, os.ErrNotExist) {
+		r.Errorf("the disk of the removed node is left: %v", err)
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		if found, _ := filepath.Glob(pattern + r.nodeGroup("a-2")); len(found) > 0 {
+			r.Errorf("control groups of the removed node are left: %v", found)
+		}
+	}
+	if n := routes(address); n != 0 {
+		r.Errorf("%d routes to the removed node are left", n)
+	}
+	if err := r.SetLeg(r.Context(), "a-2", Cloud, LegState{}); err == nil {
+		r.Error("the removed node still has legs")
+	}
+	if again := add("b-1", "b"); again != address {
+		r.Errorf("the next node has the address %s, want %s of the removed one", again, address)
+	}
+	url := fmt.Sprintf("http://%s/healthz", net.JoinHostPort(address.String(), "10250"))
+	if out, err := r.get("a-1", url); err != nil || !strings.Contains(out, "HTTP request to an HTTPS server") {
+		r.Errorf("its kubelet answers to a node of the other pool %q, %v", out, err)
+	}
+	// A node that cannot be created leaves nothing either.
+	if err := r.AddRealNodes(r.Context(), RealNodeSpec{NodeSpec: NodeSpec{Name: "b-2", Labels: map[string]string{"not a label": ""}}}); err == nil {
+		r.Error("a node with an impossible label is added")
+	}
+	if _, err := os.Stat(r.nodeDir("b-2")); !errors.Is(err, os.ErrNotExist) {
+		r.Errorf("the disk of a node that was refused is left: %v", err)
 	}
 }
 

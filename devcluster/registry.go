@@ -259,6 +259,11 @@ func remove(ctx context.Context, registry string, r record) error {
 			return fmt.Errorf("stopping cluster %q: %w", r.Name, err)
 		}
 	}
+	// A process without a record is not started again, neither by a Cluster of this process nor
+	// by one of another.
+	if err := os.RemoveAll(filepath.Join(dir, "processes")); err != nil {
+		return fmt.Errorf("removing the records of the processes of cluster %q: %w", r.Name, err)
+	}
 	if err := killAll(ctx, process.WithEnv(clusterMark+"="+dir)); err != nil {
 		return fmt.Errorf("stopping unrecorded processes of cluster %q: %w", r.Name, err)
 	}

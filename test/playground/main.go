@@ -2,6 +2,7 @@
 //
 //	make up      # Atoll as the chart installs it, simulated nodes, the examples' groups and pools
 //	make up ARGS=-form=Isolated
+//	make up ARGS=-real-nodes=3    # containers that run, and Atoll in pods: docs/real-nodes.md
 //	make down
 //
 // The cluster runs until make down, also after the command has ended.
@@ -75,9 +76,19 @@ func main() {
 	}
 }
 
+// request is what the command line asks for, or what runs.
+type request struct {
+	form atoll.Form
+	// real is the number of real nodes. 0 means simulated nodes.
+	real int
+	// given has the names of the flags on the command line.
+	given map[string]bool
+}
+
 func run(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("playground", flag.ContinueOnError)
 	form := fs.String("form", string(atoll.Default), "form in which Atoll is installed: Pinned, Isolated or Plain (docs/scheduler.md)")
+	real := fs.Int("real-nodes", 0, fmt.Sprintf("number of real nodes, at most %d, instead of simulated ones; needs Linux, root and a C compiler (docs/real-nodes.md)", maxRealNodes))
 	down := fs.Bool("down", false, "stop the playground instead")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -93,45 +104,65 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	asked := false
-	fs.Visit(func(f *flag.Flag) { asked = asked || f.Name == "form" })
-	return up(ctx, chosen, asked)
+	r := request{chosen, *real, map[string]bool{}}
+	fs.Visit(func(f *flag.Flag) { r.given[f.Name] = true })
+	if r.real < 0 || r.real > maxRealNodes {
+		return fmt.Errorf("-real-nodes=%d: it is a number from 1 to %d, or 0 for simulated nodes", r.real, maxRealNodes)
+	}
+	return up(ctx, r)
 }
 
-// up starts the playground, or prints the usage of the one that runs. With asked, it
-// fails if the playground runs in another form.
-func up(ctx context.Context, form atoll.Form, asked bool) error {
+// up starts the playground, or prints the usage of the one that runs. It fails if that runs
+// otherwise than the flags say.
+func up(ctx context.Context, r request) error {
 	infos, err := devcluster.List()
 	if err != nil {
 		return err
 	}
 	if slices.ContainsFunc(infos, func(info devcluster.Info) bool { return info.Name == name }) {
-		cluster, err := devcluster.Attach(ctx, name)
-		if err != nil {
+		return usageOfRunning(ctx, r)
+	}
+	if r.real > 0 {
+		if err := refuseReal(r); err != nil {
 			return err
 		}
-		runs, err := formOf(ctx, cluster)
-		if err != nil {
-			return err
-		}
-		if asked && runs != form {
-			return fmt.Errorf("the playground runs in the form %s, not %s: stop it with make down first", runs, form)
-		}
-		fmt.Printf("The playground runs already, in the form %s; make down stops it.\n", runs)
-		usage(cluster)
-		return nil
 	}
 	cluster, err := devcluster.Start(ctx, devcluster.Options{
-		Name: name, Persistent: true, PodStartDelay: time.Second, Log: os.Stderr,
+		Name: name, Persistent: true, PodStartDelay: time.Second, Log: os.Stderr, RealNodes: r.real > 0,
 	})
 	if err != nil {
 		return err
 	}
-	if err := furnish(ctx, cluster, form); err != nil {
+	if err := furnish(ctx, cluster, r); err != nil {
 		return errors.Join(err, cluster.Stop(context.WithoutCancel(ctx)))
 	}
-	fmt.Printf("\nAtoll runs in the form %s, on a cluster of simulated nodes.\n", form)
-	usage(cluster)
+	fmt.Printf("\nAtoll runs in the form %s, on a cluster of %s.\n", r.form, nodesText(r.real))
+	usage(cluster, r.real)
+	return nil
+}
+
+// usageOfRunning prints the usage of the playground that runs.
+func usageOfRunning(ctx context.Context, r request) error {
+	cluster, err := devcluster.Attach(ctx, name)
+	if err != nil {
+		return err
+	}
+	form, err := formOf(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	if r.given["form"] && form != r.form {
+		return fmt.Errorf("the playground runs in the form %s, not %s: stop it with make down first", form, r.form)
+	}
+	real, err := countReal(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	if r.given["real-nodes"] && real != r.real {
+		return fmt.Errorf("the playground runs on %s, not on %s: stop it with make down first", nodesText(real), nodesText(r.real))
+	}
+	fmt.Printf("The playground runs already, in the form %s, on %s; make down stops it.\n", form, nodesText(real))
+	usage(cluster, real)
 	return nil
 }
 
@@ -158,20 +189,16 @@ func formOf(ctx context.Context, cluster *devcluster.Cluster) (atoll.Form, error
 }
 
 // furnish installs Atoll and adds nodes, groups and pools.
-func furnish(ctx context.Context, cluster *devcluster.Cluster, form atoll.Form) error {
-	if _, err := atoll.Install(ctx, cluster, atoll.Options{Form: form, Gangs: true, Within: within, Log: os.Stderr}); err != nil {
+func furnish(ctx context.Context, cluster *devcluster.Cluster, r request) error {
+	add := furnishSimulated
+	if r.real > 0 {
+		add = furnishReal
+	}
+	if err := add(ctx, cluster, r); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	for _, s := range sites {
-		specs := devcluster.NumberedNodes(s.name+"-", s.nodes, func(i int, spec *devcluster.NodeSpec) {
-			spec.Labels = map[string]string{"location": s.name, apps.NodePoolLabel: s.name, classLabel: class(i)}
-		})
-		if err := cluster.AddNodes(ctx, specs...); err != nil {
-			return err
-		}
-	}
 	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", rootModule).Output()
 	if err != nil {
 		return fmt.Errorf("finding the source of module %s: %w", rootModule, err)
@@ -187,8 +214,31 @@ func furnish(ctx context.Context, cluster *devcluster.Cluster, form atoll.Form) 
 	return nil
 }
 
+// furnishSimulated runs atoll-manager beside the cluster, and adds simulated nodes.
+func furnishSimulated(ctx context.Context, cluster *devcluster.Cluster, r request) error {
+	if _, err := atoll.Install(ctx, cluster, atoll.Options{Form: r.form, Gangs: true, Within: within, Log: os.Stderr}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for _, s := range sites {
+		specs := devcluster.NumberedNodes(s.name+"-", s.nodes, func(i int, spec *devcluster.NodeSpec) {
+			spec.Labels = labels(s.name, i)
+		})
+		if err := cluster.AddNodes(ctx, specs...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// labels returns those of the node of a site with this index, from 0.
+func labels(site string, i int) map[string]string {
+	return map[string]string{"location": site, apps.NodePoolLabel: site, classLabel: class(i)}
+}
+
 // usage prints how to use the playground.
-func usage(cluster *devcluster.Cluster) {
+func usage(cluster *devcluster.Cluster, real int) {
 	fmt.Printf(`
   export KUBECONFIG=%s
   export PATH=%s:$PATH        # kubectl of the cluster's version; yours will do
@@ -202,7 +252,9 @@ func usage(cluster *devcluster.Cluster) {
   kubectl get capacitysplits
   kubectl apply -f examples/gangs/rules.yaml -f examples/gangs/deployment.yaml
   kubectl get podgroups        # no Volcano runs here: their pods stay Pending
-
-  make down        # when done
 `, cluster.KubeconfigPath(), filepath.Dir(cluster.BinaryPath("kubectl")))
+	if real > 0 {
+		fmt.Print(usageOfReal)
+	}
+	fmt.Print("\n  make down        # when done\n")
 }

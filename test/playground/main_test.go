@@ -14,10 +14,11 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// TestUpAndDown: the playground outlives the command, the next command finds it and
-// refuses another form, and down removes it.
-func TestUpAndDown(t *testing.T) {
-	name = "playground-test"
+// rename gives the playground of a test a name of its own, and removes it before and after the
+// test.
+func rename(t *testing.T, to string) {
+	t.Helper()
+	name = to
 	remove := func() { // also removes the leftovers of an interrupted run
 		if err := devcluster.Remove(context.Background(), name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Error(err)
@@ -25,17 +26,30 @@ func TestUpAndDown(t *testing.T) {
 	}
 	remove()
 	t.Cleanup(remove)
+}
+
+// refused fails the test unless the command is refused with these words.
+func refused(t *testing.T, words string, args ...string) {
+	t.Helper()
+	if err := run(t.Context(), args); err == nil || !strings.Contains(err.Error(), words) {
+		t.Errorf("%v: %v, want %q", args, err, words)
+	}
+}
+
+// TestUpAndDown: the playground outlives the command, the next command finds it and
+// refuses another form and other nodes, and down removes it.
+func TestUpAndDown(t *testing.T) {
+	rename(t, "playground-test")
 	for range 2 {
 		if err := run(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := run(t.Context(), []string{"-form=pinned"}); err != nil {
+	if err := run(t.Context(), []string{"-form=pinned", "-real-nodes=0"}); err != nil {
 		t.Error(err)
 	}
-	if err := run(t.Context(), []string{"-form=plain"}); err == nil || !strings.Contains(err.Error(), "runs in the form Pinned, not Plain: stop it with make down first") {
-		t.Errorf("another form: %v", err)
-	}
+	refused(t, "runs in the form Pinned, not Plain: stop it with make down first", "-form=plain")
+	refused(t, "runs on simulated nodes, not on 3 real nodes: stop it with make down first", "-real-nodes=3")
 	cluster, err := devcluster.Attach(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)

@@ -1,10 +1,11 @@
 // Command devcluster-node is what a devcluster with real nodes runs beside the programs of
-// Kubernetes: the network of all nodes, the first process of a node, and its proxy for
-// Services.
+// Kubernetes: the network of all nodes, the first process of a node, its proxy for Services,
+// and a registry of images.
 //
 //	devcluster-node network <socket>
 //	devcluster-node init <configuration>
 //	devcluster-node proxy <kubeconfig> <address>
+//	devcluster-node registry <tar of images> <host:port>
 //	devcluster-node enter <process id> <program> [<argument>...]
 package main
 
@@ -17,6 +18,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/atoll-k8s/atoll/devcluster/internal/imageserver"
 	"github.com/atoll-k8s/atoll/devcluster/internal/link"
 	"github.com/atoll-k8s/atoll/devcluster/internal/realnode"
 	"github.com/atoll-k8s/atoll/devcluster/internal/serviceproxy"
@@ -40,7 +42,7 @@ func run(ctx context.Context, args []string) error {
 		return realnode.Runc(args[1:])
 	}
 	if len(args) < 3 {
-		return errors.New("usage: devcluster-node network <socket> | init <configuration> | proxy <kubeconfig> <address> | enter <process id> <program>")
+		return errors.New("usage: devcluster-node network <socket> | init <configuration> | proxy <kubeconfig> <address> | registry <tar of images> <host:port> | enter <process id> <program>")
 	}
 	switch verb, of := args[1], args[2]; verb {
 	case "network":
@@ -63,6 +65,11 @@ func run(ctx context.Context, args []string) error {
 			return errors.New("at which address to answer for names?")
 		}
 		return serviceproxy.Run(ctx, of, args[3])
+	case "registry":
+		if len(args) < 4 {
+			return errors.New("where to serve the images?")
+		}
+		return imageserver.Run(ctx, of, args[3])
 	case "enter":
 		if len(args) < 4 {
 			return errors.New("which program to run?")

@@ -5,6 +5,9 @@
 //	devcluster-pause serve <host:port>           answers HTTP requests with the name of the host
 //	devcluster-pause serve <host:port> <file>    adds the name of the host to a file, as a line, and answers with all lines
 //	devcluster-pause get <url>                   prints the answer to an HTTP request, within 5 seconds
+//	devcluster-pause echo                        prints its input
+//
+// Under the name tar it does what kubectl cp needs of that program.
 package main
 
 import (
@@ -14,6 +17,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -21,6 +25,10 @@ import (
 func main() {
 	var err error
 	switch args := os.Args[1:]; {
+	case filepath.Base(os.Args[0]) == "tar":
+		err = archive(args, os.Stdin, os.Stdout)
+	case len(args) == 1 && args[0] == "echo":
+		_, err = io.Copy(os.Stdout, os.Stdin)
 	case len(args) == 2 && args[0] == "serve":
 		err = serve(args[1], "")
 	case len(args) == 3 && args[0] == "serve":

@@ -53,6 +53,7 @@ func newRootCommand() *cobra.Command {
 		newNodesCommand(&name),
 		newBuildCommand(),
 	)
+	root.AddCommand(newLegCommands(&name)...)
 	for _, verb := range verbs {
 		root.AddCommand(newVerbCommand(&name, verb))
 	}

@@ -32,6 +32,11 @@ func (c Client) Add(ctx context.Context, node Node) error {
 	return c.call(ctx, http.MethodPost, "/nodes", node, nil)
 }
 
+// Remove forgets a node, whose processes have ended.
+func (c Client) Remove(ctx context.Context, node string) error {
+	return c.call(ctx, http.MethodDelete, "/nodes/"+node, nil, nil)
+}
+
 // Set changes what a leg of a node does with packets.
 func (c Client) Set(ctx context.Context, node string, leg Leg, s State) error {
 	return c.call(ctx, http.MethodPut, "/nodes/"+node+"/"+string(leg), s, nil)

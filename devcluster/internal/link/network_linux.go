@@ -106,15 +106,7 @@ func (n *Network) Add(node Node) error {
 	if err != nil {
 		return fmt.Errorf("connecting node %q: %w", node.Name, err)
 	}
-	n.mu.Lock()
-	n.nodes[node.Name] = ports
-	var peers []*Node
-	for name, other := range n.nodes {
-		if o := other.cloud.node; name != node.Name && o.Pool == node.Pool {
-			peers = append(peers, o)
-		}
-	}
-	n.mu.Unlock()
+	peers := n.add(ports)
 	for p, file := range files {
 		go n.carry(p, file)
 	}
@@ -122,6 +114,27 @@ func (n *Network) Add(node Node) error {
 		_ = inNamespace(peer.PID, func() error { return n.reachPeers(peer, peer.Name) })
 	}
 	return nil
+}
+
+// Remove forgets a node, whose processes have ended, and the routes of its peers to it. It does
+// nothing if there is no such node.
+func (n *Network) Remove(name string) {
+	removed, peers := n.remove(name)
+	if removed == nil {
+		return
+	}
+	for _, peer := range peers { // one that does not run has no routes
+		_ = inNamespace(peer.PID, func() error {
+			link, err := netlink.LinkByName(string(Pool))
+			if err != nil {
+				return err
+			}
+			for _, to := range routesTo(removed) {
+				_ = netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK})
+			}
+			return nil
+		})
+	}
 }
 
 // reachPeers adds the routes of a node to the other nodes of its pool. It must run in the
@@ -138,7 +151,7 @@ func (n *Network) reachPeers(node *Node, self string) error {
 		if name == self || o.Pool != node.Pool {
 			continue
 		}
-		for _, to := range []netip.Prefix{netip.PrefixFrom(o.Address, 32), o.Pods} {
+		for _, to := range routesTo(o) {
 			route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Src: node.Address.AsSlice(), Scope: netlink.SCOPE_LINK}
 			if err := netlink.RouteReplace(route); err != nil {
 				return fmt.Errorf("adding the route to node %q: %w", name, err)
@@ -146,6 +159,11 @@ func (n *Network) reachPeers(node *Node, self string) error {
 		}
 	}
 	return nil
+}
+
+// routesTo returns the destinations by which a node is reached.
+func routesTo(n *Node) []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(n.Address, 32), n.Pods}
 }
 
 // carry passes on what a device sends until it is closed.
@@ -235,9 +253,10 @@ func inNamespace(pid int, f func() error) error {
 
 // Serve serves the network's interface on a Unix socket until ctx is done:
 //
-//	GET  /                     an Info
-//	POST /nodes                a Node, to connect
-//	PUT  /nodes/{node}/{leg}   a State
+//	GET    /                     an Info
+//	POST   /nodes                a Node, to connect
+//	DELETE /nodes/{node}         forgets it
+//	PUT    /nodes/{node}/{leg}   a State
 func (n *Network) Serve(ctx context.Context, socket string) error {
 	_ = os.Remove(socket) // of a process that was killed
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
@@ -252,6 +271,7 @@ func (n *Network) Serve(ctx context.Context, socket string) error {
 		var node Node
 		answer(w, r, &node, func() error { return n.Add(node) })
 	})
+	mux.HandleFunc("DELETE /nodes/{node}", func(_ http.ResponseWriter, r *http.Request) { n.Remove(r.PathValue("node")) })
 	mux.HandleFunc("PUT /nodes/{node}/{leg}", func(w http.ResponseWriter, r *http.Request) {
 		var state State
 		answer(w, r, &state, func() error { return n.set(r.PathValue("node"), Leg(r.PathValue("leg")), state) })

@@ -88,6 +88,36 @@ func (n *nodePorts) leg(leg Leg) *port {
 	}
 }
 
+// add adds a node in place of one of the same name, and returns the others of its pool.
+func (r *router) add(ports *nodePorts) (peers []*Node) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	node := ports.cloud.node
+	r.nodes[node.Name] = ports
+	return r.peersLocked(node)
+}
+
+// remove removes a node, and returns it and the others of its pool; nil if there is no such node.
+func (r *router) remove(name string) (removed *Node, peers []*Node) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ports := r.nodes[name]
+	if ports == nil {
+		return nil, nil
+	}
+	delete(r.nodes, name)
+	return ports.cloud.node, r.peersLocked(ports.cloud.node)
+}
+
+func (r *router) peersLocked(node *Node) (peers []*Node) {
+	for name, other := range r.nodes {
+		if o := other.cloud.node; name != node.Name && o.Pool == node.Pool {
+			peers = append(peers, o)
+		}
+	}
+	return peers
+}
+
 // set changes the state of a leg.
 func (r *router) set(node string, leg Leg, s State) error {
 	if s.Delay < 0 || s.Loss < 0 || s.Loss > 1 {

@@ -77,6 +77,31 @@ func TestPacketsGoToTheLegThatTheyCameBy(t *testing.T) {
 	}
 }
 
+// TestANodeIsRemoved: nothing goes to it any more, and a node in another pool may have its address.
+func TestANodeIsRemoved(t *testing.T) {
+	n := newNetwork()
+	a1, a2, b1 := n.nodes["a1"], n.nodes["a2"], n.nodes["b1"]
+	removed, peers := n.remove("a2")
+	if removed != a2.cloud.node || len(peers) != 1 || peers[0] != a1.cloud.node {
+		t.Errorf("removed is %+v, with the peers %+v", removed, peers)
+	}
+	if got := n.target(a1.pool, removed.Address); got != nil {
+		t.Errorf("packets to a removed node go to %+v", got)
+	}
+	again := *removed
+	again.Name, again.Pool = "b2", "b"
+	ports := &nodePorts{n.port(&again, Cloud), n.port(&again, Pool)}
+	if peers := n.add(ports); len(peers) != 1 || peers[0] != b1.cloud.node {
+		t.Errorf("the peers of a new node are %+v", peers)
+	}
+	if got := n.target(b1.pool, removed.Address); got != ports.pool {
+		t.Errorf("packets to the new node go to %+v", got)
+	}
+	if removed, _ := n.remove("a2"); removed != nil {
+		t.Errorf("%+v is removed twice", removed)
+	}
+}
+
 // TestALegIsCutDelayedOrLossy in both directions, and the other leg of the node is not.
 func TestALegIsCutDelayedOrLossy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -37,7 +37,7 @@ func Enter(c *Config, args []string) error {
 	}
 	for _, path := range paths {
 		group := filepath.Join(path, c.CGroup)
-		if err := makeGroup(path, group); err != nil {
+		if err := makeGroup(path, group, isVersion2()); err != nil {
 			return fmt.Errorf("making a control group of node %q: %w", c.Name, err)
 		}
 		if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0o644); err != nil {
@@ -79,9 +79,9 @@ func isVersion2() bool {
 	return unix.Statfs(controlGroups, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// makeGroup makes a control group. In the hierarchy of CPUs of version 1 a new group may use
-// none before it is told.
-func makeGroup(root, group string) error {
+// makeGroup makes a control group and those above it. In the hierarchy of CPUs of version 1 a new
+// group may use none before it is told.
+func makeGroup(root, group string, version2 bool) error {
 	relative, err := filepath.Rel(root, group)
 	if err != nil {
 		return err
@@ -93,8 +93,11 @@ func makeGroup(root, group string) error {
 		if err := os.Mkdir(at, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
+		if version2 {
+			continue
+		}
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-			if value, err := os.ReadFile(filepath.Join(parent, file)); err == nil && !isVersion2() {
+			if value, err := os.ReadFile(filepath.Join(parent, file)); err == nil {
 				if err := os.WriteFile(filepath.Join(at, file), value, 0o644); err != nil {
 					return err
 				}
@@ -112,7 +115,7 @@ func CanMakeGroups() error {
 	}
 	for _, root := range paths {
 		group := filepath.Join(root, fmt.Sprint("atoll-check-", os.Getpid()))
-		if err := makeGroup(root, group); err != nil {
+		if err := makeGroup(root, group, isVersion2()); err != nil {
 			return err
 		}
 		if err := unix.Rmdir(group); err != nil {
