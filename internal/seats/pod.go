@@ -70,6 +70,9 @@ type Pod struct {
 	// Finished: succeeded or failed. A finished pod uses nothing on its node any more; a
 	// terminating pod still does.
 	Finished bool
+	// RunsOnce: a container that ends may not be started again, by the restartPolicy of the
+	// pod or of a container. So none may be ended to change its image.
+	RunsOnce bool
 	// Ready is the pod's Ready condition.
 	Ready bool
 	// Gated: the pod has our scheduling gate.
@@ -199,6 +202,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,
 		Finished:      pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+		RunsOnce:      runsOnce(&pod.Spec),
 		Nudge:         short(pod.Annotations[gm.NudgeAnnotation]),
 		Created:       pod.CreationTimestamp.Time,
 	}
@@ -226,6 +230,19 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 	p.Claims, p.Nominated = HasClaims(&pod.Spec), pod.Status.NominatedNodeName != ""
 	p.setContainers(pod)
 	return p
+}
+
+// runsOnce returns whether a container that ends may stay ended.
+func runsOnce(spec *corev1.PodSpec) bool {
+	if spec.RestartPolicy != "" && spec.RestartPolicy != corev1.RestartPolicyAlways {
+		return true
+	}
+	for i := range spec.Containers {
+		if p := spec.Containers[i].RestartPolicy; p != nil && *p != corev1.ContainerRestartPolicyAlways {
+			return true
+		}
+	}
+	return false
 }
 
 // maxToken bounds the values of annotations that atoll-manager writes: tokens, hashes,

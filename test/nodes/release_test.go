@@ -31,6 +31,7 @@ func TestTheChartOnRealNodes(t *testing.T) {
 		r.push(site, r.tags[site])
 	}
 	before, now := r.release(earlier), r.release("")
+	before.Within, now.Within = patience, patience
 	r.part("installed at an earlier commit", func(r *rig) {
 		r.changes("installed", func() error { return before.Install(r.Context(), nil) })
 		r.apply(groups("01-nodegroups.yaml"), groups("02-policies.yaml"), r.labelled(groups("deployment.yaml")))
@@ -67,12 +68,19 @@ func TestTheChartOnRealNodes(t *testing.T) {
 	r.example()
 	r.part("an image that is edited", (*rig).testEditedImage)
 	r.part("a Job", (*rig).testJob)
+	r.part("a Job whose image is edited", (*rig).testJobGoesOn)
 	r.part("local volumes and a drain", (*rig).testVolumesAndDrain)
 	r.part("power", (*rig).testPower)
 	r.part("removed", func(r *rig) {
 		r.kubectl("delete", "-f", groups("deployment.yaml"), "-f", groups("02-policies.yaml"), "-f", groups("01-nodegroups.yaml"))
 		r.changes("removed", now.Uninstall)
 		r.nothingIsLeft()
+	})
+	r.part("installed again", func(r *rig) {
+		names := r.kubectl("get", "customresourcedefinitions", "-o", "name")
+		r.kubectl(append([]string{"delete"}, strings.Fields(names)...)...)
+		r.changes("installed", func() error { return now.Install(r.Context(), nil) })
+		r.replicas("atoll-manager", 2)
 	})
 }
 

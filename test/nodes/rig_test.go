@@ -42,6 +42,9 @@ import (
 // sites are the nodes of each site of the example in examples/groups.
 var sites = map[string][]string{"beijing": {"bj-0"}, "hangzhou": {"hz-0", "hz-1"}}
 
+// patience bounds each wait, also on a slow and busy machine.
+const patience = 5 * time.Minute
+
 func TestMain(m *testing.M) {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
@@ -79,7 +82,7 @@ func newRig(t *testing.T) *rig {
 	}
 	c, err := devcluster.Start(t.Context(), devcluster.Options{RealNodes: true, Log: os.Stderr, ComponentArgs: map[string][]string{
 		// A node that is away loses its pods soon.
-		devcluster.ControllerManager: {"--node-monitor-grace-period=20s"},
+		devcluster.ControllerManager: {"--node-monitor-grace-period=40s"},
 		devcluster.APIServer:         {"--default-unreachable-toleration-seconds=3", "--default-not-ready-toleration-seconds=3"},
 	}})
 	if err != nil {
@@ -116,7 +119,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) eventually(what string, check func() error) {
 	r.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(r.Context(), 200*time.Millisecond, 3*time.Minute, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(r.Context(), 200*time.Millisecond, patience, true, func(context.Context) (bool, error) {
 		last = check()
 		return last == nil, nil
 	})

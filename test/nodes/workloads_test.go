@@ -139,6 +139,37 @@ func (r *rig) testJob() {
 	r.kubectl("delete", "job", "report")
 }
 
+// testJobGoesOn: an edit of the image, even to one that nobody can pull, ends no container that may
+// not be started again. The kubelet would end it before the pull, and the Job would be complete.
+func (r *rig) testJobGoesOn() {
+	policy := &gm.OverridePolicy{}
+	if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "nginx-overridepolicy"}, policy); err != nil {
+		r.Fatal(err)
+	}
+	policy.ObjectMeta = metav1.ObjectMeta{Namespace: "default", Name: "long"}
+	pods := template("long", corev1.Container{})
+	pods.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
+	job := &batchv1.Job{ObjectMeta: requiring("long"), Spec: batchv1.JobSpec{
+		Completions: new(int32(5)), Parallelism: new(int32(5)), BackoffLimit: new(int32(0)), Template: pods,
+	}}
+	job.Labels[gm.RequiredOverridePolicyLabel] = policy.Name
+	r.create(policy, job)
+	r.eventually("the Job runs", func() error { return r.divided(r.pods("default", "long")) })
+	r.kubectl("patch", "overridepolicy", "long", "--type=json",
+		`-p=[{"op":"replace","path":"/spec/overrideRules/0/imageOverrider/0/value","value":"nobody.registry.io"}]`)
+	r.eventually("the policy tells that the pods stay", func() error {
+		const want = "pods that run until they are done stay as they started"
+		if out := r.kubectl("get", "overridepolicy", "long", "-o", "jsonpath={.status.conditions[*].message}"); !strings.Contains(out, want) {
+			return fmt.Errorf("its conditions say %q", out)
+		}
+		return nil
+	})
+	if err := r.divided(r.pods("default", "long")); err != nil {
+		r.Error(err)
+	}
+	r.kubectl("delete", "job/long", "overridepolicy/long")
+}
+
 // testVolumesAndDrain: each pod of a StatefulSet stays on the node with its volume. When a node is
 // drained the example goes to the other node of the group, and the pod with a volume waits.
 func (r *rig) testVolumesAndDrain() {

@@ -156,6 +156,9 @@ func TestReconcile(t *testing.T) {
 		return objects
 	}
 	notReady := build.With(func(p *corev1.Pod) { p.Status.Conditions = nil })
+	once := func(policy corev1.RestartPolicy) build.Option {
+		return build.With(func(p *corev1.Pod) { p.Spec.RestartPolicy = policy })
+	}
 	as := func(image string) build.Option {
 		return build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = image })
 	}
@@ -177,6 +180,12 @@ func TestReconcile(t *testing.T) {
 		},
 		"pods that ran before are changed one at a time": {
 			objects: append(base(2), running(0), running(1)), patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 2,
+		},
+		"containers that may not be started again are not ended": {
+			objects: append(base(3), running(0, once(corev1.RestartPolicyNever)), running(1, once(corev1.RestartPolicyOnFailure)), running(2, build.With(func(p *corev1.Pod) {
+				p.Spec.Containers[0].RestartPolicy = new(corev1.ContainerRestartPolicyOnFailure)
+			}))),
+			reason: gm.ReasonConverging, pods: 3,
 		},
 		"a pod that does no work is first": {
 			objects: append(base(2), running(0), running(1, notReady)), patched: []string{"web-1-1"}, reason: gm.ReasonConverging, pods: 2,

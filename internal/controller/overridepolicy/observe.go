@@ -72,7 +72,8 @@ type workload struct {
 	// blocked is why pods are not replaced or restarted for now, or nil.
 	blocked error
 	// pods is the number of pods on nodes of groups, updated of those that are as the
-	// rules want, and kept of those of Jobs, which stay as they started.
+	// rules want, and kept of those that stay as they started: pods of Jobs, and pods whose
+	// containers may not be started again.
 	pods, updated, kept int
 	// failure is why the rules cannot be used for the workload or for one of its pods, or
 	// nil.
@@ -214,6 +215,10 @@ func (r *Reconciler) observePod(s *scope, w *workload, pod seats.SeatView) {
 		w.stale = append(w.stale, pod)
 	case err != nil:
 		w.failure = err
+	case change.Needed() && pod.RunsOnce:
+		// The kubelet ends a container before it pulls the other image. If that fails once, a
+		// Job counts the pod as done.
+		w.kept++
 	case change.Needed():
 		w.due = append(w.due, duePod{pod.Pod, pod.Group, change})
 	default:

@@ -118,11 +118,11 @@ func TestReplace(t *testing.T) {
 			objects: append(baseWithArgs(1), running(0, old, build.On("node-out"))), reason: gm.ReasonNoPods,
 		},
 		"a Job's pods are never evicted": {
-			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, message: "pods of a Job stay as they started",
+			objects: append(jobs, running(0, build.OwnedBy(job), old)), reason: gm.ReasonConverging, message: "pods that run until they are done stay as they started",
 		},
 		"nor are those of what a Job owns": {
 			objects: append(jobs[:len(jobs):len(jobs)], build.ReplicaSet("below", build.OwnedBy(job)), running(0, build.OwnedBy(build.ReplicaSet("below")), old)),
-			reason:  gm.ReasonConverging, message: "pods of a Job stay as they started",
+			reason:  gm.ReasonConverging, message: "pods that run until they are done stay as they started",
 		},
 		"a pod without an owner would not come back": {
 			objects: append(base(0)[2:], running(0, build.With(func(p *corev1.Pod) { p.OwnerReferences = nil }), build.Bound("p", "o"), old)),

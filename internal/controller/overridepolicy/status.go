@@ -143,7 +143,7 @@ func (w *workload) message() string {
 	case w.mode != gm.ReschedulingEvict && w.updated < w.pods:
 		return fmt.Sprintf("running pods keep their images: rescheduling.mode of the PropagationPolicy is %s", w.mode)
 	case w.kept > 0 && w.kept == w.pods-w.updated && len(w.stale) == 0:
-		return "pods of a Job stay as they started"
+		return "pods that run until they are done stay as they started"
 	default:
 		return "pods are being changed or replaced"
 	}
