@@ -74,14 +74,7 @@ func TestLeftoversAreCleared(t *testing.T) {
 			t.Skip("only Linux kills children with their parent")
 		}
 		name, ids := killOwner(t, "kernel")
-		eventually(t, "waiting for the kernel to kill the cluster", func(context.Context) error {
-			for _, id := range ids {
-				if id.Alive() {
-					return fmt.Errorf("process %d is alive", id.PID)
-				}
-			}
-			return nil
-		})
+		goneByKernel(t, ids)
 		if _, err := Sweep(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -105,6 +98,9 @@ func TestLeftoversOfRealNodesAreCleared(t *testing.T) {
 			c, err := Attach(t.Context(), name)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if mode == "real-kernel" {
+				goneByKernel(t, ids)
 			}
 			if _, err := Sweep(t.Context()); err != nil {
 				t.Fatal(err)
@@ -176,6 +172,19 @@ func killOwner(t *testing.T, mode string) (name string, ids []process.Identity) 
 	}
 	_ = child.Wait() // it was killed
 	return name, ids
+}
+
+// goneByKernel waits until all processes have ended without a sweep.
+func goneByKernel(t *testing.T, ids []process.Identity) {
+	t.Helper()
+	eventually(t, "waiting for the kernel to kill the cluster", func(context.Context) error {
+		for _, id := range ids {
+			if id.Alive() {
+				return fmt.Errorf("process %d is alive", id.PID)
+			}
+		}
+		return nil
+	})
 }
 
 func expectGone(t *testing.T, name string, ids []process.Identity) {

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 
 	"github.com/atoll-k8s/atoll/devcluster/internal/imageserver"
@@ -26,6 +27,10 @@ import (
 
 // entered is the word with which init executes itself once it is in its control group.
 const entered = "entered"
+
+// init keeps the main goroutine on the main thread, from which the first process of a node executes
+// itself: the kernel sends the signal of the parent's death to this thread only.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

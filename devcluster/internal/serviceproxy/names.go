@@ -16,8 +16,10 @@ const (
 	Domain = "cluster.local"
 	// timeToLive is how long a client may keep an answer, in seconds.
 	timeToLive = 5
-	// maxAddresses bounds the addresses of an answer, so that it fits into 512 bytes.
+	// maxAddresses bounds the addresses of an answer, and maxAnswer all of it, in bytes: what a
+	// client must be able to receive over UDP.
 	maxAddresses = 25
+	maxAnswer    = 512
 )
 
 // Names returns the addresses of each name, with a dot at its end: those of Services, and of the
@@ -92,9 +94,14 @@ func Answer(message []byte, names map[string][]netip.Addr) []byte {
 			})
 		}
 	}
-	packed, err := answer.Pack()
-	if err != nil {
-		return nil
+	for {
+		packed, err := answer.Pack()
+		if err != nil {
+			return nil
+		}
+		if len(packed) <= maxAnswer || len(answer.Answers) == 0 {
+			return packed
+		}
+		answer.Answers = answer.Answers[:len(answer.Answers)-1] // of a long name
 	}
-	return packed
 }

@@ -2,6 +2,7 @@ package serviceproxy
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -75,16 +76,17 @@ func TestNames(t *testing.T) {
 
 // TestAnswersFitIntoAPacket: also for many endpoints; and what is no question has no answer.
 func TestAnswersFitIntoAPacket(t *testing.T) {
+	long := strings.Repeat("x", 63)
 	var endpoints []discoveryv1.Endpoint
 	for i := range 200 {
 		endpoints = append(endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprint("10.160.101.", i)}})
 	}
-	names := Names([]*corev1.Service{{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "db"}, Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone}}},
+	names := Names([]*corev1.Service{{ObjectMeta: metav1.ObjectMeta{Namespace: long, Name: long}, Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone}}},
 		[]*discoveryv1.EndpointSlice{{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Labels: map[string]string{discoveryv1.LabelServiceName: "db"}},
+			ObjectMeta:  metav1.ObjectMeta{Namespace: long, Labels: map[string]string{discoveryv1.LabelServiceName: long}},
 			AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints,
 		}})
-	q := dnsmessage.Message{Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName("db.a.svc.cluster.local."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}}}
+	q := dnsmessage.Message{Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(long + "." + long + ".svc.cluster.local."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}}}
 	packed, err := q.Pack()
 	if err != nil {
 		t.Fatal(err)
