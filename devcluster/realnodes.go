@@ -162,7 +162,7 @@ func (c *Cluster) buildNodePrograms(ctx context.Context) error {
 	}
 	program := filepath.Join(dir, pauseProgram)
 	pause, err := images.New(images.Spec{
-		Programs: map[string]string{"/pause": program, "/tar": program}, Entrypoint: []string{"/pause"}, Architecture: runtime.GOARCH,
+		Programs: map[string]string{"/pause": program, "/tar": program}, Entrypoint: []string{"/pause"}, Architecture: runtime.GOARCH, Fast: true,
 	})
 	if err != nil {
 		return err

@@ -58,13 +58,17 @@ func NewRelease(ctx context.Context, c *devcluster.Cluster, source string, log i
 	if err != nil {
 		return nil, err
 	}
-	image, err := images.New(images.Manager{
+	spec := images.Manager{
 		Program: binary, License: filepath.Join(source, "LICENSE"), Architecture: runtime.GOARCH, Version: r.chart.AppVersion(),
-	}.Spec())
+	}.Spec()
+	spec.Fast = true
+	image, err := images.New(spec)
 	if err != nil {
 		return nil, err
 	}
-	scheduler, err := images.New(images.Spec{Programs: map[string]string{"/kube-scheduler": c.BinaryPath("kube-scheduler")}, Entrypoint: []string{"/kube-scheduler"}, Architecture: runtime.GOARCH})
+	scheduler, err := images.New(images.Spec{
+		Programs: map[string]string{"/kube-scheduler": c.BinaryPath("kube-scheduler")}, Entrypoint: []string{"/kube-scheduler"}, Architecture: runtime.GOARCH, Fast: true,
+	})
 	if err != nil {
 		return nil, err
 	}

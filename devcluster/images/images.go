@@ -40,6 +40,8 @@ type Spec struct {
 	// Created is the time that the image gives as that of its making. The zero time stands
 	// for 1970: the time of the build would make each image another one.
 	Created time.Time
+	// Fast stores the content instead of compressing it, for nodes on this machine.
+	Fast bool
 }
 
 // New returns an image.
@@ -50,8 +52,12 @@ func New(s Spec) (v1.Image, error) {
 	}
 	// Registries expect compressed layers. The compressed bytes are kept, because they are
 	// read more than once.
+	level := gzip.DefaultCompression
+	if s.Fast {
+		level = gzip.NoCompression
+	}
 	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil },
-		tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.DefaultCompression), tarball.WithCompressedCaching)
+		tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(level), tarball.WithCompressedCaching)
 	if err != nil {
 		return nil, fmt.Errorf("making the layer of an image: %w", err)
 	}

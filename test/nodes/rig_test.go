@@ -198,7 +198,7 @@ func (r *rig) push(site, tag string) {
 	r.Helper()
 	built, err := images.New(images.Spec{
 		Programs:   map[string]string{"/pause": filepath.Join(r.Dir(), "bin", "devcluster-pause")},
-		Entrypoint: []string{"/pause", "serve", ":80"}, Architecture: runtime.GOARCH, Labels: map[string]string{"site": site, "tag": tag},
+		Entrypoint: []string{"/pause", "serve", ":80"}, Architecture: runtime.GOARCH, Fast: true, Labels: map[string]string{"site": site, "tag": tag},
 	})
 	if err != nil {
 		r.Fatal(err)

@@ -148,6 +148,6 @@ func exampleImage(cluster *devcluster.Cluster, label string) (v1.Image, error) {
 	program := filepath.Join(cluster.Dir(), "bin", "devcluster-pause")
 	return images.New(images.Spec{
 		Programs:   map[string]string{"/pause": program, "/tar": program}, // kubectl cp needs tar
-		Entrypoint: []string{"/pause", "serve", ":80"}, Architecture: runtime.GOARCH, Labels: map[string]string{"example": label},
+		Entrypoint: []string{"/pause", "serve", ":80"}, Architecture: runtime.GOARCH, Fast: true, Labels: map[string]string{"example": label},
 	})
 }
