@@ -162,10 +162,11 @@ devcluster-test: devcluster-bin $(GOTESTSUM) ## Run the tests of the devcluster.
 e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control planes.
 	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(UNCACHED) -timeout=60m $(TESTFLAGS)
 
+# Without the race detector: under it each step of Helm takes forty seconds and gigabytes.
 .PHONY: e2e-nodes
 e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, a C compiler.
 	@mkdir -p dist/test
-	cd test && $(race-env) $(call gotest,e2e-nodes) $(RACE) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./nodes
+	cd test && $(call gotest,e2e-nodes) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./nodes
 
 .PHONY: attack
 attack: devcluster-bin ## Attack the ports of an atoll-manager in a cluster on this machine, over the loopback network only: some minutes.
