@@ -280,16 +280,25 @@ func (r *rig) database(starts map[string]int) {
 // testPower: a node loses its power. Its pods of the example go to the other node of the group, its
 // pod with a volume waits for the node, and when it is back all is as before.
 func (r *rig) testPower() {
+	r.kubectl("cordon", "hz-1")
+	r.kubectl("rollout", "restart", "deployment/nginx")
+	r.kubectl("rollout", "status", "deployment/nginx", "--timeout=5m")
+	r.kubectl("uncordon", "hz-1")
+	r.example() // on hz-0, as far as it is in hangzhou
 	starts := map[string]int{"bj-0": 1, "hz-0": 3}
 	if err := r.Kill(r.Context(), "hz-0"); err != nil {
 		r.Fatal(err)
 	}
 	r.eventually("the example runs on the other node", func() error {
 		pods := r.pods("default", "nginx")
+		moved := 0
 		for _, pod := range pods {
-			if pod.Spec.NodeName == "hz-0" && pod.DeletionTimestamp == nil {
-				return fmt.Errorf("pod %s is on the node without power", pod.Name)
+			if pod.Spec.NodeName == "hz-1" {
+				moved++
 			}
+		}
+		if moved != want["hangzhou"] {
+			return fmt.Errorf("%d pods are there", moved)
 		}
 		return r.divided(pods)
 	})
