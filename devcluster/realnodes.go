@@ -3,6 +3,7 @@ package devcluster
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -104,10 +105,15 @@ func RealNodesMissing() error {
 	return nil
 }
 
-func controlGroup(cluster string) string { return "atoll-" + cluster }
+// controlGroup is that of a cluster, by its directory in the registry: clusters in other caches may
+// have the same name.
+func controlGroup(registryDir string) string {
+	sum := sha256.Sum256([]byte(registryDir))
+	return fmt.Sprintf("atoll-%s-%x", filepath.Base(registryDir), sum[:4])
+}
 
 func (c *Cluster) nodeGroup(node string) string {
-	return filepath.Join(controlGroup(c.record.Name), node)
+	return filepath.Join(controlGroup(c.registryDir), node)
 }
 
 func (c *Cluster) network() link.Client {
@@ -127,17 +133,52 @@ func (c *Cluster) startNetwork(ctx context.Context) error {
 	if err := c.startAndWait(ctx, p); err != nil {
 		return err
 	}
-	err := wait.PollUntilContextTimeout(ctx, readyInterval, startTimeout, true, func(ctx context.Context) (bool, error) {
-		info, err := c.network().Info(ctx)
-		if err == nil {
-			c.record.Server = info.Server.String()
-		}
-		return err == nil, nil
-	})
+	info, err := c.network().Info(ctx)
 	if err != nil {
-		return fmt.Errorf("waiting for the network of real nodes: %w; its log %s ends with:\n%s", err, p.Log, logTail(p.Log))
+		return err
 	}
+	c.record.Server = info.Server.String()
 	return writeJSON(filepath.Join(c.registryDir, "record.json"), c.record)
+}
+
+// networkReady returns nil if the network answers.
+func (c *Cluster) networkReady(ctx context.Context) error {
+	_, err := c.network().Info(ctx)
+	return err
+}
+
+// restartNetwork starts the network again, with the same addresses, and connects the nodes that
+// run. Their legs are whole.
+func (c *Cluster) restartNetwork(ctx context.Context, p processRecord) error {
+	p.Args = []string{"network", c.network().Socket, c.record.Server}
+	if err := c.startAndWait(ctx, p); err != nil {
+		return err
+	}
+	records, err := readProcesses(c.registryDir)
+	if err != nil {
+		return err
+	}
+	for _, p := range records {
+		if p.Kind == kindReal && p.ID.Alive() {
+			if err := c.connectNode(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// unplug takes a node that is about to lose its power from the network. If that does not run, no
+// node is in it.
+func (c *Cluster) unplug(ctx context.Context, node string) error {
+	network, err := c.readProcess(networkProcess)
+	if err != nil {
+		return err
+	}
+	if !network.ID.Alive() {
+		return nil
+	}
+	return c.network().Unplug(ctx, node)
 }
 
 func (c *Cluster) nodeProgram() string { return filepath.Join(c.record.Dir, "bin", nodeProgram) }
@@ -455,6 +496,9 @@ func (c *Cluster) KillOn(ctx context.Context, node, program string) error {
 	if err != nil {
 		return err
 	}
+	if _, err := n.program(program); err != nil {
+		return err
+	}
 	if err := os.WriteFile(n.Hold(program), nil, 0o600); err != nil {
 		return fmt.Errorf("holding %s of node %q: %w", program, node, err)
 	}
@@ -465,10 +509,14 @@ func (c *Cluster) KillOn(ctx context.Context, node, program string) error {
 	return killAll(ctx, []process.Identity{id})
 }
 
-// RestartOn ends a program of a real node, if it runs, and lets it be started again.
+// RestartOn ends a program of a real node, if it runs, and lets it be started again. It returns
+// when the program runs, and containerd answers.
 func (c *Cluster) RestartOn(ctx context.Context, node, program string) error {
 	n, err := c.readNode(node)
 	if err != nil {
+		return err
+	}
+	if _, err := n.program(program); err != nil {
 		return err
 	}
 	if err := os.Remove(n.Hold(program)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -479,10 +527,27 @@ func (c *Cluster) RestartOn(ctx context.Context, node, program string) error {
 			return err
 		}
 	}
-	return wait.PollUntilContextTimeout(ctx, readyInterval, startTimeout, true, func(context.Context) (bool, error) {
-		_, err := c.onNode(node, program)
-		return err == nil, nil
+	var last error
+	err = wait.PollUntilContextTimeout(ctx, readyInterval, startTimeout, true, func(context.Context) (bool, error) {
+		if _, last = c.onNode(node, program); last == nil && program == Containerd {
+			_, last = c.ctr(ctx, node, "version")
+		}
+		return last == nil, nil
 	})
+	if err != nil {
+		return fmt.Errorf("waiting for %s of node %q: %w: %w", program, node, err, last)
+	}
+	return nil
+}
+
+// program returns a program of the node.
+func (n *realNode) program(name string) (*realnode.Program, error) {
+	for i := range n.Programs {
+		if n.Programs[i].Name == name {
+			return &n.Programs[i], nil
+		}
+	}
+	return nil, fmt.Errorf("finding %q of node %q: its programs are %s, %s and %s", name, n.Name, Containerd, Kubelet, ServiceProxy)
 }
 
 // PauseOn stops a program of a real node with SIGSTOP, and ResumeOn continues it.
@@ -516,17 +581,15 @@ func (c *Cluster) onNode(node, program string) (process.Identity, error) {
 	if err != nil {
 		return process.Identity{}, err
 	}
-	for _, is := range n.Programs {
-		if is.Name != program {
-			continue
-		}
-		id, found := process.ChildOf(p.ID, is.Path, is.Args)
-		if !found {
-			return id, fmt.Errorf("finding %s of node %q: it does not run; its log is %s", program, node, is.Log)
-		}
-		return id, nil
+	is, err := n.program(program)
+	if err != nil {
+		return process.Identity{}, err
 	}
-	return process.Identity{}, fmt.Errorf("finding %s of node %q: its programs are %s, %s and %s", program, node, Containerd, Kubelet, ServiceProxy)
+	id, found := process.ChildOf(p.ID, is.Path, is.Args)
+	if !found {
+		return id, fmt.Errorf("finding %s of node %q: it does not run; its log is %s", program, node, is.Log)
+	}
+	return id, nil
 }
 
 // NodeLogPath returns the log file of a program of a real node.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -183,6 +184,7 @@ func TestRealNodes(t *testing.T) {
 	part("programs", (*rig).testPrograms)
 	part("containers", (*rig).testContainers)
 	part("power", (*rig).testPower)
+	part("the network", (*rig).testNetwork)
 	part("a removed node", (*rig).testRemovedNode)
 	part("nothing is left", (*rig).testNothingIsLeft)
 }
@@ -308,10 +310,12 @@ func (r *rig) testServices() {
 		}
 		return nil
 	})
-	began := time.Now()
-	if out, err := r.get("a-0", nobody); err == nil || !strings.Contains(err.Error(), "refused") {
-		r.Errorf("without endpoints the answer is %q, %v after %s", out, err, time.Since(began))
-	}
+	r.eventually("a connection to a Service without pods is refused", func() error {
+		if out, err := r.get("a-0", nobody); err == nil || !strings.Contains(err.Error(), "refused") {
+			return fmt.Errorf("the answer is %q, %w", out, err)
+		}
+		return nil
+	})
 }
 
 // testLegs: a node whose cloud is cut becomes NotReady, and its pods and those of its pool reach
@@ -357,6 +361,16 @@ func (r *rig) testLegs() {
 
 // testPrograms: containers outlive the kubelet and containerd.
 func (r *rig) testPrograms() {
+	for _, name := range []string{"nothing", "../" + Kubelet} {
+		for _, err := range []error{r.KillOn(r.Context(), "a-1", name), r.RestartOn(r.Context(), "a-1", name)} {
+			if err == nil || !strings.Contains(err.Error(), "its programs are containerd, kubelet and service-proxy") {
+				r.Errorf("program %q: %v", name, err)
+			}
+		}
+	}
+	if found, _ := filepath.Glob(filepath.Join(r.nodeDir("a-1"), "hold-*")); len(found) > 0 {
+		r.Errorf("%v are there", found)
+	}
 	before, err := r.container("a-1")
 	if err != nil {
 		r.Fatal(err)
@@ -446,19 +460,41 @@ func (r *rig) proxyStartsAgain(node string) {
 	})
 }
 
-// testPower: with the power of a node everything on it ends at once. Afterwards its pod comes
-// back, from the image on its disk.
+// testPower: with the power of a node everything on it ends at once, and nobody is told: its
+// connections stay as they are. Afterwards its pod comes back, from the image on its disk, and its
+// legs are as they were set.
 func (r *rig) testPower() {
+	conn, err := r.dial("b-0")
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer conn.Close()
 	if err := r.Kill(r.Context(), "b-0"); err != nil {
 		r.Fatal(err)
+	}
+	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		r.Errorf("a connection to the node that has no power ends with %v, want silence", err)
+	}
+	if _, err := r.dial("b-0"); !isTimeout(err) {
+		r.Errorf("a new connection to it ends with %v, want silence", err)
 	}
 	if out, err := r.kubectl("exec", "a-0", "--", "/pause", "get", r.url("b-0")); err == nil {
 		r.Errorf("a pod without power answers %q", out)
 	}
 	r.eventually("the node is away", r.nodeReady("b-0", corev1.ConditionUnknown))
+	r.setLeg("b-0", Cloud, LegState{Cut: true})
 	if err := r.Restart(r.Context(), "b-0"); err != nil {
 		r.Fatal(err)
 	}
+	r.eventually("the kubelet runs", func() error {
+		_, err := r.RunOn(r.Context(), "b-0", filepath.Join(r.Dir(), "bin", pauseProgram), "get", "http://127.0.0.1:10248/healthz")
+		return err
+	})
+	if _, err := r.dial("b-0"); !isTimeout(err) {
+		r.Errorf("a connection over a leg that was cut ends with %v", err)
+	}
+	r.setLeg("b-0", Cloud, LegState{})
 	r.eventually("the node is back", r.nodeReady("b-0", corev1.ConditionTrue))
 	r.eventually("its pod has started once more", func() error {
 		pod, err := r.pod("b-0")
@@ -472,6 +508,53 @@ func (r *rig) testPower() {
 	})
 	if out, err := r.get("a-0", r.url("b-0")); err != nil || out != "b-0" {
 		r.Errorf("afterwards it answers %q, %v", out, err)
+	}
+}
+
+// dial connects this machine to the kubelet of a node.
+func (r *rig) dial(node string) (net.Conn, error) {
+	n, err := r.readNode(node)
+	if err != nil {
+		return nil, err
+	}
+	dialer := net.Dialer{Timeout: 2 * time.Second}
+	return dialer.DialContext(r.Context(), "tcp", net.JoinHostPort(n.Link.Address.String(), "10250"))
+}
+
+func isTimeout(err error) bool {
+	timeout, is := errors.AsType[net.Error](err)
+	return is && timeout.Timeout()
+}
+
+// testNetwork: while the network does not run no node reaches another, and when it is started
+// again all do.
+func (r *rig) testNetwork() {
+	url := r.url("a-1")
+	if err := r.Kill(r.Context(), networkProcess); err != nil {
+		r.Fatal(err)
+	}
+	if out, err := r.get("a-0", url); err == nil {
+		r.Errorf("without a network a pod answers %q", out)
+	}
+	if err := r.Kill(r.Context(), "b-0"); err != nil { // it has no devices that could be closed
+		r.Fatal(err)
+	}
+	for _, name := range []string{networkProcess, "b-0"} {
+		if err := r.Restart(r.Context(), name); err != nil {
+			r.Fatal(err)
+		}
+	}
+	for _, node := range rigNodes {
+		r.eventually("node "+node+" is back", r.nodeReady(node, corev1.ConditionTrue))
+	}
+	for _, to := range []string{"a-1", "b-0"} {
+		r.eventually("pod "+to+" answers", func() error {
+			out, err := r.get("a-0", r.url(to))
+			if err == nil && out != to {
+				err = fmt.Errorf("it answers %q", out)
+			}
+			return err
+		})
 	}
 }
 
@@ -556,14 +639,20 @@ func leftovers(t *testing.T, dir, name string) string {
 	if strings.Contains(string(mounts), dir) {
 		left = append(left, "mounts of its directory")
 	}
-	for _, pattern := range []string{"/sys/fs/cgroup/" + controlGroup(name), "/sys/fs/cgroup/*/" + controlGroup(name), dir} {
+	for _, pattern := range []string{"/sys/fs/cgroup/atoll-" + name + "-*", "/sys/fs/cgroup/*/atoll-" + name + "-*", dir} {
 		if found, _ := filepath.Glob(pattern); len(found) > 0 {
 			left = append(left, fmt.Sprint(found))
 		}
 	}
-	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range commands {
-		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), dir) {
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	mark := regexp.MustCompile(clusterMark + "=[^\x00]*/" + name + "\x00") // shims have it from containerd
+	for _, path := range processes {
+		line, err := os.ReadFile(filepath.Join(path, "cmdline"))
+		if err != nil {
+			continue
+		}
+		environment, _ := os.ReadFile(filepath.Join(path, "environ"))
+		if strings.Contains(string(line), dir) || mark.Match(environment) {
 			left = append(left, strings.ReplaceAll(string(line), "\x00", " "))
 		}
 	}

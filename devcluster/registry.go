@@ -268,7 +268,7 @@ func remove(ctx context.Context, registry string, r record) error {
 		return fmt.Errorf("stopping unrecorded processes of cluster %q: %w", r.Name, err)
 	}
 	if r.NodesDir != "" {
-		if err := realnode.RemoveGroups(controlGroup(r.Name)); err != nil {
+		if err := realnode.RemoveGroups(controlGroup(dir)); err != nil {
 			return fmt.Errorf("stopping the nodes of cluster %q: %w", r.Name, err)
 		}
 	}

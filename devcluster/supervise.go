@@ -220,6 +220,9 @@ func (c *Cluster) probe(ctx context.Context, p processRecord) error {
 	if ready := c.readyFunc(p.Name); ready != nil {
 		return ready(ctx)
 	}
+	if p.Name == networkProcess {
+		return c.networkReady(ctx)
+	}
 	if p.Health == nil {
 		return nil
 	}
@@ -258,6 +261,11 @@ func (c *Cluster) killLocked(ctx context.Context, p processRecord) error {
 	p.Killed = true
 	if err := writeJSON(processPath(c.registryDir, p.Name), p); err != nil {
 		return fmt.Errorf("killing %s: %w", p.Name, err)
+	}
+	if p.Kind == kindReal {
+		if err := c.unplug(ctx, p.Name); err != nil {
+			return fmt.Errorf("killing %s: %w", p.Name, err)
+		}
 	}
 	if err := killAll(ctx, []process.Identity{p.ID}); err != nil {
 		return fmt.Errorf("killing %s: %w", p.Name, err)
@@ -346,6 +354,9 @@ func (c *Cluster) restartLocked(ctx context.Context, p processRecord) error {
 	}
 	if p.Name == Kwok {
 		c.releaseLeases(ctx)
+	}
+	if p.Name == networkProcess {
+		return c.restartNetwork(ctx, p)
 	}
 	return c.startAndWait(ctx, p)
 }

@@ -279,9 +279,14 @@ func (r *rig) example() {
 		return r.divided(pods)
 	})
 	for _, pod := range pods {
-		if out := r.kubectl("exec", pods[0].Name, "--", "/pause", "get", "http://"+pod.Status.PodIP); out != pod.Name {
-			r.Errorf("pod %s answers %q", pod.Name, out)
-		}
+		// A kubelet whose containerd was started again finds it after up to three seconds.
+		r.eventually("pod "+pod.Name+" answers", func() error {
+			out, err := r.tryKubectl("exec", pods[0].Name, "--", "/pause", "get", "http://"+pod.Status.PodIP)
+			if err == nil && out != pod.Name {
+				err = fmt.Errorf("it answers %q", out)
+			}
+			return err
+		})
 	}
 }
 

@@ -2,7 +2,7 @@
 // Kubernetes: the network of all nodes, the first process of a node, its proxy for Services,
 // and a registry of images.
 //
-//	devcluster-node network <socket>
+//	devcluster-node network <socket> [<address of the control plane>]
 //	devcluster-node init <configuration>
 //	devcluster-node proxy <kubeconfig> <address>
 //	devcluster-node registry <tar of images> <host:port>
@@ -17,6 +17,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/atoll-k8s/atoll/devcluster/internal/imageserver"
@@ -47,11 +48,11 @@ func run(ctx context.Context, args []string) error {
 		return realnode.Runc(args[1:])
 	}
 	if len(args) < 3 {
-		return errors.New("usage: devcluster-node network <socket> | init <configuration> | proxy <kubeconfig> <address> | registry <tar of images> <host:port> | enter <process id> <program>")
+		return errors.New("usage: devcluster-node network <socket> [<address of the control plane>] | init <configuration> | proxy <kubeconfig> <address> | registry <tar of images> <host:port> | enter <process id> <program>")
 	}
 	switch verb, of := args[1], args[2]; verb {
 	case "network":
-		n, err := link.NewNetwork()
+		n, err := link.NewNetwork(strings.Join(args[3:], ""))
 		if err != nil {
 			return err
 		}

@@ -32,6 +32,11 @@ func (c Client) Add(ctx context.Context, node Node) error {
 	return c.call(ctx, http.MethodPost, "/nodes", node, nil)
 }
 
+// Unplug closes the devices of a node that is about to lose its power: see [Network.Unplug].
+func (c Client) Unplug(ctx context.Context, node string) error {
+	return c.call(ctx, http.MethodDelete, "/nodes/"+node+"/devices", nil, nil)
+}
+
 // Remove forgets a node, whose processes have ended.
 func (c Client) Remove(ctx context.Context, node string) error {
 	return c.call(ctx, http.MethodDelete, "/nodes/"+node, nil, nil)

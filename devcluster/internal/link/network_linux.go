@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -39,16 +40,16 @@ func (n *Network) Range() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, n.base, 0, 0}), 16)
 }
 
-// NewNetwork opens a network with addresses that no other interface of the machine has. It
-// ends with the process.
-func NewNetwork() (*Network, error) {
+// NewNetwork opens a network with addresses that no other interface of the machine has; server is
+// that of the control plane, or "" for any. It ends with the process.
+func NewNetwork(server string) (*Network, error) {
 	used, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("listing the addresses of this machine: %w", err)
 	}
 	for i := range networks {
 		n := &Network{base: byte(firstNetwork + i)}
-		if overlaps(n.Range(), used) {
+		if overlaps(n.Range(), used) || server != "" && server != n.ServerAddress().String() {
 			continue
 		}
 		file, err := open(fmt.Sprintf("atoll%d", i))
@@ -66,6 +67,9 @@ func NewNetwork() (*Network, error) {
 		go n.carry(root, file)
 		return n, nil
 	}
+	if server != "" {
+		return nil, fmt.Errorf("opening a network: the addresses around %s are in use on this machine", server)
+	}
 	return nil, fmt.Errorf("opening a network: all of 10.%d.0.0/16 to 10.%d.0.0/16 are in use on this machine", firstNetwork, firstNetwork+networks-1)
 }
 
@@ -79,7 +83,7 @@ func overlaps(p netip.Prefix, used []net.Addr) bool {
 }
 
 // Add connects a node, in whose network namespace the process of node.PID runs, in place of
-// one of the same name.
+// one of the same name, whose legs it has as they are.
 func (n *Network) Add(node Node) error {
 	ports := &nodePorts{}
 	files := map[*port]*os.File{}
@@ -104,9 +108,13 @@ func (n *Network) Add(node Node) error {
 		return n.reachPeers(&node, node.Name)
 	})
 	if err != nil {
+		for p := range files {
+			p.close()
+		}
 		return fmt.Errorf("connecting node %q: %w", node.Name, err)
 	}
-	peers := n.add(ports)
+	before, peers := n.add(ports)
+	before.close()
 	for p, file := range files {
 		go n.carry(p, file)
 	}
@@ -116,6 +124,12 @@ func (n *Network) Add(node Node) error {
 	return nil
 }
 
+// Unplug closes the devices of a node, which is about to lose its power: what holds them keeps
+// its network namespace, whose kernel would close the connections of the processes that end.
+// Afterwards nothing reaches the node, and nothing comes from it, before it is added again. It does
+// nothing if there is no such node.
+func (n *Network) Unplug(name string) { n.unplug(name).close() }
+
 // Remove forgets a node, whose processes have ended, and the routes of its peers to it. It does
 // nothing if there is no such node.
 func (n *Network) Remove(name string) {
@@ -123,13 +137,14 @@ func (n *Network) Remove(name string) {
 	if removed == nil {
 		return
 	}
+	removed.close()
 	for _, peer := range peers { // one that does not run has no routes
 		_ = inNamespace(peer.PID, func() error {
 			link, err := netlink.LinkByName(string(Pool))
 			if err != nil {
 				return err
 			}
-			for _, to := range routesTo(removed) {
+			for _, to := range routesTo(removed.cloud.node) {
 				_ = netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK})
 			}
 			return nil
@@ -168,22 +183,30 @@ func routesTo(n *Node) []netip.Prefix {
 
 // carry passes on what a device sends until it is closed.
 func (n *Network) carry(p *port, file *os.File) {
-	defer close(p.late)
+	defer p.close()
 	go p.sendLate()
 	packet := make([]byte, 64<<10)
 	for {
 		read, err := file.Read(packet)
 		if err != nil {
-			return // the namespace has gone, and the device with it
+			return
 		}
 		n.pass(p, packet[:read])
 	}
 }
 
 func newPort(node *Node, leg Leg, file *os.File) *port {
-	return &port{node: node, leg: leg, late: make(chan latePacket, maxLate), write: func(packet []byte) {
-		_, _ = file.Write(packet) // as on a wire: what does not arrive is sent again
-	}}
+	closed := make(chan struct{})
+	return &port{
+		node: node, leg: leg, late: make(chan latePacket, maxLate), closed: closed,
+		close: sync.OnceFunc(func() {
+			close(closed)
+			_ = file.Close() // nothing is lost that was not to be
+		}),
+		write: func(packet []byte) {
+			_, _ = file.Write(packet) // as on a wire: what does not arrive is sent again
+		},
+	}
 }
 
 // open opens a TUN device in the network namespace of the thread.
@@ -256,6 +279,7 @@ func inNamespace(pid int, f func() error) error {
 //	GET    /                     an Info
 //	POST   /nodes                a Node, to connect
 //	DELETE /nodes/{node}         forgets it
+//	DELETE /nodes/{node}/devices unplugs it
 //	PUT    /nodes/{node}/{leg}   a State
 func (n *Network) Serve(ctx context.Context, socket string) error {
 	_ = os.Remove(socket) // of a process that was killed
@@ -271,6 +295,7 @@ func (n *Network) Serve(ctx context.Context, socket string) error {
 		var node Node
 		answer(w, r, &node, func() error { return n.Add(node) })
 	})
+	mux.HandleFunc("DELETE /nodes/{node}/devices", func(_ http.ResponseWriter, r *http.Request) { n.Unplug(r.PathValue("node")) })
 	mux.HandleFunc("DELETE /nodes/{node}", func(_ http.ResponseWriter, r *http.Request) { n.Remove(r.PathValue("node")) })
 	mux.HandleFunc("PUT /nodes/{node}/{leg}", func(w http.ResponseWriter, r *http.Request) {
 		var state State

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -53,9 +54,14 @@ type port struct {
 	leg  Leg
 	// write sends a packet to the device; it does not keep it.
 	write func(packet []byte)
+	// close closes the device, and closed with it.
+	close  func()
+	closed chan struct{}
 
 	state State // guarded by router.mu
 	late  chan latePacket
+	// waiting is the number of delayed packets that have not been sent.
+	waiting atomic.Int32
 }
 
 type latePacket struct {
@@ -73,7 +79,19 @@ type router struct {
 	nodes map[string]*nodePorts
 }
 
-type nodePorts struct{ cloud, pool *port }
+type nodePorts struct {
+	cloud, pool *port
+	// unplugged nodes have lost their power: nothing reaches them. Guarded by router.mu.
+	unplugged bool
+}
+
+// close closes the devices of a node that was unplugged, removed or replaced.
+func (n *nodePorts) close() {
+	if n != nil {
+		n.cloud.close()
+		n.pool.close()
+	}
+}
 
 func newRouter(root *port) *router { return &router{root: root, nodes: map[string]*nodePorts{}} }
 
@@ -88,17 +106,33 @@ func (n *nodePorts) leg(leg Leg) *port {
 	}
 }
 
-// add adds a node in place of one of the same name, and returns the others of its pool.
-func (r *router) add(ports *nodePorts) (peers []*Node) {
+// add adds a node in place of one of the same name, whose legs it has as they are, and returns
+// that one, nil if there is none, and the others of its pool.
+func (r *router) add(ports *nodePorts) (before *nodePorts, peers []*Node) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	node := ports.cloud.node
+	if before = r.nodes[node.Name]; before != nil {
+		ports.cloud.state, ports.pool.state = before.cloud.state, before.pool.state
+	}
 	r.nodes[node.Name] = ports
-	return r.peersLocked(node)
+	return before, r.peersLocked(node)
+}
+
+// unplug lets nothing reach a node before it is added again, and returns its ports; nil if there
+// is no such node.
+func (r *router) unplug(name string) *nodePorts {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ports := r.nodes[name]
+	if ports != nil {
+		ports.unplugged = true
+	}
+	return ports
 }
 
 // remove removes a node, and returns it and the others of its pool; nil if there is no such node.
-func (r *router) remove(name string) (removed *Node, peers []*Node) {
+func (r *router) remove(name string) (removed *nodePorts, peers []*Node) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ports := r.nodes[name]
@@ -106,7 +140,7 @@ func (r *router) remove(name string) (removed *Node, peers []*Node) {
 		return nil, nil
 	}
 	delete(r.nodes, name)
-	return ports.cloud.node, r.peersLocked(ports.cloud.node)
+	return ports, r.peersLocked(ports.cloud.node)
 }
 
 func (r *router) peersLocked(node *Node) (peers []*Node) {
@@ -145,7 +179,7 @@ func (r *router) target(from *port, to netip.Addr) *port {
 			continue
 		}
 		switch {
-		case from.node == n:
+		case from.node == n, ports.unplugged:
 			return nil
 		case from.leg == Cloud:
 			return ports.cloud
@@ -179,13 +213,15 @@ func (r *router) pass(from *port, packet []byte) {
 		return
 	}
 	delay := a.Delay + b.Delay
-	if delay == 0 && len(target.late) == 0 {
+	if delay == 0 && target.waiting.Load() == 0 { // else it would overtake
 		target.write(packet)
 		return
 	}
+	target.waiting.Add(1)
 	select {
 	case target.late <- latePacket{time.Now().Add(delay), append([]byte(nil), packet...)}:
 	default:
+		target.waiting.Add(-1)
 	}
 }
 
@@ -199,10 +235,16 @@ func destination(packet []byte) (netip.Addr, bool) {
 	return netip.AddrFrom4([4]byte(packet[16:20])), true
 }
 
-// sendLate sends delayed packets in their order until the channel is closed.
+// sendLate sends delayed packets in their order until the device is closed.
 func (p *port) sendLate() {
-	for late := range p.late {
-		time.Sleep(time.Until(late.at))
-		p.write(late.packet)
+	for {
+		select {
+		case <-p.closed:
+			return
+		case late := <-p.late:
+			time.Sleep(time.Until(late.at))
+			p.write(late.packet)
+			p.waiting.Add(-1)
+		}
 	}
 }

@@ -23,13 +23,14 @@ func newNetwork() *network {
 	for name, pool := range map[string]string{"a1": "a", "a2": "a", "b1": "b"} {
 		i := byte(len(n.nodes) + 1)
 		node := &Node{Name: name, Pool: pool, Address: netip.AddrFrom4([4]byte{10, 160, 1, i}), Pods: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 160, 100 + i, 0}), 24)}
-		n.nodes[name] = &nodePorts{n.port(node, Cloud), n.port(node, Pool)}
+		n.nodes[name] = &nodePorts{cloud: n.port(node, Cloud), pool: n.port(node, Pool)}
 	}
 	return n
 }
 
 func (n *network) port(node *Node, leg Leg) *port {
-	p := &port{node: node, leg: leg, late: make(chan latePacket, maxLate)}
+	p := &port{node: node, leg: leg, late: make(chan latePacket, maxLate), closed: make(chan struct{})}
+	p.close = sync.OnceFunc(func() { close(p.closed) })
 	p.write = func([]byte) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -82,19 +83,19 @@ func TestANodeIsRemoved(t *testing.T) {
 	n := newNetwork()
 	a1, a2, b1 := n.nodes["a1"], n.nodes["a2"], n.nodes["b1"]
 	removed, peers := n.remove("a2")
-	if removed != a2.cloud.node || len(peers) != 1 || peers[0] != a1.cloud.node {
+	if removed != a2 || len(peers) != 1 || peers[0] != a1.cloud.node {
 		t.Errorf("removed is %+v, with the peers %+v", removed, peers)
 	}
-	if got := n.target(a1.pool, removed.Address); got != nil {
+	if got := n.target(a1.pool, a2.cloud.node.Address); got != nil {
 		t.Errorf("packets to a removed node go to %+v", got)
 	}
-	again := *removed
+	again := *a2.cloud.node
 	again.Name, again.Pool = "b2", "b"
-	ports := &nodePorts{n.port(&again, Cloud), n.port(&again, Pool)}
-	if peers := n.add(ports); len(peers) != 1 || peers[0] != b1.cloud.node {
+	ports := &nodePorts{cloud: n.port(&again, Cloud), pool: n.port(&again, Pool)}
+	if _, peers := n.add(ports); len(peers) != 1 || peers[0] != b1.cloud.node {
 		t.Errorf("the peers of a new node are %+v", peers)
 	}
-	if got := n.target(b1.pool, removed.Address); got != ports.pool {
+	if got := n.target(b1.pool, a2.cloud.node.Address); got != ports.pool {
 		t.Errorf("packets to the new node go to %+v", got)
 	}
 	if removed, _ := n.remove("a2"); removed != nil {
@@ -109,7 +110,7 @@ func TestALegIsCutDelayedOrLossy(t *testing.T) {
 		a1, a2 := n.nodes["a1"], n.nodes["a2"]
 		for _, p := range []*port{n.root, a1.cloud, a1.pool, a2.pool} {
 			go p.sendLate()
-			t.Cleanup(func() { close(p.late) })
+			t.Cleanup(p.close)
 		}
 		server, node, peer := netip.MustParseAddr("10.160.0.1"), a1.cloud.node.Address, a2.cloud.node.Address
 		// arrive returns how many of so many packets arrive, in both directions, and how late.
@@ -149,6 +150,75 @@ func TestALegIsCutDelayedOrLossy(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestNoPacketOvertakes one that is late, when its leg is whole again.
+func TestNoPacketOvertakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		a1, late := n.nodes["a1"], time.Second
+		go n.root.sendLate()
+		t.Cleanup(n.root.close)
+		if err := n.set("a1", Cloud, State{Delay: late}); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		n.pass(a1.cloud, packetTo(netip.MustParseAddr("10.160.0.1")))
+		synctest.Wait() // until it is on its way
+		if err := n.set("a1", Cloud, State{}); err != nil {
+			t.Fatal(err)
+		}
+		n.pass(a1.cloud, packetTo(netip.MustParseAddr("10.160.0.1")))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		for _, at := range n.got[n.root] {
+			if after := at.Sub(began); after != late {
+				t.Errorf("a packet arrives after %s, want %s", after, late)
+			}
+		}
+		n.pass(a1.cloud, packetTo(netip.MustParseAddr("10.160.0.1")))
+		if got := len(n.got[n.root]); got != 3 {
+			t.Errorf("%d packets have arrived, want 3: the last one at once", got)
+		}
+	})
+}
+
+// TestANodeLosesItsPower: nothing reaches it before it is there again, with its legs as they were.
+func TestANodeLosesItsPower(t *testing.T) {
+	n := newNetwork()
+	a1, a2 := n.nodes["a1"], n.nodes["a2"]
+	if err := n.set("a2", Cloud, State{Cut: true}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time it has none
+		n.unplug("a2").close()
+	}
+	n.unplug("nobody").close()
+	for _, p := range []*port{a2.cloud, a2.pool} {
+		select {
+		case <-p.closed:
+		default:
+			t.Errorf("the device of the leg %s is open", p.leg)
+		}
+	}
+	for _, from := range []*port{n.root, a1.cloud, a1.pool} {
+		if got := n.target(from, a2.cloud.node.Address); got != nil {
+			t.Errorf("packets to a node without power go to %+v", got)
+		}
+	}
+	if err := n.set("a2", Pool, State{Loss: 1}); err != nil {
+		t.Fatal(err)
+	}
+	again := &nodePorts{cloud: n.port(a2.cloud.node, Cloud), pool: n.port(a2.cloud.node, Pool)}
+	if before, _ := n.add(again); before != a2 {
+		t.Errorf("added in place of %+v", before)
+	}
+	if !again.cloud.state.Cut || again.pool.state.Loss != 1 {
+		t.Errorf("the legs are %+v and %+v", again.cloud.state, again.pool.state)
+	}
+	if got := n.target(n.root, a2.cloud.node.Address); got != again.cloud {
+		t.Errorf("packets to the node go to %+v", got)
+	}
 }
 
 // TestImpossibleLegsAreRefused with what is wrong.
