@@ -141,6 +141,11 @@ func (r *rig) get(from, url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return r.getIn(from, id, url)
+}
+
+// getIn is get for a container whose id is known.
+func (r *rig) getIn(from, id, url string) (string, error) {
 	return r.ctr(r.Context(), from, "tasks", "exec", "--exec-id", fmt.Sprint("get-", time.Now().UnixNano()), id, "/pause", "get", url)
 }
 
@@ -526,15 +531,19 @@ func isTimeout(err error) bool {
 	return is && timeout.Timeout()
 }
 
-// testNetwork: while the network does not run no node reaches another, and when it is started
-// again all do.
+// testNetwork: while the network does not run no node reaches another nor the API server, and when
+// it is started again all do.
 func (r *rig) testNetwork() {
 	url := r.url("a-1")
+	id, err := r.container("a-0")
+	if err != nil {
+		r.Fatal(err)
+	}
 	if err := r.Kill(r.Context(), networkProcess); err != nil {
 		r.Fatal(err)
 	}
-	if out, err := r.get("a-0", url); err == nil {
-		r.Errorf("without a network a pod answers %q", out)
+	if out, err := r.getIn("a-0", id, url); err == nil || !strings.Contains(err.Error(), url) {
+		r.Errorf("without a network a pod answers %q, %v", out, err)
 	}
 	if err := r.Kill(r.Context(), "b-0"); err != nil { // it has no devices that could be closed
 		r.Fatal(err)
