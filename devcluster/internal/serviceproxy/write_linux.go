@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -15,23 +17,77 @@ import (
 // table is the name of the table with all rules.
 const table = "services"
 
-// The kernel's registers for values of rules, and the offsets of what is compared.
+// The kernel's registers have 4 bytes. The key of a set or map is in adjacent ones, each part at
+// the beginning of its register.
 const (
-	register1, register2 = 1, 2
-	source               = 12 // in an IPv4 header
-	destination          = 16
-	destinationPort      = 2 // in the header of TCP and UDP
+	addressRegister  = unix.NFT_REG32_00
+	protocolRegister = unix.NFT_REG32_01
+	portRegister     = unix.NFT_REG32_02
+	numberRegister   = unix.NFT_REG32_03
+
+	endpointAddressRegister = addressRegister
+	endpointPortRegister    = unix.NFT_REG32_01
 )
 
-// toItself is the mark of connections of a pod to itself.
-const toItself = 1
+// Offsets in the header of IPv4, and in that of TCP and UDP.
+const (
+	source          = 12
+	destination     = 16
+	destinationPort = 2
+)
 
-// Write replaces the rules of this network namespace at once.
+const (
+	// destinationChanged is IPS_DST_NAT of <linux/netfilter/nf_conntrack_common.h>.
+	destinationChanged = 1 << 5
+	// portUnreachable is ICMP_PORT_UNREACH of <linux/icmp.h>.
+	portUnreachable = 3
+)
+
+const (
+	// maxElements is how many elements of a set a message carries: an attribute has 64 KiB at most.
+	maxElements = 500
+	// bufferSize bounds all messages of a write, which the kernel takes as one, and its answers. It
+	// is a limit only: some 50 bytes are needed for each port and for each of its endpoints.
+	bufferSize = 64 << 20
+)
+
+var (
+	keyTypes    = []nftables.SetDatatype{nftables.TypeIPAddr, nftables.TypeInetProto, nftables.TypeInetService}
+	portKey     = nftables.MustConcatSetType(keyTypes...)
+	endpointKey = nftables.MustConcatSetType(append(keyTypes, nftables.TypeInteger)...)
+	endpointTo  = nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService)
+	bothEnds    = nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeIPAddr)
+)
+
+// Write replaces the rules of this network namespace at once. The table has few rules, whatever the
+// number of Services: they look packets up in sets and maps.
+//
+//	services   address . protocol . port            : goto the chain for that number of endpoints
+//	endpoints  address . protocol . port . number   : address . port, of the endpoint with that number
+//	refused    address . protocol . port            without endpoints
+//	itself     address . address                    of each endpoint
 func Write(rules []Rule) error {
-	c, err := nftables.New()
+	buffer := func(c *netlink.Conn) error {
+		if err := c.SetReadBuffer(bufferSize); err != nil {
+			return err
+		}
+		return c.SetWriteBuffer(bufferSize)
+	}
+	c, err := nftables.New(nftables.WithSockOptions(buffer))
 	if err != nil {
 		return fmt.Errorf("speaking to the kernel's packet filter: %w", err)
 	}
+	if err := add(c, rules); err != nil {
+		return fmt.Errorf("making the rules for Services: %w", err)
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("writing the rules for Services: %w", err)
+	}
+	return nil
+}
+
+// add adds the messages that write the table.
+func add(c *nftables.Conn, rules []Rule) error {
 	t := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: table}
 	c.AddTable(t) // or else it could not be deleted the first time
 	c.DelTable(t)
@@ -45,81 +101,108 @@ func Write(rules []Rule) error {
 	hook("prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, translate)
 	hook("output", nftables.ChainTypeNAT, nftables.ChainHookOutput, nftables.ChainPriorityNATDest, translate)
 	hook("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter, refuse)
-	// A pod that reaches itself through a Service must get the answer from somebody else.
-	back := c.AddChain(&nftables.Chain{Name: "back", Table: t, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
-	c.AddRule(&nftables.Rule{Table: t, Chain: back, Exprs: []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: register1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: binaryutil.NativeEndian.PutUint32(toItself)},
-		&expr.Masq{},
-	}})
 	hook("local", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityFilter, refuse)
-	toEndpoint := map[endpoint]string{}
-	for _, r := range rules {
-		if len(r.Endpoints) == 0 {
-			c.AddRule(&nftables.Rule{Table: t, Chain: refuse, Exprs: append(matches(r), rejects(r)...)})
-		}
-		for i, e := range r.Endpoints {
-			exprs := matches(r)
-			if rest := len(r.Endpoints) - i; rest > 1 { // one of so many is left
-				exprs = append(exprs,
-					&expr.Numgen{Register: register1, Modulus: uint32(rest), Type: unix.NFT_NG_RANDOM},
-					&expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: binaryutil.NativeEndian.PutUint32(0)})
-			}
-			to := endpoint{e, r.Protocol}
-			if toEndpoint[to] == "" {
-				toEndpoint[to] = fmt.Sprint("endpoint", len(toEndpoint))
-				translateTo(c, t, toEndpoint[to], e)
-			}
-			c.AddRule(&nftables.Rule{Table: t, Chain: translate, Exprs: append(exprs, &expr.Verdict{Kind: expr.VerdictGoto, Chain: toEndpoint[to]})})
+	back := c.AddChain(&nftables.Chain{Name: "back", Table: t, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+
+	services := &nftables.Set{Table: t, Name: "services", IsMap: true, Concatenation: true, KeyType: portKey, DataType: nftables.TypeVerdict}
+	endpoints := &nftables.Set{Table: t, Name: "endpoints", IsMap: true, Concatenation: true, KeyType: endpointKey, DataType: endpointTo}
+	refused := &nftables.Set{Table: t, Name: "refused", Concatenation: true, KeyType: portKey}
+	itself := &nftables.Set{Table: t, Name: "itself", Concatenation: true, KeyType: bothEnds}
+	for _, set := range []*nftables.Set{services, endpoints, refused, itself} {
+		if err := c.AddSet(set, nil); err != nil {
+			return err
 		}
 	}
-	if err := c.Flush(); err != nil {
-		return fmt.Errorf("writing the rules for Services: %w", err)
+	c.AddRule(&nftables.Rule{Table: t, Chain: translate, Exprs: append(loadPort(), find(services, unix.NFT_REG_VERDICT))})
+	for protocol, reject := range map[byte]*expr.Reject{
+		unix.IPPROTO_TCP: {Type: unix.NFT_REJECT_TCP_RST},
+		unix.IPPROTO_UDP: {Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable},
+	} {
+		c.AddRule(&nftables.Rule{Table: t, Chain: refuse, Exprs: append(loadPort(),
+			&expr.Cmp{Op: expr.CmpOpEq, Register: protocolRegister, Data: []byte{protocol}}, isIn(refused), reject)})
+	}
+	// A pod that reaches itself through a Service must get the answer from somebody else.
+	c.AddRule(&nftables.Rule{Table: t, Chain: back, Exprs: []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: unix.NFT_REG32_00},
+		&expr.Bitwise{SourceRegister: unix.NFT_REG32_00, DestRegister: unix.NFT_REG32_00, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(destinationChanged), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: unix.NFT_REG32_00, Data: make([]byte, 4)},
+		&expr.Payload{DestRegister: unix.NFT_REG32_00, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: 4},
+		&expr.Payload{DestRegister: unix.NFT_REG32_01, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: 4},
+		isIn(itself), &expr.Masq{},
+	}})
+
+	elements := map[*nftables.Set][]nftables.SetElement{}
+	chosen := map[int]string{} // the chain that chooses one of so many endpoints
+	addresses := map[netip.Addr]bool{}
+	for _, r := range rules {
+		key, many := portOf(r), len(r.Endpoints)
+		if many == 0 {
+			elements[refused] = append(elements[refused], nftables.SetElement{Key: key})
+			continue
+		}
+		if chosen[many] == "" {
+			chosen[many] = fmt.Sprint("one-of-", many)
+			choose(c, c.AddChain(&nftables.Chain{Name: chosen[many], Table: t}), endpoints, many)
+		}
+		elements[services] = append(elements[services], nftables.SetElement{Key: key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chosen[many]}})
+		for i, e := range r.Endpoints {
+			numbered := slices.Concat(key, binaryutil.NativeEndian.PutUint32(uint32(i)))
+			elements[endpoints] = append(elements[endpoints], nftables.SetElement{Key: numbered, Val: slices.Concat(e.Addr().AsSlice(), port(e))})
+			if a := e.Addr(); !addresses[a] {
+				addresses[a] = true
+				elements[itself] = append(elements[itself], nftables.SetElement{Key: slices.Concat(a.AsSlice(), a.AsSlice())})
+			}
+		}
+	}
+	for set, all := range elements {
+		for some := range slices.Chunk(all, maxElements) {
+			if err := c.SetAddElements(set, some); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-type endpoint struct {
-	address  netip.AddrPort
-	protocol corev1.Protocol
+// choose lets a chain change the destination of a connection to one of so many endpoints, by
+// chance.
+func choose(c *nftables.Conn, chain *nftables.Chain, endpoints *nftables.Set, many int) {
+	c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: append(loadPort(),
+		&expr.Numgen{Register: numberRegister, Modulus: uint32(many), Type: unix.NFT_NG_RANDOM},
+		find(endpoints, endpointAddressRegister),
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: endpointAddressRegister, RegProtoMin: endpointPortRegister},
+	)})
 }
 
-// translateTo adds a chain that changes the destination of a connection to an endpoint.
-func translateTo(c *nftables.Conn, t *nftables.Table, name string, e netip.AddrPort) {
-	chain := c.AddChain(&nftables.Chain{Name: name, Table: t})
-	c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
-		&expr.Payload{DestRegister: register1, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: 4},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: e.Addr().AsSlice()},
-		&expr.Immediate{Register: register1, Data: binaryutil.NativeEndian.PutUint32(toItself)},
-		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register1},
-	}})
-	c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
-		&expr.Immediate{Register: register1, Data: e.Addr().AsSlice()},
-		&expr.Immediate{Register: register2, Data: binary.BigEndian.AppendUint16(nil, e.Port())},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: register1, RegProtoMin: register2},
-	}})
+// loadPort loads what the keys of all maps begin with.
+func loadPort() []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: addressRegister, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: 4},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: protocolRegister},
+		&expr.Payload{DestRegister: portRegister, Base: expr.PayloadBaseTransportHeader, Offset: destinationPort, Len: 2},
+	}
 }
 
-// matches returns the condition that a packet is for the rule.
-func matches(r Rule) []expr.Any {
+// portOf is the key that loadPort loads for a packet to a rule's address.
+func portOf(r Rule) []byte {
 	protocol := byte(unix.IPPROTO_TCP)
 	if r.Protocol == corev1.ProtocolUDP {
 		protocol = unix.IPPROTO_UDP
 	}
-	equals := func(data []byte) expr.Any {
-		return &expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: data}
-	}
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register1}, equals([]byte{protocol}),
-		&expr.Payload{DestRegister: register1, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: 4}, equals(r.Address.Addr().AsSlice()),
-		&expr.Payload{DestRegister: register1, Base: expr.PayloadBaseTransportHeader, Offset: destinationPort, Len: 2}, equals(binary.BigEndian.AppendUint16(nil, r.Address.Port())),
-	}
+	return slices.Concat(r.Address.Addr().AsSlice(), []byte{protocol, 0, 0, 0}, port(r.Address))
 }
 
-// rejects returns the verdict for a Service without endpoints.
-func rejects(r Rule) []expr.Any {
-	if r.Protocol == corev1.ProtocolTCP {
-		return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}
-	}
-	return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}}
+// port returns a port as it is in a register.
+func port(a netip.AddrPort) []byte {
+	return append(binary.BigEndian.AppendUint16(nil, a.Port()), 0, 0)
+}
+
+// isIn ends a rule if its key is not in the set.
+func isIn(set *nftables.Set) *expr.Lookup {
+	return &expr.Lookup{SourceRegister: addressRegister, SetID: set.ID, SetName: set.Name}
+}
+
+// find loads what a map has for the key of a rule, and ends the rule if it has nothing.
+func find(in *nftables.Set, to uint32) *expr.Lookup {
+	return &expr.Lookup{SourceRegister: addressRegister, SetID: in.ID, SetName: in.Name, IsDestRegSet: true, DestRegister: to}
 }
