@@ -423,7 +423,7 @@ func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, kubelet map[s
 	if err != nil {
 		return err
 	}
-	proxyConfig, err := c.Kubeconfig(ctx, "devcluster:"+ServiceProxy, mastersGroup)
+	proxyConfig, err := c.Kubeconfig(ctx, "system:kube-proxy") // which Kubernetes gives the rights of kube-proxy
 	if err != nil {
 		return err
 	}
