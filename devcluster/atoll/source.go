@@ -1,18 +1,16 @@
 package atoll
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"github.com/atoll-k8s/atoll/devcluster/binaries"
+	"github.com/atoll-k8s/atoll/devcluster/internal/untar"
 )
 
 // SourceAt returns a directory with the source of Atoll at an earlier commit of its git
@@ -48,7 +46,7 @@ func sourceAt(ctx context.Context, repository, commit string) (string, error) {
 		return "", fmt.Errorf("keeping the source of commit %s: %w", commit, err)
 	}
 	defer os.RemoveAll(unpacked) // it is gone if all went well
-	if err := unpack(&content, unpacked); err != nil {
+	if err := untar.Unpack(unpacked, &content); err != nil {
 		return "", fmt.Errorf("unpacking commit %s: %w", commit, err)
 	}
 	if err := os.Rename(unpacked, dir); err != nil {
@@ -58,34 +56,4 @@ func sourceAt(ctx context.Context, repository, commit string) (string, error) {
 		return "", fmt.Errorf("keeping the source of commit %s: %w", commit, err)
 	}
 	return dir, nil
-}
-
-// unpack writes the directories and files of a tar into an empty directory.
-func unpack(from io.Reader, dir string) error {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	for r := tar.NewReader(from); ; {
-		header, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		switch header.Typeflag {
-		case tar.TypeDir:
-			err = root.MkdirAll(filepath.Clean(header.Name), 0o755)
-		case tar.TypeReg:
-			var content []byte
-			if content, err = io.ReadAll(r); err == nil {
-				err = root.WriteFile(header.Name, content, header.FileInfo().Mode().Perm())
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/atoll-k8s/atoll/devcluster/internal/untar"
 )
 
 // archive does what kubectl cp asks of the program tar:
@@ -20,9 +22,9 @@ func archive(args []string, in io.Reader, out io.Writer) error {
 	case len(args) == 3 && args[0] == "cf" && args[1] == "-":
 		return pack(args[2], out)
 	case len(args) == 2 && args[0] == "-xmf" && args[1] == "-":
-		return unpack(".", in)
+		return untar.Unpack(".", in)
 	case len(args) == 4 && args[0] == "-xmf" && args[1] == "-" && args[2] == "-C":
-		return unpack(args[3], in)
+		return untar.Unpack(args[3], in)
 	default:
 		return fmt.Errorf("tar %s: only cf - <path> and -xmf - [-C <directory>] are known", strings.Join(args, " "))
 	}
@@ -55,42 +57,4 @@ func pack(path string, out io.Writer) error {
 		return err
 	})
 	return errors.Join(err, w.Close())
-}
-
-func unpack(dir string, in io.Reader) error {
-	root, err := os.OpenRoot(dir) // nothing is written outside of it
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	for r := tar.NewReader(in); ; {
-		header, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		switch header.Typeflag {
-		case tar.TypeDir:
-			err = root.MkdirAll(header.Name, 0o755)
-		case tar.TypeReg:
-			err = writeFile(root, header, r)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-func writeFile(root *os.Root, header *tar.Header, content io.Reader) error {
-	if err := root.MkdirAll(filepath.Dir(header.Name), 0o755); err != nil {
-		return err
-	}
-	file, err := root.OpenFile(header.Name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, header.FileInfo().Mode().Perm())
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(file, content)
-	return errors.Join(err, file.Close())
 }

@@ -40,28 +40,12 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestTarRefuses what it does not know, and files outside of its directory.
+// TestTarRefuses what it does not know.
 func TestTarRefuses(t *testing.T) {
 	if err := archive([]string{"tf", "-"}, nil, nil); err == nil || !strings.Contains(err.Error(), "tar tf -") {
 		t.Errorf("an unknown verb: %v", err)
 	}
 	if err := archive([]string{"cf", "-", filepath.Join(t.TempDir(), "missing")}, nil, &bytes.Buffer{}); err == nil {
 		t.Error("a file that is missing is packed")
-	}
-	dir := t.TempDir()
-	t.Chdir(dir)
-	if err := os.WriteFile("file", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir("target", 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Chdir("target")
-	var packed bytes.Buffer
-	if err := archive([]string{"cf", "-", "../file"}, nil, &packed); err != nil {
-		t.Fatal(err)
-	}
-	if err := archive([]string{"-xmf", "-"}, &packed, nil); err == nil {
-		t.Error("a file is written outside of the directory")
 	}
 }
