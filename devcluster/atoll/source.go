@@ -7,14 +7,19 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/atoll-k8s/atoll/devcluster/binaries"
 	"github.com/atoll-k8s/atoll/devcluster/internal/untar"
 )
 
+// wholeCommit matches the full name of a commit, whose content never changes.
+var wholeCommit = regexp.MustCompile(`^[0-9a-f]{40}$`)
+
 // SourceAt returns a directory with the source of Atoll at an earlier commit of its git
-// repository, for [NewRelease]. It is kept in the cache.
+// repository, for [NewRelease]. It is kept in the cache, so the commit must be given by all 40
+// digits of its name, and not as a branch or tag.
 func SourceAt(ctx context.Context, commit string) (string, error) {
 	source, err := sourceDir(ctx)
 	if err != nil {
@@ -24,6 +29,9 @@ func SourceAt(ctx context.Context, commit string) (string, error) {
 }
 
 func sourceAt(ctx context.Context, repository, commit string) (string, error) {
+	if !wholeCommit.MatchString(commit) {
+		return "", fmt.Errorf("finding the source of commit %q: give all 40 hexadecimal digits of its name (see git rev-parse), because the source is kept under it", commit)
+	}
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err

@@ -1,7 +1,9 @@
 package atoll
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,7 +16,12 @@ import (
 func TestSourceAt(t *testing.T) {
 	repository := filepath.Join("..", "..")
 	t.Setenv(binaries.CacheDirEnv, t.TempDir())
-	dir, err := sourceAt(t.Context(), repository, "HEAD")
+	head, err := exec.CommandContext(t.Context(), "git", "-C", repository, "rev-parse", "HEAD").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	commit := strings.TrimSpace(string(head))
+	dir, err := sourceAt(t.Context(), repository, commit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +34,7 @@ func TestSourceAt(t *testing.T) {
 	if err := os.WriteFile(marker, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := sourceAt(t.Context(), repository, "HEAD"); err != nil || again != dir {
+	if again, err := sourceAt(t.Context(), repository, commit); err != nil || again != dir {
 		t.Errorf("the second time it is in %s, %v", again, err)
 	}
 	if _, err := os.Stat(marker); err != nil {
@@ -36,5 +43,20 @@ func TestSourceAt(t *testing.T) {
 	const unknown = "0123456789012345678901234567890123456789"
 	if _, err := sourceAt(t.Context(), repository, unknown); err == nil || !strings.Contains(err.Error(), unknown) || !strings.Contains(err.Error(), "git fetch --unshallow") {
 		t.Errorf("an unknown commit: %v", err)
+	}
+}
+
+// TestSourceAtNeedsAWholeCommit: what a name of git means changes, and what is in the cache does
+// not.
+func TestSourceAtNeedsAWholeCommit(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv(binaries.CacheDirEnv, cache)
+	for _, name := range []string{"", "HEAD", "main", "v1.0.0", "HEAD~1", "0123456", "../0123456", strings.Repeat("A", 40), strings.Repeat("a", 41), strings.Repeat("a", 40) + "^"} {
+		if _, err := sourceAt(t.Context(), filepath.Join("..", ".."), name); err == nil || !strings.Contains(err.Error(), "40") {
+			t.Errorf("the name %q: %v", name, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(cache, "devcluster", "source")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a source is kept: %v", err)
 	}
 }
