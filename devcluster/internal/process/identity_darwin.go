@@ -29,6 +29,9 @@ func attributes(_, _ bool) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true}
 }
 
+// bound returns nothing: see attributes.
+func bound() *syscall.SysProcAttr { return nil }
+
 // Stopped returns true, because macOS stops a process as a whole.
 func (id Identity) Stopped() bool { return true }
 

@@ -88,6 +88,9 @@ func attributes(dieWithParent, apart bool) *syscall.SysProcAttr {
 	return a
 }
 
+// bound lets the kernel kill the child when the thread that started it ends.
+func bound() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+
 // Stopped reports whether every thread of the process is stopped: a stop signal reaches
 // the threads one after the other, and each runs until then.
 func (id Identity) Stopped() bool {

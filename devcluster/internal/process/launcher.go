@@ -25,6 +25,14 @@ type Command struct {
 	Apart bool
 }
 
+// Run runs the command. The kernel kills it when this process ends for any reason (Linux only).
+func Run(cmd *exec.Cmd) error {
+	runtime.LockOSThread() // it must not end before the command: see Launcher
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = bound()
+	return cmd.Run()
+}
+
 // Launcher starts processes from one operating system thread that exists until Close,
 // because Linux sends a child's parent death signal when the thread that started it ends.
 type Launcher struct {
