@@ -13,7 +13,8 @@
 // Every process can be killed, paused, resumed and restarted by its name. The next start
 // finds and removes everything that a killed run left behind.
 //
-// The package needs only the Go toolchain: the first start builds the programs (see
-// package binaries). It must not depend on Atoll: programs are installed into a cluster
+// The package needs the Go toolchain: the first start builds the programs (see package
+// binaries). Only real nodes need more, namely Linux, root, TUN devices and a C compiler: see
+// [RealNodesMissing]. The package must not depend on Atoll: programs are installed into a cluster
 // through the Kubernetes API or [Cluster.StartProcess].
 package devcluster

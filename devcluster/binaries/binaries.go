@@ -2,10 +2,10 @@
 // Kubernetes control plane, kubectl, hollow-kubelet and kwok; and for real nodes the
 // kubelet, containerd, runc and CNI plugins.
 //
-// They are built from Go modules with the Go toolchain of the machine, once for each set
-// of versions, and kept in the user's cache directory. The module files that pin the
-// versions are embedded here under names that Go does not read as modules, so that
-// importers of devcluster do not get Kubernetes' own dependencies. To move to other
+// They are built from Go modules with the Go toolchain of the machine, and runc also with its C
+// compiler, once for each set of versions, and kept in the user's cache directory. The module
+// files that pin the versions are embedded here under names that Go does not read as modules, so
+// that importers of devcluster do not get Kubernetes' own dependencies. To move to other
 // versions, change the constants below and run
 //
 //	go run ./binaries/refresh

@@ -54,7 +54,7 @@ func newUpCommand(name *string) *cobra.Command {
 	}
 	cmd.Flags().IntVar(&simulated, "nodes", 3, "simulated nodes to add")
 	cmd.Flags().IntVar(&hollow, "hollow", 0, "hollow kubelets to add, about 90 MB of memory each")
-	cmd.Flags().IntVar(&real, "real", 0, "real nodes to add, with containerd and a kubelet each, in one pool; needs Linux and root")
+	cmd.Flags().IntVar(&real, "real", 0, "real nodes to add, with containerd and a kubelet each, in one pool; needs Linux, root, TUN devices and a C compiler")
 	cmd.Flags().DurationVar(&podStartDelay, "pod-start-delay", 0, "how long pods on simulated nodes take to become Ready")
 	cmd.Flags().StringVar(&audit, "audit", "", "log writes: Metadata, Request or RequestResponse")
 	cmd.Flags().StringVar(&schedulerConfig, "scheduler-config", "", "file with a KubeSchedulerConfiguration")

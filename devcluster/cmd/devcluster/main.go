@@ -1,5 +1,5 @@
 // Command devcluster runs real Kubernetes clusters on this machine, with
-// simulated nodes in any number and hollow kubelets.
+// simulated nodes in any number, hollow kubelets and real nodes.
 package main
 
 import (
@@ -37,9 +37,10 @@ func run() int {
 func newRootCommand() *cobra.Command {
 	var name string
 	root := &cobra.Command{
-		Use:           "devcluster",
-		Short:         "Run real Kubernetes clusters on this machine",
-		Long:          "Run real Kubernetes clusters on this machine: etcd and the control plane as processes on\nloopback, with simulated nodes in any number and hollow kubelets. Needs Go and nothing else;\nthe first start builds the programs, which takes some minutes.",
+		Use:   "devcluster",
+		Short: "Run real Kubernetes clusters on this machine",
+		Long: "Run real Kubernetes clusters on this machine: etcd and the control plane as processes on\nloopback, with simulated nodes in any number, hollow kubelets and real nodes.\n\n" +
+			"Needs Go; the first start builds the programs, which takes some minutes. Real nodes, which run\ncontainers, also need Linux, root, TUN devices (/dev/net/tun) and a C compiler.",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

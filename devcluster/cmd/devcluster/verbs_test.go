@@ -69,3 +69,24 @@ func TestCommandsThatAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestHelpSaysWhatRealNodesNeed, and that the others need less.
+func TestHelpSaysWhatRealNodesNeed(t *testing.T) {
+	for _, args := range []string{"--help", "up --help"} {
+		var help bytes.Buffer
+		root := newRootCommand()
+		root.SetArgs(strings.Fields(args))
+		root.SetOut(&help)
+		if err := root.ExecuteContext(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, need := range []string{"Linux", "root", "TUN", "C compiler"} {
+			if !strings.Contains(help.String(), need) {
+				t.Errorf("devcluster %s does not say that real nodes need %s:\n%s", args, need, help.String())
+			}
+		}
+		if strings.Contains(help.String(), "nothing else") {
+			t.Errorf("devcluster %s says that nothing else is needed:\n%s", args, help.String())
+		}
+	}
+}
