@@ -164,7 +164,7 @@ e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control pla
 
 # Without the race detector: under it each step of Helm takes forty seconds and gigabytes.
 .PHONY: e2e-nodes
-e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, a C compiler.
+e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, TUN devices, a C compiler.
 	@mkdir -p dist/test
 	cd test && $(call gotest,e2e-nodes) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./nodes
 

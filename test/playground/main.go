@@ -88,7 +88,7 @@ type request struct {
 func run(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("playground", flag.ContinueOnError)
 	form := fs.String("form", string(atoll.Default), "form in which Atoll is installed: Pinned, Isolated or Plain (docs/scheduler.md)")
-	real := fs.Int("real-nodes", 0, fmt.Sprintf("number of real nodes, at most %d, instead of simulated ones; needs Linux, root and a C compiler (docs/real-nodes.md)", maxRealNodes))
+	real := fs.Int("real-nodes", 0, fmt.Sprintf("number of real nodes, at most %d, instead of simulated ones; needs Linux, root, TUN devices and a C compiler (docs/real-nodes.md)", maxRealNodes))
 	down := fs.Bool("down", false, "stop the playground instead")
 	if err := fs.Parse(args); err != nil {
 		return err
