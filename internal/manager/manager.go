@@ -32,6 +32,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -102,6 +103,8 @@ type parts struct {
 	// listedOnce is set once all caches have been filled.
 	listedOnce atomic.Bool
 	probe      lockProbe
+	// ready answers the readiness probe. addPorts replaces it once there is a manager.
+	ready atomic.Pointer[healthz.Handler]
 }
 
 // +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
@@ -131,7 +134,12 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	if err := p.keeper.Ensure(ctx); err != nil {
 		return fmt.Errorf("preparing certificates: %w", err)
 	}
-	if err := awaitKinds(ctx, p.client.Discovery().ServerResourcesForGroupVersion, ownKinds(c.Pools), ctrl.Log); err != nil {
+	stopProbes, err := p.serveProbes(ctx)
+	if err != nil {
+		return err
+	}
+	defer stopProbes()
+	if err := awaitKinds(ctx, kindsFrom(p.client.Discovery()), ownKinds(c.Pools), ctrl.Log); err != nil {
 		return err
 	}
 	if p.mgr, err = p.newManager(config); err != nil {
@@ -245,7 +253,7 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 			ByObject:         kinds,
 		},
 		WebhookServer: webhooks.NewServer(c.WebhookAddress, serverTLS(keeper), ctrl.Log.WithName(webhooks.Port)),
-		// These ports are served by addPorts, which bounds what a client can take.
+		// These ports are served by addPorts and serveProbes, which bound what a client can take.
 		Metrics:                             metricsserver.Options{BindAddress: "0"},
 		HealthProbeBindAddress:              "0",
 		PprofBindAddress:                    "0",

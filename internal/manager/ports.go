@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/pprof"
 	"time"
@@ -39,10 +40,17 @@ func serverTLS(keeper *pki.Keeper) *tls.Config {
 	return c
 }
 
-// addPorts adds the servers of probes, metrics and profiles. They serve before the caches
-// are filled, on every replica.
+// addPorts adds the servers of metrics and profiles. They serve before the caches are filled,
+// on every replica. From now on the readiness probe asks whether this replica can answer
+// webhooks, whether it leads or not. That does not depend on the further kinds that users add:
+// see owners.Walker.HasSynced.
 func (p *parts) addPorts(ctx context.Context) error {
-	ports := []*bounded.Port{p.probes()}
+	p.ready.Store(&healthz.Handler{Checks: map[string]healthz.Checker{
+		"webhooks": p.mgr.GetWebhookServer().StartedChecker(),
+		"caches":   p.listed,
+		"locks":    p.responsive,
+	}})
+	var ports []*bounded.Port
 	if p.config.MetricsAddress != "0" {
 		scraped, err := p.metrics()
 		if err != nil {
@@ -55,8 +63,7 @@ func (p *parts) addPorts(ctx context.Context) error {
 	}
 	var errs []error
 	for _, port := range ports {
-		port.Connections, port.RequestTime, port.Log = smallPort, smallTime, ctrl.Log.WithName(port.Name)
-		listener, err := port.Listen(ctx)
+		listener, err := listenSmall(ctx, port)
 		if err != nil {
 			return err
 		}
@@ -66,16 +73,42 @@ func (p *parts) addPorts(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// probes returns the port of the kubelet's probes. A replica is live if it serves HTTP, and
-// Ready if it can answer webhooks, whether it leads or not. Neither depends on the further
-// kinds that users add: see owners.Walker.HasSynced.
+// listenSmall opens a port that has few clients.
+func listenSmall(ctx context.Context, port *bounded.Port) (net.Listener, error) {
+	port.Connections, port.RequestTime, port.Log = smallPort, smallTime, ctrl.Log.WithName(port.Name)
+	return port.Listen(ctx)
+}
+
+// serveProbes serves the kubelet's probes until ctx is done or stop is called, which returns
+// when they are not served any more. The manager does not exist yet, and may have to wait
+// before it can be made.
+func (p *parts) serveProbes(ctx context.Context) (stop func(), err error) {
+	p.ready.Store(&healthz.Handler{Checks: map[string]healthz.Checker{
+		"kinds": func(*http.Request) error { return errors.New("waiting for the CustomResourceDefinitions of Atoll") },
+	}})
+	port := p.probes()
+	listener, err := listenSmall(ctx, port)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := port.Serve(ctx, listener); err != nil {
+			port.Log.Error(err, "Probes are not served any more, so the kubelet will restart this replica")
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}, nil
+}
+
+// probes returns the port of the kubelet's probes. A replica is live if it serves HTTP.
 func (p *parts) probes() *bounded.Port {
 	live := &healthz.Handler{Checks: map[string]healthz.Checker{"ping": healthz.Ping}}
-	ready := &healthz.Handler{Checks: map[string]healthz.Checker{
-		"webhooks": p.mgr.GetWebhookServer().StartedChecker(),
-		"caches":   p.listed,
-		"locks":    p.responsive,
-	}}
+	ready := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.ready.Load().ServeHTTP(w, r) })
 	mux := http.NewServeMux()
 	for path, handler := range map[string]http.Handler{"/healthz": live, "/readyz": ready} {
 		mux.Handle(path, http.StripPrefix(path, handler))

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -61,7 +63,7 @@ func (a *emptyAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // started runs Run against the API server, on free ports. The error of Run is sent to ended.
-func started(t *testing.T, api http.Handler) (c Config, ended <-chan error) {
+func started(ctx context.Context, t *testing.T, api http.Handler) (c Config, ended <-chan error) {
 	t.Helper()
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
@@ -79,25 +81,32 @@ func started(t *testing.T, api http.Handler) (c Config, ended <-chan error) {
 		t.Fatal(err)
 	}
 	result := make(chan error, 1)
-	go func() { result <- Run(t.Context(), &rest.Config{Host: server.URL}, c) }()
+	go func() { result <- Run(ctx, &rest.Config{Host: server.URL}, c) }()
 	return c, result
+}
+
+// awaitQuestions waits until the kinds of Atoll, which are not served, have been asked for n
+// times.
+func (a *emptyAPI) awaitQuestions(t *testing.T, n int, ended <-chan error) {
+	t.Helper()
+	build.Eventually(t, "it asks for its kinds", func() bool {
+		select {
+		case err := <-ended:
+			t.Fatalf("it ended while its kinds were not served: %v", err)
+		default:
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.asked >= n
+	})
 }
 
 // TestRunAsksForNothingElseBeforeItsKindsAreServed: the caches of a kind that is not served
 // cannot be made, so a manager that does not wait ends, and its container starts again and again.
 func TestRunAsksForNothingElseBeforeItsKindsAreServed(t *testing.T) {
 	api := &emptyAPI{}
-	_, ended := started(t, api)
-	build.Eventually(t, "it asks for its kinds a second time", func() bool {
-		select {
-		case err := <-ended:
-			t.Fatalf("it ended while its kinds were not served: %v", err)
-		default:
-		}
-		api.mu.Lock()
-		defer api.mu.Unlock()
-		return api.asked > 1
-	})
+	_, ended := started(t.Context(), t, api)
+	api.awaitQuestions(t, 2, ended)
 	api.mu.Lock()
 	if len(api.others) > 0 {
 		t.Errorf("it asked for %v while its kinds were not served", api.others)
@@ -106,5 +115,55 @@ func TestRunAsksForNothingElseBeforeItsKindsAreServed(t *testing.T) {
 	api.mu.Unlock()
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "making the manager") {
 		t.Errorf("after its kinds were served it ended with: %v", err)
+	}
+}
+
+// TestAReplicaThatWaitsForItsKindsIsLiveAndNotReady: the kubelet would otherwise restart it
+// before the wait is over, and its log would not say why.
+func TestAReplicaThatWaitsForItsKindsIsLiveAndNotReady(t *testing.T) {
+	api := &emptyAPI{}
+	c, ended := started(t.Context(), t, api)
+	api.awaitQuestions(t, 1, ended)
+	for path, want := range map[string]int{"/healthz": http.StatusOK, "/readyz": http.StatusInternalServerError} {
+		answer, err := http.Get("http://" + c.HealthAddress + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if answer.StatusCode != want {
+			t.Errorf("%s is %s, want %d: %s", path, answer.Status, want, body)
+		}
+	}
+	api.mu.Lock()
+	api.served = true
+	api.mu.Unlock()
+	<-ended
+	if again, err := net.Listen("tcp", c.HealthAddress); err != nil {
+		t.Errorf("the port of the probes is open after Run has ended: %v", err)
+	} else {
+		_ = again.Close()
+	}
+}
+
+// TestAReplicaStopsWhileTheAPIServerDoesNotAnswer: no probe ends a replica that waits.
+func TestAReplicaStopsWhileTheAPIServerDoesNotAnswer(t *testing.T) {
+	secrets, asked, release := &emptyAPI{}, make(chan struct{}, 10), make(chan struct{})
+	ctx, stop := context.WithCancel(t.Context())
+	_, ended := started(ctx, t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/secrets") {
+			secrets.ServeHTTP(w, r)
+			return
+		}
+		asked <- struct{}{}
+		<-release
+	}))
+	t.Cleanup(func() { close(release) }) // before the server is closed
+	<-asked
+	stop()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("it does not stop")
 	}
 }

@@ -10,21 +10,32 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
 const (
-	// servedWithin bounds the wait for the manager's own kinds. It is less than what the
-	// chart's startup probe allows, so that the error is in the log of the container.
+	// servedWithin bounds the wait for the manager's own kinds, so that the state of the
+	// container says which kind is missing. Probes do not bound it: they are served meanwhile.
 	servedWithin = 100 * time.Second
 	// servedInterval is the time between two questions for them.
 	servedInterval = 500 * time.Millisecond
 )
 
 // listKinds asks the API server for the kinds of a group and version.
-type listKinds func(groupVersion string) (*metav1.APIResourceList, error)
+type listKinds func(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error)
+
+// kindsFrom returns a listKinds for a client. Unlike the client's own functions, it ends with
+// its context.
+func kindsFrom(client discovery.DiscoveryInterface) listKinds {
+	return func(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error) {
+		list := &metav1.APIResourceList{}
+		err := client.RESTClient().Get().AbsPath("/apis", groupVersion).Do(ctx).Into(list)
+		return list, err
+	}
+}
 
 // ownKinds are the kinds without which the manager cannot start.
 func ownKinds(pools bool) []schema.GroupVersionKind {
@@ -43,12 +54,10 @@ func ownKinds(pools bool) []schema.GroupVersionKind {
 func awaitKinds(ctx context.Context, list listKinds, kinds []schema.GroupVersionKind, log logr.Logger) error {
 	var missing error
 	told := false
-	err := wait.PollUntilContextTimeout(ctx, servedInterval, servedWithin, true, func(context.Context) (bool, error) {
-		missing = nil
-		for _, kind := range kinds {
-			if missing = serves(list, kind); missing != nil {
-				break
-			}
+	err := wait.PollUntilContextTimeout(ctx, servedInterval, servedWithin, true, func(ctx context.Context) (bool, error) {
+		reason := firstMissing(ctx, list, kinds)
+		if reason == nil || missing == nil || ctx.Err() == nil { // the end of the wait is no reason
+			missing = reason
 		}
 		if missing != nil && !told {
 			told = true
@@ -62,9 +71,20 @@ func awaitKinds(ctx context.Context, list listKinds, kinds []schema.GroupVersion
 	return err
 }
 
+// firstMissing returns why the API server does not serve the first of the kinds that it does
+// not serve; nil if it serves all.
+func firstMissing(ctx context.Context, list listKinds, kinds []schema.GroupVersionKind) error {
+	for _, kind := range kinds {
+		if err := serves(ctx, list, kind); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // serves returns nil if the API server serves a kind.
-func serves(list listKinds, kind schema.GroupVersionKind) error {
-	served, err := list(kind.GroupVersion().String())
+func serves(ctx context.Context, list listKinds, kind schema.GroupVersionKind) error {
+	served, err := list(ctx, kind.GroupVersion().String())
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("asking for the kinds of %s: %w", kind.GroupVersion(), err)
 	}

@@ -24,7 +24,7 @@ func TestTheManagerWaitsForItsKinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		served := func(but string, after time.Duration, until error) listKinds {
-			return func(groupVersion string) (*metav1.APIResourceList, error) {
+			return func(_ context.Context, groupVersion string) (*metav1.APIResourceList, error) {
 				list := &metav1.APIResourceList{GroupVersion: groupVersion}
 				late := time.Since(began) < after
 				for _, kind := range all {
