@@ -82,7 +82,10 @@ func firstMissing(ctx context.Context, list listKinds, kinds []schema.GroupVersi
 	return nil
 }
 
-// serves returns nil if the API server serves a kind.
+// serves returns nil if the API server serves a kind. It serves one also while its
+// CustomResourceDefinition is being deleted, then without the verb create. The manager must
+// start then: until it has removed its finalizers from NodeGroups and NodePools, the
+// definition stays.
 func serves(ctx context.Context, list listKinds, kind schema.GroupVersionKind) error {
 	served, err := list(ctx, kind.GroupVersion().String())
 	if err != nil && !apierrors.IsNotFound(err) {

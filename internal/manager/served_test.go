@@ -65,3 +65,22 @@ func TestTheManagerWaitsForItsKinds(t *testing.T) {
 		}
 	})
 }
+
+// TestTheManagerStartsWhileItsKindsAreBeingDeleted: a CustomResourceDefinition that is being
+// deleted stays until a manager has removed its finalizers from the objects. A new installation
+// is the way out for who uninstalled before they were gone.
+func TestTheManagerStartsWhileItsKindsAreBeingDeleted(t *testing.T) {
+	list := func(_ context.Context, groupVersion string) (*metav1.APIResourceList, error) {
+		list := &metav1.APIResourceList{GroupVersion: groupVersion}
+		for _, kind := range ownKinds(true) {
+			// The verbs are those of apiextensions-apiserver for the condition Terminating.
+			list.APIResources = append(list.APIResources, metav1.APIResource{Kind: kind.Kind, Verbs: metav1.Verbs{"delete", "deletecollection", "get", "list", "watch"}})
+		}
+		return list, nil
+	}
+	synctest.Test(t, func(t *testing.T) {
+		if err := awaitKinds(t.Context(), list, ownKinds(true), logr.Discard()); err != nil {
+			t.Error(err)
+		}
+	})
+}
