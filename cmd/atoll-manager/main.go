@@ -4,8 +4,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -22,14 +24,37 @@ func main() {
 	c.AddFlags(flag.CommandLine)
 	var logging zap.Options
 	logging.BindFlags(flag.CommandLine)
-	flag.Parse()
+	parse(flag.CommandLine)
 	logger := logs.Bound(zap.New(zap.UseFlagOptions(&logging)))
 	ctrl.SetLogger(logger)
 	logs.Redirect(logger)
 	if err := run(ctrl.SetupSignalHandler(), c); err != nil {
-		fmt.Fprintln(os.Stderr, "atoll-manager:", conditions.Bounded(conditions.Printable(err.Error())))
-		os.Exit(1)
+		fail(err, 1)
 	}
+}
+
+// parse reads the flags of the command line. It ends the process if they ask for help, or are
+// wrong. An error is not followed by the list of all flags, which would be longer than what
+// the state of a container keeps of its log.
+func parse(flags *flag.FlagSet) {
+	flags.Init("atoll-manager", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	err := flags.Parse(os.Args[1:])
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Println("Flags of atoll-manager:")
+		flags.SetOutput(os.Stdout)
+		flags.PrintDefaults()
+		os.Exit(0)
+	case err != nil:
+		fail(fmt.Errorf("%w (-h lists the flags)", err), 2)
+	}
+}
+
+// fail ends the process with an error as its last line.
+func fail(err error, code int) {
+	fmt.Fprintln(os.Stderr, "atoll-manager:", conditions.Bounded(conditions.Printable(err.Error())))
+	os.Exit(code)
 }
 
 func run(ctx context.Context, c manager.Config) error {
