@@ -48,6 +48,8 @@ func parse(flags *flag.FlagSet) {
 		os.Exit(0)
 	case err != nil:
 		fail(fmt.Errorf("%w (-h lists the flags)", err), 2)
+	case flags.NArg() > 0: // package flag would ignore it, and every flag after it
+		fail(fmt.Errorf("%q is not a flag (the value of a boolean flag needs =, as in --pools=false)", flags.Arg(0)), 2)
 	}
 }
 

@@ -46,6 +46,7 @@ func TestAnErrorIsTheLastLine(t *testing.T) {
 		"an unknown flag":              {[]string{"--poools=false"}, "poools"},
 		"a value of another type":      {[]string{"--evictions-per-second=many"}, "many"},
 		"a value that is not allowed":  {[]string{"--assignment=Never"}, "--assignment"},
+		"a value after a space":        {[]string{"--pools", "false", "--assignment=Early"}, "\"false\""},
 		"a kubeconfig that is missing": {[]string{"--kubeconfig=/nowhere"}, "/nowhere"},
 	} {
 		t.Run(name, func(t *testing.T) {
