@@ -16,6 +16,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	podsecurity "k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
 )
@@ -168,6 +169,47 @@ func TestDrainsTakeOneReplicaAtATime(t *testing.T) {
 		}
 		if *deployment.Spec.Replicas != 2 || budget.Spec.MaxUnavailable.IntValue() != 1 {
 			t.Errorf("%s: %d replicas, %s may be away", name, *deployment.Spec.Replicas, budget.Spec.MaxUnavailable)
+		}
+		// By default a replica that is not Ready is evicted only while another is Ready, so a
+		// drain would wait without end for an installation of which none is.
+		if p := budget.Spec.UnhealthyPodEvictionPolicy; p == nil || *p != policyv1.AlwaysAllow {
+			t.Errorf("%s: a drain waits for replicas that are not Ready", name)
+		}
+	}
+}
+
+// TestAnUpgradeStopsNoReplicaBeforeAnotherIsReady: an upgrade that stops one of two replicas
+// first leaves one, and a node that fails meanwhile leaves none.
+func TestAnUpgradeStopsNoReplicaBeforeAnotherIsReady(t *testing.T) {
+	got := render(t, load(t), isolated())
+	for _, name := range []string{"atoll-manager", "atoll-scheduler"} {
+		strategy := get[*appsv1.Deployment](t, got, "Deployment/"+name).Spec.Strategy
+		rolling := strategy.RollingUpdate
+		if strategy.Type != appsv1.RollingUpdateDeploymentStrategyType || rolling == nil || rolling.MaxUnavailable == nil || rolling.MaxSurge == nil {
+			t.Fatalf("%s: the strategy is %+v", name, strategy)
+		}
+		if *rolling.MaxUnavailable != intstr.FromInt32(0) || *rolling.MaxSurge != intstr.FromInt32(1) {
+			t.Errorf("%s: %s may be away and %s may be added, want 0 and 1", name, rolling.MaxUnavailable, rolling.MaxSurge)
+		}
+	}
+}
+
+// TestOnlyReadinessWaitsForWhatTheManagerNeeds: atoll-manager may wait for its definitions, or
+// for caches, for longer than the other probes allow. They ask /healthz, which answers
+// meanwhile, so the kubelet does not restart the replica.
+func TestOnlyReadinessWaitsForWhatTheManagerNeeds(t *testing.T) {
+	container := get[*appsv1.Deployment](t, render(t, load(t), nil), "Deployment/atoll-manager").Spec.Template.Spec.Containers[0]
+	for _, probe := range []struct {
+		name string
+		*corev1.Probe
+		path string
+	}{
+		{"startup", container.StartupProbe, "/healthz"},
+		{"liveness", container.LivenessProbe, "/healthz"},
+		{"readiness", container.ReadinessProbe, "/readyz"},
+	} {
+		if probe.Probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != probe.path || probe.HTTPGet.Port != intstr.FromString("probes") {
+			t.Errorf("the %s probe is %v, want one of %s", probe.name, probe.Probe, probe.path)
 		}
 	}
 }
