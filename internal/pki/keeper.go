@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -238,39 +239,64 @@ func der(certPEM []byte) []byte {
 }
 
 // InjectCA writes the CA into the webhook configurations, where it differs. It ignores
-// configurations that do not exist. Ensure must have succeeded before.
+// configurations that do not exist, and writes into none of another installation. Ensure must
+// have succeeded before.
 func (k *Keeper) InjectCA(ctx context.Context) error {
 	ca := k.current.Load().caPEM
-	var errs []error
 	admission := k.Client.AdmissionregistrationV1()
-	if c, err := admission.MutatingWebhookConfigurations().Get(ctx, MutatingWebhooks, metav1.GetOptions{}); err == nil {
-		var bundles [][]byte
-		for i := range c.Webhooks {
-			bundles = append(bundles, c.Webhooks[i].ClientConfig.CABundle)
+	var mutating, validating []admissionv1.WebhookClientConfig
+	m, errMutating := admission.MutatingWebhookConfigurations().Get(ctx, MutatingWebhooks, metav1.GetOptions{})
+	if errMutating == nil {
+		for i := range m.Webhooks {
+			mutating = append(mutating, m.Webhooks[i].ClientConfig)
 		}
-		if patch := caPatch(ca, bundles); patch != nil {
-			_, err = admission.MutatingWebhookConfigurations().Patch(ctx, MutatingWebhooks, types.JSONPatchType, patch, metav1.PatchOptions{})
-			errs = append(errs, withWayOut(err))
-		}
-	} else if !apierrors.IsNotFound(err) {
-		errs = append(errs, err)
 	}
-	if c, err := admission.ValidatingWebhookConfigurations().Get(ctx, ValidatingWebhooks, metav1.GetOptions{}); err == nil {
-		var bundles [][]byte
-		for i := range c.Webhooks {
-			bundles = append(bundles, c.Webhooks[i].ClientConfig.CABundle)
+	errMutating = k.inject(MutatingWebhooks, ca, mutating, errMutating, func(patch []byte) error {
+		_, err := admission.MutatingWebhookConfigurations().Patch(ctx, MutatingWebhooks, types.JSONPatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+	v, errValidating := admission.ValidatingWebhookConfigurations().Get(ctx, ValidatingWebhooks, metav1.GetOptions{})
+	if errValidating == nil {
+		for i := range v.Webhooks {
+			validating = append(validating, v.Webhooks[i].ClientConfig)
 		}
-		if patch := caPatch(ca, bundles); patch != nil {
-			_, err = admission.ValidatingWebhookConfigurations().Patch(ctx, ValidatingWebhooks, types.JSONPatchType, patch, metav1.PatchOptions{})
-			errs = append(errs, withWayOut(err))
-		}
-	} else if !apierrors.IsNotFound(err) {
-		errs = append(errs, err)
 	}
-	if err := errors.Join(errs...); err != nil {
+	errValidating = k.inject(ValidatingWebhooks, ca, validating, errValidating, func(patch []byte) error {
+		_, err := admission.ValidatingWebhookConfigurations().Patch(ctx, ValidatingWebhooks, types.JSONPatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+	if err := errors.Join(errMutating, errValidating); err != nil {
 		return fmt.Errorf("writing the CA into webhook configurations: %w", err)
 	}
 	return nil
+}
+
+// inject writes the CA into one configuration, if it differs for one of its webhooks. read is
+// the error of reading them.
+func (k *Keeper) inject(name string, ca []byte, webhooks []admissionv1.WebhookClientConfig, read error, write func(patch []byte) error) error {
+	switch {
+	case apierrors.IsNotFound(read):
+		return nil
+	case apierrors.IsForbidden(read):
+		// The cluster-wide roles of the chart are bound to one namespace.
+		return fmt.Errorf("%w (the chart gives this right; an installation of Atoll in another namespace takes it over)", read)
+	case read != nil:
+		return read
+	}
+	bundles := make([][]byte, 0, len(webhooks))
+	for i := range webhooks {
+		// Two installations would write their CAs in turns for ever.
+		if s := webhooks[i].Service; s != nil && s.Namespace != k.Namespace {
+			return fmt.Errorf("%s calls the Service %s/%s: the webhooks of this cluster belong to the installation of Atoll in namespace %s, so nobody calls the one in %s; keep only one of them",
+				name, s.Namespace, s.Name, s.Namespace, k.Namespace)
+		}
+		bundles = append(bundles, webhooks[i].CABundle)
+	}
+	patch := caPatch(ca, bundles)
+	if patch == nil {
+		return nil
+	}
+	return withWayOut(write(patch))
 }
 
 // withWayOut adds to a refusal how the right to write is given. The chart's value takes it

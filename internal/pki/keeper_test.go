@@ -643,6 +643,40 @@ func TestARefusalNamesTheWayOut(t *testing.T) {
 	}
 }
 
+// TestTheWebhooksOfAnotherInstallationAreLeftAlone: its replicas have another CA, so both would
+// write theirs for ever, and pods would be created without the webhook in between. Nobody calls
+// this replica, and its log says so.
+func TestTheWebhooksOfAnotherInstallationAreLeftAlone(t *testing.T) {
+	call := func(namespace string) *admissionv1.ServiceReference {
+		return &admissionv1.ServiceReference{Namespace: namespace, Name: "atoll-manager"}
+	}
+	own, taken := webhooks(nil)
+	own.Webhooks[0].ClientConfig.Service, taken.Webhooks[0].ClientConfig.Service = call(namespace), call("another")
+	r := newReplica(t, fake.NewSimpleClientset(own, taken))
+	r.ensure()
+	r.client.ClearActions()
+	err := r.InjectCA(t.Context())
+	if diff := cmp.Diff([]string{"patch " + MutatingWebhooks}, r.writes()); diff != "" {
+		t.Errorf("wrong writes (-want +got):\n%s", diff)
+	}
+	if err == nil || !strings.Contains(err.Error(), ValidatingWebhooks+" calls the Service another/atoll-manager") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+// TestAReplicaThatMayNotReadItsWebhooksNamesTheCause: the file of another installation binds the
+// roles to its own ServiceAccount.
+func TestAReplicaThatMayNotReadItsWebhooksNamesTheCause(t *testing.T) {
+	r := newReplica(t, fake.NewSimpleClientset())
+	r.ensure()
+	r.client.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{}, "", nil)
+	})
+	if err := r.InjectCA(t.Context()); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "installation of Atoll in another namespace") {
+		t.Errorf("error is %v", err)
+	}
+}
+
 func TestStartKeepsEverythingAndEndsWithItsContext(t *testing.T) {
 	mutating, validating := webhooks(nil)
 	r := newReplica(t, fake.NewSimpleClientset(mutating, validating))
