@@ -1,0 +1,180 @@
+// Package identity tells who sends a request to the hub, and proves it. The node's own certificate
+// is used for the node only: a pod that reaches the hub gets nothing by it. It must not know what
+// is asked for.
+package identity
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Caller is who sends a request.
+type Caller struct {
+	// Name is the identity whose answers are kept together. That of a token is what the token says,
+	// and is proven only by an API server that accepts it: see Tokens.
+	Name string
+	// IsNode is true for the node itself, for which the hub uses the node's certificate.
+	IsNode bool
+	// Token is the bearer token, "" for the node.
+	Token string
+}
+
+// node is the name of the node as a caller.
+const node = "node"
+
+// ErrNobody is the error of a request without a proof of who sends it.
+var ErrNobody = errors.New("who asks? Send a bearer token, or the client certificate of this node")
+
+// Recognizer recognizes callers.
+type Recognizer struct {
+	// NodeName is the name of the node.
+	NodeName string
+	// ClientRoots are the CAs of client certificates.
+	ClientRoots *x509.CertPool
+	// Offline reports whether the cloud is away. A certificate of the node that has expired is
+	// accepted meanwhile, because nobody can renew it.
+	Offline func() bool
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// Recognize returns who sends a request, or ErrNobody, wrapped. A token counts before a
+// certificate: what a client sends by name is what it means.
+func (r *Recognizer) Recognize(q *http.Request) (Caller, error) {
+	if header := q.Header.Get("Authorization"); header != "" {
+		kind, token, _ := strings.Cut(header, " ")
+		if token = strings.TrimSpace(token); !strings.EqualFold(kind, "Bearer") || token == "" {
+			return Caller{}, fmt.Errorf("the header Authorization has no bearer token: %w", ErrNobody)
+		}
+		return Caller{Name: nameOf(token), Token: token}, nil
+	}
+	if q.TLS == nil || len(q.TLS.PeerCertificates) == 0 {
+		return Caller{}, ErrNobody
+	}
+	if err := r.isNode(q.TLS.PeerCertificates); err != nil {
+		return Caller{}, fmt.Errorf("the client certificate is not that of this node (%w): %w", err, ErrNobody)
+	}
+	return Caller{Name: node, IsNode: true}, nil
+}
+
+func (r *Recognizer) isNode(chain []*x509.Certificate) error {
+	leaf := chain[0]
+	if want := "system:node:" + r.NodeName; leaf.Subject.CommonName != want {
+		return fmt.Errorf("it is that of %q, not of %q", leaf.Subject.CommonName, want)
+	}
+	if !slices.Contains(leaf.Subject.Organization, "system:nodes") {
+		return errors.New("its organization is not system:nodes")
+	}
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	at := r.Now()
+	if at.After(leaf.NotAfter) && r.Offline() {
+		at = leaf.NotAfter
+	}
+	_, err := leaf.Verify(x509.VerifyOptions{
+		Roots: r.ClientRoots, Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	return err
+}
+
+// nameOf returns the identity that a token claims: the subject of a JWT, else the token's hash.
+func nameOf(token string) string {
+	if parts := strings.Split(token, "."); len(parts) == 3 {
+		var claims struct {
+			Issuer  string `json:"iss"`
+			Subject string `json:"sub"`
+		}
+		payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+		if err == nil && json.Unmarshal(payload, &claims) == nil && claims.Subject != "" {
+			return "subject:" + claims.Issuer + "#" + claims.Subject
+		}
+	}
+	sum := sha256.Sum256([]byte(token))
+	return "token:" + hex.EncodeToString(sum[:])
+}
+
+// maxTokens bounds the tokens that are remembered.
+const maxTokens = 10000
+
+// Tokens remembers which tokens an API server has accepted, so that they are known while it is
+// away. It keeps no token, only a hash with a secret. It is safe for concurrent use.
+type Tokens struct {
+	secret []byte
+
+	mu    sync.Mutex
+	known map[string]time.Time // when it was last accepted, by hash
+}
+
+// NewTokens returns a memory of tokens with what Known returned earlier.
+func NewTokens(secret []byte, known map[string]time.Time) *Tokens {
+	t := &Tokens{secret: secret, known: map[string]time.Time{}}
+	for hash, at := range known {
+		t.known[hash] = at
+	}
+	return t
+}
+
+func (t *Tokens) hash(token string) string {
+	h := hmac.New(sha256.New, t.secret)
+	h.Write([]byte(token))
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Accepted remembers that an API server accepted a token.
+func (t *Tokens) Accepted(token string, at time.Time) (isNew bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	hash := t.hash(token)
+	_, known := t.known[hash]
+	t.known[hash] = at
+	if len(t.known) > maxTokens {
+		oldest := hash
+		for h, at := range t.known {
+			if at.Before(t.known[oldest]) {
+				oldest = h
+			}
+		}
+		delete(t.known, oldest)
+	}
+	return !known
+}
+
+// Refused forgets a token that an API server refused.
+func (t *Tokens) Refused(token string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.known, t.hash(token))
+}
+
+// Knows reports whether an API server accepted the token when it last saw it. A token that has
+// expired since counts: nobody can renew it while the cloud is away.
+func (t *Tokens) Knows(token string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, known := t.known[t.hash(token)]
+	return known
+}
+
+// Known returns the hashes of the known tokens, and when they were last accepted.
+func (t *Tokens) Known() map[string]time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	known := make(map[string]time.Time, len(t.known))
+	for hash, at := range t.known {
+		known[hash] = at
+	}
+	return known
+}

@@ -1,0 +1,165 @@
+package identity
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/http/httptest"
+	"testing"
+	"time"
+)
+
+var now = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+
+// authority is a CA.
+type authority struct {
+	t    *testing.T
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t}
+	a.key, a.cert = a.sign(&x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0)})
+	return a
+}
+
+func (a *authority) sign(template *x509.Certificate) (*ecdsa.PrivateKey, *x509.Certificate) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	template.SerialNumber = big.NewInt(1)
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return key, cert
+}
+
+func (a *authority) client(name, organization string, until time.Time, usage x509.ExtKeyUsage) *x509.Certificate {
+	a.t.Helper()
+	_, cert := a.sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: name, Organization: []string{organization}}, NotBefore: now.Add(-time.Hour), NotAfter: until, ExtKeyUsage: []x509.ExtKeyUsage{usage},
+	})
+	return cert
+}
+
+// TestOnlyTheNodeIsTheNode: its certificate proves it, that of nobody else does, and one that has
+// expired does while the cloud is away.
+func TestOnlyTheNodeIsTheNode(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.cert)
+	client, later := x509.ExtKeyUsageClientAuth, now.Add(time.Hour)
+	for name, tc := range map[string]struct {
+		cert    *x509.Certificate
+		offline bool
+		want    bool
+	}{
+		"its certificate":                    {ca.client("system:node:a", "system:nodes", later, client), false, true},
+		"no certificate":                     {nil, false, false},
+		"that of another node":               {ca.client("system:node:b", "system:nodes", later, client), false, false},
+		"that of a person":                   {ca.client("admin", "system:masters", later, client), false, false},
+		"that of another organization":       {ca.client("system:node:a", "people", later, client), false, false},
+		"that of another CA":                 {other.client("system:node:a", "system:nodes", later, client), false, false},
+		"that of a server":                   {ca.client("system:node:a", "system:nodes", later, x509.ExtKeyUsageServerAuth), false, false},
+		"one that has expired":               {ca.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), false, false},
+		"one that has expired, offline":      {ca.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, true},
+		"another's that has expired":         {ca.client("system:node:b", "system:nodes", now.Add(-time.Minute), client), true, false},
+		"one of another CA that has expired": {other.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := Recognizer{NodeName: "a", ClientRoots: roots, Offline: func() bool { return tc.offline }, Now: func() time.Time { return now }}
+			q := httptest.NewRequest("GET", "/", nil)
+			q.TLS = &tls.ConnectionState{}
+			if tc.cert != nil {
+				q.TLS.PeerCertificates = []*x509.Certificate{tc.cert}
+			}
+			caller, err := r.Recognize(q)
+			if caller.IsNode != tc.want || (err == nil) != tc.want || err != nil && !errors.Is(err, ErrNobody) {
+				t.Errorf("the caller is %+v, %v", caller, err)
+			}
+			q.Header.Set("Authorization", "Bearer x")
+			if caller, err := r.Recognize(q); err != nil || caller.IsNode || caller.Token != "x" {
+				t.Errorf("with a token, the caller is %+v, %v", caller, err)
+			}
+		})
+	}
+}
+
+func TestTokens(t *testing.T) {
+	jwt := func(payload string) string {
+		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".signature"
+	}
+	r := Recognizer{}
+	name := func(header string) string {
+		q := httptest.NewRequest("GET", "/", nil)
+		q.Header.Set("Authorization", header)
+		caller, err := r.Recognize(q)
+		if err != nil && !errors.Is(err, ErrNobody) {
+			t.Error(err)
+		}
+		return caller.Name
+	}
+	const subject = "subject:https://a#system:serviceaccount:b:c"
+	for header, want := range map[string]string{
+		"Bearer " + jwt(`{"iss":"https://a","sub":"system:serviceaccount:b:c","exp":1}`):  subject,
+		"bearer  " + jwt(`{"iss":"https://a","sub":"system:serviceaccount:b:c","exp":2}`): subject,
+		"Basic YTpi": "", "Bearer": "", "Bearer ": "",
+	} {
+		if got := name(header); got != want {
+			t.Errorf("%s is %q, want %q", header, got, want)
+		}
+	}
+	for _, token := range []string{"opaque", "a.b.c", jwt("{}"), jwt("no json")} {
+		if got := name("Bearer " + token); len(got) != len("token:")+64 || got == name("Bearer "+token+"x") {
+			t.Errorf("%s is %q", token, got)
+		}
+	}
+}
+
+// TestTokensAreKnownOnceAccepted, also after a restart, and nothing that is kept is a token.
+func TestTokensAreKnownOnceAccepted(t *testing.T) {
+	tokens := NewTokens([]byte("secret"), nil)
+	if tokens.Knows("a") {
+		t.Error("a token that nobody accepted is known")
+	}
+	if !tokens.Accepted("a", now) || tokens.Accepted("a", now) {
+		t.Error("a token is new once")
+	}
+	again := NewTokens([]byte("secret"), tokens.Known())
+	if !again.Knows("a") || again.Knows("b") {
+		t.Error("after a restart other tokens are known")
+	}
+	if NewTokens([]byte("another"), tokens.Known()).Knows("a") {
+		t.Error("what is kept is enough to know a token")
+	}
+	again.Refused("a")
+	if again.Knows("a") {
+		t.Error("a token that was refused is known")
+	}
+	for i := range maxTokens + 5 {
+		again.Accepted(fmt.Sprint(i), now.Add(time.Duration(i)))
+	}
+	if again.Knows("4") || !again.Knows("5") || len(again.Known()) != maxTokens {
+		t.Errorf("of %d tokens the oldest are kept", len(again.Known()))
+	}
+}

@@ -1,0 +1,145 @@
+// Package request tells what a request to an API server asks for, by its method, path, query and
+// headers only. It must not know connections, identities or storage.
+package request
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Kind is how the hub treats a request.
+type Kind string
+
+const (
+	// Get reads one object, or a document that is no object, for example of discovery.
+	Get Kind = "get"
+	// List reads a collection, whole or in chunks.
+	List Kind = "list"
+	// Watch reads the changes of a collection.
+	Watch Kind = "watch"
+	// Write creates, changes or deletes objects.
+	Write Kind = "write"
+	// Stream is a connection for both directions (exec, attach, port-forward), or an answer without
+	// end (logs, proxies): it is passed on and never kept.
+	Stream Kind = "stream"
+)
+
+// Request is what a request asks for.
+type Request struct {
+	Kind Kind
+	// Group, Version and Resource are "" for a path that is no resource.
+	Group, Version, Resource string
+	// Namespace and Name are "" if the request has none. A watch of one object by its name in a field
+	// selector has none.
+	Namespace, Name, Subresource string
+	// Scope is the whole scope of what is read, without the identity of who reads: path, selectors
+	// and representation. Lists and watches of a collection have the same scope. It is "" for writes
+	// and streams.
+	Scope string
+}
+
+// streams are the subresources whose answers are streams.
+var streams = []string{"attach", "exec", "log", "portforward", "proxy"}
+
+// positions are the parameters of a read that choose from when, how much or for how long, and not
+// what.
+var positions = []string{
+	"allowWatchBookmarks", "continue", "limit", "resourceVersion", "resourceVersionMatch", "sendInitialEvents",
+	"timeout", "timeoutSeconds", "watch",
+}
+
+// Of tells what a request asks for.
+func Of(r *http.Request) Request {
+	var q Request
+	path, watched := q.resource(r.URL.Path)
+	query := r.URL.Query()
+	switch {
+	case r.Header.Get("Upgrade") != "", slices.Contains(streams, q.Subresource):
+		q.Kind = Stream
+		return q
+	case r.Method != http.MethodGet:
+		q.Kind = Write
+		return q
+	case q.Resource != "" && (watched || isTrue(query.Get("watch"))):
+		q.Kind = Watch
+	case q.Resource != "" && q.Name == "":
+		q.Kind = List
+	default:
+		q.Kind = Get
+	}
+	for _, name := range positions {
+		query.Del(name)
+	}
+	q.Scope = strings.Join([]string{path, query.Encode(), accept(r.Header)}, "\n")
+	if q.Kind == Get { // an object that is read is not the collection of its path's watch
+		q.Scope += "\nget"
+	}
+	return q
+}
+
+// resource reads a path, and returns it without the prefix of the oldest form of watches, and
+// whether it had this.
+func (q *Request) resource(path string) (rest string, watched bool) {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	var prefix []string
+	switch {
+	case parts[0] == "api" && len(parts) >= 3:
+		prefix, parts = parts[:2], parts[2:]
+		q.Version = prefix[1]
+	case parts[0] == "apis" && len(parts) >= 4:
+		prefix, parts = parts[:3], parts[3:]
+		q.Group, q.Version = prefix[1], prefix[2]
+	default:
+		return path, false
+	}
+	if watched = parts[0] == "watch" && len(parts) > 1; watched {
+		parts = parts[1:]
+	}
+	rest = "/" + strings.Join(slices.Concat(prefix, parts), "/")
+	if parts[0] == "namespaces" && len(parts) > 1 {
+		// A namespace itself has the subresources status and finalize only.
+		if len(parts) == 2 || len(parts) == 3 && (parts[2] == "status" || parts[2] == "finalize") {
+			q.Namespace = parts[1]
+		} else {
+			q.Namespace, parts = parts[1], parts[2:]
+		}
+	}
+	q.Resource = parts[0]
+	if len(parts) > 1 {
+		q.Name = parts[1]
+	}
+	if len(parts) > 2 {
+		q.Subresource = parts[2]
+	}
+	return rest, watched
+}
+
+func isTrue(value string) bool { return value == "1" || strings.EqualFold(value, "true") }
+
+// accept returns the representations that the client accepts, as one line. Their order counts.
+func accept(h http.Header) string {
+	return strings.ToLower(strings.ReplaceAll(strings.Join(h.Values("Accept"), ","), " ", ""))
+}
+
+// Position is from when, how much and for how long a read of a collection is asked for.
+type Position struct {
+	ResourceVersion string
+	// Limit is true if the answer may be a chunk, and Continue names the chunk after the first.
+	Limit    bool
+	Continue string
+	// InitialEvents is true for a watch that begins with all objects.
+	InitialEvents bool
+	// Bookmarks is true for a watch whose client understands them.
+	Bookmarks bool
+}
+
+// PositionOf reads the position of a request.
+func PositionOf(query url.Values) Position {
+	limit := query.Get("limit")
+	return Position{
+		ResourceVersion: query.Get("resourceVersion"), Limit: limit != "" && limit != "0", Continue: query.Get("continue"),
+		InitialEvents: isTrue(query.Get("sendInitialEvents")), Bookmarks: isTrue(query.Get("allowWatchBookmarks")),
+	}
+}

@@ -1,0 +1,285 @@
+package uplink
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+)
+
+const (
+	// askEvery is the time between two questions to the cloud while it is reachable, and askSoon
+	// while it is not, or when a request has just failed. A fifth is added by chance, so that the
+	// hubs of a pool do not ask in step.
+	askEvery, askSoon = 10 * time.Second, time.Second
+	// answerWithin bounds the wait for an answer to a question.
+	answerWithin = 3 * time.Second
+	// pingAfter is how long a connection may be silent before it is tried, and pongWithin how long
+	// the answer may take: a link that is cut closes no connection.
+	pingAfter, pongWithin = 10 * time.Second, 5 * time.Second
+	// maxDrain bounds what is read of an answer that nobody needs, in bytes.
+	maxDrain = 64 << 10
+)
+
+// ErrOffline is the error of requests while no API server answers, and the cause of those that
+// were waiting for an answer when that began.
+var ErrOffline = errors.New("no API server of the cloud answers")
+
+// Options configure an Uplink.
+type Options struct {
+	// Servers are the API servers, at least one: https URLs without a path.
+	Servers []*url.URL
+	// Roots are the CAs of their certificates.
+	Roots *x509.CertPool
+	// NodeCertificate returns the certificate of the node; it is read for each new connection.
+	NodeCertificate func() (*tls.Certificate, error)
+	// Return is the longest time by which requests that wait for the cloud are spread when it is
+	// reachable again.
+	Return time.Duration
+	Log    logr.Logger
+}
+
+// Uplink is the connection to the cloud. It is safe for concurrent use.
+type Uplink struct {
+	options Options
+	// node and others are the transports for requests of the node and of other callers; upgrades
+	// have their own, because HTTP/2 has no upgrades.
+	node, others, nodeUpgrades, othersUpgrades *http.Transport
+	hurry                                      chan struct{} // a question is to be asked soon
+
+	mu       sync.Mutex
+	evidence Evidence
+	reason   error         // of the last failure
+	changed  chan struct{} // closed when the state changes
+	current  int           // the server that is asked first
+	// reachable is done, with the cause ErrOffline, while the state is Offline.
+	reachable context.Context
+	lose      context.CancelCauseFunc
+}
+
+// New returns an Uplink, which learns of the cloud by requests and, while Run runs, by its own
+// questions.
+func New(o Options) *Uplink {
+	u := &Uplink{options: o, hurry: make(chan struct{}, 1), changed: make(chan struct{})}
+	u.node, u.nodeUpgrades = u.transport(true, true), u.transport(true, false)
+	u.others, u.othersUpgrades = u.transport(false, true), u.transport(false, false)
+	u.evidence = Evidence{State: Unknown, Since: time.Now(), LastAnswer: time.Now()}
+	u.reachable, u.lose = context.WithCancelCause(context.Background())
+	return u
+}
+
+func (u *Uplink) transport(node, http2 bool) *http.Transport {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: u.options.Roots}
+	if node {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return u.options.NodeCertificate() }
+	}
+	t := &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: answerWithin, KeepAlive: pingAfter}).DialContext,
+		TLSClientConfig:     config,
+		TLSHandshakeTimeout: answerWithin,
+		IdleConnTimeout:     90 * time.Second,
+		MaxIdleConnsPerHost: 16,
+	}
+	if http2 {
+		t.ForceAttemptHTTP2 = true
+		t.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pongWithin}
+	} else {
+		t.Protocols = new(http.Protocols)
+		t.Protocols.SetHTTP1(true)
+	}
+	return t
+}
+
+// Run asks the cloud from time to time whether it is reachable, until ctx is done.
+func (u *Uplink) Run(ctx context.Context) {
+	for {
+		u.ask(ctx)
+		wait := askSoon
+		if e, _ := u.Evidence(); e.State == Online && e.Failures == 0 {
+			wait = askEvery
+		}
+		timer := time.NewTimer(wait + rand.N(wait/5))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-u.hurry:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// ask asks whether an API server is ready. RoundTrip keeps the outcome.
+func (u *Uplink) ask(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "/readyz", nil)
+	if err != nil {
+		return
+	}
+	response, err := u.try(request, u.node)
+	if err == nil {
+		_, _ = io.CopyN(io.Discard, response.Body, maxDrain)
+		_ = response.Body.Close()
+	}
+}
+
+// Evidence returns what is known of the cloud, and the reason of the last failure.
+func (u *Uplink) Evidence() (Evidence, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.evidence, u.reason
+}
+
+// RoundTrip sends a request to an API server, as the node or, without its certificate, as whom its
+// headers say. It fails with ErrOffline at once while the cloud is offline, and when that begins
+// before there is an answer.
+func (u *Uplink) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
+	transport := u.others
+	upgrade := r.Header.Get("Upgrade") != ""
+	switch {
+	case asNode && upgrade:
+		transport = u.nodeUpgrades
+	case asNode:
+		transport = u.node
+	case upgrade:
+		transport = u.othersUpgrades
+	}
+	u.mu.Lock()
+	reachable := u.reachable
+	u.mu.Unlock()
+	if reachable.Err() != nil {
+		return nil, ErrOffline
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	stop := context.AfterFunc(reachable, func() { cancel(ErrOffline) })
+	response, err := u.try(r.WithContext(ctx), transport)
+	stop()
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	response.Body = &body{response.Body, cancel}
+	return response, nil
+}
+
+// body ends the context of its request when it is closed.
+type body struct {
+	io.ReadCloser
+
+	cancel context.CancelCauseFunc
+}
+
+// Close implements io.Closer.
+func (b *body) Close() error {
+	defer b.cancel(nil)
+	return b.ReadCloser.Close()
+}
+
+// Write implements io.Writer, for upgrades.
+func (b *body) Write(p []byte) (int, error) {
+	w, is := b.ReadCloser.(io.Writer)
+	if !is {
+		return 0, errors.New("the connection is for reading only")
+	}
+	return w.Write(p)
+}
+
+// try sends a request to the servers in turn until one answers. A request with a body goes to one
+// server only: it may have been carried out.
+func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response, error) {
+	u.mu.Lock()
+	first := u.current
+	u.mu.Unlock()
+	var errs []error
+	for i := range u.options.Servers {
+		at := (first + i) % len(u.options.Servers)
+		server := u.options.Servers[at]
+		to := r.Clone(r.Context())
+		to.URL.Scheme, to.URL.Host, to.Host = server.Scheme, server.Host, server.Host
+		to.RequestURI = ""
+		response, err := transport.RoundTrip(to)
+		switch {
+		case err == nil && response.StatusCode < http.StatusInternalServerError:
+			u.observe(at, nil)
+			return response, nil
+		case err == nil:
+			// Its own error, which the client gets. It is no evidence that others can be served.
+			u.observe(at, fmt.Errorf("%s answers %s", server.Host, response.Status))
+			return response, nil
+		}
+		if r.Context().Err() != nil && !errors.Is(r.Context().Err(), context.DeadlineExceeded) {
+			return nil, context.Cause(r.Context()) // the client has gone, or the cloud
+		}
+		errs = append(errs, fmt.Errorf("asking %s: %w", server.Host, err))
+		if r.Body != nil && r.Body != http.NoBody {
+			break
+		}
+	}
+	err := errors.Join(errs...)
+	u.observe((first+1)%len(u.options.Servers), err)
+	return nil, err
+}
+
+// observe adds the outcome of a request; server is the one to ask first from now on.
+func (u *Uplink) observe(server int, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	before := u.evidence.State
+	u.evidence = next(u.evidence, err == nil, time.Now())
+	u.current = server
+	if err != nil {
+		u.reason = err
+		select {
+		case u.hurry <- struct{}{}:
+		default: // a question is due already
+		}
+	}
+	if now := u.evidence.State; now != before {
+		close(u.changed)
+		u.changed = make(chan struct{})
+		if now == Offline {
+			u.lose(ErrOffline)
+		} else if before == Offline {
+			u.reachable, u.lose = context.WithCancelCause(context.Background())
+		}
+		u.options.Log.Info("The reachability of the cloud changed", "from", before, "to", now, "reason", fmt.Sprint(err))
+	}
+}
+
+// AwaitOnline waits until the cloud is not offline, and if it was, a time by chance longer, so that
+// not all that wait ask at once. It returns the cause of ctx if that is done first.
+func (u *Uplink) AwaitOnline(ctx context.Context) error {
+	for waited := false; ; waited = true {
+		u.mu.Lock()
+		state, changed := u.evidence.State, u.changed
+		u.mu.Unlock()
+		if state != Offline {
+			if !waited || u.options.Return <= 0 {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(rand.N(u.options.Return)):
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-changed:
+		}
+	}
+}
