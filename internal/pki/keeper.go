@@ -1,3 +1,6 @@
+// Package pki keeps the certificates of Atoll: one CA, a server certificate for atoll-manager's
+// webhooks and extender, and a client certificate for kube-scheduler. They are kept in Secrets,
+// created if they are missing, and renewed after two thirds of their lifetime.
 package pki
 
 import (
@@ -22,6 +25,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
 const (
@@ -99,10 +104,10 @@ func (k *Keeper) ensure(ctx context.Context) error {
 	if !exists {
 		secret = newSecret(k.Namespace, ServerSecret)
 	}
-	ca := Pair{Cert: secret.Data[caField], Key: secret.Data[caKeyField]}
-	server := Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
-	leaf := Leaf{CommonName: "atoll-manager", Names: k.Names}
-	if !freshCA(ca, now) || !Fresh(server, firstOf(ca), leaf, now) {
+	ca := certs.Pair{Cert: secret.Data[caField], Key: secret.Data[caKeyField]}
+	server := certs.Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
+	leaf := certs.Leaf{CommonName: "atoll-manager", Names: k.Names}
+	if !certs.FreshCA(ca, now) || !certs.Fresh(server, firstOf(ca), leaf, now) {
 		if ca, server, err = renew(ca, leaf, now); err != nil {
 			return err
 		}
@@ -125,23 +130,23 @@ func (k *Keeper) ensure(ctx context.Context) error {
 // renew issues a server certificate, and a new CA if the old one is due. The bundle then
 // holds the certificate of the new CA, followed by that of the old CA while it is valid,
 // so that certificates that the old CA has signed stay trusted.
-func renew(ca Pair, leaf Leaf, now time.Time) (newCA, server Pair, err error) {
-	if !freshCA(ca, now) {
+func renew(ca certs.Pair, leaf certs.Leaf, now time.Time) (newCA, server certs.Pair, err error) {
+	if !certs.FreshCA(ca, now) {
 		old := ca.Cert
-		if ca, err = NewCA(now); err != nil {
-			return Pair{}, Pair{}, err
+		if ca, err = certs.NewCA(now); err != nil {
+			return certs.Pair{}, certs.Pair{}, err
 		}
-		if cert, parseErr := parseCert(old); parseErr == nil && now.Before(cert.NotAfter) {
-			ca.Cert = append(bytes.TrimSpace(ca.Cert), append([]byte("\n"), firstOf(Pair{Cert: old}).Cert...)...)
+		if cert, parseErr := certs.ParseCert(old); parseErr == nil && now.Before(cert.NotAfter) {
+			ca.Cert = append(bytes.TrimSpace(ca.Cert), append([]byte("\n"), firstOf(certs.Pair{Cert: old}).Cert...)...)
 		}
 	}
-	server, err = Issue(ca, leaf, now)
+	server, err = certs.Issue(ca, leaf, now)
 	return ca, server, err
 }
 
 // firstOf returns the pair with only the first certificate of its bundle, which is the
 // one that the key belongs to.
-func firstOf(p Pair) Pair {
+func firstOf(p certs.Pair) certs.Pair {
 	const end = "-----END CERTIFICATE-----"
 	if i := bytes.Index(p.Cert, []byte(end)); i >= 0 {
 		p.Cert = append(bytes.Clone(p.Cert[:i+len(end)]), '\n')
@@ -151,22 +156,22 @@ func firstOf(p Pair) Pair {
 
 // ensureClient returns the client certificate of the extender, renewed if it is due or if
 // the CA has changed.
-func (k *Keeper) ensureClient(ctx context.Context, ca Pair, now time.Time) (Pair, error) {
+func (k *Keeper) ensureClient(ctx context.Context, ca certs.Pair, now time.Time) (certs.Pair, error) {
 	secret, err := k.Client.CoreV1().Secrets(k.Namespace).Get(ctx, ClientSecret, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return Pair{}, fmt.Errorf("reading Secret %s/%s: %w", k.Namespace, ClientSecret, err)
+		return certs.Pair{}, fmt.Errorf("reading Secret %s/%s: %w", k.Namespace, ClientSecret, err)
 	}
 	exists := err == nil
 	if !exists {
 		secret = newSecret(k.Namespace, ClientSecret)
 	}
-	client := Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
-	leaf := Leaf{CommonName: ClientName}
-	if Fresh(client, firstOf(ca), leaf, now) && bytes.Equal(secret.Data[caField], ca.Cert) {
+	client := certs.Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
+	leaf := certs.Leaf{CommonName: ClientName}
+	if certs.Fresh(client, firstOf(ca), leaf, now) && bytes.Equal(secret.Data[caField], ca.Cert) {
 		return client, nil
 	}
-	if client, err = Issue(ca, leaf, now); err != nil {
-		return Pair{}, err
+	if client, err = certs.Issue(ca, leaf, now); err != nil {
+		return certs.Pair{}, err
 	}
 	secret.Data = map[string][]byte{
 		caField: ca.Cert, corev1.TLSCertKey: client.Cert, corev1.TLSPrivateKeyKey: client.Key,
@@ -194,7 +199,7 @@ func (k *Keeper) write(ctx context.Context, secret *corev1.Secret, exists bool) 
 }
 
 // use makes the certificates the current ones, unless they are already.
-func (k *Keeper) use(ca, server, client Pair) error {
+func (k *Keeper) use(ca, server, client certs.Pair) error {
 	if b := k.current.Load(); b != nil && bytes.Equal(b.caPEM, ca.Cert) &&
 		bytes.Equal(b.server.Certificate[0], der(server.Cert)) && bytes.Equal(b.client.Certificate[0], der(client.Cert)) {
 		return nil
@@ -231,7 +236,7 @@ func (k *Keeper) SharedKey() []byte {
 
 // der returns the DER encoding of the first certificate; nil if there is none.
 func der(certPEM []byte) []byte {
-	cert, err := parseCert(certPEM)
+	cert, err := certs.ParseCert(certPEM)
 	if err != nil {
 		return nil
 	}

@@ -26,6 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	testingclock "k8s.io/utils/clock/testing"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
 const namespace = "atoll-system"
@@ -88,8 +90,8 @@ func (r *replica) writes() []string {
 	return out
 }
 
-func pairOf(s *corev1.Secret) Pair {
-	return Pair{Cert: s.Data[corev1.TLSCertKey], Key: s.Data[corev1.TLSPrivateKeyKey]}
+func pairOf(s *corev1.Secret) certs.Pair {
+	return certs.Pair{Cert: s.Data[corev1.TLSCertKey], Key: s.Data[corev1.TLSPrivateKeyKey]}
 }
 
 func TestCertificatesAreMadeOnceAndUsedByTheNextReplica(t *testing.T) {
@@ -129,10 +131,10 @@ func TestRenewal(t *testing.T) {
 		want   []string
 		newCA  bool
 	}{
-		"nothing before two thirds of the server certificate's life": {after: ServerLifetime*2/3 - day},
-		"the server certificate at two thirds":                       {after: ServerLifetime * 2 / 3, want: []string{"update " + ServerSecret}},
-		"the client certificate at two thirds, with the server's":    {after: ClientLifetime * 2 / 3, want: both},
-		"the CA and all that it signed at two thirds":                {after: CALifetime * 2 / 3, want: both, newCA: true},
+		"nothing before two thirds of the server certificate's life": {after: certs.ServerLifetime*2/3 - day},
+		"the server certificate at two thirds":                       {after: certs.ServerLifetime * 2 / 3, want: []string{"update " + ServerSecret}},
+		"the client certificate at two thirds, with the server's":    {after: certs.ClientLifetime * 2 / 3, want: both},
+		"the CA and all that it signed at two thirds":                {after: certs.CALifetime * 2 / 3, want: both, newCA: true},
 		"the server certificate when a name is added": {
 			change: func(r *replica) { r.Names = append(r.Names, "new.example.com") },
 			want:   []string{"update " + ServerSecret},
@@ -143,7 +145,7 @@ func TestRenewal(t *testing.T) {
 		},
 		"everything when the key does not belong to the CA": {
 			change: func(r *replica) {
-				other, err := NewCA(r.clock.Now())
+				other, err := certs.NewCA(r.clock.Now())
 				if err != nil {
 					r.t.Fatal(err)
 				}
@@ -188,11 +190,11 @@ func TestRenewal(t *testing.T) {
 			if changed := !bytes.Equal(before.Data[caKeyField], after.Data[caKeyField]); changed != tc.newCA {
 				t.Errorf("the CA changed: %t, want %t", changed, tc.newCA)
 			}
-			ca := firstOf(Pair{Cert: after.Data[caField], Key: after.Data[caKeyField]})
-			if !Fresh(pairOf(after), ca, Leaf{CommonName: "atoll-manager", Names: r.Names}, r.clock.Now()) {
+			ca := firstOf(certs.Pair{Cert: after.Data[caField], Key: after.Data[caKeyField]})
+			if !certs.Fresh(pairOf(after), ca, certs.Leaf{CommonName: "atoll-manager", Names: r.Names}, r.clock.Now()) {
 				t.Error("the server certificate is not fresh")
 			}
-			if !Fresh(pairOf(r.secret(ClientSecret)), ca, Leaf{CommonName: ClientName}, r.clock.Now()) {
+			if !certs.Fresh(pairOf(r.secret(ClientSecret)), ca, certs.Leaf{CommonName: ClientName}, r.clock.Now()) {
 				t.Error("the client certificate is not fresh")
 			}
 			if !bytes.Equal(r.secret(ClientSecret).Data[caField], after.Data[caField]) {
@@ -221,22 +223,22 @@ func TestANewCAKeepsTheOldOneTrustedWhileItIsValid(t *testing.T) {
 	oldServer, oldClient := pairOf(r.secret(ServerSecret)), pairOf(r.secret(ClientSecret))
 	oldCA := r.secret(ServerSecret).Data[caField]
 
-	r.clock.Step(CALifetime * 2 / 3)
+	r.clock.Step(certs.CALifetime * 2 / 3)
 	r.ensure()
 	bundle := r.secret(ServerSecret).Data[caField]
 	if got := bytes.Count(bundle, []byte("BEGIN CERTIFICATE")); got != 2 {
 		t.Fatalf("the bundle holds %d certificates, want those of the new and the old CA", got)
 	}
-	if _, err := Issue(Pair{Cert: bundle, Key: r.secret(ServerSecret).Data[caKeyField]}, Leaf{CommonName: "x"}, r.clock.Now()); err != nil {
+	if _, err := certs.Issue(certs.Pair{Cert: bundle, Key: r.secret(ServerSecret).Data[caKeyField]}, certs.Leaf{CommonName: "x"}, r.clock.Now()); err != nil {
 		t.Errorf("the first of the bundle cannot sign: %v", err)
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(bundle)
-	for name, pair := range map[string]Pair{
+	for name, pair := range map[string]certs.Pair{
 		"old server": oldServer, "old client": oldClient,
 		"new server": pairOf(r.secret(ServerSecret)), "new client": pairOf(r.secret(ClientSecret)),
 	} {
-		cert, err := parseCert(pair.Cert)
+		cert, err := certs.ParseCert(pair.Cert)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -249,7 +251,7 @@ func TestANewCAKeepsTheOldOneTrustedWhileItIsValid(t *testing.T) {
 		}
 	}
 
-	r.clock.Step(CALifetime * 2 / 3) // the first CA is past its end
+	r.clock.Step(certs.CALifetime * 2 / 3) // the first CA is past its end
 	r.ensure()
 	bundle = r.secret(ServerSecret).Data[caField]
 	if got := bytes.Count(bundle, []byte("BEGIN CERTIFICATE")); got != 2 || bytes.Contains(bundle, bytes.TrimSpace(oldCA)) {
@@ -294,9 +296,9 @@ func TestAnotherReplicaWroteFirst(t *testing.T) {
 		winner.ensure()
 		loser := newReplica(t, fake.NewSimpleClientset(winner.secret(ServerSecret), winner.secret(ClientSecret)))
 		loser.ensure()
-		winner.clock.Step(ServerLifetime * 2 / 3)
+		winner.clock.Step(certs.ServerLifetime * 2 / 3)
 		winner.ensure()
-		loser.clock.Step(ServerLifetime * 2 / 3)
+		loser.clock.Step(certs.ServerLifetime * 2 / 3)
 		race(t, loser, winner, "update", apierrors.NewConflict(resource, ServerSecret, errors.New("changed meanwhile")))
 	})
 	t.Run("it always writes first: the retries end with the conflict", func(t *testing.T) {
@@ -340,35 +342,6 @@ func TestATimeoutIsReturned(t *testing.T) {
 	}
 }
 
-func TestIssue(t *testing.T) {
-	ca, err := NewCA(time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Issue(Pair{Cert: ca.Cert, Key: []byte("no key")}, Leaf{CommonName: "x"}, time.Now()); err == nil {
-		t.Error("signed without the CA's key")
-	}
-	pair, err := Issue(ca, Leaf{CommonName: "server", Names: []string{"a.example.com", "10.0.0.1", "::1"}}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := parseCert(pair.Cert)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"a.example.com", "10.0.0.1", "::1"} {
-		if err := cert.VerifyHostname(name); err != nil {
-			t.Error(err)
-		}
-	}
-	if cert.VerifyHostname("b.example.com") == nil || cert.IsCA {
-		t.Error("the certificate is valid for a name that was not requested")
-	}
-	if cert.NotBefore.After(time.Now().Add(-5 * time.Minute)) {
-		t.Errorf("valid from %s only: machines whose clocks are slow refuse it", cert.NotBefore)
-	}
-}
-
 // handshake connects a client to a server and returns what failed on either side.
 func handshake(t *testing.T, server *tls.Config, client *tls.Config) error {
 	t.Helper()
@@ -407,9 +380,9 @@ func TestMutualTLS(t *testing.T) {
 	r := newReplica(t, fake.NewSimpleClientset())
 	r.ensure()
 	secret := r.secret(ServerSecret)
-	ca := Pair{Cert: secret.Data[caField], Key: secret.Data[caKeyField]}
-	issue := func(by Pair, leaf Leaf, at time.Time) []tls.Certificate {
-		pair, err := Issue(by, leaf, at)
+	ca := certs.Pair{Cert: secret.Data[caField], Key: secret.Data[caKeyField]}
+	issue := func(by certs.Pair, leaf certs.Leaf, at time.Time) []tls.Certificate {
+		pair, err := certs.Issue(by, leaf, at)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -423,7 +396,7 @@ func TestMutualTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stranger, err := NewCA(time.Now())
+	stranger, err := certs.NewCA(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,11 +410,11 @@ func TestMutualTLS(t *testing.T) {
 	}{
 		"kube-scheduler's certificate":                       {certificates: []tls.Certificate{scheduler}, want: true},
 		"no certificate":                                     {},
-		"another common name":                                {certificates: issue(ca, Leaf{CommonName: "somebody"}, time.Now())},
-		"a server certificate of the right name":             {certificates: issue(ca, Leaf{CommonName: ClientName, Names: []string{"a.example.com"}}, time.Now())},
+		"another common name":                                {certificates: issue(ca, certs.Leaf{CommonName: "somebody"}, time.Now())},
+		"a server certificate of the right name":             {certificates: issue(ca, certs.Leaf{CommonName: ClientName, Names: []string{"a.example.com"}}, time.Now())},
 		"the manager's own server certificate":               {certificates: []tls.Certificate{*r.current.Load().server}},
-		"the right name signed by another CA":                {certificates: issue(stranger, Leaf{CommonName: ClientName}, time.Now())},
-		"an expired certificate":                             {certificates: issue(ca, Leaf{CommonName: ClientName}, time.Now().Add(-2*ClientLifetime))},
+		"the right name signed by another CA":                {certificates: issue(stranger, certs.Leaf{CommonName: ClientName}, time.Now())},
+		"an expired certificate":                             {certificates: issue(ca, certs.Leaf{CommonName: ClientName}, time.Now().Add(-2*certs.ClientLifetime))},
 		"kube-scheduler's certificate over too old a TLS":    {certificates: []tls.Certificate{scheduler}, maxVersion: tls.VersionTLS12},
 		"kube-scheduler's certificate, connecting once more": {certificates: []tls.Certificate{scheduler}, want: true},
 	}
@@ -468,13 +441,13 @@ func TestPeersNeedACertificateOfTheCAForTheNameOfReplicas(t *testing.T) {
 	here.ensure()
 	there.ensure()
 	secret := here.secret(ServerSecret)
-	ca := Pair{Cert: secret.Data[caField], Key: secret.Data[caKeyField]}
-	stranger, err := NewCA(time.Now())
+	ca := certs.Pair{Cert: secret.Data[caField], Key: secret.Data[caKeyField]}
+	stranger, err := certs.NewCA(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	serving := func(by Pair, leaf Leaf) *tls.Config {
-		pair, err := Issue(by, leaf, time.Now())
+	serving := func(by certs.Pair, leaf certs.Leaf) *tls.Config {
+		pair, err := certs.Issue(by, leaf, time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -489,9 +462,9 @@ func TestPeersNeedACertificateOfTheCAForTheNameOfReplicas(t *testing.T) {
 		want   bool
 	}{
 		"another replica": {there.MutualTLS(ClientName), true},
-		"a server of the name with a certificate of another CA": {serving(stranger, Leaf{CommonName: "atoll-manager", Names: here.Names}), false},
-		"a server of another name":                              {serving(ca, Leaf{CommonName: "atoll-manager", Names: []string{"b.example.com"}}), false},
-		"a server with a client certificate":                    {serving(ca, Leaf{CommonName: ClientName}), false},
+		"a server of the name with a certificate of another CA": {serving(stranger, certs.Leaf{CommonName: "atoll-manager", Names: here.Names}), false},
+		"a server of another name":                              {serving(ca, certs.Leaf{CommonName: "atoll-manager", Names: []string{"b.example.com"}}), false},
+		"a server with a client certificate":                    {serving(ca, certs.Leaf{CommonName: ClientName}), false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -526,7 +499,7 @@ func TestServersFollowARenewalAndRefuseBeforeTheFirst(t *testing.T) {
 		if err := handshake(t, plain, client); err != nil {
 			t.Fatal(err)
 		}
-		r.clock.Step(ServerLifetime * 2 / 3)
+		r.clock.Step(certs.ServerLifetime * 2 / 3)
 	}
 	if len(served) != 2 || served[0] == served[1] {
 		t.Errorf("certificates served before and after a renewal: %v", served)
@@ -719,7 +692,7 @@ func TestNoKeyIsEverLogged(t *testing.T) {
 	}
 	keep(r.Ensure(t.Context()))
 	remember()
-	r.clock.Step(CALifetime * 2 / 3)
+	r.clock.Step(certs.CALifetime * 2 / 3)
 	keep(r.Ensure(t.Context()))
 	remember()
 	r.spoil(ServerSecret, func(data map[string][]byte) { // keys where certificates belong
@@ -729,7 +702,7 @@ func TestNoKeyIsEverLogged(t *testing.T) {
 		return true, nil, apierrors.NewInternalError(errors.New("no"))
 	})
 	keep(r.Ensure(t.Context()))
-	_, err := Issue(Pair{Cert: r.secret(ServerSecret).Data[caKeyField], Key: r.secret(ServerSecret).Data[caKeyField]}, Leaf{}, r.clock.Now())
+	_, err := certs.Issue(certs.Pair{Cert: r.secret(ServerSecret).Data[caKeyField], Key: r.secret(ServerSecret).Data[caKeyField]}, certs.Leaf{}, r.clock.Now())
 	keep(err)
 
 	if len(secrets) != 18 || r.log.Len() == 0 || len(messages) != 2 {

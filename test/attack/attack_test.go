@@ -26,6 +26,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 	"github.com/atoll-k8s/atoll/internal/manager"
 	"github.com/atoll-k8s/atoll/internal/pki"
 )
@@ -88,13 +89,13 @@ func TestTheExtenderKnowsItsClients(t *testing.T) {
 	if err := b.client.Get(t.Context(), client.ObjectKey{Namespace: atoll.Namespace, Name: pki.ServerSecret}, &secret); err != nil {
 		t.Fatal(err)
 	}
-	ours := pki.Pair{Cert: secret.Data["ca.crt"], Key: secret.Data["ca.key"]}
-	theirs, err := pki.NewCA(time.Now())
+	ours := certs.Pair{Cert: secret.Data["ca.crt"], Key: secret.Data["ca.key"]}
+	theirs, err := certs.NewCA(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	issue := func(ca pki.Pair, name string, at time.Time) *tls.Certificate {
-		pair, err := pki.Issue(ca, pki.Leaf{CommonName: name}, at)
+	issue := func(ca certs.Pair, name string, at time.Time) *tls.Certificate {
+		pair, err := certs.Issue(ca, certs.Leaf{CommonName: name}, at)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,7 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/atoll-k8s/atoll/devcluster"
-	"github.com/atoll-k8s/atoll/internal/pki"
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
 // admissionCost measures what the pod webhook adds to the creation of a pod,
@@ -179,11 +179,11 @@ const samplePatch = `[
 // at once, with a patch or none.
 func (c *costBench) startOther(ctx context.Context, name string, patch []byte) error {
 	now := time.Now()
-	ca, err := pki.NewCA(now)
+	ca, err := certs.NewCA(now)
 	if err != nil {
 		return err
 	}
-	issued, err := pki.Issue(ca, pki.Leaf{CommonName: name, Names: []string{"127.0.0.1"}}, now)
+	issued, err := certs.Issue(ca, certs.Leaf{CommonName: name, Names: []string{"127.0.0.1"}}, now)
 	if err != nil {
 		return err
 	}

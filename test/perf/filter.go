@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 	"github.com/atoll-k8s/atoll/internal/pki"
 )
 
@@ -207,22 +208,22 @@ type bareServer struct {
 
 func startBare(ctx context.Context) (*bareServer, error) {
 	now := time.Now()
-	ca, err := pki.NewCA(now)
+	ca, err := certs.NewCA(now)
 	if err != nil {
 		return nil, err
 	}
-	issue := func(leaf pki.Leaf) (tls.Certificate, error) {
-		pair, err := pki.Issue(ca, leaf, now)
+	issue := func(leaf certs.Leaf) (tls.Certificate, error) {
+		pair, err := certs.Issue(ca, leaf, now)
 		if err != nil {
 			return tls.Certificate{}, err
 		}
 		return tls.X509KeyPair(pair.Cert, pair.Key)
 	}
-	server, err := issue(pki.Leaf{CommonName: "bare", Names: []string{"127.0.0.1"}})
+	server, err := issue(certs.Leaf{CommonName: "bare", Names: []string{"127.0.0.1"}})
 	if err != nil {
 		return nil, err
 	}
-	client, err := issue(pki.Leaf{CommonName: pki.ClientName})
+	client, err := issue(certs.Leaf{CommonName: pki.ClientName})
 	if err != nil {
 		return nil, err
 	}

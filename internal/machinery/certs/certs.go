@@ -1,10 +1,8 @@
-// Package pki creates and renews the certificates of Atoll: one CA, a server certificate
-// for atoll-manager's webhooks and extender, and a client certificate for kube-scheduler.
-// They are kept in Secrets, created if they are missing, and renewed after two thirds of
-// their lifetime.
+// Package certs makes and judges certificates: a CA, and those of servers and clients that it
+// signs. It knows neither where they are kept nor who uses them.
 //
 // All keys are ECDSA P-256. No key is ever logged.
-package pki
+package certs
 
 import (
 	"crypto/ecdsa"
@@ -66,7 +64,7 @@ func NewCA(now time.Time) (Pair, error) {
 
 // Issue creates a key and a certificate that the CA signs.
 func Issue(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
-	caCert, err := parseCert(ca.Cert)
+	caCert, err := ParseCert(ca.Cert)
 	if err != nil {
 		return Pair{}, fmt.Errorf("reading the CA: %w", err)
 	}
@@ -123,7 +121,7 @@ func sign(template, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (Pair
 // Fresh returns true if the CA has signed the pair, it is for the common name and all
 // names of the leaf, and it is in the first two thirds of its lifetime.
 func Fresh(pair, ca Pair, leaf Leaf, now time.Time) bool {
-	cert, err := parseCert(pair.Cert)
+	cert, err := ParseCert(pair.Cert)
 	if err != nil {
 		return false
 	}
@@ -131,7 +129,7 @@ func Fresh(pair, ca Pair, leaf Leaf, now time.Time) bool {
 	if err != nil || !key.PublicKey.Equal(cert.PublicKey) {
 		return false
 	}
-	caCert, err := parseCert(ca.Cert)
+	caCert, err := ParseCert(ca.Cert)
 	if err != nil || cert.CheckSignatureFrom(caCert) != nil || cert.Subject.CommonName != leaf.CommonName {
 		return false
 	}
@@ -143,9 +141,9 @@ func Fresh(pair, ca Pair, leaf Leaf, now time.Time) bool {
 	return young(cert, now)
 }
 
-// freshCA returns true if the CA can sign and is in the first two thirds of its lifetime.
-func freshCA(ca Pair, now time.Time) bool {
-	cert, err := parseCert(ca.Cert)
+// FreshCA returns true if the CA can sign and is in the first two thirds of its lifetime.
+func FreshCA(ca Pair, now time.Time) bool {
+	cert, err := ParseCert(ca.Cert)
 	if err != nil || !cert.IsCA {
 		return false
 	}
@@ -159,7 +157,8 @@ func young(cert *x509.Certificate, now time.Time) bool {
 	return !now.Before(cert.NotBefore) && now.Before(cert.NotBefore.Add(life*2/3))
 }
 
-func parseCert(data []byte) (*x509.Certificate, error) {
+// ParseCert returns the first certificate of a PEM text.
+func ParseCert(data []byte) (*x509.Certificate, error) {
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "CERTIFICATE" {
 		return nil, errors.New("no PEM block of type CERTIFICATE")
