@@ -29,7 +29,7 @@ func TestProgramsOfNodesHaveTheRightsOfTheirKind(t *testing.T) {
 		Config: realnode.Config{Name: "a-0", Dir: c.nodeDir("a-0")},
 		Link:   link.Node{Name: "a-0", Address: netip.MustParseAddr("10.160.1.1"), Pods: netip.MustParsePrefix("10.160.101.0/24")},
 	}
-	if err := c.writeNodeFiles(t.Context(), n, nil); err != nil {
+	if err := c.writeNodeFiles(t.Context(), n, &RealNodeSpec{}); err != nil {
 		t.Fatal(err)
 	}
 	users := map[string]string{}

@@ -76,6 +76,9 @@ type RealNodeSpec struct {
 	// Kubelet are fields of the KubeletConfiguration, in addition to those that devcluster
 	// sets or instead of them.
 	Kubelet map[string]any
+	// Gateway is the program by which the kubelet and the Service proxy reach the API server. nil means
+	// that they reach it themselves.
+	Gateway *Gateway
 }
 
 // RealNodesMissing returns what this machine lacks for real nodes; nil if it lacks nothing.
@@ -256,7 +259,7 @@ func (c *Cluster) startRealNode(ctx context.Context, spec RealNodeSpec) (err err
 			err = errors.Join(err, c.clearRealNode(context.WithoutCancel(ctx), spec.Name))
 		}
 	}()
-	if err := c.writeNodeFiles(ctx, n, spec.Kubelet); err != nil {
+	if err := c.writeNodeFiles(ctx, n, &spec); err != nil {
 		return err
 	}
 	if err := c.createNode(ctx, node); err != nil {
@@ -418,7 +421,7 @@ shutdownGracePeriod: 0s
 }
 
 // writeNodeFiles writes the configurations of a node's programs, and which these are.
-func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, kubelet map[string]any) error {
+func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, spec *RealNodeSpec) error {
 	kubeconfig, err := c.Kubeconfig(ctx, "system:node:"+n.Name, "system:nodes")
 	if err != nil {
 		return err
@@ -437,8 +440,8 @@ func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, kubelet map[s
 			return fmt.Errorf("making %s of node %q: %w", name, n.Name, err)
 		}
 		content := text.Bytes()
-		if name == kubeletFile && kubelet != nil {
-			if content, err = merged(content, kubelet); err != nil {
+		if name == kubeletFile && spec.Kubelet != nil {
+			if content, err = merged(content, spec.Kubelet); err != nil {
 				return fmt.Errorf("making %s of node %q: %w", name, n.Name, err)
 			}
 		}
@@ -450,14 +453,22 @@ func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, kubelet map[s
 	program := func(name, path, after string, args ...string) realnode.Program {
 		return realnode.Program{Name: name, Path: path, Args: args, Env: env, Log: filepath.Join(n.Dir, "logs", name+".log"), After: after}
 	}
-	n.Programs = []realnode.Program{
+	n.Programs = nil
+	if g := spec.Gateway; g != nil {
+		var gateway realnode.Program
+		if gateway, kubeconfig, proxyConfig, err = c.throughGateway(ctx, n, g, kubeconfig); err != nil {
+			return err
+		}
+		n.Programs = append(n.Programs, program(gateway.Name, gateway.Path, "", gateway.Args...))
+	}
+	n.Programs = append(n.Programs,
 		program(Containerd, filepath.Join(c.record.NodesDir, "containerd"), "", "--config="+filepath.Join(realnode.Mount, "containerd.toml"), "--log-level=warn"),
 		program(Kubelet, filepath.Join(c.record.NodesDir, "kubelet"), containerdSocket,
 			"--config="+filepath.Join(realnode.Mount, kubeletFile), "--kubeconfig="+kubeconfig,
 			"--hostname-override="+n.Name, "--node-ip="+n.Link.Address.String(),
 			"--root-dir="+filepath.Join(realnode.Mount, "kubelet"), "--cert-dir="+filepath.Join(realnode.Mount, "kubelet-pki")),
 		program(ServiceProxy, c.nodeProgram(), "", "proxy", proxyConfig, n.Link.Address.String()),
-	}
+	)
 	return writeJSON(filepath.Join(n.Dir, "node.json"), n)
 }
 
@@ -547,7 +558,11 @@ func (n *realNode) program(name string) (*realnode.Program, error) {
 			return &n.Programs[i], nil
 		}
 	}
-	return nil, fmt.Errorf("finding %q of node %q: its programs are %s, %s and %s", name, n.Name, Containerd, Kubelet, ServiceProxy)
+	var names []string
+	for _, p := range n.Programs {
+		names = append(names, p.Name)
+	}
+	return nil, fmt.Errorf("finding %q of node %q: its programs are %s", name, n.Name, strings.Join(names, ", "))
 }
 
 // PauseOn stops a program of a real node with SIGSTOP, and ResumeOn continues it.

@@ -368,7 +368,7 @@ func (r *rig) testLegs() {
 func (r *rig) testPrograms() {
 	for _, name := range []string{"nothing", "../" + Kubelet} {
 		for _, err := range []error{r.KillOn(r.Context(), "a-1", name), r.RestartOn(r.Context(), "a-1", name)} {
-			if err == nil || !strings.Contains(err.Error(), "its programs are containerd, kubelet and service-proxy") {
+			if err == nil || !strings.Contains(err.Error(), "its programs are containerd, kubelet, service-proxy") {
 				r.Errorf("program %q: %v", name, err)
 			}
 		}

@@ -19,10 +19,15 @@ const module = "github.com/atoll-k8s/atoll"
 // sourceDir returns the directory of Atoll's module.
 func sourceDir(ctx context.Context) (string, error) { return gotool.SourceDir(ctx, module) }
 
-// buildManager builds atoll-manager from source. This is fast with the go command's cache
-// when nothing has changed.
+// buildManager builds atoll-manager from source.
 func buildManager(ctx context.Context, source string, log io.Writer) (string, error) {
-	fmt.Fprintln(log, "building atoll-manager")
+	return build(ctx, source, "atoll-manager", log)
+}
+
+// build builds a program of Atoll from source. This is fast with the go command's cache when
+// nothing has changed.
+func build(ctx context.Context, source, program string, log io.Writer) (string, error) {
+	fmt.Fprintln(log, "building", program)
 	cache, err := binaries.CacheDir()
 	if err != nil {
 		return "", err
@@ -31,19 +36,19 @@ func buildManager(ctx context.Context, source string, log io.Writer) (string, er
 	// program.
 	dir := filepath.Join(cache, "atoll", fmt.Sprintf("%x", sha256.Sum256([]byte(source)))[:16])
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("building atoll-manager: %w", err)
+		return "", fmt.Errorf("building %s: %w", program, err)
 	}
-	final := filepath.Join(dir, "atoll-manager")
+	final := filepath.Join(dir, program)
 	binary, err := copyOf(final)
 	if err != nil {
-		return "", fmt.Errorf("building atoll-manager: %w", err)
+		return "", fmt.Errorf("building %s: %w", program, err)
 	}
 	defer os.Remove(binary) // it is gone if all went well
-	if _, err := gotool.Run(ctx, source, "build", "-o", binary, "./cmd/atoll-manager"); err != nil {
-		return "", fmt.Errorf("building atoll-manager: %w", err)
+	if _, err := gotool.Run(ctx, source, "build", "-o", binary, "./cmd/"+program); err != nil {
+		return "", fmt.Errorf("building %s: %w", program, err)
 	}
 	if err := os.Rename(binary, final); err != nil {
-		return "", fmt.Errorf("building atoll-manager: %w", err)
+		return "", fmt.Errorf("building %s: %w", program, err)
 	}
 	return final, nil
 }

@@ -75,16 +75,13 @@ func (r *rig) part(name string, run func(*rig)) {
 	})
 }
 
-func newRig(t *testing.T) *rig {
+// startRig starts a cluster without nodes.
+func startRig(t *testing.T, args map[string][]string) *rig {
 	t.Helper()
 	if err := devcluster.RealNodesMissing(); err != nil {
 		t.Skip(err)
 	}
-	c, err := devcluster.Start(t.Context(), devcluster.Options{RealNodes: true, Log: os.Stderr, ComponentArgs: map[string][]string{
-		// A node that is away loses its pods soon.
-		devcluster.ControllerManager: {"--node-monitor-grace-period=40s"},
-		devcluster.APIServer:         {"--default-unreachable-toleration-seconds=3", "--default-not-ready-toleration-seconds=3"},
-	}})
+	c, err := devcluster.Start(t.Context(), devcluster.Options{RealNodes: true, Log: os.Stderr, ComponentArgs: args})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,6 +97,17 @@ func newRig(t *testing.T) *rig {
 	if r.client, err = client.New(c.AdminConfig(), client.Options{Scheme: manager.Scheme()}); err != nil {
 		t.Fatal(err)
 	}
+	return r
+}
+
+// newRig starts a cluster with the nodes of the sites.
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := startRig(t, map[string][]string{
+		// A node that is away loses its pods soon.
+		devcluster.ControllerManager: {"--node-monitor-grace-period=40s"},
+		devcluster.APIServer:         {"--default-unreachable-toleration-seconds=3", "--default-not-ready-toleration-seconds=3"},
+	})
 	var specs []devcluster.RealNodeSpec
 	for site, nodes := range sites {
 		for _, node := range nodes {
@@ -110,7 +118,7 @@ func newRig(t *testing.T) *rig {
 			r.nodes = append(r.nodes, node)
 		}
 	}
-	if err := c.AddRealNodes(t.Context(), specs...); err != nil {
+	if err := r.AddRealNodes(t.Context(), specs...); err != nil {
 		t.Fatal(err)
 	}
 	return r

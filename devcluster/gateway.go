@@ -1,0 +1,114 @@
+package devcluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/atoll-k8s/atoll/devcluster/internal/realnode"
+)
+
+// Gateway is a program of a real node by which its kubelet, with the node's certificate, and its
+// Service proxy, with a token, reach the API server. It runs as the node's other programs do: see
+// [Cluster.KillOn].
+type Gateway struct {
+	// Name is that of the program on the node.
+	Name string
+	// Path is the program.
+	Path string
+	// Configure returns its arguments, and the content of its configuration file.
+	Configure func(GatewayValues) (args []string, config []byte)
+	// URL is where it serves on the node, over TLS.
+	URL string
+	// CAFile is the file below GatewayValues.Directory that has the CA of its certificate once it
+	// serves. Until then the other programs end, and are started again.
+	CAFile string
+}
+
+// GatewayValues are what the configuration of a gateway is made of. Paths are those on the node.
+type GatewayValues struct {
+	NodeName string
+	// Server is the URL of the API server, and CAFile has the CA of its certificate and of clients'.
+	Server, CAFile string
+	// CertificateFile has the client certificate of the node and its key.
+	CertificateFile string
+	// Directory is for the gateway's own files; they survive a loss of power.
+	Directory string
+	// ConfigFile is its configuration file.
+	ConfigFile string
+}
+
+// kubeProxy is the ServiceAccount of a node's Service proxy behind a gateway, in kube-system.
+const kubeProxy = "kube-proxy"
+
+// throughGateway writes the configurations of a node's gateway, and the kubeconfigs of the kubelet
+// and of the Service proxy behind it, and returns the program.
+func (c *Cluster) throughGateway(ctx context.Context, n *realNode, g *Gateway, kubeconfig string) (of realnode.Program, kubelet, proxy string, err error) {
+	direct, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil {
+		return of, "", "", fmt.Errorf("reading the kubeconfig of node %q: %w", n.Name, err)
+	}
+	auth := direct.AuthInfos[direct.Contexts[direct.CurrentContext].AuthInfo]
+	values := GatewayValues{
+		NodeName: n.Name, Server: c.serverURL(), CAFile: c.pkiPath("ca.crt"),
+		CertificateFile: filepath.Join(realnode.Mount, "node.pem"), Directory: filepath.Join(realnode.Mount, "gateway"), ConfigFile: filepath.Join(realnode.Mount, "gateway.yaml"),
+	}
+	args, config := g.Configure(values)
+	proxyConfig, err := c.kubeProxyConfig(ctx)
+	if err != nil {
+		return of, "", "", err
+	}
+	behind := func(config *clientcmdapi.Config) ([]byte, error) {
+		for _, cluster := range config.Clusters {
+			cluster.Server, cluster.CertificateAuthorityData, cluster.CertificateAuthority = g.URL, nil, filepath.Join(values.Directory, g.CAFile)
+		}
+		return clientcmd.Write(*config)
+	}
+	ofKubelet, err := behind(direct)
+	if err != nil {
+		return of, "", "", fmt.Errorf("writing the kubeconfig of node %q: %w", n.Name, err)
+	}
+	ofProxy, err := behind(proxyConfig)
+	if err != nil {
+		return of, "", "", fmt.Errorf("writing the kubeconfig of the Service proxy of node %q: %w", n.Name, err)
+	}
+	for name, content := range map[string][]byte{
+		"node.pem": slices.Concat(auth.ClientCertificateData, auth.ClientKeyData), "gateway.yaml": config,
+		"kubelet.kubeconfig": ofKubelet, "proxy.kubeconfig": ofProxy,
+	} {
+		if err := os.WriteFile(filepath.Join(n.Dir, name), content, 0o600); err != nil {
+			return of, "", "", fmt.Errorf("writing %s of node %q: %w", name, n.Name, err)
+		}
+	}
+	return realnode.Program{Name: g.Name, Path: g.Path, Args: args}, filepath.Join(realnode.Mount, "kubelet.kubeconfig"), filepath.Join(realnode.Mount, "proxy.kubeconfig"), nil
+}
+
+// kubeProxyConfig returns a kubeconfig with a token of the ServiceAccount kube-proxy, which it
+// makes if it is not there.
+func (c *Cluster) kubeProxyConfig(ctx context.Context) (*clientcmdapi.Config, error) {
+	_, err := c.client.CoreV1().ServiceAccounts(metav1.NamespaceSystem).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: kubeProxy}}, metav1.CreateOptions{})
+	_, errBinding := c.client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "devcluster:" + kubeProxy},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:node-proxier"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: kubeProxy}},
+	}, metav1.CreateOptions{})
+	for _, err := range []error{err, errBinding} {
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return nil, fmt.Errorf("making the ServiceAccount of Service proxies: %w", err)
+		}
+	}
+	path, err := c.ServiceAccountKubeconfig(ctx, metav1.NamespaceSystem, kubeProxy)
+	if err != nil {
+		return nil, err
+	}
+	return clientcmd.LoadFromFile(path)
+}

@@ -1,0 +1,49 @@
+// Package cache stores on disk what an API server answered, so that atoll-hub can answer while
+// the API server is unreachable. It knows nothing of HTTP or of Kubernetes: it stores scopes. A
+// scope has a key, a head (small, for example the metadata of a list) and items, each with an
+// id. All of them are opaque to this package.
+//
+// # Guarantees
+//
+// What a View shows is always one state that the scope had, never a mixture of two. Whatever
+// is cut off or damaged on disk, and whenever the process is killed or the power fails, Open
+// finds such a state or none.
+//
+// A write that has returned survives a kill of the process. A power failure can lose the writes
+// of the last SyncEvery and of the fsync calls then in progress: the scope then has an earlier
+// state. A scope that was removed within that time can come back. Close makes all of it durable.
+//
+// A state can be older than the last event: View.Written says when it was written, and
+// View.Stale whether this process failed to write a later one. The caller decides whether to
+// answer with it.
+//
+// # Files
+//
+// Each scope is one log in one directory. Its records have checksums that also cover the
+// position and a random number of the file, so that no record is valid in another place. The
+// state of a scope is the longest valid prefix of its log. No byte of a log is written twice.
+//
+//	<hash of the key>.<generation>.log    preamble, key, items, end of the snapshot, events …
+//	<number>.tmp                          a snapshot that is not complete
+//	lock                                  locked while a store is open
+//
+// A new snapshot becomes a log of the next generation. The log before it is removed once the
+// new one is durable: at most SyncEvery later, and not by the caller of Commit. Open uses the
+// newest generation with a complete snapshot.
+//
+// A log is rewritten when its dead bytes outweigh the live ones, so that each byte of an event
+// is written about twice at most, however long the log lives.
+//
+// # Failures
+//
+// A write that fails (full disk, I/O error, read-only file system) returns its error and ends
+// the writer. The scope keeps its last good state, which View.Stale marks, until the next
+// Commit or Resume. To remove it instead would leave the node with nothing when it is offline,
+// and the head still tells the caller at which version of the list the state is.
+//
+// # Locks
+//
+// Store.mu guards everything in memory and is never held during I/O. scope.io is held while
+// the log of one scope is written. A disk that hangs therefore blocks writers of the scopes it
+// hangs on, reads of values, and Close, but not Store.View, Store.Scopes or other writers.
+package cache

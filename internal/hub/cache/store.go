@@ -1,0 +1,579 @@
+package cache
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+)
+
+// Errors that callers distinguish with errors.Is.
+var (
+	// ErrNotFound: the scope, or the item, is not in the store.
+	ErrNotFound = errors.New("not found")
+	// ErrTooLarge: the scope would exceed half of Options.MaxBytes, the frame of an item
+	// 32 MiB, or a key, a head or an id 64 KiB.
+	ErrTooLarge = errors.New("too large to be stored")
+	// ErrSuperseded: the scope has another writer, or was removed, or a write of it failed.
+	ErrSuperseded = errors.New("the writer was superseded")
+	// ErrDamaged: what is on disk is not what was written.
+	ErrDamaged = errors.New("the stored data is damaged")
+	// ErrReopened: no writer has continued the scope since the store was opened.
+	ErrReopened = errors.New("no writer has continued the scope since the store was opened")
+	// ErrLocked: another store uses the directory.
+	ErrLocked = errors.New("the directory is in use by another store")
+	// ErrClosed: the store is closed.
+	ErrClosed = errors.New("the store is closed")
+)
+
+const (
+	// minDead is how many dead bytes a log may have however small the scope is.
+	minDead = 64 << 10
+	// usedEvery is how exactly the time of the last use is known after a kill.
+	usedEvery = time.Hour
+)
+
+// Options of a store. A zero field means the default.
+type Options struct {
+	// MaxBytes bounds the sum of the logs. Above it, the scopes that were used longest ago are
+	// removed. One scope may have half of it. Until a replaced log is removed, which takes up
+	// to SyncEvery and the time of the fsync calls, the disk holds both logs. The default is
+	// 256 MiB.
+	MaxBytes int64
+	// MaxScopes bounds the number of scopes, and so of open files and of the memory for keys,
+	// like MaxBytes. The default is 4096.
+	MaxScopes int
+	// MaxIdle is after how long without any use a scope is removed. Only time during which the
+	// store is open counts, so that no jump of the clock, and no time that the node was off,
+	// removes anything. The default is 30 days.
+	MaxIdle time.Duration
+	// SyncEvery is the least time between two rounds of fsync. The default is 1 s.
+	SyncEvery time.Duration
+	// Key encrypts with AES-256-GCM. It has 32 bytes; nil means no encryption. Logs of another
+	// key are removed by Open.
+	Key []byte
+	// Now returns the wall time. The default is time.Now.
+	Now func() time.Time
+	// Log receives what nobody is told by an error. The default discards it.
+	Log logr.Logger
+}
+
+// Store is a directory of scopes. It is safe for concurrent use.
+type Store struct {
+	max       Options
+	dir       directory
+	secrets   secrets
+	log       logr.Logger
+	wake      chan struct{} // something has to be made durable
+	stop      chan struct{}
+	done      chan struct{} // closed by the background goroutine
+	usedEvery time.Duration
+
+	// calls counts the calls that use files, for Close. It grows under mu while not closed.
+	calls sync.WaitGroup
+
+	// mu guards everything below, and the fields of scopes, logs, states and writers.
+	mu     sync.Mutex
+	closed bool
+	scopes map[string]*scope
+	bytes  int64  // the sum of the sizes of the logs
+	last   uint64 // number of the newest file
+	uses   uint64 // counts uses, for their order
+
+	// age is for how long this directory was open in a store, in all. Records have it, so that
+	// it continues when the store is opened again.
+	age  time.Duration
+	asOf time.Time // when age was computed
+
+	// dirty has the logs with contents that are not durable, renamed whether the names of files
+	// are not, and garbage what the next round of fsync removes.
+	dirty   map[*log]*scope
+	renamed bool
+	garbage []garbage
+	// unsynced is the last failure to make names durable, which is logged once.
+	unsynced error
+}
+
+// scope is one scope. It is in Store.scopes while it has a log or a pin.
+type scope struct {
+	key string
+
+	// io is held while the log is written or replaced. It is locked before Store.mu.
+	io sync.Mutex
+
+	pins   int  // calls of Commit in progress
+	log    *log // nil: the scope has no state
+	state  *state
+	writer *Writer
+	// stale is why the state may be older than the last event.
+	stale error
+
+	use     uint64        // Store.uses at the last use
+	used    time.Time     // the wall time then
+	usedAge time.Duration // Store.age then
+}
+
+// garbage is what remains of a dropped or replaced log: files that are to be removed in this
+// order, so that no older generation is left without the newer one, and a log whose reference
+// is to be released.
+type garbage struct {
+	names []string
+	log   *log // or nil
+}
+
+// times are the times of a record.
+type times struct {
+	wall time.Time
+	age  time.Duration
+}
+
+// Open opens the store in a directory, which it creates if it is missing and whose permissions
+// it sets to 0700. It removes what is left of incomplete snapshots and what cannot be read.
+func Open(path string, o Options) (*Store, error) {
+	secrets, err := newSecrets(o.Key)
+	if err != nil {
+		return nil, fmt.Errorf("opening the cache in %s: %w", path, err)
+	}
+	dir, err := openDirectory(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening the cache in %s: %w", path, err)
+	}
+	s, err := open(dir, secrets, o)
+	if err != nil {
+		_ = dir.Close()
+		return nil, fmt.Errorf("opening the cache in %s: %w", path, err)
+	}
+	return s, nil
+}
+
+func open(dir directory, secrets secrets, o Options) (*Store, error) {
+	o.Key = nil
+	o.MaxBytes = cmp.Or(o.MaxBytes, 256<<20)
+	o.MaxScopes = cmp.Or(o.MaxScopes, 4096)
+	o.MaxIdle = cmp.Or(o.MaxIdle, 30*24*time.Hour)
+	o.SyncEvery = cmp.Or(o.SyncEvery, time.Second)
+	if o.MaxBytes < 0 || o.MaxScopes < 0 || o.MaxIdle < 0 || o.SyncEvery < 0 {
+		return nil, errors.New("an option is negative")
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Log.GetSink() == nil {
+		o.Log = logr.Discard()
+	}
+	s := &Store{
+		max: o, dir: dir, secrets: secrets, log: o.Log,
+		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		usedEvery: max(time.Second, min(usedEvery, o.MaxIdle/8)),
+		scopes:    map[string]*scope{}, dirty: map[*log]*scope{},
+		asOf: o.Now(),
+	}
+	names, err := dir.List()
+	if err != nil {
+		return nil, fmt.Errorf("listing the files: %w", err)
+	}
+	if err := s.load(names); err != nil {
+		s.closeFiles()
+		return nil, err
+	}
+	s.mu.Lock()
+	over := s.shrinkLocked(nil)
+	s.mu.Unlock()
+	s.remove(over)
+	s.removeIdle()
+	go s.run()
+	return s, nil
+}
+
+// load reads all logs.
+func (s *Store) load(names []string) error {
+	type named struct {
+		name, base string
+		number     uint64
+	}
+	var files []named
+	for _, name := range names {
+		f := named{name: name}
+		var ok bool
+		if f.base, f.number, ok = parseName(name); !ok {
+			continue // the lock, or not a file of this package
+		}
+		s.last = max(s.last, f.number)
+		if f.base == "" {
+			s.remove([]garbage{{names: []string{name}}})
+			continue
+		}
+		files = append(files, f)
+	}
+	// The newest generation of each scope first.
+	slices.SortFunc(files, func(a, b named) int {
+		return cmp.Or(cmp.Compare(a.base, b.base), cmp.Compare(b.number, a.number))
+	})
+	d := &loader{secrets: s.secrets}
+	var found *scope // of the base before
+	var base string
+	for _, f := range files {
+		if f.base == base && found != nil {
+			// The newer log may not be durable yet.
+			found.log.before = slices.Insert(found.log.before, 0, f.name)
+			continue
+		}
+		var err error
+		if found, err = s.loadOne(d, f.name, f.base); err != nil {
+			return err
+		}
+		base = f.base
+	}
+	all := make([]*scope, 0, len(s.scopes))
+	for _, sc := range s.scopes {
+		s.age = max(s.age, sc.usedAge)
+		all = append(all, sc)
+	}
+	slices.SortFunc(all, func(a, b *scope) int {
+		return cmp.Or(cmp.Compare(a.usedAge, b.usedAge), a.used.Compare(b.used), cmp.Compare(a.log.name, b.log.name))
+	})
+	for _, sc := range all {
+		s.uses++
+		sc.use = s.uses
+	}
+	return nil
+}
+
+// loadOne reads a log, and removes it if it has no state. An error says nothing of the log.
+func (s *Store) loadOne(d *loader, name, base string) (*scope, error) {
+	var l *log
+	var st *state
+	var key string
+	f, err := s.dir.Open(name)
+	for _, ours := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EACCES, syscall.EPERM} {
+		if errors.Is(err, ours) {
+			return nil, err
+		}
+	}
+	if err == nil {
+		l, st, key, err = d.load(name, f)
+		if err == nil && s.secrets.base(key) != base {
+			err = ErrDamaged
+		}
+		if err != nil {
+			_ = f.Close()
+		}
+	}
+	if err != nil {
+		s.log.Info("A stored scope cannot be read and is removed", "file", name, "reason", err.Error())
+		s.remove([]garbage{{names: []string{name}}})
+		return nil, nil
+	}
+	l.refs = 1
+	sc := &scope{key: key, log: l, state: st, stale: ErrReopened, used: st.used, usedAge: st.age}
+	s.scopes[key] = sc
+	s.bytes += l.size
+	// It may come from a process that was killed before it made the log durable.
+	s.dirty[l], s.renamed = sc, true
+	s.poke()
+	return sc, nil
+}
+
+// Close makes everything durable and ends the store. Writers and snapshots return ErrClosed
+// from then on; views stay readable. It waits for the calls in progress, and for the disk.
+func (s *Store) Close() error {
+	s.saveUses(min(time.Minute, s.usedEvery))
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	s.mu.Unlock()
+	s.calls.Wait()
+	close(s.stop)
+	<-s.done
+	// Once more for the names of the logs that the first round removes.
+	err := cmp.Or(s.sync(), s.sync())
+	s.closeFiles()
+	if err2 := s.dir.Close(); err == nil {
+		err = err2
+	}
+	if err != nil {
+		return fmt.Errorf("closing the cache: %w", err)
+	}
+	return nil
+}
+
+// closeFiles closes the logs that no view has.
+func (s *Store) closeFiles() {
+	s.mu.Lock()
+	var logs []*log
+	for key, sc := range s.scopes {
+		logs = append(logs, sc.log)
+		delete(s.scopes, key)
+	}
+	s.mu.Unlock()
+	for _, l := range logs {
+		s.release(l)
+	}
+}
+
+// begin begins a call that uses files, which end ends.
+func (s *Store) begin() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	s.calls.Add(1)
+	return nil
+}
+
+func (s *Store) end() { s.calls.Done() }
+
+// number returns a number for a file that no other file has.
+func (s *Store) number() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last++
+	return s.last
+}
+
+func (s *Store) now() times {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nowLocked()
+}
+
+// nowLocked returns the wall time, and the age, which never goes back.
+func (s *Store) nowLocked() times {
+	now := s.max.Now()
+	s.age += max(0, now.Sub(s.asOf))
+	s.asOf = now
+	return times{now.Round(0), s.age}
+}
+
+// touchLocked notes that a scope is used.
+func (s *Store) touchLocked(sc *scope, t times) {
+	s.uses++
+	sc.use, sc.used, sc.usedAge = s.uses, t.wall, t.age
+}
+
+// View returns the present state of a scope, and counts as a use of it. It does not wait for
+// the disk.
+func (s *Store) View(key string) (*View, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sc, err := s.findLocked(key)
+	if err != nil {
+		return nil, err
+	}
+	s.touchLocked(sc, s.nowLocked())
+	sc.log.refs++
+	sc.state.shared = true
+	return &View{store: s, scope: sc, log: sc.log, head: sc.state.head, items: sc.state.items, written: sc.state.written, stale: sc.stale}, nil
+}
+
+func (s *Store) findLocked(key string) (*scope, error) {
+	if s.closed {
+		return nil, ErrClosed
+	}
+	sc := s.scopes[key]
+	if sc == nil || sc.log == nil {
+		return nil, fmt.Errorf("scope: %w", ErrNotFound)
+	}
+	return sc, nil
+}
+
+// Scope describes a scope.
+type Scope struct {
+	Key   string
+	Items int
+	Bytes int64 // the size of the log
+	// Written is when the state was written, Used when the scope was last read or written.
+	Written, Used time.Time
+	// Stale is as View.Stale.
+	Stale error
+}
+
+// Scopes lists the scopes, the one used longest ago first. It does not wait for the disk.
+func (s *Store) Scopes() []Scope {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := make([]*scope, 0, len(s.scopes))
+	for _, sc := range s.scopes {
+		if sc.log != nil {
+			found = append(found, sc)
+		}
+	}
+	slices.SortFunc(found, func(a, b *scope) int { return cmp.Compare(a.use, b.use) })
+	list := make([]Scope, 0, len(found))
+	for _, sc := range found {
+		list = append(list, Scope{
+			Key: sc.key, Items: len(sc.state.items), Bytes: sc.log.size,
+			Written: sc.state.written, Used: sc.used, Stale: sc.stale,
+		})
+	}
+	return list
+}
+
+// Remove removes a scope, if it is there, and ends its writer. After an error the scope is not
+// served any more, and its file is removed later or by the next Open.
+func (s *Store) Remove(key string) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	defer s.end()
+	s.mu.Lock()
+	var rest []garbage
+	if sc := s.scopes[key]; sc != nil {
+		rest = s.dropLocked(sc, ErrNotFound)
+	}
+	s.mu.Unlock()
+	if err := s.unlink(rest); err != nil {
+		return fmt.Errorf("removing a scope: %w", err)
+	}
+	s.poke()
+	return nil
+}
+
+// Replace makes the items the state of a scope, as Snapshot, Add and Commit do.
+func (s *Store) Replace(key string, head []byte, items iter.Seq2[string, []byte]) (*Writer, error) {
+	n, err := s.Snapshot(key)
+	if err != nil {
+		return nil, err
+	}
+	defer n.Abort()
+	for id, value := range items {
+		if err := n.Add(id, value); err != nil {
+			return nil, err
+		}
+	}
+	return n.Commit(head)
+}
+
+// dropLocked takes the state away from a scope. It returns what is to be removed.
+func (s *Store) dropLocked(sc *scope, cause error) []garbage {
+	s.endWriterLocked(sc, cause)
+	if sc.log == nil {
+		return nil
+	}
+	l := s.detachLocked(sc)
+	rest := garbage{append(l.before, l.name), l}
+	l.before = nil
+	s.forgetLocked(sc)
+	return []garbage{rest}
+}
+
+// detachLocked takes the log away from a scope. The caller releases it.
+func (s *Store) detachLocked(sc *scope) *log {
+	l := sc.log
+	delete(s.dirty, l)
+	s.bytes -= l.size
+	sc.log, sc.state = nil, nil
+	return l
+}
+
+// forgetLocked removes a scope that has no state, unless a Commit is about to give it one.
+func (s *Store) forgetLocked(sc *scope) {
+	if sc.log == nil && sc.pins == 0 && s.scopes[sc.key] == sc {
+		delete(s.scopes, sc.key)
+	}
+}
+
+// release releases a reference of a log, and closes it after the last one.
+func (s *Store) release(l *log) {
+	s.mu.Lock()
+	l.refs--
+	last := l.refs == 0
+	s.mu.Unlock()
+	if last {
+		// It is durable, or not needed any more: an error has no consequence.
+		_ = l.file.Close()
+	}
+}
+
+// endWriterLocked ends the writer of a scope.
+func (s *Store) endWriterLocked(sc *scope, cause error) {
+	if sc.writer != nil {
+		sc.writer.ended = cause
+		sc.writer = nil
+	}
+}
+
+// failLocked ends the writer of a scope after a write that is missing in its state.
+func (s *Store) failLocked(sc *scope, cause error) {
+	s.endWriterLocked(sc, cause)
+	if sc.log != nil {
+		sc.stale = cause
+	}
+}
+
+// shrinkLocked drops scopes until the bounds are kept, except for one. It returns what is to
+// be removed.
+func (s *Store) shrinkLocked(keep *scope) (rest []garbage) {
+	if s.bytes <= s.max.MaxBytes && len(s.scopes) <= s.max.MaxScopes {
+		return nil
+	}
+	for {
+		var oldest *scope
+		count := 0
+		for _, sc := range s.scopes {
+			if sc.log == nil {
+				continue
+			}
+			count++
+			if sc != keep && (oldest == nil || sc.use < oldest.use) {
+				oldest = sc
+			}
+		}
+		if oldest == nil || s.bytes <= s.max.MaxBytes && count <= s.max.MaxScopes {
+			return rest
+		}
+		s.log.V(2).Info("A scope is removed to keep the bounds of the cache", "bytes", oldest.log.size, "lastUsed", oldest.used)
+		rest = append(rest, s.dropLocked(oldest, ErrNotFound)...)
+	}
+}
+
+// unlink removes garbage. What fails is tried again in the background.
+func (s *Store) unlink(list []garbage) error {
+	var errs []error
+	var failed []garbage
+	removed := false
+	for _, g := range list {
+		for i, name := range g.names {
+			if err := s.dir.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+				failed = append(failed, garbage{names: g.names[i:]})
+				break
+			}
+			removed = true
+		}
+		if g.log != nil {
+			s.release(g.log)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.renamed = s.renamed || removed
+	s.garbage = append(s.garbage, failed...)
+	return errors.Join(errs...)
+}
+
+// remove is unlink for callers whose own work is done.
+func (s *Store) remove(list []garbage) {
+	if err := s.unlink(list); err != nil {
+		s.log.Info("Files of removed scopes are still there; they are removed later", "reason", err.Error())
+	}
+}
+
+// poke wakes the background goroutine.
+func (s *Store) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,168 @@
+package cache
+
+import (
+	"errors"
+	"syscall"
+	"time"
+)
+
+// run makes files durable and removes idle scopes until the store is closed.
+func (s *Store) run() {
+	defer close(s.done)
+	upkeep := time.NewTicker(s.usedEvery)
+	defer upkeep.Stop()
+	for {
+		select {
+		case <-s.stop:
+			return
+		case <-upkeep.C:
+			s.removeIdle()
+			s.saveUses(s.usedEvery)
+			continue
+		case <-s.wake:
+		}
+		timer := time.NewTimer(s.max.SyncEvery)
+		select {
+		case <-s.stop:
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		_ = s.sync() // it is logged
+	}
+}
+
+// sync makes everything that was written before durable, and then removes the logs that were
+// replaced. It runs in one goroutine at a time.
+func (s *Store) sync() error {
+	s.mu.Lock()
+	dirty, renamed, old := s.dirty, s.renamed, s.garbage
+	s.dirty, s.renamed, s.garbage = map[*log]*scope{}, false, nil
+	for l := range dirty {
+		l.refs++
+	}
+	s.mu.Unlock()
+
+	err := s.unlink(old)
+	var durable []*log
+	for l, sc := range dirty {
+		if failed := l.file.Sync(); failed != nil {
+			err = errors.Join(err, failed)
+			s.syncFailed(sc, l, failed)
+			continue
+		}
+		durable = append(durable, l)
+	}
+	if renamed {
+		failed := s.dir.Sync()
+		if errors.Is(failed, syscall.EINVAL) || errors.Is(failed, errors.ErrUnsupported) {
+			failed = nil // the file system has no such call
+		}
+		err = errors.Join(err, failed)
+		if s.namesFailed(failed) {
+			s.mu.Lock()
+			// Once more, before anything that these logs replace is removed.
+			s.renamed = true
+			for l, sc := range dirty {
+				if sc.log == l {
+					s.dirty[l] = sc
+				}
+			}
+			s.mu.Unlock()
+			durable = nil
+			s.poke()
+		}
+	}
+	var replaced []garbage
+	s.mu.Lock()
+	for _, l := range durable {
+		if len(l.before) > 0 {
+			replaced = append(replaced, garbage{names: l.before})
+			l.before = nil
+		}
+	}
+	s.mu.Unlock()
+	for l := range dirty {
+		s.release(l)
+	}
+	return errors.Join(err, s.unlink(replaced))
+}
+
+// syncFailed marks a scope whose contents may be lost: the kernel does not try again, and the
+// next fsync would succeed.
+func (s *Store) syncFailed(sc *scope, l *log, err error) {
+	s.log.Error(err, "A scope could not be made durable", "file", l.name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l.sealed = true
+	if sc.log == l {
+		s.failLocked(sc, err)
+	}
+}
+
+// namesFailed notes whether names could be made durable, and logs a change.
+func (s *Store) namesFailed(err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && s.unsynced == nil {
+		s.log.Error(err, "The names of files could not be made durable")
+	}
+	s.unsynced = err
+	return err != nil
+}
+
+// removeIdle removes the scopes that were not used for too long.
+func (s *Store) removeIdle() {
+	s.mu.Lock()
+	now := s.nowLocked()
+	var rest []garbage
+	for _, sc := range s.scopes {
+		if sc.log != nil && now.age-sc.usedAge > s.max.MaxIdle {
+			s.log.V(2).Info("A scope is removed because it was not used", "lastUsed", sc.used)
+			rest = append(rest, s.dropLocked(sc, ErrNotFound)...)
+		}
+	}
+	s.mu.Unlock()
+	s.remove(rest)
+	if rest != nil {
+		s.poke()
+	}
+}
+
+// saveUses writes when scopes were used, where the log is behind by the given time or more.
+// Scopes that are being written, or that cannot be, are left out.
+func (s *Store) saveUses(behind time.Duration) {
+	if s.begin() != nil {
+		return
+	}
+	defer s.end()
+	s.mu.Lock()
+	var late []*scope
+	for _, sc := range s.scopes {
+		if sc.log != nil && !sc.log.sealed && sc.usedAge-sc.state.age >= behind {
+			late = append(late, sc)
+		}
+	}
+	s.mu.Unlock()
+	for _, sc := range late {
+		s.saveUse(sc)
+	}
+}
+
+func (s *Store) saveUse(sc *scope) {
+	if !sc.io.TryLock() {
+		return
+	}
+	defer sc.io.Unlock()
+	s.mu.Lock()
+	l, r := sc.log, record{kind: kindUsed, wall: sc.used, age: sc.usedAge}
+	usable := l != nil && !l.sealed
+	s.mu.Unlock()
+	if !usable {
+		return
+	}
+	// If this fails, the state is still complete, and the next event goes to a new log.
+	if err := s.appendTo(sc, l, r); err != nil {
+		s.log.V(2).Info("The time of the last use was not written", "reason", err.Error())
+	}
+}

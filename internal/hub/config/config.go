@@ -1,0 +1,157 @@
+// Package config is the configuration file of atoll-hub: its fields, their defaults, and what is
+// wrong with one.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	// APIVersion and Kind are those of the file.
+	APIVersion = "hub.atoll.dev/v1alpha1"
+	// Kind is the kind of the file.
+	Kind = "HubConfiguration"
+)
+
+// Configuration is the content of the file. Paths must be absolute.
+type Configuration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// nodeName is the name of the Node that the hub runs on. Required.
+	NodeName string `json:"nodeName"`
+	// cloud tells how to reach the API servers.
+	Cloud Cloud `json:"cloud"`
+	// listen is the address and port at which the hub serves clients of the node, over TLS.
+	// Default: 127.0.0.1:10261. It should be a loopback address.
+	Listen string `json:"listen,omitempty"`
+	// clientCAFile has the CAs of the node's client certificate, in PEM: the file that the kubelet has as
+	// authentication.x509.clientCAFile. Required.
+	ClientCAFile string `json:"clientCAFile"`
+	// directory is where the hub keeps its cache and its certificates. It is made with mode 0700.
+	// Default: /var/lib/atoll-hub.
+	Directory string `json:"directory,omitempty"`
+	// cache bounds what is kept on disk.
+	Cache Cache `json:"cache,omitempty"`
+}
+
+// Cloud tells how to reach the API servers.
+type Cloud struct {
+	// servers are the URLs of API servers, https without a path. At least 1, at most 16. The first that
+	// answers is used.
+	Servers []string `json:"servers"`
+	// caFile has the CAs of the servers' certificates, in PEM. Required.
+	CAFile string `json:"caFile"`
+	// certificateFile and keyFile are the client certificate of the node and its key, in PEM. keyFile may be
+	// left out if certificateFile has both, as the kubelet's kubelet-client-current.pem. Both are read again
+	// when they change. Required.
+	CertificateFile string `json:"certificateFile"`
+	KeyFile         string `json:"keyFile,omitempty"`
+	// returnWithin spreads the watches that go on when the cloud is reachable again over this time.
+	// From 0s to 5m. Default: 10s.
+	ReturnWithin *metav1.Duration `json:"returnWithin,omitempty"`
+}
+
+// Cache bounds what is kept on disk.
+type Cache struct {
+	// maxSize is the most that all files of the cache take. At least 16Mi. Default: 256Mi.
+	MaxSize *resource.Quantity `json:"maxSize,omitempty"`
+}
+
+const (
+	maxServers = 16
+	maxReturn  = 5 * time.Minute
+	minCache   = 16 << 20
+)
+
+// Read reads a file, sets the defaults and validates the result.
+func Read(path string) (*Configuration, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the configuration: %w", err)
+	}
+	c, err := Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("reading the configuration %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Parse reads the text of a file as Read does.
+func Parse(text []byte) (*Configuration, error) {
+	c := &Configuration{}
+	if err := yaml.UnmarshalStrict(text, c); err != nil {
+		return nil, err
+	}
+	c.setDefaults()
+	return c, c.validate()
+}
+
+func (c *Configuration) setDefaults() {
+	if c.Listen == "" {
+		c.Listen = "127.0.0.1:10261"
+	}
+	if c.Directory == "" {
+		c.Directory = "/var/lib/atoll-hub"
+	}
+	if c.Cloud.ReturnWithin == nil {
+		c.Cloud.ReturnWithin = &metav1.Duration{Duration: 10 * time.Second}
+	}
+	if c.Cache.MaxSize == nil {
+		c.Cache.MaxSize = resource.NewQuantity(256<<20, resource.BinarySI)
+	}
+	if c.Cloud.KeyFile == "" {
+		c.Cloud.KeyFile = c.Cloud.CertificateFile
+	}
+}
+
+// validate returns all that is wrong.
+func (c *Configuration) validate() error {
+	var errs []error
+	wrong := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{field}, args...)...))
+	}
+	if c.APIVersion != APIVersion || c.Kind != Kind {
+		wrong("apiVersion, kind", "must be %s and %s", APIVersion, Kind)
+	}
+	if problems := validation.IsDNS1123Subdomain(c.NodeName); len(problems) > 0 {
+		wrong("nodeName", "%q is not the name of a node: %s", c.NodeName, problems[0])
+	}
+	if n := len(c.Cloud.Servers); n == 0 || n > maxServers {
+		wrong("cloud.servers", "must have 1 to %d URLs", maxServers)
+	}
+	for i, server := range c.Cloud.Servers {
+		u, err := url.Parse(server)
+		if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Path != "" && u.Path != "/" {
+			wrong(fmt.Sprintf("cloud.servers[%d]", i), "%q is not of the form https://host:port", server)
+		}
+	}
+	if _, err := netip.ParseAddrPort(c.Listen); err != nil {
+		wrong("listen", "%q is not of the form address:port", c.Listen)
+	}
+	for field, path := range map[string]string{
+		"cloud.caFile": c.Cloud.CAFile, "cloud.certificateFile": c.Cloud.CertificateFile, "cloud.keyFile": c.Cloud.KeyFile,
+		"clientCAFile": c.ClientCAFile, "directory": c.Directory,
+	} {
+		if !filepath.IsAbs(path) {
+			wrong(field, "%q is not an absolute path", path)
+		}
+	}
+	if d := c.Cloud.ReturnWithin.Duration; d < 0 || d > maxReturn {
+		wrong("cloud.returnWithin", "%s is not from 0s to %s", d, maxReturn)
+	}
+	if c.Cache.MaxSize.Value() < minCache {
+		wrong("cache.maxSize", "%s is less than 16Mi", c.Cache.MaxSize)
+	}
+	return errors.Join(errs...)
+}

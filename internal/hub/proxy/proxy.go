@@ -1,0 +1,299 @@
+// Package proxy answers the clients of a node: with what the cloud answers while it is reachable,
+// and otherwise with what it answered before, to the same request of the same caller. It keeps what
+// passes through it.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
+	"github.com/atoll-k8s/atoll/internal/hub/uplink"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// AsOf is the header of an answer from the cache: when the cloud gave it.
+const AsOf = "Atoll-As-Of"
+
+const (
+	// maxAnswer bounds what is kept of one answer, in bytes. A larger one is passed on and not kept.
+	maxAnswer = 64 << 20
+	// retryAfter is what a client is told that cannot be answered, in seconds.
+	retryAfter = 5
+)
+
+// Cloud is the connection to the API servers: see uplink.Uplink.
+type Cloud interface {
+	RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
+	AwaitOnline(ctx context.Context) error
+}
+
+// Proxy is the handler of the hub's port.
+type Proxy struct {
+	Cloud      Cloud
+	Cache      *cache.Store
+	Recognizer *identity.Recognizer
+	Tokens     *identity.Tokens
+	Log        logr.Logger
+
+	scopes scopes
+	chunks chunks
+	// keeping counts the answers that are being stored.
+	keeping sync.WaitGroup
+}
+
+// Wait waits until all answers that were given are stored. No request may come any more.
+func (p *Proxy) Wait() { p.keeping.Wait() }
+
+// call is one request of a recognized caller.
+type call struct {
+	*http.Request
+
+	caller identity.Caller
+	what   request.Request
+	// key is that of its scope in the cache; "" if nothing is kept.
+	key string
+}
+
+// ServeHTTP implements http.Handler.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	caller, err := p.Recognizer.Recognize(r)
+	if err != nil {
+		refuse(w, r, http.StatusUnauthorized, metav1.StatusReasonUnauthorized, err.Error())
+		return
+	}
+	c := &call{Request: r.Clone(r.Context()), caller: caller, what: request.Of(r)}
+	strip(c.Header)
+	if c.what.Scope != "" {
+		c.key = caller.Name + "\n" + c.what.Scope
+	}
+	switch c.what.Kind {
+	case request.Get:
+		p.get(w, c)
+	case request.List:
+		p.list(w, c)
+	case request.Watch:
+		p.watch(w, c)
+	case request.Write:
+		if isRepeatable(c.Method, &c.what) {
+			p.repeat(w, c)
+			return
+		}
+		p.pass(w, c)
+	case request.Stream:
+		p.pass(w, c)
+	}
+}
+
+// strip takes headers away by which a client would be somebody else, and the encodings that it
+// accepts: the connection to the cloud has its own.
+func strip(h http.Header) {
+	for name := range h {
+		if strings.HasPrefix(name, "Impersonate-") || strings.HasPrefix(name, "X-Remote-") {
+			h.Del(name)
+		}
+	}
+	h.Del("Accept-Encoding")
+}
+
+// send sends the request to the cloud, and keeps whether that accepted the token.
+func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
+	r.RequestURI = ""
+	response, err := p.Cloud.RoundTrip(r, c.caller.IsNode)
+	if err != nil || c.caller.IsNode {
+		return response, err
+	}
+	if response.StatusCode == http.StatusUnauthorized {
+		p.Tokens.Refused(c.caller.Token)
+	} else if response.StatusCode < http.StatusInternalServerError {
+		p.Tokens.Accepted(c.caller.Token, time.Now())
+	}
+	return response, nil
+}
+
+// pass passes a request on. Nothing of it is kept.
+func (p *Proxy) pass(w http.ResponseWriter, c *call) {
+	(&httputil.ReverseProxy{
+		Rewrite:       func(*httputil.ProxyRequest) {},
+		Transport:     roundTripper(func(r *http.Request) (*http.Response, error) { return p.send(c, r) }),
+		FlushInterval: -1,
+		ErrorHandler:  func(w http.ResponseWriter, r *http.Request, err error) { p.unavailable(w, r, err) },
+	}).ServeHTTP(w, c.Request)
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// unavailable answers that the cloud could not be asked.
+func (p *Proxy) unavailable(w http.ResponseWriter, r *http.Request, err error) {
+	if r.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // the client has gone
+	}
+	if !errors.Is(err, uplink.ErrOffline) {
+		p.Log.V(2).Info("A request failed", "path", r.URL.Path, "error", err.Error())
+	}
+	refuse(w, r, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+		fmt.Sprintf("the node's hub cannot ask the cloud (%v), and has no earlier answer to this request", err))
+}
+
+// refuse answers with a Status, in the encoding that the client accepts first.
+func refuse(w http.ResponseWriter, r *http.Request, code int, reason metav1.StatusReason, message string) {
+	format := wire.JSON
+	for accepted := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
+		if f, err := wire.FormatOf(accepted); err == nil {
+			format = f
+			break
+		}
+	}
+	status := metav1.Status{Status: metav1.StatusFailure, Reason: reason, Message: message, Code: int32(code)}
+	if code == http.StatusServiceUnavailable {
+		status.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
+		w.Header().Set("Retry-After", fmt.Sprint(retryAfter))
+	}
+	body, err := format.EncodeStatus(status)
+	if err != nil {
+		http.Error(w, message, code)
+		return
+	}
+	w.Header().Set("Content-Type", format.ContentType())
+	w.WriteHeader(code)
+	_, _ = w.Write(body)
+}
+
+// hopHeaders belong to one connection: RFC 9110, section 7.6.1.
+var hopHeaders = []string{"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+
+// answerWith begins the answer to a client like that of the cloud.
+func answerWith(w http.ResponseWriter, response *http.Response) {
+	for name, values := range response.Header {
+		w.Header()[name] = values
+	}
+	for _, name := range hopHeaders {
+		w.Header().Del(name)
+	}
+	w.WriteHeader(response.StatusCode)
+}
+
+// passOn gives the client the cloud's answer, and returns its body if all of it arrived and it is
+// not too large to be kept.
+func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole bool) {
+	answerWith(w, response)
+	kept := &kept{}
+	_, err := io.Copy(w, io.TeeReader(response.Body, kept))
+	if err != nil {
+		panic(http.ErrAbortHandler) // the client must see that the answer is not whole
+	}
+	return kept.body, !kept.tooLarge
+}
+
+// kept collects up to maxAnswer bytes.
+type kept struct {
+	body     []byte
+	tooLarge bool
+}
+
+// Write implements io.Writer.
+func (k *kept) Write(p []byte) (int, error) {
+	if len(k.body)+len(p) > maxAnswer {
+		k.body, k.tooLarge = nil, true
+	}
+	if !k.tooLarge {
+		k.body = append(k.body, p...)
+	}
+	return len(p), nil
+}
+
+// mayRead reports whether a caller may be answered from the cache: the node, and who has a token
+// that an API server accepted.
+func (p *Proxy) mayRead(c *call) bool { return c.caller.IsNode || p.Tokens.Knows(c.caller.Token) }
+
+// fromCache opens what is kept for a request; the caller closes it. If there is nothing it answers
+// with the reason, and returns false.
+func (p *Proxy) fromCache(w http.ResponseWriter, c *call, reason error) (*cache.View, *head, bool) {
+	if c.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // the client has gone
+	}
+	if !p.mayRead(c) {
+		refuse(w, c.Request, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+			fmt.Sprintf("the node's hub cannot ask the cloud (%v), and the cloud has not accepted this token before", reason))
+		return nil, nil, false
+	}
+	view, err := p.Cache.View(c.key)
+	if err == nil {
+		var h *head
+		if h, err = decodeHead(view.Head()); err == nil {
+			w.Header().Set(AsOf, view.Written().UTC().Format(time.RFC3339))
+			if !c.caller.IsNode { // kubectl shows it; the node's programs would log it each time
+				w.Header().Set("Warning", fmt.Sprintf(`299 atoll-hub "The cloud is not reachable. This is what it answered until %s."`, view.Written().UTC().Format(time.RFC3339)))
+			}
+			return view, h, true
+		}
+		_ = view.Close()
+	}
+	if !errors.Is(err, cache.ErrNotFound) {
+		p.Log.Error(err, "An earlier answer cannot be read", "path", c.URL.Path)
+	}
+	p.unavailable(w, c.Request, reason)
+	return nil, nil, false
+}
+
+// scopes order what is stored for one scope.
+type scopes struct {
+	mu   sync.Mutex
+	held map[string]*scope
+}
+
+type scope struct {
+	mu    sync.Mutex
+	users int
+}
+
+// lock locks a scope, and returns what unlocks it.
+func (s *scopes) lock(key string) (unlock func()) {
+	s.mu.Lock()
+	if s.held == nil {
+		s.held = map[string]*scope{}
+	}
+	one := s.held[key]
+	if one == nil {
+		one = &scope{}
+		s.held[key] = one
+	}
+	one.users++
+	s.mu.Unlock()
+	one.mu.Lock()
+	return func() {
+		one.mu.Unlock()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if one.users--; one.users == 0 {
+			delete(s.held, key)
+		}
+	}
+}
+
+// keep stores something of a scope after the client has its answer. Requests for the scope that
+// read or write the cache later see it.
+func (p *Proxy) keep(c *call, store func() error) {
+	unlock := p.scopes.lock(c.key)
+	p.keeping.Go(func() {
+		defer unlock()
+		if err := store(); err != nil { // what was kept before stays: it says of when it is
+			p.Log.V(2).Info("An answer is not kept", "path", c.URL.Path, "error", err.Error())
+		}
+	})
+}

@@ -1,0 +1,286 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// head is what the cache has of a scope besides items.
+type head struct {
+	// Code and ContentType are those of the answer.
+	Code        int    `json:"code"`
+	ContentType string `json:"contentType"`
+	// List is a list without its items, and ItemsHaveType that of its wire.Header. A scope without
+	// List is a document, its only item.
+	List          []byte `json:"list,omitempty"`
+	ItemsHaveType bool   `json:"itemsHaveType,omitempty"`
+	// ResourceVersion is that of the state: events up to it are in it.
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+}
+
+func decodeHead(raw []byte) (*head, error) {
+	h := &head{}
+	if err := json.Unmarshal(raw, h); err != nil {
+		return nil, fmt.Errorf("reading what is kept of an answer: %w", err)
+	}
+	return h, nil
+}
+
+func (h *head) encode() []byte {
+	raw, err := json.Marshal(h)
+	if err != nil {
+		panic(err) // it has nothing that cannot be encoded
+	}
+	return raw
+}
+
+// headOf returns the head of a list.
+func headOf(list *wire.Header, contentType string) (*head, error) {
+	empty := *list
+	empty.Continue, empty.RemainingItemCount = "", nil
+	var raw bytes.Buffer
+	if err := empty.Encode(&raw, wire.Size{}, func(func([]byte, error) bool) {}); err != nil {
+		return nil, err
+	}
+	return &head{
+		Code: http.StatusOK, ContentType: contentType, List: raw.Bytes(), ItemsHaveType: list.ItemsHaveType, ResourceVersion: list.ResourceVersion,
+	}, nil
+}
+
+// list returns the list of a head, without items.
+func (h *head) list() (*wire.Header, error) {
+	format, err := wire.FormatOf(h.ContentType)
+	if err != nil {
+		return nil, err
+	}
+	list, err := format.DecodeList(h.List)
+	if err != nil {
+		return nil, err
+	}
+	list.ItemsHaveType, list.ResourceVersion = h.ItemsHaveType, h.ResourceVersion
+	return &list.Header, nil
+}
+
+// document is the id of the only item of a document.
+const document = ""
+
+// keptCodes are the answers that are repeated offline: what is there, and what is not.
+var keptCodes = []int{http.StatusOK, http.StatusNotFound}
+
+// get answers a request for one object or document.
+func (p *Proxy) get(w http.ResponseWriter, c *call) {
+	response, err := p.send(c, c.Request)
+	if err != nil {
+		p.documentFromCache(w, c, err)
+		return
+	}
+	defer response.Body.Close()
+	body, whole := passOn(w, response)
+	switch {
+	case response.StatusCode == http.StatusForbidden:
+		p.keep(c, func() error { return p.Cache.Remove(c.key) })
+	case slices.Contains(keptCodes, response.StatusCode):
+		p.keep(c, func() error {
+			if !whole {
+				return cache.ErrTooLarge
+			}
+			return p.storeDocument(c.key, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
+		})
+	}
+}
+
+// documentFromCache answers with the last answer to the request.
+func (p *Proxy) documentFromCache(w http.ResponseWriter, c *call, reason error) {
+	view, h, found := p.fromCache(w, c, reason)
+	if !found {
+		return
+	}
+	defer view.Close()
+	p.writeDocument(w, c, view, h)
+}
+
+// writeDocument answers with a document of the cache.
+func (p *Proxy) writeDocument(w http.ResponseWriter, c *call, view *cache.View, h *head) {
+	body, err := view.Get(document)
+	if err != nil {
+		p.unavailable(w, c.Request, err)
+		return
+	}
+	w.Header().Set("Content-Type", h.ContentType)
+	w.WriteHeader(h.Code)
+	_, _ = w.Write(body)
+}
+
+// storeDocument stores a document, unless it is there as it is.
+func (p *Proxy) storeDocument(key string, h *head, body []byte) error {
+	raw := h.encode()
+	if view, err := p.Cache.View(key); err == nil {
+		was, err := view.Get(document)
+		same := err == nil && view.Stale() == nil && bytes.Equal(view.Head(), raw) && bytes.Equal(was, body)
+		if err := view.Close(); err != nil {
+			return err
+		}
+		if same {
+			return nil
+		}
+	}
+	_, err := p.Cache.Replace(key, raw, func(yield func(string, []byte) bool) { yield(document, body) })
+	return err
+}
+
+// list answers a request for a collection.
+func (p *Proxy) list(w http.ResponseWriter, c *call) {
+	response, err := p.send(c, c.Request)
+	if err != nil {
+		p.listFromCache(w, c, err)
+		return
+	}
+	defer response.Body.Close()
+	body, whole := passOn(w, response)
+	switch response.StatusCode {
+	case http.StatusForbidden:
+		p.keep(c, func() error { return p.Cache.Remove(c.key) })
+	case http.StatusOK:
+		p.keep(c, func() error {
+			if !whole {
+				return cache.ErrTooLarge
+			}
+			return p.storeList(c, response.Header.Get("Content-Type"), body)
+		})
+	}
+}
+
+// listFromCache answers with the last state of the collection, as one chunk.
+func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
+	view, h, found := p.fromCache(w, c, reason)
+	if !found {
+		return
+	}
+	defer view.Close()
+	if h.List == nil {
+		p.writeDocument(w, c, view, h)
+		return
+	}
+	list, err := h.list()
+	if err != nil {
+		p.unavailable(w, c.Request, err)
+		return
+	}
+	var size wire.Size
+	for i := range view.Len() {
+		size.Add(view.Size(i))
+	}
+	if length, err := list.Length(size); err == nil {
+		w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
+	}
+	w.Header().Set("Content-Type", h.ContentType)
+	if err := list.Encode(w, size, values(view)); err != nil {
+		p.Log.V(2).Info("An answer from the cache broke off", "path", c.URL.Path, "error", err.Error())
+		panic(http.ErrAbortHandler) // the client must see that the answer is not whole
+	}
+}
+
+// values yields the values of a view.
+func values(view *cache.View) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		var value []byte
+		for i := range view.Len() {
+			var err error
+			if value, err = view.Value(i, value[:0]); !yield(value, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// storeList stores a list, or a chunk of one once its last chunk is there.
+func (p *Proxy) storeList(c *call, contentType string, body []byte) error {
+	position := request.PositionOf(c.URL.Query())
+	format, err := wire.FormatOf(contentType)
+	if err != nil {
+		return err
+	}
+	list, err := format.DecodeList(body)
+	if errors.Is(err, wire.ErrNotAList) && !position.Limit && position.Continue == "" {
+		return p.storeDocument(c.key, &head{Code: http.StatusOK, ContentType: contentType}, body)
+	}
+	if err != nil {
+		return err
+	}
+	h, err := headOf(&list.Header, contentType)
+	if err != nil {
+		return err
+	}
+	snapshot := p.chunks.take(c.key, position.Continue)
+	if snapshot == nil {
+		if position.Continue != "" {
+			return errors.New("its first chunks were not seen")
+		}
+		if snapshot, err = p.Cache.Snapshot(c.key); err != nil {
+			return err
+		}
+	}
+	for i := range list.Items {
+		if err := snapshot.Add(id(&list.Items[i].Meta), list.Items[i].Raw); err != nil {
+			snapshot.Abort()
+			return err
+		}
+	}
+	if list.Continue != "" {
+		p.chunks.put(c.key, list.Continue, snapshot)
+		return nil
+	}
+	_, err = snapshot.Commit(h.encode())
+	return err
+}
+
+// id is that of an object among those of its kind.
+func id(m *wire.Meta) string { return m.Namespace + "/" + m.Name }
+
+// maxChunked bounds the lists of which more chunks are awaited.
+const maxChunked = 32
+
+// chunks are the lists of which more chunks are awaited.
+type chunks struct {
+	mu      sync.Mutex
+	waiting []chunked
+}
+
+type chunked struct {
+	key, next string
+	snapshot  *cache.Snapshot
+}
+
+// take returns the list of a scope whose next chunk has this name; nil if there is none.
+func (s *chunks) take(key, next string) *cache.Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.waiting, func(w chunked) bool { return w.key == key && w.next == next })
+	if i < 0 || next == "" {
+		return nil
+	}
+	snapshot := s.waiting[i].snapshot
+	s.waiting = slices.Delete(s.waiting, i, i+1)
+	return snapshot
+}
+
+// put keeps a list until its next chunk comes. The oldest of too many is dropped.
+func (s *chunks) put(key, next string, snapshot *cache.Snapshot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting = append(s.waiting, chunked{key, next, snapshot}); len(s.waiting) > maxChunked {
+		s.waiting[0].snapshot.Abort()
+		s.waiting = slices.Delete(s.waiting, 0, 1)
+	}
+}

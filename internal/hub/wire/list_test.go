@@ -1,0 +1,286 @@
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"iter"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// raw yields the items of a list.
+func raw(items []Item) (Size, iter.Seq2[[]byte, error]) {
+	var size Size
+	for _, item := range items {
+		size.Add(len(item.Raw))
+	}
+	return size, func(yield func([]byte, error) bool) {
+		for _, item := range items {
+			if !yield(item.Raw, nil) {
+				return
+			}
+		}
+	}
+}
+
+// write returns the list that Encode writes, and checks Length.
+func write(t testing.TB, h *Header, items []Item) []byte {
+	t.Helper()
+	size, all := raw(items)
+	var b bytes.Buffer
+	if err := h.Encode(&b, size, all); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := h.Length(size); err != nil || n != int64(b.Len()) {
+		t.Errorf("Length is %d, %v, and %d bytes were written", n, err, b.Len())
+	}
+	return b.Bytes()
+}
+
+// TestListsAreWrittenAsTheyWere, and their parts are what the typed list has.
+func TestListsAreWrittenAsTheyWere(t *testing.T) {
+	objects := lists()
+	for seed := range int64(20) {
+		for name, list := range random(t, seed) {
+			objects[name] = list
+		}
+	}
+	forEach(t, objects, func(t *testing.T, encoding string, format Format, object runtime.Object) {
+		body := encode(t, encoding, object)
+		list, err := format.DecodeList(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := meta.ListAccessor(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		apiVersion, kind := object.GetObjectKind().GroupVersionKind().ToAPIVersionAndKind()
+		if list.APIVersion != apiVersion || list.Kind != kind || list.ResourceVersion != want.GetResourceVersion() ||
+			list.Continue != want.GetContinue() || cmp.Diff(list.RemainingItemCount, want.GetRemainingItemCount()) != "" {
+			t.Errorf("got %+v", list.Header)
+		}
+		var got, wantMeta []Meta
+		for _, item := range list.Items {
+			got = append(got, item.Meta)
+		}
+		for _, item := range itemsOf(t, object) {
+			wantMeta = append(wantMeta, metaOf(t, item))
+		}
+		if diff := cmp.Diff(wantMeta, got); diff != "" {
+			t.Error(diff)
+		}
+		if got := write(t, &list.Header, list.Items); !bytes.Equal(got, body) {
+			t.Errorf("got\n%q, want\n%q", got, body)
+		}
+	})
+}
+
+// TestHeadersCanBeStoredAsListsWithoutItems: with the items they are the same list again.
+func TestHeadersCanBeStoredAsListsWithoutItems(t *testing.T) {
+	forEach(t, lists(), func(t *testing.T, encoding string, format Format, object runtime.Object) {
+		body := encode(t, encoding, object)
+		list, err := format.DecodeList(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored, err := format.DecodeList(write(t, &list.Header, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, custom := object.(*unstructured.UnstructuredList); stored.ItemsHaveType != list.ItemsHaveType && !(custom && format == CBOR) {
+			t.Errorf("ItemsHaveType is %t, want %t", stored.ItemsHaveType, list.ItemsHaveType)
+		}
+		if len(stored.Items) > 0 {
+			t.Errorf("it has %d items", len(stored.Items))
+		}
+		if got := write(t, &stored.Header, list.Items); !bytes.Equal(got, body) {
+			t.Errorf("got\n%q, want\n%q", got, body)
+		}
+	})
+}
+
+// TestListsChangeAsAnAPIServerWouldWriteThem: a list whose metadata and items change is what an
+// API server writes of them.
+func TestListsChangeAsAnAPIServerWouldWriteThem(t *testing.T) {
+	type change struct {
+		more      string
+		remaining *int64
+		n         int
+	}
+	for name, build := range map[string]func(change) runtime.Object{
+		"pods": func(c change) runtime.Object { return pods(c.n, listMetaOf(c.more, c.remaining)) },
+		"pods of a shard": func(c change) runtime.Object {
+			list := pods(c.n, listMetaOf(c.more, c.remaining))
+			list.SelfLink, list.ShardInfo = "/s", &metav1.ShardInfo{Selector: "x"}
+			return list
+		},
+		"widgets": func(c change) runtime.Object {
+			list := widgets(c.n, c.more)
+			list.SetRemainingItemCount(c.remaining)
+			return list
+		},
+	} {
+		changes := map[string]change{"none": {}, "page": {"more", new(int64(300)), 3}, "whole": {"", nil, 3}, "page without count": {"<m>", nil, 1}}
+		for from, first := range changes {
+			for to, second := range changes {
+				for encoding, e := range encodings {
+					a, b := build(first), build(second)
+					if accessor, _ := meta.ListAccessor(b); to != "none" {
+						accessor.SetResourceVersion("4712")
+					} else {
+						accessor.SetResourceVersion("")
+						if u, ok := b.(*unstructured.UnstructuredList); ok {
+							unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
+						}
+					}
+					if encoding == "CBOR, in any order" || !encodes(encoding, a) {
+						continue
+					}
+					t.Run(name+" from "+from+" to "+to+" in "+encoding, func(t *testing.T) {
+						body := encode(t, encoding, b)
+						list, err := e.format.DecodeList(encode(t, encoding, a))
+						if err != nil {
+							t.Fatal(err)
+						}
+						wanted, err := e.format.DecodeList(body)
+						if err != nil {
+							t.Fatal(err)
+						}
+						list.ResourceVersion, list.Continue, list.RemainingItemCount = wanted.ResourceVersion, wanted.Continue, wanted.RemainingItemCount
+						got := write(t, &list.Header, wanted.Items)
+						if e.format != CBOR && !bytes.Equal(got, body) {
+							t.Errorf("got\n%q, want\n%q", got, body)
+						}
+						if _, typed := a.(*corev1.PodList); e.format == CBOR && typed {
+							if diff := cmp.Diff(decode(t, CBOR, body, b), decode(t, CBOR, got, b)); diff != "" {
+								t.Error(diff)
+							}
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestListsAreMadeFromNothing: a Header that does not come from DecodeList is written as an API
+// server writes the list of a built-in kind.
+func TestListsAreMadeFromNothing(t *testing.T) {
+	for _, want := range []*corev1.PodList{pods(0, listMetaOf("", nil)), pods(2, listMetaOf("", nil)), pods(2, listMetaOf("more", new(int64(7))))} {
+		for encoding, e := range encodings {
+			body := encode(t, encoding, want)
+			list, err := e.format.DecodeList(body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := list.Header
+			h.layout = layout{}
+			got := write(t, &h, list.Items)
+			if e.format != CBOR && !bytes.Equal(got, body) {
+				t.Errorf("%s: got\n%q, want\n%q", encoding, got, body)
+			}
+			if diff := cmp.Diff(decode(t, e.format, got, want), decode(t, e.format, body, want)); diff != "" {
+				t.Error(diff)
+			}
+		}
+	}
+}
+
+func TestEncodeChecksTheSize(t *testing.T) {
+	failure := errors.New("the disk is broken")
+	for _, format := range formats {
+		h := &Header{Format: format, APIVersion: "v1", Kind: "PodList"}
+		for name, tc := range map[string]struct {
+			add  []int
+			err  error
+			want error
+		}{
+			"the size":         {add: []int{2, 2}},
+			"no size":          {want: errSize},
+			"too few items":    {add: []int{2, 2, 2}, want: errSize},
+			"too many items":   {add: []int{2}, want: errSize},
+			"too small items":  {add: []int{2, 3}, want: errSize},
+			"too large items":  {add: []int{1, 2}, want: errSize},
+			"an item is lost":  {add: []int{2, 2}, err: failure, want: failure},
+			"items of no size": {add: []int{0, 0}, want: errSize},
+		} {
+			var size Size
+			for _, n := range tc.add {
+				size.Add(n)
+			}
+			err := h.Encode(io.Discard, size, func(yield func([]byte, error) bool) {
+				_ = yield([]byte("{}"), nil) && yield([]byte("{}"), tc.err)
+			})
+			if !errors.Is(err, tc.want) {
+				t.Errorf("%s: %s: the error is %v, want %v", format, name, err, tc.want)
+			}
+		}
+	}
+}
+
+// TestWhatIsNoListIsReported as ErrNotAList, so that it is passed on as it is.
+func TestWhatIsNoListIsReported(t *testing.T) {
+	object := map[string]any{"apiVersion": "a/v1", "kind": "AllowList", "metadata": map[string]any{"name": "n"}, "items": []any{map[string]any{"a": "b"}}}
+	values := map[string]any{"apiVersion": "a/v1", "kind": "MetricValueList", "metadata": map[string]any{}, "items": []any{map[string]any{"value": "3"}}}
+	numbers := map[string]any{"apiVersion": "a/v1", "kind": "NumberList", "metadata": map[string]any{}, "items": []any{int64(1)}}
+	forEach(t, map[string]runtime.Object{
+		"a pod":                         itemsOf(t, pods(1, metav1.ListMeta{}))[0],
+		"a Status":                      &metav1.Status{TypeMeta: statusType, Status: "Failure", Code: 404},
+		"a Table":                       &metav1.Table{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "Table"}, Rows: []metav1.TableRow{{}}},
+		"groups":                        &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}, Groups: []metav1.APIGroup{{Name: "apps"}}},
+		"resources":                     &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "pods"}}},
+		"a custom resource with items":  &unstructured.Unstructured{Object: object},
+		"a list of values":              &unstructured.Unstructured{Object: values},
+		"a list of numbers":             &unstructured.Unstructured{Object: numbers},
+		"a list of pods without a name": &corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: []corev1.Pod{{}}},
+		"a list without a kind":         &corev1.PodList{Items: []corev1.Pod{}},
+	}, func(t *testing.T, encoding string, format Format, object runtime.Object) {
+		if _, err := format.DecodeList(encode(t, encoding, object)); !errors.Is(err, ErrNotAList) {
+			t.Errorf("the error is %v", err)
+		}
+	})
+}
+
+// TestTruncatedListsAreErrors: at each byte.
+func TestTruncatedListsAreErrors(t *testing.T) {
+	forEach(t, map[string]runtime.Object{"pods": pods(2, listMetaOf("more", new(int64(1)))), "widgets": widgets(2, "")},
+		func(t *testing.T, encoding string, format Format, object runtime.Object) {
+			body := bytes.TrimSuffix(encode(t, encoding, object), []byte("\n"))
+			for n := range len(body) {
+				list, err := format.DecodeList(body[:n])
+				if err == nil && (format != Protobuf || n < len(body)-len(envelopeEnd)) {
+					t.Fatalf("%q is accepted as %+v", body[:n], list)
+				}
+			}
+			if format == Protobuf {
+				return
+			}
+			if _, err := format.DecodeList(append(bytes.Clone(body), '}')); err == nil {
+				t.Error("a byte after the list is accepted")
+			}
+		})
+}
+
+func TestAmbiguousListsAreErrors(t *testing.T) {
+	for _, body := range []string{
+		`{"kind":"PodList","apiVersion":"v1","items":[],"items":[]}`,
+		`{"kind":"PodList","kind":"NodeList","apiVersion":"v1","items":[]}`,
+		`{"kind":"PodList","apiVersion":"v1","metadata":{},"metadata":{},"items":[]}`,
+		`{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"a","name":"b"}}]}`,
+		`{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":1}}]}`,
+		`{"kind":"PodList","apiVersion":"v1","metadata":{"remainingItemCount":"1"},"items":[]}`,
+		`{"kind":"PodList","apiVersion":"v1","metadata":[],"items":[]}`,
+	} {
+		if list, err := JSON.DecodeList([]byte(body)); err == nil {
+			t.Errorf("%s is accepted as %+v", body, list)
+		}
+	}
+}

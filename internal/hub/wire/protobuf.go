@@ -1,0 +1,454 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// protobufCodec reads and writes messages of Kubernetes. The field numbers are those of
+// generated.proto in apimachinery.
+type protobufCodec struct{}
+
+// envelopeMagic begins the object form. The rest is a runtime.Unknown. No item begins with it,
+// because it would be a group.
+var envelopeMagic = []byte("k8s\x00")
+
+// messageField is a field of a message. bytes is its content if it has the wire type of bytes.
+type messageField struct {
+	number     protowire.Number
+	isBytes    bool
+	bytes      []byte
+	varint     uint64
+	start, end int // of the field with its tag
+}
+
+// eachField calls f with the fields of a message.
+func eachField(message []byte, f func(messageField) error) error {
+	for i := 0; i < len(message); {
+		number, wireType, n := protowire.ConsumeTag(message[i:])
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		field := messageField{number: number, start: i}
+		value := message[i+n:]
+		var length int
+		switch wireType {
+		case protowire.BytesType:
+			field.isBytes = true
+			field.bytes, length = protowire.ConsumeBytes(value)
+		case protowire.VarintType:
+			field.varint, length = protowire.ConsumeVarint(value)
+		default:
+			length = protowire.ConsumeFieldValue(number, wireType, value)
+		}
+		if length < 0 {
+			return protowire.ParseError(length)
+		}
+		i += n + length
+		field.end = i
+		if err := f(field); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// text reads a string into value. The last one of a field counts, as for all decoders.
+func (f messageField) text(name field, value *string) error {
+	if !f.isBytes {
+		return fmt.Errorf("%s is no string", name)
+	}
+	*value = string(f.bytes)
+	return nil
+}
+
+// message returns the content of a message that must be there only once.
+func (f messageField) message(seen *seenFields, name field) ([]byte, error) {
+	if !f.isBytes {
+		return nil, fmt.Errorf("%s is no message", name)
+	}
+	return f.bytes, seen.add(name)
+}
+
+// envelope is a runtime.Unknown. before and after surround the bytes of its field raw.
+type envelope struct {
+	apiVersion, kind   string
+	before, raw, after []byte
+}
+
+// openEnvelope divides the object form. has is false for the item form.
+func openEnvelope(object []byte) (e envelope, has bool, err error) {
+	message, has := bytes.CutPrefix(object, envelopeMagic)
+	if !has {
+		return envelope{raw: object}, false, nil
+	}
+	var seen seenFields
+	e.before = message
+	err = eachField(message, func(f messageField) error {
+		switch f.number {
+		case 1:
+			typeMeta, err := f.message(&seen, fieldType)
+			if err != nil {
+				return err
+			}
+			return eachField(typeMeta, func(f messageField) error {
+				switch f.number {
+				case 1:
+					return f.text(fieldAPIVersion, &e.apiVersion)
+				case 2:
+					return f.text(fieldKind, &e.kind)
+				}
+				return nil
+			})
+		case 2:
+			e.before, e.after = message[:f.start], message[f.end:]
+			e.raw, err = f.message(&seen, fieldObject)
+			return err
+		case 3, 4:
+			if len(f.bytes) > 0 {
+				return fmt.Errorf("the object in the envelope is encoded as %.40q", f.bytes)
+			}
+		}
+		return nil
+	})
+	if err == nil && !(seen.has(fieldType) && seen.has(fieldObject)) {
+		err = errors.New("its envelope is not complete")
+	}
+	return e, true, err
+}
+
+// hasObjectMeta returns whether field 1 of a kind is an ObjectMeta.
+func hasObjectMeta(kind string) bool { return kind != "Status" && !isListKind(kind) }
+
+func (protobufCodec) meta(object []byte) (Meta, error) {
+	e, _, err := openEnvelope(object)
+	m := Meta{APIVersion: e.apiVersion, Kind: e.kind}
+	if err != nil || !hasObjectMeta(e.kind) {
+		return m, err
+	}
+	return m, readObjectMeta(e.raw, &m)
+}
+
+func readObjectMeta(object []byte, m *Meta) error {
+	return eachMetaField(object, func(f messageField) error {
+		switch f.number {
+		case 1:
+			return f.text(fieldName, &m.Name)
+		case 3:
+			return f.text(fieldNamespace, &m.Namespace)
+		case 5:
+			return f.text(fieldUID, &m.UID)
+		case 6:
+			return f.text(fieldResourceVersion, &m.ResourceVersion)
+		case 9:
+			m.Deleting = true
+		}
+		return nil
+	})
+}
+
+// eachMetaField calls f with the fields of an object's metadata.
+func eachMetaField(object []byte, f func(messageField) error) error {
+	var seen seenFields
+	return eachField(object, func(field messageField) error {
+		if field.number != 1 {
+			return nil
+		}
+		metadata, err := field.message(&seen, fieldMetadata)
+		if err != nil {
+			return err
+		}
+		return eachField(metadata, f)
+	})
+}
+
+func (protobufCodec) stringMap(object []byte, name string) (map[string]string, error) {
+	number := protowire.Number(11)
+	if name == "annotations" {
+		number = 12
+	}
+	e, _, err := openEnvelope(object)
+	if err != nil || !hasObjectMeta(e.kind) {
+		return nil, err
+	}
+	m := map[string]string{}
+	err = eachMetaField(e.raw, func(f messageField) error {
+		if f.number != number {
+			return nil
+		}
+		if !f.isBytes {
+			return errors.New("an entry of a map is no message")
+		}
+		var key, value string
+		err := eachField(f.bytes, func(f messageField) error {
+			switch f.number {
+			case 1:
+				key = string(f.bytes)
+			case 2:
+				value = string(f.bytes)
+			}
+			return nil
+		})
+		m[key] = value
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return nonEmpty(m), nil
+}
+
+func (protobufCodec) decodeList(body []byte) (*List, error) {
+	e, has, err := openEnvelope(body)
+	if err != nil {
+		return nil, err
+	}
+	if !has {
+		return nil, errors.New("it does not begin with the magic number of protobuf")
+	}
+	if !isListKind(e.kind) {
+		return nil, fmt.Errorf("%w: its kind is %.40q", ErrNotAList, e.kind)
+	}
+	list := &List{Header: Header{Format: Protobuf, APIVersion: e.apiVersion, Kind: e.kind}}
+	var seen seenFields
+	itemsStart, itemsEnd := -1, -1
+	err = eachField(e.raw, func(f messageField) error {
+		switch f.number {
+		case 1:
+			metadata, err := f.message(&seen, fieldMetadata)
+			if err != nil {
+				return err
+			}
+			return readListMeta(metadata, &list.Header)
+		case 2:
+			if !f.isBytes {
+				return fmt.Errorf("an item is no message: %w", ErrNotAList)
+			}
+			if itemsStart < 0 {
+				itemsStart = f.start
+			} else if itemsEnd != f.start {
+				return errors.New("there is a field between two items")
+			}
+			itemsEnd = f.end
+			item := Item{Raw: slices.Clip(f.bytes)}
+			err := readObjectMeta(f.bytes, &item.Meta)
+			list.Items = append(list.Items, item)
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if itemsStart < 0 {
+		itemsStart, itemsEnd = len(e.raw), len(e.raw)
+	}
+	list.layout = layout{
+		before: slices.Concat([]byte{}, e.raw[:itemsStart]), after: bytes.Clone(e.raw[itemsEnd:]),
+		envelopeBefore: bytes.Clone(e.before), envelopeAfter: bytes.Clone(e.after),
+	}
+	return list, list.complete(false)
+}
+
+func readListMeta(metadata []byte, h *Header) error {
+	return eachField(metadata, func(f messageField) error {
+		switch f.number {
+		case 2:
+			return f.text(fieldResourceVersion, &h.ResourceVersion)
+		case 3:
+			return f.text(fieldContinue, &h.Continue)
+		case 4:
+			if f.isBytes {
+				return fmt.Errorf("%s is no number", fieldRemainingItemCount)
+			}
+			h.RemainingItemCount = new(int64(f.varint))
+		}
+		return nil
+	})
+}
+
+// maxItemPrefix is the size of the longest tag and length of an item.
+const maxItemPrefix = 1 + binary.MaxVarintLen64
+
+func appendItemPrefix(dst []byte, length int) []byte {
+	dst = protowire.AppendTag(dst, 2, protowire.BytesType)
+	return protowire.AppendVarint(dst, uint64(length))
+}
+
+// sizeOfItem returns how many bytes an item of a length takes in a list.
+func sizeOfItem(length int) int64 { return int64(1 + protowire.SizeBytes(length)) }
+
+func (protobufCodec) listFrame(h *Header, size Size) (listFrame, error) {
+	l := h.layout
+	if !l.isFor(h) {
+		l = layout{envelopeBefore: typeMetaField(h.APIVersion, h.Kind), envelopeAfter: envelopeEnd}
+	}
+	if !l.isFor(h) || l.meta != h.listMeta() {
+		var err error
+		if l.before, err = editProtobufListMeta(l.before, h); err != nil {
+			return listFrame{}, err
+		}
+	}
+	raw := int64(len(l.before)) + size.protobufs + int64(len(l.after))
+	before := slices.Concat(envelopeMagic, l.envelopeBefore)
+	before = protowire.AppendTag(before, 2, protowire.BytesType)
+	before = protowire.AppendVarint(before, uint64(raw))
+	return listFrame{before: append(before, l.before...), after: slices.Concat(l.after, l.envelopeAfter)}, nil
+}
+
+// editProtobufListMeta returns the fields of a list before its items with the metadata of h.
+func editProtobufListMeta(before []byte, h *Header) ([]byte, error) {
+	var result, smaller, larger []byte // smaller and larger are fields of the metadata
+	err := eachField(before, func(f messageField) error {
+		if f.number != 1 {
+			result = append(result, before[f.start:f.end]...)
+			return nil
+		}
+		return eachField(f.bytes, func(field messageField) error {
+			switch encoded := f.bytes[field.start:field.end]; {
+			case field.number < 2:
+				smaller = append(smaller, encoded...)
+			case field.number > 4:
+				larger = append(larger, encoded...)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if smaller == nil {
+		smaller = appendText(nil, 1, "") // selfLink
+	}
+	metadata := appendText(smaller, 2, h.ResourceVersion)
+	metadata = appendText(metadata, 3, h.Continue)
+	if h.RemainingItemCount != nil {
+		metadata = protowire.AppendTag(metadata, 4, protowire.VarintType)
+		metadata = protowire.AppendVarint(metadata, uint64(*h.RemainingItemCount))
+	}
+	metadata = append(metadata, larger...)
+	return append(appendMessage(nil, 1, metadata), result...), nil
+}
+
+func appendText(dst []byte, number protowire.Number, text string) []byte {
+	return protowire.AppendString(protowire.AppendTag(dst, number, protowire.BytesType), text)
+}
+
+func appendMessage(dst []byte, number protowire.Number, message []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(dst, number, protowire.BytesType), message)
+}
+
+// typeMetaField returns the first field of an envelope.
+func typeMetaField(apiVersion, kind string) []byte {
+	return appendMessage(nil, 1, appendText(appendText(nil, 1, apiVersion), 2, kind))
+}
+
+// envelopeEnd are the last fields of an envelope: contentEncoding and contentType, empty.
+var envelopeEnd = appendText(appendText(nil, 3, ""), 4, "")
+
+func (protobufCodec) itemOf(object []byte, _ bool) ([]byte, error) {
+	e, has, err := openEnvelope(object)
+	if err == nil && !has {
+		err = errNoObject
+	}
+	return slices.Clip(e.raw), err
+}
+
+func (protobufCodec) objectOf(item []byte, apiVersion, kind string) ([]byte, error) {
+	if bytes.HasPrefix(item, envelopeMagic) {
+		_, _, err := openEnvelope(item)
+		return item, err
+	}
+	typeMeta := typeMetaField(apiVersion, kind)
+	object := make([]byte, 0, len(envelopeMagic)+len(typeMeta)+int(sizeOfItem(len(item)))+len(envelopeEnd))
+	object = append(append(object, envelopeMagic...), typeMeta...)
+	return append(appendMessage(object, 2, item), envelopeEnd...), nil
+}
+
+// sizeOfLength is the size of the big-endian number before each frame.
+const sizeOfLength = 4
+
+func (protobufCodec) readFrame(r *frameReader) error {
+	if err := r.begun(); err != nil {
+		return err
+	}
+	if err := r.read(sizeOfLength); err != nil {
+		return err
+	}
+	return r.read(uint64(binary.BigEndian.Uint32(r.frame)))
+}
+
+// decodeEvent reads a metav1.WatchEvent, whose object is a runtime.RawExtension.
+func (protobufCodec) decodeEvent(frame []byte) (event Event, err error) {
+	var seen seenFields
+	err = eachField(frame[sizeOfLength:], func(f messageField) error {
+		switch f.number {
+		case 1:
+			return f.text(fieldType, (*string)(&event.Type))
+		case 2:
+			extension, err := f.message(&seen, fieldObject)
+			if err != nil {
+				return err
+			}
+			return eachField(extension, func(f messageField) error {
+				if f.number == 1 {
+					event.Object = slices.Clip(f.bytes)
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	if err == nil && !bytes.HasPrefix(event.Object, envelopeMagic) {
+		err = errNoObject
+	}
+	return event, err
+}
+
+func (protobufCodec) appendEvent(dst []byte, eventType watch.EventType, object []byte) ([]byte, error) {
+	if !bytes.HasPrefix(object, envelopeMagic) {
+		return nil, errNoObject
+	}
+	extension := 1 + protowire.SizeBytes(len(object))
+	length := 1 + protowire.SizeBytes(len(eventType)) + 1 + protowire.SizeBytes(extension)
+	if length > math.MaxUint32 {
+		return nil, ErrTooLarge
+	}
+	dst = slices.Grow(dst, sizeOfLength+length)
+	dst = binary.BigEndian.AppendUint32(dst, uint32(length))
+	dst = appendText(dst, 1, string(eventType))
+	dst = protowire.AppendTag(dst, 2, protowire.BytesType)
+	dst = protowire.AppendVarint(dst, uint64(extension))
+	return appendMessage(dst, 1, object), nil
+}
+
+func (protobufCodec) encodeObject(apiVersion, kind string, object knownObject) ([]byte, error) {
+	message, err := object.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	return protobufCodec{}.objectOf(message, apiVersion, kind)
+}
+
+func (protobufCodec) decodeStatus(object []byte) (status metav1.Status, err error) {
+	e, has, err := openEnvelope(object)
+	if err != nil {
+		return status, err
+	}
+	if !has {
+		return status, errNoObject
+	}
+	if e.kind == statusType.Kind {
+		err = status.Unmarshal(e.raw)
+	}
+	status.APIVersion, status.Kind = e.apiVersion, e.kind
+	return status, err
+}

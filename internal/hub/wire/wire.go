@@ -1,0 +1,175 @@
+// Package wire divides the answers of an API server into objects, and puts answers together
+// from objects. It knows the encodings (JSON, protobuf, CBOR) and what all kinds have in
+// common (apiVersion, kind, metadata, the form of lists and of watch events), and must not
+// know any kind, HTTP, a disk or a clock.
+//
+// The bytes of an object are never encoded anew, so fields of kinds and versions that this
+// program does not know stay as they are. An object has two forms:
+//
+//   - The object form is the answer to a GET, and the object of a watch event. It has
+//     apiVersion and kind. In protobuf it has an envelope, in CBOR a tag.
+//   - The item form is an item of a list. In protobuf and CBOR it has no envelope and no tag.
+//     In JSON and CBOR it has apiVersion and kind only in some lists: those of custom
+//     resources, and PartialObjectMetadataList.
+//
+// ItemOf and ObjectOf convert between them. Functions that read metadata accept both.
+//
+// What an API server does not write may be refused: duplicate fields that this package reads,
+// and CBOR of indefinite length. Slices that are returned share memory with the arguments,
+// and strings do not.
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"mime"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// Format is an encoding of an API server's answers. The zero value is not one of them.
+type Format uint8
+
+// The formats.
+const (
+	JSON Format = iota + 1
+	Protobuf
+	CBOR
+)
+
+var codecs = [...]codec{JSON: jsonCodec{}, Protobuf: protobufCodec{}, CBOR: cborCodec{}}
+
+// codec is what differs between the formats. Its methods are those of Format and Header.
+type codec interface {
+	meta(object []byte) (Meta, error)
+	stringMap(object []byte, field string) (map[string]string, error)
+	decodeList(body []byte) (*List, error)
+	listFrame(h *Header, size Size) (listFrame, error)
+	itemOf(object []byte, withType bool) ([]byte, error)
+	objectOf(item []byte, apiVersion, kind string) ([]byte, error)
+	readFrame(r *frameReader) error
+	decodeEvent(frame []byte) (Event, error)
+	appendEvent(dst []byte, eventType watch.EventType, object []byte) ([]byte, error)
+	encodeObject(apiVersion, kind string, object knownObject) ([]byte, error)
+	decodeStatus(object []byte) (metav1.Status, error)
+}
+
+// FormatOf returns the format of an answer with a Content-Type. Parameters such as
+// stream=watch and as=PartialObjectMetadataList do not change it.
+func FormatOf(contentType string) (Format, error) {
+	mediaType, _, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return 0, fmt.Errorf("parsing Content-Type %q: %w", contentType, err)
+	}
+	switch mediaType {
+	case runtime.ContentTypeJSON:
+		return JSON, nil
+	case runtime.ContentTypeProtobuf:
+		return Protobuf, nil
+	case runtime.ContentTypeCBOR, runtime.ContentTypeCBORSequence:
+		return CBOR, nil
+	}
+	return 0, fmt.Errorf("Content-Type %q is none of JSON, protobuf and CBOR", contentType)
+}
+
+// String implements fmt.Stringer.
+func (f Format) String() string {
+	switch f {
+	case JSON:
+		return "JSON"
+	case Protobuf:
+		return "protobuf"
+	case CBOR:
+		return "CBOR"
+	}
+	return fmt.Sprintf("Format(%d)", uint8(f))
+}
+
+// ContentType returns the Content-Type with which an API server answers a GET, a list or an
+// error in the format.
+func (f Format) ContentType() string {
+	switch f {
+	case Protobuf:
+		return runtime.ContentTypeProtobuf
+	case CBOR:
+		return runtime.ContentTypeCBOR
+	default:
+		return runtime.ContentTypeJSON
+	}
+}
+
+// WatchContentType returns the Content-Type with which an API server answers a watch in the
+// format.
+func (f Format) WatchContentType() string {
+	switch f {
+	case Protobuf:
+		return runtime.ContentTypeProtobuf + ";stream=watch"
+	case CBOR:
+		return runtime.ContentTypeCBORSequence
+	default:
+		return runtime.ContentTypeJSON
+	}
+}
+
+// Meta is the part of an object's type and metadata that identifies it and its version.
+// Labels and Annotations return the parts that may be large.
+type Meta struct {
+	APIVersion, Kind     string
+	Namespace, Name      string
+	UID, ResourceVersion string
+	Deleting             bool // deletionTimestamp is set
+}
+
+var (
+	// ErrNotAList is returned for a body that is well-formed and is not a list of objects: an
+	// object, a Status, a Table, a discovery document, and a list whose items have no name.
+	ErrNotAList = errors.New("not a list of objects")
+	// ErrTooLarge is returned for a frame of a watch that exceeds the limit of its reader.
+	ErrTooLarge = errors.New("the frame is too large")
+)
+
+// Meta returns the metadata of an object in either form. APIVersion and Kind are empty for an
+// item that has none. In protobuf, a kind that has a ListMeta, such as Status and lists, yields
+// only APIVersion and Kind.
+func (f Format) Meta(object []byte) (Meta, error) {
+	m, err := codecs[f].meta(object)
+	return m, f.wrap("reading the metadata of an object", err)
+}
+
+// Labels returns the labels of an object in either form. The map is nil if there are none.
+func (f Format) Labels(object []byte) (map[string]string, error) {
+	m, err := codecs[f].stringMap(object, "labels")
+	return m, f.wrap("reading the labels of an object", err)
+}
+
+// Annotations returns the annotations of an object in either form. The map is nil if there
+// are none.
+func (f Format) Annotations(object []byte) (map[string]string, error) {
+	m, err := codecs[f].stringMap(object, "annotations")
+	return m, f.wrap("reading the annotations of an object", err)
+}
+
+// ItemOf returns an object in the item form. withType is Header.ItemsHaveType of the list. The
+// result may share memory with object.
+func (f Format) ItemOf(object []byte, withType bool) ([]byte, error) {
+	item, err := codecs[f].itemOf(object, withType)
+	return item, f.wrap("converting an object to an item", err)
+}
+
+// ObjectOf returns an item in the object form. apiVersion and kind are those of the item, from
+// Item or Header.ItemKind; they are ignored if the item itself has them. The result may share
+// memory with item. An API server writes a newline after the answer to a GET in JSON; ObjectOf
+// does not.
+func (f Format) ObjectOf(item []byte, apiVersion, kind string) ([]byte, error) {
+	object, err := codecs[f].objectOf(item, apiVersion, kind)
+	return object, f.wrap("converting an item to an object", err)
+}
+
+func (f Format) wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s in %s: %w", what, f, err)
+}

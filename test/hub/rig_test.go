@@ -1,0 +1,373 @@
+// Package hub tests atoll-hub, as a process with its configuration file, between clients and a real
+// API server, over a link that can be cut.
+package hub
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/hub/proxy"
+)
+
+const (
+	nodeName  = "edge"
+	namespace = "default"
+	patience  = time.Minute
+)
+
+// rig is a cluster, a hub of the node edge, and the link between them.
+type rig struct {
+	*testing.T
+	*devcluster.Cluster
+
+	dir     string
+	admin   kubernetes.Interface
+	server  *url.URL // the API server
+	link    *link
+	address string // of the hub
+	program string
+	hub     *exec.Cmd
+	// direct and over are clients of the API server and of the hub, by identity.
+	direct, over map[string]*http.Client
+	tokens       map[string]string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	c, err := devcluster.Start(t.Context(), devcluster.Options{Log: os.Stderr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	r := &rig{T: t, Cluster: c, dir: t.TempDir(), direct: map[string]*http.Client{}, over: map[string]*http.Client{}, tokens: map[string]string{}}
+	config := c.AdminConfig()
+	if r.admin, err = kubernetes.NewForConfig(config); err != nil {
+		t.Fatal(err)
+	}
+	if r.server, err = url.Parse(config.Host); err != nil {
+		t.Fatal(err)
+	}
+	r.link = newLink(t, r.server.Host)
+	r.address = freeAddress(t)
+	r.program = filepath.Join(r.dir, "atoll-hub")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", r.program, "github.com/atoll-k8s/atoll/cmd/atoll-hub")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	node := r.nodeConfig()
+	for name, content := range map[string][]byte{
+		"ca.crt": node.CAData, "node.pem": append(append([]byte{}, node.CertData...), node.KeyData...),
+		"hub.yaml": fmt.Appendf(nil, `apiVersion: hub.atoll.dev/v1alpha1
+kind: HubConfiguration
+nodeName: %s
+listen: %s
+directory: %s/state
+clientCAFile: %[3]s/ca.crt
+cloud:
+  servers: ["https://%[4]s"]
+  caFile: %[3]s/ca.crt
+  certificateFile: %[3]s/node.pem
+  returnWithin: 1s
+`, nodeName, r.address, r.dir, r.link.address),
+	} {
+		if err := os.WriteFile(filepath.Join(r.dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.startHub()
+	t.Cleanup(r.killHub)
+	pair, err := tls.X509KeyPair(node.CertData, node.KeyData)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.clients("node", "", pair)
+	r.clients("nobody", "")
+	return r
+}
+
+// nodeConfig is that of the node's kubelet.
+func (r *rig) nodeConfig() *rest.Config {
+	r.Helper()
+	path, err := r.Kubeconfig(r.Context(), "system:node:"+nodeName, "system:nodes")
+	if err != nil {
+		r.Fatal(err)
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err == nil {
+		err = rest.LoadTLSFiles(config)
+	}
+	if err != nil {
+		r.Fatal(err)
+	}
+	return config
+}
+
+// clients adds clients of an identity: a token, or a certificate.
+func (r *rig) clients(identity, token string, pair ...tls.Certificate) {
+	r.Helper()
+	r.tokens[identity] = token
+	for ca, clients := range map[string]map[string]*http.Client{
+		filepath.Join(r.dir, "ca.crt"): r.direct, filepath.Join(r.dir, "state", "serving", "ca.crt"): r.over,
+	} {
+		text, err := os.ReadFile(ca)
+		if err != nil {
+			r.Fatal(err)
+		}
+		roots := x509.NewCertPool()
+		roots.AppendCertsFromPEM(text)
+		clients[identity] = &http.Client{Transport: &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: pair}}}
+		r.Cleanup(clients[identity].CloseIdleConnections)
+	}
+}
+
+// serviceAccount adds clients of a ServiceAccount that has a role in the cluster; "" is none.
+func (r *rig) serviceAccount(name, role string) {
+	r.Helper()
+	if _, err := r.admin.CoreV1().ServiceAccounts(namespace).Create(r.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		r.Fatal(err)
+	}
+	if role != "" {
+		r.kubectl("create", "clusterrolebinding", name, "--clusterrole="+role, "--serviceaccount="+namespace+":"+name)
+	}
+	r.clients(name, strings.TrimSpace(r.kubectl("create", "token", "-n", namespace, name)))
+}
+
+func (r *rig) kubectl(args ...string) string {
+	r.Helper()
+	cmd := exec.CommandContext(r.Context(), r.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + r.KubeconfigPath()}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		r.Fatalf("kubectl %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// startHub starts the hub, and waits until it serves.
+func (r *rig) startHub() {
+	r.Helper()
+	log, err := os.OpenFile(filepath.Join(r.dir, "hub.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer log.Close()
+	r.hub = exec.Command(r.program, "--config="+filepath.Join(r.dir, "hub.yaml"))
+	r.hub.Stdout, r.hub.Stderr = log, log
+	if err := r.hub.Start(); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the hub serves", func() error {
+		conn, err := net.Dial("tcp", r.address)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
+}
+
+// killHub ends the hub as a loss of its process does.
+func (r *rig) killHub() {
+	_ = r.hub.Process.Kill()
+	_ = r.hub.Wait()
+	if r.Failed() {
+		log, _ := os.ReadFile(filepath.Join(r.dir, "hub.log"))
+		r.Logf("the hub's log:\n%s", log)
+	}
+}
+
+func (r *rig) eventually(what string, check func() error) {
+	r.Helper()
+	var err error
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if err = check(); err == nil {
+			return
+		}
+	}
+	r.Fatalf("it is not so that %s: %v", what, err)
+}
+
+// question is a request without a body.
+type question struct {
+	identity, path, accept string
+}
+
+// answer is what matters of an answer.
+type answer struct {
+	code        int
+	contentType string
+	body        string
+	asOf        string
+	err         error
+}
+
+func (r *rig) ask(clients map[string]*http.Client, q question) (a answer) {
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	response, err := r.open(ctx, clients, q)
+	if err != nil {
+		return answer{err: err}
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return answer{response.StatusCode, response.Header.Get("Content-Type"), string(body), response.Header.Get(proxy.AsOf), err}
+}
+
+func (r *rig) open(ctx context.Context, clients map[string]*http.Client, q question) (*http.Response, error) {
+	host := r.server.Host
+	if len(clients) > 0 && clients[q.identity] == r.over[q.identity] {
+		host = r.address
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+host+q.path, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Accept", q.accept)
+	if token := r.tokens[q.identity]; token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	return clients[q.identity].Do(request)
+}
+
+// link carries connections to an address, and can be cut: then it carries nothing, and closes
+// nothing.
+type link struct {
+	address string
+
+	mu  sync.Mutex
+	on  *sync.Cond
+	cut bool
+}
+
+func newLink(t *testing.T, to string) *link {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	l := &link{address: listener.Addr().String()}
+	l.on = sync.NewCond(&l.mu)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go l.carry(conn, to)
+		}
+	}()
+	return l
+}
+
+func (l *link) carry(near net.Conn, to string) {
+	defer near.Close()
+	l.await()
+	far, err := net.Dial("tcp", to)
+	if err != nil {
+		return
+	}
+	defer far.Close()
+	done := make(chan struct{}, 2)
+	for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			buffer := make([]byte, 64<<10)
+			for {
+				n, err := way[0].Read(buffer)
+				l.await()
+				if n > 0 {
+					if _, err := way[1].Write(buffer[:n]); err != nil {
+						return
+					}
+				}
+				if err != nil {
+					return
+				}
+			}
+		}()
+	}
+	<-done
+}
+
+// await waits while the link is cut.
+func (l *link) await() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.cut {
+		l.on.Wait()
+	}
+}
+
+func (l *link) set(cut bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cut = cut
+	l.on.Broadcast()
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// cutOff cuts the link, and waits until the hub has noticed: it answers from its cache.
+func (r *rig) cutOff(q question) {
+	r.Helper()
+	r.link.set(true)
+	r.eventually("the hub answers from its cache", func() error {
+		if a := r.ask(r.over, q); a.err != nil || a.asOf == "" {
+			return fmt.Errorf("it answers %+v", a)
+		}
+		return nil
+	})
+}
+
+// comeBack restores the link, and waits until the cloud answers again.
+func (r *rig) comeBack(q question) {
+	r.Helper()
+	r.link.set(false)
+	r.eventually("the cloud answers", func() error {
+		if a := r.ask(r.over, q); a.err != nil || a.asOf != "" || a.code != http.StatusOK {
+			return fmt.Errorf("the answer is %+v", a)
+		}
+		return nil
+	})
+}
+
+// short cuts a text for a message.
+func short(text string) string {
+	if len(text) > 300 {
+		return text[:300] + "…"
+	}
+	return string(bytes.ToValidUTF8([]byte(text), []byte("?")))
+}
