@@ -10,8 +10,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/go-logr/zapr"
-	"go.uber.org/zap"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
 	"github.com/atoll-k8s/atoll/internal/hub"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
@@ -20,9 +19,11 @@ import (
 
 func main() {
 	path := flag.String("config", "/etc/atoll/hub.yaml", "the configuration file")
+	var logging zap.Options
+	logging.BindFlags(flag.CommandLine)
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := run(ctx, *path)
+	err := run(ctx, *path, &logging)
 	cancel()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "atoll-hub:", err)
@@ -30,16 +31,12 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, path string) error {
+func run(ctx context.Context, path string, logging *zap.Options) error {
 	c, err := config.Read(path)
 	if err != nil {
 		return err
 	}
-	base, err := zap.NewProduction()
-	if err != nil {
-		return fmt.Errorf("making the log: %w", err)
-	}
-	log := logs.Bound(zapr.NewLogger(base))
+	log := logs.Bound(zap.New(zap.UseFlagOptions(logging)))
 	logs.Redirect(log)
 	return hub.Run(ctx, c, log)
 }

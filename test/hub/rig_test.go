@@ -22,6 +22,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -202,13 +203,14 @@ func (r *rig) killHub() {
 
 func (r *rig) eventually(what string, check func() error) {
 	r.Helper()
-	var err error
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if err = check(); err == nil {
-			return
-		}
+	var last error
+	err := wait.PollUntilContextTimeout(r.Context(), 50*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		last = check()
+		return last == nil, nil
+	})
+	if err != nil {
+		r.Fatalf("it is not so that %s: %v", what, last)
 	}
-	r.Fatalf("it is not so that %s: %v", what, err)
 }
 
 // question is a request without a body.

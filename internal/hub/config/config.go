@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -90,7 +91,12 @@ func Read(path string) (*Configuration, error) {
 // Parse reads the text of a file as Read does.
 func Parse(text []byte) (*Configuration, error) {
 	c := &Configuration{}
-	if err := yaml.UnmarshalStrict(text, c); err != nil {
+	document, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return nil, err
+	}
+	unknown, err := json.UnmarshalStrict(document, c) // the names of fields have cases
+	if err := errors.Join(append(unknown, err)...); err != nil {
 		return nil, err
 	}
 	c.setDefaults()

@@ -17,9 +17,9 @@ const (
 )
 
 const (
-	// downAfter is the number of failures in a row, and downWithin the time without an answer, after
-	// both of which the cloud is not reachable: one connection that breaks is no evidence.
-	downAfter, downWithin = 3, 5 * time.Second
+	// downAfter is the number of failures in a row, and silence the time without an answer, after both
+	// of which the cloud is not reachable: one connection that breaks is no evidence.
+	downAfter, silence = 3, 5 * time.Second
 	// upAfter is the number of answers in a row after which it is reachable again.
 	upAfter = 2
 )
@@ -35,8 +35,9 @@ type Evidence struct {
 	LastAnswer time.Time
 }
 
-// next adds the outcome of a request, at a time that does not go back.
-func next(e Evidence, answered bool, at time.Time) Evidence {
+// next adds the outcome of a request, at a time that does not go back. silence is that of the
+// constant, except in tests.
+func next(e Evidence, answered bool, at time.Time, silence time.Duration) Evidence {
 	if e.State == "" {
 		e.State, e.Since, e.LastAnswer = Unknown, at, at
 	}
@@ -50,7 +51,7 @@ func next(e Evidence, answered bool, at time.Time) Evidence {
 	switch {
 	case answered && (e.State == Unknown || e.State == Offline && e.Answers >= upAfter):
 		e.State, e.Since = Online, at
-	case e.State != Offline && e.Failures >= downAfter && at.Sub(e.LastAnswer) >= downWithin:
+	case e.State != Offline && e.Failures >= downAfter && at.Sub(e.LastAnswer) >= silence:
 		e.State, e.Since = Offline, at
 	}
 	return e

@@ -34,7 +34,7 @@ func TestStates(t *testing.T) {
 			for _, o := range tc.outcomes {
 				before := e.State
 				at = at.Add(o.after)
-				if e = next(e, o.answered, at); e.State != before {
+				if e = next(e, o.answered, at, silence); e.State != before {
 					since = at
 				}
 			}

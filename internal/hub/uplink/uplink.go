@@ -56,6 +56,8 @@ type Uplink struct {
 	// have their own, because HTTP/2 has no upgrades.
 	node, others, nodeUpgrades, othersUpgrades *http.Transport
 	hurry                                      chan struct{} // a question is to be asked soon
+	// answerWithin, askSoon and silence are the constants of these names, except in tests.
+	answerWithin, askSoon, silence time.Duration
 
 	mu       sync.Mutex
 	evidence Evidence
@@ -70,7 +72,10 @@ type Uplink struct {
 // New returns an Uplink, which learns of the cloud by requests and, while Run runs, by its own
 // questions.
 func New(o Options) *Uplink {
-	u := &Uplink{options: o, hurry: make(chan struct{}, 1), changed: make(chan struct{})}
+	u := &Uplink{
+		options: o, hurry: make(chan struct{}, 1), changed: make(chan struct{}),
+		answerWithin: answerWithin, askSoon: askSoon, silence: silence,
+	}
 	u.node, u.nodeUpgrades = u.transport(true, true), u.transport(true, false)
 	u.others, u.othersUpgrades = u.transport(false, true), u.transport(false, false)
 	u.evidence = Evidence{State: Unknown, Since: time.Now(), LastAnswer: time.Now()}
@@ -102,27 +107,35 @@ func (u *Uplink) transport(node, http2 bool) *http.Transport {
 
 // Run asks the cloud from time to time whether it is reachable, until ctx is done.
 func (u *Uplink) Run(ctx context.Context) {
-	for {
-		u.ask(ctx)
-		wait := askSoon
-		if e, _ := u.Evidence(); e.State == Online && e.Failures == 0 {
-			wait = askEvery
-		}
-		timer := time.NewTimer(wait + rand.N(wait/5))
+	pause := func(d time.Duration, early <-chan struct{}) bool {
+		timer := time.NewTimer(d + rand.N(d/5+1))
+		defer timer.Stop()
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-u.hurry:
+			return false
+		case <-early:
 		case <-timer.C:
 		}
-		timer.Stop()
+		return true
+	}
+	for {
+		u.ask(ctx)
+		if !pause(u.askSoon, nil) {
+			return
+		}
+		select {
+		case <-u.hurry: // by a failure that the question has seen too
+		default:
+		}
+		if e, _ := u.Evidence(); e.State == Online && e.Failures == 0 && !pause(askEvery-askSoon, u.hurry) {
+			return
+		}
 	}
 }
 
 // ask asks whether an API server is ready. RoundTrip keeps the outcome.
 func (u *Uplink) ask(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, u.answerWithin)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "/readyz", nil)
 	if err != nil {
@@ -132,6 +145,14 @@ func (u *Uplink) ask(ctx context.Context) {
 	if err == nil {
 		_, _ = io.CopyN(io.Discard, response.Body, maxDrain)
 		_ = response.Body.Close()
+	}
+}
+
+// askNext lets Run ask the cloud at once.
+func (u *Uplink) askNext() {
+	select {
+	case u.hurry <- struct{}{}:
+	default: // a question is due already
 	}
 }
 
@@ -164,7 +185,9 @@ func (u *Uplink) RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	stop := context.AfterFunc(reachable, func() { cancel(ErrOffline) })
+	slow := time.AfterFunc(u.answerWithin, u.askNext) // it may be slow by itself, or the cloud is away
 	response, err := u.try(r.WithContext(ctx), transport)
+	slow.Stop()
 	stop()
 	if err != nil {
 		cancel(nil)
@@ -237,14 +260,11 @@ func (u *Uplink) observe(server int, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	before := u.evidence.State
-	u.evidence = next(u.evidence, err == nil, time.Now())
+	u.evidence = next(u.evidence, err == nil, time.Now(), u.silence)
 	u.current = server
 	if err != nil {
 		u.reason = err
-		select {
-		case u.hurry <- struct{}{}:
-		default: // a question is due already
-		}
+		u.askNext()
 	}
 	if now := u.evidence.State; now != before {
 		close(u.changed)

@@ -96,7 +96,7 @@ func TestEventsAreReadAndWrittenAsAnAPIServerWritesThem(t *testing.T) {
 				}
 			}
 			for range 2 {
-				if _, err := r.Next(); err != io.EOF {
+				if _, err := r.Next(); !errors.Is(err, io.EOF) {
 					t.Errorf("%s: the error at the end is %v", name, err)
 				}
 			}
@@ -234,7 +234,7 @@ func TestJSONEventsMayBeIndented(t *testing.T) {
 			t.Errorf("got %+v, %v, want %s", event, err, want)
 		}
 	}
-	if _, err := r.Next(); err != io.EOF {
+	if _, err := r.Next(); !errors.Is(err, io.EOF) {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -207,7 +207,7 @@ func (jsonCodec) listFrame(h *Header, size Size) (listFrame, error) {
 	}
 	opening, closing := "[", "]"
 	if h.layout.nullItems && size.items == 0 {
-		opening, closing = "nul", "l"
+		opening, closing = "null", ""
 	}
 	return listFrame{
 		before:    append(slices.Clip(before), opening...),

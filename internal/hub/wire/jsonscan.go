@@ -156,7 +156,11 @@ func (s *jsonScanner) quoted() (quoted []byte, simple bool, err error) {
 	b, start := s.b, s.i-1
 	simple = true
 	for i := s.i; i < len(b); i++ {
-		switch c := b[i]; {
+		c := b[i]
+		if plainText[c] {
+			continue
+		}
+		switch {
 		case c == '"':
 			s.i = i + 1
 			return b[start:s.i], simple, nil
@@ -178,6 +182,14 @@ func (s *jsonScanner) quoted() (quoted []byte, simple bool, err error) {
 	s.i = len(b)
 	return nil, false, s.unexpected("the end of a string")
 }
+
+// plainText are the characters that a string has as they are.
+var plainText = func() (plain [256]bool) {
+	for c := ' '; c < 0x7f; c++ {
+		plain[c] = c != '"' && c != '\\'
+	}
+	return plain
+}()
 
 // escapeLength returns the length of the escape sequence at the start of b, or 0.
 func escapeLength(b []byte) int {

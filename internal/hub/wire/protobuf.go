@@ -119,7 +119,7 @@ func openEnvelope(object []byte) (e envelope, has bool, err error) {
 		}
 		return nil
 	})
-	if err == nil && !(seen.has(fieldType) && seen.has(fieldObject)) {
+	if err == nil && (!seen.has(fieldType) || !seen.has(fieldObject)) {
 		err = errors.New("its envelope is not complete")
 	}
 	return e, true, err

@@ -14,7 +14,7 @@
 //
 // ItemOf and ObjectOf convert between them. Functions that read metadata accept both.
 //
-// What an API server does not write may be refused: duplicate fields that this package reads,
+// What an API server does not write may be refused: duplicates of fields that this package reads,
 // and CBOR of indefinite length. Slices that are returned share memory with the arguments,
 // and strings do not.
 package wire

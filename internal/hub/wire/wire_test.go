@@ -146,7 +146,8 @@ func lists() map[string]runtime.Object {
 	nullPods := pods(0, listMetaOf("", nil))
 	nullPods.Items = nil
 	sharded := pods(2, listMetaOf("", nil))
-	sharded.ShardInfo, sharded.SelfLink = &metav1.ShardInfo{Selector: "s"}, "/link"
+	sharded.ShardInfo = &metav1.ShardInfo{Selector: "s"}
+	sharded.SelfLink = "/link" //nolint:staticcheck // an old API server may send it
 	return map[string]runtime.Object{
 		"pods":                   pods(3, listMetaOf("", nil)),
 		"many pods":              pods(300, listMetaOf("", nil)),
@@ -349,9 +350,9 @@ func TestObjectsAreConvertedToItemsAndBack(t *testing.T) {
 // TestTypesAreAddedAndRemoved: also where an API server does not write them.
 func TestTypesAreAddedAndRemoved(t *testing.T) {
 	for object, want := range map[string]struct{ without, with string }{
-		`{}`:                               {`{}`, `{"kind":"K","apiVersion":"v1"}`},
-		" {\"kind\" : \"A\" , \"a\":1} \n": {`{"a":1}`, `{"kind":"K","apiVersion":"v1","a":1}`},
-		`{"a":1,"kind":"A","b":2}`:         {`{"a":1,"b":2}`, `{"kind":"K","apiVersion":"v1","a":1,"b":2}`},
+		`{}`:                                 {`{}`, `{"kind":"K","apiVersion":"v1"}`},
+		"\n{\"kind\" : \"A\" , \"a\":1}\r\n": {`{"a":1}`, `{"kind":"K","apiVersion":"v1","a":1}`},
+		`{"a":1,"kind":"A","b":2}`:           {`{"a":1,"b":2}`, `{"kind":"K","apiVersion":"v1","a":1,"b":2}`},
 		`{"a":{"kind":"x"},"apiVersion":"","b":[]}`: {`{"a":{"kind":"x"},"b":[]}`, `{"kind":"K","apiVersion":"v1","a":{"kind":"x"},"b":[]}`},
 		`{"\u006bind":"A"}`:                         {`{}`, `{"kind":"K","apiVersion":"v1"}`},
 	} {

@@ -1,0 +1,70 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const smallest = `apiVersion: hub.atoll.dev/v1alpha1
+kind: HubConfiguration
+nodeName: edge-1
+clientCAFile: /etc/kubernetes/pki/ca.crt
+cloud:
+  servers: ["https://10.0.0.1:6443"]
+  caFile: /etc/kubernetes/pki/ca.crt
+  certificateFile: /var/lib/kubelet/pki/kubelet-client-current.pem
+`
+
+func TestDefaults(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "hub.yaml")
+	if err := os.WriteFile(path, []byte(smallest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Listen != "127.0.0.1:10261" || c.Directory != "/var/lib/atoll-hub" || c.Cloud.ReturnWithin.Duration != 10*time.Second ||
+		c.Cache.MaxSize.String() != "256Mi" || c.Cloud.KeyFile != c.Cloud.CertificateFile {
+		t.Errorf("the configuration is %+v", c)
+	}
+	if _, err := Read(path + ".missing"); err == nil {
+		t.Error("a file that is missing is read")
+	}
+}
+
+// TestMistakesAreNamed: the error has the field, and all mistakes of a file at once.
+func TestMistakesAreNamed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change []string // of the smallest file
+		says   []string
+	}{
+		"a field that is not known":    {[]string{"nodeName: edge-1", "nodeName: edge-1\nnodename: x"}, []string{"nodename"}},
+		"another kind":                 {[]string{"HubConfiguration", "KubeletConfiguration"}, []string{"apiVersion, kind"}},
+		"no name of the node":          {[]string{"nodeName: edge-1", ""}, []string{"nodeName"}},
+		"no servers":                   {[]string{`["https://10.0.0.1:6443"]`, "[]"}, []string{"cloud.servers", "1 to 16"}},
+		"a server without TLS":         {[]string{"https://", "http://"}, []string{"cloud.servers[0]"}},
+		"a server with a path":         {[]string{":6443", ":6443/api"}, []string{"cloud.servers[0]"}},
+		"a port without an address":    {[]string{"nodeName: edge-1", "nodeName: edge-1\nlisten: \":1\""}, []string{"listen"}},
+		"a path that is relative":      {[]string{"/var/lib/kubelet", "kubelet"}, []string{"cloud.certificateFile", "cloud.keyFile"}},
+		"a return that takes too long": {[]string{"cloud:", "cloud:\n  returnWithin: 10m"}, []string{"cloud.returnWithin"}},
+		"a cache that is too small":    {[]string{"cloud:", "cache: {maxSize: 1Mi}\ncloud:"}, []string{"cache.maxSize"}},
+		"two mistakes":                 {[]string{"nodeName: edge-1", "listen: x", "https://", "http://"}, []string{"nodeName", "listen", "cloud.servers[0]"}},
+		"what is no YAML":              {[]string{"kind:", "kind: ["}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse([]byte(strings.NewReplacer(tc.change...).Replace(smallest)))
+			if err == nil {
+				t.Fatal("it is accepted")
+			}
+			for _, text := range tc.says {
+				if !strings.Contains(err.Error(), text) {
+					t.Errorf("the error %q does not name %s", err, text)
+				}
+			}
+		})
+	}
+}
