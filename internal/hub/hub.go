@@ -103,8 +103,8 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	go func() { defer func() { ended <- struct{}{} }(); cloud.Run(ctx) }()
 	go func() { defer func() { ended <- struct{}{} }(); keepSaving(ctx, save, log) }()
 	context.AfterFunc(ctx, func() {
-		within, cancel := context.WithTimeout(context.Background(), closeWithin)
-		defer cancel()
+		within, done := context.WithTimeout(context.Background(), closeWithin)
+		defer done()
 		if err := server.Shutdown(within); err != nil {
 			_ = server.Close() // watches
 		}
