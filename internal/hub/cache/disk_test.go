@@ -20,7 +20,24 @@ type disk struct {
 	names map[string]*inode
 	// synced are the names at the last Sync, and changes the changes since then.
 	synced  map[string]*inode
-	changes []func(map[string]*inode)
+	changes []change
+}
+
+// change is a change of names: to create node, to rename, or, without to, to remove.
+type change struct {
+	from, to string
+	node     *inode
+}
+
+func (c change) apply(names map[string]*inode) {
+	n := c.node
+	if n == nil {
+		n = names[c.from]
+		delete(names, c.from)
+	}
+	if c.to != "" {
+		names[c.to] = n
+	}
 }
 
 type inode struct {
@@ -31,9 +48,9 @@ type inode struct {
 
 func newDisk() *disk { return &disk{names: map[string]*inode{}, synced: map[string]*inode{}} }
 
-func (d *disk) change(f func(map[string]*inode)) {
-	f(d.names)
-	d.changes = append(d.changes, f)
+func (d *disk) change(c change) {
+	c.apply(d.names)
+	d.changes = append(d.changes, c)
 }
 
 func (d *disk) List() ([]string, error) {
@@ -49,7 +66,7 @@ func (d *disk) Create(name string) (file, error) {
 		return nil, fs.ErrExist
 	}
 	n := &inode{d: d}
-	d.change(func(m map[string]*inode) { m[name] = n })
+	d.change(change{to: name, node: n})
 	return n, nil
 }
 
@@ -68,10 +85,7 @@ func (d *disk) Rename(from, to string) error {
 	if d.names[from] == nil {
 		return fs.ErrNotExist
 	}
-	d.change(func(m map[string]*inode) {
-		m[to] = m[from]
-		delete(m, from)
-	})
+	d.change(change{from: from, to: to})
 	return nil
 }
 
@@ -81,7 +95,7 @@ func (d *disk) Remove(name string) error {
 	if d.names[name] == nil {
 		return fs.ErrNotExist
 	}
-	d.change(func(m map[string]*inode) { delete(m, name) })
+	d.change(change{from: name})
 	return nil
 }
 
@@ -132,32 +146,48 @@ func (n *inode) Sync() error {
 
 func (n *inode) Close() error { return nil }
 
-// killed returns what another process finds.
-func (d *disk) killed() *disk { return d.copy(d.names, func(n *inode) []byte { return n.data }) }
+// killed returns what another process finds: everything, and no more of it is durable.
+func (d *disk) killed() *disk {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := newDisk()
+	nodes := map[*inode]*inode{}
+	node := func(n *inode) *inode {
+		if n != nil && nodes[n] == nil {
+			nodes[n] = &inode{d: c, data: bytes.Clone(n.data), durable: n.durable}
+		}
+		return nodes[n]
+	}
+	for name, n := range d.names {
+		c.names[name] = node(n)
+	}
+	for name, n := range d.synced {
+		c.synced[name] = node(n)
+	}
+	for _, ch := range d.changes {
+		ch.node = node(ch.node)
+		c.changes = append(c.changes, ch)
+	}
+	return c
+}
 
 // unplugged returns what is left after a power failure: all that is durable, and some of the
 // rest, in which bytes may be missing.
 func (d *disk) unplugged(r *rand.Rand) *disk {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	names := maps.Clone(d.synced)
 	for _, change := range d.changes[:r.IntN(len(d.changes)+1)] {
-		change(names)
+		change.apply(names)
 	}
-	return d.copy(names, func(n *inode) []byte {
+	c := newDisk()
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		n := names[name]
 		data := bytes.Clone(n.data[:n.durable+r.IntN(len(n.data)-n.durable+1)])
 		if lost := data[n.durable:]; len(lost) > 0 && r.IntN(2) == 0 {
 			from := r.IntN(len(lost))
 			clear(lost[from : from+r.IntN(len(lost)-from)+1])
 		}
-		return data
-	})
-}
-
-func (d *disk) copy(names map[string]*inode, contents func(*inode) []byte) *disk {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	c := newDisk()
-	for name, n := range names {
-		data := bytes.Clone(contents(n))
 		c.names[name] = &inode{d: c, data: data, durable: len(data)}
 	}
 	c.synced = maps.Clone(c.names)
@@ -309,7 +339,10 @@ func readView(v *View) (*content, error) {
 		if i > 0 && v.ID(i-1) >= v.ID(i) {
 			return nil, fmt.Errorf("%q is before %q", v.ID(i-1), v.ID(i))
 		}
-		if buf, err = v.Value(i, buf); err != nil {
+		if buf, err = v.Value(i, buf); err == nil && len(buf) != v.Size(i) {
+			err = fmt.Errorf("item %q has %d bytes, and its size is %d", v.ID(i), len(buf), v.Size(i))
+		}
+		if err != nil {
 			return nil, err
 		}
 		c.Items[v.ID(i)] = string(buf)

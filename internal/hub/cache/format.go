@@ -27,8 +27,7 @@ import (
 //
 // The checksum or the tag also covers the preamble, the offset of the frame and its length.
 // The key of each encrypted log is derived from the random bytes. The first frame has the
-// scope's key; items follow, then the end of the snapshot with the head and the number of
-// items, and then events.
+// scope's key; items follow, then the end of the snapshot with the head, and then events.
 const (
 	magic        = "atollhub"
 	version      = 1
@@ -48,7 +47,7 @@ type kind uint8
 const (
 	kindKey    kind = 1 + iota // value: the scope's key
 	kindItem                   // an item of the snapshot
-	kindEnd                    // the end of the snapshot; value: the number of items
+	kindEnd                    // the end of the snapshot, with its head
 	kindPut                    // an event
 	kindDelete                 // an event
 	kindHead                   // an event without an item

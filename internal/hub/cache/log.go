@@ -50,6 +50,7 @@ type item struct {
 	id     string
 	offset int64
 	size   uint32 // of the frame
+	length uint32 // of the value
 }
 
 func (s *state) find(id string) (int, bool) {
@@ -211,11 +212,8 @@ func (d *loader) snapshot(l *log, live int64) (*state, error) {
 		d.skip(int(size))
 		switch r.kind {
 		case kindItem:
-			items = append(items, item{string(r.id), offset, uint32(size)})
+			items = append(items, item{string(r.id), offset, uint32(size), uint32(len(r.value))})
 		case kindEnd:
-			if len(r.value) != 8 || binary.LittleEndian.Uint64(r.value) != uint64(len(items)) {
-				return nil, ErrDamaged
-			}
 			s := newState(items, live+size)
 			s.head = slices.Clone(r.head)
 			s.written, s.used, s.age = r.wall, r.wall, r.age
@@ -264,7 +262,7 @@ func (d *loader) events(l *log, s *state) {
 		switch r.kind {
 		case kindPut:
 			id := string(r.id)
-			items[id] = item{id, d.offset, uint32(size)}
+			items[id] = item{id, d.offset, uint32(size), uint32(len(r.value))}
 		case kindDelete:
 			delete(items, string(r.id))
 		}
@@ -322,7 +320,7 @@ func (d *draft) add(r record) error {
 	offset := d.size()
 	d.buf = d.codec.append(d.buf, offset, r)
 	if r.kind == kindItem {
-		d.items = append(d.items, item{string(r.id), offset, uint32(d.size() - offset)})
+		d.items = append(d.items, item{string(r.id), offset, uint32(d.size() - offset), uint32(len(r.value))})
 	}
 	if len(d.buf) < readAhead {
 		return nil
@@ -356,8 +354,7 @@ func writeAt(f file, b []byte, offset int64) error {
 // end writes the end of the snapshot, and returns the state and the log.
 func (d *draft) end(head []byte, t times) (*log, *state, error) {
 	start := d.size()
-	count := binary.LittleEndian.AppendUint64(nil, uint64(len(d.items)))
-	if err := d.add(record{kind: kindEnd, wall: t.wall, age: t.age, head: head, value: count}); err != nil {
+	if err := d.add(record{kind: kindEnd, wall: t.wall, age: t.age, head: head}); err != nil {
 		return nil, nil, err
 	}
 	if err := d.flush(); err != nil {

@@ -85,10 +85,10 @@ type Store struct {
 	scopes map[string]*scope
 	bytes  int64  // the sum of the sizes of the logs
 	last   uint64 // number of the newest file
-	uses   uint64 // counts uses, for their order
 
-	// age is for how long this directory was open in a store, in all. Records have it, so that
-	// it continues when the store is opened again.
+	// age is for how long this directory was open in a store, in all. No two uses have the same
+	// one, so that it also tells their order. Records have it, so that it continues when the
+	// store is opened again.
 	age  time.Duration
 	asOf time.Time // when age was computed
 
@@ -115,8 +115,7 @@ type scope struct {
 	// stale is why the state may be older than the last event.
 	stale error
 
-	use     uint64        // Store.uses at the last use
-	used    time.Time     // the wall time then
+	used    time.Time     // the wall time at the last use
 	usedAge time.Duration // Store.age then
 }
 
@@ -137,7 +136,7 @@ type times struct {
 // Open opens the store in a directory, which it creates if it is missing and whose permissions
 // it sets to 0700. It removes what is left of incomplete snapshots and what cannot be read.
 func Open(path string, o Options) (*Store, error) {
-	secrets, err := newSecrets(o.Key)
+	sec, err := newSecrets(o.Key)
 	if err != nil {
 		return nil, fmt.Errorf("opening the cache in %s: %w", path, err)
 	}
@@ -145,7 +144,7 @@ func Open(path string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the cache in %s: %w", path, err)
 	}
-	s, err := open(dir, secrets, o)
+	s, err := open(dir, sec, o)
 	if err != nil {
 		_ = dir.Close()
 		return nil, fmt.Errorf("opening the cache in %s: %w", path, err)
@@ -179,6 +178,9 @@ func open(dir directory, secrets secrets, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing the files: %w", err)
 	}
+	// A process that was killed may have made neither files nor names durable.
+	s.renamed = true
+	s.poke()
 	if err := s.load(names); err != nil {
 		s.closeFiles()
 		return nil, err
@@ -231,17 +233,8 @@ func (s *Store) load(names []string) error {
 		}
 		base = f.base
 	}
-	all := make([]*scope, 0, len(s.scopes))
 	for _, sc := range s.scopes {
 		s.age = max(s.age, sc.usedAge)
-		all = append(all, sc)
-	}
-	slices.SortFunc(all, func(a, b *scope) int {
-		return cmp.Or(cmp.Compare(a.usedAge, b.usedAge), a.used.Compare(b.used), cmp.Compare(a.log.name, b.log.name))
-	})
-	for _, sc := range all {
-		s.uses++
-		sc.use = s.uses
 	}
 	return nil
 }
@@ -275,9 +268,7 @@ func (s *Store) loadOne(d *loader, name, base string) (*scope, error) {
 	sc := &scope{key: key, log: l, state: st, stale: ErrReopened, used: st.used, usedAge: st.age}
 	s.scopes[key] = sc
 	s.bytes += l.size
-	// It may come from a process that was killed before it made the log durable.
-	s.dirty[l], s.renamed = sc, true
-	s.poke()
+	s.dirty[l] = sc
 	return sc, nil
 }
 
@@ -348,18 +339,17 @@ func (s *Store) now() times {
 	return s.nowLocked()
 }
 
-// nowLocked returns the wall time, and the age, which never goes back.
+// nowLocked returns the wall time, and an age after all others.
 func (s *Store) nowLocked() times {
 	now := s.max.Now()
-	s.age += max(0, now.Sub(s.asOf))
+	s.age += max(1, now.Sub(s.asOf))
 	s.asOf = now
 	return times{now.Round(0), s.age}
 }
 
 // touchLocked notes that a scope is used.
 func (s *Store) touchLocked(sc *scope, t times) {
-	s.uses++
-	sc.use, sc.used, sc.usedAge = s.uses, t.wall, t.age
+	sc.used, sc.usedAge = t.wall, t.age
 }
 
 // View returns the present state of a scope, and counts as a use of it. It does not wait for
@@ -409,7 +399,7 @@ func (s *Store) Scopes() []Scope {
 			found = append(found, sc)
 		}
 	}
-	slices.SortFunc(found, func(a, b *scope) int { return cmp.Compare(a.use, b.use) })
+	slices.SortFunc(found, func(a, b *scope) int { return cmp.Compare(a.usedAge, b.usedAge) })
 	list := make([]Scope, 0, len(found))
 	for _, sc := range found {
 		list = append(list, Scope{
@@ -526,7 +516,7 @@ func (s *Store) shrinkLocked(keep *scope) (rest []garbage) {
 				continue
 			}
 			count++
-			if sc != keep && (oldest == nil || sc.use < oldest.use) {
+			if sc != keep && (oldest == nil || sc.usedAge < oldest.usedAge) {
 				oldest = sc
 			}
 		}

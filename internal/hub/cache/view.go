@@ -30,6 +30,9 @@ func (v *View) Len() int { return len(v.items) }
 // ID returns the id of the i-th item. The ids are sorted bytewise.
 func (v *View) ID(i int) string { return v.items[i].id }
 
+// Size returns the length of the value of the i-th item, in bytes, without reading it.
+func (v *View) Size(i int) int { return int(v.items[i].length) }
+
 // Written returns the wall time at which the state was written.
 func (v *View) Written() time.Time { return v.written }
 

@@ -80,7 +80,7 @@ func (n *Snapshot) Commit(head []byte) (*Writer, error) {
 		return nil, err
 	}
 	defer s.end()
-	end := record{kind: kindEnd, head: head, value: make([]byte, 8)}
+	end := record{kind: kindEnd, head: head}
 	if err := n.check(end); err != nil {
 		return nil, n.fail("writing a snapshot", err)
 	}
@@ -174,8 +174,8 @@ func (s *Store) name(sc *scope, l *log) error {
 func (s *Store) installLocked(sc *scope, l *log, st *state) (rest []garbage) {
 	if sc.log != nil {
 		old := s.detachLocked(sc)
-		l.before = append(old.before, old.name)
-		old.before = nil
+		old.before = append(old.before, old.name)
+		l.before, old.before = old.before, nil
 		rest = []garbage{{log: old}}
 	}
 	l.refs = 1
@@ -198,7 +198,7 @@ type Writer struct {
 
 // Resume returns the writer that continues the present state of a scope, and the head of that
 // state: events after it must follow. It supersedes the writer before, also one that failed,
-// and the state is then not stale.
+// and the state is then not stale. The head must not be changed.
 func (s *Store) Resume(key string) (w *Writer, head []byte, err error) {
 	if err := s.begin(); err != nil {
 		return nil, nil, err
@@ -363,7 +363,7 @@ func (s *Store) apply(sc *scope, l *log, r record, offset, size int64, failed er
 	st.age, st.used = r.age, r.wall
 	switch r.kind {
 	case kindPut:
-		st.put(item{string(r.id), offset, uint32(size)})
+		st.put(item{string(r.id), offset, uint32(size), uint32(len(r.value))})
 	case kindDelete:
 		st.remove(string(r.id))
 	}
