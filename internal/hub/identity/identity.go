@@ -42,20 +42,22 @@ type Recognizer struct {
 	NodeName string
 	// ClientRoots are the CAs of client certificates.
 	ClientRoots *x509.CertPool
-	// Offline reports whether the cloud is away. A certificate of the node that has expired is
-	// accepted meanwhile, because nobody can renew it.
-	Offline func() bool
+	// Online reports whether the cloud is reachable. While it is not, a certificate of the node that has
+	// expired is accepted, because nobody can renew it, and one that is not valid yet, because the clock
+	// may be wrong after a loss of power.
+	Online func() bool
 	// Now is the clock.
 	Now func() time.Time
 }
 
 // Recognize returns who sends a request, or ErrNobody, wrapped. A token counts before a
-// certificate: what a client sends by name is what it means.
+// certificate: what a client sends by name is what it means. A header that an API server may read in
+// another way is refused, so that the token of a Caller is the one that the API server judges.
 func (r *Recognizer) Recognize(q *http.Request) (Caller, error) {
-	if header := q.Header.Get("Authorization"); header != "" {
-		kind, token, _ := strings.Cut(header, " ")
-		if token = strings.TrimSpace(token); !strings.EqualFold(kind, "Bearer") || token == "" {
-			return Caller{}, fmt.Errorf("the header Authorization has no bearer token: %w", ErrNobody)
+	if headers := q.Header.Values("Authorization"); len(headers) > 0 {
+		kind, token, _ := strings.Cut(headers[0], " ")
+		if len(headers) > 1 || !strings.EqualFold(kind, "Bearer") || !isToken(token) {
+			return Caller{}, fmt.Errorf("the header Authorization is not one bearer token: %w", ErrNobody)
 		}
 		return Caller{Name: nameOf(token), Token: token}, nil
 	}
@@ -66,6 +68,17 @@ func (r *Recognizer) Recognize(q *http.Request) (Caller, error) {
 		return Caller{}, fmt.Errorf("the client certificate is not that of this node (%w): %w", err, ErrNobody)
 	}
 	return Caller{Name: node, IsNode: true}, nil
+}
+
+// isToken reports whether a text has the characters of a bearer token: RFC 6750, section 2.1.
+func isToken(text string) bool {
+	for _, c := range []byte(text) {
+		isLetter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !isLetter && !strings.ContainsRune("-._~+/=", rune(c)) {
+			return false
+		}
+	}
+	return text != ""
 }
 
 func (r *Recognizer) isNode(chain []*x509.Certificate) error {
@@ -81,8 +94,13 @@ func (r *Recognizer) isNode(chain []*x509.Certificate) error {
 		between.AddCert(c)
 	}
 	at := r.Now()
-	if at.After(leaf.NotAfter) && r.Offline() {
-		at = leaf.NotAfter
+	if !r.Online() {
+		if at.After(leaf.NotAfter) {
+			at = leaf.NotAfter
+		}
+		if at.Before(leaf.NotBefore) {
+			at = leaf.NotBefore
+		}
 	}
 	_, err := leaf.Verify(x509.VerifyOptions{
 		Roots: r.ClientRoots, Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},

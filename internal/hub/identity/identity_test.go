@@ -69,6 +69,9 @@ func TestOnlyTheNodeIsTheNode(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(ca.cert)
 	client, later := x509.ExtKeyUsageClientAuth, now.Add(time.Hour)
+	_, notYet := ca.sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}, NotBefore: now.Add(time.Minute), NotAfter: later, ExtKeyUsage: []x509.ExtKeyUsage{client},
+	})
 	for name, tc := range map[string]struct {
 		cert    *x509.Certificate
 		offline bool
@@ -83,11 +86,13 @@ func TestOnlyTheNodeIsTheNode(t *testing.T) {
 		"that of a server":                   {ca.client("system:node:a", "system:nodes", later, x509.ExtKeyUsageServerAuth), false, false},
 		"one that has expired":               {ca.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), false, false},
 		"one that has expired, offline":      {ca.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, true},
+		"one that is not valid yet":          {notYet, false, false},
+		"one that is not valid yet, offline": {notYet, true, true},
 		"another's that has expired":         {ca.client("system:node:b", "system:nodes", now.Add(-time.Minute), client), true, false},
 		"one of another CA that has expired": {other.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := Recognizer{NodeName: "a", ClientRoots: roots, Offline: func() bool { return tc.offline }, Now: func() time.Time { return now }}
+			r := Recognizer{NodeName: "a", ClientRoots: roots, Online: func() bool { return !tc.offline }, Now: func() time.Time { return now }}
 			q := httptest.NewRequest("GET", "/", nil)
 			q.TLS = &tls.ConnectionState{}
 			if tc.cert != nil {
@@ -121,13 +126,22 @@ func TestTokens(t *testing.T) {
 	}
 	const subject = "subject:https://a#system:serviceaccount:b:c"
 	for header, want := range map[string]string{
-		"Bearer " + jwt(`{"iss":"https://a","sub":"system:serviceaccount:b:c","exp":1}`):  subject,
-		"bearer  " + jwt(`{"iss":"https://a","sub":"system:serviceaccount:b:c","exp":2}`): subject,
-		"Basic YTpi": "", "Bearer": "", "Bearer ": "",
+		"Bearer " + jwt(`{"iss":"https://a","sub":"system:serviceaccount:b:c","exp":1}`): subject,
+		"bearer " + jwt(`{"iss":"https://a","sub":"system:serviceaccount:b:c","exp":2}`): subject,
+		// An API server reads no token, or another one, from these.
+		"Bearer  " + jwt(`{"iss":"https://a","sub":"system:serviceaccount:b:c"}`):       "",
+		"Bearer " + jwt(`{"iss":"https://a","sub":"system:serviceaccount:b:c"}`) + " x": "",
+		"Bearer\t" + jwt(`{"iss":"https://a","sub":"system:serviceaccount:b:c"}`):       "",
+		"Basic YTpi": "", "Bearer": "", "Bearer ": "", "Bearer a,b": "",
 	} {
 		if got := name(header); got != want {
 			t.Errorf("%s is %q, want %q", header, got, want)
 		}
+	}
+	q := httptest.NewRequest("GET", "/", nil)
+	q.Header["Authorization"] = []string{"Bearer a", "Bearer b"}
+	if caller, err := r.Recognize(q); err == nil {
+		t.Errorf("two tokens are %+v", caller)
 	}
 	for _, token := range []string{"opaque", "a.b.c", jwt("{}"), jwt("no json")} {
 		if got := name("Bearer " + token); len(got) != len("token:")+64 || got == name("Bearer "+token+"x") {

@@ -26,6 +26,9 @@ const (
 	Stream Kind = "stream"
 )
 
+// Positions returns the names of the parameters that are no part of a scope.
+func Positions() []string { return slices.Clone(positions) }
+
 // Request is what a request asks for.
 type Request struct {
 	Kind Kind
@@ -34,9 +37,11 @@ type Request struct {
 	// Namespace and Name are "" if the request has none. A watch of one object by its name in a field
 	// selector has none.
 	Namespace, Name, Subresource string
+	// Path is that of what is read, without the prefix of the oldest form of watches. It is "" if Scope is.
+	Path string
 	// Scope is the whole scope of what is read, without the identity of who reads: path, selectors
-	// and representation. Lists and watches of a collection have the same scope. It is "" for writes
-	// and streams.
+	// and representation. Lists and watches of a collection have the same scope. It is "" for writes,
+	// streams and what is true at the moment only, such as the health of the API server.
 	Scope string
 }
 
@@ -62,13 +67,17 @@ func Of(r *http.Request) Request {
 	case r.Method != http.MethodGet:
 		q.Kind = Write
 		return q
-	case q.Resource != "" && (watched || isTrue(query.Get("watch"))):
+	case q.Resource != "" && (watched || q.Name == "" && isTrue(query, "watch")):
 		q.Kind = Watch
 	case q.Resource != "" && q.Name == "":
 		q.Kind = List
 	default:
 		q.Kind = Get
+		if q.Resource == "" && !isDocument(path) {
+			return q
+		}
 	}
+	q.Path = path
 	for _, name := range positions {
 		query.Del(name)
 	}
@@ -116,11 +125,23 @@ func (q *Request) resource(path string) (rest string, watched bool) {
 	return rest, watched
 }
 
-func isTrue(value string) bool { return value == "1" || strings.EqualFold(value, "true") }
+// isDocument reports whether a path that is no resource has what stays: the version of the API
+// server, discovery and OpenAPI.
+func isDocument(path string) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return slices.Contains([]string{"version", "api", "apis", "openapi"}, first)
+}
+
+// isTrue reads a parameter as an API server does: all but 0 and false is true.
+func isTrue(query url.Values, name string) bool {
+	return query.Has(name) && query.Get(name) != "0" && !strings.EqualFold(query.Get(name), "false")
+}
 
 // accept returns the representations that the client accepts, as one line. Their order counts.
 func accept(h http.Header) string {
-	return strings.ToLower(strings.ReplaceAll(strings.Join(h.Values("Accept"), ","), " ", ""))
+	text := strings.ToLower(strings.ReplaceAll(strings.Join(h.Values("Accept"), ","), " ", ""))
+	// A list and a watch of metadata name it in two ways.
+	return strings.ReplaceAll(text, "as=partialobjectmetadatalist", "as=partialobjectmetadata")
 }
 
 // Position is from when, how much and for how long a read of a collection is asked for.
@@ -129,6 +150,8 @@ type Position struct {
 	// Limit is true if the answer may be a chunk, and Continue names the chunk after the first.
 	Limit    bool
 	Continue string
+	// Exact is true if the answer must be of ResourceVersion and no later one.
+	Exact bool
 	// InitialEvents is true for a watch that begins with all objects.
 	InitialEvents bool
 	// Bookmarks is true for a watch whose client understands them.
@@ -140,6 +163,7 @@ func PositionOf(query url.Values) Position {
 	limit := query.Get("limit")
 	return Position{
 		ResourceVersion: query.Get("resourceVersion"), Limit: limit != "" && limit != "0", Continue: query.Get("continue"),
-		InitialEvents: isTrue(query.Get("sendInitialEvents")), Bookmarks: isTrue(query.Get("allowWatchBookmarks")),
+		Exact:         query.Get("resourceVersionMatch") == "Exact",
+		InitialEvents: isTrue(query, "sendInitialEvents"), Bookmarks: isTrue(query, "allowWatchBookmarks"),
 	}
 }

@@ -34,7 +34,10 @@ func TestKinds(t *testing.T) {
 		"a chunk":                  {get("/api/v1/pods?limit=500"), List},
 		"a watch":                  {get("/api/v1/pods?watch=true"), Watch},
 		"a watch, written so":      {get("/api/v1/pods?watch=1"), Watch},
-		"a watch of an object":     {get("/api/v1/nodes/a?watch=1"), Watch},
+		"a watch of an object":     {get("/api/v1/watch/nodes/a"), Watch},
+		"an object with watch":     {get("/api/v1/nodes/a?watch=1"), Get}, // as for the API server
+		"a watch without a value":  {get("/api/v1/pods?watch"), Watch},
+		"a watch, written oddly":   {get("/api/v1/pods?watch=yes"), Watch},
 		"a watch in its old form":  {get("/api/v1/watch/pods"), Watch},
 		"no watch":                 {get("/api/v1/pods?watch=false"), List},
 		"a log":                    {get("/api/v1/namespaces/a/pods/b/log?follow=true"), Stream},
@@ -100,10 +103,20 @@ func TestScopes(t *testing.T) {
 			t.Errorf("%s: the scopes are equal: %t, want %t", name, got, tc.same)
 		}
 	}
-	if Of(get("/api/v1/nodes/a")).Scope == Of(get("/api/v1/nodes/a?watch=1")).Scope {
+	list, watch := "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+	if Of(get("/api/v1/pods", "Accept", list)).Scope != Of(get("/api/v1/pods?watch=1", "Accept", watch)).Scope {
+		t.Error("the list and the watch of metadata have two scopes")
+	}
+	for _, path := range []string{"/version", "/api", "/apis", "/apis/apps/v1", "/openapi/v3/api/v1"} {
+		if Of(get(path)).Scope == "" {
+			t.Errorf("%s has no scope", path)
+		}
+	}
+	if Of(get("/api/v1/nodes/a")).Scope == Of(get("/api/v1/watch/nodes/a")).Scope {
 		t.Error("an object and the watch of it have the same scope")
 	}
 	for name, r := range map[string]*http.Request{
+		"the health": get("/healthz"), "metrics": get("/metrics"), "readiness": get("/readyz/etcd"),
 		"a write": httptest.NewRequest(http.MethodPut, "/api/v1/nodes/a", nil), "a log": get("/api/v1/namespaces/a/pods/b/log"),
 	} {
 		if scope := Of(r).Scope; scope != "" {
@@ -118,6 +131,8 @@ func TestPositions(t *testing.T) {
 		"limit=0":                                {},
 		"limit=500&resourceVersion=7":            {Limit: true, ResourceVersion: "7"},
 		"limit=500&continue=x":                   {Limit: true, Continue: "x"},
+		"resourceVersionMatch=Exact":             {Exact: true},
+		"sendInitialEvents=false":                {},
 		"sendInitialEvents=true":                 {InitialEvents: true},
 		"allowWatchBookmarks=1&timeoutSeconds=5": {Bookmarks: true},
 	} {

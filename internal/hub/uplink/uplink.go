@@ -52,10 +52,10 @@ type Options struct {
 // Uplink is the connection to the cloud. It is safe for concurrent use.
 type Uplink struct {
 	options Options
-	// node and others are the transports for requests of the node and of other callers; upgrades
-	// have their own, because HTTP/2 has no upgrades.
-	node, others, nodeUpgrades, othersUpgrades *http.Transport
-	hurry                                      chan struct{} // a question is to be asked soon
+	// others are the transports for requests of callers with a token. Upgrades have their own, because
+	// HTTP/2 has none.
+	others transports
+	hurry  chan struct{} // a question is to be asked soon
 	// answerWithin, askSoon and silence are the constants of these names, except in tests.
 	answerWithin, askSoon, silence time.Duration
 
@@ -64,10 +64,28 @@ type Uplink struct {
 	reason   error         // of the last failure
 	changed  chan struct{} // closed when the state changes
 	current  int           // the server that is asked first
+	// node are the transports for requests of the node, with this certificate. An API server judges the
+	// certificate of a connection for each request, so a new certificate needs new connections.
+	node        transports
+	certificate *tls.Certificate
 	// reachable is done, with the cause ErrOffline, while the state is Offline.
 	reachable context.Context
 	lose      context.CancelCauseFunc
 }
+
+// transports are one for requests, and one for upgrades.
+type transports struct{ requests, upgrades *http.Transport }
+
+func (t *transports) of(r *http.Request) *http.Transport {
+	if r.Header.Get("Upgrade") != "" {
+		return t.upgrades
+	}
+	return t.requests
+}
+
+// errNoCertificate is the error of requests of the node while its certificate cannot be read. It
+// says nothing of the cloud.
+var errNoCertificate = errors.New("the certificate of the node cannot be read")
 
 // New returns an Uplink, which learns of the cloud by requests and, while Run runs, by its own
 // questions.
@@ -76,33 +94,56 @@ func New(o Options) *Uplink {
 		options: o, hurry: make(chan struct{}, 1), changed: make(chan struct{}),
 		answerWithin: answerWithin, askSoon: askSoon, silence: silence,
 	}
-	u.node, u.nodeUpgrades = u.transport(true, true), u.transport(true, false)
-	u.others, u.othersUpgrades = u.transport(false, true), u.transport(false, false)
+	u.others = u.newTransports(nil)
 	u.evidence = Evidence{State: Unknown, Since: time.Now(), LastAnswer: time.Now()}
 	u.reachable, u.lose = context.WithCancelCause(context.Background())
 	return u
 }
 
-func (u *Uplink) transport(node, http2 bool) *http.Transport {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: u.options.Roots}
-	if node {
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return u.options.NodeCertificate() }
+// newTransports returns transports with a client certificate; nil is none.
+func (u *Uplink) newTransports(certificate *tls.Certificate) transports {
+	one := func(http2 bool) *http.Transport {
+		config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: u.options.Roots}
+		if certificate != nil {
+			config.Certificates = []tls.Certificate{*certificate}
+		}
+		t := &http.Transport{
+			DialContext:         (&net.Dialer{Timeout: answerWithin, KeepAlive: pingAfter}).DialContext,
+			TLSClientConfig:     config,
+			TLSHandshakeTimeout: answerWithin,
+			IdleConnTimeout:     90 * time.Second,
+			MaxIdleConnsPerHost: 16,
+		}
+		if http2 {
+			t.ForceAttemptHTTP2 = true
+			t.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pongWithin}
+		} else {
+			t.Protocols = new(http.Protocols)
+			t.Protocols.SetHTTP1(true)
+		}
+		return t
 	}
-	t := &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: answerWithin, KeepAlive: pingAfter}).DialContext,
-		TLSClientConfig:     config,
-		TLSHandshakeTimeout: answerWithin,
-		IdleConnTimeout:     90 * time.Second,
-		MaxIdleConnsPerHost: 16,
+	return transports{one(true), one(false)}
+}
+
+// ofNode returns the transports of the node, new ones if its certificate is another one. Requests
+// that have begun go on with the old ones.
+func (u *Uplink) ofNode() (transports, error) {
+	certificate, err := u.options.NodeCertificate()
+	if err != nil {
+		return transports{}, fmt.Errorf("%w: %w", errNoCertificate, err)
 	}
-	if http2 {
-		t.ForceAttemptHTTP2 = true
-		t.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pongWithin}
-	} else {
-		t.Protocols = new(http.Protocols)
-		t.Protocols.SetHTTP1(true)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if certificate != u.certificate {
+		old := u.node
+		u.node, u.certificate = u.newTransports(certificate), certificate
+		if old.requests != nil {
+			old.requests.CloseIdleConnections()
+			old.upgrades.CloseIdleConnections()
+		}
 	}
-	return t
+	return u.node, nil
 }
 
 // Run asks the cloud from time to time whether it is reachable, until ctx is done.
@@ -120,12 +161,12 @@ func (u *Uplink) Run(ctx context.Context) {
 	}
 	for {
 		u.ask(ctx)
+		select {
+		case <-u.hurry: // by this question
+		default:
+		}
 		if !pause(u.askSoon, nil) {
 			return
-		}
-		select {
-		case <-u.hurry: // by a failure that the question has seen too
-		default:
 		}
 		if e, _ := u.Evidence(); e.State == Online && e.Failures == 0 && !pause(askEvery-askSoon, u.hurry) {
 			return
@@ -133,16 +174,16 @@ func (u *Uplink) Run(ctx context.Context) {
 	}
 }
 
-// ask asks whether an API server is ready. RoundTrip keeps the outcome.
+// ask asks whether an API server is ready. It sends no certificate: everybody may ask, and the answer
+// that somebody may not is one, too.
 func (u *Uplink) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, u.answerWithin)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "/readyz", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, readyPath, nil)
 	if err != nil {
 		return
 	}
-	response, err := u.try(request, u.node)
-	if err == nil {
+	if response, err := u.try(request, u.others.requests); err == nil {
 		_, _ = io.CopyN(io.Discard, response.Body, maxDrain)
 		_ = response.Body.Close()
 	}
@@ -167,16 +208,14 @@ func (u *Uplink) Evidence() (Evidence, error) {
 // headers say. It fails with ErrOffline at once while the cloud is offline, and when that begins
 // before there is an answer.
 func (u *Uplink) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
-	transport := u.others
-	upgrade := r.Header.Get("Upgrade") != ""
-	switch {
-	case asNode && upgrade:
-		transport = u.nodeUpgrades
-	case asNode:
-		transport = u.node
-	case upgrade:
-		transport = u.othersUpgrades
+	with := u.others
+	if asNode {
+		var err error
+		if with, err = u.ofNode(); err != nil {
+			return nil, err
+		}
 	}
+	transport := with.of(r)
 	u.mu.Lock()
 	reachable := u.reachable
 	u.mu.Unlock()
@@ -219,8 +258,22 @@ func (b *body) Write(p []byte) (int, error) {
 	return w.Write(p)
 }
 
-// try sends a request to the servers in turn until one answers. A request with a body goes to one
-// server only: it may have been carried out.
+// readyPath is where an API server tells whether it is ready.
+const readyPath = "/readyz"
+
+// isRead reports whether a request changes nothing, so that it may be sent to two servers.
+func isRead(r *http.Request) bool {
+	return (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) && r.Header.Get("Upgrade") == ""
+}
+
+// isRefused reports whether a request was not sent at all.
+func isRefused(err error) bool {
+	dial, is := errors.AsType[*net.OpError](err)
+	return is && dial.Op == "dial"
+}
+
+// try sends a request to the servers in turn until one answers. A request that may change something
+// goes on to the next one only if it was not sent: it may have been carried out.
 func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response, error) {
 	u.mu.Lock()
 	first := u.current
@@ -233,20 +286,29 @@ func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response
 		to.URL.Scheme, to.URL.Host, to.Host = server.Scheme, server.Host, server.Host
 		to.RequestURI = ""
 		response, err := transport.RoundTrip(to)
+		isError := err == nil && response.StatusCode >= http.StatusInternalServerError
 		switch {
-		case err == nil && response.StatusCode < http.StatusInternalServerError:
+		case err == nil && !isError:
 			u.observe(at, nil)
 			return response, nil
-		case err == nil:
-			// Its own error, which the client gets. It is no evidence that others can be served.
-			u.observe(at, fmt.Errorf("%s answers %s", server.Host, response.Status))
+		case isError && r.URL.Path != readyPath:
+			// One thing may be out of order, for example an aggregated API. Whether the server is, /readyz
+			// tells.
+			u.askNext()
 			return response, nil
+		case isError:
+			errs = append(errs, fmt.Errorf("%s answers %s", server.Host, response.Status))
+			_ = response.Body.Close()
+			continue
 		}
 		if r.Context().Err() != nil && !errors.Is(r.Context().Err(), context.DeadlineExceeded) {
 			return nil, context.Cause(r.Context()) // the client has gone, or the cloud
 		}
 		errs = append(errs, fmt.Errorf("asking %s: %w", server.Host, err))
-		if r.Body != nil && r.Body != http.NoBody {
+		if !isRead(r) && !isRefused(err) {
+			break
+		}
+		if r.Context().Err() != nil {
 			break
 		}
 	}

@@ -10,12 +10,14 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
 
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -24,6 +26,9 @@ type cloud struct {
 	*httptest.Server
 
 	hangs    atomic.Bool
+	broken   atomic.Bool  // it answers 500
+	names    sync.Map     // of client certificates
+	writes   atomic.Int32 // other than reads
 	asked    atomic.Int32
 	released chan struct{} // all that hang
 }
@@ -33,6 +38,12 @@ func newCloud(t *testing.T) *cloud {
 	c := &cloud{released: make(chan struct{})}
 	c.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c.asked.Add(1)
+		if r.Method != http.MethodGet {
+			c.writes.Add(1)
+		}
+		for _, peer := range r.TLS.PeerCertificates {
+			c.names.Store(peer.Subject.CommonName, true)
+		}
 		if c.hangs.Load() {
 			select {
 			case <-r.Context().Done():
@@ -40,12 +51,13 @@ func newCloud(t *testing.T) *cloud {
 			}
 			return
 		}
-		if r.URL.Path == "/error" {
+		if r.URL.Path == "/error" || c.broken.Load() {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 		_, _ = io.WriteString(w, r.Proto)
 	}))
 	c.EnableHTTP2 = true
+	c.TLS = &tls.Config{ClientAuth: tls.RequestClientCert}
 	c.StartTLS()
 	t.Cleanup(func() {
 		close(c.released)
@@ -58,7 +70,13 @@ func newCloud(t *testing.T) *cloud {
 // newUplink returns an Uplink to clouds, which runs.
 func newUplink(t *testing.T, clouds ...*cloud) *Uplink {
 	t.Helper()
-	o := Options{Roots: x509.NewCertPool(), Log: logr.Discard(), NodeCertificate: func() (*tls.Certificate, error) { return &tls.Certificate{}, nil }}
+	none := &tls.Certificate{}
+	return newUplinkAs(t, func() (*tls.Certificate, error) { return none, nil }, clouds...)
+}
+
+func newUplinkAs(t *testing.T, certificate func() (*tls.Certificate, error), clouds ...*cloud) *Uplink {
+	t.Helper()
+	o := Options{Roots: x509.NewCertPool(), Log: logr.Discard(), NodeCertificate: certificate}
 	for _, c := range clouds {
 		server, err := url.Parse(c.URL)
 		if err != nil {
@@ -146,22 +164,121 @@ func TestAnotherServerIsAsked(t *testing.T) {
 	if e, _ := u.Evidence(); e.State != Online {
 		t.Errorf("the state is %s", e.State)
 	}
-	// A write goes to one server only: it may have been carried out.
-	u = New(Options{Servers: u.options.Servers, Roots: u.options.Roots, Log: logr.Discard(), NodeCertificate: u.options.NodeCertificate})
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("x"))
+}
+
+func send(t *testing.T, u *Uplink, method, path string, body io.Reader) error {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, path, body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := there.asked.Load()
-	if _, err := u.RoundTrip(r, true); err == nil || there.asked.Load() != asked {
-		t.Errorf("a write whose server is gone ends with %v", err)
+	response, err := u.RoundTrip(r, true)
+	if err == nil {
+		err = response.Body.Close()
 	}
-	r.Body = io.NopCloser(strings.NewReader("x"))
-	response, err := u.RoundTrip(r, false) // the next one
+	return err
+}
+
+// TestAWriteIsSentToOneServer: it may have been carried out although the connection broke. If the
+// server could not be reached at all, the next one gets it.
+func TestAWriteIsSentToOneServer(t *testing.T) {
+	breaks, there, gone := newCloud(t), newCloud(t), newCloud(t)
+	breaks.Config.Handler = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		breaks.writes.Add(1)
+		panic(http.ErrAbortHandler)
+	})
+	gone.Close()
+	for name, body := range map[string]io.Reader{"with a body": strings.NewReader("x"), "without": nil} {
+		u := newUplink(t, breaks, there)
+		u.mu.Lock()
+		u.current = 0
+		u.mu.Unlock()
+		if err := send(t, u, http.MethodPost, "/", body); err == nil {
+			t.Errorf("%s: it is answered", name)
+		}
+		if there.writes.Load() != 0 {
+			t.Errorf("%s: a second server got it", name)
+		}
+	}
+	u := newUplink(t, gone, there)
+	if err := send(t, u, http.MethodPost, "/", strings.NewReader("x")); err != nil || there.writes.Load() != 1 {
+		t.Errorf("a write whose first server is gone: %v, %d", err, there.writes.Load())
+	}
+}
+
+// TestAServerThatIsNotReadyIsLeft for one that is. Its errors alone are no evidence against the cloud.
+func TestAServerThatIsNotReadyIsLeft(t *testing.T) {
+	broken, there := newCloud(t), newCloud(t)
+	broken.broken.Store(true)
+	u := newUplink(t, broken, there)
+	await(t, u, Online)
+	before := there.asked.Load()
+	if _, err := ask(t, u, "/"); err != nil || there.asked.Load() == before {
+		t.Errorf("the server that is ready is not asked: %v", err)
+	}
+	there.broken.Store(true)
+	if _, err := ask(t, u, "/"); err != nil { // the error lets it ask whether the server is ready
+		t.Error(err)
+	}
+	await(t, u, Offline)
+	broken.broken.Store(false)
+	await(t, u, Online)
+	for range 20 {
+		if body, err := ask(t, u, "/error"); err != nil || body != "HTTP/2.0" {
+			t.Fatalf("an error of one path: %q, %v", body, err)
+		}
+	}
+	if e, _ := u.Evidence(); e.State != Online {
+		t.Errorf("the state is %s", e.State)
+	}
+}
+
+// TestANewCertificateOfTheNodeIsUsedAtOnce, also while connections with the old one are open.
+func TestANewCertificateOfTheNodeIsUsedAtOnce(t *testing.T) {
+	c := newCloud(t)
+	ca, err := certs.NewCA(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = response.Body.Close()
+	issue := func(name string) *tls.Certificate {
+		pair, err := certs.Issue(ca, certs.Leaf{CommonName: name}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		certificate, err := tls.X509KeyPair(pair.Cert, pair.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &certificate
+	}
+	var now atomic.Pointer[tls.Certificate]
+	var fails atomic.Bool
+	u := newUplinkAs(t, func() (*tls.Certificate, error) {
+		if fails.Load() {
+			return nil, errors.New("no such file")
+		}
+		return now.Load(), nil
+	}, c)
+	for _, name := range []string{"first", "second"} {
+		now.Store(issue(name))
+		if _, err := ask(t, u, "/"); err != nil {
+			t.Fatal(err)
+		}
+		if _, used := c.names.Load(name); !used {
+			t.Errorf("the certificate %s is not used", name)
+		}
+	}
+	// One that cannot be read is no evidence against the cloud.
+	await(t, u, Online)
+	fails.Store(true)
+	for range 10 {
+		if _, err := ask(t, u, "/"); !errors.Is(err, errNoCertificate) {
+			t.Errorf("the error is %v", err)
+		}
+	}
+	if e, _ := u.Evidence(); e.State != Online || e.Failures != 0 {
+		t.Errorf("the state is %+v", e)
+	}
 }
 
 // TestACloudThatRefusesIsAskedFromTimeToTime, and not without a pause.
