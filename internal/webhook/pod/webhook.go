@@ -109,6 +109,9 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 		return
 	}
 	setPolicyLabels(pod, policyOwners.Policies())
+	if policyOwners.Managed() && !waits(policyOwners.Propagation) && !waits(policyOwners.Override) && isUnbound(policyOwners.Policies()) {
+		assign.Annotate(&pod.ObjectMeta, gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore) // else a hub would not deliver it
+	}
 	share := w.Policies.CapacityOf(owned)
 	if policyOwners.Managed() || share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
@@ -247,6 +250,16 @@ func setPolicyLabels(pod *corev1.Pod, want ownership.Policies) {
 	maps.Copy(pod.Labels, want.Labels())
 }
 
+// isUnbound returns true if a policy is required that is not bound.
+func isUnbound(p ownership.Policies) bool {
+	for _, binding := range []ownership.Binding{p.Propagation(), p.Override()} {
+		if binding == ownership.Unbound || binding == ownership.Mismatched {
+			return true
+		}
+	}
+	return false
+}
+
 // setScheduler sets the scheduler that calls the extender, unless the pod names another
 // than the default one. The API server fills in the default before it calls the webhook.
 func (w *Webhook) setScheduler(pod *corev1.Pod) {
@@ -283,13 +296,5 @@ func managed(policyOwners ownership.PolicyOwners) bool {
 // waits returns true if a policy that the owner requires is not bound, unless the owner
 // ignores missing policies.
 func waits(o *ownership.Object) bool {
-	if o == nil || o.IgnoreMissing {
-		return false
-	}
-	for _, binding := range []ownership.Binding{o.Policies.Propagation(), o.Policies.Override()} {
-		if binding == ownership.Unbound || binding == ownership.Mismatched {
-			return true
-		}
-	}
-	return false
+	return o != nil && !o.IgnoreMissing && isUnbound(o.Policies)
 }

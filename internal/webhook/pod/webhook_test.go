@@ -19,6 +19,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -179,6 +180,31 @@ func TestDefault(t *testing.T) {
 			again := admit(t, w, got, false)
 			if diff := cmp.Diff(got, again, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("admitted again, the pod changes:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestPodsTellThatTheirMissingPolicyIsIgnored: the hub of a node reads it from the pod, and would
+// hold the pod otherwise.
+func TestPodsTellThatTheirMissingPolicyIsIgnored(t *testing.T) {
+	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
+	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web")))
+	for name, tc := range map[string]struct {
+		workload []build.Option
+		want     bool
+	}{
+		"a missing policy that is ignored":          {[]build.Option{build.Requires("p", ""), ignore}, true},
+		"one of two policies is missing":            {[]build.Option{build.Requires("p", "o"), bindings("p", ""), ignore}, true},
+		"a missing policy":                          {[]build.Option{build.Requires("p", "")}, false},
+		"a policy that may be missing and is bound": {[]build.Option{build.Bound("p", ""), ignore}, false},
+		"no policy": {[]build.Option{ignore}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, build.Deployment("web", tc.workload...), replicaSet)
+			got := admit(t, w, build.Pod("", build.OwnedBy(replicaSet)), false)
+			if is := ownership.IgnoresMissing(got.Annotations); is != tc.want {
+				t.Errorf("the pod tells it: %t, want %t", is, tc.want)
 			}
 		})
 	}
