@@ -1,5 +1,8 @@
 // Command atoll-hub runs on a node, between the kubelet and the API servers. Clients of the node
 // are answered also while the cloud is not reachable.
+//
+//	atoll-hub [--config=…]          runs the hub
+//	atoll-hub [--config=…] status   prints the status of the hub that runs with this configuration
 package main
 
 import (
@@ -9,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
@@ -16,6 +20,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/machinery/logs"
 )
+
+// statusWithin bounds the wait for the answer of the hub that runs.
+const statusWithin = 10 * time.Second
 
 func main() {
 	path := flag.String("config", "/etc/atoll/hub.yaml", "the configuration file")
@@ -35,6 +42,19 @@ func run(ctx context.Context, path string, logging *zap.Options) error {
 	c, err := config.Read(path)
 	if err != nil {
 		return err
+	}
+	switch verb := flag.Arg(0); verb {
+	case "":
+	case "status":
+		ctx, cancel := context.WithTimeout(ctx, statusWithin)
+		defer cancel()
+		status, err := hub.ReadStatus(ctx, c.Observe)
+		if err != nil {
+			return err
+		}
+		return status.Write(os.Stdout, time.Now())
+	default:
+		return fmt.Errorf("there is no verb %q; without one it runs the hub, and with status it prints the hub's status", verb)
 	}
 	log := logs.Bound(zap.New(zap.UseFlagOptions(logging)))
 	logs.Redirect(log)

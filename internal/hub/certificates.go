@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
+
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
@@ -44,36 +46,89 @@ func (f *certificateFile) get() (*tls.Certificate, error) {
 	return f.read, nil
 }
 
-// servingCertificate returns the certificate with which the hub serves at an address, from a
-// directory that also has the CA which clients of the node trust: ca.crt. What is missing, or not
-// fresh, is made.
-func servingCertificate(dir, listen string, now time.Time) (tls.Certificate, error) {
+// serving is the certificate with which the hub serves, in a directory that also has the CA which
+// clients of the node trust: ca.crt. What is missing, or not fresh, is made.
+type serving struct {
+	dir  string
+	leaf certs.Leaf
+	now  func() time.Time
+	log  logr.Logger
+
+	mu      sync.Mutex
+	ca      certs.Pair
+	server  certs.Pair
+	current *tls.Certificate
+}
+
+// newServing returns the certificate for serving at an address.
+func newServing(dir, listen string, now func() time.Time, log logr.Logger) (*serving, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return tls.Certificate{}, fmt.Errorf("making the directory of the hub's certificates: %w", err)
+		return nil, fmt.Errorf("making the directory of the hub's certificates: %w", err)
 	}
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("reading the address of the hub: %w", err)
+		return nil, fmt.Errorf("reading the address of the hub: %w", err)
 	}
-	leaf := certs.Leaf{CommonName: "atoll-hub", Names: []string{host, "localhost"}}
-	ca, server := readPair(dir, "ca"), readPair(dir, "tls")
-	if !certs.FreshCA(ca, now) {
-		if ca, err = certs.NewCA(now); err != nil {
-			return tls.Certificate{}, err
+	s := &serving{dir: dir, leaf: certs.Leaf{CommonName: "atoll-hub", Names: []string{host, "localhost"}}, log: log}
+	s.now = func() time.Time { return latest(now(), filepath.Join(dir, "ca.crt"), filepath.Join(dir, "tls.crt")) }
+	s.ca, s.server = readPair(dir, "ca"), readPair(dir, "tls")
+	if !certs.FreshCA(s.ca, s.now()) {
+		if s.ca, err = certs.NewCA(s.now()); err == nil {
+			err = writePair(dir, "ca", s.ca)
 		}
-		if err := writePair(dir, "ca", ca); err != nil {
-			return tls.Certificate{}, err
-		}
-	}
-	if !certs.Fresh(server, ca, leaf, now) {
-		if server, err = certs.Issue(ca, leaf, now); err != nil {
-			return tls.Certificate{}, err
-		}
-		if err := writePair(dir, "tls", server); err != nil {
-			return tls.Certificate{}, err
+		if err != nil {
+			return nil, err
 		}
 	}
-	return tls.X509KeyPair(server.Cert, server.Key)
+	_, err = s.get(nil)
+	return s, err
+}
+
+// latest returns a time, or the latest at which one of the files was written, if that is later: after
+// a loss of power the clock may be wrong until it is set, and clients trust the CA that is there.
+func latest(at time.Time, files ...string) time.Time {
+	for _, file := range files {
+		if info, err := os.Stat(file); err == nil && info.ModTime().After(at) {
+			at = info.ModTime()
+		}
+	}
+	return at
+}
+
+// get returns the certificate, renewed if it is not fresh. If it cannot be renewed, the last one
+// serves on.
+func (s *serving) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != nil && certs.Fresh(s.server, s.ca, s.leaf, s.now()) {
+		return s.current, nil
+	}
+	if err := s.renewLocked(); err != nil {
+		if s.current == nil {
+			return nil, err
+		}
+		s.log.Error(err, "The hub's certificate is not renewed")
+	}
+	return s.current, nil
+}
+
+func (s *serving) renewLocked() error {
+	server := s.server
+	if !certs.Fresh(server, s.ca, s.leaf, s.now()) {
+		var err error
+		if server, err = certs.Issue(s.ca, s.leaf, s.now()); err != nil {
+			return err
+		}
+		if err := writePair(s.dir, "tls", server); err != nil { // it is made again after a restart
+			s.log.Error(err, "The hub's certificate is not kept")
+		}
+	}
+	pair, err := tls.X509KeyPair(server.Cert, server.Key)
+	if err != nil {
+		return fmt.Errorf("reading the hub's certificate: %w", err)
+	}
+	s.server, s.current = server, &pair
+	return nil
 }
 
 // readPair reads a pair; it is empty if it cannot be read.

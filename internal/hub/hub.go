@@ -5,6 +5,7 @@
 //	identity   who sends it
 //	wire       the encodings of answers
 //	cache      what was answered, on disk
+//	delivery   which pods may reach the node
 //	uplink     whether the cloud is reachable, and the connections to it
 //	proxy      the answers
 //	config     the configuration file
@@ -18,11 +19,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -40,8 +43,13 @@ const (
 	headerWithin, maxHeader = 10 * time.Second, 64 << 10
 	// closeWithin bounds how long requests may go on when the hub ends.
 	closeWithin = 2 * time.Second
-	// saveEvery is the time between two looks at whether the known tokens have changed.
-	saveEvery = 10 * time.Second
+	// idleFor is how long a connection may have no request.
+	idleFor = 2 * time.Minute
+	// saveEvery is the time between two looks at whether tokens are new, and rewriteEvery how long the
+	// times at which they were accepted may be wrong on disk.
+	saveEvery, rewriteEvery = 10 * time.Second, time.Hour
+	// secretSize is the size of the secret with which tokens are hashed, in bytes.
+	secretSize = 32
 )
 
 // Run runs the hub until ctx is done. It serves before the cloud is reachable.
@@ -69,55 +77,99 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		servers = append(servers, server)
 	}
 	cloud := uplink.New(uplink.Options{Servers: servers, Roots: roots, NodeCertificate: certificate.get, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink")})
-	store, err := cache.Open(filepath.Join(c.Directory, "cache"), cache.Options{MaxBytes: c.Cache.MaxSize.Value(), Log: log.WithName("cache")})
+	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache.MaxSize.Value(), log.WithName("cache"))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, store.Close()) }()
-	tokens, save, err := readTokens(filepath.Join(c.Directory, "tokens.json"))
-	if err != nil {
-		return err
-	}
-	serving, err := servingCertificate(filepath.Join(c.Directory, "serving"), c.Listen, time.Now())
+	defer func() { err = errors.Join(err, done()) }()
+	tokens, save := readTokens(filepath.Join(c.Directory, "tokens.json"), log)
+	serving, err := newServing(filepath.Join(c.Directory, "serving"), c.Listen, time.Now, log)
 	if err != nil {
 		return err
 	}
 	p := &proxy.Proxy{
-		Cloud: cloud, Cache: store, Tokens: tokens, Log: log.WithName("proxy"),
-		Recognizer: &identity.Recognizer{NodeName: c.NodeName, ClientRoots: clientRoots, Now: time.Now, Offline: func() bool {
+		Cloud: cloud, Cache: store, Tokens: tokens, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
+		Recognizer: &identity.Recognizer{NodeName: c.NodeName, ClientRoots: clientRoots, Now: time.Now, Online: func() bool {
 			e, _ := cloud.Evidence()
-			return e.State == uplink.Offline
+			return e.State == uplink.Online
 		}},
 	}
-	defer p.Wait()
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening for clients: %w", err)
 	}
+	var handlers sync.WaitGroup
 	server := &http.Server{
-		Handler: p, ReadHeaderTimeout: headerWithin, MaxHeaderBytes: maxHeader,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			handlers.Add(1)
+			defer handlers.Done()
+			p.ServeHTTP(w, r)
+		}),
+		ReadHeaderTimeout: headerWithin, MaxHeaderBytes: maxHeader, IdleTimeout: idleFor,
 		// The certificates of clients are judged for each request: see identity.Recognizer.
-		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{serving}, ClientAuth: tls.RequestClientCert},
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	ended := make(chan struct{}, 2)
-	go func() { defer func() { ended <- struct{}{} }(); cloud.Run(ctx) }()
-	go func() { defer func() { ended <- struct{}{} }(); keepSaving(ctx, save, log) }()
-	context.AfterFunc(ctx, func() {
-		within, done := context.WithTimeout(context.Background(), closeWithin)
-		defer done()
-		if err := server.Shutdown(within); err != nil {
-			_ = server.Close() // watches
+	observed, err := observe(c.NodeName, cloud, p)
+	if err != nil {
+		return err
+	}
+	observer, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Observe)
+	if err != nil {
+		return fmt.Errorf("listening for who observes the hub: %w", err)
+	}
+	observing := &http.Server{Handler: observed, ReadHeaderTimeout: headerWithin, WriteTimeout: time.Minute, MaxHeaderBytes: maxHeader}
+	ended := make(chan struct{}, 3)
+	go func() {
+		defer func() { ended <- struct{}{} }()
+		if err := observing.Serve(observer); !errors.Is(err, http.ErrServerClosed) {
+			log.Error(err, "The hub cannot be observed any more")
 		}
-	})
+	}()
+	go func() { defer func() { ended <- struct{}{} }(); cloud.Run(ctx) }()
+	go func() { defer func() { ended <- struct{}{} }(); keepSaving(ctx, save) }()
+	served := make(chan error, 1)
+	go func() { served <- server.ServeTLS(listener, "", "") }()
 	log.Info("The hub serves", "address", listener.Addr().String(), "node", c.NodeName)
-	err = server.ServeTLS(listener, "", "")
-	cancel()
-	<-ended
-	<-ended
-	if !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving clients: %w", err)
+	select {
+	case <-ctx.Done():
+	case err = <-served:
+		err = fmt.Errorf("serving clients: %w", err)
 	}
-	return save()
+	cancel()
+	within, stop := context.WithTimeout(context.Background(), closeWithin)
+	defer stop()
+	if server.Shutdown(within) != nil {
+		_ = server.Close() // watches
+	}
+	handlers.Wait()
+	p.Wait()
+	_ = observing.Close()
+	for range cap(ended) {
+		<-ended
+	}
+	save()
+	return err
+}
+
+// openCache opens the cache. If that is not possible, for example because the disk is read-only, the
+// hub serves with one that is gone with it. done closes it.
+func openCache(dir string, size int64, log logr.Logger) (store *cache.Store, done func() error, err error) {
+	store, err = cache.Open(dir, cache.Options{MaxBytes: size, Log: log})
+	if err == nil {
+		return store, store.Close, nil
+	}
+	if errors.Is(err, cache.ErrLocked) {
+		return nil, nil, err
+	}
+	log.Error(err, "What is answered is not kept over a restart of the hub")
+	temporary, errTemporary := os.MkdirTemp("", "atoll-hub-")
+	if errTemporary == nil {
+		store, errTemporary = cache.Open(temporary, cache.Options{MaxBytes: size, Log: log})
+	}
+	if errTemporary != nil {
+		return nil, nil, errors.Join(err, errTemporary)
+	}
+	return store, func() error { return errors.Join(store.Close(), os.RemoveAll(temporary)) }, nil
 }
 
 func readPool(path string) (*x509.CertPool, error) {
@@ -138,34 +190,48 @@ type tokensFile struct {
 	Known  map[string]time.Time `json:"known"`
 }
 
-// readTokens reads the tokens that are known from a file, and returns what writes it again. A file
-// that cannot be read is begun anew: the tokens are known again when the cloud accepts them.
-func readTokens(path string) (*identity.Tokens, func() error, error) {
+// readTokens reads the tokens that are known from a file, and returns what writes it again, if they
+// have changed. If the file has nothing to be read it is begun anew: the tokens are known again when
+// the cloud accepts them. If it cannot be read for another reason it stays as it is, and is not
+// written.
+func readTokens(path string, log logr.Logger) (tokens *identity.Tokens, save func()) {
 	var f tokensFile
-	if text, err := os.ReadFile(path); err != nil || json.Unmarshal(text, &f) != nil || len(f.Secret) != 32 {
-		f = tokensFile{Secret: make([]byte, 32)}
-		if _, err := rand.Read(f.Secret); err != nil {
-			return nil, nil, fmt.Errorf("making a secret: %w", err)
-		}
+	text, err := os.ReadFile(path)
+	if err == nil && (json.Unmarshal(text, &f) != nil || len(f.Secret) != secretSize) {
+		log.Info("The file of the tokens that the cloud has accepted is damaged, and is begun anew")
+		f = tokensFile{}
 	}
-	tokens := identity.NewTokens(f.Secret, f.Known)
-	written := ""
-	save := func() error {
-		text, err := json.Marshal(tokensFile{f.Secret, tokens.Known()})
-		if err != nil || string(text) == written {
-			return err
-		}
-		if err := writeFile(path, text); err != nil {
-			return fmt.Errorf("keeping which tokens the cloud accepts: %w", err)
-		}
-		written = string(text)
-		return nil
+	writes := err == nil || errors.Is(err, fs.ErrNotExist)
+	if !writes {
+		log.Error(err, "Tokens that the cloud has accepted before are not known while it is away")
 	}
-	return tokens, save, save()
+	if f.Secret == nil {
+		f.Secret = make([]byte, secretSize)
+		_, _ = rand.Read(f.Secret) // it never fails
+	}
+	tokens = identity.NewTokens(f.Secret, f.Known)
+	known := len(f.Known)
+	var written time.Time
+	return tokens, func() {
+		now := tokens.Known()
+		isDue := len(now) != known || time.Since(written) > rewriteEvery
+		if !writes || len(now) == 0 || !isDue {
+			return
+		}
+		text, err := json.Marshal(tokensFile{f.Secret, now})
+		if err == nil {
+			err = writeFile(path, text)
+		}
+		if err != nil {
+			log.Error(err, "After a restart without the cloud, some tokens will not be known")
+			return
+		}
+		known, written = len(now), time.Now()
+	}
 }
 
 // keepSaving calls save from time to time until ctx is done.
-func keepSaving(ctx context.Context, save func() error, log logr.Logger) {
+func keepSaving(ctx context.Context, save func()) {
 	ticker := time.NewTicker(saveEvery)
 	defer ticker.Stop()
 	for {
@@ -173,9 +239,7 @@ func keepSaving(ctx context.Context, save func() error, log logr.Logger) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-		}
-		if err := save(); err != nil {
-			log.Error(err, "After a restart without the cloud, some tokens will not be known")
+			save()
 		}
 	}
 }

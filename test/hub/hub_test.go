@@ -3,11 +3,14 @@ package hub
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +20,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -44,6 +49,7 @@ func TestHub(t *testing.T) {
 	part("identities are kept apart", (*rig).testIdentities)
 	part("a watch goes on where it was", (*rig).testWatch)
 	part("a streamed list", (*rig).testStreamedList)
+	part("a pod whose policy is not bound is held", (*rig).testGate)
 	part("the hub is killed while the cloud is away", (*rig).testKill)
 	part("nobody else can read its files", (*rig).testFiles)
 }
@@ -113,6 +119,12 @@ func (r *rig) testAnswers() {
 	online := map[question]answer{}
 	for _, q := range all {
 		direct, over := r.ask(r.direct, q), r.ask(r.over, q)
+		if strings.HasPrefix(q.path, podsOfNode) && strings.Contains(q.accept, "as=Table") { // it would pass by the gate
+			if over.code != http.StatusNotAcceptable {
+				r.Errorf("%+v is answered %d", q, over.code)
+			}
+			continue
+		}
 		if over.err != nil || over.asOf != "" || over.code != direct.code || over.contentType != direct.contentType || steady(over) != steady(direct) {
 			r.Errorf("%+v: the API server answers %d %s %s\nand the hub %d %s %s %v", q, direct.code, direct.contentType, short(direct.body), over.code, over.contentType, short(over.body), over.err)
 		}
@@ -135,8 +147,8 @@ func (r *rig) testAnswers() {
 
 	r.cutOff(all[0])
 	defer r.comeBack(all[0])
-	for _, q := range all {
-		was, is := online[q], r.ask(r.over, q)
+	for q, was := range online {
+		is := r.ask(r.over, q)
 		switch {
 		case was.code == http.StatusOK || was.code == http.StatusNotFound:
 			if is.code != was.code || is.contentType != was.contentType || is.body != was.body || is.asOf == "" {
@@ -230,6 +242,40 @@ func (r *rig) testIdentities() {
 			r.Errorf("with the header %s the answer is %s", header, response.Status)
 		}
 	}
+	// A token that nobody signed is not taken for that of the ServiceAccount that it names, however the
+	// API server answers requests with it.
+	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(r.tokens["reader"], ".")[1])
+	if err != nil {
+		r.Fatal(err)
+	}
+	forged := "e30." + base64.RawURLEncoding.EncodeToString(payload) + ".c2lnbmF0dXJl"
+	r.clients("forger", forged)
+	secrets := question{"reader", "/api/v1/namespaces/default/configmaps/settings-05", "application/json"}
+	if a := r.ask(r.over, secrets); a.code != http.StatusOK {
+		r.Fatalf("the answer is %+v", a)
+	}
+	for _, path := range []string{"/version", secrets.path, secrets.path + "?timeout=x", "/api/v1/pods?watch=1&timeout=x", "/healthz"} {
+		for _, header := range []string{"Bearer  " + forged, "Bearer " + forged, "bearer\t" + forged, "Bearer " + forged + " x"} {
+			request, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "https://"+r.address+path, nil)
+			if err != nil {
+				r.Fatal(err)
+			}
+			request.Header.Set("Authorization", header)
+			response, err := r.over["forger"].Do(request)
+			if err != nil {
+				r.Fatal(err)
+			}
+			_ = response.Body.Close()
+			if response.StatusCode/100 == 2 {
+				r.Errorf("%s with %.20q is answered %s", path, header, response.Status)
+			}
+		}
+	}
+	r.cutOff(secrets)
+	if a := r.ask(r.over, question{"forger", secrets.path, secrets.accept}); a.code != http.StatusServiceUnavailable {
+		r.Errorf("offline a forged token is answered %+v", a)
+	}
+	r.comeBack(secrets)
 	// An answer that is refused later is not repeated.
 	q := question{"reader", "/api/v1/namespaces/default/configmaps/settings-03", "application/json"}
 	if a := r.ask(r.over, q); a.code != http.StatusOK {
@@ -266,12 +312,15 @@ type events struct {
 	names []string // of the objects, with the type of the event
 }
 
-// open opens a watch over the hub.
-func (r *rig) openWatch(path string) *events {
+// openWatch opens a watch of the ServiceAccount reader over the hub.
+func (r *rig) openWatch(path string) *events { return r.openWatchAs("reader", path) }
+
+// openWatchAs opens a watch of an identity over the hub.
+func (r *rig) openWatchAs(identity, path string) *events {
 	r.Helper()
 	ctx, cancel := context.WithCancel(r.Context())
 	r.Cleanup(cancel)
-	response, err := r.open(ctx, r.over, question{"reader", path, "application/json"})
+	response, err := r.open(ctx, r.over, question{identity, path, "application/json"})
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -377,6 +426,76 @@ func (r *rig) testStreamedList() {
 	again.until("ADDED streamed-2")
 }
 
+const podsOfNode = "/api/v1/pods?fieldSelector=spec.nodeName%3D" + nodeName
+
+// status fails the test if atoll-hub status does not print these texts, and a metric.
+func (r *rig) status(want ...string) {
+	r.Helper()
+	out, err := exec.CommandContext(r.Context(), r.program, "--config="+filepath.Join(r.dir, "hub.yaml"), "status").CombinedOutput()
+	for _, text := range want {
+		if err != nil || !strings.Contains(string(out), text) {
+			r.Errorf("atoll-hub status prints no %q: %v\n%s", text, err, out)
+		}
+	}
+	response, err := http.Get("http://" + r.observe + "/metrics")
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer response.Body.Close()
+	if text, err := io.ReadAll(response.Body); err != nil || !strings.Contains(string(text), `atoll_hub_requests_total{from="cache",kind="list"}`) {
+		r.Errorf("the metrics are %s, %v", short(string(text)), err)
+	}
+}
+
+// testGate: the node gets a pod once the policies that it requires are bound, and keeps it.
+func (r *rig) testGate() {
+	const path = podsOfNode
+	q := question{"node", path, "application/json"}
+	has := func(when string, want bool) {
+		r.Helper()
+		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
+			if a := r.ask(r.over, question{"node", path, accept}); strings.Contains(a.body, "gated") != want || a.code != http.StatusOK {
+				r.Errorf("%s the node has the pod: %t, want %t, in %s: %d", when, !want, want, accept, a.code)
+			}
+		}
+		code := http.StatusNotFound
+		if want {
+			code = http.StatusOK
+		}
+		if a := r.ask(r.over, question{"node", "/api/v1/namespaces/default/pods/gated", "application/json"}); a.code != code {
+			r.Errorf("%s the pod is answered %d", when, a.code)
+		}
+	}
+	watch := r.openWatchAs("node", path+"&watch=1&resourceVersion="+version(r.T, r.ask(r.over, q).body))
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "gated", Labels: map[string]string{gm.RequiredPropagationPolicyLabel: "spread"}},
+		Spec:       corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "c", Image: "nginx"}}, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}},
+	}
+	if _, err := r.admin.CoreV1().Pods(namespace).Create(r.Context(), pod, metav1.CreateOptions{}); err != nil {
+		r.Fatal(err)
+	}
+	has("not bound,", false)
+	r.eventually("there is an event on the pod", func() error {
+		list, err := r.admin.CoreV1().Events(namespace).List(r.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=gated,reason=" + proxy.ReasonHeld})
+		if err == nil && len(list.Items) != 1 {
+			err = fmt.Errorf("there are %d", len(list.Items))
+		}
+		return err
+	})
+	r.status("held: pod default/gated", `the PropagationPolicy "spread", which it requires, is not bound`, "cloud Online", podsOfNode)
+	r.kubectl("label", "pod", "gated", gm.BindingPropagationPolicyLabel+"=spread")
+	watch.until("ADDED gated")
+	has("bound,", true)
+	r.kubectl("label", "pod", "gated", "--overwrite", gm.BindingPropagationPolicyLabel+"=another")
+	has("bound to another policy afterwards,", true)
+	r.kubectl("delete", "pod", "gated", "--force", "--grace-period=0")
+	watch.until("DELETED gated")
+	// The change of the label is not there. The deletion may be one event or two.
+	if got := strings.Join(watch.names, ", "); got != "ADDED gated, DELETED gated" && got != "ADDED gated, MODIFIED gated, DELETED gated" {
+		r.Errorf("the node's watch has %s", got)
+	}
+}
+
 // testKill: what was answered is answered after a restart of the hub too, with events that came
 // last, and to tokens that the cloud has accepted.
 func (r *rig) testKill() {
@@ -386,6 +505,7 @@ func (r *rig) testKill() {
 	r.createConfigMap("late")
 	e.until("ADDED late")
 	r.cutOff(q)
+	r.status("cloud Offline", "because asking "+r.link.address)
 	var was answer
 	r.eventually("the event is kept", func() error {
 		if was = r.ask(r.over, q); !strings.Contains(was.body, `"name":"late"`) {

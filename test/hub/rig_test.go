@@ -47,6 +47,7 @@ type rig struct {
 	server  *url.URL // the API server
 	link    *link
 	address string // of the hub
+	observe string // its second one
 	program string
 	hub     *exec.Cmd
 	// direct and over are clients of the API server and of the hub, by identity.
@@ -74,7 +75,7 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	r.link = newLink(t, r.server.Host)
-	r.address = freeAddress(t)
+	r.address, r.observe = freeAddress(t), freeAddress(t)
 	r.program = filepath.Join(r.dir, "atoll-hub")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", r.program, "github.com/atoll-k8s/atoll/cmd/atoll-hub")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -88,14 +89,15 @@ func newRig(t *testing.T) *rig {
 kind: HubConfiguration
 nodeName: %s
 listen: %s
+observe: %s
 directory: %s/state
-clientCAFile: %[3]s/ca.crt
+clientCAFile: %[4]s/ca.crt
 cloud:
-  servers: ["https://%[4]s"]
-  caFile: %[3]s/ca.crt
-  certificateFile: %[3]s/node.pem
+  servers: ["https://%[5]s"]
+  caFile: %[4]s/ca.crt
+  certificateFile: %[4]s/node.pem
   returnWithin: 1s
-`, nodeName, r.address, r.dir, r.link.address),
+`, nodeName, r.address, r.observe, r.dir, r.link.address),
 	} {
 		if err := os.WriteFile(filepath.Join(r.dir, name), content, 0o600); err != nil {
 			t.Fatal(err)

@@ -36,6 +36,9 @@ type Configuration struct {
 	// listen is the address and port at which the hub serves clients of the node, over TLS.
 	// Default: 127.0.0.1:10261. It should be a loopback address.
 	Listen string `json:"listen,omitempty"`
+	// observe is the address and port of /healthz, /status and /metrics, over HTTP, for anybody who reaches it.
+	// Default: 127.0.0.1:10267. It should be a loopback address.
+	Observe string `json:"observe,omitempty"`
 	// clientCAFile has the CAs of the node's client certificate, in PEM: the file that the kubelet has as
 	// authentication.x509.clientCAFile. Required.
 	ClientCAFile string `json:"clientCAFile"`
@@ -107,6 +110,9 @@ func (c *Configuration) setDefaults() {
 	if c.Listen == "" {
 		c.Listen = "127.0.0.1:10261"
 	}
+	if c.Observe == "" {
+		c.Observe = "127.0.0.1:10267"
+	}
 	if c.Directory == "" {
 		c.Directory = "/var/lib/atoll-hub"
 	}
@@ -142,8 +148,10 @@ func (c *Configuration) validate() error {
 			wrong(fmt.Sprintf("cloud.servers[%d]", i), "%q is not of the form https://host:port", server)
 		}
 	}
-	if _, err := netip.ParseAddrPort(c.Listen); err != nil {
-		wrong("listen", "%q is not of the form address:port", c.Listen)
+	for field, address := range map[string]string{"listen": c.Listen, "observe": c.Observe} {
+		if _, err := netip.ParseAddrPort(address); err != nil {
+			wrong(field, "%q is not of the form address:port", address)
+		}
 	}
 	for field, path := range map[string]string{
 		"cloud.caFile": c.Cloud.CAFile, "cloud.certificateFile": c.Cloud.CertificateFile, "cloud.keyFile": c.Cloud.KeyFile,

@@ -30,6 +30,10 @@ const AsOf = "Atoll-As-Of"
 const (
 	// maxAnswer bounds what is kept of one answer, in bytes. A larger one is passed on and not kept.
 	maxAnswer = 64 << 20
+	// readWithin bounds how long a read is sent again, and readAgain is the time between two attempts.
+	readWithin, readAgain = 15 * time.Second, 300 * time.Millisecond
+	// localWithin bounds how long a client may take for an answer from the cache.
+	localWithin = time.Minute
 	// retryAfter is what a client is told that cannot be answered, in seconds.
 	retryAfter = 5
 )
@@ -48,14 +52,26 @@ type Proxy struct {
 	Tokens     *identity.Tokens
 	Log        logr.Logger
 
-	scopes scopes
+	// MaxBytes is the most that the cache takes on disk. 0 means that nobody's part of it is bounded.
+	MaxBytes int64
+
+	queues queues
+	room   sync.Mutex // held while a new scope is stored
 	chunks chunks
-	// keeping counts the answers that are being stored.
-	keeping sync.WaitGroup
+	gate   gate
+	// metrics is nil if nobody registered them.
+	metrics *metrics
+	// slowAfter is writeWithin, except in tests.
+	slowAfter time.Duration
+	// healing counts requests of the hub itself.
+	healing sync.WaitGroup
 }
 
 // Wait waits until all answers that were given are stored. No request may come any more.
-func (p *Proxy) Wait() { p.keeping.Wait() }
+func (p *Proxy) Wait() {
+	p.healing.Wait()
+	p.queues.running.Wait()
+}
 
 // call is one request of a recognized caller.
 type call struct {
@@ -71,16 +87,30 @@ type call struct {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	caller, err := p.Recognizer.Recognize(r)
 	if err != nil {
-		refuse(w, r, http.StatusUnauthorized, metav1.StatusReasonUnauthorized, err.Error())
+		p.refuse(w, r, http.StatusUnauthorized, metav1.StatusReasonUnauthorized, err.Error())
 		return
 	}
+	p.answer(w, r, caller)
+}
+
+// answer answers a request of a caller.
+func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.Caller) {
 	c := &call{Request: r.Clone(r.Context()), caller: caller, what: request.Of(r)}
 	strip(c.Header)
+	if c.what.Kind != request.Stream {
+		for _, name := range hopHeaders {
+			c.Header.Del(name)
+		}
+	}
 	if c.what.Scope != "" {
 		c.key = caller.Name + "\n" + c.what.Scope
 	}
 	switch c.what.Kind {
 	case request.Get:
+		if c.key == "" {
+			p.pass(w, c)
+			return
+		}
 		p.get(w, c)
 	case request.List:
 		p.list(w, c)
@@ -111,16 +141,38 @@ func strip(h http.Header) {
 // send sends the request to the cloud, and keeps whether that accepted the token.
 func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 	r.RequestURI = ""
+	if !c.caller.IsNode { // as it was read: see identity.Recognizer
+		r.Header.Set("Authorization", "Bearer "+c.caller.Token)
+	}
 	response, err := p.Cloud.RoundTrip(r, c.caller.IsNode)
+	if err == nil {
+		p.metrics.request(c.what.Kind, fromCloud)
+	}
 	if err != nil || c.caller.IsNode {
 		return response, err
 	}
 	if response.StatusCode == http.StatusUnauthorized {
 		p.Tokens.Refused(c.caller.Token)
-	} else if response.StatusCode < http.StatusInternalServerError {
+	} else if response.StatusCode/100 == 2 { // other answers may be given before the token is looked at
 		p.Tokens.Accepted(c.caller.Token, time.Now())
 	}
 	return response, nil
+}
+
+// read sends a request that changes nothing. A connection that breaks is no evidence that the cloud
+// is away: the request is sent again, until there is an answer or the cloud is known to be away.
+func (p *Proxy) read(c *call, r *http.Request) (*http.Response, error) {
+	for began := time.Now(); ; {
+		response, err := p.send(c, r)
+		if err == nil || errors.Is(err, uplink.ErrOffline) || c.Context().Err() != nil || time.Since(began) > readWithin {
+			return response, err
+		}
+		select {
+		case <-c.Context().Done():
+			return nil, err
+		case <-time.After(readAgain):
+		}
+	}
 }
 
 // pass passes a request on. Nothing of it is kept.
@@ -146,12 +198,13 @@ func (p *Proxy) unavailable(w http.ResponseWriter, r *http.Request, err error) {
 	if !errors.Is(err, uplink.ErrOffline) {
 		p.Log.V(2).Info("A request failed", "path", r.URL.Path, "error", err.Error())
 	}
-	refuse(w, r, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+	p.refuse(w, r, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
 		fmt.Sprintf("the node's hub cannot ask the cloud (%v), and has no earlier answer to this request", err))
 }
 
 // refuse answers with a Status, in the encoding that the client accepts first.
-func refuse(w http.ResponseWriter, r *http.Request, code int, reason metav1.StatusReason, message string) {
+func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason metav1.StatusReason, message string) {
+	p.metrics.request(request.Of(r).Kind, fromHub)
 	format := wire.JSON
 	for accepted := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
 		if f, err := wire.FormatOf(accepted); err == nil {
@@ -200,6 +253,15 @@ func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole 
 	return kept.body, !kept.tooLarge
 }
 
+// readAnswer reads an answer that is not passed on as it arrives.
+func readAnswer(response *http.Response) ([]byte, error) {
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	if err == nil && len(body) > maxAnswer {
+		err = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
+	}
+	return body, err
+}
+
 // kept collects up to maxAnswer bytes.
 type kept struct {
 	body     []byte
@@ -228,14 +290,23 @@ func (p *Proxy) fromCache(w http.ResponseWriter, c *call, reason error) (*cache.
 		panic(http.ErrAbortHandler) // the client has gone
 	}
 	if !p.mayRead(c) {
-		refuse(w, c.Request, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+		p.refuse(w, c.Request, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
 			fmt.Sprintf("the node's hub cannot ask the cloud (%v), and the cloud has not accepted this token before", reason))
 		return nil, nil, false
 	}
+	if !errors.Is(reason, uplink.ErrOffline) {
+		p.unavailable(w, c.Request, reason)
+		return nil, nil, false
+	}
+	p.queues.settle(c.key)
 	view, err := p.Cache.View(c.key)
 	if err == nil {
 		var h *head
 		if h, err = decodeHead(view.Head()); err == nil {
+			p.metrics.request(c.what.Kind, fromCache)
+			if c.what.Kind != request.Watch {
+				_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(localWithin))
+			}
 			w.Header().Set(AsOf, view.Written().UTC().Format(time.RFC3339))
 			if !c.caller.IsNode { // kubectl shows it; the node's programs would log it each time
 				w.Header().Set("Warning", fmt.Sprintf(`299 atoll-hub "The cloud is not reachable. This is what it answered until %s."`, view.Written().UTC().Format(time.RFC3339)))
@@ -249,51 +320,4 @@ func (p *Proxy) fromCache(w http.ResponseWriter, c *call, reason error) (*cache.
 	}
 	p.unavailable(w, c.Request, reason)
 	return nil, nil, false
-}
-
-// scopes order what is stored for one scope.
-type scopes struct {
-	mu   sync.Mutex
-	held map[string]*scope
-}
-
-type scope struct {
-	mu    sync.Mutex
-	users int
-}
-
-// lock locks a scope, and returns what unlocks it.
-func (s *scopes) lock(key string) (unlock func()) {
-	s.mu.Lock()
-	if s.held == nil {
-		s.held = map[string]*scope{}
-	}
-	one := s.held[key]
-	if one == nil {
-		one = &scope{}
-		s.held[key] = one
-	}
-	one.users++
-	s.mu.Unlock()
-	one.mu.Lock()
-	return func() {
-		one.mu.Unlock()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if one.users--; one.users == 0 {
-			delete(s.held, key)
-		}
-	}
-}
-
-// keep stores something of a scope after the client has its answer. Requests for the scope that
-// read or write the cache later see it.
-func (p *Proxy) keep(c *call, store func() error) {
-	unlock := p.scopes.lock(c.key)
-	p.keeping.Go(func() {
-		defer unlock()
-		if err := store(); err != nil { // what was kept before stays: it says of when it is
-			p.Log.V(2).Info("An answer is not kept", "path", c.URL.Path, "error", err.Error())
-		}
-	})
 }

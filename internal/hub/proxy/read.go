@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
@@ -80,22 +83,26 @@ var keptCodes = []int{http.StatusOK, http.StatusNotFound}
 
 // get answers a request for one object or document.
 func (p *Proxy) get(w http.ResponseWriter, c *call) {
-	response, err := p.send(c, c.Request)
+	response, err := p.read(c, c.Request)
 	if err != nil {
 		p.documentFromCache(w, c, err)
 		return
 	}
 	defer response.Body.Close()
+	if c.isGated() && response.StatusCode == http.StatusOK {
+		p.getThroughGate(w, c, response)
+		return
+	}
 	body, whole := passOn(w, response)
 	switch {
 	case response.StatusCode == http.StatusForbidden:
-		p.keep(c, func() error { return p.Cache.Remove(c.key) })
+		p.drop(c)
 	case slices.Contains(keptCodes, response.StatusCode):
-		p.keep(c, func() error {
+		p.keep(c, func(s *state) error {
 			if !whole {
 				return cache.ErrTooLarge
 			}
-			return p.storeDocument(c.key, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
+			return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
 		})
 	}
 }
@@ -123,9 +130,15 @@ func (p *Proxy) writeDocument(w http.ResponseWriter, c *call, view *cache.View, 
 }
 
 // storeDocument stores a document, unless it is there as it is.
-func (p *Proxy) storeDocument(key string, h *head, body []byte) error {
+func (p *Proxy) storeDocument(s *state, c *call, h *head, body []byte) error {
+	*s = state{}
+	done, err := p.makeRoom(c)
+	if err != nil {
+		return err
+	}
+	defer done()
 	raw := h.encode()
-	if view, err := p.Cache.View(key); err == nil {
+	if view, err := p.Cache.View(c.key); err == nil {
 		was, err := view.Get(document)
 		same := err == nil && view.Stale() == nil && bytes.Equal(view.Head(), raw) && bytes.Equal(was, body)
 		if err := view.Close(); err != nil {
@@ -135,28 +148,36 @@ func (p *Proxy) storeDocument(key string, h *head, body []byte) error {
 			return nil
 		}
 	}
-	_, err := p.Cache.Replace(key, raw, func(yield func(string, []byte) bool) { yield(document, body) })
+	_, err = p.Cache.Replace(c.key, raw, func(yield func(string, []byte) bool) { yield(document, body) })
 	return err
 }
 
 // list answers a request for a collection.
 func (p *Proxy) list(w http.ResponseWriter, c *call) {
-	response, err := p.send(c, c.Request)
+	response, err := p.read(c, c.Request)
 	if err != nil {
 		p.listFromCache(w, c, err)
 		return
 	}
 	defer response.Body.Close()
+	if c.isGated() && response.StatusCode == http.StatusOK {
+		p.listThroughGate(w, c, response)
+		return
+	}
 	body, whole := passOn(w, response)
 	switch response.StatusCode {
 	case http.StatusForbidden:
-		p.keep(c, func() error { return p.Cache.Remove(c.key) })
+		p.drop(c)
+	case http.StatusNotFound: // there is no such kind, or no more
+		p.keep(c, func(s *state) error {
+			return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
+		})
 	case http.StatusOK:
-		p.keep(c, func() error {
+		p.keep(c, func(s *state) error {
 			if !whole {
 				return cache.ErrTooLarge
 			}
-			return p.storeList(c, response.Header.Get("Content-Type"), body)
+			return p.storeList(s, c, response.Header.Get("Content-Type"), body)
 		})
 	}
 }
@@ -168,6 +189,16 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 		return
 	}
 	defer view.Close()
+	position := request.PositionOf(c.URL.Query())
+	switch version := position.ResourceVersion; {
+	case position.Continue != "", position.Exact && version != h.ResourceVersion:
+		// The rest of a list, or an old state, that nobody has here. The client lists anew.
+		p.refuse(w, c.Request, http.StatusGone, metav1.StatusReasonExpired, "the node's hub has only the last state of this list, and the cloud is not reachable")
+		return
+	case version != "" && version != "0" && !isUpTo(version, h.ResourceVersion):
+		p.unavailable(w, c.Request, fmt.Errorf("%w: the last state here is older than the one that is asked for", reason))
+		return
+	}
 	if h.List == nil {
 		p.writeDocument(w, c, view, h)
 		return
@@ -205,15 +236,15 @@ func values(view *cache.View) iter.Seq2[[]byte, error] {
 }
 
 // storeList stores a list, or a chunk of one once its last chunk is there.
-func (p *Proxy) storeList(c *call, contentType string, body []byte) error {
+func (p *Proxy) storeList(s *state, c *call, contentType string, body []byte) error {
 	position := request.PositionOf(c.URL.Query())
 	format, err := wire.FormatOf(contentType)
 	if err != nil {
 		return err
 	}
 	list, err := format.DecodeList(body)
-	if errors.Is(err, wire.ErrNotAList) && !position.Limit && position.Continue == "" {
-		return p.storeDocument(c.key, &head{Code: http.StatusOK, ContentType: contentType}, body)
+	if errors.Is(err, wire.ErrNotAList) && !position.Limit && position.Continue == "" && isTable(body) {
+		return p.storeDocument(s, c, &head{Code: http.StatusOK, ContentType: contentType}, body)
 	}
 	if err != nil {
 		return err
@@ -222,6 +253,10 @@ func (p *Proxy) storeList(c *call, contentType string, body []byte) error {
 	if err != nil {
 		return err
 	}
+	if position.ResourceVersion != "" && s.resume(p, c.key) == nil && s.head.List != nil && isUpTo(h.ResourceVersion, s.head.ResourceVersion) {
+		return nil // an API server that lags has answered: what is kept is later
+	}
+	*s = state{}
 	snapshot := p.chunks.take(c.key, position.Continue)
 	if snapshot == nil {
 		if position.Continue != "" {
@@ -241,15 +276,36 @@ func (p *Proxy) storeList(c *call, contentType string, body []byte) error {
 		p.chunks.put(c.key, list.Continue, snapshot)
 		return nil
 	}
-	_, err = snapshot.Commit(h.encode())
-	return err
+	done, err := p.makeRoom(c)
+	if err != nil {
+		snapshot.Abort()
+		return err
+	}
+	defer done()
+	writer, err := snapshot.Commit(h.encode())
+	if err != nil {
+		return err
+	}
+	*s = state{writer, h}
+	return nil
+}
+
+// isTable reports whether a text is a table, as kubectl asks for.
+func isTable(text []byte) bool {
+	var kind struct {
+		Kind string `json:"kind"`
+	}
+	return json.Unmarshal(text, &kind) == nil && kind.Kind == "Table"
 }
 
 // id is that of an object among those of its kind.
 func id(m *wire.Meta) string { return m.Namespace + "/" + m.Name }
 
-// maxChunked bounds the lists of which more chunks are awaited.
-const maxChunked = 32
+// maxChunked bounds the lists of which more chunks are awaited, and chunkWithin how long they are.
+const (
+	maxChunked  = 32
+	chunkWithin = 5 * time.Minute
+)
 
 // chunks are the lists of which more chunks are awaited.
 type chunks struct {
@@ -260,6 +316,7 @@ type chunks struct {
 type chunked struct {
 	key, next string
 	snapshot  *cache.Snapshot
+	at        time.Time
 }
 
 // take returns the list of a scope whose next chunk has this name; nil if there is none.
@@ -279,7 +336,8 @@ func (s *chunks) take(key, next string) *cache.Snapshot {
 func (s *chunks) put(key, next string, snapshot *cache.Snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.waiting = append(s.waiting, chunked{key, next, snapshot}); len(s.waiting) > maxChunked {
+	s.waiting = append(s.waiting, chunked{key, next, snapshot, time.Now()})
+	for len(s.waiting) > maxChunked || time.Since(s.waiting[0].at) > chunkWithin {
 		s.waiting[0].snapshot.Abort()
 		s.waiting = slices.Delete(s.waiting, 0, 1)
 	}

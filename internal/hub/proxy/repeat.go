@@ -16,6 +16,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 )
 
+// repeatablePrefix distinguishes the scopes of requests that are repeatable from those of reads, which
+// begin with a path.
+const repeatablePrefix = "POST "
+
 // maxQuestion bounds the body of a request that isRepeatable, in bytes.
 const maxQuestion = 1 << 20
 
@@ -44,15 +48,15 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, c.Body, maxQuestion))
 	if err != nil {
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-			refuse(w, c.Request, http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", tooLarge.Limit))
+			p.refuse(w, c.Request, http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", tooLarge.Limit))
 			return
 		}
 		panic(http.ErrAbortHandler) // the client has gone
 	}
 	sum := sha256.Sum256(body)
-	c.key = strings.Join([]string{c.caller.Name, "POST " + c.URL.RequestURI(), c.Header.Get("Content-Type"), c.Header.Get("Accept"), hex.EncodeToString(sum[:])}, "\n")
+	c.key = strings.Join([]string{c.caller.Name, repeatablePrefix + c.URL.RequestURI(), c.Header.Get("Content-Type"), c.Header.Get("Accept"), hex.EncodeToString(sum[:])}, "\n")
 	c.Body, c.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	response, err := p.send(c, c.Request)
+	response, err := p.send(c, c.Request) // once: it is a POST
 	if err != nil {
 		p.documentFromCache(w, c, err)
 		return
@@ -61,13 +65,13 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	answer, whole := passOn(w, response)
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusCreated:
-		p.keep(c, func() error {
+		p.keep(c, func(s *state) error {
 			if !whole {
 				return cache.ErrTooLarge
 			}
-			return p.storeDocument(c.key, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, answer)
+			return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, answer)
 		})
 	case http.StatusForbidden, http.StatusNotFound:
-		p.keep(c, func() error { return p.Cache.Remove(c.key) })
+		p.drop(c)
 	}
 }

@@ -1,18 +1,18 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
@@ -26,8 +26,9 @@ const (
 	maxFrame = 16 << 20
 	// writeWithin bounds how long a client may take for an event.
 	writeWithin = 30 * time.Second
-	// againAfter is the time between two attempts to continue a watch.
-	againAfter = time.Second
+	// againAfter is the time between two attempts to continue a watch, and doubles up to maxAgain while
+	// they fail. As much is added by chance.
+	againAfter, maxAgain = 500 * time.Millisecond, 15 * time.Second
 )
 
 // stream is a watch of one client. It goes on over as many watches of the cloud as it takes.
@@ -46,7 +47,11 @@ type stream struct {
 	// version is the resource version up to which the client has everything; "" while it has not got
 	// all initial events, and the watch cannot be continued.
 	version string
-	fold    *fold
+	// isInitial is true until the initial events are over, and behind if what is kept does not follow.
+	isInitial, behind bool
+	snapshot          *cache.Snapshot // of the initial events; only for the worker of the scope
+	// delivered is true once an event has come since the last break.
+	delivered bool
 }
 
 // watch answers a request for the changes of a collection. A watch that breaks off is continued
@@ -59,9 +64,8 @@ func (p *Proxy) watch(w http.ResponseWriter, c *call) {
 	if seconds, err := strconv.Atoi(c.URL.Query().Get("timeoutSeconds")); err == nil && seconds > 0 {
 		s.until = time.Now().Add(time.Duration(seconds) * time.Second)
 	}
-	_ = s.controller.SetWriteDeadline(time.Time{})
-	defer func() { s.fold.end() }()
-	response, err := p.send(c, c.Request)
+	defer s.finish()
+	response, err := p.read(c, c.Request)
 	if err != nil {
 		if !s.fromCache(err) {
 			return
@@ -79,18 +83,22 @@ func (s *stream) goOn() {
 		ctx, cancel = context.WithDeadline(ctx, s.until)
 	}
 	defer cancel()
-	for s.version != "" {
+	for pause := againAfter; s.version != ""; pause = min(2*pause, maxAgain) {
 		if err := s.Cloud.AwaitOnline(ctx); err != nil {
 			return
 		}
+		s.delivered = false
 		response, err := s.send(s.call, s.rest())
 		if err == nil && !s.copy(response) {
 			return
 		}
+		if s.delivered {
+			pause = againAfter
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(againAfter):
+		case <-time.After(pause + rand.N(pause)):
 		}
 	}
 	panic(http.ErrAbortHandler) // it broke off among its initial events: the client begins anew
@@ -129,7 +137,7 @@ func (s *stream) copy(response *http.Response) bool {
 		s.format, s.begun = format, true
 		answerWith(s.w, response)
 		s.flush()
-		s.fold = s.newFold(response.Header.Get("Content-Type"))
+		s.begin()
 	}
 	for events := format.NewEventReader(response.Body, maxFrame); ; {
 		e, err := events.Next()
@@ -150,6 +158,9 @@ func (s *stream) copy(response *http.Response) bool {
 func (s *stream) copyRefusal(response *http.Response) (goOn bool) {
 	if !s.begun {
 		passOn(s.w, response)
+		if response.StatusCode == http.StatusForbidden || response.StatusCode == http.StatusNotFound {
+			s.drop(s.call)
+		}
 		return false
 	}
 	if response.StatusCode >= http.StatusInternalServerError || response.StatusCode == http.StatusTooManyRequests {
@@ -183,17 +194,27 @@ func (s *stream) deliverError(status metav1.Status) {
 
 // deliver gives the client an event, and returns whether there may be more.
 func (s *stream) deliver(e wire.Event) bool {
-	if !s.write(e.Frame) {
-		return false
-	}
 	if e.Type == watch.Error {
+		s.write(e.Frame)
 		return false
 	}
 	m, err := s.format.Meta(e.Object)
+	passes := true
+	if err == nil && s.isGated() {
+		e, passes, err = s.throughGate(e, &m)
+	}
+	if err != nil && s.isGated() {
+		s.Log.Error(err, "A watch of pods ends, because one of them cannot be read")
+		return false
+	}
+	if passes && !s.write(e.Frame) {
+		return false
+	}
+	s.delivered = true
 	if err != nil {
-		s.fold.end()
 		return true
 	}
+	before := s.version
 	if e.Type == watch.Bookmark {
 		if last, err := s.format.IsEndOfList(e.Object); err == nil && last {
 			s.position.InitialEvents = false
@@ -202,17 +223,20 @@ func (s *stream) deliver(e wire.Event) bool {
 	if m.ResourceVersion != "" && !s.position.InitialEvents && (s.version != "" || e.Type == watch.Bookmark) {
 		s.version = m.ResourceVersion
 	}
-	s.fold.event(e, &m)
+	if s.isInitial || before != "" {
+		s.follow(e, m, before, passes)
+	}
 	return true
 }
 
 // write gives the client a frame, and returns whether it took it.
 func (s *stream) write(frame []byte) bool {
-	_ = s.controller.SetWriteDeadline(time.Now().Add(writeWithin))
+	_ = s.controller.SetWriteDeadline(time.Now().Add(cmp.Or(s.slowAfter, writeWithin)))
 	if _, err := s.w.Write(frame); err != nil {
 		return false
 	}
 	s.flush()
+	_ = s.controller.SetWriteDeadline(time.Time{}) // else it would end a stream that is silent
 	return true
 }
 
@@ -237,12 +261,16 @@ func (s *stream) fromCache(reason error) bool {
 		s.unavailable(s.w, s.Request, reason)
 		return false
 	}
+	if v := s.position.ResourceVersion; s.version == "" && v != "" && v != "0" && !isUpTo(v, h.ResourceVersion) {
+		s.unavailable(s.w, s.Request, fmt.Errorf("%w: the last state here is older than the one that is asked for", reason))
+		return false
+	}
 	s.begun = true
 	s.w.Header().Set("Content-Type", s.format.WatchContentType())
 	s.w.WriteHeader(http.StatusOK)
 	s.flush()
 	if s.version != "" {
-		s.fold = s.newFold(h.ContentType)
+		s.begin()
 		return true
 	}
 	apiVersion, kind := list.ItemKind()
@@ -262,7 +290,7 @@ func (s *stream) fromCache(reason error) bool {
 			return false
 		}
 	}
-	if s.position.InitialEvents {
+	if s.position.InitialEvents && s.position.Bookmarks {
 		bookmark, err := s.format.Bookmark(apiVersion, kind, h.ResourceVersion, true)
 		if err == nil {
 			bookmark, err = s.format.AppendEvent(nil, watch.Bookmark, bookmark)
@@ -272,131 +300,6 @@ func (s *stream) fromCache(reason error) bool {
 		}
 	}
 	s.position.InitialEvents, s.version = false, h.ResourceVersion
-	s.fold = s.newFold(h.ContentType)
+	s.begin()
 	return true
-}
-
-// fold keeps the state of a scope as the events of a watch make it. nil does nothing.
-type fold struct {
-	*stream
-
-	contentType string
-	// snapshot collects the initial events.
-	snapshot *cache.Snapshot
-	// writer continues the state in the cache, and head is its head.
-	writer *cache.Writer
-	head   *head
-}
-
-// newFold returns what keeps the state of the stream's scope; nil if its events do not follow what
-// is kept, so that the state after them is not known.
-func (s *stream) newFold(contentType string) *fold {
-	f := &fold{stream: s, contentType: strings.ReplaceAll(contentType, ";stream=watch", "")}
-	defer s.scopes.lock(s.key)()
-	if s.position.InitialEvents {
-		snapshot, err := s.Cache.Snapshot(s.key)
-		if err != nil {
-			return nil
-		}
-		f.snapshot = snapshot
-		return f
-	}
-	if s.version == "" {
-		return nil
-	}
-	view, err := s.Cache.View(s.key)
-	if err != nil {
-		return nil
-	}
-	h, err := decodeHead(view.Head())
-	if err := errors.Join(err, view.Close()); err != nil || h.List == nil || !isUpTo(s.version, h.ResourceVersion) {
-		return nil
-	}
-	writer, raw, err := s.Cache.Resume(s.key)
-	if err != nil {
-		return nil
-	}
-	if f.head, err = decodeHead(raw); err != nil {
-		return nil
-	}
-	f.writer = writer
-	return f
-}
-
-// isUpTo reports whether one resource version is not later than another.
-func isUpTo(version, other string) bool {
-	order, err := resourceversion.CompareResourceVersion(version, other)
-	return err == nil && order <= 0
-}
-
-// event adds an event. After an error the state stays as it is.
-func (f *fold) event(e wire.Event, m *wire.Meta) {
-	if f == nil || f.snapshot == nil && f.writer == nil {
-		return
-	}
-	var err error
-	if f.snapshot != nil {
-		err = f.initial(e, m)
-	} else if !isUpTo(m.ResourceVersion, f.head.ResourceVersion) {
-		err = f.change(e, m)
-	}
-	if err != nil {
-		f.Log.V(2).Info("The changes of a collection are not kept", "path", f.URL.Path, "error", err.Error())
-		f.end()
-	}
-}
-
-// initial adds an initial event, and stores the state at the last one.
-func (f *fold) initial(e wire.Event, m *wire.Meta) error {
-	group, _, _ := strings.Cut(m.APIVersion, "/")
-	typed := f.format != wire.Protobuf && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io") // custom resources
-	if e.Type == watch.Added {
-		item, err := f.format.ItemOf(e.Object, typed)
-		if err != nil {
-			return err
-		}
-		return f.snapshot.Add(id(m), item)
-	}
-	if last, err := f.format.IsEndOfList(e.Object); err != nil || e.Type != watch.Bookmark || !last {
-		return fmt.Errorf("an event %s among the initial ones: %w", e.Type, err)
-	}
-	list := &wire.Header{Format: f.format, APIVersion: m.APIVersion, Kind: m.Kind + "List", ItemsHaveType: typed, ResourceVersion: m.ResourceVersion}
-	var err error
-	if f.head, err = headOf(list, f.contentType); err != nil {
-		return err
-	}
-	defer f.scopes.lock(f.key)()
-	f.writer, err = f.snapshot.Commit(f.head.encode())
-	f.snapshot = nil
-	return err
-}
-
-// change adds a change.
-func (f *fold) change(e wire.Event, m *wire.Meta) error {
-	f.head.ResourceVersion = m.ResourceVersion
-	switch e.Type {
-	case watch.Added, watch.Modified:
-		item, err := f.format.ItemOf(e.Object, f.head.ItemsHaveType)
-		if err != nil {
-			return err
-		}
-		return f.writer.Put(id(m), item, f.head.encode())
-	case watch.Deleted:
-		return f.writer.Delete(id(m), f.head.encode())
-	case watch.Bookmark:
-		return f.writer.SetHead(f.head.encode())
-	default:
-		return nil
-	}
-}
-
-// end ends the keeping. What is kept stays as it is.
-func (f *fold) end() {
-	if f == nil {
-		return
-	}
-	if f.snapshot != nil {
-		f.snapshot.Abort()
-	}
-	f.snapshot, f.writer = nil, nil
 }

@@ -1,0 +1,213 @@
+package hub
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
+)
+
+// TestTheServingCertificateIsRenewed while the hub runs, by the CA that clients trust, and kept over
+// a restart.
+func TestTheServingCertificateIsRenewed(t *testing.T) {
+	dir, now := filepath.Join(t.TempDir(), "serving"), time.Now()
+	clock := func() time.Time { return now }
+	s, err := newServing(dir, "127.0.0.1:10261", clock, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(trusted)
+	serial := func(s *serving) string {
+		t.Helper()
+		pair, err := s.get(&tls.ClientHelloInfo{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"127.0.0.1", "localhost"} {
+			if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name, CurrentTime: now}); err != nil {
+				t.Error(err)
+			}
+		}
+		return pair.Leaf.SerialNumber.String()
+	}
+	first := serial(s)
+	again, err := newServing(dir, "127.0.0.1:10261", clock, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if serial(again) != first {
+		t.Error("after a restart the certificate is another one")
+	}
+	now = now.Add(certs.ServerLifetime * 2 / 3)
+	second := serial(s) // files that are written now have the time of the test
+	if second == first {
+		t.Error("the certificate is not renewed at two thirds of its life")
+	}
+	if err := os.RemoveAll(dir); err != nil { // nothing can be written any more
+		t.Fatal(err)
+	}
+	now = now.Add(certs.ServerLifetime * 2 / 3)
+	if serial(s) == second {
+		t.Error("the certificate is not renewed without its directory")
+	}
+}
+
+// TestTheNodeCertificateIsReadAgain when others have renewed it, and the last one counts while its
+// file cannot be read.
+func TestTheNodeCertificateIsReadAgain(t *testing.T) {
+	ca, err := certs.NewCA(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "node.pem")
+	f := &certificateFile{cert: path, key: path}
+	if _, err := f.get(); err == nil {
+		t.Error("a file that is missing is a certificate")
+	}
+	write := func(name string, at time.Time) {
+		t.Helper()
+		pair, err := certs.Issue(ca, certs.Leaf{CommonName: name}, time.Now())
+		if err == nil {
+			err = os.WriteFile(path, append(pair.Cert, pair.Key...), 0o600)
+		}
+		if err == nil {
+			err = os.Chtimes(path, at, at)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(name string) {
+		t.Helper()
+		pair, err := f.get()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pair.Leaf.Subject.CommonName != name {
+			t.Errorf("the certificate is that of %s, want %s", pair.Leaf.Subject.CommonName, name)
+		}
+	}
+	write("first", time.Unix(1e9, 0))
+	expect("first")
+	write("second", time.Unix(2e9, 0))
+	expect("second")
+	if err := os.WriteFile(path, []byte("half of a file"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect("second")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	expect("second")
+}
+
+// TestAClockThatIsWrong after a loss of power makes no new CA: clients trust the one that is there.
+func TestAClockThatIsWrong(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "serving")
+	if _, err := newServing(dir, "127.0.0.1:10261", time.Now, logr.Discard()); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newServing(dir, "127.0.0.1:10261", func() time.Time { return time.Unix(0, 0) }, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.get(nil); err != nil {
+		t.Error(err)
+	}
+	if after, err := os.ReadFile(filepath.Join(dir, "ca.crt")); err != nil || string(after) != string(before) {
+		t.Errorf("the CA is another one: %v", err)
+	}
+}
+
+// TestTokensFile: what was known is known after a restart, and a file that is damaged is begun anew.
+func TestTokensFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.json")
+	tokens, save := readTokens(path, logr.Discard())
+	tokens.Accepted("a", time.Now())
+	save()
+	again, save := readTokens(path, logr.Discard())
+	if !again.Knows("a") || again.Knows("b") {
+		t.Error("after a restart the token is not known")
+	}
+	again.Accepted("b", time.Now())
+	save()
+	if again, _ = readTokens(path, logr.Discard()); !again.Knows("a") || !again.Knows("b") {
+		t.Error("a later token is not known")
+	}
+	if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	anew, save := readTokens(path, logr.Discard())
+	if anew.Knows("a") {
+		t.Error("a token of a damaged file is known")
+	}
+	anew.Accepted("c", time.Now())
+	save()
+	if again, _ = readTokens(path, logr.Discard()); !again.Knows("c") {
+		t.Error("a damaged file is not begun anew")
+	}
+}
+
+// TestAFileThatCannotBeReadStays: it may be readable again.
+func TestAFileThatCannotBeReadStays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.json")
+	if err := os.Mkdir(path, 0o700); err != nil { // reading it is an error
+		t.Fatal(err)
+	}
+	tokens, save := readTokens(path, logr.Discard())
+	tokens.Accepted("a", time.Now())
+	save()
+	if info, err := os.Stat(path); err != nil || !info.IsDir() || !tokens.Knows("a") {
+		t.Errorf("the file was written: %v", err)
+	}
+}
+
+// TestACacheThatCannotBeOpened: the hub serves without keeping, but not beside another hub.
+func TestACacheThatCannotBeOpened(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", t.TempDir())
+	store, done, err := openCache(filepath.Join(file, "cache"), 16<<20, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Replace("a", nil, func(func(string, []byte) bool) {}); err != nil {
+		t.Error(err)
+	}
+	if err := done(); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(os.Getenv("TMPDIR")); err != nil || len(left) > 0 {
+		t.Errorf("%v is left, %v", left, err)
+	}
+	dir := t.TempDir()
+	_, done, err = openCache(dir, 16<<20, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := openCache(dir, 16<<20, logr.Discard()); !errors.Is(err, cache.ErrLocked) {
+		t.Errorf("a second hub: %v", err)
+	}
+	if err := done(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,412 @@
+package proxy
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/delivery"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+const (
+	// maxPods bounds the pods that the gate remembers: as delivered, and as held.
+	maxPods = 10000
+	// eventWithin bounds the sending of an event.
+	eventWithin = 10 * time.Second
+	// ReasonHeld is the reason of the event on a pod that is held.
+	ReasonHeld = "HeldByHub"
+)
+
+// gate keeps pods from the node that must not reach it yet: see package delivery. What the cache has
+// of the node's pods has passed it.
+type gate struct {
+	mu        sync.Mutex
+	delivered map[string]bool // UIDs of pods that the node has had
+	held      map[string]Held // by UID
+}
+
+// Held is a pod that the hub holds.
+type Held struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	Reason    string    `json:"reason"`
+	Since     time.Time `json:"since"`
+}
+
+// Held returns the pods that are held, by namespace and name.
+func (p *Proxy) Held() []Held {
+	p.gate.mu.Lock()
+	defer p.gate.mu.Unlock()
+	return slices.SortedFunc(maps.Values(p.gate.held), func(a, b Held) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+// isGated reports whether a request is one by which pods reach the node.
+func (c *call) isGated() bool {
+	return c.caller.IsNode && c.what.Group == "" && c.what.Resource == "pods" && c.what.Subresource == "" &&
+		(c.what.Kind == request.Get || c.what.Kind == request.List || c.what.Kind == request.Watch)
+}
+
+// remember adds a UID to a map; an arbitrary one of too many is forgotten.
+func remember[V any](in *map[string]V, uid string, value V) {
+	if *in == nil {
+		*in = map[string]V{}
+	}
+	if _, is := (*in)[uid]; !is && len(*in) >= maxPods {
+		for other := range *in {
+			delete(*in, other)
+			break
+		}
+	}
+	(*in)[uid] = value
+}
+
+// judge returns the verdict on a version of a pod, in either form. had reports whether the state
+// that the node has of the pod's collection has the pod; it is called for few pods.
+func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, had func() bool) (delivery.Verdict, error) {
+	labels, err := format.Labels(object)
+	if err != nil {
+		return "", err
+	}
+	pod := delivery.Pod{Labels: labels, Deleting: m.Deleting}
+	if why := delivery.Waiting(labels); why != "" { // few pods are looked at closely
+		if pod.Annotations, err = format.Annotations(object); err != nil {
+			return "", err
+		}
+		if pod.Delivered = had() || p.gate.has(m.UID); !pod.Delivered {
+			if pod.Delivered, err = isStarted(format, object); err != nil {
+				return "", err
+			}
+		}
+		if delivery.Decide(pod) == delivery.Hold {
+			p.tell(c, m, why)
+		}
+	}
+	verdict := delivery.Decide(pod)
+	if verdict != delivery.Deliver {
+		p.metrics.verdict(string(verdict))
+	}
+	if verdict != delivery.Hold {
+		p.gate.deliver(m.UID)
+	}
+	return verdict, nil
+}
+
+// deliver remembers that the node has a pod.
+func (g *gate) deliver(uid string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	remember(&g.delivered, uid, true)
+	delete(g.held, uid)
+}
+
+func (g *gate) isHeld(uid string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_, is := g.held[uid]
+	return is
+}
+
+func (g *gate) has(uid string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.delivered[uid]
+}
+
+// forget forgets a pod that is gone.
+func (g *gate) forget(uid string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.delivered, uid)
+	delete(g.held, uid)
+}
+
+// started is the part of a pod that tells that a kubelet has accepted it.
+type started struct {
+	Status struct {
+		StartTime *metav1.Time `json:"startTime"`
+	} `json:"status"`
+}
+
+// isStarted reports whether a kubelet has accepted a pod: it sets status.startTime. So a pod that
+// ran before there was a hub, or before the hub lost its cache, counts as delivered.
+func isStarted(format wire.Format, object []byte) (bool, error) {
+	var s started
+	switch format {
+	case wire.JSON:
+		if err := json.Unmarshal(object, &s); err != nil {
+			return false, fmt.Errorf("reading the status of a pod: %w", err)
+		}
+		return s.Status.StartTime != nil, nil
+	case wire.CBOR:
+		if err := direct.Unmarshal(object, &s); err != nil {
+			return false, fmt.Errorf("reading the status of a pod: %w", err)
+		}
+		return s.Status.StartTime != nil, nil
+	default:
+		if bytes.HasPrefix(object, []byte("k8s\x00")) {
+			item, err := format.ItemOf(object, false)
+			if err != nil {
+				return false, err
+			}
+			object = item
+		}
+		pod := &corev1.Pod{}
+		if err := pod.Unmarshal(object); err != nil {
+			return false, fmt.Errorf("reading the status of a pod: %w", err)
+		}
+		return pod.Status.StartTime != nil, nil
+	}
+}
+
+// listThroughGate gives the node the cloud's answer without what is held. It is not streamed.
+func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.Response) {
+	body, err := readAnswer(response)
+	if err != nil {
+		p.unavailable(w, c.Request, err)
+		return
+	}
+	contentType := response.Header.Get("Content-Type")
+	passed, err := p.passable(c, contentType, body)
+	if err != nil {
+		// For example a table. It would pass by the gate.
+		p.refuse(w, c.Request, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf("the node's hub cannot tell which of these pods may reach the node: %v", err))
+		return
+	}
+	response.Header.Set("Content-Length", fmt.Sprint(len(passed)))
+	answerWith(w, response)
+	_, _ = w.Write(passed)
+	p.keep(c, func(s *state) error { return p.storeList(s, c, contentType, passed) })
+}
+
+// passable returns a list without what is held.
+func (p *Proxy) passable(c *call, contentType string, body []byte) ([]byte, error) {
+	format, err := wire.FormatOf(contentType)
+	if err != nil {
+		return nil, err
+	}
+	list, err := format.DecodeList(body)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.filter(c, list); err != nil {
+		return nil, err
+	}
+	var size wire.Size
+	for i := range list.Items {
+		size.Add(len(list.Items[i].Raw))
+	}
+	var passed bytes.Buffer
+	err = list.Encode(&passed, size, raws(list.Items))
+	return passed.Bytes(), err
+}
+
+func raws(items []wire.Item) func(func([]byte, error) bool) {
+	return func(yield func([]byte, error) bool) {
+		for i := range items {
+			if !yield(items[i].Raw, nil) {
+				return
+			}
+		}
+	}
+}
+
+// filter takes the items out of a list that are held, and puts the last delivered version in place
+// of those that are frozen.
+func (p *Proxy) filter(c *call, list *wire.List) error {
+	before := p.before(c)
+	defer before.close()
+	passed := list.Items[:0]
+	for _, item := range list.Items {
+		var last []byte
+		verdict, err := p.judge(c, list.Format, item.Raw, &item.Meta, func() bool {
+			last = before.find(list.Format, &item.Meta)
+			return last != nil
+		})
+		if err != nil {
+			return err
+		}
+		switch {
+		case verdict == delivery.Hold:
+			continue
+		case verdict == delivery.Freeze && last != nil:
+			item.Raw = last
+		}
+		passed = append(passed, item)
+	}
+	list.Items = passed
+	return nil
+}
+
+// beforeState is what the node has of a collection. nil has nothing.
+type beforeState struct{ view *cache.View }
+
+// before opens what the node has of the collection of a request.
+func (p *Proxy) before(c *call) *beforeState {
+	view, err := p.Cache.View(c.key)
+	if err != nil { // it has nothing, or nothing that can be read
+		return nil
+	}
+	return &beforeState{view}
+}
+
+func (b *beforeState) close() {
+	if b != nil {
+		_ = b.view.Close()
+	}
+}
+
+// find returns the pod as the node has it; nil if it has none of this UID.
+func (b *beforeState) find(format wire.Format, m *wire.Meta) []byte {
+	if b == nil {
+		return nil
+	}
+	last, err := b.view.Get(id(m))
+	if err != nil {
+		return nil
+	}
+	if was, err := format.Meta(last); err != nil || was.UID != m.UID {
+		return nil
+	}
+	return last
+}
+
+// getThroughGate gives the node one pod, or says that it is not there.
+func (p *Proxy) getThroughGate(w http.ResponseWriter, c *call, response *http.Response) {
+	body, err := readAnswer(response)
+	if err != nil {
+		p.unavailable(w, c.Request, err)
+		return
+	}
+	contentType := response.Header.Get("Content-Type")
+	format, err := wire.FormatOf(contentType)
+	var m wire.Meta
+	if err == nil {
+		m, err = format.Meta(body)
+	}
+	var verdict delivery.Verdict
+	if err == nil {
+		verdict, err = p.judge(c, format, body, &m, func() bool { return false })
+	}
+	if err != nil {
+		p.refuse(w, c.Request, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf("the node's hub cannot tell whether this pod may reach the node: %v", err))
+		return
+	}
+	if verdict == delivery.Hold {
+		p.refuse(w, c.Request, http.StatusNotFound, metav1.StatusReasonNotFound, fmt.Sprintf("pods %q not found: the node's hub holds it", c.what.Name))
+		return
+	}
+	response.Header.Set("Content-Length", fmt.Sprint(len(body)))
+	answerWith(w, response)
+	_, _ = w.Write(body)
+	p.keep(c, func(s *state) error {
+		return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: contentType}, body)
+	})
+}
+
+// tell sends an event on a pod that is held, once.
+func (p *Proxy) tell(c *call, m *wire.Meta, why string) {
+	if p.gate.isHeld(m.UID) {
+		return
+	}
+	now := metav1.Now()
+	p.gate.mu.Lock()
+	remember(&p.gate.held, m.UID, Held{m.Namespace, m.Name, why, now.Time})
+	p.gate.mu.Unlock()
+	event := &corev1.Event{
+		TypeMeta:       metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
+		ObjectMeta:     metav1.ObjectMeta{Namespace: m.Namespace, Name: fmt.Sprintf("%s.%x", m.Name, now.UnixNano())},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: m.Namespace, Name: m.Name, UID: types.UID(m.UID)},
+		Type:           corev1.EventTypeWarning, Reason: ReasonHeld,
+		Message:        fmt.Sprintf("The hub of node %s does not deliver the pod to its kubelet: %s", p.Recognizer.NodeName, why),
+		Source:         corev1.EventSource{Component: "atoll-hub", Host: p.Recognizer.NodeName},
+		FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}
+	p.healing.Go(func() {
+		if err := p.createEvent(c, event); err != nil {
+			p.Log.V(2).Info("An event is lost", "pod", event.InvolvedObject.Namespace+"/"+event.InvolvedObject.Name, "error", err.Error())
+		}
+	})
+}
+
+// createEvent creates an event as the node.
+func (p *Proxy) createEvent(c *call, event *corev1.Event) error {
+	body, err := json.Marshal(event)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), eventWithin)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "/api/v1/namespaces/"+event.Namespace+"/events", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	response, err := p.Cloud.RoundTrip(r, true)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusCreated {
+		return fmt.Errorf("the API server answers %s", response.Status)
+	}
+	return nil
+}
+
+// throughGate judges an event of a watch. It returns the event as the client gets it, and false if it
+// gets none.
+func (s *stream) throughGate(e wire.Event, m *wire.Meta) (wire.Event, bool, error) {
+	switch e.Type {
+	case watch.Deleted:
+		s.gate.forget(m.UID)
+		return e, true, nil
+	case watch.Added, watch.Modified:
+	default:
+		return e, true, nil
+	}
+	var last []byte
+	held := s.gate.isHeld(m.UID)
+	verdict, err := s.judge(s.call, s.format, e.Object, m, func() bool {
+		before := s.before(s.call)
+		defer before.close()
+		last = before.find(s.format, m)
+		return last != nil
+	})
+	if err != nil {
+		return e, false, err
+	}
+	switch {
+	case verdict == delivery.Deliver && held:
+		e.Type = watch.Added // for the client it is new
+	case verdict == delivery.Deliver:
+		return e, true, nil
+	case verdict == delivery.Freeze && s.version == "": // among the initial events it must not be missing
+		e.Type = watch.Added
+		if last != nil {
+			if e.Object, err = s.format.ObjectOf(last, m.APIVersion, m.Kind); err != nil {
+				return e, false, err
+			}
+		}
+	default:
+		return e, false, nil
+	}
+	e.Frame, err = s.format.AppendEvent(nil, e.Type, e.Object)
+	return e, err == nil, err
+}

@@ -1,0 +1,429 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+const (
+	// maxJobs bounds what waits to be stored for one scope. A disk that hangs must not stop answers.
+	maxJobs = 1024
+	// spaceWithin is how long a stream waits for a place in a full queue, the first time.
+	spaceWithin = time.Second
+	// settleWithin is how long an answer from the cache waits for what is still to be stored.
+	settleWithin = 2 * time.Second
+	// healEvery is the time between two attempts to read a collection of which the cache has lost track.
+	healEvery = 30 * time.Second
+)
+
+// queues store what passes through the proxy after the clients have it: for each scope in its
+// order, and one thing at a time.
+type queues struct {
+	mu      sync.Mutex
+	of      map[string]*queue
+	healed  map[string]time.Time // when a scope was last read by heal
+	running sync.WaitGroup
+}
+
+// queue is the work on one scope. It is there while there is work.
+type queue struct {
+	jobs  []func(*state)
+	space chan struct{} // gets something when a job is taken
+	state state
+}
+
+// state is what the worker of a scope has between two jobs: the writer that continues what is kept,
+// and its head. Both are nil if they are not known.
+type state struct {
+	writer *cache.Writer
+	head   *head
+}
+
+// add adds a job for a scope. It waits for a place, and returns false if there is none.
+func (q *queues) add(key string, wait time.Duration, job func(*state)) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		q.mu.Lock()
+		one := q.of[key]
+		if one == nil {
+			if q.of == nil {
+				q.of = map[string]*queue{}
+			}
+			one = &queue{space: make(chan struct{}, 1)}
+			q.of[key] = one
+			q.running.Go(func() { q.run(key, one) })
+		}
+		if len(one.jobs) < maxJobs {
+			one.jobs = append(one.jobs, job)
+			q.mu.Unlock()
+			return true
+		}
+		q.mu.Unlock()
+		select {
+		case <-one.space:
+		case <-timer.C:
+			return false
+		}
+	}
+}
+
+func (q *queues) run(key string, one *queue) {
+	for {
+		q.mu.Lock()
+		if len(one.jobs) == 0 {
+			delete(q.of, key)
+			q.mu.Unlock()
+			return
+		}
+		job := one.jobs[0]
+		one.jobs = one.jobs[1:]
+		q.mu.Unlock()
+		select {
+		case one.space <- struct{}{}:
+		default:
+		}
+		job(&one.state)
+	}
+}
+
+// settle waits until what has been added for a scope is stored, and not for long.
+func (q *queues) settle(key string) {
+	q.mu.Lock()
+	busy := q.of[key] != nil
+	q.mu.Unlock()
+	if !busy {
+		return
+	}
+	done := make(chan struct{})
+	if !q.add(key, 0, func(*state) { close(done) }) {
+		return
+	}
+	select {
+	case <-done:
+	case <-time.After(settleWithin):
+	}
+}
+
+// mayHeal reports whether it is time to read a scope again.
+func (q *queues) mayHeal(key string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if time.Since(q.healed[key]) < healEvery {
+		return false
+	}
+	for other, at := range q.healed {
+		if time.Since(at) >= healEvery {
+			delete(q.healed, other)
+		}
+	}
+	if q.healed == nil {
+		q.healed = map[string]time.Time{}
+	}
+	q.healed[key] = time.Now()
+	return true
+}
+
+// keep stores something of a scope after the client has its answer. What was kept before stays if
+// that fails: it says of when it is.
+func (p *Proxy) keep(c *call, store func(*state) error) {
+	kept := p.queues.add(c.key, 0, func(s *state) {
+		if err := store(s); err != nil {
+			*s = state{}
+			p.Log.V(2).Info("An answer is not kept", "path", c.URL.Path, "error", err.Error())
+		}
+	})
+	if !kept {
+		p.Log.V(2).Info("An answer is not kept, because the disk is slow", "path", c.URL.Path)
+	}
+}
+
+// drop removes what is kept of a scope: the cloud refuses it now.
+func (p *Proxy) drop(c *call) {
+	p.keep(c, func(s *state) error {
+		*s = state{}
+		return p.Cache.Remove(c.key)
+	})
+}
+
+// follow keeps the state of a stream's scope as its events make it. before is the version of the
+// client before the event, and passes is false if the client did not get the event.
+func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
+	var object []byte
+	if passes {
+		object = bytes.Clone(e.Object) // the frame is used again
+	}
+	wait := spaceWithin
+	if s.behind {
+		wait = 0
+	}
+	initial := s.isInitial
+	if e.Type == watch.Bookmark && initial && s.version != "" {
+		s.isInitial = false
+	}
+	s.behind = !s.queues.add(s.key, wait, func(st *state) {
+		var err error
+		if initial {
+			err = s.storeInitial(st, e.Type, object, &m)
+		} else {
+			err = s.storeEvent(st, e.Type, object, &m, before)
+		}
+		if err != nil {
+			*st = state{}
+			s.Log.V(2).Info("The cache has lost track of a collection", "path", s.URL.Path, "error", err.Error())
+			s.heal(s.call)
+		}
+	})
+}
+
+// begin prepares the keeping of what a stream brings.
+func (s *stream) begin() {
+	s.isInitial = s.position.InitialEvents
+	initial, version := s.isInitial, s.version
+	s.behind = !s.queues.add(s.key, spaceWithin, func(st *state) {
+		if initial {
+			s.snapshot, _ = s.Cache.Snapshot(s.key) // without one, storeInitial says so
+			return
+		}
+		if version == "" {
+			return
+		}
+		if err := st.resume(s.Proxy, s.key); err != nil || !isUpTo(version, st.head.ResourceVersion) {
+			s.heal(s.call) // the client is ahead of what is kept
+		}
+	})
+}
+
+// finish ends the keeping of what a stream brings. What is kept stays.
+func (s *stream) finish() {
+	if !s.isInitial {
+		return
+	}
+	s.queues.add(s.key, 0, func(*state) {
+		if s.snapshot != nil {
+			s.snapshot.Abort()
+		}
+	})
+}
+
+// storeInitial adds an initial event, and stores the state at the last one. Only the worker of the
+// scope uses s.snapshot.
+func (s *stream) storeInitial(st *state, kind watch.EventType, object []byte, m *wire.Meta) error {
+	if s.snapshot == nil {
+		return nil // it could not be begun, or has failed: heal was called
+	}
+	err := s.addInitial(st, kind, object, m)
+	if err != nil {
+		s.snapshot.Abort()
+		s.snapshot = nil
+	}
+	return err
+}
+
+func (s *stream) addInitial(st *state, kind watch.EventType, object []byte, m *wire.Meta) error {
+	group, _, _ := strings.Cut(m.APIVersion, "/")
+	isCustom := strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
+	typed := s.format != wire.Protobuf && (isCustom || m.Kind == "PartialObjectMetadata")
+	switch kind {
+	case watch.Added, watch.Modified:
+		if object == nil { // it did not pass the gate
+			return nil
+		}
+		item, err := s.format.ItemOf(object, typed)
+		if err != nil {
+			return err
+		}
+		return s.snapshot.Add(id(m), item)
+	case watch.Bookmark:
+		list := &wire.Header{Format: s.format, APIVersion: m.APIVersion, Kind: m.Kind + "List", ItemsHaveType: typed, ResourceVersion: m.ResourceVersion}
+		h, err := headOf(list, s.format.ContentType())
+		if err != nil {
+			return err
+		}
+		done, err := s.makeRoom(s.call)
+		if err != nil {
+			return err
+		}
+		defer done()
+		writer, err := s.snapshot.Commit(h.encode())
+		s.snapshot = nil
+		*st = state{writer, h}
+		return err
+	default:
+		return fmt.Errorf("an event %s among the initial ones", kind)
+	}
+}
+
+// errGap means that events of a collection are missing in the cache.
+var errGap = errors.New("what is kept is older than the events that come")
+
+// storeEvent adds a change to what is kept, if that is the state before it.
+func (s *stream) storeEvent(st *state, kind watch.EventType, object []byte, m *wire.Meta, before string) error {
+	if st.writer == nil {
+		if err := st.resume(s.Proxy, s.key); err != nil {
+			return err
+		}
+	}
+	switch format, err := wire.FormatOf(st.head.ContentType); {
+	case err != nil:
+		return err
+	case st.head.List == nil || format != s.format || !isUpTo(before, st.head.ResourceVersion):
+		return errGap
+	case isUpTo(m.ResourceVersion, st.head.ResourceVersion):
+		return nil // another stream or a list has brought it
+	}
+	st.head.ResourceVersion = m.ResourceVersion
+	switch {
+	case object == nil || kind == watch.Bookmark:
+		return st.writer.SetHead(st.head.encode())
+	case kind == watch.Deleted:
+		return st.writer.Delete(id(m), st.head.encode())
+	default:
+		item, err := s.format.ItemOf(object, st.head.ItemsHaveType)
+		if err != nil {
+			return err
+		}
+		return st.writer.Put(id(m), item, st.head.encode())
+	}
+}
+
+// resume reads what is kept of a scope, to continue it.
+func (st *state) resume(p *Proxy, key string) error {
+	if st.writer != nil {
+		return nil
+	}
+	writer, raw, err := p.Cache.Resume(key)
+	if err != nil {
+		return err
+	}
+	h, err := decodeHead(raw)
+	if err == nil {
+		*st = state{writer, h}
+	}
+	return err
+}
+
+// isUpTo reports whether one resource version is not later than another.
+func isUpTo(version, other string) bool {
+	order, err := resourceversion.CompareResourceVersion(version, other)
+	return err == nil && order <= 0
+}
+
+// heal reads the collection of a stream anew, as its caller, because the cache cannot follow its
+// events. It tries until it succeeds or the stream ends, and begins from time to time only.
+func (p *Proxy) heal(c *call) {
+	if !p.queues.mayHeal(c.key) {
+		return
+	}
+	list := &call{Request: c.Clone(c.Context()), caller: c.caller, what: c.what, key: c.key}
+	list.what.Kind = request.List
+	query := c.URL.Query()
+	for _, name := range request.Positions() {
+		query.Del(name)
+	}
+	list.URL = &url.URL{Path: c.what.Path, RawQuery: query.Encode()}
+	list.Header.Set("Accept", strings.ReplaceAll(strings.Join(c.Header.Values("Accept"), ","), "as=PartialObjectMetadata;", "as=PartialObjectMetadataList;"))
+	p.healing.Go(func() {
+		for pause := againAfter; p.Cloud.AwaitOnline(list.Context()) == nil; pause = min(2*pause, healEvery) {
+			err := p.readAnew(list)
+			if err == nil {
+				return
+			}
+			p.Log.V(2).Info("A collection of which the cache has lost track is not read", "path", c.URL.Path, "error", err.Error())
+			select {
+			case <-list.Context().Done():
+			case <-time.After(pause):
+			}
+		}
+	})
+}
+
+func (p *Proxy) readAnew(c *call) error {
+	response, err := p.send(c, c.Request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("the API server answers %s", response.Status)
+	}
+	body, err := readAnswer(response)
+	if err != nil {
+		return err
+	}
+	contentType := response.Header.Get("Content-Type")
+	if c.isGated() {
+		if body, err = p.passable(c, contentType, body); err != nil {
+			return err
+		}
+	}
+	p.keep(c, func(s *state) error { return p.storeList(s, c, contentType, body) })
+	return nil
+}
+
+// Bounds on what is kept for one caller, so that nobody takes the place of the node's answers.
+const (
+	maxKey        = 4 << 10 // bytes
+	maxScopes     = 3000    // of the node
+	maxOthers     = 256     // of each other caller
+	maxRepeatable = 500     // of each caller: see isRepeatable
+	// ofOthers is the part of the cache's size that each other caller may take.
+	ofOthers = 8
+)
+
+// makeRoom removes what a caller has not used for the longest time, if the scope is a new one and
+// the caller has many. It returns an error if the scope is not to be kept. Call done once the scope is
+// stored: no other new one is stored before.
+func (p *Proxy) makeRoom(c *call) (done func(), err error) {
+	if len(c.key) > maxKey {
+		return nil, errors.New("the request is too long to be kept")
+	}
+	if view, err := p.Cache.View(c.key); err == nil {
+		return func() {}, view.Close()
+	}
+	p.room.Lock()
+	if err := p.makeRoomLocked(c); err != nil {
+		p.room.Unlock()
+		return nil, err
+	}
+	return p.room.Unlock, nil
+}
+
+func (p *Proxy) makeRoomLocked(c *call) error {
+	prefix, most := c.caller.Name+"\n", maxOthers
+	if c.caller.IsNode {
+		most = maxScopes
+	}
+	if c.what.Kind == request.Write {
+		prefix, most = prefix+repeatablePrefix, maxRepeatable
+	}
+	var own []cache.Scope
+	size := int64(0)
+	for _, s := range p.Cache.Scopes() {
+		if strings.HasPrefix(s.Key, prefix) {
+			own = append(own, s)
+			size += s.Bytes
+		}
+	}
+	for len(own) > 0 && (len(own) >= most || !c.caller.IsNode && p.MaxBytes > 0 && size > p.MaxBytes/ofOthers) {
+		if err := p.Cache.Remove(own[0].Key); err != nil {
+			return err
+		}
+		size -= own[0].Bytes
+		own = own[1:]
+	}
+	return nil
+}
