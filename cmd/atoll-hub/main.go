@@ -46,9 +46,9 @@ func run(ctx context.Context, path string, logging *zap.Options) error {
 	switch verb := flag.Arg(0); verb {
 	case "":
 	case "status":
-		ctx, cancel := context.WithTimeout(ctx, statusWithin)
+		within, cancel := context.WithTimeout(ctx, statusWithin)
 		defer cancel()
-		status, err := hub.ReadStatus(ctx, c.Observe)
+		status, err := hub.ReadStatus(within, c.Observe)
 		if err != nil {
 			return err
 		}
