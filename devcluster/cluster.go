@@ -87,7 +87,8 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 
 // create reserves the name and creates the directory.
 func create(ctx context.Context, options Options, set, nodes binaries.Set) (*Cluster, error) {
-	if entries, err := os.ReadDir(options.Dir); err == nil && len(entries) > 0 {
+	// What is in the cache is left from a cluster of this name that is gone: start removes it.
+	if entries, err := os.ReadDir(options.Dir); err == nil && len(entries) > 0 && !options.dirInCache {
 		return nil, fmt.Errorf("making the cluster's directory: %s is not empty; choose another or remove it", options.Dir)
 	}
 	owner, err := process.Self()
@@ -116,6 +117,11 @@ func create(ctx context.Context, options Options, set, nodes binaries.Set) (*Clu
 // start runs the components: etcd and the API server side by side, and the
 // others once there is an API to talk to.
 func (c *Cluster) start(ctx context.Context) error {
+	if c.options.dirInCache {
+		if err := os.RemoveAll(c.record.Dir); err != nil {
+			return fmt.Errorf("removing what an earlier cluster of this name has left: %w", err)
+		}
+	}
 	if err := os.MkdirAll(c.record.Dir, 0o700); err != nil {
 		return fmt.Errorf("making the cluster's directory: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -334,5 +335,31 @@ func testCredentials(t *testing.T, c *Cluster, admin kubernetes.Interface) {
 	anonymous := newClient(t, rest.AnonymousClientConfig(c.AdminConfig()))
 	if _, err := anonymous.Discovery().ServerVersion(); !apierrors.IsUnauthorized(err) {
 		t.Errorf("anonymous request: %v, want Unauthorized", err)
+	}
+}
+
+// TestAFailedStartKeepsItsLogsUntilTheNext: the name stays usable, without anybody's help.
+func TestAFailedStartKeepsItsLogsUntilTheNext(t *testing.T) {
+	options := Options{
+		Name: "fails", Log: t.Output(),
+		ComponentArgs: map[string][]string{APIServer: {"--no-such-argument"}},
+	}
+	data, err := dataDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(data, options.Name)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	for range 2 {
+		if _, err := Start(t.Context(), options); err == nil || !strings.Contains(err.Error(), "unknown flag: --no-such-argument") {
+			t.Fatalf("the start ends with %v", err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "logs", APIServer+".log")); err != nil {
+			t.Error(err)
+		}
+	}
+	options.Dir = dir
+	if _, err := Start(t.Context(), options); err == nil || !strings.Contains(err.Error(), dir+" is not empty; choose another or remove it") {
+		t.Errorf("a directory with somebody's files is taken: %v", err)
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"time"
-
-	"github.com/atoll-k8s/atoll/devcluster/binaries"
 )
 
 // Names of the components, for [Cluster.Kill] and similar methods, and for
@@ -45,7 +43,7 @@ type Options struct {
 	// or not exist yet. Unset means a directory in the cache.
 	Dir string
 	// KeepDir keeps Dir when the cluster is stopped, for its logs. In the cache
-	// it is kept for a week.
+	// it is kept for a week, or until a cluster of the same name is started.
 	KeepDir bool
 	// SchedulerConfig is a KubeSchedulerConfiguration in YAML or JSON; unset means the
 	// scheduler's default. The kubeconfig is always filled in; client limits and leader
@@ -72,6 +70,9 @@ type Options struct {
 	// only Sweep clears the cluster of a killed owner, as on systems without such
 	// signals.
 	noDeathSignal bool
+
+	// dirInCache is true if Dir was unset.
+	dirInCache bool
 }
 
 const maxNameLength = 40
@@ -105,11 +106,12 @@ func (o *Options) setDefaults() error {
 		}
 	}
 	if o.Dir == "" {
-		cache, err := binaries.CacheDir()
+		data, err := dataDir()
 		if err != nil {
 			return err
 		}
-		o.Dir = filepath.Join(cache, "data", o.Name)
+		o.Dir = filepath.Join(data, o.Name)
+		o.dirInCache = true
 	}
 	dir, err := filepath.Abs(o.Dir)
 	if err != nil {

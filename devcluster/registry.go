@@ -79,6 +79,15 @@ func registryDir() (string, error) {
 	return dir, nil
 }
 
+// dataDir has the directories of the clusters that get none by Options.Dir.
+func dataDir() (string, error) {
+	cache, err := binaries.CacheDir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(cache, "data"), nil
+}
+
 // lockRegistry serialises the adding and removing of clusters.
 func lockRegistry(ctx context.Context) (registry string, unlock func(), err error) {
 	registry, err = registryDir()
@@ -199,7 +208,10 @@ func Sweep(ctx context.Context) ([]string, error) {
 // removeKept removes directories that failed starts and Options.KeepDir left in the cache
 // longer than keptLifetime ago.
 func removeKept(registry string) error {
-	data := filepath.Join(filepath.Dir(registry), "data")
+	data, err := dataDir()
+	if err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(data)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -151,7 +151,7 @@ func (r *rig) testAnswers() {
 		is := r.ask(r.over, q)
 		switch {
 		case was.code == http.StatusOK || was.code == http.StatusNotFound:
-			if is.code != was.code || is.contentType != was.contentType || is.body != was.body || is.asOf == "" {
+			if is.code != was.code || is.contentType != was.contentType || ageless(is.body) != ageless(was.body) || is.asOf == "" {
 				r.Errorf("%+v: the hub has answered %d %s %s\nand answers offline %d %s %s", q, was.code, was.contentType, short(was.body), is.code, is.contentType, short(is.body))
 			}
 		case is.code != http.StatusServiceUnavailable:
@@ -199,6 +199,26 @@ func steady(a answer) string {
 		return fmt.Sprint(len(table.Rows))
 	}
 	return a.body
+}
+
+// ageless is an answer byte for byte, but the ages in a table: two questions that one answer is kept
+// for are not asked in the same second.
+func ageless(body string) string {
+	var table metav1.Table
+	if json.Unmarshal([]byte(body), &table) != nil || table.Kind != "Table" {
+		return body
+	}
+	age := slices.IndexFunc(table.ColumnDefinitions, func(c metav1.TableColumnDefinition) bool { return c.Name == "Age" })
+	for _, row := range table.Rows {
+		if age >= 0 && age < len(row.Cells) {
+			row.Cells[age] = "age"
+		}
+	}
+	text, err := json.Marshal(table)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
 }
 
 // items is a list in JSON without its metadata.
