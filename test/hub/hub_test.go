@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -33,7 +34,7 @@ var representations = []string{
 
 // TestHub on one cluster, because its parts are fast.
 func TestHub(t *testing.T) {
-	r := newRig(t)
+	r := newRig(t, startCluster(t, devcluster.Options{}), nodeName)
 	r.objects()
 	r.serviceAccount("reader", "view")
 	r.serviceAccount("stranger", "")

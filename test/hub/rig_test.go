@@ -37,11 +37,12 @@ const (
 	patience  = time.Minute
 )
 
-// rig is a cluster, a hub of the node edge, and the link between them.
+// rig is a cluster, a hub of one node, and the link between them.
 type rig struct {
 	*testing.T
 	*devcluster.Cluster
 
+	node    string
 	dir     string
 	admin   kubernetes.Interface
 	server  *url.URL // the API server
@@ -55,9 +56,10 @@ type rig struct {
 	tokens       map[string]string
 }
 
-func newRig(t *testing.T) *rig {
+func startCluster(t *testing.T, options devcluster.Options) *devcluster.Cluster {
 	t.Helper()
-	c, err := devcluster.Start(t.Context(), devcluster.Options{Log: os.Stderr})
+	options.Log = os.Stderr
+	c, err := devcluster.Start(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,8 +68,15 @@ func newRig(t *testing.T) *rig {
 			t.Error(err)
 		}
 	})
-	r := &rig{T: t, Cluster: c, dir: t.TempDir(), direct: map[string]*http.Client{}, over: map[string]*http.Client{}, tokens: map[string]string{}}
+	return c
+}
+
+// newRig starts a hub of a node.
+func newRig(t *testing.T, c *devcluster.Cluster, node string) *rig {
+	t.Helper()
+	r := &rig{T: t, Cluster: c, node: node, dir: t.TempDir(), direct: map[string]*http.Client{}, over: map[string]*http.Client{}, tokens: map[string]string{}}
 	config := c.AdminConfig()
+	var err error
 	if r.admin, err = kubernetes.NewForConfig(config); err != nil {
 		t.Fatal(err)
 	}
@@ -82,9 +91,9 @@ func newRig(t *testing.T) *rig {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	node := r.nodeConfig()
+	certificate := r.nodeConfig()
 	for name, content := range map[string][]byte{
-		"ca.crt": node.CAData, "node.pem": append(append([]byte{}, node.CertData...), node.KeyData...),
+		"ca.crt": certificate.CAData, "node.pem": append(append([]byte{}, certificate.CertData...), certificate.KeyData...),
 		"hub.yaml": fmt.Appendf(nil, `apiVersion: hub.atoll.dev/v1alpha1
 kind: HubConfiguration
 nodeName: %s
@@ -97,7 +106,7 @@ cloud:
   caFile: %[4]s/ca.crt
   certificateFile: %[4]s/node.pem
   returnWithin: 1s
-`, nodeName, r.address, r.observe, r.dir, r.link.address),
+`, node, r.address, r.observe, r.dir, r.link.address),
 	} {
 		if err := os.WriteFile(filepath.Join(r.dir, name), content, 0o600); err != nil {
 			t.Fatal(err)
@@ -105,7 +114,7 @@ cloud:
 	}
 	r.startHub()
 	t.Cleanup(r.killHub)
-	pair, err := tls.X509KeyPair(node.CertData, node.KeyData)
+	pair, err := tls.X509KeyPair(certificate.CertData, certificate.KeyData)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +126,7 @@ cloud:
 // nodeConfig is that of the node's kubelet.
 func (r *rig) nodeConfig() *rest.Config {
 	r.Helper()
-	path, err := r.Kubeconfig(r.Context(), "system:node:"+nodeName, "system:nodes")
+	path, err := r.Kubeconfig(r.Context(), "system:node:"+r.node, "system:nodes")
 	if err != nil {
 		r.Fatal(err)
 	}
