@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -234,9 +235,7 @@ func (s *stream) storeInitial(st *state, kind watch.EventType, object []byte, m 
 }
 
 func (s *stream) addInitial(st *state, kind watch.EventType, object []byte, m *wire.Meta) error {
-	group, _, _ := strings.Cut(m.APIVersion, "/")
-	isCustom := strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
-	typed := s.format != wire.Protobuf && (isCustom || m.Kind == "PartialObjectMetadata")
+	typed := s.format != wire.Protobuf && (isCustom(m.APIVersion) || m.Kind == "PartialObjectMetadata")
 	switch kind {
 	case watch.Added, watch.Modified:
 		if object == nil { // it did not pass the gate
@@ -265,6 +264,21 @@ func (s *stream) addInitial(st *state, kind watch.EventType, object []byte, m *w
 	default:
 		return fmt.Errorf("an event %s among the initial ones", kind)
 	}
+}
+
+// builtinGroups are the groups below k8s.io of the API server's own kinds. There are groups of custom
+// resources, too.
+var builtinGroups = []string{
+	"admissionregistration", "apiextensions", "apiregistration", "authentication", "authorization", "certificates", "coordination", "discovery", "events",
+	"flowcontrol.apiserver", "internal.apiserver", "networking", "node", "rbac.authorization", "resource", "scheduling", "storage", "storagemigration",
+}
+
+// isCustom reports whether an API server writes lists of a kind as it does those of custom resources,
+// whose items have an apiVersion and a kind.
+func isCustom(apiVersion string) bool {
+	group, _, _ := strings.Cut(apiVersion, "/")
+	name, isBelow := strings.CutSuffix(group, ".k8s.io")
+	return strings.Contains(group, ".") && !(isBelow && slices.Contains(builtinGroups, name))
 }
 
 // errGap means that events of a collection are missing in the cache.

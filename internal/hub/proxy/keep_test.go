@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
+	kubernetesscheme "k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
@@ -272,5 +273,23 @@ func TestASilentWatchGoesOn(t *testing.T) {
 	_ = to.Close()
 	if !slices.Equal(got, []string{"ADDED", "ADDED", "ADDED"}) {
 		t.Errorf("the events are %v", got)
+	}
+}
+
+// TestCustomResources are told from the API server's own kinds by the group.
+func TestCustomResources(t *testing.T) {
+	builtin := map[string]bool{"apiextensions.k8s.io/v1": true, "apiregistration.k8s.io/v1": true}
+	for _, version := range kubernetesscheme.Scheme.PrioritizedVersionsAllGroups() {
+		builtin[version.String()] = true
+	}
+	for version := range builtin {
+		if isCustom(version) {
+			t.Errorf("%s counts as custom", version)
+		}
+	}
+	for _, version := range []string{"gateway.networking.k8s.io/v1", "snapshot.storage.k8s.io/v1", "policy.networking.k8s.io/v1alpha1", "groupmanagement.kubeedge.io/v1alpha1", "x.example/v1"} {
+		if !isCustom(version) {
+			t.Errorf("%s counts as one of the API server's own", version)
+		}
 	}
 }
