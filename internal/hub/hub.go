@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	stdlog "log"
 	"net"
 	"net/http"
 	"net/url"
@@ -99,6 +100,8 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		return fmt.Errorf("listening for clients: %w", err)
 	}
 	var handlers sync.WaitGroup
+	clients := &connections{}
+	p.Trust = clients.trust
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			handlers.Add(1)
@@ -106,6 +109,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 			p.ServeHTTP(w, r)
 		}),
 		ReadHeaderTimeout: headerWithin, MaxHeaderBytes: maxHeader, IdleTimeout: idleFor,
+		ConnContext: clients.open, ConnState: clients.change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}

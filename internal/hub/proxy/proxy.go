@@ -52,6 +52,9 @@ type Proxy struct {
 	Tokens     *identity.Tokens
 	Log        logr.Logger
 
+	// Trust, if it is set, is called with the context of each request of the node, or with a token that
+	// the cloud has accepted before.
+	Trust func(context.Context)
 	// MaxBytes is the most that the cache takes on disk. 0 means that nobody's part of it is bounded.
 	MaxBytes int64
 
@@ -89,6 +92,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		p.refuse(w, r, http.StatusUnauthorized, metav1.StatusReasonUnauthorized, err.Error())
 		return
+	}
+	if p.Trust != nil && (caller.IsNode || p.Tokens.Knows(caller.Token)) {
+		p.Trust(r.Context())
 	}
 	p.answer(w, r, caller)
 }

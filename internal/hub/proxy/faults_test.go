@@ -1,0 +1,208 @@
+package proxy
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// reader asks for what no gate looks into.
+var reader = identity.Caller{Name: "reader", Token: "x"}
+
+// askAs sends a request of another caller.
+func (n *node) askAs(caller identity.Caller, target string) *httptest.ResponseRecorder {
+	n.Helper()
+	r := httptest.NewRequestWithContext(n.Context(), http.MethodGet, target, nil)
+	r.Header.Set("Accept", n.format.ContentType())
+	w := httptest.NewRecorder()
+	n.answer(w, r, caller)
+	return w
+}
+
+// TestAnAnswerThatIsWrongIsNotKept: a proxy in between, or a server that is out of order, may answer
+// anything. The client gets it, and offline the last answer that can be read.
+func TestAnAnswerThatIsWrongIsNotKept(t *testing.T) {
+	for _, format := range formats {
+		n := newNode(t, format)
+		n.Tokens.Accepted(reader.Token, time.Now())
+		n.answers(1, pod("a", "1", 1, nil))
+		whole := n.encode(pod("a", "1", 1, nil))
+		for _, caller := range []identity.Caller{reader, {Name: "node", IsNode: true}} {
+			n.answers(1, pod("a", "1", 1, nil))
+			n.askAs(caller, podsOfNode)
+			for name, answer := range map[string]struct{ contentType, body string }{
+				"a page":                   {"text/html", "<html>Log in</html>"},
+				"no content type":          {"", "x"},
+				"an object in its place":   {format.ContentType(), string(whole)},
+				"nothing":                  {format.ContentType(), ""},
+				"half of it":               {format.ContentType(), string(whole[:len(whole)/2])},
+				"another encoding":         {wire.CBOR.ContentType(), string(whole)},
+				"a number":                 {format.ContentType(), "17"},
+				"deeply nested text":       {format.ContentType(), strings.Repeat("[", 100_000)},
+				"text that is not unicode": {format.ContentType(), "{\"kind\":\"\xff\xfe"},
+			} {
+				n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+					return http.StatusOK, answer.contentType, io.NopCloser(strings.NewReader(answer.body))
+				})
+				w := n.askAs(caller, podsOfNode)
+				if !caller.IsNode && (w.Code != http.StatusOK || w.Body.String() != answer.body) {
+					t.Errorf("%s %s becomes %d %q", format, name, w.Code, w.Body)
+				}
+				if caller.IsNode && w.Code/100 == 2 {
+					t.Errorf("%s %s passes by the gate: %d %q", format, name, w.Code, w.Body)
+				}
+				n.Wait()
+				n.cloud.set(true, nil)
+				w = n.askAs(caller, podsOfNode)
+				if got := n.pods(w.Body.Bytes()); w.Code != http.StatusOK || !maps.Equal(got, map[string]string{"a": "1"}) {
+					t.Errorf("after %s, %s offline is %d %v", name, format, w.Code, got)
+				}
+			}
+		}
+	}
+}
+
+// TestAnAnswerThatBreaksOffIsNotWhole for the client, and is not kept.
+func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.Tokens.Accepted(reader.Token, time.Now())
+	n.answers(1, pod("a", "1", 1, nil))
+	n.askAs(reader, podsOfNode)
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+		return http.StatusOK, n.format.ContentType(), io.NopCloser(io.MultiReader(strings.NewReader(`{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[`), &breaks{}))
+	})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+	defer server.Close()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+podsOfNode, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Accept", n.format.ContentType())
+	response, err := server.Client().Do(request)
+	if err == nil {
+		_, err = io.ReadAll(response.Body)
+		_ = response.Body.Close()
+	}
+	if err == nil {
+		t.Error("the client takes half an answer for a whole one")
+	}
+	n.Wait()
+	n.cloud.set(true, nil)
+	if got := n.pods(n.askAs(reader, podsOfNode).Body.Bytes()); !maps.Equal(got, map[string]string{"a": "1"}) {
+		t.Errorf("offline the pods are %v", got)
+	}
+}
+
+// breaks is a connection that breaks.
+type breaks struct{}
+
+// Read implements io.Reader.
+func (*breaks) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+// TestAWatchWhosePlaceIsGone ends with the cloud's own error, so that the client lists anew.
+func TestAWatchWhosePlaceIsGone(t *testing.T) {
+	for _, format := range formats {
+		t.Run(format.String(), func(t *testing.T) {
+			n := newNode(t, format)
+			n.answers(1, pod("a", "1", 1, nil))
+			n.ask(t.Context(), podsOfNode)
+			gone, err := format.EncodeStatus(metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone, Message: "too old"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			lists, watches := n.cloud.answer, 0
+			n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+				if r.URL.Query().Get("watch") == "" {
+					return lists(r)
+				}
+				if watches++; watches > 1 {
+					return http.StatusGone, format.ContentType(), io.NopCloser(strings.NewReader(string(gone)))
+				}
+				frame, err := format.AppendEvent(nil, watch.Added, n.encode(pod("b", "1", 2, nil)))
+				if err != nil {
+					t.Error(err)
+				}
+				return http.StatusOK, format.WatchContentType(), io.NopCloser(io.MultiReader(strings.NewReader(string(frame)), &breaks{}))
+			})
+			w := n.ask(t.Context(), podsOfNode+"&watch=1&resourceVersion=1")
+			events := format.NewEventReader(w.Body, 1<<20)
+			var got []string
+			for {
+				e, err := events.Next()
+				if err != nil {
+					break
+				}
+				got = append(got, string(e.Type))
+				if e.Type == watch.Error {
+					if status, err := format.DecodeStatus(e.Object); err != nil || status.Code != http.StatusGone {
+						t.Errorf("the error is %+v, %v", status, err)
+					}
+				}
+			}
+			if !slices.Equal(got, []string{"ADDED", "ERROR"}) {
+				t.Errorf("the events are %v", got)
+			}
+		})
+	}
+}
+
+// TestAClientThatDoesNotRead is left alone, and neither others nor the cache wait for it.
+func TestAClientThatDoesNotRead(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.slowAfter = 100 * time.Millisecond
+	n.answers(1)
+	n.ask(t.Context(), podsOfNode)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n.answer(w, r, identity.Caller{Name: "node", IsNode: true})
+	}))
+	defer server.Close()
+	from, to := io.Pipe()
+	lists := n.cloud.answer
+	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+		if r.URL.Query().Get("watch") == "" {
+			return lists(r)
+		}
+		return http.StatusOK, n.format.WatchContentType(), from
+	})
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := fmt.Fprintf(conn, "GET %s&watch=1&resourceVersion=1 HTTP/1.1\r\nHost: hub\r\nAccept: application/json\r\n\r\n", podsOfNode); err != nil {
+		t.Fatal(err)
+	}
+	large := strings.Repeat("x", 1<<20)
+	var failed error
+	version := 1
+	for failed == nil && version < 1000 { // until the buffers between the two are full, and the hub gives up
+		version++
+		frame, err := n.format.AppendEvent(nil, watch.Added, n.encode(pod("a", large, version, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, failed = to.Write(frame)
+	}
+	if failed == nil {
+		t.Fatal("the hub waits for a client that does not read")
+	}
+	// Another client of the same collection is answered, and what is kept is what the cloud has.
+	n.answers(version+1, pod("b", "1", version+1, nil))
+	if got := n.pods(n.ask(t.Context(), podsOfNode).Body.Bytes()); !maps.Equal(got, map[string]string{"b": "1"}) {
+		t.Errorf("the pods are %v", got)
+	}
+	n.offline("afterwards,", version+1, map[string]string{"b": "1"})
+}
