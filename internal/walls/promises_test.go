@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestPromisesAreTested checks that every test named in docs/guarantees.md and
-// docs/security.md exists, so that nobody renames a test without its document, and that
+// TestPromisesAreTested checks that every test named in docs/guarantees.md, docs/security.md
+// and docs/hub.md exists, so that nobody renames a test without its document, and that
 // exactly the tests marked there with ³ run in each form of installation, and those with ²
 // in two.
 func TestPromisesAreTested(t *testing.T) {
@@ -37,7 +37,7 @@ func TestPromisesAreTested(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"docs/guarantees.md", "docs/security.md"} {
+	for _, name := range []string{"docs/guarantees.md", "docs/security.md", "docs/hub.md"} {
 		page, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(name)))
 		if err != nil {
 			t.Fatal(err)

@@ -51,6 +51,7 @@ func TestHub(t *testing.T) {
 	part("a watch goes on where it was", (*rig).testWatch)
 	part("a streamed list", (*rig).testStreamedList)
 	part("a pod whose policy is not bound is held", (*rig).testGate)
+	part("the node's certificate expires while the cloud is away", (*rig).testExpired)
 	part("the hub is killed while the cloud is away", (*rig).testKill)
 	part("nobody else can read its files", (*rig).testFiles)
 }

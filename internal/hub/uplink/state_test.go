@@ -1,8 +1,14 @@
 package uplink
 
 import (
+	"errors"
+	"net/url"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/go-logr/logr"
 )
 
 // TestStates: every transition, and that nothing else changes the state.
@@ -43,4 +49,56 @@ func TestStates(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWatchesOfAPoolComeBackOneByOne: scenario 69. Nothing that waits for the cloud asks at once, and
+// all have asked within the time that is configured.
+func TestWatchesOfAPoolComeBackOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const hubs, watches, within = 20, 30, 10 * time.Second
+		var mu sync.Mutex
+		perSecond := make([]int, int(within/time.Second))
+		var back sync.WaitGroup
+		var all []*Uplink
+		for range hubs {
+			u := New(Options{Servers: []*url.URL{{}}, Return: within, Log: logr.Discard()})
+			all = append(all, u)
+			for range 6 {
+				u.observe(0, errors.New("no answer"))
+				time.Sleep(time.Second) // no time passes: see testing/synctest
+			}
+			if e, _ := u.Evidence(); e.State != Offline {
+				t.Fatalf("the state is %s", e.State)
+			}
+		}
+		var began time.Time
+		for _, u := range all {
+			for range watches {
+				back.Go(func() {
+					if err := u.AwaitOnline(t.Context()); err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					perSecond[min(int(time.Since(began)/time.Second), len(perSecond)-1)]++
+				})
+			}
+		}
+		synctest.Wait()
+		began = time.Now()
+		for range 2 {
+			for _, u := range all {
+				u.observe(0, nil)
+			}
+		}
+		back.Wait()
+		if d := time.Since(began); d > within {
+			t.Errorf("the last is back after %s", d)
+		}
+		for second, n := range perSecond {
+			if mean := hubs * watches / len(perSecond); n > 2*mean || n < mean/3 {
+				t.Errorf("in second %d there are %d, the mean is %d: %v", second, n, mean, perSecond)
+			}
+		}
+	})
 }

@@ -1,0 +1,67 @@
+package hub
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"net/http"
+	"path/filepath"
+	"time"
+)
+
+// testExpired: scenario 68. A certificate of the node that expires while the cloud is away locks nobody
+// out, because nobody can renew it. Once the cloud is back it is none.
+func (r *rig) testExpired() {
+	const lifetime = 20 * time.Second
+	expires := time.Now().Add(lifetime)
+	r.clients("node of before", "", r.certificate(expires))
+	q := question{"node of before", "/api/v1/nodes/" + r.node, "application/json"}
+	online := r.ask(r.over, q)
+	if online.code != http.StatusOK || online.asOf != "" {
+		r.Fatalf("the answer is %+v", online)
+	}
+	r.cutOff(q)
+	r.eventually("the certificate has expired", func() error {
+		if left := time.Until(expires); left > 0 {
+			return fmt.Errorf("%s are left", left)
+		}
+		return nil
+	})
+	if a := r.ask(r.over, q); a.code != http.StatusOK || a.body != online.body || a.asOf == "" {
+		r.Errorf("offline, with an expired certificate, the answer is %+v", a)
+	}
+	r.comeBack(question{"node", q.path, q.accept})
+	r.eventually("the certificate is none any more", func() error {
+		if a := r.ask(r.over, q); a.code != http.StatusUnauthorized {
+			return fmt.Errorf("the answer is %+v", a)
+		}
+		return nil
+	})
+}
+
+// certificate returns a client certificate of the node that is valid until a time.
+func (r *rig) certificate(until time.Time) tls.Certificate {
+	r.Helper()
+	ca, err := tls.LoadX509KeyPair(filepath.Join(r.Dir(), "pki", "ca.crt"), filepath.Join(r.Dir(), "pki", "ca.key"))
+	if err != nil {
+		r.Fatal(err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		r.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "system:node:" + r.node, Organization: []string{"system:nodes"}},
+		NotBefore: time.Now().Add(-time.Minute), NotAfter: until, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	raw, err := x509.CreateCertificate(rand.Reader, template, ca.Leaf, key.Public(), ca.PrivateKey)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}
+}
