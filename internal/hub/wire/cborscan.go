@@ -122,7 +122,7 @@ func (s *cborScanner) skip() error {
 
 // text reads a string, or null as the empty string.
 func (s *cborScanner) text() (string, error) {
-	if s.takeNull() {
+	if takeNull(s) {
 		return "", nil
 	}
 	text, err := s.string()
@@ -169,13 +169,50 @@ func (s *cborScanner) object(member func(key []byte) error) error {
 	return nil
 }
 
-func (s *cborScanner) takeNull() bool {
-	if !s.isNull() {
-		return false
+// array calls element before each element of an array. element must read it.
+func (s *cborScanner) array(element func() error) error {
+	major, n, err := s.head()
+	if err != nil {
+		return err
 	}
-	s.i++
-	return true
+	if major != cborArray {
+		return errors.New("it is no array")
+	}
+	for ; n > 0; n-- {
+		if s.i >= len(s.b) {
+			return errCBOREnd
+		}
+		if err := element(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
+
+func (s *cborScanner) integer() (*int64, error) {
+	if takeNull(s) {
+		return nil, nil
+	}
+	major, argument, err := s.head()
+	if err != nil {
+		return nil, err
+	}
+	if major != cborUint && major != cborNegative || argument > math.MaxInt64 {
+		return nil, errors.New("it is no integer")
+	}
+	if major == cborNegative {
+		return new(-1 - int64(argument)), nil
+	}
+	return new(int64(argument)), nil
+}
+
+func (s *cborScanner) isObject() bool { return s.isMajor(cborMap) }
+
+func (s *cborScanner) isArray() bool { return s.isMajor(cborArray) }
+
+func (s *cborScanner) at() int { return s.i }
+
+func (s *cborScanner) since(start int) []byte { return s.b[start:s.i] }
 
 func (s *cborScanner) isNull() bool { return s.i < len(s.b) && s.b[s.i] == cborNull }
 
@@ -213,4 +250,11 @@ func appendCBORHead(dst []byte, major byte, argument uint64) []byte {
 
 func cborString(s string) []byte {
 	return append(appendCBORHead(nil, cborBytes, uint64(len(s))), s...)
+}
+
+func cborInteger(n int64) []byte {
+	if n < 0 {
+		return appendCBORHead(nil, cborNegative, uint64(-1-n))
+	}
+	return appendCBORHead(nil, cborUint, uint64(n))
 }

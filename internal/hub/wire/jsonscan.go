@@ -265,6 +265,30 @@ func (s *jsonScanner) end() error {
 	return nil
 }
 
+func (s *jsonScanner) tag() {}
+
+func (s *jsonScanner) isObject() bool { return s.peek() == '{' }
+
+func (s *jsonScanner) isArray() bool { return s.peek() == '[' }
+
+func (s *jsonScanner) isNull() bool { return s.peek() == 'n' }
+
+func (s *jsonScanner) at() int {
+	s.space()
+	return s.i
+}
+
+func (s *jsonScanner) since(start int) []byte { return s.b[start:s.i] }
+
+func (s *jsonScanner) integer() (n *int64, err error) {
+	start := s.at()
+	if err := s.skip(); err != nil {
+		return nil, err
+	}
+	err = json.Unmarshal(s.since(start), &n)
+	return n, err
+}
+
 // peek returns the next byte after white space, or 0 at the end.
 func (s *jsonScanner) peek() byte {
 	if s.space(); s.i < len(s.b) {
