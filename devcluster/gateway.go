@@ -47,6 +47,38 @@ type GatewayValues struct {
 	ConfigFile string
 }
 
+// Endpoint is a server by which clients reach the API server.
+type Endpoint struct {
+	// URL is where it serves, and CAFile the file that has the CA of its certificate.
+	URL, CAFile string
+}
+
+// lead makes a kubeconfig one that reaches the API server by the endpoint, and encodes it.
+func (e Endpoint) lead(config *clientcmdapi.Config) ([]byte, error) {
+	for _, cluster := range config.Clusters {
+		cluster.Server, cluster.CertificateAuthorityData, cluster.CertificateAuthority = e.URL, nil, e.CAFile
+	}
+	return clientcmd.Write(*config)
+}
+
+// Behind writes a copy of a kubeconfig, beside it, that reaches the API server by an endpoint, and
+// returns its path. There is one copy of each kubeconfig for each URL.
+func Behind(kubeconfig string, e Endpoint) (string, error) {
+	config, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil {
+		return "", fmt.Errorf("reading the kubeconfig %s: %w", kubeconfig, err)
+	}
+	text, err := e.lead(config)
+	if err != nil {
+		return "", fmt.Errorf("encoding the kubeconfig for %s: %w", e.URL, err)
+	}
+	path := kubeconfig + "." + unsafeInFileNames.ReplaceAllString(e.URL, "-")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		return "", fmt.Errorf("writing the kubeconfig for %s: %w", e.URL, err)
+	}
+	return path, nil
+}
+
 // kubeProxy is the ServiceAccount of a node's Service proxy behind a gateway, in kube-system.
 const kubeProxy = "kube-proxy"
 
@@ -67,17 +99,12 @@ func (c *Cluster) throughGateway(ctx context.Context, n *realNode, g *Gateway, k
 	if err != nil {
 		return of, "", "", err
 	}
-	behind := func(config *clientcmdapi.Config) ([]byte, error) {
-		for _, cluster := range config.Clusters {
-			cluster.Server, cluster.CertificateAuthorityData, cluster.CertificateAuthority = g.URL, nil, filepath.Join(values.Directory, g.CAFile)
-		}
-		return clientcmd.Write(*config)
-	}
-	ofKubelet, err := behind(direct)
+	on := Endpoint{URL: g.URL, CAFile: filepath.Join(values.Directory, g.CAFile)}
+	ofKubelet, err := on.lead(direct)
 	if err != nil {
 		return of, "", "", fmt.Errorf("writing the kubeconfig of node %q: %w", n.Name, err)
 	}
-	ofProxy, err := behind(proxyConfig)
+	ofProxy, err := on.lead(proxyConfig)
 	if err != nil {
 		return of, "", "", fmt.Errorf("writing the kubeconfig of the Service proxy of node %q: %w", n.Name, err)
 	}

@@ -24,7 +24,19 @@ const hollowWorkers = 4
 // is ignored. The fake runtime loses its containers when the process ends, so a restarted
 // node starts its pods again.
 func (c *Cluster) AddHollowNodes(ctx context.Context, specs ...NodeSpec) error {
-	err := forEach(ctx, hollowWorkers, specs, c.startHollowNode)
+	return c.addHollowNodes(ctx, nil, specs)
+}
+
+// AddHollowNodesBehind is AddHollowNodes, with kubelets that reach the API server by an endpoint, such
+// as a hub.
+func (c *Cluster) AddHollowNodesBehind(ctx context.Context, e Endpoint, specs ...NodeSpec) error {
+	return c.addHollowNodes(ctx, &e, specs)
+}
+
+func (c *Cluster) addHollowNodes(ctx context.Context, behind *Endpoint, specs []NodeSpec) error {
+	err := forEach(ctx, hollowWorkers, specs, func(ctx context.Context, spec NodeSpec) error {
+		return c.startHollowNode(ctx, behind, spec)
+	})
 	if err != nil {
 		return err
 	}
@@ -33,7 +45,7 @@ func (c *Cluster) AddHollowNodes(ctx context.Context, specs ...NodeSpec) error {
 
 // startHollowNode creates the Node object first, so that it has from the beginning the
 // labels and taints that a kubelet may not set itself.
-func (c *Cluster) startHollowNode(ctx context.Context, spec NodeSpec) error {
+func (c *Cluster) startHollowNode(ctx context.Context, behind *Endpoint, spec NodeSpec) error {
 	node, err := c.newNode(spec)
 	if err != nil {
 		return err
@@ -43,6 +55,11 @@ func (c *Cluster) startHollowNode(ctx context.Context, spec NodeSpec) error {
 	kubeconfig, err := c.Kubeconfig(ctx, "system:node:"+spec.Name, "system:nodes")
 	if err != nil {
 		return err
+	}
+	if behind != nil {
+		if kubeconfig, err = Behind(kubeconfig, *behind); err != nil {
+			return err
+		}
 	}
 	port, err := FreePort()
 	if err != nil {

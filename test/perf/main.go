@@ -14,6 +14,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -51,7 +52,7 @@ type benchmark struct {
 	// about explains the benchmark, in Markdown. It is written into docs/benchmarks.md
 	// only with a new table.
 	about string
-	// unit is the unit of the figures.
+	// unit is the unit of the figures; "" means that each variant has its own.
 	unit string
 	// places reports that the figures are of placed pods, so that the table also has the
 	// CPU per pod and the deviation from the wanted division.
@@ -70,6 +71,8 @@ type variant struct {
 	// stage is the environment that the variant's sides need. Consecutive variants on the
 	// same stage are measured together, in turns.
 	stage string
+	// unit is that of the figures, if the benchmark has none.
+	unit string
 	// a and b describe the two sides, ideal the wanted ratio.
 	a, b, ideal string
 }
@@ -90,7 +93,7 @@ type racer interface {
 }
 
 // benchmarks are all that there are.
-var benchmarks = []benchmark{extender, filter, memory, start, restart, rebalance, pools, united, admission, waiting, admissionCost, way, gangs, gangsLimited}
+var benchmarks = []benchmark{extender, filter, memory, start, restart, rebalance, pools, united, admission, waiting, admissionCost, way, gangs, gangsLimited, hubBenchmark, hubNode}
 
 // all stands for every benchmark, or every variant of one.
 const all = "all"
@@ -298,7 +301,7 @@ func measure(ctx context.Context, b benchmark, o options, out io.Writer) (rows [
 			return nil, err
 		}
 		for i, v := range stage {
-			fmt.Fprintf(out, "  %s: %s\n", v.name, results[i].summary(b.unit))
+			fmt.Fprintf(out, "  %s: %s\n", v.name, results[i].summary(cmp.Or(b.unit, v.unit)))
 			rows = append(rows, row{variant: v, result: results[i]})
 		}
 	}

@@ -167,20 +167,22 @@ func (m *memoryBench) resident(ctx context.Context, process, _ string) (float64,
 	return 0, fmt.Errorf("reading the memory of %s: it does not run", process)
 }
 
-// residentOf reads RssAnon, the resident memory that does not belong to a file, from
-// /proc/<pid>/status, in MB.
-func residentOf(pid int) (float64, error) {
+// residentOf reads the resident memory that does not belong to a file, in MB.
+func residentOf(pid int) (float64, error) { return memoryOf(pid, "RssAnon") }
+
+// memoryOf reads a field of /proc/<pid>/status, in MB.
+func memoryOf(pid int, field string) (float64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, fmt.Errorf("reading the memory of a process: %w", err)
 	}
 	for line := range bytes.Lines(data) {
-		if value, ok := bytes.CutPrefix(line, []byte("RssAnon:")); ok {
+		if value, ok := bytes.CutPrefix(line, []byte(field+":")); ok {
 			kB, err := strconv.ParseFloat(string(bytes.Fields(value)[0]), 64)
 			return kB * 1024 / 1e6, err
 		}
 	}
-	return 0, errors.New("reading the memory of a process: there is no RssAnon")
+	return 0, fmt.Errorf("reading the memory of a process: there is no %s", field)
 }
 
 // pause waits for a time.

@@ -23,7 +23,11 @@ type row struct {
 
 // tableHead returns the head of a benchmark's table.
 func tableHead(b benchmark) string {
-	head, line := fmt.Sprintf("| variant | A, %s: median (lowest–highest) | B, %s | A ÷ B | pair by pair | wanted |", b.unit, b.unit), "|---|---|---|---|---|---|"
+	unit := ""
+	if b.unit != "" {
+		unit = ", " + b.unit
+	}
+	head, line := fmt.Sprintf("| variant | A%s: median (lowest–highest) | B%s | A ÷ B | pair by pair | wanted |", unit, unit), "|---|---|---|---|---|---|"
 	if b.places {
 		head, line = head+" CPU per pod, A and B | off by |", line+"---|---|"
 	}
@@ -34,8 +38,12 @@ func render(bench benchmark, rows []row) string {
 	var out strings.Builder
 	for _, r := range rows {
 		a, b := r.result.rates()
-		fmt.Fprintf(&out, "| %s | %s | %s | **%.2f** | %s | %s |", r.variant.name,
-			spread(a, digits(a)), spread(b, digits(b)), r.result.ratio(), spread(r.result.pairs(), "%.2f"), r.variant.ideal)
+		unit := ""
+		if bench.unit == "" {
+			unit = " " + r.variant.unit
+		}
+		fmt.Fprintf(&out, "| %s | %s%s | %s%s | **%.2f** | %s | %s |", r.variant.name,
+			spread(a, digits(a)), unit, spread(b, digits(b)), unit, r.result.ratio(), spread(r.result.pairs(), "%.2f"), r.variant.ideal)
 		if bench.places {
 			cpuA, cpuB := r.result.cpu()
 			off := "–"

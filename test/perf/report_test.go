@@ -60,9 +60,27 @@ func TestChoose(t *testing.T) {
 
 func TestEveryBenchmarkSaysWhatItIsAbout(t *testing.T) {
 	for _, b := range benchmarks {
-		if err := b.fill(options{rounds: 1, groups: 10}).check(); err != nil || b.unit == "" || b.about == "" {
-			t.Errorf("%s measures %q and is about %q: %v", b.name, b.unit, b.about, err)
+		if err := b.fill(options{rounds: 1, groups: 10}).check(); err != nil || b.about == "" {
+			t.Errorf("%s is about %q: %v", b.name, b.about, err)
 		}
+		for _, v := range b.variants {
+			if (b.unit == "") == (v.unit == "") {
+				t.Errorf("%s measures %q, and its variant %s %q: one of the two has the unit", b.name, b.unit, v.name, v.unit)
+			}
+		}
+	}
+}
+
+// TestAVariantMayHaveItsOwnUnit: then its row has it, and not the head of the table.
+func TestAVariantMayHaveItsOwnUnit(t *testing.T) {
+	r := testRow("size", 50)
+	r.variant.unit = "MB"
+	b := benchmark{variants: []variant{r.variant}}
+	if got := tableHead(b); !strings.HasPrefix(got, "| variant | A: median (lowest–highest) | B | A ÷ B |") {
+		t.Errorf("the head is %s", got)
+	}
+	if got := render(b, []row{r}); !strings.HasPrefix(got, "| size | 50.0 (50.0–50.0) MB | 100 (100–100) MB | **0.50** |") {
+		t.Errorf("the row is %s", got)
 	}
 }
 

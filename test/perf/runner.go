@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -78,9 +79,12 @@ func interleave(ctx context.Context, o options, unit string, duels []duel, out i
 	if o.quick {
 		most = rounds
 	}
-	order := sidesOf(duels)
-	show := func(turn int, name string, s sample) {
-		fmt.Fprintf(out, "  round %d  %-18s %9.2f %s  %s\n", turn, name, s.rate, unit, s.facts)
+	order, units := sidesOf(duels), map[string]string{}
+	for _, d := range duels {
+		units[d.a.name], units[d.b.name] = d.unit, d.unit
+	}
+	show := func(turn int, name, own string, s sample) {
+		fmt.Fprintf(out, "  round %d  %-18s %9.2f %s  %s\n", turn, name, s.rate, cmp.Or(unit, own), s.facts)
 	}
 	all, calmPairs := make([][]pair, len(duels)), make([]int, len(duels))
 	for turn := 1; turn <= most && slices.Min(calmPairs) < rounds; turn++ {
@@ -91,7 +95,7 @@ func interleave(ctx context.Context, o options, unit string, duels []duel, out i
 				return nil, fmt.Errorf("round %d of %s: %w", turn, side.name, err)
 			}
 			found[side.name] = s
-			show(turn, side.name, s)
+			show(turn, side.name, units[side.name], s)
 		}
 		slices.Reverse(order)
 		for i, d := range duels {
@@ -101,8 +105,8 @@ func interleave(ctx context.Context, o options, unit string, duels []duel, out i
 				if p, err = d.race.run(ctx); err != nil {
 					return nil, fmt.Errorf("round %d of %s: %w", turn, d.name, err)
 				}
-				show(turn, d.race.a, p.a)
-				show(turn, d.race.b, p.b)
+				show(turn, d.race.a, d.unit, p.a)
+				show(turn, d.race.b, d.unit, p.b)
 			}
 			all[i] = append(all[i], p)
 			if p.strangers() <= calm {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"sync/atomic"
 	"syscall"
 )
 
@@ -36,6 +37,9 @@ type file interface {
 
 const lockName = "lock"
 
+// counters count what is written to a disk.
+type counters struct{ bytes, syncs atomic.Int64 }
+
 // openDirectory creates the directory if it is missing, and locks it.
 func openDirectory(path string) (_ directory, err error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
@@ -45,7 +49,7 @@ func openDirectory(path string) (_ directory, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &osDirectory{root: root}
+	d := &osDirectory{root: root, written: &counters{}}
 	defer func() {
 		if err != nil {
 			_ = d.Close()
@@ -92,6 +96,8 @@ type osDirectory struct {
 	root *os.Root
 	dir  *os.File
 	lock *os.File
+
+	written *counters
 }
 
 func (d *osDirectory) List() ([]string, error) {
@@ -113,7 +119,7 @@ func (d *osDirectory) Create(name string) (file, error) {
 	if err != nil {
 		return nil, err
 	}
-	return osFile{f}, nil
+	return osFile{f, d.written}, nil
 }
 
 func (d *osDirectory) Open(name string) (file, error) {
@@ -121,14 +127,17 @@ func (d *osDirectory) Open(name string) (file, error) {
 	if err != nil {
 		return nil, err
 	}
-	return osFile{f}, nil
+	return osFile{f, d.written}, nil
 }
 
 func (d *osDirectory) Rename(from, to string) error { return d.root.Rename(from, to) }
 
 func (d *osDirectory) Remove(name string) error { return d.root.Remove(name) }
 
-func (d *osDirectory) Sync() error { return d.dir.Sync() }
+func (d *osDirectory) Sync() error {
+	d.written.syncs.Add(1)
+	return d.dir.Sync()
+}
 
 func (d *osDirectory) Close() error {
 	var errs []error
@@ -140,7 +149,24 @@ func (d *osDirectory) Close() error {
 	return errors.Join(append(errs, d.root.Close())...)
 }
 
-type osFile struct{ *os.File }
+type osFile struct {
+	*os.File
+
+	written *counters
+}
+
+// WriteAt implements io.WriterAt.
+func (f osFile) WriteAt(b []byte, offset int64) (int, error) {
+	n, err := f.File.WriteAt(b, offset)
+	f.written.bytes.Add(int64(n))
+	return n, err
+}
+
+// Sync implements file.
+func (f osFile) Sync() error {
+	f.written.syncs.Add(1)
+	return f.File.Sync()
+}
 
 func (f osFile) Size() (int64, error) {
 	info, err := f.Stat()

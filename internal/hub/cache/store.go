@@ -410,6 +410,16 @@ func (s *Store) Scopes() []Scope {
 	return list
 }
 
+// Written returns how many bytes the store has written since it was opened, and how often it has
+// called fsync.
+func (s *Store) Written() (bytes, syncs int64) {
+	d, ok := s.dir.(*osDirectory)
+	if !ok {
+		return 0, 0 // of a test
+	}
+	return d.written.bytes.Load(), d.written.syncs.Load()
+}
+
 // Remove removes a scope, if it is there, and ends its writer. After an error the scope is not
 // served any more, and its file is removed later or by the next Open.
 func (s *Store) Remove(key string) error {

@@ -729,3 +729,28 @@ func TestConcurrentUse(t *testing.T) {
 	readers.Wait()
 	must(t, s.Close())
 }
+
+// TestWrittenIsCounted: what is written is counted in bytes, and fsync is called once for a scope,
+// however many events there are in a second.
+func TestWrittenIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		s, err := Open(dir, Options{})
+		must(t, err)
+		defer s.Close()
+		w := replace(t, s, "pods", sized(100))
+		time.Sleep(2 * time.Second)
+		_, before := s.Written()
+		for i := range 100 {
+			must(t, w.Put(fmt.Sprint("ns/", i), []byte("value"), []byte("head")))
+		}
+		time.Sleep(2 * time.Second)
+		bytes, syncs := s.Written()
+		if n := syncs - before; n != 1 {
+			t.Errorf("fsync was called %d times for 100 events in one second, want 1", n)
+		}
+		if size := s.Scopes()[0].Bytes; bytes != size {
+			t.Errorf("%d bytes are counted, and the log has %d", bytes, size)
+		}
+	})
+}

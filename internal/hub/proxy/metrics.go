@@ -50,7 +50,21 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 		Namespace: "atoll", Subsystem: "hub", Name: "held_pods",
 		Help: "Pods that the hub holds at the moment, because a policy that they require is not bound.",
 	}, func() float64 { return float64(len(p.Held())) })
-	for _, c := range []prometheus.Collector{m.requests, m.held, scopes, size, waiting} {
+	written := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "cache_written_bytes_total",
+		Help: "Bytes that were written to disk to keep answers.",
+	}, func() float64 {
+		bytes, _ := p.Cache.Written()
+		return float64(bytes)
+	})
+	syncs := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "cache_syncs_total",
+		Help: "Calls of fsync to make kept answers durable: at most one a second for each request whose answer changes.",
+	}, func() float64 {
+		_, syncs := p.Cache.Written()
+		return float64(syncs)
+	})
+	for _, c := range []prometheus.Collector{m.requests, m.held, scopes, size, waiting, written, syncs} {
 		if err := registry.Register(c); err != nil {
 			return err
 		}
