@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 // hollowWorkers is the number of hollow nodes that start at a time.
@@ -69,11 +68,6 @@ func (c *Cluster) startHollowNode(ctx context.Context, behind *Endpoint, spec No
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return fmt.Errorf("making the directory of node %q: %w", spec.Name, err)
 	}
-	if spec.Server != "" {
-		if kubeconfig, err = through(spec, kubeconfig, root); err != nil {
-			return err
-		}
-	}
 	if err := c.createNode(ctx, node); err != nil {
 		return err
 	}
@@ -96,22 +90,6 @@ func (c *Cluster) startHollowNode(ctx context.Context, behind *Endpoint, spec No
 		return errors.Join(err, deleteErr)
 	}
 	return nil
-}
-
-// through writes a kubeconfig that leads to the server of the node's spec, and returns its path.
-func through(spec NodeSpec, kubeconfig, dir string) (string, error) {
-	config, err := clientcmd.LoadFromFile(kubeconfig)
-	if err != nil {
-		return "", fmt.Errorf("reading the kubeconfig of node %q: %w", spec.Name, err)
-	}
-	for _, cluster := range config.Clusters {
-		cluster.Server, cluster.CertificateAuthorityData, cluster.CertificateAuthority = spec.Server, nil, spec.ServerCAFile
-	}
-	path := filepath.Join(dir, "kubelet.kubeconfig")
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		return "", fmt.Errorf("writing the kubeconfig of node %q: %w", spec.Name, err)
-	}
-	return path, nil
 }
 
 // formatCapacity formats a resource list for the flag of hollow-kubelet.

@@ -52,10 +52,6 @@ type NodeSpec struct {
 	Capacity corev1.ResourceList
 	// Unschedulable cordons the node from its creation.
 	Unschedulable bool
-	// Server is the URL by which the kubelet of a hollow node reaches the API server, and
-	// ServerCAFile has the CA of its certificate, in PEM. Unset means the API server itself.
-	// Nodes of other sorts cannot have one.
-	Server, ServerCAFile string
 }
 
 // NumberedNodes returns specs named prefix followed by a number from 0 to n-1,
@@ -103,9 +99,6 @@ func defaultCapacity() corev1.ResourceList {
 func (c *Cluster) AddNodes(ctx context.Context, specs ...NodeSpec) error {
 	nodes := make([]*corev1.Node, 0, len(specs))
 	for _, spec := range specs {
-		if spec.Server != "" {
-			return fmt.Errorf("adding node %q: Server is for hollow nodes only", spec.Name)
-		}
 		node, err := c.newNode(spec)
 		if err != nil {
 			return err

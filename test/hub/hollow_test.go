@@ -23,7 +23,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 )
 
-// site is the node of a NodeGroup of the example in examples/groups, behind its own hub.
+// The nodes of the NodeGroups of the example in examples/groups, each behind its own hub.
 const (
 	hangzhou = "hangzhou-0"
 	beijing  = "beijing-0"
@@ -55,17 +55,13 @@ func TestHollowKubeletsBehindHubs(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &hollowRig{T: t, hubs: map[string]*rig{}}
-	var specs []devcluster.NodeSpec
 	for node, site := range map[string]string{hangzhou: "hangzhou", beijing: "beijing"} {
 		hub := newRig(t, c, node)
 		r.hubs[node] = hub
-		specs = append(specs, devcluster.NodeSpec{
-			Name: node, Labels: map[string]string{"location": site},
-			Server: "https://" + hub.address, ServerCAFile: filepath.Join(hub.dir, "state", "serving", "ca.crt"),
-		})
-	}
-	if err := c.AddHollowNodes(t.Context(), specs...); err != nil {
-		t.Fatal(err)
+		through := devcluster.Endpoint{URL: "https://" + hub.address, CAFile: filepath.Join(hub.dir, "state", "serving", "ca.crt")}
+		if err := c.AddHollowNodesBehind(t.Context(), through, devcluster.NodeSpec{Name: node, Labels: map[string]string{"location": site}}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	r.deleted = watchDeletions(r.admin())
 	part := func(name string, run func(*hollowRig)) {

@@ -527,7 +527,7 @@ func (r *rig) testKill() {
 	r.createConfigMap("late")
 	e.until("ADDED late")
 	r.cutOff(q)
-	r.status("cloud Offline", "because asking "+r.link.address)
+	r.status("cloud Offline", "because asking "+r.link.Address())
 	var was answer
 	r.eventually("the event is kept", func() error {
 		if was = r.ask(r.over, q); !strings.Contains(was.body, `"name":"late"`) {

@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -29,6 +28,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
+	"github.com/atoll-k8s/atoll/test/relay"
 )
 
 const (
@@ -46,7 +46,7 @@ type rig struct {
 	dir     string
 	admin   kubernetes.Interface
 	server  *url.URL // the API server
-	link    *link
+	link    *relay.Relay
 	address string // of the hub
 	observe string // its second one
 	program string
@@ -83,7 +83,10 @@ func newRig(t *testing.T, c *devcluster.Cluster, node string) *rig {
 	if r.server, err = url.Parse(config.Host); err != nil {
 		t.Fatal(err)
 	}
-	r.link = newLink(t, r.server.Host)
+	if r.link, err = relay.New(t.Context(), r.server.Host); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.link.Close() })
 	r.address, r.observe = freeAddress(t), freeAddress(t)
 	r.program = filepath.Join(r.dir, "atoll-hub")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", r.program, "github.com/atoll-k8s/atoll/cmd/atoll-hub")
@@ -106,7 +109,7 @@ cloud:
   caFile: %[4]s/ca.crt
   certificateFile: %[4]s/node.pem
   returnWithin: 1s
-`, node, r.address, r.observe, r.dir, r.link.address),
+`, node, r.address, r.observe, r.dir, r.link.Address()),
 	} {
 		if err := os.WriteFile(filepath.Join(r.dir, name), content, 0o600); err != nil {
 			t.Fatal(err)
@@ -266,83 +269,6 @@ func (r *rig) open(ctx context.Context, clients map[string]*http.Client, q quest
 	return clients[q.identity].Do(request)
 }
 
-// link carries connections to an address, and can be cut: then it carries nothing, and closes
-// nothing.
-type link struct {
-	address string
-
-	mu  sync.Mutex
-	on  *sync.Cond
-	cut bool
-}
-
-func newLink(t *testing.T, to string) *link {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = listener.Close() })
-	l := &link{address: listener.Addr().String()}
-	l.on = sync.NewCond(&l.mu)
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go l.carry(conn, to)
-		}
-	}()
-	return l
-}
-
-func (l *link) carry(near net.Conn, to string) {
-	defer near.Close()
-	l.await()
-	far, err := net.Dial("tcp", to)
-	if err != nil {
-		return
-	}
-	defer far.Close()
-	done := make(chan struct{}, 2)
-	for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
-		go func() {
-			defer func() { done <- struct{}{} }()
-			buffer := make([]byte, 64<<10)
-			for {
-				n, err := way[0].Read(buffer)
-				l.await()
-				if n > 0 {
-					if _, err := way[1].Write(buffer[:n]); err != nil {
-						return
-					}
-				}
-				if err != nil {
-					return
-				}
-			}
-		}()
-	}
-	<-done
-}
-
-// await waits while the link is cut.
-func (l *link) await() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for l.cut {
-		l.on.Wait()
-	}
-}
-
-func (l *link) set(cut bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.cut = cut
-	l.on.Broadcast()
-}
-
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -356,7 +282,7 @@ func freeAddress(t *testing.T) string {
 // cutOff cuts the link, and waits until the hub has noticed: it answers from its cache.
 func (r *rig) cutOff(q question) {
 	r.Helper()
-	r.link.set(true)
+	r.link.Set(relay.Silent)
 	r.eventually("the hub answers from its cache", func() error {
 		if a := r.ask(r.over, q); a.err != nil || a.asOf == "" {
 			return fmt.Errorf("it answers %+v", a)
@@ -368,7 +294,7 @@ func (r *rig) cutOff(q question) {
 // comeBack restores the link, and waits until the cloud answers again.
 func (r *rig) comeBack(q question) {
 	r.Helper()
-	r.link.set(false)
+	r.link.Set(relay.Whole)
 	r.eventually("the cloud answers", func() error {
 		if a := r.ask(r.over, q); a.err != nil || a.asOf != "" || a.code != http.StatusOK {
 			return fmt.Errorf("the answer is %+v", a)
