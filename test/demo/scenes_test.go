@@ -14,7 +14,9 @@ const root = "../.."
 // TestEachSceneCanBePlayed: it has what its acts need, and a person can find it.
 func TestEachSceneCanBePlayed(t *testing.T) {
 	readme := read(t, "README.md")
-	help := read(t, "Makefile")
+	_, help, _ := strings.Cut(read(t, "Makefile"), "SCENE=rollout|")
+	help, _, _ = strings.Cut(help, " ")
+	listed := append(strings.Split(help, "|"), "rollout")
 	for _, sc := range scenes {
 		if sc.name == "" || sc.about == "" || len(sc.acts) == 0 {
 			t.Errorf("scene %q is about %q and has %d acts", sc.name, sc.about, len(sc.acts))
@@ -22,7 +24,7 @@ func TestEachSceneCanBePlayed(t *testing.T) {
 		if !strings.Contains(readme, "\n| `"+sc.name+"` |") {
 			t.Errorf("README.md does not list scene %q", sc.name)
 		}
-		if scenesOf := help[strings.Index(help, "SCENE=rollout|"):]; !slices.Contains(strings.FieldsFunc(scenesOf[:strings.Index(scenesOf, " ")], func(r rune) bool { return r == '|' || r == '=' }), sc.name) {
+		if !slices.Contains(listed, sc.name) {
 			t.Errorf("make help does not list scene %q", sc.name)
 		}
 		for i, a := range sc.acts {

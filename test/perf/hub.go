@@ -192,7 +192,7 @@ func shardName(i int) string { return fmt.Sprintf("shard-%d", i) }
 func (b *bed) awaitAccount(ctx context.Context) error {
 	return b.eventually(ctx, "the ServiceAccount of the namespace", func(ctx context.Context) (bool, error) {
 		_, err := b.client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
-		return err == nil, nil //nolint:nilerr // it is not there yet
+		return err == nil, nil
 	})
 }
 
@@ -287,7 +287,7 @@ func (h *hubBench) cutOff(ctx context.Context) error {
 	h.link.Set(relay.Refused)
 	return h.eventually(ctx, "the hub to answer from its cache", func(ctx context.Context) (bool, error) {
 		header, err := h.clients[farThrough].Skip(ctx, nodePath(farNode))
-		return err == nil && header.Get(proxy.AsOf) != "", nil //nolint:nilerr // it has not noticed yet
+		return err == nil && header.Get(proxy.AsOf) != "", nil
 	})
 }
 

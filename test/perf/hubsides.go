@@ -241,12 +241,18 @@ func (h *hubBench) syncs(ctx context.Context) (s sample, err error) {
 	for i := range hubShards {
 		shards = append(shards, shardName(i))
 	}
+	var watches []*hubWatch
+	defer func() {
+		for _, w := range watches {
+			w.stop()
+		}
+	}()
 	for _, shard := range shards {
 		w, err := openWatch(ctx, h.clients[readerThrough], shardPath(shard))
 		if err != nil {
 			return s, err
 		}
-		defer w.stop()
+		watches = append(watches, w)
 	}
 	if err := pause(ctx, settleWrites); err != nil {
 		return s, err

@@ -42,7 +42,7 @@ func openWatch(ctx context.Context, c *rawclient.Client, path string) (*hubWatch
 		return nil, fmt.Errorf("reading %s: %w", path, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	response, err := c.Send(ctx, strings.Replace(path, "resourceVersion=0", "watch=1&resourceVersion="+list.ResourceVersion, 1))
+	response, err := c.Send(ctx, strings.Replace(path, "resourceVersion=0", "watch=1&resourceVersion="+list.ResourceVersion, 1)) //nolint:bodyclose // follow closes it
 	if err != nil {
 		cancel()
 		return nil, err

@@ -226,7 +226,7 @@ func (g *rig) check(ctx context.Context) error {
 		for _, f := range append([]*follower{c.truth}, c.others...) {
 			err := g.eventually(ctx, fmt.Sprintf("%s have come up to version %d", f.name, mark), func(context.Context) error {
 				if version, err := f.at(); version < mark {
-					return fmt.Errorf("they are at %d; the last error is %v", version, err)
+					return errors.Join(fmt.Errorf("they are at %d", version), err)
 				}
 				return nil
 			})

@@ -130,9 +130,7 @@ func (f *follower) watch(ctx context.Context) (goOn bool, err error) {
 	for events := f.format.NewEventReader(response.Body, maxEvent); ; {
 		e, err := events.Next()
 		if err != nil {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.breaks++
+			f.ended()
 			return true, err
 		}
 		if e.Type == watch.Error {
@@ -148,6 +146,13 @@ func (f *follower) watch(ctx context.Context) (goOn bool, err error) {
 		}
 		f.see(e.Type, m.Namespace+"/"+m.Name, version)
 	}
+}
+
+// ended counts a watch that has ended.
+func (f *follower) ended() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.breaks++
 }
 
 // see adds an event. A bookmark only has a version.
@@ -190,12 +195,15 @@ type answer struct {
 	floor uint64
 }
 
+// errGap is what is wrong with a watch that had to list anew.
+var errGap = errors.New("it had to list anew")
+
 // learn adds the new events of the truth to the history.
 func (c *collection) learn() error {
 	c.truth.mu.Lock()
 	defer c.truth.mu.Unlock()
 	if len(c.truth.segments) != 1 {
-		return fmt.Errorf("the watch of %s at the API server has a gap; the last error is %v", c.name, c.truth.last)
+		return fmt.Errorf("the watch of %s at the API server has a gap: %w", c.name, errors.Join(errGap, c.truth.last))
 	}
 	s := &c.truth.segments[0]
 	if c.history == nil {

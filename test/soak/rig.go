@@ -200,7 +200,7 @@ func (g *rig) follow(ctx context.Context, group interface{ Go(func()) }) error {
 	for _, c := range g.collections {
 		err := g.eventually(ctx, c.truth.name+" are listed", func(context.Context) error {
 			if version, err := c.truth.at(); version == 0 {
-				return fmt.Errorf("they are not; the last error is %v", err)
+				return errors.Join(errors.New("they are not"), err)
 			}
 			return nil
 		})
