@@ -31,7 +31,7 @@ BENCH_PKG ?= ./perf
 DEMO_PKG ?= ./demo
 ARGS ?=
 # The scene that make demo shows after the first example: rollout, scale, early, pools,
-# capacity or gangs.
+# capacity, gangs or offline.
 SCENE ?=
 export SCENE
 # The command that builds etcd, kube-apiserver and the other programs of the devcluster,
@@ -82,8 +82,12 @@ fuzz: ## Send random input to parsers, and random objects to a real control plan
 bench: ## Run the benchmarks: ARGS are passed to the benchmark program.
 	cd test && go run $(BENCH_PKG) $(ARGS)
 
+.PHONY: soak
+soak: devcluster-bin ## Cut links and kill hubs and kubelets at random, and check that nothing is lost: FOR=1h, SEED=n repeats a run.
+	cd test && go run ./soak -for $(or $(FOR),1h) $(if $(SEED),-seed $(SEED)) $(ARGS)
+
 .PHONY: demo
-demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs shows one more scene.
+demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs|offline shows one more scene.
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: up

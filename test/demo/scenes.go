@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/atoll-k8s/atoll/devcluster"
 )
 
 // scene is an additional part of the demo after the first example.
@@ -17,10 +19,14 @@ type scene struct {
 	acts  []act
 	// gangs installs Atoll with PodGroups.
 	gangs bool
+	// cluster, if set, returns the options of the scene's cluster.
+	cluster func() devcluster.Options
 }
 
 // act is a list of commands and their expected results.
 type act struct {
+	// about names the act in the summary; "" means by its last command.
+	about string
 	// commands are arguments of kubectl, run in the root of the source.
 	commands [][]string
 	// then, if set, runs after the commands.
@@ -78,7 +84,7 @@ var scenes = []scene{{
 		},
 		available: 5, unavailable: maxUnavailable,
 	}},
-}, pools, classes, together}
+}, pools, classes, together, offline}
 
 // sceneWithin is the maximum time of one act.
 const sceneWithin = 3 * time.Minute
@@ -155,6 +161,10 @@ func (s *stage) playAct(ctx context.Context, doc *example, a *act, end *outcome)
 		text, failures := a.verdict(s)
 		how, end.failures = append(how, text), append(end.failures, failures...)
 	}
-	end.scene = append(end.scene, fmt.Sprintf("kubectl %s: %s", strings.Join(a.commands[len(a.commands)-1], " "), strings.Join(how, "; ")))
+	about := a.about
+	if about == "" {
+		about = "kubectl " + strings.Join(a.commands[len(a.commands)-1], " ")
+	}
+	end.scene = append(end.scene, fmt.Sprintf("%s: %s", about, strings.Join(how, "; ")))
 	return nil
 }

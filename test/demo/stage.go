@@ -55,6 +55,8 @@ type stage struct {
 	// podGroups are the kinds of the owners of all PodGroups that were seen in the scene
 	// of PodGroups.
 	podGroups map[types.UID]string
+	// field is of the scene of a node without a cloud; only the goroutine of the acts uses it.
+	field *fieldState
 	// reported is the last line about each object of a scene.
 	reported map[string]string
 	// curtain is how long the starting point is shown.
@@ -73,7 +75,7 @@ func (s *stage) perform(ctx context.Context) (*outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.start(ctx); err != nil {
+	if err := s.start(ctx, sc); err != nil {
 		return nil, err
 	}
 	if err := s.build(ctx, sc != nil && sc.gangs); err != nil {
@@ -118,9 +120,14 @@ func wantedPods() int {
 }
 
 // start starts the control plane; the first time on a machine this builds it.
-func (s *stage) start(ctx context.Context) error {
+func (s *stage) start(ctx context.Context, sc *scene) error {
 	s.journal.add(note, "starting a cluster")
-	cluster, err := devcluster.Start(ctx, devcluster.Options{Log: s.journal})
+	var options devcluster.Options
+	if sc != nil && sc.cluster != nil {
+		options = sc.cluster()
+	}
+	options.Log = s.journal
+	cluster, err := devcluster.Start(ctx, options)
 	if err != nil {
 		return err
 	}
@@ -139,6 +146,9 @@ func (s *stage) strike() error {
 		return nil
 	}
 	s.state.stop()
+	if s.field != nil {
+		s.field.edge.close()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
 	if err := cluster.Stop(ctx); err != nil {

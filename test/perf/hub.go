@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +18,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 	"github.com/atoll-k8s/atoll/internal/hub"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
+	"github.com/atoll-k8s/atoll/test/rawclient"
 	"github.com/atoll-k8s/atoll/test/relay"
 )
 
@@ -70,9 +72,9 @@ type hubBench struct {
 	// link is that of the far hub to the API server.
 	link *relay.Relay
 	// clients are those of nodes and of the reader, direct and through each hub.
-	clients map[string]*hubClient
+	clients map[string]*rawclient.Client
 	// crowd are 64 clients that are near, direct and through the hub.
-	crowd map[string][]*hubClient
+	crowd map[string][]*rawclient.Client
 	// changed counts the changes of objects, to make each another one.
 	changed int
 }
@@ -82,7 +84,7 @@ func openHub(ctx context.Context, o options, log io.Writer) (bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &hubBench{bed: &bed{options: o, log: log, cluster: cluster}, clients: map[string]*hubClient{}, crowd: map[string][]*hubClient{}}
+	h := &hubBench{bed: &bed{options: o, log: log, cluster: cluster}, clients: map[string]*rawclient.Client{}, crowd: map[string][]*rawclient.Client{}}
 	if err := h.prepare(ctx); err != nil {
 		return nil, errors.Join(err, h.close())
 	}
@@ -93,8 +95,8 @@ func (h *hubBench) close() error {
 	if h.link != nil {
 		_ = h.link.Close()
 	}
-	for _, c := range h.clients {
-		c.http.CloseIdleConnections()
+	for _, c := range slices.Concat(slices.Collect(maps.Values(h.clients)), h.crowd[direct], h.crowd[through]) {
+		c.Close()
 	}
 	return h.bed.close()
 }
@@ -190,7 +192,7 @@ func shardName(i int) string { return fmt.Sprintf("shard-%d", i) }
 func (b *bed) awaitAccount(ctx context.Context) error {
 	return b.eventually(ctx, "the ServiceAccount of the namespace", func(ctx context.Context) (bool, error) {
 		_, err := b.client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
-		return err == nil, nil //nolint:nilerr // it is not there yet
+		return err == nil, nil
 	})
 }
 
@@ -231,18 +233,18 @@ func (h *hubBench) addClients(ctx context.Context) error {
 	}
 	for name, of := range map[string]struct {
 		kubeconfig string
-		by         *atoll.HubProcess
+		by         *devcluster.Endpoint
 	}{
-		nearDirect: {near, nil}, nearThrough: {near, h.near}, farThrough: {far, h.far},
-		readerDirect: {reader, nil}, readerThrough: {reader, h.near}, readerFar: {reader, h.far},
+		nearDirect: {near, nil}, nearThrough: {near, &h.near.Endpoint}, farThrough: {far, &h.far.Endpoint},
+		readerDirect: {reader, nil}, readerThrough: {reader, &h.near.Endpoint}, readerFar: {reader, &h.far.Endpoint},
 	} {
-		if h.clients[name], err = newHubClient(of.kubeconfig, of.by); err != nil {
+		if h.clients[name], err = rawclient.New(of.kubeconfig, of.by, rawclient.Protobuf); err != nil {
 			return err
 		}
 	}
 	for range crowdSize {
-		for way, by := range map[string]*atoll.HubProcess{direct: nil, through: h.near} {
-			c, err := newHubClient(near, by)
+		for way, by := range map[string]*devcluster.Endpoint{direct: nil, through: &h.near.Endpoint} {
+			c, err := rawclient.New(near, by, rawclient.Protobuf)
 			if err != nil {
 				return err
 			}
@@ -254,14 +256,14 @@ func (h *hubBench) addClients(ctx context.Context) error {
 
 // fillFar asks the far hub everything that it is to have, and waits until it has it on disk.
 func (h *hubBench) fillFar(ctx context.Context) error {
-	if _, err := h.clients[farThrough].read(ctx, nodePath(farNode)); err != nil {
+	if _, err := h.clients[farThrough].Skip(ctx, nodePath(farNode)); err != nil {
 		return err
 	}
-	if _, err := h.clients[farThrough].read(ctx, podsPath(farNode)); err != nil {
+	if _, err := h.clients[farThrough].Skip(ctx, podsPath(farNode)); err != nil {
 		return err
 	}
 	for i := range hubShards {
-		if _, err := h.clients[readerFar].read(ctx, shardPath(shardName(i))); err != nil {
+		if _, err := h.clients[readerFar].Skip(ctx, shardPath(shardName(i))); err != nil {
 			return err
 		}
 	}
@@ -284,8 +286,8 @@ func (h *hubBench) fillFar(ctx context.Context) error {
 func (h *hubBench) cutOff(ctx context.Context) error {
 	h.link.Set(relay.Refused)
 	return h.eventually(ctx, "the hub to answer from its cache", func(ctx context.Context) (bool, error) {
-		header, err := h.clients[farThrough].read(ctx, nodePath(farNode))
-		return err == nil && header.Get(proxy.AsOf) != "", nil //nolint:nilerr // it has not noticed yet
+		header, err := h.clients[farThrough].Skip(ctx, nodePath(farNode))
+		return err == nil && header.Get(proxy.AsOf) != "", nil
 	})
 }
 
@@ -321,13 +323,4 @@ func (b *bed) observed(ctx context.Context, do func(context.Context) (rate float
 // limit is a side that is a number.
 func limit(name string, value float64) side {
 	return side{name: name + " limit", measure: func(context.Context) (sample, error) { return sample{rate: value, off: -1}, nil }}
-}
-
-// good returns an error unless an answer is what was asked for.
-func good(response *http.Response) error {
-	if response.StatusCode == http.StatusOK {
-		return nil
-	}
-	text, _ := io.ReadAll(io.LimitReader(response.Body, 1000))
-	return fmt.Errorf("%s is answered %s: %s", response.Request.URL.Path, response.Status, text)
 }

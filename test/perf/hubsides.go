@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/atoll-k8s/atoll/test/rawclient"
 	"github.com/atoll-k8s/atoll/test/relay"
 )
 
@@ -77,15 +78,15 @@ func (h *hubBench) sides(_ context.Context, name string) (a, b side, err error) 
 }
 
 // reads returns the median time of an answer.
-func (h *hubBench) reads(ctx context.Context, c *hubClient, path string, n int) (sample, error) {
-	if _, err := c.read(ctx, path); err != nil { // to open a connection
+func (h *hubBench) reads(ctx context.Context, c *rawclient.Client, path string, n int) (sample, error) {
+	if _, err := c.Skip(ctx, path); err != nil { // to open a connection
 		return sample{}, err
 	}
 	return h.observed(ctx, func(ctx context.Context) (float64, string, error) {
 		times := make([]float64, n)
 		for i := range times {
 			began := time.Now()
-			if _, err := c.read(ctx, path); err != nil {
+			if _, err := c.Skip(ctx, path); err != nil {
 				return 0, "", err
 			}
 			times[i] = milliseconds(time.Since(began))
@@ -97,7 +98,7 @@ func (h *hubBench) reads(ctx context.Context, c *hubClient, path string, n int) 
 // delivered returns the median time from a change to its event.
 func (h *hubBench) delivered(client string) func(context.Context) (sample, error) {
 	return func(ctx context.Context) (s sample, err error) {
-		w, err := h.clients[client].watch(ctx, podsPath(nearNode))
+		w, err := openWatch(ctx, h.clients[client], podsPath(nearNode))
 		if err != nil {
 			return s, err
 		}
@@ -150,8 +151,8 @@ func (h *hubBench) change() []byte {
 func (h *hubBench) asked(way string) func(context.Context) (sample, error) {
 	return func(ctx context.Context) (sample, error) {
 		crowd, path := h.crowd[way], nodePath(nearNode)
-		err := inParallel(ctx, crowdSize, crowd, func(ctx context.Context, c *hubClient) error { // to open connections
-			_, err := c.read(ctx, path)
+		err := inParallel(ctx, crowdSize, crowd, func(ctx context.Context, c *rawclient.Client) error { // to open connections
+			_, err := c.Skip(ctx, path)
 			return err
 		})
 		if err != nil {
@@ -160,9 +161,9 @@ func (h *hubBench) asked(way string) func(context.Context) (sample, error) {
 		return h.observed(ctx, func(ctx context.Context) (float64, string, error) {
 			var answers atomic.Int64
 			began := time.Now()
-			err := inParallel(ctx, crowdSize, crowd, func(ctx context.Context, c *hubClient) error {
+			err := inParallel(ctx, crowdSize, crowd, func(ctx context.Context, c *rawclient.Client) error {
 				for time.Since(began) < crowdFor {
-					if _, err := c.read(ctx, path); err != nil {
+					if _, err := c.Skip(ctx, path); err != nil {
 						return err
 					}
 					answers.Add(1)
@@ -176,7 +177,7 @@ func (h *hubBench) asked(way string) func(context.Context) (sample, error) {
 
 // written returns the bytes that the near hub writes for each event of a watch.
 func (h *hubBench) written(ctx context.Context) (sample, error) {
-	w, err := h.clients[readerThrough].watch(ctx, shardPath(smallShard))
+	w, err := openWatch(ctx, h.clients[readerThrough], shardPath(smallShard))
 	if err != nil {
 		return sample{}, err
 	}
@@ -220,7 +221,7 @@ func (h *hubBench) changeSmall(ctx context.Context, w *hubWatch) error {
 
 // eventSize returns the bytes of an event of the same watch.
 func (h *hubBench) eventSize(ctx context.Context) (sample, error) {
-	w, err := h.clients[readerDirect].watch(ctx, shardPath(smallShard))
+	w, err := openWatch(ctx, h.clients[readerDirect], shardPath(smallShard))
 	if err != nil {
 		return sample{}, err
 	}
@@ -240,12 +241,18 @@ func (h *hubBench) syncs(ctx context.Context) (s sample, err error) {
 	for i := range hubShards {
 		shards = append(shards, shardName(i))
 	}
+	var watches []*hubWatch
+	defer func() {
+		for _, w := range watches {
+			w.stop()
+		}
+	}()
 	for _, shard := range shards {
-		w, err := h.clients[readerThrough].watch(ctx, shardPath(shard))
+		w, err := openWatch(ctx, h.clients[readerThrough], shardPath(shard))
 		if err != nil {
 			return s, err
 		}
-		defer w.stop()
+		watches = append(watches, w)
 	}
 	if err := pause(ctx, settleWrites); err != nil {
 		return s, err
@@ -280,7 +287,7 @@ func (h *hubBench) starts(ctx context.Context) (sample, error) {
 		began, started := time.Now(), make(chan error, 1)
 		go func() { started <- h.cluster.Restart(ctx, h.far.Name) }()
 		for {
-			_, err := h.clients[farThrough].read(ctx, nodePath(farNode))
+			_, err := h.clients[farThrough].Skip(ctx, nodePath(farNode))
 			took := time.Since(began)
 			if err == nil {
 				return milliseconds(took), "", <-started
