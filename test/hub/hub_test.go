@@ -52,6 +52,7 @@ func TestHub(t *testing.T) {
 	part("a pod whose policy is not bound is held", (*rig).testGate)
 	part("the hub is killed while the cloud is away", (*rig).testKill)
 	part("nobody else can read its files", (*rig).testFiles)
+	part("a hub requests the certificate of its node, and renews it", (*rig).testBootstrap)
 }
 
 // objects makes what is read: a Node, pods that are bound to it, and objects of other kinds.

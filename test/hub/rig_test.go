@@ -82,7 +82,7 @@ func newRig(t *testing.T) *rig {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	node := r.nodeConfig()
+	node := r.nodeConfig(nodeName)
 	for name, content := range map[string][]byte{
 		"ca.crt": node.CAData, "node.pem": append(append([]byte{}, node.CertData...), node.KeyData...),
 		"hub.yaml": fmt.Appendf(nil, `apiVersion: hub.atoll.dev/v1alpha1
@@ -114,10 +114,10 @@ cloud:
 	return r
 }
 
-// nodeConfig is that of the node's kubelet.
-func (r *rig) nodeConfig() *rest.Config {
+// nodeConfig is that of a node's kubelet.
+func (r *rig) nodeConfig(name string) *rest.Config {
 	r.Helper()
-	path, err := r.Kubeconfig(r.Context(), "system:node:"+nodeName, "system:nodes")
+	path, err := r.Kubeconfig(r.Context(), "system:node:"+name, "system:nodes")
 	if err != nil {
 		r.Fatal(err)
 	}
