@@ -103,7 +103,7 @@ build: ## Build the programs into bin/.
 	go build -trimpath -o bin/ ./cmd/...
 
 .PHONY: image
-image: ## Build the image of atoll-manager into a tar file in dist/: IMAGE is its name; ARGS=-push pushes it instead.
+image: ## Build the image of atoll-manager and atoll-hub into a tar file in dist/: IMAGE is its name; ARGS=-push pushes it instead.
 	@cd hack/chart && go run ./cmd/image -source $(CURDIR) -image '$(IMAGE)' $(ARGS)
 
 .PHONY: manifest
@@ -143,7 +143,7 @@ chart: ## Lint the Helm chart, render it and decode the result strictly.
 	cd hack/chart && go test $(UNCACHED) $(TESTFLAGS) ./...
 
 .PHONY: image-check
-image-check: ## Build the image of atoll-manager and run the program from its content, in an empty file system (Linux).
+image-check: ## Build the image and run its programs from its content, in an empty file system (Linux).
 	hack/image-check.sh
 
 ##@ Parts of test

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the image of atoll-manager for this machine and runs the program from its content, in an
-# empty root file system and as the image's user. Needs Linux, and root or user namespaces.
+# Makes the image of atoll-manager and atoll-hub for this machine and runs both from its content, in
+# an empty root file system and as the image's user. Needs Linux, and root or user namespaces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,4 +29,6 @@ else
 fi
 help=$("${enter[@]}" "$entrypoint" --help 2>&1)
 grep -q -- '-scheduler-name' <<<"$help" || { echo "atoll-manager --help in an empty root said: $help" >&2; exit 1; }
+hub=$("${enter[@]}" /atoll-hub --help 2>&1)
+grep -q -- '-config' <<<"$hub" || { echo "atoll-hub --help in an empty root said: $hub" >&2; exit 1; }
 echo "image-check: $entrypoint runs in an empty root as ${user}; the image has $(ls "$dir/root" | paste -sd ' ' -), $(du -k "$layer" | cut -f1) KiB compressed"

@@ -103,7 +103,7 @@ func TestImagesOfTheSameProgramsAreEqual(t *testing.T) {
 func TestTheManagersImage(t *testing.T) {
 	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
 	image := build(t, Manager{
-		Program: program(t, "program"), License: program(t, "licence"), Architecture: "amd64",
+		Program: program(t, "program"), Hub: program(t, "hub"), License: program(t, "licence"), Architecture: "amd64",
 		Version: "1.2.3", Revision: "0123abcd", Created: made,
 	}.Spec())
 	config, err := image.ConfigFile()
@@ -138,7 +138,7 @@ func TestTheManagersImage(t *testing.T) {
 		}
 		modes[header.Name] = header.Mode
 	}
-	if want := map[string]int64{"atoll-manager": 0o555, "LICENSE": 0o444}; !maps.Equal(modes, want) {
+	if want := map[string]int64{"atoll-manager": 0o555, "atoll-hub": 0o555, "LICENSE": 0o444}; !maps.Equal(modes, want) {
 		t.Errorf("the files are %v, want %v", modes, want)
 	}
 }

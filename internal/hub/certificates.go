@@ -1,10 +1,13 @@
 package hub
 
 import (
+	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -12,38 +15,85 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/atoll-k8s/atoll/internal/hub/config"
+	"github.com/atoll-k8s/atoll/internal/hub/files"
+	"github.com/atoll-k8s/atoll/internal/hub/nodecert"
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
-// certificateFile is a client certificate that others renew in its files.
-type certificateFile struct {
-	cert, key string
+// followed are the CAs of the configuration. Their files are read again when they change.
+type followed struct{ cloud, clients *files.Value[*x509.CertPool] }
 
-	mu      sync.Mutex
-	changed time.Time // when the file that was read had changed
-	read    *tls.Certificate
+// newFollowed reads the CAs. Without them nobody could be recognized, and no API server.
+func newFollowed(c *config.Configuration, log logr.Logger) (*followed, error) {
+	f := &followed{
+		cloud:   files.NewValue("the CAs of cloud.caFile", parsePool, log, c.Cloud.CAFile),
+		clients: files.NewValue("the CAs of clientCAFile", parsePool, log, c.ClientCAFile),
+	}
+	return f, errors.Join(f.cloud.Read(), f.clients.Read())
 }
 
-// get returns the certificate as it is in its files now, or the last one that could be read.
-func (f *certificateFile) get() (*tls.Certificate, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	info, err := os.Stat(f.cert)
-	if err == nil && f.read != nil && info.ModTime().Equal(f.changed) {
-		return f.read, nil
-	}
-	var pair tls.Certificate
-	if err == nil {
-		pair, err = tls.LoadX509KeyPair(f.cert, f.key)
-	}
+// cloudRoots and clientRoots return the CAs of the API servers, and those of clients.
+func (f *followed) cloudRoots() *x509.CertPool { return poolOf(f.cloud) }
+
+func (f *followed) clientRoots() *x509.CertPool { return poolOf(f.clients) }
+
+func poolOf(v *files.Value[*x509.CertPool]) *x509.CertPool {
+	pool, err := v.Get()
 	if err != nil {
-		if f.read != nil {
-			return f.read, nil
-		}
-		return nil, fmt.Errorf("reading the node's certificate: %w", err)
+		return x509.NewCertPool() // never: newFollowed has read it; and nil would be the CAs of the system
 	}
-	f.read, f.changed = &pair, info.ModTime()
-	return f.read, nil
+	return pool
+}
+
+// run follows the files until ctx is done. One that hangs does not delay the other.
+func (f *followed) run(ctx context.Context) {
+	var wait sync.WaitGroup
+	wait.Go(func() { f.cloud.Follow(ctx) })
+	wait.Go(func() { f.clients.Follow(ctx) })
+	wait.Wait()
+}
+
+func parsePool(texts [][]byte) (*x509.CertPool, error) {
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(texts[0]) {
+		return nil, errors.New("it has no certificate in PEM")
+	}
+	return pool, nil
+}
+
+// nodeCertificate is the client certificate of the node: that of others, who renew it in its files, or
+// one that the hub requests.
+type nodeCertificate struct {
+	get func() (*tls.Certificate, error)
+	run func(context.Context)
+	// state returns when it expires, zero if there is none, and what prevents that there is one, or a new
+	// one.
+	state func() (time.Time, error)
+}
+
+// newNodeCertificate returns the certificate of the configuration. It may be missing until the kubelet
+// or the hub has got one. send sends a request to the cloud.
+func newNodeCertificate(c *config.Configuration, send func(*http.Request, bool) (*http.Response, error), log logr.Logger) *nodeCertificate {
+	if c.Cloud.BootstrapKubeconfig != "" {
+		m := nodecert.New(nodecert.Options{
+			NodeName: c.NodeName, Directory: filepath.Join(c.Directory, "client"), Bootstrap: c.Cloud.BootstrapKubeconfig, Send: send, Now: time.Now, Log: log.WithName("nodecert"),
+		})
+		return &nodeCertificate{m.Current, m.Run, m.State}
+	}
+	parse := func(texts [][]byte) (*tls.Certificate, error) {
+		pair, err := tls.X509KeyPair(texts[0], texts[1])
+		return &pair, err
+	}
+	v := files.NewValue("the node's certificate", parse, log, c.Cloud.CertificateFile, c.Cloud.KeyFile)
+	_ = v.Read() // it is logged, and Follow reads on
+	return &nodeCertificate{v.Get, v.Follow, func() (time.Time, error) {
+		pair, err := v.Get()
+		if err != nil {
+			return time.Time{}, err
+		}
+		return pair.Leaf.NotAfter, nil
+	}}
 }
 
 // serving is the certificate with which the hub serves, in a directory that also has the CA which
@@ -139,7 +189,7 @@ func readPair(dir, name string) certs.Pair {
 }
 
 func writePair(dir, name string, pair certs.Pair) error {
-	err := errors.Join(writeFile(filepath.Join(dir, name+".key"), pair.Key), writeFile(filepath.Join(dir, name+".crt"), pair.Cert))
+	err := errors.Join(files.Write(filepath.Join(dir, name+".key"), pair.Key), files.Write(filepath.Join(dir, name+".crt"), pair.Cert))
 	if err != nil {
 		return fmt.Errorf("keeping a certificate of the hub: %w", err)
 	}

@@ -6,12 +6,16 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
@@ -65,53 +69,106 @@ func TestTheServingCertificateIsRenewed(t *testing.T) {
 	}
 }
 
-// TestTheNodeCertificateIsReadAgain when others have renewed it, and the last one counts while its
-// file cannot be read.
+// TestTheNodeCertificateIsReadAgain when others have renewed it. It may be missing at first, and the
+// last one counts while its file cannot be read.
 func TestTheNodeCertificateIsReadAgain(t *testing.T) {
 	ca, err := certs.NewCA(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "node.pem")
-	f := &certificateFile{cert: path, key: path}
-	if _, err := f.get(); err == nil {
-		t.Error("a file that is missing is a certificate")
-	}
-	write := func(name string, at time.Time) {
+	write := func(t *testing.T, name string) {
 		t.Helper()
 		pair, err := certs.Issue(ca, certs.Leaf{CommonName: name}, time.Now())
 		if err == nil {
 			err = os.WriteFile(path, append(pair.Cert, pair.Key...), 0o600)
 		}
-		if err == nil {
-			err = os.Chtimes(path, at, at)
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	expect := func(name string) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &config.Configuration{Cloud: config.Cloud{CertificateFile: path, KeyFile: path}}
+		n := newNodeCertificate(c, nil, logr.Discard())
+		if _, err := n.get(); err == nil {
+			t.Error("a file that is missing is a certificate")
+		}
+		go n.run(t.Context())
+		expect := func(name string) {
+			t.Helper()
+			time.Sleep(3 * time.Second)
+			synctest.Wait()
+			pair, err := n.get()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if expires, err := n.state(); pair.Leaf.Subject.CommonName != name || err != nil || !expires.Equal(pair.Leaf.NotAfter) {
+				t.Errorf("the certificate is that of %s until %s, %v, want %s", pair.Leaf.Subject.CommonName, expires, err, name)
+			}
+		}
+		write(t, "first")
+		expect("first")
+		write(t, "second")
+		expect("second")
+		if err := os.WriteFile(path, []byte("half of a file"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		expect("second")
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		expect("second")
+		write(t, "third")
+		expect("third")
+	})
+}
+
+// TestTheCAsAreReadAgain when they are replaced, and the last ones count while a file is damaged.
+func TestTheCAsAreReadAgain(t *testing.T) {
+	dir := t.TempDir()
+	c := &config.Configuration{Cloud: config.Cloud{CAFile: filepath.Join(dir, "cloud.crt")}, ClientCAFile: filepath.Join(dir, "clients.crt")}
+	if _, err := newFollowed(c, logr.Discard()); err == nil || !strings.Contains(err.Error(), "cloud.caFile") || !strings.Contains(err.Error(), "clientCAFile") {
+		t.Errorf("files that are missing: %v", err)
+	}
+	newCA := func(path string) *x509.CertPool {
 		t.Helper()
-		pair, err := f.get()
+		ca, err := certs.NewCA(time.Now())
+		if err == nil {
+			err = os.WriteFile(path, ca.Cert, 0o600)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if pair.Leaf.Subject.CommonName != name {
-			t.Errorf("the certificate is that of %s, want %s", pair.Leaf.Subject.CommonName, name)
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(ca.Cert)
+		return pool
+	}
+	cloud, clients := newCA(c.Cloud.CAFile), newCA(c.ClientCAFile)
+	synctest.Test(t, func(t *testing.T) {
+		f, err := newFollowed(c, logr.Discard())
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	write("first", time.Unix(1e9, 0))
-	expect("first")
-	write("second", time.Unix(2e9, 0))
-	expect("second")
-	if err := os.WriteFile(path, []byte("half of a file"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	expect("second")
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	expect("second")
+		go f.run(t.Context())
+		expect := func() {
+			t.Helper()
+			time.Sleep(3 * time.Second)
+			synctest.Wait()
+			if !f.cloudRoots().Equal(cloud) || !f.clientRoots().Equal(clients) {
+				t.Error("the CAs are not those of the files")
+			}
+		}
+		expect()
+		cloud = newCA(c.Cloud.CAFile)
+		expect()
+		if err := os.WriteFile(c.Cloud.CAFile, []byte("half"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		clients = newCA(c.ClientCAFile) // the damaged file does not stop this one
+		expect()
+		cloud = newCA(c.Cloud.CAFile)
+		expect()
+	})
 }
 
 // TestAClockThatIsWrong after a loss of power makes no new CA: clients trust the one that is there.
@@ -186,7 +243,8 @@ func TestACacheThatCannotBeOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("TMPDIR", t.TempDir())
-	store, done, err := openCache(filepath.Join(file, "cache"), 16<<20, logr.Discard())
+	small := config.Cache{MaxSize: resource.NewQuantity(16<<20, resource.BinarySI)}
+	store, done, err := openCache(filepath.Join(file, "cache"), small, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,11 +258,11 @@ func TestACacheThatCannotBeOpened(t *testing.T) {
 		t.Errorf("%v is left, %v", left, err)
 	}
 	dir := t.TempDir()
-	_, done, err = openCache(dir, 16<<20, logr.Discard())
+	_, done, err = openCache(dir, small, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openCache(dir, 16<<20, logr.Discard()); !errors.Is(err, cache.ErrLocked) {
+	if _, _, err := openCache(dir, small, logr.Discard()); !errors.Is(err, cache.ErrLocked) {
 		t.Errorf("a second hub: %v", err)
 	}
 	if err := done(); err != nil {

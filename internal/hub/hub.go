@@ -5,6 +5,8 @@
 //	identity   who sends it
 //	wire       the encodings of answers
 //	cache      what was answered, on disk
+//	files      small files: those that others replace, and its own
+//	nodecert   the certificate of the node, if the hub requests one itself
 //	delivery   which pods may reach the node
 //	uplink     whether the cloud is reachable, and the connections to it
 //	proxy      the answers
@@ -15,7 +17,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,11 +32,12 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
+	"github.com/atoll-k8s/atoll/internal/hub/files"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
+	"github.com/atoll-k8s/atoll/internal/machinery/memory"
 )
 
 const (
@@ -57,18 +59,14 @@ const (
 func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	memory.Bound(memory.OfControlGroup(os.DirFS("/")))
 	if err := os.MkdirAll(c.Directory, 0o700); err != nil {
 		return fmt.Errorf("making the hub's directory: %w", err)
 	}
-	roots, err := readPool(c.Cloud.CAFile)
+	followed, err := newFollowed(c, log)
 	if err != nil {
 		return err
 	}
-	clientRoots, err := readPool(c.ClientCAFile)
-	if err != nil {
-		return err
-	}
-	certificate := &certificateFile{cert: c.Cloud.CertificateFile, key: c.Cloud.KeyFile}
 	var servers []*url.URL
 	for _, text := range c.Cloud.Servers {
 		server, err := url.Parse(text)
@@ -77,8 +75,12 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		}
 		servers = append(servers, server)
 	}
-	cloud := uplink.New(uplink.Options{Servers: servers, Roots: roots, NodeCertificate: certificate.get, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink")})
-	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache.MaxSize.Value(), log.WithName("cache"))
+	var cloud *uplink.Uplink
+	node := newNodeCertificate(c, func(r *http.Request, asNode bool) (*http.Response, error) { return cloud.RoundTrip(r, asNode) }, log)
+	cloud = uplink.New(uplink.Options{
+		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
+	})
+	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, log.WithName("cache"))
 	if err != nil {
 		return err
 	}
@@ -90,7 +92,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	}
 	p := &proxy.Proxy{
 		Cloud: cloud, Cache: store, Tokens: tokens, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
-		Recognizer: &identity.Recognizer{NodeName: c.NodeName, ClientRoots: clientRoots, Now: time.Now, Online: func() bool {
+		Recognizer: &identity.Recognizer{NodeName: c.NodeName, ClientRoots: followed.clientRoots, Now: time.Now, Online: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online
 		}},
@@ -113,7 +115,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	observed, err := observe(c.NodeName, cloud, p)
+	observed, err := observe(c.NodeName, cloud, node, p)
 	if err != nil {
 		return err
 	}
@@ -122,7 +124,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		return fmt.Errorf("listening for who observes the hub: %w", err)
 	}
 	observing := &http.Server{Handler: observed, ReadHeaderTimeout: headerWithin, WriteTimeout: time.Minute, MaxHeaderBytes: maxHeader}
-	ended := make(chan struct{}, 3)
+	ended := make(chan struct{}, 5)
 	go func() {
 		defer func() { ended <- struct{}{} }()
 		if err := observing.Serve(observer); !errors.Is(err, http.ErrServerClosed) {
@@ -131,6 +133,8 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	}()
 	go func() { defer func() { ended <- struct{}{} }(); cloud.Run(ctx) }()
 	go func() { defer func() { ended <- struct{}{} }(); keepSaving(ctx, save) }()
+	go func() { defer func() { ended <- struct{}{} }(); followed.run(ctx) }()
+	go func() { defer func() { ended <- struct{}{} }(); node.run(ctx) }()
 	served := make(chan error, 1)
 	go func() { served <- server.ServeTLS(listener, "", "") }()
 	log.Info("The hub serves", "address", listener.Addr().String(), "node", c.NodeName)
@@ -153,39 +157,6 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	}
 	save()
 	return err
-}
-
-// openCache opens the cache. If that is not possible, for example because the disk is read-only, the
-// hub serves with one that is gone with it. done closes it.
-func openCache(dir string, size int64, log logr.Logger) (store *cache.Store, done func() error, err error) {
-	store, err = cache.Open(dir, cache.Options{MaxBytes: size, Log: log})
-	if err == nil {
-		return store, store.Close, nil
-	}
-	if errors.Is(err, cache.ErrLocked) {
-		return nil, nil, err
-	}
-	log.Error(err, "What is answered is not kept over a restart of the hub")
-	temporary, errTemporary := os.MkdirTemp("", "atoll-hub-")
-	if errTemporary == nil {
-		store, errTemporary = cache.Open(temporary, cache.Options{MaxBytes: size, Log: log})
-	}
-	if errTemporary != nil {
-		return nil, nil, errors.Join(err, errTemporary)
-	}
-	return store, func() error { return errors.Join(store.Close(), os.RemoveAll(temporary)) }, nil
-}
-
-func readPool(path string) (*x509.CertPool, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("reading CAs: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("reading CAs: %s has no certificate in PEM", path)
-	}
-	return pool, nil
 }
 
 // tokensFile is what is kept of identity.Tokens.
@@ -224,7 +195,7 @@ func readTokens(path string, log logr.Logger) (tokens *identity.Tokens, save fun
 		}
 		text, err := json.Marshal(tokensFile{f.Secret, now})
 		if err == nil {
-			err = writeFile(path, text)
+			err = files.Write(path, text)
 		}
 		if err != nil {
 			log.Error(err, "After a restart without the cloud, some tokens will not be known")
@@ -246,19 +217,4 @@ func keepSaving(ctx context.Context, save func()) {
 			save()
 		}
 	}
-}
-
-// writeFile replaces a file with mode 0600, so that after a loss of power it has the old or the new
-// content.
-func writeFile(path string, content []byte) error {
-	temporary := path + ".tmp"
-	file, err := os.OpenFile(temporary, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(content)
-	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
 }

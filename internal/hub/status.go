@@ -21,8 +21,9 @@ import (
 
 // Status is what the hub tells about itself, at /status.
 type Status struct {
-	Node  string `json:"node"`
-	Cloud Cloud  `json:"cloud"`
+	Node        string      `json:"node"`
+	Cloud       Cloud       `json:"cloud"`
+	Certificate Certificate `json:"certificate"`
 	// Held are the pods that do not reach the node.
 	Held []proxy.Held `json:"held"`
 	// Cache is what is kept, the answers that were used last first.
@@ -36,6 +37,14 @@ type Cloud struct {
 	LastAnswer time.Time    `json:"lastAnswer"`
 	// Reason is that of the last failure; "" if there was none.
 	Reason string `json:"reason,omitempty"`
+}
+
+// Certificate is what is known of the certificate of the node.
+type Certificate struct {
+	// Expires is when it does, zero if there is none.
+	Expires time.Time `json:"expires,omitzero"`
+	// Problem is why there is none, or none that is newer; "" if all is well.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Scope is one request, without its position, whose answer is kept.
@@ -52,11 +61,16 @@ type Scope struct {
 }
 
 // status returns the state of the hub.
-func status(node string, cloud *uplink.Uplink, p *proxy.Proxy) *Status {
+func status(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.Proxy) *Status {
 	e, reason := cloud.Evidence()
 	s := &Status{Node: node, Cloud: Cloud{State: e.State, Since: e.Since, LastAnswer: e.LastAnswer}, Held: p.Held(), Cache: []Scope{}}
 	if reason != nil {
 		s.Cloud.Reason = reason.Error()
+	}
+	expires, problem := cert.state()
+	s.Certificate.Expires = expires
+	if problem != nil {
+		s.Certificate.Problem = problem.Error()
 	}
 	scopes := p.Cache.Scopes()
 	for i := len(scopes) - 1; i >= 0; i-- {
@@ -86,6 +100,12 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 	if s.Cloud.State != uplink.Online && s.Cloud.Reason != "" {
 		fmt.Fprintf(w, "because %s\n", s.Cloud.Reason)
 	}
+	if !s.Certificate.Expires.IsZero() {
+		fmt.Fprintf(w, "certificate of the node until %s\n", s.Certificate.Expires.UTC().Format(time.RFC3339))
+	}
+	if s.Certificate.Problem != "" {
+		fmt.Fprintf(w, "no new certificate of the node: %s\n", s.Certificate.Problem)
+	}
 	for _, pod := range s.Held {
 		fmt.Fprintf(w, "held: pod %s/%s for %s: %s\n", pod.Namespace, pod.Name, ago(pod.Since), pod.Reason)
 	}
@@ -98,7 +118,7 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 }
 
 // observe returns the handler of the hub's second port: /healthz, /status and /metrics.
-func observe(node string, cloud *uplink.Uplink, p *proxy.Proxy) (http.Handler, error) {
+func observe(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.Proxy) (http.Handler, error) {
 	registry := prometheus.NewRegistry()
 	if err := p.Register(registry); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
@@ -115,7 +135,7 @@ func observe(node string, cloud *uplink.Uplink, p *proxy.Proxy) (http.Handler, e
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(status(node, cloud, p)) // the client has gone if it fails
+		_ = json.NewEncoder(w).Encode(status(node, cloud, cert, p)) // the client has gone if it fails
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	return mux, nil

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -195,14 +194,6 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("--mark-resource is %q: it must be the name of an extended resource, such as example.com/managed", c.MarkResource)
 	}
 	return nil
-}
-
-// limitMemory makes Go collect garbage more often while the process is near its limit. A
-// heap may otherwise grow to twice what is in use before garbage is collected.
-func (c *Config) limitMemory() {
-	if c.MemoryLimit > 0 && os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(c.MemoryLimit / 10 * 9)
-	}
 }
 
 // capacityNone is the value of --capacity-classes that turns capacity classes off.

@@ -45,6 +45,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/extender"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/memory"
 	"github.com/atoll-k8s/atoll/internal/machinery/streamedlist"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/pki"
@@ -112,7 +113,7 @@ type parts struct {
 
 // Run runs the manager until ctx is done.
 func Run(ctx context.Context, config *rest.Config, c Config) error {
-	c.limitMemory()
+	memory.Bound(c.MemoryLimit)
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the API server's priority and fairness is the limit
 	p := &parts{config: c, budgets: newBudgets(), tenure: tenure{bounded: c.LeaderElect, duration: c.LeaseDuration, now: time.Now}}

@@ -54,6 +54,7 @@ func TestHub(t *testing.T) {
 	part("the node's certificate expires while the cloud is away", (*rig).testExpired)
 	part("the hub is killed while the cloud is away", (*rig).testKill)
 	part("nobody else can read its files", (*rig).testFiles)
+	part("a hub requests the certificate of its node, and renews it", (*rig).testBootstrap)
 }
 
 // objects makes what is read: a Node, pods that are bound to it, and objects of other kinds.

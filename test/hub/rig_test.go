@@ -94,7 +94,7 @@ func newRig(t *testing.T, c *devcluster.Cluster, node string) *rig {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	certificate := r.nodeConfig()
+	certificate := r.nodeConfig(node)
 	for name, content := range map[string][]byte{
 		"ca.crt": certificate.CAData, "node.pem": append(append([]byte{}, certificate.CertData...), certificate.KeyData...),
 		"hub.yaml": fmt.Appendf(nil, `apiVersion: hub.atoll.dev/v1alpha1
@@ -126,10 +126,10 @@ cloud:
 	return r
 }
 
-// nodeConfig is that of the node's kubelet.
-func (r *rig) nodeConfig() *rest.Config {
+// nodeConfig is that of a node's kubelet.
+func (r *rig) nodeConfig(name string) *rest.Config {
 	r.Helper()
-	path, err := r.Kubeconfig(r.Context(), "system:node:"+r.node, "system:nodes")
+	path, err := r.Kubeconfig(r.Context(), "system:node:"+name, "system:nodes")
 	if err != nil {
 		r.Fatal(err)
 	}

@@ -233,6 +233,9 @@ func (s *Store) load(names []string) error {
 		}
 		base = f.base
 	}
+	if len(files) > 0 && len(s.scopes) == 0 {
+		s.log.Info("Nothing in the cache can be read, for example because the encryption key is another one: the cache is begun anew", "files", len(files))
+	}
 	for _, sc := range s.scopes {
 		s.age = max(s.age, sc.usedAge)
 	}

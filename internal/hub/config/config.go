@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -29,8 +30,9 @@ const (
 type Configuration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// nodeName is the name of the Node that the hub runs on. Required.
-	NodeName string `json:"nodeName"`
+	// nodeName is the name of the Node that the hub runs on. Default: $NODE_NAME, and without it the host
+	// name in lower case, as for a kubelet.
+	NodeName string `json:"nodeName,omitempty"`
 	// cloud tells how to reach the API servers.
 	Cloud Cloud `json:"cloud"`
 	// listen is the address and port at which the hub serves clients of the node, over TLS.
@@ -58,9 +60,14 @@ type Cloud struct {
 	CAFile string `json:"caFile"`
 	// certificateFile and keyFile are the client certificate of the node and its key, in PEM. keyFile may be
 	// left out if certificateFile has both, as the kubelet's kubelet-client-current.pem. Both are read again
-	// when they change. Required.
-	CertificateFile string `json:"certificateFile"`
+	// when they change, and may be missing at first. Exactly one of certificateFile and bootstrapKubeconfig
+	// is required.
+	CertificateFile string `json:"certificateFile,omitempty"`
 	KeyFile         string `json:"keyFile,omitempty"`
+	// bootstrapKubeconfig is a kubeconfig with a bootstrap token, such as kubeadm's bootstrap-kubelet.conf.
+	// The hub requests a certificate of the node with the token, and renews it. Only the token of the file
+	// is used.
+	BootstrapKubeconfig string `json:"bootstrapKubeconfig,omitempty"`
 	// returnWithin spreads the watches that go on when the cloud is reachable again over this time.
 	// From 0s to 5m. Default: 10s.
 	ReturnWithin *metav1.Duration `json:"returnWithin,omitempty"`
@@ -70,6 +77,9 @@ type Cloud struct {
 type Cache struct {
 	// maxSize is the most that all files of the cache take. At least 16Mi. Default: 256Mi.
 	MaxSize *resource.Quantity `json:"maxSize,omitempty"`
+	// encryptionKeyFile is a file with at least 32 random bytes, from which the key is made that encrypts
+	// what is kept. With another content the cache is begun anew. Default: nothing is encrypted.
+	EncryptionKeyFile string `json:"encryptionKeyFile,omitempty"`
 }
 
 const (
@@ -107,6 +117,9 @@ func Parse(text []byte) (*Configuration, error) {
 }
 
 func (c *Configuration) setDefaults() {
+	if c.NodeName == "" {
+		c.NodeName = defaultNodeName()
+	}
 	if c.Listen == "" {
 		c.Listen = "127.0.0.1:10261"
 	}
@@ -125,6 +138,14 @@ func (c *Configuration) setDefaults() {
 	if c.Cloud.KeyFile == "" {
 		c.Cloud.KeyFile = c.Cloud.CertificateFile
 	}
+}
+
+func defaultNodeName() string {
+	if name := os.Getenv("NODE_NAME"); name != "" {
+		return name
+	}
+	name, _ := os.Hostname() // without a name the file is refused
+	return strings.ToLower(strings.TrimSpace(name))
 }
 
 // validate returns all that is wrong.
@@ -153,11 +174,22 @@ func (c *Configuration) validate() error {
 			wrong(field, "%q is not of the form address:port", address)
 		}
 	}
-	for field, path := range map[string]string{
-		"cloud.caFile": c.Cloud.CAFile, "cloud.certificateFile": c.Cloud.CertificateFile, "cloud.keyFile": c.Cloud.KeyFile,
-		"clientCAFile": c.ClientCAFile, "directory": c.Directory,
-	} {
+	if (c.Cloud.CertificateFile == "") == (c.Cloud.BootstrapKubeconfig == "") {
+		wrong("cloud.certificateFile, cloud.bootstrapKubeconfig", "exactly one of them must be set")
+	}
+	if c.Cloud.KeyFile != "" && c.Cloud.CertificateFile == "" {
+		wrong("cloud.keyFile", "it has no cloud.certificateFile")
+	}
+	for field, path := range map[string]string{"cloud.caFile": c.Cloud.CAFile, "clientCAFile": c.ClientCAFile, "directory": c.Directory} {
 		if !filepath.IsAbs(path) {
+			wrong(field, "%q is not an absolute path", path)
+		}
+	}
+	for field, path := range map[string]string{
+		"cloud.certificateFile": c.Cloud.CertificateFile, "cloud.keyFile": c.Cloud.KeyFile,
+		"cloud.bootstrapKubeconfig": c.Cloud.BootstrapKubeconfig, "cache.encryptionKeyFile": c.Cache.EncryptionKeyFile,
+	} {
+		if path != "" && !filepath.IsAbs(path) {
 			wrong(field, "%q is not an absolute path", path)
 		}
 	}

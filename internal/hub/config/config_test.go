@@ -36,6 +36,33 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// TestTheNameOfTheNode is that of the environment if the file has none, and else the host name as a
+// kubelet uses it.
+func TestTheNameOfTheNode(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for environment, want := range map[string]string{"edge-2": "edge-2", "": strings.ToLower(host)} {
+		t.Setenv("NODE_NAME", environment)
+		c, err := Parse([]byte(strings.Replace(smallest, "nodeName: edge-1", "", 1)))
+		if err != nil || c.NodeName != want {
+			t.Errorf("with NODE_NAME=%q the node is %q, %v", environment, c.NodeName, err)
+		}
+		if c, err := Parse([]byte(smallest)); err != nil || c.NodeName != "edge-1" {
+			t.Errorf("the name in the file is not used: %v", err)
+		}
+	}
+}
+
+// TestABootstrapKubeconfig stands in the place of a certificate.
+func TestABootstrapKubeconfig(t *testing.T) {
+	text := strings.Replace(smallest, "certificateFile: /var/lib/kubelet/pki/kubelet-client-current.pem", "bootstrapKubeconfig: /etc/kubernetes/bootstrap-kubelet.conf", 1)
+	if c, err := Parse([]byte(text)); err != nil || c.Cloud.CertificateFile+c.Cloud.KeyFile != "" {
+		t.Errorf("the configuration is %+v, %v", c, err)
+	}
+}
+
 // TestMistakesAreNamed: the error has the field, and all mistakes of a file at once.
 func TestMistakesAreNamed(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -44,15 +71,20 @@ func TestMistakesAreNamed(t *testing.T) {
 	}{
 		"a field that is not known":    {[]string{"nodeName: edge-1", "nodeName: edge-1\nnodename: x"}, []string{"nodename"}},
 		"another kind":                 {[]string{"HubConfiguration", "KubeletConfiguration"}, []string{"apiVersion, kind"}},
-		"no name of the node":          {[]string{"nodeName: edge-1", ""}, []string{"nodeName"}},
+		"a name that no node has":      {[]string{"nodeName: edge-1", "nodeName: Edge_1"}, []string{"nodeName"}},
 		"no servers":                   {[]string{`["https://10.0.0.1:6443"]`, "[]"}, []string{"cloud.servers", "1 to 16"}},
 		"a server without TLS":         {[]string{"https://", "http://"}, []string{"cloud.servers[0]"}},
 		"a server with a path":         {[]string{":6443", ":6443/api"}, []string{"cloud.servers[0]"}},
 		"a port without an address":    {[]string{"nodeName: edge-1", "nodeName: edge-1\nlisten: \":1\""}, []string{"listen"}},
 		"a path that is relative":      {[]string{"/var/lib/kubelet", "kubelet"}, []string{"cloud.certificateFile", "cloud.keyFile"}},
+		"a relative kubeconfig":        {[]string{"certificateFile: /var", "bootstrapKubeconfig: var"}, []string{"cloud.bootstrapKubeconfig"}},
+		"a relative key":               {[]string{"cloud:", "cache: {encryptionKeyFile: key}\ncloud:"}, []string{"cache.encryptionKeyFile"}},
+		"no certificate":               {[]string{"  certificateFile: /var/lib/kubelet/pki/kubelet-client-current.pem", ""}, []string{"cloud.certificateFile, cloud.bootstrapKubeconfig"}},
+		"two certificates":             {[]string{"cloud:", "cloud:\n  bootstrapKubeconfig: /a"}, []string{"cloud.certificateFile, cloud.bootstrapKubeconfig"}},
+		"a key without a certificate":  {[]string{"certificateFile", "keyFile"}, []string{"cloud.keyFile"}},
 		"a return that takes too long": {[]string{"cloud:", "cloud:\n  returnWithin: 10m"}, []string{"cloud.returnWithin"}},
 		"a cache that is too small":    {[]string{"cloud:", "cache: {maxSize: 1Mi}\ncloud:"}, []string{"cache.maxSize"}},
-		"two mistakes":                 {[]string{"nodeName: edge-1", "listen: x", "https://", "http://"}, []string{"nodeName", "listen", "cloud.servers[0]"}},
+		"two mistakes":                 {[]string{"nodeName: edge-1", "nodeName: Edge_1\nlisten: x", "https://", "http://"}, []string{"nodeName", "listen", "cloud.servers[0]"}},
 		"what is no YAML":              {[]string{"kind:", "kind: ["}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

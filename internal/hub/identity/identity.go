@@ -40,8 +40,8 @@ var ErrNobody = errors.New("who asks? Send a bearer token, or the client certifi
 type Recognizer struct {
 	// NodeName is the name of the node.
 	NodeName string
-	// ClientRoots are the CAs of client certificates.
-	ClientRoots *x509.CertPool
+	// ClientRoots returns the CAs of client certificates.
+	ClientRoots func() *x509.CertPool
 	// Online reports whether the cloud is reachable. While it is not, a certificate of the node that has
 	// expired is accepted, because nobody can renew it, and one that is not valid yet, because the clock
 	// may be wrong after a loss of power.
@@ -103,7 +103,7 @@ func (r *Recognizer) isNode(chain []*x509.Certificate) error {
 		}
 	}
 	_, err := leaf.Verify(x509.VerifyOptions{
-		Roots: r.ClientRoots, Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Roots: r.ClientRoots(), Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	return err
 }

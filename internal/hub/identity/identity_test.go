@@ -92,7 +92,7 @@ func TestOnlyTheNodeIsTheNode(t *testing.T) {
 		"one of another CA that has expired": {other.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := Recognizer{NodeName: "a", ClientRoots: roots, Online: func() bool { return !tc.offline }, Now: func() time.Time { return now }}
+			r := Recognizer{NodeName: "a", ClientRoots: func() *x509.CertPool { return roots }, Online: func() bool { return !tc.offline }, Now: func() time.Time { return now }}
 			q := httptest.NewRequest("GET", "/", nil)
 			q.TLS = &tls.ConnectionState{}
 			if tc.cert != nil {

@@ -119,7 +119,7 @@ func newNode(t *testing.T, format wire.Format) *node {
 	}
 	n.Proxy = &Proxy{
 		Cloud: n.cloud, Cache: store, Tokens: identity.NewTokens([]byte("secret"), nil), Log: logr.Discard(),
-		Recognizer: &identity.Recognizer{NodeName: "a", ClientRoots: x509.NewCertPool(), Now: time.Now, Online: func() bool { return true }},
+		Recognizer: &identity.Recognizer{NodeName: "a", ClientRoots: x509.NewCertPool, Now: time.Now, Online: func() bool { return true }},
 	}
 	t.Cleanup(func() {
 		n.Wait()

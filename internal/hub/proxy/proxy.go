@@ -170,7 +170,7 @@ func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 func (p *Proxy) read(c *call, r *http.Request) (*http.Response, error) {
 	for began := time.Now(); ; {
 		response, err := p.send(c, r)
-		if err == nil || errors.Is(err, uplink.ErrOffline) || c.Context().Err() != nil || time.Since(began) > readWithin {
+		if err == nil || isAway(err) || c.Context().Err() != nil || time.Since(began) > readWithin {
 			return response, err
 		}
 		select {
@@ -179,6 +179,12 @@ func (p *Proxy) read(c *call, r *http.Request) (*http.Response, error) {
 		case <-time.After(readAgain):
 		}
 	}
+}
+
+// isAway reports whether an error means that the cloud cannot be asked at present: it is away, or for
+// the node, there is no certificate yet or any more.
+func isAway(err error) bool {
+	return errors.Is(err, uplink.ErrOffline) || errors.Is(err, uplink.ErrNoCertificate)
 }
 
 // pass passes a request on. Nothing of it is kept.
@@ -300,7 +306,7 @@ func (p *Proxy) fromCache(w http.ResponseWriter, c *call, reason error) (*cache.
 			fmt.Sprintf("the node's hub cannot ask the cloud (%v), and the cloud has not accepted this token before", reason))
 		return nil, nil, false
 	}
-	if !errors.Is(reason, uplink.ErrOffline) {
+	if !isAway(reason) {
 		p.unavailable(w, c.Request, reason)
 		return nil, nil, false
 	}

@@ -39,9 +39,9 @@ var ErrOffline = errors.New("no API server of the cloud answers")
 type Options struct {
 	// Servers are the API servers, at least one: https URLs without a path.
 	Servers []*url.URL
-	// Roots are the CAs of their certificates.
-	Roots *x509.CertPool
-	// NodeCertificate returns the certificate of the node; it is read for each new connection.
+	// Roots returns the CAs of their certificates. Another pool is for new connections.
+	Roots func() *x509.CertPool
+	// NodeCertificate returns the certificate of the node. It is asked for each request of the node.
 	NodeCertificate func() (*tls.Certificate, error)
 	// Return is the longest time by which requests that wait for the cloud are spread when it is
 	// reachable again.
@@ -52,10 +52,7 @@ type Options struct {
 // Uplink is the connection to the cloud. It is safe for concurrent use.
 type Uplink struct {
 	options Options
-	// others are the transports for requests of callers with a token. Upgrades have their own, because
-	// HTTP/2 has none.
-	others transports
-	hurry  chan struct{} // a question is to be asked soon
+	hurry   chan struct{} // a question is to be asked soon
 	// answerWithin, askSoon and silence are the constants of these names, except in tests.
 	answerWithin, askSoon, silence time.Duration
 
@@ -64,17 +61,22 @@ type Uplink struct {
 	reason   error         // of the last failure
 	changed  chan struct{} // closed when the state changes
 	current  int           // the server that is asked first
-	// node are the transports for requests of the node, with this certificate. An API server judges the
-	// certificate of a connection for each request, so a new certificate needs new connections.
-	node        transports
-	certificate *tls.Certificate
+	// others are the transports for requests of callers with a token, and node those for requests of the
+	// node. Upgrades have their own, because HTTP/2 has none.
+	others, node transports
 	// reachable is done, with the cause ErrOffline, while the state is Offline.
 	reachable context.Context
 	lose      context.CancelCauseFunc
 }
 
-// transports are one for requests, and one for upgrades.
-type transports struct{ requests, upgrades *http.Transport }
+// transports are one for requests, and one for upgrades, with a client certificate or nil, and CAs. An
+// API server judges the certificate of a connection for each request, so a new certificate needs new
+// connections.
+type transports struct {
+	requests, upgrades *http.Transport
+	certificate        *tls.Certificate
+	roots              *x509.CertPool
+}
 
 func (t *transports) of(r *http.Request) *http.Transport {
 	if r.Header.Get("Upgrade") != "" {
@@ -83,9 +85,9 @@ func (t *transports) of(r *http.Request) *http.Transport {
 	return t.requests
 }
 
-// errNoCertificate is the error of requests of the node while its certificate cannot be read. It
+// ErrNoCertificate is the error of requests of the node while there is no certificate of the node. It
 // says nothing of the cloud.
-var errNoCertificate = errors.New("the certificate of the node cannot be read")
+var ErrNoCertificate = errors.New("there is no certificate of the node")
 
 // New returns an Uplink, which learns of the cloud by requests and, while Run runs, by its own
 // questions.
@@ -94,16 +96,15 @@ func New(o Options) *Uplink {
 		options: o, hurry: make(chan struct{}, 1), changed: make(chan struct{}),
 		answerWithin: answerWithin, askSoon: askSoon, silence: silence,
 	}
-	u.others = u.newTransports(nil)
 	u.evidence = Evidence{State: Unknown, Since: time.Now(), LastAnswer: time.Now()}
 	u.reachable, u.lose = context.WithCancelCause(context.Background())
 	return u
 }
 
 // newTransports returns transports with a client certificate; nil is none.
-func (u *Uplink) newTransports(certificate *tls.Certificate) transports {
+func newTransports(certificate *tls.Certificate, roots *x509.CertPool) transports {
 	one := func(http2 bool) *http.Transport {
-		config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: u.options.Roots}
+		config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
 		if certificate != nil {
 			config.Certificates = []tls.Certificate{*certificate}
 		}
@@ -123,27 +124,34 @@ func (u *Uplink) newTransports(certificate *tls.Certificate) transports {
 		}
 		return t
 	}
-	return transports{one(true), one(false)}
+	return transports{one(true), one(false), certificate, roots}
 }
 
-// ofNode returns the transports of the node, new ones if its certificate is another one. Requests
-// that have begun go on with the old ones.
-func (u *Uplink) ofNode() (transports, error) {
-	certificate, err := u.options.NodeCertificate()
-	if err != nil {
-		return transports{}, fmt.Errorf("%w: %w", errNoCertificate, err)
+// transports returns those of the node or of the others, new ones if its certificate or the CAs are
+// other ones. Requests that have begun go on with the old ones.
+func (u *Uplink) transports(asNode bool) (transports, error) {
+	var certificate *tls.Certificate
+	if asNode {
+		var err error
+		if certificate, err = u.options.NodeCertificate(); err != nil {
+			return transports{}, fmt.Errorf("%w: %w", ErrNoCertificate, err)
+		}
 	}
+	roots := u.options.Roots()
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if certificate != u.certificate {
-		old := u.node
-		u.node, u.certificate = u.newTransports(certificate), certificate
+	current := &u.others
+	if asNode {
+		current = &u.node
+	}
+	if old := *current; old.requests == nil || old.certificate != certificate || old.roots != roots {
+		*current = newTransports(certificate, roots)
 		if old.requests != nil {
 			old.requests.CloseIdleConnections()
 			old.upgrades.CloseIdleConnections()
 		}
 	}
-	return u.node, nil
+	return *current, nil
 }
 
 // Run asks the cloud from time to time whether it is reachable, until ctx is done.
@@ -183,7 +191,11 @@ func (u *Uplink) ask(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	if response, err := u.try(request, u.others.requests); err == nil {
+	with, err := u.transports(false)
+	if err != nil {
+		return
+	}
+	if response, err := u.try(request, with.requests); err == nil {
 		_, _ = io.CopyN(io.Discard, response.Body, maxDrain)
 		_ = response.Body.Close()
 	}
@@ -208,12 +220,9 @@ func (u *Uplink) Evidence() (Evidence, error) {
 // headers say. It fails with ErrOffline at once while the cloud is offline, and when that begins
 // before there is an answer.
 func (u *Uplink) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
-	with := u.others
-	if asNode {
-		var err error
-		if with, err = u.ofNode(); err != nil {
-			return nil, err
-		}
+	with, err := u.transports(asNode)
+	if err != nil {
+		return nil, err
 	}
 	transport := with.of(r)
 	u.mu.Lock()

@@ -76,14 +76,15 @@ func newUplink(t *testing.T, clouds ...*cloud) *Uplink {
 
 func newUplinkAs(t *testing.T, certificate func() (*tls.Certificate, error), clouds ...*cloud) *Uplink {
 	t.Helper()
-	o := Options{Roots: x509.NewCertPool(), Log: logr.Discard(), NodeCertificate: certificate}
+	roots := x509.NewCertPool()
+	o := Options{Roots: func() *x509.CertPool { return roots }, Log: logr.Discard(), NodeCertificate: certificate}
 	for _, c := range clouds {
 		server, err := url.Parse(c.URL)
 		if err != nil {
 			t.Fatal(err)
 		}
 		o.Servers = append(o.Servers, server)
-		o.Roots.AddCert(c.Certificate())
+		roots.AddCert(c.Certificate())
 	}
 	u := New(o)
 	u.answerWithin, u.askSoon, u.silence = 200*time.Millisecond, 50*time.Millisecond, 300*time.Millisecond
@@ -272,12 +273,38 @@ func TestANewCertificateOfTheNodeIsUsedAtOnce(t *testing.T) {
 	await(t, u, Online)
 	fails.Store(true)
 	for range 10 {
-		if _, err := ask(t, u, "/"); !errors.Is(err, errNoCertificate) {
+		if _, err := ask(t, u, "/"); !errors.Is(err, ErrNoCertificate) {
 			t.Errorf("the error is %v", err)
 		}
 	}
 	if e, _ := u.Evidence(); e.State != Online || e.Failures != 0 {
 		t.Errorf("the state is %+v", e)
+	}
+}
+
+// TestNewCAsAreUsedAtOnce for new connections.
+func TestNewCAsAreUsedAtOnce(t *testing.T) {
+	c := newCloud(t)
+	server, err := url.Parse(c.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var roots atomic.Pointer[x509.CertPool]
+	roots.Store(x509.NewCertPool())
+	none := &tls.Certificate{}
+	u := New(Options{Servers: []*url.URL{server}, Roots: roots.Load, Log: logr.Discard(), NodeCertificate: func() (*tls.Certificate, error) { return none, nil }})
+	if _, err := ask(t, u, "/"); err == nil {
+		t.Error("a server whose CA is not known is asked")
+	}
+	known := x509.NewCertPool()
+	known.AddCert(c.Certificate())
+	roots.Store(known)
+	if _, err := ask(t, u, "/"); err != nil {
+		t.Errorf("with the new CA: %v", err)
+	}
+	roots.Store(x509.NewCertPool())
+	if _, err := ask(t, u, "/"); err == nil {
+		t.Error("a CA that is gone counts")
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/images"
 )
 
-// build builds atoll-manager for each architecture, and an image of it.
+// build builds atoll-manager and atoll-hub for each architecture, and an image of both.
 func build(ctx context.Context, source string, architectures []string, log io.Writer) ([]v1.Image, error) {
 	version, err := appVersion(source)
 	if err != nil {
@@ -29,18 +29,20 @@ func build(ctx context.Context, source string, architectures []string, log io.Wr
 	}
 	dir, err := os.MkdirTemp("", "atoll-image-")
 	if err != nil {
-		return nil, fmt.Errorf("building atoll-manager: %w", err)
+		return nil, fmt.Errorf("building the image: %w", err)
 	}
 	defer os.RemoveAll(dir)
 	var out []v1.Image
 	for _, architecture := range architectures {
-		fmt.Fprintf(log, "building atoll-manager for linux/%s\n", architecture)
-		program := filepath.Join(dir, architecture)
-		if err := buildStatic(ctx, source, architecture, program); err != nil {
-			return nil, err
+		fmt.Fprintf(log, "building atoll-manager and atoll-hub for linux/%s\n", architecture)
+		program := func(name string) string { return filepath.Join(dir, name+"-"+architecture) }
+		for _, name := range []string{"atoll-manager", "atoll-hub"} {
+			if err := buildStatic(ctx, source, name, architecture, program(name)); err != nil {
+				return nil, err
+			}
 		}
 		image, err := images.New(images.Manager{
-			Program: program, License: filepath.Join(source, "LICENSE"), Architecture: architecture,
+			Program: program("atoll-manager"), Hub: program("atoll-hub"), License: filepath.Join(source, "LICENSE"), Architecture: architecture,
 			Version: version, Revision: commit.revision, Created: commit.time,
 		}.Spec())
 		if err != nil {
@@ -51,17 +53,17 @@ func build(ctx context.Context, source string, architectures []string, log io.Wr
 	return out, nil
 }
 
-// buildStatic builds atoll-manager for Linux into a file.
-func buildStatic(ctx context.Context, source, architecture, file string) error {
+// buildStatic builds a program for Linux into a file.
+func buildStatic(ctx context.Context, source, name, architecture, file string) error {
 	script, err := filepath.Abs(filepath.Join(source, "hack", "build-static.sh"))
 	if err != nil {
-		return fmt.Errorf("building atoll-manager: %w", err)
+		return fmt.Errorf("building %s: %w", name, err)
 	}
-	cmd := exec.CommandContext(ctx, script, "./cmd/atoll-manager", file)
+	cmd := exec.CommandContext(ctx, script, "./cmd/"+name, file)
 	cmd.Dir = source
 	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+architecture)
 	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building atoll-manager for linux/%s: %w: %s", architecture, err, strings.TrimSpace(string(text)))
+		return fmt.Errorf("building %s for linux/%s: %w: %s", name, architecture, err, strings.TrimSpace(string(text)))
 	}
 	return nil
 }

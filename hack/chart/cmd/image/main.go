@@ -1,4 +1,4 @@
-// Command image makes the image of atoll-manager for each platform, and an index of them. It
+// Command image makes the image of atoll-manager and atoll-hub for each platform, and an index of them. It
 // needs neither Docker nor another engine for containers.
 //
 //	make image                                                          # into a tar file in dist/

@@ -28,10 +28,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// files is the source of an atoll-manager that is built in a moment.
+// files is the source of programs that are built in a moment.
 var files = map[string]string{
 	"go.mod":                    "module example.org/atoll\n\ngo 1.26.0\n",
 	"cmd/atoll-manager/main.go": "package main\n\nfunc main() { panic(\"its trace names this file\") }\n",
+	"cmd/atoll-hub/main.go":     "package main\n\nfunc main() { panic(\"its trace names this file\") }\n",
 	"charts/atoll/Chart.yaml":   "appVersion: \"1.2.3\"\n",
 	"LICENSE":                   "licence\n",
 }
@@ -188,7 +189,7 @@ func TestPush(t *testing.T) {
 			}
 			got[entry.Platform.String()] = p
 		}
-		one := parts{Files: []string{"LICENSE", "atoll-manager"}, Revision: revision, Version: "1.2.3", Created: "2026-01-02 03:04:05"}
+		one := parts{Files: []string{"LICENSE", "atoll-hub", "atoll-manager"}, Revision: revision, Version: "1.2.3", Created: "2026-01-02 03:04:05"}
 		if diff := cmp.Diff(map[string]parts{"linux/amd64": one, "linux/arm64": one}, got); diff != "" {
 			t.Errorf("the pushed index (-want +got):\n%s", diff)
 		}

@@ -1,0 +1,299 @@
+// Package nodecert requests a client certificate of the node from the API servers, and renews it, as a
+// kubelet does: a CertificateSigningRequest with a bootstrap token at first, and with the certificate
+// itself later. It must not know how the API servers are reached.
+//
+// This is not k8s.io/client-go/util/certificate, which needs the clients of all kinds: 13 MB of program
+// and 10 MB of memory on each node. That package also forgets a certificate that looks expired when it
+// starts, which a clock that is wrong after a loss of power makes of each one, and fails if its file is
+// damaged.
+package nodecert
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/atoll-k8s/atoll/internal/hub/files"
+)
+
+const (
+	// lookEvery is the time between two looks at whether the certificate is due, and the longest between
+	// two questions whether a request is approved. The first of them is after askAfter.
+	lookEvery, askAfter = time.Minute, 5 * time.Second
+	// againAfter is the time until an attempt that failed is repeated. It doubles up to maxAgain. After a
+	// refusal it is afterRefusal: each attempt then leaves a request in the API server.
+	againAfter, maxAgain, afterRefusal = 2 * time.Second, 30 * time.Second, 10 * time.Minute
+	// answerWithin bounds the wait for an answer.
+	answerWithin = 15 * time.Second
+	// renewFrom and renewTo are the parts of the life of a certificate between which it is renewed, by
+	// chance, so that the nodes of a cluster do not ask at the same time.
+	renewFrom, renewTo = 0.7, 0.9
+)
+
+// The files in the directory of a Manager.
+const (
+	certFile    = "node.pem"    // the certificate, and its key
+	pendingFile = "pending.key" // the key of the request that is not answered yet
+)
+
+// Options configure a Manager.
+type Options struct {
+	// NodeName is the name of the node.
+	NodeName string
+	// Directory is where the certificate is kept. It is made with mode 0700.
+	Directory string
+	// Bootstrap is the path of a kubeconfig with a bootstrap token. It is read only when there is no
+	// certificate that can be used.
+	Bootstrap string
+	// Send sends a request to an API server: as the node, with the certificate of Current, or as whom its
+	// headers say.
+	Send func(r *http.Request, asNode bool) (*http.Response, error)
+	// Now is the clock.
+	Now func() time.Time
+	Log logr.Logger
+}
+
+// Manager has the certificate of the node. It is safe for concurrent use.
+type Manager struct {
+	o Options
+	// repeats are the attempts with the same outcome before the last one, and wasWaiting is whether that
+	// was that the request waits. Both are for Run only, as share and pending are.
+	repeats    int
+	wasWaiting bool
+	// share is the part of the life of the present certificate after which it is renewed.
+	share float64
+	// pending is the key of the request that is not answered yet; nil if there is none.
+	pending *ecdsa.PrivateKey
+
+	mu      sync.Mutex
+	current *tls.Certificate
+	unsaved []byte // the certificate and its key, if they are not on disk
+	problem error  // why it is not requested, or not renewed
+}
+
+// New returns a Manager with the certificate that was kept, if there is one.
+func New(o Options) *Manager {
+	m := &Manager{o: o, share: renewFrom + rand.Float64()*(renewTo-renewFrom)}
+	text, err := files.Read(m.path(certFile))
+	if err == nil {
+		var pair *tls.Certificate
+		if pair, err = parsePair(text, text, o.NodeName); err == nil {
+			m.current = pair
+			return m
+		}
+	}
+	m.problem = errors.New("it is not requested yet")
+	if !errors.Is(err, os.ErrNotExist) {
+		o.Log.Error(err, "The certificate of the node cannot be read, and is requested anew", "file", m.path(certFile))
+	}
+	return m
+}
+
+func (m *Manager) path(name string) string { return filepath.Join(m.o.Directory, name) }
+
+// Current returns the certificate. One that has expired stays, and counts again if the clock is set
+// back.
+func (m *Manager) Current() (*tls.Certificate, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.current == nil:
+		return nil, m.problem
+	case isExpired(m.current.Leaf, m.o.Now()):
+		why := m.problem
+		if why == nil {
+			why = errors.New("it is not renewed yet")
+		}
+		return nil, fmt.Errorf("it has expired at %s: %w", m.current.Leaf.NotAfter.UTC().Format(time.RFC3339), why)
+	}
+	return m.current, nil
+}
+
+// State returns when the certificate expires, zero if there is none, and why there is none or why it is
+// not renewed yet; nil if all is well.
+func (m *Manager) State() (expires time.Time, problem error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.current != nil {
+		expires = m.current.Leaf.NotAfter
+	}
+	return expires, m.problem
+}
+
+// Run requests the certificate, and renews it, until ctx is done.
+func (m *Manager) Run(ctx context.Context) {
+	for {
+		pause := lookEvery
+		if m.isDue() {
+			pause = m.attempt(ctx)
+		}
+		m.save()
+		timer := time.NewTimer(pause + rand.N(pause/5+1))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+	}
+}
+
+func isExpired(leaf *x509.Certificate, now time.Time) bool { return now.After(leaf.NotAfter) }
+
+// renewAt returns when a certificate is due: after this part of its life.
+func renewAt(leaf *x509.Certificate, share float64) time.Time {
+	return leaf.NotBefore.Add(time.Duration(share * float64(leaf.NotAfter.Sub(leaf.NotBefore))))
+}
+
+func (m *Manager) isDue() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.current == nil || !m.o.Now().Before(renewAt(m.current.Leaf, m.share))
+}
+
+// attempt asks once, and returns the time until the next attempt.
+func (m *Manager) attempt(ctx context.Context) time.Duration {
+	err := m.request(ctx)
+	if ctx.Err() != nil {
+		return lookEvery
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	isNew := err != nil && (m.problem == nil || m.problem.Error() != err.Error())
+	m.problem = err
+	var waits *waitsError
+	isWaiting := errors.As(err, &waits)
+	if m.repeats++; err == nil || isWaiting != m.wasWaiting {
+		m.repeats = 0
+	}
+	m.wasWaiting = isWaiting
+	doubled := func(from, limit time.Duration) time.Duration { return min(from<<min(m.repeats, 10), limit) }
+	switch {
+	case err == nil:
+		m.o.Log.Info("The node has a new certificate", "expires", m.current.Leaf.NotAfter)
+		return lookEvery
+	case isWaiting:
+		if isNew {
+			m.o.Log.Info("The request for a certificate of the node waits for its approval", "certificateSigningRequest", waits.name)
+		}
+		return doubled(askAfter, lookEvery)
+	}
+	if isNew {
+		m.o.Log.Error(err, "There is no new certificate of the node")
+	}
+	if errors.Is(err, errRefused) {
+		return afterRefusal
+	}
+	return doubled(againAfter, maxAgain)
+}
+
+// request makes the request, or looks at what became of it, and takes the certificate if it is there.
+func (m *Manager) request(ctx context.Context) error {
+	key, err := m.pendingKey()
+	if err != nil {
+		return err
+	}
+	csr, err := m.ensureRequest(ctx, key)
+	if err != nil {
+		return err
+	}
+	issued, err := judge(csr)
+	if err != nil {
+		if errors.Is(err, errRefused) {
+			m.forgetPending()
+		}
+		return err
+	}
+	keyText, err := encodeKey(key)
+	if err != nil {
+		return err
+	}
+	pair, err := parsePair(issued, keyText, m.o.NodeName)
+	if err != nil {
+		m.forgetPending()
+		return fmt.Errorf("reading the certificate of CertificateSigningRequest %q: %w: %w", csr.Name, errRefused, err)
+	}
+	m.mu.Lock()
+	isOld := m.current != nil && m.current.Leaf.Equal(pair.Leaf)
+	m.mu.Unlock()
+	if isOld || isExpired(pair.Leaf, m.o.Now()) {
+		m.forgetPending()
+		return fmt.Errorf("reading the certificate of CertificateSigningRequest %q: it is not a new one", csr.Name)
+	}
+	m.mu.Lock()
+	m.current, m.unsaved = pair, append(append([]byte{}, issued...), keyText...)
+	m.share = renewFrom + rand.Float64()*(renewTo-renewFrom)
+	m.mu.Unlock()
+	m.save()
+	return nil
+}
+
+// pendingKey returns the key of the request that is not answered yet. It is kept, so that a restart
+// makes no second request.
+func (m *Manager) pendingKey() (*ecdsa.PrivateKey, error) {
+	if m.pending != nil {
+		return m.pending, nil
+	}
+	if text, err := files.Read(m.path(pendingFile)); err == nil {
+		if key, err := decodeKey(text); err == nil {
+			m.pending = key
+			return key, nil
+		}
+	}
+	key, text, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	if err := m.write(pendingFile, text); err != nil {
+		m.o.Log.Error(err, "After a restart, the certificate of the node will be requested once more")
+	}
+	m.pending = key
+	return key, nil
+}
+
+func (m *Manager) forgetPending() {
+	m.pending = nil
+	if err := os.Remove(m.path(pendingFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		m.o.Log.Error(err, "The key of a request that is over is not removed")
+	}
+}
+
+// save writes the certificate, if it is not on disk. It stays in use if that fails, and is written
+// later. The key of its request is removed after it is on disk, so that a loss of power leaves one.
+func (m *Manager) save() {
+	m.mu.Lock()
+	text := m.unsaved
+	m.mu.Unlock()
+	if text == nil {
+		return
+	}
+	if err := m.write(certFile, text); err != nil {
+		m.o.Log.Error(err, "The certificate of the node is not kept")
+		return
+	}
+	m.mu.Lock()
+	m.unsaved = nil
+	m.mu.Unlock()
+	m.forgetPending()
+}
+
+func (m *Manager) write(name string, text []byte) error {
+	if err := os.MkdirAll(m.o.Directory, 0o700); err != nil {
+		return fmt.Errorf("making the directory of the node's certificate: %w", err)
+	}
+	if err := files.Write(m.path(name), text); err != nil {
+		return fmt.Errorf("keeping the node's certificate: %w", err)
+	}
+	return nil
+}

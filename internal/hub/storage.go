@@ -1,0 +1,62 @@
+package hub
+
+import (
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/go-logr/logr"
+
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/config"
+	"github.com/atoll-k8s/atoll/internal/hub/files"
+)
+
+// keySize is the size of an encryption key, and the least of what it is made from, in bytes.
+const keySize = 32
+
+// openCache opens the cache. If that is not possible, for example because the disk is read-only or the
+// encryption key cannot be read, the hub serves with one that is gone with it. done closes it.
+func openCache(dir string, c config.Cache, log logr.Logger) (store *cache.Store, done func() error, err error) {
+	options := cache.Options{MaxBytes: c.MaxSize.Value(), Log: log}
+	if c.EncryptionKeyFile != "" {
+		options.Key, err = readKey(c.EncryptionKeyFile)
+	}
+	if err == nil {
+		store, err = cache.Open(dir, options)
+	}
+	if err == nil {
+		return store, store.Close, nil
+	}
+	if errors.Is(err, cache.ErrLocked) {
+		return nil, nil, err
+	}
+	log.Error(err, "What is answered is not kept over a restart of the hub")
+	if c.EncryptionKeyFile != "" {
+		options.Key = make([]byte, keySize)
+		_, _ = rand.Read(options.Key) // it never fails
+	}
+	temporary, errTemporary := os.MkdirTemp("", "atoll-hub-")
+	if errTemporary == nil {
+		store, errTemporary = cache.Open(temporary, options)
+	}
+	if errTemporary != nil {
+		return nil, nil, errors.Join(err, errTemporary)
+	}
+	return store, func() error { return errors.Join(store.Close(), os.RemoveAll(temporary)) }, nil
+}
+
+// readKey makes the encryption key from the content of a file.
+func readKey(path string) ([]byte, error) {
+	secret, err := files.Read(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading cache.encryptionKeyFile: %w", err)
+	}
+	if len(secret) < keySize {
+		return nil, fmt.Errorf("reading cache.encryptionKeyFile: %s has %d bytes; write at least %d random ones into it", path, len(secret), keySize)
+	}
+	return hkdf.Key(sha256.New, secret, nil, "atoll-hub: what is kept", keySize)
+}
