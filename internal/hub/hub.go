@@ -6,6 +6,8 @@
 //	wire       the encodings of answers
 //	cache      what was answered, on disk
 //	delivery   which pods may reach the node
+//	filter     what the proxy and filters of objects know of each other
+//	endpoints  which endpoints of Services clients get, with which addresses
 //	uplink     whether the cloud is reachable, and the connections to it
 //	proxy      the answers
 //	config     the configuration file
@@ -87,7 +89,9 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	if err != nil {
 		return err
 	}
+	services := newEndpoints(c, log.WithName("services"))
 	p := &proxy.Proxy{
+		Filter: services, Pods: services,
 		Cloud: cloud, Cache: store, Tokens: tokens, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
 		Recognizer: &identity.Recognizer{NodeName: c.NodeName, ClientRoots: clientRoots, Now: time.Now, Online: func() bool {
 			e, _ := cloud.Evidence()
@@ -109,7 +113,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	observed, err := observe(c.NodeName, cloud, p)
+	observed, err := observe(c.NodeName, cloud, p, services)
 	if err != nil {
 		return err
 	}
@@ -127,6 +131,8 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	}()
 	go func() { defer func() { ended <- struct{}{} }(); cloud.Run(ctx) }()
 	go func() { defer func() { ended <- struct{}{} }(); keepSaving(ctx, save) }()
+	following := make(chan struct{})
+	go func() { defer close(following); services.Run(ctx, p.Follow) }()
 	served := make(chan error, 1)
 	go func() { served <- server.ServeTLS(listener, "", "") }()
 	log.Info("The hub serves", "address", listener.Addr().String(), "node", c.NodeName)
@@ -142,6 +148,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		_ = server.Close() // watches
 	}
 	handlers.Wait()
+	<-following
 	p.Wait()
 	_ = observing.Close()
 	for range cap(ended) {
