@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -88,10 +87,8 @@ func decodeStatus(format wire.Format, object []byte) (*status, error) {
 	s := &status{}
 	var err error
 	switch format {
-	case wire.JSON:
-		err = json.Unmarshal(object, s)
-	case wire.CBOR:
-		err = direct.Unmarshal(object, s)
+	case wire.JSON, wire.CBOR:
+		err = format.ReadFields(object, s)
 	default:
 		if bytes.HasPrefix(object, []byte(envelopeMagic)) {
 			if object, err = format.ItemOf(object, false); err != nil {
@@ -132,6 +129,13 @@ var errNotRead = errors.New("the patch has no addresses, and it is not known whi
 
 // addresses returns those of the pod after the patch. read are those that it had before.
 func (p *patch) addresses(read []string, isRead, isStrategic bool) ([]string, error) {
+	var list []string
+	for _, ip := range p.Status.Order {
+		list = append(list, ip.IP) // the whole list as it is to be
+	}
+	if len(list) > 0 {
+		return valid(list), nil
+	}
 	isNull := func(raw json.RawMessage) bool { return string(raw) == "null" }
 	switch {
 	case p.Status.PodIPs == nil && p.Status.PodIP == nil:
@@ -151,13 +155,6 @@ func (p *patch) addresses(read []string, isRead, isStrategic bool) ([]string, er
 	var changes []podIP
 	if err := json.Unmarshal(p.Status.PodIPs, &changes); err != nil {
 		return nil, err
-	}
-	var list []string
-	for _, ip := range p.Status.Order {
-		list = append(list, ip.IP) // the whole list as it is to be
-	}
-	if len(list) > 0 {
-		return valid(list), nil
 	}
 	if isStrategic && !slices.ContainsFunc(changes, func(c podIP) bool { return c.Patch == "replace" }) {
 		list = slices.Clone(read)

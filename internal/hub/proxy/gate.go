@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -153,13 +152,8 @@ type started struct {
 func isStarted(format wire.Format, object []byte) (bool, error) {
 	var s started
 	switch format {
-	case wire.JSON:
-		if err := json.Unmarshal(object, &s); err != nil {
-			return false, fmt.Errorf("reading the status of a pod: %w", err)
-		}
-		return s.Status.StartTime != nil, nil
-	case wire.CBOR:
-		if err := direct.Unmarshal(object, &s); err != nil {
+	case wire.JSON, wire.CBOR:
+		if err := format.ReadFields(object, &s); err != nil {
 			return false, fmt.Errorf("reading the status of a pod: %w", err)
 		}
 		return s.Status.StartTime != nil, nil
