@@ -19,7 +19,7 @@ import (
 
 const (
 	// maxFollowPause is the longest time between two attempts to read a collection of the hub's own.
-	maxFollowPause = time.Minute
+	maxFollowPause = 30 * time.Second
 	// followFor is how long a watch of the hub's own lasts, in seconds. As much is added by chance.
 	followFor = 300
 	// ownWithin bounds the wait for an answer to the hub itself, and for a list the whole answer.
