@@ -8,6 +8,8 @@
 //	files      small files: those that others replace, and its own
 //	nodecert   the certificate of the node, if the hub requests one itself
 //	delivery   which pods may reach the node
+//	filter     what the proxy and filters of objects know of each other
+//	endpoints  which endpoints of Services clients get, with which addresses
 //	uplink     whether the cloud is reachable, and the connections to it
 //	proxy      the answers
 //	config     the configuration file
@@ -90,7 +92,9 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	if err != nil {
 		return err
 	}
+	services := newEndpoints(c, log.WithName("services"))
 	p := &proxy.Proxy{
+		Filter: services, Pods: services,
 		Cloud: cloud, Cache: store, Tokens: tokens, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
 		Recognizer: &identity.Recognizer{NodeName: c.NodeName, ClientRoots: followed.clientRoots, Now: time.Now, Online: func() bool {
 			e, _ := cloud.Evidence()
@@ -115,7 +119,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	observed, err := observe(c.NodeName, cloud, node, p)
+	observed, err := observe(c.NodeName, cloud, node, p, services)
 	if err != nil {
 		return err
 	}
@@ -135,6 +139,8 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	go func() { defer func() { ended <- struct{}{} }(); keepSaving(ctx, save) }()
 	go func() { defer func() { ended <- struct{}{} }(); followed.run(ctx) }()
 	go func() { defer func() { ended <- struct{}{} }(); node.run(ctx) }()
+	following := make(chan struct{})
+	go func() { defer close(following); services.Run(ctx, p.Follow) }()
 	served := make(chan error, 1)
 	go func() { served <- server.ServeTLS(listener, "", "") }()
 	log.Info("The hub serves", "address", listener.Addr().String(), "node", c.NodeName)
@@ -150,6 +156,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		_ = server.Close() // watches
 	}
 	handlers.Wait()
+	<-following
 	p.Wait()
 	_ = observing.Close()
 	for range cap(ended) {

@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/endpoints"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
@@ -26,6 +28,8 @@ type Status struct {
 	Certificate Certificate `json:"certificate"`
 	// Held are the pods that do not reach the node.
 	Held []proxy.Held `json:"held"`
+	// Services is what the filter of Service endpoints depends on.
+	Services endpoints.Status `json:"services"`
 	// Cache is what is kept, the answers that were used last first.
 	Cache []Scope `json:"cache"`
 }
@@ -61,9 +65,9 @@ type Scope struct {
 }
 
 // status returns the state of the hub.
-func status(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.Proxy) *Status {
+func status(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.Proxy, services *endpoints.Filter) *Status {
 	e, reason := cloud.Evidence()
-	s := &Status{Node: node, Cloud: Cloud{State: e.State, Since: e.Since, LastAnswer: e.LastAnswer}, Held: p.Held(), Cache: []Scope{}}
+	s := &Status{Node: node, Cloud: Cloud{State: e.State, Since: e.Since, LastAnswer: e.LastAnswer}, Held: p.Held(), Services: services.Status(), Cache: []Scope{}}
 	if reason != nil {
 		s.Cloud.Reason = reason.Error()
 	}
@@ -109,6 +113,11 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 	for _, pod := range s.Held {
 		fmt.Fprintf(w, "held: pod %s/%s for %s: %s\n", pod.Namespace, pod.Name, ago(pod.Since), pod.Reason)
 	}
+	for _, input := range s.Services.Inputs {
+		if !input.Known || input.Reason != "" {
+			fmt.Fprintf(w, "topology of Services: the %s is known: %t; %s\n", input.Name, input.Known, cmp.Or(input.Reason, "it has not been read yet"))
+		}
+	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\nCALLER\tREQUEST\tITEMS\tBYTES\tSTATE OF\tUSED")
 	for _, c := range s.Cache {
@@ -118,7 +127,7 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 }
 
 // observe returns the handler of the hub's second port: /healthz, /status and /metrics.
-func observe(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.Proxy) (http.Handler, error) {
+func observe(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.Proxy, services *endpoints.Filter) (http.Handler, error) {
 	registry := prometheus.NewRegistry()
 	if err := p.Register(registry); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
@@ -135,7 +144,7 @@ func observe(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(status(node, cloud, cert, p)) // the client has gone if it fails
+		_ = json.NewEncoder(w).Encode(status(node, cloud, cert, p, services)) // the client has gone if it fails
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	return mux, nil

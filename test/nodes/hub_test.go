@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -78,6 +79,9 @@ func (r *offRig) testStart() {
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "secret"}, StringData: map[string]string{"key": "value"}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{
 			Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
+		}},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "hosts"}, Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"app": "web"}, ClusterIP: corev1.ClusterIPNone,
 		}},
 	)
 	pods := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web"}}, Spec: corev1.PodSpec{
@@ -245,6 +249,7 @@ func (r *offRig) testPowerOff() {
 		r.Fatal(err)
 	}
 	r.starts++
+	before, now := r.podOn(edge[0]).Status.PodIP, ""
 	r.eventually("the pod has started with a new address", func() error {
 		list, err := r.RunOn(r.Context(), edge[0], "/bin/ls", "/run/node/addresses/devcluster")
 		if err != nil {
@@ -257,12 +262,46 @@ func (r *offRig) testPowerOff() {
 			}
 			out, err := r.get(edge[0], "http://"+address+":8080")
 			if err == nil && strings.Count(out, "\n") == r.starts {
+				now = address
 				return nil
 			}
 			last = fmt.Errorf("%s answers %q, %w", address, out, err)
 		}
 		return last
 	})
+	if now == before {
+		r.Fatalf("the address is %s, as before", now)
+	}
+	// The cloud's EndpointSlices have the old address.
+	r.serviceAnswers("after a loss of power,")
+	for range 20 {
+		if out, err := r.get(edge[0], "http://"+r.service); err != nil {
+			r.Fatalf("the Service has an endpoint that does not answer: %v %s", err, out)
+		}
+	}
+	other := r.podOn(edge[1]).Status.PodIP
+	r.eventually("the name of the Service has the new address", func() error {
+		out, err := r.lookup(edge[0], "hosts.default.svc.cluster.local.")
+		if err == nil && !slices.Equal(out, slices.Sorted(slices.Values([]string{now, other}))) {
+			err = fmt.Errorf("it has %v, want %s and %s", out, now, other)
+		}
+		return err
+	})
+}
+
+// lookup asks the DNS server of a node for a name.
+func (r *offRig) lookup(node, name string) ([]string, error) {
+	var n corev1.Node
+	if err := r.client.Get(r.Context(), client.ObjectKey{Name: node}, &n); err != nil {
+		return nil, err
+	}
+	for _, address := range n.Status.Addresses {
+		if address.Type == corev1.NodeInternalIP {
+			out, err := r.RunOn(r.Context(), node, filepath.Join(r.Dir(), "bin", "devcluster-pause"), "lookup", address.Address+":53", name)
+			return slices.Sorted(slices.Values(strings.Fields(out))), err
+		}
+	}
+	return nil, errors.New("the node has no address")
 }
 
 // testBack: nothing was lost, and what the cloud wants from now on happens.

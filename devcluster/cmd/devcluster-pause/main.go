@@ -5,15 +5,18 @@
 //	devcluster-pause serve <host:port>           answers HTTP requests with the name of the host
 //	devcluster-pause serve <host:port> <file>    adds the name of the host to a file, as a line, and answers with all lines
 //	devcluster-pause get <url>                   prints the answer to an HTTP request, within 5 seconds
+//	devcluster-pause lookup <host:port> <name>   prints the IPv4 addresses of a name that a DNS server has, within 5 seconds
 //	devcluster-pause echo                        prints its input
 //
 // Under the name tar it does what kubectl cp needs of that program.
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -35,6 +38,8 @@ func main() {
 		err = serve(args[1], args[2])
 	case len(args) == 2 && args[0] == "get":
 		err = get(args[1])
+	case len(args) == 3 && args[0] == "lookup":
+		err = lookup(args[1], args[2])
 	default:
 		<-told()
 	}
@@ -88,6 +93,20 @@ func addLine(file, line string) ([]byte, error) {
 		return nil, err
 	}
 	return os.ReadFile(file)
+}
+
+// lookup prints the addresses of a name, one on each line, as a server answers.
+func lookup(server, name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, server)
+	}}
+	addresses, err := resolver.LookupNetIP(ctx, "ip4", name)
+	for _, a := range addresses {
+		fmt.Println(a)
+	}
+	return err
 }
 
 func get(url string) error {

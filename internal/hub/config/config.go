@@ -49,6 +49,17 @@ type Configuration struct {
 	Directory string `json:"directory,omitempty"`
 	// cache bounds what is kept on disk.
 	Cache Cache `json:"cache,omitempty"`
+	// services tells whose endpoints of Services are filtered.
+	Services Services `json:"services,omitempty"`
+}
+
+// Services tells whose endpoints of Services are filtered.
+type Services struct {
+	// clients are the users that route traffic to Services: they get the endpoints that the topology of a
+	// Service allows, with the addresses that the node's pods have. An empty list filters for nobody. At most
+	// 64. Default: system:kube-proxy, system:serviceaccount:kube-system:kube-proxy and
+	// system:serviceaccount:kube-system:coredns.
+	Clients []string `json:"clients,omitempty"`
 }
 
 // Cloud tells how to reach the API servers.
@@ -86,6 +97,7 @@ const (
 	maxServers = 16
 	maxReturn  = 5 * time.Minute
 	minCache   = 16 << 20
+	maxClients = 64
 )
 
 // Read reads a file, sets the defaults and validates the result.
@@ -134,6 +146,9 @@ func (c *Configuration) setDefaults() {
 	}
 	if c.Cache.MaxSize == nil {
 		c.Cache.MaxSize = resource.NewQuantity(256<<20, resource.BinarySI)
+	}
+	if c.Services.Clients == nil {
+		c.Services.Clients = []string{"system:kube-proxy", "system:serviceaccount:kube-system:kube-proxy", "system:serviceaccount:kube-system:coredns"}
 	}
 	if c.Cloud.KeyFile == "" {
 		c.Cloud.KeyFile = c.Cloud.CertificateFile
@@ -198,6 +213,14 @@ func (c *Configuration) validate() error {
 	}
 	if c.Cache.MaxSize.Value() < minCache {
 		wrong("cache.maxSize", "%s is less than 16Mi", c.Cache.MaxSize)
+	}
+	if len(c.Services.Clients) > maxClients {
+		wrong("services.clients", "has more than %d users", maxClients)
+	}
+	for i, user := range c.Services.Clients {
+		if user == "" {
+			wrong(fmt.Sprintf("services.clients[%d]", i), "must be the name of a user, for example system:serviceaccount:kube-system:kube-proxy")
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -28,8 +28,11 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.Listen != "127.0.0.1:10261" || c.Directory != "/var/lib/atoll-hub" || c.Cloud.ReturnWithin.Duration != 10*time.Second ||
-		c.Cache.MaxSize.String() != "256Mi" || c.Cloud.KeyFile != c.Cloud.CertificateFile {
+		c.Cache.MaxSize.String() != "256Mi" || c.Cloud.KeyFile != c.Cloud.CertificateFile || len(c.Services.Clients) != 3 {
 		t.Errorf("the configuration is %+v", c)
+	}
+	if c, err = Parse([]byte(smallest + "services: {clients: []}\n")); err != nil || len(c.Services.Clients) != 0 {
+		t.Errorf("without clients the configuration is %+v, %v", c, err)
 	}
 	if _, err := Read(path + ".missing"); err == nil {
 		t.Error("a file that is missing is read")
@@ -84,6 +87,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		"a key without a certificate":  {[]string{"certificateFile", "keyFile"}, []string{"cloud.keyFile"}},
 		"a return that takes too long": {[]string{"cloud:", "cloud:\n  returnWithin: 10m"}, []string{"cloud.returnWithin"}},
 		"a cache that is too small":    {[]string{"cloud:", "cache: {maxSize: 1Mi}\ncloud:"}, []string{"cache.maxSize"}},
+		"a client without a name":      {[]string{"cloud:", "services: {clients: [a, \"\"]}\ncloud:"}, []string{"services.clients[1]"}},
 		"two mistakes":                 {[]string{"nodeName: edge-1", "nodeName: Edge_1\nlisten: x", "https://", "http://"}, []string{"nodeName", "listen", "cloud.servers[0]"}},
 		"what is no YAML":              {[]string{"kind:", "kind: ["}, nil},
 	} {

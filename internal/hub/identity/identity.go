@@ -33,6 +33,23 @@ type Caller struct {
 // node is the name of the node as a caller.
 const node = "node"
 
+// OfNode returns the node as a caller. Only the hub itself may use it without a proof.
+func OfNode() Caller { return Caller{Name: node, IsNode: true} }
+
+// User returns the name that the API server has for a caller, as far as its token tells: "" if that is
+// opaque. It is proven only by an API server that accepts the token.
+func (c Caller) User(nodeName string) string {
+	if c.IsNode {
+		return "system:node:" + nodeName
+	}
+	if subject, is := strings.CutPrefix(c.Name, "subject:"); is {
+		if _, user, is := strings.Cut(subject, "#"); is {
+			return user
+		}
+	}
+	return ""
+}
+
 // ErrNobody is the error of a request without a proof of who sends it.
 var ErrNobody = errors.New("who asks? Send a bearer token, or the client certificate of this node")
 
@@ -67,7 +84,7 @@ func (r *Recognizer) Recognize(q *http.Request) (Caller, error) {
 	if err := r.isNode(q.TLS.PeerCertificates); err != nil {
 		return Caller{}, fmt.Errorf("the client certificate is not that of this node (%w): %w", err, ErrNobody)
 	}
-	return Caller{Name: node, IsNode: true}, nil
+	return OfNode(), nil
 }
 
 // isToken reports whether a text has the characters of a bearer token: RFC 6750, section 2.1.

@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -81,6 +80,9 @@ func remember[V any](in *map[string]V, uid string, value V) {
 // judge returns the verdict on a version of a pod, in either form. had reports whether the state
 // that the node has of the pod's collection has the pod; it is called for few pods.
 func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, had func() bool) (delivery.Verdict, error) {
+	if p.Pods != nil {
+		p.Pods.Seen(format, m.UID, object)
+	}
 	labels, err := format.Labels(object)
 	if err != nil {
 		return "", err
@@ -150,13 +152,8 @@ type started struct {
 func isStarted(format wire.Format, object []byte) (bool, error) {
 	var s started
 	switch format {
-	case wire.JSON:
-		if err := json.Unmarshal(object, &s); err != nil {
-			return false, fmt.Errorf("reading the status of a pod: %w", err)
-		}
-		return s.Status.StartTime != nil, nil
-	case wire.CBOR:
-		if err := direct.Unmarshal(object, &s); err != nil {
+	case wire.JSON, wire.CBOR:
+		if err := format.ReadFields(object, &s); err != nil {
 			return false, fmt.Errorf("reading the status of a pod: %w", err)
 		}
 		return s.Status.StartTime != nil, nil
@@ -313,6 +310,7 @@ func (p *Proxy) getThroughGate(w http.ResponseWriter, c *call, response *http.Re
 		p.refuse(w, c.Request, http.StatusNotFound, metav1.StatusReasonNotFound, fmt.Sprintf("pods %q not found: the node's hub holds it", c.what.Name))
 		return
 	}
+	p.observeRead(c, contentType, body)
 	response.Header.Set("Content-Length", fmt.Sprint(len(body)))
 	answerWith(w, response)
 	_, _ = w.Write(body)
@@ -376,6 +374,9 @@ func (s *stream) throughGate(e wire.Event, m *wire.Meta) (wire.Event, bool, erro
 	switch e.Type {
 	case watch.Deleted:
 		s.gate.forget(m.UID)
+		if s.Pods != nil {
+			s.Pods.Gone(m.UID)
+		}
 		return e, true, nil
 	case watch.Added, watch.Modified:
 	default:

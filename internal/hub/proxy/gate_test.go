@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -100,19 +101,20 @@ type node struct {
 	info   runtime.SerializerInfo
 	scheme *runtime.Scheme
 	codecs serializer.CodecFactory
+	dir    string // of the cache
 }
 
 func newNode(t *testing.T, format wire.Format) *node {
 	t.Helper()
-	store, err := cache.Open(t.TempDir(), cache.Options{Log: logr.Discard()})
+	n := &node{T: t, cloud: &scripted{}, format: format, scheme: runtime.NewScheme(), dir: t.TempDir()}
+	store, err := cache.Open(n.dir, cache.Options{Log: logr.Discard()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{T: t, cloud: &scripted{}, format: format, scheme: runtime.NewScheme()}
 	if err := corev1.AddToScheme(n.scheme); err != nil {
 		t.Fatal(err)
 	}
-	n.codecs = serializer.NewCodecFactory(n.scheme)
+	n.codecs = serializer.NewCodecFactory(n.scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
 	var found bool
 	if n.info, found = runtime.SerializerInfoForMediaType(n.codecs.SupportedMediaTypes(), format.ContentType()); !found {
 		t.Fatalf("there is no serializer of %s", format)
@@ -123,7 +125,7 @@ func newNode(t *testing.T, format wire.Format) *node {
 	}
 	t.Cleanup(func() {
 		n.Wait()
-		if err := store.Close(); err != nil {
+		if err := n.Cache.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -198,7 +200,7 @@ func (n *node) answers(version int, pods ...*corev1.Pod) {
 	})
 }
 
-var formats = []wire.Format{wire.JSON, wire.Protobuf}
+var formats = []wire.Format{wire.JSON, wire.Protobuf, wire.CBOR}
 
 const podsOfNode = "/api/v1/pods?fieldSelector=spec.nodeName%3Da"
 

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
@@ -55,6 +56,10 @@ type Proxy struct {
 	// Trust, if it is set, is called with the context of each request of the node, or with a token that
 	// the cloud has accepted before.
 	Trust func(context.Context)
+	// Filter filters objects on their way to clients, and Pods is told of the node's pods. Both may be nil.
+	Filter filter.Filter
+	Pods   filter.Pods
+
 	// MaxBytes is the most that the cache takes on disk. 0 means that nobody's part of it is bounded.
 	MaxBytes int64
 
@@ -123,6 +128,7 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 	case request.Watch:
 		p.watch(w, c)
 	case request.Write:
+		p.observeWrite(c)
 		if isRepeatable(c.Method, &c.what) {
 			p.repeat(w, c)
 			return

@@ -124,6 +124,7 @@ func (p *Proxy) writeDocument(w http.ResponseWriter, c *call, view *cache.View, 
 		p.unavailable(w, c.Request, err)
 		return
 	}
+	p.observeRead(c, h.ContentType, body)
 	w.Header().Set("Content-Type", h.ContentType)
 	w.WriteHeader(h.Code)
 	_, _ = w.Write(body)
@@ -162,6 +163,10 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 	defer response.Body.Close()
 	if c.isGated() && response.StatusCode == http.StatusOK {
 		p.listThroughGate(w, c, response)
+		return
+	}
+	if session := p.sessionOf(c); session != nil && response.StatusCode == http.StatusOK {
+		p.listThroughFilter(w, c, response, session)
 		return
 	}
 	body, whole := passOn(w, response)
@@ -206,6 +211,17 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 	list, err := h.list()
 	if err != nil {
 		p.unavailable(w, c.Request, err)
+		return
+	}
+	if session := p.sessionOf(c); session != nil {
+		body, err := p.filteredFromCache(c, list, view, session)
+		if err != nil {
+			p.unavailable(w, c.Request, err)
+			return
+		}
+		w.Header().Set("Content-Type", h.ContentType)
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		_, _ = w.Write(body)
 		return
 	}
 	var size wire.Size

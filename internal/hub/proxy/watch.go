@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,6 +53,9 @@ type stream struct {
 	snapshot          *cache.Snapshot // of the initial events; only for the worker of the scope
 	// delivered is true once an event has come since the last break.
 	delivered bool
+
+	filtering
+	writing sync.Mutex // held while the client gets something, and where version changes
 }
 
 // watch answers a request for the changes of a collection. A watch that breaks off is continued
@@ -65,6 +69,7 @@ func (p *Proxy) watch(w http.ResponseWriter, c *call) {
 		s.until = time.Now().Add(time.Duration(seconds) * time.Second)
 	}
 	defer s.finish()
+	defer s.prepare()()
 	response, err := p.read(c, c.Request)
 	if err != nil {
 		if !s.fromCache(err) {
@@ -138,6 +143,10 @@ func (s *stream) copy(response *http.Response) bool {
 		answerWith(s.w, response)
 		s.flush()
 		s.begin()
+		if s.session != nil {
+			s.Filter.Await(s.Context())
+			s.startRefreshing()
+		}
 	}
 	for events := format.NewEventReader(response.Body, maxFrame); ; {
 		e, err := events.Next()
@@ -187,6 +196,8 @@ func (s *stream) deliverError(status metav1.Status) {
 	if err != nil {
 		return
 	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	if frame, err := s.format.AppendEvent(nil, watch.Error, object); err == nil {
 		s.write(frame)
 	}
@@ -194,6 +205,8 @@ func (s *stream) deliverError(status metav1.Status) {
 
 // deliver gives the client an event, and returns whether there may be more.
 func (s *stream) deliver(e wire.Event) bool {
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	if e.Type == watch.Error {
 		s.write(e.Frame)
 		return false
@@ -207,7 +220,11 @@ func (s *stream) deliver(e wire.Event) bool {
 		s.Log.Error(err, "A watch of pods ends, because one of them cannot be read")
 		return false
 	}
-	if passes && !s.write(e.Frame) {
+	frame := e.Frame
+	if err == nil {
+		frame = s.form(e, &m)
+	}
+	if passes && !s.write(frame) {
 		return false
 	}
 	s.delivered = true
@@ -271,10 +288,16 @@ func (s *stream) fromCache(reason error) bool {
 	s.flush()
 	if s.version != "" {
 		s.begin()
+		s.startRefreshing()
 		return true
 	}
+	formed, err := s.formed(view, list)
+	if err != nil {
+		s.Log.Error(err, "A watch from the cache broke off", "path", s.URL.Path)
+		panic(http.ErrAbortHandler)
+	}
 	apiVersion, kind := list.ItemKind()
-	for item, err := range values(view) {
+	for item, err := range formed {
 		var object, frame []byte
 		if err == nil {
 			object, err = s.format.ObjectOf(item, apiVersion, kind)
@@ -301,5 +324,6 @@ func (s *stream) fromCache(reason error) bool {
 	}
 	s.position.InitialEvents, s.version = false, h.ResourceVersion
 	s.begin()
+	s.startRefreshing()
 	return true
 }

@@ -20,12 +20,14 @@
 package wire
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"mime"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
@@ -149,6 +151,27 @@ func (f Format) Labels(object []byte) (map[string]string, error) {
 func (f Format) Annotations(object []byte) (map[string]string, error) {
 	m, err := codecs[f].stringMap(object, "annotations")
 	return m, f.wrap("reading the annotations of an object", err)
+}
+
+// ReadFields reads fields of an object in either form, in JSON or CBOR, into a struct with the tags of
+// encoding/json. Fields that the struct does not have are left out.
+func (f Format) ReadFields(object []byte, into any) error {
+	switch f {
+	case JSON:
+		return f.wrap("reading the fields of an object", json.Unmarshal(object, into))
+	case CBOR: // into a struct it would be an error if that has not all fields
+		var tree map[string]any
+		err := direct.Unmarshal(object, &tree)
+		if err == nil {
+			object, err = json.Marshal(tree)
+		}
+		if err == nil {
+			err = json.Unmarshal(object, into)
+		}
+		return f.wrap("reading the fields of an object", err)
+	default:
+		return f.wrap("reading the fields of an object", errors.New("its fields have no names"))
+	}
 }
 
 // ItemOf returns an object in the item form. withType is Header.ItemsHaveType of the list. The

@@ -1,0 +1,331 @@
+package endpoints
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+const (
+	// maxPods bounds the pods that are remembered, and maxAddresses the addresses of one.
+	maxPods, maxAddresses = 1000, 8
+	// MaxKept bounds what is kept of them, in bytes.
+	MaxKept = 1 << 20
+)
+
+// entry is what the kubelet last wrote of a pod.
+type entry struct {
+	Addresses []string `json:"addresses"`
+	// Confirmed is true once the cloud has had these addresses. From then on the cloud is right, and
+	// before that the kubelet.
+	Confirmed bool `json:"confirmed,omitempty"`
+	// Order tells which entry is the oldest.
+	Order uint64 `json:"order"`
+}
+
+// pods are the addresses of the node's pods, by UID. After a restart of the node without the cloud they
+// differ from those that the cloud has written into its EndpointSlices.
+type pods struct {
+	entries map[string]entry
+	// read are the addresses in the version that the kubelet last read, with which it compares what it
+	// writes.
+	read  map[string][]string
+	order uint64
+}
+
+// status is the part of a pod that is looked at.
+type status struct {
+	Status struct {
+		Phase  string  `json:"phase"`
+		PodIP  string  `json:"podIP"`
+		PodIPs []podIP `json:"podIPs"`
+	} `json:"status"`
+	Metadata struct {
+		UID string `json:"uid"`
+	} `json:"metadata"`
+}
+
+type podIP struct {
+	IP string `json:"ip"`
+	// Patch is a directive of a strategic merge patch.
+	Patch string `json:"$patch,omitempty"`
+}
+
+func (s *status) addresses() []string {
+	var list []string
+	for _, ip := range s.Status.PodIPs {
+		list = append(list, ip.IP)
+	}
+	if len(list) == 0 {
+		list = []string{s.Status.PodIP}
+	}
+	return valid(list)
+}
+
+// valid returns the IP addresses of a list.
+func valid(list []string) []string {
+	var ips []string
+	for _, text := range list {
+		if _, err := netip.ParseAddr(text); err == nil && len(ips) < maxAddresses {
+			ips = append(ips, text)
+		}
+	}
+	return ips
+}
+
+// decodeStatus reads a pod in either form.
+func decodeStatus(format wire.Format, object []byte) (*status, error) {
+	s := &status{}
+	var err error
+	switch format {
+	case wire.JSON, wire.CBOR:
+		err = format.ReadFields(object, s)
+	default:
+		if bytes.HasPrefix(object, []byte(envelopeMagic)) {
+			if object, err = format.ItemOf(object, false); err != nil {
+				break
+			}
+		}
+		pod := &corev1.Pod{}
+		if err = pod.Unmarshal(object); err != nil {
+			break
+		}
+		s.Metadata.UID, s.Status.Phase, s.Status.PodIP = string(pod.UID), string(pod.Status.Phase), pod.Status.PodIP
+		for _, ip := range pod.Status.PodIPs {
+			s.Status.PodIPs = append(s.Status.PodIPs, podIP{IP: ip.IP})
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the status of a pod: %w", err)
+	}
+	return s, nil
+}
+
+// patch is the part of a patch of a pod's status that is looked at. A field that is not there does
+// not change.
+type patch struct {
+	Metadata struct {
+		UID string `json:"uid"`
+	} `json:"metadata"`
+	Status struct {
+		Phase  string          `json:"phase"`
+		PodIP  json.RawMessage `json:"podIP"`
+		PodIPs json.RawMessage `json:"podIPs"`
+		Order  []podIP         `json:"$setElementOrder/podIPs"`
+	} `json:"status"`
+}
+
+// errNotRead is the error of a patch without addresses of a pod that the kubelet has not read here.
+var errNotRead = errors.New("the patch has no addresses, and it is not known which the pod had")
+
+// addresses returns those of the pod after the patch. read are those that it had before.
+func (p *patch) addresses(read []string, isRead, isStrategic bool) ([]string, error) {
+	var list []string
+	for _, ip := range p.Status.Order {
+		list = append(list, ip.IP) // the whole list as it is to be
+	}
+	if len(list) > 0 {
+		return valid(list), nil
+	}
+	isNull := func(raw json.RawMessage) bool { return string(raw) == "null" }
+	switch {
+	case p.Status.PodIPs == nil && p.Status.PodIP == nil:
+		if !isRead {
+			return nil, errNotRead
+		}
+		return read, nil
+	case isNull(p.Status.PodIPs), p.Status.PodIPs == nil && isNull(p.Status.PodIP):
+		return nil, nil
+	case p.Status.PodIPs == nil:
+		var primary string
+		if err := json.Unmarshal(p.Status.PodIP, &primary); err != nil {
+			return nil, err
+		}
+		return valid([]string{primary}), nil
+	}
+	var changes []podIP
+	if err := json.Unmarshal(p.Status.PodIPs, &changes); err != nil {
+		return nil, err
+	}
+	if isStrategic && !slices.ContainsFunc(changes, func(c podIP) bool { return c.Patch == "replace" }) {
+		list = slices.Clone(read)
+	}
+	for _, c := range changes {
+		at := slices.Index(list, c.IP)
+		switch {
+		case c.Patch == "delete" && at >= 0:
+			list = slices.Delete(list, at, at+1)
+		case c.Patch == "" && at < 0:
+			list = append(list, c.IP)
+		}
+	}
+	return valid(list), nil
+}
+
+// written reads a write of the kubelet, and returns whether an address changed.
+func (p *pods) written(method, contentType string, body []byte) (changed bool, err error) {
+	var uid, phase string
+	var addresses []string
+	if method == http.MethodPatch {
+		media, _, err := mime.ParseMediaType(contentType)
+		if err != nil {
+			return false, fmt.Errorf("reading a patch of a pod's status: %w", err)
+		}
+		var change patch
+		if err := json.Unmarshal(body, &change); err != nil {
+			return false, fmt.Errorf("reading a patch of a pod's status: %w", err)
+		}
+		uid, phase = change.Metadata.UID, change.Status.Phase
+		read, isRead := p.read[uid]
+		if addresses, err = change.addresses(read, isRead, media == "application/strategic-merge-patch+json"); errors.Is(err, errNotRead) {
+			return false, nil
+		} else if err != nil {
+			return false, fmt.Errorf("reading a patch of a pod's status: %w", err)
+		}
+	} else {
+		format, err := wire.FormatOf(contentType)
+		if err != nil {
+			return false, err
+		}
+		s, err := decodeStatus(format, body)
+		if err != nil {
+			return false, err
+		}
+		uid, phase, addresses = s.Metadata.UID, s.Status.Phase, s.addresses()
+	}
+	if uid == "" {
+		return false, nil
+	}
+	if len(addresses) == 0 || phase == string(corev1.PodSucceeded) || phase == string(corev1.PodFailed) {
+		return p.forget(uid), nil // it has none: what the cloud has is not better, and not worse
+	}
+	if slices.Equal(p.entries[uid].Addresses, addresses) {
+		return false, nil
+	}
+	p.put(uid, entry{Addresses: addresses})
+	return true, nil
+}
+
+// put adds an entry. The oldest of too many is forgotten.
+func (p *pods) put(uid string, e entry) {
+	p.order++
+	e.Order = p.order
+	p.entries[uid] = e
+	if len(p.entries) <= maxPods {
+		return
+	}
+	oldest := uid
+	for other, is := range p.entries {
+		if is.Order < p.entries[oldest].Order {
+			oldest = other
+		}
+	}
+	delete(p.entries, oldest)
+}
+
+// reads remembers the version of a pod that the kubelet reads.
+func (p *pods) reads(uid string, addresses []string) {
+	if _, is := p.read[uid]; !is && len(p.read) >= maxPods {
+		for other := range p.read { // an arbitrary one: the kubelet reads a pod again before it writes it
+			delete(p.read, other)
+			break
+		}
+	}
+	p.read[uid] = addresses
+}
+
+// seen compares with the cloud's version of a pod. changed is true if an address changed, and kept if
+// what is to be kept has.
+func (p *pods) seen(uid string, addresses []string) (changed, kept bool) {
+	e, is := p.entries[uid]
+	switch {
+	case !is, len(addresses) == 0:
+		return false, false
+	case slices.Equal(e.Addresses, addresses):
+		if e.Confirmed {
+			return false, false
+		}
+		e.Confirmed = true
+		p.entries[uid] = e
+		return false, true
+	case e.Confirmed: // the kubelet has written this by another way
+		e.Addresses = addresses
+		p.entries[uid] = e
+		return true, true
+	default:
+		return false, false
+	}
+}
+
+func (p *pods) forget(uid string) bool {
+	_, is := p.entries[uid]
+	delete(p.entries, uid)
+	return is
+}
+
+// address returns the address that an endpoint of a pod should have, if it is not among those that it
+// has; "" else.
+func (p *pods) address(e *Endpoint) string {
+	own, is := p.entries[e.Pod]
+	if e.Pod == "" || !is || len(e.Addresses) == 0 {
+		return ""
+	}
+	was, err := netip.ParseAddr(e.Addresses[0])
+	if err != nil {
+		return ""
+	}
+	for _, text := range own.Addresses {
+		ip, err := netip.ParseAddr(text)
+		if err != nil || ip.Is4() != was.Is4() {
+			continue
+		}
+		if ip == was {
+			return ""
+		}
+		return text
+	}
+	return ""
+}
+
+// kept is the content of the file of pods.
+type kept struct {
+	Pods map[string]entry `json:"pods"`
+}
+
+// encode returns what is to be kept.
+func (p *pods) encode() []byte {
+	text, err := json.Marshal(kept{p.entries})
+	if err != nil {
+		panic(err) // it has nothing that cannot be encoded
+	}
+	return text
+}
+
+// newPods returns the pods that were kept.
+func newPods(text []byte) (*pods, error) {
+	p := &pods{entries: map[string]entry{}, read: map[string][]string{}}
+	if text == nil {
+		return p, nil
+	}
+	var k kept
+	if err := json.Unmarshal(text, &k); err != nil {
+		return p, fmt.Errorf("reading the addresses of the node's pods: %w", err)
+	}
+	for uid, e := range k.Pods {
+		if e.Addresses = valid(e.Addresses); len(e.Addresses) == 0 || len(p.entries) >= maxPods {
+			continue
+		}
+		p.entries[uid] = e
+		p.order = max(p.order, e.Order)
+	}
+	return p, nil
+}

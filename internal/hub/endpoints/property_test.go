@@ -1,0 +1,193 @@
+package endpoints
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	"pgregory.net/rapid"
+
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// anyEndpoint is an endpoint as at reads it.
+var anyEndpoint = rapid.Custom(func(t *rapid.T) string {
+	return rapid.SampledFrom([]string{"", "!"}).Draw(t, "ready") + rapid.SampledFrom([]string{"", "a", "b", "c", "d"}).Draw(t, "node") + "/" +
+		rapid.SampledFrom([]string{"", "z1", "z2"}).Draw(t, "zone") + "/" + rapid.SampledFrom([]string{"", "p1", "p2", "p3"}).Draw(t, "pod") + "=" +
+		rapid.SampledFrom([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}).Draw(t, "address")
+})
+
+// anyRig is a filter that knows some things.
+func anyRig(t *rapid.T, format wire.Format) *rig {
+	r := newRig(t, format)
+	if rapid.Bool().Draw(t, "node is known") {
+		var members []string
+		if rapid.Bool().Draw(t, "members are known") {
+			members = rapid.SliceOfDistinct(rapid.SampledFrom([]string{"a", "b", "c"}), rapid.ID).Draw(t, "members")
+		}
+		r.in(rapid.SampledFrom([]string{"", "z1", "z2"}).Draw(t, "zone of the node"), "p", members...)
+	}
+	keys := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"kubernetes.io/hostname", "openyurt.io/nodepool", "topology.kubernetes.io/zone"}), 0, 3, rapid.ID).Draw(t, "keys")
+	if rapid.Bool().Draw(t, "all at last") {
+		keys = append(keys, "*")
+	}
+	r.topology(strings.Join(keys, ","))
+	for _, uid := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"p1", "p2"}), rapid.ID).Draw(t, "pods of the node") {
+		r.pods.put(uid, entry{Addresses: []string{rapid.SampledFrom([]string{"10.0.0.1", "10.0.0.9", "fd00::1"}).Draw(t, "new address")}})
+	}
+	return r
+}
+
+// TestFormsAreTheSameInAllFormats, have endpoints of the object only, and are not changed again.
+func TestFormsAreTheSameInAllFormats(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		list := rapid.SliceOfN(anyEndpoint, 0, 6).Draw(t, "endpoints")
+		r := anyRig(t, wire.JSON)
+		var forms []*discoveryv1.EndpointSlice
+		var old []*corev1.Endpoints
+		for _, format := range formats {
+			r.format = format
+			for _, again := range []bool{false, true} {
+				slice, endpoints := sliceOf("web-1", list...), endpointsOf(list...)
+				if again {
+					slice, endpoints = forms[len(forms)-1], old[len(old)-1]
+				}
+				var got discoveryv1.EndpointSlice
+				r.through(r.session("endpointslices"), slice, &got)
+				forms = append(forms, &got)
+				var gotOld corev1.Endpoints
+				r.through(r.session("endpoints"), endpoints, &gotOld)
+				old = append(old, &gotOld)
+			}
+		}
+		for i := range forms {
+			if diff := cmp.Diff(addressesInOrder(forms[0]), addressesInOrder(forms[i])); diff != "" {
+				t.Fatalf("form %d of a slice differs: %s", i, diff)
+			}
+			if diff := cmp.Diff(addressesOf(old[0]), addressesOf(old[i])); diff != "" {
+				t.Fatalf("form %d of Endpoints differs: %s", i, diff)
+			}
+		}
+		if len(forms[0].Endpoints) > len(list) {
+			t.Fatalf("%v becomes %v", list, forms[0].Endpoints)
+		}
+	})
+}
+
+func addressesInOrder(s *discoveryv1.EndpointSlice) (list []string) {
+	for _, e := range s.Endpoints {
+		list = append(list, fmt.Sprint(e.Addresses, e.NodeName != nil && *e.NodeName == "a"))
+	}
+	return list
+}
+
+// TestFieldsOfLaterVersionsStay, also in objects that are changed.
+func TestFieldsOfLaterVersionsStay(t *testing.T) {
+	object := sliceOf("web-1", "a//web=10.0.0.1", "b=10.0.0.5")
+	for _, format := range formats {
+		r := newRig(t, format).topology("kubernetes.io/hostname")
+		r.pods.put("web", entry{Addresses: []string{"10.0.0.2"}})
+		raw := encode(t, format, object)
+		if format == wire.Protobuf {
+			item, err := format.ItemOf(raw, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			item, _, err = editField(item, fieldEndpoints, func(sub []byte) ([]byte, error) {
+				return protowire.AppendBytes(protowire.AppendTag(bytes.Clone(sub), 99, protowire.BytesType), []byte("later")), nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			item = protowire.AppendVarint(protowire.AppendTag(item, 98, protowire.VarintType), 7)
+			if raw, err = format.ObjectOf(item, "discovery.k8s.io/v1", "EndpointSlice"); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			root, err := decodeTree(format, raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			root["later"] = "later"
+			for _, e := range root["endpoints"].([]any) {
+				e.(tree)["later"] = []any{"later", true, 1.5}
+			}
+			if raw, err = encodeTree(format, raw, root); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m, err := format.Meta(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		form := r.session("endpointslices").Form(format, &m, raw)
+		if n := bytes.Count(form, []byte("later")); format == wire.Protobuf && n != 1 || format != wire.Protobuf && n != 4 {
+			t.Errorf("in %s fields are lost, %d are left: %q", format, n, form)
+		}
+		if bytes.Contains(form, []byte("10.0.0.5")) || bytes.Contains(form, []byte("10.0.0.1")) || !bytes.Contains(form, []byte("10.0.0.2")) {
+			t.Errorf("in %s the form is %q", format, form)
+		}
+	}
+}
+
+// TestWhatIsNoObjectPasses as it is.
+func TestWhatIsNoObjectPasses(t *testing.T) {
+	for _, format := range formats {
+		r := newRig(t, format).topology("kubernetes.io/hostname,openyurt.io/nodepool")
+		r.pods.put("web", entry{Addresses: []string{"10.0.0.2"}})
+		raw := encode(t, format, sliceOf("web-1", "a//web=10.0.0.1", "b=10.0.0.5"))
+		m, err := format.Meta(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts := [][]byte{nil, []byte("x"), []byte("{}"), []byte("[]"), []byte("null"), []byte(`{"endpoints":7}`), []byte(`{"endpoints":["x"]}`), []byte(`{"endpoints":[{"nodeName":7}]}`)}
+		for i := range raw {
+			texts = append(texts, raw[:i])
+			damaged := bytes.Clone(raw)
+			damaged[i] ^= 0x15
+			texts = append(texts, damaged)
+		}
+		for _, resource := range []string{"endpointslices", "endpoints"} {
+			s := r.session(resource)
+			for _, text := range texts {
+				was := bytes.Clone(text)
+				s.Learn(format, &m, text)
+				form := s.Form(format, &m, text)
+				if !bytes.Equal(was, text) {
+					t.Fatalf("%s in %s: the object itself is changed", resource, format)
+				}
+				if isCut := len(text) < len(raw); isCut && format != wire.Protobuf && !bytes.Equal(form, was) {
+					t.Errorf("%s in %s: %q becomes %q", resource, format, was, form)
+				}
+			}
+		}
+	}
+}
+
+// TestNumbersStay as they were written.
+func TestNumbersStay(t *testing.T) {
+	r := newRig(t, wire.JSON).topology("kubernetes.io/hostname")
+	raw := []byte(`{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","metadata":{"namespace":"default","name":"web-1","generation":9007199254740993,"labels":{"kubernetes.io/service-name":"web"},"annotations":{"a":"<&>"}},"endpoints":[{"addresses":["10.0.0.5"]}]}`)
+	m := wire.Meta{Namespace: "default", Name: "web-1"}
+	form := r.session("endpointslices").Form(wire.JSON, &m, raw)
+	if !bytes.Contains(form, []byte("9007199254740993")) || !bytes.Contains(form, []byte("<&>")) || !json.Valid(form) || bytes.Contains(form, []byte("10.0.0.5")) {
+		t.Errorf("the form is %s", form)
+	}
+	number := map[string]any{}
+	text, err := direct.Marshal(map[string]any{"i": int64(9007199254740993), "endpoints": []any{map[string]any{"addresses": []any{"10.0.0.5"}}}, "metadata": map[string]any{"name": "x", "labels": map[string]any{"kubernetes.io/service-name": "web"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	form = r.session("endpointslices").Form(wire.CBOR, &m, text)
+	if err := direct.Unmarshal(form, &number); err != nil || number["i"] != int64(9007199254740993) || slices.Equal(form, text) {
+		t.Errorf("the form is %v, %v", number, err)
+	}
+}

@@ -1,0 +1,145 @@
+package endpoints
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// TopologyAnnotation, on a Service, has the keys of its topology, in the order of preference.
+const TopologyAnnotation = "openyurt.io/topologyKeys"
+
+// Reach is a set of endpoints around a node. It is one bit.
+type Reach uint8
+
+const (
+	// Node has the endpoints of the node.
+	Node Reach = 1 << iota
+	// Pool has those of the nodes of its pool.
+	Pool
+	// Zone has those of its zone.
+	Zone
+	// All has all endpoints.
+	All
+)
+
+// reaches are the keys. kubernetes.io/zone means the pool, as in OpenYurt.
+var reaches = map[string]Reach{
+	"kubernetes.io/hostname":      Node,
+	"openyurt.io/nodepool":        Pool,
+	"kubernetes.io/zone":          Pool,
+	"topology.kubernetes.io/zone": Zone,
+	"*":                           All,
+}
+
+// maxAnnotation bounds an annotation that is read, in bytes.
+const maxAnnotation = 1024
+
+// ParseTopology reads the value of the annotation. Without keys it is no topology.
+func ParseTopology(value string) ([]Reach, error) {
+	if len(value) > maxAnnotation {
+		return nil, fmt.Errorf("it has more than %d bytes", maxAnnotation)
+	}
+	var keys []Reach
+	for i, text := range strings.Split(value, ",") {
+		text = strings.TrimSpace(text)
+		if text == "" && i == 0 && !strings.Contains(value, ",") {
+			return nil, nil
+		}
+		key, known := reaches[text]
+		if !known {
+			return nil, fmt.Errorf("%q is none of kubernetes.io/hostname, openyurt.io/nodepool, topology.kubernetes.io/zone and *", text)
+		}
+		if slices.Contains(keys, All) {
+			return nil, errors.New("* must be the last key: nothing after it is used")
+		}
+		if !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+// Place is what is known of the node.
+type Place struct {
+	Node string
+	// Known is true once the Node has been read.
+	Known bool
+	// Zone and Pool are "" if the node has none.
+	Zone, Pool string
+	// Members are the nodes of the pool; nil if they are not known.
+	Members map[string]bool
+}
+
+// Endpoint is what is looked at of an endpoint.
+type Endpoint struct {
+	// Node is "" if the endpoint is on none.
+	Node string
+	// Zone is "" if the endpoint is in none. ZoneUnknown is true for a kind that does not tell.
+	Zone        string
+	ZoneUnknown bool
+	Ready       bool
+	// Pod is the UID of the pod; "" if it is none.
+	Pod       string
+	Addresses []string
+}
+
+// knows reports whether it is known which endpoints a reach has. What is not known limits nothing.
+func (p *Place) knows(r Reach) bool {
+	switch r {
+	case Node:
+		return true
+	case Pool:
+		return p.Known && (p.Pool == "" || p.Members != nil)
+	case Zone:
+		return p.Known
+	default:
+		return false
+	}
+}
+
+// has reports whether an endpoint is within a reach. A node that is in no pool or no zone is alone
+// in it.
+func (p *Place) has(r Reach, e *Endpoint) bool {
+	switch {
+	case !p.knows(r), r == Zone && e.ZoneUnknown:
+		return true
+	case e.Node != "" && e.Node == p.Node:
+		return true
+	case r == Pool:
+		return p.Pool != "" && p.Members[e.Node]
+	case r == Zone:
+		return p.Zone != "" && e.Zone == p.Zone
+	default:
+		return false
+	}
+}
+
+// presence is where a Service has endpoints: bits of Reach.
+type presence struct{ ready, any Reach }
+
+// add adds an endpoint.
+func (s *presence) add(p *Place, e *Endpoint) {
+	for r := Node; r <= All; r <<= 1 {
+		if p.has(r, e) {
+			s.any |= r
+			if e.Ready {
+				s.ready |= r
+			}
+		}
+	}
+}
+
+// choose returns the reach of a Service: the first of its keys that has an endpoint that is ready,
+// else the first that has any, else the first.
+func choose(keys []Reach, s presence) Reach {
+	for _, among := range []Reach{s.ready, s.any} {
+		for _, key := range keys {
+			if among&key != 0 {
+				return key
+			}
+		}
+	}
+	return keys[0]
+}

@@ -1,0 +1,214 @@
+package proxy
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// one is what a client has of the only slice.
+func one(addresses string) map[string]string { return map[string]string{"web-1": addresses} }
+
+// TestFilteredLists: clients that route traffic get the endpoints of the topology, online and offline,
+// and everybody else all. An object that is read alone is as it is.
+func TestFilteredLists(t *testing.T) {
+	for _, format := range formats {
+		t.Run(format.String(), func(t *testing.T) {
+			r := newFilterRig(t, format)
+			check := func(when string) {
+				t.Helper()
+				for caller, want := range map[identity.Caller]string{kubeProxy: "1,2", person: "1,2,3"} {
+					if got := r.listed(caller); !maps.Equal(got, one(want)) {
+						t.Errorf("%s %s gets %v", when, caller.Name, got)
+					}
+					if got := r.addressesOf(r.get(caller, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/web-1")); got != "1,2,3" {
+						t.Errorf("%s %s reads the slice as %s", when, caller.Name, got)
+					}
+				}
+				r.Wait()
+			}
+			check("at first")
+			r.goOffline()
+			check("offline")
+			r.restart()
+			check("after a restart offline,")
+		})
+	}
+}
+
+// TestWatchesFollowWhatTheirFilterDependsOn, while the cloud is there.
+func TestWatchesFollowWhatTheirFilterDependsOn(t *testing.T) {
+	for _, format := range formats {
+		t.Run(format.String(), func(t *testing.T) {
+			r := newFilterRig(t, format)
+			has := r.listed(kubeProxy)
+			w := r.follow(fmt.Sprint("resourceVersion=", r.api.version), has)
+			w.expect("at first", one("1,2"))
+			r.put(poolsPath, "p", poolWith("a", "b", "c"))
+			w.expect("when a node joins the pool,", one("1,2,3"))
+			r.put(servicesPath, "web", serviceWith("kubernetes.io/hostname"))
+			w.expect("when the topology is another,", one("1"))
+			r.put(servicesPath, "web", serviceWith("hostname"))
+			w.expect("when the topology is wrong,", one("1,2,3"))
+			r.put(servicesPath, "web", serviceWith("openyurt.io/nodepool"))
+			r.put(poolsPath, "p", poolWith("a"))
+			w.expect("when two nodes leave the pool,", one("1"))
+			r.put(nodesPath, "a", nodeIn("q"))
+			w.expect("in a pool that does not exist,", one("1,2,3"))
+			r.put(nodesPath, "a", nodeIn("p"))
+			w.expect("in the pool again,", one("1"))
+			r.put(servicesPath, "web", nil)
+			w.expect("when the Service is not known,", one("1,2,3"))
+			r.put(servicesPath, "web", serviceWith("openyurt.io/nodepool"))
+			w.expect("when it is known again,", one("1"))
+			// What comes from the cloud passes the filter, and the client goes on from where it was.
+			r.put(slicesPath, "web-2", sliceWith("web-2", "a=10.0.0.4", "c=10.0.0.5"))
+			w.expect("when a slice is new,", map[string]string{"web-1": "1", "web-2": "4"})
+			at := fmt.Sprint(r.api.version)
+			r.put(poolsPath, "p", poolWith("a", "c"))
+			w.expect("when another node joins,", map[string]string{"web-1": "1,3", "web-2": "4,5"})
+			build.Eventually(t, "the client goes on from the last event", func() bool {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return w.version == at
+			})
+			r.put(slicesPath, "web-2", nil)
+			w.expect("when a slice is gone,", one("1,3"))
+		})
+	}
+}
+
+// TestOneReachOfAServiceInAWatch: an endpoint on the node in one slice takes those of the pool out of
+// another.
+func TestOneReachOfAServiceInAWatch(t *testing.T) {
+	r := newFilterRig(t, wire.Protobuf)
+	r.put(servicesPath, "web", serviceWith("kubernetes.io/hostname,openyurt.io/nodepool"))
+	r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.2", "c=10.0.0.3"))
+	w := r.follow("sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
+	w.expect("at first", one("2"))
+	r.put(slicesPath, "web-2", sliceWith("web-2", "a=10.0.0.1"))
+	w.expect("with one on the node,", map[string]string{"web-1": "", "web-2": "1"})
+	r.put(slicesPath, "web-2", nil)
+	w.expect("without it,", one("2"))
+}
+
+// TestAddressesAfterARestartOfTheNodeOffline: a watch and a list have the address that the kubelet
+// writes, although nobody in the cloud gets it. So after a restart of the hub, and until the cloud knows.
+func TestAddressesAfterARestartOfTheNodeOffline(t *testing.T) {
+	for _, format := range formats {
+		t.Run(format.String(), func(t *testing.T) {
+			r := newFilterRig(t, format)
+			r.get(identity.OfNode(), podPath)
+			has := r.listed(kubeProxy)
+			first := r.follow(fmt.Sprint("resourceVersion=", r.api.version), has)
+			initial := r.follow("sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
+			initial.expect("online", one("1,2"))
+			r.goOffline()
+			if code := r.kubelet("10.0.0.9"); code != http.StatusServiceUnavailable {
+				t.Errorf("offline a write is answered %d", code)
+			}
+			want := one("2,9")
+			first.expect("offline", want)
+			initial.expect("offline", want)
+			if got := r.listed(kubeProxy); !maps.Equal(got, want) {
+				t.Errorf("the list has %v", got)
+			}
+			build.Eventually(t, "the address is kept", func() bool {
+				r.keptMu.Lock()
+				defer r.keptMu.Unlock()
+				return bytes.Contains(r.kept, []byte("10.0.0.9"))
+			})
+			first.end()
+			initial.end()
+			r.restart()
+			if got := r.listed(kubeProxy); !maps.Equal(got, want) {
+				t.Errorf("after a restart of the hub the list has %v", got)
+			}
+			// A client that goes on where it was may have anything.
+			again := r.follow("resourceVersion="+first.version, one("1,2"))
+			again.expect("going on after a restart of the hub,", want)
+			streamed := r.follow("sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
+			streamed.expect("beginning after a restart of the hub,", want)
+			// The cloud is back, and gets the address.
+			r.cloud.set(false, nil)
+			r.put(slicesPath, "web-1", sliceWith("web-1", "a=10.0.0.9", "b=10.0.0.2"))
+			again.expect("when the cloud has it,", want)
+			r.put(slicesPath, "web-1", sliceWith("web-1", "a=10.0.0.9", "b=10.0.0.4"))
+			again.expect("when another endpoint changes,", one("4,9"))
+		})
+	}
+}
+
+// TestAClientIsNotTakenBack: a client that is ahead of what is kept gets nothing of it.
+func TestAClientIsNotTakenBack(t *testing.T) {
+	r := newFilterRig(t, wire.JSON)
+	r.put(slicesPath, "web-2", sliceWith("web-2", "a=10.0.0.4"))
+	r.listed(kubeProxy) // this is kept, and all that follows is not seen
+	r.put(slicesPath, "web-2", nil)
+	r.put(slicesPath, "web-1", sliceWith("web-1", "a=10.0.0.5", "c=10.0.0.3"))
+	at := r.api.version
+	w := r.follow(fmt.Sprint("resourceVersion=", at), one("5"))
+	r.put(servicesPath, "web", serviceWith(""))
+	w.expect("once the hub has read the collection again,", one("3,5"))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, line := range w.log {
+		if strings.Contains(line, "web-2") || strings.Contains(line, "1,2") {
+			t.Errorf("the client got %q", w.log)
+		}
+	}
+}
+
+// TestAPoolThatMayNotBeRead limits nothing, and the status says what to do.
+func TestAPoolThatMayNotBeRead(t *testing.T) {
+	for _, code := range []int{http.StatusForbidden, http.StatusNotFound} {
+		r := newFilterRig(t, wire.JSON)
+		r.stop()
+		r.api.mu.Lock()
+		r.api.refused[poolsPath] = code
+		r.api.mu.Unlock()
+		r.start()
+		if got := r.listed(kubeProxy); !maps.Equal(got, one("1,2,3")) {
+			t.Errorf("with the code %d the list has %v", code, got)
+		}
+		s := r.services.Status()
+		last := s.Inputs[len(s.Inputs)-1]
+		if s.Pool != "p" || last.Name != "NodePool" || last.Known || !strings.Contains(last.Reason, "system:nodes") {
+			t.Errorf("with the code %d the status is %+v", code, s)
+		}
+		w := r.follow(fmt.Sprint("resourceVersion=", r.api.version), one("1,2,3"))
+		r.api.mu.Lock()
+		delete(r.api.refused, poolsPath)
+		r.api.mu.Unlock()
+		w.expect("when it may be read,", one("1,2"))
+	}
+}
+
+// TestTablesAndMetadataPass as they are.
+func TestTablesAndMetadataPass(t *testing.T) {
+	r := newFilterRig(t, wire.JSON)
+	r.listed(kubeProxy)
+	for name, body := range map[string]string{
+		"a table":  `{"kind":"Table","apiVersion":"meta.k8s.io/v1","rows":[]}`,
+		"metadata": `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"9"},"items":[{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"web-1","namespace":"default","labels":{"kubernetes.io/service-name":"web"}}}]}`,
+		"nothing":  "",
+	} {
+		r.cloud.set(false, func(q *http.Request) (int, string, io.ReadCloser) {
+			if strings.Contains(q.URL.RawQuery, "labelSelector") {
+				return http.StatusOK, "application/json", io.NopCloser(strings.NewReader(body))
+			}
+			return r.api.answer(q)
+		})
+		if got := r.get(kubeProxy, slicesPath+"?labelSelector=x"); string(got) != body {
+			t.Errorf("%s becomes %s", name, got)
+		}
+	}
+}
