@@ -6,6 +6,7 @@
 //	wire       the encodings of answers
 //	cache      what was answered, on disk
 //	delivery   which pods may reach the node
+//	journal    writes of the node that wait for the cloud, on disk
 //	uplink     whether the cloud is reachable, and the connections to it
 //	proxy      the answers
 //	config     the configuration file
@@ -33,6 +34,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
@@ -82,13 +84,20 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
+	writes, err := openJournal(filepath.Join(c.Directory, "writes"), log.WithName("journal"))
+	if err != nil {
+		return err
+	}
+	if writes != nil {
+		defer func() { err = errors.Join(err, writes.Close()) }()
+	}
 	tokens, save := readTokens(filepath.Join(c.Directory, "tokens.json"), log)
 	serving, err := newServing(filepath.Join(c.Directory, "serving"), c.Listen, time.Now, log)
 	if err != nil {
 		return err
 	}
 	p := &proxy.Proxy{
-		Cloud: cloud, Cache: store, Tokens: tokens, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
+		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
 		Recognizer: &identity.Recognizer{NodeName: c.NodeName, ClientRoots: clientRoots, Now: time.Now, Online: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online
@@ -118,7 +127,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		return fmt.Errorf("listening for who observes the hub: %w", err)
 	}
 	observing := &http.Server{Handler: observed, ReadHeaderTimeout: headerWithin, WriteTimeout: time.Minute, MaxHeaderBytes: maxHeader}
-	ended := make(chan struct{}, 3)
+	ended := make(chan struct{}, 4)
 	go func() {
 		defer func() { ended <- struct{}{} }()
 		if err := observing.Serve(observer); !errors.Is(err, http.ErrServerClosed) {
@@ -127,6 +136,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	}()
 	go func() { defer func() { ended <- struct{}{} }(); cloud.Run(ctx) }()
 	go func() { defer func() { ended <- struct{}{} }(); keepSaving(ctx, save) }()
+	go func() { defer func() { ended <- struct{}{} }(); p.Replay(ctx) }()
 	served := make(chan error, 1)
 	go func() { served <- server.ServeTLS(listener, "", "") }()
 	log.Info("The hub serves", "address", listener.Addr().String(), "node", c.NodeName)
@@ -170,6 +180,20 @@ func openCache(dir string, size int64, log logr.Logger) (store *cache.Store, don
 		return nil, nil, errors.Join(err, errTemporary)
 	}
 	return store, func() error { return errors.Join(store.Close(), os.RemoveAll(temporary)) }, nil
+}
+
+// openJournal opens the journal of writes. If that is not possible, for example because the disk is
+// read-only, there is none: writes are refused while the cloud is away.
+func openJournal(dir string, log logr.Logger) (*journal.Journal, error) {
+	writes, err := journal.Open(dir, journal.Options{Log: log})
+	if errors.Is(err, cache.ErrLocked) {
+		return nil, err
+	}
+	if err != nil {
+		log.Error(err, "Writes of the node are not kept while the cloud is away")
+		return nil, nil
+	}
+	return writes, nil
 }
 
 func readPool(path string) (*x509.CertPool, error) {

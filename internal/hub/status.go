@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
@@ -25,6 +26,8 @@ type Status struct {
 	Cloud Cloud  `json:"cloud"`
 	// Held are the pods that do not reach the node.
 	Held []proxy.Held `json:"held"`
+	// Writes are those of the node that wait for the cloud; nil if the hub cannot keep any.
+	Writes *Writes `json:"writes,omitempty"`
 	// Cache is what is kept, the answers that were used last first.
 	Cache []Scope `json:"cache"`
 }
@@ -36,6 +39,16 @@ type Cloud struct {
 	LastAnswer time.Time    `json:"lastAnswer"`
 	// Reason is that of the last failure; "" if there was none.
 	Reason string `json:"reason,omitempty"`
+}
+
+// Writes are what the hub keeps until it can be sent to the cloud.
+type Writes struct {
+	Waiting int   `json:"waiting"`
+	Bytes   int64 `json:"bytes"`
+	// Since is when the oldest of them was made.
+	Since *time.Time `json:"since,omitempty"`
+	// Outcomes are the numbers of those that wait no longer, since the hub was started.
+	Outcomes map[journal.Outcome]int `json:"outcomes"`
 }
 
 // Scope is one request, without its position, whose answer is kept.
@@ -57,6 +70,13 @@ func status(node string, cloud *uplink.Uplink, p *proxy.Proxy) *Status {
 	s := &Status{Node: node, Cloud: Cloud{State: e.State, Since: e.Since, LastAnswer: e.LastAnswer}, Held: p.Held(), Cache: []Scope{}}
 	if reason != nil {
 		s.Cloud.Reason = reason.Error()
+	}
+	if p.Journal != nil {
+		kept := p.Journal.Summary()
+		s.Writes = &Writes{Waiting: kept.Waiting, Bytes: kept.Bytes, Outcomes: kept.Outcomes}
+		if kept.Waiting > 0 {
+			s.Writes.Since = &kept.Since
+		}
 	}
 	scopes := p.Cache.Scopes()
 	for i := len(scopes) - 1; i >= 0; i-- {
@@ -88,6 +108,21 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 	}
 	for _, pod := range s.Held {
 		fmt.Fprintf(w, "held: pod %s/%s for %s: %s\n", pod.Namespace, pod.Name, ago(pod.Since), pod.Reason)
+	}
+	switch writes := s.Writes; {
+	case writes == nil:
+		fmt.Fprintln(w, "writes: the hub cannot keep any while the cloud is away; its log says why")
+	case writes.Since != nil:
+		fmt.Fprintf(w, "writes: %d wait for the cloud, the first for %s (%d bytes)\n", writes.Waiting, ago(*writes.Since), writes.Bytes)
+	default:
+		fmt.Fprintln(w, "writes: none waits for the cloud")
+	}
+	if writes := s.Writes; writes != nil {
+		for _, outcome := range journal.Outcomes() {
+			if n := writes.Outcomes[outcome]; n > 0 {
+				fmt.Fprintf(w, "writes: %d %s since the hub was started\n", n, strings.ToLower(string(outcome)))
+			}
+		}
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\nCALLER\tREQUEST\tITEMS\tBYTES\tSTATE OF\tUSED")

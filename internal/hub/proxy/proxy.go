@@ -19,6 +19,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
@@ -50,7 +51,9 @@ type Proxy struct {
 	Cache      *cache.Store
 	Recognizer *identity.Recognizer
 	Tokens     *identity.Tokens
-	Log        logr.Logger
+	// Journal keeps writes of the node while the cloud is away: see Replay. nil keeps none.
+	Journal *journal.Journal
+	Log     logr.Logger
 
 	// MaxBytes is the most that the cache takes on disk. 0 means that nobody's part of it is bounded.
 	MaxBytes int64
@@ -59,6 +62,8 @@ type Proxy struct {
 	room   sync.Mutex // held while a new scope is stored
 	chunks chunks
 	gate   gate
+	recent recent
+	replay replay
 	// metrics is nil if nobody registered them.
 	metrics *metrics
 	// slowAfter is writeWithin, except in tests.
@@ -119,6 +124,10 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 	case request.Write:
 		if isRepeatable(c.Method, &c.what) {
 			p.repeat(w, c)
+			return
+		}
+		if o := p.ownWriteOf(c); o != nil {
+			p.write(w, c, o)
 			return
 		}
 		p.pass(w, c)
