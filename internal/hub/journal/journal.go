@@ -3,8 +3,6 @@ package journal
 import (
 	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -33,14 +31,8 @@ const (
 // Outcomes returns all of them.
 func Outcomes() []Outcome { return []Outcome{Replayed, Refused, Outdated, Crowded} }
 
-const (
-	// key is that of the only scope of the store.
-	key = "journal"
-	// repairEvery is the time between two attempts to write everything anew after a write has failed.
-	repairEvery = 10 * time.Second
-	// forever is after how long a store removes what nobody has used: never.
-	forever = 1 << 62
-)
+// repairEvery is the time between two attempts to write everything anew after a write has failed.
+const repairEvery = 10 * time.Second
 
 // Options of a journal. A zero field means the default.
 type Options struct {
@@ -57,13 +49,14 @@ type Options struct {
 // after a loss of power: then an entry may come back that has been sent, so each must do no harm if it
 // is sent again.
 type Journal struct {
-	store *cache.Store
-	log   logr.Logger
-	wake  chan struct{}
-	stop  chan struct{}
-	done  chan struct{}
+	disk disk // only for the goroutine of run
+	log  logr.Logger
+	wake chan struct{}
+	stop chan struct{}
+	done chan struct{}
 
 	mu       sync.Mutex
+	closed   bool
 	state    state
 	outcomes map[Outcome]int
 	added    chan struct{} // closed when an entry is added
@@ -86,78 +79,34 @@ func newRound() *round { return &round{done: make(chan struct{})} }
 
 // Open opens the journal in a directory, which it creates if it is missing.
 func Open(path string, o Options) (*Journal, error) {
-	limits := o.Limits.withDefaults()
-	store, err := cache.Open(path, storeOptions(limits, o))
+	d, entries, changed, err := openDisk(path, o)
 	if err != nil {
 		return nil, fmt.Errorf("opening the journal of writes: %w", err)
 	}
-	j, err := open(store, limits, o)
-	if err != nil {
-		return nil, errors.Join(err, store.Close())
-	}
-	return j, nil
+	return open(d, o, entries, changed), nil
 }
 
-// storeOptions let the only scope have all entries: in JSON a body takes a third more.
-func storeOptions(limits Limits, o Options) cache.Options {
-	return cache.Options{MaxBytes: 8 * limits.Bytes, MaxIdle: forever, SyncEvery: o.SyncEvery, Log: o.Log}
-}
-
-func open(store *cache.Store, limits Limits, o Options) (*Journal, error) {
+// open returns a journal with the entries that the disk has. Those in changed are not as the disk has
+// them.
+func open(d disk, o Options, entries []Entry, changed []uint64) *Journal {
 	if o.Log.GetSink() == nil {
 		o.Log = logr.Discard()
 	}
 	j := &Journal{
-		store: store, log: o.Log, wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
-		state: state{limits: limits}, outcomes: map[Outcome]int{}, added: make(chan struct{}),
+		disk: d, log: o.Log, wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		state: state{limits: o.Limits.withDefaults()}, outcomes: map[Outcome]int{}, added: make(chan struct{}),
 		dirty: map[uint64]bool{}, next: newRound(), durable: map[uint64]bool{},
 	}
-	writer, err := j.load()
-	if err != nil {
-		return nil, fmt.Errorf("reading the journal of writes: %w", err)
+	for i := range entries {
+		j.state.append(&entries[i])
+		j.durable[entries[i].Seq] = true
 	}
-	go j.run(writer)
-	return j, nil
+	for _, seq := range changed {
+		j.dirty[seq] = true
+	}
+	go j.run()
+	return j
 }
-
-// load reads what is kept, and returns the writer that goes on; nil if there is nothing. An entry that
-// cannot be understood is dropped.
-func (j *Journal) load() (*cache.Writer, error) {
-	view, err := j.store.View(key)
-	if errors.Is(err, cache.ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer view.Close()
-	for i := range view.Len() {
-		raw, err := view.Value(i, nil)
-		if err != nil {
-			return nil, err
-		}
-		var e Entry
-		if err := json.Unmarshal(raw, &e); err != nil || id(e.Seq) != view.ID(i) {
-			j.log.Info("A kept write cannot be understood, and is not sent", "id", view.ID(i))
-			continue
-		}
-		// After a kill between the writing of an entry and the removal of those before it, both are there.
-		for _, old := range j.state.of(e.Object) {
-			if e.replaces(&old) {
-				j.state.remove(old.Seq)
-				delete(j.durable, old.Seq)
-				j.dirty[old.Seq] = true
-			}
-		}
-		j.state.append(&e)
-		j.durable[e.Seq] = true
-	}
-	writer, _, err := j.store.Resume(key)
-	return writer, err
-}
-
-// id is that of an entry in the store, which sorts by it.
-func id(seq uint64) string { return fmt.Sprintf("%016x", seq) }
 
 // Keep keeps an entry, and returns once it is durable. After an error it may be kept or not.
 func (j *Journal) Keep(ctx context.Context, e Entry) error {
@@ -178,6 +127,9 @@ func (j *Journal) Keep(ctx context.Context, e Entry) error {
 func (j *Journal) add(e *Entry) (*round, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.closed {
+		return nil, cache.ErrClosed
+	}
 	if of := j.state.of(e.Object); len(of) > 0 {
 		if last := &of[len(of)-1]; last.says(e) && j.durable[last.Seq] {
 			return nil, nil
@@ -294,9 +246,12 @@ func (j *Journal) Summary() Summary {
 
 // Close writes what is not on disk yet, and ends the journal. It waits for the disk.
 func (j *Journal) Close() error {
+	j.mu.Lock()
+	j.closed = true
+	j.mu.Unlock()
 	close(j.stop)
 	<-j.done
-	return j.store.Close()
+	return j.disk.close()
 }
 
 func (j *Journal) poke() {
@@ -306,107 +261,66 @@ func (j *Journal) poke() {
 	}
 }
 
-// run writes to the disk until the journal is closed. Without a writer, everything is written anew.
-func (j *Journal) run(writer *cache.Writer) {
+// run writes to the disk until the journal is closed. After a failure everything is written anew, also
+// if nothing is added any more: what was sent must not be there after a restart.
+func (j *Journal) run() {
 	defer close(j.done)
 	repair := time.NewTicker(repairEvery)
 	defer repair.Stop()
+	failed := false
 	for ended := false; !ended; {
-		behind := false // since a round that failed
+		again := failed
 		select {
 		case <-j.stop:
-			ended, behind = true, writer == nil
+			ended = true
 		case <-j.wake:
+			again = false
 		case <-repair.C:
-			behind = writer == nil
 		}
-		writer = j.write(writer, behind)
+		failed = j.write(failed, again)
 	}
 }
 
-// write writes what has changed, and waits until it is durable. It returns the writer to go on with,
-// nil after a failure.
-func (j *Journal) write(writer *cache.Writer, behind bool) *cache.Writer {
+// write makes durable what has changed, and returns whether that failed. anew tells that the disk has
+// something else than it should, and again that it is time to write that even if nothing has changed.
+func (j *Journal) write(anew, again bool) (failed bool) {
 	j.mu.Lock()
-	if len(j.dirty) == 0 && !behind {
+	if len(j.dirty) == 0 && !again {
 		j.mu.Unlock()
-		return writer
+		return anew
 	}
 	this, dirty, entries := j.next, j.dirty, slices.Clone(j.state.entries)
 	j.next, j.dirty = newRound(), map[uint64]bool{}
 	j.mu.Unlock()
 
-	began := writer
 	var err error
-	if writer == nil {
-		writer, err = j.writeAll(entries)
+	if anew {
+		err = j.disk.writeAll(entries)
 	} else {
-		err = writeDirty(writer, dirty, entries)
-	}
-	if err == nil {
-		err = writer.Flush(context.Background())
+		var added []Entry
+		for _, e := range entries {
+			if dirty[e.Seq] {
+				added = append(added, e)
+				delete(dirty, e.Seq)
+			}
+		}
+		err = j.disk.write(added, slices.Sorted(maps.Keys(dirty)))
 	}
 	if err != nil {
-		if began != nil {
-			j.log.Error(err, "Writes cannot be kept at the moment; it is tried again")
+		this.err = fmt.Errorf("writing the journal of writes: %w", err)
+		if !anew {
+			j.log.Error(err, "Writes of the node cannot be kept at the moment; it is tried again")
 		}
-		this.err, writer = fmt.Errorf("writing the journal of writes: %w", err), nil
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if err == nil {
 		for _, e := range entries {
-			if !j.dirty[e.Seq] { // it may be gone meanwhile
+			if !j.dirty[e.Seq] { // else it is gone meanwhile
 				j.durable[e.Seq] = true
 			}
 		}
 	}
 	close(this.done)
-	return writer
-}
-
-// writeDirty writes the entries that were added, and then removes those that are gone: a kill in between
-// leaves more than is needed, and never less.
-func writeDirty(writer *cache.Writer, dirty map[uint64]bool, entries []Entry) error {
-	there := map[uint64]bool{}
-	for _, e := range entries {
-		there[e.Seq] = true
-		if !dirty[e.Seq] {
-			continue
-		}
-		raw, err := json.Marshal(e)
-		if err != nil {
-			return err
-		}
-		if err := writer.Put(id(e.Seq), raw, nil); err != nil {
-			return err
-		}
-	}
-	for _, seq := range slices.Sorted(maps.Keys(dirty)) {
-		if there[seq] {
-			continue
-		}
-		if err := writer.Delete(id(seq), nil); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// writeAll writes everything anew.
-func (j *Journal) writeAll(entries []Entry) (*cache.Writer, error) {
-	raws := make([][]byte, len(entries))
-	for i, e := range entries {
-		var err error
-		if raws[i], err = json.Marshal(e); err != nil {
-			return nil, err
-		}
-	}
-	return j.store.Replace(key, nil, func(yield func(string, []byte) bool) {
-		for i, raw := range raws {
-			if !yield(id(entries[i].Seq), raw) {
-				return
-			}
-		}
-	})
+	return err != nil
 }

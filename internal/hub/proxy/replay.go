@@ -103,6 +103,8 @@ func (p *Proxy) Replay(ctx context.Context) {
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
+			timer.Stop()
+			return
 		case <-wake:
 		case <-timer.C:
 		}
