@@ -10,6 +10,7 @@
 //	delivery   which pods may reach the node
 //	filter     what the proxy and filters of objects know of each other
 //	endpoints  which endpoints of Services clients get, with which addresses
+//	journal    writes of the node that wait for the cloud, on disk
 //	uplink     whether the cloud is reachable, and the connections to it
 //	proxy      the answers
 //	config     the configuration file
@@ -87,6 +88,13 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
+	writes, err := openJournal(filepath.Join(c.Directory, "writes"), c.Cache, log.WithName("journal"))
+	if err != nil {
+		return err
+	}
+	if writes != nil {
+		defer func() { err = errors.Join(err, writes.Close()) }()
+	}
 	tokens, save := readTokens(filepath.Join(c.Directory, "tokens.json"), log)
 	serving, err := newServing(filepath.Join(c.Directory, "serving"), c.Listen, time.Now, log)
 	if err != nil {
@@ -95,7 +103,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	services := newEndpoints(c, log.WithName("services"))
 	p := &proxy.Proxy{
 		Filter: services, Pods: services,
-		Cloud: cloud, Cache: store, Tokens: tokens, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
+		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
 		Recognizer: &identity.Recognizer{NodeName: c.NodeName, ClientRoots: followed.clientRoots, Now: time.Now, Online: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online
@@ -119,7 +127,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	observed, err := observe(c.NodeName, cloud, node, p, services)
+	observed, err := (&parts{c.NodeName, cloud, node, p, services}).observe()
 	if err != nil {
 		return err
 	}
@@ -127,20 +135,20 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	if err != nil {
 		return fmt.Errorf("listening for who observes the hub: %w", err)
 	}
-	observing := &http.Server{Handler: observed, ReadHeaderTimeout: headerWithin, WriteTimeout: time.Minute, MaxHeaderBytes: maxHeader}
-	ended := make(chan struct{}, 5)
-	go func() {
-		defer func() { ended <- struct{}{} }()
+	observing := &http.Server{Handler: observed, ReadHeaderTimeout: headerWithin, WriteTimeout: time.Minute, MaxHeaderBytes: maxHeader, ErrorLog: stdlog.New(errorLog{log}, "", 0)}
+	var background sync.WaitGroup
+	background.Go(func() {
 		if err := observing.Serve(observer); !errors.Is(err, http.ErrServerClosed) {
 			log.Error(err, "The hub cannot be observed any more")
 		}
-	}()
-	go func() { defer func() { ended <- struct{}{} }(); cloud.Run(ctx) }()
-	go func() { defer func() { ended <- struct{}{} }(); keepSaving(ctx, save) }()
-	go func() { defer func() { ended <- struct{}{} }(); followed.run(ctx) }()
-	go func() { defer func() { ended <- struct{}{} }(); node.run(ctx) }()
-	following := make(chan struct{})
-	go func() { defer close(following); services.Run(ctx, p.Follow) }()
+	})
+	for _, run := range []func(context.Context){
+		cloud.Run, followed.run, node.run, p.Replay,
+		func(ctx context.Context) { services.Run(ctx, p.Follow) },
+		func(ctx context.Context) { keepSaving(ctx, save) },
+	} {
+		background.Go(func() { run(ctx) })
+	}
 	served := make(chan error, 1)
 	go func() { served <- server.ServeTLS(listener, "", "") }()
 	log.Info("The hub serves", "address", listener.Addr().String(), "node", c.NodeName)
@@ -156,12 +164,9 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		_ = server.Close() // watches
 	}
 	handlers.Wait()
-	<-following
-	p.Wait()
 	_ = observing.Close()
-	for range cap(ended) {
-		<-ended
-	}
+	background.Wait()
+	p.Wait()
 	save()
 	return err
 }

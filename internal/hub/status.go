@@ -17,6 +17,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/endpoints"
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
@@ -30,6 +31,8 @@ type Status struct {
 	Held []proxy.Held `json:"held"`
 	// Services is what the filter of Service endpoints depends on.
 	Services endpoints.Status `json:"services"`
+	// Writes are those of the node that wait for the cloud; nil if the hub cannot keep any.
+	Writes *Writes `json:"writes,omitempty"`
 	// Cache is what is kept, the answers that were used last first.
 	Cache []Scope `json:"cache"`
 }
@@ -51,6 +54,16 @@ type Certificate struct {
 	Problem string `json:"problem,omitempty"`
 }
 
+// Writes are what the hub keeps until it can be sent to the cloud.
+type Writes struct {
+	Waiting int   `json:"waiting"`
+	Bytes   int64 `json:"bytes"`
+	// Since is when the oldest of them was made.
+	Since *time.Time `json:"since,omitempty"`
+	// Outcomes are the numbers of those that wait no longer, since the hub was started.
+	Outcomes map[journal.Outcome]int `json:"outcomes"`
+}
+
 // Scope is one request, without its position, whose answer is kept.
 type Scope struct {
 	// Caller is who asks, and Request the path and the selectors.
@@ -64,19 +77,38 @@ type Scope struct {
 	Used           time.Time `json:"used"`
 }
 
+// parts are what a hub tells of.
+type parts struct {
+	node        string
+	cloud       *uplink.Uplink
+	certificate *nodeCertificate
+	proxy       *proxy.Proxy
+	services    *endpoints.Filter
+}
+
 // status returns the state of the hub.
-func status(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.Proxy, services *endpoints.Filter) *Status {
-	e, reason := cloud.Evidence()
-	s := &Status{Node: node, Cloud: Cloud{State: e.State, Since: e.Since, LastAnswer: e.LastAnswer}, Held: p.Held(), Services: services.Status(), Cache: []Scope{}}
+func (h *parts) status() *Status {
+	e, reason := h.cloud.Evidence()
+	s := &Status{
+		Node: h.node, Cloud: Cloud{State: e.State, Since: e.Since, LastAnswer: e.LastAnswer},
+		Held: h.proxy.Held(), Services: h.services.Status(), Cache: []Scope{},
+	}
 	if reason != nil {
 		s.Cloud.Reason = reason.Error()
 	}
-	expires, problem := cert.state()
+	expires, problem := h.certificate.state()
 	s.Certificate.Expires = expires
 	if problem != nil {
 		s.Certificate.Problem = problem.Error()
 	}
-	scopes := p.Cache.Scopes()
+	if h.proxy.Journal != nil {
+		kept := h.proxy.Journal.Summary()
+		s.Writes = &Writes{Waiting: kept.Waiting, Bytes: kept.Bytes, Outcomes: kept.Outcomes}
+		if kept.Waiting > 0 {
+			s.Writes.Since = &kept.Since
+		}
+	}
+	scopes := h.proxy.Cache.Scopes()
 	for i := len(scopes) - 1; i >= 0; i-- {
 		s.Cache = append(s.Cache, scopeOf(&scopes[i]))
 	}
@@ -118,6 +150,21 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 			fmt.Fprintf(w, "topology of Services: the %s is known: %t; %s\n", input.Name, input.Known, cmp.Or(input.Reason, "it has not been read yet"))
 		}
 	}
+	switch writes := s.Writes; {
+	case writes == nil:
+		fmt.Fprintln(w, "writes: the hub cannot keep any while the cloud is away; its log says why")
+	case writes.Since != nil:
+		fmt.Fprintf(w, "writes: %d wait for the cloud, the first for %s (%d bytes)\n", writes.Waiting, ago(*writes.Since), writes.Bytes)
+	default:
+		fmt.Fprintln(w, "writes: none waits for the cloud")
+	}
+	if writes := s.Writes; writes != nil {
+		for _, outcome := range journal.Outcomes() {
+			if n := writes.Outcomes[outcome]; n > 0 {
+				fmt.Fprintf(w, "writes: %d %s since the hub was started\n", n, strings.ToLower(string(outcome)))
+			}
+		}
+	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\nCALLER\tREQUEST\tITEMS\tBYTES\tSTATE OF\tUSED")
 	for _, c := range s.Cache {
@@ -127,12 +174,12 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 }
 
 // observe returns the handler of the hub's second port: /healthz, /status and /metrics.
-func observe(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.Proxy, services *endpoints.Filter) (http.Handler, error) {
+func (h *parts) observe() (http.Handler, error) {
 	registry := prometheus.NewRegistry()
-	if err := p.Register(registry); err != nil {
+	if err := h.proxy.Register(registry); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
-	if err := registerMetrics(registry, cloud); err != nil {
+	if err := registerMetrics(registry, h.cloud); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
@@ -144,7 +191,7 @@ func observe(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(status(node, cloud, cert, p, services)) // the client has gone if it fails
+		_ = json.NewEncoder(w).Encode(h.status()) // the client has gone if it fails
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	return mux, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/files"
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
 )
 
 // keySize is the size of an encryption key, and the least of what it is made from, in bytes.
@@ -47,6 +48,27 @@ func openCache(dir string, c config.Cache, log logr.Logger) (store *cache.Store,
 		return nil, nil, errors.Join(err, errTemporary)
 	}
 	return store, func() error { return errors.Join(store.Close(), os.RemoveAll(temporary)) }, nil
+}
+
+// openJournal opens the journal of writes. If that is not possible, for example because the disk is
+// read-only or the encryption key cannot be read, there is none: writes are refused while the cloud is
+// away.
+func openJournal(dir string, c config.Cache, log logr.Logger) (writes *journal.Journal, err error) {
+	options := journal.Options{Log: log}
+	if c.EncryptionKeyFile != "" {
+		options.Key, err = readKey(c.EncryptionKeyFile)
+	}
+	if err == nil {
+		writes, err = journal.Open(dir, options)
+	}
+	if errors.Is(err, cache.ErrLocked) {
+		return nil, err
+	}
+	if err != nil {
+		log.Error(err, "Writes of the node are not kept while the cloud is away")
+		return nil, nil
+	}
+	return writes, nil
 }
 
 // readKey makes the encryption key from the content of a file.

@@ -97,6 +97,8 @@ type Store struct {
 	dirty   map[*log]*scope
 	renamed bool
 	garbage []garbage
+	// next is the next round of fsync.
+	next *round
 	// unsynced is the last failure to make names durable, which is logged once.
 	unsynced error
 }
@@ -171,7 +173,7 @@ func open(dir directory, secrets secrets, o Options) (*Store, error) {
 		max: o, dir: dir, secrets: secrets, log: o.Log,
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 		usedEvery: max(time.Second, min(usedEvery, o.MaxIdle/8)),
-		scopes:    map[string]*scope{}, dirty: map[*log]*scope{},
+		scopes:    map[string]*scope{}, dirty: map[*log]*scope{}, next: newRound(),
 		asOf: o.Now(),
 	}
 	names, err := dir.List()

@@ -1,7 +1,10 @@
 package cache
 
 import (
+	"cmp"
+	"context"
 	"errors"
+	"fmt"
 	"syscall"
 	"time"
 )
@@ -32,9 +35,50 @@ func (s *Store) run() {
 	}
 }
 
+// round is one round of fsync calls. done is closed when it has ended, with err.
+type round struct {
+	done chan struct{}
+	err  error
+}
+
+func newRound() *round { return &round{done: make(chan struct{})} }
+
+// Flush waits until everything that was written before is durable, with the next round of fsync,
+// which all callers share. After an error some of it may be lost with a loss of power, also what
+// another writer wrote.
+func (w *Writer) Flush(ctx context.Context) error {
+	s := w.store
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	next := s.next
+	s.mu.Unlock()
+	s.poke()
+	select {
+	case <-next.done:
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for the disk: %w", context.Cause(ctx))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return cmp.Or(next.err, w.ended) // a round before may have failed, which ends the writer
+}
+
 // sync makes everything that was written before durable, and then removes the logs that were
 // replaced. It runs in one goroutine at a time.
 func (s *Store) sync() error {
+	s.mu.Lock()
+	this := s.next
+	s.next = newRound()
+	s.mu.Unlock()
+	this.err = s.syncAll()
+	close(this.done)
+	return this.err
+}
+
+func (s *Store) syncAll() error {
 	s.mu.Lock()
 	dirty, renamed, old := s.dirty, s.renamed, s.garbage
 	s.dirty, s.renamed, s.garbage = map[*log]*scope{}, false, nil

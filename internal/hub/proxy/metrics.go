@@ -3,14 +3,16 @@ package proxy
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 )
 
 // Sources of answers, values of the label of atoll_hub_requests_total.
 const (
-	fromCloud = "cloud"
-	fromCache = "cache"
-	fromHub   = "hub" // the hub's own, a refusal
+	fromCloud   = "cloud"
+	fromCache   = "cache"
+	fromJournal = "journal" // a write that is kept
+	fromHub     = "hub"     // the hub's own, a refusal
 )
 
 // metrics are those of a Proxy. nil counts nothing.
@@ -25,7 +27,7 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "atoll", Subsystem: "hub", Name: "requests_total",
-			Help: "Requests of clients of the node, by what they ask for (get, list, watch, write, stream) and whose the answer is: that of the cloud, of the cache, or the hub's own.",
+			Help: "Requests of clients of the node, by what they ask for (get, list, watch, write, stream) and whose the answer is: that of the cloud, of the cache, of the journal (a write that is kept), or the hub's own.",
 		}, []string{"kind", "from"}),
 		held: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "atoll", Subsystem: "hub", Name: "gate_versions_total",
@@ -64,13 +66,57 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 		_, syncs := p.Cache.Written()
 		return float64(syncs)
 	})
-	for _, c := range []prometheus.Collector{m.requests, m.held, scopes, size, waiting, written, syncs} {
+	for _, c := range append(p.journalMetrics(), m.requests, m.held, scopes, size, waiting, written, syncs) {
 		if err := registry.Register(c); err != nil {
 			return err
 		}
 	}
 	p.metrics = m
 	return nil
+}
+
+// journalMetrics returns the metrics of the journal of writes.
+func (p *Proxy) journalMetrics() []prometheus.Collector {
+	if p.Journal == nil {
+		return nil
+	}
+	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes",
+		Help: "Writes of the node that are kept until they can be sent to the cloud.",
+	}, func() float64 { return float64(p.Journal.Summary().Waiting) })
+	size := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_bytes",
+		Help: "Size of the writes that are kept, in bytes.",
+	}, func() float64 { return float64(p.Journal.Summary().Bytes) })
+	since := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_oldest_timestamp_seconds",
+		Help: "When the oldest write that is kept was made, in seconds since 1970. 0 if none is kept.",
+	}, func() float64 {
+		if s := p.Journal.Summary(); s.Waiting > 0 {
+			return float64(s.Since.Unix())
+		}
+		return 0
+	})
+	count := func(o journal.Outcome) func() float64 {
+		return func() float64 { return float64(p.Journal.Summary().Outcomes[o]) }
+	}
+	replayed := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_replayed_total",
+		Help: "Kept writes that were sent to the cloud.",
+	}, count(journal.Replayed))
+	refused := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_refused_total",
+		Help: "Kept writes that the API server refused, for example because their object was gone. They are dropped.",
+	}, count(journal.Refused))
+	outdated := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_outdated_total",
+		Help: "Kept Leases that were not sent, because they had expired or the cloud had a newer one.",
+	}, count(journal.Outdated))
+	crowded := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_crowded_total",
+		Help: "Kept events that were dropped to make place for newer writes.",
+	}, count(journal.Crowded))
+	return []prometheus.Collector{waiting, size, since, replayed, refused, outdated, crowded}
 }
 
 func (m *metrics) request(kind request.Kind, from string) {

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
@@ -51,7 +52,9 @@ type Proxy struct {
 	Cache      *cache.Store
 	Recognizer *identity.Recognizer
 	Tokens     *identity.Tokens
-	Log        logr.Logger
+	// Journal keeps writes of the node while the cloud is away: see Replay. nil keeps none.
+	Journal *journal.Journal
+	Log     logr.Logger
 
 	// Trust, if it is set, is called with the context of each request of the node, or with a token that
 	// the cloud has accepted before.
@@ -67,6 +70,8 @@ type Proxy struct {
 	room   sync.Mutex // held while a new scope is stored
 	chunks chunks
 	gate   gate
+	recent recent
+	replay replay
 	// metrics is nil if nobody registered them.
 	metrics *metrics
 	// slowAfter is writeWithin, except in tests.
@@ -131,6 +136,10 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 		p.observeWrite(c)
 		if isRepeatable(c.Method, &c.what) {
 			p.repeat(w, c)
+			return
+		}
+		if o := p.ownWriteOf(c); o != nil {
+			p.write(w, c, o)
 			return
 		}
 		p.pass(w, c)

@@ -109,6 +109,9 @@ func (p *Proxy) get(w http.ResponseWriter, c *call) {
 
 // documentFromCache answers with the last answer to the request.
 func (p *Proxy) documentFromCache(w http.ResponseWriter, c *call, reason error) {
+	if p.leaseFromJournal(w, c, reason) {
+		return
+	}
 	view, h, found := p.fromCache(w, c, reason)
 	if !found {
 		return

@@ -1,0 +1,241 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	jsonpatch "github.com/evanphx/json-patch/v5"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// typed is an object of a kind of which writes are kept.
+type typed interface {
+	runtime.Object
+	metav1.Object
+}
+
+// codecs encode and decode the kinds of which writes are kept.
+var codecs = func() serializer.CodecFactory {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			panic(err) // two kinds of one name: no test would pass
+		}
+	}
+	return serializer.NewCodecFactory(scheme)
+}()
+
+// newOf returns an empty object of a kind; nil if no writes of it are kept.
+func newOf(gvk schema.GroupVersionKind) typed {
+	switch gvk {
+	case coordinationv1.SchemeGroupVersion.WithKind("Lease"):
+		return &coordinationv1.Lease{}
+	case corev1.SchemeGroupVersion.WithKind("Node"):
+		return &corev1.Node{}
+	case corev1.SchemeGroupVersion.WithKind("Pod"):
+		return &corev1.Pod{}
+	case corev1.SchemeGroupVersion.WithKind("Event"):
+		return &corev1.Event{}
+	case eventsv1.SchemeGroupVersion.WithKind("Event"):
+		return &eventsv1.Event{}
+	default:
+		return nil
+	}
+}
+
+// decode reads an object of a kind in the form that the Content-Type says.
+func decode(contentType string, body []byte, gvk schema.GroupVersionKind) (typed, error) {
+	format, err := wire.FormatOf(contentType)
+	if err != nil {
+		return nil, err
+	}
+	info, found := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), format.ContentType())
+	if !found {
+		return nil, fmt.Errorf("the hub does not read a %s in %s", gvk.Kind, format)
+	}
+	into := newOf(gvk)
+	_, is, err := info.Serializer.Decode(body, &gvk, into)
+	if err != nil {
+		return nil, fmt.Errorf("reading a %s: %w", gvk.Kind, err)
+	}
+	if *is != gvk {
+		return nil, fmt.Errorf("reading a %s: it is a %s", gvk.Kind, is)
+	}
+	return into, nil
+}
+
+// encode writes an object in a form.
+func encode(format wire.Format, object typed, gvk schema.GroupVersionKind) ([]byte, error) {
+	info, found := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), format.ContentType())
+	if !found {
+		return nil, fmt.Errorf("the hub does not write a %s in %s", gvk.Kind, format)
+	}
+	var body bytes.Buffer
+	err := codecs.EncoderForVersion(info.Serializer, gvk.GroupVersion()).Encode(object, &body)
+	return body.Bytes(), err
+}
+
+// isPatch reports whether the hub can apply a patch of a Content-Type.
+func isPatch(contentType string) bool {
+	return contentType == string(types.StrategicMergePatchType) || contentType == string(types.MergePatchType)
+}
+
+// patched returns an object with a patch applied. What the API server does not let a client change, it
+// keeps: the name, the UID and the version.
+func patched(object typed, gvk schema.GroupVersionKind, contentType string, patch []byte) (typed, error) {
+	before, err := json.Marshal(object)
+	if err != nil {
+		return nil, err
+	}
+	var after []byte
+	if contentType == string(types.MergePatchType) {
+		after, err = jsonpatch.MergePatch(before, patch)
+	} else {
+		after, err = strategicpatch.StrategicMergePatch(before, patch, newOf(gvk))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("applying the patch: %w", err)
+	}
+	into := newOf(gvk)
+	if err := json.Unmarshal(after, into); err != nil {
+		return nil, fmt.Errorf("applying the patch: %w", err)
+	}
+	keepIdentity(into, object)
+	return into, nil
+}
+
+// keepIdentity gives an object the identity and the version of another.
+func keepIdentity(object, of typed) {
+	object.SetNamespace(of.GetNamespace())
+	object.SetName(of.GetName())
+	object.SetUID(of.GetUID())
+	object.SetResourceVersion(of.GetResourceVersion())
+	object.SetCreationTimestamp(of.GetCreationTimestamp())
+	object.SetDeletionTimestamp(of.GetDeletionTimestamp())
+	object.GetObjectKind().SetGroupVersionKind(of.GetObjectKind().GroupVersionKind())
+}
+
+// keepSpec gives an object the spec of another: a write of the status does not change it.
+func keepSpec(object, of typed) {
+	switch object := object.(type) {
+	case *corev1.Node:
+		if of, is := of.(*corev1.Node); is {
+			object.Spec = of.Spec
+		}
+	case *corev1.Pod:
+		if of, is := of.(*corev1.Pod); is {
+			object.Spec = of.Spec
+		}
+	}
+}
+
+// withEntries returns an object with writes of its status applied, in their order.
+func withEntries(object typed, gvk schema.GroupVersionKind, entries []journal.Entry) (typed, error) {
+	for _, e := range entries {
+		var after typed
+		var err error
+		if e.Method == http.MethodPut {
+			after, err = decode(e.ContentType, e.Body, gvk)
+		} else {
+			after, err = patched(object, gvk, e.ContentType, e.Body)
+		}
+		if err != nil {
+			return nil, err
+		}
+		keepIdentity(after, object)
+		keepSpec(after, object)
+		object = after
+	}
+	return object, nil
+}
+
+// patchHead is the part of a patch that says to what it applies, and how it was made.
+type patchHead struct {
+	Metadata struct {
+		UID             string `json:"uid"`
+		ResourceVersion string `json:"resourceVersion"`
+	} `json:"metadata"`
+	Status map[string]json.RawMessage `json:"status"`
+}
+
+func headOfPatch(patch []byte) (patchHead, error) {
+	var h patchHead
+	if err := json.Unmarshal(patch, &h); err != nil {
+		return h, fmt.Errorf("reading the patch: %w", err)
+	}
+	return h, nil
+}
+
+// extentOf returns how much of its object a patch says. A kubelet computes the patch of a status by
+// comparing whole objects. That of a Node then has the order of all conditions, because at least the
+// time of a heartbeat differs (k8s.io/component-helpers/node/util.PatchNodeStatus). That of a Pod has
+// its UID and a status (k8s.io/kubernetes/pkg/util/pod.PatchPodStatus).
+func (h *patchHead) extentOf(contentType string, gvk schema.GroupVersionKind) journal.Extent {
+	if contentType != string(types.StrategicMergePatchType) {
+		return journal.Part
+	}
+	_, ordered := h.Status["$setElementOrder/conditions"]
+	if gvk.Kind == "Node" && ordered || gvk.Kind == "Pod" && h.Metadata.UID != "" && h.Status != nil {
+		return journal.Difference
+	}
+	return journal.Part
+}
+
+// rebased returns a difference that was computed from an older version of a pod as one from a newer
+// version: with it the newer one gets the same status.
+func rebased(read, newest *corev1.Pod, patch []byte) ([]byte, error) {
+	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
+	want, err := patched(read, gvk, string(types.StrategicMergePatchType), patch)
+	if err != nil {
+		return nil, err
+	}
+	pod, is := want.(*corev1.Pod)
+	if !is {
+		return nil, errors.New("the patch makes no pod")
+	}
+	from, err := json.Marshal(&corev1.Pod{Status: newest.Status})
+	if err != nil {
+		return nil, err
+	}
+	to, err := json.Marshal(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: newest.UID}, Status: pod.Status})
+	if err != nil {
+		return nil, err
+	}
+	return strategicpatch.CreateTwoWayMergePatch(from, to, corev1.Pod{})
+}
+
+// accepted returns the form in which a client wants the answer to a write.
+func accepted(h http.Header) (wire.Format, error) {
+	text := strings.Join(h.Values("Accept"), ",")
+	if text == "" {
+		return wire.JSON, nil
+	}
+	for one := range strings.SplitSeq(text, ",") {
+		mediaType, parameters, _ := strings.Cut(strings.TrimSpace(one), ";")
+		switch {
+		case strings.Contains(parameters, "as="): // a table, or metadata only
+		case mediaType == "*/*", mediaType == "application/*":
+			return wire.JSON, nil
+		default:
+			if format, err := wire.FormatOf(mediaType); err == nil && format != wire.CBOR {
+				return format, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("the hub answers writes in JSON or protobuf, and the client accepts %q", text)
+}

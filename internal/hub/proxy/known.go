@@ -1,0 +1,170 @@
+package proxy
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
+	"github.com/atoll-k8s/atoll/internal/hub/uplink"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// errUnknown is the error of a write of an object that the hub cannot show in the answer.
+var errUnknown = errors.New("it does not know the object")
+
+// known returns the newest version of an object that the cache has in any scope of the caller, and the
+// version that the caller gets if it reads the object; the same one if that is not kept.
+func (p *Proxy) known(c *call, o *ownWrite) (newest, read typed, err error) {
+	get := request.Of(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: o.object}, Header: http.Header{"Accept": c.Header.Values("Accept")}})
+	paths := append(slices.Clone(o.collections), o.object)
+	for _, s := range p.Cache.Scopes() {
+		parts := strings.SplitN(s.Key, "\n", 3)
+		if len(parts) < 3 || parts[0] != c.caller.Name || !slices.Contains(paths, parts[1]) {
+			continue
+		}
+		object, err := p.keptObject(s.Key, c, o)
+		if err != nil {
+			continue // it is not in this scope, or not as a whole
+		}
+		if s.Key == c.caller.Name+"\n"+get.Scope {
+			read = object
+		}
+		if newest == nil || isUpTo(newest.GetResourceVersion(), object.GetResourceVersion()) {
+			newest = object
+		}
+	}
+	if newest == nil {
+		return nil, nil, errUnknown
+	}
+	if read == nil {
+		read = newest
+	}
+	return newest, read, nil
+}
+
+// keptObject returns an object as a scope has it.
+func (p *Proxy) keptObject(key string, c *call, o *ownWrite) (typed, error) {
+	p.queues.settle(key)
+	view, err := p.Cache.View(key)
+	if err != nil {
+		return nil, err
+	}
+	defer view.Close()
+	h, err := decodeHead(view.Head())
+	if err != nil {
+		return nil, err
+	}
+	if h.List == nil {
+		body, err := view.Get(document)
+		if err != nil || h.Code != http.StatusOK {
+			return nil, errors.Join(err, errUnknown)
+		}
+		return decode(h.ContentType, body, o.gvk)
+	}
+	list, err := h.list()
+	if err != nil {
+		return nil, err
+	}
+	item, err := view.Get(id(&wire.Meta{Namespace: c.what.Namespace, Name: c.what.Name}))
+	if err != nil {
+		return nil, err
+	}
+	apiVersion, kind := list.ItemKind()
+	body, err := list.Format.ObjectOf(item, apiVersion, kind)
+	if err != nil {
+		return nil, err
+	}
+	return decode(h.ContentType, body, o.gvk)
+}
+
+// remembered returns a Lease or an event as the node wrote it last.
+func (p *Proxy) remembered(object string, gvk schema.GroupVersionKind) (typed, error) {
+	if entries := p.Journal.Of(object); len(entries) > 0 {
+		last := entries[len(entries)-1]
+		return decode(last.ContentType, last.Body, gvk)
+	}
+	contentType, body, found := p.recent.get(object)
+	if !found {
+		return nil, errUnknown
+	}
+	return decode(contentType, body, gvk)
+}
+
+// maxRecent bounds the answers that are remembered, and maxRecentSize each of them, in bytes.
+const maxRecent, maxRecentSize = 256, 16 << 10
+
+// recent are the last answers of the cloud to writes of Leases and events of the node. Nobody reads
+// them, so that the cache does not have them.
+type recent struct {
+	mu    sync.Mutex
+	of    map[string]recentAnswer // by object
+	order []string                // oldest first
+}
+
+type recentAnswer struct {
+	contentType string
+	body        []byte
+}
+
+func (r *recent) put(object, contentType string, body []byte) {
+	if len(body) > maxRecentSize {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.of == nil {
+		r.of = map[string]recentAnswer{}
+	}
+	r.order = append(slices.DeleteFunc(r.order, func(other string) bool { return other == object }), object)
+	r.of[object] = recentAnswer{contentType, body}
+	if len(r.order) > maxRecent {
+		delete(r.of, r.order[0])
+		r.order = slices.Delete(r.order, 0, 1)
+	}
+}
+
+func (r *recent) get(object string) (contentType string, body []byte, found bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	answer, found := r.of[object]
+	return answer.contentType, answer.body, found
+}
+
+// leaseFromJournal answers with the node's Lease as the node wrote it last, if that is known. A kubelet
+// that starts reads its Lease only then, and would create one that is there.
+func (p *Proxy) leaseFromJournal(w http.ResponseWriter, c *call, reason error) bool {
+	if p.Journal == nil || !errors.Is(reason, uplink.ErrOffline) || c.Context().Err() != nil {
+		return false
+	}
+	lease := &call{Request: c.Clone(c.Context()), caller: c.caller, what: c.what}
+	lease.Method = http.MethodPut
+	o := p.ownWriteOf(lease)
+	if o == nil || o.kind != journal.Lease {
+		return false
+	}
+	object, err := p.remembered(o.object, o.gvk)
+	if err != nil {
+		return false
+	}
+	format, err := accepted(c.Header)
+	if err != nil {
+		return false
+	}
+	body, err := encode(format, object, o.gvk)
+	if err != nil {
+		p.Log.V(2).Info("The Lease that the node wrote last cannot be shown", "error", err.Error())
+		return false
+	}
+	p.metrics.request(c.what.Kind, fromJournal)
+	w.Header().Set("Content-Type", format.ContentType())
+	w.WriteHeader(http.StatusOK)
+	_, _ = w.Write(body)
+	return true
+}

@@ -1,0 +1,264 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/uplink"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+const (
+	// replayWithin bounds the wait for an answer to a write that is sent again.
+	replayWithin = 15 * time.Second
+	// replayAgain is the time between two attempts to send what could not be sent. It doubles up to
+	// maxReplayAgain.
+	replayAgain, maxReplayAgain = time.Second, 30 * time.Second
+	// silentAfter is how long after the last sign of life of the kubelet it counts as silent. From then on
+	// the hub does nothing by which the node looks alive.
+	silentAfter = 40 * time.Second
+	// maxRefusal bounds what is read of the reason of a refusal, in bytes.
+	maxRefusal = 16 << 10
+	// leaseAttempts bounds the attempts to update a Lease that others change at the same time.
+	leaseAttempts = 3
+)
+
+// replay is what the sending of kept writes knows of the kubelet.
+type replay struct {
+	mu    sync.Mutex
+	heard time.Time // when the kubelet last wrote its Lease or a status, or tried
+	wake  chan struct{}
+}
+
+// hear notes a sign of life of the kubelet. What waits for one is sent.
+func (r *replay) hear(at time.Time) {
+	r.mu.Lock()
+	r.heard = at
+	r.mu.Unlock()
+	r.hurry()
+}
+
+func (r *replay) isSilent() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return time.Since(r.heard) > silentAfter
+}
+
+// hurry ends the pause before the next attempt.
+func (r *replay) hurry() {
+	select {
+	case r.signal() <- struct{}{}:
+	default:
+	}
+}
+
+func (r *replay) signal() chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.wake == nil {
+		r.wake = make(chan struct{}, 1)
+	}
+	return r.wake
+}
+
+// Replay sends what the journal keeps, in its order, as the node, while the cloud is reachable, until
+// ctx is done.
+//
+// A write may be sent twice: if the answer is lost, and after a kill of the hub or a loss of power before
+// its removal is on disk. That does no harm. A patch of a status sets the same values again. An event is
+// sent by a PUT with its name, whole. A Lease is compared with that of the cloud first. Between the two,
+// a client may have written something newer, which only a loss of power makes possible: a write of the
+// same object is not sent past the journal while that has an entry of it. A kubelet compares what the
+// cloud has with what it wants, and then writes again.
+func (p *Proxy) Replay(ctx context.Context) {
+	if p.Journal == nil {
+		return
+	}
+	for pause := replayAgain; ; {
+		if p.Journal.Await(ctx) != nil || p.Cloud.AwaitOnline(ctx) != nil {
+			return
+		}
+		sent, failed := p.replayAll(ctx)
+		if sent > 0 {
+			p.Log.Info("Kept writes were sent to the cloud", "sent", sent, "waiting", p.Journal.Summary().Waiting)
+		}
+		wake, wait := p.replay.signal(), maxReplayAgain
+		if failed { // again in its own time, however much is written meanwhile
+			wake, wait = nil, pause
+			pause = min(2*pause, maxReplayAgain)
+		} else {
+			pause = replayAgain
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// errRefused is the error of a write that the API server refuses, and will always refuse.
+var errRefused = errors.New("the API server refuses it")
+
+// errOutdated is the error of a Lease that is not to be sent any more.
+var errOutdated = errors.New("it is outdated")
+
+// errBusy is the error of a write whose API server wants no further requests at the moment.
+var errBusy = errors.New("the API server is busy")
+
+// replayAll tries to send each entry once. An object whose entry cannot be sent at the moment keeps its
+// later ones too, and does not hold up those of others.
+func (p *Proxy) replayAll(ctx context.Context) (sent int, failed bool) {
+	waits := map[string]bool{}
+	for _, e := range p.Journal.Entries() {
+		switch {
+		case waits[e.Object]:
+			continue
+		case e.Kind == journal.Status && p.replay.isSilent():
+			// The node and its pods would look alive, at least until the control plane notices again.
+			waits[e.Object] = true
+			continue
+		case !p.Journal.Has(e.Seq): // another stands in its place
+			continue
+		}
+		err := p.replayOne(ctx, &e)
+		switch {
+		case err == nil:
+			p.Journal.Done(e.Seq, journal.Replayed)
+			sent++
+		case errors.Is(err, errRefused):
+			p.Log.Info("A kept write is dropped, because the API server refuses it", "object", e.Object, "written", e.At, "reason", err.Error())
+			p.Journal.Done(e.Seq, journal.Refused)
+		case errors.Is(err, errOutdated):
+			p.Log.V(2).Info("A kept Lease is dropped", "written", e.At, "reason", err.Error())
+			p.Journal.Done(e.Seq, journal.Outdated)
+		default:
+			p.Log.V(2).Info("A kept write could not be sent", "object", e.Object, "error", err.Error())
+			waits[e.Object], failed = true, true
+			if ctx.Err() != nil || errors.Is(err, uplink.ErrOffline) || errors.Is(err, errBusy) {
+				return sent, true
+			}
+		}
+	}
+	return sent, failed
+}
+
+func (p *Proxy) replayOne(ctx context.Context, e *journal.Entry) error {
+	ctx, cancel := context.WithTimeout(ctx, replayWithin)
+	defer cancel()
+	if e.Kind == journal.Lease {
+		return p.replayLease(ctx, e)
+	}
+	code, answer, err := p.sendEntry(ctx, e, e.Method, e.Target, e.Body)
+	if err != nil {
+		return err
+	}
+	return errorOf(code, answer)
+}
+
+// sendEntry sends a request for an entry, as the node.
+func (p *Proxy) sendEntry(ctx context.Context, e *journal.Entry, method, target string, body []byte) (code int, answer []byte, err error) {
+	r, err := http.NewRequestWithContext(ctx, method, target, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, fmt.Errorf("%w: %w", errRefused, err)
+	}
+	if len(body) > 0 {
+		r.Header.Set("Content-Type", e.ContentType)
+	}
+	r.Header.Set("Accept", wire.JSON.ContentType())
+	r.Header.Set("User-Agent", e.UserAgent) // the API server names the owner of the fields by it
+	response, err := p.Cloud.RoundTrip(r, true)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer response.Body.Close()
+	most := int64(maxWrite)
+	if response.StatusCode/100 != 2 {
+		most = maxRefusal
+	}
+	answer, err = io.ReadAll(io.LimitReader(response.Body, most))
+	return response.StatusCode, answer, err
+}
+
+// errorOf returns nil if an answer is success, and else whether it is one for good.
+func errorOf(code int, answer []byte) error {
+	switch {
+	case code/100 == 2:
+		return nil
+	case code == http.StatusTooManyRequests:
+		return errBusy
+	case code/100 != 4, code == http.StatusUnauthorized, code == http.StatusRequestTimeout: // a certificate can be renewed
+		return fmt.Errorf("the API server answers %d", code)
+	}
+	message := "no reason"
+	if status, err := wire.JSON.DecodeStatus(answer); err == nil {
+		message = status.Message
+	}
+	return fmt.Errorf("%w with %d: %s", errRefused, code, message)
+}
+
+// replayLease renews the node's Lease in the cloud with the last renewal of the kubelet. The node must
+// not look alive for longer than it was: the control plane counts from when a renewal arrives, not from
+// when it was made. So a renewal that has expired is dropped; a kubelet that lives makes the next one.
+// The Lease of the cloud never goes back.
+func (p *Proxy) replayLease(ctx context.Context, e *journal.Entry) error {
+	var kept coordinationv1.Lease
+	if err := json.Unmarshal(e.Body, &kept); err != nil || kept.Spec.RenewTime == nil || kept.Spec.LeaseDurationSeconds == nil {
+		return fmt.Errorf("%w: the Lease cannot be read", errOutdated)
+	}
+	valid := time.Duration(*kept.Spec.LeaseDurationSeconds) * time.Second
+	for range leaseAttempts {
+		if now := time.Now(); now.Before(e.At) || now.After(e.At.Add(valid)) || now.After(kept.Spec.RenewTime.Add(valid)) {
+			return fmt.Errorf("%w: the Lease has expired", errOutdated)
+		}
+		code, answer, err := p.sendEntry(ctx, e, http.MethodGet, e.Object, nil)
+		if err != nil {
+			return err
+		}
+		live := kept
+		method, target := http.MethodPut, e.Object
+		switch err := errorOf(code, answer); {
+		case code == http.StatusNotFound:
+			live.UID, live.ResourceVersion = "", ""
+			method, target = http.MethodPost, path.Dir(e.Object)
+		case err != nil:
+			return err
+		default:
+			live = coordinationv1.Lease{}
+			if err := json.Unmarshal(answer, &live); err != nil {
+				return fmt.Errorf("reading the Lease of the cloud: %w", err)
+			}
+			if live.Spec.RenewTime != nil && !live.Spec.RenewTime.Before(kept.Spec.RenewTime) {
+				return fmt.Errorf("%w: the Lease of the cloud is newer", errOutdated)
+			}
+			live.Spec = kept.Spec
+		}
+		body, err := json.Marshal(&live)
+		if err != nil {
+			return err
+		}
+		code, answer, err = p.sendEntry(ctx, e, method, target, body)
+		if err != nil {
+			return err
+		}
+		if code != http.StatusConflict {
+			return errorOf(code, answer)
+		}
+	}
+	return errors.New("others change the Lease at the same time")
+}
