@@ -28,7 +28,8 @@ var hubBenchmark = benchmark{
 	about: `Requests through [the hub](hub.md) ÷ the same requests sent to the API server. Both have the same clients, over TLS and HTTP/2, with protobuf.
 
 - ` + "`get`" + `: GET of the Node by its kubelet, one after the other, p50. ` + "`list`" + `: LIST of the 1,000 pods of the node by its kubelet, through the delivery gate.
-  ` + "`list others`" + `: LIST of 1,000 ConfigMaps by a ServiceAccount.
+  ` + "`list others`" + `: LIST of 1,000 ConfigMaps by a ServiceAccount. One of them
+  changes before each LIST, so that the hub stores each answer.
 - ` + "`watch`" + `: from the sending of a change of one of the 1,000 pods until the kubelet's watch has the event, p50.
 - ` + "`throughput`" + `: GETs of the Node a second by 64 clients, each with a connection of its own.
 - ` + "`offline …`" + `: a second hub, whose API server refuses connections, answers from its cache; the peer is the API server.

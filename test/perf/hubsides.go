@@ -35,27 +35,30 @@ const (
 )
 
 func (h *hubBench) sides(_ context.Context, name string) (a, b side, err error) {
-	reads := func(client, path string, n int) func(context.Context) (sample, error) {
-		return func(ctx context.Context) (sample, error) { return h.reads(ctx, h.clients[client], path, n) }
+	reads := func(client, path string, n int, change func(context.Context) (string, error)) func(context.Context) (sample, error) {
+		return func(ctx context.Context) (sample, error) {
+			return h.reads(ctx, h.clients[client], path, n, change)
+		}
 	}
+	changeShard := func(ctx context.Context) (string, error) { return h.changeConfig(ctx, shardName(0)+"-0") }
 	offline := func(path string, n int) func(context.Context) (sample, error) {
 		return func(ctx context.Context) (sample, error) {
 			if err := h.cutOff(ctx); err != nil {
 				return sample{}, err
 			}
-			return h.reads(ctx, h.clients[farThrough], path, n)
+			return h.reads(ctx, h.clients[farThrough], path, n, nil)
 		}
 	}
 	node, pods, shard := nodePath(nearNode), podsPath(nearNode), shardPath(shardName(0))
-	directGet := side{name: "get direct", measure: reads(nearDirect, node, gets)}
-	directList := side{name: "list direct", measure: reads(nearDirect, pods, lists)}
+	directGet := side{name: "get direct", measure: reads(nearDirect, node, gets, nil)}
+	directList := side{name: "list direct", measure: reads(nearDirect, pods, lists, h.changePod)}
 	switch name {
 	case "get":
-		return side{name: "get", measure: reads(nearThrough, node, gets)}, directGet, nil
+		return side{name: "get", measure: reads(nearThrough, node, gets, nil)}, directGet, nil
 	case "list":
-		return side{name: "list", measure: reads(nearThrough, pods, lists)}, directList, nil
+		return side{name: "list", measure: reads(nearThrough, pods, lists, h.changePod)}, directList, nil
 	case "list others":
-		return side{name: name, measure: reads(readerThrough, shard, lists)}, side{name: name + " direct", measure: reads(readerDirect, shard, lists)}, nil
+		return side{name: name, measure: reads(readerThrough, shard, lists, changeShard)}, side{name: name + " direct", measure: reads(readerDirect, shard, lists, changeShard)}, nil
 	case "watch":
 		return side{name: name, measure: h.delivered(nearThrough)}, side{name: name + " direct", measure: h.delivered(nearDirect)}, nil
 	case "throughput":
@@ -77,14 +80,20 @@ func (h *hubBench) sides(_ context.Context, name string) (a, b side, err error) 
 	}
 }
 
-// reads returns the median time of an answer.
-func (h *hubBench) reads(ctx context.Context, c *rawclient.Client, path string, n int) (sample, error) {
+// reads returns the median time of an answer. change, if set, changes something before each question, so
+// that the hub has to store each answer.
+func (h *hubBench) reads(ctx context.Context, c *rawclient.Client, path string, n int, change func(context.Context) (string, error)) (sample, error) {
 	if _, err := c.Skip(ctx, path); err != nil { // to open a connection
 		return sample{}, err
 	}
 	return h.observed(ctx, func(ctx context.Context) (float64, string, error) {
 		times := make([]float64, n)
 		for i := range times {
+			if change != nil {
+				if _, err := change(ctx); err != nil {
+					return 0, "", err
+				}
+			}
 			began := time.Now()
 			if _, err := c.Skip(ctx, path); err != nil {
 				return 0, "", err

@@ -65,7 +65,21 @@ type Recognizer struct {
 	Online func() bool
 	// Now is the clock.
 	Now func() time.Time
+
+	mu sync.Mutex
+	// by are the CAs that have verified the certificates in verified, and these from when to when that
+	// holds: to verify one takes
+	// as long as all else that is done for a small request.
+	by       *x509.CertPool
+	verified map[[sha256.Size]byte]validity
 }
+
+// validity is from when to when all certificates of a chain are valid.
+type validity struct{ from, to time.Time }
+
+// maxVerified bounds the certificates that are remembered. A node has one, and a new one some times a
+// year.
+const maxVerified = 16
 
 // Recognize returns who sends a request, or ErrNobody, wrapped. A token counts before a
 // certificate: what a client sends by name is what it means. A header that an API server may read in
@@ -106,10 +120,6 @@ func (r *Recognizer) isNode(chain []*x509.Certificate) error {
 	if !slices.Contains(leaf.Subject.Organization, "system:nodes") {
 		return errors.New("its organization is not system:nodes")
 	}
-	between := x509.NewCertPool()
-	for _, c := range chain[1:] {
-		between.AddCert(c)
-	}
 	at := r.Now()
 	if !r.Online() {
 		if at.After(leaf.NotAfter) {
@@ -119,10 +129,60 @@ func (r *Recognizer) isNode(chain []*x509.Certificate) error {
 			at = leaf.NotBefore
 		}
 	}
-	_, err := leaf.Verify(x509.VerifyOptions{
-		Roots: r.ClientRoots(), Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	roots, key := r.ClientRoots(), sumOf(chain)
+	r.mu.Lock()
+	if r.by != roots {
+		r.by, r.verified = roots, nil
+	}
+	known, is := r.verified[key]
+	r.mu.Unlock()
+	if is && !at.Before(known.from) && !at.After(known.to) {
+		return nil
+	}
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	chains, err := leaf.Verify(x509.VerifyOptions{
+		Roots: roots, Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	r.remember(roots, key, chains[0])
+	return nil
+}
+
+// sumOf returns a hash of certificates.
+func sumOf(chain []*x509.Certificate) (sum [sha256.Size]byte) {
+	h := sha256.New()
+	for _, c := range chain {
+		h.Write(c.Raw) // it has its own length
+	}
+	h.Sum(sum[:0])
+	return sum
+}
+
+// remember remembers that a chain was verified by CAs.
+func (r *Recognizer) remember(by *x509.CertPool, key [sha256.Size]byte, chain []*x509.Certificate) {
+	v := validity{chain[0].NotBefore, chain[0].NotAfter}
+	for _, c := range chain[1:] {
+		if c.NotBefore.After(v.from) {
+			v.from = c.NotBefore
+		}
+		if c.NotAfter.Before(v.to) {
+			v.to = c.NotAfter
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.by != by {
+		return
+	}
+	if r.verified == nil || len(r.verified) >= maxVerified {
+		r.verified = map[[sha256.Size]byte]validity{}
+	}
+	r.verified[key] = v
 }
 
 // nameOf returns the identity that a token claims: the subject of a JWT, else the token's hash.

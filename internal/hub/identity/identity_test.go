@@ -110,6 +110,71 @@ func TestOnlyTheNodeIsTheNode(t *testing.T) {
 	}
 }
 
+// TestACertificateIsVerifiedOnce: and what is remembered of it is worth no more than the certificate, its
+// CA and the time.
+func TestACertificateIsVerifiedOnce(t *testing.T) {
+	ca, forger := newAuthority(t), newAuthority(t)
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.cert)
+	cert := ca.client("system:node:a", "system:nodes", now.Add(time.Hour), x509.ExtKeyUsageClientAuth)
+	at, online := now, true
+	r := Recognizer{NodeName: "a", ClientRoots: func() *x509.CertPool { return roots }, Online: func() bool { return online }, Now: func() time.Time { return at }}
+	is := func(chain ...*x509.Certificate) bool {
+		q := httptest.NewRequest("GET", "/", nil)
+		q.TLS = &tls.ConnectionState{PeerCertificates: chain}
+		caller, err := r.Recognize(q)
+		return err == nil && caller.IsNode
+	}
+	if !is(cert) || !is(cert) || len(r.verified) != 1 {
+		t.Fatalf("the node is not recognized, and %d certificates are remembered", len(r.verified))
+	}
+	if is(forger.client("system:node:a", "system:nodes", now.Add(time.Hour), x509.ExtKeyUsageClientAuth)) || len(r.verified) != 1 {
+		t.Error("what is remembered serves a certificate of another CA")
+	}
+	at = now.Add(2 * time.Hour)
+	if is(cert) {
+		t.Error("a certificate that has expired is remembered as valid")
+	}
+	if online = false; !is(cert) {
+		t.Error("without the cloud, the node is not recognized by a certificate that has expired")
+	}
+	at = now.Add(-2 * time.Hour)
+	if online = true; is(cert) {
+		t.Error("before it is valid, a certificate is remembered as valid")
+	}
+	at = now
+	for range 2 * maxVerified {
+		if !is(ca.client("system:node:a", "system:nodes", now.Add(time.Hour), x509.ExtKeyUsageClientAuth)) {
+			t.Fatal("a new certificate of the node is not recognized")
+		}
+	}
+	if len(r.verified) > maxVerified {
+		t.Errorf("%d certificates are remembered", len(r.verified))
+	}
+
+	// Another CA, and the first one again.
+	first := roots
+	roots = x509.NewCertPool()
+	if is(cert) {
+		t.Error("without its CA, a certificate is remembered as valid")
+	}
+	if roots = first; !is(cert) {
+		t.Error("the node is not recognized once its CA is back")
+	}
+
+	// A CA that ends before the certificate.
+	short := newAuthority(t)
+	short.cert.NotAfter = now.Add(time.Minute)
+	roots.AddCert(short.cert)
+	long := short.client("system:node:a", "system:nodes", now.Add(time.Hour), x509.ExtKeyUsageClientAuth)
+	if !is(long) {
+		t.Fatal("the node is not recognized")
+	}
+	if at = now.Add(2 * time.Minute); is(long) {
+		t.Error("a certificate is remembered as valid whose CA has expired")
+	}
+}
+
 func TestTokens(t *testing.T) {
 	jwt := func(payload string) string {
 		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".signature"

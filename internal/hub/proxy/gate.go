@@ -203,8 +203,12 @@ func (p *Proxy) passable(c *call, contentType string, body []byte) ([]byte, erro
 	if err != nil {
 		return nil, err
 	}
-	if err := p.filter(c, list); err != nil {
+	changed, err := p.filter(c, list)
+	if err != nil {
 		return nil, err
+	}
+	if !changed {
+		return body, nil
 	}
 	var size wire.Size
 	for i := range list.Items {
@@ -226,8 +230,8 @@ func raws(items []wire.Item) func(func([]byte, error) bool) {
 }
 
 // filter takes the items out of a list that are held, and puts the last delivered version in place
-// of those that are frozen.
-func (p *Proxy) filter(c *call, list *wire.List) error {
+// of those that are frozen. It reports whether that changed anything.
+func (p *Proxy) filter(c *call, list *wire.List) (changed bool, err error) {
 	before := p.before(c)
 	defer before.close()
 	passed := list.Items[:0]
@@ -238,18 +242,20 @@ func (p *Proxy) filter(c *call, list *wire.List) error {
 			return last != nil
 		})
 		if err != nil {
-			return err
+			return false, err
 		}
 		switch {
 		case verdict == delivery.Hold:
+			changed = true
 			continue
 		case verdict == delivery.Freeze && last != nil:
+			changed = true
 			item.Raw = last
 		}
 		passed = append(passed, item)
 	}
 	list.Items = passed
-	return nil
+	return changed, nil
 }
 
 // beforeState is what the node has of a collection. nil has nothing.
