@@ -45,19 +45,27 @@ func edit(format wire.Format, k kind, m *wire.Meta, object []byte, decide func(*
 
 // Field numbers of generated.proto in k8s.io/api.
 const (
-	fieldEndpoints         = 2 // of EndpointSlice
-	fieldAddresses         = 1 // of Endpoint
-	fieldSubsets           = 2 // of Endpoints
-	fieldReady             = 1 // of EndpointSubset: its addresses that are ready
-	fieldNotReady          = 2
-	fieldIP                = 1 // of EndpointAddress
-	podKind                = "Pod"
-	envelopeMagic          = "k8s\x00"
-	selfDescribedCBOR      = "\xd9\xd9\xf7"
-	errEndpoints           = "reading endpoints: %w"
-	errNotOf               = "%s is a %T"
+	fieldEndpoints = 2 // of EndpointSlice
+	fieldAddresses = 1 // of Endpoint
+	fieldSubsets   = 2 // of Endpoints
+	fieldReady     = 1 // of EndpointSubset: its addresses that are ready
+	fieldNotReady  = 2
+	fieldIP        = 1 // of EndpointAddress
+)
+
+const (
+	// envelopeMagic begins the object form in protobuf, and selfDescribed that in CBOR.
+	envelopeMagic, selfDescribed = "k8s\x00", "\xd9\xd9\xf7"
+	// podKind is the kind of the targets that are looked at.
+	podKind = "Pod"
+	// keyAddresses and keyReady are keys in JSON and CBOR.
 	keyAddresses, keyReady = "addresses", "ready"
 )
+
+// errKind says that a field has a value of another kind.
+func errKind(field string, value any) error {
+	return fmt.Errorf("the field %s of an object with endpoints is a %T", field, value)
+}
 
 func editProtobuf(k kind, m *wire.Meta, object []byte, decide func(*Endpoint) change) ([]byte, error) {
 	message := object
@@ -84,7 +92,7 @@ func editProtobuf(k kind, m *wire.Meta, object []byte, decide func(*Endpoint) ch
 	}
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf(errEndpoints, err)
+		return nil, fmt.Errorf("reading endpoints: %w", err)
 	case !changed:
 		return object, nil
 	case hasEnvelope:
@@ -217,7 +225,7 @@ type tree = map[string]any
 func editTree(format wire.Format, k kind, object []byte, decide func(*Endpoint) change) ([]byte, error) {
 	root, err := decodeTree(format, object)
 	if err != nil {
-		return nil, fmt.Errorf(errEndpoints, err)
+		return nil, fmt.Errorf("reading endpoints: %w", err)
 	}
 	var changed bool
 	if k == slice {
@@ -236,7 +244,7 @@ func editTree(format wire.Format, k kind, object []byte, decide func(*Endpoint) 
 		_, changed, err = editList(root, "subsets", func(subset tree) (bool, bool, error) { return editTreeSubset(subset, decide) })
 	}
 	if err != nil {
-		return nil, fmt.Errorf(errEndpoints, err)
+		return nil, fmt.Errorf("reading endpoints: %w", err)
 	}
 	if !changed {
 		return object, nil
@@ -275,7 +283,7 @@ func editList(in tree, key string, f func(tree) (keep, changed bool, err error))
 	items, is := in[key].([]any)
 	if !is {
 		if in[key] != nil {
-			return 0, false, fmt.Errorf(errNotOf, key, in[key])
+			return 0, false, errKind(key, in[key])
 		}
 		return 0, false, nil
 	}
@@ -283,7 +291,7 @@ func editList(in tree, key string, f func(tree) (keep, changed bool, err error))
 	for _, item := range items {
 		one, is := item.(tree)
 		if !is {
-			return 0, false, fmt.Errorf("an item of "+errNotOf, key, item)
+			return 0, false, errKind(key, item)
 		}
 		keep, edited, err := f(one)
 		if err != nil {
@@ -323,8 +331,8 @@ func encodeTree(format wire.Format, was []byte, root tree) ([]byte, error) {
 		return bytes.TrimSuffix(text.Bytes(), []byte("\n")), err
 	}
 	text, err := direct.Marshal(root)
-	if err == nil && bytes.HasPrefix(was, []byte(selfDescribedCBOR)) && !bytes.HasPrefix(text, []byte(selfDescribedCBOR)) {
-		text = append([]byte(selfDescribedCBOR), text...)
+	if err == nil && bytes.HasPrefix(was, []byte(selfDescribed)) && !bytes.HasPrefix(text, []byte(selfDescribed)) {
+		text = append([]byte(selfDescribed), text...)
 	}
 	return text, err
 }
@@ -343,17 +351,17 @@ func readEndpoint(e tree) (one Endpoint, err error) {
 	}
 	ready, is := conditions[keyReady].(bool)
 	if !is && conditions[keyReady] != nil {
-		return one, fmt.Errorf(errNotOf, keyReady, conditions[keyReady])
+		return one, errKind(keyReady, conditions[keyReady])
 	}
 	one.Ready = ready || !is
 	addresses, is := e[keyAddresses].([]any)
 	if !is && e[keyAddresses] != nil {
-		return one, fmt.Errorf(errNotOf, keyAddresses, e[keyAddresses])
+		return one, errKind(keyAddresses, e[keyAddresses])
 	}
 	for _, a := range addresses {
 		address, is := a.(string)
 		if !is {
-			return one, fmt.Errorf("an item of "+errNotOf, keyAddresses, a)
+			return one, errKind(keyAddresses, a)
 		}
 		one.Addresses = append(one.Addresses, address)
 	}
@@ -393,7 +401,7 @@ func readShared(e tree) (one Endpoint, err error) {
 func text(in tree, key string) (string, error) {
 	value, is := in[key].(string)
 	if !is && in[key] != nil {
-		return "", fmt.Errorf(errNotOf, key, in[key])
+		return "", errKind(key, in[key])
 	}
 	return value, nil
 }
@@ -402,7 +410,7 @@ func text(in tree, key string) (string, error) {
 func object(in tree, key string) (tree, error) {
 	value, is := in[key].(tree)
 	if !is && in[key] != nil {
-		return nil, fmt.Errorf(errNotOf, key, in[key])
+		return nil, errKind(key, in[key])
 	}
 	return value, nil
 }

@@ -67,7 +67,7 @@ func (r *rig) addressOf(uid string, family discoveryv1.AddressType, was string) 
 	var got discoveryv1.EndpointSlice
 	r.through(r.session("endpointslices"), slice, &got)
 	old := endpointsOf("a//" + uid + "=" + was)
-	var gotOld corev1.Endpoints
+	var gotOld oldEndpoints
 	r.through(r.session("endpoints"), old, &gotOld)
 	if of := addressesOf(&gotOld); !slices.Equal(of, addresses(&got)) {
 		r.Errorf("the slice has %v, and the Endpoints %v", addresses(&got), of)

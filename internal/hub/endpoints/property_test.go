@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protowire"
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"pgregory.net/rapid"
@@ -52,7 +51,7 @@ func TestFormsAreTheSameInAllFormats(t *testing.T) {
 		list := rapid.SliceOfN(anyEndpoint, 0, 6).Draw(t, "endpoints")
 		r := anyRig(t, wire.JSON)
 		var forms []*discoveryv1.EndpointSlice
-		var old []*corev1.Endpoints
+		var old []*oldEndpoints
 		for _, format := range formats {
 			r.format = format
 			for _, again := range []bool{false, true} {
@@ -63,7 +62,7 @@ func TestFormsAreTheSameInAllFormats(t *testing.T) {
 				var got discoveryv1.EndpointSlice
 				r.through(r.session("endpointslices"), slice, &got)
 				forms = append(forms, &got)
-				var gotOld corev1.Endpoints
+				var gotOld oldEndpoints
 				r.through(r.session("endpoints"), endpoints, &gotOld)
 				old = append(old, &gotOld)
 			}

@@ -2,7 +2,7 @@ package endpoints
 
 import (
 	"bytes"
-	"fmt"
+	"encoding/json"
 	"slices"
 	"strings"
 
@@ -99,8 +99,11 @@ func (r *rig) in(zone, pool string, members ...string) *rig {
 	node := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}, ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: labels}}
 	r.put(&nodeReceiver{r.Filter}, node)
 	if members != nil {
-		text := fmt.Sprintf(`{"metadata":{"name":%q},"status":{"nodes":["%s"]}}`, pool, strings.Join(members, `","`))
-		(&poolReceiver{r.Filter, pool}).Put(wire.JSON, &wire.Meta{Name: pool}, []byte(text))
+		text, err := json.Marshal(map[string]any{"status": map[string]any{"nodes": members}})
+		if err != nil {
+			r.Fatal(err)
+		}
+		(&poolReceiver{r.Filter, pool}).Put(wire.JSON, &wire.Meta{Name: pool}, text)
 	}
 	return r
 }
@@ -191,9 +194,15 @@ func sliceOf(name string, list ...string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-func endpointsOf(list ...string) *corev1.Endpoints {
-	e := &corev1.Endpoints{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Endpoints"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", ResourceVersion: "7"}}
-	subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Port: 80}}}
+// oldEndpoints and oldSubset are deprecated, and clients ask for them.
+type (
+	oldEndpoints = corev1.Endpoints      //nolint:staticcheck // as above
+	oldSubset    = corev1.EndpointSubset //nolint:staticcheck // as above
+)
+
+func endpointsOf(list ...string) *oldEndpoints {
+	e := &oldEndpoints{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Endpoints"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", ResourceVersion: "7"}}
+	subset := oldSubset{Ports: []corev1.EndpointPort{{Port: 80}}}
 	for _, text := range list {
 		one := at(text)
 		address := corev1.EndpointAddress{IP: one.Addresses[0], NodeName: one.NodeName, TargetRef: one.TargetRef}
@@ -203,7 +212,7 @@ func endpointsOf(list ...string) *corev1.Endpoints {
 			subset.NotReadyAddresses = append(subset.NotReadyAddresses, address)
 		}
 	}
-	e.Subsets = []corev1.EndpointSubset{subset}
+	e.Subsets = []oldSubset{subset}
 	return e
 }
 
@@ -217,7 +226,7 @@ func addresses(s *discoveryv1.EndpointSlice) (list []string) {
 }
 
 // addressesOf returns those of Endpoints.
-func addressesOf(e *corev1.Endpoints) (list []string) {
+func addressesOf(e *oldEndpoints) (list []string) {
 	for _, subset := range e.Subsets {
 		for _, a := range slices.Concat(subset.Addresses, subset.NotReadyAddresses) {
 			list = append(list, a.IP)

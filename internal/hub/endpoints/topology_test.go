@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
@@ -103,7 +102,7 @@ func TestTopology(t *testing.T) {
 				if tc.ofEndpoints != nil {
 					want = tc.ofEndpoints
 				}
-				var old corev1.Endpoints
+				var old oldEndpoints
 				r.through(r.session("endpoints"), endpointsOf(list...), &old)
 				if !slices.Equal(addressesOf(&old), want) || len(want) == 0 && len(old.Subsets) > 0 {
 					t.Errorf("the Endpoints have %v, want %v", old.Subsets, want)
