@@ -50,6 +50,7 @@ func TestHub(t *testing.T) {
 	part("a watch goes on where it was", (*rig).testWatch)
 	part("a streamed list", (*rig).testStreamedList)
 	part("a pod whose policy is not bound is held", (*rig).testGate)
+	part("scenario 66, writes of the node are kept while the cloud is away", (*rig).testKeptWrites)
 	part("the hub is killed while the cloud is away", (*rig).testKill)
 	part("nobody else can read its files", (*rig).testFiles)
 }
