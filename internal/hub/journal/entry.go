@@ -24,6 +24,9 @@ const (
 	Event Kind = "Event"
 )
 
+// kinds are all of them. The file of a later version may have others.
+var kinds = []Kind{Lease, Status, Event}
+
 // Extent is how much of its object an entry of the kind Status says.
 type Extent string
 
