@@ -53,6 +53,7 @@ func TestHub(t *testing.T) {
 	part("a pod whose policy is not bound is held", (*rig).testGate)
 	part("the node's certificate expires while the cloud is away", (*rig).testExpired)
 	part("Services keep to their topology, and the node's pods to their addresses", (*rig).testServices)
+	part("scenario 66, writes of the node are kept while the cloud is away", (*rig).testKeptWrites)
 	part("the hub is killed while the cloud is away", (*rig).testKill)
 	part("nobody else can read its files", (*rig).testFiles)
 	part("a hub requests the certificate of its node, and renews it", (*rig).testBootstrap)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 )
@@ -66,7 +67,7 @@ func (d *storeDisk) read(o Options) (entries []Entry, remove []uint64, err error
 			return nil, nil, err
 		}
 		var e Entry
-		if err := json.Unmarshal(raw, &e); err != nil || id(e.Seq) != view.ID(i) {
+		if err := json.Unmarshal(raw, &e); err != nil || id(e.Seq) != view.ID(i) || !slices.Contains(kinds, e.Kind) {
 			o.Log.Info("A kept write cannot be understood, and is not sent", "id", view.ID(i))
 			continue
 		}

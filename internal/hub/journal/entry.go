@@ -24,6 +24,9 @@ const (
 	Event Kind = "Event"
 )
 
+// kinds are all of them. The file of a later version may have others.
+var kinds = []Kind{Lease, Status, Event}
+
 // Extent is how much of its object an entry of the kind Status says.
 type Extent string
 
@@ -169,15 +172,11 @@ func (s *state) delete(i int) {
 
 // remove removes an entry. It returns false if there is none, because another stands in its place.
 func (s *state) remove(seq uint64) bool {
-	i, found := s.find(seq)
+	i, found := slices.BinarySearchFunc(s.entries, seq, func(e Entry, seq uint64) int { return cmp.Compare(e.Seq, seq) })
 	if found {
 		s.delete(i)
 	}
 	return found
-}
-
-func (s *state) find(seq uint64) (int, bool) {
-	return slices.BinarySearchFunc(s.entries, seq, func(e Entry, seq uint64) int { return cmp.Compare(e.Seq, seq) })
 }
 
 // of returns the entries of an object.

@@ -182,12 +182,13 @@ func (j *Journal) Entries() []Entry {
 	return slices.Clone(j.state.entries)
 }
 
-// Has reports whether an entry is still kept.
-func (j *Journal) Has(seq uint64) bool {
+// Each calls a function with each entry in its order. It must not call the journal, or change the entry.
+func (j *Journal) Each(visit func(*Entry)) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	_, found := j.state.find(seq)
-	return found
+	for i := range j.state.entries {
+		visit(&j.state.entries[i])
+	}
 }
 
 // Of returns what is kept of an object, in its order.

@@ -319,6 +319,25 @@ func TestAKilledJournalHasEverything(t *testing.T) {
 	})
 }
 
+// TestKeepWaitsForTheDisk: it does not return before the round of fsync.
+func TestKeepWaitsForTheDisk(t *testing.T) {
+	j, err := Open(t.TempDir(), Options{SyncEvery: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	within, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := j.Keep(within, entry(Lease, "l", "", "1")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Keep returns %v", err)
+	}
+	if err := j.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := j.Keep(t.Context(), entry(Lease, "l", "", "2")); err == nil {
+		t.Error("a journal that is closed keeps something")
+	}
+}
+
 // scriptedDisk is a disk that does what a test says.
 type scriptedDisk struct {
 	mu      sync.Mutex

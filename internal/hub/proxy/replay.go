@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"path"
+	"slices"
 	"sync"
 	"time"
 
@@ -72,8 +73,8 @@ func (r *replay) signal() chan struct{} {
 	return r.wake
 }
 
-// Replay sends what the journal keeps, in its order, as the node, while the cloud is reachable, until
-// ctx is done.
+// Replay sends what the journal keeps as the node while the cloud is reachable, until ctx is done: the
+// Lease first, then statuses in their order, then events in theirs.
 //
 // A write may be sent twice: if the answer is lost, and after a kill of the hub or a loss of power before
 // its removal is on disk. That does no harm. A patch of a status sets the same values again. An event is
@@ -121,19 +122,33 @@ var errOutdated = errors.New("it is outdated")
 // errBusy is the error of a write whose API server wants no further requests at the moment.
 var errBusy = errors.New("the API server is busy")
 
-// replayAll tries to send each entry once. An object whose entry cannot be sent at the moment keeps its
-// later ones too, and does not hold up those of others.
+// ranks are the kinds of entries in the order in which they are sent. A Lease that waits behind a
+// thousand events on a slow link would make the node look dead.
+var ranks = []journal.Kind{journal.Lease, journal.Status, journal.Event}
+
+// nextEntry returns the entry that is to be sent next, except those of objects that wait.
+func (p *Proxy) nextEntry(waits map[string]bool) (next journal.Entry, found bool) {
+	rank := len(ranks)
+	p.Journal.Each(func(e *journal.Entry) {
+		if r := slices.Index(ranks, e.Kind); r < rank && !waits[e.Object] {
+			next, rank, found = *e, r, true
+		}
+	})
+	return next, found
+}
+
+// replayAll sends what it can. An object whose entry cannot be sent at the moment keeps its later ones
+// too, and does not hold up those of others. What is added meanwhile is sent too.
 func (p *Proxy) replayAll(ctx context.Context) (sent int, failed bool) {
 	waits := map[string]bool{}
-	for _, e := range p.Journal.Entries() {
-		switch {
-		case waits[e.Object]:
-			continue
-		case e.Kind == journal.Status && p.replay.isSilent():
+	for {
+		e, found := p.nextEntry(waits)
+		if !found {
+			return sent, failed
+		}
+		if e.Kind == journal.Status && p.replay.isSilent() {
 			// The node and its pods would look alive, at least until the control plane notices again.
 			waits[e.Object] = true
-			continue
-		case !p.Journal.Has(e.Seq): // another stands in its place
 			continue
 		}
 		err := p.replayOne(ctx, &e)
@@ -155,7 +170,6 @@ func (p *Proxy) replayAll(ctx context.Context) (sent int, failed bool) {
 			}
 		}
 	}
-	return sent, failed
 }
 
 func (p *Proxy) replayOne(ctx context.Context, e *journal.Entry) error {

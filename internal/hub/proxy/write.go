@@ -64,16 +64,16 @@ func (p *Proxy) ownWriteOf(c *call) *ownWrite {
 	}
 	creates := c.Method == http.MethodPost && q.Name == ""
 	changes := (c.Method == http.MethodPut || c.Method == http.MethodPatch) && q.Name != ""
-	isOwn := q.Name == p.Recognizer.NodeName
+	changesOwn := changes && q.Name == p.Recognizer.NodeName
 	switch q.Group + "/" + q.Resource {
 	case coordinationv1.GroupName + "/leases":
 		o.kind, o.gvk = journal.Lease, coordinationv1.SchemeGroupVersion.WithKind("Lease")
-		if q.Namespace != corev1.NamespaceNodeLease || !creates && !(changes && isOwn) {
+		if q.Namespace != corev1.NamespaceNodeLease || !creates && !changesOwn {
 			return nil
 		}
 	case "/nodes":
 		o.kind, o.gvk, subresource = journal.Status, corev1.SchemeGroupVersion.WithKind("Node"), "/status"
-		if !changes || !isOwn {
+		if !changesOwn {
 			return nil
 		}
 	case "/pods": // whether it is one of the node, its object tells

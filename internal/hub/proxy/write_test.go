@@ -398,10 +398,6 @@ func TestScenario66KeptWrites(t *testing.T) {
 		t.Run(format.String(), func(t *testing.T) {
 			e := newEdge(t, format)
 			contentType := format.ContentType()
-			lease := answered[*coordinationv1.Lease](e, e.do(http.MethodPut, leasePath, contentType, e.body(aLease(began, "7"), gvks["leases"])), http.StatusOK, gvks["leases"])
-			if lease.ResourceVersion != "7" || !lease.Spec.RenewTime.Equal(aLease(began, "").Spec.RenewTime) {
-				t.Errorf("the Lease is %+v", lease)
-			}
 			read := live[*corev1.Node](e, nodePath)
 			w := e.do(http.MethodPatch, nodePath+"/status?timeout=10s", strategic, difference(t, read, withStatus(read, aNode(corev1.ConditionFalse, 5)), ""))
 			node := answered[*corev1.Node](e, w, http.StatusOK, gvks["nodes"])
@@ -425,6 +421,10 @@ func TestScenario66KeptWrites(t *testing.T) {
 			named := answered[*corev1.Event](e, e.do(http.MethodPost, eventsPath, contentType, e.body(generated, gvks["events"])), http.StatusCreated, gvks["events"])
 			if len(named.Name) != len("web.")+5 {
 				t.Errorf("the name is %q", named.Name)
+			}
+			lease := answered[*coordinationv1.Lease](e, e.do(http.MethodPut, leasePath, contentType, e.body(aLease(began, "7"), gvks["leases"])), http.StatusOK, gvks["leases"])
+			if lease.ResourceVersion != "7" || !lease.Spec.RenewTime.Equal(aLease(began, "").Spec.RenewTime) {
+				t.Errorf("the Lease is %+v", lease)
 			}
 			if s := e.Journal.Summary(); s.Waiting != 5 {
 				t.Errorf("the summary is %+v", s)
