@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -118,6 +119,12 @@ func TestAddressesAfterARestartOfTheNodeOffline(t *testing.T) {
 			want := one("2,9")
 			first.expect("offline", want)
 			initial.expect("offline", want)
+			// It restarts once more, and the pod gets the address that the kubelet reads: its patch has none.
+			r.get(identity.OfNode(), podPath)
+			r.request(t.Context(), identity.OfNode(), http.MethodPatch, podPath+"/status", []byte(`{"metadata":{"uid":"uid-web-a"},"status":{"message":"restarted"}}`))
+			first.expect("with the first address again", one("1,2"))
+			r.kubelet("10.0.0.9")
+			first.expect("with the new address again", want)
 			if got := r.listed(kubeProxy); !maps.Equal(got, want) {
 				t.Errorf("the list has %v", got)
 			}
@@ -210,5 +217,33 @@ func TestTablesAndMetadataPass(t *testing.T) {
 		if got := r.get(kubeProxy, slicesPath+"?labelSelector=x"); string(got) != body {
 			t.Errorf("%s becomes %s", name, got)
 		}
+	}
+}
+
+// TestTheCloudIsRightOnceItHasTheAddress: later the pod in the cloud counts, and without the pod nothing.
+func TestTheCloudIsRightOnceItHasTheAddress(t *testing.T) {
+	for _, format := range formats {
+		r := newFilterRig(t, format)
+		r.kubelet("10.0.0.9")
+		check := func(when, want string) {
+			t.Helper()
+			build.Eventually(t, format.String()+": "+when+" the list is right", func() bool { return maps.Equal(r.listed(kubeProxy), one(want)) })
+		}
+		check("when the kubelet writes,", "2,9")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		target := fmt.Sprint("/api/v1/pods?watch=1&resourceVersion=", r.api.version)
+		go func() {
+			defer close(ended)
+			r.request(ctx, identity.OfNode(), http.MethodGet, target, nil)
+		}()
+		r.put("/api/v1/pods", "web-a", podAt("10.0.0.1")) // another change, of before
+		r.put("/api/v1/pods", "web-a", podAt("10.0.0.9"))
+		r.put("/api/v1/pods", "web-a", podAt("10.0.0.7")) // the hub has not seen that write
+		check("when the pod has another address,", "2,7")
+		r.put("/api/v1/pods", "web-a", nil)
+		check("when the pod is gone,", "1,2")
+		cancel()
+		<-ended
 	}
 }
