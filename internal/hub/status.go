@@ -123,7 +123,7 @@ func observe(node string, cloud *uplink.Uplink, cert *nodeCertificate, p *proxy.
 	if err := p.Register(registry); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
-	if err := registerMetrics(registry, cloud); err != nil {
+	if err := registerMetrics(registry, cloud, cert); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
