@@ -1,14 +1,16 @@
 package hub
 
 import (
+	"errors"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
 
-// registerMetrics adds the metrics of the connection to the cloud.
-func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink) error {
-	return registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+// registerMetrics adds the metrics of the connection to the cloud, and of the node's certificate.
+func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert *nodeCertificate) error {
+	online := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cloud_online",
 		Help: "1 if an API server of the cloud answers, 0 if none does, or if it is not known yet.",
 	}, func() float64 {
@@ -16,5 +18,15 @@ func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink) error
 			return 1
 		}
 		return 0
-	}))
+	})
+	expires := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "node_certificate_expiration_timestamp_seconds",
+		Help: "When the certificate of the node expires that the hub uses, in seconds since 1970; 0 if there is none.",
+	}, func() float64 {
+		if at, _ := cert.state(); !at.IsZero() {
+			return float64(at.Unix())
+		}
+		return 0
+	})
+	return errors.Join(registry.Register(online), registry.Register(expires))
 }

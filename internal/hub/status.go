@@ -179,7 +179,7 @@ func (h *parts) observe() (http.Handler, error) {
 	if err := h.proxy.Register(registry); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
-	if err := registerMetrics(registry, h.cloud); err != nil {
+	if err := registerMetrics(registry, h.cloud, h.certificate); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {

@@ -127,17 +127,21 @@ func (c *cloud) answer(code int, body any) (*http.Response, error) {
 
 // approve signs a request as kube-controller-manager does.
 func (c *cloud) approve(csr *certificatesv1.CertificateSigningRequest) {
-	block, _ := pem.Decode(csr.Spec.Request)
-	request, err := x509.ParseCertificateRequest(block.Bytes)
-	if err != nil {
-		c.Error(err)
-		return
-	}
+	request := c.requestOf(csr)
 	if err := request.CheckSignature(); err != nil || csr.Spec.SignerName != "kubernetes.io/kube-apiserver-client-kubelet" ||
 		!slices.Equal(csr.Spec.Usages, []certificatesv1.KeyUsage{"digital signature", "client auth"}) {
 		c.Errorf("kube-controller-manager would not approve %+v: %v", csr.Spec, err)
 	}
 	c.sign(csr, request.Subject, request.PublicKey)
+}
+
+func (c *cloud) requestOf(csr *certificatesv1.CertificateSigningRequest) *x509.CertificateRequest {
+	block, _ := pem.Decode(csr.Spec.Request)
+	request, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return request
 }
 
 func (c *cloud) sign(csr *certificatesv1.CertificateSigningRequest, subject pkix.Name, public any) {
@@ -256,7 +260,10 @@ func TestARefusedRequest(t *testing.T) {
 			csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateFailed}}
 		},
 		"signed for another node": func(c *cloud, csr *certificatesv1.CertificateSigningRequest) {
-			c.sign(csr, pkix.Name{CommonName: "system:node:other", Organization: []string{nodes}}, &c.key.PublicKey)
+			c.sign(csr, pkix.Name{CommonName: "system:node:other", Organization: []string{nodes}}, c.requestOf(csr).PublicKey)
+		},
+		"signed for nobody of the nodes": func(c *cloud, csr *certificatesv1.CertificateSigningRequest) {
+			c.sign(csr, pkix.Name{CommonName: "system:node:edge"}, c.requestOf(csr).PublicKey)
 		},
 		"signed for another key": func(c *cloud, csr *certificatesv1.CertificateSigningRequest) {
 			c.sign(csr, pkix.Name{CommonName: "system:node:edge", Organization: []string{nodes}}, &c.key.PublicKey)
@@ -332,10 +339,11 @@ func TestATokenThatHasExpired(t *testing.T) {
 func TestACertificateThatIsNotAccepted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
+		c.life = day
 		m := c.manager()
 		c.run(m, time.Minute)
 		c.away = errors.New("away")
-		c.run(m, 11*day)
+		c.run(m, day+time.Hour)
 		if _, err := m.Current(); err == nil || !strings.Contains(err.Error(), "has expired") {
 			t.Errorf("the reason is %v", err)
 		}
@@ -349,7 +357,7 @@ func TestACertificateThatIsNotAccepted(t *testing.T) {
 			t.Errorf("%v have asked", c.callers)
 		}
 		c.acceptsNode = false
-		c.run(m, 91*day/10)
+		c.run(m, 91*day/100)
 		if serial(t, m) != 3 {
 			t.Error("it is not replaced")
 		}
