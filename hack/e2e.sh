@@ -69,7 +69,7 @@ part() {
 	tests=$(awk -v part="$name" '$2 == part { print $1 }' "$programs/parts" | paste -sd '|' -)
 	for flag in "$@"; do
 		case $flag in
-		-race | -tags=* | -cover*) ;; # built in
+		-race | -tags=* | -cover* | -vet=* | -ldflags=*) ;; # built in
 		*) flags+=("-test.${flag#-}") ;;
 		esac
 	done
