@@ -118,7 +118,7 @@ func (r *rig) pool() {
 	if err != nil {
 		r.Fatal(err)
 	}
-	file := filepath.Join(r.T.TempDir(), "pool.json")
+	file := filepath.Join(r.dir, "pool.json")
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		r.Fatal(err)
 	}
