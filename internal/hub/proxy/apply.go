@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
@@ -37,7 +38,7 @@ var codecs = func() serializer.CodecFactory {
 			panic(err) // two kinds of one name: no test would pass
 		}
 	}
-	return serializer.NewCodecFactory(scheme)
+	return serializer.NewCodecFactory(scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
 }()
 
 // newOf returns an empty object of a kind; nil if no writes of it are kept.
@@ -232,10 +233,10 @@ func accepted(h http.Header) (wire.Format, error) {
 		case mediaType == "*/*", mediaType == "application/*":
 			return wire.JSON, nil
 		default:
-			if format, err := wire.FormatOf(mediaType); err == nil && format != wire.CBOR {
+			if format, err := wire.FormatOf(mediaType); err == nil {
 				return format, nil
 			}
 		}
 	}
-	return 0, fmt.Errorf("the hub answers writes in JSON or protobuf, and the client accepts %q", text)
+	return 0, fmt.Errorf("the hub answers writes in JSON, protobuf or CBOR, and the client accepts %q", text)
 }
