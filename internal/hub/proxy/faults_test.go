@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -205,4 +206,45 @@ func TestAClientThatDoesNotRead(t *testing.T) {
 		t.Errorf("the pods are %v", got)
 	}
 	n.offline("afterwards,", version+1, map[string]string{"b": "1"})
+}
+
+// TestManyLargeAnswersAtOnce: what waits to be stored for others than the node is bounded, and they get
+// their answers all the same.
+func TestManyLargeAnswersAtOnce(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	large := strings.Repeat("x", maxAnswer/3)
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+		return http.StatusOK, "text/plain", io.NopCloser(strings.NewReader(large))
+	})
+	hangs := make(chan struct{})
+	for i := range 5 {
+		r := httptest.NewRequest(http.MethodGet, fmt.Sprint("/openapi/v3?x=", i), nil)
+		r.Header.Set("Accept", n.format.ContentType())
+		key := reader.Name + "\n" + request.Of(r).Scope
+		n.queues.add(key, 0, func(*state) { <-hangs }) // as a disk that is slow
+		w := httptest.NewRecorder()
+		n.answer(w, r, reader)
+		if w.Code != http.StatusOK || w.Body.Len() != len(large) {
+			t.Errorf("answer %d is %d with %d bytes", i, w.Code, w.Body.Len())
+		}
+		if taken := n.others.taken.Load(); taken > maxAnswer {
+			t.Fatalf("%d bytes wait to be stored", taken)
+		}
+	}
+	close(hangs)
+	n.Wait()
+	if taken := n.others.taken.Load(); taken != 0 {
+		t.Errorf("%d bytes are not given back", taken)
+	}
+	n.cloud.set(true, nil)
+	n.Tokens.Accepted(reader.Token, time.Now())
+	kept := 0
+	for i := range 5 {
+		if n.askAs(reader, fmt.Sprint("/openapi/v3?x=", i)).Body.Len() == len(large) {
+			kept++
+		}
+	}
+	if kept == 0 || kept > 3 {
+		t.Errorf("%d of the answers are kept", kept)
+	}
 }

@@ -138,18 +138,19 @@ func (q *queues) mayHeal(key string) bool {
 	return true
 }
 
-// keep stores something of a scope after the client has its answer. What was kept before stays if
-// that fails: it says of when it is.
-func (p *Proxy) keep(c *call, store func(*state) error) {
-	kept := p.queues.add(c.key, 0, func(s *state) {
+// keep stores something of a scope after the client has its answer, and returns false if it will not be
+// stored. What was kept before stays if that fails: it says of when it is.
+func (p *Proxy) keep(c *call, store func(*state) error) bool {
+	queued := p.queues.add(c.key, 0, func(s *state) {
 		if err := store(s); err != nil {
 			*s = state{}
 			p.Log.V(2).Info("An answer is not kept", "path", c.URL.Path, "error", err.Error())
 		}
 	})
-	if !kept {
+	if !queued {
 		p.Log.V(2).Info("An answer is not kept, because the disk is slow", "path", c.URL.Path)
 	}
+	return queued
 }
 
 // drop removes what is kept of a scope: the cloud refuses it now.
@@ -408,12 +409,12 @@ func (p *Proxy) makeRoom(c *call) (done func(), err error) {
 	if view, err := p.Cache.View(c.key); err == nil {
 		return func() {}, view.Close()
 	}
-	p.room.Lock()
+	p.making.Lock()
 	if err := p.makeRoomLocked(c); err != nil {
-		p.room.Unlock()
+		p.making.Unlock()
 		return nil, err
 	}
-	return p.room.Unlock, nil
+	return p.making.Unlock, nil
 }
 
 func (p *Proxy) makeRoomLocked(c *call) error {

@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -67,8 +68,9 @@ type Proxy struct {
 	MaxBytes int64
 
 	queues queues
-	room   sync.Mutex // held while a new scope is stored
+	making sync.Mutex // held while a new scope is stored
 	chunks chunks
+	others room // for answers to others than the node
 	gate   gate
 	recent recent
 	replay replay
@@ -271,13 +273,24 @@ func answerWith(w http.ResponseWriter, response *http.Response) {
 // passOn gives the client the cloud's answer, and returns its body if all of it arrived and it is
 // not too large to be kept.
 func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole bool) {
+	answer := &kept{}
+	passInto(w, response, answer)
+	return answer.body, !answer.tooLarge
+}
+
+// passInto gives the client the cloud's answer, and collects its body.
+func passInto(w http.ResponseWriter, response *http.Response, answer *kept) {
 	answerWith(w, response)
-	kept := &kept{}
-	_, err := io.Copy(w, io.TeeReader(response.Body, kept))
-	if err != nil {
+	isWhole := false
+	defer func() {
+		if !isWhole {
+			answer.release()
+		}
+	}()
+	if _, err := io.Copy(w, io.TeeReader(response.Body, answer)); err != nil {
 		panic(http.ErrAbortHandler) // the client must see that the answer is not whole
 	}
-	return kept.body, !kept.tooLarge
+	isWhole = true
 }
 
 // readAnswer reads an answer that is not passed on as it arrives.
@@ -289,21 +302,47 @@ func readAnswer(response *http.Response) ([]byte, error) {
 	return body, err
 }
 
-// kept collects up to maxAnswer bytes.
+// room is memory for answers that wait to be stored: maxAnswer bytes in all.
+type room struct{ taken atomic.Int64 }
+
+// kept collects up to maxAnswer bytes, and no more than there is room for. nil is room enough.
 type kept struct {
+	of       *room
 	body     []byte
 	tooLarge bool
 }
 
 // Write implements io.Writer.
 func (k *kept) Write(p []byte) (int, error) {
-	if len(k.body)+len(p) > maxAnswer {
-		k.body, k.tooLarge = nil, true
+	if k.tooLarge {
+		return len(p), nil
 	}
-	if !k.tooLarge {
-		k.body = append(k.body, p...)
+	if len(k.body)+len(p) > maxAnswer || !k.take(int64(len(p))) {
+		k.release()
+		k.tooLarge = true
+		return len(p), nil
 	}
+	k.body = append(k.body, p...)
 	return len(p), nil
+}
+
+func (k *kept) take(n int64) bool {
+	if k.of == nil {
+		return true
+	}
+	if k.of.taken.Add(n) <= maxAnswer {
+		return true
+	}
+	k.of.taken.Add(-n)
+	return false
+}
+
+// release gives back what was taken. The body is not used any more.
+func (k *kept) release() {
+	if k.of != nil {
+		k.of.taken.Add(-int64(len(k.body)))
+	}
+	k.body = nil
 }
 
 // mayRead reports whether a caller may be answered from the cache: the node, and who has a token

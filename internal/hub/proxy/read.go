@@ -93,18 +93,34 @@ func (p *Proxy) get(w http.ResponseWriter, c *call) {
 		p.getThroughGate(w, c, response)
 		return
 	}
-	body, whole := passOn(w, response)
+	p.passAndKeep(w, c, response, func(st *state, body []byte) error {
+		return p.storeDocument(st, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
+	})
+}
+
+// passAndKeep gives the client the cloud's answer, and stores it if it is one that is repeated offline.
+func (p *Proxy) passAndKeep(w http.ResponseWriter, c *call, response *http.Response, store func(*state, []byte) error) {
+	answer := &kept{}
+	if !c.caller.IsNode {
+		answer.of = &p.others
+	}
+	passInto(w, response, answer)
 	switch {
 	case response.StatusCode == http.StatusForbidden:
 		p.drop(c)
 	case slices.Contains(keptCodes, response.StatusCode):
-		p.keep(c, func(s *state) error {
-			if !whole {
+		queued := p.keep(c, func(st *state) error {
+			defer answer.release()
+			if answer.tooLarge {
 				return cache.ErrTooLarge
 			}
-			return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
+			return store(st, answer.body)
 		})
+		if queued {
+			return
+		}
 	}
+	answer.release()
 }
 
 // documentFromCache answers with the last answer to the request.
@@ -172,22 +188,12 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 		p.listThroughFilter(w, c, response, session)
 		return
 	}
-	body, whole := passOn(w, response)
-	switch response.StatusCode {
-	case http.StatusForbidden:
-		p.drop(c)
-	case http.StatusNotFound: // there is no such kind, or no more
-		p.keep(c, func(s *state) error {
-			return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
-		})
-	case http.StatusOK:
-		p.keep(c, func(s *state) error {
-			if !whole {
-				return cache.ErrTooLarge
-			}
-			return p.storeList(s, c, response.Header.Get("Content-Type"), body)
-		})
-	}
+	p.passAndKeep(w, c, response, func(st *state, body []byte) error {
+		if response.StatusCode != http.StatusOK { // there is no such kind, or no more
+			return p.storeDocument(st, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
+		}
+		return p.storeList(st, c, response.Header.Get("Content-Type"), body)
+	})
 }
 
 // listFromCache answers with the last state of the collection, as one chunk.

@@ -33,7 +33,7 @@ const (
 	leasePath   = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/a"
 	nodePath    = "/api/v1/nodes/a"
 	ownNodePath = "/api/v1/nodes?fieldSelector=metadata.name%3Da"
-	ownPodPath     = "/api/v1/namespaces/default/pods/web"
+	ownPodPath  = "/api/v1/namespaces/default/pods/web"
 	eventsPath  = "/api/v1/namespaces/default/events"
 	strategic   = string(types.StrategicMergePatchType)
 )
