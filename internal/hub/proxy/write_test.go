@@ -184,6 +184,7 @@ func (s *apiServer) answer(r *http.Request, asNode bool) (int, runtime.Object) {
 	if err != nil {
 		return http.StatusBadRequest, nil
 	}
+	uid := object.GetUID()
 	switch version := object.GetResourceVersion(); {
 	case r.Method == http.MethodPost:
 		of += "/" + object.GetName()
@@ -196,6 +197,8 @@ func (s *apiServer) answer(r *http.Request, asNode bool) (int, runtime.Object) {
 	case live == nil && gvk.Kind != "Event":
 		return http.StatusNotFound, nil
 	case live != nil && (version != "" || gvk.Kind == "Lease") && version != live.GetResourceVersion():
+		return http.StatusConflict, nil
+	case live == nil && uid != "", live != nil && uid != "" && uid != live.GetUID(): // the precondition of a UID
 		return http.StatusConflict, nil
 	case live != nil:
 		object.SetUID(live.GetUID())
@@ -417,10 +420,10 @@ func TestScenario66KeptWrites(t *testing.T) {
 				t.Errorf("the event is %+v", got)
 			}
 			generated := anEvent("", 1)
-			generated.GenerateName = "web."
+			generated.GenerateName, generated.UID = "web.", "of the client"
 			named := answered[*corev1.Event](e, e.do(http.MethodPost, eventsPath, contentType, e.body(generated, gvks["events"])), http.StatusCreated, gvks["events"])
-			if len(named.Name) != len("web.")+5 {
-				t.Errorf("the name is %q", named.Name)
+			if len(named.Name) != len("web.")+5 || named.UID != "" {
+				t.Errorf("the name is %q, and the UID %q", named.Name, named.UID)
 			}
 			lease := answered[*coordinationv1.Lease](e, e.do(http.MethodPut, leasePath, contentType, e.body(aLease(began, "7"), gvks["leases"])), http.StatusOK, gvks["leases"])
 			if lease.ResourceVersion != "7" || !lease.Spec.RenewTime.Equal(aLease(began, "").Spec.RenewTime) {
