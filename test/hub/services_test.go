@@ -103,6 +103,7 @@ func (r *rig) kubeProxy() {
 		r.Fatal(err)
 	}
 	r.kubectl("create", "clusterrolebinding", account, "--clusterrole=system:node-proxier", "--serviceaccount="+in+":"+account)
+	r.kubectl("create", "clusterrolebinding", account+"-view", "--clusterrole=view", "--serviceaccount="+in+":"+account) // to read one object
 	r.clients(account, strings.TrimSpace(r.kubectl("create", "token", "-n", in, account)))
 }
 

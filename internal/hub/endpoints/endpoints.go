@@ -24,8 +24,9 @@ const (
 	// awaitWithin bounds, from the start, how long answers wait for what the filter depends on. Until
 	// then a Service would have endpoints that its topology excludes.
 	awaitWithin = 10 * time.Second
-	// saveAfter is the time in which addresses that change are kept by one write.
-	saveAfter = 300 * time.Millisecond
+	// savedWithin bounds how long a write of the kubelet waits until its address is kept: the hub may be
+	// killed afterwards.
+	savedWithin = time.Second
 	// maxServices bounds the Services with a topology.
 	maxServices = 20000
 )
@@ -61,6 +62,9 @@ type Filter struct {
 	damaged  map[service]string
 	pods     *pods
 	inputs   map[string]*Input
+	// saved is closed by the next save; nil if nobody waits. isSaving is true once somebody saves.
+	saved    chan struct{}
+	isSaving bool
 }
 
 // service is the name of a Service.
@@ -116,21 +120,24 @@ func (f *Filter) Run(ctx context.Context, follow filter.Follower) {
 
 // keepSaving keeps the addresses of pods when they change.
 func (f *Filter) keepSaving(ctx context.Context) {
+	f.mu.Lock()
+	f.isSaving = true
+	f.mu.Unlock()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-f.unsaved:
 		}
-		select {
-		case <-ctx.Done(): // once more, without waiting
-		case <-time.After(saveAfter):
-		}
-		f.mu.RLock()
-		text := f.pods.encode()
-		f.mu.RUnlock()
+		f.mu.Lock()
+		text, saved := f.pods.encode(), f.saved
+		f.saved = nil
+		f.mu.Unlock()
 		if err := f.save(text); err != nil {
 			f.log.Error(err, "After a restart of the hub without the cloud, the addresses of the node's pods may be wrong in EndpointSlices")
+		}
+		if saved != nil {
+			close(saved)
 		}
 	}
 }
@@ -339,18 +346,41 @@ func (s *session) form(format wire.Format, m *wire.Meta, object []byte) ([]byte,
 	})
 }
 
-// Written implements filter.Pods.
+// Written implements filter.Pods. It returns once a new address is kept, or after a time.
 func (f *Filter) Written(method, contentType string, body []byte) {
+	saved := f.written(method, contentType, body)
+	if saved == nil {
+		return
+	}
+	timer := time.NewTimer(savedWithin)
+	defer timer.Stop()
+	select {
+	case <-saved:
+	case <-timer.C:
+	}
+}
+
+// written returns a channel that is closed once a new address is kept; nil if there is none, or nobody
+// keeps it.
+func (f *Filter) written(method, contentType string, body []byte) <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	changed, err := f.pods.written(method, contentType, body)
 	if err != nil {
 		f.log.V(2).Info("The address of a pod is not learned", "error", err.Error())
 	}
-	if changed {
-		f.tellLocked()
-		f.saveSoon()
+	if !changed {
+		return nil
 	}
+	f.tellLocked()
+	f.saveSoon()
+	if !f.isSaving {
+		return nil
+	}
+	if f.saved == nil {
+		f.saved = make(chan struct{})
+	}
+	return f.saved
 }
 
 // saveSoon lets the addresses be kept.

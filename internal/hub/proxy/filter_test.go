@@ -79,7 +79,7 @@ func TestWatchesFollowWhatTheirFilterDependsOn(t *testing.T) {
 			build.Eventually(t, "the client goes on from the last event", func() bool {
 				w.mu.Lock()
 				defer w.mu.Unlock()
-				return w.version == at
+				return w.version == at && strings.HasPrefix(w.log[len(w.log)-1], "BOOKMARK")
 			})
 			r.put(slicesPath, "web-2", nil)
 			w.expect("when a slice is gone,", one("1,3"))
@@ -119,12 +119,6 @@ func TestAddressesAfterARestartOfTheNodeOffline(t *testing.T) {
 			want := one("2,9")
 			first.expect("offline", want)
 			initial.expect("offline", want)
-			// It restarts once more, and the pod gets the address that the kubelet reads: its patch has none.
-			r.get(identity.OfNode(), podPath)
-			r.request(t.Context(), identity.OfNode(), http.MethodPatch, podPath+"/status", []byte(`{"metadata":{"uid":"uid-web-a"},"status":{"message":"restarted"}}`))
-			first.expect("with the first address again", one("1,2"))
-			r.kubelet("10.0.0.9")
-			first.expect("with the new address again", want)
 			if got := r.listed(kubeProxy); !maps.Equal(got, want) {
 				t.Errorf("the list has %v", got)
 			}
@@ -144,6 +138,12 @@ func TestAddressesAfterARestartOfTheNodeOffline(t *testing.T) {
 			again.expect("going on after a restart of the hub,", want)
 			streamed := r.follow("sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
 			streamed.expect("beginning after a restart of the hub,", want)
+			// The node restarts once more, and the pod gets the address that the kubelet reads: its patch has none.
+			r.get(identity.OfNode(), podPath)
+			r.request(t.Context(), identity.OfNode(), http.MethodPatch, podPath+"/status", []byte(`{"metadata":{"uid":"uid-web-a"},"status":{"message":"restarted"}}`))
+			again.expect("with the first address again", one("1,2"))
+			r.kubelet("10.0.0.9")
+			again.expect("with the new address again", want)
 			// The cloud is back, and gets the address.
 			r.cloud.set(false, nil)
 			r.put(slicesPath, "web-1", sliceWith("web-1", "a=10.0.0.9", "b=10.0.0.2"))
