@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -255,14 +256,16 @@ func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole 
 
 // readAnswer reads an answer that is not passed on as it arrives.
 func readAnswer(response *http.Response) ([]byte, error) {
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
-	if err == nil && len(body) > maxAnswer {
+	read := &kept{}
+	_, err := io.Copy(read, io.LimitReader(response.Body, maxAnswer+1))
+	if err == nil && read.tooLarge {
 		err = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
 	}
-	return body, err
+	return read.body, err
 }
 
-// kept collects up to maxAnswer bytes.
+// kept collects up to maxAnswer bytes. Its memory doubles when it is full: with the smaller steps of
+// append and io.ReadAll, the copies of a long list take as long as all else that is done with it.
 type kept struct {
 	body     []byte
 	tooLarge bool
@@ -273,9 +276,13 @@ func (k *kept) Write(p []byte) (int, error) {
 	if len(k.body)+len(p) > maxAnswer {
 		k.body, k.tooLarge = nil, true
 	}
-	if !k.tooLarge {
-		k.body = append(k.body, p...)
+	if k.tooLarge {
+		return len(p), nil
 	}
+	if len(k.body)+len(p) > cap(k.body) {
+		k.body = slices.Grow(k.body, max(len(p), len(k.body)))
+	}
+	k.body = append(k.body, p...)
 	return len(p), nil
 }
 
