@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -130,7 +131,7 @@ func (s *stage) cutEdge(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.journal.add(note, "the pod %s answers on its node: %q", f.pod, f.answer)
+	s.journal.add(note, "the pod is %s; its node answers: %q", f.pod, f.answer)
 	s.journal.add(note, "cutting the link between node %s and the cloud", fieldNode)
 	return f.edge.cut(ctx, true)
 }
@@ -138,6 +139,9 @@ func (s *stage) cutEdge(ctx context.Context) (err error) {
 // playOffline starts the programs of the node again, and asks the pod each time.
 func (s *stage) playOffline(ctx context.Context) error {
 	f := s.field
+	if err := s.showStatus(ctx); err != nil {
+		return err
+	}
 	for _, programs := range restarts(f.edge.programs()) {
 		what := "cut off"
 		if len(programs) > 0 {
@@ -155,14 +159,19 @@ func (s *stage) playOffline(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s.journal.add(change, "%s, the pod answers: %q", what, got)
+		s.journal.add(change, "%s, the node answers: %q", what, got)
 		if got != f.answer {
-			f.problems = append(f.problems, fmt.Sprintf("%s, the pod answers %q, before it was %q", what, got, f.answer))
+			f.problems = append(f.problems, fmt.Sprintf("%s, the node answers %q, before it was %q", what, got, f.answer))
 		}
 	}
+	return s.showStatus(ctx) // a hub that was killed says the same
+}
+
+// showStatus shows what atoll-hub status prints, once it says that the cloud is away.
+func (s *stage) showStatus(ctx context.Context) error {
 	var status string
 	err := s.until(ctx, "the hub says that the cloud is away", func() (err error) {
-		if status, err = f.edge.status(ctx); err == nil && !strings.Contains(status, "cloud Offline") {
+		if status, err = s.field.edge.status(ctx); err == nil && !strings.Contains(status, "cloud Offline") {
 			err = errors.New("it says otherwise")
 		}
 		return err
@@ -187,33 +196,39 @@ func restarts(programs []string) [][]string {
 	return all
 }
 
-// shownRequests is the number of requests of the hub's status that are shown.
-const shownRequests = 6
+// shownRequests is the number of requests of the hub's status that are shown, besides those for pods.
+const shownRequests = 4
 
-// shortStatus shortens the hub's status: what it says of the cloud, and the requests that were used
-// last.
+var wideGap = regexp.MustCompile(` {2,}`)
+
+// shortStatus shortens the hub's status: what it says of the cloud, the requests that were used last,
+// and those for pods.
 func shortStatus(status string) string {
 	var out []string
-	requests := -1 // below the head of the table
+	requests, more := -1, 0 // below the head of the table
 	for line := range strings.Lines(status) {
 		if requests >= 0 {
 			requests++
+			line = wideGap.ReplaceAllString(line, "  ") // its columns are as wide as the name of a token
 		}
 		if strings.HasPrefix(line, "CALLER") {
 			requests = 0
+			line = wideGap.ReplaceAllString(line, "  ")
 		}
-		if requests <= shownRequests {
-			out = append(out, strings.TrimRight(line, "\n"))
+		if requests > shownRequests && !strings.Contains(line, "/api/v1/pods?") {
+			more++
+			continue
 		}
+		out = append(out, strings.TrimRight(line, "\n"))
 	}
-	if more := requests - shownRequests; more > 0 {
+	if more > 0 {
 		out = append(out, fmt.Sprintf("… and %d more", more))
 	}
 	return strings.Join(out, "\n")
 }
 
 func (s *stage) judgeOffline() (text string, failures []string) {
-	return fmt.Sprintf("the node is not ready for the cloud, and its pod answers as before, also after a restart of %s", strings.Join(s.field.edge.programs(), " and of ")), s.field.problems
+	return fmt.Sprintf("the node is not ready for the cloud, and the node answers as before, also after a restart of %s", strings.Join(s.field.edge.programs(), " and of ")), s.field.problems
 }
 
 // restoreEdge restores the link and reads the pod again, once the node is back.
@@ -237,7 +252,7 @@ func (s *stage) restoreEdge(ctx context.Context) error {
 	}
 	got, err := f.edge.ask(ctx, address)
 	if err != nil || got != f.answer {
-		f.problems = append(f.problems, fmt.Sprintf("the pod answers %q, error %v, before it was %q", got, err, f.answer))
+		f.problems = append(f.problems, fmt.Sprintf("the node answers %q, error %v, before it was %q", got, err, f.answer))
 	}
 	return nil
 }

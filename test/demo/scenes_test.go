@@ -70,10 +70,10 @@ func TestChosenScene(t *testing.T) {
 }
 
 func TestShortStatus(t *testing.T) {
-	head := "node field\ncloud Offline for 9s, last answer 14s ago\nbecause it does not answer\n\nCALLER  REQUEST\n"
-	rows := []string{"1", "2", "3", "4", "5", "6", "7", "8"}
+	const head, pods = "node field\ncloud Offline for 9s, last answer 14s ago\nbecause it does not answer\n\nCALLER  REQUEST\n", "node  /api/v1/pods?fieldSelector=x  1"
+	rows := []string{"node      1", "2", "3", "4", "5", pods, "7", "8"}
 	for name, test := range map[string]struct{ status, want string }{
-		"many requests": {head + strings.Join(rows, "\n") + "\n", head + "1\n2\n3\n4\n5\n6\n… and 2 more"},
+		"many requests": {head + strings.Join(rows, "\n") + "\n", head + "node  1\n2\n3\n4\n" + pods + "\n… and 3 more"},
 		"few requests":  {head + "1\n", head + "1"},
 		"none":          {"node field\n", "node field"},
 		"nothing":       {"", ""},

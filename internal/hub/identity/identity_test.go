@@ -125,8 +125,10 @@ func TestACertificateIsVerifiedOnce(t *testing.T) {
 		caller, err := r.Recognize(q)
 		return err == nil && caller.IsNode
 	}
-	if !is(cert) || !is(cert) || len(r.verified) != 1 {
-		t.Fatalf("the node is not recognized, and %d certificates are remembered", len(r.verified))
+	for range 2 {
+		if !is(cert) || len(r.verified) != 1 {
+			t.Fatalf("the node is not recognized, or %d certificates are remembered, want 1", len(r.verified))
+		}
 	}
 	if is(forger.client("system:node:a", "system:nodes", now.Add(time.Hour), x509.ExtKeyUsageClientAuth)) || len(r.verified) != 1 {
 		t.Error("what is remembered serves a certificate of another CA")

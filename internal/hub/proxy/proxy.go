@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -295,17 +296,20 @@ func passInto(w http.ResponseWriter, response *http.Response, answer *kept) {
 
 // readAnswer reads an answer that is not passed on as it arrives.
 func readAnswer(response *http.Response) ([]byte, error) {
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
-	if err == nil && len(body) > maxAnswer {
+	read := &kept{}
+	_, err := io.Copy(read, io.LimitReader(response.Body, maxAnswer+1))
+	if err == nil && read.tooLarge {
 		err = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
 	}
-	return body, err
+	return read.body, err
 }
 
 // room is memory for answers that wait to be stored: maxAnswer bytes in all.
 type room struct{ taken atomic.Int64 }
 
-// kept collects up to maxAnswer bytes, and no more than there is room for. nil is room enough.
+// kept collects up to maxAnswer bytes, and no more than there is room for. nil is room enough. Its memory
+// doubles when it is full: with the smaller steps of append and io.ReadAll, the copies of a long list take
+// as long as all else that is done with it.
 type kept struct {
 	of       *room
 	body     []byte
@@ -321,6 +325,9 @@ func (k *kept) Write(p []byte) (int, error) {
 		k.release()
 		k.tooLarge = true
 		return len(p), nil
+	}
+	if len(k.body)+len(p) > cap(k.body) {
+		k.body = slices.Grow(k.body, max(len(p), len(k.body)))
 	}
 	k.body = append(k.body, p...)
 	return len(p), nil
