@@ -279,7 +279,7 @@ var builtinGroups = []string{
 func isCustom(apiVersion string) bool {
 	group, _, _ := strings.Cut(apiVersion, "/")
 	name, isBelow := strings.CutSuffix(group, ".k8s.io")
-	return strings.Contains(group, ".") && !(isBelow && slices.Contains(builtinGroups, name))
+	return strings.Contains(group, ".") && (!isBelow || !slices.Contains(builtinGroups, name))
 }
 
 // errGap means that events of a collection are missing in the cache.
