@@ -45,7 +45,7 @@ func (r *offRig) testFullDisk() {
 		return err
 	})
 	shell("cat /dev/zero > " + cacheDir + "/filled 2>/dev/null; true")
-	if out := shell("echo more > " + cacheDir + "/more 2>&1; true"); !strings.Contains(out, "No space left") {
+	if out := shell("dd if=/dev/zero of=" + cacheDir + "/more bs=4096 count=1 2>&1; true"); !strings.Contains(out, "No space left") {
 		r.Fatalf("the disk is not full: %q", out)
 	}
 	// What the cloud wants happens.
