@@ -425,8 +425,9 @@ func TestScenario66KeptWrites(t *testing.T) {
 			if len(named.Name) != len("web.")+5 || named.UID != "" {
 				t.Errorf("the name is %q, and the UID %q", named.Name, named.UID)
 			}
-			lease := answered[*coordinationv1.Lease](e, e.do(http.MethodPut, leasePath, contentType, e.body(aLease(began, "7"), gvks["leases"])), http.StatusOK, gvks["leases"])
-			if lease.ResourceVersion != "7" || !lease.Spec.RenewTime.Equal(aLease(began, "").Spec.RenewTime) {
+			renewal := aLease(time.Now().Truncate(time.Millisecond), "7")
+			lease := answered[*coordinationv1.Lease](e, e.do(http.MethodPut, leasePath, contentType, e.body(renewal, gvks["leases"])), http.StatusOK, gvks["leases"])
+			if lease.ResourceVersion != "7" || !lease.Spec.RenewTime.Equal(renewal.Spec.RenewTime) {
 				t.Errorf("the Lease is %+v", lease)
 			}
 			if s := e.Journal.Summary(); s.Waiting != 5 {
