@@ -222,6 +222,25 @@ func TestTokensFile(t *testing.T) {
 	}
 }
 
+// TestTokensThatReplaceOthers are written, and those that were refused are not known after a restart.
+func TestTokensThatReplaceOthers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.json")
+	tokens, save := readTokens(path, logr.Discard())
+	tokens.Accepted("old", time.Now())
+	save()
+	tokens.Refused("old")
+	tokens.Accepted("new", time.Now())
+	save()
+	if again, _ := readTokens(path, logr.Discard()); !again.Knows("new") || again.Knows("old") {
+		t.Errorf("after a restart the new token is known: %t, the old one: %t", again.Knows("new"), again.Knows("old"))
+	}
+	tokens.Refused("new")
+	save()
+	if again, _ := readTokens(path, logr.Discard()); again.Knows("new") {
+		t.Error("after a restart the last token is known, which was refused")
+	}
+}
+
 // TestAFileThatCannotBeReadStays: it may be readable again.
 func TestAFileThatCannotBeReadStays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.json")

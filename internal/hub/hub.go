@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io/fs"
 	stdlog "log"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -114,6 +115,8 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		return fmt.Errorf("listening for clients: %w", err)
 	}
 	var handlers sync.WaitGroup
+	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
+	defer endRequests()
 	clients := &connections{}
 	p.Trust = clients.trust
 	server := &http.Server{
@@ -123,6 +126,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 			p.ServeHTTP(w, r)
 		}),
 		ReadHeaderTimeout: headerWithin, MaxHeaderBytes: maxHeader, IdleTimeout: idleFor,
+		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: clients.open, ConnState: clients.change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
@@ -163,6 +167,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	if server.Shutdown(within) != nil {
 		_ = server.Close() // watches
 	}
+	endRequests() // exec, attach and port-forward, which the server does not know any more
 	handlers.Wait()
 	_ = observing.Close()
 	background.Wait()
@@ -197,12 +202,12 @@ func readTokens(path string, log logr.Logger) (tokens *identity.Tokens, save fun
 		_, _ = rand.Read(f.Secret) // it never fails
 	}
 	tokens = identity.NewTokens(f.Secret, f.Known)
-	known := len(f.Known)
+	known := f.Known
 	var written time.Time
 	return tokens, func() {
 		now := tokens.Known()
-		isDue := len(now) != known || time.Since(written) > rewriteEvery
-		if !writes || len(now) == 0 || !isDue {
+		same := maps.EqualFunc(now, known, func(time.Time, time.Time) bool { return true }) // the same tokens
+		if !writes || same && (len(now) == 0 || time.Since(written) <= rewriteEvery) {
 			return
 		}
 		text, err := json.Marshal(tokensFile{f.Secret, now})
@@ -213,7 +218,7 @@ func readTokens(path string, log logr.Logger) (tokens *identity.Tokens, save fun
 			log.Error(err, "After a restart without the cloud, some tokens will not be known")
 			return
 		}
-		known, written = len(now), time.Now()
+		known, written = now, time.Now()
 	}
 }
 

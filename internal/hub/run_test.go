@@ -276,3 +276,44 @@ func TestClientsThatMisbehave(t *testing.T) {
 		t.Errorf("afterwards the answer is %d, %v", code, err)
 	}
 }
+
+// TestAnExecDoesNotKeepTheHubFromEnding: it breaks off, as it does when a node is started again.
+func TestAnExecDoesNotKeepTheHubFromEnding(t *testing.T) {
+	over := make(chan struct{})
+	cloud := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") == "" {
+			return
+		}
+		conn, stream, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(stream, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		_ = stream.Flush()
+		<-over
+	}))
+	cloud.StartTLS()
+	defer cloud.Close()
+	defer close(over)
+	r := runHub(t, t.TempDir(), cloud)
+	config := r.client.Transport.(*http.Transport).TLSClientConfig.Clone()
+	config.NextProtos, config.ServerName = nil, "127.0.0.1"
+	conn, err := tls.Dial("tcp", r.address, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET /api/v1/namespaces/default/pods/x/exec HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || response.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("%v, %v", response, err)
+	}
+	r.end()
+	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection is open")
+	}
+}

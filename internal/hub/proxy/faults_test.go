@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 // reader asks for what no gate looks into.
@@ -246,5 +249,37 @@ func TestManyLargeAnswersAtOnce(t *testing.T) {
 	}
 	if kept == 0 || kept > 3 {
 		t.Errorf("%d of the answers are kept", kept)
+	}
+}
+
+// ending is a cloud whose lists end with their request only, as those over a slow link do.
+type ending struct {
+	*scripted
+
+	lists atomic.Int64
+}
+
+// RoundTrip implements Cloud.
+func (e *ending) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
+	if r.URL.Query().Get("watch") == "" {
+		e.lists.Add(1)
+		<-r.Context().Done()
+		return nil, context.Cause(r.Context())
+	}
+	return e.scripted.RoundTrip(r, asNode)
+}
+
+// TestAHealEndsWithItsStream: nobody needs the collection any more.
+func TestAHealEndsWithItsStream(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.answers(10)
+	cloud := &ending{scripted: n.cloud}
+	n.Proxy.Cloud = cloud
+	o := n.open(podsOfNode + "&watch=1&resourceVersion=10")
+	build.Eventually(t, "the hub lists the collection", func() bool { return cloud.lists.Load() > 0 })
+	o.leave()
+	n.Wait()
+	if lists := cloud.lists.Load(); lists != 1 {
+		t.Errorf("it was listed %d times", lists)
 	}
 }

@@ -340,7 +340,7 @@ func isUpTo(version, other string) bool {
 // heal reads the collection of a stream anew, as its caller, because the cache cannot follow its
 // events. It tries until it succeeds or the stream ends, and begins from time to time only.
 func (p *Proxy) heal(c *call) {
-	if !p.queues.mayHeal(c.key) {
+	if c.Context().Err() != nil || !p.queues.mayHeal(c.key) {
 		return
 	}
 	list := &call{Request: c.Clone(c.Context()), caller: c.caller, what: c.what, key: c.key}
@@ -354,7 +354,7 @@ func (p *Proxy) heal(c *call) {
 	p.healing.Go(func() {
 		for pause := againAfter; p.Cloud.AwaitOnline(list.Context()) == nil; pause = min(2*pause, healEvery) {
 			err := p.readAnew(list)
-			if err == nil {
+			if err == nil || list.Context().Err() != nil {
 				return
 			}
 			p.Log.V(2).Info("A collection of which the cache has lost track is not read", "path", c.URL.Path, "error", err.Error())

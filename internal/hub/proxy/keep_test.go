@@ -28,6 +28,7 @@ type opened struct {
 
 	cloud io.WriteCloser
 	ended chan struct{}
+	hang  context.CancelFunc // the client goes
 }
 
 // open opens a watch, whose events the test writes.
@@ -47,7 +48,7 @@ func (n *node) open(target string) *opened {
 	}
 	n.cloud.mu.Unlock()
 	ctx, cancel := context.WithCancel(n.Context())
-	o := &opened{n, to, make(chan struct{})}
+	o := &opened{n, to, make(chan struct{}), cancel}
 	go func() {
 		defer close(o.ended)
 		n.ask(ctx, target)
@@ -67,6 +68,12 @@ func (o *opened) send(e event) {
 	if err != nil {
 		o.Fatal(err)
 	}
+}
+
+// leave lets the client end the watch.
+func (o *opened) leave() {
+	o.hang()
+	o.end()
 }
 
 // end lets the cloud end the watch.
@@ -257,7 +264,7 @@ func TestASilentWatchGoesOn(t *testing.T) {
 		t.Fatalf("%v, %v", response, err)
 	}
 	defer response.Body.Close()
-	o := &opened{n, to, nil}
+	o := &opened{n, to, nil, nil}
 	events := n.format.NewEventReader(response.Body, 1<<20)
 	var got []string
 	for i := range 3 {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
-	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -140,7 +139,7 @@ func (r *recent) get(object string) (contentType string, body []byte, found bool
 // leaseFromJournal answers with the node's Lease as the node wrote it last, if that is known. A kubelet
 // that starts reads its Lease only then, and would create one that is there.
 func (p *Proxy) leaseFromJournal(w http.ResponseWriter, c *call, reason error) bool {
-	if p.Journal == nil || !errors.Is(reason, uplink.ErrOffline) || c.Context().Err() != nil {
+	if p.Journal == nil || !isAway(reason) || c.Context().Err() != nil {
 		return false
 	}
 	lease := &call{Request: c.Clone(c.Context()), caller: c.caller, what: c.what}

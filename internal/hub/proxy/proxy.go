@@ -85,8 +85,10 @@ type Proxy struct {
 
 // Wait waits until all answers that were given are stored. No request may come any more.
 func (p *Proxy) Wait() {
-	p.healing.Wait()
-	p.queues.running.Wait()
+	for range 2 { // each may begin one of the others, once
+		p.healing.Wait()
+		p.queues.running.Wait()
+	}
 }
 
 // call is one request of a recognized caller.

@@ -26,6 +26,8 @@ const (
 	// replayAgain is the time between two attempts to send what could not be sent. It doubles up to
 	// maxReplayAgain.
 	replayAgain, maxReplayAgain = time.Second, 30 * time.Second
+	// maxBusy is the longest pause while the API server takes no requests: the Lease waits for it, too.
+	maxBusy = 5 * time.Second
 	// silentAfter is how long after the last sign of life of the kubelet it counts as silent. From then on
 	// the hub does nothing by which the node looks alive.
 	silentAfter = 40 * time.Second
@@ -86,18 +88,26 @@ func (p *Proxy) Replay(ctx context.Context) {
 	if p.Journal == nil {
 		return
 	}
+	later := map[string]retry{}
 	for pause := replayAgain; ; {
 		if p.Journal.Await(ctx) != nil || p.Cloud.AwaitOnline(ctx) != nil {
 			return
 		}
-		sent, failed := p.replayAll(ctx)
+		sent, busy := p.replayAll(ctx, later)
 		if sent > 0 {
 			p.Log.Info("Kept writes were sent to the cloud", "sent", sent, "waiting", p.Journal.Summary().Waiting)
 		}
 		wake, wait := p.replay.signal(), maxReplayAgain
-		if failed { // again in its own time, however much is written meanwhile
+		for object, r := range later {
+			if len(p.Journal.Of(object)) == 0 {
+				delete(later, object)
+				continue
+			}
+			wait = min(wait, max(0, time.Until(r.at)))
+		}
+		if busy { // again in its own time, however much is written meanwhile
 			wake, wait = nil, pause
-			pause = min(2*pause, maxReplayAgain)
+			pause = min(2*pause, maxBusy)
 		} else {
 			pause = replayAgain
 		}
@@ -111,6 +121,12 @@ func (p *Proxy) Replay(ctx context.Context) {
 		}
 		timer.Stop()
 	}
+}
+
+// retry is when a write of an object that could not be sent is sent again, and the pause before that.
+type retry struct {
+	at    time.Time
+	pause time.Duration
 }
 
 // errRefused is the error of a write that the API server refuses, and will always refuse.
@@ -138,13 +154,17 @@ func (p *Proxy) nextEntry(waits map[string]bool) (next journal.Entry, found bool
 }
 
 // replayAll sends what it can. An object whose entry cannot be sent at the moment keeps its later ones
-// too, and does not hold up those of others. What is added meanwhile is sent too.
-func (p *Proxy) replayAll(ctx context.Context) (sent int, failed bool) {
+// too, and does not hold up those of others: later has when it is tried again. What is added meanwhile is
+// sent too. busy means that nothing can be sent at the moment.
+func (p *Proxy) replayAll(ctx context.Context, later map[string]retry) (sent int, busy bool) {
 	waits := map[string]bool{}
+	for object, r := range later {
+		waits[object] = time.Now().Before(r.at)
+	}
 	for {
 		e, found := p.nextEntry(waits)
 		if !found {
-			return sent, failed
+			return sent, false
 		}
 		if e.Kind == journal.Status && p.replay.isSilent() {
 			// The node and its pods would look alive, at least until the control plane notices again.
@@ -155,6 +175,7 @@ func (p *Proxy) replayAll(ctx context.Context) (sent int, failed bool) {
 		switch {
 		case err == nil:
 			p.Journal.Done(e.Seq, journal.Replayed)
+			delete(later, e.Object)
 			sent++
 		case errors.Is(err, errRefused):
 			p.Log.Info("A kept write is dropped, because the API server refuses it", "object", e.Object, "written", e.At, "reason", err.Error())
@@ -164,7 +185,8 @@ func (p *Proxy) replayAll(ctx context.Context) (sent int, failed bool) {
 			p.Journal.Done(e.Seq, journal.Outdated)
 		default:
 			p.Log.V(2).Info("A kept write could not be sent", "object", e.Object, "error", err.Error())
-			waits[e.Object], failed = true, true
+			pause := min(max(replayAgain, 2*later[e.Object].pause), maxReplayAgain)
+			later[e.Object], waits[e.Object] = retry{time.Now().Add(pause), pause}, true
 			if ctx.Err() != nil || errors.Is(err, uplink.ErrOffline) || errors.Is(err, errBusy) {
 				return sent, true
 			}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -9,7 +10,9 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -336,5 +339,40 @@ func TestLeasesThatAreCreated(t *testing.T) {
 	// The version of the answer is not that of the cloud: the kubelet gets a conflict and reads it anew.
 	if w := e.do(http.MethodPut, leasePath, "application/json", e.body(lease, gvks["leases"])); w.Code != http.StatusConflict {
 		t.Errorf("the answer is %d %s", w.Code, w.Body)
+	}
+}
+
+// TestALeaseDoesNotWaitForAnEvent that the API server does not take: the node lives.
+func TestALeaseDoesNotWaitForAnEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEdge(t, wire.JSON)
+		e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent("refused", 1), gvks["events"]))
+		e.server.lock(func() { e.server.refuse, e.server.offline = map[string]int{"/refused": 500}, false })
+		ctx, cancel := context.WithCancel(e.Context())
+		var replay sync.WaitGroup
+		replay.Go(func() { e.Replay(ctx) })
+		defer replay.Wait()
+		defer cancel()
+		time.Sleep(65 * time.Second) // no time passes: see testing/synctest
+		e.server.lock(func() { e.server.offline = true })
+		if w := e.do(http.MethodPut, leasePath, "application/json", e.body(aLease(time.Now(), ""), gvks["leases"])); w.Header().Get(Kept) == "" {
+			t.Fatalf("the Lease is not kept: %d %s", w.Code, w.Body)
+		}
+		e.server.lock(func() { e.server.offline = false })
+		time.Sleep(5 * time.Second)
+		e.server.lock(func() {
+			if e.server.objects[leasePath] == nil {
+				t.Error("the Lease has not reached a cloud that is reachable")
+			}
+		})
+	})
+}
+
+// TestWritesWithoutACertificateAreKept, as reads are answered.
+func TestWritesWithoutACertificateAreKept(t *testing.T) {
+	e := newEdge(t, wire.JSON)
+	e.Proxy.Cloud = unproven{e.server}
+	if w := e.do(http.MethodPut, leasePath, "application/json", e.body(aLease(time.Now(), ""), gvks["leases"])); w.Header().Get(Kept) == "" {
+		t.Errorf("the Lease is not kept: %d %s", w.Code, w.Body)
 	}
 }

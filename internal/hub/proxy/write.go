@@ -20,7 +20,6 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
-	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -128,7 +127,7 @@ func (p *Proxy) write(w http.ResponseWriter, c *call, o *ownWrite) {
 	}
 	response, err := p.send(c, c.Request)
 	switch {
-	case errors.Is(err, uplink.ErrOffline) && c.Context().Err() == nil:
+	case isAway(err) && c.Context().Err() == nil:
 		p.keepWrite(w, c, o, body, err)
 		return
 	case err != nil:

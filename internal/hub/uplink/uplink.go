@@ -220,17 +220,17 @@ func (u *Uplink) Evidence() (Evidence, error) {
 // headers say. It fails with ErrOffline at once while the cloud is offline, and when that begins
 // before there is an answer.
 func (u *Uplink) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
+	u.mu.Lock()
+	reachable := u.reachable
+	u.mu.Unlock()
+	if reachable.Err() != nil { // also if there is no certificate
+		return nil, ErrOffline
+	}
 	with, err := u.transports(asNode)
 	if err != nil {
 		return nil, err
 	}
 	transport := with.of(r)
-	u.mu.Lock()
-	reachable := u.reachable
-	u.mu.Unlock()
-	if reachable.Err() != nil {
-		return nil, ErrOffline
-	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	stop := context.AfterFunc(reachable, func() { cancel(ErrOffline) })
 	slow := time.AfterFunc(u.answerWithin, u.askNext) // it may be slow by itself, or the cloud is away
@@ -353,6 +353,9 @@ func (u *Uplink) observe(server int, err error) {
 // not all that wait ask at once. It returns the cause of ctx if that is done first.
 func (u *Uplink) AwaitOnline(ctx context.Context) error {
 	for waited := false; ; waited = true {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		u.mu.Lock()
 		state, changed := u.evidence.State, u.changed
 		u.mu.Unlock()

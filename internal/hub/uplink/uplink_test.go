@@ -348,3 +348,22 @@ func TestAnErrorOfTheServerIsItsAnswer(t *testing.T) {
 		t.Errorf("the state is %s", e.State)
 	}
 }
+
+// TestOfflineWithAnExpiredCertificate: the cloud is away, whatever becomes of the certificate meanwhile.
+func TestOfflineWithAnExpiredCertificate(t *testing.T) {
+	c := newCloud(t)
+	var expired atomic.Bool
+	u := newUplinkAs(t, func() (*tls.Certificate, error) {
+		if expired.Load() {
+			return nil, errors.New("it has expired")
+		}
+		return &tls.Certificate{}, nil
+	}, c)
+	await(t, u, Online)
+	c.hangs.Store(true)
+	await(t, u, Offline)
+	expired.Store(true)
+	if _, err := ask(t, u, "/"); !errors.Is(err, ErrOffline) {
+		t.Errorf("the error is %v", err)
+	}
+}
