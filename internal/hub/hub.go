@@ -105,7 +105,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	p := &proxy.Proxy{
 		Filter: services, Pods: services,
 		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
-		Recognizer: &identity.Recognizer{NodeName: c.NodeName, ClientRoots: followed.clientRoots, Now: time.Now, Online: func() bool {
+		Recognizer: &identity.Recognizer{NodeName: c.NodeName, Tokens: tokens, ClientRoots: followed.clientRoots, Now: time.Now, Online: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online
 		}},
@@ -171,6 +171,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	handlers.Wait()
 	_ = observing.Close()
 	background.Wait()
+	services.Flush()
 	p.Wait()
 	save()
 	return err

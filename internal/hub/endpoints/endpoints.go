@@ -126,19 +126,37 @@ func (f *Filter) keepSaving(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
+			f.mu.Lock()
+			f.isSaving = false
+			f.mu.Unlock()
+			f.Flush()
 			return
 		case <-f.unsaved:
+			f.saveNow()
 		}
-		f.mu.Lock()
-		text, saved := f.pods.encode(), f.saved
-		f.saved = nil
-		f.mu.Unlock()
-		if err := f.save(text); err != nil {
-			f.log.Error(err, "After a restart of the hub without the cloud, the addresses of the node's pods may be wrong in EndpointSlices")
-		}
-		if saved != nil {
-			close(saved)
-		}
+	}
+}
+
+// Flush keeps the addresses of pods if they have changed. Call it once Run has ended and nothing is
+// written any more.
+func (f *Filter) Flush() {
+	select {
+	case <-f.unsaved:
+		f.saveNow()
+	default:
+	}
+}
+
+func (f *Filter) saveNow() {
+	f.mu.Lock()
+	text, saved := f.pods.encode(), f.saved
+	f.saved = nil
+	f.mu.Unlock()
+	if err := f.save(text); err != nil {
+		f.log.Error(err, "After a restart of the hub without the cloud, the addresses of the node's pods may be wrong in EndpointSlices")
+	}
+	if saved != nil {
+		close(saved)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
@@ -155,4 +157,21 @@ func TestAnswersDoNotWaitForWhatIsKnown(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestAddressesAreKeptAtTheEnd, also those that a kubelet writes while the hub ends.
+func TestAddressesAreKeptAtTheEnd(t *testing.T) {
+	var kept string
+	f := New(Options{NodeName: "a", Clients: []string{proxyUser}, Log: logr.Discard(), Save: func(text []byte) error {
+		kept = string(text)
+		return nil
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	f.Run(ctx, func(ctx context.Context, _ filter.Collection, _ filter.Receiver) { <-ctx.Done() })
+	f.Written(http.MethodPatch, "application/strategic-merge-patch+json", []byte(`{"metadata":{"uid":"late"},"status":{"podIP":"10.0.0.9"}}`)) // it does not wait
+	f.Flush()
+	if !strings.Contains(kept, "late") {
+		t.Errorf("kept is %q", kept)
+	}
 }

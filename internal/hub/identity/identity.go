@@ -57,6 +57,8 @@ var ErrNobody = errors.New("who asks? Send a bearer token, or the client certifi
 type Recognizer struct {
 	// NodeName is the name of the node.
 	NodeName string
+	// Tokens has the secret with which tokens are hashed.
+	Tokens *Tokens
 	// ClientRoots returns the CAs of client certificates.
 	ClientRoots func() *x509.CertPool
 	// Online reports whether the cloud is reachable. While it is not, a certificate of the node that has
@@ -90,7 +92,7 @@ func (r *Recognizer) Recognize(q *http.Request) (Caller, error) {
 		if len(headers) > 1 || !strings.EqualFold(kind, "Bearer") || !isToken(token) {
 			return Caller{}, fmt.Errorf("the header Authorization is not one bearer token: %w", ErrNobody)
 		}
-		return Caller{Name: nameOf(token), Token: token}, nil
+		return Caller{Name: r.nameOf(token), Token: token}, nil
 	}
 	if q.TLS == nil || len(q.TLS.PeerCertificates) == 0 {
 		return Caller{}, ErrNobody
@@ -185,8 +187,9 @@ func (r *Recognizer) remember(by *x509.CertPool, key [sha256.Size]byte, chain []
 	r.verified[key] = v
 }
 
-// nameOf returns the identity that a token claims: the subject of a JWT, else the token's hash.
-func nameOf(token string) string {
+// nameOf returns the identity that a token claims: the subject of a JWT, else a hash of the token. That
+// is made with the secret of the tokens, because it is on disk and in the status.
+func (r *Recognizer) nameOf(token string) string {
 	if parts := strings.Split(token, "."); len(parts) == 3 {
 		var claims struct {
 			Issuer  string `json:"iss"`
@@ -197,8 +200,7 @@ func nameOf(token string) string {
 			return "subject:" + claims.Issuer + "#" + claims.Subject
 		}
 	}
-	sum := sha256.Sum256([]byte(token))
-	return "token:" + hex.EncodeToString(sum[:])
+	return "token:" + r.Tokens.hash(token)
 }
 
 // maxTokens bounds the tokens that are remembered.

@@ -92,7 +92,7 @@ func TestOnlyTheNodeIsTheNode(t *testing.T) {
 		"one of another CA that has expired": {other.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := Recognizer{NodeName: "a", ClientRoots: func() *x509.CertPool { return roots }, Online: func() bool { return !tc.offline }, Now: func() time.Time { return now }}
+			r := Recognizer{NodeName: "a", Tokens: NewTokens([]byte("secret"), nil), ClientRoots: func() *x509.CertPool { return roots }, Online: func() bool { return !tc.offline }, Now: func() time.Time { return now }}
 			q := httptest.NewRequest("GET", "/", nil)
 			q.TLS = &tls.ConnectionState{}
 			if tc.cert != nil {
@@ -118,7 +118,7 @@ func TestACertificateIsVerifiedOnce(t *testing.T) {
 	roots.AddCert(ca.cert)
 	cert := ca.client("system:node:a", "system:nodes", now.Add(time.Hour), x509.ExtKeyUsageClientAuth)
 	at, online := now, true
-	r := Recognizer{NodeName: "a", ClientRoots: func() *x509.CertPool { return roots }, Online: func() bool { return online }, Now: func() time.Time { return at }}
+	r := Recognizer{NodeName: "a", Tokens: NewTokens([]byte("secret"), nil), ClientRoots: func() *x509.CertPool { return roots }, Online: func() bool { return online }, Now: func() time.Time { return at }}
 	is := func(chain ...*x509.Certificate) bool {
 		q := httptest.NewRequest("GET", "/", nil)
 		q.TLS = &tls.ConnectionState{PeerCertificates: chain}
@@ -181,7 +181,7 @@ func TestTokens(t *testing.T) {
 	jwt := func(payload string) string {
 		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".signature"
 	}
-	r := Recognizer{}
+	r := Recognizer{Tokens: NewTokens([]byte("secret"), nil)}
 	name := func(header string) string {
 		q := httptest.NewRequest("GET", "/", nil)
 		q.Header.Set("Authorization", header)
@@ -214,6 +214,10 @@ func TestTokens(t *testing.T) {
 		if got := name("Bearer " + token); len(got) != len("token:")+64 || got == name("Bearer "+token+"x") {
 			t.Errorf("%s is %q", token, got)
 		}
+	}
+	was := name("Bearer opaque")
+	if r.Tokens = NewTokens([]byte("another"), nil); name("Bearer opaque") == was {
+		t.Error("the hash of a token has no secret")
 	}
 }
 

@@ -229,7 +229,7 @@ func (m *Manager) request(ctx context.Context) error {
 	m.mu.Unlock()
 	if isOld || isExpired(pair.Leaf, m.o.Now()) {
 		m.forgetPending()
-		return fmt.Errorf("reading the certificate of CertificateSigningRequest %q: it is not a new one", csr.Name)
+		return fmt.Errorf("reading the certificate of CertificateSigningRequest %q: it is not a new one: %w", csr.Name, errRefused)
 	}
 	m.mu.Lock()
 	m.current, m.unsaved = pair, append(append([]byte{}, issued...), keyText...)

@@ -119,9 +119,10 @@ func newNode(t *testing.T, format wire.Format) *node {
 	if n.info, found = runtime.SerializerInfoForMediaType(n.codecs.SupportedMediaTypes(), format.ContentType()); !found {
 		t.Fatalf("there is no serializer of %s", format)
 	}
+	tokens := identity.NewTokens([]byte("secret"), nil)
 	n.Proxy = &Proxy{
-		Cloud: n.cloud, Cache: store, Tokens: identity.NewTokens([]byte("secret"), nil), Log: logr.Discard(),
-		Recognizer: &identity.Recognizer{NodeName: "a", ClientRoots: x509.NewCertPool, Now: time.Now, Online: func() bool { return true }},
+		Cloud: n.cloud, Cache: store, Tokens: tokens, Log: logr.Discard(),
+		Recognizer: &identity.Recognizer{NodeName: "a", Tokens: tokens, ClientRoots: x509.NewCertPool, Now: time.Now, Online: func() bool { return true }},
 	}
 	t.Cleanup(func() {
 		n.Wait()
