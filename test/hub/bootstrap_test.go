@@ -1,15 +1,9 @@
 package hub
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -118,26 +112,7 @@ func (r *rig) writeBootstrap(node, token string) {
 	if err != nil {
 		r.Fatal(err)
 	}
-	for name, content := range map[string][]byte{
-		"ca.crt": r.nodeConfig(node).CAData, "bootstrap.conf": text,
-		"hub.yaml": fmt.Appendf(nil, `apiVersion: hub.atoll.dev/v1alpha1
-kind: HubConfiguration
-nodeName: %s
-listen: %s
-observe: %s
-directory: %s/state
-clientCAFile: %[4]s/ca.crt
-cloud:
-  servers: ["https://%[5]s"]
-  caFile: %[4]s/ca.crt
-  bootstrapKubeconfig: %[4]s/bootstrap.conf
-  returnWithin: 1s
-`, node, r.address, r.observe, r.dir, r.link.Address()),
-	} {
-		if err := os.WriteFile(filepath.Join(r.dir, name), content, 0o600); err != nil {
-			r.Fatal(err)
-		}
-	}
+	r.configure(node, "bootstrapKubeconfig", "bootstrap.conf", r.nodeConfig(node).CAData, text)
 }
 
 func (r *rig) readStatus() *hub.Status {
@@ -163,25 +138,10 @@ func (r *rig) isAnswered(when string, q question) {
 // oldCertificate returns a certificate of a node, and its key, that is to be renewed.
 func (r *rig) oldCertificate(node string) []byte {
 	r.Helper()
-	ca, err := tls.LoadX509KeyPair(filepath.Join(r.Dir(), "pki", "ca.crt"), filepath.Join(r.Dir(), "pki", "ca.key"))
+	pair := r.certificate(node, time.Now().Add(-20*time.Hour), time.Now().Add(time.Hour))
+	key, err := keyutil.MarshalPrivateKeyToPEM(pair.PrivateKey)
 	if err != nil {
 		r.Fatal(err)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		r.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
-		NotBefore: time.Now().Add(-20 * time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca.Leaf, key.Public(), ca.PrivateKey)
-	if err != nil {
-		r.Fatal(err)
-	}
-	text, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		r.Fatal(err)
-	}
-	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), text...)
+	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}), key...)
 }

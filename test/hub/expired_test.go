@@ -19,7 +19,7 @@ import (
 func (r *rig) testExpired() {
 	const lifetime = 20 * time.Second
 	expires := time.Now().Add(lifetime)
-	r.clients("node of before", "", r.certificate(expires))
+	r.clients("node of before", "", r.certificate(r.node, time.Now().Add(-time.Minute), expires))
 	q := question{"node of before", "/api/v1/nodes/" + r.node, "application/json"}
 	online := r.ask(r.over, q)
 	if online.code != http.StatusOK || online.asOf != "" {
@@ -44,8 +44,8 @@ func (r *rig) testExpired() {
 	})
 }
 
-// certificate returns a client certificate of the node that is valid until a time.
-func (r *rig) certificate(until time.Time) tls.Certificate {
+// certificate returns a client certificate of a node, as the cluster signs them.
+func (r *rig) certificate(node string, from, until time.Time) tls.Certificate {
 	r.Helper()
 	ca, err := tls.LoadX509KeyPair(filepath.Join(r.Dir(), "pki", "ca.crt"), filepath.Join(r.Dir(), "pki", "ca.key"))
 	if err != nil {
@@ -56,8 +56,8 @@ func (r *rig) certificate(until time.Time) tls.Certificate {
 		r.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "system:node:" + r.node, Organization: []string{"system:nodes"}},
-		NotBefore: time.Now().Add(-time.Minute), NotAfter: until, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
+		NotBefore: from, NotAfter: until, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	raw, err := x509.CreateCertificate(rand.Reader, template, ca.Leaf, key.Public(), ca.PrivateKey)
 	if err != nil {

@@ -95,8 +95,24 @@ func newRig(t *testing.T, c *devcluster.Cluster, node string) *rig {
 		t.Fatalf("%v: %s", err, out)
 	}
 	certificate := r.nodeConfig(node)
+	r.configure(node, "certificateFile", "node.pem", certificate.CAData, append(append([]byte{}, certificate.CertData...), certificate.KeyData...))
+	r.startHub()
+	t.Cleanup(r.killHub)
+	pair, err := tls.X509KeyPair(certificate.CertData, certificate.KeyData)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.clients("node", "", pair)
+	r.clients("nobody", "")
+	return r
+}
+
+// configure writes the configuration of a hub, the CA, and the file by which the hub proves to be the
+// node: field is the field of the configuration that names it.
+func (r *rig) configure(node, field, file string, ca, content []byte) {
+	r.Helper()
 	for name, content := range map[string][]byte{
-		"ca.crt": certificate.CAData, "node.pem": append(append([]byte{}, certificate.CertData...), certificate.KeyData...),
+		"ca.crt": ca, file: content,
 		"hub.yaml": fmt.Appendf(nil, `apiVersion: hub.atoll.dev/v1alpha1
 kind: HubConfiguration
 nodeName: %s
@@ -107,23 +123,14 @@ clientCAFile: %[4]s/ca.crt
 cloud:
   servers: ["https://%[5]s"]
   caFile: %[4]s/ca.crt
-  certificateFile: %[4]s/node.pem
+  %[6]s: %[4]s/%[7]s
   returnWithin: 1s
-`, node, r.address, r.observe, r.dir, r.link.Address()),
+`, node, r.address, r.observe, r.dir, r.link.Address(), field, file),
 	} {
 		if err := os.WriteFile(filepath.Join(r.dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
+			r.Fatal(err)
 		}
 	}
-	r.startHub()
-	t.Cleanup(r.killHub)
-	pair, err := tls.X509KeyPair(certificate.CertData, certificate.KeyData)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.clients("node", "", pair)
-	r.clients("nobody", "")
-	return r
 }
 
 // nodeConfig is that of a node's kubelet.
